@@ -1,0 +1,47 @@
+# Every target makes its own virtual environment first; Python 3.11 or newer and make are all it takes.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# One shell variable for all installs, so that a slow registry is waited for and pip asks no questions.
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
+
+.PHONY: demo test check lint format bench clean help
+
+help:  ## show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+demo: $(VENV)/.installed  ## install stepgrade and score the bundled runs
+	@BIN=$(BIN) sh examples/demo.sh
+
+test: $(VENV)/.installed-dev  ## run every test
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev  ## style, types, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+check: lint test  ## what CI runs
+
+format: $(VENV)/.installed-dev  ## rewrite the code in house style
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.installed-dev  ## start-up times as ratios to `python -c pass`
+	$(BIN)/python benchmarks/startup.py
+
+clean:  ## remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit("stepgrade needs Python 3.11 or newer; set PYTHON=/path/to/it" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	$(PIP) install --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
+	$(PIP) install --editable '.[dev]'
+	@touch $@ $(VENV)/.installed

@@ -1,0 +1,68 @@
+"""Numbers to text, with their unit; the only place that rounds for people."""
+
+from __future__ import annotations
+
+import math
+
+NS_PER_MS = 1_000_000
+BYTES_PER_GB = 1e9
+MISSING = "\N{EN DASH}"
+
+_BYTE_STEPS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def show_ms(ms: float | None) -> str:
+    """Return a duration given in milliseconds, in the unit that reads best."""
+    if ms is None or not math.isfinite(ms):
+        return MISSING
+    size = abs(ms)
+    if size >= 60_000:
+        return f"{ms / 60_000:,.1f} min"
+    if size >= 10_000:
+        return f"{ms / 1000:,.1f} s"
+    if size >= 100:
+        return f"{ms:,.0f} ms"
+    if size >= 1 or size == 0:
+        return f"{ms:.1f} ms"
+    return f"{ms * 1000:.1f} µs"
+
+
+def show_share(share: float | None, digits: int = 1) -> str:
+    """Return a share (0 to 1) as a percentage."""
+    if share is None or not math.isfinite(share):
+        return MISSING
+    return f"{share * 100:.{digits}f} %"
+
+
+def show_delta(share: float, digits: int = 1) -> str:
+    """Return a change (0.1 is ten percent more) with its sign."""
+    return f"{share * 100:+.{digits}f} %"
+
+
+def show_rate(tok_s: float | None) -> str:
+    """Return a throughput in tokens per second."""
+    if tok_s is None or not math.isfinite(tok_s):
+        return MISSING
+    return f"{tok_s:,.0f} tok/s" if abs(tok_s) >= 100 else f"{tok_s:.1f} tok/s"
+
+
+def show_ratio(ratio: float | None) -> str:
+    """Return a ratio of two like quantities."""
+    if ratio is None or not math.isfinite(ratio):
+        return MISSING
+    return f"{ratio:.2f}x"
+
+
+def show_bytes(count: float) -> str:
+    """Return a number of bytes in binary units."""
+    for size, unit in _BYTE_STEPS:
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def show_count(count: float | None) -> str:
+    """Return a count with thousands separators."""
+    if count is None or not math.isfinite(count):
+        return MISSING
+    return f"{count:,.0f}" if count == int(count) else f"{count:,.1f}"
