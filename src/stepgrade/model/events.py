@@ -1,0 +1,143 @@
+"""The timeline of one rank in columns: what the host called, what the device did.
+
+Things counted in millions are numpy columns, one row an event. Times are integers of nanoseconds
+from the trace's first event. Text is kept once, in `Trace.strings`; columns hold its index.
+An integer column cannot hold None: `NONE` (-1) stands for "the trace does not say".
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TypeAlias
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+NONE = -1
+
+Ids: TypeAlias = NDArray[np.int32]
+Longs: TypeAlias = NDArray[np.int64]
+Kinds: TypeAlias = NDArray[np.int8]
+
+
+class DeviceEvent(IntEnum):
+    """What the device did in one event."""
+
+    KERNEL = 0
+    COPY_H2D = 1
+    COPY_D2H = 2
+    COPY_D2D = 3
+    COPY_OTHER = 4
+    MEMSET = 5
+
+
+class RangeKind(IntEnum):
+    """Where a named range on a host thread comes from."""
+
+    ANNOTATION = 0  # record_function, ProfilerStep#, nccl:...
+    MODULE = 1  # python frame `nn.Module: Name_0`
+
+
+class HostOps(Struct, frozen=True, eq=False, kw_only=True):
+    """Framework operations on host threads (`cpu_op`)."""
+
+    name: Ids
+    start_ns: Longs
+    dur_ns: Longs
+    thread: Ids
+    external_id: Longs
+    sequence: Longs
+    forward_thread: Longs  # as the profiler numbers it in "Fwd thread id"
+    inputs: Ids  # index into Trace.inputs
+
+
+class HostCalls(Struct, frozen=True, eq=False, kw_only=True):
+    """Calls of the device runtime or driver: launches, copies, synchronisation."""
+
+    name: Ids
+    start_ns: Longs
+    dur_ns: Longs
+    thread: Ids
+    correlation: Longs
+    external_id: Longs
+
+
+class DeviceWork(Struct, frozen=True, eq=False, kw_only=True):
+    """Kernels, copies and memsets on the device."""
+
+    name: Ids
+    kind: Kinds  # DeviceEvent
+    start_ns: Longs
+    dur_ns: Longs
+    device: Ids
+    stream: Longs
+    correlation: Longs
+    external_id: Longs
+    bytes: Longs
+    collective: Ids  # index into Trace.collectives
+
+
+class HostRanges(Struct, frozen=True, eq=False, kw_only=True):
+    """Named ranges on host threads: annotations and module frames."""
+
+    name: Ids
+    kind: Kinds  # RangeKind
+    start_ns: Longs
+    dur_ns: Longs
+    thread: Ids
+    external_id: Longs
+    python_id: Longs  # "Python id" of a module frame
+    python_parent: Longs
+
+
+class Inputs(Struct, frozen=True, kw_only=True):
+    """The recorded inputs of an operation, as raw JSON texts (kept once, decoded when asked for)."""
+
+    dims: bytes
+    types: bytes = b"[]"
+    concrete: bytes = b"[]"
+
+
+class Collective(Struct, frozen=True, kw_only=True):
+    """What a communication kernel says of itself."""
+
+    name: str | None = None
+    in_elements: int | None = None
+    out_elements: int | None = None
+    dtype: str | None = None
+    group_size: int | None = None
+    group: str | None = None
+    group_ranks: str | None = None
+
+
+class TraceDevice(Struct, frozen=True, kw_only=True):
+    """One device as the trace describes it."""
+
+    index: int
+    name: str | None = None
+    memory_bytes: int | None = None
+    sm_count: int | None = None
+    capability: str | None = None
+
+
+class Trace(Struct, frozen=True, eq=False, kw_only=True):
+    """Everything one rank's trace tells, ready to be analysed."""
+
+    file: str
+    rank: int | None
+    world_size: int | None
+    backend: str | None
+    base_ns: int | None  # epoch nanoseconds of the time that `start_ns` counts from
+    devices: tuple[TraceDevice, ...]
+    versions: dict[str, str]
+    strings: tuple[str, ...]
+    inputs: tuple[Inputs, ...]
+    collectives: tuple[Collective, ...]
+    ops: HostOps
+    calls: HostCalls
+    work: DeviceWork
+    ranges: HostRanges
+    recorded: frozenset[str]  # profiler settings that were on: shapes, stacks, memory, modules
+    era: str
+    lost: tuple[str, ...] = ()  # what the reader had to leave out, in words
