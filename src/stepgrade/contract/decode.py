@@ -12,7 +12,7 @@ from stepgrade.errors import BadJson
 T = TypeVar("T")
 
 # Strings are matched first so that a "-0" inside one is left alone; so is an exponent's.
-_STRING_OR_MINUS_ZERO = re.compile(rb'"(?:[^"\\]|\\.)*"|(?<![eE])-0(?![.\deE])', re.DOTALL)
+_STRING_OR_MINUS_ZERO = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|(?<![eE])-0(?![.\deE])', re.DOTALL)
 _UNNAMED_KEY = "[...]"
 
 
@@ -28,7 +28,13 @@ def decode_json(text: str | bytes, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         raise _refusal(raw, kind, str(error)) from error
     except msgspec.DecodeError as error:
-        raise BadJson(str(error), where="$") from error
+        raise BadJson(_reason(error), where="$") from error
+
+
+def _reason(error: msgspec.DecodeError) -> str:
+    if "truncated" in str(error):
+        return "the JSON ends too early"
+    return str(error).replace("JSON is malformed", "not valid JSON")
 
 
 def _as_bytes(text: str | bytes) -> bytes:
