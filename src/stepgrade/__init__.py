@@ -6,10 +6,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from stepgrade._version import __version__
 
+TYPE_CHECKING = False  # as type checkers read it; importing typing would double the time of --version
 if TYPE_CHECKING:
     from stepgrade.api import (
         ParityReport,

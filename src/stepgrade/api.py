@@ -20,6 +20,8 @@ from stepgrade.contract import (
     TrainingScorecard,
     compute_parity_comparison,
     compute_training_scorecard,
+    format_parity_markdown,
+    format_training_scorecard_markdown,
 )
 from stepgrade.errors import BadOption, StepgradeError
 from stepgrade.hardware import MemoryFigures, find_device
@@ -134,6 +136,15 @@ def render(
 ) -> str:
     """Return a result as text: `terminal`, `markdown` or `json`."""
     return report.render(result, to, Page(width=width, color=color))
+
+
+def render_v1(result: TrainingScorecard | ParityComparison, *, to: str = "markdown") -> str:
+    """Return a result of contract v1 as the reference writes it: JSON, else its Markdown."""
+    if to == "json":
+        return result.to_json() + "\n"
+    if isinstance(result, TrainingScorecard):
+        return format_training_scorecard_markdown(result)
+    return format_parity_markdown(result)
 
 
 def memory_figures(

@@ -17,7 +17,7 @@ _GENERAL = {
     Bottleneck.INPUT: "Load batches ahead of the step: more loader workers, prefetching, cheaper decoding.",
     Bottleneck.COMMUNICATION: "Overlap communication with the backward pass, or send less of it.",
     Bottleneck.HOST: "Take host work out of the step: allocations, synchronisation, logging.",
-    Bottleneck.UNKNOWN: "Record a torch.profiler trace with shapes to learn what limits the kernels.",
+    Bottleneck.UNKNOWN: "Record time per operation, with shapes: that tells what limits the kernels.",
 }
 _FAST_BACKWARD = "Check that no layer's backward is skipped: NaN gradients, frozen parts."
 

@@ -94,7 +94,7 @@ def _why_ungraded(
     if share is not None and share > 1.0 and throughput and ceiling:
         reasons.append(
             f"{show_rate(throughput.tok_s)} is {show_share(share, 0)} of the ceiling of "
-            f"{show_rate(ceiling.tok_s)}, and nothing runs faster than its hardware: the bytes per token, the "
+            f"{show_rate(ceiling.tok_s)}; nothing runs faster than its hardware: the bytes per token, the "
             "device or the token count is wrong (contract v1 would call it 100 %, grade A)"
         )
     return tuple(reasons)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from enum import StrEnum
 
 from msgspec import Struct
@@ -58,7 +57,7 @@ def kind_of(name: str) -> PhaseKind:
     folded = name.casefold()
     if "h2d" in folded or "d2h" in folded:  # as contract v1: anywhere in the name
         return PhaseKind.TRANSFER
-    words = set(re.split(r"[^a-z0-9]+", folded))
+    words = set("".join(c if c.isalnum() else " " for c in folded).split())
     return next((kind for kind, known in _WORDS.items() if words & known), PhaseKind.OTHER)
 
 

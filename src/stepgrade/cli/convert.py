@@ -1,26 +1,29 @@
-"""Any profile as step profile JSON."""
+"""Write SOURCE as step_profiler_v2 JSON, which contract v1 and other tools of its family read.
+
+stepgrade convert train.log -o profile.json
+stepgrade convert profile.json | stepgrade score - --contract v1 --throughput 194 --device gb10
+"""
 
 from __future__ import annotations
 
-import click
+from argparse import Namespace
 
 from stepgrade import api
-from stepgrade.cli import output as out
-from stepgrade.cli.options import input_options
+from stepgrade.cli import output
+from stepgrade.cli.parser import Parser, add_input_options, add_output_file
+from stepgrade.errors import EXIT_OK
 
 
-@click.command(name="convert")
-@click.argument("source")
-@click.option(
-    "--format", "to", type=click.Choice(["json"]), default="json", help="Output format: step profile JSON."
-)
-@click.option("-o", "--output", metavar="FILE", help="Write to this file, whole or not at all.")
-@input_options
-def command(source: str, *, to: str, output: str | None, input_format: str | None, max_bytes: int) -> None:  # noqa: ARG001
-    r"""Write SOURCE as step_profiler_v2 JSON, which contract v1 and other tools of its family read.
+def add_options(parser: Parser) -> None:
+    """Declare the command line."""
+    parser.add_argument("source", metavar="SOURCE")
+    parser.add_argument("--format", choices=("json",), default="json", help="step profile JSON, the only one")
+    add_output_file(parser)
+    add_input_options(parser)
 
-    \b
-      stepgrade convert train.log -o profile.json
-      stepgrade convert profile.json | stepgrade score - --contract v1 --throughput 194 --device gb10
-    """
-    out.write(api.convert(api.load(source, input_format=input_format, max_bytes=max_bytes)), output)
+
+def run(args: Namespace) -> int:
+    """Write the step profile."""
+    profile = api.load(args.source, input_format=args.input_format, max_bytes=args.max_bytes)
+    output.write(api.convert(profile), args.output)
+    return EXIT_OK

@@ -1,4 +1,8 @@
-"""The group of commands, and the one place where errors turn into a line and an exit code."""
+"""Grade a training run from its profile.
+
+How fast is it against what the hardware allows, what holds it back, what to do next, did it get
+slower, and how does it compare with another runtime.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,8 @@ import os
 import sys
 from importlib import import_module
 
-import click
-
 from stepgrade._version import __version__
+from stepgrade.cli.parser import Parser
 from stepgrade.errors import EXIT_BAD_INPUT, EXIT_BUG, EXIT_OK, StepgradeError
 
 _INTERRUPTED = 130
@@ -21,68 +24,68 @@ COMMANDS = {
     "inspect": "what is in a file, and is it fit to be graded",
 }
 
+_EPILOG = """\
+commands:
+{commands}
 
-class _Commands(click.Group):
-    """Imports a command's module only when that command is run."""
+exit codes:
+  0 fine, 1 the gate says no, 2 usage or bad input, 3 could not be measured, 70 a bug in stepgrade
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = import_module(f"stepgrade.cli.{cmd_name}").command
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+example:
+  stepgrade score profile.json --throughput 194 --device rtx-4060-laptop
+  stepgrade COMMAND --help says more of each command
+"""
 
 
-@click.group(
-    cls=_Commands,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Try: stepgrade score profile.json --throughput 194 --device rtx-4060-laptop",
-)
-@click.version_option(__version__, message="stepgrade %(version)s")
-def cli() -> None:
-    """Grade a training run from its profile.
-
-    How fast is it against what the hardware allows, what holds it back, what to do next, did it
-    get slower, and how does it compare with another runtime.
-
-    Exit codes: 0 fine, 1 the gate says no, 2 usage or bad input, 3 could not be measured,
-    70 a bug in stepgrade.
-    """
-
-
-def run(arguments: list[str]) -> int:  # noqa: PLR0911  one return per kind of end
+def run(arguments: list[str]) -> int:
     """Run one command line; every error of ours is one line on standard error."""
     try:
-        code = cli.main(args=arguments, prog_name="stepgrade", standalone_mode=False)
+        code = _dispatch(arguments)
         sys.stdout.flush()
     except StepgradeError as error:
-        return _complain(str(error), error.exit_code)
-    except click.exceptions.Exit as request:
-        return request.exit_code
-    except click.ClickException as error:
-        error.show()
-        return EXIT_BAD_INPUT
-    except (click.Abort, KeyboardInterrupt):
-        return _complain("interrupted", _INTERRUPTED)
+        code = _complain(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        code = _complain("interrupted", _INTERRUPTED)
     except BrokenPipeError:
-        return _leave_pipe()
+        code = _leave_pipe()
     except MemoryError:
-        return _complain("not enough memory for this input", EXIT_BAD_INPUT)
+        code = _complain("not enough memory for this input", EXIT_BAD_INPUT)
+    except SystemExit as request:  # argparse ends --help and --version so
+        code = EXIT_OK if request.code is None else int(request.code)
     except Exception:  # noqa: BLE001  anything else is a bug, and says so with its traceback
-        return _report_bug()
-    return code if isinstance(code, int) else EXIT_OK
+        code = _report_bug()
+    return code
+
+
+def _dispatch(arguments: list[str]) -> int:
+    """Import only the command that is asked for, and let it run."""
+    top = _parser()
+    args, rest = top.parse_known_args(arguments[:1])
+    if rest or args.command is None:
+        top.parse_args(arguments)
+        top.print_help()
+        return EXIT_OK
+    if args.command not in COMMANDS:
+        top.error(f"no command called {args.command!r}; there are {', '.join(COMMANDS)}")
+    command = import_module(f"stepgrade.cli.{args.command}")
+    parser = Parser(prog=f"stepgrade {args.command}", description=command.__doc__)
+    command.add_options(parser)
+    code: int = command.run(parser.parse_args(arguments[1:]))
+    return code
+
+
+def _parser() -> Parser:
+    commands = "\n".join(f"  {name:<9} {summary}" for name, summary in COMMANDS.items())
+    parser = Parser(prog="stepgrade", description=__doc__, epilog=_EPILOG.format(commands=commands))
+    parser.add_argument("--version", action="version", version=f"stepgrade {__version__}")
+    parser.add_argument("command", nargs="?", metavar="COMMAND", help="what to do; see below")
+    return parser
 
 
 def _complain(message: str, code: int) -> int:
-    from stepgrade.report.names import shortened  # noqa: PLC0415
+    from stepgrade.report.names import shortened  # noqa: PLC0415  only when something is wrong
 
-    click.echo(f"stepgrade: {shortened(message, _MESSAGE_CELLS)}", err=True)
+    print(f"stepgrade: {shortened(message, _MESSAGE_CELLS)}", file=sys.stderr)  # noqa: T201
     return code
 
 
@@ -93,11 +96,9 @@ def _leave_pipe() -> int:
 
 
 def _report_bug() -> int:
-    import traceback  # noqa: PLC0415
+    import traceback  # noqa: PLC0415  only when something is wrong
 
     traceback.print_exc()
-    click.echo(
-        f"stepgrade: this is a bug in stepgrade {__version__}; please report it with the lines above",
-        err=True,
+    return _complain(
+        f"this is a bug in stepgrade {__version__}; please report it with the lines above", EXIT_BUG
     )
-    return EXIT_BUG

@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from argparse import Namespace
 from contextlib import suppress
 
+from stepgrade import api
 from stepgrade.errors import BadInput
 from stepgrade.report.names import printable
-from stepgrade.report.types import Page
+from stepgrade.report.types import Result
 
 DEFAULT_WIDTH = 80
 WIDEST = 120
 
 
-def page(color: str, output: str | None) -> Page:
-    """Return the width and colours of where the result will be read."""
-    return Page(width=_width(output), color=_has_color(color, output))
+def write_result(result: Result, args: Namespace) -> None:
+    """Render a result for where it will be read, and write it there."""
+    width, color = _width(args.output), _has_color(args.color, args.output)
+    write(api.render(result, to=args.format, width=width, color=color), args.output)
 
 
 def write(text: str, output: str | None) -> None:

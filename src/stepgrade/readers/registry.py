@@ -9,7 +9,7 @@ from importlib import import_module
 
 from stepgrade.errors import BadInput, UnknownFormat
 from stepgrade.model import Baseline, Profile
-from stepgrade.readers import log, scorecard
+from stepgrade.readers import scorecard
 from stepgrade.readers.base import Reader
 from stepgrade.readers.content import DEFAULT_MAX_BYTES, Content, open_content
 
@@ -42,7 +42,9 @@ def read_json_text(source: str | os.PathLike[str], *, max_bytes: int = DEFAULT_M
     with closing(open_content(source, max_bytes)) as content:
         if content.json_keys is not None:
             return content.document()
-        return log.find_profile(content).text
+        from stepgrade.readers.log import find_profile  # noqa: PLC0415  not needed for most sources
+
+        return find_profile(content).text
 
 
 def readers() -> dict[str, Reader]:
@@ -79,7 +81,7 @@ def _recognising(content: Content) -> Reader:
     if not content.is_text:
         hint = f"known formats: {', '.join(readers())}"
         raise UnknownFormat("is binary, in no format that stepgrade reads", where=content.name, hint=hint)
-    return log
+    return _built_in("log")
 
 
 def _built_in(name: str) -> Reader:

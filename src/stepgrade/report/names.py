@@ -6,14 +6,15 @@ import re
 import unicodedata
 
 # Control characters (C0, DEL, C1), line separators, and marks that change the direction of writing.
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>()#+!|~&])")
+# Patterns are kept as text: compiling them takes longer than all clean names of a scorecard.
+_UNPRINTABLE = "[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+_MARKDOWN = r"([\\`*_{}\[\]<>()#+!|~&])"
 _WIDE = frozenset("WF")
 
 
 def printable(text: str) -> str:
     """Return `text` on one line, with every character that could act on a terminal spelt out."""
-    return _UNPRINTABLE.sub(_spelt, text)
+    return text if text.isprintable() else re.sub(_UNPRINTABLE, _spelt, text)
 
 
 def shortened(text: str, width: int) -> str:
@@ -34,12 +35,14 @@ def cells(text: str) -> int:
 
 def markdown(text: str, limit: int = 200) -> str:
     """Return text that Markdown shows as it is, also inside a table."""
-    return _MARKDOWN.sub(r"\\\1", shortened(text, limit))
+    return re.sub(_MARKDOWN, r"\\\1", shortened(text, limit))
 
 
 def json_text(text: str) -> str:
     """Return JSON with every unprintable character escaped; inside strings that means the same."""
-    return _UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    if text.isprintable():
+        return text
+    return re.sub(_UNPRINTABLE, lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _spelt(match: re.Match[str]) -> str:

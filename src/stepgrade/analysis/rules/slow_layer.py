@@ -21,7 +21,7 @@ def slow_layer(facts: Facts, limits: Limits) -> Finding | None:  # noqa: ARG001 
         severity="warning",
         claim=(
             f"Layer {slow.layer}'s {slow.direction} takes {show_ratio(slow.total_ms / slow.median_ms)} the "
-            f"median layer's ({show_ms(slow.total_ms / steps)} against {show_ms(slow.median_ms / steps)}).{more}"
+            f"median layer's ({show_ms(slow.total_ms / steps)}, not {show_ms(slow.median_ms / steps)}).{more}"
         ),
         evidence={
             "layer": float(slow.layer),
