@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stepgrade.report.names import cells, shortened, wrapped
+from stepgrade.report.names import cells, printable, shortened, wrapped
 
 # The sixteen base colours follow the user's theme, so they read on dark and on light backgrounds.
 _STYLES = {
@@ -46,14 +46,14 @@ class Canvas:
     def heading(self, text: str) -> None:
         """Add an empty line and a section's title."""
         self.line()
-        self.line(self.style(text, "title"))
+        self.line(self.style(printable(text), "title"))
 
     def paragraph(
         self, text: str, *, indent: str = "  ", first: str | None = None, style: str | None = None
     ) -> None:
-        """Add text wrapped to the width; `first` replaces the first line's indent."""
+        """Add text made printable and wrapped to the width; `first` replaces the first line's indent."""
         room = self.width - cells(indent)
-        for number, part in enumerate(wrapped(text, room)):
+        for number, part in enumerate(wrapped(printable(text), room)):
             self.line((first if first is not None and number == 0 else indent) + self.style(part, style))
 
     def bars(self, rows: Iterable[tuple[str, float, str]]) -> None:

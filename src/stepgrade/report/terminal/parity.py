@@ -5,7 +5,7 @@ from __future__ import annotations
 from stepgrade.compare.parity import OneSided, ParityReport
 from stepgrade.contract import ParityGap
 from stepgrade.contract.parity import PARITY_RATIO
-from stepgrade.report.names import printable, shortened
+from stepgrade.report.names import shortened
 from stepgrade.report.terminal.canvas import Canvas
 from stepgrade.units import show_ms, show_ratio, show_share
 
@@ -32,7 +32,7 @@ def draw(report: ParityReport, canvas: Canvas) -> None:
     _alone(report.only_theirs, canvas, theirs)
     for note in report.notes:
         canvas.line()
-        canvas.paragraph(printable(note), indent="    ", first="  · ", style="dim")
+        canvas.paragraph(note, indent="    ", first="  · ", style="dim")
 
 
 def _ratios(report: ParityReport, canvas: Canvas, ours: str, theirs: str) -> None:

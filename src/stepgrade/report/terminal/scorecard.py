@@ -171,6 +171,6 @@ def _notes(card: Scorecard, canvas: Canvas) -> None:
         return
     canvas.heading("Notes")
     for text in card.fitness:
-        canvas.paragraph(printable(text), indent="    ", first=f"  {canvas.style('!', 'fair')} ")
+        canvas.paragraph(text, indent="    ", first=f"  {canvas.style('!', 'fair')} ")
     for text in card.notes:
-        canvas.paragraph(printable(text), indent="    ", first="  · ", style="dim")
+        canvas.paragraph(text, indent="    ", first="  · ", style="dim")
