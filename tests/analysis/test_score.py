@@ -139,6 +139,11 @@ def test_slow_layer_is_named() -> None:
     assert finding.gain_high == pytest.approx(11.0 / 10 / 100, rel=0.1)
 
 
+def test_the_only_layer_that_is_trained_is_not_slow() -> None:
+    layers = make_layers((10, 0), (10, 0), (10, 0), (10, 25))
+    assert "slow-layer" not in [finding.rule for finding in card_of(make_profile(layers=layers)).findings]
+
+
 def test_layers_that_vary_a_little_are_healthy() -> None:
     layers = make_layers(*[(10.0 + n % 3 * 0.4, 20.0 + n % 5 * 0.5) for n in range(28)])
     assert card_of(make_profile(layers=layers)).findings == ()

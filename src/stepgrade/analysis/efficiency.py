@@ -57,6 +57,8 @@ def efficiency_of(profile: Profile, question: Question) -> Efficiency:
     """Hold the run's throughput against the lowest ceiling."""
     throughput = throughput_of(profile, question)
     ceiling = memory_ceiling(question.figures)
+    if ceiling and not (math.isfinite(ceiling.tok_s) and ceiling.tok_s > 0.0):
+        raise BadOption(f"--peak-bw over --bytes-per-token is {ceiling.tok_s:g} tok/s, which is no ceiling")
     share = throughput.tok_s / ceiling.tok_s if throughput and ceiling else None
     reasons = _why_ungraded(throughput, ceiling, share, question.figures)
     return Efficiency(

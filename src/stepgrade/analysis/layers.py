@@ -112,6 +112,8 @@ def _outliers(profile: Profile, direction: Direction, limits: Limits) -> list[Sl
     if len(totals) < limits.outlier_least_layers:
         return []
     middle = _median(totals.values())
+    if not middle > 0.0:  # most layers do nothing, as frozen ones do backward: the others are not slow
+        return []
     deviation = _MAD_TO_SIGMA * _median(abs(ms - middle) for ms in totals.values())
     spread = max(deviation, limits.outlier_least_spread * middle)
     bound = max(middle + limits.outlier_score * spread, middle * limits.outlier_ratio)

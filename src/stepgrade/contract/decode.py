@@ -67,7 +67,7 @@ def _name_keys(raw: bytes, kind: type[Any], message: str, path: str) -> str:
         return path
     try:
         document = msgspec.json.decode(_keep_minus_zero(raw))
-    except msgspec.DecodeError:  # a number too large even for an untyped value
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # broken beyond what was decoded
         return path
     holder, name = _descend(document, before)
     entries = holder[name]
