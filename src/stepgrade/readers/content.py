@@ -62,7 +62,8 @@ class Content:
 
     def chunks(self) -> Iterator[bytes]:
         """Yield all bytes in pieces; only those read before by `document` can be walked twice."""
-        yield self._kept
+        for start in range(0, len(self._kept), CHUNK_BYTES):
+            yield self._kept[start : start + CHUNK_BYTES]
         while chunk := self._next(CHUNK_BYTES):
             yield chunk
 
