@@ -15,6 +15,7 @@ from stepgrade.analysis import Question, score_profile
 from stepgrade.contract import HardwareSpec, StepProfilerInput, TrainingScorecard, compute_training_scorecard
 from stepgrade.errors import BadOption, NotMeasured
 from stepgrade.model import LayerTime, Profile
+from stepgrade.readers import step_profile
 from tests.builders import SOURCE, make_layers, make_ops, make_phases, make_profile, make_step_profile
 
 
@@ -234,3 +235,37 @@ def test_every_finding_gains_no_more_than_the_step(samples: Path) -> None:
         for finding in sg.score(sg.load(path)).findings:
             assert 0.0 <= finding.gain_low <= finding.gain_high <= 1.0
             assert msgspec.to_builtins(finding)["evidence"]
+
+
+# --- what the notes say of contract v1
+
+
+@st.composite
+def step_profile_texts(draw: st.DrawFn) -> str:
+    names = st.sampled_from(["h2d", "H2D", "forward", "blk_bwd", "nccl", "input", "x_d2h"])
+    shares = draw(st.dictionaries(names, st.floats(0, 0.6), max_size=4))
+    steps = draw(st.integers(1, 5))
+    phases = {
+        name: {"total_ms": share * 100 * steps, "pct": share * 100, "avg_ms": share * 100}
+        for name, share in shares.items()
+    }
+    claimed = draw(st.sampled_from([None, "compute", "memory_bw", "forward"]))
+    return make_step_profile(steps=steps, phases=phases, bottleneck=claimed)
+
+
+@given(step_profile_texts(), st.floats(1, 10_000))
+def test_notes_tell_truly_what_contract_v1_calls_the_bottleneck(text: str, tok_s: float) -> None:
+    v1 = compute_training_scorecard(StepProfilerInput.from_json(text), tok_s, HardwareSpec.gb10())
+    v2 = card_of(step_profile.read_text(text.encode(), "p"), throughput_tok_s=tok_s, device="gb10")
+    said = [note for note in v2.notes if note.startswith("contract v1 calls the bottleneck")]
+    if v1.bottleneck.value == v2.bottleneck:
+        assert said == []
+    else:
+        assert said[0].startswith(f"contract v1 calls the bottleneck `{v1.bottleneck}`: ")
+
+
+def test_wall_coverage_stands_in_for_phases() -> None:
+    card = card_of(make_profile(phases=(), wall_coverage=0.3))
+    assert card.bottleneck == "launch"
+    assert not any("not known" in note for note in card.notes)
+    assert "is it a percentage?" in card_of(make_profile(phases=(), wall_coverage=85.0)).fitness[0]

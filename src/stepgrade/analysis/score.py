@@ -11,6 +11,7 @@ from stepgrade.analysis.layers import backward_forward_ratio, layer_summaries, l
 from stepgrade.analysis.limits import DEFAULT_LIMITS, Limits
 from stepgrade.analysis.operations import hotspots, operations_of_step
 from stepgrade.analysis.phases import phases_of_step
+from stepgrade.analysis.reference import bottleneck_note
 from stepgrade.analysis.rules import findings
 from stepgrade.analysis.scorecard import DeviceUse, Scorecard, StepStats
 from stepgrade.contract import Grade
@@ -66,7 +67,7 @@ def _card(
             *profile.notes,
             *efficiency.notes,
             *phases.notes,
-            *verdict.notes,
+            *_bottleneck_notes(facts),
             *ratio_notes,
             *_operation_notes(profile),
         ),
@@ -94,6 +95,11 @@ def _recommendations(facts: Facts, found: tuple[Finding, ...]) -> tuple[str, ...
         advice.append(advice_for(facts.verdict.bottleneck, facts.profile.source.producer))
     advice += [finding.remedy for finding in found]
     return tuple(dict.fromkeys(advice))
+
+
+def _bottleneck_notes(facts: Facts) -> tuple[str, ...]:
+    note = bottleneck_note(facts.profile, facts.verdict.bottleneck, facts.efficiency.share)
+    return (note,) if note else ()
 
 
 def _operation_notes(profile: Profile) -> tuple[str, ...]:

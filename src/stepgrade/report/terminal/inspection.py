@@ -27,6 +27,4 @@ def draw(inspection: Inspection, canvas: Canvas) -> None:
 
 
 def _row(canvas: Canvas, name: str, text: str) -> None:
-    canvas.paragraph(
-        shortened(text, _TEXT_CELLS), indent=" " * 30, first=f"  {canvas.style(name.ljust(28), 'title')}"
-    )
+    canvas.fact(name, shortened(text, _TEXT_CELLS), name_width=28)
