@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepgrade.analysis.scorecard import UNGRADED, Scorecard
-from stepgrade.report.names import printable, shortened
+from stepgrade.report.names import cells, printable, shortened
 from stepgrade.report.terminal.canvas import Canvas
 from stepgrade.units import show_count, show_delta, show_ms, show_rate, show_ratio, show_share
 
@@ -13,6 +13,7 @@ _METRICS = {"throughput_tok_s": "throughput", "step_time_ms": "step time", "wall
 _ROOF = {"memory": "memory bandwidth", "compute": "arithmetic", "link": "the link"}
 PHASES_SHOWN = 8
 HOTSPOTS_SHOWN = 8
+LEAST_NAME_WIDTH = 16
 
 
 def draw(card: Scorecard, canvas: Canvas) -> None:
@@ -29,10 +30,13 @@ def draw(card: Scorecard, canvas: Canvas) -> None:
 
 
 def _title(card: Scorecard, canvas: Canvas) -> None:
-    parts = [printable(", ".join(card.source.files)), printable(card.source.format)]
+    parts = [printable(card.source.format)]
     if card.steps and card.steps.count:
         parts.append(f"{show_count(card.steps.count)} step{'s' if card.steps.count != 1 else ''}")
-    canvas.line(canvas.style(shortened("stepgrade · " + " · ".join(parts), canvas.width), "dim"))
+    rest = " · ".join(parts)
+    room = max(LEAST_NAME_WIDTH, canvas.width - cells(f"stepgrade ·  · {rest}"))
+    files = shortened(", ".join(card.source.files), room)  # cut where the end, the file's name, stays
+    canvas.line(canvas.style(shortened(f"stepgrade · {files} · {rest}", canvas.width), "dim"))
 
 
 def _grade(card: Scorecard, canvas: Canvas) -> None:
