@@ -1,0 +1,1 @@
+"""From what a run recorded to what it means."""
