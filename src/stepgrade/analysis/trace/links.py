@@ -6,14 +6,16 @@ names its launching call by a correlation number. A graph launch is one call for
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepgrade.analysis.trace.vocabulary import Mask
-from stepgrade.model.events import NONE, HostCalls, Ids, Kinds, Longs, RangeKind, Trace
+from stepgrade.model.events import NONE, Ids, Kinds, Longs, RangeKind, Trace
 
 RANGE, MODULE, OP, CALL = 0, 1, 2, 3
+Whole = TypeVar("Whole", bound=np.signedinteger)
 
 
 class HostTree(NamedTuple):
@@ -73,16 +75,35 @@ def _parents(start: Longs, end: Longs, thread: Ids) -> Ids:
     return parent
 
 
-def nearest(tree: HostTree, rows: Ids, wanted: Mask) -> Ids:
+def pick(column: NDArray[Whole], rows: Ids) -> NDArray[Whole]:
+    """Return the column at `rows`, NONE where the row is NONE."""
+    if not len(column):
+        return np.full(len(rows), NONE, column.dtype)
+    return np.where(rows >= 0, column[rows], column.dtype.type(NONE))
+
+
+def nearest(tree: HostTree, wanted: Mask) -> Ids:
     """Return for each row the nearest row at or above it for which `wanted` holds, or NONE."""
-    found = rows.copy()
-    open_rows = np.flatnonzero(found >= 0)
-    open_rows = open_rows[~wanted[found[open_rows]]]
+    found = np.where(wanted, np.arange(len(wanted), dtype=np.int32), np.int32(NONE))
+    jump = tree.parent.copy()
+    open_rows = np.flatnonzero((found < 0) & (jump >= 0))
     while len(open_rows):
-        found[open_rows] = tree.parent[found[open_rows]]
-        open_rows = open_rows[found[open_rows] >= 0]
-        open_rows = open_rows[~wanted[found[open_rows]]]
+        above = jump[open_rows]
+        found[open_rows], jump[open_rows] = found[above], jump[above]
+        open_rows = open_rows[(found[open_rows] < 0) & (jump[open_rows] >= 0)]
     return found
+
+
+def inherit(tree: HostTree, bits: Kinds) -> Kinds:
+    """Return the bits of each row together with those of every row above it."""
+    gathered, jump = bits.copy(), tree.parent.copy()
+    open_rows = np.flatnonzero(jump >= 0)
+    while len(open_rows):
+        above = jump[open_rows]
+        gathered[open_rows] |= gathered[above]
+        jump[open_rows] = jump[above]
+        open_rows = open_rows[jump[open_rows] >= 0]
+    return gathered
 
 
 class Links(NamedTuple):
@@ -90,6 +111,7 @@ class Links(NamedTuple):
 
     call: Ids  # row in trace.calls, or NONE where the launch was not recorded
     launch_ns: Longs  # start of that call, or NONE
+    launched_ns: Longs  # end of that call, or NONE
     thread: Ids  # of that call, or NONE
     op: Ids  # row in trace.ops, or NONE
     row: Ids  # row in the tree of that call (or else of that operation), or NONE
@@ -97,31 +119,21 @@ class Links(NamedTuple):
 
 def link_work(trace: Trace, tree: HostTree) -> Links:
     """Return the launching call and the operation of every piece of device work."""
-    call = _calls_by_correlation(trace.calls, trace.work.correlation)
+    call = _rows_by_id(trace.calls.correlation, trace.work.correlation)
     launched = call >= 0
-    call_row = _pick(tree.of_call, call)
-    op_row = nearest(tree, call_row, tree.kind == OP)
-    op = np.where(op_row >= 0, _pick(tree.index, op_row), NONE).astype(np.int32)
-    for external in (_pick(trace.calls.external_id, call), trace.work.external_id):
+    call_row = pick(tree.of_call, call)
+    op_row = pick(nearest(tree, tree.kind == OP), call_row)
+    op = pick(tree.index, op_row)
+    for external in (pick(trace.calls.external_id, call), trace.work.external_id):
         op = np.where(op >= 0, op, _rows_by_id(trace.ops.external_id, external))
     return Links(
         call=call,
-        launch_ns=np.where(launched, _pick(trace.calls.start_ns, call), NONE),
-        thread=np.where(launched, _pick(trace.calls.thread, call), NONE).astype(np.int32),
+        launch_ns=pick(trace.calls.start_ns, call),
+        launched_ns=pick(trace.calls.start_ns + trace.calls.dur_ns, call),
+        thread=pick(trace.calls.thread, call),
         op=op,
-        row=np.where(launched, call_row, _pick(tree.of_op, op)),
+        row=np.where(launched, call_row, pick(tree.of_op, op)),
     )
-
-
-def _pick(column: Longs | Ids, rows: Ids) -> Longs | Ids:
-    """Return the column at `rows`, NONE where the row is NONE."""
-    if not len(column):
-        return np.full(len(rows), NONE, column.dtype)
-    return np.where(rows >= 0, column[rows], NONE).astype(column.dtype)
-
-
-def _calls_by_correlation(calls: HostCalls, wanted: Longs) -> Ids:
-    return _rows_by_id(calls.correlation, wanted)
 
 
 def _rows_by_id(ids: Longs, wanted: Longs) -> Ids:
@@ -135,11 +147,8 @@ def _rows_by_id(ids: Longs, wanted: Longs) -> Ids:
 
 
 def self_times(trace: Trace, tree: HostTree) -> Longs:
-    """Return for each operation its own time: without the operations and calls nested in it... in ns.
-
-    Calls of the device runtime count as the operation's own time, as they do in PyTorch's tables.
-    """
-    above = nearest(tree, tree.parent[tree.of_op], tree.kind == OP)
+    """Return for each operation its time in ns without the operations nested in it."""
+    above = pick(nearest(tree, tree.kind == OP), tree.parent[tree.of_op])
     inside = above >= 0
     owner = tree.index[above[inside]]
     nested = np.bincount(owner, weights=trace.ops.dur_ns[inside], minlength=len(trace.ops.name))

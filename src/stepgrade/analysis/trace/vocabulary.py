@@ -29,6 +29,7 @@ COMMUNICATION_RANGE = re.compile(r"^(nccl|gloo|mpi|ucc|hccl|xccl):")
 COMMUNICATION_OP = re.compile(r"^(c10d::|_c10d_functional|record_param_comms|symm_mem::)")
 COMPILED = re.compile(r"^## Call CompiledFxGraph|^Torch-Compiled Region|^CompiledFunction")
 SYNC_CALL = re.compile(r"Synchronize|^(cuda|hip)(Memcpy|Free|FreeHost|HostFree)$|MemcpyWithStream")
+LAUNCH_CALL = re.compile(r"^(cu|hip)\w*Launch\w*(Kernel|Graph)|^(cu(da)?|hip)GraphLaunch|^mtia.*[Ll]aunch")
 GRAPH_LAUNCH = re.compile(r"^(cu(da)?|hip)GraphLaunch")
 # Before 2022 the profiler wrote annotations as operators; these are the names that give them away.
 ANNOTATION_OP = re.compile(
