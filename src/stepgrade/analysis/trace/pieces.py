@@ -7,10 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from stepgrade.analysis.trace.classify import Classes, WorkClass, classify
-from stepgrade.analysis.trace.links import inherit, pick, self_times
+from stepgrade.analysis.trace.links import inherit, nearest, pick, self_times
 from stepgrade.analysis.trace.steps import steps_of
 from stepgrade.analysis.trace.timeline import Driver, Timeline
-from stepgrade.analysis.trace.vocabulary import BACKWARD, INPUT, OPTIMIZER, Mask, matching
+from stepgrade.analysis.trace.vocabulary import BACKWARD, COLLECTIVE, INPUT, OPTIMIZER, Mask, matching
 from stepgrade.model.events import NONE, Ids, Kinds, Longs
 
 IN_INPUT, IN_BACKWARD, IN_OPTIMIZER = 1, 2, 4
@@ -35,13 +35,14 @@ class Pieces(NamedTuple):
 
 def break_up(line: Timeline) -> Pieces:
     """Return the pieces of the timeline's steps."""
-    context = inherit(line.tree, _context_bits(line))
+    context = inherit(line.tree, context_bits(line))
     pieces = _device_pieces(line, context) if line.driver is Driver.DEVICE else _host_pieces(line, context)
     known = np.append(line.windows.steady, [False, False])
     return pieces._replace(steady=known[np.where(pieces.step >= 0, pieces.step, len(known) - 1)])
 
 
-def _context_bits(line: Timeline) -> Kinds:
+def context_bits(line: Timeline) -> Kinds:
+    """Return for each row of the host tree what its own name opens."""
     strings, names = line.trace.strings, line.tree.name
     bits = np.zeros(len(strings), np.int8)
     for pattern, bit in ((INPUT, IN_INPUT), (BACKWARD, IN_BACKWARD), (OPTIMIZER, IN_OPTIMIZER)):
@@ -63,13 +64,23 @@ def _device_pieces(line: Timeline, context: Kinds) -> Pieces:
         step=line.attribution.step[rows],
         row=row,
         op=op,
-        name=np.where(op >= 0, op_name, kernel),
+        name=_shown_names(line, rows, np.where(op >= 0, op_name, kernel)),
         kernel=kernel,
         work=rows,
         work_class=line.classes[rows],
         context=np.maximum(pick(context, row), 0),
         steady=np.zeros(len(rows), np.bool_),
     )
+
+
+def _shown_names(line: Timeline, rows: Ids, names: Ids) -> Ids:
+    """Return the names with that of the collective in place of the operation that every collective has."""
+    if not len(line.tree.name):
+        return names
+    is_collective = matching(line.trace.strings, COLLECTIVE)[line.tree.name]
+    above = pick(nearest(line.tree, is_collective), line.links.row[rows])
+    talks = (line.classes[rows] == WorkClass.COMMUNICATION) & (above >= 0)
+    return np.where(talks, pick(line.tree.name, above), names)
 
 
 def _host_pieces(line: Timeline, context: Kinds) -> Pieces:

@@ -72,6 +72,8 @@ def attribute(work: DeviceWork, links: Links, steps: HostSteps) -> Attribution:
     """Return the step of each piece of work, by the time of its launch."""
     step = steps_of(links.launch_ns, steps)
     unlaunched = links.call < 0
+    if steps.basis is StepBasis.SPAN:
+        return Attribution(np.zeros(len(step), np.int32), unlaunched, unlaunched, links.launch_ns)
     step[unlaunched] = NONE
     filled = _between_neighbours(work, step, unlaunched)
     inferred = unlaunched & (filled >= 0)
