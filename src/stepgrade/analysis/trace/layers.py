@@ -8,12 +8,14 @@ names. An operation that records gradients inside the backward pass is a forward
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from msgspec import Struct
 
 from stepgrade.analysis.trace.blocks import Blocks, LayerBasis, find_blocks
-from stepgrade.analysis.trace.classify import WorkClass
 from stepgrade.analysis.trace.links import MODULE, OP, HostTree, inherit, nearest, pick
+from stepgrade.analysis.trace.phases import PHASES
 from stepgrade.analysis.trace.pieces import IN_BACKWARD, Pieces, context_bits
 from stepgrade.analysis.trace.timeline import Driver, Timeline
 from stepgrade.analysis.trace.vocabulary import BACKWARD, COMPILED, GRAPH_LAUNCH, Mask, matching, named
@@ -45,19 +47,25 @@ class LayersFacts(Struct, frozen=True, kw_only=True):
     note: str | None
 
 
-def find_layers(line: Timeline, pieces: Pieces) -> LayersFacts:
+class Passes(NamedTuple):
+    """Which pieces belong to the forward pass, to the backward pass, and to forward done again."""
+
+    forward: Mask
+    backward: Mask
+    recompute: Mask
+
+
+def find_layers(line: Timeline, pieces: Pieces, phase: Kinds) -> LayersFacts:
     """Return the layers of the steady steps; without any, a note says what to record."""
     context = inherit(line.tree, context_bits(line))
-    again = _recomputed(line, context)
-    counted = pieces.steady & (pieces.row >= 0) & (pieces.work_class != WorkClass.COMMUNICATION)
-    backward = counted & ((pieces.context & IN_BACKWARD) > 0)
-    recompute = backward & pick(again.astype(np.int8), pieces.row).astype(np.bool_)
-    recompute &= pieces.row >= 0
+    backward = pieces.steady & (phase == PHASES.index("backward"))
+    again = pick(_recomputed(line, context).astype(np.int8), pieces.row) > 0
+    forward = pieces.steady & (phase == PHASES.index("forward"))
+    passes = Passes(forward, backward & ~again, backward & again)
     blocks = find_blocks(line, pieces, context) if line.driver is not Driver.UNSEEN else None
     if blocks is None:
-        return _no_layers(line, pieces, recompute)
-    unit = _units(line, pieces, blocks, backward)
-    return _summed(line, pieces, blocks, unit, (counted & ~backward, backward & ~recompute, recompute))
+        return _no_layers(line, pieces, passes)
+    return _summed(line, pieces, blocks, _units(line, pieces, blocks, backward), passes)
 
 
 def _recomputed(line: Timeline, context: Kinds) -> Mask:
@@ -156,11 +164,11 @@ def _stem(name: str) -> str:
 
 
 def _summed(
-    line: Timeline, pieces: Pieces, blocks: Blocks, unit: Ids, passes: tuple[Mask, Mask, Mask]
+    line: Timeline, pieces: Pieces, blocks: Blocks, unit: Ids, passes: Passes
 ) -> LayersFacts:
     count = len(blocks.names)
     forward, backward, recompute = (_per_unit(pieces, unit, chosen, count) for chosen in passes)
-    ops = _ops_of_units(line.trace, pieces, unit, passes[0] | passes[1] | passes[2])
+    ops = _ops_of_units(line.trace, pieces, unit, passes.forward | passes.backward | passes.recompute)
     layers = tuple(
         LayerFacts(
             layer=index,
@@ -216,17 +224,14 @@ def _replayed_share(line: Timeline) -> float:
     return float(pick(replays.astype(np.int8), calls).clip(0).mean())
 
 
-def _no_layers(line: Timeline, pieces: Pieces, recompute: Mask) -> LayersFacts:
-    backward = pieces.steady & ((pieces.context & IN_BACKWARD) > 0)
-    compiled = bool(
-        len(line.tree.name) and matching(line.trace.strings, COMPILED)[line.tree.name].any()
-    )
+def _no_layers(line: Timeline, pieces: Pieces, passes: Passes) -> LayersFacts:
+    compiled = bool(len(line.tree.name) and matching(line.trace.strings, COMPILED)[line.tree.name].any())
     return LayersFacts(
         basis=None,
         layers=(),
-        outside_forward_ns=int(pieces.dur_ns[pieces.steady & ~backward].sum()),
-        outside_backward_ns=int(pieces.dur_ns[backward & ~recompute].sum()),
-        recompute_ns=int(pieces.dur_ns[recompute].sum()),
+        outside_forward_ns=int(pieces.dur_ns[passes.forward].sum()),
+        outside_backward_ns=int(pieces.dur_ns[passes.backward].sum()),
+        recompute_ns=int(pieces.dur_ns[passes.recompute].sum()),
         note=_why_none(line, compiled=compiled),
     )
 

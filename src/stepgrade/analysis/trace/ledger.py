@@ -77,7 +77,13 @@ def _fetching(trace: Trace, steps: HostSteps) -> Spans:
 
 
 def _waiting(trace: Trace, links: Links, steps: HostSteps) -> Spans:
-    """Return when a driving thread was in a call that waits: a synchronisation, or a copy it stayed with."""
+    calls = trace.calls
+    waits = waiting_calls(trace, links, steps)
+    return iv.union(calls.start_ns[waits], (calls.start_ns + calls.dur_ns)[waits])
+
+
+def waiting_calls(trace: Trace, links: Links, steps: HostSteps) -> Mask:
+    """Tell which calls of a driving thread wait: synchronisations, and copies that the host stayed with."""
     calls = trace.calls
     drivers = np.union1d(links.thread[links.thread >= 0], [steps.thread])
     waits = named(trace.strings, calls.name, SYNC_CALL)
@@ -86,8 +92,7 @@ def _waiting(trace: Trace, links: Links, steps: HostSteps) -> Spans:
     done = trace.work.start_ns[copies] + trace.work.dur_ns[copies]
     stayed = links.call[copies][end[links.call[copies]] >= done]
     waits[stayed] = True
-    waits &= np.isin(calls.thread, drivers)
-    return iv.union(calls.start_ns[waits], end[waits])
+    return waits & np.isin(calls.thread, drivers)
 
 
 def _host_copies(work: DeviceWork) -> Mask:

@@ -32,6 +32,7 @@ COMPILED = re.compile(r"^## Call CompiledFxGraph|^Torch-Compiled Region|^Compile
 SYNC_CALL = re.compile(r"Synchronize|^(cuda|hip)(Memcpy|Free|FreeHost|HostFree)$|MemcpyWithStream")
 LAUNCH_CALL = re.compile(r"^(cu|hip)\w*Launch\w*(Kernel|Graph)|^(cu(da)?|hip)GraphLaunch|^mtia.*[Ll]aunch")
 GRAPH_LAUNCH = re.compile(r"^(cu(da)?|hip)GraphLaunch")
+QUEUE_FULL = re.compile(r"^Command Buffer Full$")
 # Before 2022 the profiler wrote annotations as operators; these are the names that give them away.
 ANNOTATION_OP = re.compile(
     r"^(ProfilerStep\s*#|Optimizer\.(step|zero_grad)#|enumerate\(DataLoader\)#|## |(nccl|gloo|mpi|ucc):"
