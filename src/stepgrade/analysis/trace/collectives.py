@@ -18,6 +18,7 @@ from stepgrade.analysis.trace.timeline import Timeline, is_communication
 from stepgrade.model.events import Collective
 
 CLOCKS_APART_NS = 1_000_000
+STRAGGLER_SHARE = 0.01
 _ITEM_BYTES = {
     "double": 8,
     "float64": 8,
@@ -162,15 +163,18 @@ def _arrival(line: Timeline, pieces: Pieces, row: int, seen: dict[tuple[int, str
 Meeting = dict[int, Arrival]
 
 
-def meet(of_ranks: dict[int, Sequence[Arrival]], steps: set[int]) -> Meetings | None:
-    """Return what matching the ranks' collectives in these steps shows; None with fewer than two ranks."""
+def meet(of_ranks: dict[int, Sequence[Arrival]], steps: set[int], total_ns: int) -> Meetings | None:
+    """Return what matching the ranks' collectives in these steps shows; None with fewer than two ranks.
+
+    `total_ns` is how long the steps took a rank: waiting that is small against it makes no straggler.
+    """
     meetings, unmatched = _match(of_ranks, steps)
     if len(of_ranks) < 2 or not meetings:
         return None
     offsets = _clock_offsets(meetings)
     waits = _waits(meetings, offsets)
     skew = sum(one.wait_ns for one in waits) // len(waits)
-    straggler = _straggler(waits, len(meetings))
+    straggler = _straggler(waits, len(meetings), total_ns)
     return Meetings(
         matched=len(meetings),
         unmatched=unmatched,
@@ -226,12 +230,12 @@ def _waits(meetings: list[Meeting], offsets: dict[int, int]) -> tuple[RankWait, 
     )
 
 
-def _straggler(waits: tuple[RankWait, ...], meetings: int) -> RankWait | None:
+def _straggler(waits: tuple[RankWait, ...], meetings: int, total_ns: int) -> RankWait | None:
     """Return the rank that caused more than half of all waiting and came last more often than its share."""
     total = sum(one.caused_ns for one in waits)
     worst = max(waits, key=lambda one: (one.caused_ns, -one.rank))
     stands_out = 2 * worst.caused_ns > total and worst.last * len(waits) > meetings
-    return worst if total > 0 and stands_out else None
+    return worst if stands_out and worst.caused_ns > STRAGGLER_SHARE * total_ns else None
 
 
 def _evidence(worst: RankWait, meetings: int, steps: int) -> str:

@@ -23,6 +23,7 @@ from stepgrade.analysis.trace.intervals import Spans
 from stepgrade.analysis.trace.links import Links
 from stepgrade.analysis.trace.steps import HostSteps
 from stepgrade.analysis.trace.vocabulary import INPUT, SYNC_CALL, Mask, named
+from stepgrade.analysis.trace.windows import Windows
 from stepgrade.model.events import DeviceEvent, DeviceWork, Longs, Trace
 
 # Launch to start takes 5 to 20 microseconds on an idle device; more than this is not the launch.
@@ -68,6 +69,21 @@ class HostState(NamedTuple):
 def watch_host(trace: Trace, links: Links, steps: HostSteps) -> HostState:
     """Return what the threads that drive the device were held up by."""
     return HostState(_fetching(trace, steps), _waiting(trace, links, steps))
+
+
+def foresee(host: HostState, steps: HostSteps, windows: Windows) -> HostState:
+    """Return the host's state with the lead of a next step that was not recorded.
+
+    The window of a last step reaches to where the next one could have begun, as late as the last step itself
+    began to launch; in that time the host is taken to do again what it did then.
+    """
+    fetching = host.fetching
+    for index in np.flatnonzero(~windows.end_known & (windows.dur_ns > 0)).tolist():
+        start, end = int(steps.start_ns[index]), int(steps.end_ns[index])
+        again = iv.clip(host.fetching, start, end)
+        moved = Spans(again.starts + (end - start), again.ends + (end - start))
+        fetching = iv.merge(fetching, iv.clip(moved, end, int(windows.end_ns[index])))
+    return host._replace(fetching=fetching)
 
 
 def _fetching(trace: Trace, steps: HostSteps) -> Spans:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from statistics import median
 
 from msgspec import Struct
 
@@ -11,7 +12,9 @@ from stepgrade.analysis.trace.facts import LedgerFacts, TraceFacts, add_ledgers,
 from stepgrade.analysis.trace.fitness import Unfitness
 from stepgrade.analysis.trace.windows import StepMark
 from stepgrade.model.events import Trace
-from stepgrade.units import show_ms
+from stepgrade.units import show_ms, show_share
+
+OWN_TROUBLE_SHARE = 0.02
 
 
 class RankFacts(Struct, frozen=True, kw_only=True):
@@ -46,7 +49,8 @@ def join_ranks(facts: Sequence[TraceFacts]) -> RunFacts:
     """Return the facts of the run whose ranks these are; a rank without a number gets its place."""
     ranked = _ranked(facts)
     steps = _common_steps(list(ranked.values()))
-    meetings = meet({rank: one.arrivals for rank, one in ranked.items()}, set(steps))
+    total_ns = max((sum(_durations(one, steps)) for one in ranked.values()), default=0)
+    meetings = meet({rank: one.arrivals for rank, one in ranked.items()}, set(steps), total_ns)
     ledgers = [one for one in (_ledger_of(fact, steps) for fact in ranked.values()) if one]
     return RunFacts(
         traces=tuple(ranked.values()),
@@ -154,10 +158,31 @@ def _started_apart(facts: Sequence[TraceFacts]) -> Iterable[Unfitness]:
 def _notes(ranked: dict[int, TraceFacts], meetings: Meetings | None) -> Iterable[str]:
     if any(one.rank is None for one in ranked.values()) and len(ranked) > 1:
         yield "Some traces name no rank: ranks are numbered in the order of the files."
-    if meetings and meetings.evidence:
+    if meetings and meetings.evidence and meetings.straggler is not None:
         yield meetings.evidence
+        yield from _own_trouble(ranked, meetings.straggler)
     if meetings and meetings.clock_offsets_ns:
         shifts = ", ".join(
             f"rank {rank} by {show_ms(offset / 1e6)}" for rank, offset in meetings.clock_offsets_ns.items()
         )
         yield f"Clocks were set right by the common ends of collectives: {shifts}."
+
+
+def _own_trouble(ranked: dict[int, TraceFacts], straggler: int) -> Iterable[str]:
+    """Say what the straggler's device does more of than the others' do: the likely reason."""
+    own = ranked[straggler].ledger
+    others = [one.ledger.shares() for rank, one in ranked.items() if rank != straggler and one.ledger]
+    if own is None or not others:
+        return
+    excess = {
+        name: share - median(other[name] for other in others)
+        for name, share in own.shares().items()
+        if name != "exposed_communication"
+    }
+    name = max(excess, key=lambda one: excess[one])
+    if excess[name] > OWN_TROUBLE_SHARE:
+        share = own.shares()[name]
+        yield (
+            f"Rank {straggler} spends {show_share(share)} of its time in {name}, "
+            f"the others {show_share(share - excess[name])}."
+        )

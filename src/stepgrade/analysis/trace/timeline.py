@@ -9,7 +9,7 @@ import numpy as np
 
 from stepgrade.analysis.trace.classify import WorkClass, classify_work
 from stepgrade.analysis.trace.host_ledger import open_host_ledger
-from stepgrade.analysis.trace.ledger import HostState, Ledger, open_ledger, watch_host
+from stepgrade.analysis.trace.ledger import HostState, Ledger, foresee, open_ledger, watch_host
 from stepgrade.analysis.trace.links import HostTree, Links, grow_tree, link_work
 from stepgrade.analysis.trace.steps import HostSteps, find_steps
 from stepgrade.analysis.trace.vocabulary import COMMUNICATION_RANGE, LAUNCH_CALL, Mask, named, settled
@@ -54,6 +54,8 @@ def lay_out(trace: Trace) -> Timeline:
     windows = find_windows(trace.work, attribution, steps, chosen)
     classes = classify_work(trace.strings, trace.work)
     host = watch_host(trace, links, steps)
+    if windows.on_device:
+        host = foresee(host, steps, windows)
     bare = Timeline(
         trace, tree, links, steps, attribution, windows, classes, chosen, device, _driver(trace), host, None
     )

@@ -150,9 +150,11 @@ def _next_possible(attribution: Attribution, steps: HostSteps, mine: Mask, start
     step, launch = attribution.step[mine], attribution.launch_ns[mine]
     first = np.full(len(steps.start_ns) + 1, FAR, np.int64)
     np.minimum.at(first, step, launch)
-    latency = int(np.maximum((start - launch).min(), 0))
+    latency = np.full(len(steps.start_ns) + 1, FAR, np.int64)
+    np.minimum.at(latency, step, np.maximum(start - launch, 0))
+    latency[latency == FAR] = 0
     lead = np.minimum(first[:-1], steps.end_ns) - steps.start_ns
-    return steps.end_ns + lead + latency
+    return steps.end_ns + lead + latency[:-1]
 
 
 def _marked(start: Longs, end: Longs, known: Mask, amount: Longs, *, on_device: bool) -> Windows:
