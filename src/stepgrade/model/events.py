@@ -38,6 +38,7 @@ class RangeKind(IntEnum):
 
     ANNOTATION = 0  # record_function, ProfilerStep#, nccl:...
     MODULE = 1  # python frame `nn.Module: Name_0`
+    OVERHEAD = 2  # the profiler's own work (`overhead`): buffer requests and flushes
 
 
 class HostOps(Struct, frozen=True, eq=False, kw_only=True):
