@@ -1,1 +1,1 @@
-"""One file or folder per format; each knows the model and no other reader."""
+"""Readers: one file per format, found by content, each turning bytes into a Profile."""

@@ -13,7 +13,7 @@ from stepgrade.model.events import Trace
 from stepgrade.readers.kineto.assemble import FileFacts, assemble
 from stepgrade.readers.kineto.header import MAX_TAIL_BYTES, Head, header_of, read_head, read_tail
 from stepgrade.readers.kineto.lane import Lane
-from stepgrade.readers.kineto.source import Source
+from stepgrade.readers.kineto.source import Readable, Source
 from stepgrade.readers.kineto.split import Slots, Splitter
 from stepgrade.readers.kineto.steps import only_steps
 
@@ -22,7 +22,7 @@ Steps: TypeAlias = tuple[int, int]  # the first and the last `ProfilerStep#`
 
 
 def read_trace(
-    source: str | Path | bytes, *, steps: Steps | None = None, progress: Progress | None = None
+    source: Readable, *, steps: Steps | None = None, progress: Progress | None = None
 ) -> Trace:
     """Read a trace; of a file that several ranks were merged into, the first one. BadInput if nothing is usable."""
     traces = read_file(source, steps=steps, progress=progress)
@@ -34,7 +34,7 @@ def read_trace(
 
 
 def read_file(
-    source: str | Path | bytes, *, steps: Steps | None = None, progress: Progress | None = None
+    source: Readable, *, steps: Steps | None = None, progress: Progress | None = None
 ) -> list[Trace]:
     """Read a trace file and return a trace for each rank it holds: one, but for merged files."""
     lane = Lane()
