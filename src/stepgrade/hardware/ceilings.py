@@ -48,7 +48,9 @@ class MemoryFigures(Struct, frozen=True, kw_only=True):
     @property
     def uses_reference_traffic(self) -> bool:
         """Tell whether the bytes per token are the reference's constant."""
-        return self.bytes_per_token is None and self.device is not None and self.device.key in REFERENCE_DEVICES
+        return (
+            self.bytes_per_token is None and self.device is not None and self.device.key in REFERENCE_DEVICES
+        )
 
 
 def memory_ceiling(figures: MemoryFigures) -> Ceiling | None:
@@ -60,17 +62,17 @@ def memory_ceiling(figures: MemoryFigures) -> Ceiling | None:
         kind="memory",
         tok_s=bandwidth * BYTES_PER_GB / traffic,
         basis="given" if figures.peak_bw_gb_s is not None else "data_sheet",
-        source=_bandwidth_source(figures, bandwidth),
-        convention=_traffic_source(figures, traffic),
+        source=_bandwidth_source(figures),
+        convention=f"{bandwidth:g} GB/s over {_traffic(figures, traffic)}",
     )
 
 
-def _bandwidth_source(figures: MemoryFigures, bandwidth_gb_s: float) -> str:
+def _bandwidth_source(figures: MemoryFigures) -> str:
     if figures.peak_bw_gb_s is not None or figures.device is None:
-        return f"{bandwidth_gb_s:g} GB/s given with --peak-bw"
-    return f"{bandwidth_gb_s:g} GB/s, {figures.device.name} ({figures.device.source})"
+        return "given with --peak-bw"
+    return f"{figures.device.name} data sheet: {figures.device.source}"
 
 
-def _traffic_source(figures: MemoryFigures, traffic_bytes: float) -> str:
+def _traffic(figures: MemoryFigures, traffic_bytes: float) -> str:
     origin = "the reference's constant" if figures.uses_reference_traffic else "given"
-    return f"{traffic_bytes / 1e6:g} MB per token, {origin}"
+    return f"{traffic_bytes / 1e6:g} MB per token ({origin})"
