@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from stepgrade.analysis.trace.links import MODULE, OP, RANGE, HostTree, nearest, pick
-from stepgrade.analysis.trace.pieces import IN_BACKWARD, IN_INPUT, IN_OPTIMIZER, Pieces
-from stepgrade.analysis.trace.timeline import Timeline
+from stepgrade.analysis.trace.pieces import Pieces
+from stepgrade.analysis.trace.timeline import IN_BACKWARD, IN_INPUT, IN_OPTIMIZER, Timeline
 from stepgrade.analysis.trace.vocabulary import (
     ANNOTATION_OP,
     BACKWARD_RANGE,
@@ -49,13 +49,9 @@ class Blocks(NamedTuple):
     names: tuple[str, ...]
 
 
-def find_blocks(line: Timeline, pieces: Pieces, context: Ids) -> Blocks | None:
+def find_blocks(line: Timeline, pieces: Pieces) -> Blocks | None:
     """Return the repeating blocks of the forward pass; None where the trace does not show them."""
-    return (
-        _from_modules(line, pieces)
-        or _from_ranges(line, pieces, context)
-        or _from_pattern(line, pieces, context)
-    )
+    return _from_modules(line, pieces) or _from_ranges(line, pieces) or _from_pattern(line, pieces)
 
 
 def _from_modules(line: Timeline, pieces: Pieces) -> Blocks | None:
@@ -129,7 +125,7 @@ def _by_name(line: Timeline, basis: LayerBasis, rows: Ids, prefix: str = "") -> 
     return Blocks(basis, order, np.array(units, np.int32), names)
 
 
-def _from_ranges(line: Timeline, pieces: Pieces, context: Ids) -> Blocks | None:
+def _from_ranges(line: Timeline, pieces: Pieces) -> Blocks | None:
     """Return blocks from ranges whose names differ by a number only."""
     strings, tree = line.trace.strings, line.tree
     known = matching(strings, ANNOTATION_OP) | matching(strings, COMPILED)
@@ -144,11 +140,11 @@ def _from_ranges(line: Timeline, pieces: Pieces, context: Ids) -> Blocks | None:
     return None if chosen is None else _by_name(line, LayerBasis.RANGES, chosen)
 
 
-def _from_pattern(line: Timeline, pieces: Pieces, context: Ids) -> Blocks | None:
+def _from_pattern(line: Timeline, pieces: Pieces) -> Blocks | None:
     """Return blocks from the sequence of forward operations, if each steady step repeats the same one."""
     if matching(line.trace.strings, COMPILED)[line.tree.name].any():
         return None
-    rows = _forward_rows(line, context)
+    rows = _forward_rows(line)
     step = np.searchsorted(line.steps.start_ns, line.tree.start_ns[rows], side="right") - 1
     wanted = np.flatnonzero(line.windows.steady)
     found: list[tuple[Ids, int, int]] = []
@@ -166,11 +162,11 @@ def _from_pattern(line: Timeline, pieces: Pieces, context: Ids) -> Blocks | None
     return Blocks(LayerBasis.PATTERN, np.concatenate([one[0] for one in found]), unit, names)
 
 
-def _forward_rows(line: Timeline, context: Ids) -> Ids:
+def _forward_rows(line: Timeline) -> Ids:
     """Return the outermost operations of the loop's thread outside input, backward and optimizer."""
     tree = line.tree
     outer = pick(nearest(tree, tree.kind == OP), tree.parent) < 0
-    apart = (context & (IN_BACKWARD | IN_INPUT | IN_OPTIMIZER)) > 0
+    apart = (line.context & (IN_BACKWARD | IN_INPUT | IN_OPTIMIZER)) > 0
     return np.flatnonzero((tree.kind == OP) & outer & ~apart & (tree.thread == line.steps.thread)).astype(
         np.int32
     )

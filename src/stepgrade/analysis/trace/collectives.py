@@ -131,14 +131,16 @@ def message_bytes(said: Collective) -> int | None:
 
 
 def arrivals(line: Timeline, pieces: Pieces) -> tuple[Arrival, ...]:
-    """Return the launched collectives of all steps, in order, on the clock that ranks share."""
-    if not _has_work(pieces) or line.trace.base_ns is None:
+    """Return the collectives of all steps in the order of their issue, on the clock that ranks share."""
+    if not _has_work(pieces):
         return ()
     count = len(line.steps.number)
     usable = is_communication(line)[pieces.work] & (pieces.step >= 0) & (pieces.step < count)
-    usable &= ~line.attribution.unlaunched[pieces.work]
+    said = line.trace.work.collective[pieces.work] >= 0
+    usable &= said | ~line.attribution.unlaunched[pieces.work]
     rows = np.flatnonzero(usable)
-    rows = rows[np.lexsort((pieces.launch_ns[rows], pieces.step[rows]))]
+    issued = np.where(pieces.launch_ns >= 0, pieces.launch_ns, pieces.start_ns)
+    rows = rows[np.lexsort((issued[rows], pieces.step[rows]))]
     seen: dict[tuple[int, str], int] = defaultdict(int)
     return tuple(_arrival(line, pieces, int(row), seen) for row in rows)
 

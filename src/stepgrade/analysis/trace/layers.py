@@ -16,8 +16,8 @@ from msgspec import Struct
 from stepgrade.analysis.trace.blocks import Blocks, LayerBasis, find_blocks
 from stepgrade.analysis.trace.links import MODULE, OP, HostTree, inherit, nearest, pick
 from stepgrade.analysis.trace.phases import PHASES
-from stepgrade.analysis.trace.pieces import IN_BACKWARD, Pieces, context_bits
-from stepgrade.analysis.trace.timeline import Driver, Timeline
+from stepgrade.analysis.trace.pieces import Pieces
+from stepgrade.analysis.trace.timeline import IN_BACKWARD, Driver, Timeline
 from stepgrade.analysis.trace.vocabulary import BACKWARD, COMPILED, GRAPH_LAUNCH, Mask, matching, named
 from stepgrade.model.events import NONE, Ids, Kinds, Longs, Trace
 
@@ -57,23 +57,22 @@ class Passes(NamedTuple):
 
 def find_layers(line: Timeline, pieces: Pieces, phase: Kinds) -> LayersFacts:
     """Return the layers of the steady steps; without any, a note says what to record."""
-    context = inherit(line.tree, context_bits(line))
     backward = pieces.steady & (phase == PHASES.index("backward"))
-    again = pick(_recomputed(line, context).astype(np.int8), pieces.row) > 0
+    again = pick(_recomputed(line).astype(np.int8), pieces.row) > 0
     forward = pieces.steady & (phase == PHASES.index("forward"))
     passes = Passes(forward, backward & ~again, backward & again)
-    blocks = find_blocks(line, pieces, context) if line.driver is not Driver.UNSEEN else None
+    blocks = find_blocks(line, pieces) if line.driver is not Driver.UNSEEN else None
     if blocks is None:
         return _no_layers(line, pieces, passes)
     return _summed(line, pieces, blocks, _units(line, pieces, blocks, backward), passes)
 
 
-def _recomputed(line: Timeline, context: Kinds) -> Mask:
+def _recomputed(line: Timeline) -> Mask:
     """Tell which rows lie in a forward operation or module that runs inside the backward pass."""
     tree, ops = line.tree, line.trace.ops
     if not len(tree.kind):
         return np.zeros(0, np.bool_)
-    inside = (context & IN_BACKWARD) > 0
+    inside = (line.context & IN_BACKWARD) > 0
     forward = np.zeros(len(tree.kind), np.bool_)
     forward[tree.of_op] = (ops.sequence >= 0) & (ops.forward_thread <= 0)
     forward &= ~matching(line.trace.strings, BACKWARD)[tree.name]
@@ -155,7 +154,9 @@ def _namesakes(trace: Trace, nodes: Ids, makers: Ids) -> int:
         np.stack([trace.ops.name[nodes], trace.ops.name[makers]]), axis=1, return_counts=True
     )
     names = zip(*pairs.tolist(), counts.tolist(), strict=True)
-    return sum(count for node, maker, count in names if _stem(trace.strings[maker]) in _stem(trace.strings[node]))
+    return sum(
+        count for node, maker, count in names if _stem(trace.strings[maker]) in _stem(trace.strings[node])
+    )
 
 
 def _stem(name: str) -> str:
@@ -163,9 +164,7 @@ def _stem(name: str) -> str:
     return last.replace("_", "").lower()
 
 
-def _summed(
-    line: Timeline, pieces: Pieces, blocks: Blocks, unit: Ids, passes: Passes
-) -> LayersFacts:
+def _summed(line: Timeline, pieces: Pieces, blocks: Blocks, unit: Ids, passes: Passes) -> LayersFacts:
     count = len(blocks.names)
     forward, backward, recompute = (_per_unit(pieces, unit, chosen, count) for chosen in passes)
     ops = _ops_of_units(line.trace, pieces, unit, passes.forward | passes.backward | passes.recompute)

@@ -8,8 +8,8 @@ from msgspec import Struct
 from stepgrade.analysis.trace import intervals as iv
 from stepgrade.analysis.trace.classify import WorkClass
 from stepgrade.analysis.trace.intervals import Spans
-from stepgrade.analysis.trace.pieces import IN_BACKWARD, IN_INPUT, IN_OPTIMIZER, Pieces
-from stepgrade.analysis.trace.timeline import Driver, Timeline
+from stepgrade.analysis.trace.pieces import Pieces
+from stepgrade.analysis.trace.timeline import IN_BACKWARD, IN_INPUT, IN_OPTIMIZER, Driver, Timeline
 from stepgrade.analysis.trace.vocabulary import Mask
 from stepgrade.model.events import NONE, DeviceEvent, Kinds
 

@@ -7,13 +7,11 @@ from typing import NamedTuple
 import numpy as np
 
 from stepgrade.analysis.trace.classify import Classes, WorkClass, classify
-from stepgrade.analysis.trace.links import inherit, nearest, pick, self_times
+from stepgrade.analysis.trace.links import nearest, pick, self_times
 from stepgrade.analysis.trace.steps import steps_of
 from stepgrade.analysis.trace.timeline import Driver, Timeline
-from stepgrade.analysis.trace.vocabulary import BACKWARD, COLLECTIVE, INPUT, OPTIMIZER, Mask, matching
+from stepgrade.analysis.trace.vocabulary import COLLECTIVE, Mask, matching
 from stepgrade.model.events import NONE, Ids, Kinds, Longs
-
-IN_INPUT, IN_BACKWARD, IN_OPTIMIZER = 1, 2, 4
 
 
 class Pieces(NamedTuple):
@@ -35,22 +33,12 @@ class Pieces(NamedTuple):
 
 def break_up(line: Timeline) -> Pieces:
     """Return the pieces of the timeline's steps."""
-    context = inherit(line.tree, context_bits(line))
-    pieces = _device_pieces(line, context) if line.driver is Driver.DEVICE else _host_pieces(line, context)
+    pieces = _device_pieces(line) if line.driver is Driver.DEVICE else _host_pieces(line)
     known = np.append(line.windows.steady, [False, False])
     return pieces._replace(steady=known[np.where(pieces.step >= 0, pieces.step, len(known) - 1)])
 
 
-def context_bits(line: Timeline) -> Kinds:
-    """Return for each row of the host tree what its own name opens."""
-    strings, names = line.trace.strings, line.tree.name
-    bits = np.zeros(len(strings), np.int8)
-    for pattern, bit in ((INPUT, IN_INPUT), (BACKWARD, IN_BACKWARD), (OPTIMIZER, IN_OPTIMIZER)):
-        bits[matching(strings, pattern)] |= bit
-    return bits[names] if len(names) else np.zeros(0, np.int8)
-
-
-def _device_pieces(line: Timeline, context: Kinds) -> Pieces:
+def _device_pieces(line: Timeline) -> Pieces:
     rows = np.flatnonzero(line.chosen).astype(np.int32)
     work, links = line.trace.work, line.links
     op = links.op[rows]
@@ -68,7 +56,7 @@ def _device_pieces(line: Timeline, context: Kinds) -> Pieces:
         kernel=kernel,
         work=rows,
         work_class=line.classes[rows],
-        context=np.maximum(pick(context, row), 0),
+        context=np.maximum(pick(line.context, row), 0),
         steady=np.zeros(len(rows), np.bool_),
     )
 
@@ -83,7 +71,7 @@ def _shown_names(line: Timeline, rows: Ids, names: Ids) -> Ids:
     return np.where(talks, pick(line.tree.name, above), names)
 
 
-def _host_pieces(line: Timeline, context: Kinds) -> Pieces:
+def _host_pieces(line: Timeline) -> Pieces:
     ops = line.trace.ops
     rows = np.arange(len(ops.name), dtype=np.int32)
     none = np.full(len(rows), NONE, np.int32)
@@ -98,7 +86,7 @@ def _host_pieces(line: Timeline, context: Kinds) -> Pieces:
         kernel=none,
         work=none,
         work_class=classes_of(line.trace.strings, ops.name),
-        context=context[line.tree.of_op],
+        context=line.context[line.tree.of_op],
         steady=np.zeros(len(rows), np.bool_),
     )
 

@@ -50,7 +50,8 @@ def join_ranks(facts: Sequence[TraceFacts]) -> RunFacts:
     ranked = _ranked(facts)
     steps = _common_steps(list(ranked.values()))
     total_ns = max((sum(_durations(one, steps)) for one in ranked.values()), default=0)
-    meetings = meet({rank: one.arrivals for rank, one in ranked.items()}, set(steps), total_ns)
+    known = {rank: one.arrivals for rank, one in ranked.items()} if _share_a_clock(facts) else {}
+    meetings = meet(known, set(steps), total_ns)
     ledgers = [one for one in (_ledger_of(fact, steps) for fact in ranked.values()) if one]
     return RunFacts(
         traces=tuple(ranked.values()),
@@ -63,6 +64,12 @@ def join_ranks(facts: Sequence[TraceFacts]) -> RunFacts:
         fitness=tuple(_fitness(ranked, steps)),
         notes=tuple(_notes(ranked, meetings)),
     )
+
+
+def _share_a_clock(facts: Sequence[TraceFacts]) -> bool:
+    """Tell whether times of the ranks can be compared: epochs are known, or one merged file holds them all."""
+    unknown = [one.base_ns is None for one in facts]
+    return not any(unknown) or (all(unknown) and len({one.file for one in facts}) == 1)
 
 
 def _ranked(facts: Sequence[TraceFacts]) -> dict[int, TraceFacts]:
@@ -99,8 +106,10 @@ def _slowest_chain(
     A step has begun when the last rank has begun it: from there to where the last rank begins the next one.
     Ranks whose clocks cannot be compared give the longest of their own times instead.
     """
-    if meetings is None or any(one.base_ns is None for one in ranked.values()):
-        return tuple(max(row) for row in zip(*(_durations(one, steps) for one in ranked.values()), strict=True))
+    if meetings is None:
+        return tuple(
+            max(row) for row in zip(*(_durations(one, steps) for one in ranked.values()), strict=True)
+        )
     begins: dict[int, int] = {}
     ends: dict[int, int] = {}
     for rank, one in ranked.items():

@@ -10,11 +10,24 @@ import numpy as np
 from stepgrade.analysis.trace.classify import WorkClass, classify_work
 from stepgrade.analysis.trace.host_ledger import open_host_ledger
 from stepgrade.analysis.trace.ledger import HostState, Ledger, foresee, open_ledger, watch_host
-from stepgrade.analysis.trace.links import HostTree, Links, grow_tree, link_work
+from stepgrade.analysis.trace.links import HostTree, Links, grow_tree, inherit, link_work
 from stepgrade.analysis.trace.steps import HostSteps, find_steps
-from stepgrade.analysis.trace.vocabulary import COMMUNICATION_RANGE, LAUNCH_CALL, Mask, named, settled
+from stepgrade.analysis.trace.vocabulary import (
+    BACKWARD,
+    COMMUNICATION_RANGE,
+    INPUT,
+    LAUNCH_CALL,
+    OPTIMIZER,
+    Mask,
+    matching,
+    named,
+    settled,
+)
 from stepgrade.analysis.trace.windows import Attribution, Windows, attribute, find_windows
 from stepgrade.model.events import NONE, Kinds, Trace
+
+
+IN_INPUT, IN_BACKWARD, IN_OPTIMIZER = 1, 2, 4
 
 
 class Driver(StrEnum):
@@ -30,6 +43,7 @@ class Timeline(NamedTuple):
 
     trace: Trace
     tree: HostTree
+    context: Kinds  # of each row of the tree: IN_INPUT | IN_BACKWARD | IN_OPTIMIZER
     links: Links
     steps: HostSteps
     attribution: Attribution
@@ -57,9 +71,29 @@ def lay_out(trace: Trace) -> Timeline:
     if windows.on_device:
         host = foresee(host, steps, windows)
     bare = Timeline(
-        trace, tree, links, steps, attribution, windows, classes, chosen, device, _driver(trace), host, None
+        trace=trace,
+        tree=tree,
+        context=_context(trace, tree),
+        links=links,
+        steps=steps,
+        attribution=attribution,
+        windows=windows,
+        classes=classes,
+        chosen=chosen,
+        device=device,
+        driver=_driver(trace),
+        host=host,
+        ledger=None,
     )
     return bare._replace(ledger=_ledger(bare))
+
+
+def _context(trace: Trace, tree: HostTree) -> Kinds:
+    """Return for each row of the tree what it lies in, told from its own name and those above it."""
+    bits = np.zeros(max(len(trace.strings), 1), np.int8)
+    for pattern, bit in ((INPUT, IN_INPUT), (BACKWARD, IN_BACKWARD), (OPTIMIZER, IN_OPTIMIZER)):
+        bits[np.flatnonzero(matching(trace.strings, pattern))] |= bit
+    return inherit(tree, bits[tree.name])
 
 
 def _busiest_device(trace: Trace) -> int | None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from stepgrade.analysis.trace.pieces import IN_BACKWARD, context_bits
-from stepgrade.analysis.trace.links import inherit
 from stepgrade.analysis.trace.shapes import decode_shapes, elements
 from stepgrade.analysis.trace.steps import steps_of
-from stepgrade.analysis.trace.timeline import Timeline
+from stepgrade.analysis.trace.timeline import IN_BACKWARD, Timeline
 from stepgrade.analysis.trace.vocabulary import BACKWARD, matching
 from stepgrade.model.events import Ids, Trace
 
@@ -63,7 +61,7 @@ def _lookups(line: Timeline) -> Ids:
     trace = line.trace
     names = {index for index, text in enumerate(trace.strings) if text == LOOKUP}
     chosen = np.isin(trace.ops.name, list(names)) & (trace.ops.inputs >= 0)
-    context = inherit(line.tree, context_bits(line))[line.tree.of_op]
+    context = line.context[line.tree.of_op]
     return np.flatnonzero(chosen & ((context & IN_BACKWARD) == 0)).astype(np.int32)
 
 
