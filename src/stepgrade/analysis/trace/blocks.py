@@ -7,6 +7,7 @@ hold most of the forward pass.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -51,18 +52,38 @@ class Blocks(NamedTuple):
 
 def find_blocks(line: Timeline, pieces: Pieces) -> Blocks | None:
     """Return the repeating blocks of the forward pass; None where the trace does not show them."""
-    return _from_modules(line, pieces) or _from_ranges(line, pieces) or _from_pattern(line, pieces)
+    return _from_modules(line, pieces) or _from_ranges(line, pieces) or _from_pattern(line)
+
+
+class Frames(NamedTuple):
+    """Frames of one sort (modules, or ranges) as a forest of their own."""
+
+    row: Ids  # in the host tree
+    parent: Ids  # in this forest
+    kind: list[str]
+    own_ns: Longs  # device time launched in it and in no frame inside it, in the steady steps
+
+
+def _frames(line: Timeline, pieces: Pieces, is_frame: Mask, kind_of: Callable[[str], str]) -> Frames:
+    tree = line.tree
+    rows = np.flatnonzero(is_frame).astype(np.int32)
+    place = np.full(len(tree.kind), NONE, np.int32)
+    place[rows] = np.arange(len(rows), dtype=np.int32)
+    around = pick(place, nearest(tree.parent, is_frame))
+    holder = pick(around, pieces.row)
+    inside = pieces.steady & (holder >= 0)
+    own = np.bincount(holder[inside], weights=pieces.dur_ns[inside], minlength=len(rows)).astype(np.int64)
+    kinds = {name: kind_of(line.trace.strings[name]) for name in np.unique(tree.name[rows]).tolist()}
+    names = [kinds[name] for name in tree.name[rows].tolist()]
+    return Frames(rows, pick(around, tree.parent[rows]), names, own)
 
 
 def _from_modules(line: Timeline, pieces: Pieces) -> Blocks | None:
-    rows = np.flatnonzero(line.tree.kind == MODULE).astype(np.int32)
-    kinds = [_kind(line.trace.strings[name]) for name in line.tree.name[rows].tolist()]
-    holds = _holds_modules(line.tree, rows)
-    candidates = _group(rows[holds], [kinds[i] for i in np.flatnonzero(holds).tolist()])
-    chosen = _best_group(line.tree, pieces, candidates)
-    if chosen is None:
-        return None
-    return _by_name(line, LayerBasis.MODULES, chosen, prefix="nn.Module: ")
+    frames = _frames(line, pieces, line.tree.kind == MODULE, _kind)
+    holds = np.zeros(len(frames.row), np.bool_)
+    holds[frames.parent[frames.parent >= 0]] = True
+    chosen = _best_kind(line.tree, frames, holds)
+    return None if chosen is None else _by_name(line, LayerBasis.MODULES, chosen, prefix="nn.Module: ")
 
 
 def _kind(name: str) -> str:
@@ -70,50 +91,24 @@ def _kind(name: str) -> str:
     return match[1] if match else name
 
 
-def _holds_modules(tree: HostTree, rows: Ids) -> Mask:
-    """Tell which module frames have another module frame inside."""
-    above = pick(nearest(tree, tree.kind == MODULE), tree.parent[rows])
-    return np.isin(rows, above)
-
-
-def _group(rows: Ids, kinds: list[str]) -> dict[str, Ids]:
-    """Return the rows of each kind."""
-    found: dict[str, list[int]] = {}
-    for row, kind in zip(rows.tolist(), kinds, strict=True):
-        found.setdefault(kind, []).append(row)
-    return {kind: np.array(members, np.int32) for kind, members in found.items()}
-
-
-def _best_group(tree: HostTree, pieces: Pieces, groups: dict[str, Ids]) -> Ids | None:
+def _best_kind(tree: HostTree, frames: Frames, usable: Mask) -> Ids | None:
     """Return the rows of the finest kind that holds nearly as much device time as the best kind.
 
     Instances must be told apart by name, and none may lie in another of its kind.
     """
-    held = {}
-    for kind in sorted(groups):
-        rows = _outermost(tree, groups[kind])
+    labels = np.array(frames.kind, object)
+    found = []
+    for kind in sorted({frames.kind[index] for index in np.flatnonzero(usable).tolist()}):
+        members = usable & (labels == kind)
+        above = nearest(frames.parent, members)
+        rows = frames.row[members & (pick(above, frames.parent) < 0)]
         distinct = len(np.unique(tree.name[rows]))
         if distinct > 1:
-            held[kind] = (_held_ns(tree, pieces, rows), distinct, rows)
-    if not held or max(one[0] for one in held.values()) == 0:
+            found.append((int(frames.own_ns[above >= 0].sum()), distinct, rows))
+    most = max((one[0] for one in found), default=0)
+    if most == 0:
         return None
-    limit = ENOUGH * max(one[0] for one in held.values())
-    return max((one for one in held.values() if one[0] >= limit), key=lambda one: (one[1], one[0]))[2]
-
-
-def _outermost(tree: HostTree, rows: Ids) -> Ids:
-    """Return those of the rows that lie in none of the others."""
-    marked = np.zeros(len(tree.kind), np.bool_)
-    marked[rows] = True
-    return rows[pick(nearest(tree, marked), tree.parent[rows]) < 0]
-
-
-def _held_ns(tree: HostTree, pieces: Pieces, rows: Ids) -> int:
-    """Return the device time launched under these rows in the steady steps."""
-    marked = np.zeros(len(tree.kind), np.bool_)
-    marked[rows] = True
-    inside = (pick(nearest(tree, marked), pieces.row) >= 0) & pieces.steady
-    return int(pieces.dur_ns[inside].sum())
+    return max((one for one in found if one[0] >= ENOUGH * most), key=lambda one: (one[1], one[0]))[2]
 
 
 def _by_name(line: Timeline, basis: LayerBasis, rows: Ids, prefix: str = "") -> Blocks:
@@ -134,13 +129,12 @@ def _from_ranges(line: Timeline, pieces: Pieces) -> Blocks | None:
     if not usable.any():
         return None
     usable &= ~known[tree.name]
-    rows = np.flatnonzero(usable).astype(np.int32)
-    kinds = [re.sub(r"\d+", "#", strings[name]) for name in tree.name[rows].tolist()]
-    chosen = _best_group(tree, pieces, _group(rows, kinds))
+    frames = _frames(line, pieces, usable, lambda name: re.sub(r"\d+", "#", name))
+    chosen = _best_kind(tree, frames, np.ones(len(frames.row), np.bool_))
     return None if chosen is None else _by_name(line, LayerBasis.RANGES, chosen)
 
 
-def _from_pattern(line: Timeline, pieces: Pieces) -> Blocks | None:
+def _from_pattern(line: Timeline) -> Blocks | None:
     """Return blocks from the sequence of forward operations, if each steady step repeats the same one."""
     if matching(line.trace.strings, COMPILED)[line.tree.name].any():
         return None
@@ -165,7 +159,7 @@ def _from_pattern(line: Timeline, pieces: Pieces) -> Blocks | None:
 def _forward_rows(line: Timeline) -> Ids:
     """Return the outermost operations of the loop's thread outside input, backward and optimizer."""
     tree = line.tree
-    outer = pick(nearest(tree, tree.kind == OP), tree.parent) < 0
+    outer = pick(nearest(tree.parent, tree.kind == OP), tree.parent) < 0
     apart = (line.context & (IN_BACKWARD | IN_INPUT | IN_OPTIMIZER)) > 0
     return np.flatnonzero((tree.kind == OP) & outer & ~apart & (tree.thread == line.steps.thread)).astype(
         np.int32

@@ -10,8 +10,8 @@ from msgspec import Struct
 from stepgrade.analysis.trace import intervals as iv
 from stepgrade.analysis.trace.steps import StepBasis
 from stepgrade.analysis.trace.timeline import Driver, Timeline
-from stepgrade.analysis.trace.windows import StepMark
 from stepgrade.analysis.trace.vocabulary import QUEUE_FULL, Mask, named
+from stepgrade.analysis.trace.windows import StepMark
 from stepgrade.model.events import Longs, RangeKind
 from stepgrade.units import show_ms, show_share
 

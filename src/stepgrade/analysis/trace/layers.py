@@ -77,7 +77,7 @@ def _recomputed(line: Timeline) -> Mask:
     forward[tree.of_op] = (ops.sequence >= 0) & (ops.forward_thread <= 0)
     forward &= ~matching(line.trace.strings, BACKWARD)[tree.name]
     forward |= tree.kind == MODULE
-    return inherit(tree, (forward & inside).astype(np.int8)) > 0
+    return inherit(tree.parent, (forward & inside).astype(np.int8)) > 0
 
 
 def _units(line: Timeline, pieces: Pieces, blocks: Blocks, backward: Mask) -> Ids:
@@ -85,10 +85,10 @@ def _units(line: Timeline, pieces: Pieces, blocks: Blocks, backward: Mask) -> Id
     tree = line.tree
     opens = np.full(len(tree.kind), NONE, np.int32)
     opens[blocks.row] = blocks.unit
-    unit_of_row = pick(opens, nearest(tree, opens >= 0))
+    unit_of_row = pick(opens, nearest(tree.parent, opens >= 0))
     own = pick(unit_of_row, pieces.row)
     by_node = _units_of_nodes(line, unit_of_row)
-    of_node = pick(by_node, pick(nearest(tree, by_node != NO_NODE), pieces.row))
+    of_node = pick(by_node, pick(nearest(tree.parent, by_node != NO_NODE), pieces.row))
     return np.where(backward & (own < 0), of_node, own)
 
 
@@ -150,13 +150,17 @@ def _best_thread(trace: Trace, nodes: Ids, key: Longs, makers: Ids, sequence: Lo
 
 def _namesakes(trace: Trace, nodes: Ids, makers: Ids) -> int:
     """Return how many nodes are called after the operation that would have made them."""
-    pairs, counts = np.unique(
-        np.stack([trace.ops.name[nodes], trace.ops.name[makers]]), axis=1, return_counts=True
-    )
-    names = zip(*pairs.tolist(), counts.tolist(), strict=True)
-    return sum(
-        count for node, maker, count in names if _stem(trace.strings[maker]) in _stem(trace.strings[node])
-    )
+    strings = trace.strings
+    pair = trace.ops.name[nodes].astype(np.int64) * len(strings) + trace.ops.name[makers]
+    pairs, counts = np.unique(pair, return_counts=True)
+    named_after = [
+        count
+        for (node, maker), count in zip(
+            (divmod(one, len(strings)) for one in pairs.tolist()), counts.tolist(), strict=True
+        )
+        if _stem(strings[maker]) in _stem(strings[node])
+    ]
+    return sum(named_after)
 
 
 def _stem(name: str) -> str:
@@ -198,10 +202,12 @@ def _per_unit(pieces: Pieces, unit: Ids, chosen: Mask, count: int) -> list[int]:
 
 def _ops_of_units(trace: Trace, pieces: Pieces, unit: Ids, chosen: Mask) -> dict[int, dict[str, int]]:
     rows = np.flatnonzero(chosen & (unit >= 0))
-    pairs, which = np.unique(np.stack([unit[rows], pieces.name[rows]]), axis=1, return_inverse=True)
-    sums = np.bincount(which.ravel(), weights=pieces.dur_ns[rows], minlength=pairs.shape[1])
+    names = len(trace.strings)
+    pairs, which = np.unique(unit[rows].astype(np.int64) * names + pieces.name[rows], return_inverse=True)
+    sums = np.bincount(which, weights=pieces.dur_ns[rows], minlength=len(pairs))
     found: dict[int, dict[str, int]] = {}
-    for index, name, ns in zip(*pairs.tolist(), sums.tolist(), strict=True):
+    for pair, ns in zip(pairs.tolist(), sums.tolist(), strict=True):
+        index, name = divmod(pair, names)
         found.setdefault(index, {})[trace.strings[name]] = int(ns)
     return found
 

@@ -82,10 +82,10 @@ def pick(column: NDArray[Whole], rows: Ids) -> NDArray[Whole]:
     return np.where(rows >= 0, column[rows], column.dtype.type(NONE))
 
 
-def nearest(tree: HostTree, wanted: Mask) -> Ids:
+def nearest(parent: Ids, wanted: Mask) -> Ids:
     """Return for each row the nearest row at or above it for which `wanted` holds, or NONE."""
     found = np.where(wanted, np.arange(len(wanted), dtype=np.int32), np.int32(NONE))
-    jump = tree.parent.copy()
+    jump = parent.copy()
     open_rows = np.flatnonzero((found < 0) & (jump >= 0))
     while len(open_rows):
         above = jump[open_rows]
@@ -94,9 +94,9 @@ def nearest(tree: HostTree, wanted: Mask) -> Ids:
     return found
 
 
-def inherit(tree: HostTree, bits: Kinds) -> Kinds:
+def inherit(parent: Ids, bits: Kinds) -> Kinds:
     """Return the bits of each row together with those of every row above it."""
-    gathered, jump = bits.copy(), tree.parent.copy()
+    gathered, jump = bits.copy(), parent.copy()
     open_rows = np.flatnonzero(jump >= 0)
     while len(open_rows):
         above = jump[open_rows]
@@ -122,7 +122,7 @@ def link_work(trace: Trace, tree: HostTree) -> Links:
     call = _rows_by_id(trace.calls.correlation, trace.work.correlation)
     launched = call >= 0
     call_row = pick(tree.of_call, call)
-    op_row = pick(nearest(tree, tree.kind == OP), call_row)
+    op_row = pick(nearest(tree.parent, tree.kind == OP), call_row)
     op = pick(tree.index, op_row)
     for external in (pick(trace.calls.external_id, call), trace.work.external_id):
         op = np.where(op >= 0, op, _rows_by_id(trace.ops.external_id, external))
@@ -148,7 +148,7 @@ def _rows_by_id(ids: Longs, wanted: Longs) -> Ids:
 
 def self_times(trace: Trace, tree: HostTree) -> Longs:
     """Return for each operation its time in ns without the operations nested in it."""
-    above = pick(nearest(tree, tree.kind == OP), tree.parent[tree.of_op])
+    above = pick(nearest(tree.parent, tree.kind == OP), tree.parent[tree.of_op])
     inside = above >= 0
     owner = tree.index[above[inside]]
     nested = np.bincount(owner, weights=trace.ops.dur_ns[inside], minlength=len(trace.ops.name))

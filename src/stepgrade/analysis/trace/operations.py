@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
+from typing import NamedTuple
+
 import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from stepgrade.analysis.trace.classify import WorkClass, classify
 from stepgrade.analysis.trace.cost import UNKNOWN, Cost, op_cost
 from stepgrade.analysis.trace.pieces import Pieces
 from stepgrade.analysis.trace.shapes import decode_shapes
-from stepgrade.model.events import NONE, Ids, Inputs, Longs, Trace
+from stepgrade.model.events import NONE, Ids, Inputs, Trace
 
 KERNELS_SHOWN = 5
 VAGUE = {WorkClass.OTHER, WorkClass.ELEMENTWISE}
@@ -39,6 +44,13 @@ class OperationFacts(Struct, frozen=True, kw_only=True):
     linked: bool  # False: the name is a kernel's, no operation is known to have launched it
 
 
+class _Costs(NamedTuple):
+    """The cost of one call of each operation, in floats: NaN where it is not known."""
+
+    flops: NDArray[np.float64]
+    bytes: NDArray[np.float64]
+
+
 def sum_operations(trace: Trace, pieces: Pieces) -> tuple[OperationFacts, ...]:
     """Return the operations of the steady steps, longest first."""
     rows = np.flatnonzero(pieces.steady)
@@ -46,21 +58,19 @@ def sum_operations(trace: Trace, pieces: Pieces) -> tuple[OperationFacts, ...]:
     key = pieces.name[rows].astype(np.int64) * 2 + linked
     order = np.argsort(key, kind="stable")
     edges = np.flatnonzero(np.diff(key[order], prepend=NONE, append=np.iinfo(np.int64).max))
-    groups = [rows[order[a:b]] for a, b in zip(edges[:-1], edges[1:], strict=True)]
     costs = _costs(trace, pieces.op[rows])
-    found = [_operation(trace, pieces, group, costs) for group in groups]
+    found = [_operation(trace, pieces, rows[order[a:b]], costs) for a, b in pairwise(edges.tolist())]
     return tuple(sorted(found, key=lambda one: (-one.total_ns, one.name)))
 
 
-def _operation(
-    trace: Trace, pieces: Pieces, group: Ids, costs: dict[tuple[int, int], Cost]
-) -> OperationFacts:
+def _operation(trace: Trace, pieces: Pieces, group: Ids, costs: _Costs) -> OperationFacts:
     name = trace.strings[int(pieces.name[group[0]])]
     linked = bool(pieces.op[group[0]] >= 0)
     calls, per_call = np.unique(pieces.op[group], return_inverse=True)
     call_ns = np.bincount(per_call, weights=pieces.dur_ns[group]).astype(np.int64)
     kernels = _kernels(trace, pieces, group)
-    flops, moved, costed_ns, costed_flops = _cost_sums(trace, calls, call_ns, costs) if linked else _NO_COST
+    flops = costs.flops[calls] if linked else np.full(len(calls), np.nan)
+    known = ~np.isnan(flops)
     return OperationFacts(
         name=name,
         work_class=_class_of(name, pieces, group).label,
@@ -68,15 +78,18 @@ def _operation(
         calls=len(calls) if linked else len(group),
         kernel_count=len(group) if kernels else 0,
         kernels=kernels,
-        flops=flops,
-        bytes=moved,
-        costed_ns=costed_ns,
-        costed_flops=costed_flops,
+        flops=_whole(flops),
+        bytes=_whole(costs.bytes[calls]) if linked else None,
+        costed_ns=int(call_ns[known].sum()),
+        costed_flops=int(flops[known].sum()),
         linked=linked,
     )
 
 
-_NO_COST = (None, None, 0, 0)
+def _whole(numbers: NDArray[np.float64]) -> int | None:
+    """Return the sum, None if one is not known."""
+    total = float(numbers.sum())
+    return None if math.isnan(total) else int(total)
 
 
 def _class_of(name: str, pieces: Pieces, group: Ids) -> WorkClass:
@@ -102,35 +115,28 @@ def _kernels(trace: Trace, pieces: Pieces, group: Ids) -> tuple[KernelFacts, ...
     return tuple(sorted(facts, key=lambda one: (-one.total_ns, one.name))[:KERNELS_SHOWN])
 
 
-def _costs(trace: Trace, ops: Ids) -> dict[tuple[int, int], Cost]:
-    """Return the cost of each pair of a name and inputs that occurs among the operations."""
-    used = np.unique(ops[ops >= 0])
-    shaped = used[trace.ops.inputs[used] >= 0]
-    pairs = np.unique(np.stack([trace.ops.name[shaped], trace.ops.inputs[shaped]]), axis=1)
-    return {
-        (name, inputs): cost_of(trace.strings[name], trace.inputs[inputs])
-        for name, inputs in zip(*pairs.tolist(), strict=True)
-    }
+def _costs(trace: Trace, ops: Ids) -> _Costs:
+    """Return the cost of a call of each of the operations; each pair of name and inputs is decoded once."""
+    flops = np.full(len(trace.ops.name), np.nan)
+    moved = np.full(len(trace.ops.name), np.nan)
+    used = np.zeros(len(trace.ops.name), np.bool_)
+    used[ops[ops >= 0]] = True
+    shaped = np.flatnonzero(used & (trace.ops.inputs >= 0))
+    if len(shaped):
+        width = len(trace.inputs)
+        pair = trace.ops.name[shaped].astype(np.int64) * width + trace.ops.inputs[shaped]
+        pairs, which = np.unique(pair, return_inverse=True)
+        found = [cost_of(trace.strings[one // width], trace.inputs[one % width]) for one in pairs.tolist()]
+        flops[shaped] = np.array([_or_nan(one.flops) for one in found])[which]
+        moved[shaped] = np.array([_or_nan(one.bytes) for one in found])[which]
+    return _Costs(flops, moved)
+
+
+def _or_nan(number: int | None) -> float:
+    return math.nan if number is None else float(number)
 
 
 def cost_of(name: str, inputs: Inputs) -> Cost:
     """Return the cost of one call of the operation with these recorded inputs."""
     shapes = decode_shapes(inputs)
     return UNKNOWN if shapes is None else op_cost(name, shapes)
-
-
-def _cost_sums(
-    trace: Trace, calls: Ids, call_ns: Longs, costs: dict[tuple[int, int], Cost]
-) -> tuple[int | None, int | None, int, int]:
-    """Return FLOPs and bytes of all calls (None if one is unknown), and time and FLOPs of the known ones."""
-    pairs = zip(trace.ops.name[calls].tolist(), trace.ops.inputs[calls].tolist(), strict=True)
-    found = [costs.get(pair, UNKNOWN) for pair in pairs]
-    flops = [cost.flops for cost in found]
-    moved = [cost.bytes for cost in found]
-    known = [(f, ns) for f, ns in zip(flops, call_ns.tolist(), strict=True) if f is not None]
-    return (
-        None if None in flops else sum(f for f in flops if f is not None),
-        None if None in moved else sum(b for b in moved if b is not None),
-        sum(ns for _, ns in known),
-        sum(f for f, _ in known),
-    )

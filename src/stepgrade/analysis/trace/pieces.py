@@ -66,7 +66,7 @@ def _shown_names(line: Timeline, rows: Ids, names: Ids) -> Ids:
     if not len(line.tree.name):
         return names
     is_collective = matching(line.trace.strings, COLLECTIVE)[line.tree.name]
-    above = pick(nearest(line.tree, is_collective), line.links.row[rows])
+    above = pick(nearest(line.tree.parent, is_collective), line.links.row[rows])
     talks = (line.classes[rows] == WorkClass.COMMUNICATION) & (above >= 0)
     return np.where(talks, pick(line.tree.name, above), names)
 

@@ -26,7 +26,6 @@ from stepgrade.analysis.trace.vocabulary import (
 from stepgrade.analysis.trace.windows import Attribution, Windows, attribute, find_windows
 from stepgrade.model.events import NONE, Kinds, Trace
 
-
 IN_INPUT, IN_BACKWARD, IN_OPTIMIZER = 1, 2, 4
 
 
@@ -93,7 +92,7 @@ def _context(trace: Trace, tree: HostTree) -> Kinds:
     bits = np.zeros(max(len(trace.strings), 1), np.int8)
     for pattern, bit in ((INPUT, IN_INPUT), (BACKWARD, IN_BACKWARD), (OPTIMIZER, IN_OPTIMIZER)):
         bits[np.flatnonzero(matching(trace.strings, pattern))] |= bit
-    return inherit(tree, bits[tree.name])
+    return inherit(tree.parent, bits[tree.name])
 
 
 def _busiest_device(trace: Trace) -> int | None:
