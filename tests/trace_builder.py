@@ -304,14 +304,14 @@ class _Player:
             self.framed_block(again)
         kernels = [("sgemm_tn", self.run.kernel_ns)] * (2 if node.startswith("Addmm") else 1)
         self.op("aten::mm" if node.startswith("Addmm") else "aten::mul", kernels)
-        known = {"thread": AUTOGRAD, "sequence": sequence, "forward_thread": 1}
+        known: dict[str, Any] = {"thread": AUTOGRAD, "sequence": sequence, "forward_thread": 1}
         self.out.op(node, inner, self.now - inner, **known)
         self.now += 1_000
         self.out.op(f"autograd::engine::evaluate_function: {node}", start, self.now - start, **known)
 
     def reduce(self) -> None:
         run = self.run
-        size = {"in_elements": run.width**2, "out_elements": run.width**2, "dtype": "Float"}
+        size: Any = {"in_elements": run.width**2, "out_elements": run.width**2, "dtype": "Float"}
         said = Collective(name="allreduce", group_size=run.world_size or 1, group="0", **size)
         start = self.now
         with self.range("nccl:all_reduce"):

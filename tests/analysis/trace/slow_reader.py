@@ -116,7 +116,7 @@ class _Builder:
             "profile_memory": "memory",
             "with_modules": "modules",
         }
-        parts = {
+        parts: Event = {
             "ops": self.ops(),
             "calls": self.calls(),
             "work": self.work(),

@@ -108,7 +108,8 @@ def _best_kind(tree: HostTree, frames: Frames, usable: Mask) -> Ids | None:
     most = max((one[0] for one in found), default=0)
     if most == 0:
         return None
-    return max((one for one in found if one[0] >= ENOUGH * most), key=lambda one: (one[1], one[0]))[2]
+    best: Ids = max((one for one in found if one[0] >= ENOUGH * most), key=lambda one: (one[1], one[0]))[2]
+    return best
 
 
 def _by_name(line: Timeline, basis: LayerBasis, rows: Ids, prefix: str = "") -> Blocks:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from stepgrade.model.events import DeviceEvent, DeviceWork, Kinds
+from stepgrade.model.events import DeviceEvent, DeviceWork
 
 
 class WorkClass(IntEnum):
@@ -76,8 +76,12 @@ _RULES: tuple[tuple[WorkClass, tuple[str, ...], re.Pattern[str] | None], ...] = 
             "igemm_bwd",
             "igemm_wrw",
             "implicit_gemm",
-        )
-        + ("im2col", "col2im", "cudnn::cnn", "miopen", "gridwisegemm_bk0mk0"),
+            "im2col",
+            "col2im",
+            "cudnn::cnn",
+            "miopen",
+            "gridwisegemm_bk0mk0",
+        ),
         None,
     ),
     (WorkClass.EMBEDDING, ("embedding", "pooled_embs"), None),
@@ -94,8 +98,13 @@ _RULES: tuple[tuple[WorkClass, tuple[str, ...], re.Pattern[str] | None], ...] = 
             "matmul",
             "scaled_mm",
             "grouped_mm",
-        )
-        + ("aten::linear", "addmv", "cublas", "aten::einsum", "xxt_kernel", "_mm_kernel"),
+            "aten::linear",
+            "addmv",
+            "cublas",
+            "aten::einsum",
+            "xxt_kernel",
+            "_mm_kernel",
+        ),
         re.compile(r"(^|::|_)(addmm|baddbmm|bmm|mm)(_|\b)|aten::(dot|mv)\b"),
     ),
     (WorkClass.SOFTMAX, ("softmax", "cross_entropy", "crossentropy", "nll_loss", "nllloss"), None),
@@ -119,14 +128,27 @@ _RULES: tuple[tuple[WorkClass, tuple[str, ...], re.Pattern[str] | None], ...] = 
             "unique",
             "cumsum",
             "scan",
-        )
-        + ("histc",),
+            "histc",
+        ),
         None,
     ),
     (
         WorkClass.COPY,
-        ("copy", "transpose", "catarray", "::contiguous", "::clone", "nchwtonhwc", "nhwctonchw", "permute")
-        + ("subtensorop", "::stack", "::fill_", "::zero", "_local_scalar_dense"),
+        (
+            "copy",
+            "transpose",
+            "catarray",
+            "::contiguous",
+            "::clone",
+            "nchwtonhwc",
+            "nhwctonchw",
+            "permute",
+            "subtensorop",
+            "::stack",
+            "::fill_",
+            "::zero",
+            "_local_scalar_dense",
+        ),
         re.compile(r"aten::(to|cat|item)\b"),
     ),
     (
@@ -147,8 +169,12 @@ _RULES: tuple[tuple[WorkClass, tuple[str, ...], re.Pattern[str] | None], ...] = 
             "relu",
             "sigmoid",
             "tanh",
-        )
-        + ("dropout", "upsample", "threshold", "optensor", "scalepackedtensor"),
+            "dropout",
+            "upsample",
+            "threshold",
+            "optensor",
+            "scalepackedtensor",
+        ),
         re.compile(
             r"aten::(add|sub|mul|div|pow|sqrt|rsqrt|exp|log|neg|abs|clamp\w*|where|addc\w+|lerp|cos|sin|eq|ne|gt"
             r"|lt|ge|le|logical\w*|bitwise\w*)_?$"
@@ -177,8 +203,5 @@ def classify_work(strings: Sequence[str], work: DeviceWork) -> Classes:
     table = np.full(len(strings), WorkClass.OTHER, np.int8)
     table[used] = [classify(strings[index]) for index in used.tolist()]
     found = np.where(work.collective >= 0, WorkClass.COMMUNICATION, table[work.name])
-    return np.where(_is_copy(work.kind) & (found != WorkClass.COMMUNICATION), WorkClass.COPY, found)
-
-
-def _is_copy(kind: Kinds) -> NDArray[np.bool_]:
-    return kind != DeviceEvent.KERNEL
+    copies = (work.kind != DeviceEvent.KERNEL) & (found != WorkClass.COMMUNICATION)
+    return np.where(copies, WorkClass.COPY, found)

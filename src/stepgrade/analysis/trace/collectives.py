@@ -1,14 +1,14 @@
 """Collectives of one rank, and across ranks: who waited for whom, and what the transfer itself took.
 
-Ranks meet in a collective: it ends for all soon after the last one has arrived. Before that the others wait
-(skew), from then on data moves (transfer). Collectives of two ranks are the same one if they stand at the same
-place in the order of their process group within the same step.
+Ranks meet in a collective: it ends for all soon after the last one has arrived. Before that the others
+wait (skew), from then on data moves (transfer). Collectives of two ranks are the same one if they stand at
+the same place in the order of their process group within the same step.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -85,11 +85,12 @@ class Meetings(Struct, frozen=True, kw_only=True):
 
 def sum_collectives(line: Timeline, pieces: Pieces) -> tuple[CollectiveFacts, ...]:
     """Return the collectives of the steady steps by kind, longest first."""
-    rows = np.flatnonzero(is_communication(line)[pieces.work] & pieces.steady) if _has_work(pieces) else []
+    if not _has_work(pieces):
+        return ()
     groups: dict[tuple[str, int | None], list[int]] = defaultdict(list)
-    for row in rows:
+    for row in np.flatnonzero(is_communication(line)[pieces.work] & pieces.steady).tolist():
         said = _said(line, int(pieces.work[row]))
-        groups[_name(line, pieces, int(row), said), said.group_size].append(int(row))
+        groups[_name(line, pieces, row, said), said.group_size].append(row)
     found = [_kind_facts(line, pieces, key, members) for key, members in groups.items()]
     return tuple(sorted(found, key=lambda one: (-one.total_ns, one.name)))
 
@@ -165,7 +166,7 @@ def _arrival(line: Timeline, pieces: Pieces, row: int, seen: dict[tuple[int, str
 Meeting = dict[int, Arrival]
 
 
-def meet(of_ranks: dict[int, Sequence[Arrival]], steps: set[int], total_ns: int) -> Meetings | None:
+def meet(of_ranks: Mapping[int, Sequence[Arrival]], steps: set[int], total_ns: int) -> Meetings | None:
     """Return what matching the ranks' collectives in these steps shows; None with fewer than two ranks.
 
     `total_ns` is how long the steps took a rank: waiting that is small against it makes no straggler.
@@ -189,7 +190,7 @@ def meet(of_ranks: dict[int, Sequence[Arrival]], steps: set[int], total_ns: int)
     )
 
 
-def _match(of_ranks: dict[int, Sequence[Arrival]], steps: set[int]) -> tuple[list[Meeting], int]:
+def _match(of_ranks: Mapping[int, Sequence[Arrival]], steps: set[int]) -> tuple[list[Meeting], int]:
     """Return the collectives that two ranks or more were seen in, and how many arrivals found no partner."""
     places: dict[tuple[int, str, int, str], Meeting] = defaultdict(dict)
     for rank, events in of_ranks.items():

@@ -27,22 +27,22 @@ class Cost(Struct, frozen=True, kw_only=True):
 
 
 UNKNOWN = Cost()
-Rule = Callable[[str, Shapes], Cost]
+Rule = Callable[[Shapes], Cost]
 
 
 def op_cost(name: str, shapes: Shapes) -> Cost:
     """Return the cost of one call of the operation `name` with inputs of these sizes."""
-    rule = _RULES.get(name.removeprefix("aten::")) if name.startswith("aten::") else None
-    if rule is not None:
-        return rule(name, shapes)
-    return _by_class(name, shapes)
-
-
-def _by_class(name: str, shapes: Shapes) -> Cost:
     if not name.startswith("aten::"):
         return UNKNOWN
-    rule = _CLASS_RULES.get(classify(name))
-    return rule(name, shapes) if rule else UNKNOWN
+    rule = _RULES.get(name.removeprefix("aten::")) or _rule_of_class(name)
+    return rule(shapes) if rule else UNKNOWN
+
+
+def _rule_of_class(name: str) -> Rule | None:
+    work_class = classify(name)
+    if work_class is WorkClass.NORM and "backward" in name:
+        return _norm_backward
+    return _CLASS_RULES.get(work_class)
 
 
 def _times(count: int | None, size: int | None) -> int | None:
@@ -60,13 +60,13 @@ def _product(left: Dims | None, right: Dims | None, size: int | None) -> Cost:
 
 
 def _matmul_at(place: int) -> Rule:
-    def rule(name: str, shapes: Shapes) -> Cost:
+    def rule(shapes: Shapes) -> Cost:
         return _product(shapes.tensor(place), shapes.tensor(place + 1), shapes.item_size())
 
     return rule
 
 
-def _linear(name: str, shapes: Shapes) -> Cost:
+def _linear(shapes: Shapes) -> Cost:
     data, weight = shapes.tensor(0), shapes.tensor(1)
     if not data or not weight or len(weight) != 2:
         return UNKNOWN
@@ -74,7 +74,7 @@ def _linear(name: str, shapes: Shapes) -> Cost:
     return _product(rows, (weight[1], weight[0]), shapes.item_size())
 
 
-def _grouped(name: str, shapes: Shapes) -> Cost:
+def _grouped(shapes: Shapes) -> Cost:
     """Return the cost of rows that each meet one of the groups' matrices."""
     data, weight = shapes.tensor(0), shapes.tensor(1)
     if not data or not weight or len(data) != 2 or len(weight) != 3 or data[1] != weight[1]:
@@ -86,7 +86,7 @@ def _grouped(name: str, shapes: Shapes) -> Cost:
 def _convolution(stride: int, padding: int, dilation: int, transposed: int | None = None) -> Rule:
     """Return the rule of a convolution whose settings stand at these places."""
 
-    def rule(name: str, shapes: Shapes) -> Cost:
+    def rule(shapes: Shapes) -> Cost:
         data, weight = shapes.tensor(0), shapes.tensor(1)
         settings = [shapes.value(place) for place in (stride, padding, dilation)]
         turned = transposed is not None and shapes.value(transposed)
@@ -116,7 +116,7 @@ def _convolved(data: Dims, weight: Dims, output: Dims, size: int | None) -> Cost
     return Cost(flops=2 * positions * math.prod(weight[1:]), bytes=_times(moved, size))
 
 
-def _convolution_backward(name: str, shapes: Shapes) -> Cost:
+def _convolution_backward(shapes: Shapes) -> Cost:
     """Return the cost of the gradients that the output mask asks for (data, weight)."""
     grad, data, weight = shapes.tensor(0), shapes.tensor(1), shapes.tensor(2)
     if not grad or not data or not weight:
@@ -133,7 +133,7 @@ def _convolution_backward(name: str, shapes: Shapes) -> Cost:
 def _attention(first: int, causal: int | None, *, heads_at: int, passes: int) -> Rule:
     """Return the rule of attention: query, key and value from place `first`, heads on axis `heads_at`."""
 
-    def rule(name: str, shapes: Shapes) -> Cost:
+    def rule(shapes: Shapes) -> Cost:
         query, key, value = (shapes.tensor(first + i) for i in range(3))
         if not query or not key or not value or not len(query) == len(key) == len(value) == 4:
             return UNKNOWN
@@ -147,7 +147,7 @@ def _attention(first: int, causal: int | None, *, heads_at: int, passes: int) ->
     return rule
 
 
-def _embedding(name: str, shapes: Shapes) -> Cost:
+def _embedding(shapes: Shapes) -> Cost:
     weight, places = shapes.tensor(0), shapes.tensor(1)
     if not weight or places is None or len(weight) != 2:
         return UNKNOWN
@@ -155,40 +155,46 @@ def _embedding(name: str, shapes: Shapes) -> Cost:
     return Cost(flops=0, bytes=None if moved is None else moved + 8 * elements(places))
 
 
-def _norm(name: str, shapes: Shapes) -> Cost:
-    backward = "backward" in name
+def _norm(shapes: Shapes) -> Cost:
+    return _streamed(shapes, NORM_FLOPS_PER_ELEMENT, passes=2)
+
+
+def _norm_backward(shapes: Shapes) -> Cost:
+    return _streamed(shapes, NORM_BACKWARD_FLOPS_PER_ELEMENT, passes=3)
+
+
+def _streamed(shapes: Shapes, each: int, *, passes: int) -> Cost:
+    """Return the cost of so many FLOPs for each element, which goes through memory so many times."""
     data = shapes.tensor(0)
     if not data:
         return UNKNOWN
-    each = NORM_BACKWARD_FLOPS_PER_ELEMENT if backward else NORM_FLOPS_PER_ELEMENT
-    passes = 3 if backward else 2
     return Cost(flops=each * elements(data), bytes=_times(passes * elements(data), shapes.item_size()))
 
 
-def _elementwise(name: str, shapes: Shapes) -> Cost:
+def _elementwise(shapes: Shapes) -> Cost:
     """Return one FLOP for each element of the result; every input is read, the result is written."""
     tensors = [one for one in shapes.dims if one]
     if not tensors:
         return UNKNOWN
     result = max(map(elements, tensors))
-    moved = sum(map(elements, tensors)) + result * (not name.endswith("_out"))
+    moved = sum(map(elements, tensors)) + result
     return Cost(flops=result, bytes=_times(moved, shapes.item_size()))
 
 
-def _copy(name: str, shapes: Shapes) -> Cost:
+def _copy(shapes: Shapes) -> Cost:
     """Return the traffic of reading the source and writing the target, each at its own width."""
     pairs = [(d, s) for d, s in zip(shapes.dims, shapes.item_bytes, strict=False) if d]
-    if name != "aten::copy_" or len(pairs) != 2 or None in (pairs[0][1], pairs[1][1]):
+    if len(pairs) != 2 or None in (pairs[0][1], pairs[1][1]):
         return UNKNOWN
     return Cost(flops=0, bytes=sum(elements(dims) * (size or 0) for dims, size in pairs))
 
 
-def _reduction(name: str, shapes: Shapes) -> Cost:
+def _reduction(shapes: Shapes) -> Cost:
     data = shapes.tensor(0)
     return Cost(flops=elements(data), bytes=_times(elements(data), shapes.item_size())) if data else UNKNOWN
 
 
-def _foreach(name: str, shapes: Shapes) -> Cost:
+def _foreach(shapes: Shapes) -> Cost:
     """Return the cost of an operation on lists of tensors: each is read, the first list is written."""
     if not shapes.lists or not shapes.lists[0]:
         return UNKNOWN
@@ -232,11 +238,11 @@ _RULES: dict[str, Rule] = {
     f"{_SDPA}_cudnn_attention_backward": _attention(1, 13, heads_at=1, passes=2),
     "_flash_attention_backward": _attention(1, 11, heads_at=2, passes=2),
     "embedding": _embedding,
+    "copy_": _copy,
 }
 _CLASS_RULES: dict[WorkClass, Rule] = {
     WorkClass.NORM: _norm,
     WorkClass.ELEMENTWISE: _elementwise,
-    WorkClass.COPY: _copy,
     WorkClass.REDUCTION: _reduction,
     WorkClass.OPTIMIZER: _foreach,
 }

@@ -295,8 +295,9 @@ def _left_out(steps: Sequence[StepFacts]) -> Iterable[str]:
     for mark, place in ((StepMark.WARM_UP, "first"), (StepMark.FLUSH, "last")):
         odd = [step.dur_ns for step in steps if step.mark == mark]
         if odd and steady:
-            times = f"{show_ms(float(np.median(odd)) / NS_PER_MS)} against {show_ms(float(np.median(steady)) / NS_PER_MS)}"
-            yield f"The {place} {len(odd)} of {len(steps)} steps are left out as {mark}: {times}."
+            theirs, usual = (show_ms(float(np.median(one)) / NS_PER_MS) for one in (odd, steady))
+            left = f"{len(odd)} of {len(steps)} steps"
+            yield f"The {place} {left} are left out as {mark}: {theirs}, the others {usual}."
 
 
 def _kind_notes(steps: Sequence[StepFacts]) -> Iterable[str]:

@@ -55,7 +55,7 @@ def _unseen(line: Timeline) -> Iterator[Unfitness]:
         text = "The host drives a device, but no work of a device was recorded. Record ProfilerActivity.CUDA."
         yield Unfitness(code="device_unseen", text=text, fatal=True)
     elif line.driver is Driver.DEVICE and not len(line.trace.ops.name):
-        text = "No operations of the host were recorded: only kernel names are known. Record ProfilerActivity.CPU."
+        text = "No host operations were recorded: only kernels are known. Record ProfilerActivity.CPU."
         yield Unfitness(code="host_unseen", text=text)
 
 
@@ -75,7 +75,7 @@ def _few_steps(line: Timeline) -> Iterator[Unfitness]:
     if warm and warm >= steady:
         dur = line.windows.dur_ns
         text = (
-            f"{warm} of {warm + steady} steps differ from the later ones ({show_ms(dur[0] / 1e6)} at first, "
+            f"{warm} of {warm + steady} steps differ from later ones ({show_ms(dur[0] / 1e6)} at first, "
             f"{show_ms(float(np.median(dur[line.windows.steady])) / 1e6)} later): mostly warm-up was recorded."
         )
         yield Unfitness(code="warm_up", text=text)
@@ -104,8 +104,8 @@ def _host_slowed(line: Timeline) -> Iterator[Unfitness]:
     share = float(waits / max(int((end - start).sum()), 1))
     if share > HOST_SHARE:
         text = (
-            f"The device waited for the host {show_share(share)} of the time while {' and '.join(heavy)} were "
-            "recorded, which slows the host: without the profiler the share may be smaller."
+            f"The device waited for the host {show_share(share)} of the time while {' and '.join(heavy)} "
+            "were recorded, which slows the host: without the profiler the share may be smaller."
         )
         yield Unfitness(code="host_slowed", text=text)
 
@@ -117,8 +117,8 @@ def _clocks(line: Timeline) -> Iterator[Unfitness]:
     if launched and early.sum() > max(EARLY_START_SHARE * launched, 0):
         lead = int((links.launch_ns - work.start_ns)[early].max())
         text = (
-            f"{int(early.sum())} of {launched} launched kernels and copies start before their launch, by up to "
-            f"{show_ms(lead / 1e6)}: the clocks of host and device do not agree."
+            f"{int(early.sum())} of {launched} launched kernels and copies start before their launch, by up "
+            f"to {show_ms(lead / 1e6)}: the clocks of host and device do not agree."
         )
         yield Unfitness(code="clocks", text=text)
 
@@ -167,7 +167,7 @@ def _unattributed(line: Timeline) -> Iterator[Unfitness]:
 
 def _host_windows(line: Timeline) -> Iterator[Unfitness]:
     if line.driver is Driver.DEVICE and not line.windows.on_device:
-        text = "Some steps launched no recorded work: steps are timed on the host, though the device lags behind it."
+        text = "Some steps launched no recorded work: steps are timed on the host, which runs ahead."
         yield Unfitness(code="host_windows", text=text)
 
 

@@ -39,7 +39,18 @@ def open_host_ledger(trace: Trace, steps: HostSteps, extent: tuple[int, int]) ->
     exposed = iv.subtract(communication, compute)
     waiting = iv.subtract(fetching, iv.merge(compute, exposed))
     rest = iv.gaps(iv.merge(compute, exposed, waiting), *extent)
-    return Ledger(compute, exposed, NOTHING, waiting, rest, *([NOTHING] * 3), communication, NOTHING)
+    return Ledger(
+        compute=compute,
+        exposed_communication=exposed,
+        exposed_copy=NOTHING,
+        idle_input=waiting,
+        idle_host=rest,
+        idle_sync=NOTHING,
+        unattributed=NOTHING,
+        dispatch=NOTHING,
+        communication=communication,
+        copy=NOTHING,
+    )
 
 
 def _lanes(table: HostOps | HostRanges, chosen: Mask, extent: tuple[int, int], lane: int) -> Spans:

@@ -1,8 +1,8 @@
 """The layers of a model with their forward, backward and recomputed time.
 
-Work of the forward pass belongs to the block around its launch. Work of the backward pass belongs to the block
-of the forward operation that made its autograd node: the same sequence number, on the thread that the node
-names. An operation that records gradients inside the backward pass is a forward operation done again
+Work of the forward pass belongs to the block around its launch. Work of the backward pass belongs to the
+block of the forward operation that made its autograd node: the same sequence number, on the thread that the
+node names. An operation that records gradients inside the backward pass is a forward operation done again
 (activation checkpointing). What accumulates a gradient carries no number and goes with the node before it.
 """
 
@@ -121,7 +121,7 @@ def match_forward(trace: Trace, node: Mask) -> Ids:
     Operations that make no node carry the number of the next node as well: the last to start made it.
     """
     ops = trace.ops
-    makers = np.flatnonzero((ops.sequence >= 0) & (ops.forward_thread <= 0) & ~node)
+    makers = np.flatnonzero((ops.sequence >= 0) & (ops.forward_thread <= 0) & ~node).astype(np.int32)
     makers = makers[np.argsort(ops.start_ns[makers], kind="stable")]
     key = ops.thread[makers].astype(np.int64) * SEQUENCES + ops.sequence[makers]
     order = np.argsort(key, kind="stable")
@@ -215,8 +215,8 @@ def _ops_of_units(trace: Trace, pieces: Pieces, unit: Ids, chosen: Mask) -> dict
 _NOTES = {
     LayerBasis.MODULES: None,
     LayerBasis.RANGES: "Layers are the record_function ranges whose names differ by a number.",
-    LayerBasis.PATTERN: "Layers are told from the repeating pattern of operations: the trace names no modules. "
-    "Record with with_stack=True to see them by name.",
+    LayerBasis.PATTERN: "Layers are told from the repeating pattern of operations: the trace names no "
+    "modules. Record with with_stack=True to see them by name.",
 }
 
 
@@ -253,7 +253,7 @@ def _why_none(line: Timeline, *, compiled: bool) -> str:
             "record_function range, or record an eager step with with_stack=True."
         )
     if not (line.tree.kind == OP).any():
-        return "Layers cannot be told apart: no operations of the host were recorded. Record ProfilerActivity.CPU."
+        return "Layers cannot be told apart: no host operations were recorded. Record ProfilerActivity.CPU."
     return (
         "Layers cannot be told apart: no module frames, no numbered ranges, no repeating pattern. "
         "Record with with_stack=True."

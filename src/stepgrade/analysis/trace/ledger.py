@@ -5,10 +5,10 @@ only where nothing computes ("exposed"). Copies within the device and memsets ar
 idle, and the work that ends a gap tells why the device waited. Until that work was launched the host was
 late: because it was fetching input, because it had waited for the device and so could not run ahead
 (synchronisation: at most as long as it had waited), or because it was busy (host). After the launch the
-device was turning to the work: up to `DISPATCH_NS` of that is the price of a launch (host as well, shown apart
-as dispatch); what is longer waited for something the trace does not show and is unattributed, and so is a gap
-before work whose launch was not recorded. Labels are given to time, not to steps: the accounts of two windows
-add up to the account of both.
+device was turning to the work: up to `DISPATCH_NS` of that is the price of a launch (host as well, shown
+apart as dispatch); what is longer waited for something the trace does not show and is unattributed, and so
+is a gap before work whose launch was not recorded. Labels are given to time, not to steps: the accounts of
+two windows add up to the account of both.
 """
 
 from __future__ import annotations
@@ -112,11 +112,7 @@ def waiting_calls(trace: Trace, links: Links, steps: HostSteps) -> Mask:
 
 
 def _host_copies(work: DeviceWork) -> Mask:
-    return (
-        (work.kind == DeviceEvent.COPY_H2D)
-        | (work.kind == DeviceEvent.COPY_D2H)
-        | (work.kind == DeviceEvent.COPY_OTHER)
-    )
+    return np.isin(work.kind, (DeviceEvent.COPY_H2D, DeviceEvent.COPY_D2H, DeviceEvent.COPY_OTHER))
 
 
 def open_ledger(

@@ -22,7 +22,7 @@ class HostTree(NamedTuple):
     """Everything that host threads did, sorted so that a parent stands before its children."""
 
     kind: Kinds  # RANGE, MODULE, OP or CALL
-    index: Ids  # row in its own table
+    origin: Ids  # row in its own table
     start_ns: Longs
     end_ns: Longs
     thread: Ids
@@ -123,7 +123,7 @@ def link_work(trace: Trace, tree: HostTree) -> Links:
     launched = call >= 0
     call_row = pick(tree.of_call, call)
     op_row = pick(nearest(tree.parent, tree.kind == OP), call_row)
-    op = pick(tree.index, op_row)
+    op = pick(tree.origin, op_row)
     for external in (pick(trace.calls.external_id, call), trace.work.external_id):
         op = np.where(op >= 0, op, _rows_by_id(trace.ops.external_id, external))
     return Links(
@@ -150,6 +150,6 @@ def self_times(trace: Trace, tree: HostTree) -> Longs:
     """Return for each operation its time in ns without the operations nested in it."""
     above = pick(nearest(tree.parent, tree.kind == OP), tree.parent[tree.of_op])
     inside = above >= 0
-    owner = tree.index[above[inside]]
+    owner = tree.origin[above[inside]]
     nested = np.bincount(owner, weights=trace.ops.dur_ns[inside], minlength=len(trace.ops.name))
     return np.maximum(trace.ops.dur_ns - nested.astype(np.int64), 0)

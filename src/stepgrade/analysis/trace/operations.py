@@ -53,7 +53,7 @@ class _Costs(NamedTuple):
 
 def sum_operations(trace: Trace, pieces: Pieces) -> tuple[OperationFacts, ...]:
     """Return the operations of the steady steps, longest first."""
-    rows = np.flatnonzero(pieces.steady)
+    rows = np.flatnonzero(pieces.steady).astype(np.int32)
     linked = pieces.op[rows] >= 0
     key = pieces.name[rows].astype(np.int64) * 2 + linked
     order = np.argsort(key, kind="stable")

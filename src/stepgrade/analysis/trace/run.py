@@ -67,7 +67,7 @@ def join_ranks(facts: Sequence[TraceFacts]) -> RunFacts:
 
 
 def _share_a_clock(facts: Sequence[TraceFacts]) -> bool:
-    """Tell whether times of the ranks can be compared: epochs are known, or one merged file holds them all."""
+    """Tell whether the ranks' times can be compared: epochs are known, or one merged file holds all."""
     unknown = [one.base_ns is None for one in facts]
     return not any(unknown) or (all(unknown) and len({one.file for one in facts}) == 1)
 
@@ -158,8 +158,8 @@ def _started_apart(facts: Sequence[TraceFacts]) -> Iterable[Unfitness]:
     spread = max(begins) - min(begins)
     if spread > max(step.dur_ns for _, step in rows):
         text = (
-            f"Step {first} begins {show_ms(spread / 1e6)} apart on the ranks: they were recorded at different "
-            "times, or their clocks differ."
+            f"Step {first} begins {show_ms(spread / 1e6)} apart on the ranks: they were recorded at "
+            "different times, or their clocks differ."
         )
         yield Unfitness(code="started_apart", text=text)
 

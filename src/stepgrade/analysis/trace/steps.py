@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepgrade.analysis.trace.links import OP, HostTree
+from stepgrade.analysis.trace.links import HostTree
 from stepgrade.analysis.trace.vocabulary import (
     BACKWARD,
     LOADER,
@@ -39,7 +39,7 @@ NOTES = {
 
 
 class HostSteps(NamedTuple):
-    """Steps on the host's clock, in order of time; `end_ns` is the next start where steps follow each other."""
+    """Steps on the host's clock, in order; `end_ns` is the next start where steps follow each other."""
 
     basis: StepBasis
     number: Longs
@@ -51,10 +51,13 @@ class HostSteps(NamedTuple):
 
 def find_steps(trace: Trace, tree: HostTree) -> HostSteps:
     """Return the steps of the trace; without any sign of them the whole span is one step."""
-    for find in (_from_marks, _from_optimizer, _from_loader, _from_backward):
-        found = find(trace, tree)
+    for find in (_from_marks, _from_optimizer, _from_loader):
+        found = find(trace)
         if found is not None:
             return found
+    found = _from_backward(trace, tree)
+    if found is not None:
+        return found
     start, end = _extent(trace)
     return _chain(StepBasis.SPAN, np.array([start, end], np.int64), _busiest_thread(tree))
 
@@ -91,7 +94,7 @@ def _busiest_thread(tree: HostTree) -> int:
     return int(np.bincount(tree.thread).argmax())
 
 
-def _from_marks(trace: Trace, tree: HostTree) -> HostSteps | None:
+def _from_marks(trace: Trace) -> HostSteps | None:
     """Return the steps that `ProfilerStep#n` ranges mark."""
     ranges = trace.ranges
     rows = np.flatnonzero(named(trace.strings, ranges.name, STEP))
@@ -116,10 +119,11 @@ def _step_number(name: str) -> int:
 def _follows(number: Longs, start: Longs, end: Longs) -> Mask:
     """Tell for each step but the last whether the next one follows it without a pause in recording."""
     pause = start[1:] - end[:-1]
-    return (np.diff(number) == 1) & (pause <= np.maximum(end[:-1] - start[:-1], 1_000_000) // 2)
+    follows: Mask = (np.diff(number) == 1) & (pause <= np.maximum(end[:-1] - start[:-1], 1_000_000) // 2)
+    return follows
 
 
-def _from_optimizer(trace: Trace, tree: HostTree) -> HostSteps | None:
+def _from_optimizer(trace: Trace) -> HostSteps | None:
     """Return steps that end where the optimizer's step ends; of several optimizers the busiest counts."""
     ranges = trace.ranges
     rows = np.flatnonzero(named(trace.strings, ranges.name, OPTIMIZER_STEP))
@@ -127,7 +131,7 @@ def _from_optimizer(trace: Trace, tree: HostTree) -> HostSteps | None:
         return None
     ends = ranges.start_ns[rows] + ranges.dur_ns[rows]
     names, counts = np.unique(ranges.name[rows], return_counts=True)
-    last = [int(ends[ranges.name[rows] == name].max()) for name in names]
+    last = np.array([ends[ranges.name[rows] == name].max() for name in names])
     chosen = names[np.lexsort((last, counts))[-1]]
     of_chosen = ranges.name[rows] == chosen
     thread = int(np.bincount(ranges.thread[rows[of_chosen]]).argmax())
@@ -135,7 +139,7 @@ def _from_optimizer(trace: Trace, tree: HostTree) -> HostSteps | None:
     return _chain(StepBasis.OPTIMIZER, edges.astype(np.int64), thread)
 
 
-def _from_loader(trace: Trace, tree: HostTree) -> HostSteps | None:
+def _from_loader(trace: Trace) -> HostSteps | None:
     """Return steps that begin where the loader is asked for the next batch."""
     ranges = trace.ranges
     rows = np.flatnonzero(named(trace.strings, ranges.name, LOADER))
@@ -167,14 +171,9 @@ def _from_backward(trace: Trace, tree: HostTree) -> HostSteps | None:
 
 
 def steps_of(times: Longs, steps: HostSteps) -> Ids:
-    """Return the step in which each time lies: its index, the number of steps if after the last, else NONE."""
+    """Return the step in which each time lies: its index, the count of steps after the last, else NONE."""
     index = np.searchsorted(steps.start_ns, times, side="right") - 1
     inside = (index >= 0) & (times < steps.end_ns[np.maximum(index, 0)])
     after = (index == len(steps.start_ns) - 1) & ~inside & (times >= 0)
     found = np.where(inside, index, NONE)
     return np.where(after, len(steps.start_ns), found).astype(np.int32)
-
-
-def op_rows(tree: HostTree) -> Ids:
-    """Return the rows of the tree that are operations."""
-    return np.flatnonzero(tree.kind == OP).astype(np.int32)

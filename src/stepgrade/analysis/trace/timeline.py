@@ -124,4 +124,5 @@ def _ledger(line: Timeline) -> Ledger | None:
 
 def is_communication(line: Timeline) -> Mask:
     """Tell which device work is communication."""
-    return line.classes == WorkClass.COMMUNICATION
+    talks: Mask = line.classes == WorkClass.COMMUNICATION
+    return talks
