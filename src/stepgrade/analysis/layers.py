@@ -53,6 +53,8 @@ def layers_of_step(profile: Profile) -> tuple[LayerStep, ...]:
     return tuple(
         LayerStep(
             layer=layer.layer,
+            name=layer.name,
+            recompute_ms=_divided(layer.recompute_total_ms, steps),
             fwd_ms=_divided(layer.fwd_total_ms, steps),
             bwd_ms=_divided(layer.bwd_total_ms, steps),
             ops={name: ms / steps for name, ms in layer.ops_total_ms.items()},

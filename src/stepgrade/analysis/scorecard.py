@@ -59,6 +59,15 @@ class Ledger(Struct, frozen=True, kw_only=True):
     unattributed: float | None = None
 
 
+class RankRow(Struct, frozen=True, kw_only=True):
+    """One rank: its ledger, its mean step, and how long it waits in collectives for later ranks."""
+
+    rank: int
+    ledger: Ledger | None
+    step_ms: float
+    wait_ms: float | None
+
+
 class DeviceUse(Struct, frozen=True, kw_only=True):
     """The device a run is graded on, and how it is known."""
 
@@ -123,6 +132,8 @@ class Scorecard(Struct, frozen=True, kw_only=True):
     bytes_per_token: float | None = None
     operations: tuple[Operation, ...] = ()
     layers: tuple[LayerStep, ...] = ()
+    ranks: tuple[RankRow, ...] = ()
+    achieved_flops_s: float | None = None
     findings: tuple[Finding, ...] = ()
     baseline: str | None = None
     compared: tuple[str, ...] = ()
