@@ -49,16 +49,33 @@ class ParityReport(comparison.ParityReport, frozen=True, kw_only=True):
         return render(self, to="markdown")
 
 
-def load(source: PathLike, *, input_format: str | None = None, max_bytes: int = DEFAULT_MAX_BYTES) -> Profile:
-    """Read a profile from a path, or from standard input for `-`; the format is found by content."""
-    return registry.read_profile(source, input_format=input_format, max_bytes=max_bytes)
+def load(
+    *sources: PathLike,
+    input_format: str | None = None,
+    steps: tuple[int, int] | None = None,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    progress: Callable[[int, int], None] | None = None,
+) -> Profile:
+    """Read a run from a path, or from standard input for `-`; the format is found by content.
+
+    Several PyTorch traces, or a directory of them, are the ranks of one run. `steps` keeps only the
+    steps from the first to the last number; `progress` is told the bytes read and the bytes to read.
+    """
+    traces = registry.read_traces(sources, input_format=input_format, steps=steps, progress=progress)
+    if traces is not None:
+        from stepgrade.analysis.trace.summary import profile_of_traces  # noqa: PLC0415  needs numpy
+
+        return profile_of_traces(traces)
+    if len(sources) != 1:
+        raise BadOption("several sources are the ranks of one run, and only traces have ranks")
+    if steps is not None:
+        raise BadOption("--steps picks steps from a trace, and this source is none")
+    return registry.read_profile(sources[0], input_format=input_format, max_bytes=max_bytes)
 
 
-def load_baseline(
-    source: PathLike, *, input_format: str | None = None, max_bytes: int = DEFAULT_MAX_BYTES
-) -> Baseline | Profile:
+def load_baseline(source: PathLike, *, max_bytes: int = DEFAULT_MAX_BYTES) -> Baseline | Profile:
     """Read what to compare with: a scorecard's JSON or any profile."""
-    return registry.read_baseline(source, input_format=input_format, max_bytes=max_bytes)
+    return registry.read_baseline(source, max_bytes=max_bytes) or load(source, max_bytes=max_bytes)
 
 
 def score(

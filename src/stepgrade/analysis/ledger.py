@@ -25,7 +25,10 @@ def shares_of(ledger: LedgerTime | None) -> Ledger | None:
     if ledger is None or not ledger.total_ns:
         return None
     return Ledger(
-        **{account: getattr(ledger, f"{account}_ns") / ledger.total_ns for account in Ledger.__struct_fields__}
+        **{
+            account: getattr(ledger, f"{account}_ns") / ledger.total_ns
+            for account in Ledger.__struct_fields__
+        }
     )
 
 
@@ -62,7 +65,11 @@ def _busy(profile: Profile, compute: float) -> Verdict:
         return Verdict(bottleneck=Bottleneck.UNKNOWN, evidence=(f"{busy}; its operations are not known",))
     share = sum(ms for name, ms in totals.items() if kinds.get(name) in _ARITHMETIC) / whole
     if share > 0.5:
-        evidence = f"{busy}, and {show_share(share)} of the operations' time is in matrix products and attention"
+        evidence = (
+            f"{busy}, and {show_share(share)} of the operations' time is in matrix products and attention"
+        )
         return Verdict(bottleneck=Bottleneck.COMPUTE, evidence=(evidence,))
-    evidence = f"{busy}, and {show_share(1 - share)} of the operations' time is in those that mostly move memory"
+    evidence = (
+        f"{busy}, and {show_share(1 - share)} of the operations' time is in those that mostly move memory"
+    )
     return Verdict(bottleneck=Bottleneck.MEMORY_BW, evidence=(evidence,))

@@ -13,7 +13,7 @@ from stepgrade.analysis.limits import DEFAULT_LIMITS, Limits
 from stepgrade.analysis.operations import hotspots, operations_of_step
 from stepgrade.analysis.phases import phases_of_step
 from stepgrade.analysis.rules import findings
-from stepgrade.analysis.scorecard import DeviceUse, RankRow, Scorecard, StepStats
+from stepgrade.analysis.scorecard import UNGRADED, DeviceUse, RankRow, Scorecard, StepStats
 from stepgrade.contract import Grade
 from stepgrade.errors import NotMeasured
 from stepgrade.hardware import MemoryFigures
@@ -40,8 +40,7 @@ def _facts(profile: Profile, question: Question, limits: Limits) -> tuple[Facts,
         profile=profile,
         phases=phases,
         efficiency=efficiency,
-        verdict=bottleneck_of_ledger(profile, limits)
-        or name_bottleneck(profile, phases, efficiency, limits),
+        verdict=bottleneck_of_ledger(profile, limits) or name_bottleneck(profile, phases, efficiency, limits),
         ratio=ratio,
         slow_layers=slow_layers(profile, limits),
     )
@@ -53,7 +52,7 @@ def _card(
 ) -> Scorecard:
     profile, phases, efficiency, verdict = facts.profile, facts.phases, facts.efficiency, facts.verdict
     return Scorecard(
-        grade=efficiency.grade,
+        grade=UNGRADED if profile.unfit else efficiency.grade,
         efficiency=efficiency.share,
         bottleneck=verdict.bottleneck.value,
         throughput_tok_s=efficiency.throughput.tok_s if efficiency.throughput else None,
@@ -73,7 +72,7 @@ def _card(
             *_operation_notes(profile),
         ),
         fitness=(*profile.fitness, *phases.fitness),
-        ungraded_because=efficiency.ungraded_because,
+        ungraded_because=(*profile.unfit, *efficiency.ungraded_because),
         source=profile.source,
         device=_device(question.figures),
         steps=_steps(profile),

@@ -1,10 +1,12 @@
 """Grade the run in SOURCE against what its hardware allows.
 
-SOURCE is a step profile (JSON) or a training log that holds one, plain or gzipped, or - for
-standard input. Without a throughput and a ceiling the run is shown but not graded.
+SOURCE is a PyTorch trace (torch.profiler), a step profile (JSON) or a training log that holds one,
+plain or gzipped, or - for standard input. Several traces, or a directory of them, are the ranks of
+one run. Without a throughput and a ceiling the run is shown but not graded.
 
   stepgrade score profile.json --throughput 194 --device rtx-4060-laptop
   stepgrade score train.log.gz --tokens-per-step 2048 --device gb10
+  stepgrade score rank0.json.gz rank1.json.gz --device h100-sxm5-80gb
   stepgrade score new.json --baseline old.json --fail-on warning
 """
 
@@ -16,7 +18,15 @@ from collections.abc import Sequence
 
 from stepgrade import api
 from stepgrade.cli import output
-from stepgrade.cli.parser import Parser, add_contract_option, add_input_options, add_output_options
+from stepgrade.cli.parser import (
+    Parser,
+    add_contract_option,
+    add_input_options,
+    add_output_options,
+    add_sources,
+    load_run,
+    only_source,
+)
 from stepgrade.compare.gate import Condition, decide, parse_condition
 from stepgrade.contract import TrainingScorecard
 
@@ -25,7 +35,7 @@ _QUESTION = ("device", "throughput_tok_s", "tokens_per_step", "peak_bw_gb_s", "b
 
 def add_options(parser: Parser) -> None:
     """Declare the command line."""
-    parser.add_argument("source", metavar="SOURCE")
+    add_sources(parser)
     add = parser.add_argument
     add("--device", metavar="KEY", help="the accelerator it ran on, such as rtx-4060-laptop or gb10")
     add(
@@ -63,10 +73,12 @@ def run(args: Namespace) -> int:
     conditions = [parse_condition(text) for text in args.fail_on]
     question = {name: getattr(args, name) for name in _QUESTION}
     if args.contract == "v1":
-        card_v1 = api.score_v1(args.source, baseline=args.baseline, max_bytes=args.max_bytes, **question)
+        card_v1 = api.score_v1(
+            only_source(args), baseline=args.baseline, max_bytes=args.max_bytes, **question
+        )
         output.write_raw(api.render_v1(card_v1, to=args.format), args.output)
         return _gate(card_v1, conditions, comparable=True if args.baseline else None)
-    profile = api.load(args.source, input_format=args.input_format, max_bytes=args.max_bytes)
+    profile = load_run(args)
     before = api.load_baseline(args.baseline, max_bytes=args.max_bytes) if args.baseline is not None else None
     card = api.score(profile, baseline=before, **question)
     output.write_result(card, args)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from stepgrade.errors import BadInput, UnknownFormat
 from stepgrade.model import Baseline, Profile
 from stepgrade.readers import scorecard
 from stepgrade.readers.base import Reader
-from stepgrade.readers.content import DEFAULT_MAX_BYTES, Content, open_content
+from stepgrade.readers.content import DEFAULT_MAX_BYTES, STANDARD_INPUT, Content, open_content
+
+if TYPE_CHECKING:
+    from stepgrade.model.events import Trace
 
 # Asked in this order; the log takes any text, so it comes last.
 BUILT_IN = ("parity_profile", "step_profile", "log")
+KINETO = "kineto"
 PLUG_IN_GROUP = "stepgrade.readers"
 
 
@@ -26,15 +31,15 @@ def read_profile(
         return _read(content, input_format)
 
 
-def read_baseline(
-    source: str | os.PathLike[str], *, input_format: str | None = None, max_bytes: int = DEFAULT_MAX_BYTES
-) -> Baseline | Profile:
-    """Return what to compare with: a scorecard's figures, or a profile still to be scored."""
+def read_baseline(source: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES) -> Baseline | None:
+    """Return the figures of a scorecard to compare with; None when the source is something else."""
+    if os.path.isdir(source):  # noqa: PTH112  pathlib takes longer to import than a step profile to score
+        return None
     with open_content(source, max_bytes) as content:
-        if scorecard.recognises(content):
-            with _naming(content):
-                return scorecard.read_baseline(content)
-        return _read(content, input_format)
+        if not scorecard.recognises(content):
+            return None
+        with _naming(content):
+            return scorecard.read_baseline(content)
 
 
 def read_json_text(source: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:
@@ -45,6 +50,43 @@ def read_json_text(source: str | os.PathLike[str], *, max_bytes: int = DEFAULT_M
         from stepgrade.readers.log import find_profile  # noqa: PLC0415  not needed for most sources
 
         return find_profile(content).text
+
+
+def read_traces(
+    sources: Sequence[str | os.PathLike[str]],
+    *,
+    input_format: str | None = None,
+    steps: tuple[int, int] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Trace] | None:
+    """Return the traces of a run's ranks; None when the sources are not traces.
+
+    Several files, or a directory, are the ranks of one run.
+    """
+    if input_format not in (None, KINETO) or not (input_format == KINETO or _are_traces(sources)):
+        return None
+    from stepgrade.readers import kineto  # noqa: PLC0415  needs numpy, which takes longer than a step profile
+
+    return kineto.read_traces([os.fspath(source) for source in sources], steps=steps, progress=progress)
+
+
+def _are_traces(sources: Sequence[str | os.PathLike[str]]) -> bool:
+    """Tell by the first bytes; a directory can only hold traces."""
+    return all(_is_trace(os.fspath(source)) for source in sources)
+
+
+def _is_trace(source: str) -> bool:
+    if source == STANDARD_INPUT:
+        return False
+    if os.path.isdir(source):  # noqa: PTH112  pathlib takes longer to import than a step profile to score
+        return True
+    with open_content(source) as content:
+        head = content.head
+    if b'"ph"' not in head and b'"traceEvents"' not in head and b'"schemaVersion"' not in head:
+        return False
+    from stepgrade.readers.kineto import looks_like_kineto  # noqa: PLC0415  as above
+
+    return looks_like_kineto(head)
 
 
 def readers() -> dict[str, Reader]:

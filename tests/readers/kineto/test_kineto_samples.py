@@ -108,7 +108,9 @@ def test_a_merged_file_is_its_ranks():
 def test_steps_can_be_chosen():
     file = sample("20251211_8xH100_rank0")
     whole = read_trace(file)
-    numbers = sorted(int(text.removeprefix("ProfilerStep#")) for text in whole.strings if "ProfilerStep#" in text)
+    numbers = sorted(
+        int(text.removeprefix("ProfilerStep#")) for text in whole.strings if "ProfilerStep#" in text
+    )
     one = read_trace(file, steps=(numbers[1], numbers[1]))
     marks = [one.strings[at] for at in one.ranges.name.tolist() if one.strings[at].startswith("ProfilerStep")]
     assert marks == [f"ProfilerStep#{numbers[1]}"]

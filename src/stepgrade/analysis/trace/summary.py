@@ -32,7 +32,9 @@ def profile_of_traces(traces: Iterable[Trace]) -> Profile:
     return _profile(run, seen, tuple(dict.fromkeys(files)), tuple(dict.fromkeys(lost)))
 
 
-def _profile(run: RunFacts, seen: list[dict[str, str]], files: tuple[str, ...], lost: tuple[str, ...]) -> Profile:
+def _profile(
+    run: RunFacts, seen: list[dict[str, str]], files: tuple[str, ...], lost: tuple[str, ...]
+) -> Profile:
     facts = run.traces
     steps = len(run.step_ns)
     unfitness = [*run.fitness, *(one for fact in facts for one in fact.fitness)]
@@ -55,7 +57,9 @@ def _profile(run: RunFacts, seen: list[dict[str, str]], files: tuple[str, ...], 
         matmul_flops=_matmul_flops(facts, steps),
         contents=_joined(seen, facts),
         notes=_unique([*run.notes, *(note for fact in facts for note in fact.notes)]),
-        fitness=_unique([*(f"lost in reading: {one}" for one in lost), *(o.text for o in unfitness if not o.fatal)]),
+        fitness=_unique(
+            [*(f"lost in reading: {one}" for one in lost), *(o.text for o in unfitness if not o.fatal)]
+        ),
         unfit=_unique([one.text for one in unfitness if one.fatal]),
     )
 
@@ -143,7 +147,9 @@ def _device(facts: Sequence[TraceFacts]) -> DeviceSeen | None:
     device = next((fact.device for fact in facts if fact.device.name), None)
     if device is None:
         return None
-    return DeviceSeen(name=device.name, memory_bytes=device.memory_bytes, sm_count=getattr(device, "sm_count", None))
+    return DeviceSeen(
+        name=device.name, memory_bytes=device.memory_bytes, sm_count=getattr(device, "sm_count", None)
+    )
 
 
 def _matmul_flops(facts: Sequence[TraceFacts], steps: int) -> float | None:

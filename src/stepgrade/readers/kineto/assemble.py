@@ -100,9 +100,13 @@ def _ranks(columns: dict[str, Columns]) -> list[int]:
     return sorted(held - {NONE}) or [NONE]
 
 
-def _trace(columns: dict[str, Columns], rank: int, shared: dict[str, Any], facts: FileFacts, *, alone: bool) -> Trace:
+def _trace(
+    columns: dict[str, Columns], rank: int, shared: dict[str, Any], facts: FileFacts, *, alone: bool
+) -> Trace:
     rows = {name: _of_rank(table, None if alone else rank) for name, table in columns.items()}
-    tables = {name: model(**{f: rows[name][f] for f in model.__struct_fields__}) for name, model in _MODELS.items()}
+    tables = {
+        name: model(**{f: rows[name][f] for f in model.__struct_fields__}) for name, model in _MODELS.items()
+    }
     known = facts.header.rank if rank == NONE else rank
     return Trace(rank=known, **shared, **tables)  # type: ignore[arg-type]  # tables are built from _MODELS
 
@@ -173,7 +177,9 @@ def _point_to_threads(tables: Tables, columns: dict[str, Columns]) -> tuple[Trac
     """Number threads by their ids as text: 2021 wrote the same id as text and as a number."""
     labels = [(str(process), str(thread)) for process, thread in tables.threads]
     numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}
-    _renumber([columns["ops"], columns["calls"], columns["ranges"]], "thread", [numbers[label] for label in labels])
+    _renumber(
+        [columns["ops"], columns["calls"], columns["ranges"]], "thread", [numbers[label] for label in labels]
+    )
     names = tables.thread_names
     return tuple(TraceThread(process=p, thread=t, name=names.get((p, t))) for p, t in numbers)
 
@@ -210,4 +216,6 @@ def _tell_copies_apart(work: Columns, strings: tuple[str, ...]) -> None:
 
 
 def _copy_kind(name: str) -> DeviceEvent:
-    return next((kind for kind, words in _COPY_WORDS if any(w in name for w in words)), DeviceEvent.COPY_OTHER)
+    return next(
+        (kind for kind, words in _COPY_WORDS if any(w in name for w in words)), DeviceEvent.COPY_OTHER
+    )

@@ -216,4 +216,3 @@ def _device(place: int, properties: dict[str, Any]) -> TraceDevice:
         sm_count=whole(properties.get("numSms")),
         capability=None if major is None else f"{major}.{minor or 0}",
     )
-

@@ -105,4 +105,3 @@ class Lane:
             if event is not None:
                 mended.append(event)
         return mended
-

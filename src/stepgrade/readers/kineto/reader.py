@@ -21,9 +21,7 @@ Progress: TypeAlias = Callable[[int, int], None]  # bytes of the file read, byte
 Steps: TypeAlias = tuple[int, int]  # the first and the last `ProfilerStep#`
 
 
-def read_trace(
-    source: Readable, *, steps: Steps | None = None, progress: Progress | None = None
-) -> Trace:
+def read_trace(source: Readable, *, steps: Steps | None = None, progress: Progress | None = None) -> Trace:
     """Read a trace; of a file that several ranks were merged into, the first one. BadInput if nothing is usable."""
     traces = read_file(source, steps=steps, progress=progress)
     if len(traces) == 1:
@@ -42,7 +40,9 @@ def read_file(
         facts = _read_text(text, lane, progress)
     traces = assemble(lane.tables, facts)
     if not traces:
-        raise BadInput("holds no events of the PyTorch profiler", where=facts.name, hint="; ".join(facts.lost) or None)
+        raise BadInput(
+            "holds no events of the PyTorch profiler", where=facts.name, hint="; ".join(facts.lost) or None
+        )
     return [only_steps(trace, steps) for trace in traces] if steps else traces
 
 

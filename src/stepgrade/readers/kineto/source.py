@@ -63,7 +63,9 @@ class Source:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
         self._file.close()
 
 
@@ -137,4 +139,6 @@ def _open(source: Readable) -> tuple[str, BinaryIO, int]:
     except (OSError, ValueError) as error:
         if isinstance(error, BadInput):
             raise
-        raise BadInput(f"cannot be opened: {getattr(error, 'strerror', None) or error}", where=str(path)) from error
+        raise BadInput(
+            f"cannot be opened: {getattr(error, 'strerror', None) or error}", where=str(path)
+        ) from error

@@ -53,7 +53,9 @@ def _launched(trace: Trace, calls: HostCalls, low: int, high: int) -> Mask:
     """Tell the work that `calls` launched, and of work without a recorded launch what starts meanwhile."""
     work = trace.work
     has_launch = np.isin(work.correlation, trace.calls.correlation) & (work.correlation != NONE)
-    mine: Mask = np.where(has_launch, np.isin(work.correlation, calls.correlation), _starts_in(work, low, high))
+    mine: Mask = np.where(
+        has_launch, np.isin(work.correlation, calls.correlation), _starts_in(work, low, high)
+    )
     return mine
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepgrade.analysis.scorecard import UNGRADED, Scorecard
+from stepgrade.analysis.scorecard import UNGRADED, LayerStep, Scorecard
 from stepgrade.report.names import printable, shortened
 from stepgrade.report.terminal.canvas import Canvas
 from stepgrade.units import show_count, show_delta, show_ms, show_rate, show_ratio, show_share
@@ -13,6 +13,17 @@ _METRICS = {"throughput_tok_s": "throughput", "step_time_ms": "step time", "wall
 _ROOF = {"memory": "memory bandwidth", "compute": "arithmetic", "link": "the link"}
 PHASES_SHOWN = 8
 HOTSPOTS_SHOWN = 8
+LAYERS_SHOWN = 6
+RANKS_SHOWN = 16
+_ACCOUNTS = {
+    "compute": "computes",
+    "exposed_communication": "communicates",
+    "exposed_copy": "copies",
+    "idle_input": "waits for input",
+    "idle_host": "waits for the host",
+    "idle_sync": "waits in a sync",
+    "unattributed": "not known",
+}
 
 
 def draw(card: Scorecard, canvas: Canvas) -> None:
@@ -21,8 +32,11 @@ def draw(card: Scorecard, canvas: Canvas) -> None:
     _grade(card, canvas)
     _facts(card, canvas)
     _regressions(card, canvas)
+    _ledger(card, canvas)
     _phases(card, canvas)
     _hotspots(card, canvas)
+    _layers(card, canvas)
+    _ranks(card, canvas)
     _findings(card, canvas)
     _advice(card, canvas)
     _notes(card, canvas)
@@ -103,11 +117,25 @@ def _regressions(card: Scorecard, canvas: Canvas) -> None:
         canvas.line(f"  {canvas.style(found.severity, style)}  {_METRICS[found.metric]} {change}")
 
 
+def _ledger(card: Scorecard, canvas: Canvas) -> None:
+    """Draw where the device's time goes, for sources that tell it apart from the phases."""
+    if card.ledger is None or card.ledger.idle_sync is None:
+        return
+    canvas.heading("What the device does in a step")
+    shares = [(words, getattr(card.ledger, account)) for account, words in _ACCOUNTS.items()]
+    canvas.bars(
+        (words, share, _figures(share * (card.step_time_ms or 0.0), share))
+        for words, share in shares
+        if share > 0.0005
+    )
+
+
 def _phases(card: Scorecard, canvas: Canvas) -> None:
     shown = [(name, phase) for name, phase in card.phases.items() if phase.share]
     if not shown:
         return
-    canvas.heading("Where a step goes")
+    busy = card.ledger is not None and card.ledger.idle_sync is not None
+    canvas.heading("What it works on" if busy else "Where a step goes")
     rows = [
         (name, phase.share or 0.0, _figures(phase.ms, phase.share)) for name, phase in shown[:PHASES_SHOWN]
     ]
@@ -115,7 +143,7 @@ def _phases(card: Scorecard, canvas: Canvas) -> None:
     if rest:
         share, ms = sum(phase.share or 0.0 for _, phase in rest), sum(phase.ms or 0.0 for _, phase in rest)
         rows.append((f"{len(rest)} more", share, _figures(ms, share)))
-    if card.ledger and card.step_time_ms and (uncovered := _uncovered(card)) > 0.001:
+    if card.ledger and not busy and card.step_time_ms and (uncovered := _uncovered(card)) > 0.001:
         rows.append(("in no phase", uncovered, _figures(uncovered * card.step_time_ms, uncovered)))
     canvas.bars(rows)
 
@@ -142,6 +170,39 @@ def _hotspots(card: Scorecard, canvas: Canvas) -> None:
     more = len(card.operations) - HOTSPOTS_SHOWN
     if more > 0:
         canvas.line(f"  {canvas.style(f'{more} more with --format json', 'dim')}")
+
+
+def _layers(card: Scorecard, canvas: Canvas) -> None:
+    named = [layer for layer in card.layers if layer.name]
+    if not named:
+        return
+    canvas.heading("Layers, forward + backward")
+    rows = sorted(named, key=lambda layer: -((layer.fwd_ms or 0.0) + (layer.bwd_ms or 0.0)))[:LAYERS_SHOWN]
+    canvas.bars((layer.name or "", _both(layer), _layer_figures(layer)) for layer in rows)
+    if len(named) > LAYERS_SHOWN:
+        canvas.line(f"  {canvas.style(f'{len(named) - LAYERS_SHOWN} more with --format json', 'dim')}")
+
+
+def _both(layer: LayerStep) -> float:
+    return (layer.fwd_ms or 0.0) + (layer.bwd_ms or 0.0) + (layer.recompute_ms or 0.0)
+
+
+def _layer_figures(layer: LayerStep) -> str:
+    again = f" + {show_ms(layer.recompute_ms)} again" if layer.recompute_ms else ""
+    return f"{show_ms(layer.fwd_ms):>9} + {show_ms(layer.bwd_ms)}{again}"
+
+
+def _ranks(card: Scorecard, canvas: Canvas) -> None:
+    if not card.ranks:
+        return
+    canvas.heading("Ranks, waiting for others in collectives")
+    rows = sorted(card.ranks, key=lambda rank: rank.rank)
+    canvas.bars(
+        (f"rank {rank.rank}", rank.wait_ms or 0.0, f"{show_ms(rank.wait_ms):>9} of {show_ms(rank.step_ms)}")
+        for rank in rows[:RANKS_SHOWN]
+    )
+    if len(rows) > RANKS_SHOWN:
+        canvas.line(f"  {canvas.style(f'{len(rows) - RANKS_SHOWN} more with --format json', 'dim')}")
 
 
 def _findings(card: Scorecard, canvas: Canvas) -> None:
