@@ -90,7 +90,7 @@ def _layers_ratio(profile: Profile) -> float | None:
     both = [layer for layer in profile.layers if layer.fwd_total_ms and layer.bwd_total_ms is not None]
     forward = add_up(layer.fwd_total_ms or 0.0 for layer in both)
     backward = add_up(layer.bwd_total_ms or 0.0 for layer in both)
-    return backward / forward if forward > 0.0 else None
+    return backward / forward if forward > 0.0 and backward > 0.0 else None
 
 
 def _mean_of_ratios_note(profile: Profile, ratio: float) -> tuple[str, ...]:

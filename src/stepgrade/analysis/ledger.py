@@ -33,7 +33,7 @@ def shares_of(ledger: LedgerTime | None) -> Ledger | None:
 
 
 def bottleneck_of_ledger(profile: Profile, limits: Limits) -> Verdict | None:
-    """Name the largest wait above the limit, else the kind of work that fills the device; None without a ledger."""
+    """Name the largest wait above the limit, else the work that fills the device; None without a ledger."""
     ledger = shares_of(profile.ledger)
     if ledger is None:
         return None
@@ -45,7 +45,7 @@ def bottleneck_of_ledger(profile: Profile, limits: Limits) -> Verdict | None:
         return Verdict(bottleneck=bottleneck, evidence=(evidence,))
     if ledger.compute is not None and ledger.compute > limits.near_ceiling:
         return _busy(profile, ledger.compute)
-    evidence = f"no single wait is above {show_share(limits.waiting_share, 0)} of the step; the ledger shows them all"
+    evidence = f"no single wait is above {show_share(limits.waiting_share, 0)} of the step"
     return Verdict(bottleneck=Bottleneck.UNKNOWN, evidence=(evidence,))
 
 

@@ -54,7 +54,7 @@ class OpTime(Struct, frozen=True, kw_only=True):
 
 
 class LedgerTime(Struct, frozen=True, kw_only=True):
-    """Where the device's time went, in ns over the profiled steps; the seven accounts add up to `total_ns`."""
+    """Where the device's time went over the profiled steps; the seven accounts add up to `total_ns`."""
 
     total_ns: int
     compute_ns: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 
@@ -56,11 +57,11 @@ def _profile(
         device=_device(facts),
         matmul_flops=_matmul_flops(facts, steps),
         contents=_joined(seen, facts),
-        notes=_unique([*run.notes, *(note for fact in facts for note in fact.notes)]),
-        fitness=_unique(
+        notes=_alike([*run.notes, *(note for fact in facts for note in fact.notes)]),
+        fitness=_alike(
             [*(f"lost in reading: {one}" for one in lost), *(o.text for o in unfitness if not o.fatal)]
         ),
-        unfit=_unique([one.text for one in unfitness if one.fatal]),
+        unfit=_alike([one.text for one in unfitness if one.fatal]),
     )
 
 
@@ -72,8 +73,15 @@ def _mean(facts: Sequence[TraceFacts], figure: Callable[[TraceFacts], float]) ->
     return fmean(figure(fact) for fact in facts) if facts else 0.0
 
 
-def _unique(texts: list[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(texts))
+def _alike(texts: list[str]) -> tuple[str, ...]:
+    """Return the first of the texts that differ only in their numbers, with how many ranks say the like."""
+    groups: dict[str, list[str]] = {}
+    for text in texts:
+        groups.setdefault(re.sub(r"[\d.,]+", "#", text), []).append(text)
+    return tuple(
+        first if not others else f"{first} ({len(others)} more ranks likewise.)"
+        for first, *others in groups.values()
+    )
 
 
 def _phases(facts: Sequence[TraceFacts], steps: int) -> tuple[PhaseTime, ...]:

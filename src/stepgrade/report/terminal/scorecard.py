@@ -43,10 +43,14 @@ def draw(card: Scorecard, canvas: Canvas) -> None:
 
 
 def _title(card: Scorecard, canvas: Canvas) -> None:
-    parts = [printable(", ".join(card.source.files)), printable(card.source.format)]
+    facts = [printable(card.source.format)]
+    if len(card.source.files) > 1:
+        facts.append(f"{len(card.source.files)} files")
     if card.steps and card.steps.count:
-        parts.append(f"{show_count(card.steps.count)} step{'s' if card.steps.count != 1 else ''}")
-    canvas.line(canvas.style(shortened("stepgrade · " + " · ".join(parts), canvas.width), "dim"))
+        facts.append(f"{show_count(card.steps.count)} step{'s' if card.steps.count != 1 else ''}")
+    told = " · ".join(facts)
+    name = shortened(card.source.files[0], max(8, canvas.width - len(told) - len("stepgrade ·  · ")))
+    canvas.line(canvas.style(shortened(f"stepgrade · {name} · {told}", canvas.width), "dim"))
 
 
 def _grade(card: Scorecard, canvas: Canvas) -> None:
@@ -96,7 +100,7 @@ def _facts(card: Scorecard, canvas: Canvas) -> None:
     if card.wall_coverage is not None:
         _fact(canvas, "Coverage", f"{show_share(card.wall_coverage)} of the wall time is in phases")
     if card.launches_per_step is not None:
-        _fact(canvas, "Launches", f"{show_count(card.launches_per_step)} per step")
+        _fact(canvas, "Launches", f"{show_count(round(card.launches_per_step))} per step")
 
 
 def _fact(canvas: Canvas, name: str, text: str) -> None:
@@ -176,7 +180,7 @@ def _layers(card: Scorecard, canvas: Canvas) -> None:
     named = [layer for layer in card.layers if layer.name]
     if not named:
         return
-    canvas.heading("Layers, forward + backward")
+    canvas.heading("Layers, forward + backward" if any(layer.bwd_ms for layer in named) else "Layers")
     rows = sorted(named, key=lambda layer: -((layer.fwd_ms or 0.0) + (layer.bwd_ms or 0.0)))[:LAYERS_SHOWN]
     canvas.bars((layer.name or "", _both(layer), _layer_figures(layer)) for layer in rows)
     if len(named) > LAYERS_SHOWN:
@@ -188,6 +192,8 @@ def _both(layer: LayerStep) -> float:
 
 
 def _layer_figures(layer: LayerStep) -> str:
+    if not layer.bwd_ms:
+        return f"{show_ms(layer.fwd_ms)} forward"
     again = f" + {show_ms(layer.recompute_ms)} again" if layer.recompute_ms else ""
     return f"{show_ms(layer.fwd_ms):>9} + {show_ms(layer.bwd_ms)}{again}"
 
