@@ -7,7 +7,7 @@ the device lags when kernels are long, and waits when the host is slow, as real 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -194,8 +194,9 @@ Nodes = list[tuple[str, int]]
 class _Player:
     """Plays one run: a host clock, and for each stream the time at which it is free."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, partner_ends: Sequence[int]) -> None:
         self.run, self.now, self.made, self.thread = run, 1_000, 0, MAIN
+        self.partner_ends = list(partner_ends)
         self.free: dict[int, int] = {}
         recorded = frozenset({"shapes"} if run.shapes else ())
         self.out = TraceBuilder(rank=run.rank, world_size=run.world_size, recorded=recorded)
@@ -299,11 +300,14 @@ class _Player:
     def node(self, node: str, sequence: int, again: int | None) -> None:
         start = self.now
         self.now += 1_000
-        inner = self.now
+        inner, self.now = self.now, self.now + 200
         if again is not None:
             self.framed_block(again)
-        kernels = [("sgemm_tn", self.run.kernel_ns)] * (2 if node.startswith("Addmm") else 1)
-        self.op("aten::mm" if node.startswith("Addmm") else "aten::mul", kernels)
+        if node.startswith("Addmm"):
+            self.op("aten::mm", [("sgemm_tn", self.run.kernel_ns)] * 2)
+        else:
+            self.op("aten::mul", [("vectorized_elementwise_kernel", self.run.kernel_ns)])
+        self.now += 200
         known: dict[str, Any] = {"thread": AUTOGRAD, "sequence": sequence, "forward_thread": 1}
         self.out.op(node, inner, self.now - inner, **known)
         self.now += 1_000
@@ -313,13 +317,15 @@ class _Player:
         run = self.run
         size: Any = {"in_elements": run.width**2, "out_elements": run.width**2, "dtype": "Float"}
         said = Collective(name="allreduce", group_size=run.world_size or 1, group="0", **size)
-        start = self.now
+        start, after = self.now, self.free.get(COMPUTE_STREAM, 0)
+        begin = max(self.now + 500 + LATENCY_NS, self.free.get(COMMUNICATION_STREAM, 0) + 1_000, after)
+        end = self.partner_ends.pop(0) if self.partner_ends else begin + run.reduce_ns
         with self.range("nccl:all_reduce"):
             self.launch(
                 "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
-                run.reduce_ns,
+                max(end - begin, run.reduce_ns),
                 stream=COMMUNICATION_STREAM,
-                after=self.free.get(COMPUTE_STREAM, 0),
+                after=after,
                 call="cudaLaunchKernelExC",
                 collective=said,
             )
@@ -359,9 +365,12 @@ class _Player:
         self.now += 300
 
 
-def play(run: Run | None = None) -> TraceBuilder:
-    """Return the builder after playing the run, so that a test can add to it."""
-    player = _Player(run or Run())
+def play(run: Run | None = None, partner_ends: Sequence[int] = ()) -> TraceBuilder:
+    """Return the builder after playing the run, so that a test can add to it.
+
+    A reduction ends no sooner than the one of the partner at the same place.
+    """
+    player = _Player(run or Run(), partner_ends)
     for number in range(player.run.steps):
         player.step(player.run.first_step + number)
     return player.out

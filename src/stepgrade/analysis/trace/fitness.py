@@ -76,7 +76,7 @@ def _few_steps(line: Timeline) -> Iterator[Unfitness]:
         dur = line.windows.dur_ns
         text = (
             f"{warm} of {warm + steady} steps differ from later ones ({show_ms(dur[0] / 1e6)} at first, "
-            f"{show_ms(float(np.median(dur[line.windows.steady])) / 1e6)} later): mostly warm-up was recorded."
+            f"{show_ms(float(np.median(dur[line.windows.steady])) / 1e6)} later): mostly warm-up."
         )
         yield Unfitness(code="warm_up", text=text)
 

@@ -17,7 +17,6 @@ from stepgrade.analysis.trace.shapes import decode_shapes
 from stepgrade.model.events import NONE, Ids, Inputs, Trace
 
 KERNELS_SHOWN = 5
-VAGUE = {WorkClass.OTHER, WorkClass.ELEMENTWISE}
 
 
 class KernelFacts(Struct, frozen=True, kw_only=True):
@@ -95,11 +94,10 @@ def _whole(numbers: NDArray[np.float64]) -> int | None:
 def _class_of(name: str, pieces: Pieces, group: Ids) -> WorkClass:
     """Return the class of the name, or that of its kernels' time where the name says little."""
     own = classify(name)
-    if own not in VAGUE:
+    if own is not WorkClass.OTHER:
         return own
     weights = np.bincount(pieces.work_class[group], weights=pieces.dur_ns[group])
-    by_kernel = WorkClass(int(weights.argmax()))
-    return by_kernel if by_kernel is not WorkClass.OTHER else own
+    return WorkClass(int(weights.argmax()))
 
 
 def _kernels(trace: Trace, pieces: Pieces, group: Ids) -> tuple[KernelFacts, ...]:
