@@ -22,9 +22,7 @@ from stepgrade.contract.types import (
 HOTSPOTS_SHOWN = 10
 
 LAUNCH_ADVICE = "Kernel launch overhead >30%. Enable NF4_TC_BWD_GEMM=1 to eliminate 196 launches/step."
-FAST_BACKWARD_ADVICE = (
-    "Backward faster than forward \N{EM DASH} possible NaN backward skips. Check PMAT-462."
-)
+FAST_BACKWARD_ADVICE = "Backward faster than forward \N{EM DASH} possible NaN backward skips. Check PMAT-462."
 
 
 def compute_training_scorecard(

@@ -61,6 +61,7 @@ class Device(Struct, frozen=True, kw_only=True):
     source: str = ""
     confidence: str = ""
     notes: str = ""
+    is_by_hand: bool = False
 
 
 @cache
@@ -82,7 +83,9 @@ def find_device(name: str) -> Device:
     if not keys:
         raise UnknownDevice(f"no device called {name!r} in the catalogue", hint=_advice(name))
     if len(keys) > 1:
-        raise UnknownDevice(f"{name!r} is the name of {' and '.join(keys)}", hint="name one of them by its key")
+        raise UnknownDevice(
+            f"{name!r} is the name of {' and '.join(keys)}", hint="name one of them by its key"
+        )
     return devices()[keys[0]]
 
 

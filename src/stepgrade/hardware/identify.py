@@ -48,7 +48,9 @@ def identify(seen: Sighting) -> Device:
 
 def _by_shape(seen: Sighting) -> Device:
     """Find a device whose name says nothing by memory and compute units, or by its architecture."""
-    by_arch = [device for device in devices().values() if seen.arch and device.arch == seen.arch.split(":")[0]]
+    by_arch = [
+        device for device in devices().values() if seen.arch and device.arch == seen.arch.split(":")[0]
+    ]
     known = [device for device in (*devices().values(), *parts().values()) if _is_shaped_like(device, seen)]
     fitting = [device for device in known if not by_arch or device.arch == by_arch[0].arch]
     if not fitting and len(by_arch) == 1:
@@ -79,7 +81,7 @@ def _fits(device: Device, seen: Sighting) -> bool:
 
 
 def _fits_memory(device: Device, memory_bytes: int) -> bool:
-    if device.memory_gb is None or device.key in MEMORY_VARIANTS_GB and not MEMORY_VARIANTS_GB[device.key]:
+    if device.memory_gb is None or (device.key in MEMORY_VARIANTS_GB and not MEMORY_VARIANTS_GB[device.key]):
         return True
     sizes = MEMORY_VARIANTS_GB.get(device.key, (device.memory_gb,))
     return any(abs(memory_bytes / BYTES_PER_GIB - size) < MEMORY_TOLERANCE * size for size in sizes)

@@ -65,7 +65,9 @@ def model_from_config(raw: bytes | str) -> ModelShape:
     fields = Fields(_decoded(raw))
     architecture = fields.text("model_type")
     if architecture is None:
-        raise BadInput("is missing", where="model_type", hint="a Hugging Face config.json names its architecture")
+        raise BadInput(
+            "is missing", where="model_type", hint="a Hugging Face config.json names its architecture"
+        )
     reader = ARCHITECTURES.get(architecture)
     if reader is None:
         raise _unknown(architecture)

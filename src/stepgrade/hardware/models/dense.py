@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import Struct
+
 from stepgrade.hardware.models.fields import Fields
 from stepgrade.hardware.models.parts import (
     Attention,
@@ -19,6 +21,14 @@ from stepgrade.hardware.models.shape import ModelShape
 from stepgrade.hardware.models.windows import Spans, alternating, same_everywhere
 
 FFN_WIDTH = "intermediate_size"
+# Published Gemma 3 configs leave these out of `text_config`; the architecture's own defaults.
+_GEMMA3_TEXT = {
+    "model_type": "gemma3_text",
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+}
 
 
 def llama(fields: Fields) -> ModelShape:
@@ -36,7 +46,7 @@ def mistral(fields: Fields) -> ModelShape:
     default = None if fields.declares("sliding_window") else 4096
     spans = same_everywhere(fields, widths.depth, default)
     ffn = gated_ffn(widths.hidden, fields.whole(FFN_WIDTH))
-    return put_together(fields, widths, grouped_attention(widths), ffn, spans=spans)
+    return put_together(fields, widths, grouped_attention(widths), ffn, Frame(spans=spans))
 
 
 def qwen2(fields: Fields) -> ModelShape:
@@ -44,7 +54,7 @@ def qwen2(fields: Fields) -> ModelShape:
     widths = sizes(fields)
     ffn = gated_ffn(widths.hidden, fields.whole(FFN_WIDTH))
     spans = qwen_spans(fields, widths.depth)
-    return put_together(fields, widths, grouped_attention(widths, qkv_bias=True), ffn, spans=spans)
+    return put_together(fields, widths, grouped_attention(widths, qkv_bias=True), ffn, Frame(spans=spans))
 
 
 def qwen3(fields: Fields) -> ModelShape:
@@ -52,7 +62,7 @@ def qwen3(fields: Fields) -> ModelShape:
     widths = sizes(fields, head_dim=128)
     ffn = gated_ffn(widths.hidden, fields.whole(FFN_WIDTH))
     spans = qwen_spans(fields, widths.depth)
-    return put_together(fields, widths, normed_attention(fields, widths), ffn, spans=spans)
+    return put_together(fields, widths, normed_attention(fields, widths), ffn, Frame(spans=spans))
 
 
 def normed_attention(fields: Fields, widths: Sizes) -> Attention:
@@ -85,7 +95,7 @@ def starcoder2(fields: Fields) -> ModelShape:
     attention = grouped_attention(widths, qkv_bias=bias, out_bias=bias)
     ffn = plain_ffn(widths.hidden, fields.whole(FFN_WIDTH), bias=bias)
     spans = same_everywhere(fields, widths.depth)
-    return put_together(fields, widths, attention, ffn, spans=spans, norm_size=2, tied=True)
+    return put_together(fields, widths, attention, ffn, Frame(spans=spans, norm_vectors=2, tied=True))
 
 
 def phi3(fields: Fields) -> ModelShape:
@@ -93,14 +103,14 @@ def phi3(fields: Fields) -> ModelShape:
     widths = sizes(fields)
     attention = fused_attention(widths, bias=False, out_bias=False)
     ffn = fused_gated_ffn(widths.hidden, fields.whole(FFN_WIDTH))
-    return put_together(fields, widths, attention, ffn, spans=same_everywhere(fields, widths.depth))
+    return put_together(fields, widths, attention, ffn, Frame(spans=same_everywhere(fields, widths.depth)))
 
 
 def gemma(fields: Fields) -> ModelShape:
     """Read Gemma 1: heads of 256 whatever the hidden size, tied embeddings."""
     widths = sizes(fields, head_dim=256)
     ffn = gated_ffn(widths.hidden, fields.whole(FFN_WIDTH))
-    return put_together(fields, widths, _gemma_attention(fields, widths), ffn, tied=True)
+    return put_together(fields, widths, _gemma_attention(fields, widths), ffn, Frame(tied=True))
 
 
 def gemma2(fields: Fields) -> ModelShape:
@@ -109,12 +119,12 @@ def gemma2(fields: Fields) -> ModelShape:
     ffn = gated_ffn(widths.hidden, fields.whole(FFN_WIDTH))
     spans = alternating(fields, widths.depth, lambda index: index % 2 == 0, 4096)
     attention = _gemma_attention(fields, widths)
-    return put_together(fields, widths, attention, ffn, spans=spans, norms=4, tied=True)
+    return put_together(fields, widths, attention, ffn, Frame(spans=spans, norms=4, tied=True))
 
 
 def gemma3(fields: Fields) -> ModelShape:
     """Read the text part of Gemma 3: five windowed layers, then a full one."""
-    text = fields.inner("text_config")
+    text = fields.inner("text_config", defaults=_GEMMA3_TEXT)
     shape = _gemma3_text(text or fields)
     if not fields.has("vision_config"):
         return shape
@@ -136,7 +146,7 @@ def _gemma3_text(fields: Fields) -> ModelShape:
     pattern = fields.whole("sliding_window_pattern", "_sliding_window_pattern", default=6)
     spans = alternating(fields, widths.depth, lambda index: (index + 1) % pattern != 0, 4096)
     attention = normed_attention(fields, widths)
-    return put_together(fields, widths, attention, ffn, spans=spans, norms=4, tied=True)
+    return put_together(fields, widths, attention, ffn, Frame(spans=spans, norms=4, tied=True))
 
 
 def _gemma_attention(fields: Fields, widths: Sizes) -> Attention:
@@ -144,26 +154,28 @@ def _gemma_attention(fields: Fields, widths: Sizes) -> Attention:
     return grouped_attention(widths, qkv_bias=bias, out_bias=bias)
 
 
+class Frame(Struct, frozen=True, kw_only=True):
+    """What goes around attention and feed-forward: spans, norms a layer, vectors a norm, tied or not."""
+
+    spans: Spans | None = None
+    norms: int = 2
+    norm_vectors: int = 1
+    tied: bool = False
+
+
 def put_together(
-    fields: Fields,
-    widths: Sizes,
-    attention: Attention,
-    ffn: FeedForward,
-    *,
-    spans: Spans | None = None,
-    norms: int = 2,
-    norm_size: int = 1,
-    tied: bool = False,
+    fields: Fields, widths: Sizes, attention: Attention, ffn: FeedForward, frame: Frame | None = None
 ) -> ModelShape:
-    """Return the model of equal layers, `norms` norms each of `norm_size` vectors, and one at the end."""
-    spans = spans or Spans(full=widths.depth)
-    per_layer = norms * norm_size * widths.hidden
-    layers = [layer(count, attention, ffn, norms=per_layer, window=window) for count, window in spans.groups()]
+    """Return the model of equal layers inside `frame`, with one more norm at the end."""
+    frame = frame or Frame()
+    spans = frame.spans or Spans(full=widths.depth)
+    norms = frame.norms * frame.norm_vectors * widths.hidden
+    layers = [layer(count, attention, ffn, norms=norms, window=window) for count, window in spans.groups()]
     return ModelShape(
         architecture=fields.text("model_type") or "",
         hidden=widths.hidden,
         vocab=widths.vocab,
         layers=tuple(layers),
-        tied=fields.flag("tie_word_embeddings", default=tied),
-        vectors=norm_size * widths.hidden,
+        tied=fields.flag("tie_word_embeddings", default=frame.tied),
+        vectors=frame.norm_vectors * widths.hidden,
     )

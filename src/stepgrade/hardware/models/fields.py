@@ -19,7 +19,9 @@ class Fields:
         self._values = values
         self._place = place
 
-    def whole(self, *names: str, default: int | None = _MISSING, most: int = MOST_WIDE, least: int = 1) -> int:
+    def whole(
+        self, *names: str, default: int | None = _MISSING, most: int = MOST_WIDE, least: int = 1
+    ) -> int:
         """Return the first of `names` that is there as a whole number; `default` when none is."""
         name, value = self._first(names)
         if value is None:
@@ -62,14 +64,14 @@ class Fields:
             raise self._bad(name, f"must be a list, not {_shown(value)}")
         return value
 
-    def inner(self, name: str) -> Fields | None:
-        """Return the fields of an object inside this one, or None when it is absent."""
+    def inner(self, name: str, defaults: dict[str, Any] | None = None) -> Fields | None:
+        """Return the fields of an object inside this one over `defaults`, or None when it is absent."""
         value = self._values.get(name)
         if value is None:
             return None
         if not isinstance(value, dict):
             raise self._bad(name, f"must be an object, not {_shown(value)}")
-        return Fields(value, f"{self._place}{name}.")
+        return Fields({**(defaults or {}), **value}, f"{self._place}{name}.")
 
     def declares(self, name: str) -> bool:
         """Tell whether a field is there, null or not."""
@@ -92,7 +94,7 @@ class Fields:
     def _first(self, names: tuple[str, ...]) -> tuple[str | None, Any]:
         present = [name for name in names if name in self._values]
         told = [name for name in present if self._values[name] is not None]
-        name = (told or present or [None])[0]
+        name = next(iter(told or present), None)
         return name, None if name is None else self._values[name]
 
     def _fallback(self, name: str, default: int | None, *, told_null: bool) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepgrade.hardware.models.dense import FFN_WIDTH, normed_attention, put_together, qwen_spans
+from stepgrade.hardware.models.dense import FFN_WIDTH, Frame, normed_attention, put_together, qwen_spans
 from stepgrade.hardware.models.fields import Fields
 from stepgrade.hardware.models.parts import (
     Attention,
@@ -26,7 +26,7 @@ def mixtral(fields: Fields) -> ModelShape:
     widths = sizes(fields)
     ffn = _experts(fields, widths.hidden, fields.whole(FFN_WIDTH), "num_local_experts")
     spans = same_everywhere(fields, widths.depth)
-    return put_together(fields, widths, grouped_attention(widths), ffn, spans=spans)
+    return put_together(fields, widths, grouped_attention(widths), ffn, Frame(spans=spans))
 
 
 def olmoe(fields: Fields) -> ModelShape:
@@ -48,7 +48,7 @@ def gpt_oss(fields: Fields) -> ModelShape:
     count, active = _expert_counts(fields, "num_local_experts")
     ffn = expert_ffn(expert, widths.hidden, count=count, active=active, router_bias=True)
     spans = alternating(fields, widths.depth, lambda index: index % 2 == 0, 128)
-    return put_together(fields, widths, attention, ffn, spans=spans)
+    return put_together(fields, widths, attention, ffn, Frame(spans=spans))
 
 
 def qwen3_moe(fields: Fields) -> ModelShape:
@@ -75,7 +75,7 @@ def _mixed(fields: Fields, widths: Sizes, attention: Attention, experts: FeedFor
     plain_only = fields.sequence("mlp_only_layers") or []
     sparse = [i for i in range(widths.depth) if i not in plain_only and (i + 1) % step == 0]
     if len(sparse) == widths.depth:
-        return put_together(fields, widths, attention, experts, spans=qwen_spans(fields, widths.depth))
+        return put_together(fields, widths, attention, experts, Frame(spans=qwen_spans(fields, widths.depth)))
     plain = gated_ffn(widths.hidden, fields.whole(FFN_WIDTH))
     groups = ((widths.depth - len(sparse), plain), (len(sparse), experts))
     return _assembled(fields, widths, _layers(widths, attention, groups))
@@ -151,7 +151,9 @@ def _expert_counts(fields: Fields, count_field: str) -> tuple[int, int]:
     return count, fields.whole("num_experts_per_tok", "experts_per_token", most=count)
 
 
-def _layers(widths: Sizes, attention: Attention, groups: tuple[tuple[int, FeedForward], ...]) -> tuple[Layer, ...]:
+def _layers(
+    widths: Sizes, attention: Attention, groups: tuple[tuple[int, FeedForward], ...]
+) -> tuple[Layer, ...]:
     return tuple(layer(count, attention, ffn, norms=2 * widths.hidden) for count, ffn in groups if count)
 
 

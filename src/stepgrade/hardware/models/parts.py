@@ -66,7 +66,9 @@ def sizes(fields: Fields, *, head_dim: int | None = None) -> Sizes:
     )
 
 
-def grouped_attention(sizes: Sizes, *, qkv_bias: bool = False, out_bias: bool = False, vectors: int = 0) -> Attention:
+def grouped_attention(
+    sizes: Sizes, *, qkv_bias: bool = False, out_bias: bool = False, vectors: int = 0
+) -> Attention:
     """Return attention with separate q, k, v and o matrices."""
     q, k, d = sizes.query_width, sizes.kv_width, sizes.hidden
     linears = (
@@ -116,7 +118,9 @@ def plain_ffn(hidden: int, width: int, *, bias: bool) -> FeedForward:
     return FeedForward(linears=linears, width=width, gated=False)
 
 
-def expert_ffn(expert: FeedForward, hidden: int, *, count: int, active: int, router_bias: bool = False) -> FeedForward:
+def expert_ffn(
+    expert: FeedForward, hidden: int, *, count: int, active: int, router_bias: bool = False
+) -> FeedForward:
     """Return a router and `count` copies of `expert`, of which a token meets `active`."""
     copies = tuple(
         Linear(

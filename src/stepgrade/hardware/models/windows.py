@@ -21,7 +21,9 @@ class Spans(Struct, frozen=True, kw_only=True):
 
     def groups(self) -> list[tuple[int, int | None]]:
         """Return (layers, window) for each kind there is."""
-        return [(count, window) for count, window in ((self.full, None), (self.windowed, self.window)) if count]
+        return [
+            (count, window) for count, window in ((self.full, None), (self.windowed, self.window)) if count
+        ]
 
 
 def same_everywhere(fields: Fields, depth: int, default: int | None = None) -> Spans:
@@ -49,5 +51,7 @@ def _count_listed(fields: Fields, listed: list[object], depth: int) -> int:
         raise fields.refuse("layer_types", f"lists {len(listed)} layers, num_hidden_layers says {depth}")
     strange = [kind for kind in listed if kind not in WINDOWED_TYPES | FULL_TYPES]
     if strange:
-        raise fields.refuse("layer_types", f"has a kind of layer that is not modelled: {str(strange[0])[:40]!r}")
+        raise fields.refuse(
+            "layer_types", f"has a kind of layer that is not modelled: {str(strange[0])[:40]!r}"
+        )
     return sum(1 for kind in listed if kind in WINDOWED_TYPES)
