@@ -149,7 +149,7 @@ def test_a_huge_file_is_refused_without_reading_it_whole(tmp_path):
     path = tmp_path / "config.json"
     with path.open("wb") as file:
         file.truncate(100 * 2**20)
-    with pytest.raises(TooLarge, match="not a model's config.json"):
+    with pytest.raises(TooLarge, match="not a model's"):
         read_model(str(path))
     assert MOST_CONFIG_BYTES < 100 * 2**20
 

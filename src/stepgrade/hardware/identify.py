@@ -20,8 +20,11 @@ from stepgrade.hardware.catalogue import (
 from stepgrade.hardware.compute_units import COMPUTE_UNITS, MEMORY_VARIANTS_GB, PART_COMPUTE_UNITS
 
 BYTES_PER_GIB = 2**30
-# Drivers report up to 7 % less than the nominal size (firmware, ECC).
-MEMORY_TOLERANCE = 0.08
+# Drivers report up to 7 % less than the nominal size (firmware, ECC), never noticeably more.
+LEAST_MEMORY, MOST_MEMORY = 0.92, 1.01
+# What drivers say when they do not know; everything else is a name, if sometimes of several devices.
+NAMELESS = frozenset({"", "amdradeongraphics"})
+NAMELESS_VENDOR = "AMD"
 # Two candidates whose figures differ by less give the same grade: no reason to refuse.
 SAME_FIGURES = 0.02
 
@@ -37,10 +40,10 @@ class Sighting(Struct, frozen=True, kw_only=True):
 
 def identify(seen: Sighting) -> Device:
     """Return the catalogue's device for a sighting; raise UnknownDevice when none or several fit."""
-    if fold(seen.name) in SHARED_NAMES:
+    if fold(seen.name) in NAMELESS:
         return _by_shape(seen)
     keys = keys_called(seen.name)
-    if not keys:
+    if not keys or (fold(seen.name) in SHARED_NAMES and seen.memory_bytes is None):
         return find_device(seen.name)
     fitting = [device for device in _with_parts(keys) if _fits(device, seen)]
     return _only(fitting or _raise_misfit(seen, keys), seen)
@@ -64,8 +67,6 @@ def _is_shaped_like(device: Device, seen: Sighting) -> bool:
     """Tell whether memory and units both are known and fit; a shared name is no evidence of its own."""
     if seen.memory_bytes is None or not _fits_memory(device, seen.memory_bytes):
         return False
-    if seen.name and fold(seen.name) == "nvidiah100":
-        return device.key.startswith("h100") and _fits(device, seen)
     return seen.compute_units is not None and _units(device) == seen.compute_units
 
 
@@ -84,7 +85,8 @@ def _fits_memory(device: Device, memory_bytes: int) -> bool:
     if device.memory_gb is None or (device.key in MEMORY_VARIANTS_GB and not MEMORY_VARIANTS_GB[device.key]):
         return True
     sizes = MEMORY_VARIANTS_GB.get(device.key, (device.memory_gb,))
-    return any(abs(memory_bytes / BYTES_PER_GIB - size) < MEMORY_TOLERANCE * size for size in sizes)
+    shares = (memory_bytes / BYTES_PER_GIB / size for size in sizes)
+    return any(LEAST_MEMORY < share < MOST_MEMORY for share in shares)
 
 
 def _units(device: Device) -> int | None:
