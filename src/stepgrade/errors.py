@@ -15,6 +15,8 @@ Anything else that escapes is a bug in stepgrade and keeps its traceback.
 
 from __future__ import annotations
 
+from typing import Self
+
 EXIT_OK = 0
 EXIT_GATE = 1
 EXIT_BAD_INPUT = 2
@@ -38,7 +40,7 @@ class StepgradeError(Exception):
         advice = f" ({self.hint})" if self.hint else ""
         return f"{place}{self.problem}{advice}"
 
-    def at(self, place: str) -> StepgradeError:
+    def at(self, place: str) -> Self:
         """Return this error with `place` (a file name) put before where it already is."""
         where = f"{place}: {self.where}" if self.where else place
         return type(self)(self.problem, where=where, hint=self.hint)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from stepgrade.hardware.cost import CONVENTIONS, Counts, Flops, Plan, flops_per_token
-from stepgrade.hardware.cost.flops import AttentionKind
+from stepgrade.hardware.cost.conventions import CONVENTIONS
+from stepgrade.hardware.cost.flops import AttentionKind, Counts, Flops, flops_per_token
+from stepgrade.hardware.cost.plan import Plan
 
 HERE = Path(__file__).parent
 # How a row's own words begin, and what we call it.

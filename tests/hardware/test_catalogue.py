@@ -182,11 +182,10 @@ def test_compute_units_fit_the_peaks():
 def test_any_name_is_found_or_refused(name):
     try:
         device = find_device(name)
-    except UnknownDevice as error:
-        assert error.exit_code == 2
-    else:
-        assert fold(name)
-        assert device.key in devices() or device.key in parts()
+    except UnknownDevice:
+        return
+    assert fold(name)
+    assert device.key in devices() or device.key in parts()
 
 
 @given(st.sampled_from(sorted(COMPUTE_UNITS)), st.floats(0.93, 1.0))

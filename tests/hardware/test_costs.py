@@ -12,20 +12,13 @@ from hypothesis import strategies as st
 from stepgrade.errors import BadOption
 from stepgrade.hardware.catalogue import devices, find_device
 from stepgrade.hardware.ceilings import Figures, ceilings, lowest
-from stepgrade.hardware.cost import (
-    CONVENTIONS,
-    Parallelism,
-    Plan,
-    attended_span,
-    count,
-    find_convention,
-    find_dtype,
-    flops_per_token,
-    link_traffic,
-    traffic_per_token,
-)
+from stepgrade.hardware.cost.conventions import CONVENTIONS, find_convention
+from stepgrade.hardware.cost.flops import attended_span, count, flops_per_token
+from stepgrade.hardware.cost.links import link_traffic
+from stepgrade.hardware.cost.plan import Parallelism, Plan, find_dtype
+from stepgrade.hardware.cost.traffic import traffic_per_token
 from stepgrade.hardware.estimate import estimate, model_costs
-from stepgrade.hardware.models import model_from_config
+from stepgrade.hardware.models.config import model_from_config
 
 QLORA = {"method": "qlora", "rank": 16, "optimizer": "adamw-8bit", "checkpointing": "full"}
 # config, device, plan, then GFLOP/token model and hardware, MB/token, tok/s compute and memory

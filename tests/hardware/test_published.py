@@ -8,9 +8,11 @@ import model_configs as configs
 import pytest
 from published import convention_of, counts_of, flops_of, number, rows, tok_s_per_device
 
-from stepgrade.hardware.cost import CONVENTIONS, Plan, count, flops_per_token
+from stepgrade.hardware.cost.conventions import CONVENTIONS
+from stepgrade.hardware.cost.flops import count, flops_per_token
+from stepgrade.hardware.cost.plan import Plan
 from stepgrade.hardware.efficiency import utilisation
-from stepgrade.hardware.models import model_from_config
+from stepgrade.hardware.models.config import model_from_config
 
 WITHIN = 0.01
 ROWS = rows()

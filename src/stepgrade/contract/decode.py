@@ -12,7 +12,7 @@ from stepgrade.errors import BadJson
 T = TypeVar("T")
 
 # Strings are matched first so that a "-0" inside one is left alone; so is an exponent's.
-_STRING_OR_MINUS_ZERO = re.compile(rb'"(?:[^"\\]|\\.)*"|(?<![eE])-0(?![.\deE])', re.DOTALL)
+_STRING_OR_MINUS_ZERO = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|(?<![eE])-0(?![.\deE])'
 _UNNAMED_KEY = "[...]"
 
 
@@ -28,7 +28,13 @@ def decode_json(text: str | bytes, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         raise _refusal(raw, kind, str(error)) from error
     except msgspec.DecodeError as error:
-        raise BadJson(str(error), where="$") from error
+        raise BadJson(_reason(error), where="$") from error
+
+
+def _reason(error: msgspec.DecodeError) -> str:
+    if "truncated" in str(error):
+        return "the JSON ends too early"
+    return str(error).replace("JSON is malformed", "not valid JSON")
 
 
 def _as_bytes(text: str | bytes) -> bytes:
@@ -44,7 +50,7 @@ def _keep_minus_zero(raw: bytes) -> bytes:
     """Write `-0` as `-0.0`: the reference reads it as a float, msgspec as the integer 0."""
     if b"-0" not in raw:
         return raw
-    return _STRING_OR_MINUS_ZERO.sub(lambda m: b"-0.0" if m[0] == b"-0" else m[0], raw)
+    return re.sub(_STRING_OR_MINUS_ZERO, lambda m: b"-0.0" if m[0] == b"-0" else m[0], raw, flags=re.DOTALL)
 
 
 def _refusal(raw: bytes, kind: type[Any], message: str) -> BadJson:

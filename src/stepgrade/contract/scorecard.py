@@ -85,7 +85,7 @@ def _launch_overhead(input: StepProfilerInput) -> float:
 
 
 def _layer_summary(layer: PerLayerData) -> LayerSummary:
-    top_op, top_ms = _last_maximum(layer.ops)
+    top_op, top_ms = longest_operation(layer.ops)
     total_ms = add_up(layer.ops[op] for op in sorted(layer.ops))
     return LayerSummary(
         layer=layer.layer,
@@ -97,7 +97,8 @@ def _layer_summary(layer: PerLayerData) -> LayerSummary:
     )
 
 
-def _last_maximum(ops: dict[str, float]) -> tuple[str, float]:
+def longest_operation(ops: dict[str, float]) -> tuple[str, float]:
+    """Return the operation with the most time, the last in order of name when several have it."""
     top, top_ms = "", 0.0
     for rank, op in enumerate(sorted(ops)):
         if rank == 0 or not top_ms > ops[op]:

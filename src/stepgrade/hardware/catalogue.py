@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import os
 from functools import cache
-from os.path import dirname, join
 
 from msgspec import Struct
 
 from stepgrade.errors import UnknownDevice
 
+_TABLE = os.path.join(os.path.dirname(__file__), "accelerators.csv")  # noqa: PTH118, PTH120
 DESCRIBE_BY_HAND = "describe it with --peak-bw GB_S and --peak-tflops TFLOPS, or with --device-file my.toml"
 
 # Names of the reference's own constructors (HardwareSpec::rtx_4060l, ::gb10).
@@ -67,8 +68,7 @@ class Device(Struct, frozen=True, kw_only=True):
 @cache
 def devices() -> dict[str, Device]:
     """Return every device of the catalogue by its key, in the catalogue's order."""
-    path = join(dirname(__file__), "accelerators.csv")  # noqa: PTH118, PTH120  pathlib costs 4 ms at start
-    with open(path, encoding="utf-8", newline="") as table:  # noqa: PTH123  as above
+    with open(_TABLE, encoding="utf-8", newline="") as table:  # noqa: PTH123  pathlib costs 4 ms at start
         return {row["key"]: _device(row) for row in csv.DictReader(table)}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -29,10 +29,19 @@ class Ceiling(Struct, frozen=True, kw_only=True):
     convention: str
 
 
+class Unit(NamedTuple):
+    """A unit of rate: its name, how many base units it is, and the flag that gives it."""
+
+    name: str
+    size: float
+    flag: str = ""
+
+
 class Rate(Struct, frozen=True, kw_only=True):
     """What the hardware does per second (bytes or FLOPs), and who says so."""
 
     per_s: float
+    shown: str
     basis: Basis
     source: str
 
@@ -46,63 +55,69 @@ class Figures(Struct, frozen=True, kw_only=True):
     link_gb_s: float | None = None
     measured: Measurement | None = None
 
+    @property
+    def bandwidth_gb_s(self) -> float | None:
+        """Return the user's bandwidth, else the data sheet's."""
+        if self.peak_bw_gb_s is not None:
+            return self.peak_bw_gb_s
+        return self.device.peak_bw_gb_s if self.device else None
+
     def bandwidth(self) -> tuple[Rate, ...]:
         """Return the memory's rates in bytes/s: the data sheet's or the user's, then the measured."""
-        sheet = self.device.peak_bw_gb_s if self.device else None
-        rates = [self._stated(self.peak_bw_gb_s, sheet, BYTES_PER_GB, "GB/s", "--peak-bw")]
+        unit = Unit("GB/s", BYTES_PER_GB, "--peak-bw")
+        rates = [self._stated(self.bandwidth_gb_s, self.peak_bw_gb_s, unit)]
         if self.measured is not None and self.measured.bandwidth_gb_s is not None:
             best = self.measured.bandwidth_gb_s.best
-            rates.append(_measured_rate(best * BYTES_PER_GB, f"{best:g} GB/s", self.measured))
+            rates.append(_measured_rate(best, unit, self.measured))
         return tuple(rate for rate in rates if rate is not None)
 
     def compute(self, dtype: str) -> tuple[Rate, ...]:
         """Return the arithmetic rates in FLOP/s for one precision: stated, then achievable, measured."""
+        unit = Unit(f"TFLOP/s {dtype}", FLOPS_PER_TFLOP, "--peak-tflops")
         sheet = self.device.peak_tflops.get(dtype) if self.device else None
-        rates = [self._stated(self.peak_tflops, sheet, FLOPS_PER_TFLOP, f"TFLOP/s {dtype}", "--peak-tflops")]
+        rates = [self._stated(self.peak_tflops or sheet, self.peak_tflops, unit)]
         achievable = self.device.achievable_tflops.get(dtype) if self.device else None
         if achievable is not None and self.peak_tflops is None:
-            rates.append(_achievable_rate(achievable, dtype))
+            rates.append(_achievable_rate(achievable, unit))
         if self.measured is not None and dtype in self.measured.tflops:
-            best = self.measured.tflops[dtype].best
-            rates.append(_measured_rate(best * FLOPS_PER_TFLOP, f"{best:g} TFLOP/s {dtype}", self.measured))
+            rates.append(_measured_rate(self.measured.tflops[dtype].best, unit, self.measured))
         return tuple(rate for rate in rates if rate is not None)
 
     def link(self) -> tuple[Rate, ...]:
         """Return the link's rate in bytes/s, one direction."""
         sheet = self.device.link_gb_s if self.device else None
-        rate = self._stated(self.link_gb_s, sheet, BYTES_PER_GB, "GB/s", "--link")
+        rate = self._stated(self.link_gb_s or sheet, self.link_gb_s, Unit("GB/s", BYTES_PER_GB, "--link"))
         return () if rate is None else (rate,)
 
-    def _stated(
-        self, given: float | None, sheet: float | None, unit: float, name: str, flag: str
-    ) -> Rate | None:
-        if given is not None:
-            return Rate(per_s=given * unit, basis="given", source=f"{given:g} {name} given with {flag}")
-        if sheet is None or self.device is None:
+    def _stated(self, figure: float | None, given: float | None, unit: Unit) -> Rate | None:
+        if figure is None:
             return None
-        source = f"{sheet:g} {name}, {self.device.name} ({self.device.source})"
-        basis: Basis = "given" if self.device.is_by_hand else "data_sheet"
-        return Rate(per_s=sheet * unit, basis=basis, source=source)
+        if given is not None or self.device is None:
+            return _rate(figure, unit, "given", f"given with {unit.flag}")
+        if self.device.is_by_hand:
+            return _rate(figure, unit, "given", f"{self.device.name}: {self.device.source}")
+        return _rate(figure, unit, "data_sheet", f"{self.device.name} data sheet: {self.device.source}")
 
 
 class Costs(Struct, frozen=True, kw_only=True):
     """What one token costs the device; None where it is not known. Texts say by which count."""
 
     flops: float | None = None
-    flops_convention: str = ""
+    flops_count: str = ""
     bytes: float | None = None
-    bytes_convention: str = ""
+    bytes_count: str = ""
     link_bytes: float | None = None
-    link_convention: str = ""
+    link_count: str = ""
 
 
 def ceilings(figures: Figures, costs: Costs, dtype: str) -> tuple[Ceiling, ...]:
-    """Return every ceiling that figures and costs allow, in tok/s per device."""
-    return (
-        *_ceilings_of("compute", figures.compute(dtype), costs.flops, costs.flops_convention),
-        *_ceilings_of("memory", figures.bandwidth(), costs.bytes, costs.bytes_convention),
-        *_ceilings_of("link", figures.link(), costs.link_bytes, costs.link_convention),
+    """Return every ceiling in tok/s per device: stated ones first, each group from the lowest up."""
+    limits = (
+        *_ceilings_of("compute", figures.compute(dtype), costs.flops, costs.flops_count),
+        *_ceilings_of("memory", figures.bandwidth(), costs.bytes, costs.bytes_count),
+        *_ceilings_of("link", figures.link(), costs.link_bytes, costs.link_count),
     )
+    return tuple(sorted(limits, key=lambda limit: (limit.basis == "measured", limit.tok_s)))
 
 
 def lowest(limits: tuple[Ceiling, ...]) -> Ceiling | None:
@@ -113,11 +128,12 @@ def lowest(limits: tuple[Ceiling, ...]) -> Ceiling | None:
 
 def lowest_achievable(limits: tuple[Ceiling, ...]) -> Ceiling | None:
     """Return the lowest ceiling when measured rates replace the data sheet's; None without any."""
-    measured = {limit.kind: limit for limit in limits if limit.basis == "measured"}
+    measured = [limit for limit in limits if limit.basis == "measured"]
     if not measured:
         return None
-    kinds = {limit.kind: measured.get(limit.kind, limit) for limit in limits}
-    return min(kinds.values(), key=lambda limit: limit.tok_s)
+    kinds = {limit.kind for limit in measured}
+    rest = [limit for limit in limits if limit.kind not in kinds]
+    return min(measured + rest, key=lambda limit: limit.tok_s)
 
 
 def reference_bytes_per_token(device: Device | None) -> float | None:
@@ -125,60 +141,28 @@ def reference_bytes_per_token(device: Device | None) -> float | None:
     return REFERENCE_BYTES_PER_TOKEN if device is not None and device.key in REFERENCE_DEVICES else None
 
 
-def _ceilings_of(kind: Kind, rates: tuple[Rate, ...], cost: float | None, convention: str) -> list[Ceiling]:
+def _ceilings_of(kind: Kind, rates: tuple[Rate, ...], cost: float | None, count: str) -> list[Ceiling]:
     if cost is None or cost <= 0:
         return []
     return [
         Ceiling(
-            kind=kind, tok_s=rate.per_s / cost, basis=rate.basis, source=rate.source, convention=convention
+            kind=kind,
+            tok_s=rate.per_s / cost,
+            basis=rate.basis,
+            source=rate.source,
+            convention=f"{rate.shown} over {count}",
         )
         for rate in rates
     ]
 
 
-def _achievable_rate(tflops: float, dtype: str) -> Rate:
-    source = f"{tflops:g} TFLOP/s {dtype}, the best matmul that was measured on this kind of device"
-    return Rate(per_s=tflops * FLOPS_PER_TFLOP, basis="measured", source=source)
+def _rate(figure: float, unit: Unit, basis: Basis, source: str) -> Rate:
+    return Rate(per_s=figure * unit.size, shown=f"{figure:g} {unit.name}", basis=basis, source=source)
 
 
-def _measured_rate(per_s: float, shown: str, measured: Measurement) -> Rate:
-    source = f"{shown}, measured here on {measured.date[:10]} ({measured.method})"
-    return Rate(per_s=per_s, basis="measured", source=source)
+def _achievable_rate(tflops: float, unit: Unit) -> Rate:
+    return _rate(tflops, unit, "measured", "the best matmul rate that was measured on such a device")
 
 
-class MemoryFigures(Struct, frozen=True, kw_only=True):
-    """What a memory ceiling is made of, from the catalogue or from the user."""
-
-    device: Device | None = None
-    peak_bw_gb_s: float | None = None
-    bytes_per_token: float | None = None
-
-    @property
-    def bandwidth_gb_s(self) -> float | None:
-        """Return the user's bandwidth, else the data sheet's."""
-        if self.peak_bw_gb_s is not None:
-            return self.peak_bw_gb_s
-        return self.device.peak_bw_gb_s if self.device else None
-
-    @property
-    def traffic_bytes(self) -> float | None:
-        """Return the user's bytes per token, else the reference's for its own two devices."""
-        if self.bytes_per_token is not None:
-            return self.bytes_per_token
-        return reference_bytes_per_token(self.device)
-
-    @property
-    def uses_reference_traffic(self) -> bool:
-        """Tell whether the bytes per token are the reference's constant."""
-        return self.bytes_per_token is None and self.traffic_bytes is not None
-
-
-def memory_ceiling(figures: MemoryFigures) -> Ceiling | None:
-    """Return bandwidth over bytes per token, or None when either is not known."""
-    traffic = figures.traffic_bytes
-    if traffic is None:
-        return None
-    origin = "the reference's constant" if figures.uses_reference_traffic else "given"
-    costs = Costs(bytes=traffic, bytes_convention=f"{traffic / 1e6:g} MB per token, {origin}")
-    known = Figures(device=figures.device, peak_bw_gb_s=figures.peak_bw_gb_s)
-    return next(iter(ceilings(known, costs, "")), None)
+def _measured_rate(figure: float, unit: Unit, measured: Measurement) -> Rate:
+    return _rate(figure, unit, "measured", f"measured here on {measured.date[:10]} ({measured.method})")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stepgrade.hardware.ceilings import FLOPS_PER_TFLOP
 
-# The peak that a sparse data sheet prints is twice the dense one.
+# Data sheets that count sparsity print twice the dense peak.
 SPARSE_FACTOR = 2.0
 
 
@@ -16,23 +16,20 @@ def utilisation(tok_s: float, flops_per_token: float, peak_tflops: float, device
     return tok_s * flops_per_token / (devices * peak_tflops * FLOPS_PER_TFLOP)
 
 
-def why_above_one(share: float, *, seq: int | None = None, counted_devices: int = 1) -> tuple[str, ...]:
-    """Return the likely causes of an efficiency above 1, likeliest first; nothing when it is not."""
+def why_above_one(share: float, kind: str, *, seq: int | None = None, devices: int = 1) -> tuple[str, ...]:
+    """Return the likely causes of a share above 1 of a ceiling of `kind`, likeliest first."""
     if share <= 1.0:
         return ()
     length = f" of {seq:,}" if seq else ""
     causes = [
         f"padding was counted: give the real tokens per step, not batch x the sequence length{length}",
-        "the wrong device: check --device against what the run used (a laptop part, another memory size)",
-        "the wrong precision: check --dtype (fp8 has twice the peak of bf16, fp32 far less)",
+        "the wrong device: check --device (a laptop part, another memory size)",
     ]
-    if share <= SPARSE_FACTOR:
-        causes.append("a peak described by hand that is too low; or its sparse double")
-    if counted_devices == 1:
-        causes.append(
-            "more than one device: the throughput is the whole run's, --world-size says how many shared it"
-        )
-    causes.append(
-        "the model or method: a larger model, or full training given for a LoRA run, asks for more FLOPs"
-    )
+    if kind == "compute":
+        causes.append("the wrong precision: check --dtype (fp8 has twice the peak of bf16, fp32 far less)")
+        causes.append("the wrong model or method: LoRA needs fewer FLOPs than full training")
+        if share <= SPARSE_FACTOR:
+            causes.append("a sparse peak: the catalogue's are dense, half of what some data sheets print")
+    if devices == 1:
+        causes.append("several devices: the throughput is the whole run's, --world-size says who shared it")
     return tuple(causes)

@@ -15,20 +15,11 @@ from stepgrade.hardware.ceilings import (
     lowest,
     lowest_achievable,
 )
-from stepgrade.hardware.cost import (
-    CONVENTIONS,
-    DEFAULT_CONVENTION,
-    Convention,
-    Flops,
-    LinkTraffic,
-    Plan,
-    Traffic,
-    count,
-    flops_per_token,
-    link_traffic,
-    traffic_per_token,
-)
-from stepgrade.hardware.cost.traffic import trained_parameters
+from stepgrade.hardware.cost.conventions import CONVENTIONS, DEFAULT_CONVENTION, Convention
+from stepgrade.hardware.cost.flops import Flops, count, flops_per_token
+from stepgrade.hardware.cost.links import LinkTraffic, link_traffic
+from stepgrade.hardware.cost.plan import Plan
+from stepgrade.hardware.cost.traffic import Traffic, traffic_per_token, trained_parameters
 from stepgrade.hardware.efficiency import utilisation, why_above_one
 from stepgrade.hardware.models.shape import ModelShape
 
@@ -51,11 +42,11 @@ class ModelCosts(Struct, frozen=True, kw_only=True):
         """Return the costs that ceilings are made of."""
         return Costs(
             flops=self.flops.hardware,
-            flops_convention=f"{self.flops.hardware / 1e9:.4g} GFLOP per token, {self.flops.convention}",
+            flops_count=f"{self.flops.hardware / 1e9:.4g} GFLOP per token ({self.flops.convention})",
             bytes=self.traffic.total,
-            bytes_convention=f"{self.traffic.total / 1e6:.4g} MB per token, compulsory traffic",
+            bytes_count=f"{self.traffic.total / 1e6:.4g} MB per token (compulsory traffic)",
             link_bytes=self.link.per_token if self.link else None,
-            link_convention=f"{self.link.per_token / 1e6:.4g} MB sent per token" if self.link else "",
+            link_count=f"{self.link.per_token / 1e6:.4g} MB sent per token" if self.link else "",
         )
 
 
@@ -142,7 +133,7 @@ def utilise(
         hfu=share(costs.flops.hardware),
         mfu_palm=share(costs.flops_palm.model),
         efficiency=efficiency,
-        above_one_because=why_above_one(highest, seq=plan.seq, counted_devices=devices),
+        above_one_because=why_above_one(highest, bound.kind if bound else "", seq=plan.seq, devices=devices),
     )
 
 

@@ -51,10 +51,9 @@ def identify(seen: Sighting) -> Device:
 
 def _by_shape(seen: Sighting) -> Device:
     """Find a device whose name says nothing by memory and compute units, or by its architecture."""
-    by_arch = [
-        device for device in devices().values() if seen.arch and device.arch == seen.arch.split(":")[0]
-    ]
-    known = [device for device in (*devices().values(), *parts().values()) if _is_shaped_like(device, seen)]
+    makes = [device for device in devices().values() if device.vendor == NAMELESS_VENDOR]
+    by_arch = [device for device in makes if seen.arch and device.arch == seen.arch.split(":")[0]]
+    known = [device for device in (*makes, *parts().values()) if _is_shaped_like(device, seen)]
     fitting = [device for device in known if not by_arch or device.arch == by_arch[0].arch]
     if not fitting and len(by_arch) == 1:
         fitting = by_arch

@@ -1,12 +1,13 @@
 """What a training run is, once a reader has understood its file.
 
-Durations that were added up or averaged are milliseconds in floats, the contract's unit; they are
-*totals over the profiled steps* where the name says so. What the source did not say is None.
+Durations that were added up or averaged are milliseconds in floats, the contract's unit, and they
+are totals over the profiled steps where the name says so. What the source did not say is None.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from msgspec import Struct
 
@@ -22,24 +23,25 @@ class Source(Struct, frozen=True, kw_only=True):
 
 
 class PhaseTime(Struct, frozen=True, kw_only=True):
-    """One named part of a step; `per_step_ms` is what the producer itself averaged."""
+    """One named part of a step; `step_share` is what the producer wrote, in 0 to 1."""
 
     name: str
-    total_ms: float
+    total_ms: float | None = None
     per_step_ms: float | None = None
+    step_share: float | None = None
 
 
 class LayerTime(Struct, frozen=True, kw_only=True):
-    """One layer of the model, in totals over the profiled steps."""
+    """One layer of the model."""
 
     layer: int
-    fwd_total_ms: float
-    bwd_total_ms: float
+    fwd_total_ms: float | None = None
+    bwd_total_ms: float | None = None
     ops_total_ms: dict[str, float] = {}
 
 
 class OpTime(Struct, frozen=True, kw_only=True):
-    """One operation, in totals over the profiled steps."""
+    """One operation."""
 
     name: str
     total_ms: float
@@ -47,40 +49,57 @@ class OpTime(Struct, frozen=True, kw_only=True):
 
 
 class Profile(Struct, frozen=True, kw_only=True):
-    """One run: its steps, and where their time went."""
+    """One run: its steps, and where their time went. `operations` are those outside any layer."""
 
     source: Source
     steps: int | None = None
     step_ms: float | None = None
+    samples_ms: tuple[float, ...] = ()
     wall_coverage: float | None = None
     phases: tuple[PhaseTime, ...] = ()
     layers: tuple[LayerTime, ...] = ()
     operations: tuple[OpTime, ...] = ()
     runtime: str | None = None
     throughput_tok_s: float | None = None
-    tokens_per_step: int | None = None
+    tokens_per_step: float | None = None
     launches_per_step: float | None = None
     claimed_bottleneck: str | None = None
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for place, value in self._durations():
-            if not (math.isfinite(value) and value >= 0.0):
-                raise BadInput(f"a time must be a finite number, 0 or more, not {value:g}", where=place)
+        for place, value in self._figures():
+            if value is not None and not (math.isfinite(value) and value >= 0.0):
+                raise BadInput(f"must be a finite number of 0 or more, not {value:g}", where=place)
 
-    def _durations(self) -> list[tuple[str, float]]:
-        """Return every time in the profile with the name it has for people."""
-        known = [("step time", self.step_ms), ("wall coverage", self.wall_coverage)]
-        known += [(f"phase {phase.name}", phase.total_ms) for phase in self.phases]
-        known += [(f"phase {phase.name}", phase.per_step_ms) for phase in self.phases]
+    def _figures(self) -> Iterator[tuple[str, float | None]]:
+        """Yield every measured figure with the name it has for people."""
+        yield "step time", self.step_ms
+        yield "wall coverage", self.wall_coverage
+        yield "throughput", self.throughput_tok_s
+        yield "tokens per step", self.tokens_per_step
+        yield from (("a step's sample", ms) for ms in self.samples_ms)
+        for phase in self.phases:
+            place = f"phase {phase.name!r}"
+            yield from ((place, figure) for figure in (phase.total_ms, phase.per_step_ms, phase.step_share))
         for layer in self.layers:
             place = f"layer {layer.layer}"
-            known += [(f"{place} forward", layer.fwd_total_ms), (f"{place} backward", layer.bwd_total_ms)]
-            known += [(f"{place} op {name}", ms) for name, ms in layer.ops_total_ms.items()]
-        known += [(f"op {op.name}", op.total_ms) for op in self.operations]
-        return [(place, value) for place, value in known if value is not None]
+            yield from ((place, figure) for figure in (layer.fwd_total_ms, layer.bwd_total_ms))
+            yield from ((f"{place}, op {name!r}", ms) for name, ms in layer.ops_total_ms.items())
+        yield from ((f"op {op.name!r}", op.total_ms) for op in self.operations)
 
     @property
     def is_empty(self) -> bool:
         """Tell whether the source measured nothing that could be shown."""
-        return self.step_ms is None and not (self.phases or self.layers or self.operations)
+        measured = (self.step_ms, self.throughput_tok_s)
+        parts = (self.phases, self.layers, self.operations)
+        return all(figure is None for figure in measured) and not any(parts)
+
+
+class Baseline(Struct, frozen=True, kw_only=True):
+    """What an earlier run reached, as far as it is known."""
+
+    name: str
+    throughput_tok_s: float | None = None
+    step_ms: float | None = None
+    wall_coverage: float | None = None
+    device: str | None = None

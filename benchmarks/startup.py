@@ -1,0 +1,51 @@
+"""How long the command takes to answer, as ratios to `python -c pass` in the same environment.
+
+The runs alternate, so that a noisy machine disturbs all of them alike; medians are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PROFILE = "/work/shared/samples/step_profiles/v2_baseline.json"
+COMMAND = str(Path(sys.executable).with_name("stepgrade"))
+
+CASES: dict[str, tuple[list[str], float | None]] = {
+    "python -c pass": ([sys.executable, "-c", "pass"], None),
+    "stepgrade --version": ([COMMAND, "--version"], 3.0),
+    "stepgrade --help": ([COMMAND, "--help"], None),
+    "stepgrade score": ([COMMAND, "score", PROFILE, "--throughput", "194", "--device", "gb10"], 6.0),
+    "stepgrade score --format json": ([COMMAND, "score", PROFILE, "--format", "json"], 6.0),
+}
+
+
+def main() -> None:
+    """Print each command's median time and its ratio to starting Python."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=21, help="runs of each command, alternating")
+    rounds = parser.parse_args().rounds
+    seconds: dict[str, list[float]] = {name: [] for name in CASES}
+    for _ in range(rounds):
+        for name, (command, _) in CASES.items():
+            seconds[name].append(_run(command))
+    base = statistics.median(seconds["python -c pass"])
+    print(f"{'command':32} {'median':>9} {'ratio':>7} {'goal':>6}")
+    for name, (_, goal) in CASES.items():
+        median = statistics.median(seconds[name])
+        print(f"{name:32} {median * 1000:6.1f} ms {median / base:6.2f}x {f'{goal:g}x' if goal else '':>6}")
+
+
+def _run(command: list[str]) -> float:
+    start = time.perf_counter()
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

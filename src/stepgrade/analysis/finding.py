@@ -1,0 +1,22 @@
+"""What a rule reports: a claim, the numbers behind it, and what to do."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+Severity = Literal["info", "warning", "critical"]
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """One thing worth knowing about a run; gains are shares of the step (0 to 1)."""
+
+    rule: str
+    severity: Severity
+    claim: str
+    evidence: dict[str, float | str]
+    remedy: str
+    gain_low: float
+    gain_high: float
+    check: str

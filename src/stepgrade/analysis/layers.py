@@ -1,0 +1,131 @@
+"""Layers: forward and backward, their ratio, and the ones that stand out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from msgspec import Struct
+
+from stepgrade.analysis.limits import Limits
+from stepgrade.analysis.phases import PhaseKind, PhasesOfStep
+from stepgrade.analysis.scorecard import LayerRow, LayerStep
+from stepgrade.contract.scorecard import add_up, longest_operation
+from stepgrade.model import LayerTime, Profile
+from stepgrade.units import show_ratio
+
+Direction = Literal["forward", "backward"]
+# Makes the median absolute deviation of normal noise its standard deviation.
+_MAD_TO_SIGMA = 1.4826
+
+
+class SlowLayer(Struct, frozen=True, kw_only=True):
+    """One layer that takes clearly longer than the others, in totals over the profiled steps."""
+
+    layer: int
+    direction: Direction
+    total_ms: float
+    median_ms: float
+
+
+def layer_rows(profile: Profile) -> tuple[LayerRow, ...]:
+    """Return the layers in totals, with their longest operation."""
+    return tuple(_row(layer) for layer in profile.layers)
+
+
+def layers_of_step(profile: Profile) -> tuple[LayerStep, ...]:
+    """Return the layers of one step; nothing when the number of steps is not known."""
+    steps = profile.steps
+    if not steps:
+        return ()
+    return tuple(
+        LayerStep(
+            layer=layer.layer,
+            fwd_ms=_divided(layer.fwd_total_ms, steps),
+            bwd_ms=_divided(layer.bwd_total_ms, steps),
+            ops={name: ms / steps for name, ms in layer.ops_total_ms.items()},
+        )
+        for layer in profile.layers
+    )
+
+
+def backward_forward_ratio(profile: Profile, phases: PhasesOfStep) -> tuple[float | None, tuple[str, ...]]:
+    """Return all backward time over all forward time, of the layers or else of the phases, with notes."""
+    ratio = _layers_ratio(profile)
+    if ratio is not None:
+        return ratio, _mean_of_ratios_note(profile, ratio)
+    forward, backward = (phases.by_kind_ms.get(kind, 0.0) for kind in (PhaseKind.FORWARD, PhaseKind.BACKWARD))
+    if forward > 0.0 and backward > 0.0:
+        return backward / forward, (
+            "backward over forward is taken from the phases: the profile has no layers",
+        )
+    return None, ()
+
+
+def slow_layers(profile: Profile, limits: Limits) -> tuple[SlowLayer, ...]:
+    """Return the layers whose forward or backward stands out from the median, slowest first."""
+    found = _outliers(profile, "forward", limits) + _outliers(profile, "backward", limits)
+    return tuple(sorted(found, key=lambda slow: slow.median_ms - slow.total_ms))
+
+
+def _row(layer: LayerTime) -> LayerRow:
+    top_op, top_ms = longest_operation(layer.ops_total_ms)
+    total_ms = add_up(layer.ops_total_ms[op] for op in sorted(layer.ops_total_ms))
+    forward, backward = layer.fwd_total_ms, layer.bwd_total_ms
+    return LayerRow(
+        layer=layer.layer,
+        fwd_ms=forward,
+        bwd_ms=backward,
+        ratio=backward / forward if forward and backward is not None else None,
+        top_op=top_op if total_ms > 0.0 else None,
+        top_op_pct=top_ms / total_ms * 100.0 if total_ms > 0.0 else None,
+    )
+
+
+def _divided(total_ms: float | None, steps: int) -> float | None:
+    return None if total_ms is None else total_ms / steps
+
+
+def _layers_ratio(profile: Profile) -> float | None:
+    both = [layer for layer in profile.layers if layer.fwd_total_ms and layer.bwd_total_ms is not None]
+    forward = add_up(layer.fwd_total_ms or 0.0 for layer in both)
+    backward = add_up(layer.bwd_total_ms or 0.0 for layer in both)
+    return backward / forward if forward > 0.0 else None
+
+
+def _mean_of_ratios_note(profile: Profile, ratio: float) -> tuple[str, ...]:
+    ratios = [row.ratio for row in layer_rows(profile) if row.ratio]
+    mean = add_up(ratios) / len(ratios) if ratios else 0.0
+    if abs(mean - ratio) < 0.005:
+        return ()
+    note = (
+        f"backward over forward is {show_ratio(ratio)}, all backward time over all forward time; "
+        f"contract v1 averages the layers' ratios and says {show_ratio(mean)}"
+    )
+    return (note,)
+
+
+def _outliers(profile: Profile, direction: Direction, limits: Limits) -> list[SlowLayer]:
+    totals = {
+        layer.layer: ms
+        for layer in profile.layers
+        if (ms := layer.fwd_total_ms if direction == "forward" else layer.bwd_total_ms) is not None
+    }
+    if len(totals) < limits.outlier_least_layers:
+        return []
+    middle = _median(totals.values())
+    deviation = _MAD_TO_SIGMA * _median(abs(ms - middle) for ms in totals.values())
+    spread = max(deviation, limits.outlier_least_spread * middle)
+    bound = max(middle + limits.outlier_score * spread, middle * limits.outlier_ratio)
+    return [
+        SlowLayer(layer=layer, direction=direction, total_ms=ms, median_ms=middle)
+        for layer, ms in totals.items()
+        if ms > bound
+    ]
+
+
+def _median(values: Iterable[float]) -> float:
+    """Return the median; the statistics module takes longer to import than a scorecard to compute."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

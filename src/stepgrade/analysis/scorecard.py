@@ -1,0 +1,147 @@
+"""The scorecard of contract v2: v1's eleven fields with their names and meanings, and what is new."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+from msgspec import Struct, field
+
+from stepgrade.analysis.finding import Finding
+from stepgrade.contract import Regression
+from stepgrade.hardware import Ceiling
+from stepgrade.model import Source
+
+UNGRADED = "ungraded"
+UNKNOWN = "unknown"
+
+
+class LayerRow(Struct, frozen=True, kw_only=True):
+    """One layer in totals over the profiled steps, as contract v1 lists it; missing is None."""
+
+    layer: int
+    fwd_ms: float | None
+    bwd_ms: float | None
+    ratio: float | None
+    top_op: str | None
+    top_op_pct: float | None
+
+
+class LayerStep(Struct, frozen=True, kw_only=True):
+    """One layer in one step."""
+
+    layer: int
+    name: str | None = None
+    fwd_ms: float | None = None
+    bwd_ms: float | None = None
+    recompute_ms: float | None = None
+    ops: dict[str, float] = {}
+
+
+class Operation(Struct, frozen=True, kw_only=True):
+    """One operation in one step; `share` is its share of the step."""
+
+    name: str
+    kind: str | None = field(name="class", default=None)
+    ms: float | None = None
+    share: float | None = None
+    calls: float | None = None
+    flops: float | None = None
+    bytes: float | None = None
+    roof_share: float | None = None
+
+
+class PhaseShare(Struct, frozen=True, kw_only=True):
+    """One phase in one step."""
+
+    ms: float | None = None
+    share: float | None = None
+
+
+class Ledger(Struct, frozen=True, kw_only=True):
+    """Where a step's time goes; what is known adds up to 1, what cannot be told apart is None."""
+
+    compute: float | None = None
+    exposed_communication: float | None = None
+    exposed_copy: float | None = None
+    idle_input: float | None = None
+    idle_host: float | None = None
+    idle_sync: float | None = None
+    unattributed: float | None = None
+
+
+class DeviceUse(Struct, frozen=True, kw_only=True):
+    """The device a run is graded on, and how it is known."""
+
+    key: str | None
+    name: str | None
+    count: int | None
+    basis: str
+
+
+class StepStats(Struct, frozen=True, kw_only=True):
+    """How long steps took; a source with only an average has no spread."""
+
+    count: int | None
+    steady: int | None = None
+    median_ms: float | None = None
+    low_ms: float | None = None
+    high_ms: float | None = None
+    p95_ms: float | None = None
+    samples_ms: tuple[float, ...] = ()
+
+
+class Throughput(Struct, frozen=True, kw_only=True):
+    """Tokens per second, and what the figure rests on."""
+
+    tok_s: float
+    low: float | None = None
+    high: float | None = None
+    tokens_per_step: float | None = None
+    basis: str
+
+
+class Scorecard(Struct, frozen=True, kw_only=True):
+    """What a run reached, against what it could reach, and why."""
+
+    VERSION: ClassVar[int] = 2
+
+    grade: str
+    efficiency: float | None
+    bottleneck: str
+    throughput_tok_s: float | None
+    step_time_ms: float | None
+    forward_backward_ratio: float | None
+    wall_coverage: float | None
+    per_layer_summary: tuple[LayerRow, ...]
+    hotspot_ops: tuple[tuple[str, float, float], ...]
+    regressions: tuple[Regression, ...] = ()
+    recommendations: tuple[str, ...] = ()
+
+    schema_version: int = VERSION
+    bottleneck_evidence: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    fitness: tuple[str, ...] = ()
+    ungraded_because: tuple[str, ...] = ()
+    source: Source
+    device: DeviceUse | None = None
+    steps: StepStats | None = None
+    throughput: Throughput | None = None
+    ledger: Ledger | None = None
+    phases: dict[str, PhaseShare] = {}
+    launches_per_step: float | None = None
+    ceilings: tuple[Ceiling, ...] = ()
+    mfu: float | None = None
+    hfu: float | None = None
+    flops_per_token: float | None = None
+    flops_convention: str | None = None
+    bytes_per_token: float | None = None
+    operations: tuple[Operation, ...] = ()
+    layers: tuple[LayerStep, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    baseline: str | None = None
+    compared: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """Return the card as JSON, a superset of contract v1's."""
+        return msgspec.json.encode(self).decode()

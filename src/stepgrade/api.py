@@ -1,0 +1,182 @@
+"""The door that the command line, notebooks and scripts all go through: plain functions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+
+from stepgrade import analysis, report
+from stepgrade.analysis.inspection import Inspection, inspect_profile
+from stepgrade.compare import parity as comparison
+from stepgrade.compare.regression import baseline_of, compared
+from stepgrade.contract import (
+    HardwareSpec,
+    ParityComparison,
+    ParityProfile,
+    StepProfilerInput,
+    TrainingScorecard,
+    compute_parity_comparison,
+    compute_training_scorecard,
+    format_parity_markdown,
+    format_training_scorecard_markdown,
+)
+from stepgrade.errors import BadOption, StepgradeError
+from stepgrade.hardware import Expectation
+from stepgrade.hardware.setup import Setup, expect
+from stepgrade.model import Baseline, Profile
+from stepgrade.readers import registry
+from stepgrade.readers.content import DEFAULT_MAX_BYTES
+from stepgrade.report.step_profile import render_step_profile
+from stepgrade.report.types import Page
+
+PathLike: TypeAlias = str | os.PathLike[str]
+T = TypeVar("T")
+
+
+class Scorecard(analysis.Scorecard, frozen=True, kw_only=True):
+    """A scorecard that shows itself in a notebook."""
+
+    def _repr_markdown_(self) -> str:
+        return render(self, to="markdown")
+
+
+class ParityReport(comparison.ParityReport, frozen=True, kw_only=True):
+    """A comparison that shows itself in a notebook."""
+
+    def _repr_markdown_(self) -> str:
+        return render(self, to="markdown")
+
+
+def load(source: PathLike, *, input_format: str | None = None, max_bytes: int = DEFAULT_MAX_BYTES) -> Profile:
+    """Read a profile from a path, or from standard input for `-`; the format is found by content."""
+    return registry.read_profile(source, input_format=input_format, max_bytes=max_bytes)
+
+
+def load_baseline(
+    source: PathLike, *, input_format: str | None = None, max_bytes: int = DEFAULT_MAX_BYTES
+) -> Baseline | Profile:
+    """Read what to compare with: a scorecard's JSON or any profile."""
+    return registry.read_baseline(source, input_format=input_format, max_bytes=max_bytes)
+
+
+def score(
+    profile: Profile,
+    *,
+    device: str | None = None,
+    throughput_tok_s: float | None = None,
+    tokens_per_step: float | None = None,
+    peak_bw_gb_s: float | None = None,
+    bytes_per_token: float | None = None,
+    baseline: Baseline | Profile | analysis.Scorecard | None = None,
+    setup: Setup | None = None,
+) -> Scorecard:
+    """Return the scorecard of a run (contract v2), compared with `baseline` when there is one.
+
+    `setup` says more of hardware and model than the three figures beside it, which then count no more.
+    """
+    named = Setup(device=device, peak_bw_gb_s=peak_bw_gb_s, bytes_per_token=bytes_per_token)
+    question = analysis.Question(
+        throughput_tok_s=throughput_tok_s, tokens_per_step=tokens_per_step, against=expect(setup or named)
+    )
+    card = analysis.score_profile(profile, question)
+    if baseline is not None:
+        card = compared(card, _baseline(baseline, question))
+    return Scorecard(**_fields(card))
+
+
+def score_v1(
+    source: PathLike,
+    *,
+    device: str | None = None,
+    throughput_tok_s: float | None = None,
+    tokens_per_step: float | None = None,
+    peak_bw_gb_s: float | None = None,
+    bytes_per_token: float | None = None,
+    baseline: PathLike | None = None,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+) -> TrainingScorecard:
+    """Return contract v1's scorecard of a step profile, exactly as the reference computes it."""
+    step_profile = _decoded(source, StepProfilerInput.from_json, max_bytes)
+    if throughput_tok_s is None:
+        if tokens_per_step is None or not step_profile.avg_step_ms > 0.0:
+            raise BadOption("contract v1 needs a throughput", hint="give --throughput TOK_S")
+        throughput_tok_s = tokens_per_step / step_profile.avg_step_ms * 1000.0
+    named = Setup(device=device, peak_bw_gb_s=peak_bw_gb_s, bytes_per_token=bytes_per_token)
+    hardware = _hardware_v1(expect(named))
+    before = _decoded(baseline, TrainingScorecard.from_json, max_bytes) if baseline is not None else None
+    return compute_training_scorecard(step_profile, throughput_tok_s, hardware, before)
+
+
+def parity_v1(ours: PathLike, theirs: PathLike, *, max_bytes: int = DEFAULT_MAX_BYTES) -> ParityComparison:
+    """Return contract v1's comparison of two ParityProfile files."""
+    return compute_parity_comparison(
+        _decoded(ours, ParityProfile.from_json, max_bytes),
+        _decoded(theirs, ParityProfile.from_json, max_bytes),
+    )
+
+
+def parity(ours: Profile, theirs: Profile) -> ParityReport:
+    """Compare two runtimes operation by operation."""
+    return ParityReport(**_fields(comparison.compare_profiles(ours, theirs)))
+
+
+def inspect(profile: Profile) -> Inspection:
+    """Tell what a profile holds and what can be known from it."""
+    return inspect_profile(profile)
+
+
+def convert(profile: Profile) -> str:
+    """Return any profile as step_profiler_v2 JSON."""
+    return render_step_profile(profile)
+
+
+def render(
+    result: analysis.Scorecard | comparison.ParityReport | Inspection,
+    *,
+    to: str = "terminal",
+    width: int = 80,
+    color: bool = False,
+) -> str:
+    """Return a result as text: `terminal`, `markdown` or `json`."""
+    return report.render(result, to, Page(width=width, color=color))
+
+
+def render_v1(result: TrainingScorecard | ParityComparison, *, to: str = "markdown") -> str:
+    """Return a result of contract v1 as the reference writes it: JSON, else its Markdown."""
+    if to == "json":
+        return result.to_json() + "\n"
+    if isinstance(result, TrainingScorecard):
+        return format_training_scorecard_markdown(result)
+    return format_parity_markdown(result)
+
+
+def _decoded(source: PathLike, from_json: Callable[[bytes], T], max_bytes: int) -> T:
+    text = registry.read_json_text(source, max_bytes=max_bytes)
+    try:
+        return from_json(text)
+    except StepgradeError as error:
+        raise error.at(os.fspath(source)) from error
+
+
+def _hardware_v1(against: Expectation) -> HardwareSpec:
+    bandwidth, traffic = against.figures.bandwidth_gb_s, against.traffic_bytes
+    if bandwidth is None:
+        raise BadOption("contract v1 needs the hardware", hint="give --device KEY, or --peak-bw GB_S")
+    if traffic is None:
+        raise BadOption("contract v1 needs the bytes per token", hint="give --bytes-per-token B")
+    return HardwareSpec(peak_bw_gb_s=bandwidth, bytes_per_token=traffic)
+
+
+def _baseline(baseline: Baseline | Profile | analysis.Scorecard, question: analysis.Question) -> Baseline:
+    """Return the earlier run's figures; a profile's rate is known only from its tokens per step."""
+    if isinstance(baseline, Profile):
+        same_tokens = analysis.Question(tokens_per_step=question.tokens_per_step)
+        baseline = analysis.score_profile(baseline, same_tokens)
+    return baseline_of(baseline) if isinstance(baseline, analysis.Scorecard) else baseline
+
+
+def _fields(result: msgspec.Struct) -> dict[str, Any]:
+    return {name: getattr(result, name) for name in result.__struct_fields__}

@@ -1,0 +1,29 @@
+"""Write SOURCE as step_profiler_v2 JSON, which contract v1 and other tools of its family read.
+
+stepgrade convert train.log -o profile.json
+stepgrade convert profile.json | stepgrade score - --contract v1 --throughput 194 --device gb10
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from stepgrade import api
+from stepgrade.cli import output
+from stepgrade.cli.parser import Parser, add_input_options, add_output_file
+from stepgrade.errors import EXIT_OK
+
+
+def add_options(parser: Parser) -> None:
+    """Declare the command line."""
+    parser.add_argument("source", metavar="SOURCE")
+    parser.add_argument("--format", choices=("json",), default="json", help="step profile JSON, the only one")
+    add_output_file(parser)
+    add_input_options(parser)
+
+
+def run(args: Namespace) -> int:
+    """Write the step profile."""
+    profile = api.load(args.source, input_format=args.input_format, max_bytes=args.max_bytes)
+    output.write(api.convert(profile), args.output)
+    return EXIT_OK

@@ -1,0 +1,32 @@
+"""Show what SOURCE holds, what can not be known from it, and how to supply that.
+
+Formats are found by content; each may be gzipped:
+  step_profile    step_profiler_v2 or apr_training_profiler_v1 JSON
+  parity_profile  ParityProfile JSON: runtime, throughput, launches, time per operation
+  log             a training log that holds a step profile among its other lines
+
+Exit code 3 means that the file holds no measurement.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from stepgrade import api
+from stepgrade.cli import output
+from stepgrade.cli.parser import Parser, add_input_options, add_output_options
+from stepgrade.errors import EXIT_NOT_MEASURED, EXIT_OK
+
+
+def add_options(parser: Parser) -> None:
+    """Declare the command line."""
+    parser.add_argument("source", metavar="SOURCE")
+    add_input_options(parser)
+    add_output_options(parser)
+
+
+def run(args: Namespace) -> int:
+    """Print the contents; 3 when nothing was measured."""
+    inspection = api.inspect(api.load(args.source, input_format=args.input_format, max_bytes=args.max_bytes))
+    output.write_result(inspection, args)
+    return EXIT_OK if inspection.fit else EXIT_NOT_MEASURED

@@ -1,0 +1,96 @@
+"""Where a result goes: the terminal as it is, a pipe, or a file that is written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from argparse import Namespace
+from contextlib import suppress
+
+from stepgrade import api
+from stepgrade.errors import BadInput
+from stepgrade.report.names import printable
+from stepgrade.report.types import Result
+
+DEFAULT_WIDTH = 80
+WIDEST = 120
+
+
+def write_result(result: Result, args: Namespace) -> None:
+    """Render a result for where it will be read, and write it there."""
+    width, color = _width(args.output), _has_color(args.color, args.output)
+    write(api.render(result, to=args.format, width=width, color=color), args.output)
+
+
+def write(text: str, output: str | None) -> None:
+    """Print the text, or write it to a file; raise BadInput when that fails."""
+    if output is None or output == "-":
+        _print(text)
+    else:
+        _write_whole(text.encode("utf-8", "replace"), output)
+
+
+def write_raw(text: str, output: str | None) -> None:
+    """Write text whose names are not escaped; only a terminal gets them spelt out, line by line."""
+    if (output is None or output == "-") and sys.stdout.isatty():
+        text = "".join(printable(line) + "\n" for line in text.splitlines())
+    write(text, output)
+
+
+def _print(text: str) -> None:
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+
+
+def _width(output: str | None) -> int:
+    if os.environ.get("COLUMNS", "").isdecimal():
+        return min(WIDEST, int(os.environ["COLUMNS"]))
+    if output is not None:
+        return DEFAULT_WIDTH
+    with suppress(OSError, ValueError):
+        return min(WIDEST, os.get_terminal_size(sys.stdout.fileno()).columns)
+    return DEFAULT_WIDTH
+
+
+def _has_color(choice: str, output: str | None) -> bool:
+    if choice != "auto":
+        return choice == "always"
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return output is None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _write_whole(content: bytes, output: str) -> None:
+    """Write beside the target and move it there in one step; a device or pipe is written to directly."""
+    target = os.path.realpath(output)
+    try:
+        if os.path.exists(target) and not stat.S_ISREG(os.stat(target).st_mode):  # noqa: PTH110, PTH116
+            _write_into(target, content)
+        else:
+            _replace(target, content)
+    except OSError as error:
+        raise BadInput(f"cannot be written: {error.strerror or error}", where=output) from error
+
+
+def _write_into(target: str, content: bytes) -> None:
+    with open(target, "wb") as stream:  # noqa: PTH123
+        stream.write(content)
+
+
+def _replace(target: str, content: bytes) -> None:
+    draft = f"{target}.{os.getpid()}.tmp"
+    try:
+        with open(draft, "xb") as stream:  # noqa: PTH123
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        with suppress(FileNotFoundError):
+            os.chmod(draft, stat.S_IMODE(os.stat(target).st_mode))  # noqa: PTH101, PTH116
+        os.replace(draft, target)  # noqa: PTH105
+    except OSError:
+        with suppress(OSError):
+            os.unlink(draft)  # noqa: PTH108
+        raise

@@ -1,0 +1,81 @@
+"""The parser of a command line, and the options that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import NoReturn
+
+from stepgrade.errors import BadOption
+
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's parser, with our errors: one line, and the way to the help."""
+
+    def __init__(self, *, prog: str, description: str | None, epilog: str | None = None) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Raise BadOption instead of printing the usage and leaving."""
+        raise BadOption(message, hint=f"see {self.prog} --help")
+
+
+def add_input_options(parser: Parser) -> None:
+    """Add how sources are read."""
+    group = parser.add_argument_group("reading")
+    group.add_argument(
+        "--input-format", metavar="NAME", help="read as this format instead of finding it by content"
+    )
+    group.add_argument(
+        "--max-bytes",
+        type=byte_count,
+        default="16GiB",
+        metavar="SIZE",
+        help="refuse a source larger than this once decompressed (default: 16GiB)",
+    )
+
+
+def add_output_options(parser: Parser) -> None:
+    """Add what is written, and where."""
+    group = parser.add_argument_group("writing")
+    group.add_argument(
+        "--format", choices=("terminal", "markdown", "json"), default="terminal", help="default: terminal"
+    )
+    add_output_file(group)
+    group.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="colour in a terminal (default: auto, which honours NO_COLOR and FORCE_COLOR)",
+    )
+
+
+def add_output_file(group: argparse._ActionsContainer) -> None:
+    """Add `-o`."""
+    group.add_argument("-o", "--output", metavar="FILE", help="write to this file, whole or not at all")
+
+
+def add_contract_option(parser: Parser) -> None:
+    """Add the choice between the reference and what mends it."""
+    parser.add_argument(
+        "--contract",
+        choices=("v1", "v2"),
+        default="v2",
+        help="v1 is the reference, bit for bit; v2, the default, mends it where real profiles show it wrong",
+    )
+
+
+def byte_count(text: str) -> int:
+    """Return the number of bytes in a text like 4096, 512MiB, 16G or 2TB (binary units)."""
+    match = re.fullmatch(r"(\d{1,18})\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write it like 512MiB or 16GiB")
+    return int(match[1]) * _UNITS[match[2]]

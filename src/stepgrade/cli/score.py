@@ -1,0 +1,82 @@
+"""Grade the run in SOURCE against what its hardware allows.
+
+SOURCE is a step profile (JSON) or a training log that holds one, plain or gzipped, or - for
+standard input. Without a throughput and a ceiling the run is shown but not graded.
+
+  stepgrade score profile.json --throughput 194 --device rtx-4060-laptop
+  stepgrade score train.log.gz --tokens-per-step 2048 --device gb10
+  stepgrade score new.json --baseline old.json --fail-on warning
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+
+from stepgrade import api
+from stepgrade.cli import output
+from stepgrade.cli.parser import Parser, add_contract_option, add_input_options, add_output_options
+from stepgrade.compare.gate import Condition, decide, parse_condition
+from stepgrade.contract import TrainingScorecard
+
+_QUESTION = ("device", "throughput_tok_s", "tokens_per_step", "peak_bw_gb_s", "bytes_per_token")
+
+
+def add_options(parser: Parser) -> None:
+    """Declare the command line."""
+    parser.add_argument("source", metavar="SOURCE")
+    add = parser.add_argument
+    add("--device", metavar="KEY", help="the accelerator it ran on, such as rtx-4060-laptop or gb10")
+    add(
+        "--throughput",
+        dest="throughput_tok_s",
+        type=float,
+        metavar="TOK_S",
+        help="tokens per second it reached",
+    )
+    add("--tokens-per-step", type=float, metavar="N", help="tokens in one step, to work the throughput out")
+    add(
+        "--peak-bw",
+        dest="peak_bw_gb_s",
+        type=float,
+        metavar="GB_S",
+        help="memory bandwidth, if not the catalogue's",
+    )
+    add("--bytes-per-token", type=float, metavar="B", help="bytes of memory traffic that one token costs")
+    add("--baseline", metavar="FILE", help="an earlier scorecard (JSON) or profile to compare with")
+    add(
+        "--fail-on",
+        action="append",
+        default=[],
+        metavar="WHAT",
+        help="exit with 1 on a regression of this severity or worse (warning, critical), or on this grade or "
+        "worse (grade:C); may be repeated",
+    )
+    add_contract_option(parser)
+    add_input_options(parser)
+    add_output_options(parser)
+
+
+def run(args: Namespace) -> int:
+    """Print the scorecard; 1 when --fail-on says no, 3 when it cannot say."""
+    conditions = [parse_condition(text) for text in args.fail_on]
+    question = {name: getattr(args, name) for name in _QUESTION}
+    if args.contract == "v1":
+        card_v1 = api.score_v1(args.source, baseline=args.baseline, max_bytes=args.max_bytes, **question)
+        output.write_raw(api.render_v1(card_v1, to=args.format), args.output)
+        return _gate(card_v1, conditions, comparable=True if args.baseline else None)
+    profile = api.load(args.source, input_format=args.input_format, max_bytes=args.max_bytes)
+    before = api.load_baseline(args.baseline, max_bytes=args.max_bytes) if args.baseline is not None else None
+    card = api.score(profile, baseline=before, **question)
+    output.write_result(card, args)
+    return _gate(card, conditions, comparable=bool(card.compared) if before else None)
+
+
+def _gate(
+    card: api.Scorecard | TrainingScorecard, conditions: Sequence[Condition], *, comparable: bool | None
+) -> int:
+    decision = decide(card.grade, card.regressions, conditions, comparable=comparable)
+    for reason in decision.reasons:
+        print(f"stepgrade: gate: {reason}", file=sys.stderr)  # noqa: T201
+    return decision.exit_code

@@ -1,0 +1,1 @@
+"""Comparison: a run with its baseline, one runtime with another."""

@@ -1,0 +1,1 @@
+"""Readers: one file per format, found by content, each turning bytes into a Profile."""

@@ -1,0 +1,159 @@
+"""Training logs that hold a step profile: a JSON object among other text, found by its first key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from stepgrade.errors import BadInput, UnknownFormat
+from stepgrade.model import Profile
+from stepgrade.readers import step_profile
+from stepgrade.readers.content import Content
+
+NAME = "log"
+SUMMARY = "a training log that holds a step profile among its other lines"
+
+# A profile is a few kilobytes; an object longer than this is taken for cut off, not waited for.
+MAX_OBJECT_BYTES = 16 * 2**20
+
+# Both emitters write "_profiler" first. Between the brace and the key there is only white space.
+_OPENING = re.compile(rb'\{\s{0,256}"_profiler"')
+_OPENING_BYTES = 512
+# Possessive, so that a long string costs no memory; `\Z` marks a string that the text cuts off.
+_TOKEN = re.compile(rb'(?P<opening>\{\s{0,256}"_profiler")|"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+(?:"|\\?\Z)|[{}]')
+
+
+class FoundText(Struct, frozen=True, kw_only=True):
+    """The JSON text of a profile, the line it starts on, and how many the log holds."""
+
+    text: bytes
+    line: int
+    count: int
+
+
+def recognises(content: Content) -> bool:
+    """Tell whether this is text that no reader of whole JSON files knows."""
+    return content.is_text
+
+
+def read(content: Content) -> Profile:
+    """Return the last step profile in the log."""
+    found = find_profile(content)
+    profile = step_profile.read_text(found.text, content.name)
+    notes = [f"read from a log, line {found.line}"]
+    if found.count > 1:
+        notes.append(f"the log holds {found.count} profiles: this is the last one")
+    return msgspec.structs.replace(profile, notes=(*notes, *profile.notes))
+
+
+def find_profile(content: Content) -> FoundText:
+    """Return the last whole profile; raise BadInput when it is cut off, UnknownFormat when there is none."""
+    cut_line: int | None = None
+    for chunks in (content.chunks(), _quoted_texts(content)):
+        found: FoundText | None = None
+        for line, text in _Scanner(chunks).objects():
+            if text is None:
+                cut_line = line
+            else:
+                found = FoundText(text=text, line=line, count=found.count + 1 if found else 1)
+        if found is not None:
+            return found
+    raise _nothing_found(content, cut_line)
+
+
+def _nothing_found(content: Content, cut_line: int | None) -> BadInput:
+    if content.json_error is not None:
+        return content.json_error.at(content.name)
+    if cut_line is not None:
+        where = f"{content.name}: line {cut_line}"
+        return BadInput(
+            "the profile is cut off or its JSON is broken", where=where, hint="is the file whole?"
+        )
+    return UnknownFormat(
+        "no profile in this file",
+        where=content.name,
+        hint="expected a step profile as JSON, or a training log that holds one",
+    )
+
+
+def _quoted_texts(content: Content) -> Iterator[bytes]:
+    """Yield the strings inside a JSON document: some harnesses keep a run's log as one of them."""
+    if content.json_keys is None or b'\\"_profiler\\"' not in content.document():
+        return
+    waiting: list[Any] = [msgspec.json.decode(content.document())]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value.encode() + b"\n"
+        elif isinstance(value, dict):
+            waiting.extend(value.values())
+        elif isinstance(value, list):
+            waiting.extend(value)
+
+
+class _Scanner:
+    """Walks through chunks once, holding no more than the object it is in."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = iter(chunks)
+        self._text = b""
+        self._at = 0
+        self._line = 1
+
+    def objects(self) -> Iterator[tuple[int, bytes | None]]:
+        """Yield the line and text of each object that starts with the key; None for one without an end."""
+        while self._find_opening():
+            line, end = self._line, self._object_end()
+            text = self._text[self._at : end] if end else None
+            yield line, text if text and _is_json(text) else None
+            self._pass_over(end or self._at + 1)
+
+    def _find_opening(self) -> bool:
+        while not (opening := _OPENING.search(self._text, self._at)):
+            self._pass_over(max(self._at, len(self._text) - _OPENING_BYTES))
+            if not self._read_on():
+                return False
+        self._pass_over(opening.start())
+        return True
+
+    def _object_end(self) -> int | None:
+        """Return where the object at hand ends; None when the text, or another profile, comes first."""
+        depth, seen = 0, self._at
+        while True:
+            for token in _TOKEN.finditer(self._text, seen):
+                if token.end() == len(self._text) and token[0] != b"}":
+                    break  # a string or an opening may go on in the next chunk
+                if token.lastgroup == "opening" and token.start() > self._at:
+                    return None
+                seen = token.end()
+                depth += token[0].startswith(b"{") - (token[0] == b"}")
+                if depth == 0:
+                    return seen
+            held = len(self._text) - self._at
+            seen -= self._at
+            if held > MAX_OBJECT_BYTES or not self._read_on():
+                return None
+            seen += self._at
+
+    def _pass_over(self, position: int) -> None:
+        self._line += self._text.count(b"\n", self._at, position)
+        self._at = position
+
+    def _read_on(self) -> bool:
+        """Add the next chunk to what is not yet passed over; tell whether there was one."""
+        chunk = next(self._chunks, b"")
+        self._text = self._text[self._at :] + chunk
+        self._at = 0
+        return bool(chunk)
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,107 @@
+"""Step profiles: step_profiler_v2 and apr_training_profiler_v1 JSON."""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+
+from stepgrade.contract.decode import decode_json
+from stepgrade.errors import BadInput
+from stepgrade.model import LayerTime, OpTime, PhaseTime, Profile, Source
+from stepgrade.readers.content import Content
+
+NAME = "step_profile"
+SUMMARY = "step_profiler_v2 or apr_training_profiler_v1 JSON"
+
+V2 = "step_profiler_v2"
+APR_V1 = "apr_training_profiler_v1"
+
+_KEYS = {"_profiler", "avg_step_ms", "phases", "per_layer", "steps", "steps_profiled"}
+
+
+class _Phase(Struct, frozen=True):
+    total_ms: float | None = None
+    pct: float | None = None
+    avg_ms: float | None = None
+
+
+class _Layer(Struct, frozen=True):
+    layer: int
+    fwd_ms: float | None = None
+    bwd_ms: float | None = None
+    ops: dict[str, float] = {}
+
+
+class _Document(Struct, frozen=True):
+    """The fields of both emitters; each writes its own subset."""
+
+    profiler: str | None = field(name="_profiler", default=None)
+    steps: int | None = None
+    steps_profiled: int | None = None
+    avg_step_ms: float | None = None
+    wall_time_ms: float | None = None
+    wall_coverage: float | None = None
+    phases: dict[str, _Phase] = {}
+    per_layer: list[_Layer] = []
+    ops: dict[str, float] = {}
+    bottleneck: str | None = None
+    tokens_per_step: float | None = None
+    samples_ms: list[float] = []
+
+
+def recognises(content: Content) -> bool:
+    """Tell whether the source is one JSON object with a step profile's keys."""
+    return bool((content.json_keys or frozenset()) & _KEYS)
+
+
+def read(content: Content) -> Profile:
+    """Return the profile in a file that is nothing but its JSON."""
+    return read_text(content.document(), content.name)
+
+
+def read_text(text: bytes, name: str) -> Profile:
+    """Return the profile in a JSON text; raise BadInput with the place of what is wrong."""
+    return _profile(decode_json(text, _Document), name)
+
+
+def _profile(document: _Document, name: str) -> Profile:
+    steps = document.steps if document.steps is not None else document.steps_profiled
+    if steps is not None and steps < 0:
+        raise BadInput(f"must be 0 or more, not {steps}", where="$.steps")
+    return Profile(
+        source=Source(format=_format(document), files=(name,), producer=document.profiler),
+        steps=steps or None,
+        step_ms=_step_ms(document, steps),
+        samples_ms=tuple(document.samples_ms),
+        wall_coverage=document.wall_coverage,
+        phases=tuple(_phase(name, phase) for name, phase in sorted(document.phases.items())),
+        layers=tuple(_layer(layer) for layer in document.per_layer),
+        operations=tuple(OpTime(name=op, total_ms=ms) for op, ms in sorted(document.ops.items())),
+        tokens_per_step=document.tokens_per_step,
+        claimed_bottleneck=document.bottleneck,
+        notes=() if steps != 0 else ("the profile says it holds 0 steps",),
+    )
+
+
+def _format(document: _Document) -> str:
+    if document.profiler in (V2, APR_V1):
+        return document.profiler
+    return APR_V1 if document.steps_profiled is not None else V2
+
+
+def _step_ms(document: _Document, steps: int | None) -> float | None:
+    if document.avg_step_ms is not None:
+        return document.avg_step_ms or None
+    if document.wall_time_ms is None or not steps:
+        return None
+    return document.wall_time_ms / steps
+
+
+def _phase(name: str, phase: _Phase) -> PhaseTime:
+    share = phase.pct / 100.0 if phase.pct is not None else None
+    return PhaseTime(name=name, total_ms=phase.total_ms, per_step_ms=phase.avg_ms, step_share=share)
+
+
+def _layer(layer: _Layer) -> LayerTime:
+    return LayerTime(
+        layer=layer.layer, fwd_total_ms=layer.fwd_ms, bwd_total_ms=layer.bwd_ms, ops_total_ms=layer.ops
+    )

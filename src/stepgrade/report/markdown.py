@@ -1,0 +1,124 @@
+"""Results as Markdown for issues, pull requests and notebooks; names are escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from stepgrade.analysis import Scorecard
+from stepgrade.analysis.inspection import Inspection
+from stepgrade.compare.parity import ParityReport
+from stepgrade.report.names import markdown as escaped
+from stepgrade.report.types import Page, Result
+from stepgrade.units import show_delta, show_ms, show_rate, show_ratio, show_share
+
+_PARITY = {True: "yes", False: "no", None: "cannot tell"}
+
+
+def render(result: Result, page: Page) -> str:  # noqa: ARG001  Markdown has no width
+    """Return the result as Markdown."""
+    if isinstance(result, Scorecard):
+        lines = _scorecard(result)
+    elif isinstance(result, ParityReport):
+        lines = _parity(result)
+    else:
+        lines = _inspection(result)
+    return "\n".join(lines) + "\n"
+
+
+def _scorecard(card: Scorecard) -> list[str]:
+    lines = ["## Training Scorecard", ""]
+    lines += _table(("Metric", "Value"), _metrics(card))
+    lines += _section("Not graded because", _bullets(card.ungraded_because))
+    lines += _section("Regressions", _bullets(_regressions(card)))
+    lines += _section("Where a step goes", _phases(card))
+    lines += _section("Hotspot operations", _hotspots(card))
+    lines += _section("Findings", _bullets(finding.claim for finding in card.findings))
+    lines += _section("What to do next", _bullets(card.recommendations))
+    return lines + _section("Notes", _bullets((*card.fitness, *card.notes)))
+
+
+def _metrics(card: Scorecard) -> list[tuple[str, str]]:
+    ceilings = [
+        (f"Ceiling ({ceiling.kind})", f"{show_rate(ceiling.tok_s)}: {ceiling.source}; {ceiling.convention}")
+        for ceiling in card.ceilings
+    ]
+    rows = [
+        ("Grade", f"**{card.grade}**"),
+        ("Efficiency", show_share(card.efficiency)),
+        ("Bottleneck", escaped(": ".join((card.bottleneck, *card.bottleneck_evidence)))),
+        ("Throughput", show_rate(card.throughput_tok_s)),
+        *((name, escaped(text)) for name, text in ceilings),
+        ("Step time", show_ms(card.step_time_ms)),
+        ("Backward / forward", show_ratio(card.forward_backward_ratio)),
+        ("Wall coverage", show_share(card.wall_coverage)),
+    ]
+    return [*rows, ("Baseline", escaped(card.baseline))] if card.baseline else rows
+
+
+def _regressions(card: Scorecard) -> list[str]:
+    found = [f"{r.metric}: {show_delta(r.delta)} ({r.severity})" for r in card.regressions]
+    return found or (["none"] if card.baseline else [])
+
+
+def _phases(card: Scorecard) -> list[str]:
+    rows = [
+        (escaped(name), show_ms(phase.ms), show_share(phase.share))
+        for name, phase in card.phases.items()
+        if phase.share
+    ]
+    return _table(("Phase", "Per step", "Share"), rows) if rows else []
+
+
+def _hotspots(card: Scorecard) -> list[str]:
+    per_step = {op.name: op.ms for op in card.operations}
+    rows = [
+        (escaped(name), show_ms(per_step.get(name)), show_share(pct / 100.0))
+        for name, _, pct in card.hotspot_ops
+    ]
+    return _table(("Operation", "Per step", "Of all operations"), rows) if rows else []
+
+
+def _parity(report: ParityReport) -> list[str]:
+    ours, theirs = escaped(report.apr_runtime), escaped(report.baseline_runtime)
+    rows = [
+        ("Parity", _PARITY[report.parity_achieved]),
+        (f"Throughput, {theirs} over {ours}", show_ratio(report.throughput_ratio)),
+        (f"Step time, {ours} over {theirs}", show_ratio(report.step_time_ratio)),
+        (f"Launches, {ours} over {theirs}", show_ratio(report.launch_ratio)),
+        (f"Matched time of {ours}", show_share(report.ours_matched_share)),
+        (f"Matched time of {theirs}", show_share(report.theirs_matched_share)),
+    ]
+    gaps = [
+        (escaped(gap.op), show_ms(gap.apr_ms), show_ms(gap.baseline_ms), show_ratio(gap.ratio))
+        for gap in report.gaps
+    ]
+    lines = [f"## Parity: {ours} vs {theirs}", "", *_table(("Question", "Answer"), rows)]
+    lines += _section("Operations", _table(("Operation", ours, theirs, "Ratio"), gaps) if gaps else [])
+    lines += _section(f"Only in {ours}", _bullets(f"{one.op}: {show_ms(one.ms)}" for one in report.only_ours))
+    lines += _section(
+        f"Only in {theirs}", _bullets(f"{one.op}: {show_ms(one.ms)}" for one in report.only_theirs)
+    )
+    return lines + _section("Notes", _bullets(report.notes))
+
+
+def _inspection(inspection: Inspection) -> list[str]:
+    rows = [("format", inspection.source.format), *inspection.holds.items()]
+    lines = [f"## {escaped(', '.join(inspection.source.files))}", ""]
+    lines += _table(("What", "Held"), [(name, escaped(text)) for name, text in rows])
+    lines += _section(
+        "Not in this file", _bullets(f"{name}: {text}" for name, text in inspection.missing.items())
+    )
+    return lines + _section("Notes", _bullets((*inspection.fitness, *inspection.notes)))
+
+
+def _section(title: str, lines: list[str]) -> list[str]:
+    return ["", f"### {title}", "", *lines] if lines else []
+
+
+def _bullets(texts: Iterable[str]) -> list[str]:
+    return [f"- {escaped(text, limit=1000)}" for text in texts]
+
+
+def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    lines = [header, ("---",) * len(header), *rows]
+    return [f"| {' | '.join(line)} |" for line in lines]

@@ -1,0 +1,66 @@
+"""Names from strangers' files as harmless text: nothing in them reaches a terminal or a page as code."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+# Control characters (C0, DEL, C1), line separators, and marks that change the direction of writing.
+# Patterns are kept as text: compiling them takes longer than all clean names of a scorecard.
+_UNPRINTABLE = "[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+_MARKDOWN = r"([\\`*_{}\[\]<>()#+!|~&])"
+_WIDE = frozenset("WF")
+
+
+def printable(text: str) -> str:
+    """Return `text` on one line, with every character that could act on a terminal spelt out."""
+    return text if text.isprintable() else re.sub(_UNPRINTABLE, _spelt, text)
+
+
+def shortened(text: str, width: int) -> str:
+    """Return printable text of at most `width` cells, cut in the middle."""
+    text = printable(text)
+    if cells(text) <= width:
+        return text
+    front, back = _front(text, (width - 1 + 1) // 2), _front(text[::-1], (width - 1) // 2)
+    return f"{front}…{back[::-1]}"
+
+
+def cells(text: str) -> int:
+    """Return how many terminal cells printable text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(_cell(character) for character in text)
+
+
+def markdown(text: str, limit: int = 200) -> str:
+    """Return text that Markdown shows as it is, also inside a table."""
+    return re.sub(_MARKDOWN, r"\\\1", shortened(text, limit))
+
+
+def json_text(text: str) -> str:
+    """Return JSON with every unprintable character escaped; inside strings that means the same."""
+    if text.isprintable():
+        return text
+    return re.sub(_UNPRINTABLE, lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def _spelt(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def _cell(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in _WIDE else 1
+
+
+def _front(text: str, width: int) -> str:
+    taken, used = 0, 0
+    for character in text:
+        used += _cell(character)
+        if used > width:
+            break
+        taken += 1
+    return text[:taken]

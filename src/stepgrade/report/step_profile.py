@@ -1,0 +1,51 @@
+"""A profile as step_profiler_v2 JSON, which contract v1 and the emitters' own tools read."""
+
+from __future__ import annotations
+
+import msgspec
+
+from stepgrade.model import LayerTime, PhaseTime, Profile
+from stepgrade.report.names import json_text
+
+PROFILER = "step_profiler_v2"
+
+
+def render_step_profile(profile: Profile) -> str:
+    """Return the JSON; what the profile does not say is left out, never written as 0."""
+    document = {
+        "_profiler": PROFILER,
+        "steps": profile.steps,
+        "avg_step_ms": profile.step_ms,
+        "wall_coverage": profile.wall_coverage,
+        "bottleneck": profile.claimed_bottleneck,
+        "tokens_per_step": profile.tokens_per_step,
+        "phases": {phase.name: _phase(phase, profile) for phase in profile.phases},
+        "per_layer": [_layer(layer) for layer in profile.layers],
+        "ops": _model_wide(profile),
+        "samples_ms": list(profile.samples_ms),
+    }
+    known = {key: value for key, value in document.items() if value not in (None, [])}
+    return json_text(msgspec.json.encode(known).decode()) + "\n"
+
+
+def _phase(phase: PhaseTime, profile: Profile) -> dict[str, float]:
+    """Return the three figures that contract v1 asks of a phase, worked out from one another."""
+    steps, step_ms = profile.steps or 1, profile.step_ms
+    per_step = phase.per_step_ms if phase.per_step_ms is not None else (phase.total_ms or 0.0) / steps
+    total = phase.total_ms if phase.total_ms is not None else per_step * steps
+    share = phase.step_share if phase.step_share is not None else per_step / step_ms if step_ms else 0.0
+    return {"total_ms": total, "pct": share * 100.0, "avg_ms": per_step}
+
+
+def _layer(layer: LayerTime) -> dict[str, object]:
+    row: dict[str, object] = {
+        "layer": layer.layer,
+        "fwd_ms": layer.fwd_total_ms or 0.0,
+        "bwd_ms": layer.bwd_total_ms or 0.0,
+    }
+    return row | {"ops": layer.ops_total_ms} if layer.ops_total_ms else row
+
+
+def _model_wide(profile: Profile) -> dict[str, float]:
+    """Return the operations that the layers do not list already."""
+    return {op.name: op.total_ms for op in profile.operations}

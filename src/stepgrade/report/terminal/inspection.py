@@ -1,0 +1,28 @@
+"""What a file holds, in a terminal, in less than a page."""
+
+from __future__ import annotations
+
+from stepgrade.analysis.inspection import Inspection
+from stepgrade.report.names import printable, shortened
+from stepgrade.report.terminal.canvas import Canvas
+
+
+def draw(inspection: Inspection, canvas: Canvas) -> None:
+    """Draw the contents, what is missing, and the fitness."""
+    source = inspection.source
+    canvas.line(canvas.style(shortened(f"stepgrade · {', '.join(source.files)}", canvas.width), "dim"))
+    canvas.line()
+    _row(canvas, "format", source.format)
+    for name, text in inspection.holds.items():
+        _row(canvas, name, text)
+    if inspection.missing:
+        canvas.heading("Not in this file")
+        for name, consequence in inspection.missing.items():
+            _row(canvas, name, consequence)
+    canvas.heading("Fit to be graded" if inspection.fit else "Not fit to be graded: it holds no measurement")
+    for text in (*inspection.fitness, *inspection.notes):
+        canvas.paragraph(printable(text), indent="    ", first="  · ")
+
+
+def _row(canvas: Canvas, name: str, text: str) -> None:
+    canvas.paragraph(printable(text), indent=" " * 30, first=f"  {canvas.style(name.ljust(28), 'title')}")

@@ -1,0 +1,176 @@
+"""The scorecard in a terminal: the grade and its meaning first, then why, then what to do."""
+
+from __future__ import annotations
+
+from stepgrade.analysis.scorecard import UNGRADED, Scorecard
+from stepgrade.report.names import printable, shortened
+from stepgrade.report.terminal.canvas import Canvas
+from stepgrade.units import show_count, show_delta, show_ms, show_rate, show_ratio, show_share
+
+_BADGE = {"A": "badge-good", "B": "badge-good", "C": "badge-fair", "D": "badge-bad", "F": "badge-bad"}
+_THRESHOLDS = (("D", 0.10), ("C", 0.20), ("B", 0.40), ("A", 0.60))
+_METRICS = {"throughput_tok_s": "throughput", "step_time_ms": "step time", "wall_coverage": "wall coverage"}
+_ROOF = {"memory": "memory bandwidth", "compute": "arithmetic", "link": "the link"}
+PHASES_SHOWN = 8
+HOTSPOTS_SHOWN = 8
+
+
+def draw(card: Scorecard, canvas: Canvas) -> None:
+    """Draw the whole card."""
+    _title(card, canvas)
+    _grade(card, canvas)
+    _facts(card, canvas)
+    _regressions(card, canvas)
+    _phases(card, canvas)
+    _hotspots(card, canvas)
+    _findings(card, canvas)
+    _advice(card, canvas)
+    _notes(card, canvas)
+
+
+def _title(card: Scorecard, canvas: Canvas) -> None:
+    parts = [printable(", ".join(card.source.files)), printable(card.source.format)]
+    if card.steps and card.steps.count:
+        parts.append(f"{show_count(card.steps.count)} step{'s' if card.steps.count != 1 else ''}")
+    canvas.line(canvas.style(shortened("stepgrade · " + " · ".join(parts), canvas.width), "dim"))
+
+
+def _grade(card: Scorecard, canvas: Canvas) -> None:
+    canvas.line()
+    badge = canvas.style(f" {card.grade} ", _BADGE.get(card.grade, "badge-none"))
+    if card.grade == UNGRADED:
+        canvas.line(f"  {badge}")
+        for reason in card.ungraded_because:
+            canvas.paragraph(reason, indent="    ", first="  · ")
+        return
+    roof = card.ceilings[0]
+    reached = f"{show_share(card.efficiency)} of what {_ROOF[roof.kind]} allows"
+    canvas.line(f"  {badge}  {canvas.style(reached, 'title')}")
+    canvas.paragraph(
+        f"{show_rate(card.throughput_tok_s)} of {show_rate(roof.tok_s)}{_on_device(card)}: {roof.convention}",
+        indent="       ",
+    )
+    canvas.line(f"       {_scale(card.efficiency or 0.0, canvas)}")
+
+
+def _on_device(card: Scorecard) -> str:
+    return f" on {card.device.name}" if card.device and card.device.name else ""
+
+
+def _scale(efficiency: float, canvas: Canvas) -> str:
+    """Return 0 to 100 % on one line: the grades where they begin, and where the run stands."""
+    width = min(60, canvas.width - 10)
+    ruler = ["·"] * (width + 1)
+    for grade, least in _THRESHOLDS:
+        ruler[round(least * width)] = grade
+    ruler[0] = "F"
+    at = round(min(efficiency, 1.0) * width)
+    drawn = "".join(ruler)
+    return f"{drawn[:at]}{canvas.style('◆', 'title')}{drawn[at + 1 :]} 100 %"
+
+
+def _facts(card: Scorecard, canvas: Canvas) -> None:
+    canvas.line()
+    evidence = "; ".join(card.bottleneck_evidence)
+    _fact(canvas, "Bottleneck", f"{card.bottleneck}: {evidence}" if evidence else card.bottleneck)
+    if card.step_time_ms is not None:
+        _fact(canvas, "Step", show_ms(card.step_time_ms))
+    if card.throughput is not None and card.grade == UNGRADED:
+        _fact(canvas, "Throughput", f"{show_rate(card.throughput.tok_s)} ({card.throughput.basis})")
+    if card.forward_backward_ratio is not None:
+        _fact(canvas, "Backward", f"{show_ratio(card.forward_backward_ratio)} the time of forward")
+    if card.wall_coverage is not None:
+        _fact(canvas, "Coverage", f"{show_share(card.wall_coverage)} of the wall time is in phases")
+    if card.launches_per_step is not None:
+        _fact(canvas, "Launches", f"{show_count(card.launches_per_step)} per step")
+
+
+def _fact(canvas: Canvas, name: str, text: str) -> None:
+    canvas.paragraph(text, indent=" " * 14, first=f"  {canvas.style(name.ljust(12), 'title')}")
+
+
+def _regressions(card: Scorecard, canvas: Canvas) -> None:
+    if card.baseline is None:
+        return
+    canvas.heading(f"Against {shortened(card.baseline, canvas.width - 8)}")
+    if not card.regressions:
+        canvas.line(f"  {canvas.style('no regression', 'good')}")
+    for found in card.regressions:
+        style = "bad" if found.severity == "critical" else "fair"
+        change = (
+            show_delta(found.delta) if found.metric != "wall_coverage" else f"{found.delta * 100:+.1f} points"
+        )
+        canvas.line(f"  {canvas.style(found.severity, style)}  {_METRICS[found.metric]} {change}")
+
+
+def _phases(card: Scorecard, canvas: Canvas) -> None:
+    shown = [(name, phase) for name, phase in card.phases.items() if phase.share]
+    if not shown:
+        return
+    canvas.heading("Where a step goes")
+    rows = [
+        (name, phase.share or 0.0, _figures(phase.ms, phase.share)) for name, phase in shown[:PHASES_SHOWN]
+    ]
+    rest = shown[PHASES_SHOWN:]
+    if rest:
+        share, ms = sum(phase.share or 0.0 for _, phase in rest), sum(phase.ms or 0.0 for _, phase in rest)
+        rows.append((f"{len(rest)} more", share, _figures(ms, share)))
+    if card.ledger and card.step_time_ms and (uncovered := _uncovered(card)) > 0.001:
+        rows.append(("in no phase", uncovered, _figures(uncovered * card.step_time_ms, uncovered)))
+    canvas.bars(rows)
+
+
+def _uncovered(card: Scorecard) -> float:
+    return 1.0 - sum(phase.share or 0.0 for phase in card.phases.values())
+
+
+def _figures(ms: float | None, share: float | None) -> str:
+    return f"{show_ms(ms):>9} {show_share(share):>7}"
+
+
+def _hotspots(card: Scorecard, canvas: Canvas) -> None:
+    if not card.hotspot_ops:
+        canvas.heading("Hotspots")
+        canvas.line("  none: the profile lists no operations")
+        return
+    canvas.heading("Hotspots, of all operations' time")
+    per_step = {op.name: op.ms for op in card.operations}
+    canvas.bars(
+        (name, pct, _figures(per_step.get(name), pct / 100.0))
+        for name, _, pct in card.hotspot_ops[:HOTSPOTS_SHOWN]
+    )
+    more = len(card.operations) - HOTSPOTS_SHOWN
+    if more > 0:
+        canvas.line(f"  {canvas.style(f'{more} more with --format json', 'dim')}")
+
+
+def _findings(card: Scorecard, canvas: Canvas) -> None:
+    if not card.findings:
+        return
+    canvas.heading("Findings")
+    for finding in card.findings:
+        gain = (
+            f" Worth up to {show_share(finding.gain_high, 0)} of the step."
+            if finding.gain_high > 0.005
+            else ""
+        )
+        mark = canvas.style("!", "bad" if finding.severity == "critical" else "fair")
+        canvas.paragraph(finding.claim + gain, indent="    ", first=f"  {mark} ")
+
+
+def _advice(card: Scorecard, canvas: Canvas) -> None:
+    if not card.recommendations:
+        return
+    canvas.heading("What to do next")
+    for number, advice in enumerate(card.recommendations, start=1):
+        canvas.paragraph(advice, indent="     ", first=f"  {number}. ")
+
+
+def _notes(card: Scorecard, canvas: Canvas) -> None:
+    if not (card.fitness or card.notes):
+        return
+    canvas.heading("Notes")
+    for text in card.fitness:
+        canvas.paragraph(printable(text), indent="    ", first=f"  {canvas.style('!', 'fair')} ")
+    for text in card.notes:
+        canvas.paragraph(printable(text), indent="    ", first="  · ", style="dim")
