@@ -126,7 +126,8 @@ def _causes(share: float, against: Expectation, roof: Ceiling) -> tuple[str, ...
 def _missing_ceiling(against: Expectation) -> str:
     if not against.figures.bandwidth() and not against.figures.compute(against.dtype):
         return "the hardware is not known: name it with --device KEY, or give --peak-bw GB_S"
-    return "what one token costs is not known: give --model CONFIG_JSON with --batch and --seq, or --bytes-per-token B"
+    flags = "--model CONFIG_JSON with --batch and --seq, or --bytes-per-token B"
+    return f"what one token costs is not known: give {flags}"
 
 
 def _notes(against: Expectation, rate: float | None) -> tuple[str, ...]:

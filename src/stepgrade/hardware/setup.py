@@ -126,12 +126,9 @@ def _overridden(setup: Setup, costs: Costs) -> Costs:
     flops, count = costs.flops, costs.flops_count
     if setup.flops_per_token is not None:
         flops, count = setup.flops_per_token, f"{setup.flops_per_token / 1e9:g} GFLOP per token (given)"
-    traffic, traffic_count = costs.bytes, costs.bytes_count
+    moved, moved_count = costs.bytes, costs.bytes_count
     if setup.bytes_per_token is not None:
-        traffic, traffic_count = (
-            setup.bytes_per_token,
-            f"{setup.bytes_per_token / 1e6:g} MB per token (given)",
-        )
+        moved, moved_count = setup.bytes_per_token, f"{setup.bytes_per_token / 1e6:g} MB per token (given)"
     return Costs(
         flops=flops,
         flops_count=count,
