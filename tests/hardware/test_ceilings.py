@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import model_configs as configs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +23,7 @@ from stepgrade.hardware.estimate import estimate, model_costs
 from stepgrade.hardware.measured import Measurement, Rate
 from stepgrade.hardware.models.config import model_from_config
 from stepgrade.hardware.setup import Setup, expect
+from tests.hardware import model_configs as configs
 
 H100 = find_device("h100-sxm5-80gb")
 COSTS = Costs(flops=50e9, bytes=50e6, link_bytes=1e6)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import model_configs as configs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +18,7 @@ from stepgrade.hardware.cost.plan import Parallelism, Plan, find_dtype
 from stepgrade.hardware.cost.traffic import traffic_per_token
 from stepgrade.hardware.estimate import estimate, model_costs
 from stepgrade.hardware.models.config import model_from_config
+from tests.hardware import model_configs as configs
 
 QLORA = {"method": "qlora", "rank": 16, "optimizer": "adamw-8bit", "checkpointing": "full"}
 # config, device, plan, then GFLOP/token model and hardware, MB/token, tok/s compute and memory

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import model_configs as configs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from stepgrade.errors import BadInput, BadJson, StepgradeError, TooLarge, UnknownArchitecture
 from stepgrade.hardware.models.config import ARCHITECTURES, MOST_CONFIG_BYTES, model_from_config, read_model
 from stepgrade.hardware.models.shape import ModelShape
+from tests.hardware import model_configs as configs
 
 
 def shape_of(config: dict[str, Any], **changes: Any) -> ModelShape:

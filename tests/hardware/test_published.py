@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 
-import model_configs as configs
 import pytest
-from published import convention_of, counts_of, flops_of, number, rows, tok_s_per_device
 
 from stepgrade.hardware.cost.conventions import CONVENTIONS
 from stepgrade.hardware.cost.flops import count, flops_per_token
 from stepgrade.hardware.cost.plan import Plan
 from stepgrade.hardware.efficiency import utilisation
 from stepgrade.hardware.models.config import model_from_config
+from tests.hardware import model_configs as configs
+from tests.hardware.published import convention_of, counts_of, flops_of, number, rows, tok_s_per_device
 
 WITHIN = 0.01
 ROWS = rows()

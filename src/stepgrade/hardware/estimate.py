@@ -23,6 +23,11 @@ from stepgrade.hardware.cost.traffic import Traffic, traffic_per_token, trained_
 from stepgrade.hardware.efficiency import utilisation, why_above_one
 from stepgrade.hardware.models.shape import ModelShape
 
+TRAFFIC_NOTE = (
+    "bytes are a model of what must be moved, not checked against memory counters: fusion and caches "
+    "can halve or double the activations"
+)
+
 
 class ModelCosts(Struct, frozen=True, kw_only=True):
     """What one token of a planned run costs, whatever the device."""
@@ -71,6 +76,8 @@ class Estimate(Struct, frozen=True, kw_only=True):
     ceilings: tuple[Ceiling, ...]
     bound_by: Ceiling | None
     achievable: Ceiling | None
+    bytes_per_token: float
+    link_bytes_per_step: float | None
     ridge_flops_per_byte: float | None
     intensity_flops_per_byte: float
     crossing_tokens: float | None
@@ -105,11 +112,13 @@ def estimate(figures: Figures, costs: ModelCosts, plan: Plan, tok_s: float | Non
         ceilings=limits,
         bound_by=bound,
         achievable=lowest_achievable(limits),
+        bytes_per_token=costs.traffic.total,
+        link_bytes_per_step=costs.link.total if costs.link else None,
         ridge_flops_per_byte=ridge_point(figures, plan.dtype),
         intensity_flops_per_byte=costs.flops.hardware / costs.traffic.total,
         crossing_tokens=crossing_tokens(figures, costs, plan),
         utilisation=None if tok_s is None else utilise(figures, costs, plan, tok_s, bound),
-        notes=costs.notes + missing_figures(figures, plan),
+        notes=(*costs.notes, *missing_figures(figures, plan), TRAFFIC_NOTE),
     )
 
 

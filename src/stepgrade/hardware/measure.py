@@ -10,14 +10,16 @@ from importlib import import_module
 from statistics import median
 from typing import Any
 
+from msgspec import Struct
+
 from stepgrade.errors import NotMeasured, UnknownDevice
 from stepgrade.hardware.detect import processor, usable_cores
 from stepgrade.hardware.identify import Sighting, identify
-from stepgrade.hardware.measured import Measurement, Rate
+from stepgrade.hardware.measured import Measurement, Rate, keep_measured
 from stepgrade.hardware.setup import CPU_KEY
 
 # Every array far larger than any last-level cache that two of them could share.
-CPU_ARRAY_BYTES = 128 * 2**20
+CPU_ARRAY_BYTES = 256 * 2**20
 CPU_MATMUL_SIZE = 1024
 GPU_ARRAY_BYTES = 2**30
 GPU_MATMUL_SIZES = (4096, 8192)
@@ -26,6 +28,19 @@ MATMULS_PER_RUN = 20
 
 Progress = Callable[[str], None]
 Kernel = Callable[[], None]
+
+
+class Measured(Struct, frozen=True, kw_only=True):
+    """A measurement, and the file that keeps it."""
+
+    measurement: Measurement
+    kept_in: str
+
+
+def measure_here(progress: Progress, state: str | None = None) -> Measured:
+    """Measure the GPU when torch sees one, else the processor, and keep the result."""
+    measurement = measure_gpu(progress) or measure_processor(progress)
+    return Measured(measurement=measurement, kept_in=keep_measured(measurement, state))
 
 
 def measure_processor(
@@ -79,13 +94,16 @@ def measure_gpu(progress: Progress, *, runs: int = RUNS) -> Measurement | None:
 def _stream_kernels(numpy: Any, array_bytes: int) -> Iterator[tuple[str, Kernel, int]]:
     """Yield copy, scale and add over arrays cut into one piece per core; ufuncs let the others run."""
     cores = usable_cores()
-    count = array_bytes // 8
+    count = min(array_bytes, (processor().memory_bytes or array_bytes * 8) // 8) // 8
     a, b, c = (numpy.ones(count) for _ in range(3))
     pieces = list(zip(*(numpy.array_split(array, cores) for array in (a, b, c)), strict=True))
     pool = ThreadPoolExecutor(cores)
 
     def on_all(work: Callable[[Any, Any, Any], Any]) -> Kernel:
-        return lambda: [*pool.map(lambda piece: work(*piece), pieces)].clear()
+        def run() -> None:
+            list(pool.map(lambda piece: work(*piece), pieces))
+
+        return run
 
     yield "copy", on_all(lambda x, y, _: numpy.copyto(y, x)), 2 * 8 * count
     yield "scale", on_all(lambda x, y, _: numpy.multiply(x, 3.0, out=y)), 2 * 8 * count

@@ -89,5 +89,5 @@ def _unknown(architecture: str) -> UnknownArchitecture:
     return UnknownArchitecture(
         f"the architecture {name!r} is not modelled",
         where="model_type",
-        hint=f"known: {', '.join(ARCHITECTURES)}; or give --flops-per-token and --bytes-per-token",
+        hint=f"known: {', '.join(ARCHITECTURES)}; or give score --flops-per-token or --bytes-per-token",
     )
