@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 from stepgrade.hardware.cost.conventions import CONVENTIONS
 from stepgrade.hardware.cost.flops import AttentionKind, Counts, Flops, flops_per_token
@@ -31,15 +32,15 @@ def rows(name: str = "published_mfu.csv") -> list[Row]:
         return list(csv.DictReader(file))
 
 
-def number(row: Row, column: str) -> float | None:
+def number(row: Row, column: str) -> Any:
     return float(row[column]) if row[column] else None
 
 
-def convention_of(row: Row) -> str | None:
+def convention_of(row: Row) -> Any:
     return next((ours for theirs, ours in NAMED.items() if row["convention"].startswith(theirs)), None)
 
 
-def tok_s_per_device(row: Row) -> float | None:
+def tok_s_per_device(row: Row) -> Any:
     whole = number(row, "tok_s")
     return whole / float(row["gpus"]) if whole else number(row, "tok_s_gpu")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,9 +19,10 @@ from stepgrade.hardware.cost.plan import Parallelism, Plan, find_dtype
 from stepgrade.hardware.cost.traffic import traffic_per_token
 from stepgrade.hardware.estimate import estimate, model_costs
 from stepgrade.hardware.models.config import model_from_config
+from stepgrade.hardware.models.shape import ModelShape
 from tests.hardware import model_configs as configs
 
-QLORA = {"method": "qlora", "rank": 16, "optimizer": "adamw-8bit", "checkpointing": "full"}
+QLORA: dict[str, Any] = {"method": "qlora", "rank": 16, "optimizer": "adamw-8bit", "checkpointing": "full"}
 # config, device, plan, then GFLOP/token model and hardware, MB/token, tok/s compute and memory
 WORKED = {
     "QLoRA, fused kernels": (
@@ -80,12 +82,12 @@ WORKED = {
 }
 
 
-def shape_of(config):
+def shape_of(config: Any) -> ModelShape:
     return model_from_config(json.dumps(config))
 
 
 @pytest.mark.parametrize("name", WORKED)
-def test_worked_examples(name):
+def test_worked_examples(name: Any) -> None:
     config, device, plan, expected = WORKED[name]
     costs = model_costs(shape_of(config), plan)
     found = estimate(Figures(device=find_device(device)), costs, plan)
@@ -100,20 +102,20 @@ def test_worked_examples(name):
     assert got == pytest.approx(expected, rel=0.005)
 
 
-def test_link_bytes_of_the_worked_examples():
+def test_link_bytes_of_the_worked_examples() -> None:
     ddp = Plan(batch=1, seq=8192, parallel=Parallelism(devices=8))
     assert link_traffic(shape_of(configs.LLAMA3_8B), ddp).total == pytest.approx(28.1e9, rel=0.002)
     fsdp = Plan(batch=1, seq=8192, parallel=Parallelism(devices=64, data="fsdp"))
     assert link_traffic(shape_of(configs.LLAMA3_70B), fsdp).total == pytest.approx(417e9, rel=0.002)
 
 
-def test_lora_sends_only_its_adapters():
+def test_lora_sends_only_its_adapters() -> None:
     plan = Plan(batch=1, seq=512, method="lora", parallel=Parallelism(devices=8))
     shape = shape_of(configs.QWEN25_15B)
     assert link_traffic(shape, plan).total == 2 * 7 / 8 * shape.adapters(16, "all") * 2
 
 
-def test_tensor_expert_and_pipeline_parallelism():
+def test_tensor_expert_and_pipeline_parallelism() -> None:
     shape = shape_of(configs.MIXTRAL_8X7B)
     tokens, depth, d = 4096, 32, 4096
     tensor = link_traffic(shape, Plan(batch=1, seq=4096, parallel=Parallelism(devices=8, tensor=8)))
@@ -126,7 +128,7 @@ def test_tensor_expert_and_pipeline_parallelism():
     assert pipeline.tokens == tokens / 8
 
 
-def test_one_device_sends_nothing():
+def test_one_device_sends_nothing() -> None:
     plan = Plan(batch=1, seq=128)
     assert link_traffic(shape_of(configs.MIXTRAL_8X7B), plan).total == 0
     assert model_costs(shape_of(configs.GPT2), plan).link is None
@@ -149,13 +151,13 @@ plans = st.builds(
 )
 
 
-def changed(plan, **fields):
+def changed(plan: Any, **fields: Any) -> Plan:
     known = {name: getattr(plan, name) for name in plan.__struct_fields__}
     return Plan(**{**known, **fields})
 
 
 @given(shapes, plans, conventions)
-def test_doubling_the_batch_keeps_flops_and_halves_the_bytes_of_weights(shape, plan, convention):
+def test_doubling_the_batch_halves_the_bytes_of_weights_only(shape: Any, plan: Any, convention: Any) -> None:
     double = changed(plan, batch=2 * plan.batch)
     one = flops_per_token(count(shape, plan), plan, convention)
     two = flops_per_token(count(shape, double), double, convention)
@@ -168,7 +170,7 @@ def test_doubling_the_batch_keeps_flops_and_halves_the_bytes_of_weights(shape, p
 
 
 @given(shapes, plans, conventions)
-def test_lora_never_costs_more_flops_than_full_training(shape, plan, convention):
+def test_lora_never_costs_more_flops_than_full_training(shape: Any, plan: Any, convention: Any) -> None:
     full, lora = changed(plan, method="full"), changed(plan, method="lora", rank=min(plan.rank, 16))
     whole = flops_per_token(count(shape, full), full, convention)
     part = flops_per_token(count(shape, lora), lora, convention)
@@ -179,7 +181,7 @@ def test_lora_never_costs_more_flops_than_full_training(shape, plan, convention)
 
 
 @given(shapes, plans, conventions)
-def test_hardware_flops_are_never_less_than_the_model_needs(shape, plan, convention):
+def test_hardware_flops_are_never_less_than_the_model_needs(shape: Any, plan: Any, convention: Any) -> None:
     counts = count(shape, plan)
     by_checkpointing = [
         flops_per_token(counts, changed(plan, checkpointing=kind), convention)
@@ -191,7 +193,7 @@ def test_hardware_flops_are_never_less_than_the_model_needs(shape, plan, convent
 
 
 @given(shapes, plans, conventions)
-def test_flops_grow_with_the_sequence(shape, plan, convention):
+def test_flops_grow_with_the_sequence(shape: Any, plan: Any, convention: Any) -> None:
     longer = changed(plan, seq=plan.seq + 1)
     counts = count(shape, plan)
     assert (
@@ -200,7 +202,7 @@ def test_flops_grow_with_the_sequence(shape, plan, convention):
 
 
 @given(shapes, plans)
-def test_causal_exact_is_never_above_palm(shape, plan):
+def test_causal_exact_is_never_above_palm(shape: Any, plan: Any) -> None:
     counts = count(shape, plan)
     exact = flops_per_token(counts, plan, CONVENTIONS["causal-exact"]).model
     assert exact <= flops_per_token(counts, plan, CONVENTIONS["palm"]).model
@@ -208,7 +210,7 @@ def test_causal_exact_is_never_above_palm(shape, plan):
 
 @given(shapes, plans, st.sampled_from(sorted(devices())))
 @settings(max_examples=200)
-def test_roofs_are_positive_and_follow_the_device(shape, plan, key):
+def test_roofs_are_positive_and_follow_the_device(shape: Any, plan: Any, key: Any) -> None:
     device = find_device(key)
     costs = model_costs(shape, plan)
     found = estimate(Figures(device=device), costs, plan)
@@ -220,7 +222,7 @@ def test_roofs_are_positive_and_follow_the_device(shape, plan, key):
 
 
 @given(shapes, plans, st.sampled_from(["h100-sxm5-80gb", "rtx-4090", "mi300x"]))
-def test_the_crossing_point_is_where_the_roofs_meet(shape, plan, key):
+def test_the_crossing_point_is_where_the_roofs_meet(shape: Any, plan: Any, key: Any) -> None:
     figures = Figures(device=find_device(key))
     plan = changed(plan, dtype="bf16")
     found = estimate(figures, model_costs(shape, plan), plan)
@@ -232,28 +234,28 @@ def test_the_crossing_point_is_where_the_roofs_meet(shape, plan, key):
 
 
 @given(shapes, plans, st.integers(1, 6))
-def test_more_devices_never_make_a_device_send_less_under_ddp(shape, plan, doublings):
+def test_more_devices_never_make_a_device_send_less_under_ddp(shape: Any, plan: Any, doublings: Any) -> None:
     few = changed(plan, parallel=Parallelism(devices=2**doublings))
     many = changed(plan, parallel=Parallelism(devices=2 ** (doublings + 1)))
     assert link_traffic(shape, many).total >= link_traffic(shape, few).total > 0
 
 
 @given(st.floats(1, 1e6), st.integers(1, 100_000))
-def test_a_window_is_never_wider_than_the_causal_span(seq, window):
+def test_a_window_is_never_wider_than_the_causal_span(seq: Any, window: Any) -> None:
     span = attended_span(seq, causal=True, window=window)
     assert 0 < span <= min(seq / 2, window) * (1 + 1e-12)
     assert attended_span(seq, causal=False, window=window) == seq
 
 
 @given(shapes, plans)
-def test_bytes_by_part_add_up_and_are_positive(shape, plan):
+def test_bytes_by_part_add_up_and_are_positive(shape: Any, plan: Any) -> None:
     traffic = traffic_per_token(shape, plan)
     parts = (traffic.weights, traffic.gradients, traffic.optimizer, traffic.activations, traffic.loss)
     assert all(part > 0 for part in parts)
     assert traffic.total == pytest.approx(sum(parts))
 
 
-def test_sharding_divides_the_optimizer():
+def test_sharding_divides_the_optimizer() -> None:
     shape = shape_of(configs.LLAMA3_8B)
     alone = traffic_per_token(shape, Plan(batch=1, seq=512))
     shared = traffic_per_token(shape, Plan(batch=1, seq=512, parallel=Parallelism(devices=8, data="fsdp")))
@@ -264,19 +266,19 @@ def test_sharding_divides_the_optimizer():
     ("name", "dtype"),
     [("bf16", "bf16"), ("bfloat16", "bf16"), ("torch.float16", "fp16"), ("FP32", "fp32"), ("mxfp8", "fp8")],
 )
-def test_names_of_precisions(name, dtype):
+def test_names_of_precisions(name: Any, dtype: Any) -> None:
     assert find_dtype(name) == dtype
 
 
 @pytest.mark.parametrize("name", ["int3", "", "bf17", "nf4", "double"])
-def test_an_unknown_precision(name):
+def test_an_unknown_precision(name: Any) -> None:
     with pytest.raises(BadOption) as error:
         find_dtype(name)
     assert error.value.where == "--dtype"
     assert error.value.exit_code == 2
 
 
-def test_an_unknown_convention_lists_those_there_are():
+def test_an_unknown_convention_lists_those_there_are() -> None:
     with pytest.raises(BadOption, match="causal-exact"):
         find_convention("chinchilla")
 
@@ -298,7 +300,7 @@ def test_an_unknown_convention_lists_those_there_are():
         {"lora_targets": "head"},
     ],
 )
-def test_a_plan_that_makes_no_sense(fields):
+def test_a_plan_that_makes_no_sense(fields: Any) -> None:
     with pytest.raises(BadOption):
         Plan(**{"batch": 1, "seq": 512, **fields})
 
@@ -306,6 +308,6 @@ def test_a_plan_that_makes_no_sense(fields):
 @pytest.mark.parametrize(
     "fields", [{"devices": 0}, {"devices": 6, "tensor": 4}, {"devices": 4, "expert": 3}, {"data": "zero9"}]
 )
-def test_devices_that_cannot_be_shared_out(fields):
+def test_devices_that_cannot_be_shared_out(fields: Any) -> None:
     with pytest.raises(BadOption):
         Parallelism(**fields)

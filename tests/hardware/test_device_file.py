@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from stepgrade.errors import BadInput
@@ -24,13 +26,13 @@ bf16 = 90
 """
 
 
-def written(tmp_path, text):
+def written(tmp_path: Any, text: Any) -> str:
     path = tmp_path / "my.toml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return str(path)
 
 
-def test_a_whole_device(tmp_path):
+def test_a_whole_device(tmp_path: Any) -> None:
     device = read_device(written(tmp_path, WHOLE))
     assert (device.key, device.peak_bw_gb_s, device.link_gb_s) == ("my-card", 900.5, 32)
     assert device.peak_tflops == {"bf16": 120, "fp32": 30}
@@ -38,7 +40,7 @@ def test_a_whole_device(tmp_path):
     assert device.is_by_hand
 
 
-def test_the_least_that_will_do(tmp_path):
+def test_the_least_that_will_do(tmp_path: Any) -> None:
     device = read_device(written(tmp_path, 'name = "x"\npeak_bw_gb_s = 100'))
     assert device.key == "x"
     assert device.source.endswith("my.toml")
@@ -63,13 +65,13 @@ def test_the_least_that_will_do(tmp_path):
         (b"#" * (2**20 + 2), "not a description of a device"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path, text, says):
+def test_what_is_wrong_is_named(tmp_path: Any, text: Any, says: Any) -> None:
     with pytest.raises(BadInput) as error:
         read_device(written(tmp_path, text))
     assert says in str(error.value)
     assert error.value.exit_code == 2
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_a_file_that_is_not_there(tmp_path: Any) -> None:
     with pytest.raises(BadInput, match="cannot be read"):
         read_device(str(tmp_path / "none.toml"))

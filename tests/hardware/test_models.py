@@ -20,24 +20,24 @@ def shape_of(config: dict[str, Any], **changes: Any) -> ModelShape:
 
 
 @pytest.mark.parametrize("name", configs.PARAMETERS)
-def test_parameter_counts_are_exact(name):
+def test_parameter_counts_are_exact(name: Any) -> None:
     config, parameters = configs.PARAMETERS[name]
     assert shape_of(config).parameters == parameters
 
 
-def test_every_architecture_has_an_exact_count():
+def test_every_architecture_has_an_exact_count() -> None:
     counted = {config["model_type"] for config, _ in configs.PARAMETERS.values()}
     # granite is Llama with scales that are no parameters; gemma3 wraps gemma3_text.
     assert set(ARCHITECTURES) - counted == {"granite", "gemma3"}
 
 
-def test_active_parameters_of_mixtral():
+def test_active_parameters_of_mixtral() -> None:
     shape = shape_of(configs.MIXTRAL_8X7B)
     assert shape.active_parameters == 12_879_925_248
     assert shape.matmul_weights == 12_879_925_248 - 32000 * 4096 - 65 * 4096
 
 
-def test_a_dense_model_is_all_active():
+def test_a_dense_model_is_all_active() -> None:
     shape = shape_of(configs.LLAMA3_8B)
     assert shape.active_parameters == shape.parameters
     assert shape.matmul_weights == shape.parameters - 128256 * 4096 - 65 * 4096
@@ -59,22 +59,22 @@ def test_a_dense_model_is_all_active():
         (configs.PHI3_MINI, {(32, 2047)}),
     ],
 )
-def test_windows(config, spans):
+def test_windows(config: Any, spans: Any) -> None:
     assert {(layer.count, layer.window) for layer in shape_of(config).layers} == spans
 
 
-def test_gemma3_with_vision_counts_its_text_part_and_says_so():
+def test_gemma3_with_vision_counts_its_text_part_and_says_so() -> None:
     wrapped = {"model_type": "gemma3", "text_config": configs.GEMMA3_1B, "vision_config": {}}
     shape = shape_of(wrapped)
     assert shape.parameters == shape_of(configs.GEMMA3_1B).parameters
     assert "vision" in shape.notes[0]
 
 
-def test_the_layers_that_predict_further_tokens_are_named():
+def test_the_layers_that_predict_further_tokens_are_named() -> None:
     assert "further tokens" in shape_of(configs.DEEPSEEK_V3).notes[0]
 
 
-def test_lora_on_all_linear_layers_of_qwen():
+def test_lora_on_all_linear_layers_of_qwen() -> None:
     assert shape_of(configs.QWEN25_15B).adapters(16, "all") == 18_464_768
     assert shape_of(configs.QWEN25_15B).adapters(16, "attention") < 18_464_768
 
@@ -99,7 +99,7 @@ def test_lora_on_all_linear_layers_of_qwen():
         ({"model_type": 7}, "model_type", "must be a text"),
     ],
 )
-def test_a_bad_field_is_named(changes, field, problem):
+def test_a_bad_field_is_named(changes: Any, field: Any, problem: Any) -> None:
     with pytest.raises(BadInput) as error:
         shape_of(configs.LLAMA3_8B, **changes)
     assert error.value.where == field
@@ -109,21 +109,21 @@ def test_a_bad_field_is_named(changes, field, problem):
 
 
 @pytest.mark.parametrize("field", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"])
-def test_a_missing_field_is_named(field):
+def test_a_missing_field_is_named(field: Any) -> None:
     config = {name: value for name, value in configs.LLAMA3_8B.items() if name != field}
     with pytest.raises(BadInput, match="is missing") as error:
         shape_of(config)
     assert error.value.where == field
 
 
-def test_more_experts_per_token_than_experts():
+def test_more_experts_per_token_than_experts() -> None:
     with pytest.raises(BadInput) as error:
         shape_of(configs.MIXTRAL_8X7B, num_experts_per_tok=9)
     assert error.value.where == "num_experts_per_tok"
 
 
 @pytest.mark.parametrize("kind", ["bert", "mamba", "llama4", "x" * 500, "\x1b[31m"])
-def test_an_unknown_architecture_is_refused_by_name(kind):
+def test_an_unknown_architecture_is_refused_by_name(kind: Any) -> None:
     with pytest.raises(UnknownArchitecture, match="is not modelled") as error:
         shape_of(configs.LLAMA3_8B, model_type=kind)
     assert "llama" in str(error.value)
@@ -131,7 +131,7 @@ def test_an_unknown_architecture_is_refused_by_name(kind):
 
 
 @pytest.mark.parametrize("layer_types", [["full_attention"], ["linear_attention"] * 42])
-def test_layers_of_an_unknown_kind_are_refused(layer_types):
+def test_layers_of_an_unknown_kind_are_refused(layer_types: Any) -> None:
     with pytest.raises(BadInput) as error:
         shape_of(configs.GEMMA2_9B, layer_types=layer_types)
     assert error.value.where == "layer_types"
@@ -140,12 +140,12 @@ def test_layers_of_an_unknown_kind_are_refused(layer_types):
 @pytest.mark.parametrize(
     "text", ["", "[]", "{", "null", "NaN", "[" * 100_000, "\udcff".encode("utf-8", "surrogateescape")]
 )
-def test_what_is_no_config_is_refused(text):
+def test_what_is_no_config_is_refused(text: Any) -> None:
     with pytest.raises(BadJson):
         model_from_config(text)
 
 
-def test_a_huge_file_is_refused_without_reading_it_whole(tmp_path):
+def test_a_huge_file_is_refused_without_reading_it_whole(tmp_path: Any) -> None:
     path = tmp_path / "config.json"
     with path.open("wb") as file:
         file.truncate(100 * 2**20)
@@ -154,17 +154,17 @@ def test_a_huge_file_is_refused_without_reading_it_whole(tmp_path):
     assert MOST_CONFIG_BYTES < 100 * 2**20
 
 
-def test_a_folder_stands_for_the_config_inside(tmp_path):
+def test_a_folder_stands_for_the_config_inside(tmp_path: Any) -> None:
     (tmp_path / "config.json").write_text(json.dumps(configs.GPT2))
     assert read_model(str(tmp_path)).parameters == 124_439_808
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_a_file_that_is_not_there(tmp_path: Any) -> None:
     with pytest.raises(BadInput, match="cannot be read"):
         read_model(str(tmp_path / "none.json"))
 
 
-def test_an_error_names_file_and_field(tmp_path):
+def test_an_error_names_file_and_field(tmp_path: Any) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**configs.GPT2, "n_embd": "wide"}))
     with pytest.raises(BadInput) as error:
@@ -184,7 +184,7 @@ JSON = st.recursive(
 
 
 @given(st.sampled_from(sorted(configs.PARAMETERS)), st.data())
-def test_any_value_in_any_field_gives_a_shape_or_our_error(name, data):
+def test_any_value_in_any_field_gives_a_shape_or_our_error(name: Any, data: Any) -> None:
     config = dict(configs.PARAMETERS[name][0])
     field = data.draw(st.sampled_from(sorted(config)))
     config[field] = data.draw(JSON)
@@ -196,6 +196,6 @@ def test_any_value_in_any_field_gives_a_shape_or_our_error(name, data):
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_give_our_error(raw):
+def test_any_bytes_give_our_error(raw: Any) -> None:
     with pytest.raises(StepgradeError):
         model_from_config(raw)

@@ -68,9 +68,9 @@ def run(args: Namespace) -> int:
         )
         output.write_raw(api.render_v1(card_v1, to=args.format), args.output)
         return _gate(card_v1, conditions, comparable=True if args.baseline else None)
+    setup = setup_from(args)
     profile = api.load(args.source, input_format=args.input_format, max_bytes=args.max_bytes)
     before = api.load_baseline(args.baseline, max_bytes=args.max_bytes) if args.baseline is not None else None
-    setup = setup_from(args)
     card = api.score(profile, baseline=before, setup=setup, **question)
     output.write_result(card, args)
     return _gate(card, conditions, comparable=bool(card.compared) if before else None)

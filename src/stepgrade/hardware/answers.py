@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isfinite
+
 from msgspec import Struct
 
 from stepgrade.errors import BadOption
@@ -58,6 +60,8 @@ def device_facts(name: str, state: str | None = None) -> DeviceFacts:
 
 def estimate_run(setup: Setup, tok_s: float | None = None) -> Estimate:
     """Return what a run could reach on its device, and with its throughput what it made of it."""
+    if tok_s is not None and not (isfinite(tok_s) and tok_s > 0.0):
+        raise BadOption(f"must be a finite number above 0, not {tok_s:g}", where="--throughput")
     plan = _plan_of(setup)
     figures = figures_of(setup)
     if not figures.bandwidth() and not figures.compute(plan.dtype):

@@ -45,7 +45,9 @@ def identify(seen: Sighting) -> Device:
     keys = keys_called(seen.name)
     if not keys or (fold(seen.name) in SHARED_NAMES and seen.memory_bytes is None):
         return find_device(seen.name)
-    fitting = [device for device in _with_parts(keys) if _fits(device, seen)]
+    # Without its memory a part cannot be told from the whole, whose name it has.
+    known = _with_parts(keys) if seen.memory_bytes is not None else [devices()[key] for key in keys]
+    fitting = [device for device in known if _fits(device, seen)]
     return _only(fitting or _raise_misfit(seen, keys), seen)
 
 
