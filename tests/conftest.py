@@ -51,3 +51,8 @@ def stepgrade(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
         return Ran(code, captured.out, captured.err)
 
     return run
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the switch that rewrites golden text."""
+    parser.addoption("--update-golden", action="store_true", help="rewrite the golden text of the renderers")

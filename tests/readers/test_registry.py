@@ -20,7 +20,7 @@ def test_every_built_in_has_a_name_and_a_summary() -> None:
     known = readers()
     assert set(registry.BUILT_IN) <= set(known)
     for name in registry.BUILT_IN:
-        assert known[name].NAME == name
+        assert name == known[name].NAME
         assert known[name].SUMMARY
 
 
