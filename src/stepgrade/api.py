@@ -24,7 +24,8 @@ from stepgrade.contract import (
     format_training_scorecard_markdown,
 )
 from stepgrade.errors import BadOption, StepgradeError
-from stepgrade.hardware import MemoryFigures, find_device
+from stepgrade.hardware import Expectation
+from stepgrade.hardware.setup import Setup, expect
 from stepgrade.model import Baseline, Profile
 from stepgrade.readers import registry
 from stepgrade.readers.content import DEFAULT_MAX_BYTES
@@ -87,11 +88,15 @@ def score(
     peak_bw_gb_s: float | None = None,
     bytes_per_token: float | None = None,
     baseline: Baseline | Profile | analysis.Scorecard | None = None,
+    setup: Setup | None = None,
 ) -> Scorecard:
-    """Return the scorecard of a run (contract v2), compared with `baseline` when there is one."""
-    figures = memory_figures(device, peak_bw_gb_s, bytes_per_token)
+    """Return the scorecard of a run (contract v2), compared with `baseline` when there is one.
+
+    `setup` says more of hardware and model than the three figures beside it, which then count no more.
+    """
+    named = Setup(device=device, peak_bw_gb_s=peak_bw_gb_s, bytes_per_token=bytes_per_token)
     question = analysis.Question(
-        throughput_tok_s=throughput_tok_s, tokens_per_step=tokens_per_step, figures=figures
+        throughput_tok_s=throughput_tok_s, tokens_per_step=tokens_per_step, against=expect(setup or named)
     )
     card = analysis.score_profile(profile, question)
     if baseline is not None:
@@ -116,7 +121,8 @@ def score_v1(
         if tokens_per_step is None or not step_profile.avg_step_ms > 0.0:
             raise BadOption("contract v1 needs a throughput", hint="give --throughput TOK_S")
         throughput_tok_s = tokens_per_step / step_profile.avg_step_ms * 1000.0
-    hardware = _hardware_v1(memory_figures(device, peak_bw_gb_s, bytes_per_token))
+    named = Setup(device=device, peak_bw_gb_s=peak_bw_gb_s, bytes_per_token=bytes_per_token)
+    hardware = _hardware_v1(expect(named))
     before = _decoded(baseline, TrainingScorecard.from_json, max_bytes) if baseline is not None else None
     return compute_training_scorecard(step_profile, throughput_tok_s, hardware, before)
 
@@ -164,17 +170,6 @@ def render_v1(result: TrainingScorecard | ParityComparison, *, to: str = "markdo
     return format_parity_markdown(result)
 
 
-def memory_figures(
-    device: str | None, peak_bw_gb_s: float | None, bytes_per_token: float | None
-) -> MemoryFigures:
-    """Return what the memory ceiling is made of; raise UnknownDevice with the nearest names."""
-    return MemoryFigures(
-        device=find_device(device) if device is not None else None,
-        peak_bw_gb_s=peak_bw_gb_s,
-        bytes_per_token=bytes_per_token,
-    )
-
-
 def _decoded(source: PathLike, from_json: Callable[[bytes], T], max_bytes: int) -> T:
     text = registry.read_json_text(source, max_bytes=max_bytes)
     try:
@@ -183,8 +178,8 @@ def _decoded(source: PathLike, from_json: Callable[[bytes], T], max_bytes: int) 
         raise error.at(os.fspath(source)) from error
 
 
-def _hardware_v1(figures: MemoryFigures) -> HardwareSpec:
-    bandwidth, traffic = figures.bandwidth_gb_s, figures.traffic_bytes
+def _hardware_v1(against: Expectation) -> HardwareSpec:
+    bandwidth, traffic = against.figures.bandwidth_gb_s, against.traffic_bytes
     if bandwidth is None:
         raise BadOption("contract v1 needs the hardware", hint="give --device KEY, or --peak-bw GB_S")
     if traffic is None:

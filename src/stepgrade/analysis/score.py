@@ -16,7 +16,7 @@ from stepgrade.analysis.rules import findings
 from stepgrade.analysis.scorecard import UNGRADED, DeviceUse, RankRow, Scorecard, StepStats
 from stepgrade.contract import Grade
 from stepgrade.errors import NotMeasured
-from stepgrade.hardware import MemoryFigures
+from stepgrade.hardware import Expectation
 from stepgrade.model import Profile, RankTime
 
 _GOOD_GRADES = {str(grade) for grade in Grade if grade > Grade.C}
@@ -74,14 +74,18 @@ def _card(
         fitness=(*profile.fitness, *phases.fitness),
         ungraded_because=(*profile.unfit, *efficiency.ungraded_because),
         source=profile.source,
-        device=_device(question.figures),
+        device=_device(question.against),
         steps=_steps(profile),
         throughput=efficiency.throughput,
         ledger=shares_of(profile.ledger) or phases.ledger,
         phases=phases.shares,
         launches_per_step=profile.launches_per_step,
         ceilings=efficiency.ceilings,
-        bytes_per_token=question.figures.traffic_bytes,
+        mfu=efficiency.mfu,
+        hfu=efficiency.hfu,
+        flops_per_token=question.against.model_flops,
+        flops_convention=question.against.convention,
+        bytes_per_token=question.against.traffic_bytes,
         operations=operations_of_step(profile),
         layers=layers_of_step(profile),
         ranks=tuple(_rank(rank) for rank in profile.ranks),
@@ -105,12 +109,19 @@ def _operation_notes(profile: Profile) -> tuple[str, ...]:
     return ("hotspots include the operations listed for the whole model; contract v1 does not read those",)
 
 
-def _device(figures: MemoryFigures) -> DeviceUse | None:
-    if figures.device is not None:
-        return DeviceUse(key=figures.device.key, name=figures.device.name, count=None, basis="given")
-    if figures.peak_bw_gb_s is not None:
-        return DeviceUse(key=None, name=None, count=None, basis="described by --peak-bw")
+def _device(against: Expectation) -> DeviceUse | None:
+    device = against.device
+    if device is not None:
+        basis = "given with --device-file" if device.is_by_hand else "given"
+        return DeviceUse(key=device.key, name=device.name, count=_count(against), basis=basis)
+    if against.figures.bandwidth() or against.figures.compute(against.dtype):
+        basis = "described by --peak-bw or --peak-tflops"
+        return DeviceUse(key=None, name=None, count=_count(against), basis=basis)
     return None
+
+
+def _count(against: Expectation) -> int | None:
+    return against.devices if against.devices > 1 else None
 
 
 def _steps(profile: Profile) -> StepStats | None:

@@ -129,6 +129,10 @@ class Scorecard(Struct, frozen=True, kw_only=True):
     phases: dict[str, PhaseShare] = {}
     launches_per_step: float | None = None
     ceilings: tuple[Ceiling, ...] = ()
+    mfu: float | None = None
+    hfu: float | None = None
+    flops_per_token: float | None = None
+    flops_convention: str | None = None
     bytes_per_token: float | None = None
     operations: tuple[Operation, ...] = ()
     layers: tuple[LayerStep, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from typing import NoReturn
 
@@ -14,6 +15,14 @@ from stepgrade.model import Profile
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """argparse's formatter at a width of its own: it would import shutil for every option to ask for one."""
+
+    def __init__(self, prog: str) -> None:
+        columns = os.environ.get("COLUMNS", "")
+        super().__init__(prog, width=int(columns) - 2 if columns.isdecimal() and int(columns) > 40 else 98)
+
+
 class Parser(argparse.ArgumentParser):
     """argparse's parser, with our errors: one line, and the way to the help."""
 
@@ -22,7 +31,7 @@ class Parser(argparse.ArgumentParser):
             prog=prog,
             description=description,
             epilog=epilog,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_Formatter,
             allow_abbrev=False,
         )
 

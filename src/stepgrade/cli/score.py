@@ -1,4 +1,4 @@
-"""Grade the run in SOURCE against what its hardware allows.
+r"""Grade the run in SOURCE against what its hardware allows.
 
 SOURCE is a PyTorch trace (torch.profiler), a step profile (JSON) or a training log that holds one,
 plain or gzipped, or - for standard input. Several traces, or a directory of them, are the ranks of
@@ -6,6 +6,8 @@ one run. Without a throughput and a ceiling the run is shown but not graded.
 
   stepgrade score profile.json --throughput 194 --device rtx-4060-laptop
   stepgrade score train.log.gz --tokens-per-step 2048 --device gb10
+  stepgrade score profile.json --throughput 2140 --device rtx-4060-laptop \
+                  --model config.json --batch 4 --seq 512 --method qlora
   stepgrade score rank0.json.gz rank1.json.gz --device h100-sxm5-80gb
   stepgrade score new.json --baseline old.json --fail-on warning
 """
@@ -27,17 +29,18 @@ from stepgrade.cli.parser import (
     load_run,
     only_source,
 )
+from stepgrade.cli.run_options import add_hardware_options, add_run_options, setup_from
 from stepgrade.compare.gate import Condition, decide, parse_condition
 from stepgrade.contract import TrainingScorecard
 
-_QUESTION = ("device", "throughput_tok_s", "tokens_per_step", "peak_bw_gb_s", "bytes_per_token")
+_QUESTION = ("throughput_tok_s", "tokens_per_step")
+_FIGURES = ("device", "peak_bw_gb_s", "bytes_per_token")
 
 
 def add_options(parser: Parser) -> None:
     """Declare the command line."""
     add_sources(parser)
     add = parser.add_argument
-    add("--device", metavar="KEY", help="the accelerator it ran on, such as rtx-4060-laptop or gb10")
     add(
         "--throughput",
         dest="throughput_tok_s",
@@ -46,14 +49,8 @@ def add_options(parser: Parser) -> None:
         help="tokens per second it reached",
     )
     add("--tokens-per-step", type=float, metavar="N", help="tokens in one step, to work the throughput out")
-    add(
-        "--peak-bw",
-        dest="peak_bw_gb_s",
-        type=float,
-        metavar="GB_S",
-        help="memory bandwidth, if not the catalogue's",
-    )
     add("--bytes-per-token", type=float, metavar="B", help="bytes of memory traffic that one token costs")
+    add("--flops-per-token", type=float, metavar="F", help="FLOPs that one token costs")
     add("--baseline", metavar="FILE", help="an earlier scorecard (JSON) or profile to compare with")
     add(
         "--fail-on",
@@ -64,6 +61,8 @@ def add_options(parser: Parser) -> None:
         "worse (grade:C); may be repeated",
     )
     add_contract_option(parser)
+    add_hardware_options(parser)
+    add_run_options(parser)
     add_input_options(parser)
     add_output_options(parser)
 
@@ -73,14 +72,16 @@ def run(args: Namespace) -> int:
     conditions = [parse_condition(text) for text in args.fail_on]
     question = {name: getattr(args, name) for name in _QUESTION}
     if args.contract == "v1":
+        figures = {name: getattr(args, name) for name in _FIGURES}
         card_v1 = api.score_v1(
-            only_source(args), baseline=args.baseline, max_bytes=args.max_bytes, **question
+            only_source(args), baseline=args.baseline, max_bytes=args.max_bytes, **question, **figures
         )
         output.write_raw(api.render_v1(card_v1, to=args.format), args.output)
         return _gate(card_v1, conditions, comparable=True if args.baseline else None)
+    setup = setup_from(args)
     profile = load_run(args)
     before = api.load_baseline(args.baseline, max_bytes=args.max_bytes) if args.baseline is not None else None
-    card = api.score(profile, baseline=before, **question)
+    card = api.score(profile, baseline=before, setup=setup, **question)
     output.write_result(card, args)
     return _gate(card, conditions, comparable=bool(card.compared) if before else None)
 

@@ -61,7 +61,7 @@ def _grade(card: Scorecard, canvas: Canvas) -> None:
         for reason in card.ungraded_because:
             canvas.paragraph(reason, indent="    ", first="  · ")
         return
-    roof = min(card.ceilings, key=lambda ceiling: ceiling.tok_s)
+    roof = card.ceilings[0]
     reached = f"{show_share(card.efficiency)} of what {_ROOF[roof.kind]} allows"
     canvas.line(f"  {badge}  {canvas.style(reached, 'title')}")
     canvas.paragraph(
@@ -95,6 +95,8 @@ def _facts(card: Scorecard, canvas: Canvas) -> None:
         _fact(canvas, "Step", show_ms(card.step_time_ms))
     if card.throughput is not None and card.grade == UNGRADED:
         _fact(canvas, "Throughput", f"{show_rate(card.throughput.tok_s)} ({card.throughput.basis})")
+    if card.mfu is not None:
+        _fact(canvas, "MFU", f"{show_share(card.mfu)} ({card.flops_convention}), HFU {show_share(card.hfu)}")
     if card.forward_backward_ratio is not None:
         _fact(canvas, "Backward", f"{show_ratio(card.forward_backward_ratio)} the time of forward")
     if card.wall_coverage is not None:
