@@ -29,6 +29,7 @@ from stepgrade.hardware.setup import Setup, expect
 from stepgrade.model import Baseline, Profile
 from stepgrade.readers import registry
 from stepgrade.readers.content import DEFAULT_MAX_BYTES
+from stepgrade.readers.registry import Reading
 from stepgrade.report.step_profile import render_step_profile
 from stepgrade.report.types import Page
 
@@ -62,16 +63,13 @@ def load(
     Several PyTorch traces, or a directory of them, are the ranks of one run. `steps` keeps only the
     steps from the first to the last number; `progress` is told the bytes read and the bytes to read.
     """
-    traces = registry.read_traces(sources, input_format=input_format, steps=steps, progress=progress)
-    if traces is not None:
-        from stepgrade.analysis.trace.summary import profile_of_traces  # noqa: PLC0415  needs numpy
+    how = Reading(input_format=input_format, steps=steps, max_bytes=max_bytes, progress=progress)
+    found = registry.read_run(sources, how)
+    if isinstance(found, Profile):
+        return found
+    from stepgrade.analysis.trace.summary import profile_of_traces  # noqa: PLC0415  needs numpy
 
-        return profile_of_traces(traces)
-    if len(sources) != 1:
-        raise BadOption("several sources are the ranks of one run, and only traces have ranks")
-    if steps is not None:
-        raise BadOption("--steps picks steps from a trace, and this source is none")
-    return registry.read_profile(sources[0], input_format=input_format, max_bytes=max_bytes)
+    return profile_of_traces(found)
 
 
 def load_baseline(source: PathLike, *, max_bytes: int = DEFAULT_MAX_BYTES) -> Baseline | Profile:
