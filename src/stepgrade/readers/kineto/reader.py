@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeAlias
 
 from msgspec.structs import replace
@@ -21,10 +20,8 @@ Progress: TypeAlias = Callable[[int, int], None]  # bytes of the file read, byte
 Steps: TypeAlias = tuple[int, int]  # the first and the last `ProfilerStep#`
 
 
-def read_trace(
-    source: Readable, *, steps: Steps | None = None, progress: Progress | None = None
-) -> Trace:
-    """Read a trace; of a file that several ranks were merged into, the first one. BadInput if nothing is usable."""
+def read_trace(source: Readable, *, steps: Steps | None = None, progress: Progress | None = None) -> Trace:
+    """Read a trace, of a merged file its first rank; raise BadInput when nothing in it is usable."""
     traces = read_file(source, steps=steps, progress=progress)
     if len(traces) == 1:
         return traces[0]
@@ -42,7 +39,9 @@ def read_file(
         facts = _read_text(text, lane, progress)
     traces = assemble(lane.tables, facts)
     if not traces:
-        raise BadInput("holds no events of the PyTorch profiler", where=facts.name, hint="; ".join(facts.lost) or None)
+        raise BadInput(
+            "holds no events of the PyTorch profiler", where=facts.name, hint="; ".join(facts.lost) or None
+        )
     return [only_steps(trace, steps) for trace in traces] if steps else traces
 
 
