@@ -1,4 +1,4 @@
-"""Columns of a whole file into the traces of its ranks: in order, from one zero, with the tables they point into."""
+"""Columns of a whole file into the traces of its ranks, in order of time and counted from one zero."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _order(start_ns: Longs, dur_ns: Longs) -> NDArray[np.intp] | None:
     starts, durs = start_ns[order], dur_ns[order]
     tied = starts[1:] == starts[:-1]
     if (tied & (durs[1:] > durs[:-1])).any():
-        members = np.flatnonzero(np.append(tied, False) | np.append(False, tied))  # noqa: FBT003 (values of a mask)
+        members = np.flatnonzero(np.append(tied, False) | np.append(False, tied))
         order[members] = order[members[np.lexsort((-durs[members], starts[members]))]]
     elif (np.diff(order) > 0).all():
         return None
@@ -108,7 +108,7 @@ def _trace(
         name: model(**{f: rows[name][f] for f in model.__struct_fields__}) for name, model in _MODELS.items()
     }
     known = facts.header.rank if rank == NONE else rank
-    return Trace(rank=known, **shared, **tables)  # type: ignore[arg-type]  # tables are built from _MODELS
+    return Trace(rank=known, **shared, **tables)
 
 
 def _of_rank(table: Columns, rank: int | None) -> Columns:
@@ -174,7 +174,7 @@ def _evidence(tables: Tables, inputs: tuple[Inputs, ...]) -> frozenset[str]:
 
 
 def _point_to_threads(tables: Tables, columns: dict[str, Columns]) -> tuple[TraceThread, ...]:
-    """Number threads by their ids as text: 2021 wrote the same id as text and as a number."""
+    """Tell threads by their ids as text: 2021 wrote the same id as text and as a number."""
     labels = [(str(process), str(thread)) for process, thread in tables.threads]
     numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}
     _renumber(
