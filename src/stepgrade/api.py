@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -31,7 +31,11 @@ from stepgrade.readers import registry
 from stepgrade.readers.content import DEFAULT_MAX_BYTES
 from stepgrade.readers.registry import Reading
 from stepgrade.report.step_profile import render_step_profile
-from stepgrade.report.types import Page
+from stepgrade.report.types import Page, Result
+
+if TYPE_CHECKING:
+    from stepgrade.hardware.answers import DeviceTable
+    from stepgrade.hardware.estimate import Estimate
 
 PathLike: TypeAlias = str | os.PathLike[str]
 T = TypeVar("T")
@@ -138,6 +142,20 @@ def parity(ours: Profile, theirs: Profile) -> ParityReport:
     return ParityReport(**_fields(comparison.compare_profiles(ours, theirs)))
 
 
+def estimate(setup: Setup, *, throughput_tok_s: float | None = None) -> Estimate:
+    """Return what a run could reach on its device; with its throughput also its MFU and HFU."""
+    from stepgrade.hardware.answers import estimate_run  # noqa: PLC0415  not needed to score
+
+    return estimate_run(setup, throughput_tok_s)
+
+
+def devices(words: str | None = None) -> DeviceTable:
+    """Return the devices of the catalogue that hold every word."""
+    from stepgrade.hardware.answers import list_devices  # noqa: PLC0415  not needed to score
+
+    return list_devices(words)
+
+
 def inspect(profile: Profile) -> Inspection:
     """Tell what a profile holds and what can be known from it."""
     return inspect_profile(profile)
@@ -149,7 +167,7 @@ def convert(profile: Profile) -> str:
 
 
 def render(
-    result: analysis.Scorecard | comparison.ParityReport | Inspection,
+    result: Result,
     *,
     to: str = "terminal",
     width: int = 80,

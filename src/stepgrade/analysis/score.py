@@ -115,7 +115,7 @@ def _device(against: Expectation) -> DeviceUse | None:
         basis = "given with --device-file" if device.is_by_hand else "given"
         return DeviceUse(key=device.key, name=device.name, count=_count(against), basis=basis)
     if against.figures.bandwidth() or against.figures.compute(against.dtype):
-        basis = "described by --peak-bw or --peak-tflops"
+        basis = "described by --peak-bw" if against.figures.bandwidth() else "described by --peak-tflops"
         return DeviceUse(key=None, name=None, count=_count(against), basis=basis)
     return None
 
