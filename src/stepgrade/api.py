@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import msgspec
 
 from stepgrade import analysis, report
+from stepgrade.analysis.against import expectation_for
 from stepgrade.analysis.inspection import Inspection, inspect_profile
 from stepgrade.compare import parity as comparison
 from stepgrade.compare.regression import baseline_of, compared
@@ -98,7 +99,9 @@ def score(
     """
     named = Setup(device=device, peak_bw_gb_s=peak_bw_gb_s, bytes_per_token=bytes_per_token)
     question = analysis.Question(
-        throughput_tok_s=throughput_tok_s, tokens_per_step=tokens_per_step, against=expect(setup or named)
+        throughput_tok_s=throughput_tok_s,
+        tokens_per_step=tokens_per_step,
+        against=expectation_for(profile, setup or named),
     )
     card = analysis.score_profile(profile, question)
     if baseline is not None:

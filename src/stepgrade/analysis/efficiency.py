@@ -6,7 +6,8 @@ import math
 
 from msgspec import Struct
 
-from stepgrade.analysis.scorecard import UNGRADED, Throughput
+from stepgrade.analysis.against import is_well_known
+from stepgrade.analysis.scorecard import UNGRADED, Arithmetic, Throughput
 from stepgrade.contract import Grade
 from stepgrade.errors import BadOption
 from stepgrade.hardware import Ceiling, Expectation, lowest
@@ -47,6 +48,7 @@ class Efficiency(Struct, frozen=True, kw_only=True):
     grade: str
     ungraded_because: tuple[str, ...]
     notes: tuple[str, ...]
+    arithmetic: Arithmetic | None = None
 
     @property
     def roof(self) -> Ceiling | None:
@@ -59,7 +61,10 @@ def efficiency_of(profile: Profile, question: Question) -> Efficiency:
     throughput, against = throughput_of(profile, question), question.against
     roof, rate = against.roof, _per_device(throughput, question)
     share = rate / roof.tok_s if rate is not None and roof is not None else None
-    reasons = _why_ungraded(rate, roof, share, against)
+    arithmetic = arithmetic_of(profile, against)
+    if share is None and arithmetic is not None and is_well_known(profile):
+        share = arithmetic.share
+    reasons = () if share is not None and share <= 1.0 else _why_ungraded(rate, roof, share, against)
     return Efficiency(
         throughput=throughput,
         ceilings=against.ceilings,
@@ -68,7 +73,24 @@ def efficiency_of(profile: Profile, question: Question) -> Efficiency:
         hfu=None if rate is None else against.hfu(rate),
         grade=UNGRADED if reasons or share is None else str(Grade.from_efficiency(share)),
         ungraded_because=reasons,
+        arithmetic=arithmetic,
         notes=(*against.notes, *_notes(against, rate)),
+    )
+
+
+def arithmetic_of(profile: Profile, against: Expectation) -> Arithmetic | None:
+    """Return the recorded FLOP/s and their share of the stated peak; None without recorded shapes."""
+    if not (profile.matmul_flops and profile.steps and profile.step_ms):
+        return None
+    achieved = profile.matmul_flops / profile.steps / (profile.step_ms / 1000.0)
+    rates = against.figures.compute(against.dtype) if profile.matmul_dtype is not None else ()
+    stated = [rate.per_s for rate in rates if rate.basis != "measured"]
+    return Arithmetic(
+        achieved_flops_s=achieved,
+        peak_flops_s=stated[0] if stated else None,
+        share=achieved / stated[0] if stated else None,
+        dtype=profile.matmul_dtype,
+        known_share=profile.matmul_known_share,
     )
 
 

@@ -89,7 +89,7 @@ def _card(
         operations=operations_of_step(profile),
         layers=layers_of_step(profile),
         ranks=tuple(_rank(rank) for rank in profile.ranks),
-        achieved_flops_s=_achieved_flops_s(profile),
+        arithmetic=efficiency.arithmetic,
         findings=found,
     )
 
@@ -112,7 +112,7 @@ def _operation_notes(profile: Profile) -> tuple[str, ...]:
 def _device(against: Expectation) -> DeviceUse | None:
     device = against.device
     if device is not None:
-        basis = "given with --device-file" if device.is_by_hand else "given"
+        basis = against.device_basis or ("given with --device-file" if device.is_by_hand else "given")
         return DeviceUse(key=device.key, name=device.name, count=_count(against), basis=basis)
     if against.figures.bandwidth() or against.figures.compute(against.dtype):
         basis = "described by --peak-bw" if against.figures.bandwidth() else "described by --peak-tflops"
@@ -151,9 +151,3 @@ def _at(ordered: list[float], share: float) -> float | None:
 
 def _rank(rank: RankTime) -> RankRow:
     return RankRow(rank=rank.rank, ledger=shares_of(rank.ledger), step_ms=rank.step_ms, wait_ms=rank.wait_ms)
-
-
-def _achieved_flops_s(profile: Profile) -> float | None:
-    if profile.matmul_flops is None or not profile.steps or not profile.step_ms:
-        return None
-    return profile.matmul_flops / profile.steps / (profile.step_ms / 1000.0)

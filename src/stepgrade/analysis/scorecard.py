@@ -68,6 +68,16 @@ class RankRow(Struct, frozen=True, kw_only=True):
     wait_ms: float | None
 
 
+class Arithmetic(Struct, frozen=True, kw_only=True):
+    """FLOP/s of the matrix products, convolutions and attention whose shapes were recorded, per device."""
+
+    achieved_flops_s: float
+    peak_flops_s: float | None
+    share: float | None
+    dtype: str | None
+    known_share: float | None  # of those operations' time, how much has its FLOPs known
+
+
 class DeviceUse(Struct, frozen=True, kw_only=True):
     """The device a run is graded on, and how it is known."""
 
@@ -137,7 +147,7 @@ class Scorecard(Struct, frozen=True, kw_only=True):
     operations: tuple[Operation, ...] = ()
     layers: tuple[LayerStep, ...] = ()
     ranks: tuple[RankRow, ...] = ()
-    achieved_flops_s: float | None = None
+    arithmetic: Arithmetic | None = None
     findings: tuple[Finding, ...] = ()
     baseline: str | None = None
     compared: tuple[str, ...] = ()

@@ -31,6 +31,7 @@ class Expectation(Struct, frozen=True, kw_only=True):
     palm_flops: float | None = None
     convention: str | None = None
     notes: tuple[str, ...] = ()
+    device_basis: str | None = None  # how the device is known, when the user did not name it
 
     @property
     def device(self) -> Device | None:

@@ -104,7 +104,9 @@ class Profile(Struct, frozen=True, kw_only=True):
     ranks: tuple[RankTime, ...] = ()
     world_size: int | None = None
     device: DeviceSeen | None = None
-    matmul_flops: float | None = None
+    matmul_flops: float | None = None  # of matrix products, convolutions and attention, over all steps
+    matmul_known_share: float | None = None  # of their time, how much has its FLOPs known
+    matmul_dtype: str | None = None
     contents: dict[str, str] = {}  # what else the source holds, in words, for people
     notes: tuple[str, ...] = ()
     fitness: tuple[str, ...] = ()

@@ -20,6 +20,7 @@ from stepgrade.analysis.trace.ledger import ACCOUNTS, waiting_calls
 from stepgrade.analysis.trace.operations import OperationFacts, sum_operations
 from stepgrade.analysis.trace.phases import PhaseFacts, phase_of, sum_phases
 from stepgrade.analysis.trace.pieces import Pieces, break_up
+from stepgrade.analysis.trace.precision import matmul_dtype
 from stepgrade.analysis.trace.steps import NOTES, steps_of
 from stepgrade.analysis.trace.timeline import Driver, Timeline, lay_out
 from stepgrade.analysis.trace.tokens import TokenFacts, count_tokens
@@ -83,6 +84,7 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
     index: int | None
     name: str | None
     memory_bytes: int | None
+    sm_count: int | None
     capability: str | None
     visible: int  # devices the trace lists
     busy: int  # devices that did anything
@@ -112,6 +114,7 @@ class TraceFacts(Struct, frozen=True, kw_only=True):
     launches: LaunchFacts
     tokens: TokenFacts | None
     matmul_flops: int | None  # of matmuls, convolutions and attention whose sizes tell; None if none does
+    matmul_dtype: str | None  # in which most of their time is spent
     matmul_known_share: float | None  # of the time of those operations, how much has its FLOPs known
     device: DeviceFacts
     fitness: tuple[Unfitness, ...]
@@ -155,6 +158,7 @@ def analyse_trace(trace: Trace) -> TraceFacts:
         launches=_launches(line, pieces),
         tokens=count_tokens(line),
         matmul_flops=_flops(operations),
+        matmul_dtype=matmul_dtype(trace, pieces),
         matmul_known_share=_known_share(operations),
         device=_device(line),
         fitness=check_fitness(line),
@@ -269,6 +273,7 @@ def _device(line: Timeline) -> DeviceFacts:
         index=line.device,
         name=match.name if match else None,
         memory_bytes=match.memory_bytes if match else None,
+        sm_count=match.sm_count if match else None,
         capability=match.capability if match else None,
         visible=len(listed),
         busy=len(np.unique(line.trace.work.device)),

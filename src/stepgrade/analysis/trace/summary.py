@@ -56,6 +56,8 @@ def _profile(
         world_size=run.world_size,
         device=_device(facts),
         matmul_flops=_matmul_flops(facts, steps),
+        matmul_known_share=min((fact.matmul_known_share or 0.0 for fact in facts), default=None),
+        matmul_dtype=next((fact.matmul_dtype for fact in facts if fact.matmul_dtype), None),
         contents=_joined(seen, facts),
         notes=_alike([*run.notes, *(note for fact in facts for note in fact.notes)]),
         fitness=_alike(
@@ -152,12 +154,11 @@ def _rank(rank: RankFacts) -> RankTime:
 
 
 def _device(facts: Sequence[TraceFacts]) -> DeviceSeen | None:
-    device = next((fact.device for fact in facts if fact.device.name), None)
+    # A trace lists the machine's accelerators even when the run did not use them.
+    device = next((fact.device for fact in facts if fact.driver == "device" and fact.device.name), None)
     if device is None:
         return None
-    return DeviceSeen(
-        name=device.name, memory_bytes=device.memory_bytes, sm_count=getattr(device, "sm_count", None)
-    )
+    return DeviceSeen(name=device.name, memory_bytes=device.memory_bytes, sm_count=device.sm_count)
 
 
 def _matmul_flops(facts: Sequence[TraceFacts], steps: int) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stepgrade.analysis.scorecard import UNGRADED, LayerStep, Scorecard
 from stepgrade.report.names import printable, shortened
 from stepgrade.report.terminal.canvas import Canvas
-from stepgrade.units import show_count, show_delta, show_ms, show_rate, show_ratio, show_share
+from stepgrade.units import show_count, show_delta, show_ms, show_rate, show_ratio, show_share, show_si
 
 _BADGE = {"A": "badge-good", "B": "badge-good", "C": "badge-fair", "D": "badge-bad", "F": "badge-bad"}
 _THRESHOLDS = (("D", 0.10), ("C", 0.20), ("B", 0.40), ("A", 0.60))
@@ -61,6 +61,9 @@ def _grade(card: Scorecard, canvas: Canvas) -> None:
         for reason in card.ungraded_because:
             canvas.paragraph(reason, indent="    ", first="  · ")
         return
+    if card.throughput_tok_s is None or not card.ceilings:
+        _grade_of_arithmetic(card, canvas, badge)
+        return
     roof = card.ceilings[0]
     reached = f"{show_share(card.efficiency)} of what {_ROOF[roof.kind]} allows"
     canvas.line(f"  {badge}  {canvas.style(reached, 'title')}")
@@ -69,6 +72,23 @@ def _grade(card: Scorecard, canvas: Canvas) -> None:
         indent="       ",
     )
     canvas.line(f"       {_scale(card.efficiency or 0.0, canvas)}")
+
+
+def _grade_of_arithmetic(card: Scorecard, canvas: Canvas, badge: str) -> None:
+    """Draw a grade that rests on the recorded FLOPs alone: without tokens there is no tok/s."""
+    canvas.line(
+        f"  {badge}  {canvas.style(f'{show_share(card.efficiency)} of what arithmetic allows', 'title')}"
+    )
+    canvas.paragraph(f"{_arithmetic(card)}{_on_device(card)}, from the recorded shapes", indent="       ")
+    canvas.line(f"       {_scale(card.efficiency or 0.0, canvas)}")
+
+
+def _arithmetic(card: Scorecard) -> str:
+    done = card.arithmetic
+    if done is None:
+        return ""
+    peak = f" of {show_si(done.peak_flops_s, 'FLOP/s')}" if done.peak_flops_s else ""
+    return f"{show_si(done.achieved_flops_s, 'FLOP/s')}{peak} {done.dtype or ''}".rstrip()
 
 
 def _on_device(card: Scorecard) -> str:
@@ -95,6 +115,8 @@ def _facts(card: Scorecard, canvas: Canvas) -> None:
         _fact(canvas, "Step", show_ms(card.step_time_ms))
     if card.throughput is not None and card.grade == UNGRADED:
         _fact(canvas, "Throughput", f"{show_rate(card.throughput.tok_s)} ({card.throughput.basis})")
+    if card.arithmetic is not None and card.throughput_tok_s is not None:
+        _fact(canvas, "Arithmetic", f"{_arithmetic(card)}, matrix products from the recorded shapes")
     if card.mfu is not None:
         _fact(canvas, "MFU", f"{show_share(card.mfu)} ({card.flops_convention}), HFU {show_share(card.hfu)}")
     if card.forward_backward_ratio is not None:
