@@ -102,6 +102,13 @@ def test_a_measured_processor_is_a_device(tmp_path: Path) -> None:
     assert (expected.roof.tok_s, expected.roof.basis) == (20_000, "measured")
 
 
+def test_a_broken_file_does_not_stop_a_grade(tmp_path: Path) -> None:
+    place = tmp_path / "measured.json"
+    place.write_text("{")
+    expected = expect(Setup(device="gb10", state=str(place)))
+    assert [limit.basis for limit in expected.ceilings] == ["data_sheet"]
+
+
 def test_a_measurement_stands_beside_the_data_sheet(tmp_path: Path) -> None:
     place = str(tmp_path / "measured.json")
     keep_measured(measurement("gb10"), place)

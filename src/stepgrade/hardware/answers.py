@@ -6,13 +6,13 @@ from math import isfinite
 
 from msgspec import Struct
 
-from stepgrade.errors import BadOption
-from stepgrade.hardware.catalogue import Device, devices, find_device, fold, nearest_keys, part_of
+from stepgrade.errors import BadOption, UnknownDevice
+from stepgrade.hardware.catalogue import Device, devices, fold, nearest_keys, part_of
 from stepgrade.hardware.ceilings import Figures
 from stepgrade.hardware.cost.plan import Plan
 from stepgrade.hardware.estimate import Estimate, estimate, ridge_point
 from stepgrade.hardware.measured import Measurement, measured_for
-from stepgrade.hardware.setup import Setup, costs_of, figures_of
+from stepgrade.hardware.setup import Setup, chosen_device, costs_of, figures_of
 
 
 class DeviceTable(Struct, frozen=True, kw_only=True):
@@ -46,7 +46,9 @@ def list_devices(text: str | None = None) -> DeviceTable:
 
 def device_facts(name: str, state: str | None = None) -> DeviceFacts:
     """Return what is known of the device with that name; raise UnknownDevice with the nearest."""
-    device = find_device(name)
+    device = chosen_device(Setup(device=name, state=state))
+    if device is None:
+        raise UnknownDevice("a device needs a name")
     split = part_of(device.key)
     ridges = {dtype: ridge_point(Figures(device=device), dtype) for dtype in device.peak_tflops}
     return DeviceFacts(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from stepgrade.errors import BadOption
+from stepgrade.errors import BadInput, BadOption
 from stepgrade.hardware.catalogue import Device, find_device
 from stepgrade.hardware.ceilings import Costs, Figures
 from stepgrade.hardware.cost.plan import Plan
@@ -64,7 +64,7 @@ def figures_of(setup: Setup) -> Figures:
         peak_bw_gb_s=setup.peak_bw_gb_s,
         peak_tflops=setup.peak_tflops,
         link_gb_s=setup.link_gb_s,
-        measured=measured_for(device.key, setup.state) if device is not None else None,
+        measured=_measured_beside(device, setup.state) if device is not None else None,
     )
 
 
@@ -108,6 +108,14 @@ def costs_of(setup: Setup) -> ModelCosts:
         raise BadOption("the costs of a run come from its model", hint="give --model CONFIG_JSON")
     convention = find_convention(setup.convention) if setup.convention is not None else None
     return model_costs(read_model(setup.model), setup.plan, convention)
+
+
+def _measured_beside(device: Device, state: str | None) -> Measurement | None:
+    """Return what was measured on the device; a broken file is no reason not to grade, it never counts."""
+    try:
+        return measured_for(device.key, state)
+    except BadInput:
+        return None
 
 
 def _given_expectation(setup: Setup, figures: Figures) -> Expectation:
