@@ -40,8 +40,10 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 	$(PIP) install --editable .
+	@$(BIN)/python -m compileall -q src  # some environments never write byte code by themselves
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	$(PIP) install --editable '.[dev]'
+	@$(BIN)/python -m compileall -q src
 	@touch $@ $(VENV)/.installed

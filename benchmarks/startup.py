@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PROFILE = "/work/shared/samples/step_profiles/v2_baseline.json"
+PROFILE = str(ROOT / "examples" / "runs" / "gpt_naive.json")
 COMMAND = str(Path(sys.executable).with_name("stepgrade"))
 
 CASES: dict[str, tuple[list[str], float | None]] = {

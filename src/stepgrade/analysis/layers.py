@@ -9,9 +9,10 @@ from msgspec import Struct
 
 from stepgrade.analysis.limits import Limits
 from stepgrade.analysis.phases import PhaseKind, PhasesOfStep
-from stepgrade.analysis.scorecard import LayerRow, LayerStep
-from stepgrade.contract.scorecard import add_up, longest_operation
-from stepgrade.model import LayerTime, Profile
+from stepgrade.analysis.scorecard import LayerStep
+from stepgrade.contract import LayerSummary, PerLayerData
+from stepgrade.contract.scorecard import add_up, layer_summary
+from stepgrade.model import Profile
 from stepgrade.units import show_ratio
 
 Direction = Literal["forward", "backward"]
@@ -28,9 +29,20 @@ class SlowLayer(Struct, frozen=True, kw_only=True):
     median_ms: float
 
 
-def layer_rows(profile: Profile) -> tuple[LayerRow, ...]:
-    """Return the layers in totals, with their longest operation."""
-    return tuple(_row(layer) for layer in profile.layers)
+def layer_summaries(profile: Profile) -> tuple[LayerSummary, ...]:
+    """Return the layers in totals over all steps, as contract v1 lists them (`""` for no operation)."""
+    return tuple(
+        layer_summary(
+            PerLayerData(
+                layer=layer.layer,
+                fwd_ms=layer.fwd_total_ms,
+                bwd_ms=layer.bwd_total_ms,
+                ops=layer.ops_total_ms,
+            )
+        )
+        for layer in profile.layers
+        if layer.fwd_total_ms is not None and layer.bwd_total_ms is not None
+    )
 
 
 def layers_of_step(profile: Profile) -> tuple[LayerStep, ...]:
@@ -68,20 +80,6 @@ def slow_layers(profile: Profile, limits: Limits) -> tuple[SlowLayer, ...]:
     return tuple(sorted(found, key=lambda slow: slow.median_ms - slow.total_ms))
 
 
-def _row(layer: LayerTime) -> LayerRow:
-    top_op, top_ms = longest_operation(layer.ops_total_ms)
-    total_ms = add_up(layer.ops_total_ms[op] for op in sorted(layer.ops_total_ms))
-    forward, backward = layer.fwd_total_ms, layer.bwd_total_ms
-    return LayerRow(
-        layer=layer.layer,
-        fwd_ms=forward,
-        bwd_ms=backward,
-        ratio=backward / forward if forward and backward is not None else None,
-        top_op=top_op if total_ms > 0.0 else None,
-        top_op_pct=top_ms / total_ms * 100.0 if total_ms > 0.0 else None,
-    )
-
-
 def _divided(total_ms: float | None, steps: int) -> float | None:
     return None if total_ms is None else total_ms / steps
 
@@ -94,7 +92,7 @@ def _layers_ratio(profile: Profile) -> float | None:
 
 
 def _mean_of_ratios_note(profile: Profile, ratio: float) -> tuple[str, ...]:
-    ratios = [row.ratio for row in layer_rows(profile) if row.ratio]
+    ratios = [layer.ratio for layer in layer_summaries(profile) if layer.ratio]
     mean = add_up(ratios) / len(ratios) if ratios else 0.0
     if abs(mean - ratio) < 0.005:
         return ()

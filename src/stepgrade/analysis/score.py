@@ -7,7 +7,7 @@ from stepgrade.analysis.bottleneck import name_bottleneck
 from stepgrade.analysis.efficiency import Question, efficiency_of
 from stepgrade.analysis.facts import Facts
 from stepgrade.analysis.finding import Finding
-from stepgrade.analysis.layers import backward_forward_ratio, layer_rows, layers_of_step, slow_layers
+from stepgrade.analysis.layers import backward_forward_ratio, layer_summaries, layers_of_step, slow_layers
 from stepgrade.analysis.limits import DEFAULT_LIMITS, Limits
 from stepgrade.analysis.operations import hotspots, operations_of_step
 from stepgrade.analysis.phases import phases_of_step
@@ -58,7 +58,7 @@ def _card(
         step_time_ms=profile.step_ms,
         forward_backward_ratio=facts.ratio,
         wall_coverage=profile.wall_coverage,
-        per_layer_summary=layer_rows(profile),
+        per_layer_summary=layer_summaries(profile),
         hotspot_ops=hotspots(profile),
         recommendations=_recommendations(facts, found),
         bottleneck_evidence=verdict.evidence,

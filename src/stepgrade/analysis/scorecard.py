@@ -8,23 +8,12 @@ import msgspec
 from msgspec import Struct, field
 
 from stepgrade.analysis.finding import Finding
-from stepgrade.contract import Regression
+from stepgrade.contract import LayerSummary, Regression
 from stepgrade.hardware import Ceiling
 from stepgrade.model import Source
 
 UNGRADED = "ungraded"
 UNKNOWN = "unknown"
-
-
-class LayerRow(Struct, frozen=True, kw_only=True):
-    """One layer in totals over the profiled steps, as contract v1 lists it; missing is None."""
-
-    layer: int
-    fwd_ms: float | None
-    bwd_ms: float | None
-    ratio: float | None
-    top_op: str | None
-    top_op_pct: float | None
 
 
 class LayerStep(Struct, frozen=True, kw_only=True):
@@ -113,7 +102,7 @@ class Scorecard(Struct, frozen=True, kw_only=True):
     step_time_ms: float | None
     forward_backward_ratio: float | None
     wall_coverage: float | None
-    per_layer_summary: tuple[LayerRow, ...]
+    per_layer_summary: tuple[LayerSummary, ...]
     hotspot_ops: tuple[tuple[str, float, float], ...]
     regressions: tuple[Regression, ...] = ()
     recommendations: tuple[str, ...] = ()

@@ -36,7 +36,7 @@ def compute_training_scorecard(
     grade = Grade.from_efficiency(efficiency)
     launch_overhead = _launch_overhead(input)
     bottleneck = Bottleneck.classify(_transfer_share(input), launch_overhead, efficiency)
-    layers = [_layer_summary(layer) for layer in input.per_layer]
+    layers = [layer_summary(layer) for layer in input.per_layer]
     ratio = _mean_ratio(layers)
     return TrainingScorecard(
         grade=str(grade),
@@ -84,7 +84,8 @@ def _launch_overhead(input: StepProfilerInput) -> float:
     return 1.0 - (covered if covered < 1.0 else 1.0)
 
 
-def _layer_summary(layer: PerLayerData) -> LayerSummary:
+def layer_summary(layer: PerLayerData) -> LayerSummary:
+    """Return one layer's times, their ratio (0 without a forward time) and its longest operation."""
     top_op, top_ms = longest_operation(layer.ops)
     total_ms = add_up(layer.ops[op] for op in sorted(layer.ops))
     return LayerSummary(

@@ -7,7 +7,8 @@ import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator
-from typing import BinaryIO
+from contextlib import contextmanager
+from typing import cast
 
 import msgspec
 
@@ -28,9 +29,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 class Content:
     """One source, seen decompressed: its head to recognise it by, then all of it."""
 
-    def __init__(
-        self, name: str, stream: io.RawIOBase | BinaryIO, max_bytes: int = DEFAULT_MAX_BYTES
-    ) -> None:
+    def __init__(self, name: str, stream: io.BufferedReader, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         self.name = name
         self._max_bytes = max_bytes
         self._stream = self._unpacked(stream)
@@ -73,10 +72,6 @@ class Content:
             raise TooLarge(f"is larger than {show_bytes(MAX_DOCUMENT_BYTES)}", where=self.name)
         return self._kept
 
-    def close(self) -> None:
-        """Close the file behind this source."""
-        self._stream.close()
-
     def _decoded_keys(self) -> frozenset[str] | BadJson | None:
         if self._keys is None and self.is_text and self.head.lstrip()[:1] == b"{" and self._keep_all():
             self._keys = _top_level_keys(self._kept)
@@ -91,13 +86,12 @@ class Content:
         self._kept = b"".join(pieces)
         return size <= MAX_DOCUMENT_BYTES
 
-    def _unpacked(self, stream: io.RawIOBase | BinaryIO) -> io.BufferedIOBase:
-        buffered = io.BufferedReader(stream)  # type: ignore[type-var]  # standard input is buffered already
-        if self._guarded(buffered.peek, len(_GZIP_MAGIC))[:2] != _GZIP_MAGIC:
-            return buffered
+    def _unpacked(self, stream: io.BufferedReader) -> io.BufferedIOBase:
+        if self._guarded(stream.peek, len(_GZIP_MAGIC))[:2] != _GZIP_MAGIC:
+            return stream
         import gzip  # noqa: PLC0415  only for gzipped sources
 
-        return gzip.GzipFile(fileobj=buffered)
+        return gzip.GzipFile(fileobj=stream)
 
     def _next(self, size: int) -> bytes:
         piece = self._guarded(self._stream.read, min(size, self._max_bytes + 1))
@@ -117,16 +111,19 @@ class Content:
             raise BadInput(f"cannot be read: {error.strerror or error}", where=self.name) from error
 
 
-def open_content(source: str | os.PathLike[str], max_bytes: int = DEFAULT_MAX_BYTES) -> Content:
+@contextmanager
+def open_content(source: str | os.PathLike[str], max_bytes: int = DEFAULT_MAX_BYTES) -> Iterator[Content]:
     """Open a path, or standard input for `-`; raise BadInput when it cannot be read."""
     name = os.fspath(source)
     if name == STANDARD_INPUT:
-        return Content("standard input", sys.stdin.buffer, max_bytes)
+        yield Content("standard input", cast("io.BufferedReader", sys.stdin.buffer), max_bytes)
+        return
     try:
-        stream = open(name, "rb", buffering=0)  # noqa: SIM115, PTH123  the Content owns and closes it
+        stream = open(name, "rb")  # noqa: SIM115, PTH123  closed below, whatever the reader does
     except (OSError, ValueError) as error:
         raise _cannot_open(name, error) from error
-    return Content(name, stream, max_bytes)
+    with stream:
+        yield Content(name, stream, max_bytes)
 
 
 def _cannot_open(name: str, error: OSError | ValueError) -> BadInput:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from importlib import import_module
 
 from stepgrade.errors import BadInput, UnknownFormat
@@ -22,7 +22,7 @@ def read_profile(
     source: str | os.PathLike[str], *, input_format: str | None = None, max_bytes: int = DEFAULT_MAX_BYTES
 ) -> Profile:
     """Return the profile in `source` (a path, or `-` for standard input)."""
-    with closing(open_content(source, max_bytes)) as content:
+    with open_content(source, max_bytes) as content:
         return _read(content, input_format)
 
 
@@ -30,7 +30,7 @@ def read_baseline(
     source: str | os.PathLike[str], *, input_format: str | None = None, max_bytes: int = DEFAULT_MAX_BYTES
 ) -> Baseline | Profile:
     """Return what to compare with: a scorecard's figures, or a profile still to be scored."""
-    with closing(open_content(source, max_bytes)) as content:
+    with open_content(source, max_bytes) as content:
         if scorecard.recognises(content):
             with _naming(content):
                 return scorecard.read_baseline(content)
@@ -39,7 +39,7 @@ def read_baseline(
 
 def read_json_text(source: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:
     """Return the JSON text of a file, or of the profile inside a log, as contract v1 takes it."""
-    with closing(open_content(source, max_bytes)) as content:
+    with open_content(source, max_bytes) as content:
         if content.json_keys is not None:
             return content.document()
         from stepgrade.readers.log import find_profile  # noqa: PLC0415  not needed for most sources

@@ -7,9 +7,10 @@ import unicodedata
 
 # Control characters (C0, DEL, C1), line separators, and marks that change the direction of writing.
 # Patterns are kept as text: compiling them takes longer than all clean names of a scorecard.
-_UNPRINTABLE = "[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+_UNPRINTABLE = "[\x00-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 _MARKDOWN = r"([\\`*_{}\[\]<>()#+!|~&])"
 _WIDE = frozenset("WF")
+_NO_CELL = frozenset({"Cf", "Me", "Mn"})
 
 
 def printable(text: str) -> str:
@@ -33,6 +34,21 @@ def cells(text: str) -> int:
     return sum(_cell(character) for character in text)
 
 
+def wrapped(text: str, width: int) -> list[str]:
+    """Return printable text in lines of at most `width` cells, broken at spaces where it can be."""
+    lines = [""]
+    for word in text.split():
+        joined = f"{lines[-1]} {word}" if lines[-1] else word
+        if cells(joined) <= width:
+            lines[-1] = joined
+            continue
+        lines.append(word)
+        while cells(lines[-1]) > width:
+            front = _front(lines[-1], width)
+            lines[-1:] = [front, lines[-1][len(front) :]]
+    return [line for line in lines if line] or [""]
+
+
 def markdown(text: str, limit: int = 200) -> str:
     """Return text that Markdown shows as it is, also inside a table."""
     return re.sub(_MARKDOWN, r"\\\1", shortened(text, limit))
@@ -51,7 +67,7 @@ def _spelt(match: re.Match[str]) -> str:
 
 
 def _cell(character: str) -> int:
-    if unicodedata.combining(character):
+    if unicodedata.category(character) in _NO_CELL:
         return 0
     return 2 if unicodedata.east_asian_width(character) in _WIDE else 1
 

@@ -7,9 +7,8 @@ than everything else that `stepgrade score` does.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from textwrap import wrap
 
-from stepgrade.report.names import cells, shortened
+from stepgrade.report.names import cells, shortened, wrapped
 
 # The sixteen base colours follow the user's theme, so they read on dark and on light backgrounds.
 _STYLES = {
@@ -54,7 +53,7 @@ class Canvas:
     ) -> None:
         """Add text wrapped to the width; `first` replaces the first line's indent."""
         room = self.width - cells(indent)
-        for number, part in enumerate(wrap(text, room, break_on_hyphens=False) or [""]):
+        for number, part in enumerate(wrapped(text, room)):
             self.line((first if first is not None and number == 0 else indent) + self.style(part, style))
 
     def bars(self, rows: Iterable[tuple[str, float, str]]) -> None:

@@ -6,6 +6,8 @@ from stepgrade.analysis.inspection import Inspection
 from stepgrade.report.names import printable, shortened
 from stepgrade.report.terminal.canvas import Canvas
 
+_TEXT_CELLS = 200
+
 
 def draw(inspection: Inspection, canvas: Canvas) -> None:
     """Draw the contents, what is missing, and the fitness."""
@@ -25,4 +27,6 @@ def draw(inspection: Inspection, canvas: Canvas) -> None:
 
 
 def _row(canvas: Canvas, name: str, text: str) -> None:
-    canvas.paragraph(printable(text), indent=" " * 30, first=f"  {canvas.style(name.ljust(28), 'title')}")
+    canvas.paragraph(
+        shortened(text, _TEXT_CELLS), indent=" " * 30, first=f"  {canvas.style(name.ljust(28), 'title')}"
+    )

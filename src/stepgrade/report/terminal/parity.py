@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stepgrade.compare.parity import OneSided, ParityReport
+from stepgrade.contract import ParityGap
 from stepgrade.contract.parity import PARITY_RATIO
 from stepgrade.report.names import printable, shortened
 from stepgrade.report.terminal.canvas import Canvas
@@ -51,17 +52,17 @@ def _ratios(report: ParityReport, canvas: Canvas, ours: str, theirs: str) -> Non
 def _gaps(report: ParityReport, canvas: Canvas, ours: str, theirs: str) -> None:
     if not report.gaps:
         return
-    canvas.heading(f"Milliseconds per step, {ours} / {theirs}")
+    canvas.heading(f"Time per step, {ours} / {theirs}, most time lost first")
+    widest = sorted(report.gaps, key=lambda gap: gap.baseline_ms - gap.apr_ms)
     canvas.bars(
-        (
-            gap.op,
-            gap.ratio,
-            f"{show_ms(gap.apr_ms):>9} / {show_ms(gap.baseline_ms):>9} {show_ratio(gap.ratio):>7}",
-        )
-        for gap in report.gaps[:GAPS_SHOWN]
+        (gap.op, max(0.0, gap.apr_ms - gap.baseline_ms), _figures(gap)) for gap in widest[:GAPS_SHOWN]
     )
     behind = sum(gap.ratio > PARITY_RATIO for gap in report.gaps)
     canvas.line(f"  {canvas.style(f'{behind} of {len(report.gaps)} are behind by more than 10 %', 'dim')}")
+
+
+def _figures(gap: ParityGap) -> str:
+    return f"{show_ms(gap.apr_ms):>9} / {show_ms(gap.baseline_ms):>9} {show_ratio(gap.ratio):>6}"
 
 
 def _alone(ops: tuple[OneSided, ...], canvas: Canvas, runtime: str) -> None:
