@@ -88,14 +88,18 @@ def _place(event: dict[str, Any], args: dict[str, Any]) -> tuple[Any, ...]:
 
 def _work(event: dict[str, Any], args: dict[str, Any]) -> tuple[Any, ...]:
     collective = (
-        args["Collective name"],
-        args.get("In msg nelems"),
-        args.get("Out msg nelems"),
-        args.get("dtype"),
-        args.get("Group size"),
-        args.get("Process Group Name"),
-        args.get("Process Group Ranks"),
-    ) if "Collective name" in args else None
+        (
+            args["Collective name"],
+            args.get("In msg nelems"),
+            args.get("Out msg nelems"),
+            args.get("dtype"),
+            args.get("Group size"),
+            args.get("Process Group Name"),
+            args.get("Process Group Ranks"),
+        )
+        if "Collective name" in args
+        else None
+    )
     where = _place(event, args)
     return (*where, _kind(event), args.get("correlation", NONE), args.get("bytes", NONE), collective)
 
@@ -151,7 +155,9 @@ def _inputs(trace: Trace, at: int) -> tuple[Any, ...]:
     if at == NONE:
         return [], [], []
     inputs = trace.inputs[at]
-    return tuple(json.loads(text, parse_float=Decimal) for text in (inputs.dims, inputs.types, inputs.concrete))
+    return tuple(
+        json.loads(text, parse_float=Decimal) for text in (inputs.dims, inputs.types, inputs.concrete)
+    )
 
 
 def _collective(trace: Trace, at: int) -> tuple[Any, ...]:

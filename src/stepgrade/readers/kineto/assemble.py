@@ -1,4 +1,4 @@
-"""Columns of a whole file into the traces of its ranks: in order, from one zero, with the tables they point into."""
+"""Columns of a whole file into the traces of its ranks, in order of time and counted from one zero."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _order(start_ns: Longs, dur_ns: Longs) -> NDArray[np.intp] | None:
     starts, durs = start_ns[order], dur_ns[order]
     tied = starts[1:] == starts[:-1]
     if (tied & (durs[1:] > durs[:-1])).any():
-        members = np.flatnonzero(np.append(tied, False) | np.append(False, tied))  # noqa: FBT003 (values of a mask)
+        members = np.flatnonzero(np.append(tied, False) | np.append(False, tied))
         order[members] = order[members[np.lexsort((-durs[members], starts[members]))]]
     elif (np.diff(order) > 0).all():
         return None
@@ -100,11 +100,15 @@ def _ranks(columns: dict[str, Columns]) -> list[int]:
     return sorted(held - {NONE}) or [NONE]
 
 
-def _trace(columns: dict[str, Columns], rank: int, shared: dict[str, Any], facts: FileFacts, *, alone: bool) -> Trace:
+def _trace(
+    columns: dict[str, Columns], rank: int, shared: dict[str, Any], facts: FileFacts, *, alone: bool
+) -> Trace:
     rows = {name: _of_rank(table, None if alone else rank) for name, table in columns.items()}
-    tables = {name: model(**{f: rows[name][f] for f in model.__struct_fields__}) for name, model in _MODELS.items()}
+    tables = {
+        name: model(**{f: rows[name][f] for f in model.__struct_fields__}) for name, model in _MODELS.items()
+    }
     known = facts.header.rank if rank == NONE else rank
-    return Trace(rank=known, **shared, **tables)  # type: ignore[arg-type]  # tables are built from _MODELS
+    return Trace(rank=known, **shared, **tables)
 
 
 def _of_rank(table: Columns, rank: int | None) -> Columns:
@@ -170,10 +174,12 @@ def _evidence(tables: Tables, inputs: tuple[Inputs, ...]) -> frozenset[str]:
 
 
 def _point_to_threads(tables: Tables, columns: dict[str, Columns]) -> tuple[TraceThread, ...]:
-    """Number threads by their ids as text: 2021 wrote the same id as text and as a number."""
+    """Tell threads by their ids as text: 2021 wrote the same id as text and as a number."""
     labels = [(str(process), str(thread)) for process, thread in tables.threads]
     numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}
-    _renumber([columns["ops"], columns["calls"], columns["ranges"]], "thread", [numbers[label] for label in labels])
+    _renumber(
+        [columns["ops"], columns["calls"], columns["ranges"]], "thread", [numbers[label] for label in labels]
+    )
     names = tables.thread_names
     return tuple(TraceThread(process=p, thread=t, name=names.get((p, t))) for p, t in numbers)
 
@@ -210,4 +216,6 @@ def _tell_copies_apart(work: Columns, strings: tuple[str, ...]) -> None:
 
 
 def _copy_kind(name: str) -> DeviceEvent:
-    return next((kind for kind, words in _COPY_WORDS if any(w in name for w in words)), DeviceEvent.COPY_OTHER)
+    return next(
+        (kind for kind, words in _COPY_WORDS if any(w in name for w in words)), DeviceEvent.COPY_OTHER
+    )

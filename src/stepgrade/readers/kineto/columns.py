@@ -12,7 +12,11 @@ from numpy.typing import NDArray
 from stepgrade.model.events import NONE, Ids, Longs
 
 Key = TypeVar("Key")
-_DTYPES: Final = {"q": np.dtype(np.int64), "i": np.dtype(np.int32), "b": np.dtype(np.int8)}
+_DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    "q": np.dtype(np.int64),
+    "i": np.dtype(np.int32),
+    "b": np.dtype(np.int8),
+}
 
 
 class Interner(dict[Key, int], Generic[Key]):
@@ -40,7 +44,8 @@ class Table:
     def take(self, name: str) -> NDArray[Any]:
         """Return one column and forget it."""
         column = self.columns.pop(name)
-        return np.frombuffer(column, dtype=_DTYPES[column.typecode])
+        taken: NDArray[Any] = np.frombuffer(column, dtype=_DTYPES[column.typecode])
+        return taken
 
 
 def longs(values: Sequence[Any]) -> array[int]:

@@ -67,7 +67,9 @@ class TextTimedEvent(Event, gc=False):
     dur: Raw = _NO_TEXT
 
 
-class _LooseEvent(Struct, gc=False):
+class LooseEvent(Struct, gc=False):
+    """An event whose fields are left as text, to take what is sound of it."""
+
     ph: Raw = _NO_TEXT
     cat: Raw = _NO_TEXT
     name: Raw = _NO_TEXT
@@ -80,7 +82,7 @@ class _LooseEvent(Struct, gc=False):
 
 decode_events = msgspec.json.Decoder(list[Event]).decode
 decode_text_timed = msgspec.json.Decoder(list[TextTimedEvent]).decode
-_decode_loose = msgspec.json.Decoder(list[_LooseEvent]).decode
+decode_loosely = msgspec.json.Decoder(LooseEvent).decode
 _decode_text = msgspec.json.Decoder(str).decode
 _decode_any = msgspec.json.Decoder().decode
 _decode_args = msgspec.json.Decoder(Args).decode
@@ -90,12 +92,7 @@ class Unusable(ValueError):
     """An event that we would use, if only its times made sense; the text says what is wrong."""
 
 
-def decode_loosely(text: bytes) -> list[_LooseEvent]:
-    """Decode `text`, the events of an array without its brackets, leaving every field raw."""
-    return _decode_loose(b"[" + text + b"]")
-
-
-def mend(loose: _LooseEvent) -> Event | None:
+def mend(loose: LooseEvent) -> Event | None:
     """Return the event with its times in nanoseconds, None for one that is not used; may raise Unusable."""
     event = Event(
         ph=_text(loose.ph),
@@ -115,7 +112,7 @@ def mend(loose: _LooseEvent) -> Event | None:
     return event
 
 
-def _times(loose: _LooseEvent) -> tuple[int, int]:
+def _times(loose: LooseEvent) -> tuple[int, int]:
     try:
         start_ns, dur_ns = text_ns(bytes(loose.ts)), text_ns(bytes(loose.dur))
     except ValueError:
@@ -132,7 +129,7 @@ def _text(raw: Raw) -> str:
         return ""
 
 
-def _scalar(raw: Raw) -> Any:  # noqa: ANN401 (a stranger's value)
+def _scalar(raw: Raw) -> Any:
     try:
         value = _decode_any(raw)
     except DECODE_ERRORS:

@@ -47,7 +47,15 @@ MEMORY_CATEGORY = "cpu_instant_event"
 SEEN_CATEGORIES = (
     USED_CATEGORIES
     | FLOW_CATEGORIES
-    | {MEMORY_CATEGORY, "Trace", "cuda_sync", "cuda_event", "cuda_profiler_range", "mtia_insight", "mtia_workloadd"}
+    | {
+        MEMORY_CATEGORY,
+        "Trace",
+        "cuda_sync",
+        "cuda_event",
+        "cuda_profiler_range",
+        "mtia_insight",
+        "mtia_workloadd",
+    }
 )
 
 MODULE_PREFIX = "nn.Module: "
@@ -70,7 +78,9 @@ def is_annotation(name: str, inputs: Iterable[Raw]) -> bool:
     return name.startswith(_ANNOTATION_PREFIXES) or ("::" not in name and not any(map(bytes, inputs)))
 
 
-def era_name(*, is_list: bool, keys: Iterable[str], categories: Iterable[str], text_times: bool, merged: bool) -> str:
+def era_name(
+    *, is_list: bool, keys: Iterable[str], categories: Iterable[str], text_times: bool, merged: bool
+) -> str:
     """Name the era of a file by what it holds; traces never say which PyTorch wrote them."""
     held, seen = set(keys), set(categories)
     capitalised = seen & {OPERATOR_CATEGORY, "Kernel", "Runtime", "Memcpy", "Memset"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from itertools import islice
 from typing import Any, Final, NamedTuple
@@ -20,6 +21,8 @@ _BLOCK_BYTES: Final = 1 << 18
 _MOST_TRIES: Final = 32  # bounds the time that a hostile text can take
 _BOM: Final = b"\xef\xbb\xbf"
 _EVENTS: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
+_MAX_SALVAGE_BYTES: Final = 1 << 20
+_scan = json.JSONDecoder(strict=False, parse_int=len, parse_float=len).raw_decode
 _BLANK: Final = b" \t\r\n\0"
 
 FLAGS: Final = {
@@ -138,10 +141,16 @@ def _nul_note(text: bytes) -> str | None:
 
 
 def _salvage_tail(body: bytes) -> tuple[dict[str, Any], str]:
-    for cut in _last(body, b"}"):
-        keys = _keys(b'{"":0' + body[: cut + 1])
-        if keys is not None:
-            return keys, f"{len(body) - cut - 1} bytes after the end of the JSON"
+    closed = b'{"":0' + body[:_MAX_SALVAGE_BYTES]
+    try:
+        _, end = _scan(closed.decode("latin-1"))
+    except (ValueError, RecursionError):
+        return _salvage_open_tail(body[:_MAX_SALVAGE_BYTES])
+    keys = _keys(closed[:end])
+    return keys or {}, f"{len(body) + 5 - end} bytes after the end of the JSON"
+
+
+def _salvage_open_tail(body: bytes) -> tuple[dict[str, Any], str]:
     for cut in _last(body, b","):
         keys = _keys(b'{"":0' + body[:cut] + b"}")
         if keys is not None:
@@ -216,4 +225,3 @@ def _device(place: int, properties: dict[str, Any]) -> TraceDevice:
         sm_count=whole(properties.get("numSms")),
         capability=None if major is None else f"{major}.{minor or 0}",
     )
-

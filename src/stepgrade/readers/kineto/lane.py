@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
-from itertools import islice
+from collections.abc import Iterator
 from typing import Final
 
 from stepgrade.readers.kineto.decode import (
     DECODE_ERRORS,
     Event,
+    LooseEvent,
     Unusable,
     decode_events,
     decode_loosely,
@@ -21,9 +23,13 @@ from stepgrade.readers.kineto.times import NeedsText, from_ns, from_numbers, fro
 
 _ODD_VALUES: Final = (*DECODE_ERRORS, TypeError, OverflowError)
 _EDGE: Final = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|bp|s)"\s*:)')
-_ARRAY_END: Final = re.compile(rb"\}\s*\]")
-_EMPTY_END: Final = re.compile(rb"\s*\]")
-_MOST_ENDS: Final = 32  # bounds the time that a hostile text can take
+_ARRAY_END: Final = re.compile(rb'\}\s*\]\s*(?:,\s*"\w[^"\\]*"\s*:|\}\s*$|$)')
+_GAP: Final = re.compile(rb"[\s,\0]*")
+_CONTROL: Final = re.compile(rb"[\x00-\x1f]")
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_CLOSE: Final = ord("]")
+# Only where a value ends is asked: numbers are not made, they could have a million digits.
+_scan = json.JSONDecoder(strict=False, parse_int=len, parse_float=len).raw_decode
 
 
 class Lane:
@@ -55,54 +61,57 @@ class Lane:
     def read_pieces(self, text: bytes, offset: int) -> None:
         """Add what is intact of `text`; set `end` to the place where the array of events closes in it."""
         events: list[Event] = []
-        start = 0
-        for edge in (*_EDGE.finditer(text), None):
-            stop = edge.start() + 1 if edge else len(text)
-            end = self._read_piece(text[start:stop], offset + start, events)
-            if end is not None:
-                self.end = offset + start + end
+        # One character a byte, so that places in both are the same.
+        characters = text.decode("latin-1")
+        at = _next_value(text, 0)
+        while at < len(text):
+            if text[at] == _CLOSE:
+                self.end = offset + at + 1
                 break
-            start = edge.end() if edge else stop
+            at = _next_value(text, self._read_value(text, characters, at, events, offset))
         self.tables.add(events, from_ns)
 
-    def _read_piece(self, piece: bytes, offset: int, events: list[Event]) -> int | None:
-        """Add the events of one piece and return where the array ends in it, None if it does not."""
+    def _read_value(self, text: bytes, characters: str, at: int, events: list[Event], offset: int) -> int:
+        """Add the event that begins at `at` and return where to read on."""
         try:
-            events += self._mended(piece, offset)
-        except DECODE_ERRORS:
-            return self._read_last(piece, offset, events)
-        return None
+            _, stop = _scan(characters, at)
+        except (ValueError, RecursionError):
+            self.losses.add(BROKEN, offset + at)
+            return _resume(text, at)
+        events += self._mended(text[at:stop], offset + at)
+        return stop
 
-    def _read_last(self, piece: bytes, offset: int, events: list[Event]) -> int | None:
-        if _EMPTY_END.match(piece):
-            return piece.index(b"]") + 1
-        for match in islice(_ARRAY_END.finditer(piece), _MOST_ENDS):
-            try:
-                events += self._mended(piece[: match.start() + 1], offset)
-            except DECODE_ERRORS:
-                continue
-            return match.end()
-        self._read_garbled(piece, offset, events)
-        return None
-
-    def _read_garbled(self, piece: bytes, offset: int, events: list[Event]) -> None:
+    def _mended(self, text: bytes, offset: int) -> Iterator[Event]:
         try:
-            text = piece.decode(errors="replace").encode()
-            if text == piece:
-                raise ValueError
-            events += self._mended(text, offset)
+            event = mend(_decoded(text))
+        except Unusable as error:
+            self.losses.add(str(error), offset)
         except DECODE_ERRORS:
             self.losses.add(BROKEN, offset)
-
-    def _mended(self, text: bytes, offset: int) -> list[Event]:
-        mended = []
-        for loose in decode_loosely(text):
-            try:
-                event = mend(loose)
-            except Unusable as error:
-                self.losses.add(str(error), offset)
-                continue
+        else:
             if event is not None:
-                mended.append(event)
-        return mended
+                yield event
 
+
+def _decoded(text: bytes) -> LooseEvent:
+    try:
+        return decode_loosely(text)
+    except DECODE_ERRORS:
+        # Bytes that are not UTF-8, bare control characters and half surrogates cost their letter only.
+        whole = _SURROGATE.sub(rb"\\ufffd", text.decode(errors="replace").encode())
+        return decode_loosely(_CONTROL.sub(b" ", whole))
+
+
+def _next_value(text: bytes, at: int) -> int:
+    """Return where the next value of the array, or its closing bracket, is."""
+    found = _GAP.match(text, at)
+    return found.end() if found else len(text)
+
+
+def _resume(text: bytes, at: int) -> int:
+    """Return where to read on after a broken event: before the next event, or before the end of the array."""
+    edge = _EDGE.search(text, at + 1)
+    close = _ARRAY_END.search(text, at + 1)
+    if edge and not (close and close.start() < edge.start()):
+        return edge.start() + 1
+    return close.start() + 1 if close else len(text)

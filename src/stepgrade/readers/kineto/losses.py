@@ -6,7 +6,7 @@ from collections import Counter
 
 from msgspec import Struct
 
-BROKEN = "that are not valid JSON"
+BROKEN = "not valid JSON"
 
 
 class Losses(Struct):
@@ -16,7 +16,7 @@ class Losses(Struct):
     first: dict[str, int] = {}
 
     def add(self, reason: str, offset: int, count: int = 1) -> None:
-        """Count events lost for `reason` (words that follow "events")."""
+        """Count events lost for `reason`."""
         self.counts[reason] = self.counts.get(reason, 0) + count
         self.first[reason] = min(offset, self.first.get(reason, offset))
 
@@ -28,6 +28,7 @@ class Losses(Struct):
     def words(self) -> tuple[str, ...]:
         """Say each reason in one sentence."""
         return tuple(
-            f"{count} event{'' if count == 1 else 's'} {reason}, the first at byte {self.first[reason]} of the text"
+            f"{count} {'event' if count == 1 else 'events'} left out, {reason}, the first at byte "
+            f"{self.first[reason]} of the text"
             for reason, count in Counter(self.counts).most_common()
         )

@@ -57,7 +57,10 @@ def _head(file: Path) -> bytes:
 
 
 def _numbered(traces: list[Trace]) -> list[Trace]:
-    named = [trace if trace.rank is not None else replace(trace, rank=_rank_in_name(trace.file)) for trace in traces]
+    named = [
+        trace if trace.rank is not None else replace(trace, rank=_rank_in_name(trace.file))
+        for trace in traces
+    ]
     held = [trace.rank for trace in named if trace.rank is not None]
     for rank in held:
         if held.count(rank) > 1:

@@ -10,7 +10,9 @@ from stepgrade.readers.kineto.eras import USED_CATEGORIES
 from stepgrade.readers.kineto.source import GZIP_MAGIC
 
 _MOST_BYTES: Final = 1 << 20
-_KEYS: Final = re.compile(rb'"(?:schemaVersion|deviceProperties|baseTimeNanoseconds|distributedInfo|trace_id)"\s*:')
+_KEYS: Final = re.compile(
+    rb'"(?:schemaVersion|deviceProperties|baseTimeNanoseconds|distributedInfo|trace_id)"\s*:'
+)
 _CATEGORY: Final = re.compile(
     rb'"cat"\s*:\s*"(?:' + b"|".join(re.escape(c.encode()) for c in sorted(USED_CATEGORIES)) + rb')"'
 )

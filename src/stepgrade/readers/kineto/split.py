@@ -13,7 +13,7 @@ from stepgrade.readers.kineto.decode import DECODE_ERRORS
 from stepgrade.readers.kineto.source import Source
 
 SLOT_BYTES = 1 << 19
-MAX_EVENT_BYTES = 64 << 20
+MAX_EVENT_BYTES = 8 << 20
 _KEPT_BYTES = 4096  # enough to see an edge that two blocks share
 _EDGE = re.compile(rb'(\n[ \t]*)?\}(\s*),(\s*)\{(\s*"[^"\\]{1,40}")')
 
@@ -114,7 +114,10 @@ class Splitter:
             return self._cut_off(self._slots.view[low:high], cut - low, slot)
         self._slots.free.append(slot)
         text = bytes(self._slots.view[low + 1 : high])
-        return self._long_chunk(text) if high == low + SLOT_BYTES else self._end(text)
+        if high == low + SLOT_BYTES:
+            return self._long_chunk(text)
+        self.rest, self._carry = text, b""
+        return None
 
     def release(self, chunk: Chunk) -> None:
         """Give back the slot of a chunk that was read."""
@@ -183,8 +186,5 @@ class Splitter:
             cut = self._find_cut(grown, searched, len(grown))
             if cut is not None:
                 return self._cut_off(memoryview(grown), cut, None)
-        return self._end(bytes(grown[1:]))
-
-    def _end(self, text: bytes) -> None:
-        self.rest = text
-        self._carry = b""
+        self.rest = bytes(grown[1:])
+        return None

@@ -18,7 +18,7 @@ _STEP: Final = re.compile(r"ProfilerStep#(\d{1,18})")
 
 
 def only_steps(trace: Trace, steps: tuple[int, int]) -> Trace:
-    """Return the host's events that start in steps `first` to `last`, and the device's work that they launched."""
+    """Return what the host did from the first to the last of `steps`, and the work that it launched."""
     low, high = _window(trace, steps)
     calls = _keep(trace.calls, _starts_in(trace.calls, low, high))
     return replace(
@@ -44,7 +44,7 @@ def _window(trace: Trace, steps: tuple[int, int]) -> tuple[int, int]:
     return int(starts.min()), int((starts + durs).max())
 
 
-def _starts_in(rows: Any, low: int, high: int) -> Mask:  # noqa: ANN401 (any table of the model)
+def _starts_in(rows: Any, low: int, high: int) -> Mask:
     mask: Mask = (rows.start_ns >= low) & (rows.start_ns < high)
     return mask
 
@@ -53,7 +53,9 @@ def _launched(trace: Trace, calls: HostCalls, low: int, high: int) -> Mask:
     """Tell the work that `calls` launched, and of work without a recorded launch what starts meanwhile."""
     work = trace.work
     has_launch = np.isin(work.correlation, trace.calls.correlation) & (work.correlation != NONE)
-    mine: Mask = np.where(has_launch, np.isin(work.correlation, calls.correlation), _starts_in(work, low, high))
+    mine: Mask = np.where(
+        has_launch, np.isin(work.correlation, calls.correlation), _starts_in(work, low, high)
+    )
     return mine
 
 

@@ -92,11 +92,13 @@ class Tables:
 
     def _rank_column(self, events: Events, args: Sequence[Args]) -> array[int]:
         """Return the rank of each event of a merged file; those that do not say have their process's."""
-        ranks = [arg.rank for arg in args]
-        if ranks.count(NONE) == len(ranks) and not self.pid_ranks:
-            return array("i", ranks)
-        whole = small(np.frombuffer(longs(ranks), dtype=np.int64)).tolist()
-        self.pid_ranks.update({event.pid: rank for event, rank in zip(events, whole, strict=True) if rank != NONE})
+        if args[0].rank == NONE == args[-1].rank and not self.pid_ranks:
+            # Whoever merges files writes the rank into every event, so two of them tell.
+            return array("i", [NONE]) * len(args)
+        whole = small(np.frombuffer(longs([arg.rank for arg in args]), dtype=np.int64)).tolist()
+        self.pid_ranks.update(
+            {event.pid: rank for event, rank in zip(events, whole, strict=True) if rank != NONE}
+        )
         return array("i", [self.pid_ranks.get(event.pid, NONE) for event in events])
 
     def _ops(self, by_category: Sorted, clock: Clock) -> Batch | None:
@@ -146,7 +148,9 @@ class Tables:
 
     def _ranges(self, by_category: Sorted, clock: Clock) -> Batch | None:
         events, kinds = _with_kinds(by_category, _RANGE_KINDS)
-        modules = [e for e in _pick(by_category, eras.FRAME_CATEGORIES) if e.name.startswith(eras.MODULE_PREFIX)]
+        modules = [
+            e for e in _pick(by_category, eras.FRAME_CATEGORIES) if e.name.startswith(eras.MODULE_PREFIX)
+        ]
         events = [*events, *modules]
         if not events:
             return None

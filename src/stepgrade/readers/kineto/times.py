@@ -30,7 +30,8 @@ class NeedsText(Exception):
 class Clock(Protocol):
     """Turn the times of many events into nanoseconds, or raise ValueError for the lot."""
 
-    def __call__(self, values: Sequence[Any], /) -> Longs: ...
+    def __call__(self, values: Sequence[Any], /) -> Longs:
+        """Return the times in the order given."""
 
 
 def from_numbers(values: Sequence[Any]) -> Longs:
@@ -44,8 +45,9 @@ def from_numbers(values: Sequence[Any]) -> Longs:
     if np.abs(times).max() >= _EXACT_US:
         raise NeedsText
     whole = np.floor(times)
-    thousandths = np.rint((times - whole) * 1000)
-    return whole.astype(np.int64) * 1000 + thousandths.astype(np.int64)
+    thousandths: Longs = np.rint((times - whole) * 1000).astype(np.int64)
+    nanoseconds: Longs = whole.astype(np.int64) * 1000 + thousandths
+    return nanoseconds
 
 
 def _check_range(times: Longs) -> None:
