@@ -121,7 +121,7 @@ def _of_rank(table: Columns, rank: int | None) -> Columns:
 def _shared(tables: Tables, columns: dict[str, Columns], facts: FileFacts, zero_ns: int) -> dict[str, Any]:
     """Return what all ranks of the file have in common, and point the columns into it."""
     for table in columns.values():
-        table["start_ns"] = table["start_ns"] - zero_ns
+        table["start_ns"] -= zero_ns
     threads = _point_to_threads(tables, columns)
     inputs = _point_to_inputs(tables, columns["ops"])
     strings = tuple(tables.strings)

@@ -39,7 +39,7 @@ def _send(lane: Lane, answers: IO[bytes]) -> None:
     findings = msgspec.msgpack.encode(_findings(lane, columns))
     answers.write(bytes((COLUMNS,)) + LENGTH.pack(len(findings)) + findings)
     for table, name, _, _ in columns:
-        answers.write(lane.tables.tables[table].columns[name])
+        answers.write(lane.tables.tables[table].columns.pop(name))  # two processes need not hold it
     answers.flush()
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from stepgrade.model.events import NONE, Collective, Ids
 from stepgrade.readers.kineto import split
+from stepgrade.readers.kineto.crew import HelperLost
 from stepgrade.readers.kineto.lane import Lane
 from stepgrade.readers.kineto.losses import Losses
 from stepgrade.readers.kineto.split import Chunk, Slots
@@ -31,10 +32,6 @@ FINISH: Final = -1
 READY: Final = 255  # one byte each: the helper has started, or the number of a slot it has read
 COLUMNS: Final = 254
 _LOST: Final = (OSError, ValueError, EOFError, struct.error)
-
-
-class HelperLost(Exception):
-    """The helper went away or has read past the end: everything must be read again without it."""
 
 
 class Findings(Struct, kw_only=True):
@@ -151,35 +148,16 @@ def _renumbered(column: NDArray[Any], places: list[int] | None) -> bytes:
     return ours.tobytes()
 
 
-class Crew:
-    """The helpers of one reading, none or some, and the slots that all share."""
-
-    def __init__(self, slots: Slots, helpers: list[Helper]) -> None:
-        self.slots = slots
-        self._helpers = helpers
-
-    @classmethod
-    def of(cls, lanes: int, stack: ExitStack) -> Crew:
-        """Start what `lanes` readers need beside ourselves; `stack` ends it."""
-        if lanes < 2:
-            return cls(Slots.private(), [])
-        count = 1 + SLOTS_EACH * (lanes - 1)
-        file = _memory_file(count * split.SLOT_BYTES)
-        stack.callback(os.close, file)
-        try:
-            helpers = [stack.enter_context(Helper(file, count)) for _ in range(lanes - 1)]
-        except OSError as error:
-            raise HelperLost from error
-        return cls(Slots(mmap.mmap(file, count * split.SLOT_BYTES), count), helpers)
-
-    def offer(self, chunk: Chunk) -> bool:
-        """Hand a chunk to a helper that is free; tell whether one was."""
-        return any(helper.offer(chunk, self.slots) for helper in self._helpers)
-
-    def finish(self, lane: Lane) -> None:
-        """Add all that the helpers have read to `lane`."""
-        for helper in self._helpers:
-            helper.finish(lane)
+def start(lanes: int, stack: ExitStack) -> tuple[Slots, list[Helper]]:
+    """Start the helpers of `lanes` readers, ourselves being the first, and share slots with them."""
+    count = 1 + SLOTS_EACH * (lanes - 1)
+    file = _memory_file(count * split.SLOT_BYTES)
+    stack.callback(os.close, file)
+    try:
+        helpers = [stack.enter_context(Helper(file, count)) for _ in range(lanes - 1)]
+    except OSError as error:
+        raise HelperLost from error
+    return Slots(mmap.mmap(file, count * split.SLOT_BYTES), count), helpers
 
 
 def _memory_file(size: int) -> int:

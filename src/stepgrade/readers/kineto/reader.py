@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from stepgrade.errors import BadInput
 from stepgrade.model.events import Trace
 from stepgrade.readers.kineto.assemble import FileFacts, assemble
+from stepgrade.readers.kineto.crew import Crew, HelperLost
 from stepgrade.readers.kineto.header import MAX_TAIL_BYTES, Head, header_of, read_head, read_tail
-from stepgrade.readers.kineto.helper import Crew, HelperLost
 from stepgrade.readers.kineto.lane import Lane
 from stepgrade.readers.kineto.source import Readable, Source
 from stepgrade.readers.kineto.split import Splitter

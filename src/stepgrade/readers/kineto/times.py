@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from decimal import ROUND_HALF_EVEN, Decimal
 from typing import Any, Protocol
 
 import numpy as np
@@ -73,9 +72,15 @@ def text_ns(text: bytes) -> int:
         size = int(whole) * 1000 + (int(part.ljust(3, b"0")) if part else 0)
         time = -size if sign else size
     elif _NUMBER.fullmatch(text):
-        time = int((Decimal(text.decode()) * 1000).to_integral_value(ROUND_HALF_EVEN))
+        time = _rounded(text.decode())
     else:
         raise ValueError("a time that is not a number")
     if abs(time) >= LIMIT_NS:
         raise ValueError("a time out of range")
     return time
+
+
+def _rounded(text: str) -> int:
+    from decimal import ROUND_HALF_EVEN, Decimal  # noqa: PLC0415 (few traces need it, and it loads slowly)
+
+    return int((Decimal(text) * 1000).to_integral_value(ROUND_HALF_EVEN))
