@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # One shell variable for all installs, so that a slow registry is waited for and pip asks no questions.
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
 
-.PHONY: demo test check lint format bench clean help
+.PHONY: fuzz demo test check lint format bench clean help
 
 help:  ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -15,6 +15,9 @@ demo: $(VENV)/.installed  ## install stepgrade and score the bundled runs
 
 test: $(VENV)/.installed-dev  ## run every test
 	$(BIN)/python -m pytest
+
+fuzz: $(VENV)/.installed-dev  ## read a million damaged traces
+	STEPGRADE_FUZZ=1000000 $(BIN)/python -m pytest -q tests/readers/kineto/test_kineto_fuzz.py
 
 lint: $(VENV)/.installed-dev  ## style, types, layers
 	$(BIN)/ruff format --check .

@@ -23,6 +23,8 @@ settings.load_profile("house")
 def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
+    # What was measured on the developer's machine must not show up in golden text.
+    monkeypatch.setenv("STEPGRADE_STATE", str(ROOT / "no" / "measured.json"))
 
 
 @pytest.fixture

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
 
 from stepgrade import analysis, report
+from stepgrade.analysis.against import expectation_for
 from stepgrade.analysis.inspection import Inspection, inspect_profile
 from stepgrade.compare import parity as comparison
 from stepgrade.compare.regression import baseline_of, compared
@@ -24,12 +25,18 @@ from stepgrade.contract import (
     format_training_scorecard_markdown,
 )
 from stepgrade.errors import BadOption, StepgradeError
-from stepgrade.hardware import MemoryFigures, find_device
+from stepgrade.hardware import Expectation
+from stepgrade.hardware.setup import Setup, expect
 from stepgrade.model import Baseline, Profile
 from stepgrade.readers import registry
 from stepgrade.readers.content import DEFAULT_MAX_BYTES
+from stepgrade.readers.registry import Reading
 from stepgrade.report.step_profile import render_step_profile
-from stepgrade.report.types import Page
+from stepgrade.report.types import Page, Result
+
+if TYPE_CHECKING:
+    from stepgrade.hardware.answers import DeviceTable
+    from stepgrade.hardware.estimate import Estimate
 
 PathLike: TypeAlias = str | os.PathLike[str]
 T = TypeVar("T")
@@ -49,16 +56,30 @@ class ParityReport(comparison.ParityReport, frozen=True, kw_only=True):
         return render(self, to="markdown")
 
 
-def load(source: PathLike, *, input_format: str | None = None, max_bytes: int = DEFAULT_MAX_BYTES) -> Profile:
-    """Read a profile from a path, or from standard input for `-`; the format is found by content."""
-    return registry.read_profile(source, input_format=input_format, max_bytes=max_bytes)
+def load(
+    *sources: PathLike,
+    input_format: str | None = None,
+    steps: tuple[int, int] | None = None,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    progress: Callable[[int, int], None] | None = None,
+) -> Profile:
+    """Read a run from a path, or from standard input for `-`; the format is found by content.
+
+    Several PyTorch traces, or a directory of them, are the ranks of one run. `steps` keeps only the
+    steps from the first to the last number; `progress` is told the bytes read and the bytes to read.
+    """
+    how = Reading(input_format=input_format, steps=steps, max_bytes=max_bytes, progress=progress)
+    found = registry.read_run(sources, how)
+    if isinstance(found, Profile):
+        return found
+    from stepgrade.analysis.trace.summary import profile_of_traces  # noqa: PLC0415  needs numpy
+
+    return profile_of_traces(found)
 
 
-def load_baseline(
-    source: PathLike, *, input_format: str | None = None, max_bytes: int = DEFAULT_MAX_BYTES
-) -> Baseline | Profile:
+def load_baseline(source: PathLike, *, max_bytes: int = DEFAULT_MAX_BYTES) -> Baseline | Profile:
     """Read what to compare with: a scorecard's JSON or any profile."""
-    return registry.read_baseline(source, input_format=input_format, max_bytes=max_bytes)
+    return registry.read_baseline(source, max_bytes=max_bytes) or load(source, max_bytes=max_bytes)
 
 
 def score(
@@ -70,11 +91,17 @@ def score(
     peak_bw_gb_s: float | None = None,
     bytes_per_token: float | None = None,
     baseline: Baseline | Profile | analysis.Scorecard | None = None,
+    setup: Setup | None = None,
 ) -> Scorecard:
-    """Return the scorecard of a run (contract v2), compared with `baseline` when there is one."""
-    figures = memory_figures(device, peak_bw_gb_s, bytes_per_token)
+    """Return the scorecard of a run (contract v2), compared with `baseline` when there is one.
+
+    `setup` says more of hardware and model than the three figures beside it, which then count no more.
+    """
+    named = Setup(device=device, peak_bw_gb_s=peak_bw_gb_s, bytes_per_token=bytes_per_token)
     question = analysis.Question(
-        throughput_tok_s=throughput_tok_s, tokens_per_step=tokens_per_step, figures=figures
+        throughput_tok_s=throughput_tok_s,
+        tokens_per_step=tokens_per_step,
+        against=expectation_for(profile, setup or named),
     )
     card = analysis.score_profile(profile, question)
     if baseline is not None:
@@ -99,7 +126,8 @@ def score_v1(
         if tokens_per_step is None or not step_profile.avg_step_ms > 0.0:
             raise BadOption("contract v1 needs a throughput", hint="give --throughput TOK_S")
         throughput_tok_s = tokens_per_step / step_profile.avg_step_ms * 1000.0
-    hardware = _hardware_v1(memory_figures(device, peak_bw_gb_s, bytes_per_token))
+    named = Setup(device=device, peak_bw_gb_s=peak_bw_gb_s, bytes_per_token=bytes_per_token)
+    hardware = _hardware_v1(expect(named))
     before = _decoded(baseline, TrainingScorecard.from_json, max_bytes) if baseline is not None else None
     return compute_training_scorecard(step_profile, throughput_tok_s, hardware, before)
 
@@ -117,6 +145,20 @@ def parity(ours: Profile, theirs: Profile) -> ParityReport:
     return ParityReport(**_fields(comparison.compare_profiles(ours, theirs)))
 
 
+def estimate(setup: Setup, *, throughput_tok_s: float | None = None) -> Estimate:
+    """Return what a run could reach on its device; with its throughput also its MFU and HFU."""
+    from stepgrade.hardware.answers import estimate_run  # noqa: PLC0415  not needed to score
+
+    return estimate_run(setup, throughput_tok_s)
+
+
+def devices(words: str | None = None) -> DeviceTable:
+    """Return the devices of the catalogue that hold every word."""
+    from stepgrade.hardware.answers import list_devices  # noqa: PLC0415  not needed to score
+
+    return list_devices(words)
+
+
 def inspect(profile: Profile) -> Inspection:
     """Tell what a profile holds and what can be known from it."""
     return inspect_profile(profile)
@@ -128,7 +170,7 @@ def convert(profile: Profile) -> str:
 
 
 def render(
-    result: analysis.Scorecard | comparison.ParityReport | Inspection,
+    result: Result,
     *,
     to: str = "terminal",
     width: int = 80,
@@ -147,17 +189,6 @@ def render_v1(result: TrainingScorecard | ParityComparison, *, to: str = "markdo
     return format_parity_markdown(result)
 
 
-def memory_figures(
-    device: str | None, peak_bw_gb_s: float | None, bytes_per_token: float | None
-) -> MemoryFigures:
-    """Return what the memory ceiling is made of; raise UnknownDevice with the nearest names."""
-    return MemoryFigures(
-        device=find_device(device) if device is not None else None,
-        peak_bw_gb_s=peak_bw_gb_s,
-        bytes_per_token=bytes_per_token,
-    )
-
-
 def _decoded(source: PathLike, from_json: Callable[[bytes], T], max_bytes: int) -> T:
     text = registry.read_json_text(source, max_bytes=max_bytes)
     try:
@@ -166,8 +197,8 @@ def _decoded(source: PathLike, from_json: Callable[[bytes], T], max_bytes: int) 
         raise error.at(os.fspath(source)) from error
 
 
-def _hardware_v1(figures: MemoryFigures) -> HardwareSpec:
-    bandwidth, traffic = figures.bandwidth_gb_s, figures.traffic_bytes
+def _hardware_v1(against: Expectation) -> HardwareSpec:
+    bandwidth, traffic = against.figures.bandwidth_gb_s, against.traffic_bytes
     if bandwidth is None:
         raise BadOption("contract v1 needs the hardware", hint="give --device KEY, or --peak-bw GB_S")
     if traffic is None:

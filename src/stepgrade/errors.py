@@ -4,7 +4,8 @@
     ├── BadInput                a file or text that is not what it should be (a ValueError)
     │   ├── BadJson             a JSON text that does not decode; `where` is the JSON path
     │   ├── UnknownFormat       no reader recognises the text, or no reader has that name
-    │   └── TooLarge            more bytes than the limit allows
+    │   ├── TooLarge            more bytes than the limit allows
+    │   └── UnknownArchitecture a model whose costs are not modelled
     ├── UnknownDevice           a device that is not in the catalogue (a LookupError)
     ├── BadOption               options that do not fit together or lack a partner
     └── NotMeasured             the profile does not hold what the question needs
@@ -59,6 +60,10 @@ class UnknownFormat(BadInput):
 
 class TooLarge(BadInput):
     """More bytes than the limit allows."""
+
+
+class UnknownArchitecture(BadInput):
+    """A model whose costs are not modelled."""
 
 
 class UnknownDevice(StepgradeError, LookupError):

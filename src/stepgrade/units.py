@@ -8,6 +8,7 @@ NS_PER_MS = 1_000_000
 BYTES_PER_GB = 1e9
 MISSING = "\N{EN DASH}"
 
+_SI_STEPS = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BYTE_STEPS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
@@ -66,3 +67,23 @@ def show_count(count: float | None) -> str:
     if count is None or not math.isfinite(count):
         return MISSING
     return f"{count:,.0f}" if count == int(count) else f"{count:,.1f}"
+
+
+def show_si(amount: float | None, unit: str) -> str:
+    """Return an amount in decimal units (16.9 MB, 6.42 GFLOP), with three digits that count."""
+    if amount is None or not math.isfinite(amount):
+        return MISSING
+    for size, prefix in _SI_STEPS:
+        if abs(amount) >= size:
+            return f"{_three_digits(amount / size)} {prefix}{unit}"
+    return f"{_three_digits(amount)} {unit}"
+
+
+def show_figure(figure: float | None) -> str:
+    """Return a data-sheet figure as it is printed there."""
+    return MISSING if figure is None else f"{figure:,.6g}"
+
+
+def _three_digits(number: float) -> str:
+    size = abs(number)
+    return f"{number:,.0f}" if size >= 100 else f"{number:.1f}" if size >= 10 else f"{number:.2f}"

@@ -46,6 +46,13 @@ def test_above_the_ceiling_is_an_error_not_an_a() -> None:
     assert card.grade == "ungraded"
     assert card.efficiency == pytest.approx(4.07, abs=0.01)
     assert "407 %" in card.ungraded_because[0]
+    assert card.bottleneck == "unknown"  # an accounting error is no evidence of a roof
+
+
+@pytest.mark.parametrize(("tok_s", "grade"), [(100.0, "A"), (100.1, "ungraded")])
+def test_just_at_and_just_above_the_ceiling(tok_s: float, grade: str) -> None:
+    card = card_of(make_profile(), throughput_tok_s=tok_s, peak_bw_gb_s=1.0, bytes_per_token=1e7)
+    assert card.grade == grade
 
 
 @pytest.mark.parametrize(
@@ -143,6 +150,11 @@ def test_slow_layer_is_named() -> None:
 def test_the_only_layer_that_is_trained_is_not_slow() -> None:
     layers = make_layers((10, 0), (10, 0), (10, 0), (10, 25))
     assert "slow-layer" not in [finding.rule for finding in card_of(make_profile(layers=layers)).findings]
+
+
+def test_equal_layers_do_not_make_a_small_difference_large() -> None:
+    layers = make_layers(*[(10, 20)] * 5, (10, 20.9))
+    assert not card_of(make_profile(layers=layers)).findings
 
 
 def test_layers_that_vary_a_little_are_healthy() -> None:

@@ -62,7 +62,7 @@ def test_version_and_help(stepgrade: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["scores"], ["score"], ["score", "x", "--bogus"], ["--bogus"], ["score", "x", "y"]]
+    "arguments", [["scores"], ["score"], ["score", "x", "--bogus"], ["--bogus"], ["parity", "x"]]
 )
 def test_usage_errors_are_one_line(stepgrade: Run, arguments: list[str]) -> None:
     ran = stepgrade(*arguments)

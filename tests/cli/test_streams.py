@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from stepgrade.cli import output
+from stepgrade.cli.parser import byte_count
 from tests.builders import make_step_profile
 from tests.conftest import Ran
 
@@ -92,3 +93,10 @@ def test_a_path_that_is_no_text(profile: Path) -> None:
         ran = subprocess.run(command, check=False, capture_output=True, timeout=60)
         assert (ran.returncode, ran.stderr) == (0, b"")
         assert b"dcff.json" in ran.stdout or to == "markdown"
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("4096", 4096), ("1k", 2**10), ("3MiB", 3 * 2**20), ("16G", 2**34), ("2 TB", 2**41)]
+)
+def test_sizes_are_binary(text: str, count: int) -> None:
+    assert byte_count(text) == count

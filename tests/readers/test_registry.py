@@ -10,7 +10,7 @@ import pytest
 
 from stepgrade.errors import BadInput, TooLarge, UnknownFormat
 from stepgrade.readers import registry
-from stepgrade.readers.registry import read_baseline, read_profile, readers
+from stepgrade.readers.registry import Reading, read_baseline, read_profile, readers
 from tests.builders import make_step_profile
 
 PARITY = '{"runtime": "apr", "throughput_tok_s": 20, "step_time_ms": 9, "kernel_launches_per_step": 3, "ops": {"a": 2}}'
@@ -32,13 +32,13 @@ def test_parity_profile(tmp_path: Path) -> None:
 
 def test_a_named_format_overrides_the_content(tmp_path: Path) -> None:
     (tmp_path / "p").write_text(PARITY)
-    assert read_profile(tmp_path / "p", input_format="step_profile").runtime is None
+    assert read_profile(tmp_path / "p", Reading(input_format="step_profile")).runtime is None
 
 
 def test_an_unknown_name_lists_the_known(tmp_path: Path) -> None:
     (tmp_path / "p").write_text(PARITY)
     with pytest.raises(UnknownFormat, match="step_profile"):
-        read_profile(tmp_path / "p", input_format="kinetto")
+        read_profile(tmp_path / "p", Reading(input_format="kinetto"))
 
 
 def test_a_scorecard_is_a_baseline(tmp_path: Path) -> None:
@@ -78,9 +78,9 @@ def test_what_cannot_be_opened(tmp_path: Path) -> None:
 def test_more_than_the_limit_is_refused(tmp_path: Path) -> None:
     (tmp_path / "zip.gz").write_bytes(gzip.compress(b"line of a log\n" * 200_000))
     with pytest.raises(TooLarge, match="--max-bytes"):
-        read_profile(tmp_path / "zip.gz", max_bytes=2_000_000)
+        read_profile(tmp_path / "zip.gz", Reading(max_bytes=2_000_000))
     with pytest.raises(UnknownFormat):
-        read_profile(tmp_path / "zip.gz", max_bytes=2_800_000)
+        read_profile(tmp_path / "zip.gz", Reading(max_bytes=2_800_000))
 
 
 def test_a_bomb_of_zeros_is_not_unpacked(tmp_path: Path) -> None:
@@ -113,5 +113,5 @@ def test_a_plug_in_reads_its_format(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "run").write_text("toy:42.5")
     assert read_profile(tmp_path / "run").step_ms == 42.5
-    assert read_profile(tmp_path / "run", input_format="toy").source.format == "toy"
+    assert read_profile(tmp_path / "run", Reading(input_format="toy")).source.format == "toy"
     sys.modules.pop("toy_reader")

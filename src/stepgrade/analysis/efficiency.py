@@ -6,10 +6,12 @@ import math
 
 from msgspec import Struct
 
-from stepgrade.analysis.scorecard import UNGRADED, Throughput
+from stepgrade.analysis.against import is_well_known
+from stepgrade.analysis.scorecard import UNGRADED, Arithmetic, Throughput
 from stepgrade.contract import Grade
 from stepgrade.errors import BadOption
-from stepgrade.hardware import Ceiling, MemoryFigures, memory_ceiling
+from stepgrade.hardware import Ceiling, Expectation, lowest
+from stepgrade.hardware.efficiency import why_above_one
 from stepgrade.model import Profile
 from stepgrade.units import show_rate, show_share
 
@@ -19,14 +21,12 @@ class Question(Struct, frozen=True, kw_only=True):
 
     throughput_tok_s: float | None = None
     tokens_per_step: float | None = None
-    figures: MemoryFigures = MemoryFigures()
+    against: Expectation = Expectation()
 
     def __post_init__(self) -> None:
         given = {
             "--throughput": self.throughput_tok_s,
             "--tokens-per-step": self.tokens_per_step,
-            "--peak-bw": self.figures.peak_bw_gb_s,
-            "--bytes-per-token": self.figures.bytes_per_token,
         }
         for option, value in given.items():
             if value is not None and not (math.isfinite(value) and value > 0.0):
@@ -43,31 +43,56 @@ class Efficiency(Struct, frozen=True, kw_only=True):
     throughput: Throughput | None
     ceilings: tuple[Ceiling, ...]
     share: float | None
+    mfu: float | None
+    hfu: float | None
     grade: str
     ungraded_because: tuple[str, ...]
     notes: tuple[str, ...]
+    arithmetic: Arithmetic | None = None
 
     @property
     def roof(self) -> Ceiling | None:
         """Return the lowest ceiling, the one that counts."""
-        return min(self.ceilings, key=lambda ceiling: ceiling.tok_s, default=None)
+        return lowest(self.ceilings)
 
 
 def efficiency_of(profile: Profile, question: Question) -> Efficiency:
     """Hold the run's throughput against the lowest ceiling."""
-    throughput = throughput_of(profile, question)
-    ceiling = memory_ceiling(question.figures)
-    if ceiling and not (math.isfinite(ceiling.tok_s) and ceiling.tok_s > 0.0):
-        raise BadOption(f"--peak-bw over --bytes-per-token is {ceiling.tok_s:g} tok/s, which is no ceiling")
-    share = throughput.tok_s / ceiling.tok_s if throughput and ceiling else None
-    reasons = _why_ungraded(throughput, ceiling, share, question.figures)
+    throughput, against = throughput_of(profile, question), question.against
+    roof, rate = against.roof, _per_device(throughput, question)
+    if roof is not None and not (math.isfinite(roof.tok_s) and roof.tok_s > 0.0):
+        raise BadOption(f"the ceiling is {roof.tok_s:g} tok/s, which is none", hint="check the figures given")
+    share = rate / roof.tok_s if rate is not None and roof is not None else None
+    arithmetic = arithmetic_of(profile, against)
+    if share is None and arithmetic is not None and is_well_known(profile):
+        share = arithmetic.share
+    reasons = () if share is not None and share <= 1.0 else _why_ungraded(rate, roof, share, against)
     return Efficiency(
         throughput=throughput,
-        ceilings=(ceiling,) if ceiling else (),
+        ceilings=against.ceilings,
         share=share,
+        mfu=None if rate is None else against.mfu(rate),
+        hfu=None if rate is None else against.hfu(rate),
         grade=UNGRADED if reasons or share is None else str(Grade.from_efficiency(share)),
         ungraded_because=reasons,
-        notes=_notes(question.figures),
+        arithmetic=arithmetic,
+        notes=(*against.notes, *_notes(against, rate)),
+    )
+
+
+def arithmetic_of(profile: Profile, against: Expectation) -> Arithmetic | None:
+    """Return the recorded FLOP/s and their share of the stated peak; None without recorded shapes."""
+    if not (profile.matmul_flops and profile.steps and profile.step_ms):
+        return None
+    achieved = profile.matmul_flops / profile.steps / (profile.step_ms / 1000.0)
+    rates = against.figures.compute(against.dtype) if profile.matmul_dtype is not None else ()
+    stated = [rate.per_s for rate in rates if rate.basis != "measured"]
+    return Arithmetic(
+        achieved_flops_s=achieved,
+        peak_flops_s=stated[0] if stated else None,
+        share=achieved / stated[0] if stated else None,
+        dtype=profile.matmul_dtype,
+        known_share=profile.matmul_known_share,
     )
 
 
@@ -85,34 +110,60 @@ def throughput_of(profile: Profile, question: Question) -> Throughput | None:
     return None
 
 
+def _per_device(throughput: Throughput | None, question: Question) -> float | None:
+    """Return the tok/s of one device; tokens that a profile counted are already those of one."""
+    if throughput is None:
+        return None
+    is_of_one = question.throughput_tok_s is None and question.tokens_per_step is None
+    return (
+        throughput.tok_s
+        if is_of_one and throughput.tokens_per_step
+        else throughput.tok_s / question.against.devices
+    )
+
+
 def _why_ungraded(
-    throughput: Throughput | None, ceiling: Ceiling | None, share: float | None, figures: MemoryFigures
+    rate: float | None, roof: Ceiling | None, share: float | None, against: Expectation
 ) -> tuple[str, ...]:
     reasons = []
-    if throughput is None:
+    if rate is None:
         reasons.append("the throughput is not known: give --throughput TOK_S or --tokens-per-step N")
-    if ceiling is None:
-        reasons.append(_missing_ceiling(figures))
-    if share is not None and share > 1.0 and throughput and ceiling:
+    if roof is None:
+        reasons.append(_missing_ceiling(against))
+    if share is not None and share > 1.0 and rate is not None and roof is not None:
         reasons.append(
-            f"{show_rate(throughput.tok_s)} is {show_share(share, 0)} of the ceiling of "
-            f"{show_rate(ceiling.tok_s)}; nothing runs faster than its hardware: the bytes per token, the "
-            "device or the token count is wrong (contract v1 would call it 100 %, grade A)"
+            f"{show_rate(rate)} is {show_share(share, 0)} of the {roof.kind} ceiling, "
+            f"{show_rate(roof.tok_s)}; nothing runs faster than its hardware (contract v1 would call it "
+            "100 %, grade A)"
         )
+        reasons += [f"perhaps {cause}" for cause in _causes(share, against, roof)]
     return tuple(reasons)
 
 
-def _missing_ceiling(figures: MemoryFigures) -> str:
-    if figures.bandwidth_gb_s is None:
+def _causes(share: float, against: Expectation, roof: Ceiling) -> tuple[str, ...]:
+    known = why_above_one(share, roof.kind, seq=against.seq, devices=against.devices)
+    if against.model_flops is not None:
+        return known
+    return ("the bytes per token: they depend on model, batch and method; --model works them out", *known)
+
+
+def _missing_ceiling(against: Expectation) -> str:
+    if not against.figures.bandwidth() and not against.figures.compute(against.dtype):
         return "the hardware is not known: name it with --device KEY, or give --peak-bw GB_S"
-    return "the bytes that one token moves are not known: give --bytes-per-token B"
+    flags = "--model CONFIG_JSON with --batch and --seq, or --bytes-per-token B"
+    return f"what one token costs is not known: give {flags}"
 
 
-def _notes(figures: MemoryFigures) -> tuple[str, ...]:
-    if not figures.uses_reference_traffic:
-        return ()
-    constant = (
-        "the ceiling rests on the reference's 158 MB per token, worked back from one QLoRA run; bytes per "
-        "token depend on model, batch, sequence and method: give yours with --bytes-per-token"
-    )
-    return (constant,)
+def _notes(against: Expectation, rate: float | None) -> tuple[str, ...]:
+    notes = []
+    if against.uses_reference_traffic:
+        notes.append(
+            "the ceiling rests on the reference's 158 MB per token, worked back from one QLoRA run; bytes "
+            "per token depend on model, batch, sequence and method: give --model, or --bytes-per-token"
+        )
+    palm = None if rate is None else against.mfu_palm(rate)
+    if palm is not None:
+        notes.append(
+            f"MFU counts FLOPs by {against.convention}; by PaLM's count it would be {show_share(palm)}"
+        )
+    return tuple(notes)

@@ -45,16 +45,18 @@ def inspect_profile(profile: Profile, limits: Limits = DEFAULT_LIMITS) -> Inspec
         source=profile.source,
         holds={name: text for name, text in found.items() if text is not None},
         missing={name: _SUPPLY[name] for name in _SUPPLY if found.get(name) is None},
-        fitness=phases_of_step(profile, limits).fitness,
+        fitness=(*profile.unfit, *profile.fitness, *phases_of_step(profile, limits).fitness),
         notes=profile.notes,
-        fit=not profile.is_empty,
+        fit=not profile.is_empty and not profile.unfit,
     )
 
 
 def _contents(profile: Profile) -> dict[str, str | None]:
     operations = total_by_operation(profile)
     return {
-        "steps": show_count(profile.steps) if profile.steps else None,
+        **profile.contents,
+        "device": profile.device.name if profile.device else None,
+        "steps": _steps(profile),
         "step time": show_ms(profile.step_ms) if profile.step_ms else None,
         "throughput": _throughput(profile),
         "phases": _listed(len(profile.phases), [phase.name for phase in profile.phases]),
@@ -64,6 +66,14 @@ def _contents(profile: Profile) -> dict[str, str | None]:
         "launches per step": show_count(profile.launches_per_step) if profile.launches_per_step else None,
         "bottleneck by its producer": profile.claimed_bottleneck,
     }
+
+
+def _steps(profile: Profile) -> str | None:
+    if not profile.steps:
+        return None
+    if profile.recorded_steps is None or profile.recorded_steps == profile.steps:
+        return show_count(profile.steps)
+    return f"{show_count(profile.recorded_steps)}, {show_count(profile.steps)} of them steady"
 
 
 def _throughput(profile: Profile) -> str | None:

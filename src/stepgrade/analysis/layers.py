@@ -53,6 +53,8 @@ def layers_of_step(profile: Profile) -> tuple[LayerStep, ...]:
     return tuple(
         LayerStep(
             layer=layer.layer,
+            name=layer.name,
+            recompute_ms=_divided(layer.recompute_total_ms, steps),
             fwd_ms=_divided(layer.fwd_total_ms, steps),
             bwd_ms=_divided(layer.bwd_total_ms, steps),
             ops={name: ms / steps for name, ms in layer.ops_total_ms.items()},
@@ -88,7 +90,7 @@ def _layers_ratio(profile: Profile) -> float | None:
     both = [layer for layer in profile.layers if layer.fwd_total_ms and layer.bwd_total_ms is not None]
     forward = add_up(layer.fwd_total_ms or 0.0 for layer in both)
     backward = add_up(layer.bwd_total_ms or 0.0 for layer in both)
-    return backward / forward if forward > 0.0 else None
+    return backward / forward if forward > 0.0 and backward > 0.0 else None
 
 
 def _mean_of_ratios_note(profile: Profile, ratio: float) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stepgrade.analysis.scorecard import Operation
 from stepgrade.contract.scorecard import HOTSPOTS_SHOWN, rank_operations
-from stepgrade.model import Profile
+from stepgrade.model import OpTime, Profile
 
 
 def total_by_operation(profile: Profile) -> dict[str, float]:
@@ -29,18 +29,26 @@ def hotspots(profile: Profile) -> tuple[tuple[str, float, float], ...]:
 
 def operations_of_step(profile: Profile) -> tuple[Operation, ...]:
     """Return every operation of one step, longest first."""
-    calls = {op.name: op.calls for op in profile.operations}
+    listed = {op.name: op for op in profile.operations}
     ranked = rank_operations(total_by_operation(profile))
-    return tuple(_operation(name, total_ms, calls.get(name), profile) for name, total_ms, _ in ranked)
+    return tuple(_operation(name, total_ms, listed.get(name), profile) for name, total_ms, _ in ranked)
 
 
-def _operation(name: str, total_ms: float, calls: int | None, profile: Profile) -> Operation:
-    if not profile.steps:
-        return Operation(name=name)
-    ms = total_ms / profile.steps
+def _operation(name: str, total_ms: float, op: OpTime | None, profile: Profile) -> Operation:
+    steps = profile.steps
+    if not steps:
+        return Operation(name=name, kind=op.kind if op else None)
+    ms = total_ms / steps
     return Operation(
         name=name,
+        kind=op.kind if op else None,
         ms=ms,
         share=ms / profile.step_ms if profile.step_ms else None,
-        calls=calls / profile.steps if calls is not None else None,
+        calls=_per_step(op.calls if op else None, steps),
+        flops=_per_step(op.flops if op else None, steps),
+        bytes=_per_step(op.bytes if op else None, steps),
     )
+
+
+def _per_step(count: float | None, steps: int) -> float | None:
+    return None if count is None else count / steps

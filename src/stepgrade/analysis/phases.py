@@ -65,6 +65,8 @@ def kind_of(name: str) -> PhaseKind:
 def phases_of_step(profile: Profile, limits: Limits) -> PhasesOfStep:
     """Work out the phases of one step."""
     shares = {phase.name: _share(phase, profile) for phase in profile.phases}
+    if profile.ledger is not None:
+        return _phases_beside_ledger(shares)
     covered = _covered(shares, profile)
     overlapping = covered is not None and covered > 1.0 + limits.overlap_tolerance
     by_kind = _by_kind({name: share.share for name, share in shares.items()})
@@ -77,6 +79,18 @@ def phases_of_step(profile: Profile, limits: Limits) -> PhasesOfStep:
         ledger=None if covered is None or overlapping or not shares else _ledger(by_kind, covered),
         notes=_notes(profile, covered),
         fitness=_fitness(profile, covered if overlapping else None, limits),
+    )
+
+
+def _phases_beside_ledger(shares: dict[str, PhaseShare]) -> PhasesOfStep:
+    """Return the phases of a source whose device timeline tells the ledger: they judge nothing themselves."""
+    return PhasesOfStep(
+        shares=dict(sorted(shares.items(), key=lambda item: -(item[1].ms or 0.0))),
+        by_kind={},
+        by_kind_ms=_by_kind({name: share.ms for name, share in shares.items()}),
+        covered_share=None,
+        uncovered_share=None,
+        ledger=None,
     )
 
 

@@ -8,16 +8,17 @@ from stepgrade.analysis.efficiency import Question, efficiency_of
 from stepgrade.analysis.facts import Facts
 from stepgrade.analysis.finding import Finding
 from stepgrade.analysis.layers import backward_forward_ratio, layer_summaries, layers_of_step, slow_layers
+from stepgrade.analysis.ledger import bottleneck_of_ledger, shares_of
 from stepgrade.analysis.limits import DEFAULT_LIMITS, Limits
 from stepgrade.analysis.operations import hotspots, operations_of_step
 from stepgrade.analysis.phases import phases_of_step
 from stepgrade.analysis.reference import bottleneck_note
 from stepgrade.analysis.rules import findings
-from stepgrade.analysis.scorecard import DeviceUse, Scorecard, StepStats
+from stepgrade.analysis.scorecard import UNGRADED, DeviceUse, RankRow, Scorecard, StepStats
 from stepgrade.contract import Grade
 from stepgrade.errors import NotMeasured
-from stepgrade.hardware import MemoryFigures
-from stepgrade.model import Profile
+from stepgrade.hardware import Expectation
+from stepgrade.model import Profile, RankTime
 
 _GOOD_GRADES = {str(grade) for grade in Grade if grade > Grade.C}
 
@@ -40,7 +41,7 @@ def _facts(profile: Profile, question: Question, limits: Limits) -> tuple[Facts,
         profile=profile,
         phases=phases,
         efficiency=efficiency,
-        verdict=name_bottleneck(profile, phases, efficiency, limits),
+        verdict=bottleneck_of_ledger(profile, limits) or name_bottleneck(profile, phases, efficiency, limits),
         ratio=ratio,
         slow_layers=slow_layers(profile, limits),
     )
@@ -52,7 +53,7 @@ def _card(
 ) -> Scorecard:
     profile, phases, efficiency, verdict = facts.profile, facts.phases, facts.efficiency, facts.verdict
     return Scorecard(
-        grade=efficiency.grade,
+        grade=UNGRADED if profile.unfit else efficiency.grade,
         efficiency=efficiency.share,
         bottleneck=verdict.bottleneck.value,
         throughput_tok_s=efficiency.throughput.tok_s if efficiency.throughput else None,
@@ -71,19 +72,25 @@ def _card(
             *ratio_notes,
             *_operation_notes(profile),
         ),
-        fitness=phases.fitness,
-        ungraded_because=efficiency.ungraded_because,
+        fitness=(*profile.fitness, *phases.fitness),
+        ungraded_because=(*profile.unfit, *efficiency.ungraded_because),
         source=profile.source,
-        device=_device(question.figures),
+        device=_device(question.against),
         steps=_steps(profile),
         throughput=efficiency.throughput,
-        ledger=phases.ledger,
+        ledger=shares_of(profile.ledger) or phases.ledger,
         phases=phases.shares,
         launches_per_step=profile.launches_per_step,
         ceilings=efficiency.ceilings,
-        bytes_per_token=question.figures.traffic_bytes,
+        mfu=efficiency.mfu,
+        hfu=efficiency.hfu,
+        flops_per_token=question.against.model_flops,
+        flops_convention=question.against.convention,
+        bytes_per_token=question.against.traffic_bytes,
         operations=operations_of_step(profile),
         layers=layers_of_step(profile),
+        ranks=tuple(_rank(rank) for rank in profile.ranks),
+        arithmetic=efficiency.arithmetic,
         findings=found,
     )
 
@@ -103,20 +110,50 @@ def _bottleneck_notes(facts: Facts) -> tuple[str, ...]:
 
 
 def _operation_notes(profile: Profile) -> tuple[str, ...]:
-    if not profile.operations or profile.source.format == "parity_profile":
+    if not profile.operations or profile.source.producer != "step_profiler_v2":
         return ()
     return ("hotspots include the operations listed for the whole model; contract v1 does not read those",)
 
 
-def _device(figures: MemoryFigures) -> DeviceUse | None:
-    if figures.device is not None:
-        return DeviceUse(key=figures.device.key, name=figures.device.name, count=None, basis="given")
-    if figures.peak_bw_gb_s is not None:
-        return DeviceUse(key=None, name=None, count=None, basis="described by --peak-bw")
+def _device(against: Expectation) -> DeviceUse | None:
+    device = against.device
+    if device is not None:
+        basis = against.device_basis or ("given with --device-file" if device.is_by_hand else "given")
+        return DeviceUse(key=device.key, name=device.name, count=_count(against), basis=basis)
+    if against.figures.bandwidth() or against.figures.compute(against.dtype):
+        basis = "described by --peak-bw" if against.figures.bandwidth() else "described by --peak-tflops"
+        return DeviceUse(key=None, name=None, count=_count(against), basis=basis)
     return None
+
+
+def _count(against: Expectation) -> int | None:
+    return against.devices if against.devices > 1 else None
 
 
 def _steps(profile: Profile) -> StepStats | None:
     if profile.steps is None and profile.step_ms is None:
         return None
-    return StepStats(count=profile.steps, samples_ms=profile.samples_ms)
+    samples = sorted(profile.samples_ms)
+    return StepStats(
+        count=profile.recorded_steps or profile.steps,
+        steady=profile.steps if profile.recorded_steps else None,
+        median_ms=_at(samples, 0.5),
+        low_ms=_at(samples, 0.0),
+        high_ms=_at(samples, 1.0),
+        p95_ms=_at(samples, 0.95),
+        samples_ms=profile.samples_ms,
+    )
+
+
+def _at(ordered: list[float], share: float) -> float | None:
+    """Return the value that `share` of the ordered samples lie below, between two of them if need be."""
+    if not ordered:
+        return None
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def _rank(rank: RankTime) -> RankRow:
+    return RankRow(rank=rank.rank, ledger=shares_of(rank.ledger), step_ms=rank.step_ms, wait_ms=rank.wait_ms)

@@ -59,6 +59,25 @@ class Ledger(Struct, frozen=True, kw_only=True):
     unattributed: float | None = None
 
 
+class RankRow(Struct, frozen=True, kw_only=True):
+    """One rank: its ledger, its mean step, and how long it waits in collectives for later ranks."""
+
+    rank: int
+    ledger: Ledger | None
+    step_ms: float
+    wait_ms: float | None
+
+
+class Arithmetic(Struct, frozen=True, kw_only=True):
+    """FLOP/s of the matrix products, convolutions and attention whose shapes were recorded, per device."""
+
+    achieved_flops_s: float
+    peak_flops_s: float | None
+    share: float | None
+    dtype: str | None
+    known_share: float | None  # of those operations' time, how much has its FLOPs known
+
+
 class DeviceUse(Struct, frozen=True, kw_only=True):
     """The device a run is graded on, and how it is known."""
 
@@ -120,9 +139,15 @@ class Scorecard(Struct, frozen=True, kw_only=True):
     phases: dict[str, PhaseShare] = {}
     launches_per_step: float | None = None
     ceilings: tuple[Ceiling, ...] = ()
+    mfu: float | None = None
+    hfu: float | None = None
+    flops_per_token: float | None = None
+    flops_convention: str | None = None
     bytes_per_token: float | None = None
     operations: tuple[Operation, ...] = ()
     layers: tuple[LayerStep, ...] = ()
+    ranks: tuple[RankRow, ...] = ()
+    arithmetic: Arithmetic | None = None
     findings: tuple[Finding, ...] = ()
     baseline: str | None = None
     compared: tuple[str, ...] = ()

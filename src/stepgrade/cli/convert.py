@@ -10,13 +10,13 @@ from argparse import Namespace
 
 from stepgrade import api
 from stepgrade.cli import output
-from stepgrade.cli.parser import Parser, add_input_options, add_output_file
+from stepgrade.cli.parser import Parser, add_input_options, add_output_file, add_sources, load_run
 from stepgrade.errors import EXIT_OK
 
 
 def add_options(parser: Parser) -> None:
     """Declare the command line."""
-    parser.add_argument("source", metavar="SOURCE")
+    add_sources(parser)
     parser.add_argument("--format", choices=("json",), default="json", help="step profile JSON, the only one")
     add_output_file(parser)
     add_input_options(parser)
@@ -24,6 +24,5 @@ def add_options(parser: Parser) -> None:
 
 def run(args: Namespace) -> int:
     """Write the step profile."""
-    profile = api.load(args.source, input_format=args.input_format, max_bytes=args.max_bytes)
-    output.write(api.convert(profile), args.output)
+    output.write(api.convert(load_run(args)), args.output)
     return EXIT_OK

@@ -1,6 +1,7 @@
 """Show what SOURCE holds, what can not be known from it, and how to supply that.
 
 Formats are found by content; each may be gzipped:
+  kineto          PyTorch traces of torch.profiler, of every era; several are the ranks of one run
   step_profile    step_profiler_v2 or apr_training_profiler_v1 JSON
   parity_profile  ParityProfile JSON: runtime, throughput, launches, time per operation
   log             a training log that holds a step profile among its other lines
@@ -14,19 +15,19 @@ from argparse import Namespace
 
 from stepgrade import api
 from stepgrade.cli import output
-from stepgrade.cli.parser import Parser, add_input_options, add_output_options
+from stepgrade.cli.parser import Parser, add_input_options, add_output_options, add_sources, load_run
 from stepgrade.errors import EXIT_NOT_MEASURED, EXIT_OK
 
 
 def add_options(parser: Parser) -> None:
     """Declare the command line."""
-    parser.add_argument("source", metavar="SOURCE")
+    add_sources(parser)
     add_input_options(parser)
     add_output_options(parser)
 
 
 def run(args: Namespace) -> int:
     """Print the contents; 3 when nothing was measured."""
-    inspection = api.inspect(api.load(args.source, input_format=args.input_format, max_bytes=args.max_bytes))
+    inspection = api.inspect(load_run(args))
     output.write_result(inspection, args)
     return EXIT_OK if inspection.fit else EXIT_NOT_MEASURED

@@ -20,6 +20,8 @@ COMMANDS = {
     "parity": "two runtimes, operation by operation",
     "convert": "any profile as step profile JSON",
     "inspect": "what is in a file, and is it fit to be graded",
+    "estimate": "what a run could reach on a device, and why",
+    "devices": "the catalogue of accelerators; what this machine has",
 }
 
 _EPILOG = """\

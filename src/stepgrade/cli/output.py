@@ -8,11 +8,11 @@ import sys
 from argparse import Namespace
 from contextlib import suppress
 
-from stepgrade import api
+from stepgrade import report
 from stepgrade.cli.streams import send
 from stepgrade.errors import BadInput
 from stepgrade.report.names import printable
-from stepgrade.report.types import Result
+from stepgrade.report.types import Page, Result
 
 DEFAULT_WIDTH = 80
 WIDEST = 120
@@ -20,8 +20,8 @@ WIDEST = 120
 
 def write_result(result: Result, args: Namespace) -> None:
     """Render a result for where it will be read, and write it there."""
-    width, color = _width(args.output), _has_color(args.color, args.output)
-    write(api.render(result, to=args.format, width=width, color=color), args.output)
+    page = Page(width=_width(args.output), color=_has_color(args.color, args.output))
+    write(report.render(result, args.format, page), args.output)
 
 
 def write(text: str, output: str | None) -> None:

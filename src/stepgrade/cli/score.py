@@ -1,10 +1,14 @@
-"""Grade the run in SOURCE against what its hardware allows.
+r"""Grade the run in SOURCE against what its hardware allows.
 
-SOURCE is a step profile (JSON) or a training log that holds one, plain or gzipped, or - for
-standard input. Without a throughput and a ceiling the run is shown but not graded.
+SOURCE is a PyTorch trace (torch.profiler), a step profile (JSON) or a training log that holds one,
+plain or gzipped, or - for standard input. Several traces, or a directory of them, are the ranks of
+one run. Without a throughput and a ceiling the run is shown but not graded.
 
   stepgrade score profile.json --throughput 194 --device rtx-4060-laptop
   stepgrade score train.log.gz --tokens-per-step 2048 --device gb10
+  stepgrade score profile.json --throughput 2140 --device rtx-4060-laptop \
+                  --model config.json --batch 4 --seq 512 --method qlora
+  stepgrade score rank0.json.gz rank1.json.gz --device h100-sxm5-80gb
   stepgrade score new.json --baseline old.json --fail-on warning
 """
 
@@ -15,19 +19,28 @@ from collections.abc import Sequence
 
 from stepgrade import api
 from stepgrade.cli import output
-from stepgrade.cli.parser import Parser, add_contract_option, add_input_options, add_output_options
+from stepgrade.cli.parser import (
+    Parser,
+    add_contract_option,
+    add_input_options,
+    add_output_options,
+    add_sources,
+    load_run,
+    only_source,
+)
+from stepgrade.cli.run_options import add_hardware_options, add_run_options, setup_from
 from stepgrade.cli.streams import complain
 from stepgrade.compare.gate import Condition, check_conditions, decide, parse_condition
 from stepgrade.contract import TrainingScorecard
 
-_QUESTION = ("device", "throughput_tok_s", "tokens_per_step", "peak_bw_gb_s", "bytes_per_token")
+_QUESTION = ("throughput_tok_s", "tokens_per_step")
+_FIGURES = ("device", "peak_bw_gb_s", "bytes_per_token")
 
 
 def add_options(parser: Parser) -> None:
     """Declare the command line."""
-    parser.add_argument("source", metavar="SOURCE")
+    add_sources(parser)
     add = parser.add_argument
-    add("--device", metavar="KEY", help="the accelerator it ran on, such as rtx-4060-laptop or gb10")
     add(
         "--throughput",
         dest="throughput_tok_s",
@@ -36,14 +49,8 @@ def add_options(parser: Parser) -> None:
         help="tokens per second it reached",
     )
     add("--tokens-per-step", type=float, metavar="N", help="tokens in one step, to work the throughput out")
-    add(
-        "--peak-bw",
-        dest="peak_bw_gb_s",
-        type=float,
-        metavar="GB_S",
-        help="memory bandwidth, if not the catalogue's",
-    )
     add("--bytes-per-token", type=float, metavar="B", help="bytes of memory traffic that one token costs")
+    add("--flops-per-token", type=float, metavar="F", help="FLOPs that one token costs")
     add("--baseline", metavar="FILE", help="an earlier scorecard (JSON) or profile to compare with")
     add(
         "--fail-on",
@@ -54,6 +61,8 @@ def add_options(parser: Parser) -> None:
         "worse (grade:C); may be repeated",
     )
     add_contract_option(parser)
+    add_hardware_options(parser)
+    add_run_options(parser)
     add_input_options(parser)
     add_output_options(parser)
 
@@ -64,12 +73,16 @@ def run(args: Namespace) -> int:
     check_conditions(conditions, has_baseline=args.baseline is not None)
     question = {name: getattr(args, name) for name in _QUESTION}
     if args.contract == "v1":
-        card_v1 = api.score_v1(args.source, baseline=args.baseline, max_bytes=args.max_bytes, **question)
+        figures = {name: getattr(args, name) for name in _FIGURES}
+        card_v1 = api.score_v1(
+            only_source(args), baseline=args.baseline, max_bytes=args.max_bytes, **question, **figures
+        )
         output.write_raw(api.render_v1(card_v1, to=args.format), args.output)
         return _gate(card_v1, conditions, comparable=args.baseline is not None)
-    profile = api.load(args.source, input_format=args.input_format, max_bytes=args.max_bytes)
+    setup = setup_from(args)
+    profile = load_run(args)
     before = api.load_baseline(args.baseline, max_bytes=args.max_bytes) if args.baseline is not None else None
-    card = api.score(profile, baseline=before, **question)
+    card = api.score(profile, baseline=before, setup=setup, **question)
     output.write_result(card, args)
     return _gate(card, conditions, comparable=bool(card.compared))
 

@@ -1,6 +1,17 @@
-"""What the hardware allows: the catalogue of accelerators and the ceilings they set."""
+"""What the hardware allows: the catalogue of accelerators, the cost model, and the ceilings they set."""
 
 from stepgrade.hardware.catalogue import Device, devices, find_device
-from stepgrade.hardware.ceilings import Ceiling, MemoryFigures, memory_ceiling
+from stepgrade.hardware.ceilings import Ceiling, Costs, Figures, ceilings, lowest
+from stepgrade.hardware.expectation import Expectation
 
-__all__ = ["Ceiling", "Device", "MemoryFigures", "devices", "find_device", "memory_ceiling"]
+__all__ = [
+    "Ceiling",
+    "Costs",
+    "Device",
+    "Expectation",
+    "Figures",
+    "ceilings",
+    "devices",
+    "find_device",
+    "lowest",
+]

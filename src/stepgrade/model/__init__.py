@@ -1,5 +1,25 @@
 """What a run is: profiles and their parts. No files are read here and nothing is judged."""
 
-from stepgrade.model.profile import Baseline, LayerTime, OpTime, PhaseTime, Profile, Source
+from stepgrade.model.profile import (
+    Baseline,
+    DeviceSeen,
+    LayerTime,
+    LedgerTime,
+    OpTime,
+    PhaseTime,
+    Profile,
+    RankTime,
+    Source,
+)
 
-__all__ = ["Baseline", "LayerTime", "OpTime", "PhaseTime", "Profile", "Source"]
+__all__ = [
+    "Baseline",
+    "DeviceSeen",
+    "LayerTime",
+    "LedgerTime",
+    "OpTime",
+    "PhaseTime",
+    "Profile",
+    "RankTime",
+    "Source",
+]

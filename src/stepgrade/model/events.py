@@ -3,6 +3,7 @@
 Things counted in millions are numpy columns, one row an event. Times are integers of nanoseconds
 from the trace's first event. Text is kept once, in `Trace.strings`; columns hold its index.
 An integer column cannot hold None: `NONE` (-1) stands for "the trace does not say".
+Rows are in order of start; of those that start together the longer one (the outer one) is first.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class RangeKind(IntEnum):
 
     ANNOTATION = 0  # record_function, ProfilerStep#, nccl:...
     MODULE = 1  # python frame `nn.Module: Name_0`
+    OVERHEAD = 2  # the profiler's own work (`overhead`): buffer requests and flushes
 
 
 class HostOps(Struct, frozen=True, eq=False, kw_only=True):
@@ -45,7 +47,7 @@ class HostOps(Struct, frozen=True, eq=False, kw_only=True):
     name: Ids
     start_ns: Longs
     dur_ns: Longs
-    thread: Ids
+    thread: Ids  # index into Trace.threads
     external_id: Longs
     sequence: Longs
     forward_thread: Longs  # as the profiler numbers it in "Fwd thread id"
@@ -91,6 +93,17 @@ class HostRanges(Struct, frozen=True, eq=False, kw_only=True):
     python_parent: Longs
 
 
+class DeviceRanges(Struct, frozen=True, eq=False, kw_only=True):
+    """Annotations as the profiler projects them on streams (`gpu_user_annotation`): not busy time."""
+
+    name: Ids
+    start_ns: Longs
+    dur_ns: Longs
+    device: Ids
+    stream: Longs
+    external_id: Longs
+
+
 class Inputs(Struct, frozen=True, kw_only=True):
     """The recorded inputs of an operation, as raw JSON texts (kept once, decoded when asked for)."""
 
@@ -111,6 +124,14 @@ class Collective(Struct, frozen=True, kw_only=True):
     group_ranks: str | None = None
 
 
+class TraceThread(Struct, frozen=True, kw_only=True):
+    """One host thread, by the ids and the name that the trace gives it."""
+
+    process: str
+    thread: str
+    name: str | None = None
+
+
 class TraceDevice(Struct, frozen=True, kw_only=True):
     """One device as the trace describes it."""
 
@@ -128,7 +149,8 @@ class Trace(Struct, frozen=True, eq=False, kw_only=True):
     rank: int | None
     world_size: int | None
     backend: str | None
-    base_ns: int | None  # epoch nanoseconds of the time that `start_ns` counts from
+    base_ns: int | None  # epoch nanoseconds of the time that `start_ns` counts from; None: the ranks of
+    # one merged file still count from the same moment
     devices: tuple[TraceDevice, ...]
     versions: dict[str, str]
     strings: tuple[str, ...]
@@ -141,3 +163,6 @@ class Trace(Struct, frozen=True, eq=False, kw_only=True):
     recorded: frozenset[str]  # profiler settings that were on: shapes, stacks, memory, modules
     era: str
     lost: tuple[str, ...] = ()  # what the reader had to leave out, in words
+    threads: tuple[TraceThread, ...] = ()
+    device_ranges: DeviceRanges | None = None
+    categories: dict[str, int] = {}  # how many events of each category we know the file holds

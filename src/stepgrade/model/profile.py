@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from stepgrade.contract.types import USIZE_MAX
 from stepgrade.errors import BadInput
+
+LARGEST_COUNT = 2**64 - 1  # contract v1's counts are unsigned, of 64 bits
 
 
 class Source(Struct, frozen=True, kw_only=True):
@@ -36,8 +37,10 @@ class LayerTime(Struct, frozen=True, kw_only=True):
     """One layer of the model."""
 
     layer: int
+    name: str | None = None
     fwd_total_ms: float | None = None
     bwd_total_ms: float | None = None
+    recompute_total_ms: float | None = None
     ops_total_ms: dict[str, float] = {}
 
 
@@ -46,7 +49,40 @@ class OpTime(Struct, frozen=True, kw_only=True):
 
     name: str
     total_ms: float
-    calls: int | None = None
+    calls: float | None = None
+    kind: str | None = None
+    flops: float | None = None
+    bytes: float | None = None
+
+
+class LedgerTime(Struct, frozen=True, kw_only=True):
+    """Where the device's time went over the profiled steps; the seven accounts add up to `total_ns`."""
+
+    total_ns: int
+    compute_ns: int
+    exposed_communication_ns: int
+    exposed_copy_ns: int
+    idle_input_ns: int
+    idle_host_ns: int
+    idle_sync_ns: int
+    unattributed_ns: int
+
+
+class RankTime(Struct, frozen=True, kw_only=True):
+    """One rank: its mean step, how long it waits in collectives for later ranks, its ledger."""
+
+    rank: int
+    step_ms: float
+    wait_ms: float | None = None
+    ledger: LedgerTime | None = None
+
+
+class DeviceSeen(Struct, frozen=True, kw_only=True):
+    """The device as the source itself describes it."""
+
+    name: str | None = None
+    memory_bytes: int | None = None
+    sm_count: int | None = None
 
 
 class Profile(Struct, frozen=True, kw_only=True):
@@ -65,12 +101,23 @@ class Profile(Struct, frozen=True, kw_only=True):
     tokens_per_step: float | None = None
     launches_per_step: float | None = None
     claimed_bottleneck: str | None = None
+    recorded_steps: int | None = None
+    ledger: LedgerTime | None = None
+    ranks: tuple[RankTime, ...] = ()
+    world_size: int | None = None
+    device: DeviceSeen | None = None
+    matmul_flops: float | None = None  # of matrix products, convolutions and attention, over all steps
+    matmul_known_share: float | None = None  # of their time, how much has its FLOPs known
+    matmul_dtype: str | None = None
+    contents: dict[str, str] = {}  # what else the source holds, in words, for people
     notes: tuple[str, ...] = ()
+    fitness: tuple[str, ...] = ()
+    unfit: tuple[str, ...] = ()  # why it can not be graded
 
     def __post_init__(self) -> None:
         for place, count in (("steps", self.steps), *(("layer", layer.layer) for layer in self.layers)):
-            if count is not None and not 0 <= count <= USIZE_MAX:
-                raise BadInput(f"must be a whole number from 0 to {USIZE_MAX}", where=place)
+            if count is not None and not 0 <= count <= LARGEST_COUNT:
+                raise BadInput(f"must be a whole number from 0 to {LARGEST_COUNT}", where=place)
         for place, value in self._figures():
             _check_figure(place, value)
 

@@ -8,13 +8,16 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
 from stepgrade.contract.decode import decode_json
 from stepgrade.errors import BadInput, BadJson, TooLarge
 from stepgrade.units import show_bytes
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 STANDARD_INPUT = "-"
 DEFAULT_MAX_BYTES = 16 * 2**30
@@ -67,6 +70,10 @@ class Content:
         while chunk := self._next(CHUNK_BYTES):
             yield chunk
 
+    def stream(self) -> _Stream:
+        """Return the same bytes as a file that can be read once."""
+        return _Stream(self)
+
     def document(self) -> bytes:
         """Return all bytes; raise TooLarge beyond 256 MiB."""
         if not self._keep_all():
@@ -110,6 +117,25 @@ class Content:
             raise BadInput(f"the gzip data is damaged or cut off: {error}", where=self.name) from error
         except OSError as error:
             raise BadInput(f"cannot be read: {error.strerror or error}", where=self.name) from error
+
+
+class _Stream(io.RawIOBase):
+    """The chunks of a Content, in the pieces that a reader asks for."""
+
+    def __init__(self, content: Content) -> None:
+        self.name = content.name
+        self._chunks = content.chunks()
+        self._left = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        room = memoryview(buffer).cast("B")
+        self._left = self._left or next(self._chunks, b"")
+        taken = min(len(room), len(self._left))
+        room[:taken], self._left = self._left[:taken], self._left[taken:]
+        return taken
 
 
 @contextmanager

@@ -3,38 +3,99 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from typing import TYPE_CHECKING, BinaryIO, cast
 
-from stepgrade.errors import BadInput, UnknownFormat
+from msgspec import Struct
+
+from stepgrade.errors import BadInput, BadOption, UnknownFormat
 from stepgrade.model import Baseline, Profile
 from stepgrade.readers import scorecard
 from stepgrade.readers.base import Reader
-from stepgrade.readers.content import DEFAULT_MAX_BYTES, Content, open_content
+from stepgrade.readers.content import DEFAULT_MAX_BYTES, STANDARD_INPUT, Content, open_content
+
+if TYPE_CHECKING:
+    from stepgrade.model.events import Trace
 
 # Asked in this order; the log takes any text, so it comes last.
 BUILT_IN = ("parity_profile", "step_profile", "log")
+KINETO = "kineto"
 PLUG_IN_GROUP = "stepgrade.readers"
 
 
-def read_profile(
-    source: str | os.PathLike[str], *, input_format: str | None = None, max_bytes: int = DEFAULT_MAX_BYTES
-) -> Profile:
-    """Return the profile in `source` (a path, or `-` for standard input)."""
-    with open_content(source, max_bytes) as content:
-        return _read(content, input_format)
+class Reading(Struct, frozen=True, kw_only=True):
+    """How sources are read: as which format, which steps of a trace, how much, and who is told how far."""
+
+    input_format: str | None = None
+    steps: tuple[int, int] | None = None
+    max_bytes: int = DEFAULT_MAX_BYTES
+    progress: Callable[[int, int], None] | None = None
 
 
-def read_baseline(
-    source: str | os.PathLike[str], *, input_format: str | None = None, max_bytes: int = DEFAULT_MAX_BYTES
-) -> Baseline | Profile:
-    """Return what to compare with: a scorecard's figures, or a profile still to be scored."""
+def read_run(sources: Sequence[str | os.PathLike[str]], how: Reading) -> Profile | list[Trace]:
+    """Return the run in `sources`: a profile, or the traces of its ranks (several files, a directory)."""
+    names = [os.fspath(source) for source in sources]
+    if len(names) > 1 or _is_directory(names[0]):
+        return _read_ranks(names, how)
+    with open_content(names[0], how.max_bytes) as content:
+        if how.input_format == KINETO or (how.input_format is None and _is_trace(content)):
+            return _read_trace(names[0], content, how)
+        if how.steps is not None:
+            raise BadOption("--steps picks steps from a trace, and this source is none")
+        return _read(content, how.input_format)
+
+
+def read_profile(source: str | os.PathLike[str], how: Reading = Reading()) -> Profile:  # noqa: B008  frozen
+    """Return the profile in a source that is no trace (a path, or `-` for standard input)."""
+    with open_content(source, how.max_bytes) as content:
+        return _read(content, how.input_format)
+
+
+def _read_ranks(names: list[str], how: Reading) -> list[Trace]:
+    for name in names:
+        if not _is_directory(name):
+            with open_content(name, how.max_bytes) as content:
+                if how.input_format != KINETO and not _is_trace(content):
+                    hint = "several sources are the ranks of one run, and only traces have ranks"
+                    raise BadInput("is not a trace of torch.profiler", where=name, hint=hint)
+    from stepgrade.readers import kineto  # noqa: PLC0415  needs numpy, which takes longer than a step profile
+
+    return kineto.read_traces(names, steps=how.steps, progress=how.progress)
+
+
+def _read_trace(name: str, content: Content, how: Reading) -> list[Trace]:
+    """Read one trace file; standard input goes on behind the head that was looked at."""
+    from stepgrade.readers.kineto.reader import read_file  # noqa: PLC0415  as above
+
+    source = cast("BinaryIO", content.stream()) if name == STANDARD_INPUT else name
+    return read_file(source, steps=how.steps, progress=how.progress)
+
+
+def _is_directory(name: str) -> bool:
+    return os.path.isdir(name)  # noqa: PTH112  pathlib takes longer to import than a step profile to score
+
+
+def _is_trace(content: Content) -> bool:
+    """Tell by the head; its first words decide whether the reader, which needs numpy, is asked at all."""
+    head = content.head
+    if not any(word in head for word in (b'"ph"', b'"traceEvents"', b'"schemaVersion"')):
+        return False
+    from stepgrade.readers.kineto import looks_like_kineto  # noqa: PLC0415  as above
+
+    return looks_like_kineto(head)
+
+
+def read_baseline(source: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES) -> Baseline | None:
+    """Return the figures of a scorecard to compare with; None when the source is something else."""
+    if _is_directory(os.fspath(source)):
+        return None
     with open_content(source, max_bytes) as content:
-        if scorecard.recognises(content):
-            with _naming(content):
-                return scorecard.read_baseline(content)
-        return _read(content, input_format)
+        if not scorecard.recognises(content):
+            return None
+        with _naming(content):
+            return scorecard.read_baseline(content)
 
 
 def read_json_text(source: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:

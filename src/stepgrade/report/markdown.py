@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from stepgrade.analysis import Scorecard
 from stepgrade.analysis.inspection import Inspection
 from stepgrade.compare.parity import ParityReport
+from stepgrade.report import hardware
 from stepgrade.report.names import markdown as escaped
 from stepgrade.report.types import Page, Result
 from stepgrade.units import show_delta, show_ms, show_rate, show_ratio, show_share
@@ -20,8 +21,10 @@ def render(result: Result, page: Page) -> str:  # noqa: ARG001  Markdown has no 
         lines = _scorecard(result)
     elif isinstance(result, ParityReport):
         lines = _parity(result)
-    else:
+    elif isinstance(result, Inspection):
         lines = _inspection(result)
+    else:
+        lines = hardware.render(result)
     return "\n".join(lines) + "\n"
 
 
@@ -48,6 +51,7 @@ def _metrics(card: Scorecard) -> list[tuple[str, str]]:
         ("Bottleneck", escaped(": ".join((card.bottleneck, *card.bottleneck_evidence)))),
         ("Throughput", show_rate(card.throughput_tok_s)),
         *((name, escaped(text)) for name, text in ceilings),
+        *([(f"MFU ({card.flops_convention})", show_share(card.mfu))] if card.mfu is not None else []),
         ("Step time", show_ms(card.step_time_ms)),
         ("Backward / forward", show_ratio(card.forward_backward_ratio)),
         ("Wall coverage", show_share(card.wall_coverage)),

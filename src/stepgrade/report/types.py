@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
 
-from stepgrade.analysis import Scorecard
-from stepgrade.analysis.inspection import Inspection
-from stepgrade.compare.parity import ParityReport
+# Only for type checkers: a command pays for the results it makes, not for all there are.
+if TYPE_CHECKING:
+    from stepgrade.analysis import Scorecard
+    from stepgrade.analysis.inspection import Inspection
+    from stepgrade.compare.parity import ParityReport
+    from stepgrade.hardware.answers import DeviceFacts, DeviceTable
+    from stepgrade.hardware.detect import Detection
+    from stepgrade.hardware.estimate import Estimate
+    from stepgrade.hardware.measure import Measured
 
-Result: TypeAlias = Scorecard | ParityReport | Inspection
+KINDS = (
+    "Scorecard",
+    "ParityReport",
+    "Inspection",
+    "DeviceTable",
+    "DeviceFacts",
+    "Detection",
+    "Measured",
+    "Estimate",
+)
+Result: TypeAlias = (
+    "Scorecard | ParityReport | Inspection | DeviceTable | DeviceFacts | Detection | Measured | Estimate"
+)
 
 
 class Page(Struct, frozen=True, kw_only=True):
@@ -18,3 +36,9 @@ class Page(Struct, frozen=True, kw_only=True):
 
     width: int = 80
     color: bool = False
+
+
+def kind_of(result: object) -> str:
+    """Return the name of the kind of result, also for a class made from one of them."""
+    names = [kind.__name__ for kind in type(result).__mro__]
+    return next(name for name in names if name in KINDS)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from stepgrade.analysis import Scorecard
-from stepgrade.compare.parity import ParityReport
-from stepgrade.report.terminal import inspection, parity, scorecard
+from importlib import import_module
+
 from stepgrade.report.terminal.canvas import Canvas
-from stepgrade.report.types import Page, Result
+from stepgrade.report.types import Page, Result, kind_of
+
+_DRAWERS = {
+    "Scorecard": "scorecard",
+    "ParityReport": "parity",
+    "Inspection": "inspection",
+    "DeviceTable": "devices",
+    "DeviceFacts": "device",
+    "Detection": "detection",
+    "Measured": "measured",
+    "Estimate": "estimate",
+}
 
 
 def render(result: Result, page: Page) -> str:
     """Return the result as lines for a terminal."""
     canvas = Canvas(width=page.width, color=page.color)
-    if isinstance(result, Scorecard):
-        scorecard.draw(result, canvas)
-    elif isinstance(result, ParityReport):
-        parity.draw(result, canvas)
-    else:
-        inspection.draw(result, canvas)
+    import_module(f"stepgrade.report.terminal.{_DRAWERS[kind_of(result)]}").draw(result, canvas)
     return canvas.text()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from stepgrade.analysis.scorecard import UNGRADED, Scorecard
-from stepgrade.report.names import cells, printable, shortened
+from stepgrade.analysis.scorecard import UNGRADED, LayerStep, Scorecard
+from stepgrade.report.names import printable, shortened
 from stepgrade.report.terminal.canvas import Canvas
-from stepgrade.units import show_count, show_delta, show_ms, show_rate, show_ratio, show_share
+from stepgrade.units import show_count, show_delta, show_ms, show_rate, show_ratio, show_share, show_si
 
 _BADGE = {"A": "badge-good", "B": "badge-good", "C": "badge-fair", "D": "badge-bad", "F": "badge-bad"}
 _THRESHOLDS = (("D", 0.10), ("C", 0.20), ("B", 0.40), ("A", 0.60))
@@ -13,7 +13,17 @@ _METRICS = {"throughput_tok_s": "throughput", "step_time_ms": "step time", "wall
 _ROOF = {"memory": "memory bandwidth", "compute": "arithmetic", "link": "the link"}
 PHASES_SHOWN = 8
 HOTSPOTS_SHOWN = 8
-LEAST_NAME_WIDTH = 16
+LAYERS_SHOWN = 6
+RANKS_SHOWN = 16
+_ACCOUNTS = {
+    "compute": "computes",
+    "exposed_communication": "communicates",
+    "exposed_copy": "copies",
+    "idle_input": "waits for input",
+    "idle_host": "waits for the host",
+    "idle_sync": "waits in a sync",
+    "unattributed": "not known",
+}
 
 
 def draw(card: Scorecard, canvas: Canvas) -> None:
@@ -22,21 +32,25 @@ def draw(card: Scorecard, canvas: Canvas) -> None:
     _grade(card, canvas)
     _facts(card, canvas)
     _regressions(card, canvas)
+    _ledger(card, canvas)
     _phases(card, canvas)
     _hotspots(card, canvas)
+    _layers(card, canvas)
+    _ranks(card, canvas)
     _findings(card, canvas)
     _advice(card, canvas)
     _notes(card, canvas)
 
 
 def _title(card: Scorecard, canvas: Canvas) -> None:
-    parts = [printable(card.source.format)]
+    facts = [printable(card.source.format)]
+    if len(card.source.files) > 1:
+        facts.append(f"{len(card.source.files)} files")
     if card.steps and card.steps.count:
-        parts.append(f"{show_count(card.steps.count)} step{'s' if card.steps.count != 1 else ''}")
-    rest = " · ".join(parts)
-    room = max(LEAST_NAME_WIDTH, canvas.width - cells(f"stepgrade ·  · {rest}"))
-    files = shortened(", ".join(card.source.files), room)  # cut where the end, the file's name, stays
-    canvas.line(canvas.style(shortened(f"stepgrade · {files} · {rest}", canvas.width), "dim"))
+        facts.append(f"{show_count(card.steps.count)} step{'s' if card.steps.count != 1 else ''}")
+    told = " · ".join(facts)
+    name = shortened(card.source.files[0], max(8, canvas.width - len(told) - len("stepgrade ·  · ")))
+    canvas.line(canvas.style(shortened(f"stepgrade · {name} · {told}", canvas.width), "dim"))
 
 
 def _grade(card: Scorecard, canvas: Canvas) -> None:
@@ -47,7 +61,10 @@ def _grade(card: Scorecard, canvas: Canvas) -> None:
         for reason in card.ungraded_because:
             canvas.paragraph(reason, indent="    ", first="  · ")
         return
-    roof = min(card.ceilings, key=lambda ceiling: ceiling.tok_s)
+    if card.throughput_tok_s is None or not card.ceilings:
+        _grade_of_arithmetic(card, canvas, badge)
+        return
+    roof = card.ceilings[0]
     reached = f"{show_share(card.efficiency)} of what {_ROOF[roof.kind]} allows"
     canvas.paragraph(reached, indent="       ", first=f"  {badge}  ", style="title")
     canvas.paragraph(
@@ -55,6 +72,23 @@ def _grade(card: Scorecard, canvas: Canvas) -> None:
         indent="       ",
     )
     canvas.line(f"       {_scale(card.efficiency or 0.0, canvas)}")
+
+
+def _grade_of_arithmetic(card: Scorecard, canvas: Canvas, badge: str) -> None:
+    """Draw a grade that rests on the recorded FLOPs alone: without tokens there is no tok/s."""
+    canvas.line(
+        f"  {badge}  {canvas.style(f'{show_share(card.efficiency)} of what arithmetic allows', 'title')}"
+    )
+    canvas.paragraph(f"{_arithmetic(card)}{_on_device(card)}, from the recorded shapes", indent="       ")
+    canvas.line(f"       {_scale(card.efficiency or 0.0, canvas)}")
+
+
+def _arithmetic(card: Scorecard) -> str:
+    done = card.arithmetic
+    if done is None:
+        return ""
+    peak = f" of {show_si(done.peak_flops_s, 'FLOP/s')}" if done.peak_flops_s else ""
+    return f"{show_si(done.achieved_flops_s, 'FLOP/s')}{peak} {done.dtype or ''}".rstrip()
 
 
 def _on_device(card: Scorecard) -> str:
@@ -81,12 +115,16 @@ def _facts(card: Scorecard, canvas: Canvas) -> None:
         canvas.fact("Step", show_ms(card.step_time_ms))
     if card.throughput is not None and card.grade == UNGRADED:
         canvas.fact("Throughput", f"{show_rate(card.throughput.tok_s)} ({card.throughput.basis})")
+    if card.arithmetic is not None and card.throughput_tok_s is not None:
+        canvas.fact("Arithmetic", f"{_arithmetic(card)}, matrix products from the recorded shapes")
+    if card.mfu is not None:
+        canvas.fact("MFU", f"{show_share(card.mfu)} ({card.flops_convention}), HFU {show_share(card.hfu)}")
     if card.forward_backward_ratio is not None:
         canvas.fact("Backward", f"{show_ratio(card.forward_backward_ratio)} the time of forward")
     if card.wall_coverage is not None:
         canvas.fact("Coverage", f"{show_share(card.wall_coverage)} of the wall time is in phases")
     if card.launches_per_step is not None:
-        canvas.fact("Launches", f"{show_count(card.launches_per_step)} per step")
+        canvas.fact("Launches", f"{show_count(round(card.launches_per_step))} per step")
 
 
 def _regressions(card: Scorecard, canvas: Canvas) -> None:
@@ -103,11 +141,25 @@ def _regressions(card: Scorecard, canvas: Canvas) -> None:
         canvas.line(f"  {canvas.style(found.severity, style)}  {_METRICS[found.metric]} {change}")
 
 
+def _ledger(card: Scorecard, canvas: Canvas) -> None:
+    """Draw where the device's time goes, for sources that tell it apart from the phases."""
+    if card.ledger is None or card.ledger.idle_sync is None:
+        return
+    canvas.heading("What the device does in a step")
+    shares = [(words, getattr(card.ledger, account)) for account, words in _ACCOUNTS.items()]
+    canvas.bars(
+        (words, share, _figures(share * (card.step_time_ms or 0.0), share))
+        for words, share in shares
+        if share > 0.0005
+    )
+
+
 def _phases(card: Scorecard, canvas: Canvas) -> None:
     shown = [(name, phase) for name, phase in card.phases.items() if phase.share]
     if not shown:
         return
-    canvas.heading("Where a step goes")
+    busy = card.ledger is not None and card.ledger.idle_sync is not None
+    canvas.heading("What it works on" if busy else "Where a step goes")
     rows = [
         (name, phase.share or 0.0, _figures(phase.ms, phase.share)) for name, phase in shown[:PHASES_SHOWN]
     ]
@@ -115,7 +167,7 @@ def _phases(card: Scorecard, canvas: Canvas) -> None:
     if rest:
         share, ms = sum(phase.share or 0.0 for _, phase in rest), sum(phase.ms or 0.0 for _, phase in rest)
         rows.append((f"{len(rest)} more", share, _figures(ms, share)))
-    if card.ledger and card.step_time_ms and (uncovered := _uncovered(card)) > 0.001:
+    if card.ledger and not busy and card.step_time_ms and (uncovered := _uncovered(card)) > 0.001:
         rows.append(("in no phase", uncovered, _figures(uncovered * card.step_time_ms, uncovered)))
     canvas.bars(rows)
 
@@ -142,6 +194,41 @@ def _hotspots(card: Scorecard, canvas: Canvas) -> None:
     more = len(card.operations) - HOTSPOTS_SHOWN
     if more > 0:
         canvas.line(f"  {canvas.style(f'{more} more with --format json', 'dim')}")
+
+
+def _layers(card: Scorecard, canvas: Canvas) -> None:
+    named = [layer for layer in card.layers if layer.name]
+    if not named:
+        return
+    canvas.heading("Layers, forward + backward" if any(layer.bwd_ms for layer in named) else "Layers")
+    rows = sorted(named, key=lambda layer: -((layer.fwd_ms or 0.0) + (layer.bwd_ms or 0.0)))[:LAYERS_SHOWN]
+    canvas.bars((layer.name or "", _both(layer), _layer_figures(layer)) for layer in rows)
+    if len(named) > LAYERS_SHOWN:
+        canvas.line(f"  {canvas.style(f'{len(named) - LAYERS_SHOWN} more with --format json', 'dim')}")
+
+
+def _both(layer: LayerStep) -> float:
+    return (layer.fwd_ms or 0.0) + (layer.bwd_ms or 0.0) + (layer.recompute_ms or 0.0)
+
+
+def _layer_figures(layer: LayerStep) -> str:
+    if not layer.bwd_ms:
+        return f"{show_ms(layer.fwd_ms)} forward"
+    again = f" + {show_ms(layer.recompute_ms)} again" if layer.recompute_ms else ""
+    return f"{show_ms(layer.fwd_ms):>9} + {show_ms(layer.bwd_ms)}{again}"
+
+
+def _ranks(card: Scorecard, canvas: Canvas) -> None:
+    if not card.ranks:
+        return
+    canvas.heading("Ranks, waiting for others in collectives")
+    rows = sorted(card.ranks, key=lambda rank: rank.rank)
+    canvas.bars(
+        (f"rank {rank.rank}", rank.wait_ms or 0.0, f"{show_ms(rank.wait_ms):>9} of {show_ms(rank.step_ms)}")
+        for rank in rows[:RANKS_SHOWN]
+    )
+    if len(rows) > RANKS_SHOWN:
+        canvas.line(f"  {canvas.style(f'{len(rows) - RANKS_SHOWN} more with --format json', 'dim')}")
 
 
 def _findings(card: Scorecard, canvas: Canvas) -> None:

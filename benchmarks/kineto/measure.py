@@ -1,0 +1,80 @@
+"""Wall time and peak memory of a command with all the processes it starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+_EVERY_S = 0.02
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Cost(NamedTuple):
+    """What a command took; `problem` is its last line when it failed."""
+
+    seconds: float
+    peak_bytes: int
+    problem: str | None = None
+
+
+def measure(command: list[str], *, timeout_s: float, environment: dict[str, str] | None = None) -> Cost:
+    """Run `command` and return its cost; memory is the sum over its process group, sampled."""
+    start = time.perf_counter()
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        env=os.environ | (environment or {}),
+    )
+    watch = _Watch(process.pid)
+    try:
+        _, errors = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)
+        process.communicate()
+        return Cost(time.perf_counter() - start, watch.stop(), f"stopped after {timeout_s:.0f} s")
+    seconds = time.perf_counter() - start
+    lines = errors.decode(errors="replace").strip().splitlines()
+    problem = (lines[-1] if lines else "failed") if process.returncode else None
+    return Cost(seconds, watch.stop(), problem)
+
+
+class _Watch(threading.Thread):
+    """Samples the memory of a process group until stopped."""
+
+    def __init__(self, group: int) -> None:
+        super().__init__(daemon=True)
+        self._group = group
+        self._done = threading.Event()
+        self._peak_bytes = 0
+        self.start()
+
+    def run(self) -> None:
+        """Keep the highest sum seen."""
+        while not self._done.wait(_EVERY_S):
+            self._peak_bytes = max(self._peak_bytes, _resident_bytes(self._group))
+
+    def stop(self) -> int:
+        """Return the peak."""
+        self._done.set()
+        self.join()
+        return self._peak_bytes
+
+
+def _resident_bytes(group: int) -> int:
+    return sum(_of_group(entry, group) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+
+
+def _of_group(entry: Path, group: int) -> int:
+    try:
+        fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        if int(fields[2]) != group:
+            return 0
+        return int((entry / "statm").read_text().split()[1]) * _PAGE_BYTES
+    except (OSError, IndexError, ValueError):
+        return 0  # it ended while we looked

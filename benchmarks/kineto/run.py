@@ -1,0 +1,112 @@
+"""How fast traces are read and scored, and in how much memory, beside the tools that people use today.
+
+Large traces are made by repeating a real one. All tools see the same file; the ratios are of the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from generate import DEFAULT_SAMPLE, generate
+from measure import Cost, measure
+from peers import PEERS, command, install
+
+STEPGRADE = str(Path(sys.executable).with_name("stepgrade"))
+# What nothing that reads this file can beat: unpacking it, and unpacking and decoding it on one core.
+_GUNZIP = """
+import sys
+from stepgrade.readers.kineto.source import Source
+with Source(sys.argv[1]) as text:
+    view = memoryview(bytearray(1 << 19))
+    while text.fill(view):
+        pass
+"""
+_DECODE = """
+import sys
+from stepgrade.readers.kineto.decode import decode_events
+from stepgrade.readers.kineto.header import read_head
+from stepgrade.readers.kineto.source import Source
+from stepgrade.readers.kineto.split import Slots, Splitter
+with Source(sys.argv[1]) as text:
+    head = read_head(text)
+    splitter = Splitter(text, head.text, head.offset, Slots.private())
+    while chunk := splitter.next_chunk():
+        decode_events(chunk.view)
+        splitter.release(chunk)
+"""
+_READ = """
+import sys
+from stepgrade.readers.kineto.reader import read_file
+read_file(sys.argv[1], lanes=int(sys.argv[2]) or None)
+"""
+
+
+def cases(trace: Path, options: argparse.Namespace, output: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield the name and the command of each thing to measure."""
+    python = sys.executable
+    yield "python -c pass", [python, "-c", "pass"]
+    if not options.score_only:
+        yield "gunzip alone", [python, "-c", _GUNZIP, str(trace)]
+        yield "gunzip, decode, one core", [python, "-c", _DECODE, str(trace)]
+        yield "read, one process", [python, "-c", _READ, str(trace), "1"]
+        yield "read", [python, "-c", _READ, str(trace), "0"]
+    if not options.read_only:
+        yield "stepgrade score", [STEPGRADE, "score", str(trace), "--format", "json"]
+    for peer in PEERS if options.peers else ():
+        yield peer.name, command(peer, install(peer, options.environments), trace, output)
+
+
+def run(size_mb: float, options: argparse.Namespace, directory: Path) -> None:
+    """Measure all cases on a trace of about `size_mb` and print a table."""
+    trace = directory / f"trace_{size_mb:g}.json.gz"
+    text_bytes = generate(options.sample, trace, int(size_mb * 1e6))
+    packed_bytes = trace.stat().st_size
+    print(f"\n{text_bytes / 1e6:.0f} MB of text, {packed_bytes / 1e6:.1f} MB gzipped ({options.sample.name})")
+    print(f"{'':26}{'seconds':>9}{'MB/s':>7}{'peak MB':>9}{'time':>8}{'memory':>8}")
+    costs = {name: _best(line, options) for name, line in cases(trace, options, directory / "out")}
+    base = costs.get("stepgrade score") or costs.get("read")
+    if base is None or base.problem:
+        base = costs.get("read", costs["python -c pass"])
+    for name, cost in costs.items():
+        print(_row(name, cost, base, text_bytes))
+    trace.unlink()
+
+
+def _best(line: list[str], options: argparse.Namespace) -> Cost:
+    found = [measure(line, timeout_s=options.timeout) for _ in range(options.rounds)]
+    return min(found, key=lambda cost: (cost.problem is not None, cost.seconds))
+
+
+def _row(name: str, cost: Cost, base: Cost, text_bytes: int) -> str:
+    if cost.problem:
+        return f"{name:26}{cost.seconds:9.2f}  {cost.problem[:70]}"
+    speed = text_bytes / 1e6 / cost.seconds
+    times, memory = cost.seconds / base.seconds, cost.peak_bytes / max(1, base.peak_bytes)
+    return f"{name:26}{cost.seconds:9.2f}{speed:7.0f}{cost.peak_bytes / 1e6:9.0f}{times:7.1f}x{memory:7.1f}x"
+
+
+def main() -> None:
+    """Print a table for each size."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sizes", type=float, nargs="*", default=[10, 100, 500, 1000, 4000], help="MB of text")
+    parser.add_argument("--sample", type=Path, default=DEFAULT_SAMPLE, help="the real trace to repeat")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each command, the best one counts")
+    parser.add_argument(
+        "--timeout", type=float, default=1800, help="seconds after which a command is stopped"
+    )
+    parser.add_argument("--peers", action="store_true", help="also run HTA and TraceLens from PyPI")
+    parser.add_argument("--environments", type=Path, default=Path(tempfile.gettempdir()) / "stepgrade-peers")
+    parser.add_argument("--read-only", action="store_true", help="the reader alone")
+    parser.add_argument("--score-only", action="store_true", help="the whole command alone")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="stepgrade-bench-") as directory:
+        for size_mb in options.sizes:
+            run(size_mb, options, Path(directory))
+
+
+if __name__ == "__main__":
+    main()

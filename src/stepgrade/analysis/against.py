@@ -1,0 +1,61 @@
+"""What a run is held against: what the user said, completed by what the profile itself tells."""
+
+from __future__ import annotations
+
+import msgspec
+
+from stepgrade.errors import UnknownDevice
+from stepgrade.hardware.ceilings import Costs
+from stepgrade.hardware.expectation import DEFAULT_DTYPE, Expectation
+from stepgrade.hardware.identify import Sighting, identify
+from stepgrade.hardware.setup import Setup, expect
+from stepgrade.model import Profile
+
+# Below this share of the matmuls' time, their FLOPs are too incomplete to stand for the run.
+LEAST_KNOWN_SHARE = 0.80
+
+
+def expectation_for(profile: Profile, setup: Setup) -> Expectation:
+    """Return hardware and costs: the user's word first, then the device, precision and FLOPs recorded."""
+    device, notes = _device_seen(profile, setup)
+    if device is not None:
+        setup = msgspec.structs.replace(setup, device=device)
+    if setup.model is None and setup.dtype == DEFAULT_DTYPE and profile.matmul_dtype is not None:
+        setup = msgspec.structs.replace(setup, dtype=profile.matmul_dtype)
+    against = expect(setup)
+    return msgspec.structs.replace(
+        against,
+        costs=_costs_seen(profile, setup, against.costs),
+        device_basis="named by the profile" if device is not None else None,
+        notes=(*against.notes, *notes),
+    )
+
+
+def _device_seen(profile: Profile, setup: Setup) -> tuple[str | None, tuple[str, ...]]:
+    """Return the key of the device that the profile names, or a note when the catalogue does not have it."""
+    named = (setup.device, setup.device_file, setup.peak_bw_gb_s, setup.peak_tflops)
+    seen = profile.device
+    if seen is None or seen.name is None or any(word is not None for word in named):
+        return None, ()
+    sighting = Sighting(name=seen.name, memory_bytes=seen.memory_bytes, compute_units=seen.sm_count)
+    try:
+        return identify(sighting).key, ()
+    except UnknownDevice as error:
+        return None, (str(error),)
+
+
+def _costs_seen(profile: Profile, setup: Setup, costs: Costs) -> Costs:
+    """Return the costs with the recorded FLOPs of one token, when nothing better says what it costs."""
+    if costs.flops is not None or costs.bytes is not None or setup.model is not None:
+        return costs
+    flops, tokens = profile.matmul_flops, profile.tokens_per_step
+    if not (flops and tokens and profile.steps and is_well_known(profile)):
+        return costs
+    per_token = flops / profile.steps / tokens
+    count = f"{per_token / 1e9:g} GFLOP per token (matrix products as recorded)"
+    return msgspec.structs.replace(costs, flops=per_token, flops_count=count)
+
+
+def is_well_known(profile: Profile) -> bool:
+    """Tell whether the recorded FLOPs cover enough of the matmuls to stand for them."""
+    return (profile.matmul_known_share or 0.0) >= LEAST_KNOWN_SHARE

@@ -1,0 +1,114 @@
+"""Arithmetic on sets of intervals of time: what time accounting stands on.
+
+A `Spans` is a set of half-open intervals [start, end) in integer nanoseconds, sorted, disjoint, none
+empty and none touching the next: two `Spans` that cover the same time are equal arrays.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from stepgrade.model.events import Longs
+
+
+class Spans(NamedTuple):
+    """A set of disjoint, sorted intervals."""
+
+    starts: Longs
+    ends: Longs
+
+
+NOTHING = Spans(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+def union(starts: Longs, ends: Longs) -> Spans:
+    """Return the time covered by at least one of the intervals; empty and inverted ones cover nothing."""
+    real = ends > starts
+    if not real.any():
+        return NOTHING
+    order = np.argsort(starts[real], kind="stable")
+    starts, ends = starts[real][order], ends[real][order]
+    reached = np.maximum.accumulate(ends)
+    opens = np.empty(len(starts), np.bool_)
+    opens[0] = True
+    np.greater(starts[1:], reached[:-1], out=opens[1:])
+    closes = np.append(opens[1:], True)
+    return Spans(starts[opens], reached[closes])
+
+
+def merge(*sets: Spans) -> Spans:
+    """Return the time covered by at least one of the sets."""
+    if not sets:
+        return NOTHING
+    return union(np.concatenate([one.starts for one in sets]), np.concatenate([one.ends for one in sets]))
+
+
+def intersect(left: Spans, right: Spans) -> Spans:
+    """Return the time covered by both sets."""
+    if not len(left.starts) or not len(right.starts):
+        return NOTHING
+    first = np.searchsorted(right.ends, left.starts, side="right")
+    last = np.searchsorted(right.starts, left.ends, side="left")
+    count = last - first
+    owner = np.repeat(np.arange(len(left.starts)), count)
+    before = np.repeat(np.cumsum(count) - count, count)
+    other = first[owner] + np.arange(len(owner)) - before
+    starts = np.maximum(left.starts[owner], right.starts[other])
+    ends = np.minimum(left.ends[owner], right.ends[other])
+    return Spans(starts, ends)
+
+
+def gaps(spans: Spans, start_ns: int, end_ns: int) -> Spans:
+    """Return the time between `start_ns` and `end_ns` that `spans` does not cover."""
+    if end_ns <= start_ns:
+        return NOTHING
+    inner = clip(spans, start_ns, end_ns)
+    starts = np.append(np.int64(start_ns), inner.ends)
+    ends = np.append(inner.starts, np.int64(end_ns))
+    real = ends > starts
+    return Spans(starts[real], ends[real])
+
+
+def clip(spans: Spans, start_ns: int, end_ns: int) -> Spans:
+    """Return the part of `spans` between `start_ns` and `end_ns`."""
+    starts, ends = np.maximum(spans.starts, start_ns), np.minimum(spans.ends, end_ns)
+    real = ends > starts
+    return Spans(starts[real], ends[real])
+
+
+def subtract(left: Spans, right: Spans) -> Spans:
+    """Return the time of `left` that `right` does not cover."""
+    if not len(left.starts):
+        return NOTHING
+    return intersect(left, gaps(right, int(left.starts[0]), int(left.ends[-1])))
+
+
+def total_ns(spans: Spans) -> int:
+    """Return how long the set is."""
+    return int((spans.ends - spans.starts).sum())
+
+
+def covered_before(spans: Spans, times: Longs) -> Longs:
+    """Return, for each time, how much of `spans` lies before it."""
+    if not len(spans.starts):
+        return np.zeros(len(times), np.int64)
+    until = np.append(0, np.cumsum(spans.ends - spans.starts))
+    index = np.searchsorted(spans.starts, times, side="right")
+    inside = np.minimum(times, spans.ends[np.maximum(index - 1, 0)]) - spans.starts[np.maximum(index - 1, 0)]
+    return until[np.maximum(index - 1, 0)] + np.where(index > 0, inside, 0)
+
+
+def covered_within(spans: Spans, starts: Longs, ends: Longs) -> Longs:
+    """Return, for each window, how much of `spans` lies in it."""
+    return covered_before(spans, ends) - covered_before(spans, starts)
+
+
+def span_at(spans: Spans, times: Longs) -> Longs:
+    """Return, for each time, the index of the interval that holds it, or -1."""
+    if not len(spans.starts):
+        return np.full(len(times), -1, np.int64)
+    index = np.searchsorted(spans.starts, times, side="right") - 1
+    inside = (index >= 0) & (times < spans.ends[index])
+    return np.where(inside, index, -1)

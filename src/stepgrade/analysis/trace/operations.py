@@ -1,0 +1,140 @@
+"""The operations of a step by the time they take: names, calls, kernels, sizes, FLOPs and bytes."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from stepgrade.analysis.trace.classify import WorkClass, classify
+from stepgrade.analysis.trace.cost import UNKNOWN, Cost, op_cost
+from stepgrade.analysis.trace.pieces import Pieces
+from stepgrade.analysis.trace.shapes import decode_shapes
+from stepgrade.model.events import NONE, Ids, Inputs, Trace
+
+KERNELS_SHOWN = 5
+
+
+class KernelFacts(Struct, frozen=True, kw_only=True):
+    """One kernel under an operation, in totals over the steady steps."""
+
+    name: str
+    count: int
+    total_ns: int
+
+
+class OperationFacts(Struct, frozen=True, kw_only=True):
+    """One operation, in totals over the steady steps."""
+
+    name: str
+    work_class: str
+    total_ns: int
+    calls: int
+    kernel_count: int
+    kernels: tuple[KernelFacts, ...]  # the longest ones
+    flops: int | None  # None unless known for all calls
+    bytes: int | None
+    costed_ns: int  # the time of the calls whose FLOPs are known
+    costed_flops: int
+    linked: bool  # False: the name is a kernel's, no operation is known to have launched it
+
+
+class _Costs(NamedTuple):
+    """The cost of one call of each operation, in floats: NaN where it is not known."""
+
+    flops: NDArray[np.float64]
+    bytes: NDArray[np.float64]
+
+
+def sum_operations(trace: Trace, pieces: Pieces) -> tuple[OperationFacts, ...]:
+    """Return the operations of the steady steps, longest first."""
+    rows = np.flatnonzero(pieces.steady).astype(np.int32)
+    linked = pieces.op[rows] >= 0
+    key = pieces.name[rows].astype(np.int64) * 2 + linked
+    order = np.argsort(key, kind="stable")
+    edges = np.flatnonzero(np.diff(key[order], prepend=NONE, append=np.iinfo(np.int64).max))
+    costs = _costs(trace, pieces.op[rows])
+    found = [_operation(trace, pieces, rows[order[a:b]], costs) for a, b in pairwise(edges.tolist())]
+    return tuple(sorted(found, key=lambda one: (-one.total_ns, one.name)))
+
+
+def _operation(trace: Trace, pieces: Pieces, group: Ids, costs: _Costs) -> OperationFacts:
+    name = trace.strings[int(pieces.name[group[0]])]
+    linked = bool(pieces.op[group[0]] >= 0)
+    calls, per_call = np.unique(pieces.op[group], return_inverse=True)
+    call_ns = np.bincount(per_call, weights=pieces.dur_ns[group]).astype(np.int64)
+    kernels = _kernels(trace, pieces, group)
+    flops = costs.flops[calls] if linked else np.full(len(calls), np.nan)
+    known = ~np.isnan(flops)
+    return OperationFacts(
+        name=name,
+        work_class=_class_of(name, pieces, group).label,
+        total_ns=int(call_ns.sum()),
+        calls=len(calls) if linked else len(group),
+        kernel_count=len(group) if kernels else 0,
+        kernels=kernels,
+        flops=_whole(flops),
+        bytes=_whole(costs.bytes[calls]) if linked else None,
+        costed_ns=int(call_ns[known].sum()),
+        costed_flops=int(flops[known].sum()),
+        linked=linked,
+    )
+
+
+def _whole(numbers: NDArray[np.float64]) -> int | None:
+    """Return the sum, None if one is not known."""
+    total = float(numbers.sum())
+    return None if math.isnan(total) else int(total)
+
+
+def _class_of(name: str, pieces: Pieces, group: Ids) -> WorkClass:
+    """Return the class of the name, or that of its kernels' time where the name says little."""
+    own = classify(name)
+    if own is not WorkClass.OTHER:
+        return own
+    weights = np.bincount(pieces.work_class[group], weights=pieces.dur_ns[group])
+    return WorkClass(int(weights.argmax()))
+
+
+def _kernels(trace: Trace, pieces: Pieces, group: Ids) -> tuple[KernelFacts, ...]:
+    names = pieces.kernel[group]
+    if names[0] < 0:
+        return ()
+    used, which, counts = np.unique(names, return_inverse=True, return_counts=True)
+    total = np.bincount(which, weights=pieces.dur_ns[group]).astype(np.int64)
+    facts = [
+        KernelFacts(name=trace.strings[name], count=count, total_ns=ns)
+        for name, count, ns in zip(used.tolist(), counts.tolist(), total.tolist(), strict=True)
+    ]
+    return tuple(sorted(facts, key=lambda one: (-one.total_ns, one.name))[:KERNELS_SHOWN])
+
+
+def _costs(trace: Trace, ops: Ids) -> _Costs:
+    """Return the cost of a call of each of the operations; each pair of name and inputs is decoded once."""
+    flops = np.full(len(trace.ops.name), np.nan)
+    moved = np.full(len(trace.ops.name), np.nan)
+    used = np.zeros(len(trace.ops.name), np.bool_)
+    used[ops[ops >= 0]] = True
+    shaped = np.flatnonzero(used & (trace.ops.inputs >= 0))
+    if len(shaped):
+        width = len(trace.inputs)
+        pair = trace.ops.name[shaped].astype(np.int64) * width + trace.ops.inputs[shaped]
+        pairs, which = np.unique(pair, return_inverse=True)
+        found = [cost_of(trace.strings[one // width], trace.inputs[one % width]) for one in pairs.tolist()]
+        flops[shaped] = np.array([_or_nan(one.flops) for one in found])[which]
+        moved[shaped] = np.array([_or_nan(one.bytes) for one in found])[which]
+    return _Costs(flops, moved)
+
+
+def _or_nan(number: int | None) -> float:
+    return math.nan if number is None else float(number)
+
+
+def cost_of(name: str, inputs: Inputs) -> Cost:
+    """Return the cost of one call of the operation with these recorded inputs."""
+    shapes = decode_shapes(inputs)
+    return UNKNOWN if shapes is None else op_cost(name, shapes)

@@ -1,0 +1,61 @@
+"""The precision that a step's matrix products run in, from the types of their inputs and their kernels."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from stepgrade.analysis.trace.classify import WorkClass
+from stepgrade.analysis.trace.pieces import Pieces
+from stepgrade.model.events import Inputs, Trace
+
+_MATMULS = (WorkClass.ATTENTION, WorkClass.CONVOLUTION, WorkClass.GEMM)
+_DTYPES = {
+    "c10::bfloat16": "bf16",
+    "bfloat16": "bf16",
+    "c10::half": "fp16",
+    "half": "fp16",
+    "float": "fp32",
+    "c10::float8_e4m3fn": "fp8",
+    "c10::float8_e5m2": "fp8",
+    "c10::float8_e4m3fnuz": "fp8",
+    "c10::float8_e5m2fnuz": "fp8",
+}
+# fp32 tensors may be multiplied in tf32; only the kernel's name tells.
+_TF32_KERNELS = ("tf32", "s1688", "xmma_gemm_f32f32_tf32f32")
+
+
+def matmul_dtype(trace: Trace, pieces: Pieces) -> str | None:
+    """Return the precision in which most matmul time is spent; None when no types were recorded."""
+    chosen = pieces.steady & np.isin(pieces.work_class, _MATMULS) & (pieces.op >= 0)
+    rows = np.flatnonzero(chosen)
+    inputs = trace.ops.inputs[pieces.op[rows]] if len(rows) else np.empty(0, np.int32)
+    time_ns: dict[str, int] = {}
+    for index in np.unique(inputs[inputs >= 0]).tolist():
+        dtype = _dtype(trace.inputs[index])
+        if dtype is not None:
+            spent = int(pieces.dur_ns[rows[inputs == index]].sum())
+            time_ns[dtype] = time_ns.get(dtype, 0) + spent
+    if not time_ns:
+        return None
+    dtype = max(time_ns, key=lambda one: time_ns[one])
+    return "tf32" if dtype == "fp32" and _runs_in_tf32(trace, pieces, rows) else dtype
+
+
+def _dtype(inputs: Inputs) -> str | None:
+    try:
+        types = msgspec.json.decode(inputs.types, type=list[str])
+    except msgspec.DecodeError:
+        return None
+    return next((_DTYPES[one.lower()] for one in types if one.lower() in _DTYPES), None)
+
+
+def _runs_in_tf32(trace: Trace, pieces: Pieces, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> bool:
+    kernels = pieces.kernel[rows]
+    total = int(pieces.dur_ns[rows].sum())
+    names = [index for index in np.unique(kernels[kernels >= 0]).tolist() if _is_tf32(trace.strings[index])]
+    return total > 0 and int(pieces.dur_ns[rows[np.isin(kernels, names)]].sum()) * 2 > total
+
+
+def _is_tf32(kernel: str) -> bool:
+    return any(word in kernel for word in _TF32_KERNELS)

@@ -1,0 +1,40 @@
+r"""Show what a run could reach on a device, and why.
+
+The ceilings of arithmetic, memory and link; where the bytes go; the batch at which the limit changes.
+With --throughput, the MFU and HFU of a run that was measured.
+
+  stepgrade estimate --model config.json --device rtx-4090 --batch 4 --seq 512 --method qlora
+  stepgrade estimate --model config.json --device h100-sxm5-80gb --batch 2 --seq 8192 --world-size 8 \
+                     --data-parallel fsdp --throughput 46000
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from stepgrade.cli import output
+from stepgrade.cli.parser import Parser, add_output_options
+from stepgrade.cli.run_options import add_hardware_options, add_run_options, setup_from
+from stepgrade.errors import EXIT_OK
+from stepgrade.hardware.answers import estimate_run
+
+
+def add_options(parser: Parser) -> None:
+    """Declare the command line."""
+    add = parser.add_argument
+    add(
+        "--throughput",
+        dest="tok_s",
+        type=float,
+        metavar="TOK_S",
+        help="tokens per second of the whole run",
+    )
+    add_run_options(parser)
+    add_hardware_options(parser)
+    add_output_options(parser)
+
+
+def run(args: Namespace) -> int:
+    """Print the estimate."""
+    output.write_result(estimate_run(setup_from(args), args.tok_s), args)
+    return EXIT_OK

@@ -1,0 +1,49 @@
+"""A line that says how far a long read is; only on a terminal, and only after a second."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from stepgrade.units import show_bytes
+
+_SILENT_SECONDS = 1.0
+_BETWEEN_SECONDS = 0.1
+_CLEAR_LINE = "\r\x1b[K"
+
+
+@contextmanager
+def progress_line() -> Iterator[Callable[[int, int], None] | None]:
+    """Yield what to tell the bytes read and the bytes to read; None when nobody would see it."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield None
+        return
+    line = _Line()
+    try:
+        yield line.show
+    finally:
+        line.clear()
+
+
+class _Line:
+    def __init__(self) -> None:
+        self._next = time.monotonic() + _SILENT_SECONDS
+        self._shown = False
+
+    def show(self, done_bytes: int, total_bytes: int) -> None:
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next, self._shown = now + _BETWEEN_SECONDS, True
+        share = f" of {show_bytes(total_bytes)}, {done_bytes / total_bytes:.0%}" if total_bytes else ""
+        self._write(f"{_CLEAR_LINE}reading: {show_bytes(done_bytes)}{share}")
+
+    def clear(self) -> None:
+        if self._shown:
+            self._write(_CLEAR_LINE)
+
+    def _write(self, text: str) -> None:
+        sys.stderr.write(text)
+        sys.stderr.flush()

@@ -1,0 +1,1 @@
+"""What a training step costs: FLOPs, bytes through memory, bytes over the link."""

@@ -1,0 +1,94 @@
+"""Measured ceilings of this machine, kept in the user's state folder with their date and spread."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+from msgspec import Struct
+
+from stepgrade.errors import BadInput
+
+SCHEMA_VERSION = 1
+STATE_VARIABLE = "STEPGRADE_STATE"
+_MOST_BYTES = 16 * 2**20
+
+
+class Rate(Struct, frozen=True, kw_only=True):
+    """One measured rate over several runs: the best, the median, and (best - worst) / median."""
+
+    best: float
+    median: float
+    spread_share: float
+    runs: int
+
+
+class Measurement(Struct, frozen=True, kw_only=True):
+    """What one device was measured to reach; `date` is UTC, `key` the catalogue's, or "cpu"."""
+
+    key: str
+    name: str
+    date: str
+    method: str
+    bandwidth_gb_s: Rate | None = None
+    tflops: dict[str, Rate] = {}
+
+
+class _Kept(Struct, frozen=True, kw_only=True):
+    schema_version: int = SCHEMA_VERSION
+    measured: list[Measurement] = []
+
+
+def state_path() -> str:
+    """Return where measurements are kept: $STEPGRADE_STATE, else the XDG state folder."""
+    told = os.environ.get(STATE_VARIABLE)
+    if told:
+        return told
+    base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")  # noqa: PTH111, PTH118  pathlib costs 4 ms at start
+    return os.path.join(base, "stepgrade", "measured.json")  # noqa: PTH118  as above
+
+
+def load_measured(path: str | None = None) -> list[Measurement]:
+    """Return what was measured on this machine, latest first; nothing when there is no file."""
+    place = path or state_path()
+    try:
+        with open(place, "rb") as file:  # noqa: PTH123  as above
+            raw = file.read(_MOST_BYTES + 1)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise BadInput(f"cannot be read: {error.strerror}", where=place) from error
+    return sorted(_decoded(raw, place).measured, key=lambda kept: kept.date, reverse=True)
+
+
+def measured_for(key: str, path: str | None = None) -> Measurement | None:
+    """Return the latest measurement of one device, or None."""
+    return next((kept for kept in load_measured(path) if kept.key == key), None)
+
+
+def keep_measured(measurement: Measurement, path: str | None = None) -> str:
+    """Write a measurement beside the earlier ones, in place of the same device's; return the path."""
+    place = path or state_path()
+    others = [kept for kept in load_measured(place) if kept.key != measurement.key]
+    text = msgspec.json.format(msgspec.json.encode(_Kept(measured=[measurement, *others])), indent=2)
+    try:
+        os.makedirs(os.path.dirname(place) or ".", exist_ok=True)  # noqa: PTH103, PTH120  as above
+        # A new file that takes the old one's place: a run that is cut short leaves the old one whole.
+        draft = f"{place}.{os.getpid()}"
+        with open(draft, "wb") as file:  # noqa: PTH123  as above
+            file.write(text + b"\n")
+        os.replace(draft, place)  # noqa: PTH105  as above
+    except OSError as error:
+        raise BadInput(f"cannot be written: {error.strerror}", where=place) from error
+    return place
+
+
+def _decoded(raw: bytes, place: str) -> _Kept:
+    hint = "measure again with `stepgrade devices --measure` after removing the file"
+    try:
+        kept = msgspec.json.decode(raw, type=_Kept)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise BadInput(f"not a file of measurements: {error}", where=place, hint=hint) from error
+    if kept.schema_version > SCHEMA_VERSION:
+        raise BadInput("written by a newer stepgrade", where=place, hint="upgrade stepgrade")
+    return kept

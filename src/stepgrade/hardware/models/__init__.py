@@ -1,0 +1,1 @@
+"""What a model is made of, read from its config.json."""

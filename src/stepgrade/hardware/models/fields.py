@@ -1,0 +1,111 @@
+"""Fields of a config.json, each checked for presence, type and sense; errors name the field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stepgrade.errors import BadInput
+
+# The largest published models stay a hundredfold below each of these.
+MOST_WIDE = 10_000_000
+MOST_LAYERS = 100_000
+_MISSING: Any = object()
+
+
+class Fields:
+    """The fields of one config under their place in the file."""
+
+    def __init__(self, values: dict[str, Any], place: str = "") -> None:
+        self._values = values
+        self._place = place
+
+    def whole(
+        self, *names: str, default: int | None = _MISSING, most: int = MOST_WIDE, least: int = 1
+    ) -> int:
+        """Return the first of `names` that is there as a whole number; `default` when none is."""
+        name, value = self._first(names)
+        if value is None:
+            return self._fallback(names[0], default, told_null=name is not None)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._bad(name, f"must be a whole number, not {_shown(value)}")
+        if not least <= value <= most:
+            raise self._bad(name, f"must be between {least:,} and {most:,}, not {value:,}")
+        return value
+
+    def flag(self, *names: str, default: bool) -> bool:
+        """Return the first of `names` that is there as true or false."""
+        name, value = self._first(names)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self._bad(name, f"must be true or false, not {_shown(value)}")
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str | None:
+        """Return a text, or `default` when it is absent."""
+        value = self._values.get(name)
+        if value is not None and not isinstance(value, str):
+            raise self._bad(name, f"must be a text, not {_shown(value)}")
+        return default if value is None else value
+
+    def number(self, name: str, default: float) -> float:
+        """Return a positive number, or `default` when it is absent."""
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < MOST_WIDE:
+            raise self._bad(name, f"must be a positive number, not {_shown(value)}")
+        return float(value)
+
+    def sequence(self, name: str) -> list[Any] | None:
+        """Return a list, or None when it is absent."""
+        value = self._values.get(name)
+        if value is not None and not isinstance(value, list):
+            raise self._bad(name, f"must be a list, not {_shown(value)}")
+        return value
+
+    def inner(self, name: str, defaults: dict[str, Any] | None = None) -> Fields | None:
+        """Return the fields of an object inside this one over `defaults`, or None when it is absent."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self._bad(name, f"must be an object, not {_shown(value)}")
+        return Fields({**(defaults or {}), **value}, f"{self._place}{name}.")
+
+    def declares(self, name: str) -> bool:
+        """Tell whether a field is there, null or not."""
+        return name in self._values
+
+    def has(self, name: str) -> bool:
+        """Tell whether a field is there and not null."""
+        return self._values.get(name) is not None
+
+    def divides(self, part: int, whole: int, name: str, what: str) -> int:
+        """Return whole / part; raise at field `name` when it does not come out even."""
+        if whole % part:
+            raise self._bad(name, f"{part:,} does not divide {what} {whole:,}")
+        return whole // part
+
+    def refuse(self, name: str, problem: str) -> BadInput:
+        """Return an error at field `name`."""
+        return self._bad(name, problem)
+
+    def _first(self, names: tuple[str, ...]) -> tuple[str | None, Any]:
+        present = [name for name in names if name in self._values]
+        told = [name for name in present if self._values[name] is not None]
+        name = next(iter(told or present), None)
+        return name, None if name is None else self._values[name]
+
+    def _fallback(self, name: str, default: int | None, *, told_null: bool) -> int:
+        if default is _MISSING or default is None:
+            raise self._bad(name, "is null" if told_null else "is missing")
+        return default
+
+    def _bad(self, name: str | None, problem: str) -> BadInput:
+        return BadInput(problem, where=f"{self._place}{name}")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if not isinstance(value, (dict, list)) else f"a {type(value).__name__}"
+    return text if len(text) <= 40 else f"{text[:37]}..."

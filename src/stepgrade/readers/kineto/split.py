@@ -1,0 +1,190 @@
+"""Cut the text of the event array into chunks of whole events."""
+
+from __future__ import annotations
+
+import mmap
+import re
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from stepgrade.readers.kineto.decode import DECODE_ERRORS
+from stepgrade.readers.kineto.source import Source
+
+SLOT_BYTES = 1 << 19
+MAX_EVENT_BYTES = 8 << 20
+_KEPT_BYTES = 4096  # enough to see an edge that two blocks share
+_EDGE = re.compile(rb'(\n[ \t]*)?\}(\s*),(\s*)\{(\s*"[^"\\]{1,40}")')
+
+
+class Slots:
+    """Equal parts of one buffer, each free, being filled or being read."""
+
+    def __init__(self, buffer: mmap.mmap, count: int) -> None:
+        self.buffer = buffer
+        self.view = memoryview(buffer)
+        self.free = list(range(count))
+
+    @classmethod
+    def private(cls) -> Slots:
+        """Make the one slot that a single lane needs."""
+        return cls(mmap.mmap(-1, SLOT_BYTES), 1)
+
+
+class Chunk(NamedTuple):
+    """A JSON array of whole events, brackets included; `slot` is None for one that outgrew the slots."""
+
+    view: memoryview
+    offset: int
+    slot: int | None
+
+
+class Edge(NamedTuple):
+    """The bytes between two events, as this file writes them; newlines cannot occur inside JSON strings."""
+
+    literal: bytes
+
+    @property
+    def comma(self) -> int:
+        """Find the comma between the events."""
+        return self.literal.index(b",")
+
+    @property
+    def brace(self) -> int:
+        """Find where the next event opens."""
+        return self.literal.index(b"{", self.comma)
+
+    @property
+    def joint(self) -> bytes:
+        """Return what lies between two events."""
+        return self.literal[self.comma : self.brace]
+
+
+class _Recognised(Struct):
+    ph: str = ""
+
+
+_recognise = msgspec.json.Decoder(_Recognised).decode
+
+
+def learn_edge(text: bytes) -> Edge | None:
+    """Return how this file separates events, told from the first one that decodes."""
+    start = 0
+    for match in _EDGE.finditer(text):
+        brace = text.index(b"}", match.start())
+        if _is_event(text[start : brace + 1]):
+            indented = match[1] and b"\n" in match[3]
+            return Edge(text[match.start() : match.start(4)] if indented else text[brace : match.end()])
+        start = match.start(4) - 1
+    return None
+
+
+def _is_event(text: bytes) -> bool:
+    try:
+        return bool(_recognise(text).ph)
+    except DECODE_ERRORS:
+        return False
+
+
+class Splitter:
+    """Give out chunk after chunk; when there are no more, `rest` is the text after the last edge."""
+
+    def __init__(self, source: Source, head: bytes, offset: int, slots: Slots) -> None:
+        self._source = source
+        self._head = head
+        self._slots = slots
+        self._carry = b""
+        self._offset = offset
+        self._edge: Edge | None = None
+        self.rest = b""
+
+    @property
+    def offset(self) -> int:
+        """Say where in the text the next chunk, or the rest, begins."""
+        return self._offset
+
+    def next_chunk(self) -> Chunk | None:
+        """Return the next whole events, None at the end of the text; a slot must be free."""
+        slot = self._slots.free.pop()
+        low = slot * SLOT_BYTES
+        high = self._fill_slot(low)
+        cut = self._find_cut(self._slots.buffer, low + 1, high)
+        if cut is not None:
+            return self._cut_off(self._slots.view[low:high], cut - low, slot)
+        self._slots.free.append(slot)
+        text = bytes(self._slots.view[low + 1 : high])
+        if high == low + SLOT_BYTES:
+            return self._long_chunk(text)
+        self.rest, self._carry = text, b""
+        return None
+
+    def release(self, chunk: Chunk) -> None:
+        """Give back the slot of a chunk that was read."""
+        if chunk.slot is not None:
+            self._slots.free.append(chunk.slot)
+
+    def text_after(self, most: int) -> bytes:
+        """Return the text that follows the last chunk given out, up to about `most` bytes."""
+        joint = self._edge.joint if self._edge else b""
+        text = bytearray(joint + self._carry)
+        while len(text) < most and (block := self._read_block()):
+            text += block
+        return bytes(text)
+
+    def _fill_slot(self, low: int) -> int:
+        view = self._slots.view[low : low + SLOT_BYTES]
+        view[0] = ord("[")
+        filled = 1 + len(self._carry)
+        view[1:filled] = self._carry
+        return low + filled + self._fill(view[filled:])
+
+    def _fill(self, view: memoryview) -> int:
+        taken = min(len(self._head), len(view))
+        if taken:
+            view[:taken] = self._head[:taken]
+            self._head = self._head[taken:]
+        return taken + self._source.fill(view[taken:])
+
+    def _read_block(self) -> bytes:
+        block = bytearray(SLOT_BYTES)
+        return bytes(block[: self._fill(memoryview(block))])
+
+    def _find_cut(self, buffer: mmap.mmap | bytearray, low: int, high: int) -> int | None:
+        """Return where the last edge between `low` and `high` begins."""
+        if self._edge is None:
+            self._edge = learn_edge(bytes(memoryview(buffer)[low:high]))
+        cut = self._rfind(buffer, low, high)
+        if cut is None and (edge := learn_edge(bytes(memoryview(buffer)[low:high]))):
+            self._edge = edge
+            cut = self._rfind(buffer, low, high)
+        return cut
+
+    def _rfind(self, buffer: mmap.mmap | bytearray, low: int, high: int) -> int | None:
+        cut = buffer.rfind(self._edge.literal, low, high) if self._edge else -1
+        return None if cut < 0 else cut
+
+    def _cut_off(self, view: memoryview, cut: int, slot: int | None) -> Chunk:
+        assert self._edge is not None  # noqa: S101 (a cut was found by it)
+        comma, brace = cut + self._edge.comma, cut + self._edge.brace
+        self._carry = bytes(view[brace:])
+        view[comma] = ord("]")
+        chunk = Chunk(view[: comma + 1], self._offset, slot)
+        self._offset += brace - 1
+        return chunk
+
+    def _long_chunk(self, text: bytes) -> Chunk | None:
+        """Read on until an edge is found; what is longer than any event is let go, but for its end."""
+        self._carry = b""
+        grown = bytearray(b"[" + text)
+        while block := self._read_block():
+            if len(grown) > MAX_EVENT_BYTES:
+                self._offset += len(grown) - 1 - _KEPT_BYTES
+                del grown[1:-_KEPT_BYTES]
+            searched = max(1, len(grown) - _KEPT_BYTES)
+            grown += block
+            cut = self._find_cut(grown, searched, len(grown))
+            if cut is not None:
+                return self._cut_off(memoryview(grown), cut, None)
+        self.rest = bytes(grown[1:])
+        return None

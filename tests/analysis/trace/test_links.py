@@ -1,0 +1,81 @@
+"""Nesting, launches and own time against the obvious slow version."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepgrade.analysis.trace.links import CALL, OP, grow_tree, inherit, link_work, nearest, self_times
+from tests.trace_builder import TraceBuilder
+
+EVENTS = st.lists(
+    st.tuples(st.integers(0, 40), st.integers(0, 20), st.integers(0, 2), st.booleans()), max_size=25
+)
+
+
+def grown(events: list[tuple[int, int, int, bool]]) -> TraceBuilder:
+    made = TraceBuilder()
+    for start, dur, thread, is_call in events:
+        add = made.call if is_call else made.op
+        add("event", start, dur, thread=thread)
+    return made
+
+
+def slow_parents(start: list[int], end: list[int], thread: list[int]) -> list[int]:
+    found: list[int] = []
+    stack: list[int] = []
+    for row in range(len(start)):
+        while stack and (thread[stack[-1]] != thread[row] or end[stack[-1]] <= start[row]):
+            stack.pop()
+        found.append(stack[-1] if stack else -1)
+        stack.append(row)
+    return found
+
+
+@given(EVENTS)
+def test_parents_are_those_of_a_stack(events: list[tuple[int, int, int, bool]]) -> None:
+    tree = grow_tree(grown(events).trace())
+    wanted = slow_parents(tree.start_ns.tolist(), tree.end_ns.tolist(), tree.thread.tolist())
+    assert tree.parent.tolist() == wanted
+
+
+@given(EVENTS)
+def test_nearest_and_inherit_walk_up(events: list[tuple[int, int, int, bool]]) -> None:
+    tree = grow_tree(grown(events).trace())
+    wanted = tree.kind == OP
+    bits = np.where(tree.start_ns % 2 == 0, 1, 2).astype(np.int8)
+    for row, (found, gathered) in enumerate(
+        zip(nearest(tree.parent, wanted).tolist(), inherit(tree.parent, bits).tolist(), strict=True)
+    ):
+        chain = [row]
+        while tree.parent[chain[-1]] >= 0:
+            chain.append(int(tree.parent[chain[-1]]))
+        assert found == next((one for one in chain if wanted[one]), -1)
+        assert gathered == int(np.bitwise_or.reduce(bits[chain]))
+
+
+def test_a_call_belongs_to_the_innermost_operation_around_it() -> None:
+    made = TraceBuilder()
+    made.op("aten::linear", 0, 100)
+    made.op("aten::addmm", 10, 80)
+    correlation = made.call("cudaLaunchKernel", 20, 10)
+    made.call("cudaLaunchKernel", 25, 3, thread=4)
+    made.kernel("gemm", 50, 10, correlation=correlation)
+    made.kernel("lost", 70, 10, correlation=999)
+    trace = made.trace()
+    tree = grow_tree(trace)
+    links = link_work(trace, tree)
+    assert links.call.tolist() == [0, -1]
+    assert [trace.strings[trace.ops.name[op]] for op in links.op.tolist() if op >= 0] == ["aten::addmm"]
+    assert (tree.kind == CALL).sum() == 2
+    assert self_times(trace, tree).tolist() == [20, 80]
+
+
+def test_rounded_times_still_nest() -> None:
+    made = TraceBuilder()
+    made.op("outer", 10, 9)  # rounding to microseconds has cut its end below its child's
+    made.op("inner", 11, 9)
+    made.op("next", 20, 5)
+    tree = grow_tree(made.trace())
+    assert tree.parent.tolist() == [-1, 0, -1]

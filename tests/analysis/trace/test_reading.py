@@ -1,0 +1,29 @@
+"""The analysis says the same of what the fast reader and the slow, obvious one have read."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from stepgrade.analysis.trace import analyse_trace
+from stepgrade.analysis.trace.facts import TraceFacts
+from tests.analysis.trace.changes import without_place
+from tests.analysis.trace.conftest import SAMPLES, read_sample, sample_names
+from tests.analysis.trace.slow_reader import read_slowly
+
+SMALL = [
+    name for name in sample_names() if (SAMPLES / name).stat().st_size < 150_000 and "merged" not in name
+]
+
+
+def comparable(facts: TraceFacts) -> TraceFacts:
+    """Return the facts without the words about the file itself and without its first moment."""
+    return msgspec.structs.replace(without_place(facts), file="", base_ns=None, fitness=(), device=None)
+
+
+@pytest.mark.samples
+@pytest.mark.skipif(not SMALL, reason="the real traces are not beside this clone")
+def test_both_readers_give_the_same_facts() -> None:
+    for name in SMALL:
+        slow, fast = analyse_trace(read_slowly(SAMPLES / name)), analyse_trace(read_sample(name))
+        assert comparable(slow) == comparable(fast), name

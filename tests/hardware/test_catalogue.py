@@ -1,0 +1,199 @@
+"""Every device is found by what people, drivers and traces call it, or refused with the nearest."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stepgrade.hardware
+from stepgrade.errors import UnknownDevice
+from stepgrade.hardware.catalogue import devices, find_device, fold, keys_called, part_of, parts
+from stepgrade.hardware.compute_units import COMPUTE_UNITS, MEMORY_VARIANTS_GB, PART_COMPUTE_UNITS
+from stepgrade.hardware.identify import BYTES_PER_GIB, Sighting, identify
+
+TABLE = Path(stepgrade.hardware.__file__).with_name("accelerators.csv")
+SHARED = Path(__file__).parents[2].parent / "shared" / "hardware" / "accelerators.csv"
+
+
+def test_every_row_and_every_figure_is_there() -> None:
+    with TABLE.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(devices()) == len(rows) == 158
+    for row in rows:
+        device = devices()[row["key"]]
+        assert device.name == row["name"]
+        assert device.peak_bw_gb_s == float(row["peak_bw_gb_s"])
+        for dtype in ("fp32", "tf32", "fp16", "bf16", "fp8"):
+            assert device.peak_tflops.get(dtype) == (float(row[f"{dtype}_tflops"] or 0) or None)
+        assert device.peak_tflops.get("int8") == (float(row["int8_tops"] or 0) or None)
+        assert device.achievable_tflops.get("bf16") == (float(row["mamf_bf16_tflops"] or 0) or None)
+        assert device.link_gb_s == (float(row["interconnect_gb_s"] or 0) or None)
+        assert device.source
+        assert device.confidence
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the shared table is not beside this repository")
+def test_the_table_is_the_shared_one() -> None:
+    assert TABLE.read_bytes() == SHARED.read_bytes()
+
+
+def test_figures_are_dense_and_make_sense() -> None:
+    for device in devices().values():
+        assert all(peak > 0 for peak in device.peak_tflops.values())
+        assert device.peak_bw_gb_s is not None
+        assert 10 < device.peak_bw_gb_s < 10_000
+        for dtype, rate in device.achievable_tflops.items():
+            assert rate < device.peak_tflops[dtype]
+
+
+def test_every_key_finds_itself() -> None:
+    for key in (*devices(), *parts()):
+        assert find_device(key).key == key
+
+
+def test_every_alias_finds_its_device_or_says_which_it_could_be() -> None:
+    for device in devices().values():
+        for alias in device.aliases:
+            assert device.key in keys_called(alias)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("rtx_4060l", "rtx-4060-laptop"),
+        ("gb10", "gb10"),
+        ("H100-SXM5-80GB", "h100-sxm5-80gb"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm5-80gb"),
+        ("nvidia geforce rtx 4090", "rtx-4090"),
+        ("GeForce RTX 4090", "rtx-4090"),
+        ("NVIDIA H20", "h20"),
+        ("NVIDIA H200", "h200-sxm"),
+        ("Intel Arc A770 Graphics", "arc-a770"),
+        ("TPU v5 lite", "tpu-v5e"),
+        ("mi250x-gcd", "mi250x-gcd"),
+    ],
+)
+def test_names_people_use(name: Any, key: Any) -> None:
+    assert find_device(name).key == key
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("h100", "h100-sxm5-80gb"), ("rtx4091", "rtx-4090"), ("Tesla V100-DGXS-32GB", "v100-sxm2-32gb")],
+)
+def test_an_unknown_name_gets_the_nearest_and_the_flags(name: Any, nearest: Any) -> None:
+    with pytest.raises(UnknownDevice) as error:
+        find_device(name)
+    assert nearest in str(error.value)
+    for flag in ("--peak-bw", "--peak-tflops", "--device-file"):
+        assert flag in str(error.value)
+    assert error.value.exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["AMD Instinct MI250X / MI250", "NVIDIA H100", "AMD Radeon Graphics", ""])
+def test_a_name_of_several_devices_is_refused(name: Any) -> None:
+    with pytest.raises(UnknownDevice):
+        find_device(name)
+
+
+# As real traces have them: deviceProperties' name, totalGlobalMem, numSms.
+SEEN = [
+    ("NVIDIA A100-PG509-200", 42_297_524_224, 108, "a100-sxm4-40gb"),
+    ("NVIDIA H100", 102_085_492_736, 132, "h100-sxm5-96gb-hbm2e"),
+    ("NVIDIA H100 80GB HBM3", 85_028_372_480, 132, "h100-sxm5-80gb"),
+    ("", 206_141_652_992, 304, "mi300x"),
+    ("AMD Radeon Graphics", 68_702_699_520, 104, "mi210"),
+    ("AMD Instinct MI210", 68_702_699_520, 104, "mi210"),
+    ("NVIDIA B200", 191_503_138_816, 148, "b200"),
+    ("Tesla V100-SXM2-32GB", 34_079_637_504, 80, "v100-sxm2-32gb"),
+    ("Tesla P100-PCIE-16GB", 17_071_734_784, 56, "p100-pcie-16gb"),
+    ("NVIDIA A100-PCIE-40GB", 42_346_610_688, 108, "a100-pcie-40gb"),
+    ("NVIDIA GeForce RTX 3060", 12 * 2**30 - 10**8, 28, "rtx-3060"),
+    ("NVIDIA GeForce RTX 4060 Ti", 8 * 2**30, 34, "rtx-4060-ti"),
+    ("AMD Instinct MI250X", 68_702_699_520, 110, "mi250x-gcd"),
+    ("Apple M4 Max", 36 * 2**30, None, "m4-max"),
+    ("NVIDIA GB10", None, 48, "gb10"),
+]
+
+
+@pytest.mark.parametrize(("name", "memory", "units", "key"), SEEN)
+def test_devices_as_traces_give_them(name: Any, memory: Any, units: Any, key: Any) -> None:
+    seen = Sighting(name=name, memory_bytes=memory, compute_units=units)
+    assert identify(seen).key == key
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "units", "says"),
+    [
+        ("NVIDIA GeForce RTX 3060", 8 * 2**30, 28, "rtx-3060 has 12 GB"),
+        ("NVIDIA GeForce RTX 3080", 12 * 2**30, 70, "rtx-3080 has 10 GB and 68 compute units"),
+        ("NVIDIA A100-SXM4-40GB", 5 * 2**30, 14, "is not the one of the catalogue"),
+        ("AMD Radeon Graphics", 16 * 2**30, 40, "fits no device"),
+        ("AMD Radeon Graphics", None, None, "fits no device"),
+        ("", None, None, "a device without a name"),
+        ("NVIDIA H100", None, 132, "name of several devices"),
+        ("AMD Instinct MI250X / MI250", 128 * 2**30, None, "could be any of mi250, mi250x"),
+        ("Voodoo 2", 12 * 2**20, 3, "no device called 'Voodoo 2'"),
+    ],
+)
+def test_what_fits_none_or_several_is_refused(name: Any, memory: Any, units: Any, says: Any) -> None:
+    with pytest.raises(UnknownDevice) as error:
+        identify(Sighting(name=name, memory_bytes=memory, compute_units=units))
+    assert says in str(error.value)
+
+
+def test_an_architecture_settles_a_name_that_says_nothing() -> None:
+    seen = Sighting(name="AMD Radeon Graphics", memory_bytes=96 * 2**30, compute_units=20, arch="gfx1151")
+    assert identify(seen).key == "strix-halo-8060s"
+
+
+def test_a_part_has_its_share_of_the_whole() -> None:
+    found = part_of("mi250x")
+    assert found is not None
+    part, count = found
+    assert count == 2
+    assert part.peak_bw_gb_s == 3276.8 / 2
+    assert part.peak_tflops["bf16"] == 191.5
+    assert part_of("h100-pcie") is None
+
+
+def test_the_tables_of_units_name_devices_that_exist() -> None:
+    assert set(COMPUTE_UNITS) <= set(devices())
+    assert set(PART_COMPUTE_UNITS) <= set(parts())
+    assert set(MEMORY_VARIANTS_GB) <= set(devices())
+
+
+def test_compute_units_fit_the_peaks() -> None:
+    """A wrong count would mean a clock that no such card has."""
+    for key, units in COMPUTE_UNITS.items():
+        device = devices()[key]
+        if device.vendor == "NVIDIA":
+            lanes = 64 if device.arch in ("sm_60", "sm_70", "sm_75", "sm_80") else 128
+            clock_ghz = device.peak_tflops["fp32"] * 1e3 / (units * lanes * 2)
+            assert 1.2 < clock_ghz < 2.8, key
+
+
+@given(st.text(max_size=40))
+def test_any_name_is_found_or_refused(name: Any) -> None:
+    try:
+        device = find_device(name)
+    except UnknownDevice:
+        return
+    assert fold(name)
+    assert device.key in devices() or device.key in parts()
+
+
+@given(st.sampled_from(sorted(COMPUTE_UNITS)), st.floats(0.93, 1.0))
+def test_every_device_with_its_own_memory_is_itself_or_ambiguous(key: Any, share: Any) -> None:
+    device = devices()[key]
+    for alias in device.aliases:
+        if alias.startswith("("):
+            continue
+        memory = int((device.memory_gb or 0) * BYTES_PER_GIB * share)
+        seen = Sighting(name=alias.split(" (")[0], memory_bytes=memory, compute_units=COMPUTE_UNITS[key])
+        assert identify(seen).key == key

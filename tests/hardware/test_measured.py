@@ -1,0 +1,117 @@
+"""A measurement is taken, kept with its date and spread, and used beside the data sheet."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepgrade.errors import BadInput, BadOption, NotMeasured
+from stepgrade.hardware.measure import measure_gpu, measure_processor
+from stepgrade.hardware.measured import (
+    Measurement,
+    Rate,
+    keep_measured,
+    load_measured,
+    measured_for,
+    state_path,
+)
+from stepgrade.hardware.setup import Setup, chosen_device, expect
+
+FAST = Rate(best=20.0, median=19.0, spread_share=0.1, runs=3)
+
+
+def measurement(key: str, date: str = "2026-01-02T03:04:05Z") -> Measurement:
+    return Measurement(
+        key=key, name=f"a {key}", date=date, method="numpy", bandwidth_gb_s=FAST, tflops={"fp32": FAST}
+    )
+
+
+def test_what_is_kept_comes_back(tmp_path: Path) -> None:
+    place = str(tmp_path / "new" / "measured.json")
+    assert load_measured(place) == []
+    assert keep_measured(measurement("cpu"), place) == place
+    keep_measured(measurement("gb10", "2026-02-02T00:00:00Z"), place)
+    keep_measured(measurement("cpu", "2026-03-02T00:00:00Z"), place)
+    assert [(kept.key, kept.date[:7]) for kept in load_measured(place)] == [
+        ("cpu", "2026-03"),
+        ("gb10", "2026-02"),
+    ]
+    assert measured_for("gb10", place) == measurement("gb10", "2026-02-02T00:00:00Z")
+    assert measured_for("h100-pcie", place) is None
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["measured.json"]
+
+
+def test_where_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPGRADE_STATE", "here.json")
+    assert state_path() == "here.json"
+    monkeypatch.delenv("STEPGRADE_STATE")
+    monkeypatch.setenv("XDG_STATE_HOME", "state")
+    assert state_path() == str(Path("state") / "stepgrade" / "measured.json")
+    monkeypatch.delenv("XDG_STATE_HOME")
+    assert state_path().endswith(str(Path(".local") / "state" / "stepgrade" / "measured.json"))
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"measured": 3}', '{"schema_version": 99}', "\xff"])
+def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
+    place = tmp_path / "measured.json"
+    place.write_text(text, encoding="latin-1")
+    with pytest.raises(BadInput) as error:
+        load_measured(str(place))
+    assert str(place) in str(error.value)
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match="cannot be"):
+        keep_measured(measurement("cpu"), str(tmp_path / "file" / "measured.json"))
+
+
+def test_this_processor_is_measured() -> None:
+    pytest.importorskip("numpy")
+    said: list[str] = []
+    found = measure_processor(said.append, array_bytes=2**20, runs=3)
+    assert said == ["memory, copy", "memory, scale", "memory, add", "matmul, fp32", "matmul, fp64"]
+    assert found.key == "cpu"
+    assert found.bandwidth_gb_s is not None
+    for rate in (found.bandwidth_gb_s, *found.tflops.values()):
+        assert rate.best >= rate.median > 0
+        assert rate.spread_share >= 0
+        assert rate.runs == 3
+
+
+def test_without_numpy_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    with pytest.raises(NotMeasured, match="numpy is not installed"):
+        measure_processor(lambda _: None)
+
+
+def test_without_torch_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert measure_gpu(lambda _: None) is None
+
+
+def test_a_measured_processor_is_a_device(tmp_path: Path) -> None:
+    place = str(tmp_path / "measured.json")
+    with pytest.raises(BadOption, match="--measure"):
+        chosen_device(Setup(device="cpu", state=place))
+    keep_measured(measurement("cpu"), place)
+    expected = expect(Setup(device="cpu", state=place, bytes_per_token=1e6))
+    assert expected.roof is not None
+    assert (expected.roof.tok_s, expected.roof.basis) == (20_000, "measured")
+
+
+def test_a_broken_file_does_not_stop_a_grade(tmp_path: Path) -> None:
+    place = tmp_path / "measured.json"
+    place.write_text("{")
+    expected = expect(Setup(device="gb10", state=str(place)))
+    assert [limit.basis for limit in expected.ceilings] == ["data_sheet"]
+
+
+def test_a_measurement_stands_beside_the_data_sheet(tmp_path: Path) -> None:
+    place = str(tmp_path / "measured.json")
+    keep_measured(measurement("gb10"), place)
+    expected = expect(Setup(device="gb10", state=place, bytes_per_token=1e6))
+    assert [limit.basis for limit in expected.ceilings] == ["data_sheet", "measured"]
+    assert "2026-01-02" in expected.ceilings[1].source

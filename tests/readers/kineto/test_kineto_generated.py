@@ -1,0 +1,66 @@
+"""Properties that hold for any trace: same rows as the slow reader, whatever the layout, cut or order."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import random
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from make_kineto import LAYOUTS, documents, plain_trace, write
+from slow_kineto import fast_rows, slow_rows
+
+from stepgrade.readers.kineto import read_trace, split
+
+
+@pytest.fixture(params=[split.SLOT_BYTES, 700], ids=["one chunk", "many chunks"], autouse=True)
+def _slot(request: pytest.FixtureRequest) -> Any:
+    before, split.SLOT_BYTES = split.SLOT_BYTES, request.param
+    yield
+    split.SLOT_BYTES = before
+
+
+def slow(text: bytes) -> dict[str, list[tuple[Any, ...]]]:
+    return slow_rows(json.loads(text, parse_float=Decimal))
+
+
+@settings(max_examples=120, deadline=None)
+@given(document=documents(), layout=st.sampled_from(LAYOUTS))
+def test_the_fast_reader_agrees_with_the_slow_one(document: Any, layout: str) -> None:
+    text = write(document, layout)
+    trace = read_trace(text)
+    assert fast_rows(trace) == slow(text)
+    assert trace.lost == ()
+
+
+@settings(max_examples=40, deadline=None)
+@given(document=documents(), dice=st.randoms(use_true_random=False))
+def test_shuffled_events_are_the_same_set(document: Any, dice: random.Random) -> None:
+    listed = document["traceEvents"] if isinstance(document, dict) else document
+    before = fast_rows(read_trace(write(document, "kineto")))
+    dice.shuffle(listed)
+    assert fast_rows(read_trace(write(document, "kineto"))) == before
+
+
+def test_gzip_of_several_members_reads_as_one() -> None:
+    text = plain_trace(300)
+    packed = gzip.compress(text[:5000]) + gzip.compress(text[5000:])
+    assert fast_rows(read_trace(packed)) == fast_rows(read_trace(text))
+
+
+def test_an_open_file_reads_like_its_bytes() -> None:
+    text = plain_trace(300)
+    assert fast_rows(read_trace(io.BytesIO(gzip.compress(text)))) == slow(text)
+
+
+def test_an_event_longer_than_a_chunk_is_read() -> None:
+    document = json.loads(plain_trace(9), parse_float=lambda text: f"@{text}@")
+    document["traceEvents"][4]["args"]["Call stack"] = "x" * 2_000_000
+    for layout in LAYOUTS:
+        text = write(document, layout)
+        assert fast_rows(read_trace(text)) == slow(text)
