@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import stepgrade as sg
+from stepgrade.hardware.setup import Setup
 from stepgrade.report.names import cells
 from tests.conftest import ROOT
 
@@ -17,9 +18,14 @@ RUNS = ROOT / "examples" / "runs"
 def scorecard() -> sg.Scorecard:
     profile = sg.load("examples/runs/gpt_naive.json")
     baseline = sg.load_baseline("examples/runs/gpt_fused.json")
-    return sg.score(
-        profile, tokens_per_step=1024, peak_bw_gb_s=32.05, bytes_per_token=391_000, baseline=baseline
+    roofs = Setup(
+        dtype="fp32",
+        peak_tflops=0.1715,
+        flops_per_token=30_867_456,
+        peak_bw_gb_s=32.05,
+        bytes_per_token=391_000,
     )
+    return sg.score(profile, setup=roofs, baseline=baseline)
 
 
 def parity() -> sg.ParityReport:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from stepgrade.analysis.limits import Limits
-from stepgrade.analysis.reference import launch_overhead_v1
+from stepgrade.analysis.reference import is_read_by_v1, launch_overhead_v1
 from stepgrade.analysis.scorecard import Ledger, PhaseShare
 from stepgrade.contract.scorecard import add_up
 from stepgrade.model import PhaseTime, Profile
@@ -159,7 +159,7 @@ def _notes(profile: Profile, covered: float | None) -> tuple[str, ...]:
 
 
 def _without_phases(profile: Profile, covered: float | None) -> tuple[str, ...]:
-    if profile.step_ms is None or profile.source.format == "parity_profile":  # v1 has no say there
+    if profile.step_ms is None or not is_read_by_v1(profile):
         return ()
     if covered is None:
         return ("the profile has no phases, so launch overhead is not known (contract v1 says 100 %)",)

@@ -6,12 +6,18 @@ from stepgrade.contract import Bottleneck
 from stepgrade.contract.scorecard import add_up
 from stepgrade.model import Profile
 
+_READ_BY_V1 = ("step_profiler_v2", "apr_training_profiler_v1")
 _BECAUSE = {
     Bottleneck.TRANSFER: "it goes by the percentages that the producer wrote",
     Bottleneck.LAUNCH: "it takes a step without phases for launch overhead",
     Bottleneck.COMPUTE: "it takes any run above half of its memory ceiling for that",
     Bottleneck.MEMORY_BW: "it says so wherever it finds nothing else",
 }
+
+
+def is_read_by_v1(profile: Profile) -> bool:
+    """Tell whether the profile came in a format that v1 takes: of others it says nothing."""
+    return profile.source.format in _READ_BY_V1
 
 
 def launch_overhead_v1(profile: Profile) -> float:
@@ -24,7 +30,7 @@ def launch_overhead_v1(profile: Profile) -> float:
 
 def bottleneck_note(profile: Profile, bottleneck: str, efficiency: float | None) -> str | None:
     """Return what v1 calls the bottleneck and why, or None where it agrees or does not read the format."""
-    if profile.source.format == "parity_profile":
+    if not is_read_by_v1(profile):
         return None
     named = _bottleneck_v1(profile, efficiency)
     if named.value == bottleneck:

@@ -19,16 +19,9 @@ from collections.abc import Sequence
 
 from stepgrade import api
 from stepgrade.cli import output
-from stepgrade.cli.parser import (
-    Parser,
-    add_contract_option,
-    add_input_options,
-    add_output_options,
-    add_sources,
-    load_run,
-    only_source,
-)
+from stepgrade.cli.parser import Parser, add_contract_option, add_input_options, add_output_options
 from stepgrade.cli.run_options import add_hardware_options, add_run_options, setup_from
+from stepgrade.cli.sources import add_sources, load_run, only_source
 from stepgrade.cli.streams import complain
 from stepgrade.compare.gate import Condition, check_conditions, decide, parse_condition
 from stepgrade.contract import TrainingScorecard
