@@ -112,7 +112,9 @@ def test_the_last_profile_of_a_log_counts(tmp_path: Path) -> None:
 
 def test_a_profile_that_is_cut_off_does_not_swallow_the_next(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
-    path.write_text(make_step_profile()[:120] + "\nrestarted\n" + make_step_profile(steps=7) + "\n}\n")
+    path.write_text(
+        '{"_profiler": "step_profiler_v2", "steps": 3,\nrestarted\n' + make_step_profile(steps=7) + "\n}\n"
+    )
     assert read_profile(path).steps == 7
 
 
