@@ -98,15 +98,14 @@ class Tables:
                 self.tables[name].append(columns[name])
 
     def _common(self, events: Events, args: Sequence[Args], clock: Clock) -> Batch:
-        count = len(events)
-        times = clock([event.ts for event in events] + [event.dur for event in events])
-        if times[count:].min() < 0:
+        durations = clock([event.dur for event in events])
+        if durations.min() < 0:
             raise ValueError("a negative duration")
         external = longs([arg.external for arg in args])
         return {
             "name": array("i", map(self.strings.__getitem__, [event.name for event in events])),
-            "start_ns": times[:count],
-            "dur_ns": times[count:],
+            "start_ns": clock([event.ts for event in events]),
+            "dur_ns": durations,
             "external_id": filled(external, lambda row: args[row].external_old),
             "rank": self._rank_column(events, args),
         }
