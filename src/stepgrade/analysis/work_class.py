@@ -46,7 +46,7 @@ _RULES: tuple[tuple[WorkClass, tuple[str, ...], re.Pattern[str] | None], ...] = 
             "c10d::",
             "record_param_comms",
         ),
-        re.compile(r"all_?(reduce|gather|to_?all)|reduce_?scatter|^gloo:|^memcpy (ptop|peer)"),
+        re.compile(r"all[_-]?(reduce|gather|to[_-]?all)|reduce[_-]?scatter|^gloo:|^memcpy (ptop|peer)"),
     ),
     (WorkClass.COPY, (), re.compile(r"^(mem(cpy|set)|copybuffer|fillbuffer)")),
     (WorkClass.ATTENTION, ("flash", "fmha", "attention", "attn", "sdpa", "paged_kv"), None),
@@ -96,7 +96,7 @@ _RULES: tuple[tuple[WorkClass, tuple[str, ...], re.Pattern[str] | None], ...] = 
             "xxt_kernel",
             "_mm_kernel",
         ),
-        re.compile(r"(^|::|_)(addmm|baddbmm|bmm|mm)(_|\b)|aten::(dot|mv)\b"),
+        re.compile(r"(^|::|_)(addmm|baddbmm|bmm|mm)(_|\b)|aten::(dot|mv)\b|(^|_)dot[._]\d"),
     ),
     (WorkClass.SOFTMAX, ("softmax", "cross_entropy", "crossentropy", "nll_loss", "nllloss"), None),
     (
@@ -165,6 +165,8 @@ _RULES: tuple[tuple[WorkClass, tuple[str, ...], re.Pattern[str] | None], ...] = 
             "threshold",
             "optensor",
             "scalepackedtensor",
+            "swiglu",
+            "fusion",
         ),
         re.compile(
             r"aten::(add|sub|mul|div|pow|sqrt|rsqrt|exp|log|neg|abs|clamp\w*|where|addc\w+|lerp|cos|sin|eq|ne|gt"
