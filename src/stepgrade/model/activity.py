@@ -84,7 +84,7 @@ class HostGaps(Struct, frozen=True, kw_only=True):
 
 
 class PartTime(Struct, frozen=True, kw_only=True):
-    """Device work by what it is in a model: class, role and direction; without collectives and host copies."""
+    """Device work by class, role and direction in a model; without collectives and host copies."""
 
     work_class: str
     role: str | None

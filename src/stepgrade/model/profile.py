@@ -52,6 +52,7 @@ class OpTime(Struct, frozen=True, kw_only=True):
     kind: str | None = None
     flops: float | None = None
     bytes: float | None = None
+    dtype: str | None = None
 
 
 class LedgerTime(Struct, frozen=True, kw_only=True):

@@ -35,13 +35,18 @@ STALL_NS = 1_000_000  # nsys-ai: a gap above 1 ms is a bubble, not a launch
 FEW_SHARE = 0.1
 _COPIES = {DeviceEvent.COPY_H2D: "h2d", DeviceEvent.COPY_D2H: "d2h", DeviceEvent.COPY_OTHER: "other"}
 _DURING = ((IN_OPTIMIZER, "optimizer"), (IN_BACKWARD, "backward"), (IN_INPUT, "input"))
-_MANY_TENSORS = ("multi_tensor_apply", "multitensorapply", "multi_tensor", "fusedadam", "fused_adam", "triton")
+_MANY_TENSORS = (
+    "multi_tensor_apply",
+    "multitensorapply",
+    "multi_tensor",
+    "fusedadam",
+    "fused_adam",
+    "triton",
+)
 _FUSED = ("fusedadam", "fused_adam", "fusedsgd", "fused_sgd", "fusedoptim", "fused_adagrad")
 
 
-def watch(
-    line: Timeline, pieces: Pieces, phase: Kinds, collectives: tuple[CollectiveFacts, ...]
-) -> Activity:
+def watch(line: Timeline, pieces: Pieces, phase: Kinds, collectives: tuple[CollectiveFacts, ...]) -> Activity:
     """Return what one steady step of this rank did."""
     steps = max(1, int(line.windows.steady.sum()))
     on_device = line.driver is Driver.DEVICE
@@ -54,7 +59,7 @@ def watch(
         waits=tally_waits(line, steps) if on_device else (),
         collectives=tuple(_collective(one, steps) for one in collectives),
         communication_ms=_steady_ms(line, line.ledger.communication, steps) if line.ledger else 0.0,
-        optimizer=_optimizer(line, pieces, phase, steps) if on_device else None,
+        optimizer=_optimizer(line, pieces, steps) if on_device else None,
         gemms=tally_gemms(line.trace, pieces, steps),
         parts=tally_parts(line, pieces, phase, steps),
         matmul_dtype_ms={
@@ -104,7 +109,7 @@ def _kernels(line: Timeline, pieces: Pieces, steps: int) -> KernelTally:
         short_count=float(short.sum()) / steps,
         short_ms=float(dur[short].sum()) / steps / NS_PER_MS,
         graph_share=float(graphs.sum()) / max(len(rows), 1),
-        launch_call_us=float(calls.dur_ns[launches].mean()) / 1e3 if len(launches) else None,
+        launch_call_us=float(calls.dur_ns[launches].sum()) / len(launches) / 1e3 if len(launches) else None,
         outrun_share=float(outrun.sum()) / max(len(rows), 1),
     )
 
@@ -132,7 +137,7 @@ def _copies(line: Timeline, pieces: Pieces, steps: int) -> Iterator[CopyTally]:
         memory = _memory(strings[int(work.name[pieces.work[row]])])
         key = (_COPIES[DeviceEvent(int(kind[row]))], memory, _during(int(pieces.context[row])))
         groups.setdefault(key, []).append(row)
-    for (direction, memory, during), rows in groups.items():
+    for (direction, memory, during), rows in sorted(groups.items(), key=lambda item: str(item[0])):
         moved = work.bytes[pieces.work[rows]]
         yield CopyTally(
             direction=direction,
@@ -163,33 +168,33 @@ def _collective(facts: CollectiveFacts, steps: int) -> CollectiveTally:
     )
 
 
-def _optimizer(line: Timeline, pieces: Pieces, phase: Kinds, steps: int) -> OptimizerTally | None:
-    rows = np.flatnonzero(_is_kernel(line, pieces) & ((pieces.context & IN_OPTIMIZER) > 0))
+def _optimizer(line: Timeline, pieces: Pieces, steps: int) -> OptimizerTally | None:
+    mine = _is_kernel(line, pieces) & ((pieces.context & IN_OPTIMIZER) > 0)
+    rows = np.flatnonzero(mine)
     if not len(rows):
         return None
     strings = line.trace.strings
-    used = np.unique(pieces.kernel[rows]).tolist()
-    names = {index: strings[index][:250].lower() for index in used}
+    names = {index: strings[index][:250].lower() for index in np.unique(pieces.kernel[rows]).tolist()}
     many = [index for index, name in names.items() if any(word in name for word in _MANY_TENSORS)]
     busy = float(pieces.dur_ns[rows].sum())
+    at_once = float(pieces.dur_ns[rows[np.isin(pieces.kernel[rows], many)]].sum())
     return OptimizerTally(
         kernels=len(rows) / steps,
         ms=busy / steps / NS_PER_MS,
-        span_ms=_span_ns(pieces, rows) / steps / NS_PER_MS,
-        multi_tensor_share=float(pieces.dur_ns[rows[np.isin(pieces.kernel[rows], many)]].sum()) / max(busy, 1.0),
+        span_ms=(busy + _pauses_ns(pieces, mine)) / steps / NS_PER_MS,
+        multi_tensor_share=at_once / max(busy, 1.0),
         fused=any(word in name for name in names.values() for word in _FUSED),
     )
 
 
-def _span_ns(pieces: Pieces, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> float:
-    """Return the time from the first to the last of the rows in each step, added up."""
-    step, start = pieces.step[rows], pieces.start_ns[rows]
-    slots = int(step.max()) + 1
-    first = np.full(slots, np.iinfo(np.int64).max)
-    last = np.zeros(slots, np.int64)
-    np.minimum.at(first, step, start)
-    np.maximum.at(last, step, start + pieces.dur_ns[rows])
-    return float((last - first)[np.unique(step)].sum())
+def _pauses_ns(pieces: Pieces, mine: Mask) -> float:
+    """Return the time between two pieces that both are `mine` with none of another kind in between."""
+    rows = np.flatnonzero(pieces.steady)
+    rows = rows[np.argsort(pieces.start_ns[rows], kind="stable")]
+    end = np.maximum.accumulate((pieces.start_ns + pieces.dur_ns)[rows])
+    pause = np.maximum(pieces.start_ns[rows][1:] - end[:-1], 0)
+    same_step = pieces.step[rows][1:] == pieces.step[rows][:-1]
+    return float(pause[mine[rows][1:] & mine[rows][:-1] & same_step].sum())
 
 
 def _class_kernels(pieces: Pieces, steps: int) -> dict[str, float]:

@@ -36,7 +36,7 @@ def tally_gemms(trace: Trace, pieces: Pieces, steps: int) -> tuple[GemmTally, ..
         for one, count, ns in zip(pairs.tolist(), calls.tolist(), total.tolist(), strict=True)
     ]
     known = [one for one in found if one is not None]
-    return tuple(sorted(known, key=lambda one: (-one.ms, one.m, one.n, one.k))[:SHAPES_KEPT])
+    return tuple(sorted(known, key=lambda one: (-one.ms, one.m, one.n, one.k, one.dtype or ""))[:SHAPES_KEPT])
 
 
 def _tally(trace: Trace, pair: tuple[int, int], *, calls: float, ms: float) -> GemmTally | None:

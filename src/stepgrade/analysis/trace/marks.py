@@ -12,7 +12,7 @@ from stepgrade.analysis.trace.pieces import Pieces
 from stepgrade.analysis.trace.steps import steps_of
 from stepgrade.analysis.trace.timeline import IN_BACKWARD, IN_OPTIMIZER, Timeline
 from stepgrade.analysis.trace.vocabulary import COMPILED, LOADER, Mask, matching, named
-from stepgrade.model.events import Longs
+from stepgrade.model.events import Ids, Longs
 from stepgrade.units import NS_PER_MS
 
 _OPS = {
@@ -45,14 +45,16 @@ _READ_PAUSE_NS = 50_000
 def count_marks(line: Timeline, steps: int) -> dict[str, float]:
     """Return how often each telling operation or range was called in a steady step."""
     ops, ranges = line.trace.ops, line.trace.ranges
-    found = _counted(line, ops.name, ops.start_ns, _OPS) | _counted(line, ranges.name, ranges.start_ns, _RANGES)
+    found = _counted(line, ops.name, ops.start_ns, _OPS) | _counted(
+        line, ranges.name, ranges.start_ns, _RANGES
+    )
     found["zero_fill"] = _zero_fills(line)
     found["isnan_in_backward"] = _isnans(line)
     return {name: count / steps for name, count in found.items() if count}
 
 
 def _counted(
-    line: Timeline, names: np.ndarray, starts: Longs, patterns: dict[str, re.Pattern[str]]
+    line: Timeline, names: Ids, starts: Longs, patterns: dict[str, re.Pattern[str]]
 ) -> dict[str, int]:
     if not len(names):
         return {}
@@ -107,10 +109,8 @@ def loader_of(line: Timeline) -> str | None:
     if not len(ranges.name):
         return None
     chosen = matching(line.trace.strings, LOADER)[ranges.name]
-    names = np.unique(ranges.name[chosen]).tolist()
-    if not names:
-        return None
-    return line.trace.strings[names[0]].split("#", 1)[1].split(".", 1)[0]
+    names = sorted(line.trace.strings[index] for index in np.unique(ranges.name[chosen]).tolist())
+    return names[0].split("#", 1)[1].split(".", 1)[0] if names else None
 
 
 def reading_scalars(line: Timeline) -> Spans:

@@ -10,7 +10,7 @@ from stepgrade.analysis.trace.layers import match_forward
 from stepgrade.analysis.trace.links import MODULE, nearest, pick
 from stepgrade.analysis.trace.phases import PHASES
 from stepgrade.analysis.trace.pieces import Pieces, classes_of
-from stepgrade.analysis.trace.precision import MATMULS, dtype_of
+from stepgrade.analysis.trace.precision import MATMULS, dtype_of_calls
 from stepgrade.analysis.trace.timeline import Driver, Timeline
 from stepgrade.analysis.trace.vocabulary import BACKWARD, Mask, matching
 from stepgrade.model.activity import PartTime
@@ -26,7 +26,7 @@ def tally_parts(line: Timeline, pieces: Pieces, phase: Kinds, steps: int) -> tup
     chosen = pieces.steady & (pieces.work_class != WorkClass.COMMUNICATION)
     if line.driver is Driver.DEVICE:
         chosen &= ~np.isin(line.trace.work.kind[pieces.work], _HOST_COPIES)
-    rows = np.flatnonzero(chosen)
+    rows = np.flatnonzero(chosen).astype(np.int32)
     if not len(rows):
         return ()
     classes = _classes(line, pieces, rows)
@@ -35,7 +35,9 @@ def tally_parts(line: Timeline, pieces: Pieces, phase: Kinds, steps: int) -> tup
     found = [
         _part(line, pieces, rows[key == one], int(one), names, steps=steps) for one in np.unique(key).tolist()
     ]
-    return tuple(sorted(found, key=lambda one: (-one.ms, one.work_class, one.role or "")))
+    return tuple(
+        sorted(found, key=lambda one: (-one.ms, one.work_class, one.role or "", one.direction or ""))
+    )
 
 
 def _classes(line: Timeline, pieces: Pieces, rows: Ids) -> Kinds:
@@ -56,21 +58,12 @@ def _part(line: Timeline, pieces: Pieces, rows: Ids, key: int, names: list[str],
         ms=float(pieces.dur_ns[rows].sum()) / steps / NS_PER_MS,
         calls=calls / steps,
         kernels=len(rows) / steps if line.driver is Driver.DEVICE else 0.0,
-        dtype=_dtype(line, ops[ops >= 0]) if WorkClass(work_class) in MATMULS else None,
+        dtype=dtype_of_calls(line.trace, ops[ops >= 0]) if WorkClass(work_class) in MATMULS else None,
     )
 
 
-def _dtype(line: Timeline, ops: Ids) -> str | None:
-    """Return the element type of the first operation that recorded one."""
-    inputs = line.trace.ops.inputs[ops]
-    for index in np.unique(inputs[inputs >= 0])[:8].tolist():
-        if found := dtype_of(line.trace.inputs[index]):
-            return found
-    return None
-
-
 def _roles(line: Timeline, pieces: Pieces, rows: Ids) -> tuple[Ids, list[str]]:
-    """Return the role of each piece as an index into the names that follow: of its module, else of its name."""
+    """Return the role of each piece (of its module, else of its name) as an index into the names."""
     strings, tree = line.trace.strings, line.tree
     used = np.unique(np.append(tree.name, pieces.name)).tolist()
     roles = {index: role_of(strings[index]) for index in used}
@@ -87,7 +80,7 @@ def _roles(line: Timeline, pieces: Pieces, rows: Ids) -> tuple[Ids, list[str]]:
 
 
 def _forward_rows(line: Timeline, pieces: Pieces, rows: Ids) -> Ids:
-    """Return for each piece the row of the host tree that tells its module: of a backward node its maker's."""
+    """Return for each piece the row that tells its module: for a backward node that of its maker."""
     tree, ops = line.tree, line.trace.ops
     if not len(ops.name):
         return pieces.row[rows]

@@ -7,7 +7,7 @@ import numpy as np
 
 from stepgrade.analysis.trace.classify import WorkClass
 from stepgrade.analysis.trace.pieces import Pieces
-from stepgrade.model.events import Inputs, Trace
+from stepgrade.model.events import Ids, Inputs, Trace
 
 MATMULS = (WorkClass.ATTENTION, WorkClass.CONVOLUTION, WorkClass.GEMM)
 _DTYPES = {
@@ -28,7 +28,7 @@ _TF32_KERNELS = ("tf32", "s1688", "xmma_gemm_f32f32_tf32f32")
 def matmul_dtype(trace: Trace, pieces: Pieces) -> str | None:
     """Return the precision in which most matmul time is spent; None when no types were recorded."""
     time_ns = matmul_time_by_dtype(trace, pieces)
-    return max(time_ns, key=lambda one: time_ns[one]) if time_ns else None
+    return max(sorted(time_ns), key=lambda one: time_ns[one]) if time_ns else None
 
 
 def matmul_time_by_dtype(trace: Trace, pieces: Pieces) -> dict[str, int]:
@@ -44,6 +44,17 @@ def matmul_time_by_dtype(trace: Trace, pieces: Pieces) -> dict[str, int]:
             dtype = "tf32" if dtype == "fp32" and _runs_in_tf32(trace, pieces, mine) else dtype
             time_ns[dtype] = time_ns.get(dtype, 0) + int(pieces.dur_ns[mine].sum())
     return time_ns
+
+
+def dtype_of_calls(trace: Trace, ops: Ids) -> str | None:
+    """Return the precision of most of these operations' inputs; None when none was recorded."""
+    inputs = trace.ops.inputs[ops]
+    used, counts = np.unique(inputs[inputs >= 0], return_counts=True)
+    votes: dict[str, int] = {}
+    for index, count in zip(used.tolist(), counts.tolist(), strict=True):
+        if dtype := dtype_of(trace.inputs[index]):
+            votes[dtype] = votes.get(dtype, 0) + count
+    return max(sorted(votes), key=lambda dtype: votes[dtype]) if votes else None
 
 
 def dtype_of(inputs: Inputs) -> str | None:

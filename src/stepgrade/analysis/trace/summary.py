@@ -123,6 +123,7 @@ def _operations(facts: Sequence[TraceFacts], steps: int) -> tuple[OpTime, ...]:
                 kind=op.work_class,
                 flops=_added(op.flops, before, "flops", scale),
                 bytes=_added(op.bytes, before, "bytes", scale),
+                dtype=op.dtype,
             )
     return tuple(sorted(rows.values(), key=lambda op: (-op.total_ms, op.name)))
 

@@ -33,7 +33,7 @@ def tally_waits(line: Timeline, steps: int) -> tuple[WaitTally, ...]:
         _tally(line, pair, width, count=count / steps, ms=ns / steps / NS_PER_MS)
         for pair, count, ns in zip(pairs.tolist(), counts.tolist(), total.tolist(), strict=True)
     ]
-    return tuple(sorted(found, key=lambda one: (-one.ms, one.call)))
+    return tuple(sorted(found, key=lambda one: (-one.ms, one.call, one.caller or "")))
 
 
 def _tally(line: Timeline, pair: int, width: int, *, count: float, ms: float) -> WaitTally:
