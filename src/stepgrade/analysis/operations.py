@@ -10,7 +10,6 @@ from stepgrade.contract.scorecard import HOTSPOTS_SHOWN, rank_operations
 from stepgrade.hardware import Figures
 from stepgrade.model import OpTime, Profile
 
-
 NO_FIGURES = Figures()
 
 

@@ -75,9 +75,10 @@ class KernelTally(Struct, frozen=True, kw_only=True):
 
 
 class HostGaps(Struct, frozen=True, kw_only=True):
-    """The device's waits for its host: long ones are host work, short ones the price of launches."""
+    """The device's waits for its host: after a wait of the host, in long gaps, at launches."""
 
-    stall_ms: float
+    after_sync_ms: float  # in gaps that opened while the host waited for the device
+    stall_ms: float  # in other gaps of more than a millisecond
     stalls: float
     longest_ms: float
     dispatch_ms: float

@@ -18,7 +18,9 @@ _BECAUSE = "graphs and fusion measured 2.4 to 6 times faster on steps of small k
 
 def launch_share(facts: Facts) -> float:
     """Return the share of the step that the device waits for launches: short gaps, not long stalls."""
-    return max(0.0, facts.account(_ACCOUNT) - stall_share(facts)) if facts.on_device else 0.0
+    gaps = facts.activity.gaps
+    others = stall_share(facts) + (facts.step_share(gaps.after_sync_ms) if gaps else 0.0)
+    return max(0.0, facts.account(_ACCOUNT) - others) if facts.on_device else 0.0
 
 
 def stall_share(facts: Facts) -> float:
@@ -30,7 +32,7 @@ def stall_share(facts: Facts) -> float:
 @rule(
     name="short-kernels",
     area=_AREA,
-    account=_ACCOUNT,
+    account=f"{_ACCOUNT}+compute",
     sees="Kernels are so short that launching them takes longer than running them.",
     evidence="kernels per step, their mean, how many are shorter than their launch, share of the step idle",
     fix={
@@ -46,23 +48,26 @@ def stall_share(facts: Facts) -> float:
 )
 def short_kernels(facts: Facts, limits: Limits) -> Found | None:
     """Report kernels that are shorter than their launches."""
-    kernels, share = facts.activity.kernels, launch_share(facts)
-    severity = severity_of(share, limits, "launch")
-    if kernels is None or severity is None or kernels.count < limits.short_kernel_launches:
+    kernels, idle = facts.activity.kernels, launch_share(facts)
+    if kernels is None or kernels.count < limits.short_kernel_launches or kernels.graph_share > 0.5:
         return None
+    share = idle + facts.busy_share(kernels.short_ms)
+    severity = severity_of(share, limits, "launch")
     mean_us = kernels.ms / kernels.count * 1000.0
-    if mean_us >= limits.short_kernel_us or kernels.graph_share > 0.5:
+    few = mean_us >= limits.short_kernel_us and kernels.short_count < 0.5 * kernels.count
+    if severity is None or few:
         return None
     return Found(
         severity=severity,
-        claim=f"{show_count(round(kernels.count))} kernels a step run {mean_us:.1f} µs each: the "
-        "device waits "
-        f"{show_share(share)} of the step for launches.",
+        claim=f"{show_count(round(kernels.short_count))} of {show_count(round(kernels.count))} kernels a "
+        f"step are shorter than 10 µs: launching and running them takes {show_share(share)} of the step.",
         evidence={
             "kernels": kernels.count,
+            "short_kernels": kernels.short_count,
             "mean_us": mean_us,
             "shorter_than_launch_share": kernels.outrun_share,
-            "idle_share": share,
+            "idle_share": idle,
+            "share": share,
         },
         share=share,
         remedy=fewer_launches(facts),

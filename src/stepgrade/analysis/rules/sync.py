@@ -11,7 +11,7 @@ from stepgrade.model.activity import WaitTally
 from stepgrade.units import show_count, show_ms, show_share
 
 _AREA = "synchronisation"
-_ACCOUNT = "idle_sync"
+_ACCOUNT = "idle_sync+idle_host"
 _BECAUSE = "without the wait the host runs ahead; what it then waits for is the device's own work"
 _SCALAR = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal"})
 _SHAPES = re.compile(r"^aten::(nonzero|masked_select|_?unique\w*|index|index_put_|repeat_interleave)$")
@@ -37,7 +37,13 @@ def _lost(facts: Facts, kind: str) -> tuple[list[WaitTally], float]:
     waits = facts.activity.waits
     mine = [one for one in waits if _kind(one) == kind]
     total = sum(one.ms for one in waits)
-    return mine, facts.account(_ACCOUNT) * sum(one.ms for one in mine) / total if total else 0.0
+    return mine, idle_share(facts) * sum(one.ms for one in mine) / total if total else 0.0
+
+
+def idle_share(facts: Facts) -> float:
+    """Return the share of the step idle in waits of the host, and after them, as it could not run ahead."""
+    gaps = facts.activity.gaps
+    return facts.account("idle_sync") + (facts.step_share(gaps.after_sync_ms) if gaps else 0.0)
 
 
 def _found(facts: Facts, limits: Limits, kind: str, words: str) -> Found | None:
@@ -205,7 +211,7 @@ def device_synchronize(facts: Facts, limits: Limits) -> Found | None:
 )
 def sync_wait(facts: Facts, limits: Limits) -> Found | None:
     """Report idle time in synchronisation, whatever made it."""
-    share = facts.account(_ACCOUNT)
+    share = idle_share(facts)
     severity = severity_of(share, limits, "sync")
     if severity is None:
         return None

@@ -6,6 +6,7 @@ from stepgrade.analysis.facts import Facts
 from stepgrade.analysis.limits import Limits
 from stepgrade.analysis.phases import PhaseKind
 from stepgrade.analysis.rules.base import Found, rule, severity_of
+from stepgrade.analysis.rules.sync import idle_share
 from stepgrade.contract import Bottleneck as BottleneckV1
 from stepgrade.model.activity import CopyTally
 from stepgrade.units import show_bytes, show_count, show_ms, show_share
@@ -21,7 +22,7 @@ def _blocking_share(facts: Facts) -> float:
     copying = sum(
         one.ms for one in waits if "Memcpy" in one.call or one.caller in {"aten::copy_", "aten::to"}
     )
-    stuck = facts.account("idle_sync") * copying / total if total else 0.0
+    stuck = idle_share(facts) * copying / total if total else 0.0
     return facts.account("exposed_copy") + stuck
 
 
@@ -57,7 +58,7 @@ def heavy_transfer(facts: Facts, limits: Limits) -> Found | None:
 @rule(
     name="pageable-copies",
     area=_AREA,
-    account="exposed_copy+idle_sync",
+    account="exposed_copy+idle_sync+idle_host",
     sees="Copies go from or to pageable host memory: they are staged, slow, and the host waits for them.",
     evidence="pageable copies per step, their time and bytes, the share of the step they hold up",
     fix={
@@ -103,7 +104,7 @@ def _moved(copies: list[CopyTally]) -> dict[str, float | str]:
 @rule(
     name="many-small-copies",
     area=_AREA,
-    account="exposed_copy+idle_sync",
+    account="exposed_copy+idle_sync+idle_host",
     sees="Many copies of a few bytes cross the bus in each step.",
     evidence="copies per step, their mean size, the share of the step they hold up",
     fix={

@@ -119,13 +119,30 @@ def _gaps(line: Timeline, steps: int) -> HostGaps | None:
         return None
     spans = iv.intersect(line.ledger.idle_host, _steady_windows(line))
     lengths = spans.ends - spans.starts
-    long = lengths[lengths > STALL_NS]
+    drained = _opened_in_wait(line, spans)
+    long = lengths[(lengths > STALL_NS) & ~drained]
     return HostGaps(
+        after_sync_ms=float(lengths[drained].sum()) / steps / NS_PER_MS,
         stall_ms=float(long.sum()) / steps / NS_PER_MS,
         stalls=len(long) / steps,
         longest_ms=float(lengths.max(initial=0)) / NS_PER_MS,
         dispatch_ms=_steady_ms(line, line.ledger.dispatch, steps),
     )
+
+
+def _opened_in_wait(line: Timeline, spans: Spans) -> Mask:
+    """Tell which waits for the host lie in a gap that opened while the host waited for the device.
+
+    The host could not run ahead then: without its wait it would have used the time before the gap.
+    """
+    if line.ledger is None or not len(spans.starts):
+        return np.zeros(len(spans.starts), np.bool_)
+    ledger = line.ledger
+    busy = iv.merge(ledger.compute, ledger.communication, ledger.copy)
+    place = np.searchsorted(busy.ends, spans.starts, side="right") - 1
+    opened = np.where(place >= 0, busy.ends[np.maximum(place, 0)], spans.starts)
+    waited: Mask = iv.span_at(line.host.waiting, opened) >= 0
+    return waited
 
 
 def _copies(line: Timeline, pieces: Pieces, steps: int) -> Iterator[CopyTally]:
