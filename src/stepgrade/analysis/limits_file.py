@@ -20,6 +20,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     ignored_rules: frozenset[str] = frozenset()
 
 
+DEFAULT_SETTINGS = Settings()
+
+
 def settings_from(text: str, rules: tuple[str, ...], where: str = FILE_NAME) -> Settings:
     """Read `[limits]` and `[rules] ignore = [...]`; raise BadInput at the key that is wrong."""
     import tomllib  # noqa: PLC0415  only with a file

@@ -9,7 +9,8 @@ from stepgrade.analysis.facts import Facts
 from stepgrade.analysis.finding import Finding
 from stepgrade.analysis.layers import backward_forward_ratio, layer_summaries, layers_of_step, slow_layers
 from stepgrade.analysis.ledger import bottleneck_of_ledger, rank_causes, shares_of
-from stepgrade.analysis.limits import DEFAULT_LIMITS, Limits
+from stepgrade.analysis.limits import Limits
+from stepgrade.analysis.limits_file import DEFAULT_SETTINGS, Settings
 from stepgrade.analysis.operations import hotspots, operations_of_step
 from stepgrade.analysis.phases import phases_of_step
 from stepgrade.analysis.rules import findings
@@ -28,15 +29,14 @@ _GOOD_GRADES = {str(grade) for grade in Grade if grade > Grade.C}
 def score_profile(
     profile: Profile,
     question: Question,
-    limits: Limits = DEFAULT_LIMITS,
-    ignored_rules: frozenset[str] = frozenset(),
+    settings: Settings = DEFAULT_SETTINGS,
 ) -> Scorecard:
     """Return the scorecard; raise NotMeasured for a profile that holds no measurement at all."""
     if profile.is_empty:
         where = ", ".join(profile.source.files)
         raise NotMeasured("nothing was measured: no step time, phases, layers or operations", where=where)
-    facts, ratio_notes = _facts(profile, question, limits)
-    found = findings(facts, limits, ignored_rules)
+    facts, ratio_notes = _facts(profile, question, settings.limits)
+    found = findings(facts, settings.limits, settings.ignored_rules)
     return _card(facts, question, found, ratio_notes)
 
 

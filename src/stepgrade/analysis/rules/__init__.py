@@ -72,10 +72,11 @@ def _grouped(found: dict[str, Finding]) -> list[Finding]:
     causes: dict[str, str] = {}
     for rule in RULES:
         cause = found.get(rule.name)
-        if cause is None or rule.name in causes:
+        if cause is None:
             continue
         for name in rule.explains:
-            if name in found and name not in causes and _covers(cause, found[name]):
+            is_free = name in found and name not in causes and name != _root(rule.name, causes)
+            if is_free and _covers(cause, found[name]):
                 causes[name] = rule.name
     kept = {name: one for name, one in found.items() if name not in causes}
     for name, cause_name in causes.items():

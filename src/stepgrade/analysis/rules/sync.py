@@ -19,7 +19,7 @@ _ALLOCATOR = re.compile(r"^(cuda|hip)(Malloc|Free)")
 _DEVICE_SYNC = re.compile(r"^(cuda|hip)(Device|Event|Stream)Synchronize$")
 
 
-def _kind(wait: WaitTally) -> str:
+def kind_of_wait(wait: WaitTally) -> str:
     """Return what made the host wait; the first that fits."""
     if _ALLOCATOR.match(wait.call):
         return "allocator"
@@ -35,7 +35,7 @@ def _kind(wait: WaitTally) -> str:
 def _lost(facts: Facts, kind: str) -> tuple[list[WaitTally], float]:
     """Return the waits of a kind and the share of the step that is idle because of them."""
     waits = facts.activity.waits
-    mine = [one for one in waits if _kind(one) == kind]
+    mine = [one for one in waits if kind_of_wait(one) == kind]
     total = sum(one.ms for one in waits)
     return mine, idle_share(facts) * sum(one.ms for one in mine) / total if total else 0.0
 
@@ -88,7 +88,7 @@ def _found(facts: Facts, limits: Limits, kind: str, words: str) -> Found | None:
 )
 def scalar_read_sync(facts: Facts, limits: Limits) -> Found | None:
     """Report values that are read back in the loop."""
-    return _found(facts, limits, "scalar", "{count} values a step are read back from the device")
+    return _found(facts, limits, "scalar", "Values are read back from the device {count} times a step")
 
 
 @rule(
@@ -114,7 +114,7 @@ def scalar_read_sync(facts: Facts, limits: Limits) -> Found | None:
 )
 def data_dependent_sync(facts: Facts, limits: Limits) -> Found | None:
     """Report operations whose sizes depend on the data."""
-    return _found(facts, limits, "shape", "{count} operations a step need a size from the device")
+    return _found(facts, limits, "shape", "Sizes are read back from the device {count} times a step")
 
 
 @rule(
@@ -161,7 +161,7 @@ def allocator_sync(facts: Facts, limits: Limits) -> Found | None:
 )
 def blocking_copy_sync(facts: Facts, limits: Limits) -> Found | None:
     """Report copies that the host waits for."""
-    return _found(facts, limits, "copy", "The host stays with {count} copies a step")
+    return _found(facts, limits, "copy", "The host stays with copies to their end {count} times a step")
 
 
 @rule(
@@ -186,7 +186,7 @@ def blocking_copy_sync(facts: Facts, limits: Limits) -> Found | None:
 def device_synchronize(facts: Facts, limits: Limits) -> Found | None:
     """Report explicit synchronisation."""
     return _found(
-        facts, limits, "explicit", "The program waits for the device by {count} explicit calls a step"
+        facts, limits, "explicit", "The program waits for the device explicitly {count} times a step"
     )
 
 

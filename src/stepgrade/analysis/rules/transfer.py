@@ -6,7 +6,7 @@ from stepgrade.analysis.facts import Facts
 from stepgrade.analysis.limits import Limits
 from stepgrade.analysis.phases import PhaseKind
 from stepgrade.analysis.rules.base import Found, rule, severity_of
-from stepgrade.analysis.rules.sync import idle_share
+from stepgrade.analysis.rules.sync import idle_share, kind_of_wait
 from stepgrade.contract import Bottleneck as BottleneckV1
 from stepgrade.model.activity import CopyTally
 from stepgrade.units import show_bytes, show_count, show_ms, show_share
@@ -19,9 +19,7 @@ def _blocking_share(facts: Facts) -> float:
     """Return the share of the step lost to copies: exposed ones, and waits of the host that are copies."""
     waits = facts.activity.waits
     total = sum(one.ms for one in waits)
-    copying = sum(
-        one.ms for one in waits if "Memcpy" in one.call or one.caller in {"aten::copy_", "aten::to"}
-    )
+    copying = sum(one.ms for one in waits if kind_of_wait(one) == "copy")
     stuck = idle_share(facts) * copying / total if total else 0.0
     return facts.account("exposed_copy") + stuck
 
