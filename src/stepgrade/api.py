@@ -11,6 +11,7 @@ import msgspec
 from stepgrade import analysis, report
 from stepgrade.analysis.against import expectation_for
 from stepgrade.analysis.inspection import Inspection, inspect_profile
+from stepgrade.analysis.limits_file import Settings, settings_from
 from stepgrade.compare import parity as comparison
 from stepgrade.compare.regression import baseline_of, compared
 from stepgrade.contract import (
@@ -24,7 +25,7 @@ from stepgrade.contract import (
     format_parity_markdown,
     format_training_scorecard_markdown,
 )
-from stepgrade.errors import BadOption, StepgradeError
+from stepgrade.errors import BadInput, BadOption, StepgradeError
 from stepgrade.hardware import Expectation
 from stepgrade.hardware.setup import Setup, expect
 from stepgrade.model import Baseline, Profile
@@ -82,6 +83,19 @@ def load_baseline(source: PathLike, *, max_bytes: int = DEFAULT_MAX_BYTES) -> Ba
     return registry.read_baseline(source, max_bytes=max_bytes) or load(source, max_bytes=max_bytes)
 
 
+def load_settings(source: PathLike) -> Settings:
+    """Read limits and ignored rules from a stepgrade.toml; raise BadInput at the key that is wrong."""
+    from stepgrade.analysis.rules import RULE_NAMES  # noqa: PLC0415  as little as a command needs
+
+    name = os.fspath(source)
+    try:
+        with open(name, encoding="utf-8") as stream:  # noqa: PTH123  pathlib costs 4 ms at start
+            text = stream.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"cannot be read: {error}", where=name) from error
+    return settings_from(text, RULE_NAMES, name)
+
+
 def score(
     profile: Profile,
     *,
@@ -92,10 +106,12 @@ def score(
     bytes_per_token: float | None = None,
     baseline: Baseline | Profile | analysis.Scorecard | None = None,
     setup: Setup | None = None,
+    settings: Settings | None = None,
 ) -> Scorecard:
     """Return the scorecard of a run (contract v2), compared with `baseline` when there is one.
 
-    `setup` says more of hardware and model than the three figures beside it, which then count no more.
+    `setup` says more of hardware and model than the three figures beside it, which then count no more;
+    `settings` holds limits and ignored rules, as `load_settings` reads them.
     """
     named = Setup(device=device, peak_bw_gb_s=peak_bw_gb_s, bytes_per_token=bytes_per_token)
     question = analysis.Question(
@@ -103,7 +119,7 @@ def score(
         tokens_per_step=tokens_per_step,
         against=expectation_for(profile, setup or named),
     )
-    card = analysis.score_profile(profile, question)
+    card = analysis.score_profile(profile, question, settings or Settings())
     if baseline is not None:
         card = compared(card, _baseline(baseline, question))
     return Scorecard(**_fields(card))

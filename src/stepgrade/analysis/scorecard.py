@@ -25,6 +25,10 @@ class LayerStep(Struct, frozen=True, kw_only=True):
     bwd_ms: float | None = None
     recompute_ms: float | None = None
     ops: dict[str, float] = {}
+    ratio: float | None = None
+    top_op: str | None = None
+    top_op_share: float | None = None
+    stands_out: str | None = None  # in which direction it takes clearly longer than its sisters
 
 
 class Operation(Struct, frozen=True, kw_only=True):
@@ -37,7 +41,20 @@ class Operation(Struct, frozen=True, kw_only=True):
     calls: float | None = None
     flops: float | None = None
     bytes: float | None = None
-    roof_share: float | None = None
+    roof_share: float | None = None  # of what the device allows for its FLOPs and bytes
+    roof: str | None = None  # compute or memory, whichever is lower
+    mean_ms: float | None = None
+    flops_per_s: float | None = None
+    bytes_per_s: float | None = None
+
+
+class Cause(Struct, frozen=True, kw_only=True):
+    """One thing that takes time: its share of the step, and the step without it."""
+
+    bottleneck: str
+    share: float
+    remaining_ms: float | None
+    evidence: str
 
 
 class PhaseShare(Struct, frozen=True, kw_only=True):
@@ -128,6 +145,7 @@ class Scorecard(Struct, frozen=True, kw_only=True):
 
     schema_version: int = VERSION
     bottleneck_evidence: tuple[str, ...] = ()
+    causes: tuple[Cause, ...] = ()
     notes: tuple[str, ...] = ()
     fitness: tuple[str, ...] = ()
     ungraded_because: tuple[str, ...] = ()

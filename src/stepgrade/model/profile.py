@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from stepgrade.errors import BadInput
+from stepgrade.model.activity import Activity, Flaw
 
 LARGEST_COUNT = 2**64 - 1  # contract v1's counts are unsigned, of 64 bits
 
@@ -53,6 +54,7 @@ class OpTime(Struct, frozen=True, kw_only=True):
     kind: str | None = None
     flops: float | None = None
     bytes: float | None = None
+    dtype: str | None = None
 
 
 class LedgerTime(Struct, frozen=True, kw_only=True):
@@ -109,6 +111,9 @@ class Profile(Struct, frozen=True, kw_only=True):
     matmul_flops: float | None = None  # of matrix products, convolutions and attention, over all steps
     matmul_known_share: float | None = None  # of their time, how much has its FLOPs known
     matmul_dtype: str | None = None
+    activity: Activity | None = None
+    flaws: tuple[Flaw, ...] = ()
+    peak_memory_bytes: float | None = None
     contents: dict[str, str] = {}  # what else the source holds, in words, for people
     notes: tuple[str, ...] = ()
     fitness: tuple[str, ...] = ()

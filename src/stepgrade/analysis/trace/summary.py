@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 
 from stepgrade.analysis.trace.facts import LedgerFacts, TraceFacts
+from stepgrade.analysis.trace.fitness import Unfitness
+from stepgrade.analysis.trace.joined import join_activities
 from stepgrade.analysis.trace.run import RankFacts, RunFacts, analyse_run
 from stepgrade.model import DeviceSeen, LayerTime, LedgerTime, OpTime, PhaseTime, Profile, RankTime, Source
+from stepgrade.model.activity import Flaw
 from stepgrade.model.events import Trace
 from stepgrade.units import NS_PER_MS, show_count
 
@@ -58,6 +61,8 @@ def _profile(
         matmul_flops=_matmul_flops(facts, steps),
         matmul_known_share=min((fact.matmul_known_share or 0.0 for fact in facts), default=None),
         matmul_dtype=next((fact.matmul_dtype for fact in facts if fact.matmul_dtype), None),
+        activity=join_activities(run),
+        flaws=_flaws(unfitness, lost),
         contents=_joined(seen, facts),
         notes=_alike([*run.notes, *(note for fact in facts for note in fact.notes)]),
         fitness=_alike(
@@ -65,6 +70,14 @@ def _profile(
         ),
         unfit=_alike([one.text for one in unfitness if one.fatal]),
     )
+
+
+def _flaws(unfitness: Sequence[Unfitness], lost: tuple[str, ...]) -> tuple[Flaw, ...]:
+    """Return each kind of flaw once, with the words of the first rank that has it."""
+    found = {one.code: Flaw(code=one.code, text=one.text, fatal=one.fatal) for one in reversed(unfitness)}
+    if lost:
+        found["truncated"] = Flaw(code="truncated", text=lost[0])
+    return tuple(found.values())
 
 
 def _steady(fact: TraceFacts) -> int:
@@ -110,6 +123,7 @@ def _operations(facts: Sequence[TraceFacts], steps: int) -> tuple[OpTime, ...]:
                 kind=op.work_class,
                 flops=_added(op.flops, before, "flops", scale),
                 bytes=_added(op.bytes, before, "bytes", scale),
+                dtype=op.dtype,
             )
     return tuple(sorted(rows.values(), key=lambda op: (-op.total_ms, op.name)))
 
