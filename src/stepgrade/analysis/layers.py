@@ -45,8 +45,8 @@ def layer_summaries(profile: Profile) -> tuple[LayerSummary, ...]:
     )
 
 
-def layers_of_step(profile: Profile) -> tuple[LayerStep, ...]:
-    """Return the layers of one step; nothing when the number of steps is not known."""
+def layers_of_step(profile: Profile, slow: tuple[SlowLayer, ...] = ()) -> tuple[LayerStep, ...]:
+    """Return the layers of one step, the slow ones marked; nothing when the number of steps is not known."""
     steps = profile.steps
     if not steps:
         return ()
@@ -58,6 +58,7 @@ def layers_of_step(profile: Profile) -> tuple[LayerStep, ...]:
             fwd_ms=_divided(layer.fwd_total_ms, steps),
             bwd_ms=_divided(layer.bwd_total_ms, steps),
             ops={name: ms / steps for name, ms in layer.ops_total_ms.items()},
+            slow=tuple(one.direction for one in slow if one.layer == layer.layer),
         )
         for layer in profile.layers
     )

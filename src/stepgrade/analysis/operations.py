@@ -47,6 +47,7 @@ def _operation(name: str, total_ms: float, op: OpTime | None, profile: Profile) 
         calls=_per_step(op.calls if op else None, steps),
         flops=_per_step(op.flops if op else None, steps),
         bytes=_per_step(op.bytes if op else None, steps),
+        longest=op.longest if op else None,
     )
 
 

@@ -12,6 +12,7 @@ from stepgrade.analysis.ledger import bottleneck_of_ledger, shares_of
 from stepgrade.analysis.limits import DEFAULT_LIMITS, Limits
 from stepgrade.analysis.operations import hotspots, operations_of_step
 from stepgrade.analysis.phases import phases_of_step
+from stepgrade.analysis.roofline import roofs_of
 from stepgrade.analysis.rules import findings
 from stepgrade.analysis.scorecard import UNGRADED, DeviceUse, RankRow, Scorecard, StepStats
 from stepgrade.contract import Grade
@@ -87,10 +88,12 @@ def _card(
         flops_convention=question.against.convention,
         bytes_per_token=question.against.traffic_bytes,
         operations=operations_of_step(profile),
-        layers=layers_of_step(profile),
+        layers=layers_of_step(profile, facts.slow_layers),
         ranks=tuple(_rank(rank) for rank in profile.ranks),
         arithmetic=efficiency.arithmetic,
         findings=found,
+        roofs=roofs_of(question.against),
+        typical_step=profile.typical_step,
     )
 
 

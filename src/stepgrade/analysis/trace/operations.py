@@ -41,6 +41,8 @@ class OperationFacts(Struct, frozen=True, kw_only=True):
     costed_ns: int  # the time of the calls whose FLOPs are known
     costed_flops: int
     linked: bool  # False: the name is a kernel's, no operation is known to have launched it
+    longest_start_ns: int  # of its longest piece
+    longest_ns: int
 
 
 class _Costs(NamedTuple):
@@ -70,6 +72,7 @@ def _operation(trace: Trace, pieces: Pieces, group: Ids, costs: _Costs) -> Opera
     kernels = _kernels(trace, pieces, group)
     flops = costs.flops[calls] if linked else np.full(len(calls), np.nan)
     known = ~np.isnan(flops)
+    longest = group[pieces.dur_ns[group].argmax()]
     return OperationFacts(
         name=name,
         work_class=_class_of(name, pieces, group).label,
@@ -82,6 +85,8 @@ def _operation(trace: Trace, pieces: Pieces, group: Ids, costs: _Costs) -> Opera
         costed_ns=int(call_ns[known].sum()),
         costed_flops=int(flops[known].sum()),
         linked=linked,
+        longest_start_ns=int(pieces.start_ns[longest]),
+        longest_ns=int(pieces.dur_ns[longest]),
     )
 
 
