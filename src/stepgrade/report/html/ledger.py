@@ -12,7 +12,9 @@ from stepgrade.report.names import shortened
 from stepgrade.units import show_ms, show_share
 
 RANKS_SHOWN = 16
-_LOOKS = 8
+PHASES_SHOWN = 12
+# Less than this is no more than a line's width.
+_LEAST_SHARE = 0.0005
 
 
 def view(card: Scorecard) -> dict[str, Any]:
@@ -40,7 +42,7 @@ def _slices(ledger: Ledger | None, step_ms: float | None) -> list[Slice]:
             look=f"account-{name}",
         )
         for name, share in shares
-        if share
+        if share and share > _LEAST_SHARE
     ]
 
 
@@ -71,8 +73,8 @@ def _phases(card: Scorecard) -> list[dict[str, Any]]:
         {
             "name": shortened(name, 60),
             "width": (phase.share or 0.0) / longest * 100.0,
-            "figures": _figures(phase.share or 0.0, phase.ms),
-            "look": f"series-{place % _LOOKS}",
+            "share": show_share(phase.share),
+            "ms": show_ms(phase.ms),
         }
-        for place, (name, phase) in enumerate(known[:12])
+        for name, phase in known[:PHASES_SHOWN]
     ]

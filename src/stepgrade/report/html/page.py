@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _FOLDER = Path(__file__).parent
 _NAME_CELLS = 200
+_OPTION = r"(?<![\w-])(--[a-z][a-z-]*)"
 
 
 def compose(template: str, view: dict[str, Any], result: msgspec.Struct) -> str:
@@ -62,6 +64,7 @@ def environment() -> Environment:
         "place": _place,
         "name": lambda text: shortened(text, _NAME_CELLS),
         "text": printable,
+        "prose": _prose,
         "ms": show_ms,
         "share": show_share,
         "rate": show_rate,
@@ -70,6 +73,14 @@ def environment() -> Environment:
         "si": show_si,
     }
     return made
+
+
+def _prose(text: str) -> str:
+    """Return escaped text in which options such as --device are set as code and not broken."""
+    from markupsafe import Markup, escape  # noqa: PLC0415  comes with Jinja2
+
+    escaped = str(escape(printable(text)))
+    return Markup(re.sub(_OPTION, r'<code class="flag">\1</code>', escaped))  # noqa: S704  escaped above
 
 
 def _place(number: float) -> str:

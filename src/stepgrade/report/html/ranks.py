@@ -14,6 +14,8 @@ from stepgrade.units import show_ms, show_share
 CELLS = 64
 ROWS_SHOWN = 64
 _LEVELS = 8
+# Ranks that differ by a percent must not look like night and day.
+_LEAST_SPAN = 0.1
 Figure = Callable[[RankRow], float | None]
 
 
@@ -59,7 +61,8 @@ def _strip(
     width = 100.0 / cells
     return {
         "name": name,
-        "range": f"{show(low)} to {show(high)}",
+        "low": show(low),
+        "high": show(high),
         "cells": [
             Mark(
                 x=place * width,
@@ -73,7 +76,8 @@ def _strip(
 
 
 def _level(value: float, low: float, high: float) -> int:
-    return 0 if high <= low else min(_LEVELS - 1, int((value - low) / (high - low) * _LEVELS))
+    span = max(high - low, high * _LEAST_SPAN)
+    return 0 if span <= 0.0 else min(_LEVELS - 1, int((value - low) / span * _LEVELS))
 
 
 def _who(one: RankGroup) -> str:

@@ -120,7 +120,7 @@
         cell.append(isolated);
         return cell;
       }
-      if (column.as !== "text") cell.className = "number";
+      cell.className = column.as === "text" ? "kind" : "number";
       if (column.as === "bar") cell.append(this.bar(value ?? 0));
       cell.append(text);
       return cell;

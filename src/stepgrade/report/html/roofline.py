@@ -30,6 +30,7 @@ def view(card: Scorecard) -> dict[str, Any]:
         "lines": _roofs(found, x, y),
         "dots": dots,
         "labels": _labels(dots, found.points),
+        "roof_labels": _roof_labels(_roofs(found, x, y)),
         "run": None if found.run is None else _dot(found.run, x, y, found.run.ms, look="run"),
         "x_ticks": [Tick(at=x.place(value), text=_plain(value)) for value in decades(x.low, x.high)],
         "y_ticks": [
@@ -39,6 +40,7 @@ def view(card: Scorecard) -> dict[str, Any]:
         "left_out": max(0, len(found.points) - DOTS_SHOWN),
         "known_share": show_share(found.known_share),
         "sources": [f"{words.BASES[roof.basis]}: {roof.shown} ({roof.source})" for roof in found.roofs],
+        "above": any((point.roof_share or 0.0) > 1.0 for point in found.points[:DOTS_SHOWN]),
         "has_both": any(line.look.startswith("memory") for line in _roofs(found, x, y)),
     }
 
@@ -97,6 +99,18 @@ def _rising(roof: Roof, top: float, x: Scale, y: Scale) -> Line | None:
         look=f"memory {roof.basis}",
         label=_roof_label(roof),
     )
+
+
+def _roof_labels(lines: list[Line]) -> list[Mark]:
+    """Return the level roofs' names, stacked left of where they begin: no operation can be there."""
+    level = sorted((line for line in lines if line.look.startswith("compute")), key=lambda line: line.y1)
+    if not level:
+        return []
+    side = "end" if level[0].x1 > 35.0 else "start"
+    return [
+        Mark(x=level[0].x1, y=level[0].y1, height=-0.4 - 1.2 * place, label=line.label, look=side)
+        for place, line in enumerate(reversed(level))
+    ]
 
 
 def _roof_label(roof: Roof) -> str:

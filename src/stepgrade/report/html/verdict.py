@@ -98,7 +98,7 @@ def _rate_note(throughput: Throughput | None) -> str:
     interval = None
     if throughput.low is not None and throughput.high is not None:
         interval = f"{show_rate(throughput.low)} to {show_rate(throughput.high)}"
-    return joined(interval or "no interval: too few step times are known", throughput.basis)
+    return joined(interval, throughput.basis)
 
 
 def _step_note(steps: StepStats | None) -> str:
