@@ -162,6 +162,6 @@ def _naming(content: Content) -> Iterator[None]:
     try:
         yield
     except BadInput as error:
-        if error.where and error.where.startswith(content.name):
+        if error.where and f"{error.where}: ".startswith(f"{content.name}: "):
             raise
         raise error.at(content.name) from error

@@ -8,11 +8,13 @@ from stepgrade.analysis import Scorecard
 from stepgrade.analysis.scorecard import Change, StepChange
 from stepgrade.compare.step_change import change_ms
 from stepgrade.report.html import words
-from stepgrade.report.html.plot import Scale
-from stepgrade.report.names import shortened
-from stepgrade.units import show_delta, show_ms
+from stepgrade.report.html.plot import Scale, joined
+from stepgrade.report.names import printable, shortened
+from stepgrade.units import MISSING, show_count, show_delta, show_ms, show_rate, show_share
 
 PARTS_SHOWN = 9
+CAUSES_SHOWN = 12
+_FIGURES = {"throughput_tok_s": show_rate, "step_time_ms": show_ms, "wall_coverage": show_share}
 
 
 def view(card: Scorecard) -> dict[str, Any] | None:
@@ -29,6 +31,8 @@ def view(card: Scorecard) -> dict[str, Any] | None:
             }
             for found in card.regressions
         ],
+        "changes": [_metric(change) for change in getattr(card, "changes", ())],
+        "causes": [_cause(cause) for cause in getattr(card, "causes", ())[:CAUSES_SHOWN]],
         "compared": [words.METRICS.get(metric, metric) for metric in card.compared],
         "waterfall": None if card.step_change is None else _waterfall(card.step_change),
     }
@@ -36,6 +40,32 @@ def view(card: Scorecard) -> dict[str, Any] | None:
 
 def _change(metric: str, delta: float) -> str:
     return f"{delta * 100:+.1f} points" if metric == "wall_coverage" else show_delta(delta)
+
+
+def _metric(change: Any) -> dict[str, str]:
+    """Return one metric before and now, with the interval of its change and the verdict on it."""
+    show = _FIGURES.get(change.metric, show_count)
+    interval = ""
+    if change.low is not None and change.high is not None:
+        interval = f"{show_delta(change.low)} to {show_delta(change.high)}"
+    return {
+        "metric": words.METRICS.get(change.metric, printable(change.metric)),
+        "before": show(change.before),
+        "now": show(change.now),
+        "change": MISSING if change.change is None else show_delta(change.change),
+        "interval": interval,
+        "outcome": change.outcome,
+        "why": printable(" ".join(text for text in (change.why, change.more) if text)),
+    }
+
+
+def _cause(cause: Any) -> tuple[str, str, str, str]:
+    def shown(value: float | None) -> str:
+        if cause.unit == "ms":
+            return show_ms(value)
+        return joined(show_count(value), cause.unit)
+
+    return shortened(cause.name, 120), cause.kind, shown(cause.before), shown(cause.now)
 
 
 def _waterfall(change: StepChange) -> dict[str, Any]:

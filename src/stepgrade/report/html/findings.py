@@ -35,6 +35,8 @@ def _row(finding: Finding, card: Scorecard, spans: dict[str, Any]) -> dict[str, 
         ],
         "remedy": printable(finding.remedy),
         "check": printable(finding.check),
+        "gain_basis": printable(getattr(finding, "gain_basis", "")),
+        "consequences": [printable(text) for text in getattr(finding, "consequences", ())],
         "link": perfetto.link(named or card.typical_step, card.source),
     }
 

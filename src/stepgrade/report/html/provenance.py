@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from stepgrade.analysis import Scorecard
 from stepgrade.report.html.plot import joined
 from stepgrade.report.names import printable, shortened
@@ -28,7 +30,6 @@ def _facts(card: Scorecard) -> list[tuple[str, str]]:
         (f"{ceiling.kind} ceiling", printable(f"{ceiling.convention}; {ceiling.source}"))
         for ceiling in card.ceilings
     ]
-    fingerprint = getattr(card, "fingerprint", None)
     return [
         ("format", printable(joined(card.source.format, card.source.producer))),
         ("device", _device(card)),
@@ -37,9 +38,18 @@ def _facts(card: Scorecard) -> list[tuple[str, str]]:
         ("FLOPs per token", _per_token(card.flops_per_token, "FLOP", card.flops_convention)),
         ("bytes per token", _per_token(card.bytes_per_token, "B", None)),
         ("shapes known for", _known(card)),
-        ("fingerprint", printable(str(fingerprint)) if fingerprint else ""),
+        ("fingerprint", _fingerprint(card)),
         ("scorecard", f"contract v{card.schema_version}"),
     ]
+
+
+def _fingerprint(card: Scorecard) -> str:
+    """Return what other runs must share to be compared with this one."""
+    circumstances = getattr(card, "fingerprint", None)
+    if circumstances is None:
+        return ""
+    pairs = msgspec.to_builtins(circumstances).items()
+    return printable(", ".join(f"{name} {value}" for name, value in pairs if value not in (None, {}, [])))
 
 
 def _device(card: Scorecard) -> str:

@@ -104,8 +104,19 @@ def _rate_note(throughput: Throughput | None) -> str:
 def _step_note(steps: StepStats | None) -> str:
     if steps is None or steps.median_ms is None:
         return "average; single steps were not recorded"
-    spread = f"{show_ms(steps.low_ms)} to {show_ms(steps.high_ms)}"
-    return joined(f"median {show_ms(steps.median_ms)}", spread, f"{show_count(len(steps.samples_ms))} steps")
+    return joined(f"median {show_ms(steps.median_ms)}", _spread(steps), _counted(steps))
+
+
+def _spread(steps: StepStats) -> str | None:
+    """Return the interval of the median where there is one, else the range of the steps."""
+    if steps.low_ms is None or steps.high_ms is None:
+        return None
+    words_for = "95 % interval " if getattr(steps, "least_ms", None) is not None else ""
+    return f"{words_for}{show_ms(steps.low_ms)} to {show_ms(steps.high_ms)}"
+
+
+def _counted(steps: StepStats) -> str:
+    return f"{show_count(len(steps.samples_ms))} steps"
 
 
 def _ceilings(card: Scorecard) -> list[dict[str, Any]]:
