@@ -12,11 +12,8 @@ from stepgrade.analysis.ledger import bottleneck_of_ledger, shares_of
 from stepgrade.analysis.limits import DEFAULT_LIMITS, Limits
 from stepgrade.analysis.operations import hotspots, operations_of_step
 from stepgrade.analysis.phases import phases_of_step
-<<<<<<< HEAD
-from stepgrade.analysis.roofline import roofs_of
-=======
 from stepgrade.analysis.reference import bottleneck_note
->>>>>>> main
+from stepgrade.analysis.roofline import roofs_of
 from stepgrade.analysis.rules import findings
 from stepgrade.analysis.scorecard import UNGRADED, DeviceUse, RankRow, Scorecard, StepStats
 from stepgrade.contract import Grade

@@ -11,6 +11,8 @@ OUTLIER = "outlier"
 # Makes the median absolute deviation of normal noise its standard deviation.
 _MAD_TO_SIGMA = 1.4826
 _LEAST_SAMPLES = 5
+# Steps that differ by less are not told apart: clocks and schedulers alone do that.
+_LEAST_SPREAD = 0.02
 _MOST_BINS = 40
 
 
@@ -39,7 +41,7 @@ def marks_of(samples_ms: tuple[float, ...], limits: Limits = DEFAULT_LIMITS) -> 
         return (STEADY,) * len(samples_ms)
     middle = quantile(samples_ms, 0.5)
     deviation = _MAD_TO_SIGMA * quantile(tuple(abs(ms - middle) for ms in samples_ms), 0.5)
-    bound = limits.outlier_score * max(deviation, limits.outlier_least_spread * middle)
+    bound = limits.outlier_score * max(deviation, _LEAST_SPREAD * middle)
     return tuple(OUTLIER if abs(ms - middle) > bound else STEADY for ms in samples_ms)
 
 

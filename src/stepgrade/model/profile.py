@@ -163,10 +163,8 @@ class Baseline(Struct, frozen=True, kw_only=True):
     step_ms: float | None = None
     wall_coverage: float | None = None
     device: str | None = None
-<<<<<<< HEAD
     ledger: dict[str, float | None] = {}  # shares of the step by account
     phases_ms: dict[str, float] = {}
-=======
 
     def __post_init__(self) -> None:
         figures = {
@@ -181,4 +179,3 @@ class Baseline(Struct, frozen=True, kw_only=True):
 def _check_figure(place: str, value: float | None) -> None:
     if value is not None and not (math.isfinite(value) and value >= 0.0):
         raise BadInput(f"must be a finite number of 0 or more, not {value:g}", where=place)
->>>>>>> main
