@@ -6,22 +6,19 @@ from typing import Any
 
 from stepgrade.compare.parity import OneSided, ParityReport
 from stepgrade.contract import ParityGap
+from stepgrade.contract.parity import PARITY_RATIO
 from stepgrade.report.names import printable, shortened
 from stepgrade.units import show_ms, show_ratio, show_share
 
 BARS_SHOWN = 20
 ROWS_SHOWN = 25
 ONE_SIDED_SHOWN = 12
-_ANSWERS = {
-    True: ("parity", "Parity", "No operation that both have is more than 10 % slower."),
-    False: ("behind", "No parity", "Operations that both have are more than 10 % slower."),
-    None: ("unknown", "Cannot tell", "Too little of the time is in operations that both have."),
-}
+_ANSWERS = {True: ("parity", "Parity"), False: ("behind", "No parity"), None: ("unknown", "Cannot tell")}
 
 
 def view(report: ParityReport) -> dict[str, Any]:
     """Return what the template shows."""
-    look, answer, meaning = _ANSWERS[report.parity_achieved]
+    look, answer = _ANSWERS[report.parity_achieved]
     ours, theirs = shortened(report.apr_runtime, 60), shortened(report.baseline_runtime, 60)
     return {
         "title": f"{ours} against {theirs}",
@@ -29,7 +26,7 @@ def view(report: ParityReport) -> dict[str, Any]:
         "theirs": theirs,
         "look": look,
         "answer": answer,
-        "meaning": meaning,
+        "meaning": _meaning(report, ours),
         "tiles": _tiles(report, ours, theirs),
         "matched": [
             (name, share * 100.0, show_share(share))
@@ -47,6 +44,14 @@ def view(report: ParityReport) -> dict[str, Any]:
         ],
         "notes": [printable(note) for note in report.notes],
     }
+
+
+def _meaning(report: ParityReport, ours: str) -> str:
+    if report.parity_achieved is None:
+        return "Too little of the time is in operations that both have."
+    behind = sum(gap.ratio > PARITY_RATIO for gap in report.gaps)
+    shared = f"{behind or 'None'} of the {len(report.gaps)} operations that both have"
+    return f"{shared} {'are' if behind > 1 else 'is'} more than 10 % slower in {ours}."
 
 
 def _tiles(report: ParityReport, ours: str, theirs: str) -> list[tuple[str, str, str]]:

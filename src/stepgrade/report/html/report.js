@@ -8,7 +8,7 @@
 
   // The same text for the same number as stepgrade.units writes.
   const MISSING = "–";
-  const unprintable = /[\x00-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
+  const unprintable = /[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\u{e0000}-\u{e007f}]/gu;
   const fixed = (value, digits, grouped = false) =>
     value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits, useGrouping: grouped, roundingMode: "halfEven" });
   const digits = (value) => (Math.abs(value) >= 100 ? fixed(value, 0, true) : fixed(value, Math.abs(value) >= 10 ? 1 : 2));
@@ -18,8 +18,9 @@
     return `${digits(value)} ${unit}`;
   };
   const spelt = (text) => text.replace(unprintable, (c) => {
-    const code = c.codePointAt(0).toString(16);
-    return c < "\u0100" ? `\\x${code.padStart(2, "0")}` : `\\u${code.padStart(4, "0")}`;
+    const code = c.codePointAt(0);
+    const [sign, width] = code > 0xffff ? ["U", 8] : code < 0x100 ? ["x", 2] : ["u", 4];
+    return `\\${sign}${code.toString(16).padStart(width, "0")}`;
   });
   const shortened = (text, most = 200) => {
     const letters = [...spelt(text)];
