@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -33,6 +34,7 @@ HOSTILE = (
 )
 
 
+@cache
 def bundled_card() -> sg.Scorecard:
     """Return the card of a bundled trace against another: layers, roofs, steps, a waterfall."""
     baseline = sg.load(ROOT / "examples" / "traces" / "gpt_fused.json.gz")
@@ -40,6 +42,7 @@ def bundled_card() -> sg.Scorecard:
     return sg.score(profile, peak_bw_gb_s=32.05, bytes_per_token=391_000, baseline=baseline)
 
 
+@cache
 def step_profile_card() -> sg.Scorecard:
     """Return the card of a bundled step profile: sixty steps, no shapes."""
     profile = sg.load(ROOT / "examples" / "runs" / "gpt_naive.json")
@@ -47,12 +50,14 @@ def step_profile_card() -> sg.Scorecard:
     return sg.score(profile, peak_bw_gb_s=32.05, bytes_per_token=391_000, baseline=baseline)
 
 
+@cache
 def parity_report() -> sg.ParityReport:
     """Return the comparison of two bundled profiles."""
     runs = ROOT / "examples" / "runs"
     return sg.parity(sg.load(runs / "parity_naive.json"), sg.load(runs / "parity_fused.json"))
 
 
+@cache
 def bare_card() -> sg.Scorecard:
     """Return the card of a source that knows a step time and nothing else."""
     return sg.score(make_profile(phases=()))

@@ -32,5 +32,9 @@ def link(span: Span | None, source: Source) -> str | None:
         return None
     margin = int(span.dur_ns * MARGIN)
     begin, end = max(0, span.start_ns - margin), span.start_ns + span.dur_ns + margin
-    # Twice: once for the address that is fetched, once for its being a parameter.
-    return f"{ADDRESS}{quote(quote(name, safe='', errors='replace'), safe='')}&visStart={begin}&visEnd={end}"
+    # Twice: once for the address that is fetched, once for its being a parameter; as browsers encode it.
+    return f"{ADDRESS}{_encoded(_encoded(name))}&visStart={begin}&visEnd={end}"
+
+
+def _encoded(text: str) -> str:
+    return quote(text, safe="!'()*", errors="replace")

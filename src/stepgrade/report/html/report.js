@@ -9,8 +9,17 @@
   // The same text for the same number as stepgrade.units writes.
   const MISSING = "–";
   const unprintable = /[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\u{e0000}-\u{e007f}]/gu;
-  const fixed = (value, digits, grouped = false) =>
-    value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits, useGrouping: grouped, roundingMode: "halfEven" });
+  const TAIL = 40;
+  const fixed = (value, digits, grouped = false) => {
+    let text = value.toFixed(digits);
+    const exact = value.toFixed(digits + TAIL);
+    const kept = exact.slice(0, -TAIL).replace(/\.$/, "");
+    // Python rounds what lies exactly between two to the even one, browsers away from zero.
+    if (/^50*$/.test(exact.slice(-TAIL)) && /[02468]$/.test(kept)) text = kept;
+    const [whole, part] = text.split(".");
+    const spaced = grouped ? whole.replace(/\B(?=(\d{3})+$)/g, ",") : whole;
+    return part === undefined ? spaced : `${spaced}.${part}`;
+  };
   const digits = (value) => (Math.abs(value) >= 100 ? fixed(value, 0, true) : fixed(value, Math.abs(value) >= 10 ? 1 : 2));
   const si = (value, unit) => {
     for (const [size, prefix] of [[1e18, "E"], [1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]])
