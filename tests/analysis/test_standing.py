@@ -42,4 +42,6 @@ def test_groups_name_the_greatest_and_cover_all() -> None:
     ranks = [RankRow(rank=n, ledger=None, step_ms=float(n % 5), wait_ms=None) for n in range(10)]
     groups = grouped(ranks, lambda row: row.step_ms, 3)
     assert [(one.first, one.last, one.rank) for one in groups] == [(0, 3, 3), (4, 7, 4), (8, 9, 9)]
+    least = grouped(ranks, lambda row: row.step_ms, 3, least_counts=True)
+    assert [(one.rank, one.value) for one in least] == [(0, 0.0), (5, 0.0), (8, 3.0)]
     assert grouped(ranks, lambda row: row.wait_ms, 3) == ()

@@ -27,7 +27,7 @@ class Tail(Struct, frozen=True, kw_only=True):
 
 
 class RankGroup(Struct, frozen=True, kw_only=True):
-    """Ranks that follow each other: the greatest value among them, and whose it is."""
+    """Ranks that follow each other: the value among them that matters most, and whose it is."""
 
     first: int
     last: int
@@ -60,19 +60,22 @@ def tail_of(operations: Sequence[Operation], shown: int) -> Tail | None:
 
 
 def grouped(
-    ranks: Sequence[RankRow], figure: Callable[[RankRow], float | None], most: int
+    ranks: Sequence[RankRow],
+    figure: Callable[[RankRow], float | None],
+    most: int,
+    *,
+    least_counts: bool = False,
 ) -> tuple[RankGroup, ...]:
-    """Return the greatest value of each run of neighbouring ranks, in at most `most` groups."""
+    """Return the greatest (or the least) value of neighbouring ranks, in at most `most` groups."""
     size = max(1, -(-len(ranks) // most))
+    sign = -1.0 if least_counts else 1.0
     groups = []
     for start in range(0, len(ranks), size):
-        known = [
-            (value, row.rank) for row in ranks[start : start + size] if (value := figure(row)) is not None
-        ]
+        near = ranks[start : start + size]
+        known = [(value, row.rank) for row in near if (value := figure(row)) is not None]
         if known:
-            value, rank = max(known, key=lambda pair: (pair[0], -pair[1]))
-            last = ranks[min(start + size, len(ranks)) - 1].rank
-            groups.append(RankGroup(first=ranks[start].rank, last=last, value=value, rank=rank))
+            value, rank = max(known, key=lambda pair: (sign * pair[0], -pair[1]))
+            groups.append(RankGroup(first=near[0].rank, last=near[-1].rank, value=value, rank=rank))
     return tuple(groups)
 
 

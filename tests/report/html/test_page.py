@@ -151,7 +151,7 @@ def test_a_huge_card_is_cut_and_says_so() -> None:
     text = sg.render(cards.huge_card(), to="html")
     assert len(text.encode()) < 1_500_000
     assert "2,000 longest of 100,000 operations" in text
-    assert "greatest of 8 neighbouring ranks" in text
+    assert "stands for 8 neighbouring ranks" in text
     assert "median of 250 steps" in text
     embedded = json.loads(Elements(text).raw["script"][0])
     assert len(embedded["operations"]) == 2_000

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _FOLDER = Path(__file__).parent
 _NAME_CELLS = 200
+_PROSE_CELLS = 800
 _OPTION = r"(?<![\w-])(--[a-z][a-z-]*)"
 
 
@@ -79,7 +80,7 @@ def _prose(text: str) -> str:
     """Return escaped text in which options such as --device are set as code and not broken."""
     from markupsafe import Markup, escape  # noqa: PLC0415  comes with Jinja2
 
-    escaped = str(escape(printable(text)))
+    escaped = str(escape(shortened(text, _PROSE_CELLS)))
     return Markup(re.sub(_OPTION, r'<code class="flag">\1</code>', escaped))  # noqa: S704  escaped above
 
 

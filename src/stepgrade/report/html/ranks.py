@@ -14,6 +14,7 @@ from stepgrade.units import show_ms, show_share
 CELLS = 64
 ROWS_SHOWN = 64
 _LEVELS = 8
+_WAITS = "waits for others"
 # Ranks that differ by a percent must not look like night and day.
 _LEAST_SPAN = 0.1
 Figure = Callable[[RankRow], float | None]
@@ -26,10 +27,14 @@ def view(card: Scorecard) -> dict[str, Any]:
         return {"why_empty": _why_empty(card)}
     strips: tuple[tuple[str, Figure, Callable[[float | None], str]], ...] = (
         ("step time", lambda row: row.step_ms, show_ms),
-        ("waits for others", lambda row: row.wait_ms, show_ms),
+        (_WAITS, lambda row: row.wait_ms, show_ms),
         ("does not compute", lambda row: waiting_share(row.ledger), show_share),
     )
-    groups = [(name, grouped(ranks, figure, CELLS), show) for name, figure, show in strips]
+    # Who waits least is whom the others wait for: among neighbours that one must be seen.
+    groups = [
+        (name, grouped(ranks, figure, CELLS, least_counts=name == _WAITS), show)
+        for name, figure, show in strips
+    ]
     per_cell = -(-len(ranks) // CELLS)
     return {
         "why_empty": None,
@@ -82,9 +87,7 @@ def _level(value: float, low: float, high: float) -> int:
 
 def _who(one: RankGroup) -> str:
     return (
-        f"rank {one.rank}"
-        if one.first == one.last
-        else f"ranks {one.first} to {one.last}, most on {one.rank}"
+        f"rank {one.rank}" if one.first == one.last else f"ranks {one.first} to {one.last}, here {one.rank}"
     )
 
 

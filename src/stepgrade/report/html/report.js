@@ -131,8 +131,12 @@
         return cell;
       }
       cell.className = column.as === "text" ? "kind" : "number";
-      if (column.as === "bar") cell.append(this.bar(value ?? 0));
-      cell.append(text);
+      if (column.as !== "bar") cell.append(text);
+      else {
+        const beside = document.createElement("span");
+        Object.assign(beside, { className: "beside-bar", textContent: text });
+        cell.append(this.bar(value ?? 0), beside);
+      }
       return cell;
     }
     bar(value) {

@@ -24,7 +24,7 @@ BOTTLENECKS = {
 ROOFS = {"memory": "memory bandwidth", "compute": "arithmetic", "link": "the link between devices"}
 BASES = {"data_sheet": "data sheet", "measured": "achievable", "given": "given"}
 METRICS = {"throughput_tok_s": "throughput", "step_time_ms": "step time", "wall_coverage": "wall coverage"}
-SEVERITIES = {"critical": "critical", "warning": "warning", "info": "for information"}
+SEVERITIES = {"critical": "critical", "warning": "warning", "info": "info"}
 GRADE_MEANINGS = {
     "A": "close to what the hardware allows",
     "B": "good, with room left",
