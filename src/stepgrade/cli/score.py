@@ -25,6 +25,7 @@ from stepgrade.cli.sources import add_sources, load_run, only_source
 from stepgrade.cli.streams import complain
 from stepgrade.compare.gate import Condition, check_conditions, decide, parse_condition
 from stepgrade.contract import TrainingScorecard
+from stepgrade.errors import BadOption
 
 _QUESTION = ("throughput_tok_s", "tokens_per_step")
 _FIGURES = ("device", "peak_bw_gb_s", "bytes_per_token")
@@ -66,6 +67,8 @@ def run(args: Namespace) -> int:
     check_conditions(conditions, has_baseline=args.baseline is not None)
     question = {name: getattr(args, name) for name in _QUESTION}
     if args.contract == "v1":
+        if args.input_format is not None:
+            raise BadOption("contract v1 reads step profiles only", hint="leave --input-format out")
         figures = {name: getattr(args, name) for name in _FIGURES}
         card_v1 = api.score_v1(
             only_source(args), baseline=args.baseline, max_bytes=args.max_bytes, **question, **figures

@@ -5,10 +5,20 @@ from __future__ import annotations
 from stepgrade.analysis.scorecard import UNGRADED, LayerStep, Scorecard
 from stepgrade.report.names import printable, shortened
 from stepgrade.report.terminal.canvas import Canvas
-from stepgrade.units import show_count, show_delta, show_ms, show_rate, show_ratio, show_share, show_si
+from stepgrade.units import (
+    show_count,
+    show_delta,
+    show_graded_share,
+    show_ms,
+    show_rate,
+    show_ratio,
+    show_share,
+    show_si,
+)
 
 _BADGE = {"A": "badge-good", "B": "badge-good", "C": "badge-fair", "D": "badge-bad", "F": "badge-bad"}
 _THRESHOLDS = (("D", 0.10), ("C", 0.20), ("B", 0.40), ("A", 0.60))
+_BOUNDS = tuple(least for _, least in _THRESHOLDS)
 _METRICS = {"throughput_tok_s": "throughput", "step_time_ms": "step time", "wall_coverage": "wall coverage"}
 _ROOF = {"memory": "memory bandwidth", "compute": "arithmetic", "link": "the link"}
 PHASES_SHOWN = 8
@@ -65,7 +75,7 @@ def _grade(card: Scorecard, canvas: Canvas) -> None:
         _grade_of_arithmetic(card, canvas, badge)
         return
     roof = card.ceilings[0]
-    reached = f"{show_share(card.efficiency)} of what {_ROOF[roof.kind]} allows"
+    reached = f"{show_graded_share(card.efficiency, _BOUNDS)} of what {_ROOF[roof.kind]} allows"
     canvas.paragraph(reached, indent="       ", first=f"  {badge}  ", style="title")
     canvas.paragraph(
         f"{show_rate(card.throughput_tok_s)} of {show_rate(roof.tok_s)}{_on_device(card)}: {roof.convention}",
@@ -76,9 +86,8 @@ def _grade(card: Scorecard, canvas: Canvas) -> None:
 
 def _grade_of_arithmetic(card: Scorecard, canvas: Canvas, badge: str) -> None:
     """Draw a grade that rests on the recorded FLOPs alone: without tokens there is no tok/s."""
-    canvas.line(
-        f"  {badge}  {canvas.style(f'{show_share(card.efficiency)} of what arithmetic allows', 'title')}"
-    )
+    reached = f"{show_graded_share(card.efficiency, _BOUNDS)} of what arithmetic allows"
+    canvas.line(f"  {badge}  {canvas.style(reached, 'title')}")
     canvas.paragraph(f"{_arithmetic(card)}{_on_device(card)}, from the recorded shapes", indent="       ")
     canvas.line(f"       {_scale(card.efficiency or 0.0, canvas)}")
 
