@@ -11,13 +11,13 @@ from stepgrade.report.names import printable, shortened
 
 # The page's own colours of the accounts; a notebook takes no style sheet.
 COLOURS = {
-    "account-compute": "#3b6fb0",
-    "account-exposed_communication": "#d1495b",
-    "account-exposed_copy": "#8e3b83",
-    "account-idle_input": "#b8860b",
-    "account-idle_host": "#35a0c9",
-    "account-idle_sync": "#2a7f62",
-    "account-unattributed": "#8a8f98",
+    "account-compute": "#2a62bd",
+    "account-exposed_communication": "#c8324f",
+    "account-exposed_copy": "#7a1f72",
+    "account-idle_input": "#dba52b",
+    "account-idle_host": "#52b8ec",
+    "account-idle_sync": "#0f3d27",
+    "account-unattributed": "#a9b1b8",
 }
 
 
