@@ -13,6 +13,7 @@ from stepgrade.analysis.limits import Limits
 from stepgrade.analysis.limits_file import DEFAULT_SETTINGS, Settings
 from stepgrade.analysis.operations import hotspots, operations_of_step
 from stepgrade.analysis.phases import phases_of_step
+from stepgrade.analysis.reference import bottleneck_note
 from stepgrade.analysis.rules import findings
 from stepgrade.analysis.runtime import Runtime, runtime_of
 from stepgrade.analysis.scorecard import UNGRADED, DeviceUse, RankRow, Scorecard, StepStats
@@ -85,7 +86,7 @@ def _card(
             *profile.notes,
             *efficiency.notes,
             *phases.notes,
-            *verdict.notes,
+            *_bottleneck_notes(facts),
             *ratio_notes,
             *_operation_notes(profile),
         ),
@@ -120,6 +121,11 @@ def _recommendations(facts: Facts, found: tuple[Finding, ...]) -> tuple[str, ...
     advice = [advice_for(facts)] if general else []
     advice += [finding.remedy for finding in worth]
     return tuple(dict.fromkeys(advice))
+
+
+def _bottleneck_notes(facts: Facts) -> tuple[str, ...]:
+    note = bottleneck_note(facts.profile, facts.verdict.bottleneck, facts.efficiency.share)
+    return (note,) if note else ()
 
 
 def _operation_notes(profile: Profile) -> tuple[str, ...]:
