@@ -45,7 +45,6 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     outlier_score: Annotated[float, amount("Iglewicz and Hoaglin: modified z-score")] = 3.5
     outlier_ratio: Annotated[float, amount("ours: a quarter more than the median layer")] = 1.25
     outlier_least_layers: Annotated[int, whole("ours: fewer have no median to stand out from")] = 4
-    outlier_least_spread: Annotated[float, share("ours: times are written with few digits")] = 0.02
     layer_info_share: Annotated[float, share("ours: nothing below is worth a look")] = 0.005
     layer_warning_share: Annotated[float, share("ours: one layer's excess, of the whole step")] = 0.01
     layer_critical_share: Annotated[float, share("as input: 20 %")] = 0.20
@@ -86,7 +85,6 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     # Arithmetic.
     precision_info_share: Annotated[float, share("XProf: a tenth of the time in 32 bits")] = 0.10
     precision_warning_share: Annotated[float, share("ours: half of what it loses is 10 % of the step")] = 0.20
-    precision_critical_share: Annotated[float, share("ours: most of the step")] = 0.60
     attention_info_share: Annotated[float, share("ours: 5 % of the step")] = 0.05
     attention_warning_share: Annotated[float, share("ours: 10 % of the step")] = 0.10
     attention_critical_share: Annotated[float, share("ours: a third of the step")] = 0.33
@@ -133,9 +131,8 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     small_message_bytes: Annotated[float, amount("torchscope: 1 MB on average")] = 1e6
     slow_link_share: Annotated[float, share("ours: half of the link's rate")] = 0.50
     straggler_info_share: Annotated[float, share("ours: 3 % of the step")] = 0.03
-    straggler_warning_share: Annotated[float, share("TraceML: 10 % of the step")] = 0.05
+    straggler_warning_share: Annotated[float, share("as exposed communication; TraceML has 10 %")] = 0.05
     straggler_critical_share: Annotated[float, share("TraceML: 20 % of the step")] = 0.20
-    straggler_last_share: Annotated[float, share("gpuprof: late on 60 % of the steps")] = 0.60
 
     # Spread of steps.
     spread_ratio: Annotated[float, amount("nsys-ai: 1.5 times the median")] = 1.5

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from stepgrade.analysis.roles import class_of
 from stepgrade.analysis.scorecard import Operation
-from stepgrade.analysis.work_class import classify
 from stepgrade.contract.scorecard import HOTSPOTS_SHOWN, rank_operations
 from stepgrade.hardware import Figures
 from stepgrade.model import OpTime, Profile
@@ -76,7 +76,7 @@ class _Roofs(Struct, frozen=True, kw_only=True):
 
 
 def _operation(name: str, total_ms: float, op: OpTime | None, profile: Profile, roofs: _Roofs) -> Operation:
-    kind = op.kind if op and op.kind else classify(name).label
+    kind = op.kind if op and op.kind else class_of(name).label
     steps = profile.steps
     if not steps:
         return Operation(name=name, kind=kind)

@@ -6,6 +6,8 @@ import re
 from functools import lru_cache
 from itertools import pairwise
 
+from stepgrade.analysis.work_class import WorkClass, classify
+
 # The first role that has a word of the name decides. Words are those of common model codes.
 _ROLES: dict[str, frozenset[str]] = {
     "qkv": frozenset(
@@ -55,12 +57,26 @@ _ROLES: dict[str, frozenset[str]] = {
     "lora": frozenset(["lora", "lora_a", "lora_b", "adapter"]),
     "experts": frozenset(["expert", "experts", "moe", "router"]),
     "loss": frozenset(["loss", "ce", "nll", "cross_entropy", "crossentropy"]),
-    "attention": frozenset(["attention", "attn", "sdpa", "softmax", "flash", "self_attn"]),
-    "mlp": frozenset(["mlp", "ffn", "feedforward", "feed_forward", "silu", "gelu", "swiglu"]),
     "norm": frozenset(
         ["norm", "rmsnorm", "layernorm", "ln", "ln1", "ln2", "rms_norm", "layer_norm", "input_layernorm"]
     ),
+    "attention": frozenset(["attention", "attn", "sdpa", "softmax", "flash", "self_attn"]),
+    "mlp": frozenset(["mlp", "ffn", "feedforward", "feed_forward", "silu", "gelu", "swiglu"]),
 }
+_CLASSES = {
+    "qkv": WorkClass.GEMM,
+    "attention out": WorkClass.GEMM,
+    "mlp up": WorkClass.GEMM,
+    "mlp down": WorkClass.GEMM,
+    "mlp": WorkClass.GEMM,
+    "head": WorkClass.GEMM,
+    "lora": WorkClass.GEMM,
+    "experts": WorkClass.GEMM,
+    "embedding": WorkClass.EMBEDDING,
+    "loss": WorkClass.SOFTMAX,
+    "norm": WorkClass.NORM,
+}
+_UPDATES = frozenset({"adam", "adamw", "optim", "optimizer", "sgd", "muon"})
 _BACKWARD = frozenset(["bwd", "backward", "grad", "dgrad", "wgrad", "bw"])
 _FORWARD = frozenset(["fwd", "forward", "fw"])
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -72,6 +88,19 @@ def role_of(name: str) -> str | None:
     """Return which part of a model an operation or module is; None if its name does not say."""
     words = _words(name)
     return next((role for role, known in _ROLES.items() if words & known), None)
+
+
+@lru_cache(maxsize=10_000)
+def class_of(name: str) -> WorkClass:
+    """Return what kind of work an operation does, also where its name is a part of a model (`mlp_down`)."""
+    words = _words(name) if "::" not in name else frozenset()
+    role = role_of(name) if words else None
+    if role == "norm":
+        return WorkClass.NORM
+    if words & _UPDATES:
+        return WorkClass.OPTIMIZER
+    found = classify(name)
+    return found if found is not WorkClass.OTHER or role is None else _CLASSES.get(role, found)
 
 
 @lru_cache(maxsize=10_000)

@@ -135,10 +135,8 @@ def _opened_in_wait(line: Timeline, spans: Spans) -> Mask:
 
     The host could not run ahead then: without its wait it would have used the time before the gap.
     """
-    if line.ledger is None or not len(spans.starts):
-        return np.zeros(len(spans.starts), np.bool_)
     ledger = line.ledger
-    busy = iv.merge(ledger.compute, ledger.communication, ledger.copy)
+    busy = iv.merge(ledger.compute, ledger.communication, ledger.copy) if ledger else iv.NOTHING
     if not len(busy.ends):
         return np.zeros(len(spans.starts), np.bool_)
     place = np.searchsorted(busy.ends, spans.starts, side="right") - 1
