@@ -78,7 +78,7 @@ def _operation(trace: Trace, pieces: Pieces, group: Ids, costs: _Costs) -> Opera
     flops = costs.flops[calls] if linked else np.full(len(calls), np.nan)
     known = ~np.isnan(flops)
     own_class = _class_of(name, pieces, group)
-    longest = group[pieces.dur_ns[group].argmax()]
+    longest = _longest(pieces, group)
     return OperationFacts(
         name=name,
         work_class=own_class.label,
@@ -95,6 +95,12 @@ def _operation(trace: Trace, pieces: Pieces, group: Ids, costs: _Costs) -> Opera
         longest_start_ns=int(pieces.start_ns[longest]),
         longest_ns=int(pieces.dur_ns[longest]),
     )
+
+
+def _longest(pieces: Pieces, group: Ids) -> int:
+    """Return the longest piece, of several the first in time."""
+    tied = group[pieces.dur_ns[group] == pieces.dur_ns[group].max()]
+    return int(tied[pieces.start_ns[tied].argmin()])
 
 
 def _whole(numbers: NDArray[np.float64]) -> int | None:

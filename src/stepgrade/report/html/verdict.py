@@ -10,9 +10,10 @@ from stepgrade.analysis.scorecard import UNGRADED, StepStats, Throughput
 from stepgrade.analysis.standing import Standing, standings
 from stepgrade.report.html import words
 from stepgrade.report.html.plot import Mark, Scale, joined
-from stepgrade.units import MISSING, show_count, show_ms, show_rate, show_share, show_si
+from stepgrade.units import MISSING, show_count, show_graded_share, show_ms, show_rate, show_share, show_si
 
 Tile = tuple[str, str, str]
+_BOUNDS = tuple(begin / 100.0 for _, begin in words.GRADES_BEGIN[1:])
 
 
 def view(card: Scorecard) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def view(card: Scorecard) -> dict[str, Any]:
 def _headline(card: Scorecard) -> str:
     if card.grade == UNGRADED:
         return "Not graded"
-    return f"{show_share(card.efficiency)} of what {_limit(card)} allows"
+    return f"{show_graded_share(card.efficiency, _BOUNDS)} of what {_limit(card)} allows"
 
 
 def _limit(card: Scorecard) -> str:
