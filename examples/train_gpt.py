@@ -1,8 +1,8 @@
 """Train a small GPT on made-up text, and record where its steps' time goes.
 
-    pip install 'stepgrade[torch]'
-    python examples/train_gpt.py --steps 50 --out run.json
-    stepgrade score run.json
+pip install 'stepgrade[torch]'
+python examples/train_gpt.py --steps 50 --out run.json
+stepgrade score run.json
 """
 
 from __future__ import annotations

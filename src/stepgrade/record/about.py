@@ -23,10 +23,8 @@ def versions() -> dict[str, str]:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
-    for name, value in (("cuda", torch.version.cuda), ("hip", torch.version.hip)):
-        if value is not None:
-            found[name] = value
-    return found
+    toolkits = {"cuda": torch.version.cuda, "hip": torch.version.hip}
+    return found | {name: value for name, value in toolkits.items() if value is not None}
 
 
 def device_of(model: Any) -> Any:
@@ -37,8 +35,10 @@ def device_of(model: Any) -> Any:
 
 def describe_device(device: Any) -> dict[str, Any]:
     """Return the name of the device; of a CUDA device also its memory and its multiprocessors."""
-    if device is None or device.type != "cuda":
-        return {"name": _processor(), "kind": "cpu"} if device is None or device.type == "cpu" else {"kind": device.type}
+    if device is None or device.type in ("cpu", "meta"):
+        return {"name": _processor(), "kind": "cpu"}
+    if device.type != "cuda":
+        return {"kind": device.type}
     import torch  # noqa: PLC0415  an extra
 
     found = torch.cuda.get_device_properties(device)
@@ -63,24 +63,26 @@ def rank_and_world() -> tuple[int, int]:
 def describe_model(model: Any) -> dict[str, Any]:
     """Return class, size and precision of the model, and how it is wrapped."""
     parameters = list(model.parameters())
-    return {
+    found = {
         "model": type(bare(model)).__name__,
         "wrapper": type(model).__name__ if bare(model) is not model else None,
         "parameters": sum(parameter.numel() for parameter in parameters),
         "trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
         "parameter_dtype": str(parameters[0].dtype).removeprefix("torch.") if parameters else None,
     }
+    return {name: value for name, value in found.items() if value is not None}
 
 
-def describe_run(model: Any, optimizer: Any, loader: Any) -> dict[str, Any]:
+def describe_run(optimizer: Any, loader: Any) -> dict[str, Any]:
     """Return what makes two runs comparable, as far as the parts tell it."""
     import torch  # noqa: PLC0415  an extra
 
-    found = {} if model is None else describe_model(model)
-    found["optimizer"] = None if optimizer is None else type(optimizer).__name__
-    found["batch_size"] = getattr(loader, "batch_size", None)
-    found["loader_workers"] = getattr(loader, "num_workers", None)
-    found["threads"] = torch.get_num_threads()
+    found = {
+        "optimizer": None if optimizer is None else type(optimizer).__name__,
+        "batch_size": getattr(loader, "batch_size", None),
+        "loader_workers": getattr(loader, "num_workers", None),
+        "threads": torch.get_num_threads(),
+    }
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -45,7 +45,9 @@ def _repeated(modules: Iterable[tuple[str, Any]]) -> list[list[tuple[str, Any]]]
             continue
         for kind, names in _by_class(container).items():
             if len(names) >= _LEAST_BLOCKS:
-                found[kind] += ((f"{path}.{name}".lstrip("."), container.get_submodule(name)) for name in names)
+                found[kind] += (
+                    (f"{path}.{name}".lstrip("."), container.get_submodule(name)) for name in names
+                )
     return [_outermost(group) for group in found.values()]
 
 

@@ -72,5 +72,5 @@ def clock_for(device: Any) -> HostClock | EventClock:
         return HostClock()
     import torch  # noqa: PLC0415  an extra
 
-    module = torch.get_device_module(device)
+    module = getattr(torch, device.type, None)
     return EventClock(module) if hasattr(module, "Event") else HostClock()

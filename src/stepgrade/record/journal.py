@@ -1,4 +1,4 @@
-"""The file of a recording: a journal that grows while training runs, one whole JSON in its place at the end."""
+"""The file of a recording: a journal while training runs, one whole JSON in its place at the end."""
 
 from __future__ import annotations
 

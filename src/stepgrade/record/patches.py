@@ -92,7 +92,7 @@ def patch_zero_grad(patches: Patches, timeline: Timeline, owner: Any) -> None:
 
 
 def patch_grad_scaler(patches: Patches, around: Callable[..., Any]) -> None:
-    """Let `around(original, scaler, optimizer, …)` stand for a scaler's step, which may skip the optimizer's."""
+    """Let `around(original, scaler, optimizer, …)` stand for a scaler's step, which may skip its own."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -100,7 +100,8 @@ def patch_grad_scaler(patches: Patches, around: Callable[..., Any]) -> None:
 
         return step
 
-    patches.replace(torch.amp.GradScaler, "step", make)
+    # torch 2.2 has it under cuda only
+    patches.replace(getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler), "step", make)
 
 
 def patch_copies(patches: Patches, timeline: Timeline) -> None:

@@ -6,7 +6,7 @@ import atexit
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -28,8 +28,8 @@ T = TypeVar("T")
 class Recorder:
     """Times the steps of a training loop, their phases and layers, and writes a step profile.
 
-    Use it as a context manager. With an `optimizer` each of its steps is a training step; `step()` says
-    it by hand. What goes wrong with recording is logged, and never ends the training.
+    Use it as a context manager and call `step()` at the end of each step; `watch` starts one that counts
+    the optimizer's steps. What goes wrong with recording is logged, and never ends the training.
     """
 
     _active: ClassVar[Recorder | None] = None
@@ -50,12 +50,15 @@ class Recorder:
     ) -> None:
         self.path = Path(path)
         self.notes: list[str] = []
+        self.rank = 0
+        self.on_step: Callable[[int], None] | None = None
         self._parts = (model, optimizer, dataloader)
         self._tokens_per_step = tokens_per_step
         self._layers = None if layers is None else list(layers)
         self._ops_every, self._warmup = ops_every, warmup
         self._flush_seconds = flush_seconds
         self._config = config or {}
+        self._counts_optimizer_steps = False
         self._recording: Recording | None = None
         self._document: dict[str, Any] | None = None
         self._head: dict[str, Any] = {}
@@ -78,31 +81,47 @@ class Recorder:
         if Recorder._active is not None:
             self._tell("another recorder is running; this one records nothing")
             return self
-        self._recording = _new_recording(self._parts[0], self._warmup, self._ops_every)
+        self._recording = _new_recording(self._warmup, self._ops_every)
         Recorder._active = self
         atexit.register(self.close)
         self._describe()
         self._check_place()
         model, optimizer, loader = self._parts
         self._recording.start()
-        self._recording.on_step = self._flush_if_due
+        self._recording.on_step = self._after_step
+        self._recording.stepped_by_hand = not self._counts_optimizer_steps
         self._flushed_at = time.monotonic()
         if model is not None:
             self.watch_model(model)
         for each in _listed(optimizer):
             self._recording.watch_optimizer(each)
         if loader is not None and not self._recording.watch_loader(loader):
-            self._tell("only a torch DataLoader is timed by itself; for others: `for x in rec.batches(loader)`")
+            self._tell(
+                "only a torch DataLoader is timed by itself; for others: `for x in rec.batches(loader)`"
+            )
         return self
 
     def watch_model(self, model: Any) -> None:
         """Time a model, or one more."""
         if self._recording is None:
             return
+        self._describe_model(model)
         found = self._recording.watch_model(model, self._layers)
         if not found:
-            wanted = f"no module is called {self._layers}" if self._layers else "the model has no repeated blocks"
+            wanted = (
+                f"no module is called {self._layers}" if self._layers else "the model has no repeated blocks"
+            )
             self._tell(f"{wanted}: phases are recorded, layers are not")
+
+    def watch_calls(self, module: Any) -> None:
+        """Count the calls of a module as forward; its blocks are those of the model already."""
+        if self._recording is not None:
+            self._recording.watch_calls(module)
+
+    def add_loss(self, loss: float) -> None:
+        """Note a loss that is known only later, or averaged over steps."""
+        if self._recording is not None:
+            self._recording.loss.add(loss)
 
     def step(self, loss: Any = None) -> None:
         """End a training step; the loss may be a number or a tensor, which is read later."""
@@ -154,7 +173,12 @@ class Recorder:
         """Return how many steps have ended, warm-up included."""
         if self._recording is not None:
             return self._recording.ended
-        return int(self._document["recorded_steps"]) if self._document else 0
+        return int(self._document["stepgrade"]["recorded_steps"]) if self._document else 0
+
+    @property
+    def has_profile(self) -> bool:
+        """Tell whether the recording has ended with at least one step."""
+        return self._document is not None
 
     def profile(self) -> Profile:
         """Return what was recorded, once closed; raise NotMeasured when no step was."""
@@ -174,17 +198,23 @@ class Recorder:
     def _describe(self) -> None:
         from stepgrade.record import about  # noqa: PLC0415  needs torch
 
-        model, optimizer, loader = self._parts
-        rank, world_size = about.rank_and_world()
-        self.path = rank_path(self.path, rank, world_size)
+        _, optimizer, loader = self._parts
+        self.rank, world_size = about.rank_and_world()
+        self.path = rank_path(self.path, self.rank, world_size)
         self._journal = Journal(self.path)
         self._head = {
-            "device": about.describe_device(about.device_of(model)),
-            "rank": rank,
+            "device": about.describe_device(None),
+            "rank": self.rank,
             "world_size": world_size,
             "versions": about.versions(),
-            "config": {**about.describe_run(model, optimizer, loader), **self._config},
+            "config": {**about.describe_run(optimizer, loader), **self._config},
         }
+
+    def _describe_model(self, model: Any) -> None:
+        from stepgrade.record import about  # noqa: PLC0415  needs torch
+
+        self._head["device"] = about.describe_device(about.device_of(model))
+        self._head["config"] = {**about.describe_model(model), **self._head["config"]}
 
     def _check_place(self) -> None:
         try:
@@ -192,7 +222,9 @@ class Recorder:
         except OSError as error:
             self._tell(f"{self.path} cannot be written ({_reason(error)}); recording goes on in memory")
 
-    def _flush_if_due(self, _step: int) -> None:
+    def _after_step(self, step: int) -> None:
+        if self.on_step is not None:
+            self.on_step(step)
         if time.monotonic() - self._flushed_at >= self._flush_seconds:
             self.flush()
 
@@ -228,7 +260,7 @@ class Recorder:
         warm, steady = self._totals or recording.take_fresh(None)
         totals = steady if steady.steps else warm
         if not totals.steps:
-            self._tell("no step was recorded: call `step()` at the end of each one, or pass the optimizer")
+            self._tell("no step was recorded: call `step()` at the end of each, or `watch` the optimizer")
             return
         notes = [*self.notes, *notes_of(recording, totals, is_warm=totals is warm)]
         self._document = document_of(totals, recording, self._head | {"notes": notes}, self._tokens_per_step)
@@ -248,24 +280,23 @@ class Recorder:
             _log.warning("stepgrade: %s", problem)
 
 
-def watch(
-    model: Any, optimizer: Any = None, dataloader: Any = None, **options: Any
-) -> Recorder:
+def watch(model: Any, optimizer: Any = None, dataloader: Any = None, **options: Any) -> Recorder:
     """Start a recorder that needs nothing else in the loop; it writes at exit, or on `close()`."""
-    return Recorder(model, optimizer=optimizer, dataloader=dataloader, **options).start()
+    recorder = Recorder(model, optimizer=optimizer, dataloader=dataloader, **options)
+    recorder._counts_optimizer_steps = optimizer is not None  # noqa: SLF001  ours
+    return recorder.start()
 
 
-def _new_recording(model: Any, warmup: int, ops_every: int | None) -> Recording:
+def _new_recording(warmup: int, ops_every: int | None) -> Recording:
     try:
         import torch  # noqa: F401, PLC0415  an extra
     except ImportError as error:
         raise MissingExtra("recording needs torch", hint="pip install 'stepgrade[torch]'") from error
-    from stepgrade.record.about import device_of  # noqa: PLC0415  as above
-    from stepgrade.record.operations import OperationWindow  # noqa: PLC0415
+    from stepgrade.record.operations import OperationWindow  # noqa: PLC0415  as above
     from stepgrade.record.recording import Recording  # noqa: PLC0415
 
     window = OperationWindow(ops_every) if ops_every else None
-    return Recording(device_of(model), warmup=warmup, window=window)
+    return Recording(warmup=warmup, window=window)
 
 
 def _listed(optimizer: Any) -> Sequence[Any]:

@@ -10,9 +10,10 @@ import torch
 from msgspec import Struct
 
 from stepgrade.record import patches
+from stepgrade.record.about import device_of
 from stepgrade.record.blocks import find_blocks
 from stepgrade.record.calls import around_calls
-from stepgrade.record.clock import clock_for
+from stepgrade.record.clock import EventClock, HostClock, clock_for
 from stepgrade.record.codes import (
     BACKWARD,
     COMMUNICATION,
@@ -28,7 +29,7 @@ from stepgrade.record.ddp import DdpCommunication, ddp_communication
 from stepgrade.record.fold import StepTimes, fold_step
 from stepgrade.record.layers import LayerHooks
 from stepgrade.record.operations import OperationWindow
-from stepgrade.record.sensors import sensors_for
+from stepgrade.record.sensors import Sensors, sensors_for
 from stepgrade.record.timeline import Timeline
 from stepgrade.record.totals import Series, Totals
 
@@ -49,9 +50,9 @@ class Ended(Struct):
 class Recording:
     """Hooks in, steps out. Everything that runs inside the training loop is here or in `timeline`."""
 
-    def __init__(self, device: Any, *, warmup: int, window: OperationWindow | None) -> None:
-        self.clock = clock_for(device)
-        self.sensors = sensors_for(device)
+    def __init__(self, *, warmup: int, window: OperationWindow | None) -> None:
+        self.clock: HostClock | EventClock = HostClock()
+        self.sensors: Sensors | None = None
         self.timeline = Timeline(self.clock.now)
         self.layers = LayerHooks(self.timeline)
         self.layer_names: list[str] = []
@@ -60,7 +61,7 @@ class Recording:
         self.loss = Series()
         self.ended = self.interrupted = self.profiled = self.lost = 0
         self.stepped_by_hand = False
-        self.saw_forward = False
+        self.saw_model = self.saw_forward = False
         self.ddp: DdpCommunication | None = None
         self.on_step: Callable[[int], None] | None = None
         self._warmup = warmup
@@ -78,8 +79,6 @@ class Recording:
         patches.patch_input(self._patches, self.timeline, self._is_watched)
         patches.patch_grad_scaler(self._patches, self._scaler_step)
         patches.patch_collectives(self._patches, self.timeline)
-        if self.clock.name != "host":
-            patches.patch_copies(self._patches, self.timeline)
         self.timeline.start()
 
     def stop(self) -> None:
@@ -99,13 +98,30 @@ class Recording:
 
     def watch_model(self, model: Any, layers: list[str] | None) -> int:
         """Time the model's calls and those of its blocks; return how many blocks there are."""
-        self._undo.append(around_calls(model, self._before_forward, self._after_forward))
+        if not self.saw_model:
+            self._settle_on(device_of(model))
+        self.saw_model = True
+        self.watch_calls(model)
         self.ddp = self.ddp or ddp_communication(model, on_host=self.clock.name == "host")
         known = set(self.layer_names)
         blocks = [(name, block) for name, block in find_blocks(model, layers) if name not in known]
         self.layers.attach([block for _, block in blocks], first=len(self.layer_names))
         self.layer_names += [name for name, _ in blocks]
         return len(blocks)
+
+    def watch_calls(self, module: Any) -> None:
+        """Count the module's calls as forward."""
+        self._undo.append(around_calls(module, self._before_forward, self._after_forward))
+
+    def _settle_on(self, device: Any) -> None:
+        """Take the clock of the device that the first model is on; the steps before it are not kept."""
+        self.clock = clock_for(device)
+        self.sensors = sensors_for(device)
+        self.timeline.now = self.clock.now
+        if self.clock.name != "host":
+            patches.patch_copies(self._patches, self.timeline)
+        self._pending.clear()
+        self.timeline.drop()
 
     def watch_optimizer(self, optimizer: Any) -> None:
         """Time the optimizer; its step also ends a training step unless the user does that."""
@@ -144,7 +160,9 @@ class Recording:
         if code is None:
             code = FIRST_FREE_PHASE + len(self._phase_codes)
             if code >= LAYER_BASE:
-                raise ValueError(f"{len(self._phase_codes)} names of phases are too many: a name is not a step")
+                raise ValueError(
+                    f"{len(self._phase_codes)} names of phases are too many: a name is not a step"
+                )
             self._phase_codes[name] = code
         return code
 
@@ -201,7 +219,9 @@ class Recording:
         if optimizer is self._main_optimizer:
             self.end_step()
 
-    def _scaler_step(self, original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def _scaler_step(
+        self, original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         """Count a step that the scaler skips because of infinite gradients as a step, which it is in time."""
         self.timeline.enter(OPTIMIZER)
         ended = self.ended

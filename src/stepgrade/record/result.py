@@ -31,12 +31,14 @@ def totals_line(totals: Totals, recording: Recording) -> dict[str, Any]:
     }
 
 
-def journal_head(
-    recording: Recording, head: dict[str, Any], tokens_per_step: float | None
-) -> dict[str, Any]:
+def journal_head(recording: Recording, head: dict[str, Any], tokens_per_step: float | None) -> dict[str, Any]:
     """Return the first line of a journal: what the run is, so that the lines after it can be read alone."""
-    about = {"_recording": JOURNAL_VERSION, "layers": recording.layer_names, "tokens_per_step": tokens_per_step}
-    return about | head
+    about = {
+        "_recording": JOURNAL_VERSION,
+        "layers": recording.layer_names,
+        "tokens_per_step": tokens_per_step,
+    }
+    return about | {"stepgrade": head}
 
 
 def document_of(
@@ -57,11 +59,15 @@ def document_of(
         "ops": {name: ms * steps for name, ms in _operations(recording).items()},
         "tokens_per_step": tokens,
         "samples_ms": line["samples_ms"],
-        "recorded_steps": recording.ended,
-        "loss": recording.loss.summary() or None,
-        "sensors": (recording.sensors.summary() if recording.sensors else None) or None,
+        "stepgrade": head
+        | {
+            "recorded_steps": recording.ended,
+            "clock": recording.clock.name,
+            "loss": recording.loss.summary() or None,
+            "sensors": recording.sensors.summary() if recording.sensors else None,
+        },
     }
-    return {key: value for key, value in (document | head).items() if value is not None or key == "bottleneck"}
+    return document if tokens is not None else {k: v for k, v in document.items() if k != "tokens_per_step"}
 
 
 def notes_of(recording: Recording, totals: Totals, *, is_warm: bool) -> list[str]:
@@ -70,7 +76,7 @@ def notes_of(recording: Recording, totals: Totals, *, is_warm: bool) -> list[str
         "only warm-up steps were recorded: they may be slower than the run is": is_warm,
         f"every {totals.samples.every}th step's time is kept": totals.samples.every > 1,
         f"{recording.interrupted} steps with an evaluation in them are left out": recording.interrupted,
-        f"{recording.profiled} steps under torch.profiler told the operations and are left out": recording.profiled,
+        f"{recording.profiled} steps under torch.profiler are left out of the times": recording.profiled,
         f"{recording.lost} steps were lost: the device was too far behind": recording.lost,
         "times are those of the device's stream, taken with events": recording.clock.name != "host",
         "the model's forward was never seen: pass the module that the loop calls": not recording.saw_forward
@@ -89,7 +95,8 @@ def score_profile(profile: Profile, setup: dict[str, Any]) -> Scorecard:
 
 def profile_of(document: dict[str, Any], name: str) -> Profile:
     """Return the document as a profile, as the reader would."""
-    device = document.get("device") or {}
+    recorded = document["stepgrade"]
+    device = recorded["device"]
     known = {key: device[key] for key in ("name", "memory_bytes", "sm_count") if key in device}
     return Profile(
         source=Source(format=PROFILER, files=(name,), producer=PROFILER),
@@ -101,10 +108,10 @@ def profile_of(document: dict[str, Any], name: str) -> Profile:
         layers=tuple(_layer_time(row) for row in document["per_layer"]),
         operations=tuple(OpTime(name=op, total_ms=ms) for op, ms in sorted(document["ops"].items())),
         tokens_per_step=document.get("tokens_per_step"),
-        recorded_steps=document["recorded_steps"],
-        world_size=document.get("world_size"),
-        device=DeviceSeen(**known) if device.get("kind") == "cuda" else None,
-        notes=tuple(document["notes"]),
+        recorded_steps=recorded["recorded_steps"],
+        world_size=recorded["world_size"],
+        device=DeviceSeen(**known) if device["kind"] != "cpu" else None,
+        notes=tuple(recorded["notes"]),
     )
 
 
