@@ -182,6 +182,7 @@ def test_a_long_run_keeps_bounded_samples(tmp_path: Path) -> None:
     assert os.path.getsize(tmp_path / "run.json") < 200_000
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's own, by its compiler
 class TestCompiled:
     """torch.compile with a backend that compiles nothing: the graphs are what is looked at."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,12 +14,18 @@ from stepgrade.record.codes import BACKWARD, BACKWARD_DONE, COMMUNICATION, D2H, 
 from stepgrade.record.timeline import Timeline
 
 _is_compiling = torch.compiler.is_compiling
-_COLLECTIVES = (
+_COLLECTIVES = (  # torch has renamed some of them; those that it has are timed
+    "all_gather",
     "all_gather_into_tensor",
+    "all_gather_single",
     "all_reduce",
+    "all_to_all",
     "all_to_all_single",
     "barrier",
     "broadcast",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
     "reduce_scatter_tensor",
 )
 _ABSENT = object()
@@ -114,7 +121,7 @@ def patch_collectives(patches: Patches, timeline: Timeline) -> None:
     """Time the collectives that Python calls: those of FSDP and of the loop itself, not DDP's reducer."""
     if not torch.distributed.is_available():
         return
-    for name in _COLLECTIVES:
+    for name in filter(partial(hasattr, torch.distributed), _COLLECTIVES):
         patches.replace(torch.distributed, name, lambda original: _timed(original, timeline, COMMUNICATION))
 
 

@@ -285,7 +285,7 @@ def _count_tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """Return how many tokens a language model is called with: integers in two dimensions, else 0."""
     ids = kwargs.get("input_ids", args[0] if args else None)
     if isinstance(ids, torch.Tensor) and ids.dim() == 2 and not ids.is_floating_point():
-        return ids.numel()
+        return int(ids.numel())
     return 0
 
 

@@ -50,23 +50,29 @@ class _ModelSearch:
 
         self._recorder = recorder
         self._found: set[int] = set()
+        self._over = False
         self._patches = Patches()
         self._module_class = nn.Module
         self._patches.replace(nn.Module, "__call__", self._make)
 
     def end(self) -> None:
+        self._over = True
         self._patches.undo()
 
     def _make(self, original: Any) -> Any:
+        from torch.compiler import is_compiling  # noqa: PLC0415  an extra
+
         search = self
 
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  that is its name
-            search.end()  # what is called inside sees torch as it is: compiled graphs are not disturbed
+            if search._over or is_compiling():  # a compiled model may have kept this function
+                return original(self, *args, **kwargs)
+            search._patches.undo()  # what is called inside sees torch as it is: compiled graphs are not disturbed
             search._notice(self)
             try:
                 return original(self, *args, **kwargs)
             finally:
-                if search._recorder.steps < _STEPS_TO_LOOK_FOR_MODELS:
+                if not search._over and search._recorder.steps < _STEPS_TO_LOOK_FOR_MODELS:
                     search._patches.replace(search._module_class, "__call__", search._make)
 
         return __call__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from stepgrade.record.totals import Series
@@ -20,7 +21,7 @@ class Sensors:
     def read(self) -> None:
         """Take one reading of each; what the GPU does not tell is left out."""
         nvml, handle = self._nvml, self._handle
-        asked = {
+        asked: dict[str, Callable[[], Any]] = {
             "sm_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, _CLOCK_SM),
             "memory_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, _CLOCK_MEMORY),
             "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000.0,
