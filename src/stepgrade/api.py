@@ -26,7 +26,7 @@ from stepgrade.contract import (
     format_parity_markdown,
     format_training_scorecard_markdown,
 )
-from stepgrade.errors import BadInput, BadOption, StepgradeError
+from stepgrade.errors import BadInput, BadOption, MissingExtra, StepgradeError
 from stepgrade.hardware import Expectation
 from stepgrade.hardware.setup import Setup, expect
 from stepgrade.model import Baseline, Profile
@@ -50,12 +50,18 @@ class Scorecard(analysis.Scorecard, frozen=True, kw_only=True):
     def _repr_markdown_(self) -> str:
         return render(self, to="markdown")
 
+    def _repr_html_(self) -> str | None:
+        return _notebook_card(self)
+
 
 class ParityReport(comparison.ParityReport, frozen=True, kw_only=True):
     """A comparison that shows itself in a notebook."""
 
     def _repr_markdown_(self) -> str:
         return render(self, to="markdown")
+
+    def _repr_html_(self) -> str | None:
+        return _notebook_card(self)
 
 
 def load(
@@ -198,17 +204,31 @@ def render(
     width: int = 80,
     color: bool = False,
 ) -> str:
-    """Return a result as text: `terminal`, `markdown` or `json`."""
+    """Return a result as text: `terminal`, `markdown`, `json`, or `html` for scorecards and comparisons."""
     return report.render(result, to, Page(width=width, color=color))
 
 
 def render_v1(result: TrainingScorecard | ParityComparison, *, to: str = "markdown") -> str:
     """Return a result of contract v1 as the reference writes it: JSON, else its Markdown."""
+    if to == "html":
+        raise BadOption(
+            "contract v1 has no HTML page", hint="leave --contract v1 out, or use --format markdown"
+        )
     if to == "json":
         return result.to_json() + "\n"
     if isinstance(result, TrainingScorecard):
         return format_training_scorecard_markdown(result)
     return format_parity_markdown(result)
+
+
+def _notebook_card(result: Scorecard | ParityReport) -> str | None:
+    """Return the compact card; None without Jinja2, and a notebook then shows the Markdown."""
+    from stepgrade.report.html import render_card  # noqa: PLC0415  notebooks only
+
+    try:
+        return render_card(result)
+    except MissingExtra:
+        return None
 
 
 def _decoded(source: PathLike, from_json: Callable[[bytes], T], max_bytes: int) -> T:

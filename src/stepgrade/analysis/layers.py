@@ -46,11 +46,10 @@ def layer_summaries(profile: Profile) -> tuple[LayerSummary, ...]:
 
 
 def layers_of_step(profile: Profile, slow: tuple[SlowLayer, ...] = ()) -> tuple[LayerStep, ...]:
-    """Return the layers of one step, those that stand out marked; nothing without a number of steps."""
+    """Return the layers of one step, the slow ones marked; nothing when the number of steps is not known."""
     steps = profile.steps
     if not steps:
         return ()
-    outliers = {one.layer: one.direction for one in reversed(slow)}
     return tuple(
         LayerStep(
             layer=layer.layer,
@@ -62,7 +61,7 @@ def layers_of_step(profile: Profile, slow: tuple[SlowLayer, ...] = ()) -> tuple[
             ratio=_ratio(layer),
             top_op=longest_operation(layer.ops_total_ms)[0] or None,
             top_op_share=_top_share(layer),
-            stands_out=outliers.get(layer.layer),
+            slow=tuple(one.direction for one in slow if one.layer == layer.layer),
         )
         for layer in profile.layers
     )

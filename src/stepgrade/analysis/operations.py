@@ -98,6 +98,7 @@ def _operation(name: str, total_ms: float, op: OpTime | None, profile: Profile, 
         bytes_per_s=moved / ms * 1000.0 if moved and ms > 0.0 else None,
         roof=least[1] if least else None,
         roof_share=least[0] / ms if least else None,
+        longest=op.longest if op else None,
     )
 
 

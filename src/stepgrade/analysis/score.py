@@ -14,6 +14,7 @@ from stepgrade.analysis.limits_file import DEFAULT_SETTINGS, Settings
 from stepgrade.analysis.operations import hotspots, operations_of_step
 from stepgrade.analysis.phases import phases_of_step
 from stepgrade.analysis.reference import bottleneck_note
+from stepgrade.analysis.roofline import roofs_of
 from stepgrade.analysis.rules import findings
 from stepgrade.analysis.runtime import Runtime, runtime_of
 from stepgrade.analysis.scorecard import UNGRADED, DeviceUse, RankRow, Scorecard, StepStats
@@ -110,6 +111,8 @@ def _card(
         ranks=tuple(_rank(rank) for rank in profile.ranks),
         arithmetic=efficiency.arithmetic,
         findings=found,
+        roofs=roofs_of(question.against),
+        typical_step=profile.typical_step,
     )
 
 

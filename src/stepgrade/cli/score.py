@@ -60,7 +60,7 @@ def add_options(parser: Parser) -> None:
     add_hardware_options(parser)
     add_run_options(parser)
     add_input_options(parser)
-    add_output_options(parser)
+    add_output_options(parser, pages=True)
 
 
 def run(args: Namespace) -> int:

@@ -25,6 +25,14 @@ class Source(Struct, frozen=True, kw_only=True):
     producer: str | None = None
 
 
+class Span(Struct, frozen=True, kw_only=True):
+    """A stretch of time in a trace, by the clock of that file; `file` is its place in `Source.files`."""
+
+    file: int
+    start_ns: int
+    dur_ns: int
+
+
 class PhaseTime(Struct, frozen=True, kw_only=True):
     """One named part of a step; `step_share` is what the producer wrote, in 0 to 1."""
 
@@ -55,6 +63,7 @@ class OpTime(Struct, frozen=True, kw_only=True):
     flops: float | None = None
     bytes: float | None = None
     dtype: str | None = None
+    longest: Span | None = None  # where its longest call is
 
 
 class LedgerTime(Struct, frozen=True, kw_only=True):
@@ -114,6 +123,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     activity: Activity | None = None
     flaws: tuple[Flaw, ...] = ()
     peak_memory_bytes: float | None = None
+    typical_step: Span | None = None  # where the steady step of middle length is
     contents: dict[str, str] = {}  # what else the source holds, in words, for people
     notes: tuple[str, ...] = ()
     fitness: tuple[str, ...] = ()
@@ -158,6 +168,8 @@ class Baseline(Struct, frozen=True, kw_only=True):
     step_ms: float | None = None
     wall_coverage: float | None = None
     device: str | None = None
+    ledger: dict[str, float | None] = {}  # shares of the step by account
+    phases_ms: dict[str, float] = {}
 
     def __post_init__(self) -> None:
         figures = {

@@ -100,6 +100,7 @@ class TraceFacts(Struct, frozen=True, kw_only=True):
     world_size: int | None
     driver: str  # device, host, unseen
     base_ns: int | None
+    file_zero_ns: int  # what the times of steps and operations count from, by the file's own clock
     basis: str  # what the steps were found from
     on_device: bool  # steps are timed on the device
     steps: tuple[StepFacts, ...]
@@ -146,6 +147,7 @@ def analyse_trace(trace: Trace) -> TraceFacts:
         world_size=trace.world_size,
         driver=line.driver.value,
         base_ns=trace.base_ns,
+        file_zero_ns=trace.file_zero_ns,
         basis=line.steps.basis.value,
         on_device=line.windows.on_device,
         steps=steps,

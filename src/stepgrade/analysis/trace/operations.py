@@ -45,6 +45,8 @@ class OperationFacts(Struct, frozen=True, kw_only=True):
     costed_flops: int
     dtype: str | None  # of most of its calls, for matmuls
     linked: bool  # False: the name is a kernel's, no operation is known to have launched it
+    longest_start_ns: int  # of its longest piece
+    longest_ns: int
 
 
 class _Costs(NamedTuple):
@@ -76,6 +78,7 @@ def _operation(trace: Trace, pieces: Pieces, group: Ids, costs: _Costs) -> Opera
     flops = costs.flops[calls] if linked else np.full(len(calls), np.nan)
     known = ~np.isnan(flops)
     own_class = _class_of(name, pieces, group)
+    longest = _longest(pieces, group)
     return OperationFacts(
         name=name,
         work_class=own_class.label,
@@ -89,7 +92,15 @@ def _operation(trace: Trace, pieces: Pieces, group: Ids, costs: _Costs) -> Opera
         costed_flops=int(flops[known].sum()),
         dtype=dtype_of_calls(trace, calls) if linked and own_class in MATMULS else None,
         linked=linked,
+        longest_start_ns=int(pieces.start_ns[longest]),
+        longest_ns=int(pieces.dur_ns[longest]),
     )
+
+
+def _longest(pieces: Pieces, group: Ids) -> int:
+    """Return the longest piece, of several the first in time."""
+    tied = group[pieces.dur_ns[group] == pieces.dur_ns[group].max()]
+    return int(tied[pieces.start_ns[tied].argmin()])
 
 
 def _whole(numbers: NDArray[np.float64]) -> int | None:
