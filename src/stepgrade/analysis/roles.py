@@ -100,6 +100,8 @@ def class_of(name: str) -> WorkClass:
     if words & _UPDATES:
         return WorkClass.OPTIMIZER
     found = classify(name)
+    if role in ("qkv", "attention out") and found is WorkClass.ATTENTION:  # c_attn is a product
+        return WorkClass.GEMM
     return found if found is not WorkClass.OTHER or role is None else _CLASSES.get(role, found)
 
 
