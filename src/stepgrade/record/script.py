@@ -67,7 +67,7 @@ class _ModelSearch:
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  that is its name
             if search._over or is_compiling():  # a compiled model may have kept this function
                 return original(self, *args, **kwargs)
-            search._patches.undo()  # what is called inside sees torch as it is: compiled graphs are not disturbed
+            search._patches.undo()  # what is called inside sees torch as it is
             search._notice(self)
             try:
                 return original(self, *args, **kwargs)
