@@ -24,6 +24,11 @@ from stepgrade.record.codes import (
     NONE,
 )
 
+_CLOSED_BY = {FWD_IN: FWD_OUT, AGAIN_IN: AGAIN_OUT, BWD_IN: BWD_OUT}
+_CLOSING = tuple(_CLOSED_BY.values())
+# What the time after a forward was, by what comes next.
+_AFTER_FORWARD = {BACKWARD: LOSS, FORWARD: FORWARD}
+
 
 class StepTimes(Struct, kw_only=True):
     """One step: its length, its phases by code, its layers by number."""
@@ -38,88 +43,60 @@ class StepTimes(Struct, kw_only=True):
 
 def fold_step(times_ns: list[int], codes: list[int], ends_by: dict[int, int | None]) -> StepTimes:
     """Add up the edges of one step; `ends_by` names the layer whose backward begins where another's ends."""
-    phases = _phases(times_ns, codes)
+    phases: dict[int, int] = defaultdict(int)
     layers = _Layers(ends_by)
+    current, since_ns = NONE, times_ns[0]
     for time_ns, code in zip(times_ns, codes, strict=True):
-        layers.pass_edge(time_ns, code)
+        if code >= LAYER_BASE:
+            layers.pass_edge(time_ns, code - LAYER_BASE)
+        elif code == BACKWARD_DONE:
+            layers.end_backward(time_ns)
+        else:
+            phases[_AFTER_FORWARD.get(code, NONE) if current == AFTER_FORWARD else current] += (
+                time_ns - since_ns
+            )
+            current, since_ns = code, time_ns
+    phases.pop(NONE, None)
     return StepTimes(
         wall_ns=times_ns[-1] - times_ns[0],
         phases_ns=phases,
-        forward_ns=layers.forward_ns,
-        backward_ns=layers.backward_ns,
-        again_ns=layers.again_ns,
+        forward_ns=layers.totals_ns[FWD_OUT],
+        backward_ns=layers.totals_ns[BWD_OUT],
+        again_ns=layers.totals_ns[AGAIN_OUT],
         evaluated=EVALUATION in phases,
     )
-
-
-def _phases(times_ns: list[int], codes: list[int]) -> dict[int, int]:
-    edges = [
-        (time_ns, code)
-        for time_ns, code in zip(times_ns, codes, strict=True)
-        if code < LAYER_BASE and code != BACKWARD_DONE
-    ]
-    totals: dict[int, int] = defaultdict(int)
-    for at, (time_ns, code) in enumerate(edges[:-1]):
-        until_ns, follower = edges[at + 1]
-        if code == AFTER_FORWARD:
-            code = {BACKWARD: LOSS, FORWARD: FORWARD}.get(follower, NONE)  # noqa: PLW2901
-        if code != NONE:
-            totals[code] += until_ns - time_ns
-    return dict(totals)
 
 
 class _Layers:
     """Layers between their edges; what a backward has to compute again is not counted as backward."""
 
     def __init__(self, ends_by: dict[int, int | None]) -> None:
-        self.forward_ns: dict[int, int] = defaultdict(int)
-        self.backward_ns: dict[int, int] = defaultdict(int)
-        self.again_ns: dict[int, int] = defaultdict(int)
+        self.totals_ns: dict[int, dict[int, int]] = {edge: defaultdict(int) for edge in _CLOSING}
+        self._since: dict[int, dict[int, int]] = {edge: {} for edge in _CLOSING}
+        self._backward = self._since[BWD_OUT]
         self._ends_by = ends_by
-        self._forward_since: dict[int, int] = {}
-        self._again_since: dict[int, int] = {}
-        self._backward_since: dict[int, int] = {}
 
     def pass_edge(self, time_ns: int, code: int) -> None:
-        if code < LAYER_BASE:
-            if code == BACKWARD_DONE:
-                self._end_backward(time_ns)
+        layer, edge = divmod(code, LAYER_WIDTH)
+        closing = _CLOSED_BY.get(edge)
+        if closing is None:
+            self._close(layer, edge, time_ns)
             return
-        layer, edge = divmod(code - LAYER_BASE, LAYER_WIDTH)
-        if edge == FWD_IN:
-            self._forward_since[layer] = time_ns
-        elif edge == FWD_OUT:
-            self._close(self._forward_since, self.forward_ns, layer, time_ns)
-        elif edge == AGAIN_IN:
-            self._again_since[layer] = time_ns
-        elif edge == AGAIN_OUT:
-            self._end_again(layer, time_ns)
-        elif edge == BWD_IN:
-            self._begin_backward(layer, time_ns)
-        elif edge == BWD_OUT:
-            self._close(self._backward_since, self.backward_ns, layer, time_ns)
+        if edge == BWD_IN and self._backward:
+            for other in [open_ for open_ in self._backward if self._ends_by.get(open_) == layer]:
+                self._close(other, BWD_OUT, time_ns)
+        self._since[closing][layer] = time_ns
 
-    def _end_backward(self, time_ns: int) -> None:
+    def end_backward(self, time_ns: int) -> None:
         """Close the layers whose input needs no gradient: only the end of backward ends them."""
-        for layer in list(self._backward_since):
-            self._close(self._backward_since, self.backward_ns, layer, time_ns)
+        for layer in list(self._backward):
+            self._close(layer, BWD_OUT, time_ns)
 
-    def _begin_backward(self, layer: int, time_ns: int) -> None:
-        for other in list(self._backward_since):
-            if self._ends_by.get(other) == layer:
-                self._close(self._backward_since, self.backward_ns, other, time_ns)
-        self._backward_since[layer] = time_ns
-
-    def _end_again(self, layer: int, time_ns: int) -> None:
-        started = self._again_since.pop(layer, None)
+    def _close(self, layer: int, edge: int, time_ns: int) -> None:
+        started = self._since[edge].pop(layer, None)
         if started is None:
             return
-        lasted = time_ns - started
-        self.again_ns[layer] += lasted
-        for other in self._backward_since:
-            self._backward_since[other] += lasted
-
-    def _close(self, since: dict[int, int], totals: dict[int, int], layer: int, time_ns: int) -> None:
-        started = since.pop(layer, None)
-        if started is not None:
-            totals[layer] += time_ns - started
+        self.totals_ns[edge][layer] += time_ns - started
+        if edge == AGAIN_OUT:
+            for other in self._backward:
+                self._backward[other] += time_ns - started

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("stepgrade.record")
 T = TypeVar("T")
+_FIRST_FLUSH_SECONDS = 1.0
 
 
 class Recorder:
@@ -90,7 +91,8 @@ class Recorder:
         self._recording.start()
         self._recording.on_step = self._after_step
         self._recording.stepped_by_hand = not self._counts_optimizer_steps
-        self._flushed_at = time.monotonic()
+        # The first flush comes early: a run that is killed in its first seconds leaves something too.
+        self._flushed_at = time.monotonic() - max(0.0, self._flush_seconds - _FIRST_FLUSH_SECONDS)
         if model is not None:
             self.watch_model(model)
         for each in _listed(optimizer):
