@@ -17,6 +17,7 @@ _INTERRUPTED = 130
 
 COMMANDS = {
     "score": "the scorecard of a run",
+    "record": "run a training script and record its steps",
     "parity": "two runtimes, operation by operation",
     "convert": "any profile as step profile JSON",
     "inspect": "what is in a file, and is it fit to be graded",

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from stepgrade import api
 from stepgrade.cli import output
+from stepgrade.cli.config import add_config_option, settings_from
 from stepgrade.cli.parser import Parser, add_contract_option, add_input_options, add_output_options
 from stepgrade.cli.run_options import add_hardware_options, add_run_options, setup_from
 from stepgrade.cli.sources import add_sources, load_run, only_source
@@ -54,11 +55,12 @@ def add_options(parser: Parser) -> None:
         help="exit with 1 on a regression of this severity or worse (warning, critical), or on this grade or "
         "worse (grade:C); may be repeated",
     )
+    add_config_option(parser)
     add_contract_option(parser)
     add_hardware_options(parser)
     add_run_options(parser)
     add_input_options(parser)
-    add_output_options(parser)
+    add_output_options(parser, pages=True)
 
 
 def run(args: Namespace) -> int:
@@ -78,7 +80,7 @@ def run(args: Namespace) -> int:
     setup = setup_from(args)
     profile = load_run(args)
     before = api.load_baseline(args.baseline, max_bytes=args.max_bytes) if args.baseline is not None else None
-    card = api.score(profile, baseline=before, setup=setup, **question)
+    card = api.score(profile, baseline=before, setup=setup, settings=settings_from(args), **question)
     output.write_result(card, args)
     return _gate(card, conditions, comparable=bool(card.compared))
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import Struct, field
 
 from stepgrade.contract.decode import decode_json
 from stepgrade.contract.types import USIZE_MAX
 from stepgrade.errors import BadInput
-from stepgrade.model import LayerTime, OpTime, PhaseTime, Profile, Source
+from stepgrade.model import DeviceSeen, LayerTime, OpTime, PhaseTime, Profile, Source
 from stepgrade.readers.content import Content
 
 NAME = "step_profile"
@@ -27,9 +29,32 @@ class _Phase(Struct, frozen=True):
 
 class _Layer(Struct, frozen=True):
     layer: int
+    name: str | None = None
+    recompute_ms: float | None = None
     fwd_ms: float | None = None
     bwd_ms: float | None = None
     ops: dict[str, float] = {}
+
+
+class Device(Struct, frozen=True):
+    """What our recorder writes of the device; only an accelerator can be looked up in the catalogue."""
+
+    kind: str | None = None
+    name: str | None = None
+    memory_bytes: int | None = None
+    sm_count: int | None = None
+
+
+class Recorded(Struct, frozen=True):
+    """What our recorder adds: the run's own description, and what to know about the recording."""
+
+    recorded_steps: int | None = None
+    world_size: int | None = None
+    device: Device | None = None
+    versions: dict[str, str] = {}
+    config: dict[str, Any] = {}
+    loss: dict[str, float] | None = None
+    notes: list[str] = []
 
 
 class _Document(Struct, frozen=True):
@@ -47,6 +72,7 @@ class _Document(Struct, frozen=True):
     bottleneck: str | None = None
     tokens_per_step: float | None = None
     samples_ms: list[float] = []
+    stepgrade: Recorded | None = None
 
 
 def recognises(content: Content) -> bool:
@@ -66,6 +92,7 @@ def read_text(text: bytes, name: str) -> Profile:
 
 def _profile(document: _Document, name: str) -> Profile:
     steps = document.steps if document.steps is not None else document.steps_profiled
+    recorded = document.stepgrade or Recorded()
     if steps is not None and not 0 <= steps <= USIZE_MAX:
         where = "$.steps" if document.steps is not None else "$.steps_profiled"
         raise BadInput(f"must be a whole number from 0 to {USIZE_MAX}", where=where)
@@ -80,8 +107,30 @@ def _profile(document: _Document, name: str) -> Profile:
         operations=tuple(OpTime(name=op, total_ms=ms) for op, ms in sorted(document.ops.items())),
         tokens_per_step=document.tokens_per_step,
         claimed_bottleneck=document.bottleneck,
-        notes=() if steps != 0 else ("the profile says it holds 0 steps",),
+        recorded_steps=recorded.recorded_steps,
+        world_size=recorded.world_size,
+        device=device_of(recorded.device),
+        contents=contents_of(recorded),
+        notes=(*recorded.notes, *(("the profile says it holds 0 steps",) if steps == 0 else ())),
     )
+
+
+def device_of(device: Device | None) -> DeviceSeen | None:
+    """Return the device to look up in the catalogue; a CPU is not in it."""
+    if device is None or device.kind == "cpu":
+        return None
+    return DeviceSeen(name=device.name, memory_bytes=device.memory_bytes, sm_count=device.sm_count)
+
+
+def contents_of(recorded: Recorded) -> dict[str, str]:
+    """Return what our recorder says of the run, in words."""
+    loss = recorded.loss or {}
+    parts = {
+        "configuration": ", ".join(f"{name} {value}" for name, value in recorded.config.items()),
+        "versions": ", ".join(f"{name} {version}" for name, version in recorded.versions.items()),
+        "loss": f"{loss['first']:.4g} to {loss['last']:.4g}" if {"first", "last"} <= set(loss) else "",
+    }
+    return {name: words for name, words in parts.items() if words}
 
 
 def _format(document: _Document) -> str:
@@ -105,5 +154,10 @@ def _phase(name: str, phase: _Phase) -> PhaseTime:
 
 def _layer(layer: _Layer) -> LayerTime:
     return LayerTime(
-        layer=layer.layer, fwd_total_ms=layer.fwd_ms, bwd_total_ms=layer.bwd_ms, ops_total_ms=layer.ops
+        layer=layer.layer,
+        name=layer.name,
+        fwd_total_ms=layer.fwd_ms,
+        bwd_total_ms=layer.bwd_ms,
+        recompute_total_ms=layer.recompute_ms,
+        ops_total_ms=layer.ops,
     )
