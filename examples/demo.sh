@@ -5,10 +5,8 @@ set -eu
 cd "$(dirname "$0")/.."
 BIN=${BIN:-.venv/bin}
 
-TOKENS_PER_STEP=1024
-PEAK_BW_GB_S=32.05
-BYTES_PER_TOKEN=391000
-NAIVE_TOK_S=2327
+# What the machine can do, and what one token costs it.
+ROOFS='--dtype fp32 --peak-tflops 0.1715 --flops-per-token 30867456 --peak-bw 32.05 --bytes-per-token 391000'
 
 # show WHAT ARGUMENTS...: say what comes, print the command, run it.
 show() {
@@ -20,18 +18,17 @@ show() {
     "$BIN/stepgrade" "$@"
 }
 
-show 'The scorecard of a real run, graded against the memory bandwidth of its machine.' \
-    score examples/runs/gpt_fused.json --tokens-per-step "$TOKENS_PER_STEP" \
-    --peak-bw "$PEAK_BW_GB_S" --bytes-per-token "$BYTES_PER_TOKEN"
+# shellcheck disable=SC2086  # the roofs are several words on purpose
+show 'The scorecard of a real run, graded against the machine it ran on.' \
+    score examples/runs/gpt_fused.json $ROOFS
 
+# shellcheck disable=SC2086
 show 'The same training with attention written out by hand: what got slower than the baseline?' \
-    score examples/runs/gpt_naive.json --tokens-per-step "$TOKENS_PER_STEP" \
-    --peak-bw "$PEAK_BW_GB_S" --bytes-per-token "$BYTES_PER_TOKEN" \
-    --baseline examples/runs/gpt_fused.json
+    score examples/runs/gpt_naive.json $ROOFS --baseline examples/runs/gpt_fused.json
 
 show 'The two side by side, operation by operation: where is the gap?' \
     parity examples/runs/parity_naive.json examples/runs/parity_fused.json
 
 show 'The slower run once more, under contract v1 and as Markdown, for a pull request or a wiki.' \
-    score examples/runs/gpt_naive.json --contract v1 --throughput "$NAIVE_TOK_S" \
-    --peak-bw "$PEAK_BW_GB_S" --bytes-per-token "$BYTES_PER_TOKEN" --format markdown
+    score examples/runs/gpt_naive.json --contract v1 --throughput 2327 \
+    --peak-bw 32.05 --bytes-per-token 391000 --format markdown

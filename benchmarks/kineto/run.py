@@ -57,7 +57,11 @@ def cases(trace: Path, options: argparse.Namespace, output: Path) -> Iterator[tu
     if not options.read_only:
         yield "stepgrade score", [STEPGRADE, "score", str(trace), "--format", "json"]
     for peer in PEERS if options.peers else ():
-        yield peer.name, command(peer, install(peer, options.environments), trace, output)
+        found = install(peer, options.environments)
+        if found:
+            yield peer.name, command(peer, found, trace, output)
+        else:
+            print(f"{peer.name} could not be installed", file=sys.stderr)
 
 
 def run(size_mb: float, options: argparse.Namespace, directory: Path) -> None:
@@ -66,7 +70,7 @@ def run(size_mb: float, options: argparse.Namespace, directory: Path) -> None:
     text_bytes = generate(options.sample, trace, int(size_mb * 1e6))
     packed_bytes = trace.stat().st_size
     print(f"\n{text_bytes / 1e6:.0f} MB of text, {packed_bytes / 1e6:.1f} MB gzipped ({options.sample.name})")
-    print(f"{'':26}{'seconds':>9}{'MB/s':>7}{'peak MB':>9}{'time':>8}{'memory':>8}")
+    print(f"{'':26}{'seconds':>9}{'cpu':>8}{'MB/s':>7}{'peak MB':>9}{'time':>8}{'memory':>8}")
     costs = {name: _best(line, options) for name, line in cases(trace, options, directory / "out")}
     base = costs.get("stepgrade score") or costs.get("read")
     if base is None or base.problem:
@@ -86,7 +90,8 @@ def _row(name: str, cost: Cost, base: Cost, text_bytes: int) -> str:
         return f"{name:26}{cost.seconds:9.2f}  {cost.problem[:70]}"
     speed = text_bytes / 1e6 / cost.seconds
     times, memory = cost.seconds / base.seconds, cost.peak_bytes / max(1, base.peak_bytes)
-    return f"{name:26}{cost.seconds:9.2f}{speed:7.0f}{cost.peak_bytes / 1e6:9.0f}{times:7.1f}x{memory:7.1f}x"
+    spent = f"{cost.seconds:9.2f}{cost.processor_seconds:8.2f}{speed:7.0f}{cost.peak_bytes / 1e6:9.0f}"
+    return f"{name:26}{spent}{times:7.1f}x{memory:7.1f}x"
 
 
 def main() -> None:

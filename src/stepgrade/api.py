@@ -11,7 +11,9 @@ import msgspec
 from stepgrade import analysis, report
 from stepgrade.analysis.against import expectation_for
 from stepgrade.analysis.inspection import Inspection, inspect_profile
+from stepgrade.analysis.limits_file import Settings, settings_from
 from stepgrade.compare import parity as comparison
+from stepgrade.compare.matrix import ParityMatrix, compare_all
 from stepgrade.compare.regression import baseline_of, compared
 from stepgrade.contract import (
     HardwareSpec,
@@ -24,7 +26,7 @@ from stepgrade.contract import (
     format_parity_markdown,
     format_training_scorecard_markdown,
 )
-from stepgrade.errors import BadOption, StepgradeError
+from stepgrade.errors import BadInput, BadOption, MissingExtra, StepgradeError
 from stepgrade.hardware import Expectation
 from stepgrade.hardware.setup import Setup, expect
 from stepgrade.model import Baseline, Profile
@@ -48,12 +50,18 @@ class Scorecard(analysis.Scorecard, frozen=True, kw_only=True):
     def _repr_markdown_(self) -> str:
         return render(self, to="markdown")
 
+    def _repr_html_(self) -> str | None:
+        return _notebook_card(self)
+
 
 class ParityReport(comparison.ParityReport, frozen=True, kw_only=True):
     """A comparison that shows itself in a notebook."""
 
     def _repr_markdown_(self) -> str:
         return render(self, to="markdown")
+
+    def _repr_html_(self) -> str | None:
+        return _notebook_card(self)
 
 
 def load(
@@ -82,6 +90,19 @@ def load_baseline(source: PathLike, *, max_bytes: int = DEFAULT_MAX_BYTES) -> Ba
     return registry.read_baseline(source, max_bytes=max_bytes) or load(source, max_bytes=max_bytes)
 
 
+def load_settings(source: PathLike) -> Settings:
+    """Read limits and ignored rules from a stepgrade.toml; raise BadInput at the key that is wrong."""
+    from stepgrade.analysis.rules import RULE_NAMES  # noqa: PLC0415  as little as a command needs
+
+    name = os.fspath(source)
+    try:
+        with open(name, encoding="utf-8") as stream:  # noqa: PTH123  pathlib costs 4 ms at start
+            text = stream.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"cannot be read: {error}", where=name) from error
+    return settings_from(text, RULE_NAMES, name)
+
+
 def score(
     profile: Profile,
     *,
@@ -92,10 +113,12 @@ def score(
     bytes_per_token: float | None = None,
     baseline: Baseline | Profile | analysis.Scorecard | None = None,
     setup: Setup | None = None,
+    settings: Settings | None = None,
 ) -> Scorecard:
     """Return the scorecard of a run (contract v2), compared with `baseline` when there is one.
 
-    `setup` says more of hardware and model than the three figures beside it, which then count no more.
+    `setup` says more of hardware and model than the three figures beside it, which then count no more;
+    `settings` holds limits and ignored rules, as `load_settings` reads them.
     """
     named = Setup(device=device, peak_bw_gb_s=peak_bw_gb_s, bytes_per_token=bytes_per_token)
     question = analysis.Question(
@@ -103,7 +126,7 @@ def score(
         tokens_per_step=tokens_per_step,
         against=expectation_for(profile, setup or named),
     )
-    card = analysis.score_profile(profile, question)
+    card = analysis.score_profile(profile, question, settings or Settings())
     if baseline is not None:
         card = compared(card, _baseline(baseline, question))
     return Scorecard(**_fields(card))
@@ -145,6 +168,11 @@ def parity(ours: Profile, theirs: Profile) -> ParityReport:
     return ParityReport(**_fields(comparison.compare_profiles(ours, theirs)))
 
 
+def parity_matrix(*profiles: Profile) -> ParityMatrix:
+    """Compare several runtimes, each with each."""
+    return compare_all(profiles)
+
+
 def estimate(setup: Setup, *, throughput_tok_s: float | None = None) -> Estimate:
     """Return what a run could reach on its device; with its throughput also its MFU and HFU."""
     from stepgrade.hardware.answers import estimate_run  # noqa: PLC0415  not needed to score
@@ -176,17 +204,31 @@ def render(
     width: int = 80,
     color: bool = False,
 ) -> str:
-    """Return a result as text: `terminal`, `markdown` or `json`."""
+    """Return a result as text: `terminal`, `markdown`, `json`, or `html` for scorecards and comparisons."""
     return report.render(result, to, Page(width=width, color=color))
 
 
 def render_v1(result: TrainingScorecard | ParityComparison, *, to: str = "markdown") -> str:
     """Return a result of contract v1 as the reference writes it: JSON, else its Markdown."""
+    if to == "html":
+        raise BadOption(
+            "contract v1 has no HTML page", hint="leave --contract v1 out, or use --format markdown"
+        )
     if to == "json":
         return result.to_json() + "\n"
     if isinstance(result, TrainingScorecard):
         return format_training_scorecard_markdown(result)
     return format_parity_markdown(result)
+
+
+def _notebook_card(result: Scorecard | ParityReport) -> str | None:
+    """Return the compact card; None without Jinja2, and a notebook then shows the Markdown."""
+    from stepgrade.report.html import render_card  # noqa: PLC0415  notebooks only
+
+    try:
+        return render_card(result)
+    except MissingExtra:
+        return None
 
 
 def _decoded(source: PathLike, from_json: Callable[[bytes], T], max_bytes: int) -> T:

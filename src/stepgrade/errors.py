@@ -8,7 +8,7 @@
     │   └── UnknownArchitecture a model whose costs are not modelled
     ├── UnknownDevice           a device that is not in the catalogue (a LookupError)
     ├── BadOption               options that do not fit together or lack a partner
-    ├── MissingExtra            an optional package that this needs and that is not installed
+    ├── MissingExtra            an optional package that is not installed
     └── NotMeasured             the profile does not hold what the question needs
 
 Anything else that escapes is a bug in stepgrade and keeps its traceback.
@@ -76,7 +76,7 @@ class BadOption(StepgradeError, ValueError):
 
 
 class MissingExtra(StepgradeError, ImportError):
-    """An optional package that is not installed."""
+    """An optional package that is not installed; the hint says how to install it."""
 
 
 class NotMeasured(StepgradeError):

@@ -186,7 +186,13 @@ class TestCommand:
         assert "Where a step goes" in ran.out
         assert "recorded 10 steps in run.json" in ran.err
         profile = sg.load(tmp_path / "run.json")
-        assert {phase.name for phase in profile.phases} == {"input", "forward", "loss", "backward", "optimizer"}
+        assert {phase.name for phase in profile.phases} == {
+            "input",
+            "forward",
+            "loss",
+            "backward",
+            "optimizer",
+        }
         assert len(profile.layers) == 2
         assert "model GPT" in profile.contents["configuration"]
 
@@ -251,6 +257,8 @@ def test_importing_the_names_needs_no_torch() -> None:
         sys.modules["torch"] = None
         stepgrade.Recorder().start()
     """
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
     assert ran.stdout == "False\n"
     assert "recording needs torch (pip install 'stepgrade[torch]')" in ran.stderr

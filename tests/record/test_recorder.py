@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,9 @@ PHASES = {"input", "forward", "loss", "backward", "optimizer"}
 
 
 def record(path: Path, loop: Loop, **options: object) -> sg.Profile:
-    with sg.Recorder(loop.model, optimizer=loop.optimizer, dataloader=loop.loader, path=path, **options) as recorder:
+    with sg.Recorder(
+        loop.model, optimizer=loop.optimizer, dataloader=loop.loader, path=path, **options
+    ) as recorder:
         loop.run(recorder.step)
     return sg.load(path)
 
@@ -99,7 +100,9 @@ def test_gradient_accumulation_is_one_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_recomputation_is_told_apart(tmp_path: Path, use_reentrant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recomputation_is_told_apart(
+    tmp_path: Path, use_reentrant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     again = gpt.checkpoint
     monkeypatch.setattr(gpt, "checkpoint", lambda block, x, **_: again(block, x, use_reentrant=use_reentrant))
     profile = record(tmp_path / "run.json", Loop(steps=12, model=make_model(checkpointing=True)))
@@ -179,10 +182,12 @@ def test_a_long_run_keeps_bounded_samples(tmp_path: Path) -> None:
     assert profile.steps == 30_000
     assert 4096 <= len(profile.samples_ms) < 2 * 4096
     assert any("4th step" in note for note in profile.notes)
-    assert os.path.getsize(tmp_path / "run.json") < 200_000
+    assert (tmp_path / "run.json").stat().st_size < 200_000
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's own, by its compiler
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor:UserWarning"
+)  # torch's own, by its compiler
 class TestCompiled:
     """torch.compile with a backend that compiles nothing: the graphs are what is looked at."""
 
@@ -259,7 +264,9 @@ class TestBadUse:
             recorder.step()
         assert "rec.batches(loader)" in caplog.text
 
-    def test_a_path_that_cannot_be_written(self, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
+    def test_a_path_that_cannot_be_written(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch
+    ) -> None:
         (tmp_path / "file").write_text("in the way")
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         loop = Loop()
@@ -271,7 +278,9 @@ class TestBadUse:
         assert (tmp_path / "file").read_text() == "in the way"
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-    def test_a_device_that_is_full(self, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
+    def test_a_device_that_is_full(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch
+    ) -> None:
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         loop = Loop()
         with sg.Recorder(loop.model, path="/dev/full", flush_seconds=0) as recorder:
@@ -280,7 +289,9 @@ class TestBadUse:
         assert Path("/dev/full").is_char_device()
         assert sg.load(tmp_path / "full").recorded_steps == 8
 
-    def test_nowhere_to_write_at_all(self, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
+    def test_nowhere_to_write_at_all(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch
+    ) -> None:
         (tmp_path / "file").write_text("")
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
         with sg.Recorder(path=tmp_path / "file" / "run.json") as recorder:
@@ -288,7 +299,9 @@ class TestBadUse:
         assert "`profile()` has what was measured" in caplog.text
         assert recorder.profile().recorded_steps == 1
 
-    def test_an_exception_in_the_loop_comes_through_and_the_steps_before_it_are_there(self, tmp_path: Path) -> None:
+    def test_an_exception_in_the_loop_comes_through_and_the_steps_before_it_are_there(
+        self, tmp_path: Path
+    ) -> None:
         loop = Loop(steps=8)
 
         def fail_late(loss: torch.Tensor) -> None:
@@ -347,7 +360,13 @@ class TestLeavesNoTrace:
 
         from tests.record.loop import hooks_on
 
-        owners = [torch.autograd, torch.Tensor, torch.amp.GradScaler, torch.optim.Optimizer, torch.distributed]
+        owners = [
+            torch.autograd,
+            torch.Tensor,
+            torch.amp.GradScaler,
+            torch.optim.Optimizer,
+            torch.distributed,
+        ]
         before = [dict(vars(owner)) for owner in [*owners, _BaseDataLoaderIter, nn.Module]]
         loop = Loop()
         kept = vars(loop.optimizer).copy()

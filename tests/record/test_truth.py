@@ -16,7 +16,9 @@ PLANTED_MS = 30.0
 
 
 def record(path: Path, loop: Loop, **options: object) -> sg.Profile:
-    with sg.Recorder(loop.model, optimizer=loop.optimizer, dataloader=loop.loader, path=path, **options) as recorder:
+    with sg.Recorder(
+        loop.model, optimizer=loop.optimizer, dataloader=loop.loader, path=path, **options
+    ) as recorder:
         loop.run(recorder.step)
     return sg.load(path)
 
@@ -52,7 +54,7 @@ PHASE_OF = {"input": "input", "forward": "forward", "backward": "backward"}
 @pytest.mark.parametrize("place", ["input", "blocks.2 forward", "blocks.1 backward", "blocks.0 backward"])
 def test_a_planted_sleep_shows_up_there_and_nowhere_else(tmp_path: Path, place: str) -> None:
     slow = per_step_ms(record(tmp_path / "slow.json", loop_slow_in(place)))
-    expected = {place, PHASE_OF[place.split()[-1]]}
+    expected = {place, PHASE_OF[place.rsplit(maxsplit=1)[-1]]}
     for name, ms in slow.items():
         if name in expected:
             assert ms >= PLANTED_MS, name
@@ -106,10 +108,14 @@ def test_phases_and_layers_agree_with_torch_profiler_on_the_same_run(tmp_path: P
     phases = {phase.name: phase.total_ms for phase in mine.phases}
     assert phases["forward"] == pytest.approx(total_ms(trace, "my forward"), rel=0.05)
     assert phases["backward"] == pytest.approx(total_ms(trace, "my backward"), rel=0.05)
-    stepped = total_ms(trace, "Optimizer.step#AdamW.step") + total_ms(trace, "Optimizer.zero_grad#AdamW.zero_grad")
+    stepped = total_ms(trace, "Optimizer.step#AdamW.step") + total_ms(
+        trace, "Optimizer.zero_grad#AdamW.zero_grad"
+    )
     assert phases["optimizer"] == pytest.approx(stepped, rel=0.05)
     for layer in mine.layers:
-        assert layer.fwd_total_ms == pytest.approx(total_ms(trace, f"block {layer.layer}"), rel=0.05), layer.name
+        assert layer.fwd_total_ms == pytest.approx(total_ms(trace, f"block {layer.layer}"), rel=0.05), (
+            layer.name
+        )
     check_backward_of_layers(trace, mine)
 
 
@@ -121,7 +127,9 @@ def check_backward_of_layers(trace: profile, mine: sg.Profile) -> None:
     for layer in mine.layers:
         spent_us = 0.0
         for call in (event for event in events if event.name == f"block {layer.layer}"):
-            numbers = {e.sequence_nr for e in events if e.sequence_nr >= 0 and _holds(call.time_range, e.time_range)}
+            numbers = {
+                e.sequence_nr for e in events if e.sequence_nr >= 0 and _holds(call.time_range, e.time_range)
+            }
             back = next(span for span in passes if span.start >= call.time_range.end)
             spans = [n.time_range for n in nodes if _sequence(n) in numbers and _holds(back, n.time_range)]
             spent_us += max(span.end for span in spans) - min(span.start for span in spans)

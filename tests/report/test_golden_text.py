@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 import stepgrade as sg
+from stepgrade.hardware.setup import Setup
+from stepgrade.report.names import cells
 from tests.conftest import ROOT
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -16,9 +18,14 @@ RUNS = ROOT / "examples" / "runs"
 def scorecard() -> sg.Scorecard:
     profile = sg.load("examples/runs/gpt_naive.json")
     baseline = sg.load_baseline("examples/runs/gpt_fused.json")
-    return sg.score(
-        profile, tokens_per_step=1024, peak_bw_gb_s=32.05, bytes_per_token=391_000, baseline=baseline
+    roofs = Setup(
+        dtype="fp32",
+        peak_tflops=0.1715,
+        flops_per_token=30_867_456,
+        peak_bw_gb_s=32.05,
+        bytes_per_token=391_000,
     )
+    return sg.score(profile, setup=roofs, baseline=baseline)
 
 
 def parity() -> sg.ParityReport:
@@ -46,3 +53,11 @@ def test_golden_text(
     if pytestconfig.getoption("--update-golden"):
         path.write_text(text, encoding="utf-8")
     assert text == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("width", [40, 41, 59, 60, 80, 120, 200])
+@pytest.mark.parametrize("name", RESULTS)
+def test_no_line_is_wider_than_the_terminal(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    text = sg.render(RESULTS[name](), width=width)  # type: ignore[arg-type]  # one of the three
+    assert max(cells(line) for line in text.splitlines()) <= width

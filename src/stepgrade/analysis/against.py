@@ -10,6 +10,7 @@ from stepgrade.hardware.expectation import DEFAULT_DTYPE, Expectation
 from stepgrade.hardware.identify import Sighting, identify
 from stepgrade.hardware.setup import Setup, expect
 from stepgrade.model import Profile
+from stepgrade.units import show_si
 
 # Below this share of the matmuls' time, their FLOPs are too incomplete to stand for the run.
 LEAST_KNOWN_SHARE = 0.80
@@ -52,7 +53,7 @@ def _costs_seen(profile: Profile, setup: Setup, costs: Costs) -> Costs:
     if not (flops and tokens and profile.steps and is_well_known(profile)):
         return costs
     per_token = flops / profile.steps / tokens
-    count = f"{per_token / 1e9:g} GFLOP per token (matrix products as recorded)"
+    count = f"{show_si(per_token, 'FLOP')} per token (matrix products as recorded)"
     return msgspec.structs.replace(costs, flops=per_token, flops_count=count)
 
 

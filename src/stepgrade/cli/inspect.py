@@ -15,7 +15,8 @@ from argparse import Namespace
 
 from stepgrade import api
 from stepgrade.cli import output
-from stepgrade.cli.parser import Parser, add_input_options, add_output_options, add_sources, load_run
+from stepgrade.cli.parser import Parser, add_input_options, add_output_options
+from stepgrade.cli.sources import add_sources, load_run
 from stepgrade.errors import EXIT_NOT_MEASURED, EXIT_OK
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from stepgrade.analysis import Scorecard
+from stepgrade.compare.step_change import step_change
 from stepgrade.contract import Regression
 from stepgrade.contract.scorecard import coverage_regression, step_time_regression, throughput_regression
 from stepgrade.model import Baseline
@@ -18,6 +19,8 @@ def baseline_of(card: Scorecard) -> Baseline:
         step_ms=card.step_time_ms,
         wall_coverage=card.wall_coverage,
         device=card.device.key if card.device else None,
+        ledger=msgspec.structs.asdict(card.ledger) if card.ledger else {},
+        phases_ms={name: phase.ms for name, phase in card.phases.items() if phase.ms},
     )
 
 
@@ -28,6 +31,7 @@ def compared(card: Scorecard, baseline: Baseline) -> Scorecard:
         regressions=regressions(card, baseline),
         notes=card.notes + _notes(card, baseline),
         baseline=baseline.name,
+        step_change=step_change(card, baseline),
         compared=tuple(metric for metric, (before, now) in _pairs(card, baseline).items() if before and now),
     )
 

@@ -29,6 +29,9 @@ class Ceiling(Struct, frozen=True, kw_only=True):
     convention: str
 
 
+_SMALLER = {"T": "G", "G": "M"}
+
+
 class Unit(NamedTuple):
     """A unit of rate: its name, how many base units it is, and the flag that gives it."""
 
@@ -157,7 +160,12 @@ def _ceilings_of(kind: Kind, rates: tuple[Rate, ...], cost: float | None, count:
 
 
 def _rate(figure: float, unit: Unit, basis: Basis, source: str) -> Rate:
-    return Rate(per_s=figure * unit.size, shown=f"{figure:g} {unit.name}", basis=basis, source=source)
+    shown = (
+        f"{figure:g} {unit.name}"
+        if figure >= 1
+        else f"{figure * 1000:g} {_SMALLER[unit.name[0]]}{unit.name[1:]}"
+    )
+    return Rate(per_s=figure * unit.size, shown=shown, basis=basis, source=source)
 
 
 def _achievable_rate(tflops: float, unit: Unit) -> Rate:

@@ -13,6 +13,7 @@ from stepgrade.hardware.ceilings import Costs, Figures
 from stepgrade.hardware.cost.plan import Plan
 from stepgrade.hardware.expectation import DEFAULT_DTYPE, Expectation
 from stepgrade.hardware.measured import Measurement, measured_for
+from stepgrade.units import show_si
 
 if TYPE_CHECKING:
     from stepgrade.hardware.estimate import ModelCosts
@@ -133,10 +134,10 @@ def _overridden(setup: Setup, costs: Costs) -> Costs:
     """Return the costs with what the user gave in place of what the model says."""
     flops, count = costs.flops, costs.flops_count
     if setup.flops_per_token is not None:
-        flops, count = setup.flops_per_token, f"{setup.flops_per_token / 1e9:g} GFLOP per token (given)"
+        flops, count = setup.flops_per_token, f"{show_si(setup.flops_per_token, 'FLOP')} per token (given)"
     moved, moved_count = costs.bytes, costs.bytes_count
     if setup.bytes_per_token is not None:
-        moved, moved_count = setup.bytes_per_token, f"{setup.bytes_per_token / 1e6:g} MB per token (given)"
+        moved, moved_count = setup.bytes_per_token, f"{show_si(setup.bytes_per_token, 'B')} per token (given)"
     return Costs(
         flops=flops,
         flops_count=count,

@@ -10,6 +10,7 @@ from stepgrade.model.profile import (
     Profile,
     RankTime,
     Source,
+    Span,
 )
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "Profile",
     "RankTime",
     "Source",
+    "Span",
 ]

@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from stepgrade.errors import BadInput
+from stepgrade.model.activity import Activity, Flaw
+
+LARGEST_COUNT = 2**64 - 1  # contract v1's counts are unsigned, of 64 bits
 
 
 class Source(Struct, frozen=True, kw_only=True):
@@ -20,6 +23,14 @@ class Source(Struct, frozen=True, kw_only=True):
     format: str
     files: tuple[str, ...]
     producer: str | None = None
+
+
+class Span(Struct, frozen=True, kw_only=True):
+    """A stretch of time in a trace, by the clock of that file; `file` is its place in `Source.files`."""
+
+    file: int
+    start_ns: int
+    dur_ns: int
 
 
 class PhaseTime(Struct, frozen=True, kw_only=True):
@@ -51,6 +62,8 @@ class OpTime(Struct, frozen=True, kw_only=True):
     kind: str | None = None
     flops: float | None = None
     bytes: float | None = None
+    dtype: str | None = None
+    longest: Span | None = None  # where its longest call is
 
 
 class LedgerTime(Struct, frozen=True, kw_only=True):
@@ -107,15 +120,21 @@ class Profile(Struct, frozen=True, kw_only=True):
     matmul_flops: float | None = None  # of matrix products, convolutions and attention, over all steps
     matmul_known_share: float | None = None  # of their time, how much has its FLOPs known
     matmul_dtype: str | None = None
+    activity: Activity | None = None
+    flaws: tuple[Flaw, ...] = ()
+    peak_memory_bytes: float | None = None
+    typical_step: Span | None = None  # where the steady step of middle length is
     contents: dict[str, str] = {}  # what else the source holds, in words, for people
     notes: tuple[str, ...] = ()
     fitness: tuple[str, ...] = ()
     unfit: tuple[str, ...] = ()  # why it can not be graded
 
     def __post_init__(self) -> None:
+        for place, count in (("steps", self.steps), *(("layer", layer.layer) for layer in self.layers)):
+            if count is not None and not 0 <= count <= LARGEST_COUNT:
+                raise BadInput(f"must be a whole number from 0 to {LARGEST_COUNT}", where=place)
         for place, value in self._figures():
-            if value is not None and not (math.isfinite(value) and value >= 0.0):
-                raise BadInput(f"must be a finite number of 0 or more, not {value:g}", where=place)
+            _check_figure(place, value)
 
     def _figures(self) -> Iterator[tuple[str, float | None]]:
         """Yield every measured figure with the name it has for people."""
@@ -149,3 +168,19 @@ class Baseline(Struct, frozen=True, kw_only=True):
     step_ms: float | None = None
     wall_coverage: float | None = None
     device: str | None = None
+    ledger: dict[str, float | None] = {}  # shares of the step by account
+    phases_ms: dict[str, float] = {}
+
+    def __post_init__(self) -> None:
+        figures = {
+            "throughput": self.throughput_tok_s,
+            "step time": self.step_ms,
+            "coverage": self.wall_coverage,
+        }
+        for place, value in figures.items():
+            _check_figure(place, value)
+
+
+def _check_figure(place: str, value: float | None) -> None:
+    if value is not None and not (math.isfinite(value) and value >= 0.0):
+        raise BadInput(f"must be a finite number of 0 or more, not {value:g}", where=place)

@@ -15,11 +15,17 @@ class _Device(Struct, frozen=True):
     key: str | None = None
 
 
+class _Phase(Struct, frozen=True):
+    ms: float | None = None
+
+
 class _Card(Struct, frozen=True):
     throughput_tok_s: float | None = None
     step_time_ms: float | None = None
     wall_coverage: float | None = None
     device: _Device | None = None
+    ledger: dict[str, float | None] | None = None
+    phases: dict[str, _Phase] = {}
 
 
 def recognises(content: Content) -> bool:
@@ -36,4 +42,6 @@ def read_baseline(content: Content) -> Baseline:
         step_ms=card.step_time_ms or None,
         wall_coverage=card.wall_coverage or None,
         device=card.device.key if card.device else None,
+        ledger=card.ledger or {},
+        phases_ms={name: phase.ms for name, phase in card.phases.items() if phase.ms},
     )

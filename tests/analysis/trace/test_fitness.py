@@ -47,7 +47,7 @@ def test_times_out_of_range_are_counted() -> None:
     made = play(Run())
     made.op("aten::odd", 10, -5)
     made.kernel("odd", 10, 10**17, device=3)
-    assert texts(made)["out_of_range"].startswith("2 events have a negative duration")
+    assert texts(made)["out_of_range"].startswith("2 events have impossible times")
 
 
 def test_kernels_alone_are_said() -> None:

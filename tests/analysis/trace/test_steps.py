@@ -9,6 +9,7 @@ import pytest
 from stepgrade.analysis.trace import analyse_trace
 from stepgrade.analysis.trace.timeline import lay_out
 from stepgrade.model.events import DeviceRanges, Trace
+from tests.analysis.trace.changes import shifted
 from tests.trace_builder import Run, TraceBuilder, make_trace, play
 
 MS = 1_000_000
@@ -93,7 +94,7 @@ def test_work_of_earlier_steps_is_kept_apart() -> None:
     first = min(row[2] for row in made.work)
     for place in range(5):
         made.kernel("left over", first - 100_000 * (place + 1), 90_000)
-    facts = analyse_trace(made.trace())
+    facts = analyse_trace(shifted(made.trace(), MS))
     assert facts.ledger == usual.ledger
     assert "left over" not in {operation.name for operation in facts.operations}
     text = next(one.text for one in facts.fitness if one.code == "unlaunched")

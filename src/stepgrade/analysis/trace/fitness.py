@@ -10,16 +10,15 @@ from msgspec import Struct
 from stepgrade.analysis.trace import intervals as iv
 from stepgrade.analysis.trace.steps import StepBasis
 from stepgrade.analysis.trace.timeline import Driver, Timeline
-from stepgrade.analysis.trace.vocabulary import QUEUE_FULL, Mask, named
+from stepgrade.analysis.trace.vocabulary import QUEUE_FULL, named
 from stepgrade.analysis.trace.windows import StepMark
-from stepgrade.model.events import Longs, RangeKind
+from stepgrade.model.events import RangeKind
 from stepgrade.units import show_ms, show_share
 
 OVERHEAD_SHARE = 0.02
 EARLY_START_SHARE = 0.001
 UNATTRIBUTED_SHARE = 0.1
 HOST_SHARE = 0.2
-ABSURD_NS = 24 * 3600 * 10**9
 
 
 class Unfitness(Struct, frozen=True, kw_only=True):
@@ -124,15 +123,11 @@ def _clocks(line: Timeline) -> Iterator[Unfitness]:
 
 
 def _out_of_range(line: Timeline) -> Iterator[Unfitness]:
-    tables = (line.trace.ops, line.trace.calls, line.trace.work, line.trace.ranges)
-    odd = sum(int(_odd(table.start_ns, table.dur_ns).sum()) for table in tables if len(table.name))
-    if odd:
-        text = f"{odd} events have a negative duration or last longer than a day; they count as nothing."
+    if line.unsound:
+        text = (
+            f"{line.unsound} events have impossible times (negative, or longer than a day) and are left out."
+        )
         yield Unfitness(code="out_of_range", text=text)
-
-
-def _odd(start: Longs, dur: Longs) -> Mask:
-    return (dur < 0) | (dur > ABSURD_NS) | (start < 0)
 
 
 def _unlaunched(line: Timeline) -> Iterator[Unfitness]:

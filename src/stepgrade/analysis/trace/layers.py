@@ -121,7 +121,8 @@ def match_forward(trace: Trace, node: Mask) -> Ids:
     Operations that make no node carry the number of the next node as well: the last to start made it.
     """
     ops = trace.ops
-    makers = np.flatnonzero((ops.sequence >= 0) & (ops.forward_thread <= 0) & ~node).astype(np.int32)
+    numbered = (ops.sequence >= 0) & (ops.sequence < SEQUENCES)
+    makers = np.flatnonzero(numbered & (ops.forward_thread <= 0) & ~node).astype(np.int32)
     makers = makers[np.argsort(ops.start_ns[makers], kind="stable")]
     key = ops.thread[makers].astype(np.int64) * SEQUENCES + ops.sequence[makers]
     order = np.argsort(key, kind="stable")
@@ -129,7 +130,7 @@ def match_forward(trace: Trace, node: Mask) -> Ids:
     sequence, number = ops.sequence[node], ops.forward_thread[node]
     found = np.full(len(sequence), NONE, np.int32)
     for one in np.unique(number).tolist():
-        mine = (number == one) & (sequence >= 0)
+        mine = (number == one) & numbered[node]
         found[mine] = _best_thread(trace, np.flatnonzero(node)[mine], key, makers, sequence[mine])
     return found
 

@@ -12,8 +12,11 @@ from numpy.typing import NDArray
 
 from stepgrade.analysis.trace.classify import WorkClass, classify
 from stepgrade.analysis.trace.cost import UNKNOWN, Cost, op_cost
+from stepgrade.analysis.trace.links import HostTree
 from stepgrade.analysis.trace.pieces import Pieces
+from stepgrade.analysis.trace.precision import MATMULS, dtype_of_calls
 from stepgrade.analysis.trace.shapes import decode_shapes
+from stepgrade.analysis.trace.timeline import Timeline
 from stepgrade.model.events import NONE, Ids, Inputs, Trace
 
 KERNELS_SHOWN = 5
@@ -40,7 +43,10 @@ class OperationFacts(Struct, frozen=True, kw_only=True):
     bytes: int | None
     costed_ns: int  # the time of the calls whose FLOPs are known
     costed_flops: int
+    dtype: str | None  # of most of its calls, for matmuls
     linked: bool  # False: the name is a kernel's, no operation is known to have launched it
+    longest_start_ns: int  # of its longest piece
+    longest_ns: int
 
 
 class _Costs(NamedTuple):
@@ -50,14 +56,15 @@ class _Costs(NamedTuple):
     bytes: NDArray[np.float64]
 
 
-def sum_operations(trace: Trace, pieces: Pieces) -> tuple[OperationFacts, ...]:
+def sum_operations(line: Timeline, pieces: Pieces) -> tuple[OperationFacts, ...]:
     """Return the operations of the steady steps, longest first."""
+    trace = line.trace
     rows = np.flatnonzero(pieces.steady).astype(np.int32)
     linked = pieces.op[rows] >= 0
     key = pieces.name[rows].astype(np.int64) * 2 + linked
     order = np.argsort(key, kind="stable")
     edges = np.flatnonzero(np.diff(key[order], prepend=NONE, append=np.iinfo(np.int64).max))
-    costs = _costs(trace, pieces.op[rows])
+    costs = _without_the_same_twice(_costs(trace, pieces.op[rows]), line.tree)
     found = [_operation(trace, pieces, rows[order[a:b]], costs) for a, b in pairwise(edges.tolist())]
     return tuple(sorted(found, key=lambda one: (-one.total_ns, one.name)))
 
@@ -70,9 +77,11 @@ def _operation(trace: Trace, pieces: Pieces, group: Ids, costs: _Costs) -> Opera
     kernels = _kernels(trace, pieces, group)
     flops = costs.flops[calls] if linked else np.full(len(calls), np.nan)
     known = ~np.isnan(flops)
+    own_class = _class_of(name, pieces, group)
+    longest = _longest(pieces, group)
     return OperationFacts(
         name=name,
-        work_class=_class_of(name, pieces, group).label,
+        work_class=own_class.label,
         total_ns=int(call_ns.sum()),
         calls=len(calls) if linked else len(group),
         kernel_count=len(group) if kernels else 0,
@@ -81,8 +90,17 @@ def _operation(trace: Trace, pieces: Pieces, group: Ids, costs: _Costs) -> Opera
         bytes=_whole(costs.bytes[calls]) if linked else None,
         costed_ns=int(call_ns[known].sum()),
         costed_flops=int(flops[known].sum()),
+        dtype=dtype_of_calls(trace, calls) if linked and own_class in MATMULS else None,
         linked=linked,
+        longest_start_ns=int(pieces.start_ns[longest]),
+        longest_ns=int(pieces.dur_ns[longest]),
     )
+
+
+def _longest(pieces: Pieces, group: Ids) -> int:
+    """Return the longest piece, of several the first in time."""
+    tied = group[pieces.dur_ns[group] == pieces.dur_ns[group].max()]
+    return int(tied[pieces.start_ns[tied].argmin()])
 
 
 def _whole(numbers: NDArray[np.float64]) -> int | None:
@@ -128,6 +146,17 @@ def _costs(trace: Trace, ops: Ids) -> _Costs:
         flops[shaped] = np.array([_or_nan(one.flops) for one in found])[which]
         moved[shaped] = np.array([_or_nan(one.bytes) for one in found])[which]
     return _Costs(flops, moved)
+
+
+def _without_the_same_twice(costs: _Costs, tree: HostTree) -> _Costs:
+    """Return the costs without those of operations that call costed ones: linear calls addmm."""
+    calls_costed = np.zeros(len(tree.parent), np.bool_)
+    above = tree.parent[tree.of_op[np.flatnonzero(costs.flops > 0)]]
+    while len(above := np.unique(above[above >= 0])):
+        calls_costed[above] = True
+        above = tree.parent[above]
+    outer = calls_costed[tree.of_op] & (costs.flops > 0)
+    return _Costs(np.where(outer, 0.0, costs.flops), np.where(outer, 0.0, costs.bytes))
 
 
 def _or_nan(number: int | None) -> float:

@@ -11,6 +11,7 @@ from stepgrade.analysis.trace.classify import WorkClass, classify_work
 from stepgrade.analysis.trace.host_ledger import open_host_ledger
 from stepgrade.analysis.trace.ledger import HostState, Ledger, foresee, open_ledger, watch_host
 from stepgrade.analysis.trace.links import HostTree, Links, grow_tree, inherit, link_work
+from stepgrade.analysis.trace.sound import keep_sound
 from stepgrade.analysis.trace.steps import HostSteps, find_steps
 from stepgrade.analysis.trace.vocabulary import (
     BACKWARD,
@@ -53,11 +54,12 @@ class Timeline(NamedTuple):
     driver: Driver
     host: HostState
     ledger: Ledger | None
+    unsound: int  # events left out because of impossible times
 
 
 def lay_out(trace: Trace) -> Timeline:
     """Return the timeline of the trace's busiest device, or of its host if it has no other."""
-    trace = settled(trace)
+    trace, unsound = keep_sound(settled(trace))
     tree = grow_tree(trace)
     links = link_work(trace, tree)
     steps = find_steps(trace, tree)
@@ -83,6 +85,7 @@ def lay_out(trace: Trace) -> Timeline:
         driver=_driver(trace),
         host=host,
         ledger=None,
+        unsound=unsound,
     )
     return bare._replace(ledger=_ledger(bare))
 

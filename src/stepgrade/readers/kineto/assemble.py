@@ -71,7 +71,7 @@ def _take_all(tables: Tables, name: str) -> Columns:
     columns: Columns = {"start_ns": table.take("start_ns"), "dur_ns": table.take("dur_ns")}
     order = _order(columns["start_ns"], columns["dur_ns"])
     columns = {key: _sorted(column, order) for key, column in columns.items()}
-    for key in tuple(table.columns):
+    for key in table.dtypes.keys() - columns.keys():
         columns[key] = _sorted(table.take(key), order)
     return columns
 
@@ -132,6 +132,7 @@ def _shared(tables: Tables, columns: dict[str, Columns], facts: FileFacts, zero_
         "world_size": header.world_size,
         "backend": header.backend,
         "base_ns": _base_ns(header.base_ns, zero_ns),
+        "file_zero_ns": zero_ns,
         "devices": header.devices,
         "versions": header.versions,
         "strings": strings,

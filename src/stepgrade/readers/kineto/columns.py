@@ -1,9 +1,9 @@
-"""Columns that grow without copying, and tables of things that are kept once."""
+"""Columns that grow batch by batch, and numbers for things that are kept once."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from stepgrade.model.events import NONE, Ids, Longs
 
 Key = TypeVar("Key")
+BLOCK_ROWS: Final = 1 << 18
 _DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "q": np.dtype(np.int64),
     "i": np.dtype(np.int32),
@@ -28,24 +29,38 @@ class Interner(dict[Key, int], Generic[Key]):
 
 
 class Table:
-    """Equally long columns of integers; array.array grows in place, so nothing is held twice."""
+    """Equally long columns of integers, in blocks large enough that freed ones go back to the system."""
 
     def __init__(self, **codes: str) -> None:
-        self.columns = {name: array(code) for name, code in codes.items()}
-
-    def __len__(self) -> int:
-        return len(next(iter(self.columns.values())))
+        self.dtypes = {name: _DTYPES[code] for name, code in codes.items()}
+        self.row_count = 0
+        self._blocks: dict[str, list[NDArray[Any]]] = {name: [] for name in codes}
 
     def append(self, batch: dict[str, Any]) -> None:
         """Add a batch that has every column."""
-        for name, column in self.columns.items():
-            column.frombytes(memoryview(batch[name]).cast("B"))
+        columns = {name: np.frombuffer(batch[name], dtype=dtype) for name, dtype in self.dtypes.items()}
+        count, done = len(columns["name"]), 0
+        while done < count:
+            low = self.row_count % BLOCK_ROWS
+            part = min(count - done, BLOCK_ROWS - low)
+            for name, column in columns.items():
+                self._block(name, low)[low : low + part] = column[done : done + part]
+            self.row_count += part
+            done += part
+
+    def _block(self, name: str, low: int) -> NDArray[Any]:
+        if low == 0:
+            self._blocks[name].append(np.empty(BLOCK_ROWS, dtype=self.dtypes[name]))
+        return self._blocks[name][-1]
 
     def take(self, name: str) -> NDArray[Any]:
         """Return one column and forget it."""
-        column = self.columns.pop(name)
-        taken: NDArray[Any] = np.frombuffer(column, dtype=_DTYPES[column.typecode])
-        return taken
+        blocks = self._blocks.pop(name)
+        whole = np.empty(self.row_count, dtype=self.dtypes[name])
+        for low in range(0, self.row_count, BLOCK_ROWS):
+            part = whole[low : low + BLOCK_ROWS]
+            part[:] = blocks.pop(0)[: len(part)]
+        return whole
 
 
 def longs(values: Sequence[Any]) -> array[int]:
@@ -88,9 +103,10 @@ def _parse_text(text: str) -> int:
         return NONE
 
 
-def filled(values: array[int], spare: Iterable[Any]) -> Longs:
-    """Return `values` with those of `spare` where the event itself does not say."""
+def filled(values: array[int], spare: Callable[[int], Any]) -> Longs:
+    """Return `values` with what `spare` says of a row where the event itself does not say."""
     ids = np.frombuffer(values, dtype=np.int64)
-    if not (ids == NONE).any():
-        return ids
-    return np.where(ids == NONE, np.frombuffer(longs(list(spare)), dtype=np.int64), ids)
+    rows = np.flatnonzero(ids == NONE)
+    if len(rows):
+        ids[rows] = np.frombuffer(longs([spare(row) for row in rows.tolist()]), dtype=np.int64)
+    return ids

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from stepgrade.analysis.scorecard import UNGRADED, LayerStep, Scorecard
+from stepgrade.analysis.finding import Finding
+from stepgrade.analysis.scorecard import UNGRADED, LayerStep, Operation, Scorecard
 from stepgrade.report.names import printable, shortened
 from stepgrade.report.terminal.canvas import Canvas
-from stepgrade.units import show_count, show_delta, show_ms, show_rate, show_ratio, show_share, show_si
+from stepgrade.units import (
+    show_count,
+    show_delta,
+    show_graded_share,
+    show_ms,
+    show_rate,
+    show_ratio,
+    show_share,
+    show_si,
+)
 
 _BADGE = {"A": "badge-good", "B": "badge-good", "C": "badge-fair", "D": "badge-bad", "F": "badge-bad"}
 _THRESHOLDS = (("D", 0.10), ("C", 0.20), ("B", 0.40), ("A", 0.60))
+_BOUNDS = tuple(least for _, least in _THRESHOLDS)
 _METRICS = {"throughput_tok_s": "throughput", "step_time_ms": "step time", "wall_coverage": "wall coverage"}
 _ROOF = {"memory": "memory bandwidth", "compute": "arithmetic", "link": "the link"}
+_WORK = ("compute", "memory_bw", "unknown")
 PHASES_SHOWN = 8
 HOTSPOTS_SHOWN = 8
 LAYERS_SHOWN = 6
 RANKS_SHOWN = 16
+_MARKS = {"critical": ("!", "bad"), "warning": ("!", "fair"), "info": ("·", "dim")}
 _ACCOUNTS = {
     "compute": "computes",
     "exposed_communication": "communicates",
@@ -65,8 +78,8 @@ def _grade(card: Scorecard, canvas: Canvas) -> None:
         _grade_of_arithmetic(card, canvas, badge)
         return
     roof = card.ceilings[0]
-    reached = f"{show_share(card.efficiency)} of what {_ROOF[roof.kind]} allows"
-    canvas.line(f"  {badge}  {canvas.style(reached, 'title')}")
+    reached = f"{show_graded_share(card.efficiency, _BOUNDS)} of what {_ROOF[roof.kind]} allows"
+    canvas.paragraph(reached, indent="       ", first=f"  {badge}  ", style="title")
     canvas.paragraph(
         f"{show_rate(card.throughput_tok_s)} of {show_rate(roof.tok_s)}{_on_device(card)}: {roof.convention}",
         indent="       ",
@@ -76,9 +89,8 @@ def _grade(card: Scorecard, canvas: Canvas) -> None:
 
 def _grade_of_arithmetic(card: Scorecard, canvas: Canvas, badge: str) -> None:
     """Draw a grade that rests on the recorded FLOPs alone: without tokens there is no tok/s."""
-    canvas.line(
-        f"  {badge}  {canvas.style(f'{show_share(card.efficiency)} of what arithmetic allows', 'title')}"
-    )
+    reached = f"{show_graded_share(card.efficiency, _BOUNDS)} of what arithmetic allows"
+    canvas.line(f"  {badge}  {canvas.style(reached, 'title')}")
     canvas.paragraph(f"{_arithmetic(card)}{_on_device(card)}, from the recorded shapes", indent="       ")
     canvas.line(f"       {_scale(card.efficiency or 0.0, canvas)}")
 
@@ -97,7 +109,7 @@ def _on_device(card: Scorecard) -> str:
 
 def _scale(efficiency: float, canvas: Canvas) -> str:
     """Return 0 to 100 % on one line: the grades where they begin, and where the run stands."""
-    width = min(60, canvas.width - 10)
+    width = min(60, canvas.width - 14)
     ruler = ["·"] * (width + 1)
     for grade, least in _THRESHOLDS:
         ruler[round(least * width)] = grade
@@ -109,26 +121,30 @@ def _scale(efficiency: float, canvas: Canvas) -> str:
 
 def _facts(card: Scorecard, canvas: Canvas) -> None:
     canvas.line()
-    evidence = "; ".join(card.bottleneck_evidence)
-    _fact(canvas, "Bottleneck", f"{card.bottleneck}: {evidence}" if evidence else card.bottleneck)
+    evidence = "; ".join((*card.bottleneck_evidence, *_without(card)))
+    canvas.fact("Bottleneck", f"{card.bottleneck}: {evidence}" if evidence else card.bottleneck)
     if card.step_time_ms is not None:
-        _fact(canvas, "Step", show_ms(card.step_time_ms))
+        canvas.fact("Step", show_ms(card.step_time_ms))
     if card.throughput is not None and card.grade == UNGRADED:
-        _fact(canvas, "Throughput", f"{show_rate(card.throughput.tok_s)} ({card.throughput.basis})")
+        canvas.fact("Throughput", f"{show_rate(card.throughput.tok_s)} ({card.throughput.basis})")
     if card.arithmetic is not None and card.throughput_tok_s is not None:
-        _fact(canvas, "Arithmetic", f"{_arithmetic(card)}, matrix products from the recorded shapes")
+        canvas.fact("Arithmetic", f"{_arithmetic(card)}, matrix products from the recorded shapes")
     if card.mfu is not None:
-        _fact(canvas, "MFU", f"{show_share(card.mfu)} ({card.flops_convention}), HFU {show_share(card.hfu)}")
+        canvas.fact("MFU", f"{show_share(card.mfu)} ({card.flops_convention}), HFU {show_share(card.hfu)}")
     if card.forward_backward_ratio is not None:
-        _fact(canvas, "Backward", f"{show_ratio(card.forward_backward_ratio)} the time of forward")
+        canvas.fact("Backward", f"{show_ratio(card.forward_backward_ratio)} the time of forward")
     if card.wall_coverage is not None:
-        _fact(canvas, "Coverage", f"{show_share(card.wall_coverage)} of the wall time is in phases")
+        canvas.fact("Coverage", f"{show_share(card.wall_coverage)} of the wall time is in phases")
     if card.launches_per_step is not None:
-        _fact(canvas, "Launches", f"{show_count(round(card.launches_per_step))} per step")
+        canvas.fact("Launches", f"{show_count(round(card.launches_per_step))} per step")
 
 
-def _fact(canvas: Canvas, name: str, text: str) -> None:
-    canvas.paragraph(text, indent=" " * 14, first=f"  {canvas.style(name.ljust(12), 'title')}")
+def _without(card: Scorecard) -> tuple[str, ...]:
+    """Return what the step would take without the bottleneck, if that is a wait."""
+    found = [cause for cause in card.causes if cause.bottleneck == card.bottleneck]
+    if not found or found[0].remaining_ms is None or card.bottleneck in _WORK:
+        return ()
+    return (f"without it the step would take {show_ms(found[0].remaining_ms)}",)
 
 
 def _regressions(card: Scorecard, canvas: Canvas) -> None:
@@ -190,14 +206,19 @@ def _hotspots(card: Scorecard, canvas: Canvas) -> None:
         canvas.line("  none: the profile lists no operations")
         return
     canvas.heading("Hotspots, of all operations' time")
-    per_step = {op.name: op.ms for op in card.operations}
+    known = {op.name: op for op in card.operations}
     canvas.bars(
-        (name, pct, _figures(per_step.get(name), pct / 100.0))
+        (name, pct, f"{_figures(known[name].ms, pct / 100.0)}{_reached(known[name])}")
         for name, _, pct in card.hotspot_ops[:HOTSPOTS_SHOWN]
     )
     more = len(card.operations) - HOTSPOTS_SHOWN
     if more > 0:
         canvas.line(f"  {canvas.style(f'{more} more with --format json', 'dim')}")
+
+
+def _reached(op: Operation) -> str:
+    """Return how much of its own roof an operation reaches, where that is known."""
+    return f"  {show_share(op.roof_share, 0):>5} of its roof" if op.roof_share is not None else ""
 
 
 def _layers(card: Scorecard, canvas: Canvas) -> None:
@@ -240,13 +261,17 @@ def _findings(card: Scorecard, canvas: Canvas) -> None:
         return
     canvas.heading("Findings")
     for finding in card.findings:
-        gain = (
-            f" Worth up to {show_share(finding.gain_high, 0)} of the step."
-            if finding.gain_high > 0.005
-            else ""
-        )
-        mark = canvas.style("!", "bad" if finding.severity == "critical" else "fair")
-        canvas.paragraph(finding.claim + gain, indent="    ", first=f"  {mark} ")
+        mark = canvas.style(*_MARKS[finding.severity])
+        canvas.paragraph(f"{printable(finding.claim)}{_gain(finding)}", indent="    ", first=f"  {mark} ")
+        for seen in finding.consequences:
+            canvas.paragraph(printable(seen), indent="        ", first="      ← ", style="dim")
+
+
+def _gain(finding: Finding) -> str:
+    if finding.gain_high <= 0.005:
+        return ""
+    low, high = show_share(finding.gain_low, 0), show_share(finding.gain_high, 0)
+    return f" Worth {low} to {high} of the step." if low != high else f" Worth up to {high} of the step."
 
 
 def _advice(card: Scorecard, canvas: Canvas) -> None:
@@ -262,6 +287,6 @@ def _notes(card: Scorecard, canvas: Canvas) -> None:
         return
     canvas.heading("Notes")
     for text in card.fitness:
-        canvas.paragraph(printable(text), indent="    ", first=f"  {canvas.style('!', 'fair')} ")
+        canvas.paragraph(text, indent="    ", first=f"  {canvas.style('!', 'fair')} ")
     for text in card.notes:
-        canvas.paragraph(printable(text), indent="    ", first="  · ", style="dim")
+        canvas.paragraph(text, indent="    ", first="  · ", style="dim")
