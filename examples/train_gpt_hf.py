@@ -1,7 +1,7 @@
 """The same GPT trained by Hugging Face's Trainer, recorded by one callback.
 
-    pip install 'stepgrade[integrations]'
-    python examples/train_gpt_hf.py --steps 50 --out run.json
+pip install 'stepgrade[integrations]'
+python examples/train_gpt_hf.py --steps 50 --out run.json
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The same GPT trained by Lightning, recorded by one callback.
 
-    pip install 'stepgrade[integrations]'
-    python examples/train_gpt_lightning.py --steps 50 --out run.json
+pip install 'stepgrade[integrations]'
+python examples/train_gpt_lightning.py --steps 50 --out run.json
 """
 
 from __future__ import annotations

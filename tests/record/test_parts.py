@@ -50,10 +50,18 @@ class TestFold:
         assert step.wall_ns == 30
 
     def test_after_a_forward_without_backward_is_nothing(self) -> None:
-        assert fold((0, FORWARD), (5, AFTER_FORWARD), (9, INPUT), (10, NONE)).phases_ns == {FORWARD: 5, INPUT: 1}
+        assert fold((0, FORWARD), (5, AFTER_FORWARD), (9, INPUT), (10, NONE)).phases_ns == {
+            FORWARD: 5,
+            INPUT: 1,
+        }
 
     def test_one_gradient_ends_a_layer_and_begins_another(self) -> None:
-        edges = [(0, BACKWARD), (1, layer_code(1, BWD_IN)), (4, layer_code(0, BWD_IN)), (9, layer_code(0, BWD_OUT))]
+        edges = [
+            (0, BACKWARD),
+            (1, layer_code(1, BWD_IN)),
+            (4, layer_code(0, BWD_IN)),
+            (9, layer_code(0, BWD_OUT)),
+        ]
         step = fold(*edges, (10, BACKWARD_DONE), (10, NONE), ends_by={1: 0, 0: None})
         assert step.backward_ns == {1: 3, 0: 5}
 
@@ -62,7 +70,12 @@ class TestFold:
         assert step.backward_ns == {0: 7}
 
     def test_computing_again_is_not_backward(self) -> None:
-        edges = [(0, BACKWARD), (1, layer_code(0, BWD_IN)), (2, layer_code(0, AGAIN_IN)), (6, layer_code(0, AGAIN_OUT))]
+        edges = [
+            (0, BACKWARD),
+            (1, layer_code(0, BWD_IN)),
+            (2, layer_code(0, AGAIN_IN)),
+            (6, layer_code(0, AGAIN_OUT)),
+        ]
         step = fold(*edges, (9, layer_code(0, BWD_OUT)), (10, BACKWARD_DONE), (10, NONE))
         assert (step.backward_ns, step.again_ns) == ({0: 4}, {0: 4})
 
@@ -193,7 +206,10 @@ class TestBlocks:
             (nn.Linear(1, 1), []),
             (nn.Sequential(Bottleneck(), Bottleneck(), nn.Linear(1, 1)), ["0", "1"]),
             (nn.ModuleDict({"a": Decoder(), "b": Decoder()}), ["a", "b"]),
-            (nn.Sequential(nn.Sequential(Bottleneck(), Bottleneck()), Decoder(2)), ["0.0", "0.1", "1.experts.0", "1.experts.1"]),
+            (
+                nn.Sequential(nn.Sequential(Bottleneck(), Bottleneck()), Decoder(2)),
+                ["0.0", "0.1", "1.experts.0", "1.experts.1"],
+            ),
         ],
         ids=["leaves", "one layer", "sequence", "outermost", "over several stages"],
     )
@@ -204,7 +220,9 @@ class TestBlocks:
         from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
         model = nn.Module()
-        model.layers = nn.ModuleList([checkpoint_wrapper(Bottleneck()), torch.compile(Bottleneck(), backend="eager")])
+        model.layers = nn.ModuleList(
+            [checkpoint_wrapper(Bottleneck()), torch.compile(Bottleneck(), backend="eager")]
+        )
         assert [name for name, _ in find_blocks(model, None)] == ["layers.0", "layers.1"]
         found = find_blocks(model, ["layers.*"])
         assert [module for _, module in found] == list(model.layers)
@@ -227,7 +245,9 @@ class TestJournal:
 
     def test_lines_add_up_and_a_torn_one_is_told(self, tmp_path: Path) -> None:
         line = {"warmup": None, "steady": self.SUMS, "recorded_steps": 5, "loss": {"first": 3.0, "last": 2.0}}
-        path = self.write(tmp_path / "run.json", self.HEAD, {"warmup": self.SUMS}, line, line, tail='{"steady": {"st')
+        path = self.write(
+            tmp_path / "run.json", self.HEAD, {"warmup": self.SUMS}, line, line, tail='{"steady": {"st'
+        )
         profile = sg.load(path)
         assert (profile.steps, profile.step_ms, profile.tokens_per_step) == (4, 5.0, 32)
         assert (profile.recorded_steps, profile.world_size, profile.wall_coverage) == (5, 2, 0.6)

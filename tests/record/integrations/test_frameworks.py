@@ -60,13 +60,17 @@ def test_hugging_face_models_are_understood(tmp_path: Path) -> None:
             recorder.step()
     profile = sg.load(tmp_path / "run.json")
     assert [layer.name for layer in profile.layers] == [f"model.layers.{number}" for number in range(3)]
-    assert all(layer.fwd_total_ms and layer.bwd_total_ms and layer.recompute_total_ms for layer in profile.layers)
+    assert all(
+        layer.fwd_total_ms and layer.bwd_total_ms and layer.recompute_total_ms for layer in profile.layers
+    )
     assert profile.tokens_per_step == 32
 
 
 def test_lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("lightning", reason="lightning is not installed: make test-integrations")
-    run_example("train_gpt_lightning", monkeypatch, "--steps", 8, "--accumulate", 2, "--out", tmp_path / "run.json")
+    run_example(
+        "train_gpt_lightning", monkeypatch, "--steps", 8, "--accumulate", 2, "--out", tmp_path / "run.json"
+    )
     check(tmp_path / "run.json", prefix="gpt.")
     assert "loss" in sg.load(tmp_path / "run.json").contents
 
@@ -89,5 +93,7 @@ def test_a_failing_lightning_run_is_written(tmp_path: Path, monkeypatch: pytest.
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     callback = StepgradeCallback(path=tmp_path / "run.json")
     with pytest.raises(RuntimeError, match="out of memory"):
-        pl.Trainer(max_steps=9, callbacks=[callback], **quiet).fit(Failing(), DataLoader(Text(40, 64), batch_size=4))
+        pl.Trainer(max_steps=9, callbacks=[callback], **quiet).fit(
+            Failing(), DataLoader(Text(40, 64), batch_size=4)
+        )
     assert sg.load(tmp_path / "run.json").recorded_steps == 5

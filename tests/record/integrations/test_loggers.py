@@ -16,7 +16,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # trackers warn of what they 
 
 @pytest.fixture
 def card() -> sg.Scorecard:
-    return sg.score(sg.load(ROOT / "examples" / "runs" / "gpt_fused.json"), peak_bw_gb_s=20, bytes_per_token=1e6)
+    return sg.score(
+        sg.load(ROOT / "examples" / "runs" / "gpt_fused.json"), peak_bw_gb_s=20, bytes_per_token=1e6
+    )
 
 
 def test_numbers_and_words(card: sg.Scorecard) -> None:
