@@ -141,7 +141,8 @@ def _unlaunched(line: Timeline) -> Iterator[Unfitness]:
     before = int((missing & (line.trace.work.start_ns < start)).sum())
     text = f"{count} of {total} kernels and copies have no recorded launch"
     if before:
-        text += f"; {before} of them ran before the first recorded step and belong to earlier ones"
+        those = "all" if before == count else str(before)
+        text += f"; {those} of them ran before the first recorded step and belong to earlier ones"
     yield Unfitness(code="unlaunched", text=text + ".")
 
 
