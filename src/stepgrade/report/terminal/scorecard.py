@@ -283,10 +283,10 @@ def _advice(card: Scorecard, canvas: Canvas) -> None:
 
 
 def _notes(card: Scorecard, canvas: Canvas) -> None:
-    if not (card.fitness or card.notes):
+    if not (card.untold_fitness or card.notes):
         return
     canvas.heading("Notes")
-    for text in card.fitness:
+    for text in card.untold_fitness:
         canvas.paragraph(text, indent="    ", first=f"  {canvas.style('!', 'fair')} ")
     for text in card.notes:
         canvas.paragraph(text, indent="    ", first="  · ", style="dim")
