@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
@@ -12,6 +12,7 @@ from stepgrade import analysis, report
 from stepgrade.analysis.against import expectation_for
 from stepgrade.analysis.inspection import Inspection, inspect_profile
 from stepgrade.compare import parity as comparison
+from stepgrade.compare.fingerprint import allowed_fields, fingerprint_of
 from stepgrade.compare.regression import baseline_of, compared
 from stepgrade.contract import (
     HardwareSpec,
@@ -92,6 +93,7 @@ def score(
     bytes_per_token: float | None = None,
     baseline: Baseline | Profile | analysis.Scorecard | None = None,
     setup: Setup | None = None,
+    allow_different: Sequence[str] = (),
 ) -> Scorecard:
     """Return the scorecard of a run (contract v2), compared with `baseline` when there is one.
 
@@ -103,9 +105,9 @@ def score(
         tokens_per_step=tokens_per_step,
         against=expectation_for(profile, setup or named),
     )
-    card = analysis.score_profile(profile, question)
+    card = _card(profile, question)
     if baseline is not None:
-        card = compared(card, _baseline(baseline, question))
+        card = compared(card, _baseline(baseline, question), allowed_fields(allow_different))
     return Scorecard(**_fields(card))
 
 
@@ -209,9 +211,14 @@ def _hardware_v1(against: Expectation) -> HardwareSpec:
 def _baseline(baseline: Baseline | Profile | analysis.Scorecard, question: analysis.Question) -> Baseline:
     """Return the earlier run's figures; a profile's rate is known only from its tokens per step."""
     if isinstance(baseline, Profile):
-        same_tokens = analysis.Question(tokens_per_step=question.tokens_per_step)
-        baseline = analysis.score_profile(baseline, same_tokens)
+        same_tokens = analysis.Question(tokens_per_step=question.tokens_per_step, against=question.against)
+        baseline = _card(baseline, same_tokens)
     return baseline_of(baseline) if isinstance(baseline, analysis.Scorecard) else baseline
+
+
+def _card(profile: Profile, question: analysis.Question) -> analysis.Scorecard:
+    card = analysis.score_profile(profile, question)
+    return msgspec.structs.replace(card, fingerprint=fingerprint_of(profile, question))
 
 
 def _fields(result: msgspec.Struct) -> dict[str, Any]:

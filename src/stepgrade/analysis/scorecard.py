@@ -7,10 +7,11 @@ from typing import ClassVar
 import msgspec
 from msgspec import Struct, field
 
+from stepgrade.analysis.change import Cause, MetricChange
 from stepgrade.analysis.finding import Finding
 from stepgrade.contract import LayerSummary, Regression
 from stepgrade.hardware import Ceiling
-from stepgrade.model import Source
+from stepgrade.model import Fingerprint, Source
 
 UNGRADED = "ungraded"
 UNKNOWN = "unknown"
@@ -88,14 +89,21 @@ class DeviceUse(Struct, frozen=True, kw_only=True):
 
 
 class StepStats(Struct, frozen=True, kw_only=True):
-    """How long steps took; a source with only an average has no spread."""
+    """How long steps took: the median of the steady ones and, from low to high, its 95 % interval.
+
+    A source with only an average has neither.
+    """
 
     count: int | None
     steady: int | None = None
+    warm_up: int | None = None
+    outliers: int | None = None
     median_ms: float | None = None
     low_ms: float | None = None
     high_ms: float | None = None
     p95_ms: float | None = None
+    least_ms: float | None = None
+    most_ms: float | None = None
     samples_ms: tuple[float, ...] = ()
 
 
@@ -151,6 +159,10 @@ class Scorecard(Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...] = ()
     baseline: str | None = None
     compared: tuple[str, ...] = ()
+    peak_memory_bytes: float | None = None
+    fingerprint: Fingerprint | None = None
+    changes: tuple[MetricChange, ...] = ()
+    causes: tuple[Cause, ...] = ()
 
     def to_json(self) -> str:
         """Return the card as JSON, a superset of contract v1's."""

@@ -1,5 +1,6 @@
 """What a run is: profiles and their parts. No files are read here and nothing is judged."""
 
+from stepgrade.model.fingerprint import Fingerprint
 from stepgrade.model.profile import (
     Baseline,
     DeviceSeen,
@@ -9,17 +10,20 @@ from stepgrade.model.profile import (
     PhaseTime,
     Profile,
     RankTime,
+    Recorded,
     Source,
 )
 
 __all__ = [
     "Baseline",
     "DeviceSeen",
+    "Fingerprint",
     "LayerTime",
     "LedgerTime",
     "OpTime",
     "PhaseTime",
     "Profile",
     "RankTime",
+    "Recorded",
     "Source",
 ]

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from stepgrade.errors import BadInput
+from stepgrade.model.fingerprint import Fingerprint
 
 
 class Source(Struct, frozen=True, kw_only=True):
@@ -83,6 +84,13 @@ class DeviceSeen(Struct, frozen=True, kw_only=True):
     sm_count: int | None = None
 
 
+class Recorded(Struct, frozen=True, kw_only=True):
+    """How a run was recorded: the versions of what it ran on, and what the profiler was told to record."""
+
+    versions: dict[str, str] = {}
+    settings: tuple[str, ...] = ()
+
+
 class Profile(Struct, frozen=True, kw_only=True):
     """One run: its steps, and where their time went. `operations` are those outside any layer."""
 
@@ -107,6 +115,8 @@ class Profile(Struct, frozen=True, kw_only=True):
     matmul_flops: float | None = None  # of matrix products, convolutions and attention, over all steps
     matmul_known_share: float | None = None  # of their time, how much has its FLOPs known
     matmul_dtype: str | None = None
+    peak_memory_bytes: float | None = None
+    recorded: Recorded | None = None
     contents: dict[str, str] = {}  # what else the source holds, in words, for people
     notes: tuple[str, ...] = ()
     fitness: tuple[str, ...] = ()
@@ -123,6 +133,7 @@ class Profile(Struct, frozen=True, kw_only=True):
         yield "wall coverage", self.wall_coverage
         yield "throughput", self.throughput_tok_s
         yield "tokens per step", self.tokens_per_step
+        yield "peak memory", self.peak_memory_bytes
         yield from (("a step's sample", ms) for ms in self.samples_ms)
         for phase in self.phases:
             place = f"phase {phase.name!r}"
@@ -149,3 +160,12 @@ class Baseline(Struct, frozen=True, kw_only=True):
     step_ms: float | None = None
     wall_coverage: float | None = None
     device: str | None = None
+    ledger: dict[str, float | None] = {}  # shares of the step by account
+    phases_ms: dict[str, float] = {}
+    samples_ms: tuple[float, ...] = ()
+    operations_ms: dict[str, float] = {}
+    layers_ms: dict[str, float] = {}
+    launches_per_step: float | None = None
+    peak_memory_bytes: float | None = None
+    tokens_per_step: float | None = None
+    fingerprint: Fingerprint | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from stepgrade.contract.decode import decode_json
-from stepgrade.model import Baseline
+from stepgrade.model import Baseline, Fingerprint
 from stepgrade.readers.content import Content
 
 _KEYS = {"grade", "efficiency", "bottleneck"}
@@ -15,11 +15,53 @@ class _Device(Struct, frozen=True):
     key: str | None = None
 
 
+class _Phase(Struct, frozen=True):
+    ms: float | None = None
+
+
+class _Steps(Struct, frozen=True):
+    samples_ms: tuple[float, ...] = ()
+
+
+class _Operation(Struct, frozen=True):
+    name: str
+    ms: float | None = None
+
+
+class _Layer(Struct, frozen=True):
+    layer: int
+    name: str | None = None
+    fwd_ms: float | None = None
+    bwd_ms: float | None = None
+    recompute_ms: float | None = None
+
+    @property
+    def title(self) -> str:
+        return self.name or f"layer {self.layer}"
+
+    @property
+    def ms(self) -> float:
+        return (self.fwd_ms or 0.0) + (self.bwd_ms or 0.0) + (self.recompute_ms or 0.0)
+
+
+class _Throughput(Struct, frozen=True):
+    tokens_per_step: float | None = None
+
+
 class _Card(Struct, frozen=True):
     throughput_tok_s: float | None = None
     step_time_ms: float | None = None
     wall_coverage: float | None = None
     device: _Device | None = None
+    ledger: dict[str, float | None] | None = None
+    phases: dict[str, _Phase] = {}
+    steps: _Steps | None = None
+    throughput: _Throughput | None = None
+    operations: tuple[_Operation, ...] = ()
+    layers: tuple[_Layer, ...] = ()
+    launches_per_step: float | None = None
+    peak_memory_bytes: float | None = None
+    fingerprint: Fingerprint | None = None
 
 
 def recognises(content: Content) -> bool:
@@ -36,4 +78,13 @@ def read_baseline(content: Content) -> Baseline:
         step_ms=card.step_time_ms or None,
         wall_coverage=card.wall_coverage or None,
         device=card.device.key if card.device else None,
+        ledger=card.ledger or {},
+        phases_ms={name: phase.ms for name, phase in card.phases.items() if phase.ms},
+        samples_ms=card.steps.samples_ms if card.steps else (),
+        operations_ms={op.name: op.ms for op in card.operations if op.ms},
+        layers_ms={layer.title: layer.ms for layer in card.layers if layer.ms},
+        launches_per_step=card.launches_per_step,
+        peak_memory_bytes=card.peak_memory_bytes,
+        tokens_per_step=card.throughput.tokens_per_step if card.throughput else None,
+        fingerprint=card.fingerprint,
     )

@@ -46,6 +46,7 @@ class _Document(Struct, frozen=True):
     bottleneck: str | None = None
     tokens_per_step: float | None = None
     samples_ms: list[float] = []
+    peak_memory_bytes: float | None = None
 
 
 def recognises(content: Content) -> bool:
@@ -78,6 +79,7 @@ def _profile(document: _Document, name: str) -> Profile:
         operations=tuple(OpTime(name=op, total_ms=ms) for op, ms in sorted(document.ops.items())),
         tokens_per_step=document.tokens_per_step,
         claimed_bottleneck=document.bottleneck,
+        peak_memory_bytes=document.peak_memory_bytes,
         notes=() if steps != 0 else ("the profile says it holds 0 steps",),
     )
 

@@ -6,9 +6,11 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 
+from msgspec import structs
+
 from stepgrade.analysis.trace.facts import LedgerFacts, TraceFacts
 from stepgrade.analysis.trace.run import RankFacts, RunFacts, analyse_run
-from stepgrade.model import DeviceSeen, LayerTime, LedgerTime, OpTime, PhaseTime, Profile, RankTime, Source
+from stepgrade.model import DeviceSeen, LayerTime, LedgerTime, OpTime, PhaseTime, Profile, RankTime, Recorded, Source
 from stepgrade.model.events import Trace
 from stepgrade.units import NS_PER_MS, show_count
 
@@ -19,18 +21,21 @@ PRODUCER = "torch.profiler"
 def profile_of_traces(traces: Iterable[Trace]) -> Profile:
     """Analyse the ranks of one run, taken one by one and not kept, and sum them up."""
     seen: list[dict[str, str]] = []
+    recorded: list[Recorded] = []
     lost: list[str] = []
     files: list[str] = []
 
     def noted() -> Iterable[Trace]:
         for trace in traces:
             seen.append(_contents(trace))
+            recorded.append(Recorded(versions=trace.versions, settings=tuple(sorted(trace.recorded))))
             lost.extend(trace.lost)
             files.append(trace.file)
             yield trace
 
     run = analyse_run(noted())
-    return _profile(run, seen, tuple(dict.fromkeys(files)), tuple(dict.fromkeys(lost)))
+    profile = _profile(run, seen, tuple(dict.fromkeys(files)), tuple(dict.fromkeys(lost)))
+    return structs.replace(profile, recorded=recorded[0] if recorded else None)
 
 
 def _profile(

@@ -1,0 +1,78 @@
+"""Are two runs comparable: the same work on the same machine, measured in the same way."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator, Sequence
+
+import msgspec
+
+from stepgrade.analysis import Question
+from stepgrade.errors import BadOption
+from stepgrade.model import Fingerprint, Profile
+
+ALL = "all"
+FIELDS = Fingerprint.__struct_fields__
+
+
+def fingerprint_of(profile: Profile, question: Question) -> Fingerprint:
+    """Return the circumstances of a run, from the profile and from what the user said of it."""
+    against = question.against
+    return Fingerprint(
+        device=against.device.key if against.device else profile.device.name if profile.device else None,
+        devices=against.devices if against.devices > 1 else None,
+        model=against.model,
+        batch=against.batch,
+        seq=against.seq,
+        tokens_per_step=question.tokens_per_step or profile.tokens_per_step,
+        precision=against.dtype if against.model else profile.matmul_dtype,
+        world_size=profile.world_size,
+        versions=profile.recorded.versions if profile.recorded else {},
+        profiler=_profiler(profile),
+    )
+
+
+def allowed_fields(texts: Sequence[str]) -> frozenset[str]:
+    """Read `--allow-different`: names of fields, with commas or repeated, or all; raise BadOption."""
+    names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in (ALL, *FIELDS):
+            known = ", ".join((ALL, *FIELDS))
+            raise BadOption(f"{name!r} is no part of a fingerprint", where="--allow-different", hint=known)
+    return frozenset(FIELDS) if ALL in names else frozenset(names)
+
+
+def differences(
+    now: Fingerprint | None, before: Fingerprint | None, allowed: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Return in words what both sides say, and say differently; what one side does not know is no difference."""
+    if now is None or before is None:
+        return ()
+    return tuple(
+        f"{name}: {here} now, {there} in the baseline"
+        for name, here, there in _told(now, before)
+        if here != there and name.split(" ")[0] not in allowed
+    )
+
+
+def digest_of(fingerprint: Fingerprint) -> str:
+    """Return a short name of the fingerprint: equal circumstances have equal names."""
+    text = msgspec.json.encode(fingerprint, order="sorted")
+    return hashlib.sha256(text).hexdigest()[:12]
+
+
+def _told(now: Fingerprint, before: Fingerprint) -> Iterator[tuple[str, object, object]]:
+    for name in FIELDS:
+        here, there = getattr(now, name), getattr(before, name)
+        if name == "versions":
+            both = sorted(here.keys() & there.keys())
+            yield from ((f"versions of {part}", here[part], there[part]) for part in both)
+        elif here is not None and there is not None:
+            yield name, here, there
+
+
+def _profiler(profile: Profile) -> str | None:
+    """Return who measured and what was recorded: shapes and stacks cost time."""
+    settings = profile.recorded.settings if profile.recorded else ()
+    name = profile.source.producer or profile.source.format
+    return f"{name} with {', '.join(settings)}" if settings else name
