@@ -107,7 +107,7 @@ def score(
     )
     card = _card(profile, question)
     if baseline is not None:
-        card = compared(card, _baseline(baseline, question), allowed_fields(allow_different))
+        card = compared(card, _baseline(baseline, question, setup or named), allowed_fields(allow_different))
     return Scorecard(**_fields(card))
 
 
@@ -208,11 +208,15 @@ def _hardware_v1(against: Expectation) -> HardwareSpec:
     return HardwareSpec(peak_bw_gb_s=bandwidth, bytes_per_token=traffic)
 
 
-def _baseline(baseline: Baseline | Profile | analysis.Scorecard, question: analysis.Question) -> Baseline:
+def _baseline(
+    baseline: Baseline | Profile | analysis.Scorecard, question: analysis.Question, setup: Setup
+) -> Baseline:
     """Return the earlier run's figures; a profile's rate is known only from its tokens per step."""
     if isinstance(baseline, Profile):
-        same_tokens = analysis.Question(tokens_per_step=question.tokens_per_step, against=question.against)
-        baseline = _card(baseline, same_tokens)
+        against = expectation_for(baseline, setup)
+        baseline = _card(
+            baseline, analysis.Question(tokens_per_step=question.tokens_per_step, against=against)
+        )
     return baseline_of(baseline) if isinstance(baseline, analysis.Scorecard) else baseline
 
 

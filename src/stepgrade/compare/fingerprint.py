@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
@@ -57,6 +56,8 @@ def differences(
 
 def digest_of(fingerprint: Fingerprint) -> str:
     """Return a short name of the fingerprint: equal circumstances have equal names."""
+    import hashlib  # noqa: PLC0415  only history needs it
+
     text = msgspec.json.encode(fingerprint, order="sorted")
     return hashlib.sha256(text).hexdigest()[:12]
 
