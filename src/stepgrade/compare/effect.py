@@ -47,12 +47,17 @@ class Side(Struct, frozen=True, kw_only=True):
         return fmean(known) if known else 0.0
 
 
-class Effect(Struct, frozen=True, kw_only=True):
-    """A change as a share, its interval, and the probability of as much by noise alone."""
+class Interval(Struct, frozen=True, kw_only=True):
+    """A change as a share, and from where to where it may be."""
 
     change: float
     low: float
     high: float
+
+
+class Effect(Interval, frozen=True, kw_only=True):
+    """A change with the probability of as much by noise alone."""
+
     p_value: float
     sigma: float  # standard error of the logarithm
     run_sigma: float  # of it, what only more runs make smaller

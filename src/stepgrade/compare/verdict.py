@@ -13,6 +13,7 @@ from stepgrade.compare.effect import (
     ASSUMED_NOISE,
     LEAST_RUNS,
     Effect,
+    Interval,
     Side,
     effect_of,
     noise_of,
@@ -130,7 +131,7 @@ def change_of(metric: Metric, now: Side, before: Side, how: Sensitivity) -> Metr
     )
 
 
-def outcome_of(effect: Effect, worse: str, how: Sensitivity) -> Outcome:
+def outcome_of(effect: Interval, worse: str, how: Sensitivity) -> Outcome:
     """Return the verdict: a change must be beyond the noise and beyond what is allowed."""
     change, low, high = effect.change, effect.low, effect.high
     if worse == "down":
