@@ -36,6 +36,10 @@ from stepgrade.report.step_profile import render_step_profile
 from stepgrade.report.types import Page, Result
 
 if TYPE_CHECKING:
+    import datetime as dt
+
+    from stepgrade.compare.budgets import GateReport
+    from stepgrade.config import Config
     from stepgrade.hardware.answers import DeviceTable
     from stepgrade.hardware.estimate import Estimate
 
@@ -132,6 +136,33 @@ def score_v1(
     hardware = _hardware_v1(expect(named))
     before = _decoded(baseline, TrainingScorecard.from_json, max_bytes) if baseline is not None else None
     return compute_training_scorecard(step_profile, throughput_tok_s, hardware, before)
+
+
+def gate(
+    runs: Sequence[Profile],
+    *,
+    baselines: Sequence[Baseline | Profile] = (),
+    against: str | None = None,
+    history: str | None = None,
+    config: Config | None = None,
+    fail_on: Sequence[str] = (),
+    throughput_tok_s: float | None = None,
+    tokens_per_step: float | None = None,
+    setup: Setup | None = None,
+    today: dt.date | None = None,
+) -> GateReport:
+    """Hold one or more runs of the same code against earlier ones: files, or `history:BRANCH`."""
+    from stepgrade.gating import Circumstances, gate_runs  # noqa: PLC0415  statistics take time to import
+
+    setup = setup or Setup()
+    cards = [
+        score(profile, setup=setup, throughput_tok_s=throughput_tok_s, tokens_per_step=tokens_per_step)
+        for profile in runs
+    ]
+    asked = analysis.Question(tokens_per_step=tokens_per_step)
+    earlier = [_baseline(baseline, asked, setup) for baseline in baselines]
+    around = Circumstances(against=against, history=history, config=config, fail_on=fail_on, today=today)
+    return gate_runs(cards, earlier, around)
 
 
 def parity_v1(ours: PathLike, theirs: PathLike, *, max_bytes: int = DEFAULT_MAX_BYTES) -> ParityComparison:

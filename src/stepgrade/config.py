@@ -1,14 +1,14 @@
 """stepgrade.toml: what a project says about its gate, its budgets and its limits, read in one place.
 
-    [gate]        how sure, how sensitive; what counts as failing
-    [[budget]]    what a metric may do on a device
-    [[waiver]]    what is let through for now, until when and why
-    [limits]      thresholds of the findings; their owner checks the names
+[gate]        how sure, how sensitive; what counts as failing
+[[budget]]    what a metric may do on a device
+[[waiver]]    what is let through for now, until when and why
+[limits]      thresholds of the findings; their owner checks the names
 """
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import os
 from typing import Any, Literal
 
@@ -48,7 +48,7 @@ class Waiver(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One [[waiver]]: a failing metric that passes until a day, for a reason."""
 
     metric: str
-    until: datetime.date
+    until: dt.date
     reason: str
     device: str = "*"
 

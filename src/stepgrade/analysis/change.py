@@ -22,7 +22,7 @@ class Noise(Struct, frozen=True, kw_only=True):
 
 
 class MetricChange(Struct, frozen=True, kw_only=True):
-    """One metric in the baseline and now; `change` is a share of the baseline, `low` to `high` its interval."""
+    """One metric before and now; `change` is a share of what was before, `low` to `high` its interval."""
 
     metric: str
     outcome: Outcome

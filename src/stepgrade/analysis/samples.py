@@ -7,6 +7,7 @@ stand out are outliers, unless they are more than a tenth of the steps, for then
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -111,7 +112,7 @@ def inflation(samples: Sequence[float]) -> float:
     power = sum(sign * sign for sign in signs)
     if not power:
         return 1.0
-    lagged = sum(a * b for a, b in zip(signs, signs[1:], strict=False)) / power
+    lagged = sum(a * b for a, b in itertools.pairwise(signs)) / power
     # A sign's correlation is 2/pi asin(rho) of the steps'; a short series shows too little of it.
     corrected = math.sin(lagged * math.pi / 2.0) + 4.0 / count if lagged > 0.0 else 0.0
     rho = min(corrected, _MOST_CORRELATION)

@@ -155,7 +155,9 @@ def _sample_notes(profile: Profile) -> tuple[str, ...]:
     """Say what was left out of the median, and when there is nothing that an interval could rest on."""
     pace = pace_of(profile.samples_ms)
     if pace is None:
-        return ("the source has only the average of its steps: there is no interval",) if profile.step_ms else ()
+        return (
+            ("the source has only the average of its steps: there is no interval",) if profile.step_ms else ()
+        )
     left_out = [f"{pace.warm_up} as warm-up"] if pace.warm_up else []
     left_out += [f"{pace.outliers} as outliers"] if pace.outliers else []
     if not left_out:

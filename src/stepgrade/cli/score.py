@@ -20,11 +20,13 @@ from collections.abc import Sequence
 
 from stepgrade import api
 from stepgrade.cli import output
+from stepgrade.cli.history_options import add_keeping_options, add_place_option, keep
 from stepgrade.cli.parser import Parser, add_contract_option, add_input_options, add_output_options
 from stepgrade.cli.run_options import add_hardware_options, add_run_options, setup_from
 from stepgrade.cli.sources import add_sources, load_run, only_source
 from stepgrade.compare.gate import Condition, decide, parse_condition
 from stepgrade.contract import TrainingScorecard
+from stepgrade.errors import BadOption
 
 _QUESTION = ("throughput_tok_s", "tokens_per_step")
 _FIGURES = ("device", "peak_bw_gb_s", "bytes_per_token")
@@ -53,6 +55,15 @@ def add_options(parser: Parser) -> None:
         help="exit with 1 on a regression of this severity or worse (warning, critical), or on this grade or "
         "worse (grade:C); may be repeated",
     )
+    add(
+        "--allow-different",
+        action="append",
+        default=[],
+        metavar="FIELD",
+        help="compare although this part of the fingerprint differs (device, versions, …, or all)",
+    )
+    add_place_option(parser)
+    add_keeping_options(parser, "with its scorecard")
     add_contract_option(parser)
     add_hardware_options(parser)
     add_run_options(parser)
@@ -65,6 +76,8 @@ def run(args: Namespace) -> int:
     conditions = [parse_condition(text) for text in args.fail_on]
     question = {name: getattr(args, name) for name in _QUESTION}
     if args.contract == "v1":
+        if args.save:
+            raise BadOption("history keeps scorecards of contract v2", hint="leave --contract v1 out")
         figures = {name: getattr(args, name) for name in _FIGURES}
         card_v1 = api.score_v1(
             only_source(args), baseline=args.baseline, max_bytes=args.max_bytes, **question, **figures
@@ -74,8 +87,10 @@ def run(args: Namespace) -> int:
     setup = setup_from(args)
     profile = load_run(args)
     before = api.load_baseline(args.baseline, max_bytes=args.max_bytes) if args.baseline is not None else None
-    card = api.score(profile, baseline=before, setup=setup, **question)
+    card = api.score(profile, baseline=before, setup=setup, allow_different=args.allow_different, **question)
     output.write_result(card, args)
+    if args.save:
+        keep(card, args)
     return _gate(card, conditions, comparable=bool(card.compared) if before else None)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -11,9 +11,10 @@ from msgspec import Struct, structs
 
 from stepgrade.analysis import Scorecard
 from stepgrade.analysis.change import Cause, MetricChange
+from stepgrade.compare.effect import Interval
 from stepgrade.compare.gate import Condition, decide
 from stepgrade.compare.parts import PartChange
-from stepgrade.compare.verdict import BY_NAME, Interval, Sensitivity, outcome_of
+from stepgrade.compare.verdict import BY_NAME, Sensitivity, outcome_of
 from stepgrade.config import Budget, Config, Waiver
 from stepgrade.errors import EXIT_GATE, EXIT_NOT_MEASURED, EXIT_OK, BadConfig
 from stepgrade.units import show_figure, show_share
@@ -67,7 +68,7 @@ class Found(Struct, frozen=True, kw_only=True):
 
 
 def judge(
-    card: Scorecard, found: Found, config: Config, conditions: Sequence[Condition], today: datetime.date
+    card: Scorecard, found: Found, config: Config, conditions: Sequence[Condition], today: dt.date
 ) -> GateReport:
     """Return the gate's answer; a sure no outweighs what cannot be told."""
     device = card.device.key or "" if card.device else ""
@@ -119,7 +120,9 @@ def _budgeted(card: Scorecard, found: Found, config: Config, device: str) -> Ite
     named = {budget.metric for budget in mine}
     changes = {change.metric for change in found.changes}
     # A rate worked out from the step time says the same thing again.
-    defaults = [name for name in DEFAULT_METRICS if name != "throughput_tok_s" or "step_time_ms" not in changes]
+    defaults = [
+        name for name in DEFAULT_METRICS if name != "throughput_tok_s" or "step_time_ms" not in changes
+    ]
     for name in defaults:
         if name not in named and name in changes:
             yield from _check(Budget(metric=name), card, found, config)
@@ -203,7 +206,7 @@ def _graded(card: Scorecard, conditions: Sequence[Condition]) -> Iterator[Check]
         yield Check(metric="grade", status=status, text="; ".join(decision.reasons) or f"grade {card.grade}")
 
 
-def _waived(check: Check, waivers: Sequence[Waiver], device: str, today: datetime.date) -> Check:
+def _waived(check: Check, waivers: Sequence[Waiver], device: str, today: dt.date) -> Check:
     if check.status not in ("regressed", "cannot tell"):
         return check
     for waiver in waivers:
@@ -215,7 +218,7 @@ def _waived(check: Check, waivers: Sequence[Waiver], device: str, today: datetim
     return check
 
 
-def _expired(waivers: Sequence[Waiver], today: datetime.date) -> tuple[str, ...]:
+def _expired(waivers: Sequence[Waiver], today: dt.date) -> tuple[str, ...]:
     return tuple(
         f"the waiver for {waiver.metric} expired on {waiver.until} ({waiver.reason}): renew it or remove it"
         for waiver in waivers

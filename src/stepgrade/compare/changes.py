@@ -122,7 +122,7 @@ def _best_splits(
 class _Levels(NamedTuple):
     """The stretches between change points, one number each."""
 
-    count: Floats
+    size: Floats
     mean: Floats
     variance: Floats
     spread: float  # how much neighbours that resemble each other inflate the variance of a mean
@@ -148,7 +148,7 @@ def _levels(series: Floats, points: list[int]) -> _Levels:
     squares = np.add.reduceat(rest * rest, starts)
     power = float(squares.sum())
     rho = min(max(float(rest[1:] @ rest[:-1]) / power, 0.0), _MOST_CORRELATION) if power else 0.0
-    return _Levels(count=count, mean=mean, variance=squares / (count - 1.0), spread=(1.0 + rho) / (1.0 - rho))
+    return _Levels(size=count, mean=mean, variance=squares / (count - 1.0), spread=(1.0 + rho) / (1.0 - rho))
 
 
 def _weakest(scores: list[float]) -> set[int]:
@@ -167,7 +167,7 @@ def _score(levels: _Levels, place: int, least_change: float) -> float:
     here, there = float(levels.mean[place]), float(levels.mean[place + 1])
     if abs(_share(here, there)) < least_change:
         return 0.0
-    counts = float(levels.count[place]), float(levels.count[place + 1])
+    counts = float(levels.size[place]), float(levels.size[place + 1])
     errors = float(levels.variance[place]) / counts[0], float(levels.variance[place + 1]) / counts[1]
     total = sum(errors)
     if total == 0.0:

@@ -95,7 +95,8 @@ def noise_of(before: Side, now: Side, fallback: Noise) -> Noise:
         return fallback
     squares = sum(variance(one) * (len(one) - 1) for one in (logs, now.logs) if len(one) > 1)
     basis = "measured" if len(logs) >= LEAST_RUNS else "repeated"
-    share = math.expm1(math.sqrt(squares / freedom))
+    # Runs cannot be steadier than their own steps leave them; copies of one run seem to be.
+    share = math.expm1(math.sqrt(max(squares / freedom, before.step_variance)))
     return Noise(share=share, basis=basis, freedom=freedom)  # type: ignore[arg-type]  # one of its two words
 
 

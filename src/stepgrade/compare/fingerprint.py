@@ -44,7 +44,7 @@ def allowed_fields(texts: Sequence[str]) -> frozenset[str]:
 def differences(
     now: Fingerprint | None, before: Fingerprint | None, allowed: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Return in words what both sides say, and say differently; what one side does not know is no difference."""
+    """Return in words what both sides say, and say differently; the unknown is no difference."""
     if now is None or before is None:
         return ()
     return tuple(

@@ -44,7 +44,9 @@ def changed_parts(
         ]
         found += [
             PartChange(kind=kind, name=name, change=change)
-            for (name, change), real in zip(tested, not_by_luck([c.p_value or 0.0 for _, c in tested]), strict=True)
+            for (name, change), real in zip(
+                tested, not_by_luck([c.p_value or 0.0 for _, c in tested]), strict=True
+            )
             if real and change.outcome in ("regressed", "improved")
         ]
     return tuple(sorted(found, key=lambda part: -abs((part.change.now or 0.0) - (part.change.before or 0.0))))
@@ -114,9 +116,7 @@ def _accounts(now: Baseline, before: Baseline) -> Iterable[Cause]:
         for name in now.ledger:
             here, there = now.ledger[name], before.ledger.get(name)
             if here is not None and there is not None:
-                yield Cause(
-                    kind="ledger", name=name, before=there * before.step_ms, now=here * now.step_ms
-                )
+                yield Cause(kind="ledger", name=name, before=there * before.step_ms, now=here * now.step_ms)
     for name in sorted(now.phases_ms.keys() & before.phases_ms.keys()):
         yield Cause(kind="phase", name=name, before=before.phases_ms[name], now=now.phases_ms[name])
 
@@ -154,7 +154,9 @@ def _overlap(now: Baseline, before: Baseline) -> tuple[Cause, ...]:
 
 
 def _communicating(run: Baseline) -> float:
-    return sum(ms for name, ms in run.operations_ms.items() if "nccl" in name.lower() or "c10d" in name.lower())
+    return sum(
+        ms for name, ms in run.operations_ms.items() if "nccl" in name.lower() or "c10d" in name.lower()
+    )
 
 
 def _moved(cause: Cause) -> float:

@@ -80,9 +80,7 @@ def changes_of(
     paces = [[pace_of(run.samples_ms) for run in runs] for runs in (now, before)]
     found = []
     for metric in METRICS:
-        sides = [
-            side_of(metric, runs, known) for runs, known in zip((now, before), paces, strict=True)
-        ]
+        sides = [side_of(metric, runs, known) for runs, known in zip((now, before), paces, strict=True)]
         if sides[0].values and sides[1].values:
             found.append(change_of(metric, sides[0], sides[1], how))
     return tuple(found)

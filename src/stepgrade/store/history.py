@@ -16,6 +16,7 @@ from stepgrade.analysis.samples import pace_of
 from stepgrade.compare.fingerprint import differences, digest_of
 from stepgrade.errors import BadHistory
 from stepgrade.model import Fingerprint
+from stepgrade.model.run import RunRow
 from stepgrade.store.database import Database
 from stepgrade.store.migrations import migrate
 
@@ -40,20 +41,6 @@ class NewRun(Struct, frozen=True, kw_only=True):
     branch: str | None = None
     labels: dict[str, str] = {}
     added_at: str | None = None  # ISO 8601 with its zone; None is now
-
-
-class RunRow(Struct, frozen=True, kw_only=True):
-    """A kept run without its scorecard."""
-
-    id: int
-    added_at: str
-    digest: str
-    commit: str | None
-    branch: str | None
-    labels: dict[str, str]
-    source: str
-    grade: str
-    metrics: dict[str, float]
 
 
 class Selection(Struct, frozen=True, kw_only=True):
@@ -95,7 +82,8 @@ class History:
         marks = ", ".join("?" * len(_COLUMNS))
         with self._database.transaction():
             self._database.execute(
-                "insert into stepgrade_fingerprint (digest, body) values (?, ?) on conflict (digest) do nothing",
+                "insert into stepgrade_fingerprint (digest, body) values (?, ?) "
+                "on conflict (digest) do nothing",
                 (digest, msgspec.json.encode(fingerprint, order="sorted").decode()),
             )
             number = self._database.insert(
@@ -171,7 +159,9 @@ class History:
 
     def _doomed(self, keep: int | None, older_than: str | None) -> Iterator[int]:
         places: dict[tuple[str, str | None], int] = {}
-        rows = self._database.execute("select id, digest, branch, added_at from stepgrade_run order by id desc")
+        rows = self._database.execute(
+            "select id, digest, branch, added_at from stepgrade_run order by id desc"
+        )
         for number, digest, branch, added_at in rows:
             places[digest, branch] = places.get((digest, branch), 0) + 1
             too_many = keep is not None and places[digest, branch] > keep

@@ -10,7 +10,17 @@ from msgspec import structs
 
 from stepgrade.analysis.trace.facts import LedgerFacts, TraceFacts
 from stepgrade.analysis.trace.run import RankFacts, RunFacts, analyse_run
-from stepgrade.model import DeviceSeen, LayerTime, LedgerTime, OpTime, PhaseTime, Profile, RankTime, Recorded, Source
+from stepgrade.model import (
+    DeviceSeen,
+    LayerTime,
+    LedgerTime,
+    OpTime,
+    PhaseTime,
+    Profile,
+    RankTime,
+    Recorded,
+    Source,
+)
 from stepgrade.model.events import Trace
 from stepgrade.units import NS_PER_MS, show_count
 
