@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import threading
 import time
@@ -14,16 +15,20 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Cost(NamedTuple):
-    """What a command took; `problem` is its last line when it failed."""
+    """What a command took; `problem` is its last line when it failed.
+
+    The time of the processor, over all processes, tells more than the clock when others use the machine too.
+    """
 
     seconds: float
+    processor_seconds: float
     peak_bytes: int
     problem: str | None = None
 
 
 def measure(command: list[str], *, timeout_s: float, environment: dict[str, str] | None = None) -> Cost:
     """Run `command` and return its cost; memory is the sum over its process group, sampled."""
-    start = time.perf_counter()
+    start, start_cpu = time.perf_counter(), _children_seconds()
     process = subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,
@@ -37,11 +42,16 @@ def measure(command: list[str], *, timeout_s: float, environment: dict[str, str]
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, 9)
         process.communicate()
-        return Cost(time.perf_counter() - start, watch.stop(), f"stopped after {timeout_s:.0f} s")
+        return Cost(time.perf_counter() - start, 0.0, watch.stop(), f"stopped after {timeout_s:.0f} s")
     seconds = time.perf_counter() - start
     lines = errors.decode(errors="replace").strip().splitlines()
     problem = (lines[-1] if lines else "failed") if process.returncode else None
-    return Cost(seconds, watch.stop(), problem)
+    return Cost(seconds, _children_seconds() - start_cpu, watch.stop(), problem)
+
+
+def _children_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 class _Watch(threading.Thread):

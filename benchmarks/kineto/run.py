@@ -66,7 +66,7 @@ def run(size_mb: float, options: argparse.Namespace, directory: Path) -> None:
     text_bytes = generate(options.sample, trace, int(size_mb * 1e6))
     packed_bytes = trace.stat().st_size
     print(f"\n{text_bytes / 1e6:.0f} MB of text, {packed_bytes / 1e6:.1f} MB gzipped ({options.sample.name})")
-    print(f"{'':26}{'seconds':>9}{'MB/s':>7}{'peak MB':>9}{'time':>8}{'memory':>8}")
+    print(f"{'':26}{'seconds':>9}{'cpu':>8}{'MB/s':>7}{'peak MB':>9}{'time':>8}{'memory':>8}")
     costs = {name: _best(line, options) for name, line in cases(trace, options, directory / "out")}
     base = costs.get("stepgrade score") or costs.get("read")
     if base is None or base.problem:
@@ -86,7 +86,8 @@ def _row(name: str, cost: Cost, base: Cost, text_bytes: int) -> str:
         return f"{name:26}{cost.seconds:9.2f}  {cost.problem[:70]}"
     speed = text_bytes / 1e6 / cost.seconds
     times, memory = cost.seconds / base.seconds, cost.peak_bytes / max(1, base.peak_bytes)
-    return f"{name:26}{cost.seconds:9.2f}{speed:7.0f}{cost.peak_bytes / 1e6:9.0f}{times:7.1f}x{memory:7.1f}x"
+    spent = f"{cost.seconds:9.2f}{cost.processor_seconds:8.2f}{speed:7.0f}{cost.peak_bytes / 1e6:9.0f}"
+    return f"{name:26}{spent}{times:7.1f}x{memory:7.1f}x"
 
 
 def main() -> None:

@@ -35,6 +35,10 @@ def gate_runs(cards: Sequence[Scorecard], baselines: Sequence[Baseline], around:
     """Return the gate's answer about runs of the same code; raise BadOption when there is nothing to ask."""
     config = around.config or Config()
     conditions = [parse_condition(text) for text in (*config.gate.fail_on, *around.fail_on)]
+    if any(condition.severity for condition in conditions):
+        raise BadOption(
+            "the gate tests for regressions by itself", where="--fail-on", hint="it takes grade:A to grade:F"
+        )
     earlier = _earlier(cards[0], baselines, around, config)
     if earlier is None and not conditions and not any(_is_absolute(one) for one in config.budgets):
         raise BadOption(

@@ -35,6 +35,15 @@ def show_share(share: float | None, digits: int = 1) -> str:
     return f"{share * 100:.{digits}f} %"
 
 
+def show_graded_share(share: float | None, bounds: tuple[float, ...]) -> str:
+    """Return a share with as many digits as it takes not to be rounded over one of the bounds."""
+    for digits in (1, 2, 3, 4):
+        rounded = None if share is None else round(share, digits + 2)
+        if share is None or rounded is None or all((share >= one) == (rounded >= one) for one in bounds):
+            return show_share(share, digits)
+    return show_share(share, 6)
+
+
 def show_delta(share: float, digits: int = 1) -> str:
     """Return a change (0.1 is ten percent more) with its sign."""
     return f"{share * 100:+.{digits}f} %"

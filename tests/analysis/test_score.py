@@ -15,6 +15,7 @@ from stepgrade.analysis import Question, score_profile
 from stepgrade.contract import HardwareSpec, StepProfilerInput, TrainingScorecard, compute_training_scorecard
 from stepgrade.errors import BadOption, NotMeasured
 from stepgrade.model import LayerTime, Profile
+from stepgrade.readers import step_profile
 from tests.builders import SOURCE, make_layers, make_ops, make_phases, make_profile, make_step_profile
 
 
@@ -45,6 +46,13 @@ def test_above_the_ceiling_is_an_error_not_an_a() -> None:
     assert card.grade == "ungraded"
     assert card.efficiency == pytest.approx(4.07, abs=0.01)
     assert "407 %" in card.ungraded_because[0]
+    assert card.bottleneck == "unknown"  # an accounting error is no evidence of a roof
+
+
+@pytest.mark.parametrize(("tok_s", "grade"), [(100.0, "A"), (100.1, "ungraded")])
+def test_just_at_and_just_above_the_ceiling(tok_s: float, grade: str) -> None:
+    card = card_of(make_profile(), throughput_tok_s=tok_s, peak_bw_gb_s=1.0, bytes_per_token=1e7)
+    assert card.grade == grade
 
 
 @pytest.mark.parametrize(
@@ -139,6 +147,16 @@ def test_slow_layer_is_named() -> None:
     assert finding.gain_high == pytest.approx(11.0 / 10 / 100, rel=0.1)
 
 
+def test_the_only_layer_that_is_trained_is_not_slow() -> None:
+    layers = make_layers((10, 0), (10, 0), (10, 0), (10, 25))
+    assert "slow-layer" not in [finding.rule for finding in card_of(make_profile(layers=layers)).findings]
+
+
+def test_equal_layers_do_not_make_a_small_difference_large() -> None:
+    layers = make_layers(*[(10, 20)] * 5, (10, 20.9))
+    assert not card_of(make_profile(layers=layers)).findings
+
+
 def test_layers_that_vary_a_little_are_healthy() -> None:
     layers = make_layers(*[(10.0 + n % 3 * 0.4, 20.0 + n % 5 * 0.5) for n in range(28)])
     assert card_of(make_profile(layers=layers)).findings == ()
@@ -229,3 +247,37 @@ def test_every_finding_gains_no_more_than_the_step(samples: Path) -> None:
         for finding in sg.score(sg.load(path)).findings:
             assert 0.0 <= finding.gain_low <= finding.gain_high <= 1.0
             assert msgspec.to_builtins(finding)["evidence"]
+
+
+# --- what the notes say of contract v1
+
+
+@st.composite
+def step_profile_texts(draw: st.DrawFn) -> str:
+    names = st.sampled_from(["h2d", "H2D", "forward", "blk_bwd", "nccl", "input", "x_d2h"])
+    shares = draw(st.dictionaries(names, st.floats(0, 0.6), max_size=4))
+    steps = draw(st.integers(1, 5))
+    phases = {
+        name: {"total_ms": share * 100 * steps, "pct": share * 100, "avg_ms": share * 100}
+        for name, share in shares.items()
+    }
+    claimed = draw(st.sampled_from([None, "compute", "memory_bw", "forward"]))
+    return make_step_profile(steps=steps, phases=phases, bottleneck=claimed)
+
+
+@given(step_profile_texts(), st.floats(1, 10_000))
+def test_notes_tell_truly_what_contract_v1_calls_the_bottleneck(text: str, tok_s: float) -> None:
+    v1 = compute_training_scorecard(StepProfilerInput.from_json(text), tok_s, HardwareSpec.gb10())
+    v2 = card_of(step_profile.read_text(text.encode(), "p"), throughput_tok_s=tok_s, device="gb10")
+    said = [note for note in v2.notes if note.startswith("contract v1 calls the bottleneck")]
+    if v1.bottleneck.value == v2.bottleneck:
+        assert said == []
+    else:
+        assert said[0].startswith(f"contract v1 calls the bottleneck `{v1.bottleneck}`: ")
+
+
+def test_wall_coverage_stands_in_for_phases() -> None:
+    card = card_of(make_profile(phases=(), wall_coverage=0.3))
+    assert card.bottleneck == "launch"
+    assert not any("not known" in note for note in card.notes)
+    assert "is it a percentage?" in card_of(make_profile(phases=(), wall_coverage=85.0)).fitness[0]

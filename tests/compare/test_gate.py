@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepgrade.compare.gate import decide, parse_condition
+from stepgrade.compare.gate import check_conditions, decide, parse_condition
 from stepgrade.contract import Regression
 from stepgrade.errors import BadOption
 
@@ -44,7 +44,9 @@ def test_nothing_comparable_cannot_pass() -> None:
 
 def test_a_regression_needs_a_baseline() -> None:
     with pytest.raises(BadOption, match="--baseline"):
-        decide("A", [], [parse_condition("warning")], comparable=None)
+        check_conditions([parse_condition("warning")], has_baseline=False)
+    check_conditions([parse_condition("warning")], has_baseline=True)
+    check_conditions([parse_condition("grade:C")], has_baseline=False)
 
 
 @pytest.mark.parametrize("text", ["", "grade:", "grade:E", "severe", "GRADE:C", "grade:AB"])

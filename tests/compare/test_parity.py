@@ -39,6 +39,11 @@ def test_little_in_common_cannot_be_told() -> None:
     assert "10.0 %" in report.notes[0]
 
 
+def test_both_sides_must_be_matched() -> None:
+    assert sg.parity(runtime(a=1.0), runtime("theirs", a=1.0, b=9.0)).parity_achieved is None
+    assert sg.parity(runtime(a=1.0, b=9.0), runtime("theirs", a=1.0)).parity_achieved is None
+
+
 def test_nothing_in_common_is_not_parity() -> None:
     report = sg.parity(runtime(a=1.0), runtime("theirs", b=1.0))
     assert report.parity_achieved is None

@@ -110,6 +110,14 @@ def test_the_last_profile_of_a_log_counts(tmp_path: Path) -> None:
     assert profile.notes == ("read from a log, line 2", "the log holds 2 profiles: this is the last one")
 
 
+def test_a_profile_that_is_cut_off_does_not_swallow_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(
+        '{"_profiler": "step_profiler_v2", "steps": 3,\nrestarted\n' + make_step_profile(steps=7) + "\n}\n"
+    )
+    assert read_profile(path).steps == 7
+
+
 def test_a_log_kept_as_a_json_string(tmp_path: Path) -> None:
     """Harnesses keep what a run printed: the profile is then text inside a JSON document."""
     printed = "[PROFILE] 4 steps\n" + json.dumps(APR_V1, indent=2) + "\ndone"

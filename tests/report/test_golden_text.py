@@ -8,6 +8,7 @@ import pytest
 
 import stepgrade as sg
 from stepgrade.hardware.setup import Setup
+from stepgrade.report.names import cells
 from tests.conftest import ROOT
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -52,3 +53,11 @@ def test_golden_text(
     if pytestconfig.getoption("--update-golden"):
         path.write_text(text, encoding="utf-8")
     assert text == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("width", [40, 41, 59, 60, 80, 120, 200])
+@pytest.mark.parametrize("name", RESULTS)
+def test_no_line_is_wider_than_the_terminal(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    text = sg.render(RESULTS[name](), width=width)  # type: ignore[arg-type]  # one of the three
+    assert max(cells(line) for line in text.splitlines()) <= width

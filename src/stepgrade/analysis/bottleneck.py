@@ -33,7 +33,6 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
     bottleneck: Bottleneck
     evidence: tuple[str, ...]
-    notes: tuple[str, ...] = ()
 
 
 _WAITS = {
@@ -54,7 +53,7 @@ def name_bottleneck(
         or _waiting(phases, limits)
         or _near_roof(efficiency, limits)
         or _claimed(profile)
-        or _unknown(phases)
+        or _unknown(phases, limits)
     )
 
 
@@ -87,13 +86,7 @@ def _near_roof(efficiency: Efficiency, limits: Limits) -> Verdict | None:
     if roof is None or share is None or not limits.near_ceiling < share <= 1.0:
         return None
     evidence = f"the run reaches {show_share(share)} of its {roof.kind} ceiling, the lowest one known"
-    return Verdict(bottleneck=_ROOFS[roof.kind], evidence=(evidence,), notes=_v1_differs(_ROOFS[roof.kind]))
-
-
-def _v1_differs(bottleneck: Bottleneck) -> tuple[str, ...]:
-    if bottleneck is not Bottleneck.MEMORY_BW:
-        return ()
-    return ("contract v1 calls a run above half of its memory ceiling `compute`",)
+    return Verdict(bottleneck=_ROOFS[roof.kind], evidence=(evidence,))
 
 
 def _claimed(profile: Profile) -> Verdict | None:
@@ -105,14 +98,14 @@ def _claimed(profile: Profile) -> Verdict | None:
     return Verdict(bottleneck=Bottleneck(claim), evidence=(evidence,))
 
 
-def _unknown(phases: PhasesOfStep) -> Verdict:
+def _unknown(phases: PhasesOfStep, limits: Limits) -> Verdict:
     covered = phases.covered_share
     if covered is None:
         evidence = "the profile does not say where a step's time goes"
     else:
         evidence = (
-            f"{show_share(min(covered, 1.0))} of the step is in phases, none of them a wait; telling compute "
-            "from memory limits needs operations with shapes"
+            f"{show_share(min(covered, 1.0))} of the step is in phases, and no wait takes more than "
+            f"{show_share(limits.waiting_share, 0)} of it; telling compute from memory limits needs "
+            "operations with shapes"
         )
-    note = "contract v1 says `memory_bw` where nothing else is found" if phases.shares else None
-    return Verdict(bottleneck=Bottleneck.UNKNOWN, evidence=(evidence,), notes=(note,) if note else ())
+    return Verdict(bottleneck=Bottleneck.UNKNOWN, evidence=(evidence,))

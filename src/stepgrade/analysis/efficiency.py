@@ -61,6 +61,8 @@ def efficiency_of(profile: Profile, question: Question) -> Efficiency:
     """Hold the run's throughput against the lowest ceiling."""
     throughput, against = throughput_of(profile, question), question.against
     roof, rate = against.roof, _per_device(throughput, question)
+    if roof is not None and not (math.isfinite(roof.tok_s) and roof.tok_s > 0.0):
+        raise BadOption(f"the ceiling is {roof.tok_s:g} tok/s, which is none", hint="check the figures given")
     share = rate / roof.tok_s if rate is not None and roof is not None else None
     arithmetic = arithmetic_of(profile, against)
     if share is None and arithmetic is not None and is_well_known(profile):

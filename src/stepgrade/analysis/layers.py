@@ -114,8 +114,9 @@ def _outliers(profile: Profile, direction: Direction, limits: Limits) -> list[Sl
     if len(totals) < limits.outlier_least_layers:
         return []
     middle = _median(totals.values())
-    deviation = _MAD_TO_SIGMA * _median(abs(ms - middle) for ms in totals.values())
-    spread = max(deviation, limits.outlier_least_spread * middle)
+    if not middle > 0.0:  # most layers do nothing, as frozen ones do backward: the others are not slow
+        return []
+    spread = _MAD_TO_SIGMA * _median(abs(ms - middle) for ms in totals.values())
     bound = max(middle + limits.outlier_score * spread, middle * limits.outlier_ratio)
     return [
         SlowLayer(layer=layer, direction=direction, total_ms=ms, median_ms=middle)

@@ -23,8 +23,6 @@ class Limits(Struct, frozen=True, kw_only=True):
     outlier_score: float = 3.5
     outlier_ratio: float = 1.25
     outlier_least_layers: int = 4
-    # Ours: times are written with few digits; a spread below 2 % of the median is not told apart.
-    outlier_least_spread: float = 0.02
 
 
 DEFAULT_LIMITS = Limits()

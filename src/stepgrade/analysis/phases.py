@@ -7,6 +7,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from stepgrade.analysis.limits import Limits
+from stepgrade.analysis.reference import is_read_by_v1, launch_overhead_v1
 from stepgrade.analysis.scorecard import Ledger, PhaseShare
 from stepgrade.contract.scorecard import add_up
 from stepgrade.model import PhaseTime, Profile
@@ -143,11 +144,10 @@ def _ledger(by_kind: dict[PhaseKind, float], covered: float) -> Ledger:
 
 def _notes(profile: Profile, covered: float | None) -> tuple[str, ...]:
     if not profile.phases:
-        return ("the profile has no phases, so launch overhead is not known (contract v1 says 100 %)",)
+        return _without_phases(profile, covered)
     if covered is None or not profile.steps or profile.step_ms is None:
         return ()
-    totals = add_up(phase.total_ms or 0.0 for phase in profile.phases)
-    v1_overhead = max(0.0, 1.0 - totals / profile.step_ms)
+    v1_overhead = launch_overhead_v1(profile)
     overhead = max(0.0, 1.0 - covered)
     if abs(v1_overhead - overhead) < 0.005:
         return ()
@@ -158,12 +158,22 @@ def _notes(profile: Profile, covered: float | None) -> tuple[str, ...]:
     return (note,)
 
 
+def _without_phases(profile: Profile, covered: float | None) -> tuple[str, ...]:
+    if profile.step_ms is None or not is_read_by_v1(profile):
+        return ()
+    if covered is None:
+        return ("the profile has no phases, so launch overhead is not known (contract v1 says 100 %)",)
+    return ("without phases, launch overhead is what the wall coverage leaves (contract v1 says 100 %)",)
+
+
 def _fitness(profile: Profile, overlapping: float | None, limits: Limits) -> tuple[str, ...]:
     found = []
     if overlapping is not None:
         found.append(
             f"phases add up to {show_share(overlapping)} of the step: they overlap, or the step's average "
             "leaves something out; there is no ledger"
+            if profile.phases
+            else f"a wall coverage of {show_share(overlapping)} is more than there is: is it a percentage?"
         )
     averages = [phase for phase in profile.phases if phase.total_ms and phase.per_step_ms]
     by_total = add_up(phase.total_ms or 0.0 for phase in averages) / (profile.steps or 1)

@@ -25,6 +25,8 @@ LEAST_STEPS = 6
 Z95 = 1.959963984540054
 _MOST_OUTLIERS_SHARE = 0.10
 _MOST_CORRELATION = 0.95
+# Steps within a few percent of the median do not stand out, however even the others are.
+_LEAST_SPREAD = 0.02
 _MAD_TO_SIGMA = 1.4826
 
 
@@ -137,7 +139,7 @@ def spread_of(values: Iterable[float]) -> tuple[float, float]:
 
 def _bounds(samples: Sequence[float], limits: Limits) -> tuple[float, float]:
     middle, deviation = spread_of(samples)
-    reach = limits.outlier_score * max(deviation, limits.outlier_least_spread * middle)
+    reach = limits.outlier_score * max(deviation, _LEAST_SPREAD * middle)
     return middle - reach, middle + reach
 
 

@@ -12,6 +12,7 @@ from stepgrade.analysis.ledger import bottleneck_of_ledger, shares_of
 from stepgrade.analysis.limits import DEFAULT_LIMITS, Limits
 from stepgrade.analysis.operations import hotspots, operations_of_step
 from stepgrade.analysis.phases import phases_of_step
+from stepgrade.analysis.reference import bottleneck_note
 from stepgrade.analysis.rules import findings
 from stepgrade.analysis.samples import pace_of, step_ms_of
 from stepgrade.analysis.scorecard import UNGRADED, DeviceUse, RankRow, Scorecard, StepStats
@@ -68,7 +69,7 @@ def _card(
             *profile.notes,
             *efficiency.notes,
             *phases.notes,
-            *verdict.notes,
+            *_bottleneck_notes(facts),
             *ratio_notes,
             *_operation_notes(profile),
             *_sample_notes(profile),
@@ -104,6 +105,11 @@ def _recommendations(facts: Facts, found: tuple[Finding, ...]) -> tuple[str, ...
         advice.append(advice_for(facts.verdict.bottleneck, facts.profile.source.producer))
     advice += [finding.remedy for finding in found]
     return tuple(dict.fromkeys(advice))
+
+
+def _bottleneck_notes(facts: Facts) -> tuple[str, ...]:
+    note = bottleneck_note(facts.profile, facts.verdict.bottleneck, facts.efficiency.share)
+    return (note,) if note else ()
 
 
 def _operation_notes(profile: Profile) -> tuple[str, ...]:

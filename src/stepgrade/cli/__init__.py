@@ -12,8 +12,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments == ["--version"]:  # answered before anything is imported
         from stepgrade._version import __version__  # noqa: PLC0415
 
-        print(f"stepgrade {__version__}")  # noqa: T201
-        return 0
+        try:
+            print(f"stepgrade {__version__}", flush=True)  # noqa: T201
+        except OSError:
+            pass  # told below, where there are words for it
+        else:
+            return 0
     from stepgrade.cli.main import run  # noqa: PLC0415
 
     return run(arguments)

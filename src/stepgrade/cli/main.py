@@ -6,16 +6,14 @@ slower, and how does it compare with another runtime.
 
 from __future__ import annotations
 
-import os
-import sys
 from importlib import import_module
 
 from stepgrade._version import __version__
 from stepgrade.cli.parser import Parser
+from stepgrade.cli.streams import complain, send
 from stepgrade.errors import EXIT_BAD_INPUT, EXIT_BUG, EXIT_OK, StepgradeError
 
 _INTERRUPTED = 130
-_MESSAGE_CELLS = 1000
 
 COMMANDS = {
     "score": "the scorecard of a run",
@@ -45,29 +43,33 @@ def run(arguments: list[str]) -> int:
     """Run one command line; every error of ours is one line on standard error."""
     try:
         code = _dispatch(arguments)
-        sys.stdout.flush()
     except StepgradeError as error:
         code = _complain(str(error), error.exit_code)
     except KeyboardInterrupt:
         code = _complain("interrupted", _INTERRUPTED)
-    except BrokenPipeError:
-        code = _leave_pipe()
     except MemoryError:
         code = _complain("not enough memory for this input", EXIT_BAD_INPUT)
-    except SystemExit as request:  # argparse ends --help and --version so
-        code = EXIT_OK if request.code is None else int(request.code)
     except Exception:  # noqa: BLE001  anything else is a bug, and says so with its traceback
         code = _report_bug()
     return code
 
 
 def _dispatch(arguments: list[str]) -> int:
+    """Run the command; argparse answers --help and --version itself, into the buffer of standard output."""
+    try:
+        return _run_command(arguments)
+    except SystemExit as request:
+        send("")
+        return EXIT_OK if request.code is None else int(request.code)
+
+
+def _run_command(arguments: list[str]) -> int:
     """Import only the command that is asked for, and let it run."""
     top = _parser()
     args, rest = top.parse_known_args(arguments[:1])
     if rest or args.command is None:
         top.parse_args(arguments)
-        top.print_help()
+        send(top.format_help())
         return EXIT_OK
     if args.command not in COMMANDS:
         top.error(f"no command called {args.command!r}; there are {', '.join(COMMANDS)}")
@@ -87,16 +89,8 @@ def _parser() -> Parser:
 
 
 def _complain(message: str, code: int) -> int:
-    from stepgrade.report.names import shortened  # noqa: PLC0415  only when something is wrong
-
-    print(f"stepgrade: {shortened(message, _MESSAGE_CELLS)}", file=sys.stderr)  # noqa: T201
+    complain(message)
     return code
-
-
-def _leave_pipe() -> int:
-    """Let the reader of our output go, and keep Python from complaining about it at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return EXIT_OK
 
 
 def _report_bug() -> int:

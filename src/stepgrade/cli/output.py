@@ -9,6 +9,7 @@ from argparse import Namespace
 from contextlib import suppress
 
 from stepgrade import report
+from stepgrade.cli.streams import send
 from stepgrade.errors import BadInput
 from stepgrade.report.names import printable
 from stepgrade.report.types import Page, Result
@@ -30,27 +31,26 @@ def page_for(output: str | None, color: str) -> Page:
 def write(text: str, output: str | None) -> None:
     """Print the text, or write it to a file; raise BadInput when that fails."""
     if output is None or output == "-":
-        _print(text)
+        send(text)
     else:
         _write_whole(text.encode("utf-8", "replace"), output)
 
 
 def write_raw(text: str, output: str | None) -> None:
     """Write text whose names are not escaped; only a terminal gets them spelt out, line by line."""
-    if (output is None or output == "-") and sys.stdout.isatty():
+    if (output is None or output == "-") and _is_terminal():
         text = "".join(printable(line) + "\n" for line in text.splitlines())
     write(text, output)
 
 
-def _print(text: str) -> None:
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+def _is_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()
 
 
 def _width(output: str | None) -> int:
     if os.environ.get("COLUMNS", "").isdecimal():
         return min(WIDEST, int(os.environ["COLUMNS"]))
-    if output is not None:
+    if output is not None or not _is_terminal():
         return DEFAULT_WIDTH
     with suppress(OSError, ValueError):
         return min(WIDEST, os.get_terminal_size(sys.stdout.fileno()).columns)
@@ -64,7 +64,7 @@ def _has_color(choice: str, output: str | None) -> bool:
         return False
     if os.environ.get("FORCE_COLOR"):
         return True
-    return output is None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    return output is None and _is_terminal() and os.environ.get("TERM") != "dumb"
 
 
 def _write_whole(content: bytes, output: str) -> None:
@@ -85,16 +85,17 @@ def _write_into(target: str, content: bytes) -> None:
 
 
 def _replace(target: str, content: bytes) -> None:
-    draft = f"{target}.{os.getpid()}.tmp"
+    draft = os.path.join(os.path.dirname(target), f".stepgrade-{os.getpid()}.tmp")  # noqa: PTH118, PTH120
+    stream = open(draft, "xb")  # noqa: SIM115, PTH123  closed below; one that exists is not ours to remove
     try:
-        with open(draft, "xb") as stream:  # noqa: PTH123
+        with stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
         with suppress(FileNotFoundError):
             os.chmod(draft, stat.S_IMODE(os.stat(target).st_mode))  # noqa: PTH101, PTH116
         os.replace(draft, target)  # noqa: PTH105
-    except OSError:
+    except BaseException:  # an interrupt leaves nothing behind either
         with suppress(OSError):
             os.unlink(draft)  # noqa: PTH108
         raise

@@ -17,7 +17,7 @@ _CLEAR_LINE = "\r\x1b[K"
 @contextmanager
 def progress_line() -> Iterator[Callable[[int, int], None] | None]:
     """Yield what to tell the bytes read and the bytes to read; None when nobody would see it."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
     line = _Line()

@@ -14,7 +14,6 @@ one run. Without a throughput and a ceiling the run is shown but not graded.
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
 from collections.abc import Sequence
 
@@ -24,7 +23,8 @@ from stepgrade.cli.history_options import add_keeping_options, add_place_option,
 from stepgrade.cli.parser import Parser, add_contract_option, add_input_options, add_output_options
 from stepgrade.cli.run_options import add_hardware_options, add_run_options, setup_from
 from stepgrade.cli.sources import add_sources, load_run, only_source
-from stepgrade.compare.gate import Condition, decide, parse_condition
+from stepgrade.cli.streams import complain
+from stepgrade.compare.gate import Condition, check_conditions, decide, parse_condition
 from stepgrade.contract import TrainingScorecard
 from stepgrade.errors import BadOption
 
@@ -74,16 +74,19 @@ def add_options(parser: Parser) -> None:
 def run(args: Namespace) -> int:
     """Print the scorecard; 1 when --fail-on says no, 3 when it cannot say."""
     conditions = [parse_condition(text) for text in args.fail_on]
+    check_conditions(conditions, has_baseline=args.baseline is not None)
     question = {name: getattr(args, name) for name in _QUESTION}
     if args.contract == "v1":
         if args.save:
             raise BadOption("history keeps scorecards of contract v2", hint="leave --contract v1 out")
+        if args.input_format is not None:
+            raise BadOption("contract v1 reads step profiles only", hint="leave --input-format out")
         figures = {name: getattr(args, name) for name in _FIGURES}
         card_v1 = api.score_v1(
             only_source(args), baseline=args.baseline, max_bytes=args.max_bytes, **question, **figures
         )
         output.write_raw(api.render_v1(card_v1, to=args.format), args.output)
-        return _gate(card_v1, conditions, comparable=True if args.baseline else None)
+        return _gate(card_v1, conditions, comparable=args.baseline is not None)
     setup = setup_from(args)
     profile = load_run(args)
     before = api.load_baseline(args.baseline, max_bytes=args.max_bytes) if args.baseline is not None else None
@@ -91,13 +94,13 @@ def run(args: Namespace) -> int:
     output.write_result(card, args)
     if args.save:
         keep(card, args)
-    return _gate(card, conditions, comparable=bool(card.compared) if before else None)
+    return _gate(card, conditions, comparable=bool(card.compared))
 
 
 def _gate(
-    card: api.Scorecard | TrainingScorecard, conditions: Sequence[Condition], *, comparable: bool | None
+    card: api.Scorecard | TrainingScorecard, conditions: Sequence[Condition], *, comparable: bool
 ) -> int:
     decision = decide(card.grade, card.regressions, conditions, comparable=comparable)
     for reason in decision.reasons:
-        print(f"stepgrade: gate: {reason}", file=sys.stderr)  # noqa: T201
+        complain(f"gate: {reason}")
     return decision.exit_code

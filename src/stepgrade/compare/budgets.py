@@ -201,7 +201,7 @@ def _graded(card: Scorecard, conditions: Sequence[Condition]) -> Iterator[Check]
     for condition in conditions:
         if condition.grade is None:
             continue
-        decision = decide(card.grade, (), [condition], comparable=None)
+        decision = decide(card.grade, (), [condition], comparable=True)
         status: Status = {EXIT_OK: "pass", EXIT_GATE: "regressed"}.get(decision.exit_code, "cannot tell")  # type: ignore[assignment]  # its three words
         yield Check(metric="grade", status=status, text="; ".join(decision.reasons) or f"grade {card.grade}")
 

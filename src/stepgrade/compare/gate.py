@@ -39,19 +39,21 @@ def parse_condition(text: str) -> Condition:
     raise BadOption(f"{text!r} is no condition", hint="use warning, critical or grade:A to grade:F")
 
 
+def check_conditions(conditions: Sequence[Condition], *, has_baseline: bool) -> None:
+    """Raise BadOption for a condition on regressions when there is nothing to compare with."""
+    if not has_baseline and any(condition.severity for condition in conditions):
+        raise BadOption("--fail-on a regression needs something to compare with", hint="give --baseline FILE")
+
+
 def decide(
-    grade: str, regressions: Sequence[Regression], conditions: Sequence[Condition], *, comparable: bool | None
+    grade: str, regressions: Sequence[Regression], conditions: Sequence[Condition], *, comparable: bool
 ) -> Decision:
-    """Return the gate's answer; `comparable` is None when there was no baseline to compare with."""
+    """Return the gate's answer; `comparable` tells whether baseline and run have a metric in common."""
     reasons: list[str] = []
     unmeasured: list[str] = []
     for condition in conditions:
         if condition.grade is not None:
             _check_grade(grade, condition.grade, reasons, unmeasured)
-        elif comparable is None:
-            raise BadOption(
-                "--fail-on a regression needs something to compare with", hint="give --baseline FILE"
-            )
         elif not comparable:
             unmeasured.append("nothing could be compared with the baseline")
         else:

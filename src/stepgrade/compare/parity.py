@@ -76,13 +76,14 @@ def compare_profiles(ours: Profile, theirs: Profile) -> ParityReport:
 
 
 def _ops_of_step(profile: Profile) -> dict[str, float]:
-    totals = {name: ms for name, ms in total_by_operation(profile).items() if ms > 0.0}
-    if not totals or not profile.steps:
-        missing = "no operations" if not totals else "no number of steps"
+    totals = total_by_operation(profile)
+    ops = {name: ms for name, total in totals.items() if (ms := total / (profile.steps or 1)) > 0.0}
+    if not ops or not profile.steps:
+        missing = "no operations" if not ops else "no number of steps"
         raise NotMeasured(
             f"{missing} in this profile, so there is nothing to compare", where=profile.source.files[0]
         )
-    return {name: ms / profile.steps for name, ms in totals.items()}
+    return ops
 
 
 def _gaps(ours: dict[str, float], theirs: dict[str, float]) -> tuple[ParityGap, ...]:

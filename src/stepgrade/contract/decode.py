@@ -13,6 +13,8 @@ T = TypeVar("T")
 
 # Strings are matched first so that a "-0" inside one is left alone; so is an exponent's.
 _STRING_OR_MINUS_ZERO = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|(?<![eE])-0(?![.\deE])'
+# Cheap to look for: a value, not the `-0` inside a date.
+_MINUS_ZERO = rb"(?:^|[\s:,\[])-0(?:[\s,\]}]|$)"
 _UNNAMED_KEY = "[...]"
 
 
@@ -20,6 +22,7 @@ def decode_json(text: str | bytes, kind: type[T]) -> T:
     """Decode `text` as a `kind`; raise BadJson with the JSON path and the reason."""
     raw = _as_bytes(text)
     try:
+        msgspec.json.decode(raw, type=msgspec.Raw)  # what is no JSON is refused before it is looked into
         return msgspec.json.decode(_keep_minus_zero(raw), type=kind)
     except RecursionError as error:
         raise BadJson("brackets are nested too deeply", where="$") from error
@@ -48,7 +51,7 @@ def _as_bytes(text: str | bytes) -> bytes:
 
 def _keep_minus_zero(raw: bytes) -> bytes:
     """Write `-0` as `-0.0`: the reference reads it as a float, msgspec as the integer 0."""
-    if b"-0" not in raw:
+    if not re.search(_MINUS_ZERO, raw):
         return raw
     return re.sub(_STRING_OR_MINUS_ZERO, lambda m: b"-0.0" if m[0] == b"-0" else m[0], raw, flags=re.DOTALL)
 
@@ -67,7 +70,7 @@ def _name_keys(raw: bytes, kind: type[Any], message: str, path: str) -> str:
         return path
     try:
         document = msgspec.json.decode(_keep_minus_zero(raw))
-    except msgspec.DecodeError:  # a number too large even for an untyped value
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # broken beyond what was decoded
         return path
     holder, name = _descend(document, before)
     entries = holder[name]

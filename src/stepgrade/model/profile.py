@@ -14,6 +14,8 @@ from msgspec import Struct
 from stepgrade.errors import BadInput
 from stepgrade.model.fingerprint import Fingerprint
 
+LARGEST_COUNT = 2**64 - 1  # contract v1's counts are unsigned, of 64 bits
+
 
 class Source(Struct, frozen=True, kw_only=True):
     """Where a profile came from."""
@@ -123,9 +125,11 @@ class Profile(Struct, frozen=True, kw_only=True):
     unfit: tuple[str, ...] = ()  # why it can not be graded
 
     def __post_init__(self) -> None:
+        for place, count in (("steps", self.steps), *(("layer", layer.layer) for layer in self.layers)):
+            if count is not None and not 0 <= count <= LARGEST_COUNT:
+                raise BadInput(f"must be a whole number from 0 to {LARGEST_COUNT}", where=place)
         for place, value in self._figures():
-            if value is not None and not (math.isfinite(value) and value >= 0.0):
-                raise BadInput(f"must be a finite number of 0 or more, not {value:g}", where=place)
+            _check_figure(place, value)
 
     def _figures(self) -> Iterator[tuple[str, float | None]]:
         """Yield every measured figure with the name it has for people."""
@@ -169,3 +173,21 @@ class Baseline(Struct, frozen=True, kw_only=True):
     peak_memory_bytes: float | None = None
     tokens_per_step: float | None = None
     fingerprint: Fingerprint | None = None
+
+    def __post_init__(self) -> None:
+        figures = {
+            "throughput": self.throughput_tok_s,
+            "step time": self.step_ms,
+            "coverage": self.wall_coverage,
+            "launches": self.launches_per_step,
+            "peak memory": self.peak_memory_bytes,
+        }
+        for place, value in (*figures.items(), *self.operations_ms.items(), *self.layers_ms.items()):
+            _check_figure(place, value)
+        for value in self.samples_ms:
+            _check_figure("a step's sample", value)
+
+
+def _check_figure(place: str, value: float | None) -> None:
+    if value is not None and not (math.isfinite(value) and value >= 0.0):
+        raise BadInput(f"must be a finite number of 0 or more, not {value:g}", where=place)

@@ -65,7 +65,8 @@ class Content:
 
     def chunks(self) -> Iterator[bytes]:
         """Yield all bytes in pieces; only those read before by `document` can be walked twice."""
-        yield self._kept
+        for start in range(0, len(self._kept), CHUNK_BYTES):
+            yield self._kept[start : start + CHUNK_BYTES]
         while chunk := self._next(CHUNK_BYTES):
             yield chunk
 
@@ -140,16 +141,23 @@ class _Stream(io.RawIOBase):
 @contextmanager
 def open_content(source: str | os.PathLike[str], max_bytes: int = DEFAULT_MAX_BYTES) -> Iterator[Content]:
     """Open a path, or standard input for `-`; raise BadInput when it cannot be read."""
-    name = os.fspath(source)
-    if name == STANDARD_INPUT:
-        yield Content("standard input", cast("io.BufferedReader", sys.stdin.buffer), max_bytes)
+    path = os.fspath(source)
+    name = path.encode("utf-8", "backslashreplace").decode()  # a path may hold bytes that are no text
+    if path == STANDARD_INPUT:
+        yield Content("standard input", _standard_input(), max_bytes)
         return
     try:
-        stream = open(name, "rb")  # noqa: SIM115, PTH123  closed below, whatever the reader does
+        stream = open(path, "rb")  # noqa: SIM115, PTH123  closed below, whatever the reader does
     except (OSError, ValueError) as error:
         raise _cannot_open(name, error) from error
     with stream:
         yield Content(name, stream, max_bytes)
+
+
+def _standard_input() -> io.BufferedReader:
+    if sys.stdin is None:
+        raise BadInput("is closed", where="standard input", hint="name a file")
+    return cast("io.BufferedReader", sys.stdin.buffer)
 
 
 def _cannot_open(name: str, error: OSError | ValueError) -> BadInput:

@@ -17,6 +17,8 @@ from stepgrade.readers.base import Reader
 from stepgrade.readers.content import DEFAULT_MAX_BYTES, STANDARD_INPUT, Content, open_content
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from stepgrade.model.events import Trace
 
 # Asked in this order; the log takes any text, so it comes last.
@@ -153,7 +155,16 @@ def _built_in(name: str) -> Reader:
 def _plug_ins() -> dict[str, Reader]:
     from importlib.metadata import entry_points  # noqa: PLC0415  slow to import, rarely needed
 
-    return {point.name: point.load() for point in entry_points(group=PLUG_IN_GROUP)}
+    return {point.name: _loaded(point) for point in entry_points(group=PLUG_IN_GROUP)}
+
+
+def _loaded(point: EntryPoint) -> Reader:
+    try:
+        reader: Reader = point.load()
+    except (ImportError, AttributeError) as error:
+        hint = "mend or uninstall the package that brings it"
+        raise UnknownFormat(f"the reader {point.name!r} cannot be loaded: {error}", hint=hint) from error
+    return reader
 
 
 @contextmanager
@@ -162,6 +173,6 @@ def _naming(content: Content) -> Iterator[None]:
     try:
         yield
     except BadInput as error:
-        if error.where and error.where.startswith(content.name):
+        if error.where and f"{error.where}: ".startswith(f"{content.name}: "):
             raise
         raise error.at(content.name) from error

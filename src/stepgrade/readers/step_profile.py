@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct, field
 
 from stepgrade.contract.decode import decode_json
+from stepgrade.contract.types import USIZE_MAX
 from stepgrade.errors import BadInput
 from stepgrade.model import LayerTime, OpTime, PhaseTime, Profile, Source
 from stepgrade.readers.content import Content
@@ -66,8 +67,9 @@ def read_text(text: bytes, name: str) -> Profile:
 
 def _profile(document: _Document, name: str) -> Profile:
     steps = document.steps if document.steps is not None else document.steps_profiled
-    if steps is not None and steps < 0:
-        raise BadInput(f"must be 0 or more, not {steps}", where="$.steps")
+    if steps is not None and not 0 <= steps <= USIZE_MAX:
+        where = "$.steps" if document.steps is not None else "$.steps_profiled"
+        raise BadInput(f"must be a whole number from 0 to {USIZE_MAX}", where=where)
     return Profile(
         source=Source(format=_format(document), files=(name,), producer=document.profiler),
         steps=steps or None,
@@ -95,7 +97,7 @@ def _step_ms(document: _Document, steps: int | None) -> float | None:
         return document.avg_step_ms or None
     if document.wall_time_ms is None or not steps:
         return None
-    return document.wall_time_ms / steps
+    return document.wall_time_ms / steps or None
 
 
 def _phase(name: str, phase: _Phase) -> PhaseTime:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 import unicodedata
 
-# Control characters (C0, DEL, C1), line separators, and marks that change the direction of writing.
+# Control characters (C0, DEL, C1), line separators, invisible ones, and marks that change the direction of
+# writing.
 # Patterns are kept as text: compiling them takes longer than all clean names of a scorecard.
-_UNPRINTABLE = "[\x00-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+_UNPRINTABLE = (
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
+    "\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
+)
 _MARKDOWN = r"([\\`*_{}\[\]<>()#+!|~&])"
 _WIDE = frozenset("WF")
 _NO_CELL = frozenset({"Cf", "Me", "Mn"})
@@ -58,12 +62,19 @@ def json_text(text: str) -> str:
     """Return JSON with every unprintable character escaped; inside strings that means the same."""
     if text.isprintable():
         return text
-    return re.sub(_UNPRINTABLE, lambda match: f"\\u{ord(match[0]):04x}", text)
+    return re.sub(_UNPRINTABLE, _json_escape, text)
 
 
 def _spelt(match: re.Match[str]) -> str:
     code = ord(match[0])
+    if code > 0xFFFF:
+        return f"\\U{code:08x}"
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def _json_escape(match: re.Match[str]) -> str:
+    units = match[0].encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 
 
 def _cell(character: str) -> int:

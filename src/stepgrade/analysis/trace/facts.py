@@ -132,7 +132,7 @@ def analyse_trace(trace: Trace) -> TraceFacts:
     pieces = break_up(line)
     phase = phase_of(line, pieces)
     seen = line.driver is not Driver.UNSEEN
-    operations = sum_operations(line.trace, pieces) if seen else ()
+    operations = sum_operations(line, pieces) if seen else ()
     ledgers = _ledgers(line)
     layers = find_layers(line, pieces, phase)
     steps = _steps(line)

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from stepgrade.analysis.trace.classify import WorkClass, classify
 from stepgrade.analysis.trace.cost import UNKNOWN, Cost, op_cost
+from stepgrade.analysis.trace.links import HostTree
 from stepgrade.analysis.trace.pieces import Pieces
 from stepgrade.analysis.trace.shapes import decode_shapes
+from stepgrade.analysis.trace.timeline import Timeline
 from stepgrade.model.events import NONE, Ids, Inputs, Trace
 
 KERNELS_SHOWN = 5
@@ -50,14 +52,15 @@ class _Costs(NamedTuple):
     bytes: NDArray[np.float64]
 
 
-def sum_operations(trace: Trace, pieces: Pieces) -> tuple[OperationFacts, ...]:
+def sum_operations(line: Timeline, pieces: Pieces) -> tuple[OperationFacts, ...]:
     """Return the operations of the steady steps, longest first."""
+    trace = line.trace
     rows = np.flatnonzero(pieces.steady).astype(np.int32)
     linked = pieces.op[rows] >= 0
     key = pieces.name[rows].astype(np.int64) * 2 + linked
     order = np.argsort(key, kind="stable")
     edges = np.flatnonzero(np.diff(key[order], prepend=NONE, append=np.iinfo(np.int64).max))
-    costs = _costs(trace, pieces.op[rows])
+    costs = _without_the_same_twice(_costs(trace, pieces.op[rows]), line.tree)
     found = [_operation(trace, pieces, rows[order[a:b]], costs) for a, b in pairwise(edges.tolist())]
     return tuple(sorted(found, key=lambda one: (-one.total_ns, one.name)))
 
@@ -128,6 +131,17 @@ def _costs(trace: Trace, ops: Ids) -> _Costs:
         flops[shaped] = np.array([_or_nan(one.flops) for one in found])[which]
         moved[shaped] = np.array([_or_nan(one.bytes) for one in found])[which]
     return _Costs(flops, moved)
+
+
+def _without_the_same_twice(costs: _Costs, tree: HostTree) -> _Costs:
+    """Return the costs without those of operations that call costed ones: linear calls addmm."""
+    calls_costed = np.zeros(len(tree.parent), np.bool_)
+    above = tree.parent[tree.of_op[np.flatnonzero(costs.flops > 0)]]
+    while len(above := np.unique(above[above >= 0])):
+        calls_costed[above] = True
+        above = tree.parent[above]
+    outer = calls_costed[tree.of_op] & (costs.flops > 0)
+    return _Costs(np.where(outer, 0.0, costs.flops), np.where(outer, 0.0, costs.bytes))
 
 
 def _or_nan(number: int | None) -> float:

@@ -71,7 +71,7 @@ def _take_all(tables: Tables, name: str) -> Columns:
     columns: Columns = {"start_ns": table.take("start_ns"), "dur_ns": table.take("dur_ns")}
     order = _order(columns["start_ns"], columns["dur_ns"])
     columns = {key: _sorted(column, order) for key, column in columns.items()}
-    for key in tuple(table.columns):
+    for key in table.dtypes.keys() - columns.keys():
         columns[key] = _sorted(table.take(key), order)
     return columns
 

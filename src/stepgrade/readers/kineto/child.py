@@ -39,12 +39,12 @@ def _send(lane: Lane, answers: IO[bytes]) -> None:
     findings = msgspec.msgpack.encode(_findings(lane, columns))
     answers.write(bytes((COLUMNS,)) + LENGTH.pack(len(findings)) + findings)
     for table, name, _, _ in columns:
-        answers.write(lane.tables.tables[table].columns.pop(name))  # two processes need not hold it
+        answers.write(lane.tables.tables[table].take(name).data)
     answers.flush()
 
 
 def _columns(table: Table) -> list[tuple[str, str, int]]:
-    return [(name, column.typecode, len(column) * column.itemsize) for name, column in table.columns.items()]
+    return [(name, dtype.char, table.row_count * dtype.itemsize) for name, dtype in table.dtypes.items()]
 
 
 def _findings(lane: Lane, columns: list[tuple[str, str, str, int]]) -> Findings:

@@ -1,9 +1,9 @@
-"""Columns that grow without copying, and tables of things that are kept once."""
+"""Columns that grow batch by batch, and numbers for things that are kept once."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from stepgrade.model.events import NONE, Ids, Longs
 
 Key = TypeVar("Key")
+_LOOSE_BATCHES: Final = 64
 _DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "q": np.dtype(np.int64),
     "i": np.dtype(np.int32),
@@ -28,24 +29,32 @@ class Interner(dict[Key, int], Generic[Key]):
 
 
 class Table:
-    """Equally long columns of integers; array.array grows in place, so nothing is held twice."""
+    """Equally long columns of integers in blocks: joined now and then, copied no more than twice."""
 
     def __init__(self, **codes: str) -> None:
-        self.columns = {name: array(code) for name, code in codes.items()}
-
-    def __len__(self) -> int:
-        return len(next(iter(self.columns.values())))
+        self.dtypes = {name: _DTYPES[code] for name, code in codes.items()}
+        self.row_count = 0
+        self._blocks: dict[str, list[Any]] = {name: [] for name in codes}
+        self._packed = 0
 
     def append(self, batch: dict[str, Any]) -> None:
         """Add a batch that has every column."""
-        for name, column in self.columns.items():
-            column.frombytes(memoryview(batch[name]).cast("B"))
+        for name, blocks in self._blocks.items():
+            blocks.append(batch[name])
+        self.row_count += len(batch["name"])
+        if len(self._blocks["name"]) - self._packed >= _LOOSE_BATCHES:
+            for name, blocks in self._blocks.items():
+                blocks[self._packed :] = [self._joined(name, blocks[self._packed :])]
+            self._packed += 1
 
     def take(self, name: str) -> NDArray[Any]:
         """Return one column and forget it."""
-        column = self.columns.pop(name)
-        taken: NDArray[Any] = np.frombuffer(column, dtype=_DTYPES[column.typecode])
-        return taken
+        return self._joined(name, self._blocks.pop(name))
+
+    def _joined(self, name: str, blocks: list[Any]) -> NDArray[Any]:
+        dtype = self.dtypes[name]
+        columns = [np.frombuffer(block, dtype=dtype) for block in blocks if len(block)]
+        return np.concatenate(columns) if columns else np.empty(0, dtype=dtype)
 
 
 def longs(values: Sequence[Any]) -> array[int]:
@@ -88,9 +97,10 @@ def _parse_text(text: str) -> int:
         return NONE
 
 
-def filled(values: array[int], spare: Iterable[Any]) -> Longs:
-    """Return `values` with those of `spare` where the event itself does not say."""
+def filled(values: array[int], spare: Callable[[int], Any]) -> Longs:
+    """Return `values` with what `spare` says of a row where the event itself does not say."""
     ids = np.frombuffer(values, dtype=np.int64)
-    if not (ids == NONE).any():
-        return ids
-    return np.where(ids == NONE, np.frombuffer(longs(list(spare)), dtype=np.int64), ids)
+    rows = np.flatnonzero(ids == NONE)
+    if len(rows):
+        ids[rows] = np.frombuffer(longs([spare(row) for row in rows.tolist()]), dtype=np.int64)
+    return ids

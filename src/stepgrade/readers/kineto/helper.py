@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from contextlib import ExitStack
 from types import TracebackType
 from typing import IO, Any, Final, Self
@@ -47,7 +48,7 @@ class Findings(Struct, kw_only=True):
     losses: Losses
     text_times: bool
     end: int | None
-    columns: list[tuple[str, str, str, int]]  # table, column, typecode, bytes; they follow in this order
+    columns: list[tuple[str, str, str, int]]  # table, column, dtype, bytes; they follow in this order
 
 
 class Helper:
@@ -135,17 +136,20 @@ def _merge(lane: Lane, findings: Findings, answers: IO[bytes]) -> None:
     tables.categories.update(findings.categories)
     lane.losses.merge(findings.losses)
     lane.text_times |= findings.text_times
-    for table, column, typecode, size in findings.columns:
-        received = np.frombuffer(answers.read(size), dtype=typecode)
-        tables.tables[table].columns[column].frombytes(_renumbered(received, places.get(column)))
+    batches: defaultdict[str, dict[str, NDArray[Any]]] = defaultdict(dict)
+    for table, column, dtype, size in findings.columns:
+        received = np.frombuffer(answers.read(size), dtype=dtype)
+        batches[table][column] = _renumbered(received, places.get(column))
+    for table, batch in batches.items():
+        tables.tables[table].append(batch)
 
 
-def _renumbered(column: NDArray[Any], places: list[int] | None) -> bytes:
+def _renumbered(column: NDArray[Any], places: list[int] | None) -> NDArray[Any]:
     """Point a column of the helper's numbers into our tables; NONE (-1) finds itself at the end."""
     if places is None:
-        return column.tobytes()
+        return column
     ours: Ids = np.array([*places, NONE], dtype=np.int32)[column]
-    return ours.tobytes()
+    return ours
 
 
 def start(lanes: int, stack: ExitStack) -> tuple[Slots, list[Helper]]:

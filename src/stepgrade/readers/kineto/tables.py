@@ -5,11 +5,12 @@ from __future__ import annotations
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, TypeAlias
+from itertools import accumulate
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from stepgrade.model.events import NONE, Collective, DeviceEvent, Longs, RangeKind
+from stepgrade.model.events import NONE, Collective, DeviceEvent, RangeKind
 from stepgrade.readers.kineto import eras
 from stepgrade.readers.kineto.columns import Interner, Table, filled, longs, small
 from stepgrade.readers.kineto.decode import Args, Event
@@ -55,40 +56,67 @@ class Tables:
             "device_ranges": Table(**_COMMON, device="i", stream="q"),
         }
 
-    def add(self, events: Events, clock: Clock) -> None:
+    def add(self, events: Iterable[Event], clock: Clock) -> None:
         """Add the events of one chunk, all or (raising ValueError, TypeError or NeedsText) none."""
         by_category: defaultdict[str, list[Event]] = defaultdict(list)
         for event in events:
             by_category[event.cat].append(event)
         _part_operators(by_category)
-        batches = [
-            ("ops", self._ops(by_category, clock)),
-            ("calls", self._calls(_pick(by_category, eras.CALL_CATEGORIES), clock)),
-            ("work", self._work(by_category, clock)),
-            ("ranges", self._ranges(by_category, clock)),
-            ("device_ranges", self._device_ranges(_pick(by_category, eras.DEVICE_RANGE_CATEGORIES), clock)),
-        ]
-        for name, batch in batches:
-            if batch:
-                self.tables[name].append(batch)
+        rows = _rows(by_category)
+        if rows.events:
+            self._add_rows(rows, self._columns(rows, clock))
         self.categories.update({category: len(those) for category, those in by_category.items()})
         self._name_threads(by_category.get("", ()))
+
+    def _columns(self, rows: _Rows, clock: Clock) -> dict[str, Batch]:
+        """Return the columns of each table; those that all have are made at once, calls being dear."""
+        args = [event.args for event in rows.events]
+        common = self._common(rows.events, args, clock)
+        host = rows.events[: rows.host_count]
+        placed, placed_args = rows.events[rows.host_count :], args[rows.host_count :]
+        parts = {name: args[part] for name, part in rows.parts.items()}
+        work = len(parts["work"])
+        places = _places(placed, placed_args) if placed else {"device": (), "stream": ()}
+        own: dict[str, Batch] = {
+            "ops": self._op_columns(parts["ops"]),
+            "calls": {"correlation": longs([arg.correlation for arg in parts["calls"]])},
+            "ranges": _range_columns(parts["ranges"]) | {"kind": rows.range_kinds},
+            "work": self._work_columns(parts["work"])
+            | {"kind": rows.work_kinds}
+            | {key: column[:work] for key, column in places.items()},
+            "device_ranges": {key: column[work:] for key, column in places.items()},
+        }
+        threads = self._threads(host)
+        for name, part in rows.parts.items():
+            own[name] |= {key: column[part] for key, column in common.items()}
+            own[name]["thread"] = threads[part]
+        return own
+
+    def _add_rows(self, rows: _Rows, columns: dict[str, Batch]) -> None:
+        for name, part in rows.parts.items():
+            if part.start < part.stop:
+                self.tables[name].append(columns[name])
 
     def _common(self, events: Events, args: Sequence[Args], clock: Clock) -> Batch:
         durations = clock([event.dur for event in events])
         if durations.min() < 0:
             raise ValueError("a negative duration")
+        external = longs([arg.external for arg in args])
         return {
             "name": array("i", map(self.strings.__getitem__, [event.name for event in events])),
             "start_ns": clock([event.ts for event in events]),
             "dur_ns": durations,
-            "external_id": filled(longs([arg.external for arg in args]), (arg.external_old for arg in args)),
+            "external_id": filled(external, lambda row: args[row].external_old),
             "rank": self._rank_column(events, args),
         }
 
     def _threads(self, events: Events) -> array[int]:
-        ids = zip([event.pid for event in events], [event.tid for event in events], strict=True)
-        return array("i", map(self.threads.__getitem__, ids))
+        processes, threads = [event.pid for event in events], [event.tid for event in events]
+        # Nearly always one process has all the threads; then only those are looked up.
+        if events and processes.count(processes[0]) == len(processes):
+            number = {thread: self.threads[processes[0], thread] for thread in set(threads)}
+            return array("i", [number[thread] for thread in threads])
+        return array("i", map(self.threads.__getitem__, zip(processes, threads, strict=True)))
 
     def _rank_column(self, events: Events, args: Sequence[Args]) -> array[int]:
         """Return the rank of each event of a merged file; those that do not say have their process's."""
@@ -96,48 +124,24 @@ class Tables:
             # Whoever merges files writes the rank into every event, so two of them tell.
             return array("i", [NONE]) * len(args)
         whole = small(np.frombuffer(longs([arg.rank for arg in args]), dtype=np.int64)).tolist()
-        self.pid_ranks.update(
-            {event.pid: rank for event, rank in zip(events, whole, strict=True) if rank != NONE}
-        )
+        ranked = zip(events, whole, strict=True)
+        self.pid_ranks.update({event.pid: rank for event, rank in ranked if rank != NONE})
         return array("i", [self.pid_ranks.get(event.pid, NONE) for event in events])
 
-    def _ops(self, by_category: Sorted, clock: Clock) -> Batch | None:
-        events = _pick(by_category, eras.OP_CATEGORIES)
-        if not events:
-            return None
-        args = [event.args for event in events]
+    def _op_columns(self, args: Sequence[Args]) -> Batch:
         seam, inputs = _SEAM.join, self.inputs
-        return self._common(events, args, clock) | {
-            "thread": self._threads(events),
+        return {
             "sequence": longs([arg.sequence for arg in args]),
             "forward_thread": longs([arg.forward_thread for arg in args]),
             "inputs": array("i", [inputs[seam((a.dims, a.dims_old, a.types, a.concrete))] for a in args]),
         }
 
-    def _calls(self, events: Events, clock: Clock) -> Batch | None:
-        if not events:
-            return None
-        args = [event.args for event in events]
-        return self._common(events, args, clock) | {
-            "thread": self._threads(events),
+    def _work_columns(self, args: Sequence[Args]) -> Batch:
+        return {
             "correlation": longs([arg.correlation for arg in args]),
+            "bytes": longs([arg.size for arg in args]),
+            "collective": self._collective_column(args),
         }
-
-    def _work(self, by_category: Sorted, clock: Clock) -> Batch | None:
-        events, kinds = _with_kinds(by_category, _WORK_KINDS)
-        if not events:
-            return None
-        args = [event.args for event in events]
-        return (
-            self._common(events, args, clock)
-            | _places(events, args)
-            | {
-                "kind": kinds,
-                "correlation": longs([arg.correlation for arg in args]),
-                "bytes": longs([arg.size for arg in args]),
-                "collective": self._collective_column(args),
-            }
-        )
 
     def _collective_column(self, args: Sequence[Args]) -> array[int]:
         names = [arg.collective for arg in args]
@@ -145,29 +149,6 @@ class Tables:
             return array("i", [NONE]) * len(names)
         numbers = [NONE if arg.collective is None else self.collectives[_collective(arg)] for arg in args]
         return array("i", numbers)
-
-    def _ranges(self, by_category: Sorted, clock: Clock) -> Batch | None:
-        events, kinds = _with_kinds(by_category, _RANGE_KINDS)
-        modules = [
-            e for e in _pick(by_category, eras.FRAME_CATEGORIES) if e.name.startswith(eras.MODULE_PREFIX)
-        ]
-        events = [*events, *modules]
-        if not events:
-            return None
-        kinds.extend([RangeKind.MODULE] * len(modules))
-        args = [event.args for event in events]
-        return self._common(events, args, clock) | {
-            "kind": kinds,
-            "thread": self._threads(events),
-            "python_id": longs([arg.python_id for arg in args]),
-            "python_parent": longs([arg.python_parent for arg in args]),
-        }
-
-    def _device_ranges(self, events: Events, clock: Clock) -> Batch | None:
-        if not events:
-            return None
-        args = [event.args for event in events]
-        return self._common(events, args, clock) | _places(events, args)
 
     def _name_threads(self, uncategorised: Iterable[Event]) -> None:
         for event in uncategorised:
@@ -186,21 +167,56 @@ def _part_operators(by_category: Sorted) -> None:
         by_category[eras.OPERATOR_CATEGORY] = [event for event in operators if not _is_annotation(event)]
 
 
+class _Rows(NamedTuple):
+    """The events that become rows, table after table: those on host threads first."""
+
+    events: list[Event]
+    parts: dict[str, slice]
+    host_count: int
+    range_kinds: array[int]
+    work_kinds: array[int]
+
+
+def _rows(by_category: Sorted) -> _Rows:
+    modules = [e for e in _pick(by_category, eras.FRAME_CATEGORIES) if e.name.startswith(eras.MODULE_PREFIX)]
+    ranges, range_kinds = _with_kinds([(kind, _pick(by_category, names)) for kind, names in _RANGE_KINDS])
+    ranges += modules
+    range_kinds.extend([RangeKind.MODULE] * len(modules))
+    work, work_kinds = _with_kinds([(kind, _pick(by_category, names)) for kind, names in _WORK_KINDS])
+    tables = {
+        "ops": _pick(by_category, eras.OP_CATEGORIES),
+        "calls": _pick(by_category, eras.CALL_CATEGORIES),
+        "ranges": ranges,
+        "work": work,
+        "device_ranges": _pick(by_category, eras.DEVICE_RANGE_CATEGORIES),
+    }
+    ends = list(accumulate(map(len, tables.values())))
+    parts = {
+        name: slice(end - len(those), end) for (name, those), end in zip(tables.items(), ends, strict=True)
+    }
+    events = [event for those in tables.values() for event in those]
+    return _Rows(events, parts, ends[2], range_kinds, work_kinds)
+
+
 def _pick(by_category: Sorted, categories: Iterable[str]) -> list[Event]:
     found = [by_category[category] for category in categories if category in by_category]
     return found[0] if len(found) == 1 else [event for events in found for event in events]
 
 
-def _with_kinds(
-    by_category: Sorted, kinds: Iterable[tuple[int, tuple[str, ...]]]
-) -> tuple[list[Event], array[int]]:
+def _with_kinds(groups: Iterable[tuple[int, list[Event]]]) -> tuple[list[Event], array[int]]:
     events: list[Event] = []
-    column = array("b")
-    for kind, categories in kinds:
-        found = _pick(by_category, categories)
-        events += found
-        column.extend([kind] * len(found))
-    return events, column
+    kinds = array("b")
+    for kind, those in groups:
+        events += those
+        kinds.extend([kind] * len(those))
+    return events, kinds
+
+
+def _range_columns(args: Sequence[Args]) -> Batch:
+    return {
+        "python_id": longs([arg.python_id for arg in args]),
+        "python_parent": longs([arg.python_parent for arg in args]),
+    }
 
 
 def _is_annotation(event: Event) -> bool:
@@ -209,8 +225,8 @@ def _is_annotation(event: Event) -> bool:
 
 
 def _places(events: Events, args: Sequence[Args]) -> Batch:
-    devices = filled(longs([arg.device for arg in args]), (event.pid for event in events))
-    streams: Longs = filled(longs([arg.stream for arg in args]), (event.tid for event in events))
+    devices = filled(longs([arg.device for arg in args]), lambda row: events[row].pid)
+    streams = filled(longs([arg.stream for arg in args]), lambda row: events[row].tid)
     return {"device": small(devices), "stream": streams}
 
 

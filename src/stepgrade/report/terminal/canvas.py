@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stepgrade.report.names import cells, shortened, wrapped
+from stepgrade.report.names import cells, printable, shortened, wrapped
 
 # The sixteen base colours follow the user's theme, so they read on dark and on light backgrounds.
 _STYLES = {
@@ -25,6 +25,7 @@ _STYLES = {
 }
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 LEAST_WIDTH = 40
+LEAST_FACT_WIDTH = 22
 
 
 class Canvas:
@@ -46,15 +47,24 @@ class Canvas:
     def heading(self, text: str) -> None:
         """Add an empty line and a section's title."""
         self.line()
-        self.line(self.style(text, "title"))
+        self.paragraph(text, indent="", style="title")
 
     def paragraph(
         self, text: str, *, indent: str = "  ", first: str | None = None, style: str | None = None
     ) -> None:
-        """Add text wrapped to the width; `first` replaces the first line's indent."""
+        """Add text made printable and wrapped to the width; `first` replaces the first line's indent."""
         room = self.width - cells(indent)
-        for number, part in enumerate(wrapped(text, room)):
+        for number, part in enumerate(wrapped(printable(text), room)):
             self.line((first if first is not None and number == 0 else indent) + self.style(part, style))
+
+    def fact(self, name: str, text: str, *, name_width: int = 12) -> None:
+        """Add a name and text beside it, or below it where the width leaves too little room."""
+        title = f"  {self.style(name.ljust(name_width), 'title')}"
+        if self.width >= name_width + LEAST_FACT_WIDTH:
+            self.paragraph(text, indent=" " * (name_width + 2), first=title)
+        else:
+            self.line(title)
+            self.paragraph(text, indent="    ")
 
     def bars(self, rows: Iterable[tuple[str, float, str]]) -> None:
         """Add one bar a row: name, length as a share of the longest, and figures at the right."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepgrade.analysis.inspection import Inspection
-from stepgrade.report.names import printable, shortened
+from stepgrade.report.names import shortened
 from stepgrade.report.terminal.canvas import Canvas
 
 _TEXT_CELLS = 200
@@ -23,10 +23,8 @@ def draw(inspection: Inspection, canvas: Canvas) -> None:
             _row(canvas, name, consequence)
     canvas.heading("Fit to be graded" if inspection.fit else "Not fit to be graded: it holds no measurement")
     for text in (*inspection.fitness, *inspection.notes):
-        canvas.paragraph(printable(text), indent="    ", first="  · ")
+        canvas.paragraph(text, indent="    ", first="  · ")
 
 
 def _row(canvas: Canvas, name: str, text: str) -> None:
-    canvas.paragraph(
-        shortened(text, _TEXT_CELLS), indent=" " * 30, first=f"  {canvas.style(name.ljust(28), 'title')}"
-    )
+    canvas.fact(name, shortened(text, _TEXT_CELLS), name_width=28)

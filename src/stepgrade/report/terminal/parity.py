@@ -5,16 +5,17 @@ from __future__ import annotations
 from stepgrade.compare.parity import OneSided, ParityReport
 from stepgrade.contract import ParityGap
 from stepgrade.contract.parity import PARITY_RATIO
-from stepgrade.report.names import printable, shortened
+from stepgrade.report.names import shortened
 from stepgrade.report.terminal.canvas import Canvas
 from stepgrade.units import show_ms, show_ratio, show_share
 
 GAPS_SHOWN = 15
 ONE_SIDED_SHOWN = 5
+WIDTH_FOR_BOTH = 60
 _ANSWERS = {
-    True: ("PARITY", "badge-good", "no operation that both have is more than 10 % slower"),
-    False: ("NO PARITY", "badge-bad", "operations that both have are more than 10 % slower"),
-    None: ("CANNOT TELL", "badge-none", "too little of the time is in operations that both have"),
+    True: ("PARITY", "badge-good"),
+    False: ("NO PARITY", "badge-bad"),
+    None: ("CANNOT TELL", "badge-none"),
 }
 
 
@@ -23,8 +24,9 @@ def draw(report: ParityReport, canvas: Canvas) -> None:
     ours, theirs = shortened(report.apr_runtime, 24), shortened(report.baseline_runtime, 24)
     canvas.line(canvas.style(shortened(f"stepgrade · {ours} against {theirs}", canvas.width), "dim"))
     canvas.line()
-    answer, badge, meaning = _ANSWERS[report.parity_achieved]
-    canvas.paragraph(meaning, indent="     ", first=f"  {canvas.style(f' {answer} ', badge)}  ")
+    answer, badge = _ANSWERS[report.parity_achieved]
+    first = f"  {canvas.style(f' {answer} ', badge)}  "
+    canvas.paragraph(_meaning(report, ours), indent=" " * (len(answer) + 6), first=first)
     canvas.line()
     _ratios(report, canvas, ours, theirs)
     _gaps(report, canvas, ours, theirs)
@@ -32,7 +34,16 @@ def draw(report: ParityReport, canvas: Canvas) -> None:
     _alone(report.only_theirs, canvas, theirs)
     for note in report.notes:
         canvas.line()
-        canvas.paragraph(printable(note), indent="    ", first="  · ", style="dim")
+        canvas.paragraph(note, indent="    ", first="  · ", style="dim")
+
+
+def _meaning(report: ParityReport, ours: str) -> str:
+    if report.parity_achieved is None:
+        return "too little of the time is in operations that both have"
+    behind = sum(gap.ratio > PARITY_RATIO for gap in report.gaps)
+    verb = "are" if behind > 1 else "is"
+    shared = f"{behind or 'none'} of the {len(report.gaps)} operations that both have"
+    return f"{shared} {verb} more than 10 % slower in {ours}"
 
 
 def _ratios(report: ParityReport, canvas: Canvas, ours: str, theirs: str) -> None:
@@ -43,25 +54,29 @@ def _ratios(report: ParityReport, canvas: Canvas, ours: str, theirs: str) -> Non
     )
     for name, ratio, meaning in rows:
         if ratio is not None:
-            canvas.line(f"  {canvas.style(name.ljust(12), 'title')}{show_ratio(ratio)}  {meaning}")
+            canvas.fact(name, f"{show_ratio(ratio)} {meaning}")
     shares = show_share(report.ours_matched_share), show_share(report.theirs_matched_share)
     matched = f"{shares[0]} of {ours}, {shares[1]} of {theirs}"
-    canvas.line(f"  {canvas.style('Matched'.ljust(12), 'title')}{matched}")
+    canvas.fact("Matched", matched)
 
 
 def _gaps(report: ParityReport, canvas: Canvas, ours: str, theirs: str) -> None:
     if not report.gaps:
         return
-    canvas.heading(f"Time per step, {ours} / {theirs}, most time lost first")
+    both = f"{ours} / {theirs}" if canvas.width >= WIDTH_FOR_BOTH else f"{ours}, and its ratio to {theirs}"
+    canvas.heading(f"Time per step, {both}, most time lost first")
     widest = sorted(report.gaps, key=lambda gap: gap.baseline_ms - gap.apr_ms)
     canvas.bars(
-        (gap.op, max(0.0, gap.apr_ms - gap.baseline_ms), _figures(gap)) for gap in widest[:GAPS_SHOWN]
+        (gap.op, max(0.0, gap.apr_ms - gap.baseline_ms), _figures(gap, canvas.width))
+        for gap in widest[:GAPS_SHOWN]
     )
-    behind = sum(gap.ratio > PARITY_RATIO for gap in report.gaps)
-    canvas.line(f"  {canvas.style(f'{behind} of {len(report.gaps)} are behind by more than 10 %', 'dim')}")
+    if len(report.gaps) > GAPS_SHOWN:
+        canvas.line(f"  {canvas.style(f'{len(report.gaps) - GAPS_SHOWN} more with --format json', 'dim')}")
 
 
-def _figures(gap: ParityGap) -> str:
+def _figures(gap: ParityGap, width: int) -> str:
+    if width < WIDTH_FOR_BOTH:
+        return f"{show_ms(gap.apr_ms):>9} {show_ratio(gap.ratio):>6}"
     return f"{show_ms(gap.apr_ms):>9} / {show_ms(gap.baseline_ms):>9} {show_ratio(gap.ratio):>6}"
 
 

@@ -5,10 +5,20 @@ from __future__ import annotations
 from stepgrade.analysis.scorecard import UNGRADED, LayerStep, Scorecard
 from stepgrade.report.names import printable, shortened
 from stepgrade.report.terminal.canvas import Canvas
-from stepgrade.units import show_count, show_delta, show_ms, show_rate, show_ratio, show_share, show_si
+from stepgrade.units import (
+    show_count,
+    show_delta,
+    show_graded_share,
+    show_ms,
+    show_rate,
+    show_ratio,
+    show_share,
+    show_si,
+)
 
 _BADGE = {"A": "badge-good", "B": "badge-good", "C": "badge-fair", "D": "badge-bad", "F": "badge-bad"}
 _THRESHOLDS = (("D", 0.10), ("C", 0.20), ("B", 0.40), ("A", 0.60))
+_BOUNDS = tuple(least for _, least in _THRESHOLDS)
 _METRICS = {"throughput_tok_s": "throughput", "step_time_ms": "step time", "wall_coverage": "wall coverage"}
 _ROOF = {"memory": "memory bandwidth", "compute": "arithmetic", "link": "the link"}
 PHASES_SHOWN = 8
@@ -65,8 +75,8 @@ def _grade(card: Scorecard, canvas: Canvas) -> None:
         _grade_of_arithmetic(card, canvas, badge)
         return
     roof = card.ceilings[0]
-    reached = f"{show_share(card.efficiency)} of what {_ROOF[roof.kind]} allows"
-    canvas.line(f"  {badge}  {canvas.style(reached, 'title')}")
+    reached = f"{show_graded_share(card.efficiency, _BOUNDS)} of what {_ROOF[roof.kind]} allows"
+    canvas.paragraph(reached, indent="       ", first=f"  {badge}  ", style="title")
     canvas.paragraph(
         f"{show_rate(card.throughput_tok_s)} of {show_rate(roof.tok_s)}{_on_device(card)}: {roof.convention}",
         indent="       ",
@@ -76,9 +86,8 @@ def _grade(card: Scorecard, canvas: Canvas) -> None:
 
 def _grade_of_arithmetic(card: Scorecard, canvas: Canvas, badge: str) -> None:
     """Draw a grade that rests on the recorded FLOPs alone: without tokens there is no tok/s."""
-    canvas.line(
-        f"  {badge}  {canvas.style(f'{show_share(card.efficiency)} of what arithmetic allows', 'title')}"
-    )
+    reached = f"{show_graded_share(card.efficiency, _BOUNDS)} of what arithmetic allows"
+    canvas.line(f"  {badge}  {canvas.style(reached, 'title')}")
     canvas.paragraph(f"{_arithmetic(card)}{_on_device(card)}, from the recorded shapes", indent="       ")
     canvas.line(f"       {_scale(card.efficiency or 0.0, canvas)}")
 
@@ -97,7 +106,7 @@ def _on_device(card: Scorecard) -> str:
 
 def _scale(efficiency: float, canvas: Canvas) -> str:
     """Return 0 to 100 % on one line: the grades where they begin, and where the run stands."""
-    width = min(60, canvas.width - 10)
+    width = min(60, canvas.width - 14)
     ruler = ["·"] * (width + 1)
     for grade, least in _THRESHOLDS:
         ruler[round(least * width)] = grade
@@ -110,25 +119,21 @@ def _scale(efficiency: float, canvas: Canvas) -> str:
 def _facts(card: Scorecard, canvas: Canvas) -> None:
     canvas.line()
     evidence = "; ".join(card.bottleneck_evidence)
-    _fact(canvas, "Bottleneck", f"{card.bottleneck}: {evidence}" if evidence else card.bottleneck)
+    canvas.fact("Bottleneck", f"{card.bottleneck}: {evidence}" if evidence else card.bottleneck)
     if card.step_time_ms is not None:
-        _fact(canvas, "Step", show_ms(card.step_time_ms))
+        canvas.fact("Step", show_ms(card.step_time_ms))
     if card.throughput is not None and card.grade == UNGRADED:
-        _fact(canvas, "Throughput", f"{show_rate(card.throughput.tok_s)} ({card.throughput.basis})")
+        canvas.fact("Throughput", f"{show_rate(card.throughput.tok_s)} ({card.throughput.basis})")
     if card.arithmetic is not None and card.throughput_tok_s is not None:
-        _fact(canvas, "Arithmetic", f"{_arithmetic(card)}, matrix products from the recorded shapes")
+        canvas.fact("Arithmetic", f"{_arithmetic(card)}, matrix products from the recorded shapes")
     if card.mfu is not None:
-        _fact(canvas, "MFU", f"{show_share(card.mfu)} ({card.flops_convention}), HFU {show_share(card.hfu)}")
+        canvas.fact("MFU", f"{show_share(card.mfu)} ({card.flops_convention}), HFU {show_share(card.hfu)}")
     if card.forward_backward_ratio is not None:
-        _fact(canvas, "Backward", f"{show_ratio(card.forward_backward_ratio)} the time of forward")
+        canvas.fact("Backward", f"{show_ratio(card.forward_backward_ratio)} the time of forward")
     if card.wall_coverage is not None:
-        _fact(canvas, "Coverage", f"{show_share(card.wall_coverage)} of the wall time is in phases")
+        canvas.fact("Coverage", f"{show_share(card.wall_coverage)} of the wall time is in phases")
     if card.launches_per_step is not None:
-        _fact(canvas, "Launches", f"{show_count(round(card.launches_per_step))} per step")
-
-
-def _fact(canvas: Canvas, name: str, text: str) -> None:
-    canvas.paragraph(text, indent=" " * 14, first=f"  {canvas.style(name.ljust(12), 'title')}")
+        canvas.fact("Launches", f"{show_count(round(card.launches_per_step))} per step")
 
 
 def _regressions(card: Scorecard, canvas: Canvas) -> None:
@@ -262,6 +267,6 @@ def _notes(card: Scorecard, canvas: Canvas) -> None:
         return
     canvas.heading("Notes")
     for text in card.fitness:
-        canvas.paragraph(printable(text), indent="    ", first=f"  {canvas.style('!', 'fair')} ")
+        canvas.paragraph(text, indent="    ", first=f"  {canvas.style('!', 'fair')} ")
     for text in card.notes:
-        canvas.paragraph(printable(text), indent="    ", first="  · ", style="dim")
+        canvas.paragraph(text, indent="    ", first="  · ", style="dim")
