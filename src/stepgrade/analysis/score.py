@@ -20,6 +20,7 @@ from stepgrade.contract import Grade
 from stepgrade.errors import NotMeasured
 from stepgrade.hardware import Expectation
 from stepgrade.model import Profile, RankTime
+from stepgrade.units import show_ms
 
 _GOOD_GRADES = {str(grade) for grade in Grade if grade > Grade.C}
 
@@ -169,7 +170,10 @@ def _sample_notes(profile: Profile) -> tuple[str, ...]:
     if not left_out:
         return ()
     of_all = f"{pace.warm_up + pace.outliers} of {len(profile.samples_ms)} steps"
-    return (f"{of_all} are not steady and left out of the median: {', '.join(left_out)}",)
+    mean = show_ms(sum(profile.samples_ms) / len(profile.samples_ms))
+    return (
+        f"{of_all} are not steady and left out of the median: {', '.join(left_out)}; the mean of all is {mean}",
+    )
 
 
 def _rank(rank: RankTime) -> RankRow:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from argparse import Namespace
 
 import msgspec
@@ -25,12 +24,12 @@ from stepgrade.cli.history_options import add_keeping_options, add_place_option,
 from stepgrade.cli.parser import Parser, add_input_options, add_output_file
 from stepgrade.cli.run_options import add_hardware_options, add_run_options, setup_from
 from stepgrade.cli.sources import add_sources, load_run
+from stepgrade.cli.streams import complain
 from stepgrade.compare.budgets import GateReport
 from stepgrade.config import Config, load_config
 from stepgrade.errors import BadOption
 from stepgrade.model import Profile
 from stepgrade.report.gate import FORMATS, render_gate
-from stepgrade.report.names import printable
 from stepgrade.report.types import Page
 
 
@@ -147,7 +146,7 @@ def _write(report: GateReport, args: Namespace) -> None:
     if args.format == "github" and summary:
         _append(render_gate(report, "markdown", Page()), summary)
     for reason in report.reasons if args.format != "terminal" or args.output else ():
-        print(f"stepgrade: gate: {printable(reason)}", file=sys.stderr)  # noqa: T201
+        complain(f"gate: {reason}")
 
 
 def _append(text: str, path: str) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from argparse import Namespace
 
 from stepgrade.analysis import Scorecard
 from stepgrade.cli.parser import Parser
+from stepgrade.cli.streams import complain
 
 
 def add_place_option(parser: Parser) -> None:
@@ -56,5 +56,5 @@ def keep(card: Scorecard, args: Namespace) -> int:
     )
     with open_history(args.history) as history:
         number = history.add(run)
-        print(f"stepgrade: kept as run {number} in {history.name}", file=sys.stderr)  # noqa: T201
+        complain(f"kept as run {number} in {history.name}")
     return number

@@ -116,12 +116,23 @@ def _scale(efficiency: float, canvas: Canvas) -> str:
     return f"{drawn[:at]}{canvas.style('◆', 'title')}{drawn[at + 1 :]} 100 %"
 
 
+def _sureness(card: Scorecard) -> str:
+    """Return what the step time rests on: its interval and how many steps are in it."""
+    steps = card.steps
+    if steps is None or steps.median_ms is None:
+        return ""
+    of_all = f"median of {show_count(steps.steady)} steady step{'s' if steps.steady != 1 else ''}"
+    if steps.low_ms is None:
+        return f", {of_all}"
+    return f", between {show_ms(steps.low_ms)} and {show_ms(steps.high_ms)} (95 %; {of_all})"
+
+
 def _facts(card: Scorecard, canvas: Canvas) -> None:
     canvas.line()
     evidence = "; ".join(card.bottleneck_evidence)
     canvas.fact("Bottleneck", f"{card.bottleneck}: {evidence}" if evidence else card.bottleneck)
     if card.step_time_ms is not None:
-        canvas.fact("Step", show_ms(card.step_time_ms))
+        canvas.fact("Step", f"{show_ms(card.step_time_ms)}{_sureness(card)}")
     if card.throughput is not None and card.grade == UNGRADED:
         canvas.fact("Throughput", f"{show_rate(card.throughput.tok_s)} ({card.throughput.basis})")
     if card.arithmetic is not None and card.throughput_tok_s is not None:
