@@ -54,7 +54,7 @@ def test_a_difference_may_be_allowed() -> None:
 
 
 def test_a_threshold_within_the_noise_of_the_steps_is_no_regression() -> None:
-    before = [60.0, 90.0, 95.0, 100.0, 105.0, 110.0, 140.0, 100.0]
+    before = [70.0, 130.0, 85.0, 115.0, 100.0, 75.0, 125.0, 90.0, 110.0, 100.0] * 2
     now = [ms * 1.15 for ms in reversed(before)]
     card = sg.score(
         make_profile(step_ms=115.0, samples_ms=tuple(now)),

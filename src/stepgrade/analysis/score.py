@@ -171,9 +171,8 @@ def _sample_notes(profile: Profile) -> tuple[str, ...]:
         return ()
     of_all = f"{pace.warm_up + pace.outliers} of {len(profile.samples_ms)} steps"
     mean = show_ms(sum(profile.samples_ms) / len(profile.samples_ms))
-    return (
-        f"{of_all} are not steady and left out of the median: {', '.join(left_out)}; the mean of all is {mean}",
-    )
+    which = f"{of_all} are not steady and left out of the median ({', '.join(left_out)})"
+    return (f"{which}; the mean of all is {mean}",)
 
 
 def _rank(rank: RankTime) -> RankRow:

@@ -87,7 +87,10 @@ def changes_of(
 
 
 def change_between_steps(now: Baseline, before: Baseline) -> tuple[MetricChange, ...]:
-    """Return step time and throughput of two runs by the noise of their steps alone."""
+    """Return step time and throughput of two runs by the noise of their steps alone; nothing if unknown."""
+    paces = [pace_of(run.samples_ms) for run in (now, before)]
+    if any(pace is None or pace.sigma_log is None for pace in paces):
+        return ()
     steps_only = Sensitivity(run_noise=0.0)
     return tuple(one for one in changes_of([now], [before], steps_only) if BY_NAME[one.metric].from_steps)
 
