@@ -58,7 +58,11 @@ class History:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        migrate(database)
+        try:
+            migrate(database)
+        except BadHistory:
+            database.close()
+            raise
 
     @property
     def name(self) -> str:

@@ -69,7 +69,9 @@ class PostgresDatabase:
 
     def version(self) -> int:
         """Return the number in the version table; 0 where there is none."""
-        if self.execute("select to_regclass('stepgrade_version')")[0][0] is None:
+        # Asked as a query: to_regclass answers from a cache that may not know what others just made.
+        there = "select 1 from pg_tables where tablename = ? and schemaname = any (current_schemas(false))"
+        if not self.execute(there, ("stepgrade_version",)):
             return 0
         return int(self.execute("select coalesce(max(number), 0) from stepgrade_version")[0][0])
 

@@ -41,10 +41,11 @@ class SqliteDatabase:
             self._connection = sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)
         except sqlite3.Error as error:
             raise BadHistory(f"cannot be opened: {error}", where=path, hint=_READ_ONLY_HINT) from error
-        with self._telling():
-            self._connection.execute("pragma synchronous = extra")
-            self._connection.execute("pragma foreign_keys = on")
-            self._check_owner()
+        try:
+            self._prepare()
+        except BadHistory:
+            self._connection.close()
+            raise
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
         """Run one statement and return its rows."""
@@ -87,6 +88,12 @@ class SqliteDatabase:
     def close(self) -> None:
         """Close the file."""
         self._connection.close()
+
+    def _prepare(self) -> None:
+        with self._telling():
+            self._connection.execute("pragma synchronous = extra")
+            self._connection.execute("pragma foreign_keys = on")
+            self._check_owner()
 
     def _check_owner(self) -> None:
         owner = int(self._connection.execute("pragma application_id").fetchone()[0])
