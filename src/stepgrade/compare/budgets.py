@@ -164,7 +164,13 @@ def _check_change(budget: Budget, change: MetricChange, config: Config) -> Check
     )
     usual = BY_NAME[budget.metric].worse
     worse = usual if budget.direction in ("worse", "both") else budget.direction
-    interval = Interval(change=change.change or 0.0, low=change.low or 0.0, high=change.high or 0.0)
+    interval = Interval(
+        change=change.change or 0.0,
+        low=change.low or 0.0,
+        high=change.high or 0.0,
+        near_low=change.near_low or 0.0,
+        near_high=change.near_high or 0.0,
+    )
     outcome = outcome_of(interval, worse, how)
     if budget.direction == "both" and outcome == "improved":
         outcome = "regressed"

@@ -26,6 +26,8 @@ ASSUMED_NOISE = 0.13
 # Runs this many robust deviations from the others are accidents and say nothing of the ordinary noise.
 _ACCIDENT = 5.0
 _KNOWN_EXACTLY = 10_000
+# To alarm takes 99.5 %; that a slowdown can be ruled out is said with 95 % on its side.
+NEAR_LEVEL = 0.10
 
 
 class Side(Struct, frozen=True, kw_only=True):
@@ -53,6 +55,8 @@ class Interval(Struct, frozen=True, kw_only=True):
     change: float
     low: float
     high: float
+    near_low: float  # no lower, and no higher, with 95 % confidence each
+    near_high: float
 
 
 class Effect(Interval, frozen=True, kw_only=True):
@@ -72,11 +76,13 @@ def effect_of(now: Side, before: Side, noise: Noise, level: float) -> Effect:
     step_variance = _step_variance(now, before, noise)
     sigma = math.sqrt(run_variance + step_variance)
     freedom = noise.freedom or _freedom(now, before, step_variance, sigma)
-    reach = critical(level, freedom) * sigma
+    reach, near = (critical(share, freedom) * sigma for share in (level, NEAR_LEVEL))
     return Effect(
         change=math.expm1(shift),
         low=math.expm1(shift - reach),
         high=math.expm1(shift + reach),
+        near_low=math.expm1(shift - near),
+        near_high=math.expm1(shift + near),
         p_value=two_sided(shift / sigma, freedom) if sigma else float(shift == 0.0),
         sigma=sigma,
         run_sigma=math.sqrt(run_variance),
@@ -110,7 +116,7 @@ def without_accidents(logs: Sequence[float]) -> list[float]:
 
 def runs_needed(effect: Effect, now_runs: int, before_runs: int, reach: float) -> int | None:
     """Return how many more runs narrow the interval to `reach` on either side; None if none would."""
-    allowed = math.log1p(reach) / critical(0.01, max(effect.freedom, 1))
+    allowed = math.log1p(reach) / critical(NEAR_LEVEL, max(effect.freedom, 1))
     per_run = effect.sigma**2 / (1.0 / now_runs + 1.0 / before_runs)
     room = allowed**2 / per_run - 1.0 / before_runs if per_run else math.inf
     return max(1, math.ceil(1.0 / room) - now_runs) if room > 0.0 else None
@@ -118,7 +124,7 @@ def runs_needed(effect: Effect, now_runs: int, before_runs: int, reach: float) -
 
 def steps_needed(effect: Effect, steps: int, reach: float) -> int | None:
     """Return how many more steps narrow the interval to `reach`; None if the runs' noise is too large."""
-    allowed = math.log1p(reach) / critical(0.01, max(effect.freedom, 1))
+    allowed = math.log1p(reach) / critical(NEAR_LEVEL, max(effect.freedom, 1))
     room = allowed**2 - effect.run_sigma**2
     step_variance = effect.sigma**2 - effect.run_sigma**2
     if room <= 0.0 or step_variance <= 0.0:

@@ -123,25 +123,27 @@ def change_of(metric: Metric, now: Side, before: Side, how: Sensitivity) -> Metr
         change=effect.change,
         low=effect.low,
         high=effect.high,
+        near_low=effect.near_low,
+        near_high=effect.near_high,
         p_value=effect.p_value,
         noise=noise,
         before_runs=len(before.values),
         now_runs=len(now.values),
-        why=_why(effect, metric, outcome, how),
+        why=_why(effect, metric, outcome),
         more=_more(effect, now, before, noise, how) if outcome == "cannot tell" else "",
     )
 
 
 def outcome_of(effect: Interval, worse: str, how: Sensitivity) -> Outcome:
     """Return the verdict: a change must be beyond the noise and beyond what is allowed."""
-    change, low, high = effect.change, effect.low, effect.high
+    change, low, high, worst = effect.change, effect.low, effect.high, effect.near_high
     if worse == "down":
-        change, low, high = -change, -high, -low
+        change, low, high, worst = -change, -high, -low, -effect.near_low
     if low > 0.0 and change > how.allow:
         return "regressed"
     if high < 0.0 and -change > how.allow:
         return "improved"
-    return "no change" if high < max(how.detect, how.allow) else "cannot tell"
+    return "no change" if worst < max(how.detect, how.allow) else "cannot tell"
 
 
 def _fallback(metric: Metric, how: Sensitivity) -> Noise:
@@ -156,14 +158,13 @@ def _middle(values: Sequence[float]) -> float:
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2.0
 
 
-def _why(effect: Effect, metric: Metric, outcome: Outcome, how: Sensitivity) -> str:
-    sure = f"{show_delta(effect.low)} to {show_delta(effect.high)}"
+def _why(effect: Effect, metric: Metric, outcome: Outcome) -> str:
     if outcome in ("regressed", "improved"):
-        return f"beyond the noise: surely {sure}"
+        return f"beyond the noise: surely {show_delta(effect.low)} to {show_delta(effect.high)}"
+    worst = effect.near_high if metric.worse == "up" else -effect.near_low
     if outcome == "no change":
-        return f"within the noise, and surely less than {show_share(how.detect, 0)} worse ({sure})"
-    worst = effect.high if metric.worse == "up" else -effect.low
-    return f"within the noise, but up to {show_share(worst)} worse cannot be ruled out"
+        return f"within the noise, and hardly more than {show_share(max(worst, 0.0))} worse"
+    return f"within the noise, but {show_share(worst)} worse cannot be ruled out"
 
 
 def _more(effect: Effect, now: Side, before: Side, noise: Noise, how: Sensitivity) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
@@ -79,22 +79,27 @@ class History:
 
     def add(self, run: NewRun) -> int:
         """Keep a run and return its number; when this returns, the run is on the disk."""
+        return self.add_all([run])[0]
+
+    def add_all(self, runs: Iterable[NewRun]) -> list[int]:
+        """Keep several runs, all or none, and return their numbers."""
+        with self._database.transaction():
+            return [self._insert(run) for run in runs]
+
+    def _insert(self, run: NewRun) -> int:
         fingerprint = run.card.fingerprint or Fingerprint()
         digest = digest_of(fingerprint)
+        self._database.execute(
+            "insert into stepgrade_fingerprint (digest, body) values (?, ?) on conflict (digest) do nothing",
+            (digest, msgspec.json.encode(fingerprint, order="sorted").decode()),
+        )
+        names, marks = ", ".join(_COLUMNS), ", ".join("?" * len(_COLUMNS))
+        number = self._database.insert(
+            f"insert into stepgrade_run ({names}) values ({marks})",  # noqa: S608  our own names
+            _values(run, digest),
+        )
         body = zlib.compress(msgspec.json.encode(run.card))
-        names = ", ".join(_COLUMNS)
-        marks = ", ".join("?" * len(_COLUMNS))
-        with self._database.transaction():
-            self._database.execute(
-                "insert into stepgrade_fingerprint (digest, body) values (?, ?) "
-                "on conflict (digest) do nothing",
-                (digest, msgspec.json.encode(fingerprint, order="sorted").decode()),
-            )
-            number = self._database.insert(
-                f"insert into stepgrade_run ({names}) values ({marks})",  # noqa: S608  our own names
-                _values(run, digest),
-            )
-            self._database.execute("insert into stepgrade_card (run_id, body) values (?, ?)", (number, body))
+        self._database.execute("insert into stepgrade_card (run_id, body) values (?, ?)", (number, body))
         return number
 
     def runs(self, which: Selection = Selection()) -> list[RunRow]:  # noqa: B008  frozen
