@@ -10,8 +10,10 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-SAMPLES = Path(__file__).resolve().parents[2].parent / "shared" / "samples" / "kineto"
-DEFAULT_SAMPLE = SAMPLES / "modded-nanogpt_20251211_8xH100_rank0.json.gz"
+_ROOT = Path(__file__).resolve().parents[2]
+_H100 = _ROOT.parent / "shared" / "samples" / "kineto" / "modded-nanogpt_20251211_8xH100_rank0.json.gz"
+# A trace of eight H100 where the samples are at hand, else the bundled one of a CPU.
+DEFAULT_SAMPLE = _H100 if _H100.exists() else _ROOT / "examples" / "traces" / "gpt_fused.json.gz"
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _END = re.compile(rb"\}\s*\]\s*(?:,|\})")
 # A number that must differ from copy to copy: a time (it has a point), an id, or the number of a step.

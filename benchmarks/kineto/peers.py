@@ -24,8 +24,20 @@ generate_perf_report_pytorch(profile_json_path=sys.argv[1], output_csvs_dir=sys.
 """
 
 
+# What the TensorBoard plugin does when it loads a run: the views it shows are made of this.
+_TENSORBOARD = """
+import sys
+from torch_tb_profiler.profiler.data import RunProfileData
+from torch_tb_profiler.profiler.run_generator import RunGenerator
+data = RunProfileData.parse("worker0", 1, sys.argv[1], sys.argv[2])
+data.process()
+data.analyze()
+RunGenerator("worker0", 1, data).generate_run_profile()
+"""
+
+
 class Peer(NamedTuple):
-    """A tool from PyPI: what to install and the script that does its whole analysis."""
+    """A tool: what to install and the script that does its whole analysis."""
 
     name: str
     packages: tuple[str, ...]
@@ -35,17 +47,21 @@ class Peer(NamedTuple):
 PEERS = (
     # pandas 3 breaks HTA on some traces.
     Peer("HTA", ("HolisticTraceAnalysis==0.5.0", "pandas<3"), _HTA),
-    Peer("TraceLens", ("TraceLens==0.7.0",), _TRACELENS),
+    # The package that PyPI calls tracelens is another project; AMD's own is installed from its repository.
+    Peer("TraceLens", ("TraceLens @ git+https://github.com/AMD-AGI/TraceLens.git",), _TRACELENS),
+    Peer("TensorBoard plugin", ("torch-tb-profiler==0.4.3", "tensorboard", "pandas<3"), _TENSORBOARD),
 )
 
 
-def install(peer: Peer, directory: Path) -> Path:
-    """Return the Python of the peer's environment, made on first use."""
-    home = directory / peer.name
+def install(peer: Peer, directory: Path) -> Path | None:
+    """Return the Python of the peer's environment, made on first use; None if it cannot be installed."""
+    home = directory / peer.name.replace(" ", "-")
     python = home / "bin" / "python"
     if not (home / ".installed").exists():
         subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "-q", *peer.packages], check=True)
+        asked = [str(python), "-m", "pip", "install", "--quiet", "--quiet", *peer.packages]
+        if subprocess.run(asked, check=False, stderr=subprocess.DEVNULL).returncode:
+            return None
         (home / ".installed").touch()
     return python
 

@@ -57,7 +57,11 @@ def cases(trace: Path, options: argparse.Namespace, output: Path) -> Iterator[tu
     if not options.read_only:
         yield "stepgrade score", [STEPGRADE, "score", str(trace), "--format", "json"]
     for peer in PEERS if options.peers else ():
-        yield peer.name, command(peer, install(peer, options.environments), trace, output)
+        found = install(peer, options.environments)
+        if found:
+            yield peer.name, command(peer, found, trace, output)
+        else:
+            print(f"{peer.name} could not be installed", file=sys.stderr)
 
 
 def run(size_mb: float, options: argparse.Namespace, directory: Path) -> None:

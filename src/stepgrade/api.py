@@ -11,6 +11,7 @@ import msgspec
 from stepgrade import analysis, report
 from stepgrade.analysis.against import expectation_for
 from stepgrade.analysis.inspection import Inspection, inspect_profile
+from stepgrade.analysis.limits_file import Settings, settings_from
 from stepgrade.compare import parity as comparison
 from stepgrade.compare.fingerprint import allowed_fields, fingerprint_of
 from stepgrade.compare.regression import baseline_of, compared
@@ -25,7 +26,7 @@ from stepgrade.contract import (
     format_parity_markdown,
     format_training_scorecard_markdown,
 )
-from stepgrade.errors import BadOption, StepgradeError
+from stepgrade.errors import BadInput, BadOption, MissingExtra, StepgradeError
 from stepgrade.hardware import Expectation
 from stepgrade.hardware.setup import Setup, expect
 from stepgrade.model import Baseline, Profile
@@ -53,12 +54,18 @@ class Scorecard(analysis.Scorecard, frozen=True, kw_only=True):
     def _repr_markdown_(self) -> str:
         return render(self, to="markdown")
 
+    def _repr_html_(self) -> str | None:
+        return _notebook_card(self)
+
 
 class ParityReport(comparison.ParityReport, frozen=True, kw_only=True):
     """A comparison that shows itself in a notebook."""
 
     def _repr_markdown_(self) -> str:
         return render(self, to="markdown")
+
+    def _repr_html_(self) -> str | None:
+        return _notebook_card(self)
 
 
 def load(
@@ -87,6 +94,19 @@ def load_baseline(source: PathLike, *, max_bytes: int = DEFAULT_MAX_BYTES) -> Ba
     return registry.read_baseline(source, max_bytes=max_bytes) or load(source, max_bytes=max_bytes)
 
 
+def load_settings(source: PathLike) -> Settings:
+    """Read limits and ignored rules from a stepgrade.toml; raise BadInput at the key that is wrong."""
+    from stepgrade.analysis.rules import RULE_NAMES  # noqa: PLC0415  as little as a command needs
+
+    name = os.fspath(source)
+    try:
+        with open(name, encoding="utf-8") as stream:  # noqa: PTH123  pathlib costs 4 ms at start
+            text = stream.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"cannot be read: {error}", where=name) from error
+    return settings_from(text, RULE_NAMES, name)
+
+
 def score(
     profile: Profile,
     *,
@@ -98,10 +118,12 @@ def score(
     baseline: Baseline | Profile | analysis.Scorecard | None = None,
     setup: Setup | None = None,
     allow_different: Sequence[str] = (),
+    settings: Settings | None = None,
 ) -> Scorecard:
     """Return the scorecard of a run (contract v2), compared with `baseline` when there is one.
 
-    `setup` says more of hardware and model than the three figures beside it, which then count no more.
+    `setup` says more of hardware and model than the three figures beside it, which then count no more;
+    `settings` holds limits and ignored rules, as `load_settings` reads them.
     """
     named = Setup(device=device, peak_bw_gb_s=peak_bw_gb_s, bytes_per_token=bytes_per_token)
     question = analysis.Question(
@@ -109,7 +131,7 @@ def score(
         tokens_per_step=tokens_per_step,
         against=expectation_for(profile, setup or named),
     )
-    card = _card(profile, question)
+    card = _card(profile, question, settings or Settings())
     if baseline is not None:
         card = compared(card, _baseline(baseline, question, setup or named), allowed_fields(allow_different))
     return Scorecard(**_fields(card))
@@ -149,6 +171,7 @@ def gate(
     throughput_tok_s: float | None = None,
     tokens_per_step: float | None = None,
     setup: Setup | None = None,
+    settings: Settings | None = None,
     today: dt.date | None = None,
 ) -> GateReport:
     """Hold one or more runs of the same code against earlier ones: files, or `history:BRANCH`."""
@@ -156,7 +179,13 @@ def gate(
 
     setup = setup or Setup()
     cards = [
-        score(profile, setup=setup, throughput_tok_s=throughput_tok_s, tokens_per_step=tokens_per_step)
+        score(
+            profile,
+            setup=setup,
+            settings=settings,
+            throughput_tok_s=throughput_tok_s,
+            tokens_per_step=tokens_per_step,
+        )
         for profile in runs
     ]
     asked = analysis.Question(tokens_per_step=tokens_per_step)
@@ -209,17 +238,31 @@ def render(
     width: int = 80,
     color: bool = False,
 ) -> str:
-    """Return a result as text: `terminal`, `markdown` or `json`."""
+    """Return a result as text: `terminal`, `markdown`, `json`, or `html` for scorecards and comparisons."""
     return report.render(result, to, Page(width=width, color=color))
 
 
 def render_v1(result: TrainingScorecard | ParityComparison, *, to: str = "markdown") -> str:
     """Return a result of contract v1 as the reference writes it: JSON, else its Markdown."""
+    if to == "html":
+        raise BadOption(
+            "contract v1 has no HTML page", hint="leave --contract v1 out, or use --format markdown"
+        )
     if to == "json":
         return result.to_json() + "\n"
     if isinstance(result, TrainingScorecard):
         return format_training_scorecard_markdown(result)
     return format_parity_markdown(result)
+
+
+def _notebook_card(result: Scorecard | ParityReport) -> str | None:
+    """Return the compact card; None without Jinja2, and a notebook then shows the Markdown."""
+    from stepgrade.report.html import render_card  # noqa: PLC0415  notebooks only
+
+    try:
+        return render_card(result)
+    except MissingExtra:
+        return None
 
 
 def _decoded(source: PathLike, from_json: Callable[[bytes], T], max_bytes: int) -> T:
@@ -245,14 +288,13 @@ def _baseline(
     """Return the earlier run's figures; a profile's rate is known only from its tokens per step."""
     if isinstance(baseline, Profile):
         against = expectation_for(baseline, setup)
-        baseline = _card(
-            baseline, analysis.Question(tokens_per_step=question.tokens_per_step, against=against)
-        )
+        asked = analysis.Question(tokens_per_step=question.tokens_per_step, against=against)
+        baseline = _card(baseline, asked, Settings())
     return baseline_of(baseline) if isinstance(baseline, analysis.Scorecard) else baseline
 
 
-def _card(profile: Profile, question: analysis.Question) -> analysis.Scorecard:
-    card = analysis.score_profile(profile, question)
+def _card(profile: Profile, question: analysis.Question, settings: Settings) -> analysis.Scorecard:
+    card = analysis.score_profile(profile, question, settings)
     return msgspec.structs.replace(card, fingerprint=fingerprint_of(profile, question))
 
 

@@ -3,7 +3,8 @@
 [gate]        how sure, how sensitive; what counts as failing
 [[budget]]    what a metric may do on a device
 [[waiver]]    what is let through for now, until when and why
-[limits]      thresholds of the findings; their owner checks the names
+[limits]      thresholds of the findings, and
+[rules]       which of them are not asked: analysis/limits_file.py checks both
 """
 
 from __future__ import annotations
@@ -60,6 +61,20 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     budgets: tuple[Budget, ...] = field(name="budget", default=())
     waivers: tuple[Waiver, ...] = field(name="waiver", default=())
     limits: dict[str, Any] = {}
+    rules: dict[str, Any] = {}
+
+
+TABLES = ("gate", "budget", "waiver", "limits", "rules")
+
+
+def decode_toml(text: str, where: str) -> dict[str, Any]:
+    """Return the tables of a stepgrade.toml; raise BadConfig when it is no TOML."""
+    import tomllib  # noqa: PLC0415  only with a file
+
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BadConfig(f"is no TOML: {error}", where=where) from error
 
 
 def load_config(path: str | None = None) -> Config:
@@ -73,20 +88,16 @@ def load_config(path: str | None = None) -> Config:
 
 
 def _decoded(path: str) -> dict[str, Any]:
-    import tomllib  # noqa: PLC0415  only with a file
-
     try:
         with open(path, "rb") as stream:  # noqa: PTH123
             text = stream.read(MOST_FILE_BYTES + 1)
         if len(text) > MOST_FILE_BYTES:
             raise BadConfig("is too large to be a configuration", where=path)
-        return tomllib.loads(text.decode())
+        return decode_toml(text.decode(), path)
     except OSError as error:
         raise BadConfig(f"cannot be read: {error.strerror or error}", where=path) from error
     except UnicodeDecodeError as error:
         raise BadConfig("is not UTF-8, as TOML must be", where=path) from error
-    except tomllib.TOMLDecodeError as error:
-        raise BadConfig(f"is not TOML: {error}", where=path) from error
 
 
 def _converted(values: dict[str, Any], path: str) -> Config:

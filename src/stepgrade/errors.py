@@ -10,6 +10,7 @@
     │   └── UnknownArchitecture a model whose costs are not modelled
     ├── UnknownDevice           a device that is not in the catalogue (a LookupError)
     ├── BadOption               options that do not fit together or lack a partner
+    ├── MissingExtra            an optional package that is not installed
     └── NotMeasured             the profile does not hold what the question needs
 
 Anything else that escapes is a bug in stepgrade and keeps its traceback.
@@ -82,6 +83,10 @@ class UnknownDevice(StepgradeError, LookupError):
 
 class BadOption(StepgradeError, ValueError):
     """Options that do not fit together, or one that lacks its partner."""
+
+
+class MissingExtra(StepgradeError, ImportError):
+    """An optional package that is not installed; the hint says how to install it."""
 
 
 class NotMeasured(StepgradeError):

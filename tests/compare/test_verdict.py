@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stepgrade.analysis.change import Noise
 from stepgrade.compare.effect import Side, effect_of, noise_of, without_accidents
-from stepgrade.compare.parts import causes_of, changed_parts, not_by_luck
+from stepgrade.compare.parts import changed_parts, not_by_luck, shifts_of
 from stepgrade.compare.student import critical, two_sided
 from stepgrade.compare.verdict import Sensitivity, changes_of
 from stepgrade.model import Baseline
@@ -184,7 +184,7 @@ def test_one_slow_operation_among_many_is_found_and_no_other() -> None:
     assert changed_parts([ops(op7=1.3)], [ops() for _ in range(3)], Sensitivity()) == ()
 
 
-def test_causes_are_the_largest_first() -> None:
+def test_shifts_are_the_largest_first() -> None:
     before = run(
         100.0,
         ledger={"compute": 0.9, "exposed_communication": 0.05, "idle_host": 0.05},
@@ -197,8 +197,8 @@ def test_causes_are_the_largest_first() -> None:
         operations_ms={"gemm": 61.0, "new": 9.0, "ncclAllReduce": 20.0},
         launches_per_step=150.0,
     )
-    causes = causes_of(now, before)
-    assert causes[0].kind == "overlap"
-    assert causes[1].name == "exposed_communication"
-    kinds = {(cause.kind, cause.name) for cause in causes}
+    shifts = shifts_of(now, before)
+    assert shifts[0].kind == "overlap"
+    assert shifts[1].name == "exposed_communication"
+    kinds = {(shift.kind, shift.name) for shift in shifts}
     assert {("new operation", "new"), ("gone operation", "old"), ("launches", "launches per step")} <= kinds

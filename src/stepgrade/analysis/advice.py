@@ -1,13 +1,12 @@
-"""What to do about a bottleneck, in words that fit the runtime."""
+"""What to do about a bottleneck, in words that fit the runtime and the state that the run is in."""
 
 from __future__ import annotations
 
 from stepgrade.analysis.bottleneck import Bottleneck
+from stepgrade.analysis.facts import Facts
+from stepgrade.analysis.runtime import Runtime
 from stepgrade.contract import Bottleneck as BottleneckV1
-from stepgrade.contract.scorecard import FAST_BACKWARD_ADVICE, LAUNCH_ADVICE
-
-# The producers whose runtime the reference's sentences (its NF4_* switches) were written for.
-_REFERENCE_PRODUCERS = ("step_profiler_v2", "apr_training_profiler_v1")
+from stepgrade.units import show_share
 
 _GENERAL = {
     Bottleneck.TRANSFER: "Copy less between host and device: keep tensors there, pin memory, overlap copies.",
@@ -19,21 +18,60 @@ _GENERAL = {
     Bottleneck.HOST: "Take host work out of the step: allocations, synchronisation, logging.",
     Bottleneck.UNKNOWN: "Record time per operation, with shapes: that tells what limits the kernels.",
 }
-_FAST_BACKWARD = "Check that no layer's backward is skipped: NaN gradients, frozen parts."
+_RECORD = {
+    Runtime.PYTORCH: "Record again with record_shapes=True and both CPU and CUDA activities: that tells what "
+    "limits the kernels.",
+}
+# Above this share of the device's memory a larger batch is no advice (TraceML's line for pressure).
+_FULL = 0.92
+_ROOMY = 0.80
 
 
-def advice_for(bottleneck: Bottleneck, producer: str | None) -> str:
-    """Return one sentence on what to do; the reference's own for the runtime it was written for."""
-    if producer in _REFERENCE_PRODUCERS and bottleneck.value in {known.value for known in BottleneckV1}:
+def advice_for(facts: Facts) -> str:
+    """Return one sentence on the bottleneck; the reference's own for the runtime it was written for."""
+    bottleneck = facts.verdict.bottleneck
+    if facts.runtime is Runtime.REFERENCE and bottleneck.value in {known.value for known in BottleneckV1}:
         return BottleneckV1(bottleneck.value).recommendation()
+    if bottleneck is Bottleneck.UNKNOWN:
+        return _RECORD.get(facts.runtime, _GENERAL[bottleneck])
+    if bottleneck is Bottleneck.LAUNCH:
+        return fewer_launches(facts)
+    if bottleneck is Bottleneck.MEMORY_BW and is_full(facts):
+        return "Move fewer bytes: fuse elementwise chains, lower precision. Memory is full: no larger batch."
     return _GENERAL[bottleneck]
 
 
-def launch_advice(producer: str | None) -> str:
-    """Return what to do about launch overhead."""
-    return LAUNCH_ADVICE if producer in _REFERENCE_PRODUCERS else _GENERAL[Bottleneck.LAUNCH]
+def fewer_launches(facts: Facts) -> str:
+    """Return how to launch less, by what the run already does."""
+    if facts.runtime is Runtime.REFERENCE:
+        return BottleneckV1.LAUNCH.recommendation()
+    if facts.runtime is not Runtime.PYTORCH:
+        return _GENERAL[Bottleneck.LAUNCH]
+    if is_compiled(facts):
+        way = (
+            'Kernels are already fused: replay them from a graph with torch.compile(mode="reduce-overhead").'
+        )
+    else:
+        way = 'Fuse and replay: torch.compile(mode="reduce-overhead"), or CUDA graphs by hand.'
+    return f"{way} {larger_batch(facts)}".rstrip()
 
 
-def fast_backward_advice(producer: str | None) -> str:
-    """Return what to check when backward takes less time than forward."""
-    return FAST_BACKWARD_ADVICE if producer in _REFERENCE_PRODUCERS else _FAST_BACKWARD
+def larger_batch(facts: Facts) -> str:
+    """Return whether a larger batch is a way, by how full the memory is."""
+    share = facts.memory_share
+    if share is None:
+        return "A larger batch gives each launch more to do, if memory allows."
+    if share >= _FULL:
+        return f"Memory is {show_share(share, 0)} full: a larger batch is not the way."
+    return f"Memory is {show_share(share, 0)} full: a larger batch gives each launch more to do."
+
+
+def is_full(facts: Facts) -> bool:
+    """Tell whether the device's memory has no room for a larger batch."""
+    return (facts.memory_share or 0.0) >= _FULL
+
+
+def is_compiled(facts: Facts) -> bool:
+    """Tell whether kernels were already generated and fused by a compiler."""
+    done = facts.activity
+    return bool(done.marks.get("compiled_region") or done.kernel_group_ms.get("triton"))

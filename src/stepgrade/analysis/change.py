@@ -44,7 +44,7 @@ class MetricChange(Struct, frozen=True, kw_only=True):
     more: str = ""  # what would tell, when this does not
 
 
-class Cause(Struct, frozen=True, kw_only=True):
+class Shift(Struct, frozen=True, kw_only=True):
     """One part of a step that explains a change: before and now, in milliseconds unless `unit` says else."""
 
     kind: Literal["ledger", "phase", "operation", "new operation", "gone operation", "launches", "overlap"]

@@ -10,7 +10,11 @@ Severity = Literal["info", "warning", "critical"]
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One thing worth knowing about a run; gains are shares of the step (0 to 1)."""
+    """One thing worth knowing about a run; gains are shares of the step (0 to 1).
+
+    `gain_high` is what the ledger holds of it, `gain_low` what is realistic and `gain_basis` says why.
+    `consequences` are claims of rules that saw the same cause from another side.
+    """
 
     rule: str
     severity: Severity
@@ -20,3 +24,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     gain_low: float
     gain_high: float
     check: str
+    area: str = ""
+    gain_basis: str = ""
+    account: str | None = None  # the account of the ledger that the gain comes out of
+    consequences: tuple[str, ...] = ()

@@ -11,8 +11,8 @@ from stepgrade.analysis.limits import Limits
 from stepgrade.analysis.phases import PhaseKind, PhasesOfStep
 from stepgrade.analysis.scorecard import LayerStep
 from stepgrade.contract import LayerSummary, PerLayerData
-from stepgrade.contract.scorecard import add_up, layer_summary
-from stepgrade.model import Profile
+from stepgrade.contract.scorecard import add_up, layer_summary, longest_operation
+from stepgrade.model import LayerTime, Profile
 from stepgrade.units import show_ratio
 
 Direction = Literal["forward", "backward"]
@@ -45,8 +45,8 @@ def layer_summaries(profile: Profile) -> tuple[LayerSummary, ...]:
     )
 
 
-def layers_of_step(profile: Profile) -> tuple[LayerStep, ...]:
-    """Return the layers of one step; nothing when the number of steps is not known."""
+def layers_of_step(profile: Profile, slow: tuple[SlowLayer, ...] = ()) -> tuple[LayerStep, ...]:
+    """Return the layers of one step, the slow ones marked; nothing when the number of steps is not known."""
     steps = profile.steps
     if not steps:
         return ()
@@ -58,9 +58,23 @@ def layers_of_step(profile: Profile) -> tuple[LayerStep, ...]:
             fwd_ms=_divided(layer.fwd_total_ms, steps),
             bwd_ms=_divided(layer.bwd_total_ms, steps),
             ops={name: ms / steps for name, ms in layer.ops_total_ms.items()},
+            ratio=_ratio(layer),
+            top_op=longest_operation(layer.ops_total_ms)[0] or None,
+            top_op_share=_top_share(layer),
+            slow=tuple(one.direction for one in slow if one.layer == layer.layer),
         )
         for layer in profile.layers
     )
+
+
+def _ratio(layer: LayerTime) -> float | None:
+    forward, backward = layer.fwd_total_ms, layer.bwd_total_ms
+    return backward / forward if forward and backward is not None else None
+
+
+def _top_share(layer: LayerTime) -> float | None:
+    total = add_up(layer.ops_total_ms.values())
+    return longest_operation(layer.ops_total_ms)[1] / total if total > 0.0 else None
 
 
 def backward_forward_ratio(profile: Profile, phases: PhasesOfStep) -> tuple[float | None, tuple[str, ...]]:

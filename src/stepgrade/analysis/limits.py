@@ -1,28 +1,152 @@
-"""Every threshold that a judgement rests on, with its source, in one place."""
+"""Every threshold that a judgement rests on, with its source, in one place; all can be set in stepgrade.toml.
+
+Sources are rules of other tools by the initials that docs/rules.md spells out, or "ours" with the reason.
+"""
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 
-class Limits(Struct, frozen=True, kw_only=True):
+def share(source: str) -> Meta:
+    """Return the mark of a limit that is a share (0 to 1)."""
+    return Meta(ge=0.0, le=1.0, description=source)
+
+
+def amount(source: str) -> Meta:
+    """Return the mark of a limit that is any amount of 0 or more."""
+    return Meta(ge=0.0, description=source)
+
+
+def whole(source: str) -> Meta:
+    """Return the mark of a limit that is a count."""
+    return Meta(ge=0, description=source)
+
+
+class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Thresholds; shares are 0 to 1."""
 
-    # The reference: Bottleneck::classify and its recommendations.
-    transfer_share: float = 0.30
-    launch_share: float = 0.40
-    launch_advice_share: float = 0.30
-    near_ceiling: float = 0.50
-    # Ours: input, communication and host waits count as transfers do.
-    waiting_share: float = 0.30
-    # Ours: emitters round phases to 0.01 ms, so a few tenths of a percent too much are rounding.
-    overlap_tolerance: float = 0.005
-    # Ours: a producer's totals and averages describe the same steps; more apart than this, one is wrong.
-    average_tolerance: float = 0.05
-    # Iglewicz and Hoaglin's modified z-score uses 3.5; a layer must also cost a quarter more than the median.
-    outlier_score: float = 3.5
-    outlier_ratio: float = 1.25
-    outlier_least_layers: int = 4
+    # What names a bottleneck.
+    transfer_share: Annotated[float, share("the reference, Bottleneck::classify")] = 0.30
+    launch_share: Annotated[float, share("the reference, Bottleneck::classify")] = 0.40
+    launch_advice_share: Annotated[float, share("the reference, its recommendations")] = 0.30
+    near_ceiling: Annotated[float, share("the reference, Bottleneck::classify")] = 0.50
+    waiting_share: Annotated[float, share("ours: waits that phases show count as transfers do")] = 0.30
+    device_wait_share: Annotated[float, share("TraceLens, nsys-ai: idle above 15 % is high")] = 0.15
+    busy_share: Annotated[float, share("the reference: half, before work itself is the limit")] = 0.50
+
+    # Fitness of step profiles.
+    overlap_tolerance: Annotated[float, share("ours: emitters round phases to 0.01 ms")] = 0.005
+    average_tolerance: Annotated[float, share("ours: totals and averages are of the same steps")] = 0.05
+
+    # Layers.
+    outlier_score: Annotated[float, amount("Iglewicz and Hoaglin: modified z-score")] = 3.5
+    outlier_ratio: Annotated[float, amount("ours: a quarter more than the median layer")] = 1.25
+    outlier_least_layers: Annotated[int, whole("ours: fewer have no median to stand out from")] = 4
+    layer_info_share: Annotated[float, share("ours: nothing below is worth a look")] = 0.005
+    layer_warning_share: Annotated[float, share("ours: one layer's excess, of the whole step")] = 0.01
+    layer_critical_share: Annotated[float, share("as input: 20 %")] = 0.20
+    recompute_info_share: Annotated[float, share("Hugging Face: checkpointing costs about 20 %")] = 0.05
+    slow_backward_ratio: Annotated[float, amount("ours: 2 is usual, 3 with everything recomputed")] = 3.5
+
+    # Input.
+    input_info_share: Annotated[float, share("torch-tb-profiler, XProf (moderate): 5 %")] = 0.05
+    input_warning_share: Annotated[float, share("TraceML, XProf (smart rule): 10 %")] = 0.10
+    input_critical_share: Annotated[float, share("XProf (high), TraceML: 20 %")] = 0.20
+    starved_ms: Annotated[float, amount("gpuprof: waits of more than 30 ms")] = 30.0
+    starved_steps_share: Annotated[float, share("gpuprof: on 20 % of the steps")] = 0.20
+
+    # Copies and synchronisation.
+    copy_info_share: Annotated[float, share("TraceLens, nsys-ai: 5 %")] = 0.05
+    copy_warning_share: Annotated[float, share("TraceML: 10 %")] = 0.10
+    copy_critical_share: Annotated[float, share("TraceML: 20 %")] = 0.20
+    copies_per_step: Annotated[float, amount("TraceLens: more than 10 transfers")] = 10.0
+    small_copy_bytes: Annotated[float, amount("ours: below, latency is most of a PCIe copy")] = 65536.0
+    sync_info_share: Annotated[float, share("as idle by XProf: 3 % to 5 %")] = 0.03
+    sync_warning_share: Annotated[float, share("XProf (smart rule): 10 % waiting for the host")] = 0.10
+    sync_critical_share: Annotated[float, share("nsys-ai: 20 % in synchronisation")] = 0.20
+    reads_per_step: Annotated[float, amount("PyTorch pattern matcher: 10 repeats of one index")] = 10.0
+
+    # Launches and host work.
+    launch_info_share: Annotated[float, share("XProf: 3 % to 5 %")] = 0.05
+    launch_warning_share: Annotated[float, share("gpuprof: 10 %")] = 0.10
+    launch_critical_share: Annotated[float, share("XProf: 15 %")] = 0.15
+    short_kernel_us: Annotated[float, amount("TraceLens, nsys-ai: 10 µs on average")] = 10.0
+    short_kernel_launches: Annotated[float, amount("nsys-ai: at least 100 launches")] = 100.0
+    slow_launch_us: Annotated[float, amount("HTA: a launch takes 5 to 20 µs")] = 20.0
+    stall_info_share: Annotated[float, share("XProf: 3 % idle for the host")] = 0.05
+    stall_warning_share: Annotated[float, share("XProf (smart rule): 10 %")] = 0.10
+    stall_critical_share: Annotated[float, share("TraceLens: 15 % idle")] = 0.15
+    dispatch_info_share: Annotated[float, share("ours: launch to start, of the step")] = 0.05
+    compiled_regions: Annotated[float, amount("PyTorch: recompile limit of 8")] = 8.0
+
+    # Arithmetic.
+    precision_info_share: Annotated[float, share("XProf: a tenth of the time in 32 bits")] = 0.10
+    precision_warning_share: Annotated[float, share("ours: half of what it loses is 10 % of the step")] = 0.20
+    attention_info_share: Annotated[float, share("ours: 5 % of the step")] = 0.05
+    attention_warning_share: Annotated[float, share("ours: 10 % of the step")] = 0.10
+    attention_critical_share: Annotated[float, share("ours: a third of the step")] = 0.33
+    gemm_info_share: Annotated[float, share("ours: 5 % of the step")] = 0.05
+    gemm_warning_share: Annotated[float, share("ours: 10 % of the step")] = 0.10
+    gemm_critical_share: Annotated[float, share("ours: half of the step")] = 0.50
+    gemm_multiple: Annotated[int, whole("PyTorch tuning guide: multiples of 8 for 16 bits")] = 8
+    vocabulary_multiple: Annotated[int, whole("Hugging Face: 64 for large matrices on A100")] = 64
+    vocabulary_least: Annotated[int, whole("ours: a side above is a vocabulary")] = 20000
+    slow_gemm_share: Annotated[float, share("published achievable rates are 50 to 87 % of the peak")] = 0.40
+    tiny_gemm_flops: Annotated[float, amount("ours: 0.1 GFLOP is a microsecond on 100 TFLOP/s")] = 1e8
+    tiny_gemms: Annotated[float, amount("TraceLens: 1000 tiny products; ours: 100 a step")] = 100.0
+    above_roof: Annotated[float, amount("TraceLens: above 110 % the figure is wrong")] = 1.10
+
+    # Memory-bound work.
+    optimizer_info_share: Annotated[float, share("ours: 5 % of the step")] = 0.05
+    optimizer_warning_share: Annotated[float, share("ours: 10 % of the step")] = 0.10
+    optimizer_critical_share: Annotated[float, share("ours: a quarter of the step")] = 0.25
+    optimizer_kernels: Annotated[float, amount("ours: many-tensor kernels need a few dozen")] = 100.0
+    many_tensor_share: Annotated[float, share("ours: half of the optimizer's time")] = 0.50
+    elementwise_info_share: Annotated[float, share("ours: a fifth of the step")] = 0.20
+    elementwise_warning_share: Annotated[float, share("XProf: 30 % in shuffling ops; ours for chains")] = 0.35
+    elementwise_critical_share: Annotated[float, share("ours: most of the step")] = 0.60
+    elementwise_launches: Annotated[float, amount("TraceLens: more than 1000 alike")] = 1000.0
+    streaming_share: Annotated[float, share("TraceLens: below 50 % of the bandwidth")] = 0.50
+    norm_share: Annotated[float, share("TraceLens: 10 % of the compute in norms")] = 0.10
+    loss_info_share: Annotated[float, share("ours: 5 % of the step")] = 0.05
+    loss_warning_share: Annotated[float, share("ours: 10 % of the step")] = 0.10
+    loss_critical_share: Annotated[float, share("ours: a third of the step")] = 0.33
+    shuffle_info_share: Annotated[float, share("ours: a tenth of the step")] = 0.10
+    shuffle_warning_share: Annotated[float, share("XProf: 30 % in gather, scatter, sort")] = 0.30
+    shuffle_critical_share: Annotated[float, share("ours: most of the step")] = 0.60
+    layout_info_share: Annotated[float, share("ours: 5 % of the step")] = 0.05
+    layout_warning_share: Annotated[float, share("TraceLens: 10 %, consider")] = 0.10
+    layout_critical_share: Annotated[float, share("TraceLens: 20 %, strong")] = 0.20
+    fill_info_share: Annotated[float, share("ours: 1 % of the step")] = 0.01
+    hotspot_share: Annotated[float, share("nsys-ai: one kernel above 50 %")] = 0.50
+
+    # Communication and ranks.
+    communication_info_share: Annotated[float, share("XProf: 3 % in collectives")] = 0.03
+    communication_warning_share: Annotated[float, share("TraceLens: 5 % exposed")] = 0.05
+    communication_critical_share: Annotated[float, share("XProf: 15 %")] = 0.15
+    good_overlap: Annotated[float, share("TraceLens: 70 % hidden")] = 0.70
+    small_message_bytes: Annotated[float, amount("torchscope: 1 MB on average")] = 1e6
+    slow_link_share: Annotated[float, share("ours: half of the link's rate")] = 0.50
+    straggler_info_share: Annotated[float, share("ours: 3 % of the step")] = 0.03
+    straggler_warning_share: Annotated[float, share("as exposed communication; TraceML has 10 %")] = 0.05
+    straggler_critical_share: Annotated[float, share("TraceML: 20 % of the step")] = 0.20
+
+    # Spread of steps.
+    spread_ratio: Annotated[float, amount("nsys-ai: 1.5 times the median")] = 1.5
+    spread_info_share: Annotated[float, share("ours: what the mean loses to the median")] = 0.02
+    spread_warning_share: Annotated[float, share("ours: 5 % lost to outliers")] = 0.05
+    spread_critical_share: Annotated[float, share("ours: 20 % lost to outliers")] = 0.20
+    spread_least_steps: Annotated[int, whole("ours: fewer steps show no spread")] = 5
+    drift_ratio: Annotated[float, amount("ours: the later half is 5 % slower")] = 1.05
+    drift_least_steps: Annotated[int, whole("TraceML: 20 steps before it is called a trend")] = 20
+
+    # Memory.
+    memory_warning_share: Annotated[float, share("TraceML: step peak at 92 %")] = 0.92
+    memory_critical_share: Annotated[float, share("TraceML: step peak at 97 %")] = 0.97
+    memory_idle_share: Annotated[float, share("alloc: below 50 % the batch can grow")] = 0.50
 
 
 DEFAULT_LIMITS = Limits()

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from msgspec import Struct
+
+from stepgrade.analysis.roles import class_of
 from stepgrade.analysis.scorecard import Operation
 from stepgrade.contract.scorecard import HOTSPOTS_SHOWN, rank_operations
+from stepgrade.hardware import Figures
 from stepgrade.model import OpTime, Profile
+
+NO_FIGURES = Figures()
 
 
 def total_by_operation(profile: Profile) -> dict[str, float]:
@@ -27,26 +33,72 @@ def hotspots(profile: Profile) -> tuple[tuple[str, float, float], ...]:
     return tuple(rank_operations(total_by_operation(profile))[:HOTSPOTS_SHOWN])
 
 
-def operations_of_step(profile: Profile) -> tuple[Operation, ...]:
-    """Return every operation of one step, longest first."""
+def operations_of_step(
+    profile: Profile, figures: Figures = NO_FIGURES, dtype: str = ""
+) -> tuple[Operation, ...]:
+    """Return every operation of one step, longest first, each against its own roof."""
     listed = {op.name: op for op in profile.operations}
     ranked = rank_operations(total_by_operation(profile))
-    return tuple(_operation(name, total_ms, listed.get(name), profile) for name, total_ms, _ in ranked)
+    return tuple(
+        _operation(
+            name, total_ms, op := listed.get(name), profile, _roofs(figures, _dtype(op, profile, dtype))
+        )
+        for name, total_ms, _ in ranked
+    )
 
 
-def _operation(name: str, total_ms: float, op: OpTime | None, profile: Profile) -> Operation:
+def _dtype(op: OpTime | None, profile: Profile, dtype: str) -> str:
+    """Return the precision whose peak an operation is held against: its own where it was recorded."""
+    own = op.dtype if op is not None else None
+    if own is None or (own == "fp32" and profile.matmul_dtype == "tf32"):
+        return profile.matmul_dtype or dtype
+    return own
+
+
+def _roofs(figures: Figures, dtype: str) -> _Roofs:
+    return _Roofs(
+        flops_s=next((rate.per_s for rate in figures.compute(dtype)), None),
+        bytes_s=next((rate.per_s for rate in figures.bandwidth()), None),
+    )
+
+
+class _Roofs(Struct, frozen=True, kw_only=True):
+    flops_s: float | None
+    bytes_s: float | None
+
+    def least_ms(self, flops: float | None, moved: float | None) -> tuple[float, str] | None:
+        """Return the time that an operation takes at least, and what sets it; None if nothing is known."""
+        compute = flops / self.flops_s * 1000.0 if flops and self.flops_s else 0.0
+        memory = moved / self.bytes_s * 1000.0 if moved and self.bytes_s else 0.0
+        if not compute and not memory:
+            return None
+        return (compute, "compute") if compute >= memory else (memory, "memory")
+
+
+def _operation(name: str, total_ms: float, op: OpTime | None, profile: Profile, roofs: _Roofs) -> Operation:
+    kind = op.kind if op and op.kind else class_of(name).label
     steps = profile.steps
     if not steps:
-        return Operation(name=name, kind=op.kind if op else None)
+        return Operation(name=name, kind=kind)
     ms = total_ms / steps
+    calls, flops, moved = (
+        _per_step(getattr(op, field, None), steps) for field in ("calls", "flops", "bytes")
+    )
+    least = roofs.least_ms(flops, moved) if ms > 0.0 else None
     return Operation(
         name=name,
-        kind=op.kind if op else None,
+        kind=kind,
         ms=ms,
         share=ms / profile.step_ms if profile.step_ms else None,
-        calls=_per_step(op.calls if op else None, steps),
-        flops=_per_step(op.flops if op else None, steps),
-        bytes=_per_step(op.bytes if op else None, steps),
+        calls=calls,
+        flops=flops,
+        bytes=moved,
+        mean_ms=ms / calls if calls else None,
+        flops_per_s=flops / ms * 1000.0 if flops and ms > 0.0 else None,
+        bytes_per_s=moved / ms * 1000.0 if moved and ms > 0.0 else None,
+        roof=least[1] if least else None,
+        roof_share=least[0] / ms if least else None,
+        longest=op.longest if op else None,
     )
 
 

@@ -8,12 +8,15 @@ from stepgrade.analysis.efficiency import Question, efficiency_of
 from stepgrade.analysis.facts import Facts
 from stepgrade.analysis.finding import Finding
 from stepgrade.analysis.layers import backward_forward_ratio, layer_summaries, layers_of_step, slow_layers
-from stepgrade.analysis.ledger import bottleneck_of_ledger, shares_of
-from stepgrade.analysis.limits import DEFAULT_LIMITS, Limits
+from stepgrade.analysis.ledger import bottleneck_of_ledger, rank_causes, shares_of
+from stepgrade.analysis.limits import Limits
+from stepgrade.analysis.limits_file import DEFAULT_SETTINGS, Settings
 from stepgrade.analysis.operations import hotspots, operations_of_step
 from stepgrade.analysis.phases import phases_of_step
 from stepgrade.analysis.reference import bottleneck_note
+from stepgrade.analysis.roofline import roofs_of
 from stepgrade.analysis.rules import findings
+from stepgrade.analysis.runtime import Runtime, runtime_of
 from stepgrade.analysis.samples import pace_of, step_ms_of
 from stepgrade.analysis.scorecard import UNGRADED, DeviceUse, RankRow, Scorecard, StepStats
 from stepgrade.contract import Grade
@@ -22,16 +25,22 @@ from stepgrade.hardware import Expectation
 from stepgrade.model import Profile, RankTime
 from stepgrade.units import show_ms
 
+# An info is worth a line of advice from this share of the step on.
+WORTH_A_LINE = 0.05
 _GOOD_GRADES = {str(grade) for grade in Grade if grade > Grade.C}
 
 
-def score_profile(profile: Profile, question: Question, limits: Limits = DEFAULT_LIMITS) -> Scorecard:
+def score_profile(
+    profile: Profile,
+    question: Question,
+    settings: Settings = DEFAULT_SETTINGS,
+) -> Scorecard:
     """Return the scorecard; raise NotMeasured for a profile that holds no measurement at all."""
     if profile.is_empty:
         where = ", ".join(profile.source.files)
         raise NotMeasured("nothing was measured: no step time, phases, layers or operations", where=where)
-    facts, ratio_notes = _facts(profile, question, limits)
-    found = findings(facts, limits)
+    facts, ratio_notes = _facts(profile, question, settings.limits)
+    found = findings(facts, settings.limits, settings.ignored_rules)
     return _card(facts, question, found, ratio_notes)
 
 
@@ -39,13 +48,22 @@ def _facts(profile: Profile, question: Question, limits: Limits) -> tuple[Facts,
     phases = phases_of_step(profile, limits)
     efficiency = efficiency_of(profile, question)
     ratio, notes = backward_forward_ratio(profile, phases)
+    ledger = shares_of(profile.ledger) or phases.ledger
+    operations = operations_of_step(profile, question.against.figures, question.against.dtype)
+    causes = rank_causes(profile, ledger, operations)
     facts = Facts(
         profile=profile,
         phases=phases,
         efficiency=efficiency,
-        verdict=bottleneck_of_ledger(profile, limits) or name_bottleneck(profile, phases, efficiency, limits),
+        verdict=bottleneck_of_ledger(profile, causes, operations, limits)
+        or name_bottleneck(profile, phases, efficiency, limits),
         ratio=ratio,
         slow_layers=slow_layers(profile, limits),
+        ledger=ledger,
+        against=question.against,
+        operations=operations,
+        causes=causes,
+        runtime=runtime_of(profile),
     )
     return facts, notes
 
@@ -66,6 +84,7 @@ def _card(
         hotspot_ops=hotspots(profile),
         recommendations=_recommendations(facts, found),
         bottleneck_evidence=verdict.evidence,
+        causes=facts.causes,
         notes=(
             *profile.notes,
             *efficiency.notes,
@@ -81,7 +100,7 @@ def _card(
         device=_device(question.against),
         steps=_steps(profile),
         throughput=efficiency.throughput,
-        ledger=shares_of(profile.ledger) or phases.ledger,
+        ledger=facts.ledger,
         phases=phases.shares,
         launches_per_step=profile.launches_per_step,
         ceilings=efficiency.ceilings,
@@ -90,21 +109,24 @@ def _card(
         flops_per_token=question.against.model_flops,
         flops_convention=question.against.convention,
         bytes_per_token=question.against.traffic_bytes,
-        operations=operations_of_step(profile),
-        layers=layers_of_step(profile),
+        operations=facts.operations,
+        layers=layers_of_step(profile, facts.slow_layers),
         ranks=tuple(_rank(rank) for rank in profile.ranks),
         arithmetic=efficiency.arithmetic,
         findings=found,
         peak_memory_bytes=profile.peak_memory_bytes,
+        roofs=roofs_of(question.against),
+        typical_step=profile.typical_step,
     )
 
 
 def _recommendations(facts: Facts, found: tuple[Finding, ...]) -> tuple[str, ...]:
-    """Return what to do: about the bottleneck unless the grade is good, then what the findings say."""
-    advice = []
-    if facts.efficiency.grade not in _GOOD_GRADES:
-        advice.append(advice_for(facts.verdict.bottleneck, facts.profile.source.producer))
-    advice += [finding.remedy for finding in found]
+    """Return what to do: what the findings say, and about the bottleneck where none of them does."""
+    worth = [one for one in found if one.severity != "info" or one.gain_high >= WORTH_A_LINE]
+    told = any(one.severity != "info" and one.gain_high > 0.0 for one in worth)
+    general = facts.efficiency.grade not in _GOOD_GRADES and (facts.runtime is Runtime.REFERENCE or not told)
+    advice = [advice_for(facts)] if general else []
+    advice += [finding.remedy for finding in worth]
     return tuple(dict.fromkeys(advice))
 
 

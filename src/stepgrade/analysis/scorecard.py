@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import msgspec
 from msgspec import Struct, field
 
-from stepgrade.analysis.change import Cause, MetricChange
+from stepgrade.analysis.change import MetricChange
 from stepgrade.analysis.finding import Finding
 from stepgrade.contract import LayerSummary, Regression
 from stepgrade.hardware import Ceiling
-from stepgrade.model import Fingerprint, Source
+from stepgrade.hardware.ceilings import Basis
+from stepgrade.model import Fingerprint, Source, Span
 
 UNGRADED = "ungraded"
 UNKNOWN = "unknown"
@@ -26,6 +27,10 @@ class LayerStep(Struct, frozen=True, kw_only=True):
     bwd_ms: float | None = None
     recompute_ms: float | None = None
     ops: dict[str, float] = {}
+    ratio: float | None = None
+    top_op: str | None = None
+    top_op_share: float | None = None
+    slow: tuple[str, ...] = ()  # forward, backward: where it takes clearly longer than the other layers
 
 
 class Operation(Struct, frozen=True, kw_only=True):
@@ -38,7 +43,21 @@ class Operation(Struct, frozen=True, kw_only=True):
     calls: float | None = None
     flops: float | None = None
     bytes: float | None = None
-    roof_share: float | None = None
+    roof_share: float | None = None  # of what the device allows for its FLOPs and bytes
+    roof: str | None = None  # compute or memory, whichever is lower
+    mean_ms: float | None = None
+    flops_per_s: float | None = None
+    bytes_per_s: float | None = None
+    longest: Span | None = None
+
+
+class Cause(Struct, frozen=True, kw_only=True):
+    """One thing that takes time: its share of the step, and the step without it."""
+
+    bottleneck: str
+    share: float
+    remaining_ms: float | None
+    evidence: str
 
 
 class PhaseShare(Struct, frozen=True, kw_only=True):
@@ -77,6 +96,33 @@ class Arithmetic(Struct, frozen=True, kw_only=True):
     share: float | None
     dtype: str | None
     known_share: float | None  # of those operations' time, how much has its FLOPs known
+
+
+class Roof(Struct, frozen=True, kw_only=True):
+    """What the device does per second at most: FLOPs (compute) or bytes (memory), and who says so."""
+
+    kind: Literal["compute", "memory"]
+    per_s: float
+    shown: str
+    basis: Basis
+    source: str
+
+
+class Change(Struct, frozen=True, kw_only=True):
+    """One part of a step in the baseline and now; None where one of them does not have it."""
+
+    name: str
+    before_ms: float | None
+    now_ms: float | None
+
+
+class StepChange(Struct, frozen=True, kw_only=True):
+    """How the step went from the baseline's length to this one, by ledger accounts or by phases."""
+
+    basis: Literal["ledger", "phases"]
+    before_ms: float
+    now_ms: float
+    parts: tuple[Change, ...]
 
 
 class DeviceUse(Struct, frozen=True, kw_only=True):
@@ -136,6 +182,7 @@ class Scorecard(Struct, frozen=True, kw_only=True):
 
     schema_version: int = VERSION
     bottleneck_evidence: tuple[str, ...] = ()
+    causes: tuple[Cause, ...] = ()
     notes: tuple[str, ...] = ()
     fitness: tuple[str, ...] = ()
     ungraded_because: tuple[str, ...] = ()
@@ -162,7 +209,9 @@ class Scorecard(Struct, frozen=True, kw_only=True):
     peak_memory_bytes: float | None = None
     fingerprint: Fingerprint | None = None
     changes: tuple[MetricChange, ...] = ()
-    causes: tuple[Cause, ...] = ()
+    roofs: tuple[Roof, ...] = ()
+    step_change: StepChange | None = None
+    typical_step: Span | None = None
 
     def to_json(self) -> str:
         """Return the card as JSON, a superset of contract v1's."""

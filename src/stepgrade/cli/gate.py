@@ -19,6 +19,7 @@ from argparse import Namespace
 import msgspec
 
 from stepgrade import api
+from stepgrade.analysis.limits_file import Settings
 from stepgrade.cli import output
 from stepgrade.cli.history_options import add_keeping_options, add_place_option, keep
 from stepgrade.cli.parser import Parser, add_input_options, add_output_file
@@ -26,7 +27,7 @@ from stepgrade.cli.run_options import add_hardware_options, add_run_options, set
 from stepgrade.cli.sources import add_sources, load_run
 from stepgrade.cli.streams import complain
 from stepgrade.compare.budgets import GateReport
-from stepgrade.config import Config, load_config
+from stepgrade.config import DEFAULT_PATH, Config, load_config
 from stepgrade.errors import BadOption
 from stepgrade.model import Profile
 from stepgrade.report.gate import FORMATS, render_gate
@@ -66,7 +67,7 @@ def add_options(parser: Parser) -> None:
 def run(args: Namespace) -> int:
     """Print the gate's answer and return its exit code."""
     config = _config(args)
-    setup = setup_from(args)
+    setup, settings = setup_from(args), _settings(args)
     question = {"throughput_tok_s": args.throughput_tok_s, "tokens_per_step": args.tokens_per_step}
     runs = [load_run(args), *(_load(source, args) for source in args.repeat)]
     report = api.gate(
@@ -77,12 +78,13 @@ def run(args: Namespace) -> int:
         config=config,
         fail_on=args.fail_on,
         setup=setup,
+        settings=settings,
         **question,
     )
     _write(report, args)
     if args.save:
         for profile in runs:
-            keep(api.score(profile, setup=setup, **question), args)
+            keep(api.score(profile, setup=setup, settings=settings, **question), args)
     return report.exit_code
 
 
@@ -108,6 +110,12 @@ def _config(args: Namespace) -> Config:
         allow_different=(*config.gate.allow_different, *args.allow_different),
     )
     return msgspec.structs.replace(config, gate=table)
+
+
+def _settings(args: Namespace) -> Settings | None:
+    """Return the limits in the same file."""
+    path = args.budgets or DEFAULT_PATH
+    return api.load_settings(path) if os.path.isfile(path) else None  # noqa: PTH113
 
 
 def _load(source: str, args: Namespace) -> Profile:

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from stepgrade import report
 from stepgrade.cli.streams import send
-from stepgrade.errors import BadInput
+from stepgrade.errors import BadInput, BadOption
 from stepgrade.report.names import printable
 from stepgrade.report.types import Page, Result
 
@@ -20,6 +20,8 @@ WIDEST = 120
 
 def write_result(result: Result, args: Namespace) -> None:
     """Render a result for where it will be read, and write it there."""
+    if args.format == "html" and args.output is None and _is_terminal():
+        raise BadOption("an HTML page is for a browser", hint="name a file with -o report.html")
     write(report.render(result, args.format, page_for(args.output, args.color)), args.output)
 
 

@@ -23,7 +23,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("theirs", metavar="THEIRS")
     add_contract_option(parser)
     add_input_options(parser)
-    add_output_options(parser)
+    add_output_options(parser, pages=True)
 
 
 def run(args: Namespace) -> int:

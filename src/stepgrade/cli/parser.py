@@ -52,12 +52,11 @@ def add_input_options(parser: Parser) -> None:
     )
 
 
-def add_output_options(parser: Parser) -> None:
-    """Add what is written, and where."""
+def add_output_options(parser: Parser, *, pages: bool = False) -> None:
+    """Add what is written, and where; `pages` says that the result can be made into an HTML page."""
     group = parser.add_argument_group("writing")
-    group.add_argument(
-        "--format", choices=("terminal", "markdown", "json"), default="terminal", help="default: terminal"
-    )
+    formats = ("terminal", "markdown", "json", *(("html",) if pages else ()))
+    group.add_argument("--format", choices=formats, default="terminal", help="default: terminal")
     add_output_file(group)
     group.add_argument(
         "--color",

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from stepgrade import api
 from stepgrade.cli import output
+from stepgrade.cli.config import add_config_option, settings_from
 from stepgrade.cli.history_options import add_keeping_options, add_place_option, keep
 from stepgrade.cli.parser import Parser, add_contract_option, add_input_options, add_output_options
 from stepgrade.cli.run_options import add_hardware_options, add_run_options, setup_from
@@ -64,11 +65,12 @@ def add_options(parser: Parser) -> None:
     )
     add_place_option(parser)
     add_keeping_options(parser, "with its scorecard")
+    add_config_option(parser)
     add_contract_option(parser)
     add_hardware_options(parser)
     add_run_options(parser)
     add_input_options(parser)
-    add_output_options(parser)
+    add_output_options(parser, pages=True)
 
 
 def run(args: Namespace) -> int:
@@ -90,7 +92,14 @@ def run(args: Namespace) -> int:
     setup = setup_from(args)
     profile = load_run(args)
     before = api.load_baseline(args.baseline, max_bytes=args.max_bytes) if args.baseline is not None else None
-    card = api.score(profile, baseline=before, setup=setup, allow_different=args.allow_different, **question)
+    card = api.score(
+        profile,
+        baseline=before,
+        setup=setup,
+        settings=settings_from(args),
+        allow_different=args.allow_different,
+        **question,
+    )
     output.write_result(card, args)
     if args.save:
         keep(card, args)

@@ -10,7 +10,7 @@ from typing import Literal
 from msgspec import Struct, structs
 
 from stepgrade.analysis import Scorecard
-from stepgrade.analysis.change import Cause, MetricChange
+from stepgrade.analysis.change import MetricChange, Shift
 from stepgrade.compare.effect import Interval
 from stepgrade.compare.gate import Condition, decide
 from stepgrade.compare.parts import PartChange
@@ -48,7 +48,7 @@ class GateReport(Struct, frozen=True, kw_only=True):
     checks: tuple[Check, ...] = ()
     changes: tuple[MetricChange, ...] = ()
     parts: tuple[PartChange, ...] = ()
-    causes: tuple[Cause, ...] = ()
+    shifts: tuple[Shift, ...] = ()
     differences: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class Found(Struct, frozen=True, kw_only=True):
     baseline: str | None = None
     changes: tuple[MetricChange, ...] = ()
     parts: tuple[PartChange, ...] = ()
-    causes: tuple[Cause, ...] = ()
+    shifts: tuple[Shift, ...] = ()
     differences: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     unmeasured: tuple[str, ...] = ()  # why there is nothing to compare with
@@ -85,7 +85,7 @@ def judge(
         checks=tuple(waived),
         changes=found.changes,
         parts=found.parts,
-        causes=found.causes,
+        shifts=found.shifts,
         differences=found.differences,
         reasons=tuple(reasons),
         notes=(*found.notes, *_expired(config.waivers, today)),

@@ -8,7 +8,7 @@ from stepgrade.analysis.change import MetricChange
 from stepgrade.compare.budgets import Found
 from stepgrade.compare.effect import LEAST_RUNS
 from stepgrade.compare.fingerprint import differences
-from stepgrade.compare.parts import causes_of, changed_parts
+from stepgrade.compare.parts import changed_parts, shifts_of
 from stepgrade.compare.verdict import Sensitivity, changes_of
 from stepgrade.model import Baseline
 
@@ -26,7 +26,7 @@ def hold(
     return Found(
         changes=changes,
         parts=changed_parts(now, before, how),
-        causes=causes_of(now[-1], _typical(before)) if _moved(changes) else (),
+        shifts=shifts_of(now[-1], _typical(before)) if _moved(changes) else (),
         notes=_notes(now, before),
     )
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
-from stepgrade.analysis.change import Cause, MetricChange
+from stepgrade.analysis.change import MetricChange, Shift
 from stepgrade.compare.effect import LEAST_RUNS, Side
 from stepgrade.compare.verdict import Metric, Sensitivity, change_of
 from stepgrade.model import Baseline
@@ -18,8 +18,8 @@ from stepgrade.model import Baseline
 FALSE_SHARE = 0.01
 # Operations shorter than this share of the step are not tested: they change nothing, and each costs power.
 LEAST_SHARE = 0.002
-CAUSES_SHOWN = 8
-_LEAST_CAUSE_SHARE = 0.002
+SHIFTS_SHOWN = 8
+_LEAST_SHIFT_SHARE = 0.002
 _COMMUNICATION = "exposed_communication"
 
 
@@ -60,17 +60,17 @@ def not_by_luck(p_values: Sequence[float], share: float = FALSE_SHARE) -> list[b
     return [p <= bound for p in p_values]
 
 
-def causes_of(now: Baseline, before: Baseline) -> tuple[Cause, ...]:
+def shifts_of(now: Baseline, before: Baseline) -> tuple[Shift, ...]:
     """Return what changed between two runs, the largest first: accounts, operations, launches, overlap."""
     found = [
         *_accounts(now, before),
         *_operations(now, before),
         *_launches(now, before),
     ]
-    least = _LEAST_CAUSE_SHARE * (now.step_ms or 0.0)
-    telling = [cause for cause in found if cause.unit != "ms" or abs(_moved(cause)) >= least]
-    ranked = sorted(telling, key=lambda cause: (cause.unit != "ms", -abs(_moved(cause)), cause.name))
-    return (*_overlap(now, before), *ranked[:CAUSES_SHOWN])
+    least = _LEAST_SHIFT_SHARE * (now.step_ms or 0.0)
+    telling = [shift for shift in found if shift.unit != "ms" or abs(_moved(shift)) >= least]
+    ranked = sorted(telling, key=lambda shift: (shift.unit != "ms", -abs(_moved(shift)), shift.name))
+    return (*_overlap(now, before), *ranked[:SHIFTS_SHOWN])
 
 
 def _operations_ms(run: Baseline) -> dict[str, float]:
@@ -108,7 +108,7 @@ def _sides(
     return Side(values=tuple(here)), Side(values=tuple(there))
 
 
-def _accounts(now: Baseline, before: Baseline) -> Iterable[Cause]:
+def _accounts(now: Baseline, before: Baseline) -> Iterable[Shift]:
     """Yield the ledger's accounts in milliseconds, or the phases where there is no ledger."""
     if not (now.step_ms and before.step_ms):
         return
@@ -116,31 +116,31 @@ def _accounts(now: Baseline, before: Baseline) -> Iterable[Cause]:
         for name in now.ledger:
             here, there = now.ledger[name], before.ledger.get(name)
             if here is not None and there is not None:
-                yield Cause(kind="ledger", name=name, before=there * before.step_ms, now=here * now.step_ms)
+                yield Shift(kind="ledger", name=name, before=there * before.step_ms, now=here * now.step_ms)
     for name in sorted(now.phases_ms.keys() & before.phases_ms.keys()):
-        yield Cause(kind="phase", name=name, before=before.phases_ms[name], now=now.phases_ms[name])
+        yield Shift(kind="phase", name=name, before=before.phases_ms[name], now=now.phases_ms[name])
 
 
-def _operations(now: Baseline, before: Baseline) -> Iterable[Cause]:
+def _operations(now: Baseline, before: Baseline) -> Iterable[Shift]:
     if not (now.operations_ms and before.operations_ms):
         return
     for name in now.operations_ms.keys() | before.operations_ms.keys():
         here, there = now.operations_ms.get(name), before.operations_ms.get(name)
         if here is None:
-            yield Cause(kind="gone operation", name=name, before=there, now=None)
+            yield Shift(kind="gone operation", name=name, before=there, now=None)
         elif there is None:
-            yield Cause(kind="new operation", name=name, before=None, now=here)
+            yield Shift(kind="new operation", name=name, before=None, now=here)
         else:
-            yield Cause(kind="operation", name=name, before=there, now=here)
+            yield Shift(kind="operation", name=name, before=there, now=here)
 
 
-def _launches(now: Baseline, before: Baseline) -> Iterable[Cause]:
+def _launches(now: Baseline, before: Baseline) -> Iterable[Shift]:
     here, there = now.launches_per_step, before.launches_per_step
     if here and there and abs(here - there) > 0.01 * there:
-        yield Cause(kind="launches", name="launches per step", before=there, now=here, unit="")
+        yield Shift(kind="launches", name="launches per step", before=there, now=here, unit="")
 
 
-def _overlap(now: Baseline, before: Baseline) -> tuple[Cause, ...]:
+def _overlap(now: Baseline, before: Baseline) -> tuple[Shift, ...]:
     """Return lost overlap: more communication shows although no communication takes longer."""
     here, there = now.ledger.get(_COMMUNICATION), before.ledger.get(_COMMUNICATION)
     if here is None or there is None or not now.step_ms or not before.step_ms:
@@ -150,7 +150,7 @@ def _overlap(now: Baseline, before: Baseline) -> tuple[Cause, ...]:
     if shown - hidden_before < 0.01 * before.step_ms or longer > (shown - hidden_before) / 2.0:
         return ()
     name = "communication that computation used to hide"
-    return (Cause(kind="overlap", name=name, before=hidden_before, now=shown),)
+    return (Shift(kind="overlap", name=name, before=hidden_before, now=shown),)
 
 
 def _communicating(run: Baseline) -> float:
@@ -159,5 +159,5 @@ def _communicating(run: Baseline) -> float:
     )
 
 
-def _moved(cause: Cause) -> float:
-    return (cause.now or 0.0) - (cause.before or 0.0)
+def _moved(shift: Shift) -> float:
+    return (shift.now or 0.0) - (shift.before or 0.0)

@@ -10,6 +10,7 @@ from msgspec.structs import asdict
 from stepgrade.analysis import Scorecard
 from stepgrade.analysis.change import MetricChange
 from stepgrade.compare.fingerprint import differences
+from stepgrade.compare.step_change import step_change
 from stepgrade.contract import Regression
 from stepgrade.contract.scorecard import coverage_regression, step_time_regression, throughput_regression
 from stepgrade.model import Baseline
@@ -56,6 +57,7 @@ def compared(card: Scorecard, baseline: Baseline, allowed: Collection[str] = ())
         regressions=tuple(one for one in found if one.metric not in unsure),
         notes=(*card.notes, *_notes(card, baseline), *_within_noise(found, unsure)),
         baseline=baseline.name,
+        step_change=step_change(card, baseline),
         compared=tuple(metric for metric, (before, now) in _pairs(card, baseline).items() if before and now),
         changes=changes,
     )

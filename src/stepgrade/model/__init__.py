@@ -12,6 +12,7 @@ from stepgrade.model.profile import (
     RankTime,
     Recorded,
     Source,
+    Span,
 )
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "RankTime",
     "Recorded",
     "Source",
+    "Span",
 ]

@@ -151,6 +151,7 @@ class Trace(Struct, frozen=True, eq=False, kw_only=True):
     backend: str | None
     base_ns: int | None  # epoch nanoseconds of the time that `start_ns` counts from; None: the ranks of
     # one merged file still count from the same moment
+    file_zero_ns: int = 0  # what `start_ns` counts from, by the clock of the file itself
     devices: tuple[TraceDevice, ...]
     versions: dict[str, str]
     strings: tuple[str, ...]

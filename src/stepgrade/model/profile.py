@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from stepgrade.errors import BadInput
+from stepgrade.model.activity import Activity, Flaw
 from stepgrade.model.fingerprint import Fingerprint
 
 LARGEST_COUNT = 2**64 - 1  # contract v1's counts are unsigned, of 64 bits
@@ -23,6 +24,14 @@ class Source(Struct, frozen=True, kw_only=True):
     format: str
     files: tuple[str, ...]
     producer: str | None = None
+
+
+class Span(Struct, frozen=True, kw_only=True):
+    """A stretch of time in a trace, by the clock of that file; `file` is its place in `Source.files`."""
+
+    file: int
+    start_ns: int
+    dur_ns: int
 
 
 class PhaseTime(Struct, frozen=True, kw_only=True):
@@ -54,6 +63,8 @@ class OpTime(Struct, frozen=True, kw_only=True):
     kind: str | None = None
     flops: float | None = None
     bytes: float | None = None
+    dtype: str | None = None
+    longest: Span | None = None  # where its longest call is
 
 
 class LedgerTime(Struct, frozen=True, kw_only=True):
@@ -117,8 +128,11 @@ class Profile(Struct, frozen=True, kw_only=True):
     matmul_flops: float | None = None  # of matrix products, convolutions and attention, over all steps
     matmul_known_share: float | None = None  # of their time, how much has its FLOPs known
     matmul_dtype: str | None = None
+    activity: Activity | None = None
+    flaws: tuple[Flaw, ...] = ()
     peak_memory_bytes: float | None = None
     recorded: Recorded | None = None
+    typical_step: Span | None = None  # where the steady step of middle length is
     contents: dict[str, str] = {}  # what else the source holds, in words, for people
     notes: tuple[str, ...] = ()
     fitness: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from importlib import import_module
 from stepgrade.errors import BadOption
 from stepgrade.report.types import Page, Result
 
-FORMATS = ("terminal", "markdown", "json")
+FORMATS = ("terminal", "markdown", "json", "html")
 
 
 def render(result: Result, to: str, page: Page) -> str:

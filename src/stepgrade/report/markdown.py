@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from stepgrade.analysis import Scorecard
+from stepgrade.analysis.finding import Finding
 from stepgrade.analysis.inspection import Inspection
 from stepgrade.compare.parity import ParityReport
 from stepgrade.report import hardware
@@ -35,9 +36,16 @@ def _scorecard(card: Scorecard) -> list[str]:
     lines += _section("Regressions", _bullets(_regressions(card)))
     lines += _section("Where a step goes", _phases(card))
     lines += _section("Hotspot operations", _hotspots(card))
-    lines += _section("Findings", _bullets(finding.claim for finding in card.findings))
+    lines += _section("Findings", _bullets(text for finding in card.findings for text in _finding(finding)))
     lines += _section("What to do next", _bullets(card.recommendations))
     return lines + _section("Notes", _bullets((*card.fitness, *card.notes)))
+
+
+def _finding(finding: Finding) -> Iterable[str]:
+    gain = f"{show_share(finding.gain_low, 0)} to {show_share(finding.gain_high, 0)} of the step"
+    worth = f" Worth {gain}." if finding.gain_high > 0.005 else ""
+    yield f"{finding.severity}: {finding.claim}{worth}"
+    yield from (f"which explains: {seen}" for seen in finding.consequences)
 
 
 def _metrics(card: Scorecard) -> list[tuple[str, str]]:

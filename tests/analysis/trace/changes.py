@@ -48,7 +48,8 @@ def without_place(facts: TraceFacts) -> TraceFacts:
     arrivals = tuple(
         msgspec.structs.replace(one, start_ns=0, end_ns=one.end_ns - one.start_ns) for one in facts.arrivals
     )
-    return msgspec.structs.replace(facts, steps=steps, arrivals=arrivals)
+    operations = tuple(msgspec.structs.replace(one, longest_start_ns=0) for one in facts.operations)
+    return msgspec.structs.replace(facts, steps=steps, arrivals=arrivals, operations=operations)
 
 
 def cut(trace: Trace, at: int) -> tuple[Trace, Trace]:

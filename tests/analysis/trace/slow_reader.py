@@ -128,6 +128,7 @@ class _Builder:
             world_size=info.get("world_size"),
             backend=info.get("backend"),
             base_ns=base + self.zero,
+            file_zero_ns=self.zero,
             devices=tuple(_device(one) for one in self.header.get("deviceProperties", [])),
             versions={k: str(v) for k, v in self.header.items() if k.endswith("_version")},
             strings=tuple(self.strings.index),

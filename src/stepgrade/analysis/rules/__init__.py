@@ -2,22 +2,100 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import msgspec
 
 from stepgrade.analysis.facts import Facts
 from stepgrade.analysis.finding import Finding
 from stepgrade.analysis.limits import Limits
-from stepgrade.analysis.rules.fast_backward import fast_backward
-from stepgrade.analysis.rules.heavy_transfer import heavy_transfer
-from stepgrade.analysis.rules.slow_layer import slow_layer
-from stepgrade.analysis.rules.uncovered_time import uncovered_time
+from stepgrade.analysis.rules import (
+    attention,
+    communication,
+    elementwise,
+    fitness,
+    gemm,
+    input,  # noqa: A004  the area is called so
+    launch,
+    layers,
+    layout,
+    memory,
+    optimizer,
+    precision,
+    stragglers,
+    sync,
+    transfer,
+    variance,
+)
+from stepgrade.analysis.rules.base import Rule
 
-Rule = Callable[[Facts, Limits], Finding | None]
+RULES: tuple[Rule, ...] = (
+    *input.RULES,
+    *transfer.RULES,
+    *sync.RULES,
+    *launch.RULES,
+    *precision.RULES,
+    *attention.RULES,
+    *gemm.RULES,
+    *optimizer.RULES,
+    *elementwise.RULES,
+    *layout.RULES,
+    *communication.RULES,
+    *stragglers.RULES,
+    *layers.RULES,
+    *variance.RULES,
+    *memory.RULES,
+    *fitness.RULES,
+)
+RULE_NAMES = tuple(rule.name for rule in RULES)
+# A cause takes in what another rule sees only if it accounts for at least half of it.
+EXPLAINS_SHARE = 0.5
+_RANKS = {"critical": 0, "warning": 1, "info": 2}
 
-RULES: tuple[Rule, ...] = (heavy_transfer, uncovered_time, slow_layer, fast_backward)
+
+def findings(facts: Facts, limits: Limits, ignored: frozenset[str] = frozenset()) -> tuple[Finding, ...]:
+    """Return what the rules find: doubts about the profile, causes by realistic gain, remarks."""
+    found = {
+        rule.name: one
+        for rule in RULES
+        if rule.name not in ignored and (one := rule.finding(facts, limits)) is not None
+    }
+    return tuple(sorted(_grouped(found), key=_order))
 
 
-def findings(facts: Facts, limits: Limits) -> tuple[Finding, ...]:
-    """Return what the rules find, the largest possible gain first."""
-    found = [finding for rule in RULES if (finding := rule(facts, limits))]
-    return tuple(sorted(found, key=lambda finding: -finding.gain_high))
+def _order(finding: Finding) -> tuple[bool, bool, float, int]:
+    """Return the place: a warning about the profile itself comes before any advice."""
+    doubtful = finding.area == fitness.truncated_trace.area and finding.severity != "info"
+    return not doubtful, finding.severity == "info", -finding.gain_low, _RANKS[finding.severity]
+
+
+def _grouped(found: dict[str, Finding]) -> list[Finding]:
+    """Return one finding for each cause, with what other rules saw of it as consequences."""
+    causes: dict[str, str] = {}
+    for rule in RULES:
+        cause = found.get(rule.name)
+        if cause is None:
+            continue
+        for name in rule.explains:
+            is_free = name in found and name not in causes and name != _root(rule.name, causes)
+            if is_free and _covers(cause, found[name]):
+                causes[name] = rule.name
+    kept = {name: one for name, one in found.items() if name not in causes}
+    for name, cause_name in causes.items():
+        holder = _root(cause_name, causes)
+        if holder in kept:
+            claims = (*kept[holder].consequences, found[name].claim)
+            kept[holder] = msgspec.structs.replace(kept[holder], consequences=claims)
+    return list(kept.values())
+
+
+def _covers(cause: Finding, seen: Finding) -> bool:
+    """Tell whether the cause accounts for enough of it; of a wait for the host only its idle part does."""
+    idle = cause.evidence.get("idle_share")
+    is_idle = seen.account == "idle_host" and cause.account != "idle_host"
+    part = idle if is_idle and isinstance(idle, float) else cause.gain_high
+    return part >= EXPLAINS_SHARE * seen.gain_high
+
+
+def _root(name: str, causes: dict[str, str]) -> str:
+    while name in causes:
+        name = causes[name]
+    return name

@@ -8,6 +8,7 @@ import numpy as np
 from msgspec import Struct
 
 from stepgrade.analysis.trace import intervals as iv
+from stepgrade.analysis.trace.activity import watch
 from stepgrade.analysis.trace.collectives import (
     Arrival,
     CollectiveFacts,
@@ -26,6 +27,7 @@ from stepgrade.analysis.trace.timeline import Driver, Timeline, lay_out
 from stepgrade.analysis.trace.tokens import TokenFacts, count_tokens
 from stepgrade.analysis.trace.vocabulary import GRAPH_LAUNCH, named
 from stepgrade.analysis.trace.windows import StepMark
+from stepgrade.model.activity import Activity
 from stepgrade.model.events import Longs, Trace
 from stepgrade.units import show_ms
 
@@ -98,6 +100,7 @@ class TraceFacts(Struct, frozen=True, kw_only=True):
     world_size: int | None
     driver: str  # device, host, unseen
     base_ns: int | None
+    file_zero_ns: int  # what the times of steps and operations count from, by the file's own clock
     basis: str  # what the steps were found from
     on_device: bool  # steps are timed on the device
     steps: tuple[StepFacts, ...]
@@ -117,6 +120,7 @@ class TraceFacts(Struct, frozen=True, kw_only=True):
     matmul_dtype: str | None  # in which most of their time is spent
     matmul_known_share: float | None  # of the time of those operations, how much has its FLOPs known
     device: DeviceFacts
+    activity: Activity
     fitness: tuple[Unfitness, ...]
     notes: tuple[str, ...]
 
@@ -136,12 +140,14 @@ def analyse_trace(trace: Trace) -> TraceFacts:
     ledgers = _ledgers(line)
     layers = find_layers(line, pieces, phase)
     steps = _steps(line)
+    collectives = sum_collectives(line, pieces)
     return TraceFacts(
         file=trace.file,
         rank=trace.rank,
         world_size=trace.world_size,
         driver=line.driver.value,
         base_ns=trace.base_ns,
+        file_zero_ns=trace.file_zero_ns,
         basis=line.steps.basis.value,
         on_device=line.windows.on_device,
         steps=steps,
@@ -152,7 +158,7 @@ def analyse_trace(trace: Trace) -> TraceFacts:
         phases=sum_phases(line, pieces, phase) if seen else (),
         operations=operations,
         layers=layers,
-        collectives=sum_collectives(line, pieces),
+        collectives=collectives,
         arrivals=arrivals(line, pieces),
         waits=_waits(line),
         launches=_launches(line, pieces),
@@ -161,6 +167,7 @@ def analyse_trace(trace: Trace) -> TraceFacts:
         matmul_dtype=matmul_dtype(trace, pieces),
         matmul_known_share=_known_share(operations),
         device=_device(line),
+        activity=watch(line, pieces, phase, collectives),
         fitness=check_fitness(line),
         notes=tuple(_notes(line, steps, layers)),
     )

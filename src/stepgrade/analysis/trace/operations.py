@@ -14,6 +14,7 @@ from stepgrade.analysis.trace.classify import WorkClass, classify
 from stepgrade.analysis.trace.cost import UNKNOWN, Cost, op_cost
 from stepgrade.analysis.trace.links import HostTree
 from stepgrade.analysis.trace.pieces import Pieces
+from stepgrade.analysis.trace.precision import MATMULS, dtype_of_calls
 from stepgrade.analysis.trace.shapes import decode_shapes
 from stepgrade.analysis.trace.timeline import Timeline
 from stepgrade.model.events import NONE, Ids, Inputs, Trace
@@ -42,7 +43,10 @@ class OperationFacts(Struct, frozen=True, kw_only=True):
     bytes: int | None
     costed_ns: int  # the time of the calls whose FLOPs are known
     costed_flops: int
+    dtype: str | None  # of most of its calls, for matmuls
     linked: bool  # False: the name is a kernel's, no operation is known to have launched it
+    longest_start_ns: int  # of its longest piece
+    longest_ns: int
 
 
 class _Costs(NamedTuple):
@@ -73,9 +77,11 @@ def _operation(trace: Trace, pieces: Pieces, group: Ids, costs: _Costs) -> Opera
     kernels = _kernels(trace, pieces, group)
     flops = costs.flops[calls] if linked else np.full(len(calls), np.nan)
     known = ~np.isnan(flops)
+    own_class = _class_of(name, pieces, group)
+    longest = _longest(pieces, group)
     return OperationFacts(
         name=name,
-        work_class=_class_of(name, pieces, group).label,
+        work_class=own_class.label,
         total_ns=int(call_ns.sum()),
         calls=len(calls) if linked else len(group),
         kernel_count=len(group) if kernels else 0,
@@ -84,8 +90,17 @@ def _operation(trace: Trace, pieces: Pieces, group: Ids, costs: _Costs) -> Opera
         bytes=_whole(costs.bytes[calls]) if linked else None,
         costed_ns=int(call_ns[known].sum()),
         costed_flops=int(flops[known].sum()),
+        dtype=dtype_of_calls(trace, calls) if linked and own_class in MATMULS else None,
         linked=linked,
+        longest_start_ns=int(pieces.start_ns[longest]),
+        longest_ns=int(pieces.dur_ns[longest]),
     )
+
+
+def _longest(pieces: Pieces, group: Ids) -> int:
+    """Return the longest piece, of several the first in time."""
+    tied = group[pieces.dur_ns[group] == pieces.dur_ns[group].max()]
+    return int(tied[pieces.start_ns[tied].argmin()])
 
 
 def _whole(numbers: NDArray[np.float64]) -> int | None:

@@ -7,9 +7,9 @@ import numpy as np
 
 from stepgrade.analysis.trace.classify import WorkClass
 from stepgrade.analysis.trace.pieces import Pieces
-from stepgrade.model.events import Inputs, Trace
+from stepgrade.model.events import Ids, Inputs, Trace
 
-_MATMULS = (WorkClass.ATTENTION, WorkClass.CONVOLUTION, WorkClass.GEMM)
+MATMULS = (WorkClass.ATTENTION, WorkClass.CONVOLUTION, WorkClass.GEMM)
 _DTYPES = {
     "c10::bfloat16": "bf16",
     "bfloat16": "bf16",
@@ -27,22 +27,38 @@ _TF32_KERNELS = ("tf32", "s1688", "xmma_gemm_f32f32_tf32f32")
 
 def matmul_dtype(trace: Trace, pieces: Pieces) -> str | None:
     """Return the precision in which most matmul time is spent; None when no types were recorded."""
-    chosen = pieces.steady & np.isin(pieces.work_class, _MATMULS) & (pieces.op >= 0)
+    time_ns = matmul_time_by_dtype(trace, pieces)
+    return max(sorted(time_ns), key=lambda one: time_ns[one]) if time_ns else None
+
+
+def matmul_time_by_dtype(trace: Trace, pieces: Pieces) -> dict[str, int]:
+    """Return the nanoseconds of matmuls in each precision over the steady steps, where types are known."""
+    chosen = pieces.steady & np.isin(pieces.work_class, MATMULS) & (pieces.op >= 0)
     rows = np.flatnonzero(chosen)
     inputs = trace.ops.inputs[pieces.op[rows]] if len(rows) else np.empty(0, np.int32)
     time_ns: dict[str, int] = {}
     for index in np.unique(inputs[inputs >= 0]).tolist():
-        dtype = _dtype(trace.inputs[index])
+        dtype = dtype_of(trace.inputs[index])
         if dtype is not None:
-            spent = int(pieces.dur_ns[rows[inputs == index]].sum())
-            time_ns[dtype] = time_ns.get(dtype, 0) + spent
-    if not time_ns:
-        return None
-    dtype = max(time_ns, key=lambda one: time_ns[one])
-    return "tf32" if dtype == "fp32" and _runs_in_tf32(trace, pieces, rows) else dtype
+            mine = rows[inputs == index]
+            dtype = "tf32" if dtype == "fp32" and _runs_in_tf32(trace, pieces, mine) else dtype
+            time_ns[dtype] = time_ns.get(dtype, 0) + int(pieces.dur_ns[mine].sum())
+    return time_ns
 
 
-def _dtype(inputs: Inputs) -> str | None:
+def dtype_of_calls(trace: Trace, ops: Ids) -> str | None:
+    """Return the precision of most of these operations' inputs; None when none was recorded."""
+    inputs = trace.ops.inputs[ops]
+    used, counts = np.unique(inputs[inputs >= 0], return_counts=True)
+    votes: dict[str, int] = {}
+    for index, count in zip(used.tolist(), counts.tolist(), strict=True):
+        if dtype := dtype_of(trace.inputs[index]):
+            votes[dtype] = votes.get(dtype, 0) + count
+    return max(sorted(votes), key=lambda dtype: votes[dtype]) if votes else None
+
+
+def dtype_of(inputs: Inputs) -> str | None:
+    """Return the precision of the first input whose type is one of arithmetic."""
     try:
         types = msgspec.json.decode(inputs.types, type=list[str])
     except msgspec.DecodeError:

@@ -9,7 +9,10 @@ from statistics import fmean
 from msgspec import structs
 
 from stepgrade.analysis.trace.facts import LedgerFacts, TraceFacts
+from stepgrade.analysis.trace.fitness import Unfitness
+from stepgrade.analysis.trace.joined import join_activities
 from stepgrade.analysis.trace.run import RankFacts, RunFacts, analyse_run
+from stepgrade.analysis.trace.windows import StepMark
 from stepgrade.model import (
     DeviceSeen,
     LayerTime,
@@ -20,7 +23,9 @@ from stepgrade.model import (
     RankTime,
     Recorded,
     Source,
+    Span,
 )
+from stepgrade.model.activity import Flaw
 from stepgrade.model.events import Trace
 from stepgrade.units import NS_PER_MS, show_count
 
@@ -63,7 +68,8 @@ def _profile(
         samples_ms=tuple(ns / NS_PER_MS for ns in run.step_ns),
         phases=_phases(facts, steps),
         layers=_layers(facts, steps),
-        operations=_operations(facts, steps),
+        operations=_operations(facts, steps, files),
+        typical_step=_typical_step(facts, files),
         tokens_per_step=tokens.per_step if tokens else None,
         launches_per_step=_mean(facts, lambda fact: fact.launches.launches / _steady(fact)) or None,
         ledger=_ledger(run.ledger),
@@ -73,6 +79,8 @@ def _profile(
         matmul_flops=_matmul_flops(facts, steps),
         matmul_known_share=min((fact.matmul_known_share or 0.0 for fact in facts), default=None),
         matmul_dtype=next((fact.matmul_dtype for fact in facts if fact.matmul_dtype), None),
+        activity=join_activities(run),
+        flaws=_flaws(unfitness, lost),
         contents=_joined(seen, facts),
         notes=_alike([*run.notes, *(note for fact in facts for note in fact.notes)]),
         fitness=_alike(
@@ -80,6 +88,14 @@ def _profile(
         ),
         unfit=_alike([one.text for one in unfitness if one.fatal]),
     )
+
+
+def _flaws(unfitness: Sequence[Unfitness], lost: tuple[str, ...]) -> tuple[Flaw, ...]:
+    """Return each kind of flaw once, with the words of the first rank that has it."""
+    found = {one.code: Flaw(code=one.code, text=one.text, fatal=one.fatal) for one in reversed(unfitness)}
+    if lost:
+        found["truncated"] = Flaw(code="truncated", text=lost[0])
+    return tuple(found.values())
 
 
 def _steady(fact: TraceFacts) -> int:
@@ -101,6 +117,19 @@ def _alike(texts: list[str]) -> tuple[str, ...]:
     )
 
 
+def _typical_step(facts: Sequence[TraceFacts], files: tuple[str, ...]) -> Span | None:
+    """Return where the steady step of middle length of the first rank is."""
+    steady = [step for step in facts[0].steps if step.mark == StepMark.STEADY] if facts else []
+    if not steady:
+        return None
+    middle = sorted(steady, key=lambda step: step.dur_ns)[len(steady) // 2]
+    return _span(facts[0], files, middle.start_ns, middle.dur_ns)
+
+
+def _span(fact: TraceFacts, files: tuple[str, ...], start_ns: int, dur_ns: int) -> Span:
+    return Span(file=files.index(fact.file), start_ns=fact.file_zero_ns + start_ns, dur_ns=dur_ns)
+
+
 def _phases(facts: Sequence[TraceFacts], steps: int) -> tuple[PhaseTime, ...]:
     """Return the phases' own time on the mean rank: where phases run at once, only one has the time."""
     per_step: dict[str, float] = {}
@@ -111,7 +140,7 @@ def _phases(facts: Sequence[TraceFacts], steps: int) -> tuple[PhaseTime, ...]:
     return tuple(PhaseTime(name=name, total_ms=ms * steps, per_step_ms=ms) for name, ms in per_step.items())
 
 
-def _operations(facts: Sequence[TraceFacts], steps: int) -> tuple[OpTime, ...]:
+def _operations(facts: Sequence[TraceFacts], steps: int, files: tuple[str, ...]) -> tuple[OpTime, ...]:
     """Return the operations of the mean rank; work is known only where every rank and call tells it."""
     rows: dict[str, OpTime] = {}
     for fact in facts:
@@ -125,8 +154,17 @@ def _operations(facts: Sequence[TraceFacts], steps: int) -> tuple[OpTime, ...]:
                 kind=op.work_class,
                 flops=_added(op.flops, before, "flops", scale),
                 bytes=_added(op.bytes, before, "bytes", scale),
+                dtype=op.dtype,
+                longest=_longer(
+                    before.longest if before else None,
+                    _span(fact, files, op.longest_start_ns, op.longest_ns),
+                ),
             )
     return tuple(sorted(rows.values(), key=lambda op: (-op.total_ms, op.name)))
+
+
+def _longer(before: Span | None, span: Span) -> Span:
+    return before if before is not None and before.dur_ns >= span.dur_ns else span
 
 
 def _added(count: int | None, before: OpTime | None, name: str, scale: float) -> float | None:

@@ -77,6 +77,12 @@ def _vocabulary_lookups(trace: Trace, rows: Ids) -> dict[int, tuple[int, ...]]:
     return {row: places for row, (rows_of, places) in found.items() if rows_of == most}
 
 
+def count_backward_passes(line: Timeline) -> float | None:
+    """Return how many backward passes the first steady step has; None without a steady step."""
+    steady = np.flatnonzero(line.windows.steady)
+    return float(_backward_passes(line, int(steady[0]))) if len(steady) else None
+
+
 def _backward_passes(line: Timeline, step: int) -> int:
     """Return how many backward passes the step has: stretches of backward between forward operations."""
     ops = line.trace.ops

@@ -132,6 +132,7 @@ def _shared(tables: Tables, columns: dict[str, Columns], facts: FileFacts, zero_
         "world_size": header.world_size,
         "backend": header.backend,
         "base_ns": _base_ns(header.base_ns, zero_ns),
+        "file_zero_ns": zero_ns,
         "devices": header.devices,
         "versions": header.versions,
         "strings": strings,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from stepgrade.model.events import NONE, Ids, Longs
 
 Key = TypeVar("Key")
-_LOOSE_BATCHES: Final = 64
+BLOCK_ROWS: Final = 1 << 18
 _DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "q": np.dtype(np.int64),
     "i": np.dtype(np.int32),
@@ -29,32 +29,38 @@ class Interner(dict[Key, int], Generic[Key]):
 
 
 class Table:
-    """Equally long columns of integers in blocks: joined now and then, copied no more than twice."""
+    """Equally long columns of integers, in blocks large enough that freed ones go back to the system."""
 
     def __init__(self, **codes: str) -> None:
         self.dtypes = {name: _DTYPES[code] for name, code in codes.items()}
         self.row_count = 0
-        self._blocks: dict[str, list[Any]] = {name: [] for name in codes}
-        self._packed = 0
+        self._blocks: dict[str, list[NDArray[Any]]] = {name: [] for name in codes}
 
     def append(self, batch: dict[str, Any]) -> None:
         """Add a batch that has every column."""
-        for name, blocks in self._blocks.items():
-            blocks.append(batch[name])
-        self.row_count += len(batch["name"])
-        if len(self._blocks["name"]) - self._packed >= _LOOSE_BATCHES:
-            for name, blocks in self._blocks.items():
-                blocks[self._packed :] = [self._joined(name, blocks[self._packed :])]
-            self._packed += 1
+        columns = {name: np.frombuffer(batch[name], dtype=dtype) for name, dtype in self.dtypes.items()}
+        count, done = len(columns["name"]), 0
+        while done < count:
+            low = self.row_count % BLOCK_ROWS
+            part = min(count - done, BLOCK_ROWS - low)
+            for name, column in columns.items():
+                self._block(name, low)[low : low + part] = column[done : done + part]
+            self.row_count += part
+            done += part
+
+    def _block(self, name: str, low: int) -> NDArray[Any]:
+        if low == 0:
+            self._blocks[name].append(np.empty(BLOCK_ROWS, dtype=self.dtypes[name]))
+        return self._blocks[name][-1]
 
     def take(self, name: str) -> NDArray[Any]:
         """Return one column and forget it."""
-        return self._joined(name, self._blocks.pop(name))
-
-    def _joined(self, name: str, blocks: list[Any]) -> NDArray[Any]:
-        dtype = self.dtypes[name]
-        columns = [np.frombuffer(block, dtype=dtype) for block in blocks if len(block)]
-        return np.concatenate(columns) if columns else np.empty(0, dtype=dtype)
+        blocks = self._blocks.pop(name)
+        whole = np.empty(self.row_count, dtype=self.dtypes[name])
+        for low in range(0, self.row_count, BLOCK_ROWS):
+            part = whole[low : low + BLOCK_ROWS]
+            part[:] = blocks.pop(0)[: len(part)]
+        return whole
 
 
 def longs(values: Sequence[Any]) -> array[int]:

@@ -8,8 +8,9 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
 from contextlib import ExitStack
+from itertools import groupby
+from operator import itemgetter
 from types import TracebackType
 from typing import IO, Any, Final, Self
 
@@ -136,11 +137,11 @@ def _merge(lane: Lane, findings: Findings, answers: IO[bytes]) -> None:
     tables.categories.update(findings.categories)
     lane.losses.merge(findings.losses)
     lane.text_times |= findings.text_times
-    batches: defaultdict[str, dict[str, NDArray[Any]]] = defaultdict(dict)
-    for table, column, dtype, size in findings.columns:
-        received = np.frombuffer(answers.read(size), dtype=dtype)
-        batches[table][column] = _renumbered(received, places.get(column))
-    for table, batch in batches.items():
+    for table, columns in groupby(findings.columns, key=itemgetter(0)):
+        batch = {}
+        for _, column, dtype, size in columns:
+            received = np.frombuffer(answers.read(size), dtype=dtype)
+            batch[column] = _renumbered(received, places.get(column))
         tables.tables[table].append(batch)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stepgrade.compare.budgets import GateReport
-from stepgrade.report.gate.words import show_cause, show_change, show_metric, show_noise
+from stepgrade.report.gate.words import show_change, show_metric, show_noise, show_shift
 from stepgrade.report.names import markdown as escaped
 from stepgrade.report.types import Page
 from stepgrade.units import show_share
@@ -20,7 +20,7 @@ def render(report: GateReport, page: Page) -> str:  # noqa: ARG001  Markdown has
     lines += _bullets("", (reason for reason in report.reasons if reason not in told))
     lines += _checks(report)
     lines += _changes(report)
-    lines += _bullets("What changed", (show_cause(cause) for cause in report.causes))
+    lines += _bullets("What changed", (show_shift(shift) for shift in report.shifts))
     parts = (f"{part.kind} {part.name}: {show_change(part.change)}" for part in report.parts)
     lines += _bullets("Parts beyond their own noise", parts)
     lines += _bullets("Notes", report.notes)

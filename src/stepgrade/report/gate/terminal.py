@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepgrade.compare.budgets import GateReport
-from stepgrade.report.gate.words import show_cause, show_change, show_metric, show_noise
+from stepgrade.report.gate.words import show_change, show_metric, show_noise, show_shift
 from stepgrade.report.names import printable
 from stepgrade.report.terminal.canvas import Canvas
 from stepgrade.report.types import Page
@@ -27,7 +27,7 @@ def render(report: GateReport, page: Page) -> str:
         canvas.paragraph(printable(reason), indent="    ", first="  · ")
     _checks(report, canvas)
     _changes(report, canvas)
-    _listed(canvas, "What changed", [show_cause(cause) for cause in report.causes])
+    _listed(canvas, "What changed", [show_shift(shift) for shift in report.shifts])
     parts = [f"{part.kind} {part.name}: {show_change(part.change)}" for part in report.parts]
     _listed(canvas, "Parts beyond their own noise", parts[:PARTS_SHOWN])
     _listed(canvas, "Notes", list(report.notes))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepgrade.analysis.change import Cause, MetricChange, Noise
+from stepgrade.analysis.change import MetricChange, Noise, Shift
 from stepgrade.units import MISSING, show_bytes, show_count, show_delta, show_ms, show_rate, show_share
 
 _NOISE = {
@@ -38,13 +38,13 @@ def show_noise(noise: Noise | None) -> str:
     return MISSING if noise is None else f"{show_share(noise.share)}, {_NOISE[noise.basis]}"
 
 
-def show_cause(cause: Cause) -> str:
-    """Return one cause as a line."""
-    show = show_ms if cause.unit == "ms" else show_count
-    if cause.before is None:
-        return f"{cause.kind} {cause.name}: {show(cause.now)}"
-    if cause.now is None:
-        return f"{cause.kind} {cause.name}: was {show(cause.before)}"
-    moved = cause.now - cause.before
+def show_shift(shift: Shift) -> str:
+    """Return one shift as a line."""
+    show = show_ms if shift.unit == "ms" else show_count
+    if shift.before is None:
+        return f"{shift.kind} {shift.name}: {show(shift.now)}"
+    if shift.now is None:
+        return f"{shift.kind} {shift.name}: was {show(shift.before)}"
+    moved = shift.now - shift.before
     sign = "+" if moved >= 0 else "-"
-    return f"{cause.kind} {cause.name}: {show(cause.before)} to {show(cause.now)} ({sign}{show(abs(moved))})"
+    return f"{shift.kind} {shift.name}: {show(shift.before)} to {show(shift.now)} ({sign}{show(abs(moved))})"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from stepgrade.analysis.scorecard import UNGRADED, LayerStep, Scorecard
+from stepgrade.analysis.finding import Finding
+from stepgrade.analysis.scorecard import UNGRADED, LayerStep, Operation, Scorecard
 from stepgrade.report.names import printable, shortened
 from stepgrade.report.terminal.canvas import Canvas
 from stepgrade.units import (
@@ -21,10 +22,12 @@ _THRESHOLDS = (("D", 0.10), ("C", 0.20), ("B", 0.40), ("A", 0.60))
 _BOUNDS = tuple(least for _, least in _THRESHOLDS)
 _METRICS = {"throughput_tok_s": "throughput", "step_time_ms": "step time", "wall_coverage": "wall coverage"}
 _ROOF = {"memory": "memory bandwidth", "compute": "arithmetic", "link": "the link"}
+_WORK = ("compute", "memory_bw", "unknown")
 PHASES_SHOWN = 8
 HOTSPOTS_SHOWN = 8
 LAYERS_SHOWN = 6
 RANKS_SHOWN = 16
+_MARKS = {"critical": ("!", "bad"), "warning": ("!", "fair"), "info": ("·", "dim")}
 _ACCOUNTS = {
     "compute": "computes",
     "exposed_communication": "communicates",
@@ -129,7 +132,7 @@ def _sureness(card: Scorecard) -> str:
 
 def _facts(card: Scorecard, canvas: Canvas) -> None:
     canvas.line()
-    evidence = "; ".join(card.bottleneck_evidence)
+    evidence = "; ".join((*card.bottleneck_evidence, *_without(card)))
     canvas.fact("Bottleneck", f"{card.bottleneck}: {evidence}" if evidence else card.bottleneck)
     if card.step_time_ms is not None:
         canvas.fact("Step", f"{show_ms(card.step_time_ms)}{_sureness(card)}")
@@ -145,6 +148,14 @@ def _facts(card: Scorecard, canvas: Canvas) -> None:
         canvas.fact("Coverage", f"{show_share(card.wall_coverage)} of the wall time is in phases")
     if card.launches_per_step is not None:
         canvas.fact("Launches", f"{show_count(round(card.launches_per_step))} per step")
+
+
+def _without(card: Scorecard) -> tuple[str, ...]:
+    """Return what the step would take without the bottleneck, if that is a wait."""
+    found = [cause for cause in card.causes if cause.bottleneck == card.bottleneck]
+    if not found or found[0].remaining_ms is None or card.bottleneck in _WORK:
+        return ()
+    return (f"without it the step would take {show_ms(found[0].remaining_ms)}",)
 
 
 def _regressions(card: Scorecard, canvas: Canvas) -> None:
@@ -206,14 +217,19 @@ def _hotspots(card: Scorecard, canvas: Canvas) -> None:
         canvas.line("  none: the profile lists no operations")
         return
     canvas.heading("Hotspots, of all operations' time")
-    per_step = {op.name: op.ms for op in card.operations}
+    known = {op.name: op for op in card.operations}
     canvas.bars(
-        (name, pct, _figures(per_step.get(name), pct / 100.0))
+        (name, pct, f"{_figures(known[name].ms, pct / 100.0)}{_reached(known[name])}")
         for name, _, pct in card.hotspot_ops[:HOTSPOTS_SHOWN]
     )
     more = len(card.operations) - HOTSPOTS_SHOWN
     if more > 0:
         canvas.line(f"  {canvas.style(f'{more} more with --format json', 'dim')}")
+
+
+def _reached(op: Operation) -> str:
+    """Return how much of its own roof an operation reaches, where that is known."""
+    return f"  {show_share(op.roof_share, 0):>5} of its roof" if op.roof_share is not None else ""
 
 
 def _layers(card: Scorecard, canvas: Canvas) -> None:
@@ -256,13 +272,17 @@ def _findings(card: Scorecard, canvas: Canvas) -> None:
         return
     canvas.heading("Findings")
     for finding in card.findings:
-        gain = (
-            f" Worth up to {show_share(finding.gain_high, 0)} of the step."
-            if finding.gain_high > 0.005
-            else ""
-        )
-        mark = canvas.style("!", "bad" if finding.severity == "critical" else "fair")
-        canvas.paragraph(finding.claim + gain, indent="    ", first=f"  {mark} ")
+        mark = canvas.style(*_MARKS[finding.severity])
+        canvas.paragraph(f"{printable(finding.claim)}{_gain(finding)}", indent="    ", first=f"  {mark} ")
+        for seen in finding.consequences:
+            canvas.paragraph(printable(seen), indent="        ", first="      ← ", style="dim")
+
+
+def _gain(finding: Finding) -> str:
+    if finding.gain_high <= 0.005:
+        return ""
+    low, high = show_share(finding.gain_low, 0), show_share(finding.gain_high, 0)
+    return f" Worth {low} to {high} of the step." if low != high else f" Worth up to {high} of the step."
 
 
 def _advice(card: Scorecard, canvas: Canvas) -> None:

@@ -1,0 +1,188 @@
+"""What kind of work a kernel or an operation does and which part of a model it is, told from names alone."""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+from functools import lru_cache
+
+
+class WorkClass(IntEnum):
+    """Kinds of work, from the most to the least telling name."""
+
+    COMMUNICATION = 0
+    ATTENTION = 1
+    NORM = 2
+    CONVOLUTION = 3
+    EMBEDDING = 4
+    GEMM = 5
+    SOFTMAX = 6
+    OPTIMIZER = 7
+    POOLING = 8
+    INDEXING = 9
+    COPY = 10
+    REDUCTION = 11
+    ELEMENTWISE = 12
+    OTHER = 13
+
+    @property
+    def label(self) -> str:
+        """Return the name that reports use."""
+        return self.name.lower()
+
+
+# The first rule that fits decides: cudnn::bn is a norm before it is cudnn, cutlass<flash> is attention.
+# Plain words are looked for first: they cost a tenth of a pattern.
+_RULES: tuple[tuple[WorkClass, tuple[str, ...], re.Pattern[str] | None], ...] = (
+    (
+        WorkClass.COMMUNICATION,
+        (
+            "nccl",
+            "rccl",
+            "multimem",
+            "nvshmem",
+            "deep_ep",
+            "cross_device_reduce",
+            "c10d::",
+            "record_param_comms",
+        ),
+        re.compile(r"all[_-]?(reduce|gather|to[_-]?all)|reduce[_-]?scatter|^gloo:|^memcpy (ptop|peer)"),
+    ),
+    (WorkClass.COPY, (), re.compile(r"^(mem(cpy|set)|copybuffer|fillbuffer)")),
+    (WorkClass.ATTENTION, ("flash", "fmha", "attention", "attn", "sdpa", "paged_kv"), None),
+    (
+        WorkClass.NORM,
+        ("batchnorm", "rowwisemoments", "gammabeta", "rmsnorm", "layernorm", "bn_fw", "bn_bw", "bn_update"),
+        re.compile(r"(batch|layer|rms|group|instance)_?norm"),
+    ),
+    (
+        WorkClass.CONVOLUTION,
+        (
+            "conv",
+            "wgrad",
+            "dgrad",
+            "scudnn",
+            "winograd",
+            "igemm_fwd",
+            "igemm_bwd",
+            "igemm_wrw",
+            "implicit_gemm",
+            "im2col",
+            "col2im",
+            "cudnn::cnn",
+            "miopen",
+            "gridwisegemm_bk0mk0",
+        ),
+        None,
+    ),
+    (WorkClass.EMBEDDING, ("embedding", "pooled_embs"), None),
+    (
+        WorkClass.GEMM,
+        (
+            "gemm",
+            "gemv",
+            "nvjet",
+            "cutlass",
+            "cijk_",
+            "xmma",
+            "splitkreduce",
+            "matmul",
+            "scaled_mm",
+            "grouped_mm",
+            "aten::linear",
+            "addmv",
+            "cublas",
+            "aten::einsum",
+            "xxt_kernel",
+            "_mm_kernel",
+        ),
+        re.compile(r"(^|::|_)(addmm|baddbmm|bmm|mm)(_|\b)|aten::(dot|mv)\b|(^|_)dot[._]\d"),
+    ),
+    (WorkClass.SOFTMAX, ("softmax", "cross_entropy", "crossentropy", "nll_loss", "nllloss"), None),
+    (
+        WorkClass.OPTIMIZER,
+        ("multi_tensor_apply", "multitensorapply", "_foreach_", "fused_adam", "fusedadam", "fused_sgd"),
+        re.compile(r"fused_?(adagrad|lamb|optim)"),
+    ),
+    (WorkClass.POOLING, ("pool",), None),
+    (
+        WorkClass.INDEXING,
+        (
+            "index",
+            "gather",
+            "scatter",
+            "sort",
+            "topk",
+            "nonzero",
+            "::select",
+            "masked",
+            "unique",
+            "cumsum",
+            "scan",
+            "histc",
+        ),
+        None,
+    ),
+    (
+        WorkClass.COPY,
+        (
+            "copy",
+            "transpose",
+            "catarray",
+            "::contiguous",
+            "::clone",
+            "nchwtonhwc",
+            "nhwctonchw",
+            "permute",
+            "subtensorop",
+            "::stack",
+            "::fill_",
+            "::zero",
+            "_local_scalar_dense",
+        ),
+        re.compile(r"aten::(to|cat|item)\b"),
+    ),
+    (
+        WorkClass.REDUCTION,
+        ("reduc", "triton_red", "triton_per", "vector_norm"),
+        re.compile(r"aten::(sum|mean|max|min|norm|argmax|prod|any|all)\b"),
+    ),
+    (
+        WorkClass.ELEMENTWISE,
+        (
+            "elementwise",
+            "functor",
+            "triton",
+            "vectorized",
+            "unrolled",
+            "silu",
+            "gelu",
+            "relu",
+            "sigmoid",
+            "tanh",
+            "dropout",
+            "upsample",
+            "threshold",
+            "optensor",
+            "scalepackedtensor",
+            "swiglu",
+            "fusion",
+        ),
+        re.compile(
+            r"aten::(add|sub|mul|div|pow|sqrt|rsqrt|exp|log|neg|abs|clamp\w*|where|addc\w+|lerp|cos|sin|eq|ne|gt"
+            r"|lt|ge|le|logical\w*|bitwise\w*)_?$"
+        ),
+    ),
+)
+# What kind of kernel it is stands at the start; the rest of a template's name can be kilobytes.
+_TELLING = 250
+
+
+@lru_cache(maxsize=100_000)
+def classify(name: str) -> WorkClass:
+    """Return what kind of work the kernel or operation called `name` does."""
+    text = name[:_TELLING].lower()
+    for work_class, words, pattern in _RULES:
+        if any(word in text for word in words) or (pattern is not None and pattern.search(text)):
+            return work_class
+    return WorkClass.OTHER

@@ -1,0 +1,48 @@
+"""How a step went from the baseline's length to this one's: the parts that took more and less time."""
+
+from __future__ import annotations
+
+from msgspec.structs import asdict
+
+from stepgrade.analysis.scorecard import Change, Scorecard, StepChange
+from stepgrade.model import Baseline
+
+NO_PHASE = "in no phase"
+# Only a ledger from a device's timeline has this account; one made from phases adds nothing to them.
+_FROM_TIMELINE = "idle_sync"
+
+
+def step_change(card: Scorecard, baseline: Baseline) -> StepChange | None:
+    """Return the parts of both steps, the largest change first; None when they cannot be split alike."""
+    now_ms, before_ms = card.step_time_ms, baseline.step_ms
+    if not now_ms or not before_ms:
+        return None
+    ledger = asdict(card.ledger) if card.ledger else {}
+    if ledger.get(_FROM_TIMELINE) is not None and baseline.ledger.get(_FROM_TIMELINE) is not None:
+        parts = _parts(_in_ms(baseline.ledger, before_ms), _in_ms(ledger, now_ms))
+        return StepChange(basis="ledger", before_ms=before_ms, now_ms=now_ms, parts=parts)
+    phases = {name: phase.ms for name, phase in card.phases.items() if phase.ms}
+    if not phases or not baseline.phases_ms:
+        return None
+    parts = _parts(_with_rest(baseline.phases_ms, before_ms), _with_rest(phases, now_ms))
+    return StepChange(basis="phases", before_ms=before_ms, now_ms=now_ms, parts=parts)
+
+
+def _in_ms(shares: dict[str, float | None], step_ms: float) -> dict[str, float]:
+    return {name: share * step_ms for name, share in shares.items() if share}
+
+
+def _with_rest(phases: dict[str, float], step_ms: float) -> dict[str, float]:
+    """Return the phases and what they leave of the step; phases that overlap leave a negative rest."""
+    return phases | {NO_PHASE: step_ms - sum(phases.values())}
+
+
+def _parts(before: dict[str, float], now: dict[str, float]) -> tuple[Change, ...]:
+    names = dict.fromkeys((*before, *now))
+    parts = [Change(name=name, before_ms=before.get(name), now_ms=now.get(name)) for name in names]
+    return tuple(sorted(parts, key=lambda part: (-abs(change_ms(part)), part.name)))
+
+
+def change_ms(part: Change) -> float:
+    """Return how much longer a part takes now, in milliseconds; below 0 it takes less."""
+    return (part.now_ms or 0.0) - (part.before_ms or 0.0)

@@ -1,0 +1,76 @@
+"""The layers side by side: forward, recomputation and backward, with those marked that stand out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stepgrade.analysis import Scorecard
+from stepgrade.analysis.scorecard import LayerStep
+from stepgrade.report.html.plot import Mark, Scale, Tick, even_ticks, joined
+from stepgrade.report.names import shortened
+from stepgrade.units import show_ms
+
+COLUMNS_SHOWN = 256
+_PARTS = (("forward", "fwd_ms"), ("recompute", "recompute_ms"), ("backward", "bwd_ms"))
+
+
+def view(card: Scorecard) -> dict[str, Any]:
+    """Return the columns, or why there are none."""
+    shown = [layer for layer in card.layers if _total(layer) > 0.0][:COLUMNS_SHOWN]
+    if not shown:
+        return {"why_empty": _why_empty(card)}
+    scale = Scale(low=0.0, high=max(_total(layer) for layer in shown) * 1.08)
+    every = max(1, -(-len(shown) // 16))
+    width = 100.0 / len(shown)
+    return {
+        "why_empty": None,
+        "columns": [_column(layer, place * width, width, scale) for place, layer in enumerate(shown)],
+        "y_ticks": [Tick(at=100.0 - scale.place(ms), text=show_ms(ms)) for ms in even_ticks(0.0, scale.high)],
+        "x_ticks": [
+            Tick(at=(place + 0.5) * width, text=str(layer.layer))
+            for place, layer in enumerate(shown)
+            if place % every == 0
+        ],
+        "slow": [_name(layer) for layer in shown if layer.slow],
+        "has_recompute": any(layer.recompute_ms for layer in shown),
+        "rows": [_row(layer) for layer in shown],
+        "left_out": max(0, len(card.layers) - COLUMNS_SHOWN),
+    }
+
+
+def _why_empty(card: Scorecard) -> str:
+    told = next((note for note in card.notes if note.startswith("Layers cannot be told apart")), None)
+    if told:
+        return told
+    return "The source tells no layers apart. Record with torch.profiler and with_modules or with_stack=True."
+
+
+def _total(layer: LayerStep) -> float:
+    return sum(getattr(layer, part) or 0.0 for _, part in _PARTS)
+
+
+def _name(layer: LayerStep) -> str:
+    return shortened(layer.name or f"layer {layer.layer}", 60)
+
+
+def _column(layer: LayerStep, x: float, width: float, scale: Scale) -> dict[str, Any]:
+    parts, top = [], 100.0
+    for look, part in _PARTS:
+        height = scale.place(getattr(layer, part) or 0.0)
+        top -= height
+        parts.append(Mark(x=x + width * 0.1, y=top, width=width * 0.8, height=height, look=look))
+    told = (f"{look} {show_ms(getattr(layer, part))}" for look, part in _PARTS if getattr(layer, part))
+    slow = f"stands out: {' and '.join(layer.slow)}" if layer.slow else None
+    tip = f"{_name(layer)}: {joined(*told, slow)}"
+    hit = Mark(x=x, width=width, tip=tip, look="slow" if layer.slow else "", y=top)
+    return {"parts": parts, "hit": hit, "middle": x + width / 2}
+
+
+def _row(layer: LayerStep) -> tuple[str, str, str, str, str]:
+    return (
+        _name(layer),
+        show_ms(layer.fwd_ms),
+        show_ms(layer.bwd_ms),
+        show_ms(layer.recompute_ms),
+        " and ".join(layer.slow),
+    )

@@ -1,0 +1,40 @@
+"""The compact card of a notebook: plain HTML, its few styles on the elements, as a notebook takes no more."""
+
+from __future__ import annotations
+
+from stepgrade.analysis import Scorecard
+from stepgrade.compare.parity import ParityReport
+from stepgrade.report.html import ledger, parity, verdict
+from stepgrade.report.html.findings import FIRST, gain
+from stepgrade.report.html.page import fill
+from stepgrade.report.names import printable, shortened
+
+# The page's own colours of the accounts; a notebook takes no style sheet.
+COLOURS = {
+    "account-compute": "#2a62bd",
+    "account-exposed_communication": "#c8324f",
+    "account-exposed_copy": "#7a1f72",
+    "account-idle_input": "#dba52b",
+    "account-idle_host": "#52b8ec",
+    "account-idle_sync": "#0f3d27",
+    "account-unattributed": "#a9b1b8",
+}
+
+
+def compact(result: Scorecard | ParityReport) -> str:
+    """Return the card as a fragment of HTML."""
+    if isinstance(result, ParityReport):
+        return fill("notebook_parity.html", parity.view(result))
+    card = result
+    return fill(
+        "notebook.html",
+        {
+            "card": card,
+            "file": shortened(card.source.files[0], 80) if card.source.files else "",
+            "verdict": verdict.view(card),
+            "legend": ledger.view(card)["legend"],
+            "findings": [(printable(one.claim), gain(one)) for one in card.findings[:FIRST]],
+            "colours": COLOURS,
+            "reasons": [printable(text) for text in card.ungraded_because],
+        },
+    )

@@ -1,0 +1,106 @@
+"""The page around the sections: templates, style and script inlined, a strict policy, the JSON inside."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stepgrade._version import __version__
+from stepgrade.errors import MissingExtra
+from stepgrade.report.html.embedded import embedded
+from stepgrade.report.names import printable, shortened
+from stepgrade.units import show_count, show_ms, show_rate, show_ratio, show_share, show_si
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_FOLDER = Path(__file__).parent
+_NAME_CELLS = 200
+_PROSE_CELLS = 800
+_OPTION = r"(?<![\w-])(--[a-z][a-z-]*)"
+
+
+def compose(template: str, view: dict[str, Any], result: msgspec.Struct) -> str:
+    """Return the whole page; the same result gives the same bytes."""
+    style, script = _asset("report.css"), _asset("report.js")
+    return fill(
+        template,
+        view
+        | {
+            "style": style,
+            "script": script,
+            "policy": _policy(style, script),
+            "json": embedded(result),
+            "version": __version__,
+        },
+    )
+
+
+def fill(template: str, view: dict[str, Any]) -> str:
+    """Return the template filled in; every text in `view` is escaped unless the template says it is ours."""
+    return environment().get_template(template).render(view)
+
+
+@cache
+def environment() -> Environment:
+    """Return the templates' environment; raise MissingExtra without Jinja2."""
+    try:
+        import jinja2  # noqa: PLC0415  optional
+    except ImportError as error:
+        raise MissingExtra("HTML needs Jinja2", hint="pip install 'stepgrade[html]'") from error
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FOLDER / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "place": _place,
+        "name": lambda text: shortened(text, _NAME_CELLS),
+        "text": printable,
+        "prose": _prose,
+        "ms": show_ms,
+        "share": show_share,
+        "rate": show_rate,
+        "ratio": show_ratio,
+        "count": show_count,
+        "si": show_si,
+    }
+    return made
+
+
+def _prose(text: str) -> str:
+    """Return escaped text in which options such as --device are set as code and not broken."""
+    from markupsafe import Markup, escape  # noqa: PLC0415  comes with Jinja2
+
+    escaped = str(escape(shortened(text, _PROSE_CELLS)))
+    return Markup(re.sub(_OPTION, r'<code class="flag">\1</code>', escaped))  # noqa: S704  escaped above
+
+
+def _place(number: float) -> str:
+    """Return a coordinate with as few digits as a screen can show."""
+    return f"{number:.2f}".rstrip("0").rstrip(".")
+
+
+@cache
+def _asset(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="utf-8")
+
+
+def _policy(style: str, script: str) -> str:
+    """Allow exactly our script and our style, by their digests, and nothing from anywhere else."""
+    return (
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

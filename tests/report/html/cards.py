@@ -1,0 +1,191 @@
+"""Scorecards for pages: from bundled runs, with everything in them, with next to nothing, huge, and hostile."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import msgspec
+
+import stepgrade as sg
+from stepgrade.analysis.finding import Finding
+from stepgrade.analysis.scorecard import Ledger, Operation, RankRow, Roof, Scorecard, StepStats
+from stepgrade.model import LayerTime, OpTime, Profile, Source, Span
+from tests.builders import make_ops, make_profile
+from tests.conftest import ROOT
+
+# Every way out of an element, an attribute, a script and a line that we know of.
+CANARY = "window.pwned=1"
+HOSTILE = (
+    f"<script>{CANARY}</script>",
+    f"</script><script>{CANARY}</script>",
+    f"<img src=x onerror={CANARY}>",
+    f'"><svg onload={CANARY}>',
+    f"' onfocus='{CANARY}' autofocus='",
+    f"<!--<script>{CANARY}//-->",
+    f"</title></style><script>{CANARY}</script>",
+    f"javascript:{CANARY}",
+    "{{ 7 * 7 }}{% raw %}",
+    "&lt;b&gt; &amp; `code`",
+    "\u202egnp.exe \u05e9\u05dc\u05d5\u05dd",
+    "🔥🧨 emoji 👩‍💻",
+    "line\nbreak\u2028\x00\x1b[31m",
+    "x" * 10_000,
+)
+
+
+@cache
+def bundled_card() -> sg.Scorecard:
+    """Return the card of a bundled trace against another: layers, roofs, steps, a waterfall."""
+    baseline = sg.load(ROOT / "examples" / "traces" / "gpt_fused.json.gz")
+    profile = sg.load(ROOT / "examples" / "traces" / "gpt_naive.json.gz")
+    return sg.score(profile, peak_bw_gb_s=32.05, bytes_per_token=391_000, baseline=baseline)
+
+
+@cache
+def step_profile_card() -> sg.Scorecard:
+    """Return the card of a bundled step profile: sixty steps, no shapes."""
+    profile = sg.load(ROOT / "examples" / "runs" / "gpt_naive.json")
+    baseline = sg.load_baseline(ROOT / "examples" / "runs" / "gpt_fused.json")
+    return sg.score(profile, peak_bw_gb_s=32.05, bytes_per_token=391_000, baseline=baseline)
+
+
+@cache
+def parity_report() -> sg.ParityReport:
+    """Return the comparison of two bundled profiles."""
+    runs = ROOT / "examples" / "runs"
+    return sg.parity(sg.load(runs / "parity_naive.json"), sg.load(runs / "parity_fused.json"))
+
+
+@cache
+def bare_card() -> sg.Scorecard:
+    """Return the card of a source that knows a step time and nothing else."""
+    return sg.score(make_profile(phases=()))
+
+
+def changed(card: sg.Scorecard, **fields: Any) -> sg.Scorecard:
+    """Return a card with some fields replaced."""
+    return msgspec.structs.replace(card, **fields)
+
+
+def make_finding(number: int = 1, **fields: Any) -> Finding:
+    """Return a finding with a gain."""
+    defaults: dict[str, Any] = {
+        "rule": f"rule-{number}",
+        "severity": ("critical", "warning", "info")[number % 3],
+        "claim": f"Claim {number}: the device waits 21.0 % of the step.",
+        "evidence": {"waiting_share": 0.21, "wait_ms": 8.75, "operation": "gemm"},
+        "remedy": "Do less of it.",
+        "gain_low": 0.1,
+        "gain_high": 0.2,
+        "check": "Run again with --steps 3-7.",
+    }
+    return Finding(**(defaults | fields))
+
+
+def full_card(ranks: int = 8, ops: int = 60) -> sg.Scorecard:
+    """Return a card in which every section has something to show."""
+    card = bundled_card()
+    operations = tuple(_operation(place, ops) for place in range(ops))
+    return changed(
+        card,
+        operations=operations,
+        findings=tuple(make_finding(number) for number in range(5)),
+        ranks=tuple(_rank(rank) for rank in range(ranks)),
+        roofs=_roofs(),
+        fitness=("Only 2 of 4 steps are steady.",),
+        typical_step=Span(file=0, start_ns=1_700_000_000_000_000_000, dur_ns=5_000_000),
+        steps=StepStats(count=60, median_ms=100.0, samples_ms=(*(100.0 + n % 7 for n in range(59)), 300.0)),
+    )
+
+
+def _operation(place: int, count: int) -> Operation:
+    ms = 10.0 * 0.9**place if count < 1000 else 1000.0 / (place + 1)
+    return Operation(
+        name=f"op_{place:06d}",
+        kind=("gemm", "elementwise", "attention", "norm")[place % 4],
+        ms=ms,
+        share=ms / 5000.0,
+        calls=float(place % 13 + 1),
+        flops=1e9 * (place + 1) if place % 3 else None,
+        bytes=1e7 * (place % 9 + 1) if place % 3 else None,
+        longest=Span(file=0, start_ns=1_700_000_000_000_000_000 + place * 1000, dur_ns=400)
+        if place % 2
+        else None,
+    )
+
+
+def _rank(rank: int) -> RankRow:
+    slow = 0.1 if rank == 1 else 0.0
+    ledger = Ledger(
+        compute=0.7 - slow, exposed_communication=0.2, exposed_copy=0.0, idle_input=0.0,
+        idle_host=0.1 + slow, idle_sync=0.0, unattributed=0.0,
+    )  # fmt: skip
+    return RankRow(rank=rank, ledger=ledger, step_ms=100.0 + rank % 5, wait_ms=0.5 if rank == 1 else 8.0)
+
+
+def _roofs() -> tuple[Roof, ...]:
+    def roof(kind: str, per_s: float, basis: str, shown: str) -> Roof:
+        return Roof(kind=kind, per_s=per_s, basis=basis, shown=shown, source="a sheet")  # type: ignore[arg-type]
+
+    return (
+        roof("compute", 989e12, "data_sheet", "989 TFLOP/s bf16"),
+        roof("compute", 794e12, "measured", "794 TFLOP/s bf16"),
+        roof("memory", 3.35e12, "data_sheet", "3350 GB/s"),
+    )
+
+
+def hostile_card(names: tuple[str, ...] = HOSTILE) -> sg.Scorecard:
+    """Return a card in which every name that a file can hold is hostile."""
+    evil = "".join(names[:8])
+    source = Source(format="kineto", files=names, producer=evil)
+    layers = tuple(
+        LayerTime(layer=place, name=name, fwd_total_ms=10.0, bwd_total_ms=20.0)
+        for place, name in enumerate(names)
+    )
+    ops = tuple(
+        OpTime(name=name, total_ms=50.0 - place, kind=name, calls=3.0, flops=1e9, bytes=1e6,
+               longest=Span(file=place, start_ns=5, dur_ns=7))
+        for place, name in enumerate(names)
+    )  # fmt: skip
+    profile = make_profile(
+        source=source, layers=layers, operations=ops, notes=names, fitness=names, samples_ms=(1.0, 2.0, 3.0)
+    )
+    card = sg.score(profile, throughput_tok_s=10.0, peak_bw_gb_s=1.0, bytes_per_token=1e6)
+    phases = {name: next(iter(card.phases.values())) for name in names}
+    findings = tuple(
+        make_finding(place, claim=name, remedy=name, check=name, rule=name, evidence={name: name})
+        for place, name in enumerate(names)
+    )
+    return changed(
+        card, phases=phases, findings=findings, recommendations=names, bottleneck=evil, bottleneck_evidence=names,
+        baseline=evil, ungraded_because=names,
+    )  # fmt: skip
+
+
+def hostile_parity(names: tuple[str, ...] = HOSTILE) -> sg.ParityReport:
+    """Return a comparison of runtimes and operations with hostile names."""
+
+    def side(factor: float, runtime: str, extra: str) -> Profile:
+        ops = make_ops(**{name: 10.0 * factor + place for place, name in enumerate((*names, extra))})
+        return make_profile(operations=ops, runtime=runtime)
+
+    return sg.parity(side(1.0, names[0], "only <b>ours"), side(2.0, names[3], "only <i>theirs"))
+
+
+def huge_card() -> sg.Scorecard:
+    """Return a card of 100,000 operations, 512 ranks, 500 layers and 100,000 steps."""
+    card = full_card(ranks=512, ops=100_000)
+    layer = card.layers[0]
+    return changed(
+        card,
+        layers=tuple(msgspec.structs.replace(layer, layer=place) for place in range(500)),
+        steps=StepStats(
+            count=100_000, median_ms=103.0, samples_ms=tuple(100.0 + n % 7 for n in range(100_000))
+        ),
+    )
+
+
+def as_analysis(card: Scorecard) -> Scorecard:
+    """Return the card as the analysis's own class, as a program without the notebook's would have it."""
+    return Scorecard(**{name: getattr(card, name) for name in Scorecard.__struct_fields__})
