@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import msgspec
 from msgspec import Struct, field
 
-from stepgrade.analysis.change import MetricChange
+from stepgrade.analysis.change import MetricChange, Shift
 from stepgrade.analysis.finding import Finding
 from stepgrade.contract import LayerSummary, Regression
 from stepgrade.hardware import Ceiling
@@ -209,6 +209,7 @@ class Scorecard(Struct, frozen=True, kw_only=True):
     peak_memory_bytes: float | None = None
     fingerprint: Fingerprint | None = None
     changes: tuple[MetricChange, ...] = ()
+    changed: tuple[Shift, ...] = ()  # what the change is made of, when something changed
     roofs: tuple[Roof, ...] = ()
     step_change: StepChange | None = None
     typical_step: Span | None = None

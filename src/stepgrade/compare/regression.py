@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import asdict
 
 from stepgrade.analysis import Scorecard
-from stepgrade.analysis.change import MetricChange
+from stepgrade.analysis.change import MetricChange, Shift
 from stepgrade.compare.fingerprint import differences
 from stepgrade.compare.step_change import step_change
 from stepgrade.contract import Regression
@@ -49,7 +49,7 @@ def compared(card: Scorecard, baseline: Baseline, allowed: Collection[str] = ())
     if apart:
         note = f"not comparable with the baseline ({'; '.join(apart)}): nothing was compared"
         return msgspec.structs.replace(card, notes=(*card.notes, note), baseline=baseline.name)
-    changes = _changes(card, baseline)
+    changes, shifts = _changes(card, baseline)
     unsure = {change.metric for change in changes if _may_be_nothing(change)}
     found = regressions(card, baseline)
     return msgspec.structs.replace(
@@ -60,6 +60,7 @@ def compared(card: Scorecard, baseline: Baseline, allowed: Collection[str] = ())
         step_change=step_change(card, baseline),
         compared=tuple(metric for metric, (before, now) in _pairs(card, baseline).items() if before and now),
         changes=changes,
+        changed=shifts,
     )
 
 
@@ -94,13 +95,17 @@ def _apart(card: Scorecard, baseline: Baseline, allowed: Collection[str]) -> tup
     return ()
 
 
-def _changes(card: Scorecard, baseline: Baseline) -> tuple[MetricChange, ...]:
-    """Return the test on the steps' samples; nothing when a side has only averages."""
+def _changes(card: Scorecard, baseline: Baseline) -> tuple[tuple[MetricChange, ...], tuple[Shift, ...]]:
+    """Return the test on the steps' samples and what explains a change; nothing for mere averages."""
     if not (card.steps and card.steps.samples_ms and baseline.samples_ms):
-        return ()
-    from stepgrade.compare.verdict import change_between_steps  # noqa: PLC0415  only with samples
+        return (), ()
+    from stepgrade.compare.parts import shifts_of  # noqa: PLC0415  only with samples
+    from stepgrade.compare.verdict import change_between_steps  # noqa: PLC0415  as above
 
-    return change_between_steps(baseline_of(card), baseline)
+    now = baseline_of(card)
+    changes = change_between_steps(now, baseline)
+    moved = any(change.outcome in ("regressed", "improved") for change in changes)
+    return changes, shifts_of(now, baseline) if moved else ()
 
 
 def _may_be_nothing(change: MetricChange) -> bool:
