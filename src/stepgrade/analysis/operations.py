@@ -99,6 +99,7 @@ def _operation(name: str, total_ms: float, op: OpTime | None, profile: Profile, 
         roof=least[1] if least else None,
         roof_share=least[0] / ms if least else None,
         longest=op.longest if op else None,
+        samples_ms=op.samples_ms if op else (),
     )
 
 

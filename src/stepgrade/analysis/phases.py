@@ -97,8 +97,9 @@ def _phases_beside_ledger(shares: dict[str, PhaseShare]) -> PhasesOfStep:
 def _share(phase: PhaseTime, profile: Profile) -> PhaseShare:
     per_step_ms = _per_step_ms(phase, profile.steps)
     if per_step_ms is not None and profile.step_ms:
-        return PhaseShare(ms=per_step_ms, share=per_step_ms / profile.step_ms)
-    return PhaseShare(ms=per_step_ms, share=phase.step_share)
+        share = per_step_ms / profile.step_ms
+        return PhaseShare(ms=per_step_ms, share=share, samples_ms=phase.samples_ms)
+    return PhaseShare(ms=per_step_ms, share=phase.step_share, samples_ms=phase.samples_ms)
 
 
 def _per_step_ms(phase: PhaseTime, steps: int | None) -> float | None:

@@ -49,6 +49,7 @@ class Operation(Struct, frozen=True, kw_only=True):
     flops_per_s: float | None = None
     bytes_per_s: float | None = None
     longest: Span | None = None
+    samples_ms: tuple[float, ...] = ()
 
 
 class Cause(Struct, frozen=True, kw_only=True):
@@ -61,10 +62,11 @@ class Cause(Struct, frozen=True, kw_only=True):
 
 
 class PhaseShare(Struct, frozen=True, kw_only=True):
-    """One phase in one step."""
+    """One phase in one step, and in each steady step where the source tells them apart."""
 
     ms: float | None = None
     share: float | None = None
+    samples_ms: tuple[float, ...] = ()
 
 
 class Ledger(Struct, frozen=True, kw_only=True):

@@ -41,6 +41,7 @@ class PhaseTime(Struct, frozen=True, kw_only=True):
     total_ms: float | None = None
     per_step_ms: float | None = None
     step_share: float | None = None
+    samples_ms: tuple[float, ...] = ()  # one for each steady step, where the source tells them
 
 
 class LayerTime(Struct, frozen=True, kw_only=True):
@@ -64,6 +65,7 @@ class OpTime(Struct, frozen=True, kw_only=True):
     flops: float | None = None
     bytes: float | None = None
     dtype: str | None = None
+    samples_ms: tuple[float, ...] = ()
     longest: Span | None = None  # where its longest call is
 
 

@@ -11,6 +11,8 @@ from msgspec import structs
 from stepgrade.analysis.trace.facts import LedgerFacts, TraceFacts
 from stepgrade.analysis.trace.fitness import Unfitness
 from stepgrade.analysis.trace.joined import join_activities
+from stepgrade.analysis.trace.operations import OperationFacts
+from stepgrade.analysis.trace.phases import PhaseFacts
 from stepgrade.analysis.trace.run import RankFacts, RunFacts, analyse_run
 from stepgrade.analysis.trace.windows import StepMark
 from stepgrade.model import (
@@ -137,7 +139,26 @@ def _phases(facts: Sequence[TraceFacts], steps: int) -> tuple[PhaseTime, ...]:
         for phase in fact.phases:
             ms = phase.own_ns / _steady(fact) / len(facts) / NS_PER_MS
             per_step[phase.name] = per_step.get(phase.name, 0.0) + ms
-    return tuple(PhaseTime(name=name, total_ms=ms * steps, per_step_ms=ms) for name, ms in per_step.items())
+    samples = _samples(facts, [fact.phases for fact in facts])
+    return tuple(
+        PhaseTime(name=name, total_ms=ms * steps, per_step_ms=ms, samples_ms=samples.get(name, ()))
+        for name, ms in per_step.items()
+    )
+
+
+def _samples(
+    facts: Sequence[TraceFacts], parts: Sequence[Sequence[PhaseFacts | OperationFacts]]
+) -> dict[str, tuple[float, ...]]:
+    """Return by name the time in each steady step on the mean rank; nothing when the ranks' steps differ."""
+    counts = {len(fact.steady_ns) for fact in facts}
+    if len(counts) != 1:
+        return {}
+    sums: dict[str, list[float]] = {}
+    for part in (one for own in parts for one in own):
+        row = sums.setdefault(part.name, [0.0] * max(counts))
+        for place, ns in enumerate(part.step_ns):
+            row[place] += ns / NS_PER_MS / len(facts)
+    return {name: tuple(row) for name, row in sums.items()}
 
 
 def _operations(facts: Sequence[TraceFacts], steps: int, files: tuple[str, ...]) -> tuple[OpTime, ...]:
@@ -160,7 +181,9 @@ def _operations(facts: Sequence[TraceFacts], steps: int, files: tuple[str, ...])
                     _span(fact, files, op.longest_start_ns, op.longest_ns),
                 ),
             )
-    return tuple(sorted(rows.values(), key=lambda op: (-op.total_ms, op.name)))
+    samples = _samples(facts, [fact.operations for fact in facts])
+    found = [structs.replace(op, samples_ms=samples.get(op.name, ())) for op in rows.values()]
+    return tuple(sorted(found, key=lambda op: (-op.total_ms, op.name)))
 
 
 def _longer(before: Span | None, span: Span) -> Span:
