@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-_EVERY_S = 0.02
+_EVERY_S = 0.05
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 

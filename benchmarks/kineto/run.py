@@ -71,12 +71,12 @@ def run(size_mb: float, options: argparse.Namespace, directory: Path) -> None:
     packed_bytes = trace.stat().st_size
     print(f"\n{text_bytes / 1e6:.0f} MB of text, {packed_bytes / 1e6:.1f} MB gzipped ({options.sample.name})")
     print(f"{'':26}{'seconds':>9}{'cpu':>8}{'MB/s':>7}{'peak MB':>9}{'time':>8}{'memory':>8}")
-    costs = {name: _best(line, options) for name, line in cases(trace, options, directory / "out")}
-    base = costs.get("stepgrade score") or costs.get("read")
-    if base is None or base.problem:
-        base = costs.get("read", costs["python -c pass"])
-    for name, cost in costs.items():
-        print(_row(name, cost, base, text_bytes))
+    base: Cost | None = None
+    for name, line in cases(trace, options, directory / "out"):
+        cost = _best(line, options)
+        if name in {"read", "stepgrade score"} and not cost.problem:
+            base = cost
+        print(_row(name, cost, base, text_bytes), flush=True)
     trace.unlink()
 
 
@@ -85,12 +85,15 @@ def _best(line: list[str], options: argparse.Namespace) -> Cost:
     return min(found, key=lambda cost: (cost.problem is not None, cost.seconds))
 
 
-def _row(name: str, cost: Cost, base: Cost, text_bytes: int) -> str:
+def _row(name: str, cost: Cost, base: Cost | None, text_bytes: int) -> str:
+    """Return one line; ratios are to the last of ours that was measured."""
     if cost.problem:
         return f"{name:26}{cost.seconds:9.2f}  {cost.problem[:70]}"
     speed = text_bytes / 1e6 / cost.seconds
-    times, memory = cost.seconds / base.seconds, cost.peak_bytes / max(1, base.peak_bytes)
     spent = f"{cost.seconds:9.2f}{cost.processor_seconds:8.2f}{speed:7.0f}{cost.peak_bytes / 1e6:9.0f}"
+    if base is None:
+        return f"{name:26}{spent}"
+    times, memory = cost.seconds / base.seconds, cost.peak_bytes / max(1, base.peak_bytes)
     return f"{name:26}{spent}{times:7.1f}x{memory:7.1f}x"
 
 

@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     )
     from stepgrade.errors import StepgradeError
     from stepgrade.model import Profile
+    from stepgrade.record import Recorder, watch
 
 __all__ = [
     "ParityReport",
     "Profile",
+    "Recorder",
     "Scorecard",
     "StepgradeError",
     "__version__",
@@ -37,9 +39,15 @@ __all__ = [
     "parity",
     "render",
     "score",
+    "watch",
 ]
 
-_HOMES = {"Profile": "stepgrade.model", "StepgradeError": "stepgrade.errors"}
+_HOMES = {
+    "Profile": "stepgrade.model",
+    "Recorder": "stepgrade.record",
+    "StepgradeError": "stepgrade.errors",
+    "watch": "stepgrade.record",
+}
 
 
 def __getattr__(name: str) -> object:

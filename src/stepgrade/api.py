@@ -14,6 +14,7 @@ from stepgrade.analysis.inspection import Inspection, inspect_profile
 from stepgrade.analysis.limits_file import Settings, settings_from
 from stepgrade.compare import parity as comparison
 from stepgrade.compare.fingerprint import allowed_fields, fingerprint_of
+from stepgrade.compare.matrix import ParityMatrix, compare_all
 from stepgrade.compare.regression import baseline_of, compared
 from stepgrade.contract import (
     HardwareSpec,
@@ -205,6 +206,11 @@ def parity_v1(ours: PathLike, theirs: PathLike, *, max_bytes: int = DEFAULT_MAX_
 def parity(ours: Profile, theirs: Profile) -> ParityReport:
     """Compare two runtimes operation by operation."""
     return ParityReport(**_fields(comparison.compare_profiles(ours, theirs)))
+
+
+def parity_matrix(*profiles: Profile) -> ParityMatrix:
+    """Compare several runtimes, each with each."""
+    return compare_all(profiles)
 
 
 def estimate(setup: Setup, *, throughput_tok_s: float | None = None) -> Estimate:

@@ -23,7 +23,7 @@ from stepgrade.contract import (
     format_training_scorecard_markdown,
 )
 from tests.builders import make_step_profile
-from tests.conftest import Ran
+from tests.conftest import ROOT, Ran
 
 Run = Callable[..., Ran]
 PARITY = {"throughput_tok_s": 20, "step_time_ms": 9, "kernel_launches_per_step": 3}
@@ -335,3 +335,23 @@ def test_a_v2_card_is_a_baseline_for_v1(stepgrade: Run, tmp_path: Path) -> None:
     )
     assert ran.code == 0
     assert TrainingScorecard.from_json((tmp_path / "card.json").read_bytes()).throughput_tok_s == 400.0
+
+
+# --- stepgrade.toml
+
+
+def test_limits_come_from_a_file_given_or_found(
+    stepgrade: Callable[..., Ran], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ROOT / "examples" / "runs" / "gpt_naive.json"
+    monkeypatch.chdir(tmp_path)
+    assert "unsteady-steps" in stepgrade("score", run, "--format", "json").out
+    (tmp_path / "mine.toml").write_text('[rules]\nignore = ["unsteady-steps"]\n')
+    assert "unsteady-steps" not in stepgrade("score", run, "--format", "json", "--config", "mine.toml").out
+    (tmp_path / "stepgrade.toml").write_text("[limits]\nspread_info_share = 0.5\n")
+    assert "unsteady-steps" not in stepgrade("score", run, "--format", "json").out
+    (tmp_path / "stepgrade.toml").write_text("[limits]\nspread_inf_share = 0.5\n")
+    ran = stepgrade("score", run)
+    assert ran.code == 2
+    assert "spread_info_share" in ran.err
+    assert stepgrade("score", run, "--config", "absent.toml").code == 2

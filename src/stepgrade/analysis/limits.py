@@ -49,6 +49,7 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     layer_warning_share: Annotated[float, share("ours: one layer's excess, of the whole step")] = 0.01
     layer_critical_share: Annotated[float, share("as input: 20 %")] = 0.20
     recompute_info_share: Annotated[float, share("Hugging Face: checkpointing costs about 20 %")] = 0.05
+    idle_device_share: Annotated[float, share("DLProf: kernels in below a tenth of the time")] = 0.10
     slow_backward_ratio: Annotated[float, amount("ours: 2 is usual, 3 with everything recomputed")] = 3.5
 
     # Input.

@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 from itertools import pairwise
 
-from stepgrade.analysis.work_class import WorkClass, classify
+from stepgrade.analysis.work_class import WorkClass, classify, classify_words
 
 # The first role that has a word of the name decides. Words are those of common model codes.
 _ROLES: dict[str, frozenset[str]] = {
@@ -99,8 +99,12 @@ def class_of(name: str) -> WorkClass:
         return WorkClass.NORM
     if words & _UPDATES:
         return WorkClass.OPTIMIZER
-    found = classify(name)
-    return found if found is not WorkClass.OTHER or role is None else _CLASSES.get(role, found)
+    found = classify_words(name) if words else classify(name)
+    if role in ("qkv", "attention out") and found is WorkClass.ATTENTION:  # c_attn is a product
+        return WorkClass.GEMM
+    if found is not WorkClass.OTHER:
+        return found
+    return _CLASSES[role] if role in _CLASSES else classify(name)
 
 
 @lru_cache(maxsize=10_000)

@@ -32,8 +32,8 @@ class WorkClass(IntEnum):
 
 
 # The first rule that fits decides: cudnn::bn is a norm before it is cudnn, cutlass<flash> is attention.
-# Plain words are looked for first: they cost a tenth of a pattern.
-_RULES: tuple[tuple[WorkClass, tuple[str, ...], re.Pattern[str] | None], ...] = (
+# Plain words are looked for first: they cost a tenth of a pattern. Patterns are compiled when first needed.
+_RULES: tuple[tuple[WorkClass, tuple[str, ...], str | None], ...] = (
     (
         WorkClass.COMMUNICATION,
         (
@@ -46,14 +46,14 @@ _RULES: tuple[tuple[WorkClass, tuple[str, ...], re.Pattern[str] | None], ...] = 
             "c10d::",
             "record_param_comms",
         ),
-        re.compile(r"all[_-]?(reduce|gather|to[_-]?all)|reduce[_-]?scatter|^gloo:|^memcpy (ptop|peer)"),
+        r"all[_-]?(reduce|gather|to[_-]?all)|reduce[_-]?scatter|^gloo:|^memcpy (ptop|peer)",
     ),
-    (WorkClass.COPY, (), re.compile(r"^(mem(cpy|set)|copybuffer|fillbuffer)")),
+    (WorkClass.COPY, (), r"^(mem(cpy|set)|copybuffer|fillbuffer)"),
     (WorkClass.ATTENTION, ("flash", "fmha", "attention", "attn", "sdpa", "paged_kv"), None),
     (
         WorkClass.NORM,
         ("batchnorm", "rowwisemoments", "gammabeta", "rmsnorm", "layernorm", "bn_fw", "bn_bw", "bn_update"),
-        re.compile(r"(batch|layer|rms|group|instance)_?norm"),
+        r"(batch|layer|rms|group|instance)_?norm",
     ),
     (
         WorkClass.CONVOLUTION,
@@ -96,13 +96,13 @@ _RULES: tuple[tuple[WorkClass, tuple[str, ...], re.Pattern[str] | None], ...] = 
             "xxt_kernel",
             "_mm_kernel",
         ),
-        re.compile(r"(^|::|_)(addmm|baddbmm|bmm|mm)(_|\b)|aten::(dot|mv)\b|(^|_)dot[._]\d"),
+        r"(^|::|_)(addmm|baddbmm|bmm|mm)(_|\b)|aten::(dot|mv)\b|(^|_)dot[._]\d",
     ),
     (WorkClass.SOFTMAX, ("softmax", "cross_entropy", "crossentropy", "nll_loss", "nllloss"), None),
     (
         WorkClass.OPTIMIZER,
         ("multi_tensor_apply", "multitensorapply", "_foreach_", "fused_adam", "fusedadam", "fused_sgd"),
-        re.compile(r"fused_?(adagrad|lamb|optim)"),
+        r"fused_?(adagrad|lamb|optim)",
     ),
     (WorkClass.POOLING, ("pool",), None),
     (
@@ -140,12 +140,12 @@ _RULES: tuple[tuple[WorkClass, tuple[str, ...], re.Pattern[str] | None], ...] = 
             "::zero",
             "_local_scalar_dense",
         ),
-        re.compile(r"aten::(to|cat|item)\b"),
+        r"aten::(to|cat|item)\b",
     ),
     (
         WorkClass.REDUCTION,
         ("reduc", "triton_red", "triton_per", "vector_norm"),
-        re.compile(r"aten::(sum|mean|max|min|norm|argmax|prod|any|all)\b"),
+        r"aten::(sum|mean|max|min|norm|argmax|prod|any|all)\b",
     ),
     (
         WorkClass.ELEMENTWISE,
@@ -168,7 +168,7 @@ _RULES: tuple[tuple[WorkClass, tuple[str, ...], re.Pattern[str] | None], ...] = 
             "swiglu",
             "fusion",
         ),
-        re.compile(
+        (
             r"aten::(add|sub|mul|div|pow|sqrt|rsqrt|exp|log|neg|abs|clamp\w*|where|addc\w+|lerp|cos|sin|eq|ne|gt"
             r"|lt|ge|le|logical\w*|bitwise\w*)_?$"
         ),
@@ -183,6 +183,17 @@ def classify(name: str) -> WorkClass:
     """Return what kind of work the kernel or operation called `name` does."""
     text = name[:_TELLING].lower()
     for work_class, words, pattern in _RULES:
-        if any(word in text for word in words) or (pattern is not None and pattern.search(text)):
+        if any(word in text for word in words) or (pattern is not None and _compiled(pattern).search(text)):
             return work_class
     return WorkClass.OTHER
+
+
+def classify_words(name: str) -> WorkClass:
+    """Return the same by plain words alone, which is enough for names that people gave."""
+    text = name[:_TELLING].lower()
+    return next((one for one, words, _ in _RULES if any(word in text for word in words)), WorkClass.OTHER)
+
+
+@lru_cache(maxsize=100)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)

@@ -1,26 +1,35 @@
-"""Compare OURS with THEIRS: which operations are slower, and how much of the time they explain.
+"""Compare OURS with THEIRS: which operations are slower, and what the gap is made of.
 
-Both may be ParityProfile JSON or any profile with operations. Exit code 3 means that too little
-of the time is in operations that both have.
+Each is any profile with operations: ParityProfile JSON, a step profile, a PyTorch trace. They are
+matched by name and by what they are in a model. With more than two there is a matrix. Exit code 3
+means that too little of the time is in operations that both have; with --require, exit code 1 means
+that ours takes more than so many times as long.
 
   stepgrade parity ours.json pytorch.json
+  stepgrade parity ours.json pytorch.json jax.json --require 1.10
   stepgrade parity ours.json pytorch.json --contract v1 --format markdown
 """
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 
 from stepgrade import api
 from stepgrade.cli import output
 from stepgrade.cli.parser import Parser, add_contract_option, add_input_options, add_output_options
-from stepgrade.errors import EXIT_NOT_MEASURED, EXIT_OK
+from stepgrade.compare.matrix import judge
+from stepgrade.compare.parity import ParityReport
+from stepgrade.errors import EXIT_OK, BadOption
 
 
 def add_options(parser: Parser) -> None:
     """Declare the command line."""
     parser.add_argument("ours", metavar="OURS")
-    parser.add_argument("theirs", metavar="THEIRS")
+    parser.add_argument("theirs", metavar="THEIRS", nargs="+")
+    parser.add_argument(
+        "--require", type=float, metavar="RATIO", help="fail when ours takes more than RATIO times as long"
+    )
     add_contract_option(parser)
     add_input_options(parser)
     add_output_options(parser, pages=True)
@@ -29,13 +38,28 @@ def add_options(parser: Parser) -> None:
 def run(args: Namespace) -> int:
     """Print the comparison; 3 when too little is comparable."""
     if args.contract == "v1":
-        comparison = api.parity_v1(args.ours, args.theirs, max_bytes=args.max_bytes)
+        if len(args.theirs) != 1 or args.require is not None:
+            raise BadOption("contract v1 compares two files, and requires nothing")
+        comparison = api.parity_v1(args.ours, args.theirs[0], max_bytes=args.max_bytes)
         output.write_raw(api.render_v1(comparison, to=args.format), args.output)
         return EXIT_OK
-    ours, theirs = (
+    if args.require is not None and not args.require > 0.0:
+        raise BadOption(f"must be above 0, not {args.require:g}", where="--require")
+    profiles = [
         api.load(source, input_format=args.input_format, max_bytes=args.max_bytes)
-        for source in (args.ours, args.theirs)
-    )
-    report = api.parity(ours, theirs)
-    output.write_result(report, args)
-    return EXIT_OK if report.parity_achieved is not None else EXIT_NOT_MEASURED
+        for source in (args.ours, *args.theirs)
+    ]
+    if len(profiles) == 2:
+        report = api.parity(*profiles)
+        output.write_result(report, args)
+        return _judged((report,), args.require)
+    matrix = api.parity_matrix(*profiles)
+    output.write_result(matrix, args)
+    return _judged(matrix.first_against, args.require)
+
+
+def _judged(reports: tuple[ParityReport, ...], required: float | None) -> int:
+    code, reasons = judge(reports, required)
+    for reason in reasons:
+        print(f"stepgrade: parity: {reason}", file=sys.stderr)  # noqa: T201
+    return code

@@ -1,4 +1,4 @@
-"""A line that says how far a long read is; only on a terminal, and only after a second."""
+"""A line that says how far a long read or a recording is; only on a terminal, and only after a second."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from stepgrade.units import show_bytes
+from stepgrade.units import show_bytes, show_ms
 
 _SILENT_SECONDS = 1.0
 _BETWEEN_SECONDS = 0.1
+_BETWEEN_STEPS_SECONDS = 0.5
 _CLEAR_LINE = "\r\x1b[K"
 
 
@@ -27,10 +28,24 @@ def progress_line() -> Iterator[Callable[[int, int], None] | None]:
         line.clear()
 
 
+@contextmanager
+def step_line(*, quiet: bool) -> Iterator[Callable[[int], None] | None]:
+    """Yield what to tell the number of recorded steps; None when nobody would see it."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    line = _Line()
+    try:
+        yield line.show_steps
+    finally:
+        line.clear()
+
+
 class _Line:
     def __init__(self) -> None:
         self._next = time.monotonic() + _SILENT_SECONDS
         self._shown = False
+        self._last = (0, time.monotonic())
 
     def show(self, done_bytes: int, total_bytes: int) -> None:
         now = time.monotonic()
@@ -39,6 +54,15 @@ class _Line:
         self._next, self._shown = now + _BETWEEN_SECONDS, True
         share = f" of {show_bytes(total_bytes)}, {done_bytes / total_bytes:.0%}" if total_bytes else ""
         self._write(f"{_CLEAR_LINE}reading: {show_bytes(done_bytes)}{share}")
+
+    def show_steps(self, steps: int) -> None:
+        now = time.monotonic()
+        if now < self._next:
+            return
+        (before, since), self._last = self._last, (steps, now)
+        self._next, self._shown = now + _BETWEEN_STEPS_SECONDS, True
+        per_step = show_ms((now - since) * 1e3 / max(1, steps - before))
+        self._write(f"{_CLEAR_LINE}recording: step {steps}, {per_step} per step; Ctrl-C ends it")
 
     def clear(self) -> None:
         if self._shown:

@@ -8,7 +8,7 @@ import msgspec
 
 from stepgrade.analysis import Question
 from stepgrade.errors import BadOption
-from stepgrade.model import Fingerprint, Profile
+from stepgrade.model import Fingerprint, Profile, Recorded
 
 ALL = "all"
 FIELDS = Fingerprint.__struct_fields__
@@ -16,19 +16,28 @@ FIELDS = Fingerprint.__struct_fields__
 
 def fingerprint_of(profile: Profile, question: Question) -> Fingerprint:
     """Return the circumstances of a run, from the profile and from what the user said of it."""
-    against = question.against
+    against, recorded = question.against, profile.recorded or Recorded()
     return Fingerprint(
-        device=against.device.key if against.device else profile.device.name if profile.device else None,
+        device=_device(profile, question),
         devices=against.devices if against.devices > 1 else None,
-        model=against.model,
-        batch=against.batch,
+        model=against.model or recorded.model,
+        batch=against.batch or recorded.batch,
         seq=against.seq,
         tokens_per_step=question.tokens_per_step or profile.tokens_per_step,
-        precision=against.dtype if against.model else profile.matmul_dtype,
+        precision=against.dtype if against.model else profile.matmul_dtype or recorded.precision,
         world_size=profile.world_size,
-        versions=profile.recorded.versions if profile.recorded else {},
+        versions=recorded.versions,
         profiler=_profiler(profile),
     )
+
+
+def _device(profile: Profile, question: Question) -> str | None:
+    """Return where it ran: the catalogue's name, else the source's own word."""
+    if question.against.device is not None:
+        return question.against.device.key
+    if profile.device is not None:
+        return profile.device.name
+    return profile.recorded.processor if profile.recorded else None
 
 
 def allowed_fields(texts: Sequence[str]) -> frozenset[str]:

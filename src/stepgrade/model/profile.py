@@ -100,10 +100,14 @@ class DeviceSeen(Struct, frozen=True, kw_only=True):
 
 
 class Recorded(Struct, frozen=True, kw_only=True):
-    """How a run was recorded: the versions of what it ran on, and what the profiler was told to record."""
+    """What the source says of the run besides its times, as far as it makes runs comparable."""
 
     versions: dict[str, str] = {}
-    settings: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()  # what the profiler was told to record
+    processor: str | None = None  # where it ran, if that is no accelerator
+    model: str | None = None
+    batch: int | None = None
+    precision: str | None = None
 
 
 class Profile(Struct, frozen=True, kw_only=True):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import Struct, field
 
+from stepgrade import model
 from stepgrade.contract.decode import decode_json
 from stepgrade.contract.types import USIZE_MAX
 from stepgrade.errors import BadInput
-from stepgrade.model import LayerTime, OpTime, PhaseTime, Profile, Source
+from stepgrade.model import DeviceSeen, LayerTime, OpTime, PhaseTime, Profile, Source
 from stepgrade.readers.content import Content
 
 NAME = "step_profile"
@@ -27,9 +30,32 @@ class _Phase(Struct, frozen=True):
 
 class _Layer(Struct, frozen=True):
     layer: int
+    name: str | None = None
+    recompute_ms: float | None = None
     fwd_ms: float | None = None
     bwd_ms: float | None = None
     ops: dict[str, float] = {}
+
+
+class Device(Struct, frozen=True):
+    """What our recorder writes of the device; only an accelerator can be looked up in the catalogue."""
+
+    kind: str | None = None
+    name: str | None = None
+    memory_bytes: int | None = None
+    sm_count: int | None = None
+
+
+class Recorded(Struct, frozen=True):
+    """What our recorder adds: the run's own description, and what to know about the recording."""
+
+    recorded_steps: int | None = None
+    world_size: int | None = None
+    device: Device | None = None
+    versions: dict[str, str] = {}
+    config: dict[str, Any] = {}
+    loss: dict[str, float] | None = None
+    notes: list[str] = []
 
 
 class _Document(Struct, frozen=True):
@@ -48,6 +74,7 @@ class _Document(Struct, frozen=True):
     tokens_per_step: float | None = None
     samples_ms: list[float] = []
     peak_memory_bytes: float | None = None
+    stepgrade: Recorded | None = None
 
 
 def recognises(content: Content) -> bool:
@@ -67,6 +94,7 @@ def read_text(text: bytes, name: str) -> Profile:
 
 def _profile(document: _Document, name: str) -> Profile:
     steps = document.steps if document.steps is not None else document.steps_profiled
+    recorded = document.stepgrade or Recorded()
     if steps is not None and not 0 <= steps <= USIZE_MAX:
         where = "$.steps" if document.steps is not None else "$.steps_profiled"
         raise BadInput(f"must be a whole number from 0 to {USIZE_MAX}", where=where)
@@ -82,8 +110,48 @@ def _profile(document: _Document, name: str) -> Profile:
         tokens_per_step=document.tokens_per_step,
         claimed_bottleneck=document.bottleneck,
         peak_memory_bytes=document.peak_memory_bytes,
-        notes=() if steps != 0 else ("the profile says it holds 0 steps",),
+        recorded_steps=recorded.recorded_steps,
+        world_size=recorded.world_size,
+        device=device_of(recorded.device),
+        recorded=circumstances_of(recorded),
+        contents=contents_of(recorded),
+        notes=(*recorded.notes, *(("the profile says it holds 0 steps",) if steps == 0 else ())),
     )
+
+
+def device_of(device: Device | None) -> DeviceSeen | None:
+    """Return the device to look up in the catalogue; a CPU is not in it."""
+    if device is None or device.kind == "cpu":
+        return None
+    return DeviceSeen(name=device.name, memory_bytes=device.memory_bytes, sm_count=device.sm_count)
+
+
+def circumstances_of(recorded: Recorded) -> model.Recorded | None:
+    """Return what makes the run comparable with others; None when nothing was said."""
+    device, config = recorded.device or Device(), recorded.config
+    found = model.Recorded(
+        versions=recorded.versions,
+        processor=device.name if device.kind == "cpu" else None,
+        model=_text(config.get("model")),
+        batch=config["batch_size"] if type(config.get("batch_size")) is int else None,
+        precision=_text(config.get("parameter_dtype")),
+    )
+    return found if found != model.Recorded() else None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def contents_of(recorded: Recorded) -> dict[str, str]:
+    """Return what our recorder says of the run, in words."""
+    loss = recorded.loss or {}
+    parts = {
+        "configuration": ", ".join(f"{name} {value}" for name, value in recorded.config.items()),
+        "versions": ", ".join(f"{name} {version}" for name, version in recorded.versions.items()),
+        "loss": f"{loss['first']:.4g} to {loss['last']:.4g}" if {"first", "last"} <= set(loss) else "",
+    }
+    return {name: words for name, words in parts.items() if words}
 
 
 def _format(document: _Document) -> str:
@@ -107,5 +175,10 @@ def _phase(name: str, phase: _Phase) -> PhaseTime:
 
 def _layer(layer: _Layer) -> LayerTime:
     return LayerTime(
-        layer=layer.layer, fwd_total_ms=layer.fwd_ms, bwd_total_ms=layer.bwd_ms, ops_total_ms=layer.ops
+        layer=layer.layer,
+        name=layer.name,
+        fwd_total_ms=layer.fwd_ms,
+        bwd_total_ms=layer.bwd_ms,
+        recompute_total_ms=layer.recompute_ms,
+        ops_total_ms=layer.ops,
     )

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from stepgrade.analysis import Scorecard
 from stepgrade.analysis.finding import Finding
 from stepgrade.analysis.inspection import Inspection
+from stepgrade.compare.decompose import Decomposition
+from stepgrade.compare.matrix import ParityMatrix
 from stepgrade.compare.parity import ParityReport
 from stepgrade.report import hardware
 from stepgrade.report.names import markdown as escaped
@@ -22,6 +24,8 @@ def render(result: Result, page: Page) -> str:  # noqa: ARG001  Markdown has no 
         lines = _scorecard(result)
     elif isinstance(result, ParityReport):
         lines = _parity(result)
+    elif isinstance(result, ParityMatrix):
+        lines = _matrix(result)
     elif isinstance(result, Inspection):
         lines = _inspection(result)
     else:
@@ -106,18 +110,38 @@ def _parity(report: ParityReport) -> list[str]:
         (f"Launches, {ours} over {theirs}", show_ratio(report.launch_ratio)),
         (f"Matched time of {ours}", show_share(report.ours_matched_share)),
         (f"Matched time of {theirs}", show_share(report.theirs_matched_share)),
+        (f"The same by {report.canonical_level}, {ours}", show_share(report.canonical_ours_share)),
+        (f"The same by {report.canonical_level}, {theirs}", show_share(report.canonical_theirs_share)),
     ]
     gaps = [
         (escaped(gap.op), show_ms(gap.apr_ms), show_ms(gap.baseline_ms), show_ratio(gap.ratio))
         for gap in report.gaps
     ]
     lines = [f"## Parity: {ours} vs {theirs}", "", *_table(("Question", "Answer"), rows)]
+    lines += _section("The gap in parts", _parts(report.gap))
     lines += _section("Operations", _table(("Operation", ours, theirs, "Ratio"), gaps) if gaps else [])
     lines += _section(f"Only in {ours}", _bullets(f"{one.op}: {show_ms(one.ms)}" for one in report.only_ours))
     lines += _section(
         f"Only in {theirs}", _bullets(f"{one.op}: {show_ms(one.ms)}" for one in report.only_theirs)
     )
     return lines + _section("Notes", _bullets(report.notes))
+
+
+def _parts(gap: Decomposition | None) -> list[str]:
+    if gap is None:
+        return []
+    rows = [(escaped(part.name), f"{part.ms:+.3f} ms", show_share(part.share)) for part in gap.parts]
+    whole = ("all", f"{gap.gap_ms:+.3f} ms", "100.0 %" if gap.gap_ms else show_share(None))
+    return _table(("What makes the gap", "Per step", "Share"), [*rows, whole])
+
+
+def _matrix(matrix: ParityMatrix) -> list[str]:
+    names = [escaped(name) for name in matrix.runtimes]
+    rows = [
+        (name, *(show_ratio(ratio) for ratio in ratios))
+        for name, ratios in zip(names, matrix.time_ratios, strict=True)
+    ]
+    return ["## Parity: row over column, above 1 the row is slower", "", *_table(("", *names), rows)]
 
 
 def _inspection(inspection: Inspection) -> list[str]:

@@ -10,6 +10,7 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from stepgrade.analysis import Scorecard
     from stepgrade.analysis.inspection import Inspection
+    from stepgrade.compare.matrix import ParityMatrix
     from stepgrade.compare.parity import ParityReport
     from stepgrade.hardware.answers import DeviceFacts, DeviceTable
     from stepgrade.hardware.detect import Detection
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 KINDS = (
     "Scorecard",
     "ParityReport",
+    "ParityMatrix",
     "Inspection",
     "DeviceTable",
     "DeviceFacts",
@@ -27,7 +29,8 @@ KINDS = (
     "Estimate",
 )
 Result: TypeAlias = (
-    "Scorecard | ParityReport | Inspection | DeviceTable | DeviceFacts | Detection | Measured | Estimate"
+    "Scorecard | ParityReport | ParityMatrix | Inspection | DeviceTable | DeviceFacts | Detection | "
+    "Measured | Estimate"
 )
 
 

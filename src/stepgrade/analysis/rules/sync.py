@@ -14,20 +14,20 @@ _AREA = "synchronisation"
 _ACCOUNT = "idle_sync+idle_host"
 _BECAUSE = "without the wait the host runs ahead; what it then waits for is the device's own work"
 _SCALAR = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal"})
-_SHAPES = re.compile(r"^aten::(nonzero|masked_select|_?unique\w*|index|index_put_|repeat_interleave)$")
-_ALLOCATOR = re.compile(r"^(cuda|hip)(Malloc|Free)")
-_DEVICE_SYNC = re.compile(r"^(cuda|hip)(Device|Event|Stream)Synchronize$")
+_SHAPES = r"^aten::(nonzero|masked_select|_?unique\w*|index|index_put_|repeat_interleave)$"
+_ALLOCATOR = r"^(cuda|hip)(Malloc|Free)"
+_DEVICE_SYNC = r"^(cuda|hip)(Device|Event|Stream)Synchronize$"
 
 
 def kind_of_wait(wait: WaitTally) -> str:
     """Return what made the host wait; the first that fits."""
-    if _ALLOCATOR.match(wait.call):
+    if re.match(_ALLOCATOR, wait.call):
         return "allocator"
     if wait.caller in _SCALAR:
         return "scalar"
-    if wait.caller is not None and _SHAPES.match(wait.caller):
+    if wait.caller is not None and re.match(_SHAPES, wait.caller):
         return "shape"
-    if wait.caller is None and _DEVICE_SYNC.match(wait.call):
+    if wait.caller is None and re.match(_DEVICE_SYNC, wait.call):
         return "explicit"
     return "copy"
 

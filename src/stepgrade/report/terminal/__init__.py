@@ -10,6 +10,7 @@ from stepgrade.report.types import Page, Result, kind_of
 _DRAWERS = {
     "Scorecard": "scorecard",
     "ParityReport": "parity",
+    "ParityMatrix": "matrix",
     "Inspection": "inspection",
     "DeviceTable": "devices",
     "DeviceFacts": "device",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from stepgrade.compare.decompose import GapPart
 from stepgrade.compare.parity import OneSided, ParityReport
 from stepgrade.contract import ParityGap
-from stepgrade.contract.parity import PARITY_RATIO
 from stepgrade.report.names import shortened
 from stepgrade.report.terminal.canvas import Canvas
 from stepgrade.units import show_ms, show_ratio, show_share
 
 GAPS_SHOWN = 15
+PARTS_SHOWN = 8
 ONE_SIDED_SHOWN = 5
 WIDTH_FOR_BOTH = 60
 _ANSWERS = {
@@ -29,20 +30,60 @@ def draw(report: ParityReport, canvas: Canvas) -> None:
     canvas.paragraph(_meaning(report, ours), indent=" " * (len(answer) + 6), first=first)
     canvas.line()
     _ratios(report, canvas, ours, theirs)
-    _gaps(report, canvas, ours, theirs)
+    _parts(report, canvas, ours)
+    if report.matched_by == "name":
+        _gaps(report, canvas, ours, theirs)
+    else:
+        _canonical(report, canvas, ours, theirs)
     _alone(report.only_ours, canvas, ours)
     _alone(report.only_theirs, canvas, theirs)
+    _notes(report, canvas)
+
+
+def _notes(report: ParityReport, canvas: Canvas) -> None:
     for note in report.notes:
         canvas.line()
         canvas.paragraph(note, indent="    ", first="  · ", style="dim")
 
 
+def _parts(report: ParityReport, canvas: Canvas, ours: str) -> None:
+    """Draw what the gap of the steps is made of."""
+    gap = report.gap
+    if gap is None or abs(gap.gap_ms) < 0.005 * gap.theirs_ms:
+        return
+    word = "slower" if gap.gap_ms > 0.0 else "faster"
+    canvas.heading(f"Why {ours} is {show_ms(abs(gap.gap_ms))} a step {word}")
+    sign = 1.0 if gap.gap_ms > 0.0 else -1.0
+    canvas.bars(
+        (part.name, max(0.0, part.ms * sign), _signed(part, canvas.width)) for part in gap.parts[:PARTS_SHOWN]
+    )
+    rest = gap.parts[PARTS_SHOWN:]
+    if rest:
+        more = f"{sum(part.ms for part in rest):+.2f} ms in {len(rest)} more parts"
+        canvas.line(f"  {canvas.style(more, 'dim')}")
+
+
+def _signed(part: GapPart, width: int) -> str:
+    share = f" {show_share(part.share, 0):>6}" if width >= WIDTH_FOR_BOTH else ""
+    return f"{part.ms:+9.2f} ms{share}"
+
+
+def _canonical(report: ParityReport, canvas: Canvas, ours: str, theirs: str) -> None:
+    """Draw operations that are matched by what they are, not by name."""
+    canvas.heading(f"Time per step by {report.canonical_level}, {ours} / {theirs}, most time lost first")
+    canvas.bars(
+        (gap.name, max(0.0, gap.gap_ms), _both(gap.ours.ms, gap.theirs.ms, gap.ratio, canvas.width))
+        for gap in report.canonical[:GAPS_SHOWN]
+    )
+
+
 def _meaning(report: ParityReport, ours: str) -> str:
     if report.parity_achieved is None:
         return "too little of the time is in operations that both have"
-    behind = sum(gap.ratio > PARITY_RATIO for gap in report.gaps)
+    count = len(report.gaps if report.matched_by == "name" else report.canonical)
+    behind = len(report.behind)
     verb = "are" if behind > 1 else "is"
-    shared = f"{behind or 'none'} of the {len(report.gaps)} operations that both have"
+    shared = f"{behind or 'none'} of the {count} operations that both have"
     return f"{shared} {verb} more than 10 % slower in {ours}"
 
 
@@ -56,8 +97,9 @@ def _ratios(report: ParityReport, canvas: Canvas, ours: str, theirs: str) -> Non
         if ratio is not None:
             canvas.fact(name, f"{show_ratio(ratio)} {meaning}")
     shares = show_share(report.ours_matched_share), show_share(report.theirs_matched_share)
-    matched = f"{shares[0]} of {ours}, {shares[1]} of {theirs}"
-    canvas.fact("Matched", matched)
+    canvas.fact("Matched", f"{shares[0]} of {ours}, {shares[1]} of {theirs} by name")
+    wide = show_share(report.canonical_ours_share), show_share(report.canonical_theirs_share)
+    canvas.fact("", f"{wide[0]} and {wide[1]} by {report.canonical_level}")
 
 
 def _gaps(report: ParityReport, canvas: Canvas, ours: str, theirs: str) -> None:
@@ -75,9 +117,13 @@ def _gaps(report: ParityReport, canvas: Canvas, ours: str, theirs: str) -> None:
 
 
 def _figures(gap: ParityGap, width: int) -> str:
+    return _both(gap.apr_ms, gap.baseline_ms, gap.ratio, width)
+
+
+def _both(ours_ms: float, theirs_ms: float, ratio: float, width: int) -> str:
     if width < WIDTH_FOR_BOTH:
-        return f"{show_ms(gap.apr_ms):>9} {show_ratio(gap.ratio):>6}"
-    return f"{show_ms(gap.apr_ms):>9} / {show_ms(gap.baseline_ms):>9} {show_ratio(gap.ratio):>6}"
+        return f"{show_ms(ours_ms):>9} {show_ratio(ratio):>6}"
+    return f"{show_ms(ours_ms):>9} / {show_ms(theirs_ms):>9} {show_ratio(ratio):>6}"
 
 
 def _alone(ops: tuple[OneSided, ...], canvas: Canvas, runtime: str) -> None:

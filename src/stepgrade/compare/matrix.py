@@ -1,0 +1,70 @@
+"""Several runtimes against each other: how much longer each takes than each other one."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from stepgrade.compare.parity import ParityReport, compare_profiles, runtime_of
+from stepgrade.errors import EXIT_GATE, EXIT_NOT_MEASURED, EXIT_OK
+from stepgrade.model import Profile
+from stepgrade.units import show_ratio
+
+
+class ParityMatrix(Struct, frozen=True, kw_only=True):
+    """Row over column: above 1 the row is slower. None where it cannot be told."""
+
+    runtimes: tuple[str, ...]
+    time_ratios: tuple[tuple[float | None, ...], ...]
+    parity: tuple[tuple[bool | None, ...], ...]
+    matched_shares: tuple[tuple[float, ...], ...]
+    first_against: tuple[ParityReport, ...]
+    schema_version: int = 2
+
+    def to_json(self) -> str:
+        """Return the matrix as JSON."""
+        return msgspec.json.encode(self).decode()
+
+
+def compare_all(profiles: tuple[Profile, ...]) -> ParityMatrix:
+    """Compare every profile with every other; raise NotMeasured when one has no operations."""
+    reports = [[compare_profiles(row, column) for column in profiles] for row in profiles]
+    return ParityMatrix(
+        runtimes=_told_apart([runtime_of(profile) for profile in profiles]),
+        time_ratios=tuple(tuple(report.time_ratio for report in row) for row in reports),
+        parity=tuple(tuple(report.parity_achieved for report in row) for row in reports),
+        matched_shares=tuple(tuple(_matched(report) for report in row) for row in reports),
+        first_against=tuple(reports[0][1:]),
+    )
+
+
+def _told_apart(names: list[str]) -> tuple[str, ...]:
+    """Return the names, numbered where two are alike."""
+    alike = len(set(names)) < len(names)
+    return tuple(f"{place}: {name}" if alike else name for place, name in enumerate(names, start=1))
+
+
+def _matched(report: ParityReport) -> float:
+    named = min(report.ours_matched_share or 0.0, report.theirs_matched_share or 0.0)
+    canonical = min(report.canonical_ours_share or 0.0, report.canonical_theirs_share or 0.0)
+    return max(named, canonical)
+
+
+def judge(reports: tuple[ParityReport, ...], required: float | None) -> tuple[int, tuple[str, ...]]:
+    """Return the exit code and its reasons: ours may take `required` times as long as each of the others."""
+    if required is None:
+        known = all(report.parity_achieved is not None for report in reports)
+        return (EXIT_OK if known else EXIT_NOT_MEASURED), ()
+    behind = [report for report in reports if report.time_ratio is not None and report.time_ratio > required]
+    if behind:
+        return EXIT_GATE, tuple(_behind(report, required) for report in behind)
+    if any(report.time_ratio is None for report in reports):
+        return EXIT_NOT_MEASURED, ("neither throughput nor step time is known on both sides",)
+    return EXIT_OK, ()
+
+
+def _behind(report: ParityReport, required: float) -> str:
+    names = (
+        f"{report.apr_runtime} takes {show_ratio(report.time_ratio)} the time of {report.baseline_runtime}"
+    )
+    return f"{names}, and {show_ratio(required)} is allowed"

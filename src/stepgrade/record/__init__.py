@@ -1,0 +1,7 @@
+"""The live recorder for PyTorch: from a training loop to a step profile."""
+
+from __future__ import annotations
+
+from stepgrade.record.recorder import Recorder, watch
+
+__all__ = ["Recorder", "watch"]

@@ -1,0 +1,76 @@
+"""Stamps: nanoseconds of the host, or events on the device's stream that are read when they are done."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+
+class HostClock:
+    """For devices that work in the calling thread: a stamp is `perf_counter_ns`."""
+
+    name = "host"
+
+    def __init__(self) -> None:
+        self.now = time.perf_counter_ns
+
+    def is_done(self, _stamp: int) -> bool:
+        """Tell whether the stamp can be read: always."""
+        return True
+
+    def times_ns(self, stamps: list[int]) -> list[int]:
+        """Return the stamps as nanoseconds from the first one."""
+        first = stamps[0]
+        return [stamp - first for stamp in stamps]
+
+    def finish(self) -> None:
+        """Wait for what is not done yet: nothing."""
+
+
+class EventClock:
+    """For accelerators: a stamp is a timing event in the current stream; the loop is never synchronised.
+
+    Times are then those of the device: a wait for input that the device does not notice has no length.
+    """
+
+    name = "device events"
+
+    def __init__(self, device_module: Any) -> None:
+        self._new = device_module.Event
+        self._free: list[Any] = []
+        self._synchronize = device_module.synchronize
+
+    def now(self) -> Any:
+        """Record an event and return it."""
+        event = self._free.pop() if self._free else self._new(enable_timing=True)
+        event.record()
+        return event
+
+    def is_done(self, stamp: Any) -> bool:
+        """Tell whether the device has passed the event."""
+        return bool(stamp.query())
+
+    def times_ns(self, stamps: list[Any]) -> list[int]:
+        """Return nanoseconds from the first event; all but the last go back to be used again.
+
+        The last one is also the first of the step that follows.
+        """
+        first = stamps[0]
+        times = [0, *(max(0, round(first.elapsed_time(stamp) * 1e6)) for stamp in stamps[1:])]
+        last = stamps[-1]
+        self._free += {id(stamp): stamp for stamp in stamps if stamp is not last}.values()
+        return times
+
+    def finish(self) -> None:
+        """Wait until the device has passed every event; only when recording ends."""
+        self._synchronize()
+
+
+def clock_for(device: Any) -> HostClock | EventClock:
+    """Return the clock for a torch device; one whose module has no timing events is timed on the host."""
+    if device is None or device.type in ("cpu", "meta"):
+        return HostClock()
+    import torch  # noqa: PLC0415  an extra
+
+    module = getattr(torch, device.type, None)
+    return EventClock(module) if hasattr(module, "Event") else HostClock()

@@ -1,0 +1,39 @@
+"""Numbers that stand for phases and layer edges, so that the training loop only appends integers."""
+
+from __future__ import annotations
+
+NONE = 0
+AFTER_FORWARD = 1  # becomes `loss` when backward comes next, and no phase otherwise
+INPUT = 2
+H2D = 3
+D2H = 4
+FORWARD = 5
+LOSS = 6
+BACKWARD = 7
+COMMUNICATION = 8
+OPTIMIZER = 9
+EVALUATION = 10
+BACKWARD_DONE = 11  # no phase: ends the layers whose input needs no gradient
+
+PHASE_NAMES = {
+    INPUT: "input",
+    H2D: "h2d",
+    D2H: "d2h",
+    FORWARD: "forward",
+    LOSS: "loss",
+    BACKWARD: "backward",
+    COMMUNICATION: "communication",
+    OPTIMIZER: "optimizer",
+    EVALUATION: "evaluation",
+}
+FIRST_FREE_PHASE = 16
+
+# A layer's edge is LAYER_BASE + 8 * layer + one of these.
+LAYER_BASE = 4096
+LAYER_WIDTH = 8
+FWD_IN, FWD_OUT, AGAIN_IN, AGAIN_OUT, BWD_IN, BWD_OUT = range(6)
+
+
+def layer_code(layer: int, edge: int) -> int:
+    """Return the number of one edge of one layer."""
+    return LAYER_BASE + LAYER_WIDTH * layer + edge

@@ -1,0 +1,102 @@
+"""From the edges of one step to its times: every nanosecond in one phase or in none."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from msgspec import Struct
+
+from stepgrade.record.codes import (
+    AFTER_FORWARD,
+    AGAIN_IN,
+    AGAIN_OUT,
+    BACKWARD,
+    BACKWARD_DONE,
+    BWD_IN,
+    BWD_OUT,
+    EVALUATION,
+    FORWARD,
+    FWD_IN,
+    FWD_OUT,
+    LAYER_BASE,
+    LAYER_WIDTH,
+    LOSS,
+    NONE,
+)
+
+_CLOSED_BY = {FWD_IN: FWD_OUT, AGAIN_IN: AGAIN_OUT, BWD_IN: BWD_OUT}
+_CLOSING = tuple(_CLOSED_BY.values())
+# What the time after a forward was, by what comes next.
+_AFTER_FORWARD = {BACKWARD: LOSS, FORWARD: FORWARD}
+
+
+class StepTimes(Struct, kw_only=True):
+    """One step: its length, its phases by code, its layers by number."""
+
+    wall_ns: int
+    phases_ns: dict[int, int]
+    forward_ns: dict[int, int]
+    backward_ns: dict[int, int]
+    again_ns: dict[int, int]
+    evaluated: bool = False
+
+
+def fold_step(times_ns: list[int], codes: list[int], ends_by: dict[int, int | None]) -> StepTimes:
+    """Add up the edges of one step; `ends_by` names the layer whose backward begins where another's ends."""
+    phases: dict[int, int] = defaultdict(int)
+    layers = _Layers(ends_by)
+    current, since_ns = NONE, times_ns[0]
+    for time_ns, code in zip(times_ns, codes, strict=True):
+        if code >= LAYER_BASE:
+            layers.pass_edge(time_ns, code - LAYER_BASE)
+        elif code == BACKWARD_DONE:
+            layers.end_backward(time_ns)
+        else:
+            phases[_AFTER_FORWARD.get(code, NONE) if current == AFTER_FORWARD else current] += (
+                time_ns - since_ns
+            )
+            current, since_ns = code, time_ns
+    phases.pop(NONE, None)
+    return StepTimes(
+        wall_ns=times_ns[-1] - times_ns[0],
+        phases_ns=phases,
+        forward_ns=layers.totals_ns[FWD_OUT],
+        backward_ns=layers.totals_ns[BWD_OUT],
+        again_ns=layers.totals_ns[AGAIN_OUT],
+        evaluated=EVALUATION in phases,
+    )
+
+
+class _Layers:
+    """Layers between their edges; what a backward has to compute again is not counted as backward."""
+
+    def __init__(self, ends_by: dict[int, int | None]) -> None:
+        self.totals_ns: dict[int, dict[int, int]] = {edge: defaultdict(int) for edge in _CLOSING}
+        self._since: dict[int, dict[int, int]] = {edge: {} for edge in _CLOSING}
+        self._backward = self._since[BWD_OUT]
+        self._ends_by = ends_by
+
+    def pass_edge(self, time_ns: int, code: int) -> None:
+        layer, edge = divmod(code, LAYER_WIDTH)
+        closing = _CLOSED_BY.get(edge)
+        if closing is None:
+            self._close(layer, edge, time_ns)
+            return
+        if edge == BWD_IN and self._backward:
+            for other in [open_ for open_ in self._backward if self._ends_by.get(open_) == layer]:
+                self._close(other, BWD_OUT, time_ns)
+        self._since[closing][layer] = time_ns
+
+    def end_backward(self, time_ns: int) -> None:
+        """Close the layers whose input needs no gradient: only the end of backward ends them."""
+        for layer in list(self._backward):
+            self._close(layer, BWD_OUT, time_ns)
+
+    def _close(self, layer: int, edge: int, time_ns: int) -> None:
+        started = self._since[edge].pop(layer, None)
+        if started is None:
+            return
+        self.totals_ns[edge][layer] += time_ns - started
+        if edge == AGAIN_OUT:
+            for other in self._backward:
+                self._backward[other] += time_ns - started

@@ -1,0 +1,61 @@
+"""A callback for Hugging Face's Trainer: `Trainer(…, callbacks=[StepgradeCallback()])`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import TrainerCallback
+
+from stepgrade.record.loggers import metrics_of
+from stepgrade.record.recorder import Recorder
+
+
+class StepgradeCallback(TrainerCallback):
+    """Records the training and writes the step profile at its end; options are those of `Recorder`.
+
+    `setup` names the hardware to grade against, as in `Recorder.score`; the numbers go into the
+    trainer's log history too, and so to whatever it reports to.
+    """
+
+    def __init__(self, *, setup: dict[str, Any] | None = None, **options: Any) -> None:
+        self.recorder: Recorder | None = None
+        self._setup = setup or {}
+        self._options = options
+
+    def on_train_begin(self, args: Any, _state: Any, _control: Any, **parts: Any) -> None:
+        """Start to record the model, the optimizer and the loader that the trainer made."""
+        config = {
+            "accumulation": args.gradient_accumulation_steps,
+            "batch_size": args.per_device_train_batch_size,
+            "bf16": args.bf16,
+            "fp16": args.fp16,
+        }
+        self.recorder = Recorder(
+            parts["model"],
+            optimizer=parts.get("optimizer"),
+            dataloader=parts.get("train_dataloader"),
+            **({"config": config} | self._options),
+        ).start()
+
+    def on_step_end(self, _args: Any, _state: Any, _control: Any, **_parts: Any) -> None:
+        """End a step: one of the optimizer, whatever the accumulation."""
+        if self.recorder is not None:
+            self.recorder.step()
+
+    def on_log(
+        self, _args: Any, _state: Any, _control: Any, logs: dict[str, Any] | None = None, **_parts: Any
+    ) -> None:
+        """Take over the loss that the trainer averages."""
+        loss = (logs or {}).get("loss")
+        if self.recorder is not None and isinstance(loss, int | float):
+            self.recorder.add_loss(loss)
+
+    def on_train_end(self, _args: Any, state: Any, _control: Any, **_parts: Any) -> None:
+        """Write the profile."""
+        if self.recorder is None:
+            return
+        self.recorder.close()
+        if self.recorder.has_profile:
+            state.log_history.append(
+                metrics_of(self.recorder.score(**self._setup)) | {"step": state.global_step}
+            )

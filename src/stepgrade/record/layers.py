@@ -1,0 +1,166 @@
+"""Hooks on the blocks: forward between two module hooks, backward between the gradients of its ends."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stepgrade.record.calls import around_calls
+from stepgrade.record.codes import (
+    AGAIN_IN,
+    AGAIN_OUT,
+    BACKWARD,
+    BWD_IN,
+    BWD_OUT,
+    FORWARD,
+    FWD_IN,
+    FWD_OUT,
+    layer_code,
+)
+from stepgrade.record.timeline import Timeline
+
+_HOOK = -1  # torch counts its own hooks up from 0
+_NOTHING = object()
+_is_compiling = torch.compiler.is_compiling
+
+
+class LayerHooks:
+    """Times every call of the blocks; `ends_by` says whose backward begins where another's ends.
+
+    A block's backward begins when the gradient of its output is there and ends when that of its input
+    is: hooks on these two tensors cost far less than module backward hooks, and change no graph. Where the
+    input is the output of the block before, one hook serves both.
+    """
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.ends_by: dict[int, int | None] = {}
+        self._timeline = timeline
+        self._left: object = _NOTHING  # what the last block gave, until the next one is called
+        self._left_by = -1
+        self._graphed: set[int] = set()
+        self._undo: list[Callable[[], None]] = []
+
+    def attach(self, blocks: list[Any], first: int = 0) -> None:
+        """Put hooks on the blocks, numbered from `first`."""
+        for layer, block in enumerate(blocks, start=first):
+            self._undo.append(around_calls(block, self._before(layer), self._after(layer)))
+
+    def detach(self) -> None:
+        """Take every hook off again."""
+        while self._undo:
+            self._undo.pop()()
+        self.release()
+
+    def release(self) -> None:
+        """Hold on to no tensor of the model."""
+        self._left = _NOTHING
+
+    def _before(self, layer: int) -> Callable[..., None]:
+        timeline, edges, now = self._timeline, self._timeline.edges, self._timeline.now
+        forward, again = layer_code(layer, FWD_IN), layer_code(layer, AGAIN_IN)
+        ends_by, ended = self.ends_by, self._marker(layer_code(layer, BWD_OUT))
+
+        def before(_module: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if _is_compiling():
+                return  # inside a compiled graph there is nothing to time, and this leaves no trace in it
+            direction = timeline.direction
+            if direction == FORWARD:
+                if args and args[0] is self._left:  # the usual way, so it has to be short
+                    ends_by[layer] = self._left_by
+                else:
+                    self._follow_input(layer, args or tuple(kwargs.values()), ended)
+                self._left = _NOTHING
+                edges.append(now())
+                edges.append(forward)
+            elif direction == BACKWARD:
+                if layer not in self._graphed:
+                    self._follow_input(layer, args or tuple(kwargs.values()), ended)
+                edges.append(now())
+                edges.append(again)
+
+        return before
+
+    def _after(self, layer: int) -> Callable[..., None]:
+        timeline, edges, now = self._timeline, self._timeline.edges, self._timeline.now
+        forward, again = layer_code(layer, FWD_OUT), layer_code(layer, AGAIN_OUT)
+        begun = self._marker(layer_code(layer, BWD_IN))
+
+        def after(_module: object, _args: object, output: object) -> None:
+            if _is_compiling():
+                return
+            direction = timeline.direction
+            if direction == FORWARD:
+                edges.append(now())
+                edges.append(forward)
+                self._follow_output(layer, output, begun)
+            elif direction == BACKWARD:
+                edges.append(now())
+                edges.append(again)
+                if layer not in self._graphed:  # checkpoints of the reentrant kind make their graph only now
+                    _mark_gradient(_first_tensor(output), begun)
+
+        return after
+
+    def _follow_input(self, layer: int, values: tuple[Any, ...], ended: Callable[[Tensor], None]) -> None:
+        """Let the end of this layer's backward be marked when the gradient of its input is there."""
+        entering = _first_tensor(values)
+        if entering is not None and entering is self._left:
+            self.ends_by[layer] = self._left_by
+            return
+        self.ends_by[layer] = None
+        if entering is None or not entering.requires_grad:
+            return  # then the end of the whole backward pass ends it
+        if entering.grad_fn is not None:
+            _mark_gradient(entering, ended)
+        elif self._timeline.direction == BACKWARD:
+            entering.register_hook(ended)  # a leaf, but a copy that goes away: others keep their hooks
+
+    def _follow_output(self, layer: int, output: object, begun: Callable[[Tensor], None]) -> None:
+        leaving = output if type(output) is Tensor else _first_tensor(output)
+        if _mark_gradient(leaving, begun):
+            self._graphed.add(layer)
+            self._left, self._left_by = leaving, layer
+        else:
+            self._graphed.discard(layer)
+
+    def _marker(self, code: int) -> Callable[[Tensor], None]:
+        timeline, edges, now = self._timeline, self._timeline.edges, self._timeline.now
+
+        def mark(_gradient: Tensor) -> None:
+            if timeline.direction == BACKWARD:
+                edges.append(now())
+                edges.append(code)
+
+        return mark
+
+
+def _mark_gradient(tensor: Tensor | None, mark: Callable[[Tensor], None]) -> bool:
+    """Call `mark` when the tensor's gradient is there; tell whether it will have one.
+
+    This is `register_hook` without its handle, in a fraction of its time, unless the tensor has hooks.
+    """
+    node = None if tensor is None else tensor.grad_fn
+    if tensor is None or node is None:
+        return False
+    if tensor._backward_hooks is None and hasattr(node, "_register_hook_dict"):  # noqa: SLF001  as torch does
+        tensor._backward_hooks = OrderedDict(((_HOOK, mark),))  # noqa: SLF001
+        node._register_hook_dict(tensor)  # noqa: SLF001
+    else:
+        tensor.register_hook(mark)
+    return True
+
+
+def _first_tensor(value: object) -> Tensor | None:
+    """Return the first floating-point tensor in a tensor, a sequence or a map; not any deeper."""
+    if isinstance(value, Tensor):
+        return value if value.is_floating_point() else None
+    if isinstance(value, tuple | list):
+        for item in value:
+            if isinstance(item, Tensor) and item.is_floating_point():
+                return item
+        return None
+    return _first_tensor(tuple(value.values())) if hasattr(value, "values") else None

@@ -1,0 +1,299 @@
+"""A recording that runs: what is hooked, which step it is in, what the steps add up to."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from msgspec import Struct
+
+from stepgrade.record import patches
+from stepgrade.record.about import device_of
+from stepgrade.record.blocks import find_blocks
+from stepgrade.record.calls import around_calls
+from stepgrade.record.clock import EventClock, HostClock, clock_for
+from stepgrade.record.codes import (
+    BACKWARD,
+    COMMUNICATION,
+    EVALUATION,
+    FIRST_FREE_PHASE,
+    FORWARD,
+    LAYER_BASE,
+    NONE,
+    OPTIMIZER,
+    PHASE_NAMES,
+)
+from stepgrade.record.ddp import DdpCommunication, ddp_communication
+from stepgrade.record.fold import StepTimes, fold_step
+from stepgrade.record.layers import LayerHooks
+from stepgrade.record.operations import OperationWindow
+from stepgrade.record.sensors import Sensors, sensors_for
+from stepgrade.record.timeline import Timeline
+from stepgrade.record.totals import Series, Totals
+
+_is_compiling = torch.compiler.is_compiling
+# Steps whose device events are not done yet; more than this many in flight does not happen in training.
+_MOST_PENDING = 256
+
+
+class Ended(Struct):
+    """A step that ended on the host; on a device it may still be running."""
+
+    edges: list[Any]
+    tokens: int
+    loss: Any
+    profiled: bool
+
+
+class Recording:
+    """Hooks in, steps out. Everything that runs inside the training loop is here or in `timeline`."""
+
+    def __init__(self, *, warmup: int, window: OperationWindow | None) -> None:
+        self.clock: HostClock | EventClock = HostClock()
+        self.sensors: Sensors | None = None
+        self.timeline = Timeline(self.clock.now)
+        self.layers = LayerHooks(self.timeline)
+        self.layer_names: list[str] = []
+        self.window = window
+        self.warm, self.steady = Totals(), Totals()  # since `take_fresh` was last called
+        self.loss = Series()
+        self.ended = self.interrupted = self.profiled = self.lost = 0
+        self.stepped_by_hand = False
+        self.saw_model = self.saw_forward = False
+        self.ddp: DdpCommunication | None = None
+        self.on_step: Callable[[int], None] | None = None
+        self._warmup = warmup
+        self._patches = patches.Patches()
+        self._undo: list[Callable[[], None]] = []
+        self._phase_codes = {name: code for code, name in PHASE_NAMES.items()}
+        self._datasets: list[Any] | None = []
+        self._main_optimizer: Any = None
+        self._tokens = 0
+        self._pending: deque[Ended] = deque()
+
+    def start(self) -> None:
+        """Wrap what torch has no hooks for, and begin the first step."""
+        patches.patch_backward(self._patches, self.timeline)
+        patches.patch_input(self._patches, self.timeline, self._is_watched)
+        patches.patch_grad_scaler(self._patches, self._scaler_step)
+        patches.patch_collectives(self._patches, self.timeline)
+        self.timeline.start()
+
+    def stop(self) -> None:
+        """Take everything off again and read the steps that are still on the device."""
+        self.layers.detach()
+        self._patches.undo()
+        while self._undo:
+            self._undo.pop()()
+        if self.ddp is not None:
+            self.ddp.close()
+        if self.window is not None:
+            self.window.close()
+        self.timeline.stop()
+        if self._pending:
+            self.clock.finish()
+            self._settle()
+
+    def watch_model(self, model: Any, layers: list[str] | None) -> int:
+        """Time the model's calls and those of its blocks; return how many blocks there are."""
+        if not self.saw_model:
+            self._settle_on(device_of(model))
+        self.saw_model = True
+        self.watch_calls(model)
+        self.ddp = self.ddp or ddp_communication(model, on_host=self.clock.name == "host")
+        known = set(self.layer_names)
+        blocks = [(name, block) for name, block in find_blocks(model, layers) if name not in known]
+        self.layers.attach([block for _, block in blocks], first=len(self.layer_names))
+        self.layer_names += [name for name, _ in blocks]
+        return len(blocks)
+
+    def watch_calls(self, module: Any) -> None:
+        """Count the module's calls as forward."""
+        self._undo.append(around_calls(module, self._before_forward, self._after_forward))
+
+    def _settle_on(self, device: Any) -> None:
+        """Take the clock of the device that the first model is on; the steps before it are not kept."""
+        self.clock = clock_for(device)
+        self.sensors = sensors_for(device)
+        self.timeline.now = self.clock.now
+        if self.clock.name != "host":
+            patches.patch_copies(self._patches, self.timeline)
+        self._pending.clear()
+        self.timeline.drop()
+
+    def watch_optimizer(self, optimizer: Any) -> None:
+        """Time the optimizer; its step also ends a training step unless the user does that."""
+        inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+        self._undo += [
+            inner.register_step_pre_hook(self.before_optimizer).remove,
+            inner.register_step_post_hook(self.after_optimizer).remove,
+        ]
+        patches.patch_zero_grad(self._patches, self.timeline, inner)
+
+    def watch_every_optimizer(self) -> None:
+        """Time all optimizers, those that do not exist yet too."""
+        from torch.optim import optimizer  # noqa: PLC0415  only for scripts
+
+        self._undo += [
+            optimizer.register_optimizer_step_pre_hook(self.before_optimizer).remove,
+            optimizer.register_optimizer_step_post_hook(self.after_optimizer).remove,
+        ]
+        patches.patch_zero_grad(self._patches, self.timeline, optimizer.Optimizer)
+
+    def watch_loader(self, loader: Any) -> bool:
+        """Time the wait for each batch; tell whether this kind of loader can be hooked."""
+        if not isinstance(loader, torch.utils.data.DataLoader):
+            return False
+        if self._datasets is not None:
+            self._datasets.append(loader.dataset)
+        return True
+
+    def watch_every_loader(self) -> None:
+        """Time all DataLoaders."""
+        self._datasets = None
+
+    def phase_code(self, name: str) -> int:
+        """Return the number of a phase; a new name gets a new one."""
+        code = self._phase_codes.get(name)
+        if code is None:
+            code = FIRST_FREE_PHASE + len(self._phase_codes)
+            if code >= LAYER_BASE:
+                raise ValueError(
+                    f"{len(self._phase_codes)} names of phases are too many: a name is not a step"
+                )
+            self._phase_codes[name] = code
+        return code
+
+    def phase_names(self) -> dict[int, str]:
+        """Return the names of the phases by number."""
+        return {code: name for name, code in self._phase_codes.items()}
+
+    def end_step(self, loss: Any = None) -> None:
+        """End the step at hand and begin the next one."""
+        profiled = self.window is not None and self.window.is_open
+        self._pending.append(
+            Ended(edges=self.timeline.cut(), tokens=self._tokens, loss=_kept_loss(loss), profiled=profiled)
+        )
+        self._tokens = 0
+        self.ended += 1
+        if self.window is not None:
+            self.window.close()
+            self.window.open_if_due(self.ended)
+            if profiled or self.window.is_open:
+                self.timeline.drop()
+        self._settle()
+        if self.on_step is not None:
+            self.on_step(self.ended)
+
+    def take_fresh(self, whole: tuple[Totals, Totals] | None) -> tuple[Totals, Totals]:
+        """Add what was measured since the last time to the sums of warm-up and of steady steps."""
+        warm, steady = whole or (Totals(), Totals())
+        warm.merge(self.warm)
+        steady.merge(self.steady)
+        self.warm, self.steady = Totals(), Totals()
+        return warm, steady
+
+    def read_sensors(self) -> None:
+        """Take a reading of the GPU's clocks, power and temperature, when it tells them."""
+        if self.sensors is not None:
+            self.sensors.read()
+
+    def before_optimizer(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        """Begin the optimizer's phase."""
+        if not _is_compiling():
+            self.timeline.enter(OPTIMIZER)
+
+    def after_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        """End it, and with it the step when it is the optimizer that counts steps."""
+        if not _is_compiling():
+            self.timeline.leave()
+            self._stepped(optimizer)
+
+    def _stepped(self, optimizer: Any) -> None:
+        if self.stepped_by_hand or not self.timeline.live:
+            return
+        if self._main_optimizer is None:
+            self._main_optimizer = optimizer
+        if optimizer is self._main_optimizer:
+            self.end_step()
+
+    def _scaler_step(
+        self, original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Count a step that the scaler skips because of infinite gradients as a step, which it is in time."""
+        self.timeline.enter(OPTIMIZER)
+        ended = self.ended
+        try:
+            return original(scaler, optimizer, *args, **kwargs)
+        finally:
+            self.timeline.leave()
+            if self.ended == ended and optimizer is self._main_optimizer:
+                self._stepped(optimizer)
+
+    def _is_watched(self, iterator: Any) -> bool:
+        datasets = self._datasets
+        return datasets is None or any(iterator._dataset is dataset for dataset in datasets)  # noqa: SLF001
+
+    def _before_forward(self, _module: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if _is_compiling():
+            return
+        timeline = self.timeline
+        if timeline.direction == NONE and torch.is_grad_enabled():
+            self._tokens += _count_tokens(args, kwargs)
+            self.saw_forward = True
+        inside = timeline.direction in (FORWARD, BACKWARD)
+        timeline.enter(FORWARD if inside or torch.is_grad_enabled() else EVALUATION)
+
+    def _after_forward(self, _module: object, _args: object, _output: object) -> None:
+        if not _is_compiling():
+            self.layers.release()
+            self.timeline.leave()
+
+    def _settle(self) -> None:
+        """Add up the steps that the device is through with; give up on the oldest when too many wait."""
+        while self._pending and self.clock.is_done(self._pending[0].edges[-2]):
+            self._add(self._pending.popleft())
+        while len(self._pending) > _MOST_PENDING:
+            self._pending.popleft()
+            self.lost += 1
+
+    def _add(self, ended: Ended) -> None:
+        times_ns = self.clock.times_ns(ended.edges[0::2])
+        step = fold_step(times_ns, ended.edges[1::2], self.layers.ends_by)
+        if ended.loss is not None:
+            self.loss.add(float(ended.loss))
+        if ended.profiled:
+            self.profiled += 1
+        elif step.evaluated:
+            self.interrupted += 1
+        else:
+            self._tell_communication(step)
+            self._warmup -= 1
+            (self.warm if self._warmup >= 0 else self.steady).add(step, ended.tokens)
+
+    def _tell_communication(self, step: StepTimes) -> None:
+        if self.ddp is None or BACKWARD not in step.phases_ns:
+            return
+        exposed = min(self.ddp.exposed_ns(), step.phases_ns[BACKWARD])
+        step.phases_ns[BACKWARD] -= exposed
+        step.phases_ns[COMMUNICATION] = step.phases_ns.get(COMMUNICATION, 0) + exposed
+
+
+def _count_tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Return how many tokens a language model is called with: integers in two dimensions, else 0."""
+    ids = kwargs.get("input_ids", args[0] if args else None)
+    if isinstance(ids, torch.Tensor) and ids.dim() == 2 and not ids.is_floating_point():
+        return int(ids.numel())
+    return 0
+
+
+def _kept_loss(loss: Any) -> Any:
+    """Return the loss as it can be read later without waiting for the device."""
+    if not isinstance(loss, torch.Tensor):
+        return loss
+    if loss.device.type == "cpu":
+        return float(loss.detach())
+    pinned = torch.empty((), dtype=torch.float32, pin_memory=True)
+    return pinned.copy_(loss.detach(), non_blocking=True)

@@ -1,0 +1,143 @@
+"""A training script that knows nothing of us, run with a recorder around it."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from stepgrade.errors import BadInput, BadOption
+from stepgrade.record.recorder import Recorder
+
+# A model that has not been called by then is not part of the steps.
+_STEPS_TO_LOOK_FOR_MODELS = 2
+
+
+class ScriptRecorder(Recorder):
+    """A recorder that finds model, optimizer and loaders by itself, whenever the script makes them."""
+
+    def start(self) -> ScriptRecorder:
+        """Begin to record every optimizer and DataLoader, and look for the models."""
+        self._counts_optimizer_steps = True
+        super().start()
+        recording = self._recording
+        if recording is not None:
+            recording.watch_every_optimizer()
+            recording.watch_every_loader()
+            self._search = _ModelSearch(self)
+        return self
+
+    def close(self) -> None:
+        """End the search and the recording."""
+        if self._recording is not None:
+            self._search.end()
+        super().close()
+
+
+class _ModelSearch:
+    """Notices the outermost modules that are called with gradients: the models of the training loop."""
+
+    def __init__(self, recorder: ScriptRecorder) -> None:
+        from torch import nn  # noqa: PLC0415  an extra
+
+        from stepgrade.record.patches import Patches  # noqa: PLC0415  needs torch
+
+        self._recorder = recorder
+        self._found: set[int] = set()
+        self._over = False
+        self._patches = Patches()
+        self._module_class = nn.Module
+        self._patches.replace(nn.Module, "__call__", self._make)
+
+    def end(self) -> None:
+        self._over = True
+        self._patches.undo()
+
+    def _make(self, original: Any) -> Any:
+        from torch.compiler import is_compiling  # noqa: PLC0415  an extra
+
+        search = self
+
+        def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  that is its name
+            if search._over or is_compiling():  # a compiled model may have kept this function
+                return original(self, *args, **kwargs)
+            search._patches.undo()  # what is called inside sees torch as it is
+            search._notice(self)
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                if not search._over and search._recorder.steps < _STEPS_TO_LOOK_FOR_MODELS:
+                    search._patches.replace(search._module_class, "__call__", search._make)
+
+        return __call__
+
+    def _notice(self, module: Any) -> None:
+        import torch  # noqa: PLC0415  an extra
+
+        if id(module) in self._found or not torch.is_grad_enabled():
+            return
+        if any(parameter.requires_grad for parameter in module.parameters()):
+            self._found.add(id(module))
+            self._recorder.watch_model(module)
+
+
+def run_script(recorder: Recorder, command: list[str], *, as_module: bool = False) -> int:
+    """Run `command` as `python` would, recorded; return its exit code, 130 when it was interrupted."""
+    if not command:
+        raise BadOption("there is no script to run", hint="stepgrade record train.py arguments…")
+    if not as_module and not Path(command[0]).is_file():
+        raise BadInput("no such file", where=command[0], hint="to run a module use -m")
+    with _arguments(command, as_module=as_module), _termination_as_exit(), recorder:
+        try:
+            if as_module:
+                runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(command[0], run_name="__main__")
+        except SystemExit as end:
+            return _exit_code(end.code)
+        except KeyboardInterrupt:
+            return 128 + signal.SIGINT
+    return 0
+
+
+@contextmanager
+def _arguments(command: list[str], *, as_module: bool) -> Iterator[None]:
+    """Let `sys.argv` and `sys.path` be what the script would see by itself."""
+    argv, path = sys.argv, sys.path[0]
+    sys.argv = list(command)
+    sys.path[0] = os.getcwd() if as_module else str(Path(command[0]).resolve().parent)  # noqa: PTH109
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[0] = argv, path
+
+
+@contextmanager
+def _termination_as_exit() -> Iterator[None]:
+    """Let SIGTERM end the script by an exception, so that what was recorded is written."""
+
+    def leave(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    try:
+        before = signal.signal(signal.SIGTERM, leave)
+    except ValueError:  # not in the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _exit_code(code: str | int | None) -> int:
+    if code is None or isinstance(code, int):
+        return code or 0
+    print(code, file=sys.stderr)  # noqa: T201  as the interpreter does
+    return 1

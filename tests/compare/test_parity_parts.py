@@ -1,0 +1,181 @@
+"""Runtimes that name their operations differently meet, and the parts of a gap add up to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stepgrade as sg
+from stepgrade import api
+from stepgrade.model import Profile
+from tests.builders import make_ops, make_profile
+from tests.conftest import Ran
+from tests.faulty_runs import US, Faults, make_faulty_trace, profile_of, profile_of_ranks
+from tests.kineto_text import kineto_text
+
+WELL = profile_of(Faults())
+NAMES = ["gemm_qkv", "gemm_gate", "attention", "rmsnorm", "lm_head", "silu", "embed", "mlp_down", "strange"]
+STEPS = st.dictionaries(
+    st.sampled_from([*NAMES, *(f"{name}_bwd" for name in NAMES)]), st.floats(0.01, 1e4), min_size=1
+)
+
+
+def runtime(name: str, step_ms: float = 100.0, **total_ms: float) -> Profile:
+    return make_profile(runtime=name, operations=make_ops(**total_ms), step_ms=step_ms)
+
+
+def assert_adds_up(report: sg.ParityReport) -> None:
+    assert report.gap is not None
+    total = sum(part.ms for part in report.gap.parts)
+    assert total == pytest.approx(report.gap.gap_ms, abs=max(0.001 * abs(report.gap.gap_ms), 1e-6))
+    assert report.gap.ours_ms - report.gap.theirs_ms == pytest.approx(report.gap.gap_ms)
+    for gap in report.canonical:
+        assert gap.count_ms + gap.per_call_ms + gap.precision_ms == pytest.approx(gap.gap_ms, abs=1e-9)
+
+
+def test_operations_meet_by_what_they_are() -> None:
+    ours = runtime(
+        "ours", gemm_qkv=300.0, gemm_gate=200.0, attention=100.0, rmsnorm_bwd=50.0, gemm_qkv_bwd=500.0
+    )
+    theirs = runtime(
+        "theirs", c_attn=100.0, fc1=200.0, flash_attn=100.0, layer_norm_backward=50.0, c_attn_bwd=250.0
+    )
+    report = sg.parity(ours, theirs)
+    assert report.ours_matched_share == 0.0
+    assert report.canonical_level == "class, role and direction"
+    assert (report.canonical_ours_share, report.canonical_theirs_share) == (1.0, 1.0)
+    assert report.parity_achieved is False
+    assert report.behind == ("gemm · qkv · backward", "gemm · qkv · forward")
+    assert_adds_up(report)
+
+
+def test_nothing_says_that_strange_operations_are_the_same() -> None:
+    report = sg.parity(runtime("ours", foo=10.0), runtime("theirs", bar=10.0))
+    assert report.parity_achieved is None
+    assert report.canonical == ()
+
+
+@given(STEPS, STEPS, st.floats(0.1, 1e4), st.floats(0.1, 1e4))
+def test_parts_add_up_for_any_step_profiles(
+    mine: dict[str, float], other: dict[str, float], mine_ms: float, other_ms: float
+) -> None:
+    assert_adds_up(sg.parity(runtime("ours", mine_ms, **mine), runtime("theirs", other_ms, **other)))
+
+
+FAULTS = {
+    "loader": (Faults(loader_ns=30_000 * US), "waiting for input"),
+    "fp32": (Faults(fp32=4.0), "wider precision"),
+    "tiny": (Faults(tiny=300), "more calls"),
+    "reads": (Faults(reads=40), "synchronisation"),
+    "reduce": (Faults(reduce_ns=1_000 * US, reduce_at_end=True), "communication"),
+    "stall": (Faults(stall_ns=30_000 * US), "waits for the host"),
+    "pageable": (Faults(pageable_ns=10_000 * US), "copies between host and device"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_gap_of_a_planted_fault_is_mostly_that_fault(name: str) -> None:
+    faults, words = FAULTS[name]
+    report = sg.parity(profile_of(faults), WELL)
+    assert_adds_up(report)
+    assert report.gap is not None
+    told = sum(part.ms for part in report.gap.parts if words in part.name)
+    assert told > 0.5 * report.gap.gap_ms, report.gap.parts
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_other_way_round_every_part_changes_its_sign(name: str) -> None:
+    slow = profile_of(FAULTS[name][0])
+    there, back = sg.parity(slow, WELL), sg.parity(WELL, slow)
+    assert_adds_up(back)
+    assert there.gap is not None
+    assert back.gap is not None
+    assert back.gap.gap_ms == pytest.approx(-there.gap.gap_ms)
+
+
+def test_several_ranks_add_up() -> None:
+    assert_adds_up(sg.parity(profile_of_ranks(30_000 * US), profile_of_ranks(0)))
+
+
+def test_less_overlap_is_told_from_more_communication() -> None:
+    hidden = profile_of(Faults(reduce_ns=1_000 * US))
+    exposed = profile_of(Faults(reduce_ns=1_000 * US, reduce_at_end=True))
+    report = sg.parity(exposed, hidden)
+    assert report.gap is not None
+    kinds = {part.kind: part.ms for part in report.gap.parts}
+    assert kinds["overlap"] > 0.8 * report.gap.gap_ms
+    assert abs(kinds.get("communication", 0.0)) < 0.2 * report.gap.gap_ms
+
+
+def test_times_are_for_as_many_tokens() -> None:
+    ours = make_profile(operations=make_ops(gemm=100.0), step_ms=100.0, tokens_per_step=1000.0)
+    theirs = make_profile(operations=make_ops(gemm=200.0), step_ms=200.0, tokens_per_step=2000.0)
+    report = sg.parity(ours, theirs)
+    assert report.throughput_ratio == pytest.approx(1.0)
+    assert report.gap is not None
+    assert report.gap.gap_ms == pytest.approx(0.0)
+    assert report.gap.tokens_scale == 0.5
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    found = []
+    for name, faults in {
+        "well": Faults(),
+        "slow": Faults(fp32=4.0),
+        "late": Faults(loader_ns=30_000 * US),
+    }.items():
+        found.append(tmp_path / f"{name}.json")
+        found[-1].write_bytes(kineto_text(make_faulty_trace(faults)))
+    return found
+
+
+def test_more_than_two_make_a_matrix(files: list[Path], stepgrade: Callable[..., Ran]) -> None:
+    matrix = api.parity_matrix(*(sg.load(path) for path in files))
+    for row in range(3):
+        assert matrix.time_ratios[row][row] == pytest.approx(1.0)
+        for column in range(3):
+            there, back = matrix.time_ratios[row][column], matrix.time_ratios[column][row]
+            assert there is not None
+            assert back is not None
+            assert there * back == pytest.approx(1.0)
+    for way in ("terminal", "markdown", "json"):
+        ran = stepgrade("parity", *files, "--format", way)
+        assert ran.code == 0
+        assert "slow" in ran.out
+
+
+def test_a_required_ratio_sets_the_exit_code(files: list[Path], stepgrade: Callable[..., Ran]) -> None:
+    well, slow, _ = files
+    assert stepgrade("parity", well, slow, "--require", "1.10").code == 0
+    ran = stepgrade("parity", slow, well, "--require", "1.10")
+    assert ran.code == 1
+    assert "1.10x is allowed" in ran.err
+    assert stepgrade("parity", slow, well, files[2], "--require", "1.10").code == 1
+    assert stepgrade("parity", slow, well, "--require", "99").code == 0
+    assert stepgrade("parity", slow, well, "--require", "0").code == 2
+    assert stepgrade("parity", slow, well, "--require", "1.1", "--contract", "v1").code == 2
+
+
+SAMPLES = Path(__file__).resolve().parents[3] / "shared" / "samples" / "kineto"
+
+
+@pytest.mark.samples
+@pytest.mark.skipif(not SAMPLES.is_dir(), reason="the real traces are not beside this clone")
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("*adamhook_before*", "*adamhook_after*"),
+        ("kineto_v3*workers0*", "kineto_v3*workers4*"),
+        ("tl_h100_bert*", "tl_mi300_bert*"),
+        ("ao_ref*", "ao_sync*"),
+        ("hta_ns*", "tl_mi300_resnet*"),
+    ],
+)
+def test_real_gaps_add_up(ours: str, theirs: str) -> None:
+    report = sg.parity(*(sg.load(next(SAMPLES.glob(pattern))) for pattern in (ours, theirs)))
+    assert_adds_up(report)

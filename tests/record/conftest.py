@@ -1,0 +1,37 @@
+"""What recorder tests share: a tiny GPT, a loop, and no recorder left behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conftest import ROOT
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["test_*.py"]
+
+
+def load_example(name: str):
+    """Import a script of examples/, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_nobody_recording() -> Iterator[None]:
+    import torch
+
+    from stepgrade.record import Recorder
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    left = Recorder._active
+    if left is not None:
+        left.close()
+    assert left is None, "a test left its recorder running"

@@ -1,0 +1,264 @@
+"""Recordings that end in other ways than by themselves, several processes, and the command."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+import stepgrade as sg
+from tests.conftest import ROOT
+from tests.record.forked import Ran, start
+
+LOOP = """
+import sys
+import torch
+import stepgrade as sg
+sys.path.insert(0, {examples!r})
+from train_gpt import GPT, Text, loss_of
+from torch.utils.data import DataLoader
+torch.set_num_threads(1)
+model = GPT(layers=2, width=32, sequence=16)
+optimizer = torch.optim.AdamW(model.parameters())
+loader = DataLoader(Text(2 * {steps}, 16), batch_size=2)
+def train(each=lambda loss: None):
+    for ids, targets in loader:
+        loss = loss_of(model(ids), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        each(loss)
+"""
+
+
+def write_script(folder: Path, body: str, steps: int = 10) -> Path:
+    head = LOOP.format(examples=str(ROOT / "examples"), steps=steps)
+    (folder / "train.py").write_text(head + textwrap.dedent(body))
+    return folder / "train.py"
+
+
+def run(*command: object, cwd: Path, **environment: str) -> Ran:
+    return start(*command, cwd=cwd, **environment).wait()
+
+
+def wait_for(path: Path, seconds: float = 60.0) -> None:
+    until = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < until, f"{path.name} did not come"
+        time.sleep(0.02)
+
+
+def test_a_killed_run_is_there_up_to_its_last_flush(tmp_path: Path) -> None:
+    body = """
+        recorder = sg.watch(model, optimizer, loader, path="run.json", flush_seconds=0.2)
+        train()
+    """
+    process = start(write_script(tmp_path, body, steps=1_000_000 // 8), cwd=tmp_path)
+    wait_for(tmp_path / "run.json")
+    time.sleep(1.0)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    profile = sg.load(tmp_path / "run.json")
+    assert profile.steps > 5
+    assert len(profile.layers) == 2
+    assert profile.layers[0].name == "blocks.0"
+    assert profile.wall_coverage > 0.5
+    assert profile.tokens_per_step == 32
+    assert any("was not ended" in note for note in profile.notes)
+    assert sg.score(profile).step_time_ms == profile.step_ms
+
+
+def test_a_watch_that_nobody_closes_writes_at_exit(tmp_path: Path) -> None:
+    body = """
+        sg.watch(model, optimizer, loader, path="run.json")
+        train()
+        raise RuntimeError("the script's own")
+    """
+    script = write_script(tmp_path, body)  # an interpreter of its own: forked processes have no such exit
+    ran = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert "the script's own" in ran.stderr
+    assert json.loads((tmp_path / "run.json").read_text())["stepgrade"]["recorded_steps"] == 10
+
+
+def test_a_full_disk_is_told_once_and_the_training_goes_on(tmp_path: Path) -> None:
+    body = """
+        import resource, tempfile
+        tempfile.tempdir = "/proc"
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+        with sg.Recorder(model, path="run.json", flush_seconds=0) as recorder:
+            train(recorder.step)
+        print("trained", recorder.steps, recorder.profile().steps)
+    """
+    ran = run(write_script(tmp_path, body, steps=400), cwd=tmp_path)
+    assert ran.out == "trained 400 397\n"
+    assert ran.err.count("it is tried again") == 1
+    assert sg.load(tmp_path / "run.json").recorded_steps < 400  # the journal until the disk was full
+
+
+def test_a_directory_that_may_not_be_written(tmp_path: Path) -> None:
+    folder = tmp_path / "locked"
+    folder.mkdir()
+    body = """
+        import os, tempfile
+        if os.getuid() == 0:
+            os.setegid(65534); os.seteuid(65534)
+        tempfile.tempdir = "elsewhere"
+        with sg.Recorder(model, path="locked/run.json") as recorder:
+            train(recorder.step)
+        print(recorder.path)
+    """
+    script = write_script(tmp_path, body)
+    folder.chmod(0o555)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    elsewhere.chmod(0o777)
+    tmp_path.chmod(0o755)
+    ran = run(script, cwd=tmp_path)
+    assert "locked/run.json cannot be written (Permission denied)" in ran.err
+    assert ran.out == "elsewhere/run.json\n"
+    assert list(folder.iterdir()) == []
+
+
+DISTRIBUTED = """
+import os
+import torch.distributed as dist
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+if sys.argv[1] == "ddp":
+    model = torch.nn.parallel.DistributedDataParallel(model)
+elif sys.argv[1] == "fsdp1":
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+    from train_gpt import Block
+    model = FSDP(model, auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=torch.device("cpu"))
+else:
+    from torch.distributed.fsdp import fully_shard
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters())
+recorder = sg.watch(model, optimizer, loader, path="run.json")
+train()
+recorder.close()
+dist.destroy_process_group()
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp1", "fsdp2"])
+def test_each_rank_writes_its_own_file(tmp_path: Path, kind: str) -> None:
+    script = write_script(tmp_path, DISTRIBUTED)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    ranks = [start(script, kind, cwd=tmp_path, RANK=str(rank), **address) for rank in range(2)]
+    for rank, ran in enumerate([process.wait() for process in ranks]):
+        assert ran.code == 0, ran.err
+        profile = sg.load(tmp_path / f"run.rank{rank}.json")
+        assert (profile.recorded_steps, profile.world_size, len(profile.layers)) == (10, 2, 2)
+        assert [layer.name for layer in profile.layers] == ["blocks.0", "blocks.1"]
+        assert all(layer.fwd_total_ms and layer.bwd_total_ms for layer in profile.layers)
+        phases = {phase.name: phase.total_ms for phase in profile.phases}
+        assert phases["communication"] > 0
+        assert profile.wall_coverage <= 1.0
+
+
+class TestCommand:
+    """`stepgrade record`, as it is called."""
+
+    def test_an_unchanged_script_is_recorded_and_scored(self, tmp_path: Path) -> None:
+        script = write_script(tmp_path, 'train(); print("done", sys.argv[1:], __name__)')
+        ran = run("stepgrade", "record", "-o", "run.json", script, "--lr", "1", cwd=tmp_path)
+        assert ran.code == 0, ran.err
+        assert ran.out.startswith("done ['--lr', '1'] __main__\n")
+        assert "Where a step goes" in ran.out
+        assert "recorded 10 steps in run.json" in ran.err
+        profile = sg.load(tmp_path / "run.json")
+        assert {phase.name for phase in profile.phases} == {
+            "input",
+            "forward",
+            "loss",
+            "backward",
+            "optimizer",
+        }
+        assert len(profile.layers) == 2
+        assert "model GPT" in profile.contents["configuration"]
+
+    def test_a_compiled_model_stays_one_graph(self, tmp_path: Path) -> None:
+        body = """
+            model = torch.compile(model, backend="eager", fullgraph=True)
+            train()
+        """
+        ran = run("stepgrade", "record", "-o", "run.json", write_script(tmp_path, body), cwd=tmp_path)
+        assert ran.code == 0, ran.err
+        assert any("torch.compile" in note for note in sg.load(tmp_path / "run.json").notes)
+
+    def test_a_module(self, tmp_path: Path) -> None:
+        write_script(tmp_path, "train()")
+        ran = run("stepgrade", "record", "--quiet", "-o", "run.json", "-m", "train", cwd=tmp_path)
+        assert (ran.code, ran.out, ran.err) == (0, "", "")
+        assert sg.load(tmp_path / "run.json").recorded_steps == 10
+
+    @pytest.mark.parametrize(
+        ("body", "code", "words"),
+        [
+            ("train(); sys.exit(7)", 7, "recorded 10 steps"),
+            ("train(); sys.exit('bad')", 1, "bad"),
+            ("train(); raise ValueError('its own')", 1, "ValueError: its own"),
+            ("pass", 0, "no step was recorded"),
+        ],
+    )
+    def test_the_scripts_own_end(self, tmp_path: Path, body: str, code: int, words: str) -> None:
+        ran = run("stepgrade", "record", "-o", "run.json", write_script(tmp_path, body), cwd=tmp_path)
+        assert (ran.code, words in ran.err) == (code, True), ran.err
+        assert "stepgrade/record" not in ran.err  # tracebacks begin in the script
+
+    @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    def test_an_interruption_still_writes_and_scores(self, tmp_path: Path, number: int, code: int) -> None:
+        script = write_script(tmp_path, "train()", steps=100_000)
+        process = start("stepgrade", "record", "-o", "run.json", script, cwd=tmp_path)
+        wait_for(tmp_path / "run.json")  # the first flush, after five seconds
+        process.send_signal(number)
+        ran = process.wait()
+        assert ran.code == code
+        assert "Where a step goes" in ran.out
+        assert json.loads((tmp_path / "run.json").read_text())["steps"] > 0
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            ((), "there is no script to run"),
+            (("absent.py",), "absent.py: no such file"),
+            (("--ops-every", "0", "x.py"), "--ops-every 1 or more"),
+        ],
+    )
+    def test_bad_options(self, tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+        ran = run("stepgrade", "record", *arguments, cwd=tmp_path)
+        assert (ran.code, words in ran.err) == (2, True), ran.err
+
+
+def test_importing_the_names_needs_no_torch() -> None:
+    code = """if True:
+        import sys, stepgrade
+        stepgrade.Recorder, stepgrade.watch
+        print("torch" in sys.modules)
+        sys.modules["torch"] = None
+        stepgrade.Recorder().start()
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert ran.stdout == "False\n"
+    assert "recording needs torch (pip install 'stepgrade[torch]')" in ran.stderr
