@@ -11,7 +11,7 @@ import msgspec
 from stepgrade import analysis, report
 from stepgrade.analysis.against import expectation_for
 from stepgrade.analysis.inspection import Inspection, inspect_profile
-from stepgrade.analysis.limits_file import Settings, settings_from
+from stepgrade.analysis.limits_file import Settings
 from stepgrade.compare import parity as comparison
 from stepgrade.compare.fingerprint import allowed_fields, fingerprint_of
 from stepgrade.compare.matrix import ParityMatrix, compare_all
@@ -27,7 +27,7 @@ from stepgrade.contract import (
     format_parity_markdown,
     format_training_scorecard_markdown,
 )
-from stepgrade.errors import BadInput, BadOption, MissingExtra, StepgradeError
+from stepgrade.errors import BadOption, MissingExtra, StepgradeError
 from stepgrade.hardware import Expectation
 from stepgrade.hardware.setup import Setup, expect
 from stepgrade.model import Baseline, Profile
@@ -96,16 +96,19 @@ def load_baseline(source: PathLike, *, max_bytes: int = DEFAULT_MAX_BYTES) -> Ba
 
 
 def load_settings(source: PathLike) -> Settings:
-    """Read limits and ignored rules from a stepgrade.toml; raise BadInput at the key that is wrong."""
-    from stepgrade.analysis.rules import RULE_NAMES  # noqa: PLC0415  as little as a command needs
+    """Read limits and ignored rules from a stepgrade.toml; raise BadConfig at the key that is wrong."""
+    from stepgrade.config import load_config  # noqa: PLC0415  as little as a command needs
 
     name = os.fspath(source)
-    try:
-        with open(name, encoding="utf-8") as stream:  # noqa: PTH123  pathlib costs 4 ms at start
-            text = stream.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"cannot be read: {error}", where=name) from error
-    return settings_from(text, RULE_NAMES, name)
+    return settings_from(load_config(name), name)
+
+
+def settings_from(config: Config, name: str) -> Settings:
+    """Return the limits and ignored rules of a configuration that was read from the file `name`."""
+    from stepgrade.analysis.limits_file import settings_of  # noqa: PLC0415  as little as a command needs
+    from stepgrade.analysis.rules import RULE_NAMES  # noqa: PLC0415  as above
+
+    return settings_of(config, RULE_NAMES, name)
 
 
 def score(

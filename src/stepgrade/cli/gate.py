@@ -19,15 +19,15 @@ from argparse import Namespace
 import msgspec
 
 from stepgrade import api
-from stepgrade.analysis.limits_file import Settings
 from stepgrade.cli import output
+from stepgrade.cli.config import add_config_option, config_from
 from stepgrade.cli.history_options import add_keeping_options, add_place_option, keep
 from stepgrade.cli.parser import Parser, add_input_options, add_output_file
 from stepgrade.cli.run_options import add_hardware_options, add_run_options, setup_from
 from stepgrade.cli.sources import add_sources, load_run
 from stepgrade.cli.streams import complain
 from stepgrade.compare.budgets import GateReport
-from stepgrade.config import DEFAULT_PATH, Config, load_config
+from stepgrade.config import DEFAULT_PATH, Config
 from stepgrade.errors import BadOption
 from stepgrade.model import Profile
 from stepgrade.report.gate import FORMATS, render_gate
@@ -41,7 +41,7 @@ def add_options(parser: Parser) -> None:
     add("--repeat", action="append", default=[], metavar="SOURCE", help="another run of the same code")
     add("--baseline", action="append", default=[], metavar="FILE", help="an earlier run; may be repeated")
     add("--against", metavar="history:BRANCH", help="the runs of a branch in the history")
-    add("--budgets", metavar="TOML", help="budgets and waivers (default: stepgrade.toml, if it is there)")
+    add_config_option(parser, "--budgets")
     add("--run-noise", type=share, metavar="PCT", help="how much identical runs differ, such as 2%%")
     add("--cannot-tell", choices=("fail", "pass"), help="exit code 3 or 0 when the noise is too large")
     add(
@@ -66,8 +66,9 @@ def add_options(parser: Parser) -> None:
 
 def run(args: Namespace) -> int:
     """Print the gate's answer and return its exit code."""
-    config = _config(args)
-    setup, settings = setup_from(args), _settings(args)
+    found = config_from(args) or Config()
+    config = _with_options(found, args)
+    setup, settings = setup_from(args), api.settings_from(found, args.config or DEFAULT_PATH)
     question = {"throughput_tok_s": args.throughput_tok_s, "tokens_per_step": args.tokens_per_step}
     runs = [load_run(args), *(_load(source, args) for source in args.repeat)]
     report = api.gate(
@@ -100,9 +101,8 @@ def share(text: str) -> float:
     return value
 
 
-def _config(args: Namespace) -> Config:
+def _with_options(config: Config, args: Namespace) -> Config:
     """Return the file's word, with the command line's where it says something."""
-    config = load_config(args.budgets)
     said = {"run_noise": args.run_noise, "cannot_tell": args.cannot_tell}
     table = msgspec.structs.replace(
         config.gate,
@@ -110,12 +110,6 @@ def _config(args: Namespace) -> Config:
         allow_different=(*config.gate.allow_different, *args.allow_different),
     )
     return msgspec.structs.replace(config, gate=table)
-
-
-def _settings(args: Namespace) -> Settings | None:
-    """Return the limits in the same file."""
-    path = args.budgets or DEFAULT_PATH
-    return api.load_settings(path) if os.path.isfile(path) else None  # noqa: PTH113
 
 
 def _load(source: str, args: Namespace) -> Profile:
