@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import stepgrade as sg
 from stepgrade.analysis.samples import LEAST_STEPS, inflation, marks_of, median_interval, pace_of
+from stepgrade.model import OpTime
 from tests.builders import make_profile
 
 EVEN = [100.0 + n % 3 for n in range(30)]
@@ -97,3 +98,25 @@ def test_the_interval_holds_the_median_as_often_as_it_says(correlation: float, l
         low, high = median_interval(samples) or (0.0, 1e9)
         held += low <= 100.0 <= high
     assert held / 400 >= least
+
+
+def test_a_scorecard_keeps_a_bounded_number_of_samples() -> None:
+    ops = tuple(
+        OpTime(name=f"op{n}", total_ms=20_000.0, samples_ms=(1.23456789,) * 20_000) for n in range(90)
+    )
+    small = OpTime(name="small", total_ms=20.0, samples_ms=(0.001,) * 20_000)
+    samples = tuple(100.0 + n % 3 for n in range(20_000))
+    card = sg.score(
+        make_profile(
+            steps=20_000, step_ms=101.0, samples_ms=samples, operations=(*ops, small), phases=(), layers=()
+        )
+    )
+    assert card.steps is not None
+    assert card.steps.median_ms == 101.0
+    assert card.steps.steady == 20_000
+    assert len(card.steps.samples_ms) <= 4096
+    kept = [op.samples_ms for op in card.operations if op.samples_ms]
+    assert len(kept) == 64
+    assert all(one == (1.2346,) * len(one) and 200 <= len(one) <= 256 for one in kept)
+    assert any("of them are kept" in note for note in card.notes)
+    assert len(card.to_json()) < 300_000

@@ -184,6 +184,35 @@ def test_one_slow_operation_among_many_is_found_and_no_other() -> None:
     assert changed_parts([ops(op7=1.3)], [ops() for _ in range(3)], Sensitivity()) == ()
 
 
+def test_one_earlier_run_is_enough_where_each_step_has_its_operations() -> None:
+    chance = random.Random(11)
+
+    def ops(**slower: float) -> Baseline:
+        samples = {
+            f"op{n}": tuple(slower.get(f"op{n}", 1.0) * chance.gauss(2.0, 0.02) for _ in range(20))
+            for n in range(30)
+        }
+        return run(60.0, operations_ms=dict.fromkeys(samples, 2.0), operation_samples_ms=samples)
+
+    how = Sensitivity(run_noise=0.02)
+    assert changed_parts([ops()], [ops()], how) == ()
+    (found,) = changed_parts([ops(op3=1.3)], [ops()], how)
+    assert (found.kind, found.name, found.change.outcome) == ("operation", "op3", "regressed")
+
+
+def test_more_calls_and_more_launches_are_told() -> None:
+    before = run(
+        10.0, operations_ms={"a": 4.0, "b": 4.0}, operation_calls={"a": 10.0}, launches_per_step=20.0
+    )
+    now = run(14.0, operations_ms={"a": 8.0, "b": 4.0}, operation_calls={"a": 20.0}, launches_per_step=30.0)
+    kinds = [(shift.kind, shift.name, shift.before, shift.now) for shift in shifts_of(now, before)]
+    assert kinds == [
+        ("operation", "a", 4.0, 8.0),
+        ("launches", "launches per step", 20.0, 30.0),
+        ("calls", "a", 10.0, 20.0),
+    ]
+
+
 def test_shifts_are_the_largest_first() -> None:
     before = run(
         100.0,

@@ -47,7 +47,9 @@ class MetricChange(Struct, frozen=True, kw_only=True):
 class Shift(Struct, frozen=True, kw_only=True):
     """One part of a step that explains a change: before and now, in milliseconds unless `unit` says else."""
 
-    kind: Literal["ledger", "phase", "operation", "new operation", "gone operation", "launches", "overlap"]
+    kind: Literal[
+        "ledger", "phase", "operation", "new operation", "gone operation", "calls", "launches", "overlap"
+    ]
     name: str
     before: float | None
     now: float | None

@@ -21,6 +21,14 @@ STEADY = "steady"
 OUTLIER = "outlier"
 # Below this a median has no 95 % interval: even the whole range misses it with more than 5 %.
 LEAST_STEPS = 6
+# What a scorecard keeps: this many step times, of a longer run every second, third, … one; and of the phases
+# and the operations that take a share of the step worth testing, as many as this, this many times.
+STEPS_KEPT = 4096
+PART_STEPS_KEPT = 256
+PARTS_KEPT = 64
+LEAST_PART_SHARE = 0.002
+# Tenths of a microsecond: what a profiler's own clock cannot tell apart is not worth its digits.
+_DIGITS = 4
 # 97.5 % of a normal distribution lie below; makes the two-sided 95 % interval.
 Z95 = 1.959963984540054
 _MOST_OUTLIERS_SHARE = 0.10
@@ -67,6 +75,18 @@ def pace_of(samples_ms: Sequence[float], limits: Limits = DEFAULT_LIMITS) -> Pac
         sigma_log=_sigma_log(interval),
         effective=len(steady) / inflation(steady) if interval else None,
     )
+
+
+def kept(samples_ms: Sequence[float], most: int = STEPS_KEPT) -> tuple[float, ...]:
+    """Return at most `most` samples in their order, evenly taken."""
+    return tuple(samples_ms[:: max(1, -(-len(samples_ms) // most))])
+
+
+def kept_of_part(samples_ms: Sequence[float], share: float | None, place: int) -> tuple[float, ...]:
+    """Return the samples that are kept of the part at `place` by time; none of a part too small to test."""
+    if place >= PARTS_KEPT or share is None or share < LEAST_PART_SHARE:
+        return ()
+    return tuple(round(ms, _DIGITS) for ms in kept(samples_ms, PART_STEPS_KEPT))
 
 
 def step_ms_of(profile: Profile) -> float | None:

@@ -17,13 +17,13 @@ from stepgrade.analysis.reference import bottleneck_note
 from stepgrade.analysis.roofline import roofs_of
 from stepgrade.analysis.rules import findings
 from stepgrade.analysis.runtime import Runtime, runtime_of
-from stepgrade.analysis.samples import pace_of, step_ms_of
+from stepgrade.analysis.samples import Pace, kept, pace_of, step_ms_of
 from stepgrade.analysis.scorecard import UNGRADED, DeviceUse, RankRow, Scorecard, StepStats
 from stepgrade.contract import Grade
 from stepgrade.errors import NotMeasured
 from stepgrade.hardware import Expectation
 from stepgrade.model import Profile, RankTime
-from stepgrade.units import show_ms
+from stepgrade.units import show_count, show_ms
 
 # An info is worth a line of advice from this share of the step on.
 WORTH_A_LINE = 0.05
@@ -176,7 +176,7 @@ def _steps(profile: Profile) -> StepStats | None:
         p95_ms=pace.p95_ms,
         least_ms=pace.least_ms,
         most_ms=pace.most_ms,
-        samples_ms=profile.samples_ms,
+        samples_ms=kept(profile.samples_ms),
     )
 
 
@@ -187,6 +187,17 @@ def _sample_notes(profile: Profile) -> tuple[str, ...]:
         return (
             ("the source has only the average of its steps: there is no interval",) if profile.step_ms else ()
         )
+    return (*_left_out(profile, pace), *_thinned(profile))
+
+
+def _thinned(profile: Profile) -> tuple[str, ...]:
+    count, all_of_them = len(kept(profile.samples_ms)), len(profile.samples_ms)
+    if count == all_of_them:
+        return ()
+    return (f"the median is that of {show_count(all_of_them)} steps; {show_count(count)} of them are kept",)
+
+
+def _left_out(profile: Profile, pace: Pace) -> tuple[str, ...]:
     left_out = [f"{pace.warm_up} as warm-up"] if pace.warm_up else []
     left_out += [f"{pace.outliers} as outliers"] if pace.outliers else []
     if not left_out:

@@ -54,7 +54,6 @@ def _notes(now: Sequence[Baseline], before: Sequence[Baseline]) -> tuple[str, ..
     if not all(run.samples_ms for run in (*now, *before)):
         notes.append("some runs have only averages: the noise of their steps is not known")
     if len(before) < LEAST_RUNS and any(run.operations_ms for run in now):
-        notes.append(
-            f"operations and layers are tested one by one only against {LEAST_RUNS} earlier runs or more"
-        )
+        untold = "layers" if all(run.operation_samples_ms for run in (*now, *before)) else "operations"
+        notes.append(f"{untold} are tested one by one only against {LEAST_RUNS} earlier runs or more")
     return tuple(notes)

@@ -28,6 +28,9 @@ def baseline_of(card: Scorecard) -> Baseline:
         phases_ms={name: phase.ms for name, phase in card.phases.items() if phase.ms},
         samples_ms=card.steps.samples_ms if card.steps else (),
         operations_ms={op.name: op.ms for op in card.operations if op.ms},
+        operation_calls={op.name: op.calls for op in card.operations if op.calls},
+        operation_samples_ms={op.name: op.samples_ms for op in card.operations if op.samples_ms},
+        phase_samples_ms={name: phase.samples_ms for name, phase in card.phases.items() if phase.samples_ms},
         layers_ms={
             layer.name or f"layer {layer.layer}": ms
             for layer in card.layers

@@ -188,6 +188,9 @@ class Baseline(Struct, frozen=True, kw_only=True):
     phases_ms: dict[str, float] = {}
     samples_ms: tuple[float, ...] = ()
     operations_ms: dict[str, float] = {}
+    operation_calls: dict[str, float] = {}  # per step
+    operation_samples_ms: dict[str, tuple[float, ...]] = {}  # one for each steady step
+    phase_samples_ms: dict[str, tuple[float, ...]] = {}
     layers_ms: dict[str, float] = {}
     launches_per_step: float | None = None
     peak_memory_bytes: float | None = None

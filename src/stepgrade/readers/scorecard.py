@@ -17,6 +17,7 @@ class _Device(Struct, frozen=True):
 
 class _Phase(Struct, frozen=True):
     ms: float | None = None
+    samples_ms: tuple[float, ...] = ()
 
 
 class _Steps(Struct, frozen=True):
@@ -26,6 +27,8 @@ class _Steps(Struct, frozen=True):
 class _Operation(Struct, frozen=True):
     name: str
     ms: float | None = None
+    calls: float | None = None
+    samples_ms: tuple[float, ...] = ()
 
 
 class _Layer(Struct, frozen=True):
@@ -82,6 +85,9 @@ def read_baseline(content: Content) -> Baseline:
         phases_ms={name: phase.ms for name, phase in card.phases.items() if phase.ms},
         samples_ms=card.steps.samples_ms if card.steps else (),
         operations_ms={op.name: op.ms for op in card.operations if op.ms},
+        operation_calls={op.name: op.calls for op in card.operations if op.calls},
+        operation_samples_ms={op.name: op.samples_ms for op in card.operations if op.samples_ms},
+        phase_samples_ms={name: phase.samples_ms for name, phase in card.phases.items() if phase.samples_ms},
         layers_ms={layer.title: layer.ms for layer in card.layers if layer.ms},
         launches_per_step=card.launches_per_step,
         peak_memory_bytes=card.peak_memory_bytes,
