@@ -66,7 +66,13 @@ def _found(cards: Sequence[Scorecard], earlier: Earlier | None, config: Config) 
     if earlier is None:
         return Found()
     if earlier.missing is not None:
-        return Found(baseline=earlier.name, unmeasured=(earlier.missing,))
+        apart = earlier.differences
+        return Found(
+            baseline=earlier.name,
+            unmeasured=(earlier.missing,),
+            differences=apart,
+            is_comparable=not apart,
+        )
     how = Sensitivity(allow=config.gate.allow, detect=config.gate.detect, run_noise=config.gate.run_noise)
     allowed = allowed_fields(config.gate.allow_different)
     found = hold([baseline_of(card) for card in cards], earlier.runs, how, allowed)

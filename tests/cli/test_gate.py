@@ -53,7 +53,8 @@ def test_a_slow_operation_is_named(stepgrade: Run) -> None:
     new = write("new.json", seed=50, slower=0.08, ops={"gemm": 2400.0, "attention": 100.0, "dropout": 300.0})
     ran = stepgrade("gate", new, "--against", "history:main")
     assert ran.code == 1
-    assert "new operation dropout" in ran.out
+    rows = [line.split() for line in ran.out.splitlines()]
+    assert ["dropout", "–", "7.5", "ms", "new"] in rows
     assert "operation gemm" in ran.out
 
 
@@ -79,11 +80,33 @@ def test_different_fingerprints_are_not_compared(stepgrade: Run) -> None:
     old, new = write("old.json", tokens_per_step=128), write("new.json", tokens_per_step=4096, slower=0.5)
     ran = stepgrade("gate", new, "--baseline", old, "--run-noise", "1%")
     assert ran.code == 3
-    assert "tokens_per_step: 4096.0 now, 128.0 in the baseline" in ran.out
-    allowed = stepgrade(
-        "gate", new, "--baseline", old, "--run-noise", "1%", "--allow-different", "tokens_per_step"
-    )
-    assert allowed.code == 1
+    difference = "tokens_per_step: 4,096 now, 128 in the baseline"
+    assert 0 < ran.out.index(difference) < ran.out.index("could not be measured")
+
+
+@pytest.mark.parametrize(("slower", "code"), [(0.5, 0), (1.5, 1)])
+def test_allowed_differences_are_told_first_and_other_work_is_compared_by_its_rate(
+    stepgrade: Run, slower: float, code: int
+) -> None:
+    old = write("old.json", tokens_per_step=128)
+    new = write("new.json", tokens_per_step=256, slower=slower)
+    options = ("--run-noise", "1%", "--allow-different", "tokens_per_step")
+    ran = stepgrade("gate", new, "--baseline", old, *options)
+    assert ran.code == code
+    assert ran.out.index("compared although these differ") < ran.out.index("throughput_tok_s")
+    scored = stepgrade("score", new, "--baseline", old, "--allow-different", "tokens_per_step")
+    assert "compared although these differ" in scored.out
+    alone = stepgrade("score", new, "--baseline", old)
+    assert "not comparable, these differ" in alone.out
+    assert "no regression" not in alone.out
+
+
+def test_a_history_of_other_runs_says_how_they_differ(stepgrade: Run) -> None:
+    stepgrade("history", "add", write("old.json", tokens_per_step=2048), "--branch", "main")
+    ran = stepgrade("gate", write("new.json", tokens_per_step=4096), "--against", "history:main")
+    assert ran.code == 3
+    assert "no run of branch main is comparable" in ran.out
+    assert "tokens_per_step: 4,096 now, 2,048 in the baseline" in ran.out
 
 
 @pytest.mark.usefixtures("history")

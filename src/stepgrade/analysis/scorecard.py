@@ -207,6 +207,7 @@ class Scorecard(Struct, frozen=True, kw_only=True):
     arithmetic: Arithmetic | None = None
     findings: tuple[Finding, ...] = ()
     baseline: str | None = None
+    differences: tuple[str, ...] = ()  # from the baseline; unless allowed, nothing is compared
     compared: tuple[str, ...] = ()
     peak_memory_bytes: float | None = None
     fingerprint: Fingerprint | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -11,6 +11,7 @@ from msgspec import Struct, structs
 
 from stepgrade.analysis import Scorecard
 from stepgrade.analysis.change import MetricChange, Shift
+from stepgrade.analysis.scorecard import StepChange
 from stepgrade.compare.effect import Interval
 from stepgrade.compare.gate import Condition, decide
 from stepgrade.compare.parts import PartChange
@@ -23,6 +24,8 @@ Status = Literal["pass", "regressed", "improved", "cannot tell", "waived"]
 # Judged unless a budget for the same metric says otherwise.
 DEFAULT_METRICS = ("step_time_ms", "throughput_tok_s", "peak_memory_bytes")
 _FIGURES = (*BY_NAME, "efficiency", "mfu", "hfu")
+# With these a step is another amount of work, and only the rate can be compared.
+_WORK = ("tokens_per_step:", "batch:", "seq:", "world_size:")
 _PARTS = {"op": "operation", "layer": "layer"}
 
 
@@ -49,7 +52,9 @@ class GateReport(Struct, frozen=True, kw_only=True):
     changes: tuple[MetricChange, ...] = ()
     parts: tuple[PartChange, ...] = ()
     shifts: tuple[Shift, ...] = ()
-    differences: tuple[str, ...] = ()
+    differences: tuple[str, ...] = ()  # between the circumstances of the runs
+    is_comparable: bool = True  # False: they differ, and that was not allowed
+    step_change: StepChange | None = None
     reasons: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     schema_version: int = 1
@@ -63,6 +68,8 @@ class Found(Struct, frozen=True, kw_only=True):
     parts: tuple[PartChange, ...] = ()
     shifts: tuple[Shift, ...] = ()
     differences: tuple[str, ...] = ()
+    is_comparable: bool = True
+    step_change: StepChange | None = None
     notes: tuple[str, ...] = ()
     unmeasured: tuple[str, ...] = ()  # why there is nothing to compare with
 
@@ -87,6 +94,8 @@ def judge(
         parts=found.parts,
         shifts=found.shifts,
         differences=found.differences,
+        is_comparable=found.is_comparable,
+        step_change=found.step_change,
         reasons=tuple(reasons),
         notes=(*found.notes, *_expired(config.waivers, today)),
     )
@@ -103,7 +112,7 @@ def _decided(checks: Iterable[Check], found: Found, config: Config) -> tuple[int
     failing = [check.text for check in checks if check.status == "regressed"]
     if failing:
         return EXIT_GATE, failing
-    if found.differences:
+    if not found.is_comparable:
         return EXIT_NOT_MEASURED, [f"not comparable: {'; '.join(found.differences)}"]
     if found.unmeasured:
         return EXIT_NOT_MEASURED, list(found.unmeasured)
@@ -119,13 +128,18 @@ def _budgeted(card: Scorecard, found: Found, config: Config, device: str) -> Ite
         yield from _check(budget, card, found, config)
     named = {budget.metric for budget in mine}
     changes = {change.metric for change in found.changes}
-    # A rate worked out from the step time says the same thing again.
-    defaults = [
-        name for name in DEFAULT_METRICS if name != "throughput_tok_s" or "step_time_ms" not in changes
-    ]
-    for name in defaults:
-        if name not in named and name in changes:
+    skipped = _says_the_same(found, changes)
+    for name in DEFAULT_METRICS:
+        if name not in named and name in changes and name != skipped:
             yield from _check(Budget(metric=name), card, found, config)
+
+
+def _says_the_same(found: Found, changes: Collection[str]) -> str | None:
+    """Return which of step time and throughput is left out: of the same work both say the same thing."""
+    if not {"step_time_ms", "throughput_tok_s"} <= set(changes):
+        return None
+    same_work = not any(text.startswith(_WORK) for text in found.differences)
+    return "throughput_tok_s" if same_work else "step_time_ms"
 
 
 def _check(budget: Budget, card: Scorecard, found: Found, config: Config) -> Iterator[Check]:

@@ -57,10 +57,15 @@ def differences(
     if now is None or before is None:
         return ()
     return tuple(
-        f"{name}: {here} now, {there} in the baseline"
+        f"{name}: {_shown(here)} now, {_shown(there)} in the baseline"
         for name, here, there in _told(now, before)
         if here != there and name.split(" ")[0] not in allowed
     )
+
+
+def _shown(value: object) -> str:
+    whole = isinstance(value, float) and value.is_integer()
+    return f"{value:,.0f}" if whole else str(value)
 
 
 def digest_of(fingerprint: Fingerprint) -> str:

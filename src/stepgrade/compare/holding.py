@@ -9,6 +9,7 @@ from stepgrade.compare.budgets import Found
 from stepgrade.compare.effect import LEAST_RUNS
 from stepgrade.compare.fingerprint import differences
 from stepgrade.compare.parts import changed_parts, shifts_of
+from stepgrade.compare.step_change import step_change
 from stepgrade.compare.verdict import Sensitivity, changes_of
 from stepgrade.model import Baseline
 
@@ -17,16 +18,19 @@ def hold(
     now: Sequence[Baseline], before: Sequence[Baseline], how: Sensitivity, allowed: Collection[str] = ()
 ) -> Found:
     """Compare the runs; those that differ in their fingerprint are named and not compared."""
-    apart = _apart(now, before, allowed)
-    if apart:
-        return Found(differences=apart)
+    apart = _apart(now, before, ())
+    if _apart(now, before, allowed):
+        return Found(differences=apart, is_comparable=False)
     changes = changes_of(now, before, how)
     if not changes:
-        return Found(unmeasured=("no metric is known on both sides",))
+        return Found(differences=apart, unmeasured=("no metric is known on both sides",))
+    latest, typical = now[-1], _typical(before)
     return Found(
+        differences=apart,
         changes=changes,
         parts=changed_parts(now, before, how),
-        shifts=shifts_of(now[-1], _typical(before)) if _moved(changes) else (),
+        shifts=shifts_of(latest, typical) if _moved(changes) else (),
+        step_change=step_change(latest, typical),
         notes=_notes(now, before),
     )
 

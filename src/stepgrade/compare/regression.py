@@ -48,22 +48,27 @@ def compared(card: Scorecard, baseline: Baseline, allowed: Collection[str] = ())
 
     Runs with different fingerprints are not compared at all, unless the difference is allowed.
     """
-    apart = _apart(card, baseline, allowed)
-    if apart:
+    apart = _apart(card, baseline)
+    if _apart(card, baseline, allowed):
         note = f"not comparable with the baseline ({'; '.join(apart)}): nothing was compared"
-        return msgspec.structs.replace(card, notes=(*card.notes, note), baseline=baseline.name)
-    changes, shifts = _changes(card, baseline)
+        notes = (note, *card.notes)
+        return msgspec.structs.replace(card, notes=notes, baseline=baseline.name, differences=apart)
+    now = baseline_of(card)
+    changes = _changes(now, baseline)
     unsure = {change.metric for change in changes if _may_be_nothing(change)}
     found = regressions(card, baseline)
+    sure = tuple(one for one in found if one.metric not in unsure)
+    moved = bool(sure) or any(change.outcome in ("regressed", "improved") for change in changes)
     return msgspec.structs.replace(
         card,
-        regressions=tuple(one for one in found if one.metric not in unsure),
+        regressions=sure,
         notes=(*card.notes, *_notes(card, baseline), *_within_noise(found, unsure)),
         baseline=baseline.name,
-        step_change=step_change(card, baseline),
+        differences=apart,
+        step_change=step_change(now, baseline),
         compared=tuple(metric for metric, (before, now) in _pairs(card, baseline).items() if before and now),
         changes=changes,
-        changed=shifts,
+        changed=_shifts(now, baseline) if moved else (),
     )
 
 
@@ -88,7 +93,7 @@ def _pairs(card: Scorecard, baseline: Baseline) -> dict[str, tuple[float | None,
     }
 
 
-def _apart(card: Scorecard, baseline: Baseline, allowed: Collection[str]) -> tuple[str, ...]:
+def _apart(card: Scorecard, baseline: Baseline, allowed: Collection[str] = ()) -> tuple[str, ...]:
     """Return how the runs differ; a scorecard of an earlier version only tells its device."""
     if baseline.fingerprint is not None:
         return differences(card.fingerprint, baseline.fingerprint, allowed)
@@ -98,17 +103,19 @@ def _apart(card: Scorecard, baseline: Baseline, allowed: Collection[str]) -> tup
     return ()
 
 
-def _changes(card: Scorecard, baseline: Baseline) -> tuple[tuple[MetricChange, ...], tuple[Shift, ...]]:
-    """Return the test on the steps' samples and what explains a change; nothing for mere averages."""
-    if not (card.steps and card.steps.samples_ms and baseline.samples_ms):
-        return (), ()
-    from stepgrade.compare.parts import shifts_of  # noqa: PLC0415  only with samples
-    from stepgrade.compare.verdict import change_between_steps  # noqa: PLC0415  as above
+def _changes(now: Baseline, baseline: Baseline) -> tuple[MetricChange, ...]:
+    """Return the test on the steps' samples; nothing for mere averages."""
+    if not (now.samples_ms and baseline.samples_ms):
+        return ()
+    from stepgrade.compare.verdict import change_between_steps  # noqa: PLC0415  only with samples
 
-    now = baseline_of(card)
-    changes = change_between_steps(now, baseline)
-    moved = any(change.outcome in ("regressed", "improved") for change in changes)
-    return changes, shifts_of(now, baseline) if moved else ()
+    return change_between_steps(now, baseline)
+
+
+def _shifts(now: Baseline, baseline: Baseline) -> tuple[Shift, ...]:
+    from stepgrade.compare.parts import shifts_of  # noqa: PLC0415  only when something changed
+
+    return shifts_of(now, baseline)
 
 
 def _may_be_nothing(change: MetricChange) -> bool:

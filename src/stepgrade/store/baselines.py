@@ -7,6 +7,7 @@ from msgspec import Struct, structs
 from stepgrade.analysis import Scorecard
 from stepgrade.compare.changes import last_level
 from stepgrade.compare.effect import MOST_RUNS
+from stepgrade.compare.fingerprint import differences
 from stepgrade.compare.regression import baseline_of
 from stepgrade.errors import BadOption
 from stepgrade.model import Baseline, Fingerprint
@@ -23,6 +24,7 @@ class Earlier(Struct, frozen=True, kw_only=True):
     runs: tuple[Baseline, ...] = ()
     name: str = ""
     missing: str | None = None
+    differences: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -41,7 +43,7 @@ def earlier_runs(history: History, card: Scorecard, branch: str, allowed: frozen
     series = history.series("step_time_ms", which) or history.series("throughput_tok_s", which)
     name = f"{branch} in {history.name}"
     if not series:
-        return Earlier(name=name, missing=_why_none(history, branch))
+        return _nothing(history, branch, mine, name)
     level = series[last_level([value for _, _, value in series]) :][-MOST_RUNS:]
     notes = (f"the level of {branch} changed lately: only the {len(level)} runs since then count",)
     runs = [
@@ -54,11 +56,14 @@ def earlier_runs(history: History, card: Scorecard, branch: str, allowed: frozen
     )
 
 
-def _why_none(history: History, branch: str) -> str:
-    count = len(history.runs(Selection(branch=branch, limit=1)))
-    if not count:
-        return f"history has no run of branch {branch}"
-    return (
-        f"history has runs of branch {branch}, but none with the same fingerprint (see stepgrade history "
-        "list, and --allow-different)"
-    )
+def _nothing(history: History, branch: str, mine: Fingerprint, name: str) -> Earlier:
+    """Return why there is nothing to compare with, and how the branch's newest run differs."""
+    newest = history.runs(Selection(branch=branch, limit=1))
+    if not newest:
+        return Earlier(name=name, missing=f"history has no run of branch {branch}")
+    theirs = history.fingerprints()[newest[0].digest]
+    apart = differences(mine, theirs)
+    missing = f"no run of branch {branch} is comparable (see --allow-different)"
+    if not apart:
+        missing = f"no run of branch {branch} has a step time or a throughput"
+    return Earlier(name=name, missing=missing, differences=apart)

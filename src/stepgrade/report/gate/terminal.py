@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from stepgrade.compare.budgets import GateReport
-from stepgrade.report.gate.words import show_change, show_metric, show_noise, show_shift
-from stepgrade.report.names import printable
+from stepgrade.report.gate.words import METRICS, show_change, show_noise
+from stepgrade.report.names import printable, shortened
+from stepgrade.report.terminal.baseline import draw_changes, draw_differences, draw_shifts
 from stepgrade.report.terminal.canvas import Canvas
 from stepgrade.report.types import Page
 
@@ -16,22 +17,30 @@ PARTS_SHOWN = 8
 def render(report: GateReport, page: Page) -> str:
     """Return the answer, what it rests on, and what explains it."""
     canvas = Canvas(width=page.width, color=page.color)
-    against = f" against {report.baseline}" if report.baseline else ""
-    canvas.line(canvas.style(printable(f"stepgrade gate · {report.source}{against}"), "dim"))
-    canvas.line()
+    _title(report, canvas)
+    draw_differences(report.differences, canvas, compared=report.is_comparable)
+    if report.differences:
+        canvas.line()
     canvas.line(f"  {canvas.style(f' {report.verdict} ', _BADGES[report.verdict])}")
     told = {check.text for check in report.checks}
     for reason in report.reasons:
-        if reason in told:
-            continue
-        canvas.paragraph(printable(reason), indent="    ", first="  · ")
+        if reason not in told and not reason.startswith("not comparable"):
+            canvas.paragraph(printable(reason), indent="    ", first="  · ")
     _checks(report, canvas)
-    _changes(report, canvas)
-    _listed(canvas, "What changed", [show_shift(shift) for shift in report.shifts])
+    draw_changes(report.changes, canvas)
+    _noise(report, canvas)
+    draw_shifts(report.shifts, canvas)
     parts = [f"{part.kind} {part.name}: {show_change(part.change)}" for part in report.parts]
-    _listed(canvas, "Parts beyond their own noise", parts[:PARTS_SHOWN])
+    _listed(canvas, "Parts that changed beyond their own noise", parts[:PARTS_SHOWN])
     _listed(canvas, "Notes", list(report.notes))
     return canvas.text()
+
+
+def _title(report: GateReport, canvas: Canvas) -> None:
+    canvas.line(canvas.style(f"stepgrade gate · {shortened(report.source, canvas.width - 17)}", "dim"))
+    if report.baseline:
+        canvas.line(canvas.style(f"against {shortened(report.baseline, canvas.width - 8)}", "dim"))
+    canvas.line()
 
 
 def _checks(report: GateReport, canvas: Canvas) -> None:
@@ -39,20 +48,21 @@ def _checks(report: GateReport, canvas: Canvas) -> None:
         return
     canvas.heading("Checks")
     for check in report.checks:
-        status = canvas.style(check.status, _STYLES[check.status])
         waiver = f" [waived {check.waiver}]" if check.waiver else ""
-        canvas.paragraph(printable(f"{check.text}{waiver}"), indent="    ", first=f"  {status}: ")
+        status = canvas.style(check.status, _STYLES[check.status])
+        canvas.line(f"  {status}")
+        canvas.paragraph(printable(f"{check.text}{waiver}"), indent="    ")
 
 
-def _changes(report: GateReport, canvas: Canvas) -> None:
-    if not report.changes:
-        return
-    canvas.heading("Before and now")
+def _noise(report: GateReport, canvas: Canvas) -> None:
+    """Say how much identical runs differ, once for the metrics that have the same noise."""
+    groups: dict[str, list[str]] = {}
     for change in report.changes:
-        before, now = (show_metric(change.metric, value) for value in (change.before, change.now))
-        canvas.line(f"  {change.metric:<18} {before:>12} to {now:>12}  {show_change(change)}")
         runs = f"{change.before_runs} earlier run{'s' if change.before_runs != 1 else ''}"
-        canvas.line(canvas.style(f"  {'':<18} run-to-run noise {show_noise(change.noise)}; {runs}", "dim"))
+        name = METRICS.get(change.metric, change.metric)
+        groups.setdefault(f"{show_noise(change.noise)}; {runs}", []).append(name)
+    for told, names in groups.items():
+        canvas.paragraph(f"noise from run to run ({', '.join(names)}): {told}", indent="  ", style="dim")
 
 
 def _listed(canvas: Canvas, title: str, texts: list[str]) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from stepgrade.analysis.finding import Finding
-from stepgrade.analysis.scorecard import UNGRADED, LayerStep, Operation, Scorecard
+from stepgrade.analysis.scorecard import UNGRADED, LayerStep, Operation, Scorecard, Throughput
 from stepgrade.report.names import printable, shortened
+from stepgrade.report.terminal.baseline import draw_differences, draw_regressions
 from stepgrade.report.terminal.canvas import Canvas
 from stepgrade.units import (
     show_count,
-    show_delta,
     show_graded_share,
     show_ms,
     show_rate,
@@ -20,7 +20,6 @@ from stepgrade.units import (
 _BADGE = {"A": "badge-good", "B": "badge-good", "C": "badge-fair", "D": "badge-bad", "F": "badge-bad"}
 _THRESHOLDS = (("D", 0.10), ("C", 0.20), ("B", 0.40), ("A", 0.60))
 _BOUNDS = tuple(least for _, least in _THRESHOLDS)
-_METRICS = {"throughput_tok_s": "throughput", "step_time_ms": "step time", "wall_coverage": "wall coverage"}
 _ROOF = {"memory": "memory bandwidth", "compute": "arithmetic", "link": "the link"}
 _WORK = ("compute", "memory_bw", "unknown")
 PHASES_SHOWN = 8
@@ -42,9 +41,10 @@ _ACCOUNTS = {
 def draw(card: Scorecard, canvas: Canvas) -> None:
     """Draw the whole card."""
     _title(card, canvas)
+    draw_differences(card.differences, canvas, compared=bool(card.compared))
     _grade(card, canvas)
     _facts(card, canvas)
-    _regressions(card, canvas)
+    draw_regressions(card, canvas)
     _ledger(card, canvas)
     _phases(card, canvas)
     _hotspots(card, canvas)
@@ -130,14 +130,22 @@ def _sureness(card: Scorecard) -> str:
     return f", between {show_ms(steps.low_ms)} and {show_ms(steps.high_ms)} (95 %; {of_all})"
 
 
+def _throughput(rate: Throughput) -> str:
+    """Return the rate, its interval where there is one, and what it rests on."""
+    if rate.low is None or rate.high is None:
+        return f"{show_rate(rate.tok_s)} ({rate.basis})"
+    between = f"between {show_rate(rate.low)} and {show_rate(rate.high)}"
+    return f"{show_rate(rate.tok_s)}, {between} (95 %; {rate.basis})"
+
+
 def _facts(card: Scorecard, canvas: Canvas) -> None:
     canvas.line()
     evidence = "; ".join((*card.bottleneck_evidence, *_without(card)))
     canvas.fact("Bottleneck", f"{card.bottleneck}: {evidence}" if evidence else card.bottleneck)
     if card.step_time_ms is not None:
         canvas.fact("Step", f"{show_ms(card.step_time_ms)}{_sureness(card)}")
-    if card.throughput is not None and card.grade == UNGRADED:
-        canvas.fact("Throughput", f"{show_rate(card.throughput.tok_s)} ({card.throughput.basis})")
+    if card.throughput is not None and (card.grade == UNGRADED or card.throughput.low is not None):
+        canvas.fact("Throughput", _throughput(card.throughput))
     if card.arithmetic is not None and card.throughput_tok_s is not None:
         canvas.fact("Arithmetic", f"{_arithmetic(card)}, matrix products from the recorded shapes")
     if card.mfu is not None:
@@ -156,20 +164,6 @@ def _without(card: Scorecard) -> tuple[str, ...]:
     if not found or found[0].remaining_ms is None or card.bottleneck in _WORK:
         return ()
     return (f"without it the step would take {show_ms(found[0].remaining_ms)}",)
-
-
-def _regressions(card: Scorecard, canvas: Canvas) -> None:
-    if card.baseline is None:
-        return
-    canvas.heading(f"Against {shortened(card.baseline, canvas.width - 8)}")
-    if not card.regressions:
-        canvas.line(f"  {canvas.style('no regression', 'good')}")
-    for found in card.regressions:
-        style = "bad" if found.severity == "critical" else "fair"
-        change = (
-            show_delta(found.delta) if found.metric != "wall_coverage" else f"{found.delta * 100:+.1f} points"
-        )
-        canvas.line(f"  {canvas.style(found.severity, style)}  {_METRICS[found.metric]} {change}")
 
 
 def _ledger(card: Scorecard, canvas: Canvas) -> None:
