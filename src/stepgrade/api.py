@@ -35,7 +35,7 @@ from stepgrade.readers import registry
 from stepgrade.readers.content import DEFAULT_MAX_BYTES
 from stepgrade.readers.registry import Reading
 from stepgrade.report.step_profile import render_step_profile
-from stepgrade.report.types import Page, Result
+from stepgrade.report.types import Page, Renderable
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -241,7 +241,7 @@ def convert(profile: Profile) -> str:
 
 
 def render(
-    result: Result,
+    result: Renderable,
     *,
     to: str = "terminal",
     width: int = 80,

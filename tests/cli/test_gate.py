@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from stepgrade.units import MISSING
 from tests.builders import make_step_profile
 from tests.conftest import Ran
 
 Run = Callable[..., Ran]
-FORMATS = ("terminal", "markdown", "json", "junit", "github", "sarif", "badge")
+FORMATS = ("terminal", "markdown", "json", "junit", "github", "sarif", "badge", "html")
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +55,7 @@ def test_a_slow_operation_is_named(stepgrade: Run) -> None:
     ran = stepgrade("gate", new, "--against", "history:main")
     assert ran.code == 1
     rows = [line.split() for line in ran.out.splitlines()]
-    assert ["dropout", "–", "7.5", "ms", "new"] in rows
+    assert ["dropout", MISSING, "7.5", "ms", "new"] in rows
     assert "operation gemm" in ran.out
 
 

@@ -16,6 +16,11 @@ from msgspec import Struct
 from stepgrade.analysis.limits import DEFAULT_LIMITS, Limits
 from stepgrade.model import Profile
 
+# The same for people, where the marks are shown.
+RULE = (
+    "A step stands out when it lies far from the median of the run's second half: leading slow steps are "
+    "warm-up, later ones outliers, unless they are more than a tenth of the steps."
+)
 WARM_UP = "warm-up"
 STEADY = "steady"
 OUTLIER = "outlier"

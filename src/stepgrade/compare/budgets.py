@@ -113,7 +113,7 @@ def _decided(checks: Iterable[Check], found: Found, config: Config) -> tuple[int
     if failing:
         return EXIT_GATE, failing
     if not found.is_comparable:
-        return EXIT_NOT_MEASURED, [f"not comparable: {'; '.join(found.differences)}"]
+        return EXIT_NOT_MEASURED, [f"not comparable: {'; '.join(found.differences)}", *found.unmeasured]
     if found.unmeasured:
         return EXIT_NOT_MEASURED, list(found.unmeasured)
     unsure = [check.text for check in checks if check.status == "cannot tell"]

@@ -52,6 +52,9 @@ def test_fits_every_screen(open_page: Open, name: str, width: int) -> None:
         ("step_profile", "light", 1280),
         ("parity", "light", 1280),
         ("parity", "dark", 360),
+        ("gate", "light", 1280),
+        ("gate", "dark", 360),
+        ("hostile_gate", "light", 360),
     ],
 )
 def test_axe_finds_nothing_serious(open_page: Open, name: str, scheme: str, width: int) -> None:

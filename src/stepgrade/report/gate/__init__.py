@@ -8,7 +8,7 @@ from stepgrade.compare.budgets import GateReport
 from stepgrade.errors import BadOption
 from stepgrade.report.types import Page
 
-FORMATS = ("terminal", "markdown", "json", "junit", "github", "sarif", "badge")
+FORMATS = ("terminal", "markdown", "json", "junit", "github", "sarif", "badge", "html")
 
 
 def render_gate(report: GateReport, to: str, page: Page) -> str:

@@ -34,8 +34,9 @@ def view(card: Scorecard) -> dict[str, Any] | None:
         ],
         "changes": [_metric(change) for change in card.changes],
         "causes": [_cause(cause) for cause in card.changed[:CAUSES_SHOWN]],
+        "differences": card.differences,
         "compared": [words.METRICS.get(metric, metric) for metric in card.compared],
-        "waterfall": None if card.step_change is None else _waterfall(card.step_change),
+        "waterfall": None if card.step_change is None else waterfall(card.step_change),
     }
 
 
@@ -69,7 +70,7 @@ def _cause(cause: Shift) -> tuple[str, str, str, str]:
     return shortened(cause.name, 120), cause.kind, shown(cause.before), shown(cause.now)
 
 
-def _waterfall(change: StepChange) -> dict[str, Any]:
+def waterfall(change: StepChange) -> dict[str, Any]:
     """Return rows from the old step to the new one, each beginning where the one before ended."""
     shown, rest = change.parts[:PARTS_SHOWN], change.parts[PARTS_SHOWN:]
     deltas = [(_name(part, change), change_ms(part), _told(part)) for part in shown if change_ms(part)]

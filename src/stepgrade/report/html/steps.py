@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stepgrade.analysis import Scorecard
-from stepgrade.analysis.samples import STEADY, marks_of
+from stepgrade.analysis.samples import RULE, STEADY, marks_of
 from stepgrade.analysis.scorecard import StepStats
 from stepgrade.analysis.spread import Bin, Stretch, histogram, stretches
 from stepgrade.report.html.plot import Mark, Scale, Tick, even_ticks, joined
@@ -34,6 +34,10 @@ def view(card: Scorecard) -> dict[str, Any]:
         ],
         "last": len(steps.samples_ms),
         "counts": {mark: marks.count(mark) for mark in dict.fromkeys(marks) if mark != STEADY},
+        "interval": None
+        if steps.low_ms is None or steps.high_ms is None
+        else f"{show_ms(steps.low_ms)} and {show_ms(steps.high_ms)}",
+        "rule": RULE,
         "per_point": points[0].last - points[0].first + 1,
         "rows": _rows(steps),
     }
