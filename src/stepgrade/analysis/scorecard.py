@@ -217,6 +217,12 @@ class Scorecard(Struct, frozen=True, kw_only=True):
     step_change: StepChange | None = None
     typical_step: Span | None = None
 
+    @property
+    def untold_fitness(self) -> tuple[str, ...]:
+        """Return what to be wary of that no finding tells already."""
+        told = {finding.claim for finding in self.findings}
+        return tuple(text for text in self.fitness if text not in told)
+
     def to_json(self) -> str:
         """Return the card as JSON, a superset of contract v1's."""
         return msgspec.json.encode(self).decode()

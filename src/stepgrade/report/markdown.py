@@ -42,7 +42,7 @@ def _scorecard(card: Scorecard) -> list[str]:
     lines += _section("Hotspot operations", _hotspots(card))
     lines += _section("Findings", _bullets(text for finding in card.findings for text in _finding(finding)))
     lines += _section("What to do next", _bullets(card.recommendations))
-    return lines + _section("Notes", _bullets((*card.fitness, *card.notes)))
+    return lines + _section("Notes", _bullets((*card.untold_fitness, *card.notes)))
 
 
 def _finding(finding: Finding) -> Iterable[str]:

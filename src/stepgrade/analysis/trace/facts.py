@@ -307,9 +307,10 @@ def _left_out(steps: Sequence[StepFacts]) -> Iterable[str]:
     for mark, place in ((StepMark.WARM_UP, "first"), (StepMark.FLUSH, "last")):
         odd = [step.dur_ns for step in steps if step.mark == mark]
         if odd and steady:
-            theirs, usual = (show_ms(float(np.median(one)) / NS_PER_MS) for one in (odd, steady))
-            left = f"{len(odd)} of {len(steps)} steps"
-            yield f"The {place} {left} are left out as {mark}: {theirs}, the others {usual}."
+            theirs, usual = float(np.median(odd)), float(np.median(steady))
+            reason = mark if theirs > usual else "start-up"
+            times = f"{show_ms(theirs / NS_PER_MS)}, the others {show_ms(usual / NS_PER_MS)}"
+            yield f"The {place} {len(odd)} of {len(steps)} steps are left out as {reason}: {times}."
 
 
 def _kind_notes(steps: Sequence[StepFacts]) -> Iterable[str]:
