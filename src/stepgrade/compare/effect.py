@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean, variance
 
 from msgspec import Struct
 
@@ -46,7 +45,7 @@ class Side(Struct, frozen=True, kw_only=True):
     def step_variance(self) -> float:
         """Return the mean squared standard error that the steps leave; 0 where it is not known."""
         known = [sigma * sigma for sigma in self.sigmas if sigma is not None]
-        return fmean(known) if known else 0.0
+        return mean_of(known) if known else 0.0
 
 
 class Interval(Struct, frozen=True, kw_only=True):
@@ -70,7 +69,7 @@ class Effect(Interval, frozen=True, kw_only=True):
 
 def effect_of(now: Side, before: Side, noise: Noise, level: float) -> Effect:
     """Return the change from `before` to `now` with the interval that misses it with probability `level`."""
-    shift = fmean(now.logs) - fmean(before.logs)
+    shift = mean_of(now.logs) - mean_of(before.logs)
     per_run = 1.0 / len(now.values) + 1.0 / len(before.values)
     run_variance = math.log1p(noise.share) ** 2 * per_run
     step_variance = _step_variance(now, before, noise)
@@ -99,7 +98,7 @@ def noise_of(before: Side, now: Side, fallback: Noise) -> Noise:
     freedom = len(logs) - 1 + len(now.values) - 1
     if freedom < LEAST_RUNS - 1:
         return fallback
-    squares = sum(variance(one) * (len(one) - 1) for one in (logs, now.logs) if len(one) > 1)
+    squares = sum(_squares(one) for one in (logs, now.logs) if len(one) > 1)
     basis = "measured" if len(logs) >= LEAST_RUNS else "repeated"
     # Runs cannot be steadier than their own steps leave them; copies of one run seem to be.
     share = math.expm1(math.sqrt(max(squares / freedom, before.step_variance)))
@@ -130,6 +129,17 @@ def steps_needed(effect: Effect, steps: int, reach: float) -> int | None:
     if room <= 0.0 or step_variance <= 0.0:
         return None
     return max(1, math.ceil(steps * step_variance / room) - steps)
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """Return the mean; the standard library's takes longer to import than to use."""
+    return math.fsum(values) / len(values)
+
+
+def _squares(values: Sequence[float]) -> float:
+    """Return the squared distances from the mean, added up."""
+    mean = mean_of(values)
+    return math.fsum((value - mean) ** 2 for value in values)
 
 
 def _freedom(now: Side, before: Side, step_variance: float, sigma: float) -> int:

@@ -14,6 +14,7 @@ from msgspec import Struct
 from stepgrade.analysis.change import MetricChange, Shift
 from stepgrade.analysis.samples import LEAST_PART_SHARE, Pace, pace_of
 from stepgrade.compare.effect import LEAST_RUNS, Side
+from stepgrade.compare.step_change import FROM_TIMELINE, NO_PHASE, in_no_phase_ms
 from stepgrade.compare.verdict import Metric, Sensitivity, change_of
 from stepgrade.model import Baseline
 
@@ -128,8 +129,8 @@ def _sampled(paces: Sequence[Pace | None]) -> Side:
 
 
 def _accounts(now: Baseline, before: Baseline) -> Iterable[Shift]:
-    """Yield the ledger's accounts in milliseconds."""
-    if not (now.step_ms and before.step_ms):
+    """Yield the ledger's accounts in milliseconds; one that was made from phases says what they say."""
+    if not (_has_timeline(now, before) and now.step_ms and before.step_ms):
         return
     for name in now.ledger:
         here, there = now.ledger[name], before.ledger.get(name)
@@ -137,9 +138,17 @@ def _accounts(now: Baseline, before: Baseline) -> Iterable[Shift]:
             yield Shift(kind="ledger", name=name, before=there * before.step_ms, now=here * now.step_ms)
 
 
+def _has_timeline(*runs: Baseline) -> bool:
+    return all(run.ledger.get(FROM_TIMELINE) is not None for run in runs)
+
+
 def _phases(now: Baseline, before: Baseline) -> Iterable[Shift]:
+    """Yield the phases that both have; of a step without a device's timeline also what no phase holds."""
     for name in sorted(now.phases_ms.keys() & before.phases_ms.keys()):
         yield Shift(kind="phase", name=name, before=before.phases_ms[name], now=now.phases_ms[name])
+    rests = [in_no_phase_ms(run) for run in (before, now)]
+    if not _has_timeline(now, before) and rests[0] is not None and rests[1] is not None:
+        yield Shift(kind="phase", name=NO_PHASE, before=max(rests[0], 0.0), now=max(rests[1], 0.0))
 
 
 def _operations(now: Baseline, before: Baseline) -> Iterable[Shift]:

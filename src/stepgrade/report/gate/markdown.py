@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stepgrade.compare.budgets import GateReport
-from stepgrade.report.gate.words import show_change, show_metric, show_noise, show_shift
+from stepgrade.report.comparison import show_change, show_metric, show_noise, show_shift
 from stepgrade.report.names import markdown as escaped
 from stepgrade.report.types import Page
 from stepgrade.units import show_share

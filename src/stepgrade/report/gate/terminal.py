@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepgrade.compare.budgets import GateReport
-from stepgrade.report.gate.words import METRICS, show_change, show_noise
+from stepgrade.report.comparison import METRICS, show_change, show_noise
 from stepgrade.report.names import printable, shortened
 from stepgrade.report.terminal.baseline import draw_changes, draw_differences, draw_shifts
 from stepgrade.report.terminal.canvas import Canvas

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from stepgrade.compare.trend import LevelChange, Point, Trend
 from stepgrade.model.run import RunRow
-from stepgrade.report.gate.words import show_metric
+from stepgrade.report.comparison import show_metric
 from stepgrade.report.names import printable, shortened
 from stepgrade.report.terminal.canvas import Canvas
 from stepgrade.report.types import Page

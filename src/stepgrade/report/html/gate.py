@@ -8,7 +8,7 @@ from stepgrade.analysis.change import MetricChange
 from stepgrade.compare.budgets import Check, GateReport
 from stepgrade.compare.parts import PartChange
 from stepgrade.compare.verdict import BY_NAME
-from stepgrade.report.gate.words import (
+from stepgrade.report.comparison import (
     METRICS,
     name_shift,
     shift_figures,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from stepgrade.analysis.change import MetricChange, Shift
 from stepgrade.analysis.scorecard import Scorecard
-from stepgrade.report.gate.words import (
+from stepgrade.report.comparison import (
     METRICS,
     name_shift,
     shift_figures,
@@ -35,11 +35,9 @@ def draw_differences(differences: Iterable[str], canvas: Canvas, *, compared: bo
         canvas.paragraph(printable(text), indent="      ", first="    · ")
 
 
-def draw_regressions(card: Scorecard, canvas: Canvas) -> None:
-    """Draw a scorecard's comparison; nothing without a baseline."""
-    if card.baseline is None:
-        return
-    canvas.heading(f"Against {shortened(card.baseline, canvas.width - 8)}")
+def draw_regressions(card: Scorecard, baseline: str, canvas: Canvas) -> None:
+    """Draw a scorecard's comparison with its baseline."""
+    canvas.heading(f"Against {shortened(baseline, canvas.width - 8)}")
     if not card.compared:
         canvas.line(f"  {canvas.style('nothing could be compared', 'fair')}")
     elif not card.regressions:

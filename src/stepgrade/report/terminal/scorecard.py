@@ -12,7 +12,6 @@ from stepgrade.analysis.scorecard import (
     Throughput,
 )
 from stepgrade.report.names import printable, shortened
-from stepgrade.report.terminal.baseline import draw_differences, draw_regressions
 from stepgrade.report.terminal.canvas import Canvas
 from stepgrade.units import (
     show_count,
@@ -48,10 +47,10 @@ _ACCOUNTS = {
 def draw(card: Scorecard, canvas: Canvas) -> None:
     """Draw the whole card."""
     _title(card, canvas)
-    draw_differences(card.differences, canvas, compared=bool(card.compared))
+    _differences(card, canvas)
     _grade(card, canvas)
     _facts(card, canvas)
-    draw_regressions(card, canvas)
+    _regressions(card, canvas)
     _ledger(card, canvas)
     _phases(card, canvas)
     _hotspots(card, canvas)
@@ -71,6 +70,20 @@ def _title(card: Scorecard, canvas: Canvas) -> None:
     told = " · ".join(facts)
     name = shortened(card.source.files[0], max(8, canvas.width - len(told) - len("stepgrade ·  · ")))
     canvas.line(canvas.style(shortened(f"stepgrade · {name} · {told}", canvas.width), "dim"))
+
+
+def _differences(card: Scorecard, canvas: Canvas) -> None:
+    if card.differences:
+        from stepgrade.report.terminal.baseline import draw_differences  # noqa: PLC0415  with a baseline only
+
+        draw_differences(card.differences, canvas, compared=bool(card.compared))
+
+
+def _regressions(card: Scorecard, canvas: Canvas) -> None:
+    if card.baseline is not None:
+        from stepgrade.report.terminal.baseline import draw_regressions  # noqa: PLC0415  as above
+
+        draw_regressions(card, card.baseline, canvas)
 
 
 def _grade(card: Scorecard, canvas: Canvas) -> None:
