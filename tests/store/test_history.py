@@ -109,7 +109,7 @@ def test_a_trend_names_the_commits(place: str) -> None:
         fill(history, [100.0 + n % 3 for n in range(12)] + [120.0 + n % 3 for n in range(12)])
         trend = trend_of(history, "step_time_ms", Selection(branch="main"))
         (change,) = trend.changes
-        assert (change.last.commit, change.first.commit) == ("c11", "c12")
+        assert (change.last_commit, change.first_commit) == ("c11", "c12")
         assert change.change == pytest.approx(0.198, abs=0.01)
         with pytest.raises(BadHistory, match="no metric"):
             trend_of(history, "id; drop table stepgrade_run", Selection())

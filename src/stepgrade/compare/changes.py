@@ -69,7 +69,9 @@ def _without_spikes(series: Floats, least: int) -> Floats:
     """Clip what sticks out from the median of its surroundings, which a level of `least` points moves."""
     width = 2 * least - 1
     padded = np.pad(series, least - 1, mode="reflect")
-    middle = np.median(np.lib.stride_tricks.sliding_window_view(padded, width), axis=1)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, width)
+    # The width is odd: the element in the middle is the median, found without looking for NaN as well.
+    middle = np.partition(windows, least - 1, axis=1)[:, least - 1]
     rest = series - middle
     reach = _CLIP * max(_MAD_TO_SIGMA * float(np.median(np.abs(rest))), 1e-12)
     return middle + np.clip(rest, -reach, reach)
@@ -83,8 +85,7 @@ def _candidates(series: Floats, least: int) -> list[int]:
     found = [
         row
         for starts, length in _seeds(len(series), 2 * least)
-        for row in _best_splits(sums, starts, length, least)
-        if row[0] > bound
+        for row in _best_splits(sums, starts, length, least, bound)
     ]
     taken: list[int] = []
     for _, split, start, end in sorted(found, reverse=True):
@@ -105,9 +106,9 @@ def _seeds(count: int, shortest: int) -> Iterator[tuple[NDArray[np.int64], int]]
 
 
 def _best_splits(
-    sums: Floats, starts: NDArray[np.int64], length: int, least: int
+    sums: Floats, starts: NDArray[np.int64], length: int, least: int, bound: float
 ) -> Iterator[tuple[float, int, int, int]]:
-    """Yield the largest standardised difference of means in each interval, its place and the interval."""
+    """Yield each interval's largest standardised difference of means above the bound, its place, the ends."""
     left = np.arange(least, length - least + 1)
     right = length - left
     scale = np.sqrt(left * right / length)
@@ -116,7 +117,8 @@ def _best_splits(
     tail = (sums[starts + length][:, None] - sums[splits]) / right
     gains = np.abs(head - tail) * scale
     best = np.argmax(gains, axis=1)
-    for row, column in enumerate(best.tolist()):
+    telling = np.flatnonzero(gains[np.arange(len(starts)), best] > bound)
+    for row, column in zip(telling.tolist(), best[telling].tolist(), strict=True):
         start = int(starts[row])
         yield float(gains[row, column]), start + int(left[column]), start, start + length
 

@@ -16,7 +16,6 @@ class Point(Struct, frozen=True, kw_only=True, gc=False):
     """One run."""
 
     id: int
-    commit: str | None
     value: float
 
 
@@ -26,6 +25,8 @@ class LevelChange(Struct, frozen=True, kw_only=True):
     index: int
     last: Point
     first: Point
+    last_commit: str | None = None
+    first_commit: str | None = None
     before: float
     after: float
     change: float

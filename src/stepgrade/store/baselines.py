@@ -44,11 +44,9 @@ def earlier_runs(history: History, card: Scorecard, branch: str, allowed: frozen
     name = f"{branch} in {history.name}"
     if not series:
         return _nothing(history, branch, mine, name)
-    level = series[last_level([value for _, _, value in series]) :][-MOST_RUNS:]
+    level = series[last_level([value for _, value in series]) :][-MOST_RUNS:]
     notes = (f"the level of {branch} changed lately: only the {len(level)} runs since then count",)
-    runs = [
-        structs.replace(baseline_of(history.card(number)), name=f"run {number}") for number, _, _ in level
-    ]
+    runs = [structs.replace(baseline_of(history.card(number)), name=f"run {number}") for number, _ in level]
     return Earlier(
         runs=tuple(runs),
         name=f"{len(runs)} run{'s' if len(runs) != 1 else ''} of {name}",

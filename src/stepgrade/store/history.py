@@ -30,6 +30,8 @@ METRICS = (
     "launches_per_step",
     "peak_memory_bytes",
 )
+# SQLite takes no more values than 999 in its older versions.
+_AT_ONCE = 900
 _COLUMNS = ("added_at", "digest", "git_commit", "branch", "labels", "source", "grade", *METRICS, "step_sigma")
 
 
@@ -113,20 +115,30 @@ class History:
         found = [_row(row) for row in rows]
         return found[::-1] if which.limit is not None else found
 
-    def series(self, metric: str, which: Selection) -> list[tuple[int, str | None, float]]:
-        """Return (id, commit, value) of one metric, oldest first: no more than a trend needs."""
+    def series(self, metric: str, which: Selection) -> list[tuple[int, float]]:
+        """Return (id, value) of one metric, oldest first: no more than a trend needs."""
         if metric not in METRICS:
             raise BadHistory(f"keeps no metric called {metric!r}", hint=f"there are {', '.join(METRICS)}")
         where, values = _where(which)
         joint = "and" if where else "where"
         sql = (
-            f"select id, git_commit, {metric} from stepgrade_run {where} {joint} {metric} is not null "  # noqa: S608
+            f"select id, {metric} from stepgrade_run {where} {joint} {metric} is not null "  # noqa: S608
             "order by id desc"
         )
         if which.limit is not None:
             sql += " limit ?"
             values.append(which.limit)
-        return [(row[0], row[1], row[2]) for row in self._database.execute(sql, values)][::-1]
+        return [(row[0], row[1]) for row in self._database.execute(sql, values)][::-1]
+
+    def commits(self, numbers: Sequence[int]) -> dict[int, str | None]:
+        """Return the commits of some runs."""
+        found: dict[int, str | None] = {}
+        for start in range(0, len(numbers), _AT_ONCE):
+            part = numbers[start : start + _AT_ONCE]
+            marks = ", ".join("?" * len(part))
+            sql = f"select id, git_commit from stepgrade_run where id in ({marks})"  # noqa: S608  marks only
+            found |= {row[0]: row[1] for row in self._database.execute(sql, part)}
+        return found
 
     def card(self, number: int) -> Scorecard:
         """Return the scorecard of a run; raise BadHistory when there is no such run."""

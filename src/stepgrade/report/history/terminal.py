@@ -57,18 +57,18 @@ def _short(commit: str | None) -> str:
     return shortened(commit[:_COMMIT], _COMMIT) if commit else MISSING
 
 
-def _place(point: Point) -> str:
-    return f"run {point.id} ({_short(point.commit)})" if point.commit else f"run {point.id}"
+def _place(point: Point, commit: str | None) -> str:
+    return f"run {point.id} ({_short(commit)})" if commit else f"run {point.id}"
 
 
 def _sentence(metric: str, change: LevelChange) -> str:
     moved = f"{show_metric(metric, change.before)} to {show_metric(metric, change.after)}"
     commits = ""
-    if change.last.commit and change.first.commit:
-        commits = f"; commits {_short(change.last.commit)}..{_short(change.first.commit)}"
+    if change.last_commit and change.first_commit:
+        commits = f"; commits {_short(change.last_commit)}..{_short(change.first_commit)}"
     return (
-        f"{moved} ({show_delta(change.change)}) between {_place(change.last)} and "
-        f"{_place(change.first)}{commits}"
+        f"{moved} ({show_delta(change.change)}) between {_place(change.last, change.last_commit)} and "
+        f"{_place(change.first, change.first_commit)}{commits}"
     )
 
 
