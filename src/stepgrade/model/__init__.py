@@ -1,5 +1,6 @@
 """What a run is: profiles and their parts. No files are read here and nothing is judged."""
 
+from stepgrade.model.fingerprint import Fingerprint
 from stepgrade.model.profile import (
     Baseline,
     DeviceSeen,
@@ -9,6 +10,7 @@ from stepgrade.model.profile import (
     PhaseTime,
     Profile,
     RankTime,
+    Recorded,
     Source,
     Span,
 )
@@ -16,12 +18,14 @@ from stepgrade.model.profile import (
 __all__ = [
     "Baseline",
     "DeviceSeen",
+    "Fingerprint",
     "LayerTime",
     "LedgerTime",
     "OpTime",
     "PhaseTime",
     "Profile",
     "RankTime",
+    "Recorded",
     "Source",
     "Span",
 ]
