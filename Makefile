@@ -5,16 +5,21 @@ BIN := $(VENV)/bin
 # One shell variable for all installs, so that a slow registry is waited for and pip asks no questions.
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
 
-.PHONY: fuzz demo test check lint format bench clean help
+TORCH ?= 2.13.0
+
+.PHONY: fuzz demo test test-integrations check lint format bench clean help
 
 help:  ## show this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
 demo: $(VENV)/.installed  ## install stepgrade and score the bundled runs
 	@BIN=$(BIN) sh examples/demo.sh
 
 test: $(VENV)/.installed-dev  ## run every test
 	$(BIN)/python -m pytest
+
+test-integrations: $(VENV)/.installed-integrations  ## the recorder in Hugging Face, Lightning, MLflow, W&B, TensorBoard
+	$(BIN)/python -m pytest -q tests/record/integrations
 
 fuzz: $(VENV)/.installed-dev  ## read a million damaged traces
 	STEPGRADE_FUZZ=1000000 $(BIN)/python -m pytest -q tests/readers/kineto/test_kineto_fuzz.py
@@ -25,7 +30,8 @@ lint: $(VENV)/.installed-dev  ## style, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check: lint test  ## what CI runs
+# With the trackers and frameworks there, no test of the recorder is skipped; their install takes about two minutes.
+check: $(VENV)/.installed-integrations lint test  ## what CI runs
 
 format: $(VENV)/.installed-dev  ## rewrite the code in house style
 	$(BIN)/ruff format .
@@ -47,7 +53,13 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 	@$(BIN)/python -m compileall -q src  # some environments never write byte code by themselves
 	@touch $@
 
+# The recorder's tests need torch, in this one version: others are not asked for, so none is fetched.
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
-	$(PIP) install --editable '.[dev]'
+	$(PIP) install torch==$(TORCH)
+	$(PIP) install --editable '.[dev,torch]'
 	@$(BIN)/python -m compileall -q src
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-integrations: $(VENV)/.installed-dev
+	$(PIP) install torch==$(TORCH) --editable '.[dev,integrations]'
+	@touch $@

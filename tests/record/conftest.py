@@ -11,7 +11,8 @@ import pytest
 from tests.conftest import ROOT
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["test_*.py"]
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+collect_ignore_glob = [] if HAS_TORCH else ["test_*.py", "integrations/test_frameworks.py"]
 
 
 def load_example(name: str):
@@ -24,6 +25,9 @@ def load_example(name: str):
 
 @pytest.fixture(autouse=True)
 def _one_thread_and_nobody_recording() -> Iterator[None]:
+    if not HAS_TORCH:
+        yield
+        return
     import torch
 
     from stepgrade.record import Recorder

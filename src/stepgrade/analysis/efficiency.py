@@ -6,7 +6,7 @@ import math
 
 from msgspec import Struct
 
-from stepgrade.analysis.against import is_well_known
+from stepgrade.analysis.against import LEAST_KNOWN_SHARE, is_well_known
 from stepgrade.analysis.scorecard import UNGRADED, Arithmetic, Throughput
 from stepgrade.contract import Grade
 from stepgrade.errors import BadOption
@@ -67,6 +67,8 @@ def efficiency_of(profile: Profile, question: Question) -> Efficiency:
     if share is None and arithmetic is not None and is_well_known(profile):
         share = arithmetic.share
     reasons = () if share is not None and share <= 1.0 else _why_ungraded(rate, roof, share, against)
+    if share is None and arithmetic is not None and arithmetic.share is not None:
+        reasons = (*reasons, _too_few_shapes(arithmetic))
     return Efficiency(
         throughput=throughput,
         ceilings=against.ceilings,
@@ -138,6 +140,14 @@ def _why_ungraded(
         )
         reasons += [f"perhaps {cause}" for cause in _causes(share, against, roof)]
     return tuple(reasons)
+
+
+def _too_few_shapes(arithmetic: Arithmetic) -> str:
+    known = show_share(arithmetic.known_share or 0.0, 0)
+    return (
+        f"the recorded shapes cover {known} of the time in matrix products and attention; from "
+        f"{show_share(LEAST_KNOWN_SHARE, 0)} on the run is graded by its arithmetic alone"
+    )
 
 
 def _causes(share: float, against: Expectation, roof: Ceiling) -> tuple[str, ...]:

@@ -204,7 +204,7 @@ class Scorecard(Struct, frozen=True, kw_only=True):
 
     @property
     def untold_fitness(self) -> tuple[str, ...]:
-        """Return what limits the profile and stands in no finding."""
+        """Return what to be wary of that no finding tells already."""
         told = tuple(finding.claim for finding in self.findings)
         return tuple(text for text in self.fitness if not text.startswith(told or ("\0",)))
 

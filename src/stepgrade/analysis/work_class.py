@@ -174,6 +174,12 @@ _RULES: tuple[tuple[WorkClass, tuple[str, ...], str | None], ...] = (
         ),
     ),
 )
+# Kernels that Inductor generates are named after the operations around them: those with a pointwise or
+# reducing loop hold no matrix product, attention or transfer, whatever stands in their name.
+_GENERATED_LOOPS = ("triton_poi_", "triton_red_", "triton_per_")
+_NEVER_A_LOOP = frozenset(
+    {WorkClass.COMMUNICATION, WorkClass.ATTENTION, WorkClass.CONVOLUTION, WorkClass.GEMM},
+)
 # What kind of kernel it is stands at the start; the rest of a template's name can be kilobytes.
 _TELLING = 250
 
@@ -182,7 +188,10 @@ _TELLING = 250
 def classify(name: str) -> WorkClass:
     """Return what kind of work the kernel or operation called `name` does."""
     text = name[:_TELLING].lower()
+    is_loop = text.startswith(_GENERATED_LOOPS)
     for work_class, words, pattern in _RULES:
+        if is_loop and work_class in _NEVER_A_LOOP:
+            continue
         if any(word in text for word in words) or (pattern is not None and _compiled(pattern).search(text)):
             return work_class
     return WorkClass.OTHER

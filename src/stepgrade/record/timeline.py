@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stepgrade.record.codes import AFTER_FORWARD, BACKWARD, EVALUATION, FORWARD, NONE
+from stepgrade.record.codes import AFTER_FORWARD, BACKWARD, EVALUATION, FORWARD, NONE, OPTIMIZER
 
 _DIRECTIONS = frozenset({FORWARD, BACKWARD, EVALUATION})
 
@@ -51,9 +51,9 @@ class Timeline:
         current, self.direction = self._outer.pop()
         if left == current:
             return
-        self._switch(AFTER_FORWARD if left == FORWARD and current == NONE else current)
-        if current == NONE:
-            self.current = NONE
+        # Some optimizers call forward and backward from their step.
+        self._switch(AFTER_FORWARD if left == FORWARD and current in (NONE, OPTIMIZER) else current)
+        self.current = current
 
     def enter_by_hand(self, code: int) -> None:
         """Begin a phase that the user named."""

@@ -36,6 +36,9 @@ from stepgrade.analysis.trace.classify import classify
         ("aten::_foreach_lerp_", "optimizer"),
         ("void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float>", "elementwise"),
         ("triton_poi_fused__unsafe_view_mul_silu_2", "elementwise"),
+        ("triton_poi_fused__scaled_mm_mul_silu_0", "elementwise"),
+        ("triton_per_fused__flash_attn_backward__unsafe_view_mul_sigmoid_3", "reduction"),
+        ("triton_tem_fused_mm_relu_7", "gemm"),
         (
             "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps",
             "reduction",

@@ -99,7 +99,7 @@ def test_work_of_earlier_steps_is_kept_apart() -> None:
     assert "left over" not in {operation.name for operation in facts.operations}
     text = next(one.text for one in facts.fitness if one.code == "unlaunched")
     assert text.startswith(
-        f"5 of {len(made.work)} kernels and copies have no recorded launch; 5 of them ran before"
+        f"5 of {len(made.work)} kernels and copies have no recorded launch; all of them ran before"
     )
 
 

@@ -73,9 +73,11 @@ def _few_steps(line: Timeline) -> Iterator[Unfitness]:
         yield Unfitness(code="one_step", text="Only one steady step was recorded: its spread is not known.")
     if warm and warm >= steady:
         dur = line.windows.dur_ns
+        first, later = float(dur[0]), float(np.median(dur[line.windows.steady]))
+        why = "mostly warm-up" if first > later else "queues were still full, or other load came later"
         text = (
-            f"{warm} of {warm + steady} steps differ from later ones ({show_ms(dur[0] / 1e6)} at first, "
-            f"{show_ms(float(np.median(dur[line.windows.steady])) / 1e6)} later): mostly warm-up."
+            f"{warm} of {warm + steady} steps differ from later ones ({show_ms(first / 1e6)} at first, "
+            f"{show_ms(later / 1e6)} later): {why}."
         )
         yield Unfitness(code="warm_up", text=text)
 
@@ -145,7 +147,8 @@ def _unlaunched(line: Timeline) -> Iterator[Unfitness]:
     before = int((missing & (line.trace.work.start_ns < start)).sum())
     text = f"{count} of {total} kernels and copies have no recorded launch"
     if before:
-        text += f"; {before} of them ran before the first recorded step and belong to earlier ones"
+        those = "all" if before == count else str(before)
+        text += f"; {those} of them ran before the first recorded step and belong to earlier ones"
     yield Unfitness(code="unlaunched", text=text + ".")
 
 

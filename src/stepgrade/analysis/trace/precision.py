@@ -9,6 +9,7 @@ import numpy as np
 
 from stepgrade.analysis.trace.classify import WorkClass
 from stepgrade.analysis.trace.pieces import Pieces
+from stepgrade.model.columns import among, distinct, groups
 from stepgrade.model.events import NONE, Ids, Inputs, Longs, Trace
 
 MATMULS = (WorkClass.ATTENTION, WorkClass.CONVOLUTION, WorkClass.GEMM)
@@ -43,11 +44,11 @@ def matmul_dtype(trace: Trace, pieces: Pieces) -> str | None:
 
 def matmul_time_by_dtype(trace: Trace, pieces: Pieces) -> dict[str, int]:
     """Return the nanoseconds of matmuls in each precision over the steady steps, where types are known."""
-    rows = np.flatnonzero(pieces.steady & np.isin(pieces.work_class, MATMULS))
+    rows = np.flatnonzero(pieces.steady & among(pieces.work_class, MATMULS))
     op = pieces.op[rows]
     inputs = np.where(op >= 0, trace.ops.inputs[np.maximum(op, 0)], NONE) if len(trace.ops.name) else op
     time_ns: dict[str, int] = {}
-    for index in np.unique(inputs[inputs >= 0]).tolist():
+    for index in distinct(inputs[inputs >= 0]).tolist():
         dtype = dtype_of(trace.inputs[index])
         if dtype is not None:
             mine = rows[inputs == index]
@@ -60,7 +61,7 @@ def _time_by_kernel(trace: Trace, pieces: Pieces, rows: Longs) -> dict[str, int]
     """Return the same by the names of the kernels, for a trace that recorded no types."""
     time_ns: dict[str, int] = {}
     kernels = pieces.kernel[rows]
-    for index in np.unique(kernels[kernels >= 0]).tolist():
+    for index in distinct(kernels[kernels >= 0]).tolist():
         dtype = dtype_of_kernel(trace.strings[index])
         if dtype is not None:
             mine = rows[kernels == index]
@@ -77,7 +78,7 @@ def dtype_of_kernel(name: str) -> str | None:
 def dtype_of_calls(trace: Trace, ops: Ids) -> str | None:
     """Return the precision of most of these operations' inputs; None when none was recorded."""
     inputs = trace.ops.inputs[ops]
-    used, counts = np.unique(inputs[inputs >= 0], return_counts=True)
+    used, _, counts = groups(inputs[inputs >= 0])
     votes: dict[str, int] = {}
     for index, count in zip(used.tolist(), counts.tolist(), strict=True):
         if dtype := dtype_of(trace.inputs[index]):
@@ -97,8 +98,8 @@ def dtype_of(inputs: Inputs) -> str | None:
 def _runs_in_tf32(trace: Trace, pieces: Pieces, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> bool:
     kernels = pieces.kernel[rows]
     total = int(pieces.dur_ns[rows].sum())
-    names = [index for index in np.unique(kernels[kernels >= 0]).tolist() if _is_tf32(trace.strings[index])]
-    return total > 0 and int(pieces.dur_ns[rows[np.isin(kernels, names)]].sum()) * 2 > total
+    names = [index for index in distinct(kernels[kernels >= 0]).tolist() if _is_tf32(trace.strings[index])]
+    return total > 0 and int(pieces.dur_ns[rows[among(kernels, names)]].sum()) * 2 > total
 
 
 def _is_tf32(kernel: str) -> bool:

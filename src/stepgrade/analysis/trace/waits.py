@@ -11,6 +11,7 @@ from stepgrade.analysis.trace.links import OP, nearest, pick
 from stepgrade.analysis.trace.steps import steps_of
 from stepgrade.analysis.trace.timeline import Timeline
 from stepgrade.model.activity import WaitTally
+from stepgrade.model.columns import among, groups
 from stepgrade.model.events import NONE, DeviceEvent, Ids, Longs
 from stepgrade.units import NS_PER_MS
 
@@ -32,8 +33,7 @@ def tally_waits(line: Timeline, steps: int) -> tuple[WaitTally, ...]:
     names = pick(tree.name, caller).astype(np.int64)
     width = len(line.trace.strings) + 1
     ways = _ways(line, rows, caller)
-    pairs, which = np.unique((calls.name[rows] * width + names + 1) * len(_WAYS) + ways, return_inverse=True)
-    counts = np.bincount(which)
+    pairs, which, counts = groups((calls.name[rows] * width + names + 1) * len(_WAYS) + ways)
     total = np.bincount(which, weights=calls.dur_ns[rows])
     idle = np.bincount(which, weights=_idle_after(line, rows))
     found = [
@@ -81,7 +81,7 @@ def _ways(line: Timeline, rows: Longs, caller: Ids) -> Longs:
     """Return which way the copy went that each wait was for: its own, or that of the operation it is in."""
     work, links, tree = line.trace.work, line.links, line.tree
     copies = np.flatnonzero(
-        (links.call >= 0) & np.isin(work.kind, (DeviceEvent.COPY_H2D, DeviceEvent.COPY_D2H))
+        (links.call >= 0) & among(work.kind, (DeviceEvent.COPY_H2D, DeviceEvent.COPY_D2H))
     )
     way = np.where(work.kind[copies] == DeviceEvent.COPY_H2D, 1, 2)
     by_call = np.zeros(len(line.trace.calls.name), np.int64)

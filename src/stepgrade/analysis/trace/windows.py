@@ -22,6 +22,7 @@ import numpy as np
 from stepgrade.analysis.trace.links import Links
 from stepgrade.analysis.trace.steps import HostSteps, StepBasis, steps_of
 from stepgrade.analysis.trace.vocabulary import Mask
+from stepgrade.model.columns import among, distinct
 from stepgrade.model.events import NONE, DeviceEvent, DeviceWork, Ids, Longs
 
 FAR = np.iinfo(np.int64).max
@@ -149,11 +150,11 @@ def _first_work(work: DeviceWork, attribution: Attribution, mine: Mask, count: i
 
     Copies on a stream of their own run ahead of the step that they belong to, as far as the host does.
     """
-    kernels = np.unique(work.stream[mine & (work.kind == DeviceEvent.KERNEL)])
-    for chosen in (mine & np.isin(work.stream, kernels), mine):
+    kernels = distinct(work.stream[mine & (work.kind == DeviceEvent.KERNEL)])
+    for chosen in (mine & among(work.stream, kernels), mine):
         begin = np.full(count + 1, FAR, np.int64)
         np.minimum.at(begin, attribution.step[chosen], work.start_ns[chosen])
-        if len(np.unique(attribution.step[chosen])) == len(np.unique(attribution.step[mine])):
+        if len(distinct(attribution.step[chosen])) == len(distinct(attribution.step[mine])):
             return begin
     return begin
 

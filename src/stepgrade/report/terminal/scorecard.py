@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepgrade.analysis.finding import Finding
-from stepgrade.analysis.scorecard import UNGRADED, LayerStep, Operation, Scorecard
+from stepgrade.analysis.scorecard import UNGRADED, Arithmetic, LayerStep, Operation, Scorecard
 from stepgrade.report.names import printable, shortened
 from stepgrade.report.terminal.canvas import Canvas
 from stepgrade.units import (
@@ -74,7 +74,7 @@ def _grade(card: Scorecard, canvas: Canvas) -> None:
         for reason in card.ungraded_because:
             canvas.paragraph(reason, indent="    ", first="  · ")
         return
-    if card.throughput_tok_s is None or not card.ceilings:
+    if _is_graded_by_arithmetic(card):
         _grade_of_arithmetic(card, canvas, badge)
         return
     roof = card.ceilings[0]
@@ -91,7 +91,8 @@ def _grade_of_arithmetic(card: Scorecard, canvas: Canvas, badge: str) -> None:
     """Draw a grade that rests on the recorded FLOPs alone: without tokens there is no tok/s."""
     reached = f"{show_graded_share(card.efficiency, _BOUNDS)} of what arithmetic allows"
     canvas.line(f"  {badge}  {canvas.style(reached, 'title')}")
-    canvas.paragraph(f"{_arithmetic(card)}{_on_device(card)}, from the recorded shapes", indent="       ")
+    counted = _counted(card.arithmetic) if card.arithmetic is not None else "as recorded"
+    canvas.paragraph(f"{_arithmetic(card)}{_on_device(card)}, {counted}", indent="       ")
     canvas.line(f"       {_scale(card.efficiency or 0.0, canvas)}")
 
 
@@ -101,6 +102,17 @@ def _arithmetic(card: Scorecard) -> str:
         return ""
     peak = f" of {show_si(done.peak_flops_s, 'FLOP/s')}" if done.peak_flops_s else ""
     return f"{show_si(done.achieved_flops_s, 'FLOP/s')}{peak} {done.dtype or ''}".rstrip()
+
+
+def _is_graded_by_arithmetic(card: Scorecard) -> bool:
+    return card.grade != UNGRADED and (card.throughput_tok_s is None or not card.ceilings)
+
+
+def _counted(done: Arithmetic) -> str:
+    """Return what the FLOPs were counted from."""
+    if done.known_share is None or done.known_share > 0.995:
+        return "matrix products from the recorded shapes"
+    return f"from the shapes of {show_share(done.known_share, 0)} of the matrix products' time"
 
 
 def _on_device(card: Scorecard) -> str:
@@ -127,8 +139,8 @@ def _facts(card: Scorecard, canvas: Canvas) -> None:
         canvas.fact("Step", show_ms(card.step_time_ms))
     if card.throughput is not None and card.grade == UNGRADED:
         canvas.fact("Throughput", f"{show_rate(card.throughput.tok_s)} ({card.throughput.basis})")
-    if card.arithmetic is not None and card.throughput_tok_s is not None:
-        canvas.fact("Arithmetic", f"{_arithmetic(card)}, matrix products from the recorded shapes")
+    if card.arithmetic is not None and not _is_graded_by_arithmetic(card):
+        canvas.fact("Arithmetic", f"{_arithmetic(card)}, {_counted(card.arithmetic)}")
     if card.mfu is not None:
         canvas.fact("MFU", f"{show_share(card.mfu)} ({card.flops_convention}), HFU {show_share(card.hfu)}")
     if card.forward_backward_ratio is not None:

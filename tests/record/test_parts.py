@@ -1,0 +1,274 @@
+"""The recorder's parts alone: adding up edges, device events, finding blocks, reading journals."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import stepgrade as sg
+from stepgrade.errors import BadInput
+from stepgrade.record.blocks import find_blocks
+from stepgrade.record.clock import EventClock, HostClock, clock_for
+from stepgrade.record.codes import (
+    AFTER_FORWARD,
+    AGAIN_IN,
+    AGAIN_OUT,
+    BACKWARD,
+    BACKWARD_DONE,
+    BWD_IN,
+    BWD_OUT,
+    FORWARD,
+    FWD_IN,
+    FWD_OUT,
+    INPUT,
+    LOSS,
+    NONE,
+    OPTIMIZER,
+    layer_code,
+)
+from stepgrade.record.fold import StepTimes, fold_step
+from stepgrade.record.recording import Recording
+from stepgrade.record.timeline import Timeline
+
+
+def fold(*edges: tuple[int, int], ends_by: dict[int, int | None] | None = None) -> StepTimes:
+    times, codes = zip(*edges, strict=True)
+    return fold_step(list(times), list(codes), ends_by or {})
+
+
+class TestFold:
+    def test_between_forward_and_backward_is_the_loss(self) -> None:
+        step = fold((0, FORWARD), (5, AFTER_FORWARD), (7, BACKWARD), (20, NONE), (22, OPTIMIZER), (30, NONE))
+        assert step.phases_ns == {FORWARD: 5, LOSS: 2, BACKWARD: 13, OPTIMIZER: 8}
+        assert step.wall_ns == 30
+
+    def test_after_a_forward_without_backward_is_nothing(self) -> None:
+        assert fold((0, FORWARD), (5, AFTER_FORWARD), (9, INPUT), (10, NONE)).phases_ns == {
+            FORWARD: 5,
+            INPUT: 1,
+        }
+
+    def test_one_gradient_ends_a_layer_and_begins_another(self) -> None:
+        edges = [
+            (0, BACKWARD),
+            (1, layer_code(1, BWD_IN)),
+            (4, layer_code(0, BWD_IN)),
+            (9, layer_code(0, BWD_OUT)),
+        ]
+        step = fold(*edges, (10, BACKWARD_DONE), (10, NONE), ends_by={1: 0, 0: None})
+        assert step.backward_ns == {1: 3, 0: 5}
+
+    def test_the_end_of_backward_ends_what_has_no_other_end(self) -> None:
+        step = fold((0, BACKWARD), (2, layer_code(0, BWD_IN)), (9, BACKWARD_DONE), (9, NONE), (50, NONE))
+        assert step.backward_ns == {0: 7}
+
+    def test_computing_again_is_not_backward(self) -> None:
+        edges = [
+            (0, BACKWARD),
+            (1, layer_code(0, BWD_IN)),
+            (2, layer_code(0, AGAIN_IN)),
+            (6, layer_code(0, AGAIN_OUT)),
+        ]
+        step = fold(*edges, (9, layer_code(0, BWD_OUT)), (10, BACKWARD_DONE), (10, NONE))
+        assert (step.backward_ns, step.again_ns) == ({0: 4}, {0: 4})
+
+    def test_a_layer_that_is_called_twice_counts_twice(self) -> None:
+        edges = [(0, FORWARD), (1, layer_code(0, FWD_IN)), (3, layer_code(0, FWD_OUT))]
+        step = fold(*edges, (5, layer_code(0, FWD_IN)), (9, layer_code(0, FWD_OUT)), (10, NONE))
+        assert step.forward_ns == {0: 6}
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["enter", "leave", "hand", "hand out"]))))
+def test_phases_never_add_up_to_more_than_the_step(moves: list[tuple[int, str]]) -> None:
+    clock = iter(range(10_000_000))
+    timeline = Timeline(lambda: next(clock))
+    timeline.start()
+    held = 0
+    for number, move in moves:
+        if move == "enter":
+            timeline.enter(INPUT + number % 9)
+        elif move == "leave":
+            timeline.leave()
+        elif move == "hand":
+            timeline.enter_by_hand(100 + number)
+            held += 1
+        elif held:
+            timeline.leave_by_hand()
+            held -= 1
+    edges = timeline.cut()
+    times = edges[0::2]
+    assert all(before <= after for before, after in pairwise(times))
+    step = fold_step([time - times[0] for time in times], edges[1::2], {})
+    assert 0 <= sum(step.phases_ns.values()) <= step.wall_ns
+
+
+class Event:
+    """Stands for a device's timing event: the device is as far as `Event.reached`."""
+
+    reached = 0.0
+    recorded = 0.0
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+        self.at_ms = None
+
+    def record(self) -> None:
+        Event.recorded += 1.0
+        self.at_ms = Event.recorded
+
+    def query(self) -> bool:
+        return self.at_ms <= Event.reached
+
+    def elapsed_time(self, other: Event) -> float:
+        assert self.query(), "reading an event that is not done would wait for the device"
+        assert other.query(), "reading an event that is not done would wait for the device"
+        return other.at_ms - self.at_ms
+
+
+class TestEvents:
+    """No GPU here: this shows that events are only read when done, and come back to be used again."""
+
+    def test_steps_are_read_when_the_device_is_through_and_events_are_used_again(self) -> None:
+        made: list[Event] = []
+        Event.reached = Event.recorded = 0.0
+
+        class Device:
+            @staticmethod
+            def Event(*, enable_timing: bool) -> Event:  # noqa: N802
+                made.append(Event(enable_timing=enable_timing))
+                return made[-1]
+
+            @staticmethod
+            def synchronize() -> None:
+                Event.reached = Event.recorded
+
+        recording = Recording(warmup=0, window=None)
+        recording.clock = EventClock(Device)
+        recording.timeline.now = recording.clock.now
+        recording.timeline.start()
+        for step in range(50):
+            recording.timeline.enter(FORWARD)
+            recording.timeline.leave()
+            recording.end_step()
+            assert recording.steady.steps <= step + 1
+            Event.reached = max(0.0, Event.recorded - 9.0)  # the device is three steps behind
+        assert 40 < recording.steady.steps < 50
+        recording.stop()
+        assert recording.steady.steps == 50
+        assert recording.steady.phases_ns[FORWARD] == 50 * 1_000_000
+        assert len(made) < 25
+
+    def test_a_device_that_never_gets_there_costs_bounded_memory(self) -> None:
+        Event.reached = Event.recorded = 0.0
+        recording = Recording(warmup=0, window=None)
+        recording.clock = EventClock(type("Device", (), {"Event": Event, "synchronize": lambda: None}))
+        recording.timeline.now = recording.clock.now
+        recording.timeline.start()
+        Event.reached = -1.0
+        for _ in range(1000):
+            recording.end_step()
+        assert len(recording._pending) == 256
+        assert recording.lost == 1000 - 256
+
+    def test_the_clock_of_a_cpu_is_the_hosts(self) -> None:
+        assert isinstance(clock_for(torch.device("cpu")), HostClock)
+        assert isinstance(clock_for(None), HostClock)
+
+
+def block() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+
+
+class Bottleneck(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Linear(2, 2)
+
+
+class Decoder(nn.Module):
+    def __init__(self, layers: int = 3) -> None:
+        super().__init__()
+        self.attention, self.experts = nn.Linear(8, 8), nn.ModuleList(Bottleneck() for _ in range(layers))
+
+
+class TestBlocks:
+    @pytest.mark.parametrize(
+        ("model", "names"),
+        [
+            (nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)), []),
+            (nn.Linear(1, 1), []),
+            (nn.Sequential(Bottleneck(), Bottleneck(), nn.Linear(1, 1)), ["0", "1"]),
+            (nn.ModuleDict({"a": Decoder(), "b": Decoder()}), ["a", "b"]),
+            (
+                nn.Sequential(nn.Sequential(Bottleneck(), Bottleneck()), Decoder(2)),
+                ["0.0", "0.1", "1.experts.0", "1.experts.1"],
+            ),
+        ],
+        ids=["leaves", "one layer", "sequence", "outermost", "over several stages"],
+    )
+    def test_found_by_themselves(self, model: nn.Module, names: list[str]) -> None:
+        assert [name for name, _ in find_blocks(model, None)] == names
+
+    def test_wrappers_do_not_hide_them(self) -> None:
+        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+        model = nn.Module()
+        model.layers = nn.ModuleList(
+            [checkpoint_wrapper(Bottleneck()), torch.compile(Bottleneck(), backend="eager")]
+        )
+        assert [name for name, _ in find_blocks(model, None)] == ["layers.0", "layers.1"]
+        found = find_blocks(model, ["layers.*"])
+        assert [module for _, module in found] == list(model.layers)
+
+
+class TestJournal:
+    HEAD = {"_recording": 1, "layers": ["a", "b"], "tokens_per_step": None, "stepgrade": {"world_size": 2}}
+    SUMS = {
+        "steps": 2,
+        "wall_ms": 10.0,
+        "tokens": 64,
+        "phases_ms": {"forward": 6.0},
+        "layers_ms": [[0, 1.0, 2.0, 0.0], [1, 1.0, 2.0, 0.5]],
+        "samples_ms": [5.0, 5.0],
+    }
+
+    def write(self, path: Path, *lines: object, tail: str = "") -> Path:
+        path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines) + tail)
+        return path
+
+    def test_lines_add_up_and_a_torn_one_is_told(self, tmp_path: Path) -> None:
+        line = {"warmup": None, "steady": self.SUMS, "recorded_steps": 5, "loss": {"first": 3.0, "last": 2.0}}
+        path = self.write(
+            tmp_path / "run.json", self.HEAD, {"warmup": self.SUMS}, line, line, tail='{"steady": {"st'
+        )
+        profile = sg.load(path)
+        assert (profile.steps, profile.step_ms, profile.tokens_per_step) == (4, 5.0, 32)
+        assert (profile.recorded_steps, profile.world_size, profile.wall_coverage) == (5, 2, 0.6)
+        assert [layer.recompute_total_ms for layer in profile.layers] == [None, 1.0]
+        assert any("1 lines of the recording" in note for note in profile.notes)
+        assert profile.contents["loss"] == "3 to 2"
+
+    def test_only_warm_up(self, tmp_path: Path) -> None:
+        path = self.write(tmp_path / "run.json", self.HEAD, {"warmup": self.SUMS, "recorded_steps": 2})
+        assert any("only warm-up" in note for note in sg.load(path).notes)
+
+    @pytest.mark.parametrize(
+        ("lines", "words"),
+        [
+            (({"_recording": 2},), "version 2, which is newer"),
+            (({"_recording": 1},), "no whole step"),
+            (({"_recording": "x"},), "first line is broken"),
+        ],
+    )
+    def test_refused_with_words(self, tmp_path: Path, lines: tuple[object, ...], words: str) -> None:
+        path = tmp_path / "run.json"
+        path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+        with pytest.raises(BadInput, match=words):
+            sg.load(path)

@@ -1,0 +1,18 @@
+"""What a finding tells is not told again as a note."""
+
+from __future__ import annotations
+
+import pytest
+
+import stepgrade as sg
+from tests.report.html.cards import bundled_card, changed, make_finding
+
+TOLD, UNTOLD = "The file is cut off.", "Clocks do not agree."
+
+
+@pytest.mark.parametrize("form", ["terminal", "markdown"])
+def test_a_finding_is_not_repeated_as_a_note(form: str) -> None:
+    card = changed(bundled_card(), fitness=(TOLD, UNTOLD), findings=(make_finding(claim=TOLD),), notes=())
+    text = sg.render(card, to=form, width=200)
+    assert text.count(TOLD) == 1
+    assert text.count(UNTOLD) == 1
