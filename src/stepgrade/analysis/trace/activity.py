@@ -27,6 +27,7 @@ from stepgrade.model.activity import (
     KernelTally,
     OptimizerTally,
 )
+from stepgrade.model.columns import among, distinct
 from stepgrade.model.events import DeviceEvent, Kinds
 from stepgrade.units import NS_PER_MS
 
@@ -98,7 +99,7 @@ def _kernels(line: Timeline, pieces: Pieces, steps: int) -> KernelTally:
     call = line.links.call[pieces.work[rows]]
     known = call >= 0
     calls = line.trace.calls
-    launches = np.unique(call[known])
+    launches = distinct(call[known])
     launches = launches[named(line.trace.strings, calls.name[launches], LAUNCH_CALL)]
     graphs = named(line.trace.strings, calls.name[call[known]], GRAPH_LAUNCH)
     outrun = (dur[known] < calls.dur_ns[call[known]]) & ~graphs
@@ -148,7 +149,7 @@ def _opened_in_wait(line: Timeline, spans: Spans) -> Mask:
 def _copies(line: Timeline, pieces: Pieces, steps: int) -> Iterator[CopyTally]:
     work, strings = line.trace.work, line.trace.strings
     kind = work.kind[pieces.work]
-    chosen = pieces.steady & np.isin(kind, list(_COPIES)) & (pieces.work_class != WorkClass.COMMUNICATION)
+    chosen = pieces.steady & among(kind, _COPIES) & (pieces.work_class != WorkClass.COMMUNICATION)
     groups: dict[tuple[str, str | None, str], list[int]] = {}
     for row in np.flatnonzero(chosen).tolist():
         memory = _memory(strings[int(work.name[pieces.work[row]])])
@@ -191,10 +192,10 @@ def _optimizer(line: Timeline, pieces: Pieces, steps: int) -> OptimizerTally | N
     if not len(rows):
         return None
     strings = line.trace.strings
-    names = {index: strings[index][:250].lower() for index in np.unique(pieces.kernel[rows]).tolist()}
+    names = {index: strings[index][:250].lower() for index in distinct(pieces.kernel[rows]).tolist()}
     many = [index for index, name in names.items() if any(word in name for word in _MANY_TENSORS)]
     busy = float(pieces.dur_ns[rows].sum())
-    at_once = float(pieces.dur_ns[rows[np.isin(pieces.kernel[rows], many)]].sum())
+    at_once = float(pieces.dur_ns[rows[among(pieces.kernel[rows], many)]].sum())
     return OptimizerTally(
         kernels=len(rows) / steps,
         ms=busy / steps / NS_PER_MS,

@@ -24,6 +24,7 @@ from stepgrade.analysis.trace.vocabulary import (
     Mask,
     matching,
 )
+from stepgrade.model.columns import distinct
 from stepgrade.model.events import NONE, Ids, Longs
 
 MODULE_NAME = re.compile(r"^nn\.Module: (.*)_(\d+)$")
@@ -73,7 +74,7 @@ def _frames(line: Timeline, pieces: Pieces, is_frame: Mask, kind_of: Callable[[s
     holder = pick(around, pieces.row)
     inside = pieces.steady & (holder >= 0)
     own = np.bincount(holder[inside], weights=pieces.dur_ns[inside], minlength=len(rows)).astype(np.int64)
-    kinds = {name: kind_of(line.trace.strings[name]) for name in np.unique(tree.name[rows]).tolist()}
+    kinds = {name: kind_of(line.trace.strings[name]) for name in distinct(tree.name[rows]).tolist()}
     names = [kinds[name] for name in tree.name[rows].tolist()]
     return Frames(rows, pick(around, tree.parent[rows]), names, own)
 
@@ -102,9 +103,9 @@ def _best_kind(tree: HostTree, frames: Frames, usable: Mask) -> Ids | None:
         members = usable & (labels == kind)
         above = nearest(frames.parent, members)
         rows = frames.row[members & (pick(above, frames.parent) < 0)]
-        distinct = len(np.unique(tree.name[rows]))
-        if distinct > 1:
-            found.append((int(frames.own_ns[above >= 0].sum()), distinct, rows))
+        name_count = len(distinct(tree.name[rows]))
+        if name_count > 1:
+            found.append((int(frames.own_ns[above >= 0].sum()), name_count, rows))
     most = max((one[0] for one in found), default=0)
     if most == 0:
         return None

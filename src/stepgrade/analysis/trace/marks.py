@@ -12,6 +12,7 @@ from stepgrade.analysis.trace.pieces import Pieces
 from stepgrade.analysis.trace.steps import steps_of
 from stepgrade.analysis.trace.timeline import IN_BACKWARD, IN_OPTIMIZER, Timeline
 from stepgrade.analysis.trace.vocabulary import COMPILED, LOADER, Mask, matching, named
+from stepgrade.model.columns import distinct
 from stepgrade.model.events import Ids, Longs
 from stepgrade.units import NS_PER_MS
 
@@ -109,7 +110,7 @@ def loader_of(line: Timeline) -> str | None:
     if not len(ranges.name):
         return None
     chosen = matching(line.trace.strings, LOADER)[ranges.name]
-    names = sorted(line.trace.strings[index] for index in np.unique(ranges.name[chosen]).tolist())
+    names = sorted(line.trace.strings[index] for index in distinct(ranges.name[chosen]).tolist())
     return names[0].split("#", 1)[1].split(".", 1)[0] if names else None
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from stepgrade.analysis.trace.classify import WorkClass
 from stepgrade.analysis.trace.pieces import Pieces
+from stepgrade.model.columns import among, distinct, groups
 from stepgrade.model.events import Ids, Inputs, Trace
 
 MATMULS = (WorkClass.ATTENTION, WorkClass.CONVOLUTION, WorkClass.GEMM)
@@ -33,11 +34,11 @@ def matmul_dtype(trace: Trace, pieces: Pieces) -> str | None:
 
 def matmul_time_by_dtype(trace: Trace, pieces: Pieces) -> dict[str, int]:
     """Return the nanoseconds of matmuls in each precision over the steady steps, where types are known."""
-    chosen = pieces.steady & np.isin(pieces.work_class, MATMULS) & (pieces.op >= 0)
+    chosen = pieces.steady & among(pieces.work_class, MATMULS) & (pieces.op >= 0)
     rows = np.flatnonzero(chosen)
     inputs = trace.ops.inputs[pieces.op[rows]] if len(rows) else np.empty(0, np.int32)
     time_ns: dict[str, int] = {}
-    for index in np.unique(inputs[inputs >= 0]).tolist():
+    for index in distinct(inputs[inputs >= 0]).tolist():
         dtype = dtype_of(trace.inputs[index])
         if dtype is not None:
             mine = rows[inputs == index]
@@ -49,7 +50,7 @@ def matmul_time_by_dtype(trace: Trace, pieces: Pieces) -> dict[str, int]:
 def dtype_of_calls(trace: Trace, ops: Ids) -> str | None:
     """Return the precision of most of these operations' inputs; None when none was recorded."""
     inputs = trace.ops.inputs[ops]
-    used, counts = np.unique(inputs[inputs >= 0], return_counts=True)
+    used, _, counts = groups(inputs[inputs >= 0])
     votes: dict[str, int] = {}
     for index, count in zip(used.tolist(), counts.tolist(), strict=True):
         if dtype := dtype_of(trace.inputs[index]):
@@ -69,8 +70,8 @@ def dtype_of(inputs: Inputs) -> str | None:
 def _runs_in_tf32(trace: Trace, pieces: Pieces, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> bool:
     kernels = pieces.kernel[rows]
     total = int(pieces.dur_ns[rows].sum())
-    names = [index for index in np.unique(kernels[kernels >= 0]).tolist() if _is_tf32(trace.strings[index])]
-    return total > 0 and int(pieces.dur_ns[rows[np.isin(kernels, names)]].sum()) * 2 > total
+    names = [index for index in distinct(kernels[kernels >= 0]).tolist() if _is_tf32(trace.strings[index])]
+    return total > 0 and int(pieces.dur_ns[rows[among(kernels, names)]].sum()) * 2 > total
 
 
 def _is_tf32(kernel: str) -> bool:

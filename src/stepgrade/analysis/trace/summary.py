@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from statistics import fmean
 
 from msgspec import structs
 
-from stepgrade.analysis.trace.facts import LedgerFacts, TraceFacts
+from stepgrade.analysis.average import mean
+from stepgrade.analysis.trace.facts import LedgerFacts, TraceFacts, analyse_trace
 from stepgrade.analysis.trace.fitness import Unfitness
 from stepgrade.analysis.trace.joined import join_activities
 from stepgrade.analysis.trace.operations import OperationFacts
 from stepgrade.analysis.trace.phases import PhaseFacts
-from stepgrade.analysis.trace.run import RankFacts, RunFacts, analyse_run
+from stepgrade.analysis.trace.run import RankFacts, RunFacts, join_ranks
 from stepgrade.analysis.trace.windows import StepMark
 from stepgrade.model import (
     DeviceSeen,
@@ -42,15 +42,14 @@ def profile_of_traces(traces: Iterable[Trace]) -> Profile:
     lost: list[str] = []
     files: list[str] = []
 
-    def noted() -> Iterable[Trace]:
-        for trace in traces:
-            seen.append(_contents(trace))
-            recorded.append(Recorded(versions=trace.versions, settings=tuple(sorted(trace.recorded))))
-            lost.extend(trace.lost)
-            files.append(trace.file)
-            yield trace
+    def facts_of(trace: Trace) -> TraceFacts:
+        seen.append(_contents(trace))
+        recorded.append(Recorded(versions=trace.versions, settings=tuple(sorted(trace.recorded))))
+        lost.extend(trace.lost)
+        files.append(trace.file)
+        return analyse_trace(trace)
 
-    run = analyse_run(noted())
+    run = join_ranks([*map(facts_of, traces)])  # a loop would keep one trace while the next is read
     profile = _profile(run, seen, tuple(dict.fromkeys(files)), tuple(dict.fromkeys(lost)))
     return structs.replace(profile, recorded=recorded[0] if recorded else None)
 
@@ -83,7 +82,7 @@ def _profile(
         matmul_dtype=next((fact.matmul_dtype for fact in facts if fact.matmul_dtype), None),
         activity=join_activities(run),
         flaws=_flaws(unfitness, lost),
-        contents=_joined(seen, facts),
+        contents=_joined(seen, run),
         notes=_alike([*run.notes, *(note for fact in facts for note in fact.notes)]),
         fitness=_alike(
             [*(f"lost in reading: {one}" for one in lost), *(o.text for o in unfitness if not o.fatal)]
@@ -105,7 +104,7 @@ def _steady(fact: TraceFacts) -> int:
 
 
 def _mean(facts: Sequence[TraceFacts], figure: Callable[[TraceFacts], float]) -> float:
-    return fmean(figure(fact) for fact in facts) if facts else 0.0
+    return mean([figure(fact) for fact in facts]) if facts else 0.0
 
 
 def _alike(texts: list[str]) -> tuple[str, ...]:
@@ -256,14 +255,15 @@ def _contents(trace: Trace) -> dict[str, str]:
     }
 
 
-def _joined(seen: list[dict[str, str]], facts: Sequence[TraceFacts]) -> dict[str, str]:
+def _joined(seen: list[dict[str, str]], run: RunFacts) -> dict[str, str]:
     """Return what the traces hold: each line once, and which ranks they are."""
     joined: dict[str, str] = {}
     for name in seen[0] if seen else ():
         texts = list(dict.fromkeys(one[name] for one in seen if one[name]))
         if texts:
             joined[name] = texts[0] if len(texts) == 1 else f"{texts[0]} (and others)"
+    facts = run.traces
     if len(facts) > 1:
-        joined["ranks"] = ", ".join(str(fact.rank) for fact in facts)
+        joined["ranks"] = ", ".join(str(one.rank) for one in run.ranks)
     layers = next((fact.layers for fact in facts if fact.layers.basis), None)
     return joined | {"steps from": facts[0].basis} | ({"layers from": str(layers.basis)} if layers else {})

@@ -9,6 +9,7 @@ from stepgrade.analysis.trace.links import OP, nearest, pick
 from stepgrade.analysis.trace.steps import steps_of
 from stepgrade.analysis.trace.timeline import Timeline
 from stepgrade.model.activity import WaitTally
+from stepgrade.model.columns import groups
 from stepgrade.model.events import NONE
 from stepgrade.units import NS_PER_MS
 
@@ -26,8 +27,7 @@ def tally_waits(line: Timeline, steps: int) -> tuple[WaitTally, ...]:
     caller = pick(nearest(tree.parent, tree.kind == OP), tree.of_call[rows])
     names = pick(tree.name, caller).astype(np.int64)
     width = len(line.trace.strings) + 1
-    pairs, which = np.unique(calls.name[rows] * width + names + 1, return_inverse=True)
-    counts = np.bincount(which)
+    pairs, which, counts = groups(calls.name[rows] * width + names + 1)
     total = np.bincount(which, weights=calls.dur_ns[rows])
     found = [
         _tally(line, pair, width, count=count / steps, ms=ns / steps / NS_PER_MS)
