@@ -230,7 +230,21 @@ def test_a_server_that_is_not_there(stepgrade: Run, profile: Path) -> None:
 
 def test_passwords_are_not_shown() -> None:
     assert without_password("postgresql://me:s3cr:et@host/db") == "postgresql://me@host/db"
+    assert without_password("postgresql://me:p@ss/word@host/db") == "postgresql://me@host/db"
     assert without_password("postgresql://host/db") == "postgresql://host/db"
+    assert "s3cret" not in without_password("postgresql://host/db?user=me&password=s3cret&sslpassword=s3cret")
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://me:s3cret@127.0.0.1:1/none", "postgresql://127.0.0.1:1/none?password=s3cret"]
+)
+@pytest.mark.parametrize("command", [["history", "list"], ["gate", "RUN", "--against", "history:main"]])
+def test_no_command_prints_a_password(stepgrade: Run, profile: Path, url: str, command: list[str]) -> None:
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    words = [str(profile) if word == "RUN" else word for word in command]
+    ran = stepgrade(*words, "--history", url)
+    assert ran.code == 2
+    assert "s3cret" not in ran.out + ran.err
 
 
 def test_opening_makes_the_folder(tmp_path: Path) -> None:

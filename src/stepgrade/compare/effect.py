@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from stepgrade.analysis.average import mean
 from stepgrade.analysis.change import Noise
 from stepgrade.analysis.samples import spread_of
 from stepgrade.compare.student import critical, two_sided
@@ -45,7 +46,7 @@ class Side(Struct, frozen=True, kw_only=True):
     def step_variance(self) -> float:
         """Return the mean squared standard error that the steps leave; 0 where it is not known."""
         known = [sigma * sigma for sigma in self.sigmas if sigma is not None]
-        return mean_of(known) if known else 0.0
+        return mean(known) if known else 0.0
 
 
 class Interval(Struct, frozen=True, kw_only=True):
@@ -69,7 +70,7 @@ class Effect(Interval, frozen=True, kw_only=True):
 
 def effect_of(now: Side, before: Side, noise: Noise, level: float) -> Effect:
     """Return the change from `before` to `now` with the interval that misses it with probability `level`."""
-    shift = mean_of(now.logs) - mean_of(before.logs)
+    shift = mean(now.logs) - mean(before.logs)
     per_run = 1.0 / len(now.values) + 1.0 / len(before.values)
     run_variance = math.log1p(noise.share) ** 2 * per_run
     step_variance = _step_variance(now, before, noise)
@@ -131,15 +132,10 @@ def steps_needed(effect: Effect, steps: int, reach: float) -> int | None:
     return max(1, math.ceil(steps * step_variance / room) - steps)
 
 
-def mean_of(values: Sequence[float]) -> float:
-    """Return the mean; the standard library's takes longer to import than to use."""
-    return math.fsum(values) / len(values)
-
-
 def _squares(values: Sequence[float]) -> float:
     """Return the squared distances from the mean, added up."""
-    mean = mean_of(values)
-    return math.fsum((value - mean) ** 2 for value in values)
+    middle = mean(values)
+    return math.fsum((value - middle) ** 2 for value in values)
 
 
 def _freedom(now: Side, before: Side, step_variance: float, sigma: float) -> int:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from stepgrade.analysis.average import median
 from stepgrade.analysis.change import MetricChange, Noise, Outcome
 from stepgrade.analysis.samples import Pace, pace_of
 from stepgrade.compare.effect import (
@@ -118,8 +119,8 @@ def change_of(metric: Metric, now: Side, before: Side, how: Sensitivity) -> Metr
     return MetricChange(
         metric=metric.name,
         outcome=outcome,
-        before=_middle(before.values),
-        now=_middle(now.values),
+        before=median(before.values),
+        now=median(now.values),
         change=effect.change,
         low=effect.low,
         high=effect.high,
@@ -150,12 +151,6 @@ def _fallback(metric: Metric, how: Sensitivity) -> Noise:
     if how.run_noise is not None and metric.from_steps:
         return Noise(share=how.run_noise, basis="given")
     return Noise(share=metric.assumed_noise, basis="assumed")
-
-
-def _middle(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2.0
 
 
 def _why(effect: Effect, metric: Metric, outcome: Outcome) -> str:

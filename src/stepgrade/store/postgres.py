@@ -95,7 +95,8 @@ class PostgresDatabase:
 
 def without_password(text: str) -> str:
     """Return a URL, or a text that holds one, without its password."""
-    return re.sub(r"(://[^:/@\s]*):[^@\s]*@", r"\1@", text)
+    bare = re.sub(r"(://[^:/@\s]*):\S*@", r"\1@", text)  # greedy: a password may hold an @
+    return re.sub(r"((?:ssl)?password=)[^&\s]*", r"\1…", bare)
 
 
 def _placed(sql: str) -> Any:
