@@ -1,6 +1,7 @@
 """What a run is: profiles and their parts. No files are read here and nothing is judged."""
 
 from stepgrade.model.profile import (
+    RECORDER,
     Baseline,
     DeviceSeen,
     LayerTime,
@@ -14,6 +15,7 @@ from stepgrade.model.profile import (
 )
 
 __all__ = [
+    "RECORDER",
     "Baseline",
     "DeviceSeen",
     "LayerTime",

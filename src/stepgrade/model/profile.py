@@ -14,6 +14,7 @@ from msgspec import Struct
 from stepgrade.errors import BadInput
 from stepgrade.model.activity import Activity, Flaw
 
+RECORDER = "stepgrade recorder, PyTorch"  # the producer of what our own recorder writes
 LARGEST_COUNT = 2**64 - 1  # contract v1's counts are unsigned, of 64 bits
 
 
