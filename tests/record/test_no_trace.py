@@ -76,3 +76,10 @@ class TestLeavesNoTrace:
         loss.backward()
         assert model.head.weight.grad is not None
         assert len(recorder._parts) == 3
+
+    def test_parameters_whose_gradients_ended_a_layer_have_no_hooks_left(self, tmp_path: Path) -> None:
+        loop = Loop()
+        loop.model.embed.requires_grad_(False)
+        loop.model.position.requires_grad_(False)
+        record(tmp_path / "run.json", loop)
+        assert not any(parameter._post_accumulate_grad_hooks for parameter in loop.model.parameters())

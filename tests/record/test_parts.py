@@ -32,6 +32,7 @@ from stepgrade.record.codes import (
     LOSS,
     NONE,
     OPTIMIZER,
+    PARAMETER,
     layer_code,
 )
 from stepgrade.record.fold import StepTimes, fold_step
@@ -90,6 +91,13 @@ class TestFold:
     def test_the_end_of_backward_ends_what_has_no_other_end(self) -> None:
         step = fold((0, BACKWARD), (2, layer_code(0, BWD_IN)), (9, BACKWARD_DONE), (9, NONE), (50, NONE))
         assert step.backward_ns == {0: 7}
+
+    def test_the_last_gradient_of_its_parameters_ends_a_layer_before_the_end_of_backward(self) -> None:
+        last = layer_code(0, PARAMETER)
+        step = fold(
+            (0, BACKWARD), (2, layer_code(0, BWD_IN)), (4, last), (6, last), (9, BACKWARD_DONE), (9, NONE)
+        )
+        assert step.backward_ns == {0: 4}
 
     def test_computing_again_is_not_backward(self) -> None:
         edges = [

@@ -172,7 +172,28 @@ def test_each_rank_writes_its_own_file(tmp_path: Path, kind: str) -> None:
         assert all(layer.fwd_total_ms and layer.bwd_total_ms for layer in profile.layers)
         phases = {phase.name: phase.total_ms for phase in profile.phases}
         assert phases["communication"] > 0
+        assert sum(layer.bwd_total_ms for layer in profile.layers) <= phases["backward"] * 1.01
         assert profile.wall_coverage <= 1.0
+
+
+def test_the_command_on_two_ranks(tmp_path: Path) -> None:
+    body = """
+        import torch.distributed as dist
+        dist.init_process_group("gloo")
+        model = torch.nn.parallel.DistributedDataParallel(model)
+        train()
+        dist.destroy_process_group()
+    """
+    script = write_script(tmp_path, body)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    command = ("stepgrade", "record", "-o", "run.json", script)
+    ranks = [start(*command, cwd=tmp_path, RANK=str(rank), **address) for rank in range(2)]
+    first, second = [process.wait() for process in ranks]
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert "Where a step goes" in first.out
+    assert second.out == ""  # one scorecard is enough
+    assert {path.name for path in tmp_path.glob("run*")} == {"run.rank0.json", "run.rank1.json"}
+    assert sg.load(tmp_path / "run.rank1.json").world_size == 2
 
 
 class TestCommand:

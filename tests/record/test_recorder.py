@@ -162,6 +162,15 @@ def test_operations_of_sampled_steps(tmp_path: Path) -> None:
     assert sum(operations.values()) < 5 * profile.steps * profile.step_ms
 
 
+def test_an_operation_window_that_the_end_cuts_off_does_not_count(tmp_path: Path) -> None:
+    loop = Loop(steps=8)
+    with sg.Recorder(loop.model, path=tmp_path / "run.json", ops_every=4) as recorder:
+        loop.run(recorder.step)
+        window = recorder._recording.window
+        assert window.is_open
+    assert (window.is_open, window.sampled) == (False, 1)
+
+
 def test_named_layers(tmp_path: Path) -> None:
     profile = record(tmp_path / "run.json", Loop(), layers=["blocks.*.mlp", "head"])
     assert [layer.name for layer in profile.layers] == [*(f"blocks.{n}.mlp" for n in range(4)), "head"]

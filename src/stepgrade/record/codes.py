@@ -37,7 +37,7 @@ FIRST_FREE_PHASE = 16
 # A layer's edge is LAYER_BASE + 8 * layer + one of these.
 LAYER_BASE = 4096
 LAYER_WIDTH = 8
-FWD_IN, FWD_OUT, AGAIN_IN, AGAIN_OUT, BWD_IN, BWD_OUT = range(6)
+FWD_IN, FWD_OUT, AGAIN_IN, AGAIN_OUT, BWD_IN, BWD_OUT, PARAMETER = range(7)
 
 
 def layer_code(layer: int, edge: int) -> int:

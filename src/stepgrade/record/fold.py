@@ -25,6 +25,7 @@ from stepgrade.record.codes import (
     LOSS,
     NONE,
     OPTIMIZER,
+    PARAMETER,
 )
 
 _CLOSED_BY = {FWD_IN: FWD_OUT, AGAIN_IN: AGAIN_OUT, BWD_IN: BWD_OUT}
@@ -114,10 +115,14 @@ class _Layers:
         self.totals_ns: dict[int, dict[int, int]] = {edge: defaultdict(int) for edge in _CLOSING}
         self._since: dict[int, dict[int, int]] = {edge: {} for edge in _CLOSING}
         self._backward = self._since[BWD_OUT]
+        self._last_gradient: dict[int, int] = {}
         self._ends_by = ends_by
 
     def pass_edge(self, time_ns: int, code: int) -> None:
         layer, edge = divmod(code, LAYER_WIDTH)
+        if edge == PARAMETER:
+            self._last_gradient[layer] = time_ns
+            return
         closing = _CLOSED_BY.get(edge)
         if closing is None:
             self._close(layer, edge, time_ns)
@@ -128,9 +133,9 @@ class _Layers:
         self._since[closing][layer] = time_ns
 
     def end_backward(self, time_ns: int) -> None:
-        """Close the layers whose input needs no gradient: only the end of backward ends them."""
-        for layer in list(self._backward):
-            self._close(layer, BWD_OUT, time_ns)
+        """Close the layers whose input needs no gradient: the last one of a parameter ends them."""
+        for layer, since_ns in list(self._backward.items()):
+            self._close(layer, BWD_OUT, max(since_ns, self._last_gradient.pop(layer, time_ns)))
 
     def _close(self, layer: int, edge: int, time_ns: int) -> None:
         started = self._since[edge].pop(layer, None)

@@ -92,7 +92,7 @@ class Recording:
         if self.ddp is not None:
             self.ddp.close()
         if self.window is not None:
-            self.window.close()
+            self.window.drop()
         self.timeline.stop()
         if self._pending:
             self.clock.finish()
