@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -102,6 +106,39 @@ def test_a_full_disk_is_told_once_and_the_training_goes_on(tmp_path: Path) -> No
     assert ran.out == "trained 400 397\n"
     assert ran.err.count("it is tried again") == 1
     assert sg.load(tmp_path / "run.json").recorded_steps < 400  # the journal until the disk was full
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = shutil.which("mount") and os.geteuid() == 0
+    command = ["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", folder]
+    if not mounted or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount a small disk")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def test_a_disk_that_fills_up_keeps_what_was_written_and_the_profile_goes_elsewhere(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    body = """
+        import tempfile
+        tempfile.tempdir = "elsewhere"
+        with sg.Recorder(model, path="small/run.json", flush_seconds=0) as recorder:
+            train(recorder.step)
+        print(recorder.path)
+    """
+    ran = run(write_script(tmp_path, body, steps=400), cwd=tmp_path)
+    assert ran.out == "elsewhere/run.json\n"
+    assert "No space left on device" in ran.err
+    assert ran.err.count("it is tried again") == 1
+    assert 0 < sg.load(small_disk / "run.json").recorded_steps < 400
+    assert sg.load(tmp_path / "elsewhere" / "run.json").recorded_steps == 400
 
 
 def test_a_directory_that_may_not_be_written(tmp_path: Path) -> None:
@@ -295,6 +332,21 @@ class TestCommand:
         assert ran.code == code
         assert "Where a step goes" in ran.out
         assert json.loads((tmp_path / "run.json").read_text())["steps"] > 0
+
+    def test_a_line_on_a_terminal_says_how_far_it_is(self, tmp_path: Path) -> None:
+        script = write_script(tmp_path, "train(lambda loss: time.sleep(0.02))", steps=120)
+        script.write_text("import time\n" + script.read_text())
+        main, terminal = pty.openpty()
+        process = start(
+            "stepgrade", "record", "-o", "run.json", script, cwd=tmp_path, terminal=os.ttyname(terminal)
+        )
+        assert process.wait().code == 0
+        shown = os.read(main, 65536).decode()
+        os.close(main)
+        os.close(terminal)
+        assert "recording: step " in shown
+        assert "Ctrl-C ends it" in shown
+        assert "recorded 120 steps in run.json" in shown.rsplit("\x1b[K", 1)[-1]
 
     @pytest.mark.parametrize(
         ("arguments", "words"),

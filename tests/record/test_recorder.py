@@ -88,6 +88,20 @@ def test_without_a_model_phases_by_hand_are_all_there_is(tmp_path: Path) -> None
     assert (profile.tokens_per_step, profile.layers) == (7, ())
 
 
+def test_a_loop_that_stops_early_has_the_steps_until_then(tmp_path: Path) -> None:
+    loop = Loop(steps=8)
+    with sg.Recorder(
+        loop.model, optimizer=loop.optimizer, dataloader=loop.loader, path=tmp_path / "run.json"
+    ) as recorder:
+        for ids, targets in loop.loader:
+            gpt.loss_of(loop.model(ids), targets).backward()
+            if recorder.steps == 5:
+                break  # in the middle of a step, which does not count
+            recorder.step()
+    profile = sg.load(tmp_path / "run.json")
+    assert (profile.recorded_steps, profile.steps) == (5, 2)
+
+
 def test_gradient_accumulation_is_one_step(tmp_path: Path) -> None:
     loop = Loop(steps=12)
     recorder = sg.watch(loop.model, loop.optimizer, loop.loader, path=tmp_path / "run.json", warmup=1)
@@ -210,15 +224,19 @@ class TestCompiled:
         assert profile.layers == ()
         assert any("torch.compile" in note for note in profile.notes)
 
-    @pytest.mark.parametrize("in_place", [True, False])
-    def test_blocks_compiled_one_by_one_have_layers(self, tmp_path: Path, in_place: bool) -> None:
+    @pytest.mark.parametrize(
+        ("in_place", "backend"), [(True, "eager"), (False, "eager"), (False, "aot_eager")]
+    )
+    def test_blocks_compiled_one_by_one_have_layers(
+        self, tmp_path: Path, in_place: bool, backend: str
+    ) -> None:
         torch._dynamo.reset()
         model = make_model()
         for number, block in enumerate(model.blocks):
             if in_place:
-                block.compile(backend="eager", fullgraph=True)
+                block.compile(backend=backend, fullgraph=True)
             else:
-                model.blocks[number] = torch.compile(block, backend="eager", fullgraph=True)
+                model.blocks[number] = torch.compile(block, backend=backend, fullgraph=True)
         before = [block._compiled_call_impl for block in model.blocks]
         profile = record(tmp_path / "run.json", Loop(model=model))
         assert [layer.name for layer in profile.layers] == [f"blocks.{n}" for n in range(4)]
