@@ -26,16 +26,20 @@ class Cost(NamedTuple):
     problem: str | None = None
 
 
-def measure(command: list[str], *, timeout_s: float, environment: dict[str, str] | None = None) -> Cost:
-    """Run `command` and return its cost; memory is the sum over its process group, sampled."""
+def measure(command: list[str], *, timeout_s: float, most_bytes: int | None = None) -> Cost:
+    """Run `command` and return its cost; memory is the sum over its process group, sampled.
+
+    Beyond `most_bytes` of address space the command gets no more memory.
+    """
     start, start_cpu = time.perf_counter(), _children_seconds()
     process = subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        env=os.environ | (environment or {}),
     )
+    if most_bytes:
+        resource.prlimit(process.pid, resource.RLIMIT_AS, (most_bytes, most_bytes))
     watch = _Watch(process.pid)
     try:
         _, errors = process.communicate(timeout=timeout_s)

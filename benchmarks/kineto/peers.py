@@ -47,7 +47,7 @@ class Peer(NamedTuple):
 PEERS = (
     # pandas 3 breaks HTA on some traces.
     Peer("HTA", ("HolisticTraceAnalysis==0.5.0", "pandas<3"), _HTA),
-    # The package that PyPI calls tracelens is another project; AMD's own is installed from its repository.
+    # The package that PyPI calls tracelens (0.7.0) is another project; AMD's has no release there.
     Peer("TraceLens", ("TraceLens @ git+https://github.com/AMD-AGI/TraceLens.git",), _TRACELENS),
     Peer("TensorBoard plugin", ("torch-tb-profiler==0.4.3", "tensorboard", "pandas<3"), _TENSORBOARD),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
@@ -11,8 +11,9 @@ import msgspec
 from stepgrade import analysis, report
 from stepgrade.analysis.against import expectation_for
 from stepgrade.analysis.inspection import Inspection, inspect_profile
-from stepgrade.analysis.limits_file import Settings, settings_from
+from stepgrade.analysis.limits_file import Settings
 from stepgrade.compare import parity as comparison
+from stepgrade.compare.fingerprint import allowed_fields, fingerprint_of
 from stepgrade.compare.matrix import ParityMatrix, compare_all
 from stepgrade.compare.regression import baseline_of, compared
 from stepgrade.contract import (
@@ -26,7 +27,7 @@ from stepgrade.contract import (
     format_parity_markdown,
     format_training_scorecard_markdown,
 )
-from stepgrade.errors import BadInput, BadOption, MissingExtra, StepgradeError
+from stepgrade.errors import BadOption, MissingExtra, StepgradeError
 from stepgrade.hardware import Expectation
 from stepgrade.hardware.setup import Setup, expect
 from stepgrade.model import Baseline, Profile
@@ -34,9 +35,13 @@ from stepgrade.readers import registry
 from stepgrade.readers.content import DEFAULT_MAX_BYTES
 from stepgrade.readers.registry import Reading
 from stepgrade.report.step_profile import render_step_profile
-from stepgrade.report.types import Page, Result
+from stepgrade.report.types import Page, Renderable
 
 if TYPE_CHECKING:
+    import datetime as dt
+
+    from stepgrade.compare.budgets import GateReport
+    from stepgrade.config import Config
     from stepgrade.hardware.answers import DeviceTable
     from stepgrade.hardware.estimate import Estimate
 
@@ -91,16 +96,19 @@ def load_baseline(source: PathLike, *, max_bytes: int = DEFAULT_MAX_BYTES) -> Ba
 
 
 def load_settings(source: PathLike) -> Settings:
-    """Read limits and ignored rules from a stepgrade.toml; raise BadInput at the key that is wrong."""
-    from stepgrade.analysis.rules import RULE_NAMES  # noqa: PLC0415  as little as a command needs
+    """Read limits and ignored rules from a stepgrade.toml; raise BadConfig at the key that is wrong."""
+    from stepgrade.config import load_config  # noqa: PLC0415  as little as a command needs
 
     name = os.fspath(source)
-    try:
-        with open(name, encoding="utf-8") as stream:  # noqa: PTH123  pathlib costs 4 ms at start
-            text = stream.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"cannot be read: {error}", where=name) from error
-    return settings_from(text, RULE_NAMES, name)
+    return settings_from(load_config(name), name)
+
+
+def settings_from(config: Config, name: str) -> Settings:
+    """Return the limits and ignored rules of a configuration that was read from the file `name`."""
+    from stepgrade.analysis.limits_file import settings_of  # noqa: PLC0415  as little as a command needs
+    from stepgrade.analysis.rules import RULE_NAMES  # noqa: PLC0415  as above
+
+    return settings_of(config, RULE_NAMES, name)
 
 
 def score(
@@ -113,6 +121,7 @@ def score(
     bytes_per_token: float | None = None,
     baseline: Baseline | Profile | analysis.Scorecard | None = None,
     setup: Setup | None = None,
+    allow_different: Sequence[str] = (),
     settings: Settings | None = None,
 ) -> Scorecard:
     """Return the scorecard of a run (contract v2), compared with `baseline` when there is one.
@@ -126,9 +135,9 @@ def score(
         tokens_per_step=tokens_per_step,
         against=expectation_for(profile, setup or named),
     )
-    card = analysis.score_profile(profile, question, settings or Settings())
+    card = _card(profile, question, settings or Settings())
     if baseline is not None:
-        card = compared(card, _baseline(baseline, question))
+        card = compared(card, _baseline(baseline, question, setup or named), allowed_fields(allow_different))
     return Scorecard(**_fields(card))
 
 
@@ -153,6 +162,40 @@ def score_v1(
     hardware = _hardware_v1(expect(named))
     before = _decoded(baseline, TrainingScorecard.from_json, max_bytes) if baseline is not None else None
     return compute_training_scorecard(step_profile, throughput_tok_s, hardware, before)
+
+
+def gate(
+    runs: Sequence[Profile],
+    *,
+    baselines: Sequence[Baseline | Profile] = (),
+    against: str | None = None,
+    history: str | None = None,
+    config: Config | None = None,
+    fail_on: Sequence[str] = (),
+    throughput_tok_s: float | None = None,
+    tokens_per_step: float | None = None,
+    setup: Setup | None = None,
+    settings: Settings | None = None,
+    today: dt.date | None = None,
+) -> GateReport:
+    """Hold one or more runs of the same code against earlier ones: files, or `history:BRANCH`."""
+    from stepgrade.gating import Circumstances, gate_runs  # noqa: PLC0415  statistics take time to import
+
+    setup = setup or Setup()
+    cards = [
+        score(
+            profile,
+            setup=setup,
+            settings=settings,
+            throughput_tok_s=throughput_tok_s,
+            tokens_per_step=tokens_per_step,
+        )
+        for profile in runs
+    ]
+    asked = analysis.Question(tokens_per_step=tokens_per_step)
+    earlier = [_baseline(baseline, asked, setup) for baseline in baselines]
+    around = Circumstances(against=against, history=history, config=config, fail_on=fail_on, today=today)
+    return gate_runs(cards, earlier, around)
 
 
 def parity_v1(ours: PathLike, theirs: PathLike, *, max_bytes: int = DEFAULT_MAX_BYTES) -> ParityComparison:
@@ -198,7 +241,7 @@ def convert(profile: Profile) -> str:
 
 
 def render(
-    result: Result,
+    result: Renderable,
     *,
     to: str = "terminal",
     width: int = 80,
@@ -248,12 +291,20 @@ def _hardware_v1(against: Expectation) -> HardwareSpec:
     return HardwareSpec(peak_bw_gb_s=bandwidth, bytes_per_token=traffic)
 
 
-def _baseline(baseline: Baseline | Profile | analysis.Scorecard, question: analysis.Question) -> Baseline:
+def _baseline(
+    baseline: Baseline | Profile | analysis.Scorecard, question: analysis.Question, setup: Setup
+) -> Baseline:
     """Return the earlier run's figures; a profile's rate is known only from its tokens per step."""
     if isinstance(baseline, Profile):
-        same_tokens = analysis.Question(tokens_per_step=question.tokens_per_step)
-        baseline = analysis.score_profile(baseline, same_tokens)
+        against = expectation_for(baseline, setup)
+        asked = analysis.Question(tokens_per_step=question.tokens_per_step, against=against)
+        baseline = _card(baseline, asked, Settings())
     return baseline_of(baseline) if isinstance(baseline, analysis.Scorecard) else baseline
+
+
+def _card(profile: Profile, question: analysis.Question, settings: Settings) -> analysis.Scorecard:
+    card = analysis.score_profile(profile, question, settings)
+    return msgspec.structs.replace(card, fingerprint=fingerprint_of(profile, question))
 
 
 def _fields(result: msgspec.Struct) -> dict[str, Any]:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import stepgrade as sg
+from stepgrade.analysis.trace.summary import profile_of_traces
 from stepgrade.contract import StepProfilerInput
+from stepgrade.model.events import Trace
+from stepgrade.readers.kineto import read_traces
 from tests.conftest import ROOT, Ran
 
 Run = Callable[..., Ran]
@@ -111,6 +117,41 @@ def test_standard_input_and_plain_json_give_the_same(stepgrade: Run, tmp_path: P
     for card in cards:
         card["source"]["files"] = None
     assert cards[0] == cards[1] == cards[2]
+
+
+def test_a_pipe_with_a_name_can_be_read_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    command = [sys.executable, "-m", "stepgrade", "inspect", str(tmp_path / "pipe")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as reading:
+        (tmp_path / "pipe").write_bytes(FUSED.read_bytes())
+        out, _ = reading.communicate(timeout=60)
+    assert reading.returncode == 0
+    assert "profiler_step" in out
+
+
+def test_the_limit_of_the_command_line_holds_for_traces(stepgrade: Run, tmp_path: Path) -> None:
+    for rank in range(2):
+        shutil.copy(FUSED, tmp_path / f"trace_rank{rank}.json.gz")
+    for source in (FUSED, tmp_path):
+        ran = stepgrade("score", source, "--max-bytes", "1M")
+        assert ran.code == 2
+        assert "raise --max-bytes" in ran.err
+
+
+def test_ranks_are_let_go_before_the_next_is_read(tmp_path: Path) -> None:
+    for rank in range(3):
+        shutil.copy(FUSED, tmp_path / f"trace_rank{rank}.json.gz")
+    columns: list[weakref.ref[Any]] = []
+
+    def watched(traces: Iterator[Trace]) -> Iterator[Trace]:
+        for _ in range(3):
+            assert [column() for column in columns] == [None] * len(columns)
+            waiting = [next(traces)]
+            columns.append(weakref.ref(waiting[0].ops.start_ns))
+            yield waiting.pop()
+
+    profile_of_traces(watched(read_traces(tmp_path)))
+    assert len(columns) == 3
 
 
 def test_a_cut_trace_gives_what_is_intact(stepgrade: Run, tmp_path: Path) -> None:

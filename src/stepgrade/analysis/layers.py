@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Literal
 
 from msgspec import Struct
 
+from stepgrade.analysis.average import median
 from stepgrade.analysis.limits import Limits
 from stepgrade.analysis.phases import PhaseKind, PhasesOfStep
 from stepgrade.analysis.scorecard import LayerStep
@@ -127,20 +127,13 @@ def _outliers(profile: Profile, direction: Direction, limits: Limits) -> list[Sl
     }
     if len(totals) < limits.outlier_least_layers:
         return []
-    middle = _median(totals.values())
+    middle = median(totals.values())
     if not middle > 0.0:  # most layers do nothing, as frozen ones do backward: the others are not slow
         return []
-    spread = _MAD_TO_SIGMA * _median(abs(ms - middle) for ms in totals.values())
+    spread = _MAD_TO_SIGMA * median(abs(ms - middle) for ms in totals.values())
     bound = max(middle + limits.outlier_score * spread, middle * limits.outlier_ratio)
     return [
         SlowLayer(layer=layer, direction=direction, total_ms=ms, median_ms=middle)
         for layer, ms in totals.items()
         if ms > bound
     ]
-
-
-def _median(values: Iterable[float]) -> float:
-    """Return the median; the statistics module takes longer to import than a scorecard to compute."""
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from stepgrade.analysis.limits import Limits
 from stepgrade.analysis.reference import is_read_by_v1, launch_overhead_v1
+from stepgrade.analysis.samples import kept_of_part
 from stepgrade.analysis.scorecard import Ledger, PhaseShare
 from stepgrade.contract.scorecard import add_up
 from stepgrade.model import PhaseTime, Profile
@@ -97,7 +98,8 @@ def _phases_beside_ledger(shares: dict[str, PhaseShare]) -> PhasesOfStep:
 def _share(phase: PhaseTime, profile: Profile) -> PhaseShare:
     per_step_ms = _per_step_ms(phase, profile.steps)
     if per_step_ms is not None and profile.step_ms:
-        return PhaseShare(ms=per_step_ms, share=per_step_ms / profile.step_ms)
+        share = per_step_ms / profile.step_ms
+        return PhaseShare(ms=per_step_ms, share=share, samples_ms=kept_of_part(phase.samples_ms, share, 0))
     return PhaseShare(ms=per_step_ms, share=phase.step_share)
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
 from collections.abc import Sequence
+
+_GARBAGE_EVERY = 100_000
+_HELP_TEXTS = ("numpy._core._add_newdocs", "numpy._core._add_newdocs_scalars")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -18,6 +23,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             pass  # told below, where there are words for it
         else:
             return 0
+    if argv is None and arguments[:1] != ["record"]:
+        _start_quickly()
     from stepgrade.cli.main import run  # noqa: PLC0415
 
     return run(arguments)
+
+
+def _start_quickly() -> None:
+    """Spare a process that is ours alone what it has no use for: it takes a quarter of a small trace's time.
+
+    Importing makes no garbage worth looking for. numpy starts a thread on each core for linear algebra, and
+    two of its modules do nothing but tidy the help texts of its functions.
+    """
+    gc.set_threshold(_GARBAGE_EVERY, *gc.get_threshold()[1:])
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    for name in _HELP_TEXTS:
+        sys.modules.setdefault(name, type(sys)(name))

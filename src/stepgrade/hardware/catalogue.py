@@ -111,7 +111,7 @@ def part_of(key: str) -> tuple[Device, int] | None:
 def fold(name: str) -> str:
     """Drop case, trade marks and everything but letters and digits."""
     plain = name.casefold().replace("(r)", "").replace("(tm)", "")
-    return "".join(c for c in plain if c.isalnum())
+    return "".join(filter(str.isalnum, plain))
 
 
 def nearest_keys(name: str, count: int = 4) -> list[str]:

@@ -1,5 +1,6 @@
 """What a run is: profiles and their parts. No files are read here and nothing is judged."""
 
+from stepgrade.model.fingerprint import Fingerprint
 from stepgrade.model.profile import (
     RECORDER,
     Baseline,
@@ -10,6 +11,7 @@ from stepgrade.model.profile import (
     PhaseTime,
     Profile,
     RankTime,
+    Recorded,
     Source,
     Span,
 )
@@ -18,12 +20,14 @@ __all__ = [
     "RECORDER",
     "Baseline",
     "DeviceSeen",
+    "Fingerprint",
     "LayerTime",
     "LedgerTime",
     "OpTime",
     "PhaseTime",
     "Profile",
     "RankTime",
+    "Recorded",
     "Source",
     "Span",
 ]

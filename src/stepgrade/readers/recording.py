@@ -8,7 +8,7 @@ from msgspec import Struct, field
 from stepgrade.errors import BadInput
 from stepgrade.model import RECORDER, LayerTime, PhaseTime, Profile, Source
 from stepgrade.readers.content import Content
-from stepgrade.readers.step_profile import Recorded, contents_of, device_of
+from stepgrade.readers.step_profile import Recorded, circumstances_of, contents_of, device_of
 
 NAME = "recording"
 SUMMARY = "the journal of stepgrade's recorder, of a run that was killed or still runs"
@@ -114,6 +114,7 @@ def _profile(name: str, head: _Head, lines: list[_Line], sums: _Sums, notes: tup
         recorded_steps=lines[-1].recorded_steps,
         world_size=head.stepgrade.world_size,
         device=device_of(head.stepgrade.device),
+        recorded=circumstances_of(head.stepgrade),
         contents=contents_of(msgspec.structs.replace(head.stepgrade, loss=lines[-1].loss)),
         notes=notes,
     )

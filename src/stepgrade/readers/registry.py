@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, BinaryIO, cast
@@ -14,7 +14,7 @@ from stepgrade.errors import BadInput, BadOption, UnknownFormat
 from stepgrade.model import Baseline, Profile
 from stepgrade.readers import scorecard
 from stepgrade.readers.base import Reader
-from stepgrade.readers.content import DEFAULT_MAX_BYTES, STANDARD_INPUT, Content, open_content
+from stepgrade.readers.content import DEFAULT_MAX_BYTES, Content, open_content
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -36,8 +36,8 @@ class Reading(Struct, frozen=True, kw_only=True):
     progress: Callable[[int, int], None] | None = None
 
 
-def read_run(sources: Sequence[str | os.PathLike[str]], how: Reading) -> Profile | list[Trace]:
-    """Return the run in `sources`: a profile, or the traces of its ranks (several files, a directory)."""
+def read_run(sources: Sequence[str | os.PathLike[str]], how: Reading) -> Profile | Iterable[Trace]:
+    """Return the run in `sources`: a profile, or the traces of its ranks, to be taken one by one."""
     names = [os.fspath(source) for source in sources]
     if len(names) > 1 or _is_directory(names[0]):
         return _read_ranks(names, how)
@@ -55,7 +55,7 @@ def read_profile(source: str | os.PathLike[str], how: Reading = Reading()) -> Pr
         return _read(content, how.input_format)
 
 
-def _read_ranks(names: list[str], how: Reading) -> list[Trace]:
+def _read_ranks(names: list[str], how: Reading) -> Iterable[Trace]:
     for name in names:
         if not _is_directory(name):
             with open_content(name, how.max_bytes) as content:
@@ -64,15 +64,15 @@ def _read_ranks(names: list[str], how: Reading) -> list[Trace]:
                     raise BadInput("is not a trace of torch.profiler", where=name, hint=hint)
     from stepgrade.readers import kineto  # noqa: PLC0415  needs numpy, which takes longer than a step profile
 
-    return kineto.read_traces(names, steps=how.steps, progress=how.progress)
+    return kineto.read_traces(names, steps=how.steps, progress=how.progress, max_bytes=how.max_bytes)
 
 
 def _read_trace(name: str, content: Content, how: Reading) -> list[Trace]:
-    """Read one trace file; standard input goes on behind the head that was looked at."""
+    """Read one trace file; what can be read only once goes on behind the head that was looked at."""
     from stepgrade.readers.kineto.reader import read_file  # noqa: PLC0415  as above
 
-    source = cast("BinaryIO", content.stream()) if name == STANDARD_INPUT else name
-    return read_file(source, steps=how.steps, progress=how.progress)
+    source = name if os.path.isfile(name) else cast("BinaryIO", content.stream())  # noqa: PTH113  as below
+    return read_file(source, steps=how.steps, progress=how.progress, max_bytes=how.max_bytes)
 
 
 def _is_directory(name: str) -> bool:

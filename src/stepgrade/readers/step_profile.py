@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from stepgrade import model
 from stepgrade.contract.decode import decode_json
 from stepgrade.contract.types import USIZE_MAX
 from stepgrade.errors import BadInput
@@ -72,6 +73,7 @@ class _Document(Struct, frozen=True):
     bottleneck: str | None = None
     tokens_per_step: float | None = None
     samples_ms: list[float] = []
+    peak_memory_bytes: float | None = None
     stepgrade: Recorded | None = None
 
 
@@ -107,9 +109,11 @@ def _profile(document: _Document, name: str) -> Profile:
         operations=tuple(OpTime(name=op, total_ms=ms) for op, ms in sorted(document.ops.items())),
         tokens_per_step=document.tokens_per_step,
         claimed_bottleneck=document.bottleneck,
+        peak_memory_bytes=document.peak_memory_bytes,
         recorded_steps=recorded.recorded_steps,
         world_size=recorded.world_size,
         device=device_of(recorded.device),
+        recorded=circumstances_of(recorded),
         contents=contents_of(recorded),
         notes=(*recorded.notes, *(("the profile says it holds 0 steps",) if steps == 0 else ())),
     )
@@ -120,6 +124,23 @@ def device_of(device: Device | None) -> DeviceSeen | None:
     if device is None or device.kind == "cpu":
         return None
     return DeviceSeen(name=device.name, memory_bytes=device.memory_bytes, sm_count=device.sm_count)
+
+
+def circumstances_of(recorded: Recorded) -> model.Recorded | None:
+    """Return what makes the run comparable with others; None when nothing was said."""
+    device, config = recorded.device or Device(), recorded.config
+    found = model.Recorded(
+        versions=recorded.versions,
+        processor=device.name if device.kind == "cpu" else None,
+        model=_text(config.get("model")),
+        batch=config["batch_size"] if type(config.get("batch_size")) is int else None,
+        precision=_text(config.get("parameter_dtype")),
+    )
+    return found if found != model.Recorded() else None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def contents_of(recorded: Recorded) -> dict[str, str]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from stepgrade.analysis.trace import analyse_trace
 from stepgrade.model.events import RangeKind
 from tests.trace_builder import Run, TraceBuilder, play
@@ -62,10 +64,23 @@ def test_unexplained_idle_time_is_said() -> None:
     assert "does not explain" in texts(made)["unattributed"]
 
 
-def test_mostly_warm_up_is_said() -> None:
+@pytest.mark.parametrize(
+    ("durations_ms", "told"),
+    [
+        (
+            (900, 400, 200, 100),
+            "2 of 4 steps differ from later ones (900 ms at first, 150 ms later): mostly warm-up.",
+        ),
+        (
+            (100, 100, 900, 900),
+            "(100 ms at first, 900 ms later): queues were still full, or other load came later.",
+        ),
+    ],
+)
+def test_steps_that_were_mostly_left_out_are_told(durations_ms: tuple[int, ...], told: str) -> None:
     made, now = TraceBuilder(), 0
-    for number, ms in enumerate([900, 400, 200, 100]):
+    for number, ms in enumerate(durations_ms):
         made.range(f"ProfilerStep#{number}", now, ms * 1_000_000)
         made.kernel("kernel", now + 2_000, 500, correlation=made.call("cudaLaunchKernel", now + 1_000, 100))
         now += ms * 1_000_000
-    assert texts(made)["warm_up"].startswith("2 of 4 steps differ from later ones (900 ms at first")
+    assert texts(made)["warm_up"].endswith(told)

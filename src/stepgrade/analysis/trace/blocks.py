@@ -24,6 +24,7 @@ from stepgrade.analysis.trace.vocabulary import (
     Mask,
     matching,
 )
+from stepgrade.model.columns import among, distinct
 from stepgrade.model.events import NONE, Ids, Longs
 
 MODULE_NAME = re.compile(r"^nn\.Module: (.*)_(\d+)$")
@@ -52,7 +53,13 @@ class Blocks(NamedTuple):
 
 def find_blocks(line: Timeline, pieces: Pieces) -> Blocks | None:
     """Return the repeating blocks of the forward pass; None where the trace does not show them."""
-    return _from_modules(line, pieces) or _from_ranges(line, pieces) or _from_pattern(line)
+    frames = _frames(line, pieces, line.tree.kind == MODULE, _kind)
+    return (
+        _from_modules(line, frames)
+        or _from_ranges(line, pieces)
+        or _from_leaves(line, frames)
+        or _from_pattern(line)
+    )
 
 
 class Frames(NamedTuple):
@@ -73,17 +80,27 @@ def _frames(line: Timeline, pieces: Pieces, is_frame: Mask, kind_of: Callable[[s
     holder = pick(around, pieces.row)
     inside = pieces.steady & (holder >= 0)
     own = np.bincount(holder[inside], weights=pieces.dur_ns[inside], minlength=len(rows)).astype(np.int64)
-    kinds = {name: kind_of(line.trace.strings[name]) for name in np.unique(tree.name[rows]).tolist()}
+    kinds = {name: kind_of(line.trace.strings[name]) for name in distinct(tree.name[rows]).tolist()}
     names = [kinds[name] for name in tree.name[rows].tolist()]
     return Frames(rows, pick(around, tree.parent[rows]), names, own)
 
 
-def _from_modules(line: Timeline, pieces: Pieces) -> Blocks | None:
-    frames = _frames(line, pieces, line.tree.kind == MODULE, _kind)
+def _from_modules(line: Timeline, frames: Frames) -> Blocks | None:
     holds = np.zeros(len(frames.row), np.bool_)
     holds[frames.parent[frames.parent >= 0]] = True
     chosen = _best_kind(line.tree, frames, holds)
     return None if chosen is None else _by_name(line, LayerBasis.MODULES, chosen, prefix="nn.Module: ")
+
+
+def _from_leaves(line: Timeline, frames: Frames) -> Blocks | None:
+    """Return modules without modules of their own, if one kind of them holds most of the forward pass."""
+    chosen = _best_kind(line.tree, frames, np.ones(len(frames.row), np.bool_))
+    if chosen is None or len(distinct(line.tree.name[chosen])) < FEWEST_BLOCKS:
+        return None
+    inside = nearest(frames.parent, among(frames.row, chosen)) >= 0
+    if frames.own_ns[inside].sum() * 2 < frames.own_ns.sum():
+        return None
+    return _by_name(line, LayerBasis.MODULES, chosen, prefix="nn.Module: ")
 
 
 def _kind(name: str) -> str:
@@ -102,9 +119,9 @@ def _best_kind(tree: HostTree, frames: Frames, usable: Mask) -> Ids | None:
         members = usable & (labels == kind)
         above = nearest(frames.parent, members)
         rows = frames.row[members & (pick(above, frames.parent) < 0)]
-        distinct = len(np.unique(tree.name[rows]))
-        if distinct > 1:
-            found.append((int(frames.own_ns[above >= 0].sum()), distinct, rows))
+        name_count = len(distinct(tree.name[rows]))
+        if name_count > 1:
+            found.append((int(frames.own_ns[above >= 0].sum()), name_count, rows))
     most = max((one[0] for one in found), default=0)
     if most == 0:
         return None

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepgrade.analysis.work_class import WorkClass, classify
+from stepgrade.model.columns import distinct
 from stepgrade.model.events import DeviceEvent, DeviceWork
 
 __all__ = ["Classes", "WorkClass", "classify", "classify_work"]
@@ -20,7 +21,7 @@ def classify_work(strings: Sequence[str], work: DeviceWork) -> Classes:
     """Return the class of every piece of device work; what says it is a collective is one."""
     if not len(work.name):
         return np.zeros(0, np.int8)
-    used = np.unique(work.name)
+    used = distinct(work.name)
     table = np.full(len(strings), WorkClass.OTHER, np.int8)
     table[used] = [classify(strings[index]) for index in used.tolist()]
     found = np.where(work.collective >= 0, WorkClass.COMMUNICATION, table[work.name])

@@ -28,6 +28,7 @@ from stepgrade.analysis.trace.tokens import TokenFacts, count_tokens
 from stepgrade.analysis.trace.vocabulary import GRAPH_LAUNCH, named
 from stepgrade.analysis.trace.windows import StepMark
 from stepgrade.model.activity import Activity
+from stepgrade.model.columns import distinct
 from stepgrade.model.events import Longs, Trace
 from stepgrade.units import show_ms
 
@@ -250,7 +251,7 @@ def _launches(line: Timeline, pieces: Pieces) -> LaunchFacts:
     if line.driver is not Driver.DEVICE:
         return LaunchFacts(kernels=0, launches=0, graph_launches=0)
     work = pieces.work[pieces.steady]
-    calls = np.unique(line.links.call[work])
+    calls = distinct(line.links.call[work])
     calls = calls[calls >= 0]
     graphs = named(line.trace.strings, line.trace.calls.name[calls], GRAPH_LAUNCH)
     return LaunchFacts(kernels=len(work), launches=len(calls), graph_launches=int(graphs.sum()))
@@ -283,7 +284,7 @@ def _device(line: Timeline) -> DeviceFacts:
         sm_count=match.sm_count if match else None,
         capability=match.capability if match else None,
         visible=len(listed),
-        busy=len(np.unique(line.trace.work.device)),
+        busy=len(distinct(line.trace.work.device)),
     )
 
 
@@ -297,7 +298,7 @@ def _notes(line: Timeline, steps: Sequence[StepFacts], layers: LayersFacts) -> I
     if layers.recompute_ns:
         per_step = layers.recompute_ns / NS_PER_MS / max(1, sum(s.mark == StepMark.STEADY for s in steps))
         yield f"{show_ms(per_step)} a step are forward work done again in the backward pass."
-    if len(np.unique(line.trace.work.device)) > 1:
+    if len(distinct(line.trace.work.device)) > 1:
         yield f"The trace holds several devices; the ledger is that of device {line.device}, the busiest."
 
 
@@ -307,9 +308,10 @@ def _left_out(steps: Sequence[StepFacts]) -> Iterable[str]:
     for mark, place in ((StepMark.WARM_UP, "first"), (StepMark.FLUSH, "last")):
         odd = [step.dur_ns for step in steps if step.mark == mark]
         if odd and steady:
-            theirs, usual = (show_ms(float(np.median(one)) / NS_PER_MS) for one in (odd, steady))
-            left = f"{len(odd)} of {len(steps)} steps"
-            yield f"The {place} {left} are left out as {mark}: {theirs}, the others {usual}."
+            theirs, usual = float(np.median(odd)), float(np.median(steady))
+            reason = mark if theirs > usual else "start-up"
+            times = f"{show_ms(theirs / NS_PER_MS)}, the others {show_ms(usual / NS_PER_MS)}"
+            yield f"The {place} {len(odd)} of {len(steps)} steps are left out as {reason}: {times}."
 
 
 def _kind_notes(steps: Sequence[StepFacts]) -> Iterable[str]:

@@ -73,9 +73,11 @@ def _few_steps(line: Timeline) -> Iterator[Unfitness]:
         yield Unfitness(code="one_step", text="Only one steady step was recorded: its spread is not known.")
     if warm and warm >= steady:
         dur = line.windows.dur_ns
+        first, later = float(dur[0]), float(np.median(dur[line.windows.steady]))
+        why = "mostly warm-up" if first > later else "queues were still full, or other load came later"
         text = (
-            f"{warm} of {warm + steady} steps differ from later ones ({show_ms(dur[0] / 1e6)} at first, "
-            f"{show_ms(float(np.median(dur[line.windows.steady])) / 1e6)} later): mostly warm-up."
+            f"{warm} of {warm + steady} steps differ from later ones ({show_ms(first / 1e6)} at first, "
+            f"{show_ms(later / 1e6)} later): {why}."
         )
         yield Unfitness(code="warm_up", text=text)
 
@@ -103,10 +105,14 @@ def _host_slowed(line: Timeline) -> Iterator[Unfitness]:
     share = float(waits / max(int((end - start).sum()), 1))
     if share > HOST_SHARE:
         text = (
-            f"The device waited for the host {show_share(share)} of the time while {' and '.join(heavy)} "
+            f"The device waited for the host {show_share(share)} of the time while {_listed(heavy)} "
             "were recorded, which slows the host: without the profiler the share may be smaller."
         )
         yield Unfitness(code="host_slowed", text=text)
+
+
+def _listed(words: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _clocks(line: Timeline) -> Iterator[Unfitness]:

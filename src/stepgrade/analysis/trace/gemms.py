@@ -10,6 +10,7 @@ from stepgrade.analysis.trace.pieces import Pieces
 from stepgrade.analysis.trace.precision import dtype_of
 from stepgrade.analysis.trace.shapes import Dims, Shapes, decode_shapes
 from stepgrade.model.activity import GemmTally
+from stepgrade.model.columns import among, groups
 from stepgrade.model.events import Trace
 from stepgrade.units import NS_PER_MS
 
@@ -20,17 +21,15 @@ _PLACES = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
 def tally_gemms(trace: Trace, pieces: Pieces, steps: int) -> tuple[GemmTally, ...]:
     """Return the shapes of matrix products with the most time in a steady step, longest first."""
     names = [index for index, text in enumerate(trace.strings) if text in _PLACES]
-    chosen = pieces.steady & (pieces.op >= 0) & np.isin(pieces.name, names)
+    chosen = pieces.steady & (pieces.op >= 0) & among(pieces.name, names)
     rows = np.flatnonzero(chosen)
     rows = rows[trace.ops.inputs[pieces.op[rows]] >= 0] if len(rows) else rows
     if not len(rows):
         return ()
-    op = pieces.op[rows]
+    ops, of_op, _ = groups(pieces.op[rows])
     width = max(1, len(trace.inputs))
-    pair = trace.ops.name[op].astype(np.int64) * width + trace.ops.inputs[op]
-    pairs, which = np.unique(pair, return_inverse=True)
-    total = np.bincount(which, weights=pieces.dur_ns[rows])
-    calls = np.bincount(np.unique(np.stack([which, op]), axis=1)[0], minlength=len(pairs))
+    pairs, which, calls = groups(trace.ops.name[ops].astype(np.int64) * width + trace.ops.inputs[ops])
+    total = np.bincount(which[of_op], weights=pieces.dur_ns[rows])
     found = [
         _tally(trace, divmod(one, width), calls=count / steps, ms=ns / steps / NS_PER_MS)
         for one, count, ns in zip(pairs.tolist(), calls.tolist(), total.tolist(), strict=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from statistics import fmean, median
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
+from stepgrade.analysis.average import mean, median
 from stepgrade.analysis.trace.facts import TraceFacts
 from stepgrade.analysis.trace.run import RunFacts
 from stepgrade.model.activity import Activity, HostGaps, KernelTally, OptimizerTally, Straggler
@@ -31,9 +31,9 @@ def join_activities(run: RunFacts) -> Activity | None:
         kernels=_mean(KernelTally, [one.kernels for one in all_of]),
         gaps=_mean(HostGaps, [one.gaps for one in all_of]),
         copies=_pooled([one.copies for one in all_of], ("direction", "memory", "during")),
-        waits=_pooled([one.waits for one in all_of], ("call", "caller")),
+        waits=_pooled([one.waits for one in all_of], ("call", "caller", "direction")),
         collectives=_pooled([one.collectives for one in all_of], ("name", "group_size")),
-        communication_ms=fmean(one.communication_ms for one in all_of),
+        communication_ms=mean([one.communication_ms for one in all_of]),
         optimizer=_mean(OptimizerTally, [one.optimizer for one in all_of]),
         gemms=_pooled([one.gemms for one in all_of], ("batch", "m", "k", "n", "dtype")),
         parts=_pooled([one.parts for one in all_of], ("work_class", "role", "direction", "dtype")),
@@ -43,11 +43,11 @@ def join_activities(run: RunFacts) -> Activity | None:
         class_kernels=_added([one.class_kernels for one in all_of]),
         input_ms=first.input_ms,
         loader=next((one.loader for one in all_of if one.loader), None),
-        scalar_read_ms=fmean(one.scalar_read_ms for one in all_of),
+        scalar_read_ms=mean([one.scalar_read_ms for one in all_of]),
         backward_passes=first.backward_passes,
         skipped_steps=max(one.skipped_steps for one in all_of),
         skipped_part=next((one.skipped_part for one in all_of if one.skipped_part), None),
-        recompute_ms=fmean(_recompute_ms(fact) for fact in facts),
+        recompute_ms=mean([_recompute_ms(fact) for fact in facts]),
         skew_ms=_skew_ms(run),
         straggler=_straggler(run),
         capability=facts[0].device.capability,
@@ -63,9 +63,16 @@ def _mean(kind: type[T], tallies: Sequence[T | None]) -> T | None:
     figures: dict[str, Any] = {}
     for name in kind.__struct_fields__:
         values = [getattr(one, name) for one in known]
-        missing = any(value is None for value in values)
-        figures[name] = None if missing else all(values) if isinstance(values[0], bool) else fmean(values)
+        figures[name] = _mean_of(values)
     return kind(**figures)
+
+
+def _mean_of(values: Sequence[Any]) -> Any:
+    if any(value is None for value in values):
+        return None
+    if isinstance(values[0], str):
+        return values[0]
+    return all(values) if isinstance(values[0], bool) else mean(values)
 
 
 def _pooled(of_ranks: Sequence[tuple[Item, ...]], key: tuple[str, ...]) -> tuple[Item, ...]:

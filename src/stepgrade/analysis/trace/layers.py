@@ -19,6 +19,7 @@ from stepgrade.analysis.trace.phases import PHASES
 from stepgrade.analysis.trace.pieces import Pieces
 from stepgrade.analysis.trace.timeline import IN_BACKWARD, Driver, Timeline
 from stepgrade.analysis.trace.vocabulary import BACKWARD, COMPILED, GRAPH_LAUNCH, Mask, matching, named
+from stepgrade.model.columns import distinct, groups
 from stepgrade.model.events import NONE, Ids, Kinds, Longs, Trace
 
 SEQUENCES = 1 << 40
@@ -129,7 +130,7 @@ def match_forward(trace: Trace, node: Mask) -> Ids:
     key, makers = key[order], makers[order]
     sequence, number = ops.sequence[node], ops.forward_thread[node]
     found = np.full(len(sequence), NONE, np.int32)
-    for one in np.unique(number).tolist():
+    for one in distinct(number).tolist():
         mine = (number == one) & numbered[node]
         found[mine] = _best_thread(trace, np.flatnonzero(node)[mine], key, makers, sequence[mine])
     return found
@@ -138,7 +139,7 @@ def match_forward(trace: Trace, node: Mask) -> Ids:
 def _best_thread(trace: Trace, nodes: Ids, key: Longs, makers: Ids, sequence: Longs) -> Ids:
     """Return the makers on the thread whose operations fit the nodes' numbers and names best."""
     best, most = np.full(len(sequence), NONE, np.int32), 0
-    for thread in np.unique(trace.ops.thread[makers]).tolist():
+    for thread in distinct(trace.ops.thread[makers]).tolist():
         wanted = thread * SEQUENCES + sequence
         place = np.maximum(np.searchsorted(key, wanted, side="right") - 1, 0)
         fits = key[place] == wanted
@@ -153,7 +154,7 @@ def _namesakes(trace: Trace, nodes: Ids, makers: Ids) -> int:
     """Return how many nodes are called after the operation that would have made them."""
     strings = trace.strings
     pair = trace.ops.name[nodes].astype(np.int64) * len(strings) + trace.ops.name[makers]
-    pairs, counts = np.unique(pair, return_counts=True)
+    pairs, _, counts = groups(pair)
     named_after = [
         count
         for (node, maker), count in zip(
@@ -204,7 +205,7 @@ def _per_unit(pieces: Pieces, unit: Ids, chosen: Mask, count: int) -> list[int]:
 def _ops_of_units(trace: Trace, pieces: Pieces, unit: Ids, chosen: Mask) -> dict[int, dict[str, int]]:
     rows = np.flatnonzero(chosen & (unit >= 0))
     names = len(trace.strings)
-    pairs, which = np.unique(unit[rows].astype(np.int64) * names + pieces.name[rows], return_inverse=True)
+    pairs, which, _ = groups(unit[rows].astype(np.int64) * names + pieces.name[rows])
     sums = np.bincount(which, weights=pieces.dur_ns[rows], minlength=len(pairs))
     found: dict[int, dict[str, int]] = {}
     for pair, ns in zip(pairs.tolist(), sums.tolist(), strict=True):

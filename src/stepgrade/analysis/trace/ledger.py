@@ -24,6 +24,7 @@ from stepgrade.analysis.trace.links import Links
 from stepgrade.analysis.trace.steps import HostSteps
 from stepgrade.analysis.trace.vocabulary import INPUT, SYNC_CALL, Mask, named
 from stepgrade.analysis.trace.windows import Windows
+from stepgrade.model.columns import among, distinct
 from stepgrade.model.events import DeviceEvent, DeviceWork, Longs, Trace
 
 # Launch to start takes 5 to 20 microseconds on an idle device; more than this is not the launch.
@@ -101,18 +102,18 @@ def _waiting(trace: Trace, links: Links, steps: HostSteps) -> Spans:
 def waiting_calls(trace: Trace, links: Links, steps: HostSteps) -> Mask:
     """Tell which calls of a driving thread wait: synchronisations, and copies that the host stayed with."""
     calls = trace.calls
-    drivers = np.union1d(links.thread[links.thread >= 0], [steps.thread])
+    drivers = np.append(distinct(links.thread[links.thread >= 0]), steps.thread)
     waits = named(trace.strings, calls.name, SYNC_CALL)
     end = calls.start_ns + calls.dur_ns
     copies = np.flatnonzero((links.call >= 0) & _host_copies(trace.work))
     done = trace.work.start_ns[copies] + trace.work.dur_ns[copies]
     stayed = links.call[copies][end[links.call[copies]] >= done]
     waits[stayed] = True
-    return waits & np.isin(calls.thread, drivers)
+    return waits & among(calls.thread, drivers)
 
 
 def _host_copies(work: DeviceWork) -> Mask:
-    return np.isin(work.kind, (DeviceEvent.COPY_H2D, DeviceEvent.COPY_D2H, DeviceEvent.COPY_OTHER))
+    return among(work.kind, (DeviceEvent.COPY_H2D, DeviceEvent.COPY_D2H, DeviceEvent.COPY_OTHER))
 
 
 def open_ledger(

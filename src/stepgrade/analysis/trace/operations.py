@@ -17,7 +17,8 @@ from stepgrade.analysis.trace.pieces import Pieces
 from stepgrade.analysis.trace.precision import MATMULS, dtype_of_calls
 from stepgrade.analysis.trace.shapes import decode_shapes
 from stepgrade.analysis.trace.timeline import Timeline
-from stepgrade.model.events import NONE, Ids, Inputs, Trace
+from stepgrade.model.columns import distinct, groups
+from stepgrade.model.events import NONE, Ids, Inputs, Longs, Trace
 
 KERNELS_SHOWN = 5
 
@@ -47,6 +48,7 @@ class OperationFacts(Struct, frozen=True, kw_only=True):
     linked: bool  # False: the name is a kernel's, no operation is known to have launched it
     longest_start_ns: int  # of its longest piece
     longest_ns: int
+    step_ns: tuple[int, ...]  # one for each steady step
 
 
 class _Costs(NamedTuple):
@@ -65,14 +67,15 @@ def sum_operations(line: Timeline, pieces: Pieces) -> tuple[OperationFacts, ...]
     order = np.argsort(key, kind="stable")
     edges = np.flatnonzero(np.diff(key[order], prepend=NONE, append=np.iinfo(np.int64).max))
     costs = _without_the_same_twice(_costs(trace, pieces.op[rows]), line.tree)
-    found = [_operation(trace, pieces, rows[order[a:b]], costs) for a, b in pairwise(edges.tolist())]
+    found = [_operation(line, pieces, rows[order[a:b]], costs) for a, b in pairwise(edges.tolist())]
     return tuple(sorted(found, key=lambda one: (-one.total_ns, one.name)))
 
 
-def _operation(trace: Trace, pieces: Pieces, group: Ids, costs: _Costs) -> OperationFacts:
+def _operation(line: Timeline, pieces: Pieces, group: Ids, costs: _Costs) -> OperationFacts:
+    trace = line.trace
     name = trace.strings[int(pieces.name[group[0]])]
     linked = bool(pieces.op[group[0]] >= 0)
-    calls, per_call = np.unique(pieces.op[group], return_inverse=True)
+    calls, per_call, _ = groups(pieces.op[group])
     call_ns = np.bincount(per_call, weights=pieces.dur_ns[group]).astype(np.int64)
     kernels = _kernels(trace, pieces, group)
     flops = costs.flops[calls] if linked else np.full(len(calls), np.nan)
@@ -94,7 +97,15 @@ def _operation(trace: Trace, pieces: Pieces, group: Ids, costs: _Costs) -> Opera
         linked=linked,
         longest_start_ns=int(pieces.start_ns[longest]),
         longest_ns=int(pieces.dur_ns[longest]),
+        step_ns=per_steady_step(line, pieces.step[group], pieces.dur_ns[group]),
     )
+
+
+def per_steady_step(line: Timeline, step: Ids, dur_ns: Longs) -> tuple[int, ...]:
+    """Return the time of pieces in each steady step."""
+    steady = line.windows.steady
+    sums = np.bincount(step, weights=dur_ns, minlength=len(steady)).astype(np.int64)
+    return tuple(sums[: len(steady)][steady].tolist())
 
 
 def _longest(pieces: Pieces, group: Ids) -> int:
@@ -122,7 +133,7 @@ def _kernels(trace: Trace, pieces: Pieces, group: Ids) -> tuple[KernelFacts, ...
     names = pieces.kernel[group]
     if names[0] < 0:
         return ()
-    used, which, counts = np.unique(names, return_inverse=True, return_counts=True)
+    used, which, counts = groups(names)
     total = np.bincount(which, weights=pieces.dur_ns[group]).astype(np.int64)
     facts = [
         KernelFacts(name=trace.strings[name], count=count, total_ns=ns)
@@ -141,7 +152,7 @@ def _costs(trace: Trace, ops: Ids) -> _Costs:
     if len(shaped):
         width = len(trace.inputs)
         pair = trace.ops.name[shaped].astype(np.int64) * width + trace.ops.inputs[shaped]
-        pairs, which = np.unique(pair, return_inverse=True)
+        pairs, which, _ = groups(pair)
         found = [cost_of(trace.strings[one // width], trace.inputs[one % width]) for one in pairs.tolist()]
         flops[shaped] = np.array([_or_nan(one.flops) for one in found])[which]
         moved[shaped] = np.array([_or_nan(one.bytes) for one in found])[which]
@@ -152,7 +163,7 @@ def _without_the_same_twice(costs: _Costs, tree: HostTree) -> _Costs:
     """Return the costs without those of operations that call costed ones: linear calls addmm."""
     calls_costed = np.zeros(len(tree.parent), np.bool_)
     above = tree.parent[tree.of_op[np.flatnonzero(costs.flops > 0)]]
-    while len(above := np.unique(above[above >= 0])):
+    while len(above := distinct(above[above >= 0])):
         calls_costed[above] = True
         above = tree.parent[above]
     outer = calls_costed[tree.of_op] & (costs.flops > 0)

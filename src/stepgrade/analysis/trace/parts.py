@@ -14,6 +14,7 @@ from stepgrade.analysis.trace.precision import MATMULS, dtype_of_calls
 from stepgrade.analysis.trace.timeline import Driver, Timeline
 from stepgrade.analysis.trace.vocabulary import BACKWARD, Mask, matching
 from stepgrade.model.activity import PartTime
+from stepgrade.model.columns import among, distinct
 from stepgrade.model.events import NONE, DeviceEvent, Ids, Kinds
 from stepgrade.units import NS_PER_MS
 
@@ -25,7 +26,7 @@ def tally_parts(line: Timeline, pieces: Pieces, phase: Kinds, steps: int) -> tup
     """Return the parts of a steady step, longest first; collectives and copies to and from the host not."""
     chosen = pieces.steady & (pieces.work_class != WorkClass.COMMUNICATION)
     if line.driver is Driver.DEVICE:
-        chosen &= ~np.isin(line.trace.work.kind[pieces.work], _HOST_COPIES)
+        chosen &= ~among(line.trace.work.kind[pieces.work], _HOST_COPIES)
     rows = np.flatnonzero(chosen).astype(np.int32)
     if not len(rows):
         return ()
@@ -33,7 +34,7 @@ def tally_parts(line: Timeline, pieces: Pieces, phase: Kinds, steps: int) -> tup
     roles, names = _roles(line, pieces, rows)
     key = (classes.astype(np.int64) * (len(names) + 1) + roles + 1) * len(PHASES) + phase[rows]
     found = [
-        _part(line, pieces, rows[key == one], int(one), names, steps=steps) for one in np.unique(key).tolist()
+        _part(line, pieces, rows[key == one], int(one), names, steps=steps) for one in distinct(key).tolist()
     ]
     return tuple(
         sorted(found, key=lambda one: (-one.ms, one.work_class, one.role or "", one.direction or ""))
@@ -50,7 +51,7 @@ def _part(line: Timeline, pieces: Pieces, rows: Ids, key: int, names: list[str],
     rest, phase = divmod(key, len(PHASES))
     work_class, role = divmod(rest, len(names) + 1)
     ops = pieces.op[rows]
-    calls = len(np.unique(ops[ops >= 0])) + int((ops < 0).sum())
+    calls = len(distinct(ops[ops >= 0])) + int((ops < 0).sum())
     return PartTime(
         work_class=WorkClass(work_class).label,
         role=names[role - 1] if role else None,
@@ -65,7 +66,7 @@ def _part(line: Timeline, pieces: Pieces, rows: Ids, key: int, names: list[str],
 def _roles(line: Timeline, pieces: Pieces, rows: Ids) -> tuple[Ids, list[str]]:
     """Return the role of each piece (of its module, else of its name) as an index into the names."""
     strings, tree = line.trace.strings, line.tree
-    used = np.unique(np.append(tree.name, pieces.name)).tolist()
+    used = distinct(np.append(tree.name, pieces.name)).tolist()
     roles = {index: role_of(strings[index]) for index in used}
     names = sorted({role for role in roles.values() if role})
     table = np.full(max(len(strings), 1), NONE, np.int32)

@@ -11,6 +11,7 @@ from stepgrade.analysis.trace.links import nearest, pick, self_times
 from stepgrade.analysis.trace.steps import steps_of
 from stepgrade.analysis.trace.timeline import Driver, Timeline
 from stepgrade.analysis.trace.vocabulary import COLLECTIVE, Mask, matching
+from stepgrade.model.columns import distinct
 from stepgrade.model.events import NONE, Ids, Kinds, Longs
 
 
@@ -94,6 +95,6 @@ def _host_pieces(line: Timeline) -> Pieces:
 def classes_of(strings: tuple[str, ...], names: Ids) -> Classes:
     """Return the class of each operation by its name."""
     table = np.full(max(len(strings), 1), WorkClass.OTHER, np.int8)
-    used = np.unique(names)
+    used = distinct(names)
     table[used] = [classify(strings[index]) for index in used.tolist()]
     return table[names]

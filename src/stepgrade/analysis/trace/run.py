@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from statistics import median
 
 from msgspec import Struct
 
+from stepgrade.analysis.average import median
 from stepgrade.analysis.trace.collectives import Meetings, meet
 from stepgrade.analysis.trace.facts import LedgerFacts, TraceFacts, add_ledgers, analyse_trace
 from stepgrade.analysis.trace.fitness import Unfitness
@@ -42,11 +42,11 @@ class RunFacts(Struct, frozen=True, kw_only=True):
 
 def analyse_run(traces: Iterable[Trace]) -> RunFacts:
     """Return the facts of a run; traces are taken one by one and not kept."""
-    return join_ranks([analyse_trace(trace) for trace in traces])
+    return join_ranks([*map(analyse_trace, traces)])  # a loop would keep one while the next is read
 
 
 def join_ranks(facts: Sequence[TraceFacts]) -> RunFacts:
-    """Return the facts of the run whose ranks these are; a rank without a number gets its place."""
+    """Return the facts of the run whose ranks these are; one without a number gets the lowest free one."""
     ranked = _ranked(facts)
     steps = _common_steps(list(ranked.values()))
     total_ns = max((sum(_durations(one, steps)) for one in ranked.values()), default=0)
@@ -73,11 +73,12 @@ def _share_a_clock(facts: Sequence[TraceFacts]) -> bool:
 
 
 def _ranked(facts: Sequence[TraceFacts]) -> dict[int, TraceFacts]:
-    """Return the facts by rank; where ranks are missing or double, by place."""
-    numbers = [one.rank for one in facts]
-    unique = None not in numbers and len(set(numbers)) == len(numbers)
-    keyed = {(one.rank or 0) if unique else place: one for place, one in enumerate(facts)}
-    return dict(sorted(keyed.items()))
+    """Return the facts by rank; ranks without a number get the lowest free ones, double ones their place."""
+    held = [one.rank for one in facts if one.rank is not None]
+    if len(set(held)) < len(held):
+        return dict(enumerate(facts))
+    free = (number for number in range(len(facts)) if number not in held)
+    return dict(sorted({next(free) if one.rank is None else one.rank: one for one in facts}.items()))
 
 
 def _common_steps(facts: Sequence[TraceFacts]) -> tuple[int, ...]:
@@ -166,7 +167,7 @@ def _started_apart(facts: Sequence[TraceFacts]) -> Iterable[Unfitness]:
 
 def _notes(ranked: dict[int, TraceFacts], meetings: Meetings | None) -> Iterable[str]:
     if any(one.rank is None for one in ranked.values()) and len(ranked) > 1:
-        yield "Some traces name no rank: ranks are numbered in the order of the files."
+        yield "Some traces name no rank: they are numbered in the order of the files."
     if meetings and meetings.evidence and meetings.straggler is not None:
         yield meetings.evidence
         yield from _own_trouble(ranked, meetings.straggler)

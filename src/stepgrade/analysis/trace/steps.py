@@ -17,6 +17,7 @@ from stepgrade.analysis.trace.vocabulary import (
     matching,
     named,
 )
+from stepgrade.model.columns import groups
 from stepgrade.model.events import NONE, Ids, Longs, Trace
 
 
@@ -130,7 +131,7 @@ def _from_optimizer(trace: Trace) -> HostSteps | None:
     if not len(rows):
         return None
     ends = ranges.start_ns[rows] + ranges.dur_ns[rows]
-    names, counts = np.unique(ranges.name[rows], return_counts=True)
+    names, _, counts = groups(ranges.name[rows])
     last = np.array([ends[ranges.name[rows] == name].max() for name in names])
     chosen = names[np.lexsort((last, counts))[-1]]
     of_chosen = ranges.name[rows] == chosen

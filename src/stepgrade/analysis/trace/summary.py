@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from statistics import fmean
 
-from stepgrade.analysis.trace.facts import LedgerFacts, TraceFacts
+from msgspec import structs
+
+from stepgrade.analysis.average import mean
+from stepgrade.analysis.trace.facts import LedgerFacts, TraceFacts, analyse_trace
 from stepgrade.analysis.trace.fitness import Unfitness
 from stepgrade.analysis.trace.joined import join_activities
-from stepgrade.analysis.trace.run import RankFacts, RunFacts, analyse_run
+from stepgrade.analysis.trace.operations import OperationFacts
+from stepgrade.analysis.trace.phases import PhaseFacts
+from stepgrade.analysis.trace.run import RankFacts, RunFacts, join_ranks
 from stepgrade.analysis.trace.windows import StepMark
 from stepgrade.model import (
     DeviceSeen,
@@ -19,6 +23,7 @@ from stepgrade.model import (
     PhaseTime,
     Profile,
     RankTime,
+    Recorded,
     Source,
     Span,
 )
@@ -33,18 +38,20 @@ PRODUCER = "torch.profiler"
 def profile_of_traces(traces: Iterable[Trace]) -> Profile:
     """Analyse the ranks of one run, taken one by one and not kept, and sum them up."""
     seen: list[dict[str, str]] = []
+    recorded: list[Recorded] = []
     lost: list[str] = []
     files: list[str] = []
 
-    def noted() -> Iterable[Trace]:
-        for trace in traces:
-            seen.append(_contents(trace))
-            lost.extend(trace.lost)
-            files.append(trace.file)
-            yield trace
+    def facts_of(trace: Trace) -> TraceFacts:
+        seen.append(_contents(trace))
+        recorded.append(Recorded(versions=trace.versions, settings=tuple(sorted(trace.recorded))))
+        lost.extend(trace.lost)
+        files.append(trace.file)
+        return analyse_trace(trace)
 
-    run = analyse_run(noted())
-    return _profile(run, seen, tuple(dict.fromkeys(files)), tuple(dict.fromkeys(lost)))
+    run = join_ranks([*map(facts_of, traces)])  # a loop would keep one trace while the next is read
+    profile = _profile(run, seen, tuple(dict.fromkeys(files)), tuple(dict.fromkeys(lost)))
+    return structs.replace(profile, recorded=recorded[0] if recorded else None)
 
 
 def _profile(
@@ -75,7 +82,7 @@ def _profile(
         matmul_dtype=next((fact.matmul_dtype for fact in facts if fact.matmul_dtype), None),
         activity=join_activities(run),
         flaws=_flaws(unfitness, lost),
-        contents=_joined(seen, facts),
+        contents=_joined(seen, run),
         notes=_alike([*run.notes, *(note for fact in facts for note in fact.notes)]),
         fitness=_alike(
             [*(f"lost in reading: {one}" for one in lost), *(o.text for o in unfitness if not o.fatal)]
@@ -97,7 +104,7 @@ def _steady(fact: TraceFacts) -> int:
 
 
 def _mean(facts: Sequence[TraceFacts], figure: Callable[[TraceFacts], float]) -> float:
-    return fmean(figure(fact) for fact in facts) if facts else 0.0
+    return mean([figure(fact) for fact in facts]) if facts else 0.0
 
 
 def _alike(texts: list[str]) -> tuple[str, ...]:
@@ -131,7 +138,26 @@ def _phases(facts: Sequence[TraceFacts], steps: int) -> tuple[PhaseTime, ...]:
         for phase in fact.phases:
             ms = phase.own_ns / _steady(fact) / len(facts) / NS_PER_MS
             per_step[phase.name] = per_step.get(phase.name, 0.0) + ms
-    return tuple(PhaseTime(name=name, total_ms=ms * steps, per_step_ms=ms) for name, ms in per_step.items())
+    samples = _samples(facts, [fact.phases for fact in facts])
+    return tuple(
+        PhaseTime(name=name, total_ms=ms * steps, per_step_ms=ms, samples_ms=samples.get(name, ()))
+        for name, ms in per_step.items()
+    )
+
+
+def _samples(
+    facts: Sequence[TraceFacts], parts: Sequence[Sequence[PhaseFacts | OperationFacts]]
+) -> dict[str, tuple[float, ...]]:
+    """Return by name the time in each steady step on the mean rank; nothing when the ranks' steps differ."""
+    counts = {len(fact.steady_ns) for fact in facts}
+    if len(counts) != 1:
+        return {}
+    sums: dict[str, list[float]] = {}
+    for part in (one for own in parts for one in own):
+        row = sums.setdefault(part.name, [0.0] * max(counts))
+        for place, ns in enumerate(part.step_ns):
+            row[place] += ns / NS_PER_MS / len(facts)
+    return {name: tuple(row) for name, row in sums.items()}
 
 
 def _operations(facts: Sequence[TraceFacts], steps: int, files: tuple[str, ...]) -> tuple[OpTime, ...]:
@@ -154,7 +180,9 @@ def _operations(facts: Sequence[TraceFacts], steps: int, files: tuple[str, ...])
                     _span(fact, files, op.longest_start_ns, op.longest_ns),
                 ),
             )
-    return tuple(sorted(rows.values(), key=lambda op: (-op.total_ms, op.name)))
+    samples = _samples(facts, [fact.operations for fact in facts])
+    found = [structs.replace(op, samples_ms=samples.get(op.name, ())) for op in rows.values()]
+    return tuple(sorted(found, key=lambda op: (-op.total_ms, op.name)))
 
 
 def _longer(before: Span | None, span: Span) -> Span:
@@ -227,14 +255,15 @@ def _contents(trace: Trace) -> dict[str, str]:
     }
 
 
-def _joined(seen: list[dict[str, str]], facts: Sequence[TraceFacts]) -> dict[str, str]:
+def _joined(seen: list[dict[str, str]], run: RunFacts) -> dict[str, str]:
     """Return what the traces hold: each line once, and which ranks they are."""
     joined: dict[str, str] = {}
     for name in seen[0] if seen else ():
         texts = list(dict.fromkeys(one[name] for one in seen if one[name]))
         if texts:
             joined[name] = texts[0] if len(texts) == 1 else f"{texts[0]} (and others)"
+    facts = run.traces
     if len(facts) > 1:
-        joined["ranks"] = ", ".join(str(fact.rank) for fact in facts)
+        joined["ranks"] = ", ".join(str(one.rank) for one in run.ranks)
     layers = next((fact.layers for fact in facts if fact.layers.basis), None)
     return joined | {"steps from": facts[0].basis} | ({"layers from": str(layers.basis)} if layers else {})

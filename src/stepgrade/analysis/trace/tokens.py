@@ -9,6 +9,7 @@ from stepgrade.analysis.trace.shapes import decode_shapes, elements
 from stepgrade.analysis.trace.steps import steps_of
 from stepgrade.analysis.trace.timeline import IN_BACKWARD, Timeline
 from stepgrade.analysis.trace.vocabulary import BACKWARD, matching
+from stepgrade.model.columns import among
 from stepgrade.model.events import Ids, Trace
 
 LOOKUP = "aten::embedding"
@@ -34,7 +35,7 @@ def count_tokens(line: Timeline) -> TokenFacts | None:
     steady = np.flatnonzero(line.windows.steady)
     step = steps_of(trace.ops.start_ns, line.steps)
     rows = _lookups(line)
-    rows = rows[np.isin(step[rows], steady)]
+    rows = rows[among(step[rows], steady)]
     sizes = _vocabulary_lookups(trace, rows)
     if not sizes:
         return None
@@ -60,7 +61,7 @@ def _lookups(line: Timeline) -> Ids:
     """Return the embedding lookups of the forward pass that recorded their inputs."""
     trace = line.trace
     names = {index for index, text in enumerate(trace.strings) if text == LOOKUP}
-    chosen = np.isin(trace.ops.name, list(names)) & (trace.ops.inputs >= 0)
+    chosen = among(trace.ops.name, names) & (trace.ops.inputs >= 0)
     context = line.context[line.tree.of_op]
     return np.flatnonzero(chosen & ((context & IN_BACKWARD) == 0)).astype(np.int32)
 

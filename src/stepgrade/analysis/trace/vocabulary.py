@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 import numpy as np
@@ -44,14 +44,16 @@ ANNOTATION_OP = re.compile(
 LONGEST_NAME = 120
 
 
-def matching(strings: Sequence[str], pattern: re.Pattern[str]) -> Mask:
+@lru_cache(maxsize=32)  # several parts of the analysis ask the same of all names of a trace
+def matching(strings: tuple[str, ...], pattern: re.Pattern[str]) -> Mask:
     """Tell for each string whether the pattern is found in its beginning."""
     find = pattern.search
-    found = (find(text, 0, LONGEST_NAME) is not None for text in strings)
-    return np.fromiter(found, np.bool_, len(strings))
+    found = np.fromiter((find(text, 0, LONGEST_NAME) is not None for text in strings), np.bool_, len(strings))
+    found.flags.writeable = False
+    return found
 
 
-def named(strings: Sequence[str], names: Ids, pattern: re.Pattern[str]) -> Mask:
+def named(strings: tuple[str, ...], names: Ids, pattern: re.Pattern[str]) -> Mask:
     """Tell for each event, by the column of its name, whether the pattern is found in its name."""
     if not len(names):
         return np.zeros(0, np.bool_)

@@ -8,6 +8,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from stepgrade.model.columns import distinct
 from stepgrade.model.events import (
     NONE,
     DeviceEvent,
@@ -96,7 +97,7 @@ def _order(start_ns: Longs, dur_ns: Longs) -> NDArray[np.intp] | None:
 def _ranks(columns: dict[str, Columns]) -> list[int]:
     held = set()
     for table in columns.values():
-        held.update(np.unique(table["rank"]).tolist())
+        held.update(distinct(table["rank"]).tolist())
     return sorted(held - {NONE}) or [NONE]
 
 
@@ -210,7 +211,7 @@ def _tell_copies_apart(work: Columns, strings: tuple[str, ...]) -> None:
     if not copies.any():
         return
     names: Ids = work["name"][copies]
-    ways = {name: _copy_kind(strings[name]) for name in np.unique(names).tolist()}
+    ways = {name: _copy_kind(strings[name]) for name in distinct(names).tolist()}
     kinds = work["kind"].copy()
     kinds[copies] = [ways[name] for name in names.tolist()]
     work["kind"] = kinds

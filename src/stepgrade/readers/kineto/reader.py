@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Final, TypeAlias
 
 from msgspec.structs import replace
@@ -17,7 +16,7 @@ from stepgrade.readers.kineto.assemble import FileFacts, assemble
 from stepgrade.readers.kineto.crew import Crew, HelperLost
 from stepgrade.readers.kineto.header import MAX_TAIL_BYTES, Head, header_of, read_head, read_tail
 from stepgrade.readers.kineto.lane import Lane
-from stepgrade.readers.kineto.source import Readable, Source
+from stepgrade.readers.kineto.source import MAX_TEXT_BYTES, Readable, Source
 from stepgrade.readers.kineto.split import Splitter
 from stepgrade.readers.kineto.steps import only_steps
 
@@ -42,16 +41,20 @@ def read_file(
     *,
     steps: Steps | None = None,
     progress: Progress | None = None,
+    max_bytes: int = MAX_TEXT_BYTES,
     lanes: int | None = None,
 ) -> list[Trace]:
     """Read a trace file and return a trace for each rank it holds: one, but for merged files.
 
     `lanes` is how many processes may read at once; by default as many as the size of the file is worth.
+    More than `max_bytes` of text raise TooLarge.
     """
     try:
-        lane, facts = _read_source(source, progress, _lanes_for(source) if lanes is None else lanes)
+        lane, facts = _read_source(
+            source, progress, max_bytes, _lanes_for(source) if lanes is None else lanes
+        )
     except HelperLost:
-        lane, facts = _read_source(source, progress, 1)
+        lane, facts = _read_source(source, progress, max_bytes, 1)
     traces = assemble(lane.tables, facts)
     if not traces:
         hint = "; ".join(facts.lost) or None
@@ -61,16 +64,18 @@ def read_file(
 
 def _lanes_for(source: Readable) -> int:
     """Return how many processes pay: in the time that a helper takes to start, one reads about 50 MB."""
-    if os.name != "posix" or not sys.executable or not isinstance(source, str | Path | bytes):
+    if os.name != "posix" or not sys.executable or not isinstance(source, str | os.PathLike | bytes):
         return 1
     text_bytes = Source.estimate_text_bytes(source)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(cores, _MOST_LANES, text_bytes // _BYTES_WORTH_A_LANE))
 
 
-def _read_source(source: Readable, progress: Progress | None, lanes: int) -> tuple[Lane, FileFacts]:
+def _read_source(
+    source: Readable, progress: Progress | None, max_bytes: int, lanes: int
+) -> tuple[Lane, FileFacts]:
     lane = Lane()
-    with Source(source) as text, ExitStack() as stack:
+    with Source(source, limit_bytes=max_bytes) as text, ExitStack() as stack:
         head = read_head(text)
         crew = Crew.of(lanes, stack)
         splitter = Splitter(text, head.text, head.offset, crew.slots)

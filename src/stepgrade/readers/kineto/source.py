@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import io
+import os
 import zlib
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol, Self, TypeAlias
 
 from stepgrade.errors import BadInput, TooLarge
 from stepgrade.units import show_bytes
 
-Readable: TypeAlias = str | Path | bytes | BinaryIO
+Readable: TypeAlias = str | os.PathLike[str] | bytes | BinaryIO
 
 GZIP_MAGIC = b"\x1f\x8b"
 MAX_TEXT_BYTES = 64 << 30
@@ -39,7 +39,7 @@ class Source:
         self.text_bytes = 0  # of the text in it
 
     @staticmethod
-    def estimate_text_bytes(source: str | Path | bytes) -> int:
+    def estimate_text_bytes(source: str | os.PathLike[str] | bytes) -> int:
         """Guess the size of the text from that of the file: gzip makes traces 12 to 30 times smaller."""
         _, file, size = _open(source)
         with file:
@@ -59,7 +59,8 @@ class Source:
             filled += len(text)
         self.text_bytes += filled
         if self.text_bytes > self._limit_bytes:
-            raise TooLarge(f"holds more than {show_bytes(self._limit_bytes)} of text", where=self.name)
+            problem = f"holds more than {show_bytes(self._limit_bytes)} of text"
+            raise TooLarge(problem, where=self.name, hint="raise --max-bytes")
         return filled
 
     def _read(self, most: int) -> bytes:
@@ -136,16 +137,18 @@ def _open(source: Readable) -> tuple[str, BinaryIO, int]:
     """Return the name, the open file and its size (0 where it cannot be known)."""
     if isinstance(source, bytes):
         return "<bytes>", io.BytesIO(source), len(source)
-    if not isinstance(source, str | Path):
+    if not isinstance(source, str | os.PathLike):
         return str(getattr(source, "name", "<stream>")), source, 0
-    path = Path(source)
+    name = os.fspath(source)
     try:
-        if path.is_dir():
-            raise BadInput("is a directory, not a file", where=str(path))
-        return str(path), path.open("rb", buffering=0), path.stat().st_size
+        # pathlib takes longer to import than a small trace to read.
+        file = open(name, "rb", buffering=0)  # noqa: SIM115, PTH123  closed by the Source
     except (OSError, ValueError) as error:
-        if isinstance(error, BadInput):
-            raise
-        raise BadInput(
-            f"cannot be opened: {getattr(error, 'strerror', None) or error}", where=str(path)
-        ) from error
+        raise BadInput(f"cannot be opened: {_reason(error)}", where=name) from error
+    return name, file, os.fstat(file.fileno()).st_size
+
+
+def _reason(error: OSError | ValueError) -> str:
+    if isinstance(error, IsADirectoryError):
+        return "it is a directory, not a file"
+    return getattr(error, "strerror", None) or str(error)

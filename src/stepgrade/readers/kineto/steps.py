@@ -10,6 +10,7 @@ from msgspec.structs import asdict, replace
 from numpy.typing import NDArray
 
 from stepgrade.errors import BadOption
+from stepgrade.model.columns import among
 from stepgrade.model.events import NONE, DeviceRanges, DeviceWork, HostCalls, HostOps, HostRanges, Trace
 
 Rows = TypeVar("Rows", HostOps, HostCalls, HostRanges, DeviceWork, DeviceRanges)
@@ -52,10 +53,8 @@ def _starts_in(rows: Any, low: int, high: int) -> Mask:
 def _launched(trace: Trace, calls: HostCalls, low: int, high: int) -> Mask:
     """Tell the work that `calls` launched, and of work without a recorded launch what starts meanwhile."""
     work = trace.work
-    has_launch = np.isin(work.correlation, trace.calls.correlation) & (work.correlation != NONE)
-    mine: Mask = np.where(
-        has_launch, np.isin(work.correlation, calls.correlation), _starts_in(work, low, high)
-    )
+    has_launch = among(work.correlation, trace.calls.correlation) & (work.correlation != NONE)
+    mine: Mask = np.where(has_launch, among(work.correlation, calls.correlation), _starts_in(work, low, high))
     return mine
 
 

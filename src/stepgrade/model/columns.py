@@ -1,0 +1,84 @@
+"""Which values a column of integers holds: what np.unique and np.isin tell, without the modules they load.
+
+Both import numpy's masked arrays on first use, which takes longer than a small trace takes to read. Most
+columns number something, so a table of the values is quicker than sorting them as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Whole = TypeVar("Whole", bound=np.integer[Any])
+Mask = NDArray[np.bool_]
+_SPARE_ROOM = 1024
+_FEW = 8
+
+
+class Groups(NamedTuple):
+    """The values of a column in order, for each row the place of its value, and how often each occurs."""
+
+    values: NDArray[Any]
+    which: NDArray[np.intp]
+    counts: NDArray[np.intp]
+
+
+def distinct(column: NDArray[Whole]) -> NDArray[Whole]:
+    """Return the values that occur, in order."""
+    low = _table_low(column)
+    if low is None:
+        ordered = np.sort(column)
+        return ordered[_firsts(ordered)]
+    return (np.flatnonzero(_seen(column, low)) + low).astype(column.dtype)
+
+
+def groups(column: NDArray[Whole]) -> Groups:
+    """Return the values that occur, in order, and where each row has its own."""
+    low = _table_low(column)
+    if low is None:
+        order = np.argsort(column, kind="stable")
+        first = _firsts(column[order])
+        which = np.empty(len(column), np.intp)
+        which[order] = np.cumsum(first) - 1
+        values = column[order][first]
+    else:
+        seen = _seen(column, low)
+        values = (np.flatnonzero(seen) + low).astype(column.dtype)
+        which = (np.cumsum(seen) - 1)[column.astype(np.int64) - low]
+    return Groups(values, which, np.bincount(which, minlength=len(values)))
+
+
+def among(column: NDArray[Whole], values: Iterable[int] | NDArray[Any]) -> Mask:
+    """Tell for each row whether its value is one of `values`."""
+    wanted = distinct(np.asarray(values if isinstance(values, np.ndarray) else [*values], np.int64))
+    found = np.zeros(len(column), np.bool_)
+    if len(wanted) <= _FEW:
+        for one in wanted.tolist():
+            found |= column == one
+        return found
+    place = np.minimum(np.searchsorted(wanted, column), len(wanted) - 1)
+    np.equal(wanted[place], column, out=found)
+    return found
+
+
+def _table_low(column: NDArray[Whole]) -> int | None:
+    """Return the lowest value if a table from it to the highest one is not much longer than the column."""
+    if not len(column):
+        return None
+    low, high = int(column.min()), int(column.max())
+    return low if high - low <= 4 * len(column) + _SPARE_ROOM else None
+
+
+def _seen(column: NDArray[Whole], low: int) -> Mask:
+    seen = np.zeros(int(column.max()) - low + 1, np.bool_)
+    seen[column.astype(np.int64) - low] = True
+    return seen
+
+
+def _firsts(ordered: NDArray[Whole]) -> Mask:
+    first = np.ones(len(ordered), np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    return first

@@ -1,0 +1,48 @@
+"""Values of columns, against numpy's own way to tell them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from stepgrade.model.columns import among, distinct, groups
+
+NEAR = st.integers(-3, 40)
+FAR = st.integers(-(2**63), 2**63 - 1)
+COLUMNS = st.one_of(st.lists(NEAR), st.lists(FAR), st.lists(st.one_of(NEAR, FAR))).map(
+    lambda values: np.array(values, np.int64)
+)
+
+
+@given(COLUMNS)
+def test_distinct_values_are_those_of_numpy(column: NDArray[np.int64]) -> None:
+    assert distinct(column).tolist() == np.unique(column).tolist()
+
+
+@given(COLUMNS)
+def test_groups_are_those_of_numpy(column: NDArray[np.int64]) -> None:
+    values, which, counts = np.unique(column, return_inverse=True, return_counts=True)
+    found = groups(column)
+    assert found.values.tolist() == values.tolist()
+    assert found.which.tolist() == which.tolist()
+    assert found.counts.tolist() == counts.tolist()
+
+
+@given(COLUMNS, st.one_of(st.lists(NEAR, max_size=30), st.lists(FAR, max_size=5)))
+def test_among_is_what_numpy_calls_isin(column: NDArray[np.int64], values: list[int]) -> None:
+    expected = np.isin(column, values).tolist() if values else [False] * len(column)
+    assert among(column, values).tolist() == expected
+    assert among(column, np.array(values, np.int64)).tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64])
+def test_columns_keep_their_type(dtype: Any) -> None:
+    column = np.array([127, -128, 3, 127], dtype)
+    assert distinct(column).dtype == dtype
+    assert groups(column).values.tolist() == [-128, 3, 127]
+    assert among(column, [3, 500]).tolist() == [False, False, True, False]
