@@ -47,7 +47,7 @@ def unsteady_steps(facts: Facts, limits: Limits) -> Found | None:
     return Found(
         severity=severity,
         claim=f"{show_count(len(long))} of {len(samples)} steps {_last(long)}, the median one "
-        f"{show_ms(median)}: {show_share(share)} of the time is lost so.",
+        f"{show_ms(median)}: {show_share(share)} of the time goes there.",
         evidence={
             "steps": float(len(long)),
             "longest_ms": max(long),
