@@ -47,7 +47,10 @@ _RULES: tuple[tuple[WorkClass, tuple[str, ...], str | None], ...] = (
             "record_param_comms",
             "collective-permute",
         ),
-        r"^(send|recv)([-.]|$)|all[_-]?(reduce|gather|to[_-]?all)|reduce[_-]?scatter|^gloo:|^memcpy (ptop|peer)",
+        (
+            r"^(send|recv)([-.]|$)|all[_-]?(reduce|gather|to[_-]?all)|reduce[_-]?scatter|^gloo:"
+            r"|^memcpy (ptop|peer)"
+        ),
     ),
     (WorkClass.COPY, (), r"^(mem(cpy|set)|copybuffer|fillbuffer)"),
     (WorkClass.ATTENTION, ("flash", "fmha", "attention", "attn", "sdpa", "paged_kv", "bwd_kernel_d"), None),
