@@ -13,6 +13,7 @@ from stepgrade.analysis.samples import Pace, pace_of
 from stepgrade.compare.effect import (
     ASSUMED_NOISE,
     LEAST_RUNS,
+    LEAST_TIME_NOISE,
     Effect,
     Interval,
     Side,
@@ -113,7 +114,8 @@ def side_of(metric: Metric, runs: Sequence[Baseline], paces: Sequence[Pace | Non
 
 def change_of(metric: Metric, now: Side, before: Side, how: Sensitivity) -> MetricChange:
     """Test one metric."""
-    noise = noise_of(before, now, _fallback(metric, how))
+    least = LEAST_TIME_NOISE if metric.from_steps else 0.0
+    noise = noise_of(before, now, _fallback(metric, how), least)
     effect = effect_of(now, before, noise, how.level)
     outcome = outcome_of(effect, metric.worse, how)
     return MetricChange(
