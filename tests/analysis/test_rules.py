@@ -193,7 +193,9 @@ FIRES: dict[str, Profile] = {
     "unfused-loss": trace(ops=(op("aten::_log_softmax", "softmax", 15.0), *GEMMS)),
     "heavy-embedding": trace(ops=(op("aten::embedding_dense_backward", "embedding", 20.0), *GEMMS)),
     "data-shuffling": trace(ops=(op("aten::index_put_", "indexing", 40.0), *GEMMS)),
-    "one-hot-operation": trace(ops=(op("my::kernel", "other", 80.0), op("aten::mm", "gemm", 10.0))),
+    "one-hot-operation": trace(
+        ops=(op("my::kernel", "other", 80.0), *(op(f"aten::mm_{place}", "gemm", 2.0) for place in range(5)))
+    ),
     "layout-conversions": trace(kernel_group_ms={"layout": 20.0}),
     "device-copies": trace(
         parts=(PartTime(work_class="copy", role=None, direction=None, ms=20.0, calls=9.0, kernels=9.0),)
@@ -224,6 +226,7 @@ FIRES: dict[str, Profile] = {
     "recording-slows-host": flaw("host_slowed"),
     "clocks-apart": flaw("clocks"),
     "unexplained-idle": flaw("unattributed"),
+    "hardly-any-work": trace(lost={"idle_host": 0.97}, kernels=kernels(3.0, 2.0), gaps=gaps(stall_ms=90.0)),
     "collective-is-all": trace(lost={"exposed_communication": 0.95}, steps=1),
     "above-roof": trace(ops=(op("aten::mm", "gemm", 90.0, flops=5e15, bytes=1e9),), matmul_dtype="bf16"),
 }

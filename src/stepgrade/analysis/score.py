@@ -123,7 +123,7 @@ def _card(
 def _recommendations(facts: Facts, found: tuple[Finding, ...]) -> tuple[str, ...]:
     """Return what to do: what the findings say, and about the bottleneck where none of them does."""
     worth = [one for one in found if one.severity != "info" or one.gain_high >= WORTH_A_LINE]
-    told = any(one.severity != "info" and one.gain_high > 0.0 for one in worth)
+    told = any(one.severity != "info" for one in worth)
     general = facts.efficiency.grade not in _GOOD_GRADES and (facts.runtime is Runtime.REFERENCE or not told)
     advice = [advice_for(facts)] if general else []
     advice += [finding.remedy for finding in worth]

@@ -220,8 +220,8 @@ class Scorecard(Struct, frozen=True, kw_only=True):
     @property
     def untold_fitness(self) -> tuple[str, ...]:
         """Return what to be wary of that no finding tells already."""
-        told = {finding.claim for finding in self.findings}
-        return tuple(text for text in self.fitness if text not in told)
+        told = tuple(finding.claim for finding in self.findings)
+        return tuple(text for text in self.fitness if not text.startswith(told or ("\0",)))
 
     def to_json(self) -> str:
         """Return the card as JSON, a superset of contract v1's."""
