@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +16,7 @@ import pytest
 
 from stepgrade.units import MISSING
 from tests.builders import make_step_profile
-from tests.conftest import Ran
+from tests.conftest import ROOT, Ran
 
 Run = Callable[..., Ran]
 FORMATS = ("terminal", "markdown", "json", "junit", "github", "sarif", "badge", "html")
@@ -220,19 +224,50 @@ def _check_json(text: str, failed: bool) -> None:
     assert report["changes"][0]["metric"] == "step_time_ms"
 
 
+# What Jenkins' published schema allows below each element, and which attributes it has.
+JUNIT = {
+    "testsuites": ({"testsuite"}, {"name", "tests", "failures", "errors"}),
+    "testsuite": ({"testcase"}, {"name", "tests", "failures", "errors", "skipped"}),
+    "testcase": ({"failure", "error", "skipped", "system-out"}, {"name", "classname"}),
+    "failure": (set(), {"type", "message"}),
+    "error": (set(), {"type", "message"}),
+    "skipped": (set(), {"message"}),
+    "system-out": (set(), set()),
+}
+
+
 def _check_junit(text: str, failed: bool) -> None:
-    suite = ET.fromstring(text)
+    root = ET.fromstring(text)
+    assert root.tag == "testsuites"
+    for element in root.iter():
+        children, attributes = JUNIT[element.tag]
+        assert {child.tag for child in element} <= children
+        assert set(element.attrib) <= attributes
+    (suite,) = root
+    for name, tag in (("tests", "testcase"), ("failures", "failure"), ("errors", "error")):
+        count = str(len(list(root.iter(tag))))
+        assert root.attrib[name] == suite.attrib[name] == count
     assert suite.attrib["failures"] == str(int(failed))
-    assert len(suite) == int(suite.attrib["tests"]) > 0
+    assert len(suite) > 0
 
 
 def _check_sarif(text: str, failed: bool) -> None:
-    run = json.loads(text)["runs"][0]
-    assert run["tool"]["driver"]["name"] == "stepgrade"
+    document = json.loads(text)
+    assert (document["version"], len(document["runs"])) == ("2.1.0", 1)
+    run = document["runs"][0]
+    driver = run["tool"]["driver"]
+    assert driver["name"] == "stepgrade"
+    known = {rule["id"] for rule in driver["rules"]}
+    for result in run["results"]:
+        assert result["ruleId"] in known
+        assert result["message"]["text"]
+        assert result["kind"] in ("pass", "fail", "review")
+        assert (result["level"] == "none") is (result["kind"] != "fail")
+        place = result["locations"][0]["physicalLocation"]
+        assert place["artifactLocation"]["uri"].startswith("%3Cnew")
+        assert place["region"] == {"startLine": 1}
     assert [result["level"] for result in run["results"]] == ["error" if failed else "none"]
-    assert run["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"].startswith(
-        "%3Cnew"
-    )
+    assert run["invocations"] == [{"executionSuccessful": True, "exitCode": int(failed)}]
 
 
 def _check_github(text: str, failed: bool) -> None:
@@ -254,6 +289,61 @@ def test_what_could_not_be_measured_is_no_success_in_junit(stepgrade: Run) -> No
     old, new = write("old.json", tokens_per_step=1), write("new.json", tokens_per_step=2)
     ran = stepgrade("gate", new, "--baseline", old, "--format", "junit")
     assert (ran.code, 'errors="1"' in ran.out) == (3, True)
+    sarif = json.loads(stepgrade("gate", new, "--baseline", old, "--format", "sarif").out)["runs"][0]
+    (told,) = sarif["invocations"]
+    assert (told["executionSuccessful"], told["exitCode"]) == (False, 3)
+    assert "tokens_per_step" in told["toolExecutionNotifications"][0]["message"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("slower", "inputs", "code", "verdict"),
+    [
+        (0.0, {"OPTIONS": "--run-noise\n1%"}, 0, "pass"),
+        (0.2, {"OPTIONS": "--run-noise\n1%", "SAVE": "true"}, 1, "regressed"),
+        (0.2, {"OPTIONS": "--tokens-per-step\n7", "BASELINE": "wide.json"}, 3, "could not be measured"),
+        (
+            0.2,
+            {"OPTIONS": "--tokens-per-step\n7", "BASELINE": "wide.json", "UNMEASURED": "pass"},
+            0,
+            "could not",
+        ),
+        (0.0, {"BASELINE": "absent.json"}, 2, "bad input"),
+    ],
+)
+def test_the_action(tmp_path: Path, slower: float, inputs: dict[str, str], code: int, verdict: str) -> None:
+    new = write("it's $(new).json", seed=1, slower=slower)
+    write("old.json")
+    write("wide.json", tokens_per_step=128)
+    said = {"SOURCE": str(new), "BASELINE": "old.json", "REPORTS": "out"} | inputs
+    environment = os.environ | {f"STEPGRADE_{name}": text for name, text in said.items()}
+    environment |= {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "GITHUB_OUTPUT": str(tmp_path / "output"),
+        "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
+        "GITHUB_SHA": "feedface",
+    }
+    ran = subprocess.run(
+        ["bash", ROOT / "action" / "gate.sh"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == code, ran.stderr
+    assert f"verdict={verdict}" in Path("output").read_text()
+    if verdict in ("pass", "regressed"):
+        assert sorted(path.name for path in Path("out").iterdir()) == REPORTS
+        assert Path("summary.md").read_text() == Path("out/gate.md").read_text()
+    assert Path(".stepgrade/history.db").exists() is ("SAVE" in inputs)
+
+
+REPORTS = ["gate.html", "gate.json", "gate.md", "gate.sarif", "gate.xml", "grade.svg"]
+
+
+def test_the_action_hands_every_input_over() -> None:
+    text = (ROOT / "action.yml").read_text()
+    declared = re.findall(r"^  ([a-z-]+):$", text.split("outputs:")[0], re.MULTILINE)
+    handed = re.findall(r"STEPGRADE_([A-Z]+): \$\{\{ inputs\.([a-z-]+) \}\}", text)
+    assert sorted(declared) == sorted(name for _, name in handed)
+    script = (ROOT / "action" / "gate.sh").read_text()
+    assert set(re.findall(r"STEPGRADE_([A-Z]+)", script)) == {name for name, _ in handed}
+    assert "${{" not in "".join(re.findall(r"run: .*", text))
 
 
 def test_score_and_gate_keep_runs(stepgrade: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,11 @@ def test_what_the_recorder_returns_is_what_the_reader_reads(tmp_path: Path) -> N
     for name in sg.Profile.__struct_fields__:
         if name not in ("contents",):
             assert getattr(read, name) == getattr(returned, name), name
-    assert recorder.score().step_time_ms == read.step_ms
+    assert recorder.score().step_time_ms == sg.score(read).step_time_ms
+    assert read.peak_memory_bytes is not None
+    assert read.peak_memory_bytes > 50e6
+    assert read.recorded is not None
+    assert "torch" in read.recorded.versions
 
 
 def test_contract_v1_reads_it(tmp_path: Path) -> None:

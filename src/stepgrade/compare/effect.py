@@ -23,6 +23,8 @@ LEAST_RUNS = 5
 MOST_RUNS = 50
 # The largest run-to-run noise reported from the field; assumed where none is known.
 ASSUMED_NOISE = 0.13
+# Times never agree better than this; a history that holds one file again and again seems to say so.
+LEAST_TIME_NOISE = 0.005
 # Runs this many robust deviations from the others are accidents and say nothing of the ordinary noise.
 _ACCIDENT = 5.0
 _KNOWN_EXACTLY = 10_000
@@ -90,10 +92,10 @@ def effect_of(now: Side, before: Side, noise: Noise, level: float) -> Effect:
     )
 
 
-def noise_of(before: Side, now: Side, fallback: Noise) -> Noise:
+def noise_of(before: Side, now: Side, fallback: Noise, least: float = 0.0) -> Noise:
     """Return the noise between runs as the runs themselves show it, else `fallback`.
 
-    A noise that was given counts only until enough runs are there to measure it.
+    A noise that was given counts only until enough runs are there to measure it; `least` is a floor.
     """
     logs = without_accidents(before.logs)
     freedom = len(logs) - 1 + len(now.values) - 1
@@ -102,7 +104,7 @@ def noise_of(before: Side, now: Side, fallback: Noise) -> Noise:
     squares = sum(_squares(one) for one in (logs, now.logs) if len(one) > 1)
     basis = "measured" if len(logs) >= LEAST_RUNS else "repeated"
     # Runs cannot be steadier than their own steps leave them; copies of one run seem to be.
-    share = math.expm1(math.sqrt(max(squares / freedom, before.step_variance)))
+    share = max(least, math.expm1(math.sqrt(max(squares / freedom, before.step_variance))))
     return Noise(share=share, basis=basis, freedom=freedom)  # type: ignore[arg-type]  # one of its two words
 
 

@@ -13,6 +13,7 @@ from stepgrade.analysis.samples import Pace, pace_of
 from stepgrade.compare.effect import (
     ASSUMED_NOISE,
     LEAST_RUNS,
+    LEAST_TIME_NOISE,
     Effect,
     Interval,
     Side,
@@ -26,8 +27,9 @@ from stepgrade.units import show_delta, show_share
 
 # The interval misses the truth once in 200 times: of identical runs at most 1 % may alarm, on two sides.
 LEVEL = 0.005
-# Memory and launches hardly vary from run to run.
+# Launches and coverage hardly vary from run to run; a process's memory on a CPU varies a little.
 _COUNT_NOISE = 0.01
+_MEMORY_NOISE = 0.02
 
 
 class Metric(Struct, frozen=True, kw_only=True):
@@ -56,7 +58,7 @@ METRICS = (
         name="peak_memory_bytes",
         worse="up",
         read=lambda run: run.peak_memory_bytes,
-        assumed_noise=_COUNT_NOISE,
+        assumed_noise=_MEMORY_NOISE,
     ),
 )
 BY_NAME = {metric.name: metric for metric in METRICS}
@@ -113,7 +115,8 @@ def side_of(metric: Metric, runs: Sequence[Baseline], paces: Sequence[Pace | Non
 
 def change_of(metric: Metric, now: Side, before: Side, how: Sensitivity) -> MetricChange:
     """Test one metric."""
-    noise = noise_of(before, now, _fallback(metric, how))
+    least = LEAST_TIME_NOISE if metric.from_steps else 0.0
+    noise = noise_of(before, now, _fallback(metric, how), least)
     effect = effect_of(now, before, noise, how.level)
     outcome = outcome_of(effect, metric.worse, how)
     return MetricChange(

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from stepgrade import model
 from stepgrade.contract.decode import decode_json
 from stepgrade.contract.types import USIZE_MAX
 from stepgrade.errors import BadInput
 from stepgrade.model import RECORDER, DeviceSeen, LayerTime, OpTime, PhaseTime, Profile, Source
+from stepgrade.model.circumstances import circumstances
 from stepgrade.readers.content import Content
 
 NAME = "step_profile"
@@ -127,20 +129,8 @@ def device_of(device: Device | None) -> DeviceSeen | None:
 
 
 def circumstances_of(recorded: Recorded) -> model.Recorded | None:
-    """Return what makes the run comparable with others; None when nothing was said."""
-    device, config = recorded.device or Device(), recorded.config
-    found = model.Recorded(
-        versions=recorded.versions,
-        processor=device.name if device.kind == "cpu" else None,
-        model=_text(config.get("model")),
-        batch=config["batch_size"] if type(config.get("batch_size")) is int else None,
-        precision=_text(config.get("parameter_dtype")),
-    )
-    return found if found != model.Recorded() else None
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
+    """Return what makes the run comparable with others."""
+    return circumstances(recorded.versions, asdict(recorded.device or Device()), recorded.config)
 
 
 def contents_of(recorded: Recorded) -> dict[str, str]:

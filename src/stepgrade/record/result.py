@@ -9,6 +9,8 @@ from stepgrade.analysis import Scorecard
 from stepgrade.analysis.against import expectation_for
 from stepgrade.hardware.setup import Setup
 from stepgrade.model import RECORDER, DeviceSeen, LayerTime, OpTime, PhaseTime, Profile, Source
+from stepgrade.model.circumstances import circumstances
+from stepgrade.record.about import peak_memory_bytes
 from stepgrade.record.codes import GAPS
 from stepgrade.record.journal import JOURNAL_VERSION
 from stepgrade.record.recording import Recording
@@ -62,6 +64,7 @@ def document_of(
         "ops": {name: ms * steps for name, ms in _operations(recording).items()},
         "tokens_per_step": tokens,
         "samples_ms": line["samples_ms"],
+        "peak_memory_bytes": peak_memory_bytes(head["device"]["kind"]),
         "stepgrade": head
         | {
             "recorded_steps": recording.ended,
@@ -114,6 +117,8 @@ def profile_of(document: dict[str, Any], name: str) -> Profile:
         recorded_steps=recorded["recorded_steps"],
         world_size=recorded["world_size"],
         device=DeviceSeen(**known) if device["kind"] != "cpu" else None,
+        peak_memory_bytes=document.get("peak_memory_bytes"),
+        recorded=circumstances(recorded["versions"], device, recorded["config"]),
         notes=tuple(recorded["notes"]),
     )
 

@@ -61,6 +61,11 @@ def name_shift(shift: Shift) -> tuple[str, str]:
     return _KINDS.get(shift.kind, shift.kind), "per step" if shift.kind == "launches" else name
 
 
+def name_part(kind: str, name: str) -> str:
+    """Return a part with its kind, unless its name says that already."""
+    return name if name.startswith(f"{kind} ") else f"{kind} {name}"
+
+
 def shift_figures(shift: Shift) -> tuple[str, str, str]:
     """Return before, now and the change; what was not there before is new."""
     show = show_ms if shift.unit == "ms" else show_count

@@ -5,26 +5,53 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stepgrade.compare.budgets import GateReport
-from stepgrade.report.comparison import show_change, show_metric, show_noise, show_shift
+from stepgrade.report.comparison import (
+    name_part,
+    name_shift,
+    shift_figures,
+    show_change,
+    show_metric,
+    show_noise,
+)
 from stepgrade.report.names import markdown as escaped
 from stepgrade.report.types import Page
 from stepgrade.units import show_share
 
+PARTS_SHOWN = 12
 _MARKS = {"pass": "✅", "regressed": "❌", "could not be measured": "⚠️"}
 
 
 def render(report: GateReport, page: Page) -> str:  # noqa: ARG001  Markdown has no width
     """Return the answer with its tables; names are escaped."""
     lines = [f"## {_MARKS[report.verdict]} stepgrade: {report.verdict}", "", _about(report)]
+    lines += _differences(report)
     told = {check.text for check in report.checks}
-    lines += _bullets("", (reason for reason in report.reasons if reason not in told))
+    reasons = [text for text in report.reasons if text not in told and not text.startswith("not comparable")]
+    lines += _bullets("", reasons)
     lines += _checks(report)
     lines += _changes(report)
-    lines += _bullets("What changed", (show_shift(shift) for shift in report.shifts))
-    parts = (f"{part.kind} {part.name}: {show_change(part.change)}" for part in report.parts)
-    lines += _bullets("Parts beyond their own noise", parts)
+    lines += _shifts(report)
+    parts = [f"{name_part(part.kind, part.name)}: {show_change(part.change)}" for part in report.parts]
+    more = [f"{len(parts) - PARTS_SHOWN} more in the JSON"] if len(parts) > PARTS_SHOWN else []
+    lines += _bullets("Parts beyond their own noise", (*parts[:PARTS_SHOWN], *more))
     lines += _bullets("Notes", report.notes)
     return "\n".join(lines) + "\n"
+
+
+def _differences(report: GateReport) -> list[str]:
+    if not report.differences:
+        return []
+    told = "Compared although these differ:" if report.is_comparable else "Not comparable, these differ:"
+    return ["", f"**{told}**", *_bullets("", report.differences)]
+
+
+def _shifts(report: GateReport) -> list[str]:
+    if not report.shifts:
+        return []
+    named = [(*name_shift(shift), *shift_figures(shift)) for shift in report.shifts]
+    rows = [f"| {' | '.join(escaped(cell) for cell in row)} |" for row in named]
+    head = ["| Kind | Part | Before | Now | Change |", "| --- | --- | ---: | ---: | ---: |"]
+    return ["", "### What changed", "", *head, *rows]
 
 
 def _about(report: GateReport) -> str:

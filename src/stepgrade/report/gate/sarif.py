@@ -8,16 +8,13 @@ import msgspec
 
 from stepgrade._version import __version__
 from stepgrade.compare.budgets import Check, GateReport
+from stepgrade.errors import EXIT_NOT_MEASURED
 from stepgrade.report.names import json_text, printable
 from stepgrade.report.types import Page
 
-_LEVELS = {
-    "regressed": "error",
-    "cannot tell": "warning",
-    "waived": "note",
-    "improved": "note",
-    "pass": "none",
-}
+# The standard allows a level beside `fail` only.
+_KINDS = {"pass": ("pass", "none"), "regressed": ("fail", "error")}
+_UNDECIDED = ("review", "none")
 
 
 def render(report: GateReport, page: Page) -> str:  # noqa: ARG001  JSON has no width
@@ -34,7 +31,7 @@ def render(report: GateReport, page: Page) -> str:  # noqa: ARG001  JSON has no 
     run = {
         "tool": {"driver": driver},
         "results": [_result(check, report) for check in report.checks],
-        "invocations": [{"executionSuccessful": True, "exitCode": report.exit_code}],
+        "invocations": [_invocation(report)],
     }
     document = {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
@@ -44,17 +41,33 @@ def render(report: GateReport, page: Page) -> str:  # noqa: ARG001  JSON has no 
     return json_text(msgspec.json.encode(document).decode()) + "\n"
 
 
+def _invocation(report: GateReport) -> dict[str, Any]:
+    """Return how the gate ended; what could not be measured is no result, but must not go unseen."""
+    measured = report.exit_code != EXIT_NOT_MEASURED
+    found: dict[str, Any] = {"executionSuccessful": measured, "exitCode": report.exit_code}
+    if not measured:
+        found["toolExecutionNotifications"] = [
+            {"level": "warning", "message": {"text": printable(reason)}} for reason in report.reasons
+        ]
+    return found
+
+
 def _result(check: Check, report: GateReport) -> dict[str, Any]:
-    place = {"physicalLocation": {"artifactLocation": {"uri": _uri(report.source)}}}
+    # Code scanning wants a line; a profile has none, so it is the first.
+    place = {
+        "physicalLocation": {
+            "artifactLocation": {"uri": _uri(report.source)},
+            "region": {"startLine": 1},
+        }
+    }
+    kind, level = _KINDS.get(check.status, _UNDECIDED)
     result: dict[str, Any] = {
         "ruleId": check.metric,
-        "level": _LEVELS[check.status],
-        "kind": "pass" if check.status == "pass" else "fail" if check.status == "regressed" else "review",
+        "kind": kind,
+        "level": level,
         "message": {"text": printable(check.text)},
         "locations": [place],
     }
-    if result["kind"] != "fail":
-        result["level"] = "none"  # the standard allows a level only beside `fail`
     if check.waiver:
         result["suppressions"] = [{"kind": "external", "justification": check.waiver}]
     return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepgrade.compare.budgets import GateReport
-from stepgrade.report.comparison import METRICS, show_change, show_noise
+from stepgrade.report.comparison import METRICS, name_part, show_change, show_noise
 from stepgrade.report.names import printable, shortened
 from stepgrade.report.terminal.baseline import draw_changes, draw_differences, draw_shifts
 from stepgrade.report.terminal.canvas import Canvas
@@ -30,7 +30,7 @@ def render(report: GateReport, page: Page) -> str:
     draw_changes(report.changes, canvas)
     _noise(report, canvas)
     draw_shifts(report.shifts, canvas)
-    parts = [f"{part.kind} {part.name}: {show_change(part.change)}" for part in report.parts]
+    parts = [f"{name_part(part.kind, part.name)}: {show_change(part.change)}" for part in report.parts]
     _listed(canvas, "Parts that changed beyond their own noise", parts[:PARTS_SHOWN])
     _listed(canvas, "Notes", list(report.notes))
     return canvas.text()
