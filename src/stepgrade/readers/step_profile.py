@@ -134,7 +134,7 @@ def circumstances_of(recorded: Recorded) -> model.Recorded | None:
         processor=device.name if device.kind == "cpu" else None,
         model=_text(config.get("model")),
         batch=config["batch_size"] if type(config.get("batch_size")) is int else None,
-        precision=_text(config.get("parameter_dtype")),
+        precision=_text(config.get("autocast")) or _text(config.get("parameter_dtype")),
     )
     return found if found != model.Recorded() else None
 

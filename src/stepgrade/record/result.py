@@ -8,7 +8,7 @@ from stepgrade import analysis
 from stepgrade.analysis import Scorecard
 from stepgrade.analysis.against import expectation_for
 from stepgrade.hardware.setup import Setup
-from stepgrade.model import RECORDER, DeviceSeen, LayerTime, OpTime, PhaseTime, Profile, Source
+from stepgrade.model import RECORDER, DeviceSeen, LayerTime, OpTime, PhaseTime, Profile, Recorded, Source
 from stepgrade.record.codes import GAPS
 from stepgrade.record.journal import JOURNAL_VERSION
 from stepgrade.record.recording import Recording
@@ -40,7 +40,14 @@ def journal_head(recording: Recording, head: dict[str, Any], tokens_per_step: fl
         "layers": recording.layer_names,
         "tokens_per_step": tokens_per_step,
     }
-    return about | {"stepgrade": head}
+    return about | {"stepgrade": with_autocast(head, recording)}
+
+
+def with_autocast(head: dict[str, Any], recording: Recording) -> dict[str, Any]:
+    """Add the precision of autocast, which is known only once the model was called."""
+    if recording.autocast is None:
+        return head
+    return head | {"config": head["config"] | {"autocast": recording.autocast}}
 
 
 def document_of(
@@ -62,7 +69,7 @@ def document_of(
         "ops": {name: ms * steps for name, ms in _operations(recording).items()},
         "tokens_per_step": tokens,
         "samples_ms": line["samples_ms"],
-        "stepgrade": head
+        "stepgrade": with_autocast(head, recording)
         | {
             "recorded_steps": recording.ended,
             "clock": recording.clock.name,
@@ -114,7 +121,20 @@ def profile_of(document: dict[str, Any], name: str) -> Profile:
         recorded_steps=recorded["recorded_steps"],
         world_size=recorded["world_size"],
         device=DeviceSeen(**known) if device["kind"] != "cpu" else None,
+        recorded=_circumstances(recorded),
         notes=tuple(recorded["notes"]),
+    )
+
+
+def _circumstances(recorded: dict[str, Any]) -> Recorded:
+    """Return what makes the run comparable with others."""
+    device, config = recorded["device"], recorded["config"]
+    return Recorded(
+        versions=recorded["versions"],
+        processor=device.get("name") if device["kind"] == "cpu" else None,
+        model=config.get("model"),
+        batch=config.get("batch_size"),
+        precision=config.get("autocast") or config.get("parameter_dtype"),
     )
 
 
