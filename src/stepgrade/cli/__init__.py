@@ -25,8 +25,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
     if argv is None and arguments[:1] != ["record"]:
         _start_quickly()
-    from stepgrade.cli.main import run  # noqa: PLC0415
-
+    try:
+        from stepgrade.cli.main import run  # noqa: PLC0415
+    except KeyboardInterrupt:
+        print("stepgrade: interrupted", file=sys.stderr)  # noqa: T201
+        return 130
     return run(arguments)
 
 
