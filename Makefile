@@ -30,7 +30,8 @@ lint: $(VENV)/.installed-dev  ## style, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check: lint test  ## what CI runs
+# With the trackers and frameworks there, no test of the recorder is skipped; their install takes about two minutes.
+check: $(VENV)/.installed-integrations lint test  ## what CI runs
 
 format: $(VENV)/.installed-dev  ## rewrite the code in house style
 	$(BIN)/ruff format .

@@ -107,12 +107,13 @@ class TraceBuilder:
         device: int = 0,
         stream: int = COMPUTE_STREAM,
         collective: Collective | None = None,
+        moved: int = NONE,
     ) -> None:
         said = NONE
         if collective is not None:
             said = self.collectives.setdefault(collective, len(self.collectives))
         self.work.append(
-            (self.text(name), int(kind), start, dur, device, stream, correlation, NONE, NONE, said)
+            (self.text(name), int(kind), start, dur, device, stream, correlation, NONE, moved, said)
         )
 
     def range(

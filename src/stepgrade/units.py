@@ -78,6 +78,13 @@ def show_count(count: float | None) -> str:
     return f"{count:,.0f}" if count == int(count) else f"{count:,.1f}"
 
 
+def how_often(count: float) -> str:
+    """Return how often something happens in a step, in words."""
+    if 0.95 <= count < 1.05:
+        return "once a step"
+    return f"{show_count(round(count, 1) if count < 10 else round(count))} times a step"
+
+
 def show_si(amount: float | None, unit: str) -> str:
     """Return an amount in decimal units (16.9 MB, 6.42 GFLOP), with three digits that count."""
     if amount is None or not math.isfinite(amount):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import stepgrade as sg
@@ -16,6 +16,9 @@ from tests.builders import make_ops, make_profile
 from tests.conftest import Ran
 from tests.faulty_runs import US, Faults, make_faulty_trace, profile_of, profile_of_ranks
 from tests.kineto_text import kineto_text
+from tests.wild_runs import Wild
+from tests.wild_runs import profile_of as wild_profile
+from tests.wild_strategies import RUNS
 
 WELL = profile_of(Faults())
 NAMES = ["gemm_qkv", "gemm_gate", "attention", "rmsnorm", "lm_head", "silu", "embed", "mlp_down", "strange"]
@@ -64,6 +67,12 @@ def test_parts_add_up_for_any_step_profiles(
     mine: dict[str, float], other: dict[str, float], mine_ms: float, other_ms: float
 ) -> None:
     assert_adds_up(sg.parity(runtime("ours", mine_ms, **mine), runtime("theirs", other_ms, **other)))
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(RUNS, RUNS)
+def test_parts_add_up_for_any_traces(mine: Wild, other: Wild) -> None:
+    assert_adds_up(sg.parity(wild_profile(mine), wild_profile(other)))
 
 
 FAULTS = {

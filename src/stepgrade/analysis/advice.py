@@ -6,6 +6,7 @@ from stepgrade.analysis.bottleneck import Bottleneck
 from stepgrade.analysis.facts import Facts
 from stepgrade.analysis.runtime import Runtime
 from stepgrade.contract import Bottleneck as BottleneckV1
+from stepgrade.model import RECORDER
 from stepgrade.units import show_share
 
 _GENERAL = {
@@ -15,7 +16,7 @@ _GENERAL = {
     Bottleneck.MEMORY_BW: "Move fewer bytes: fuse elementwise chains, lower precision, larger batches.",
     Bottleneck.INPUT: "Load batches ahead of the step: more loader workers, prefetching, cheaper decoding.",
     Bottleneck.COMMUNICATION: "Overlap communication with the backward pass, or send less of it.",
-    Bottleneck.HOST: "Take host work out of the step: allocations, synchronisation, logging.",
+    Bottleneck.HOST: "Take host work out of the step: making batches, synchronisation, logging, allocations.",
     Bottleneck.UNKNOWN: "Record time per operation, with shapes: that tells what limits the kernels.",
 }
 _RECORD = {
@@ -24,7 +25,8 @@ _RECORD = {
 }
 # Above this share of the device's memory a larger batch is no advice (TraceML's line for pressure).
 _FULL = 0.92
-_ROOMY = 0.80
+# A compiled step has some tenths of its time in generated kernels; one helper that is compiled does not.
+_COMPILED_SHARE = 0.05
 
 
 def advice_for(facts: Facts) -> str:
@@ -33,12 +35,20 @@ def advice_for(facts: Facts) -> str:
     if facts.runtime is Runtime.REFERENCE and bottleneck.value in {known.value for known in BottleneckV1}:
         return BottleneckV1(bottleneck.value).recommendation()
     if bottleneck is Bottleneck.UNKNOWN:
-        return _RECORD.get(facts.runtime, _GENERAL[bottleneck])
+        return _record_more(facts)
     if bottleneck is Bottleneck.LAUNCH:
         return fewer_launches(facts)
     if bottleneck is Bottleneck.MEMORY_BW and is_full(facts):
         return "Move fewer bytes: fuse elementwise chains, lower precision. Memory is full: no larger batch."
     return _GENERAL[bottleneck]
+
+
+def _record_more(facts: Facts) -> str:
+    """Return how to record what would tell the bottleneck."""
+    profile = facts.profile
+    if profile.source.producer == RECORDER and not profile.operations:
+        return "Record operations too (--ops-every 50, or ops_every=50): they tell what fills the step."
+    return _RECORD.get(facts.runtime, _GENERAL[facts.verdict.bottleneck])
 
 
 def fewer_launches(facts: Facts) -> str:
@@ -54,6 +64,13 @@ def fewer_launches(facts: Facts) -> str:
     else:
         way = 'Fuse and replay: torch.compile(mode="reduce-overhead"), or CUDA graphs by hand.'
     return f"{way} {larger_batch(facts)}".rstrip()
+
+
+def fused_operations(facts: Facts) -> str:
+    """Return how to do more in one kernel where launches keep ahead of the device."""
+    if facts.runtime is Runtime.PYTORCH and not is_compiled(facts):
+        return "Fuse them with torch.compile. The host keeps ahead of the device: graphs would not help."
+    return "Fuse them. The host keeps ahead of the device: graphs would not help."
 
 
 def larger_batch(facts: Facts) -> str:
@@ -73,5 +90,6 @@ def is_full(facts: Facts) -> bool:
 
 def is_compiled(facts: Facts) -> bool:
     """Tell whether kernels were already generated and fused by a compiler."""
-    done = facts.activity
-    return bool(done.marks.get("compiled_region") or done.kernel_group_ms.get("triton"))
+    generated = facts.activity.kernel_group_ms.get("triton", 0.0)
+    kernels = facts.activity.kernels
+    return generated > 0.0 if kernels is None else generated >= _COMPILED_SHARE * kernels.ms

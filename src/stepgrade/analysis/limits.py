@@ -41,6 +41,9 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     overlap_tolerance: Annotated[float, share("ours: emitters round phases to 0.01 ms")] = 0.005
     average_tolerance: Annotated[float, share("ours: totals and averages are of the same steps")] = 0.05
 
+    few_kernels: Annotated[float, amount("ours: the smallest model's step has more")] = 5.0
+    unexplained_share: Annotated[float, share("ours: a fifth of the step without a reason")] = 0.20
+
     # Layers.
     outlier_score: Annotated[float, amount("Iglewicz and Hoaglin: modified z-score")] = 3.5
     outlier_ratio: Annotated[float, amount("ours: a quarter more than the median layer")] = 1.25
@@ -106,9 +109,11 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     optimizer_critical_share: Annotated[float, share("ours: a quarter of the step")] = 0.25
     optimizer_kernels: Annotated[float, amount("ours: many-tensor kernels need a few dozen")] = 100.0
     many_tensor_share: Annotated[float, share("ours: half of the optimizer's time")] = 0.50
-    elementwise_info_share: Annotated[float, share("ours: a fifth of the step")] = 0.20
-    elementwise_warning_share: Annotated[float, share("XProf: 30 % in shuffling ops; ours for chains")] = 0.35
-    elementwise_critical_share: Annotated[float, share("ours: most of the step")] = 0.60
+    elementwise_info_share: Annotated[float, share("ours: a tenth of the step")] = 0.10
+    elementwise_warning_share: Annotated[float, share("ours: fusing two thirds saves a tenth")] = 0.15
+    elementwise_critical_share: Annotated[float, share("ours: half of the step")] = 0.50
+    python_info_share: Annotated[float, share("XProf: 15 % outside of operations")] = 0.15
+    python_warning_share: Annotated[float, share("ours: recording alone adds up to a third")] = 0.35
     elementwise_launches: Annotated[float, amount("TraceLens: more than 1000 alike")] = 1000.0
     streaming_share: Annotated[float, share("TraceLens: below 50 % of the bandwidth")] = 0.50
     norm_share: Annotated[float, share("TraceLens: 10 % of the compute in norms")] = 0.10

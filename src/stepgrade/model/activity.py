@@ -26,6 +26,8 @@ class WaitTally(Struct, frozen=True, kw_only=True):
     caller: str | None
     count: float
     ms: float
+    direction: str | None = None  # h2d, d2h: of the copy that it waited for
+    idle_ms: float | None = None  # of the device, in gaps that opened in these waits
 
 
 class CollectiveTally(Struct, frozen=True, kw_only=True):
@@ -46,6 +48,7 @@ class OptimizerTally(Struct, frozen=True, kw_only=True):
     span_ms: float
     multi_tensor_share: float  # of its kernel time, how much handles many tensors at once
     fused: bool
+    name: str | None = None  # its class, as AdamW
 
 
 class GemmTally(Struct, frozen=True, kw_only=True):
@@ -78,7 +81,7 @@ class HostGaps(Struct, frozen=True, kw_only=True):
     """The device's waits for its host: after a wait of the host, in long gaps, at launches."""
 
     after_sync_ms: float  # in gaps that opened while the host waited for the device
-    stall_ms: float  # in other gaps of more than a millisecond
+    stall_ms: float  # in other gaps that are too long for a launch
     stalls: float
     longest_ms: float
     dispatch_ms: float

@@ -48,6 +48,8 @@ RULES: tuple[Rule, ...] = (
 RULE_NAMES = tuple(rule.name for rule in RULES)
 # A cause takes in what another rule sees only if it accounts for at least half of it.
 EXPLAINS_SHARE = 0.5
+SAME_SHARE = 0.1
+_DOUBTS = fitness.truncated_trace.area
 _RANKS = {"critical": 0, "warning": 1, "info": 2}
 
 
@@ -63,7 +65,7 @@ def findings(facts: Facts, limits: Limits, ignored: frozenset[str] = frozenset()
 
 def _order(finding: Finding) -> tuple[bool, bool, float, int]:
     """Return the place: a warning about the profile itself comes before any advice."""
-    doubtful = finding.area == fitness.truncated_trace.area and finding.severity != "info"
+    doubtful = finding.area == _DOUBTS and finding.severity != "info"
     return not doubtful, finding.severity == "info", -finding.gain_low, _RANKS[finding.severity]
 
 
@@ -82,13 +84,27 @@ def _grouped(found: dict[str, Finding]) -> list[Finding]:
     for name, cause_name in causes.items():
         holder = _root(cause_name, causes)
         if holder in kept:
-            claims = (*kept[holder].consequences, found[name].claim)
-            kept[holder] = msgspec.structs.replace(kept[holder], consequences=claims)
+            kept[holder] = _with(kept[holder], found[name])
     return list(kept.values())
+
+
+def _with(cause: Finding, seen: Finding) -> Finding:
+    """Return the cause with a consequence; it is as severe as what it brings about."""
+    severity = min(cause.severity, seen.severity, key=lambda one: _RANKS[one])
+    news = () if _says_the_same(cause, seen) else (seen.claim,)
+    return msgspec.structs.replace(cause, severity=severity, consequences=(*cause.consequences, *news))
+
+
+def _says_the_same(cause: Finding, seen: Finding) -> bool:
+    """Tell whether a more general rule saw the same time: the claim would only be made twice."""
+    alike = abs(cause.gain_high - seen.gain_high) <= SAME_SHARE * cause.gain_high
+    return cause.account == seen.account and alike
 
 
 def _covers(cause: Finding, seen: Finding) -> bool:
     """Tell whether the cause accounts for enough of it; of a wait for the host only its idle part does."""
+    if cause.area == _DOUBTS and cause.severity != "info":
+        return True
     idle = cause.evidence.get("idle_share")
     is_idle = seen.account == "idle_host" and cause.account != "idle_host"
     part = idle if is_idle and isinstance(idle, float) else cause.gain_high

@@ -41,7 +41,7 @@ def _parts(facts: Facts) -> tuple[list[Operation], list[Operation]]:
     check="A flash or fmha kernel is in the hotspots and the softmax is gone.",
     realistic=0.6,
     because=_BECAUSE,
-    explains=("elementwise-chains", "memory-bound-gemm", "one-hot-operation"),
+    explains=("memory-bound-gemm", "one-hot-operation"),
     sources="GPF-13, TL-07",
 )
 def unfused_attention(facts: Facts, limits: Limits) -> Found | None:
@@ -82,7 +82,7 @@ def unfused_attention(facts: Facts, limits: Limits) -> Found | None:
     check="_scaled_dot_product_flash_attention is in the trace.",
     realistic=0.6,
     because=_BECAUSE,
-    explains=("unfused-attention", "elementwise-chains", "one-hot-operation"),
+    explains=("unfused-attention", "one-hot-operation"),
     sources="GPF-13",
 )
 def math_attention(facts: Facts, limits: Limits) -> Found | None:

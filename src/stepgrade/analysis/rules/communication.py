@@ -6,6 +6,7 @@ from stepgrade.analysis.facts import Facts
 from stepgrade.analysis.limits import Limits
 from stepgrade.analysis.phases import PhaseKind
 from stepgrade.analysis.rules.base import Found, rule, severity_of
+from stepgrade.analysis.runtime import Runtime
 from stepgrade.model.activity import CollectiveTally
 from stepgrade.units import show_bytes, show_count, show_ms, show_share, show_si
 
@@ -13,6 +14,26 @@ _AREA = "communication"
 _ACCOUNT = "exposed_communication"
 # How many times the bytes of one rank's buffer cross its link, for a ring of n ranks, times n / (n - 1).
 _TRIPS = {"allreduce": 2.0, "all_reduce": 2.0}
+
+
+# Below this share of the link's rate a collective is not busy moving data.
+_MOSTLY_WAITING = 0.10
+_REDUCING = (
+    "Overlap with backward: DDP with gradient_as_bucket_view and larger bucket_cap_mb; send less with bf16 "
+    "gradients or gradient accumulation under no_sync()."
+)
+_SHARDING = (
+    "Fetch shards earlier: FSDP's forward and backward prefetch, larger wrapped units; keep them after "
+    "forward (reshard_after_forward=False) if memory allows."
+)
+_EXCHANGE = (
+    "Hide the exchange behind other work (split both into chunks), or send less: lower precision, partners "
+    "on the same machine."
+)
+_NO_BACKWARD = "Hide it behind other work: split the product it belongs to, or fuse both in one kernel."
+_REMEDIES = (("alltoall", _EXCHANGE), ("gather", _SHARDING), ("reducescatter", _SHARDING))
+_ALL_RANKS = "Give the traces of all ranks: part of it may be waiting for a late one."
+_WAITING = "Give the traces of all ranks: most of it is waiting, for a late one or for a slow network."
 
 
 def _exposed(facts: Facts) -> float:
@@ -34,12 +55,10 @@ def _hidden(facts: Facts) -> float | None:
     "longest collective",
     fix={
         "general": "Overlap communication with the backward pass, or send less of it.",
-        "pytorch": "Overlap with backward: DDP with gradient_as_bucket_view and larger "
-        "bucket_cap_mb, FSDP with "
-        "prefetch; send less with bf16 gradients or gradient accumulation under no_sync().",
+        "pytorch": _REDUCING,
         "jax": "Turn on XLA's latency-hiding scheduler, and shard so that collectives are fewer.",
     },
-    wrong_when="one rank of several is given: part of the time may be waiting for a late rank",
+    wrong_when="one rank of several is given: then part of the time may be waiting for a late rank",
     check="Exposed communication shrinks in the ledger, and the step by as much.",
     realistic=0.6,
     because="the last bucket has no backward left to hide behind",
@@ -53,15 +72,50 @@ def exposed_communication(facts: Facts, limits: Limits) -> Found | None:
     if severity is None:
         return None
     evidence: dict[str, float | str] = {"exposed_share": share}
-    hidden = _hidden(facts)
+    hidden, reached = _hidden(facts), _of_link(facts)
     told = ""
     if hidden is not None:
         evidence["hidden_share"] = hidden
-        told = f"; {show_share(hidden, 0)} of all communication is hidden"
+        good = f", {show_share(limits.good_overlap, 0)} is good" if hidden < limits.good_overlap else ""
+        told = f"; {show_share(hidden, 0)} of all communication is hidden{good}"
     if facts.activity.collectives:
         evidence["collective"] = facts.activity.collectives[0].name
-    claim = f"The device waits {show_share(share)} of the step for communication{told}."
-    return Found(severity=severity, claim=claim, evidence=evidence, share=share)
+    if reached is not None and reached < _MOSTLY_WAITING:
+        evidence["of_link"] = reached
+        told += (
+            f". The device's link needs {_little(reached)} of that time for its bytes: the rest is waiting, "
+            "or a slower network"
+        )
+    claim = f"Communication that nothing hides takes {show_share(share)} of the step{told}."
+    return Found(severity=severity, claim=claim, evidence=evidence, share=share, remedy=_remedy(facts))
+
+
+def _little(share: float) -> str:
+    return "less than 1 %" if share < 0.01 else show_share(share, 0)
+
+
+def _remedy(facts: Facts) -> str | None:
+    """Return what fits the longest collective; None where the rule's own sentence does."""
+    if facts.runtime is not Runtime.PYTORCH:
+        return None
+    missing = (facts.profile.world_size or 1) > max(1, len(facts.profile.ranks))
+    if missing and (_of_link(facts) or 1.0) < _MOSTLY_WAITING:
+        return _WAITING
+    name = next((one.name.lower().replace("_", "") for one in facts.activity.collectives), "")
+    fits = next((words for part, words in _REMEDIES if part in name), None)
+    if fits is None and not facts.phases.by_kind_ms.get(PhaseKind.BACKWARD):
+        fits = _NO_BACKWARD
+    return f"{_ALL_RANKS} {fits or _REDUCING}" if missing else fits
+
+
+def _of_link(facts: Facts) -> float | None:
+    """Return the rate of the collectives as a share of the link's; None where bytes or link are not known."""
+    link, all_of = facts.against.figures.link(), facts.activity.collectives
+    known = [one for one in all_of if one.bytes and (one.group_size or 0) > 1 and one.ms]
+    time_ms = sum(one.ms for one in known)
+    if not link or not known or time_ms < 0.5 * sum(one.ms for one in all_of):
+        return None
+    return sum((one.bytes or 0.0) * _trips(one) for one in known) / (time_ms / 1000.0) / link[0].per_s
 
 
 @rule(
@@ -92,10 +146,9 @@ def weak_overlap(facts: Facts, limits: Limits) -> Found | None:
     )
 
 
-def _mean_bytes(collectives: tuple[CollectiveTally, ...]) -> tuple[float, float] | None:
-    known = [one for one in collectives if one.bytes is not None]
-    count = sum(one.count for one in known)
-    return (count, sum(one.bytes or 0.0 for one in known) / count) if count else None
+def _small(facts: Facts, limits: Limits) -> list[CollectiveTally]:
+    known = [one for one in facts.activity.collectives if one.bytes is not None]
+    return [one for one in known if (one.bytes or 0.0) < limits.small_message_bytes * one.count]
 
 
 @rule(
@@ -117,20 +170,20 @@ def _mean_bytes(collectives: tuple[CollectiveTally, ...]) -> tuple[float, float]
 )
 def small_messages(facts: Facts, limits: Limits) -> Found | None:
     """Report small messages that the device waits for."""
-    share, mean = facts.account(_ACCOUNT), _mean_bytes(facts.activity.collectives)
-    severity = severity_of(share, limits, "communication")
-    if (
-        severity is None
-        or mean is None
-        or mean[1] >= limits.small_message_bytes
-        or mean[0] < limits.copies_per_step
-    ):
+    small = _small(facts, limits)
+    count, whole = sum(one.count for one in small), sum(one.ms for one in facts.activity.collectives)
+    if count <= limits.copies_per_step or not whole:
         return None
+    share = facts.account(_ACCOUNT) * sum(one.ms for one in small) / whole
+    severity = severity_of(share, limits, "communication")
+    if severity is None:
+        return None
+    mean = sum(one.bytes or 0.0 for one in small) / count
     claim = (
-        f"{show_count(round(mean[0]))} collectives a step move {show_bytes(mean[1])} each: "
+        f"{show_count(round(count))} collectives a step move {show_bytes(mean)} each: "
         f"{show_share(share)} of the step waits for them."
     )
-    evidence: dict[str, float | str] = {"collectives": mean[0], "mean_bytes": mean[1], "exposed_share": share}
+    evidence: dict[str, float | str] = {"collectives": count, "mean_bytes": mean, "exposed_share": share}
     return Found(severity=severity, claim=claim, evidence=evidence, share=share)
 
 

@@ -9,6 +9,7 @@ from stepgrade.analysis.rules.base import Found, rule, severity_of
 from stepgrade.units import show_count, show_share
 
 _AREA = "elementwise"
+_FEW_OPERATIONS = 5  # among fewer, one is always the longest
 _LOSS_WORDS = ("log_softmax", "nll_loss", "cross_entropy", "crossentropy")
 _ARITHMETIC = frozenset({"gemm", "attention", "convolution", "communication"})
 
@@ -69,7 +70,9 @@ def fragmented_elementwise(facts: Facts, limits: Limits) -> Found | None:
     if count < limits.elementwise_launches or share < limits.fill_info_share:
         return None
     claim = f"{show_count(round(count))} elementwise kernels are launched in a step."
-    return Found(severity="info", claim=claim, evidence={"kernels": count, "share": share}, share=share)
+    return Found(
+        severity="info", claim=claim, evidence={"kernels": count, "share": share}, share=share * 0.67
+    )
 
 
 @rule(
@@ -237,7 +240,7 @@ def one_hot_operation(facts: Facts, limits: Limits) -> Found | None:
     if top is None or top.kind is None or top.kind in _ARITHMETIC or not facts.profile.activity:
         return None
     share = facts.busy_share(top.ms or 0.0)
-    if share < limits.hotspot_share:
+    if share < limits.hotspot_share or len(facts.operations) < _FEW_OPERATIONS:
         return None
     claim = f"{top.name} alone takes {show_share(share)} of the step."
     return Found(severity="info", claim=claim, evidence={"operation": top.name, "share": share}, share=share)

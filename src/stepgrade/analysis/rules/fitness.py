@@ -6,7 +6,7 @@ from stepgrade.analysis.facts import Facts
 from stepgrade.analysis.finding import Severity
 from stepgrade.analysis.limits import Limits
 from stepgrade.analysis.rules.base import Check, Found, rule
-from stepgrade.units import show_share
+from stepgrade.units import show_count, show_share
 
 _AREA = "fitness"
 
@@ -108,7 +108,8 @@ clocks_apart = rule(
     sources="HTA-07",
 )(_on_flaw("clocks", "info"))
 
-unexplained_idle = rule(
+
+@rule(
     name="unexplained-idle",
     area=_AREA,
     sees="The device is idle although work was launched, and nothing recorded says why.",
@@ -117,7 +118,43 @@ unexplained_idle = rule(
     wrong_when="events were removed from the file on purpose",
     check="Less than a tenth of the step is unattributed.",
     sources="HTA-08, TL-22",
-)(_on_flaw("unattributed", "info"))
+)
+def unexplained_idle(facts: Facts, limits: Limits) -> Found | None:
+    """Report idle time without a reason; much of it makes the other accounts doubtful."""
+    flaw = next((one for one in facts.profile.flaws if one.code == "unattributed"), None)
+    if flaw is None:
+        return None
+    share = facts.account("unattributed")
+    severity: Severity = "warning" if share >= limits.unexplained_share else "info"
+    return Found(severity=severity, claim=flaw.text, evidence={"unattributed_share": share})
+
+
+@rule(
+    name="hardly-any-work",
+    area=_AREA,
+    sees="A step holds a few kernels and the device does next to nothing: the run is not in the file.",
+    evidence="kernels per step, share of the step with work on the device",
+    fix={
+        "general": "Record whole training steps with all activities; this file says nothing about the run.",
+    },
+    wrong_when="the run really launches a handful of kernels",
+    check="Each step holds the model's kernels.",
+    explains=("host-stall", "launch-gaps", "slow-launches", "sync-wait", "fast-backward"),
+    sources="DL-02, NAI-16",
+)
+def hardly_any_work(facts: Facts, limits: Limits) -> Found | None:
+    """Report a recording that is nearly empty."""
+    kernels, busy = facts.activity.kernels, facts.account("compute")
+    if not facts.on_device or kernels is None or facts.ledger is None or kernels.count >= limits.few_kernels:
+        return None
+    if busy + facts.account("exposed_communication") >= limits.idle_device_share:
+        return None
+    claim = f"A step holds {_kernels(kernels.count)}, and the device works {show_share(busy)} of it."
+    return Found(severity="warning", claim=claim, evidence={"kernels": kernels.count, "compute": busy})
+
+
+def _kernels(count: float) -> str:
+    return "one kernel" if round(count) == 1 else f"{show_count(round(count))} kernels"
 
 
 @rule(
@@ -128,6 +165,7 @@ unexplained_idle = rule(
     fix={"general": "Put a barrier before the recording begins, and give the traces of all ranks."},
     wrong_when="the run really only communicates",
     check="Computing is more than a tenth of the step.",
+    explains=("exposed-communication", "weak-overlap", "small-messages", "slow-link"),
     sources="HYP-01",
 )
 def collective_is_all(facts: Facts, limits: Limits) -> Found | None:  # noqa: ARG001  the case is published as it is
@@ -147,7 +185,10 @@ def collective_is_all(facts: Facts, limits: Limits) -> Found | None:  # noqa: AR
     area=_AREA,
     sees="An operation is faster than its device allows: the peak, the shapes or the device are wrong.",
     evidence="the operation, its share of its own roof",
-    fix={"general": "Check the device and the precision it is held against (--device, --dtype)."},
+    fix={
+        "general": "Check the device and the precision it is held against (--device, --dtype), and whether "
+        "the operation does all that its shapes say: grouped products leave padding out."
+    },
     wrong_when="never: no arithmetic runs faster than its hardware (reads from cache may, and are "
     "not judged)",
     check="No operation is above its roof.",
@@ -179,5 +220,6 @@ RULES = (
     host_slowed,
     clocks_apart,
     unexplained_idle,
+    hardly_any_work,
     above_roof,
 )

@@ -36,6 +36,7 @@ def _share(facts: Facts) -> float:
     check="The wait for input leaves the ledger and the step gets shorter by as much.",
     realistic=0.9,
     because=_BECAUSE,
+    explains=("unsteady-steps",),
     sources="XP-01, XP-05, TBP-01, TML-01, GPF-01, NAI-01",
 )
 def input_wait(facts: Facts, limits: Limits) -> Found | None:
@@ -63,7 +64,7 @@ def input_wait(facts: Facts, limits: Limits) -> Found | None:
     check="The iterator is _MultiProcessingDataLoaderIter and the wait for input is gone.",
     realistic=0.9,
     because=_BECAUSE,
-    explains=("input-wait", "starved-loader"),
+    explains=("input-wait", "starved-loader", "unsteady-steps"),
     sources="PM-01, AL-01, TBP-01",
 )
 def loader_on_main_thread(facts: Facts, limits: Limits) -> Found | None:

@@ -9,7 +9,7 @@ from stepgrade.analysis.limits import Limits
 from stepgrade.analysis.phases import PhaseKind
 from stepgrade.analysis.rules.base import Found, rule, severity_of
 from stepgrade.contract.scorecard import FAST_BACKWARD_ADVICE
-from stepgrade.units import show_count, show_ms, show_ratio, show_share
+from stepgrade.units import how_often, show_count, show_ms, show_ratio, show_share
 
 _AREA = "layers"
 _SKIPPED = "Check that no layer's backward is skipped: NaN gradients, frozen parts."
@@ -93,7 +93,7 @@ def recomputed_forward(facts: Facts, limits: Limits) -> Found | None:
 )
 def fast_backward(facts: Facts, limits: Limits) -> Found | None:
     """Report a backward pass that is shorter than the forward pass."""
-    if facts.ratio is None or not 0.0 < facts.ratio < 1.0:
+    if facts.ratio is None or not 0.0 < facts.ratio < 1.0 or _is_slow_forward(facts):
         return None
     claim = f"Backward takes {show_ratio(facts.ratio)} the time of forward; about 2x is usual."
     # On a device that hardly works, kernels of a few microseconds say little about the passes.
@@ -101,6 +101,15 @@ def fast_backward(facts: Facts, limits: Limits) -> Found | None:
     return Found(
         severity="info" if hardly else "warning", claim=claim, evidence={"backward_over_forward": facts.ratio}
     )
+
+
+def _is_slow_forward(facts: Facts) -> bool:
+    """Tell whether backward is shorter only because a layer's forward stands out."""
+    layers = facts.profile.layers
+    forward = sum(one.fwd_total_ms or 0.0 for one in layers)
+    backward = sum(one.bwd_total_ms or 0.0 for one in layers)
+    excess = sum(one.total_ms - one.median_ms for one in facts.slow_layers if one.direction == "forward")
+    return excess > 0.0 and backward >= forward - excess
 
 
 @rule(
@@ -168,10 +177,12 @@ def skipped_steps(facts: Facts, limits: Limits) -> Found | None:  # noqa: ARG001
 def no_backward(facts: Facts, limits: Limits) -> Found | None:  # noqa: ARG001  the limit is zero
     """Report training without a backward pass."""
     updates = facts.activity.marks.get("optimizer_step", 0.0)
-    ms = facts.phases.by_kind_ms
+    kernels, ms = facts.activity.kernels, facts.phases.by_kind_ms
+    if kernels is not None and kernels.graph_share > 0.0:  # a graph does not say which pass a kernel is of
+        return None
     if not updates or not ms.get(PhaseKind.FORWARD) or ms.get(PhaseKind.BACKWARD):
         return None
-    claim = f"The optimizer runs {show_count(round(updates, 1))} times a step but no backward pass was seen."
+    claim = f"The optimizer runs {how_often(updates)} but no backward pass was seen."
     return Found(severity="warning", claim=claim, evidence={"updates": updates, "share": show_share(0.0)})
 
 

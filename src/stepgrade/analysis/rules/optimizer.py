@@ -10,6 +10,12 @@ from stepgrade.analysis.rules.base import Found, rule, severity_of
 from stepgrade.units import show_count, show_share
 
 _AREA = "optimizer"
+# Those that torch.optim has a fused form of, and those that work on one matrix after the other by nature.
+_FUSED_IN_PYTORCH = frozenset({"Adam", "AdamW", "SGD", "Adagrad"})
+_MATRIX_BY_MATRIX = frozenset({"Muon", "NorMuon", "DistMuon", "Shampoo", "DistributedShampoo", "SOAP"})
+_BY_HAND = (
+    "Update tensors of one shape together: torch._foreach_ forms, stacked tensors, or a compiled update."
+)
 
 
 @rule(
@@ -50,7 +56,7 @@ def single_tensor_optimizer(facts: Facts, limits: Limits) -> Found | None:
     if severity is None or done.multi_tensor_share > limits.many_tensor_share or done.fused:
         return None
     mean_us = done.ms / done.kernels * 1000.0
-    if mean_us > 5.0 * limits.short_kernel_us:
+    if mean_us > 5.0 * limits.short_kernel_us or done.name in _MATRIX_BY_MATRIX:
         return None
     return Found(
         severity=severity,
@@ -65,6 +71,7 @@ def single_tensor_optimizer(facts: Facts, limits: Limits) -> Found | None:
             "idle_share": facts.step_share(done.span_ms - done.ms),
         },
         share=share,
+        remedy=None if done.name is None or done.name in _FUSED_IN_PYTORCH else _BY_HAND,
     )
 
 

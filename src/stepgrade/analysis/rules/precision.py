@@ -72,12 +72,18 @@ def fp32_matmuls(facts: Facts, limits: Limits) -> Found | None:
     part = slow_ms / sum(by_dtype.values())
     return Found(
         severity="warning" if share * gain >= limits.precision_warning_share / 2 else "info",
-        claim=f"{show_share(part, 0)} of the matrix products' time is in fp32, {show_share(share)} "
-        "of the step.",
+        claim=f"{show_share(part, 0)} of the time of {_what(facts)} is in fp32, {show_share(share)} of the "
+        "step.",
         evidence={"fp32_ms": slow_ms, "fp32_share": share, "of_matmuls": part},
         share=share * gain,
         remedy=_FP16 if facts.runtime is Runtime.PYTORCH and then == "fp16" else None,
     )
+
+
+def _what(facts: Facts) -> str:
+    """Return what most of the arithmetic is."""
+    turned = facts.class_share("convolution") > facts.class_share("gemm", "attention")
+    return "convolutions" if turned else "matrix products"
 
 
 @rule(

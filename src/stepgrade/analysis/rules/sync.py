@@ -8,7 +8,7 @@ from stepgrade.analysis.facts import Facts
 from stepgrade.analysis.limits import Limits
 from stepgrade.analysis.rules.base import Found, rule, severity_of
 from stepgrade.model.activity import WaitTally
-from stepgrade.units import show_count, show_ms, show_share
+from stepgrade.units import how_often, show_count, show_ms, show_share
 
 _AREA = "synchronisation"
 _ACCOUNT = "idle_sync+idle_host"
@@ -27,17 +27,27 @@ def kind_of_wait(wait: WaitTally) -> str:
         return "scalar"
     if wait.caller is not None and re.match(_SHAPES, wait.caller):
         return "shape"
-    if wait.caller is None and re.match(_DEVICE_SYNC, wait.call):
+    if wait.direction == "d2h":
+        return "scalar"
+    if wait.caller is None and wait.direction is None and re.match(_DEVICE_SYNC, wait.call):
         return "explicit"
     return "copy"
 
 
 def _lost(facts: Facts, kind: str) -> tuple[list[WaitTally], float]:
     """Return the waits of a kind and the share of the step that is idle because of them."""
-    waits = facts.activity.waits
-    mine = [one for one in waits if kind_of_wait(one) == kind]
+    mine = [one for one in facts.activity.waits if kind_of_wait(one) == kind]
+    return mine, lost_in(facts, mine)
+
+
+def lost_in(facts: Facts, mine: list[WaitTally]) -> float:
+    """Return the share of the step idle after these waits; by their length where gaps were not told apart."""
+    waits, idle = facts.activity.waits, idle_share(facts)
+    told = [one.idle_ms for one in waits if one.idle_ms is not None]
+    if len(told) == len(waits):
+        return min(idle, facts.step_share(sum(one.idle_ms or 0.0 for one in mine)))
     total = sum(one.ms for one in waits)
-    return mine, idle_share(facts) * sum(one.ms for one in mine) / total if total else 0.0
+    return idle * sum(one.ms for one in mine) / total if total else 0.0
 
 
 def idle_share(facts: Facts) -> float:
@@ -58,10 +68,7 @@ def _found(facts: Facts, limits: Limits, kind: str, words: str) -> Found | None:
         "idle_share": share,
     }
     evidence |= {"call": longest.call} | ({"caller": longest.caller} if longest.caller else {})
-    claim = (
-        f"{words.format(count=show_count(round(count, 1)))}: the device is idle "
-        f"{show_share(share)} of the step for it."
-    )
+    claim = f"{words} {how_often(count)}: the device is idle {show_share(share)} of the step for it."
     return Found(severity=severity, claim=claim, evidence=evidence, share=share)
 
 
@@ -69,18 +76,17 @@ def _found(facts: Facts, limits: Limits, kind: str, words: str) -> Found | None:
     name="scalar-read-sync",
     area=_AREA,
     account=_ACCOUNT,
-    sees="Single values are read back from the device (.item(), float(), print, if on a tensor) in the loop.",
+    sees="Values are read back from the device (.item(), .cpu(), .tolist(), print, `if tensor`) in the loop.",
     evidence="reads per step, milliseconds the host waited in them, share of the step the device then idles",
     fix={
         "general": "Read values back every hundredth step, or keep them on the device until the end.",
-        "pytorch": "Take .item(), float(loss), print(tensor) and `if tensor:` out of the loop: keep "
-        "the loss as a "
-        "detached tensor and read it every hundredth step.",
+        "pytorch": "Take .item(), .cpu(), .tolist(), print(tensor) and `if tensor:` out of the loop: keep "
+        "the loss as a detached tensor and read it every hundredth step.",
         "jax": "Do not convert arrays to Python numbers in the loop: log every hundredth step, or use "
         "jax.debug.callback.",
     },
     wrong_when="the value decides what the next step does",
-    check="No wait in aten::item, and the synchronisation account is near zero.",
+    check="No wait under aten::item or a copy to the host, and the synchronisation account is near zero.",
     realistic=0.8,
     because=_BECAUSE,
     explains=("sync-wait", "launch-gaps", "blocking-copy-sync", "host-stall"),
@@ -88,7 +94,7 @@ def _found(facts: Facts, limits: Limits, kind: str, words: str) -> Found | None:
 )
 def scalar_read_sync(facts: Facts, limits: Limits) -> Found | None:
     """Report values that are read back in the loop."""
-    return _found(facts, limits, "scalar", "Values are read back from the device {count} times a step")
+    return _found(facts, limits, "scalar", "Values are read back from the device")
 
 
 @rule(
@@ -114,7 +120,7 @@ def scalar_read_sync(facts: Facts, limits: Limits) -> Found | None:
 )
 def data_dependent_sync(facts: Facts, limits: Limits) -> Found | None:
     """Report operations whose sizes depend on the data."""
-    return _found(facts, limits, "shape", "Sizes are read back from the device {count} times a step")
+    return _found(facts, limits, "shape", "Sizes are read back from the device")
 
 
 @rule(
@@ -139,7 +145,7 @@ def data_dependent_sync(facts: Facts, limits: Limits) -> Found | None:
 )
 def allocator_sync(facts: Facts, limits: Limits) -> Found | None:
     """Report allocations that stop the device."""
-    return _found(facts, limits, "allocator", "Device memory is allocated or freed {count} times a step")
+    return _found(facts, limits, "allocator", "Device memory is allocated or freed")
 
 
 @rule(
@@ -161,7 +167,7 @@ def allocator_sync(facts: Facts, limits: Limits) -> Found | None:
 )
 def blocking_copy_sync(facts: Facts, limits: Limits) -> Found | None:
     """Report copies that the host waits for."""
-    return _found(facts, limits, "copy", "The host stays with copies to their end {count} times a step")
+    return _found(facts, limits, "copy", "The host stays with copies to their end")
 
 
 @rule(
@@ -185,9 +191,7 @@ def blocking_copy_sync(facts: Facts, limits: Limits) -> Found | None:
 )
 def device_synchronize(facts: Facts, limits: Limits) -> Found | None:
     """Report explicit synchronisation."""
-    return _found(
-        facts, limits, "explicit", "The program waits for the device explicitly {count} times a step"
-    )
+    return _found(facts, limits, "explicit", "The program waits for the device explicitly")
 
 
 @rule(

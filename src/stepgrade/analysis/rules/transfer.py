@@ -6,22 +6,23 @@ from stepgrade.analysis.facts import Facts
 from stepgrade.analysis.limits import Limits
 from stepgrade.analysis.phases import PhaseKind
 from stepgrade.analysis.rules.base import Found, rule, severity_of
-from stepgrade.analysis.rules.sync import idle_share, kind_of_wait
+from stepgrade.analysis.rules.sync import kind_of_wait, lost_in
 from stepgrade.contract import Bottleneck as BottleneckV1
 from stepgrade.model.activity import CopyTally
-from stepgrade.units import show_bytes, show_count, show_ms, show_share
+from stepgrade.units import how_often, show_bytes, show_count, show_ms, show_share
 
 _AREA = "transfer"
 _PINNED = "a copy from pinned memory runs beside the kernels, as far as there is something to run beside"
 
 
-def _blocking_share(facts: Facts) -> float:
-    """Return the share of the step lost to copies: exposed ones, and waits of the host that are copies."""
-    waits = facts.activity.waits
-    total = sum(one.ms for one in waits)
-    copying = sum(one.ms for one in waits if kind_of_wait(one) == "copy")
-    stuck = idle_share(facts) * copying / total if total else 0.0
-    return facts.account("exposed_copy") + stuck
+def _lost(facts: Facts, copies: list[CopyTally]) -> float:
+    """Return the share of the step lost to copies to the device: exposed, or waited for."""
+    there = [one for one in facts.activity.copies if one.direction == "h2d"]
+    whole, sent = sum(one.ms for one in facts.activity.copies), sum(one.ms for one in there)
+    mine = sum(one.ms for one in copies)
+    stuck = lost_in(facts, [one for one in facts.activity.waits if kind_of_wait(one) == "copy"])
+    exposed = facts.account("exposed_copy") * mine / whole if whole else 0.0
+    return exposed + (stuck * mine / sent if sent else 0.0)
 
 
 @rule(
@@ -75,19 +76,16 @@ def heavy_transfer(facts: Facts, limits: Limits) -> Found | None:
 def pageable_copies(facts: Facts, limits: Limits) -> Found | None:
     """Report pageable copies that hold the step up."""
     pageable = [one for one in facts.activity.copies if one.memory == "pageable" and one.direction == "h2d"]
-    others = sum(one.ms for one in facts.activity.copies)
-    if not pageable or not others:
-        return None
     time_ms = sum(one.ms for one in pageable)
-    share = _blocking_share(facts) * time_ms / others
+    share = _lost(facts, pageable)
     severity = severity_of(share, limits, "copy")
-    if severity is None:
+    if severity is None or not pageable:
         return None
     count = sum(one.count for one in pageable)
     evidence: dict[str, float | str] = {"copies": count, "copy_ms": time_ms, "lost_share": share}
     return Found(
         severity=severity,
-        claim=f"{show_count(count)} copies a step come from pageable memory ({show_ms(time_ms)}): "
+        claim=f"Copies come from pageable memory {how_often(count)} ({show_ms(time_ms)}): "
         f"{show_share(share)} of the step is lost to them.",
         evidence=evidence | _moved(pageable),
         share=share,
@@ -103,7 +101,7 @@ def _moved(copies: list[CopyTally]) -> dict[str, float | str]:
     name="many-small-copies",
     area=_AREA,
     account="exposed_copy+idle_sync+idle_host",
-    sees="Many copies of a few bytes cross the bus in each step.",
+    sees="Many copies of a few bytes go to the device in each step.",
     evidence="copies per step, their mean size, the share of the step they hold up",
     fix={
         "general": "Gather small copies into one, or make the values on the device.",
@@ -119,19 +117,18 @@ def _moved(copies: list[CopyTally]) -> dict[str, float | str]:
 )
 def many_small_copies(facts: Facts, limits: Limits) -> Found | None:
     """Report small copies that come in numbers."""
-    small = [one for one in facts.activity.copies if one.bytes is not None and one.count]
-    small = [one for one in small if (one.bytes or 0.0) / one.count < limits.small_copy_bytes]
+    small = [one for one in facts.activity.copies if one.direction == "h2d" and one.bytes is not None]
+    small = [one for one in small if (one.bytes or 0.0) < limits.small_copy_bytes * one.count]
     count = sum(one.count for one in small)
-    share = _blocking_share(facts)
+    share = _lost(facts, small)
     severity = severity_of(share, limits, "copy")
     if count <= limits.copies_per_step or severity is None:
         return None
     mean = sum(one.bytes or 0.0 for one in small) / count
     return Found(
         severity=severity,
-        claim=f"{show_count(count)} copies a step move {show_bytes(mean)} each: {show_share(share)} "
-        "of the step "
-        "waits for copies.",
+        claim=f"{show_count(round(count))} copies a step take {show_bytes(mean)} each to the device: "
+        f"{show_share(share)} of the step waits for them.",
         evidence={"copies": count, "mean_bytes": mean, "lost_share": share},
         share=share,
     )

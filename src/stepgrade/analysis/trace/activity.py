@@ -11,14 +11,20 @@ from stepgrade.analysis.trace.classify import WorkClass
 from stepgrade.analysis.trace.collectives import CollectiveFacts
 from stepgrade.analysis.trace.gemms import tally_gemms
 from stepgrade.analysis.trace.intervals import Spans
-from stepgrade.analysis.trace.marks import count_marks, group_kernels, loader_of, reading_scalars
+from stepgrade.analysis.trace.marks import (
+    count_marks,
+    group_kernels,
+    loader_of,
+    optimizer_of,
+    reading_scalars,
+)
 from stepgrade.analysis.trace.parts import tally_parts
 from stepgrade.analysis.trace.pieces import Pieces
 from stepgrade.analysis.trace.precision import matmul_time_by_dtype
 from stepgrade.analysis.trace.timeline import IN_BACKWARD, IN_INPUT, IN_OPTIMIZER, Driver, Timeline
 from stepgrade.analysis.trace.tokens import count_backward_passes
 from stepgrade.analysis.trace.vocabulary import GRAPH_LAUNCH, LAUNCH_CALL, Mask, named
-from stepgrade.analysis.trace.waits import tally_waits
+from stepgrade.analysis.trace.waits import gap_openings, steady_windows, tally_waits
 from stepgrade.model.activity import (
     Activity,
     CollectiveTally,
@@ -32,7 +38,8 @@ from stepgrade.model.events import DeviceEvent, Kinds
 from stepgrade.units import NS_PER_MS
 
 SHORT_NS = 10_000  # TraceLens and nsys-ai call kernels below 10 microseconds short
-STALL_NS = 1_000_000  # nsys-ai: a gap above 1 ms is a bubble, not a launch
+# nsys-ai: a gap above 1 ms is a bubble. In a short step 2 % of it is one, if no launch can take as long.
+STALL_NS, STALL_SHARE, LONGEST_LAUNCH_NS = 1_000_000, 0.02, 250_000
 FEW_SHARE = 0.1
 _COPIES = {DeviceEvent.COPY_H2D: "h2d", DeviceEvent.COPY_D2H: "d2h", DeviceEvent.COPY_OTHER: "other"}
 _DURING = ((IN_OPTIMIZER, "optimizer"), (IN_BACKWARD, "backward"), (IN_INPUT, "input"))
@@ -78,13 +85,8 @@ def watch(line: Timeline, pieces: Pieces, phase: Kinds, collectives: tuple[Colle
     )
 
 
-def _steady_windows(line: Timeline) -> Spans:
-    steady = line.windows.steady
-    return iv.union(line.windows.start_ns[steady], line.windows.end_ns[steady])
-
-
 def _steady_ms(line: Timeline, spans: Spans, steps: int) -> float:
-    return iv.total_ns(iv.intersect(spans, _steady_windows(line))) / steps / NS_PER_MS
+    return iv.total_ns(iv.intersect(spans, steady_windows(line))) / steps / NS_PER_MS
 
 
 def _is_kernel(line: Timeline, pieces: Pieces) -> Mask:
@@ -118,10 +120,10 @@ def _kernels(line: Timeline, pieces: Pieces, steps: int) -> KernelTally:
 def _gaps(line: Timeline, steps: int) -> HostGaps | None:
     if line.ledger is None:
         return None
-    spans = iv.intersect(line.ledger.idle_host, _steady_windows(line))
+    spans = iv.intersect(line.ledger.idle_host, steady_windows(line))
     lengths = spans.ends - spans.starts
     drained = _opened_in_wait(line, spans)
-    long = lengths[(lengths > STALL_NS) & ~drained]
+    long = lengths[(lengths > _stall_ns(line)) & ~drained]
     return HostGaps(
         after_sync_ms=float(lengths[drained].sum()) / steps / NS_PER_MS,
         stall_ms=float(long.sum()) / steps / NS_PER_MS,
@@ -131,18 +133,17 @@ def _gaps(line: Timeline, steps: int) -> HostGaps | None:
     )
 
 
+def _stall_ns(line: Timeline) -> float:
+    step_ns = float(np.median(line.windows.dur_ns[line.windows.steady])) if line.windows.steady.any() else 0.0
+    return min(STALL_NS, max(LONGEST_LAUNCH_NS, STALL_SHARE * step_ns))
+
+
 def _opened_in_wait(line: Timeline, spans: Spans) -> Mask:
     """Tell which waits for the host lie in a gap that opened while the host waited for the device.
 
     The host could not run ahead then: without its wait it would have used the time before the gap.
     """
-    ledger = line.ledger
-    busy = iv.merge(ledger.compute, ledger.communication, ledger.copy) if ledger else iv.NOTHING
-    if not len(busy.ends):
-        return np.zeros(len(spans.starts), np.bool_)
-    place = np.searchsorted(busy.ends, spans.starts, side="right") - 1
-    opened = np.where(place >= 0, busy.ends[np.maximum(place, 0)], spans.starts)
-    waited: Mask = iv.span_at(line.host.waiting, opened) >= 0
+    waited: Mask = iv.span_at(line.host.waiting, gap_openings(line, spans)) >= 0
     return waited
 
 
@@ -202,6 +203,7 @@ def _optimizer(line: Timeline, pieces: Pieces, steps: int) -> OptimizerTally | N
         span_ms=(busy + _pauses_ns(pieces, mine)) / steps / NS_PER_MS,
         multi_tensor_share=at_once / max(busy, 1.0),
         fused=any(word in name for name in names.values() for word in _FUSED),
+        name=optimizer_of(line),
     )
 
 

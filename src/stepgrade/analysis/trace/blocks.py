@@ -24,7 +24,7 @@ from stepgrade.analysis.trace.vocabulary import (
     Mask,
     matching,
 )
-from stepgrade.model.columns import distinct
+from stepgrade.model.columns import among, distinct
 from stepgrade.model.events import NONE, Ids, Longs
 
 MODULE_NAME = re.compile(r"^nn\.Module: (.*)_(\d+)$")
@@ -53,7 +53,13 @@ class Blocks(NamedTuple):
 
 def find_blocks(line: Timeline, pieces: Pieces) -> Blocks | None:
     """Return the repeating blocks of the forward pass; None where the trace does not show them."""
-    return _from_modules(line, pieces) or _from_ranges(line, pieces) or _from_pattern(line)
+    frames = _frames(line, pieces, line.tree.kind == MODULE, _kind)
+    return (
+        _from_modules(line, frames)
+        or _from_ranges(line, pieces)
+        or _from_leaves(line, frames)
+        or _from_pattern(line)
+    )
 
 
 class Frames(NamedTuple):
@@ -79,12 +85,22 @@ def _frames(line: Timeline, pieces: Pieces, is_frame: Mask, kind_of: Callable[[s
     return Frames(rows, pick(around, tree.parent[rows]), names, own)
 
 
-def _from_modules(line: Timeline, pieces: Pieces) -> Blocks | None:
-    frames = _frames(line, pieces, line.tree.kind == MODULE, _kind)
+def _from_modules(line: Timeline, frames: Frames) -> Blocks | None:
     holds = np.zeros(len(frames.row), np.bool_)
     holds[frames.parent[frames.parent >= 0]] = True
     chosen = _best_kind(line.tree, frames, holds)
     return None if chosen is None else _by_name(line, LayerBasis.MODULES, chosen, prefix="nn.Module: ")
+
+
+def _from_leaves(line: Timeline, frames: Frames) -> Blocks | None:
+    """Return modules without modules of their own, if one kind of them holds most of the forward pass."""
+    chosen = _best_kind(line.tree, frames, np.ones(len(frames.row), np.bool_))
+    if chosen is None or len(distinct(line.tree.name[chosen])) < FEWEST_BLOCKS:
+        return None
+    inside = nearest(frames.parent, among(frames.row, chosen)) >= 0
+    if frames.own_ns[inside].sum() * 2 < frames.own_ns.sum():
+        return None
+    return _by_name(line, LayerBasis.MODULES, chosen, prefix="nn.Module: ")
 
 
 def _kind(name: str) -> str:

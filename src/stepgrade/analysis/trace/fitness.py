@@ -105,10 +105,14 @@ def _host_slowed(line: Timeline) -> Iterator[Unfitness]:
     share = float(waits / max(int((end - start).sum()), 1))
     if share > HOST_SHARE:
         text = (
-            f"The device waited for the host {show_share(share)} of the time while {' and '.join(heavy)} "
+            f"The device waited for the host {show_share(share)} of the time while {_listed(heavy)} "
             "were recorded, which slows the host: without the profiler the share may be smaller."
         )
         yield Unfitness(code="host_slowed", text=text)
+
+
+def _listed(words: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _clocks(line: Timeline) -> Iterator[Unfitness]:

@@ -31,7 +31,7 @@ def join_activities(run: RunFacts) -> Activity | None:
         kernels=_mean(KernelTally, [one.kernels for one in all_of]),
         gaps=_mean(HostGaps, [one.gaps for one in all_of]),
         copies=_pooled([one.copies for one in all_of], ("direction", "memory", "during")),
-        waits=_pooled([one.waits for one in all_of], ("call", "caller")),
+        waits=_pooled([one.waits for one in all_of], ("call", "caller", "direction")),
         collectives=_pooled([one.collectives for one in all_of], ("name", "group_size")),
         communication_ms=mean([one.communication_ms for one in all_of]),
         optimizer=_mean(OptimizerTally, [one.optimizer for one in all_of]),
@@ -63,9 +63,16 @@ def _mean(kind: type[T], tallies: Sequence[T | None]) -> T | None:
     figures: dict[str, Any] = {}
     for name in kind.__struct_fields__:
         values = [getattr(one, name) for one in known]
-        missing = any(value is None for value in values)
-        figures[name] = None if missing else all(values) if isinstance(values[0], bool) else mean(values)
+        figures[name] = _mean_of(values)
     return kind(**figures)
+
+
+def _mean_of(values: Sequence[Any]) -> Any:
+    if any(value is None for value in values):
+        return None
+    if isinstance(values[0], str):
+        return values[0]
+    return all(values) if isinstance(values[0], bool) else mean(values)
 
 
 def _pooled(of_ranks: Sequence[tuple[Item, ...]], key: tuple[str, ...]) -> tuple[Item, ...]:

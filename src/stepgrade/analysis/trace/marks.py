@@ -11,7 +11,7 @@ from stepgrade.analysis.trace.intervals import Spans
 from stepgrade.analysis.trace.pieces import Pieces
 from stepgrade.analysis.trace.steps import steps_of
 from stepgrade.analysis.trace.timeline import IN_BACKWARD, IN_OPTIMIZER, Timeline
-from stepgrade.analysis.trace.vocabulary import COMPILED, LOADER, Mask, matching, named
+from stepgrade.analysis.trace.vocabulary import COMPILED, LOADER, OPTIMIZER_STEP, Mask, matching, named
 from stepgrade.model.columns import distinct
 from stepgrade.model.events import Ids, Longs
 from stepgrade.units import NS_PER_MS
@@ -106,10 +106,20 @@ def group_kernels(line: Timeline, pieces: Pieces, steps: int) -> dict[str, float
 
 def loader_of(line: Timeline) -> str | None:
     """Return the class of the iterator that the loop takes its batches from."""
+    return _class_in(line, LOADER)
+
+
+def optimizer_of(line: Timeline) -> str | None:
+    """Return the class of the optimizer; the first by name if there are several."""
+    return _class_in(line, OPTIMIZER_STEP)
+
+
+def _class_in(line: Timeline, pattern: re.Pattern[str]) -> str | None:
+    """Return the class that a range like `enumerate(DataLoader)#Class.method` names."""
     ranges = line.trace.ranges
     if not len(ranges.name):
         return None
-    chosen = matching(line.trace.strings, LOADER)[ranges.name]
+    chosen = matching(line.trace.strings, pattern)[ranges.name]
     names = sorted(line.trace.strings[index] for index in distinct(ranges.name[chosen]).tolist())
     return names[0].split("#", 1)[1].split(".", 1)[0] if names else None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import numpy as np
 
@@ -9,7 +11,7 @@ from stepgrade.analysis.trace.classify import WorkClass
 from stepgrade.analysis.trace.pieces import Pieces
 from stepgrade.analysis.trace.shapes import UNREADABLE
 from stepgrade.model.columns import among, distinct, groups
-from stepgrade.model.events import Ids, Inputs, Trace
+from stepgrade.model.events import NONE, Ids, Inputs, Longs, Trace
 
 MATMULS = (WorkClass.ATTENTION, WorkClass.CONVOLUTION, WorkClass.GEMM)
 _DTYPES = {
@@ -25,6 +27,14 @@ _DTYPES = {
 }
 # fp32 tensors may be multiplied in tf32; only the kernel's name tells.
 _TF32_KERNELS = ("tf32", "s1688", "xmma_gemm_f32f32_tf32f32")
+# What kernels say of the type of their inputs: cuBLAS, cuDNN, CUTLASS, nvjet; rocBLAS and hipBLASLt (Cijk_).
+_KERNEL_TYPES: tuple[tuple[str, str], ...] = (
+    ("fp8", r"e4m3|e5m2|fp8|nvjet_q|_F8"),
+    ("bf16", r"bf16|bfloat16|nvjet_t|^Cijk_\w+?_B(B|S)S?_"),
+    ("fp16", r"fp16|f16|half|[hs]884|hgemm|nvjet_h|^Cijk_\w+?_H(H|S)?S?_|^Cijk_\w+?_HB_"),
+    ("tf32", r"tf32|s1688|nvjet_s"),
+    ("fp32", r"sgemm|scudnn|gemm_?f32|fp32|^Cijk_\w+?_SB?_"),
+)
 
 
 def matmul_dtype(trace: Trace, pieces: Pieces) -> str | None:
@@ -35,9 +45,9 @@ def matmul_dtype(trace: Trace, pieces: Pieces) -> str | None:
 
 def matmul_time_by_dtype(trace: Trace, pieces: Pieces) -> dict[str, int]:
     """Return the nanoseconds of matmuls in each precision over the steady steps, where types are known."""
-    chosen = pieces.steady & among(pieces.work_class, MATMULS) & (pieces.op >= 0)
-    rows = np.flatnonzero(chosen)
-    inputs = trace.ops.inputs[pieces.op[rows]] if len(rows) else np.empty(0, np.int32)
+    rows = np.flatnonzero(pieces.steady & among(pieces.work_class, MATMULS))
+    op = pieces.op[rows]
+    inputs = np.where(op >= 0, trace.ops.inputs[np.maximum(op, 0)], NONE) if len(trace.ops.name) else op
     time_ns: dict[str, int] = {}
     for index in distinct(inputs[inputs >= 0]).tolist():
         dtype = dtype_of(trace.inputs[index])
@@ -45,7 +55,25 @@ def matmul_time_by_dtype(trace: Trace, pieces: Pieces) -> dict[str, int]:
             mine = rows[inputs == index]
             dtype = "tf32" if dtype == "fp32" and _runs_in_tf32(trace, pieces, mine) else dtype
             time_ns[dtype] = time_ns.get(dtype, 0) + int(pieces.dur_ns[mine].sum())
+    return time_ns or _time_by_kernel(trace, pieces, rows)
+
+
+def _time_by_kernel(trace: Trace, pieces: Pieces, rows: Longs) -> dict[str, int]:
+    """Return the same by the names of the kernels, for a trace that recorded no types."""
+    time_ns: dict[str, int] = {}
+    kernels = pieces.kernel[rows]
+    for index in distinct(kernels[kernels >= 0]).tolist():
+        dtype = dtype_of_kernel(trace.strings[index])
+        if dtype is not None:
+            mine = rows[kernels == index]
+            time_ns[dtype] = time_ns.get(dtype, 0) + int(pieces.dur_ns[mine].sum())
     return time_ns
+
+
+def dtype_of_kernel(name: str) -> str | None:
+    """Return the precision of a matrix product's or convolution's kernel, where its name says it."""
+    text = name[:250]
+    return next((dtype for dtype, pattern in _KERNEL_TYPES if re.search(pattern, text)), None)
 
 
 def dtype_of_calls(trace: Trace, ops: Ids) -> str | None:

@@ -22,7 +22,8 @@ import numpy as np
 from stepgrade.analysis.trace.links import Links
 from stepgrade.analysis.trace.steps import HostSteps, StepBasis, steps_of
 from stepgrade.analysis.trace.vocabulary import Mask
-from stepgrade.model.events import NONE, DeviceWork, Ids, Longs
+from stepgrade.model.columns import among, distinct
+from stepgrade.model.events import NONE, DeviceEvent, DeviceWork, Ids, Longs
 
 FAR = np.iinfo(np.int64).max
 TOLERANCE = 0.2
@@ -129,8 +130,7 @@ def _device_edges(
     count = len(steps.start_ns)
     mine = chosen & (attribution.step >= 0) & ~attribution.inferred
     step, start = attribution.step[mine], work.start_ns[mine]
-    begin = np.full(count + 1, FAR, np.int64)
-    np.minimum.at(begin, step, start)
+    begin = _first_work(work, attribution, mine, count)
     begin = np.minimum.accumulate(begin[::-1])[::-1]
     finish = np.full(count + 1, NONE, np.int64)
     np.maximum.at(finish, step, start + work.dur_ns[mine])
@@ -143,6 +143,20 @@ def _device_edges(
     begin = begin[:count].copy()
     begin[used:] = end[used:] = end[used - 1]
     return begin, end, seen
+
+
+def _first_work(work: DeviceWork, attribution: Attribution, mine: Mask, count: int) -> Longs:
+    """Return when the first work of each step started, FAR where there is none.
+
+    Copies on a stream of their own run ahead of the step that they belong to, as far as the host does.
+    """
+    kernels = distinct(work.stream[mine & (work.kind == DeviceEvent.KERNEL)])
+    for chosen in (mine & among(work.stream, kernels), mine):
+        begin = np.full(count + 1, FAR, np.int64)
+        np.minimum.at(begin, attribution.step[chosen], work.start_ns[chosen])
+        if len(distinct(attribution.step[chosen])) == len(distinct(attribution.step[mine])):
+            return begin
+    return begin
 
 
 def _next_possible(attribution: Attribution, steps: HostSteps, mine: Mask, start: Longs) -> Longs:

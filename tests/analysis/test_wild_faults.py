@@ -1,0 +1,125 @@
+"""Faults of the same kinds on runs of other kinds: the first finding names them, and the well get no warning."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+import stepgrade as sg
+from stepgrade.model import Profile
+from tests.wild_runs import Wild, profile_of
+from tests.wild_table import FACTORS, NAMED, RUNS, SHARES, can_be_told, rules_for, with_fault
+
+LEAST_COST = 0.10
+
+
+@cache
+def step_ms_without(name: str) -> float:
+    return step_ms(profile_of(RUNS[name]))
+
+
+def step_ms(profile: Profile) -> float:
+    assert profile.step_ms
+    return profile.step_ms
+
+
+def warnings_of(profile: Profile) -> list[str]:
+    return [one.rule for one in sg.score(profile).findings if one.severity != "info"]
+
+
+def chosen(seed: str, strengths: tuple[float, ...]) -> float:
+    return random.Random(seed).choice(strengths)
+
+
+ALL_CASES = [
+    pytest.param(name, fault, chosen(name + fault, FACTORS.get(fault, SHARES)), id=f"{name}: {fault}")
+    for name, run in RUNS.items()
+    for fault in NAMED
+    if can_be_told(run, fault)
+]
+# All of them, at all strengths: benchmarks/diagnosis.py.
+CASES = random.Random(7).sample(ALL_CASES, 150)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_runs_of_all_kinds_that_are_well_get_no_warning(name: str) -> None:
+    assert warnings_of(profile_of(RUNS[name])) == []
+
+
+@pytest.mark.parametrize(("name", "fault", "strength"), CASES)
+def test_the_first_finding_names_the_fault(name: str, fault: str, strength: float) -> None:
+    run = with_fault(RUNS[name], fault, strength, step_ms_without(name))
+    profile = profile_of(run)
+    cost = 1.0 - step_ms_without(name) / step_ms(profile)
+    named = warnings_of(profile)
+    if cost >= LEAST_COST:
+        assert named[:1], f"nothing is said of what costs {cost:.0%}"
+        assert named[0] in rules_for(run, fault), named
+    else:
+        assert set(named) <= rules_for(run, fault), f"at {cost:.1%}: {named}"
+
+
+PAIRS = random.Random(5).sample(
+    [
+        pair
+        for pair in itertools.combinations(sorted(NAMED), 2)
+        if not set(pair) & {"loader_4th", "odd_sizes"}
+    ],
+    40,
+)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
+def test_of_two_faults_the_first_finding_names_one_that_costs(pair: tuple[str, str]) -> None:
+    run = RUNS["plain"]
+    step = step_ms_without("plain")
+    both = run
+    for fault in pair:
+        both = with_fault(both, fault, FACTORS.get(fault, (0.6,))[-1], step)
+    profile = profile_of(both)
+    costs = {
+        fault: 1.0 - step_ms(profile_of(replace(both, faults={fault: both.faults[fault]}))) / step_ms(profile)
+        for fault in pair
+    }
+    dear = {other for fault, other in (pair, pair[::-1]) if costs[fault] >= LEAST_COST} or set(pair)
+    assert warnings_of(profile)[:1], costs
+    assert any(warnings_of(profile)[0] in rules_for(run, fault) for fault in dear), costs
+
+
+RANKS = {
+    "plain": Wild(ranks=4),
+    "rocm": Wild(ranks=4, rocm=True, layer_us=400),
+    "graph": Wild(ranks=4, graph=True),
+    "accumulating": Wild(ranks=2, micro=3, layer_us=300),
+    "eight": Wild(ranks=8, layers=3),
+}
+# What is wrong with the last rank only, and the account that its device then has more of.
+TROUBLES = {"loader": "idle_input", "slow_clock": "compute", "item": "idle_host", "slow_forward": "compute"}
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_ranks_of_all_kinds_that_are_well_get_no_warning(name: str) -> None:
+    assert warnings_of(profile_of(RANKS[name])) == []
+
+
+@pytest.mark.parametrize("fault", TROUBLES)
+@pytest.mark.parametrize("name", RANKS)
+def test_what_is_wrong_with_one_rank_is_named_with_the_rank(name: str, fault: str) -> None:
+    run = RANKS[name]
+    step = step_ms(profile_of(run))
+    size = {"slow_clock": 1.3, "loader": 1.5 * step}.get(fault, 0.6 * step)
+    profile = profile_of(replace(run, faults={fault: size}))
+    assert 1.0 - step / step_ms(profile) >= LEAST_COST
+    first = sg.score(profile).findings[0]
+    assert first.rule == "straggler-rank"
+    assert first.evidence["rank"] == float((run.ranks or 0) - 1)
+    assert first.evidence["account"] == TROUBLES[fault]
+
+
+@pytest.mark.parametrize("run", [Wild(), Wild(rocm=True, shapes=False), Wild(cpu=True)])
+def test_steps_whose_backward_is_skipped_are_named_first(run: Wild) -> None:
+    assert warnings_of(profile_of(replace(run, faults={"no_backward": 1.0})))[:1] == ["skipped-steps"]
