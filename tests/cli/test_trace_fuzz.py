@@ -163,7 +163,7 @@ def _rename(text: bytearray, at: int, dice: random.Random) -> None:
 
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_damaged_traces(batch: int, stepgrade: Command, tmp_path: Path) -> None:
-    dice = random.Random(batch)  # noqa: S311  to be repeatable
+    dice = random.Random(batch)
     for _ in range(COUNT // BATCHES):
         (tmp_path / "trace.json").write_bytes(damaged(dice))
         assert_answered(stepgrade, tmp_path / "trace.json", dice.choice(("score", "inspect", "convert")))
