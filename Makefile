@@ -22,7 +22,7 @@ test-integrations: $(VENV)/.installed-integrations  ## the recorder in Hugging F
 	$(BIN)/python -m pytest -q tests/record/integrations
 
 fuzz: $(VENV)/.installed-dev  ## read a million damaged traces
-	STEPGRADE_FUZZ=1000000 $(BIN)/python -m pytest -q tests/readers/kineto/test_kineto_fuzz.py
+	STEPGRADE_FUZZ=1000000 $(BIN)/python -m pytest -q tests/readers/kineto/test_kineto_fuzz.py tests/cli/test_trace_fuzz.py
 
 lint: $(VENV)/.installed-dev  ## style, types, layers
 	$(BIN)/ruff format --check .
