@@ -50,7 +50,7 @@ class Loop:
     """A host that walks through a training loop, and the streams that it feeds."""
 
     def __init__(self, run: Wild, partner_ends: list[int] | None = None) -> None:
-        self.run, self.vendor, self.random = run, ROCM if run.rocm else CUDA, random.Random(run.seed)  # noqa: S311  the same run for the same seed
+        self.run, self.vendor, self.random = run, ROCM if run.rocm else CUDA, random.Random(run.seed)
         self.now, self.made, self.thread, self.graph_call = 1_000, 0, MAIN, 0
         self.free: dict[int, int] = {}
         self.ends: list[int] = []

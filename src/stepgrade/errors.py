@@ -5,6 +5,8 @@
     │   ├── BadJson             a JSON text that does not decode; `where` is the JSON path
     │   ├── UnknownFormat       no reader recognises the text, or no reader has that name
     │   ├── TooLarge            more bytes than the limit allows
+    │   ├── BadHistory          a history that cannot be opened, read or written
+    │   ├── BadConfig           a stepgrade.toml that says something wrong
     │   └── UnknownArchitecture a model whose costs are not modelled
     ├── UnknownDevice           a device that is not in the catalogue (a LookupError)
     ├── BadOption               options that do not fit together or lack a partner
@@ -61,6 +63,14 @@ class UnknownFormat(BadInput):
 
 class TooLarge(BadInput):
     """More bytes than the limit allows."""
+
+
+class BadHistory(BadInput):
+    """A history that cannot be opened, read or written."""
+
+
+class BadConfig(BadInput):
+    """A stepgrade.toml that is not TOML, or says something that makes no sense."""
 
 
 class UnknownArchitecture(BadInput):

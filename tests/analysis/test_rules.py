@@ -10,9 +10,10 @@ import pytest
 
 import stepgrade as sg
 from stepgrade.analysis.limits import Limits
-from stepgrade.analysis.limits_file import Settings, settings_from
+from stepgrade.analysis.limits_file import Settings, settings_of
 from stepgrade.analysis.rules import RULE_NAMES, RULES
 from stepgrade.analysis.runtime import Runtime
+from stepgrade.config import read_config
 from stepgrade.errors import BadInput
 from stepgrade.hardware.setup import Setup
 from stepgrade.model import DeviceSeen, LedgerTime, OpTime, Profile, RankTime, Source
@@ -351,7 +352,7 @@ def test_every_limit_can_be_set_and_has_a_source() -> None:
     for name in Limits.__struct_fields__:
         value = getattr(Limits(), name)
         text = f"[limits]\n{name} = {value if isinstance(value, int) else value / 2}\n"
-        found = getattr(settings_from(text, RULE_NAMES).limits, name)
+        found = getattr(settings_of(read_config(text), RULE_NAMES).limits, name)
         assert found == (value if isinstance(value, int) else value / 2)
     hints = get_type_hints(Limits, include_extras=True)
     assert all(hint.__metadata__[0].description for hint in hints.values())
@@ -361,7 +362,7 @@ def test_a_limit_decides() -> None:
     profile = trace(lost={"idle_input": 0.07})
     assert [one.severity for one in card_of(profile).findings] == ["info"]
     for line, severity in (("0.5", []), ("0.01", ["info"])):
-        settings = settings_from(f"[limits]\ninput_info_share = {line}\n", RULE_NAMES)
+        settings = settings_of(read_config(f"[limits]\ninput_info_share = {line}\n"), RULE_NAMES)
         assert [one.severity for one in card_of(profile, settings=settings).findings] == severity
 
 
@@ -372,7 +373,7 @@ def test_a_limit_decides() -> None:
         ("[limits]\ninput_info_share = 2", "<= 1.0"),
         ("[limits]\ninput_info_share = 'a'", "input_info_share"),
         ("[limit]", "limits"),
-        ("limits = 3", "table"),
+        ("limits = 3", "limits"),
         ("[rules]\nignore = ['slow-lair']", "slow-layer"),
         ("[rules]\nignore = 'slow-layer'", "list"),
         ("[rules]\nonly = []", "ignore"),
@@ -381,7 +382,7 @@ def test_a_limit_decides() -> None:
 )
 def test_what_a_file_misspells_is_refused_with_the_nearest_name(text: str, words: str) -> None:
     with pytest.raises(BadInput, match=re.escape(words)):
-        settings_from(text, RULE_NAMES)
+        settings_of(read_config(text), RULE_NAMES)
 
 
 def test_ranks_are_needed_for_a_profile_of_ranks() -> None:

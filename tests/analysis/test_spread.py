@@ -1,4 +1,4 @@
-"""How steps spread: outliers, bins that hold every sample, stretches that hold every step."""
+"""How steps spread: bins that hold every sample, stretches that hold every step."""
 
 from __future__ import annotations
 
@@ -6,18 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepgrade.analysis.spread import histogram, marks_of, quantile, stretches
+from stepgrade.analysis.samples import marks_of, quantile
+from stepgrade.analysis.spread import histogram, stretches
 
 SAMPLES = st.lists(st.floats(0.001, 1e6), min_size=1, max_size=300).map(tuple)
-
-
-def test_one_slow_step_stands_out() -> None:
-    assert marks_of((10.0, 10.1, 9.9, 10.0, 30.0, 10.1)).count("outlier") == 1
-
-
-@pytest.mark.parametrize("samples", [(10.0, 30.0, 10.0), (10.0,) * 20, (10.0, 10.1) * 10])
-def test_few_or_even_steps_do_not(samples: tuple[float, ...]) -> None:
-    assert set(marks_of(samples)) == {"steady"}
 
 
 @given(SAMPLES)
@@ -48,5 +40,5 @@ def test_a_stretch_carries_the_mark_of_any_of_its_steps() -> None:
 
 @given(SAMPLES, st.floats(0.0, 1.0))
 def test_quantiles_lie_within(samples: tuple[float, ...], share: float) -> None:
-    assert min(samples) <= quantile(samples, share) * (1 + 1e-12)
-    assert quantile(samples, share) <= max(samples) * (1 + 1e-12)
+    assert min(samples) <= quantile(sorted(samples), share) * (1 + 1e-12)
+    assert quantile(sorted(samples), share) <= max(samples) * (1 + 1e-12)

@@ -32,7 +32,7 @@ def warnings_of(profile: Profile) -> list[str]:
 
 
 def chosen(seed: str, strengths: tuple[float, ...]) -> float:
-    return random.Random(seed).choice(strengths)  # noqa: S311  the same choice for the same seed
+    return random.Random(seed).choice(strengths)
 
 
 ALL_CASES = [
@@ -42,7 +42,7 @@ ALL_CASES = [
     if can_be_told(run, fault)
 ]
 # All of them, at all strengths: benchmarks/diagnosis.py.
-CASES = random.Random(7).sample(ALL_CASES, 150)  # noqa: S311  the same cases every time
+CASES = random.Random(7).sample(ALL_CASES, 150)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -63,7 +63,7 @@ def test_the_first_finding_names_the_fault(name: str, fault: str, strength: floa
         assert set(named) <= rules_for(run, fault), f"at {cost:.1%}: {named}"
 
 
-PAIRS = random.Random(5).sample(  # noqa: S311  the same pairs every time
+PAIRS = random.Random(5).sample(
     [
         pair
         for pair in itertools.combinations(sorted(NAMED), 2)

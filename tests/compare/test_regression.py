@@ -39,7 +39,29 @@ def test_another_device_is_said_first() -> None:
         throughput_tok_s=100.0,
         baseline=Baseline(name="old", device="rtx-4060-laptop"),
     )
-    assert any("another device" in note for note in card.notes)
+    assert any("not comparable" in note and "rtx-4060-laptop" in note for note in card.notes)
+    assert card.compared == ()
+
+
+def test_a_difference_may_be_allowed() -> None:
+    card = sg.score(
+        make_profile(step_ms=130.0),
+        device="gb10",
+        baseline=Baseline(name="old", device="rtx-4060-laptop", step_ms=100.0),
+        allow_different=["device"],
+    )
+    assert [found.severity for found in card.regressions] == ["critical"]
+
+
+def test_a_threshold_within_the_noise_of_the_steps_is_no_regression() -> None:
+    before = [70.0, 130.0, 85.0, 115.0, 100.0, 75.0, 125.0, 90.0, 110.0, 100.0] * 2
+    now = [ms * 1.15 for ms in reversed(before)]
+    card = sg.score(
+        make_profile(step_ms=115.0, samples_ms=tuple(now)),
+        baseline=make_profile(samples_ms=tuple(before)),
+    )
+    assert card.regressions == ()
+    assert any("within the noise" in note for note in card.notes)
 
 
 def test_an_earlier_card_can_be_passed_as_it_is() -> None:

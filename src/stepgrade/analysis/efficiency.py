@@ -7,6 +7,7 @@ import math
 from msgspec import Struct
 
 from stepgrade.analysis.against import LEAST_KNOWN_SHARE, is_well_known
+from stepgrade.analysis.samples import pace_of
 from stepgrade.analysis.scorecard import UNGRADED, Arithmetic, Throughput
 from stepgrade.contract import Grade
 from stepgrade.errors import BadOption
@@ -105,11 +106,23 @@ def throughput_of(profile: Profile, question: Question) -> Throughput | None:
     tokens = question.tokens_per_step or profile.tokens_per_step
     if tokens and profile.step_ms:
         origin = "given" if question.tokens_per_step else "from the profile"
-        basis = f"tokens per step ({origin}) over the step time"
-        return Throughput(tok_s=tokens / profile.step_ms * 1000.0, tokens_per_step=tokens, basis=basis)
+        return _rate(tokens, profile, f"tokens per step ({origin}) over the step time")
     if profile.throughput_tok_s is not None:
         return Throughput(tok_s=profile.throughput_tok_s, basis="from the profile")
     return None
+
+
+def _rate(tokens: float, profile: Profile, basis: str) -> Throughput:
+    """Return the rate at the median steady step; the slow end of the step's interval is the low one's."""
+    pace = pace_of(profile.samples_ms)
+    step_ms = pace.median_ms if pace and pace.median_ms > 0.0 else profile.step_ms or math.inf
+    return Throughput(
+        tok_s=tokens / step_ms * 1000.0,
+        low=tokens / pace.high_ms * 1000.0 if pace and pace.high_ms else None,
+        high=tokens / pace.low_ms * 1000.0 if pace and pace.low_ms else None,
+        tokens_per_step=tokens,
+        basis=basis,
+    )
 
 
 def _per_device(throughput: Throughput | None, question: Question) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stepgrade.analysis.bottleneck import Bottleneck, Verdict
 from stepgrade.analysis.limits import Limits
+from stepgrade.analysis.samples import step_ms_of
 from stepgrade.analysis.scorecard import Cause, Ledger, Operation
 from stepgrade.model import LedgerTime, Profile
 from stepgrade.units import show_count, show_share
@@ -74,10 +75,11 @@ def _cause(profile: Profile, name: Bottleneck, share: float, words: dict[Bottlen
     start = f"{show_share(share)} of the step goes to"
     if profile.ledger is not None:
         start = f"the {_what_computes(profile)} is {show_share(share)} of the step"
+    step_ms = step_ms_of(profile)
     return Cause(
         bottleneck=name.value,
         share=share,
-        remaining_ms=profile.step_ms * (1.0 - share) if profile.step_ms else None,
+        remaining_ms=None if step_ms is None else step_ms * (1.0 - share),
         evidence=f"{start} {told}",
     )
 

@@ -1,4 +1,4 @@
-"""Limits from the text of a stepgrade.toml; what it misspells is refused with the nearest name."""
+"""Limits and silenced rules from a stepgrade.toml, which stepgrade.config has read."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import msgspec
 from msgspec import Struct
 
 from stepgrade.analysis.limits import Limits
-from stepgrade.errors import BadInput
-
-FILE_NAME = "stepgrade.toml"
+from stepgrade.config import DEFAULT_PATH, Config, check_names
+from stepgrade.errors import BadConfig
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -23,26 +22,11 @@ class Settings(Struct, frozen=True, kw_only=True):
 DEFAULT_SETTINGS = Settings()
 
 
-def settings_from(text: str, rules: tuple[str, ...], where: str = FILE_NAME) -> Settings:
-    """Read `[limits]` and `[rules] ignore = [...]`; raise BadInput at the key that is wrong."""
-    import tomllib  # noqa: PLC0415  only with a file
-
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise BadInput(f"is no TOML: {error}", where=where) from error
-    _known(document, ("limits", "rules"), where)
-    chosen, asked = _table(document, "limits", where), _table(document, "rules", where)
-    _known(chosen, Limits.__struct_fields__, f"{where}: [limits]")
-    _known(asked, ("ignore",), f"{where}: [rules]")
-    return Settings(limits=_limits(chosen, where), ignored_rules=_ignored(asked, rules, where))
-
-
-def _table(document: dict[str, Any], name: str, where: str) -> dict[str, Any]:
-    table = document.get(name, {})
-    if not isinstance(table, dict):
-        raise BadInput("must be a table", where=f"{where}: {name}")
-    return table
+def settings_of(config: Config, rules: tuple[str, ...], where: str = DEFAULT_PATH) -> Settings:
+    """Return `[limits]` and `[rules] ignore = [...]`; raise BadConfig at the key that is wrong."""
+    check_names(config.limits, Limits.__struct_fields__, f"{where}: [limits]")
+    check_names(config.rules, ("ignore",), f"{where}: [rules]")
+    return Settings(limits=_limits(config.limits, where), ignored_rules=_ignored(config.rules, rules, where))
 
 
 def _limits(chosen: dict[str, Any], where: str) -> Limits:
@@ -50,7 +34,7 @@ def _limits(chosen: dict[str, Any], where: str) -> Limits:
     try:
         return msgspec.convert(figures, Limits)
     except msgspec.ValidationError as error:
-        raise BadInput(str(error).replace("$.", "limits."), where=where) from error
+        raise BadConfig(str(error).replace("$.", "limits."), where=where) from error
 
 
 def _is_whole(name: str, value: object) -> bool:
@@ -61,16 +45,6 @@ def _is_whole(name: str, value: object) -> bool:
 def _ignored(asked: dict[str, Any], rules: tuple[str, ...], where: str) -> frozenset[str]:
     names = asked.get("ignore", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise BadInput("must be a list of names", where=f"{where}: rules.ignore")
-    _known(dict.fromkeys(names), rules, f"{where}: rules.ignore")
+        raise BadConfig("must be a list of names", where=f"{where}: rules.ignore")
+    check_names(names, rules, f"{where}: rules.ignore")
     return frozenset(names)
-
-
-def _known(given: dict[str, Any], known: tuple[str, ...], where: str) -> None:
-    """Raise BadInput for the first name that is not known, with the nearest that is."""
-    from difflib import get_close_matches  # noqa: PLC0415  only with a file
-
-    for name in given:
-        if name not in known:
-            near = get_close_matches(name, known, n=1, cutoff=0.0)
-            raise BadInput(f"nothing is called {name!r}", where=where, hint=f"the nearest is {near[0]}")

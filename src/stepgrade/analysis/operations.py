@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stepgrade.analysis.roles import class_of
+from stepgrade.analysis.samples import kept_of_part
 from stepgrade.analysis.scorecard import Operation
 from stepgrade.contract.scorecard import HOTSPOTS_SHOWN, rank_operations
 from stepgrade.hardware import Figures
@@ -39,12 +40,18 @@ def operations_of_step(
     """Return every operation of one step, longest first, each against its own roof."""
     listed = {op.name: op for op in profile.operations}
     ranked = rank_operations(total_by_operation(profile))
-    return tuple(
+    found = [
         _operation(
             name, total_ms, op := listed.get(name), profile, _roofs(figures, _dtype(op, profile, dtype))
         )
         for name, total_ms, _ in ranked
-    )
+    ]
+    return tuple(_with_samples(one, listed.get(one.name), place) for place, one in enumerate(found))
+
+
+def _with_samples(one: Operation, op: OpTime | None, place: int) -> Operation:
+    samples = kept_of_part(op.samples_ms, one.share, place) if op is not None and op.samples_ms else ()
+    return structs.replace(one, samples_ms=samples) if samples else one
 
 
 def _dtype(op: OpTime | None, profile: Profile, dtype: str) -> str:

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from stepgrade.analysis.limits import Limits
 from stepgrade.analysis.reference import is_read_by_v1, launch_overhead_v1
+from stepgrade.analysis.samples import kept_of_part, step_ms_of
 from stepgrade.analysis.scorecard import Ledger, PhaseShare
 from stepgrade.contract.scorecard import add_up
 from stepgrade.model import PhaseTime, Profile
@@ -34,7 +35,7 @@ _WORDS: dict[PhaseKind, frozenset[str]] = {
     PhaseKind.COMMUNICATION: frozenset({"allreduce", "allgather", "comm", "communication", "nccl", "reduce"}),
     PhaseKind.HOST: frozenset({"alloc", "encode", "host", "launch", "overhead", "submit", "sync", "write"}),
     PhaseKind.BACKWARD: frozenset({"backward", "bwd", "grad"}),
-    PhaseKind.OPTIMIZER: frozenset({"adam", "opt", "optim", "optimizer", "sgd", "update"}),
+    PhaseKind.OPTIMIZER: frozenset({"adam", "gradients", "opt", "optim", "optimizer", "sgd", "update"}),
     PhaseKind.FORWARD: frozenset({"ce", "embed", "forward", "fwd", "head", "lm", "loss", "norm"}),
 }
 _COMPUTE = (PhaseKind.FORWARD, PhaseKind.BACKWARD, PhaseKind.OPTIMIZER)
@@ -64,7 +65,8 @@ def kind_of(name: str) -> PhaseKind:
 
 def phases_of_step(profile: Profile, limits: Limits) -> PhasesOfStep:
     """Work out the phases of one step."""
-    shares = {phase.name: _share(phase, profile) for phase in profile.phases}
+    typical_ms = step_ms_of(profile)
+    shares = {phase.name: _share(phase, profile, typical_ms) for phase in profile.phases}
     if profile.ledger is not None:
         return _phases_beside_ledger(shares)
     covered = _covered(shares, profile)
@@ -94,10 +96,13 @@ def _phases_beside_ledger(shares: dict[str, PhaseShare]) -> PhasesOfStep:
     )
 
 
-def _share(phase: PhaseTime, profile: Profile) -> PhaseShare:
+def _share(phase: PhaseTime, profile: Profile, typical_ms: float | None) -> PhaseShare:
+    """Return a phase's share of all steps, and that share of the typical one: so phases add up to it."""
     per_step_ms = _per_step_ms(phase, profile.steps)
-    if per_step_ms is not None and profile.step_ms:
-        return PhaseShare(ms=per_step_ms, share=per_step_ms / profile.step_ms)
+    if per_step_ms is not None and profile.step_ms and typical_ms:
+        share = per_step_ms / profile.step_ms
+        samples_ms = kept_of_part(phase.samples_ms, share, 0)
+        return PhaseShare(ms=share * typical_ms, share=share, samples_ms=samples_ms)
     return PhaseShare(ms=per_step_ms, share=phase.step_share)
 
 
@@ -149,7 +154,7 @@ def _notes(profile: Profile, covered: float | None) -> tuple[str, ...]:
         return ()
     v1_overhead = launch_overhead_v1(profile)
     overhead = max(0.0, 1.0 - covered)
-    if abs(v1_overhead - overhead) < 0.005:
+    if abs(v1_overhead - overhead) < 0.005 or not is_read_by_v1(profile):
         return ()
     note = (
         f"launch overhead is {show_share(overhead)}, per step; contract v1 holds the totals of all "

@@ -17,11 +17,13 @@ from stepgrade.analysis.reference import bottleneck_note
 from stepgrade.analysis.roofline import roofs_of
 from stepgrade.analysis.rules import findings
 from stepgrade.analysis.runtime import Runtime, runtime_of
+from stepgrade.analysis.samples import Pace, kept, pace_of, step_ms_of
 from stepgrade.analysis.scorecard import UNGRADED, DeviceUse, RankRow, Scorecard, StepStats
 from stepgrade.contract import Grade
 from stepgrade.errors import NotMeasured
 from stepgrade.hardware import Expectation
 from stepgrade.model import Profile, RankTime
+from stepgrade.units import show_count, show_ms
 
 # An info is worth a line of advice from this share of the step on.
 WORTH_A_LINE = 0.05
@@ -75,7 +77,7 @@ def _card(
         efficiency=efficiency.share,
         bottleneck=verdict.bottleneck.value,
         throughput_tok_s=efficiency.throughput.tok_s if efficiency.throughput else None,
-        step_time_ms=profile.step_ms,
+        step_time_ms=step_ms_of(profile),
         forward_backward_ratio=facts.ratio,
         wall_coverage=profile.wall_coverage,
         per_layer_summary=layer_summaries(profile),
@@ -90,6 +92,7 @@ def _card(
             *_bottleneck_notes(facts),
             *ratio_notes,
             *_operation_notes(profile),
+            *_sample_notes(profile),
         ),
         fitness=(*profile.fitness, *phases.fitness),
         ungraded_because=(*profile.unfit, *efficiency.ungraded_because),
@@ -111,6 +114,7 @@ def _card(
         ranks=tuple(_rank(rank) for rank in profile.ranks),
         arithmetic=efficiency.arithmetic,
         findings=found,
+        peak_memory_bytes=profile.peak_memory_bytes,
         roofs=roofs_of(question.against),
         typical_step=profile.typical_step,
     )
@@ -155,26 +159,53 @@ def _count(against: Expectation) -> int | None:
 def _steps(profile: Profile) -> StepStats | None:
     if profile.steps is None and profile.step_ms is None:
         return None
-    samples = sorted(profile.samples_ms)
+    pace = pace_of(profile.samples_ms)
+    if pace is None:
+        return StepStats(
+            count=profile.recorded_steps or profile.steps,
+            steady=profile.steps if profile.recorded_steps else None,
+        )
     return StepStats(
-        count=profile.recorded_steps or profile.steps,
-        steady=profile.steps if profile.recorded_steps else None,
-        median_ms=_at(samples, 0.5),
-        low_ms=_at(samples, 0.0),
-        high_ms=_at(samples, 1.0),
-        p95_ms=_at(samples, 0.95),
-        samples_ms=profile.samples_ms,
+        count=profile.recorded_steps or profile.steps or len(profile.samples_ms),
+        steady=pace.steady,
+        warm_up=pace.warm_up,
+        outliers=pace.outliers,
+        median_ms=pace.median_ms,
+        low_ms=pace.low_ms,
+        high_ms=pace.high_ms,
+        p95_ms=pace.p95_ms,
+        least_ms=pace.least_ms,
+        most_ms=pace.most_ms,
+        samples_ms=kept(profile.samples_ms),
     )
 
 
-def _at(ordered: list[float], share: float) -> float | None:
-    """Return the value that `share` of the ordered samples lie below, between two of them if need be."""
-    if not ordered:
-        return None
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+def _sample_notes(profile: Profile) -> tuple[str, ...]:
+    """Say what was left out of the median, and when there is nothing that an interval could rest on."""
+    pace = pace_of(profile.samples_ms)
+    if pace is None:
+        return (
+            ("the source has only the average of its steps: there is no interval",) if profile.step_ms else ()
+        )
+    return (*_left_out(profile, pace), *_thinned(profile))
+
+
+def _thinned(profile: Profile) -> tuple[str, ...]:
+    count, all_of_them = len(kept(profile.samples_ms)), len(profile.samples_ms)
+    if count == all_of_them:
+        return ()
+    return (f"the median is that of {show_count(all_of_them)} steps; {show_count(count)} of them are kept",)
+
+
+def _left_out(profile: Profile, pace: Pace) -> tuple[str, ...]:
+    left_out = [f"{pace.warm_up} as warm-up"] if pace.warm_up else []
+    left_out += [f"{pace.outliers} as outliers"] if pace.outliers else []
+    if not left_out:
+        return ()
+    of_all = f"{pace.warm_up + pace.outliers} of {len(profile.samples_ms)} steps"
+    mean = show_ms(sum(profile.samples_ms) / len(profile.samples_ms))
+    which = f"{of_all} are not steady and left out of the median ({', '.join(left_out)})"
+    return (f"{which}; the mean of all is {mean}",)
 
 
 def _rank(rank: RankTime) -> RankRow:

@@ -7,11 +7,12 @@ from typing import ClassVar, Literal
 import msgspec
 from msgspec import Struct, field
 
+from stepgrade.analysis.change import MetricChange, Shift
 from stepgrade.analysis.finding import Finding
 from stepgrade.contract import LayerSummary, Regression
 from stepgrade.hardware import Ceiling
 from stepgrade.hardware.ceilings import Basis
-from stepgrade.model import Source, Span
+from stepgrade.model import Fingerprint, Source, Span
 
 UNGRADED = "ungraded"
 UNKNOWN = "unknown"
@@ -48,6 +49,7 @@ class Operation(Struct, frozen=True, kw_only=True):
     flops_per_s: float | None = None
     bytes_per_s: float | None = None
     longest: Span | None = None
+    samples_ms: tuple[float, ...] = ()
 
 
 class Cause(Struct, frozen=True, kw_only=True):
@@ -60,10 +62,11 @@ class Cause(Struct, frozen=True, kw_only=True):
 
 
 class PhaseShare(Struct, frozen=True, kw_only=True):
-    """One phase in one step."""
+    """One phase in one step, and in each steady step where the source tells them apart."""
 
     ms: float | None = None
     share: float | None = None
+    samples_ms: tuple[float, ...] = ()
 
 
 class Ledger(Struct, frozen=True, kw_only=True):
@@ -134,14 +137,21 @@ class DeviceUse(Struct, frozen=True, kw_only=True):
 
 
 class StepStats(Struct, frozen=True, kw_only=True):
-    """How long steps took; a source with only an average has no spread."""
+    """How long steps took: the median of the steady ones and, from low to high, its 95 % interval.
+
+    A source with only an average has neither.
+    """
 
     count: int | None
     steady: int | None = None
+    warm_up: int | None = None
+    outliers: int | None = None
     median_ms: float | None = None
     low_ms: float | None = None
     high_ms: float | None = None
     p95_ms: float | None = None
+    least_ms: float | None = None
+    most_ms: float | None = None
     samples_ms: tuple[float, ...] = ()
 
 
@@ -197,7 +207,12 @@ class Scorecard(Struct, frozen=True, kw_only=True):
     arithmetic: Arithmetic | None = None
     findings: tuple[Finding, ...] = ()
     baseline: str | None = None
+    differences: tuple[str, ...] = ()  # from the baseline; unless allowed, nothing is compared
     compared: tuple[str, ...] = ()
+    peak_memory_bytes: float | None = None
+    fingerprint: Fingerprint | None = None
+    changes: tuple[MetricChange, ...] = ()
+    changed: tuple[Shift, ...] = ()  # what the change is made of, when something changed
     roofs: tuple[Roof, ...] = ()
     step_change: StepChange | None = None
     typical_step: Span | None = None

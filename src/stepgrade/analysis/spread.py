@@ -1,18 +1,11 @@
-"""How step times spread: which stand out, how many fall where, and the pace of a long run in few points."""
+"""How step times spread: how many fall where, and the pace of a long run in few points."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-from stepgrade.analysis.limits import DEFAULT_LIMITS, Limits
+from stepgrade.analysis.samples import STEADY, quantile
 
-STEADY = "steady"
-OUTLIER = "outlier"
-# Makes the median absolute deviation of normal noise its standard deviation.
-_MAD_TO_SIGMA = 1.4826
-_LEAST_SAMPLES = 5
-# Steps that differ by less are not told apart: clocks and schedulers alone do that.
-_LEAST_SPREAD = 0.02
 _MOST_BINS = 40
 
 
@@ -35,22 +28,13 @@ class Stretch(Struct, frozen=True, kw_only=True):
     mark: str
 
 
-def marks_of(samples_ms: tuple[float, ...], limits: Limits = DEFAULT_LIMITS) -> tuple[str, ...]:
-    """Tell for each sample whether it stands out, by the modified z-score that also finds slow layers."""
-    if len(samples_ms) < _LEAST_SAMPLES:
-        return (STEADY,) * len(samples_ms)
-    middle = quantile(samples_ms, 0.5)
-    deviation = _MAD_TO_SIGMA * quantile(tuple(abs(ms - middle) for ms in samples_ms), 0.5)
-    bound = limits.outlier_score * max(deviation, _LEAST_SPREAD * middle)
-    return tuple(OUTLIER if abs(ms - middle) > bound else STEADY for ms in samples_ms)
-
-
 def histogram(samples_ms: tuple[float, ...]) -> tuple[Bin, ...]:
     """Return equal bins from the least to the greatest sample, as wide as Freedman and Diaconis advise."""
     low, high = min(samples_ms), max(samples_ms)
     if not high > low:
         return (Bin(low_ms=low, high_ms=high, count=len(samples_ms)),)
-    middle_half = quantile(samples_ms, 0.75) - quantile(samples_ms, 0.25)
+    ordered = sorted(samples_ms)
+    middle_half = quantile(ordered, 0.75) - quantile(ordered, 0.25)
     width = 2.0 * middle_half / len(samples_ms) ** (1 / 3)
     count = min(_MOST_BINS, max(5, round((high - low) / width))) if width > 0.0 else 5
     width = (high - low) / count
@@ -75,18 +59,9 @@ def stretches(samples_ms: tuple[float, ...], marks: tuple[str, ...], most: int) 
                 first=first,
                 last=first + len(part) - 1,
                 low_ms=min(part),
-                median_ms=quantile(part, 0.5),
+                median_ms=quantile(sorted(part), 0.5),
                 high_ms=max(part),
                 mark=odd[0] if odd else STEADY,
             )
         )
     return tuple(found)
-
-
-def quantile(samples: tuple[float, ...], share: float) -> float:
-    """Return the value that `share` of the samples lie below, between two of them if need be."""
-    ordered = sorted(samples)
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)

@@ -1,4 +1,4 @@
-"""The file that sets limits and silences rules: `--config FILE`, else ./stepgrade.toml."""
+"""The file that says what a project allows: `--config FILE`, else ./stepgrade.toml, read once."""
 
 from __future__ import annotations
 
@@ -6,19 +6,30 @@ import os
 from argparse import Namespace
 
 from stepgrade import api
-from stepgrade.analysis.limits_file import FILE_NAME, Settings
+from stepgrade.analysis.limits_file import Settings
 from stepgrade.cli.parser import Parser
+from stepgrade.config import DEFAULT_PATH, Config, load_config
 
 
-def add_config_option(parser: Parser) -> None:
-    """Add `--config`."""
+def add_config_option(parser: Parser, *names: str) -> None:
+    """Add `--config`, and other names that a command has for it."""
     parser.add_argument(
-        "--config", metavar="TOML", help=f"limits and ignored rules (default: ./{FILE_NAME} if there is one)"
+        *names,
+        "--config",
+        dest="config",
+        metavar="TOML",
+        help=f"limits, ignored rules, budgets and waivers (default: ./{DEFAULT_PATH} if there is one)",
     )
 
 
-def settings_from(args: Namespace) -> Settings | None:
+def config_from(args: Namespace) -> Config | None:
     """Return what the file says; None when there is none."""
-    if args.config is not None:
-        return api.load_settings(args.config)
-    return api.load_settings(FILE_NAME) if os.path.isfile(FILE_NAME) else None  # noqa: PTH113
+    if args.config is None and not os.path.isfile(DEFAULT_PATH):  # noqa: PTH113  pathlib is slow to import
+        return None
+    return load_config(args.config)
+
+
+def settings_from(args: Namespace) -> Settings | None:
+    """Return the file's limits and ignored rules; None when there is none."""
+    config = config_from(args)
+    return None if config is None else api.settings_from(config, args.config or DEFAULT_PATH)

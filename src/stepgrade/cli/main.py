@@ -19,6 +19,8 @@ COMMANDS = {
     "score": "the scorecard of a run",
     "record": "run a training script and record its steps",
     "parity": "two runtimes, operation by operation",
+    "gate": "pass, or fail the build",
+    "history": "runs over time: add, list, show, trend, prune, export",
     "convert": "any profile as step profile JSON",
     "inspect": "what is in a file, and is it fit to be graded",
     "estimate": "what a run could reach on a device, and why",

@@ -22,8 +22,12 @@ def write_result(result: Result, args: Namespace) -> None:
     """Render a result for where it will be read, and write it there."""
     if args.format == "html" and args.output is None and _is_terminal():
         raise BadOption("an HTML page is for a browser", hint="name a file with -o report.html")
-    page = Page(width=_width(args.output), color=_has_color(args.color, args.output))
-    write(report.render(result, args.format, page), args.output)
+    write(report.render(result, args.format, page_for(args.output, args.color)), args.output)
+
+
+def page_for(output: str | None, color: str) -> Page:
+    """Return the page that a result will be read on."""
+    return Page(width=_width(output), color=_has_color(color, output))
 
 
 def write(text: str, output: str | None) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from stepgrade import api
 from stepgrade.cli import output
 from stepgrade.cli.config import add_config_option, settings_from
+from stepgrade.cli.history_options import add_keeping_options, add_place_option, keep
 from stepgrade.cli.parser import Parser, add_contract_option, add_input_options, add_output_options
 from stepgrade.cli.run_options import add_hardware_options, add_run_options, setup_from
 from stepgrade.cli.sources import add_sources, load_run, only_source
@@ -55,6 +56,15 @@ def add_options(parser: Parser) -> None:
         help="exit with 1 on a regression of this severity or worse (warning, critical), or on this grade or "
         "worse (grade:C); may be repeated",
     )
+    add(
+        "--allow-different",
+        action="append",
+        default=[],
+        metavar="FIELD",
+        help="compare although this part of the fingerprint differs (device, versions, …, or all)",
+    )
+    add_place_option(parser)
+    add_keeping_options(parser, "with its scorecard")
     add_config_option(parser)
     add_contract_option(parser)
     add_hardware_options(parser)
@@ -69,6 +79,8 @@ def run(args: Namespace) -> int:
     check_conditions(conditions, has_baseline=args.baseline is not None)
     question = {name: getattr(args, name) for name in _QUESTION}
     if args.contract == "v1":
+        if args.save:
+            raise BadOption("history keeps scorecards of contract v2", hint="leave --contract v1 out")
         if args.input_format is not None:
             raise BadOption("contract v1 reads step profiles only", hint="leave --input-format out")
         figures = {name: getattr(args, name) for name in _FIGURES}
@@ -80,8 +92,17 @@ def run(args: Namespace) -> int:
     setup = setup_from(args)
     profile = load_run(args)
     before = api.load_baseline(args.baseline, max_bytes=args.max_bytes) if args.baseline is not None else None
-    card = api.score(profile, baseline=before, setup=setup, settings=settings_from(args), **question)
+    card = api.score(
+        profile,
+        baseline=before,
+        setup=setup,
+        settings=settings_from(args),
+        allow_different=args.allow_different,
+        **question,
+    )
     output.write_result(card, args)
+    if args.save:
+        keep(card, args)
     return _gate(card, conditions, comparable=bool(card.compared))
 
 

@@ -1,10 +1,15 @@
-"""Did the run get slower than a baseline: contract v1's three rules, on what both sides measured."""
+"""Did the run get slower than a baseline: contract v1's three rules, held against the noise of the steps."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
+from msgspec.structs import asdict
 
 from stepgrade.analysis import Scorecard
+from stepgrade.analysis.change import MetricChange, Shift
+from stepgrade.compare.fingerprint import differences
 from stepgrade.compare.step_change import step_change
 from stepgrade.contract import Regression
 from stepgrade.contract.scorecard import coverage_regression, step_time_regression, throughput_regression
@@ -19,20 +24,51 @@ def baseline_of(card: Scorecard) -> Baseline:
         step_ms=card.step_time_ms,
         wall_coverage=card.wall_coverage,
         device=card.device.key if card.device else None,
-        ledger=msgspec.structs.asdict(card.ledger) if card.ledger else {},
+        ledger=asdict(card.ledger) if card.ledger else {},
         phases_ms={name: phase.ms for name, phase in card.phases.items() if phase.ms},
+        samples_ms=card.steps.samples_ms if card.steps else (),
+        operations_ms={op.name: op.ms for op in card.operations if op.ms},
+        operation_calls={op.name: op.calls for op in card.operations if op.calls},
+        operation_samples_ms={op.name: op.samples_ms for op in card.operations if op.samples_ms},
+        phase_samples_ms={name: phase.samples_ms for name, phase in card.phases.items() if phase.samples_ms},
+        layers_ms={
+            layer.name or f"layer {layer.layer}": ms
+            for layer in card.layers
+            if (ms := (layer.fwd_ms or 0.0) + (layer.bwd_ms or 0.0) + (layer.recompute_ms or 0.0))
+        },
+        launches_per_step=card.launches_per_step,
+        peak_memory_bytes=card.peak_memory_bytes,
+        tokens_per_step=card.throughput.tokens_per_step if card.throughput else None,
+        fingerprint=card.fingerprint,
     )
 
 
-def compared(card: Scorecard, baseline: Baseline) -> Scorecard:
-    """Return the card with its regressions against `baseline`, and what could not be compared."""
+def compared(card: Scorecard, baseline: Baseline, allowed: Collection[str] = ()) -> Scorecard:
+    """Return the card with its regressions against `baseline`, and what could not be compared.
+
+    Runs with different fingerprints are not compared at all, unless the difference is allowed.
+    """
+    apart = _apart(card, baseline)
+    if _apart(card, baseline, allowed):
+        note = f"not comparable with the baseline ({'; '.join(apart)}): nothing was compared"
+        notes = (note, *card.notes)
+        return msgspec.structs.replace(card, notes=notes, baseline=baseline.name, differences=apart)
+    now = baseline_of(card)
+    changes = _changes(now, baseline)
+    unsure = {change.metric for change in changes if _may_be_nothing(change)}
+    found = regressions(card, baseline)
+    sure = tuple(one for one in found if one.metric not in unsure)
+    moved = bool(sure) or any(change.outcome in ("regressed", "improved") for change in changes)
     return msgspec.structs.replace(
         card,
-        regressions=regressions(card, baseline),
-        notes=card.notes + _notes(card, baseline),
+        regressions=sure,
+        notes=(*card.notes, *_notes(card, baseline), *_within_noise(found, unsure)),
         baseline=baseline.name,
-        step_change=step_change(card, baseline),
+        differences=apart,
+        step_change=step_change(now, baseline),
         compared=tuple(metric for metric, (before, now) in _pairs(card, baseline).items() if before and now),
+        changes=changes,
+        changed=_shifts(now, baseline) if moved else (),
     )
 
 
@@ -57,14 +93,45 @@ def _pairs(card: Scorecard, baseline: Baseline) -> dict[str, tuple[float | None,
     }
 
 
-def _notes(card: Scorecard, baseline: Baseline) -> tuple[str, ...]:
-    notes = []
-    missing = [metric for metric, (before, now) in _pairs(card, baseline).items() if not (before and now)]
-    if missing:
-        notes.append(f"not compared with the baseline, as one side does not have it: {', '.join(missing)}")
+def _apart(card: Scorecard, baseline: Baseline, allowed: Collection[str] = ()) -> tuple[str, ...]:
+    """Return how the runs differ; a scorecard of an earlier version only tells its device."""
+    if baseline.fingerprint is not None:
+        return differences(card.fingerprint, baseline.fingerprint, allowed)
     here = card.device.key if card.device else None
-    if here and baseline.device and here != baseline.device:
-        notes.append(
-            f"the baseline ran on another device ({baseline.device}): its figures are not comparable"
-        )
-    return tuple(notes)
+    if here and baseline.device and here != baseline.device and "device" not in allowed:
+        return (f"device: {here} now, {baseline.device} in the baseline",)
+    return ()
+
+
+def _changes(now: Baseline, baseline: Baseline) -> tuple[MetricChange, ...]:
+    """Return the test on the steps' samples; nothing for mere averages."""
+    if not (now.samples_ms and baseline.samples_ms):
+        return ()
+    from stepgrade.compare.verdict import change_between_steps  # noqa: PLC0415  only with samples
+
+    return change_between_steps(now, baseline)
+
+
+def _shifts(now: Baseline, baseline: Baseline) -> tuple[Shift, ...]:
+    from stepgrade.compare.parts import shifts_of  # noqa: PLC0415  only when something changed
+
+    return shifts_of(now, baseline)
+
+
+def _may_be_nothing(change: MetricChange) -> bool:
+    return change.low is not None and change.high is not None and change.low <= 0.0 <= change.high
+
+
+def _within_noise(found: tuple[Regression, ...], unsure: set[str]) -> tuple[str, ...]:
+    return tuple(
+        f"{one.metric} is beyond contract v1's threshold but within the noise of the steps: not a regression"
+        for one in found
+        if one.metric in unsure
+    )
+
+
+def _notes(card: Scorecard, baseline: Baseline) -> tuple[str, ...]:
+    missing = [metric for metric, (before, now) in _pairs(card, baseline).items() if not (before and now)]
+    if not missing:
+        return ()
+    return (f"not compared with the baseline, as one side does not have it: {', '.join(missing)}",)

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from msgspec.structs import asdict
-
-from stepgrade.analysis.scorecard import Change, Scorecard, StepChange
+from stepgrade.analysis.scorecard import Change, StepChange
 from stepgrade.model import Baseline
 
 NO_PHASE = "in no phase"
 # Only a ledger from a device's timeline has this account; one made from phases adds nothing to them.
-_FROM_TIMELINE = "idle_sync"
+FROM_TIMELINE = "idle_sync"
 
 
-def step_change(card: Scorecard, baseline: Baseline) -> StepChange | None:
+def step_change(now: Baseline, before: Baseline) -> StepChange | None:
     """Return the parts of both steps, the largest change first; None when they cannot be split alike."""
-    now_ms, before_ms = card.step_time_ms, baseline.step_ms
+    now_ms, before_ms = now.step_ms, before.step_ms
     if not now_ms or not before_ms:
         return None
-    ledger = asdict(card.ledger) if card.ledger else {}
-    if ledger.get(_FROM_TIMELINE) is not None and baseline.ledger.get(_FROM_TIMELINE) is not None:
-        parts = _parts(_in_ms(baseline.ledger, before_ms), _in_ms(ledger, now_ms))
+    if now.ledger.get(FROM_TIMELINE) is not None and before.ledger.get(FROM_TIMELINE) is not None:
+        parts = _parts(_in_ms(before.ledger, before_ms), _in_ms(now.ledger, now_ms))
         return StepChange(basis="ledger", before_ms=before_ms, now_ms=now_ms, parts=parts)
-    phases = {name: phase.ms for name, phase in card.phases.items() if phase.ms}
-    if not phases or not baseline.phases_ms:
+    if not now.phases_ms or not before.phases_ms:
         return None
-    parts = _parts(_with_rest(baseline.phases_ms, before_ms), _with_rest(phases, now_ms))
+    parts = _parts(_with_rest(before.phases_ms, before_ms), _with_rest(now.phases_ms, now_ms))
     return StepChange(basis="phases", before_ms=before_ms, now_ms=now_ms, parts=parts)
+
+
+def in_no_phase_ms(run: Baseline) -> float | None:
+    """Return what a run's phases leave of its step, below 0 where they overlap; None if it has none."""
+    return run.step_ms - sum(run.phases_ms.values()) if run.step_ms and run.phases_ms else None
 
 
 def _in_ms(shares: dict[str, float | None], step_ms: float) -> dict[str, float]:

@@ -27,6 +27,8 @@ class Expectation(Struct, frozen=True, kw_only=True):
     dtype: str = DEFAULT_DTYPE
     devices: int = 1
     seq: int | None = None
+    batch: int | None = None
+    model: str | None = None  # what it is, in a few words
     model_flops: float | None = None
     palm_flops: float | None = None
     convention: str | None = None

@@ -92,6 +92,8 @@ def expect(setup: Setup) -> Expectation:
         dtype=setup.plan.dtype,
         devices=setup.plan.parallel.devices,
         seq=setup.plan.seq,
+        batch=setup.plan.batch,
+        model=f"{costs.architecture}, {costs.parameters:,} parameters",
         model_flops=setup.flops_per_token or costs.flops.model,
         palm_flops=costs.flops_palm.model,
         convention="given" if setup.flops_per_token else costs.flops.convention,

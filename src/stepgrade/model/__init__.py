@@ -1,6 +1,8 @@
 """What a run is: profiles and their parts. No files are read here and nothing is judged."""
 
+from stepgrade.model.fingerprint import Fingerprint
 from stepgrade.model.profile import (
+    RECORDER,
     Baseline,
     DeviceSeen,
     LayerTime,
@@ -9,19 +11,23 @@ from stepgrade.model.profile import (
     PhaseTime,
     Profile,
     RankTime,
+    Recorded,
     Source,
     Span,
 )
 
 __all__ = [
+    "RECORDER",
     "Baseline",
     "DeviceSeen",
+    "Fingerprint",
     "LayerTime",
     "LedgerTime",
     "OpTime",
     "PhaseTime",
     "Profile",
     "RankTime",
+    "Recorded",
     "Source",
     "Span",
 ]

@@ -13,7 +13,9 @@ from msgspec import Struct
 
 from stepgrade.errors import BadInput
 from stepgrade.model.activity import Activity, Flaw
+from stepgrade.model.fingerprint import Fingerprint
 
+RECORDER = "stepgrade recorder, PyTorch"  # the producer of what our own recorder writes
 LARGEST_COUNT = 2**64 - 1  # contract v1's counts are unsigned, of 64 bits
 
 
@@ -40,6 +42,7 @@ class PhaseTime(Struct, frozen=True, kw_only=True):
     total_ms: float | None = None
     per_step_ms: float | None = None
     step_share: float | None = None
+    samples_ms: tuple[float, ...] = ()  # one for each steady step, where the source tells them
 
 
 class LayerTime(Struct, frozen=True, kw_only=True):
@@ -63,6 +66,7 @@ class OpTime(Struct, frozen=True, kw_only=True):
     flops: float | None = None
     bytes: float | None = None
     dtype: str | None = None
+    samples_ms: tuple[float, ...] = ()
     longest: Span | None = None  # where its longest call is
 
 
@@ -96,6 +100,17 @@ class DeviceSeen(Struct, frozen=True, kw_only=True):
     sm_count: int | None = None
 
 
+class Recorded(Struct, frozen=True, kw_only=True):
+    """What the source says of the run besides its times, as far as it makes runs comparable."""
+
+    versions: dict[str, str] = {}
+    settings: tuple[str, ...] = ()  # what the profiler was told to record
+    processor: str | None = None  # where it ran, if that is no accelerator
+    model: str | None = None
+    batch: int | None = None
+    precision: str | None = None
+
+
 class Profile(Struct, frozen=True, kw_only=True):
     """One run: its steps, and where their time went. `operations` are those outside any layer."""
 
@@ -123,6 +138,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     activity: Activity | None = None
     flaws: tuple[Flaw, ...] = ()
     peak_memory_bytes: float | None = None
+    recorded: Recorded | None = None
     typical_step: Span | None = None  # where the steady step of middle length is
     contents: dict[str, str] = {}  # what else the source holds, in words, for people
     notes: tuple[str, ...] = ()
@@ -142,6 +158,7 @@ class Profile(Struct, frozen=True, kw_only=True):
         yield "wall coverage", self.wall_coverage
         yield "throughput", self.throughput_tok_s
         yield "tokens per step", self.tokens_per_step
+        yield "peak memory", self.peak_memory_bytes
         yield from (("a step's sample", ms) for ms in self.samples_ms)
         for phase in self.phases:
             place = f"phase {phase.name!r}"
@@ -170,15 +187,29 @@ class Baseline(Struct, frozen=True, kw_only=True):
     device: str | None = None
     ledger: dict[str, float | None] = {}  # shares of the step by account
     phases_ms: dict[str, float] = {}
+    samples_ms: tuple[float, ...] = ()
+    operations_ms: dict[str, float] = {}
+    operation_calls: dict[str, float] = {}  # per step
+    operation_samples_ms: dict[str, tuple[float, ...]] = {}  # one for each steady step
+    phase_samples_ms: dict[str, tuple[float, ...]] = {}
+    layers_ms: dict[str, float] = {}
+    launches_per_step: float | None = None
+    peak_memory_bytes: float | None = None
+    tokens_per_step: float | None = None
+    fingerprint: Fingerprint | None = None
 
     def __post_init__(self) -> None:
         figures = {
             "throughput": self.throughput_tok_s,
             "step time": self.step_ms,
             "coverage": self.wall_coverage,
+            "launches": self.launches_per_step,
+            "peak memory": self.peak_memory_bytes,
         }
-        for place, value in figures.items():
+        for place, value in (*figures.items(), *self.operations_ms.items(), *self.layers_ms.items()):
             _check_figure(place, value)
+        for value in self.samples_ms:
+            _check_figure("a step's sample", value)
 
 
 def _check_figure(place: str, value: float | None) -> None:

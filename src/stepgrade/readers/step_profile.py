@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import asdict
 
+from stepgrade import model
 from stepgrade.contract.decode import decode_json
 from stepgrade.contract.types import USIZE_MAX
 from stepgrade.errors import BadInput
-from stepgrade.model import DeviceSeen, LayerTime, OpTime, PhaseTime, Profile, Source
+from stepgrade.model import RECORDER, DeviceSeen, LayerTime, OpTime, PhaseTime, Profile, Source
+from stepgrade.model.circumstances import circumstances
 from stepgrade.readers.content import Content
 
 NAME = "step_profile"
@@ -72,6 +75,7 @@ class _Document(Struct, frozen=True):
     bottleneck: str | None = None
     tokens_per_step: float | None = None
     samples_ms: list[float] = []
+    peak_memory_bytes: float | None = None
     stepgrade: Recorded | None = None
 
 
@@ -97,7 +101,7 @@ def _profile(document: _Document, name: str) -> Profile:
         where = "$.steps" if document.steps is not None else "$.steps_profiled"
         raise BadInput(f"must be a whole number from 0 to {USIZE_MAX}", where=where)
     return Profile(
-        source=Source(format=_format(document), files=(name,), producer=document.profiler),
+        source=Source(format=_format(document), files=(name,), producer=_producer(document)),
         steps=steps or None,
         step_ms=_step_ms(document, steps),
         samples_ms=tuple(document.samples_ms),
@@ -107,9 +111,11 @@ def _profile(document: _Document, name: str) -> Profile:
         operations=tuple(OpTime(name=op, total_ms=ms) for op, ms in sorted(document.ops.items())),
         tokens_per_step=document.tokens_per_step,
         claimed_bottleneck=document.bottleneck,
+        peak_memory_bytes=document.peak_memory_bytes,
         recorded_steps=recorded.recorded_steps,
         world_size=recorded.world_size,
         device=device_of(recorded.device),
+        recorded=circumstances_of(recorded),
         contents=contents_of(recorded),
         notes=(*recorded.notes, *(("the profile says it holds 0 steps",) if steps == 0 else ())),
     )
@@ -122,6 +128,11 @@ def device_of(device: Device | None) -> DeviceSeen | None:
     return DeviceSeen(name=device.name, memory_bytes=device.memory_bytes, sm_count=device.sm_count)
 
 
+def circumstances_of(recorded: Recorded) -> model.Recorded | None:
+    """Return what makes the run comparable with others."""
+    return circumstances(recorded.versions, asdict(recorded.device or Device()), recorded.config)
+
+
 def contents_of(recorded: Recorded) -> dict[str, str]:
     """Return what our recorder says of the run, in words."""
     loss = recorded.loss or {}
@@ -131,6 +142,11 @@ def contents_of(recorded: Recorded) -> dict[str, str]:
         "loss": f"{loss['first']:.4g} to {loss['last']:.4g}" if {"first", "last"} <= set(loss) else "",
     }
     return {name: words for name, words in parts.items() if words}
+
+
+def _producer(document: _Document) -> str | None:
+    """Return who wrote it: our recorder borrows the format, not the runtime that it was made for."""
+    return RECORDER if document.stepgrade is not None else document.profiler
 
 
 def _format(document: _Document) -> str:

@@ -50,6 +50,24 @@ def describe_device(device: Any) -> dict[str, Any]:
     }
 
 
+def peak_memory_bytes(kind: str) -> float | None:
+    """Return the most memory held so far: PyTorch's on a CUDA device, the process's own on a CPU."""
+    if kind == "cuda":
+        import torch  # noqa: PLC0415  an extra
+
+        return float(torch.cuda.max_memory_allocated())
+    return _resident_bytes() if kind == "cpu" else None
+
+
+def _resident_bytes() -> float | None:
+    try:
+        import resource  # noqa: PLC0415  not on Windows
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return float(peak if platform.system() == "Darwin" else peak * 1024)
+
+
 def rank_and_world() -> tuple[int, int]:
     """Return this process's rank and how many there are, from torch.distributed or the launcher."""
     import torch.distributed as dist  # noqa: PLC0415  an extra

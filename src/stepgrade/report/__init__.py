@@ -5,13 +5,17 @@ from __future__ import annotations
 from importlib import import_module
 
 from stepgrade.errors import BadOption
-from stepgrade.report.types import Page, Result
+from stepgrade.report.types import Page, Renderable, kind_of
 
 FORMATS = ("terminal", "markdown", "json", "html")
 
 
-def render(result: Result, to: str, page: Page) -> str:
-    """Return the whole text of a result in one of FORMATS."""
+def render(result: Renderable, to: str, page: Page) -> str:
+    """Return the whole text of a result in one of FORMATS; a gate's answer has some of its own."""
+    if kind_of(result) == "GateReport":
+        from stepgrade.report.gate import render_gate  # noqa: PLC0415  only for a gate
+
+        return render_gate(result, to, page)  # type: ignore[arg-type]  # told by its kind
     if to not in FORMATS:
         raise BadOption(f"no output format called {to!r}", hint=f"known: {', '.join(FORMATS)}")
     text: str = import_module(f"stepgrade.report.{to}").render(result, page)

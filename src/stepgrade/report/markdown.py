@@ -64,11 +64,18 @@ def _metrics(card: Scorecard) -> list[tuple[str, str]]:
         ("Throughput", show_rate(card.throughput_tok_s)),
         *((name, escaped(text)) for name, text in ceilings),
         *([(f"MFU ({card.flops_convention})", show_share(card.mfu))] if card.mfu is not None else []),
-        ("Step time", show_ms(card.step_time_ms)),
+        ("Step time", f"{show_ms(card.step_time_ms)}{_interval(card)}"),
         ("Backward / forward", show_ratio(card.forward_backward_ratio)),
         ("Wall coverage", show_share(card.wall_coverage)),
     ]
     return [*rows, ("Baseline", escaped(card.baseline))] if card.baseline else rows
+
+
+def _interval(card: Scorecard) -> str:
+    steps = card.steps
+    if steps is None or steps.low_ms is None:
+        return ""
+    return f" ({show_ms(steps.low_ms)} to {show_ms(steps.high_ms)}, 95 %)"
 
 
 def _regressions(card: Scorecard) -> list[str]:

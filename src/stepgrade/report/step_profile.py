@@ -23,6 +23,7 @@ def render_step_profile(profile: Profile) -> str:
         "per_layer": [_layer(layer) for layer in profile.layers],
         "ops": _model_wide(profile),
         "samples_ms": list(profile.samples_ms),
+        "peak_memory_bytes": profile.peak_memory_bytes,
     }
     known = {key: value for key, value in document.items() if value not in (None, [])}
     return json_text(msgspec.json.encode(known).decode()) + "\n"

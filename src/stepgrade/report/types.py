@@ -10,6 +10,7 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from stepgrade.analysis import Scorecard
     from stepgrade.analysis.inspection import Inspection
+    from stepgrade.compare.budgets import GateReport
     from stepgrade.compare.matrix import ParityMatrix
     from stepgrade.compare.parity import ParityReport
     from stepgrade.hardware.answers import DeviceFacts, DeviceTable
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 KINDS = (
     "Scorecard",
+    "GateReport",
     "ParityReport",
     "ParityMatrix",
     "Inspection",
@@ -32,6 +34,7 @@ Result: TypeAlias = (
     "Scorecard | ParityReport | ParityMatrix | Inspection | DeviceTable | DeviceFacts | Detection | "
     "Measured | Estimate"
 )
+Renderable: TypeAlias = "Result | GateReport"  # a gate has formats of its own besides
 
 
 class Page(Struct, frozen=True, kw_only=True):

@@ -115,7 +115,7 @@ def check(trace: Trace) -> None:
 
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_no_damage_escapes(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    dice = random.Random(SEED * BATCHES + batch)  # noqa: S311 (to be repeatable)
+    dice = random.Random(SEED * BATCHES + batch)
     document = json.loads(plain_trace(40), parse_float=lambda digits: f"@{digits}@")
     texts = [write(document, layout) for layout in LAYOUTS]
     texts += [text.replace(b'"cpu_op"', b'"Operator"').replace(b'"kernel"', b'"Kernel"') for text in texts]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import date
 from functools import cache
 from typing import Any
 
 import msgspec
 
 import stepgrade as sg
+from stepgrade import api
+from stepgrade.analysis.change import Shift
 from stepgrade.analysis.finding import Finding
 from stepgrade.analysis.scorecard import Ledger, Operation, RankRow, Roof, Scorecard, StepStats
+from stepgrade.compare.budgets import Check, GateReport
+from stepgrade.compare.parts import PartChange
+from stepgrade.config import Budget, Config, GateTable, Waiver
 from stepgrade.model import LayerTime, OpTime, Profile, Source, Span
 from tests.builders import make_ops, make_profile
 from tests.conftest import ROOT
@@ -48,6 +54,52 @@ def step_profile_card() -> sg.Scorecard:
     profile = sg.load(ROOT / "examples" / "runs" / "gpt_naive.json")
     baseline = sg.load_baseline(ROOT / "examples" / "runs" / "gpt_fused.json")
     return sg.score(profile, peak_bw_gb_s=32.05, bytes_per_token=391_000, baseline=baseline)
+
+
+@cache
+def gate_report() -> GateReport:
+    """Return the gate's answer about a bundled trace against another."""
+    names = ("gpt_naive", "gpt_fused")
+    now, before = (sg.load(ROOT / "examples" / "traces" / f"{name}.json.gz") for name in names)
+    waiver = Waiver(metric="launches*", until=date(2999, 1, 1), reason="the new attention")
+    config = Config(
+        gate=GateTable(run_noise=0.02),
+        budgets=(
+            Budget(metric="step_time_ms", allow=0.05, at_most=2000.0),
+            Budget(metric="efficiency", at_least=0.2),
+        ),
+        waivers=(waiver,),
+    )
+    return api.gate([now], baselines=[before], config=config, today=date(2026, 1, 1))
+
+
+@cache
+def unmeasured_gate() -> GateReport:
+    """Return the gate's answer about runs that are not comparable."""
+    now, before = make_profile(tokens_per_step=1.0), make_profile(tokens_per_step=2.0)
+    return api.gate([now], baselines=[before], today=date(2026, 1, 1))
+
+
+def hostile_gate(names: tuple[str, ...] = HOSTILE) -> GateReport:
+    """Return an answer with hostile names everywhere."""
+    report = gate_report()
+    checks = tuple(
+        Check(metric=name, status="waived", text=name, waiver=name, change=report.changes[0])
+        for name in names
+    )
+    shifts = tuple(Shift(kind="operation", name=name, before=1.0, now=None) for name in names)
+    parts = tuple(PartChange(kind="operation", name=name, change=report.changes[0]) for name in names)
+    return msgspec.structs.replace(
+        report,
+        source=names[0],
+        baseline=names[1],
+        checks=checks,
+        shifts=shifts,
+        parts=parts,
+        differences=names,
+        reasons=names,
+        notes=names,
+    )
 
 
 @cache

@@ -24,11 +24,11 @@ from stepgrade.model import Source, Span
 from stepgrade.report.html import page as html_page
 from stepgrade.report.html import perfetto
 from stepgrade.report.names import printable, shortened
-from stepgrade.report.types import Page
+from stepgrade.report.types import Page, Renderable
 from tests.conftest import ROOT
 from tests.report.html import cards
 
-PAGES: dict[str, Callable[[], sg.Scorecard | sg.ParityReport]] = {
+PAGES: dict[str, Callable[[], Renderable]] = {
     "bundled": cards.bundled_card,
     "step_profile": cards.step_profile_card,
     "full": cards.full_card,
@@ -36,6 +36,9 @@ PAGES: dict[str, Callable[[], sg.Scorecard | sg.ParityReport]] = {
     "hostile": cards.hostile_card,
     "parity": cards.parity_report,
     "hostile_parity": cards.hostile_parity,
+    "gate": cards.gate_report,
+    "unmeasured_gate": cards.unmeasured_gate,
+    "hostile_gate": cards.hostile_gate,
 }
 
 

@@ -18,7 +18,7 @@ from stepgrade.analysis.trace.precision import MATMULS, dtype_of_calls
 from stepgrade.analysis.trace.shapes import decode_shapes
 from stepgrade.analysis.trace.timeline import Timeline
 from stepgrade.model.columns import distinct, groups
-from stepgrade.model.events import NONE, Ids, Inputs, Trace
+from stepgrade.model.events import NONE, Ids, Inputs, Longs, Trace
 
 KERNELS_SHOWN = 5
 
@@ -48,6 +48,7 @@ class OperationFacts(Struct, frozen=True, kw_only=True):
     linked: bool  # False: the name is a kernel's, no operation is known to have launched it
     longest_start_ns: int  # of its longest piece
     longest_ns: int
+    step_ns: tuple[int, ...]  # one for each steady step
 
 
 class _Costs(NamedTuple):
@@ -66,11 +67,12 @@ def sum_operations(line: Timeline, pieces: Pieces) -> tuple[OperationFacts, ...]
     order = np.argsort(key, kind="stable")
     edges = np.flatnonzero(np.diff(key[order], prepend=NONE, append=np.iinfo(np.int64).max))
     costs = _without_the_same_twice(_costs(trace, pieces.op[rows]), line.tree)
-    found = [_operation(trace, pieces, rows[order[a:b]], costs) for a, b in pairwise(edges.tolist())]
+    found = [_operation(line, pieces, rows[order[a:b]], costs) for a, b in pairwise(edges.tolist())]
     return tuple(sorted(found, key=lambda one: (-one.total_ns, one.name)))
 
 
-def _operation(trace: Trace, pieces: Pieces, group: Ids, costs: _Costs) -> OperationFacts:
+def _operation(line: Timeline, pieces: Pieces, group: Ids, costs: _Costs) -> OperationFacts:
+    trace = line.trace
     name = trace.strings[int(pieces.name[group[0]])]
     linked = bool(pieces.op[group[0]] >= 0)
     calls, per_call, _ = groups(pieces.op[group])
@@ -95,7 +97,15 @@ def _operation(trace: Trace, pieces: Pieces, group: Ids, costs: _Costs) -> Opera
         linked=linked,
         longest_start_ns=int(pieces.start_ns[longest]),
         longest_ns=int(pieces.dur_ns[longest]),
+        step_ns=per_steady_step(line, pieces.step[group], pieces.dur_ns[group]),
     )
+
+
+def per_steady_step(line: Timeline, step: Ids, dur_ns: Longs) -> tuple[int, ...]:
+    """Return the time of pieces in each steady step."""
+    steady = line.windows.steady
+    sums = np.bincount(step, weights=dur_ns, minlength=len(steady)).astype(np.int64)
+    return tuple(sums[: len(steady)][steady].tolist())
 
 
 def _longest(pieces: Pieces, group: Ids) -> int:

@@ -8,6 +8,7 @@ from msgspec import Struct
 from stepgrade.analysis.trace import intervals as iv
 from stepgrade.analysis.trace.classify import WorkClass
 from stepgrade.analysis.trace.intervals import Spans
+from stepgrade.analysis.trace.operations import per_steady_step
 from stepgrade.analysis.trace.pieces import Pieces
 from stepgrade.analysis.trace.timeline import IN_BACKWARD, IN_INPUT, IN_OPTIMIZER, Driver, Timeline
 from stepgrade.analysis.trace.vocabulary import Mask
@@ -24,6 +25,7 @@ class PhaseFacts(Struct, frozen=True, kw_only=True):
     name: str
     busy_ns: int  # some of its work was running; phases may run at once
     own_ns: int  # the same without what an earlier phase in the precedence had; adds up to the busy time
+    step_ns: tuple[int, ...]  # of its own time, what lies in each steady step
 
 
 def phase_of(line: Timeline, pieces: Pieces) -> Kinds:
@@ -71,11 +73,19 @@ def _device_phases(line: Timeline, pieces: Pieces, phase: Kinds) -> tuple[PhaseF
         if name == "other":
             chosen |= pieces.steady & (phase == _index("input"))
         spans = _spans(pieces, chosen)
-        own = iv.total_ns(iv.subtract(spans, taken))
+        own = iv.subtract(spans, taken)
         taken = iv.merge(taken, spans)
-        facts[name] = PhaseFacts(name=name, busy_ns=iv.total_ns(spans), own_ns=own)
+        facts[name] = PhaseFacts(
+            name=name, busy_ns=iv.total_ns(spans), own_ns=iv.total_ns(own), step_ns=_by_step(line, own)
+        )
     facts["input"] = _input_wait(line)
     return tuple(facts[name] for name in PHASES if facts[name].busy_ns)
+
+
+def _by_step(line: Timeline, spans: Spans) -> tuple[int, ...]:
+    steady = line.windows.steady
+    inside = iv.covered_within(spans, line.windows.start_ns[steady], line.windows.end_ns[steady])
+    return tuple(inside.tolist())
 
 
 def _spans(pieces: Pieces, chosen: Mask) -> Spans:
@@ -88,11 +98,15 @@ def _input_wait(line: Timeline) -> PhaseFacts:
     steady = line.windows.steady
     spans = line.ledger.idle_input if line.ledger else iv.NOTHING
     waits = iv.covered_within(spans, line.windows.start_ns[steady], line.windows.end_ns[steady])
-    return PhaseFacts(name="input", busy_ns=int(waits.sum()), own_ns=int(waits.sum()))
+    total = int(waits.sum())
+    return PhaseFacts(name="input", busy_ns=total, own_ns=total, step_ns=tuple(waits.tolist()))
 
 
 def _host_phases(line: Timeline, pieces: Pieces, phase: Kinds) -> tuple[PhaseFacts, ...]:
-    total = np.bincount(phase[pieces.steady], weights=pieces.dur_ns[pieces.steady], minlength=len(PHASES))
-    sums = dict(zip(PHASES, total.astype(np.int64).tolist(), strict=True))
-    sums["input"] = _input_wait(line).own_ns
-    return tuple(PhaseFacts(name=name, busy_ns=ns, own_ns=ns) for name, ns in sums.items() if ns)
+    found = {"input": _input_wait(line)}
+    for name in PHASES[1:]:
+        chosen = pieces.steady & (phase == _index(name))
+        total = int(pieces.dur_ns[chosen].sum())
+        steps = per_steady_step(line, pieces.step[chosen], pieces.dur_ns[chosen])
+        found[name] = PhaseFacts(name=name, busy_ns=total, own_ns=total, step_ns=steps)
+    return tuple(found[name] for name in PHASES if found[name].own_ns)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 
+from msgspec import structs
+
 from stepgrade.analysis.average import mean
 from stepgrade.analysis.trace.facts import LedgerFacts, TraceFacts, analyse_trace
 from stepgrade.analysis.trace.fitness import Unfitness
 from stepgrade.analysis.trace.joined import join_activities
+from stepgrade.analysis.trace.operations import OperationFacts
+from stepgrade.analysis.trace.phases import PhaseFacts
 from stepgrade.analysis.trace.run import RankFacts, RunFacts, join_ranks
 from stepgrade.analysis.trace.windows import StepMark
 from stepgrade.model import (
@@ -19,6 +23,7 @@ from stepgrade.model import (
     PhaseTime,
     Profile,
     RankTime,
+    Recorded,
     Source,
     Span,
 )
@@ -33,17 +38,20 @@ PRODUCER = "torch.profiler"
 def profile_of_traces(traces: Iterable[Trace]) -> Profile:
     """Analyse the ranks of one run, taken one by one and not kept, and sum them up."""
     seen: list[dict[str, str]] = []
+    recorded: list[Recorded] = []
     lost: list[str] = []
     files: list[str] = []
 
     def facts_of(trace: Trace) -> TraceFacts:
         seen.append(_contents(trace))
+        recorded.append(Recorded(versions=trace.versions, settings=tuple(sorted(trace.recorded))))
         lost.extend(trace.lost)
         files.append(trace.file)
         return analyse_trace(trace)
 
     run = join_ranks([*map(facts_of, traces)])  # a loop would keep one trace while the next is read
-    return _profile(run, seen, tuple(dict.fromkeys(files)), tuple(dict.fromkeys(lost)))
+    profile = _profile(run, seen, tuple(dict.fromkeys(files)), tuple(dict.fromkeys(lost)))
+    return structs.replace(profile, recorded=recorded[0] if recorded else None)
 
 
 def _profile(
@@ -130,7 +138,26 @@ def _phases(facts: Sequence[TraceFacts], steps: int) -> tuple[PhaseTime, ...]:
         for phase in fact.phases:
             ms = phase.own_ns / _steady(fact) / len(facts) / NS_PER_MS
             per_step[phase.name] = per_step.get(phase.name, 0.0) + ms
-    return tuple(PhaseTime(name=name, total_ms=ms * steps, per_step_ms=ms) for name, ms in per_step.items())
+    samples = _samples(facts, [fact.phases for fact in facts])
+    return tuple(
+        PhaseTime(name=name, total_ms=ms * steps, per_step_ms=ms, samples_ms=samples.get(name, ()))
+        for name, ms in per_step.items()
+    )
+
+
+def _samples(
+    facts: Sequence[TraceFacts], parts: Sequence[Sequence[PhaseFacts | OperationFacts]]
+) -> dict[str, tuple[float, ...]]:
+    """Return by name the time in each steady step on the mean rank; nothing when the ranks' steps differ."""
+    counts = {len(fact.steady_ns) for fact in facts}
+    if len(counts) != 1:
+        return {}
+    sums: dict[str, list[float]] = {}
+    for part in (one for own in parts for one in own):
+        row = sums.setdefault(part.name, [0.0] * max(counts))
+        for place, ns in enumerate(part.step_ns):
+            row[place] += ns / NS_PER_MS / len(facts)
+    return {name: tuple(row) for name, row in sums.items()}
 
 
 def _operations(facts: Sequence[TraceFacts], steps: int, files: tuple[str, ...]) -> tuple[OpTime, ...]:
@@ -153,7 +180,9 @@ def _operations(facts: Sequence[TraceFacts], steps: int, files: tuple[str, ...])
                     _span(fact, files, op.longest_start_ns, op.longest_ns),
                 ),
             )
-    return tuple(sorted(rows.values(), key=lambda op: (-op.total_ms, op.name)))
+    samples = _samples(facts, [fact.operations for fact in facts])
+    found = [structs.replace(op, samples_ms=samples.get(op.name, ())) for op in rows.values()]
+    return tuple(sorted(found, key=lambda op: (-op.total_ms, op.name)))
 
 
 def _longer(before: Span | None, span: Span) -> Span:

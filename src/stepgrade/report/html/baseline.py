@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stepgrade.analysis import Scorecard
+from stepgrade.analysis.change import MetricChange, Shift
 from stepgrade.analysis.scorecard import Change, StepChange
 from stepgrade.compare.step_change import change_ms
 from stepgrade.report.html import words
@@ -31,10 +32,11 @@ def view(card: Scorecard) -> dict[str, Any] | None:
             }
             for found in card.regressions
         ],
-        "changes": [_metric(change) for change in getattr(card, "changes", ())],
-        "causes": [_cause(cause) for cause in getattr(card, "changed", ())[:CAUSES_SHOWN]],
+        "changes": [_metric(change) for change in card.changes],
+        "causes": [_cause(cause) for cause in card.changed[:CAUSES_SHOWN]],
+        "differences": card.differences,
         "compared": [words.METRICS.get(metric, metric) for metric in card.compared],
-        "waterfall": None if card.step_change is None else _waterfall(card.step_change),
+        "waterfall": None if card.step_change is None else waterfall(card.step_change),
     }
 
 
@@ -42,7 +44,7 @@ def _change(metric: str, delta: float) -> str:
     return f"{delta * 100:+.1f} points" if metric == "wall_coverage" else show_delta(delta)
 
 
-def _metric(change: Any) -> dict[str, str]:
+def _metric(change: MetricChange) -> dict[str, str]:
     """Return one metric before and now, with the interval of its change and the verdict on it."""
     show = _FIGURES.get(change.metric, show_count)
     interval = ""
@@ -59,7 +61,7 @@ def _metric(change: Any) -> dict[str, str]:
     }
 
 
-def _cause(cause: Any) -> tuple[str, str, str, str]:
+def _cause(cause: Shift) -> tuple[str, str, str, str]:
     def shown(value: float | None) -> str:
         if cause.unit == "ms":
             return show_ms(value)
@@ -68,7 +70,7 @@ def _cause(cause: Any) -> tuple[str, str, str, str]:
     return shortened(cause.name, 120), cause.kind, shown(cause.before), shown(cause.now)
 
 
-def _waterfall(change: StepChange) -> dict[str, Any]:
+def waterfall(change: StepChange) -> dict[str, Any]:
     """Return rows from the old step to the new one, each beginning where the one before ended."""
     shown, rest = change.parts[:PARTS_SHOWN], change.parts[PARTS_SHOWN:]
     deltas = [(_name(part, change), change_ms(part), _told(part)) for part in shown if change_ms(part)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from stepgrade.analysis import Scorecard
+from stepgrade.analysis.samples import RULE, STEADY, marks_of
 from stepgrade.analysis.scorecard import StepStats
-from stepgrade.analysis.spread import STEADY, Bin, Stretch, histogram, marks_of, stretches
+from stepgrade.analysis.spread import Bin, Stretch, histogram, stretches
 from stepgrade.report.html.plot import Mark, Scale, Tick, even_ticks, joined
 from stepgrade.units import show_count, show_ms
 
@@ -18,7 +19,7 @@ def view(card: Scorecard) -> dict[str, Any]:
     steps = card.steps
     if steps is None or len(steps.samples_ms) < 2:
         return {"why_empty": _why_empty(steps)}
-    marks = _marks(steps)
+    marks = marks_of(steps.samples_ms)
     points = stretches(steps.samples_ms, marks, POINTS_SHOWN)
     low, high = min(steps.samples_ms), max(steps.samples_ms)
     room = (high - low) * 0.08 or high * 0.05
@@ -33,15 +34,13 @@ def view(card: Scorecard) -> dict[str, Any]:
         ],
         "last": len(steps.samples_ms),
         "counts": {mark: marks.count(mark) for mark in dict.fromkeys(marks) if mark != STEADY},
+        "interval": None
+        if steps.low_ms is None or steps.high_ms is None
+        else f"{show_ms(steps.low_ms)} and {show_ms(steps.high_ms)}",
+        "rule": RULE,
         "per_point": points[0].last - points[0].first + 1,
         "rows": _rows(steps),
     }
-
-
-def _marks(steps: StepStats) -> tuple[str, ...]:
-    """Return the marks that the analysis gave, else those that the samples alone tell."""
-    given = getattr(steps, "marks", ())
-    return given if len(given) == len(steps.samples_ms) else marks_of(steps.samples_ms)
 
 
 def _why_empty(steps: StepStats | None) -> str:

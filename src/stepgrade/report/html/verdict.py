@@ -109,11 +109,10 @@ def _step_note(steps: StepStats | None) -> str:
 
 
 def _spread(steps: StepStats) -> str | None:
-    """Return the interval of the median where there is one, else the range of the steps."""
+    """Return the interval of the median where there is one."""
     if steps.low_ms is None or steps.high_ms is None:
         return None
-    words_for = "95 % interval " if getattr(steps, "least_ms", None) is not None else ""
-    return f"{words_for}{show_ms(steps.low_ms)} to {show_ms(steps.high_ms)}"
+    return f"95 % interval {show_ms(steps.low_ms)} to {show_ms(steps.high_ms)}"
 
 
 def _counted(steps: StepStats) -> str:

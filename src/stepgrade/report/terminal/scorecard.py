@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from stepgrade.analysis.finding import Finding
-from stepgrade.analysis.scorecard import UNGRADED, Arithmetic, LayerStep, Operation, Scorecard
+from stepgrade.analysis.scorecard import (
+    UNGRADED,
+    Arithmetic,
+    LayerStep,
+    Operation,
+    Scorecard,
+    Throughput,
+)
 from stepgrade.report.names import printable, shortened
 from stepgrade.report.terminal.canvas import Canvas
 from stepgrade.units import (
     show_count,
-    show_delta,
     show_graded_share,
     show_ms,
     show_rate,
@@ -20,7 +26,6 @@ from stepgrade.units import (
 _BADGE = {"A": "badge-good", "B": "badge-good", "C": "badge-fair", "D": "badge-bad", "F": "badge-bad"}
 _THRESHOLDS = (("D", 0.10), ("C", 0.20), ("B", 0.40), ("A", 0.60))
 _BOUNDS = tuple(least for _, least in _THRESHOLDS)
-_METRICS = {"throughput_tok_s": "throughput", "step_time_ms": "step time", "wall_coverage": "wall coverage"}
 _ROOF = {"memory": "memory bandwidth", "compute": "arithmetic", "link": "the link"}
 _WORK = ("compute", "memory_bw", "unknown")
 PHASES_SHOWN = 8
@@ -42,6 +47,7 @@ _ACCOUNTS = {
 def draw(card: Scorecard, canvas: Canvas) -> None:
     """Draw the whole card."""
     _title(card, canvas)
+    _differences(card, canvas)
     _grade(card, canvas)
     _facts(card, canvas)
     _regressions(card, canvas)
@@ -64,6 +70,20 @@ def _title(card: Scorecard, canvas: Canvas) -> None:
     told = " · ".join(facts)
     name = shortened(card.source.files[0], max(8, canvas.width - len(told) - len("stepgrade ·  · ")))
     canvas.line(canvas.style(shortened(f"stepgrade · {name} · {told}", canvas.width), "dim"))
+
+
+def _differences(card: Scorecard, canvas: Canvas) -> None:
+    if card.differences:
+        from stepgrade.report.terminal.baseline import draw_differences  # noqa: PLC0415  with a baseline only
+
+        draw_differences(card.differences, canvas, compared=bool(card.compared))
+
+
+def _regressions(card: Scorecard, canvas: Canvas) -> None:
+    if card.baseline is not None:
+        from stepgrade.report.terminal.baseline import draw_regressions  # noqa: PLC0415  as above
+
+        draw_regressions(card, card.baseline, canvas)
 
 
 def _grade(card: Scorecard, canvas: Canvas) -> None:
@@ -131,14 +151,33 @@ def _scale(efficiency: float, canvas: Canvas) -> str:
     return f"{drawn[:at]}{canvas.style('◆', 'title')}{drawn[at + 1 :]} 100 %"
 
 
+def _sureness(card: Scorecard) -> str:
+    """Return what the step time rests on: its interval and how many steps are in it."""
+    steps = card.steps
+    if steps is None or steps.median_ms is None:
+        return ""
+    of_all = f"median of {show_count(steps.steady)} steady step{'s' if steps.steady != 1 else ''}"
+    if steps.low_ms is None:
+        return f", {of_all}"
+    return f", between {show_ms(steps.low_ms)} and {show_ms(steps.high_ms)} (95 %; {of_all})"
+
+
+def _throughput(rate: Throughput) -> str:
+    """Return the rate, its interval where there is one, and what it rests on."""
+    if rate.low is None or rate.high is None:
+        return f"{show_rate(rate.tok_s)} ({rate.basis})"
+    between = f"between {show_rate(rate.low)} and {show_rate(rate.high)}"
+    return f"{show_rate(rate.tok_s)}, {between} (95 %; {rate.basis})"
+
+
 def _facts(card: Scorecard, canvas: Canvas) -> None:
     canvas.line()
     evidence = "; ".join((*card.bottleneck_evidence, *_without(card)))
     canvas.fact("Bottleneck", f"{card.bottleneck}: {evidence}" if evidence else card.bottleneck)
     if card.step_time_ms is not None:
-        canvas.fact("Step", show_ms(card.step_time_ms))
-    if card.throughput is not None and card.grade == UNGRADED:
-        canvas.fact("Throughput", f"{show_rate(card.throughput.tok_s)} ({card.throughput.basis})")
+        canvas.fact("Step", f"{show_ms(card.step_time_ms)}{_sureness(card)}")
+    if card.throughput is not None and (card.grade == UNGRADED or card.throughput.low is not None):
+        canvas.fact("Throughput", _throughput(card.throughput))
     if card.arithmetic is not None and not _is_graded_by_arithmetic(card):
         canvas.fact("Arithmetic", f"{_arithmetic(card)}, {_counted(card.arithmetic)}")
     if card.mfu is not None:
@@ -157,20 +196,6 @@ def _without(card: Scorecard) -> tuple[str, ...]:
     if not found or found[0].remaining_ms is None or card.bottleneck in _WORK:
         return ()
     return (f"without it the step would take {show_ms(found[0].remaining_ms)}",)
-
-
-def _regressions(card: Scorecard, canvas: Canvas) -> None:
-    if card.baseline is None:
-        return
-    canvas.heading(f"Against {shortened(card.baseline, canvas.width - 8)}")
-    if not card.regressions:
-        canvas.line(f"  {canvas.style('no regression', 'good')}")
-    for found in card.regressions:
-        style = "bad" if found.severity == "critical" else "fair"
-        change = (
-            show_delta(found.delta) if found.metric != "wall_coverage" else f"{found.delta * 100:+.1f} points"
-        )
-        canvas.line(f"  {canvas.style(found.severity, style)}  {_METRICS[found.metric]} {change}")
 
 
 def _ledger(card: Scorecard, canvas: Canvas) -> None:

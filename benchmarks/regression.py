@@ -1,0 +1,284 @@
+"""Measure the gate: false alarms, power, change points, and a hundred thousand runs of history.
+
+    python benchmarks/regression.py             everything, in minutes: the tables of docs/regressions.md
+    python benchmarks/regression.py aa power    only these parts
+    python benchmarks/regression.py changes --rival otava=/path/to/its/python
+
+Everything is seeded: the same machine prints the same tables, but for the times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from simulated import Floats, Machine
+
+import stepgrade as sg
+from stepgrade.analysis.samples import median_interval
+from stepgrade.compare.changes import change_points
+from stepgrade.compare.verdict import Sensitivity, changes_of
+from stepgrade.contract.scorecard import step_time_regression
+from stepgrade.model import Baseline, Profile, Source
+from stepgrade.store import NewRun, open_history
+
+ROOT = Path(__file__).resolve().parent.parent
+SAMPLES = ROOT.parent / "shared" / "samples" / "history"
+COMPARISONS = 2000
+HISTORY = 10
+_TCPD = ("nile", *(f"quality_control_{n}" for n in range(1, 6)), "run_log", "well_log")
+_MARGIN = 5
+
+Row = Sequence[object]
+Verdicts = dict[str, int]
+
+
+def table(head: Row, rows: Sequence[Row]) -> None:
+    """Print a table in Markdown."""
+    for row in (head, ["---"] * len(head), *rows):
+        print("| " + " | ".join(str(cell) for cell in row) + " |")
+    print()
+
+
+def verdicts(machine: Machine, *, runs: int, history: int, steps: int = 50, slower: float = 0.0) -> str:
+    """Return what one comparison says of the step time."""
+    before = [machine.run() for _ in range(history)]
+    now = [machine.run(steps, slower=slower) for _ in range(runs)]
+    return changes_of(now, before, Sensitivity())[0].outcome
+
+
+def alarms_of_v1(machine: Machine, *, slower: float = 0.0) -> bool:
+    """Tell whether contract v1's threshold fires on the averages of two runs."""
+    before, now = machine.samples(), machine.samples(slower=slower)
+    return step_time_regression(float(before.mean()), float(now.mean())) is not None
+
+
+def share(count: int, of: int) -> str:
+    """Return a percentage."""
+    return f"{100.0 * count / of:.1f} %"
+
+
+def false_alarms(count: int) -> None:
+    """Compare identical runs."""
+    print(f"### False alarms among {count:,} comparisons of identical runs\n")
+    rows = []
+    for noise in (0.02, 0.05, 0.13):
+        v1 = sum(alarms_of_v1(machine) for machine in [Machine(1, run_noise=noise)] for _ in range(count))
+        row = [f"{noise:.0%}", share(v1, count)]
+        for history in (1, HISTORY, 30):
+            machine = Machine(2, run_noise=noise)
+            said = [verdicts(machine, runs=1, history=history) for _ in range(count)]
+            wrong = sum(one in ("regressed", "improved") for one in said)
+            row += [share(wrong, count), share(said.count("cannot tell"), count)]
+        rows.append(row)
+    head = ["run-to-run noise", "contract v1"]
+    for name in ("no history", f"{HISTORY} earlier runs", "30 earlier runs"):
+        head += [f"{name}: alarms", "cannot tell"]
+    table(head, rows)
+
+
+def power(count: int) -> None:
+    """Compare a run with slower ones."""
+    print(f"### Slowdowns found, of {count:,}\n")
+    cases: list[tuple[str, Callable[[float], Iterator[bool]]]] = [
+        (
+            "2 % between steps, none between runs, 1 run of 50 steps against 10",
+            _finder(count, 0.0, 1, 10, 50),
+        ),
+        ("0.5 % between runs, 1 run of 50 steps against 10", _finder(count, 0.005, 1, 10, 50)),
+        ("1 % between runs, 1 run of 50 steps against 30", _finder(count, 0.01, 1, 30, 50)),
+        ("2 % between runs, 1 run of 50 steps against 30", _finder(count, 0.02, 1, 30, 50)),
+        ("2 % between runs, 3 runs of 50 steps against 30", _finder(count, 0.02, 3, 30, 50)),
+        ("2 % between runs, 5 runs of 50 steps against 30", _finder(count, 0.02, 5, 30, 50)),
+        ("5 % between runs, 5 runs of 50 steps against 30", _finder(count, 0.05, 5, 30, 50)),
+    ]
+    slower = (0.02, 0.03, 0.05, 0.10)
+    rows = [[name, *(share(sum(find(by)), count) for by in slower)] for name, find in cases]
+    machine = Machine(3, run_noise=0.02)
+    v1 = [share(sum(alarms_of_v1(machine, slower=by) for _ in range(count)), count) for by in slower]
+    rows.append(["contract v1, 2 % between runs", *v1])
+    table(["noise and runs", *(f"{by:.0%} slower" for by in slower)], rows)
+
+
+def _finder(
+    count: int, noise: float, runs: int, history: int, steps: int
+) -> Callable[[float], Iterator[bool]]:
+    def find(slower: float) -> Iterator[bool]:
+        machine = Machine(3, run_noise=noise)
+        for _ in range(count):
+            said = verdicts(machine, runs=runs, history=history, steps=steps, slower=slower)
+            yield said == "regressed"
+
+    return find
+
+
+def methods(count: int) -> None:
+    """Compare intervals of the median: by ranks with the neighbours considered, and by bootstraps."""
+    print(f"### Intervals of the median (95 %), {count:,} runs of 50 correlated steps\n")
+    ways: dict[str, Callable[[Floats, np.random.Generator], tuple[float, float] | None]] = {
+        "ranks, neighbours considered (used)": lambda s, _: median_interval(s.tolist()),
+        "moving-block bootstrap, 1,000 draws": lambda s, r: _bootstrap(s, r, block=6),
+        "plain bootstrap, 1,000 draws": lambda s, r: _bootstrap(s, r, block=1),
+    }
+    rows = []
+    for name, interval in ways.items():
+        machine, random = Machine(4, run_noise=0.0), np.random.default_rng(4)
+        hits, width, start = 0, 0.0, time.perf_counter()
+        for _ in range(count):
+            low, high = interval(machine.samples()[3:], random) or (0.0, np.inf)
+            hits += low <= 100.0 <= high
+            width += min(high - low, 100.0)
+        each = (time.perf_counter() - start) / count
+        rows.append([name, share(hits, count), f"{width / count:.2f} %", f"{each * 1e3:.2f} ms"])
+    table(["interval", "holds the true median", "mean width", "time"], rows)
+
+
+def _bootstrap(samples: Floats, random: np.random.Generator, *, block: int) -> tuple[float, float]:
+    count = len(samples)
+    starts = random.integers(0, count - block + 1, size=(1000, -(-count // block)))
+    places = (starts[:, :, None] + np.arange(block)).reshape(1000, -1)[:, :count]
+    medians = np.median(samples[places], axis=1)
+    return float(np.quantile(medians, 0.025)), float(np.quantile(medians, 0.975))
+
+
+def labelled_series() -> Iterator[tuple[str, list[float], list[list[int]], float]]:
+    """Yield name, values, each annotator's change points, and the least change that counts."""
+    annotations = json.loads((SAMPLES / "tcpd" / "annotations.json").read_text())
+    for name in _TCPD:
+        raw = json.loads((SAMPLES / "tcpd" / f"{name}.json").read_text())["series"][0]["raw"]
+        yield name, [value for value in raw if value is not None], list(annotations[name].values()), 0.0
+    tigerbeetle = json.loads((SAMPLES / "otava" / "tigerbeetle.json").read_text())
+    yield "tigerbeetle", tigerbeetle["series"], [tigerbeetle["otava_expected"][0]["change_points"]], 0.05
+
+
+def precision_recall(found: Sequence[int], annotators: Sequence[Sequence[int]]) -> tuple[float, float, float]:
+    """Return precision, recall and F1 as van den Burg and Williams (2020) define them, margin 5."""
+    given, people = sorted({0, *found}), [sorted({0, *points}) for points in annotators]
+    precision = _hits(sorted(set().union(*people)), given) / len(given)
+    recall = sum(_hits(points, given) / len(points) for points in people) / len(people)
+    return precision, recall, 2.0 * precision * recall / (precision + recall)
+
+
+def _hits(true: Sequence[int], found: Sequence[int]) -> int:
+    left, hits = set(found), 0
+    for point in true:
+        near = [(abs(point - one), one) for one in left if abs(point - one) <= _MARGIN]
+        if near:
+            left.remove(min(near)[1])
+            hits += 1
+    return hits
+
+
+def changes(rivals: dict[str, str]) -> None:
+    """Find the labelled changes of real series, beside other libraries."""
+    if not SAMPLES.is_dir():
+        print("### Change points: the labelled series are not beside this clone\n")
+        return
+    print("### Change points on real series with labelled changes\n")
+    series = list(labelled_series())
+    found = {"stepgrade": [_ours(values, least) for _, values, _, least in series]}
+    for name, python in rivals.items():
+        found[name] = _asked(name, python, [(values, least) for _, values, _, least in series])
+    rows: list[Row] = []
+    for place, (name, values, annotators, _) in enumerate(series):
+        scores = [precision_recall(answers[place][0], annotators) for answers in found.values()]
+        rows.append([name, len(values), *(f"{p:.2f} / {r:.2f} / {f:.2f}" for p, r, f in scores)])
+    means = []
+    for answers in found.values():
+        scores = [precision_recall(answer[0], one[2]) for answer, one in zip(answers, series, strict=True)]
+        means.append(" / ".join(f"{np.mean([score[part] for score in scores]):.2f}" for part in range(3)))
+    seconds = [f"{sum(answer[1] for answer in answers):.2f} s" for answers in found.values()]
+    rows += [["**mean**", "", *means], ["time for all", "", *seconds]]
+    table(["series", "points", *(f"{name}: precision / recall / F1" for name in found)], rows)
+
+
+def _ours(values: list[float], least_change: float) -> tuple[list[int], float]:
+    start = time.perf_counter()
+    found = change_points(values, least_change=least_change)
+    return [point.index for point in found], time.perf_counter() - start
+
+
+def _asked(name: str, python: str, series: list[tuple[list[float], float]]) -> list[tuple[list[int], float]]:
+    script = Path(__file__).with_name("rivals.py")
+    ran = subprocess.run(
+        [python, script, name], input=json.dumps(series), capture_output=True, text=True, check=True
+    )
+    return [(points, seconds) for points, seconds in json.loads(ran.stdout)]
+
+
+def scale(_: int) -> None:
+    """Keep up to a hundred thousand runs, and ask for a trend and for the gate's answer."""
+    print("### A long history\n")
+    rows = []
+    for count in (1_000, 10_000, 100_000):
+        with tempfile.TemporaryDirectory() as folder:
+            place, profile = Path(folder) / "history.db", Path(folder) / "run.json"
+            _fill(place, count)
+            profile.write_text(sg.convert(_profile(Machine(9, run_noise=0.02).run())))
+            trend = _timed("history", "trend", "--branch", "main", "--history", place)
+            gate = _timed("gate", profile, "--against", "history:main", "--history", place)
+            size = place.stat().st_size / 1e6
+            rows.append([f"{count:,}", f"{size:,.0f} MB", f"{trend:.2f} s", f"{gate:.2f} s"])
+    table(["runs", "file", "`history trend`", "`gate --against history`"], rows)
+
+
+def _profile(run: Baseline) -> Profile:
+    source = Source(format="step_profiler_v2", files=("run.json",), producer="step_profiler_v2")
+    return Profile(source=source, steps=len(run.samples_ms), step_ms=run.step_ms, samples_ms=run.samples_ms)
+
+
+def _fill(place: Path, count: int) -> None:
+    machine = Machine(8, run_noise=0.02)
+    cards = [sg.score(_profile(machine.run(slower=0.0 if n < 100 else 0.04))) for n in range(200)]
+    late = count * 9 // 10
+    runs = (
+        NewRun(card=cards[n % 100 + (100 if n >= late else 0)], branch="main", commit=f"{n:040x}")
+        for n in range(count)
+    )
+    with open_history(str(place)) as history:
+        history.add_all(runs)
+
+
+def _timed(*arguments: object) -> float:
+    start = time.perf_counter()
+    ran = subprocess.run(
+        [sys.executable, "-m", "stepgrade", *map(str, arguments)], capture_output=True, check=False
+    )
+    if ran.returncode not in (0, 1, 3):
+        raise SystemExit(ran.stderr.decode())
+    return time.perf_counter() - start
+
+
+PARTS: dict[str, Callable[[int], None]] = {
+    "aa": false_alarms,
+    "power": lambda count: power(count // 4),
+    "methods": lambda count: methods(count // 2),
+    "scale": scale,
+}
+
+
+def main() -> None:
+    """Run the parts that are asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, "changes", []], default=[])
+    parser.add_argument("--rival", action="append", default=[], metavar="NAME=PYTHON")
+    parser.add_argument("--comparisons", type=int, default=COMPARISONS)
+    args = parser.parse_args()
+    for name in args.parts or [*PARTS, "changes"]:
+        if name == "changes":
+            changes(dict(rival.split("=", 1) for rival in args.rival))
+        else:
+            PARTS[name](args.comparisons)
+
+
+if __name__ == "__main__":
+    main()

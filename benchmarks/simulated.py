@@ -1,0 +1,53 @@
+"""Runs as they are in the field: noise between runs and steps, neighbours alike, cold starts, spikes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepgrade.model import Baseline
+
+Floats = NDArray[np.float64]
+STEP_MS = 100.0
+CORRELATION = 0.5
+SPIKE_SHARE = 0.02
+SPIKE = 2.0
+COLD = (5.0, 1.6, 1.15)
+
+
+class Machine:
+    """Makes runs; the same seed makes the same ones."""
+
+    def __init__(self, seed: int, *, run_noise: float, step_noise: float = 0.02) -> None:
+        self._random = np.random.default_rng(seed)
+        self._run_noise = run_noise
+        self._step_noise = step_noise
+
+    def samples(self, steps: int = 50, *, slower: float = 0.0) -> Floats:
+        """Return the steps of one run: log-normal, correlated, the first cold, some spiked."""
+        shift = self._random.normal() * math.log1p(self._run_noise) + math.log1p(slower)
+        noise = self._correlated(steps) * math.log1p(self._step_noise)
+        samples = STEP_MS * np.exp(shift + noise)
+        samples[self._random.random(steps) < SPIKE_SHARE] *= SPIKE
+        samples[: len(COLD)] *= COLD
+        return samples
+
+    def run(self, steps: int = 50, *, slower: float = 0.0) -> Baseline:
+        """Return one run with what a comparison needs."""
+        samples = self.samples(steps, slower=slower)
+        ordered = tuple(float(ms) for ms in samples)
+        from stepgrade.analysis.samples import pace_of  # noqa: PLC0415  keeps this file's imports few
+
+        pace = pace_of(ordered)
+        return Baseline(name="run", step_ms=pace.median_ms if pace else None, samples_ms=ordered)
+
+    def _correlated(self, steps: int) -> Floats:
+        fresh = self._random.normal(size=steps)
+        noise = np.empty(steps)
+        noise[0] = fresh[0]
+        keep = math.sqrt(1.0 - CORRELATION**2)
+        for place in range(1, steps):
+            noise[place] = CORRELATION * noise[place - 1] + keep * fresh[place]
+        return noise

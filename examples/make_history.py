@@ -1,0 +1,61 @@
+"""Make a history to look at: forty runs of a bundled profile as a machine would vary them.
+
+    python examples/make_history.py build/history.db
+
+Runs differ by 1 % (seeded); from the twenty-ninth on, somebody made them 6 % slower.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from pathlib import Path
+
+from msgspec.structs import replace
+
+import stepgrade as sg
+from stepgrade.store import NewRun, open_history
+
+RUN = Path(__file__).parent / "runs" / "gpt_fused.json"
+
+
+def slowed(profile: sg.Profile, factor: float) -> sg.Profile:
+    """Return the run with every step and every part of it longer by a factor."""
+    layers = [
+        replace(
+            one,
+            fwd_total_ms=(one.fwd_total_ms or 0.0) * factor,
+            bwd_total_ms=(one.bwd_total_ms or 0.0) * factor,
+        )
+        for one in profile.layers
+    ]
+    phases = [replace(one, total_ms=(one.total_ms or 0.0) * factor) for one in profile.phases]
+    operations = [replace(one, total_ms=one.total_ms * factor) for one in profile.operations]
+    return replace(
+        profile,
+        step_ms=(profile.step_ms or 0.0) * factor,
+        samples_ms=tuple(ms * factor for ms in profile.samples_ms),
+        phases=tuple(phases),
+        layers=tuple(layers),
+        operations=tuple(operations),
+    )
+
+
+def main() -> None:
+    """Write the history anew."""
+    place = Path(sys.argv[1])
+    place.unlink(missing_ok=True)
+    profile, chance = sg.load(RUN), random.Random(6)  # noqa: S311  not for secrets
+    with open_history(str(place)) as history:
+        for number in range(40):
+            factor = math.exp(chance.gauss(0.0, 0.01)) * (1.06 if number >= 28 else 1.0)
+            card = sg.score(slowed(profile, factor))
+            added_at = f"2026-{1 + number // 28:02}-{1 + number % 28:02}T12:00:00+00:00"
+            commit = f"{chance.getrandbits(160):040x}"
+            history.add(NewRun(card=card, branch="main", commit=commit, added_at=added_at))
+    print(f"forty runs in {place}")
+
+
+if __name__ == "__main__":
+    main()

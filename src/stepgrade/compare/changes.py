@@ -1,0 +1,190 @@
+"""Where a metric's history changed level, and stayed there.
+
+Seeded binary segmentation (Kovács, Bühlmann, Li and Munk, 2023): on intervals of doubling length that cover
+the series, the split that separates the means best is looked for; the best splits are taken first. Every one
+must then stand between its neighbours, the noise of the series considered. A lone spike is clipped to its
+surroundings first, so that it makes no change point. All of it is linear in the length, but for a logarithm.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right, insort
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from stepgrade.compare.student import critical
+
+Floats = NDArray[np.float64]
+# Shorter than this is an episode, not a level.
+LEAST_SEGMENT = 4
+LEVEL = 0.001
+_DECAY = math.sqrt(2.0)
+_CLIP = 3.5
+# The authors' factor on the threshold: of series that are noise alone about 1 % then show a change.
+_CAUTION = 1.3
+_MAD_TO_SIGMA = 1.4826
+_MOST_CORRELATION = 0.9
+
+
+class ChangePoint(Struct, frozen=True, kw_only=True):
+    """A new level from `index` on; `change` is a share of the level before."""
+
+    index: int
+    before: float
+    after: float
+    change: float
+
+
+def change_points(
+    values: Sequence[float], *, least_segment: int = LEAST_SEGMENT, least_change: float = 0.0
+) -> tuple[ChangePoint, ...]:
+    """Return the changes of level in order; `least_change` (a share) leaves smaller ones out."""
+    series = np.asarray(values, dtype=np.float64)
+    least = max(2, least_segment)
+    if len(series) < 2 * least:
+        return ()
+    calm = _without_spikes(series, least)
+    points = _pruned(calm, _candidates(calm, least), least_change)
+    edges = [0, *points, len(series)]
+    levels = [float(np.median(series[a:b])) for a, b in pairwise(edges)]
+    return tuple(
+        ChangePoint(index=point, before=before, after=after, change=_share(before, after))
+        for point, (before, after) in zip(points, pairwise(levels), strict=True)
+    )
+
+
+def last_level(values: Sequence[float], *, least_segment: int = LEAST_SEGMENT) -> int:
+    """Return where the level begins that the series ends with."""
+    found = change_points(values, least_segment=least_segment)
+    return found[-1].index if found else 0
+
+
+def _without_spikes(series: Floats, least: int) -> Floats:
+    """Clip what sticks out from the median of its surroundings, which a level of `least` points moves."""
+    width = 2 * least - 1
+    padded = np.pad(series, least - 1, mode="reflect")
+    windows = np.lib.stride_tricks.sliding_window_view(padded, width)
+    # The width is odd: the element in the middle is the median, found without looking for NaN as well.
+    middle = np.partition(windows, least - 1, axis=1)[:, least - 1]
+    rest = series - middle
+    reach = _CLIP * max(_MAD_TO_SIGMA * float(np.median(np.abs(rest))), 1e-12)
+    return middle + np.clip(rest, -reach, reach)
+
+
+def _candidates(series: Floats, least: int) -> list[int]:
+    """Return splits, the best first, each in an interval that no better one has split."""
+    sums = np.concatenate(([0.0], np.cumsum(series - series.mean())))
+    noise = _local_noise(series)
+    bound = _CAUTION * math.sqrt(2.0 * math.log(len(series))) * noise
+    found = [
+        row
+        for starts, length in _seeds(len(series), 2 * least)
+        for row in _best_splits(sums, starts, length, least, bound)
+    ]
+    taken: list[int] = []
+    for _, split, start, end in sorted(found, reverse=True):
+        place = bisect_right(taken, start)
+        if place == len(taken) or taken[place] >= end:
+            insort(taken, split)
+    return [point for point, after in pairwise([*taken, len(series) + least]) if after - point >= least]
+
+
+def _seeds(count: int, shortest: int) -> Iterator[tuple[NDArray[np.int64], int]]:
+    """Yield the starts of intervals of shrinking length, each overlapping its neighbours by half."""
+    length = float(count)
+    while length >= shortest:
+        whole = math.ceil(length)
+        places = 2 * math.ceil(count / length) - 1
+        yield np.unique(np.linspace(0, count - whole, places).astype(np.int64)), whole
+        length /= _DECAY
+
+
+def _best_splits(
+    sums: Floats, starts: NDArray[np.int64], length: int, least: int, bound: float
+) -> Iterator[tuple[float, int, int, int]]:
+    """Yield each interval's largest standardised difference of means above the bound, its place, the ends."""
+    left = np.arange(least, length - least + 1)
+    right = length - left
+    scale = np.sqrt(left * right / length)
+    splits = starts[:, None] + left
+    head = (sums[splits] - sums[starts][:, None]) / left
+    tail = (sums[starts + length][:, None] - sums[splits]) / right
+    gains = np.abs(head - tail) * scale
+    best = np.argmax(gains, axis=1)
+    telling = np.flatnonzero(gains[np.arange(len(starts)), best] > bound)
+    for row, column in zip(telling.tolist(), best[telling].tolist(), strict=True):
+        start = int(starts[row])
+        yield float(gains[row, column]), start + int(left[column]), start, start + length
+
+
+class _Levels(NamedTuple):
+    """The stretches between change points, one number each."""
+
+    size: Floats
+    mean: Floats
+    variance: Floats
+    spread: float  # how much neighbours that resemble each other inflate the variance of a mean
+
+
+def _pruned(series: Floats, points: list[int], least_change: float) -> list[int]:
+    """Remove the weakest changes until every one left stands against the noise around it."""
+    while points:
+        levels = _levels(series, points)
+        scores = [_score(levels, place, least_change) for place in range(len(points))]
+        weak = _weakest(scores)
+        if not weak:
+            break
+        points = [point for place, point in enumerate(points) if place not in weak]
+    return points
+
+
+def _levels(series: Floats, points: list[int]) -> _Levels:
+    starts = np.array([0, *points])
+    count = np.diff([*starts, len(series)]).astype(np.float64)
+    mean = np.add.reduceat(series, starts) / count
+    rest = series - np.repeat(mean, count.astype(np.int64))
+    squares = np.add.reduceat(rest * rest, starts)
+    power = float(squares.sum())
+    rho = min(max(float(rest[1:] @ rest[:-1]) / power, 0.0), _MOST_CORRELATION) if power else 0.0
+    return _Levels(size=count, mean=mean, variance=squares / (count - 1.0), spread=(1.0 + rho) / (1.0 - rho))
+
+
+def _weakest(scores: list[float]) -> set[int]:
+    """Return the places that fall, none beside another: each that goes gives its neighbours more room."""
+    weak: set[int] = set()
+    for place in sorted(range(len(scores)), key=lambda place: scores[place]):
+        if scores[place] >= 1.0:
+            break
+        if not weak & {place - 1, place + 1}:
+            weak.add(place)
+    return weak
+
+
+def _score(levels: _Levels, place: int, least_change: float) -> float:
+    """Return Welch's t over its critical value: 1 or more stands; 0 for a change too small to matter."""
+    here, there = float(levels.mean[place]), float(levels.mean[place + 1])
+    if abs(_share(here, there)) < least_change:
+        return 0.0
+    counts = float(levels.size[place]), float(levels.size[place + 1])
+    errors = float(levels.variance[place]) / counts[0], float(levels.variance[place + 1]) / counts[1]
+    total = sum(errors)
+    if total == 0.0:
+        return math.inf if here != there else 0.0
+    freedom = total**2 / (errors[0] ** 2 / (counts[0] - 1.0) + errors[1] ** 2 / (counts[1] - 1.0))
+    return abs(here - there) / math.sqrt(total * levels.spread) / critical(LEVEL, max(1, int(freedom)))
+
+
+def _local_noise(series: Floats) -> float:
+    """Return the noise from neighbour to neighbour, which a change of level does not touch."""
+    steps = np.abs(np.diff(series))
+    return max(_MAD_TO_SIGMA * float(np.median(steps)) / math.sqrt(2.0), 1e-12)
+
+
+def _share(before: float, after: float) -> float:
+    return (after - before) / abs(before) if before else math.copysign(math.inf, after) if after else 0.0

@@ -1,0 +1,148 @@
+"""stepgrade.toml: what a project says about its gate, its budgets and its limits, read in one place.
+
+[gate]        how sure, how sensitive; what counts as failing
+[[budget]]    what a metric may do on a device
+[[waiver]]    what is let through for now, until when and why
+[limits]      thresholds of the findings, and
+[rules]       which of them are not asked: analysis/limits_file.py checks both
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct, field
+
+from stepgrade.errors import BadConfig
+
+DEFAULT_PATH = "stepgrade.toml"
+MOST_FILE_BYTES = 2**20
+
+
+class GateTable(Struct, frozen=True, kw_only=True):
+    """Table [gate]; shares are 0 to 1."""
+
+    allow: float = 0.01
+    detect: float = 0.10
+    run_noise: float | None = None
+    cannot_tell: Literal["fail", "pass"] = "fail"
+    fail_on: tuple[str, ...] = ()
+    allow_different: tuple[str, ...] = ()
+
+
+class Budget(Struct, frozen=True, kw_only=True):
+    """One [[budget]]: how much a metric may change, in which direction, and its absolute bounds."""
+
+    metric: str
+    device: str = "*"
+    allow: float | None = None
+    detect: float | None = None
+    direction: Literal["worse", "up", "down", "both"] = "worse"
+    at_most: float | None = None
+    at_least: float | None = None
+
+
+class Waiver(Struct, frozen=True, kw_only=True):
+    """One [[waiver]]: a failing metric that passes until a day, for a reason."""
+
+    metric: str
+    until: dt.date
+    reason: str
+    device: str = "*"
+
+
+class Config(Struct, frozen=True, kw_only=True):
+    """The whole file; what it does not say has its default."""
+
+    gate: GateTable = GateTable()
+    budgets: tuple[Budget, ...] = field(name="budget", default=())
+    waivers: tuple[Waiver, ...] = field(name="waiver", default=())
+    limits: dict[str, Any] = {}
+    rules: dict[str, Any] = {}
+
+
+def read_config(text: str, where: str = DEFAULT_PATH) -> Config:
+    """Return what a text of TOML says; raise BadConfig at the place that is wrong."""
+    import tomllib  # noqa: PLC0415  only with a file
+
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BadConfig(f"is no TOML: {error}", where=where) from error
+    check_names(document, _TABLES, where)
+    config = _converted(document, where)
+    _check(config, where)
+    return config
+
+
+def load_config(path: str | None = None) -> Config:
+    """Read a file; None is stepgrade.toml in this directory, if it is there. Raise BadConfig at the place."""
+    if path is None and not os.path.isfile(DEFAULT_PATH):  # noqa: PTH113  pathlib is slow to import
+        return Config()
+    path = path or DEFAULT_PATH
+    try:
+        with open(path, "rb") as stream:  # noqa: PTH123
+            text = stream.read(MOST_FILE_BYTES + 1)
+        if len(text) > MOST_FILE_BYTES:
+            raise BadConfig("is too large to be a configuration", where=path)
+        return read_config(text.decode(), path)
+    except OSError as error:
+        raise BadConfig(f"cannot be read: {error.strerror or error}", where=path) from error
+    except UnicodeDecodeError as error:
+        raise BadConfig("is not UTF-8, as TOML must be", where=path) from error
+
+
+def check_names(given: Iterable[str], known: Sequence[str], where: str) -> None:
+    """Raise BadConfig for the first name that is not known, with the nearest that is."""
+    for name in given:
+        if name not in known:
+            from difflib import get_close_matches  # noqa: PLC0415  only for what is misspelt
+
+            near = get_close_matches(name, known, n=1, cutoff=0.0)
+            raise BadConfig(f"nothing is called {name!r}", where=where, hint=f"the nearest is {near[0]}")
+
+
+_ROWS = {"budget": Budget, "waiver": Waiver}
+_TABLES = ("gate", *_ROWS, "limits", "rules")
+
+
+def _converted(document: dict[str, Any], path: str) -> Config:
+    for place, table, known in _named(document):
+        check_names(table, known, f"{path}: {place}")
+    try:
+        return msgspec.convert(document, Config)
+    except msgspec.ValidationError as error:
+        problem, _, place = str(error).partition(" - at `$")
+        where = f"{path}: {place.strip('`.') or 'top level'}"
+        raise BadConfig(problem[:1].lower() + problem[1:], where=where) from error
+
+
+def _named(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], tuple[str, ...]]]:
+    """Yield the tables whose names are ours, with their place; what is no table is refused later."""
+    if isinstance(document.get("gate"), dict):
+        yield "[gate]", document["gate"], GateTable.__struct_fields__
+    for name, kind in _ROWS.items():
+        rows = document.get(name)
+        for number, row in enumerate(rows if isinstance(rows, list) else []):
+            if isinstance(row, dict):
+                yield f"{name}[{number}]", row, kind.__struct_fields__
+
+
+def _check(config: Config, path: str) -> None:
+    for name in ("allow", "detect", "run_noise"):
+        _check_share(getattr(config.gate, name), f"{path}: gate.{name}")
+    for place, budget in enumerate(config.budgets):
+        for name in ("allow", "detect"):
+            _check_share(getattr(budget, name), f"{path}: budget[{place}].{name}")
+    for place, waiver in enumerate(config.waivers):
+        if not waiver.reason.strip():
+            raise BadConfig("a waiver needs a reason", where=f"{path}: waiver[{place}].reason")
+
+
+def _check_share(share: float | None, where: str) -> None:
+    if share is not None and not 0.0 <= share <= 10.0:
+        raise BadConfig(f"must be a share (0.05 is 5 %), not {share:g}", where=where)

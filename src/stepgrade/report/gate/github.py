@@ -1,0 +1,33 @@
+"""The gate's answer as GitHub's workflow commands: each becomes an annotation of the run."""
+
+from __future__ import annotations
+
+from stepgrade.compare.budgets import GateReport
+from stepgrade.report.names import printable
+from stepgrade.report.types import Page
+
+_COMMANDS = {"regressed": "error", "cannot tell": "warning", "waived": "notice", "improved": "notice"}
+
+
+def render(report: GateReport, page: Page) -> str:  # noqa: ARG001  commands have no width
+    """Return one command per check that says something, and one for the whole."""
+    lines = [
+        _command(_COMMANDS[check.status], f"stepgrade: {check.metric} {check.status}", check.text)
+        for check in report.checks
+        if check.status in _COMMANDS
+    ]
+    if report.verdict == "could not be measured":
+        lines.append(_command("warning", "stepgrade: could not be measured", "; ".join(report.reasons)))
+    return "\n".join([*lines, f"stepgrade: {report.verdict}"]) + "\n"
+
+
+def _command(kind: str, title: str, text: str) -> str:
+    return f"::{kind} title={_property(title)}::{_message(text)}"
+
+
+def _message(text: str) -> str:
+    return printable(text).replace("%", "%25")
+
+
+def _property(text: str) -> str:
+    return _message(text).replace(":", "%3A").replace(",", "%2C")

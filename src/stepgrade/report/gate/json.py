@@ -1,0 +1,14 @@
+"""The gate's answer as JSON, one line."""
+
+from __future__ import annotations
+
+import msgspec
+
+from stepgrade.compare.budgets import GateReport
+from stepgrade.report.names import json_text
+from stepgrade.report.types import Page
+
+
+def render(report: GateReport, page: Page) -> str:  # noqa: ARG001  JSON has no width
+    """Return everything the gate knows."""
+    return json_text(msgspec.json.encode(report).decode()) + "\n"

@@ -1,0 +1,79 @@
+"""The gate's answer as SARIF 2.1.0, for code scanning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from stepgrade._version import __version__
+from stepgrade.compare.budgets import Check, GateReport
+from stepgrade.errors import EXIT_NOT_MEASURED
+from stepgrade.report.names import json_text, printable
+from stepgrade.report.types import Page
+
+# The standard allows a level beside `fail` only.
+_KINDS = {"pass": ("pass", "none"), "regressed": ("fail", "error")}
+_UNDECIDED = ("review", "none")
+
+
+def render(report: GateReport, page: Page) -> str:  # noqa: ARG001  JSON has no width
+    """Return one result per check; a waived one is suppressed with its reason."""
+    rules = sorted({check.metric for check in report.checks})
+    driver = {
+        "name": "stepgrade",
+        "version": __version__,
+        "rules": [
+            {"id": name, "shortDescription": {"text": f"{printable(name)} against its baseline and budget"}}
+            for name in rules
+        ],
+    }
+    run = {
+        "tool": {"driver": driver},
+        "results": [_result(check, report) for check in report.checks],
+        "invocations": [_invocation(report)],
+    }
+    document = {
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [run],
+    }
+    return json_text(msgspec.json.encode(document).decode()) + "\n"
+
+
+def _invocation(report: GateReport) -> dict[str, Any]:
+    """Return how the gate ended; what could not be measured is no result, but must not go unseen."""
+    measured = report.exit_code != EXIT_NOT_MEASURED
+    found: dict[str, Any] = {"executionSuccessful": measured, "exitCode": report.exit_code}
+    if not measured:
+        found["toolExecutionNotifications"] = [
+            {"level": "warning", "message": {"text": printable(reason)}} for reason in report.reasons
+        ]
+    return found
+
+
+def _result(check: Check, report: GateReport) -> dict[str, Any]:
+    # Code scanning wants a line; a profile has none, so it is the first.
+    place = {
+        "physicalLocation": {
+            "artifactLocation": {"uri": _uri(report.source)},
+            "region": {"startLine": 1},
+        }
+    }
+    kind, level = _KINDS.get(check.status, _UNDECIDED)
+    result: dict[str, Any] = {
+        "ruleId": check.metric,
+        "kind": kind,
+        "level": level,
+        "message": {"text": printable(check.text)},
+        "locations": [place],
+    }
+    if check.waiver:
+        result["suppressions"] = [{"kind": "external", "justification": check.waiver}]
+    return result
+
+
+def _uri(source: str) -> str:
+    from urllib.parse import quote  # noqa: PLC0415  only for this format
+
+    return quote(source.split(", ", maxsplit=1)[0])

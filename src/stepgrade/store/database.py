@@ -1,0 +1,44 @@
+"""What the history asks of a database; the two that it knows answer it in files of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, Protocol
+
+Row = tuple[Any, ...]
+
+
+class Database(Protocol):
+    """A connection. Every error it raises on purpose is a BadHistory."""
+
+    name: str
+    words: ClassVar[dict[str, str]]  # how this database spells the types of a migration
+
+    def execute(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
+        """Run one statement with `?` for values, and return its rows."""
+        ...
+
+    def stream(self, sql: str, values: Sequence[Any] = ()) -> Iterator[Row]:
+        """Yield the rows of a query without holding them all."""
+        ...
+
+    def insert(self, sql: str, values: Sequence[Any]) -> int:
+        """Run an insert into a table with an id, and return the new id."""
+        ...
+
+    def transaction(self, *, exclusive: bool = False) -> AbstractContextManager[None]:
+        """Do all or nothing; what is done when this ends survives the process and the machine."""
+        ...
+
+    def version(self) -> int:
+        """Return the number of the last migration that ran; 0 for an empty store."""
+        ...
+
+    def set_version(self, number: int) -> None:
+        """Remember that migration."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the store."""
+        ...

@@ -1,0 +1,40 @@
+"""Which commit and branch a run belongs to, as far as the checkout and the CI's variables tell."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+# GitHub, GitLab, Jenkins and Buildkite check out a bare commit and name the branch in the environment.
+_BRANCHES = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME", "GIT_BRANCH", "BUILDKITE_BRANCH")
+_COMMITS = ("GITHUB_SHA", "CI_COMMIT_SHA", "GIT_COMMIT", "BUILDKITE_COMMIT")
+_GIT_S = 5.0
+
+
+def commit_here() -> str | None:
+    """Return the commit that CI names, else the checkout's; None outside of both."""
+    return _first(_COMMITS) or _git("rev-parse", "HEAD")
+
+
+def branch_here() -> str | None:
+    """Return the branch that CI names, else the checkout's; None on a bare commit."""
+    branch = _first(_BRANCHES) or _git("symbolic-ref", "--short", "HEAD")
+    return branch.removeprefix("origin/") if branch else None
+
+
+def _first(names: tuple[str, ...]) -> str | None:
+    return next((text for name in names if (text := os.environ.get(name))), None)
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        ran = subprocess.run(  # noqa: S603  fixed words
+            ["git", *arguments],  # noqa: S607  the user's git
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_GIT_S,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return ran.stdout.strip() or None if ran.returncode == 0 else None

@@ -1,0 +1,113 @@
+"""A history that a team shares on a PostgreSQL server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from stepgrade.errors import BadHistory
+from stepgrade.store.database import Row
+
+if TYPE_CHECKING:
+    import psycopg
+
+# Any number will do, as long as all stepgrades use the same: it keeps two from migrating at once.
+_MIGRATION_LOCK = 0x73677264
+_CONNECT_S = 10
+_VERSION_TABLE = "create table if not exists stepgrade_version (number integer not null)"
+
+
+class PostgresDatabase:
+    """One connection to one database of a server."""
+
+    words: ClassVar[dict[str, str]] = {
+        "id": "bigint generated always as identity primary key",
+        "real": "double precision",
+        "blob": "bytea",
+    }
+
+    def __init__(self, url: str) -> None:
+        self.name = without_password(url)
+        driver = _driver()
+        try:
+            self._connection: psycopg.Connection[Row] = driver.connect(
+                url, autocommit=True, connect_timeout=_CONNECT_S
+            )
+        except driver.Error as error:
+            problem = f"no connection: {without_password(str(error)).strip()}"
+            raise BadHistory(problem, where=self.name) from error
+
+    def execute(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
+        """Run one statement and return its rows."""
+        with self._telling():
+            cursor = self._connection.execute(_placed(sql), tuple(values))
+            return cursor.fetchall() if cursor.description else []
+
+    def stream(self, sql: str, values: Sequence[Any] = ()) -> Iterator[Row]:
+        """Yield the rows of a query from a cursor on the server."""
+        with (
+            self._telling(),
+            self._connection.transaction(),
+            self._connection.cursor(name="stepgrade") as cursor,
+        ):
+            cursor.execute(_placed(sql), tuple(values))
+            yield from cursor
+
+    def insert(self, sql: str, values: Sequence[Any]) -> int:
+        """Insert a row and return its id."""
+        return int(self.execute(f"{sql} returning id", values)[0][0])
+
+    @contextmanager
+    def transaction(self, *, exclusive: bool = False) -> Iterator[None]:
+        """Do all or nothing."""
+        with self._telling(), self._connection.transaction():
+            if exclusive:
+                self._connection.execute("select pg_advisory_xact_lock(%s)", (_MIGRATION_LOCK,))
+            yield
+
+    def version(self) -> int:
+        """Return the number in the version table; 0 where there is none."""
+        # Asked as a query: to_regclass answers from a cache that may not know what others just made.
+        there = "select 1 from pg_tables where tablename = ? and schemaname = any (current_schemas(false))"
+        if not self.execute(there, ("stepgrade_version",)):
+            return 0
+        return int(self.execute("select coalesce(max(number), 0) from stepgrade_version")[0][0])
+
+    def set_version(self, number: int) -> None:
+        """Write the number."""
+        self.execute(_VERSION_TABLE)
+        self.execute("delete from stepgrade_version")
+        self.execute("insert into stepgrade_version (number) values (?)", (number,))
+
+    def close(self) -> None:
+        """End the connection."""
+        self._connection.close()
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        try:
+            yield
+        except _driver().Error as error:
+            raise BadHistory(f"PostgreSQL says: {str(error).strip()}", where=self.name) from error
+
+
+def without_password(text: str) -> str:
+    """Return a URL, or a text that holds one, without its password."""
+    bare = re.sub(r"(://[^:/@\s]*):\S*@", r"\1@", text)  # greedy: a password may hold an @
+    return re.sub(r"((?:ssl)?password=)[^&\s]*", r"\1…", bare)
+
+
+def _placed(sql: str) -> Any:
+    return sql.replace("?", "%s")
+
+
+def _driver() -> Any:
+    try:
+        import psycopg  # noqa: PLC0415  an extra, imported when used
+    except ImportError as error:
+        raise BadHistory(
+            "a PostgreSQL history needs psycopg", hint="pip install 'stepgrade[postgres]'"
+        ) from error
+    return psycopg

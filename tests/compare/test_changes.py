@@ -1,0 +1,70 @@
+"""Change points: real changes found, lone spikes not, and everything as fast as it must be."""
+
+from __future__ import annotations
+
+import random
+import time
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepgrade.compare.changes import LEAST_SEGMENT, change_points, last_level
+
+
+def noise(count: int, level: float = 100.0, seed: int = 0) -> list[float]:
+    chance = random.Random(seed)
+    return [chance.gauss(level, 1.0) for _ in range(count)]
+
+
+def test_levels_are_found_where_they_begin() -> None:
+    values = noise(40) + noise(30, 110.0, 1) + noise(30, 95.0, 2)
+    found = change_points(values)
+    assert [point.index for point in found] == [40, 70]
+    assert found[0].change == pytest.approx(0.10, abs=0.02)
+    assert last_level(values) == 70
+
+
+def test_noise_alone_seldom_has_a_level() -> None:
+    assert sum(bool(change_points(noise(300, seed=seed))) for seed in range(100)) <= 4
+
+
+@pytest.mark.parametrize("width", range(1, LEAST_SEGMENT))
+@pytest.mark.parametrize("place", [0, 20, 57])
+def test_a_spike_is_no_change(width: int, place: int) -> None:
+    values = noise(60)
+    values[place : place + width] = [400.0] * width
+    assert change_points(values[:60]) == ()
+
+
+def test_a_short_stay_at_another_level_is_two_changes() -> None:
+    values = noise(50) + noise(8, 130.0, 1) + noise(50, seed=2)
+    assert [point.index for point in change_points(values)] == [50, 58]
+
+
+def test_small_changes_can_be_left_out() -> None:
+    values = noise(100) + noise(100, 103.0, 1)
+    assert len(change_points(values)) == 1
+    assert change_points(values, least_change=0.05) == ()
+
+
+@pytest.mark.parametrize("values", [[], [1.0], [1.0] * 7, [0.0] * 50, [5.0] * 50, [-1.0] * 20 + [-2.0] * 20])
+def test_plain_series(values: list[float]) -> None:
+    found = change_points(values)
+    assert [point.index for point in found] == ([20] if len(set(values)) == 2 else [])
+
+
+@given(st.lists(st.floats(min_value=-1e6, max_value=1e6), max_size=60))
+def test_segments_are_never_too_short(values: list[float]) -> None:
+    edges = [0, *(point.index for point in change_points(values)), len(values)]
+    assert edges == sorted(edges)
+    if len(edges) > 2:
+        assert min(b - a for a, b in pairwise(edges)) >= LEAST_SEGMENT
+
+
+def test_a_hundred_thousand_points_take_no_longer_than_a_coffee() -> None:
+    values = noise(50_000) + noise(50_000, 103.0, 1)
+    start = time.perf_counter()
+    assert [point.index for point in change_points(values)] == [50_000]
+    assert time.perf_counter() - start < 20.0

@@ -1,0 +1,233 @@
+"""Regressed, improved, no change, cannot tell: few tables, and rates measured on seeded noise."""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepgrade.analysis.change import Noise
+from stepgrade.compare.effect import Side, effect_of, noise_of, without_accidents
+from stepgrade.compare.parts import changed_parts, not_by_luck, shifts_of
+from stepgrade.compare.student import critical, two_sided
+from stepgrade.compare.verdict import Sensitivity, changes_of
+from stepgrade.model import Baseline
+
+CHANCE = random.Random(3)
+
+
+def run(step_ms: float, **fields: object) -> Baseline:
+    return Baseline(name="run", step_ms=step_ms, **fields)  # type: ignore[arg-type]
+
+
+def noisy(chance: random.Random, noise: float, slower: float = 0.0) -> Baseline:
+    middle = 100.0 * math.exp(chance.gauss(0.0, noise)) * (1.0 + slower)
+    samples = tuple(middle * math.exp(chance.gauss(0.0, 0.02)) for _ in range(50))
+    return run(sorted(samples)[25], samples_ms=samples)
+
+
+LEVEL = [run(100.0 + n % 3) for n in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("now_ms", "outcome"),
+    [
+        (101.0, "no change"),
+        (100.2, "no change"),
+        (112.0, "regressed"),
+        (90.0, "improved"),
+        (103.5, "no change"),
+    ],
+)
+def test_against_measured_noise(now_ms: float, outcome: str) -> None:
+    (change,) = changes_of([run(now_ms)], LEVEL)
+    assert change.outcome == outcome
+    assert change.noise is not None
+    assert change.noise.basis == "measured"
+
+
+def test_an_unknown_noise_is_assumed_and_said() -> None:
+    (change,) = changes_of([run(115.0)], [run(100.0)])
+    assert change.outcome == "cannot tell"
+    assert "--run-noise" in change.more
+    assert "4 more runs" in change.more
+    (sure,) = changes_of([run(250.0)], [run(100.0)])
+    assert sure.outcome == "regressed"
+
+
+def test_a_given_noise_counts_until_it_is_measured() -> None:
+    (change,) = changes_of([run(115.0)], [run(100.0)], Sensitivity(run_noise=0.01))
+    assert change.outcome == "regressed"
+    (measured,) = changes_of([run(115.0)], LEVEL, Sensitivity(run_noise=0.9))
+    assert measured.noise is not None
+    assert measured.noise.share < 0.02
+
+
+def test_too_noisy_says_how_many_runs() -> None:
+    wild = [run(ms) for ms in (80.0, 120.0, 95.0, 110.0, 100.0, 88.0, 105.0)]
+    (change,) = changes_of([run(101.0)], wild)
+    assert change.outcome == "cannot tell"
+    assert "more run" in change.more
+
+
+def test_too_few_steps_says_how_many_steps() -> None:
+    samples = tuple(100.0 + 30.0 * math.sin(n * n) for n in range(12))
+    now = run(100.0, samples_ms=samples)
+    (change,) = changes_of([now], [now], Sensitivity(run_noise=0.001))
+    assert change.outcome == "cannot tell"
+    assert "more steps" in change.more
+
+
+def test_throughput_is_worse_when_lower() -> None:
+    rates = [Baseline(name="r", throughput_tok_s=1000.0 + n) for n in range(10)]
+    (change,) = changes_of([Baseline(name="now", throughput_tok_s=800.0)], rates)
+    assert change.outcome == "regressed"
+    (memory,) = changes_of(
+        [Baseline(name="now", peak_memory_bytes=2e9)], [Baseline(name="then", peak_memory_bytes=1e9)]
+    )
+    assert (memory.metric, memory.outcome) == ("peak_memory_bytes", "regressed")
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.13])
+def test_identical_runs_seldom_alarm(noise: float) -> None:
+    chance = random.Random(11)
+    alarms = 0
+    for _ in range(300):
+        before = [noisy(chance, noise) for _ in range(8)]
+        alarms += changes_of([noisy(chance, noise)], before)[0].outcome in ("regressed", "improved")
+    assert alarms <= 6  # 1 % of 300 and three standard deviations
+
+
+def test_five_percent_is_found_where_runs_agree() -> None:
+    chance = random.Random(12)
+    found = 0
+    for _ in range(200):
+        before = [noisy(chance, 0.004) for _ in range(10)]
+        found += changes_of([noisy(chance, 0.004, slower=0.05)], before)[0].outcome == "regressed"
+    assert found >= 190
+
+
+def test_copies_of_one_run_do_not_make_a_noise_of_nothing() -> None:
+    one = noisy(random.Random(5), 0.0)
+    side = Side(values=(one.step_ms or 1.0,) * 6, sigmas=(0.004,) * 6)
+    noise = noise_of(side, Side(values=(100.0,)), Noise(share=0.1, basis="assumed"))
+    assert noise.share >= 0.004
+
+
+def test_an_accident_says_nothing_of_the_ordinary() -> None:
+    logs = [n % 4 / 100.0 for n in range(20)]
+    assert without_accidents([*logs, 1.0]) == logs
+    assert without_accidents([0.0, 0.0, 1.0]) == [0.0, 0.0, 1.0]
+
+
+@given(st.floats(min_value=0.01, max_value=100.0), st.floats(min_value=-0.5, max_value=2.0))
+def test_the_effect_does_not_depend_on_the_unit(unit: float, slower: float) -> None:
+    noise = Noise(share=0.02, basis="given")
+    before, now = Side(values=(100.0, 101.0)), Side(values=(100.0 * (1.0 + slower),))
+    plain = effect_of(now, before, noise, 0.01)
+    scaled = effect_of(
+        Side(values=tuple(v * unit for v in now.values)),
+        Side(values=tuple(v * unit for v in before.values)),
+        noise,
+        0.01,
+    )
+    assert scaled.change == pytest.approx(plain.change, abs=1e-9)
+    assert plain.low <= plain.change <= plain.high
+
+
+@pytest.mark.parametrize(
+    ("freedom", "t"), [(1, 63.657), (2, 9.925), (3, 5.841), (4, 4.604), (9, 3.250), (30, 2.750), (100, 2.626)]
+)
+def test_students_table(freedom: int, t: float) -> None:
+    assert critical(0.01, freedom) == pytest.approx(t, abs=6e-4)
+    assert two_sided(t, freedom) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_the_tail_never_rises() -> None:
+    for freedom in (1, 2, 5, 50, 499, 501, 10_000):
+        tails = [two_sided(t / 4.0, freedom) for t in range(80)]
+        assert all(b <= a + 1e-12 for a, b in pairwise(tails))
+        assert tails[0] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("p_values", "real"),
+    [
+        ([], []),
+        ([0.5], [False]),
+        ([0.001], [True]),
+        ([0.009, 0.009, 0.9], [False, False, False]),
+        ([0.006, 0.006, 0.9], [True, True, False]),
+        ([0.0001, 0.5, 0.004, 0.02], [True, False, True, False]),
+    ],
+)
+def test_false_discoveries(p_values: list[float], real: list[bool]) -> None:
+    assert not_by_luck(p_values) == real
+
+
+def test_one_slow_operation_among_many_is_found_and_no_other() -> None:
+    chance = random.Random(21)
+    names = [f"op{n}" for n in range(60)]
+
+    def ops(**slower: float) -> Baseline:
+        times = {name: 2.0 * math.exp(chance.gauss(0.0, 0.02)) * slower.get(name, 1.0) for name in names}
+        return run(
+            120.0, operations_ms=times, layers_ms={"layer 0": 60.0 * math.exp(chance.gauss(0.0, 0.01))}
+        )
+
+    parts = changed_parts([ops(op7=1.3)], [ops() for _ in range(12)], Sensitivity())
+    assert [part.name for part in parts] == ["op7"]
+    assert changed_parts([ops(op7=1.3)], [ops() for _ in range(3)], Sensitivity()) == ()
+
+
+def test_one_earlier_run_is_enough_where_each_step_has_its_operations() -> None:
+    chance = random.Random(11)
+
+    def ops(**slower: float) -> Baseline:
+        samples = {
+            f"op{n}": tuple(slower.get(f"op{n}", 1.0) * chance.gauss(2.0, 0.02) for _ in range(20))
+            for n in range(30)
+        }
+        return run(60.0, operations_ms=dict.fromkeys(samples, 2.0), operation_samples_ms=samples)
+
+    how = Sensitivity(run_noise=0.02)
+    assert changed_parts([ops()], [ops()], how) == ()
+    (found,) = changed_parts([ops(op3=1.3)], [ops()], how)
+    assert (found.kind, found.name, found.change.outcome) == ("operation", "op3", "regressed")
+
+
+def test_more_calls_and_more_launches_are_told() -> None:
+    before = run(
+        10.0, operations_ms={"a": 4.0, "b": 4.0}, operation_calls={"a": 10.0}, launches_per_step=20.0
+    )
+    now = run(14.0, operations_ms={"a": 8.0, "b": 4.0}, operation_calls={"a": 20.0}, launches_per_step=30.0)
+    kinds = [(shift.kind, shift.name, shift.before, shift.now) for shift in shifts_of(now, before)]
+    assert kinds == [
+        ("operation", "a", 4.0, 8.0),
+        ("launches", "launches per step", 20.0, 30.0),
+        ("calls", "a", 10.0, 20.0),
+    ]
+
+
+def test_shifts_are_the_largest_first() -> None:
+    before = run(
+        100.0,
+        ledger={"compute": 0.9, "exposed_communication": 0.05, "idle_host": 0.05, "idle_sync": 0.0},
+        operations_ms={"gemm": 60.0, "old": 5.0, "ncclAllReduce": 20.0},
+        launches_per_step=100.0,
+    )
+    now = run(
+        120.0,
+        ledger={"compute": 0.75, "exposed_communication": 0.2, "idle_host": 0.05, "idle_sync": 0.0},
+        operations_ms={"gemm": 61.0, "new": 9.0, "ncclAllReduce": 20.0},
+        launches_per_step=150.0,
+    )
+    shifts = shifts_of(now, before)
+    assert shifts[0].kind == "overlap"
+    assert shifts[1].name == "exposed_communication"
+    kinds = {(shift.kind, shift.name) for shift in shifts}
+    assert {("new operation", "new"), ("gone operation", "old"), ("launches", "launches per step")} <= kinds

@@ -1,0 +1,207 @@
+"""What goes into the history comes out of it, on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import stepgrade as sg
+from stepgrade.errors import BadHistory, NotMeasured
+from stepgrade.model import Fingerprint
+from stepgrade.store import History, NewRun, Selection, open_history
+from stepgrade.store.baselines import branch_of, earlier_runs
+from stepgrade.store.migrations import MIGRATIONS
+from stepgrade.store.trend import trend_of
+from tests.builders import make_profile
+
+KEEP_ADDING = """
+import sys
+import stepgrade as sg
+from stepgrade.store import NewRun, open_history
+from tests.builders import make_profile
+card = sg.score(make_profile(samples_ms=tuple(100.0 + n % 7 for n in range(50))))
+for start in range(0, int(sys.argv[2]), 25):
+    with open_history(sys.argv[1]) as history:
+        for number in range(start, start + 25):
+            print(history.add(NewRun(card=card, branch="main", commit=f"{sys.argv[3]}-{number}")), flush=True)
+"""
+
+
+def card(step_ms: float = 100.0, **fields: Any) -> sg.Scorecard:
+    return sg.score(make_profile(step_ms=step_ms, **fields), tokens_per_step=1000.0)
+
+
+def fill(history: History, steps_ms: list[float], **fields: Any) -> None:
+    for number, step_ms in enumerate(steps_ms):
+        history.add(NewRun(card=card(step_ms), commit=f"c{number}", branch=fields.get("branch", "main")))
+
+
+def start(place: str, runs: int, name: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", KEEP_ADDING, place, str(runs), name],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+
+
+def test_a_run_comes_back_as_it_was(place: str) -> None:
+    before = card(samples_ms=tuple(100.0 + n % 5 for n in range(30)))
+    run = NewRun(card=before, commit="abc", branch="main", labels={"machine": 'a"b%_~', "ü": ""})
+    with open_history(place) as history:
+        number = history.add(run)
+    with open_history(place, create=False) as history:
+        (row,) = history.runs()
+        assert (row.id, row.commit, row.branch, row.labels) == (number, "abc", "main", run.labels)
+        assert row.metrics["step_time_ms"] == before.step_time_ms
+        after = history.card(number)
+    assert msgspec.json.encode(after) == msgspec.json.encode(before)
+
+
+def test_runs_are_found_by_branch_label_and_number(place: str) -> None:
+    with open_history(place) as history:
+        for number in range(6):
+            labels = {"odd": str(number % 2), "other": "x"}
+            branch = "main" if number < 4 else "topic"
+            history.add(NewRun(card=card(), branch=branch, labels=labels))
+        assert len(history.runs(Selection(branch="main"))) == 4
+        assert len(history.runs(Selection(labels={"odd": "1"}))) == 3
+        assert len(history.runs(Selection(labels={"odd": "1", "other": "x"}, branch="topic"))) == 1
+        assert history.runs(Selection(labels={"odd": "%"})) == []
+        newest = history.runs(Selection(limit=2))
+        assert [run.id for run in newest] == sorted(run.id for run in newest)
+        assert newest[-1].id == max(run.id for run in history.runs())
+        assert history.runs(Selection(digests=())) == []
+
+
+def test_only_comparable_runs_are_held_against(place: str) -> None:
+    small, large = Fingerprint(device="h100", batch=1), Fingerprint(device="h100", batch=32)
+    with open_history(place) as history:
+        for fingerprint in (small, small, large):
+            history.add(NewRun(card=msgspec.structs.replace(card(), fingerprint=fingerprint), branch="main"))
+        mine = msgspec.structs.replace(card(), fingerprint=large)
+        assert len(earlier_runs(history, mine, "main", frozenset()).runs) == 1
+        assert len(earlier_runs(history, mine, "main", frozenset({"batch"})).runs) == 3
+        other = msgspec.structs.replace(card(), fingerprint=Fingerprint(device="a100"))
+        assert "is comparable" in (earlier_runs(history, other, "main", frozenset()).missing or "")
+        assert "no run of branch" in (earlier_runs(history, mine, "topic", frozenset()).missing or "")
+
+
+def test_only_the_present_level_counts(place: str) -> None:
+    with open_history(place) as history:
+        fill(history, [100.0 + n % 3 for n in range(12)] + [120.0 + n % 3 for n in range(12)])
+        found = earlier_runs(history, card(), "main", frozenset())
+    assert len(found.runs) == 12
+    assert all((run.step_ms or 0.0) >= 120.0 for run in found.runs)
+    assert "changed lately" in found.notes[0]
+
+
+def test_a_trend_names_the_commits(place: str) -> None:
+    with open_history(place) as history:
+        fill(history, [100.0 + n % 3 for n in range(12)] + [120.0 + n % 3 for n in range(12)])
+        trend = trend_of(history, "step_time_ms", Selection(branch="main"))
+        (change,) = trend.changes
+        assert (change.last_commit, change.first_commit) == ("c11", "c12")
+        assert change.change == pytest.approx(0.198, abs=0.01)
+        with pytest.raises(BadHistory, match="no metric"):
+            trend_of(history, "id; drop table stepgrade_run", Selection())
+        with pytest.raises(NotMeasured, match="no such run"):
+            trend_of(history, "mfu", Selection(branch="topic"))
+        with pytest.raises(NotMeasured, match="no run has mfu"):
+            trend_of(history, "mfu", Selection())
+
+
+def test_prune_keeps_the_newest_of_every_branch(place: str) -> None:
+    with open_history(place) as history:
+        fill(history, [100.0] * 5)
+        fill(history, [100.0] * 3, branch="topic")
+        assert history.prune(keep=2) == 4
+        assert [run.branch for run in history.runs()] == ["main", "main", "topic", "topic"]
+        assert history.prune(older_than="2000-01-01") == 0
+        assert history.prune(older_than="9999-01-01") == 4
+        assert history.runs() == []
+
+
+def test_export_holds_everything(place: str) -> None:
+    with open_history(place) as history:
+        fill(history, [100.0, 101.0])
+        rows = list(history.export())
+    assert [row["card"]["step_time_ms"] for row in rows] == [100.0, 101.0]
+    assert rows[0]["commit"] == "c0"
+
+
+def test_a_missing_run_is_said(place: str) -> None:
+    with open_history(place) as history, pytest.raises(BadHistory, match="no run 7"):
+        history.card(7)
+
+
+def test_a_store_from_the_future_is_refused_and_left_alone(place: str) -> None:
+    with open_history(place) as history:
+        fill(history, [100.0])
+        history._database.set_version(len(MIGRATIONS) + 1)
+    with pytest.raises(BadHistory, match=r"newer stepgrade.*pip install --upgrade"):
+        open_history(place)
+
+
+def test_a_migration_that_fails_leaves_nothing(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_history(place) as history:
+        fill(history, [100.0])
+    broken = (*MIGRATIONS, ("create table half_done (id integer)", "this is not sql"))
+    monkeypatch.setattr("stepgrade.store.migrations.MIGRATIONS", broken)
+    with pytest.raises(BadHistory):
+        open_history(place)
+    monkeypatch.undo()
+    with open_history(place) as history:
+        assert history._database.version() == len(MIGRATIONS)
+        assert len(history.runs()) == 1
+        with pytest.raises(BadHistory):
+            history._database.execute("select * from half_done")
+
+
+def test_eight_writers_lose_nothing(place: str) -> None:
+    """A thousand runs by eight processes, each opening the store again and again."""
+    writers = [start(place, 125, f"w{number}") for number in range(8)]
+    told = [int(line) for writer in writers for line in writer.communicate(timeout=300)[0].split()]
+    assert all(writer.returncode == 0 for writer in writers)
+    with open_history(place, create=False) as history:
+        kept = {run.id for run in history.runs()}
+        commits = {run.commit for run in history.runs()}
+    assert len(told) == len(set(told)) == 1000
+    assert kept == set(told)
+    assert commits == {f"w{writer}-{number}" for writer in range(8) for number in range(125)}
+
+
+@pytest.mark.parametrize("patience_s", [0.35, 0.5, 0.65, 0.8])
+def test_a_killed_writer_loses_nothing_it_was_told(place: str, patience_s: float) -> None:
+    with open_history(place):
+        pass
+    writer = start(place, 10_000, "k")
+    assert writer.stdout is not None
+    first = writer.stdout.readline()
+    time.sleep(patience_s)
+    os.kill(writer.pid, signal.SIGKILL)
+    told = [
+        int(line) for line in (first, *writer.stdout.read().splitlines(keepends=True)) if line.endswith("\n")
+    ]
+    writer.wait()
+    writer.stdout.close()
+    with open_history(place, create=False) as history:
+        kept = [run.id for run in history.runs()]
+        assert set(told) <= set(kept)
+        assert len(kept) - len(told) <= 1
+        assert all(history.card(number) for number in kept[-3:])
+        assert history.add(NewRun(card=card())) > max(kept)
+
+
+@pytest.mark.parametrize("text", ["main", "history:", "branch:main", ""])
+def test_what_is_no_branch_of_the_history(text: str) -> None:
+    with pytest.raises(sg.StepgradeError, match="history:main"):
+        branch_of(text)
