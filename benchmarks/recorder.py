@@ -1,12 +1,14 @@
 """What recording costs: one CPU GPT loop, with and without, taking turns in one process.
 
-    python benchmarks/recorder.py             # steps of about 50 ms, a few minutes
-    python benchmarks/recorder.py --rounds 5  # quicker and coarser
+    python benchmarks/recorder.py              # steps of about 50 ms, several minutes
+    python benchmarks/recorder.py --rounds 10  # quicker and coarser
 
-Every way of recording runs a block of steps in turn, round after round; a way's ratio is the median over
-rounds of its median step against the plain block of the same round. Time is processor time of the process
-(one thread computes, so a recorder's work is in it, and other programs' is not); `--wall` takes the wall
-clock instead. `plain again` is the same loop twice: its distance from 1 is what can be told apart at all.
+Every way of recording runs a few steps in turn, round after round. Time is processor time of the process
+(one thread computes, so a recorder's work is in it), or the wall clock with `--wall`. Other programs on the
+machine only ever add to a step, so each way is judged by its quiet steps: the tenth percentile over all
+rounds, against that of the plain steps. `plain again` is the same loop twice: its distance from 1 is what
+can be told apart at all. traceml-ai needs a process that its own launcher started: its steps take turns with
+the others all the same, and a plain process beside it is its control.
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from recorder_worker import worker
 from torch import nn
 
 import stepgrade as sg
@@ -50,6 +53,7 @@ class Training:
     def __init__(self, batch: int, clock: Callable[[], int]) -> None:
         self.gpt = load_gpt()
         self.clock = clock
+        torch.set_num_threads(1)
         torch.manual_seed(0)
         self.model = self.gpt.GPT(layers=LAYERS, width=WIDTH, sequence=SEQUENCE)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
@@ -71,6 +75,11 @@ class Training:
             each()
             taken.append((self.clock() - started) / 1e6)
         return taken[2:]
+
+
+def clock_of(*, wall: bool) -> Callable[[], int]:
+    """Return the wall clock, or that of this process's processor time."""
+    return time.perf_counter_ns if wall else time.process_time_ns
 
 
 Block = Callable[[Training, int], list[float]]
@@ -124,17 +133,17 @@ def module_hooked(training: Training, count: int) -> list[float]:
             handle.remove()
 
 
-def traceml_block() -> Block | None:
-    """Return a block under traceml-ai's step tracing, when it is installed."""
-    tracing = traceml_step()
-    if tracing is None:
-        return None
+def traced_by_traceml() -> Block:
+    """Return a block under traceml-ai's step tracing; only its launcher makes it trace."""
+    traceml = importlib.import_module("traceml_ai")
+    if traceml.init(mode="auto").disabled:
+        raise RuntimeError("traceml-ai traces nothing here")
 
     def run(training: Training, count: int) -> list[float]:
         taken = []
         for _ in range(count + 2):
             started = training.clock()
-            with tracing(training.model):
+            with traceml.trace_step(training.model):
                 training.step()
             taken.append((training.clock() - started) / 1e6)
         return taken[2:]
@@ -142,18 +151,9 @@ def traceml_block() -> Block | None:
     return run
 
 
-def traceml_step() -> Callable[[nn.Module], AbstractContextManager[Any]] | None:
-    """Return traceml-ai's `trace_step`; without its launcher nothing is shown or sent anywhere."""
-    if importlib.util.find_spec("traceml_ai") is None:
-        return None
-    found: Callable[[nn.Module], AbstractContextManager[Any]]
-    found = importlib.import_module("traceml_ai").trace_step
-    return found
-
-
 def ways() -> dict[str, Block]:
-    """Return every way of recording by name; the first is what the others are held against."""
-    found: dict[str, Block | None] = {
+    """Return every way of recording in this process by name; the others are held against the first."""
+    return {
         "plain": plain,
         "plain again": plain,
         "stepgrade, phases + layers": recorded(),
@@ -161,18 +161,31 @@ def ways() -> dict[str, Block]:
         "module hooks, forward + backward": module_hooked,
         "torch.profiler": profiled(),
         "torch.profiler with stacks": profiled(with_stack=True),
-        "traceml-ai": traceml_block(),
     }
-    return {name: block for name, block in found.items() if block is not None}
 
 
-def measure(training: Training, rounds: int, steps: int) -> dict[str, list[float]]:
-    """Return each way's median step in every round; odd rounds go the other way round."""
-    found: dict[str, list[float]] = {name: [] for name in ways()}
+@contextmanager
+def ways_in_other_processes(batch: int, *, wall: bool) -> Iterator[dict[str, Block]]:
+    """Yield traceml-ai, which needs a process that its launcher started, and a plain process beside it."""
+    if importlib.util.find_spec("traceml_ai") is None:
+        yield {}
+        return
+    with (
+        worker(batch, traced=False, wall=wall) as control,
+        worker(batch, traced=True, wall=wall) as traced,
+    ):
+        yield {"plain, another process": control, "traceml-ai, another process": traced}
+
+
+def measure(
+    training: Training, compared: dict[str, Block], rounds: int, steps: int
+) -> dict[str, list[float]]:
+    """Return each way's steps of all rounds; odd rounds go the other way round."""
+    found: dict[str, list[float]] = {name: [] for name in compared}
     for number in range(rounds):
-        order = list(ways().items())
+        order = list(compared.items())
         for name, block in order if number % 2 == 0 else reversed(order):
-            found[name].append(median(block(training, steps)))
+            found[name] += block(training, steps)
             _progress(f"round {number + 1} of {rounds}: {name}")
     return found
 
@@ -210,7 +223,7 @@ def per_layer_call_us(blocks: int = 50, passes: int = 60, repeats: int = 9) -> f
             chain(x * 1.0).backward()
             each()
             taken.append((time.process_time_ns() - started) / 1e3 / blocks)
-        return median(taken)
+        return quiet(taken)
 
     differences = []
     for _ in range(repeats):
@@ -222,10 +235,15 @@ def per_layer_call_us(blocks: int = 50, passes: int = 60, repeats: int = 9) -> f
     return median(differences)
 
 
+def quiet(taken: list[float]) -> float:
+    """Return the tenth percentile: what a step takes when nothing else runs."""
+    return sorted(taken)[len(taken) // 10]
+
+
 def fitting_batch(clock: Callable[[], int]) -> int:
     """Return the batch whose steps take about as long as the target."""
     batch = 1
-    while batch < 64 and median(Training(batch, clock).steps_ms(6)) * 1.25 < TARGET_STEP_MS:
+    while batch < 64 and quiet(Training(batch, clock).steps_ms(10)) * (batch + 1) / batch < TARGET_STEP_MS:
         batch += 1
     return batch
 
@@ -239,32 +257,34 @@ def _progress(text: str) -> None:
 def main() -> None:
     """Measure and print ratios."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--steps", type=int, default=8, help="steps in each block")
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=4, help="steps in each block")
     parser.add_argument("--batch", type=int, help="default: the one that makes steps of about 50 ms")
     parser.add_argument("--wall", action="store_true", help="wall clock instead of processor time")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args()
-    torch.set_num_threads(1)
     logging.getLogger("stepgrade.record").disabled = True
-    clock = time.perf_counter_ns if options.wall else time.process_time_ns
-    training = Training(options.batch or fitting_batch(clock), clock)
+    clock = clock_of(wall=options.wall)
+    batch = options.batch or fitting_batch(clock)
+    training = Training(batch, clock)
     training.steps_ms(10)
-    found = measure(training, options.rounds, options.steps)
-    ratios = {
-        name: [ms / base for ms, base in zip(rows, found["plain"], strict=True)]
-        for name, rows in found.items()
-    }
+    with ways_in_other_processes(batch, wall=options.wall) as others:
+        found = measure(training, ways() | others, options.rounds, options.steps)
     call_us = per_layer_call_us()
     _progress("")
-    print(f"plain step {median(found['plain']):.1f} ms, {LAYERS} layers, one thread")
-    for name, rows in ratios.items():
-        low, *_, high = sorted(rows)[len(rows) // 4 : len(rows) - len(rows) // 4]
-        print(f"  {name:<34} {median(rows):.3f}   middle half {low:.3f} to {high:.3f}")
-    print(f"  one layer call, forward + backward: {call_us:.1f} µs")
+    show(found, call_us)
     if options.json:
-        figures = {"step_ms": median(found["plain"]), "ratios": ratios, "layer_call_us": call_us}
+        figures = {"steps_ms": found, "layer_call_us": call_us}
         options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+def show(found: dict[str, list[float]], call_us: float) -> None:
+    """Print each way's quiet step, and what it is of the plain one."""
+    base = quiet(found["plain"])
+    print(f"{LAYERS} layers, one thread, {len(found['plain'])} steps of each")
+    for name, taken in found.items():
+        print(f"  {name:<34} {quiet(taken):7.2f} ms   {quiet(taken) / base:.4f}")
+    print(f"  one layer call, forward + backward: {call_us:.1f} µs")
 
 
 if __name__ == "__main__":

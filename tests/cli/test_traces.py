@@ -180,7 +180,8 @@ def test_every_real_trace_gives_a_card_or_one_line(stepgrade: Run) -> None:
     if not folder.is_dir():
         pytest.skip("the real traces are not beside this clone")
     for trace in sorted(folder.iterdir()):
-        ran = stepgrade("score", trace)
-        assert ran.code in (0, 2, 3), trace.name
-        assert ran.out or ran.err.count("\n") == 1
-        assert "\x1b" not in ran.out
+        for command in ("score", "inspect", "convert"):
+            ran = stepgrade(command, trace)
+            assert ran.code in (0, 2, 3), trace.name
+            assert ran.out or ran.err.count("\n") == 1
+            assert "\x1b" not in ran.out

@@ -1,4 +1,4 @@
-"""docs/rules.md, written from the rules and limits themselves."""
+"""docs/rules.md and a page for each area under docs/rules/, written from the rules and limits themselves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stepgrade.analysis.rules.base import Rule
 INTRO = """\
 # Rules
 
-What `stepgrade score` looks for, area by area. This page is written from the rules in
+What `stepgrade score` looks for, with a page for each area. These pages are written from the rules in
 `src/stepgrade/analysis/rules/`; a test keeps them alike.
 
 A rule is one question asked of the facts. What it finds has a claim, the numbers behind it, a severity, what to
@@ -37,20 +37,50 @@ input_warning_share = 0.05
 ignore = ["tf32-matmuls"]
 ```
 """
+DISAGREEMENTS = """\
+## Where published rules disagree
+
+Tools draw their lines differently. What is taken here, and why:
+
+| Question | Published | Here |
+| --- | --- | --- |
+| When is input a problem? | 5 % (TBP, XP) · 10 % (TML, XP) · 15 % (GPF) · 20 % (XP, TML) | 5 % remark, 10 % warning, 20 % critical: all three lines are shown by the severity |
+| When is communication? | 3 and 15 % (XP) · 5 % exposed (TL) · 6 % (XP) · 10 % (TBP) · 20 % (GPF, NAI) · 30 % (XP) | only what nothing hides is judged: hidden communication costs nothing. 3, 5 and 15 % |
+| When is idle time? | 3 % (XP) · 10 % (XP) · 15 % (TL, NAI) | idle is not one thing: each reason has its own lines (input, copies, launches, synchronisation, host). 15 % for one reason names the bottleneck |
+| When are launches? | 3 and 15 % (XP) · 10 % (GPF) · 40 % (REF) | 5, 10 and 15 %. The reference's 40 % stays where contract v1 needs it: naming `launch` from phases, where time in no phase need not be overhead |
+| Low utilisation of the device? | below 50 % (TBP) · 30 and 70 % (TML) · p95 below 70 % (SM) | never a finding: it is a symptom, and the ledger holds its reasons |
+| Memory nearly full? | 80 and 90 % (TML) · 90 % (TBP, GPF) · 92 and 97 % of the step's peak (TML) | 92 and 97 % of the step's peak: a mean says nothing about the next allocation |
+| Who is a straggler? | 10 % (TML) · 20 % (AL) · 0.7 of the speed (NVR) · last in 60 % of the steps (GPF) | the rank that causes more than half of all waiting and is last more often than its share; judged by what of that nothing hides (3, 5 and 20 % of the step). Not by how often it is last: a rank that is late to the first collective of each step meets the others in all later ones |
+| A run got slower? | 2 and 5 % (NAI) · 3 and 8 % (TML) · 7 % (TorchBench) · 10 % (asv, AL, REF) · 100 % (GAB) | no rule of this page: see the gate, which holds the change against measured noise |
+| When is a kernel short? | 10 µs (TL, NAI) · shorter than its own launch (HTA) | both are shown; 10 µs decides, because recording makes launches longer |
+| When is overlap good? | 70 % (TL) · below 30 % bad (NAI) | 70 % is named as good; how bad it is depends on what is exposed, which the rule above judges |
+"""
 _RUNTIMES = {"general": "", "pytorch": "PyTorch: ", "jax": "JAX: ", "reference": "The reference's runtime: "}
 
 
-def rules_page() -> str:
-    """Return the whole page."""
-    parts = [INTRO]
-    for area, members in groupby(RULES, key=lambda rule: rule.area):
-        parts.append(f"## {area.capitalize()}\n")
-        parts += [_rule(rule) for rule in members]
-    return "\n".join([*parts, _limits()])
+def rules_pages() -> dict[str, str]:
+    """Return every page by its path under docs/."""
+    areas = {area: list(members) for area, members in groupby(RULES, key=lambda rule: rule.area)}
+    pages = {f"rules/{area}.md": _area(area, members) for area, members in areas.items()}
+    return {"rules.md": "\n".join([INTRO, _list(areas), DISAGREEMENTS, _limits()])} | pages
+
+
+def _list(areas: dict[str, list[Rule]]) -> str:
+    lines = ["## All rules\n"]
+    for area, members in areas.items():
+        lines.append(f"[{area.capitalize()}](rules/{area}.md)\n")
+        lines += [f"- [`{rule.name}`](rules/{area}.md#{rule.name}): {rule.sees}" for rule in members]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _area(area: str, members: list[Rule]) -> str:
+    head = f"# Rules: {area}\n\nPart of [the rules](../rules.md), which say what the words mean.\n"
+    return "\n".join([head, *(_rule(rule) for rule in members)])
 
 
 def _rule(rule: Rule) -> str:
-    lines = [f"### `{rule.name}`\n", f"{rule.sees}\n", f"- *Evidence*: {rule.evidence}."]
+    lines = [f"## {rule.name}\n", f"{rule.sees}\n", f"- *Evidence*: {rule.evidence}."]
     lines += [f"- *Fix*: {_RUNTIMES[runtime]}{text}" for runtime, text in rule.fix.items()]
     lines.append(f"- *Check*: {rule.check}")
     if rule.account:

@@ -1,16 +1,24 @@
-"""docs/rules.md says what the rules say."""
+"""docs/rules.md and the pages under docs/rules/ say what the rules say."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.conftest import ROOT
-from tests.docs.rules_page import rules_page
+from tests.docs.rules_page import rules_pages
 
-PAGE = ROOT / "docs" / "rules.md"
+DOCS = ROOT / "docs"
+PAGES = rules_pages()
 
 
-def test_the_page_is_written_from_the_rules(pytestconfig: pytest.Config) -> None:
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_written_from_the_rules(name: str, pytestconfig: pytest.Config) -> None:
+    path = DOCS / name
     if pytestconfig.getoption("--update-golden"):
-        PAGE.write_text(rules_page(), encoding="utf-8")
-    assert PAGE.read_text(encoding="utf-8") == rules_page()
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(PAGES[name], encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == PAGES[name]
+
+
+def test_no_page_is_left_of_an_area_that_is_gone() -> None:
+    assert {f"rules/{path.name}" for path in (DOCS / "rules").glob("*.md")} == set(PAGES) - {"rules.md"}

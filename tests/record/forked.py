@@ -44,15 +44,18 @@ class Process:
 
 
 def start(*command: object, cwd: Path, **environment: str) -> Process:
-    """Start `script arguments…` or `stepgrade arguments…`."""
+    """Start `script arguments…` or `stepgrade arguments…`; `terminal` is what it has for stderr."""
     return Process([str(word) for word in command], cwd, environment)
 
 
 def _run(command: list[str], cwd: Path, environment: dict[str, str], texts: Path) -> None:
     os.chdir(cwd)
+    terminal = environment.pop("terminal", None)
     os.environ.update(environment | {"GLOO_SOCKET_IFNAME": "lo"})
     for name, descriptor in (("out", 1), ("err", 2)):
         os.dup2(os.open(texts / name, os.O_WRONLY | os.O_CREAT), descriptor)
+    if terminal is not None:
+        os.dup2(os.open(terminal, os.O_WRONLY | os.O_NOCTTY), 2)
     if command[0] == "stepgrade":
         from stepgrade.cli.main import run
 

@@ -15,7 +15,6 @@ from torch import nn
 import stepgrade as sg
 from stepgrade.errors import BadInput
 from stepgrade.record.blocks import find_blocks
-from stepgrade.record.clock import EventClock, HostClock, clock_for
 from stepgrade.record.codes import (
     AFTER_FORWARD,
     AGAIN_IN,
@@ -27,14 +26,16 @@ from stepgrade.record.codes import (
     FORWARD,
     FWD_IN,
     FWD_OUT,
+    GRADIENTS,
+    HOST,
     INPUT,
     LOSS,
     NONE,
     OPTIMIZER,
+    PARAMETER,
     layer_code,
 )
 from stepgrade.record.fold import StepTimes, fold_step
-from stepgrade.record.recording import Recording
 from stepgrade.record.timeline import Timeline
 
 
@@ -46,8 +47,30 @@ def fold(*edges: tuple[int, int], ends_by: dict[int, int | None] | None = None) 
 class TestFold:
     def test_between_forward_and_backward_is_the_loss(self) -> None:
         step = fold((0, FORWARD), (5, AFTER_FORWARD), (7, BACKWARD), (20, NONE), (22, OPTIMIZER), (30, NONE))
-        assert step.phases_ns == {FORWARD: 5, LOSS: 2, BACKWARD: 13, OPTIMIZER: 8}
+        assert step.phases_ns == {FORWARD: 5, LOSS: 2, BACKWARD: 13, GRADIENTS: 2, OPTIMIZER: 8}
         assert step.wall_ns == 30
+
+    def test_gradients_set_to_zero_before_backward_leave_the_loss_whole(self) -> None:
+        step = fold((0, FORWARD), (5, AFTER_FORWARD), (7, OPTIMIZER), (8, NONE), (9, BACKWARD), (20, NONE))
+        assert step.phases_ns == {FORWARD: 5, LOSS: 3, OPTIMIZER: 1, BACKWARD: 11}
+
+    def test_the_loop_between_optimizer_and_forward_is_the_hosts(self) -> None:
+        edges = [
+            (0, NONE),
+            (1, OPTIMIZER),
+            (2, NONE),
+            (4, INPUT),
+            (5, NONE),
+            (6, FORWARD),
+            (7, AFTER_FORWARD),
+        ]
+        step = fold(*edges, (7, BACKWARD), (9, NONE), (9, OPTIMIZER), (12, NONE), (15, NONE))
+        assert step.phases_ns == {HOST: 7, INPUT: 1, OPTIMIZER: 4, FORWARD: 1, BACKWARD: 2}
+
+    def test_a_step_whose_forward_is_not_seen_tells_nothing_of_its_gaps(self) -> None:
+        step = fold((0, NONE), (5, BACKWARD), (7, NONE), (9, NONE))
+        assert step.phases_ns == {BACKWARD: 2}
+        assert fold((0, NONE), (5, OPTIMIZER), (7, NONE), (9, NONE)).phases_ns == {OPTIMIZER: 2}
 
     def test_after_a_forward_without_backward_is_nothing(self) -> None:
         assert fold((0, FORWARD), (5, AFTER_FORWARD), (9, INPUT), (10, NONE)).phases_ns == {
@@ -68,6 +91,13 @@ class TestFold:
     def test_the_end_of_backward_ends_what_has_no_other_end(self) -> None:
         step = fold((0, BACKWARD), (2, layer_code(0, BWD_IN)), (9, BACKWARD_DONE), (9, NONE), (50, NONE))
         assert step.backward_ns == {0: 7}
+
+    def test_the_last_gradient_of_its_parameters_ends_a_layer_before_the_end_of_backward(self) -> None:
+        last = layer_code(0, PARAMETER)
+        step = fold(
+            (0, BACKWARD), (2, layer_code(0, BWD_IN)), (4, last), (6, last), (9, BACKWARD_DONE), (9, NONE)
+        )
+        assert step.backward_ns == {0: 4}
 
     def test_computing_again_is_not_backward(self) -> None:
         edges = [
@@ -107,79 +137,6 @@ def test_phases_never_add_up_to_more_than_the_step(moves: list[tuple[int, str]])
     assert all(before <= after for before, after in pairwise(times))
     step = fold_step([time - times[0] for time in times], edges[1::2], {})
     assert 0 <= sum(step.phases_ns.values()) <= step.wall_ns
-
-
-class Event:
-    """Stands for a device's timing event: the device is as far as `Event.reached`."""
-
-    reached = 0.0
-    recorded = 0.0
-
-    def __init__(self, *, enable_timing: bool) -> None:
-        assert enable_timing
-        self.at_ms = None
-
-    def record(self) -> None:
-        Event.recorded += 1.0
-        self.at_ms = Event.recorded
-
-    def query(self) -> bool:
-        return self.at_ms <= Event.reached
-
-    def elapsed_time(self, other: Event) -> float:
-        assert self.query(), "reading an event that is not done would wait for the device"
-        assert other.query(), "reading an event that is not done would wait for the device"
-        return other.at_ms - self.at_ms
-
-
-class TestEvents:
-    """No GPU here: this shows that events are only read when done, and come back to be used again."""
-
-    def test_steps_are_read_when_the_device_is_through_and_events_are_used_again(self) -> None:
-        made: list[Event] = []
-        Event.reached = Event.recorded = 0.0
-
-        class Device:
-            @staticmethod
-            def Event(*, enable_timing: bool) -> Event:  # noqa: N802
-                made.append(Event(enable_timing=enable_timing))
-                return made[-1]
-
-            @staticmethod
-            def synchronize() -> None:
-                Event.reached = Event.recorded
-
-        recording = Recording(warmup=0, window=None)
-        recording.clock = EventClock(Device)
-        recording.timeline.now = recording.clock.now
-        recording.timeline.start()
-        for step in range(50):
-            recording.timeline.enter(FORWARD)
-            recording.timeline.leave()
-            recording.end_step()
-            assert recording.steady.steps <= step + 1
-            Event.reached = max(0.0, Event.recorded - 9.0)  # the device is three steps behind
-        assert 40 < recording.steady.steps < 50
-        recording.stop()
-        assert recording.steady.steps == 50
-        assert recording.steady.phases_ns[FORWARD] == 50 * 1_000_000
-        assert len(made) < 25
-
-    def test_a_device_that_never_gets_there_costs_bounded_memory(self) -> None:
-        Event.reached = Event.recorded = 0.0
-        recording = Recording(warmup=0, window=None)
-        recording.clock = EventClock(type("Device", (), {"Event": Event, "synchronize": lambda: None}))
-        recording.timeline.now = recording.clock.now
-        recording.timeline.start()
-        Event.reached = -1.0
-        for _ in range(1000):
-            recording.end_step()
-        assert len(recording._pending) == 256
-        assert recording.lost == 1000 - 256
-
-    def test_the_clock_of_a_cpu_is_the_hosts(self) -> None:
-        assert isinstance(clock_for(torch.device("cpu")), HostClock)
-        assert isinstance(clock_for(None), HostClock)
 
 
 def block() -> nn.Module:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -104,6 +108,39 @@ def test_a_full_disk_is_told_once_and_the_training_goes_on(tmp_path: Path) -> No
     assert sg.load(tmp_path / "run.json").recorded_steps < 400  # the journal until the disk was full
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = shutil.which("mount") and os.geteuid() == 0
+    command = ["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", folder]
+    if not mounted or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount a small disk")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def test_a_disk_that_fills_up_keeps_what_was_written_and_the_profile_goes_elsewhere(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    body = """
+        import tempfile
+        tempfile.tempdir = "elsewhere"
+        with sg.Recorder(model, path="small/run.json", flush_seconds=0) as recorder:
+            train(recorder.step)
+        print(recorder.path)
+    """
+    ran = run(write_script(tmp_path, body, steps=400), cwd=tmp_path)
+    assert ran.out == "elsewhere/run.json\n"
+    assert "No space left on device" in ran.err
+    assert ran.err.count("it is tried again") == 1
+    assert 0 < sg.load(small_disk / "run.json").recorded_steps < 400
+    assert sg.load(tmp_path / "elsewhere" / "run.json").recorded_steps == 400
+
+
 def test_a_directory_that_may_not_be_written(tmp_path: Path) -> None:
     folder = tmp_path / "locked"
     folder.mkdir()
@@ -172,7 +209,28 @@ def test_each_rank_writes_its_own_file(tmp_path: Path, kind: str) -> None:
         assert all(layer.fwd_total_ms and layer.bwd_total_ms for layer in profile.layers)
         phases = {phase.name: phase.total_ms for phase in profile.phases}
         assert phases["communication"] > 0
+        assert sum(layer.bwd_total_ms for layer in profile.layers) <= phases["backward"] * 1.01
         assert profile.wall_coverage <= 1.0
+
+
+def test_the_command_on_two_ranks(tmp_path: Path) -> None:
+    body = """
+        import torch.distributed as dist
+        dist.init_process_group("gloo")
+        model = torch.nn.parallel.DistributedDataParallel(model)
+        train()
+        dist.destroy_process_group()
+    """
+    script = write_script(tmp_path, body)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    command = ("stepgrade", "record", "-o", "run.json", script)
+    ranks = [start(*command, cwd=tmp_path, RANK=str(rank), **address) for rank in range(2)]
+    first, second = [process.wait() for process in ranks]
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert "Where a step goes" in first.out
+    assert second.out == ""  # one scorecard is enough
+    assert {path.name for path in tmp_path.glob("run*")} == {"run.rank0.json", "run.rank1.json"}
+    assert sg.load(tmp_path / "run.rank1.json").world_size == 2
 
 
 class TestCommand:
@@ -186,15 +244,54 @@ class TestCommand:
         assert "Where a step goes" in ran.out
         assert "recorded 10 steps in run.json" in ran.err
         profile = sg.load(tmp_path / "run.json")
-        assert {phase.name for phase in profile.phases} == {
-            "input",
-            "forward",
-            "loss",
-            "backward",
-            "optimizer",
-        }
+        phases = {phase.name for phase in profile.phases} - {"host", "gradients"}
+        assert phases == {"input", "forward", "loss", "backward", "optimizer"}
         assert len(profile.layers) == 2
         assert "model GPT" in profile.contents["configuration"]
+
+    def test_batches_made_by_hand_are_the_hosts_time(self, tmp_path: Path) -> None:
+        body = """
+            import time
+            for _ in range(10):
+                time.sleep(0.05)
+                ids = torch.randint(0, 64, (2, 17))
+                loss = loss_of(model(ids[:, :-1]), ids[:, 1:])
+                optimizer.zero_grad()
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+        """
+        ran = run("stepgrade", "record", "-o", "run.json", write_script(tmp_path, body), cwd=tmp_path)
+        phases = {phase.name: phase.per_step_ms for phase in sg.load(tmp_path / "run.json").phases}
+        assert phases["host"] >= 50.0
+        assert {"loss", "gradients"} <= set(phases)
+        assert "Bottleneck  host" in ran.out
+        assert "DataLoader" in ran.out
+        assert "NF4_" not in ran.out  # the advice of another runtime, whose format this is
+        assert "contract v1" not in ran.out
+
+    def test_modules_that_backward_calls_again_are_no_models(self, tmp_path: Path) -> None:
+        body = """
+            model = torch.nn.Sequential(GPT(layers=2, width=32, sequence=16, checkpointing=True))
+            train()
+        """
+        ran = run("stepgrade", "record", "-o", "run.json", write_script(tmp_path, body), cwd=tmp_path)
+        assert "repeated blocks" not in ran.err
+        layers = sg.load(tmp_path / "run.json").layers
+        assert [layer.name for layer in layers] == ["0.blocks.0", "0.blocks.1"]
+        assert all(layer.recompute_total_ms for layer in layers)
+
+    def test_two_models_of_one_class(self, tmp_path: Path) -> None:
+        body = """
+            other = GPT(layers=2, width=32, sequence=16)
+            optimizer.add_param_group({"params": other.parameters()})
+            first, model = model, lambda ids: first(ids) + other(ids)
+            train()
+        """
+        ran = run("stepgrade", "record", "-o", "run.json", write_script(tmp_path, body), cwd=tmp_path)
+        assert ran.code == 0, ran.err
+        names = [layer.name for layer in sg.load(tmp_path / "run.json").layers]
+        assert names == ["blocks.0", "blocks.1", "GPT.blocks.0", "GPT.blocks.1"]
 
     def test_a_compiled_model_stays_one_graph(self, tmp_path: Path) -> None:
         body = """
@@ -235,6 +332,21 @@ class TestCommand:
         assert ran.code == code
         assert "Where a step goes" in ran.out
         assert json.loads((tmp_path / "run.json").read_text())["steps"] > 0
+
+    def test_a_line_on_a_terminal_says_how_far_it_is(self, tmp_path: Path) -> None:
+        script = write_script(tmp_path, "train(lambda loss: time.sleep(0.02))", steps=120)
+        script.write_text("import time\n" + script.read_text())
+        main, terminal = pty.openpty()
+        process = start(
+            "stepgrade", "record", "-o", "run.json", script, cwd=tmp_path, terminal=os.ttyname(terminal)
+        )
+        assert process.wait().code == 0
+        shown = os.read(main, 65536).decode()
+        os.close(main)
+        os.close(terminal)
+        assert "recording: step " in shown
+        assert "Ctrl-C ends it" in shown
+        assert "recorded 120 steps in run.json" in shown.rsplit("\x1b[K", 1)[-1]
 
     @pytest.mark.parametrize(
         ("arguments", "words"),

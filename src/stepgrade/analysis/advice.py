@@ -6,6 +6,7 @@ from stepgrade.analysis.bottleneck import Bottleneck
 from stepgrade.analysis.facts import Facts
 from stepgrade.analysis.runtime import Runtime
 from stepgrade.contract import Bottleneck as BottleneckV1
+from stepgrade.model import RECORDER
 from stepgrade.units import show_share
 
 _GENERAL = {
@@ -15,7 +16,7 @@ _GENERAL = {
     Bottleneck.MEMORY_BW: "Move fewer bytes: fuse elementwise chains, lower precision, larger batches.",
     Bottleneck.INPUT: "Load batches ahead of the step: more loader workers, prefetching, cheaper decoding.",
     Bottleneck.COMMUNICATION: "Overlap communication with the backward pass, or send less of it.",
-    Bottleneck.HOST: "Take host work out of the step: allocations, synchronisation, logging.",
+    Bottleneck.HOST: "Take host work out of the step: making batches, synchronisation, logging, allocations.",
     Bottleneck.UNKNOWN: "Record time per operation, with shapes: that tells what limits the kernels.",
 }
 _RECORD = {
@@ -34,12 +35,20 @@ def advice_for(facts: Facts) -> str:
     if facts.runtime is Runtime.REFERENCE and bottleneck.value in {known.value for known in BottleneckV1}:
         return BottleneckV1(bottleneck.value).recommendation()
     if bottleneck is Bottleneck.UNKNOWN:
-        return _RECORD.get(facts.runtime, _GENERAL[bottleneck])
+        return _record_more(facts)
     if bottleneck is Bottleneck.LAUNCH:
         return fewer_launches(facts)
     if bottleneck is Bottleneck.MEMORY_BW and is_full(facts):
         return "Move fewer bytes: fuse elementwise chains, lower precision. Memory is full: no larger batch."
     return _GENERAL[bottleneck]
+
+
+def _record_more(facts: Facts) -> str:
+    """Return how to record what would tell the bottleneck."""
+    profile = facts.profile
+    if profile.source.producer == RECORDER and not profile.operations:
+        return "Record operations too (--ops-every 50, or ops_every=50): they tell what fills the step."
+    return _RECORD.get(facts.runtime, _GENERAL[facts.verdict.bottleneck])
 
 
 def fewer_launches(facts: Facts) -> str:

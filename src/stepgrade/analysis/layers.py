@@ -12,7 +12,7 @@ from stepgrade.analysis.phases import PhaseKind, PhasesOfStep
 from stepgrade.analysis.scorecard import LayerStep
 from stepgrade.contract import LayerSummary, PerLayerData
 from stepgrade.contract.scorecard import add_up, layer_summary, longest_operation
-from stepgrade.model import LayerTime, Profile
+from stepgrade.model import RECORDER, LayerTime, Profile
 from stepgrade.units import show_ratio
 
 Direction = Literal["forward", "backward"]
@@ -110,7 +110,7 @@ def _layers_ratio(profile: Profile) -> float | None:
 def _mean_of_ratios_note(profile: Profile, ratio: float) -> tuple[str, ...]:
     ratios = [layer.ratio for layer in layer_summaries(profile) if layer.ratio]
     mean = add_up(ratios) / len(ratios) if ratios else 0.0
-    if abs(mean - ratio) < 0.005:
+    if abs(mean - ratio) < 0.005 or profile.source.producer == RECORDER:
         return ()
     note = (
         f"backward over forward is {show_ratio(ratio)}, all backward time over all forward time; "

@@ -41,7 +41,7 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     overlap_tolerance: Annotated[float, share("ours: emitters round phases to 0.01 ms")] = 0.005
     average_tolerance: Annotated[float, share("ours: totals and averages are of the same steps")] = 0.05
 
-    few_kernels: Annotated[float, amount("ours: the smallest model's step has more")] = 20.0
+    few_kernels: Annotated[float, amount("ours: the smallest model's step has more")] = 5.0
     unexplained_share: Annotated[float, share("ours: a fifth of the step without a reason")] = 0.20
 
     # Layers.

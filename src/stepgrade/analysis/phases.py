@@ -35,7 +35,7 @@ _WORDS: dict[PhaseKind, frozenset[str]] = {
     PhaseKind.COMMUNICATION: frozenset({"allreduce", "allgather", "comm", "communication", "nccl", "reduce"}),
     PhaseKind.HOST: frozenset({"alloc", "encode", "host", "launch", "overhead", "submit", "sync", "write"}),
     PhaseKind.BACKWARD: frozenset({"backward", "bwd", "grad"}),
-    PhaseKind.OPTIMIZER: frozenset({"adam", "opt", "optim", "optimizer", "sgd", "update"}),
+    PhaseKind.OPTIMIZER: frozenset({"adam", "gradients", "opt", "optim", "optimizer", "sgd", "update"}),
     PhaseKind.FORWARD: frozenset({"ce", "embed", "forward", "fwd", "head", "lm", "loss", "norm"}),
 }
 _COMPUTE = (PhaseKind.FORWARD, PhaseKind.BACKWARD, PhaseKind.OPTIMIZER)
@@ -151,7 +151,7 @@ def _notes(profile: Profile, covered: float | None) -> tuple[str, ...]:
         return ()
     v1_overhead = launch_overhead_v1(profile)
     overhead = max(0.0, 1.0 - covered)
-    if abs(v1_overhead - overhead) < 0.005:
+    if abs(v1_overhead - overhead) < 0.005 or not is_read_by_v1(profile):
         return ()
     note = (
         f"launch overhead is {show_share(overhead)}, per step; contract v1 holds the totals of all "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stepgrade.contract import Bottleneck
 from stepgrade.contract.scorecard import add_up
-from stepgrade.model import Profile
+from stepgrade.model import RECORDER, Profile
 
 _READ_BY_V1 = ("step_profiler_v2", "apr_training_profiler_v1")
 _BECAUSE = {
@@ -16,8 +16,11 @@ _BECAUSE = {
 
 
 def is_read_by_v1(profile: Profile) -> bool:
-    """Tell whether the profile came in a format that v1 takes: of others it says nothing."""
-    return profile.source.format in _READ_BY_V1
+    """Tell whether v1 was made for such profiles: of others it says nothing.
+
+    Our recorder's are in a format that v1 takes, but whoever recorded one never met v1.
+    """
+    return profile.source.format in _READ_BY_V1 and profile.source.producer != RECORDER
 
 
 def launch_overhead_v1(profile: Profile) -> float:

@@ -45,11 +45,15 @@ _RULES: tuple[tuple[WorkClass, tuple[str, ...], str | None], ...] = (
             "cross_device_reduce",
             "c10d::",
             "record_param_comms",
+            "collective-permute",
         ),
-        r"all[_-]?(reduce|gather|to[_-]?all)|reduce[_-]?scatter|^gloo:|^memcpy (ptop|peer)",
+        (
+            r"^(send|recv)([-.]|$)|all[_-]?(reduce|gather|to[_-]?all)|reduce[_-]?scatter|^gloo:"
+            r"|^memcpy (ptop|peer)"
+        ),
     ),
     (WorkClass.COPY, (), r"^(mem(cpy|set)|copybuffer|fillbuffer)"),
-    (WorkClass.ATTENTION, ("flash", "fmha", "attention", "attn", "sdpa", "paged_kv"), None),
+    (WorkClass.ATTENTION, ("flash", "fmha", "attention", "attn", "sdpa", "paged_kv", "bwd_kernel_d"), None),
     (
         WorkClass.NORM,
         ("batchnorm", "rowwisemoments", "gammabeta", "rmsnorm", "layernorm", "bn_fw", "bn_bw", "bn_update"),
@@ -58,7 +62,10 @@ _RULES: tuple[tuple[WorkClass, tuple[str, ...], str | None], ...] = (
     (
         WorkClass.CONVOLUTION,
         (
-            "conv",
+            "convol",
+            "conv1d",
+            "conv2d",
+            "conv3d",
             "wgrad",
             "dgrad",
             "scudnn",
@@ -73,7 +80,7 @@ _RULES: tuple[tuple[WorkClass, tuple[str, ...], str | None], ...] = (
             "miopen",
             "gridwisegemm_bk0mk0",
         ),
-        None,
+        r"conv(?!ert)",
     ),
     (WorkClass.EMBEDDING, ("embedding", "pooled_embs"), None),
     (
@@ -96,7 +103,7 @@ _RULES: tuple[tuple[WorkClass, tuple[str, ...], str | None], ...] = (
             "xxt_kernel",
             "_mm_kernel",
         ),
-        r"(^|::|_)(addmm|baddbmm|bmm|mm)(_|\b)|aten::(dot|mv)\b|(^|_)dot[._]\d",
+        r"(^|::|_)(addmm|baddbmm|bmm|mm)(_|\b)|aten::(dot|mv)\b|(^|_)dot[._](\d|general)",
     ),
     (WorkClass.SOFTMAX, ("softmax", "cross_entropy", "crossentropy", "nll_loss", "nllloss"), None),
     (
@@ -167,6 +174,7 @@ _RULES: tuple[tuple[WorkClass, tuple[str, ...], str | None], ...] = (
             "scalepackedtensor",
             "swiglu",
             "fusion",
+            "wrapped_",
         ),
         (
             r"aten::(add|sub|mul|div|pow|sqrt|rsqrt|exp|log|neg|abs|clamp\w*|where|addc\w+|lerp|cos|sin|eq|ne|gt"

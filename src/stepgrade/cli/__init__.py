@@ -23,11 +23,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             pass  # told below, where there are words for it
         else:
             return 0
-    if argv is None and arguments[:1] != ["record"]:
+    is_all_ours = argv is None and arguments[:1] != ["record"]  # a recorded script runs in our process
+    if is_all_ours:
         _start_quickly()
     from stepgrade.cli.main import run  # noqa: PLC0415
 
-    return run(arguments)
+    code = run(arguments)
+    if is_all_ours:
+        gc.freeze()  # the search for garbage on the way out is an eighth of a short command
+    return code
 
 
 def _start_quickly() -> None:

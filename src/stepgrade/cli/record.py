@@ -49,6 +49,9 @@ def run(args: Namespace) -> int:
     if args.warmup < 0 or (args.ops_every is not None and args.ops_every < 1):
         raise BadOption("--warmup takes 0 or more, --ops-every 1 or more")
     setup = setup_from(args)
+    os.environ.setdefault(
+        "KINETO_LOG_LEVEL", "99"
+    )  # torch's profiler chats on stderr; read when it is loaded
     recorder = script.ScriptRecorder(
         path=args.output,
         tokens_per_step=args.tokens_per_step,

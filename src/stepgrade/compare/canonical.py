@@ -157,7 +157,7 @@ def _share(groups: dict[Key, Side], both: list[Key]) -> float:
 
 def name_of(key: Key) -> str:
     """Return how a canonical operation is called."""
-    return " · ".join(part for part in key if part)
+    return " · ".join(dict.fromkeys(part for part in key if part))
 
 
 def _gap(key: Key, ours: Side, theirs: Side) -> CanonicalGap:

@@ -16,6 +16,9 @@ _WAITS = {
 }
 
 
+_PACE = ("slower", "faster")
+
+
 class GapPart(Struct, frozen=True, kw_only=True):
     """One part of the gap: above 0 it makes ours slower. `share` is of the whole gap."""
 
@@ -101,9 +104,12 @@ def _times(profile: Profile, work: float, scale: float) -> _Times:
 def _operation_parts(matched: Matched) -> list[Part]:
     parts: list[Part] = []
     for gap in matched.gaps:
-        parts.append(("operation", f"{gap.name}: more calls", gap.count_ms))
-        parts.append(("operation", f"{gap.name}: longer calls", gap.per_call_ms))
-        parts.append(("operation", f"{gap.name}: wider precision", gap.precision_ms))
+        longer = ("longer calls", "shorter calls") if gap.ours.calls and gap.theirs.calls else _PACE
+        parts.append(_told("operation", gap.count_ms, ("more calls", "fewer calls"), gap.name))
+        parts.append(_told("operation", gap.per_call_ms, longer, gap.name))
+        parts.append(
+            _told("operation", gap.precision_ms, ("wider precision", "narrower precision"), gap.name)
+        )
     ours, theirs = matched.only_ours, matched.only_theirs
     for name in dict.fromkeys((*ours, *theirs)):
         where = "in both, kind not known" if name in ours and name in theirs else "only ours"
@@ -112,11 +118,17 @@ def _operation_parts(matched: Matched) -> list[Part]:
     return parts
 
 
+def _told(kind: str, ms: float, words: tuple[str, str], name: str = "") -> Part:
+    """Return a part in the words for ours being slower, or faster, by it."""
+    word = words[0] if ms >= 0.0 else words[1]
+    return kind, f"{name}: {word}" if name else word, ms
+
+
 def _ledger_parts(ours: _Times, theirs: _Times) -> list[Part]:
     """Return what is not operations: work done at once, and the accounts of the device's time."""
     hidden = [side.accounts["compute"] - side.work for side in (ours, theirs)]
-    parts: list[Part] = [
-        ("concurrency", "operations that ran one after the other, not at once", hidden[0] - hidden[1])
+    parts = [
+        _told("concurrency", hidden[0] - hidden[1], ("fewer operations at once", "more operations at once"))
     ]
     parts += _communication_parts(ours, theirs)
     parts += _launch_parts(ours, theirs)
@@ -133,8 +145,8 @@ def _communication_parts(ours: _Times, theirs: _Times) -> list[Part]:
         (theirs.communication, theirs.accounts["exposed_communication"]),
     )
     return [
-        ("communication", "more communication", more),
-        ("overlap", "less of the communication hidden", gap - more),
+        _told("communication", more, ("more communication", "less communication")),
+        _told("overlap", gap - more, ("less communication hidden", "more communication hidden")),
     ]
 
 
@@ -145,7 +157,10 @@ def _launch_parts(ours: _Times, theirs: _Times) -> list[Part]:
         (ours.launches or 0.0, ours.accounts["idle_host"]),
         (theirs.launches or 0.0, theirs.accounts["idle_host"]),
     )
-    return [("launches", "more launches", more), ("launches", "longer waits for the host", gap - more)]
+    return [
+        _told("launches", more, ("more launches", "fewer launches")),
+        _told("launches", gap - more, ("longer waits for the host", "shorter waits for the host")),
+    ]
 
 
 def _by_amount(ours: tuple[float, float], theirs: tuple[float, float]) -> float:

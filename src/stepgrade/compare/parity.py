@@ -67,10 +67,10 @@ class ParityReport(Struct, frozen=True, kw_only=True):
 
 def compare_profiles(ours: Profile, theirs: Profile) -> ParityReport:
     """Compare two profiles; raise NotMeasured when one has no operations."""
-    our_ops, their_ops = _ops_of_step(ours), _ops_of_step(theirs)
+    scale = _tokens_scale(ours, theirs)
+    our_ops, their_ops = _ops_of_step(ours), _ops_of_step(theirs, scale)
     gaps = _gaps(our_ops, their_ops)
     named = (_matched_share(our_ops, gaps), _matched_share(their_ops, gaps))
-    scale = _tokens_scale(ours, theirs)
     matched = match(parts_of(ours), parts_of(theirs, scale))
     by_name = min(named) >= LEAST_MATCHED_SHARE
     names = names_of(ours, theirs)
@@ -136,9 +136,9 @@ def _behind(gaps: tuple[ParityGap, ...], matched: Matched, *, by_name: bool) -> 
     return tuple(name for ours, name in sorted(late, reverse=True) if ours >= LEAST_SHARE * whole)
 
 
-def _ops_of_step(profile: Profile) -> dict[str, float]:
+def _ops_of_step(profile: Profile, scale: float = 1.0) -> dict[str, float]:
     totals = total_by_operation(profile)
-    ops = {name: ms for name, total in totals.items() if (ms := total / (profile.steps or 1)) > 0.0}
+    ops = {name: ms * scale for name, total in totals.items() if (ms := total / (profile.steps or 1)) > 0.0}
     if not ops or not profile.steps:
         missing = "no operations" if not ops else "no number of steps"
         raise NotMeasured(

@@ -2,6 +2,7 @@
 
 from stepgrade.model.fingerprint import Fingerprint
 from stepgrade.model.profile import (
+    RECORDER,
     Baseline,
     DeviceSeen,
     LayerTime,
@@ -16,6 +17,7 @@ from stepgrade.model.profile import (
 )
 
 __all__ = [
+    "RECORDER",
     "Baseline",
     "DeviceSeen",
     "Fingerprint",

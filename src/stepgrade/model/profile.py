@@ -15,6 +15,7 @@ from stepgrade.errors import BadInput
 from stepgrade.model.activity import Activity, Flaw
 from stepgrade.model.fingerprint import Fingerprint
 
+RECORDER = "stepgrade recorder, PyTorch"  # the producer of what our own recorder writes
 LARGEST_COUNT = 2**64 - 1  # contract v1's counts are unsigned, of 64 bits
 
 

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Struct, field
 
 from stepgrade.errors import BadInput
-from stepgrade.model import LayerTime, PhaseTime, Profile, Source
+from stepgrade.model import RECORDER, LayerTime, PhaseTime, Profile, Source
 from stepgrade.readers.content import Content
 from stepgrade.readers.step_profile import Recorded, circumstances_of, contents_of, device_of
 
@@ -103,7 +103,7 @@ def _added(parts: list[_Sums]) -> _Sums:
 def _profile(name: str, head: _Head, lines: list[_Line], sums: _Sums, notes: tuple[str, ...]) -> Profile:
     covered = sum(sums.phases_ms.values()) / sums.wall_ms if sums.wall_ms else None
     return Profile(
-        source=Source(format="step_profiler_v2", files=(name,), producer="step_profiler_v2"),
+        source=Source(format="step_profiler_v2", files=(name,), producer=RECORDER),
         steps=sums.steps,
         step_ms=sums.wall_ms / sums.steps if sums.steps else None,
         samples_ms=tuple(sums.samples_ms),

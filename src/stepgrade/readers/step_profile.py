@@ -11,7 +11,7 @@ from stepgrade import model
 from stepgrade.contract.decode import decode_json
 from stepgrade.contract.types import USIZE_MAX
 from stepgrade.errors import BadInput
-from stepgrade.model import DeviceSeen, LayerTime, OpTime, PhaseTime, Profile, Source
+from stepgrade.model import RECORDER, DeviceSeen, LayerTime, OpTime, PhaseTime, Profile, Source
 from stepgrade.model.circumstances import circumstances
 from stepgrade.readers.content import Content
 
@@ -101,7 +101,7 @@ def _profile(document: _Document, name: str) -> Profile:
         where = "$.steps" if document.steps is not None else "$.steps_profiled"
         raise BadInput(f"must be a whole number from 0 to {USIZE_MAX}", where=where)
     return Profile(
-        source=Source(format=_format(document), files=(name,), producer=document.profiler),
+        source=Source(format=_format(document), files=(name,), producer=_producer(document)),
         steps=steps or None,
         step_ms=_step_ms(document, steps),
         samples_ms=tuple(document.samples_ms),
@@ -142,6 +142,11 @@ def contents_of(recorded: Recorded) -> dict[str, str]:
         "loss": f"{loss['first']:.4g} to {loss['last']:.4g}" if {"first", "last"} <= set(loss) else "",
     }
     return {name: words for name, words in parts.items() if words}
+
+
+def _producer(document: _Document) -> str | None:
+    """Return who wrote it: our recorder borrows the format, not the runtime that it was made for."""
+    return RECORDER if document.stepgrade is not None else document.profiler
 
 
 def _format(document: _Document) -> str:

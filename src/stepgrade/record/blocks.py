@@ -28,6 +28,16 @@ def find_blocks(model: Any, named: Sequence[str] | None) -> list[tuple[str, Any]
     return [(_plain(name), module) for name, module in best]
 
 
+def told_apart(names: list[str], taken: Sequence[str], model: Any) -> list[str]:
+    """Return the names, with the model's class before them where another model has them already."""
+    if not set(names) & set(taken):
+        return names
+    prefix = type(bare(model)).__name__
+    while any(f"{prefix}.{name}" in taken for name in names):
+        prefix += "'"
+    return [f"{prefix}.{name}" for name in names]
+
+
 def bare(module: Any) -> Any:
     """Return the module inside its wrappers."""
     for name in _WRAPPED:

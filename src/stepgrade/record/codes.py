@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 NONE = 0
-AFTER_FORWARD = 1  # becomes `loss` when backward comes next, and no phase otherwise
+AFTER_FORWARD = 1  # in no phase either, but inside what called the model, such as an optimizer
 INPUT = 2
 H2D = 3
 D2H = 4
@@ -14,6 +14,8 @@ COMMUNICATION = 8
 OPTIMIZER = 9
 EVALUATION = 10
 BACKWARD_DONE = 11  # no phase: ends the layers whose input needs no gradient
+GRADIENTS = 12
+HOST = 13
 
 PHASE_NAMES = {
     INPUT: "input",
@@ -25,13 +27,17 @@ PHASE_NAMES = {
     COMMUNICATION: "communication",
     OPTIMIZER: "optimizer",
     EVALUATION: "evaluation",
+    GRADIENTS: "gradients",
+    HOST: "host",
 }
+# Named by what lies around them, and not worth a line when they take next to nothing.
+GAPS = frozenset({"gradients", "host"})
 FIRST_FREE_PHASE = 16
 
 # A layer's edge is LAYER_BASE + 8 * layer + one of these.
 LAYER_BASE = 4096
 LAYER_WIDTH = 8
-FWD_IN, FWD_OUT, AGAIN_IN, AGAIN_OUT, BWD_IN, BWD_OUT = range(6)
+FWD_IN, FWD_OUT, AGAIN_IN, AGAIN_OUT, BWD_IN, BWD_OUT, PARAMETER = range(7)
 
 
 def layer_code(layer: int, edge: int) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from stepgrade.record.calls import around_calls
 from stepgrade.record.codes import (
@@ -19,6 +20,7 @@ from stepgrade.record.codes import (
     FORWARD,
     FWD_IN,
     FWD_OUT,
+    PARAMETER,
     layer_code,
 )
 from stepgrade.record.timeline import Timeline
@@ -42,6 +44,7 @@ class LayerHooks:
         self._left: object = _NOTHING  # what the last block gave, until the next one is called
         self._left_by = -1
         self._graphed: set[int] = set()
+        self._by_parameters: set[int] = set()
         self._undo: list[Callable[[], None]] = []
 
     def attach(self, blocks: list[Any], first: int = 0) -> None:
@@ -64,15 +67,15 @@ class LayerHooks:
         forward, again = layer_code(layer, FWD_IN), layer_code(layer, AGAIN_IN)
         ends_by, ended = self.ends_by, self._marker(layer_code(layer, BWD_OUT))
 
-        def before(_module: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if _is_compiling():
                 return  # inside a compiled graph there is nothing to time, and this leaves no trace in it
             direction = timeline.direction
             if direction == FORWARD:
                 if args and args[0] is self._left:  # the usual way, so it has to be short
                     ends_by[layer] = self._left_by
-                else:
-                    self._follow_input(layer, args or tuple(kwargs.values()), ended)
+                elif not self._follow_input(layer, args or tuple(kwargs.values()), ended):
+                    self._follow_parameters(layer, module)
                 self._left = _NOTHING
                 edges.append(now())
                 edges.append(forward)
@@ -105,19 +108,33 @@ class LayerHooks:
 
         return after
 
-    def _follow_input(self, layer: int, values: tuple[Any, ...], ended: Callable[[Tensor], None]) -> None:
-        """Let the end of this layer's backward be marked when the gradient of its input is there."""
+    def _follow_input(self, layer: int, values: tuple[Any, ...], ended: Callable[[Tensor], None]) -> bool:
+        """Let the end of this layer's backward be marked by its input's gradient; tell if it has one."""
         entering = _first_tensor(values)
         if entering is not None and entering is self._left:
             self.ends_by[layer] = self._left_by
-            return
+            return True
         self.ends_by[layer] = None
         if entering is None or not entering.requires_grad:
-            return  # then the end of the whole backward pass ends it
+            return False
         if entering.grad_fn is not None:
             _mark_gradient(entering, ended)
         elif self._timeline.direction == BACKWARD:
             entering.register_hook(ended)  # a leaf, but a copy that goes away: others keep their hooks
+        return True
+
+    def _follow_parameters(self, layer: int, module: Any) -> None:
+        """Let the last gradient of the layer's parameters end it: its input has none.
+
+        The end of the whole pass would count the gradients' all-reduce to it. Sharded ones are left alone.
+        """
+        if layer in self._by_parameters:
+            return
+        self._by_parameters.add(layer)
+        mark = self._marker(layer_code(layer, PARAMETER))
+        for parameter in module.parameters():
+            if type(parameter) is Parameter and parameter.requires_grad and parameter.is_leaf:
+                self._undo.append(parameter.register_post_accumulate_grad_hook(mark).remove)
 
     def _follow_output(self, layer: int, output: object, begun: Callable[[Tensor], None]) -> None:
         leaving = output if type(output) is Tensor else _first_tensor(output)

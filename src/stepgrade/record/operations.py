@@ -49,6 +49,12 @@ class OperationWindow:
                 self._total_us[row.key] += spent_us
                 self._calls[row.key] += row.count
 
+    def drop(self) -> None:
+        """Stop profiling a step that did not end; it would count as a whole one."""
+        profiler, self._profiler = self._profiler, None
+        if profiler is not None:
+            profiler.__exit__(None, None, None)
+
     def per_step_ms(self) -> dict[str, float]:
         """Return each operator's milliseconds in an average step, longest first."""
         if not self.sampled:

@@ -105,15 +105,16 @@ class Recorder:
 
     def watch_model(self, model: Any) -> None:
         """Time a model, or one more."""
+        from stepgrade.record.blocks import bare  # noqa: PLC0415  only with torch
+
         if self._recording is None:
             return
         self._describe_model(model)
-        found = self._recording.watch_model(model, self._layers)
-        if not found:
-            wanted = (
-                f"no module is called {self._layers}" if self._layers else "the model has no repeated blocks"
-            )
-            self._tell(f"{wanted}: phases are recorded, layers are not")
+        if not self._recording.watch_model(model, self._layers):
+            name = type(bare(model)).__name__
+            wanted = f"has no module called {self._layers}" if self._layers else "has no repeated blocks"
+            told = f"{name} {wanted}: its phases are recorded, its layers are not"
+            self._tell(told if self._layers else f"{told} unless you name modules to time", once=told)
 
     def watch_calls(self, module: Any) -> None:
         """Count the calls of a module as forward; its blocks are those of the model already."""

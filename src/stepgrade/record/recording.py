@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from stepgrade.record import patches
 from stepgrade.record.about import device_of
-from stepgrade.record.blocks import find_blocks
+from stepgrade.record.blocks import find_blocks, told_apart
 from stepgrade.record.calls import around_calls
 from stepgrade.record.clock import EventClock, HostClock, clock_for
 from stepgrade.record.codes import (
@@ -56,6 +56,7 @@ class Recording:
         self.timeline = Timeline(self.clock.now)
         self.layers = LayerHooks(self.timeline)
         self.layer_names: list[str] = []
+        self._blocks: dict[int, Any] = {}
         self.window = window
         self.warm, self.steady = Totals(), Totals()  # since `take_fresh` was last called
         self.loss = Series()
@@ -84,13 +85,14 @@ class Recording:
     def stop(self) -> None:
         """Take everything off again and read the steps that are still on the device."""
         self.layers.detach()
+        self._blocks.clear()
         self._patches.undo()
         while self._undo:
             self._undo.pop()()
         if self.ddp is not None:
             self.ddp.close()
         if self.window is not None:
-            self.window.close()
+            self.window.drop()
         self.timeline.stop()
         if self._pending:
             self.clock.finish()
@@ -103,11 +105,12 @@ class Recording:
         self.saw_model = True
         self.watch_calls(model)
         self.ddp = self.ddp or ddp_communication(model, on_host=self.clock.name == "host")
-        known = set(self.layer_names)
-        blocks = [(name, block) for name, block in find_blocks(model, layers) if name not in known]
-        self.layers.attach([block for _, block in blocks], first=len(self.layer_names))
-        self.layer_names += [name for name, _ in blocks]
-        return len(blocks)
+        found = find_blocks(model, layers)
+        fresh = [(name, block) for name, block in found if id(block) not in self._blocks]
+        self._blocks |= {id(block): block for _, block in fresh}
+        self.layers.attach([block for _, block in fresh], first=len(self.layer_names))
+        self.layer_names += told_apart([name for name, _ in fresh], self.layer_names, model)
+        return len(found)
 
     def watch_calls(self, module: Any) -> None:
         """Count the module's calls as forward."""

@@ -8,14 +8,16 @@ from stepgrade import analysis
 from stepgrade.analysis import Scorecard
 from stepgrade.analysis.against import expectation_for
 from stepgrade.hardware.setup import Setup
-from stepgrade.model import DeviceSeen, LayerTime, OpTime, PhaseTime, Profile, Source
+from stepgrade.model import RECORDER, DeviceSeen, LayerTime, OpTime, PhaseTime, Profile, Source
 from stepgrade.model.circumstances import circumstances
 from stepgrade.record.about import peak_memory_bytes
+from stepgrade.record.codes import GAPS
 from stepgrade.record.journal import JOURNAL_VERSION
 from stepgrade.record.recording import Recording
 from stepgrade.record.totals import Totals
 
 PROFILER = "step_profiler_v2"
+_LEAST_GAP_SHARE = 0.005
 
 
 def totals_line(totals: Totals, recording: Recording) -> dict[str, Any]:
@@ -49,14 +51,15 @@ def document_of(
     """Return the step profile: step_profiler_v2's fields, then ours; all times but averages are totals."""
     steps, wall_ms = totals.steps, totals.wall_ns / 1e6
     line = totals_line(totals, recording)
+    phases_ms = _worth_a_line(line["phases_ms"], wall_ms)
     tokens = tokens_per_step or (totals.tokens / steps if totals.tokens else None)
     document = {
         "_profiler": PROFILER,
         "steps": steps,
         "avg_step_ms": wall_ms / steps,
-        "wall_coverage": min(1.0, sum(line["phases_ms"].values()) / wall_ms),
+        "wall_coverage": min(1.0, sum(phases_ms.values()) / wall_ms),
         "bottleneck": None,
-        "phases": {name: _phase(ms, steps, wall_ms) for name, ms in line["phases_ms"].items()},
+        "phases": {name: _phase(ms, steps, wall_ms) for name, ms in phases_ms.items()},
         "per_layer": [_layer(row, recording.layer_names) for row in line["layers_ms"]],
         "ops": {name: ms * steps for name, ms in _operations(recording).items()},
         "tokens_per_step": tokens,
@@ -102,7 +105,7 @@ def profile_of(document: dict[str, Any], name: str) -> Profile:
     device = recorded["device"]
     known = {key: device[key] for key in ("name", "memory_bytes", "sm_count") if key in device}
     return Profile(
-        source=Source(format=PROFILER, files=(name,), producer=PROFILER),
+        source=Source(format=PROFILER, files=(name,), producer=RECORDER),
         steps=document["steps"],
         step_ms=document["avg_step_ms"],
         samples_ms=tuple(document["samples_ms"]),
@@ -118,6 +121,13 @@ def profile_of(document: dict[str, Any], name: str) -> Profile:
         recorded=circumstances(recorded["versions"], device, recorded["config"]),
         notes=tuple(recorded["notes"]),
     )
+
+
+def _worth_a_line(phases_ms: dict[str, float], wall_ms: float) -> dict[str, float]:
+    """Leave out gaps between phases that are next to nothing."""
+    return {
+        name: ms for name, ms in phases_ms.items() if name not in GAPS or ms >= _LEAST_GAP_SHARE * wall_ms
+    }
 
 
 def _phase(total_ms: float, steps: int, wall_ms: float) -> dict[str, float]:

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from stepgrade.errors import BadInput, BadOption
+from stepgrade.record.codes import BACKWARD
 from stepgrade.record.recorder import Recorder
 
 # A model that has not been called by then is not part of the steps.
@@ -33,6 +34,11 @@ class ScriptRecorder(Recorder):
             self._search = _ModelSearch(self)
         return self
 
+    @property
+    def is_in_backward(self) -> bool:
+        """Tell whether gradients are being computed: modules called then are called again."""
+        return self._recording is not None and self._recording.timeline.direction == BACKWARD
+
     def close(self) -> None:
         """End the search and the recording."""
         if self._recording is not None:
@@ -49,7 +55,7 @@ class _ModelSearch:
         from stepgrade.record.patches import Patches  # noqa: PLC0415  needs torch
 
         self._recorder = recorder
-        self._found: set[int] = set()
+        self._known: set[Any] = set()  # the models found, and all that is inside them
         self._over = False
         self._patches = Patches()
         self._module_class = nn.Module
@@ -57,6 +63,7 @@ class _ModelSearch:
 
     def end(self) -> None:
         self._over = True
+        self._known.clear()
         self._patches.undo()
 
     def _make(self, original: Any) -> Any:
@@ -80,10 +87,10 @@ class _ModelSearch:
     def _notice(self, module: Any) -> None:
         import torch  # noqa: PLC0415  an extra
 
-        if id(module) in self._found or not torch.is_grad_enabled():
+        if module in self._known or not torch.is_grad_enabled() or self._recorder.is_in_backward:
             return
         if any(parameter.requires_grad for parameter in module.parameters()):
-            self._found.add(id(module))
+            self._known |= set(module.modules())
             self._recorder.watch_model(module)
 
 

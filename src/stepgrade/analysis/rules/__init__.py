@@ -48,6 +48,7 @@ RULES: tuple[Rule, ...] = (
 RULE_NAMES = tuple(rule.name for rule in RULES)
 # A cause takes in what another rule sees only if it accounts for at least half of it.
 EXPLAINS_SHARE = 0.5
+SAME_SHARE = 0.1
 _DOUBTS = fitness.truncated_trace.area
 _RANKS = {"critical": 0, "warning": 1, "info": 2}
 
@@ -90,7 +91,14 @@ def _grouped(found: dict[str, Finding]) -> list[Finding]:
 def _with(cause: Finding, seen: Finding) -> Finding:
     """Return the cause with a consequence; it is as severe as what it brings about."""
     severity = min(cause.severity, seen.severity, key=lambda one: _RANKS[one])
-    return msgspec.structs.replace(cause, severity=severity, consequences=(*cause.consequences, seen.claim))
+    news = () if _says_the_same(cause, seen) else (seen.claim,)
+    return msgspec.structs.replace(cause, severity=severity, consequences=(*cause.consequences, *news))
+
+
+def _says_the_same(cause: Finding, seen: Finding) -> bool:
+    """Tell whether a more general rule saw the same time: the claim would only be made twice."""
+    alike = abs(cause.gain_high - seen.gain_high) <= SAME_SHARE * cause.gain_high
+    return cause.account == seen.account and alike
 
 
 def _covers(cause: Finding, seen: Finding) -> bool:

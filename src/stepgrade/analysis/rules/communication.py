@@ -27,12 +27,13 @@ _SHARDING = (
     "forward (reshard_after_forward=False) if memory allows."
 )
 _EXCHANGE = (
-    "Hide the exchange of tokens behind experts' work (split it into chunks), or send less: lower precision, "
-    "experts on the same machine."
+    "Hide the exchange behind other work (split both into chunks), or send less: lower precision, partners "
+    "on the same machine."
 )
 _NO_BACKWARD = "Hide it behind other work: split the product it belongs to, or fuse both in one kernel."
 _REMEDIES = (("alltoall", _EXCHANGE), ("gather", _SHARDING), ("reducescatter", _SHARDING))
 _ALL_RANKS = "Give the traces of all ranks: part of it may be waiting for a late one."
+_WAITING = "Give the traces of all ranks: most of it is waiting, for a late one or for a slow network."
 
 
 def _exposed(facts: Facts) -> float:
@@ -75,28 +76,35 @@ def exposed_communication(facts: Facts, limits: Limits) -> Found | None:
     told = ""
     if hidden is not None:
         evidence["hidden_share"] = hidden
-        told = f"; {show_share(hidden, 0)} of all communication is hidden"
+        good = f", {show_share(limits.good_overlap, 0)} is good" if hidden < limits.good_overlap else ""
+        told = f"; {show_share(hidden, 0)} of all communication is hidden{good}"
     if facts.activity.collectives:
         evidence["collective"] = facts.activity.collectives[0].name
     if reached is not None and reached < _MOSTLY_WAITING:
         evidence["of_link"] = reached
         told += (
-            f". Its bytes need {show_share(reached)} of that time on the device's link: the rest is waiting, "
+            f". The device's link needs {_little(reached)} of that time for its bytes: the rest is waiting, "
             "or a slower network"
         )
-    claim = f"The device waits {show_share(share)} of the step for communication{told}."
+    claim = f"Communication that nothing hides takes {show_share(share)} of the step{told}."
     return Found(severity=severity, claim=claim, evidence=evidence, share=share, remedy=_remedy(facts))
+
+
+def _little(share: float) -> str:
+    return "less than 1 %" if share < 0.01 else show_share(share, 0)
 
 
 def _remedy(facts: Facts) -> str | None:
     """Return what fits the longest collective; None where the rule's own sentence does."""
-    if facts.runtime is not Runtime.PYTORCH or not facts.activity.collectives:
+    if facts.runtime is not Runtime.PYTORCH:
         return None
-    name = facts.activity.collectives[0].name.lower().replace("_", "")
-    fits = next((words for part, words in _REMEDIES if part in name), None)
-    if fits is None and not facts.phase_share(PhaseKind.BACKWARD):
-        fits = _NO_BACKWARD
     missing = (facts.profile.world_size or 1) > max(1, len(facts.profile.ranks))
+    if missing and (_of_link(facts) or 1.0) < _MOSTLY_WAITING:
+        return _WAITING
+    name = next((one.name.lower().replace("_", "") for one in facts.activity.collectives), "")
+    fits = next((words for part, words in _REMEDIES if part in name), None)
+    if fits is None and not facts.phases.by_kind_ms.get(PhaseKind.BACKWARD):
+        fits = _NO_BACKWARD
     return f"{_ALL_RANKS} {fits or _REDUCING}" if missing else fits
 
 

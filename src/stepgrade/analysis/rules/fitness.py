@@ -165,6 +165,7 @@ def _kernels(count: float) -> str:
     fix={"general": "Put a barrier before the recording begins, and give the traces of all ranks."},
     wrong_when="the run really only communicates",
     check="Computing is more than a tenth of the step.",
+    explains=("exposed-communication", "weak-overlap", "small-messages", "slow-link"),
     sources="HYP-01",
 )
 def collective_is_all(facts: Facts, limits: Limits) -> Found | None:  # noqa: ARG001  the case is published as it is
@@ -184,7 +185,10 @@ def collective_is_all(facts: Facts, limits: Limits) -> Found | None:  # noqa: AR
     area=_AREA,
     sees="An operation is faster than its device allows: the peak, the shapes or the device are wrong.",
     evidence="the operation, its share of its own roof",
-    fix={"general": "Check the device and the precision it is held against (--device, --dtype)."},
+    fix={
+        "general": "Check the device and the precision it is held against (--device, --dtype), and whether "
+        "the operation does all that its shapes say: grouped products leave padding out."
+    },
     wrong_when="never: no arithmetic runs faster than its hardware (reads from cache may, and are "
     "not judged)",
     check="No operation is above its roof.",

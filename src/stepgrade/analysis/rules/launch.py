@@ -271,7 +271,11 @@ def uncovered_time(facts: Facts, limits: Limits) -> Found | None:
     account=_ACCOUNT,
     sees="Phases of host work (allocation, encoding, synchronisation, writing) take a share of the step.",
     evidence="share of the step in such phases",
-    fix={"general": "Take host work out of the step: allocations, synchronisation, logging."},
+    fix={
+        "general": "Take host work out of the step: allocations, synchronisation, logging.",
+        "pytorch": "Make batches ahead, in a DataLoader's workers, and log, read the loss and write files in "
+        "few of the steps.",
+    },
     wrong_when="a phase is called so but runs on the device",
     check="The phases shrink, and the step by as much.",
     realistic=0.6,

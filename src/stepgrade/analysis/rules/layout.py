@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stepgrade.analysis.advice import is_compiled
 from stepgrade.analysis.facts import Facts
 from stepgrade.analysis.limits import Limits
 from stepgrade.analysis.rules.base import Found, rule, severity_of
@@ -49,7 +50,7 @@ def layout_conversions(facts: Facts, limits: Limits) -> Found | None:
         "pytorch": "Look for .contiguous(), .to(dtype), torch.cat and transposes; under autocast "
         "keep weights in bf16.",
     },
-    wrong_when="the copy feeds a kernel that is much faster on contiguous input",
+    wrong_when="the copy feeds a kernel that is much faster on contiguous input; compiled runs are left out",
     check="Copies shrink in the hotspots.",
     realistic=0.6,
     because="some copies are cheaper than what they replace",
@@ -57,6 +58,8 @@ def layout_conversions(facts: Facts, limits: Limits) -> Found | None:
 )
 def device_copies(facts: Facts, limits: Limits) -> Found | None:
     """Report copies that stay on the device."""
+    if is_compiled(facts):  # a generated kernel that copies does more than that
+        return None
     copied_ms = sum(one.ms for one in facts.activity.parts if one.work_class == "copy")
     share = facts.busy_share(copied_ms)
     severity = severity_of(share, limits, "layout")

@@ -46,8 +46,8 @@ def unsteady_steps(facts: Facts, limits: Limits) -> Found | None:
         return None
     return Found(
         severity=severity,
-        claim=f"{show_count(len(long))} of {len(samples)} steps take up to {show_ms(max(long))}, the median "
-        f"{show_ms(median)}: {show_share(share)} of the time is lost to them.",
+        claim=f"{show_count(len(long))} of {len(samples)} steps {_last(long)}, the median one "
+        f"{show_ms(median)}: {show_share(share)} of the time goes there.",
         evidence={
             "steps": float(len(long)),
             "longest_ms": max(long),
@@ -56,6 +56,10 @@ def unsteady_steps(facts: Facts, limits: Limits) -> Found | None:
         },
         share=share,
     )
+
+
+def _last(long: list[float]) -> str:
+    return f"takes {show_ms(long[0])}" if len(long) == 1 else f"take up to {show_ms(max(long))}"
 
 
 @rule(

@@ -66,12 +66,12 @@ class Canvas:
             self.line(title)
             self.paragraph(text, indent="    ")
 
-    def bars(self, rows: Iterable[tuple[str, float, str]]) -> None:
+    def bars(self, rows: Iterable[tuple[str, float, str]], widest_name: int | None = None) -> None:
         """Add one bar a row: name, length as a share of the longest, and figures at the right."""
         rows = list(rows)
         longest = max((length for _, length, _ in rows), default=0.0)
         figures_width = max((cells(figures) for _, _, figures in rows), default=0)
-        name_width = self._name_width(name for name, _, _ in rows)
+        name_width = self._name_width((name for name, _, _ in rows), widest_name or self.width // 3)
         bar_width = max(4, self.width - name_width - figures_width - 6)
         for name, length, figures in rows:
             shown = padded(shortened(name, name_width), name_width)
@@ -82,9 +82,9 @@ class Canvas:
         """Return all lines."""
         return "\n".join(self._lines) + "\n"
 
-    def _name_width(self, names: Iterable[str]) -> int:
+    def _name_width(self, names: Iterable[str], widest: int) -> int:
         longest = max((cells(shortened(name, self.width)) for name in names), default=0)
-        return min(longest, max(12, self.width // 3))
+        return min(longest, max(12, widest))
 
 
 def bar(share: float, width: int) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from stepgrade.compare.decompose import GapPart
-from stepgrade.compare.parity import OneSided, ParityReport
+from stepgrade.compare.parity import LEAST_SHARE, OneSided, ParityReport
 from stepgrade.contract import ParityGap
 from stepgrade.report.names import shortened
 from stepgrade.report.terminal.canvas import Canvas
@@ -54,8 +56,9 @@ def _parts(report: ParityReport, canvas: Canvas, ours: str) -> None:
     word = "slower" if gap.gap_ms > 0.0 else "faster"
     canvas.heading(f"Why {ours} is {show_ms(abs(gap.gap_ms))} a step {word}")
     sign = 1.0 if gap.gap_ms > 0.0 else -1.0
+    parts = ((part.name, max(0.0, part.ms * sign), _signed(part, canvas.width)) for part in gap.parts)
     canvas.bars(
-        (part.name, max(0.0, part.ms * sign), _signed(part, canvas.width)) for part in gap.parts[:PARTS_SHOWN]
+        islice(parts, PARTS_SHOWN), widest_name=canvas.width // (2 if canvas.width >= WIDTH_FOR_BOTH else 3)
     )
     rest = gap.parts[PARTS_SHOWN:]
     if rest:
@@ -83,8 +86,10 @@ def _meaning(report: ParityReport, ours: str) -> str:
     count = len(report.gaps if report.matched_by == "name" else report.canonical)
     behind = len(report.behind)
     verb = "are" if behind > 1 else "is"
-    shared = f"{behind or 'none'} of the {count} operations that both have"
-    return f"{shared} {verb} more than 10 % slower in {ours}"
+    if not behind:
+        least = f"none of {show_share(LEAST_SHARE)} of the time or more"
+        return f"of {count} operations that both have, {least} is 10 % slower in {ours}"
+    return f"{behind} of {count} operations that both have {verb} more than 10 % slower in {ours}"
 
 
 def _ratios(report: ParityReport, canvas: Canvas, ours: str, theirs: str) -> None:
