@@ -37,8 +37,9 @@ format: $(VENV)/.installed-dev  ## rewrite the code in house style
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.installed-dev  ## start-up times, and traces of 10 MB to 4 GB beside other tools (an hour)
+bench: $(VENV)/.installed-dev  ## start-up times, the recorder, and traces of 10 MB to 4 GB beside other tools (an hour)
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/recorder.py
 	$(BIN)/python benchmarks/kineto/run.py --peers
 
 clean:  ## remove the virtual environment and caches
