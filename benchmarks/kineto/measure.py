@@ -45,8 +45,8 @@ def measure(command: list[str], *, timeout_s: float, most_bytes: int | None = No
     try:
         _, errors = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        problem = f"stopped after {timeout_s:.0f} s"
-        return Cost(time.perf_counter() - start, 0.0, watch.stop(), problem)
+        seconds = time.perf_counter() - start
+        return Cost(seconds, 0.0, watch.stop(), f"stopped after {timeout_s:.0f} s")
     finally:
         _end(process)  # also when we are interrupted ourselves: it is in a group of its own
     seconds = time.perf_counter() - start
