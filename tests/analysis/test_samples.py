@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import stepgrade as sg
 from stepgrade.analysis.samples import LEAST_STEPS, inflation, marks_of, median_interval, pace_of
 from stepgrade.model import OpTime
-from tests.builders import make_profile
+from tests.builders import make_phases, make_profile
 
 EVEN = [100.0 + n % 3 for n in range(30)]
 DURATIONS = st.lists(st.floats(min_value=0.0, max_value=1e6), max_size=80)
@@ -120,3 +120,16 @@ def test_a_scorecard_keeps_a_bounded_number_of_samples() -> None:
     assert all(one == (1.2346,) * len(one) and 200 <= len(one) <= 256 for one in kept)
     assert any("of them are kept" in note for note in card.notes)
     assert len(card.to_json()) < 300_000
+
+
+@given(st.lists(st.floats(10.0, 1000.0), min_size=1, max_size=40))
+def test_phases_add_up_to_the_typical_step(samples_ms: list[float]) -> None:
+    mean_ms = sum(samples_ms) / len(samples_ms)
+    phases = make_phases(steps=len(samples_ms), forward=mean_ms * 0.3, backward=mean_ms * 0.6)
+    profile = make_profile(
+        steps=len(samples_ms), step_ms=mean_ms, phases=phases, samples_ms=tuple(samples_ms)
+    )
+    card = sg.score(profile)
+    assert card.step_time_ms is not None
+    told_ms = sum(phase.ms or 0.0 for phase in card.phases.values())
+    assert told_ms == pytest.approx(0.9 * card.step_time_ms)

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from stepgrade.analysis.limits import Limits
 from stepgrade.analysis.reference import is_read_by_v1, launch_overhead_v1
-from stepgrade.analysis.samples import kept_of_part
+from stepgrade.analysis.samples import kept_of_part, step_ms_of
 from stepgrade.analysis.scorecard import Ledger, PhaseShare
 from stepgrade.contract.scorecard import add_up
 from stepgrade.model import PhaseTime, Profile
@@ -65,7 +65,8 @@ def kind_of(name: str) -> PhaseKind:
 
 def phases_of_step(profile: Profile, limits: Limits) -> PhasesOfStep:
     """Work out the phases of one step."""
-    shares = {phase.name: _share(phase, profile) for phase in profile.phases}
+    typical_ms = step_ms_of(profile)
+    shares = {phase.name: _share(phase, profile, typical_ms) for phase in profile.phases}
     if profile.ledger is not None:
         return _phases_beside_ledger(shares)
     covered = _covered(shares, profile)
@@ -95,11 +96,13 @@ def _phases_beside_ledger(shares: dict[str, PhaseShare]) -> PhasesOfStep:
     )
 
 
-def _share(phase: PhaseTime, profile: Profile) -> PhaseShare:
+def _share(phase: PhaseTime, profile: Profile, typical_ms: float | None) -> PhaseShare:
+    """Return a phase's share of all steps, and that share of the typical one: so phases add up to it."""
     per_step_ms = _per_step_ms(phase, profile.steps)
-    if per_step_ms is not None and profile.step_ms:
+    if per_step_ms is not None and profile.step_ms and typical_ms:
         share = per_step_ms / profile.step_ms
-        return PhaseShare(ms=per_step_ms, share=share, samples_ms=kept_of_part(phase.samples_ms, share, 0))
+        samples_ms = kept_of_part(phase.samples_ms, share, 0)
+        return PhaseShare(ms=share * typical_ms, share=share, samples_ms=samples_ms)
     return PhaseShare(ms=per_step_ms, share=phase.step_share)
 
 

@@ -325,5 +325,14 @@ def _notes(card: Scorecard, canvas: Canvas) -> None:
     canvas.heading("Notes")
     for text in card.untold_fitness:
         canvas.paragraph(text, indent="    ", first=f"  {canvas.style('!', 'fair')} ")
-    for text in card.notes:
+    for text in _folded(card.notes):
         canvas.paragraph(text, indent="    ", first="  · ", style="dim")
+
+
+def _folded(notes: tuple[str, ...]) -> list[str]:
+    """Return the notes with those on the older contract made one: who does not use it need not read them."""
+    older = [text for text in notes if "contract v1" in text]
+    if len(older) < 2:
+        return [*notes]
+    others = [text for text in notes if text not in older]
+    return [*others, f"contract v1 differs in {len(older)} ways: --format json says how and why"]
