@@ -136,7 +136,7 @@ def change_of(metric: Metric, now: Side, before: Side, how: Sensitivity) -> Metr
         noise=noise,
         before_runs=len(before.values),
         now_runs=len(now.values),
-        why=_why(effect, metric, outcome),
+        why=_why(effect, metric, outcome, how),
         more=_more(effect, now, before, noise, how) if outcome == "cannot tell" else "",
     )
 
@@ -166,10 +166,12 @@ def _level(side: Side) -> float:
     return math.exp(mean(without_accidents(side.logs)))
 
 
-def _why(effect: Effect, metric: Metric, outcome: Outcome) -> str:
+def _why(effect: Effect, metric: Metric, outcome: Outcome, how: Sensitivity) -> str:
     if outcome in ("regressed", "improved"):
         return f"beyond the noise: surely {show_delta(effect.low)} to {show_delta(effect.high)}"
     worst = effect.near_high if metric.worse == "up" else -effect.near_low
+    if outcome == "no change" and not effect.low <= 0.0 <= effect.high:
+        return f"beyond the noise, but no more than the {show_share(how.allow, 0)} that counts"
     if outcome == "no change":
         return f"within the noise, and hardly more than {show_share(max(worst, 0.0))} worse"
     return f"within the noise, but {show_share(worst)} worse cannot be ruled out"
