@@ -22,7 +22,7 @@ test-integrations: $(VENV)/.installed-integrations  ## the recorder in Hugging F
 	$(BIN)/python -m pytest -q tests/record/integrations
 
 fuzz: $(VENV)/.installed-dev  ## read a million damaged traces
-	STEPGRADE_FUZZ=1000000 $(BIN)/python -m pytest -q tests/readers/kineto/test_kineto_fuzz.py
+	STEPGRADE_FUZZ=1000000 $(BIN)/python -m pytest -q tests/readers/kineto/test_kineto_fuzz.py tests/cli/test_trace_fuzz.py
 
 lint: $(VENV)/.installed-dev  ## style, types, layers
 	$(BIN)/ruff format --check .
@@ -37,8 +37,9 @@ format: $(VENV)/.installed-dev  ## rewrite the code in house style
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.installed-dev  ## start-up times, and traces of 10 MB to 4 GB beside other tools (an hour)
+bench: $(VENV)/.installed-dev  ## start-up times, the recorder, and traces of 10 MB to 4 GB beside other tools (an hour)
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/recorder.py
 	$(BIN)/python benchmarks/kineto/run.py --peers
 
 clean:  ## remove the virtual environment and caches

@@ -1,14 +1,15 @@
 """What recording costs: one CPU GPT loop, with and without, taking turns in one process.
 
-    python benchmarks/recorder.py              # steps of about 50 ms, several minutes
+    python benchmarks/recorder.py              # about ten minutes
     python benchmarks/recorder.py --rounds 10  # quicker and coarser
 
-Every way of recording runs a few steps in turn, round after round. Time is processor time of the process
-(one thread computes, so a recorder's work is in it), or the wall clock with `--wall`. Other programs on the
-machine only ever add to a step, so each way is judged by its quiet steps: the tenth percentile over all
-rounds, against that of the plain steps. `plain again` is the same loop twice: its distance from 1 is what
-can be told apart at all. traceml-ai needs a process that its own launcher started: its steps take turns with
-the others all the same, and a plain process beside it is its control.
+Every way of recording runs a few steps in turn, round after round, in two sizes of one model: with tensors so
+small that a step is little but the calls that recorders hook, for the time that each way adds to a step, and
+with steps of about 50 ms, for what that is of a step. Time is processor time of the process (one thread
+computes, so a recorder's work is in it), or the wall clock with `--wall`. Other programs on the machine only
+ever add to a step, so each way is judged by its quiet steps, one in fifty. `plain again` is the same loop
+twice: its distance from 1 is what can be told apart at all. traceml-ai needs a process that its own launcher
+started: its steps take turns with the others all the same, and a plain process beside it is its control.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ from torch import nn
 import stepgrade as sg
 
 LAYERS, WIDTH, SEQUENCE = 6, 128, 128
+SMALL = 16  # width and sequence of the small model
 TARGET_STEP_MS = 50.0
+_STEPS_OF_SMALL = 40
 
 
 def load_gpt() -> Any:
@@ -50,14 +53,15 @@ def load_gpt() -> Any:
 class Training:
     """The loop that is measured, and the clock it is measured by."""
 
-    def __init__(self, batch: int, clock: Callable[[], int]) -> None:
+    def __init__(self, batch: int, clock: Callable[[], int], *, is_small: bool = False) -> None:
         self.gpt = load_gpt()
-        self.clock = clock
+        self.clock, self.is_small = clock, is_small
+        width, sequence = (SMALL, SMALL) if is_small else (WIDTH, SEQUENCE)
         torch.set_num_threads(1)
         torch.manual_seed(0)
-        self.model = self.gpt.GPT(layers=LAYERS, width=WIDTH, sequence=SEQUENCE)
+        self.model = self.gpt.GPT(layers=LAYERS, width=width, sequence=sequence)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
-        rows = self.gpt.Text(batch, SEQUENCE).ids
+        rows = self.gpt.Text(1 if is_small else batch, sequence).ids
         self.ids, self.targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
     def step(self) -> None:
@@ -212,7 +216,7 @@ class Chain(nn.Module):
         return x
 
 
-def per_layer_call_us(blocks: int = 50, passes: int = 60, repeats: int = 9) -> float:
+def per_layer_call_us(blocks: int = 50, passes: int = 200, repeats: int = 9) -> float:
     """Return what recording adds to one call of a block, forward and backward, in microseconds."""
     chain, x = Chain(blocks), torch.ones(1, requires_grad=True)
 
@@ -236,8 +240,8 @@ def per_layer_call_us(blocks: int = 50, passes: int = 60, repeats: int = 9) -> f
 
 
 def quiet(taken: list[float]) -> float:
-    """Return the tenth percentile: what a step takes when nothing else runs."""
-    return sorted(taken)[len(taken) // 10]
+    """Return what one step in fifty is shorter than: what a step takes when nothing else runs."""
+    return sorted(taken)[len(taken) // 50]
 
 
 def fitting_batch(clock: Callable[[], int]) -> int:
@@ -257,7 +261,7 @@ def _progress(text: str) -> None:
 def main() -> None:
     """Measure and print ratios."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--steps", type=int, default=4, help="steps in each block")
     parser.add_argument("--batch", type=int, help="default: the one that makes steps of about 50 ms")
     parser.add_argument("--wall", action="store_true", help="wall clock instead of processor time")
@@ -266,24 +270,28 @@ def main() -> None:
     logging.getLogger("stepgrade.record").disabled = True
     clock = clock_of(wall=options.wall)
     batch = options.batch or fitting_batch(clock)
-    training = Training(batch, clock)
-    training.steps_ms(10)
     with ways_in_other_processes(batch, wall=options.wall) as others:
-        found = measure(training, ways() | others, options.rounds, options.steps)
+        compared = ways() | others
+        small = Training(batch, clock, is_small=True)
+        added = measure(small, compared, options.rounds, _STEPS_OF_SMALL)
+        whole = measure(Training(batch, clock), compared, options.rounds, options.steps)
     call_us = per_layer_call_us()
     _progress("")
-    show(found, call_us)
+    show(added, whole, call_us)
     if options.json:
-        figures = {"steps_ms": found, "layer_call_us": call_us}
+        figures = {"small_ms": added, "steps_ms": whole, "layer_call_us": call_us}
         options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
-def show(found: dict[str, list[float]], call_us: float) -> None:
-    """Print each way's quiet step, and what it is of the plain one."""
-    base = quiet(found["plain"])
-    print(f"{LAYERS} layers, one thread, {len(found['plain'])} steps of each")
-    for name, taken in found.items():
-        print(f"  {name:<34} {quiet(taken):7.2f} ms   {quiet(taken) / base:.4f}")
+def show(added: dict[str, list[float]], whole: dict[str, list[float]], call_us: float) -> None:
+    """Print what each way adds to a step, what that is of the target, and what whole steps say."""
+    small, base = quiet(added["plain"]), quiet(whole["plain"])
+    print(f"{LAYERS} layers, one thread; {small:.2f} ms and {base:.1f} ms a plain step")
+    print(f"  {'':<34} {'added':>8} {f'of {TARGET_STEP_MS:.0f} ms':>9} {'ratio at ' + f'{base:.0f} ms':>16}")
+    for name, taken in added.items():
+        more_ms = quiet(taken) - small
+        ratio = quiet(whole[name]) / base
+        print(f"  {name:<34} {more_ms * 1e3:5.0f} µs {more_ms / TARGET_STEP_MS:8.2%} {ratio:15.3f}")
     print(f"  one layer call, forward + backward: {call_us:.1f} µs")
 
 

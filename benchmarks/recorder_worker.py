@@ -23,9 +23,9 @@ class Worker:
     def __init__(self, line: Connection) -> None:
         self._line = line
 
-    def __call__(self, _training: object, count: int) -> list[float]:
-        """Return how long each of `count` steps took there."""
-        self._line.send(count)
+    def __call__(self, training: Any, count: int) -> list[float]:
+        """Return how long each of `count` steps of the same training took there."""
+        self._line.send((training.is_small, count))
         taken: list[float] = self._line.recv()
         return taken
 
@@ -42,12 +42,12 @@ def worker(batch: int, *, traced: bool, wall: bool) -> Iterator[Worker]:
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
             line = listener.accept()
             yield Worker(line)
-            line.send(0)
+            line.send(None)
             process.wait(timeout=120)
 
 
 def main() -> None:
-    """Answer the benchmark until it sends 0."""
+    """Answer the benchmark until it sends None."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip())
     parser.add_argument("--address", required=True)
     parser.add_argument("--batch", type=int, required=True)
@@ -56,11 +56,13 @@ def main() -> None:
     options = parser.parse_args()
     sys.path.insert(0, str(BENCHMARK.parent))
     benchmark: Any = importlib.import_module("recorder")
-    training = benchmark.Training(options.batch, benchmark.clock_of(wall=options.wall))
+    clock = benchmark.clock_of(wall=options.wall)
+    trainings = [benchmark.Training(options.batch, clock, is_small=small) for small in (False, True)]
     run = benchmark.traced_by_traceml() if options.traced else benchmark.plain
     with Client(options.address, "AF_UNIX") as line:
-        while count := line.recv():
-            line.send(run(training, count))
+        while asked := line.recv():
+            is_small, count = asked
+            line.send(run(trainings[is_small], count))
 
 
 if __name__ == "__main__":

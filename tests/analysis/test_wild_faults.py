@@ -90,6 +90,57 @@ def test_of_two_faults_the_first_finding_names_one_that_costs(pair: tuple[str, s
     assert any(warnings_of(profile)[0] in rules_for(run, fault) for fault in dear), costs
 
 
+# What the device then waits for, or does, above all else.
+BOTTLENECKS = {
+    "loader": "input",
+    "offload": "transfer",
+    "reduce_all": "communication",
+    "item": "host",
+    "stall": "host",
+    "tiny": "launch",
+    "single_tensor": "launch",
+    "chains": "memory_bw",
+    "fp32": "compute",
+}
+
+
+@pytest.mark.parametrize("fault", BOTTLENECKS)
+@pytest.mark.parametrize("name", ["plain", "rocm"])
+def test_the_bottleneck_is_named_and_what_would_remain_without_it(name: str, fault: str) -> None:
+    card = sg.score(
+        profile_of(with_fault(RUNS[name], fault, FACTORS.get(fault, (4.0,))[-1], step_ms_without(name)))
+    )
+    assert card.bottleneck == BOTTLENECKS[fault]
+    (cause,) = [one for one in card.causes if one.bottleneck == card.bottleneck]
+    assert cause.share > 0.15
+    assert cause.remaining_ms == pytest.approx((card.step_time_ms or 0.0) * (1.0 - cause.share))
+
+
+def test_where_nothing_tells_what_limits_the_kernels_it_is_unknown_and_says_what_to_record() -> None:
+    card = sg.score(profile_of(RUNS["graph"]))
+    assert card.bottleneck == "unknown"
+    assert "record shapes" in card.bottleneck_evidence[0]
+    assert any("record_shapes=True" in advice for advice in card.recommendations)
+
+
+def test_operations_have_their_rates_and_layers_their_passes() -> None:
+    card = sg.score(profile_of(with_fault(RUNS["plain"], "slow_backward", 0.5, step_ms_without("plain"))))
+    products = next(op for op in card.operations if op.name == "aten::mm")
+    assert products.kind == "gemm"
+    assert products.ms
+    assert products.calls
+    assert products.flops
+    assert products.mean_ms == pytest.approx(products.ms / products.calls)
+    assert products.flops_per_s == pytest.approx(products.flops / products.ms * 1000.0)
+    assert products.roof_share is not None
+    assert [layer.slow for layer in card.layers] == [(), (), ("backward",), (), (), ()]
+    for layer in card.layers:
+        assert layer.fwd_ms
+        assert layer.ratio == pytest.approx((layer.bwd_ms or 0.0) / layer.fwd_ms)
+        assert layer.top_op == "aten::mm"
+        assert 0.5 < (layer.top_op_share or 0.0) < 1.0
+
+
 RANKS = {
     "plain": Wild(ranks=4),
     "rocm": Wild(ranks=4, rocm=True, layer_us=400),

@@ -150,6 +150,7 @@ def test_mixed_precision_with_a_scaler(tmp_path: Path, init_scale: float) -> Non
         loop.optimizer.zero_grad()
     recorder.close()
     profile = sg.load(tmp_path / "run.json")
+    assert profile.recorded.precision == "bfloat16"
     assert profile.recorded_steps in (7, 8)  # a scaler that skips from the start is known after one step
     assert phases_of(profile) == PHASES
 

@@ -23,10 +23,6 @@ _RECORD = {
     Runtime.PYTORCH: "Record again with record_shapes=True and both CPU and CUDA activities: that tells what "
     "limits the kernels.",
 }
-# Above this share of the device's memory a larger batch is no advice (TraceML's line for pressure).
-_FULL = 0.92
-# A compiled step has some tenths of its time in generated kernels; one helper that is compiled does not.
-_COMPILED_SHARE = 0.05
 
 
 def advice_for(facts: Facts) -> str:
@@ -78,18 +74,18 @@ def larger_batch(facts: Facts) -> str:
     share = facts.memory_share
     if share is None:
         return "A larger batch gives each launch more to do, if memory allows."
-    if share >= _FULL:
+    if is_full(facts):
         return f"Memory is {show_share(share, 0)} full: a larger batch is not the way."
     return f"Memory is {show_share(share, 0)} full: a larger batch gives each launch more to do."
 
 
 def is_full(facts: Facts) -> bool:
     """Tell whether the device's memory has no room for a larger batch."""
-    return (facts.memory_share or 0.0) >= _FULL
+    return (facts.memory_share or 0.0) >= facts.limits.memory_warning_share
 
 
 def is_compiled(facts: Facts) -> bool:
     """Tell whether kernels were already generated and fused by a compiler."""
     generated = facts.activity.kernel_group_ms.get("triton", 0.0)
     kernels = facts.activity.kernels
-    return generated > 0.0 if kernels is None else generated >= _COMPILED_SHARE * kernels.ms
+    return generated > 0.0 if kernels is None else generated >= facts.limits.compiled_share * kernels.ms

@@ -7,6 +7,7 @@ from msgspec import Struct
 from stepgrade.analysis.bottleneck import Verdict
 from stepgrade.analysis.efficiency import Efficiency
 from stepgrade.analysis.layers import SlowLayer
+from stepgrade.analysis.limits import DEFAULT_LIMITS, Limits
 from stepgrade.analysis.phases import PhaseKind, PhasesOfStep
 from stepgrade.analysis.runtime import Runtime
 from stepgrade.analysis.scorecard import Cause, Ledger, Operation
@@ -33,6 +34,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     operations: tuple[Operation, ...] = ()
     causes: tuple[Cause, ...] = ()
     runtime: Runtime = Runtime.GENERAL
+    limits: Limits = DEFAULT_LIMITS
 
     @property
     def activity(self) -> Activity:

@@ -84,6 +84,7 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     stall_warning_share: Annotated[float, share("XProf (smart rule): 10 %")] = 0.10
     stall_critical_share: Annotated[float, share("TraceLens: 15 % idle")] = 0.15
     dispatch_info_share: Annotated[float, share("ours: launch to start, of the step")] = 0.05
+    compiled_share: Annotated[float, share("ours: one compiled helper is no compiled step")] = 0.05
     compiled_regions: Annotated[float, amount("PyTorch: recompile limit of 8")] = 8.0
 
     # Arithmetic.
@@ -92,6 +93,11 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     attention_info_share: Annotated[float, share("ours: 5 % of the step")] = 0.05
     attention_warning_share: Annotated[float, share("ours: 10 % of the step")] = 0.10
     attention_critical_share: Annotated[float, share("ours: a third of the step")] = 0.33
+    fused_attention_share: Annotated[float, share("ours: less is no fused attention")] = 0.01
+    attention_512_peak: Annotated[float, share("TraceLens: up to 512 tokens 5 to 15 % of the peak")] = 0.05
+    attention_1024_peak: Annotated[float, share("TraceLens: at 1024 tokens 20 to 40 %")] = 0.20
+    attention_2048_peak: Annotated[float, share("TraceLens: at 2048 tokens 40 to 60 %")] = 0.40
+    attention_long_peak: Annotated[float, share("TraceLens: above 4096 tokens 50 to 70 %")] = 0.50
     gemm_info_share: Annotated[float, share("ours: 5 % of the step")] = 0.05
     gemm_warning_share: Annotated[float, share("ours: 10 % of the step")] = 0.10
     gemm_critical_share: Annotated[float, share("ours: half of the step")] = 0.50
@@ -107,6 +113,7 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     optimizer_info_share: Annotated[float, share("ours: 5 % of the step")] = 0.05
     optimizer_warning_share: Annotated[float, share("ours: 10 % of the step")] = 0.10
     optimizer_critical_share: Annotated[float, share("ours: a quarter of the step")] = 0.25
+    optimizer_kernel_us: Annotated[float, amount("ours: longer kernels hold many tensors")] = 50.0
     optimizer_kernels: Annotated[float, amount("ours: many-tensor kernels need a few dozen")] = 100.0
     many_tensor_share: Annotated[float, share("ours: half of the optimizer's time")] = 0.50
     elementwise_info_share: Annotated[float, share("ours: a tenth of the step")] = 0.10
@@ -133,6 +140,8 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     communication_info_share: Annotated[float, share("XProf: 3 % in collectives")] = 0.03
     communication_warning_share: Annotated[float, share("TraceLens: 5 % exposed")] = 0.05
     communication_critical_share: Annotated[float, share("XProf: 15 %")] = 0.15
+    collective_share: Annotated[float, share("Hyperloom: 96 % in one collective; ours: 85 %")] = 0.85
+    collective_compute_share: Annotated[float, share("Hyperloom: 4 % compute; ours: a tenth")] = 0.10
     good_overlap: Annotated[float, share("TraceLens: 70 % hidden")] = 0.70
     small_message_bytes: Annotated[float, amount("torchscope: 1 MB on average")] = 1e6
     slow_link_share: Annotated[float, share("ours: half of the link's rate")] = 0.50
@@ -147,6 +156,7 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     spread_critical_share: Annotated[float, share("ours: 20 % lost to outliers")] = 0.20
     spread_least_steps: Annotated[int, whole("ours: fewer steps show no spread")] = 5
     drift_ratio: Annotated[float, amount("ours: the later half is 5 % slower")] = 1.05
+    drift_steps_share: Annotated[float, share("ours: of the later half, above the earlier's median")] = 0.80
     drift_least_steps: Annotated[int, whole("TraceML: 20 steps before it is called a trend")] = 20
 
     # Memory.

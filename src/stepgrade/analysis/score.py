@@ -64,6 +64,7 @@ def _facts(profile: Profile, question: Question, limits: Limits) -> tuple[Facts,
         operations=operations,
         causes=causes,
         runtime=runtime_of(profile),
+        limits=limits,
     )
     return facts, notes
 

@@ -26,8 +26,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     is_all_ours = argv is None and arguments[:1] != ["record"]  # a recorded script runs in our process
     if is_all_ours:
         _start_quickly()
-    from stepgrade.cli.main import run  # noqa: PLC0415
-
+    try:
+        from stepgrade.cli.main import run  # noqa: PLC0415
+    except KeyboardInterrupt:
+        print("stepgrade: interrupted", file=sys.stderr)  # noqa: T201
+        return 130
     code = run(arguments)
     if is_all_ours:
         gc.freeze()  # the search for garbage on the way out is an eighth of a short command

@@ -19,7 +19,7 @@ def circumstances(
         processor=_text(device.get("name")) if device.get("kind") == "cpu" else None,
         model=_text(config.get("model")),
         batch=batch if type(batch) is int else None,
-        precision=_text(config.get("parameter_dtype")),
+        precision=_text(config.get("autocast")) or _text(config.get("parameter_dtype")),
     )
     return found if found != Recorded() else None
 

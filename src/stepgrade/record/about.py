@@ -33,6 +33,16 @@ def device_of(model: Any) -> Any:
     return None if parameter is None else parameter.device
 
 
+def autocast_dtype(device: Any) -> str | None:
+    """Return the precision that autocast computes in right now; None when it is off or torch is too old."""
+    import torch  # noqa: PLC0415  an extra
+
+    kind = "cpu" if device is None else device.type
+    if not hasattr(torch, "get_autocast_dtype") or not torch.is_autocast_enabled(kind):
+        return None
+    return str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
+
+
 def describe_device(device: Any) -> dict[str, Any]:
     """Return the name of the device; of a CUDA device also its memory and its multiprocessors."""
     if device is None or device.type in ("cpu", "meta"):

@@ -10,7 +10,7 @@ import torch
 from msgspec import Struct
 
 from stepgrade.record import patches
-from stepgrade.record.about import device_of
+from stepgrade.record.about import autocast_dtype, device_of
 from stepgrade.record.blocks import find_blocks, told_apart
 from stepgrade.record.calls import around_calls
 from stepgrade.record.clock import EventClock, HostClock, clock_for
@@ -63,6 +63,8 @@ class Recording:
         self.ended = self.interrupted = self.profiled = self.lost = 0
         self.stepped_by_hand = False
         self.saw_model = self.saw_forward = False
+        self.autocast: str | None = None
+        self._device: Any = None
         self.ddp: DdpCommunication | None = None
         self.on_step: Callable[[int], None] | None = None
         self._warmup = warmup
@@ -118,6 +120,7 @@ class Recording:
 
     def _settle_on(self, device: Any) -> None:
         """Take the clock of the device that the first model is on; the steps before it are not kept."""
+        self._device = device
         self.clock = clock_for(device)
         self.sensors = sensors_for(device)
         self.timeline.now = self.clock.now
@@ -245,7 +248,9 @@ class Recording:
         timeline = self.timeline
         if timeline.direction == NONE and torch.is_grad_enabled():
             self._tokens += _count_tokens(args, kwargs)
-            self.saw_forward = True
+            if not self.saw_forward:
+                self.saw_forward = True
+                self.autocast = autocast_dtype(self._device)
         inside = timeline.direction in (FORWARD, BACKWARD)
         timeline.enter(FORWARD if inside or torch.is_grad_enabled() else EVALUATION)
 

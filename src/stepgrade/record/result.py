@@ -42,7 +42,14 @@ def journal_head(recording: Recording, head: dict[str, Any], tokens_per_step: fl
         "layers": recording.layer_names,
         "tokens_per_step": tokens_per_step,
     }
-    return about | {"stepgrade": head}
+    return about | {"stepgrade": with_autocast(head, recording)}
+
+
+def with_autocast(head: dict[str, Any], recording: Recording) -> dict[str, Any]:
+    """Add the precision of autocast, which is known only once the model was called."""
+    if recording.autocast is None:
+        return head
+    return head | {"config": head["config"] | {"autocast": recording.autocast}}
 
 
 def document_of(
@@ -65,7 +72,7 @@ def document_of(
         "tokens_per_step": tokens,
         "samples_ms": line["samples_ms"],
         "peak_memory_bytes": peak_memory_bytes(head["device"]["kind"]),
-        "stepgrade": head
+        "stepgrade": with_autocast(head, recording)
         | {
             "recorded_steps": recording.ended,
             "clock": recording.clock.name,

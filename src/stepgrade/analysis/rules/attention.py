@@ -11,8 +11,6 @@ from stepgrade.units import show_count, show_share
 _AREA = "attention"
 _GENERAL = "Use a fused attention kernel (FlashAttention or the like)."
 _BECAUSE = "fused kernels measured 2 to 4 times faster, as the scores never reach memory"
-# TraceLens: what attention reaches of the peak by sequence length; flag only what is below the band.
-_BANDS = ((512, 0.05), (1024, 0.20), (2048, 0.40), (1 << 62, 0.50))
 
 
 def _parts(facts: Facts) -> tuple[list[Operation], list[Operation]]:
@@ -49,7 +47,7 @@ def unfused_attention(facts: Facts, limits: Limits) -> Found | None:
     softmax, products = _parts(facts)
     if not softmax or not products or not facts.profile.activity:
         return None
-    if facts.class_share("attention") > 0.01:
+    if facts.class_share("attention") > limits.fused_attention_share:
         return None
     share = facts.busy_share(sum(op.ms or 0.0 for op in (*softmax, *products)))
     severity = severity_of(share, limits, "attention")
@@ -125,7 +123,7 @@ def slow_attention(facts: Facts, limits: Limits) -> Found | None:
     if length is None or share < limits.attention_warning_share:
         return None
     reached = sum((op.roof_share or 0.0) * (op.ms or 0.0) for op in known) / time_ms
-    usual = next(low for most, low in _BANDS if length <= most)
+    usual = _usual_peak(length, limits)
     if reached >= usual:
         return None
     claim = (
@@ -139,6 +137,16 @@ def slow_attention(facts: Facts, limits: Limits) -> Found | None:
         "tokens": float(length),
     }
     return Found(severity="info", claim=claim, evidence=evidence, share=share * (1.0 - reached / usual))
+
+
+def _usual_peak(length: int, limits: Limits) -> float:
+    """Return what attention of this sequence length reaches of the peak at least."""
+    bands = (
+        (512, limits.attention_512_peak),
+        (1024, limits.attention_1024_peak),
+        (2048, limits.attention_2048_peak),
+    )
+    return next((low for most, low in bands if length <= most), limits.attention_long_peak)
 
 
 RULES = (math_attention, unfused_attention, slow_attention)

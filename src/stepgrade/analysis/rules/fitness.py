@@ -168,10 +168,12 @@ def _kernels(count: float) -> str:
     explains=("exposed-communication", "weak-overlap", "small-messages", "slow-link"),
     sources="HYP-01",
 )
-def collective_is_all(facts: Facts, limits: Limits) -> Found | None:  # noqa: ARG001  the case is published as it is
+def collective_is_all(facts: Facts, limits: Limits) -> Found | None:
     """Report a recording that is one long wait."""
     talk, work = facts.account("exposed_communication"), facts.account("compute")
-    if talk < 0.85 or work > 0.10 or len(facts.profile.ranks) > 1 or (facts.profile.steps or 1) > 2:
+    if talk < limits.collective_share or work > limits.collective_compute_share:
+        return None
+    if len(facts.profile.ranks) > 1 or (facts.profile.steps or 1) > 2:
         return None
     claim = (
         f"{show_share(talk)} of the step is communication and {show_share(work)} work: did the "

@@ -56,7 +56,7 @@ def single_tensor_optimizer(facts: Facts, limits: Limits) -> Found | None:
     if severity is None or done.multi_tensor_share > limits.many_tensor_share or done.fused:
         return None
     mean_us = done.ms / done.kernels * 1000.0
-    if mean_us > 5.0 * limits.short_kernel_us or done.name in _MATRIX_BY_MATRIX:
+    if mean_us > limits.optimizer_kernel_us or done.name in _MATRIX_BY_MATRIX:
         return None
     return Found(
         severity=severity,

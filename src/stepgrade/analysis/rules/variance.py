@@ -86,7 +86,7 @@ def drifting_steps(facts: Facts, limits: Limits) -> Found | None:
     half = len(samples) // 2
     early, late = _median(samples[:half]), _median(samples[half:])
     rising = sum(one > early for one in samples[half:]) / (len(samples) - half)
-    if late < limits.drift_ratio * early or rising < 0.8:
+    if late < limits.drift_ratio * early or rising < limits.drift_steps_share:
         return None
     claim = f"Later steps take {show_ms(late)}, earlier ones {show_ms(early)}."
     share = (1.0 - early / late) / 2

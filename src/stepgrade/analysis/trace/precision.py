@@ -9,6 +9,7 @@ import numpy as np
 
 from stepgrade.analysis.trace.classify import WorkClass
 from stepgrade.analysis.trace.pieces import Pieces
+from stepgrade.analysis.trace.shapes import UNREADABLE
 from stepgrade.model.columns import among, distinct, groups
 from stepgrade.model.events import NONE, Ids, Inputs, Longs, Trace
 
@@ -90,7 +91,7 @@ def dtype_of(inputs: Inputs) -> str | None:
     """Return the precision of the first input whose type is one of arithmetic."""
     try:
         types = msgspec.json.decode(inputs.types, type=list[str])
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None
     return next((_DTYPES[one.lower()] for one in types if one.lower() in _DTYPES), None)
 

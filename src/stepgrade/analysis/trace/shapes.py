@@ -35,6 +35,10 @@ _ITEM_BYTES = {
 }
 
 
+# What decoding a stranger's text may raise: no JSON, no UTF-8, nested too deep.
+UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
 class Shapes(NamedTuple):
     """What is known of an operation's inputs, in the order of its parameters."""
 
@@ -65,7 +69,7 @@ def decode_shapes(inputs: Inputs) -> Shapes | None:
         dims = msgspec.json.decode(inputs.dims)
         types = msgspec.json.decode(inputs.types)
         concrete = msgspec.json.decode(inputs.concrete)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None
     if not all(isinstance(part, list) for part in (dims, types, concrete)):
         return None
@@ -94,7 +98,7 @@ def _value(text: Any) -> Any:
     plain = text.replace("True", "true").replace("False", "false")
     try:
         return msgspec.json.decode(plain) if len(plain) < 200 else None
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None
 
 

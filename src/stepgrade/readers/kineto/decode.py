@@ -103,6 +103,7 @@ def mend(loose: LooseEvent) -> Event | None:
         args=_args(loose.args),
     )
     if event.ph == "M":
+        event.cat = ""  # it names a thread, whatever else it says it is
         return event
     if event.cat not in USED_CATEGORIES:
         return event if event.cat else None

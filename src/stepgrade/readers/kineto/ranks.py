@@ -90,10 +90,10 @@ def _files(paths: Sequence[PathLike]) -> list[str]:
 def _traces_in(directory: str) -> list[str]:
     try:
         with os.scandir(directory) as entries:
-            files = [entry.path for entry in entries if entry.name.endswith(_SUFFIXES) and entry.is_file()]
+            files = [entry.path for entry in entries if entry.name.endswith(_SUFFIXES)]
     except OSError as error:
         raise BadInput(f"cannot be read: {error.strerror or error}", where=directory) from error
-    return sorted(filter(_is_trace, files), key=_natural)
+    return sorted(filter(_is_trace, filter(os.path.isfile, files)), key=_natural)
 
 
 def _is_trace(file: str) -> bool:

@@ -152,11 +152,10 @@ class Splitter:
 
     def _find_cut(self, buffer: mmap.mmap | bytearray, low: int, high: int) -> int | None:
         """Return where the last edge between `low` and `high` begins."""
-        if self._edge is None:
-            self._edge = learn_edge(bytes(memoryview(buffer)[low:high]))
         cut = self._rfind(buffer, low, high)
-        if cut is None and (edge := learn_edge(bytes(memoryview(buffer)[low:high]))):
-            self._edge = edge
+        # The pattern is slow where nothing ends: zeros, or the text of one value that has no end.
+        if cut is None and buffer.find(b"}", low, high) >= 0:
+            self._edge = learn_edge(bytes(memoryview(buffer)[low:high])) or self._edge
             cut = self._rfind(buffer, low, high)
         return cut
 

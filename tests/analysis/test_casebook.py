@@ -1,0 +1,60 @@
+"""The bottleneck and the warnings of each real trace are those that docs/casebook-findings.md explains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import stepgrade as sg
+
+SAMPLES = Path(__file__).resolve().parents[3] / "shared" / "samples" / "kineto"
+pytestmark = [
+    pytest.mark.samples,
+    pytest.mark.skipif(not SAMPLES.is_dir(), reason="the real traces are not beside this clone"),
+]
+
+CASES: dict[str, tuple[str, list[str]]] = {
+    "amdhpc_merged_nccl_only*": ("unknown", ["unexplained-idle", "straggler-rank"]),
+    "ao_ref_ep_moe_fwd*": ("launch", ["short-kernels", "exposed-communication"]),
+    "ao_syncless_ep_moe_fwd*": ("communication", ["exposed-communication", "short-kernels", "device-copies"]),
+    "cscs_mse_trace*": ("memory_bw", ["elementwise-chains"]),
+    "hta_backward_thread*": ("host", ["hardly-any-work"]),
+    "hta_cpu_only_rank34.*": ("communication", ["collective-is-all"]),
+    "hta_cpu_only_rank34_full*": ("communication", ["exposed-communication", "unsteady-steps"]),
+    "hta_cuda_event_sync*": ("host", ["hardly-any-work", "device-synchronize"]),
+    "hta_cupti_profiler*": ("unknown", ["device-unseen"]),
+    "hta_inference_rank1_stub*": ("host", ["hardly-any-work"]),
+    "hta_large_integer*": ("communication", ["collective-is-all"]),
+    "hta_mi250_minitoy*": ("host", ["slow-launches", "blocking-copy-sync"]),
+    "hta_ns_resolution*": ("compute", ["fp32-matmuls"]),
+    "hta_rank_not_found*": ("unknown", ["device-unseen"]),
+    "hta_sampled_rank0*": ("unknown", ["unexplained-idle", "exposed-communication", "host-stall"]),
+    "hta_triton_example*": ("host", ["hardly-any-work"]),
+    "kineto_docs_before*": ("unknown", []),
+    "kineto_v1*": ("launch", ["loader-on-main-thread", "short-kernels"]),
+    "kineto_v3*workers0*": ("input", ["loader-on-main-thread", "fp32-matmuls", "short-kernels"]),
+    "kineto_v3*workers4*": ("launch", ["fp32-matmuls", "short-kernels"]),
+    "*adamhook_before*": ("compute", []),
+    "*adamhook_after*": ("compute", []),
+    "*8xH100_rank0*": ("communication", ["exposed-communication"]),
+    "*8xH100*": ("communication", ["straggler-rank"]),
+    "part_cpu_only*": ("memory_bw", ["elementwise-chains", "device-copies"]),
+    "saf_amg_final*": ("host", ["scalar-read-sync", "elementwise-chains", "device-copies"]),
+    "tl_b200_eager*": ("launch", ["short-kernels", "host-stall"]),
+    "tl_h100_bert*": ("launch", ["launch-gaps"]),
+    "tl_mi210_gpu_only*": ("memory_bw", ["short-kernels", "layout-conversions"]),
+    "tl_mi300_bert*": ("launch", ["launch-gaps"]),
+    "tl_mi300_ddp_resnet18*": ("host", ["allocator-sync"]),
+    "tl_mi300_resnet_act*": ("communication", ["exposed-communication"]),
+    "tl_torch_compile_triton*": ("compute", []),
+    "tl_vllm_decode*": ("unknown", []),
+}
+
+
+@pytest.mark.parametrize("pattern", CASES)
+def test_a_real_trace_is_judged_as_the_casebook_says(pattern: str) -> None:
+    bottleneck, warnings = CASES[pattern]
+    card = sg.score(sg.load(*sorted(SAMPLES.glob(pattern))))
+    assert card.bottleneck == bottleneck
+    assert [one.rule for one in card.findings if one.severity != "info"] == warnings
