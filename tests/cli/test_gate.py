@@ -231,7 +231,7 @@ JUNIT = {
     "testcase": ({"failure", "error", "skipped", "system-out"}, {"name", "classname"}),
     "failure": (set(), {"type", "message"}),
     "error": (set(), {"type", "message"}),
-    "skipped": (set(), {"message"}),
+    "skipped": (set(), set()),
     "system-out": (set(), set()),
 }
 
@@ -283,6 +283,18 @@ def test_the_job_summary_is_added_to(stepgrade: Run, monkeypatch: pytest.MonkeyP
     text = Path("summary.md").read_text()
     assert text.startswith("before\n## ")
     assert "step" in text
+
+
+def test_a_waived_check_is_skipped_in_junit_and_suppressed_in_sarif(stepgrade: Run) -> None:
+    waiver = '[[waiver]]\nmetric = "step_time_ms"\nuntil = 2999-01-01\nreason = "known"'
+    Path("stepgrade.toml").write_text(BUDGETS.format(gate="", budget="", waiver=waiver))
+    old, new = write("old.json"), write("new.json", seed=1, slower=0.10)
+    junit = ET.fromstring(stepgrade("gate", new, "--baseline", old, "--format", "junit").out)
+    (skipped,) = junit.iter("skipped")
+    assert "waived until 2999-01-01: known" in (skipped.text or "")
+    sarif = json.loads(stepgrade("gate", new, "--baseline", old, "--format", "sarif").out)
+    (result,) = sarif["runs"][0]["results"]
+    assert result["suppressions"] == [{"kind": "external", "justification": "until 2999-01-01: known"}]
 
 
 def test_what_could_not_be_measured_is_no_success_in_junit(stepgrade: Run) -> None:

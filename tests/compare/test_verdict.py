@@ -67,11 +67,22 @@ def test_a_given_noise_counts_until_it_is_measured() -> None:
     assert measured.noise.share < 0.02
 
 
+def test_one_accident_in_history_moves_nothing() -> None:
+    level = [run(100.0 + n % 3) for n in range(20)]
+    (with_it,) = changes_of([run(101.0)], [*level, run(900.0)])
+    (without,) = changes_of([run(101.0)], level)
+    assert (with_it.outcome, with_it.before, with_it.change) == (
+        without.outcome,
+        without.before,
+        without.change,
+    )
+
+
 def test_too_noisy_says_how_many_runs() -> None:
     wild = [run(ms) for ms in (80.0, 120.0, 95.0, 110.0, 100.0, 88.0, 105.0)]
     (change,) = changes_of([run(101.0)], wild)
     assert change.outcome == "cannot tell"
-    assert "more run" in change.more
+    assert "16 runs of each side" in change.more
 
 
 def test_too_few_steps_says_how_many_steps() -> None:

@@ -71,6 +71,10 @@ def test_a_step_profile_is_scored_without_heavy_imports() -> None:
         "statistics",
         "gzip",
         "logging",
+        "sqlite3",
+        "stepgrade.store",
+        "stepgrade.compare.effect",
+        "stepgrade.report.comparison",
     }
     assert not imported_by(["score", run, "--device", "gb10"]) & (heavy - imported_by_msgspec())
 

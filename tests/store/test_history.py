@@ -201,6 +201,22 @@ def test_a_killed_writer_loses_nothing_it_was_told(place: str, patience_s: float
         assert history.add(NewRun(card=card())) > max(kept)
 
 
+@pytest.mark.parametrize("patience_s", [0.0, 0.1, 0.2, 0.3, 0.4])
+def test_a_process_killed_while_it_makes_the_store_leaves_one_that_opens(
+    place: str, patience_s: float
+) -> None:
+    writer = start(place, 10_000, "k")
+    assert writer.stdout is not None
+    time.sleep(patience_s)
+    os.kill(writer.pid, signal.SIGKILL)
+    told = [int(line) for line in writer.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
+    writer.wait()
+    writer.stdout.close()
+    with open_history(place) as history:
+        assert {run.id for run in history.runs()} >= set(told)
+        assert history.add(NewRun(card=card())) > 0
+
+
 @pytest.mark.parametrize("text", ["main", "history:", "branch:main", ""])
 def test_what_is_no_branch_of_the_history(text: str) -> None:
     with pytest.raises(sg.StepgradeError, match="history:main"):

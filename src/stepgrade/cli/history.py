@@ -21,6 +21,7 @@ import msgspec
 
 from stepgrade import api
 from stepgrade.cli import output
+from stepgrade.cli.config import add_config_option, settings_from
 from stepgrade.cli.history_options import add_origin_options, add_place_option, keep, label
 from stepgrade.cli.parser import Parser, add_input_options, add_output_file, add_output_options
 from stepgrade.cli.run_options import add_hardware_options, add_run_options, setup_from
@@ -52,6 +53,7 @@ def _add(args: Namespace) -> None:
     card = api.score(
         profile,
         setup=setup_from(args),
+        settings=settings_from(args),
         throughput_tok_s=args.throughput_tok_s,
         tokens_per_step=args.tokens_per_step,
     )
@@ -106,6 +108,7 @@ def _declare_add(parser: Parser) -> None:
     add("--flops-per-token", type=float, metavar="F", help="FLOPs that one token costs")
     add_origin_options(parser)
     add_place_option(parser)
+    add_config_option(parser)
     add_hardware_options(parser)
     add_run_options(parser)
     add_input_options(parser)

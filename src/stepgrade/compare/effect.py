@@ -72,8 +72,9 @@ class Effect(Interval, frozen=True, kw_only=True):
 
 def effect_of(now: Side, before: Side, noise: Noise, level: float) -> Effect:
     """Return the change from `before` to `now` with the interval that misses it with probability `level`."""
-    shift = mean(now.logs) - mean(before.logs)
-    per_run = 1.0 / len(now.values) + 1.0 / len(before.values)
+    earlier = without_accidents(before.logs)
+    shift = mean(now.logs) - mean(earlier)
+    per_run = 1.0 / len(now.values) + 1.0 / len(earlier)
     run_variance = math.log1p(noise.share) ** 2 * per_run
     step_variance = _step_variance(now, before, noise)
     sigma = math.sqrt(run_variance + step_variance)
@@ -122,6 +123,13 @@ def runs_needed(effect: Effect, now_runs: int, before_runs: int, reach: float) -
     per_run = effect.sigma**2 / (1.0 / now_runs + 1.0 / before_runs)
     room = allowed**2 / per_run - 1.0 / before_runs if per_run else math.inf
     return max(1, math.ceil(1.0 / room) - now_runs) if room > 0.0 else None
+
+
+def runs_of_both_needed(effect: Effect, now_runs: int, before_runs: int, reach: float) -> int:
+    """Return how many runs each side needs for an interval of `reach` on either side."""
+    allowed = math.log1p(reach) / critical(NEAR_LEVEL, max(effect.freedom, 1))
+    per_run = effect.sigma**2 / (1.0 / now_runs + 1.0 / before_runs)
+    return max(2, math.ceil(2.0 * per_run / allowed**2))
 
 
 def steps_needed(effect: Effect, steps: int, reach: float) -> int | None:

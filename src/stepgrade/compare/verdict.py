@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 from msgspec import Struct
 
-from stepgrade.analysis.average import median
+from stepgrade.analysis.average import mean
 from stepgrade.analysis.change import MetricChange, Noise, Outcome
 from stepgrade.analysis.samples import Pace, pace_of
 from stepgrade.compare.effect import (
@@ -20,10 +21,12 @@ from stepgrade.compare.effect import (
     effect_of,
     noise_of,
     runs_needed,
+    runs_of_both_needed,
     steps_needed,
+    without_accidents,
 )
 from stepgrade.model import Baseline
-from stepgrade.units import show_delta, show_share
+from stepgrade.units import show_count, show_delta, show_share
 
 # The interval misses the truth once in 200 times: of identical runs at most 1 % may alarm, on two sides.
 LEVEL = 0.005
@@ -122,8 +125,8 @@ def change_of(metric: Metric, now: Side, before: Side, how: Sensitivity) -> Metr
     return MetricChange(
         metric=metric.name,
         outcome=outcome,
-        before=median(before.values),
-        now=median(now.values),
+        before=_level(before),
+        now=_level(now),
         change=effect.change,
         low=effect.low,
         high=effect.high,
@@ -133,7 +136,7 @@ def change_of(metric: Metric, now: Side, before: Side, how: Sensitivity) -> Metr
         noise=noise,
         before_runs=len(before.values),
         now_runs=len(now.values),
-        why=_why(effect, metric, outcome),
+        why=_why(effect, metric, outcome, how),
         more=_more(effect, now, before, noise, how) if outcome == "cannot tell" else "",
     )
 
@@ -156,10 +159,19 @@ def _fallback(metric: Metric, how: Sensitivity) -> Noise:
     return Noise(share=metric.assumed_noise, basis="assumed")
 
 
-def _why(effect: Effect, metric: Metric, outcome: Outcome) -> str:
+def _level(side: Side) -> float:
+    """Return the figure that the change is reckoned from: the geometric mean without accidents."""
+    if len(side.values) == 1:
+        return side.values[0]
+    return math.exp(mean(without_accidents(side.logs)))
+
+
+def _why(effect: Effect, metric: Metric, outcome: Outcome, how: Sensitivity) -> str:
     if outcome in ("regressed", "improved"):
         return f"beyond the noise: surely {show_delta(effect.low)} to {show_delta(effect.high)}"
     worst = effect.near_high if metric.worse == "up" else -effect.near_low
+    if outcome == "no change" and not effect.low <= 0.0 <= effect.high:
+        return f"beyond the noise, but no more than the {show_share(how.allow, 0)} that counts"
     if outcome == "no change":
         return f"within the noise, and hardly more than {show_share(max(worst, 0.0))} worse"
     return f"within the noise, but {show_share(worst)} worse cannot be ruled out"
@@ -179,5 +191,6 @@ def _more(effect: Effect, now: Side, before: Side, noise: Noise, how: Sensitivit
         return f"about {steps} more steps would tell"
     runs = runs_needed(effect, len(now.values), len(before.values), how.detect)
     if runs is None:
-        return f"more runs of the baseline are needed to see {show_share(how.detect, 0)}"
+        both = runs_of_both_needed(effect, len(now.values), len(before.values), how.detect)
+        return f"about {show_count(both)} runs of each side would tell {show_share(how.detect, 0)}"
     return f"about {runs} more run{'s' if runs > 1 else ''} of this code would tell"

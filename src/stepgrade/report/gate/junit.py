@@ -34,7 +34,7 @@ def _case(check: Check) -> str:
     body = {
         "regressed": _told("failure", "regressed", check.text),
         "cannot tell": _told("error", "cannot tell", check.text),
-        "waived": f"<skipped message={_quoted(f'{check.text} (waived {check.waiver})')}/>",
+        "waived": f"<skipped>{escape(printable(f'{check.text} (waived {check.waiver})'))}</skipped>",
     }.get(check.status, f"<system-out>{escape(printable(check.text))}</system-out>")
     return f'  <testcase classname="stepgrade" name={_quoted(check.metric)}>{body}</testcase>'
 

@@ -98,7 +98,7 @@ def _rate_note(throughput: Throughput | None) -> str:
         return "give --tokens-per-step N or --throughput TOK_S"
     interval = None
     if throughput.low is not None and throughput.high is not None:
-        interval = f"{show_rate(throughput.low)} to {show_rate(throughput.high)}"
+        interval = f"95 % interval {show_rate(throughput.low)} to {show_rate(throughput.high)}"
     return joined(interval, throughput.basis)
 
 
