@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILE = str(ROOT / "examples" / "runs" / "gpt_naive.json")
+TRACE = str(ROOT / "examples" / "traces" / "gpt_fused.json.gz")
 MODEL = str(ROOT / "examples" / "models" / "qwen2.5-coder-1.5b.json")
 RUN = ["--model", MODEL, "--device", "rtx-4060-laptop", "--batch", "4", "--seq", "512", "--method", "qlora"]
 COMMAND = str(Path(sys.executable).with_name("stepgrade"))
@@ -24,6 +25,8 @@ CASES: dict[str, tuple[list[str], float | None]] = {
     "stepgrade --help": ([COMMAND, "--help"], None),
     "stepgrade score": ([COMMAND, "score", PROFILE, "--throughput", "194", "--device", "gb10"], 6.0),
     "stepgrade score --format json": ([COMMAND, "score", PROFILE, "--format", "json"], 6.0),
+    "python -c 'import numpy'": ([sys.executable, "-c", "import numpy"], None),
+    "stepgrade score TRACE": ([COMMAND, "score", TRACE], 12.0),
     "stepgrade score --model": ([COMMAND, "score", PROFILE, "--throughput", "194", *RUN], None),
     "stepgrade devices": ([COMMAND, "devices"], 6.0),
     "stepgrade devices KEY": ([COMMAND, "devices", "h100-sxm5-80gb"], 6.0),

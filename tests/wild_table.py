@@ -25,7 +25,7 @@ NAMED: dict[str, set[str]] = {
     "single_tensor": {"single-tensor-optimizer"},
     "reduce_last": {"exposed-communication"},
     "reduce_all": {"exposed-communication"},
-    "reduce_each_pass": {"exposed-communication", "reduce-every-pass"},
+    "reduce_each_pass": {"exposed-communication"},
     "gathers": {"exposed-communication"},
     "slow_forward": {"slow-layer"},
     "slow_backward": {"slow-layer"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import threading
 import time
@@ -44,13 +45,20 @@ def measure(command: list[str], *, timeout_s: float, most_bytes: int | None = No
     try:
         _, errors = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)
-        process.communicate()
-        return Cost(time.perf_counter() - start, 0.0, watch.stop(), f"stopped after {timeout_s:.0f} s")
+        seconds = time.perf_counter() - start
+        return Cost(seconds, 0.0, watch.stop(), f"stopped after {timeout_s:.0f} s")
+    finally:
+        _end(process)  # also when we are interrupted ourselves: it is in a group of its own
     seconds = time.perf_counter() - start
     lines = errors.decode(errors="replace").strip().splitlines()
     problem = (lines[-1] if lines else "failed") if process.returncode else None
     return Cost(seconds, _children_seconds() - start_cpu, watch.stop(), problem)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 def _children_seconds() -> float:

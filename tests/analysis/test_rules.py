@@ -340,6 +340,22 @@ def test_no_compiling_for_a_run_that_sits_in_large_products() -> None:
     assert not any("torch.compile" in advice for advice in card.recommendations)
 
 
+@pytest.mark.parametrize(
+    ("flops", "words"),
+    [
+        (8e14, "arithmetic units are the limit"),
+        (1e14, "better shapes or kernels first"),
+        (None, "takes the time"),
+    ],
+)
+def test_advice_on_arithmetic_fits_how_near_its_peak_it_is(flops: float | None, words: str) -> None:
+    ops = (op("aten::mm", "gemm", 100.0, flops=flops and flops * STEPS / 10.0, bytes=1e9),)
+    known: dict[str, Any] = {"matmul_dtype": "bf16", "phases": make_phases(forward=30.0, backward=60.0)}
+    card = card_of(trace(ops=ops, **known))
+    assert card.bottleneck == "compute"
+    assert words in card.recommendations[0]
+
+
 def test_kernels_that_are_compiled_already_are_not_told_to_be() -> None:
     card = card_of(trace(lost={"idle_host": 0.3}, gaps=gaps(), kernel_group_ms={"triton": 5.0}))
     assert "already fused" in card.findings[0].remedy

@@ -116,6 +116,12 @@ def test_the_bottleneck_is_named_and_what_would_remain_without_it(name: str, fau
     assert cause.remaining_ms == pytest.approx((card.step_time_ms or 0.0) * (1.0 - cause.share))
 
 
+def test_an_optimizer_on_the_processor_is_not_taken_for_chains_of_the_model() -> None:
+    step = step_ms_without("processor")
+    profile = profile_of(replace(RUNS["processor"], faults={"single_tensor": 8.0 * step}))
+    assert warnings_of(profile)[:1] == ["heavy-optimizer"]
+
+
 def test_where_nothing_tells_what_limits_the_kernels_it_is_unknown_and_says_what_to_record() -> None:
     card = sg.score(profile_of(RUNS["graph"]))
     assert card.bottleneck == "unknown"

@@ -14,8 +14,10 @@ from stepgrade.model.columns import among, distinct, groups
 
 NEAR = st.integers(-3, 40)
 FAR = st.integers(-(2**63), 2**63 - 1)
-COLUMNS = st.one_of(st.lists(NEAR), st.lists(FAR), st.lists(st.one_of(NEAR, FAR))).map(
-    lambda values: np.array(values, np.int64)
+LISTS = st.one_of(st.lists(NEAR), st.lists(FAR), st.lists(st.one_of(NEAR, FAR)))
+# Long columns are looked at in another way than short ones.
+COLUMNS = st.builds(
+    lambda values, times: np.array(values * times, np.int64), LISTS, st.sampled_from([1, 300])
 )
 
 

@@ -34,6 +34,8 @@ def advice_for(facts: Facts) -> str:
         return _record_more(facts)
     if bottleneck is Bottleneck.LAUNCH:
         return fewer_launches(facts)
+    if bottleneck is Bottleneck.COMPUTE:
+        return _faster_arithmetic(facts)
     if bottleneck is Bottleneck.MEMORY_BW and is_full(facts):
         return "Move fewer bytes: fuse elementwise chains, lower precision. Memory is full: no larger batch."
     return _GENERAL[bottleneck]
@@ -45,6 +47,19 @@ def _record_more(facts: Facts) -> str:
     if profile.source.producer == RECORDER and not profile.operations:
         return "Record operations too (--ops-every 50, or ops_every=50): they tell what fills the step."
     return _RECORD.get(facts.runtime, _GENERAL[facts.verdict.bottleneck])
+
+
+def _faster_arithmetic(facts: Facts) -> str:
+    """Return what is left to do about arithmetic, by how near it is to the device's peak."""
+    known = [op for op in facts.operations if op.roof == "compute" and op.roof_share and op.ms]
+    time_ms = sum(op.ms or 0.0 for op in known)
+    if not time_ms:
+        return "Arithmetic takes the time: lower precision, fewer operations or larger products remain."
+    reached = sum((op.roof_share or 0.0) * (op.ms or 0.0) for op in known) / time_ms
+    if reached >= facts.limits.slow_gemm_share:
+        return _GENERAL[Bottleneck.COMPUTE]
+    told = f"Arithmetic takes the time and reaches {show_share(reached, 0)} of the peak"
+    return f"{told}: better shapes or kernels first, then lower precision."
 
 
 def fewer_launches(facts: Facts) -> str:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 Whole = TypeVar("Whole", bound=np.integer[Any])
 Mask = NDArray[np.bool_]
-_SPARE_ROOM = 1024
+_SHORT = 256
 _FEW = 8
 
 
@@ -65,11 +65,11 @@ def among(column: NDArray[Whole], values: Iterable[int] | NDArray[Any]) -> Mask:
 
 
 def _table_low(column: NDArray[Whole]) -> int | None:
-    """Return the lowest value if a table from it to the highest one is not much longer than the column."""
-    if not len(column):
+    """Return the lowest value if a table from it to the highest one pays: the column is long enough."""
+    if len(column) < _SHORT:
         return None
     low, high = int(column.min()), int(column.max())
-    return low if high - low <= 4 * len(column) + _SPARE_ROOM else None
+    return low if high - low <= 4 * len(column) else None
 
 
 def _seen(column: NDArray[Whole], low: int) -> Mask:

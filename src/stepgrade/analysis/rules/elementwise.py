@@ -36,7 +36,7 @@ _ARITHMETIC = frozenset({"gemm", "attention", "convolution", "communication"})
 )
 def elementwise_chains(facts: Facts, limits: Limits) -> Found | None:
     """Report elementwise work that a compiler would fuse."""
-    share = facts.class_share("elementwise", "reduction")
+    share = _outside_optimizer(facts)
     severity = severity_of(share, limits, "elementwise")
     if severity is None or is_compiled(facts) or not facts.profile.activity:
         return None
@@ -45,6 +45,16 @@ def elementwise_chains(facts: Facts, limits: Limits) -> Found | None:
     return Found(
         severity=severity, claim=claim, evidence={"share": share, "kernels": count}, share=share * 0.67
     )
+
+
+def _outside_optimizer(facts: Facts) -> float:
+    """Return the share of the step in such operations outside of the optimizer, which has its own rules."""
+    updating = [
+        one.ms
+        for one in facts.activity.parts
+        if one.direction == "optimizer" and one.work_class in ("elementwise", "reduction")
+    ]
+    return max(0.0, facts.class_share("elementwise", "reduction") - facts.busy_share(sum(updating)))
 
 
 @rule(

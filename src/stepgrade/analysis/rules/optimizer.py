@@ -97,7 +97,7 @@ def single_tensor_optimizer(facts: Facts, limits: Limits) -> Found | None:
 def heavy_optimizer(facts: Facts, limits: Limits) -> Found | None:
     """Report an optimizer that takes long."""
     done = facts.activity.optimizer
-    share = facts.busy_share(done.ms) if done else facts.phase_share(PhaseKind.OPTIMIZER)
+    share = facts.busy_share(done.ms) if done else _share_of_phase(facts)
     if share < limits.optimizer_warning_share:
         return None
     severity: Severity = "warning" if share >= limits.optimizer_critical_share else "info"
@@ -106,6 +106,12 @@ def heavy_optimizer(facts: Facts, limits: Limits) -> Found | None:
     if done is not None:
         evidence["fused"] = "yes" if done.fused else "no"
     return Found(severity=severity, claim=claim, evidence=evidence, share=share)
+
+
+def _share_of_phase(facts: Facts) -> float:
+    """Return the optimizer's phase as a share of the step, of a step profile or of a run on the processor."""
+    ms = facts.phases.by_kind_ms.get(PhaseKind.OPTIMIZER, 0.0)
+    return facts.phase_share(PhaseKind.OPTIMIZER) or facts.step_share(ms)
 
 
 @rule(
