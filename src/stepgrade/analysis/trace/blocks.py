@@ -131,7 +131,8 @@ def _best_kind(tree: HostTree, frames: Frames, usable: Mask) -> Ids | None:
 
 def _by_name(line: Timeline, basis: LayerBasis, rows: Ids, prefix: str = "") -> Blocks:
     """Return blocks told apart by name, in the order in which they first run."""
-    order = rows[np.argsort(line.tree.start_ns[rows], kind="stable")]
+    starts = line.trace.ranges.start_ns[line.tree.origin[rows]]
+    order = rows[np.argsort(starts, kind="stable")]
     first: dict[int, int] = {}
     units = [first.setdefault(name, len(first)) for name in line.tree.name[order].tolist()]
     names = tuple(line.trace.strings[name].removeprefix(prefix) for name in first)
@@ -157,7 +158,8 @@ def _from_pattern(line: Timeline) -> Blocks | None:
     if matching(line.trace.strings, COMPILED)[line.tree.name].any():
         return None
     rows = _forward_rows(line)
-    step = np.searchsorted(line.steps.start_ns, line.tree.start_ns[rows], side="right") - 1
+    starts = line.trace.ops.start_ns[line.tree.origin[rows]]
+    step = np.searchsorted(line.steps.start_ns, starts, side="right") - 1
     wanted = np.flatnonzero(line.windows.steady)
     found: list[tuple[Ids, int, int]] = []
     for index in wanted.tolist():

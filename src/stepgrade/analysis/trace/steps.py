@@ -173,8 +173,10 @@ def _from_backward(trace: Trace, tree: HostTree) -> HostSteps | None:
 
 def steps_of(times: Longs, steps: HostSteps) -> Ids:
     """Return the step in which each time lies: its index, the count of steps after the last, else NONE."""
-    index = np.searchsorted(steps.start_ns, times, side="right") - 1
-    inside = (index >= 0) & (times < steps.end_ns[np.maximum(index, 0)])
-    after = (index == len(steps.start_ns) - 1) & ~inside & (times >= 0)
-    found = np.where(inside, index, NONE)
-    return np.where(after, len(steps.start_ns), found).astype(np.int32)
+    found = np.searchsorted(steps.start_ns, times, side="right").astype(np.int32)
+    found -= 1
+    outside = (found < 0) | (times >= steps.end_ns[found])
+    after = (found == len(steps.start_ns) - 1) & outside & (times >= 0)
+    found[outside] = NONE
+    found[after] = len(steps.start_ns)
+    return found

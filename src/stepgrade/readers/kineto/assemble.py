@@ -72,9 +72,18 @@ def _take_all(tables: Tables, name: str) -> Columns:
     columns: Columns = {"start_ns": table.take("start_ns"), "dur_ns": table.take("dur_ns")}
     order = _order(columns["start_ns"], columns["dur_ns"])
     columns = {key: _sorted(column, order) for key, column in columns.items()}
+    columns["dur_ns"] = _narrow(columns["dur_ns"])
     for key in table.dtypes.keys() - columns.keys():
-        columns[key] = _sorted(table.take(key), order)
+        columns[key] = _sorted(_narrow(table.take(key)), order)
     return columns
+
+
+def _narrow(column: NDArray[Any]) -> NDArray[Any]:
+    """Return integers in 32 bits if all of them fit, as nearly all but times do: columns are what memory holds."""
+    limits = np.iinfo(np.int32)
+    if column.dtype != np.int64 or column.min(initial=0) < limits.min or column.max(initial=0) > limits.max:
+        return column
+    return column.astype(np.int32)
 
 
 def _sorted(column: NDArray[Any], order: NDArray[np.intp] | None) -> NDArray[Any]:
