@@ -9,7 +9,7 @@ Rows are in order of start; of those that start together the longer one (the out
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from msgspec import Struct
@@ -19,7 +19,7 @@ NONE = -1
 
 Ids: TypeAlias = NDArray[np.int32]
 Longs: TypeAlias = NDArray[np.int64]
-Wholes: TypeAlias = NDArray[np.int64] | NDArray[np.int32]  # of 32 bits where all of them fit
+Wholes: TypeAlias = NDArray[np.signedinteger[Any]]  # of 32 bits where all of them fit, else of 64
 Kinds: TypeAlias = NDArray[np.int8]
 
 

@@ -20,7 +20,7 @@ from stepgrade.analysis.trace.pieces import Pieces
 from stepgrade.analysis.trace.timeline import IN_BACKWARD, Driver, Timeline
 from stepgrade.analysis.trace.vocabulary import BACKWARD, COMPILED, GRAPH_LAUNCH, Mask, matching, named
 from stepgrade.model.columns import distinct, groups
-from stepgrade.model.events import NONE, Ids, Kinds, Longs, Trace
+from stepgrade.model.events import NONE, Ids, Kinds, Longs, Trace, Wholes
 
 SEQUENCES = 1 << 40
 NO_NODE, UNMADE = -2, -3
@@ -136,11 +136,11 @@ def match_forward(trace: Trace, node: Mask) -> Ids:
     return found
 
 
-def _best_thread(trace: Trace, nodes: Ids, key: Longs, makers: Ids, sequence: Longs) -> Ids:
+def _best_thread(trace: Trace, nodes: Ids, key: Longs, makers: Ids, sequence: Wholes) -> Ids:
     """Return the makers on the thread whose operations fit the nodes' numbers and names best."""
     best, most = np.full(len(sequence), NONE, np.int32), 0
     for thread in distinct(trace.ops.thread[makers]).tolist():
-        wanted = thread * SEQUENCES + sequence
+        wanted = thread * SEQUENCES + sequence.astype(np.int64)
         place = np.maximum(np.searchsorted(key, wanted, side="right") - 1, 0)
         fits = key[place] == wanted
         found = np.where(fits, makers[place], NONE).astype(np.int32)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepgrade.analysis.trace.vocabulary import Mask
-from stepgrade.model.events import NONE, Ids, Kinds, Longs, RangeKind, Trace
+from stepgrade.model.events import NONE, Ids, Kinds, Longs, RangeKind, Trace, Wholes
 
 RANGE, MODULE, OP, CALL = 0, 1, 2, 3
 BLOCK_ROWS = 1 << 15
@@ -197,7 +197,7 @@ def launched_ns(trace: Trace, links: Links) -> Longs:
     return end
 
 
-def _rows_by_id(ids: Longs, wanted: Longs) -> Ids:
+def _rows_by_id(ids: Wholes, wanted: Wholes) -> Ids:
     """Return for each wanted id the row that carries it, or NONE."""
     if not len(ids) or not len(wanted):
         return np.full(len(wanted), NONE, np.int32)

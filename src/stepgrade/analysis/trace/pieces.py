@@ -12,14 +12,14 @@ from stepgrade.analysis.trace.steps import steps_of
 from stepgrade.analysis.trace.timeline import Driver, Timeline
 from stepgrade.analysis.trace.vocabulary import COLLECTIVE, Mask, matching
 from stepgrade.model.columns import distinct
-from stepgrade.model.events import NONE, Ids, Kinds, Longs
+from stepgrade.model.events import NONE, Ids, Kinds, Longs, Wholes
 
 
 class Pieces(NamedTuple):
     """One row for each piece of work of the device that is looked at."""
 
     start_ns: Longs
-    dur_ns: Longs  # on a host: its own time, without what is nested in it
+    dur_ns: Wholes  # on a host: its own time, without what is nested in it
     launch_ns: Longs  # on a host: its start
     step: Ids
     row: Ids  # in the host tree, or NONE

@@ -38,6 +38,8 @@ _MODELS: Final = {
 }
 # Times of today count 10**18 ns from 1970; clocks that start with the machine stay far below.
 _EPOCH_NS: Final = 10**18
+# On Windows numpy 1 adds 32-bit integers up in 32 bits.
+_SUMS_ARE_LONG: Final = np.dtype(int).itemsize == 8
 _COPY_WORDS: Final = (
     (DeviceEvent.COPY_H2D, ("HtoD", "HostToDevice")),
     (DeviceEvent.COPY_D2H, ("DtoH", "DeviceToHost")),
@@ -79,11 +81,12 @@ def _take_all(tables: Tables, name: str) -> Columns:
 
 
 def _narrow(column: NDArray[Any]) -> NDArray[Any]:
-    """Return integers in 32 bits if all of them fit, as nearly all but times do: columns are what memory holds."""
+    """Return the integers in 32 bits if all of them fit, as nearly always all but times do."""
     limits = np.iinfo(np.int32)
-    if column.dtype != np.int64 or column.min(initial=0) < limits.min or column.max(initial=0) > limits.max:
+    if column.dtype != np.int64 or not _SUMS_ARE_LONG:
         return column
-    return column.astype(np.int32)
+    fits = column.min(initial=0) >= limits.min and column.max(initial=0) <= limits.max
+    return column.astype(np.int32) if fits else column
 
 
 def _sorted(column: NDArray[Any], order: NDArray[np.intp] | None) -> NDArray[Any]:
