@@ -47,7 +47,7 @@ def groups(column: NDArray[Whole]) -> Groups:
     else:
         seen = _seen(column, low)
         values = (np.flatnonzero(seen) + low).astype(column.dtype)
-        which = (np.cumsum(seen) - 1)[column.astype(np.int64) - low]
+        which = (np.cumsum(seen) - 1)[np.subtract(column, low, dtype=np.int64)]
     return Groups(values, which, np.bincount(which, minlength=len(values)))
 
 
@@ -74,7 +74,7 @@ def _table_low(column: NDArray[Whole]) -> int | None:
 
 def _seen(column: NDArray[Whole], low: int) -> Mask:
     seen = np.zeros(int(column.max()) - low + 1, np.bool_)
-    seen[column.astype(np.int64) - low] = True
+    seen[np.subtract(column, low, dtype=np.int64)] = True
     return seen
 
 

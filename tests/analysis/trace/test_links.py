@@ -55,21 +55,22 @@ def slow_parents(start: list[int], end: list[int], thread: list[int]) -> list[in
     return found
 
 
-def times_of(tree: HostTree, trace: Trace) -> tuple[Longs, Longs]:
-    """Return start and end of each row of a tree without ranges."""
+def times_of(tree: HostTree, trace: Trace) -> tuple[Longs, Longs, Longs]:
+    """Return start, end and thread of each row of a tree without ranges."""
     calls, ops = trace.calls, trace.ops
-    start, end = np.zeros(len(tree.kind), np.int64), np.zeros(len(tree.kind), np.int64)
+    start, end, thread = (np.zeros(len(tree.kind), np.int64) for _ in range(3))
     for rows, table in ((tree.of_op, ops), (tree.of_call, calls)):
         start[rows], end[rows] = table.start_ns, table.start_ns + table.dur_ns
-    return start, end
+        thread[rows] = table.thread
+    return start, end, thread
 
 
 @given(EVENTS)
 def test_parents_are_those_of_a_stack(events: list[tuple[int, int, int, bool]]) -> None:
     trace = grown(events).trace()
     tree = grow_tree(trace)
-    start, end = times_of(tree, trace)
-    assert tree.parent.tolist() == slow_parents(start.tolist(), end.tolist(), tree.thread.tolist())
+    start, end, thread = times_of(tree, trace)
+    assert tree.parent.tolist() == slow_parents(start.tolist(), end.tolist(), thread.tolist())
 
 
 @given(EVENTS)

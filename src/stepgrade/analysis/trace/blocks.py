@@ -74,6 +74,8 @@ class Frames(NamedTuple):
 def _frames(line: Timeline, pieces: Pieces, is_frame: Mask, kind_of: Callable[[str], str]) -> Frames:
     tree = line.tree
     rows = np.flatnonzero(is_frame).astype(np.int32)
+    if not len(rows):
+        return Frames(rows, rows, [], np.zeros(0, np.int64))
     place = np.full(len(tree.kind), NONE, np.int32)
     place[rows] = np.arange(len(rows), dtype=np.int32)
     around = pick(place, nearest(tree.parent, is_frame))
@@ -181,9 +183,9 @@ def _forward_rows(line: Timeline) -> Ids:
     tree = line.tree
     outer = pick(nearest(tree.parent, tree.kind == OP), tree.parent) < 0
     apart = (line.context & (IN_BACKWARD | IN_INPUT | IN_OPTIMIZER)) > 0
-    return np.flatnonzero((tree.kind == OP) & outer & ~apart & (tree.thread == line.steps.thread)).astype(
-        np.int32
-    )
+    rows = np.flatnonzero((tree.kind == OP) & outer & ~apart).astype(np.int32)
+    looping: Ids = rows[line.trace.ops.thread[tree.origin[rows]] == line.steps.thread]
+    return looping
 
 
 def _repetition(names: Ids) -> tuple[int, int, int] | None:

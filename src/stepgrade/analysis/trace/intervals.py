@@ -70,12 +70,16 @@ def gaps(spans: Spans, start_ns: int, end_ns: int) -> Spans:
     inner = clip(spans, start_ns, end_ns)
     starts = np.append(np.int64(start_ns), inner.ends)
     ends = np.append(inner.starts, np.int64(end_ns))
-    real = ends > starts
-    return Spans(starts[real], ends[real])
+    inside = slice(
+        int(starts[0] == ends[0]), len(starts) - int(starts[-1] == ends[-1])
+    )  # others are not empty
+    return Spans(starts[inside], ends[inside])
 
 
 def clip(spans: Spans, start_ns: int, end_ns: int) -> Spans:
     """Return the part of `spans` between `start_ns` and `end_ns`."""
+    if not len(spans.starts) or (spans.starts[0] >= start_ns and spans.ends[-1] <= end_ns):
+        return spans
     starts, ends = np.maximum(spans.starts, start_ns), np.minimum(spans.ends, end_ns)
     real = ends > starts
     return Spans(starts[real], ends[real])

@@ -101,17 +101,18 @@ def _units_of_nodes(line: Timeline, unit_of_row: Ids) -> Ids:
     rows = tree.of_op[node]
     maker = match_forward(trace, node)
     found[rows] = np.where(maker >= 0, pick(unit_of_row, pick(tree.of_op, maker)), UNMADE)
-    return _carried(tree, found)
+    return _carried(trace, tree, found)
 
 
-def _carried(tree: HostTree, found: Ids) -> Ids:
+def _carried(trace: Trace, tree: HostTree, found: Ids) -> Ids:
     """Give a node without a maker the block of the node before it on its thread."""
     rows = np.flatnonzero(found != NO_NODE)
     if not len(rows):
         return found
     known = np.where(found[rows] != UNMADE, np.arange(len(rows)), 0)
     before = rows[np.maximum.accumulate(known)]
-    fits = (tree.thread[rows] == tree.thread[before]) & (found[before] != UNMADE)
+    thread = trace.ops.thread[tree.origin[rows]]
+    fits = (thread == trace.ops.thread[tree.origin[before]]) & (found[before] != UNMADE)
     found[rows] = np.where(fits, found[before], NONE)
     return found
 

@@ -152,14 +152,18 @@ def _explain(idle: Spans, launch: Longs, host: HostState) -> tuple[Spans, Spans,
     gap = Spans(idle.starts[known], idle.ends[known])
     ready = np.clip(launch[known], gap.starts, gap.ends)
     turned = np.minimum(ready + DISPATCH_NS, gap.ends)
-    late = iv.union(gap.starts, ready)
-    dispatch = iv.union(ready, turned)
-    unexplained = iv.merge(unattributed, iv.union(turned, gap.ends))
-    fetched = iv.intersect(late, host.fetching)
-    drained = _drained(gap.starts, ready, host.waiting)
-    waited = iv.subtract(iv.merge(drained, iv.intersect(late, host.waiting)), fetched)
+    fetched, waited = _held_up(gap.starts, ready, host)
     busy_host = iv.subtract(iv.union(gap.starts, turned), iv.merge(fetched, waited))
-    return fetched, busy_host, waited, unexplained, dispatch
+    unexplained = iv.merge(unattributed, iv.union(turned, gap.ends))
+    return fetched, busy_host, waited, unexplained, iv.union(ready, turned)
+
+
+def _held_up(start: Longs, ready: Longs, host: HostState) -> tuple[Spans, Spans]:
+    """Return the time until the launch in which the host fetched input, and in which it waited."""
+    late = iv.union(start, ready)
+    fetched = iv.intersect(late, host.fetching)
+    waited = iv.merge(_drained(start, ready, host.waiting), iv.intersect(late, host.waiting))
+    return fetched, iv.subtract(waited, fetched)
 
 
 def _launch_after(idle: Spans, trace: Trace, links: Links, chosen: Mask) -> Longs:

@@ -25,7 +25,6 @@ class HostTree(NamedTuple):
 
     kind: Kinds  # RANGE, MODULE, OP or CALL
     origin: Ids  # row in its own table
-    thread: Ids
     name: Ids
     parent: Ids  # row in this tree, or NONE
     of_op: Ids  # row in this tree of each operation
@@ -44,7 +43,6 @@ def grow_tree(trace: Trace) -> HostTree:
     return HostTree(
         kind=_kinds(trace)[order],
         origin=np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])[order],
-        thread=thread,
         name=_joined(trace, "name")[order],
         parent=_parents(_joined(trace, "start_ns")[order], _ends(trace)[order], thread),
         of_op=of_op,
@@ -124,7 +122,9 @@ def pick(column: NDArray[Whole], rows: Ids) -> NDArray[Whole]:
     """Return the column at `rows`, NONE where the row is NONE."""
     if not len(column):
         return np.full(len(rows), NONE, column.dtype)
-    return np.where(rows >= 0, column[rows], column.dtype.type(NONE))
+    found = column[rows]
+    found[rows < 0] = NONE
+    return found
 
 
 def nearest(parent: Ids, wanted: Mask) -> Ids:

@@ -18,7 +18,7 @@ from stepgrade.analysis.trace.precision import MATMULS, dtype_of_calls
 from stepgrade.analysis.trace.shapes import decode_shapes
 from stepgrade.analysis.trace.timeline import Timeline
 from stepgrade.model.columns import distinct, groups
-from stepgrade.model.events import NONE, Ids, Inputs, Longs, Trace
+from stepgrade.model.events import Ids, Inputs, Longs, Trace
 
 KERNELS_SHOWN = 5
 UNKNOWN_SORT, FREE = -1, -2
@@ -63,14 +63,21 @@ class _Costs(NamedTuple):
 def sum_operations(line: Timeline, pieces: Pieces) -> tuple[OperationFacts, ...]:
     """Return the operations of the steady steps, longest first."""
     trace = line.trace
-    rows = np.flatnonzero(pieces.steady).astype(np.int32)
-    linked = pieces.op[rows] >= 0
-    key = pieces.name[rows].astype(np.int64) * 2 + linked
-    order = np.argsort(key, kind="stable")
-    edges = np.flatnonzero(np.diff(key[order], prepend=NONE, append=np.iinfo(np.int64).max))
+    rows, edges = _by_operation(pieces)
     costs = _without_the_same_twice(_costs(trace, pieces.op[rows]), line.tree)
-    found = [_operation(line, pieces, rows[order[a:b]], costs) for a, b in pairwise(edges.tolist())]
+    found = [_operation(line, pieces, rows[a:b], costs) for a, b in pairwise(edges)]
     return tuple(sorted(found, key=lambda one: (-one.total_ns, one.name)))
+
+
+def _by_operation(pieces: Pieces) -> tuple[Ids, list[int]]:
+    """Return the steady pieces sorted by operation, and where each operation begins and the last one ends."""
+    rows = np.flatnonzero(pieces.steady).astype(np.int32)
+    key = pieces.name[rows].astype(np.int64) * 2
+    key += pieces.op[rows] >= 0
+    order = np.argsort(key, kind="stable").astype(np.int32)
+    rows, key = rows[order], key[order]
+    edges = np.flatnonzero(key[1:] != key[:-1]) + 1
+    return rows, [0, *edges.tolist(), len(rows)] if len(rows) else []
 
 
 def _operation(line: Timeline, pieces: Pieces, group: Ids, costs: _Costs) -> OperationFacts:

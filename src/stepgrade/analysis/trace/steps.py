@@ -60,7 +60,7 @@ def find_steps(trace: Trace, tree: HostTree) -> HostSteps:
     if found is not None:
         return found
     start, end = _extent(trace)
-    return _chain(StepBasis.SPAN, np.array([start, end], np.int64), _busiest_thread(tree))
+    return _chain(StepBasis.SPAN, np.array([start, end], np.int64), _busiest_thread(trace))
 
 
 def _chain(basis: StepBasis, edges: Longs, thread: int) -> HostSteps:
@@ -88,11 +88,10 @@ def _host_extent(trace: Trace) -> tuple[int, int]:
     return min(starts), max(ends)
 
 
-def _busiest_thread(tree: HostTree) -> int:
+def _busiest_thread(trace: Trace) -> int:
     """Return the thread with the most host events of its own, or NONE."""
-    if not len(tree.thread):
-        return NONE
-    return int(np.bincount(tree.thread).argmax())
+    threads = np.concatenate([table.thread for table in (trace.ranges, trace.ops, trace.calls)])
+    return int(np.bincount(threads).argmax()) if len(threads) else NONE
 
 
 def _from_marks(trace: Trace) -> HostSteps | None:

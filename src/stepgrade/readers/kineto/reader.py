@@ -67,9 +67,8 @@ def _return_memory() -> None:
     """Give what reading took back to the system: the allocator keeps a third of it otherwise."""
     import ctypes  # noqa: PLC0415  small traces should not wait for it
 
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # the C library of Linux has it, others do not
-    if trim:
-        trim(0)
+    if os.name == "posix":  # elsewhere there is no such library to ask, and on some systems no such function
+        getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
 
 
 def _lanes_for(source: Readable) -> int:
