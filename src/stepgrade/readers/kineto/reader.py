@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Final, TypeAlias
 
 from msgspec.structs import replace
@@ -65,10 +65,11 @@ def read_file(
 
 def _return_memory() -> None:
     """Give what reading took back to the system: the allocator keeps a third of it otherwise."""
-    import ctypes  # noqa: PLC0415  small traces should not wait for it
+    # Linux can be asked for it; where it cannot, or where Python came without ctypes, nothing is lost.
+    with suppress(ImportError, OSError, TypeError, AttributeError):
+        import ctypes  # noqa: PLC0415  small traces should not wait for it
 
-    if os.name == "posix":  # elsewhere there is no such library to ask, and on some systems no such function
-        getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _lanes_for(source: Readable) -> int:
