@@ -16,6 +16,7 @@ Whole = TypeVar("Whole", bound=np.integer[Any])
 Mask = NDArray[np.bool_]
 _SHORT = 256
 _FEW = 8
+_BLOCK_ROWS = 1 << 16
 
 
 class Groups(NamedTuple):
@@ -47,7 +48,7 @@ def groups(column: NDArray[Whole]) -> Groups:
     else:
         seen = _seen(column, low)
         values = (np.flatnonzero(seen) + low).astype(column.dtype)
-        which = (np.cumsum(seen) - 1)[column.astype(np.int64) - low]
+        which = (np.cumsum(seen) - 1)[np.subtract(column, low, dtype=np.int64)]
     return Groups(values, which, np.bincount(which, minlength=len(values)))
 
 
@@ -74,7 +75,8 @@ def _table_low(column: NDArray[Whole]) -> int | None:
 
 def _seen(column: NDArray[Whole], low: int) -> Mask:
     seen = np.zeros(int(column.max()) - low + 1, np.bool_)
-    seen[column.astype(np.int64) - low] = True
+    for start in range(0, len(column), _BLOCK_ROWS):  # a place of 64 bits for every row would be much
+        seen[np.subtract(column[start : start + _BLOCK_ROWS], low, dtype=np.int64)] = True
     return seen
 
 

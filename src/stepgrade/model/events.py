@@ -9,7 +9,7 @@ Rows are in order of start; of those that start together the longer one (the out
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from msgspec import Struct
@@ -19,6 +19,7 @@ NONE = -1
 
 Ids: TypeAlias = NDArray[np.int32]
 Longs: TypeAlias = NDArray[np.int64]
+Wholes: TypeAlias = NDArray[np.signedinteger[Any]]  # of 32 bits where all of them fit, else of 64
 Kinds: TypeAlias = NDArray[np.int8]
 
 
@@ -46,11 +47,11 @@ class HostOps(Struct, frozen=True, eq=False, kw_only=True):
 
     name: Ids
     start_ns: Longs
-    dur_ns: Longs
+    dur_ns: Wholes
     thread: Ids  # index into Trace.threads
-    external_id: Longs
-    sequence: Longs
-    forward_thread: Longs  # as the profiler numbers it in "Fwd thread id"
+    external_id: Wholes
+    sequence: Wholes
+    forward_thread: Wholes  # as the profiler numbers it in "Fwd thread id"
     inputs: Ids  # index into Trace.inputs
 
 
@@ -59,10 +60,10 @@ class HostCalls(Struct, frozen=True, eq=False, kw_only=True):
 
     name: Ids
     start_ns: Longs
-    dur_ns: Longs
+    dur_ns: Wholes
     thread: Ids
-    correlation: Longs
-    external_id: Longs
+    correlation: Wholes
+    external_id: Wholes
 
 
 class DeviceWork(Struct, frozen=True, eq=False, kw_only=True):
@@ -71,12 +72,12 @@ class DeviceWork(Struct, frozen=True, eq=False, kw_only=True):
     name: Ids
     kind: Kinds  # DeviceEvent
     start_ns: Longs
-    dur_ns: Longs
+    dur_ns: Wholes
     device: Ids
-    stream: Longs
-    correlation: Longs
-    external_id: Longs
-    bytes: Longs
+    stream: Wholes
+    correlation: Wholes
+    external_id: Wholes
+    bytes: Wholes
     collective: Ids  # index into Trace.collectives
 
 
@@ -86,11 +87,11 @@ class HostRanges(Struct, frozen=True, eq=False, kw_only=True):
     name: Ids
     kind: Kinds  # RangeKind
     start_ns: Longs
-    dur_ns: Longs
+    dur_ns: Wholes
     thread: Ids
-    external_id: Longs
-    python_id: Longs  # "Python id" of a module frame
-    python_parent: Longs
+    external_id: Wholes
+    python_id: Wholes  # "Python id" of a module frame
+    python_parent: Wholes
 
 
 class DeviceRanges(Struct, frozen=True, eq=False, kw_only=True):
@@ -98,10 +99,10 @@ class DeviceRanges(Struct, frozen=True, eq=False, kw_only=True):
 
     name: Ids
     start_ns: Longs
-    dur_ns: Longs
+    dur_ns: Wholes
     device: Ids
-    stream: Longs
-    external_id: Longs
+    stream: Wholes
+    external_id: Wholes
 
 
 class Inputs(Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterator
 
 # Control characters (C0, DEL, C1), line separators, invisible ones, and marks that change the direction of
 # writing.
@@ -25,7 +26,7 @@ def printable(text: str) -> str:
 def shortened(text: str, width: int) -> str:
     """Return printable text of at most `width` cells, cut in the middle."""
     text = printable(text)
-    if cells(text) <= width:
+    if _fits(text, width):
         return text
     front, back = _front(text, (width - 1 + 1) // 2), _front(text[::-1], (width - 1) // 2)
     return f"{front}…{back[::-1]}"
@@ -43,14 +44,25 @@ def wrapped(text: str, width: int) -> list[str]:
     lines = [""]
     for word in text.split():
         joined = f"{lines[-1]} {word}" if lines[-1] else word
-        if cells(joined) <= width:
+        if _fits(joined, width):
             lines[-1] = joined
-            continue
-        lines.append(word)
-        while cells(lines[-1]) > width:
-            front = _front(lines[-1], width)
-            lines[-1:] = [front, lines[-1][len(front) :]]
+        else:
+            lines += _broken(word, width)
     return [line for line in lines if line] or [""]
+
+
+def _broken(word: str, width: int) -> Iterator[str]:
+    """Yield a word in parts of at most `width` cells, but for a character that alone takes more."""
+    at = 0
+    while at < len(word):
+        part = _front(word, width, at) or word[at]
+        yield part
+        at += len(part)
+
+
+def _fits(text: str, width: int) -> bool:
+    """Tell whether text takes at most `width` cells; a name of megabytes is looked at no further."""
+    return len(_front(text, width)) == len(text)
 
 
 def markdown(text: str, limit: int = 200) -> str:
@@ -83,11 +95,11 @@ def _cell(character: str) -> int:
     return 2 if unicodedata.east_asian_width(character) in _WIDE else 1
 
 
-def _front(text: str, width: int) -> str:
-    taken, used = 0, 0
-    for character in text:
-        used += _cell(character)
-        if used > width:
-            break
-        taken += 1
-    return text[:taken]
+def _front(text: str, width: int, start: int = 0) -> str:
+    """Return as much of the text from `start` on as fits."""
+    if text.isascii():
+        return text[start : start + max(width, 0)]
+    end, used = start, 0
+    while end < len(text) and (used := used + _cell(text[end])) <= width:
+        end += 1
+    return text[start:end]

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepgrade.analysis.trace.links import CALL, OP, grow_tree, inherit, link_work, nearest, self_times
+from stepgrade.analysis.trace.links import (
+    BLOCK_ROWS,
+    CALL,
+    OP,
+    HostTree,
+    grow_tree,
+    inherit,
+    link_work,
+    nearest,
+    self_times,
+)
+from stepgrade.model.events import Longs, Trace
 from tests.trace_builder import TraceBuilder
 
 EVENTS = st.lists(
     st.tuples(st.integers(0, 40), st.integers(0, 20), st.integers(0, 2), st.booleans()), max_size=25
 )
+
+
+@pytest.fixture(autouse=True, scope="module", params=[4, BLOCK_ROWS])
+def _rows_in_a_block(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run every test with trees of many blocks too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stepgrade.analysis.trace.links.BLOCK_ROWS", request.param)
+        yield
 
 
 def grown(events: list[tuple[int, int, int, bool]]) -> TraceBuilder:
@@ -33,18 +55,30 @@ def slow_parents(start: list[int], end: list[int], thread: list[int]) -> list[in
     return found
 
 
+def times_of(tree: HostTree, trace: Trace) -> tuple[Longs, Longs, Longs]:
+    """Return start, end and thread of each row of a tree without ranges."""
+    calls, ops = trace.calls, trace.ops
+    start, end, thread = (np.zeros(len(tree.kind), np.int64) for _ in range(3))
+    for rows, table in ((tree.of_op, ops), (tree.of_call, calls)):
+        start[rows], end[rows] = table.start_ns, table.start_ns + table.dur_ns
+        thread[rows] = table.thread
+    return start, end, thread
+
+
 @given(EVENTS)
 def test_parents_are_those_of_a_stack(events: list[tuple[int, int, int, bool]]) -> None:
-    tree = grow_tree(grown(events).trace())
-    wanted = slow_parents(tree.start_ns.tolist(), tree.end_ns.tolist(), tree.thread.tolist())
-    assert tree.parent.tolist() == wanted
+    trace = grown(events).trace()
+    tree = grow_tree(trace)
+    start, end, thread = times_of(tree, trace)
+    assert tree.parent.tolist() == slow_parents(start.tolist(), end.tolist(), thread.tolist())
 
 
 @given(EVENTS)
 def test_nearest_and_inherit_walk_up(events: list[tuple[int, int, int, bool]]) -> None:
-    tree = grow_tree(grown(events).trace())
+    trace = grown(events).trace()
+    tree = grow_tree(trace)
     wanted = tree.kind == OP
-    bits = np.where(tree.start_ns % 2 == 0, 1, 2).astype(np.int8)
+    bits = np.where(times_of(tree, trace)[0] % 2 == 0, 1, 2).astype(np.int8)
     for row, (found, gathered) in enumerate(
         zip(nearest(tree.parent, wanted).tolist(), inherit(tree.parent, bits).tolist(), strict=True)
     ):

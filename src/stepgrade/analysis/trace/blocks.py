@@ -74,6 +74,8 @@ class Frames(NamedTuple):
 def _frames(line: Timeline, pieces: Pieces, is_frame: Mask, kind_of: Callable[[str], str]) -> Frames:
     tree = line.tree
     rows = np.flatnonzero(is_frame).astype(np.int32)
+    if not len(rows):
+        return Frames(rows, rows, [], np.zeros(0, np.int64))
     place = np.full(len(tree.kind), NONE, np.int32)
     place[rows] = np.arange(len(rows), dtype=np.int32)
     around = pick(place, nearest(tree.parent, is_frame))
@@ -131,7 +133,8 @@ def _best_kind(tree: HostTree, frames: Frames, usable: Mask) -> Ids | None:
 
 def _by_name(line: Timeline, basis: LayerBasis, rows: Ids, prefix: str = "") -> Blocks:
     """Return blocks told apart by name, in the order in which they first run."""
-    order = rows[np.argsort(line.tree.start_ns[rows], kind="stable")]
+    starts = line.trace.ranges.start_ns[line.tree.origin[rows]]
+    order = rows[np.argsort(starts, kind="stable")]
     first: dict[int, int] = {}
     units = [first.setdefault(name, len(first)) for name in line.tree.name[order].tolist()]
     names = tuple(line.trace.strings[name].removeprefix(prefix) for name in first)
@@ -157,7 +160,8 @@ def _from_pattern(line: Timeline) -> Blocks | None:
     if matching(line.trace.strings, COMPILED)[line.tree.name].any():
         return None
     rows = _forward_rows(line)
-    step = np.searchsorted(line.steps.start_ns, line.tree.start_ns[rows], side="right") - 1
+    starts = line.trace.ops.start_ns[line.tree.origin[rows]]
+    step = np.searchsorted(line.steps.start_ns, starts, side="right") - 1
     wanted = np.flatnonzero(line.windows.steady)
     found: list[tuple[Ids, int, int]] = []
     for index in wanted.tolist():
@@ -179,9 +183,9 @@ def _forward_rows(line: Timeline) -> Ids:
     tree = line.tree
     outer = pick(nearest(tree.parent, tree.kind == OP), tree.parent) < 0
     apart = (line.context & (IN_BACKWARD | IN_INPUT | IN_OPTIMIZER)) > 0
-    return np.flatnonzero((tree.kind == OP) & outer & ~apart & (tree.thread == line.steps.thread)).astype(
-        np.int32
-    )
+    rows = np.flatnonzero((tree.kind == OP) & outer & ~apart).astype(np.int32)
+    looping: Ids = rows[line.trace.ops.thread[tree.origin[rows]] == line.steps.thread]
+    return looping
 
 
 def _repetition(names: Ids) -> tuple[int, int, int] | None:

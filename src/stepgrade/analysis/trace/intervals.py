@@ -28,8 +28,11 @@ def union(starts: Longs, ends: Longs) -> Spans:
     real = ends > starts
     if not real.any():
         return NOTHING
-    order = np.argsort(starts[real], kind="stable")
-    starts, ends = starts[real][order], ends[real][order]
+    if not real.all():
+        starts, ends = starts[real], ends[real]
+    if (starts[1:] < starts[:-1]).any():
+        order = np.argsort(starts, kind="stable").astype(np.int32)
+        starts, ends = starts[order], ends[order]
     reached = np.maximum.accumulate(ends)
     opens = np.empty(len(starts), np.bool_)
     opens[0] = True
@@ -52,11 +55,11 @@ def intersect(left: Spans, right: Spans) -> Spans:
     first = np.searchsorted(right.ends, left.starts, side="right")
     last = np.searchsorted(right.starts, left.ends, side="left")
     count = last - first
-    owner = np.repeat(np.arange(len(left.starts)), count)
-    before = np.repeat(np.cumsum(count) - count, count)
-    other = first[owner] + np.arange(len(owner)) - before
-    starts = np.maximum(left.starts[owner], right.starts[other])
-    ends = np.minimum(left.ends[owner], right.ends[other])
+    other = np.repeat(first - (np.cumsum(count) - count), count)
+    other += np.arange(len(other))
+    starts, ends = np.repeat(left.starts, count), np.repeat(left.ends, count)
+    np.maximum(starts, right.starts[other], out=starts)
+    np.minimum(ends, right.ends[other], out=ends)
     return Spans(starts, ends)
 
 
@@ -67,12 +70,16 @@ def gaps(spans: Spans, start_ns: int, end_ns: int) -> Spans:
     inner = clip(spans, start_ns, end_ns)
     starts = np.append(np.int64(start_ns), inner.ends)
     ends = np.append(inner.starts, np.int64(end_ns))
-    real = ends > starts
-    return Spans(starts[real], ends[real])
+    inside = slice(
+        int(starts[0] == ends[0]), len(starts) - int(starts[-1] == ends[-1])
+    )  # others are not empty
+    return Spans(starts[inside], ends[inside])
 
 
 def clip(spans: Spans, start_ns: int, end_ns: int) -> Spans:
     """Return the part of `spans` between `start_ns` and `end_ns`."""
+    if not len(spans.starts) or (spans.starts[0] >= start_ns and spans.ends[-1] <= end_ns):
+        return spans
     starts, ends = np.maximum(spans.starts, start_ns), np.minimum(spans.ends, end_ns)
     real = ends > starts
     return Spans(starts[real], ends[real])

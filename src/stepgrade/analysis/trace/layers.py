@@ -20,7 +20,7 @@ from stepgrade.analysis.trace.pieces import Pieces
 from stepgrade.analysis.trace.timeline import IN_BACKWARD, Driver, Timeline
 from stepgrade.analysis.trace.vocabulary import BACKWARD, COMPILED, GRAPH_LAUNCH, Mask, matching, named
 from stepgrade.model.columns import distinct, groups
-from stepgrade.model.events import NONE, Ids, Kinds, Longs, Trace
+from stepgrade.model.events import NONE, HostOps, Ids, Kinds, Longs, Trace
 
 SEQUENCES = 1 << 40
 NO_NODE, UNMADE = -2, -3
@@ -101,17 +101,18 @@ def _units_of_nodes(line: Timeline, unit_of_row: Ids) -> Ids:
     rows = tree.of_op[node]
     maker = match_forward(trace, node)
     found[rows] = np.where(maker >= 0, pick(unit_of_row, pick(tree.of_op, maker)), UNMADE)
-    return _carried(tree, found)
+    return _carried(trace, tree, found)
 
 
-def _carried(tree: HostTree, found: Ids) -> Ids:
+def _carried(trace: Trace, tree: HostTree, found: Ids) -> Ids:
     """Give a node without a maker the block of the node before it on its thread."""
     rows = np.flatnonzero(found != NO_NODE)
     if not len(rows):
         return found
     known = np.where(found[rows] != UNMADE, np.arange(len(rows)), 0)
     before = rows[np.maximum.accumulate(known)]
-    fits = (tree.thread[rows] == tree.thread[before]) & (found[before] != UNMADE)
+    thread = trace.ops.thread[tree.origin[rows]]
+    fits = (thread == trace.ops.thread[tree.origin[before]]) & (found[before] != UNMADE)
     found[rows] = np.where(fits, found[before], NONE)
     return found
 
@@ -123,22 +124,31 @@ def match_forward(trace: Trace, node: Mask) -> Ids:
     """
     ops = trace.ops
     numbered = (ops.sequence >= 0) & (ops.sequence < SEQUENCES)
-    makers = np.flatnonzero(numbered & (ops.forward_thread <= 0) & ~node).astype(np.int32)
-    makers = makers[np.argsort(ops.start_ns[makers], kind="stable")]
-    key = ops.thread[makers].astype(np.int64) * SEQUENCES + ops.sequence[makers]
-    order = np.argsort(key, kind="stable")
-    key, makers = key[order], makers[order]
-    sequence, number = ops.sequence[node], ops.forward_thread[node]
-    found = np.full(len(sequence), NONE, np.int32)
+    key, makers = _by_number(ops, numbered & (ops.forward_thread <= 0) & ~node)
+    nodes = np.flatnonzero(node).astype(np.int32)
+    number = ops.forward_thread[nodes]
+    found = np.full(len(nodes), NONE, np.int32)
     for one in distinct(number).tolist():
-        mine = (number == one) & numbered[node]
-        found[mine] = _best_thread(trace, np.flatnonzero(node)[mine], key, makers, sequence[mine])
+        mine = (number == one) & numbered[nodes]
+        found[mine] = _best_thread(trace, nodes[mine], key, makers)
     return found
 
 
-def _best_thread(trace: Trace, nodes: Ids, key: Longs, makers: Ids, sequence: Longs) -> Ids:
+def _by_number(ops: HostOps, usable: Mask) -> tuple[Longs, Ids]:
+    """Return the usable operations by thread and sequence number, the last to start being the last."""
+    rows = np.flatnonzero(usable).astype(np.int32)
+    rows = rows[np.argsort(ops.start_ns[rows], kind="stable")]
+    key = ops.thread[rows].astype(np.int64)
+    key *= SEQUENCES
+    key += ops.sequence[rows]
+    order = np.argsort(key, kind="stable").astype(np.int32)
+    return key[order], rows[order]
+
+
+def _best_thread(trace: Trace, nodes: Ids, key: Longs, makers: Ids) -> Ids:
     """Return the makers on the thread whose operations fit the nodes' numbers and names best."""
-    best, most = np.full(len(sequence), NONE, np.int32), 0
+    sequence = trace.ops.sequence[nodes].astype(np.int64)
+    best, most = np.full(len(nodes), NONE, np.int32), 0
     for thread in distinct(trace.ops.thread[makers]).tolist():
         wanted = thread * SEQUENCES + sequence
         place = np.maximum(np.searchsorted(key, wanted, side="right") - 1, 0)

@@ -20,7 +20,7 @@ import numpy as np
 from stepgrade.analysis.trace import intervals as iv
 from stepgrade.analysis.trace.classify import Classes, WorkClass
 from stepgrade.analysis.trace.intervals import Spans
-from stepgrade.analysis.trace.links import Links
+from stepgrade.analysis.trace.links import Links, launched_ns
 from stepgrade.analysis.trace.steps import HostSteps
 from stepgrade.analysis.trace.vocabulary import INPUT, SYNC_CALL, Mask, named
 from stepgrade.analysis.trace.windows import Windows
@@ -128,7 +128,7 @@ def open_ledger(
     copy = _spans(work, chosen & copies)
     busy = iv.merge(compute, communication)
     idle = iv.gaps(iv.merge(busy, copy), *extent)
-    reasons = _explain(idle, work, links, host, chosen)
+    reasons = _explain(idle, _launch_after(idle, trace, links, chosen), host)
     clipped = [iv.clip(one, *extent) for one in (compute, communication, copy)]
     return Ledger(
         clipped[0],
@@ -145,37 +145,39 @@ def _spans(work: DeviceWork, chosen: Mask) -> Spans:
     return iv.union(start, start + work.dur_ns[chosen])
 
 
-def _explain(
-    idle: Spans, work: DeviceWork, links: Links, host: HostState, chosen: Mask
-) -> tuple[Spans, Spans, Spans, Spans, Spans]:
+def _explain(idle: Spans, launch: Longs, host: HostState) -> tuple[Spans, Spans, Spans, Spans, Spans]:
     """Split idle time into input, host, sync, unattributed, and the dispatch part of host."""
-    launch = _launch_after(idle, work, links, chosen)
     known = launch >= 0
     unattributed = Spans(idle.starts[~known], idle.ends[~known])
     gap = Spans(idle.starts[known], idle.ends[known])
     ready = np.clip(launch[known], gap.starts, gap.ends)
     turned = np.minimum(ready + DISPATCH_NS, gap.ends)
-    late = iv.union(gap.starts, ready)
-    dispatch = iv.union(ready, turned)
-    unexplained = iv.merge(unattributed, iv.union(turned, gap.ends))
-    fetched = iv.intersect(late, host.fetching)
-    drained = _drained(gap.starts, ready, host.waiting)
-    waited = iv.subtract(iv.merge(drained, iv.intersect(late, host.waiting)), fetched)
+    fetched, waited = _held_up(gap.starts, ready, host)
     busy_host = iv.subtract(iv.union(gap.starts, turned), iv.merge(fetched, waited))
-    return fetched, busy_host, waited, unexplained, dispatch
+    unexplained = iv.merge(unattributed, iv.union(turned, gap.ends))
+    return fetched, busy_host, waited, unexplained, iv.union(ready, turned)
 
 
-def _launch_after(idle: Spans, work: DeviceWork, links: Links, chosen: Mask) -> Longs:
+def _held_up(start: Longs, ready: Longs, host: HostState) -> tuple[Spans, Spans]:
+    """Return the time until the launch in which the host fetched input, and in which it waited."""
+    late = iv.union(start, ready)
+    fetched = iv.intersect(late, host.fetching)
+    waited = iv.merge(_drained(start, ready, host.waiting), iv.intersect(late, host.waiting))
+    return fetched, iv.subtract(waited, fetched)
+
+
+def _launch_after(idle: Spans, trace: Trace, links: Links, chosen: Mask) -> Longs:
     """Return for each gap when the launch of the work that ends it was done, NONE if not recorded.
 
     A gap that no work ends was the host's: it launched nothing more, so the launch is put at its end.
     """
-    rows = np.flatnonzero(chosen & (work.dur_ns > 0))
-    order = rows[np.lexsort((-links.launched_ns[rows], work.start_ns[rows]))]
-    if not len(order):
+    usable = chosen & (trace.work.dur_ns > 0)
+    if not usable.any():
         return np.full(len(idle.starts), -1, np.int64)
-    place = np.searchsorted(work.start_ns[order], idle.ends, side="left")
-    launch = links.launched_ns[order[np.minimum(place, len(order) - 1)]]
+    start, launched = trace.work.start_ns[usable], launched_ns(trace, links)[usable]
+    order = np.lexsort((-launched, start)).astype(np.int32)
+    place = np.searchsorted(start[order], idle.ends, side="left")
+    launch = launched[order[np.minimum(place, len(order) - 1)]]
     open_end = idle.ends if (links.call >= 0).any() else np.full(len(idle.ends), -1, np.int64)
     return np.where(place < len(order), launch, open_end)
 

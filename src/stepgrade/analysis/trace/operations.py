@@ -18,9 +18,10 @@ from stepgrade.analysis.trace.precision import MATMULS, dtype_of_calls
 from stepgrade.analysis.trace.shapes import decode_shapes
 from stepgrade.analysis.trace.timeline import Timeline
 from stepgrade.model.columns import distinct, groups
-from stepgrade.model.events import NONE, Ids, Inputs, Longs, Trace
+from stepgrade.model.events import Ids, Inputs, Longs, Trace
 
 KERNELS_SHOWN = 5
+UNKNOWN_SORT, FREE = -1, -2
 
 
 class KernelFacts(Struct, frozen=True, kw_only=True):
@@ -52,23 +53,31 @@ class OperationFacts(Struct, frozen=True, kw_only=True):
 
 
 class _Costs(NamedTuple):
-    """The cost of one call of each operation, in floats: NaN where it is not known."""
+    """The cost of one call of each operation, by the sort of call that it is."""
 
-    flops: NDArray[np.float64]
+    sort: Ids  # of each operation: a place in the two tables, UNKNOWN_SORT or FREE
+    flops: NDArray[np.float64]  # NaN where it is not known
     bytes: NDArray[np.float64]
 
 
 def sum_operations(line: Timeline, pieces: Pieces) -> tuple[OperationFacts, ...]:
     """Return the operations of the steady steps, longest first."""
     trace = line.trace
-    rows = np.flatnonzero(pieces.steady).astype(np.int32)
-    linked = pieces.op[rows] >= 0
-    key = pieces.name[rows].astype(np.int64) * 2 + linked
-    order = np.argsort(key, kind="stable")
-    edges = np.flatnonzero(np.diff(key[order], prepend=NONE, append=np.iinfo(np.int64).max))
+    rows, edges = _by_operation(pieces)
     costs = _without_the_same_twice(_costs(trace, pieces.op[rows]), line.tree)
-    found = [_operation(line, pieces, rows[order[a:b]], costs) for a, b in pairwise(edges.tolist())]
+    found = [_operation(line, pieces, rows[a:b], costs) for a, b in pairwise(edges)]
     return tuple(sorted(found, key=lambda one: (-one.total_ns, one.name)))
+
+
+def _by_operation(pieces: Pieces) -> tuple[Ids, list[int]]:
+    """Return the steady pieces sorted by operation, and where each operation begins and the last one ends."""
+    rows = np.flatnonzero(pieces.steady).astype(np.int32)
+    key = pieces.name[rows].astype(np.int64) * 2
+    key += pieces.op[rows] >= 0
+    order = np.argsort(key, kind="stable").astype(np.int32)
+    rows, key = rows[order], key[order]
+    edges = np.flatnonzero(key[1:] != key[:-1]) + 1
+    return rows, [0, *edges.tolist(), len(rows)] if len(rows) else []
 
 
 def _operation(line: Timeline, pieces: Pieces, group: Ids, costs: _Costs) -> OperationFacts:
@@ -78,7 +87,7 @@ def _operation(line: Timeline, pieces: Pieces, group: Ids, costs: _Costs) -> Ope
     calls, per_call, _ = groups(pieces.op[group])
     call_ns = np.bincount(per_call, weights=pieces.dur_ns[group]).astype(np.int64)
     kernels = _kernels(trace, pieces, group)
-    flops = costs.flops[calls] if linked else np.full(len(calls), np.nan)
+    flops = costs.flops[costs.sort[calls]] if linked else np.full(len(calls), np.nan)
     known = ~np.isnan(flops)
     own_class = _class_of(name, pieces, group)
     longest = _longest(pieces, group)
@@ -90,7 +99,7 @@ def _operation(line: Timeline, pieces: Pieces, group: Ids, costs: _Costs) -> Ope
         kernel_count=len(group) if kernels else 0,
         kernels=kernels,
         flops=_whole(flops),
-        bytes=_whole(costs.bytes[calls]) if linked else None,
+        bytes=_whole(costs.bytes[costs.sort[calls]]) if linked else None,
         costed_ns=int(call_ns[known].sum()),
         costed_flops=int(flops[known].sum()),
         dtype=dtype_of_calls(trace, calls) if linked and own_class in MATMULS else None,
@@ -144,30 +153,30 @@ def _kernels(trace: Trace, pieces: Pieces, group: Ids) -> tuple[KernelFacts, ...
 
 def _costs(trace: Trace, ops: Ids) -> _Costs:
     """Return the cost of a call of each of the operations; each pair of name and inputs is decoded once."""
-    flops = np.full(len(trace.ops.name), np.nan)
-    moved = np.full(len(trace.ops.name), np.nan)
-    used = np.zeros(len(trace.ops.name), np.bool_)
+    sort = np.full(len(trace.ops.name), UNKNOWN_SORT, np.int32)
+    used = np.zeros(len(sort), np.bool_)
     used[ops[ops >= 0]] = True
-    shaped = np.flatnonzero(used & (trace.ops.inputs >= 0))
-    if len(shaped):
-        width = len(trace.inputs)
-        pair = trace.ops.name[shaped].astype(np.int64) * width + trace.ops.inputs[shaped]
-        pairs, which, _ = groups(pair)
-        found = [cost_of(trace.strings[one // width], trace.inputs[one % width]) for one in pairs.tolist()]
-        flops[shaped] = np.array([_or_nan(one.flops) for one in found])[which]
-        moved[shaped] = np.array([_or_nan(one.bytes) for one in found])[which]
-    return _Costs(flops, moved)
+    used &= trace.ops.inputs >= 0
+    width = max(1, len(trace.inputs))
+    pairs, which, _ = groups(trace.ops.name[used].astype(np.int64) * width + trace.ops.inputs[used])
+    sort[used] = which
+    found = [cost_of(trace.strings[one // width], trace.inputs[one % width]) for one in pairs.tolist()]
+    # The last two places are those that FREE and UNKNOWN_SORT point to.
+    flops = np.array([*(_or_nan(one.flops) for one in found), 0.0, np.nan])
+    moved = np.array([*(_or_nan(one.bytes) for one in found), 0.0, np.nan])
+    return _Costs(sort, flops, moved)
 
 
 def _without_the_same_twice(costs: _Costs, tree: HostTree) -> _Costs:
     """Return the costs without those of operations that call costed ones: linear calls addmm."""
     calls_costed = np.zeros(len(tree.parent), np.bool_)
-    above = tree.parent[tree.of_op[np.flatnonzero(costs.flops > 0)]]
+    costed = (costs.flops > 0)[costs.sort]
+    above = tree.parent[tree.of_op[costed]]
     while len(above := distinct(above[above >= 0])):
         calls_costed[above] = True
         above = tree.parent[above]
-    outer = calls_costed[tree.of_op] & (costs.flops > 0)
-    return _Costs(np.where(outer, 0.0, costs.flops), np.where(outer, 0.0, costs.bytes))
+    costs.sort[calls_costed[tree.of_op] & costed] = FREE
+    return costs
 
 
 def _or_nan(number: int | None) -> float:

@@ -66,7 +66,7 @@ def _part(line: Timeline, pieces: Pieces, rows: Ids, key: int, names: list[str],
 def _roles(line: Timeline, pieces: Pieces, rows: Ids) -> tuple[Ids, list[str]]:
     """Return the role of each piece (of its module, else of its name) as an index into the names."""
     strings, tree = line.trace.strings, line.tree
-    used = distinct(np.append(tree.name, pieces.name)).tolist()
+    used = distinct(np.append(distinct(tree.name), distinct(pieces.name))).tolist()
     roles = {index: role_of(strings[index]) for index in used}
     names = sorted({role for role in roles.values() if role})
     table = np.full(max(len(strings), 1), NONE, np.int32)

@@ -12,14 +12,14 @@ from stepgrade.analysis.trace.steps import steps_of
 from stepgrade.analysis.trace.timeline import Driver, Timeline
 from stepgrade.analysis.trace.vocabulary import COLLECTIVE, Mask, matching
 from stepgrade.model.columns import distinct
-from stepgrade.model.events import NONE, Ids, Kinds, Longs
+from stepgrade.model.events import NONE, Ids, Kinds, Longs, Wholes
 
 
 class Pieces(NamedTuple):
     """One row for each piece of work of the device that is looked at."""
 
     start_ns: Longs
-    dur_ns: Longs  # on a host: its own time, without what is nested in it
+    dur_ns: Wholes  # on a host: its own time, without what is nested in it
     launch_ns: Longs  # on a host: its start
     step: Ids
     row: Ids  # in the host tree, or NONE
@@ -41,22 +41,21 @@ def break_up(line: Timeline) -> Pieces:
 
 def _device_pieces(line: Timeline) -> Pieces:
     rows = np.flatnonzero(line.chosen).astype(np.int32)
+    mine = slice(None) if line.chosen.all() else rows  # of the only device nothing is copied
     work, links = line.trace.work, line.links
-    op = links.op[rows]
-    row = links.row[rows]
-    kernel = work.name[rows]
+    op, row, kernel = links.op[mine], links.row[mine], work.name[mine]
     op_name = pick(line.trace.ops.name, op)
     return Pieces(
-        start_ns=work.start_ns[rows],
-        dur_ns=work.dur_ns[rows],
-        launch_ns=links.launch_ns[rows],
-        step=line.attribution.step[rows],
+        start_ns=work.start_ns[mine],
+        dur_ns=work.dur_ns[mine],
+        launch_ns=links.launch_ns[mine],
+        step=line.attribution.step[mine],
         row=row,
         op=op,
         name=_shown_names(line, rows, np.where(op >= 0, op_name, kernel)),
         kernel=kernel,
         work=rows,
-        work_class=line.classes[rows],
+        work_class=line.classes[mine],
         context=np.maximum(pick(line.context, row), 0),
         steady=np.zeros(len(rows), np.bool_),
     )

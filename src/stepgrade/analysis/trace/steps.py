@@ -60,7 +60,7 @@ def find_steps(trace: Trace, tree: HostTree) -> HostSteps:
     if found is not None:
         return found
     start, end = _extent(trace)
-    return _chain(StepBasis.SPAN, np.array([start, end], np.int64), _busiest_thread(tree))
+    return _chain(StepBasis.SPAN, np.array([start, end], np.int64), _busiest_thread(trace))
 
 
 def _chain(basis: StepBasis, edges: Longs, thread: int) -> HostSteps:
@@ -88,11 +88,10 @@ def _host_extent(trace: Trace) -> tuple[int, int]:
     return min(starts), max(ends)
 
 
-def _busiest_thread(tree: HostTree) -> int:
+def _busiest_thread(trace: Trace) -> int:
     """Return the thread with the most host events of its own, or NONE."""
-    if not len(tree.thread):
-        return NONE
-    return int(np.bincount(tree.thread).argmax())
+    threads = np.concatenate([table.thread for table in (trace.ranges, trace.ops, trace.calls)])
+    return int(np.bincount(threads).argmax()) if len(threads) else NONE
 
 
 def _from_marks(trace: Trace) -> HostSteps | None:
@@ -173,8 +172,10 @@ def _from_backward(trace: Trace, tree: HostTree) -> HostSteps | None:
 
 def steps_of(times: Longs, steps: HostSteps) -> Ids:
     """Return the step in which each time lies: its index, the count of steps after the last, else NONE."""
-    index = np.searchsorted(steps.start_ns, times, side="right") - 1
-    inside = (index >= 0) & (times < steps.end_ns[np.maximum(index, 0)])
-    after = (index == len(steps.start_ns) - 1) & ~inside & (times >= 0)
-    found = np.where(inside, index, NONE)
-    return np.where(after, len(steps.start_ns), found).astype(np.int32)
+    found = np.searchsorted(steps.start_ns, times, side="right").astype(np.int32)
+    found -= 1
+    outside = (found < 0) | (times >= steps.end_ns[found])
+    after = (found == len(steps.start_ns) - 1) & outside & (times >= 0)
+    found[outside] = NONE
+    found[after] = len(steps.start_ns)
+    return found

@@ -33,7 +33,7 @@ def tally_waits(line: Timeline, steps: int) -> tuple[WaitTally, ...]:
     names = pick(tree.name, caller).astype(np.int64)
     width = len(line.trace.strings) + 1
     ways = _ways(line, rows, caller)
-    pairs, which, counts = groups((calls.name[rows] * width + names + 1) * len(_WAYS) + ways)
+    pairs, which, counts = groups((calls.name[rows].astype(np.int64) * width + names + 1) * len(_WAYS) + ways)
     total = np.bincount(which, weights=calls.dur_ns[rows])
     idle = np.bincount(which, weights=_idle_after(line, rows))
     found = [

@@ -85,20 +85,15 @@ def _between_neighbours(work: DeviceWork, step: Ids, unlaunched: Mask) -> Ids:
     """Give work without a launch the step of its neighbours on the stream, where both agree."""
     if not unlaunched.any() or unlaunched.all():
         return step
-    order = np.lexsort((work.start_ns, work.stream, work.device))
-    known = ~unlaunched[order]
-    place = np.arange(len(order))
-    lane = np.append(True, np.diff(work.stream[order]) != 0)
-    lane[1:] |= np.diff(work.device[order]) != 0
-    first = np.maximum.accumulate(np.where(lane, place, 0))
-    before = np.maximum.accumulate(np.where(known, place, -1))
-    after = np.minimum.accumulate(np.where(known, place, len(order))[::-1])[::-1]
-    last = np.minimum.accumulate(np.where(np.append(lane[1:], True), place, len(order))[::-1])[::-1]
-    within = (before >= first) & (after <= last)
-    left, right = step[order[np.maximum(before, 0)]], step[order[np.minimum(after, len(order) - 1)]]
+    order = np.lexsort((work.start_ns, work.stream, work.device)).astype(np.int32)
+    known, missing = order[~unlaunched[order]], order[unlaunched[order]]
+    after = np.searchsorted(np.flatnonzero(~unlaunched[order]), np.flatnonzero(unlaunched[order]))
+    left, right = known[np.maximum(after - 1, 0)], known[np.minimum(after, len(known) - 1)]
+    take = (after > 0) & (after < len(known)) & (step[left] == step[right])
+    for lane in (work.stream, work.device):
+        take &= (lane[left] == lane[missing]) & (lane[right] == lane[missing])
     filled = step.copy()
-    take = ~known & within & (left == right)
-    filled[order[take]] = left[take]
+    filled[missing[take]] = step[left[take]]
     return filled
 
 

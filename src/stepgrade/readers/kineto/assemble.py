@@ -38,6 +38,8 @@ _MODELS: Final = {
 }
 # Times of today count 10**18 ns from 1970; clocks that start with the machine stay far below.
 _EPOCH_NS: Final = 10**18
+# On Windows numpy 1 adds 32-bit integers up in 32 bits.
+_SUMS_ARE_LONG: Final = np.dtype(int).itemsize == 8
 _COPY_WORDS: Final = (
     (DeviceEvent.COPY_H2D, ("HtoD", "HostToDevice")),
     (DeviceEvent.COPY_D2H, ("DtoH", "DeviceToHost")),
@@ -72,9 +74,19 @@ def _take_all(tables: Tables, name: str) -> Columns:
     columns: Columns = {"start_ns": table.take("start_ns"), "dur_ns": table.take("dur_ns")}
     order = _order(columns["start_ns"], columns["dur_ns"])
     columns = {key: _sorted(column, order) for key, column in columns.items()}
+    columns["dur_ns"] = _narrow(columns["dur_ns"])
     for key in table.dtypes.keys() - columns.keys():
-        columns[key] = _sorted(table.take(key), order)
+        columns[key] = _sorted(_narrow(table.take(key)), order)
     return columns
+
+
+def _narrow(column: NDArray[Any]) -> NDArray[Any]:
+    """Return the integers in 32 bits if all of them fit, as nearly always all but times do."""
+    limits = np.iinfo(np.int32)
+    if column.dtype != np.int64 or not _SUMS_ARE_LONG:
+        return column
+    fits = column.min(initial=0) >= limits.min and column.max(initial=0) <= limits.max
+    return column.astype(np.int32) if fits else column
 
 
 def _sorted(column: NDArray[Any], order: NDArray[np.intp] | None) -> NDArray[Any]:

@@ -8,7 +8,6 @@ from typing import IO
 
 import msgspec
 
-from stepgrade.readers.kineto.columns import Table
 from stepgrade.readers.kineto.helper import COLUMNS, FINISH, LENGTH, ORDER, READY, Findings
 from stepgrade.readers.kineto.lane import Lane
 
@@ -35,19 +34,16 @@ def _answer(answers: IO[bytes], number: int) -> None:
 
 
 def _send(lane: Lane, answers: IO[bytes]) -> None:
-    columns = [(name, *column) for name, table in lane.tables.tables.items() for column in _columns(table)]
-    findings = msgspec.msgpack.encode(_findings(lane, columns))
+    findings = msgspec.msgpack.encode(_findings(lane))
     answers.write(bytes((COLUMNS,)) + LENGTH.pack(len(findings)) + findings)
-    for table, name, _, _ in columns:
-        answers.write(lane.tables.tables[table].take(name).data)
+    for table in lane.tables.tables.values():
+        for block in table.take_blocks():
+            for column in block.values():
+                answers.write(column.data)
     answers.flush()
 
 
-def _columns(table: Table) -> list[tuple[str, str, int]]:
-    return [(name, dtype.char, table.row_count * dtype.itemsize) for name, dtype in table.dtypes.items()]
-
-
-def _findings(lane: Lane, columns: list[tuple[str, str, str, int]]) -> Findings:
+def _findings(lane: Lane) -> Findings:
     tables = lane.tables
     return Findings(
         strings=list(tables.strings),
@@ -60,7 +56,7 @@ def _findings(lane: Lane, columns: list[tuple[str, str, str, int]]) -> Findings:
         losses=lane.losses,
         text_times=lane.text_times,
         end=lane.end,
-        columns=columns,
+        row_counts={name: table.row_count for name, table in tables.tables.items()},
     )
 
 

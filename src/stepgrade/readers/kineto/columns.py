@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
@@ -52,6 +52,12 @@ class Table:
         if low == 0:
             self._blocks[name].append(np.empty(BLOCK_ROWS, dtype=self.dtypes[name]))
         return self._blocks[name][-1]
+
+    def take_blocks(self) -> Iterator[dict[str, NDArray[Any]]]:
+        """Return the rows block by block and forget them."""
+        for low in range(0, self.row_count, BLOCK_ROWS):
+            count = min(BLOCK_ROWS, self.row_count - low)
+            yield {name: blocks.pop(0)[:count] for name, blocks in self._blocks.items()}
 
     def take(self, name: str) -> NDArray[Any]:
         """Return one column and forget it."""

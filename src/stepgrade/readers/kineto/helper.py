@@ -9,8 +9,6 @@ import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
-from itertools import groupby
-from operator import itemgetter
 from types import TracebackType
 from typing import IO, Any, Final, Self
 
@@ -21,6 +19,7 @@ from numpy.typing import NDArray
 
 from stepgrade.model.events import NONE, Collective, Ids
 from stepgrade.readers.kineto import split
+from stepgrade.readers.kineto.columns import BLOCK_ROWS, Table
 from stepgrade.readers.kineto.crew import HelperLost
 from stepgrade.readers.kineto.lane import Lane
 from stepgrade.readers.kineto.losses import Losses
@@ -49,7 +48,7 @@ class Findings(Struct, kw_only=True):
     losses: Losses
     text_times: bool
     end: int | None
-    columns: list[tuple[str, str, str, int]]  # table, column, dtype, bytes; they follow in this order
+    row_counts: dict[str, int]  # of each table; its rows follow in blocks, column by column
 
 
 class Helper:
@@ -137,12 +136,18 @@ def _merge(lane: Lane, findings: Findings, answers: IO[bytes]) -> None:
     tables.categories.update(findings.categories)
     lane.losses.merge(findings.losses)
     lane.text_times |= findings.text_times
-    for table, columns in groupby(findings.columns, key=itemgetter(0)):
-        batch = {}
-        for _, column, dtype, size in columns:
-            received = np.frombuffer(answers.read(size), dtype=dtype)
-            batch[column] = _renumbered(received, places.get(column))
-        tables.tables[table].append(batch)
+    for name, row_count in findings.row_counts.items():
+        for low in range(0, row_count, BLOCK_ROWS):
+            _receive(tables.tables[name], min(BLOCK_ROWS, row_count - low), places, answers)
+
+
+def _receive(table: Table, count: int, places: dict[str, list[int]], answers: IO[bytes]) -> None:
+    """Add one block of rows; both processes together never hold more than one block twice."""
+    batch = {}
+    for name, dtype in table.dtypes.items():
+        received = np.frombuffer(answers.read(count * dtype.itemsize), dtype=dtype, count=count)
+        batch[name] = _renumbered(received, places.get(name))
+    table.append(batch)
 
 
 def _renumbered(column: NDArray[Any], places: list[int] | None) -> NDArray[Any]:

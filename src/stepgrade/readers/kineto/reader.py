@@ -49,17 +49,26 @@ def read_file(
     `lanes` is how many processes may read at once; by default as many as the size of the file is worth.
     More than `max_bytes` of text raise TooLarge.
     """
+    lanes = _lanes_for(source) if lanes is None else lanes
     try:
-        lane, facts = _read_source(
-            source, progress, max_bytes, _lanes_for(source) if lanes is None else lanes
-        )
+        lane, facts = _read_source(source, progress, max_bytes, lanes)
     except HelperLost:
         lane, facts = _read_source(source, progress, max_bytes, 1)
     traces = assemble(lane.tables, facts)
+    if lanes > 1:
+        _return_memory()
     if not traces:
         hint = "; ".join(facts.lost) or None
         raise BadInput("holds no events of the PyTorch profiler", where=facts.name, hint=hint)
     return [only_steps(trace, steps) for trace in traces] if steps else traces
+
+
+def _return_memory() -> None:
+    """Give what reading took back to the system: the allocator keeps a third of it otherwise."""
+    import ctypes  # noqa: PLC0415  small traces should not wait for it
+
+    if os.name == "posix":  # elsewhere there is no such library to ask, and on some systems no such function
+        getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
 
 
 def _lanes_for(source: Readable) -> int:
