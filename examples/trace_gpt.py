@@ -12,14 +12,16 @@ import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import torch
 from record_gpt import Stopwatch, Training
 from torch.profiler import ProfilerActivity, profile, schedule
 
-WARMUP, STEPS = 3, 4
+WARMUP, STEPS = 3, 6
 
 
 def record(attention: str, path: Path) -> None:
     """Train for a few steps under the profiler and write the trace."""
+    torch.set_num_threads(1)  # several wait for each other whenever another program wants a core
     training, watch = Training(attention), Stopwatch()
     with profile(
         activities=[ProfilerActivity.CPU],

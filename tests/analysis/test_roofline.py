@@ -61,3 +61,21 @@ def test_a_device_brings_stated_and_achievable_roofs() -> None:
         ("compute", "measured"),
         ("memory", "data_sheet"),
     }
+
+
+@pytest.mark.parametrize(
+    ("setup", "with_a_roof"),
+    [
+        ({"peak_tflops": 1.0}, {"aten::mm"}),
+        ({"peak_bw_gb_s": 100.0}, {"aten::add"}),
+        ({"peak_tflops": 1.0, "peak_bw_gb_s": 100.0}, {"aten::mm", "aten::add"}),
+    ],
+)
+def test_one_rate_alone_is_the_roof_only_of_what_it_usually_limits(setup: dict, with_a_roof: set) -> None:
+    shapes = {"calls": 10, "flops": 1e9, "bytes": 1e6}
+    operations = (
+        OpTime(name="aten::mm", total_ms=100.0, kind="gemm", **shapes),
+        OpTime(name="aten::add", total_ms=100.0, kind="elementwise", **shapes),
+    )
+    card = sg.score(make_profile(operations=operations), setup=Setup(**setup))
+    assert {op.name for op in card.operations if op.roof_share is not None} == with_a_roof

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -50,6 +51,7 @@ def start(*command: object, cwd: Path, **environment: str) -> Process:
 
 def _run(command: list[str], cwd: Path, environment: dict[str, str], texts: Path) -> None:
     os.chdir(cwd)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell runs in the background
     terminal = environment.pop("terminal", None)
     os.environ.update(environment | {"GLOO_SOCKET_IFNAME": "lo"})
     for name, descriptor in (("out", 1), ("err", 2)):

@@ -12,6 +12,7 @@ from stepgrade.hardware import Figures
 from stepgrade.model import OpTime, Profile
 
 NO_FIGURES = Figures()
+_PRODUCTS = frozenset({"gemm", "convolution", "attention"})
 
 
 def total_by_operation(profile: Profile) -> dict[str, float]:
@@ -73,8 +74,13 @@ class _Roofs(Struct, frozen=True, kw_only=True):
     flops_s: float | None
     bytes_s: float | None
 
-    def least_ms(self, flops: float | None, moved: float | None) -> tuple[float, str] | None:
-        """Return the time that an operation takes at least, and what sets it; None if nothing is known."""
+    def least_ms(self, kind: str, flops: float | None, moved: float | None) -> tuple[float, str] | None:
+        """Return the time that an operation takes at least, and what sets it; None if that is not known.
+
+        Of one rate alone it is known only where that one is what usually limits such operations.
+        """
+        if (self.flops_s if kind in _PRODUCTS else self.bytes_s) is None:
+            return None
         compute = flops / self.flops_s * 1000.0 if flops and self.flops_s else 0.0
         memory = moved / self.bytes_s * 1000.0 if moved and self.bytes_s else 0.0
         if not compute and not memory:
@@ -91,7 +97,7 @@ def _operation(name: str, total_ms: float, op: OpTime | None, profile: Profile, 
     calls, flops, moved = (
         _per_step(getattr(op, field, None), steps) for field in ("calls", "flops", "bytes")
     )
-    least = roofs.least_ms(flops, moved) if ms > 0.0 else None
+    least = roofs.least_ms(kind, flops, moved) if ms > 0.0 else None
     return Operation(
         name=name,
         kind=kind,

@@ -96,8 +96,9 @@ class SqliteDatabase:
             self._check_owner()
 
     def _check_owner(self) -> None:
-        owner = int(self._connection.execute("pragma application_id").fetchone()[0])
+        """Refuse a file of another program; who makes ours at this moment sets both at once."""
         tables = self._connection.execute("select count(*) from sqlite_master").fetchone()[0]
+        owner = int(self._connection.execute("pragma application_id").fetchone()[0])
         if owner != APPLICATION_ID and tables:
             raise BadHistory("is a database of another program", where=self.name)
 

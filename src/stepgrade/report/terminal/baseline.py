@@ -47,7 +47,7 @@ def draw_regressions(card: Scorecard, baseline: str, canvas: Canvas) -> None:
         moved = (
             show_delta(found.delta) if found.metric != "wall_coverage" else f"{found.delta * 100:+.1f} points"
         )
-        canvas.line(f"  {canvas.style(found.severity, style)}  {METRICS[found.metric]} {moved}")
+        canvas.line(f"  {canvas.style(found.severity.ljust(8), style)}  {METRICS[found.metric]} {moved}")
     for change in (one for one in card.changes if one.outcome not in ("regressed", "improved")):
         told = f"{METRICS.get(change.metric, change.metric)}: {change.outcome}, {change.why}"
         canvas.paragraph(told, indent="    ", first="  ")
