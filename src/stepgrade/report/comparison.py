@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stepgrade.analysis.change import MetricChange, Noise, Shift
+from stepgrade.report.accounts import ACCOUNTS
 from stepgrade.units import MISSING, show_bytes, show_count, show_delta, show_ms, show_rate, show_share
 
 METRICS = {
@@ -11,15 +12,6 @@ METRICS = {
     "wall_coverage": "wall coverage",
     "launches_per_step": "launches per step",
     "peak_memory_bytes": "peak memory",
-}
-_ACCOUNTS = {
-    "compute": "computes",
-    "exposed_communication": "communicates",
-    "exposed_copy": "copies",
-    "idle_input": "waits for input",
-    "idle_host": "waits for the host",
-    "idle_sync": "waits in a sync",
-    "unattributed": "not known",
 }
 _NOISE = {
     "measured": "measured from history",
@@ -57,7 +49,7 @@ def show_noise(noise: Noise | None) -> str:
 
 def name_shift(shift: Shift) -> tuple[str, str]:
     """Return what kind of part changed, and its name."""
-    name = _ACCOUNTS.get(shift.name, shift.name) if shift.kind == "ledger" else shift.name
+    name = ACCOUNTS.get(shift.name, shift.name) if shift.kind == "ledger" else shift.name
     return _KINDS.get(shift.kind, shift.kind), "per step" if shift.kind == "launches" else name
 
 

@@ -11,6 +11,7 @@ from stepgrade.analysis.scorecard import (
     Scorecard,
     Throughput,
 )
+from stepgrade.report.accounts import ACCOUNTS
 from stepgrade.report.names import printable, shortened
 from stepgrade.report.terminal.canvas import Canvas
 from stepgrade.units import (
@@ -33,15 +34,6 @@ HOTSPOTS_SHOWN = 8
 LAYERS_SHOWN = 6
 RANKS_SHOWN = 16
 _MARKS = {"critical": ("!", "bad"), "warning": ("!", "fair"), "info": ("·", "dim")}
-_ACCOUNTS = {
-    "compute": "computes",
-    "exposed_communication": "communicates",
-    "exposed_copy": "copies",
-    "idle_input": "waits for input",
-    "idle_host": "waits for the host",
-    "idle_sync": "waits in a sync",
-    "unattributed": "not known",
-}
 
 
 def draw(card: Scorecard, canvas: Canvas) -> None:
@@ -203,7 +195,7 @@ def _ledger(card: Scorecard, canvas: Canvas) -> None:
     if card.ledger is None or card.ledger.idle_sync is None:
         return
     canvas.heading("What the device does in a step")
-    shares = [(words, getattr(card.ledger, account)) for account, words in _ACCOUNTS.items()]
+    shares = [(words, getattr(card.ledger, account)) for account, words in ACCOUNTS.items()]
     canvas.bars(
         (words, share, _figures(share * (card.step_time_ms or 0.0), share))
         for words, share in shares
