@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import stepgrade as sg
 from stepgrade.analysis.samples import LEAST_STEPS, inflation, marks_of, median_interval, pace_of
 from stepgrade.model import OpTime
-from tests.builders import make_phases, make_profile
+from tests.builders import make_layers, make_phases, make_profile
 
 EVEN = [100.0 + n % 3 for n in range(30)]
 DURATIONS = st.lists(st.floats(min_value=0.0, max_value=1e6), max_size=80)
@@ -133,3 +133,15 @@ def test_phases_add_up_to_the_typical_step(samples_ms: list[float]) -> None:
     assert card.step_time_ms is not None
     told_ms = sum(phase.ms or 0.0 for phase in card.phases.values())
     assert told_ms == pytest.approx(0.9 * card.step_time_ms)
+
+
+@given(st.lists(st.floats(10.0, 1000.0), min_size=1, max_size=40))
+def test_layers_fit_into_the_typical_step(samples_ms: list[float]) -> None:
+    mean_ms, steps = sum(samples_ms) / len(samples_ms), len(samples_ms)
+    layers = make_layers(*((mean_ms * steps * 0.1, mean_ms * steps * 0.2) for _ in range(3)))
+    profile = make_profile(steps=steps, step_ms=mean_ms, layers=layers, samples_ms=tuple(samples_ms))
+    card = sg.score(profile)
+    assert card.step_time_ms is not None
+    assert sum((layer.fwd_ms or 0.0) + (layer.bwd_ms or 0.0) for layer in card.layers) == pytest.approx(
+        0.9 * card.step_time_ms
+    )

@@ -9,6 +9,7 @@ from msgspec import Struct
 from stepgrade.analysis.average import median
 from stepgrade.analysis.limits import Limits
 from stepgrade.analysis.phases import PhaseKind, PhasesOfStep
+from stepgrade.analysis.samples import step_ms_of
 from stepgrade.analysis.scorecard import LayerStep
 from stepgrade.contract import LayerSummary, PerLayerData
 from stepgrade.contract.scorecard import add_up, layer_summary, longest_operation
@@ -47,7 +48,7 @@ def layer_summaries(profile: Profile) -> tuple[LayerSummary, ...]:
 
 def layers_of_step(profile: Profile, slow: tuple[SlowLayer, ...] = ()) -> tuple[LayerStep, ...]:
     """Return the layers of one step, the slow ones marked; nothing when the number of steps is not known."""
-    steps = profile.steps
+    steps = _typical_steps(profile)
     if not steps:
         return ()
     return tuple(
@@ -65,6 +66,14 @@ def layers_of_step(profile: Profile, slow: tuple[SlowLayer, ...] = ()) -> tuple[
         )
         for layer in profile.layers
     )
+
+
+def _typical_steps(profile: Profile) -> float | None:
+    """Return how many steps of the typical length the time of all makes: so layers fit into the phases."""
+    typical_ms = step_ms_of(profile)
+    if not (profile.steps and profile.step_ms and typical_ms):
+        return profile.steps
+    return profile.steps * profile.step_ms / typical_ms
 
 
 def _ratio(layer: LayerTime) -> float | None:
@@ -96,7 +105,7 @@ def slow_layers(profile: Profile, limits: Limits) -> tuple[SlowLayer, ...]:
     return tuple(sorted(found, key=lambda slow: slow.median_ms - slow.total_ms))
 
 
-def _divided(total_ms: float | None, steps: int) -> float | None:
+def _divided(total_ms: float | None, steps: float) -> float | None:
     return None if total_ms is None else total_ms / steps
 
 
