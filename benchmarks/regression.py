@@ -23,11 +23,11 @@ import numpy as np
 from simulated import Floats, Machine
 
 import stepgrade as sg
-from stepgrade.analysis.samples import median_interval
 from stepgrade.compare.changes import change_points
 from stepgrade.compare.verdict import Sensitivity, changes_of
 from stepgrade.contract.scorecard import step_time_regression
 from stepgrade.model import Baseline, Profile, Source
+from stepgrade.scoring.samples import median_interval
 from stepgrade.store import NewRun, open_history
 
 ROOT = Path(__file__).resolve().parent.parent

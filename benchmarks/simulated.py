@@ -38,7 +38,7 @@ class Machine:
         """Return one run with what a comparison needs."""
         samples = self.samples(steps, slower=slower)
         ordered = tuple(float(ms) for ms in samples)
-        from stepgrade.analysis.samples import pace_of  # noqa: PLC0415  keeps this file's imports few
+        from stepgrade.scoring.samples import pace_of  # noqa: PLC0415  keeps this file's imports few
 
         pace = pace_of(ordered)
         return Baseline(name="run", step_ms=pace.median_ms if pace else None, samples_ms=ordered)

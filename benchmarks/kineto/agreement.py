@@ -21,14 +21,14 @@ import numpy as np
 from generate import DEFAULT_SAMPLE
 from peers import PEERS, install
 
-from stepgrade.analysis.trace import analyse_trace
-from stepgrade.analysis.trace import intervals as iv
-from stepgrade.analysis.trace.facts import TraceFacts
-from stepgrade.analysis.trace.timeline import Timeline, is_communication, lay_out
-from stepgrade.analysis.trace.vocabulary import Mask
 from stepgrade.errors import StepgradeError
 from stepgrade.model.events import DeviceEvent
+from stepgrade.naming.torch_names import Mask
 from stepgrade.readers.kineto import read_traces
+from stepgrade.trace import analyse_trace
+from stepgrade.trace import intervals as iv
+from stepgrade.trace.facts import TraceFacts
+from stepgrade.trace.timeline import Timeline, is_communication, lay_out
 
 _POINT = 0.01
 _HTA = """

@@ -10,53 +10,83 @@ from stepgrade._version import __version__
 
 TYPE_CHECKING = False  # as type checkers read it; importing typing would double the time of --version
 if TYPE_CHECKING:
-    from stepgrade.api import (
-        ParityReport,
-        Scorecard,
-        convert,
-        inspect,
-        load,
-        load_baseline,
-        parity,
-        render,
-        score,
-    )
+    from stepgrade.compare.parity import ParityReport, parity
+    from stepgrade.diagnosis.settings import Settings, load_settings
     from stepgrade.errors import StepgradeError
-    from stepgrade.model import Profile
+    from stepgrade.gating.run import gate
+    from stepgrade.grading import score
+    from stepgrade.hardware.answers import devices, estimate
+    from stepgrade.hardware.setup import Setup
+    from stepgrade.model import Baseline, Profile
+    from stepgrade.model.comparison import GateReport
+    from stepgrade.model.scorecard import Scorecard
+    from stepgrade.readers.load import load, load_baseline
     from stepgrade.record import Recorder, watch
+    from stepgrade.report import render
+    from stepgrade.report.step_profile import convert
+    from stepgrade.scoring.inspection import inspect
+    from stepgrade.store.history import open_history as history
+
+# Where each public name lives: it is imported when first asked for, `stepgrade --version` needs none of it.
+_HOMES = {
+    "Baseline": "model",
+    "GateReport": "model.comparison",
+    "ParityReport": "compare.parity",
+    "Profile": "model",
+    "Recorder": "record",
+    "Scorecard": "model.scorecard",
+    "Settings": "diagnosis.settings",
+    "Setup": "hardware.setup",
+    "StepgradeError": "errors",
+    "convert": "report.step_profile",
+    "devices": "hardware.answers",
+    "estimate": "hardware.answers",
+    "gate": "gating.run",
+    "history": "store.history",
+    "inspect": "scoring.inspection",
+    "load": "readers.load",
+    "load_baseline": "readers.load",
+    "load_settings": "diagnosis.settings",
+    "parity": "compare.parity",
+    "render": "report",
+    "score": "grading",
+    "watch": "record",
+}
+_NAMED_OTHERWISE = {"history": "open_history"}
 
 __all__ = [
+    "Baseline",
+    "GateReport",
     "ParityReport",
     "Profile",
     "Recorder",
     "Scorecard",
+    "Settings",
+    "Setup",
     "StepgradeError",
     "__version__",
     "convert",
+    "devices",
+    "estimate",
+    "gate",
+    "history",
     "inspect",
     "load",
     "load_baseline",
+    "load_settings",
     "parity",
     "render",
     "score",
     "watch",
 ]
 
-_HOMES = {
-    "Profile": "stepgrade.model",
-    "Recorder": "stepgrade.record",
-    "StepgradeError": "stepgrade.errors",
-    "watch": "stepgrade.record",
-}
-
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for when it is asked for: `stepgrade --version` needs none of it."""
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module 'stepgrade' has no attribute {name!r}")
-    from importlib import import_module  # noqa: PLC0415
+    from importlib import import_module  # noqa: PLC0415  as little as --version needs
 
-    return getattr(import_module(_HOMES.get(name, "stepgrade.api")), name)
+    return getattr(import_module(f"stepgrade.{_HOMES[name]}"), _NAMED_OTHERWISE.get(name, name))
 
 
 def __dir__() -> list[str]:

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 import stepgrade as sg
-from stepgrade.analysis.trace.summary import profile_of_traces
 from stepgrade.contract import StepProfilerInput
 from stepgrade.model.events import Trace
 from stepgrade.readers.kineto import read_traces
+from stepgrade.trace.summary import profile_of_traces
 from tests.conftest import ROOT, Ran
 
 Run = Callable[..., Ran]

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import stepgrade as sg
-from stepgrade import api
+from stepgrade.compare.matrix import compare_all
 from stepgrade.model import Profile
 from tests.builders import make_ops, make_profile
 from tests.conftest import Ran
@@ -144,7 +144,7 @@ def files(tmp_path: Path) -> list[Path]:
 
 
 def test_more_than_two_make_a_matrix(files: list[Path], stepgrade: Callable[..., Ran]) -> None:
-    matrix = api.parity_matrix(*(sg.load(path) for path in files))
+    matrix = compare_all(tuple(sg.load(path) for path in files))
     for row in range(3):
         assert matrix.time_ratios[row][row] == pytest.approx(1.0)
         for column in range(3):

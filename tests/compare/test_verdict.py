@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepgrade.analysis.change import Noise
 from stepgrade.compare.effect import Side, effect_of, noise_of, without_accidents
 from stepgrade.compare.parts import changed_parts, not_by_luck, shifts_of
 from stepgrade.compare.student import critical, two_sided
 from stepgrade.compare.verdict import Sensitivity, changes_of
 from stepgrade.model import Baseline
+from stepgrade.model.comparison import Noise
 
 CHANCE = random.Random(3)
 

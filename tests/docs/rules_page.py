@@ -5,15 +5,15 @@ from __future__ import annotations
 from itertools import groupby
 from typing import get_type_hints
 
-from stepgrade.analysis.limits import Limits
-from stepgrade.analysis.rules import RULES
-from stepgrade.analysis.rules.base import Rule
+from stepgrade.config.limits import Limits
+from stepgrade.diagnosis.rules import RULES
+from stepgrade.diagnosis.rules.base import Rule
 
 INTRO = """\
 # Rules
 
 What `stepgrade score` looks for, with a page for each area. These pages are written from the rules in
-`src/stepgrade/analysis/rules/`; a test keeps them alike.
+`src/stepgrade/diagnosis/rules/`; a test keeps them alike.
 
 A rule is one question asked of the facts. What it finds has a claim, the numbers behind it, a severity, what to
 do, how to see that it worked, and what it is worth: at most what the ledger holds in the accounts named under

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import stepgrade.hardware
 from stepgrade.errors import UnknownDevice
-from stepgrade.hardware.catalogue import devices, find_device, fold, keys_called, part_of, parts
+from stepgrade.hardware.catalogue import all_devices, find_device, fold, keys_called, part_of, parts
 from stepgrade.hardware.compute_units import COMPUTE_UNITS, MEMORY_VARIANTS_GB, PART_COMPUTE_UNITS
 from stepgrade.hardware.identify import BYTES_PER_GIB, Sighting, identify
 
@@ -23,9 +23,9 @@ SHARED = Path(__file__).parents[2].parent / "shared" / "hardware" / "accelerator
 def test_every_row_and_every_figure_is_there() -> None:
     with TABLE.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(devices()) == len(rows) == 158
+    assert len(all_devices()) == len(rows) == 158
     for row in rows:
-        device = devices()[row["key"]]
+        device = all_devices()[row["key"]]
         assert device.name == row["name"]
         assert device.peak_bw_gb_s == float(row["peak_bw_gb_s"])
         for dtype in ("fp32", "tf32", "fp16", "bf16", "fp8"):
@@ -49,7 +49,7 @@ def test_the_table_is_the_shared_one() -> None:
 
 
 def test_figures_are_dense_and_make_sense() -> None:
-    for device in devices().values():
+    for device in all_devices().values():
         assert all(peak > 0 for peak in device.peak_tflops.values())
         assert device.peak_bw_gb_s is not None
         assert 10 < device.peak_bw_gb_s < 10_000
@@ -58,12 +58,12 @@ def test_figures_are_dense_and_make_sense() -> None:
 
 
 def test_every_key_finds_itself() -> None:
-    for key in (*devices(), *parts()):
+    for key in (*all_devices(), *parts()):
         assert find_device(key).key == key
 
 
 def test_every_alias_finds_its_device_or_says_which_it_could_be() -> None:
-    for device in devices().values():
+    for device in all_devices().values():
         for alias in device.aliases:
             assert device.key in keys_called(alias)
 
@@ -169,15 +169,15 @@ def test_a_part_has_its_share_of_the_whole() -> None:
 
 
 def test_the_tables_of_units_name_devices_that_exist() -> None:
-    assert set(COMPUTE_UNITS) <= set(devices())
+    assert set(COMPUTE_UNITS) <= set(all_devices())
     assert set(PART_COMPUTE_UNITS) <= set(parts())
-    assert set(MEMORY_VARIANTS_GB) <= set(devices())
+    assert set(MEMORY_VARIANTS_GB) <= set(all_devices())
 
 
 def test_compute_units_fit_the_peaks() -> None:
     """A wrong count would mean a clock that no such card has."""
     for key, units in COMPUTE_UNITS.items():
-        device = devices()[key]
+        device = all_devices()[key]
         if device.vendor == "NVIDIA":
             lanes = 64 if device.arch in ("sm_60", "sm_70", "sm_75", "sm_80") else 128
             clock_ghz = device.peak_tflops["fp32"] * 1e3 / (units * lanes * 2)
@@ -191,12 +191,12 @@ def test_any_name_is_found_or_refused(name: Any) -> None:
     except UnknownDevice:
         return
     assert fold(name)
-    assert device.key in devices() or device.key in parts()
+    assert device.key in all_devices() or device.key in parts()
 
 
 @given(st.sampled_from(sorted(COMPUTE_UNITS)), st.floats(0.93, 1.0))
 def test_every_device_with_its_own_memory_is_itself_or_ambiguous(key: Any, share: Any) -> None:
-    device = devices()[key]
+    device = all_devices()[key]
     for alias in device.aliases:
         if alias.startswith("("):
             continue

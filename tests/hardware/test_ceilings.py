@@ -21,7 +21,7 @@ from stepgrade.hardware.ceilings import (
 from stepgrade.hardware.cost.plan import Parallelism, Plan
 from stepgrade.hardware.device_file import read_device
 from stepgrade.hardware.efficiency import utilisation, why_above_one
-from stepgrade.hardware.estimate import estimate, model_costs
+from stepgrade.hardware.estimate import estimate_plan, model_costs
 from stepgrade.hardware.measured import Measurement, Rate
 from stepgrade.hardware.models.config import model_from_config
 from stepgrade.hardware.setup import Setup, expect
@@ -41,7 +41,7 @@ MEASURED = Measurement(
 
 def estimated(config: Any, plan: Any, key: Any, tok_s: Any = None, **figures: Any) -> Any:
     shape = model_from_config(json.dumps(config))
-    return estimate(Figures(device=find_device(key), **figures), model_costs(shape, plan), plan, tok_s)
+    return estimate_plan(Figures(device=find_device(key), **figures), model_costs(shape, plan), plan, tok_s)
 
 
 def test_data_sheet_and_achievable_side_by_side() -> None:

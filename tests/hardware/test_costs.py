@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepgrade.errors import BadOption
-from stepgrade.hardware.catalogue import devices, find_device
+from stepgrade.hardware.catalogue import all_devices, find_device
 from stepgrade.hardware.ceilings import Figures, ceilings, lowest
 from stepgrade.hardware.cost.conventions import CONVENTIONS, find_convention
 from stepgrade.hardware.cost.flops import attended_span, count, flops_per_token
 from stepgrade.hardware.cost.links import link_traffic
 from stepgrade.hardware.cost.plan import Parallelism, Plan, find_dtype
 from stepgrade.hardware.cost.traffic import traffic_per_token
-from stepgrade.hardware.estimate import estimate, model_costs
+from stepgrade.hardware.estimate import estimate_plan, model_costs
 from stepgrade.hardware.models.config import model_from_config
 from stepgrade.hardware.models.shape import ModelShape
 from tests.hardware import model_configs as configs
@@ -90,7 +90,7 @@ def shape_of(config: Any) -> ModelShape:
 def test_worked_examples(name: Any) -> None:
     config, device, plan, expected = WORKED[name]
     costs = model_costs(shape_of(config), plan)
-    found = estimate(Figures(device=find_device(device)), costs, plan)
+    found = estimate_plan(Figures(device=find_device(device)), costs, plan)
     roofs = {limit.kind: limit.tok_s for limit in found.ceilings if limit.basis == "data_sheet"}
     got = (
         costs.flops.model / 1e9,
@@ -208,12 +208,12 @@ def test_causal_exact_is_never_above_palm(shape: Any, plan: Any) -> None:
     assert exact <= flops_per_token(counts, plan, CONVENTIONS["palm"]).model
 
 
-@given(shapes, plans, st.sampled_from(sorted(devices())))
+@given(shapes, plans, st.sampled_from(sorted(all_devices())))
 @settings(max_examples=200)
 def test_roofs_are_positive_and_follow_the_device(shape: Any, plan: Any, key: Any) -> None:
     device = find_device(key)
     costs = model_costs(shape, plan)
-    found = estimate(Figures(device=device), costs, plan)
+    found = estimate_plan(Figures(device=device), costs, plan)
     assert all(limit.tok_s > 0 for limit in found.ceilings)
     twice = ceilings(Figures(peak_bw_gb_s=2 * (device.peak_bw_gb_s or 1)), costs.per_token, plan.dtype)
     memory = [limit for limit in found.ceilings if limit.kind == "memory"]
@@ -225,7 +225,7 @@ def test_roofs_are_positive_and_follow_the_device(shape: Any, plan: Any, key: An
 def test_the_crossing_point_is_where_the_roofs_meet(shape: Any, plan: Any, key: Any) -> None:
     figures = Figures(device=find_device(key))
     plan = changed(plan, dtype="bf16")
-    found = estimate(figures, model_costs(shape, plan), plan)
+    found = estimate_plan(figures, model_costs(shape, plan), plan)
     if found.crossing_tokens is None:
         return
     scale = plan.tokens / found.crossing_tokens

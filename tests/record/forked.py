@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed.fsdp", "stepgrade.cli.record", "stepgrade.api"])
+_CONTEXT.set_forkserver_preload(
+    ["torch", "torch.distributed.fsdp", "stepgrade.cli.record", "stepgrade.grading"]
+)
 TIMEOUT_SECONDS = 120
 
 

@@ -15,9 +15,9 @@ import pytest
 
 import stepgrade as sg
 from stepgrade.errors import BadHistory, NotMeasured
+from stepgrade.gating.baselines import branch_of, earlier_runs
 from stepgrade.model import Fingerprint
 from stepgrade.store import History, NewRun, Selection, open_history
-from stepgrade.store.baselines import branch_of, earlier_runs
 from stepgrade.store.migrations import MIGRATIONS
 from stepgrade.store.trend import trend_of
 from tests.builders import make_profile

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from argparse import Namespace
 
-from stepgrade import api
-from stepgrade.analysis.limits_file import Settings
 from stepgrade.cli.parser import Parser
 from stepgrade.config import DEFAULT_PATH, Config, load_config
+from stepgrade.diagnosis import settings
+from stepgrade.diagnosis.settings import Settings
 
 
 def add_config_option(parser: Parser, *names: str) -> None:
@@ -32,4 +32,4 @@ def config_from(args: Namespace) -> Config | None:
 def settings_from(args: Namespace) -> Settings | None:
     """Return the file's limits and ignored rules; None when there is none."""
     config = config_from(args)
-    return None if config is None else api.settings_from(config, args.config or DEFAULT_PATH)
+    return None if config is None else settings.settings_from(config, args.config or DEFAULT_PATH)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from stepgrade import api
 from stepgrade.cli import output
 from stepgrade.cli.parser import Parser, add_input_options, add_output_file
 from stepgrade.cli.sources import add_sources, load_run
 from stepgrade.errors import EXIT_OK
+from stepgrade.report.step_profile import convert
 
 
 def add_options(parser: Parser) -> None:
@@ -25,5 +25,5 @@ def add_options(parser: Parser) -> None:
 
 def run(args: Namespace) -> int:
     """Write the step profile."""
-    output.write(api.convert(load_run(args)), args.output)
+    output.write(convert(load_run(args)), args.output)
     return EXIT_OK

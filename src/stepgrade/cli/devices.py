@@ -15,7 +15,7 @@ from argparse import Namespace
 from stepgrade.cli import output
 from stepgrade.cli.parser import Parser, add_output_options
 from stepgrade.errors import EXIT_OK, BadOption
-from stepgrade.hardware.answers import device_facts, list_devices
+from stepgrade.hardware.answers import device_facts, devices
 from stepgrade.report.types import Result
 
 
@@ -53,7 +53,7 @@ def _result(args: Namespace) -> Result:
         from stepgrade.hardware.measure import measure_here  # noqa: PLC0415  only when asked for
 
         return measure_here(_progress, args.state)
-    return device_facts(args.name, args.state) if args.name is not None else list_devices(args.filter)
+    return device_facts(args.name, args.state) if args.name is not None else devices(args.filter)
 
 
 def _progress(what: str) -> None:

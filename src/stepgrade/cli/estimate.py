@@ -16,7 +16,7 @@ from stepgrade.cli import output
 from stepgrade.cli.parser import Parser, add_output_options
 from stepgrade.cli.run_options import add_hardware_options, add_run_options, setup_from
 from stepgrade.errors import EXIT_OK
-from stepgrade.hardware.answers import estimate_run
+from stepgrade.hardware.answers import estimate
 
 
 def add_options(parser: Parser) -> None:
@@ -36,5 +36,5 @@ def add_options(parser: Parser) -> None:
 
 def run(args: Namespace) -> int:
     """Print the estimate."""
-    output.write_result(estimate_run(setup_from(args), args.tok_s), args)
+    output.write_result(estimate(setup_from(args), throughput_tok_s=args.tok_s), args)
     return EXIT_OK

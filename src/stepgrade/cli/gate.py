@@ -18,7 +18,6 @@ from argparse import Namespace
 
 import msgspec
 
-from stepgrade import api
 from stepgrade.cli import output
 from stepgrade.cli.config import add_config_option, config_from
 from stepgrade.cli.history_options import add_keeping_options, add_place_option, keep
@@ -26,10 +25,14 @@ from stepgrade.cli.parser import Parser, add_input_options, add_output_file
 from stepgrade.cli.run_options import add_hardware_options, add_run_options, setup_from
 from stepgrade.cli.sources import add_sources, load_run
 from stepgrade.cli.streams import complain
-from stepgrade.compare.budgets import GateReport
 from stepgrade.config import DEFAULT_PATH, Config
+from stepgrade.diagnosis.settings import settings_from
 from stepgrade.errors import BadOption
+from stepgrade.gating.run import gate
+from stepgrade.grading import score
 from stepgrade.model import Profile
+from stepgrade.model.comparison import GateReport
+from stepgrade.readers.load import load, load_baseline
 from stepgrade.report.gate import FORMATS, render_gate
 from stepgrade.report.types import Page
 
@@ -68,12 +71,12 @@ def run(args: Namespace) -> int:
     """Print the gate's answer and return its exit code."""
     found = config_from(args) or Config()
     config = _with_options(found, args)
-    setup, settings = setup_from(args), api.settings_from(found, args.config or DEFAULT_PATH)
+    setup, settings = setup_from(args), settings_from(found, args.config or DEFAULT_PATH)
     question = {"throughput_tok_s": args.throughput_tok_s, "tokens_per_step": args.tokens_per_step}
     runs = [load_run(args), *(_load(source, args) for source in args.repeat)]
-    report = api.gate(
+    report = gate(
         runs,
-        baselines=[api.load_baseline(name, max_bytes=args.max_bytes) for name in args.baseline],
+        baselines=[load_baseline(name, max_bytes=args.max_bytes) for name in args.baseline],
         against=args.against,
         history=args.history,
         config=config,
@@ -85,7 +88,7 @@ def run(args: Namespace) -> int:
     _write(report, args)
     if args.save:
         for profile in runs:
-            keep(api.score(profile, setup=setup, settings=settings, **question), args)
+            keep(score(profile, setup=setup, settings=settings, **question), args)
     return report.exit_code
 
 
@@ -113,7 +116,7 @@ def _with_options(config: Config, args: Namespace) -> Config:
 
 
 def _load(source: str, args: Namespace) -> Profile:
-    return api.load(source, input_format=args.input_format, steps=args.steps, max_bytes=args.max_bytes)
+    return load(source, input_format=args.input_format, steps=args.steps, max_bytes=args.max_bytes)
 
 
 def _add_output(parser: Parser) -> None:

@@ -19,7 +19,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from stepgrade import api
 from stepgrade.cli import output
 from stepgrade.cli.config import add_config_option, settings_from
 from stepgrade.cli.history_options import add_origin_options, add_place_option, keep, label
@@ -28,6 +27,7 @@ from stepgrade.cli.run_options import add_hardware_options, add_run_options, set
 from stepgrade.cli.sources import add_sources, load_run
 from stepgrade.compare.fingerprint import allowed_fields
 from stepgrade.errors import EXIT_OK, BadOption
+from stepgrade.grading import score
 from stepgrade.report.history import FORMATS, render_runs, render_trend
 from stepgrade.report.names import json_text
 from stepgrade.store import Selection, open_history
@@ -50,7 +50,7 @@ def run(args: Namespace) -> int:
 
 def _add(args: Namespace) -> None:
     profile = load_run(args)
-    card = api.score(
+    card = score(
         profile,
         setup=setup_from(args),
         settings=settings_from(args),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from argparse import Namespace
 
-from stepgrade.analysis import Scorecard
 from stepgrade.cli.parser import Parser
 from stepgrade.cli.streams import complain
+from stepgrade.model.scorecard import Scorecard
 
 
 def add_place_option(parser: Parser) -> None:

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from stepgrade import api
 from stepgrade.cli import output
 from stepgrade.cli.parser import Parser, add_input_options, add_output_options
 from stepgrade.cli.sources import add_sources, load_run
 from stepgrade.errors import EXIT_NOT_MEASURED, EXIT_OK
+from stepgrade.scoring.inspection import inspect
 
 
 def add_options(parser: Parser) -> None:
@@ -29,6 +29,6 @@ def add_options(parser: Parser) -> None:
 
 def run(args: Namespace) -> int:
     """Print the contents; 3 when nothing was measured."""
-    inspection = api.inspect(load_run(args))
+    inspection = inspect(load_run(args))
     output.write_result(inspection, args)
     return EXIT_OK if inspection.fit else EXIT_NOT_MEASURED

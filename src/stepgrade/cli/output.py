@@ -22,7 +22,8 @@ def write_result(result: Result, args: Namespace) -> None:
     """Render a result for where it will be read, and write it there."""
     if args.format == "html" and args.output is None and _is_terminal():
         raise BadOption("an HTML page is for a browser", hint="name a file with -o report.html")
-    write(report.render(result, args.format, page_for(args.output, args.color)), args.output)
+    page = page_for(args.output, args.color)
+    write(report.render(result, to=args.format, width=page.width, color=page.color), args.output)
 
 
 def page_for(output: str | None, color: str) -> Page:

@@ -15,12 +15,12 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 
-from stepgrade import api
-from stepgrade.cli import output
+from stepgrade.cli import contract_v1, output
 from stepgrade.cli.parser import Parser, add_contract_option, add_input_options, add_output_options
-from stepgrade.compare.matrix import judge
-from stepgrade.compare.parity import ParityReport
+from stepgrade.compare.matrix import compare_all, judge
+from stepgrade.compare.parity import ParityReport, parity
 from stepgrade.errors import EXIT_OK, BadOption
+from stepgrade.readers.load import load
 
 
 def add_options(parser: Parser) -> None:
@@ -40,20 +40,20 @@ def run(args: Namespace) -> int:
     if args.contract == "v1":
         if len(args.theirs) != 1 or args.require is not None:
             raise BadOption("contract v1 compares two files, and requires nothing")
-        comparison = api.parity_v1(args.ours, args.theirs[0], max_bytes=args.max_bytes)
-        output.write_raw(api.render_v1(comparison, to=args.format), args.output)
+        comparison = contract_v1.parity_v1(args.ours, args.theirs[0], max_bytes=args.max_bytes)
+        output.write_raw(contract_v1.render_v1(comparison, to=args.format), args.output)
         return EXIT_OK
     if args.require is not None and not args.require > 0.0:
         raise BadOption(f"must be above 0, not {args.require:g}", where="--require")
     profiles = [
-        api.load(source, input_format=args.input_format, max_bytes=args.max_bytes)
+        load(source, input_format=args.input_format, max_bytes=args.max_bytes)
         for source in (args.ours, *args.theirs)
     ]
     if len(profiles) == 2:
-        report = api.parity(*profiles)
+        report = parity(*profiles)
         output.write_result(report, args)
         return _judged((report,), args.require)
-    matrix = api.parity_matrix(*profiles)
+    matrix = compare_all(tuple(profiles))
     output.write_result(matrix, args)
     return _judged(matrix.first_against, args.require)
 

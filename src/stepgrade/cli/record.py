@@ -19,12 +19,13 @@ import traceback
 from argparse import Namespace
 from types import TracebackType
 
-from stepgrade import api
 from stepgrade.cli import output
 from stepgrade.cli.parser import Parser
 from stepgrade.cli.progress import step_line
 from stepgrade.cli.run_options import add_hardware_options, add_run_options, setup_from
 from stepgrade.errors import EXIT_GATE, BadOption, StepgradeError
+from stepgrade.grading import score
+from stepgrade.readers.load import load
 from stepgrade.record import script
 
 
@@ -70,7 +71,7 @@ def run(args: Namespace) -> int:
     if recorder.has_profile and not args.quiet and recorder.rank == 0:
         print(f"stepgrade: recorded {recorder.steps} steps in {recorder.path}", file=sys.stderr)  # noqa: T201
         args.output, args.format = None, "terminal"
-        output.write_result(api.score(api.load(os.fspath(recorder.path)), setup=setup), args)
+        output.write_result(score(load(os.fspath(recorder.path)), setup=setup), args)
     return code
 
 

@@ -17,17 +17,19 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Sequence
 
-from stepgrade import api
-from stepgrade.cli import output
+from stepgrade.cli import contract_v1, output
 from stepgrade.cli.config import add_config_option, settings_from
 from stepgrade.cli.history_options import add_keeping_options, add_place_option, keep
 from stepgrade.cli.parser import Parser, add_contract_option, add_input_options, add_output_options
 from stepgrade.cli.run_options import add_hardware_options, add_run_options, setup_from
 from stepgrade.cli.sources import add_sources, load_run, only_source
 from stepgrade.cli.streams import complain
-from stepgrade.compare.gate import Condition, check_conditions, decide, parse_condition
 from stepgrade.contract import TrainingScorecard
 from stepgrade.errors import BadOption
+from stepgrade.gating.fail_on import Condition, check_conditions, decide, parse_condition
+from stepgrade.grading import score
+from stepgrade.model.scorecard import Scorecard
+from stepgrade.readers.load import load_baseline
 
 _QUESTION = ("throughput_tok_s", "tokens_per_step")
 _FIGURES = ("device", "peak_bw_gb_s", "bytes_per_token")
@@ -84,15 +86,15 @@ def run(args: Namespace) -> int:
         if args.input_format is not None:
             raise BadOption("contract v1 reads step profiles only", hint="leave --input-format out")
         figures = {name: getattr(args, name) for name in _FIGURES}
-        card_v1 = api.score_v1(
+        card_v1 = contract_v1.score_v1(
             only_source(args), baseline=args.baseline, max_bytes=args.max_bytes, **question, **figures
         )
-        output.write_raw(api.render_v1(card_v1, to=args.format), args.output)
+        output.write_raw(contract_v1.render_v1(card_v1, to=args.format), args.output)
         return _gate(card_v1, conditions, comparable=args.baseline is not None)
     setup = setup_from(args)
     profile = load_run(args)
-    before = api.load_baseline(args.baseline, max_bytes=args.max_bytes) if args.baseline is not None else None
-    card = api.score(
+    before = load_baseline(args.baseline, max_bytes=args.max_bytes) if args.baseline is not None else None
+    card = score(
         profile,
         baseline=before,
         setup=setup,
@@ -106,9 +108,7 @@ def run(args: Namespace) -> int:
     return _gate(card, conditions, comparable=bool(card.compared))
 
 
-def _gate(
-    card: api.Scorecard | TrainingScorecard, conditions: Sequence[Condition], *, comparable: bool
-) -> int:
+def _gate(card: Scorecard | TrainingScorecard, conditions: Sequence[Condition], *, comparable: bool) -> int:
     decision = decide(card.grade, card.regressions, conditions, comparable=comparable)
     for reason in decision.reasons:
         complain(f"gate: {reason}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import re
 
-from stepgrade import api
 from stepgrade.cli.parser import Parser
 from stepgrade.cli.progress import progress_line
 from stepgrade.errors import BadOption
 from stepgrade.model import Profile
+from stepgrade.readers.load import load
 
 
 def add_sources(parser: Parser) -> None:
@@ -23,7 +23,7 @@ def add_sources(parser: Parser) -> None:
 def load_run(args: argparse.Namespace) -> Profile:
     """Read the run that the command line names, with a progress line when it takes long."""
     with progress_line() as progress:
-        return api.load(
+        return load(
             *args.sources,
             input_format=args.input_format,
             steps=args.steps,

@@ -7,10 +7,10 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from stepgrade.analysis.operations import total_by_operation
-from stepgrade.analysis.roles import class_of, direction_of, role_of
 from stepgrade.model import Profile
 from stepgrade.model.activity import PartTime
+from stepgrade.naming.roles import class_of, direction_of, role_of
+from stepgrade.scoring.operations import total_by_operation
 
 Key: TypeAlias = tuple[str | None, ...]
 Level: TypeAlias = Callable[[PartTime], Key]

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from stepgrade.analysis.average import mean
-from stepgrade.analysis.change import Noise
-from stepgrade.analysis.samples import spread_of
 from stepgrade.compare.student import critical, two_sided
+from stepgrade.model.comparison import Noise
+from stepgrade.scoring.samples import spread_of
+from stepgrade.statistics import mean
 
 # Identical runs before their spread is called measured.
 LEAST_RUNS = 5

@@ -6,38 +6,11 @@ from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
-from stepgrade.analysis import Question
 from stepgrade.errors import BadOption
-from stepgrade.model import Fingerprint, Profile, Recorded
+from stepgrade.model import Fingerprint
 
 ALL = "all"
 FIELDS = Fingerprint.__struct_fields__
-
-
-def fingerprint_of(profile: Profile, question: Question) -> Fingerprint:
-    """Return the circumstances of a run, from the profile and from what the user said of it."""
-    against, recorded = question.against, profile.recorded or Recorded()
-    return Fingerprint(
-        device=_device(profile, question),
-        devices=against.devices if against.devices > 1 else None,
-        model=against.model or recorded.model,
-        batch=against.batch or recorded.batch,
-        seq=against.seq,
-        tokens_per_step=question.tokens_per_step or profile.tokens_per_step,
-        precision=against.dtype if against.model else profile.matmul_dtype or recorded.precision,
-        world_size=profile.world_size,
-        versions=recorded.versions,
-        profiler=_profiler(profile),
-    )
-
-
-def _device(profile: Profile, question: Question) -> str | None:
-    """Return where it ran: the catalogue's name, else the source's own word."""
-    if question.against.device is not None:
-        return question.against.device.key
-    if profile.device is not None:
-        return profile.device.name
-    return profile.recorded.processor if profile.recorded else None
 
 
 def allowed_fields(texts: Sequence[str]) -> frozenset[str]:
@@ -84,10 +57,3 @@ def _told(now: Fingerprint, before: Fingerprint) -> Iterator[tuple[str, object, 
             yield from ((f"versions of {part}", here[part], there[part]) for part in both)
         elif here is not None and there is not None:
             yield name, here, there
-
-
-def _profiler(profile: Profile) -> str | None:
-    """Return who measured and what was recorded: shapes and stacks cost time."""
-    settings = profile.recorded.settings if profile.recorded else ()
-    name = profile.source.producer or profile.source.format
-    return f"{name} with {', '.join(settings)}" if settings else name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from stepgrade.compare.parity import ParityReport, compare_profiles, runtime_of
+from stepgrade.compare.parity import ParityReport, parity, runtime_of
 from stepgrade.errors import EXIT_GATE, EXIT_NOT_MEASURED, EXIT_OK
 from stepgrade.model import Profile
 from stepgrade.units import show_ratio
@@ -28,7 +28,7 @@ class ParityMatrix(Struct, frozen=True, kw_only=True):
 
 def compare_all(profiles: tuple[Profile, ...]) -> ParityMatrix:
     """Compare every profile with every other; raise NotMeasured when one has no operations."""
-    reports = [[compare_profiles(row, column) for column in profiles] for row in profiles]
+    reports = [[parity(row, column) for column in profiles] for row in profiles]
     return ParityMatrix(
         runtimes=_told_apart([runtime_of(profile) for profile in profiles]),
         time_ratios=tuple(tuple(report.time_ratio for report in row) for row in reports),

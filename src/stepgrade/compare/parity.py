@@ -7,7 +7,6 @@ import re
 import msgspec
 from msgspec import Struct
 
-from stepgrade.analysis.operations import total_by_operation
 from stepgrade.compare.canonical import CanonicalGap, Matched, match, parts_of
 from stepgrade.compare.decompose import Decomposition, decompose
 from stepgrade.contract import ParityGap
@@ -15,6 +14,7 @@ from stepgrade.contract.parity import GAPS_SHOWN, PARITY_RATIO
 from stepgrade.contract.scorecard import add_up
 from stepgrade.errors import NotMeasured
 from stepgrade.model import Profile
+from stepgrade.scoring.operations import total_by_operation
 from stepgrade.units import show_ratio, show_share
 
 # An operation below this share of the matched time does not decide about parity.
@@ -64,8 +64,18 @@ class ParityReport(Struct, frozen=True, kw_only=True):
         """Return the comparison as JSON, a superset of contract v1's."""
         return msgspec.json.encode(self).decode()
 
+    def _repr_markdown_(self) -> str:
+        from stepgrade.report import render  # noqa: PLC0415  only a notebook asks; report is above this room
 
-def compare_profiles(ours: Profile, theirs: Profile) -> ParityReport:
+        return render(self, to="markdown")
+
+    def _repr_html_(self) -> str | None:
+        from stepgrade.report.html import card_for_notebooks  # noqa: PLC0415  as above
+
+        return card_for_notebooks(self)
+
+
+def parity(ours: Profile, theirs: Profile) -> ParityReport:
     """Compare two profiles; raise NotMeasured when one has no operations."""
     scale = _tokens_scale(ours, theirs)
     our_ops, their_ops = _ops_of_step(ours), _ops_of_step(theirs, scale)

@@ -11,25 +11,17 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
-from stepgrade.analysis.change import MetricChange, Shift
-from stepgrade.analysis.samples import LEAST_PART_SHARE, Pace, pace_of
 from stepgrade.compare.effect import LEAST_RUNS, Side
 from stepgrade.compare.step_change import FROM_TIMELINE, NO_PHASE, in_no_phase_ms
 from stepgrade.compare.verdict import Metric, Sensitivity, change_of
 from stepgrade.model import Baseline
+from stepgrade.model.comparison import PartChange, Shift
+from stepgrade.scoring.samples import LEAST_PART_SHARE, Pace, pace_of
 
 FALSE_SHARE = 0.01
 SHIFTS_SHOWN = 4
 _NOTHING_MS = 1e-9
 _COMMUNICATION = "exposed_communication"
-
-
-class PartChange(Struct, frozen=True, kw_only=True):
-    """One operation, layer or phase that changed beyond its own noise."""
-
-    kind: str
-    name: str
-    change: MetricChange
 
 
 class _Kind(Struct, frozen=True, kw_only=True):

@@ -7,13 +7,13 @@ from collections.abc import Collection
 import msgspec
 from msgspec.structs import asdict
 
-from stepgrade.analysis import Scorecard
-from stepgrade.analysis.change import MetricChange, Shift
 from stepgrade.compare.fingerprint import differences
 from stepgrade.compare.step_change import step_change
 from stepgrade.contract import Regression
 from stepgrade.contract.scorecard import coverage_regression, step_time_regression, throughput_regression
 from stepgrade.model import Baseline
+from stepgrade.model.comparison import MetricChange, Shift
+from stepgrade.model.scorecard import Scorecard
 
 
 def baseline_of(card: Scorecard) -> Baseline:

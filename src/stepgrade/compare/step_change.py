@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stepgrade.analysis.scorecard import Change, StepChange
 from stepgrade.model import Baseline
+from stepgrade.model.comparison import Change, StepChange
 
 NO_PHASE = "in no phase"
 # Only a ledger from a device's timeline has this account; one made from phases adds nothing to them.

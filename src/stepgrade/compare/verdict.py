@@ -8,9 +8,6 @@ from typing import Literal
 
 from msgspec import Struct
 
-from stepgrade.analysis.average import mean
-from stepgrade.analysis.change import MetricChange, Noise, Outcome
-from stepgrade.analysis.samples import Pace, pace_of
 from stepgrade.compare.effect import (
     ASSUMED_NOISE,
     LEAST_RUNS,
@@ -26,6 +23,9 @@ from stepgrade.compare.effect import (
     without_accidents,
 )
 from stepgrade.model import Baseline
+from stepgrade.model.comparison import MetricChange, Noise, Outcome
+from stepgrade.scoring.samples import Pace, pace_of
+from stepgrade.statistics import mean
 from stepgrade.units import show_count, show_delta, show_share
 
 # The interval misses the truth once in 200 times: of identical runs at most 1 % may alarm, on two sides.

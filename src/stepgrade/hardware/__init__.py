@@ -1,8 +1,9 @@
 """What the hardware allows: the catalogue of accelerators, the cost model, and the ceilings they set."""
 
-from stepgrade.hardware.catalogue import Device, devices, find_device
-from stepgrade.hardware.ceilings import Ceiling, Costs, Figures, ceilings, lowest
+from stepgrade.hardware.catalogue import Device, all_devices, find_device
+from stepgrade.hardware.ceilings import Costs, Figures, ceilings, lowest
 from stepgrade.hardware.expectation import Expectation
+from stepgrade.model.scorecard import Ceiling
 
 __all__ = [
     "Ceiling",
@@ -10,8 +11,8 @@ __all__ = [
     "Device",
     "Expectation",
     "Figures",
+    "all_devices",
     "ceilings",
-    "devices",
     "find_device",
     "lowest",
 ]

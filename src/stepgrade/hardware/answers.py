@@ -7,10 +7,10 @@ from math import isfinite
 from msgspec import Struct
 
 from stepgrade.errors import BadOption, UnknownDevice
-from stepgrade.hardware.catalogue import Device, devices, fold, nearest_keys, part_of
+from stepgrade.hardware.catalogue import Device, all_devices, fold, nearest_keys, part_of
 from stepgrade.hardware.ceilings import Figures
 from stepgrade.hardware.cost.plan import Plan
-from stepgrade.hardware.estimate import Estimate, estimate, ridge_point
+from stepgrade.hardware.estimate import Estimate, estimate_plan, ridge_point
 from stepgrade.hardware.measured import Measurement, measured_for
 from stepgrade.hardware.setup import Setup, chosen_device, costs_of, figures_of
 
@@ -33,9 +33,9 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
     measured: Measurement | None = None
 
 
-def list_devices(text: str | None = None) -> DeviceTable:
+def devices(text: str | None = None) -> DeviceTable:
     """Return the devices whose key, name, alias, vendor or architecture holds every word of `text`."""
-    known = tuple(devices().values())
+    known = tuple(all_devices().values())
     words = [fold(word) for word in (text or "").split()]
     chosen = tuple(device for device in known if all(_holds(device, word) for word in words))
     if not chosen:
@@ -60,15 +60,15 @@ def device_facts(name: str, state: str | None = None) -> DeviceFacts:
     )
 
 
-def estimate_run(setup: Setup, tok_s: float | None = None) -> Estimate:
+def estimate(setup: Setup, *, throughput_tok_s: float | None = None) -> Estimate:
     """Return what a run could reach on its device, and with its throughput what it made of it."""
-    if tok_s is not None and not (isfinite(tok_s) and tok_s > 0.0):
-        raise BadOption(f"must be a finite number above 0, not {tok_s:g}", where="--throughput")
+    if throughput_tok_s is not None and not (isfinite(throughput_tok_s) and throughput_tok_s > 0.0):
+        raise BadOption(f"must be a finite number above 0, not {throughput_tok_s:g}", where="--throughput")
     plan = _plan_of(setup)
     figures = figures_of(setup)
     if not figures.bandwidth() and not figures.compute(plan.dtype):
         raise BadOption("an estimate needs the hardware", hint="give --device KEY, or --peak-bw")
-    return estimate(figures, costs_of(setup), plan, tok_s)
+    return estimate_plan(figures, costs_of(setup), plan, throughput_tok_s)
 
 
 def _plan_of(setup: Setup) -> Plan:

@@ -66,7 +66,7 @@ class Device(Struct, frozen=True, kw_only=True):
 
 
 @cache
-def devices() -> dict[str, Device]:
+def all_devices() -> dict[str, Device]:
     """Return every device of the catalogue by its key, in the catalogue's order."""
     with open(_TABLE, encoding="utf-8", newline="") as table:  # noqa: PTH123  pathlib costs 4 ms at start
         return {row["key"]: _device(row) for row in csv.DictReader(table)}
@@ -74,7 +74,7 @@ def devices() -> dict[str, Device]:
 
 def find_device(name: str) -> Device:
     """Return the device with that key, name or alias; raise UnknownDevice with the nearest names."""
-    device = devices().get(name) or parts().get(name)
+    device = all_devices().get(name) or parts().get(name)
     if device is not None:
         return device
     keys = keys_called(name)
@@ -86,7 +86,7 @@ def find_device(name: str) -> Device:
         raise UnknownDevice(
             f"{name!r} is the name of {' and '.join(keys)}", hint="name one of them by its key"
         )
-    return devices()[keys[0]]
+    return all_devices()[keys[0]]
 
 
 def keys_called(name: str) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ def keys_called(name: str) -> tuple[str, ...]:
 @cache
 def parts() -> dict[str, Device]:
     """Return the devices that frameworks show as parts of one product, with their share of its figures."""
-    return {f"{key}-{part}": _part(devices()[key], part, count) for key, (part, count) in _PARTS.items()}
+    return {f"{key}-{part}": _part(all_devices()[key], part, count) for key, (part, count) in _PARTS.items()}
 
 
 def part_of(key: str) -> tuple[Device, int] | None:
@@ -119,7 +119,7 @@ def nearest_keys(name: str, count: int = 4) -> list[str]:
     from difflib import get_close_matches  # noqa: PLC0415  only needed when a name is wrong
 
     wanted = fold(name).removeprefix("nvidia")
-    holding = [key for key in devices() if wanted and wanted in fold(key)]
+    holding = [key for key in all_devices() if wanted and wanted in fold(key)]
     alike = get_close_matches(wanted, _by_any_name(), n=count, cutoff=0.5)
     return list(dict.fromkeys(holding + [key for match in alike for key in _by_any_name()[match]]))[:count]
 
@@ -175,7 +175,7 @@ def _share(figure: float | None, count: int) -> float | None:
 @cache
 def _by_any_name() -> dict[str, tuple[str, ...]]:
     names: dict[str, tuple[str, ...]] = {name: (key,) for name, key in _REFERENCE_NAMES.items()}
-    for device in devices().values():
+    for device in all_devices().values():
         for name in {fold(name) for name in (device.key, device.name, *device.aliases)}:
             names[name] = tuple(dict.fromkeys((*names.get(name, ()), device.key)))
     # A driver's name without its maker's, where nothing else has that name.

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from msgspec import Struct
 
 from stepgrade.hardware.catalogue import Device
 from stepgrade.hardware.measured import Measurement
+from stepgrade.model.scorecard import Basis, Ceiling, Kind
 from stepgrade.units import BYTES_PER_GB
 
 # Back-solved in the reference from one QLoRA run of a 1.5B model; not a constant of any device.
 REFERENCE_BYTES_PER_TOKEN = 158_000_000.0
 REFERENCE_DEVICES = ("rtx-4060-laptop", "gb10")
 FLOPS_PER_TFLOP = 1e12
-
-Kind = Literal["compute", "memory", "link"]
-Basis = Literal["data_sheet", "measured", "given"]
-
-
-class Ceiling(Struct, frozen=True, kw_only=True):
-    """One limit on throughput in tok/s per device; the lowest that is not `measured` counts."""
-
-    kind: Kind
-    tok_s: float
-    basis: Basis
-    source: str
-    convention: str
-
 
 _SMALLER = {"T": "G", "G": "M"}
 

@@ -7,7 +7,6 @@ from msgspec import Struct
 from stepgrade.hardware.catalogue import Device
 from stepgrade.hardware.ceilings import (
     FLOPS_PER_TFLOP,
-    Ceiling,
     Costs,
     Figures,
     Rate,
@@ -22,6 +21,7 @@ from stepgrade.hardware.cost.plan import Plan
 from stepgrade.hardware.cost.traffic import Traffic, traffic_per_token, trained_parameters
 from stepgrade.hardware.efficiency import utilisation, why_above_one
 from stepgrade.hardware.models.shape import ModelShape
+from stepgrade.model.scorecard import Ceiling
 
 TRAFFIC_NOTE = (
     "bytes are a model of what must be moved, not checked against memory counters: fusion and caches "
@@ -101,7 +101,7 @@ def model_costs(shape: ModelShape, plan: Plan, convention: Convention | None = N
     )
 
 
-def estimate(figures: Figures, costs: ModelCosts, plan: Plan, tok_s: float | None = None) -> Estimate:
+def estimate_plan(figures: Figures, costs: ModelCosts, plan: Plan, tok_s: float | None = None) -> Estimate:
     """Return what the run could reach; with the run's measured `tok_s` also its MFU and HFU."""
     limits = ceilings(figures, costs.per_token, plan.dtype)
     bound = lowest(limits)

@@ -7,7 +7,6 @@ from msgspec import Struct
 from stepgrade.hardware.catalogue import Device
 from stepgrade.hardware.ceilings import (
     FLOPS_PER_TFLOP,
-    Ceiling,
     Costs,
     Figures,
     ceilings,
@@ -15,6 +14,7 @@ from stepgrade.hardware.ceilings import (
     reference_bytes_per_token,
 )
 from stepgrade.hardware.efficiency import utilisation
+from stepgrade.model.scorecard import Ceiling
 
 DEFAULT_DTYPE = "bf16"
 

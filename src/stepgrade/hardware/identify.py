@@ -9,7 +9,7 @@ from stepgrade.hardware.catalogue import (
     DESCRIBE_BY_HAND,
     SHARED_NAMES,
     Device,
-    devices,
+    all_devices,
     find_device,
     fold,
     keys_called,
@@ -46,14 +46,14 @@ def identify(seen: Sighting) -> Device:
     if not keys or (fold(seen.name) in SHARED_NAMES and seen.memory_bytes is None):
         return find_device(seen.name)
     # Without its memory a part cannot be told from the whole, whose name it has.
-    known = _with_parts(keys) if seen.memory_bytes is not None else [devices()[key] for key in keys]
+    known = _with_parts(keys) if seen.memory_bytes is not None else [all_devices()[key] for key in keys]
     fitting = [device for device in known if _fits(device, seen)]
     return _only(fitting or _raise_misfit(seen, keys), seen)
 
 
 def _by_shape(seen: Sighting) -> Device:
     """Find a device whose name says nothing by memory and compute units, or by its architecture."""
-    makes = [device for device in devices().values() if device.vendor == NAMELESS_VENDOR]
+    makes = [device for device in all_devices().values() if device.vendor == NAMELESS_VENDOR]
     by_arch = [device for device in makes if seen.arch and device.arch == seen.arch.split(":")[0]]
     known = [device for device in (*makes, *parts().values()) if _is_shaped_like(device, seen)]
     fitting = [device for device in known if not by_arch or device.arch == by_arch[0].arch]
@@ -73,7 +73,7 @@ def _is_shaped_like(device: Device, seen: Sighting) -> bool:
 
 def _with_parts(keys: tuple[str, ...]) -> list[Device]:
     found = [part_of(key) for key in keys]
-    return [devices()[key] for key in keys] + [split[0] for split in found if split is not None]
+    return [all_devices()[key] for key in keys] + [split[0] for split in found if split is not None]
 
 
 def _fits(device: Device, seen: Sighting) -> bool:
@@ -116,7 +116,7 @@ def _close(left: float | None, right: float | None) -> bool:
 
 
 def _raise_misfit(seen: Sighting, keys: tuple[str, ...]) -> list[Device]:
-    sizes = ", ".join(f"{key} has {_shape(devices()[key])}" for key in keys)
+    sizes = ", ".join(f"{key} has {_shape(all_devices()[key])}" for key in keys)
     raise UnknownDevice(f"{_described(seen)} is not the one of the catalogue: {sizes}", hint=DESCRIBE_BY_HAND)
 
 

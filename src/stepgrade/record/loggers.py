@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepgrade.analysis import Scorecard
 from stepgrade.errors import MissingExtra
+from stepgrade.model.scorecard import Scorecard
 
 PREFIX = "stepgrade"
 

@@ -16,8 +16,8 @@ from stepgrade.errors import MissingExtra, NotMeasured
 from stepgrade.record.journal import Journal, rank_path
 
 if TYPE_CHECKING:
-    from stepgrade.analysis import Scorecard
     from stepgrade.model import Profile
+    from stepgrade.model.scorecard import Scorecard
     from stepgrade.record.recording import Recording
     from stepgrade.record.totals import Totals
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepgrade import analysis
-from stepgrade.analysis import Scorecard
-from stepgrade.analysis.against import expectation_for
+from stepgrade import grading
 from stepgrade.hardware.setup import Setup
 from stepgrade.model import RECORDER, DeviceSeen, LayerTime, OpTime, PhaseTime, Profile, Source
 from stepgrade.model.circumstances import circumstances
+from stepgrade.model.scorecard import Scorecard
 from stepgrade.record.about import peak_memory_bytes
 from stepgrade.record.codes import GAPS
 from stepgrade.record.journal import JOURNAL_VERSION
 from stepgrade.record.recording import Recording
 from stepgrade.record.totals import Totals
+from stepgrade.scoring.efficiency import Question
+from stepgrade.scoring.target import expectation_for
 
 PROFILER = "step_profiler_v2"
 _LEAST_GAP_SHARE = 0.005
@@ -103,7 +104,7 @@ def notes_of(recording: Recording, totals: Totals, *, is_warm: bool) -> list[str
 def score_profile(profile: Profile, setup: dict[str, Any]) -> Scorecard:
     """Return the scorecard against the hardware in `setup`, or what the profile itself names."""
     against = expectation_for(profile, Setup(**setup))
-    return analysis.score_profile(profile, analysis.Question(against=against))
+    return grading.score_profile(profile, Question(against=against))
 
 
 def profile_of(document: dict[str, Any], name: str) -> Profile:

@@ -10,8 +10,12 @@ from stepgrade.report.types import Page, Renderable, kind_of
 FORMATS = ("terminal", "markdown", "json", "html")
 
 
-def render(result: Renderable, to: str, page: Page) -> str:
-    """Return the whole text of a result in one of FORMATS; a gate's answer has some of its own."""
+def render(result: Renderable, *, to: str = "terminal", width: int = 80, color: bool = False) -> str:
+    """Return a result as text in one of FORMATS; only scorecards and comparisons have a page in HTML.
+
+    A gate's report has formats of its own as well.
+    """
+    page = Page(width=width, color=color)
     if kind_of(result) == "GateReport":
         from stepgrade.report.gate import render_gate  # noqa: PLC0415  only for a gate
 

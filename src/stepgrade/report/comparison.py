@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepgrade.analysis.change import MetricChange, Noise, Shift
+from stepgrade.model.comparison import MetricChange, Noise, Shift
 from stepgrade.report.accounts import ACCOUNTS
 from stepgrade.units import MISSING, show_bytes, show_count, show_delta, show_ms, show_rate, show_share
 

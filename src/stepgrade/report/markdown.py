@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from stepgrade.analysis import Scorecard
-from stepgrade.analysis.finding import Finding
-from stepgrade.analysis.inspection import Inspection
 from stepgrade.compare.decompose import Decomposition
 from stepgrade.compare.matrix import ParityMatrix
 from stepgrade.compare.parity import ParityReport
+from stepgrade.model.finding import Finding
+from stepgrade.model.scorecard import Scorecard
 from stepgrade.report import hardware
 from stepgrade.report.names import markdown as escaped
 from stepgrade.report.types import Page, Result
+from stepgrade.scoring.inspection import Inspection
 from stepgrade.units import show_delta, show_ms, show_rate, show_ratio, show_share
 
 _PARITY = {True: "yes", False: "no", None: "cannot tell"}

@@ -10,7 +10,7 @@ from stepgrade.report.names import json_text
 PROFILER = "step_profiler_v2"
 
 
-def render_step_profile(profile: Profile) -> str:
+def convert(profile: Profile) -> str:
     """Return the JSON; what the profile does not say is left out, never written as 0."""
     document = {
         "_profiler": PROFILER,

@@ -8,15 +8,15 @@ from msgspec import Struct
 
 # Only for type checkers: a command pays for the results it makes, not for all there are.
 if TYPE_CHECKING:
-    from stepgrade.analysis import Scorecard
-    from stepgrade.analysis.inspection import Inspection
-    from stepgrade.compare.budgets import GateReport
     from stepgrade.compare.matrix import ParityMatrix
     from stepgrade.compare.parity import ParityReport
     from stepgrade.hardware.answers import DeviceFacts, DeviceTable
     from stepgrade.hardware.detect import Detection
     from stepgrade.hardware.estimate import Estimate
     from stepgrade.hardware.measure import Measured
+    from stepgrade.model.comparison import GateReport
+    from stepgrade.model.scorecard import Scorecard
+    from stepgrade.scoring.inspection import Inspection
 
 KINDS = (
     "Scorecard",

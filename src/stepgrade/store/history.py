@@ -11,12 +11,12 @@ from typing import Any, Self
 import msgspec
 from msgspec import Struct
 
-from stepgrade.analysis import Scorecard
-from stepgrade.analysis.samples import pace_of
 from stepgrade.compare.fingerprint import differences, digest_of
 from stepgrade.errors import BadHistory
 from stepgrade.model import Fingerprint
 from stepgrade.model.run import RunRow
+from stepgrade.model.scorecard import Scorecard
+from stepgrade.scoring.samples import pace_of
 from stepgrade.store.database import Database
 from stepgrade.store.migrations import migrate
 

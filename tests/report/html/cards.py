@@ -9,14 +9,12 @@ from typing import Any
 import msgspec
 
 import stepgrade as sg
-from stepgrade import api
-from stepgrade.analysis.change import Shift
-from stepgrade.analysis.finding import Finding
-from stepgrade.analysis.scorecard import Ledger, Operation, RankRow, Roof, Scorecard, StepStats
-from stepgrade.compare.budgets import Check, GateReport
-from stepgrade.compare.parts import PartChange
 from stepgrade.config import Budget, Config, GateTable, Waiver
+from stepgrade.gating.run import gate
 from stepgrade.model import LayerTime, OpTime, Profile, Source, Span
+from stepgrade.model.comparison import Check, GateReport, PartChange, Shift
+from stepgrade.model.finding import Finding
+from stepgrade.model.scorecard import Ledger, Operation, RankRow, Roof, Scorecard, StepStats
 from tests.builders import make_ops, make_profile
 from tests.conftest import ROOT
 
@@ -70,14 +68,14 @@ def gate_report() -> GateReport:
         ),
         waivers=(waiver,),
     )
-    return api.gate([now], baselines=[before], config=config, today=date(2026, 1, 1))
+    return gate([now], baselines=[before], config=config, today=date(2026, 1, 1))
 
 
 @cache
 def unmeasured_gate() -> GateReport:
     """Return the gate's answer about runs that are not comparable."""
     now, before = make_profile(tokens_per_step=1.0), make_profile(tokens_per_step=2.0)
-    return api.gate([now], baselines=[before], today=date(2026, 1, 1))
+    return gate([now], baselines=[before], today=date(2026, 1, 1))
 
 
 def hostile_gate(names: tuple[str, ...] = HOSTILE) -> GateReport:

@@ -24,7 +24,7 @@ from stepgrade.model import Source, Span
 from stepgrade.report.html import page as html_page
 from stepgrade.report.html import perfetto
 from stepgrade.report.names import printable, shortened
-from stepgrade.report.types import Page, Renderable
+from stepgrade.report.types import Renderable
 from tests.conftest import ROOT
 from tests.report.html import cards
 
@@ -207,7 +207,7 @@ def test_contract_v1_and_other_results_have_no_page(stepgrade: Callable[..., obj
     assert (ran.code, "no HTML page" in ran.err) == (2, True)  # type: ignore[attr-defined]
     assert not (tmp_path / "x").exists()
     with pytest.raises(BadOption):
-        report.render(sg.inspect(sg.load(run)), "html", Page())
+        report.render(sg.inspect(sg.load(run)), to="html")
 
 
 def test_the_command_writes_a_file(stepgrade: Callable[..., object], tmp_path: Path) -> None:

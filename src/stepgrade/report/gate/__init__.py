@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from stepgrade.compare.budgets import GateReport
 from stepgrade.errors import BadOption
+from stepgrade.model.comparison import GateReport
 from stepgrade.report.types import Page
 
 FORMATS = ("terminal", "markdown", "json", "junit", "github", "sarif", "badge", "html")

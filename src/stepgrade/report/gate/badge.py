@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.sax.saxutils import escape
 
-from stepgrade.compare.budgets import GateReport
+from stepgrade.model.comparison import GateReport
 from stepgrade.report.types import Page
 from stepgrade.units import show_share
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepgrade.compare.budgets import GateReport
+from stepgrade.model.comparison import GateReport
 from stepgrade.report.names import printable
 from stepgrade.report.types import Page
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepgrade.compare.budgets import GateReport
+from stepgrade.model.comparison import GateReport
 from stepgrade.report.html.gate import view
 from stepgrade.report.html.page import compose
 from stepgrade.report.types import Page

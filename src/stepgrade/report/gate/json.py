@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from stepgrade.compare.budgets import GateReport
+from stepgrade.model.comparison import GateReport
 from stepgrade.report.names import json_text
 from stepgrade.report.types import Page
 

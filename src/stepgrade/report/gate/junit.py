@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from xml.sax.saxutils import escape, quoteattr
 
-from stepgrade.compare.budgets import Check, GateReport
 from stepgrade.errors import EXIT_NOT_MEASURED
+from stepgrade.model.comparison import Check, GateReport
 from stepgrade.report.names import printable
 from stepgrade.report.types import Page
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stepgrade.compare.budgets import GateReport
+from stepgrade.model.comparison import GateReport
 from stepgrade.report.comparison import (
     name_part,
     name_shift,

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from stepgrade._version import __version__
-from stepgrade.compare.budgets import Check, GateReport
 from stepgrade.errors import EXIT_NOT_MEASURED
+from stepgrade.model.comparison import Check, GateReport
 from stepgrade.report.names import json_text, printable
 from stepgrade.report.types import Page
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepgrade.compare.budgets import GateReport
+from stepgrade.model.comparison import GateReport
 from stepgrade.report.comparison import METRICS, name_part, show_change, show_noise
 from stepgrade.report.names import printable, shortened
 from stepgrade.report.terminal.baseline import draw_changes, draw_differences, draw_shifts

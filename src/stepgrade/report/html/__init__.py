@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepgrade.errors import BadOption
+from stepgrade.errors import BadOption, MissingExtra
 from stepgrade.report.html.page import compose
 from stepgrade.report.types import Page, Result, kind_of
 
 if TYPE_CHECKING:
-    from stepgrade.analysis import Scorecard
     from stepgrade.compare.parity import ParityReport
+    from stepgrade.model.scorecard import Scorecard
 
 
 def render(result: Result, page: Page) -> str:  # noqa: ARG001  a browser has its own width
@@ -27,8 +27,11 @@ def render(result: Result, page: Page) -> str:  # noqa: ARG001  a browser has it
     raise BadOption("only scorecards and comparisons are made into pages", hint="use --format markdown")
 
 
-def render_card(result: Scorecard | ParityReport) -> str:
-    """Return the compact card that a notebook shows; raise MissingExtra without Jinja2."""
+def card_for_notebooks(result: Scorecard | ParityReport) -> str | None:
+    """Return the compact card; None without Jinja2, and a notebook then shows the Markdown."""
     from stepgrade.report.html.notebook import compact  # noqa: PLC0415  notebooks only
 
-    return compact(result)
+    try:
+        return compact(result)
+    except MissingExtra:
+        return None

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepgrade.analysis import Scorecard
-from stepgrade.analysis.change import MetricChange, Shift
-from stepgrade.analysis.scorecard import Change, StepChange
 from stepgrade.compare.step_change import change_ms
+from stepgrade.model.comparison import Change, MetricChange, Shift, StepChange
+from stepgrade.model.scorecard import Scorecard
 from stepgrade.report.html import words
 from stepgrade.report.html.plot import Scale, joined
 from stepgrade.report.names import printable, shortened

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from stepgrade.analysis import Scorecard
-from stepgrade.analysis.scorecard import LayerStep, Operation
+from stepgrade.model.scorecard import LayerStep, Operation, Scorecard
 from stepgrade.report.names import json_text, shortened
 
 MOST_BYTES = 1_000_000

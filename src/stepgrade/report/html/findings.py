@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepgrade.analysis import Scorecard
-from stepgrade.analysis.finding import Finding
+from stepgrade.model.finding import Finding
+from stepgrade.model.scorecard import Scorecard
 from stepgrade.report.html import perfetto, words
 from stepgrade.report.names import printable
 from stepgrade.units import show_ms, show_share

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepgrade.analysis.change import MetricChange
-from stepgrade.compare.budgets import Check, GateReport
-from stepgrade.compare.parts import PartChange
 from stepgrade.compare.verdict import BY_NAME
+from stepgrade.model.comparison import Check, GateReport, MetricChange, PartChange
 from stepgrade.report.comparison import (
     METRICS,
     name_shift,

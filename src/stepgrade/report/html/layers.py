@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepgrade.analysis import Scorecard
-from stepgrade.analysis.scorecard import LayerStep
+from stepgrade.model.scorecard import LayerStep, Scorecard
 from stepgrade.report.html.plot import Mark, Scale, Tick, even_ticks, joined
 from stepgrade.report.names import shortened
 from stepgrade.units import show_ms

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepgrade.analysis import Scorecard
-from stepgrade.analysis.scorecard import Ledger, RankRow
+from stepgrade.model.scorecard import Ledger, RankRow, Scorecard
 from stepgrade.report.html import words
 from stepgrade.report.html.plot import Mark, Slice, stacked
 from stepgrade.report.names import shortened

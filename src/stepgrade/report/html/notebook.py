@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stepgrade.analysis import Scorecard
 from stepgrade.compare.parity import ParityReport
+from stepgrade.model.scorecard import Scorecard
 from stepgrade.report.html import ledger, parity, verdict
 from stepgrade.report.html.findings import FIRST, gain
 from stepgrade.report.html.page import fill

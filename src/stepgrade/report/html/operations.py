@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepgrade.analysis import Scorecard
-from stepgrade.analysis.scorecard import Operation
-from stepgrade.analysis.standing import tail_of
+from stepgrade.model.scorecard import Operation, Scorecard
 from stepgrade.report.html import perfetto
 from stepgrade.report.html.embedded import ROWS_KEPT
 from stepgrade.report.names import shortened
+from stepgrade.scoring.standing import tail_of
 
 ROWS_SHOWN = 25
 

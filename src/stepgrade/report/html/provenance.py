@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from stepgrade.analysis import Scorecard
+from stepgrade.model.scorecard import Scorecard
 from stepgrade.report.html.plot import joined
 from stepgrade.report.names import printable, shortened
 from stepgrade.units import show_count, show_si

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stepgrade.analysis import Scorecard
-from stepgrade.analysis.scorecard import RankRow
-from stepgrade.analysis.standing import RankGroup, grouped, waiting_share
+from stepgrade.model.scorecard import RankRow, Scorecard
 from stepgrade.report.html.plot import Mark, Tick
+from stepgrade.scoring.standing import RankGroup, grouped, waiting_share
 from stepgrade.units import show_ms, show_share
 
 CELLS = 64

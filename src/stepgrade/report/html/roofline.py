@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from stepgrade.analysis import Scorecard
-from stepgrade.analysis.roofline import Roofline, RoofPoint, roofline_of
-from stepgrade.analysis.scorecard import Roof
+from stepgrade.model.scorecard import Roof, Scorecard
 from stepgrade.report.html import words
 from stepgrade.report.html.plot import Line, Mark, Scale, Tick, decades, joined
 from stepgrade.report.names import shortened
+from stepgrade.scoring.roofline import Roofline, RoofPoint, roofline_of
 from stepgrade.units import show_ms, show_share, show_si
 
 DOTS_SHOWN = 60

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepgrade.analysis import Scorecard
+from stepgrade.model.scorecard import Scorecard
 from stepgrade.report.html import (
     baseline,
     findings,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepgrade.analysis import Scorecard
-from stepgrade.analysis.samples import RULE, STEADY, marks_of
-from stepgrade.analysis.scorecard import StepStats
-from stepgrade.analysis.spread import Bin, Stretch, histogram, stretches
+from stepgrade.model.scorecard import Scorecard, StepStats
 from stepgrade.report.html.plot import Mark, Scale, Tick, even_ticks, joined
+from stepgrade.scoring.samples import RULE, STEADY, marks_of
+from stepgrade.scoring.spread import Bin, Stretch, histogram, stretches
 from stepgrade.units import show_count, show_ms
 
 POINTS_SHOWN = 400

@@ -5,11 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from stepgrade.analysis import Scorecard
-from stepgrade.analysis.scorecard import UNGRADED, StepStats, Throughput
-from stepgrade.analysis.standing import Standing, standings
+from stepgrade.model.scorecard import UNGRADED, Scorecard, StepStats, Throughput
 from stepgrade.report.html import words
 from stepgrade.report.html.plot import Mark, Scale, joined
+from stepgrade.scoring.standing import Standing, standings
 from stepgrade.units import MISSING, show_count, show_graded_share, show_ms, show_rate, show_share, show_si
 
 Tile = tuple[str, str, str]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from stepgrade.analysis.change import MetricChange, Shift
-from stepgrade.analysis.scorecard import Scorecard
+from stepgrade.model.comparison import MetricChange, Shift
+from stepgrade.model.scorecard import Scorecard
 from stepgrade.report.comparison import (
     METRICS,
     name_shift,

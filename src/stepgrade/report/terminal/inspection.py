@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from stepgrade.analysis.inspection import Inspection
 from stepgrade.report.names import shortened
 from stepgrade.report.terminal.canvas import Canvas
+from stepgrade.scoring.inspection import Inspection
 
 _TEXT_CELLS = 200
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stepgrade.analysis.finding import Finding
-from stepgrade.analysis.scorecard import (
+from stepgrade.model.finding import Finding
+from stepgrade.model.scorecard import (
     UNGRADED,
     Arithmetic,
     LayerStep,

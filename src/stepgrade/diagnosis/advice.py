@@ -1,0 +1,106 @@
+"""What to do about a bottleneck, in words that fit the runtime and the state that the run is in."""
+
+from __future__ import annotations
+
+from stepgrade.contract import Bottleneck as BottleneckV1
+from stepgrade.diagnosis.context import Facts
+from stepgrade.model import RECORDER
+from stepgrade.scoring.bottleneck import Bottleneck
+from stepgrade.scoring.runtime import Runtime
+from stepgrade.units import show_share
+
+_GENERAL = {
+    Bottleneck.TRANSFER: "Copy less between host and device: keep tensors there, pin memory, overlap copies.",
+    Bottleneck.LAUNCH: "Launch fewer, larger kernels: fuse operations, or replay the step as a graph.",
+    Bottleneck.COMPUTE: "The arithmetic units are the limit: lower precision or fewer operations remain.",
+    Bottleneck.MEMORY_BW: "Move fewer bytes: fuse elementwise chains, lower precision, larger batches.",
+    Bottleneck.INPUT: "Load batches ahead of the step: more loader workers, prefetching, cheaper decoding.",
+    Bottleneck.COMMUNICATION: "Overlap communication with the backward pass, or send less of it.",
+    Bottleneck.HOST: "Take host work out of the step: making batches, synchronisation, logging, allocations.",
+    Bottleneck.UNKNOWN: "Record time per operation, with shapes: that tells what limits the kernels.",
+}
+_RECORD = {
+    Runtime.PYTORCH: "Record again with record_shapes=True and both CPU and CUDA activities: that tells what "
+    "limits the kernels.",
+}
+
+
+def advice_for(facts: Facts) -> str:
+    """Return one sentence on the bottleneck; the reference's own for the runtime it was written for."""
+    bottleneck = facts.verdict.bottleneck
+    if facts.runtime is Runtime.REFERENCE and bottleneck.value in {known.value for known in BottleneckV1}:
+        return BottleneckV1(bottleneck.value).recommendation()
+    if bottleneck is Bottleneck.UNKNOWN:
+        return _record_more(facts)
+    if bottleneck is Bottleneck.LAUNCH:
+        return fewer_launches(facts)
+    if bottleneck is Bottleneck.COMPUTE:
+        return _faster_arithmetic(facts)
+    if bottleneck is Bottleneck.MEMORY_BW and is_full(facts):
+        return "Move fewer bytes: fuse elementwise chains, lower precision. Memory is full: no larger batch."
+    return _GENERAL[bottleneck]
+
+
+def _record_more(facts: Facts) -> str:
+    """Return how to record what would tell the bottleneck."""
+    profile = facts.profile
+    if profile.source.producer == RECORDER and not profile.operations:
+        return "Record operations too (--ops-every 50, or ops_every=50): they tell what fills the step."
+    return _RECORD.get(facts.runtime, _GENERAL[facts.verdict.bottleneck])
+
+
+def _faster_arithmetic(facts: Facts) -> str:
+    """Return what is left to do about arithmetic, by how near it is to the device's peak."""
+    known = [op for op in facts.operations if op.roof == "compute" and op.roof_share and op.ms]
+    time_ms = sum(op.ms or 0.0 for op in known)
+    if not time_ms:
+        return "Arithmetic takes the time: lower precision, fewer operations or larger products remain."
+    reached = sum((op.roof_share or 0.0) * (op.ms or 0.0) for op in known) / time_ms
+    if reached >= facts.limits.slow_gemm_share:
+        return _GENERAL[Bottleneck.COMPUTE]
+    told = f"Arithmetic takes the time and reaches {show_share(reached, 0)} of the peak"
+    return f"{told}: better shapes or kernels first, then lower precision."
+
+
+def fewer_launches(facts: Facts) -> str:
+    """Return how to launch less, by what the run already does."""
+    if facts.runtime is Runtime.REFERENCE:
+        return BottleneckV1.LAUNCH.recommendation()
+    if facts.runtime is not Runtime.PYTORCH:
+        return _GENERAL[Bottleneck.LAUNCH]
+    if is_compiled(facts):
+        way = (
+            'Kernels are already fused: replay them from a graph with torch.compile(mode="reduce-overhead").'
+        )
+    else:
+        way = 'Fuse and replay: torch.compile(mode="reduce-overhead"), or CUDA graphs by hand.'
+    return f"{way} {larger_batch(facts)}".rstrip()
+
+
+def fused_operations(facts: Facts) -> str:
+    """Return how to do more in one kernel where launches keep ahead of the device."""
+    if facts.runtime is Runtime.PYTORCH and not is_compiled(facts):
+        return "Fuse them with torch.compile. The host keeps ahead of the device: graphs would not help."
+    return "Fuse them. The host keeps ahead of the device: graphs would not help."
+
+
+def larger_batch(facts: Facts) -> str:
+    """Return whether a larger batch is a way, by how full the memory is."""
+    share = facts.memory_share
+    if share is None:
+        return "A larger batch gives each launch more to do, if memory allows."
+    if is_full(facts):
+        return f"Memory is {show_share(share, 0)} full: a larger batch is not the way."
+    return f"Memory is {show_share(share, 0)} full: a larger batch gives each launch more to do."
+
+
+def is_full(facts: Facts) -> bool:
+    """Tell whether the device's memory has no room for a larger batch."""
+    return (facts.memory_share or 0.0) >= facts.limits.memory_warning_share
+
+
+def is_compiled(facts: Facts) -> bool:
+    """Tell whether kernels were already generated and fused by a compiler."""
+    generated = facts.activity.kernel_group_ms.get("triton", 0.0)
+    kernels = facts.activity.kernels
+    return generated > 0.0 if kernels is None else generated >= facts.limits.compiled_share * kernels.ms

@@ -1,0 +1,84 @@
+"""What the rules look at: the profile and what was worked out from it."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from stepgrade.config.limits import DEFAULT_LIMITS, Limits
+from stepgrade.hardware import Expectation
+from stepgrade.model import Profile
+from stepgrade.model.activity import Activity
+from stepgrade.model.scorecard import Cause, Ledger, Operation
+from stepgrade.scoring.bottleneck import Verdict
+from stepgrade.scoring.efficiency import Efficiency
+from stepgrade.scoring.layers import SlowLayer
+from stepgrade.scoring.phases import PhaseKind, PhasesOfStep
+from stepgrade.scoring.runtime import Runtime
+
+NOTHING_DONE = Activity(driver="unknown")
+# The accounts of a ledger that are device time spent waiting.
+WAITS = ("exposed_communication", "exposed_copy", "idle_input", "idle_host", "idle_sync")
+
+
+class Facts(Struct, frozen=True, kw_only=True):
+    """Everything known of a run before it is judged."""
+
+    profile: Profile
+    phases: PhasesOfStep
+    efficiency: Efficiency
+    verdict: Verdict
+    ratio: float | None
+    slow_layers: tuple[SlowLayer, ...]
+    ledger: Ledger | None = None
+    against: Expectation = Expectation()
+    operations: tuple[Operation, ...] = ()
+    causes: tuple[Cause, ...] = ()
+    runtime: Runtime = Runtime.GENERAL
+    limits: Limits = DEFAULT_LIMITS
+
+    @property
+    def activity(self) -> Activity:
+        """Return what the step did; an empty one when the source has no timeline."""
+        return self.profile.activity or NOTHING_DONE
+
+    @property
+    def on_device(self) -> bool:
+        """Tell whether the time is that of an accelerator's timeline."""
+        return self.activity.driver == "device"
+
+    def share_of_step(self, total_ms: float) -> float | None:
+        """Return a total over all steps as a share of one step, or None when steps are not known."""
+        profile = self.profile
+        return total_ms / profile.steps / profile.step_ms if profile.steps and profile.step_ms else None
+
+    def step_share(self, ms: float) -> float:
+        """Return milliseconds of one step as a share of it, 0 when the step time is not known."""
+        return ms / self.profile.step_ms if self.profile.step_ms else 0.0
+
+    def account(self, *names: str) -> float:
+        """Return the share of the step in these accounts of the ledger; what is not known counts as 0."""
+        return sum(getattr(self.ledger, name) or 0.0 for name in names) if self.ledger else 0.0
+
+    def busy_share(self, ms: float) -> float:
+        """Return device work of one step as the share of the step that it can have: work may run at once."""
+        whole = sum(op.ms or 0.0 for op in self.operations if op.kind != "communication")
+        if whole <= 0.0:
+            return 0.0
+        return ms / max(whole, 1e-12) * min(self.account("compute") or 1.0, self.step_share(whole) or 1.0)
+
+    def class_share(self, *kinds: str) -> float:
+        """Return the share of the step in operations of these classes."""
+        return self.busy_share(sum(op.ms or 0.0 for op in self.operations if op.kind in kinds))
+
+    def phase_share(self, kind: PhaseKind) -> float:
+        """Return the share of the step in phases of this kind, where phases tell it."""
+        return self.phases.by_kind.get(kind, 0.0)
+
+    @property
+    def memory_share(self) -> float | None:
+        """Return the peak of the device's memory as a share of it; None when either is not known."""
+        used, seen, device = self.profile.peak_memory_bytes, self.profile.device, self.against.device
+        size = seen.memory_bytes if seen and seen.memory_bytes else None
+        if size is None and device is not None and device.memory_gb:
+            size = int(device.memory_gb * 2**30)
+        return used / size if used and size else None

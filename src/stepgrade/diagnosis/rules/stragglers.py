@@ -1,0 +1,108 @@
+"""Rules about ranks that differ: one that the others wait for, or all in turn."""
+
+from __future__ import annotations
+
+from stepgrade.config.limits import Limits
+from stepgrade.diagnosis.context import Facts
+from stepgrade.diagnosis.rules.base import Found, rule, severity_of
+from stepgrade.units import show_ms, show_share
+
+_AREA = "ranks"
+_TROUBLES = {
+    "compute": "it computes longer: check its clocks, temperature and share of the work",
+    "idle_input": "it waits for input: check its loader and storage",
+    "idle_host": "its host launches late: check other load, core pinning and garbage collection there",
+    "idle_sync": "its host waits for the device more often: look for code that only this rank runs",
+    "exposed_copy": "it copies more: look for code that only this rank runs",
+    "unattributed": "the trace does not show why",
+}
+
+
+@rule(
+    name="straggler-rank",
+    area=_AREA,
+    account="exposed_communication+idle_host+idle_input+idle_sync+exposed_copy+compute",
+    sees="One rank comes late to most collectives and the others wait for it.",
+    evidence="the rank, how often it is last, milliseconds a step the others wait, the share of the step "
+    "in which nothing hides that, what its device does more of",
+    fix={
+        "general": "Compare that rank's trace with a fast one's: what its device waits for more is "
+        "the reason."
+    },
+    wrong_when="the ranks' clocks differ by more than the waits, or profiling began at different times",
+    check="The ranks arrive together, and exposed communication shrinks on all of them.",
+    realistic=0.8,
+    because="the run then goes at the pace of the next slowest rank",
+    explains=(
+        "exposed-communication",
+        "weak-overlap",
+        "small-messages",
+        "slow-link",
+        "launch-gaps",
+        "host-stall",
+        "input-wait",
+        "loader-on-main-thread",
+        "uneven-ranks",
+    ),
+    sources="TL-19, HTA-06, TML-09, NVR-01, AL-11, XP-18, GPF-15",
+)
+def straggler_rank(facts: Facts, limits: Limits) -> Found | None:
+    """Report the rank that the others wait for."""
+    late = facts.activity.straggler
+    if late is None:
+        return None
+    # Waiting that computing hides costs nothing; the mean over the ranks holds the one that never waits.
+    exposed = facts.account("exposed_communication") * late.ranks / max(1, late.ranks - 1)
+    share = min(facts.step_share(late.caused_ms), exposed)
+    severity = severity_of(share, limits, "straggler")
+    if severity is None:
+        return None
+    why = f"; {_TROUBLES[late.trouble]}" if late.trouble else ""
+    evidence: dict[str, float | str] = {
+        "rank": float(late.rank),
+        "last_share": late.last_share,
+        "wait_ms": late.caused_ms,
+        "share": share,
+    }
+    if late.trouble:
+        evidence |= {"account": late.trouble, "excess_share": late.trouble_excess}
+    return Found(
+        severity=severity,
+        claim=f"The others wait {show_ms(late.caused_ms)} a step for rank {late.rank}, which is last in "
+        f"{show_share(late.last_share, 0)} of the collectives{why}.",
+        evidence=evidence,
+        share=share,
+    )
+
+
+@rule(
+    name="uneven-ranks",
+    area=_AREA,
+    account="exposed_communication",
+    sees="Ranks wait for each other in collectives, none of them always the last.",
+    evidence="milliseconds a step that a rank waits for later ones",
+    fix={
+        "general": "Even out the work: batches by tokens instead of samples, sequences of like "
+        "length, equal experts."
+    },
+    wrong_when="the ranks' clocks differ by more than the waits",
+    check="The ranks arrive together.",
+    realistic=0.6,
+    because="some spread of the ranks stays",
+    explains=("exposed-communication", "weak-overlap", "small-messages", "slow-link"),
+    sources="TG-05, SM-07, NAI-11, HTA-06",
+)
+def uneven_ranks(facts: Facts, limits: Limits) -> Found | None:
+    """Report waiting that no single rank causes."""
+    skew = facts.activity.skew_ms
+    share = facts.step_share(skew) if skew else 0.0
+    severity = severity_of(share, limits, "straggler")
+    if skew is None or severity is None or facts.activity.straggler is not None:
+        return None
+    claim = (
+        f"Ranks wait {show_ms(skew)} a step for each other, {show_share(share)} of it, none always the last."
+    )
+    return Found(severity=severity, claim=claim, evidence={"wait_ms": skew, "share": share}, share=share)
+
+
+RULES = (straggler_rank, uneven_ranks)

@@ -1,0 +1,266 @@
+"""Rules about synchronisation: the host waits for the device, then the device for the host."""
+
+from __future__ import annotations
+
+import re
+
+from stepgrade.config.limits import Limits
+from stepgrade.diagnosis.context import Facts
+from stepgrade.diagnosis.rules.base import Found, rule, severity_of
+from stepgrade.model.activity import WaitTally
+from stepgrade.units import how_often, show_count, show_ms, show_share
+
+_AREA = "synchronisation"
+_ACCOUNT = "idle_sync+idle_host"
+_BECAUSE = "without the wait the host runs ahead; what it then waits for is the device's own work"
+_SCALAR = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal"})
+_SHAPES = r"^aten::(nonzero|masked_select|_?unique\w*|index|index_put_|repeat_interleave)$"
+_ALLOCATOR = r"^(cuda|hip)(Malloc|Free)"
+_DEVICE_SYNC = r"^(cuda|hip)(Device|Event|Stream)Synchronize$"
+
+
+def kind_of_wait(wait: WaitTally) -> str:
+    """Return what made the host wait; the first that fits."""
+    if re.match(_ALLOCATOR, wait.call):
+        return "allocator"
+    if wait.caller in _SCALAR:
+        return "scalar"
+    if wait.caller is not None and re.match(_SHAPES, wait.caller):
+        return "shape"
+    if wait.direction == "d2h":
+        return "scalar"
+    if wait.caller is None and wait.direction is None and re.match(_DEVICE_SYNC, wait.call):
+        return "explicit"
+    return "copy"
+
+
+def _lost(facts: Facts, kind: str) -> tuple[list[WaitTally], float]:
+    """Return the waits of a kind and the share of the step that is idle because of them."""
+    mine = [one for one in facts.activity.waits if kind_of_wait(one) == kind]
+    return mine, lost_in(facts, mine)
+
+
+def lost_in(facts: Facts, mine: list[WaitTally]) -> float:
+    """Return the share of the step idle after these waits; by their length where gaps were not told apart."""
+    waits, idle = facts.activity.waits, idle_share(facts)
+    told = [one.idle_ms for one in waits if one.idle_ms is not None]
+    if len(told) == len(waits):
+        return min(idle, facts.step_share(sum(one.idle_ms or 0.0 for one in mine)))
+    total = sum(one.ms for one in waits)
+    return idle * sum(one.ms for one in mine) / total if total else 0.0
+
+
+def idle_share(facts: Facts) -> float:
+    """Return the share of the step idle in waits of the host, and after them, as it could not run ahead."""
+    gaps = facts.activity.gaps
+    return facts.account("idle_sync") + (facts.step_share(gaps.after_sync_ms) if gaps else 0.0)
+
+
+def _found(facts: Facts, limits: Limits, kind: str, words: str) -> Found | None:
+    mine, share = _lost(facts, kind)
+    severity = severity_of(share, limits, "sync")
+    if not mine or severity is None:
+        return None
+    count, longest = sum(one.count for one in mine), mine[0]
+    evidence: dict[str, float | str] = {
+        "calls": count,
+        "wait_ms": sum(one.ms for one in mine),
+        "idle_share": share,
+    }
+    evidence |= {"call": longest.call} | ({"caller": longest.caller} if longest.caller else {})
+    claim = f"{words} {how_often(count)}: the device is idle {show_share(share)} of the step for it."
+    return Found(severity=severity, claim=claim, evidence=evidence, share=share)
+
+
+@rule(
+    name="scalar-read-sync",
+    area=_AREA,
+    account=_ACCOUNT,
+    sees="Values are read back from the device (.item(), .cpu(), .tolist(), print, `if tensor`) in the loop.",
+    evidence="reads per step, milliseconds the host waited in them, share of the step the device then idles",
+    fix={
+        "general": "Read values back every hundredth step, or keep them on the device until the end.",
+        "pytorch": "Take .item(), .cpu(), .tolist(), print(tensor) and `if tensor:` out of the loop: keep "
+        "the loss as a detached tensor and read it every hundredth step.",
+        "jax": "Do not convert arrays to Python numbers in the loop: log every hundredth step, or use "
+        "jax.debug.callback.",
+    },
+    wrong_when="the value decides what the next step does",
+    check="No wait under aten::item or a copy to the host, and the synchronisation account is near zero.",
+    realistic=0.8,
+    because=_BECAUSE,
+    explains=("sync-wait", "launch-gaps", "blocking-copy-sync", "host-stall"),
+    sources="TG-01, NS-04, NAI-04, XP-07",
+)
+def scalar_read_sync(facts: Facts, limits: Limits) -> Found | None:
+    """Report values that are read back in the loop."""
+    return _found(facts, limits, "scalar", "Values are read back from the device")
+
+
+@rule(
+    name="data-dependent-sync",
+    area=_AREA,
+    account=_ACCOUNT,
+    sees="Operations whose output size depends on the data make the host wait (nonzero, "
+    "masked_select, unique).",
+    evidence="calls per step, the operation, share of the step the device then idles",
+    fix={
+        "general": "Use operations with a fixed output size: where, scatter, padding and masks.",
+        "pytorch": "Replace nonzero, masked_select, boolean indexing and unique by torch.where, "
+        "scatter or masks of "
+        "fixed size.",
+        "jax": "Give jnp.nonzero and friends a static size=.",
+    },
+    wrong_when="the dense form would do far more work than the sparse one saves",
+    check="The operation no longer waits.",
+    realistic=0.7,
+    because=_BECAUSE,
+    explains=("sync-wait", "launch-gaps", "blocking-copy-sync"),
+    sources="TG-01",
+)
+def data_dependent_sync(facts: Facts, limits: Limits) -> Found | None:
+    """Report operations whose sizes depend on the data."""
+    return _found(facts, limits, "shape", "Sizes are read back from the device")
+
+
+@rule(
+    name="allocator-sync",
+    area=_AREA,
+    account=_ACCOUNT,
+    sees="Device memory is allocated or given back in the steady steps; that stops the device.",
+    evidence="calls per step (cudaFree, cudaMalloc, hipFree), share of the step the device idles for them",
+    fix={
+        "general": "Keep memory in a pool: allocate once, reuse.",
+        "pytorch": "Keep the caching allocator on (no PYTORCH_NO_CUDA_MEMORY_CACHING, no "
+        "empty_cache() in the loop); "
+        "with changing sizes use PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+        "jax": "Leave XLA_PYTHON_CLIENT_PREALLOCATE on.",
+    },
+    wrong_when="the recorded steps are the first ones, in which the pool still grows",
+    check="No cudaMalloc or cudaFree in the steady steps.",
+    realistic=0.9,
+    because="a pool needs no call at all once it has grown",
+    explains=("sync-wait", "launch-gaps", "memory-nearly-full"),
+    sources="TML-06, TG-02",
+)
+def allocator_sync(facts: Facts, limits: Limits) -> Found | None:
+    """Report allocations that stop the device."""
+    return _found(facts, limits, "allocator", "Device memory is allocated or freed")
+
+
+@rule(
+    name="blocking-copy-sync",
+    area=_AREA,
+    account=_ACCOUNT,
+    sees="The host stays with copies until they are done.",
+    evidence="blocking copies per step, milliseconds waited, share of the step the device then idles",
+    fix={
+        "general": "Copy asynchronously, from pinned memory.",
+        "pytorch": "Copy with non_blocking=True from pinned memory; read results back a step later.",
+    },
+    wrong_when="the host needs the value at once",
+    check="The copies' calls return before the copies end.",
+    realistic=0.7,
+    because=_BECAUSE,
+    explains=("sync-wait",),
+    sources="NS-02, NS-03",
+)
+def blocking_copy_sync(facts: Facts, limits: Limits) -> Found | None:
+    """Report copies that the host waits for."""
+    return _found(facts, limits, "copy", "The host stays with copies to their end")
+
+
+@rule(
+    name="device-synchronize",
+    area=_AREA,
+    account=_ACCOUNT,
+    sees="The program waits for the device by an explicit call in each step.",
+    evidence="synchronising calls per step that no operation made, share of the step the device then idles",
+    fix={
+        "general": "Remove the explicit synchronisation, or measure with events.",
+        "pytorch": "Remove torch.cuda.synchronize() and stream.synchronize() from the loop; time "
+        "with CUDA events.",
+        "jax": "Remove block_until_ready() from the loop.",
+    },
+    wrong_when="the profiler made the call itself, to write a step down",
+    check="No synchronising call in the steady steps.",
+    realistic=0.8,
+    because=_BECAUSE,
+    explains=("sync-wait", "launch-gaps", "host-stall"),
+    sources="NS-04, NAI-04",
+)
+def device_synchronize(facts: Facts, limits: Limits) -> Found | None:
+    """Report explicit synchronisation."""
+    return _found(facts, limits, "explicit", "The program waits for the device explicitly")
+
+
+@rule(
+    name="sync-wait",
+    area=_AREA,
+    account=_ACCOUNT,
+    sees="The device is idle because the host had waited for it and could not run ahead.",
+    evidence="share of the step idle in synchronisation, the calls with the longest waits",
+    fix={
+        "general": "Find what waits in the loop (reading values back, blocking copies, barriers) "
+        "and take it out.",
+        "pytorch": "torch.cuda.set_sync_debug_mode('warn') names the lines that wait; take them out "
+        "of the loop.",
+    },
+    wrong_when="the loop must wait, as for early stopping on each step's loss",
+    check="The synchronisation account shrinks, and the step with it.",
+    realistic=0.7,
+    because=_BECAUSE,
+    explains=("launch-gaps",),
+    sources="NS-04, NAI-04",
+)
+def sync_wait(facts: Facts, limits: Limits) -> Found | None:
+    """Report idle time in synchronisation, whatever made it."""
+    share = idle_share(facts)
+    severity = severity_of(share, limits, "sync")
+    if severity is None:
+        return None
+    waits = ", ".join(f"{one.call} {show_ms(one.ms)}" for one in facts.activity.waits[:3])
+    claim = f"The device is idle {show_share(share)} of the step because the host had waited for it."
+    return Found(severity=severity, claim=claim, evidence={"idle_share": share, "waits": waits}, share=share)
+
+
+@rule(
+    name="scalar-read-loop",
+    area=_AREA,
+    account="compute+idle_host",
+    sees="On a run without an accelerator, single values are read in a loop.",
+    evidence="reads per step, the share of the step from one read to the next",
+    fix={
+        "general": "Work on whole arrays instead of one value at a time.",
+        "pytorch": "Replace the loop over .item() or tensor[i] by one operation on the tensor, or "
+        "one .tolist().",
+    },
+    wrong_when="the reads are many but each step is long",
+    check="aten::item is called a few times a step.",
+    realistic=0.9,
+    because="one call on the whole tensor takes about as long as one read",
+    explains=("python-overhead",),
+    sources="PM-03",
+)
+def scalar_read_loop(facts: Facts, limits: Limits) -> Found | None:
+    """Report loops over single values on the host."""
+    reads = facts.activity.marks.get("item", 0.0)
+    share = facts.step_share(facts.activity.scalar_read_ms)
+    severity = severity_of(share, limits, "sync")
+    if facts.activity.driver != "host" or reads < limits.reads_per_step or severity is None:
+        return None
+    claim = (
+        f"{show_count(round(reads))} single values are read in each step: {show_share(share)} of its time."
+    )
+    return Found(severity=severity, claim=claim, evidence={"reads": reads, "share": share}, share=share)
+
+
+RULES = (
+    scalar_read_sync,
+    data_dependent_sync,
+    allocator_sync,
+    device_synchronize,
+    blocking_copy_sync,
+    sync_wait,
+    scalar_read_loop,
+)

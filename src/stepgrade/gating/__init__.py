@@ -1,0 +1,1 @@
+"""Pass, or fail the build: earlier runs, budgets, waivers and the verdict."""

@@ -1,0 +1,77 @@
+"""Pass or fail: conditions such as `warning` or `grade:C` held against a scorecard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from stepgrade.contract import Grade, Regression
+from stepgrade.errors import EXIT_GATE, EXIT_NOT_MEASURED, EXIT_OK, BadOption
+from stepgrade.model.scorecard import UNGRADED
+from stepgrade.units import show_delta
+
+SEVERITIES = ("warning", "critical")
+_GRADE = "grade:"
+
+
+class Condition(Struct, frozen=True, kw_only=True):
+    """What makes the gate say no: a regression this severe, or a grade this low, or worse."""
+
+    severity: str | None = None
+    grade: Grade | None = None
+
+
+class Decision(Struct, frozen=True, kw_only=True):
+    """The exit code and the reasons for it."""
+
+    exit_code: int
+    reasons: tuple[str, ...] = ()
+
+
+def parse_condition(text: str) -> Condition:
+    """Read `warning`, `critical` or `grade:C`; raise BadOption for anything else."""
+    if text in SEVERITIES:
+        return Condition(severity=text)
+    letter = text.removeprefix(_GRADE).upper()
+    if text.startswith(_GRADE) and letter in Grade.__members__:
+        return Condition(grade=Grade[letter])
+    raise BadOption(f"{text!r} is no condition", hint="use warning, critical or grade:A to grade:F")
+
+
+def check_conditions(conditions: Sequence[Condition], *, has_baseline: bool) -> None:
+    """Raise BadOption for a condition on regressions when there is nothing to compare with."""
+    if not has_baseline and any(condition.severity for condition in conditions):
+        raise BadOption("--fail-on a regression needs something to compare with", hint="give --baseline FILE")
+
+
+def decide(
+    grade: str, regressions: Sequence[Regression], conditions: Sequence[Condition], *, comparable: bool
+) -> Decision:
+    """Return the gate's answer; `comparable` tells whether baseline and run have a metric in common."""
+    reasons: list[str] = []
+    unmeasured: list[str] = []
+    for condition in conditions:
+        if condition.grade is not None:
+            _check_grade(grade, condition.grade, reasons, unmeasured)
+        elif not comparable:
+            unmeasured.append("nothing could be compared with the baseline")
+        else:
+            reasons += _severe(regressions, condition.severity)
+    code = EXIT_GATE if reasons else EXIT_NOT_MEASURED if unmeasured else EXIT_OK
+    return Decision(exit_code=code, reasons=tuple(dict.fromkeys(reasons or unmeasured)))
+
+
+def _check_grade(grade: str, worst: Grade, reasons: list[str], unmeasured: list[str]) -> None:
+    if grade == UNGRADED:
+        unmeasured.append("the run could not be graded")
+    elif Grade(grade) <= worst:
+        reasons.append(f"grade {grade}, and {worst} or worse fails")
+
+
+def _severe(regressions: Sequence[Regression], severity: str | None) -> list[str]:
+    return [
+        f"{found.metric} {show_delta(found.delta)} ({found.severity})"
+        for found in regressions
+        if severity in ("warning", found.severity)
+    ]

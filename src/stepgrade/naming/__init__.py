@@ -1,0 +1,1 @@
+"""What an operation or kernel is, by its name: class, role, direction."""

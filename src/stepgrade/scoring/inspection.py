@@ -1,0 +1,92 @@
+"""What a file holds and what can be known from it, before anything is judged."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from stepgrade.config.limits import DEFAULT_LIMITS, Limits
+from stepgrade.model import Profile, Source
+from stepgrade.scoring.operations import total_by_operation
+from stepgrade.scoring.phases import phases_of_step
+from stepgrade.units import show_count, show_ms, show_rate, show_share
+
+
+class Inspection(Struct, frozen=True, kw_only=True):
+    """The contents of a source, what is missing and how to supply it, and whether it is fit to be graded."""
+
+    source: Source
+    holds: dict[str, str]
+    missing: dict[str, str]
+    fitness: tuple[str, ...]
+    notes: tuple[str, ...]
+    fit: bool
+    schema_version: int = 2
+
+    def to_json(self) -> str:
+        """Return the inspection as JSON."""
+        return msgspec.json.encode(self).decode()
+
+
+_SUPPLY = {
+    "throughput": "give --throughput TOK_S or --tokens-per-step N to score",
+    "step time": "the source has no average step time",
+    "phases": "where a step's time goes can not be said",
+    "layers": "layers can not be compared",
+    "operations": "there are no hotspots and no parity",
+    "wall coverage": "how much of the wall time the profile explains is not known",
+}
+
+
+def inspect(profile: Profile, limits: Limits = DEFAULT_LIMITS) -> Inspection:
+    """List what the profile holds and what it does not."""
+    found = _contents(profile)
+    return Inspection(
+        source=profile.source,
+        holds={name: text for name, text in found.items() if text is not None},
+        missing={name: _SUPPLY[name] for name in _SUPPLY if found.get(name) is None},
+        fitness=(*profile.unfit, *profile.fitness, *phases_of_step(profile, limits).fitness),
+        notes=profile.notes,
+        fit=not profile.is_empty and not profile.unfit,
+    )
+
+
+def _contents(profile: Profile) -> dict[str, str | None]:
+    operations = total_by_operation(profile)
+    return {
+        **profile.contents,
+        "device": profile.device.name if profile.device else None,
+        "steps": _steps(profile),
+        "step time": show_ms(profile.step_ms) if profile.step_ms else None,
+        "throughput": _throughput(profile),
+        "phases": _listed(len(profile.phases), [phase.name for phase in profile.phases]),
+        "layers": _listed(len(profile.layers), []),
+        "operations": _listed(len(operations), sorted(operations, key=lambda name: -operations[name])),
+        "wall coverage": show_share(profile.wall_coverage) if profile.wall_coverage is not None else None,
+        "launches per step": show_count(profile.launches_per_step) if profile.launches_per_step else None,
+        "bottleneck by its producer": profile.claimed_bottleneck,
+    }
+
+
+def _steps(profile: Profile) -> str | None:
+    if not profile.steps:
+        return None
+    if profile.recorded_steps is None or profile.recorded_steps == profile.steps:
+        return show_count(profile.steps)
+    return f"{show_count(profile.recorded_steps)}, {show_count(profile.steps)} of them steady"
+
+
+def _throughput(profile: Profile) -> str | None:
+    if profile.throughput_tok_s is not None:
+        return show_rate(profile.throughput_tok_s)
+    if profile.tokens_per_step and profile.step_ms:
+        return f"{show_count(profile.tokens_per_step)} tokens per step"
+    return None
+
+
+def _listed(count: int, names: list[str]) -> str | None:
+    if not count:
+        return None
+    shown = ", ".join(names[:4])
+    more = ", …" if len(names) > 4 else ""
+    return f"{count}: {shown}{more}" if shown else str(count)

@@ -1,0 +1,191 @@
+"""Phases of a step: what each one is, how long it takes, and what they leave uncovered."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from stepgrade.config.limits import Limits
+from stepgrade.contract.scorecard import add_up
+from stepgrade.model import PhaseTime, Profile
+from stepgrade.model.scorecard import Ledger, PhaseShare
+from stepgrade.scoring.reference import is_read_by_v1, launch_overhead_v1
+from stepgrade.scoring.samples import kept_of_part, step_ms_of
+from stepgrade.units import show_share
+
+
+class PhaseKind(StrEnum):
+    """What the device does, or waits for, in a phase."""
+
+    TRANSFER = "transfer"
+    INPUT = "input"
+    COMMUNICATION = "communication"
+    HOST = "host"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    FORWARD = "forward"
+    OTHER = "other"
+
+
+# The first kind with a word of the phase's name wins: `grad_h2d` is a transfer, `fwd_encode` host work.
+_WORDS: dict[PhaseKind, frozenset[str]] = {
+    PhaseKind.TRANSFER: frozenset({"h2d", "d2h", "d2d", "copy", "transfer"}),
+    PhaseKind.INPUT: frozenset({"data", "dataloader", "dataloading", "input", "loader", "prep", "tokenize"}),
+    PhaseKind.COMMUNICATION: frozenset({"allreduce", "allgather", "comm", "communication", "nccl", "reduce"}),
+    PhaseKind.HOST: frozenset({"alloc", "encode", "host", "launch", "overhead", "submit", "sync", "write"}),
+    PhaseKind.BACKWARD: frozenset({"backward", "bwd", "grad"}),
+    PhaseKind.OPTIMIZER: frozenset({"adam", "gradients", "opt", "optim", "optimizer", "sgd", "update"}),
+    PhaseKind.FORWARD: frozenset({"ce", "embed", "forward", "fwd", "head", "lm", "loss", "norm"}),
+}
+_COMPUTE = (PhaseKind.FORWARD, PhaseKind.BACKWARD, PhaseKind.OPTIMIZER)
+
+
+class PhasesOfStep(Struct, frozen=True, kw_only=True):
+    """The phases of one step, by falling time, and the share of the step in none of them."""
+
+    shares: dict[str, PhaseShare]
+    by_kind: dict[PhaseKind, float]
+    by_kind_ms: dict[PhaseKind, float]
+    covered_share: float | None
+    uncovered_share: float | None
+    ledger: Ledger | None
+    notes: tuple[str, ...] = ()
+    fitness: tuple[str, ...] = ()
+
+
+def kind_of(name: str) -> PhaseKind:
+    """Return what a phase is, by the words in its name; `OTHER` when they say nothing."""
+    folded = name.casefold()
+    if "h2d" in folded or "d2h" in folded:  # as contract v1: anywhere in the name
+        return PhaseKind.TRANSFER
+    words = set("".join(c if c.isalnum() else " " for c in folded).split())
+    return next((kind for kind, known in _WORDS.items() if words & known), PhaseKind.OTHER)
+
+
+def phases_of_step(profile: Profile, limits: Limits) -> PhasesOfStep:
+    """Work out the phases of one step."""
+    typical_ms = step_ms_of(profile)
+    shares = {phase.name: _share(phase, profile, typical_ms) for phase in profile.phases}
+    if profile.ledger is not None:
+        return _phases_beside_ledger(shares)
+    covered = _covered(shares, profile)
+    overlapping = covered is not None and covered > 1.0 + limits.overlap_tolerance
+    by_kind = _by_kind({name: share.share for name, share in shares.items()})
+    return PhasesOfStep(
+        shares=dict(sorted(shares.items(), key=lambda item: -(item[1].ms or 0.0))),
+        by_kind=by_kind,
+        by_kind_ms=_by_kind({name: share.ms for name, share in shares.items()}),
+        covered_share=covered,
+        uncovered_share=None if covered is None else max(0.0, 1.0 - covered),
+        ledger=None if covered is None or overlapping or not shares else _ledger(by_kind, covered),
+        notes=_notes(profile, covered),
+        fitness=_fitness(profile, covered if overlapping else None, limits),
+    )
+
+
+def _phases_beside_ledger(shares: dict[str, PhaseShare]) -> PhasesOfStep:
+    """Return the phases of a source whose device timeline tells the ledger: they judge nothing themselves."""
+    return PhasesOfStep(
+        shares=dict(sorted(shares.items(), key=lambda item: -(item[1].ms or 0.0))),
+        by_kind={},
+        by_kind_ms=_by_kind({name: share.ms for name, share in shares.items()}),
+        covered_share=None,
+        uncovered_share=None,
+        ledger=None,
+    )
+
+
+def _share(phase: PhaseTime, profile: Profile, typical_ms: float | None) -> PhaseShare:
+    """Return a phase's share of all steps, and that share of the typical one: so phases add up to it."""
+    per_step_ms = _per_step_ms(phase, profile.steps)
+    if per_step_ms is not None and profile.step_ms and typical_ms:
+        share = per_step_ms / profile.step_ms
+        samples_ms = kept_of_part(phase.samples_ms, share, 0)
+        return PhaseShare(ms=share * typical_ms, share=share, samples_ms=samples_ms)
+    return PhaseShare(ms=per_step_ms, share=phase.step_share)
+
+
+def _per_step_ms(phase: PhaseTime, steps: int | None) -> float | None:
+    if phase.total_ms is not None and steps:
+        return phase.total_ms / steps
+    return phase.per_step_ms
+
+
+def _covered(shares: dict[str, PhaseShare], profile: Profile) -> float | None:
+    """Return the share of the step that phases cover, else what the producer says of it."""
+    known = [share.share for share in shares.values()]
+    if not known:
+        return profile.wall_coverage
+    if profile.step_ms is None or any(share is None for share in known):
+        return None
+    return add_up(share for share in known if share is not None)
+
+
+def _by_kind(figures: dict[str, float | None]) -> dict[PhaseKind, float]:
+    totals: dict[PhaseKind, float] = {}
+    for name, figure in figures.items():
+        if figure is not None:
+            kind = kind_of(name)
+            totals[kind] = totals.get(kind, 0.0) + figure
+    return totals
+
+
+def _ledger(by_kind: dict[PhaseKind, float], covered: float) -> Ledger:
+    """Return shares that add up to 1; a rounding excess in `covered` is spread over all of them."""
+    whole = max(1.0, covered)
+    share = {kind: by_kind.get(kind, 0.0) / whole for kind in PhaseKind}
+    compute = add_up(share[kind] for kind in _COMPUTE)
+    attributed = add_up(share[kind] for kind in PhaseKind if kind is not PhaseKind.OTHER)
+    return Ledger(
+        compute=compute,
+        exposed_communication=share[PhaseKind.COMMUNICATION],
+        exposed_copy=share[PhaseKind.TRANSFER],
+        idle_input=share[PhaseKind.INPUT],
+        idle_host=share[PhaseKind.HOST],
+        unattributed=max(0.0, 1.0 - attributed),
+    )
+
+
+def _notes(profile: Profile, covered: float | None) -> tuple[str, ...]:
+    if not profile.phases:
+        return _without_phases(profile, covered)
+    if covered is None or not profile.steps or profile.step_ms is None:
+        return ()
+    v1_overhead = launch_overhead_v1(profile)
+    overhead = max(0.0, 1.0 - covered)
+    if abs(v1_overhead - overhead) < 0.005 or not is_read_by_v1(profile):
+        return ()
+    note = (
+        f"launch overhead is {show_share(overhead)}, per step; contract v1 holds the totals of all "
+        f"{profile.steps} steps against one step and says {show_share(v1_overhead)}"
+    )
+    return (note,)
+
+
+def _without_phases(profile: Profile, covered: float | None) -> tuple[str, ...]:
+    if profile.step_ms is None or not is_read_by_v1(profile):
+        return ()
+    if covered is None:
+        return ("the profile has no phases, so launch overhead is not known (contract v1 says 100 %)",)
+    return ("without phases, launch overhead is what the wall coverage leaves (contract v1 says 100 %)",)
+
+
+def _fitness(profile: Profile, overlapping: float | None, limits: Limits) -> tuple[str, ...]:
+    found = []
+    if overlapping is not None:
+        found.append(
+            f"phases add up to {show_share(overlapping)} of the step: they overlap, or the step's average "
+            "leaves something out; there is no ledger"
+            if profile.phases
+            else f"a wall coverage of {show_share(overlapping)} is more than there is: is it a percentage?"
+        )
+    averages = [phase for phase in profile.phases if phase.total_ms and phase.per_step_ms]
+    by_total = add_up(phase.total_ms or 0.0 for phase in averages) / (profile.steps or 1)
+    by_average = add_up(phase.per_step_ms or 0.0 for phase in averages)
+    if profile.steps and abs(by_total - by_average) > limits.average_tolerance * by_average:
+        found.append(
+            f"phase totals over {profile.steps} steps and their averages disagree: "
+            f"{by_total:.1f} against {by_average:.1f} ms per step; the totals are used"
+        )
+    return tuple(found)

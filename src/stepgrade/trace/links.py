@@ -1,0 +1,217 @@
+"""Who made whom: host calls nested in operations, device work launched by calls.
+
+Calls and operations of a thread nest in time: what starts while another runs is inside it. Device work
+names its launching call by a correlation number. A graph launch is one call for many kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepgrade.model.events import NONE, Ids, Kinds, Longs, RangeKind, Trace, Wholes
+from stepgrade.naming.torch_names import Mask
+
+RANGE, MODULE, OP, CALL = 0, 1, 2, 3
+BLOCK_ROWS = 1 << 15
+Whole = TypeVar("Whole", bound=np.signedinteger)
+
+
+class HostTree(NamedTuple):
+    """Everything that host threads did, sorted so that a parent stands before its children."""
+
+    kind: Kinds  # RANGE, MODULE, OP or CALL
+    origin: Ids  # row in its own table
+    name: Ids
+    parent: Ids  # row in this tree, or NONE
+    of_op: Ids  # row in this tree of each operation
+    of_call: Ids
+
+
+def grow_tree(trace: Trace) -> HostTree:
+    """Return what the host did as one forest, one tree for each thread."""
+    ranges, ops, calls = trace.ranges, trace.ops, trace.calls
+    lengths = (len(ranges.name), len(ops.name), len(calls.name))
+    order = _nesting_order(trace)
+    thread = _joined(trace, "thread")[order]
+    row = np.empty(len(order), np.int32)
+    row[order] = np.arange(len(order), dtype=np.int32)
+    _, of_op, of_call = np.split(row, np.cumsum(lengths)[:2])
+    return HostTree(
+        kind=_kinds(trace)[order],
+        origin=np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])[order],
+        name=_joined(trace, "name")[order],
+        parent=_parents(_joined(trace, "start_ns")[order], _ends(trace)[order], thread),
+        of_op=of_op,
+        of_call=of_call,
+    )
+
+
+def _joined(trace: Trace, column: str) -> NDArray[Any]:
+    return np.concatenate([getattr(table, column) for table in (trace.ranges, trace.ops, trace.calls)])
+
+
+def _ends(trace: Trace) -> Longs:
+    end: Longs = _joined(trace, "start_ns")
+    end += _joined(trace, "dur_ns")
+    return end
+
+
+def _kinds(trace: Trace) -> Kinds:
+    is_module = trace.ranges.kind == RangeKind.MODULE
+    kind = np.full(len(is_module) + len(trace.ops.name) + len(trace.calls.name), CALL, np.int8)
+    kind[: len(kind) - len(trace.calls.name)] = OP
+    kind[: len(is_module)] = RANGE
+    kind[: len(is_module)][is_module] = MODULE
+    return kind
+
+
+def _nesting_order(trace: Trace) -> Ids:
+    """Return the order by thread, start, end (later first), kind, id.
+
+    Only what starts together needs more than the start: that takes a third of the memory of sorting by all.
+    """
+    start = _joined(trace, "start_ns")
+    order = np.argsort(start, kind="stable").astype(np.int32)
+    start = start[order]
+    tied = start[1:] == start[:-1]
+    places = np.flatnonzero(np.append(tied, False) | np.append(False, tied)).astype(np.int32)
+    start = start[places]
+    rows = order[places]
+    keys = (_joined(trace, "external_id")[rows], _kinds(trace)[rows], -_ends(trace)[rows], start)
+    order[places] = rows[np.lexsort(keys)]
+    thread = _joined(trace, "thread")[order]
+    if int(thread.max(initial=0)) <= np.iinfo(np.int16).max:
+        thread = thread.astype(np.int16)  # numpy sorts these in one pass
+    return order[np.argsort(thread, kind="stable")]
+
+
+def _parents(start: Longs, end: Longs, thread: Ids) -> Ids:
+    """Return for each row the last earlier row of its thread that still runs when it starts.
+
+    Whoever has ended is skipped together with all it was found to skip, so that the number of rounds
+    grows with the logarithm of the number of siblings.
+    """
+    parent = np.arange(-1, len(start) - 1, dtype=np.int32)
+    if len(start):
+        parent[1:][thread[1:] != thread[:-1]] = NONE
+    for block in _blocks(len(parent)):
+        open_rows = np.flatnonzero(parent[block] >= 0) + block.start
+        while len(open_rows):
+            above = parent[open_rows]
+            over = end[above] <= start[open_rows]
+            open_rows = open_rows[over]
+            parent[open_rows] = parent[above[over]]
+            open_rows = open_rows[parent[open_rows] >= 0]
+    return parent
+
+
+def _blocks(count: int) -> Iterator[slice]:
+    """Yield the rows in blocks: what is found for one block is final before the next needs it.
+
+    For all rows at once the intermediate columns would be the largest thing in memory.
+    """
+    for low in range(0, count, BLOCK_ROWS):
+        yield slice(low, min(count, low + BLOCK_ROWS))
+
+
+def pick(column: NDArray[Whole], rows: Ids) -> NDArray[Whole]:
+    """Return the column at `rows`, NONE where the row is NONE."""
+    if not len(column):
+        return np.full(len(rows), NONE, column.dtype)
+    found = column[rows]
+    found[rows < 0] = NONE
+    return found
+
+
+def nearest(parent: Ids, wanted: Mask) -> Ids:
+    """Return for each row the nearest row at or above it for which `wanted` holds, or NONE."""
+    found = np.arange(len(wanted), dtype=np.int32)
+    found[~wanted] = NONE
+    for block in _blocks(len(found)):
+        mine, jump = found[block], parent[block].copy()
+        open_rows = np.flatnonzero((mine < 0) & (jump >= 0))
+        while len(open_rows):
+            above = jump[open_rows]
+            mine[open_rows] = found[above]
+            jump[open_rows] = _jumped(jump, above, block)
+            open_rows = open_rows[(mine[open_rows] < 0) & (jump[open_rows] >= 0)]
+    return found
+
+
+def _jumped(jump: Ids, above: Ids, block: slice) -> Ids:
+    """Return where to look after `above`: nowhere if it lies in an earlier block, which is done."""
+    inside = above >= block.start
+    return np.where(inside, jump[np.where(inside, above - block.start, 0)], np.int32(NONE))
+
+
+def inherit(parent: Ids, bits: Kinds) -> Kinds:
+    """Return the bits of each row together with those of every row above it."""
+    gathered = bits.copy()
+    for block in _blocks(len(gathered)):
+        mine, jump = gathered[block], parent[block].copy()
+        open_rows = np.flatnonzero(jump >= 0)
+        while len(open_rows):
+            above = jump[open_rows]
+            mine[open_rows] |= gathered[above]
+            jump[open_rows] = _jumped(jump, above, block)
+            open_rows = open_rows[jump[open_rows] >= 0]
+    return gathered
+
+
+class Links(NamedTuple):
+    """For each piece of device work, the call that launched it and the operation around that call."""
+
+    call: Ids  # row in trace.calls, or NONE where the launch was not recorded
+    launch_ns: Longs  # start of that call, or NONE
+    thread: Ids  # of that call, or NONE
+    op: Ids  # row in trace.ops, or NONE
+    row: Ids  # row in the tree of that call (or else of that operation), or NONE
+
+
+def link_work(trace: Trace, tree: HostTree) -> Links:
+    """Return the launching call and the operation of every piece of device work."""
+    call = _rows_by_id(trace.calls.correlation, trace.work.correlation)
+    call_row = pick(tree.of_call, call)
+    op = pick(tree.origin, pick(nearest(tree.parent, tree.kind == OP), call_row))
+    for external in (pick(trace.calls.external_id, call), trace.work.external_id):
+        missing = np.flatnonzero(op < 0)
+        op[missing] = _rows_by_id(trace.ops.external_id, external[missing])
+    return Links(
+        call=call,
+        launch_ns=pick(trace.calls.start_ns, call),
+        thread=pick(trace.calls.thread, call),
+        op=op,
+        row=np.where(call >= 0, call_row, pick(tree.of_op, op)),
+    )
+
+
+def launched_ns(trace: Trace, links: Links) -> Longs:
+    """Return for each piece of device work the end of the call that launched it, or NONE."""
+    known = links.call >= 0
+    end = links.launch_ns.copy()
+    end[known] += trace.calls.dur_ns[links.call[known]]
+    return end
+
+
+def _rows_by_id(ids: Wholes, wanted: Wholes) -> Ids:
+    """Return for each wanted id the row that carries it, or NONE."""
+    if not len(ids) or not len(wanted):
+        return np.full(len(wanted), NONE, np.int32)
+    order = np.argsort(ids, kind="stable").astype(np.int32)
+    place = np.searchsorted(ids, wanted, sorter=order)
+    found = order[np.minimum(place, len(ids) - 1, out=place)]
+    found[(ids[found] != wanted) | (wanted < 0)] = NONE
+    return found
+
+
+def self_times(trace: Trace, tree: HostTree) -> Longs:
+    """Return for each operation its time in ns without the operations nested in it."""
+    above = pick(nearest(tree.parent, tree.kind == OP), tree.parent[tree.of_op])
+    inside = above >= 0
+    owner = tree.origin[above[inside]]
+    nested = np.bincount(owner, weights=trace.ops.dur_ns[inside], minlength=len(trace.ops.name))
+    return np.maximum(trace.ops.dur_ns - nested.astype(np.int64), 0)

@@ -1,0 +1,407 @@
+"""Every rule fires on facts made for it, keeps quiet on facts that are well, and promises what the ledger holds."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, get_type_hints
+
+import msgspec
+import pytest
+
+import stepgrade as sg
+from stepgrade.config import read_config
+from stepgrade.config.limits import Limits
+from stepgrade.diagnosis.rules import RULE_NAMES, RULES
+from stepgrade.diagnosis.settings import Settings, settings_from
+from stepgrade.errors import BadInput
+from stepgrade.hardware.setup import Setup
+from stepgrade.model import DeviceSeen, LedgerTime, OpTime, Profile, RankTime, Source
+from stepgrade.model.activity import (
+    Activity,
+    CollectiveTally,
+    CopyTally,
+    Flaw,
+    GemmTally,
+    HostGaps,
+    KernelTally,
+    OptimizerTally,
+    PartTime,
+    Straggler,
+    WaitTally,
+)
+from stepgrade.scoring.runtime import Runtime
+from tests.builders import make_layers, make_phases, make_profile
+
+TRACE = Source(format="kineto", files=("trace.json",), producer="torch.profiler")
+H100 = DeviceSeen(name="NVIDIA H100 80GB HBM3", memory_bytes=80 * 2**30, sm_count=132)
+STEPS, STEP_MS = 10, 100.0
+
+
+def ledger(**shares: float) -> LedgerTime:
+    """Return a ledger of ten steps of 100 ms; what is not said is computing."""
+    total = int(STEPS * STEP_MS * 1e6)
+    accounts = {f"{name}_ns": round(share * total) for name, share in shares.items()}
+    names = [name for name in LedgerTime.__struct_fields__ if name not in ("total_ns", "compute_ns")]
+    rest = {name: accounts.get(name, 0) for name in names}
+    return LedgerTime(total_ns=total, compute_ns=total - sum(rest.values()), **rest)
+
+
+def op(name: str, kind: str, ms: float, **known: Any) -> OpTime:
+    return OpTime(name=name, kind=kind, total_ms=ms * STEPS, calls=known.pop("calls", 1.0) * STEPS, **known)
+
+
+GEMMS = (op("aten::mm", "gemm", 90.0, calls=100.0),)
+
+
+def trace(*, lost: dict[str, float] | None = None, ops: tuple[OpTime, ...] = GEMMS, **known: Any) -> Profile:
+    """Return a profile as a trace gives it: ten steps of 100 ms on an H100."""
+    activity = {name: known.pop(name) for name in Activity.__struct_fields__ if name in known}
+    defaults: dict[str, Any] = {
+        "source": TRACE,
+        "steps": STEPS,
+        "step_ms": STEP_MS,
+        "ledger": ledger(**(lost or {})),
+        "operations": ops,
+        "device": H100,
+        "launches_per_step": 500.0,
+        "activity": Activity(**({"driver": "device", "capability": "9.0"} | activity)),
+    }
+    return Profile(**(defaults | known))
+
+
+def kernels(count: float = 500.0, ms: float = 90.0, **known: float) -> KernelTally:
+    defaults = {"short_count": 0.0, "short_ms": 0.0, "graph_share": 0.0, "launch_call_us": 5.0}
+    return KernelTally(count=count, ms=ms, **(defaults | known))
+
+
+def gaps(**known: float) -> HostGaps:
+    defaults = {"after_sync_ms": 0.0, "stall_ms": 0.0, "stalls": 0.0, "longest_ms": 0.5, "dispatch_ms": 0.0}
+    return HostGaps(**(defaults | known))
+
+
+def gemm(m: int, k: int, n: int, ms: float, calls: float = 10.0) -> tuple[GemmTally, ...]:
+    flops, moved = 2.0 * m * k * n * calls, 2.0 * (m * k + k * n + m * n) * calls
+    known: dict[str, Any] = {"batch": 1, "m": m, "k": k, "n": n, "dtype": "bf16", "calls": calls, "ms": ms}
+    return (GemmTally(**known, flops=flops, bytes=moved),)
+
+
+def wait(call: str, caller: str | None = None) -> tuple[WaitTally, ...]:
+    return (WaitTally(call=call, caller=caller, count=20.0, ms=30.0),)
+
+
+def copies(**known: Any) -> tuple[CopyTally, ...]:
+    defaults = {
+        "direction": "h2d",
+        "memory": None,
+        "during": "forward",
+        "count": 2.0,
+        "ms": 20.0,
+        "bytes": 1e8,
+    }
+    return (CopyTally(**(defaults | known)),)
+
+
+def flaw(code: str) -> Profile:
+    return trace(flaws=(Flaw(code=code, text=f"It is {code}."),))
+
+
+def phases(**ms: float) -> Profile:
+    return make_profile(phases=make_phases(**ms))
+
+
+def optimizer(**known: Any) -> OptimizerTally:
+    defaults: dict[str, Any] = {
+        "kernels": 10.0,
+        "ms": 3.0,
+        "span_ms": 3.0,
+        "multi_tensor_share": 1.0,
+        "fused": True,
+    }
+    return OptimizerTally(**(defaults | known))
+
+
+def host(**known: Any) -> Profile:
+    return trace(driver="host", device=None, launches_per_step=None, **known)
+
+
+def steps(*samples_ms: float) -> Profile:
+    return trace(samples_ms=samples_ms)
+
+
+def talk(count: float, each_bytes: float, ms: float = 30.0) -> tuple[CollectiveTally, ...]:
+    return (CollectiveTally(name="allreduce", group_size=8, count=count, ms=ms, bytes=count * each_bytes),)
+
+
+SYNC = "cudaStreamSynchronize"
+LATE = Straggler(rank=3, caused_ms=20.0, last_share=0.9, trouble="idle_host", trouble_excess=0.2, ranks=4)
+SOFTMAX = (
+    op("aten::bmm", "gemm", 20.0, calls=48.0),
+    op("aten::_softmax", "softmax", 20.0, calls=24.0),
+    op("aten::mm", "gemm", 50.0),
+)
+MANY_TENSORS = optimizer(kernels=900.0, ms=5.0, span_ms=20.0, multi_tensor_share=0.0, fused=False)
+FIRES: dict[str, Profile] = {
+    "input-wait": trace(lost={"idle_input": 0.3}),
+    "loader-on-main-thread": trace(lost={"idle_input": 0.3}, loader="_SingleProcessDataLoaderIter"),
+    "starved-loader": trace(lost={"idle_input": 0.15}, input_ms=(0.0,) * 7 + (50.0,) * 3),
+    "heavy-transfer": trace(lost={"exposed_copy": 0.2}),
+    "pageable-copies": trace(lost={"exposed_copy": 0.2}, copies=copies(memory="pageable")),
+    "many-small-copies": trace(lost={"exposed_copy": 0.2}, copies=copies(count=50.0, bytes=5000.0)),
+    "offload-traffic": trace(lost={"exposed_copy": 0.2}, copies=copies(during="optimizer")),
+    "scalar-read-sync": trace(lost={"idle_sync": 0.2}, waits=wait(SYNC, "aten::_local_scalar_dense")),
+    "data-dependent-sync": trace(lost={"idle_sync": 0.2}, waits=wait(SYNC, "aten::nonzero")),
+    "allocator-sync": trace(lost={"idle_sync": 0.2}, waits=wait("cudaFree", "aten::empty")),
+    "device-synchronize": trace(lost={"idle_sync": 0.2}, waits=wait("cudaDeviceSynchronize")),
+    "blocking-copy-sync": trace(lost={"idle_sync": 0.2}, waits=wait("cudaMemcpyAsync", "aten::copy_")),
+    "sync-wait": trace(lost={"idle_sync": 0.2}),
+    "scalar-read-loop": host(lost={"idle_host": 0.4}, marks={"item": 500.0}, scalar_read_ms=35.0),
+    "short-kernels": trace(lost={"idle_host": 0.4}, kernels=kernels(2000.0, 10.0), gaps=gaps()),
+    "launch-gaps": trace(lost={"idle_host": 0.3}, kernels=kernels(), gaps=gaps()),
+    "host-stall": trace(lost={"idle_host": 0.3}, gaps=gaps(stall_ms=28.0, stalls=3.0, longest_ms=20.0)),
+    "slow-launches": trace(lost={"idle_host": 0.06}, kernels=kernels(launch_call_us=80.0), gaps=gaps()),
+    "dispatch-latency": trace(lost={"idle_host": 0.06}, gaps=gaps(dispatch_ms=6.0)),
+    "many-compiled-regions": trace(lost={"idle_host": 0.06}, marks={"compiled_region": 30.0}, gaps=gaps()),
+    "uncovered-time": phases(forward=30.0, backward=30.0),
+    "host-phases": phases(forward=30.0, backward=50.0, encode=18.0),
+    "python-overhead": host(lost={"idle_host": 0.5}),
+    "fp32-matmuls": trace(matmul_dtype_ms={"fp32": 60.0}),
+    "tf32-matmuls": trace(matmul_dtype_ms={"tf32": 60.0}),
+    "fp16-beside-bf16": trace(matmul_dtype_ms={"fp16": 60.0}, marks={"loss_scale": 1.0}),
+    "math-attention": trace(ops=SOFTMAX, marks={"sdpa_math": 24.0}),
+    "unfused-attention": trace(ops=SOFTMAX),
+    "slow-attention": trace(
+        ops=(op("aten::_flash_attention_forward", "attention", 50.0, flops=2e14, bytes=1e9), *GEMMS),
+        sequence=4096,
+        matmul_dtype="bf16",
+    ),
+    "odd-vocabulary": trace(gemms=gemm(8192, 1024, 50257, 30.0)),
+    "misaligned-gemm": trace(gemms=gemm(8192, 1023, 4096, 30.0)),
+    "tiny-gemms": trace(gemms=gemm(64, 64, 64, 20.0, calls=5000.0)),
+    "slow-gemm": trace(gemms=gemm(8192, 8192, 8192, 50.0, calls=2.0), matmul_dtype="bf16"),
+    "memory-bound-gemm": trace(gemms=gemm(16, 8192, 8192, 50.0, calls=500.0), matmul_dtype="bf16"),
+    "single-tensor-optimizer": trace(optimizer=MANY_TENSORS),
+    "heavy-optimizer": trace(optimizer=optimizer(ms=40.0, span_ms=40.0)),
+    "zero-grad-fills": trace(marks={"zero_fill": 300.0}, kernel_group_ms={"fill": 3.0}),
+    "elementwise-chains": trace(ops=(op("aten::mul", "elementwise", 45.0), op("aten::mm", "gemm", 45.0))),
+    "fragmented-elementwise": trace(
+        ops=(op("aten::mul", "elementwise", 5.0), *GEMMS), class_kernels={"elementwise": 3000.0}
+    ),
+    "slow-elementwise": trace(ops=(op("aten::mul", "elementwise", 15.0, bytes=1e8), *GEMMS)),
+    "hand-written-norm": trace(
+        ops=(op("aten::mul", "elementwise", 15.0), *GEMMS), marks={"rsqrt": 64.0, "mean": 64.0}
+    ),
+    "unfused-loss": trace(ops=(op("aten::_log_softmax", "softmax", 15.0), *GEMMS)),
+    "heavy-embedding": trace(ops=(op("aten::embedding_dense_backward", "embedding", 20.0), *GEMMS)),
+    "data-shuffling": trace(ops=(op("aten::index_put_", "indexing", 40.0), *GEMMS)),
+    "one-hot-operation": trace(
+        ops=(op("my::kernel", "other", 80.0), *(op(f"aten::mm_{place}", "gemm", 2.0) for place in range(5)))
+    ),
+    "layout-conversions": trace(kernel_group_ms={"layout": 20.0}),
+    "device-copies": trace(
+        parts=(PartTime(work_class="copy", role=None, direction=None, ms=20.0, calls=9.0, kernels=9.0),)
+    ),
+    "exposed-communication": trace(lost={"exposed_communication": 0.3}, communication_ms=90.0),
+    "weak-overlap": trace(lost={"exposed_communication": 0.03}, communication_ms=4.0),
+    "small-messages": trace(lost={"exposed_communication": 0.3}, collectives=talk(40.0, 1e5)),
+    "slow-link": trace(lost={"exposed_communication": 0.3}, collectives=talk(40.0, 2e6), skew_ms=0.0),
+    "gloo-on-devices": trace(lost={"exposed_communication": 0.3}, marks={"gloo": 4.0}),
+    "data-parallel": trace(lost={"idle_host": 0.3}, marks={"data_parallel": 1.0}),
+    "straggler-rank": trace(lost={"exposed_communication": 0.2}, straggler=LATE, skew_ms=15.0),
+    "uneven-ranks": trace(lost={"exposed_communication": 0.2}, skew_ms=15.0),
+    "slow-layer": trace(layers=make_layers(*[(50.0, 100.0)] * 5, (150.0, 100.0))),
+    "recomputed-forward": trace(recompute_ms=20.0),
+    "fast-backward": trace(layers=make_layers((10.0, 5.0))),
+    "slow-backward": trace(phases=make_phases(forward=10.0, backward=60.0)),
+    "skipped-steps": trace(skipped_steps=2, skipped_part="backward pass"),
+    "no-backward": trace(phases=make_phases(forward=50.0), marks={"optimizer_step": 1.0}),
+    "unsteady-steps": steps(*[90.0] * 9, 400.0),
+    "drifting-steps": steps(*[80.0] * 12, *[100.0] * 12),
+    "memory-nearly-full": trace(peak_memory_bytes=78.0 * 2**30),
+    "memory-idle": trace(lost={"idle_host": 0.4}, gaps=gaps(), peak_memory_bytes=10.0 * 2**30),
+    "truncated-trace": flaw("truncated"),
+    "warm-up-only": flaw("warm_up"),
+    "no-steps": flaw("no_steps"),
+    "device-unseen": flaw("device_unseen"),
+    "profiler-overhead": flaw("profiler_overhead"),
+    "recording-slows-host": flaw("host_slowed"),
+    "clocks-apart": flaw("clocks"),
+    "unexplained-idle": flaw("unattributed"),
+    "hardly-any-work": trace(lost={"idle_host": 0.97}, kernels=kernels(3.0, 2.0), gaps=gaps(stall_ms=90.0)),
+    "collective-is-all": trace(lost={"exposed_communication": 0.95}, steps=1),
+    "above-roof": trace(ops=(op("aten::mm", "gemm", 90.0, flops=5e15, bytes=1e9),), matmul_dtype="bf16"),
+}
+DEVICE = Setup(device="h100-sxm5-80gb")
+
+
+def card_of(profile: Profile, **known: Any) -> sg.Scorecard:
+    return sg.score(profile, setup=DEVICE, **known)
+
+
+def test_every_rule_has_facts_that_make_it_fire() -> None:
+    assert set(FIRES) == set(RULE_NAMES)
+    assert len(RULES) >= 40
+
+
+@pytest.mark.parametrize("name", FIRES)
+def test_a_rule_fires_on_its_facts(name: str) -> None:
+    """It is found itself, or as a consequence of a rule that explains it."""
+    card = card_of(FIRES[name])
+    found = {one.rule for one in card.findings}
+    explained = {seen for rule in RULES if rule.name in found for seen in rule.explains}
+    assert name in found or name in explained
+
+
+@pytest.mark.parametrize("name", FIRES)
+def test_a_rule_asked_alone_answers_with_all_it_has_to(name: str) -> None:
+    others = frozenset(RULE_NAMES) - {name}
+    (finding,) = card_of(FIRES[name], settings=Settings(ignored_rules=others)).findings
+    assert finding.rule == name
+    assert finding.claim.endswith((".", "?"))
+    assert finding.remedy
+    assert finding.check.endswith(".")
+    assert finding.evidence
+    assert 0.0 <= finding.gain_low <= finding.gain_high <= 1.0
+    assert finding.gain_high == 0.0 or finding.gain_basis
+
+
+@pytest.mark.parametrize("name", FIRES)
+def test_an_ignored_rule_is_silent(name: str) -> None:
+    card = card_of(FIRES[name], settings=Settings(ignored_rules=frozenset({name})))
+    assert name not in {one.rule for one in card.findings}
+
+
+def test_facts_that_are_well_make_no_rule_fire() -> None:
+    profile = trace(kernels=kernels(), gaps=gaps(), matmul_dtype_ms={"bf16": 90.0}, optimizer=optimizer())
+    assert card_of(profile).findings == ()
+
+
+def test_one_cause_is_one_finding_with_its_consequences() -> None:
+    (finding,) = card_of(FIRES["short-kernels"]).findings
+    assert finding.rule == "short-kernels"
+    assert any("for launches" in one for one in finding.consequences)
+
+
+def test_what_a_more_general_rule_saw_of_the_same_time_is_not_told_again() -> None:
+    (finding,) = card_of(FIRES["scalar-read-sync"]).findings
+    assert finding.rule == "scalar-read-sync"
+    assert finding.consequences == ()
+
+
+def test_rules_explain_rules_that_exist_and_never_each_other() -> None:
+    explains = {rule.name: rule.explains for rule in RULES}
+    for name, seen in explains.items():
+        assert set(seen) <= set(RULE_NAMES)
+        assert name not in seen
+        assert all(name not in explains[other] for other in seen)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_rule_says_all_that_its_page_needs(rule: Any) -> None:
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", rule.name)
+    for text in (rule.sees, rule.evidence, rule.wrong_when, rule.check, rule.sources):
+        assert text
+    assert "general" in rule.fix
+    assert set(rule.fix) <= {runtime.value for runtime in Runtime}
+    accounts = rule.account.split("+") if rule.account else []
+    assert all(f"{account}_ns" in LedgerTime.__struct_fields__ for account in accounts)
+    assert bool(accounts) == bool(rule.because)
+
+
+# --- advice fits runtime and state
+
+
+@pytest.mark.parametrize(
+    ("producer", "word"), [("torch.profiler", "DataLoader"), ("xplane", "device"), ("nsys", "loader workers")]
+)
+def test_advice_is_in_the_words_of_the_runtime(producer: str, word: str) -> None:
+    source = Source(format="any", files=("f",), producer=producer)
+    profile = msgspec.structs.replace(FIRES["input-wait"], source=source)
+    assert word in card_of(profile).findings[0].remedy
+
+
+def test_the_references_own_sentences_for_its_own_runtime() -> None:
+    card = sg.score(phases(forward=30.0, h2d=40.0, backward=25.0))
+    assert "Reduce H2D" in card.findings[0].remedy or "transfer" in card.findings[0].remedy.lower()
+
+
+def test_no_larger_batch_when_memory_is_full() -> None:
+    lean, full = (
+        trace(lost={"idle_host": 0.3}, gaps=gaps(), peak_memory_bytes=share * 80 * 2**30)
+        for share in (0.3, 0.95)
+    )
+    assert "a larger batch gives" in card_of(lean).findings[0].remedy
+    remedies = [one.remedy for one in card_of(full).findings]
+    assert any("not the way" in remedy for remedy in remedies)
+    assert not any("a larger batch gives" in remedy for remedy in remedies)
+
+
+def test_no_compiling_for_a_run_that_sits_in_large_products() -> None:
+    card = card_of(trace(gemms=gemm(8192, 8192, 8192, 80.0, calls=60.0), matmul_dtype="bf16"))
+    assert not any("torch.compile" in advice for advice in card.recommendations)
+
+
+@pytest.mark.parametrize(
+    ("flops", "words"),
+    [
+        (8e14, "arithmetic units are the limit"),
+        (1e14, "better shapes or kernels first"),
+        (None, "takes the time"),
+    ],
+)
+def test_advice_on_arithmetic_fits_how_near_its_peak_it_is(flops: float | None, words: str) -> None:
+    ops = (op("aten::mm", "gemm", 100.0, flops=flops and flops * STEPS / 10.0, bytes=1e9),)
+    known: dict[str, Any] = {"matmul_dtype": "bf16", "phases": make_phases(forward=30.0, backward=60.0)}
+    card = card_of(trace(ops=ops, **known))
+    assert card.bottleneck == "compute"
+    assert words in card.recommendations[0]
+
+
+def test_kernels_that_are_compiled_already_are_not_told_to_be() -> None:
+    card = card_of(trace(lost={"idle_host": 0.3}, gaps=gaps(), kernel_group_ms={"triton": 5.0}))
+    assert "already fused" in card.findings[0].remedy
+
+
+# --- stepgrade.toml
+
+
+def test_every_limit_can_be_set_and_has_a_source() -> None:
+    for name in Limits.__struct_fields__:
+        value = getattr(Limits(), name)
+        text = f"[limits]\n{name} = {value if isinstance(value, int) else value / 2}\n"
+        found = getattr(settings_from(read_config(text)).limits, name)
+        assert found == (value if isinstance(value, int) else value / 2)
+    hints = get_type_hints(Limits, include_extras=True)
+    assert all(hint.__metadata__[0].description for hint in hints.values())
+
+
+def test_a_limit_decides() -> None:
+    profile = trace(lost={"idle_input": 0.07})
+    assert [one.severity for one in card_of(profile).findings] == ["info"]
+    for line, severity in (("0.5", []), ("0.01", ["info"])):
+        settings = settings_from(read_config(f"[limits]\ninput_info_share = {line}\n"))
+        assert [one.severity for one in card_of(profile, settings=settings).findings] == severity
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[limits]\ninput_inf_share = 0.1", "input_info_share"),
+        ("[limits]\ninput_info_share = 2", "<= 1.0"),
+        ("[limits]\ninput_info_share = 'a'", "input_info_share"),
+        ("[limit]", "limits"),
+        ("limits = 3", "limits"),
+        ("[rules]\nignore = ['slow-lair']", "slow-layer"),
+        ("[rules]\nignore = 'slow-layer'", "list"),
+        ("[rules]\nonly = []", "ignore"),
+        ("a = ", "TOML"),
+    ],
+)
+def test_what_a_file_misspells_is_refused_with_the_nearest_name(text: str, words: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(words)):
+        settings_from(read_config(text))
+
+
+def test_ranks_are_needed_for_a_profile_of_ranks() -> None:
+    ranks = tuple(RankTime(rank=rank, step_ms=STEP_MS) for rank in range(4))
+    card = card_of(msgspec.structs.replace(FIRES["straggler-rank"], ranks=ranks))
+    assert card.findings[0].evidence["rank"] == 3.0

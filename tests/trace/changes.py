@@ -1,0 +1,88 @@
+"""Changes to a trace that must not change what it says, and the cut that must not lose anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from stepgrade.model.events import Trace
+from stepgrade.trace.facts import TraceFacts
+from stepgrade.trace.timeline import Timeline, lay_out
+
+TABLES = ("ops", "calls", "work", "ranges")
+
+
+def picked(table: Any, rows: Any) -> Any:
+    """Return the table with only these rows, in this order."""
+    return type(table)(**{name: getattr(table, name)[rows] for name in table.__struct_fields__})
+
+
+def shifted(trace: Trace, by_ns: int) -> Trace:
+    """Return the trace with all times moved."""
+    moved = {
+        name: msgspec.structs.replace(getattr(trace, name), start_ns=getattr(trace, name).start_ns + by_ns)
+        for name in TABLES
+    }
+    return msgspec.structs.replace(trace, **moved)
+
+
+def shuffled(trace: Trace, seed: int) -> Trace:
+    """Return the trace with the rows of each table in another order."""
+    chance = np.random.default_rng(seed)
+    tables = {name: getattr(trace, name) for name in TABLES}
+    moved = {name: picked(table, chance.permutation(len(table.name))) for name, table in tables.items()}
+    return msgspec.structs.replace(trace, **moved)
+
+
+def renamed_streams(trace: Trace) -> Trace:
+    """Return the trace with streams numbered in the opposite order."""
+    work = msgspec.structs.replace(trace.work, stream=1_000_000 - trace.work.stream)
+    return msgspec.structs.replace(trace, work=work)
+
+
+def without_place(facts: TraceFacts) -> TraceFacts:
+    """Return the facts without anything that tells when they were, so that moved traces can be compared."""
+    steps = tuple(msgspec.structs.replace(step, start_ns=0) for step in facts.steps)
+    arrivals = tuple(
+        msgspec.structs.replace(one, start_ns=0, end_ns=one.end_ns - one.start_ns) for one in facts.arrivals
+    )
+    operations = tuple(msgspec.structs.replace(one, longest_start_ns=0) for one in facts.operations)
+    return msgspec.structs.replace(facts, steps=steps, arrivals=arrivals, operations=operations)
+
+
+def cut(trace: Trace, at: int) -> tuple[Trace, Trace]:
+    """Return what lies before and after the start of step `at`, counted from 0.
+
+    The cut lies where the step begins: on the host where it is marked, on the device where its first work
+    starts. What overlaps a half belongs to it, and the work that ends a step belongs to both.
+    """
+    line = lay_out(trace)
+    host, device = int(line.steps.start_ns[at]), int(line.windows.start_ns[at])
+    before = _host_events(line, lambda start, _: start < max(host, device))
+    after = _host_events(line, lambda _, end: end > host)
+    work = line.trace.work
+    early, late = work.start_ns <= device, work.start_ns + work.dur_ns > device
+    after["calls"] |= np.isin(np.arange(len(line.trace.calls.name)), line.links.call[late])
+    marks = _marks(line)
+    number = line.steps.number[at]
+    before["ranges"] = np.where(marks >= 0, marks < number, before["ranges"])
+    after["ranges"] = np.where(marks >= 0, marks >= number, after["ranges"])
+    return _half(line.trace, before, early), _half(line.trace, after, late)
+
+
+def _host_events(line: Timeline, keep: Any) -> dict[str, Any]:
+    tables = {name: getattr(line.trace, name) for name in ("ops", "calls", "ranges")}
+    return {name: keep(one.start_ns, one.start_ns + one.dur_ns) for name, one in tables.items()}
+
+
+def _marks(line: Timeline) -> Any:
+    """Return for each range the number of the step that it marks, -1 if it marks none."""
+    names = [line.trace.strings[name] for name in line.trace.ranges.name.tolist()]
+    return np.array([int(name[13:]) if name.startswith("ProfilerStep#") else -1 for name in names], np.int64)
+
+
+def _half(trace: Trace, host: dict[str, Any], work: Any) -> Trace:
+    tables = {name: picked(getattr(trace, name), mask) for name, mask in host.items()}
+    return msgspec.structs.replace(trace, work=picked(trace.work, work), **tables)

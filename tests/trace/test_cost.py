@@ -1,0 +1,160 @@
+"""FLOPs and bytes from recorded sizes, worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from stepgrade.model.events import Inputs
+from stepgrade.trace import analyse_trace
+from stepgrade.trace.operations import cost_of
+from tests.trace_builder import Run, make_trace
+
+BF16, F32 = "c10::BFloat16", "float"
+IMAGE, KERNEL = [8, 64, 56, 56], [128, 64, 3, 3]
+PAIR = "[{0}, {0}]"
+QUERY = [2, 16, 1024, 64]
+SCORES = 2 * 16 * 1024 * 1024
+
+
+def cost(name: str, dims: list[Any], types: list[str], concrete: list[str]) -> tuple[int | None, int | None]:
+    made = cost_of(
+        name,
+        Inputs(
+            dims=json.dumps(dims).encode(),
+            types=json.dumps(types).encode(),
+            concrete=json.dumps(concrete).encode(),
+        ),
+    )
+    return made.flops, made.bytes
+
+
+def conv(stride: int, padding: int) -> list[str]:
+    settings = [PAIR.format(number) for number in (stride, padding, 1)]
+    return ["", "", "", *settings, "False", PAIR.format(0), "1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "types", "concrete", "flops", "moved"),
+    [
+        ("aten::mm", [[8, 16], [16, 4]], [BF16] * 2, [], 2 * 8 * 16 * 4, 2 * (128 + 64 + 32)),
+        ("aten::addmm", [[4], [8, 16], [16, 4], [], []], [F32] * 3, [], 1024, 4 * 224),
+        ("aten::bmm", [[3, 8, 16], [3, 16, 4]], [F32] * 2, [], 3 * 1024, 4 * 3 * 224),
+        ("aten::baddbmm", [[3, 8, 4], [3, 8, 16], [3, 16, 4]], [F32] * 3, [], 3 * 1024, 4 * 3 * 224),
+        ("aten::linear", [[2, 4, 16], [4, 16], [4]], [F32] * 3, [], 1024, 4 * 224),
+        (
+            "aten::_grouped_mm",
+            [[100, 16], [5, 16, 4]],
+            [BF16] * 2,
+            [],
+            2 * 100 * 16 * 4,
+            2 * (1600 + 320 + 400),
+        ),
+        (
+            "aten::convolution",
+            [IMAGE, KERNEL, [], [], [], [], [], [], []],
+            [F32] * 2,
+            conv(2, 1),
+            2 * 8 * 128 * 28 * 28 * 64 * 9,
+            4 * (8 * 64 * 56 * 56 + 128 * 64 * 9 + 8 * 128 * 28 * 28),
+        ),
+        (
+            "aten::cudnn_convolution",
+            [IMAGE, KERNEL],
+            [F32] * 2,
+            ["", "", PAIR.format(1), PAIR.format(2), PAIR.format(1), "1"],
+            2 * 8 * 128 * 28 * 28 * 64 * 9,
+            4 * (8 * 64 * 56 * 56 + 128 * 64 * 9 + 8 * 128 * 28 * 28),
+        ),
+        (
+            "aten::convolution_backward",
+            [[8, 128, 28, 28], IMAGE, KERNEL, [], [], [], [], [], [], [], []],
+            [F32] * 3,
+            [""] * 10 + ["[False, True, False]"],
+            2 * 8 * 128 * 28 * 28 * 64 * 9,
+            4 * (8 * 128 * 28 * 28 + 2 * 128 * 64 * 9),
+        ),
+        (
+            "aten::_scaled_dot_product_flash_attention",
+            [QUERY] * 3,
+            [BF16] * 3,
+            ["", "", "", "0.", "True"],
+            2 * SCORES * 128 // 2,
+            2 * 4 * SCORES // 1024 * 64,
+        ),
+        (
+            "aten::_flash_attention_forward",
+            [[2, 1024, 16, 64]] * 3,
+            [BF16] * 3,
+            ["", "", "", "", "", "", "", "0.", "False"],
+            2 * SCORES * 128,
+            2 * 4 * SCORES // 1024 * 64,
+        ),
+        (
+            "aten::_scaled_dot_product_flash_attention_backward",
+            [QUERY] * 4,
+            [BF16] * 4,
+            [""] * 10 + ["True"],
+            2 * SCORES * 128,
+            2 * 8 * SCORES // 1024 * 64,
+        ),
+        ("aten::embedding", [[1000, 64], [8, 128]], [F32, "long int"], [], 0, 4 * 2 * 1024 * 64 + 8 * 1024),
+        ("aten::add", [[8, 4], [8, 4], []], [F32, F32, "Scalar"], [], 32, 4 * 96),
+        ("aten::native_layer_norm", [[8, 4], [], [4], [4]], [F32, "", F32, F32], [], 160, 256),
+        ("aten::copy_", [[8, 4], [8, 4], []], [BF16, F32, ""], [], 0, 32 * 6),
+        ("aten::sum", [[8, 4]], [F32], [], 32, 128),
+        ("aten::_foreach_add_", [[[8], [4]], [[8], [4]]], [F32], [], 12, 4 * 36),
+    ],
+)
+def test_costs(
+    name: str, dims: list[Any], types: list[str], concrete: list[str], flops: int, moved: int
+) -> None:
+    assert cost(name, dims, types, concrete) == (flops, moved)
+
+
+@pytest.mark.parametrize(
+    ("name", "dims"),
+    [
+        ("nanogpt::mm", [[8, 16], [16, 4]]),
+        ("aten::mm", [[8, 16], [5, 4]]),
+        ("aten::mm", []),
+        ("aten::mm", [["x", 16], [16, 4]]),
+        ("aten::cudnn_convolution", [IMAGE, KERNEL]),
+        ("aten::_flash_attention_forward", [[2048, 16, 64]] * 3),
+        ("aten::nonzero", [[8, 4]]),
+    ],
+)
+def test_what_the_sizes_do_not_tell_is_none(name: str, dims: list[Any]) -> None:
+    assert cost(name, dims, [F32] * 3, []) == (None, None)
+
+
+def test_unknown_element_types_leave_the_flops() -> None:
+    assert cost("aten::mm", [[8, 16], [16, 4]], ["nv_fp4"] * 2, []) == (1024, None)
+
+
+def test_text_that_is_no_json_is_none() -> None:
+    made = cost_of("aten::mm", Inputs(dims=b"[[8, 16], [16"))
+    assert (made.flops, made.bytes) == (None, None)
+
+
+def test_operations_carry_their_costs() -> None:
+    facts = analyse_trace(make_trace(Run(steps=2, layers=3)))
+    found = {one.name: one for one in facts.operations}
+    addmm = found["aten::addmm"]
+    assert addmm.calls == addmm.kernel_count == 2 * 3 * 2
+    assert addmm.flops == 12 * 2 * 1024 * 64 * 64
+    assert addmm.work_class == "gemm"
+    assert addmm.kernels[0].name == "sgemm_nn"
+    assert found["aten::mm"].flops is None  # its sizes were not recorded
+    assert facts.matmul_flops == addmm.flops
+    share = facts.matmul_known_share or 0
+    assert share == pytest.approx(addmm.total_ns / (addmm.total_ns + found["aten::mm"].total_ns))
+
+
+def test_tokens_come_from_the_embedding() -> None:
+    tokens = analyse_trace(make_trace(Run(batch=4, sequence=32))).tokens
+    assert tokens is not None
+    assert (tokens.per_step, tokens.batch, tokens.sequence) == (128, 4, 32)
+    assert analyse_trace(make_trace(Run(shapes=False))).tokens is None

@@ -1,0 +1,101 @@
+"""What holds for every trace, made or real: the ledger adds up, and what must not matter does not."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepgrade.model.events import Trace
+from stepgrade.trace import analyse_trace
+from stepgrade.trace.facts import TraceFacts, add_ledgers
+from tests.trace.changes import cut, renamed_streams, shifted, shuffled, without_place
+from tests.trace.conftest import read_sample, sample_names
+from tests.trace_builder import Run, make_trace
+
+ACCOUNTS = ("compute", "exposed_communication", "exposed_copy", "idle_input", "idle_host", "idle_sync")
+RUNS = st.builds(
+    Run,
+    steps=st.integers(1, 5),
+    layers=st.integers(1, 3),
+    kernel_ns=st.integers(1_000, 200_000),
+    host_op_ns=st.integers(1_000, 60_000),
+    input_ns=st.sampled_from([0, 20_000, 900_000]),
+    reduce_ns=st.sampled_from([0, 40_000, 400_000]),
+    sync=st.booleans(),
+    marks=st.booleans(),
+    recompute=st.booleans(),
+    graph=st.booleans(),
+    device=st.booleans(),
+    modules=st.booleans(),
+)
+SAMPLES = [pytest.param(name, marks=pytest.mark.samples) for name in sample_names()]
+if not SAMPLES:
+    SAMPLES = [pytest.param("", marks=pytest.mark.skip(reason="the real traces are not beside this clone"))]
+
+
+def assert_adds_up(facts: TraceFacts) -> None:
+    for step, ledger in zip(facts.steps, facts.step_ledgers, strict=bool(facts.step_ledgers)):
+        parts = [getattr(ledger, f"{name}_ns") for name in (*ACCOUNTS, "unattributed")]
+        assert min(parts) >= 0
+        assert sum(parts) == ledger.total_ns == step.dur_ns
+    if facts.ledger is not None:
+        steady = [
+            one for one, step in zip(facts.step_ledgers, facts.steps, strict=True) if step.mark == "steady"
+        ]
+        assert facts.ledger == add_ledgers(steady)
+
+
+def assert_unmoved(trace: Trace, facts: TraceFacts) -> None:
+    plain = without_place(facts)
+    assert without_place(analyse_trace(shifted(trace, 12_345_678_901))) == plain
+    assert without_place(analyse_trace(renamed_streams(trace))) == plain
+    assert without_place(analyse_trace(shuffled(trace, seed=7))) == plain
+
+
+@given(RUNS)
+@settings(max_examples=60)
+def test_made_traces_add_up_and_stay_the_same(run: Run) -> None:
+    trace = make_trace(run)
+    facts = analyse_trace(trace)
+    assert_adds_up(facts)
+    assert_unmoved(trace, facts)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_real_traces_add_up_and_stay_the_same(name: str) -> None:
+    trace = read_sample(name)
+    facts = analyse_trace(trace)
+    assert_adds_up(facts)
+    assert_unmoved(trace, facts)
+
+
+def assert_cuts_well(trace: Trace, at: int) -> None:
+    whole = analyse_trace(trace)
+    left, right = (analyse_trace(half) for half in cut(trace, at))
+    assert left.step_ledgers + right.step_ledgers == whole.step_ledgers
+    halves = [(step.number, step.dur_ns) for step in left.steps + right.steps]
+    assert halves == [(step.number, step.dur_ns) for step in whole.steps]
+
+
+@given(RUNS.filter(lambda run: run.device and run.marks and run.steps > 1), st.data())
+@settings(max_examples=60)
+def test_a_made_trace_cut_at_a_step_gives_the_whole(run: Run, data: st.DataObject) -> None:
+    assert_cuts_well(make_trace(run), data.draw(st.integers(1, run.steps - 1)))
+
+
+@pytest.mark.samples
+@pytest.mark.skipif(not sample_names(), reason="the real traces are not beside this clone")
+def test_real_traces_cut_at_a_step_give_the_whole() -> None:
+    traces = [trace for trace in map(read_sample, sample_names()) if _can_be_cut(trace)]
+    assert len(traces) > 15
+    for trace in traces:
+        assert_cuts_well(trace, len(analyse_trace(trace).steps) // 2)
+
+
+def _can_be_cut(trace: Trace) -> bool:
+    facts = analyse_trace(trace)
+    marks = {step.mark for step in facts.steps}
+    return (
+        facts.basis == "profiler_step" and facts.on_device and len(facts.steps) > 1 and "empty" not in marks
+    )
