@@ -27,7 +27,7 @@ from stepgrade.compare.changes import change_points
 from stepgrade.compare.verdict import Sensitivity, changes_of
 from stepgrade.contract.scorecard import step_time_regression
 from stepgrade.model import Baseline, Profile, Source
-from stepgrade.scoring.samples import median_interval
+from stepgrade.scoring.step_times import median_interval
 from stepgrade.store import NewRun, open_history
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -38,10 +38,10 @@ class Machine:
         """Return one run with what a comparison needs."""
         samples = self.samples(steps, slower=slower)
         ordered = tuple(float(ms) for ms in samples)
-        from stepgrade.scoring.samples import pace_of  # noqa: PLC0415  keeps this file's imports few
+        from stepgrade.scoring.step_times import step_times  # noqa: PLC0415  keeps this file's imports few
 
-        pace = pace_of(ordered)
-        return Baseline(name="run", step_ms=pace.median_ms if pace else None, samples_ms=ordered)
+        times = step_times(ordered)
+        return Baseline(name="run", step_ms=times.median_ms if times else None, samples_ms=ordered)
 
     def _correlated(self, steps: int) -> Floats:
         fresh = self._random.normal(size=steps)

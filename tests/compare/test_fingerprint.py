@@ -7,6 +7,7 @@ import pytest
 from stepgrade.compare.fingerprint import FIELDS, allowed_fields, differences, digest_of
 from stepgrade.errors import BadOption
 from stepgrade.model import Fingerprint
+from stepgrade.model.notes import texts_of
 
 H100 = Fingerprint(device="h100", batch=32, versions={"cuda": "12.4", "torch": "2.6"})
 
@@ -20,7 +21,7 @@ H100 = Fingerprint(device="h100", batch=32, versions={"cuda": "12.4", "torch": "
     ],
 )
 def test_what_differs_is_said(other: Fingerprint, word: str) -> None:
-    assert differences(H100, other) == (word,)
+    assert texts_of(differences(H100, other)) == (word,)
     assert differences(H100, other, FIELDS) == ()
 
 

@@ -36,7 +36,7 @@ def test_gaps_and_matched_shares() -> None:
 def test_little_in_common_cannot_be_told() -> None:
     report = sg.parity(runtime(gemm=10.0, a=90.0), runtime("theirs", gemm=10.0, b=90.0))
     assert report.parity_achieved is None
-    assert "10.0 %" in report.notes[0]
+    assert "10.0 %" in report.notes[0].text
 
 
 def test_both_sides_must_be_matched() -> None:

@@ -15,7 +15,7 @@ def test_step_time_against_an_earlier_profile() -> None:
     assert (found.metric, found.severity) == ("step_time_ms", "warning")
     assert found.delta == pytest.approx(0.156)
     assert card.compared == ("step_time_ms",)
-    assert any("throughput_tok_s" in note for note in card.notes)
+    assert any("throughput_tok_s" in note.text for note in card.notes)
 
 
 def test_a_given_throughput_is_not_the_baselines() -> None:
@@ -39,7 +39,7 @@ def test_another_device_is_said_first() -> None:
         throughput_tok_s=100.0,
         baseline=Baseline(name="old", device="rtx-4060-laptop"),
     )
-    assert any("not comparable" in note and "rtx-4060-laptop" in note for note in card.notes)
+    assert any("not comparable" in note.text and "rtx-4060-laptop" in note.text for note in card.notes)
     assert card.compared == ()
 
 
@@ -61,7 +61,7 @@ def test_a_threshold_within_the_noise_of_the_steps_is_no_regression() -> None:
         baseline=make_profile(samples_ms=tuple(before)),
     )
     assert card.regressions == ()
-    assert any("within the noise" in note for note in card.notes)
+    assert any("within the noise" in note.text for note in card.notes)
 
 
 def test_an_earlier_card_can_be_passed_as_it_is() -> None:

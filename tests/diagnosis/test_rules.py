@@ -1,4 +1,4 @@
-"""Every rule fires on facts made for it, keeps quiet on facts that are well, and promises what the ledger holds."""
+"""Every rule fires on a run made for it, keeps quiet on runs that are well, and promises what the ledger holds."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from stepgrade.diagnosis.rules import RULE_NAMES, RULES
 from stepgrade.diagnosis.settings import Settings, settings_from
 from stepgrade.errors import BadInput
 from stepgrade.hardware.setup import Setup
-from stepgrade.model import DeviceSeen, LedgerTime, OpTime, Profile, RankTime, Source
+from stepgrade.model import DeviceSeen, LedgerTime, Note, OpTime, Profile, RankTime, Source
 from stepgrade.model.activity import (
     Activity,
     CollectiveTally,
     CopyTally,
-    Flaw,
     GemmTally,
     HostGaps,
     KernelTally,
@@ -102,7 +101,7 @@ def copies(**known: Any) -> tuple[CopyTally, ...]:
 
 
 def flaw(code: str) -> Profile:
-    return trace(flaws=(Flaw(code=code, text=f"It is {code}."),))
+    return trace(warnings=(Note(code=code, text=f"It is {code}."),))
 
 
 def phases(**ms: float) -> Profile:

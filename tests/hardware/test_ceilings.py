@@ -24,7 +24,7 @@ from stepgrade.hardware.efficiency import utilisation, why_above_one
 from stepgrade.hardware.estimate import estimate_plan, model_costs
 from stepgrade.hardware.measured import Measurement, Rate
 from stepgrade.hardware.models.config import model_from_config
-from stepgrade.hardware.setup import Setup, expect
+from stepgrade.hardware.setup import Setup, target_of
 from tests.hardware import model_configs as configs
 
 H100 = find_device("h100-sxm5-80gb")
@@ -102,14 +102,14 @@ def test_a_link_whose_rate_nobody_published() -> None:
 
 def test_the_reference_constant_only_for_its_two_devices() -> None:
     assert roof_of(device="rtx_4060l").tok_s == pytest.approx(1620.25, abs=0.1)
-    assert expect(Setup(device="h100-sxm5-80gb")).roof is None
+    assert target_of(Setup(device="h100-sxm5-80gb")).roof is None
     assert roof_of(device="h100-sxm5-80gb", bytes_per_token=1e6).tok_s == pytest.approx(3.35e6)
     assert roof_of(peak_bw_gb_s=100, bytes_per_token=1e6).basis == "given"
-    assert expect(Setup(bytes_per_token=1e6)).roof is None
+    assert target_of(Setup(bytes_per_token=1e6)).roof is None
 
 
 def roof_of(**fields: Any) -> Ceiling:
-    roof = expect(Setup(**fields)).roof
+    roof = target_of(Setup(**fields)).roof
     assert roof is not None
     return roof
 

@@ -17,7 +17,7 @@ from stepgrade.hardware.measured import (
     measured_for,
     state_path,
 )
-from stepgrade.hardware.setup import Setup, chosen_device, expect
+from stepgrade.hardware.setup import Setup, chosen_device, target_of
 
 FAST = Rate(best=20.0, median=19.0, spread_share=0.1, runs=3)
 
@@ -97,7 +97,7 @@ def test_a_measured_processor_is_a_device(tmp_path: Path) -> None:
     with pytest.raises(BadOption, match="--measure"):
         chosen_device(Setup(device="cpu", state=place))
     keep_measured(measurement("cpu"), place)
-    expected = expect(Setup(device="cpu", state=place, bytes_per_token=1e6))
+    expected = target_of(Setup(device="cpu", state=place, bytes_per_token=1e6))
     assert expected.roof is not None
     assert (expected.roof.tok_s, expected.roof.basis) == (20_000, "measured")
 
@@ -105,13 +105,13 @@ def test_a_measured_processor_is_a_device(tmp_path: Path) -> None:
 def test_a_broken_file_does_not_stop_a_grade(tmp_path: Path) -> None:
     place = tmp_path / "measured.json"
     place.write_text("{")
-    expected = expect(Setup(device="gb10", state=str(place)))
+    expected = target_of(Setup(device="gb10", state=str(place)))
     assert [limit.basis for limit in expected.ceilings] == ["data_sheet"]
 
 
 def test_a_measurement_stands_beside_the_data_sheet(tmp_path: Path) -> None:
     place = str(tmp_path / "measured.json")
     keep_measured(measurement("gb10"), place)
-    expected = expect(Setup(device="gb10", state=place, bytes_per_token=1e6))
+    expected = target_of(Setup(device="gb10", state=place, bytes_per_token=1e6))
     assert [limit.basis for limit in expected.ceilings] == ["data_sheet", "measured"]
     assert "2026-01-02" in expected.ceilings[1].source

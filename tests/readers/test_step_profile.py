@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from stepgrade.errors import BadInput, BadJson, UnknownFormat
 from stepgrade.model import Profile
+from stepgrade.model.notes import texts_of
 from stepgrade.readers.registry import read_profile
 from tests.builders import make_step_profile
 
@@ -100,14 +101,17 @@ def test_inside_a_log(log: str, indent: int | None, tmp_path: Path) -> None:
     text = json.dumps(json.loads(make_step_profile()), indent=indent)
     profile = read_text(log.format(json=text).encode("utf-8", "surrogateescape"), tmp_path, "train.log")
     assert contents(profile) == contents(read_text(make_step_profile(), tmp_path))
-    assert profile.notes[0].startswith("read from a log, line ")
+    assert profile.notes[0].text.startswith("read from a log, line ")
 
 
 def test_the_last_profile_of_a_log_counts(tmp_path: Path) -> None:
     log = "\n".join(make_step_profile(step_ms=ms) for ms in (90.0, 110.0))
     profile = read_text(log, tmp_path)
     assert profile.step_ms == 110.0
-    assert profile.notes == ("read from a log, line 2", "the log holds 2 profiles: this is the last one")
+    assert texts_of(profile.notes) == (
+        "read from a log, line 2",
+        "the log holds 2 profiles: this is the last one",
+    )
 
 
 def test_a_profile_that_is_cut_off_does_not_swallow_the_next(tmp_path: Path) -> None:

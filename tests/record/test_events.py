@@ -137,4 +137,4 @@ def test_a_whole_recording_by_events_waits_for_the_device_only_at_its_end(
     assert (profile.recorded_steps, profile.steps) == (12, 9)
     assert {phase.name for phase in profile.phases} >= {"input", "forward", "loss", "backward", "optimizer"}
     assert all(layer.fwd_total_ms and layer.bwd_total_ms for layer in profile.layers)
-    assert any("taken with events" in note for note in profile.notes)
+    assert any("taken with events" in note.text for note in profile.notes)

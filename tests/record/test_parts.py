@@ -209,12 +209,12 @@ class TestJournal:
         assert (profile.steps, profile.step_ms, profile.tokens_per_step) == (4, 5.0, 32)
         assert (profile.recorded_steps, profile.world_size, profile.wall_coverage) == (5, 2, 0.6)
         assert [layer.recompute_total_ms for layer in profile.layers] == [None, 1.0]
-        assert any("1 lines of the recording" in note for note in profile.notes)
+        assert any("1 lines of the recording" in note.text for note in profile.notes)
         assert profile.contents["loss"] == "3 to 2"
 
     def test_only_warm_up(self, tmp_path: Path) -> None:
         path = self.write(tmp_path / "run.json", self.HEAD, {"warmup": self.SUMS, "recorded_steps": 2})
-        assert any("only warm-up" in note for note in sg.load(path).notes)
+        assert any("only warm-up" in note.text for note in sg.load(path).notes)
 
     @pytest.mark.parametrize(
         ("lines", "words"),

@@ -75,7 +75,7 @@ def test_a_killed_run_is_there_up_to_its_last_flush(tmp_path: Path) -> None:
     assert profile.layers[0].name == "blocks.0"
     assert profile.wall_coverage > 0.5
     assert profile.tokens_per_step == 32
-    assert any("was not ended" in note for note in profile.notes)
+    assert any("was not ended" in note.text for note in profile.notes)
     assert 0.0 < sg.score(profile).step_time_ms <= max(profile.samples_ms)
 
 
@@ -302,7 +302,7 @@ class TestCommand:
         """
         ran = run("stepgrade", "record", "-o", "run.json", write_script(tmp_path, body), cwd=tmp_path)
         assert ran.code == 0, ran.err
-        assert any("torch.compile" in note for note in sg.load(tmp_path / "run.json").notes)
+        assert any("torch.compile" in note.text for note in sg.load(tmp_path / "run.json").notes)
 
     def test_a_module(self, tmp_path: Path) -> None:
         write_script(tmp_path, "train()")

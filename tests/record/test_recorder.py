@@ -170,7 +170,7 @@ def test_evaluation_between_steps_is_left_out(tmp_path: Path) -> None:
     profile = sg.load(tmp_path / "run.json")
     assert (profile.recorded_steps, profile.steps) == (8, 5)
     assert "evaluation" not in {phase.name for phase in profile.phases}
-    assert any("2 steps with an evaluation" in note for note in profile.notes)
+    assert any("2 steps with an evaluation" in note.text for note in profile.notes)
 
 
 def test_operations_of_sampled_steps(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_long_run_keeps_bounded_samples(tmp_path: Path) -> None:
     profile = sg.load(tmp_path / "run.json")
     assert profile.steps == 30_000
     assert 4096 <= len(profile.samples_ms) < 2 * 4096
-    assert any("4th step" in note for note in profile.notes)
+    assert any("4th step" in note.text for note in profile.notes)
     assert (tmp_path / "run.json").stat().st_size < 200_000
 
 
@@ -227,7 +227,7 @@ class TestCompiled:
         profile = record(tmp_path / "run.json", Loop(model=model))
         assert phases_of(profile) == PHASES
         assert profile.layers == ()
-        assert any("torch.compile" in note for note in profile.notes)
+        assert any("torch.compile" in note.text for note in profile.notes)
 
     @pytest.mark.parametrize(
         ("in_place", "backend"), [(True, "eager"), (False, "eager"), (False, "aot_eager")]
@@ -254,7 +254,7 @@ class TestCompiled:
         plain, loop.model = loop.model, torch.compile(loop.model, backend="eager", fullgraph=True)
         with sg.Recorder(plain, path=tmp_path / "run.json") as recorder:
             loop.run(recorder.step)
-        assert any("never seen" in note for note in sg.load(tmp_path / "run.json").notes)
+        assert any("never seen" in note.text for note in sg.load(tmp_path / "run.json").notes)
 
 
 def test_the_final_file_is_one_json_object(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import stepgrade as sg
+from stepgrade.model import Note
 from tests.report.html.cards import bundled_card, changed, make_finding
 
 TOLD, UNTOLD = "The file is cut off.", "Clocks do not agree."
@@ -12,7 +13,9 @@ TOLD, UNTOLD = "The file is cut off.", "Clocks do not agree."
 
 @pytest.mark.parametrize("form", ["terminal", "markdown"])
 def test_a_finding_is_not_repeated_as_a_note(form: str) -> None:
-    card = changed(bundled_card(), fitness=(TOLD, UNTOLD), findings=(make_finding(claim=TOLD),), notes=())
+    fitness = (Note("truncated", TOLD), Note("clocks", UNTOLD))
+    finding = changed(make_finding(claim=TOLD), warning="truncated")
+    card = changed(bundled_card(), fitness=fitness, findings=(finding,), notes=())
     text = sg.render(card, to=form, width=200)
     assert text.count(TOLD) == 1
     assert text.count(UNTOLD) == 1

@@ -40,7 +40,7 @@ def test_totals_are_divided_by_the_steps() -> None:
     )
     assert phases.covered_share == pytest.approx(0.44)
     assert phases.uncovered_share == pytest.approx(0.56)
-    assert "contract v1" in phases.notes[0]
+    assert "contract v1" in phases.notes[0].text
 
 
 def test_without_steps_the_producers_averages_count() -> None:
@@ -62,12 +62,12 @@ def test_one_phase_without_a_time_leaves_the_coverage_open() -> None:
 def test_overlapping_phases_have_no_ledger() -> None:
     phases = phases_of_step(make_profile(phases=make_phases(forward=60.0, backward=44.0)), DEFAULT_LIMITS)
     assert phases.ledger is None
-    assert "104.0 %" in phases.fitness[0]
+    assert "104.0 %" in phases.fitness[0].text
 
 
 def test_totals_and_averages_that_disagree_are_reported() -> None:
     profile = make_profile(phases=(PhaseTime(name="forward", total_ms=400.0, per_step_ms=80.0),))
-    assert "disagree" in phases_of_step(profile, DEFAULT_LIMITS).fitness[0]
+    assert "disagree" in phases_of_step(profile, DEFAULT_LIMITS).fitness[0].text
 
 
 @given(

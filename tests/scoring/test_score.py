@@ -16,12 +16,12 @@ from stepgrade.errors import BadOption, NotMeasured
 from stepgrade.grading import score_profile
 from stepgrade.model import LayerTime, Profile
 from stepgrade.readers import step_profile
-from stepgrade.scoring.efficiency import Question
+from stepgrade.scoring.efficiency import ScoreOptions
 from tests.builders import SOURCE, make_layers, make_ops, make_phases, make_profile, make_step_profile
 
 
-def card_of(profile: Profile, **question: object) -> sg.Scorecard:
-    return sg.score(profile, **question)  # type: ignore[arg-type]  # tests also try what is wrong
+def card_of(profile: Profile, **options: object) -> sg.Scorecard:
+    return sg.score(profile, **options)  # type: ignore[arg-type]  # tests also try what is wrong
 
 
 # --- grade and ceiling
@@ -32,7 +32,7 @@ def test_graded_against_the_devices_memory_ceiling() -> None:
     assert card.grade == "D"
     assert card.efficiency == pytest.approx(194 / (256e9 / 158e6))
     assert card.ungraded_because == ()
-    assert any("158 MB per token" in note for note in card.notes)
+    assert any("158 MB per token" in note.text for note in card.notes)
 
 
 def test_throughput_from_tokens_per_step() -> None:
@@ -46,7 +46,7 @@ def test_above_the_ceiling_is_an_error_not_an_a() -> None:
     card = card_of(make_profile(), throughput_tok_s=6600, device="rtx-4060-laptop")
     assert card.grade == "ungraded"
     assert card.efficiency == pytest.approx(4.07, abs=0.01)
-    assert "407 %" in card.ungraded_because[0]
+    assert "407 %" in card.ungraded_because[0].text
     assert card.bottleneck == "unknown"  # an accounting error is no evidence of a roof
 
 
@@ -57,7 +57,7 @@ def test_just_at_and_just_above_the_ceiling(tok_s: float, grade: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("question", "reasons"),
+    ("options", "reasons"),
     [
         ({}, ("--throughput", "--device")),
         ({"throughput_tok_s": 5.0}, ("--device",)),
@@ -66,12 +66,12 @@ def test_just_at_and_just_above_the_ceiling(tok_s: float, grade: str) -> None:
         ({"throughput_tok_s": 5.0, "device": "h100-sxm5-80gb"}, ("--bytes-per-token",)),
     ],
 )
-def test_what_is_not_known_is_ungraded_and_says_what_would_help(question: dict, reasons: tuple) -> None:
-    card = card_of(make_profile(), **question)
+def test_what_is_not_known_is_ungraded_and_says_what_would_help(options: dict, reasons: tuple) -> None:
+    card = card_of(make_profile(), **options)
     assert card.grade == "ungraded"
     assert len(card.ungraded_because) == len(reasons)
     for reason, flag in zip(card.ungraded_because, reasons, strict=True):
-        assert flag in reason
+        assert flag in reason.text
 
 
 @pytest.mark.parametrize(("known", "grade"), [(0.79, "ungraded"), (0.81, "C")])
@@ -80,11 +80,11 @@ def test_enough_shapes_grade_a_run_without_tokens(known: float, grade: str) -> N
     shapes = {"matmul_flops": flops, "matmul_dtype": "bf16", "matmul_known_share": known}
     card = card_of(make_profile(steps=10, step_ms=100.0, **shapes), device="h100-sxm5-80gb")
     assert card.grade == grade
-    assert any("79 % of the time" in reason for reason in card.ungraded_because) == (grade == "ungraded")
+    assert any("79 % of the time" in reason.text for reason in card.ungraded_because) == (grade == "ungraded")
 
 
 @pytest.mark.parametrize(
-    "question",
+    "options",
     [
         {"throughput_tok_s": 0.0},
         {"throughput_tok_s": float("nan")},
@@ -94,14 +94,14 @@ def test_enough_shapes_grade_a_run_without_tokens(known: float, grade: str) -> N
         {"throughput_tok_s": 1.0, "tokens_per_step": 1.0},
     ],
 )
-def test_impossible_figures_are_refused(question: dict) -> None:
+def test_impossible_figures_are_refused(options: dict) -> None:
     with pytest.raises(BadOption, match="--"):
-        card_of(make_profile(), **question)
+        card_of(make_profile(), **options)
 
 
 def test_nothing_measured_is_no_scorecard() -> None:
     with pytest.raises(NotMeasured):
-        score_profile(Profile(source=SOURCE), Question())
+        score_profile(Profile(source=SOURCE), ScoreOptions())
 
 
 # --- bottleneck
@@ -119,8 +119,8 @@ BOTTLENECKS = {
 
 @pytest.mark.parametrize("name", BOTTLENECKS)
 def test_bottleneck_from_what_was_measured(name: str) -> None:
-    phases, question = BOTTLENECKS[name]
-    card = card_of(make_profile(phases=phases), **question)
+    phases, options = BOTTLENECKS[name]
+    card = card_of(make_profile(phases=phases), **options)
     assert card.bottleneck == name
     assert "%" in card.bottleneck_evidence[0]
 
@@ -141,7 +141,7 @@ def test_a_phase_as_the_producers_bottleneck_is_no_class() -> None:
 def test_ratio_is_all_backward_over_all_forward() -> None:
     card = card_of(make_profile(layers=make_layers((1.0, 4.0), (9.0, 9.0))))
     assert card.forward_backward_ratio == pytest.approx(13 / 10)
-    assert any("2.50x" in note for note in card.notes)
+    assert any("2.50x" in note.text for note in card.notes)
 
 
 def test_ratio_from_the_phases_when_there_are_no_layers() -> None:
@@ -233,7 +233,7 @@ def test_a_card_shows_itself_in_a_notebook() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "question", "grade", "bottleneck"),
+    ("name", "options", "grade", "bottleneck"),
     [
         ("v2_baseline.json", {"throughput_tok_s": 194, "device": "rtx-4060-laptop"}, "D", "memory_bw"),
         ("v2_launch_bound_400_steps.json", {}, "ungraded", "launch"),
@@ -242,8 +242,8 @@ def test_a_card_shows_itself_in_a_notebook() -> None:
         ("apr_v1_400_steps.json", {}, "ungraded", "unknown"),
     ],
 )
-def test_real_profiles(name: str, question: dict, grade: str, bottleneck: str, samples: Path) -> None:
-    card = sg.score(sg.load(samples / name), **question)
+def test_real_profiles(name: str, options: dict, grade: str, bottleneck: str, samples: Path) -> None:
+    card = sg.score(sg.load(samples / name), **options)
     assert (card.grade, card.bottleneck) == (grade, bottleneck)
 
 
@@ -279,7 +279,7 @@ def step_profile_texts(draw: st.DrawFn) -> str:
 def test_notes_tell_truly_what_contract_v1_calls_the_bottleneck(text: str, tok_s: float) -> None:
     v1 = compute_training_scorecard(StepProfilerInput.from_json(text), tok_s, HardwareSpec.gb10())
     v2 = card_of(step_profile.read_text(text.encode(), "p"), throughput_tok_s=tok_s, device="gb10")
-    said = [note for note in v2.notes if note.startswith("contract v1 calls the bottleneck")]
+    said = [note.text for note in v2.notes if note.code == "v1_bottleneck"]
     if v1.bottleneck.value == v2.bottleneck:
         assert said == []
     else:
@@ -289,5 +289,5 @@ def test_notes_tell_truly_what_contract_v1_calls_the_bottleneck(text: str, tok_s
 def test_wall_coverage_stands_in_for_phases() -> None:
     card = card_of(make_profile(phases=(), wall_coverage=0.3))
     assert card.bottleneck == "launch"
-    assert not any("not known" in note for note in card.notes)
-    assert "is it a percentage?" in card_of(make_profile(phases=(), wall_coverage=85.0)).fitness[0]
+    assert not any("not known" in note.text for note in card.notes)
+    assert "is it a percentage?" in card_of(make_profile(phases=(), wall_coverage=85.0)).fitness[0].text

@@ -101,7 +101,7 @@ def test_only_the_present_level_counts(place: str) -> None:
         found = earlier_runs(history, card(), "main", frozenset())
     assert len(found.runs) == 12
     assert all((run.step_ms or 0.0) >= 120.0 for run in found.runs)
-    assert "changed lately" in found.notes[0]
+    assert "changed lately" in found.notes[0].text
 
 
 def test_a_trend_names_the_commits(place: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from stepgrade.model.events import Trace
 from stepgrade.readers.kineto.reader import read_file
 
-SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "samples" / "kineto"
+SAMPLES = Path(__file__).resolve().parents[3] / "shared" / "samples" / "kineto"
 
 
 def sample_names() -> list[str]:

@@ -41,7 +41,7 @@ def test_forward_work_done_again_is_told_apart(modules: bool) -> None:
     assert facts.layers.recompute_ns == 4 * 3 * FORWARD
     for one in facts.layers.layers:
         assert (one.forward_ns, one.backward_ns, one.recompute_ns) == (4 * FORWARD, 4 * BACKWARD, 4 * FORWARD)
-    assert any("done again" in note for note in facts.notes)
+    assert any("done again" in note.text for note in facts.notes)
 
 
 def test_a_model_of_two_layers_shows_no_pattern() -> None:

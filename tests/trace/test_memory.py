@@ -16,7 +16,7 @@ from tests.trace_builder import Run, make_trace
 # 71 and 36 when this was written; with 64-bit columns, and intermediate ones for all rows at once, 101 and 52.
 ANALYSIS_BYTES = 82
 COLUMN_BYTES = 42
-EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "traces" / "gpt_fused.json.gz"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "traces" / "gpt_fused.json.gz"
 _TABLES = ("ops", "calls", "work", "ranges")
 
 

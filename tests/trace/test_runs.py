@@ -1,4 +1,4 @@
-"""Several ranks: who waits for whom, and the pace of the slowest chain."""
+"""Several ranks: who waits for whom, and the times of the slowest chain."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def test_a_run_names_its_straggler_and_its_trouble() -> None:
     facts = delayed_run()
     assert facts.meetings is not None
     assert facts.meetings.straggler == 1
-    assert facts.notes[0].startswith("Rank 1 arrives last in ")
-    assert "idle_host" in facts.notes[1]
+    assert facts.notes[0].text.startswith("Rank 1 arrives last in ")
+    assert "idle_host" in facts.notes[1].text
     assert [one.rank for one in facts.ranks] == [0, 1]
 
 
@@ -122,7 +122,7 @@ def test_ranks_without_numbers_get_their_place() -> None:
     traces = [msgspec.structs.replace(rank(number), rank=None) for number in (0, 1)]
     facts = analyse_run(traces)
     assert [one.rank for one in facts.ranks] == [0, 1]
-    assert "in the order of the files" in facts.notes[0]
+    assert "in the order of the files" in facts.notes[0].text
 
 
 def test_ranks_of_one_merged_file_share_its_clock() -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from stepgrade.model.events import DeviceRanges, Trace
+from stepgrade.model.notes import texts_of
 from stepgrade.trace import analyse_trace
 from stepgrade.trace.timeline import lay_out
 from tests.trace.changes import shifted
@@ -51,7 +52,7 @@ def test_without_loader_steps_follow_the_backward_passes() -> None:
     made.ranges = [row for row in made.ranges if "DataLoader" not in list(made.strings)[row[0]]]
     facts = analyse_trace(made.trace())
     assert (facts.basis, len(facts.steps)) == ("backward", 4)
-    assert any("backward pass" in note for note in facts.notes)
+    assert any("backward pass" in note.text for note in facts.notes)
 
 
 def test_without_any_sign_the_whole_span_is_one_step() -> None:
@@ -142,7 +143,7 @@ def test_a_slow_start_is_warm_up() -> None:
 def test_a_long_last_step_is_the_flush() -> None:
     facts = analyse_trace(loop([100, 100, 101, 100, 206]).trace())
     assert [step.mark for step in facts.steps] == ["steady"] * 4 + ["flush"]
-    assert facts.notes[0] == "The last 1 of 5 steps are left out as flush: 206 ms, the others 100 ms."
+    assert facts.notes[0].text == "The last 1 of 5 steps are left out as flush: 206 ms, the others 100 ms."
 
 
 def test_one_slow_step_in_the_middle_is_part_of_the_run() -> None:
@@ -153,7 +154,7 @@ def test_steps_that_alternate_are_all_steady_and_named() -> None:
     facts = analyse_trace(loop([82, 107, 82, 107, 82, 107], [10, 20, 10, 20, 10, 20]).trace())
     assert [step.mark for step in facts.steps] == ["steady"] * 6
     assert [step.kind for step in facts.steps] == [0, 1, 0, 1, 0, 1]
-    assert "Steps are of 2 kinds with different amounts of work: 82.0 ms and 107 ms." in facts.notes
+    assert "Steps are of 2 kinds with different amounts of work: 82.0 ms and 107 ms." in texts_of(facts.notes)
 
 
 def test_an_empty_last_step_is_left_out() -> None:
@@ -182,7 +183,7 @@ def test_the_busiest_device_is_looked_at() -> None:
     facts = analyse_trace(made.trace())
     assert facts.device.index == 0
     assert facts.device.busy == 2
-    assert any("several devices" in note for note in facts.notes)
+    assert any("several devices" in note.text for note in facts.notes)
 
 
 def test_a_device_numbered_as_an_agent_finds_its_name() -> None:

@@ -18,8 +18,8 @@ from stepgrade.contract import (
     format_training_scorecard_markdown,
 )
 from stepgrade.errors import BadOption, StepgradeError
-from stepgrade.hardware import Expectation
-from stepgrade.hardware.setup import Setup, expect
+from stepgrade.hardware import Target
+from stepgrade.hardware.setup import Setup, target_of
 from stepgrade.readers import registry
 from stepgrade.readers.content import DEFAULT_MAX_BYTES
 from stepgrade.readers.load import PathLike
@@ -45,7 +45,7 @@ def score_v1(
             raise BadOption("contract v1 needs a throughput", hint="give --throughput TOK_S")
         throughput_tok_s = tokens_per_step / step_profile.avg_step_ms * 1000.0
     named = Setup(device=device, peak_bw_gb_s=peak_bw_gb_s, bytes_per_token=bytes_per_token)
-    hardware = _hardware_v1(expect(named))
+    hardware = _hardware_v1(target_of(named))
     before = _decoded(baseline, TrainingScorecard.from_json, max_bytes) if baseline is not None else None
     return compute_training_scorecard(step_profile, throughput_tok_s, hardware, before)
 
@@ -79,8 +79,8 @@ def _decoded(source: PathLike, from_json: Callable[[bytes], T], max_bytes: int) 
         raise error.at(os.fspath(source)) from error
 
 
-def _hardware_v1(against: Expectation) -> HardwareSpec:
-    bandwidth, traffic = against.figures.bandwidth_gb_s, against.traffic_bytes
+def _hardware_v1(target: Target) -> HardwareSpec:
+    bandwidth, traffic = target.figures.bandwidth_gb_s, target.traffic_bytes
     if bandwidth is None:
         raise BadOption("contract v1 needs the hardware", hint="give --device KEY, or --peak-bw GB_S")
     if traffic is None:

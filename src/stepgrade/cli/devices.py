@@ -16,7 +16,7 @@ from stepgrade.cli import output
 from stepgrade.cli.parser import Parser, add_output_options
 from stepgrade.errors import EXIT_OK, BadOption
 from stepgrade.hardware.answers import device_facts, devices
-from stepgrade.report.types import Result
+from stepgrade.model.notes import Result
 
 
 def add_options(parser: Parser) -> None:

@@ -32,6 +32,7 @@ from stepgrade.gating.run import gate
 from stepgrade.grading import score
 from stepgrade.model import Profile
 from stepgrade.model.comparison import GateReport
+from stepgrade.model.notes import texts_of
 from stepgrade.readers.load import load, load_baseline
 from stepgrade.report.gate import FORMATS, render_gate
 from stepgrade.report.types import Page
@@ -150,7 +151,7 @@ def _write(report: GateReport, args: Namespace) -> None:
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if args.format == "github" and summary:
         _append(render_gate(report, "markdown", Page()), summary)
-    for reason in report.reasons if args.format != "terminal" or args.output else ():
+    for reason in texts_of(report.reasons) if args.format != "terminal" or args.output else ():
         complain(f"gate: {reason}")
 
 

@@ -11,8 +11,9 @@ from contextlib import suppress
 from stepgrade import report
 from stepgrade.cli.streams import send
 from stepgrade.errors import BadInput, BadOption
+from stepgrade.model.notes import Result
 from stepgrade.report.names import printable
-from stepgrade.report.types import Page, Result
+from stepgrade.report.types import Page
 
 DEFAULT_WIDTH = 80
 WIDEST = 120

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from stepgrade.compare.student import critical, two_sided
 from stepgrade.model.comparison import Noise
-from stepgrade.scoring.samples import spread_of
+from stepgrade.scoring.step_times import spread_of
 from stepgrade.statistics import mean
 
 # Identical runs before their spread is called measured.

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 import msgspec
 
 from stepgrade.errors import BadOption
-from stepgrade.model import Fingerprint
+from stepgrade.model import Fingerprint, Note
 
 ALL = "all"
 FIELDS = Fingerprint.__struct_fields__
@@ -25,14 +25,14 @@ def allowed_fields(texts: Sequence[str]) -> frozenset[str]:
 
 def differences(
     now: Fingerprint | None, before: Fingerprint | None, allowed: Collection[str] = ()
-) -> tuple[str, ...]:
+) -> tuple[Note, ...]:
     """Return in words what both sides say, and say differently; the unknown is no difference."""
     if now is None or before is None:
         return ()
     return tuple(
-        f"{name}: {_shown(here)} now, {_shown(there)} in the baseline"
-        for name, here, there in _told(now, before)
-        if here != there and name.split(" ")[0] not in allowed
+        Note(field, f"{name}: {_shown(here)} now, {_shown(there)} in the baseline")
+        for field, name, here, there in _told(now, before)
+        if here != there and field not in allowed
     )
 
 
@@ -49,11 +49,11 @@ def digest_of(fingerprint: Fingerprint) -> str:
     return hashlib.sha256(text).hexdigest()[:12]
 
 
-def _told(now: Fingerprint, before: Fingerprint) -> Iterator[tuple[str, object, object]]:
+def _told(now: Fingerprint, before: Fingerprint) -> Iterator[tuple[str, str, object, object]]:
     for name in FIELDS:
         here, there = getattr(now, name), getattr(before, name)
         if name == "versions":
             both = sorted(here.keys() & there.keys())
-            yield from ((f"versions of {part}", here[part], there[part]) for part in both)
+            yield from ((name, f"versions of {part}", here[part], there[part]) for part in both)
         elif here is not None and there is not None:
-            yield name, here, there
+            yield name, name, here, there

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import msgspec
-from msgspec import Struct
+from typing import Any
 
 from stepgrade.compare.parity import ParityReport, parity, runtime_of
 from stepgrade.errors import EXIT_GATE, EXIT_NOT_MEASURED, EXIT_OK
 from stepgrade.model import Profile
+from stepgrade.model.notes import Result
 from stepgrade.units import show_ratio
 
 
-class ParityMatrix(Struct, frozen=True, kw_only=True):
+class ParityMatrix(Result, frozen=True, kw_only=True):
     """Row over column: above 1 the row is slower. None where it cannot be told."""
 
     runtimes: tuple[str, ...]
@@ -21,9 +21,9 @@ class ParityMatrix(Struct, frozen=True, kw_only=True):
     first_against: tuple[ParityReport, ...]
     schema_version: int = 2
 
-    def to_json(self) -> str:
-        """Return the matrix as JSON."""
-        return msgspec.json.encode(self).decode()
+    def to_dict(self) -> dict[str, Any]:
+        """Return the matrix as its JSON has it."""
+        return super().to_dict() | {"first_against": [report.to_dict() for report in self.first_against]}
 
 
 def compare_all(profiles: tuple[Profile, ...]) -> ParityMatrix:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import msgspec
 from msgspec import Struct
 
 from stepgrade.compare.canonical import CanonicalGap, Matched, match, parts_of
@@ -13,7 +12,8 @@ from stepgrade.contract import ParityGap
 from stepgrade.contract.parity import GAPS_SHOWN, PARITY_RATIO
 from stepgrade.contract.scorecard import add_up
 from stepgrade.errors import NotMeasured
-from stepgrade.model import Profile
+from stepgrade.model import Note, Profile
+from stepgrade.model.notes import Result
 from stepgrade.scoring.operations import total_by_operation
 from stepgrade.units import show_ratio, show_share
 
@@ -30,12 +30,14 @@ class OneSided(Struct, frozen=True, kw_only=True):
     ms: float
 
 
-class ParityReport(Struct, frozen=True, kw_only=True):
+class ParityReport(Result, frozen=True, kw_only=True):
     """Contract v1's comparison, and how much of each side's time it speaks for.
 
     Ratios are ours over theirs for times and launches, theirs over ours for throughput: above 1
     ours is behind. `parity_achieved` is None when too little was matched to tell.
     """
+
+    NOTES = ("notes",)
 
     apr_runtime: str
     baseline_runtime: str
@@ -58,11 +60,7 @@ class ParityReport(Struct, frozen=True, kw_only=True):
     time_ratio: float | None = None  # our time for a token over theirs; for a step where tokens are not known
     behind: tuple[str, ...] = ()  # operations worth a look that are more than 10 % slower in ours
     gap: Decomposition | None = None
-    notes: tuple[str, ...] = ()
-
-    def to_json(self) -> str:
-        """Return the comparison as JSON, a superset of contract v1's."""
-        return msgspec.json.encode(self).decode()
+    notes: tuple[Note, ...] = ()
 
     def _repr_markdown_(self) -> str:
         from stepgrade.report import render  # noqa: PLC0415  only a notebook asks; report is above this room
@@ -199,28 +197,33 @@ def runtime_of(profile: Profile) -> str:
 
 def _notes(
     ours: Profile, theirs: Profile, named: tuple[float, float], matched: Matched, behind: tuple[str, ...]
-) -> tuple[str, ...]:
+) -> tuple[Note, ...]:
     notes = []
     canonical = (matched.ours_share, matched.theirs_share)
     if min(named) < LEAST_MATCHED_SHARE and min(canonical) < LEAST_MATCHED_SHARE:
-        notes.append(
+        text = (
             f"matched operations are {show_share(named[0])} of our time and {show_share(named[1])} of theirs "
             f"by name, {show_share(canonical[0])} and {show_share(canonical[1])} by {matched.level}: too "
             "little to speak of parity (contract v1 does not look at that)"
         )
-        return tuple(notes)
+        return (Note("little_matched", text),)
     if min(named) < LEAST_MATCHED_SHARE:
-        notes.append(f"few names are shared: operations are matched by {matched.level} instead")
+        notes.append(
+            Note(
+                "matched_by_kind", f"few names are shared: operations are matched by {matched.level} instead"
+            )
+        )
     ratio = _time_ratio(ours, theirs, _tokens_scale(ours, theirs))
     if not behind and ratio is not None and ratio > PARITY_RATIO:
-        notes.append(
-            f"operations are on par, but ours takes {show_ratio(ratio)} the time: see the gap's parts"
-        )
+        text = f"operations are on par, but ours takes {show_ratio(ratio)} the time: see the gap's parts"
+        notes.append(Note("slower_outside_operations", text))
     mine, other = _tokens(ours), _tokens(theirs)
     if mine and other and abs(mine / other - 1.0) > 0.001:
-        notes.append(
+        text = (
             f"a step takes {mine:,.0f} tokens in ours and {other:,.0f} in theirs: their times are for as many"
         )
+        notes.append(Note("different_tokens", text))
     elif not (mine and other) and ours.step_ms and theirs.step_ms:
-        notes.append("tokens per step are not known on both sides: steps are taken to do the same work")
+        text = "tokens per step are not known on both sides: steps are taken to do the same work"
+        notes.append(Note("tokens_unknown", text))
     return tuple(notes)

@@ -16,7 +16,7 @@ from stepgrade.compare.step_change import FROM_TIMELINE, NO_PHASE, in_no_phase_m
 from stepgrade.compare.verdict import Metric, Sensitivity, change_of
 from stepgrade.model import Baseline
 from stepgrade.model.comparison import PartChange, Shift
-from stepgrade.scoring.samples import LEAST_PART_SHARE, Pace, pace_of
+from stepgrade.scoring.step_times import LEAST_PART_SHARE, StepTimes, step_times
 
 FALSE_SHARE = 0.01
 SHIFTS_SHOWN = 4
@@ -102,8 +102,8 @@ def _sides(
     name: str, now: Sequence[Baseline], before: Sequence[Baseline], kind: _Kind
 ) -> tuple[Side, Side] | None:
     """Return both sides of a part; None when neither enough runs nor its samples tell its noise."""
-    paces = [[pace_of(kind.samples(run).get(name, ())) for run in runs] for runs in (now, before)]
-    if all(pace and pace.sigma_log is not None and pace.median_ms > 0.0 for row in paces for pace in row):
+    paces = [[step_times(kind.samples(run).get(name, ())) for run in runs] for runs in (now, before)]
+    if all(times and times.sigma_log is not None and times.median_ms > 0.0 for row in paces for times in row):
         return _sampled(paces[0]), _sampled(paces[1])
     here, there = ([ms for run in runs if (ms := kind.times(run).get(name))] for runs in (now, before))
     if not here or len(there) < LEAST_RUNS:
@@ -111,12 +111,12 @@ def _sides(
     return Side(values=tuple(here)), Side(values=tuple(there))
 
 
-def _sampled(paces: Sequence[Pace | None]) -> Side:
-    known = [pace for pace in paces if pace is not None]
+def _sampled(paces: Sequence[StepTimes | None]) -> Side:
+    known = [times for times in paces if times is not None]
     return Side(
-        values=tuple(pace.median_ms for pace in known),
-        sigmas=tuple(pace.sigma_log for pace in known),
-        steps=sum(pace.effective or 0.0 for pace in known) or None,
+        values=tuple(times.median_ms for times in known),
+        sigmas=tuple(times.sigma_log for times in known),
+        steps=sum(times.effective or 0.0 for times in known) or None,
     )
 
 

@@ -11,8 +11,9 @@ from stepgrade.compare.fingerprint import differences
 from stepgrade.compare.step_change import step_change
 from stepgrade.contract import Regression
 from stepgrade.contract.scorecard import coverage_regression, step_time_regression, throughput_regression
-from stepgrade.model import Baseline
+from stepgrade.model import Baseline, Note
 from stepgrade.model.comparison import MetricChange, Shift
+from stepgrade.model.notes import texts_of
 from stepgrade.model.scorecard import Scorecard
 
 
@@ -50,8 +51,8 @@ def compared(card: Scorecard, baseline: Baseline, allowed: Collection[str] = ())
     """
     apart = _apart(card, baseline)
     if _apart(card, baseline, allowed):
-        note = f"not comparable with the baseline ({'; '.join(apart)}): nothing was compared"
-        notes = (note, *card.notes)
+        text = f"not comparable with the baseline ({'; '.join(texts_of(apart))}): nothing was compared"
+        notes = (Note("not_comparable", text), *card.notes)
         return msgspec.structs.replace(card, notes=notes, baseline=baseline.name, differences=apart)
     now = baseline_of(card)
     changes = _changes(now, baseline)
@@ -93,13 +94,13 @@ def _pairs(card: Scorecard, baseline: Baseline) -> dict[str, tuple[float | None,
     }
 
 
-def _apart(card: Scorecard, baseline: Baseline, allowed: Collection[str] = ()) -> tuple[str, ...]:
+def _apart(card: Scorecard, baseline: Baseline, allowed: Collection[str] = ()) -> tuple[Note, ...]:
     """Return how the runs differ; a scorecard of an earlier version only tells its device."""
     if baseline.fingerprint is not None:
         return differences(card.fingerprint, baseline.fingerprint, allowed)
     here = card.device.key if card.device else None
     if here and baseline.device and here != baseline.device and "device" not in allowed:
-        return (f"device: {here} now, {baseline.device} in the baseline",)
+        return (Note("device", f"device: {here} now, {baseline.device} in the baseline"),)
     return ()
 
 
@@ -122,16 +123,21 @@ def _may_be_nothing(change: MetricChange) -> bool:
     return change.low is not None and change.high is not None and change.low <= 0.0 <= change.high
 
 
-def _within_noise(found: tuple[Regression, ...], unsure: set[str]) -> tuple[str, ...]:
+def _within_noise(found: tuple[Regression, ...], unsure: set[str]) -> tuple[Note, ...]:
     return tuple(
-        f"{one.metric} is beyond contract v1's threshold but within the noise of the steps: not a regression"
+        Note(
+            "within_noise",
+            f"{one.metric} is beyond contract v1's threshold but within the noise of the steps: "
+            "not a regression",
+        )
         for one in found
         if one.metric in unsure
     )
 
 
-def _notes(card: Scorecard, baseline: Baseline) -> tuple[str, ...]:
+def _notes(card: Scorecard, baseline: Baseline) -> tuple[Note, ...]:
     missing = [metric for metric, (before, now) in _pairs(card, baseline).items() if not (before and now)]
     if not missing:
         return ()
-    return (f"not compared with the baseline, as one side does not have it: {', '.join(missing)}",)
+    text = f"not compared with the baseline, as one side does not have it: {', '.join(missing)}"
+    return (Note("not_compared", text),)

@@ -24,7 +24,7 @@ from stepgrade.compare.effect import (
 )
 from stepgrade.model import Baseline
 from stepgrade.model.comparison import MetricChange, Noise, Outcome
-from stepgrade.scoring.samples import Pace, pace_of
+from stepgrade.scoring.step_times import StepTimes, step_times
 from stepgrade.statistics import mean
 from stepgrade.units import show_count, show_delta, show_share
 
@@ -83,7 +83,7 @@ def changes_of(
     now: Sequence[Baseline], before: Sequence[Baseline], how: Sensitivity = DEFAULT_SENSITIVITY
 ) -> tuple[MetricChange, ...]:
     """Return what became of every metric that both sides have."""
-    paces = [[pace_of(run.samples_ms) for run in runs] for runs in (now, before)]
+    paces = [[step_times(run.samples_ms) for run in runs] for runs in (now, before)]
     found = []
     for metric in METRICS:
         sides = [side_of(metric, runs, known) for runs, known in zip((now, before), paces, strict=True)]
@@ -94,24 +94,24 @@ def changes_of(
 
 def change_between_steps(now: Baseline, before: Baseline) -> tuple[MetricChange, ...]:
     """Return step time and throughput of two runs by the noise of their steps alone; nothing if unknown."""
-    paces = [pace_of(run.samples_ms) for run in (now, before)]
-    if any(pace is None or pace.sigma_log is None for pace in paces):
+    paces = [step_times(run.samples_ms) for run in (now, before)]
+    if any(times is None or times.sigma_log is None for times in paces):
         return ()
     steps_only = Sensitivity(run_noise=0.0)
     return tuple(one for one in changes_of([now], [before], steps_only) if BY_NAME[one.metric].from_steps)
 
 
-def side_of(metric: Metric, runs: Sequence[Baseline], paces: Sequence[Pace | None]) -> Side:
+def side_of(metric: Metric, runs: Sequence[Baseline], paces: Sequence[StepTimes | None]) -> Side:
     """Return the figures of the runs that have the metric."""
     rows = [
-        (value, pace if metric.from_steps else None)
-        for run, pace in zip(runs, paces, strict=True)
+        (value, times if metric.from_steps else None)
+        for run, times in zip(runs, paces, strict=True)
         if (value := metric.read(run))
     ]
-    effective = sum(pace.effective for _, pace in rows if pace and pace.effective)
+    effective = sum(times.effective for _, times in rows if times and times.effective)
     return Side(
         values=tuple(value for value, _ in rows),
-        sigmas=tuple(pace.sigma_log if pace else None for _, pace in rows),
+        sigmas=tuple(times.sigma_log if times else None for _, times in rows),
         steps=effective or None,
     )
 

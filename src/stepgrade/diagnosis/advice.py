@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepgrade.contract import Bottleneck as BottleneckV1
-from stepgrade.diagnosis.context import Facts
+from stepgrade.diagnosis.context import RuleContext
 from stepgrade.model import RECORDER
 from stepgrade.scoring.bottleneck import Bottleneck
 from stepgrade.scoring.runtime import Runtime
@@ -25,82 +25,82 @@ _RECORD = {
 }
 
 
-def advice_for(facts: Facts) -> str:
+def advice_for(context: RuleContext) -> str:
     """Return one sentence on the bottleneck; the reference's own for the runtime it was written for."""
-    bottleneck = facts.verdict.bottleneck
-    if facts.runtime is Runtime.REFERENCE and bottleneck.value in {known.value for known in BottleneckV1}:
+    bottleneck = context.verdict.bottleneck
+    if context.runtime is Runtime.REFERENCE and bottleneck.value in {known.value for known in BottleneckV1}:
         return BottleneckV1(bottleneck.value).recommendation()
     if bottleneck is Bottleneck.UNKNOWN:
-        return _record_more(facts)
+        return _record_more(context)
     if bottleneck is Bottleneck.LAUNCH:
-        return fewer_launches(facts)
+        return fewer_launches(context)
     if bottleneck is Bottleneck.COMPUTE:
-        return _faster_arithmetic(facts)
-    if bottleneck is Bottleneck.MEMORY_BW and is_full(facts):
+        return _faster_arithmetic(context)
+    if bottleneck is Bottleneck.MEMORY_BW and is_full(context):
         return "Move fewer bytes: fuse elementwise chains, lower precision. Memory is full: no larger batch."
     return _GENERAL[bottleneck]
 
 
-def _record_more(facts: Facts) -> str:
+def _record_more(context: RuleContext) -> str:
     """Return how to record what would tell the bottleneck."""
-    profile = facts.profile
+    profile = context.profile
     if profile.source.producer == RECORDER and not profile.operations:
         return "Record operations too (--ops-every 50, or ops_every=50): they tell what fills the step."
-    return _RECORD.get(facts.runtime, _GENERAL[facts.verdict.bottleneck])
+    return _RECORD.get(context.runtime, _GENERAL[context.verdict.bottleneck])
 
 
-def _faster_arithmetic(facts: Facts) -> str:
+def _faster_arithmetic(context: RuleContext) -> str:
     """Return what is left to do about arithmetic, by how near it is to the device's peak."""
-    known = [op for op in facts.operations if op.roof == "compute" and op.roof_share and op.ms]
+    known = [op for op in context.operations if op.roof == "compute" and op.roof_share and op.ms]
     time_ms = sum(op.ms or 0.0 for op in known)
     if not time_ms:
         return "Arithmetic takes the time: lower precision, fewer operations or larger products remain."
     reached = sum((op.roof_share or 0.0) * (op.ms or 0.0) for op in known) / time_ms
-    if reached >= facts.limits.slow_gemm_share:
+    if reached >= context.limits.slow_gemm_share:
         return _GENERAL[Bottleneck.COMPUTE]
     told = f"Arithmetic takes the time and reaches {show_share(reached, 0)} of the peak"
     return f"{told}: better shapes or kernels first, then lower precision."
 
 
-def fewer_launches(facts: Facts) -> str:
+def fewer_launches(context: RuleContext) -> str:
     """Return how to launch less, by what the run already does."""
-    if facts.runtime is Runtime.REFERENCE:
+    if context.runtime is Runtime.REFERENCE:
         return BottleneckV1.LAUNCH.recommendation()
-    if facts.runtime is not Runtime.PYTORCH:
+    if context.runtime is not Runtime.PYTORCH:
         return _GENERAL[Bottleneck.LAUNCH]
-    if is_compiled(facts):
+    if is_compiled(context):
         way = (
             'Kernels are already fused: replay them from a graph with torch.compile(mode="reduce-overhead").'
         )
     else:
         way = 'Fuse and replay: torch.compile(mode="reduce-overhead"), or CUDA graphs by hand.'
-    return f"{way} {larger_batch(facts)}".rstrip()
+    return f"{way} {larger_batch(context)}".rstrip()
 
 
-def fused_operations(facts: Facts) -> str:
+def fused_operations(context: RuleContext) -> str:
     """Return how to do more in one kernel where launches keep ahead of the device."""
-    if facts.runtime is Runtime.PYTORCH and not is_compiled(facts):
+    if context.runtime is Runtime.PYTORCH and not is_compiled(context):
         return "Fuse them with torch.compile. The host keeps ahead of the device: graphs would not help."
     return "Fuse them. The host keeps ahead of the device: graphs would not help."
 
 
-def larger_batch(facts: Facts) -> str:
+def larger_batch(context: RuleContext) -> str:
     """Return whether a larger batch is a way, by how full the memory is."""
-    share = facts.memory_share
+    share = context.memory_share
     if share is None:
         return "A larger batch gives each launch more to do, if memory allows."
-    if is_full(facts):
+    if is_full(context):
         return f"Memory is {show_share(share, 0)} full: a larger batch is not the way."
     return f"Memory is {show_share(share, 0)} full: a larger batch gives each launch more to do."
 
 
-def is_full(facts: Facts) -> bool:
+def is_full(context: RuleContext) -> bool:
     """Tell whether the device's memory has no room for a larger batch."""
-    return (facts.memory_share or 0.0) >= facts.limits.memory_warning_share
+    return (context.memory_share or 0.0) >= context.limits.memory_warning_share
 
 
-def is_compiled(facts: Facts) -> bool:
+def is_compiled(context: RuleContext) -> bool:
     """Tell whether kernels were already generated and fused by a compiler."""
-    generated = facts.activity.kernel_group_ms.get("triton", 0.0)
-    kernels = facts.activity.kernels
-    return generated > 0.0 if kernels is None else generated >= facts.limits.compiled_share * kernels.ms
+    generated = context.activity.kernel_group_ms.get("triton", 0.0)
+    kernels = context.activity.kernels
+    return generated > 0.0 if kernels is None else generated >= context.limits.compiled_share * kernels.ms

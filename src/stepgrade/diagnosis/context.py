@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from stepgrade.config.limits import DEFAULT_LIMITS, Limits
-from stepgrade.hardware import Expectation
+from stepgrade.hardware import Target
 from stepgrade.model import Profile
 from stepgrade.model.activity import Activity
 from stepgrade.model.scorecard import Cause, Ledger, Operation
@@ -20,7 +20,7 @@ NOTHING_DONE = Activity(driver="unknown")
 WAITS = ("exposed_communication", "exposed_copy", "idle_input", "idle_host", "idle_sync")
 
 
-class Facts(Struct, frozen=True, kw_only=True):
+class RuleContext(Struct, frozen=True, kw_only=True):
     """Everything known of a run before it is judged."""
 
     profile: Profile
@@ -30,7 +30,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     ratio: float | None
     slow_layers: tuple[SlowLayer, ...]
     ledger: Ledger | None = None
-    against: Expectation = Expectation()
+    target: Target = Target()
     operations: tuple[Operation, ...] = ()
     causes: tuple[Cause, ...] = ()
     runtime: Runtime = Runtime.GENERAL
@@ -77,7 +77,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     @property
     def memory_share(self) -> float | None:
         """Return the peak of the device's memory as a share of it; None when either is not known."""
-        used, seen, device = self.profile.peak_memory_bytes, self.profile.device, self.against.device
+        used, seen, device = self.profile.peak_memory_bytes, self.profile.device, self.target.device
         size = seen.memory_bytes if seen and seen.memory_bytes else None
         if size is None and device is not None and device.memory_gb:
             size = int(device.memory_gb * 2**30)

@@ -9,7 +9,7 @@ from stepgrade.compare.effect import MOST_RUNS
 from stepgrade.compare.fingerprint import differences
 from stepgrade.compare.regression import baseline_of
 from stepgrade.errors import BadOption
-from stepgrade.model import Baseline, Fingerprint
+from stepgrade.model import Baseline, Fingerprint, Note
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.store.history import History, Selection
 
@@ -24,8 +24,8 @@ class Earlier(Struct, frozen=True, kw_only=True):
     runs: tuple[Baseline, ...] = ()
     name: str = ""
     missing: str | None = None
-    differences: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    differences: tuple[Note, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 def branch_of(text: str) -> str:
@@ -45,7 +45,8 @@ def earlier_runs(history: History, card: Scorecard, branch: str, allowed: frozen
     if not series:
         return _nothing(history, branch, mine, name)
     level = series[last_level([value for _, value in series]) :][-MOST_RUNS:]
-    notes = (f"the level of {branch} changed lately: only the {len(level)} runs since then count",)
+    text = f"the level of {branch} changed lately: only the {len(level)} runs since then count"
+    notes = (Note("level_changed", text),)
     runs = [structs.replace(baseline_of(history.card(number)), name=f"run {number}") for number, _ in level]
     return Earlier(
         runs=tuple(runs),

@@ -15,6 +15,7 @@ from stepgrade.config import Budget, Config, Waiver
 from stepgrade.errors import EXIT_GATE, EXIT_NOT_MEASURED, EXIT_OK, BadConfig
 from stepgrade.gating.fail_on import Condition, decide
 from stepgrade.model.comparison import Check, Comparison, GateReport, MetricChange, Status
+from stepgrade.model.notes import Note, has_code, texts_of
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.units import show_figure, show_share
 
@@ -22,7 +23,7 @@ from stepgrade.units import show_figure, show_share
 DEFAULT_METRICS = ("step_time_ms", "throughput_tok_s", "peak_memory_bytes")
 _FIGURES = (*BY_NAME, "efficiency", "mfu", "hfu")
 # With these a step is another amount of work, and only the rate can be compared.
-_WORK = ("tokens_per_step:", "batch:", "seq:", "world_size:")
+_WORK = ("tokens_per_step", "batch", "seq", "world_size")
 _PARTS = {"op": "operation", "layer": "layer"}
 
 
@@ -60,15 +61,16 @@ _VERDICTS: dict[int, Literal["pass", "regressed", "could not be measured"]] = {
 }
 
 
-def _decided(checks: Iterable[Check], found: Comparison, config: Config) -> tuple[int, list[str]]:
-    failing = [check.text for check in checks if check.status == "regressed"]
+def _decided(checks: Iterable[Check], found: Comparison, config: Config) -> tuple[int, list[Note]]:
+    failing = [Note("failed_check", check.text) for check in checks if check.status == "regressed"]
     if failing:
         return EXIT_GATE, failing
     if not found.is_comparable:
-        return EXIT_NOT_MEASURED, [f"not comparable: {'; '.join(found.differences)}", *found.unmeasured]
+        text = f"not comparable: {'; '.join(texts_of(found.differences))}"
+        return EXIT_NOT_MEASURED, [Note("not_comparable", text), *found.unmeasured]
     if found.unmeasured:
         return EXIT_NOT_MEASURED, list(found.unmeasured)
-    unsure = [check.text for check in checks if check.status == "cannot tell"]
+    unsure = [Note("failed_check", check.text) for check in checks if check.status == "cannot tell"]
     if unsure and config.gate.cannot_tell == "fail":
         return EXIT_NOT_MEASURED, unsure
     return EXIT_OK, []
@@ -90,7 +92,7 @@ def _says_the_same(found: Comparison, changes: Collection[str]) -> str | None:
     """Return which of step time and throughput is left out: of the same work both say the same thing."""
     if not {"step_time_ms", "throughput_tok_s"} <= set(changes):
         return None
-    same_work = not any(text.startswith(_WORK) for text in found.differences)
+    same_work = not has_code(found.differences, *_WORK)
     return "throughput_tok_s" if same_work else "step_time_ms"
 
 
@@ -190,9 +192,13 @@ def _waived(check: Check, waivers: Sequence[Waiver], device: str, today: dt.date
     return check
 
 
-def _expired(waivers: Sequence[Waiver], today: dt.date) -> tuple[str, ...]:
+def _expired(waivers: Sequence[Waiver], today: dt.date) -> tuple[Note, ...]:
     return tuple(
-        f"the waiver for {waiver.metric} expired on {waiver.until} ({waiver.reason}): renew it or remove it"
+        Note(
+            "waiver_expired",
+            f"the waiver for {waiver.metric} expired on {waiver.until} ({waiver.reason}): renew it or "
+            "remove it",
+        )
         for waiver in waivers
         if waiver.until < today
     )

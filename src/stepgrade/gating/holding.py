@@ -9,7 +9,7 @@ from stepgrade.compare.fingerprint import differences
 from stepgrade.compare.parts import changed_parts, shifts_of
 from stepgrade.compare.step_change import step_change
 from stepgrade.compare.verdict import Sensitivity, changes_of
-from stepgrade.model import Baseline
+from stepgrade.model import Baseline, Note
 from stepgrade.model.comparison import Comparison, MetricChange
 
 
@@ -22,7 +22,9 @@ def hold(
         return Comparison(differences=apart, is_comparable=False)
     changes = changes_of(now, before, how)
     if not changes:
-        return Comparison(differences=apart, unmeasured=("no metric is known on both sides",))
+        return Comparison(
+            differences=apart, unmeasured=(Note("no_metric", "no metric is known on both sides"),)
+        )
     latest, typical = now[-1], _typical(before)
     return Comparison(
         differences=apart,
@@ -34,11 +36,11 @@ def hold(
     )
 
 
-def _apart(now: Sequence[Baseline], before: Sequence[Baseline], allowed: Collection[str]) -> tuple[str, ...]:
+def _apart(now: Sequence[Baseline], before: Sequence[Baseline], allowed: Collection[str]) -> tuple[Note, ...]:
     first = now[0].fingerprint
     others = [*before, *now[1:]]
     return tuple(
-        dict.fromkeys(text for other in others for text in differences(first, other.fingerprint, allowed))
+        dict.fromkeys(note for other in others for note in differences(first, other.fingerprint, allowed))
     )
 
 
@@ -52,11 +54,12 @@ def _moved(changes: Sequence[MetricChange]) -> bool:
     return any(change.outcome in ("regressed", "improved") for change in changes)
 
 
-def _notes(now: Sequence[Baseline], before: Sequence[Baseline]) -> tuple[str, ...]:
+def _notes(now: Sequence[Baseline], before: Sequence[Baseline]) -> tuple[Note, ...]:
     notes = []
     if not all(run.samples_ms for run in (*now, *before)):
-        notes.append("some runs have only averages: the noise of their steps is not known")
+        notes.append(Note("averages", "some runs have only averages: the noise of their steps is not known"))
     if len(before) < LEAST_RUNS and any(run.operations_ms for run in now):
         untold = "layers" if all(run.operation_samples_ms for run in (*now, *before)) else "operations"
-        notes.append(f"{untold} are tested one by one only against {LEAST_RUNS} earlier runs or more")
+        text = f"{untold} are tested one by one only against {LEAST_RUNS} earlier runs or more"
+        notes.append(Note("few_runs", text))
     return tuple(notes)

@@ -19,10 +19,10 @@ from stepgrade.gating.fail_on import parse_condition
 from stepgrade.gating.holding import hold
 from stepgrade.grading import as_baseline, score
 from stepgrade.hardware.setup import Setup
-from stepgrade.model import Baseline, Profile
+from stepgrade.model import Baseline, Note, Profile
 from stepgrade.model.comparison import Comparison, GateReport
 from stepgrade.model.scorecard import Scorecard
-from stepgrade.scoring.efficiency import Question
+from stepgrade.scoring.efficiency import ScoreOptions
 from stepgrade.store.history import open_history
 
 
@@ -62,7 +62,7 @@ def gate(
         )
         for profile in runs
     ]
-    asked = Question(tokens_per_step=tokens_per_step)
+    asked = ScoreOptions(tokens_per_step=tokens_per_step)
     earlier = [as_baseline(baseline, asked, setup) for baseline in baselines]
     around = Circumstances(against=against, history=history, config=config, fail_on=fail_on, today=today)
     return gate_runs(cards, earlier, around)
@@ -106,7 +106,7 @@ def _found(cards: Sequence[Scorecard], earlier: Earlier | None, config: Config) 
         apart = earlier.differences
         return Comparison(
             baseline=earlier.name,
-            unmeasured=(earlier.missing,),
+            unmeasured=(Note("no_baseline", earlier.missing),),
             differences=apart,
             is_comparable=not apart,
         )

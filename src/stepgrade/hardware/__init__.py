@@ -2,15 +2,15 @@
 
 from stepgrade.hardware.catalogue import Device, all_devices, find_device
 from stepgrade.hardware.ceilings import Costs, Figures, ceilings, lowest
-from stepgrade.hardware.expectation import Expectation
-from stepgrade.model.scorecard import Ceiling
+from stepgrade.hardware.target import Target
+from stepgrade.model.ceiling import Ceiling
 
 __all__ = [
     "Ceiling",
     "Costs",
     "Device",
-    "Expectation",
     "Figures",
+    "Target",
     "all_devices",
     "ceilings",
     "find_device",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from math import isfinite
 
-from msgspec import Struct
-
 from stepgrade.errors import BadOption, UnknownDevice
 from stepgrade.hardware.catalogue import Device, all_devices, fold, nearest_keys, part_of
 from stepgrade.hardware.ceilings import Figures
@@ -13,9 +11,10 @@ from stepgrade.hardware.cost.plan import Plan
 from stepgrade.hardware.estimate import Estimate, estimate_plan, ridge_point
 from stepgrade.hardware.measured import Measurement, measured_for
 from stepgrade.hardware.setup import Setup, chosen_device, costs_of, figures_of
+from stepgrade.model.notes import Result
 
 
-class DeviceTable(Struct, frozen=True, kw_only=True):
+class DeviceTable(Result, frozen=True, kw_only=True):
     """Devices of the catalogue that a filter let through."""
 
     devices: tuple[Device, ...]
@@ -23,7 +22,7 @@ class DeviceTable(Struct, frozen=True, kw_only=True):
     filter: str | None = None
 
 
-class DeviceFacts(Struct, frozen=True, kw_only=True):
+class DeviceFacts(Result, frozen=True, kw_only=True):
     """Everything known of one device; ridge points are FLOPs per byte by precision."""
 
     device: Device

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from stepgrade.hardware.catalogue import Device
 from stepgrade.hardware.measured import Measurement
-from stepgrade.model.scorecard import Basis, Ceiling, Kind
+from stepgrade.model.ceiling import Basis, Ceiling, Kind
 from stepgrade.units import BYTES_PER_GB
 
 # Back-solved in the reference from one QLoRA run of a 1.5B model; not a constant of any device.

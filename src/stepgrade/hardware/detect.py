@@ -14,6 +14,7 @@ from msgspec import Struct
 from stepgrade.errors import UnknownDevice
 from stepgrade.hardware.catalogue import part_of
 from stepgrade.hardware.identify import Sighting, identify
+from stepgrade.model.notes import Result
 
 # The driver counts one edge of a clock whose memory moves data on both.
 EDGES_PER_CLOCK = 2
@@ -53,7 +54,7 @@ class Processor(Struct, frozen=True, kw_only=True):
     memory_bytes: int | None
 
 
-class Detection(Struct, frozen=True, kw_only=True):
+class Detection(Result, frozen=True, kw_only=True):
     """Everything that was found, driver by driver, and the processor."""
 
     answers: tuple[Answer, ...]

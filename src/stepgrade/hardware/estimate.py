@@ -21,7 +21,8 @@ from stepgrade.hardware.cost.plan import Plan
 from stepgrade.hardware.cost.traffic import Traffic, traffic_per_token, trained_parameters
 from stepgrade.hardware.efficiency import utilisation, why_above_one
 from stepgrade.hardware.models.shape import ModelShape
-from stepgrade.model.scorecard import Ceiling
+from stepgrade.model.ceiling import Ceiling
+from stepgrade.model.notes import Result
 
 TRAFFIC_NOTE = (
     "bytes are a model of what must be moved, not checked against memory counters: fusion and caches "
@@ -67,7 +68,7 @@ class Utilisation(Struct, frozen=True, kw_only=True):
     above_one_because: tuple[str, ...] = ()
 
 
-class Estimate(Struct, frozen=True, kw_only=True):
+class Estimate(Result, frozen=True, kw_only=True):
     """The ceilings of a planned run, all in tok/s per device."""
 
     device: Device | None

@@ -10,13 +10,12 @@ from importlib import import_module
 from statistics import median
 from typing import Any
 
-from msgspec import Struct
-
 from stepgrade.errors import NotMeasured, UnknownDevice
 from stepgrade.hardware.detect import processor, usable_cores
 from stepgrade.hardware.identify import Sighting, identify
 from stepgrade.hardware.measured import Measurement, Rate, keep_measured
 from stepgrade.hardware.setup import CPU_KEY
+from stepgrade.model.notes import Result
 
 # Every array far larger than any last-level cache that two of them could share.
 CPU_ARRAY_BYTES = 256 * 2**20
@@ -30,7 +29,7 @@ Progress = Callable[[str], None]
 Kernel = Callable[[], None]
 
 
-class Measured(Struct, frozen=True, kw_only=True):
+class Measured(Result, frozen=True, kw_only=True):
     """A measurement, and the file that keeps it."""
 
     measurement: Measurement

@@ -11,8 +11,9 @@ from stepgrade.errors import BadInput, BadOption
 from stepgrade.hardware.catalogue import Device, find_device
 from stepgrade.hardware.ceilings import Costs, Figures
 from stepgrade.hardware.cost.plan import Plan
-from stepgrade.hardware.expectation import DEFAULT_DTYPE, Expectation
 from stepgrade.hardware.measured import Measurement, measured_for
+from stepgrade.hardware.target import DEFAULT_DTYPE, Target
+from stepgrade.model.notes import Note
 from stepgrade.units import show_si
 
 if TYPE_CHECKING:
@@ -80,13 +81,13 @@ def chosen_device(setup: Setup) -> Device | None:
     return find_device(setup.device) if setup.device is not None else None
 
 
-def expect(setup: Setup) -> Expectation:
-    """Return what the run is held against, from all that the user said."""
+def target_of(setup: Setup) -> Target:
+    """Return what the run is compared with, from all that the user said."""
     figures = figures_of(setup)
     if setup.model is None or setup.plan is None:
         return _given_expectation(setup, figures)
     costs = costs_of(setup)
-    return Expectation(
+    return Target(
         figures=figures,
         costs=_overridden(setup, costs.per_token),
         dtype=setup.plan.dtype,
@@ -97,7 +98,7 @@ def expect(setup: Setup) -> Expectation:
         model_flops=setup.flops_per_token or costs.flops.model,
         palm_flops=costs.flops_palm.model,
         convention="given" if setup.flops_per_token else costs.flops.convention,
-        notes=costs.notes,
+        notes=tuple(Note("model_costs", text) for text in costs.notes),
     )
 
 
@@ -121,8 +122,8 @@ def _measured_beside(device: Device, state: str | None) -> Measurement | None:
         return None
 
 
-def _given_expectation(setup: Setup, figures: Figures) -> Expectation:
-    return Expectation(
+def _given_expectation(setup: Setup, figures: Figures) -> Target:
+    return Target(
         figures=figures,
         costs=_overridden(setup, Costs()),
         dtype=setup.dtype,

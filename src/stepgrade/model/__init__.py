@@ -1,6 +1,7 @@
 """What a run is: profiles and their parts. No files are read here and nothing is judged."""
 
 from stepgrade.model.fingerprint import Fingerprint
+from stepgrade.model.notes import Note
 from stepgrade.model.profile import (
     RECORDER,
     Baseline,
@@ -23,6 +24,7 @@ __all__ = [
     "Fingerprint",
     "LayerTime",
     "LedgerTime",
+    "Note",
     "OpTime",
     "PhaseTime",
     "Profile",

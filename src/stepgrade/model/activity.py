@@ -110,14 +110,6 @@ class Straggler(Struct, frozen=True, kw_only=True):
     ranks: int = 2
 
 
-class Flaw(Struct, frozen=True, kw_only=True):
-    """One thing that limits what the source can tell."""
-
-    code: str
-    text: str
-    fatal: bool = False
-
-
 class Activity(Struct, frozen=True, kw_only=True):
     """What happened in one step of the mean rank."""
 

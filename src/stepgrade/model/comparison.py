@@ -6,6 +6,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from stepgrade.model.notes import Note, Result
+
 Outcome = Literal["regressed", "improved", "no change", "cannot tell"]
 NoiseBasis = Literal["measured", "repeated", "given", "assumed"]
 
@@ -94,8 +96,10 @@ class Check(Struct, frozen=True, kw_only=True):
     waiver: str | None = None
 
 
-class GateReport(Struct, frozen=True, kw_only=True):
+class GateReport(Result, frozen=True, kw_only=True):
     """What the gate says, and everything that it rests on."""
+
+    NOTES = ("differences", "reasons", "notes")
 
     verdict: Literal["pass", "regressed", "could not be measured"]
     exit_code: int
@@ -107,12 +111,17 @@ class GateReport(Struct, frozen=True, kw_only=True):
     changes: tuple[MetricChange, ...] = ()
     parts: tuple[PartChange, ...] = ()
     shifts: tuple[Shift, ...] = ()
-    differences: tuple[str, ...] = ()  # between the circumstances of the runs
+    differences: tuple[Note, ...] = ()  # between the circumstances of the runs
     is_comparable: bool = True  # False: they differ, and that was not allowed
     step_change: StepChange | None = None
-    reasons: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    reasons: tuple[Note, ...] = ()
+    notes: tuple[Note, ...] = ()
     schema_version: int = 1
+
+    @property
+    def further_reasons(self) -> tuple[Note, ...]:
+        """Return the reasons that neither a failed check nor the differences say already."""
+        return tuple(note for note in self.reasons if note.code not in ("failed_check", "not_comparable"))
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
@@ -122,8 +131,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
     changes: tuple[MetricChange, ...] = ()
     parts: tuple[PartChange, ...] = ()
     shifts: tuple[Shift, ...] = ()
-    differences: tuple[str, ...] = ()
+    differences: tuple[Note, ...] = ()
     is_comparable: bool = True
     step_change: StepChange | None = None
-    notes: tuple[str, ...] = ()
-    unmeasured: tuple[str, ...] = ()  # why there is nothing to compare with
+    notes: tuple[Note, ...] = ()
+    unmeasured: tuple[Note, ...] = ()  # why there is nothing to compare with

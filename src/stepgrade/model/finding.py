@@ -28,3 +28,4 @@ class Finding(Struct, frozen=True, kw_only=True):
     gain_basis: str = ""
     account: str | None = None  # the account of the ledger that the gain comes out of
     consequences: tuple[str, ...] = ()
+    warning: str | None = None  # the code of the warning about the source that it repeats

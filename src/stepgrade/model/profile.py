@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from stepgrade.errors import BadInput
-from stepgrade.model.activity import Activity, Flaw
+from stepgrade.model.activity import Activity
 from stepgrade.model.fingerprint import Fingerprint
+from stepgrade.model.notes import Note
 
 RECORDER = "stepgrade recorder, PyTorch"  # the producer of what our own recorder writes
 LARGEST_COUNT = 2**64 - 1  # contract v1's counts are unsigned, of 64 bits
@@ -136,14 +137,12 @@ class Profile(Struct, frozen=True, kw_only=True):
     matmul_known_share: float | None = None  # of their time, how much has its FLOPs known
     matmul_dtype: str | None = None
     activity: Activity | None = None
-    flaws: tuple[Flaw, ...] = ()
     peak_memory_bytes: float | None = None
     recorded: Recorded | None = None
     typical_step: Span | None = None  # where the steady step of middle length is
     contents: dict[str, str] = {}  # what else the source holds, in words, for people
-    notes: tuple[str, ...] = ()
-    fitness: tuple[str, ...] = ()
-    unfit: tuple[str, ...] = ()  # why it can not be graded
+    notes: tuple[Note, ...] = ()
+    warnings: tuple[Note, ...] = ()  # what limits what the source can tell; a fatal one forbids a grade
 
     def __post_init__(self) -> None:
         for place, count in (("steps", self.steps), *(("layer", layer.layer) for layer in self.layers)):
@@ -168,6 +167,11 @@ class Profile(Struct, frozen=True, kw_only=True):
             yield from ((place, figure) for figure in (layer.fwd_total_ms, layer.bwd_total_ms))
             yield from ((f"{place}, op {name!r}", ms) for name, ms in layer.ops_total_ms.items())
         yield from ((f"op {op.name!r}", op.total_ms) for op in self.operations)
+
+    @property
+    def unfit(self) -> tuple[Note, ...]:
+        """Return why the run cannot be graded, whatever its figures are."""
+        return tuple(note for note in self.warnings if note.fatal)
 
     @property
     def is_empty(self) -> bool:

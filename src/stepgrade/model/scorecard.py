@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar
 
 import msgspec
 from msgspec import Struct, field
 
 from stepgrade.contract import LayerSummary, Regression
-from stepgrade.model import Fingerprint, Source, Span
+from stepgrade.model import Fingerprint, Note, Source, Span
+from stepgrade.model.ceiling import Ceiling, Roof
 from stepgrade.model.comparison import MetricChange, Shift, StepChange
 from stepgrade.model.finding import Finding
+from stepgrade.model.notes import Result, texts_to_notes
 
 UNGRADED = "ungraded"
 UNKNOWN = "unknown"
-
-Kind = Literal["compute", "memory", "link"]
-Basis = Literal["data_sheet", "measured", "given"]
-
-
-class Ceiling(Struct, frozen=True, kw_only=True):
-    """One limit on throughput in tok/s per device; the lowest that is not `measured` counts."""
-
-    kind: Kind
-    tok_s: float
-    basis: Basis
-    source: str
-    convention: str
 
 
 class LayerStep(Struct, frozen=True, kw_only=True):
@@ -111,16 +100,6 @@ class Arithmetic(Struct, frozen=True, kw_only=True):
     known_share: float | None  # of those operations' time, how much has its FLOPs known
 
 
-class Roof(Struct, frozen=True, kw_only=True):
-    """What the device does per second at most: FLOPs (compute) or bytes (memory), and who says so."""
-
-    kind: Literal["compute", "memory"]
-    per_s: float
-    shown: str
-    basis: Basis
-    source: str
-
-
 class DeviceUse(Struct, frozen=True, kw_only=True):
     """The device a run is graded on, and how it is known."""
 
@@ -159,10 +138,11 @@ class Throughput(Struct, frozen=True, kw_only=True):
     basis: str
 
 
-class Scorecard(Struct, frozen=True, kw_only=True):
+class Scorecard(Result, frozen=True, kw_only=True):
     """What a run reached, against what it could reach, and why."""
 
     VERSION: ClassVar[int] = 2
+    NOTES = ("notes", "fitness", "ungraded_because", "differences")
 
     grade: str
     efficiency: float | None
@@ -179,9 +159,9 @@ class Scorecard(Struct, frozen=True, kw_only=True):
     schema_version: int = VERSION
     bottleneck_evidence: tuple[str, ...] = ()
     causes: tuple[Cause, ...] = ()
-    notes: tuple[str, ...] = ()
-    fitness: tuple[str, ...] = ()
-    ungraded_because: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
+    fitness: tuple[Note, ...] = ()
+    ungraded_because: tuple[Note, ...] = ()
     source: Source
     device: DeviceUse | None = None
     steps: StepStats | None = None
@@ -201,7 +181,7 @@ class Scorecard(Struct, frozen=True, kw_only=True):
     arithmetic: Arithmetic | None = None
     findings: tuple[Finding, ...] = ()
     baseline: str | None = None
-    differences: tuple[str, ...] = ()  # from the baseline; unless allowed, nothing is compared
+    differences: tuple[Note, ...] = ()  # from the baseline; unless allowed, nothing is compared
     compared: tuple[str, ...] = ()
     peak_memory_bytes: float | None = None
     fingerprint: Fingerprint | None = None
@@ -211,15 +191,17 @@ class Scorecard(Struct, frozen=True, kw_only=True):
     step_change: StepChange | None = None
     typical_step: Span | None = None
 
-    @property
-    def untold_fitness(self) -> tuple[str, ...]:
-        """Return what to be wary of that no finding tells already."""
-        told = tuple(finding.claim for finding in self.findings)
-        return tuple(text for text in self.fitness if not text.startswith(told or ("\0",)))
+    @classmethod
+    def from_json(cls, text: bytes | str) -> Scorecard:
+        """Return the card of a JSON that `to_json` wrote; raise msgspec.DecodeError for anything else."""
+        document = msgspec.json.decode(text, type=dict[str, Any])
+        return msgspec.convert(texts_to_notes(document, cls.NOTES), cls)
 
-    def to_json(self) -> str:
-        """Return the card as JSON, a superset of contract v1's."""
-        return msgspec.json.encode(self).decode()
+    @property
+    def unreported_warnings(self) -> tuple[Note, ...]:
+        """Return the warnings about the source that no finding reports."""
+        reported = {finding.warning for finding in self.findings}
+        return tuple(note for note in self.fitness if note.code not in reported)
 
     def _repr_markdown_(self) -> str:
         from stepgrade.report import render  # noqa: PLC0415  only a notebook asks; report is above this room

@@ -7,10 +7,11 @@ from msgspec import Struct, field
 
 from stepgrade.errors import BadInput
 from stepgrade.model import RECORDER, LayerTime, PhaseTime, Profile, Source
+from stepgrade.model.notes import Note
 from stepgrade.readers.content import Content
 from stepgrade.readers.step_profile import Recorded, circumstances_of, contents_of, device_of
 
-NAME = "recording"
+NAME = "journal"
 SUMMARY = "the journal of stepgrade's recorder, of a run that was killed or still runs"
 
 _FIRST_KEY = b'{"_recording":'
@@ -54,9 +55,12 @@ def read(content: Content) -> Profile:
     sums = steady or [line.warmup for line in lines if line.warmup is not None]
     if not sums:
         raise BadInput("the recording holds no whole step", where=content.name)
-    notes = ["the recording was not ended: this is what it held when it was last written"]
-    notes += ["only warm-up steps were recorded: they may be slower than the run is"] if not steady else []
-    notes += [f"{torn} lines of the recording can not be read and are left out"] if torn else []
+    notes = [Note("not_ended", "the recording was not ended: this is what it held when it was last written")]
+    if not steady:
+        text = "only warm-up steps were recorded: they may be slower than the run is"
+        notes.append(Note("warm_up_only", text))
+    if torn:
+        notes.append(Note("torn", f"{torn} lines of the recording can not be read and are left out"))
     return _profile(content.name, head, lines, _added(sums), tuple(notes))
 
 
@@ -100,7 +104,7 @@ def _added(parts: list[_Sums]) -> _Sums:
     )
 
 
-def _profile(name: str, head: _Head, lines: list[_Line], sums: _Sums, notes: tuple[str, ...]) -> Profile:
+def _profile(name: str, head: _Head, lines: list[_Line], sums: _Sums, notes: tuple[Note, ...]) -> Profile:
     covered = sum(sums.phases_ms.values()) / sums.wall_ms if sums.wall_ms else None
     return Profile(
         source=Source(format="step_profiler_v2", files=(name,), producer=RECORDER),

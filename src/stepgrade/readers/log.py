@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from stepgrade.errors import BadInput, UnknownFormat
 from stepgrade.model import Profile
+from stepgrade.model.notes import Note
 from stepgrade.readers import step_profile
 from stepgrade.readers.content import Content
 
@@ -44,9 +45,9 @@ def read(content: Content) -> Profile:
     """Return the last step profile in the log."""
     found = find_profile(content)
     profile = step_profile.read_text(found.text, content.name)
-    notes = [f"read from a log, line {found.line}"]
+    notes = [Note("from_log", f"read from a log, line {found.line}")]
     if found.count > 1:
-        notes.append(f"the log holds {found.count} profiles: this is the last one")
+        notes.append(Note("last_of_several", f"the log holds {found.count} profiles: this is the last one"))
     return msgspec.structs.replace(profile, notes=(*notes, *profile.notes))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stepgrade.contract import ParityProfile
 from stepgrade.model import OpTime, Profile, Source
+from stepgrade.model.notes import Note
 from stepgrade.readers.content import Content
 
 NAME = "parity_profile"
@@ -28,5 +29,9 @@ def read(content: Content) -> Profile:
         runtime=parity.runtime,
         throughput_tok_s=parity.throughput_tok_s or None,
         launches_per_step=float(parity.kernel_launches_per_step),
-        notes=("figures are averages of one step; how many steps they come from is not recorded",),
+        notes=(
+            Note(
+                "averages", "figures are averages of one step; how many steps they come from is not recorded"
+            ),
+        ),
     )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stepgrade.model.events import Trace
 
 # Asked in this order; the log takes any text, so it comes last.
-BUILT_IN = ("recording", "parity_profile", "step_profile", "log")
+BUILT_IN = ("journal", "parity_profile", "step_profile", "log")
 KINETO = "kineto"
 PLUG_IN_GROUP = "stepgrade.readers"
 

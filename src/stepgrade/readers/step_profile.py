@@ -13,6 +13,7 @@ from stepgrade.contract.types import USIZE_MAX
 from stepgrade.errors import BadInput
 from stepgrade.model import RECORDER, DeviceSeen, LayerTime, OpTime, PhaseTime, Profile, Source
 from stepgrade.model.circumstances import circumstances
+from stepgrade.model.notes import Note
 from stepgrade.readers.content import Content
 
 NAME = "step_profile"
@@ -117,7 +118,10 @@ def _profile(document: _Document, name: str) -> Profile:
         device=device_of(recorded.device),
         recorded=circumstances_of(recorded),
         contents=contents_of(recorded),
-        notes=(*recorded.notes, *(("the profile says it holds 0 steps",) if steps == 0 else ())),
+        notes=(
+            *(Note("recorder", text) for text in recorded.notes),
+            *((Note("no_steps", "the profile says it holds 0 steps"),) if steps == 0 else ()),
+        ),
     )
 
 

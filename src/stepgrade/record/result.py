@@ -6,7 +6,7 @@ from typing import Any
 
 from stepgrade import grading
 from stepgrade.hardware.setup import Setup
-from stepgrade.model import RECORDER, DeviceSeen, LayerTime, OpTime, PhaseTime, Profile, Source
+from stepgrade.model import RECORDER, DeviceSeen, LayerTime, Note, OpTime, PhaseTime, Profile, Source
 from stepgrade.model.circumstances import circumstances
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.record.about import peak_memory_bytes
@@ -14,8 +14,8 @@ from stepgrade.record.codes import GAPS
 from stepgrade.record.journal import JOURNAL_VERSION
 from stepgrade.record.recording import Recording
 from stepgrade.record.totals import Totals
-from stepgrade.scoring.efficiency import Question
-from stepgrade.scoring.target import expectation_for
+from stepgrade.scoring.efficiency import ScoreOptions
+from stepgrade.scoring.target import target_for
 
 PROFILER = "step_profiler_v2"
 _LEAST_GAP_SHARE = 0.005
@@ -103,8 +103,8 @@ def notes_of(recording: Recording, totals: Totals, *, is_warm: bool) -> list[str
 
 def score_profile(profile: Profile, setup: dict[str, Any]) -> Scorecard:
     """Return the scorecard against the hardware in `setup`, or what the profile itself names."""
-    against = expectation_for(profile, Setup(**setup))
-    return grading.score_profile(profile, Question(against=against))
+    target = target_for(profile, Setup(**setup))
+    return grading.score_profile(profile, ScoreOptions(target=target))
 
 
 def profile_of(document: dict[str, Any], name: str) -> Profile:
@@ -127,7 +127,7 @@ def profile_of(document: dict[str, Any], name: str) -> Profile:
         device=DeviceSeen(**known) if device["kind"] != "cpu" else None,
         peak_memory_bytes=document.get("peak_memory_bytes"),
         recorded=circumstances(recorded["versions"], device, recorded["config"]),
-        notes=tuple(recorded["notes"]),
+        notes=tuple(Note("recorder", text) for text in recorded["notes"]),
     )
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from importlib import import_module
 
 from stepgrade.errors import BadOption
-from stepgrade.report.types import Page, Renderable, kind_of
+from stepgrade.model.notes import Result
+from stepgrade.report.types import Page, kind_of
 
 FORMATS = ("terminal", "markdown", "json", "html")
 
 
-def render(result: Renderable, *, to: str = "terminal", width: int = 80, color: bool = False) -> str:
+def render(result: Result, *, to: str = "terminal", width: int = 80, color: bool = False) -> str:
     """Return a result as text in one of FORMATS; only scorecards and comparisons have a page in HTML.
 
     A gate's report has formats of its own as well.

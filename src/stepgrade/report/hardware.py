@@ -9,6 +9,7 @@ from stepgrade.hardware.detect import Detection
 from stepgrade.hardware.estimate import Estimate
 from stepgrade.hardware.measure import Measured
 from stepgrade.hardware.measured import Measurement
+from stepgrade.model.notes import Result
 from stepgrade.report.names import markdown as escaped
 from stepgrade.units import show_figure, show_rate, show_share, show_si
 
@@ -16,7 +17,7 @@ _DTYPES = ("fp32", "fp16", "bf16", "fp8")
 Row = tuple[str, ...]
 
 
-def render(result: DeviceTable | DeviceFacts | Detection | Measured | Estimate) -> list[str]:
+def render(result: Result) -> list[str]:
     """Return the lines of a result about hardware."""
     if isinstance(result, DeviceTable):
         return table(("Device", "GB", "GB/s", *_DTYPES), _devices(result))
@@ -26,7 +27,9 @@ def render(result: DeviceTable | DeviceFacts | Detection | Measured | Estimate) 
         return ["## Devices of this machine", "", *table(("Driver", "Answer"), _answers(result))]
     if isinstance(result, Measured):
         return ["## Measured", "", *table(("What", "Best", "Median", "Spread"), _rates(result.measurement))]
-    return _estimate(result)
+    if isinstance(result, Estimate):
+        return _estimate(result)
+    raise TypeError(f"{type(result).__name__} is not about hardware")
 
 
 def table(header: Row, rows: Sequence[Row]) -> list[str]:

@@ -8,10 +8,11 @@ from stepgrade.compare.decompose import Decomposition
 from stepgrade.compare.matrix import ParityMatrix
 from stepgrade.compare.parity import ParityReport
 from stepgrade.model.finding import Finding
+from stepgrade.model.notes import Result, texts_of
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.report import hardware
 from stepgrade.report.names import markdown as escaped
-from stepgrade.report.types import Page, Result
+from stepgrade.report.types import Page
 from stepgrade.scoring.inspection import Inspection
 from stepgrade.units import show_delta, show_ms, show_rate, show_ratio, show_share
 
@@ -36,13 +37,13 @@ def render(result: Result, page: Page) -> str:  # noqa: ARG001  Markdown has no 
 def _scorecard(card: Scorecard) -> list[str]:
     lines = ["## Training Scorecard", ""]
     lines += _table(("Metric", "Value"), _metrics(card))
-    lines += _section("Not graded because", _bullets(card.ungraded_because))
+    lines += _section("Not graded because", _bullets(texts_of(card.ungraded_because)))
     lines += _section("Regressions", _bullets(_regressions(card)))
     lines += _section("Where a step goes", _phases(card))
     lines += _section("Hotspot operations", _hotspots(card))
     lines += _section("Findings", _bullets(text for finding in card.findings for text in _finding(finding)))
     lines += _section("What to do next", _bullets(card.recommendations))
-    return lines + _section("Notes", _bullets((*card.untold_fitness, *card.notes)))
+    return lines + _section("Notes", _bullets(texts_of((*card.unreported_warnings, *card.notes))))
 
 
 def _finding(finding: Finding) -> Iterable[str]:
@@ -124,7 +125,7 @@ def _parity(report: ParityReport) -> list[str]:
     lines += _section(
         f"Only in {theirs}", _bullets(f"{one.op}: {show_ms(one.ms)}" for one in report.only_theirs)
     )
-    return lines + _section("Notes", _bullets(report.notes))
+    return lines + _section("Notes", _bullets(texts_of(report.notes)))
 
 
 def _parts(gap: Decomposition | None) -> list[str]:
@@ -151,7 +152,7 @@ def _inspection(inspection: Inspection) -> list[str]:
     lines += _section(
         "Not in this file", _bullets(f"{name}: {text}" for name, text in inspection.missing.items())
     )
-    return lines + _section("Notes", _bullets((*inspection.fitness, *inspection.notes)))
+    return lines + _section("Notes", _bullets(texts_of((*inspection.fitness, *inspection.notes))))
 
 
 def _section(title: str, lines: list[str]) -> list[str]:

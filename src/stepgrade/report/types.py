@@ -2,21 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
-
 from msgspec import Struct
-
-# Only for type checkers: a command pays for the results it makes, not for all there are.
-if TYPE_CHECKING:
-    from stepgrade.compare.matrix import ParityMatrix
-    from stepgrade.compare.parity import ParityReport
-    from stepgrade.hardware.answers import DeviceFacts, DeviceTable
-    from stepgrade.hardware.detect import Detection
-    from stepgrade.hardware.estimate import Estimate
-    from stepgrade.hardware.measure import Measured
-    from stepgrade.model.comparison import GateReport
-    from stepgrade.model.scorecard import Scorecard
-    from stepgrade.scoring.inspection import Inspection
 
 KINDS = (
     "Scorecard",
@@ -30,11 +16,6 @@ KINDS = (
     "Measured",
     "Estimate",
 )
-Result: TypeAlias = (
-    "Scorecard | ParityReport | ParityMatrix | Inspection | DeviceTable | DeviceFacts | Detection | "
-    "Measured | Estimate"
-)
-Renderable: TypeAlias = "Result | GateReport"  # a gate has formats of its own besides
 
 
 class Page(Struct, frozen=True, kw_only=True):

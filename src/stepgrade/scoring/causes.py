@@ -6,7 +6,7 @@ from stepgrade.config.limits import Limits
 from stepgrade.model import LedgerTime, Profile
 from stepgrade.model.scorecard import Cause, Ledger, Operation
 from stepgrade.scoring.bottleneck import Bottleneck, Verdict
-from stepgrade.scoring.samples import step_ms_of
+from stepgrade.scoring.step_times import step_ms_of
 from stepgrade.units import show_count, show_share
 
 _WORDS = {

@@ -8,21 +8,21 @@ from msgspec import Struct
 
 from stepgrade.contract import Grade
 from stepgrade.errors import BadOption
-from stepgrade.hardware import Ceiling, Expectation, lowest
+from stepgrade.hardware import Ceiling, Target, lowest
 from stepgrade.hardware.efficiency import why_above_one
-from stepgrade.model import Profile
+from stepgrade.model import Note, Profile
 from stepgrade.model.scorecard import UNGRADED, Arithmetic, Throughput
-from stepgrade.scoring.samples import pace_of
+from stepgrade.scoring.step_times import step_times
 from stepgrade.scoring.target import LEAST_KNOWN_SHARE, is_well_known
 from stepgrade.units import show_rate, show_share
 
 
-class Question(Struct, frozen=True, kw_only=True):
-    """What the user adds to a profile: the rate it ran at, and what to hold it against."""
+class ScoreOptions(Struct, frozen=True, kw_only=True):
+    """What the user adds to a profile: the rate it ran at, and what to compare it with."""
 
     throughput_tok_s: float | None = None
     tokens_per_step: float | None = None
-    against: Expectation = Expectation()
+    target: Target = Target()
 
     def __post_init__(self) -> None:
         given = {
@@ -47,8 +47,8 @@ class Efficiency(Struct, frozen=True, kw_only=True):
     mfu: float | None
     hfu: float | None
     grade: str
-    ungraded_because: tuple[str, ...]
-    notes: tuple[str, ...]
+    ungraded_because: tuple[Note, ...]
+    notes: tuple[Note, ...]
     arithmetic: Arithmetic | None = None
 
     @property
@@ -57,38 +57,38 @@ class Efficiency(Struct, frozen=True, kw_only=True):
         return lowest(self.ceilings)
 
 
-def efficiency_of(profile: Profile, question: Question) -> Efficiency:
+def efficiency_of(profile: Profile, options: ScoreOptions) -> Efficiency:
     """Hold the run's throughput against the lowest ceiling."""
-    throughput, against = throughput_of(profile, question), question.against
-    roof, rate = against.roof, _per_device(throughput, question)
+    throughput, target = throughput_of(profile, options), options.target
+    roof, rate = target.roof, _per_device(throughput, options)
     if roof is not None and not (math.isfinite(roof.tok_s) and roof.tok_s > 0.0):
         raise BadOption(f"the ceiling is {roof.tok_s:g} tok/s, which is none", hint="check the figures given")
     share = rate / roof.tok_s if rate is not None and roof is not None else None
-    arithmetic = arithmetic_of(profile, against)
+    arithmetic = arithmetic_of(profile, target)
     if share is None and arithmetic is not None and is_well_known(profile):
         share = arithmetic.share
-    reasons = () if share is not None and share <= 1.0 else _why_ungraded(rate, roof, share, against)
+    reasons = () if share is not None and share <= 1.0 else _why_ungraded(rate, roof, share, target)
     if share is None and arithmetic is not None and arithmetic.share is not None:
         reasons = (*reasons, _too_few_shapes(arithmetic))
     return Efficiency(
         throughput=throughput,
-        ceilings=against.ceilings,
+        ceilings=target.ceilings,
         share=share,
-        mfu=None if rate is None else against.mfu(rate),
-        hfu=None if rate is None else against.hfu(rate),
+        mfu=None if rate is None else target.mfu(rate),
+        hfu=None if rate is None else target.hfu(rate),
         grade=UNGRADED if reasons or share is None else str(Grade.from_efficiency(share)),
         ungraded_because=reasons,
         arithmetic=arithmetic,
-        notes=(*against.notes, *_notes(against, rate)),
+        notes=(*target.notes, *_notes(target, rate)),
     )
 
 
-def arithmetic_of(profile: Profile, against: Expectation) -> Arithmetic | None:
+def arithmetic_of(profile: Profile, target: Target) -> Arithmetic | None:
     """Return the recorded FLOP/s and their share of the stated peak; None without recorded shapes."""
     if not (profile.matmul_flops and profile.steps and profile.step_ms):
         return None
     achieved = profile.matmul_flops / profile.steps / (profile.step_ms / 1000.0)
-    rates = against.figures.compute(against.dtype) if profile.matmul_dtype is not None else ()
+    rates = target.figures.compute(target.dtype) if profile.matmul_dtype is not None else ()
     stated = [rate.per_s for rate in rates if rate.basis != "measured"]
     return Arithmetic(
         achieved_flops_s=achieved,
@@ -99,13 +99,13 @@ def arithmetic_of(profile: Profile, against: Expectation) -> Arithmetic | None:
     )
 
 
-def throughput_of(profile: Profile, question: Question) -> Throughput | None:
+def throughput_of(profile: Profile, options: ScoreOptions) -> Throughput | None:
     """Return the user's throughput, else tokens per step over step time, else the profile's own."""
-    if question.throughput_tok_s is not None:
-        return Throughput(tok_s=question.throughput_tok_s, basis="given")
-    tokens = question.tokens_per_step or profile.tokens_per_step
+    if options.throughput_tok_s is not None:
+        return Throughput(tok_s=options.throughput_tok_s, basis="given")
+    tokens = options.tokens_per_step or profile.tokens_per_step
     if tokens and profile.step_ms:
-        origin = "given" if question.tokens_per_step else "from the profile"
+        origin = "given" if options.tokens_per_step else "from the profile"
         return _rate(tokens, profile, f"tokens per step ({origin}) over the step time")
     if profile.throughput_tok_s is not None:
         return Throughput(tok_s=profile.throughput_tok_s, basis="from the profile")
@@ -114,79 +114,83 @@ def throughput_of(profile: Profile, question: Question) -> Throughput | None:
 
 def _rate(tokens: float, profile: Profile, basis: str) -> Throughput:
     """Return the rate at the median steady step; the slow end of the step's interval is the low one's."""
-    pace = pace_of(profile.samples_ms)
-    step_ms = pace.median_ms if pace and pace.median_ms > 0.0 else profile.step_ms or math.inf
+    times = step_times(profile.samples_ms)
+    step_ms = times.median_ms if times and times.median_ms > 0.0 else profile.step_ms or math.inf
     return Throughput(
         tok_s=tokens / step_ms * 1000.0,
-        low=tokens / pace.high_ms * 1000.0 if pace and pace.high_ms else None,
-        high=tokens / pace.low_ms * 1000.0 if pace and pace.low_ms else None,
+        low=tokens / times.high_ms * 1000.0 if times and times.high_ms else None,
+        high=tokens / times.low_ms * 1000.0 if times and times.low_ms else None,
         tokens_per_step=tokens,
         basis=basis,
     )
 
 
-def _per_device(throughput: Throughput | None, question: Question) -> float | None:
+def _per_device(throughput: Throughput | None, options: ScoreOptions) -> float | None:
     """Return the tok/s of one device; tokens that a profile counted are already those of one."""
     if throughput is None:
         return None
-    is_of_one = question.throughput_tok_s is None and question.tokens_per_step is None
+    is_of_one = options.throughput_tok_s is None and options.tokens_per_step is None
     return (
         throughput.tok_s
         if is_of_one and throughput.tokens_per_step
-        else throughput.tok_s / question.against.devices
+        else throughput.tok_s / options.target.devices
     )
 
 
 def _why_ungraded(
-    rate: float | None, roof: Ceiling | None, share: float | None, against: Expectation
-) -> tuple[str, ...]:
+    rate: float | None, roof: Ceiling | None, share: float | None, target: Target
+) -> tuple[Note, ...]:
     reasons = []
     if rate is None:
-        reasons.append("the throughput is not known: give --throughput TOK_S or --tokens-per-step N")
+        text = "the throughput is not known: give --throughput TOK_S or --tokens-per-step N"
+        reasons.append(Note("no_throughput", text))
     if roof is None:
-        reasons.append(_missing_ceiling(against))
+        reasons.append(_missing_ceiling(target))
     if share is not None and share > 1.0 and rate is not None and roof is not None:
-        reasons.append(
+        text = (
             f"{show_rate(rate)} is {show_share(share, 0)} of the {roof.kind} ceiling, "
             f"{show_rate(roof.tok_s)}; nothing runs faster than its hardware (contract v1 would call it "
             "100 %, grade A)"
         )
-        reasons += [f"perhaps {cause}" for cause in _causes(share, against, roof)]
+        reasons.append(Note("above_ceiling", text))
+        reasons += [Note("above_ceiling_why", f"perhaps {cause}") for cause in _causes(share, target, roof)]
     return tuple(reasons)
 
 
-def _too_few_shapes(arithmetic: Arithmetic) -> str:
+def _too_few_shapes(arithmetic: Arithmetic) -> Note:
     known = show_share(arithmetic.known_share or 0.0, 0)
-    return (
+    text = (
         f"the recorded shapes cover {known} of the time in matrix products and attention; from "
         f"{show_share(LEAST_KNOWN_SHARE, 0)} on the run is graded by its arithmetic alone"
     )
+    return Note("few_shapes", text)
 
 
-def _causes(share: float, against: Expectation, roof: Ceiling) -> tuple[str, ...]:
-    known = why_above_one(share, roof.kind, seq=against.seq, devices=against.devices)
-    if against.model_flops is not None:
+def _causes(share: float, target: Target, roof: Ceiling) -> tuple[str, ...]:
+    known = why_above_one(share, roof.kind, seq=target.seq, devices=target.devices)
+    if target.model_flops is not None:
         return known
     return ("the bytes per token: they depend on model, batch and method; --model works them out", *known)
 
 
-def _missing_ceiling(against: Expectation) -> str:
-    if not against.figures.bandwidth() and not against.figures.compute(against.dtype):
-        return "the hardware is not known: name it with --device KEY, or give --peak-bw GB_S"
+def _missing_ceiling(target: Target) -> Note:
+    if not target.figures.bandwidth() and not target.figures.compute(target.dtype):
+        text = "the hardware is not known: name it with --device KEY, or give --peak-bw GB_S"
+        return Note("no_device", text)
     flags = "--model CONFIG_JSON with --batch and --seq, or --bytes-per-token B"
-    return f"what one token costs is not known: give {flags}"
+    return Note("no_token_cost", f"what one token costs is not known: give {flags}")
 
 
-def _notes(against: Expectation, rate: float | None) -> tuple[str, ...]:
+def _notes(target: Target, rate: float | None) -> tuple[Note, ...]:
     notes = []
-    if against.uses_reference_traffic:
-        notes.append(
+    if target.uses_reference_traffic:
+        text = (
             "the ceiling rests on the reference's 158 MB per token, worked back from one QLoRA run; bytes "
             "per token depend on model, batch, sequence and method: give --model, or --bytes-per-token"
         )
-    palm = None if rate is None else against.mfu_palm(rate)
+        notes.append(Note("reference_traffic", text))
+    palm = None if rate is None else target.mfu_palm(rate)
     if palm is not None:
-        notes.append(
-            f"MFU counts FLOPs by {against.convention}; by PaLM's count it would be {show_share(palm)}"
-        )
+        text = f"MFU counts FLOPs by {target.convention}; by PaLM's count it would be {show_share(palm)}"
+        notes.append(Note("mfu_palm", text))
     return tuple(notes)

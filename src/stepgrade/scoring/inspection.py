@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import msgspec
-from msgspec import Struct
-
 from stepgrade.config.limits import DEFAULT_LIMITS, Limits
-from stepgrade.model import Profile, Source
+from stepgrade.model import Note, Profile, Source
+from stepgrade.model.notes import Result
 from stepgrade.scoring.operations import total_by_operation
 from stepgrade.scoring.phases import phases_of_step
 from stepgrade.units import show_count, show_ms, show_rate, show_share
 
 
-class Inspection(Struct, frozen=True, kw_only=True):
+class Inspection(Result, frozen=True, kw_only=True):
     """The contents of a source, what is missing and how to supply it, and whether it is fit to be graded."""
+
+    NOTES = ("fitness", "notes")
 
     source: Source
     holds: dict[str, str]
     missing: dict[str, str]
-    fitness: tuple[str, ...]
-    notes: tuple[str, ...]
+    fitness: tuple[Note, ...]
+    notes: tuple[Note, ...]
     fit: bool
     schema_version: int = 2
-
-    def to_json(self) -> str:
-        """Return the inspection as JSON."""
-        return msgspec.json.encode(self).decode()
 
 
 _SUPPLY = {
@@ -45,7 +41,7 @@ def inspect(profile: Profile, limits: Limits = DEFAULT_LIMITS) -> Inspection:
         source=profile.source,
         holds={name: text for name, text in found.items() if text is not None},
         missing={name: _SUPPLY[name] for name in _SUPPLY if found.get(name) is None},
-        fitness=(*profile.unfit, *profile.fitness, *phases_of_step(profile, limits).fitness),
+        fitness=(*profile.warnings, *phases_of_step(profile, limits).fitness),
         notes=profile.notes,
         fit=not profile.is_empty and not profile.unfit,
     )

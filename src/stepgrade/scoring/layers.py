@@ -9,10 +9,10 @@ from msgspec import Struct
 from stepgrade.config.limits import Limits
 from stepgrade.contract import LayerSummary, PerLayerData
 from stepgrade.contract.scorecard import add_up, layer_summary, longest_operation
-from stepgrade.model import RECORDER, LayerTime, Profile
+from stepgrade.model import RECORDER, LayerTime, Note, Profile
 from stepgrade.model.scorecard import LayerStep
 from stepgrade.scoring.phases import PhaseKind, PhasesOfStep
-from stepgrade.scoring.samples import step_ms_of
+from stepgrade.scoring.step_times import step_ms_of
 from stepgrade.statistics import median
 from stepgrade.units import show_ratio
 
@@ -86,16 +86,15 @@ def _top_share(layer: LayerTime) -> float | None:
     return longest_operation(layer.ops_total_ms)[1] / total if total > 0.0 else None
 
 
-def backward_forward_ratio(profile: Profile, phases: PhasesOfStep) -> tuple[float | None, tuple[str, ...]]:
+def backward_forward_ratio(profile: Profile, phases: PhasesOfStep) -> tuple[float | None, tuple[Note, ...]]:
     """Return all backward time over all forward time, of the layers or else of the phases, with notes."""
     ratio = _layers_ratio(profile)
     if ratio is not None:
         return ratio, _mean_of_ratios_note(profile, ratio)
     forward, backward = (phases.by_kind_ms.get(kind, 0.0) for kind in (PhaseKind.FORWARD, PhaseKind.BACKWARD))
     if forward > 0.0 and backward > 0.0:
-        return backward / forward, (
-            "backward over forward is taken from the phases: the profile has no layers",
-        )
+        text = "backward over forward is taken from the phases: the profile has no layers"
+        return backward / forward, (Note("ratio_from_phases", text),)
     return None, ()
 
 
@@ -116,7 +115,7 @@ def _layers_ratio(profile: Profile) -> float | None:
     return backward / forward if forward > 0.0 and backward > 0.0 else None
 
 
-def _mean_of_ratios_note(profile: Profile, ratio: float) -> tuple[str, ...]:
+def _mean_of_ratios_note(profile: Profile, ratio: float) -> tuple[Note, ...]:
     ratios = [layer.ratio for layer in layer_summaries(profile) if layer.ratio]
     mean = add_up(ratios) / len(ratios) if ratios else 0.0
     if abs(mean - ratio) < 0.005 or profile.source.producer == RECORDER:
@@ -125,7 +124,7 @@ def _mean_of_ratios_note(profile: Profile, ratio: float) -> tuple[str, ...]:
         f"backward over forward is {show_ratio(ratio)}, all backward time over all forward time; "
         f"contract v1 averages the layers' ratios and says {show_ratio(mean)}"
     )
-    return (note,)
+    return (Note("v1_ratio", note),)
 
 
 def _outliers(profile: Profile, direction: Direction, limits: Limits) -> list[SlowLayer]:

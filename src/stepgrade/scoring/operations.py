@@ -9,7 +9,7 @@ from stepgrade.hardware import Figures
 from stepgrade.model import OpTime, Profile
 from stepgrade.model.scorecard import Operation
 from stepgrade.naming.roles import class_of
-from stepgrade.scoring.samples import kept_of_part
+from stepgrade.scoring.step_times import kept_of_part
 
 NO_FIGURES = Figures()
 _PRODUCTS = frozenset({"gemm", "convolution", "attention"})
@@ -56,7 +56,7 @@ def _with_samples(one: Operation, op: OpTime | None, place: int) -> Operation:
 
 
 def _dtype(op: OpTime | None, profile: Profile, dtype: str) -> str:
-    """Return the precision whose peak an operation is held against: its own where it was recorded."""
+    """Return the precision whose peak an operation is compared with: its own where it was recorded."""
     own = op.dtype if op is not None else None
     if own is None or (own == "fp32" and profile.matmul_dtype == "tf32"):
         return profile.matmul_dtype or dtype

@@ -8,10 +8,10 @@ from msgspec import Struct
 
 from stepgrade.config.limits import Limits
 from stepgrade.contract.scorecard import add_up
-from stepgrade.model import PhaseTime, Profile
+from stepgrade.model import Note, PhaseTime, Profile
 from stepgrade.model.scorecard import Ledger, PhaseShare
 from stepgrade.scoring.reference import is_read_by_v1, launch_overhead_v1
-from stepgrade.scoring.samples import kept_of_part, step_ms_of
+from stepgrade.scoring.step_times import kept_of_part, step_ms_of
 from stepgrade.units import show_share
 
 
@@ -50,8 +50,8 @@ class PhasesOfStep(Struct, frozen=True, kw_only=True):
     covered_share: float | None
     uncovered_share: float | None
     ledger: Ledger | None
-    notes: tuple[str, ...] = ()
-    fitness: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
+    fitness: tuple[Note, ...] = ()
 
 
 def kind_of(name: str) -> PhaseKind:
@@ -147,7 +147,7 @@ def _ledger(by_kind: dict[PhaseKind, float], covered: float) -> Ledger:
     )
 
 
-def _notes(profile: Profile, covered: float | None) -> tuple[str, ...]:
+def _notes(profile: Profile, covered: float | None) -> tuple[Note, ...]:
     if not profile.phases:
         return _without_phases(profile, covered)
     if covered is None or not profile.steps or profile.step_ms is None:
@@ -160,32 +160,36 @@ def _notes(profile: Profile, covered: float | None) -> tuple[str, ...]:
         f"launch overhead is {show_share(overhead)}, per step; contract v1 holds the totals of all "
         f"{profile.steps} steps against one step and says {show_share(v1_overhead)}"
     )
-    return (note,)
+    return (Note("v1_launch_overhead", note),)
 
 
-def _without_phases(profile: Profile, covered: float | None) -> tuple[str, ...]:
+def _without_phases(profile: Profile, covered: float | None) -> tuple[Note, ...]:
     if profile.step_ms is None or not is_read_by_v1(profile):
         return ()
     if covered is None:
-        return ("the profile has no phases, so launch overhead is not known (contract v1 says 100 %)",)
-    return ("without phases, launch overhead is what the wall coverage leaves (contract v1 says 100 %)",)
+        text = "the profile has no phases, so launch overhead is not known (contract v1 says 100 %)"
+    else:
+        text = "without phases, launch overhead is what the wall coverage leaves (contract v1 says 100 %)"
+    return (Note("v1_launch_overhead", text),)
 
 
-def _fitness(profile: Profile, overlapping: float | None, limits: Limits) -> tuple[str, ...]:
+def _fitness(profile: Profile, overlapping: float | None, limits: Limits) -> tuple[Note, ...]:
     found = []
     if overlapping is not None:
-        found.append(
+        text = (
             f"phases add up to {show_share(overlapping)} of the step: they overlap, or the step's average "
             "leaves something out; there is no ledger"
             if profile.phases
             else f"a wall coverage of {show_share(overlapping)} is more than there is: is it a percentage?"
         )
+        found.append(Note("phases_overlap" if profile.phases else "wall_coverage_above_one", text))
     averages = [phase for phase in profile.phases if phase.total_ms and phase.per_step_ms]
     by_total = add_up(phase.total_ms or 0.0 for phase in averages) / (profile.steps or 1)
     by_average = add_up(phase.per_step_ms or 0.0 for phase in averages)
     if profile.steps and abs(by_total - by_average) > limits.average_tolerance * by_average:
-        found.append(
+        text = (
             f"phase totals over {profile.steps} steps and their averages disagree: "
             f"{by_total:.1f} against {by_average:.1f} ms per step; the totals are used"
         )
+        found.append(Note("phase_averages_disagree", text))
     return tuple(found)

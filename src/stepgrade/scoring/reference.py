@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stepgrade.contract import Bottleneck
 from stepgrade.contract.scorecard import add_up
-from stepgrade.model import RECORDER, Profile
+from stepgrade.model import RECORDER, Note, Profile
 
 _READ_BY_V1 = ("step_profiler_v2", "apr_training_profiler_v1")
 _BECAUSE = {
@@ -31,14 +31,14 @@ def launch_overhead_v1(profile: Profile) -> float:
     return max(0.0, 1.0 - totals / profile.step_ms)
 
 
-def bottleneck_note(profile: Profile, bottleneck: str, efficiency: float | None) -> str | None:
+def bottleneck_note(profile: Profile, bottleneck: str, efficiency: float | None) -> Note | None:
     """Return what v1 calls the bottleneck and why, or None where it agrees or does not read the format."""
     if not is_read_by_v1(profile):
         return None
     named = _bottleneck_v1(profile, efficiency)
     if named.value == bottleneck:
         return None
-    return f"contract v1 calls the bottleneck `{named}`: {_BECAUSE[named]}"
+    return Note("v1_bottleneck", f"contract v1 calls the bottleneck `{named}`: {_BECAUSE[named]}")
 
 
 def _bottleneck_v1(profile: Profile, efficiency: float | None) -> Bottleneck:

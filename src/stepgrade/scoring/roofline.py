@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from stepgrade.hardware import Expectation
-from stepgrade.model.scorecard import Operation, Roof, Scorecard
+from stepgrade.hardware import Target
+from stepgrade.model.ceiling import Roof
+from stepgrade.model.scorecard import Operation, Scorecard
 
 
 class RoofPoint(Struct, frozen=True, kw_only=True):
@@ -32,10 +33,10 @@ class Roofline(Struct, frozen=True, kw_only=True):
     ridge: float | None  # FLOPs per byte where the stated roofs meet
 
 
-def roofs_of(against: Expectation) -> tuple[Roof, ...]:
+def roofs_of(target: Target) -> tuple[Roof, ...]:
     """Return the device's arithmetic and memory rates: stated ones, then achievable and measured ones."""
-    figures = against.figures
-    rates = [("compute", rate) for rate in figures.compute(against.dtype)]
+    figures = target.figures
+    rates = [("compute", rate) for rate in figures.compute(target.dtype)]
     rates += [("memory", rate) for rate in figures.bandwidth()]
     return tuple(
         Roof(

@@ -1,10 +1,10 @@
-"""How step times spread: how many fall where, and the pace of a long run in few points."""
+"""How step times spread: how many fall where, and the times of a long run in few points."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-from stepgrade.scoring.samples import STEADY, quantile
+from stepgrade.scoring.step_times import STEADY, quantile
 
 _MOST_BINS = 40
 

@@ -1,4 +1,4 @@
-"""What a run is held against: what the user said, completed by what the profile itself tells."""
+"""What a run is compared with: what the user said, completed by what the profile itself tells."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ import msgspec
 
 from stepgrade.errors import UnknownDevice
 from stepgrade.hardware.ceilings import Costs
-from stepgrade.hardware.expectation import DEFAULT_DTYPE, Expectation
 from stepgrade.hardware.identify import Sighting, identify
-from stepgrade.hardware.setup import Setup, expect
-from stepgrade.model import Profile
+from stepgrade.hardware.setup import Setup, target_of
+from stepgrade.hardware.target import DEFAULT_DTYPE, Target
+from stepgrade.model import Note, Profile
 from stepgrade.units import show_si
 
 # Below this share of the matmuls' time, their FLOPs are too incomplete to stand for the run.
 LEAST_KNOWN_SHARE = 0.80
 
 
-def expectation_for(profile: Profile, setup: Setup) -> Expectation:
+def target_for(profile: Profile, setup: Setup) -> Target:
     """Return hardware and costs: the user's word first, then the device, precision and FLOPs recorded."""
     device, notes = _device_seen(profile, setup)
     if device is not None:
         setup = msgspec.structs.replace(setup, device=device)
     if setup.model is None and setup.dtype == DEFAULT_DTYPE and profile.matmul_dtype is not None:
         setup = msgspec.structs.replace(setup, dtype=profile.matmul_dtype)
-    against = expect(setup)
+    target = target_of(setup)
     return msgspec.structs.replace(
-        against,
-        costs=_costs_seen(profile, setup, against.costs),
+        target,
+        costs=_costs_seen(profile, setup, target.costs),
         device_basis="named by the profile" if device is not None else None,
-        notes=(*against.notes, *notes),
+        notes=(*target.notes, *notes),
     )
 
 
-def _device_seen(profile: Profile, setup: Setup) -> tuple[str | None, tuple[str, ...]]:
+def _device_seen(profile: Profile, setup: Setup) -> tuple[str | None, tuple[Note, ...]]:
     """Return the key of the device that the profile names, or a note when the catalogue does not have it."""
     named = (setup.device, setup.device_file, setup.peak_bw_gb_s, setup.peak_tflops)
     seen = profile.device
@@ -42,7 +42,7 @@ def _device_seen(profile: Profile, setup: Setup) -> tuple[str | None, tuple[str,
     try:
         return identify(sighting).key, ()
     except UnknownDevice as error:
-        return None, (str(error),)
+        return None, (Note("device_unknown", str(error)),)
 
 
 def _costs_seen(profile: Profile, setup: Setup, costs: Costs) -> Costs:

@@ -16,7 +16,7 @@ from stepgrade.errors import BadHistory
 from stepgrade.model import Fingerprint
 from stepgrade.model.run import RunRow
 from stepgrade.model.scorecard import Scorecard
-from stepgrade.scoring.samples import pace_of
+from stepgrade.scoring.step_times import step_times
 from stepgrade.store.database import Database
 from stepgrade.store.migrations import migrate
 
@@ -100,7 +100,7 @@ class History:
             f"insert into stepgrade_run ({names}) values ({marks})",  # noqa: S608  our own names
             _values(run, digest),
         )
-        body = zlib.compress(msgspec.json.encode(run.card))
+        body = zlib.compress(run.card.to_json().encode())
         self._database.execute("insert into stepgrade_card (run_id, body) values (?, ?)", (number, body))
         return number
 
@@ -204,7 +204,7 @@ def open_history(place: str | None = None, *, create: bool = True) -> History:
 
 def _values(run: NewRun, digest: str) -> list[object]:
     card = run.card
-    pace = pace_of(card.steps.samples_ms) if card.steps else None
+    times = step_times(card.steps.samples_ms) if card.steps else None
     added_at = run.added_at or datetime.now(UTC).isoformat(timespec="seconds")
     metrics = [getattr(card, name) for name in METRICS]
     return [
@@ -216,7 +216,7 @@ def _values(run: NewRun, digest: str) -> list[object]:
         ", ".join(card.source.files),
         card.grade,
         *metrics,
-        pace.sigma_log if pace else None,
+        times.sigma_log if times else None,
     ]
 
 
@@ -267,6 +267,6 @@ def _row(row: tuple[Any, ...]) -> RunRow:
 
 def _card(body: bytes, where: str) -> Scorecard:
     try:
-        return msgspec.json.decode(zlib.decompress(body), type=Scorecard)
+        return Scorecard.from_json(zlib.decompress(body))
     except (zlib.error, msgspec.DecodeError) as error:
         raise BadHistory(f"its scorecard is damaged: {error}", where=where) from error

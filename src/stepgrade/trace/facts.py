@@ -10,6 +10,7 @@ from msgspec import Struct
 from stepgrade.model.activity import Activity
 from stepgrade.model.columns import distinct
 from stepgrade.model.events import Longs, Trace
+from stepgrade.model.notes import Note
 from stepgrade.naming.torch_names import GRAPH_LAUNCH, named
 from stepgrade.trace import intervals as iv
 from stepgrade.trace.activity import watch
@@ -19,7 +20,7 @@ from stepgrade.trace.collectives import (
     arrivals,
     sum_collectives,
 )
-from stepgrade.trace.fitness import Unfitness, check_fitness
+from stepgrade.trace.fitness import check_fitness
 from stepgrade.trace.layers import LayersFacts, find_layers
 from stepgrade.trace.ledger import ACCOUNTS, waiting_calls
 from stepgrade.trace.operations import OperationFacts, sum_operations
@@ -122,8 +123,8 @@ class TraceFacts(Struct, frozen=True, kw_only=True):
     matmul_known_share: float | None  # of the time of those operations, how much has its FLOPs known
     device: DeviceFacts
     activity: Activity
-    fitness: tuple[Unfitness, ...]
-    notes: tuple[str, ...]
+    fitness: tuple[Note, ...]
+    notes: tuple[Note, ...]
 
     @property
     def steady_ns(self) -> tuple[int, ...]:
@@ -288,21 +289,24 @@ def _device(line: Timeline) -> DeviceFacts:
     )
 
 
-def _notes(line: Timeline, steps: Sequence[StepFacts], layers: LayersFacts) -> Iterable[str]:
+def _notes(line: Timeline, steps: Sequence[StepFacts], layers: LayersFacts) -> Iterable[Note]:
     if line.steps.basis in NOTES:
-        yield NOTES[line.steps.basis]
+        yield Note("steps_basis", NOTES[line.steps.basis])
     yield from _left_out(steps)
     yield from _kind_notes(steps)
     if layers.note:
-        yield layers.note
+        yield Note("layers_basis" if layers.layers else "no_layers", layers.note)
     if layers.recompute_ns:
         per_step = layers.recompute_ns / NS_PER_MS / max(1, sum(s.mark == StepMark.STEADY for s in steps))
-        yield f"{show_ms(per_step)} a step are forward work done again in the backward pass."
+        yield Note(
+            "recompute", f"{show_ms(per_step)} a step are forward work done again in the backward pass."
+        )
     if len(distinct(line.trace.work.device)) > 1:
-        yield f"The trace holds several devices; the ledger is that of device {line.device}, the busiest."
+        text = f"The trace holds several devices; the ledger is that of device {line.device}, the busiest."
+        yield Note("several_devices", text)
 
 
-def _left_out(steps: Sequence[StepFacts]) -> Iterable[str]:
+def _left_out(steps: Sequence[StepFacts]) -> Iterable[Note]:
     """Say which steps do not stand for the run, and how long they took."""
     steady = [step.dur_ns for step in steps if step.mark == StepMark.STEADY]
     for mark, place in ((StepMark.WARM_UP, "first"), (StepMark.FLUSH, "last")):
@@ -311,10 +315,11 @@ def _left_out(steps: Sequence[StepFacts]) -> Iterable[str]:
             theirs, usual = float(np.median(odd)), float(np.median(steady))
             reason = mark if theirs > usual else "start-up"
             times = f"{show_ms(theirs / NS_PER_MS)}, the others {show_ms(usual / NS_PER_MS)}"
-            yield f"The {place} {len(odd)} of {len(steps)} steps are left out as {reason}: {times}."
+            text = f"The {place} {len(odd)} of {len(steps)} steps are left out as {reason}: {times}."
+            yield Note(f"{place}_steps_left_out", text)
 
 
-def _kind_notes(steps: Sequence[StepFacts]) -> Iterable[str]:
+def _kind_notes(steps: Sequence[StepFacts]) -> Iterable[Note]:
     """Say that steps are of several kinds, if more than one kind comes back."""
     kinds: dict[int, list[int]] = {}
     for step in steps:
@@ -324,4 +329,6 @@ def _kind_notes(steps: Sequence[StepFacts]) -> Iterable[str]:
         times = " and ".join(
             show_ms(float(np.median(members)) / NS_PER_MS) for _, members in sorted(kinds.items())
         )
-        yield f"Steps are of {len(kinds)} kinds with different amounts of work: {times}."
+        yield Note(
+            "kinds_of_steps", f"Steps are of {len(kinds)} kinds with different amounts of work: {times}."
+        )

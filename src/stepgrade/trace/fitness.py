@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from msgspec import Struct
 
 from stepgrade.model.events import RangeKind
+from stepgrade.model.notes import Note
 from stepgrade.naming.torch_names import QUEUE_FULL, named
 from stepgrade.trace import intervals as iv
 from stepgrade.trace.steps import StepBasis
@@ -21,56 +21,48 @@ UNATTRIBUTED_SHARE = 0.1
 HOST_SHARE = 0.2
 
 
-class Unfitness(Struct, frozen=True, kw_only=True):
-    """One thing that limits what a trace can tell; `fatal` means it cannot be graded."""
-
-    code: str
-    text: str
-    fatal: bool = False
+Check = Callable[[Timeline], Iterator[Note]]
 
 
-Check = Callable[[Timeline], Iterator[Unfitness]]
-
-
-def check_fitness(line: Timeline) -> tuple[Unfitness, ...]:
+def check_fitness(line: Timeline) -> tuple[Note, ...]:
     """Return everything that limits what the trace can tell, the fatal first."""
     found = [one for check in _CHECKS for one in check(line)]
     return tuple(sorted(found, key=lambda one: not one.fatal))
 
 
-def _empty(line: Timeline) -> Iterator[Unfitness]:
+def _empty(line: Timeline) -> Iterator[Note]:
     tables = (line.trace.ops, line.trace.calls, line.trace.work, line.trace.ranges)
     if not any(len(table.name) for table in tables):
-        yield Unfitness(code="empty", text="The trace holds no events.", fatal=True)
+        yield Note(code="empty", text="The trace holds no events.", fatal=True)
 
 
-def _truncated(line: Timeline) -> Iterator[Unfitness]:
+def _truncated(line: Timeline) -> Iterator[Note]:
     for text in line.trace.lost:
-        yield Unfitness(code="truncated", text=text)
+        yield Note(code="truncated", text=text)
 
 
-def _unseen(line: Timeline) -> Iterator[Unfitness]:
+def _unseen(line: Timeline) -> Iterator[Note]:
     if line.driver is Driver.UNSEEN:
         text = "The host drives a device, but no work of a device was recorded. Record ProfilerActivity.CUDA."
-        yield Unfitness(code="device_unseen", text=text, fatal=True)
+        yield Note(code="device_unseen", text=text, fatal=True)
     elif line.driver is Driver.DEVICE and not len(line.trace.ops.name):
         text = "No host operations were recorded: only kernels are known. Record ProfilerActivity.CPU."
-        yield Unfitness(code="host_unseen", text=text)
+        yield Note(code="host_unseen", text=text)
 
 
-def _no_steps(line: Timeline) -> Iterator[Unfitness]:
+def _no_steps(line: Timeline) -> Iterator[Note]:
     if line.steps.basis is StepBasis.SPAN:
         text = "The trace has no steps. Call prof.step() once in each iteration while recording."
-        yield Unfitness(code="no_steps", text=text, fatal=True)
+        yield Note(code="no_steps", text=text, fatal=True)
 
 
-def _few_steps(line: Timeline) -> Iterator[Unfitness]:
+def _few_steps(line: Timeline) -> Iterator[Note]:
     steady = int(line.windows.steady.sum())
     warm = line.windows.mark.count(StepMark.WARM_UP)
     if steady == 0:
-        yield Unfitness(code="no_steady_step", text="No step holds any work.", fatal=True)
+        yield Note(code="no_steady_step", text="No step holds any work.", fatal=True)
     elif steady == 1 and line.steps.basis is not StepBasis.SPAN:
-        yield Unfitness(code="one_step", text="Only one steady step was recorded: its spread is not known.")
+        yield Note(code="one_step", text="Only one steady step was recorded: its spread is not known.")
     if warm and warm >= steady:
         dur = line.windows.dur_ns
         first, later = float(dur[0]), float(np.median(dur[line.windows.steady]))
@@ -79,10 +71,10 @@ def _few_steps(line: Timeline) -> Iterator[Unfitness]:
             f"{warm} of {warm + steady} steps differ from later ones ({show_ms(first / 1e6)} at first, "
             f"{show_ms(later / 1e6)} later): {why}."
         )
-        yield Unfitness(code="warm_up", text=text)
+        yield Note(code="warm_up", text=text)
 
 
-def _own_overhead(line: Timeline) -> Iterator[Unfitness]:
+def _own_overhead(line: Timeline) -> Iterator[Note]:
     ranges = line.trace.ranges
     # A full command buffer means that the device is behind, not that the profiler works.
     own = (ranges.kind == RangeKind.OVERHEAD) & ~named(line.trace.strings, ranges.name, QUEUE_FULL)
@@ -92,10 +84,10 @@ def _own_overhead(line: Timeline) -> Iterator[Unfitness]:
     share = float(iv.covered_within(spans, start, end).sum() / max(int((end - start).sum()), 1))
     if share > OVERHEAD_SHARE:
         text = f"The profiler itself was at work for {show_share(share)} of the steady steps."
-        yield Unfitness(code="profiler_overhead", text=text)
+        yield Note(code="profiler_overhead", text=text)
 
 
-def _host_slowed(line: Timeline) -> Iterator[Unfitness]:
+def _host_slowed(line: Timeline) -> Iterator[Note]:
     heavy = sorted(line.trace.recorded & {"stacks", "memory", "shapes"})
     if line.ledger is None or not heavy or line.driver is not Driver.DEVICE:
         return
@@ -108,14 +100,14 @@ def _host_slowed(line: Timeline) -> Iterator[Unfitness]:
             f"The device waited for the host {show_share(share)} of the time while {_listed(heavy)} "
             "were recorded, which slows the host: without the profiler the share may be smaller."
         )
-        yield Unfitness(code="host_slowed", text=text)
+        yield Note(code="host_slowed", text=text)
 
 
 def _listed(words: list[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
-def _clocks(line: Timeline) -> Iterator[Unfitness]:
+def _clocks(line: Timeline) -> Iterator[Note]:
     work, links = line.trace.work, line.links
     early = (links.call >= 0) & (work.start_ns < links.launch_ns)
     launched = int((links.call >= 0).sum())
@@ -125,18 +117,18 @@ def _clocks(line: Timeline) -> Iterator[Unfitness]:
             f"{int(early.sum())} of {launched} launched kernels and copies start before their launch, by up "
             f"to {show_ms(lead / 1e6)}: the clocks of host and device do not agree."
         )
-        yield Unfitness(code="clocks", text=text)
+        yield Note(code="clocks", text=text)
 
 
-def _out_of_range(line: Timeline) -> Iterator[Unfitness]:
+def _out_of_range(line: Timeline) -> Iterator[Note]:
     if line.unsound:
         text = (
             f"{line.unsound} events have impossible times (negative, or longer than a day) and are left out."
         )
-        yield Unfitness(code="out_of_range", text=text)
+        yield Note(code="out_of_range", text=text)
 
 
-def _unlaunched(line: Timeline) -> Iterator[Unfitness]:
+def _unlaunched(line: Timeline) -> Iterator[Note]:
     if line.driver is not Driver.DEVICE or line.steps.basis is StepBasis.SPAN:
         return
     missing = line.chosen & line.attribution.unlaunched
@@ -149,10 +141,10 @@ def _unlaunched(line: Timeline) -> Iterator[Unfitness]:
     if before:
         those = "all" if before == count else str(before)
         text += f"; {those} of them ran before the first recorded step and belong to earlier ones"
-    yield Unfitness(code="unlaunched", text=text + ".")
+    yield Note(code="unlaunched", text=text + ".")
 
 
-def _unattributed(line: Timeline) -> Iterator[Unfitness]:
+def _unattributed(line: Timeline) -> Iterator[Note]:
     if line.ledger is None:
         return
     steady = line.windows.steady
@@ -164,13 +156,13 @@ def _unattributed(line: Timeline) -> Iterator[Unfitness]:
             f"{show_share(share)} of the step is idle time that the trace does not explain: "
             "events are missing, or the device worked for someone else."
         )
-        yield Unfitness(code="unattributed", text=text)
+        yield Note(code="unattributed", text=text)
 
 
-def _host_windows(line: Timeline) -> Iterator[Unfitness]:
+def _host_windows(line: Timeline) -> Iterator[Note]:
     if line.driver is Driver.DEVICE and not line.windows.on_device:
         text = "Some steps launched no recorded work: steps are timed on the host, which runs ahead."
-        yield Unfitness(code="host_windows", text=text)
+        yield Note(code="host_windows", text=text)
 
 
 _CHECKS: tuple[Check, ...] = (

@@ -1,4 +1,4 @@
-"""The facts of a run of several ranks: its pace is that of the slowest chain, and who holds it up."""
+"""The facts of a run of several ranks: its step time is that of the slowest chain, and who holds it up."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from stepgrade.model.events import Trace
+from stepgrade.model.notes import Note
 from stepgrade.statistics import median
 from stepgrade.trace.collectives import Meetings, meet
 from stepgrade.trace.facts import LedgerFacts, TraceFacts, add_ledgers, analyse_trace
-from stepgrade.trace.fitness import Unfitness
 from stepgrade.trace.windows import StepMark
 from stepgrade.units import show_ms, show_share
 
@@ -36,8 +36,8 @@ class RunFacts(Struct, frozen=True, kw_only=True):
     ledger: LedgerFacts | None  # of all ranks added up
     ranks: tuple[RankFacts, ...]
     meetings: Meetings | None
-    fitness: tuple[Unfitness, ...]
-    notes: tuple[str, ...]
+    fitness: tuple[Note, ...]
+    notes: tuple[Note, ...]
 
 
 def analyse_run(traces: Iterable[Trace]) -> RunFacts:
@@ -133,19 +133,19 @@ def _rank(rank: int, fact: TraceFacts, steps: tuple[int, ...], meetings: Meeting
     )
 
 
-def _fitness(ranked: dict[int, TraceFacts], steps: tuple[int, ...]) -> Iterable[Unfitness]:
+def _fitness(ranked: dict[int, TraceFacts], steps: tuple[int, ...]) -> Iterable[Note]:
     facts = list(ranked.values())
     world = next((one.world_size for one in facts if one.world_size), None)
     if world and world > len(facts):
         text = f"{len(facts)} of {world} ranks were given: waiting can be seen, but not for whom."
-        yield Unfitness(code="ranks_missing", text=text)
+        yield Note(code="ranks_missing", text=text)
     if len(facts) > 1 and not steps:
         text = "The ranks share no steady step: they were not recorded at the same time."
-        yield Unfitness(code="ranks_apart", text=text, fatal=True)
+        yield Note(code="ranks_apart", text=text, fatal=True)
     yield from _started_apart(facts)
 
 
-def _started_apart(facts: Sequence[TraceFacts]) -> Iterable[Unfitness]:
+def _started_apart(facts: Sequence[TraceFacts]) -> Iterable[Note]:
     """Say that equal steps of the ranks lie more than a step apart."""
     known = [one for one in facts if one.base_ns is not None and one.steps]
     if len(known) < 2:
@@ -162,23 +162,23 @@ def _started_apart(facts: Sequence[TraceFacts]) -> Iterable[Unfitness]:
             f"Step {first} begins {show_ms(spread / 1e6)} apart on the ranks: they were recorded at "
             "different times, or their clocks differ."
         )
-        yield Unfitness(code="started_apart", text=text)
+        yield Note(code="started_apart", text=text)
 
 
-def _notes(ranked: dict[int, TraceFacts], meetings: Meetings | None) -> Iterable[str]:
+def _notes(ranked: dict[int, TraceFacts], meetings: Meetings | None) -> Iterable[Note]:
     if any(one.rank is None for one in ranked.values()) and len(ranked) > 1:
-        yield "Some traces name no rank: they are numbered in the order of the files."
+        yield Note("ranks_unnamed", "Some traces name no rank: they are numbered in the order of the files.")
     if meetings and meetings.evidence and meetings.straggler is not None:
-        yield meetings.evidence
+        yield Note("straggler", meetings.evidence)
         yield from _own_trouble(ranked, meetings.straggler)
     if meetings and meetings.clock_offsets_ns:
         shifts = ", ".join(
             f"rank {rank} by {show_ms(offset / 1e6)}" for rank, offset in meetings.clock_offsets_ns.items()
         )
-        yield f"Clocks were set right by the common ends of collectives: {shifts}."
+        yield Note("clocks_corrected", f"Clocks were set right by the common ends of collectives: {shifts}.")
 
 
-def _own_trouble(ranked: dict[int, TraceFacts], straggler: int) -> Iterable[str]:
+def _own_trouble(ranked: dict[int, TraceFacts], straggler: int) -> Iterable[Note]:
     """Say what the straggler's device does more of than the others' do: the likely reason."""
     own = ranked[straggler].ledger
     others = [one.ledger.shares() for rank, one in ranked.items() if rank != straggler and one.ledger]
@@ -192,7 +192,8 @@ def _own_trouble(ranked: dict[int, TraceFacts], straggler: int) -> Iterable[str]
     name = max(excess, key=lambda one: excess[one])
     if excess[name] > OWN_TROUBLE_SHARE:
         share = own.shares()[name]
-        yield (
+        text = (
             f"Rank {straggler} spends {show_share(share)} of its time in {name}, "
             f"the others {show_share(share - excess[name])}."
         )
+        yield Note("straggler_account", text)

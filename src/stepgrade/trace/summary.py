@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import structs
@@ -19,11 +18,10 @@ from stepgrade.model import (
     Source,
     Span,
 )
-from stepgrade.model.activity import Flaw
 from stepgrade.model.events import Trace
+from stepgrade.model.notes import Note
 from stepgrade.statistics import mean
 from stepgrade.trace.facts import LedgerFacts, TraceFacts, analyse_trace
-from stepgrade.trace.fitness import Unfitness
 from stepgrade.trace.joined import join_activities
 from stepgrade.trace.operations import OperationFacts
 from stepgrade.trace.phases import PhaseFacts
@@ -59,7 +57,7 @@ def _profile(
 ) -> Profile:
     facts = run.traces
     steps = len(run.step_ns)
-    unfitness = [*run.fitness, *(one for fact in facts for one in fact.fitness)]
+    unfitness = [*run.fitness, *(note for fact in facts for note in fact.fitness)]
     tokens = next((fact.tokens for fact in facts if fact.tokens), None)
     return Profile(
         source=Source(format=FORMAT, files=files, producer=PRODUCER),
@@ -81,22 +79,16 @@ def _profile(
         matmul_known_share=min((fact.matmul_known_share or 0.0 for fact in facts), default=None),
         matmul_dtype=next((fact.matmul_dtype for fact in facts if fact.matmul_dtype), None),
         activity=join_activities(run),
-        flaws=_flaws(unfitness, lost),
         contents=_joined(seen, run),
-        notes=_alike([*run.notes, *(note for fact in facts for note in fact.notes)]),
-        fitness=_alike(
-            [*(f"lost in reading: {one}" for one in lost), *(o.text for o in unfitness if not o.fatal)]
+        notes=_each_once([*run.notes, *(note for fact in facts for note in fact.notes)]),
+        warnings=_each_once(
+            [
+                *(note for note in unfitness if note.fatal),
+                *(Note("lost", f"lost in reading: {text}") for text in lost),
+                *(note for note in unfitness if not note.fatal),
+            ]
         ),
-        unfit=_alike([one.text for one in unfitness if one.fatal]),
     )
-
-
-def _flaws(unfitness: Sequence[Unfitness], lost: tuple[str, ...]) -> tuple[Flaw, ...]:
-    """Return each kind of flaw once, with the words of the first rank that has it."""
-    found = {one.code: Flaw(code=one.code, text=one.text, fatal=one.fatal) for one in reversed(unfitness)}
-    if lost:
-        found["truncated"] = Flaw(code="truncated", text=lost[0])
-    return tuple(found.values())
 
 
 def _steady(fact: TraceFacts) -> int:
@@ -107,14 +99,18 @@ def _mean(facts: Sequence[TraceFacts], figure: Callable[[TraceFacts], float]) ->
     return mean([figure(fact) for fact in facts]) if facts else 0.0
 
 
-def _alike(texts: list[str]) -> tuple[str, ...]:
-    """Return the first of the texts that differ only in their numbers, with how many ranks say the like."""
-    groups: dict[str, list[str]] = {}
-    for text in texts:
-        groups.setdefault(re.sub(r"[\d.,]+", "#", text), []).append(text)
+def _each_once(notes: list[Note]) -> tuple[Note, ...]:
+    """Return the first note of each code, with how many more ranks have the same one."""
+    first: dict[str, Note] = {}
+    others: dict[str, int] = {}
+    for note in notes:
+        if first.setdefault(note.code, note) is not note:
+            others[note.code] = others.get(note.code, 0) + 1
     return tuple(
-        first if not others else f"{first} ({len(others)} more ranks likewise.)"
-        for first, *others in groups.values()
+        structs.replace(note, text=f"{note.text} ({others[code]} more ranks likewise.)")
+        if code in others
+        else note
+        for code, note in first.items()
     )
 
 

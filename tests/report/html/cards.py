@@ -11,10 +11,11 @@ import msgspec
 import stepgrade as sg
 from stepgrade.config import Budget, Config, GateTable, Waiver
 from stepgrade.gating.run import gate
-from stepgrade.model import LayerTime, OpTime, Profile, Source, Span
+from stepgrade.model import LayerTime, Note, OpTime, Profile, Source, Span
+from stepgrade.model.ceiling import Roof
 from stepgrade.model.comparison import Check, GateReport, PartChange, Shift
 from stepgrade.model.finding import Finding
-from stepgrade.model.scorecard import Ledger, Operation, RankRow, Roof, Scorecard, StepStats
+from stepgrade.model.scorecard import Ledger, Operation, RankRow, Scorecard, StepStats
 from tests.builders import make_ops, make_profile
 from tests.conftest import ROOT
 
@@ -36,6 +37,11 @@ HOSTILE = (
     "line\nbreak\u2028\x00\x1b[31m",
     "x" * 10_000,
 )
+
+
+def noted(texts: tuple[str, ...]) -> tuple[Note, ...]:
+    """Return a note of each text."""
+    return tuple(Note("made_up", text) for text in texts)
 
 
 @cache
@@ -94,9 +100,9 @@ def hostile_gate(names: tuple[str, ...] = HOSTILE) -> GateReport:
         checks=checks,
         shifts=shifts,
         parts=parts,
-        differences=names,
-        reasons=names,
-        notes=names,
+        differences=noted(names),
+        reasons=noted(names),
+        notes=noted(names),
     )
 
 
@@ -143,7 +149,7 @@ def full_card(ranks: int = 8, ops: int = 60) -> sg.Scorecard:
         findings=tuple(make_finding(number) for number in range(5)),
         ranks=tuple(_rank(rank) for rank in range(ranks)),
         roofs=_roofs(),
-        fitness=("Only 2 of 4 steps are steady.",),
+        fitness=noted(("Only 2 of 4 steps are steady.",)),
         typical_step=Span(file=0, start_ns=1_700_000_000_000_000_000, dur_ns=5_000_000),
         steps=StepStats(count=60, median_ms=100.0, samples_ms=(*(100.0 + n % 7 for n in range(59)), 300.0)),
     )
@@ -199,7 +205,12 @@ def hostile_card(names: tuple[str, ...] = HOSTILE) -> sg.Scorecard:
         for place, name in enumerate(names)
     )  # fmt: skip
     profile = make_profile(
-        source=source, layers=layers, operations=ops, notes=names, fitness=names, samples_ms=(1.0, 2.0, 3.0)
+        source=source,
+        layers=layers,
+        operations=ops,
+        notes=noted(names),
+        warnings=noted(names),
+        samples_ms=(1.0, 2.0, 3.0),
     )
     card = sg.score(profile, throughput_tok_s=10.0, peak_bw_gb_s=1.0, bytes_per_token=1e6)
     phases = {name: next(iter(card.phases.values())) for name in names}
@@ -209,7 +220,7 @@ def hostile_card(names: tuple[str, ...] = HOSTILE) -> sg.Scorecard:
     )
     return changed(
         card, phases=phases, findings=findings, recommendations=names, bottleneck=evil, bottleneck_evidence=names,
-        baseline=evil, ungraded_because=names,
+        baseline=evil, ungraded_because=noted(names),
     )  # fmt: skip
 
 

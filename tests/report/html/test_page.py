@@ -12,7 +12,6 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,14 +20,14 @@ import stepgrade as sg
 from stepgrade import report
 from stepgrade.errors import BadOption, MissingExtra
 from stepgrade.model import Source, Span
+from stepgrade.model.notes import Result
 from stepgrade.report.html import page as html_page
 from stepgrade.report.html import perfetto
 from stepgrade.report.names import printable, shortened
-from stepgrade.report.types import Renderable
 from tests.conftest import ROOT
 from tests.report.html import cards
 
-PAGES: dict[str, Callable[[], Renderable]] = {
+PAGES: dict[str, Callable[[], Result]] = {
     "bundled": cards.bundled_card,
     "step_profile": cards.step_profile_card,
     "full": cards.full_card,
@@ -113,7 +112,7 @@ def test_the_json_inside_is_the_result(made: tuple[sg.Scorecard, str]) -> None:
     result, text = made
     embedded = Elements(text).raw["script"][0]
     assert "<" not in embedded
-    assert json.loads(embedded) == json.loads(msgspec.json.encode(result))
+    assert json.loads(embedded) == json.loads(result.to_json())
 
 
 def test_hostile_names_are_text() -> None:

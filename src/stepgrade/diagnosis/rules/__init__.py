@@ -1,11 +1,11 @@
-"""Rules: one question each, asked of the facts, answered with a finding or with nothing."""
+"""Rules: one question each, asked of the context, answered with a finding or with nothing."""
 
 from __future__ import annotations
 
 import msgspec
 
 from stepgrade.config.limits import Limits
-from stepgrade.diagnosis.context import Facts
+from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules import (
     attention,
     communication,
@@ -53,12 +53,14 @@ _DOUBTS = fitness.truncated_trace.area
 _RANKS = {"critical": 0, "warning": 1, "info": 2}
 
 
-def findings(facts: Facts, limits: Limits, ignored: frozenset[str] = frozenset()) -> tuple[Finding, ...]:
+def findings(
+    context: RuleContext, limits: Limits, ignored: frozenset[str] = frozenset()
+) -> tuple[Finding, ...]:
     """Return what the rules find: doubts about the profile, causes by realistic gain, remarks."""
     found = {
         rule.name: one
         for rule in RULES
-        if rule.name not in ignored and (one := rule.finding(facts, limits)) is not None
+        if rule.name not in ignored and (one := rule.finding(context, limits)) is not None
     }
     return tuple(sorted(_grouped(found), key=_order))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepgrade.config.limits import Limits
-from stepgrade.diagnosis.context import Facts
+from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Found, rule, severity_of
 from stepgrade.model.scorecard import Operation
 from stepgrade.units import show_count, show_share
@@ -13,9 +13,9 @@ _GENERAL = "Use a fused attention kernel (FlashAttention or the like)."
 _BECAUSE = "fused kernels measured 2 to 4 times faster, as the scores never reach memory"
 
 
-def _parts(facts: Facts) -> tuple[list[Operation], list[Operation]]:
+def _parts(context: RuleContext) -> tuple[list[Operation], list[Operation]]:
     """Return the softmax of the scores and the batched products around it."""
-    ops = [op for op in facts.operations if op.ms]
+    ops = [op for op in context.operations if op.ms]
     softmax = [
         op for op in ops if "softmax" in op.name and "log_softmax" not in op.name and op.kind == "softmax"
     ]
@@ -42,14 +42,14 @@ def _parts(facts: Facts) -> tuple[list[Operation], list[Operation]]:
     explains=("memory-bound-gemm", "one-hot-operation"),
     sources="GPF-13, TL-07",
 )
-def unfused_attention(facts: Facts, limits: Limits) -> Found | None:
+def unfused_attention(context: RuleContext, limits: Limits) -> Found | None:
     """Report attention in parts."""
-    softmax, products = _parts(facts)
-    if not softmax or not products or not facts.profile.activity:
+    softmax, products = _parts(context)
+    if not softmax or not products or not context.profile.activity:
         return None
-    if facts.class_share("attention") > limits.fused_attention_share:
+    if context.class_share("attention") > limits.fused_attention_share:
         return None
-    share = facts.busy_share(sum(op.ms or 0.0 for op in (*softmax, *products)))
+    share = context.busy_share(sum(op.ms or 0.0 for op in (*softmax, *products)))
     severity = severity_of(share, limits, "attention")
     calls = (sum(op.calls or 0.0 for op in softmax), sum(op.calls or 0.0 for op in products))
     if severity is None or calls[1] < 2 * min(op.calls or 1.0 for op in softmax):
@@ -83,11 +83,11 @@ def unfused_attention(facts: Facts, limits: Limits) -> Found | None:
     explains=("unfused-attention", "one-hot-operation"),
     sources="GPF-13",
 )
-def math_attention(facts: Facts, limits: Limits) -> Found | None:
+def math_attention(context: RuleContext, limits: Limits) -> Found | None:
     """Report PyTorch's fallback."""
-    calls = facts.activity.marks.get("sdpa_math", 0.0)
-    softmax, products = _parts(facts)
-    share = facts.busy_share(sum(op.ms or 0.0 for op in (*softmax, *products)))
+    calls = context.activity.marks.get("sdpa_math", 0.0)
+    softmax, products = _parts(context)
+    share = context.busy_share(sum(op.ms or 0.0 for op in (*softmax, *products)))
     severity = severity_of(share, limits, "attention")
     if not calls or severity is None:
         return None
@@ -114,12 +114,14 @@ def math_attention(facts: Facts, limits: Limits) -> Found | None:
     because="bands are what others reach, not what this shape can",
     sources="TL-07",
 )
-def slow_attention(facts: Facts, limits: Limits) -> Found | None:
+def slow_attention(context: RuleContext, limits: Limits) -> Found | None:
     """Report attention below its band."""
-    length = facts.activity.sequence
-    known = [op for op in facts.operations if op.kind == "attention" and op.roof_share is not None and op.ms]
+    length = context.activity.sequence
+    known = [
+        op for op in context.operations if op.kind == "attention" and op.roof_share is not None and op.ms
+    ]
     time_ms = sum(op.ms or 0.0 for op in known)
-    share = facts.busy_share(time_ms)
+    share = context.busy_share(time_ms)
     if length is None or share < limits.attention_warning_share:
         return None
     reached = sum((op.roof_share or 0.0) * (op.ms or 0.0) for op in known) / time_ms

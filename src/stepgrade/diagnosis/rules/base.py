@@ -1,4 +1,4 @@
-"""What a rule is: one question about the facts, and what its answer means for whoever reads it."""
+"""What a rule is: one question about the context, and what its answer means for whoever reads it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from stepgrade.config.limits import Limits
-from stepgrade.diagnosis.context import Facts
+from stepgrade.diagnosis.context import RuleContext
 from stepgrade.model.finding import Finding, Severity
 from stepgrade.scoring.runtime import Runtime
 
@@ -22,9 +22,10 @@ class Found(Struct, frozen=True, kw_only=True):
     realistic: float | None = None  # in place of the rule's own fraction
     remedy: str | None = None  # in place of the rule's own words
     check: str | None = None
+    warning: str | None = None  # the code of the source's warning that it repeats
 
 
-Check = Callable[[Facts, Limits], Found | None]
+Check = Callable[[RuleContext, Limits], Found | None]
 
 
 class Rule(Struct, frozen=True, kw_only=True):
@@ -44,25 +45,26 @@ class Rule(Struct, frozen=True, kw_only=True):
     explains: tuple[str, ...] = ()  # rules that see the same cause from another side
     sources: str = ""
 
-    def finding(self, facts: Facts, limits: Limits) -> Finding | None:
+    def finding(self, context: RuleContext, limits: Limits) -> Finding | None:
         """Ask the rule, and bound what it promises by the ledger."""
-        found = self.ask(facts, limits)
+        found = self.ask(context, limits)
         if found is None:
             return None
-        high = min(found.share, bound_of(self.account, facts)) if self.account else 0.0
+        high = min(found.share, bound_of(self.account, context)) if self.account else 0.0
         part = self.realistic if found.realistic is None else found.realistic
         return Finding(
             rule=self.name,
             severity=found.severity,
             claim=found.claim,
             evidence=found.evidence,
-            remedy=found.remedy or self.remedy(facts.runtime),
+            remedy=found.remedy or self.remedy(context.runtime),
             gain_low=max(0.0, high * part),
             gain_high=max(0.0, high),
             check=found.check or self.check,
             area=self.area,
             gain_basis=self.because,
             account=self.account,
+            warning=found.warning,
         )
 
     def remedy(self, runtime: Runtime) -> str:
@@ -70,11 +72,11 @@ class Rule(Struct, frozen=True, kw_only=True):
         return self.fix.get(runtime.value) or self.fix["general"]
 
 
-def bound_of(account: str, facts: Facts) -> float:
+def bound_of(account: str, context: RuleContext) -> float:
     """Return the share of the step that the ledger holds in these accounts; 1 without a ledger."""
-    if facts.ledger is None:
+    if context.ledger is None:
         return 1.0
-    return min(1.0, facts.account(*account.split("+")))
+    return min(1.0, context.account(*account.split("+")))
 
 
 def rule(**about: object) -> Callable[[Check], Rule]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepgrade.config.limits import Limits
-from stepgrade.diagnosis.context import Facts
+from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Found, rule, severity_of
 from stepgrade.model.activity import CollectiveTally
 from stepgrade.scoring.phases import PhaseKind
@@ -36,14 +36,14 @@ _ALL_RANKS = "Give the traces of all ranks: part of it may be waiting for a late
 _WAITING = "Give the traces of all ranks: most of it is waiting, for a late one or for a slow network."
 
 
-def _exposed(facts: Facts) -> float:
-    return facts.account(_ACCOUNT) or facts.phase_share(PhaseKind.COMMUNICATION)
+def _exposed(context: RuleContext) -> float:
+    return context.account(_ACCOUNT) or context.phase_share(PhaseKind.COMMUNICATION)
 
 
-def _hidden(facts: Facts) -> float | None:
+def _hidden(context: RuleContext) -> float | None:
     """Return the share of communication that computing hides."""
-    total = facts.step_share(facts.activity.communication_ms)
-    return max(0.0, 1.0 - facts.account(_ACCOUNT) / total) if total else None
+    total = context.step_share(context.activity.communication_ms)
+    return max(0.0, 1.0 - context.account(_ACCOUNT) / total) if total else None
 
 
 @rule(
@@ -65,21 +65,21 @@ def _hidden(facts: Facts) -> float | None:
     explains=("weak-overlap",),
     sources="TL-17, XP-16, XP-17, TBP-04, GPF-14, NAI-09, NAI-10",
 )
-def exposed_communication(facts: Facts, limits: Limits) -> Found | None:
+def exposed_communication(context: RuleContext, limits: Limits) -> Found | None:
     """Report communication that nothing hides."""
-    share = _exposed(facts)
+    share = _exposed(context)
     severity = severity_of(share, limits, "communication")
     if severity is None:
         return None
     evidence: dict[str, float | str] = {"exposed_share": share}
-    hidden, reached = _hidden(facts), _of_link(facts)
+    hidden, reached = _hidden(context), _of_link(context)
     told = ""
     if hidden is not None:
         evidence["hidden_share"] = hidden
         good = f", {show_share(limits.good_overlap, 0)} is good" if hidden < limits.good_overlap else ""
         told = f"; {show_share(hidden, 0)} of all communication is hidden{good}"
-    if facts.activity.collectives:
-        evidence["collective"] = facts.activity.collectives[0].name
+    if context.activity.collectives:
+        evidence["collective"] = context.activity.collectives[0].name
     if reached is not None and reached < _MOSTLY_WAITING:
         evidence["of_link"] = reached
         told += (
@@ -87,30 +87,30 @@ def exposed_communication(facts: Facts, limits: Limits) -> Found | None:
             "or a slower network"
         )
     claim = f"Communication that nothing hides takes {show_share(share)} of the step{told}."
-    return Found(severity=severity, claim=claim, evidence=evidence, share=share, remedy=_remedy(facts))
+    return Found(severity=severity, claim=claim, evidence=evidence, share=share, remedy=_remedy(context))
 
 
 def _little(share: float) -> str:
     return "less than 1 %" if share < 0.01 else show_share(share, 0)
 
 
-def _remedy(facts: Facts) -> str | None:
+def _remedy(context: RuleContext) -> str | None:
     """Return what fits the longest collective; None where the rule's own sentence does."""
-    if facts.runtime is not Runtime.PYTORCH:
+    if context.runtime is not Runtime.PYTORCH:
         return None
-    missing = (facts.profile.world_size or 1) > max(1, len(facts.profile.ranks))
-    if missing and (_of_link(facts) or 1.0) < _MOSTLY_WAITING:
+    missing = (context.profile.world_size or 1) > max(1, len(context.profile.ranks))
+    if missing and (_of_link(context) or 1.0) < _MOSTLY_WAITING:
         return _WAITING
-    name = next((one.name.lower().replace("_", "") for one in facts.activity.collectives), "")
+    name = next((one.name.lower().replace("_", "") for one in context.activity.collectives), "")
     fits = next((words for part, words in _REMEDIES if part in name), None)
-    if fits is None and not facts.phases.by_kind_ms.get(PhaseKind.BACKWARD):
+    if fits is None and not context.phases.by_kind_ms.get(PhaseKind.BACKWARD):
         fits = _NO_BACKWARD
     return f"{_ALL_RANKS} {fits or _REDUCING}" if missing else fits
 
 
-def _of_link(facts: Facts) -> float | None:
+def _of_link(context: RuleContext) -> float | None:
     """Return the rate of the collectives as a share of the link's; None where bytes or link are not known."""
-    link, all_of = facts.against.figures.link(), facts.activity.collectives
+    link, all_of = context.target.figures.link(), context.activity.collectives
     known = [one for one in all_of if one.bytes and (one.group_size or 0) > 1 and one.ms]
     time_ms = sum(one.ms for one in known)
     if not link or not known or time_ms < 0.5 * sum(one.ms for one in all_of):
@@ -134,20 +134,20 @@ def _of_link(facts: Facts) -> float | None:
     because="the last bucket has no backward left to hide behind",
     sources="TL-18, NAI-09",
 )
-def weak_overlap(facts: Facts, limits: Limits) -> Found | None:
+def weak_overlap(context: RuleContext, limits: Limits) -> Found | None:
     """Report communication beside which nothing runs."""
-    hidden, share = _hidden(facts), facts.account(_ACCOUNT)
+    hidden, share = _hidden(context), context.account(_ACCOUNT)
     if hidden is None or hidden >= limits.good_overlap or share < limits.communication_info_share:
         return None
-    total = facts.activity.communication_ms
+    total = context.activity.communication_ms
     claim = f"{show_share(hidden, 0)} of {show_ms(total)} of communication a step is hidden; 70 % is good."
     return Found(
         severity="info", claim=claim, evidence={"hidden_share": hidden, "total_ms": total}, share=share
     )
 
 
-def _small(facts: Facts, limits: Limits) -> list[CollectiveTally]:
-    known = [one for one in facts.activity.collectives if one.bytes is not None]
+def _small(context: RuleContext, limits: Limits) -> list[CollectiveTally]:
+    known = [one for one in context.activity.collectives if one.bytes is not None]
     return [one for one in known if (one.bytes or 0.0) < limits.small_message_bytes * one.count]
 
 
@@ -168,13 +168,13 @@ def _small(facts: Facts, limits: Limits) -> list[CollectiveTally]:
     explains=("exposed-communication", "weak-overlap"),
     sources="TS-01",
 )
-def small_messages(facts: Facts, limits: Limits) -> Found | None:
+def small_messages(context: RuleContext, limits: Limits) -> Found | None:
     """Report small messages that the device waits for."""
-    small = _small(facts, limits)
-    count, whole = sum(one.count for one in small), sum(one.ms for one in facts.activity.collectives)
+    small = _small(context, limits)
+    count, whole = sum(one.count for one in small), sum(one.ms for one in context.activity.collectives)
     if count <= limits.copies_per_step or not whole:
         return None
-    share = facts.account(_ACCOUNT) * sum(one.ms for one in small) / whole
+    share = context.account(_ACCOUNT) * sum(one.ms for one in small) / whole
     severity = severity_of(share, limits, "communication")
     if severity is None:
         return None
@@ -200,15 +200,17 @@ def small_messages(facts: Facts, limits: Limits) -> Found | None:
     because="large messages reach 70 to 90 % of a link",
     sources="GPF-09, XP-17",
 )
-def slow_link(facts: Facts, limits: Limits) -> Found | None:
+def slow_link(context: RuleContext, limits: Limits) -> Found | None:
     """Report links below their rate."""
-    link, share = facts.against.figures.link(), facts.account(_ACCOUNT)
-    known = [one for one in facts.activity.collectives if one.bytes and (one.group_size or 0) > 1 and one.ms]
+    link, share = context.target.figures.link(), context.account(_ACCOUNT)
+    known = [
+        one for one in context.activity.collectives if one.bytes and (one.group_size or 0) > 1 and one.ms
+    ]
     if not link or not known or share < limits.communication_warning_share:
         return None
-    waited = facts.activity.skew_ms or 0.0
+    waited = context.activity.skew_ms or 0.0
     moved_ms = sum(one.ms for one in known) - waited
-    if moved_ms <= 0.0 or (facts.activity.skew_ms is None and (facts.profile.world_size or 1) > 1):
+    if moved_ms <= 0.0 or (context.activity.skew_ms is None and (context.profile.world_size or 1) > 1):
         return None
     rate = sum((one.bytes or 0.0) * _trips(one) for one in known) / (moved_ms / 1000.0)
     reached = rate / link[0].per_s
@@ -248,11 +250,11 @@ def _trips(one: CollectiveTally) -> float:
     explains=("exposed-communication",),
     sources="TBP-06",
 )
-def gloo_on_devices(facts: Facts, limits: Limits) -> Found | None:
+def gloo_on_devices(context: RuleContext, limits: Limits) -> Found | None:
     """Report gloo where the device could talk itself."""
-    calls = facts.activity.marks.get("gloo", 0.0)
-    share = facts.account(_ACCOUNT, "exposed_copy", "idle_sync", "idle_host")
-    if not facts.on_device or not calls or share < limits.communication_warning_share:
+    calls = context.activity.marks.get("gloo", 0.0)
+    share = context.account(_ACCOUNT, "exposed_copy", "idle_sync", "idle_host")
+    if not context.on_device or not calls or share < limits.communication_warning_share:
         return None
     claim = f"{show_count(round(calls))} collectives a step go through gloo, over the host."
     return Found(
@@ -277,12 +279,12 @@ def gloo_on_devices(facts: Facts, limits: Limits) -> Found | None:
     explains=("launch-gaps", "exposed-communication", "short-kernels"),
     sources="TBP-05, TG, AL",
 )
-def data_parallel(facts: Facts, limits: Limits) -> Found | None:  # noqa: ARG001  there is no threshold
+def data_parallel(context: RuleContext, limits: Limits) -> Found | None:  # noqa: ARG001  there is no threshold
     """Report DataParallel."""
-    calls = facts.activity.marks.get("data_parallel", 0.0)
+    calls = context.activity.marks.get("data_parallel", 0.0)
     if not calls:
         return None
-    share = facts.account(_ACCOUNT, "exposed_copy", "idle_host", "idle_sync")
+    share = context.account(_ACCOUNT, "exposed_copy", "idle_host", "idle_sync")
     claim = "One process drives several devices (DataParallel): it makes new replicas in every step."
     return Found(
         severity="warning", claim=claim, evidence={"calls": calls, "waiting_share": share}, share=share

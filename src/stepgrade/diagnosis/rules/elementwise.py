@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stepgrade.config.limits import Limits
 from stepgrade.diagnosis.advice import is_compiled
-from stepgrade.diagnosis.context import Facts
+from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Found, rule, severity_of
 from stepgrade.units import show_count, show_share
 
@@ -34,27 +34,27 @@ _ARITHMETIC = frozenset({"gemm", "attention", "convolution", "communication"})
     explains=("fragmented-elementwise", "hand-written-norm", "slow-elementwise"),
     sources="XP-14, ME-01, TG",
 )
-def elementwise_chains(facts: Facts, limits: Limits) -> Found | None:
+def elementwise_chains(context: RuleContext, limits: Limits) -> Found | None:
     """Report elementwise work that a compiler would fuse."""
-    share = _outside_optimizer(facts)
+    share = _outside_optimizer(context)
     severity = severity_of(share, limits, "elementwise")
-    if severity is None or is_compiled(facts) or not facts.profile.activity:
+    if severity is None or is_compiled(context) or not context.profile.activity:
         return None
-    count = sum(facts.activity.class_kernels.get(kind, 0.0) for kind in ("elementwise", "reduction"))
+    count = sum(context.activity.class_kernels.get(kind, 0.0) for kind in ("elementwise", "reduction"))
     claim = f"Unfused elementwise operations and reductions take {show_share(share)} of the step."
     return Found(
         severity=severity, claim=claim, evidence={"share": share, "kernels": count}, share=share * 0.67
     )
 
 
-def _outside_optimizer(facts: Facts) -> float:
+def _outside_optimizer(context: RuleContext) -> float:
     """Return the share of the step in such operations outside of the optimizer, which has its own rules."""
     updating = [
         one.ms
-        for one in facts.activity.parts
+        for one in context.activity.parts
         if one.direction == "optimizer" and one.work_class in ("elementwise", "reduction")
     ]
-    return max(0.0, facts.class_share("elementwise", "reduction") - facts.busy_share(sum(updating)))
+    return max(0.0, context.class_share("elementwise", "reduction") - context.busy_share(sum(updating)))
 
 
 @rule(
@@ -73,10 +73,10 @@ def _outside_optimizer(facts: Facts) -> float:
     because="fusing removes launches and trips through memory",
     sources="TL-04",
 )
-def fragmented_elementwise(facts: Facts, limits: Limits) -> Found | None:
+def fragmented_elementwise(context: RuleContext, limits: Limits) -> Found | None:
     """Report elementwise kernels in great number."""
-    count = facts.activity.class_kernels.get("elementwise", 0.0)
-    share = facts.class_share("elementwise")
+    count = context.activity.class_kernels.get("elementwise", 0.0)
+    share = context.class_share("elementwise")
     if count < limits.elementwise_launches or share < limits.fill_info_share:
         return None
     claim = f"{show_count(round(count))} elementwise kernels are launched in a step."
@@ -101,14 +101,14 @@ def fragmented_elementwise(facts: Facts, limits: Limits) -> Found | None:
     because="streaming kernels reach 70 to 90 % of the bandwidth",
     sources="TL-11",
 )
-def slow_elementwise(facts: Facts, limits: Limits) -> Found | None:
+def slow_elementwise(context: RuleContext, limits: Limits) -> Found | None:
     """Report elementwise operations below the bandwidth."""
     slow = [
         op
-        for op in facts.operations
+        for op in context.operations
         if op.kind == "elementwise" and op.roof_share is not None and op.roof_share < limits.streaming_share
     ]
-    share = facts.busy_share(sum(op.ms or 0.0 for op in slow))
+    share = context.busy_share(sum(op.ms or 0.0 for op in slow))
     if share < limits.norm_share:
         return None
     longest = slow[0]
@@ -137,12 +137,12 @@ def slow_elementwise(facts: Facts, limits: Limits) -> Found | None:
     because="one kernel instead of five reads the input once",
     sources="TL-12, TL-13",
 )
-def hand_written_norm(facts: Facts, limits: Limits) -> Found | None:
+def hand_written_norm(context: RuleContext, limits: Limits) -> Found | None:
     """Report norms made of single operations."""
-    marks = facts.activity.marks
+    marks = context.activity.marks
     calls = min(marks.get("rsqrt", 0.0), marks.get("mean", 0.0))
-    share = facts.class_share("elementwise", "reduction")
-    if calls < 4.0 or facts.class_share("norm") > 0.0 or is_compiled(facts) or share < limits.norm_share:
+    share = context.class_share("elementwise", "reduction")
+    if calls < 4.0 or context.class_share("norm") > 0.0 or is_compiled(context) or share < limits.norm_share:
         return None
     claim = f"{show_count(round(calls))} norms a step are written out of single operations."
     return Found(
@@ -166,12 +166,12 @@ def hand_written_norm(facts: Facts, limits: Limits) -> Found | None:
     because="the logits' bytes are most of it",
     sources="GPF-13",
 )
-def unfused_loss(facts: Facts, limits: Limits) -> Found | None:
+def unfused_loss(context: RuleContext, limits: Limits) -> Found | None:
     """Report a loss that goes through memory."""
-    ops = [op for op in facts.operations if any(word in op.name for word in _LOSS_WORDS)]
-    share = facts.busy_share(sum(op.ms or 0.0 for op in ops))
+    ops = [op for op in context.operations if any(word in op.name for word in _LOSS_WORDS)]
+    share = context.busy_share(sum(op.ms or 0.0 for op in ops))
     severity = severity_of(share, limits, "loss")
-    if severity is None or is_compiled(facts):
+    if severity is None or is_compiled(context):
         return None
     claim = f"The loss over the vocabulary takes {show_share(share)} of the step."
     return Found(
@@ -195,9 +195,9 @@ def unfused_loss(facts: Facts, limits: Limits) -> Found | None:
     because="the rows still have to be read and written",
     sources="XP-15",
 )
-def heavy_embedding(facts: Facts, limits: Limits) -> Found | None:
+def heavy_embedding(context: RuleContext, limits: Limits) -> Found | None:
     """Report embeddings that take long."""
-    share = facts.class_share("embedding")
+    share = context.class_share("embedding")
     if share < limits.shuffle_info_share:
         return None
     claim = f"Embedding lookups and their gradients take {show_share(share)} of the step."
@@ -220,13 +220,13 @@ def heavy_embedding(facts: Facts, limits: Limits) -> Found | None:
     because="some of the movement is the model's own",
     sources="XP-15",
 )
-def data_shuffling(facts: Facts, limits: Limits) -> Found | None:
+def data_shuffling(context: RuleContext, limits: Limits) -> Found | None:
     """Report indexing that takes long."""
-    share = facts.class_share("indexing")
+    share = context.class_share("indexing")
     severity = severity_of(share, limits, "shuffle")
     if severity is None:
         return None
-    longest = next(op.name for op in facts.operations if op.kind == "indexing")
+    longest = next(op.name for op in context.operations if op.kind == "indexing")
     claim = f"Gathers, scatters and sorts take {show_share(share)} of the step, {longest} most."
     return Found(severity=severity, claim=claim, evidence={"share": share, "operation": longest}, share=share)
 
@@ -244,13 +244,13 @@ def data_shuffling(facts: Facts, limits: Limits) -> Found | None:
     because="nothing is known about how fast it could be",
     sources="NAI-07",
 )
-def one_hot_operation(facts: Facts, limits: Limits) -> Found | None:
+def one_hot_operation(context: RuleContext, limits: Limits) -> Found | None:
     """Report a single operation that dominates."""
-    top = next((op for op in facts.operations if op.ms), None)
-    if top is None or top.kind is None or top.kind in _ARITHMETIC or not facts.profile.activity:
+    top = next((op for op in context.operations if op.ms), None)
+    if top is None or top.kind is None or top.kind in _ARITHMETIC or not context.profile.activity:
         return None
-    share = facts.busy_share(top.ms or 0.0)
-    if share < limits.hotspot_share or len(facts.operations) < _FEW_OPERATIONS:
+    share = context.busy_share(top.ms or 0.0)
+    if share < limits.hotspot_share or len(context.operations) < _FEW_OPERATIONS:
         return None
     claim = f"{top.name} alone takes {show_share(share)} of the step."
     return Found(severity="info", claim=claim, evidence={"operation": top.name, "share": share}, share=share)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepgrade.config.limits import Limits
-from stepgrade.diagnosis.context import Facts
+from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Check, Found, rule
 from stepgrade.model.finding import Severity
 from stepgrade.units import show_count, show_share
@@ -14,11 +14,11 @@ _AREA = "fitness"
 def _on_flaw(code: str, severity: Severity) -> Check:
     """Return the question whether the profile has this flaw."""
 
-    def ask(facts: Facts, limits: Limits) -> Found | None:  # noqa: ARG001  the reader has judged
-        flaw = next((one for one in facts.profile.flaws if one.code == code), None)
+    def ask(context: RuleContext, limits: Limits) -> Found | None:  # noqa: ARG001  the reader has judged
+        flaw = next((one for one in context.profile.warnings if one.code == code), None)
         if flaw is None:
             return None
-        return Found(severity=severity, claim=flaw.text, evidence={"flaw": code})
+        return Found(severity=severity, claim=flaw.text, evidence={"flaw": code}, warning=code)
 
     return ask
 
@@ -119,14 +119,16 @@ clocks_apart = rule(
     check="Less than a tenth of the step is unattributed.",
     sources="HTA-08, TL-22",
 )
-def unexplained_idle(facts: Facts, limits: Limits) -> Found | None:
+def unexplained_idle(context: RuleContext, limits: Limits) -> Found | None:
     """Report idle time without a reason; much of it makes the other accounts doubtful."""
-    flaw = next((one for one in facts.profile.flaws if one.code == "unattributed"), None)
+    flaw = next((one for one in context.profile.warnings if one.code == "unattributed"), None)
     if flaw is None:
         return None
-    share = facts.account("unattributed")
+    share = context.account("unattributed")
     severity: Severity = "warning" if share >= limits.unexplained_share else "info"
-    return Found(severity=severity, claim=flaw.text, evidence={"unattributed_share": share})
+    return Found(
+        severity=severity, claim=flaw.text, evidence={"unattributed_share": share}, warning="unattributed"
+    )
 
 
 @rule(
@@ -142,12 +144,17 @@ def unexplained_idle(facts: Facts, limits: Limits) -> Found | None:
     explains=("host-stall", "launch-gaps", "slow-launches", "sync-wait", "fast-backward"),
     sources="DL-02, NAI-16",
 )
-def hardly_any_work(facts: Facts, limits: Limits) -> Found | None:
+def hardly_any_work(context: RuleContext, limits: Limits) -> Found | None:
     """Report a recording that is nearly empty."""
-    kernels, busy = facts.activity.kernels, facts.account("compute")
-    if not facts.on_device or kernels is None or facts.ledger is None or kernels.count >= limits.few_kernels:
+    kernels, busy = context.activity.kernels, context.account("compute")
+    if (
+        not context.on_device
+        or kernels is None
+        or context.ledger is None
+        or kernels.count >= limits.few_kernels
+    ):
         return None
-    if busy + facts.account("exposed_communication") >= limits.idle_device_share:
+    if busy + context.account("exposed_communication") >= limits.idle_device_share:
         return None
     claim = f"A step holds {_kernels(kernels.count)}, and the device works {show_share(busy)} of it."
     return Found(severity="warning", claim=claim, evidence={"kernels": kernels.count, "compute": busy})
@@ -168,12 +175,12 @@ def _kernels(count: float) -> str:
     explains=("exposed-communication", "weak-overlap", "small-messages", "slow-link"),
     sources="HYP-01",
 )
-def collective_is_all(facts: Facts, limits: Limits) -> Found | None:
+def collective_is_all(context: RuleContext, limits: Limits) -> Found | None:
     """Report a recording that is one long wait."""
-    talk, work = facts.account("exposed_communication"), facts.account("compute")
+    talk, work = context.account("exposed_communication"), context.account("compute")
     if talk < limits.collective_share or work > limits.collective_compute_share:
         return None
-    if len(facts.profile.ranks) > 1 or (facts.profile.steps or 1) > 2:
+    if len(context.profile.ranks) > 1 or (context.profile.steps or 1) > 2:
         return None
     claim = (
         f"{show_share(talk)} of the step is communication and {show_share(work)} work: did the "
@@ -196,11 +203,11 @@ def collective_is_all(facts: Facts, limits: Limits) -> Found | None:
     check="No operation is above its roof.",
     sources="TL-21",
 )
-def above_roof(facts: Facts, limits: Limits) -> Found | None:
+def above_roof(context: RuleContext, limits: Limits) -> Found | None:
     """Report operations that are too fast to be true."""
     fast = [
         op
-        for op in facts.operations
+        for op in context.operations
         if op.roof == "compute" and (op.roof_share or 0.0) > limits.above_roof and (op.share or 0.0) > 0.01
     ]
     if not fast:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from stepgrade.config.limits import Limits
 from stepgrade.diagnosis.advice import larger_batch
-from stepgrade.diagnosis.context import Facts
+from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Found, rule, severity_of
 from stepgrade.model.activity import GemmTally
 from stepgrade.units import show_count, show_share
@@ -15,10 +15,10 @@ _AREA = "gemm"
 _NARROW = frozenset({"bf16", "fp16", "fp8"})
 
 
-def _those(facts: Facts, wanted: Callable[[GemmTally], bool]) -> tuple[list[GemmTally], float]:
+def _those(context: RuleContext, wanted: Callable[[GemmTally], bool]) -> tuple[list[GemmTally], float]:
     """Return the products that are wanted and the share of the step they take."""
-    chosen = [one for one in facts.activity.gemms if wanted(one)] if facts.on_device else []
-    return chosen, facts.busy_share(sum(one.ms for one in chosen))
+    chosen = [one for one in context.activity.gemms if wanted(one)] if context.on_device else []
+    return chosen, context.busy_share(sum(one.ms for one in chosen))
 
 
 def shown(one: GemmTally) -> str:
@@ -31,10 +31,10 @@ def _evidence(chosen: list[GemmTally], share: float) -> dict[str, float | str]:
     return {"shape": shown(chosen[0]), "share": share, "calls": sum(one.calls for one in chosen)}
 
 
-def _rates(facts: Facts, one: GemmTally) -> tuple[float, float] | None:
+def _rates(context: RuleContext, one: GemmTally) -> tuple[float, float] | None:
     """Return the device's FLOP/s and bytes/s for a product; None where they are not known."""
-    figures = facts.against.figures
-    compute, memory = figures.compute(one.dtype or facts.against.dtype), figures.bandwidth()
+    figures = context.target.figures
+    compute, memory = figures.compute(one.dtype or context.target.dtype), figures.bandwidth()
     return (compute[0].per_s, memory[0].per_s) if compute and memory else None
 
 
@@ -58,11 +58,11 @@ def _intensity(one: GemmTally) -> float | None:
     because="an aligned product measured up to twice as fast, most of them less",
     sources="PM-05, TG, HF",
 )
-def misaligned_gemm(facts: Facts, limits: Limits) -> Found | None:
+def misaligned_gemm(context: RuleContext, limits: Limits) -> Found | None:
     """Report sides that do not fit the tensor cores."""
     step = max(1, limits.gemm_multiple)
     chosen, share = _those(
-        facts, lambda one: one.dtype in _NARROW and any(side % step for side in (one.m, one.n, one.k))
+        context, lambda one: one.dtype in _NARROW and any(side % step for side in (one.m, one.n, one.k))
     )
     severity = severity_of(share, limits, "gemm")
     if severity is None or not chosen:
@@ -91,16 +91,16 @@ def misaligned_gemm(facts: Facts, limits: Limits) -> Found | None:
     explains=("misaligned-gemm",),
     sources="HF, PM-05",
 )
-def odd_vocabulary(facts: Facts, limits: Limits) -> Found | None:
+def odd_vocabulary(context: RuleContext, limits: Limits) -> Found | None:
     """Report a vocabulary that does not fit the tensor cores."""
     step = max(1, limits.vocabulary_multiple)
 
     def odd(one: GemmTally) -> bool:
         return any(side >= limits.vocabulary_least and side % step for side in (one.k, one.n, one.m))
 
-    chosen, share = _those(facts, odd)
+    chosen, share = _those(context, odd)
     chosen = [one for one in chosen if max(one.n, one.k, one.m) % 8]
-    share = facts.busy_share(sum(one.ms for one in chosen))
+    share = context.busy_share(sum(one.ms for one in chosen))
     severity = severity_of(share, limits, "gemm")
     if severity is None:
         return None
@@ -126,9 +126,9 @@ def odd_vocabulary(facts: Facts, limits: Limits) -> Found | None:
     explains=("short-kernels",),
     sources="TL-06, GPF-12",
 )
-def tiny_gemms(facts: Facts, limits: Limits) -> Found | None:
+def tiny_gemms(context: RuleContext, limits: Limits) -> Found | None:
     """Report small products that come in numbers."""
-    chosen, share = _those(facts, lambda one: one.flops / max(one.calls, 1e-9) < limits.tiny_gemm_flops)
+    chosen, share = _those(context, lambda one: one.flops / max(one.calls, 1e-9) < limits.tiny_gemm_flops)
     calls = sum(one.calls for one in chosen)
     severity = severity_of(share, limits, "gemm")
     if severity is None or calls < limits.tiny_gemms:
@@ -155,19 +155,19 @@ def tiny_gemms(facts: Facts, limits: Limits) -> Found | None:
     because="published achievable rates are 50 to 87 % of the peak",
     sources="TL-05, GPF-11, ME-04",
 )
-def slow_gemm(facts: Facts, limits: Limits) -> Found | None:
+def slow_gemm(context: RuleContext, limits: Limits) -> Found | None:
     """Report large products below what others reach."""
 
     def slow(one: GemmTally) -> bool:
-        rates, dense = _rates(facts, one), _intensity(one)
+        rates, dense = _rates(context, one), _intensity(one)
         if rates is None or dense is None or dense < rates[0] / rates[1]:
             return False
         return one.flops / (one.ms / 1000.0) < limits.slow_gemm_share * rates[0] if one.ms else False
 
-    chosen, share = _those(facts, slow)
+    chosen, share = _those(context, slow)
     if share < limits.gemm_warning_share:
         return None
-    rates = _rates(facts, chosen[0])
+    rates = _rates(context, chosen[0])
     reached = (
         sum(one.flops for one in chosen)
         / (sum(one.ms for one in chosen) / 1000.0)
@@ -198,21 +198,21 @@ def slow_gemm(facts: Facts, limits: Limits) -> Found | None:
     because="reading the weights is shared by more rows; activations still grow",
     sources="TL-14, TL-16",
 )
-def memory_bound_gemm(facts: Facts, limits: Limits) -> Found | None:
+def memory_bound_gemm(context: RuleContext, limits: Limits) -> Found | None:
     """Report products that are limited by memory."""
 
     def thin(one: GemmTally) -> bool:
-        rates, dense = _rates(facts, one), _intensity(one)
+        rates, dense = _rates(context, one), _intensity(one)
         return rates is not None and dense is not None and dense < rates[0] / rates[1]
 
-    chosen, share = _those(facts, thin)
+    chosen, share = _those(context, thin)
     if share < limits.gemm_warning_share * 2:
         return None
     claim = (
         f"Products limited by memory, not arithmetic, take {show_share(share)} of the step: "
         f"{shown(chosen[0])}."
     )
-    remedy = f"More rows per product: packed sequences, merged projections. {larger_batch(facts)}"
+    remedy = f"More rows per product: packed sequences, merged projections. {larger_batch(context)}"
     return Found(
         severity="info", claim=claim, evidence=_evidence(chosen, share), share=share * 0.5, remedy=remedy
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepgrade.config.limits import Limits
-from stepgrade.diagnosis.context import Facts
+from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Found, rule, severity_of
 from stepgrade.scoring.phases import PhaseKind
 from stepgrade.units import show_count, show_ms, show_share
@@ -14,8 +14,8 @@ _BECAUSE = "prefetching hides all of it but what the first batch of an epoch tak
 _ON_MAIN_THREAD = "_SingleProcessDataLoaderIter"
 
 
-def _share(facts: Facts) -> float:
-    return facts.account(_ACCOUNT) or facts.phase_share(PhaseKind.INPUT)
+def _share(context: RuleContext) -> float:
+    return context.account(_ACCOUNT) or context.phase_share(PhaseKind.INPUT)
 
 
 @rule(
@@ -39,9 +39,9 @@ def _share(facts: Facts) -> float:
     explains=("unsteady-steps",),
     sources="XP-01, XP-05, TBP-01, TML-01, GPF-01, NAI-01",
 )
-def input_wait(facts: Facts, limits: Limits) -> Found | None:
+def input_wait(context: RuleContext, limits: Limits) -> Found | None:
     """Report a wait for input."""
-    share = _share(facts)
+    share = _share(context)
     severity = severity_of(share, limits, "input")
     if severity is None:
         return None
@@ -67,11 +67,11 @@ def input_wait(facts: Facts, limits: Limits) -> Found | None:
     explains=("input-wait", "starved-loader", "unsteady-steps"),
     sources="PM-01, AL-01, TBP-01",
 )
-def loader_on_main_thread(facts: Facts, limits: Limits) -> Found | None:
+def loader_on_main_thread(context: RuleContext, limits: Limits) -> Found | None:
     """Report a loader without workers that the device waits for."""
-    share = _share(facts)
+    share = _share(context)
     severity = severity_of(share, limits, "input")
-    if severity is None or facts.activity.loader != _ON_MAIN_THREAD:
+    if severity is None or context.activity.loader != _ON_MAIN_THREAD:
         return None
     claim = f"Batches are made on the loop's own thread: {show_share(share)} of the step waits for them."
     evidence: dict[str, float | str] = {"input_share": share, "loader": _ON_MAIN_THREAD}
@@ -97,14 +97,14 @@ def loader_on_main_thread(facts: Facts, limits: Limits) -> Found | None:
     explains=("input-wait", "unsteady-steps"),
     sources="GPF-02",
 )
-def starved_loader(facts: Facts, limits: Limits) -> Found | None:
+def starved_loader(context: RuleContext, limits: Limits) -> Found | None:
     """Report waits that come in some of the steps only."""
-    waits = sorted(facts.activity.input_ms)
+    waits = sorted(context.activity.input_ms)
     slow = [ms for ms in waits if ms > limits.starved_ms]
     if not waits or len(slow) < limits.starved_steps_share * len(waits):
         return None
     median = waits[len(waits) // 2]
-    share = _share(facts)
+    share = _share(context)
     severity = severity_of(share, limits, "input")
     if severity is None or median > limits.starved_ms / 2:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stepgrade.config.limits import Limits
 from stepgrade.contract.scorecard import LAUNCH_ADVICE
 from stepgrade.diagnosis.advice import fewer_launches, fused_operations
-from stepgrade.diagnosis.context import Facts
+from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Found, rule, severity_of
 from stepgrade.scoring.phases import PhaseKind
 from stepgrade.units import show_count, show_ms, show_share
@@ -17,17 +17,17 @@ _FUSED_AWAY = 0.67  # of the time of short kernels: fusing three into one saves 
 _BECAUSE = "graphs and fusion measured 2.4 to 6 times faster on steps of small kernels; some gaps stay"
 
 
-def launch_share(facts: Facts) -> float:
+def launch_share(context: RuleContext) -> float:
     """Return the share of the step that the device waits for launches: short gaps, not long stalls."""
-    gaps = facts.activity.gaps
-    others = stall_share(facts) + (facts.step_share(gaps.after_sync_ms) if gaps else 0.0)
-    return max(0.0, facts.account(_ACCOUNT) - others) if facts.on_device else 0.0
+    gaps = context.activity.gaps
+    others = stall_share(context) + (context.step_share(gaps.after_sync_ms) if gaps else 0.0)
+    return max(0.0, context.account(_ACCOUNT) - others) if context.on_device else 0.0
 
 
-def stall_share(facts: Facts) -> float:
+def stall_share(context: RuleContext) -> float:
     """Return the share of the step in gaps too long for a launch: the host did something else."""
-    gaps = facts.activity.gaps
-    return min(facts.account(_ACCOUNT), facts.step_share(gaps.stall_ms)) if gaps else 0.0
+    gaps = context.activity.gaps
+    return min(context.account(_ACCOUNT), context.step_share(gaps.stall_ms)) if gaps else 0.0
 
 
 @rule(
@@ -47,12 +47,12 @@ def stall_share(facts: Facts) -> float:
     explains=("launch-gaps", "fragmented-elementwise", "dispatch-latency", "elementwise-chains"),
     sources="NAI-05, TL-03, HTA-03, XP-08, ME-01",
 )
-def short_kernels(facts: Facts, limits: Limits) -> Found | None:
+def short_kernels(context: RuleContext, limits: Limits) -> Found | None:
     """Report kernels that are shorter than their launches."""
-    kernels, idle = facts.activity.kernels, launch_share(facts)
+    kernels, idle = context.activity.kernels, launch_share(context)
     if kernels is None or kernels.count < limits.short_kernel_launches or kernels.graph_share > 0.5:
         return None
-    run = facts.busy_share(kernels.short_ms)
+    run = context.busy_share(kernels.short_ms)
     share = idle + _FUSED_AWAY * run
     severity = severity_of(share, limits, "launch")
     mean_us = kernels.ms / kernels.count * 1000.0
@@ -73,7 +73,7 @@ def short_kernels(facts: Facts, limits: Limits) -> Found | None:
             "run_share": run,
         },
         share=share,
-        remedy=fewer_launches(facts) if idle >= limits.launch_info_share else fused_operations(facts),
+        remedy=fewer_launches(context) if idle >= limits.launch_info_share else fused_operations(context),
     )
 
 
@@ -94,13 +94,13 @@ def short_kernels(facts: Facts, limits: Limits) -> Found | None:
     explains=("dispatch-latency", "fragmented-elementwise"),
     sources="XP-08, XP-10, TL-02, HTA-02, GPF-10",
 )
-def launch_gaps(facts: Facts, limits: Limits) -> Found | None:
+def launch_gaps(context: RuleContext, limits: Limits) -> Found | None:
     """Report waits for launches."""
-    share = launch_share(facts)
+    share = launch_share(context)
     severity = severity_of(share, limits, "launch")
     if severity is None:
         return None
-    launches = facts.profile.launches_per_step
+    launches = context.profile.launches_per_step
     told = f" ({show_count(round(launches))} launches a step)" if launches else ""
     evidence: dict[str, float | str] = {"idle_share": share}
     if launches:
@@ -110,7 +110,7 @@ def launch_gaps(facts: Facts, limits: Limits) -> Found | None:
         claim=f"The device waits {show_share(share)} of the step for launches{told}.",
         evidence=evidence,
         share=share,
-        remedy=fewer_launches(facts),
+        remedy=fewer_launches(context),
     )
 
 
@@ -133,9 +133,9 @@ def launch_gaps(facts: Facts, limits: Limits) -> Found | None:
     explains=("launch-gaps", "unsteady-steps"),
     sources="XP-09, XP-10, NAI-06, NS-05, NAI-02, TML-04",
 )
-def host_stall(facts: Facts, limits: Limits) -> Found | None:
+def host_stall(context: RuleContext, limits: Limits) -> Found | None:
     """Report long gaps that the host is the reason of."""
-    gaps, share = facts.activity.gaps, stall_share(facts)
+    gaps, share = context.activity.gaps, stall_share(context)
     severity = severity_of(share, limits, "stall")
     if gaps is None or severity is None:
         return None
@@ -166,13 +166,13 @@ def host_stall(facts: Facts, limits: Limits) -> Found | None:
     explains=("host-stall", "launch-gaps", "dispatch-latency"),
     sources="HTA-04, XP-08, NAI-14",
 )
-def slow_launches(facts: Facts, limits: Limits) -> Found | None:
+def slow_launches(context: RuleContext, limits: Limits) -> Found | None:
     """Report launching calls that take long."""
-    kernels, idle = facts.activity.kernels, facts.account(_ACCOUNT)
+    kernels, idle = context.activity.kernels, context.account(_ACCOUNT)
     if kernels is None or kernels.launch_call_us is None or kernels.graph_share > 0.5:
         return None
-    spent_ms = (facts.profile.launches_per_step or kernels.count) * kernels.launch_call_us / 1000.0
-    share = min(idle, facts.step_share(spent_ms))
+    spent_ms = (context.profile.launches_per_step or kernels.count) * kernels.launch_call_us / 1000.0
+    share = min(idle, context.step_share(spent_ms))
     severity = severity_of(share, limits, "launch")
     if severity is None or kernels.launch_call_us <= limits.slow_launch_us:
         return None
@@ -198,10 +198,10 @@ def slow_launches(facts: Facts, limits: Limits) -> Found | None:
     because="queued work starts in a microsecond or two",
     sources="HTA-01, HTA-04",
 )
-def dispatch_latency(facts: Facts, limits: Limits) -> Found | None:
+def dispatch_latency(context: RuleContext, limits: Limits) -> Found | None:
     """Report time between launch and start."""
-    gaps = facts.activity.gaps
-    share = facts.step_share(gaps.dispatch_ms) if gaps else 0.0
+    gaps = context.activity.gaps
+    share = context.step_share(gaps.dispatch_ms) if gaps else 0.0
     if gaps is None or share < limits.dispatch_info_share:
         return None
     claim = f"{show_share(share)} of the step lies between a launch and its start on an idle device."
@@ -227,9 +227,9 @@ def dispatch_latency(facts: Facts, limits: Limits) -> Found | None:
     explains=("launch-gaps", "short-kernels", "dispatch-latency"),
     sources="ME-03, XP-11",
 )
-def many_compiled_regions(facts: Facts, limits: Limits) -> Found | None:
+def many_compiled_regions(context: RuleContext, limits: Limits) -> Found | None:
     """Report a compiled step in many pieces."""
-    regions, share = facts.activity.marks.get("compiled_region", 0.0), launch_share(facts)
+    regions, share = context.activity.marks.get("compiled_region", 0.0), launch_share(context)
     severity = severity_of(share, limits, "launch")
     if regions <= limits.compiled_regions or severity is None:
         return None
@@ -255,9 +255,9 @@ def many_compiled_regions(facts: Facts, limits: Limits) -> Found | None:
     because="what is not timed is not all overhead",
     sources="REF-02, GPF-10, TML-04",
 )
-def uncovered_time(facts: Facts, limits: Limits) -> Found | None:
+def uncovered_time(context: RuleContext, limits: Limits) -> Found | None:
     """Report time outside every phase above the limit."""
-    share = facts.phases.uncovered_share
+    share = context.phases.uncovered_share
     if share is None or not share > limits.launch_advice_share:
         return None
     claim = f"{show_share(share)} of the step is in no phase."
@@ -282,9 +282,9 @@ def uncovered_time(facts: Facts, limits: Limits) -> Found | None:
     because="host work can mostly be done once, ahead or elsewhere",
     sources="XP-10, TML-04",
 )
-def host_phases(facts: Facts, limits: Limits) -> Found | None:
+def host_phases(context: RuleContext, limits: Limits) -> Found | None:
     """Report host work that phases show."""
-    share = facts.phase_share(PhaseKind.HOST)
+    share = context.phase_share(PhaseKind.HOST)
     severity = severity_of(share, limits, "stall")
     if severity is None:
         return None
@@ -310,9 +310,9 @@ def host_phases(facts: Facts, limits: Limits) -> Found | None:
     because="some Python stays in every step, and recording adds to it",
     sources="XP-02, XP-09",
 )
-def python_overhead(facts: Facts, limits: Limits) -> Found | None:
+def python_overhead(context: RuleContext, limits: Limits) -> Found | None:
     """Report time between operations on a host that computes itself."""
-    share = facts.account(_ACCOUNT) if facts.activity.driver == "host" else 0.0
+    share = context.account(_ACCOUNT) if context.activity.driver == "host" else 0.0
     severity = severity_of(share, limits, "python")
     if severity is None:
         return None

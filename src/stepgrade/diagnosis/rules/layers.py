@@ -5,7 +5,7 @@ from __future__ import annotations
 from stepgrade.config.limits import Limits
 from stepgrade.contract.scorecard import FAST_BACKWARD_ADVICE
 from stepgrade.diagnosis.advice import is_full
-from stepgrade.diagnosis.context import Facts
+from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Found, rule, severity_of
 from stepgrade.model.finding import Severity
 from stepgrade.scoring.phases import PhaseKind
@@ -29,15 +29,15 @@ _SKIPPED = "Check that no layer's backward is skipped: NaN gradients, frozen par
     explains=("one-hot-operation",),
     sources="Iglewicz and Hoaglin's modified z-score",
 )
-def slow_layer(facts: Facts, limits: Limits) -> Found | None:
+def slow_layer(context: RuleContext, limits: Limits) -> Found | None:
     """Report the layer that loses the most time against the median, and how many others do."""
-    if not facts.slow_layers:
+    if not context.slow_layers:
         return None
-    slow = facts.slow_layers[0]
-    steps = facts.profile.steps or 1
-    both = [one for one in facts.slow_layers if one.layer == slow.layer]
-    share = facts.share_of_step(sum(one.total_ms - one.median_ms for one in both)) or 0.0
-    others = len({one.layer for one in facts.slow_layers}) - 1
+    slow = context.slow_layers[0]
+    steps = context.profile.steps or 1
+    both = [one for one in context.slow_layers if one.layer == slow.layer]
+    share = context.share_of_step(sum(one.total_ms - one.median_ms for one in both)) or 0.0
+    others = len({one.layer for one in context.slow_layers}) - 1
     more = f" {others} more layer{'s stand' if others > 1 else ' stands'} out." if others else ""
     return Found(
         severity=severity_of(share, limits, "layer") or "info",
@@ -71,11 +71,11 @@ def slow_layer(facts: Facts, limits: Limits) -> Found | None:
     because="memory usually has room for part of it",
     sources="AL-08, HF, GPF-21",
 )
-def recomputed_forward(facts: Facts, limits: Limits) -> Found | None:
+def recomputed_forward(context: RuleContext, limits: Limits) -> Found | None:
     """Report forward work done twice."""
-    again = facts.activity.recompute_ms
-    share = facts.busy_share(again)
-    if share < limits.recompute_info_share or is_full(facts):
+    again = context.activity.recompute_ms
+    share = context.busy_share(again)
+    if share < limits.recompute_info_share or is_full(context):
         return None
     claim = f"{show_ms(again)} a step are forward work done again in the backward pass."
     return Found(severity="info", claim=claim, evidence={"again_ms": again, "share": share}, share=share)
@@ -91,24 +91,26 @@ def recomputed_forward(facts: Facts, limits: Limits) -> Found | None:
     check="Backward over forward is above 1, and the loss still falls.",
     sources="REF-05",
 )
-def fast_backward(facts: Facts, limits: Limits) -> Found | None:
+def fast_backward(context: RuleContext, limits: Limits) -> Found | None:
     """Report a backward pass that is shorter than the forward pass."""
-    if facts.ratio is None or not 0.0 < facts.ratio < 1.0 or _is_slow_forward(facts):
+    if context.ratio is None or not 0.0 < context.ratio < 1.0 or _is_slow_forward(context):
         return None
-    claim = f"Backward takes {show_ratio(facts.ratio)} the time of forward; about 2x is usual."
+    claim = f"Backward takes {show_ratio(context.ratio)} the time of forward; about 2x is usual."
     # On a device that hardly works, kernels of a few microseconds say little about the passes.
-    hardly = facts.on_device and facts.account("compute") < limits.idle_device_share
+    hardly = context.on_device and context.account("compute") < limits.idle_device_share
     return Found(
-        severity="info" if hardly else "warning", claim=claim, evidence={"backward_over_forward": facts.ratio}
+        severity="info" if hardly else "warning",
+        claim=claim,
+        evidence={"backward_over_forward": context.ratio},
     )
 
 
-def _is_slow_forward(facts: Facts) -> bool:
+def _is_slow_forward(context: RuleContext) -> bool:
     """Tell whether backward is shorter only because a layer's forward stands out."""
-    layers = facts.profile.layers
+    layers = context.profile.layers
     forward = sum(one.fwd_total_ms or 0.0 for one in layers)
     backward = sum(one.bwd_total_ms or 0.0 for one in layers)
-    excess = sum(one.total_ms - one.median_ms for one in facts.slow_layers if one.direction == "forward")
+    excess = sum(one.total_ms - one.median_ms for one in context.slow_layers if one.direction == "forward")
     return excess > 0.0 and backward >= forward - excess
 
 
@@ -128,12 +130,12 @@ def _is_slow_forward(facts: Facts) -> bool:
     explains=(),
     sources="GPF-21",
 )
-def slow_backward(facts: Facts, limits: Limits) -> Found | None:
+def slow_backward(context: RuleContext, limits: Limits) -> Found | None:
     """Report a backward pass that is out of proportion."""
-    ratio, ms = facts.ratio, facts.phases.by_kind_ms.get(PhaseKind.BACKWARD, 0.0)
-    if ratio is None or ratio < limits.slow_backward_ratio or facts.activity.recompute_ms:
+    ratio, ms = context.ratio, context.phases.by_kind_ms.get(PhaseKind.BACKWARD, 0.0)
+    if ratio is None or ratio < limits.slow_backward_ratio or context.activity.recompute_ms:
         return None
-    share = facts.step_share(ms) * (1.0 - 2.0 / ratio)
+    share = context.step_share(ms) * (1.0 - 2.0 / ratio)
     claim = f"Backward takes {show_ratio(ratio)} the time of forward; about 2x is usual."
     return Found(severity="info", claim=claim, evidence={"backward_over_forward": ratio}, share=share)
 
@@ -153,13 +155,13 @@ def slow_backward(facts: Facts, limits: Limits) -> Found | None:
     check="Every step has its backward pass and its update.",
     sources="REF-05, REF-06",
 )
-def skipped_steps(facts: Facts, limits: Limits) -> Found | None:  # noqa: ARG001  one is enough
+def skipped_steps(context: RuleContext, limits: Limits) -> Found | None:  # noqa: ARG001  one is enough
     """Report steps without a part that others have."""
-    count, part = facts.activity.skipped_steps, facts.activity.skipped_part
+    count, part = context.activity.skipped_steps, context.activity.skipped_part
     if not count or part is None:
         return None
     severity: Severity = "warning" if part == "backward pass" else "info"
-    steps = facts.profile.steps or count
+    steps = context.profile.steps or count
     claim = f"{show_count(count)} of {show_count(max(steps, count))} steps have no {part}."
     return Found(severity=severity, claim=claim, evidence={"steps": float(count), "part": part})
 
@@ -174,10 +176,10 @@ def skipped_steps(facts: Facts, limits: Limits) -> Found | None:  # noqa: ARG001
     check="The backward pass takes about twice the forward's time.",
     sources="REF-05, REF-06",
 )
-def no_backward(facts: Facts, limits: Limits) -> Found | None:  # noqa: ARG001  the limit is zero
+def no_backward(context: RuleContext, limits: Limits) -> Found | None:  # noqa: ARG001  the limit is zero
     """Report training without a backward pass."""
-    updates = facts.activity.marks.get("optimizer_step", 0.0)
-    kernels, ms = facts.activity.kernels, facts.phases.by_kind_ms
+    updates = context.activity.marks.get("optimizer_step", 0.0)
+    kernels, ms = context.activity.kernels, context.phases.by_kind_ms
     if kernels is not None and kernels.graph_share > 0.0:  # a graph does not say which pass a kernel is of
         return None
     if not updates or not ms.get(PhaseKind.FORWARD) or ms.get(PhaseKind.BACKWARD):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stepgrade.config.limits import Limits
 from stepgrade.diagnosis.advice import is_compiled
-from stepgrade.diagnosis.context import Facts
+from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Found, rule, severity_of
 from stepgrade.units import show_share
 
@@ -28,9 +28,9 @@ _AREA = "layout"
     explains=("device-copies",),
     sources="TL-09, TG",
 )
-def layout_conversions(facts: Facts, limits: Limits) -> Found | None:
+def layout_conversions(context: RuleContext, limits: Limits) -> Found | None:
     """Report conversions between layouts."""
-    share = facts.busy_share(facts.activity.kernel_group_ms.get("layout", 0.0))
+    share = context.busy_share(context.activity.kernel_group_ms.get("layout", 0.0))
     severity = severity_of(share, limits, "layout")
     if severity is None:
         return None
@@ -56,16 +56,16 @@ def layout_conversions(facts: Facts, limits: Limits) -> Found | None:
     because="some copies are cheaper than what they replace",
     sources="TL-09, TL-10",
 )
-def device_copies(facts: Facts, limits: Limits) -> Found | None:
+def device_copies(context: RuleContext, limits: Limits) -> Found | None:
     """Report copies that stay on the device."""
-    if is_compiled(facts):  # a generated kernel that copies does more than that
+    if is_compiled(context):  # a generated kernel that copies does more than that
         return None
-    copied_ms = sum(one.ms for one in facts.activity.parts if one.work_class == "copy")
-    share = facts.busy_share(copied_ms)
+    copied_ms = sum(one.ms for one in context.activity.parts if one.work_class == "copy")
+    share = context.busy_share(copied_ms)
     severity = severity_of(share, limits, "layout")
     if severity is None:
         return None
-    longest = next((op.name for op in facts.operations if op.kind == "copy"), "copies")
+    longest = next((op.name for op in context.operations if op.kind == "copy"), "copies")
     claim = f"Copies within the device take {show_share(share)} of the step, {longest} most."
     return Found(severity=severity, claim=claim, evidence={"share": share, "operation": longest}, share=share)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepgrade.config.limits import Limits
-from stepgrade.diagnosis.context import Facts
+from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Found, rule
 from stepgrade.model.finding import Severity
 from stepgrade.scoring.bottleneck import Bottleneck
@@ -26,9 +26,9 @@ _AREA = "memory"
     check="The peak is below 90 %.",
     sources="TML-05, TBP-03, AL-09",
 )
-def memory_nearly_full(facts: Facts, limits: Limits) -> Found | None:
+def memory_nearly_full(context: RuleContext, limits: Limits) -> Found | None:
     """Report memory without room."""
-    share = facts.memory_share
+    share = context.memory_share
     if share is None or share < limits.memory_warning_share:
         return None
     severity: Severity = "critical" if share >= limits.memory_critical_share else "warning"
@@ -46,15 +46,15 @@ def memory_nearly_full(facts: Facts, limits: Limits) -> Found | None:
     check="Throughput rises with the batch.",
     sources="AL-07, DL-06, SM-06, HF-01",
 )
-def memory_idle(facts: Facts, limits: Limits) -> Found | None:
+def memory_idle(context: RuleContext, limits: Limits) -> Found | None:
     """Report memory that a larger batch could use."""
-    share = facts.memory_share
-    helped = facts.verdict.bottleneck in {Bottleneck.LAUNCH, Bottleneck.MEMORY_BW, Bottleneck.HOST}
+    share = context.memory_share
+    helped = context.verdict.bottleneck in {Bottleneck.LAUNCH, Bottleneck.MEMORY_BW, Bottleneck.HOST}
     if share is None or share >= limits.memory_idle_share or not helped:
         return None
     claim = (
         f"Only {show_share(share, 0)} of the device's memory is used, and the run is limited by "
-        f"{facts.verdict.bottleneck.value}."
+        f"{context.verdict.bottleneck.value}."
     )
     return Found(severity="info", claim=claim, evidence={"memory_share": share})
 

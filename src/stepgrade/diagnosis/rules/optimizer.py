@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepgrade.config.limits import Limits
-from stepgrade.diagnosis.context import Facts
+from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Found, rule, severity_of
 from stepgrade.model.finding import Severity
 from stepgrade.scoring.phases import PhaseKind
@@ -46,12 +46,12 @@ _BY_HAND = (
     ),
     sources="PM-06, HF",
 )
-def single_tensor_optimizer(facts: Facts, limits: Limits) -> Found | None:
+def single_tensor_optimizer(context: RuleContext, limits: Limits) -> Found | None:
     """Report an optimizer that goes tensor by tensor."""
-    done = facts.activity.optimizer
+    done = context.activity.optimizer
     if done is None or done.kernels < limits.optimizer_kernels:
         return None
-    share = facts.step_share(done.span_ms)
+    share = context.step_share(done.span_ms)
     severity = severity_of(share, limits, "optimizer")
     if severity is None or done.multi_tensor_share > limits.many_tensor_share or done.fused:
         return None
@@ -68,7 +68,7 @@ def single_tensor_optimizer(facts: Facts, limits: Limits) -> Found | None:
             "mean_us": mean_us,
             "many_tensor_share": done.multi_tensor_share,
             "share": share,
-            "idle_share": facts.step_share(done.span_ms - done.ms),
+            "idle_share": context.step_share(done.span_ms - done.ms),
         },
         share=share,
         remedy=None if done.name is None or done.name in _FUSED_IN_PYTORCH else _BY_HAND,
@@ -94,10 +94,10 @@ def single_tensor_optimizer(facts: Facts, limits: Limits) -> Found | None:
     because="a fused update still reads and writes all of its state once",
     sources="HF, PM-06",
 )
-def heavy_optimizer(facts: Facts, limits: Limits) -> Found | None:
+def heavy_optimizer(context: RuleContext, limits: Limits) -> Found | None:
     """Report an optimizer that takes long."""
-    done = facts.activity.optimizer
-    share = facts.busy_share(done.ms) if done else _share_of_phase(facts)
+    done = context.activity.optimizer
+    share = context.busy_share(done.ms) if done else _share_of_phase(context)
     if share < limits.optimizer_warning_share:
         return None
     severity: Severity = "warning" if share >= limits.optimizer_critical_share else "info"
@@ -108,10 +108,10 @@ def heavy_optimizer(facts: Facts, limits: Limits) -> Found | None:
     return Found(severity=severity, claim=claim, evidence=evidence, share=share)
 
 
-def _share_of_phase(facts: Facts) -> float:
+def _share_of_phase(context: RuleContext) -> float:
     """Return the optimizer's phase as a share of the step, of a step profile or of a run on the processor."""
-    ms = facts.phases.by_kind_ms.get(PhaseKind.OPTIMIZER, 0.0)
-    return facts.phase_share(PhaseKind.OPTIMIZER) or facts.step_share(ms)
+    ms = context.phases.by_kind_ms.get(PhaseKind.OPTIMIZER, 0.0)
+    return context.phase_share(PhaseKind.OPTIMIZER) or context.step_share(ms)
 
 
 @rule(
@@ -130,10 +130,10 @@ def _share_of_phase(facts: Facts) -> float:
     because="the first backward then writes instead of adding",
     sources="PM-07, TG",
 )
-def zero_grad_fills(facts: Facts, limits: Limits) -> Found | None:
+def zero_grad_fills(context: RuleContext, limits: Limits) -> Found | None:
     """Report gradients that are zeroed."""
-    fills = facts.activity.marks.get("zero_fill", 0.0)
-    share = facts.busy_share(facts.activity.kernel_group_ms.get("fill", 0.0))
+    fills = context.activity.marks.get("zero_fill", 0.0)
+    share = context.busy_share(context.activity.kernel_group_ms.get("fill", 0.0))
     if fills < limits.copies_per_step or share < limits.fill_info_share:
         return None
     claim = f"zero_grad fills {show_count(round(fills))} gradients with zeros in each step."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepgrade.config.limits import Limits
-from stepgrade.diagnosis.context import Facts
+from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Found, rule
 from stepgrade.scoring.runtime import Runtime
 from stepgrade.units import show_share
@@ -18,25 +18,25 @@ _FP16 = (
 _USUAL_GAIN = 2.0  # between neighbouring precisions, where the device's figures are not known
 
 
-def capability(facts: Facts) -> float | None:
+def capability(context: RuleContext) -> float | None:
     """Return NVIDIA's compute capability as a number; None for other devices and where it is not known."""
-    seen = facts.profile.device
+    seen = context.profile.device
     if seen is not None and seen.name and ("AMD" in seen.name or "MI" in seen.name.split(" ")[-1]):
         return None
     try:
-        return float(facts.activity.capability or "")
+        return float(context.activity.capability or "")
     except ValueError:
         return None
 
 
-def _rate(facts: Facts, dtype: str) -> float | None:
-    rates = facts.against.figures.compute(dtype)
-    return rates[0].per_s if rates and facts.against.figures.peak_tflops is None else None
+def _rate(context: RuleContext, dtype: str) -> float | None:
+    rates = context.target.figures.compute(dtype)
+    return rates[0].per_s if rates and context.target.figures.peak_tflops is None else None
 
 
-def speed_up(facts: Facts, now: str, then: str) -> float:
+def speed_up(context: RuleContext, now: str, then: str) -> float:
     """Return how many times faster the device's peak is in another precision."""
-    before, after = _rate(facts, now), _rate(facts, then)
+    before, after = _rate(context, now), _rate(context, then)
     return max(1.0, after / before) if before and after else _USUAL_GAIN
 
 
@@ -59,30 +59,30 @@ def speed_up(facts: Facts, now: str, then: str) -> float:
     explains=("tf32-matmuls", "slow-gemm", "slow-attention"),
     sources="PM-04, TBP-02, DL-03, XP-12, NAI-08, AL-06",
 )
-def fp32_matmuls(facts: Facts, limits: Limits) -> Found | None:
+def fp32_matmuls(context: RuleContext, limits: Limits) -> Found | None:
     """Report 32-bit products on a device that has something faster."""
-    by_dtype = facts.activity.matmul_dtype_ms
+    by_dtype = context.activity.matmul_dtype_ms
     slow_ms = by_dtype.get("fp32", 0.0)
-    share = facts.busy_share(slow_ms)
-    version = capability(facts)
-    if not facts.on_device or share < limits.precision_info_share or (version and version < _TENSOR_CORES):
+    share = context.busy_share(slow_ms)
+    version = capability(context)
+    if not context.on_device or share < limits.precision_info_share or (version and version < _TENSOR_CORES):
         return None
     then = "bf16" if version is None or version >= _BF16 else "fp16"
-    gain = 1.0 - 1.0 / speed_up(facts, "fp32", then)
+    gain = 1.0 - 1.0 / speed_up(context, "fp32", then)
     part = slow_ms / sum(by_dtype.values())
     return Found(
         severity="warning" if share * gain >= limits.precision_warning_share / 2 else "info",
-        claim=f"{show_share(part, 0)} of the time of {_what(facts)} is in fp32, {show_share(share)} of the "
+        claim=f"{show_share(part, 0)} of the time of {_what(context)} is in fp32, {show_share(share)} of the "
         "step.",
         evidence={"fp32_ms": slow_ms, "fp32_share": share, "of_matmuls": part},
         share=share * gain,
-        remedy=_FP16 if facts.runtime is Runtime.PYTORCH and then == "fp16" else None,
+        remedy=_FP16 if context.runtime is Runtime.PYTORCH and then == "fp16" else None,
     )
 
 
-def _what(facts: Facts) -> str:
+def _what(context: RuleContext) -> str:
     """Return what most of the arithmetic is."""
-    turned = facts.class_share("convolution") > facts.class_share("gemm", "attention")
+    turned = context.class_share("convolution") > context.class_share("gemm", "attention")
     return "convolutions" if turned else "matrix products"
 
 
@@ -102,13 +102,13 @@ def _what(facts: Facts) -> str:
     because="the peak doubles; small products do not reach it",
     sources="XP-12, HF",
 )
-def tf32_matmuls(facts: Facts, limits: Limits) -> Found | None:
+def tf32_matmuls(context: RuleContext, limits: Limits) -> Found | None:
     """Report tf32 as a step on the way."""
-    slow_ms = facts.activity.matmul_dtype_ms.get("tf32", 0.0)
-    share = facts.busy_share(slow_ms)
+    slow_ms = context.activity.matmul_dtype_ms.get("tf32", 0.0)
+    share = context.busy_share(slow_ms)
     if share < limits.precision_warning_share:
         return None
-    gain = 1.0 - 1.0 / speed_up(facts, "tf32", "bf16")
+    gain = 1.0 - 1.0 / speed_up(context, "tf32", "bf16")
     claim = f"Matrix products in tf32 take {show_share(share)} of the step; bf16 has twice the peak."
     return Found(severity="info", claim=claim, evidence={"tf32_share": share}, share=share * gain)
 
@@ -126,10 +126,10 @@ def tf32_matmuls(facts: Facts, limits: Limits) -> Found | None:
     check="No loss scaler in the trace.",
     sources="AL-05",
 )
-def fp16_beside_bf16(facts: Facts, limits: Limits) -> Found | None:  # noqa: ARG001  there is no threshold
+def fp16_beside_bf16(context: RuleContext, limits: Limits) -> Found | None:  # noqa: ARG001  there is no threshold
     """Report fp16 where bf16 is to be had."""
-    by_dtype = facts.activity.matmul_dtype_ms
-    version, scales = capability(facts), facts.activity.marks.get("loss_scale", 0.0)
+    by_dtype = context.activity.matmul_dtype_ms
+    version, scales = capability(context), context.activity.marks.get("loss_scale", 0.0)
     if not by_dtype or max(by_dtype, key=lambda one: by_dtype[one]) != "fp16":
         return None
     if not scales or version is None or version < _BF16:

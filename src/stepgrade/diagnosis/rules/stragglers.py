@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepgrade.config.limits import Limits
-from stepgrade.diagnosis.context import Facts
+from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Found, rule, severity_of
 from stepgrade.units import show_ms, show_share
 
@@ -46,14 +46,14 @@ _TROUBLES = {
     ),
     sources="TL-19, HTA-06, TML-09, NVR-01, AL-11, XP-18, GPF-15",
 )
-def straggler_rank(facts: Facts, limits: Limits) -> Found | None:
+def straggler_rank(context: RuleContext, limits: Limits) -> Found | None:
     """Report the rank that the others wait for."""
-    late = facts.activity.straggler
+    late = context.activity.straggler
     if late is None:
         return None
     # Waiting that computing hides costs nothing; the mean over the ranks holds the one that never waits.
-    exposed = facts.account("exposed_communication") * late.ranks / max(1, late.ranks - 1)
-    share = min(facts.step_share(late.caused_ms), exposed)
+    exposed = context.account("exposed_communication") * late.ranks / max(1, late.ranks - 1)
+    share = min(context.step_share(late.caused_ms), exposed)
     severity = severity_of(share, limits, "straggler")
     if severity is None:
         return None
@@ -92,12 +92,12 @@ def straggler_rank(facts: Facts, limits: Limits) -> Found | None:
     explains=("exposed-communication", "weak-overlap", "small-messages", "slow-link"),
     sources="TG-05, SM-07, NAI-11, HTA-06",
 )
-def uneven_ranks(facts: Facts, limits: Limits) -> Found | None:
+def uneven_ranks(context: RuleContext, limits: Limits) -> Found | None:
     """Report waiting that no single rank causes."""
-    skew = facts.activity.skew_ms
-    share = facts.step_share(skew) if skew else 0.0
+    skew = context.activity.skew_ms
+    share = context.step_share(skew) if skew else 0.0
     severity = severity_of(share, limits, "straggler")
-    if skew is None or severity is None or facts.activity.straggler is not None:
+    if skew is None or severity is None or context.activity.straggler is not None:
         return None
     claim = (
         f"Ranks wait {show_ms(skew)} a step for each other, {show_share(share)} of it, none always the last."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from stepgrade.config.limits import Limits
-from stepgrade.diagnosis.context import Facts
+from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Found, rule, severity_of
 from stepgrade.model.activity import WaitTally
 from stepgrade.units import how_often, show_count, show_ms, show_share
@@ -34,30 +34,30 @@ def kind_of_wait(wait: WaitTally) -> str:
     return "copy"
 
 
-def _lost(facts: Facts, kind: str) -> tuple[list[WaitTally], float]:
+def _lost(context: RuleContext, kind: str) -> tuple[list[WaitTally], float]:
     """Return the waits of a kind and the share of the step that is idle because of them."""
-    mine = [one for one in facts.activity.waits if kind_of_wait(one) == kind]
-    return mine, lost_in(facts, mine)
+    mine = [one for one in context.activity.waits if kind_of_wait(one) == kind]
+    return mine, lost_in(context, mine)
 
 
-def lost_in(facts: Facts, mine: list[WaitTally]) -> float:
+def lost_in(context: RuleContext, mine: list[WaitTally]) -> float:
     """Return the share of the step idle after these waits; by their length where gaps were not told apart."""
-    waits, idle = facts.activity.waits, idle_share(facts)
+    waits, idle = context.activity.waits, idle_share(context)
     told = [one.idle_ms for one in waits if one.idle_ms is not None]
     if len(told) == len(waits):
-        return min(idle, facts.step_share(sum(one.idle_ms or 0.0 for one in mine)))
+        return min(idle, context.step_share(sum(one.idle_ms or 0.0 for one in mine)))
     total = sum(one.ms for one in waits)
     return idle * sum(one.ms for one in mine) / total if total else 0.0
 
 
-def idle_share(facts: Facts) -> float:
+def idle_share(context: RuleContext) -> float:
     """Return the share of the step idle in waits of the host, and after them, as it could not run ahead."""
-    gaps = facts.activity.gaps
-    return facts.account("idle_sync") + (facts.step_share(gaps.after_sync_ms) if gaps else 0.0)
+    gaps = context.activity.gaps
+    return context.account("idle_sync") + (context.step_share(gaps.after_sync_ms) if gaps else 0.0)
 
 
-def _found(facts: Facts, limits: Limits, kind: str, words: str) -> Found | None:
-    mine, share = _lost(facts, kind)
+def _found(context: RuleContext, limits: Limits, kind: str, words: str) -> Found | None:
+    mine, share = _lost(context, kind)
     severity = severity_of(share, limits, "sync")
     if not mine or severity is None:
         return None
@@ -92,9 +92,9 @@ def _found(facts: Facts, limits: Limits, kind: str, words: str) -> Found | None:
     explains=("sync-wait", "launch-gaps", "blocking-copy-sync", "host-stall"),
     sources="TG-01, NS-04, NAI-04, XP-07",
 )
-def scalar_read_sync(facts: Facts, limits: Limits) -> Found | None:
+def scalar_read_sync(context: RuleContext, limits: Limits) -> Found | None:
     """Report values that are read back in the loop."""
-    return _found(facts, limits, "scalar", "Values are read back from the device")
+    return _found(context, limits, "scalar", "Values are read back from the device")
 
 
 @rule(
@@ -118,9 +118,9 @@ def scalar_read_sync(facts: Facts, limits: Limits) -> Found | None:
     explains=("sync-wait", "launch-gaps", "blocking-copy-sync"),
     sources="TG-01",
 )
-def data_dependent_sync(facts: Facts, limits: Limits) -> Found | None:
+def data_dependent_sync(context: RuleContext, limits: Limits) -> Found | None:
     """Report operations whose sizes depend on the data."""
-    return _found(facts, limits, "shape", "Sizes are read back from the device")
+    return _found(context, limits, "shape", "Sizes are read back from the device")
 
 
 @rule(
@@ -143,9 +143,9 @@ def data_dependent_sync(facts: Facts, limits: Limits) -> Found | None:
     explains=("sync-wait", "launch-gaps", "memory-nearly-full"),
     sources="TML-06, TG-02",
 )
-def allocator_sync(facts: Facts, limits: Limits) -> Found | None:
+def allocator_sync(context: RuleContext, limits: Limits) -> Found | None:
     """Report allocations that stop the device."""
-    return _found(facts, limits, "allocator", "Device memory is allocated or freed")
+    return _found(context, limits, "allocator", "Device memory is allocated or freed")
 
 
 @rule(
@@ -165,9 +165,9 @@ def allocator_sync(facts: Facts, limits: Limits) -> Found | None:
     explains=("sync-wait",),
     sources="NS-02, NS-03",
 )
-def blocking_copy_sync(facts: Facts, limits: Limits) -> Found | None:
+def blocking_copy_sync(context: RuleContext, limits: Limits) -> Found | None:
     """Report copies that the host waits for."""
-    return _found(facts, limits, "copy", "The host stays with copies to their end")
+    return _found(context, limits, "copy", "The host stays with copies to their end")
 
 
 @rule(
@@ -189,9 +189,9 @@ def blocking_copy_sync(facts: Facts, limits: Limits) -> Found | None:
     explains=("sync-wait", "launch-gaps", "host-stall"),
     sources="NS-04, NAI-04",
 )
-def device_synchronize(facts: Facts, limits: Limits) -> Found | None:
+def device_synchronize(context: RuleContext, limits: Limits) -> Found | None:
     """Report explicit synchronisation."""
-    return _found(facts, limits, "explicit", "The program waits for the device explicitly")
+    return _found(context, limits, "explicit", "The program waits for the device explicitly")
 
 
 @rule(
@@ -213,13 +213,13 @@ def device_synchronize(facts: Facts, limits: Limits) -> Found | None:
     explains=("launch-gaps",),
     sources="NS-04, NAI-04",
 )
-def sync_wait(facts: Facts, limits: Limits) -> Found | None:
+def sync_wait(context: RuleContext, limits: Limits) -> Found | None:
     """Report idle time in synchronisation, whatever made it."""
-    share = idle_share(facts)
+    share = idle_share(context)
     severity = severity_of(share, limits, "sync")
     if severity is None:
         return None
-    waits = ", ".join(f"{one.call} {show_ms(one.ms)}" for one in facts.activity.waits[:3])
+    waits = ", ".join(f"{one.call} {show_ms(one.ms)}" for one in context.activity.waits[:3])
     claim = f"The device is idle {show_share(share)} of the step because the host had waited for it."
     return Found(severity=severity, claim=claim, evidence={"idle_share": share, "waits": waits}, share=share)
 
@@ -242,12 +242,12 @@ def sync_wait(facts: Facts, limits: Limits) -> Found | None:
     explains=("python-overhead",),
     sources="PM-03",
 )
-def scalar_read_loop(facts: Facts, limits: Limits) -> Found | None:
+def scalar_read_loop(context: RuleContext, limits: Limits) -> Found | None:
     """Report loops over single values on the host."""
-    reads = facts.activity.marks.get("item", 0.0)
-    share = facts.step_share(facts.activity.scalar_read_ms)
+    reads = context.activity.marks.get("item", 0.0)
+    share = context.step_share(context.activity.scalar_read_ms)
     severity = severity_of(share, limits, "sync")
-    if facts.activity.driver != "host" or reads < limits.reads_per_step or severity is None:
+    if context.activity.driver != "host" or reads < limits.reads_per_step or severity is None:
         return None
     claim = (
         f"{show_count(round(reads))} single values are read in each step: {show_share(share)} of its time."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stepgrade.config.limits import Limits
 from stepgrade.contract import Bottleneck as BottleneckV1
-from stepgrade.diagnosis.context import Facts
+from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Found, rule, severity_of
 from stepgrade.diagnosis.rules.sync import kind_of_wait, lost_in
 from stepgrade.model.activity import CopyTally
@@ -15,13 +15,13 @@ _AREA = "transfer"
 _PINNED = "a copy from pinned memory runs beside the kernels, as far as there is something to run beside"
 
 
-def _lost(facts: Facts, copies: list[CopyTally]) -> float:
+def _lost(context: RuleContext, copies: list[CopyTally]) -> float:
     """Return the share of the step lost to copies to the device: exposed, or waited for."""
-    there = [one for one in facts.activity.copies if one.direction == "h2d"]
-    whole, sent = sum(one.ms for one in facts.activity.copies), sum(one.ms for one in there)
+    there = [one for one in context.activity.copies if one.direction == "h2d"]
+    whole, sent = sum(one.ms for one in context.activity.copies), sum(one.ms for one in there)
     mine = sum(one.ms for one in copies)
-    stuck = lost_in(facts, [one for one in facts.activity.waits if kind_of_wait(one) == "copy"])
-    exposed = facts.account("exposed_copy") * mine / whole if whole else 0.0
+    stuck = lost_in(context, [one for one in context.activity.waits if kind_of_wait(one) == "copy"])
+    exposed = context.account("exposed_copy") * mine / whole if whole else 0.0
     return exposed + (stuck * mine / sent if sent else 0.0)
 
 
@@ -44,9 +44,9 @@ def _lost(facts: Facts, copies: list[CopyTally]) -> float:
     because="the bytes still have to move; overlapping hides most of it",
     sources="TL-01, TML-03, NAI-03, REF-01",
 )
-def heavy_transfer(facts: Facts, limits: Limits) -> Found | None:
+def heavy_transfer(context: RuleContext, limits: Limits) -> Found | None:
     """Report copies above the limit."""
-    share = facts.account("exposed_copy") or facts.phase_share(PhaseKind.TRANSFER)
+    share = context.account("exposed_copy") or context.phase_share(PhaseKind.TRANSFER)
     severity = severity_of(share, limits, "copy")
     if severity is None:
         return None
@@ -73,11 +73,11 @@ def heavy_transfer(facts: Facts, limits: Limits) -> Found | None:
     explains=("heavy-transfer", "blocking-copy-sync", "sync-wait"),
     sources="NS-01, AL-03, TG",
 )
-def pageable_copies(facts: Facts, limits: Limits) -> Found | None:
+def pageable_copies(context: RuleContext, limits: Limits) -> Found | None:
     """Report pageable copies that hold the step up."""
-    pageable = [one for one in facts.activity.copies if one.memory == "pageable" and one.direction == "h2d"]
+    pageable = [one for one in context.activity.copies if one.memory == "pageable" and one.direction == "h2d"]
     time_ms = sum(one.ms for one in pageable)
-    share = _lost(facts, pageable)
+    share = _lost(context, pageable)
     severity = severity_of(share, limits, "copy")
     if severity is None or not pageable:
         return None
@@ -115,12 +115,12 @@ def _moved(copies: list[CopyTally]) -> dict[str, float | str]:
     explains=("heavy-transfer", "blocking-copy-sync"),
     sources="TL-01, PM-02, XP-04",
 )
-def many_small_copies(facts: Facts, limits: Limits) -> Found | None:
+def many_small_copies(context: RuleContext, limits: Limits) -> Found | None:
     """Report small copies that come in numbers."""
-    small = [one for one in facts.activity.copies if one.direction == "h2d" and one.bytes is not None]
+    small = [one for one in context.activity.copies if one.direction == "h2d" and one.bytes is not None]
     small = [one for one in small if (one.bytes or 0.0) < limits.small_copy_bytes * one.count]
     count = sum(one.count for one in small)
-    share = _lost(facts, small)
+    share = _lost(context, small)
     severity = severity_of(share, limits, "copy")
     if count <= limits.copies_per_step or severity is None:
         return None
@@ -154,12 +154,12 @@ def many_small_copies(facts: Facts, limits: Limits) -> Found | None:
     explains=("heavy-transfer",),
     sources="XP-06",
 )
-def offload_traffic(facts: Facts, limits: Limits) -> Found | None:
+def offload_traffic(context: RuleContext, limits: Limits) -> Found | None:
     """Report copies in places where no input is expected."""
-    there = [one for one in facts.activity.copies if one.during in {"backward", "optimizer"}]
-    total = sum(one.ms for one in facts.activity.copies)
+    there = [one for one in context.activity.copies if one.during in {"backward", "optimizer"}]
+    total = sum(one.ms for one in context.activity.copies)
     late = sum(one.ms for one in there)
-    share = facts.account("exposed_copy") * late / total if total else 0.0
+    share = context.account("exposed_copy") * late / total if total else 0.0
     severity = severity_of(share, limits, "copy")
     if severity is None:
         return None

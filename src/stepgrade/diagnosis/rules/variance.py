@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepgrade.config.limits import Limits
-from stepgrade.diagnosis.context import Facts
+from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Found, rule, severity_of
 from stepgrade.units import show_count, show_ms, show_share
 
@@ -33,9 +33,9 @@ def _median(samples: list[float]) -> float:
     because="what is rare can mostly be made asynchronous",
     sources="GPF-16, NAI-12, SM-09, ME-05",
 )
-def unsteady_steps(facts: Facts, limits: Limits) -> Found | None:
+def unsteady_steps(context: RuleContext, limits: Limits) -> Found | None:
     """Report steps that stand out."""
-    samples = list(facts.profile.samples_ms)
+    samples = list(context.profile.samples_ms)
     if len(samples) < limits.spread_least_steps:
         return None
     median, mean = _median(samples), sum(samples) / len(samples)
@@ -78,9 +78,9 @@ def _last(long: list[float]) -> str:
     because="the earlier half shows what it could take",
     sources="GPF-18, TML-07, GPF-19",
 )
-def drifting_steps(facts: Facts, limits: Limits) -> Found | None:
+def drifting_steps(context: RuleContext, limits: Limits) -> Found | None:
     """Report steps that get slower."""
-    samples = list(facts.profile.samples_ms)
+    samples = list(context.profile.samples_ms)
     if len(samples) < limits.drift_least_steps:
         return None
     half = len(samples) // 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stepgrade.model.comparison import GateReport
+from stepgrade.model.notes import texts_of
 from stepgrade.report.names import printable
 from stepgrade.report.types import Page
 
@@ -17,7 +18,9 @@ def render(report: GateReport, page: Page) -> str:  # noqa: ARG001  commands hav
         if check.status in _COMMANDS
     ]
     if report.verdict == "could not be measured":
-        lines.append(_command("warning", "stepgrade: could not be measured", "; ".join(report.reasons)))
+        lines.append(
+            _command("warning", "stepgrade: could not be measured", "; ".join(texts_of(report.reasons)))
+        )
     return "\n".join([*lines, f"stepgrade: {report.verdict}"]) + "\n"
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from stepgrade.model.comparison import GateReport
 from stepgrade.report.names import json_text
 from stepgrade.report.types import Page
@@ -11,4 +9,4 @@ from stepgrade.report.types import Page
 
 def render(report: GateReport, page: Page) -> str:  # noqa: ARG001  JSON has no width
     """Return everything the gate knows."""
-    return json_text(msgspec.json.encode(report).decode()) + "\n"
+    return json_text(report.to_json()) + "\n"

@@ -6,6 +6,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from stepgrade.errors import EXIT_NOT_MEASURED
 from stepgrade.model.comparison import Check, GateReport
+from stepgrade.model.notes import texts_of
 from stepgrade.report.names import printable
 from stepgrade.report.types import Page
 
@@ -48,7 +49,7 @@ def _unmeasured(report: GateReport) -> list[str]:
     """Return a case of its own when nothing could be compared, so that no CI reads it as success."""
     if report.exit_code != EXIT_NOT_MEASURED or any(check.status == "cannot tell" for check in report.checks):
         return []
-    body = _told("error", "could not be measured", "; ".join(report.reasons))
+    body = _told("error", "could not be measured", "; ".join(texts_of(report.reasons)))
     return [f'  <testcase classname="stepgrade" name="comparable">{body}</testcase>']
 
 

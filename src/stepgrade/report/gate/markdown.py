@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stepgrade.model.comparison import GateReport
+from stepgrade.model.notes import texts_of
 from stepgrade.report.comparison import (
     name_part,
     name_shift,
@@ -25,16 +26,14 @@ def render(report: GateReport, page: Page) -> str:  # noqa: ARG001  Markdown has
     """Return the answer with its tables; names are escaped."""
     lines = [f"## {_MARKS[report.verdict]} stepgrade: {report.verdict}", "", _about(report)]
     lines += _differences(report)
-    told = {check.text for check in report.checks}
-    reasons = [text for text in report.reasons if text not in told and not text.startswith("not comparable")]
-    lines += _bullets("", reasons)
+    lines += _bullets("", texts_of(report.further_reasons))
     lines += _checks(report)
     lines += _changes(report)
     lines += _shifts(report)
     parts = [f"{name_part(part.kind, part.name)}: {show_change(part.change)}" for part in report.parts]
     more = [f"{len(parts) - PARTS_SHOWN} more in the JSON"] if len(parts) > PARTS_SHOWN else []
     lines += _bullets("Parts beyond their own noise", (*parts[:PARTS_SHOWN], *more))
-    lines += _bullets("Notes", report.notes)
+    lines += _bullets("Notes", texts_of(report.notes))
     return "\n".join(lines) + "\n"
 
 
@@ -42,7 +41,7 @@ def _differences(report: GateReport) -> list[str]:
     if not report.differences:
         return []
     told = "Compared although these differ:" if report.is_comparable else "Not comparable, these differ:"
-    return ["", f"**{told}**", *_bullets("", report.differences)]
+    return ["", f"**{told}**", *_bullets("", texts_of(report.differences))]
 
 
 def _shifts(report: GateReport) -> list[str]:

@@ -9,6 +9,7 @@ import msgspec
 from stepgrade._version import __version__
 from stepgrade.errors import EXIT_NOT_MEASURED
 from stepgrade.model.comparison import Check, GateReport
+from stepgrade.model.notes import texts_of
 from stepgrade.report.names import json_text, printable
 from stepgrade.report.types import Page
 
@@ -47,7 +48,8 @@ def _invocation(report: GateReport) -> dict[str, Any]:
     found: dict[str, Any] = {"executionSuccessful": measured, "exitCode": report.exit_code}
     if not measured:
         found["toolExecutionNotifications"] = [
-            {"level": "warning", "message": {"text": printable(reason)}} for reason in report.reasons
+            {"level": "warning", "message": {"text": printable(reason)}}
+            for reason in texts_of(report.reasons)
         ]
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stepgrade.model.comparison import GateReport
+from stepgrade.model.notes import texts_of
 from stepgrade.report.comparison import METRICS, name_part, show_change, show_noise
 from stepgrade.report.names import printable, shortened
 from stepgrade.report.terminal.baseline import draw_changes, draw_differences, draw_shifts
@@ -22,17 +23,15 @@ def render(report: GateReport, page: Page) -> str:
     if report.differences:
         canvas.line()
     canvas.line(f"  {canvas.style(f' {report.verdict} ', _BADGES[report.verdict])}")
-    told = {check.text for check in report.checks}
-    for reason in report.reasons:
-        if reason not in told and not reason.startswith("not comparable"):
-            canvas.paragraph(printable(reason), indent="    ", first="  · ")
+    for reason in report.further_reasons:
+        canvas.paragraph(printable(reason.text), indent="    ", first="  · ")
     _checks(report, canvas)
     draw_changes(report.changes, canvas)
     _noise(report, canvas)
     draw_shifts(report.shifts, canvas)
     parts = [f"{name_part(part.kind, part.name)}: {show_change(part.change)}" for part in report.parts]
     _listed(canvas, "Parts that changed beyond their own noise", parts[:PARTS_SHOWN])
-    _listed(canvas, "Notes", list(report.notes))
+    _listed(canvas, "Notes", list(texts_of(report.notes)))
     return canvas.text()
 
 

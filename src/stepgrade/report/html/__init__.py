@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepgrade.errors import BadOption, MissingExtra
+from stepgrade.model.notes import Result
 from stepgrade.report.html.page import compose
-from stepgrade.report.types import Page, Result, kind_of
+from stepgrade.report.types import Page, kind_of
 
 if TYPE_CHECKING:
     from stepgrade.compare.parity import ParityReport

@@ -6,6 +6,7 @@ from typing import Any
 
 from stepgrade.compare.step_change import change_ms
 from stepgrade.model.comparison import Change, MetricChange, Shift, StepChange
+from stepgrade.model.notes import texts_of
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.report.html import words
 from stepgrade.report.html.plot import Scale, joined
@@ -33,7 +34,7 @@ def view(card: Scorecard) -> dict[str, Any] | None:
         ],
         "changes": [_metric(change) for change in card.changes],
         "causes": [_cause(cause) for cause in card.changed[:CAUSES_SHOWN]],
-        "differences": card.differences,
+        "differences": texts_of(card.differences),
         "compared": [words.METRICS.get(metric, metric) for metric in card.compared],
         "waterfall": None if card.step_change is None else waterfall(card.step_change),
     }

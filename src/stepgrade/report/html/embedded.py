@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from stepgrade.model.notes import Note, Result
 from stepgrade.model.scorecard import LayerStep, Operation, Scorecard
 from stepgrade.report.names import json_text, shortened
 
@@ -13,11 +14,11 @@ SAMPLES_KEPT = 20_000
 _NAME_CELLS = 200
 
 
-def embedded(result: msgspec.Struct) -> str:
+def embedded(result: Result) -> str:
     """Return JSON that cannot end the element it is in; a very long one is cut, and its notes say so."""
-    text = msgspec.json.encode(result).decode()
+    text = result.to_json()
     if len(text) > MOST_BYTES and isinstance(result, Scorecard):
-        text = msgspec.json.encode(cut(result)).decode()
+        text = cut(result).to_json()
     safe = json_text(text)
     for character in "<>&":
         safe = safe.replace(character, f"\\u{ord(character):04x}")
@@ -27,7 +28,10 @@ def embedded(result: msgspec.Struct) -> str:
 def cut(card: Scorecard) -> Scorecard:
     """Return the card with its longest lists cut and its longest names shortened."""
     notes = [
-        f"this copy holds the first {kept:,} of {count:,} {what}; --format json writes them all"
+        Note(
+            "copy_cut",
+            f"this copy holds the first {kept:,} of {count:,} {what}; --format json writes them all",
+        )
         for what, count, kept in (
             ("operations", len(card.operations), ROWS_KEPT),
             ("step times", len(card.steps.samples_ms) if card.steps else 0, SAMPLES_KEPT),
@@ -41,7 +45,11 @@ def cut(card: Scorecard) -> Scorecard:
         steps=msgspec.structs.replace(card.steps, samples_ms=card.steps.samples_ms[:SAMPLES_KEPT])
         if card.steps
         else None,
-        notes=(*card.notes, *notes, "names longer than 200 characters are shortened in this copy"),
+        notes=(
+            *card.notes,
+            *notes,
+            Note("copy_cut", "names longer than 200 characters are shortened in this copy"),
+        ),
     )
 
 

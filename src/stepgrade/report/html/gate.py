@@ -6,6 +6,7 @@ from typing import Any
 
 from stepgrade.compare.verdict import BY_NAME
 from stepgrade.model.comparison import Check, GateReport, MetricChange, PartChange
+from stepgrade.model.notes import texts_of
 from stepgrade.report.comparison import (
     METRICS,
     name_shift,
@@ -34,17 +35,14 @@ def view(report: GateReport) -> dict[str, Any]:
     look, answer = _ANSWERS[report.verdict]
     source = shortened(report.source, 120)
     scale = _scale(report.changes)
-    told = {check.text for check in report.checks}
     return {
         "title": f"{answer}: {source}",
         "source": source,
         "against": shortened(report.baseline, 120) if report.baseline else None,
         "look": look,
         "answer": answer,
-        "reasons": [
-            text for text in report.reasons if text not in told and not text.startswith("not comparable")
-        ],
-        "differences": report.differences,
+        "reasons": texts_of(report.further_reasons),
+        "differences": texts_of(report.differences),
         "is_comparable": report.is_comparable,
         "tiles": _tiles(report),
         "checks": [_check(check) for check in report.checks],
@@ -53,7 +51,7 @@ def view(report: GateReport) -> dict[str, Any]:
         "shifts": [(*_named(name_shift(shift)), *shift_figures(shift)) for shift in report.shifts],
         "parts": [_part(part) for part in report.parts[:PARTS_SHOWN]],
         "parts_left": max(0, len(report.parts) - PARTS_SHOWN),
-        "notes": report.notes,
+        "notes": texts_of(report.notes),
     }
 
 

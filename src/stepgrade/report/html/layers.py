@@ -38,9 +38,9 @@ def view(card: Scorecard) -> dict[str, Any]:
 
 
 def _why_empty(card: Scorecard) -> str:
-    told = next((note for note in card.notes if note.startswith("Layers cannot be told apart")), None)
-    if told:
-        return told
+    why = next((note for note in card.notes if note.code == "no_layers"), None)
+    if why:
+        return why.text
     return "The source tells no layers apart. Record with torch.profiler and with_modules or with_stack=True."
 
 

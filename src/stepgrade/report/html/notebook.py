@@ -35,6 +35,6 @@ def compact(result: Scorecard | ParityReport) -> str:
             "legend": ledger.view(card)["legend"],
             "findings": [(printable(one.claim), gain(one)) for one in card.findings[:FIRST]],
             "colours": COLOURS,
-            "reasons": [printable(text) for text in card.ungraded_because],
+            "reasons": [printable(note.text) for note in card.ungraded_because],
         },
     )

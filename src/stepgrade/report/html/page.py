@@ -9,10 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from stepgrade._version import __version__
 from stepgrade.errors import MissingExtra
+from stepgrade.model.notes import Result
 from stepgrade.report.html.embedded import embedded
 from stepgrade.report.names import printable, shortened
 from stepgrade.units import show_count, show_ms, show_rate, show_ratio, show_share, show_si
@@ -26,7 +25,7 @@ _PROSE_CELLS = 800
 _OPTION = r"(?<![\w-])(--[a-z][a-z-]*)"
 
 
-def compose(template: str, view: dict[str, Any], result: msgspec.Struct) -> str:
+def compose(template: str, view: dict[str, Any], result: Result) -> str:
     """Return the whole page; the same result gives the same bytes."""
     style, script = _asset("report.css"), _asset("report.js")
     return fill(

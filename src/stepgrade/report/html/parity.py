@@ -42,7 +42,7 @@ def view(report: ParityReport) -> dict[str, Any]:
             (name, [_alone(one) for one in ops[:ONE_SIDED_SHOWN]], max(0, len(ops) - ONE_SIDED_SHOWN))
             for name, ops in ((ours, report.only_ours), (theirs, report.only_theirs))
         ],
-        "notes": [printable(note) for note in report.notes],
+        "notes": [printable(note.text) for note in report.notes],
     }
 
 

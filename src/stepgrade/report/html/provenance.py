@@ -20,8 +20,8 @@ def view(card: Scorecard) -> dict[str, Any]:
         "facts": [(name, value) for name, value in _facts(card) if value],
         "files": [shortened(name, 300) for name in card.source.files[:FILES_SHOWN]],
         "files_left": max(0, len(card.source.files) - FILES_SHOWN),
-        "fitness": [printable(text) for text in card.untold_fitness],
-        "notes": [printable(text) for text in card.notes],
+        "fitness": [printable(note.text) for note in card.unreported_warnings],
+        "notes": [printable(note.text) for note in card.notes],
     }
 
 

@@ -52,9 +52,9 @@ def view(card: Scorecard) -> dict[str, Any]:
 
 
 def _why_empty(card: Scorecard) -> str:
-    told = next((text for text in card.fitness if "ranks were given" in text), None)
-    if told:
-        return f"{told} Give the traces of all ranks."
+    missing = next((note for note in card.fitness if note.code == "ranks_missing"), None)
+    if missing:
+        return f"{missing.text} Give the traces of all ranks."
     return "One rank was given. Give the traces of all ranks, or their folder, to see who waits for whom."
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from stepgrade.model.scorecard import Roof, Scorecard
+from stepgrade.model.ceiling import Roof
+from stepgrade.model.scorecard import Scorecard
 from stepgrade.report.html import words
 from stepgrade.report.html.plot import Line, Mark, Scale, Tick, decades, joined
 from stepgrade.report.names import shortened

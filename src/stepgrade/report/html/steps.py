@@ -6,8 +6,8 @@ from typing import Any
 
 from stepgrade.model.scorecard import Scorecard, StepStats
 from stepgrade.report.html.plot import Mark, Scale, Tick, even_ticks, joined
-from stepgrade.scoring.samples import RULE, STEADY, marks_of
 from stepgrade.scoring.spread import Bin, Stretch, histogram, stretches
+from stepgrade.scoring.step_times import RULE, STEADY, marks_of
 from stepgrade.units import show_count, show_ms
 
 POINTS_SHOWN = 400

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from stepgrade.model.notes import Result
 from stepgrade.report.terminal.canvas import Canvas
-from stepgrade.report.types import Page, Result, kind_of
+from stepgrade.report.types import Page, kind_of
 
 _DRAWERS = {
     "Scorecard": "scorecard",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from stepgrade.model.comparison import MetricChange, Shift
+from stepgrade.model.notes import Note, texts_of
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.report.comparison import (
     METRICS,
@@ -24,9 +25,9 @@ _FIGURE = 11
 _NAME = 19
 
 
-def draw_differences(differences: Iterable[str], canvas: Canvas, *, compared: bool) -> None:
+def draw_differences(differences: Iterable[Note], canvas: Canvas, *, compared: bool) -> None:
     """Draw how the circumstances differ: it comes before every figure, for it decides what they mean."""
-    rows = list(differences)
+    rows = texts_of(differences)
     if not rows:
         return
     told = "compared although these differ:" if compared else "not comparable, these differ:"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stepgrade.model.notes import texts_of
 from stepgrade.report.names import shortened
 from stepgrade.report.terminal.canvas import Canvas
 from stepgrade.scoring.inspection import Inspection
@@ -22,7 +23,7 @@ def draw(inspection: Inspection, canvas: Canvas) -> None:
         for name, consequence in inspection.missing.items():
             _row(canvas, name, consequence)
     canvas.heading("Fit to be graded" if inspection.fit else "Not fit to be graded: it holds no measurement")
-    for text in (*inspection.fitness, *inspection.notes):
+    for text in texts_of((*inspection.fitness, *inspection.notes)):
         canvas.paragraph(text, indent="    ", first="  · ")
 
 

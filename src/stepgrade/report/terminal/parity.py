@@ -7,6 +7,7 @@ from itertools import islice
 from stepgrade.compare.decompose import GapPart
 from stepgrade.compare.parity import LEAST_SHARE, OneSided, ParityReport
 from stepgrade.contract import ParityGap
+from stepgrade.model.notes import texts_of
 from stepgrade.report.names import shortened
 from stepgrade.report.terminal.canvas import Canvas
 from stepgrade.units import show_ms, show_ratio, show_share
@@ -43,7 +44,7 @@ def draw(report: ParityReport, canvas: Canvas) -> None:
 
 
 def _notes(report: ParityReport, canvas: Canvas) -> None:
-    for note in report.notes:
+    for note in texts_of(report.notes):
         canvas.line()
         canvas.paragraph(note, indent="    ", first="  · ", style="dim")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stepgrade.model.finding import Finding
+from stepgrade.model.notes import Note, texts_of
 from stepgrade.model.scorecard import (
     UNGRADED,
     Arithmetic,
@@ -83,7 +84,7 @@ def _grade(card: Scorecard, canvas: Canvas) -> None:
     badge = canvas.style(f" {card.grade} ", _BADGE.get(card.grade, "badge-none"))
     if card.grade == UNGRADED:
         canvas.line(f"  {badge}")
-        for reason in card.ungraded_because:
+        for reason in texts_of(card.ungraded_because):
             canvas.paragraph(reason, indent="    ", first="  · ")
         return
     if _is_graded_by_arithmetic(card):
@@ -312,19 +313,19 @@ def _advice(card: Scorecard, canvas: Canvas) -> None:
 
 
 def _notes(card: Scorecard, canvas: Canvas) -> None:
-    if not (card.untold_fitness or card.notes):
+    if not (card.unreported_warnings or card.notes):
         return
     canvas.heading("Notes")
-    for text in card.untold_fitness:
+    for text in texts_of(card.unreported_warnings):
         canvas.paragraph(text, indent="    ", first=f"  {canvas.style('!', 'fair')} ")
     for text in _folded(card.notes):
         canvas.paragraph(text, indent="    ", first="  · ", style="dim")
 
 
-def _folded(notes: tuple[str, ...]) -> list[str]:
+def _folded(notes: tuple[Note, ...]) -> list[str]:
     """Return the notes with those on the older contract made one: who does not use it need not read them."""
-    older = [text for text in notes if "contract v1" in text]
+    older = [note for note in notes if note.code.startswith("v1_")]
     if len(older) < 2:
-        return [*notes]
-    others = [text for text in notes if text not in older]
+        return [*texts_of(notes)]
+    others = texts_of(note for note in notes if note not in older)
     return [*others, f"contract v1 differs in {len(older)} ways: --format json says how and why"]

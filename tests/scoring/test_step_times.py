@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import stepgrade as sg
 from stepgrade.model import OpTime
-from stepgrade.scoring.samples import LEAST_STEPS, inflation, marks_of, median_interval, pace_of
+from stepgrade.scoring.step_times import LEAST_STEPS, inflation, marks_of, median_interval, step_times
 from tests.builders import make_layers, make_phases, make_profile
 
 EVEN = [100.0 + n % 3 for n in range(30)]
@@ -33,10 +33,10 @@ DURATIONS = st.lists(st.floats(min_value=0.0, max_value=1e6), max_size=80)
     ],
 )
 def test_what_is_left_out(samples: list[float], warm_up: int, outliers: int) -> None:
-    pace = pace_of(samples)
-    assert pace is not None
-    assert (pace.warm_up, pace.outliers) == (warm_up, outliers)
-    assert pace.steady == len(samples) - warm_up - outliers
+    times = step_times(samples)
+    assert times is not None
+    assert (times.warm_up, times.outliers) == (warm_up, outliers)
+    assert times.steady == len(samples) - warm_up - outliers
 
 
 def test_one_cold_step_moves_nothing() -> None:
@@ -48,7 +48,7 @@ def test_one_cold_step_moves_nothing() -> None:
     assert cold.throughput.low <= cold.throughput.tok_s <= cold.throughput.high
     assert cold.steps is not None
     assert (cold.steps.warm_up, cold.steps.steady, cold.steps.most_ms) == (1, 30, 9000.0)
-    assert any("1 as warm-up" in note for note in cold.notes)
+    assert any("1 as warm-up" in note.text for note in cold.notes)
 
 
 def test_an_average_has_no_interval_and_says_so() -> None:
@@ -57,21 +57,21 @@ def test_an_average_has_no_interval_and_says_so() -> None:
     assert card.steps.low_ms is None
     assert card.throughput is not None
     assert card.throughput.low is None
-    assert any("no interval" in note for note in card.notes)
+    assert any("no interval" in note.text for note in card.notes)
 
 
 @given(DURATIONS)
 def test_marks_and_intervals_make_sense(samples: list[float]) -> None:
     assert len(marks_of(samples)) == len(samples)
-    pace = pace_of(samples)
-    assert (pace is None) is (not samples)
-    if pace is None:
+    times = step_times(samples)
+    assert (times is None) is (not samples)
+    if times is None:
         return
-    assert pace.steady + pace.warm_up + pace.outliers == len(samples)
-    assert pace.steady >= len(samples) / 2
-    assert pace.least_ms <= pace.median_ms <= pace.p95_ms <= pace.most_ms
-    if pace.low_ms is not None and pace.high_ms is not None:
-        assert pace.low_ms <= pace.median_ms <= pace.high_ms
+    assert times.steady + times.warm_up + times.outliers == len(samples)
+    assert times.steady >= len(samples) / 2
+    assert times.least_ms <= times.median_ms <= times.p95_ms <= times.most_ms
+    if times.low_ms is not None and times.high_ms is not None:
+        assert times.low_ms <= times.median_ms <= times.high_ms
 
 
 @given(DURATIONS, st.floats(min_value=0.001, max_value=1000.0))
@@ -118,7 +118,7 @@ def test_a_scorecard_keeps_a_bounded_number_of_samples() -> None:
     kept = [op.samples_ms for op in card.operations if op.samples_ms]
     assert len(kept) == 64
     assert all(one == (1.2346,) * len(one) and 200 <= len(one) <= 256 for one in kept)
-    assert any("of them are kept" in note for note in card.notes)
+    assert any("of them are kept" in note.text for note in card.notes)
     assert len(card.to_json()) < 300_000
 
 

@@ -1,4 +1,4 @@
-"""What a run is held against: hardware figures and what one token costs, from whatever is known."""
+"""What a run is compared with: hardware figures and what one token costs, from whatever is known."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from stepgrade.hardware.ceilings import (
     reference_bytes_per_token,
 )
 from stepgrade.hardware.efficiency import utilisation
-from stepgrade.model.scorecard import Ceiling
+from stepgrade.model.ceiling import Ceiling
+from stepgrade.model.notes import Note
 
 DEFAULT_DTYPE = "bf16"
 
 
-class Expectation(Struct, frozen=True, kw_only=True):
+class Target(Struct, frozen=True, kw_only=True):
     """Hardware and costs; `devices` share the throughput, `palm_flops` is PaLM's count beside ours."""
 
     figures: Figures = Figures()
@@ -32,7 +33,7 @@ class Expectation(Struct, frozen=True, kw_only=True):
     model_flops: float | None = None
     palm_flops: float | None = None
     convention: str | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     device_basis: str | None = None  # how the device is known, when the user did not name it
 
     @property

@@ -43,7 +43,7 @@ _LEAST_SPREAD = 0.02
 _MAD_TO_SIGMA = 1.4826
 
 
-class Pace(Struct, frozen=True, kw_only=True):
+class StepTimes(Struct, frozen=True, kw_only=True):
     """The steady steps: how many, their median, its 95 % interval, and what was left out."""
 
     steady: int
@@ -59,15 +59,15 @@ class Pace(Struct, frozen=True, kw_only=True):
     effective: float | None = None  # independent steps that would tell as much
 
 
-def pace_of(samples_ms: Sequence[float], limits: Limits = DEFAULT_LIMITS) -> Pace | None:
-    """Return the pace of the steady steps; None without samples."""
+def step_times(samples_ms: Sequence[float], limits: Limits = DEFAULT_LIMITS) -> StepTimes | None:
+    """Return the times of the steady steps; None without samples."""
     if not samples_ms:
         return None
     marks = marks_of(samples_ms, limits)
     steady = [ms for ms, mark in zip(samples_ms, marks, strict=True) if mark == STEADY]
     ordered = sorted(steady)
     interval = median_interval(steady)
-    return Pace(
+    return StepTimes(
         steady=len(steady),
         warm_up=marks.count(WARM_UP),
         outliers=marks.count(OUTLIER),
@@ -96,8 +96,8 @@ def kept_of_part(samples_ms: Sequence[float], share: float | None, place: int) -
 
 def step_ms_of(profile: Profile) -> float | None:
     """Return how long a step takes: the median of the steady samples, else the average that was written."""
-    pace = pace_of(profile.samples_ms)
-    return pace.median_ms if pace and pace.median_ms > 0.0 else profile.step_ms
+    times = step_times(profile.samples_ms)
+    return times.median_ms if times and times.median_ms > 0.0 else profile.step_ms
 
 
 def marks_of(samples_ms: Sequence[float], limits: Limits = DEFAULT_LIMITS) -> tuple[str, ...]:
