@@ -18,6 +18,7 @@ Anything else that escapes is a bug in stepgrade and keeps its traceback.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Self
 
 EXIT_OK = 0
@@ -27,26 +28,48 @@ EXIT_NOT_MEASURED = 3
 EXIT_BUG = 70
 
 
+def name_fields(template: str, flags: Mapping[str, str]) -> str:
+    """Return one of our own texts with each {parameter} by its name in `flags`, else by its own name."""
+    parts = template.replace("}", "{").split("{")
+    return "".join(flags.get(part, part) if place % 2 else part for place, part in enumerate(parts))
+
+
 class StepgradeError(Exception):
     """Say what is wrong, where, and what to do next."""
 
     exit_code = EXIT_BAD_INPUT
 
-    def __init__(self, problem: str, *, where: str | None = None, hint: str | None = None) -> None:
+    def __init__(
+        self,
+        problem: str,
+        *,
+        where: str | None = None,
+        hint: str | None = None,
+        field: str | None = None,
+        supply: str | None = None,
+    ) -> None:
         super().__init__(problem)
         self.problem = problem
         self.where = where
         self.hint = hint
+        self.field = field  # the parameter that is wrong, by its name in Python
+        self.supply = supply  # what to give instead, with parameters as {name}: "{device} or {peak_bw_gb_s}"
 
     def __str__(self) -> str:
-        place = f"{self.where}: " if self.where else ""
-        advice = f" ({self.hint})" if self.hint else ""
-        return f"{place}{self.problem}{advice}"
+        return self.text({})
+
+    def text(self, flags: Mapping[str, str]) -> str:
+        """Return the message with parameters by the names that `flags` has for them, else by their own."""
+        field = flags.get(self.field, self.field).split(" ")[0] if self.field else None
+        place = "".join(f"{part}: " for part in (self.where, field) if part)
+        supply = f"give {name_fields(self.supply, flags)}" if self.supply else None
+        advice = "; ".join(part for part in (self.hint, supply) if part)
+        return f"{place}{self.problem}{f' ({advice})' if advice else ''}"
 
     def at(self, place: str) -> Self:
         """Return this error with `place` (a file name) put before where it already is."""
         where = f"{place}: {self.where}" if self.where else place
-        return type(self)(self.problem, where=where, hint=self.hint)
+        return type(self)(self.problem, where=where, hint=self.hint, field=self.field, supply=self.supply)
 
 
 class BadInput(StepgradeError, ValueError):

@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar
 
 import msgspec
 from msgspec import Struct
 
+from stepgrade.errors import name_fields
+
+NO_FLAGS: Mapping[str, str] = {}
+
 
 class Note(Struct, frozen=True, omit_defaults=True):
     """One remark; `code` says what it is about, so that nothing needs to recognise `text` by its words.
 
-    A fatal note is a reason why the run cannot be graded.
+    A fatal note is a reason why the run cannot be graded. `supply` says what the user could give, with
+    parameters as {name}: "{throughput_tok_s} or {tokens_per_step}".
     """
 
     code: str
     text: str
     fatal: bool = False
+    supply: str = ""
 
     def __str__(self) -> str:
-        return self.text
+        return self.said({})
+
+    def said(self, flags: Mapping[str, str]) -> str:
+        """Return the text with what to give, parameters by their names in `flags`, else by their own."""
+        return f"{self.text}: give {name_fields(self.supply, flags)}" if self.supply else self.text
 
 
-def texts_of(notes: Iterable[Note]) -> tuple[str, ...]:
-    """Return the notes' texts."""
-    return tuple(note.text for note in notes)
+def texts_of(notes: Iterable[Note], flags: Mapping[str, str] = NO_FLAGS) -> tuple[str, ...]:
+    """Return what the notes say, with parameters by their names in `flags`."""
+    return tuple(note.said(flags) for note in notes)
 
 
 def has_code(notes: Iterable[Note], *codes: str) -> bool:
@@ -43,10 +53,11 @@ class Result(Struct, frozen=True):
         document: dict[str, Any] = msgspec.to_builtins(self)
         if not self.NOTES:
             return document
-        coded = [note for name in self.NOTES for note in document[name]]
-        texts = {name: [note["text"] for note in document[name]] for name in self.NOTES}
-        rows = [{"code": note["code"], "text": note["text"]} for note in coded]
-        return document | texts | {"notes_coded": rows}
+        texts = {name: [str(note) for note in getattr(self, name)] for name in self.NOTES}
+        coded = [
+            {"code": note.code, "text": str(note)} for name in self.NOTES for note in getattr(self, name)
+        ]
+        return document | texts | {"notes_coded": coded}
 
     def to_json(self) -> str:
         """Return the result as JSON, in one line."""
@@ -57,9 +68,9 @@ def texts_to_notes(document: dict[str, Any], fields: Collection[str]) -> dict[st
     """Undo what `to_dict` does to notes; a text without a code, as in older documents, gets an empty one."""
     known = document.get("notes_coded")
     rows = known if isinstance(known, list) else []
-    codes = {row["text"]: row.get("code", "") for row in rows if isinstance(row, dict) and "text" in row}
+    codes = {str(row.get("text")): row.get("code", "") for row in rows if isinstance(row, dict)}
     notes = {
-        name: [{"code": codes.get(text, ""), "text": text} for text in document[name]]
+        name: [{"code": codes.get(str(text), ""), "text": text} for text in document[name]]
         for name in fields
         if isinstance(document.get(name), list)
     }
