@@ -30,7 +30,7 @@ def load(
     found = registry.read_run(sources, how)
     if isinstance(found, Profile):
         return found
-    from stepgrade.trace.summary import profile_of_traces  # noqa: PLC0415  needs numpy
+    from stepgrade.trace import profile_of_traces  # noqa: PLC0415  needs numpy
 
     return profile_of_traces(found)
 

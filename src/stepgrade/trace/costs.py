@@ -1,4 +1,4 @@
-"""How many FLOPs and bytes an operation takes, from the sizes of its inputs.
+"""How many FLOPs and bytes an operation takes, from the recorded sizes of its inputs.
 
 FLOPs are the model's: a multiply-add is two; a causal mask halves attention; attention's backward is twice
 its forward, without the recomputed scores. Bytes are compulsory traffic: each input read once, each output
@@ -9,18 +9,103 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
+import msgspec
 from msgspec import Struct
 
-from stepgrade.trace.classify import WorkClass, classify
-from stepgrade.trace.shapes import Dims, Shapes, elements
+from stepgrade.model.events import Inputs
+from stepgrade.naming.work_class import WorkClass, classify
 
 NORM_FLOPS_PER_ELEMENT = 5
 NORM_BACKWARD_FLOPS_PER_ELEMENT = 8
+# What decoding a stranger's text may raise: no JSON, no UTF-8, nested too deep.
+UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+Dims = tuple[int, ...]
+_ITEM_BYTES = {
+    "double": 8,
+    "float": 4,
+    "c10::half": 2,
+    "c10::bfloat16": 2,
+    "c10::float8_e4m3fn": 1,
+    "c10::float8_e5m2": 1,
+    "c10::float8_e4m3fnuz": 1,
+    "c10::float8_e5m2fnuz": 1,
+    "c10::complex<float>": 8,
+    "c10::complex<double>": 16,
+    "long": 8,
+    "long int": 8,
+    "int": 4,
+    "short": 2,
+    "short int": 2,
+    "signed char": 1,
+    "unsigned char": 1,
+    "bool": 1,
+    "half": 2,
+    "bfloat16": 2,
+}
+
+
+class Shapes(NamedTuple):
+    """The decoded inputs of an operation, in the order of its parameters."""
+
+    dims: tuple[Dims | None, ...]  # None: not a tensor, or a list of tensors
+    lists: tuple[tuple[Dims, ...], ...]  # lists of tensors, in order
+    item_bytes: tuple[int | None, ...]
+    concrete: tuple[Any, ...]
+
+    def tensor(self, place: int) -> Dims | None:
+        """Return the sizes of the tensor at `place`; None if it is none or is not known."""
+        return self.dims[place] if place < len(self.dims) else None
+
+    def value(self, place: int) -> Any:
+        """Return the plain value at `place`, None if it was not recorded."""
+        return self.concrete[place] if place < len(self.concrete) else None
+
+    def item_size(self) -> int | None:
+        """Return the bytes of an element of the first tensor whose type is known."""
+        sizes = zip(self.dims, self.item_bytes, strict=False)
+        return next((size for dims, size in sizes if dims and size), None)
+
+
+def decode_shapes(inputs: Inputs) -> Shapes | None:
+    """Return the decoded inputs, None if they do not have the form PyTorch writes."""
+    try:
+        dims = msgspec.json.decode(inputs.dims)
+        types = msgspec.json.decode(inputs.types)
+        concrete = msgspec.json.decode(inputs.concrete)
+    except UNREADABLE:
+        return None
+    if not all(isinstance(part, list) for part in (dims, types, concrete)):
+        return None
+    nested = [part for part in dims if isinstance(part, list) and part and isinstance(part[0], list)]
+    return Shapes(
+        dims=tuple(_decode_dims(part) for part in dims),
+        lists=tuple(tuple(d for d in map(_decode_dims, part) if d is not None) for part in nested),
+        item_bytes=tuple(_ITEM_BYTES.get(str(name).lower()) for name in types),
+        concrete=tuple(_decode_value(text) for text in concrete),
+    )
+
+
+def _decode_dims(sizes: Any) -> Dims | None:
+    if not isinstance(sizes, list) or not all(type(size) is int and 0 <= size < 2**40 for size in sizes):
+        return None
+    return tuple(sizes)
+
+
+def _decode_value(text: Any) -> Any:
+    """Return numbers, booleans and lists of them; None for everything else."""
+    if not isinstance(text, str):
+        return text if isinstance(text, int | float) else None
+    plain = text.replace("True", "true").replace("False", "false")
+    try:
+        return msgspec.json.decode(plain) if len(plain) < 200 else None
+    except UNREADABLE:
+        return None
 
 
 class Cost(Struct, frozen=True, kw_only=True):
-    """What one call takes; None where the sizes do not tell."""
+    """The cost of one call; None where the sizes do not tell."""
 
     flops: int | None = None
     bytes: int | None = None
@@ -30,23 +115,21 @@ UNKNOWN = Cost()
 Rule = Callable[[Shapes], Cost]
 
 
-def op_cost(name: str, shapes: Shapes) -> Cost:
-    """Return the cost of one call of the operation `name` with inputs of these sizes."""
-    if not name.startswith("aten::"):
+def cost_of(name: str, inputs: Inputs) -> Cost:
+    """Return the cost of one call of the operation with these recorded inputs."""
+    shapes = decode_shapes(inputs)
+    if shapes is None or not name.startswith("aten::"):
         return UNKNOWN
-    rule = _RULES.get(name.removeprefix("aten::")) or _rule_of_class(name)
+    rule = _RULES.get(name.removeprefix("aten::"))
+    if rule is None:
+        work_class = classify(name)
+        is_norm_backward = work_class is WorkClass.NORM and "backward" in name
+        rule = _NORM_BACKWARD if is_norm_backward else _CLASS_RULES.get(work_class)
     return rule(shapes) if rule else UNKNOWN
 
 
-def _rule_of_class(name: str) -> Rule | None:
-    work_class = classify(name)
-    if work_class is WorkClass.NORM and "backward" in name:
-        return _norm_backward
-    return _CLASS_RULES.get(work_class)
-
-
-def _times(count: int | None, size: int | None) -> int | None:
-    return None if count is None or size is None else count * size
+def _times(count: int, size: int | None) -> int | None:
+    return None if size is None else count * size
 
 
 def _product(left: Dims | None, right: Dims | None, size: int | None) -> Cost:
@@ -55,7 +138,7 @@ def _product(left: Dims | None, right: Dims | None, size: int | None) -> Cost:
         return UNKNOWN
     batch = max(math.prod(left[:-2]), math.prod(right[:-2]))
     m, k, n = left[-2], left[-1], right[-1]
-    moved = elements(left) + elements(right) + batch * m * n
+    moved = math.prod(left) + math.prod(right) + batch * m * n
     return Cost(flops=2 * batch * m * k * n, bytes=_times(moved, size))
 
 
@@ -75,45 +158,39 @@ def _linear(shapes: Shapes) -> Cost:
 
 
 def _grouped(shapes: Shapes) -> Cost:
-    """Return the cost of rows that each meet one of the groups' matrices."""
+    """Return the cost of rows that are each multiplied by the matrix of their group."""
     data, weight = shapes.tensor(0), shapes.tensor(1)
     if not data or not weight or len(data) != 2 or len(weight) != 3 or data[1] != weight[1]:
         return UNKNOWN
-    moved = elements(data) + elements(weight) + data[0] * weight[2]
+    moved = math.prod(data) + math.prod(weight) + data[0] * weight[2]
     return Cost(flops=2 * data[0] * data[1] * weight[2], bytes=_times(moved, shapes.item_size()))
 
 
 def _convolution(stride: int, padding: int, dilation: int, transposed: int | None = None) -> Rule:
-    """Return the rule of a convolution whose settings stand at these places."""
+    """Return the rule of a convolution whose settings are at these places."""
 
     def rule(shapes: Shapes) -> Cost:
         data, weight = shapes.tensor(0), shapes.tensor(1)
         settings = [shapes.value(place) for place in (stride, padding, dilation)]
         turned = transposed is not None and shapes.value(transposed)
-        if not data or not weight or turned or not all(_is_sizes(one) for one in settings):
+        if not data or not weight or turned or not all(map(_is_sizes, settings)):
             return UNKNOWN
-        return _convolved(data, weight, _output_sizes(data, weight, settings), shapes.item_size())
+        spatial = len(weight) - 2
+        steps, pads, spreads = ((setting * spatial)[:spatial] for setting in settings)
+        output = [
+            (data[2 + i] + 2 * pads[i] - spreads[i] * (weight[2 + i] - 1) - 1) // max(steps[i], 1) + 1
+            for i in range(min(spatial, len(data) - 2))
+        ]
+        positions = data[0] * weight[0] * math.prod(output)
+        moved = math.prod(data) + math.prod(weight) + positions
+        flops = 2 * positions * math.prod(weight[1:])
+        return Cost(flops=flops, bytes=_times(moved, shapes.item_size()))
 
     return rule
 
 
 def _is_sizes(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(one) is int for one in value)
-
-
-def _output_sizes(data: Dims, weight: Dims, settings: list[list[int]]) -> Dims:
-    spatial = len(weight) - 2
-    stride, padding, dilation = ((one * spatial)[:spatial] for one in settings)
-    return tuple(
-        (data[2 + i] + 2 * padding[i] - dilation[i] * (weight[2 + i] - 1) - 1) // max(stride[i], 1) + 1
-        for i in range(min(spatial, len(data) - 2))
-    )
-
-
-def _convolved(data: Dims, weight: Dims, output: Dims, size: int | None) -> Cost:
-    positions = data[0] * weight[0] * math.prod(output)
-    moved = elements(data) + elements(weight) + positions
-    return Cost(flops=2 * positions * math.prod(weight[1:]), bytes=_times(moved, size))
+    return isinstance(value, list) and bool(value) and all(type(size) is int for size in value)
 
 
 def _convolution_backward(shapes: Shapes) -> Cost:
@@ -122,10 +199,10 @@ def _convolution_backward(shapes: Shapes) -> Cost:
     if not grad or not data or not weight:
         return UNKNOWN
     mask = shapes.value(10)
-    wanted = [bool(one) for one in mask[:2]] if isinstance(mask, list) and len(mask) == 3 else [True, True]
-    once = 2 * elements(grad) * math.prod(weight[1:])
-    moved = elements(grad) * sum(wanted) + 2 * sum(
-        elements(one) for one, asked in ((data, wanted[0]), (weight, wanted[1])) if asked
+    wanted = [*map(bool, mask[:2])] if isinstance(mask, list) and len(mask) == 3 else [True, True]
+    once = 2 * math.prod(grad) * math.prod(weight[1:])
+    moved = math.prod(grad) * sum(wanted) + 2 * sum(
+        math.prod(dims) for dims, asked in zip((data, weight), wanted, strict=True) if asked
     )
     return Cost(flops=once * sum(wanted), bytes=_times(moved, shapes.item_size()))
 
@@ -141,7 +218,7 @@ def _attention(first: int, causal: int | None, *, heads_at: int, passes: int) ->
         scores = query[0] * query[heads_at] * query[along] * key[along]
         masked = causal is not None and shapes.value(causal) is True
         flops = 2 * scores * (query[3] + value[3]) // (2 if masked else 1)
-        moved = 2 * elements(query) + elements(key) + elements(value)
+        moved = 2 * math.prod(query) + math.prod(key) + math.prod(value)
         return Cost(flops=flops * passes, bytes=_times(moved * passes, shapes.item_size()))
 
     return rule
@@ -151,33 +228,30 @@ def _embedding(shapes: Shapes) -> Cost:
     weight, places = shapes.tensor(0), shapes.tensor(1)
     if not weight or places is None or len(weight) != 2:
         return UNKNOWN
-    moved = _times(2 * elements(places) * weight[1], shapes.item_size())
-    return Cost(flops=0, bytes=None if moved is None else moved + 8 * elements(places))
+    moved = _times(2 * math.prod(places) * weight[1], shapes.item_size())
+    return Cost(flops=0, bytes=None if moved is None else moved + 8 * math.prod(places))
 
 
-def _norm(shapes: Shapes) -> Cost:
-    return _streamed(shapes, NORM_FLOPS_PER_ELEMENT, passes=2)
+def _streamed(each: int, passes: int) -> Rule:
+    """Return the rule of `each` FLOPs for an element that is read or written `passes` times."""
 
+    def rule(shapes: Shapes) -> Cost:
+        data = shapes.tensor(0)
+        if not data:
+            return UNKNOWN
+        size = math.prod(data)
+        return Cost(flops=each * size, bytes=_times(passes * size, shapes.item_size()))
 
-def _norm_backward(shapes: Shapes) -> Cost:
-    return _streamed(shapes, NORM_BACKWARD_FLOPS_PER_ELEMENT, passes=3)
-
-
-def _streamed(shapes: Shapes, each: int, *, passes: int) -> Cost:
-    """Return the cost of so many FLOPs for each element, which goes through memory so many times."""
-    data = shapes.tensor(0)
-    if not data:
-        return UNKNOWN
-    return Cost(flops=each * elements(data), bytes=_times(passes * elements(data), shapes.item_size()))
+    return rule
 
 
 def _elementwise(shapes: Shapes) -> Cost:
     """Return one FLOP for each element of the result; every input is read, the result is written."""
-    tensors = [one for one in shapes.dims if one]
-    if not tensors:
+    sizes = [math.prod(dims) for dims in shapes.dims if dims]
+    if not sizes:
         return UNKNOWN
-    result = max(map(elements, tensors))
-    moved = sum(map(elements, tensors)) + result
+    result = max(sizes)
+    moved = sum(sizes) + result
     return Cost(flops=result, bytes=_times(moved, shapes.item_size()))
 
 
@@ -186,20 +260,15 @@ def _copy(shapes: Shapes) -> Cost:
     pairs = [(d, s) for d, s in zip(shapes.dims, shapes.item_bytes, strict=False) if d]
     if len(pairs) != 2 or None in (pairs[0][1], pairs[1][1]):
         return UNKNOWN
-    return Cost(flops=0, bytes=sum(elements(dims) * (size or 0) for dims, size in pairs))
-
-
-def _reduction(shapes: Shapes) -> Cost:
-    data = shapes.tensor(0)
-    return Cost(flops=elements(data), bytes=_times(elements(data), shapes.item_size())) if data else UNKNOWN
+    return Cost(flops=0, bytes=sum(math.prod(dims) * (size or 0) for dims, size in pairs))
 
 
 def _foreach(shapes: Shapes) -> Cost:
     """Return the cost of an operation on lists of tensors: each is read, the first list is written."""
     if not shapes.lists or not shapes.lists[0]:
         return UNKNOWN
-    first = sum(map(elements, shapes.lists[0]))
-    read = sum(elements(one) for group in shapes.lists for one in group)
+    first = sum(map(math.prod, shapes.lists[0]))
+    read = sum(math.prod(dims) for tensors in shapes.lists for dims in tensors)
     return Cost(flops=first, bytes=_times(read + first, next((s for s in shapes.item_bytes if s), None)))
 
 
@@ -243,8 +312,9 @@ _RULES: dict[str, Rule] = {
     "copy_": _copy,
 }
 _CLASS_RULES: dict[WorkClass, Rule] = {
-    WorkClass.NORM: _norm,
+    WorkClass.NORM: _streamed(NORM_FLOPS_PER_ELEMENT, passes=2),
     WorkClass.ELEMENTWISE: _elementwise,
-    WorkClass.REDUCTION: _reduction,
+    WorkClass.REDUCTION: _streamed(1, passes=1),
     WorkClass.OPTIMIZER: _foreach,
 }
+_NORM_BACKWARD = _streamed(NORM_BACKWARD_FLOPS_PER_ELEMENT, passes=3)
