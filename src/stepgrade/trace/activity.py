@@ -23,6 +23,7 @@ from stepgrade.trace.counts import (
     class_in_range,
     count_backward_passes,
     count_marks,
+    count_skipped_steps,
     group_kernels,
     scalar_reads,
 )
@@ -37,7 +38,6 @@ from stepgrade.units import NS_PER_MS
 SHORT_NS = 10_000  # TraceLens and nsys-ai call kernels below 10 microseconds short
 # nsys-ai: a gap above 1 ms is a bubble. In a short step 2 % of it is one, if no launch can take as long.
 STALL_NS, STALL_SHARE, LONGEST_LAUNCH_NS = 1_000_000, 0.02, 250_000
-FEW_SHARE = 0.1
 _COPIES = {DeviceEvent.COPY_H2D: "h2d", DeviceEvent.COPY_D2H: "d2h", DeviceEvent.COPY_OTHER: "other"}
 _DURING = ((IN_OPTIMIZER, "optimizer"), (IN_BACKWARD, "backward"), (IN_INPUT, "input"))
 _DIRECTIONS = (None, "h2d", "d2h")
@@ -57,7 +57,8 @@ def measure_activity(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Activi
     trace, windows, ledger = timeline.trace, timeline.windows, timeline.ledger
     steps = max(1, int(windows.steady.sum()))
     on_device = timeline.driver is Driver.DEVICE
-    skipped, part = _count_skipped(timeline, pieces)
+    skipped, part = count_skipped_steps(timeline, pieces)
+    class_counts = np.bincount(pieces.work_class[pieces.steady], minlength=len(WorkClass)).tolist()
     dtype_ns = matmul_time_by_dtype(trace, pieces)
     return Activity(
         driver=timeline.driver.value,
@@ -73,7 +74,11 @@ def measure_activity(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Activi
         matmul_dtype_ms={dtype: ns / steps / NS_PER_MS for dtype, ns in dtype_ns.items()},
         marks=count_marks(timeline, steps),
         kernel_group_ms=group_kernels(timeline, pieces, steps) if on_device else {},
-        class_kernels=_count_kernels_by_class(pieces, steps) if on_device else {},
+        class_kernels={
+            work_class.label: class_counts[work_class] / steps
+            for work_class in WorkClass
+            if on_device and class_counts[work_class]
+        },
         input_ms=tuple((windows.in_steady(ledger.idle_input) / NS_PER_MS).tolist()) if ledger else (),
         loader=class_in_range(timeline, LOADER),
         scalar_read_ms=_steady_ms(timeline, scalar_reads(timeline), steps),
@@ -87,28 +92,11 @@ def _steady_ms(timeline: Timeline, spans: iv.Spans, steps: int) -> float:
     return int(timeline.windows.in_steady(spans).sum()) / steps / NS_PER_MS
 
 
-def _count_skipped(timeline: Timeline, pieces: Pieces) -> tuple[int, str | None]:
-    """Return how many steady steps lack a part that most of them have: the backward pass or the optimizer."""
-    steady = timeline.windows.steady
-    for bit, name in ((IN_BACKWARD, "backward pass"), (IN_OPTIMIZER, "optimizer")):
-        in_part = pieces.steady & ((pieces.context & bit) > 0)
-        counts = np.bincount(pieces.step[in_part], minlength=len(steady))[np.flatnonzero(steady)]
-        usual = float(counts.max(initial=0))
-        without = int((counts < FEW_SHARE * usual).sum())
-        if usual and without:
-            return without, name
-    return 0, None
-
-
-def _count_kernels_by_class(pieces: Pieces, steps: int) -> dict[str, float]:
-    counts = np.bincount(pieces.work_class[pieces.steady], minlength=len(WorkClass))
-    return {WorkClass(index).label: count / steps for index, count in enumerate(counts.tolist()) if count}
-
-
 def _is_kernel(timeline: Timeline, pieces: Pieces) -> Mask:
     """Tell which pieces are kernels of a steady step that do not communicate."""
     kernel: Mask = timeline.trace.work.kind[pieces.work] == DeviceEvent.KERNEL
-    return pieces.steady & kernel & (pieces.work_class != WorkClass.COMMUNICATION)
+    computes: Mask = pieces.work_class != WorkClass.COMMUNICATION
+    return pieces.steady & kernel & computes
 
 
 def tally_kernels(timeline: Timeline, pieces: Pieces, steps: int) -> KernelTally:

@@ -161,7 +161,14 @@ def match_collectives(
     collectives = [by_rank for by_rank in places.values() if len(by_rank) > 1]
     if len(of_ranks) < 2 or not collectives:
         return None
-    offsets = _clock_offsets(collectives)
+    # Clocks that differ are corrected by the common ends of collectives.
+    late: dict[int, list[float]] = defaultdict(list)
+    for by_rank in collectives:
+        middle = float(np.median([arrival.end_ns for arrival in by_rank.values()]))
+        for rank, arrival in by_rank.items():
+            late[rank].append(arrival.end_ns - middle)
+    lags = {rank: int(np.median(values)) for rank, values in sorted(late.items())}
+    offsets = {rank: lag for rank, lag in lags.items() if abs(lag) > CLOCKS_APART_NS}
     waits = _sum_waits(collectives, offsets)
     # A straggler caused more than half of all waiting and came last more often than its share.
     worst = max(waits, key=lambda wait: (wait.caused_ns, -wait.rank))
@@ -177,17 +184,6 @@ def match_collectives(
         straggler=worst if stands_out else None,
         clock_offsets_ns=offsets,
     )
-
-
-def _clock_offsets(collectives: list[dict[int, Arrival]]) -> dict[int, int]:
-    """Return how far each rank's clock is from the others', by the common ends of collectives."""
-    late: dict[int, list[float]] = defaultdict(list)
-    for by_rank in collectives:
-        middle = float(np.median([arrival.end_ns for arrival in by_rank.values()]))
-        for rank, arrival in by_rank.items():
-            late[rank].append(arrival.end_ns - middle)
-    offsets = {rank: int(np.median(values)) for rank, values in late.items()}
-    return {rank: offset for rank, offset in sorted(offsets.items()) if abs(offset) > CLOCKS_APART_NS}
 
 
 def _sum_waits(collectives: list[dict[int, Arrival]], offsets: dict[int, int]) -> tuple[RankWait, ...]:

@@ -172,8 +172,9 @@ def _convolution(stride: int, padding: int, dilation: int, transposed: int | Non
     def rule(shapes: Shapes) -> Cost:
         data, weight = shapes.tensor(0), shapes.tensor(1)
         settings = [shapes.value(place) for place in (stride, padding, dilation)]
-        turned = transposed is not None and shapes.value(transposed)
-        if not data or not weight or turned or not all(map(_is_sizes, settings)):
+        known = all(isinstance(sizes, list) and sizes for sizes in settings)
+        known = known and all(type(size) is int for sizes in settings for size in sizes)
+        if not data or not weight or not known or (transposed is not None and shapes.value(transposed)):
             return UNKNOWN
         spatial = len(weight) - 2
         steps, pads, spreads = ((setting * spatial)[:spatial] for setting in settings)
@@ -187,10 +188,6 @@ def _convolution(stride: int, padding: int, dilation: int, transposed: int | Non
         return Cost(flops=flops, bytes=_times(moved, shapes.item_size()))
 
     return rule
-
-
-def _is_sizes(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(size) is int for size in value)
 
 
 def _convolution_backward(shapes: Shapes) -> Cost:

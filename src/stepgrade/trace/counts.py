@@ -15,7 +15,7 @@ from stepgrade.trace import intervals as iv
 from stepgrade.trace.costs import decode_shapes
 from stepgrade.trace.pieces import Pieces
 from stepgrade.trace.steps import steps_of
-from stepgrade.trace.timeline import IN_BACKWARD, IN_OPTIMIZER, Timeline
+from stepgrade.trace.timeline import IN_BACKWARD, IN_OPTIMIZER, Driver, Timeline
 from stepgrade.units import NS_PER_MS
 
 _OPS = {
@@ -48,6 +48,7 @@ _KERNELS = {
 # Python takes a few microseconds between two reads of a loop; a longer pause is other work.
 _READ_PAUSE_NS = 50_000
 _EMBEDDING_LOOKUP = "aten::embedding"
+_FEW_SHARE = 0.1
 
 
 def count_marks(timeline: Timeline, steps: int) -> dict[str, float]:
@@ -167,3 +168,24 @@ def _backward_passes(timeline: Timeline, step: int) -> int:
     order = rows[np.argsort(ops.start_ns[rows], kind="stable")]
     flags = backward[order]
     return max(1, int((flags & ~np.append(False, flags[:-1])).sum()))
+
+
+def count_skipped_steps(timeline: Timeline, pieces: Pieces) -> tuple[int, str | None]:
+    """Return how many steady steps lack a part that most of them have: the backward pass or the optimizer."""
+    steady = timeline.windows.steady
+    for bit, name in ((IN_BACKWARD, "backward pass"), (IN_OPTIMIZER, "optimizer")):
+        in_part = pieces.steady & ((pieces.context & bit) > 0)
+        counts = np.bincount(pieces.step[in_part], minlength=len(steady))[np.flatnonzero(steady)]
+        usual = float(counts.max(initial=0))
+        without = int((counts < _FEW_SHARE * usual).sum())
+        if usual and without:
+            return without, name
+    return 0, None
+
+
+def count_launches(timeline: Timeline, pieces: Pieces) -> int:
+    """Return how many calls launched the work of the steady steps; a graph launch is one."""
+    if timeline.driver is not Driver.DEVICE:
+        return 0
+    calls = distinct(timeline.links.call[pieces.work[pieces.steady]])
+    return int((calls >= 0).sum())

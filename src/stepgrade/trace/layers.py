@@ -223,46 +223,48 @@ def match_forward(trace: Trace, node: Mask) -> Ids:
 
 def _best_thread(trace: Trace, nodes: Ids, key: Longs, makers: Ids) -> Ids:
     """Return the makers on the thread whose operations fit the nodes' numbers and names best."""
-    sequence = trace.ops.sequence[nodes].astype(np.int64)
+
+    def stem(name: int) -> str:
+        last = trace.strings[name].rsplit(" ", 1)[-1].rsplit("::", 1)[-1]
+        return last.replace("_", "").lower()
+
+    sequence, names = trace.ops.sequence[nodes].astype(np.int64), trace.ops.name
+    width = len(trace.strings)
     best, most = np.full(len(nodes), NONE, np.int32), 0
     for thread in distinct(trace.ops.thread[makers]).tolist():
         wanted = thread * SEQUENCES + sequence
         place = np.maximum(np.searchsorted(key, wanted, side="right") - 1, 0)
         fits = key[place] == wanted
         found = np.where(fits, makers[place], NONE).astype(np.int32)
-        score = int(fits.sum()) + 10 * _count_namesakes(trace, nodes[fits], found[fits])
+        # Nodes that are called after the operation that would have made them count most.
+        pairs, _, counts = groups(names[nodes[fits]].astype(np.int64) * width + names[found[fits]])
+        count_of = zip(pairs.tolist(), counts.tolist(), strict=True)
+        namesakes = sum(count for pair, count in count_of if stem(pair % width) in stem(pair // width))
+        score = int(fits.sum()) + 10 * namesakes
         if score > most:
             best, most = found, score
     return best
 
 
-def _count_namesakes(trace: Trace, nodes: Ids, makers: Ids) -> int:
-    """Return how many nodes are called after the operation that would have made them."""
-
-    def stem(name: int) -> str:
-        last = trace.strings[name].rsplit(" ", 1)[-1].rsplit("::", 1)[-1]
-        return last.replace("_", "").lower()
-
-    width = len(trace.strings)
-    pairs, _, counts = groups(trace.ops.name[nodes].astype(np.int64) * width + trace.ops.name[makers])
-    count_of = zip(pairs.tolist(), counts.tolist(), strict=True)
-    return sum(count for pair, count in count_of if stem(pair % width) in stem(pair // width))
-
-
 def find_blocks(timeline: Timeline, pieces: Pieces) -> Blocks | None:
     """Return the repeating blocks of the forward pass; None where the trace does not show them."""
-    modules = _find_frames(timeline, pieces, timeline.tree.kind == MODULE, _module_kind)
+    is_module = timeline.tree.kind == MODULE
+    modules = _find_frames(timeline, pieces, is_module, lambda name: MODULE_NAME.sub(r"\1", name))
     contains = np.zeros(len(modules.row), np.bool_)
     contains[modules.parent[modules.parent >= 0]] = True
     chosen = _best_kind(timeline.tree, modules, contains)
     if chosen is not None:
         return _blocks_by_name(timeline, LayerBasis.MODULES, chosen, MODULE_PREFIX)
-    return _from_ranges(timeline, pieces) or _from_leaf_modules(timeline, modules) or _from_pattern(timeline)
-
-
-def _module_kind(name: str) -> str:
-    match = MODULE_NAME.match(name)
-    return match[1] if match else name
+    found = _from_ranges(timeline, pieces)
+    if found is not None:
+        return found
+    # Modules without modules of their own, if one kind of them has most of the forward pass.
+    leaves = _best_kind(timeline.tree, modules, np.ones(len(modules.row), np.bool_))
+    if leaves is not None and len(distinct(timeline.tree.name[leaves])) >= FEWEST_BLOCKS:
+        inside = nearest(modules.parent, among(modules.row, leaves)) >= 0
+        if modules.own_ns[inside].sum() * 2 >= modules.own_ns.sum():
+            return _blocks_by_name(timeline, LayerBasis.MODULES, leaves, MODULE_PREFIX)
+    return _from_pattern(timeline)
 
 
 def _find_frames(timeline: Timeline, pieces: Pieces, is_frame: Mask, kind_of: Callable[[str], str]) -> Frames:
@@ -310,17 +312,6 @@ def _blocks_by_name(timeline: Timeline, basis: LayerBasis, rows: Ids, prefix: st
     blocks = [first.setdefault(name, len(first)) for name in timeline.tree.name[order].tolist()]
     names = tuple(timeline.trace.strings[name].removeprefix(prefix) for name in first)
     return Blocks(basis, order, np.array(blocks, np.int32), names)
-
-
-def _from_leaf_modules(timeline: Timeline, frames: Frames) -> Blocks | None:
-    """Return modules without modules of their own, if one kind of them has most of the forward pass."""
-    chosen = _best_kind(timeline.tree, frames, np.ones(len(frames.row), np.bool_))
-    if chosen is None or len(distinct(timeline.tree.name[chosen])) < FEWEST_BLOCKS:
-        return None
-    inside = nearest(frames.parent, among(frames.row, chosen)) >= 0
-    if frames.own_ns[inside].sum() * 2 < frames.own_ns.sum():
-        return None
-    return _blocks_by_name(timeline, LayerBasis.MODULES, chosen, MODULE_PREFIX)
 
 
 def _from_ranges(timeline: Timeline, pieces: Pieces) -> Blocks | None:

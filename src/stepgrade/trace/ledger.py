@@ -153,8 +153,11 @@ def device_ledger(
     dispatched = np.minimum(ready + DISPATCH_NS, gap.ends)
     late = iv.union(gap.starts, ready)
     fetched = iv.intersect(late, host.fetching)
-    waited = iv.merge(_drained(gap.starts, ready, host.waiting), iv.intersect(late, host.waiting))
-    waited = iv.subtract(waited, fetched)
+    # A gap that opened while the host waited is the wait's, for no longer than the host had waited.
+    wait = iv.span_at(host.waiting, gap.starts)
+    opened, limit = gap.starts[wait >= 0], (host.waiting.ends - host.waiting.starts)[wait[wait >= 0]]
+    drained = iv.union(opened, np.minimum(ready[wait >= 0], opened + limit))
+    waited = iv.subtract(iv.merge(drained, iv.intersect(late, host.waiting)), fetched)
     shown_communication = iv.clip(communication, *extent)
     shown_copy = iv.clip(copy, *extent)
     return Ledger(
@@ -190,14 +193,6 @@ def _launch_after(idle: Spans, trace: Trace, links: Links, chosen: Mask) -> Long
     launch = launched[order[np.minimum(place, len(order) - 1)]]
     open_end = idle.ends if (links.call >= 0).any() else np.full(len(idle.ends), -1, np.int64)
     return np.where(place < len(order), launch, open_end)
-
-
-def _drained(start: Longs, ready: Longs, waiting: Spans) -> Spans:
-    """Return the head of each gap that opened while the host waited, no longer than the host had waited."""
-    index = iv.span_at(waiting, start)
-    held = index >= 0
-    waited = (waiting.ends - waiting.starts)[index[held]]
-    return iv.union(start[held], np.minimum(ready[held], start[held] + waited))
 
 
 def host_ledger(trace: Trace, steps: HostSteps, extent: tuple[int, int]) -> Ledger:

@@ -122,32 +122,28 @@ def tally_gemms(trace: Trace, pieces: Pieces, steps: int) -> tuple[GemmTally, ..
     total = np.bincount(which[of_op], weights=pieces.dur_ns[rows])
     found = []
     for pair, count, ns in zip(pairs.tolist(), calls.tolist(), total.tolist(), strict=True):
-        name, inputs = divmod(pair, width)
-        gemm = _tally_gemm(trace.strings[name], trace.inputs[inputs], count / steps, ns / steps / NS_PER_MS)
-        if gemm is not None:
-            found.append(gemm)
+        name, inputs = trace.strings[pair // width], trace.inputs[pair % width]
+        shapes = decode_shapes(inputs)
+        if shapes is None:
+            continue
+        left, right = (shapes.tensor(_LEFT_OPERAND[name] + place) for place in (0, 1))
+        if not left or not right or len(left) < 2 or len(right) < 2 or left[-1] != right[-2]:
+            continue
+        batch, m, k, n = math.prod(left[:-2]), left[-2], left[-1], right[-1]
+        item = shapes.item_size()
+        moved = None if item is None else float(item * batch * (m * k + k * n + m * n))
+        found.append(
+            GemmTally(
+                batch=batch,
+                m=m,
+                k=k,
+                n=n,
+                dtype=dtype_of(inputs),
+                calls=count / steps,
+                ms=ns / steps / NS_PER_MS,
+                flops=2.0 * batch * m * k * n * (count / steps),
+                bytes=None if moved is None else moved * (count / steps),
+            )
+        )
     found.sort(key=lambda gemm: (-gemm.ms, gemm.m, gemm.n, gemm.k, gemm.dtype or ""))
     return tuple(found[:SHAPES_KEPT])
-
-
-def _tally_gemm(name: str, inputs: Inputs, calls: float, ms: float) -> GemmTally | None:
-    shapes = decode_shapes(inputs)
-    if shapes is None:
-        return None
-    place = _LEFT_OPERAND[name]
-    left, right = shapes.tensor(place), shapes.tensor(place + 1)
-    if not left or not right or len(left) < 2 or len(right) < 2 or left[-1] != right[-2]:
-        return None
-    batch, m, k, n = math.prod(left[:-2]), left[-2], left[-1], right[-1]
-    item = shapes.item_size()
-    return GemmTally(
-        batch=batch,
-        m=m,
-        k=k,
-        n=n,
-        dtype=dtype_of(inputs),
-        calls=calls,
-        ms=ms,
-        flops=2.0 * batch * m * k * n * calls,
-        bytes=None if item is None else float(item * batch * (m * k + k * n + m * n)) * calls,
-    )

@@ -34,7 +34,9 @@ class Operations(NamedTuple):
     """The operations of the steady steps, and what is known of their matrix products together."""
 
     times: tuple[OpTime, ...]
-    matmul_flops: int | None  # of matmuls, convolutions and attention whose sizes are known; None if none is
+    matmul_flops: (
+        float | None
+    )  # of matmuls, convolutions and attention whose sizes are known; None if none is
     matmul_known_share: float  # of the time of those operations, how much has its FLOPs known
 
 
@@ -48,6 +50,8 @@ class _Costs(NamedTuple):
 
 def sum_operations(timeline: Timeline, pieces: Pieces) -> Operations:
     """Return the operations of the steady steps, longest first, with totals over these steps."""
+    if timeline.driver is Driver.UNSEEN:
+        return Operations((), None, 0.0)
     rows = np.flatnonzero(pieces.steady).astype(np.int32)
     rows = rows[np.argsort(pieces.name[rows], kind="stable")]
     names = pieces.name[rows]
@@ -74,7 +78,7 @@ def sum_operations(timeline: Timeline, pieces: Pieces) -> Operations:
             matmul_ns += total_ns
             known_ns += int(call_ns[known].sum())
             known_flops += int(flops[known].sum())
-        all_linked = len(linked) == len(group)
+        all_linked, longest = len(linked) == len(group), pieces.longest(group)
         step_ns = per_steady_step(timeline, pieces.step[group], pieces.dur_ns[group])
         found.append(
             OpTime(
@@ -86,25 +90,22 @@ def sum_operations(timeline: Timeline, pieces: Pieces) -> Operations:
                 bytes=_sum_known(costs.bytes[costs.sort[calls]]) if all_linked else None,
                 dtype=dtype_of_calls(timeline.trace, calls) if is_matmul and len(calls) else None,
                 samples_ms=tuple((step_ns / NS_PER_MS).tolist()),
-                longest=_longest(timeline, pieces, group),
+                longest=Span(
+                    file=0,
+                    start_ns=timeline.trace.file_zero_ns + int(pieces.start_ns[longest]),
+                    dur_ns=int(pieces.dur_ns[longest]),
+                ),
             )
         )
     found.sort(key=lambda op: (-op.total_ms, op.name))
-    return Operations(tuple(found), known_flops or None, known_ns / matmul_ns if matmul_ns else 0.0)
+    flops_sum = float(known_flops) if known_flops else None
+    return Operations(tuple(found), flops_sum, known_ns / matmul_ns if matmul_ns else 0.0)
 
 
 def _sum_known(amounts: NDArray[np.float64]) -> float | None:
     """Return the sum, None if one is not known."""
     total = float(amounts.sum())
     return None if math.isnan(total) else float(int(total))
-
-
-def _longest(timeline: Timeline, pieces: Pieces, group: Ids) -> Span:
-    """Return where the longest piece is, of several the first in time."""
-    tied = group[pieces.dur_ns[group] == pieces.dur_ns[group].max()]
-    longest = tied[pieces.start_ns[tied].argmin()]
-    start = timeline.trace.file_zero_ns + int(pieces.start_ns[longest])
-    return Span(file=0, start_ns=start, dur_ns=int(pieces.dur_ns[longest]))
 
 
 def _find_costs(timeline: Timeline, ops: Ids) -> _Costs:

@@ -45,6 +45,8 @@ def sum_phases(timeline: Timeline, pieces: Pieces, phase: Kinds) -> tuple[PhaseT
     On a device each phase has only the time that no phase before it in the precedence has, so that the phases
     add up to the busy time. Input is the time in which the device waited for it.
     """
+    if timeline.driver is Driver.UNSEEN:
+        return ()
     found: dict[int, PhaseTime] = {}
     waits = timeline.windows.in_steady(timeline.ledger.idle_input if timeline.ledger else iv.NOTHING)
     if waits.any():

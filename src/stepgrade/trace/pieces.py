@@ -30,18 +30,36 @@ class Pieces(NamedTuple):
     context: Kinds  # IN_INPUT | IN_BACKWARD | IN_OPTIMIZER
     steady: Mask  # belongs to a steady step
 
+    def longest(self, rows: Ids) -> int:
+        """Return the longest of the pieces in `rows`, of several the first in time."""
+        tied = rows[self.dur_ns[rows] == self.dur_ns[rows].max()]
+        return int(tied[self.start_ns[tied].argmin()])
+
 
 def find_pieces(timeline: Timeline) -> Pieces:
     """Return the pieces of the timeline's steps."""
-    return _device_pieces(timeline) if timeline.driver is Driver.DEVICE else _host_pieces(timeline)
-
-
-def _device_pieces(timeline: Timeline) -> Pieces:
+    trace, tree, links, work = timeline.trace, timeline.tree, timeline.links, timeline.trace.work
+    if timeline.driver is not Driver.DEVICE:
+        ops = trace.ops
+        none = np.full(len(ops.name), NONE, np.int32)
+        step = steps_of(ops.start_ns, timeline.steps)
+        return Pieces(
+            start_ns=ops.start_ns,
+            dur_ns=self_times(trace, tree),
+            launch_ns=ops.start_ns,
+            step=step,
+            row=tree.of_op,
+            op=np.arange(len(ops.name), dtype=np.int32),
+            name=ops.name,
+            kernel=none,
+            work=none,
+            work_class=classes_of(trace.strings, ops.name),
+            context=timeline.context[tree.of_op],
+            steady=timeline.windows.is_steady(step),
+        )
     rows = np.flatnonzero(timeline.chosen).astype(np.int32)
     own = slice(None) if timeline.chosen.all() else rows  # of an only device nothing is copied
-    trace, tree, links = timeline.trace, timeline.tree, timeline.links
-    work, step = trace.work, timeline.attribution.step[own]
-    op, row, kernel = links.op[own], links.row[own], work.name[own]
+    step, op, row, kernel = timeline.attribution.step[own], links.op[own], links.row[own], work.name[own]
     name = np.where(op >= 0, pick(trace.ops.name, op), kernel)
     if len(tree.name):
         # All collectives have an operation of the same name inside: show the name of the collective itself.
@@ -60,27 +78,6 @@ def _device_pieces(timeline: Timeline) -> Pieces:
         work=rows,
         work_class=timeline.classes[own],
         context=np.maximum(pick(timeline.context, row), 0),
-        steady=timeline.windows.is_steady(step),
-    )
-
-
-def _host_pieces(timeline: Timeline) -> Pieces:
-    ops, tree = timeline.trace.ops, timeline.tree
-    rows = np.arange(len(ops.name), dtype=np.int32)
-    none = np.full(len(rows), NONE, np.int32)
-    step = steps_of(ops.start_ns, timeline.steps)
-    return Pieces(
-        start_ns=ops.start_ns,
-        dur_ns=self_times(timeline.trace, tree),
-        launch_ns=ops.start_ns,
-        step=step,
-        row=tree.of_op,
-        op=rows,
-        name=ops.name,
-        kernel=none,
-        work=none,
-        work_class=classes_of(timeline.trace.strings, ops.name),
-        context=timeline.context[tree.of_op],
         steady=timeline.windows.is_steady(step),
     )
 

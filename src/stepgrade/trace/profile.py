@@ -13,13 +13,13 @@ from stepgrade.model.notes import Note
 from stepgrade.model.profile import DeviceSeen, Profile, Recorded, Source, Span
 from stepgrade.trace.activity import measure_activity
 from stepgrade.trace.collectives import find_arrivals
-from stepgrade.trace.counts import count_tokens
+from stepgrade.trace.counts import count_launches, count_tokens
 from stepgrade.trace.layers import Layers, find_layers
 from stepgrade.trace.ledger import add_ledgers
 from stepgrade.trace.matmuls import most_of
 from stepgrade.trace.operations import sum_operations
 from stepgrade.trace.phases import find_phases, sum_phases
-from stepgrade.trace.pieces import Pieces, find_pieces
+from stepgrade.trace.pieces import find_pieces
 from stepgrade.trace.quality import check_quality
 from stepgrade.trace.ranks import RankProfile, RankStep, merge_ranks
 from stepgrade.trace.steps import NOTES
@@ -44,73 +44,77 @@ def analyse_trace(trace: Trace) -> Profile:
 def analyse_rank(trace: Trace) -> RankProfile:
     """Return the profile of one rank's trace, with what merging ranks needs beside it."""
     timeline = build_timeline(trace)
-    trace, windows = timeline.trace, timeline.windows
+    trace = timeline.trace
     pieces = find_pieces(timeline)
     phase = find_phases(timeline, pieces)
     layers = find_layers(timeline, pieces, phase)
+    operations = sum_operations(timeline, pieces)
     tokens = count_tokens(timeline)
     device = _find_device(timeline)
-    steady = windows.steady
-    steps, steady_ns = int(steady.sum()), windows.dur_ns[steady].tolist()
+    recorded_steps = _list_steps(timeline)
+    steady = [step for step in recorded_steps if step.steady]
+    steps, total_ns = len(steady), sum(step.dur_ns for step in steady)
+    ledgers = [step.ledger for step in steady if step.ledger]
+    typical = sorted(steady, key=lambda step: step.dur_ns)[steps // 2] if steps else None
     activity = structs.replace(
         measure_activity(timeline, pieces, phase),
         recompute_ms=layers.recompute_ns / max(steps, 1) / NS_PER_MS,
         capability=device.capability if device else None,
         sequence=tokens.sequence if tokens else None,
     )
-    ledgers = timeline.ledger.of_windows(windows) if timeline.ledger else ()
-    ledger = add_ledgers([ledger for ledger, used in zip(ledgers, steady, strict=False) if used])
-    warnings = check_quality(timeline)
     profile = Profile(
         source=Source(format=FORMAT, files=(trace.file,), producer=PRODUCER),
         steps=steps or None,
-        recorded_steps=len(steady),
-        step_ms=sum(steady_ns) / steps / NS_PER_MS if steps else None,
-        samples_ms=tuple(ns / NS_PER_MS for ns in steady_ns),
+        recorded_steps=len(recorded_steps),
+        step_ms=total_ns / steps / NS_PER_MS if steps else None,
+        samples_ms=tuple(step.dur_ns / NS_PER_MS for step in steady),
+        phases=sum_phases(timeline, pieces, phase),
         layers=layers.times,
-        typical_step=_find_typical_step(windows, trace.file_zero_ns),
+        operations=operations.times,
+        typical_step=(
+            Span(file=0, start_ns=trace.file_zero_ns + typical.start_ns, dur_ns=typical.dur_ns)
+            if typical
+            else None
+        ),
         tokens_per_step=tokens.per_step if tokens else None,
-        launches_per_step=_count_launches(timeline, pieces) / max(steps, 1) or None,
-        ledger=ledger if ledger.total_ns else None,
+        launches_per_step=count_launches(timeline, pieces) / max(steps, 1) or None,
+        ledger=add_ledgers(ledgers) if ledgers and total_ns else None,
         world_size=trace.world_size,
-        # A trace lists the machine's accelerators even when the run did not use them.
-        device=_describe_device(device) if device and timeline.driver is Driver.DEVICE else None,
+        device=(
+            DeviceSeen(name=device.name, memory_bytes=device.memory_bytes, sm_count=device.sm_count)
+            if device and device.name and timeline.driver is Driver.DEVICE
+            else None  # a trace lists the machine's accelerators even when the run did not use them
+        ),
+        matmul_flops=operations.matmul_flops,
+        matmul_known_share=operations.matmul_known_share,
         matmul_dtype=most_of(activity.matmul_dtype_ms),
-        matmul_known_share=0.0,
         activity=activity,
         recorded=Recorded(versions=trace.versions, settings=tuple(sorted(trace.recorded))),
         contents=_describe_contents(timeline, layers),
         notes=tuple(_find_notes(timeline, layers)),
-        warnings=(
-            *(note for note in warnings if note.fatal),
-            *(Note("lost", f"lost in reading: {text}") for text in trace.lost),
-            *(note for note in warnings if not note.fatal),
-        ),
+        warnings=check_quality(timeline),
     )
-    if timeline.driver is not Driver.UNSEEN:
-        operations = sum_operations(timeline, pieces)
-        profile = structs.replace(
-            profile,
-            phases=sum_phases(timeline, pieces, phase),
-            operations=operations.times,
-            matmul_flops=None if operations.matmul_flops is None else float(operations.matmul_flops),
-            matmul_known_share=operations.matmul_known_share,
-        )
     return RankProfile(
         profile=profile,
         rank=trace.rank,
         base_ns=trace.base_ns,
-        steps=tuple(
-            RankStep(
-                number=number,
-                start_ns=int(windows.start_ns[index]),
-                dur_ns=int(windows.dur_ns[index]),
-                steady=bool(steady[index]),
-                ledger=ledgers[index] if ledgers else None,
-            )
-            for index, number in enumerate(timeline.steps.number.tolist())
-        ),
+        steps=recorded_steps,
         arrivals=find_arrivals(timeline, pieces),
+    )
+
+
+def _list_steps(timeline: Timeline) -> tuple[RankStep, ...]:
+    windows = timeline.windows
+    ledgers = timeline.ledger.of_windows(windows) if timeline.ledger else None
+    return tuple(
+        RankStep(
+            number=number,
+            start_ns=int(windows.start_ns[index]),
+            dur_ns=int(windows.end_ns[index] - windows.start_ns[index]),
+            steady=windows.mark[index] is StepMark.STEADY,
+            ledger=ledgers[index] if ledgers else None,
+        )
+        for index, number in enumerate(timeline.steps.number.tolist())
     )
 
 
@@ -124,30 +128,6 @@ def _find_device(timeline: Timeline) -> TraceDevice | None:
     if match is None and len({device.name for device in listed}) == 1:
         return listed[0]
     return match
-
-
-def _describe_device(device: TraceDevice) -> DeviceSeen | None:
-    if not device.name:
-        return None
-    return DeviceSeen(name=device.name, memory_bytes=device.memory_bytes, sm_count=device.sm_count)
-
-
-def _find_typical_step(windows: Windows, file_zero_ns: int) -> Span | None:
-    """Return where the steady step of middle length is."""
-    steady = np.flatnonzero(windows.steady)
-    if not len(steady):
-        return None
-    dur = windows.dur_ns
-    middle = steady[np.argsort(dur[steady], kind="stable")[len(steady) // 2]]
-    return Span(file=0, start_ns=file_zero_ns + int(windows.start_ns[middle]), dur_ns=int(dur[middle]))
-
-
-def _count_launches(timeline: Timeline, pieces: Pieces) -> int:
-    """Return how many calls launched the work of the steady steps; a graph launch is one."""
-    if timeline.driver is not Driver.DEVICE:
-        return 0
-    calls = distinct(timeline.links.call[pieces.work[pieces.steady]])
-    return int((calls >= 0).sum())
 
 
 def _describe_contents(timeline: Timeline, layers: Layers) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -22,10 +22,15 @@ HOST_SHARE = 0.2
 
 
 def check_quality(timeline: Timeline) -> tuple[Note, ...]:
-    """Return everything that limits what the trace can tell, the fatal first."""
+    """Return everything that limits what the trace can tell."""
     checks = (_check_contents, _check_steps, _check_profiler, _check_times, _check_device)
     found = [note for check in checks for note in check(timeline)]
-    return tuple(sorted(found, key=lambda note: not note.fatal))
+    return by_weight(found)
+
+
+def by_weight(notes: Iterable[Note]) -> tuple[Note, ...]:
+    """Return the notes in the order in which they are shown: fatal ones, what was lost, the others."""
+    return tuple(sorted(notes, key=lambda note: (not note.fatal, note.code != "lost")))
 
 
 def _check_contents(timeline: Timeline) -> Iterator[Note]:
@@ -33,6 +38,7 @@ def _check_contents(timeline: Timeline) -> Iterator[Note]:
     if not any(len(table.name) for table in (trace.ops, trace.calls, trace.work, trace.ranges)):
         yield Note("empty", "The trace has no events.", fatal=True)
     for text in trace.lost:
+        yield Note("lost", f"lost in reading: {text}")
         yield Note("truncated", text)
     if timeline.driver is Driver.UNSEEN:
         text = "The host drives a device, but no work of a device was recorded. Record ProfilerActivity.CUDA."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from math import fsum
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec import Struct, structs
 
@@ -23,6 +23,7 @@ from stepgrade.model.profile import LayerTime, LedgerTime, OpTime, PhaseTime, Pr
 from stepgrade.statistics import mean, median
 from stepgrade.trace.collectives import Arrival, MatchedCollectives, match_collectives
 from stepgrade.trace.ledger import add_ledgers
+from stepgrade.trace.quality import by_weight
 from stepgrade.units import NS_PER_MS, show_ms, show_share
 
 OWN_TROUBLE_SHARE = 0.02
@@ -52,6 +53,16 @@ class RankProfile(Struct, frozen=True, kw_only=True):
     arrivals: tuple[Arrival, ...]
 
 
+class AcrossRanks(NamedTuple):
+    """What only the ranks together show, over the steps that are steady on all of them."""
+
+    times: tuple[RankTime, ...]
+    step_ns: list[int]  # of the slowest chain
+    skew_ms: float | None
+    straggler: Straggler | None
+    notes: tuple[Note, ...]
+
+
 def merge_ranks(ranks: Sequence[RankProfile]) -> Profile:
     """Return the profile of the run whose ranks these are."""
     by_number = _number_ranks(ranks)
@@ -60,23 +71,19 @@ def merge_ranks(ranks: Sequence[RankProfile]) -> Profile:
     warnings = tuple(_find_warnings([*by_number.values()], common))
     first = ranks[0].profile
     if len(ranks) == 1:
-        return structs.replace(first, warnings=_merge_notes([warnings, first.warnings]))
+        return structs.replace(first, warnings=by_weight([*warnings, *first.warnings]))
     profiles = [rank.profile for rank in by_number.values()]
-    total_ns = max(sum(_durations(rank, common)) for rank in by_number.values())
-    arrivals = {number: rank.arrivals for number, rank in by_number.items()} if _share_a_clock(ranks) else {}
-    matched = match_collectives(arrivals, set(common), total_ns)
-    times = tuple(_rank_time(number, rank, common, matched) for number, rank in by_number.items())
-    straggler = _describe_straggler(matched, times, len(common)) if matched else None
-    step_ns = _slowest_chain(by_number, common, matched)
+    across = compare_ranks(by_number, common)
     files = tuple(dict.fromkeys(rank.profile.source.files[0] for rank in ranks))
-    ledgers = [rank.ledger for rank in times if rank.ledger]
+    ledgers = [time.ledger for time in across.times if time.ledger]
     flops = [None if p.matmul_flops is None else p.matmul_flops / (p.steps or 1) for p in profiles]
+    activity = merge_activities([p.activity for p in profiles if p.activity])
     return Profile(
         source=Source(format=first.source.format, files=files, producer=first.source.producer),
         steps=len(common) or None,
         recorded_steps=max(len(rank.steps) for rank in ranks),
-        step_ms=sum(step_ns) / len(common) / NS_PER_MS if common else None,
-        samples_ms=tuple(ns / NS_PER_MS for ns in step_ns),
+        step_ms=sum(across.step_ns) / len(common) / NS_PER_MS if common else None,
+        samples_ms=tuple(ns / NS_PER_MS for ns in across.step_ns),
         phases=_merge_phases(profiles, len(common)),
         layers=_merge_layers(profiles, len(common)),
         operations=_merge_operations(profiles, len(common), files),
@@ -84,23 +91,17 @@ def merge_ranks(ranks: Sequence[RankProfile]) -> Profile:
         tokens_per_step=_first_known(p.tokens_per_step for p in profiles),
         launches_per_step=mean([p.launches_per_step or 0.0 for p in profiles]) or None,
         ledger=add_ledgers(ledgers) if ledgers else None,
-        ranks=times,
+        ranks=across.times,
         world_size=_first_known(rank.profile.world_size or None for rank in ranks),
         device=_first_known(p.device for p in profiles),
         matmul_flops=mean([f or 0.0 for f in flops]) * len(common) if None not in flops else None,
         matmul_known_share=min(p.matmul_known_share or 0.0 for p in profiles),
         matmul_dtype=_first_known(p.matmul_dtype for p in profiles),
-        activity=structs.replace(
-            merge_activities([p.activity for p in profiles if p.activity]),
-            skew_ms=matched.skew_ns / max(len(common), 1) / NS_PER_MS if matched else None,
-            straggler=straggler,
-        ),
+        activity=structs.replace(activity, skew_ms=across.skew_ms, straggler=across.straggler),
         recorded=first.recorded,
         contents=_merge_contents(ranks, by_number),
-        notes=_merge_notes(
-            [tuple(_find_notes(by_number, times, matched, straggler)), *(p.notes for p in profiles)]
-        ),
-        warnings=_merge_notes([warnings, *(p.warnings for p in profiles)]),
+        notes=_merge_notes([across.notes, *(p.notes for p in profiles)]),
+        warnings=by_weight(_merge_notes([warnings, *(p.warnings for p in profiles)])),
     )
 
 
@@ -113,42 +114,52 @@ def _number_ranks(ranks: Sequence[RankProfile]) -> dict[int, RankProfile]:
     return dict(sorted({next(free) if rank.rank is None else rank.rank: rank for rank in ranks}.items()))
 
 
-def _share_a_clock(ranks: Sequence[RankProfile]) -> bool:
-    """Tell whether the ranks' times can be compared: epochs are known, or all are of one merged file."""
-    unknown = [rank.base_ns is None for rank in ranks]
-    return not any(unknown) or (all(unknown) and len({rank.profile.source.files for rank in ranks}) == 1)
-
-
-def _durations(rank: RankProfile, numbers: Sequence[int]) -> list[int]:
-    by_number = {step.number: step.dur_ns for step in rank.steps}
-    return [by_number[number] for number in numbers]
-
-
-def _rank_time(
-    number: int, rank: RankProfile, common: Sequence[int], matched: MatchedCollectives | None
-) -> RankTime:
+def compare_ranks(by_number: dict[int, RankProfile], common: Sequence[int]) -> AcrossRanks:
+    """Return how long each rank and each common step took, and which rank the others wait for."""
+    ranks = [*by_number.values()]
+    steps, numbers = max(len(common), 1), set(common)
+    dur_ns: dict[int, list[int]] = {}
+    for number, rank in by_number.items():
+        of_step = {step.number: step.dur_ns for step in rank.steps}
+        dur_ns[number] = [of_step[step] for step in common]
+    # Times can be compared if the epochs are known, or if all ranks are of one merged file.
+    undated = [rank.base_ns is None for rank in ranks]
+    share_clock = not any(undated) or (
+        all(undated) and len({rank.profile.source.files for rank in ranks}) == 1
+    )
+    arrivals = {number: rank.arrivals for number, rank in by_number.items()} if share_clock else {}
+    matched = match_collectives(arrivals, numbers, max(map(sum, dur_ns.values())))
     waits = {wait.rank: wait.wait_ns for wait in matched.ranks} if matched else {}
-    steps = max(len(common), 1)
-    numbers = set(common)
-    ledger = add_ledgers([step.ledger for step in rank.steps if step.ledger and step.number in numbers])
-    return RankTime(
-        rank=number,
-        step_ms=sum(_durations(rank, common)) // steps / NS_PER_MS,
-        wait_ms=waits[number] // steps / NS_PER_MS if number in waits else None,
-        ledger=ledger if ledger.total_ns else None,
+    times = []
+    for number, rank in by_number.items():
+        ledger = add_ledgers([step.ledger for step in rank.steps if step.ledger and step.number in numbers])
+        times.append(
+            RankTime(
+                rank=number,
+                step_ms=sum(dur_ns[number]) // steps / NS_PER_MS,
+                wait_ms=waits[number] // steps / NS_PER_MS if number in waits else None,
+                ledger=ledger if ledger.total_ns else None,
+            )
+        )
+    straggler = _describe_straggler(matched, times, steps) if matched else None
+    # Ranks whose clocks cannot be compared give the longest of their own times.
+    longest = [max(of_ranks) for of_ranks in zip(*dur_ns.values(), strict=True)]
+    return AcrossRanks(
+        times=tuple(times),
+        step_ns=_slowest_chain(by_number, common, matched) if matched else longest,
+        skew_ms=matched.skew_ns / steps / NS_PER_MS if matched else None,
+        straggler=straggler,
+        notes=tuple(_find_notes(by_number, times, matched, straggler)),
     )
 
 
 def _slowest_chain(
-    by_number: dict[int, RankProfile], common: Sequence[int], matched: MatchedCollectives | None
+    by_number: dict[int, RankProfile], common: Sequence[int], matched: MatchedCollectives
 ) -> list[int]:
     """Return how long each common step took the run.
 
     A step has begun when the last rank has begun it: from there to where the last rank begins the next one.
-    Ranks whose clocks cannot be compared give the longest of their own times instead.
     """
-    if matched is None:
-        return [*map(max, zip(*(_durations(rank, common) for rank in by_number.values()), strict=True))]
     begins: dict[int, int] = {}
     ends: dict[int, int] = {}
     for number, rank in by_number.items():
@@ -181,7 +192,7 @@ def _describe_straggler(
             trouble, excess = largest, excesses[largest]
     return Straggler(
         rank=worst.rank,
-        caused_ms=worst.caused_ns / max(steps, 1) / NS_PER_MS,
+        caused_ms=worst.caused_ns / steps / NS_PER_MS,
         last_share=worst.last / max(matched.matched, 1),
         trouble=trouble,
         trouble_excess=excess,
@@ -244,7 +255,7 @@ def _find_warnings(ranks: Sequence[RankProfile], common: Sequence[int]) -> Itera
 
 
 def _merge_notes(of_ranks: Sequence[Sequence[Note]]) -> tuple[Note, ...]:
-    """Return the notes, fatal ones first; where several ranks have one, the first with how many more do."""
+    """Return each note once; where several ranks have one, the first with how many more do."""
     first: dict[tuple[str, int], Note] = {}
     more: Counter[tuple[str, int]] = Counter()
     for notes in of_ranks:
@@ -259,7 +270,7 @@ def _merge_notes(of_ranks: Sequence[Sequence[Note]]) -> tuple[Note, ...]:
     for key, count in more.items():
         text = f"{first[key].text} (The same on {count} more {'rank' if count == 1 else 'ranks'}.)"
         first[key] = structs.replace(first[key], text=text)
-    return tuple(sorted(first.values(), key=lambda note: (not note.fatal, note.code != "lost")))
+    return tuple(first.values())
 
 
 def _first_known(values: Iterable[Known | None]) -> Known | None:
@@ -337,30 +348,20 @@ def _merge_operations(profiles: Sequence[Profile], steps: int, files: tuple[str,
     for profile in profiles:
         scale = steps / (profile.steps or 1) / len(profiles)
         for op in profile.operations:
-            scaled = structs.replace(
+            before = merged.get(op.name, OpTime(name=op.name, total_ms=0.0, calls=0.0, flops=0.0, bytes=0.0))
+            longest = _in_file(op.longest, profile, files)
+            if before.longest and (not longest or before.longest.dur_ns >= longest.dur_ns):
+                longest = before.longest
+            merged[op.name] = structs.replace(
                 op,
-                total_ms=op.total_ms * scale,
-                calls=(op.calls or 0.0) * scale,
-                flops=None if op.flops is None else op.flops * scale,
-                bytes=None if op.bytes is None else op.bytes * scale,
-                longest=_in_file(op.longest, profile, files),
+                total_ms=op.total_ms * scale + before.total_ms,
+                calls=(op.calls or 0.0) * scale + (before.calls or 0.0),
+                flops=None if op.flops is None or before.flops is None else op.flops * scale + before.flops,
+                bytes=None if op.bytes is None or before.bytes is None else op.bytes * scale + before.bytes,
+                longest=longest,
                 samples_ms=samples.get(op.name, ()),
             )
-            before = merged.get(op.name)
-            merged[op.name] = _add_operations(before, scaled) if before else scaled
     return tuple(sorted(merged.values(), key=lambda op: (-op.total_ms, op.name)))
-
-
-def _add_operations(before: OpTime, op: OpTime) -> OpTime:
-    longer = op.longest and before.longest and op.longest.dur_ns > before.longest.dur_ns
-    return structs.replace(
-        op,
-        total_ms=op.total_ms + before.total_ms,
-        calls=(op.calls or 0.0) + (before.calls or 0.0),
-        flops=None if op.flops is None or before.flops is None else op.flops + before.flops,
-        bytes=None if op.bytes is None or before.bytes is None else op.bytes + before.bytes,
-        longest=op.longest if longer else before.longest,
-    )
 
 
 def merge_activities(activities: Sequence[Activity]) -> Activity:

@@ -87,9 +87,16 @@ def build_timeline(trace: Trace) -> Timeline:
         device = int(np.bincount(work.device[numbered], weights=work.dur_ns[numbered]).argmax())
     chosen = work.device == (NONE if device is None else device)
     windows = find_windows(work, attribution, steps, chosen)
-    classes = _classify_work(trace)
+    # What carries a collective's description is communication, whatever its name.
+    classes = np.where(work.collective >= 0, WorkClass.COMMUNICATION, classes_of(trace.strings, work.name))
+    copies = (work.kind != DeviceEvent.KERNEL) & (classes != WorkClass.COMMUNICATION)
+    classes = np.where(copies, WorkClass.COPY, classes)
     host = find_host_state(trace, links, steps, windows)
     driver = _find_driver(trace)
+    # Each row of the tree lies in what its own name and those of the rows above it say.
+    bits = np.zeros(max(len(trace.strings), 1), np.int8)
+    for pattern, bit in ((INPUT, IN_INPUT), (BACKWARD, IN_BACKWARD), (OPTIMIZER, IN_OPTIMIZER)):
+        bits[np.flatnonzero(matching(trace.strings, pattern))] |= bit
     extent = (int(windows.start_ns.min()), int(windows.end_ns.max()))
     ledger = None
     if driver is Driver.DEVICE:
@@ -99,7 +106,7 @@ def build_timeline(trace: Trace) -> Timeline:
     return Timeline(
         trace=trace,
         tree=tree,
-        context=_find_context(trace, tree),
+        context=inherit(tree.parent, bits[tree.name]),
         links=links,
         steps=steps,
         attribution=attribution,
@@ -138,22 +145,6 @@ def _possible_rows(table: Table) -> Table:
     if possible.all():
         return table
     return type(table)(**{name: column[possible] for name, column in structs.asdict(table).items()})
-
-
-def _classify_work(trace: Trace) -> Kinds:
-    """Return the class of all device work; what carries a collective's description is communication."""
-    work = trace.work
-    found = np.where(work.collective >= 0, WorkClass.COMMUNICATION, classes_of(trace.strings, work.name))
-    copies = (work.kind != DeviceEvent.KERNEL) & (found != WorkClass.COMMUNICATION)
-    return np.where(copies, WorkClass.COPY, found)
-
-
-def _find_context(trace: Trace, tree: HostTree) -> Kinds:
-    """Return for each row of the tree what it lies in, by its own name and those of the rows above it."""
-    bits = np.zeros(max(len(trace.strings), 1), np.int8)
-    for pattern, bit in ((INPUT, IN_INPUT), (BACKWARD, IN_BACKWARD), (OPTIMIZER, IN_OPTIMIZER)):
-        bits[np.flatnonzero(matching(trace.strings, pattern))] |= bit
-    return inherit(tree.parent, bits[tree.name])
 
 
 def _find_driver(trace: Trace) -> Driver:

@@ -190,7 +190,7 @@ def _marked(start: Longs, end: Longs, known: Mask, amount: Longs, *, on_device: 
         longer = dur[last[0]] > np.median(dur[rest])
         if longer and _is_off(dur, kind, last[0], rest):
             mark[last] = StepMark.FLUSH
-    return Windows(start, end, on_device, known, kind, tuple(mark.tolist()))
+    return Windows(start, end, on_device, known, kind, tuple(map(StepMark, mark.tolist())))
 
 
 def _is_off(dur: Longs, kind: Ids, step: np.intp, others: NDArray[np.intp]) -> bool:
