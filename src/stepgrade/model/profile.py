@@ -83,6 +83,19 @@ class LedgerTime(Struct, frozen=True, kw_only=True):
     idle_sync_ns: int
     unattributed_ns: int
 
+    def shares(self) -> dict[str, float]:
+        """Return each account as a share of the total; all zero for an empty one."""
+        total = max(self.total_ns, 1)
+        return {
+            "compute": self.compute_ns / total,
+            "exposed_communication": self.exposed_communication_ns / total,
+            "exposed_copy": self.exposed_copy_ns / total,
+            "idle_input": self.idle_input_ns / total,
+            "idle_host": self.idle_host_ns / total,
+            "idle_sync": self.idle_sync_ns / total,
+            "unattributed": self.unattributed_ns / total,
+        }
+
 
 class RankTime(Struct, frozen=True, kw_only=True):
     """One rank: its mean step, how long it waits in collectives for later ranks, its ledger."""

@@ -40,12 +40,7 @@ def shares_of(ledger: LedgerTime | None) -> Ledger | None:
     """Return the seven accounts as shares of the time they add up to."""
     if ledger is None or not ledger.total_ns:
         return None
-    return Ledger(
-        **{
-            account: getattr(ledger, f"{account}_ns") / ledger.total_ns
-            for account in Ledger.__struct_fields__
-        }
-    )
+    return Ledger(**ledger.shares())
 
 
 def rank_causes(
