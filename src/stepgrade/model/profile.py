@@ -101,7 +101,7 @@ class RankTime(Struct, frozen=True, kw_only=True):
     """One rank: its mean step, how long it waits in collectives for later ranks, its ledger."""
 
     rank: int
-    step_ms: float
+    mean_step_ms: float
     wait_ms: float | None = None
     ledger: LedgerTime | None = None
 
@@ -130,7 +130,7 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     source: Source
     steps: int | None = None
-    step_ms: float | None = None
+    mean_step_ms: float | None = None
     samples_ms: tuple[float, ...] = ()
     wall_coverage: float | None = None
     phases: tuple[PhaseTime, ...] = ()
@@ -166,7 +166,7 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     def _figures(self) -> Iterator[tuple[str, float | None]]:
         """Yield every measured figure with the name it has for people."""
-        yield "step time", self.step_ms
+        yield "step time", self.mean_step_ms
         yield "wall coverage", self.wall_coverage
         yield "throughput", self.throughput_tok_s
         yield "tokens per step", self.tokens_per_step
@@ -189,7 +189,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     @property
     def is_empty(self) -> bool:
         """Tell whether the source measured nothing that could be shown."""
-        measured = (self.step_ms, self.throughput_tok_s)
+        measured = (self.mean_step_ms, self.throughput_tok_s)
         parts = (self.phases, self.layers, self.operations)
         return all(figure is None for figure in measured) and not any(parts)
 
