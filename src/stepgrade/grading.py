@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stepgrade.compare.fingerprint import allowed_fields
-from stepgrade.compare.regression import baseline_of, compared
+from stepgrade.compare.regression import compared
 from stepgrade.config.limits import Limits
 from stepgrade.contract import Grade
 from stepgrade.diagnosis.advice import advice_for
@@ -73,7 +73,7 @@ def as_baseline(baseline: Baseline | Profile | Scorecard, options: ScoreOptions,
         target = target_for(baseline, setup)
         asked = ScoreOptions(tokens_per_step=options.tokens_per_step, target=target)
         baseline = score_profile(baseline, asked)
-    return baseline_of(baseline) if isinstance(baseline, Scorecard) else baseline
+    return Baseline.of(baseline) if isinstance(baseline, Scorecard) else baseline
 
 
 def score_profile(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from stepgrade.config.limits import Limits
-from stepgrade.model import LedgerTime, Profile
-from stepgrade.model.scorecard import Cause, Ledger, Operation
+from stepgrade.model import Ledger, LedgerTime, Profile
+from stepgrade.model.scorecard import Cause, Operation
 from stepgrade.scoring.bottleneck import Bottleneck, Verdict
 from stepgrade.scoring.step_times import step_ms_of
 from stepgrade.units import show_count, show_share
