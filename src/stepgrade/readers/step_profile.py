@@ -104,7 +104,7 @@ def _profile(document: _Document, name: str) -> Profile:
     return Profile(
         source=Source(format=_format(document), files=(name,), producer=_producer(document)),
         steps=steps or None,
-        step_ms=_step_ms(document, steps),
+        mean_step_ms=_step_ms(document, steps),
         samples_ms=tuple(document.samples_ms),
         wall_coverage=document.wall_coverage,
         phases=tuple(_phase(name, phase) for name, phase in sorted(document.phases.items())),
