@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stepgrade.compare.fingerprint import allowed_fields
-from stepgrade.compare.regression import baseline_of, compared
+from stepgrade.compare.regression import compared
 from stepgrade.contract import Grade
 from stepgrade.contract.scorecard import HOTSPOTS_SHOWN
 from stepgrade.diagnosis.advice import advice_for
@@ -15,10 +15,10 @@ from stepgrade.diagnosis.settings import DEFAULT_SETTINGS, Settings
 from stepgrade.errors import BadOption, NotMeasured
 from stepgrade.hardware import Target
 from stepgrade.hardware.setup import Setup
-from stepgrade.model import Baseline, Note, Profile
+from stepgrade.model import Baseline, Ledger, Note, Profile
 from stepgrade.model.finding import Finding
 from stepgrade.model.profile import STEP_PROFILER_V2
-from stepgrade.model.scorecard import UNGRADED, DeviceUse, Ledger, RankRow, Scorecard, StepStats
+from stepgrade.model.scorecard import UNGRADED, DeviceUse, RankRow, Scorecard, StepStats
 from stepgrade.scoring.causes import bottleneck_of_ledger, bottleneck_of_phases, rank_causes, work_of
 from stepgrade.scoring.efficiency import ScoreOptions, efficiency_of
 from stepgrade.scoring.fingerprint import fingerprint_of
@@ -83,7 +83,7 @@ def as_baseline(
     """Return the earlier run's figures; a profile's rate is known only from its tokens per step."""
     if isinstance(baseline, Profile):
         baseline = score(baseline, setup=setup, tokens_per_step=tokens_per_step)
-    return baseline_of(baseline) if isinstance(baseline, Scorecard) else baseline
+    return Baseline.of(baseline) if isinstance(baseline, Scorecard) else baseline
 
 
 def _card(profile: Profile, options: ScoreOptions, settings: Settings) -> Scorecard:

@@ -6,9 +6,9 @@ from msgspec import Struct
 
 from stepgrade.config.limits import DEFAULT_LIMITS, Limits
 from stepgrade.hardware import Target
-from stepgrade.model import Profile
+from stepgrade.model import Ledger, Profile
 from stepgrade.model.activity import Activity
-from stepgrade.model.scorecard import Cause, Ledger, Operation
+from stepgrade.model.scorecard import Cause, Operation
 from stepgrade.scoring.causes import Verdict
 from stepgrade.scoring.efficiency import Efficiency
 from stepgrade.scoring.layers import SlowLayer

@@ -13,7 +13,6 @@ from msgspec import Struct
 
 from stepgrade.errors import BadInput
 from stepgrade.model.activity import Activity
-from stepgrade.model.fingerprint import Fingerprint
 from stepgrade.model.notes import Note
 
 RECORDER = "stepgrade recorder, PyTorch"  # the producer of what our own recorder writes
@@ -99,6 +98,23 @@ class LedgerTime(Struct, frozen=True, kw_only=True):
         }
 
 
+class Ledger(Struct, frozen=True, kw_only=True):
+    """Where a step's time goes; what is known adds up to 1, what cannot be told apart is None."""
+
+    compute: float | None = None
+    exposed_communication: float | None = None
+    exposed_copy: float | None = None
+    idle_input: float | None = None
+    idle_host: float | None = None
+    idle_sync: float | None = None
+    unattributed: float | None = None
+
+    @classmethod
+    def of(cls, times: LedgerTime | None) -> Ledger | None:
+        """Return the accounts as shares of the time they add up to; None without any."""
+        return cls(**times.shares()) if times is not None and times.total_ns else None
+
+
 class RankTime(Struct, frozen=True, kw_only=True):
     """One rank: its mean step, how long it waits in collectives for later ranks, its ledger."""
 
@@ -164,7 +180,7 @@ class Profile(Struct, frozen=True, kw_only=True):
             if count is not None and not 0 <= count <= LARGEST_COUNT:
                 raise BadInput(f"must be a whole number from 0 to {LARGEST_COUNT}", where=place)
         for place, value in self._figures():
-            _check_figure(place, value)
+            check_figure(place, value)
 
     def _figures(self) -> Iterator[tuple[str, float | None]]:
         """Yield every measured figure with the name it has for people."""
@@ -209,41 +225,7 @@ class Profile(Struct, frozen=True, kw_only=True):
         return all(figure is None for figure in measured) and not any(parts)
 
 
-class Baseline(Struct, frozen=True, kw_only=True):
-    """What an earlier run reached, as far as it is known."""
-
-    name: str
-    throughput_tok_s: float | None = None
-    step_ms: float | None = None
-    wall_coverage: float | None = None
-    device: str | None = None
-    ledger: dict[str, float | None] = {}  # shares of the step by account
-    phases_ms: dict[str, float] = {}
-    samples_ms: tuple[float, ...] = ()
-    operations_ms: dict[str, float] = {}
-    operation_calls: dict[str, float] = {}  # per step
-    operation_samples_ms: dict[str, tuple[float, ...]] = {}  # one for each steady step
-    phase_samples_ms: dict[str, tuple[float, ...]] = {}
-    layers_ms: dict[str, float] = {}
-    launches_per_step: float | None = None
-    peak_memory_bytes: float | None = None
-    tokens_per_step: float | None = None
-    fingerprint: Fingerprint | None = None
-
-    def __post_init__(self) -> None:
-        figures = {
-            "throughput": self.throughput_tok_s,
-            "step time": self.step_ms,
-            "coverage": self.wall_coverage,
-            "launches": self.launches_per_step,
-            "peak memory": self.peak_memory_bytes,
-        }
-        for place, value in (*figures.items(), *self.operations_ms.items(), *self.layers_ms.items()):
-            _check_figure(place, value)
-        for value in self.samples_ms:
-            _check_figure("a step's sample", value)
-
-
-def _check_figure(place: str, value: float | None) -> None:
+def check_figure(place: str, value: float | None) -> None:
+    """Raise BadInput unless the figure is a finite number of 0 or more, or None."""
     if value is not None and not (math.isfinite(value) and value >= 0.0):
         raise BadInput(f"must be a finite number of 0 or more, not {value:g}", where=place)

@@ -8,8 +8,8 @@ from msgspec import Struct
 
 from stepgrade.config.limits import Limits
 from stepgrade.contract import Bottleneck as BottleneckV1
-from stepgrade.model import Profile
-from stepgrade.model.scorecard import UNKNOWN, Cause, Ledger, Operation
+from stepgrade.model import Ledger, Profile
+from stepgrade.model.scorecard import UNKNOWN, Cause, Operation
 from stepgrade.scoring.efficiency import Efficiency
 from stepgrade.scoring.phases import PhaseKind, PhasesOfStep
 from stepgrade.scoring.step_times import RunTimes

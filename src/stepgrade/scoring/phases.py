@@ -8,8 +8,8 @@ from msgspec import Struct
 
 from stepgrade.config.limits import Limits
 from stepgrade.contract.scorecard import add_up
-from stepgrade.model import Note, PhaseTime, Profile
-from stepgrade.model.scorecard import Ledger, PhaseShare
+from stepgrade.model import Ledger, Note, PhaseTime, Profile
+from stepgrade.model.scorecard import PhaseShare
 from stepgrade.scoring.reference import launch_overhead_v1
 from stepgrade.scoring.step_times import RunTimes, kept_of_part
 from stepgrade.units import show_share
