@@ -200,10 +200,10 @@ def _operation_notes(profile: Profile) -> tuple[Note, ...]:
 def _device(target: Target) -> DeviceUse | None:
     device = target.device
     if device is not None:
-        basis = target.device_basis or ("given with --device-file" if device.is_by_hand else "given")
+        basis = target.device_basis or ("given by a file" if device.is_by_hand else "given")
         return DeviceUse(key=device.key, name=device.name, count=_count(target), basis=basis)
     if target.figures.bandwidth() or target.figures.compute(target.dtype):
-        basis = "described by --peak-bw" if target.figures.bandwidth() else "described by --peak-tflops"
+        basis = "described by its bandwidth" if target.figures.bandwidth() else "described by its peak"
         return DeviceUse(key=None, name=None, count=_count(target), basis=basis)
     return None
 
