@@ -7,8 +7,8 @@ import re
 from collections import Counter
 from importlib import import_module
 
-from stepgrade.cli.flags import FLAGS
 from stepgrade.cli.dispatch import COMMANDS
+from stepgrade.cli.flags import FLAGS
 from stepgrade.cli.parser import Parser
 from tests.conftest import ROOT
 
