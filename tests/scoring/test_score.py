@@ -278,7 +278,7 @@ def step_profile_texts(draw: st.DrawFn) -> str:
 @given(step_profile_texts(), st.floats(1, 10_000))
 def test_notes_tell_truly_what_contract_v1_calls_the_bottleneck(text: str, tok_s: float) -> None:
     v1 = compute_training_scorecard(StepProfilerInput.from_json(text), tok_s, HardwareSpec.gb10())
-    v2 = card_of(step_profile.read_text(text.encode(), "p"), throughput_tok_s=tok_s, device="gb10")
+    v2 = card_of(step_profile.profile_from_json(text.encode(), "p"), throughput_tok_s=tok_s, device="gb10")
     said = [note.text for note in v2.notes if note.code == "v1_bottleneck"]
     if v1.bottleneck.value == v2.bottleneck:
         assert said == []

@@ -87,11 +87,11 @@ def recognises(content: Content) -> bool:
 
 def read(content: Content) -> Profile:
     """Return the profile in a file that is nothing but its JSON."""
-    return read_text(content.document(), content.name)
+    return profile_from_json(content.document(), content.name)
 
 
-def read_text(text: bytes, name: str) -> Profile:
-    """Return the profile in a JSON text; raise BadInput with the place of what is wrong."""
+def profile_from_json(text: bytes, name: str) -> Profile:
+    """Return the profile in a JSON text that is called `name`; raise BadInput with the place of what is wrong."""
     return _profile(decode_json(text, _Document), name)
 
 

@@ -102,16 +102,11 @@ def _mean(facts: Sequence[TraceFacts], figure: Callable[[TraceFacts], float]) ->
 def _each_once(notes: list[Note]) -> tuple[Note, ...]:
     """Return the first note of each code, with how many more ranks have the same one."""
     first: dict[str, Note] = {}
-    others: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for note in notes:
-        if first.setdefault(note.code, note) is not note:
-            others[note.code] = others.get(note.code, 0) + 1
-    return tuple(
-        structs.replace(note, text=f"{note.text} ({others[code]} more ranks likewise.)")
-        if code in others
-        else note
-        for code, note in first.items()
-    )
+        first.setdefault(note.code, note)
+        counts[note.code] = counts.get(note.code, 0) + 1
+    return tuple(structs.replace(note, more_ranks=counts[code] - 1) for code, note in first.items())
 
 
 def _typical_step(facts: Sequence[TraceFacts], files: tuple[str, ...]) -> Span | None:
