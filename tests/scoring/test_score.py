@@ -78,7 +78,7 @@ def test_what_is_not_known_is_ungraded_and_says_what_would_help(options: dict, r
 def test_enough_shapes_grade_a_run_without_tokens(known: float, grade: str) -> None:
     flops = 0.25 * 989.4e12 * 10 * 0.1  # a quarter of the peak through ten steps of 100 ms
     shapes = {"matmul_flops": flops, "matmul_dtype": "bf16", "matmul_known_share": known}
-    card = card_of(make_profile(steps=10, step_ms=100.0, **shapes), device="h100-sxm5-80gb")
+    card = card_of(make_profile(steps=10, mean_step_ms=100.0, **shapes), device="h100-sxm5-80gb")
     assert card.grade == grade
     assert any("79 % of the time" in reason.text for reason in card.ungraded_because) == (grade == "ungraded")
 

@@ -21,6 +21,8 @@ from stepgrade.record.totals import Totals
 if TYPE_CHECKING:
     from stepgrade.record.recording import Recording
 
+from stepgrade.files import write_whole
+
 JOURNAL_VERSION = 1
 _LEAST_GAP_SHARE = 0.005
 
@@ -46,7 +48,7 @@ class Journal:
         if _is_special(self.path):
             return  # a pipe or a device gets the final JSON only
         if not self._begun:
-            _replace(self.path, encode(head) + encode(line))
+            write_whole(self.path, encode(head) + encode(line))
             self._begun = True
             return
         with self.path.open("r+b") as stream:
@@ -65,15 +67,12 @@ class Journal:
         Return where it is; raise OSError when neither could be written.
         """
         try:
-            if _is_special(self.path):
-                self.path.write_bytes(text)
-            else:
-                _replace(self.path, text)
+            write_whole(self.path, text)
         except OSError:
             elsewhere = Path(tempfile.gettempdir()) / self.path.name
             if elsewhere.resolve() == self.path.resolve() or _is_special(elsewhere):
                 raise
-            _replace(elsewhere, text)
+            write_whole(elsewhere, text)
             return elsewhere
         return self.path
 
@@ -93,18 +92,6 @@ def _is_special(path: Path) -> bool:
         return not stat.S_ISREG(path.stat().st_mode)
     except OSError:
         return False
-
-
-def _replace(path: Path, text: bytes) -> None:
-    """Write beside the target and move it there in one step, so that it is whole or as it was."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        draft.write_bytes(text)
-        draft.replace(path)
-    except OSError:
-        with suppress(OSError):
-            draft.unlink()
-        raise
 
 
 class RunDescription(Struct):

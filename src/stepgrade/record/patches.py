@@ -10,7 +10,9 @@ import torch
 import torch.distributed
 from torch import Tensor
 from torch.nn import Module
-from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator  # every iterator derives from it
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter as LoaderIterator,
+)  # every iterator derives from it
 
 from stepgrade.record.timeline import (
     BACKWARD,

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stepgrade.record import patches
 from stepgrade.record.blocks import find_blocks, unique_names
@@ -246,7 +247,7 @@ class Recording:
             if self.ended == ended and optimizer is self._main_optimizer:
                 self._stepped(optimizer)
 
-    def _is_watched(self, iterator: patches.LoaderIterator) -> bool:
+    def _is_watched(self, iterator: _BaseDataLoaderIter) -> bool:
         datasets = self._datasets
         return datasets is None or any(iterator._dataset is dataset for dataset in datasets)  # noqa: SLF001
 
