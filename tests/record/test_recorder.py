@@ -51,6 +51,30 @@ def test_what_the_recorder_returns_is_what_the_reader_reads(tmp_path: Path) -> N
     assert "torch" in read.recorded.versions
 
 
+def test_the_recorder_scores_as_the_file_does(tmp_path: Path) -> None:
+    loop = Loop()
+    with sg.Recorder(loop.model, path=tmp_path / "run.json") as recorder:
+        loop.run(recorder.step)
+    read = sg.load(tmp_path / "run.json")
+    assert recorder.score() == sg.score(read)
+    assert recorder.score().fingerprint is not None
+    hardware = {"device": "h100-sxm5-80gb", "bytes_per_token": 1e6, "throughput_tok_s": 1000.0}
+    assert recorder.score(**hardware) == sg.score(read, **hardware)
+    setup = sg.Setup(peak_bw_gb_s=20, bytes_per_token=1e6)
+    assert recorder.score(setup=setup, baseline=read) == sg.score(read, setup=setup, baseline=read)
+
+
+def test_a_loss_that_is_not_finite_is_noted_and_the_training_goes_on(tmp_path: Path) -> None:
+    with sg.Recorder(path=tmp_path / "run.json", warmup=0, flush_seconds=0) as recorder:
+        for loss in (2.5, float("nan"), torch.tensor(float("inf")), 2.0):
+            recorder.step(loss)
+    profile = sg.load(tmp_path / "run.json")
+    assert profile.contents["loss"] == "2.5 to 2"
+    assert [note.text for note in profile.notes if note.code == "loss_not_finite"] == [
+        "the loss of 2 steps was not a finite number"
+    ]
+
+
 def test_contract_v1_reads_it(tmp_path: Path) -> None:
     record(tmp_path / "run.json", Loop())
     profile = StepProfilerInput.from_json((tmp_path / "run.json").read_bytes())

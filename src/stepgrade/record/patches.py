@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed
 from torch import Tensor
 from torch.nn import Module
-from torch.utils.data.dataloader import (
-    _BaseDataLoaderIter as LoaderIterator,
-)  # every iterator derives from it
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stepgrade.record.timeline import (
     BACKWARD,
@@ -44,19 +41,21 @@ _ABSENT = object()
 # What DDP starts with; measuring each iteration costs a synchronisation on accelerators.
 _DDP_DEFAULT_RATE = 100
 _DDP_TIMES = ("backward_comm_time", "backward_compute_comm_overlap_time")
-# What is wrapped, and what wraps it: it takes and returns what torch's function does.
-_Function = Callable[..., Any]
 
 
 class Patches:
-    """Attributes that were replaced, and how to put each of them back."""
+    """Functions of torch that were replaced, and how to put each of them back."""
 
     def __init__(self) -> None:
         self._replaced: list[tuple[object, str, object, object]] = []
 
-    def replace(self, owner: object, name: str, make: Callable[[_Function], _Function]) -> None:
-        """Replace an attribute by `make(attribute)`; where it is inherited, `undo` only deletes ours."""
-        ours = make(getattr(owner, name))
+    def wrap(self, owner: object, name: str, around: Callable[..., object]) -> None:
+        """Replace a function by `around(original, *arguments)`; where it is inherited `undo` deletes ours."""
+        original = getattr(owner, name)
+
+        def ours(*args: object, **kwargs: object) -> object:
+            return around(original, *args, **kwargs)
+
         self._replaced.append((owner, name, vars(owner).get(name, _ABSENT), ours))
         setattr(owner, name, ours)
 
@@ -75,97 +74,80 @@ class Patches:
 def patch_backward(patches: Patches, timeline: Timeline) -> None:
     """Time every `loss.backward()`; one inside another (reentrant checkpointing) is part of it."""
 
-    def make(original: _Function) -> _Function:
-        def backward(*args: object, **kwargs: object) -> None:
-            if _is_compiling() or not timeline.live or timeline.direction == BACKWARD:
-                original(*args, **kwargs)
-                return
-            timeline.enter(BACKWARD)
-            try:
-                original(*args, **kwargs)
-            finally:
-                timeline.mark(BACKWARD_DONE)
-                timeline.leave()
+    def timed(original: Callable[..., object], *args: object, **kwargs: object) -> object:
+        if _is_compiling() or not timeline.live or timeline.direction == BACKWARD:
+            return original(*args, **kwargs)
+        timeline.enter(BACKWARD)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            timeline.mark(BACKWARD_DONE)
+            timeline.leave()
 
-        return backward
-
-    patches.replace(torch.autograd, "backward", make)
+    patches.wrap(torch.autograd, "backward", timed)
 
 
-def patch_input(patches: Patches, timeline: Timeline, is_watched: Callable[[LoaderIterator], bool]) -> None:
+def patch_input(
+    patches: Patches, timeline: Timeline, is_watched: Callable[[_BaseDataLoaderIter], bool]
+) -> None:
     """Time the wait for each batch of the watched DataLoaders."""
 
-    def make(original: _Function) -> _Function:
-        def __next__(self: LoaderIterator) -> object:  # noqa: N807  that is its name
-            if not is_watched(self):
-                return original(self)
-            timeline.enter(INPUT)
-            try:
-                return original(self)
-            finally:
-                timeline.leave()
+    def timed(original: Callable[..., object], iterator: _BaseDataLoaderIter) -> object:
+        if not is_watched(iterator):
+            return original(iterator)
+        timeline.enter(INPUT)
+        try:
+            return original(iterator)
+        finally:
+            timeline.leave()
 
-        return __next__
-
-    patches.replace(LoaderIterator, "__next__", make)
+    patches.wrap(_BaseDataLoaderIter, "__next__", timed)  # every iterator derives from it
 
 
 def patch_zero_grad(patches: Patches, timeline: Timeline, owner: object) -> None:
     """Count `zero_grad` of an optimizer, or of all of them, as the optimizer's time."""
-    patches.replace(owner, "zero_grad", lambda original: _timed(original, timeline, OPTIMIZER))
+    patches.wrap(owner, "zero_grad", partial(_timed, timeline, OPTIMIZER))
 
 
-def patch_grad_scaler(patches: Patches, around: _Function) -> None:
+def patch_grad_scaler(patches: Patches, around: Callable[..., object]) -> None:
     """Replace a scaler's step by `around(original, scaler, optimizer, …)`: it may skip the optimizer's."""
-
-    def make(original: _Function) -> _Function:
-        def step(self: object, optimizer: object, *args: object, **kwargs: object) -> object:
-            return around(original, self, optimizer, *args, **kwargs)
-
-        return step
-
     # torch 2.2 has it under cuda only
-    patches.replace(getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler), "step", make)
+    patches.wrap(getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler), "step", around)
 
 
 def patch_copies(patches: Patches, timeline: Timeline) -> None:
     """Time copies between host and device that the loop itself makes."""
+
+    def timed(original: Callable[..., Tensor], tensor: Tensor, *args: object, **kwargs: object) -> Tensor:
+        if _is_compiling() or not timeline.live:
+            return original(tensor, *args, **kwargs)
+        started = timeline.now()
+        copy = original(tensor, *args, **kwargs)
+        if copy.device.type != tensor.device.type:
+            timeline.span(started, H2D if tensor.device.type == "cpu" else D2H)
+        return copy
+
     for name in ("to", "cuda", "cpu"):
-        patches.replace(Tensor, name, lambda original: _timed_copy(original, timeline))
+        patches.wrap(Tensor, name, timed)
 
 
 def patch_collectives(patches: Patches, timeline: Timeline) -> None:
     """Time the collectives that Python calls: those of FSDP and of the loop itself, not DDP's reducer."""
-    if not torch.distributed.is_available():
-        return
-    for name in filter(partial(hasattr, torch.distributed), _COLLECTIVES):
-        patches.replace(torch.distributed, name, lambda original: _timed(original, timeline, COMMUNICATION))
+    if torch.distributed.is_available():
+        for name in filter(partial(hasattr, torch.distributed), _COLLECTIVES):
+            patches.wrap(torch.distributed, name, partial(_timed, timeline, COMMUNICATION))
 
 
-def _timed(original: _Function, timeline: Timeline, code: int) -> _Function:
-    def timed(*args: object, **kwargs: object) -> object:
-        if _is_compiling():
-            return original(*args, **kwargs)
-        timeline.enter(code)
-        try:
-            return original(*args, **kwargs)
-        finally:
-            timeline.leave()
-
-    return timed
-
-
-def _timed_copy(original: _Function, timeline: Timeline) -> _Function:
-    def copied(self: Tensor, *args: object, **kwargs: object) -> Tensor:
-        if _is_compiling() or not timeline.live:
-            return original(self, *args, **kwargs)
-        started = timeline.now()
-        copy: Tensor = original(self, *args, **kwargs)
-        if copy.device.type != self.device.type:
-            timeline.span(started, H2D if self.device.type == "cpu" else D2H)
-        return copy
-
-    return copied
+def _timed(
+    timeline: Timeline, code: int, original: Callable[..., object], *args: object, **kwargs: object
+) -> object:
+    if _is_compiling():
+        return original(*args, **kwargs)
+    timeline.enter(code)
+    try:
+        return original(*args, **kwargs)
+    finally:
+        timeline.leave()
 
 
 class DdpTimers:

@@ -53,48 +53,45 @@ class _ModelSearch:
     """Finds the outermost modules that are called with gradients: the models of the training loop."""
 
     def __init__(self, recorder: ScriptRecorder) -> None:
-        from torch import nn  # noqa: PLC0415  an extra
-
         from stepgrade.record.patches import Patches  # noqa: PLC0415  needs torch
 
         self._recorder = recorder
         self._known: set[Module] = set()  # the models found, and all that is inside them
         self._over = False
         self._patches = Patches()
-        self._module_class = nn.Module
-        self._patches.replace(nn.Module, "__call__", self._make)
+        self._wrap_calls()
 
     def end(self) -> None:
         self._over = True
         self._known.clear()
         self._patches.undo()
 
-    def _make(self, original: Callable[..., object]) -> Callable[..., object]:
-        from torch.compiler import is_compiling  # noqa: PLC0415  an extra
+    def _wrap_calls(self) -> None:
+        from torch.nn import Module  # noqa: PLC0415  an extra
 
-        search = self
+        self._patches.wrap(Module, "__call__", self._call)
 
-        def __call__(self: Module, *args: object, **kwargs: object) -> object:  # noqa: N807  that is its name
-            if search._over or is_compiling():  # a compiled model may have kept this function
-                return original(self, *args, **kwargs)
-            search._patches.undo()  # what is called inside should see torch unchanged
-            search._look_at(self)
-            try:
-                return original(self, *args, **kwargs)
-            finally:
-                if not search._over and search._recorder.steps < _STEPS_TO_LOOK_FOR_MODELS:
-                    search._patches.replace(search._module_class, "__call__", search._make)
-
-        return __call__
-
-    def _look_at(self, module: Module) -> None:
+    def _call(
+        self, original: Callable[..., object], module: Module, *args: object, **kwargs: object
+    ) -> object:
         import torch  # noqa: PLC0415  an extra
 
-        if module in self._known or not torch.is_grad_enabled() or self._recorder.is_in_backward:
-            return
-        if any(parameter.requires_grad for parameter in module.parameters()):
+        if self._over or torch.compiler.is_compiling():  # a compiled model may have kept this function
+            return original(module, *args, **kwargs)
+        self._patches.undo()  # what is called inside should see torch unchanged
+        if (
+            module not in self._known
+            and torch.is_grad_enabled()
+            and not self._recorder.is_in_backward
+            and any(parameter.requires_grad for parameter in module.parameters())
+        ):
             self._known |= set(module.modules())
             self._recorder.watch_model(module)
+        try:
+            return original(module, *args, **kwargs)
+        finally:
+            if not self._over and self._recorder.steps < _STEPS_TO_LOOK_FOR_MODELS:
+                self._wrap_calls()
 
 
 def run_script(recorder: Recorder, command: list[str], *, as_module: bool = False) -> int:
