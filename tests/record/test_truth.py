@@ -63,8 +63,8 @@ def test_a_planted_sleep_shows_up_there_and_nowhere_else(tmp_path: Path, place: 
         for number in range(RUNS)
     ]
     expected = {place, PHASE_OF[place.rsplit(maxsplit=1)[-1]]}
-    for name in runs[0]:
-        least_ms = min(run[name] for run in runs)
+    for name in expected.union(*runs):
+        least_ms = min(run.get(name, 0.0) for run in runs)  # gaps of next to nothing are not listed
         if name in expected:
             assert least_ms >= PLANTED_MS, name
         else:
@@ -111,7 +111,7 @@ def test_phases_and_layers_agree_with_torch_profiler_on_the_same_run(tmp_path: P
 
 def ratios_to_torch_profiler(path: Path) -> dict[str, float]:
     """Return the recorder's time of each phase and layer, divided by the profiler's."""
-    loop = Loop(steps=6, model=make_model(width=256))
+    loop = Loop(steps=3, model=make_model(width=256))
     for number in range(4):
         loop.model.blocks[number] = Ranged(loop.model.blocks[number], number)
     with (
