@@ -74,7 +74,7 @@ class Patches:
 def patch_backward(patches: Patches, timeline: Timeline) -> None:
     """Time every `loss.backward()`; one inside another (reentrant checkpointing) is part of it."""
 
-    def timed(original: Callable[..., object], *args: object, **kwargs: object) -> object:
+    def timed(original: Callable[..., object], /, *args: object, **kwargs: object) -> object:
         if _is_compiling() or not timeline.live or timeline.direction == BACKWARD:
             return original(*args, **kwargs)
         timeline.enter(BACKWARD)
@@ -118,7 +118,7 @@ def patch_grad_scaler(patches: Patches, around: Callable[..., object]) -> None:
 def patch_copies(patches: Patches, timeline: Timeline) -> None:
     """Time copies between host and device that the loop itself makes."""
 
-    def timed(original: Callable[..., Tensor], tensor: Tensor, *args: object, **kwargs: object) -> Tensor:
+    def timed(original: Callable[..., Tensor], tensor: Tensor, /, *args: object, **kwargs: object) -> Tensor:
         if _is_compiling() or not timeline.live:
             return original(tensor, *args, **kwargs)
         started = timeline.now()
@@ -139,7 +139,7 @@ def patch_collectives(patches: Patches, timeline: Timeline) -> None:
 
 
 def _timed(
-    timeline: Timeline, code: int, original: Callable[..., object], *args: object, **kwargs: object
+    timeline: Timeline, code: int, original: Callable[..., object], /, *args: object, **kwargs: object
 ) -> object:
     if _is_compiling():
         return original(*args, **kwargs)

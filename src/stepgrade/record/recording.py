@@ -233,6 +233,7 @@ class Recording:
         self,
         original: Callable[..., object],
         scaler: object,
+        /,
         optimizer: Optimizer,
         *args: object,
         **kwargs: object,

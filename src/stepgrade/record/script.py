@@ -72,7 +72,7 @@ class _ModelSearch:
         self._patches.wrap(Module, "__call__", self._call)
 
     def _call(
-        self, original: Callable[..., object], module: Module, *args: object, **kwargs: object
+        self, original: Callable[..., object], module: Module, /, *args: object, **kwargs: object
     ) -> object:
         import torch  # noqa: PLC0415  an extra
 
