@@ -8,6 +8,7 @@ from msgspec import Struct, field
 from stepgrade.errors import BadInput
 from stepgrade.model import RECORDER, LayerTime, PhaseTime, Profile, Source
 from stepgrade.model.notes import Note
+from stepgrade.model.profile import STEP_PROFILER_V2
 from stepgrade.readers.content import Content
 from stepgrade.readers.step_profile import Recorded, circumstances_of, contents_of, device_of
 
@@ -107,7 +108,7 @@ def _added(parts: list[_Sums]) -> _Sums:
 def _profile(name: str, head: _Head, lines: list[_Line], sums: _Sums, notes: tuple[Note, ...]) -> Profile:
     covered = sum(sums.phases_ms.values()) / sums.wall_ms if sums.wall_ms else None
     return Profile(
-        source=Source(format="step_profiler_v2", files=(name,), producer=RECORDER),
+        source=Source(format=STEP_PROFILER_V2, files=(name,), producer=RECORDER),
         steps=sums.steps,
         mean_step_ms=sums.wall_ms / sums.steps if sums.steps else None,
         samples_ms=tuple(sums.samples_ms),
