@@ -11,14 +11,13 @@ from stepgrade.errors import EXIT_NOT_MEASURED
 from stepgrade.model.comparison import Check, GateReport
 from stepgrade.model.notes import texts_of
 from stepgrade.report.names import json_text, printable
-from stepgrade.report.types import Page
 
 # The standard allows a level beside `fail` only.
 _KINDS = {"pass": ("pass", "none"), "regressed": ("fail", "error")}
 _UNDECIDED = ("review", "none")
 
 
-def render(report: GateReport, page: Page) -> str:  # noqa: ARG001  JSON has no width
+def render(report: GateReport) -> str:
     """Return one result per check; a waived one is suppressed with its reason."""
     rules = sorted({check.metric for check in report.checks})
     driver = {

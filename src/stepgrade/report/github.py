@@ -5,12 +5,11 @@ from __future__ import annotations
 from stepgrade.model.comparison import GateReport
 from stepgrade.model.notes import texts_of
 from stepgrade.report.names import printable
-from stepgrade.report.types import Page
 
 _COMMANDS = {"regressed": "error", "cannot tell": "warning", "waived": "notice", "improved": "notice"}
 
 
-def render(report: GateReport, page: Page) -> str:  # noqa: ARG001  commands have no width
+def render(report: GateReport) -> str:
     """Return one command per check that says something, and one for the whole."""
     lines = [
         _command(_COMMANDS[check.status], f"stepgrade: {check.metric} {check.status}", check.text)
