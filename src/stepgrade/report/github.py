@@ -24,12 +24,5 @@ def render(report: GateReport) -> str:
 
 
 def _command(kind: str, title: str, text: str) -> str:
-    return f"::{kind} title={_property(title)}::{_message(text)}"
-
-
-def _message(text: str) -> str:
-    return printable(text).replace("%", "%25")
-
-
-def _property(text: str) -> str:
-    return _message(text).replace(":", "%3A").replace(",", "%2C")
+    title, text = (printable(part).replace("%", "%25") for part in (title, text))
+    return f"::{kind} title={title.replace(':', '%3A').replace(',', '%2C')}::{text}"

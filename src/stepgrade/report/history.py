@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from stepgrade.compare.trend import LevelChange, Trend
 from stepgrade.model.run import RunRow
-from stepgrade.report.blocks import Block, Chart, Column, Heading, Paragraph, Space, Table, Title, bullets
+from stepgrade.report.blocks import Chart, Column, Heading, Paragraph, Space, Table, Title, bullets
 from stepgrade.report.content.comparison import show_metric
 from stepgrade.report.names import json_text, shortened
 from stepgrade.report.terminal import write
@@ -54,22 +54,19 @@ def render_trend(trend: Trend, to: str, *, width: int = 80, color: bool = False)
     """Return the trend as a picture with its changes, or as JSON."""
     if to == "json":
         return json_text(msgspec.json.encode(trend).decode()) + "\n"
-    return write(_trend(trend), width=width, color=color)
-
-
-def _trend(trend: Trend) -> Iterator[Block]:
     where = f" on {trend.branch}" if trend.branch else ""
     runs = f"{show_count(len(trend.points))} runs"
-    yield Title("", f"{trend.metric}{where} · {runs} · fingerprint {trend.digest}")
-    yield Space()
     values = tuple(point.value for point in trend.points)
-    highest, lowest = show_metric(trend.metric, max(values)), show_metric(trend.metric, min(values))
-    yield Chart(values, (highest, lowest), tuple(change.index for change in trend.changes))
-    yield Heading("Changes of level")
-    if trend.changes:
-        yield bullets(_sentence(trend.metric, change) for change in trend.changes)
-    else:
-        yield Paragraph("none")
+    ends = show_metric(trend.metric, max(values)), show_metric(trend.metric, min(values))
+    sentences = [_sentence(trend.metric, change) for change in trend.changes]
+    blocks = (
+        Title("", f"{trend.metric}{where} · {runs} · fingerprint {trend.digest}"),
+        Space(),
+        Chart(values, ends, tuple(change.index for change in trend.changes)),
+        Heading("Changes of level"),
+        bullets(sentences) if sentences else Paragraph("none"),
+    )
+    return write(blocks, width=width, color=color)
 
 
 def _sentence(metric: str, change: LevelChange) -> str:

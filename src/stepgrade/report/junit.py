@@ -18,8 +18,8 @@ def render(report: GateReport) -> str:
     suite = SubElement(root, "testsuite")
     for check in report.checks:
         _add_case(suite, check)
-    is_told = any(check.status == "cannot tell" for check in report.checks)
-    if report.exit_code == EXIT_NOT_MEASURED and not is_told:
+    is_reported = any(check.status == "cannot tell" for check in report.checks)
+    if report.exit_code == EXIT_NOT_MEASURED and not is_reported:
         # A case of its own when nothing could be compared, so that no CI reads it as success.
         text = "; ".join(texts_of(report.reasons))
         _add_case(suite, Check(metric="comparable", status="cannot tell", text=text), "could not be measured")

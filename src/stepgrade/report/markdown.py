@@ -8,7 +8,6 @@ from stepgrade.report.blocks import (
     Badge,
     Bars,
     Block,
-    Bullet,
     Bullets,
     Facts,
     Heading,
@@ -59,19 +58,18 @@ def _lines(block: Block) -> list[str]:  # noqa: PLR0911  a case for each type of
             rows = [[escaped(row[place], _TEXT_CELLS) for place in shown] for row in block.rows]
             return _table(heads, rows, [column.right for column in columns])
         case Bullets():
-            return [_point(row) for row in block.rows if row.only != "brief"]
+            return [
+                f"{'  ' if row.indent > 4 else ''}{row.mark if row.mark.endswith('.') else '-'} "
+                f"{escaped(f'{row.label}: {row.text}'.removeprefix(': '), _TEXT_CELLS)}"
+                for row in block.rows
+                if row.only != "brief"
+            ]
     return []
 
 
 def _styled(text: str, style: str | None) -> str:
     shown = escaped(text, _TEXT_CELLS)
     return f"**{shown}**" if style == "title" else shown
-
-
-def _point(row: Bullet) -> str:
-    mark = row.mark if row.mark.endswith(".") else "-"
-    label = f"{row.label}: " if row.label else ""
-    return f"{'  ' if row.indent > 4 else ''}{mark} {escaped(f'{label}{row.text}', _TEXT_CELLS)}"
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool] = ()) -> list[str]:

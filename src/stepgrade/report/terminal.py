@@ -6,8 +6,9 @@ than everything else that `stepgrade score` does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
+from typing import Any
 
 from stepgrade.report.blocks import (
     Badge,
@@ -79,37 +80,24 @@ class Canvas:
         for number, part in enumerate(wrapped(printable(text), self.width - cells(indent))):
             self.line((first if first is not None and number == 0 else indent) + self.style(part, style))
 
-    def draw(self, blocks: Iterable[Block]) -> None:  # noqa: C901  a case for each type of block
+    def draw(self, blocks: Iterable[Block]) -> None:
         """Draw every block that is for a terminal."""
         for block in blocks:
-            match block:
-                case Space():
-                    self.line()
-                case Title():
-                    self._title(block)
-                case _ if block.only == "full":
-                    pass
-                case Heading():
-                    self._heading(block)
-                case Paragraph():
-                    mark = f"{self.style(block.mark, 'fair')} " if block.mark else ""
-                    first = " " * block.indent + mark
-                    indent = " " * (block.indent + block.hanging + len(block.mark and f"{block.mark} "))
-                    self.paragraph(block.text, indent, first, block.style)
-                case Badge():
-                    self._badge(block)
-                case Facts():
-                    self._facts(block)
-                case Bars():
-                    self._bars(block)
-                case Table():
-                    self._table(block)
-                case Bullets():
-                    self._bullets(block)
-                case Chart():
-                    self._chart(block)
+            if isinstance(block, Title | Space) or block.only != "full":
+                _DRAWN_BY[type(block)](self, block)
 
-    def _title(self, title: Title) -> None:
+    def draw_space(self, _block: Space) -> None:
+        """Draw an empty line."""
+        self.line()
+
+    def draw_paragraph(self, block: Paragraph) -> None:
+        """Draw wrapped text, with its mark before it."""
+        mark = f"{block.mark} " if block.mark else ""
+        first = " " * block.indent + (f"{self.style(block.mark, 'fair')} " if mark else "")
+        self.paragraph(block.text, " " * (block.indent + block.hanging + len(mark)), first, block.style)
+
+    def draw_title(self, title: Title) -> None:
+        """Draw the first line, in which a name gives way to what is around it."""
         if not title.before:
             return
         taken = cells(title.before) + cells(title.after)
@@ -117,14 +105,16 @@ class Canvas:
         text = f"{printable(title.before)}{name}{printable(title.after)}"
         self.line(self.style(shortened(text, self.width) if title.style == "dim" else text, title.style))
 
-    def _heading(self, heading: Heading) -> None:
+    def draw_heading(self, heading: Heading) -> None:
+        """Draw an empty line and a section's title."""
         text = heading.narrow if heading.narrow and self.width < NARROW else heading.text
         if heading.name:
             text = f"{text} {shortened(heading.name, self.width - cells(text) - 1)}"
         self.line()
         self.paragraph(text, "", style="title")
 
-    def _badge(self, badge: Badge) -> None:
+    def draw_badge(self, badge: Badge) -> None:
+        """Draw the answer, what it means, and its place on a scale."""
         first = f"  {self.style(f' {badge.text} ', badge.style)}  "
         indent = " " * (cells(badge.text) + 6)
         if badge.headline:
@@ -143,7 +133,8 @@ class Canvas:
             before, after = "".join(ruler[:at]), "".join(ruler[at + 1 :])
             self.line(f"{indent}{before}{self.style('◆', 'title')}{after} 100 %")
 
-    def _facts(self, block: Facts) -> None:
+    def draw_facts(self, block: Facts) -> None:
+        """Draw names and text beside them, or below them where the width leaves too little room."""
         for fact in block.rows:
             if fact.only == "full":
                 continue
@@ -154,7 +145,8 @@ class Canvas:
                 self.line(title)
                 self.paragraph(fact.text, "    ", style=fact.text_style)
 
-    def _bars(self, block: Bars) -> None:
+    def draw_bars(self, block: Bars) -> None:
+        """Draw one bar a row: name, length as a share of the longest, and figures at the right."""
         is_narrow = self.width < NARROW
         rows = [
             (row.name, row.length, row.narrow if is_narrow and row.narrow else row.figures)
@@ -172,7 +164,8 @@ class Canvas:
             drawn = bar(length / longest if longest > 0 else 0.0, bar_width)
             self.line(f"  {shown}  {self.style(drawn, 'bar')}  {figures:>{figures_width}}")
 
-    def _table(self, table: Table) -> None:
+    def draw_table(self, table: Table) -> None:
+        """Draw columns side by side."""
         if self.width < table.least_width:
             self.draw(table.otherwise)
             return
@@ -216,7 +209,8 @@ class Canvas:
             styled = (self.style(part, column.style) for part, column in zip(parts, columns, strict=True))
             self.line(indent + "".join(styled))
 
-    def _bullets(self, block: Bullets) -> None:
+    def draw_bullets(self, block: Bullets) -> None:
+        """Draw a list."""
         for row in block.rows:
             if row.only == "full":
                 continue
@@ -225,7 +219,7 @@ class Canvas:
             first = f"{' ' * row.indent}{self.style(row.mark, row.mark_style)} "
             self.paragraph(row.text, " " * (row.indent + len(row.mark) + 1), first, row.style)
 
-    def _chart(self, chart: Chart) -> None:
+    def draw_chart(self, chart: Chart) -> None:
         """Draw `·` where values are, `─` where their median is, `│` at a change of level."""
         values = chart.values
         margin = max(len(label) for label in chart.labels) + 3
@@ -244,6 +238,20 @@ class Canvas:
         labels = (chart.labels[0], *("",) * (CHART_ROWS - 2), chart.labels[1])
         for label, row in zip(labels, grid, strict=True):
             self.line(f"  {label:>{margin - 3}} ┤{''.join(row)}")
+
+
+_DRAWN_BY: dict[type[Block], Callable[[Canvas, Any], None]] = {
+    Title: Canvas.draw_title,
+    Space: Canvas.draw_space,
+    Heading: Canvas.draw_heading,
+    Paragraph: Canvas.draw_paragraph,
+    Badge: Canvas.draw_badge,
+    Facts: Canvas.draw_facts,
+    Bars: Canvas.draw_bars,
+    Table: Canvas.draw_table,
+    Bullets: Canvas.draw_bullets,
+    Chart: Canvas.draw_chart,
+}
 
 
 def _filled(columns: Sequence[Column], widths: Sequence[int], texts: Sequence[str]) -> list[str]:

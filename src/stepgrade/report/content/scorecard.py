@@ -8,7 +8,7 @@ from stepgrade.contract.types import LEAST_EFFICIENCY
 from stepgrade.model import Ledger
 from stepgrade.model.finding import Finding
 from stepgrade.model.notes import texts_of
-from stepgrade.model.scorecard import UNGRADED, Arithmetic, Scorecard, StepStats, Throughput
+from stepgrade.model.scorecard import UNGRADED, Arithmetic, Scorecard, StepStats
 from stepgrade.report.blocks import (
     Badge,
     Bar,
@@ -137,10 +137,13 @@ def _facts(card: Scorecard) -> Iterator[Fact]:
         evidence.append(f"without it the step would take {show_ms(cause.remaining_ms)}")
     yield Fact("Bottleneck", f"{card.bottleneck}: {'; '.join(evidence)}" if evidence else card.bottleneck)
     if card.step_time_ms is not None:
-        yield Fact("Step", f"{show_ms(card.step_time_ms)}{_step_basis(card.steps)}")
+        yield Fact("Step", f"{show_ms(card.step_time_ms)}{_basis(card.steps)}")
     if card.throughput is not None:
-        is_said = card.grade != UNGRADED and card.throughput.low is None
-        yield Fact("Throughput", _throughput(card.throughput), only="full" if is_said else None)
+        rate, between = card.throughput, ""
+        if rate.low is not None and rate.high is not None:
+            between = f", between {show_rate(rate.low)} and {show_rate(rate.high)}"
+        text = f"{show_rate(rate.tok_s)}{between} ({'95 %; ' if between else ''}{rate.basis})"
+        yield Fact("Throughput", text, only=None if between or card.grade == UNGRADED else "full")
     for ceiling in card.ceilings:
         text = f"{show_rate(ceiling.tok_s)}: {ceiling.source}; {ceiling.convention}"
         yield Fact(f"Ceiling ({ceiling.kind})", text, only="full")
@@ -148,15 +151,17 @@ def _facts(card: Scorecard) -> Iterator[Fact]:
         yield Fact("Arithmetic", f"{_arithmetic(card.arithmetic)}, {_counted(card.arithmetic)}")
     if card.mfu is not None:
         yield Fact("MFU", f"{show_share(card.mfu)} ({card.flops_convention}), HFU {show_share(card.hfu)}")
-    if card.forward_backward_ratio is not None:
-        yield Fact("Backward", f"{show_ratio(card.forward_backward_ratio)} the time of forward")
-    if card.wall_coverage is not None:
-        yield Fact("Coverage", f"{show_share(card.wall_coverage)} of the wall time is in phases")
-    if card.launches_per_step is not None:
-        yield Fact("Launches", f"{show_count(round(card.launches_per_step))} per step")
+    ratio, coverage, launches = card.forward_backward_ratio, card.wall_coverage, card.launches_per_step
+    for name, value, text in (
+        ("Backward", ratio, f"{show_ratio(ratio)} the time of forward"),
+        ("Coverage", coverage, f"{show_share(coverage)} of the wall time is in phases"),
+        ("Launches", launches, f"{show_count(round(launches or 0.0))} per step"),
+    ):
+        if value is not None:
+            yield Fact(name, text)
 
 
-def _step_basis(steps: StepStats | None) -> str:
+def _basis(steps: StepStats | None) -> str:
     """Return what the step time rests on: its interval and how many steps are in it."""
     if steps is None or steps.median_ms is None:
         return ""
@@ -164,14 +169,6 @@ def _step_basis(steps: StepStats | None) -> str:
     if steps.low_ms is None:
         return f", {of_all}"
     return f", between {show_ms(steps.low_ms)} and {show_ms(steps.high_ms)} (95 %; {of_all})"
-
-
-def _throughput(rate: Throughput) -> str:
-    """Return the rate, its interval where there is one, and what it rests on."""
-    if rate.low is None or rate.high is None:
-        return f"{show_rate(rate.tok_s)} ({rate.basis})"
-    between = f"between {show_rate(rate.low)} and {show_rate(rate.high)}"
-    return f"{show_rate(rate.tok_s)}, {between} (95 %; {rate.basis})"
 
 
 def _regressions(card: Scorecard, baseline: str) -> Iterator[Block]:

@@ -83,7 +83,7 @@ def environment() -> Environment:
 
 
 def _prose(text: str) -> str:
-    """Return escaped text in which options such as --device are set as code and not broken."""
+    """Return escaped text in which flags of the command line are set as code and not broken."""
     from markupsafe import Markup, escape  # noqa: PLC0415  comes with Jinja2
 
     escaped = str(escape(shortened(text, _PROSE_CELLS)))

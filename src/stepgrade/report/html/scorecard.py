@@ -33,6 +33,8 @@ def view(card: Scorecard, flags: Mapping[str, str]) -> dict[str, Any]:
     if card.source.files:
         more = f" and {len(card.source.files) - 1} more" if len(card.source.files) > 1 else ""
         name = shortened(card.source.files[0], 120) + more
+    spans = {op.name: op.longest for op in card.operations}
+    findings = [_finding(finding, card, spans) for finding in card.findings]
     return {
         "card": card,
         "title": f"{card.grade}: {shortened(card.source.files[0], 80)}" if card.source.files else card.grade,
@@ -43,7 +45,12 @@ def view(card: Scorecard, flags: Mapping[str, str]) -> dict[str, Any]:
         "layers": layers.view(card, flags),
         "operations": _operations(card),
         "steps": steps.view(card),
-        "findings": _findings(card),
+        # The first are on the first screen as well.
+        "findings": {
+            "rows": findings,
+            "first": findings[:FINDINGS_FIRST],
+            "more": max(0, len(findings) - FINDINGS_FIRST),
+        },
         "baseline": changes.view(card, flags),
         "ranks": ranks.view(card, flags),
         "provenance": _provenance(card, flags),
@@ -163,13 +170,6 @@ def _operations(card: Scorecard) -> dict[str, Any]:
         "address": perfetto.ADDRESS,
         "margin": perfetto.MARGIN,
     }
-
-
-def _findings(card: Scorecard) -> dict[str, Any]:
-    """Return every finding; the first three are on the first screen as well."""
-    spans = {op.name: op.longest for op in card.operations}
-    rows = [_finding(finding, card, spans) for finding in card.findings]
-    return {"rows": rows, "first": rows[:FINDINGS_FIRST], "more": max(0, len(rows) - FINDINGS_FIRST)}
 
 
 def _finding(finding: Finding, card: Scorecard, spans: Mapping[str, Span | None]) -> dict[str, Any]:
