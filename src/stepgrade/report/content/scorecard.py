@@ -255,12 +255,13 @@ def _operations(card: Scorecard) -> Iterator[Block]:
         return
     yield Heading("Hotspots, of all operations' time")
     known = {op.name: op for op in card.operations}
-    has_roofs = any(known[name].roof_share is not None for name, _, _ in card.hotspot_ops)
+    roofs = {name: op.roof_share for name, op in known.items() if op.roof_share is not None}
+    has_roofs = any(name in roofs for name, _, _ in card.hotspot_ops)
     rows = []
     for name, _, percent in card.hotspot_ops:
-        op, cells = known[name], (show_ms(known[name].ms), show_share(percent / 100.0))
-        roof = show_share(op.roof_share, 0)
-        reached = f"  {roof:>5} of its roof" if op.roof_share is not None else ""
+        cells = show_ms(known[name].ms if name in known else None), show_share(percent / 100.0)
+        roof = show_share(roofs.get(name), 0)
+        reached = f"  {roof:>5} of its roof" if name in roofs else ""
         figures = f"{cells[0]:>9} {cells[1]:>7}{reached}"
         rows.append(Bar(name, percent, figures, (*cells, roof) if has_roofs else cells))
     header = ("Operation", "Per step", "Of all operations", *(("Of its roof",) if has_roofs else ()))
