@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import msgspec
@@ -40,6 +41,15 @@ class Stranger(Result, frozen=True):
 def test_what_is_no_result_is_refused(thing: object, to: str) -> None:
     with pytest.raises(BadOption, match="cannot render"):
         sg.render(thing, to=to)  # type: ignore[arg-type]  # that it is refused is what is tested
+
+
+def test_every_result_has_content_and_is_found_where_it_is() -> None:
+    for name in report._CONTENT:
+        module, _, kind = name.rpartition(".")
+        found = getattr(import_module(module), kind)
+        assert f"{found.__module__}.{found.__qualname__}" == name
+    ours = [kind for kind in Result.__subclasses__() if kind.__module__.startswith("stepgrade.")]
+    assert {f"{kind.__module__}.{kind.__qualname__}" for kind in ours} == set(report._CONTENT)
 
 
 def test_a_format_that_is_none_is_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from stepgrade.model.notes import texts_of
 from stepgrade.report.blocks import (
     Bar,
     Bars,
@@ -26,11 +27,12 @@ from stepgrade.report.words import BASES, ROOFS, plural
 from stepgrade.units import show_bytes, show_count, show_figure, show_rate, show_share, show_si
 
 if TYPE_CHECKING:  # each command imports what it answers with and nothing else
-    from stepgrade.hardware.answers import DeviceFacts, DeviceTable
+    from stepgrade.hardware.catalogue import DeviceTable
     from stepgrade.hardware.detect import Detection, FoundDevice
     from stepgrade.hardware.estimate import Estimate
     from stepgrade.hardware.measure import Measured
     from stepgrade.hardware.measured import Measurement
+    from stepgrade.hardware.setup import DeviceFacts
 
 _DTYPES = ("fp32", "fp16", "bf16", "fp8")
 _NAME_WIDTH = 14
@@ -159,7 +161,7 @@ def _found(device: FoundDevice) -> Iterator[Bullet]:
         yield Bullet(note, style="dim", indent=6)
 
 
-def estimate(found: Estimate, _flags: Mapping[str, str]) -> Iterator[Block]:
+def estimate(found: Estimate, flags: Mapping[str, str]) -> Iterator[Block]:
     """Yield the most that a run could reach, which limit sets it, and where the bytes go."""
     plan = found.plan
     device = found.device.name if found.device else "a device described by hand"
@@ -185,7 +187,7 @@ def estimate(found: Estimate, _flags: Mapping[str, str]) -> Iterator[Block]:
     yield from _utilisation(found)
     if found.notes:
         yield Heading("Notes")
-        yield bullets(found.notes, style="dim")
+        yield bullets(texts_of(found.notes, flags), style="dim")
 
 
 def _ceilings(found: Estimate) -> Iterator[Block]:
