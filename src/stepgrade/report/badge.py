@@ -5,7 +5,6 @@ from __future__ import annotations
 from xml.sax.saxutils import escape
 
 from stepgrade.model.comparison import GateReport
-from stepgrade.report.types import Page
 from stepgrade.units import show_share
 
 _COLOURS = {"A": "#2da44e", "B": "#57ab5a", "C": "#bf8700", "D": "#d4762c", "F": "#cf222e"}
@@ -15,7 +14,7 @@ _CHARACTER = 6.6
 _PADDING = 12
 
 
-def render(report: GateReport, page: Page) -> str:  # noqa: ARG001  a picture of its own size
+def render(report: GateReport) -> str:
     """Return the badge: the grade and the share of the ceiling, or ungraded."""
     reached = f" {show_share(report.efficiency, 0)}" if report.efficiency is not None else ""
     text = f"{report.grade}{reached if report.grade in _COLOURS else ''}"

@@ -5,12 +5,11 @@ from __future__ import annotations
 from stepgrade.model.comparison import GateReport
 from stepgrade.model.notes import texts_of
 from stepgrade.report.names import printable
-from stepgrade.report.types import Page
 
 _COMMANDS = {"regressed": "error", "cannot tell": "warning", "waived": "notice", "improved": "notice"}
 
 
-def render(report: GateReport, page: Page) -> str:  # noqa: ARG001  commands have no width
+def render(report: GateReport) -> str:
     """Return one command per check that says something, and one for the whole."""
     lines = [
         _command(_COMMANDS[check.status], f"stepgrade: {check.metric} {check.status}", check.text)
@@ -25,12 +24,5 @@ def render(report: GateReport, page: Page) -> str:  # noqa: ARG001  commands hav
 
 
 def _command(kind: str, title: str, text: str) -> str:
-    return f"::{kind} title={_property(title)}::{_message(text)}"
-
-
-def _message(text: str) -> str:
-    return printable(text).replace("%", "%25")
-
-
-def _property(text: str) -> str:
-    return _message(text).replace(":", "%3A").replace(",", "%2C")
+    title, text = (printable(part).replace("%", "%25") for part in (title, text))
+    return f"::{kind} title={title.replace(':', '%3A').replace(',', '%2C')}::{text}"
