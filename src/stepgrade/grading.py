@@ -86,7 +86,7 @@ def score_profile(
         where = ", ".join(profile.source.files)
         raise NotMeasured("nothing was measured: no step time, phases, layers or operations", where=where)
     context, ratio_notes = _facts(profile, options, settings.limits)
-    found = findings(context, settings.limits, settings.ignored_rules)
+    found = findings(context, settings.ignored_rules)
     return _card(context, options, found, ratio_notes)
 
 
