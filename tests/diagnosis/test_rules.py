@@ -301,9 +301,12 @@ def test_a_rule_says_all_that_its_page_needs(rule: Any) -> None:
         assert text
     assert "general" in rule.fix
     assert set(rule.fix) <= {runtime.value for runtime in Runtime}
-    accounts = rule.account.split("+") if rule.account else []
-    assert all(f"{account}_ns" in LedgerTime.__struct_fields__ for account in accounts)
-    assert bool(accounts) == bool(rule.because)
+    if rule.worth is not None:
+        assert {f"{account}_ns" for account in rule.worth.accounts.split("+")} <= set(
+            LedgerTime.__struct_fields__
+        )
+        assert 0.0 < rule.worth.realistic <= 1.0
+        assert rule.worth.because
 
 
 # --- advice fits runtime and state
@@ -330,7 +333,7 @@ def test_no_larger_batch_when_memory_is_full() -> None:
     )
     assert "a larger batch gives" in card_of(lean).findings[0].remedy
     remedies = [one.remedy for one in card_of(full).findings]
-    assert any("not the way" in remedy for remedy in remedies)
+    assert any("no room for a larger batch" in remedy for remedy in remedies)
     assert not any("a larger batch gives" in remedy for remedy in remedies)
 
 

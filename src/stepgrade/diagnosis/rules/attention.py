@@ -91,8 +91,7 @@ RULES = (
         name="math-attention",
         find=math_attention,
         sees="PyTorch fell back to the unfused attention: its fused kernels do not take these inputs.",
-        evidence="calls of _scaled_dot_product_attention_math per step, the time of softmax and batched "
-        "products",
+        evidence="calls of _scaled_dot_product_attention_math per step, time of softmax and batched products",
         fix={
             "general": _GENERAL,
             "pytorch": "Wrap the call in sdpa_kernel(SDPBackend.FLASH_ATTENTION): the error says why it "
@@ -107,7 +106,8 @@ RULES = (
     Rule(
         name="unfused-attention",
         find=unfused_attention,
-        sees="Attention is written out: a batched product, a softmax, another product, each through memory.",
+        sees="Attention is made of separate operations (product, softmax, product), each going through "
+        "memory.",
         evidence="softmax and batched products per step, their time, no fused attention kernel",
         fix={
             "general": _GENERAL,

@@ -198,7 +198,7 @@ RULES = (
     Rule(
         name="gloo-on-devices",
         find=gloo_on_devices,
-        sees="Ranks with accelerators talk through gloo, over the host.",
+        sees="Ranks with accelerators communicate through gloo, over the host.",
         evidence="gloo collectives per step, share of the step exposed",
         fix={
             "general": "Use the device's own communication library.",
@@ -216,7 +216,7 @@ RULES = (
     Rule(
         name="small-messages",
         find=small_messages,
-        sees="Collectives move less than a megabyte each: latency, not bandwidth, is paid for.",
+        sees="Collectives move less than a megabyte each: latency, not bandwidth, limits them.",
         evidence="collectives per step, mean bytes, share of the step exposed",
         fix={
             "general": "Gather small messages into larger buckets.",
@@ -232,7 +232,7 @@ RULES = (
         name="exposed-communication",
         find=exposed_communication,
         sees="The device waits in collectives while nothing is computed.",
-        evidence="share of the step in communication that nothing hides, how much is hidden, the longest "
+        evidence="share of the step in communication that nothing hides, share hidden, the longest "
         "collective",
         fix={
             "general": "Overlap communication with the backward pass, or send less of it.",

@@ -116,8 +116,8 @@ RULES = (
     Rule(
         name="elementwise-chains",
         find=elementwise_chains,
-        sees="Unfused elementwise operations and reductions, each reading and writing memory, take much of "
-        "the step.",
+        sees="Unfused elementwise operations and reductions, each going through memory, take much of the "
+        "step.",
         evidence="share of the step in elementwise, reduction and norm operations, kernels per step",
         fix={
             "general": "Fuse chains of elementwise operations.",
@@ -166,7 +166,7 @@ RULES = (
     Rule(
         name="hand-written-norm",
         find=hand_written_norm,
-        sees="A norm is written out of single operations (pow, mean, rsqrt, mul) instead of one kernel.",
+        sees="A norm is made of single operations (pow, mean, rsqrt, mul) instead of one kernel.",
         evidence="rsqrt and mean calls per step, no norm kernels",
         fix={
             "general": "Use a fused norm kernel.",
@@ -222,11 +222,10 @@ RULES = (
     Rule(
         name="one-hot-operation",
         find=one_hot_operation,
-        sees="One operation that is no matrix product, convolution or attention takes half of the step's "
-        "work.",
+        sees="One operation other than a matrix product, convolution or attention takes half of the step.",
         evidence="its name, share of the step, calls per step",
         fix={"general": "Look at that operation first: its sizes, its kernel, whether it is needed at all."},
-        wrong_when="it is a fused kernel that holds most of the model",
+        wrong_when="it is a fused kernel that does most of the model's work",
         check="The operation leaves the top of the hotspots.",
         worth=Worth("compute", 0.3, "nothing is known about how fast it could be"),
         sources="NAI-07",

@@ -130,7 +130,8 @@ RULES = (
     Rule(
         name="collective-is-all",
         find=collective_is_all,
-        sees="Nearly all of one rank's time is one collective: most likely the ranks began recording apart.",
+        sees="Nearly all of one rank's time is one collective: most likely recording started at different "
+        "times.",
         evidence="share of the step computing and in communication, ranks given",
         fix={"general": "Put a barrier before the recording begins, and give the traces of all ranks."},
         wrong_when="the run really only communicates",
@@ -184,14 +185,14 @@ RULES = (
     Rule(
         name="hardly-any-work",
         find=hardly_any_work,
-        sees="A step holds a few kernels and the device does next to nothing: the run is not in the file.",
+        sees="A step has a few kernels and the device does next to nothing: the run is not in the file.",
         evidence="kernels per step, share of the step with work on the device",
         fix={
             "general": "Record whole training steps with all activities; this file says nothing about the "
             "run.",
         },
         wrong_when="the run really launches a handful of kernels",
-        check="Each step holds the model's kernels.",
+        check="Each step has the model's kernels.",
         explains=("host-stall", "launch-gaps", "slow-launches", "sync-wait", "fast-backward"),
         sources="DL-02, NAI-16",
     ),
@@ -201,8 +202,8 @@ RULES = (
         sees="An operation is faster than its device allows: the peak, the shapes or the device are wrong.",
         evidence="the operation, its share of its own roof",
         fix={
-            "general": "Check the device and the precision it is held against (--device, --dtype), and "
-            "whether the operation does all that its shapes say: grouped products leave padding out.",
+            "general": "Check the device and the precision that were given, and whether the operation does "
+            "all that its shapes say: grouped products leave padding out.",
         },
         wrong_when="never: no arithmetic runs faster than its hardware (reads from cache may, and are not "
         "judged)",

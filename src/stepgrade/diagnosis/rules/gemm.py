@@ -132,7 +132,7 @@ RULES = (
     Rule(
         name="odd-vocabulary",
         find=odd_vocabulary,
-        sees="The vocabulary's side of the output product is no multiple of 64.",
+        sees="The vocabulary's side of the output product is not a multiple of 64.",
         evidence="the size, share of the step in such products",
         fix={
             "general": "Pad the vocabulary to a multiple of 64 (50257 becomes 50304); the padding is never "
@@ -147,7 +147,7 @@ RULES = (
     Rule(
         name="misaligned-gemm",
         find=misaligned_gemm,
-        sees="A 16-bit product has a side that is no multiple of 8, so slower kernels run.",
+        sees="A 16-bit product has a side that is not a multiple of 8, so slower kernels run.",
         evidence="sizes of the longest such product, calls per step, share of the step",
         fix={
             "general": "Pad the side to a multiple of 8, better 64: hidden sizes, vocabulary, batch times "
@@ -195,7 +195,7 @@ RULES = (
         name="memory-bound-gemm",
         find=memory_bound_gemm,
         sees="Products are limited by memory: so few rows that the weights take longer to read than to use.",
-        evidence="FLOPs per byte against the device's ridge, sizes, share of the step",
+        evidence="FLOPs per byte and the device's ridge point, sizes, share of the step",
         fix={
             "general": "More rows per product: a larger batch, packed sequences, merged projections (one "
             "qkv product).",

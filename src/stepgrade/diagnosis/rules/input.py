@@ -76,11 +76,11 @@ RULES = (
     Rule(
         name="starved-loader",
         find=starved_loader,
-        sees="Some steps wait long for a batch and others not at all: the queue of batches runs dry now and "
-        "then.",
+        sees="Some steps wait long for a batch and others not at all: the queue of batches runs empty at "
+        "times.",
         evidence="how many steps wait for input more than a limit, the longest wait, the median wait",
         fix={
-            "general": "Deepen the queue of batches and even out what one takes: more workers, larger "
+            "general": "Make the queue of batches longer and batches more alike: more workers, larger "
             "prefetch.",
             "pytorch": "Raise prefetch_factor and num_workers; sort or shard samples so that no batch is "
             "far slower.",
@@ -98,12 +98,12 @@ RULES = (
     Rule(
         name="input-wait",
         find=input_wait,
-        sees="The device is idle, or the step stands still, while the host waits for the next batch.",
+        sees="The device is idle, or the step makes no progress, while the host waits for the next batch.",
         evidence="share of the step spent waiting for input",
         fix={
             "general": "Load batches ahead of the step: more loader workers, prefetching, cheaper decoding.",
             "pytorch": "Raise DataLoader's num_workers and prefetch_factor, keep persistent_workers=True, "
-            "and move decoding or augmentation out of the loop's way.",
+            "and move decoding or augmentation out of the loop.",
             "jax": "Prefetch to the device (for example with flax's prefetch_to_device or grain's worker "
             "processes).",
         },

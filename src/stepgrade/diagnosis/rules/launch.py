@@ -176,7 +176,7 @@ RULES = (
             "pytorch": "TORCH_LOGS=graph_breaks,recompiles names what breaks the graph; mark changing sizes "
             "dynamic=True.",
         },
-        wrong_when="blocks are compiled one by one on purpose and the host keeps ahead",
+        wrong_when="blocks are compiled separately on purpose and the host keeps ahead",
         check="Fewer compiled regions per step.",
         worth=Worth(_ACCOUNT, 0.5, "each region costs guards and a launch of its own"),
         explains=("launch-gaps", "short-kernels", "dispatch-latency"),
@@ -186,8 +186,7 @@ RULES = (
         name="short-kernels",
         find=short_kernels,
         sees="Kernels are so short that launching them takes longer than running them.",
-        evidence="kernels per step, their mean, how many are shorter than their launch, share of the step "
-        "idle",
+        evidence="kernels per step, their mean, share shorter than their launch, share of the step idle",
         fix={"general": _GENERAL, "jax": _JAX},
         wrong_when=_SLOWED,
         check="Fewer launches per step, and the device's wait for the host shrinks.",
@@ -206,7 +205,7 @@ RULES = (
             "call gc.disable() and collect every thousandth step. Recording with_stack=True shows the lines.",
             "jax": "Move host callbacks, logging and checkpoints out of the step, or make them asynchronous.",
         },
-        wrong_when="the recorded steps hold a checkpoint or an evaluation that comes rarely",
+        wrong_when="the recorded steps include a checkpoint or an evaluation that comes rarely",
         check="No gap of a millisecond in the steady steps.",
         worth=Worth(_ACCOUNT, 0.7, "most host work between launches can run ahead or elsewhere"),
         explains=("launch-gaps", "unsteady-steps"),
@@ -227,8 +226,7 @@ RULES = (
     Rule(
         name="dispatch-latency",
         find=dispatch_latency,
-        sees="Work is launched in time but starts late: the way from launch to start takes a share of the "
-        "step.",
+        sees="Work is launched in time but starts late: the device is idle between launch and start.",
         evidence="milliseconds and share of the step between launch and start with the device idle",
         fix={
             "general": "Keep several launches queued ahead: fewer waits in the loop, graphs, larger kernels.",
@@ -270,8 +268,7 @@ RULES = (
     Rule(
         name="python-overhead",
         find=python_overhead,
-        sees="On a run without an accelerator, time passes between operations: in Python, or outside of the "
-        "framework.",
+        sees="On a run without an accelerator, time passes in Python or outside of the framework.",
         evidence="share of the step in no operation",
         fix={
             "general": "Do more in one call: larger batches, fused operations.",

@@ -73,8 +73,8 @@ RULES = (
         name="single-tensor-optimizer",
         find=single_tensor_optimizer,
         sees="The optimizer updates one tensor at a time, with several small kernels for each.",
-        evidence="kernels per step in the optimizer, share of its time in many-tensor kernels, share of the "
-        "step from its first to its last kernel",
+        evidence="kernels per step, share of its time in many-tensor kernels, share of the step from first "
+        "to last",
         fix={
             "general": "Update all tensors in a few kernels (a fused optimizer).",
             "pytorch": "Construct the optimizer with fused=True (or foreach=True).",
@@ -105,7 +105,7 @@ RULES = (
             "pytorch": "fused=True if it is not; then gradient accumulation, an 8-bit optimizer, or "
             "sharding its state (FSDP, ZeRO-1).",
         },
-        wrong_when="the model is huge against the batch: then it is the batch that is small",
+        wrong_when="the batch is small for the size of the model",
         check="The optimizer's phase shrinks.",
         worth=Worth("compute", 0.4, "a fused update still reads and writes all of its state once"),
         sources="HF, PM-06",

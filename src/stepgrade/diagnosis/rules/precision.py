@@ -83,7 +83,7 @@ RULES = (
     Rule(
         name="fp32-matmuls",
         find=fp32_matmuls,
-        sees="Matrix products run in 32 bits, beside the tensor cores.",
+        sees="Matrix products run in 32 bits and do not use the tensor cores.",
         evidence="milliseconds and share of the step in 32-bit products, peak rates of the device",
         fix={
             "general": "Run matrix products in bfloat16 (mixed precision), or at least in tf32.",

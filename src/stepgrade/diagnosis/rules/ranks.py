@@ -64,7 +64,7 @@ RULES = (
         find=straggler_rank,
         sees="One rank comes late to most collectives and the others wait for it.",
         evidence="the rank, how often it is last, milliseconds a step the others wait, the share of the "
-        "step in which nothing hides that, what its device does more of",
+        "step in which nothing hides the wait, what its device does more of",
         fix={
             "general": "Compare that rank's trace with a fast one's: what its device waits for more is the "
             "reason.",
@@ -74,7 +74,7 @@ RULES = (
         worth=Worth(
             "exposed_communication+idle_host+idle_input+idle_sync+exposed_copy+compute",
             0.8,
-            "the run then goes at the pace of the next slowest rank",
+            "the run is then as fast as the next slowest rank",
         ),
         explains=(
             "exposed-communication",

@@ -100,10 +100,8 @@ RULES = (
     Rule(
         name="scalar-read-sync",
         find=waits_of("scalar", "Values are read back from the device"),
-        sees="Values are read back from the device (.item(), .cpu(), .tolist(), print, `if tensor`) in the "
-        "loop.",
-        evidence="reads per step, milliseconds the host waited in them, share of the step the device then "
-        "idles",
+        sees="The loop reads values back from the device (.item(), .cpu(), .tolist(), print, `if tensor`).",
+        evidence="reads per step, milliseconds the host waited in them, share of the step idle because of it",
         fix={
             "general": "Read values back every hundredth step, or keep them on the device until the end.",
             "pytorch": "Take .item(), .cpu(), .tolist(), print(tensor) and `if tensor:` out of the loop: "
@@ -120,14 +118,13 @@ RULES = (
     Rule(
         name="data-dependent-sync",
         find=waits_of("shape", "Sizes are read back from the device"),
-        sees="Operations whose output size depends on the data make the host wait (nonzero, masked_select, "
-        "unique).",
-        evidence="calls per step, the operation, share of the step the device then idles",
+        sees="The host waits for sizes that depend on the data (nonzero, masked_select, unique).",
+        evidence="calls per step, the operation, share of the step idle because of it",
         fix={
             "general": "Use operations with a fixed output size: where, scatter, padding and masks.",
             "pytorch": "Replace nonzero, masked_select, boolean indexing and unique by torch.where, scatter "
             "or masks of fixed size.",
-            "jax": "Give jnp.nonzero and friends a static size=.",
+            "jax": "Give jnp.nonzero and functions like it a static size=.",
         },
         wrong_when="the dense form would do far more work than the sparse one saves",
         check="The operation no longer waits.",
@@ -138,9 +135,8 @@ RULES = (
     Rule(
         name="allocator-sync",
         find=waits_of("allocator", "Device memory is allocated or freed"),
-        sees="Device memory is allocated or given back in the steady steps; that stops the device.",
-        evidence="calls per step (cudaFree, cudaMalloc, hipFree), share of the step the device idles for "
-        "them",
+        sees="Device memory is allocated or freed in the steady steps; that stops the device.",
+        evidence="calls per step (cudaFree, cudaMalloc, hipFree), share of the step idle because of it",
         fix={
             "general": "Keep memory in a pool: allocate once, reuse.",
             "pytorch": "Keep the caching allocator on (no PYTORCH_NO_CUDA_MEMORY_CACHING, no empty_cache() "
@@ -157,15 +153,14 @@ RULES = (
         name="device-synchronize",
         find=waits_of("explicit", "The program waits for the device explicitly"),
         sees="The program waits for the device by an explicit call in each step.",
-        evidence="synchronising calls per step that no operation made, share of the step the device then "
-        "idles",
+        evidence="synchronising calls per step that no operation made, share of the step idle because of it",
         fix={
             "general": "Remove the explicit synchronisation, or measure with events.",
             "pytorch": "Remove torch.cuda.synchronize() and stream.synchronize() from the loop; time with "
             "CUDA events.",
             "jax": "Remove block_until_ready() from the loop.",
         },
-        wrong_when="the profiler made the call itself, to write a step down",
+        wrong_when="the profiler made the call itself, to write a step",
         check="No synchronising call in the steady steps.",
         worth=Worth(_ACCOUNT, 0.8, _BECAUSE),
         explains=("sync-wait", "launch-gaps", "host-stall"),
@@ -174,8 +169,8 @@ RULES = (
     Rule(
         name="blocking-copy-sync",
         find=waits_of("copy", "The host waits for copies to finish"),
-        sees="The host stays with copies until they are done.",
-        evidence="blocking copies per step, milliseconds waited, share of the step the device then idles",
+        sees="The host waits for copies until they are done.",
+        evidence="blocking copies per step, milliseconds waited, share of the step idle because of it",
         fix={
             "general": "Copy asynchronously, from pinned memory.",
             "pytorch": "Copy with non_blocking=True from pinned memory; read results back a step later.",
@@ -189,7 +184,7 @@ RULES = (
     Rule(
         name="sync-wait",
         find=sync_wait,
-        sees="The device is idle because the host had waited for it and could not run ahead.",
+        sees="The device is idle because the host waited for it and could not run ahead.",
         evidence="share of the step idle in synchronisation, the calls with the longest waits",
         fix={
             "general": "Find what waits in the loop (reading values back, blocking copies, barriers) and "

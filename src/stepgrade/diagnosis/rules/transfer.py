@@ -87,7 +87,7 @@ RULES = (
         name="pageable-copies",
         find=pageable_copies,
         sees="Copies go from or to pageable host memory: they are staged, slow, and the host waits for them.",
-        evidence="pageable copies per step, their time and bytes, the share of the step they hold up",
+        evidence="pageable copies per step, their time and bytes, the share of the step lost to them",
         fix={
             "general": "Copy from pinned (page-locked) host memory, asynchronously.",
             "pytorch": "Use DataLoader(pin_memory=True) and .to(device, non_blocking=True); pin buffers "
@@ -106,7 +106,7 @@ RULES = (
         name="many-small-copies",
         find=many_small_copies,
         sees="Many copies of a few bytes go to the device in each step.",
-        evidence="copies per step, their mean size, the share of the step they hold up",
+        evidence="copies per step, their mean size, the share of the step lost to them",
         fix={
             "general": "Gather small copies into one, or make the values on the device.",
             "pytorch": "Build masks, positions and scalars on the device (device=...), and copy the rest as "
@@ -121,8 +121,8 @@ RULES = (
     Rule(
         name="offload-traffic",
         find=offload_traffic,
-        sees="Copies between host and device run in the backward pass or in the optimizer: state lives on "
-        "the host.",
+        sees="Copies between host and device run in the backward pass or the optimizer: state is on the "
+        "host.",
         evidence="milliseconds of copies in backward and optimizer, share of the step that nothing hides",
         fix={
             "general": "Keep gradients and optimizer state on the device if they fit; else overlap their "
