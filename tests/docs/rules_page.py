@@ -14,18 +14,18 @@ INTRO = """\
 What `stepgrade score` looks for, with a page for each area. These pages are written from the rules in
 `src/stepgrade/diagnosis/rules/`; a test keeps them alike.
 
-A rule looks for one problem in what is known of a run. What it finds has a claim, the numbers behind it, a severity, what to
-do, how to see that it worked, and what it is worth: at most what the ledger holds in the accounts named under
-*Worth*, and realistically the fraction given there. Where two rules see one cause there is one finding, and the
-others are listed under it. Findings stand in the order of their realistic gain; doubts about the profile itself
-come first, remarks (`info`) last.
+A rule looks for one problem in what is known of a run. What it finds has a claim, the numbers behind it, a
+severity, what to do, how to see that it worked, and what it is worth: at most what the ledger has in the accounts
+named under *Worth*, and realistically the fraction given there. Where two rules see one cause there is one
+finding, and the others are listed under it. Findings come in the order of their realistic gain; doubts about the
+profile itself come first, remarks (`info`) last.
 
 Sources are the rules of other tools, by the initials of the tool: AL alloc · DL DLProf · GPF gpuprof · HF Hugging
 Face's performance guide · HTA Holistic Trace Analysis · HYP Hyperloom · ME ml-engineering · NAI nsys-ai · NS Nsight
 Systems · NVR nvidia-resiliency-ext · PM PyTorch's pattern matcher · REF the reference · SM SageMaker Debugger · TBP
 torch-tb-profiler · TG PyTorch's tuning guide · TL TraceLens · TML TraceML · TS torchscope · XP XProf.
 
-Every limit can be set, and every rule silenced, in a `stepgrade.toml` beside where the command runs, or in any file
+Every limit can be set, and every rule ignored, in a `stepgrade.toml` beside where the command runs, or in any file
 given with `--config`:
 
 ```toml
