@@ -54,7 +54,6 @@ Tools draw their lines differently. What is taken here, and why:
 | When is a kernel short? | 10 µs (TL, NAI) · shorter than its own launch (HTA) | both are shown; 10 µs decides, because recording makes launches longer |
 | When is overlap good? | 70 % (TL) · below 30 % bad (NAI) | 70 % is named as good; how bad it is depends on what is exposed, which the rule above judges |
 """
-_RUNTIMES = {"general": "", "pytorch": "PyTorch: ", "jax": "JAX: ", "reference": "The reference's runtime: "}
 
 
 def rules_pages() -> dict[str, str]:
@@ -79,7 +78,13 @@ def _area(area: str, members: tuple[Rule, ...]) -> str:
 
 def _rule(rule: Rule) -> str:
     lines = [f"## {rule.name}\n", f"{rule.sees}\n", f"- *Evidence*: {rule.evidence}."]
-    lines += [f"- *Fix*: {_RUNTIMES[runtime]}{text}" for runtime, text in rule.fix.items()]
+    fixes = {
+        "": rule.fix,
+        "PyTorch: ": rule.fix_pytorch,
+        "JAX: ": rule.fix_jax,
+        "The reference's runtime: ": rule.fix_reference,
+    }
+    lines += [f"- *Fix*: {runtime}{fix}" for runtime, fix in fixes.items() if fix]
     lines.append(f"- *Check*: {rule.check}")
     if rule.worth:
         accounts = ", ".join(f"`{account}`" for account in rule.worth.accounts.split("+"))

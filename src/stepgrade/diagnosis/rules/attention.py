@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stepgrade.config.limits import Limits
 from stepgrade.diagnosis.context import RuleContext
-from stepgrade.diagnosis.rules.base import Evidence, Found, Levels, Rule, Worth
+from stepgrade.diagnosis.rules.base import Found, Levels, Rule, Worth
 from stepgrade.model.scorecard import Operation
 from stepgrade.units import show_count, show_share
 
@@ -44,8 +44,9 @@ def unfused_attention(context: RuleContext) -> Found | None:
         f"Attention is not fused: {show_count(round(softmax_calls))} softmax and "
         f"{show_count(round(product_calls))} batched products take {show_share(share)} of the step."
     )
-    evidence: Evidence = {"softmax_calls": softmax_calls, "product_calls": product_calls, "share": share}
-    return _levels(context.limits).found(share, claim, evidence)
+    return _levels(context.limits).found(
+        share, claim, {"softmax_calls": softmax_calls, "product_calls": product_calls, "share": share}
+    )
 
 
 def math_attention(context: RuleContext) -> Found | None:
@@ -82,8 +83,12 @@ def slow_attention(context: RuleContext) -> Found | None:
         f"Attention reaches {show_share(reached, 0)} of the peak; {show_share(usual, 0)} is usual at "
         f"{length} tokens."
     )
-    evidence: Evidence = {"reached": reached, "usual": usual, "share": share, "tokens": float(length)}
-    return Found(severity="info", claim=claim, evidence=evidence, share=share * (1.0 - reached / usual))
+    return Found(
+        "info",
+        claim,
+        {"reached": reached, "usual": usual, "share": share, "tokens": float(length)},
+        share=share * (1.0 - reached / usual),
+    )
 
 
 RULES = (
@@ -92,11 +97,9 @@ RULES = (
         find=math_attention,
         sees="PyTorch fell back to the unfused attention: its fused kernels do not take these inputs.",
         evidence="calls of _scaled_dot_product_attention_math per step, time of softmax and batched products",
-        fix={
-            "general": _GENERAL,
-            "pytorch": "Wrap the call in sdpa_kernel(SDPBackend.FLASH_ATTENTION): the error says why it "
-            "does not fit (32-bit inputs, an explicit mask, the size of a head, dropout).",
-        },
+        fix=_GENERAL,
+        fix_pytorch="Wrap the call in sdpa_kernel(SDPBackend.FLASH_ATTENTION): the error says why it does "
+        "not fit (32-bit inputs, an explicit mask, the size of a head, dropout).",
         wrong_when="the sequences are so short that the fallback is as fast",
         check="_scaled_dot_product_flash_attention is in the trace.",
         worth=Worth("compute", 0.6, _BECAUSE),
@@ -109,12 +112,10 @@ RULES = (
         sees="Attention is made of separate operations (product, softmax, product), each going through "
         "memory.",
         evidence="softmax and batched products per step, their time, no fused attention kernel",
-        fix={
-            "general": _GENERAL,
-            "pytorch": "Call torch.nn.functional.scaled_dot_product_attention, or load the model with "
-            'attn_implementation="sdpa".',
-            "jax": "Use jax.nn.dot_product_attention with implementation='cudnn'.",
-        },
+        fix=_GENERAL,
+        fix_pytorch="Call torch.nn.functional.scaled_dot_product_attention, or load the model with "
+        'attn_implementation="sdpa".',
+        fix_jax="Use jax.nn.dot_product_attention with implementation='cudnn'.",
         wrong_when="the scores themselves are needed, as for showing attention maps",
         check="A flash or fmha kernel is in the hotspots and the softmax is gone.",
         worth=Worth("compute", 0.6, _BECAUSE),
@@ -126,10 +127,7 @@ RULES = (
         find=slow_attention,
         sees="Fused attention reaches less of the peak than is usual at its sequence length.",
         evidence="FLOP/s reached as a share of the peak, sequence length, share of the step",
-        fix={
-            "general": "Look at the size of a head, the mask and the precision: multiples of 64 in 16 bits "
-            "are fastest.",
-        },
+        fix="Look at the size of a head, the mask and the precision: multiples of 64 in 16 bits are fastest.",
         wrong_when="the texts are short inside of long padded sequences: the FLOPs counted are then not done",
         check="Attention reaches its band.",
         worth=Worth("compute", 0.5, "bands are what others reach, not what this shape can"),

@@ -9,11 +9,12 @@ from msgspec import Struct
 
 from stepgrade.diagnosis.context import RuleContext
 from stepgrade.model.finding import Finding, Severity
+from stepgrade.scoring.runtime import Runtime
 
 Evidence = dict[str, float | str]
 
 
-class Found(Struct, frozen=True, kw_only=True):
+class Found(Struct, frozen=True):
     """What a rule found: the claim, the numbers behind it, and the share of the step that it costs."""
 
     severity: Severity
@@ -53,8 +54,7 @@ class Levels(NamedTuple):
         severity = self.severity(share)
         if severity is None:
             return None
-        cost = share if gain is None else gain
-        return Found(severity=severity, claim=claim, evidence=evidence, share=cost, remedy=remedy)
+        return Found(severity, claim, evidence, share if gain is None else gain, remedy)
 
 
 class Worth(NamedTuple):
@@ -72,7 +72,10 @@ class Rule(Struct, frozen=True, kw_only=True):
     find: Callable[[RuleContext], Found | None]
     sees: str
     evidence: str
-    fix: dict[str, str]  # by runtime; `general` is always there
+    fix: str
+    fix_pytorch: str | None = None  # in the words of a runtime, where they say more
+    fix_jax: str | None = None
+    fix_reference: str | None = None
     wrong_when: str
     check: str
     sources: str
@@ -88,12 +91,17 @@ class Rule(Struct, frozen=True, kw_only=True):
         if self.worth is not None:
             known = context.account(*self.worth.accounts.split("+")) if context.ledger else 1.0
             high, part = min(found.share, 1.0, known), self.worth.realistic
+        fixes = {
+            Runtime.PYTORCH: self.fix_pytorch,
+            Runtime.JAX: self.fix_jax,
+            Runtime.REFERENCE: self.fix_reference,
+        }
         return Finding(
             rule=self.name,
             severity=found.severity,
             claim=found.claim,
             evidence=found.evidence,
-            remedy=found.remedy or self.fix.get(context.runtime.value) or self.fix["general"],
+            remedy=found.remedy or fixes.get(context.runtime) or self.fix,
             gain_low=max(0.0, high * part),
             gain_high=max(0.0, high),
             check=found.check or self.check,

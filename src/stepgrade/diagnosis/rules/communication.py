@@ -112,8 +112,7 @@ def weak_overlap(context: RuleContext) -> Found | None:
         return None
     total_ms = context.activity.communication_ms
     claim = f"{show_share(hidden, 0)} of {show_ms(total_ms)} of communication a step is hidden; 70 % is good."
-    evidence: Evidence = {"hidden_share": hidden, "total_ms": total_ms}
-    return Found(severity="info", claim=claim, evidence=evidence, share=share)
+    return Found("info", claim, {"hidden_share": hidden, "total_ms": total_ms}, share=share)
 
 
 def small_messages(context: RuleContext) -> Found | None:
@@ -132,8 +131,9 @@ def small_messages(context: RuleContext) -> Found | None:
         f"{show_count(round(count))} collectives a step move {show_bytes(mean)} each: {show_share(share)} of "
         "the step is spent waiting for them."
     )
-    evidence: Evidence = {"collectives": count, "mean_bytes": mean, "exposed_share": share}
-    return _levels(limits).found(share, claim, evidence)
+    return _levels(limits).found(
+        share, claim, {"collectives": count, "mean_bytes": mean, "exposed_share": share}
+    )
 
 
 def slow_link(context: RuleContext) -> Found | None:
@@ -151,8 +151,7 @@ def slow_link(context: RuleContext) -> Found | None:
     claim = (
         f"Collectives move {show_si(rate, 'B/s')}, {show_share(reached, 0)} of the link's {link[0].shown}."
     )
-    evidence: Evidence = {"bytes_per_s": rate, "of_link": reached}
-    return Found(severity="info", claim=claim, evidence=evidence, share=share * (1.0 - reached))
+    return Found("info", claim, {"bytes_per_s": rate, "of_link": reached}, share=share * (1.0 - reached))
 
 
 def gloo_on_devices(context: RuleContext) -> Found | None:
@@ -161,8 +160,7 @@ def gloo_on_devices(context: RuleContext) -> Found | None:
     if not context.on_device or not calls or share < context.limits.communication_warning_share:
         return None
     claim = f"{show_count(round(calls))} collectives a step go through gloo, over the host."
-    evidence: Evidence = {"calls": calls, "waiting_share": share}
-    return Found(severity="warning", claim=claim, evidence=evidence, share=share)
+    return Found("warning", claim, {"calls": calls, "waiting_share": share}, share=share)
 
 
 def data_parallel(context: RuleContext) -> Found | None:
@@ -171,8 +169,7 @@ def data_parallel(context: RuleContext) -> Found | None:
         return None
     share = context.account(_ACCOUNT, "exposed_copy", "idle_host", "idle_sync")
     claim = "One process drives several devices (DataParallel): it makes new replicas in every step."
-    evidence: Evidence = {"calls": calls, "waiting_share": share}
-    return Found(severity="warning", claim=claim, evidence=evidence, share=share)
+    return Found("warning", claim, {"calls": calls, "waiting_share": share}, share=share)
 
 
 RULES = (
@@ -181,10 +178,8 @@ RULES = (
         find=data_parallel,
         sees="One process drives several devices (torch.nn.DataParallel).",
         evidence="calls of DataParallel.forward per step, share of the step waiting",
-        fix={
-            "general": "One process for each device.",
-            "pytorch": "DistributedDataParallel, one process for each device (torchrun).",
-        },
+        fix="One process for each device.",
+        fix_pytorch="DistributedDataParallel, one process for each device (torchrun).",
         wrong_when="never for training speed",
         check="One trace for each rank, and no DataParallel in them.",
         worth=Worth(
@@ -200,11 +195,9 @@ RULES = (
         find=gloo_on_devices,
         sees="Ranks with accelerators communicate through gloo, over the host.",
         evidence="gloo collectives per step, share of the step exposed",
-        fix={
-            "general": "Use the device's own communication library.",
-            "pytorch": "init_process_group('nccl') for tensors on the device; gloo only for tensors on the "
-            "host.",
-        },
+        fix="Use the device's own communication library.",
+        fix_pytorch="init_process_group('nccl') for tensors on the device; gloo only for tensors on the "
+        "host.",
         wrong_when="only small host tensors go through gloo",
         check="The collectives are NCCL kernels.",
         worth=Worth(
@@ -218,10 +211,8 @@ RULES = (
         find=small_messages,
         sees="Collectives move less than a megabyte each: latency, not bandwidth, limits them.",
         evidence="collectives per step, mean bytes, share of the step exposed",
-        fix={
-            "general": "Gather small messages into larger buckets.",
-            "pytorch": "Raise DDP's bucket_cap_mb, or wrap larger units with FSDP.",
-        },
+        fix="Gather small messages into larger buckets.",
+        fix_pytorch="Raise DDP's bucket_cap_mb, or wrap larger units with FSDP.",
         wrong_when="the messages are few and hidden",
         check="Fewer, larger collectives.",
         worth=Worth(_ACCOUNT, 0.6, "a message of a megabyte takes little longer than one of a kilobyte"),
@@ -234,11 +225,9 @@ RULES = (
         sees="The device waits in collectives while nothing is computed.",
         evidence="share of the step in communication that nothing hides, share hidden, the longest "
         "collective",
-        fix={
-            "general": "Overlap communication with the backward pass, or send less of it.",
-            "pytorch": _REDUCING,
-            "jax": "Turn on XLA's latency-hiding scheduler, and shard so that collectives are fewer.",
-        },
+        fix="Overlap communication with the backward pass, or send less of it.",
+        fix_pytorch=_REDUCING,
+        fix_jax="Turn on XLA's latency-hiding scheduler, and shard so that collectives are fewer.",
         wrong_when="one rank of several is given: then part of the time may be waiting for a late rank",
         check="Exposed communication shrinks in the ledger, and the step by as much.",
         worth=Worth(_ACCOUNT, 0.6, "the last bucket has no backward left to hide behind"),
@@ -250,10 +239,7 @@ RULES = (
         find=weak_overlap,
         sees="Less than 70 % of the communication runs beside computation.",
         evidence="share of communication that is hidden, communication per step",
-        fix={
-            "general": "Start reductions earlier: smaller first buckets, streams of their own, no waits in "
-            "backward.",
-        },
+        fix="Start reductions earlier: smaller first buckets, streams of their own, no waits in backward.",
         wrong_when="there is little to hide behind",
         check="More of the communication is hidden.",
         worth=Worth(_ACCOUNT, 0.5, "the last bucket has no backward left to hide behind"),
@@ -264,7 +250,7 @@ RULES = (
         find=slow_link,
         sees="Collectives move data at less than half of the link's rate.",
         evidence="bytes per second over the link, the link's rate",
-        fix={"general": "Check that the collectives use the fast link (NCCL_DEBUG=INFO) and its topology."},
+        fix="Check that the collectives use the fast link (NCCL_DEBUG=INFO) and its topology.",
         wrong_when="the time includes waiting for late ranks, or the ranks are on several machines",
         check="The collectives reach the link's rate.",
         worth=Worth(_ACCOUNT, 0.5, "large messages reach 70 to 90 % of a link"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stepgrade.diagnosis.advice import is_compiled
 from stepgrade.diagnosis.context import RuleContext
-from stepgrade.diagnosis.rules.base import Evidence, Found, Levels, Rule, Worth
+from stepgrade.diagnosis.rules.base import Found, Levels, Rule, Worth
 from stepgrade.units import show_count, show_share
 
 _FEW_OPERATIONS = 5  # among fewer, one is always the longest
@@ -38,8 +38,7 @@ def fragmented_elementwise(context: RuleContext) -> Found | None:
     if count < context.limits.elementwise_launches or share < context.limits.fill_info_share:
         return None
     claim = f"{show_count(round(count))} elementwise kernels are launched in a step."
-    evidence: Evidence = {"kernels": count, "share": share}
-    return Found(severity="info", claim=claim, evidence=evidence, share=share * _FUSED_AWAY)
+    return Found("info", claim, {"kernels": count, "share": share}, share=share * _FUSED_AWAY)
 
 
 def slow_elementwise(context: RuleContext) -> Found | None:
@@ -58,8 +57,12 @@ def slow_elementwise(context: RuleContext) -> Found | None:
         f"{longest.name} reaches {show_share(reached, 0)} of the memory's bandwidth; such operations take "
         f"{show_share(share)} of the step."
     )
-    evidence: Evidence = {"operation": longest.name, "reached": reached, "share": share}
-    return Found(severity="info", claim=claim, evidence=evidence, share=share * (1.0 - reached))
+    return Found(
+        "info",
+        claim,
+        {"operation": longest.name, "reached": reached, "share": share},
+        share=share * (1.0 - reached),
+    )
 
 
 def hand_written_norm(context: RuleContext) -> Found | None:
@@ -71,8 +74,7 @@ def hand_written_norm(context: RuleContext) -> Found | None:
     if context.class_share("norm") > 0.0 or is_compiled(context):
         return None
     claim = f"{show_count(round(calls))} norms a step are made of single operations."
-    evidence: Evidence = {"calls": calls, "elementwise_share": share}
-    return Found(severity="info", claim=claim, evidence=evidence, share=share / 2)
+    return Found("info", claim, {"calls": calls, "elementwise_share": share}, share=share / 2)
 
 
 def unfused_loss(context: RuleContext) -> Found | None:
@@ -90,7 +92,7 @@ def heavy_embedding(context: RuleContext) -> Found | None:
     if share < context.limits.shuffle_info_share:
         return None
     claim = f"Embedding lookups and their gradients take {show_share(share)} of the step."
-    return Found(severity="info", claim=claim, evidence={"share": share}, share=share)
+    return Found("info", claim, {"share": share}, share=share)
 
 
 def data_shuffling(context: RuleContext) -> Found | None:
@@ -109,7 +111,7 @@ def one_hot_operation(context: RuleContext) -> Found | None:
     if share < context.limits.hotspot_share or len(context.operations) < _FEW_OPERATIONS:
         return None
     claim = f"{top.name} alone takes {show_share(share)} of the step."
-    return Found(severity="info", claim=claim, evidence={"operation": top.name, "share": share}, share=share)
+    return Found("info", claim, {"operation": top.name, "share": share}, share=share)
 
 
 RULES = (
@@ -119,12 +121,10 @@ RULES = (
         sees="Unfused elementwise operations and reductions, each going through memory, take much of the "
         "step.",
         evidence="share of the step in elementwise, reduction and norm operations, kernels per step",
-        fix={
-            "general": "Fuse chains of elementwise operations.",
-            "pytorch": "torch.compile fuses them; or fused kernels for the longest (norms, activations, "
-            "rotary embedding).",
-            "jax": "Put the chain under one jit: XLA fuses it.",
-        },
+        fix="Fuse chains of elementwise operations.",
+        fix_pytorch="torch.compile fuses them; or fused kernels for the longest (norms, activations, rotary "
+        "embedding).",
+        fix_jax="Put the chain under one jit: XLA fuses it.",
         wrong_when="the chains are already fused and what is left is the traffic that the model needs",
         check="Fewer elementwise kernels, and their share shrinks.",
         worth=Worth(
@@ -140,10 +140,8 @@ RULES = (
         find=fragmented_elementwise,
         sees="More than a thousand elementwise kernels are launched in a step.",
         evidence="elementwise kernels per step, share of the step",
-        fix={
-            "general": "Fuse elementwise operations, or handle many tensors in one kernel.",
-            "pytorch": "torch.compile, or the torch._foreach_ forms for lists of tensors.",
-        },
+        fix="Fuse elementwise operations, or handle many tensors in one kernel.",
+        fix_pytorch="torch.compile, or the torch._foreach_ forms for lists of tensors.",
         wrong_when="the device is busy all the same",
         check="Fewer elementwise kernels per step.",
         worth=Worth("compute+idle_host", 0.5, "fusing removes launches and trips through memory"),
@@ -154,10 +152,8 @@ RULES = (
         find=slow_elementwise,
         sees="A simple elementwise operation reaches less than half of the memory's bandwidth.",
         evidence="bytes per second as a share of the bandwidth, share of the step",
-        fix={
-            "general": "Look at its sizes and strides: broadcasting, transposed or unaligned inputs, or too "
-            "little work.",
-        },
+        fix="Look at its sizes and strides: broadcasting, transposed or unaligned inputs, or too little "
+        "work.",
         wrong_when="the tensors are so small that they stay in cache, or the launch dominates",
         check="The operation reaches 70 % of the bandwidth.",
         worth=Worth("compute", 0.5, "streaming kernels reach 70 to 90 % of the bandwidth"),
@@ -168,10 +164,8 @@ RULES = (
         find=hand_written_norm,
         sees="A norm is made of single operations (pow, mean, rsqrt, mul) instead of one kernel.",
         evidence="rsqrt and mean calls per step, no norm kernels",
-        fix={
-            "general": "Use a fused norm kernel.",
-            "pytorch": "torch.nn.RMSNorm or torch.nn.functional.rms_norm, or compile the block.",
-        },
+        fix="Use a fused norm kernel.",
+        fix_pytorch="torch.nn.RMSNorm or torch.nn.functional.rms_norm, or compile the block.",
         wrong_when="rsqrt is used for something else (an optimizer)",
         check="No rsqrt calls in the forward pass.",
         worth=Worth("compute", 0.5, "one kernel instead of five reads the input once"),
@@ -182,10 +176,8 @@ RULES = (
         find=unfused_loss,
         sees="The loss over the vocabulary (log_softmax, nll_loss) takes a share of the step.",
         evidence="share of the step in the loss's operations",
-        fix={
-            "general": "Use a fused cross entropy that never writes all logits.",
-            "pytorch": "A fused linear cross entropy (Liger Kernel, Cut Cross-Entropy), or compile the loss.",
-        },
+        fix="Use a fused cross entropy that never writes all logits.",
+        fix_pytorch="A fused linear cross entropy (Liger Kernel, Cut Cross-Entropy), or compile the loss.",
         wrong_when="the logits are needed for something else",
         check="log_softmax leaves the hotspots and memory shrinks.",
         worth=Worth("compute", 0.5, "the logits' bytes are most of it"),
@@ -196,10 +188,8 @@ RULES = (
         find=heavy_embedding,
         sees="Embedding lookups or their gradients take a share of the step.",
         evidence="share of the step in embedding operations",
-        fix={
-            "general": "Use a sparse or fused embedding update, and sort or deduplicate indices.",
-            "pytorch": "Embedding(sparse=True) with SparseAdam, or FBGEMM's fused tables for recommenders.",
-        },
+        fix="Use a sparse or fused embedding update, and sort or deduplicate indices.",
+        fix_pytorch="Embedding(sparse=True) with SparseAdam, or FBGEMM's fused tables for recommenders.",
         wrong_when="the model is a recommender: tables are its work",
         check="The embedding's backward shrinks.",
         worth=Worth("compute", 0.3, "the rows still have to be read and written"),
@@ -210,10 +200,7 @@ RULES = (
         find=data_shuffling,
         sees="Gathers, scatters and sorts take a share of the step.",
         evidence="share of the step in indexing operations, the longest of them",
-        fix={
-            "general": "Sort or pack once instead of gathering often; use kernels that take indices "
-            "(grouped products).",
-        },
+        fix="Sort or pack once instead of gathering often; use kernels that take indices (grouped products).",
         wrong_when="routing is the model's nature (mixture of experts) and already packed",
         check="Indexing shrinks in the hotspots.",
         worth=Worth("compute", 0.3, "some of the movement is the model's own"),
@@ -224,7 +211,7 @@ RULES = (
         find=one_hot_operation,
         sees="One operation other than a matrix product, convolution or attention takes half of the step.",
         evidence="its name, share of the step, calls per step",
-        fix={"general": "Look at that operation first: its sizes, its kernel, whether it is needed at all."},
+        fix="Look at that operation first: its sizes, its kernel, whether it is needed at all.",
         wrong_when="it is a fused kernel that does most of the model's work",
         check="The operation leaves the top of the hotspots.",
         worth=Worth("compute", 0.3, "nothing is known about how fast it could be"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stepgrade.diagnosis.context import RuleContext
-from stepgrade.diagnosis.rules.base import Evidence, Found, Rule
+from stepgrade.diagnosis.rules.base import Found, Rule
 from stepgrade.model.finding import Severity
 from stepgrade.units import show_count, show_share
 
@@ -45,7 +45,7 @@ def hardly_any_work(context: RuleContext) -> Found | None:
         return None
     count = "one kernel" if round(kernels.count) == 1 else f"{show_count(round(kernels.count))} kernels"
     claim = f"A step has {count}, and the device works for {show_share(busy)} of it."
-    return Found(severity="warning", claim=claim, evidence={"kernels": kernels.count, "compute": busy})
+    return Found("warning", claim, {"kernels": kernels.count, "compute": busy})
 
 
 def collective_is_all(context: RuleContext) -> Found | None:
@@ -59,8 +59,7 @@ def collective_is_all(context: RuleContext) -> Found | None:
         f"{show_share(communication)} of the step is communication and {show_share(compute)} computing: did "
         "the ranks start recording together?"
     )
-    evidence: Evidence = {"communication": communication, "compute": compute}
-    return Found(severity="warning", claim=claim, evidence=evidence)
+    return Found("warning", claim, {"communication": communication, "compute": compute})
 
 
 def above_roof(context: RuleContext) -> Found | None:
@@ -74,7 +73,7 @@ def above_roof(context: RuleContext) -> Found | None:
         return None
     reached, top = max(fast, key=lambda pair: pair[0])
     claim = f"{top.name} runs at {show_share(reached, 0)} of its roof, which is impossible."
-    return Found(severity="info", claim=claim, evidence={"operation": top.name, "roof_share": reached})
+    return Found("info", claim, {"operation": top.name, "roof_share": reached})
 
 
 RULES = (
@@ -83,7 +82,7 @@ RULES = (
         find=warning_of_source("truncated", "warning"),
         sees="The file is cut off or damaged: part of what happened is missing.",
         evidence="what the reader had to leave out",
-        fix={"general": "Record again and let the export finish; check the disk's space."},
+        fix="Record again and let the export finish; check the disk's space.",
         wrong_when="only the very end is missing",
         check="Nothing is lost in reading.",
         sources="HTA-07",
@@ -93,10 +92,8 @@ RULES = (
         find=warning_of_source("warm_up", "warning"),
         sees="Most of the recorded steps are warm-up: compiling, autotuning, growing memory.",
         evidence="how many steps differ from the later ones, and by how much",
-        fix={
-            "general": "Record later: skip the first ten steps and record at least five.",
-            "pytorch": "schedule=torch.profiler.schedule(wait=10, warmup=2, active=5).",
-        },
+        fix="Record later: skip the first ten steps and record at least five.",
+        fix_pytorch="schedule=torch.profiler.schedule(wait=10, warmup=2, active=5).",
         wrong_when="steps differ because batches do",
         check="The steps are steady.",
         sources="GPF-17, NAI-14, DL-07",
@@ -106,10 +103,8 @@ RULES = (
         find=warning_of_source("no_steps", "info"),
         sees="The recording marks no steps, so that its span counts as one.",
         evidence="no step marks, no repeating pattern",
-        fix={
-            "general": "Mark steps while recording.",
-            "pytorch": "Call prof.step() once in each iteration.",
-        },
+        fix="Mark steps while recording.",
+        fix_pytorch="Call prof.step() once in each iteration.",
         wrong_when="the recording is of one step",
         check="Steps are found.",
         sources="XP-19, DL-08",
@@ -119,10 +114,8 @@ RULES = (
         find=warning_of_source("device_unseen", "warning"),
         sees="The host drives a device whose work was not recorded.",
         evidence="launches without kernels",
-        fix={
-            "general": "Record the device as well.",
-            "pytorch": "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA].",
-        },
+        fix="Record the device as well.",
+        fix_pytorch="activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA].",
         wrong_when="never",
         check="Kernels are in the trace.",
         sources="TML-12",
@@ -133,7 +126,7 @@ RULES = (
         sees="Nearly all of one rank's time is one collective: most likely recording started at different "
         "times.",
         evidence="share of the step computing and in communication, ranks given",
-        fix={"general": "Put a barrier before the recording begins, and give the traces of all ranks."},
+        fix="Put a barrier before the recording begins, and give the traces of all ranks.",
         wrong_when="the run really only communicates",
         check="Computing is more than a tenth of the step.",
         explains=("exposed-communication", "weak-overlap", "small-messages", "slow-link"),
@@ -144,10 +137,7 @@ RULES = (
         find=warning_of_source("profiler_overhead", "info"),
         sees="The profiler itself was at work during the steady steps.",
         evidence="share of the steady steps in the profiler's own work",
-        fix={
-            "general": "Record fewer steps, without stacks, memory and shapes, after a warm-up of the "
-            "profiler.",
-        },
+        fix="Record fewer steps, without stacks, memory and shapes, after a warm-up of the profiler.",
         wrong_when="never: but what it slowed may be small",
         check="The overhead is below 2 %.",
         sources="NAI-15",
@@ -157,7 +147,7 @@ RULES = (
         find=warning_of_source("host_slowed", "info"),
         sees="The device waits for a host that recording itself slows (stacks, shapes, memory).",
         evidence="share of the step waiting for the host, what was recorded",
-        fix={"general": "Record once more without stacks, shapes and memory, and compare the step time."},
+        fix="Record once more without stacks, shapes and memory, and compare the step time.",
         wrong_when="the step takes as long without the profiler",
         check="The step time is the same with and without the profiler.",
         sources="NAI-15",
@@ -167,7 +157,7 @@ RULES = (
         find=warning_of_source("clocks", "info"),
         sees="Kernels start before their launch: the clocks of host and device do not agree.",
         evidence="how many, and by how much",
-        fix={"general": "Record again with newer tools; do not trust gaps shorter than the difference."},
+        fix="Record again with newer tools; do not trust gaps shorter than the difference.",
         wrong_when="a handful of events are off",
         check="No kernel starts before its launch.",
         sources="HTA-07",
@@ -177,7 +167,7 @@ RULES = (
         find=unexplained_idle,
         sees="The device is idle although work was launched, and nothing recorded says why.",
         evidence="share of the step that no account explains",
-        fix={"general": "Record all activities on all streams; check whether others use the device."},
+        fix="Record all activities on all streams; check whether others use the device.",
         wrong_when="events were removed from the file on purpose",
         check="Less than a tenth of the step is unattributed.",
         sources="HTA-08, TL-22",
@@ -187,10 +177,7 @@ RULES = (
         find=hardly_any_work,
         sees="A step has a few kernels and the device does next to nothing: the run is not in the file.",
         evidence="kernels per step, share of the step with work on the device",
-        fix={
-            "general": "Record whole training steps with all activities; this file says nothing about the "
-            "run.",
-        },
+        fix="Record whole training steps with all activities; this file says nothing about the run.",
         wrong_when="the run really launches a handful of kernels",
         check="Each step has the model's kernels.",
         explains=("host-stall", "launch-gaps", "slow-launches", "sync-wait", "fast-backward"),
@@ -201,10 +188,8 @@ RULES = (
         find=above_roof,
         sees="An operation is faster than its device allows: the peak, the shapes or the device are wrong.",
         evidence="the operation, its share of its own roof",
-        fix={
-            "general": "Check the device and the precision that were given, and whether the operation does "
-            "all that its shapes say: grouped products leave padding out.",
-        },
+        fix="Check the device and the precision that were given, and whether the operation does all that "
+        "its shapes say: grouped products leave padding out.",
         wrong_when="never: no arithmetic runs faster than its hardware (reads from cache may, and are not "
         "judged)",
         check="No operation is above its roof.",

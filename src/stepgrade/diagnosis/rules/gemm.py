@@ -112,7 +112,7 @@ def slow_gemm(context: RuleContext) -> Found | None:
     )
     evidence = _evidence(chosen, share) | {"reached": reached}
     gain = share * (1.0 - reached / max(limits.slow_gemm_share * 2.0, 0.01))
-    return Found(severity="info", claim=claim, evidence=evidence, share=gain)
+    return Found("info", claim, evidence, share=gain)
 
 
 def memory_bound_gemm(context: RuleContext) -> Found | None:
@@ -125,7 +125,7 @@ def memory_bound_gemm(context: RuleContext) -> Found | None:
     )
     remedy = f"More rows per product: packed sequences, merged projections. {larger_batch(context)}"
     evidence = _evidence(chosen, share)
-    return Found(severity="info", claim=claim, evidence=evidence, share=share * 0.5, remedy=remedy)
+    return Found("info", claim, evidence, share=share * 0.5, remedy=remedy)
 
 
 RULES = (
@@ -134,10 +134,7 @@ RULES = (
         find=odd_vocabulary,
         sees="The vocabulary's side of the output product is not a multiple of 64.",
         evidence="the size, share of the step in such products",
-        fix={
-            "general": "Pad the vocabulary to a multiple of 64 (50257 becomes 50304); the padding is never "
-            "predicted.",
-        },
+        fix="Pad the vocabulary to a multiple of 64 (50257 becomes 50304); the padding is never predicted.",
         wrong_when="the checkpoint's vocabulary must stay as it is",
         check="The side is a multiple of 64 and the output layer takes less time.",
         worth=Worth("compute", 0.4, "nanoGPT measured about 25 % on its output layer"),
@@ -149,10 +146,7 @@ RULES = (
         find=misaligned_gemm,
         sees="A 16-bit product has a side that is not a multiple of 8, so slower kernels run.",
         evidence="sizes of the longest such product, calls per step, share of the step",
-        fix={
-            "general": "Pad the side to a multiple of 8, better 64: hidden sizes, vocabulary, batch times "
-            "sequence.",
-        },
+        fix="Pad the side to a multiple of 8, better 64: hidden sizes, vocabulary, batch times sequence.",
         wrong_when="the kernel pads by itself; its name then says align8 all the same",
         check="All sides are multiples of 8 and the product takes less time.",
         worth=Worth("compute", 0.4, "an aligned product measured up to twice as fast, most of them less"),
@@ -163,10 +157,8 @@ RULES = (
         find=tiny_gemms,
         sees="Many products are so small that they cannot fill the device.",
         evidence="small products per step, share of the step",
-        fix={
-            "general": "Batch small products into one (batched or grouped products).",
-            "pytorch": "Stack the operands and use torch.bmm, torch.vmap or a grouped product.",
-        },
+        fix="Batch small products into one (batched or grouped products).",
+        fix_pytorch="Stack the operands and use torch.bmm, torch.vmap or a grouped product.",
         wrong_when="they run beside larger work on other streams",
         check="Fewer, larger products.",
         worth=Worth(
@@ -180,12 +172,9 @@ RULES = (
         find=slow_gemm,
         sees="Large products that should be limited by arithmetic reach little of the peak.",
         evidence="FLOP/s reached as a share of the data sheet's peak, sizes, share of the step",
-        fix={
-            "general": "Check clocks and power, then the kernel: another library or autotuning may choose a "
-            "better one.",
-            "pytorch": "Check clocks and power; try torch.compile(mode='max-autotune') or TunableOp for "
-            "this shape.",
-        },
+        fix="Check clocks and power, then the kernel: another library or autotuning may choose a better one.",
+        fix_pytorch="Check clocks and power; try torch.compile(mode='max-autotune') or TunableOp for this "
+        "shape.",
         wrong_when="the device named is not the one it ran on, or its peak is stated with sparsity",
         check="The product reaches the published achievable rate.",
         worth=Worth("compute", 0.4, "published achievable rates are 50 to 87 % of the peak"),
@@ -196,10 +185,7 @@ RULES = (
         find=memory_bound_gemm,
         sees="Products are limited by memory: so few rows that the weights take longer to read than to use.",
         evidence="FLOPs per byte and the device's ridge point, sizes, share of the step",
-        fix={
-            "general": "More rows per product: a larger batch, packed sequences, merged projections (one "
-            "qkv product).",
-        },
+        fix="More rows per product: a larger batch, packed sequences, merged projections (one qkv product).",
         wrong_when="the weights stay in cache",
         check="The product's rows grow and its time does not.",
         worth=Worth("compute", 0.4, "reading the weights is shared by more rows; activations still grow"),

@@ -62,11 +62,9 @@ RULES = (
         find=loader_on_main_thread,
         sees="Batches are made on the training loop's own thread, while the device waits.",
         evidence="the iterator's class, share of the step spent waiting for input",
-        fix={
-            "general": "Make batches in other processes, ahead of the step.",
-            "pytorch": "Give the DataLoader num_workers of 4 or more (it has 0) with "
-            "persistent_workers=True and pin_memory=True: batches are then made while the device works.",
-        },
+        fix="Make batches in other processes, ahead of the step.",
+        fix_pytorch="Give the DataLoader num_workers of 4 or more (it has 0) with persistent_workers=True "
+        "and pin_memory=True: batches are then made while the device works.",
         wrong_when="the batches are already in memory and indexing them costs nothing",
         check="The iterator is _MultiProcessingDataLoaderIter and the wait for input is gone.",
         worth=Worth(_ACCOUNT, 0.9, _BECAUSE),
@@ -79,12 +77,9 @@ RULES = (
         sees="Some steps wait long for a batch and others not at all: the queue of batches runs empty at "
         "times.",
         evidence="how many steps wait for input more than a limit, the longest wait, the median wait",
-        fix={
-            "general": "Make the queue of batches longer and batches more alike: more workers, larger "
-            "prefetch.",
-            "pytorch": "Raise prefetch_factor and num_workers; sort or shard samples so that no batch is "
-            "far slower.",
-        },
+        fix="Make the queue of batches longer and batches more alike: more workers, larger prefetch.",
+        fix_pytorch="Raise prefetch_factor and num_workers; sort or shard samples so that no batch is far "
+        "slower.",
         wrong_when="the slow steps are the ends of an epoch",
         check="No step waits longer than the others.",
         worth=Worth(
@@ -100,13 +95,11 @@ RULES = (
         find=input_wait,
         sees="The device is idle, or the step makes no progress, while the host waits for the next batch.",
         evidence="share of the step spent waiting for input",
-        fix={
-            "general": "Load batches ahead of the step: more loader workers, prefetching, cheaper decoding.",
-            "pytorch": "Raise DataLoader's num_workers and prefetch_factor, keep persistent_workers=True, "
-            "and move decoding or augmentation out of the loop.",
-            "jax": "Prefetch to the device (for example with flax's prefetch_to_device or grain's worker "
-            "processes).",
-        },
+        fix="Load batches ahead of the step: more loader workers, prefetching, cheaper decoding.",
+        fix_pytorch="Raise DataLoader's num_workers and prefetch_factor, keep persistent_workers=True, and "
+        "move decoding or augmentation out of the loop.",
+        fix_jax="Prefetch to the device (for example with flax's prefetch_to_device or grain's worker "
+        "processes).",
         wrong_when="the loader is only slow at the start of an epoch and the recording caught just that",
         check="The wait for input leaves the ledger and the step gets shorter by as much.",
         worth=Worth(_ACCOUNT, 0.9, _BECAUSE),

@@ -84,8 +84,9 @@ def host_stall(context: RuleContext) -> Found | None:
         f"The host keeps the device waiting for {show_share(share)} of the step in long gaps, up to "
         f"{show_ms(gaps.longest_ms)} at a time."
     )
-    evidence: Evidence = {"stall_share": share, "stalls": gaps.stalls, "longest_ms": gaps.longest_ms}
-    return _stall_levels(context.limits).found(share, claim, evidence)
+    return _stall_levels(context.limits).found(
+        share, claim, {"stall_share": share, "stalls": gaps.stalls, "longest_ms": gaps.longest_ms}
+    )
 
 
 def slow_launches(context: RuleContext) -> Found | None:
@@ -111,8 +112,7 @@ def dispatch_latency(context: RuleContext) -> Found | None:
     if gaps is None or share < context.limits.dispatch_info_share:
         return None
     claim = f"The device is idle for {show_share(share)} of the step between launches and their start."
-    evidence: Evidence = {"dispatch_ms": gaps.dispatch_ms, "dispatch_share": share}
-    return Found(severity="info", claim=claim, evidence=evidence, share=share)
+    return Found("info", claim, {"dispatch_ms": gaps.dispatch_ms, "dispatch_share": share}, share=share)
 
 
 def many_compiled_regions(context: RuleContext) -> Found | None:
@@ -131,8 +131,7 @@ def uncovered_time(context: RuleContext) -> Found | None:
     if share is None or not share > limit:
         return None
     claim = f"{show_share(share)} of the step is in no phase."
-    evidence: Evidence = {"uncovered_share": share, "limit_share": limit}
-    return Found(severity="warning", claim=claim, evidence=evidence, share=share)
+    return Found("warning", claim, {"uncovered_share": share, "limit_share": limit}, share=share)
 
 
 def host_phases(context: RuleContext) -> Found | None:
@@ -156,10 +155,8 @@ RULES = (
         sees="A launching call takes longer than usual while the device waits: the host's processor is slow "
         "or shared, or kernels are loaded at their first launch.",
         evidence="mean of a launching call, share of the step in such calls with the device idle",
-        fix={
-            "general": "Record later, when all kernels are loaded; then give the process cores of its own "
-            "and look for other load on the host.",
-        },
+        fix="Record later, when all kernels are loaded; then give the process cores of its own and look for "
+        "other load on the host.",
         wrong_when="the queue is full: launches then wait for the device, which is healthy",
         check="A launch takes 5 to 20 µs.",
         worth=Worth(_ACCOUNT, 0.3, "a faster launch shortens each gap, not their number"),
@@ -171,11 +168,9 @@ RULES = (
         find=many_compiled_regions,
         sees="The compiled program comes in many pieces, and the device waits between them.",
         evidence="compiled regions per step, share of the step idle",
-        fix={
-            "general": "Compile larger regions.",
-            "pytorch": "TORCH_LOGS=graph_breaks,recompiles names what breaks the graph; mark changing sizes "
-            "dynamic=True.",
-        },
+        fix="Compile larger regions.",
+        fix_pytorch="TORCH_LOGS=graph_breaks,recompiles names what breaks the graph; mark changing sizes "
+        "dynamic=True.",
         wrong_when="blocks are compiled separately on purpose and the host keeps ahead",
         check="Fewer compiled regions per step.",
         worth=Worth(_ACCOUNT, 0.5, "each region costs guards and a launch of its own"),
@@ -187,7 +182,8 @@ RULES = (
         find=short_kernels,
         sees="Kernels are so short that launching them takes longer than running them.",
         evidence="kernels per step, their mean, share shorter than their launch, share of the step idle",
-        fix={"general": _GENERAL, "jax": _JAX},
+        fix=_GENERAL,
+        fix_jax=_JAX,
         wrong_when=_SLOWED,
         check="Fewer launches per step, and the device's wait for the host shrinks.",
         worth=Worth("idle_host+compute", 0.6, _BECAUSE),
@@ -199,12 +195,10 @@ RULES = (
         find=host_stall,
         sees="The device waits longer than any launch takes while the host does something else.",
         evidence="stalls per step, the longest one, share of the step",
-        fix={
-            "general": "Take host work out of the step: logging, metrics, checkpoints, garbage collection.",
-            "pytorch": "Move logging, metrics, tokenising and checkpoints out of the loop or to a thread; "
-            "call gc.disable() and collect every thousandth step. Recording with_stack=True shows the lines.",
-            "jax": "Move host callbacks, logging and checkpoints out of the step, or make them asynchronous.",
-        },
+        fix="Take host work out of the step: logging, metrics, checkpoints, garbage collection.",
+        fix_pytorch="Move logging, metrics, tokenising and checkpoints out of the loop or to a thread; call "
+        "gc.disable() and collect every thousandth step. Recording with_stack=True shows the lines.",
+        fix_jax="Move host callbacks, logging and checkpoints out of the step, or make them asynchronous.",
         wrong_when="the recorded steps include a checkpoint or an evaluation that comes rarely",
         check="No gap of a millisecond in the steady steps.",
         worth=Worth(_ACCOUNT, 0.7, "most host work between launches can run ahead or elsewhere"),
@@ -216,7 +210,8 @@ RULES = (
         find=launch_gaps,
         sees="The device waits for launches: the host takes longer to issue work than the device to do it.",
         evidence="share of the step idle in short gaps, launches per step",
-        fix={"general": _GENERAL, "jax": _JAX},
+        fix=_GENERAL,
+        fix_jax=_JAX,
         wrong_when=_SLOWED,
         check="The device's wait for the host shrinks, and the step by as much.",
         worth=Worth(_ACCOUNT, 0.6, _BECAUSE),
@@ -228,9 +223,7 @@ RULES = (
         find=dispatch_latency,
         sees="Work is launched in time but starts late: the device is idle between launch and start.",
         evidence="milliseconds and share of the step between launch and start with the device idle",
-        fix={
-            "general": "Keep several launches queued ahead: fewer waits in the loop, graphs, larger kernels.",
-        },
+        fix="Keep several launches queued ahead: fewer waits in the loop, graphs, larger kernels.",
         wrong_when="the clocks of host and device differ",
         check="Dispatch shrinks in the ledger.",
         worth=Worth(_ACCOUNT, 0.5, "queued work starts in a microsecond or two"),
@@ -241,10 +234,8 @@ RULES = (
         find=uncovered_time,
         sees="A large share of the step is in no phase: launches and host work in between.",
         evidence="share of the step in no phase",
-        fix={
-            "general": _GENERAL,
-            "reference": LAUNCH_ADVICE,
-        },
+        fix=_GENERAL,
+        fix_reference=LAUNCH_ADVICE,
         wrong_when="the profiler does not time every phase: coverage is then low without any overhead",
         check="Wall coverage rises and the step gets shorter by the same share.",
         worth=Worth("unattributed", 0.5, "what is not timed is not all overhead"),
@@ -255,11 +246,9 @@ RULES = (
         find=host_phases,
         sees="Phases of host work (allocation, encoding, synchronisation, writing) take a share of the step.",
         evidence="share of the step in such phases",
-        fix={
-            "general": "Take host work out of the step: allocations, synchronisation, logging.",
-            "pytorch": "Make batches ahead, in a DataLoader's workers, and log, read the loss and write "
-            "files in few of the steps.",
-        },
+        fix="Take host work out of the step: allocations, synchronisation, logging.",
+        fix_pytorch="Make batches ahead, in a DataLoader's workers, and log, read the loss and write files "
+        "in few of the steps.",
         wrong_when="a phase is called so but runs on the device",
         check="The phases shrink, and the step by as much.",
         worth=Worth(_ACCOUNT, 0.6, "host work can mostly be done once, ahead or elsewhere"),
@@ -270,11 +259,9 @@ RULES = (
         find=python_overhead,
         sees="On a run without an accelerator, time passes in Python or outside of the framework.",
         evidence="share of the step in no operation",
-        fix={
-            "general": "Do more in one call: larger batches, fused operations.",
-            "pytorch": "Use torch.compile, larger batches or whole-tensor operations: Python takes longer "
-            "than the work.",
-        },
+        fix="Do more in one call: larger batches, fused operations.",
+        fix_pytorch="Use torch.compile, larger batches or whole-tensor operations: Python takes longer than "
+        "the work.",
         wrong_when="the profiler itself slows every call: small operations look slower than they are",
         check="Less of the step is between operations.",
         worth=Worth(_ACCOUNT, 0.5, "some Python stays in every step, and recording adds to it"),

@@ -44,7 +44,7 @@ def recomputed_forward(context: RuleContext) -> Found | None:
     if share < context.limits.recompute_info_share or is_full(context):
         return None
     claim = f"{show_ms(again_ms)} a step are forward work done again in the backward pass."
-    return Found(severity="info", claim=claim, evidence={"again_ms": again_ms, "share": share}, share=share)
+    return Found("info", claim, {"again_ms": again_ms, "share": share}, share=share)
 
 
 def fast_backward(context: RuleContext) -> Found | None:
@@ -72,7 +72,7 @@ def slow_backward(context: RuleContext) -> Found | None:
         return None
     share = context.step_share(backward_ms) * (1.0 - 2.0 / ratio)
     claim = f"Backward takes {show_ratio(ratio)} the time of forward; about 2x is usual."
-    return Found(severity="info", claim=claim, evidence={"backward_over_forward": ratio}, share=share)
+    return Found("info", claim, {"backward_over_forward": ratio}, share=share)
 
 
 def skipped_steps(context: RuleContext) -> Found | None:
@@ -95,7 +95,7 @@ def no_backward(context: RuleContext) -> Found | None:
     if not updates or not ms.get(PhaseKind.FORWARD) or ms.get(PhaseKind.BACKWARD):
         return None
     claim = f"The optimizer runs {how_often(updates)} but no backward pass was seen."
-    return Found(severity="warning", claim=claim, evidence={"updates": updates, "share": show_share(0.0)})
+    return Found("warning", claim, {"updates": updates, "share": show_share(0.0)})
 
 
 RULES = (
@@ -104,7 +104,7 @@ RULES = (
         find=slow_layer,
         sees="One layer takes clearly longer than the others of its kind.",
         evidence="the layer, its direction, its time and the median layer's",
-        fix={"general": "Look at the layer: its shapes, its kernels, work only it does."},
+        fix="Look at the layer: its shapes, its kernels, work only it does.",
         wrong_when="the layer is another kind by design (a first, a last, every fourth with global "
         "attention)",
         check="The layer comes back to the median of the layers.",
@@ -117,10 +117,8 @@ RULES = (
         find=recomputed_forward,
         sees="Forward work is done again in the backward pass (activation checkpointing).",
         evidence="milliseconds of repeated work a step, how full the memory is",
-        fix={
-            "general": "If memory has room, checkpoint fewer layers or only the cheap parts.",
-            "pytorch": "If memory has room, checkpoint every second block, or use selective checkpointing.",
-        },
+        fix="If memory has room, checkpoint fewer layers or only the cheap parts.",
+        fix_pytorch="If memory has room, checkpoint every second block, or use selective checkpointing.",
         wrong_when="memory is full: recomputing is then what lets the batch fit",
         check="Less is repeated, and memory stays below its size.",
         worth=Worth("compute", 0.5, "memory usually has room for part of it"),
@@ -131,10 +129,8 @@ RULES = (
         find=fast_backward,
         sees="Backward takes less time than forward, which a healthy training step does not.",
         evidence="backward over forward",
-        fix={
-            "general": _SKIPPED,
-            "reference": FAST_BACKWARD_ADVICE,
-        },
+        fix=_SKIPPED,
+        fix_reference=FAST_BACKWARD_ADVICE,
         wrong_when="most of the model is frozen, or the forward pass has work that needs no gradient",
         check="Backward over forward is above 1, and the loss still falls.",
         sources="REF-05",
@@ -144,10 +140,7 @@ RULES = (
         find=slow_backward,
         sees="Backward takes far more than twice the time of forward, and nothing is recomputed.",
         evidence="backward over forward, share of the step that is more than twice forward",
-        fix={
-            "general": "Look at the longest backward operations: scatter-adds, unfused attention, double "
-            "casts.",
-        },
+        fix="Look at the longest backward operations: scatter-adds, unfused attention, double casts.",
         wrong_when="forward does only a part of the work, as with frozen caches",
         check="Backward over forward is near 2.",
         worth=Worth("compute", 0.3, "what makes it slow is not known yet"),
@@ -158,11 +151,9 @@ RULES = (
         find=skipped_steps,
         sees="Some steps have no backward pass or no optimizer while others have.",
         evidence="how many of the steady steps lack it",
-        fix={
-            "general": "Check the loss of those steps: NaN or infinity makes loops skip the rest of a step.",
-            "pytorch": "Check those steps' loss and GradScaler's scale: infinite gradients make it skip the "
-            "update; bf16 needs no scaler.",
-        },
+        fix="Check the loss of those steps: NaN or infinity makes loops skip the rest of a step.",
+        fix_pytorch="Check those steps' loss and GradScaler's scale: infinite gradients make it skip the "
+        "update; bf16 needs no scaler.",
         wrong_when="gradients are accumulated: only the last micro-step has an optimizer",
         check="Every step has its backward pass and its update.",
         sources="REF-05, REF-06",
@@ -172,7 +163,7 @@ RULES = (
         find=no_backward,
         sees="An optimizer runs but no backward pass was seen.",
         evidence="optimizer calls per step, milliseconds of backward",
-        fix={"general": _SKIPPED},
+        fix=_SKIPPED,
         wrong_when="the backward pass is part of one compiled graph whose pieces carry no names",
         check="The backward pass takes about twice the forward's time.",
         sources="REF-05, REF-06",

@@ -34,10 +34,8 @@ RULES = (
         find=layout_conversions,
         sees="Kernels convert tensors between layouts (NCHW and NHWC) around convolutions.",
         evidence="share of the step in conversion kernels",
-        fix={
-            "general": "Keep activations and weights in the layout that the convolutions want.",
-            "pytorch": "model.to(memory_format=torch.channels_last), and the inputs as well.",
-        },
+        fix="Keep activations and weights in the layout that the convolutions want.",
+        fix_pytorch="model.to(memory_format=torch.channels_last), and the inputs as well.",
         wrong_when="a library converts inside of a faster algorithm",
         check="No nchwToNhwc kernels in the trace.",
         worth=Worth("compute", 0.8, "the conversions go away; the convolutions stay as they are"),
@@ -49,12 +47,9 @@ RULES = (
         find=device_copies,
         sees="Copies within the device (contiguous, casts, concatenation) take a share of the step.",
         evidence="share of the step in copies within the device, the operation with most of it",
-        fix={
-            "general": "Avoid making tensors contiguous, casting and concatenating: write into place, keep "
-            "one dtype.",
-            "pytorch": "Look for .contiguous(), .to(dtype), torch.cat and transposes; under autocast keep "
-            "weights in bf16.",
-        },
+        fix="Avoid making tensors contiguous, casting and concatenating: write into place, keep one dtype.",
+        fix_pytorch="Look for .contiguous(), .to(dtype), torch.cat and transposes; under autocast keep "
+        "weights in bf16.",
         wrong_when="the copy feeds a kernel that is much faster on contiguous input; compiled runs are left "
         "out",
         check="Copies shrink in the hotspots.",

@@ -28,7 +28,7 @@ def memory_idle(context: RuleContext) -> Found | None:
         f"Only {show_share(share, 0)} of the device's memory is used, and the run is limited by "
         f"{bottleneck.value}."
     )
-    return Found(severity="info", claim=claim, evidence={"memory_share": share})
+    return Found("info", claim, {"memory_share": share})
 
 
 RULES = (
@@ -37,11 +37,9 @@ RULES = (
         find=memory_nearly_full,
         sees="The step's peak comes near the size of the device's memory.",
         evidence="peak as a share of the device's memory",
-        fix={
-            "general": "Recompute activations, shard optimizer state, or make the micro-batch smaller.",
-            "pytorch": "Activation checkpointing, FSDP or an 8-bit optimizer; "
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
-        },
+        fix="Recompute activations, shard optimizer state, or make the micro-batch smaller.",
+        fix_pytorch="Activation checkpointing, FSDP or an 8-bit optimizer; "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
         wrong_when="the figure is what the framework reserved, not what it used",
         check="The peak is below 90 %.",
         sources="TML-05, TBP-03, AL-09",
@@ -51,9 +49,7 @@ RULES = (
         find=memory_idle,
         sees="Less than half of the device's memory is used, and a larger batch would help.",
         evidence="peak as a share of the device's memory, the bottleneck",
-        fix={
-            "general": "A larger micro-batch: each launch and each read of a weight then serves more tokens.",
-        },
+        fix="A larger micro-batch: each launch and each read of a weight then serves more tokens.",
         wrong_when="the batch is fixed by the recipe",
         check="Throughput rises with the batch.",
         sources="AL-07, DL-06, SM-06, HF-01",

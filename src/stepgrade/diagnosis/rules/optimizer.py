@@ -65,7 +65,7 @@ def zero_grad_fills(context: RuleContext) -> Found | None:
     if fills < context.limits.copies_per_step or share < context.limits.fill_info_share:
         return None
     claim = f"zero_grad fills {show_count(round(fills))} gradients with zeros in each step."
-    return Found(severity="info", claim=claim, evidence={"fills": fills, "share": share}, share=share)
+    return Found("info", claim, {"fills": fills, "share": share}, share=share)
 
 
 RULES = (
@@ -75,11 +75,9 @@ RULES = (
         sees="The optimizer updates one tensor at a time, with several small kernels for each.",
         evidence="kernels per step, share of its time in many-tensor kernels, share of the step from first "
         "to last",
-        fix={
-            "general": "Update all tensors in a few kernels (a fused optimizer).",
-            "pytorch": "Construct the optimizer with fused=True (or foreach=True).",
-            "jax": "Put the update under the same jit as the step; optax then fuses it.",
-        },
+        fix="Update all tensors in a few kernels (a fused optimizer).",
+        fix_pytorch="Construct the optimizer with fused=True (or foreach=True).",
+        fix_jax="Put the update under the same jit as the step; optax then fuses it.",
         wrong_when="an optimizer works on matrices one by one by its nature (Muon, Shampoo)",
         check="The optimizer launches a few dozen kernels.",
         worth=Worth("compute+idle_host", 0.7, "the update still has to read and write all of its state once"),
@@ -99,12 +97,10 @@ RULES = (
         find=heavy_optimizer,
         sees="The optimizer takes a large share of the step.",
         evidence="share of the step in the optimizer, whether its kernel is fused",
-        fix={
-            "general": "Make the update rarer or lighter: gradient accumulation, a fused or 8-bit "
-            "optimizer, sharded state.",
-            "pytorch": "fused=True if it is not; then gradient accumulation, an 8-bit optimizer, or "
-            "sharding its state (FSDP, ZeRO-1).",
-        },
+        fix="Make the update rarer or lighter: gradient accumulation, a fused or 8-bit optimizer, sharded "
+        "state.",
+        fix_pytorch="fused=True if it is not; then gradient accumulation, an 8-bit optimizer, or sharding "
+        "its state (FSDP, ZeRO-1).",
         wrong_when="the batch is small for the size of the model",
         check="The optimizer's phase shrinks.",
         worth=Worth("compute", 0.4, "a fused update still reads and writes all of its state once"),
@@ -115,10 +111,8 @@ RULES = (
         find=zero_grad_fills,
         sees="Gradients are set to zero instead of being dropped.",
         evidence="fills per step in zero_grad, share of the step in fill kernels",
-        fix={
-            "general": "Drop gradients instead of zeroing them.",
-            "pytorch": "optimizer.zero_grad(set_to_none=True), the default since PyTorch 2.0.",
-        },
+        fix="Drop gradients instead of zeroing them.",
+        fix_pytorch="optimizer.zero_grad(set_to_none=True), the default since PyTorch 2.0.",
         wrong_when="gradients are accumulated into views that must stay (flat buffers)",
         check="No fills in zero_grad.",
         worth=Worth("compute+idle_host", 0.8, "the first backward then writes instead of adding"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepgrade.diagnosis.context import RuleContext
-from stepgrade.diagnosis.rules.base import Evidence, Found, Rule, Worth
+from stepgrade.diagnosis.rules.base import Found, Rule, Worth
 from stepgrade.scoring.runtime import Runtime
 from stepgrade.units import show_share
 
@@ -64,7 +64,7 @@ def tf32_matmuls(context: RuleContext) -> Found | None:
         return None
     claim = f"Matrix products in tf32 take {show_share(share)} of the step; bf16 has twice the peak."
     gain = share * _saved_part(context, "tf32", "bf16")
-    return Found(severity="info", claim=claim, evidence={"tf32_share": share}, share=gain)
+    return Found("info", claim, {"tf32_share": share}, share=gain)
 
 
 def fp16_beside_bf16(context: RuleContext) -> Found | None:
@@ -75,8 +75,7 @@ def fp16_beside_bf16(context: RuleContext) -> Found | None:
     if not scaler_calls or capability is None or capability < _BF16:
         return None
     claim = "Products run in fp16 with loss scaling, on a device that has bf16 at the same speed."
-    evidence: Evidence = {"capability": capability, "scaler_calls": scaler_calls}
-    return Found(severity="info", claim=claim, evidence=evidence)
+    return Found("info", claim, {"capability": capability, "scaler_calls": scaler_calls})
 
 
 RULES = (
@@ -85,12 +84,10 @@ RULES = (
         find=fp32_matmuls,
         sees="Matrix products run in 32 bits and do not use the tensor cores.",
         evidence="milliseconds and share of the step in 32-bit products, peak rates of the device",
-        fix={
-            "general": "Run matrix products in bfloat16 (mixed precision), or at least in tf32.",
-            "pytorch": "torch.autocast('cuda', dtype=torch.bfloat16) for the forward pass; at least "
-            "torch.set_float32_matmul_precision('high'), which turns tf32 on.",
-            "jax": "Cast to bfloat16, or jax.default_matmul_precision('tensorfloat32').",
-        },
+        fix="Run matrix products in bfloat16 (mixed precision), or at least in tf32.",
+        fix_pytorch="torch.autocast('cuda', dtype=torch.bfloat16) for the forward pass; at least "
+        "torch.set_float32_matmul_precision('high'), which turns tf32 on.",
+        fix_jax="Cast to bfloat16, or jax.default_matmul_precision('tensorfloat32').",
         wrong_when="the model needs 32 bits there, or the device has no tensor cores",
         check="The kernels' names say bf16, and the products take less than half the time.",
         worth=Worth(
@@ -106,10 +103,8 @@ RULES = (
         find=tf32_matmuls,
         sees="Matrix products run in tf32; 16 bits would be twice as fast and move half the bytes.",
         evidence="share of the step in tf32 products",
-        fix={
-            "general": "Mixed precision with bfloat16.",
-            "pytorch": "torch.autocast('cuda', dtype=torch.bfloat16) for the forward pass.",
-        },
+        fix="Mixed precision with bfloat16.",
+        fix_pytorch="torch.autocast('cuda', dtype=torch.bfloat16) for the forward pass.",
         wrong_when="the model does not converge in 16 bits",
         check="The kernels' names say bf16.",
         worth=Worth("compute", 0.5, "the peak doubles; small products do not reach it"),
@@ -120,10 +115,8 @@ RULES = (
         find=fp16_beside_bf16,
         sees="Products run in fp16 with loss scaling on a device that has bf16 at the same speed.",
         evidence="precision of the products, calls of the loss scaler per step, the device's capability",
-        fix={
-            "general": "Use bfloat16: the same speed, no loss scaling, no skipped steps.",
-            "pytorch": "torch.autocast('cuda', dtype=torch.bfloat16) and no GradScaler.",
-        },
+        fix="Use bfloat16: the same speed, no loss scaling, no skipped steps.",
+        fix_pytorch="torch.autocast('cuda', dtype=torch.bfloat16) and no GradScaler.",
         wrong_when="the weights are published for fp16, or the extra digits of fp16 matter",
         check="No loss scaler in the trace.",
         sources="AL-05",

@@ -65,10 +65,7 @@ RULES = (
         sees="One rank comes late to most collectives and the others wait for it.",
         evidence="the rank, how often it is last, milliseconds a step the others wait, the share of the "
         "step in which nothing hides the wait, what its device does more of",
-        fix={
-            "general": "Compare that rank's trace with a fast one's: what its device waits for more is the "
-            "reason.",
-        },
+        fix="Compare that rank's trace with a fast one's: what its device waits for more is the reason.",
         wrong_when="the ranks' clocks differ by more than the waits, or profiling began at different times",
         check="The ranks arrive together, and exposed communication shrinks on all of them.",
         worth=Worth(
@@ -94,10 +91,8 @@ RULES = (
         find=uneven_ranks,
         sees="Ranks wait for each other in collectives, none of them always the last.",
         evidence="milliseconds a step that a rank waits for later ones",
-        fix={
-            "general": "Even out the work: batches by tokens instead of samples, sequences of like length, "
-            "equal experts.",
-        },
+        fix="Even out the work: batches by tokens instead of samples, sequences of like length, equal "
+        "experts.",
         wrong_when="the ranks' clocks differ by more than the waits",
         check="The ranks arrive together.",
         worth=Worth("exposed_communication", 0.6, "some spread of the ranks stays"),

@@ -44,8 +44,9 @@ def drifting_steps(context: RuleContext) -> Found | None:
     if late_ms < limits.drift_ratio * early_ms or slower < limits.drift_steps_share:
         return None
     claim = f"Later steps take {show_ms(late_ms)}, earlier ones {show_ms(early_ms)}."
-    evidence: Evidence = {"early_ms": early_ms, "late_ms": late_ms}
-    return Found(severity="warning", claim=claim, evidence=evidence, share=(1.0 - early_ms / late_ms) / 2)
+    return Found(
+        "warning", claim, {"early_ms": early_ms, "late_ms": late_ms}, share=(1.0 - early_ms / late_ms) / 2
+    )
 
 
 RULES = (
@@ -54,10 +55,8 @@ RULES = (
         find=unsteady_steps,
         sees="A few steps take far longer than the median and pull the mean up.",
         evidence="how many steps, the longest, the median, what the mean loses to the median",
-        fix={
-            "general": "Find what those steps do besides: logging, checkpoints, evaluation, garbage "
-            "collection, recompiling.",
-        },
+        fix="Find what those steps do besides: logging, checkpoints, evaluation, garbage collection, "
+        "recompiling.",
         wrong_when="steps are of several kinds by design",
         check="The mean of the steps comes down to their median.",
         worth=Worth(_ALL, 0.7, "what is rare can mostly be made asynchronous"),
@@ -68,10 +67,8 @@ RULES = (
         find=drifting_steps,
         sees="Later steps are slower than earlier ones.",
         evidence="medians of the earlier and the later half",
-        fix={
-            "general": "Look for what grows: memory fragmentation, lists of kept losses, longer sequences, "
-            "heat and clocks.",
-        },
+        fix="Look for what grows: memory fragmentation, lists of kept losses, longer sequences, heat and "
+        "clocks.",
         wrong_when="the batches of the later half are larger",
         check="Both halves take the same time.",
         worth=Worth(_ALL, 0.8, "the earlier half shows what it could take"),

@@ -102,13 +102,11 @@ RULES = (
         find=waits_of("scalar", "Values are read back from the device"),
         sees="The loop reads values back from the device (.item(), .cpu(), .tolist(), print, `if tensor`).",
         evidence="reads per step, milliseconds the host waited in them, share of the step idle because of it",
-        fix={
-            "general": "Read values back every hundredth step, or keep them on the device until the end.",
-            "pytorch": "Take .item(), .cpu(), .tolist(), print(tensor) and `if tensor:` out of the loop: "
-            "keep the loss as a detached tensor and read it every hundredth step.",
-            "jax": "Do not convert arrays to Python numbers in the loop: log every hundredth step, or use "
-            "jax.debug.callback.",
-        },
+        fix="Read values back every hundredth step, or keep them on the device until the end.",
+        fix_pytorch="Take .item(), .cpu(), .tolist(), print(tensor) and `if tensor:` out of the loop: keep "
+        "the loss as a detached tensor and read it every hundredth step.",
+        fix_jax="Do not convert arrays to Python numbers in the loop: log every hundredth step, or use "
+        "jax.debug.callback.",
         wrong_when="the value decides what the next step does",
         check="No wait under aten::item or a copy to the host, and the synchronisation account is near zero.",
         worth=Worth(_ACCOUNT, 0.8, _BECAUSE),
@@ -120,12 +118,10 @@ RULES = (
         find=waits_of("shape", "Sizes are read back from the device"),
         sees="The host waits for sizes that depend on the data (nonzero, masked_select, unique).",
         evidence="calls per step, the operation, share of the step idle because of it",
-        fix={
-            "general": "Use operations with a fixed output size: where, scatter, padding and masks.",
-            "pytorch": "Replace nonzero, masked_select, boolean indexing and unique by torch.where, scatter "
-            "or masks of fixed size.",
-            "jax": "Give jnp.nonzero and functions like it a static size=.",
-        },
+        fix="Use operations with a fixed output size: where, scatter, padding and masks.",
+        fix_pytorch="Replace nonzero, masked_select, boolean indexing and unique by torch.where, scatter or "
+        "masks of fixed size.",
+        fix_jax="Give jnp.nonzero and functions like it a static size=.",
         wrong_when="the dense form would do far more work than the sparse one saves",
         check="The operation no longer waits.",
         worth=Worth(_ACCOUNT, 0.7, _BECAUSE),
@@ -137,12 +133,10 @@ RULES = (
         find=waits_of("allocator", "Device memory is allocated or freed"),
         sees="Device memory is allocated or freed in the steady steps; that stops the device.",
         evidence="calls per step (cudaFree, cudaMalloc, hipFree), share of the step idle because of it",
-        fix={
-            "general": "Keep memory in a pool: allocate once, reuse.",
-            "pytorch": "Keep the caching allocator on (no PYTORCH_NO_CUDA_MEMORY_CACHING, no empty_cache() "
-            "in the loop); with changing sizes use PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
-            "jax": "Leave XLA_PYTHON_CLIENT_PREALLOCATE on.",
-        },
+        fix="Keep memory in a pool: allocate once, reuse.",
+        fix_pytorch="Keep the caching allocator on (no PYTORCH_NO_CUDA_MEMORY_CACHING, no empty_cache() in "
+        "the loop); with changing sizes use PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+        fix_jax="Leave XLA_PYTHON_CLIENT_PREALLOCATE on.",
         wrong_when="the recorded steps are the first ones, in which the pool still grows",
         check="No cudaMalloc or cudaFree in the steady steps.",
         worth=Worth(_ACCOUNT, 0.9, "a pool needs no call at all once it has grown"),
@@ -154,12 +148,10 @@ RULES = (
         find=waits_of("explicit", "The program waits for the device explicitly"),
         sees="The program waits for the device by an explicit call in each step.",
         evidence="synchronising calls per step that no operation made, share of the step idle because of it",
-        fix={
-            "general": "Remove the explicit synchronisation, or measure with events.",
-            "pytorch": "Remove torch.cuda.synchronize() and stream.synchronize() from the loop; time with "
-            "CUDA events.",
-            "jax": "Remove block_until_ready() from the loop.",
-        },
+        fix="Remove the explicit synchronisation, or measure with events.",
+        fix_pytorch="Remove torch.cuda.synchronize() and stream.synchronize() from the loop; time with CUDA "
+        "events.",
+        fix_jax="Remove block_until_ready() from the loop.",
         wrong_when="the profiler made the call itself, to write a step",
         check="No synchronising call in the steady steps.",
         worth=Worth(_ACCOUNT, 0.8, _BECAUSE),
@@ -171,10 +163,8 @@ RULES = (
         find=waits_of("copy", "The host waits for copies to finish"),
         sees="The host waits for copies until they are done.",
         evidence="blocking copies per step, milliseconds waited, share of the step idle because of it",
-        fix={
-            "general": "Copy asynchronously, from pinned memory.",
-            "pytorch": "Copy with non_blocking=True from pinned memory; read results back a step later.",
-        },
+        fix="Copy asynchronously, from pinned memory.",
+        fix_pytorch="Copy with non_blocking=True from pinned memory; read results back a step later.",
         wrong_when="the host needs the value at once",
         check="The copies' calls return before the copies end.",
         worth=Worth(_ACCOUNT, 0.7, _BECAUSE),
@@ -186,12 +176,9 @@ RULES = (
         find=sync_wait,
         sees="The device is idle because the host waited for it and could not run ahead.",
         evidence="share of the step idle in synchronisation, the calls with the longest waits",
-        fix={
-            "general": "Find what waits in the loop (reading values back, blocking copies, barriers) and "
-            "take it out.",
-            "pytorch": "torch.cuda.set_sync_debug_mode('warn') names the lines that wait; take them out of "
-            "the loop.",
-        },
+        fix="Find what waits in the loop (reading values back, blocking copies, barriers) and take it out.",
+        fix_pytorch="torch.cuda.set_sync_debug_mode('warn') names the lines that wait; take them out of the "
+        "loop.",
         wrong_when="the loop must wait, as for early stopping on each step's loss",
         check="The synchronisation account shrinks, and the step with it.",
         worth=Worth(_ACCOUNT, 0.7, _BECAUSE),
@@ -203,11 +190,9 @@ RULES = (
         find=scalar_read_loop,
         sees="On a run without an accelerator, single values are read in a loop.",
         evidence="reads per step, the share of the step from one read to the next",
-        fix={
-            "general": "Work on whole arrays instead of one value at a time.",
-            "pytorch": "Replace the loop over .item() or tensor[i] by one operation on the tensor, or one "
-            ".tolist().",
-        },
+        fix="Work on whole arrays instead of one value at a time.",
+        fix_pytorch="Replace the loop over .item() or tensor[i] by one operation on the tensor, or one "
+        ".tolist().",
         wrong_when="the reads are many but each step is long",
         check="aten::item is called a few times a step.",
         worth=Worth("compute+idle_host", 0.9, "one call on the whole tensor takes about as long as one read"),

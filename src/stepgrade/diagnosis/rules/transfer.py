@@ -88,11 +88,9 @@ RULES = (
         find=pageable_copies,
         sees="Copies go from or to pageable host memory: they are staged, slow, and the host waits for them.",
         evidence="pageable copies per step, their time and bytes, the share of the step lost to them",
-        fix={
-            "general": "Copy from pinned (page-locked) host memory, asynchronously.",
-            "pytorch": "Use DataLoader(pin_memory=True) and .to(device, non_blocking=True); pin buffers "
-            "that you copy from yourself.",
-        },
+        fix="Copy from pinned (page-locked) host memory, asynchronously.",
+        fix_pytorch="Use DataLoader(pin_memory=True) and .to(device, non_blocking=True); pin buffers that "
+        "you copy from yourself.",
         wrong_when="the copy is of a value that the host needs at once: pinning does not make that "
         "asynchronous",
         check="The copies are named Pinned in the trace and the wait is gone.",
@@ -107,11 +105,9 @@ RULES = (
         find=many_small_copies,
         sees="Many copies of a few bytes go to the device in each step.",
         evidence="copies per step, their mean size, the share of the step lost to them",
-        fix={
-            "general": "Gather small copies into one, or make the values on the device.",
-            "pytorch": "Build masks, positions and scalars on the device (device=...), and copy the rest as "
-            "one tensor.",
-        },
+        fix="Gather small copies into one, or make the values on the device.",
+        fix_pytorch="Build masks, positions and scalars on the device (device=...), and copy the rest as "
+        "one tensor.",
         wrong_when="the copies run beside kernels and nothing waits for them",
         check="Fewer copies per step, and the wait shrinks.",
         worth=Worth(_BY_COPIES, 0.6, "one large copy takes about as long as one small one"),
@@ -124,12 +120,9 @@ RULES = (
         sees="Copies between host and device run in the backward pass or the optimizer: state is on the "
         "host.",
         evidence="milliseconds of copies in backward and optimizer, share of the step that nothing hides",
-        fix={
-            "general": "Keep gradients and optimizer state on the device if they fit; else overlap their "
-            "copies.",
-            "pytorch": "Shard optimizer state over the devices (FSDP, ZeRO) or use an 8-bit optimizer "
-            "instead of CPU offload; with offload, copy on a stream of its own.",
-        },
+        fix="Keep gradients and optimizer state on the device if they fit; else overlap their copies.",
+        fix_pytorch="Shard optimizer state over the devices (FSDP, ZeRO) or use an 8-bit optimizer instead "
+        "of CPU offload; with offload, copy on a stream of its own.",
         wrong_when="offloading is what makes the model fit at all",
         check="Copies leave the backward pass and the optimizer.",
         worth=Worth(
@@ -143,13 +136,11 @@ RULES = (
         find=heavy_transfer,
         sees="Copies between host and device take a share of the step in which nothing is computed.",
         evidence="share of the step in copies that no computation hides",
-        fix={
-            "general": "Copy less between host and device: keep tensors there, pin memory, overlap copies.",
-            "pytorch": "Keep tensors on the device; copy batches with pin_memory=True and .to(device, "
-            "non_blocking=True), a step ahead.",
-            "jax": "Keep arrays on the device between steps; device_put the next batch while this one runs.",
-            "reference": BottleneckV1.TRANSFER.recommendation(),
-        },
+        fix="Copy less between host and device: keep tensors there, pin memory, overlap copies.",
+        fix_pytorch="Keep tensors on the device; copy batches with pin_memory=True and .to(device, "
+        "non_blocking=True), a step ahead.",
+        fix_jax="Keep arrays on the device between steps; device_put the next batch while this one runs.",
+        fix_reference=BottleneckV1.TRANSFER.recommendation(),
         wrong_when="weights or optimizer state live on the host on purpose, because they do not fit",
         check="The h2d and d2h phases shrink, and the step by as much.",
         worth=Worth("exposed_copy", 0.7, "the bytes still have to move; overlapping hides most of it"),
