@@ -67,7 +67,7 @@ def _share_of_link(context: RuleContext) -> float | None:
     known_ms, total_ms = (sum(each.ms for each in some) for some in (known, context.activity.collectives))
     if not link or not known or known_ms < 0.5 * total_ms:
         return None
-    return _link_bytes(known) / (known_ms / 1000.0) / link[0].per_s
+    return _link_bytes(known) / (context.mean_ms(known_ms) / 1000.0) / link[0].per_s
 
 
 def exposed_communication(context: RuleContext) -> Found | None:
@@ -144,7 +144,7 @@ def slow_link(context: RuleContext) -> Found | None:
     moving_ms = sum(each.ms for each in known) - (skew_ms or 0.0)
     if moving_ms <= 0.0 or (skew_ms is None and (context.profile.world_size or 1) > 1):
         return None
-    rate = _link_bytes(known) / (moving_ms / 1000.0)
+    rate = _link_bytes(known) / (context.mean_ms(moving_ms) / 1000.0)
     reached = rate / link[0].per_s
     if reached >= context.limits.slow_link_share:
         return None

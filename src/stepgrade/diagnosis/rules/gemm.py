@@ -99,12 +99,12 @@ def slow_gemm(context: RuleContext) -> Found | None:
         peak = _peak_flops(context, gemm)
         if peak is None or not gemm.ms or _is_memory_bound(context, gemm) is not False:
             return False
-        return gemm.flops / (gemm.ms / 1000.0) < limits.slow_gemm_share * peak
+        return gemm.flops / (context.mean_ms(gemm.ms) / 1000.0) < limits.slow_gemm_share * peak
 
     chosen, share = _chosen(context, is_slow)
     if not chosen or share < limits.gemm_warning_share:
         return None
-    rate = sum(gemm.flops for gemm in chosen) / (sum(gemm.ms for gemm in chosen) / 1000.0)
+    rate = sum(gemm.flops for gemm in chosen) / (context.mean_ms(sum(gemm.ms for gemm in chosen)) / 1000.0)
     reached = rate / (_peak_flops(context, chosen[0]) or 1.0)
     claim = (
         f"Large products reach {show_share(reached, 0)} of the peak and take {show_share(share)} of the "

@@ -43,7 +43,7 @@ def short_kernels(context: RuleContext) -> Found | None:
     kernels, limits = context.activity.kernels, context.limits
     if kernels is None or kernels.count < limits.short_kernel_launches or kernels.graph_share > 0.5:
         return None
-    mean_us = kernels.ms / kernels.count * 1000.0
+    mean_us = context.mean_ms(kernels.ms) / kernels.count * 1000.0
     if mean_us >= limits.short_kernel_us and kernels.short_count < 0.5 * kernels.count:
         return None
     idle, run = _launch_share(context), context.busy_share(kernels.short_ms)
@@ -96,7 +96,7 @@ def slow_launches(context: RuleContext) -> Found | None:
     if kernels.launch_call_us <= limits.slow_launch_us:
         return None
     launch_ms = (context.profile.launches_per_step or kernels.count) * kernels.launch_call_us / 1000.0
-    share = min(context.account(_ACCOUNT), context.step_share(launch_ms))
+    share = min(context.account(_ACCOUNT), context.step_share(launch_ms * context.times.scale))
     claim = (
         f"A launch takes the host {kernels.launch_call_us:.0f} µs (5 to 20 µs is usual), {show_share(share)} "
         "of the step."

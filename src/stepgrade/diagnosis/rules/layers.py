@@ -16,16 +16,16 @@ def slow_layer(context: RuleContext) -> Found | None:
     if not context.slow_layers:
         return None
     slow, limits = context.slow_layers[0], context.limits
-    steps = context.profile.steps or 1
     passes = [layer for layer in context.slow_layers if layer.layer == slow.layer]
-    share = context.share_of_step(sum(layer.total_ms - layer.median_ms for layer in passes)) or 0.0
+    share = context.times.share(sum(layer.total_ms - layer.median_ms for layer in passes)) or 0.0
+    slow_ms, usual_ms = (context.times.per_step(ms) or ms for ms in (slow.total_ms, slow.median_ms))
     levels = Levels(limits.layer_info_share, limits.layer_warning_share, limits.layer_critical_share)
     others = len({layer.layer for layer in context.slow_layers}) - 1
     more = f" {others} more layer{'s stand' if others > 1 else ' stands'} out." if others else ""
     return Found(
         severity=levels.severity(share) or "info",
         claim=f"Layer {slow.layer}'s {slow.direction} takes {show_ratio(slow.total_ms / slow.median_ms)} the "
-        f"median layer's ({show_ms(slow.total_ms / steps)}, not {show_ms(slow.median_ms / steps)}).{more}",
+        f"median layer's ({show_ms(slow_ms)}, not {show_ms(usual_ms)}).{more}",
         evidence={
             "layer": float(slow.layer),
             "direction": slow.direction,

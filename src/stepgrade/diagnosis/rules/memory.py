@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Found, Rule
-from stepgrade.scoring.bottleneck import Bottleneck
+from stepgrade.scoring.causes import Bottleneck
 from stepgrade.units import show_share
 
 

@@ -21,7 +21,7 @@ def single_tensor_optimizer(context: RuleContext) -> Found | None:
         return None
     if seen.multi_tensor_share > limits.many_tensor_share or seen.fused:
         return None
-    mean_us = seen.ms / seen.kernels * 1000.0
+    mean_us = context.mean_ms(seen.ms) / seen.kernels * 1000.0
     if mean_us > limits.optimizer_kernel_us or seen.name in _MATRIX_BY_MATRIX:
         return None
     share = context.step_share(seen.span_ms)
