@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stepgrade.compare.fingerprint import allowed_fields
-from stepgrade.compare.regression import baseline_of, compared
+from stepgrade.compare.regression import compared
 from stepgrade.config.limits import Limits
 from stepgrade.contract import Grade
 from stepgrade.diagnosis.advice import advice_for
@@ -16,6 +16,7 @@ from stepgrade.errors import NotMeasured
 from stepgrade.hardware import Target
 from stepgrade.hardware.setup import Setup
 from stepgrade.model import Baseline, Note, Profile, RankTime
+from stepgrade.model.baseline import baseline_of
 from stepgrade.model.finding import Finding
 from stepgrade.model.scorecard import UNGRADED, DeviceUse, RankRow, Scorecard, StepStats
 from stepgrade.scoring.bottleneck import name_bottleneck

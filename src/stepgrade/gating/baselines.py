@@ -7,9 +7,9 @@ from msgspec import Struct, structs
 from stepgrade.compare.changes import last_level
 from stepgrade.compare.effect import MOST_RUNS
 from stepgrade.compare.fingerprint import differences
-from stepgrade.compare.regression import baseline_of
 from stepgrade.errors import BadOption
 from stepgrade.model import Baseline, Fingerprint, Note
+from stepgrade.model.baseline import baseline_of
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.store.history import History, Selection
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from msgspec import Struct, structs
 
 from stepgrade.compare.fingerprint import allowed_fields
-from stepgrade.compare.regression import baseline_of
 from stepgrade.compare.verdict import Sensitivity
 from stepgrade.config import Config
 from stepgrade.diagnosis.settings import Settings
@@ -20,6 +19,7 @@ from stepgrade.gating.holding import hold
 from stepgrade.grading import as_baseline, score
 from stepgrade.hardware.setup import Setup
 from stepgrade.model import Baseline, Note, Profile
+from stepgrade.model.baseline import baseline_of
 from stepgrade.model.comparison import Comparison, GateReport
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.scoring.efficiency import ScoreOptions
