@@ -2,7 +2,7 @@
 
 Everything else in an event is skipped unread. Times are microseconds in the trace. A double holds three
 decimals of a microsecond exactly enough only below 2**43 us (its spacing there is under 0.001): traces that
-count from `baseTimeNanoseconds` stay below it, traces with fractions at today's epoch do not and are read from
+count from `baseTimeNanoseconds` stay below it, those with fractions at today's epoch do not and are read from
 their text.
 """
 
