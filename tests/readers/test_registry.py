@@ -106,7 +106,7 @@ def test_a_plug_in_reads_its_format(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "def recognises(source): return source.head.startswith(b'toy:')\n"
         "def read(source):\n"
         "    ms = float(source.document()[4:])\n"
-        "    return Profile(source=Source(format='toy', files=(source.name,)), step_ms=ms)\n"
+        "    return Profile(source=Source(format='toy', files=(source.name,)), mean_step_ms=ms)\n"
         "READER = Reader(name='toy', summary='one number, the step in ms', recognises=recognises, read=read)\n"
     )
     info = tmp_path / "toy-1.dist-info"
@@ -115,6 +115,6 @@ def test_a_plug_in_reads_its_format(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (info / "entry_points.txt").write_text("[stepgrade.readers]\ntoy = toy_reader:READER\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "run").write_text("toy:42.5")
-    assert load(tmp_path / "run").step_ms == 42.5
+    assert load(tmp_path / "run").mean_step_ms == 42.5
     assert load(tmp_path / "run", input_format="toy").source.format == "toy"
     sys.modules.pop("toy_reader")

@@ -11,7 +11,6 @@ from stepgrade.compare.step_change import step_change
 from stepgrade.contract import Regression
 from stepgrade.contract.scorecard import coverage_regression, step_time_regression, throughput_regression
 from stepgrade.model import Baseline, Note
-from stepgrade.model.baseline import baseline_of
 from stepgrade.model.comparison import MetricChange, Shift
 from stepgrade.model.notes import texts_of
 from stepgrade.model.scorecard import Scorecard
@@ -27,7 +26,7 @@ def compared(card: Scorecard, baseline: Baseline, allowed: Collection[str] = ())
         text = f"not comparable with the baseline ({'; '.join(texts_of(apart))}): nothing was compared"
         notes = (Note("not_comparable", text), *card.notes)
         return msgspec.structs.replace(card, notes=notes, baseline=baseline.name, differences=apart)
-    now = baseline_of(card)
+    now = Baseline.of(card)
     changes = _changes(now, baseline)
     unsure = {change.metric for change in changes if _may_be_nothing(change)}
     found = regressions(card, baseline)

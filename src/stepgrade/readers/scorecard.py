@@ -12,8 +12,6 @@ from stepgrade.readers.base import Reader
 from stepgrade.readers.source import ByteSource
 
 _KEYS = {"grade", "efficiency", "bottleneck"}
-# Contract v1 writes 0 for what it does not know.
-_ZERO_IS_UNKNOWN = ("throughput_tok_s", "step_time_ms", "wall_coverage")
 # Only what is compared is decoded, so that cards of other versions can be read.
 _COMPARED = (
     "device",
@@ -24,8 +22,11 @@ _COMPARED = (
     "operations",
     "peak_memory_bytes",
     "phases",
+    "step_time_ms",
     "steps",
     "throughput",
+    "throughput_tok_s",
+    "wall_coverage",
 )
 
 
@@ -36,28 +37,24 @@ def recognises(source: ByteSource) -> bool:
 
 def read(source: ByteSource) -> Baseline:
     """Return what the run reached; v1's fields have the same names and meanings in v2."""
-    # Both are on the way to a scorecard anyway, but not on the way to a refused file.
-    from stepgrade.model.baseline import baseline_of  # noqa: PLC0415
+    # Sources that are no scorecards should not wait for its types.
     from stepgrade.model.scorecard import Scorecard  # noqa: PLC0415
 
     document = decode_json(source.document(), dict[str, Any])
-    card = decode_json(
-        msgspec.json.encode(
-            {
-                "grade": "",
-                "efficiency": None,
-                "bottleneck": "",
-                "forward_backward_ratio": None,
-                "per_layer_summary": (),
-                "hotspot_ops": (),
-                "source": {"format": READER.name, "files": [source.name]},
-                **{key: document.get(key) or None for key in _ZERO_IS_UNKNOWN},
-                **{key: document[key] for key in _COMPARED if document.get(key) is not None},
-            }
-        ),
-        Scorecard,
+    unstated = dict.fromkeys(
+        ("efficiency", "forward_backward_ratio", "step_time_ms", "throughput_tok_s", "wall_coverage")
     )
-    return baseline_of(card)
+    stated = {key: document[key] for key in _COMPARED if document.get(key) is not None}
+    card = {
+        "grade": "",
+        "bottleneck": "",
+        "per_layer_summary": (),
+        "hotspot_ops": (),
+        "source": {"format": READER.name, "files": [source.name]},
+        **unstated,
+        **stated,
+    }
+    return Baseline.of(decode_json(msgspec.json.encode(card), Scorecard))
 
 
 READER = Reader(

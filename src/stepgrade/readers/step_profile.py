@@ -57,6 +57,7 @@ class Recorded(Struct, frozen=True):
     config: dict[str, Any] = {}
     loss: dict[str, float] | None = None
     notes: list[str] = []
+    notes_coded: list[Note] = []
 
 
 class _Document(Struct, frozen=True):
@@ -102,7 +103,7 @@ def _profile(document: _Document, name: str) -> Profile:
     return Profile(
         source=Source(format=_format(document), files=(name,), producer=_producer(document)),
         steps=steps or None,
-        step_ms=_step_ms(document, steps),
+        mean_step_ms=_step_ms(document, steps),
         samples_ms=tuple(document.samples_ms),
         wall_coverage=document.wall_coverage,
         phases=tuple(_phase(name, phase) for name, phase in sorted(document.phases.items())),
@@ -117,7 +118,7 @@ def _profile(document: _Document, name: str) -> Profile:
         recorded=circumstances_of(recorded),
         contents=contents_of(recorded),
         notes=(
-            *(Note("recorder", text) for text in recorded.notes),
+            *(recorded.notes_coded or (Note("recorder", text) for text in recorded.notes)),
             *((Note("no_steps", "the profile says it holds 0 steps"),) if steps == 0 else ()),
         ),
     )

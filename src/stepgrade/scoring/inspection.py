@@ -7,6 +7,7 @@ from stepgrade.model import Note, Profile, Source
 from stepgrade.model.notes import Result
 from stepgrade.scoring.operations import total_by_operation
 from stepgrade.scoring.phases import phases_of_step
+from stepgrade.scoring.step_times import times_of
 from stepgrade.units import show_count, show_ms, show_rate, show_share
 
 
@@ -41,7 +42,7 @@ def inspect(profile: Profile, limits: Limits = DEFAULT_LIMITS) -> Inspection:
         source=profile.source,
         holds={name: text for name, text in found.items() if text is not None},
         missing={name: _SUPPLY[name] for name in _SUPPLY if found.get(name) is None},
-        fitness=(*profile.warnings, *phases_of_step(profile, limits).fitness),
+        fitness=(*profile.warnings, *phases_of_step(profile, times_of(profile), limits).fitness),
         notes=profile.notes,
         fit=not profile.is_empty and not profile.unfit,
     )
@@ -53,7 +54,7 @@ def _contents(profile: Profile) -> dict[str, str | None]:
         **profile.contents,
         "device": profile.device.name if profile.device else None,
         "steps": _steps(profile),
-        "step time": show_ms(profile.step_ms) if profile.step_ms else None,
+        "step time": show_ms(profile.mean_step_ms) if profile.mean_step_ms else None,
         "throughput": _throughput(profile),
         "phases": _listed(len(profile.phases), [phase.name for phase in profile.phases]),
         "layers": _listed(len(profile.layers), []),
@@ -75,7 +76,7 @@ def _steps(profile: Profile) -> str | None:
 def _throughput(profile: Profile) -> str | None:
     if profile.throughput_tok_s is not None:
         return show_rate(profile.throughput_tok_s)
-    if profile.tokens_per_step and profile.step_ms:
+    if profile.tokens_per_step and profile.mean_step_ms:
         return f"{show_count(profile.tokens_per_step)} tokens per step"
     return None
 
