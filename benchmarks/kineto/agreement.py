@@ -26,7 +26,7 @@ from stepgrade.model.events import DeviceEvent
 from stepgrade.model.profile import Profile
 from stepgrade.naming.torch_names import Mask
 from stepgrade.naming.work_class import WorkClass
-from stepgrade.readers.kineto import read_traces
+from stepgrade.readers.ranks import read_ranks
 from stepgrade.trace import analyse_trace
 from stepgrade.trace import intervals as iv
 from stepgrade.trace.timeline import Timeline, build_timeline
@@ -127,7 +127,7 @@ def reasons(line: Timeline, launched: Mask, ours: Shares) -> list[str]:
 def compare(trace: Path, python: Path) -> None:
     """Print the rows of one trace; nothing for one without device work."""
     try:
-        line = build_timeline(next(iter(read_traces(trace))))
+        line = build_timeline(next(read_ranks([trace])))
     except StepgradeError:
         return
     work = line.trace.work

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from stepgrade.errors import BadInput, BadJson, UnknownFormat
 from stepgrade.model import Profile
 from stepgrade.model.notes import texts_of
-from stepgrade.readers.registry import read_profile
+from stepgrade.readers.load import load
 from tests.builders import make_step_profile
 
 APR_V1 = {
@@ -33,7 +33,7 @@ APR_V1 = {
 def read_text(text: str | bytes, folder: Path, name: str = "profile.json") -> Profile:
     path = folder / name
     path.write_bytes(text.encode() if isinstance(text, str) else text)
-    return read_profile(path)
+    return load(path)
 
 
 def contents(profile: Profile) -> Profile:
@@ -45,7 +45,7 @@ def contents(profile: Profile) -> Profile:
 def test_step_profiler_v2(tmp_path: Path) -> None:
     profile = read_text(make_step_profile(), tmp_path)
     assert profile.source.format == "step_profiler_v2"
-    assert (profile.steps, profile.step_ms) == (10, 100.0)
+    assert (profile.steps, profile.mean_step_ms) == (10, 100.0)
     assert [phase.name for phase in profile.phases] == ["blk_bwd", "forward"]
     assert {op.name: op.total_ms for op in profile.operations} == {"gemm": 300.0, "attention": 100.0}
 
@@ -53,13 +53,13 @@ def test_step_profiler_v2(tmp_path: Path) -> None:
 def test_apr_training_profiler_v1(tmp_path: Path) -> None:
     profile = read_text(json.dumps(APR_V1), tmp_path)
     assert profile.source.format == "apr_training_profiler_v1"
-    assert (profile.steps, profile.step_ms) == (4, 250.0)
+    assert (profile.steps, profile.mean_step_ms) == (4, 250.0)
     assert profile.layers == profile.operations == ()
 
 
 def test_what_is_missing_stays_missing(tmp_path: Path) -> None:
     profile = read_text('{"_profiler": "step_profiler_v2", "wall_coverage": null}', tmp_path)
-    assert (profile.steps, profile.step_ms, profile.wall_coverage) == (None, None, None)
+    assert (profile.steps, profile.mean_step_ms, profile.wall_coverage) == (None, None, None)
     assert profile.is_empty
 
 
@@ -80,7 +80,7 @@ def test_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(
         "sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(make_step_profile().encode())))
     )
-    assert contents(read_profile("-")) == contents(read_text(make_step_profile(), tmp_path))
+    assert contents(load("-")) == contents(read_text(make_step_profile(), tmp_path))
 
 
 LOGS = {
@@ -107,7 +107,7 @@ def test_inside_a_log(log: str, indent: int | None, tmp_path: Path) -> None:
 def test_the_last_profile_of_a_log_counts(tmp_path: Path) -> None:
     log = "\n".join(make_step_profile(step_ms=ms) for ms in (90.0, 110.0))
     profile = read_text(log, tmp_path)
-    assert profile.step_ms == 110.0
+    assert profile.mean_step_ms == 110.0
     assert texts_of(profile.notes) == (
         "read from a log, line 2",
         "the log holds 2 profiles: this is the last one",
@@ -119,7 +119,7 @@ def test_a_profile_that_is_cut_off_does_not_swallow_the_next(tmp_path: Path) -> 
     path.write_text(
         '{"_profiler": "step_profiler_v2", "steps": 3,\nrestarted\n' + make_step_profile(steps=7) + "\n}\n"
     )
-    assert read_profile(path).steps == 7
+    assert load(path).steps == 7
 
 
 def test_a_log_kept_as_a_json_string(tmp_path: Path) -> None:
@@ -157,7 +157,11 @@ REFUSED = {
     ),
     "a negative op": (make_step_profile(ops={"gemm": -1.0}), BadInput, "op 'gemm'"),
     "negative steps": (make_step_profile(steps=-3), BadInput, "$.steps"),
-    "a scorecard": ('{"grade": "A", "efficiency": 1, "bottleneck": "launch"}', UnknownFormat, "--baseline"),
+    "a scorecard": (
+        '{"grade": "A", "efficiency": 1, "bottleneck": "launch"}',
+        UnknownFormat,
+        "give it as baseline",
+    ),
     "nested": ('{"steps": ' + "[" * 100_000, BadJson, "nested"),
 }
 
@@ -175,4 +179,4 @@ def test_real_logs_give_the_same_as_the_bare_files(samples: Path) -> None:
         ("training_with_v2_line.log", "v2_baseline.json"),
         ("training_with_apr_v1_block.log", "apr_v1_400_steps.json"),
     ):
-        assert contents(read_profile(samples / log)) == contents(read_profile(samples / bare))
+        assert contents(load(samples / log)) == contents(load(samples / bare))

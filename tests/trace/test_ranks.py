@@ -143,7 +143,7 @@ def test_ranks_of_one_merged_file_share_its_clock() -> None:
 
 def test_what_several_ranks_say_is_said_once() -> None:
     traces = [msgspec.structs.replace(rank(number), lost=("an event", "the end")) for number in (0, 1)]
-    texts = [note.text for note in profile_of_traces(traces).warnings if note.code == "truncated"]
+    texts = [str(note) for note in profile_of_traces(traces).warnings if note.code == "truncated"]
     assert texts == ["an event (The same on 1 more rank.)", "the end (The same on 1 more rank.)"]
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import stat
 import sys
 from argparse import Namespace
 from contextlib import suppress
 
 from stepgrade import report
+from stepgrade.cli.flags import FLAGS
 from stepgrade.cli.streams import send
 from stepgrade.errors import BadInput, BadOption
+from stepgrade.files import write_whole
 from stepgrade.model.notes import Result
 from stepgrade.report.names import printable
-from stepgrade.report.types import Page
 
 DEFAULT_WIDTH = 80
 WIDEST = 120
@@ -23,21 +23,25 @@ def write_result(result: Result, args: Namespace) -> None:
     """Render a result for where it will be read, and write it there."""
     if args.format == "html" and args.output is None and _is_terminal():
         raise BadOption("an HTML page is for a browser", hint="name a file with -o report.html")
-    page = page_for(args.output, args.color)
-    write(report.render(result, to=args.format, width=page.width, color=page.color), args.output)
+    width, color = page_for(args.output, args.color)
+    write(report.render(result, to=args.format, width=width, color=color, flags=FLAGS), args.output)
 
 
-def page_for(output: str | None, color: str) -> Page:
-    """Return the page that a result will be read on."""
-    return Page(width=_width(output), color=_has_color(color, output))
+def page_for(output: str | None, color: str) -> tuple[int, bool]:
+    """Return the width of what a result will be read on, and whether it has colour."""
+    return _width(output), _has_color(color, output)
 
 
 def write(text: str, output: str | None) -> None:
     """Print the text, or write it to a file; raise BadInput when that fails."""
     if output is None or output == "-":
         send(text)
-    else:
-        _write_whole(text.encode("utf-8", "replace"), output)
+        return
+    try:
+        # What a link points to is written, and the link stays.
+        write_whole(os.path.realpath(output), text.encode("utf-8", "replace"))
+    except OSError as error:
+        raise BadInput(f"cannot be written: {error.strerror or error}", where=output) from error
 
 
 def write_raw(text: str, output: str | None) -> None:
@@ -69,37 +73,3 @@ def _has_color(choice: str, output: str | None) -> bool:
     if os.environ.get("FORCE_COLOR"):
         return True
     return output is None and _is_terminal() and os.environ.get("TERM") != "dumb"
-
-
-def _write_whole(content: bytes, output: str) -> None:
-    """Write beside the target and move it there in one step; a device or pipe is written to directly."""
-    target = os.path.realpath(output)
-    try:
-        if os.path.exists(target) and not stat.S_ISREG(os.stat(target).st_mode):  # noqa: PTH110, PTH116
-            _write_into(target, content)
-        else:
-            _replace(target, content)
-    except OSError as error:
-        raise BadInput(f"cannot be written: {error.strerror or error}", where=output) from error
-
-
-def _write_into(target: str, content: bytes) -> None:
-    with open(target, "wb") as stream:  # noqa: PTH123
-        stream.write(content)
-
-
-def _replace(target: str, content: bytes) -> None:
-    draft = os.path.join(os.path.dirname(target), f".stepgrade-{os.getpid()}.tmp")  # noqa: PTH118, PTH120
-    stream = open(draft, "xb")  # noqa: SIM115, PTH123  closed below; one that exists is not ours to remove
-    try:
-        with stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        with suppress(FileNotFoundError):
-            os.chmod(draft, stat.S_IMODE(os.stat(target).st_mode))  # noqa: PTH101, PTH116
-        os.replace(draft, target)  # noqa: PTH105
-    except BaseException:  # an interrupt leaves nothing behind either
-        with suppress(OSError):
-            os.unlink(draft)  # noqa: PTH108
-        raise

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from msgspec import Struct, structs
 
 from stepgrade.compare.fingerprint import allowed_fields
-from stepgrade.compare.regression import baseline_of
 from stepgrade.compare.verdict import Sensitivity
 from stepgrade.config import Config
 from stepgrade.diagnosis.settings import Settings
@@ -22,7 +21,6 @@ from stepgrade.hardware.setup import Setup
 from stepgrade.model import Baseline, Note, Profile
 from stepgrade.model.comparison import Comparison, GateReport
 from stepgrade.model.scorecard import Scorecard
-from stepgrade.scoring.efficiency import ScoreOptions
 from stepgrade.store.history import open_history
 
 
@@ -62,8 +60,7 @@ def gate(
         )
         for profile in runs
     ]
-    asked = ScoreOptions(tokens_per_step=tokens_per_step)
-    earlier = [as_baseline(baseline, asked, setup) for baseline in baselines]
+    earlier = [as_baseline(baseline, setup, tokens_per_step) for baseline in baselines]
     around = Circumstances(against=against, history=history, config=config, fail_on=fail_on, today=today)
     return gate_runs(cards, earlier, around)
 
@@ -112,7 +109,7 @@ def _found(cards: Sequence[Scorecard], earlier: Earlier | None, config: Config) 
         )
     how = Sensitivity(allow=config.gate.allow, detect=config.gate.detect, run_noise=config.gate.run_noise)
     allowed = allowed_fields(config.gate.allow_different)
-    found = hold([baseline_of(card) for card in cards], earlier.runs, how, allowed)
+    found = hold([Baseline.of(card) for card in cards], earlier.runs, how, allowed)
     return structs.replace(found, baseline=earlier.name, notes=(*earlier.notes, *found.notes))
 
 

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from stepgrade.errors import BadInput
+from stepgrade.files import write_whole
 
 SCHEMA_VERSION = 1
 STATE_VARIABLE = "STEPGRADE_STATE"
@@ -41,9 +42,8 @@ class _Kept(Struct, frozen=True, kw_only=True):
 
 def state_path() -> str:
     """Return where measurements are kept: $STEPGRADE_STATE, else the XDG state folder."""
-    told = os.environ.get(STATE_VARIABLE)
-    if told:
-        return told
+    if os.environ.get(STATE_VARIABLE):
+        return os.environ[STATE_VARIABLE]
     base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")  # noqa: PTH111, PTH118  pathlib costs 4 ms at start
     return os.path.join(base, "stepgrade", "measured.json")  # noqa: PTH118  as above
 
@@ -53,12 +53,17 @@ def load_measured(path: str | None = None) -> list[Measurement]:
     place = path or state_path()
     try:
         with open(place, "rb") as file:  # noqa: PTH123  as above
-            raw = file.read(_MOST_BYTES + 1)
+            kept = msgspec.json.decode(file.read(_MOST_BYTES + 1), type=_Kept)
     except FileNotFoundError:
         return []
     except OSError as error:
         raise BadInput(f"cannot be read: {error.strerror}", where=place) from error
-    return sorted(_decoded(raw, place).measured, key=lambda kept: kept.date, reverse=True)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        hint = "remove the file, then measure again"
+        raise BadInput(f"not a file of measurements: {error}", where=place, hint=hint) from error
+    if kept.schema_version > SCHEMA_VERSION:
+        raise BadInput("written by a newer stepgrade", where=place, hint="upgrade stepgrade")
+    return sorted(kept.measured, key=lambda measurement: measurement.date, reverse=True)
 
 
 def measured_for(key: str, path: str | None = None) -> Measurement | None:
@@ -73,22 +78,7 @@ def keep_measured(measurement: Measurement, path: str | None = None) -> str:
     text = msgspec.json.format(msgspec.json.encode(_Kept(measured=[measurement, *others])), indent=2)
     try:
         os.makedirs(os.path.dirname(place) or ".", exist_ok=True)  # noqa: PTH103, PTH120  as above
-        # A new file that takes the old one's place: a run that is cut short leaves the old one whole.
-        draft = f"{place}.{os.getpid()}"
-        with open(draft, "wb") as file:  # noqa: PTH123  as above
-            file.write(text + b"\n")
-        os.replace(draft, place)  # noqa: PTH105  as above
+        write_whole(place, text + b"\n")
     except OSError as error:
         raise BadInput(f"cannot be written: {error.strerror}", where=place) from error
     return place
-
-
-def _decoded(raw: bytes, place: str) -> _Kept:
-    hint = "measure again with `stepgrade devices --measure` after removing the file"
-    try:
-        kept = msgspec.json.decode(raw, type=_Kept)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise BadInput(f"not a file of measurements: {error}", where=place, hint=hint) from error
-    if kept.schema_version > SCHEMA_VERSION:
-        raise BadInput("written by a newer stepgrade", where=place, hint="upgrade stepgrade")
-    return kept

@@ -13,10 +13,12 @@ from msgspec import Struct
 
 from stepgrade.errors import BadInput
 from stepgrade.model.activity import Activity
-from stepgrade.model.fingerprint import Fingerprint
 from stepgrade.model.notes import Note
+from stepgrade.units import show_ms
 
 RECORDER = "stepgrade recorder, PyTorch"  # the producer of what our own recorder writes
+STEP_PROFILER_V2 = "step_profiler_v2"  # the formats that contract v1 reads, each also called as its producer
+APR_PROFILER_V1 = "apr_training_profiler_v1"
 LARGEST_COUNT = 2**64 - 1  # contract v1's counts are unsigned, of 64 bits
 
 
@@ -26,6 +28,12 @@ class Source(Struct, frozen=True, kw_only=True):
     format: str
     files: tuple[str, ...]
     producer: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """Return the name of the file, of several that of the first and how many more there are."""
+        more = f" and {len(self.files) - 1} more" if len(self.files) > 1 else ""
+        return f"{self.files[0] if self.files else 'no file'}{more}"
 
 
 class Span(Struct, frozen=True, kw_only=True):
@@ -97,11 +105,28 @@ class LedgerTime(Struct, frozen=True, kw_only=True):
         }
 
 
+class Ledger(Struct, frozen=True, kw_only=True):
+    """Where a step's time goes; what is known adds up to 1, what cannot be told apart is None."""
+
+    compute: float | None = None
+    exposed_communication: float | None = None
+    exposed_copy: float | None = None
+    idle_input: float | None = None
+    idle_host: float | None = None
+    idle_sync: float | None = None
+    unattributed: float | None = None
+
+    @classmethod
+    def of(cls, times: LedgerTime | None) -> Ledger | None:
+        """Return the accounts as shares of the time they add up to; None without any."""
+        return cls(**times.shares()) if times is not None and times.total_ns else None
+
+
 class RankTime(Struct, frozen=True, kw_only=True):
     """One rank: its mean step, how long it waits in collectives for later ranks, its ledger."""
 
     rank: int
-    step_ms: float
+    mean_step_ms: float
     wait_ms: float | None = None
     ledger: LedgerTime | None = None
 
@@ -130,7 +155,7 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     source: Source
     steps: int | None = None
-    step_ms: float | None = None
+    mean_step_ms: float | None = None
     samples_ms: tuple[float, ...] = ()
     wall_coverage: float | None = None
     phases: tuple[PhaseTime, ...] = ()
@@ -162,11 +187,16 @@ class Profile(Struct, frozen=True, kw_only=True):
             if count is not None and not 0 <= count <= LARGEST_COUNT:
                 raise BadInput(f"must be a whole number from 0 to {LARGEST_COUNT}", where=place)
         for place, value in self._figures():
-            _check_figure(place, value)
+            check_figure(place, value)
+
+    def __repr__(self) -> str:
+        steps = "steps not counted" if self.steps is None else f"{self.steps} steps"
+        mean = "" if self.mean_step_ms is None else f" of {show_ms(self.mean_step_ms)}"
+        return f"<Profile {self.source.format}, {steps}{mean}, {self.source.shown}>"
 
     def _figures(self) -> Iterator[tuple[str, float | None]]:
         """Yield every measured figure with the name it has for people."""
-        yield "step time", self.step_ms
+        yield "step time", self.mean_step_ms
         yield "wall coverage", self.wall_coverage
         yield "throughput", self.throughput_tok_s
         yield "tokens per step", self.tokens_per_step
@@ -187,48 +217,27 @@ class Profile(Struct, frozen=True, kw_only=True):
         return tuple(note for note in self.warnings if note.fatal)
 
     @property
+    def is_read_by_v1(self) -> bool:
+        """Tell whether contract v1 was made for such profiles; it says nothing about others.
+
+        Our recorder's are in a format that v1 takes, but whoever recorded one never met v1.
+        """
+        return self.source.format in (STEP_PROFILER_V2, APR_PROFILER_V1) and self.source.producer != RECORDER
+
+    @property
+    def is_of_reference(self) -> bool:
+        """Tell whether its producer is the runtime that contract v1's advice (NF4_* switches) is for."""
+        return self.source.producer in (STEP_PROFILER_V2, APR_PROFILER_V1)
+
+    @property
     def is_empty(self) -> bool:
         """Tell whether the source measured nothing that could be shown."""
-        measured = (self.step_ms, self.throughput_tok_s)
+        measured = (self.mean_step_ms, self.throughput_tok_s)
         parts = (self.phases, self.layers, self.operations)
         return all(figure is None for figure in measured) and not any(parts)
 
 
-class Baseline(Struct, frozen=True, kw_only=True):
-    """What an earlier run reached, as far as it is known."""
-
-    name: str
-    throughput_tok_s: float | None = None
-    step_ms: float | None = None
-    wall_coverage: float | None = None
-    device: str | None = None
-    ledger: dict[str, float | None] = {}  # shares of the step by account
-    phases_ms: dict[str, float] = {}
-    samples_ms: tuple[float, ...] = ()
-    operations_ms: dict[str, float] = {}
-    operation_calls: dict[str, float] = {}  # per step
-    operation_samples_ms: dict[str, tuple[float, ...]] = {}  # one for each steady step
-    phase_samples_ms: dict[str, tuple[float, ...]] = {}
-    layers_ms: dict[str, float] = {}
-    launches_per_step: float | None = None
-    peak_memory_bytes: float | None = None
-    tokens_per_step: float | None = None
-    fingerprint: Fingerprint | None = None
-
-    def __post_init__(self) -> None:
-        figures = {
-            "throughput": self.throughput_tok_s,
-            "step time": self.step_ms,
-            "coverage": self.wall_coverage,
-            "launches": self.launches_per_step,
-            "peak memory": self.peak_memory_bytes,
-        }
-        for place, value in (*figures.items(), *self.operations_ms.items(), *self.layers_ms.items()):
-            _check_figure(place, value)
-        for value in self.samples_ms:
-            _check_figure("a step's sample", value)
-
-
-def _check_figure(place: str, value: float | None) -> None:
+def check_figure(place: str, value: float | None) -> None:
+    """Raise BadInput unless the figure is a finite number of 0 or more, or None."""
     if value is not None and not (math.isfinite(value) and value >= 0.0):
         raise BadInput(f"must be a finite number of 0 or more, not {value:g}", where=place)

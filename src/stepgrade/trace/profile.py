@@ -66,7 +66,7 @@ def analyse_rank(trace: Trace) -> RankProfile:
         source=Source(format=FORMAT, files=(trace.file,), producer=PRODUCER),
         steps=steps or None,
         recorded_steps=len(recorded_steps),
-        step_ms=total_ns / steps / NS_PER_MS if steps else None,
+        mean_step_ms=total_ns / steps / NS_PER_MS if steps else None,
         samples_ms=tuple(step.dur_ns / NS_PER_MS for step in steady),
         phases=sum_phases(timeline, pieces, phase),
         layers=layers.times,

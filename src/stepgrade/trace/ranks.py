@@ -82,7 +82,7 @@ def merge_ranks(ranks: Sequence[RankProfile]) -> Profile:
         source=Source(format=first.source.format, files=files, producer=first.source.producer),
         steps=len(common) or None,
         recorded_steps=max(len(rank.steps) for rank in ranks),
-        step_ms=sum(across.step_ns) / len(common) / NS_PER_MS if common else None,
+        mean_step_ms=sum(across.step_ns) / len(common) / NS_PER_MS if common else None,
         samples_ms=tuple(ns / NS_PER_MS for ns in across.step_ns),
         phases=_merge_phases(profiles, len(common)),
         layers=_merge_layers(profiles, len(common)),
@@ -136,7 +136,7 @@ def compare_ranks(by_number: dict[int, RankProfile], common: Sequence[int]) -> A
         times.append(
             RankTime(
                 rank=number,
-                step_ms=sum(dur_ns[number]) // steps / NS_PER_MS,
+                mean_step_ms=sum(dur_ns[number]) // steps / NS_PER_MS,
                 wait_ms=waits[number] // steps / NS_PER_MS if number in waits else None,
                 ledger=ledger if ledger.total_ns else None,
             )
@@ -256,21 +256,15 @@ def _find_warnings(ranks: Sequence[RankProfile], common: Sequence[int]) -> Itera
 
 def _merge_notes(of_ranks: Sequence[Sequence[Note]]) -> tuple[Note, ...]:
     """Return each note once; where several ranks have one, the first with how many more do."""
-    first: dict[tuple[str, int], Note] = {}
-    more: Counter[tuple[str, int]] = Counter()
+    merged: dict[tuple[str, int], Note] = {}
     for notes in of_ranks:
         seen: Counter[str] = Counter()
         for note in notes:
-            key = (note.code, seen[note.code])
+            key = (note.code, seen[note.code])  # a rank may have several notes of one code
             seen[note.code] += 1
-            if key in first:
-                more[key] += 1
-            else:
-                first[key] = note
-    for key, count in more.items():
-        text = f"{first[key].text} (The same on {count} more {'rank' if count == 1 else 'ranks'}.)"
-        first[key] = structs.replace(first[key], text=text)
-    return tuple(first.values())
+            first = merged.get(key)
+            merged[key] = structs.replace(first, more_ranks=first.more_ranks + 1) if first else note
+    return tuple(merged.values())
 
 
 def _first_known(values: Iterable[Known | None]) -> Known | None:

@@ -1,0 +1,104 @@
+"""Grade a training run from its profile.
+
+How fast is it against what the hardware allows, what holds it back, what to do next, did it get
+slower, and how does it compare with another runtime.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from stepgrade._version import __version__
+from stepgrade.cli.flags import FLAGS
+from stepgrade.cli.parser import Parser
+from stepgrade.cli.streams import complain, send
+from stepgrade.errors import EXIT_BAD_INPUT, EXIT_BUG, EXIT_OK, StepgradeError
+
+_INTERRUPTED = 130
+
+COMMANDS = {
+    "score": "the scorecard of a run",
+    "record": "run a training script and record its steps",
+    "parity": "two runtimes, operation by operation",
+    "gate": "pass, or fail the build",
+    "history": "runs over time: add, list, show, trend, prune, export",
+    "convert": "any profile as step profile JSON",
+    "inspect": "what is in a file, and is it fit to be graded",
+    "estimate": "what a run could reach on a device, and why",
+    "devices": "the catalogue of accelerators; what this machine has",
+}
+
+_EPILOG = """\
+commands:
+{commands}
+
+exit codes:
+  0 fine, 1 the gate says no, 2 usage or bad input, 3 could not be measured, 70 a bug in stepgrade
+
+example:
+  stepgrade score profile.json --throughput 194 --device rtx-4060-laptop
+  stepgrade COMMAND --help says more of each command
+"""
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line; every error of ours is one line on standard error."""
+    try:
+        code = _dispatch(arguments)
+    except StepgradeError as error:
+        code = _complain(error.text(FLAGS), error.exit_code)
+    except KeyboardInterrupt:
+        code = _complain("interrupted", _INTERRUPTED)
+    except MemoryError:
+        code = _complain("not enough memory for this input", EXIT_BAD_INPUT)
+    except Exception:  # noqa: BLE001  anything else is a bug, and says so with its traceback
+        code = _report_bug()
+    return code
+
+
+def _dispatch(arguments: list[str]) -> int:
+    """Run the command; argparse answers --help and --version itself, into the buffer of standard output."""
+    try:
+        return _run_command(arguments)
+    except SystemExit as request:
+        send("")
+        return EXIT_OK if request.code is None else int(request.code)
+
+
+def _run_command(arguments: list[str]) -> int:
+    """Import only the command that is asked for, and let it run."""
+    top = _parser()
+    args, rest = top.parse_known_args(arguments[:1])
+    if rest or args.command is None:
+        top.parse_args(arguments)
+        send(top.format_help())
+        return EXIT_OK
+    if args.command not in COMMANDS:
+        top.error(f"no command called {args.command!r}; there are {', '.join(COMMANDS)}")
+    command = import_module(f"stepgrade.cli.{args.command}")
+    parser = Parser(prog=f"stepgrade {args.command}", description=command.__doc__)
+    command.add_options(parser)
+    code: int = command.run(parser.parse_args(arguments[1:]))
+    return code
+
+
+def _parser() -> Parser:
+    commands = "\n".join(f"  {name:<9} {summary}" for name, summary in COMMANDS.items())
+    parser = Parser(prog="stepgrade", description=__doc__, epilog=_EPILOG.format(commands=commands))
+    parser.add_argument("--version", action="version", version=f"stepgrade {__version__}")
+    parser.add_argument("command", nargs="?", metavar="COMMAND", help="what to do; see below")
+    return parser
+
+
+def _complain(message: str, code: int) -> int:
+    complain(message)
+    return code
+
+
+def _report_bug() -> int:
+    import traceback  # noqa: PLC0415  only when something is wrong
+
+    traceback.print_exc()
+    return _complain(
+        f"this is a bug in stepgrade {__version__}; please report it with the lines above", EXIT_BUG
+    )

@@ -1,0 +1,83 @@
+"""A Hugging Face config.json to a ModelShape; an architecture we do not know is refused by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import msgspec
+
+from stepgrade.errors import BadInput, BadJson, TooLarge, UnknownArchitecture
+from stepgrade.hardware.models import dense, moe
+from stepgrade.hardware.models.fields import Fields
+from stepgrade.hardware.models.shape import ModelShape
+
+# Real ones are a few kB; quantised checkpoints list every layer and stay below 1 MB.
+MOST_CONFIG_BYTES = 4 * 2**20
+
+ARCHITECTURES: dict[str, Callable[[Fields], ModelShape]] = {
+    "deepseek_v2": moe.deepseek,
+    "deepseek_v3": moe.deepseek,
+    "gemma": dense.gemma,
+    "gemma2": dense.gemma2,
+    "gemma3": dense.gemma3,
+    "gemma3_text": dense.gemma3,
+    "gpt2": dense.gpt2,
+    "gpt_neox": dense.gpt_neox,
+    "gpt_oss": moe.gpt_oss,
+    "granite": dense.llama,
+    "llama": dense.llama,
+    "mistral": dense.mistral,
+    "mixtral": moe.mixtral,
+    "mpt": dense.mpt,
+    "olmo2": dense.olmo2,
+    "olmoe": moe.olmoe,
+    "phi": dense.phi,
+    "phi3": dense.phi3,
+    "qwen2": dense.qwen2,
+    "qwen2_moe": moe.qwen2_moe,
+    "qwen3": dense.qwen3,
+    "qwen3_moe": moe.qwen3_moe,
+    "starcoder2": dense.starcoder2,
+}
+
+
+def read_model(path: str) -> ModelShape:
+    """Return the model of a config.json, or of the folder that holds one; raise BadInput at its field."""
+    if os.path.isdir(path):  # noqa: PTH112  pathlib costs 4 ms at start
+        path = os.path.join(path, "config.json")  # noqa: PTH118  as above
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123  as above
+            raw = file.read(MOST_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise BadInput(f"cannot be read: {error.strerror}", where=path) from error
+    try:
+        return model_from_config(raw)
+    except BadInput as error:
+        raise error.at(path) from error
+
+
+def model_from_config(raw: bytes | str) -> ModelShape:
+    """Return the model that the text of a config.json describes."""
+    if len(raw) > MOST_CONFIG_BYTES:
+        raise TooLarge(f"more than {MOST_CONFIG_BYTES // 2**20} MiB: not a model's config.json")
+    try:
+        values = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise BadJson(f"not a config.json: {error}") from error
+    if not isinstance(values, dict):
+        raise BadJson("not a config.json: the outermost value must be an object")
+    fields = Fields(values)
+    architecture = fields.text("model_type")
+    if architecture is None:
+        hint = "a Hugging Face config.json names its architecture"
+        raise BadInput("is missing", where="model_type", hint=hint)
+    if architecture not in ARCHITECTURES:
+        name = architecture if len(architecture) <= 60 else f"{architecture[:57]}..."
+        raise UnknownArchitecture(
+            f"the architecture {name!r} is not modelled",
+            where="model_type",
+            hint=f"known: {', '.join(ARCHITECTURES)}",
+            supply="{flops_per_token} or {bytes_per_token}",
+        )
+    return ARCHITECTURES[architecture](fields)
