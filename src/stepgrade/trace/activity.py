@@ -27,7 +27,7 @@ from stepgrade.trace.counts import (
     group_kernels,
     scalar_reads,
 )
-from stepgrade.trace.ledger import HOST_COPIES, Ledger, waiting_calls
+from stepgrade.trace.ledger import HOST_COPIES, LedgerSpans, waiting_calls
 from stepgrade.trace.links import OP, nearest, pick
 from stepgrade.trace.matmuls import matmul_time_by_dtype, tally_gemms
 from stepgrade.trace.operations import tally_parts
@@ -122,7 +122,7 @@ def tally_kernels(timeline: Timeline, pieces: Pieces, steps: int) -> KernelTally
     )
 
 
-def tally_gaps(timeline: Timeline, ledger: Ledger, steps: int) -> HostGaps:
+def tally_gaps(timeline: Timeline, ledger: LedgerSpans, steps: int) -> HostGaps:
     """Return the time in which the device waited for its host in a steady step.
 
     A gap that opened while the host waited for the device is the wait's: the host could not run ahead then,
@@ -149,7 +149,7 @@ def _steady_spans(timeline: Timeline) -> iv.Spans:
     return iv.union(windows.start_ns[steady], windows.end_ns[steady])
 
 
-def _gap_openings(ledger: Ledger, spans: iv.Spans) -> Longs:
+def _gap_openings(ledger: LedgerSpans, spans: iv.Spans) -> Longs:
     """Return when the device became idle in the gap that each of the idle spans lies in."""
     busy = iv.merge(ledger.compute, ledger.communication, ledger.copy)
     if not len(busy.ends):

@@ -149,7 +149,8 @@ def _matmul_at(place: int) -> Rule:
     return rule
 
 
-def _linear(shapes: Shapes) -> Cost:
+def linear_cost(shapes: Shapes) -> Cost:
+    """Return the cost of [..., k] @ [n, k] transposed."""
     data, weight = shapes.tensor(0), shapes.tensor(1)
     if not data or not weight or len(weight) != 2:
         return UNKNOWN
@@ -157,7 +158,7 @@ def _linear(shapes: Shapes) -> Cost:
     return _product(rows, (weight[1], weight[0]), shapes.item_size())
 
 
-def _grouped(shapes: Shapes) -> Cost:
+def grouped_cost(shapes: Shapes) -> Cost:
     """Return the cost of rows that are each multiplied by the matrix of their group."""
     data, weight = shapes.tensor(0), shapes.tensor(1)
     if not data or not weight or len(data) != 2 or len(weight) != 3 or data[1] != weight[1]:
@@ -190,7 +191,7 @@ def _convolution(stride: int, padding: int, dilation: int, transposed: int | Non
     return rule
 
 
-def _convolution_backward(shapes: Shapes) -> Cost:
+def convolution_backward_cost(shapes: Shapes) -> Cost:
     """Return the cost of the gradients that the output mask asks for (data, weight)."""
     grad, data, weight = shapes.tensor(0), shapes.tensor(1), shapes.tensor(2)
     if not grad or not data or not weight:
@@ -221,7 +222,8 @@ def _attention(first: int, causal: int | None, *, heads_at: int, passes: int) ->
     return rule
 
 
-def _embedding(shapes: Shapes) -> Cost:
+def embedding_cost(shapes: Shapes) -> Cost:
+    """Return the traffic of reading and writing the rows that are looked up, and of their indices."""
     weight, places = shapes.tensor(0), shapes.tensor(1)
     if not weight or places is None or len(weight) != 2:
         return UNKNOWN
@@ -242,7 +244,7 @@ def _streamed(each: int, passes: int) -> Rule:
     return rule
 
 
-def _elementwise(shapes: Shapes) -> Cost:
+def elementwise_cost(shapes: Shapes) -> Cost:
     """Return one FLOP for each element of the result; every input is read, the result is written."""
     sizes = [math.prod(dims) for dims in shapes.dims if dims]
     if not sizes:
@@ -252,7 +254,7 @@ def _elementwise(shapes: Shapes) -> Cost:
     return Cost(flops=result, bytes=_times(moved, shapes.item_size()))
 
 
-def _copy(shapes: Shapes) -> Cost:
+def copy_cost(shapes: Shapes) -> Cost:
     """Return the traffic of reading the source and writing the target, each at its own width."""
     pairs = [(d, s) for d, s in zip(shapes.dims, shapes.item_bytes, strict=False) if d]
     if len(pairs) != 2 or None in (pairs[0][1], pairs[1][1]):
@@ -260,7 +262,7 @@ def _copy(shapes: Shapes) -> Cost:
     return Cost(flops=0, bytes=sum(math.prod(dims) * (size or 0) for dims, size in pairs))
 
 
-def _foreach(shapes: Shapes) -> Cost:
+def foreach_cost(shapes: Shapes) -> Cost:
     """Return the cost of an operation on lists of tensors: each is read, the first list is written."""
     if not shapes.lists or not shapes.lists[0]:
         return UNKNOWN
@@ -281,9 +283,9 @@ _RULES: dict[str, Rule] = {
     "_addmm_activation": _matmul_at(1),
     "baddbmm": _matmul_at(1),
     "addbmm": _matmul_at(1),
-    "linear": _linear,
-    "_grouped_mm": _grouped,
-    "_scaled_grouped_mm": _grouped,
+    "linear": linear_cost,
+    "_grouped_mm": grouped_cost,
+    "_scaled_grouped_mm": grouped_cost,
     "convolution": _convolution(3, 4, 5, transposed=6),
     "_convolution": _convolution(3, 4, 5, transposed=6),
     "conv1d": _convolution(3, 4, 5),
@@ -292,7 +294,7 @@ _RULES: dict[str, Rule] = {
     "cudnn_convolution": _convolution(3, 2, 4),
     "miopen_convolution": _convolution(4, 3, 5),
     "mkldnn_convolution": _convolution(4, 3, 5),
-    "convolution_backward": _convolution_backward,
+    "convolution_backward": convolution_backward_cost,
     f"{_SDPA}_flash_attention": _attention(0, 4, heads_at=1, passes=1),
     f"{_SDPA}_flash_attention_for_cpu": _attention(0, 4, heads_at=1, passes=1),
     f"{_SDPA}_efficient_attention": _attention(0, 6, heads_at=1, passes=1),
@@ -305,13 +307,13 @@ _RULES: dict[str, Rule] = {
     f"{_SDPA}_efficient_attention_backward": _attention(1, 10, heads_at=1, passes=2),
     f"{_SDPA}_cudnn_attention_backward": _attention(1, 13, heads_at=1, passes=2),
     "_flash_attention_backward": _attention(1, 11, heads_at=2, passes=2),
-    "embedding": _embedding,
-    "copy_": _copy,
+    "embedding": embedding_cost,
+    "copy_": copy_cost,
 }
 _CLASS_RULES: dict[WorkClass, Rule] = {
     WorkClass.NORM: _streamed(NORM_FLOPS_PER_ELEMENT, passes=2),
-    WorkClass.ELEMENTWISE: _elementwise,
+    WorkClass.ELEMENTWISE: elementwise_cost,
     WorkClass.REDUCTION: _streamed(1, passes=1),
-    WorkClass.OPTIMIZER: _foreach,
+    WorkClass.OPTIMIZER: foreach_cost,
 }
 _NORM_BACKWARD = _streamed(NORM_BACKWARD_FLOPS_PER_ELEMENT, passes=3)

@@ -45,7 +45,7 @@ DISPATCH_NS = 100_000
 HOST_COPIES = (DeviceEvent.COPY_H2D, DeviceEvent.COPY_D2H, DeviceEvent.COPY_OTHER)
 
 
-class Ledger(NamedTuple):
+class LedgerSpans(NamedTuple):
     """Disjoint sets of time, one for each account; the first seven together fill the timeline."""
 
     compute: Spans
@@ -136,7 +136,7 @@ def waiting_calls(trace: Trace, links: Links, steps: HostSteps) -> Mask:
 
 def device_ledger(
     trace: Trace, links: Links, host: HostState, classes: Kinds, extent: tuple[int, int], chosen: Mask
-) -> Ledger:
+) -> LedgerSpans:
     """Return the accounts of the device whose work is `chosen`, over the time of `extent`."""
     work = trace.work
     communicates = classes == WorkClass.COMMUNICATION
@@ -160,7 +160,7 @@ def device_ledger(
     waited = iv.subtract(iv.merge(drained, iv.intersect(late, host.waiting)), fetched)
     shown_communication = iv.clip(communication, *extent)
     shown_copy = iv.clip(copy, *extent)
-    return Ledger(
+    return LedgerSpans(
         compute=iv.clip(compute, *extent),
         exposed_communication=iv.subtract(shown_communication, compute),
         exposed_copy=iv.subtract(shown_copy, busy),
@@ -195,7 +195,7 @@ def _launch_after(idle: Spans, trace: Trace, links: Links, chosen: Mask) -> Long
     return np.where(place < len(order), launch, open_end)
 
 
-def host_ledger(trace: Trace, steps: HostSteps, extent: tuple[int, int]) -> Ledger:
+def host_ledger(trace: Trace, steps: HostSteps, extent: tuple[int, int]) -> LedgerSpans:
     """Return the accounts of the host's threads over the time of `extent`.
 
     Threads are laid one behind the other, each shifted by more than the extent, so that what one thread does
@@ -223,7 +223,7 @@ def host_ledger(trace: Trace, steps: HostSteps, extent: tuple[int, int]) -> Ledg
     communication = together(collectives)
     exposed = iv.subtract(communication, compute)
     waiting = iv.subtract(together(load), iv.merge(compute, exposed))
-    return Ledger(
+    return LedgerSpans(
         compute=compute,
         exposed_communication=exposed,
         exposed_copy=NOTHING,

@@ -84,9 +84,9 @@ def merge_ranks(ranks: Sequence[RankProfile]) -> Profile:
         recorded_steps=max(len(rank.steps) for rank in ranks),
         mean_step_ms=sum(across.step_ns) / len(common) / NS_PER_MS if common else None,
         samples_ms=tuple(ns / NS_PER_MS for ns in across.step_ns),
-        phases=_merge_phases(profiles, len(common)),
-        layers=_merge_layers(profiles, len(common)),
-        operations=_merge_operations(profiles, len(common), files),
+        phases=merge_phases(profiles, len(common)),
+        layers=merge_layers(profiles, len(common)),
+        operations=merge_operations(profiles, len(common), files),
         typical_step=_in_file(profiles[0].typical_step, profiles[0], files),
         tokens_per_step=_first_known(p.tokens_per_step for p in profiles),
         launches_per_step=mean([p.launches_per_step or 0.0 for p in profiles]) or None,
@@ -99,9 +99,9 @@ def merge_ranks(ranks: Sequence[RankProfile]) -> Profile:
         matmul_dtype=_first_known(p.matmul_dtype for p in profiles),
         activity=structs.replace(activity, skew_ms=across.skew_ms, straggler=across.straggler),
         recorded=first.recorded,
-        contents=_merge_contents(ranks, by_number),
-        notes=_merge_notes([across.notes, *(p.notes for p in profiles)]),
-        warnings=by_weight(_merge_notes([warnings, *(p.warnings for p in profiles)])),
+        contents=merge_contents(ranks, by_number),
+        notes=merge_notes([across.notes, *(p.notes for p in profiles)]),
+        warnings=by_weight(merge_notes([warnings, *(p.warnings for p in profiles)])),
     )
 
 
@@ -254,7 +254,7 @@ def _find_warnings(ranks: Sequence[RankProfile], common: Sequence[int]) -> Itera
         yield Note("started_apart", text)
 
 
-def _merge_notes(of_ranks: Sequence[Sequence[Note]]) -> tuple[Note, ...]:
+def merge_notes(of_ranks: Sequence[Sequence[Note]]) -> tuple[Note, ...]:
     """Return each note once; where several ranks have one, the first with how many more do."""
     merged: dict[tuple[str, int], Note] = {}
     for notes in of_ranks:
@@ -271,7 +271,7 @@ def _first_known(values: Iterable[Known | None]) -> Known | None:
     return next((value for value in values if value is not None), None)
 
 
-def _merge_contents(ranks: Sequence[RankProfile], by_number: dict[int, RankProfile]) -> dict[str, str]:
+def merge_contents(ranks: Sequence[RankProfile], by_number: dict[int, RankProfile]) -> dict[str, str]:
     """Return what the traces contain: each text once, and which ranks they are."""
     merged: dict[str, str] = {}
     for name in _OF_THE_FILE:
@@ -292,7 +292,8 @@ def _in_file(span: Span | None, profile: Profile, files: tuple[str, ...]) -> Spa
     return structs.replace(span, file=files.index(profile.source.files[0])) if span else None
 
 
-def _merge_phases(profiles: Sequence[Profile], steps: int) -> tuple[PhaseTime, ...]:
+def merge_phases(profiles: Sequence[Profile], steps: int) -> tuple[PhaseTime, ...]:
+    """Return the phases of the mean rank."""
     per_step: dict[str, float] = {}
     for phase in (phase for profile in profiles for phase in profile.phases):
         per_step[phase.name] = per_step.get(phase.name, 0.0) + (phase.per_step_ms or 0.0) / len(profiles)
@@ -317,7 +318,7 @@ def _mean_samples(
     return {name: tuple(row) for name, row in sums.items()}
 
 
-def _merge_layers(profiles: Sequence[Profile], steps: int) -> tuple[LayerTime, ...]:
+def merge_layers(profiles: Sequence[Profile], steps: int) -> tuple[LayerTime, ...]:
     """Return the layers of the first rank that has them: ranks may have different parts of a model."""
     profile = next((profile for profile in profiles if profile.layers), None)
     if profile is None:
@@ -335,7 +336,7 @@ def _merge_layers(profiles: Sequence[Profile], steps: int) -> tuple[LayerTime, .
     )
 
 
-def _merge_operations(profiles: Sequence[Profile], steps: int, files: tuple[str, ...]) -> tuple[OpTime, ...]:
+def merge_operations(profiles: Sequence[Profile], steps: int, files: tuple[str, ...]) -> tuple[OpTime, ...]:
     """Return the operations of the mean rank; work is known only where every rank knows it."""
     merged: dict[str, OpTime] = {}
     samples = _mean_samples(profiles, [profile.operations for profile in profiles])

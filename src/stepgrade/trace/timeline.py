@@ -31,7 +31,7 @@ from stepgrade.naming.torch_names import (
     named,
 )
 from stepgrade.naming.work_class import WorkClass
-from stepgrade.trace.ledger import HostState, Ledger, device_ledger, find_host_state, host_ledger
+from stepgrade.trace.ledger import HostState, LedgerSpans, device_ledger, find_host_state, host_ledger
 from stepgrade.trace.links import HostTree, Links, build_tree, inherit, link_work
 from stepgrade.trace.steps import HostSteps, find_steps, steps_of
 from stepgrade.trace.windows import Attribution, Windows, attribute, find_windows
@@ -65,7 +65,7 @@ class Timeline(NamedTuple):
     device: int | None
     driver: Driver
     host: HostState
-    ledger: Ledger | None
+    ledger: LedgerSpans | None
     impossible: int  # events left out because of impossible times
 
     def in_steady_step(self, times: Longs) -> Mask:

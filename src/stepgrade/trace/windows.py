@@ -134,7 +134,14 @@ def _device_edges(
     count = len(steps.start_ns)
     own = chosen & (attribution.step >= 0) & ~attribution.inferred
     step, start, launch = attribution.step[own], work.start_ns[own], attribution.launch_ns[own]
-    begin = _first_work(work, attribution, own, count)
+    # Copies on a stream of their own run ahead of the step that they belong to, as far as the host does: the
+    # first work of a step is that on streams with kernels, unless a step has none there.
+    kernels = distinct(work.stream[own & (work.kind == DeviceEvent.KERNEL)])
+    leading = own & among(work.stream, kernels)
+    if len(distinct(attribution.step[leading])) < len(distinct(step)):
+        leading = own
+    begin = np.full(count + 1, FAR, np.int64)
+    np.minimum.at(begin, attribution.step[leading], work.start_ns[leading])
     begin = np.minimum.accumulate(begin[::-1])[::-1]
     finish = np.full(count + 1, NONE, np.int64)
     np.maximum.at(finish, step, start + work.dur_ns[own])
@@ -155,20 +162,6 @@ def _device_edges(
     begin = begin[:count].copy()
     begin[used:] = end[used:] = end[used - 1]
     return begin, end, seen
-
-
-def _first_work(work: DeviceWork, attribution: Attribution, own: Mask, count: int) -> Longs:
-    """Return when the first work of each step started, FAR where there is none.
-
-    Copies on a stream of their own run ahead of the step that they belong to, as far as the host does.
-    """
-    kernels = distinct(work.stream[own & (work.kind == DeviceEvent.KERNEL)])
-    for chosen in (own & among(work.stream, kernels), own):
-        begin = np.full(count + 1, FAR, np.int64)
-        np.minimum.at(begin, attribution.step[chosen], work.start_ns[chosen])
-        if len(distinct(attribution.step[chosen])) == len(distinct(attribution.step[own])):
-            return begin
-    return begin
 
 
 def _marked(start: Longs, end: Longs, known: Mask, amount: Longs, *, on_device: bool) -> Windows:
