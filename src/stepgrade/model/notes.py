@@ -24,13 +24,16 @@ class Note(Struct, frozen=True, omit_defaults=True):
     text: str
     fatal: bool = False
     supply: str = ""
+    more_ranks: int = 0  # that have the same note as the rank whose text this is
 
     def __str__(self) -> str:
         return self.said({})
 
     def said(self, flags: Mapping[str, str]) -> str:
         """Return the text with what to give, parameters by their names in `flags`, else by their own."""
-        return f"{self.text}: give {name_fields(self.supply, flags)}" if self.supply else self.text
+        supply = f": give {name_fields(self.supply, flags)}" if self.supply else ""
+        others = f" ({self.more_ranks} more ranks likewise.)" if self.more_ranks else ""
+        return f"{self.text}{supply}{others}"
 
 
 def texts_of(notes: Iterable[Note], flags: Mapping[str, str] = NO_FLAGS) -> tuple[str, ...]:

@@ -82,6 +82,19 @@ class LedgerTime(Struct, frozen=True, kw_only=True):
     idle_sync_ns: int
     unattributed_ns: int
 
+    def shares(self) -> dict[str, float]:
+        """Return each account as a share of the total; all zero for an empty one."""
+        total = max(self.total_ns, 1)
+        return {
+            "compute": self.compute_ns / total,
+            "exposed_communication": self.exposed_communication_ns / total,
+            "exposed_copy": self.exposed_copy_ns / total,
+            "idle_input": self.idle_input_ns / total,
+            "idle_host": self.idle_host_ns / total,
+            "idle_sync": self.idle_sync_ns / total,
+            "unattributed": self.unattributed_ns / total,
+        }
+
 
 class Ledger(Struct, frozen=True, kw_only=True):
     """Where a step's time goes; what is known adds up to 1, what cannot be told apart is None."""
@@ -99,7 +112,7 @@ class RankTime(Struct, frozen=True, kw_only=True):
     """One rank: its mean step, how long it waits in collectives for later ranks, its ledger."""
 
     rank: int
-    step_ms: float
+    mean_step_ms: float
     wait_ms: float | None = None
     ledger: LedgerTime | None = None
 
@@ -128,7 +141,7 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     source: Source
     steps: int | None = None
-    step_ms: float | None = None
+    mean_step_ms: float | None = None
     samples_ms: tuple[float, ...] = ()
     wall_coverage: float | None = None
     phases: tuple[PhaseTime, ...] = ()
@@ -164,7 +177,7 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     def _figures(self) -> Iterator[tuple[str, float | None]]:
         """Yield every measured figure with the name it has for people."""
-        yield "step time", self.step_ms
+        yield "step time", self.mean_step_ms
         yield "wall coverage", self.wall_coverage
         yield "throughput", self.throughput_tok_s
         yield "tokens per step", self.tokens_per_step
@@ -187,7 +200,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     @property
     def is_empty(self) -> bool:
         """Tell whether the source measured nothing that could be shown."""
-        measured = (self.step_ms, self.throughput_tok_s)
+        measured = (self.mean_step_ms, self.throughput_tok_s)
         parts = (self.phases, self.layers, self.operations)
         return all(figure is None for figure in measured) and not any(parts)
 

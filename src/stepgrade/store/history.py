@@ -176,7 +176,7 @@ class History:
     def export(self, which: Selection = Selection()) -> Iterator[dict[str, Any]]:  # noqa: B008  frozen
         """Yield every run with its scorecard, oldest first, ready to be written as JSON."""
         for row in self.runs(which):
-            yield {**msgspec.to_builtins(row), "card": msgspec.to_builtins(self.card(row.id))}
+            yield {**msgspec.to_builtins(row), "card": self.card(row.id).to_dict()}
 
     def _doomed(self, keep: int | None, older_than: str | None) -> Iterator[int]:
         places: dict[tuple[str, str | None], int] = {}

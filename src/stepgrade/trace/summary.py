@@ -63,7 +63,7 @@ def _profile(
         source=Source(format=FORMAT, files=files, producer=PRODUCER),
         steps=steps or None,
         recorded_steps=max((len(fact.steps) for fact in facts), default=None),
-        step_ms=sum(run.step_ns) / steps / NS_PER_MS if steps else None,
+        mean_step_ms=sum(run.step_ns) / steps / NS_PER_MS if steps else None,
         samples_ms=tuple(ns / NS_PER_MS for ns in run.step_ns),
         phases=_phases(facts, steps),
         layers=_layers(facts, steps),
@@ -102,16 +102,11 @@ def _mean(facts: Sequence[TraceFacts], figure: Callable[[TraceFacts], float]) ->
 def _each_once(notes: list[Note]) -> tuple[Note, ...]:
     """Return the first note of each code, with how many more ranks have the same one."""
     first: dict[str, Note] = {}
-    others: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for note in notes:
-        if first.setdefault(note.code, note) is not note:
-            others[note.code] = others.get(note.code, 0) + 1
-    return tuple(
-        structs.replace(note, text=f"{note.text} ({others[code]} more ranks likewise.)")
-        if code in others
-        else note
-        for code, note in first.items()
-    )
+        first.setdefault(note.code, note)
+        counts[note.code] = counts.get(note.code, 0) + 1
+    return tuple(structs.replace(note, more_ranks=counts[code] - 1) for code, note in first.items())
 
 
 def _typical_step(facts: Sequence[TraceFacts], files: tuple[str, ...]) -> Span | None:
@@ -218,7 +213,7 @@ def _ledger(facts: LedgerFacts | None) -> LedgerTime | None:
 def _rank(rank: RankFacts) -> RankTime:
     return RankTime(
         rank=rank.rank,
-        step_ms=rank.step_ns / NS_PER_MS,
+        mean_step_ms=rank.step_ns / NS_PER_MS,
         wait_ms=None if rank.wait_ns is None else rank.wait_ns / NS_PER_MS,
         ledger=_ledger(rank.ledger),
     )
