@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stepgrade.compare.fingerprint import allowed_fields
-from stepgrade.compare.regression import compared
 from stepgrade.config.limits import Limits
 from stepgrade.contract import Grade
 from stepgrade.diagnosis.advice import advice_for
@@ -62,9 +61,12 @@ def score(
         target=target_for(profile, setup or named),
     )
     card = score_profile(profile, options, settings or DEFAULT_SETTINGS)
-    if baseline is not None:
-        card = compared(card, as_baseline(baseline, options, setup or named), allowed_fields(allow_different))
-    return card
+    if baseline is None:
+        return card
+    from stepgrade.compare.runs import compare_with_baseline  # noqa: PLC0415  only with a baseline
+
+    earlier = as_baseline(baseline, options, setup or named)
+    return compare_with_baseline(card, earlier, allowed_fields(allow_different))
 
 
 def as_baseline(baseline: Baseline | Profile | Scorecard, options: ScoreOptions, setup: Setup) -> Baseline:

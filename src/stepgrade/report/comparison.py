@@ -37,8 +37,6 @@ def show_metric(metric: str, value: float | None) -> str:
 
 def show_change(change: MetricChange) -> str:
     """Return the change with its interval."""
-    if change.change is None or change.low is None or change.high is None:
-        return MISSING
     return f"{show_delta(change.change)} ({show_delta(change.low)} to {show_delta(change.high)})"
 
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from stepgrade.compare.trend import Trend
-from stepgrade.model.run import RunRow
+from stepgrade.model.run import RunRow, Trend
 from stepgrade.report.history.terminal import draw_runs, draw_trend
 from stepgrade.report.names import json_text
 from stepgrade.report.types import Page

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from stepgrade.compare.trend import LevelChange, Point, Trend
-from stepgrade.model.run import RunRow
+from stepgrade.model.run import LevelChange, Point, RunRow, Trend
 from stepgrade.report.comparison import show_metric
 from stepgrade.report.names import printable, shortened
 from stepgrade.report.terminal.canvas import Canvas

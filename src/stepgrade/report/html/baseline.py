@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepgrade.compare.step_change import change_ms
 from stepgrade.model.comparison import Change, MetricChange, Shift, StepChange
 from stepgrade.model.notes import texts_of
 from stepgrade.model.scorecard import Scorecard
@@ -73,9 +72,9 @@ def _cause(cause: Shift) -> tuple[str, str, str, str]:
 def waterfall(change: StepChange) -> dict[str, Any]:
     """Return rows from the old step to the new one, each beginning where the one before ended."""
     shown, rest = change.parts[:PARTS_SHOWN], change.parts[PARTS_SHOWN:]
-    deltas = [(_name(part, change), change_ms(part), _told(part)) for part in shown if change_ms(part)]
+    deltas = [(_name(part, change), part.difference_ms, _told(part)) for part in shown if part.difference_ms]
     if rest:
-        deltas.append((f"{len(rest)} smaller changes", sum(change_ms(part) for part in rest), ""))
+        deltas.append((f"{len(rest)} smaller changes", sum(part.difference_ms for part in rest), ""))
     ends = [change.before_ms]
     for _, delta, _ in deltas:
         ends.append(ends[-1] + delta)

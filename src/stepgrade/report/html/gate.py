@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepgrade.compare.verdict import BY_NAME
+from stepgrade.model.comparison import METRICS as TABLE
 from stepgrade.model.comparison import Check, GateReport, MetricChange, PartChange
 from stepgrade.model.notes import texts_of
 from stepgrade.report.comparison import (
@@ -89,7 +89,7 @@ def _scale(changes: tuple[MetricChange, ...]) -> Scale:
 
 
 def _metric(change: MetricChange, scale: Scale) -> dict[str, Any]:
-    sign = -1.0 if change.metric in BY_NAME and BY_NAME[change.metric].worse == "down" else 1.0
+    sign = -1.0 if change.metric in TABLE and TABLE[change.metric].worse == "down" else 1.0
     ends = sorted(scale.place(sign * (end or 0.0)) for end in (change.low, change.high))
     interval = MISSING
     if change.low is not None and change.high is not None:
