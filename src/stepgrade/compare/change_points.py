@@ -18,6 +18,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from stepgrade.compare.effect import critical
+from stepgrade.statistics import MAD_TO_SIGMA
 
 Floats = NDArray[np.float64]
 # Shorter than this is an episode, not a level.
@@ -27,7 +28,6 @@ _DECAY = math.sqrt(2.0)
 _CLIP = 3.5
 # The authors' factor on the threshold: of series that are noise alone about 1 % then show a change.
 _CAUTION = 1.3
-_MAD_TO_SIGMA = 1.4826
 _MOST_CORRELATION = 0.9
 
 
@@ -72,7 +72,7 @@ def _without_spikes(series: Floats, least: int) -> Floats:
     # The width is odd: the element in the middle is the median, found without looking for NaN as well.
     middle = np.partition(windows, least - 1, axis=1)[:, least - 1]
     rest = series - middle
-    reach = _CLIP * max(_MAD_TO_SIGMA * float(np.median(np.abs(rest))), 1e-12)
+    reach = _CLIP * max(MAD_TO_SIGMA * float(np.median(np.abs(rest))), 1e-12)
     return middle + np.clip(rest, -reach, reach)
 
 
@@ -81,7 +81,7 @@ def _candidates(series: Floats, least: int) -> list[int]:
     count = len(series)
     sums = np.concatenate(([0.0], np.cumsum(series - series.mean())))
     # The noise from neighbour to neighbour, which a change of level does not touch.
-    noise = max(_MAD_TO_SIGMA * float(np.median(np.abs(np.diff(series)))) / math.sqrt(2.0), 1e-12)
+    noise = max(MAD_TO_SIGMA * float(np.median(np.abs(np.diff(series)))) / math.sqrt(2.0), 1e-12)
     bound = _CAUTION * math.sqrt(2.0 * math.log(count)) * noise
     found: list[tuple[float, int, int, int]] = []
     # Intervals of shrinking length, each overlapping its neighbours by half.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stepgrade.contract import Bottleneck as BottleneckV1
 from stepgrade.diagnosis.context import RuleContext
 from stepgrade.model import RECORDER
-from stepgrade.scoring.bottleneck import Bottleneck
+from stepgrade.scoring.causes import Bottleneck
 from stepgrade.scoring.runtime import Runtime
 from stepgrade.units import show_share
 

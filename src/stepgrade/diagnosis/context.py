@@ -9,11 +9,12 @@ from stepgrade.hardware import Target
 from stepgrade.model import Ledger, Profile
 from stepgrade.model.activity import Activity
 from stepgrade.model.scorecard import Cause, Operation
-from stepgrade.scoring.bottleneck import Verdict
+from stepgrade.scoring.causes import Verdict
 from stepgrade.scoring.efficiency import Efficiency
 from stepgrade.scoring.layers import SlowLayer
 from stepgrade.scoring.phases import PhaseKind, PhasesOfStep
 from stepgrade.scoring.runtime import Runtime
+from stepgrade.scoring.step_times import RunTimes
 
 NOTHING_DONE = Activity(driver="unknown")
 # The accounts of a ledger that are device time spent waiting.
@@ -21,9 +22,10 @@ WAITS = ("exposed_communication", "exposed_copy", "idle_input", "idle_host", "id
 
 
 class RuleContext(Struct, frozen=True, kw_only=True):
-    """Everything known of a run before it is judged."""
+    """Everything known of a run before it is judged; milliseconds of a step are those of the typical one."""
 
     profile: Profile
+    times: RunTimes
     phases: PhasesOfStep
     efficiency: Efficiency
     verdict: Verdict
@@ -34,12 +36,8 @@ class RuleContext(Struct, frozen=True, kw_only=True):
     operations: tuple[Operation, ...] = ()
     causes: tuple[Cause, ...] = ()
     runtime: Runtime = Runtime.GENERAL
+    activity: Activity = NOTHING_DONE  # of the typical step; an empty one when the source has no timeline
     limits: Limits = DEFAULT_LIMITS
-
-    @property
-    def activity(self) -> Activity:
-        """Return what the step did; an empty one when the source has no timeline."""
-        return self.profile.activity or NOTHING_DONE
 
     @property
     def on_device(self) -> bool:
@@ -48,16 +46,15 @@ class RuleContext(Struct, frozen=True, kw_only=True):
 
     def share_of_step(self, total_ms: float) -> float | None:
         """Return a total over all steps as a share of one step, or None when steps are not known."""
-        profile = self.profile
-        return (
-            total_ms / profile.steps / profile.mean_step_ms
-            if profile.steps and profile.mean_step_ms
-            else None
-        )
+        return self.times.share(total_ms)
 
     def step_share(self, ms: float) -> float:
-        """Return milliseconds of one step as a share of it, 0 when the step time is not known."""
-        return ms / self.profile.mean_step_ms if self.profile.mean_step_ms else 0.0
+        """Return milliseconds of the typical step as a share of it, 0 when the step time is not known."""
+        return ms / self.times.typical_ms if self.times.typical_ms else 0.0
+
+    def mean_ms(self, ms: float) -> float:
+        """Return milliseconds of the typical step as the mean over all steps, which rates are made from."""
+        return ms / self.times.scale
 
     def account(self, *names: str) -> float:
         """Return the share of the step in these accounts of the ledger; what is not known counts as 0."""

@@ -21,7 +21,6 @@ from stepgrade.hardware.setup import Setup
 from stepgrade.model import Baseline, Profile
 from stepgrade.model.comparison import Comparison, GateReport
 from stepgrade.model.scorecard import Scorecard
-from stepgrade.scoring.efficiency import ScoreOptions
 from stepgrade.store.history import open_history
 
 
@@ -57,8 +56,7 @@ def gate(
         )
         for run in runs
     ]
-    options = ScoreOptions(tokens_per_step=tokens_per_step)
-    given = tuple(as_baseline(baseline, options, setup) for baseline in baselines)
+    given = tuple(as_baseline(baseline, setup, tokens_per_step) for baseline in baselines)
     conditions = [parse_condition(text) for text in (*config.gate.fail_on, *fail_on)]
     if any(condition.severity for condition in conditions):
         raise BadOption(

@@ -14,8 +14,6 @@ from stepgrade.record.codes import GAPS
 from stepgrade.record.journal import JOURNAL_VERSION
 from stepgrade.record.recording import Recording
 from stepgrade.record.totals import Totals
-from stepgrade.scoring.efficiency import ScoreOptions
-from stepgrade.scoring.target import target_for
 
 PROFILER = "step_profiler_v2"
 _LEAST_GAP_SHARE = 0.005
@@ -103,8 +101,7 @@ def notes_of(recording: Recording, totals: Totals, *, is_warm: bool) -> list[str
 
 def score_profile(profile: Profile, setup: dict[str, Any]) -> Scorecard:
     """Return the scorecard against the hardware in `setup`, or what the profile itself names."""
-    target = target_for(profile, Setup(**setup))
-    return grading.score_profile(profile, ScoreOptions(target=target))
+    return grading.score(profile, setup=Setup(**setup))
 
 
 def profile_of(document: dict[str, Any], name: str) -> Profile:

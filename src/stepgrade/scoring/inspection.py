@@ -7,6 +7,7 @@ from stepgrade.model import Note, Profile, Source
 from stepgrade.model.notes import Result
 from stepgrade.scoring.operations import total_by_operation
 from stepgrade.scoring.phases import phases_of_step
+from stepgrade.scoring.step_times import times_of
 from stepgrade.units import show_count, show_ms, show_rate, show_share
 
 
@@ -41,7 +42,7 @@ def inspect(profile: Profile, limits: Limits = DEFAULT_LIMITS) -> Inspection:
         source=profile.source,
         holds={name: text for name, text in found.items() if text is not None},
         missing={name: _SUPPLY[name] for name in _SUPPLY if found.get(name) is None},
-        fitness=(*profile.warnings, *phases_of_step(profile, limits).fitness),
+        fitness=(*profile.warnings, *phases_of_step(profile, times_of(profile), limits).fitness),
         notes=profile.notes,
         fit=not profile.is_empty and not profile.unfit,
     )

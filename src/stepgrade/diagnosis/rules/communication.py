@@ -115,7 +115,11 @@ def _of_link(context: RuleContext) -> float | None:
     time_ms = sum(one.ms for one in known)
     if not link or not known or time_ms < 0.5 * sum(one.ms for one in all_of):
         return None
-    return sum((one.bytes or 0.0) * _trips(one) for one in known) / (time_ms / 1000.0) / link[0].per_s
+    return (
+        sum((one.bytes or 0.0) * _trips(one) for one in known)
+        / (context.mean_ms(time_ms) / 1000.0)
+        / link[0].per_s
+    )
 
 
 @rule(
@@ -212,7 +216,7 @@ def slow_link(context: RuleContext, limits: Limits) -> Found | None:
     moved_ms = sum(one.ms for one in known) - waited
     if moved_ms <= 0.0 or (context.activity.skew_ms is None and (context.profile.world_size or 1) > 1):
         return None
-    rate = sum((one.bytes or 0.0) * _trips(one) for one in known) / (moved_ms / 1000.0)
+    rate = sum((one.bytes or 0.0) * _trips(one) for one in known) / (context.mean_ms(moved_ms) / 1000.0)
     reached = rate / link[0].per_s
     if reached >= limits.slow_link_share:
         return None

@@ -162,7 +162,11 @@ def slow_gemm(context: RuleContext, limits: Limits) -> Found | None:
         rates, dense = _rates(context, one), _intensity(one)
         if rates is None or dense is None or dense < rates[0] / rates[1]:
             return False
-        return one.flops / (one.ms / 1000.0) < limits.slow_gemm_share * rates[0] if one.ms else False
+        return (
+            one.flops / (context.mean_ms(one.ms) / 1000.0) < limits.slow_gemm_share * rates[0]
+            if one.ms
+            else False
+        )
 
     chosen, share = _those(context, slow)
     if share < limits.gemm_warning_share:
@@ -170,7 +174,7 @@ def slow_gemm(context: RuleContext, limits: Limits) -> Found | None:
     rates = _rates(context, chosen[0])
     reached = (
         sum(one.flops for one in chosen)
-        / (sum(one.ms for one in chosen) / 1000.0)
+        / (context.mean_ms(sum(one.ms for one in chosen)) / 1000.0)
         / (rates[0] if rates else 1.0)
     )
     claim = (

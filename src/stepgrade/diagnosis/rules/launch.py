@@ -55,7 +55,7 @@ def short_kernels(context: RuleContext, limits: Limits) -> Found | None:
     run = context.busy_share(kernels.short_ms)
     share = idle + _FUSED_AWAY * run
     severity = severity_of(share, limits, "launch")
-    mean_us = kernels.ms / kernels.count * 1000.0
+    mean_us = context.mean_ms(kernels.ms) / kernels.count * 1000.0
     few = mean_us >= limits.short_kernel_us and kernels.short_count < 0.5 * kernels.count
     if severity is None or few:
         return None
@@ -172,7 +172,7 @@ def slow_launches(context: RuleContext, limits: Limits) -> Found | None:
     if kernels is None or kernels.launch_call_us is None or kernels.graph_share > 0.5:
         return None
     spent_ms = (context.profile.launches_per_step or kernels.count) * kernels.launch_call_us / 1000.0
-    share = min(idle, context.step_share(spent_ms))
+    share = min(idle, context.step_share(spent_ms * context.times.scale))
     severity = severity_of(share, limits, "launch")
     if severity is None or kernels.launch_call_us <= limits.slow_launch_us:
         return None

@@ -34,15 +34,15 @@ def slow_layer(context: RuleContext, limits: Limits) -> Found | None:
     if not context.slow_layers:
         return None
     slow = context.slow_layers[0]
-    steps = context.profile.steps or 1
     both = [one for one in context.slow_layers if one.layer == slow.layer]
     share = context.share_of_step(sum(one.total_ms - one.median_ms for one in both)) or 0.0
+    slow_ms, usual_ms = (context.times.per_step(ms) or ms for ms in (slow.total_ms, slow.median_ms))
     others = len({one.layer for one in context.slow_layers}) - 1
     more = f" {others} more layer{'s stand' if others > 1 else ' stands'} out." if others else ""
     return Found(
         severity=severity_of(share, limits, "layer") or "info",
         claim=f"Layer {slow.layer}'s {slow.direction} takes {show_ratio(slow.total_ms / slow.median_ms)} the "
-        f"median layer's ({show_ms(slow.total_ms / steps)}, not {show_ms(slow.median_ms / steps)}).{more}",
+        f"median layer's ({show_ms(slow_ms)}, not {show_ms(usual_ms)}).{more}",
         evidence={
             "layer": float(slow.layer),
             "direction": slow.direction,

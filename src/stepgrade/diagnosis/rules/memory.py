@@ -6,7 +6,7 @@ from stepgrade.config.limits import Limits
 from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Found, rule
 from stepgrade.model.finding import Severity
-from stepgrade.scoring.bottleneck import Bottleneck
+from stepgrade.scoring.causes import Bottleneck
 from stepgrade.units import show_share
 
 _AREA = "memory"

@@ -55,7 +55,7 @@ def single_tensor_optimizer(context: RuleContext, limits: Limits) -> Found | Non
     severity = severity_of(share, limits, "optimizer")
     if severity is None or done.multi_tensor_share > limits.many_tensor_share or done.fused:
         return None
-    mean_us = done.ms / done.kernels * 1000.0
+    mean_us = context.mean_ms(done.ms) / done.kernels * 1000.0
     if mean_us > limits.optimizer_kernel_us or done.name in _MATRIX_BY_MATRIX:
         return None
     return Found(
