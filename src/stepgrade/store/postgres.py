@@ -42,7 +42,8 @@ class PostgresDatabase:
     def execute(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
         """Run one statement and return its rows."""
         with self._errors():
-            cursor = self._connection.execute(_placed(sql), tuple(values))
+            statement: Any = sql.replace("?", "%s")  # psycopg's type is for literals only
+            cursor = self._connection.execute(statement, tuple(values))
             return cursor.fetchall() if cursor.description else []
 
     def insert(self, sql: str, values: Sequence[Any]) -> int:
@@ -87,10 +88,6 @@ def without_password(text: str) -> str:
     """Return a URL, or a text that holds one, without its password."""
     bare = re.sub(r"(://[^:/@\s]*):\S*@", r"\1@", text)  # greedy: a password may hold an @
     return re.sub(r"((?:ssl)?password=)[^&\s]*", r"\1…", bare)
-
-
-def _placed(sql: str) -> Any:
-    return sql.replace("?", "%s")
 
 
 def _driver() -> Any:
