@@ -26,17 +26,17 @@ def compare_runs(
 ) -> Comparison:
     """Return what changed; runs whose fingerprints differ, unless that is allowed, are not compared."""
     first, *others = now
-    apart = tuple(
+    differing = tuple(
         dict.fromkeys(
             note for other in (*before, *others) for note in differences(first.fingerprint, other.fingerprint)
         )
     )
-    if any(note.code not in allowed for note in apart):
-        return Comparison(differences=apart, is_comparable=False)
+    if any(note.code not in allowed for note in differing):
+        return Comparison(differences=differing, is_comparable=False)
     changes = changes_of(now, before, sensitivity)
     if not changes:
         unmeasured = (Note("no_metric", "no metric is known on both sides"),)
-        return Comparison(differences=apart, unmeasured=unmeasured)
+        return Comparison(differences=differing, unmeasured=unmeasured)
     # The run in the middle: its parts belong together, which medians of parts would not.
     latest, typical = now[-1], sorted(before, key=lambda run: run.step_ms or 0.0)[len(before) // 2]
     is_changed = any(change.outcome in ("regressed", "improved") for change in changes)
@@ -48,7 +48,7 @@ def compare_runs(
         text = f"{untested} are tested one by one only against {LEAST_RUNS} earlier runs or more"
         notes.append(Note("few_runs", text))
     return Comparison(
-        differences=apart,
+        differences=differing,
         changes=changes,
         parts=changed_parts(now, before, sensitivity),
         shifts=shifts_of(latest, typical) if is_changed else (),
@@ -63,17 +63,17 @@ def compare_with_baseline(card: Scorecard, baseline: Baseline, allowed: Collecti
     Runs whose fingerprints differ, unless that is allowed, are not compared.
     """
     now = Baseline.of(card)
-    apart = differences(card.fingerprint, baseline.fingerprint)
+    differing = differences(card.fingerprint, baseline.fingerprint)
     if baseline.fingerprint is None and now.device and baseline.device and now.device != baseline.device:
         # A scorecard of an earlier version only has its device.
-        apart = (Note("device", f"device: {now.device} now, {baseline.device} in the baseline"),)
-    if any(note.code not in allowed for note in apart):
-        text = f"not comparable with the baseline ({'; '.join(texts_of(apart))}): nothing was compared"
+        differing = (Note("device", f"device: {now.device} now, {baseline.device} in the baseline"),)
+    if any(note.code not in allowed for note in differing):
+        text = f"not comparable with the baseline ({'; '.join(texts_of(differing))}): nothing was compared"
         return replace(
             card,
             notes=(Note("not_comparable", text), *card.notes),
             baseline=baseline.name,
-            differences=apart,
+            differences=differing,
         )
     has_samples = bool(now.samples_ms and baseline.samples_ms)
     changes = change_between_steps(now, baseline) if has_samples else ()
@@ -98,7 +98,7 @@ def compare_with_baseline(card: Scorecard, baseline: Baseline, allowed: Collecti
         regressions=sure,
         notes=tuple(notes),
         baseline=baseline.name,
-        differences=apart,
+        differences=differing,
         step_change=step_change(now, baseline),
         compared=tuple(metric for metric in _RULES if metric not in missing),
         changes=changes,

@@ -64,10 +64,10 @@ def _no_runs(history: History, branch: str, fingerprint: Fingerprint, name: str)
     newest = history.runs(Selection(branch=branch, limit=1))
     if not newest:
         return BaselineRuns(name=name, missing=Note("no_baseline", f"history has no run of branch {branch}"))
-    apart = differences(fingerprint, history.fingerprints()[newest[0].digest])
-    if apart:
+    differing = differences(fingerprint, history.fingerprints()[newest[0].digest])
+    if differing:
         text = f"no run of branch {branch} is comparable"
         missing = Note("no_baseline", text, supply="{allow_different} to compare all the same")
     else:
         missing = Note("no_baseline", f"no run of branch {branch} has a step time or a throughput")
-    return BaselineRuns(name=name, missing=missing, differences=apart)
+    return BaselineRuns(name=name, missing=missing, differences=differing)
