@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from stepgrade.errors import StepgradeError
     from stepgrade.gating.run import gate
     from stepgrade.grading import score
-    from stepgrade.hardware.answers import devices, estimate
+    from stepgrade.hardware.catalogue import devices
+    from stepgrade.hardware.cost.plan import Plan
+    from stepgrade.hardware.estimate import estimate
     from stepgrade.hardware.setup import Setup
     from stepgrade.model import Baseline, Profile
     from stepgrade.model.comparison import GateReport
@@ -32,6 +34,7 @@ _HOMES = {
     "Baseline": "model",
     "GateReport": "model.comparison",
     "ParityReport": "compare.parity",
+    "Plan": "hardware.cost.plan",
     "Profile": "model",
     "Recorder": "record",
     "Scorecard": "model.scorecard",
@@ -39,8 +42,8 @@ _HOMES = {
     "Setup": "hardware.setup",
     "StepgradeError": "errors",
     "convert": "report.step_profile",
-    "devices": "hardware.answers",
-    "estimate": "hardware.answers",
+    "devices": "hardware.catalogue",
+    "estimate": "hardware.estimate",
     "gate": "gating.run",
     "history": "store.history",
     "inspect": "scoring.inspection",
@@ -58,6 +61,7 @@ __all__ = [
     "Baseline",
     "GateReport",
     "ParityReport",
+    "Plan",
     "Profile",
     "Recorder",
     "Scorecard",

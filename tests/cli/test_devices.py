@@ -83,7 +83,7 @@ def _small_processor() -> object:
     ("arguments", "says"),
     [
         (["h100"], "nearest: h100-pcie"),
-        (["--filter", "voodoo"], "no device holds 'voodoo'"),
+        (["--filter", "voodoo"], "no device matches 'voodoo'"),
         (["gb10", "--detect"], "exclude each other"),
         (["--filter", "x", "--measure"], "exclude each other"),
         (["--colour"], "--colour"),

@@ -95,7 +95,7 @@ def test_a_device_by_hand(config: str, tmp_path: Path, capsys: pytest.CaptureFix
         (["--model", "CONFIG", "--batch", "0", "--seq", "512", "--device", "gb10"], "--batch: must be"),
         (["--model", "CONFIG", "--batch", "x", "--seq", "512", "--device", "gb10"], "--batch"),
         (["--model", "CONFIG", *ESTIMATE, "--dtype", "int3"], "--dtype: 'int3' is not known"),
-        (["--model", "CONFIG", *ESTIMATE, "--dtype", "nf4"], "--method qlora"),
+        (["--model", "CONFIG", *ESTIMATE, "--dtype", "nf4"], "bf16, and qlora for --method"),
         (["--model", "CONFIG", *ESTIMATE, "--peak-bw", "nan"], "--peak-bw: must be"),
         (["--model", "CONFIG", *ESTIMATE, "--peak-tflops", "-1"], "--peak-tflops: must be"),
         (["--model", "CONFIG", *ESTIMATE, "--world-size", "6", "--tensor-parallel", "4"], "does not divide"),
@@ -103,7 +103,10 @@ def test_a_device_by_hand(config: str, tmp_path: Path, capsys: pytest.CaptureFix
         (["--model", "CONFIG", *ESTIMATE, "--throughput", "-5"], "--throughput: must be"),
         (["--model", "none.json", *ESTIMATE], "cannot be read"),
         (["--model", "CONFIG", "--batch", "4", "--seq", "512", "--device", "h100"], "nearest: h100-pcie"),
-        (["--model", "CONFIG", *ESTIMATE, "--device-file", "x.toml"], "both name the device"),
+        (
+            ["--model", "CONFIG", *ESTIMATE, "--device-file", "x.toml"],
+            "give --device KEY or --device-file TOML, not both",
+        ),
     ],
 )
 def test_bad_options_are_one_line_and_exit_code_2(

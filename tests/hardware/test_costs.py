@@ -15,10 +15,11 @@ from stepgrade.hardware.ceilings import Figures, ceilings, lowest
 from stepgrade.hardware.cost.conventions import CONVENTIONS, find_convention
 from stepgrade.hardware.cost.flops import attended_span, count, flops_per_token
 from stepgrade.hardware.cost.links import link_traffic
+from stepgrade.hardware.cost.model_costs import model_costs
 from stepgrade.hardware.cost.plan import Parallelism, Plan, find_dtype
 from stepgrade.hardware.cost.traffic import traffic_per_token
-from stepgrade.hardware.estimate import estimate_plan, model_costs
-from stepgrade.hardware.models.config import model_from_config
+from stepgrade.hardware.estimate import estimate_plan
+from stepgrade.hardware.models.hf_config import model_from_config
 from stepgrade.hardware.models.shape import ModelShape
 from tests.hardware import model_configs as configs
 
@@ -274,7 +275,7 @@ def test_names_of_precisions(name: Any, dtype: Any) -> None:
 def test_an_unknown_precision(name: Any) -> None:
     with pytest.raises(BadOption) as error:
         find_dtype(name)
-    assert error.value.where == "--dtype"
+    assert error.value.field == "dtype"
     assert error.value.exit_code == 2
 
 

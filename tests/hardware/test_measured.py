@@ -94,7 +94,7 @@ def test_without_torch_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_measured_processor_is_a_device(tmp_path: Path) -> None:
     place = str(tmp_path / "measured.json")
-    with pytest.raises(BadOption, match="--measure"):
+    with pytest.raises(BadOption, match="measure_here"):
         chosen_device(Setup(device="cpu", state=place))
     keep_measured(measurement("cpu"), place)
     expected = target_of(Setup(device="cpu", state=place, bytes_per_token=1e6))

@@ -10,7 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepgrade.errors import BadInput, BadJson, StepgradeError, TooLarge, UnknownArchitecture
-from stepgrade.hardware.models.config import ARCHITECTURES, MOST_CONFIG_BYTES, model_from_config, read_model
+from stepgrade.hardware.models.hf_config import (
+    ARCHITECTURES,
+    MOST_CONFIG_BYTES,
+    model_from_config,
+    read_model,
+)
 from stepgrade.hardware.models.shape import ModelShape
 from tests.hardware import model_configs as configs
 

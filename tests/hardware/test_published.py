@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from stepgrade.hardware.ceilings import utilisation
 from stepgrade.hardware.cost.conventions import CONVENTIONS
 from stepgrade.hardware.cost.flops import count, flops_per_token
 from stepgrade.hardware.cost.plan import Plan
-from stepgrade.hardware.efficiency import utilisation
-from stepgrade.hardware.models.config import model_from_config
+from stepgrade.hardware.models.hf_config import model_from_config
 from stepgrade.hardware.models.shape import ModelShape
 from tests.hardware import model_configs as configs
 from tests.hardware.published import convention_of, counts_of, flops_of, number, rows, tok_s_per_device

@@ -61,7 +61,7 @@ def _run(command: list[str], cwd: Path, environment: dict[str, str], texts: Path
     if terminal is not None:
         os.dup2(os.open(terminal, os.O_WRONLY | os.O_NOCTTY), 2)
     if command[0] == "stepgrade":
-        from stepgrade.cli.main import run
+        from stepgrade.cli.dispatch import run
 
         sys.path.insert(0, str(cwd))
         sys.exit(run(command[1:]))

@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if is_all_ours:
         _start_quickly()
     try:
-        from stepgrade.cli.main import run  # noqa: PLC0415
+        from stepgrade.cli.dispatch import run  # noqa: PLC0415
     except KeyboardInterrupt:
         print("stepgrade: interrupted", file=sys.stderr)  # noqa: T201
         return 130

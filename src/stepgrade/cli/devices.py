@@ -13,9 +13,11 @@ import sys
 from argparse import Namespace
 
 from stepgrade.cli import output
+from stepgrade.cli.flags import FLAGS
 from stepgrade.cli.parser import Parser, add_output_options
 from stepgrade.errors import EXIT_OK, BadOption
-from stepgrade.hardware.answers import device_facts, devices
+from stepgrade.hardware.catalogue import devices
+from stepgrade.hardware.setup import device_facts
 from stepgrade.model.notes import Result
 
 
@@ -48,7 +50,7 @@ def _result(args: Namespace) -> Result:
     if args.detect:
         from stepgrade.hardware.detect import detect  # noqa: PLC0415  only when asked for
 
-        return detect()
+        return detect(FLAGS)
     if args.measure:
         from stepgrade.hardware.measure import measure_here  # noqa: PLC0415  only when asked for
 

@@ -16,7 +16,7 @@ from stepgrade.cli import output
 from stepgrade.cli.parser import Parser, add_output_options
 from stepgrade.cli.run_options import add_hardware_options, add_run_options, setup_from
 from stepgrade.errors import EXIT_OK
-from stepgrade.hardware.answers import estimate
+from stepgrade.hardware.estimate import estimate
 
 
 def add_options(parser: Parser) -> None:

@@ -13,6 +13,7 @@ FLAGS = {
     "bytes_per_token": "--bytes-per-token B",
     "flops_per_token": "--flops-per-token F",
     "state": "--state FILE",
+    "measure_here": "`stepgrade devices --measure`",
     "words": "--filter WORDS",
     # The run, as in Plan and Parallelism
     "model": "--model CONFIG_JSON",

@@ -2,7 +2,7 @@
 
 from stepgrade.hardware.catalogue import Device, all_devices, find_device
 from stepgrade.hardware.ceilings import Costs, Figures, ceilings, lowest
-from stepgrade.hardware.target import Target
+from stepgrade.hardware.setup import Target
 from stepgrade.model.ceiling import Ceiling
 
 __all__ = [

@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import os
 from functools import cache
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from stepgrade.errors import UnknownDevice
+from stepgrade.errors import BadOption, UnknownDevice
+from stepgrade.model.notes import Result
 
 _TABLE = os.path.join(os.path.dirname(__file__), "accelerators.csv")  # noqa: PTH118, PTH120
-DESCRIBE_BY_HAND = "describe it with --peak-bw GB_S and --peak-tflops TFLOPS, or with --device-file my.toml"
+DESCRIBE_BY_HAND = "{peak_bw_gb_s} and {peak_tflops}, or {device_file}"
 
 # Names of the reference's own constructors (HardwareSpec::rtx_4060l, ::gb10).
 _REFERENCE_NAMES = {"rtx4060l": "rtx-4060-laptop", "gb10": "gb10"}
@@ -30,6 +32,8 @@ _PARTS = {
     "trainium3": ("core", 8),
     "inferentia2": ("core", 2),
 }
+_PART_COMPUTE_UNITS = {"mi250-gcd": 104, "mi250x-gcd": 110}
+_ANY_MEMORY = "any"
 _PEAK_COLUMNS = {
     "fp32": "fp32_tflops",
     "tf32": "tf32_tflops",
@@ -40,23 +44,29 @@ _PEAK_COLUMNS = {
 }
 
 
-class Device(Struct, frozen=True, kw_only=True):
+# What a file that describes a device may say: above a thousandfold of any device, somebody mixed up the unit.
+_Figure = Annotated[float, Meta(gt=0, lt=1e7)]
+_Text = Annotated[str, Meta(min_length=1)]
+_Precision = Annotated[str, Meta(pattern="^(fp32|tf32|fp16|bf16|fp8|int8)$")]
+
+
+class Device(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One accelerator: data-sheet figures (dense, never sparse), and where they come from.
 
     `memory_gb` is the size in the product's name (binary gigabytes on GPUs); `link_gb_s` is one
     direction; `achievable_tflops` holds the best matmul rates that people measured.
     """
 
-    key: str
-    name: str
+    key: _Text
+    name: _Text
     vendor: str | None = None
     aliases: tuple[str, ...] = ()
-    memory_gb: float | None = None
-    peak_bw_gb_s: float | None = None
-    peak_tflops: dict[str, float] = {}
-    achievable_tflops: dict[str, float] = {}
-    tdp_w: float | None = None
-    link_gb_s: float | None = None
+    memory_gb: _Figure | None = None
+    peak_bw_gb_s: _Figure | None = None
+    peak_tflops: dict[_Precision, _Figure] = {}
+    achievable_tflops: dict[_Precision, _Figure] = {}
+    tdp_w: _Figure | None = None
+    link_gb_s: _Figure | None = None
     link_kind: str | None = None
     arch: str | None = None
     source: str = ""
@@ -65,11 +75,36 @@ class Device(Struct, frozen=True, kw_only=True):
     is_by_hand: bool = False
 
 
+class DeviceTable(Result, frozen=True, kw_only=True):
+    """Devices of the catalogue that a filter let through."""
+
+    devices: tuple[Device, ...]
+    total: int
+    filter: str | None = None
+
+
+def devices(words: str | None = None) -> DeviceTable:
+    """Return the devices of the catalogue whose key, name, alias, vendor or architecture has all the words.
+
+    Raise BadOption with the nearest keys when there is none.
+    """
+    wanted = [fold(word) for word in (words or "").split()]
+    chosen = []
+    for device in all_devices().values():
+        names = (device.key, device.name, device.vendor or "", device.arch or "", *device.aliases)
+        folded = [fold(name) for name in names]
+        if all(any(word in name for name in folded) for word in wanted):
+            chosen.append(device)
+    if not chosen:
+        nearest = f"nearest: {', '.join(nearest_keys(words or ''))}"
+        raise BadOption(f"no device matches {words!r}", field="words", hint=nearest)
+    return DeviceTable(devices=tuple(chosen), total=len(all_devices()), filter=words)
+
+
 @cache
 def all_devices() -> dict[str, Device]:
     """Return every device of the catalogue by its key, in the catalogue's order."""
-    with open(_TABLE, encoding="utf-8", newline="") as table:  # noqa: PTH123  pathlib costs 4 ms at start
-        return {row["key"]: _device(row) for row in csv.DictReader(table)}
+    return {key: _device(row) for key, row in _rows().items()}
 
 
 def find_device(name: str) -> Device:
@@ -78,15 +113,16 @@ def find_device(name: str) -> Device:
     if device is not None:
         return device
     keys = keys_called(name)
-    if fold(name) in SHARED_NAMES:
-        raise UnknownDevice(f"{name!r} is the name of several devices", hint=_advice(name))
-    if not keys:
-        raise UnknownDevice(f"no device called {name!r} in the catalogue", hint=_advice(name))
-    if len(keys) > 1:
+    if len(keys) == 1 and fold(name) not in SHARED_NAMES:
+        return all_devices()[keys[0]]
+    if len(keys) > 1 and fold(name) not in SHARED_NAMES:
         raise UnknownDevice(
             f"{name!r} is the name of {' and '.join(keys)}", hint="name one of them by its key"
         )
-    return all_devices()[keys[0]]
+    problem = f"{name!r} is the name of several devices"
+    if fold(name) not in SHARED_NAMES:
+        problem = f"no device called {name!r} in the catalogue"
+    raise UnknownDevice(problem, hint=nearest_hint(name), supply=DESCRIBE_BY_HAND)
 
 
 def keys_called(name: str) -> tuple[str, ...]:
@@ -97,7 +133,26 @@ def keys_called(name: str) -> tuple[str, ...]:
 @cache
 def parts() -> dict[str, Device]:
     """Return the devices that frameworks show as parts of one product, with their share of its figures."""
-    return {f"{key}-{part}": _part(all_devices()[key], part, count) for key, (part, count) in _PARTS.items()}
+    found = {}
+    for key, (part, count) in _PARTS.items():
+        whole = all_devices()[key]
+        found[f"{key}-{part}"] = Device(
+            key=f"{key}-{part}",
+            name=f"{whole.name}, one {part} of {count}",
+            vendor=whole.vendor,
+            memory_gb=_share(whole.memory_gb, count),
+            peak_bw_gb_s=_share(whole.peak_bw_gb_s, count),
+            peak_tflops={dtype: peak / count for dtype, peak in whole.peak_tflops.items()},
+            achievable_tflops={dtype: rate / count for dtype, rate in whole.achievable_tflops.items()},
+            tdp_w=_share(whole.tdp_w, count),
+            link_gb_s=_share(whole.link_gb_s, count),
+            link_kind=whole.link_kind,
+            arch=whole.arch,
+            source=f"1/{count} of {key}: {whole.source}",
+            confidence=whole.confidence,
+            notes=whole.notes,
+        )
+    return found
 
 
 def part_of(key: str) -> tuple[Device, int] | None:
@@ -106,6 +161,23 @@ def part_of(key: str) -> tuple[Device, int] | None:
         return None
     part, count = _PARTS[key]
     return parts()[f"{key}-{part}"], count
+
+
+def compute_units(key: str) -> int | None:
+    """Return how many SMs (NVIDIA) or CUs (AMD) a device reports; None where the count is in doubt."""
+    if key in _PART_COMPUTE_UNITS:
+        return _PART_COMPUTE_UNITS[key]
+    count = _rows()[key]["compute_units"] if key in _rows() else ""
+    return int(count) if count else None
+
+
+def memory_sizes_gb(device: Device) -> tuple[float, ...]:
+    """Return the sizes that are sold under the device's name; none where the buyer chooses any size."""
+    row = _rows().get(device.key)
+    variants = row["memory_variants_gb"] if row else ""
+    if variants == _ANY_MEMORY or device.memory_gb is None:
+        return ()
+    return tuple(float(size) for size in variants.split(";")) if variants else (device.memory_gb,)
 
 
 def fold(name: str) -> str:
@@ -119,52 +191,44 @@ def nearest_keys(name: str, count: int = 4) -> list[str]:
     from difflib import get_close_matches  # noqa: PLC0415  only needed when a name is wrong
 
     wanted = fold(name).removeprefix("nvidia")
-    holding = [key for key in all_devices() if wanted and wanted in fold(key)]
+    containing = [key for key in all_devices() if wanted and wanted in fold(key)]
     alike = get_close_matches(wanted, _by_any_name(), n=count, cutoff=0.5)
-    return list(dict.fromkeys(holding + [key for match in alike for key in _by_any_name()[match]]))[:count]
+    return list(dict.fromkeys(containing + [key for match in alike for key in _by_any_name()[match]]))[:count]
+
+
+def nearest_hint(name: str) -> str | None:
+    """Return the hint of an error about an unknown name; None when nothing looks like it."""
+    keys = nearest_keys(name)
+    return f"nearest: {', '.join(keys)}" if keys else None
+
+
+@cache
+def _rows() -> dict[str, dict[str, str]]:
+    with open(_TABLE, encoding="utf-8", newline="") as table:  # noqa: PTH123  pathlib costs 4 ms at start
+        return {row["key"]: row for row in csv.DictReader(table)}
 
 
 def _device(row: dict[str, str]) -> Device:
-    mamf = _number(row["mamf_bf16_tflops"])
+    def number(column: str) -> float | None:
+        return float(row[column]) if row[column] else None
+
+    achievable = number("mamf_bf16_tflops")
     return Device(
         key=row["key"],
         name=row["name"],
         vendor=row["vendor"],
         aliases=tuple(alias for alias in row["aliases"].split(";") if alias),
-        memory_gb=_number(row["memory_gb"]),
-        peak_bw_gb_s=_number(row["peak_bw_gb_s"]),
+        memory_gb=number("memory_gb"),
+        peak_bw_gb_s=number("peak_bw_gb_s"),
         peak_tflops={dtype: float(row[column]) for dtype, column in _PEAK_COLUMNS.items() if row[column]},
-        achievable_tflops={} if mamf is None else {"bf16": mamf},
-        tdp_w=_number(row["tdp_w"]),
-        link_gb_s=_number(row["interconnect_gb_s"]),
+        achievable_tflops={} if achievable is None else {"bf16": achievable},
+        tdp_w=number("tdp_w"),
+        link_gb_s=number("interconnect_gb_s"),
         link_kind=row["interconnect_kind"] or None,
         arch=row["arch"] or None,
         source=row["source"],
         confidence=row["confidence"],
         notes=row["notes"].strip(),
-    )
-
-
-def _number(text: str) -> float | None:
-    return float(text) if text else None
-
-
-def _part(whole: Device, part: str, count: int) -> Device:
-    return Device(
-        key=f"{whole.key}-{part}",
-        name=f"{whole.name}, one {part} of {count}",
-        vendor=whole.vendor,
-        memory_gb=_share(whole.memory_gb, count),
-        peak_bw_gb_s=_share(whole.peak_bw_gb_s, count),
-        peak_tflops={dtype: peak / count for dtype, peak in whole.peak_tflops.items()},
-        achievable_tflops={dtype: rate / count for dtype, rate in whole.achievable_tflops.items()},
-        tdp_w=_share(whole.tdp_w, count),
-        link_gb_s=_share(whole.link_gb_s, count),
-        link_kind=whole.link_kind,
-        arch=whole.arch,
-        source=f"1/{count} of {whole.key}: {whole.source}",
-        confidence=whole.confidence,
-        notes=whole.notes,
     )
 
 
@@ -183,9 +247,3 @@ def _by_any_name() -> dict[str, tuple[str, ...]]:
         if name.startswith("nvidia") and name not in SHARED_NAMES:
             names.setdefault(name.removeprefix("nvidia"), keys)
     return names
-
-
-def _advice(name: str) -> str:
-    keys = nearest_keys(name)
-    nearest = f"nearest: {', '.join(keys)}; or " if keys else ""
-    return f"{nearest}{DESCRIBE_BY_HAND}"

@@ -1,4 +1,4 @@
-"""What a run could reach: ceilings in tok/s per device, each with its basis and source."""
+"""What a run could reach (ceilings in tok/s per device, each with its basis and source) and what it used."""
 
 from __future__ import annotations
 
@@ -8,32 +8,26 @@ from msgspec import Struct
 
 from stepgrade.hardware.catalogue import Device
 from stepgrade.hardware.measured import Measurement
-from stepgrade.model.ceiling import Basis, Ceiling, Kind
+from stepgrade.model.ceiling import Basis, Ceiling, Kind, Roof
 from stepgrade.units import BYTES_PER_GB
 
 # Back-solved in the reference from one QLoRA run of a 1.5B model; not a constant of any device.
 REFERENCE_BYTES_PER_TOKEN = 158_000_000.0
 REFERENCE_DEVICES = ("rtx-4060-laptop", "gb10")
 FLOPS_PER_TFLOP = 1e12
+# Data sheets that count sparsity print twice the dense peak.
+SPARSE_FACTOR = 2.0
 
 _SMALLER = {"T": "G", "G": "M"}
 
 
-class Unit(NamedTuple):
-    """A unit of rate: its name, how many base units it is, and the flag that gives it."""
+class _Unit(NamedTuple):
+    """A kind of rate: what it is called, its unit's name, and how many base units that is."""
 
+    kind: Kind
+    what: str
     name: str
     size: float
-    flag: str = ""
-
-
-class Rate(Struct, frozen=True, kw_only=True):
-    """What the hardware does per second (bytes or FLOPs), and who says so."""
-
-    per_s: float
-    shown: str
-    basis: Basis
-    source: str
 
 
 class Figures(Struct, frozen=True, kw_only=True):
@@ -52,41 +46,46 @@ class Figures(Struct, frozen=True, kw_only=True):
             return self.peak_bw_gb_s
         return self.device.peak_bw_gb_s if self.device else None
 
-    def bandwidth(self) -> tuple[Rate, ...]:
+    def bandwidth(self) -> tuple[Roof, ...]:
         """Return the memory's rates in bytes/s: the data sheet's or the user's, then the measured."""
-        unit = Unit("GB/s", BYTES_PER_GB, "--peak-bw")
-        rates = [self._stated(self.bandwidth_gb_s, self.peak_bw_gb_s, unit)]
+        unit = _Unit("memory", "bandwidth", "GB/s", BYTES_PER_GB)
+        rates = self._stated(self.bandwidth_gb_s, self.peak_bw_gb_s, unit)
         if self.measured is not None and self.measured.bandwidth_gb_s is not None:
-            best = self.measured.bandwidth_gb_s.best
-            rates.append(_measured_rate(best, unit, self.measured))
-        return tuple(rate for rate in rates if rate is not None)
+            rates += (_measured_rate(self.measured.bandwidth_gb_s.best, unit, self.measured),)
+        return rates
 
-    def compute(self, dtype: str) -> tuple[Rate, ...]:
+    def compute(self, dtype: str) -> tuple[Roof, ...]:
         """Return the arithmetic rates in FLOP/s for one precision: stated, then achievable, measured."""
-        unit = Unit(f"TFLOP/s {dtype}", FLOPS_PER_TFLOP, "--peak-tflops")
+        unit = _Unit("compute", "peak", f"TFLOP/s {dtype}", FLOPS_PER_TFLOP)
         sheet = self.device.peak_tflops.get(dtype) if self.device else None
-        rates = [self._stated(self.peak_tflops or sheet, self.peak_tflops, unit)]
+        rates = self._stated(self.peak_tflops or sheet, self.peak_tflops, unit)
         achievable = self.device.achievable_tflops.get(dtype) if self.device else None
         if achievable is not None and self.peak_tflops is None:
-            rates.append(_achievable_rate(achievable, unit))
+            source = "the best matmul rate that was measured on such a device"
+            rates += (_rate(achievable, unit, "measured", source),)
         if self.measured is not None and dtype in self.measured.tflops:
-            rates.append(_measured_rate(self.measured.tflops[dtype].best, unit, self.measured))
-        return tuple(rate for rate in rates if rate is not None)
+            rates += (_measured_rate(self.measured.tflops[dtype].best, unit, self.measured),)
+        return rates
 
-    def link(self) -> tuple[Rate, ...]:
+    def link(self) -> tuple[Roof, ...]:
         """Return the link's rate in bytes/s, one direction."""
         sheet = self.device.link_gb_s if self.device else None
-        rate = self._stated(self.link_gb_s or sheet, self.link_gb_s, Unit("GB/s", BYTES_PER_GB, "--link"))
-        return () if rate is None else (rate,)
+        unit = _Unit("link", "link rate", "GB/s", BYTES_PER_GB)
+        return self._stated(self.link_gb_s or sheet, self.link_gb_s, unit)
 
-    def _stated(self, figure: float | None, given: float | None, unit: Unit) -> Rate | None:
+    def ridge_point(self, dtype: str) -> float | None:
+        """Return the FLOPs per byte above which a run is limited by arithmetic; None when not known."""
+        peaks, bandwidths = self.compute(dtype), self.bandwidth()
+        return peaks[0].per_s / bandwidths[0].per_s if peaks and bandwidths else None
+
+    def _stated(self, figure: float | None, given: float | None, unit: _Unit) -> tuple[Roof, ...]:
         if figure is None:
-            return None
+            return ()
         if given is not None or self.device is None:
-            return _rate(figure, unit, "given", f"given with {unit.flag}")
+            return (_rate(figure, unit, "given", f"{unit.what} as given"),)
         if self.device.is_by_hand:
-            return _rate(figure, unit, "given", f"{self.device.name}: {self.device.source}")
-        return _rate(figure, unit, "data_sheet", f"{self.device.name} data sheet: {self.device.source}")
+            return (_rate(figure, unit, "given", f"{self.device.name}: {self.device.source}"),)
+        return (_rate(figure, unit, "data_sheet", f"{self.device.name} data sheet: {self.device.source}"),)
 
 
 class Costs(Struct, frozen=True, kw_only=True):
@@ -102,11 +101,23 @@ class Costs(Struct, frozen=True, kw_only=True):
 
 def ceilings(figures: Figures, costs: Costs, dtype: str) -> tuple[Ceiling, ...]:
     """Return every ceiling in tok/s per device: stated ones first, each group from the lowest up."""
-    limits = (
-        *_ceilings_of("compute", figures.compute(dtype), costs.flops, costs.flops_count),
-        *_ceilings_of("memory", figures.bandwidth(), costs.bytes, costs.bytes_count),
-        *_ceilings_of("link", figures.link(), costs.link_bytes, costs.link_count),
+    kinds = (
+        (figures.compute(dtype), costs.flops, costs.flops_count),
+        (figures.bandwidth(), costs.bytes, costs.bytes_count),
+        (figures.link(), costs.link_bytes, costs.link_count),
     )
+    limits = [
+        Ceiling(
+            kind=rate.kind,
+            tok_s=rate.per_s / cost,
+            basis=rate.basis,
+            source=rate.source,
+            convention=f"{rate.shown} over {count}",
+        )
+        for rates, cost, count in kinds
+        if cost is not None and cost > 0
+        for rate in rates
+    ]
     return tuple(sorted(limits, key=lambda limit: (limit.basis == "measured", limit.tok_s)))
 
 
@@ -131,33 +142,41 @@ def reference_bytes_per_token(device: Device | None) -> float | None:
     return REFERENCE_BYTES_PER_TOKEN if device is not None and device.key in REFERENCE_DEVICES else None
 
 
-def _ceilings_of(kind: Kind, rates: tuple[Rate, ...], cost: float | None, count: str) -> list[Ceiling]:
-    if cost is None or cost <= 0:
-        return []
-    return [
-        Ceiling(
-            kind=kind,
-            tok_s=rate.per_s / cost,
-            basis=rate.basis,
-            source=rate.source,
-            convention=f"{rate.shown} over {count}",
-        )
-        for rate in rates
+def utilisation(tok_s: float, flops_per_token: float, peak_tflops: float, devices: int = 1) -> float:
+    """Return tok/s of the whole run x FLOPs per token over the peak of all its devices, 0 to 1.
+
+    With the model's FLOPs it is the MFU, with the hardware's the HFU.
+    """
+    return tok_s * flops_per_token / (devices * peak_tflops * FLOPS_PER_TFLOP)
+
+
+def why_above_one(share: float, kind: str, *, seq: int | None = None, devices: int = 1) -> tuple[str, ...]:
+    """Return the likely causes of a share above 1 of a ceiling of `kind`, likeliest first."""
+    if share <= 1.0:
+        return ()
+    length = f" of {seq:,}" if seq else ""
+    causes = [
+        f"padding was counted: give the real tokens per step, not batch x the sequence length{length}",
+        "the wrong device was given (a laptop part, another memory size)",
     ]
+    if kind == "compute":
+        causes.append("the wrong precision was given (fp8 has twice the peak of bf16, fp32 far less)")
+        causes.append("the wrong model or method: LoRA needs fewer FLOPs than full training")
+        if share <= SPARSE_FACTOR:
+            causes.append("a sparse peak: the catalogue's are dense, half of what some data sheets print")
+    if devices == 1:
+        causes.append("several devices: the throughput is the whole run's, give the number that shared it")
+    return tuple(causes)
 
 
-def _rate(figure: float, unit: Unit, basis: Basis, source: str) -> Rate:
+def _rate(figure: float, unit: _Unit, basis: Basis, source: str) -> Roof:
     shown = (
         f"{figure:g} {unit.name}"
         if figure >= 1
         else f"{figure * 1000:g} {_SMALLER[unit.name[0]]}{unit.name[1:]}"
     )
-    return Rate(per_s=figure * unit.size, shown=shown, basis=basis, source=source)
+    return Roof(kind=unit.kind, per_s=figure * unit.size, shown=shown, basis=basis, source=source)
 
 
-def _achievable_rate(tflops: float, unit: Unit) -> Rate:
-    return _rate(tflops, unit, "measured", "the best matmul rate that was measured on such a device")
-
-
-def _measured_rate(figure: float, unit: Unit, measured: Measurement) -> Rate:
+def _measured_rate(figure: float, unit: _Unit, measured: Measurement) -> Roof:
     return _rate(figure, unit, "measured", f"measured here on {measured.date[:10]} ({measured.method})")

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stepgrade.errors import UnknownDevice
 from stepgrade.hardware.catalogue import part_of
-from stepgrade.hardware.identify import Sighting, identify
-from stepgrade.model.notes import Result
+from stepgrade.hardware.identify import identify
+from stepgrade.model import DeviceSeen
+from stepgrade.model.notes import NO_FLAGS, Result
 
 # The driver counts one edge of a clock whose memory moves data on both.
 EDGES_PER_CLOCK = 2
@@ -61,17 +62,30 @@ class Detection(Result, frozen=True, kw_only=True):
     processor: Processor
 
 
-def detect() -> Detection:
-    """Ask every driver that can be imported; never raises for one that is absent or broken."""
-    asked = (("nvidia-ml-py", "pynvml", _ask_nvml), ("amdsmi", "amdsmi", _ask_amdsmi))
-    frameworks = (("torch", "torch", _ask_torch), ("jax", "jax", _ask_jax))
-    answers = [_answer(driver, module, ask) for driver, module, ask in (*asked, *frameworks)]
+def detect(flags: Mapping[str, str] = NO_FLAGS) -> Detection:
+    """Ask every driver that can be imported; never raises for one that is absent or broken.
+
+    Why a device is not identified is told with parameters by their names in `flags`.
+    """
+    drivers = (
+        ("nvidia-ml-py", "pynvml", _ask_nvml),
+        ("amdsmi", "amdsmi", _ask_amdsmi),
+        ("torch", "torch", _ask_torch),
+        ("jax", "jax", _ask_jax),
+    )
+    answers = [_answer(driver, module, ask, flags) for driver, module, ask in drivers]
     return Detection(answers=tuple(answers), processor=processor())
 
 
 def processor() -> Processor:
     """Return this machine's processor as the operating system describes it."""
-    return Processor(name=_processor_name(), cores=usable_cores(), memory_bytes=_memory_bytes())
+    name, memory = platform.processor() or platform.machine(), None
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:  # noqa: PTH123  no path to join
+        models = (line for line in lines if line.startswith(("model name", "Model")))
+        name = next((line.partition(":")[2].strip() for line in models), name)
+    with suppress(AttributeError, ValueError, OSError):
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Processor(name=name, cores=usable_cores(), memory_bytes=memory)
 
 
 def usable_cores() -> int:
@@ -80,7 +94,9 @@ def usable_cores() -> int:
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
-def _answer(driver: str, module: str, ask: Callable[[Any], list[FoundDevice]]) -> Answer:
+def _answer(
+    driver: str, module: str, ask: Callable[[Any], list[FoundDevice]], flags: Mapping[str, str]
+) -> Answer:
     try:
         library = import_module(module)
     except ImportError:
@@ -88,160 +104,122 @@ def _answer(driver: str, module: str, ask: Callable[[Any], list[FoundDevice]]) -
     except (OSError, KeyError, AttributeError) as error:
         # amdsmi looks for ROCm's own library while it is imported.
         return Answer(driver=driver, state="absent", detail=_first_line(error))
-    failures = _failures(library)
+    own = (getattr(library, name, None) for name in ("NVMLError", "AmdSmiException"))
+    failures = (RuntimeError, OSError, *(kind for kind in own if kind is not None))
     try:
-        devices = ask(library)
+        reported = ask(library)
     except failures as error:
         return Answer(driver=driver, state="none", detail=f"no device: {_first_line(error)}")
+    devices = [_identified(device, flags) for device in reported]
+    if driver == "jax":
+        devices = [_part_shown(device) for device in devices]
     count = len(devices)
     detail = f"{count} device{'s' if count != 1 else ''}"
     return Answer(driver=driver, state="found" if devices else "none", detail=detail, devices=tuple(devices))
 
 
-def _failures(library: Any) -> tuple[type[BaseException], ...]:
-    own = (getattr(library, name, None) for name in ("NVMLError", "AmdSmiException"))
-    return (RuntimeError, OSError, *(kind for kind in own if kind is not None))
-
-
 def _ask_nvml(nvml: Any) -> list[FoundDevice]:
-    nvml.nvmlInit()
-    try:
-        return [_nvml_device(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
-    finally:
-        nvml.nvmlShutdown()
-
-
-def _nvml_device(nvml: Any, index: int) -> FoundDevice:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-
     def ask(name: str, *arguments: Any) -> Any:
         # Boards with unified memory answer "not supported" to much of this.
         with suppress(nvml.NVMLError, AttributeError):
-            return getattr(nvml, name)(handle, *arguments)
+            return getattr(nvml, name)(*arguments)
         return None
 
-    name = ask("nvmlDeviceGetName") or ""
-    memory = ask("nvmlDeviceGetMemoryInfo")
-    clock = ask("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_MEM)
-    width = ask("nvmlDeviceGetMemoryBusWidth")
-    limit = ask("nvmlDeviceGetEnforcedPowerLimit")
-    mode = ask("nvmlDeviceGetMigMode")
-    seen = Sighting(name=_text(name), memory_bytes=getattr(memory, "total", None))
-    bandwidth = EDGES_PER_CLOCK * clock * 1e6 * width / 8 / 1e9 if clock and width else None
-    notes = ("MIG is on: a slice has its share of every figure",) if mode and mode[0] else ()
-    return _identified(index, seen, bandwidth, limit / 1000 if limit else None, notes)
+    nvml.nvmlInit()
+    try:
+        found = []
+        for index in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            memory = ask("nvmlDeviceGetMemoryInfo", handle)
+            clock = ask("nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_MEM)
+            limit = ask("nvmlDeviceGetEnforcedPowerLimit", handle)
+            mode = ask("nvmlDeviceGetMigMode", handle)
+            device = FoundDevice(
+                index=index,
+                name=_text(ask("nvmlDeviceGetName", handle) or ""),
+                memory_bytes=getattr(memory, "total", None),
+                driver_bw_gb_s=_bandwidth(clock, 1e6, ask("nvmlDeviceGetMemoryBusWidth", handle)),
+                power_limit_w=limit / 1000 if limit else None,
+                notes=("MIG is on: a slice has its share of every figure",) if mode and mode[0] else (),
+            )
+            found.append(device)
+        return found
+    finally:
+        nvml.nvmlShutdown()
 
 
 def _ask_amdsmi(smi: Any) -> list[FoundDevice]:
     smi.amdsmi_init()
     try:
-        return [_amdsmi_device(smi, *pair) for pair in enumerate(smi.amdsmi_get_processor_handles())]
+        found = []
+        for index, handle in enumerate(smi.amdsmi_get_processor_handles()):
+            asic, vram = smi.amdsmi_get_gpu_asic_info(handle), smi.amdsmi_get_gpu_vram_info(handle)
+            megabytes, units = vram.get("vram_size"), asic.get("num_compute_units")
+            bandwidth = vram.get("vram_max_bandwidth")
+            device = FoundDevice(
+                index=index,
+                name=_text(asic.get("market_name") or ""),
+                memory_bytes=int(megabytes) * 2**20 if isinstance(megabytes, int) else None,
+                compute_units=units if isinstance(units, int) and not isinstance(units, bool) else None,
+                arch=_text(asic.get("target_graphics_version") or "") or None,
+                driver_bw_gb_s=float(bandwidth) if isinstance(bandwidth, (int, float)) else None,
+            )
+            found.append(device)
+        return found
     finally:
         smi.amdsmi_shut_down()
 
 
-def _amdsmi_device(smi: Any, index: int, handle: Any) -> FoundDevice:
-    asic, vram = smi.amdsmi_get_gpu_asic_info(handle), smi.amdsmi_get_gpu_vram_info(handle)
-    megabytes = vram.get("vram_size")
-    seen = Sighting(
-        name=_text(asic.get("market_name") or ""),
-        memory_bytes=int(megabytes) * 2**20 if isinstance(megabytes, int) else None,
-        compute_units=_whole(asic.get("num_compute_units")),
-        arch=_text(asic.get("target_graphics_version") or "") or None,
-    )
-    bandwidth = vram.get("vram_max_bandwidth")
-    return _identified(index, seen, float(bandwidth) if isinstance(bandwidth, (int, float)) else None)
-
-
 def _ask_torch(torch: Any) -> list[FoundDevice]:
     found = []
-    if torch.cuda.is_available():
-        found = [_torch_device(torch, index) for index in range(torch.cuda.device_count())]
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        known = torch.cuda.get_device_properties(index)
+        clock_khz, width = getattr(known, "memory_clock_rate", None), getattr(known, "memory_bus_width", None)
+        device = FoundDevice(
+            index=index,
+            name=known.name,
+            memory_bytes=known.total_memory,
+            compute_units=known.multi_processor_count,
+            arch=getattr(known, "gcnArchName", None) or f"sm_{known.major}{known.minor}",
+            driver_bw_gb_s=_bandwidth(clock_khz, 1e3, width),
+        )
+        found.append(device)
     return found
 
 
-def _torch_device(torch: Any, index: int) -> FoundDevice:
-    known = torch.cuda.get_device_properties(index)
-    clock_khz, width = getattr(known, "memory_clock_rate", None), getattr(known, "memory_bus_width", None)
-    seen = Sighting(
-        name=known.name,
-        memory_bytes=known.total_memory,
-        compute_units=known.multi_processor_count,
-        arch=getattr(known, "gcnArchName", None) or f"sm_{known.major}{known.minor}",
-    )
-    bandwidth = EDGES_PER_CLOCK * clock_khz * 1e3 * width / 8 / 1e9 if clock_khz and width else None
-    return _identified(index, seen, bandwidth)
-
-
 def _ask_jax(jax: Any) -> list[FoundDevice]:
-    devices = [device for device in jax.devices() if device.platform != "cpu"]
-    return [_jax_device(index, device.device_kind) for index, device in enumerate(devices)]
+    kinds = [device.device_kind for device in jax.devices() if device.platform != "cpu"]
+    return [FoundDevice(index=index, name=kind) for index, kind in enumerate(kinds)]
 
 
-def _jax_device(index: int, kind: str) -> FoundDevice:
-    found = _identified(index, Sighting(name=kind))
-    split = part_of(found.key) if found.key else None
-    if split is None:
-        return found
-    part, count = split
-    return FoundDevice(index=index, name=kind, key=part.key, notes=(f"one of {count} in a chip",))
-
-
-def _identified(
-    index: int,
-    seen: Sighting,
-    bandwidth: float | None = None,
-    power_w: float | None = None,
-    notes: tuple[str, ...] = (),
-) -> FoundDevice:
-    key, problem = None, None
+def _identified(found: FoundDevice, flags: Mapping[str, str]) -> FoundDevice:
+    """Return the device with its key in the catalogue, or with why it has none."""
+    seen = DeviceSeen(name=found.name, memory_bytes=found.memory_bytes, sm_count=found.compute_units)
     try:
-        device = identify(seen)
+        device = identify(seen, found.arch)
     except UnknownDevice as error:
-        problem = str(error)
-    else:
-        key = device.key
-        notes += _gap(bandwidth, device.peak_bw_gb_s)
-    return FoundDevice(
-        index=index,
-        name=seen.name,
-        memory_bytes=seen.memory_bytes,
-        compute_units=seen.compute_units,
-        arch=seen.arch,
-        key=key,
-        problem=problem,
-        driver_bw_gb_s=bandwidth,
-        power_limit_w=power_w,
-        notes=notes,
-    )
+        return structs.replace(found, problem=error.text(flags))
+    notes, driver, sheet = found.notes, found.driver_bw_gb_s, device.peak_bw_gb_s
+    if driver is not None and sheet is not None and abs(driver / sheet - 1) > NOTABLE_GAP:
+        clock = f"the driver's clock and bus make {driver:,.0f} GB/s"
+        notes += (f"{clock}, the catalogue says {sheet:,.0f} GB/s",)
+    return structs.replace(found, key=device.key, notes=notes)
 
 
-def _gap(driver: float | None, sheet: float | None) -> tuple[str, ...]:
-    if driver is None or sheet is None or abs(driver / sheet - 1) <= NOTABLE_GAP:
-        return ()
-    return (f"the driver's clock and bus make {driver:,.0f} GB/s, the catalogue says {sheet:,.0f} GB/s",)
+def _part_shown(device: FoundDevice) -> FoundDevice:
+    """Return the part of a chip that JAX shows as a device, where the chip has several."""
+    split = part_of(device.key) if device.key else None
+    if split is None:
+        return device
+    return structs.replace(device, key=split[0].key, notes=(f"one of {split[1]} in a chip",))
 
 
-def _processor_name() -> str:
-    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:  # noqa: PTH123  no path to join
-        for line in lines:
-            if line.startswith(("model name", "Model")):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _memory_bytes() -> int | None:
-    with suppress(AttributeError, ValueError, OSError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return None
+def _bandwidth(clock: float | None, hertz: float, width_bits: int | None) -> float | None:
+    return EDGES_PER_CLOCK * clock * hertz * width_bits / 8 / 1e9 if clock and width_bits else None
 
 
 def _text(name: str | bytes) -> str:
     return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _first_line(error: BaseException) -> str:

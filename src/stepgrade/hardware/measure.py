@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from importlib import import_module
-from statistics import median
 from typing import Any
 
 from stepgrade.errors import NotMeasured, UnknownDevice
 from stepgrade.hardware.detect import processor, usable_cores
-from stepgrade.hardware.identify import Sighting, identify
+from stepgrade.hardware.identify import identify
 from stepgrade.hardware.measured import Measurement, Rate, keep_measured
 from stepgrade.hardware.setup import CPU_KEY
+from stepgrade.model import DeviceSeen
 from stepgrade.model.notes import Result
+from stepgrade.statistics import median
 
 # Every array far larger than any last-level cache that two of them could share.
 CPU_ARRAY_BYTES = 256 * 2**20
@@ -46,7 +47,11 @@ def measure_processor(
     progress: Progress, *, array_bytes: int = CPU_ARRAY_BYTES, runs: int = RUNS
 ) -> Measurement:
     """Measure this processor with numpy: the best of copy, scale and add, and fp32 and fp64 matmul."""
-    numpy = _needed("numpy", "install numpy to measure the processor")
+    try:
+        numpy = import_module("numpy")
+    except ImportError as error:
+        hint = "install numpy to measure the processor"
+        raise NotMeasured("numpy is not installed", hint=hint) from error
     rates = {}
     for name, kernel, moved_bytes in _stream_kernels(numpy, array_bytes):
         progress(f"memory, {name}")
@@ -78,10 +83,16 @@ def measure_gpu(progress: Progress, *, runs: int = RUNS) -> Measurement | None:
     tflops = {}
     for dtype, kind in (("bf16", torch.bfloat16), ("fp16", torch.float16), ("fp32", torch.float32)):
         progress(f"GPU matmul, {dtype}")
-        tflops[dtype] = max((_torch_matmul(torch, kind, size, runs) for size in GPU_MATMUL_SIZES), key=_best)
+        rates = (_torch_matmul(torch, kind, size, runs) for size in GPU_MATMUL_SIZES)
+        tflops[dtype] = max(rates, key=lambda rate: rate.best)
     known = torch.cuda.get_device_properties(0)
+    seen = DeviceSeen(name=known.name, memory_bytes=known.total_memory, sm_count=known.multi_processor_count)
+    try:
+        key = identify(seen).key
+    except UnknownDevice:
+        key = str(known.name)
     return Measurement(
-        key=_gpu_key(known),
+        key=key,
         name=known.name,
         date=_now(),
         method=f"torch {torch.__version__}",
@@ -153,27 +164,6 @@ def _rate(kernel: Kernel, work: float, runs: int) -> Rate:
         rates.append(work / (time.perf_counter() - start))
     middle = median(rates)
     return Rate(best=max(rates), median=middle, spread_share=(max(rates) - min(rates)) / middle, runs=runs)
-
-
-def _best(rate: Rate) -> float:
-    return rate.best
-
-
-def _gpu_key(known: Any) -> str:
-    seen = Sighting(
-        name=known.name, memory_bytes=known.total_memory, compute_units=known.multi_processor_count
-    )
-    try:
-        return identify(seen).key
-    except UnknownDevice:
-        return str(known.name)
-
-
-def _needed(module: str, hint: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise NotMeasured(f"{module} is not installed", hint=hint) from error
 
 
 def _now() -> str:

@@ -42,9 +42,8 @@ class _Kept(Struct, frozen=True, kw_only=True):
 
 def state_path() -> str:
     """Return where measurements are kept: $STEPGRADE_STATE, else the XDG state folder."""
-    told = os.environ.get(STATE_VARIABLE)
-    if told:
-        return told
+    if os.environ.get(STATE_VARIABLE):
+        return os.environ[STATE_VARIABLE]
     base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")  # noqa: PTH111, PTH118  pathlib costs 4 ms at start
     return os.path.join(base, "stepgrade", "measured.json")  # noqa: PTH118  as above
 
@@ -54,12 +53,17 @@ def load_measured(path: str | None = None) -> list[Measurement]:
     place = path or state_path()
     try:
         with open(place, "rb") as file:  # noqa: PTH123  as above
-            raw = file.read(_MOST_BYTES + 1)
+            kept = msgspec.json.decode(file.read(_MOST_BYTES + 1), type=_Kept)
     except FileNotFoundError:
         return []
     except OSError as error:
         raise BadInput(f"cannot be read: {error.strerror}", where=place) from error
-    return sorted(_decoded(raw, place).measured, key=lambda kept: kept.date, reverse=True)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        hint = "remove the file, then measure again"
+        raise BadInput(f"not a file of measurements: {error}", where=place, hint=hint) from error
+    if kept.schema_version > SCHEMA_VERSION:
+        raise BadInput("written by a newer stepgrade", where=place, hint="upgrade stepgrade")
+    return sorted(kept.measured, key=lambda measurement: measurement.date, reverse=True)
 
 
 def measured_for(key: str, path: str | None = None) -> Measurement | None:
@@ -78,14 +82,3 @@ def keep_measured(measurement: Measurement, path: str | None = None) -> str:
     except OSError as error:
         raise BadInput(f"cannot be written: {error.strerror}", where=place) from error
     return place
-
-
-def _decoded(raw: bytes, place: str) -> _Kept:
-    hint = "measure again with `stepgrade devices --measure` after removing the file"
-    try:
-        kept = msgspec.json.decode(raw, type=_Kept)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise BadInput(f"not a file of measurements: {error}", where=place, hint=hint) from error
-    if kept.schema_version > SCHEMA_VERSION:
-        raise BadInput("written by a newer stepgrade", where=place, hint="upgrade stepgrade")
-    return kept

@@ -1,25 +1,34 @@
-"""What the user says about hardware and model, put together once for `score` and `estimate`."""
+"""What the user says about hardware and model, and the target that a run is compared with."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from stepgrade.errors import BadInput, BadOption
-from stepgrade.hardware.catalogue import Device, find_device
-from stepgrade.hardware.ceilings import Costs, Figures
+from stepgrade.errors import BadInput, BadOption, UnknownDevice
+from stepgrade.hardware.catalogue import Device, find_device, part_of
+from stepgrade.hardware.ceilings import (
+    FLOPS_PER_TFLOP,
+    Costs,
+    Figures,
+    ceilings,
+    lowest,
+    reference_bytes_per_token,
+    utilisation,
+)
 from stepgrade.hardware.cost.plan import Plan
 from stepgrade.hardware.measured import Measurement, measured_for
-from stepgrade.hardware.target import DEFAULT_DTYPE, Target
-from stepgrade.model.notes import Note
+from stepgrade.model.ceiling import Ceiling
+from stepgrade.model.notes import Note, Result
 from stepgrade.units import show_si
 
 if TYPE_CHECKING:
-    from stepgrade.hardware.estimate import ModelCosts
+    from stepgrade.hardware.cost.model_costs import ModelCosts
 
 CPU_KEY = "cpu"
+DEFAULT_DTYPE = "bf16"
 
 
 class Setup(Struct, frozen=True, kw_only=True):
@@ -40,33 +49,151 @@ class Setup(Struct, frozen=True, kw_only=True):
     state: str | None = None
 
     def __post_init__(self) -> None:
-        for option, value in self._given().items():
-            if value is not None and not (math.isfinite(value) and value > 0.0):
-                raise BadOption(f"must be a finite number above 0, not {value:g}", where=option)
-        if self.device is not None and self.device_file is not None:
-            raise BadOption("--device and --device-file both name the device", hint="give one of them")
-        if self.model is not None and self.plan is None:
-            raise BadOption("--model needs the run's shape", hint="give --batch N and --seq N")
-
-    def _given(self) -> dict[str, float | None]:
-        return {
-            "--peak-bw": self.peak_bw_gb_s,
-            "--peak-tflops": self.peak_tflops,
-            "--link": self.link_gb_s,
-            "--bytes-per-token": self.bytes_per_token,
-            "--flops-per-token": self.flops_per_token,
+        figures = {
+            "peak_bw_gb_s": self.peak_bw_gb_s,
+            "peak_tflops": self.peak_tflops,
+            "link_gb_s": self.link_gb_s,
+            "bytes_per_token": self.bytes_per_token,
+            "flops_per_token": self.flops_per_token,
         }
+        for field, value in figures.items():
+            if value is not None and not (math.isfinite(value) and value > 0.0):
+                raise BadOption(f"must be a finite number above 0, not {value:g}", field=field)
+        if self.device is not None and self.device_file is not None:
+            raise BadOption("the device is named twice", supply="{device} or {device_file}, not both")
+        if self.model is not None and self.plan is None:
+            raise BadOption("needs the shape of the run", field="model", supply="{batch} and {seq}")
+
+
+class Target(Struct, frozen=True, kw_only=True):
+    """Hardware and costs; `devices` share the throughput, `palm_flops` is PaLM's count beside ours."""
+
+    figures: Figures = Figures()
+    costs: Costs = Costs()
+    dtype: str = DEFAULT_DTYPE
+    devices: int = 1
+    seq: int | None = None
+    batch: int | None = None
+    model: str | None = None  # what it is, in a few words
+    model_flops: float | None = None
+    palm_flops: float | None = None
+    convention: str | None = None
+    notes: tuple[Note, ...] = ()
+    device_basis: str | None = None  # how the device is known, when the user did not name it
+
+    @property
+    def device(self) -> Device | None:
+        """Return the device of the catalogue, or None when it is only described."""
+        return self.figures.device
+
+    @property
+    def ceilings(self) -> tuple[Ceiling, ...]:
+        """Return every ceiling, in tok/s per device, the one that counts first."""
+        return ceilings(self.figures, self._all_costs, self.dtype)
+
+    @property
+    def roof(self) -> Ceiling | None:
+        """Return the ceiling that counts."""
+        return lowest(self.ceilings)
+
+    @property
+    def traffic_bytes(self) -> float | None:
+        """Return the bytes per token; the reference's constant for its own two devices if nothing else."""
+        return self._all_costs.bytes
+
+    @property
+    def uses_reference_traffic(self) -> bool:
+        """Tell whether the bytes per token are the reference's constant."""
+        return self.costs.bytes is None and self.traffic_bytes is not None
+
+    def mfu(self, tok_s_per_device: float) -> float | None:
+        """Return the share of the stated peak that the model's FLOPs make up."""
+        return self._share(tok_s_per_device, self.model_flops)
+
+    def hfu(self, tok_s_per_device: float) -> float | None:
+        """Return the same with what is computed twice."""
+        return self._share(tok_s_per_device, self.costs.flops)
+
+    def mfu_palm(self, tok_s_per_device: float) -> float | None:
+        """Return the MFU by PaLM's count."""
+        return self._share(tok_s_per_device, self.palm_flops)
+
+    def _share(self, tok_s: float, flops: float | None) -> float | None:
+        stated = [rate for rate in self.figures.compute(self.dtype) if rate.basis != "measured"]
+        if flops is None or not stated:
+            return None
+        return utilisation(tok_s, flops, stated[0].per_s / FLOPS_PER_TFLOP)
+
+    @property
+    def _all_costs(self) -> Costs:
+        constant = reference_bytes_per_token(self.device)
+        # A model's own costs make the constant needless, even where only its FLOPs are known.
+        if self.costs.bytes is not None or self.costs.flops is not None or constant is None:
+            return self.costs
+        return Costs(
+            bytes=constant, bytes_count=f"{constant / 1e6:g} MB per token (the reference's constant)"
+        )
+
+
+class DeviceFacts(Result, frozen=True, kw_only=True):
+    """Everything known of one device; ridge points are FLOPs per byte by precision."""
+
+    device: Device
+    ridge_flops_per_byte: dict[str, float]
+    part_key: str | None = None
+    part_count: int | None = None
+    measured: Measurement | None = None
+
+
+def target_of(setup: Setup) -> Target:
+    """Return what the run is compared with, from all that the user said."""
+    figures = figures_of(setup)
+    if setup.model is not None and setup.plan is not None:
+        target = planned_target(figures, costs_of(setup), setup.plan)
+    else:
+        target = Target(figures=figures, dtype=setup.dtype, devices=setup.devices)
+    costs = target.costs
+    if setup.bytes_per_token is not None:
+        count = f"{show_si(setup.bytes_per_token, 'B')} per token (given)"
+        costs = structs.replace(costs, bytes=setup.bytes_per_token, bytes_count=count)
+    if setup.flops_per_token is None:
+        return structs.replace(target, costs=costs)
+    count = f"{show_si(setup.flops_per_token, 'FLOP')} per token (given)"
+    costs = structs.replace(costs, flops=setup.flops_per_token, flops_count=count)
+    return structs.replace(target, costs=costs, model_flops=setup.flops_per_token, convention="given")
+
+
+def planned_target(figures: Figures, costs: ModelCosts, plan: Plan) -> Target:
+    """Return the target of a model trained by `plan`."""
+    return Target(
+        figures=figures,
+        costs=costs.per_token,
+        dtype=plan.dtype,
+        devices=plan.parallel.devices,
+        seq=plan.seq,
+        batch=plan.batch,
+        model=f"{costs.architecture}, {costs.parameters:,} parameters",
+        model_flops=costs.flops.model,
+        palm_flops=costs.flops_palm.model,
+        convention=costs.flops.convention,
+        notes=tuple(Note("model_costs", text) for text in costs.notes),
+    )
 
 
 def figures_of(setup: Setup) -> Figures:
     """Return what is known of the hardware; raise UnknownDevice with the nearest names."""
-    device = chosen_device(setup)
+    device, measured = chosen_device(setup), None
+    if device is not None:
+        try:
+            measured = measured_for(device.key, setup.state)
+        except BadInput:
+            measured = None  # what was measured never decides a grade: a broken file does not prevent one
     return Figures(
         device=device,
         peak_bw_gb_s=setup.peak_bw_gb_s,
         peak_tflops=setup.peak_tflops,
         link_gb_s=setup.link_gb_s,
-        measured=_measured_beside(device, setup.state) if device is not None else None,
+        measured=measured,
     )
 
 
@@ -76,86 +203,38 @@ def chosen_device(setup: Setup) -> Device | None:
         from stepgrade.hardware.device_file import read_device  # noqa: PLC0415  rarely needed
 
         return read_device(setup.device_file)
-    if setup.device == CPU_KEY:
-        return _measured_cpu(measured_for(CPU_KEY, setup.state))
-    return find_device(setup.device) if setup.device is not None else None
-
-
-def target_of(setup: Setup) -> Target:
-    """Return what the run is compared with, from all that the user said."""
-    figures = figures_of(setup)
-    if setup.model is None or setup.plan is None:
-        return _given_expectation(setup, figures)
-    costs = costs_of(setup)
-    return Target(
-        figures=figures,
-        costs=_overridden(setup, costs.per_token),
-        dtype=setup.plan.dtype,
-        devices=setup.plan.parallel.devices,
-        seq=setup.plan.seq,
-        batch=setup.plan.batch,
-        model=f"{costs.architecture}, {costs.parameters:,} parameters",
-        model_flops=setup.flops_per_token or costs.flops.model,
-        palm_flops=costs.flops_palm.model,
-        convention="given" if setup.flops_per_token else costs.flops.convention,
-        notes=tuple(Note("model_costs", text) for text in costs.notes),
-    )
+    if setup.device != CPU_KEY:
+        return find_device(setup.device) if setup.device is not None else None
+    measured = measured_for(CPU_KEY, setup.state)
+    if measured is None:
+        problem = "this machine's processor has not been measured"
+        raise BadOption(problem, field="device", supply="the result of {measure_here}")
+    return Device(key=CPU_KEY, name=measured.name, source=f"measured here on {measured.date[:10]}")
 
 
 def costs_of(setup: Setup) -> ModelCosts:
     """Return what one token of the run costs; raise BadInput at the config's field."""
-    from stepgrade.hardware.cost.conventions import find_convention  # noqa: PLC0415  only with --model
-    from stepgrade.hardware.estimate import model_costs  # noqa: PLC0415  as above
-    from stepgrade.hardware.models.config import read_model  # noqa: PLC0415  as above
+    from stepgrade.hardware.cost.conventions import find_convention  # noqa: PLC0415  only with a model
+    from stepgrade.hardware.cost.model_costs import model_costs  # noqa: PLC0415  as above
+    from stepgrade.hardware.models.hf_config import read_model  # noqa: PLC0415  as above
 
     if setup.model is None or setup.plan is None:
-        raise BadOption("the costs of a run come from its model", hint="give --model CONFIG_JSON")
+        raise BadOption("the costs of a run come from its model", supply="{model} with {batch} and {seq}")
     convention = find_convention(setup.convention) if setup.convention is not None else None
     return model_costs(read_model(setup.model), setup.plan, convention)
 
 
-def _measured_beside(device: Device, state: str | None) -> Measurement | None:
-    """Return what was measured on the device; a broken file is no reason not to grade, it never counts."""
-    try:
-        return measured_for(device.key, state)
-    except BadInput:
-        return None
-
-
-def _given_expectation(setup: Setup, figures: Figures) -> Target:
-    return Target(
-        figures=figures,
-        costs=_overridden(setup, Costs()),
-        dtype=setup.dtype,
-        devices=setup.devices,
-        model_flops=setup.flops_per_token,
-        convention="given" if setup.flops_per_token else None,
+def device_facts(name: str, state: str | None = None) -> DeviceFacts:
+    """Return what is known of the device with that name; raise UnknownDevice with the nearest."""
+    device = chosen_device(Setup(device=name, state=state))
+    if device is None:
+        raise UnknownDevice("a device needs a name")
+    figures, split = Figures(device=device), part_of(device.key)
+    ridges = {dtype: figures.ridge_point(dtype) for dtype in device.peak_tflops}
+    return DeviceFacts(
+        device=device,
+        ridge_flops_per_byte={dtype: ridge for dtype, ridge in ridges.items() if ridge is not None},
+        part_key=split[0].key if split else None,
+        part_count=split[1] if split else None,
+        measured=measured_for(device.key, state),
     )
-
-
-def _overridden(setup: Setup, costs: Costs) -> Costs:
-    """Return the costs with what the user gave in place of what the model says."""
-    flops, count = costs.flops, costs.flops_count
-    if setup.flops_per_token is not None:
-        flops, count = setup.flops_per_token, f"{show_si(setup.flops_per_token, 'FLOP')} per token (given)"
-    moved, moved_count = costs.bytes, costs.bytes_count
-    if setup.bytes_per_token is not None:
-        moved, moved_count = setup.bytes_per_token, f"{show_si(setup.bytes_per_token, 'B')} per token (given)"
-    return Costs(
-        flops=flops,
-        flops_count=count,
-        bytes=moved,
-        bytes_count=moved_count,
-        link_bytes=costs.link_bytes,
-        link_count=costs.link_count,
-    )
-
-
-def _measured_cpu(measured: Measurement | None) -> Device:
-    if measured is None:
-        raise BadOption(
-            "this machine's processor has not been measured",
-            where="--device cpu",
-            hint="run stepgrade devices --measure",
-        )
-    return Device(key=CPU_KEY, name=measured.name, source=f"measured here on {measured.date[:10]}")

@@ -21,9 +21,9 @@ class Ceiling(Struct, frozen=True, kw_only=True):
 
 
 class Roof(Struct, frozen=True, kw_only=True):
-    """What the device does per second at most: FLOPs (compute) or bytes (memory), and who says so."""
+    """What the device does per second at most: FLOPs (compute) or bytes (memory, link), and who says so."""
 
-    kind: Literal["compute", "memory"]
+    kind: Kind
     per_s: float
     shown: str
     basis: Basis

@@ -59,6 +59,7 @@ class Recorded(Struct, frozen=True):
     config: dict[str, Any] = {}
     loss: dict[str, float] | None = None
     notes: list[str] = []
+    notes_coded: list[Note] = []
 
 
 class _Document(Struct, frozen=True):
@@ -119,7 +120,7 @@ def _profile(document: _Document, name: str) -> Profile:
         recorded=circumstances_of(recorded),
         contents=contents_of(recorded),
         notes=(
-            *(Note("recorder", text) for text in recorded.notes),
+            *(recorded.notes_coded or (Note("recorder", text) for text in recorded.notes)),
             *((Note("no_steps", "the profile says it holds 0 steps"),) if steps == 0 else ()),
         ),
     )

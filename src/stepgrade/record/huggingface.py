@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from stepgrade.hardware.setup import Setup
 from stepgrade.record.loggers import metrics_of
 from stepgrade.record.recorder import Recorder
 
@@ -13,13 +14,13 @@ from stepgrade.record.recorder import Recorder
 class StepgradeCallback(TrainerCallback):
     """Records the training and writes the step profile at its end; options are those of `Recorder`.
 
-    `setup` names the hardware to grade against, as in `Recorder.score`; the numbers go into the
+    `setup` names the hardware to grade against, as in `stepgrade.score`; the numbers go into the
     trainer's log history too, and so to whatever it reports to.
     """
 
-    def __init__(self, *, setup: dict[str, Any] | None = None, **options: Any) -> None:
+    def __init__(self, *, setup: Setup | None = None, **options: Any) -> None:
         self.recorder: Recorder | None = None
-        self._setup = setup or {}
+        self._setup = setup
         self._options = options
 
     def on_train_begin(self, args: Any, _state: Any, _control: Any, **parts: Any) -> None:
@@ -56,6 +57,5 @@ class StepgradeCallback(TrainerCallback):
             return
         self.recorder.close()
         if self.recorder.has_profile:
-            state.log_history.append(
-                metrics_of(self.recorder.score(**self._setup)) | {"step": state.global_step}
-            )
+            numbers = metrics_of(self.recorder.score(setup=self._setup))
+            state.log_history.append(numbers | {"step": state.global_step})

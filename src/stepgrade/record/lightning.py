@@ -6,6 +6,7 @@ from typing import Any
 
 from lightning.pytorch import Callback
 
+from stepgrade.hardware.setup import Setup
 from stepgrade.record.loggers import metrics_of
 from stepgrade.record.recorder import Recorder
 
@@ -13,13 +14,13 @@ from stepgrade.record.recorder import Recorder
 class StepgradeCallback(Callback):
     """Records `fit` and writes the step profile at its end; options are those of `Recorder`.
 
-    `setup` names the hardware to grade against, as in `Recorder.score`; the numbers also go to the
+    `setup` names the hardware to grade against, as in `stepgrade.score`; the numbers also go to the
     trainer's loggers.
     """
 
-    def __init__(self, *, setup: dict[str, Any] | None = None, **options: Any) -> None:
+    def __init__(self, *, setup: Setup | None = None, **options: Any) -> None:
         self.recorder: Recorder | None = None
-        self._setup = setup or {}
+        self._setup = setup
         self._options = options
         self._global_step = 0
 
@@ -50,7 +51,7 @@ class StepgradeCallback(Callback):
         """Write the profile, and give its numbers to the loggers."""
         self._close()
         if self.recorder is not None and self.recorder.has_profile:
-            numbers = metrics_of(self.recorder.score(**self._setup))
+            numbers = metrics_of(self.recorder.score(setup=self._setup))
             for logger in trainer.loggers:
                 logger.log_metrics(numbers, step=trainer.global_step)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stepgrade.hardware.answers import DeviceFacts, DeviceTable
+from stepgrade.hardware.catalogue import DeviceTable
 from stepgrade.hardware.detect import Detection
 from stepgrade.hardware.estimate import Estimate
 from stepgrade.hardware.measure import Measured
 from stepgrade.hardware.measured import Measurement
-from stepgrade.model.notes import Result
+from stepgrade.hardware.setup import DeviceFacts
+from stepgrade.model.notes import Result, texts_of
 from stepgrade.report.names import markdown as escaped
 from stepgrade.units import show_figure, show_rate, show_share, show_si
 
@@ -104,4 +105,4 @@ def _estimate(estimate: Estimate) -> list[str]:
         rows += [("of the ceiling", show_share(found.efficiency))]
     lines = ["## Estimate", "", *table(("Ceiling", "Per device", "Basis", "From"), ceilings)]
     lines += ["", *table(("What", "Value"), rows)]
-    return lines + [f"- {escaped(note, 1000)}" for note in estimate.notes]
+    return lines + [f"- {escaped(note, 1000)}" for note in texts_of(estimate.notes)]

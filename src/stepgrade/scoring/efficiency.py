@@ -9,7 +9,7 @@ from msgspec import Struct
 from stepgrade.contract import Grade
 from stepgrade.errors import BadOption
 from stepgrade.hardware import Ceiling, Target, lowest
-from stepgrade.hardware.efficiency import why_above_one
+from stepgrade.hardware.ceilings import why_above_one
 from stepgrade.model import Note, Profile
 from stepgrade.model.scorecard import UNGRADED, Arithmetic, Throughput
 from stepgrade.scoring.step_times import RunTimes

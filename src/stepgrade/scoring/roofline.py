@@ -35,19 +35,7 @@ class Roofline(Struct, frozen=True, kw_only=True):
 
 def roofs_of(target: Target) -> tuple[Roof, ...]:
     """Return the device's arithmetic and memory rates: stated ones, then achievable and measured ones."""
-    figures = target.figures
-    rates = [("compute", rate) for rate in figures.compute(target.dtype)]
-    rates += [("memory", rate) for rate in figures.bandwidth()]
-    return tuple(
-        Roof(
-            kind="compute" if kind == "compute" else "memory",
-            per_s=rate.per_s,
-            shown=rate.shown,
-            basis=rate.basis,
-            source=rate.source,
-        )
-        for kind, rate in rates
-    )
+    return (*target.figures.compute(target.dtype), *target.figures.bandwidth())
 
 
 def roofline_of(card: Scorecard) -> Roofline | None:

@@ -6,9 +6,8 @@ import msgspec
 
 from stepgrade.errors import UnknownDevice
 from stepgrade.hardware.ceilings import Costs
-from stepgrade.hardware.identify import Sighting, identify
-from stepgrade.hardware.setup import Setup, target_of
-from stepgrade.hardware.target import DEFAULT_DTYPE, Target
+from stepgrade.hardware.identify import identify
+from stepgrade.hardware.setup import DEFAULT_DTYPE, Setup, Target, target_of
 from stepgrade.model import Note, Profile
 from stepgrade.units import show_si
 
@@ -38,11 +37,11 @@ def _device_seen(profile: Profile, setup: Setup) -> tuple[str | None, tuple[Note
     seen = profile.device
     if seen is None or seen.name is None or any(word is not None for word in named):
         return None, ()
-    sighting = Sighting(name=seen.name, memory_bytes=seen.memory_bytes, compute_units=seen.sm_count)
     try:
-        return identify(sighting).key, ()
+        return identify(seen).key, ()
     except UnknownDevice as error:
-        return None, (Note("device_unknown", str(error)),)
+        text = f"{error.problem} ({error.hint})" if error.hint else error.problem
+        return None, (Note("device_unknown", text, supply=error.supply or ""),)
 
 
 def _costs_seen(profile: Profile, setup: Setup, costs: Costs) -> Costs:

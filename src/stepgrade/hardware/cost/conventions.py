@@ -124,7 +124,6 @@ def find_convention(name: str) -> Convention:
     """Return the convention of that name; raise BadOption with all names."""
     convention = CONVENTIONS.get(name.casefold())
     if convention is None:
-        raise BadOption(
-            f"no convention called {name!r}", where="--convention", hint=f"known: {', '.join(CONVENTIONS)}"
-        )
+        known = f"known: {', '.join(CONVENTIONS)}"
+        raise BadOption(f"no convention called {name!r}", field="convention", hint=known)
     return convention

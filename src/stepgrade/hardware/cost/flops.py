@@ -65,12 +65,29 @@ def count(shape: ModelShape, plan: Plan) -> Counts:
 
 def flops_per_token(counts: Counts, plan: Plan, convention: Convention) -> Flops:
     """Return a token's FLOPs by `convention`, forward and backward."""
-    weights, attention = _weights(counts, convention), _attention(counts, plan, convention)
-    model = _trained(counts, plan, convention, weights, attention)
+    weights = {
+        "matmul": counts.matmul,
+        "all": counts.active,
+        "without_lookup": counts.active - counts.lookup,
+        "without_positions": counts.active - counts.positions,
+    }[convention.weights]
+    attention = _attention(counts, plan, convention)
+    if not plan.is_frozen:
+        model = 6 * weights + attention
+    elif convention.frozen == "scaled":
+        model = (2 + counts.adapters / (counts.total or counts.active)) / 3 * (6 * weights + attention)
+    else:
+        model = 4 * weights + attention + 6 * counts.adapters
+    recomputed = 0.0
+    if plan.checkpointing == "selective":
+        recomputed = attention / 3
+    elif plan.checkpointing == "full":
+        again = weights - counts.head if convention.recompute == "layers" else weights
+        recomputed = 2 * again + attention / 3
     return Flops(
         convention=convention.name,
         model=model,
-        hardware=model + _recomputed(counts, plan, convention, weights, attention),
+        hardware=model + recomputed,
         weights=model - attention,
         attention=attention,
     )
@@ -83,15 +100,6 @@ def attended_span(seq: float, *, causal: bool, window: int | None = None) -> flo
     if window is None or seq <= window:
         return seq / 2
     return window - window * window / (2 * seq)
-
-
-def _weights(counts: Counts, convention: Convention) -> float:
-    return {
-        "matmul": counts.matmul,
-        "all": counts.active,
-        "without_lookup": counts.active - counts.lookup,
-        "without_positions": counts.active - counts.positions,
-    }[convention.weights]
 
 
 def _attention(counts: Counts, plan: Plan, convention: Convention) -> float:
@@ -107,22 +115,3 @@ def _attention(counts: Counts, plan: Plan, convention: Convention) -> float:
         * attended_span(seq, causal=convention.causal, window=kind.window)
         for kind in counts.attention
     )
-
-
-def _trained(counts: Counts, plan: Plan, convention: Convention, weights: float, attention: float) -> float:
-    if not plan.is_frozen:
-        return 6 * weights + attention
-    if convention.frozen == "scaled":
-        return (2 + counts.adapters / (counts.total or counts.active)) / 3 * (6 * weights + attention)
-    return 4 * weights + attention + 6 * counts.adapters
-
-
-def _recomputed(
-    counts: Counts, plan: Plan, convention: Convention, weights: float, attention: float
-) -> float:
-    if plan.checkpointing == "none":
-        return 0.0
-    if plan.checkpointing == "selective":
-        return attention / 3
-    again = weights - counts.head if convention.recompute == "layers" else weights
-    return 2 * again + attention / 3

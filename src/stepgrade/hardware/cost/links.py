@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from stepgrade.hardware.cost.plan import Plan
 from stepgrade.hardware.cost.traffic import trained_parameters
-from stepgrade.hardware.models.shape import Layer, ModelShape
+from stepgrade.hardware.models.shape import ModelShape
 
 
 class LinkTraffic(Struct, frozen=True, kw_only=True):
@@ -31,14 +31,25 @@ class LinkTraffic(Struct, frozen=True, kw_only=True):
 
 def link_traffic(shape: ModelShape, plan: Plan) -> LinkTraffic:
     """Return what one device sends per optimizer step."""
-    parallel = plan.parallel
-    stages = parallel.tensor * parallel.pipeline
+    parallel, count = plan.parallel, plan.micro_batches
+    # Two all-reduces forward and two backward in every layer of the device's stage.
+    peers = parallel.tensor
+    per_layer = 4 * 2 * (peers - 1) / peers * plan.tokens * shape.hidden * plan.value_bytes
+    # Activations sent on and gradients sent back across one boundary.
+    boundary = count * 2 * plan.tokens * shape.hidden * plan.value_bytes / parallel.tensor
+    # Tokens dispatched to experts and back, forward and backward, in every layer with experts.
+    visits = sum(
+        layer.count * max((linear.active for linear in layer.linears if linear.copies > 1), default=0)
+        for layer in shape.layers
+    )
+    peers = parallel.expert
+    per_visit = 4 * (peers - 1) / peers * plan.tokens * shape.hidden * plan.value_bytes
     return LinkTraffic(
         data=_data_bytes(shape, plan),
-        tensor=_tensor_bytes(shape, plan),
-        pipeline=_pipeline_bytes(shape, plan),
-        expert=_expert_bytes(shape, plan),
-        tokens=plan.tokens * plan.micro_batches / stages,
+        tensor=count * shape.depth / parallel.pipeline * per_layer,
+        pipeline=boundary if parallel.pipeline > 1 else 0.0,
+        expert=count * visits * per_visit / parallel.pipeline,
+        tokens=plan.tokens * count / (parallel.tensor * parallel.pipeline),
     )
 
 
@@ -50,32 +61,5 @@ def _data_bytes(shape: ModelShape, plan: Plan) -> float:
     gradients = trained_parameters(shape, plan) * plan.value_bytes
     if plan.parallel.data == "ddp":
         return 2 * others * gradients * share
-    adapters = trained_parameters(shape, plan) * plan.value_bytes if plan.is_frozen else 0.0
-    gathered = shape.parameters * plan.weight_bytes + adapters
+    gathered = shape.parameters * plan.weight_bytes + (gradients if plan.is_frozen else 0.0)
     return others * plan.micro_batches * (2 * gathered + gradients) * share
-
-
-def _tensor_bytes(shape: ModelShape, plan: Plan) -> float:
-    """Return two all-reduces forward and two backward in every layer of the device's stage."""
-    peers = plan.parallel.tensor
-    per_layer = 4 * 2 * (peers - 1) / peers * plan.tokens * shape.hidden * plan.value_bytes
-    return plan.micro_batches * shape.depth / plan.parallel.pipeline * per_layer
-
-
-def _pipeline_bytes(shape: ModelShape, plan: Plan) -> float:
-    """Return activations sent on and gradients sent back across one boundary."""
-    if plan.parallel.pipeline == 1:
-        return 0.0
-    return plan.micro_batches * 2 * plan.tokens * shape.hidden * plan.value_bytes / plan.parallel.tensor
-
-
-def _expert_bytes(shape: ModelShape, plan: Plan) -> float:
-    """Return tokens dispatched to experts and back, forward and backward, in every layer with experts."""
-    peers = plan.parallel.expert
-    visits = sum(layer.count * _active_experts(layer) for layer in shape.layers)
-    per_visit = 4 * (peers - 1) / peers * plan.tokens * shape.hidden * plan.value_bytes
-    return plan.micro_batches * visits * per_visit / plan.parallel.pipeline
-
-
-def _active_experts(layer: Layer) -> int:
-    return max((linear.active for linear in layer.linears if linear.copies > 1), default=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal
 
 from msgspec import Struct
@@ -38,18 +39,14 @@ LOSSES: dict[str, float] = {"upcast": 26.0, "chunked": 6.0, "fused": 2.0}
 MOST = 2**40
 
 
-def _check_whole(name: str, value: int) -> None:
+def _check_whole(field: str, value: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
-        raise BadOption(f"must be a whole number, 1 or more, not {value!r}", where=f"--{name}")
+        raise BadOption(f"must be a whole number, 1 or more, not {value!r}", field=field)
 
 
-def _check_known(option: str, value: str, known: tuple[str, ...]) -> None:
+def _check_known(field: str, value: str, known: Collection[str]) -> None:
     if value not in known:
-        raise BadOption(f"{value!r} is not known", where=option, hint=f"one of {', '.join(known)}")
-
-
-def _unknown(what: str, value: str, known: tuple[str, ...]) -> BadOption:
-    return BadOption(f"{value!r} is no kind of {what}", hint=f"one of {', '.join(known)}")
+        raise BadOption(f"{value!r} is not known", field=field, hint=f"one of {', '.join(known)}")
 
 
 class Parallelism(Struct, frozen=True, kw_only=True):
@@ -62,10 +59,11 @@ class Parallelism(Struct, frozen=True, kw_only=True):
     expert: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("devices", "tensor", "pipeline", "expert"):
-            _check_whole(name, getattr(self, name))
-        if self.data not in ("ddp", "fsdp"):
-            raise _unknown("data parallelism", str(self.data), ("ddp", "fsdp"))
+        _check_whole("devices", self.devices)
+        _check_whole("tensor", self.tensor)
+        _check_whole("pipeline", self.pipeline)
+        _check_whole("expert", self.expert)
+        _check_known("data", self.data, ("ddp", "fsdp"))
         if self.devices % (self.tensor * self.pipeline):
             raise BadOption(
                 f"{self.tensor} x {self.pipeline} (tensor x pipeline) does not divide {self.devices} devices"
@@ -101,19 +99,20 @@ class Plan(Struct, frozen=True, kw_only=True):
     parallel: Parallelism = Parallelism()
 
     def __post_init__(self) -> None:
-        for name in ("batch", "seq", "micro_batches", "rank"):
-            _check_whole(name.replace("_", "-"), getattr(self, name))
-        _check_known("--dtype", self.dtype, tuple(DTYPES))
-        _check_known("--method", self.method, METHODS)
-        _check_known("--lora-targets", self.lora_targets, ("all", "attention"))
-        _check_known("--optimizer", self.optimizer, tuple(OPTIMIZERS))
-        _check_known("--checkpointing", self.checkpointing, CHECKPOINTING)
-        _check_known("--loss", self.loss, tuple(LOSSES))
-        _check_known("--dequantise", self.dequantise, ("fused", "unfused"))
+        _check_whole("batch", self.batch)
+        _check_whole("seq", self.seq)
+        _check_whole("micro_batches", self.micro_batches)
+        _check_whole("rank", self.rank)
+        _check_known("dtype", self.dtype, DTYPES)
+        _check_known("method", self.method, METHODS)
+        _check_known("lora_targets", self.lora_targets, ("all", "attention"))
+        _check_known("optimizer", self.optimizer, OPTIMIZERS)
+        _check_known("checkpointing", self.checkpointing, CHECKPOINTING)
+        _check_known("loss", self.loss, LOSSES)
+        _check_known("dequantise", self.dequantise, ("fused", "unfused"))
         if self.packed_seq is not None and not 0 < self.packed_seq <= self.seq:
-            raise BadOption(
-                f"must be above 0 and at most the sequence, not {self.packed_seq:g}", where="--packed-seq"
-            )
+            problem = f"must be above 0 and at most the sequence, not {self.packed_seq:g}"
+            raise BadOption(problem, field="packed_seq")
 
     @property
     def tokens(self) -> int:
@@ -142,8 +141,6 @@ def find_dtype(name: str) -> str:
     plain = name.casefold().removeprefix("torch.")
     dtype = _DTYPE_ALIASES.get(plain, plain)
     if dtype == "nf4":
-        raise BadOption(
-            "nf4 only stores weights", where="--dtype", hint="use --method qlora with --dtype bf16"
-        )
-    _check_known("--dtype", dtype, tuple(DTYPES))
+        raise BadOption("nf4 only stores weights", field="dtype", supply="bf16, and qlora for {method}")
+    _check_known("dtype", dtype, DTYPES)
     return dtype

@@ -42,19 +42,21 @@ class Traffic(Struct, frozen=True, kw_only=True):
 
 def traffic_per_token(shape: ModelShape, plan: Plan) -> Traffic:
     """Return the bytes per token of one replica of the model."""
+    adapters = shape.adapters(plan.rank, plan.lora_targets) if plan.is_frozen else 0
+    # Written once in the first micro-batch of a step, read and written in each that follows.
+    gradient_accesses = 2 - 1 / plan.micro_batches
+    trained = adapters if plan.is_frozen else shape.layer_weights + shape.head
+    sharers = plan.parallel.replicas if plan.parallel.data == "fsdp" else 1
+    optimizer = trained_parameters(shape, plan) * OPTIMIZERS[plan.optimizer] / sharers
+    # Backward moves twice what forward does, recomputing once more.
+    passes = 3.0 + (plan.checkpointing == "full") - 0.5 * plan.is_frozen
+    values = sum(layer.count * _values(layer, shape.hidden) for layer in shape.layers)
     return Traffic(
-        weights=_weight_bytes(shape, plan) / plan.tokens,
-        gradients=_gradient_bytes(shape, plan) / plan.tokens,
-        optimizer=_optimizer_bytes(shape, plan) / (plan.tokens * plan.micro_batches),
-        activations=_activation_bytes(shape, plan),
+        weights=_weight_bytes(shape, plan, adapters) / plan.tokens,
+        gradients=trained * plan.value_bytes * gradient_accesses / plan.tokens,
+        optimizer=optimizer / (plan.tokens * plan.micro_batches),
+        activations=values * plan.value_bytes * passes,
         loss=shape.vocab * LOSSES[plan.loss],
-    )
-
-
-def trained_weights(shape: ModelShape, plan: Plan) -> int:
-    """Return the weights whose gradients are computed."""
-    return (
-        shape.adapters(plan.rank, plan.lora_targets) if plan.is_frozen else shape.layer_weights + shape.head
     )
 
 
@@ -63,39 +65,16 @@ def trained_parameters(shape: ModelShape, plan: Plan) -> int:
     return shape.adapters(plan.rank, plan.lora_targets) if plan.is_frozen else shape.parameters
 
 
-def _weight_bytes(shape: ModelShape, plan: Plan) -> float:
+def _weight_bytes(shape: ModelShape, plan: Plan, adapters: int) -> float:
     """Return the bytes of one micro-batch: forward, input gradients, and once more when recomputing."""
     passes = 3 if plan.checkpointing == "full" else 2
     per_weight = plan.weight_bytes
     if plan.method == "qlora" and plan.dequantise == "unfused":
         per_weight += UNFUSED_EXTRA_BYTES
-    adapters = shape.adapters(plan.rank, plan.lora_targets) if plan.is_frozen else 0
-    layers = _local_layer_weights(shape, plan) * per_weight + adapters * plan.value_bytes
-    return passes * layers + 2 * shape.head * plan.value_bytes
-
-
-def _local_layer_weights(shape: ModelShape, plan: Plan) -> float:
-    """Return the layers' weights, of the experts only those that live on this device."""
+    # Of the experts only those that live on this device.
     experts = sum(layer.count * layer.expert_weights for layer in shape.layers)
-    return shape.layer_weights - experts * (1 - 1 / plan.parallel.expert)
-
-
-def _gradient_bytes(shape: ModelShape, plan: Plan) -> float:
-    """Return the mean bytes of one micro-batch: written once, read and written from the second on."""
-    accesses = 2 - 1 / plan.micro_batches
-    return trained_weights(shape, plan) * plan.value_bytes * accesses
-
-
-def _optimizer_bytes(shape: ModelShape, plan: Plan) -> float:
-    sharers = plan.parallel.replicas if plan.parallel.data == "fsdp" else 1
-    return trained_parameters(shape, plan) * OPTIMIZERS[plan.optimizer] / sharers
-
-
-def _activation_bytes(shape: ModelShape, plan: Plan) -> float:
-    """Return the bytes per token: backward moves twice what forward does, recomputing once more."""
-    passes = 3.0 + (plan.checkpointing == "full") - 0.5 * plan.is_frozen
-    values = sum(layer.count * _values(layer, shape.hidden) for layer in shape.layers)
-    return values * plan.value_bytes * passes
+    local = shape.layer_weights - experts * (1 - 1 / plan.parallel.expert)
+    return passes * (local * per_weight + adapters * plan.value_bytes) + 2 * shape.head * plan.value_bytes
 
 
 def _values(layer: Layer, hidden: int) -> float:

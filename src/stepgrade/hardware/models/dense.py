@@ -1,24 +1,26 @@
-"""Decoders with one feed-forward block per layer: Llama and its kin, Gemma, Phi-3."""
+"""Decoders with one feed-forward block per layer: Llama and its kin, Gemma, and GPT's line."""
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import structs
 
-from stepgrade.hardware.models.fields import Fields
+from stepgrade.hardware.models.fields import MOST_LAYERS, Fields
 from stepgrade.hardware.models.parts import (
     Attention,
-    FeedForward,
+    AttentionSpans,
+    Frame,
     Sizes,
+    alternating,
     fused_attention,
     fused_gated_ffn,
     gated_ffn,
     grouped_attention,
-    layer,
     plain_ffn,
+    put_together,
+    same_everywhere,
     sizes,
 )
 from stepgrade.hardware.models.shape import ModelShape
-from stepgrade.hardware.models.windows import Spans, alternating, same_everywhere
 
 FFN_WIDTH = "intermediate_size"
 # Published Gemma 3 configs leave these out of `text_config`; the architecture's own defaults.
@@ -71,10 +73,10 @@ def normed_attention(fields: Fields, widths: Sizes) -> Attention:
     return grouped_attention(widths, qkv_bias=bias, out_bias=bias, vectors=2 * widths.head_dim)
 
 
-def qwen_spans(fields: Fields, depth: int) -> Spans:
+def qwen_spans(fields: Fields, depth: int) -> AttentionSpans:
     """Return full attention, or windows from layer `max_window_layers` on where they are switched on."""
     if not fields.flag("use_sliding_window", default=False):
-        return Spans(full=depth)
+        return AttentionSpans(full=depth)
     first = fields.whole("max_window_layers", default=28, least=0)
     return alternating(fields, depth, lambda index: index >= first, 4096)
 
@@ -124,29 +126,16 @@ def gemma2(fields: Fields) -> ModelShape:
 
 def gemma3(fields: Fields) -> ModelShape:
     """Read the text part of Gemma 3: five windowed layers, then a full one."""
-    text = fields.inner("text_config", defaults=_GEMMA3_TEXT)
-    shape = _gemma3_text(text or fields)
+    text = fields.inner("text_config", defaults=_GEMMA3_TEXT) or fields
+    widths = sizes(text, head_dim=256)
+    ffn = gated_ffn(widths.hidden, text.whole(FFN_WIDTH))
+    pattern = text.whole("sliding_window_pattern", "_sliding_window_pattern", default=6)
+    spans = alternating(text, widths.depth, lambda index: (index + 1) % pattern != 0, 4096)
+    frame = Frame(spans=spans, norms=4, tied=True)
+    shape = put_together(text, widths, normed_attention(text, widths), ffn, frame)
     if not fields.has("vision_config"):
         return shape
-    note = "the vision tower and its projector are not counted"
-    return ModelShape(
-        architecture=shape.architecture,
-        hidden=shape.hidden,
-        vocab=shape.vocab,
-        layers=shape.layers,
-        tied=shape.tied,
-        vectors=shape.vectors,
-        notes=(*shape.notes, note),
-    )
-
-
-def _gemma3_text(fields: Fields) -> ModelShape:
-    widths = sizes(fields, head_dim=256)
-    ffn = gated_ffn(widths.hidden, fields.whole(FFN_WIDTH))
-    pattern = fields.whole("sliding_window_pattern", "_sliding_window_pattern", default=6)
-    spans = alternating(fields, widths.depth, lambda index: (index + 1) % pattern != 0, 4096)
-    attention = normed_attention(fields, widths)
-    return put_together(fields, widths, attention, ffn, Frame(spans=spans, norms=4, tied=True))
+    return structs.replace(shape, notes=("the vision tower and its projector are not counted",))
 
 
 def _gemma_attention(fields: Fields, widths: Sizes) -> Attention:
@@ -154,28 +143,55 @@ def _gemma_attention(fields: Fields, widths: Sizes) -> Attention:
     return grouped_attention(widths, qkv_bias=bias, out_bias=bias)
 
 
-class Frame(Struct, frozen=True, kw_only=True):
-    """What goes around attention and feed-forward: spans, norms a layer, vectors a norm, tied or not."""
+def gpt2(fields: Fields) -> ModelShape:
+    """Read GPT-2: biases everywhere, a table of positions, tied embeddings."""
+    widths = _old_sizes(fields, hidden="n_embd", depth="n_layer", heads="n_head")
+    ffn = plain_ffn(widths.hidden, fields.whole("n_inner", default=4 * widths.hidden), bias=True)
+    attention = fused_attention(widths, bias=True, out_bias=True)
+    positions = fields.whole("n_positions", "n_ctx") * widths.hidden
+    return put_together(fields, widths, attention, ffn, Frame(norm_vectors=2, tied=True, positions=positions))
 
-    spans: Spans | None = None
-    norms: int = 2
-    norm_vectors: int = 1
-    tied: bool = False
+
+def mpt(fields: Fields) -> ModelShape:
+    """Read MPT: a table of positions unless it uses alibi, biases unless `no_bias`."""
+    widths = _old_sizes(fields, hidden="d_model", depth="n_layers", heads="n_heads")
+    bias = not fields.flag("no_bias", default=True)
+    ffn = plain_ffn(widths.hidden, round(fields.number("expansion_ratio", 4) * widths.hidden), bias=bias)
+    attention = fused_attention(widths, bias=bias, out_bias=bias)
+    positions, how = 0, fields.inner("attn_config")
+    if how is not None and not how.flag("alibi", default=True) and not how.flag("rope", default=False):
+        positions = fields.whole("max_seq_len") if fields.flag("learned_pos_emb", default=True) else 0
+    frame = Frame(norm_vectors=2 if bias else 1, tied=True, positions=positions * widths.hidden)
+    return put_together(fields, widths, attention, ffn, frame)
 
 
-def put_together(
-    fields: Fields, widths: Sizes, attention: Attention, ffn: FeedForward, frame: Frame | None = None
-) -> ModelShape:
-    """Return the model of equal layers inside `frame`, with one more norm at the end."""
-    frame = frame or Frame()
-    spans = frame.spans or Spans(full=widths.depth)
-    norms = frame.norms * frame.norm_vectors * widths.hidden
-    layers = [layer(count, attention, ffn, norms=norms, window=window) for count, window in spans.groups()]
-    return ModelShape(
-        architecture=fields.text("model_type") or "",
-        hidden=widths.hidden,
-        vocab=widths.vocab,
-        layers=tuple(layers),
-        tied=fields.flag("tie_word_embeddings", default=frame.tied),
-        vectors=frame.norm_vectors * widths.hidden,
+def gpt_neox(fields: Fields) -> ModelShape:
+    """Read GPT-NeoX and Pythia: q, k and v in one matrix, untied head without bias."""
+    widths = sizes(fields)
+    bias = fields.flag("attention_bias", default=True)
+    ffn = plain_ffn(widths.hidden, fields.whole(FFN_WIDTH), bias=True)
+    attention = fused_attention(widths, bias=bias, out_bias=bias)
+    return put_together(fields, widths, attention, ffn, Frame(norm_vectors=2))
+
+
+def phi(fields: Fields) -> ModelShape:
+    """Read Phi-1, 1.5 and 2: one norm for attention and feed-forward, a bias on the head."""
+    widths = sizes(fields)
+    vectors = 4 * widths.head_dim if fields.flag("qk_layernorm", default=False) else 0
+    attention = grouped_attention(widths, qkv_bias=True, out_bias=True, vectors=vectors)
+    ffn = plain_ffn(widths.hidden, fields.whole(FFN_WIDTH), bias=True)
+    frame = Frame(norms=1, norm_vectors=2, extra_vectors=widths.vocab)
+    return put_together(fields, widths, attention, ffn, frame)
+
+
+def _old_sizes(fields: Fields, *, hidden: str, depth: str, heads: str) -> Sizes:
+    width = fields.whole(hidden)
+    count = fields.whole(heads, most=width)
+    return Sizes(
+        hidden=width,
+        depth=fields.whole(depth, most=MOST_LAYERS),
+        vocab=fields.whole("vocab_size"),
+        heads=count,
+        kv_heads=count,
+        head_dim=fields.divides(count, width, heads, hidden),
     )

@@ -24,12 +24,14 @@ class Fields:
     ) -> int:
         """Return the first of `names` that is there as a whole number; `default` when none is."""
         name, value = self._first(names)
+        if value is None and default is not _MISSING and default is not None:
+            return default
         if value is None:
-            return self._fallback(names[0], default, told_null=name is not None)
+            raise self.refuse(names[0], "is missing" if name is None else "is null")
         if isinstance(value, bool) or not isinstance(value, int):
-            raise self._bad(name, f"must be a whole number, not {_shown(value)}")
+            raise self.refuse(name, f"must be a whole number, not {_shown(value)}")
         if not least <= value <= most:
-            raise self._bad(name, f"must be between {least:,} and {most:,}, not {value:,}")
+            raise self.refuse(name, f"must be between {least:,} and {most:,}, not {value:,}")
         return value
 
     def flag(self, *names: str, default: bool) -> bool:
@@ -38,14 +40,14 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise self._bad(name, f"must be true or false, not {_shown(value)}")
+            raise self.refuse(name, f"must be true or false, not {_shown(value)}")
         return value
 
     def text(self, name: str, default: str | None = None) -> str | None:
         """Return a text, or `default` when it is absent."""
         value = self._values.get(name)
         if value is not None and not isinstance(value, str):
-            raise self._bad(name, f"must be a text, not {_shown(value)}")
+            raise self.refuse(name, f"must be a text, not {_shown(value)}")
         return default if value is None else value
 
     def number(self, name: str, default: float) -> float:
@@ -54,14 +56,14 @@ class Fields:
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < MOST_WIDE:
-            raise self._bad(name, f"must be a positive number, not {_shown(value)}")
+            raise self.refuse(name, f"must be a positive number, not {_shown(value)}")
         return float(value)
 
     def sequence(self, name: str) -> list[Any] | None:
         """Return a list, or None when it is absent."""
         value = self._values.get(name)
         if value is not None and not isinstance(value, list):
-            raise self._bad(name, f"must be a list, not {_shown(value)}")
+            raise self.refuse(name, f"must be a list, not {_shown(value)}")
         return value
 
     def inner(self, name: str, defaults: dict[str, Any] | None = None) -> Fields | None:
@@ -70,7 +72,7 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, dict):
-            raise self._bad(name, f"must be an object, not {_shown(value)}")
+            raise self.refuse(name, f"must be an object, not {_shown(value)}")
         return Fields({**(defaults or {}), **value}, f"{self._place}{name}.")
 
     def declares(self, name: str) -> bool:
@@ -84,26 +86,18 @@ class Fields:
     def divides(self, part: int, whole: int, name: str, what: str) -> int:
         """Return whole / part; raise at field `name` when it does not come out even."""
         if whole % part:
-            raise self._bad(name, f"{part:,} does not divide {what} {whole:,}")
+            raise self.refuse(name, f"{part:,} does not divide {what} {whole:,}")
         return whole // part
 
-    def refuse(self, name: str, problem: str) -> BadInput:
+    def refuse(self, name: str | None, problem: str) -> BadInput:
         """Return an error at field `name`."""
-        return self._bad(name, problem)
+        return BadInput(problem, where=f"{self._place}{name}")
 
     def _first(self, names: tuple[str, ...]) -> tuple[str | None, Any]:
         present = [name for name in names if name in self._values]
-        told = [name for name in present if self._values[name] is not None]
-        name = next(iter(told or present), None)
+        given = [name for name in present if self._values[name] is not None]
+        name = next(iter(given or present), None)
         return name, None if name is None else self._values[name]
-
-    def _fallback(self, name: str, default: int | None, *, told_null: bool) -> int:
-        if default is _MISSING or default is None:
-            raise self._bad(name, "is null" if told_null else "is missing")
-        return default
-
-    def _bad(self, name: str | None, problem: str) -> BadInput:
-        return BadInput(problem, where=f"{self._place}{name}")
 
 
 def _shown(value: Any) -> str:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from stepgrade.hardware.models.dense import FFN_WIDTH, Frame, normed_attention, put_together, qwen_spans
-from stepgrade.hardware.models.fields import Fields
+from stepgrade.hardware.models.dense import FFN_WIDTH, normed_attention, qwen_spans
+from stepgrade.hardware.models.fields import MOST_LAYERS, Fields
 from stepgrade.hardware.models.parts import (
     Attention,
     FeedForward,
+    Frame,
     Sizes,
+    alternating,
     expert_ffn,
     gated_ffn,
     grouped_attention,
     layer,
+    put_together,
+    same_everywhere,
     sizes,
     with_shared,
 )
-from stepgrade.hardware.models.shape import Layer, Linear, ModelShape
-from stepgrade.hardware.models.windows import alternating, same_everywhere
+from stepgrade.hardware.models.shape import Linear, ModelShape
 
 MOST_EXPERTS = 65_536
 
@@ -78,46 +81,44 @@ def _mixed(fields: Fields, widths: Sizes, attention: Attention, experts: FeedFor
         return put_together(fields, widths, attention, experts, Frame(spans=qwen_spans(fields, widths.depth)))
     plain = gated_ffn(widths.hidden, fields.whole(FFN_WIDTH))
     groups = ((widths.depth - len(sparse), plain), (len(sparse), experts))
-    return _assembled(fields, widths, _layers(widths, attention, groups))
+    return _assembled(fields, widths, attention, groups)
 
 
 def deepseek(fields: Fields) -> ModelShape:
     """Read DeepSeek V2 and V3: latent attention, a few plain layers, then experts beside shared ones."""
-    widths = _latent_widths(fields)
-    plain_count = fields.whole("first_k_dense_replace", default=0, least=0, most=widths.depth)
-    plain = gated_ffn(widths.hidden, fields.whole(FFN_WIDTH))
-    groups = ((plain_count, plain), (widths.depth - plain_count, _deepseek_experts(fields, widths.hidden)))
-    return _assembled(fields, widths, _layers(widths, _latent_attention(fields, widths), groups))
-
-
-def _deepseek_experts(fields: Fields, hidden: int) -> FeedForward:
-    width = fields.whole("moe_intermediate_size")
-    routed = _experts(fields, hidden, width, "n_routed_experts")
-    shared = fields.whole("n_shared_experts", default=0, least=0)
-    return with_shared(routed, gated_ffn(hidden, width * shared)) if shared else routed
-
-
-def _latent_widths(fields: Fields) -> Sizes:
     hidden = fields.whole("hidden_size")
     heads = fields.whole("num_attention_heads", most=hidden)
     rope, plain = fields.whole("qk_rope_head_dim"), fields.whole("qk_nope_head_dim")
-    return Sizes(
+    widths = Sizes(
         hidden=hidden,
-        depth=fields.whole("num_hidden_layers", most=100_000),
+        depth=fields.whole("num_hidden_layers", most=MOST_LAYERS),
         vocab=fields.whole("vocab_size"),
         heads=heads,
         kv_heads=heads,
         head_dim=rope + plain,
     )
+    dense_count = fields.whole("first_k_dense_replace", default=0, least=0, most=widths.depth)
+    dense_ffn = gated_ffn(hidden, fields.whole(FFN_WIDTH))
+    width = fields.whole("moe_intermediate_size")
+    experts = _experts(fields, hidden, width, "n_routed_experts")
+    shared = fields.whole("n_shared_experts", default=0, least=0)
+    if shared:
+        experts = with_shared(experts, gated_ffn(hidden, width * shared))
+    groups = ((dense_count, dense_ffn), (widths.depth - dense_count, experts))
+    return _assembled(fields, widths, _latent_attention(fields, widths), groups)
 
 
 def _latent_attention(fields: Fields, widths: Sizes) -> Attention:
     """Return attention whose keys and values come from one small latent vector."""
-    d, heads = widths.hidden, widths.heads
+    d, heads, q = widths.hidden, widths.heads, widths.query_width
     latent, rope = fields.whole("kv_lora_rank"), fields.whole("qk_rope_head_dim")
     plain, value = fields.whole("qk_nope_head_dim"), fields.whole("v_head_dim")
     bias = fields.flag("attention_bias", default=False)
-    query, query_norm = _latent_query(fields, widths, bias=bias)
+    rank = fields.whole("q_lora_rank", default=0, least=0)
+    query: tuple[Linear, ...] = (Linear(name="q", inputs=d, outputs=q),)
+    if rank:
+        down = Linear(name="q_down", inputs=d, outputs=rank, bias=bias)
+        query = (down, Linear(name="q_up", inputs=rank, outputs=q))
     linears = (
         *query,
         Linear(name="kv_down", inputs=d, outputs=latent + rope, bias=bias),
@@ -127,18 +128,10 @@ def _latent_attention(fields: Fields, widths: Sizes) -> Attention:
     return Attention(
         linears=linears,
         score_width=heads * (rope + plain + value) / 2,
-        query_width=widths.query_width,
-        kv_width=widths.query_width,
-        vectors=latent + query_norm,
+        query_width=q,
+        kv_width=q,
+        vectors=latent + rank,
     )
-
-
-def _latent_query(fields: Fields, widths: Sizes, *, bias: bool) -> tuple[tuple[Linear, ...], int]:
-    rank = fields.whole("q_lora_rank", default=0, least=0)
-    if not rank:
-        return (Linear(name="q", inputs=widths.hidden, outputs=widths.query_width),), 0
-    down = Linear(name="q_down", inputs=widths.hidden, outputs=rank, bias=bias)
-    return (down, Linear(name="q_up", inputs=rank, outputs=widths.query_width)), rank
 
 
 def _experts(fields: Fields, hidden: int, width: int, count_field: str) -> FeedForward:
@@ -151,19 +144,17 @@ def _expert_counts(fields: Fields, count_field: str) -> tuple[int, int]:
     return count, fields.whole("num_experts_per_tok", "experts_per_token", most=count)
 
 
-def _layers(
-    widths: Sizes, attention: Attention, groups: tuple[tuple[int, FeedForward], ...]
-) -> tuple[Layer, ...]:
-    return tuple(layer(count, attention, ffn, norms=2 * widths.hidden) for count, ffn in groups if count)
-
-
-def _assembled(fields: Fields, widths: Sizes, layers: tuple[Layer, ...]) -> ModelShape:
+def _assembled(
+    fields: Fields, widths: Sizes, attention: Attention, groups: tuple[tuple[int, FeedForward], ...]
+) -> ModelShape:
+    """Return the model whose layers differ in their feed-forward: so many of each."""
     extra = fields.whole("num_nextn_predict_layers", default=0, least=0)
+    norms = 2 * widths.hidden
     return ModelShape(
         architecture=fields.text("model_type") or "",
         hidden=widths.hidden,
         vocab=widths.vocab,
-        layers=layers,
+        layers=tuple(layer(count, attention, ffn, norms=norms) for count, ffn in groups if count),
         tied=fields.flag("tie_word_embeddings", default=False),
         vectors=widths.hidden,
         notes=("the layers that predict further tokens are not counted",) if extra else (),

@@ -1,11 +1,16 @@
-"""The parts that decoders are put together from: attention, feed-forward, experts."""
+"""The parts that decoders are put together from: attention and how far it sees, feed-forward, experts."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from msgspec import Struct
 
 from stepgrade.hardware.models.fields import MOST_LAYERS, Fields
-from stepgrade.hardware.models.shape import Layer, Linear
+from stepgrade.hardware.models.shape import Layer, Linear, ModelShape
+
+WINDOWED_TYPES = frozenset({"sliding_attention", "chunked_attention"})
+FULL_TYPES = frozenset({"full_attention"})
 
 
 class Sizes(Struct, frozen=True, kw_only=True):
@@ -161,4 +166,74 @@ def layer(
         ffn_width=ffn.width,
         gated=ffn.gated,
         window=window,
+    )
+
+
+class AttentionSpans(Struct, frozen=True, kw_only=True):
+    """How many layers attend to everything, how many to `window` tokens."""
+
+    full: int
+    windowed: int = 0
+    window: int | None = None
+
+    def groups(self) -> list[tuple[int, int | None]]:
+        """Return (layers, window) for each kind there is."""
+        return [
+            (count, window) for count, window in ((self.full, None), (self.windowed, self.window)) if count
+        ]
+
+
+def same_everywhere(fields: Fields, depth: int, default: int | None = None) -> AttentionSpans:
+    """Return the spans of a model whose `sliding_window` holds for all its layers."""
+    return alternating(fields, depth, lambda _: True, default)
+
+
+def alternating(
+    fields: Fields, depth: int, is_windowed: Callable[[int], bool], default: int | None = None
+) -> AttentionSpans:
+    """Return the spans from `layer_types` when the config lists them, else from the family's pattern."""
+    window = fields.whole("sliding_window", default=default or 0, least=0)
+    if not window or not fields.flag("use_sliding_window", default=True):
+        return AttentionSpans(full=depth)
+    listed = fields.sequence("layer_types")
+    if listed is None:
+        windowed = sum(1 for index in range(depth) if is_windowed(index))
+    else:
+        if len(listed) != depth:
+            raise fields.refuse("layer_types", f"lists {len(listed)} layers, num_hidden_layers says {depth}")
+        unknown = [kind for kind in listed if kind not in WINDOWED_TYPES | FULL_TYPES]
+        if unknown:
+            problem = f"has a kind of layer that is not modelled: {str(unknown[0])[:40]!r}"
+            raise fields.refuse("layer_types", problem)
+        windowed = sum(1 for kind in listed if kind in WINDOWED_TYPES)
+    return AttentionSpans(full=depth - windowed, windowed=windowed, window=window)
+
+
+class Frame(Struct, frozen=True, kw_only=True):
+    """What goes around attention and feed-forward; `extra_vectors` is the head's bias and the like."""
+
+    spans: AttentionSpans | None = None
+    norms: int = 2  # in each layer
+    norm_vectors: int = 1  # of the hidden size in each norm
+    tied: bool = False
+    positions: int = 0
+    extra_vectors: int = 0
+
+
+def put_together(
+    fields: Fields, widths: Sizes, attention: Attention, ffn: FeedForward, frame: Frame | None = None
+) -> ModelShape:
+    """Return the model of equal layers inside `frame`, with one more norm at the end."""
+    frame = frame or Frame()
+    spans = frame.spans or AttentionSpans(full=widths.depth)
+    norms = frame.norms * frame.norm_vectors * widths.hidden
+    layers = [layer(count, attention, ffn, norms=norms, window=window) for count, window in spans.groups()]
+    return ModelShape(
+        architecture=fields.text("model_type") or "",
+        hidden=widths.hidden,
+        vocab=widths.vocab,
+        layers=tuple(layers),
+        tied=fields.flag("tie_word_embeddings", default=frame.tied),
+        positions=frame.positions,
+        vectors=frame.norm_vectors * widths.hidden + frame.extra_vectors,
     )

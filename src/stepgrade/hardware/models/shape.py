@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+# What LoRA adapts; routers and latent down-projections are left alone, as the common presets do.
+_ATTENTION = frozenset({"q", "k", "v", "o", "qkv"})
+
 
 class Linear(Struct, frozen=True, kw_only=True):
     """One weight matrix; an expert's has `copies`, of which a token meets `active`."""
@@ -66,7 +69,11 @@ class Layer(Struct, frozen=True, kw_only=True):
 
     def adapter_size(self, rank: int, targets: str, *, active: bool = False) -> int:
         """Return the LoRA parameters of one layer: two thin matrices beside each target."""
-        chosen = [linear for linear in self.linears if _is_target(linear, targets)]
+        chosen = [
+            linear
+            for linear in self.linears
+            if (linear.name in _ATTENTION if targets == "attention" else linear.name != "router")
+        ]
         copies = ((linear.active if active else linear.copies, linear) for linear in chosen)
         return sum(count * rank * (linear.inputs + linear.outputs) for count, linear in copies)
 
@@ -121,11 +128,3 @@ class ModelShape(Struct, frozen=True, kw_only=True):
     def adapters(self, rank: int, targets: str, *, active: bool = False) -> int:
         """Return the LoRA parameters of that rank on `targets` ("all" linear layers or "attention")."""
         return sum(layer.count * layer.adapter_size(rank, targets, active=active) for layer in self.layers)
-
-
-# Routers and latent down-projections are left alone, as the common presets do.
-_ATTENTION = frozenset({"q", "k", "v", "o", "qkv"})
-
-
-def _is_target(linear: Linear, targets: str) -> bool:
-    return linear.name in _ATTENTION if targets == "attention" else linear.name != "router"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepgrade.hardware.answers import DeviceFacts
+from stepgrade.hardware.setup import DeviceFacts
 from stepgrade.report.names import printable
 from stepgrade.report.terminal.canvas import Canvas
 from stepgrade.report.terminal.measured import draw_rates

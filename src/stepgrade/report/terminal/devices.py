@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from stepgrade.hardware.answers import DeviceTable
-from stepgrade.hardware.catalogue import Device
+from stepgrade.hardware.catalogue import Device, DeviceTable
 from stepgrade.report.terminal.canvas import Canvas
 from stepgrade.units import show_count, show_figure
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from stepgrade.hardware.estimate import Estimate, ModelCosts
+from stepgrade.hardware.cost.model_costs import ModelCosts
+from stepgrade.hardware.estimate import Estimate
+from stepgrade.model.notes import texts_of
 from stepgrade.report.names import printable, shortened
 from stepgrade.report.terminal.canvas import Canvas
 from stepgrade.units import show_count, show_rate, show_share, show_si
@@ -131,7 +133,7 @@ def _utilisation(estimate: Estimate, canvas: Canvas) -> None:
 def _notes(estimate: Estimate, canvas: Canvas) -> None:
     if estimate.notes:
         canvas.heading("Notes")
-    for note in estimate.notes:
+    for note in texts_of(estimate.notes):
         canvas.paragraph(printable(note), indent="    ", first="  · ", style="dim")
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
 from stepgrade.errors import BadInput, BadJson, TooLarge, UnknownArchitecture
-from stepgrade.hardware.models import dense, gpt, moe
+from stepgrade.hardware.models import dense, moe
 from stepgrade.hardware.models.fields import Fields
 from stepgrade.hardware.models.shape import ModelShape
 
@@ -23,17 +22,17 @@ ARCHITECTURES: dict[str, Callable[[Fields], ModelShape]] = {
     "gemma2": dense.gemma2,
     "gemma3": dense.gemma3,
     "gemma3_text": dense.gemma3,
-    "gpt2": gpt.gpt2,
-    "gpt_neox": gpt.gpt_neox,
+    "gpt2": dense.gpt2,
+    "gpt_neox": dense.gpt_neox,
     "gpt_oss": moe.gpt_oss,
     "granite": dense.llama,
     "llama": dense.llama,
     "mistral": dense.mistral,
     "mixtral": moe.mixtral,
-    "mpt": gpt.mpt,
+    "mpt": dense.mpt,
     "olmo2": dense.olmo2,
     "olmoe": moe.olmoe,
-    "phi": gpt.phi,
+    "phi": dense.phi,
     "phi3": dense.phi3,
     "qwen2": dense.qwen2,
     "qwen2_moe": moe.qwen2_moe,
@@ -62,32 +61,23 @@ def model_from_config(raw: bytes | str) -> ModelShape:
     """Return the model that the text of a config.json describes."""
     if len(raw) > MOST_CONFIG_BYTES:
         raise TooLarge(f"more than {MOST_CONFIG_BYTES // 2**20} MiB: not a model's config.json")
-    fields = Fields(_decoded(raw))
-    architecture = fields.text("model_type")
-    if architecture is None:
-        raise BadInput(
-            "is missing", where="model_type", hint="a Hugging Face config.json names its architecture"
-        )
-    reader = ARCHITECTURES.get(architecture)
-    if reader is None:
-        raise _unknown(architecture)
-    return reader(fields)
-
-
-def _decoded(raw: bytes | str) -> dict[str, Any]:
     try:
         values = msgspec.json.decode(raw)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise BadJson(f"not a config.json: {error}") from error
     if not isinstance(values, dict):
         raise BadJson("not a config.json: the outermost value must be an object")
-    return values
-
-
-def _unknown(architecture: str) -> UnknownArchitecture:
-    name = architecture if len(architecture) <= 60 else f"{architecture[:57]}..."
-    return UnknownArchitecture(
-        f"the architecture {name!r} is not modelled",
-        where="model_type",
-        hint=f"known: {', '.join(ARCHITECTURES)}; or give score --flops-per-token or --bytes-per-token",
-    )
+    fields = Fields(values)
+    architecture = fields.text("model_type")
+    if architecture is None:
+        hint = "a Hugging Face config.json names its architecture"
+        raise BadInput("is missing", where="model_type", hint=hint)
+    if architecture not in ARCHITECTURES:
+        name = architecture if len(architecture) <= 60 else f"{architecture[:57]}..."
+        raise UnknownArchitecture(
+            f"the architecture {name!r} is not modelled",
+            where="model_type",
+            hint=f"known: {', '.join(ARCHITECTURES)}",
+            supply="{flops_per_token} or {bytes_per_token}",
+        )
+    return ARCHITECTURES[architecture](fields)
