@@ -17,7 +17,6 @@ SRC = ROOT / "src" / "stepgrade"
 FOREIGN = {"_version.py": "--version", "store/git.py": "--short", "store/migrations.py": "--upgrade"}
 # How many texts of each room still hold one; it only goes down.
 STILL = {
-    "diagnosis": 2,
     "readers": 4,
     "report": 11,
     "scoring": 9,

@@ -11,6 +11,7 @@ from stepgrade.model import Profile
 from stepgrade.model.activity import PartTime
 from stepgrade.naming.roles import class_of, direction_of, role_of
 from stepgrade.scoring.operations import total_by_operation
+from stepgrade.scoring.step_times import RunTimes
 
 Key: TypeAlias = tuple[str | None, ...]
 Level: TypeAlias = Callable[[PartTime], Key]
@@ -69,11 +70,19 @@ class Matched(Struct, frozen=True, kw_only=True):
     theirs_share: float
 
 
-def parts_of(profile: Profile, scale: float = 1.0) -> tuple[PartTime, ...]:
-    """Return the parts of one step, from the timeline or else from the names of operations, times `scale`."""
+def parts_of(profile: Profile, times: RunTimes, scale: float = 1.0) -> tuple[PartTime, ...]:
+    """Return the parts of the typical step, for `scale` times as many tokens.
+
+    They come from the timeline, or else from the names of operations; both have those of the mean step.
+    """
     known = profile.activity.parts if profile.activity else ()
     return tuple(
-        structs.replace(part, ms=part.ms * scale, calls=part.calls * scale, kernels=part.kernels * scale)
+        structs.replace(
+            part,
+            ms=part.ms * times.scale * scale,
+            calls=part.calls * scale,
+            kernels=part.kernels * scale,
+        )
         for part in known or _parts_by_name(profile)
     )
 

@@ -7,6 +7,7 @@ from msgspec.structs import asdict
 
 from stepgrade.compare.canonical import Matched
 from stepgrade.model import Profile
+from stepgrade.scoring.step_times import RunTimes
 from stepgrade.units import NS_PER_MS
 
 _WAITS = {
@@ -50,14 +51,15 @@ class _Times(Struct, frozen=True, kw_only=True):
 Part = tuple[str, str, float]  # kind, name, milliseconds
 
 
-def decompose(ours: Profile, theirs: Profile, matched: Matched, scale: float) -> Decomposition | None:
-    """Split the gap into parts; None when one of the runs has no step time."""
-    if not ours.mean_step_ms or not theirs.mean_step_ms:
+def decompose(
+    ours: tuple[Profile, RunTimes], theirs: tuple[Profile, RunTimes], matched: Matched, scale: float
+) -> Decomposition | None:
+    """Split the gap between the typical steps into parts; None when one of the runs has no step time."""
+    if not ours[1].typical_ms or not theirs[1].typical_ms:
         return None
     our_work = sum(gap.ours.ms for gap in matched.gaps) + sum(matched.only_ours.values())
     their_work = sum(gap.theirs.ms for gap in matched.gaps) + sum(matched.only_theirs.values())
-    left = _times(ours, ours.mean_step_ms, our_work, 1.0)
-    right = _times(theirs, theirs.mean_step_ms, their_work, scale)
+    left, right = _times(*ours, our_work, 1.0), _times(*theirs, their_work, scale)
     parts = _operation_parts(matched)
     if left.accounts and right.accounts:
         parts += _ledger_parts(left, right)
@@ -78,21 +80,23 @@ def decompose(ours: Profile, theirs: Profile, matched: Matched, scale: float) ->
     )
 
 
-def _times(profile: Profile, step_ms: float, work: float, scale: float) -> _Times:
-    ledger = profile.ledger
+def _times(profile: Profile, times: RunTimes, work: float, scale: float) -> _Times:
+    ledger, step = profile.ledger, (times.typical_ms or 0.0) * scale
+    # What the profile has per step are means; the gap is that of the typical steps.
+    step_scale = times.scale * scale
     accounts: dict[str, float] = {}
-    mean_rank = step_ms * scale
+    mean_rank = step
     if ledger is not None and ledger.total_ns:
         ranks = max(1, len(profile.ranks))
-        per_step = scale / NS_PER_MS / max(1, profile.steps or 1) / ranks
+        per_step = step_scale / NS_PER_MS / max(1, profile.steps or 1) / ranks
         accounts = {name.removesuffix("_ns"): ns * per_step for name, ns in asdict(ledger).items()}
         mean_rank = accounts.pop("total")
     return _Times(
-        step=step_ms * scale,
+        step=step,
         mean_rank=mean_rank,
         accounts=accounts,
         work=work,
-        communication=profile.activity.communication_ms * scale if profile.activity else 0.0,
+        communication=profile.activity.communication_ms * step_scale if profile.activity else 0.0,
         launches=(profile.launches_per_step or 0.0) * scale,
     )
 

@@ -15,6 +15,7 @@ from stepgrade.errors import NotMeasured
 from stepgrade.model import Note, Profile
 from stepgrade.model.notes import Result
 from stepgrade.scoring.operations import total_by_operation
+from stepgrade.scoring.step_times import RunTimes, times_of
 from stepgrade.units import show_ratio, show_share
 
 # An operation below this share of the matched time does not decide about parity.
@@ -77,19 +78,20 @@ def parity(ours: Profile, theirs: Profile) -> ParityReport:
     """Compare two profiles; raise NotMeasured when one has no operations."""
     our_tokens, their_tokens = _tokens(ours), _tokens(theirs)
     scale = our_tokens / their_tokens if our_tokens and their_tokens else 1.0
-    our_ops, their_ops = _ops_of_step(ours), _ops_of_step(theirs, scale)
+    our_times, their_times = times_of(ours), times_of(theirs)
+    our_ops, their_ops = _ops_of_step(ours, our_times), _ops_of_step(theirs, their_times, scale)
     gaps = [
         ParityGap(op=op, apr_ms=our_ops[op], baseline_ms=their_ops[op], ratio=our_ops[op] / their_ops[op])
         for op in sorted(our_ops.keys() & their_ops.keys())
     ]
     gaps.sort(key=lambda gap: gap.ratio, reverse=True)
     shares = [add_up(ops[gap.op] for gap in gaps) / add_up(ops.values()) for ops in (our_ops, their_ops)]
-    matched = match(parts_of(ours), parts_of(theirs, scale))
+    matched = match(parts_of(ours, our_times), parts_of(theirs, their_times, scale))
     by_name = min(shares) >= LEAST_MATCHED_SHARE
     is_enough = by_name or min(matched.ours_share, matched.theirs_share) >= LEAST_MATCHED_SHARE
     behind = _behind(gaps, matched, by_name=by_name)
-    rates = _ratio(_throughput(theirs), _throughput(ours))
-    steps = _ratio(ours.mean_step_ms, theirs.mean_step_ms)
+    rates = _ratio(_throughput(theirs, their_times), _throughput(ours, our_times))
+    steps = _ratio(our_times.typical_ms, their_times.typical_ms)
     names = _names(ours, theirs)
     report = ParityReport(
         apr_runtime=names[0],
@@ -111,7 +113,7 @@ def parity(ours: Profile, theirs: Profile) -> ParityReport:
         canonical_theirs_share=matched.theirs_share,
         time_ratio=rates if rates is not None else steps / scale if steps is not None else None,
         behind=behind,
-        gap=decompose(ours, theirs, matched, scale),
+        gap=decompose((ours, our_times), (theirs, their_times), matched, scale),
     )
     return structs.replace(report, notes=_notes(report, our_tokens, their_tokens))
 
@@ -119,12 +121,13 @@ def parity(ours: Profile, theirs: Profile) -> ParityReport:
 def _tokens(profile: Profile) -> float | None:
     if profile.tokens_per_step:
         return profile.tokens_per_step
+    # A source's own rate is a mean over its steps.
     rate, step_ms = profile.throughput_tok_s, profile.mean_step_ms
     return rate * step_ms / 1000.0 if rate and step_ms else None
 
 
-def _throughput(profile: Profile) -> float | None:
-    tokens, step_ms = _tokens(profile), profile.mean_step_ms
+def _throughput(profile: Profile, times: RunTimes) -> float | None:
+    tokens, step_ms = _tokens(profile), times.typical_ms
     return profile.throughput_tok_s or (tokens / step_ms * 1000.0 if tokens and step_ms else None)
 
 
@@ -143,9 +146,9 @@ def _behind(gaps: list[ParityGap], matched: Matched, *, by_name: bool) -> tuple[
     return tuple(name for ours, name in sorted(late, reverse=True) if ours >= LEAST_SHARE * whole)
 
 
-def _ops_of_step(profile: Profile, scale: float = 1.0) -> dict[str, float]:
+def _ops_of_step(profile: Profile, times: RunTimes, scale: float = 1.0) -> dict[str, float]:
     totals = total_by_operation(profile)
-    ops = {name: ms * scale for name, total in totals.items() if (ms := total / (profile.steps or 1)) > 0.0}
+    ops = {name: (times.per_step(total) or 0.0) * scale for name, total in totals.items() if total > 0.0}
     if not ops or not profile.steps:
         missing = "no operations" if not ops else "no number of steps"
         raise NotMeasured(
