@@ -128,7 +128,7 @@ def _card(profile: Profile, options: ScoreOptions, settings: Settings) -> Scorec
     context, ratio_note = _context(profile, options, settings.limits, ranked, summaries)
     times, phases, efficiency = context.times, context.phases, context.efficiency
     verdict = context.verdict
-    found = findings(context, settings.limits, settings.ignored_rules)
+    found = findings(context, settings.ignored_rules)
     v1_notes = (bottleneck_note(profile, verdict.bottleneck, efficiency.share), ratio_note)
     return Scorecard(
         grade=UNGRADED if profile.unfit else efficiency.grade,

@@ -20,6 +20,7 @@ import msgspec
 
 from stepgrade.cli import output
 from stepgrade.cli.config import add_config_option, config_from
+from stepgrade.cli.flags import FLAGS
 from stepgrade.cli.history_options import add_keeping_options, add_place_option, keep
 from stepgrade.cli.parser import Parser, add_input_options, add_output_file
 from stepgrade.cli.run_options import add_hardware_options, add_run_options, setup_from
@@ -34,8 +35,8 @@ from stepgrade.model import Profile
 from stepgrade.model.comparison import GateReport
 from stepgrade.model.notes import texts_of
 from stepgrade.readers.load import load, load_baseline
-from stepgrade.report.gate import FORMATS, render_gate
-from stepgrade.report.types import Page
+from stepgrade.report import GATE_FORMATS as FORMATS
+from stepgrade.report import render
 
 
 def add_options(parser: Parser) -> None:
@@ -144,14 +145,15 @@ def also(text: str) -> tuple[str, str]:
 
 
 def _write(report: GateReport, args: Namespace) -> None:
-    page = output.page_for(args.output, args.color)
-    output.write(render_gate(report, args.format, page), args.output)
+    width, color = output.page_for(args.output, args.color)
+    text = render(report, to=args.format, width=width, color=color, flags=FLAGS)
+    output.write(text, args.output)
     for name, path in args.also:
-        output.write(render_gate(report, name, Page()), path)
+        output.write(render(report, to=name, flags=FLAGS), path)
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if args.format == "github" and summary:
-        _append(render_gate(report, "markdown", Page()), summary)
-    for reason in texts_of(report.reasons) if args.format != "terminal" or args.output else ():
+        _append(render(report, to="markdown", flags=FLAGS), summary)
+    for reason in texts_of(report.reasons, FLAGS) if args.format != "terminal" or args.output else ():
         complain(f"gate: {reason}")
 
 

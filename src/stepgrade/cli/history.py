@@ -63,7 +63,8 @@ def _add(args: Namespace) -> None:
 def _list(args: Namespace) -> None:
     with open_history(args.history, create=False) as history:
         runs = history.runs(Selection(branch=args.branch, labels=dict(args.label), limit=args.limit))
-    output.write(render_runs(runs, args.format, output.page_for(args.output, args.color)), args.output)
+    width, color = output.page_for(args.output, args.color)
+    output.write(render_runs(runs, args.format, width=width, color=color), args.output)
 
 
 def _show(args: Namespace) -> None:
@@ -79,7 +80,8 @@ def _trend(args: Namespace) -> None:
     which = Selection(branch=args.branch, digests=digests, labels=dict(args.label), limit=args.limit)
     with open_history(args.history, create=False) as history:
         trend = trend_of(history, args.metric, which, allowed_fields(args.allow_different))
-    output.write(render_trend(trend, args.format, output.page_for(args.output, args.color)), args.output)
+    width, color = output.page_for(args.output, args.color)
+    output.write(render_trend(trend, args.format, width=width, color=color), args.output)
 
 
 def _prune(args: Namespace) -> None:

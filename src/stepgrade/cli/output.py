@@ -8,12 +8,12 @@ from argparse import Namespace
 from contextlib import suppress
 
 from stepgrade import report
+from stepgrade.cli.flags import FLAGS
 from stepgrade.cli.streams import send
 from stepgrade.errors import BadInput, BadOption
 from stepgrade.files import write_whole
 from stepgrade.model.notes import Result
 from stepgrade.report.names import printable
-from stepgrade.report.types import Page
 
 DEFAULT_WIDTH = 80
 WIDEST = 120
@@ -23,13 +23,13 @@ def write_result(result: Result, args: Namespace) -> None:
     """Render a result for where it will be read, and write it there."""
     if args.format == "html" and args.output is None and _is_terminal():
         raise BadOption("an HTML page is for a browser", hint="name a file with -o report.html")
-    page = page_for(args.output, args.color)
-    write(report.render(result, to=args.format, width=page.width, color=page.color), args.output)
+    width, color = page_for(args.output, args.color)
+    write(report.render(result, to=args.format, width=width, color=color, flags=FLAGS), args.output)
 
 
-def page_for(output: str | None, color: str) -> Page:
-    """Return the page that a result will be read on."""
-    return Page(width=_width(output), color=_has_color(color, output))
+def page_for(output: str | None, color: str) -> tuple[int, bool]:
+    """Return the width of what a result will be read on, and whether it has colour."""
+    return _width(output), _has_color(color, output)
 
 
 def write(text: str, output: str | None) -> None:

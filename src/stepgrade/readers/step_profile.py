@@ -13,10 +13,8 @@ from stepgrade.errors import BadInput
 from stepgrade.model import RECORDER, DeviceSeen, LayerTime, OpTime, PhaseTime, Profile, Source
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import APR_PROFILER_V1, STEP_PROFILER_V2
-from stepgrade.readers.content import Content
-
-NAME = "step_profile"
-SUMMARY = "step_profiler_v2 or apr_training_profiler_v1 JSON"
+from stepgrade.readers.base import Reader
+from stepgrade.readers.source import ByteSource
 
 _KEYS = {"_profiler", "avg_step_ms", "phases", "per_layer", "steps", "steps_profiled"}
 
@@ -77,18 +75,18 @@ class _Document(Struct, frozen=True):
     stepgrade: Recorded | None = None
 
 
-def recognises(content: Content) -> bool:
+def recognises(source: ByteSource) -> bool:
     """Tell whether the source is one JSON object with a step profile's keys."""
-    return bool((content.json_keys or frozenset()) & _KEYS)
+    return bool((source.json_keys or frozenset()) & _KEYS)
 
 
-def read(content: Content) -> Profile:
+def read(source: ByteSource) -> Profile:
     """Return the profile in a file that is nothing but its JSON."""
-    return profile_from_json(content.document(), content.name)
+    return profile_from_json(source.document(), source.name)
 
 
 def profile_from_json(text: bytes, name: str) -> Profile:
-    """Return the profile in a JSON text that is called `name`; raise BadInput with the place of what is wrong."""
+    """Return the profile in a JSON text from `name`; raise BadInput with the place of what is wrong."""
     return _profile(decode_json(text, _Document), name)
 
 
@@ -190,3 +188,11 @@ def _layer(layer: _Layer) -> LayerTime:
         recompute_total_ms=layer.recompute_ms,
         ops_total_ms=layer.ops,
     )
+
+
+READER = Reader(
+    name="step_profile",
+    summary="step_profiler_v2 or apr_training_profiler_v1 JSON",
+    recognises=recognises,
+    read=read,
+)
