@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from stepgrade.compare.fingerprint import allowed_fields
 from stepgrade.compare.regression import compared
-from stepgrade.contract import Grade
+from stepgrade.config.limits import Limits
+from stepgrade.contract import Grade, LayerSummary
 from stepgrade.contract.scorecard import HOTSPOTS_SHOWN
 from stepgrade.diagnosis.advice import advice_for
 from stepgrade.diagnosis.context import NOTHING_DONE, RuleContext
@@ -23,7 +24,7 @@ from stepgrade.scoring.causes import bottleneck_of_ledger, bottleneck_of_phases,
 from stepgrade.scoring.efficiency import ScoreOptions, efficiency_of
 from stepgrade.scoring.fingerprint import fingerprint_of
 from stepgrade.scoring.layers import backward_forward_ratio, layer_summaries, layers_of_step, slow_layers
-from stepgrade.scoring.operations import operations_of_step, ranked_operations
+from stepgrade.scoring.operations import RankedOperation, operations_of_step, ranked_operations
 from stepgrade.scoring.phases import phases_of_step
 from stepgrade.scoring.reference import bottleneck_note
 from stepgrade.scoring.roofline import roofs_of
@@ -86,29 +87,31 @@ def as_baseline(
     return Baseline.of(baseline) if isinstance(baseline, Scorecard) else baseline
 
 
-def _card(profile: Profile, options: ScoreOptions, settings: Settings) -> Scorecard:
-    limits, target, times = settings.limits, options.target, times_of(profile)
+def _context(
+    profile: Profile,
+    options: ScoreOptions,
+    limits: Limits,
+    ranked: tuple[RankedOperation, ...],
+    summaries: tuple[LayerSummary, ...],
+) -> tuple[RuleContext, Note | None]:
+    """Work out everything that is judged; the note is about the ratio of backward to forward."""
+    target, times = options.target, times_of(profile)
     phases = phases_of_step(profile, times, limits)
     efficiency = efficiency_of(profile, times, options)
-    ranked = ranked_operations(profile)
     operations = operations_of_step(ranked, profile, times, target.figures, target.dtype)
-    summaries, slow = layer_summaries(profile), slow_layers(profile, limits)
     ratio, ratio_note = backward_forward_ratio(profile, phases, summaries)
     work, of_device = work_of(profile, operations), Ledger.of(profile.ledger)
     causes = rank_causes(profile, times, of_device or phases.ledger, work)
-    verdict = (
-        bottleneck_of_ledger(profile, of_device, causes, work, limits)
-        if of_device
-        else bottleneck_of_phases(profile, phases, efficiency, limits)
-    )
     context = RuleContext(
         profile=profile,
         times=times,
         phases=phases,
         efficiency=efficiency,
-        verdict=verdict,
+        verdict=bottleneck_of_ledger(profile, of_device, causes, work, limits)
+        if of_device
+        else bottleneck_of_phases(profile, phases, efficiency, limits),
         ratio=ratio,
-        slow_layers=slow,
+        slow_layers=slow_layers(profile, limits),
         ledger=of_device or phases.ledger,
         target=target,
         operations=operations,
@@ -117,7 +120,15 @@ def _card(profile: Profile, options: ScoreOptions, settings: Settings) -> Scorec
         activity=profile.activity.scaled(times.scale) if profile.activity else NOTHING_DONE,
         limits=limits,
     )
-    found = findings(context, limits, settings.ignored_rules)
+    return context, ratio_note
+
+
+def _card(profile: Profile, options: ScoreOptions, settings: Settings) -> Scorecard:
+    ranked, summaries, target = ranked_operations(profile), layer_summaries(profile), options.target
+    context, ratio_note = _context(profile, options, settings.limits, ranked, summaries)
+    times, phases, efficiency = context.times, context.phases, context.efficiency
+    verdict = context.verdict
+    found = findings(context, settings.ignored_rules)
     v1_notes = (bottleneck_note(profile, verdict.bottleneck, efficiency.share), ratio_note)
     return Scorecard(
         grade=UNGRADED if profile.unfit else efficiency.grade,
@@ -125,13 +136,13 @@ def _card(profile: Profile, options: ScoreOptions, settings: Settings) -> Scorec
         bottleneck=verdict.bottleneck.value,
         throughput_tok_s=efficiency.throughput.tok_s if efficiency.throughput else None,
         step_time_ms=times.typical_ms,
-        forward_backward_ratio=ratio,
+        forward_backward_ratio=context.ratio,
         wall_coverage=profile.wall_coverage,
         per_layer_summary=summaries,
         hotspot_ops=ranked[:HOTSPOTS_SHOWN],
         recommendations=_recommendations(context, found),
         bottleneck_evidence=verdict.evidence,
-        causes=causes,
+        causes=context.causes,
         notes=(
             *profile.notes,
             *efficiency.notes,
@@ -154,17 +165,9 @@ def _card(profile: Profile, options: ScoreOptions, settings: Settings) -> Scorec
         flops_per_token=target.model_flops,
         flops_convention=target.convention,
         bytes_per_token=target.traffic_bytes,
-        operations=operations,
-        layers=layers_of_step(profile, times, slow),
-        ranks=tuple(
-            RankRow(
-                rank=rank.rank,
-                ledger=Ledger.of(rank.ledger),
-                step_ms=rank.mean_step_ms,
-                wait_ms=rank.wait_ms,
-            )
-            for rank in profile.ranks
-        ),
+        operations=context.operations,
+        layers=layers_of_step(profile, times, context.slow_layers),
+        ranks=_rank_rows(profile),
         arithmetic=efficiency.arithmetic,
         findings=found,
         peak_memory_bytes=profile.peak_memory_bytes,
@@ -184,6 +187,15 @@ def _recommendations(context: RuleContext, found: tuple[Finding, ...]) -> tuple[
     advice = [advice_for(context)] if general else []
     advice += [finding.remedy for finding in worth]
     return tuple(dict.fromkeys(advice))
+
+
+def _rank_rows(profile: Profile) -> tuple[RankRow, ...]:
+    return tuple(
+        RankRow(
+            rank=rank.rank, ledger=Ledger.of(rank.ledger), step_ms=rank.mean_step_ms, wait_ms=rank.wait_ms
+        )
+        for rank in profile.ranks
+    )
 
 
 def _device(target: Target) -> DeviceUse | None:

@@ -171,7 +171,7 @@ def test_budgets_and_waivers(stepgrade: Run, gate: str, budget: str, waiver: str
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("[gate", "is no TOML"),
+        ("[gate", "is not valid TOML"),
         ("[gate]\nallow = 'much'", "gate.allow"),
         ("[gate]\nallow = -1.0", "must be a share"),
         ("[gate]\ncolour = 1", "colour"),

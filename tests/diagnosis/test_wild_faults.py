@@ -28,7 +28,7 @@ def step_ms(profile: Profile) -> float:
 
 
 def warnings_of(profile: Profile) -> list[str]:
-    return [one.rule for one in sg.score(profile).findings if one.severity != "info"]
+    return [finding.rule for finding in sg.score(profile).findings if finding.severity != "info"]
 
 
 def chosen(seed: str, strengths: tuple[float, ...]) -> float:
@@ -111,7 +111,7 @@ def test_the_bottleneck_is_named_and_what_would_remain_without_it(name: str, fau
         profile_of(with_fault(RUNS[name], fault, FACTORS.get(fault, (4.0,))[-1], step_ms_without(name)))
     )
     assert card.bottleneck == BOTTLENECKS[fault]
-    (cause,) = [one for one in card.causes if one.bottleneck == card.bottleneck]
+    (cause,) = [cause for cause in card.causes if cause.bottleneck == card.bottleneck]
     assert cause.share > 0.15
     assert cause.remaining_ms == pytest.approx((card.step_time_ms or 0.0) * (1.0 - cause.share))
 

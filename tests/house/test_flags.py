@@ -18,7 +18,6 @@ FOREIGN = {"_version.py": "--version", "store/git.py": "--short", "store/migrati
 # How many texts of each room still hold one; it only goes down.
 STILL = {
     "compare": 3,
-    "diagnosis": 2,
     "gating": 7,
     "readers": 4,
     "report": 11,

@@ -17,8 +17,6 @@ from stepgrade.scoring.runtime import Runtime
 from stepgrade.scoring.step_times import RunTimes
 
 NOTHING_DONE = Activity(driver="unknown")
-# The accounts of a ledger that are device time spent waiting.
-WAITS = ("exposed_communication", "exposed_copy", "idle_input", "idle_host", "idle_sync")
 
 
 class RuleContext(Struct, frozen=True, kw_only=True):
@@ -44,10 +42,6 @@ class RuleContext(Struct, frozen=True, kw_only=True):
         """Tell whether the time is that of an accelerator's timeline."""
         return self.activity.driver == "device"
 
-    def share_of_step(self, total_ms: float) -> float | None:
-        """Return a total over all steps as a share of one step, or None when steps are not known."""
-        return self.times.share(total_ms)
-
     def step_share(self, ms: float) -> float:
         """Return milliseconds of the typical step as a share of it, 0 when the step time is not known."""
         return ms / self.times.typical_ms if self.times.typical_ms else 0.0
@@ -61,7 +55,7 @@ class RuleContext(Struct, frozen=True, kw_only=True):
         return sum(getattr(self.ledger, name) or 0.0 for name in names) if self.ledger else 0.0
 
     def busy_share(self, ms: float) -> float:
-        """Return device work of one step as the share of the step that it can have: work may run at once."""
+        """Return device work of one step as a share of it; work that runs at the same time is scaled down."""
         whole = sum(op.ms or 0.0 for op in self.operations if op.kind != "communication")
         if whole <= 0.0:
             return 0.0
@@ -72,12 +66,12 @@ class RuleContext(Struct, frozen=True, kw_only=True):
         return self.busy_share(sum(op.ms or 0.0 for op in self.operations if op.kind in kinds))
 
     def phase_share(self, kind: PhaseKind) -> float:
-        """Return the share of the step in phases of this kind, where phases tell it."""
+        """Return the share of the step in phases of this kind, 0 when there are none."""
         return self.phases.by_kind.get(kind, 0.0)
 
     @property
     def memory_share(self) -> float | None:
-        """Return the peak of the device's memory as a share of it; None when either is not known."""
+        """Return the peak of the device's memory as a share of its size; None when either is not known."""
         used, seen, device = self.profile.peak_memory_bytes, self.profile.device, self.target.device
         size = seen.memory_bytes if seen and seen.memory_bytes else None
         if size is None and device is not None and device.memory_gb:

@@ -14,6 +14,7 @@ from msgspec import Struct
 from stepgrade.errors import BadInput
 from stepgrade.model.activity import Activity
 from stepgrade.model.notes import Note
+from stepgrade.units import show_ms
 
 RECORDER = "stepgrade recorder, PyTorch"  # the producer of what our own recorder writes
 STEP_PROFILER_V2 = "step_profiler_v2"  # the formats that contract v1 reads, each also called as its producer
@@ -27,6 +28,12 @@ class Source(Struct, frozen=True, kw_only=True):
     format: str
     files: tuple[str, ...]
     producer: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """Return the name of the file, of several that of the first and how many more there are."""
+        more = f" and {len(self.files) - 1} more" if len(self.files) > 1 else ""
+        return f"{self.files[0] if self.files else 'no file'}{more}"
 
 
 class Span(Struct, frozen=True, kw_only=True):
@@ -181,6 +188,11 @@ class Profile(Struct, frozen=True, kw_only=True):
                 raise BadInput(f"must be a whole number from 0 to {LARGEST_COUNT}", where=place)
         for place, value in self._figures():
             check_figure(place, value)
+
+    def __repr__(self) -> str:
+        steps = "steps not counted" if self.steps is None else f"{self.steps} steps"
+        mean = "" if self.mean_step_ms is None else f" of {show_ms(self.mean_step_ms)}"
+        return f"<Profile {self.source.format}, {steps}{mean}, {self.source.shown}>"
 
     def _figures(self) -> Iterator[tuple[str, float | None]]:
         """Yield every measured figure with the name it has for people."""

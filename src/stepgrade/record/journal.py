@@ -14,6 +14,7 @@ from msgspec import Struct, to_builtins
 from msgspec.structs import asdict
 
 from stepgrade.model.notes import Note
+from stepgrade.model.profile import STEP_PROFILER_V2
 from stepgrade.record.environment import peak_memory_bytes
 from stepgrade.record.timeline import GAPS
 from stepgrade.record.totals import Totals
@@ -156,7 +157,7 @@ def step_profile(
     tokens = tokens_per_step or (totals.tokens / steps if totals.tokens else None)
     operations_ms = recording.window.per_step_ms() if recording.window is not None else {}
     return {
-        "_profiler": "step_profiler_v2",
+        "_profiler": STEP_PROFILER_V2,
         "steps": steps,
         "avg_step_ms": wall_ms / steps,
         "wall_coverage": min(1.0, sum(phases_ms.values()) / wall_ms),

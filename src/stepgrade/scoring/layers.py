@@ -50,7 +50,7 @@ def layers_of_step(
     """Return the layers of the typical step, the slow ones marked; none without a number of steps."""
     if not times.steps:
         return ()
-    found = []
+    steps = []
     for layer in profile.layers:
         forward, backward, again = (
             None if total is None else times.per_step(total)
@@ -58,7 +58,7 @@ def layers_of_step(
         )
         ops_total_ms = add_up(layer.ops_total_ms.values())
         top_op, top_op_ms = longest_operation(layer.ops_total_ms)
-        found.append(
+        steps.append(
             LayerStep(
                 layer=layer.layer,
                 name=layer.name,
@@ -71,10 +71,10 @@ def layers_of_step(
                 else None,
                 top_op=top_op or None,
                 top_op_share=top_op_ms / ops_total_ms if ops_total_ms > 0.0 else None,
-                slow=tuple(one.direction for one in slow if one.layer == layer.layer),
+                slow=tuple(found.direction for found in slow if found.layer == layer.layer),
             )
         )
-    return tuple(found)
+    return tuple(steps)
 
 
 def backward_forward_ratio(

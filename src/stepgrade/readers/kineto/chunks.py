@@ -1,25 +1,29 @@
-"""Chunks of event text into columns: fast as a whole, and piece by piece where a chunk is broken."""
+"""Chunks of event text into columns: fast as a whole, and event by event where a chunk is broken."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections import Counter
 from typing import Final
+
+from msgspec import Struct
 
 from stepgrade.readers.kineto.decode import (
     DECODE_ERRORS,
     Event,
     LooseEvent,
+    NeedsText,
     Unusable,
     decode_events,
     decode_loosely,
     decode_text_timed,
-    mend,
+    from_ns,
+    from_numbers,
+    from_texts,
+    repair,
 )
-from stepgrade.readers.kineto.losses import BROKEN, Losses
 from stepgrade.readers.kineto.tables import Tables
-from stepgrade.readers.kineto.times import NeedsText, from_ns, from_numbers, from_texts
 
 _ODD_VALUES: Final = (*DECODE_ERRORS, TypeError, OverflowError)
 _EDGE: Final = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|bp|s)"\s*:)')
@@ -28,18 +32,44 @@ _GAP: Final = re.compile(rb"[\s,\0]*")
 _CONTROL: Final = re.compile(rb"[\x00-\x1f]")
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _CLOSE: Final = ord("]")
+_BROKEN: Final = "not valid JSON"
 # Only where a value ends is asked: numbers are not made, they could have a million digits.
 _scan = json.JSONDecoder(strict=False, parse_int=len, parse_float=len).raw_decode
 
 
-class Lane:
-    """Reads chunks in any order; two lanes read twice as fast."""
+class Losses(Struct):
+    """Events left out, by reason, each with the place in the text of its first one."""
+
+    counts: dict[str, int] = {}
+    first: dict[str, int] = {}
+
+    def add(self, reason: str, offset: int, count: int = 1) -> None:
+        """Count events lost for `reason`."""
+        self.counts[reason] = self.counts.get(reason, 0) + count
+        self.first[reason] = min(offset, self.first.get(reason, offset))
+
+    def merge(self, other: Losses) -> None:
+        """Add what another reader lost."""
+        for reason, count in other.counts.items():
+            self.add(reason, other.first[reason], count)
+
+    def sentences(self) -> tuple[str, ...]:
+        """Return a sentence for each reason."""
+        return tuple(
+            f"{count} {'event' if count == 1 else 'events'} left out, {reason}, the first at byte "
+            f"{self.first[reason]} of the text"
+            for reason, count in Counter(self.counts).most_common()
+        )
+
+
+class ChunkReader:
+    """Reads chunks in any order, so that several processes can share the chunks of a file."""
 
     def __init__(self) -> None:
         self.tables = Tables()
         self.losses = Losses()
-        self.text_times = False
-        self.end: int | None = None
+        self.text_times = False  # whether times had to be read from their text
+        self.end: int | None = None  # where in the text the array of events closes, once that is seen
 
     def read(self, chunk: memoryview, offset: int) -> None:
         """Add a JSON array of events; `offset` is where the text after its bracket begins."""
@@ -68,29 +98,26 @@ class Lane:
             if text[at] == _CLOSE:
                 self.end = offset + at + 1
                 break
-            at = _next_value(text, self._read_value(text, characters, at, events, offset))
+            try:
+                _, stop = _scan(characters, at)
+            except (ValueError, RecursionError):
+                self.losses.add(_BROKEN, offset + at)
+                stop = _resume(text, at)
+            else:
+                event = self._repaired(text[at:stop], offset + at)
+                if event is not None:
+                    events.append(event)
+            at = _next_value(text, stop)
         self.tables.add(events, from_ns)
 
-    def _read_value(self, text: bytes, characters: str, at: int, events: list[Event], offset: int) -> int:
-        """Add the event that begins at `at` and return where to read on."""
+    def _repaired(self, text: bytes, offset: int) -> Event | None:
         try:
-            _, stop = _scan(characters, at)
-        except (ValueError, RecursionError):
-            self.losses.add(BROKEN, offset + at)
-            return _resume(text, at)
-        events += self._mended(text[at:stop], offset + at)
-        return stop
-
-    def _mended(self, text: bytes, offset: int) -> Iterator[Event]:
-        try:
-            event = mend(_decoded(text))
+            return repair(_decoded(text))
         except Unusable as error:
             self.losses.add(str(error), offset)
         except DECODE_ERRORS:
-            self.losses.add(BROKEN, offset)
-        else:
-            if event is not None:
-                yield event
+            self.losses.add(_BROKEN, offset)
+        return None
 
 
 def _decoded(text: bytes) -> LooseEvent:

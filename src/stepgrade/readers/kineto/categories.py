@@ -1,8 +1,10 @@
-"""What the profiler called its categories over the years, and what each of them means to us."""
+"""Category names of the profiler over the years: what each means, and how a file is recognised by them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from typing import Final
 
 from msgspec import Raw
 
@@ -93,3 +95,25 @@ def era_name(
         (bool(seen & {"async_gpu", "async_cpu_to_gpu"}), "2022"),
     )
     return next((name for holds, name in rules if holds), "2023")
+
+
+_KEYS: Final = re.compile(
+    rb'"(?:schemaVersion|deviceProperties|baseTimeNanoseconds|distributedInfo|trace_id)"\s*:'
+)
+_CATEGORY: Final = re.compile(
+    rb'"cat"\s*:\s*"(?:' + b"|".join(re.escape(c.encode()) for c in sorted(USED_CATEGORIES)) + rb')"'
+)
+_OTHER: Final = re.compile(rb'"(?:rocprofiler-sdk-tool|highres-ticks)"\s*:')
+
+
+def looks_like_kineto(head: bytes) -> bool:
+    """Tell from the first bytes of the text (64 KB are plenty) whether Kineto wrote it."""
+    start = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+    has_category = _CATEGORY.search(head) is not None
+    if start == b"[" or has_category:
+        return has_category and start in (b"[", b"{")
+    key = _KEYS.search(head)
+    if start != b"{" or key is None or _OTHER.search(head):
+        return False
+    # A key of ours before any other object opens, or the array of events itself.
+    return b'"traceEvents"' in head or head.count(b"{", 0, key.start()) == 1

@@ -1,8 +1,10 @@
-"""Keep of a trace only what belongs to some of its steps."""
+"""Keep only some steps of a trace."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -18,15 +20,23 @@ Mask = NDArray[np.bool_]
 _STEP: Final = re.compile(r"ProfilerStep#(\d{1,18})")
 
 
-def only_steps(trace: Trace, steps: tuple[int, int]) -> Trace:
-    """Return what the host did from the first to the last of `steps`, and the work that it launched."""
+def only_steps(traces: Iterable[Trace], steps: tuple[int, int]) -> Iterator[Trace]:
+    """Yield of each trace what the host did from the first to the last of `steps`, and what it launched."""
+    return map(partial(_cut, steps=steps), traces)  # unlike a generator, it keeps no trace alive
+
+
+def _cut(trace: Trace, steps: tuple[int, int]) -> Trace:
     low, high = _window(trace, steps)
     calls = _keep(trace.calls, _starts_in(trace.calls, low, high))
+    work = trace.work
+    # Work belongs to the step that launched it; without a recorded launch, to the one that it starts in.
+    has_launch = among(work.correlation, trace.calls.correlation) & (work.correlation != NONE)
+    in_steps = np.where(has_launch, among(work.correlation, calls.correlation), _starts_in(work, low, high))
     return replace(
         trace,
         ops=_keep(trace.ops, _starts_in(trace.ops, low, high)),
         calls=calls,
-        work=_keep(trace.work, _launched(trace, calls, low, high)),
+        work=_keep(work, in_steps),
         ranges=_keep(trace.ranges, _starts_in(trace.ranges, low, high)),
         device_ranges=trace.device_ranges
         and _keep(trace.device_ranges, _starts_in(trace.device_ranges, low, high)),
@@ -48,14 +58,6 @@ def _window(trace: Trace, steps: tuple[int, int]) -> tuple[int, int]:
 def _starts_in(rows: Any, low: int, high: int) -> Mask:
     mask: Mask = (rows.start_ns >= low) & (rows.start_ns < high)
     return mask
-
-
-def _launched(trace: Trace, calls: HostCalls, low: int, high: int) -> Mask:
-    """Tell the work that `calls` launched, and of work without a recorded launch what starts meanwhile."""
-    work = trace.work
-    has_launch = among(work.correlation, trace.calls.correlation) & (work.correlation != NONE)
-    mine: Mask = np.where(has_launch, among(work.correlation, calls.correlation), _starts_in(work, low, high))
-    return mine
 
 
 def _keep(rows: Rows, mask: Mask) -> Rows:
