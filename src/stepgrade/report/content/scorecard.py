@@ -101,7 +101,7 @@ def _grade(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Block]:
         rests_on = f"{show_rate(card.throughput_tok_s)} of {show_rate(roof.tok_s)}{on}: {roof.convention}"
     yield Badge(
         card.grade,
-        _BADGES[card.grade],
+        _BADGES.get(card.grade, "badge-none"),
         headline(card),
         "title",
         (rests_on,),
