@@ -24,7 +24,7 @@ from peers import PEERS, install
 from stepgrade.errors import StepgradeError
 from stepgrade.model.events import DeviceEvent
 from stepgrade.naming.torch_names import Mask
-from stepgrade.readers.kineto import read_traces
+from stepgrade.readers.ranks import read_ranks
 from stepgrade.trace import analyse_trace
 from stepgrade.trace import intervals as iv
 from stepgrade.trace.facts import TraceFacts
@@ -126,7 +126,7 @@ def reasons(line: Timeline, launched: Mask, ours: Shares) -> list[str]:
 def compare(trace: Path, python: Path) -> None:
     """Print the rows of one trace; nothing for one without device work."""
     try:
-        line = lay_out(next(iter(read_traces(trace))))
+        line = lay_out(next(read_ranks([trace])))
     except StepgradeError:
         return
     work = line.trace.work

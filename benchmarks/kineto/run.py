@@ -23,8 +23,8 @@ _OURS = ("stepgrade score", "read")
 # What nothing that reads this file can beat: unpacking it, and unpacking and decoding it on one core.
 _GUNZIP = """
 import sys
-from stepgrade.readers.kineto.source import Source
-with Source(sys.argv[1]) as text:
+from stepgrade.readers.source import ByteSource
+with ByteSource(sys.argv[1]) as text:
     view = memoryview(bytearray(1 << 19))
     while text.fill(view):
         pass
@@ -33,9 +33,9 @@ _DECODE = """
 import sys
 from stepgrade.readers.kineto.decode import decode_events
 from stepgrade.readers.kineto.header import read_head
-from stepgrade.readers.kineto.source import Source
+from stepgrade.readers.source import ByteSource
 from stepgrade.readers.kineto.split import Slots, Splitter
-with Source(sys.argv[1]) as text:
+with ByteSource(sys.argv[1]) as text:
     head = read_head(text)
     splitter = Splitter(text, head.text, head.offset, Slots.private())
     while chunk := splitter.next_chunk():
@@ -44,8 +44,10 @@ with Source(sys.argv[1]) as text:
 """
 _READ = """
 import sys
-from stepgrade.readers.kineto.reader import read_file
-read_file(sys.argv[1], lanes=int(sys.argv[2]) or None)
+from stepgrade.readers.kineto.reader import read_traces
+from stepgrade.readers.source import ByteSource
+with ByteSource(sys.argv[1]) as source:
+    read_traces(source, int(sys.argv[2]) or None)
 """
 
 

@@ -7,29 +7,31 @@ from collections.abc import Sequence
 from stepgrade.compare.fingerprint import allowed_fields
 from stepgrade.compare.regression import compared
 from stepgrade.config.limits import Limits
-from stepgrade.contract import Grade
+from stepgrade.contract import Grade, LayerSummary
+from stepgrade.contract.scorecard import HOTSPOTS_SHOWN
 from stepgrade.diagnosis.advice import advice_for
-from stepgrade.diagnosis.context import RuleContext
+from stepgrade.diagnosis.context import NOTHING_DONE, RuleContext
 from stepgrade.diagnosis.rules import findings
 from stepgrade.diagnosis.settings import DEFAULT_SETTINGS, Settings
-from stepgrade.errors import NotMeasured
+from stepgrade.errors import BadOption, NotMeasured
 from stepgrade.hardware import Target
 from stepgrade.hardware.setup import Setup
-from stepgrade.model import Baseline, Note, Profile, RankTime
+from stepgrade.model import Baseline, Ledger, Note, Profile
 from stepgrade.model.finding import Finding
+from stepgrade.model.profile import STEP_PROFILER_V2
 from stepgrade.model.scorecard import UNGRADED, DeviceUse, RankRow, Scorecard, StepStats
-from stepgrade.scoring.bottleneck import name_bottleneck
-from stepgrade.scoring.causes import bottleneck_of_ledger, rank_causes, shares_of
+from stepgrade.scoring.causes import bottleneck_of_ledger, bottleneck_of_phases, rank_causes, work_of
 from stepgrade.scoring.efficiency import ScoreOptions, efficiency_of
 from stepgrade.scoring.fingerprint import fingerprint_of
 from stepgrade.scoring.layers import backward_forward_ratio, layer_summaries, layers_of_step, slow_layers
-from stepgrade.scoring.operations import hotspots, operations_of_step
+from stepgrade.scoring.operations import RankedOperation, operations_of_step, ranked_operations
 from stepgrade.scoring.phases import phases_of_step
 from stepgrade.scoring.reference import bottleneck_note
 from stepgrade.scoring.roofline import roofs_of
 from stepgrade.scoring.runtime import Runtime, runtime_of
-from stepgrade.scoring.step_times import StepTimes, kept, step_ms_of, step_times
+from stepgrade.scoring.step_times import RunTimes, kept, times_of
 from stepgrade.scoring.target import target_for
+from stepgrade.statistics import mean
 from stepgrade.units import show_count, show_ms
 
 # An info is worth a line of advice from this share of the step on.
@@ -52,88 +54,92 @@ def score(
 ) -> Scorecard:
     """Return the scorecard of a run (contract v2), compared with `baseline` when there is one.
 
-    `setup` says more of hardware and model than the three figures beside it, which then count no more;
-    `settings` holds limits and ignored rules, as `load_settings` reads them.
+    `setup` says everything about hardware and model; `device`, `peak_bw_gb_s` and `bytes_per_token` are for
+    those who need no more, and raise BadOption beside it. `settings` has limits and ignored rules, as
+    `load_settings` reads them. Raise NotMeasured for a profile that holds no measurement at all.
     """
-    named = Setup(device=device, peak_bw_gb_s=peak_bw_gb_s, bytes_per_token=bytes_per_token)
-    options = ScoreOptions(
-        throughput_tok_s=throughput_tok_s,
-        tokens_per_step=tokens_per_step,
-        target=target_for(profile, setup or named),
-    )
-    card = score_profile(profile, options, settings or DEFAULT_SETTINGS)
-    if baseline is not None:
-        card = compared(card, as_baseline(baseline, options, setup or named), allowed_fields(allow_different))
-    return card
-
-
-def as_baseline(baseline: Baseline | Profile | Scorecard, options: ScoreOptions, setup: Setup) -> Baseline:
-    """Return the earlier run's figures; a profile's rate is known only from its tokens per step."""
-    if isinstance(baseline, Profile):
-        target = target_for(baseline, setup)
-        asked = ScoreOptions(tokens_per_step=options.tokens_per_step, target=target)
-        baseline = score_profile(baseline, asked)
-    return Baseline.of(baseline) if isinstance(baseline, Scorecard) else baseline
-
-
-def score_profile(
-    profile: Profile,
-    options: ScoreOptions,
-    settings: Settings = DEFAULT_SETTINGS,
-) -> Scorecard:
-    """Return the scorecard; raise NotMeasured for a profile that holds no measurement at all."""
+    figures = {"device": device, "peak_bw_gb_s": peak_bw_gb_s, "bytes_per_token": bytes_per_token}
+    given = [name for name, value in figures.items() if value is not None]
+    if setup is not None and given:
+        raise BadOption("is given beside setup", field=given[0], hint="put it into the Setup")
+    setup = setup or Setup(device=device, peak_bw_gb_s=peak_bw_gb_s, bytes_per_token=bytes_per_token)
     if profile.is_empty:
         where = ", ".join(profile.source.files)
         raise NotMeasured("nothing was measured: no step time, phases, layers or operations", where=where)
-    context, ratio_notes = _facts(profile, options, settings.limits)
-    found = findings(context, settings.limits, settings.ignored_rules)
-    return _card(context, options, found, ratio_notes)
+    options = ScoreOptions(
+        throughput_tok_s=throughput_tok_s,
+        tokens_per_step=tokens_per_step,
+        target=target_for(profile, setup),
+    )
+    card = _card(profile, options, settings or DEFAULT_SETTINGS)
+    if baseline is None:
+        return card
+    earlier = as_baseline(baseline, setup, tokens_per_step)
+    return compared(card, earlier, allowed_fields(allow_different))
 
 
-def _facts(profile: Profile, options: ScoreOptions, limits: Limits) -> tuple[RuleContext, tuple[Note, ...]]:
-    phases = phases_of_step(profile, limits)
-    efficiency = efficiency_of(profile, options)
-    ratio, notes = backward_forward_ratio(profile, phases)
-    ledger = shares_of(profile.ledger) or phases.ledger
-    operations = operations_of_step(profile, options.target.figures, options.target.dtype)
-    causes = rank_causes(profile, ledger, operations)
+def as_baseline(
+    baseline: Baseline | Profile | Scorecard, setup: Setup, tokens_per_step: float | None = None
+) -> Baseline:
+    """Return the earlier run's figures; a profile's rate is known only from its tokens per step."""
+    if isinstance(baseline, Profile):
+        baseline = score(baseline, setup=setup, tokens_per_step=tokens_per_step)
+    return Baseline.of(baseline) if isinstance(baseline, Scorecard) else baseline
+
+
+def _context(
+    profile: Profile,
+    options: ScoreOptions,
+    limits: Limits,
+    ranked: tuple[RankedOperation, ...],
+    summaries: tuple[LayerSummary, ...],
+) -> tuple[RuleContext, Note | None]:
+    """Work out everything that is judged; the note is about the ratio of backward to forward."""
+    target, times = options.target, times_of(profile)
+    phases = phases_of_step(profile, times, limits)
+    efficiency = efficiency_of(profile, times, options)
+    operations = operations_of_step(ranked, profile, times, target.figures, target.dtype)
+    ratio, ratio_note = backward_forward_ratio(profile, phases, summaries)
+    work, of_device = work_of(profile, operations), Ledger.of(profile.ledger)
+    causes = rank_causes(profile, times, of_device or phases.ledger, work)
     context = RuleContext(
         profile=profile,
+        times=times,
         phases=phases,
         efficiency=efficiency,
-        verdict=bottleneck_of_ledger(profile, causes, operations, limits)
-        or name_bottleneck(profile, phases, efficiency, limits),
+        verdict=bottleneck_of_ledger(profile, of_device, causes, work, limits)
+        if of_device
+        else bottleneck_of_phases(profile, phases, efficiency, limits),
         ratio=ratio,
         slow_layers=slow_layers(profile, limits),
-        ledger=ledger,
-        target=options.target,
+        ledger=of_device or phases.ledger,
+        target=target,
         operations=operations,
         causes=causes,
         runtime=runtime_of(profile),
+        activity=profile.activity.scaled(times.scale) if profile.activity else NOTHING_DONE,
         limits=limits,
     )
-    return context, notes
+    return context, ratio_note
 
 
-def _card(
-    context: RuleContext, options: ScoreOptions, found: tuple[Finding, ...], ratio_notes: tuple[Note, ...]
-) -> Scorecard:
-    profile, phases, efficiency, verdict = (
-        context.profile,
-        context.phases,
-        context.efficiency,
-        context.verdict,
-    )
+def _card(profile: Profile, options: ScoreOptions, settings: Settings) -> Scorecard:
+    ranked, summaries, target = ranked_operations(profile), layer_summaries(profile), options.target
+    context, ratio_note = _context(profile, options, settings.limits, ranked, summaries)
+    times, phases, efficiency = context.times, context.phases, context.efficiency
+    verdict = context.verdict
+    found = findings(context, settings.ignored_rules)
+    v1_notes = (bottleneck_note(profile, verdict.bottleneck, efficiency.share), ratio_note)
     return Scorecard(
         grade=UNGRADED if profile.unfit else efficiency.grade,
         efficiency=efficiency.share,
         bottleneck=verdict.bottleneck.value,
         throughput_tok_s=efficiency.throughput.tok_s if efficiency.throughput else None,
-        step_time_ms=step_ms_of(profile),
+        step_time_ms=times.typical_ms,
         forward_backward_ratio=context.ratio,
         wall_coverage=profile.wall_coverage,
-        per_layer_summary=layer_summaries(profile),
-        hotspot_ops=hotspots(profile),
+        per_layer_summary=summaries,
+        hotspot_ops=ranked[:HOTSPOTS_SHOWN],
         recommendations=_recommendations(context, found),
         bottleneck_evidence=verdict.evidence,
         causes=context.causes,
@@ -141,16 +147,14 @@ def _card(
             *profile.notes,
             *efficiency.notes,
             *phases.notes,
-            *_bottleneck_notes(context),
-            *ratio_notes,
-            *_operation_notes(profile),
-            *_sample_notes(profile),
+            *(note for note in v1_notes if note is not None),
+            *_notes(profile, times),
         ),
         fitness=(*(note for note in profile.warnings if not note.fatal), *phases.fitness),
         ungraded_because=(*profile.unfit, *efficiency.ungraded_because),
         source=profile.source,
-        device=_device(options.target),
-        steps=_steps(profile),
+        device=_device(target),
+        steps=_steps(profile, times),
         throughput=efficiency.throughput,
         ledger=context.ledger,
         phases=phases.shares,
@@ -158,16 +162,16 @@ def _card(
         ceilings=efficiency.ceilings,
         mfu=efficiency.mfu,
         hfu=efficiency.hfu,
-        flops_per_token=options.target.model_flops,
-        flops_convention=options.target.convention,
-        bytes_per_token=options.target.traffic_bytes,
+        flops_per_token=target.model_flops,
+        flops_convention=target.convention,
+        bytes_per_token=target.traffic_bytes,
         operations=context.operations,
-        layers=layers_of_step(profile, context.slow_layers),
-        ranks=tuple(_rank(rank) for rank in profile.ranks),
+        layers=layers_of_step(profile, times, context.slow_layers),
+        ranks=_rank_rows(profile),
         arithmetic=efficiency.arithmetic,
         findings=found,
         peak_memory_bytes=profile.peak_memory_bytes,
-        roofs=roofs_of(options.target),
+        roofs=roofs_of(target),
         typical_step=profile.typical_step,
         fingerprint=fingerprint_of(profile, options),
     )
@@ -175,96 +179,79 @@ def _card(
 
 def _recommendations(context: RuleContext, found: tuple[Finding, ...]) -> tuple[str, ...]:
     """Return what to do: what the findings say, and about the bottleneck where none of them does."""
-    worth = [one for one in found if one.severity != "info" or one.gain_high >= WORTH_A_LINE]
-    told = any(one.severity != "info" for one in worth)
+    worth = [finding for finding in found if finding.severity != "info" or finding.gain_high >= WORTH_A_LINE]
+    are_severe = any(finding.severity != "info" for finding in worth)
     general = context.efficiency.grade not in _GOOD_GRADES and (
-        context.runtime is Runtime.REFERENCE or not told
+        context.runtime is Runtime.REFERENCE or not are_severe
     )
     advice = [advice_for(context)] if general else []
     advice += [finding.remedy for finding in worth]
     return tuple(dict.fromkeys(advice))
 
 
-def _bottleneck_notes(context: RuleContext) -> tuple[Note, ...]:
-    note = bottleneck_note(context.profile, context.verdict.bottleneck, context.efficiency.share)
-    return (note,) if note else ()
-
-
-def _operation_notes(profile: Profile) -> tuple[Note, ...]:
-    if not profile.operations or profile.source.producer != "step_profiler_v2":
-        return ()
-    text = "hotspots include the operations listed for the whole model; contract v1 does not read those"
-    return (Note("v1_hotspots", text),)
+def _rank_rows(profile: Profile) -> tuple[RankRow, ...]:
+    return tuple(
+        RankRow(
+            rank=rank.rank, ledger=Ledger.of(rank.ledger), step_ms=rank.mean_step_ms, wait_ms=rank.wait_ms
+        )
+        for rank in profile.ranks
+    )
 
 
 def _device(target: Target) -> DeviceUse | None:
-    device = target.device
+    device, count = target.device, target.devices if target.devices > 1 else None
     if device is not None:
-        basis = target.device_basis or ("given by a file" if device.is_by_hand else "given")
-        return DeviceUse(key=device.key, name=device.name, count=_count(target), basis=basis)
+        basis = target.device_basis or ("given as a file" if device.is_by_hand else "given")
+        return DeviceUse(key=device.key, name=device.name, count=count, basis=basis)
     if target.figures.bandwidth() or target.figures.compute(target.dtype):
-        basis = "described by its bandwidth" if target.figures.bandwidth() else "described by its peak"
-        return DeviceUse(key=None, name=None, count=_count(target), basis=basis)
+        rate = "bandwidth" if target.figures.bandwidth() else "arithmetic"
+        return DeviceUse(key=None, name=None, count=count, basis=f"described by its {rate}")
     return None
 
 
-def _count(target: Target) -> int | None:
-    return target.devices if target.devices > 1 else None
-
-
-def _steps(profile: Profile) -> StepStats | None:
+def _steps(profile: Profile, times: RunTimes) -> StepStats | None:
     if profile.steps is None and profile.mean_step_ms is None:
         return None
-    times = step_times(profile.samples_ms)
-    if times is None:
+    steady = times.steady
+    if steady is None:
         return StepStats(
             count=profile.recorded_steps or profile.steps,
             steady=profile.steps if profile.recorded_steps else None,
         )
     return StepStats(
         count=profile.recorded_steps or profile.steps or len(profile.samples_ms),
-        steady=times.steady,
-        warm_up=times.warm_up,
-        outliers=times.outliers,
-        median_ms=times.median_ms,
-        low_ms=times.low_ms,
-        high_ms=times.high_ms,
-        p95_ms=times.p95_ms,
-        least_ms=times.least_ms,
-        most_ms=times.most_ms,
+        steady=steady.steady,
+        warm_up=steady.warm_up,
+        outliers=steady.outliers,
+        median_ms=steady.median_ms,
+        low_ms=steady.low_ms,
+        high_ms=steady.high_ms,
+        p95_ms=steady.p95_ms,
+        least_ms=steady.least_ms,
+        most_ms=steady.most_ms,
         samples_ms=kept(profile.samples_ms),
     )
 
 
-def _sample_notes(profile: Profile) -> tuple[Note, ...]:
-    """Say what was left out of the median, and when there is nothing that an interval could rest on."""
-    times = step_times(profile.samples_ms)
-    if times is None:
+def _notes(profile: Profile, times: RunTimes) -> tuple[Note, ...]:
+    """Say what the figures of operations and steps include, and what was left out of the median."""
+    notes, steady, count = [], times.steady, len(profile.samples_ms)
+    if profile.operations and profile.source.producer == STEP_PROFILER_V2:
+        text = "hotspots include the operations listed for the whole model; contract v1 does not read those"
+        notes.append(Note("v1_hotspots", text))
+    if steady is None and profile.mean_step_ms:
         text = "the source has only the average of its steps: there is no interval"
-        return (Note("averages", text),) if profile.mean_step_ms else ()
-    return (*_left_out(profile, times), *_thinned(profile))
-
-
-def _thinned(profile: Profile) -> tuple[Note, ...]:
-    count, all_of_them = len(kept(profile.samples_ms)), len(profile.samples_ms)
-    if count == all_of_them:
-        return ()
-    text = f"the median is that of {show_count(all_of_them)} steps; {show_count(count)} of them are kept"
-    return (Note("samples_thinned", text),)
-
-
-def _left_out(profile: Profile, times: StepTimes) -> tuple[Note, ...]:
-    left_out = [f"{times.warm_up} as warm-up"] if times.warm_up else []
-    left_out += [f"{times.outliers} as outliers"] if times.outliers else []
-    if not left_out:
-        return ()
-    of_all = f"{times.warm_up + times.outliers} of {len(profile.samples_ms)} steps"
-    mean = show_ms(sum(profile.samples_ms) / len(profile.samples_ms))
-    which = f"{of_all} are not steady and left out of the median ({', '.join(left_out)})"
-    return (Note("steps_left_out", f"{which}; the mean of all is {mean}"),)
-
-
-def _rank(rank: RankTime) -> RankRow:
-    return RankRow(
-        rank=rank.rank, ledger=shares_of(rank.ledger), step_ms=rank.mean_step_ms, wait_ms=rank.wait_ms
-    )
+        notes.append(Note("averages", text))
+    if steady is not None and steady.steady < count:
+        left_out = [f"{steady.warm_up} as warm-up"] if steady.warm_up else []
+        left_out += [f"{steady.outliers} as outliers"] if steady.outliers else []
+        text = (
+            f"{count - steady.steady} of {count} steps are not steady and left out of the median "
+            f"({', '.join(left_out)}); the mean of all is {show_ms(mean(profile.samples_ms))}"
+        )
+        notes.append(Note("steps_left_out", text))
+    number_kept = len(kept(profile.samples_ms))
+    if number_kept < count:
+        text = f"the median is that of {show_count(count)} steps; {show_count(number_kept)} of them are kept"
+        notes.append(Note("samples_thinned", text))
+    return tuple(notes)

@@ -171,7 +171,7 @@ def test_budgets_and_waivers(stepgrade: Run, gate: str, budget: str, waiver: str
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("[gate", "is no TOML"),
+        ("[gate", "is not valid TOML"),
         ("[gate]\nallow = 'much'", "gate.allow"),
         ("[gate]\nallow = -1.0", "must be a share"),
         ("[gate]\ncolour = 1", "colour"),
@@ -211,10 +211,62 @@ def test_every_format(stepgrade: Run, name: str, slower: float) -> None:
     assert "\n.json" not in ran.out
     if name != "terminal":
         assert Path("copy").read_text() == ran.out
-    check = {"json": _check_json, "junit": _check_junit, "sarif": _check_sarif, "github": _check_github}
-    check.get(name, lambda *_: None)(ran.out, slower > 0.0)
+    check = {
+        "terminal": _check_terminal,
+        "markdown": _check_markdown,
+        "html": _check_html,
+        "json": _check_json,
+        "junit": _check_junit,
+        "sarif": _check_sarif,
+        "github": _check_github,
+        "badge": _check_badge,
+    }
+    check[name](ran.out, slower > 0.0)
     if name in ("badge", "junit"):
         ET.fromstring(ran.out)
+
+
+def _check_terminal(text: str, failed: bool) -> None:
+    lines = text.splitlines()
+    assert lines[0].startswith("stepgrade gate · ")
+    assert lines[1].startswith("against old.json")
+    assert lines[3].strip() == ("regressed" if failed else "pass")
+    at = lines.index("Checks")
+    assert lines[at + 1].strip() == ("regressed" if failed else "pass")
+    (row,) = (line for line in lines if line.startswith("  step time "))
+    assert re.search(
+        r"99\.9 ms +1[01]\d ms  \+\d+\.\d % \(" if failed else r"99\.9 ms +\d+ ms  [+-]0\.\d % \(", row
+    )
+    assert "noise from run to run (step time): 1.0 %, as given; 1 earlier run" in " ".join(text.split())
+    assert any(line.startswith("What changed") for line in lines) is failed
+
+
+def _check_markdown(text: str, failed: bool) -> None:
+    assert text.startswith("## ❌ stepgrade: regressed\n" if failed else "## ✅ stepgrade: pass\n")
+    assert "**Grade ungraded**" in text
+    assert " against old.json" in text
+    assert re.search(r"\| step\\_time\\_ms \| (\w+) \| ", text)[1] == ("regressed" if failed else "pass")  # type: ignore[index]
+    verdict = "regressed" if failed else "no change"
+    assert re.search(rf"\| step time \| 99\.9 ms \| \d+ ms \| [^|]+ \| {verdict} \| 1.0 %, as given \|", text)
+    assert ("| Kind | Part | Before | Now | Change |" in text) is failed
+
+
+def _check_html(text: str, failed: bool) -> None:
+    shown = re.sub(r"<(style|script).*?</\1>|<[^>]+>", " ", text, flags=re.DOTALL)
+    words = " ".join(shown.split())
+    assert (
+        f'<p class="answer {"behind" if failed else "parity"}">{"Regressed" if failed else "Pass"}</p>'
+        in text
+    )
+    assert "Against old.json" in words
+    assert re.search(rf"step\_time\_ms {'regressed' if failed else 'pass'} ", words)
+    assert re.search(r"step time 99\.9 ms \d+ ms [+-]\d+\.\d %", words)
+    assert "1.0 %, as given · 1 earlier run" in words
+    assert ("Nothing changed beyond the noise" in words) is not failed
+
+
+def _check_badge(text: str, failed: bool) -> None:
+    assert "training: ungraded" in text
 
 
 def _check_json(text: str, failed: bool) -> None:

@@ -57,4 +57,4 @@ def test_a_real_trace_is_judged_as_the_casebook_says(pattern: str) -> None:
     bottleneck, warnings = CASES[pattern]
     card = sg.score(sg.load(*sorted(SAMPLES.glob(pattern))))
     assert card.bottleneck == bottleneck
-    assert [one.rule for one in card.findings if one.severity != "info"] == warnings
+    assert [finding.rule for finding in card.findings if finding.severity != "info"] == warnings

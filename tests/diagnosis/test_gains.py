@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import stepgrade as sg
-from stepgrade.scoring.bottleneck import Bottleneck
+from stepgrade.scoring.causes import Bottleneck
 from tests.wild_runs import Wild, profile_of
 from tests.wild_strategies import RUNS
 

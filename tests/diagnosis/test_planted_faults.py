@@ -137,12 +137,14 @@ def test_a_straggler_is_named_with_its_rank(late_ms: int) -> None:
         assert first.rule == "straggler-rank"
         assert first.evidence["rank"] == 3.0
         assert first.evidence["account"] == "idle_host"
-        assert any("communication" in one for one in first.consequences)
+        assert any("communication" in claim for claim in first.consequences)
 
 
 @pytest.mark.parametrize("skipped", [{1}, {1, 3}, {0, 2, 4}])
 def test_skipped_backward_passes_are_named(skipped: set[int]) -> None:
-    rules = {one.rule for one in card_of(profile_of(Faults(skip_backward=frozenset(skipped)))).findings}
+    rules = {
+        finding.rule for finding in card_of(profile_of(Faults(skip_backward=frozenset(skipped)))).findings
+    }
     assert rules & {"skipped-steps", "warm-up-only"}
 
 
@@ -175,7 +177,7 @@ def test_the_whole_file_is_read_as_the_trace_that_it_was_written_from(tmp_path: 
     (tmp_path / "whole.json").write_bytes(kineto_text(trace))
     read, made = card_of(sg.load(tmp_path / "whole.json")), card_of(profile_of(WELL))
     assert read.step_time_ms == pytest.approx(made.step_time_ms)
-    assert [one.rule for one in read.findings] == [one.rule for one in made.findings]
+    assert [finding.rule for finding in read.findings] == [finding.rule for finding in made.findings]
 
 
 @pytest.mark.parametrize(("faults", "rules"), CASES)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import get_type_hints
 
 from stepgrade.config.limits import Limits
-from stepgrade.diagnosis.rules import RULES
+from stepgrade.diagnosis.rules import AREAS
 from stepgrade.diagnosis.rules.base import Rule
 
 INTRO = """\
@@ -15,18 +14,18 @@ INTRO = """\
 What `stepgrade score` looks for, with a page for each area. These pages are written from the rules in
 `src/stepgrade/diagnosis/rules/`; a test keeps them alike.
 
-A rule is one question asked of the facts. What it finds has a claim, the numbers behind it, a severity, what to
-do, how to see that it worked, and what it is worth: at most what the ledger holds in the accounts named under
-*Worth*, and realistically the fraction given there. Where two rules see one cause there is one finding, and the
-others are listed under it. Findings stand in the order of their realistic gain; doubts about the profile itself
-come first, remarks (`info`) last.
+A rule looks for one problem in what is known of a run. What it finds has a claim, the numbers behind it, a
+severity, what to do, how to see that it worked, and what it is worth: at most what the ledger has in the accounts
+named under *Worth*, and realistically the fraction given there. Where two rules see one cause there is one
+finding, and the others are listed under it. Findings come in the order of their realistic gain; doubts about the
+profile itself come first, remarks (`info`) last.
 
 Sources are the rules of other tools, by the initials of the tool: AL alloc · DL DLProf · GPF gpuprof · HF Hugging
 Face's performance guide · HTA Holistic Trace Analysis · HYP Hyperloom · ME ml-engineering · NAI nsys-ai · NS Nsight
 Systems · NVR nvidia-resiliency-ext · PM PyTorch's pattern matcher · REF the reference · SM SageMaker Debugger · TBP
 torch-tb-profiler · TG PyTorch's tuning guide · TL TraceLens · TML TraceML · TS torchscope · XP XProf.
 
-Every limit can be set, and every rule silenced, in a `stepgrade.toml` beside where the command runs, or in any file
+Every limit can be set, and every rule ignored, in a `stepgrade.toml` beside where the command runs, or in any file
 given with `--config`:
 
 ```toml
@@ -55,39 +54,42 @@ Tools draw their lines differently. What is taken here, and why:
 | When is a kernel short? | 10 µs (TL, NAI) · shorter than its own launch (HTA) | both are shown; 10 µs decides, because recording makes launches longer |
 | When is overlap good? | 70 % (TL) · below 30 % bad (NAI) | 70 % is named as good; how bad it is depends on what is exposed, which the rule above judges |
 """
-_RUNTIMES = {"general": "", "pytorch": "PyTorch: ", "jax": "JAX: ", "reference": "The reference's runtime: "}
 
 
 def rules_pages() -> dict[str, str]:
     """Return every page by its path under docs/."""
-    areas = {area: list(members) for area, members in groupby(RULES, key=lambda rule: rule.area)}
-    pages = {f"rules/{area}.md": _area(area, members) for area, members in areas.items()}
-    return {"rules.md": "\n".join([INTRO, _list(areas), DISAGREEMENTS, _limits()])} | pages
+    pages = {f"rules/{area}.md": _area(area, members) for area, members in AREAS.items()}
+    return {"rules.md": "\n".join([INTRO, _list(), DISAGREEMENTS, _limits()])} | pages
 
 
-def _list(areas: dict[str, list[Rule]]) -> str:
+def _list() -> str:
     lines = ["## All rules\n"]
-    for area, members in areas.items():
+    for area, members in AREAS.items():
         lines.append(f"[{area.capitalize()}](rules/{area}.md)\n")
         lines += [f"- [`{rule.name}`](rules/{area}.md#{rule.name}): {rule.sees}" for rule in members]
         lines.append("")
     return "\n".join(lines)
 
 
-def _area(area: str, members: list[Rule]) -> str:
+def _area(area: str, members: tuple[Rule, ...]) -> str:
     head = f"# Rules: {area}\n\nPart of [the rules](../rules.md), which say what the words mean.\n"
     return "\n".join([head, *(_rule(rule) for rule in members)])
 
 
 def _rule(rule: Rule) -> str:
     lines = [f"## {rule.name}\n", f"{rule.sees}\n", f"- *Evidence*: {rule.evidence}."]
-    lines += [f"- *Fix*: {_RUNTIMES[runtime]}{text}" for runtime, text in rule.fix.items()]
+    fixes = {
+        "": rule.fix,
+        "PyTorch: ": rule.fix_pytorch,
+        "JAX: ": rule.fix_jax,
+        "The reference's runtime: ": rule.fix_reference,
+    }
+    lines += [f"- *Fix*: {runtime}{fix}" for runtime, fix in fixes.items() if fix]
     lines.append(f"- *Check*: {rule.check}")
-    if rule.account:
-        accounts = ", ".join(f"`{account}`" for account in rule.account.split("+"))
-        lines.append(
-            f"- *Worth*: up to what is in {accounts}; {rule.realistic:.0%} is realistic: {rule.because}."
-        )
+    if rule.worth:
+        accounts = ", ".join(f"`{account}`" for account in rule.worth.accounts.split("+"))
+        part = f"{rule.worth.realistic:.0%} is realistic: {rule.worth.because}"
+        lines.append(f"- *Worth*: up to what is in {accounts}; {part}.")
     if rule.explains:
         lines.append(f"- *Explains*: {', '.join(f'`{name}`' for name in rule.explains)}.")
     lines += [f"- *Wrong when*: {rule.wrong_when}.", f"- *Sources*: {rule.sources}.\n"]

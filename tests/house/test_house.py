@@ -74,7 +74,7 @@ def test_a_step_profile_is_scored_without_heavy_imports() -> None:
         "sqlite3",
         "stepgrade.store",
         "stepgrade.compare.effect",
-        "stepgrade.report.comparison",
+        "stepgrade.report.content.comparison",
     }
     assert not imported_by(["score", run, "--device", "gb10"]) & (heavy - imported_by_msgspec())
 

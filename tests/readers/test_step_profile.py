@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from stepgrade.errors import BadInput, BadJson, UnknownFormat
 from stepgrade.model import Profile
 from stepgrade.model.notes import texts_of
-from stepgrade.readers.registry import read_profile
+from stepgrade.readers.load import load
 from tests.builders import make_step_profile
 
 APR_V1 = {
@@ -33,7 +33,7 @@ APR_V1 = {
 def read_text(text: str | bytes, folder: Path, name: str = "profile.json") -> Profile:
     path = folder / name
     path.write_bytes(text.encode() if isinstance(text, str) else text)
-    return read_profile(path)
+    return load(path)
 
 
 def contents(profile: Profile) -> Profile:
@@ -80,7 +80,7 @@ def test_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(
         "sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(make_step_profile().encode())))
     )
-    assert contents(read_profile("-")) == contents(read_text(make_step_profile(), tmp_path))
+    assert contents(load("-")) == contents(read_text(make_step_profile(), tmp_path))
 
 
 LOGS = {
@@ -119,7 +119,7 @@ def test_a_profile_that_is_cut_off_does_not_swallow_the_next(tmp_path: Path) -> 
     path.write_text(
         '{"_profiler": "step_profiler_v2", "steps": 3,\nrestarted\n' + make_step_profile(steps=7) + "\n}\n"
     )
-    assert read_profile(path).steps == 7
+    assert load(path).steps == 7
 
 
 def test_a_log_kept_as_a_json_string(tmp_path: Path) -> None:
@@ -157,7 +157,11 @@ REFUSED = {
     ),
     "a negative op": (make_step_profile(ops={"gemm": -1.0}), BadInput, "op 'gemm'"),
     "negative steps": (make_step_profile(steps=-3), BadInput, "$.steps"),
-    "a scorecard": ('{"grade": "A", "efficiency": 1, "bottleneck": "launch"}', UnknownFormat, "--baseline"),
+    "a scorecard": (
+        '{"grade": "A", "efficiency": 1, "bottleneck": "launch"}',
+        UnknownFormat,
+        "give it as baseline",
+    ),
     "nested": ('{"steps": ' + "[" * 100_000, BadJson, "nested"),
 }
 
@@ -175,4 +179,4 @@ def test_real_logs_give_the_same_as_the_bare_files(samples: Path) -> None:
         ("training_with_v2_line.log", "v2_baseline.json"),
         ("training_with_apr_v1_block.log", "apr_v1_400_steps.json"),
     ):
-        assert contents(read_profile(samples / log)) == contents(read_profile(samples / bare))
+        assert contents(load(samples / log)) == contents(load(samples / bare))

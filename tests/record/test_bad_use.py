@@ -95,7 +95,7 @@ class TestBadUse:
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
         with sg.Recorder(path=tmp_path / "file" / "run.json") as recorder:
             recorder.step()
-        assert "`profile()` has what was measured" in caplog.text
+        assert "`profile()` returns what was measured" in caplog.text
         assert recorder.profile().recorded_steps == 1
 
     def test_an_exception_in_the_loop_comes_through_and_the_steps_before_it_are_there(

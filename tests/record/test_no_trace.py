@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import stepgrade as sg
+from stepgrade.record.script import ScriptRecorder
 from tests.record.loop import Loop, gpt, hooks_on, make_loader, make_model
 
 
@@ -76,6 +77,17 @@ class TestLeavesNoTrace:
         loss.backward()
         assert model.head.weight.grad is not None
         assert len(recorder._parts) == 3
+
+    def test_arguments_of_any_name_reach_the_model(self, tmp_path: Path) -> None:
+        class Named(nn.Linear):
+            def forward(self, original, module, timeline, code):
+                return super().forward(original + module + timeline + code)
+
+        model, x = Named(2, 2), torch.ones(1, 2)
+        with ScriptRecorder(path=tmp_path / "run.json"):
+            assert model(original=x, module=x, timeline=x, code=x).shape == (1, 2)
+            optimizer = torch.optim.SGD(model.parameters())
+            torch.amp.GradScaler("cpu", enabled=False).step(optimizer=optimizer)
 
     def test_parameters_whose_gradients_ended_a_layer_have_no_hooks_left(self, tmp_path: Path) -> None:
         loop = Loop()

@@ -15,10 +15,8 @@ from torch import nn
 import stepgrade as sg
 from stepgrade.errors import BadInput
 from stepgrade.record.blocks import find_blocks
-from stepgrade.record.codes import (
+from stepgrade.record.timeline import (
     AFTER_FORWARD,
-    AGAIN_IN,
-    AGAIN_OUT,
     BACKWARD,
     BACKWARD_DONE,
     BWD_IN,
@@ -33,13 +31,15 @@ from stepgrade.record.codes import (
     NONE,
     OPTIMIZER,
     PARAMETER,
+    RECOMPUTE_IN,
+    RECOMPUTE_OUT,
+    Timeline,
     layer_code,
 )
-from stepgrade.record.fold import StepTimes, fold_step
-from stepgrade.record.timeline import Timeline
+from stepgrade.record.totals import Totals, fold_step
 
 
-def fold(*edges: tuple[int, int], ends_by: dict[int, int | None] | None = None) -> StepTimes:
+def fold(*edges: tuple[int, int], ends_by: dict[int, int | None] | None = None) -> Totals:
     times, codes = zip(*edges, strict=True)
     return fold_step(list(times), list(codes), ends_by or {})
 
@@ -103,11 +103,11 @@ class TestFold:
         edges = [
             (0, BACKWARD),
             (1, layer_code(0, BWD_IN)),
-            (2, layer_code(0, AGAIN_IN)),
-            (6, layer_code(0, AGAIN_OUT)),
+            (2, layer_code(0, RECOMPUTE_IN)),
+            (6, layer_code(0, RECOMPUTE_OUT)),
         ]
         step = fold(*edges, (9, layer_code(0, BWD_OUT)), (10, BACKWARD_DONE), (10, NONE))
-        assert (step.backward_ns, step.again_ns) == ({0: 4}, {0: 4})
+        assert (step.backward_ns, step.recompute_ns) == ({0: 4}, {0: 4})
 
     def test_a_layer_that_is_called_twice_counts_twice(self) -> None:
         edges = [(0, FORWARD), (1, layer_code(0, FWD_IN)), (3, layer_code(0, FWD_OUT))]
@@ -127,12 +127,12 @@ def test_phases_never_add_up_to_more_than_the_step(moves: list[tuple[int, str]])
         elif move == "leave":
             timeline.leave()
         elif move == "hand":
-            timeline.enter_by_hand(100 + number)
+            timeline.enter_user_phase(100 + number)
             held += 1
         elif held:
-            timeline.leave_by_hand()
+            timeline.leave_user_phase()
             held -= 1
-    edges = timeline.cut()
+    edges = timeline.end_step()
     times = edges[0::2]
     assert all(before <= after for before, after in pairwise(times))
     step = fold_step([time - times[0] for time in times], edges[1::2], {})

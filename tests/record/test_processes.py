@@ -104,7 +104,7 @@ def test_a_full_disk_is_told_once_and_the_training_goes_on(tmp_path: Path) -> No
     """
     ran = run(write_script(tmp_path, body, steps=400), cwd=tmp_path)
     assert ran.out == "trained 400 397\n"
-    assert ran.err.count("it is tried again") == 1
+    assert ran.err.count("stepgrade will try again") == 1
     assert sg.load(tmp_path / "run.json").recorded_steps < 400  # the journal until the disk was full
 
 
@@ -136,7 +136,7 @@ def test_a_disk_that_fills_up_keeps_what_was_written_and_the_profile_goes_elsewh
     ran = run(write_script(tmp_path, body, steps=400), cwd=tmp_path)
     assert ran.out == "elsewhere/run.json\n"
     assert "No space left on device" in ran.err
-    assert ran.err.count("it is tried again") == 1
+    assert ran.err.count("stepgrade will try again") == 1
     assert 0 < sg.load(small_disk / "run.json").recorded_steps < 400
     assert sg.load(tmp_path / "elsewhere" / "run.json").recorded_steps == 400
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import stepgrade as sg
 from tests.measured import measured
 from tests.record.loop import BATCH, Loop, Slow, SlowText, gpt, make_model
 
-PLANTED_MS = 30.0
+PLANTED_MS = 60.0
 
 
 def record(path: Path, loop: Loop, **options: object) -> sg.Profile:
@@ -34,10 +35,10 @@ def per_step_ms(profile: sg.Profile) -> dict[str, float]:
     return found
 
 
-def loop_slow_in(place: str) -> Loop:
-    loop = Loop(steps=12)
+def loop_slow_in(place: str, steps: int) -> Loop:
+    loop = Loop(steps=steps)
     if place == "input":
-        loop.loader = DataLoader(SlowText(12 * BATCH, PLANTED_MS / 1e3 / BATCH), batch_size=BATCH)
+        loop.loader = DataLoader(SlowText(steps * BATCH, PLANTED_MS / 1e3 / BATCH), batch_size=BATCH)
     else:
         block, direction = place.split()
         number = int(block.removeprefix("blocks."))
@@ -50,28 +51,38 @@ def loop_slow_in(place: str) -> Loop:
 
 
 PHASE_OF = {"input": "input", "forward": "forward", "backward": "backward"}
+RUNS = 3
 
 
 @pytest.mark.parametrize("place", ["input", "blocks.2 forward", "blocks.1 backward", "blocks.0 backward"])
 @measured
 def test_a_planted_sleep_shows_up_there_and_nowhere_else(tmp_path: Path, place: str) -> None:
-    slow = per_step_ms(record(tmp_path / "slow.json", loop_slow_in(place)))
+    # Other programs only ever add to a part's time, so the shortest of a few runs is what the part takes.
+    runs = [
+        per_step_ms(record(tmp_path / f"slow{number}.json", loop_slow_in(place, steps=7)))
+        for number in range(RUNS)
+    ]
     expected = {place, PHASE_OF[place.rsplit(maxsplit=1)[-1]]}
-    for name, ms in slow.items():
+    for name in expected.union(*runs):
+        least_ms = min(run.get(name, 0.0) for run in runs)  # gaps of next to nothing are not listed
         if name in expected:
-            assert ms >= PLANTED_MS, name
+            assert least_ms >= PLANTED_MS, name
         else:
-            # The rest of this loop takes a few milliseconds; a planted 30 would stand out on a busy machine too.
-            assert ms < PLANTED_MS * 0.8, name
+            # The rest of this loop takes a few milliseconds; planted 60 would stand out.
+            assert least_ms < PLANTED_MS * 0.8, name
 
 
 @measured
 def test_phases_add_up_to_the_step(tmp_path: Path) -> None:
-    loop = Loop(steps=14, model=make_model(width=256))
-    profile = record(tmp_path / "run.json", loop, flush_seconds=60)
-    assert 0.98 <= profile.wall_coverage <= 1.0
-    covered = sum(phase.total_ms for phase in profile.phases)
-    assert covered / (profile.steps * profile.mean_step_ms) == pytest.approx(profile.wall_coverage, abs=1e-9)
+    covered = []
+    for number in range(RUNS):
+        loop = Loop(steps=8, model=make_model(width=256))
+        profile = record(tmp_path / f"run{number}.json", loop, flush_seconds=60)
+        share = sum(phase.total_ms for phase in profile.phases) / (profile.steps * profile.mean_step_ms)
+        assert share == pytest.approx(profile.wall_coverage, abs=1e-9)
+        covered.append(profile.wall_coverage)
+    assert max(covered) <= 1.0
+    assert median(covered) >= 0.98
 
 
 class Ranged(torch.nn.Module):
@@ -92,11 +103,19 @@ def total_ms(trace: profile, name: str) -> float:
 
 @measured
 def test_phases_and_layers_agree_with_torch_profiler_on_the_same_run(tmp_path: Path) -> None:
-    loop = Loop(steps=6, model=make_model(width=256))
+    # A process that loses its processor between our stamp and the profiler's spoils one run, not the middle one.
+    runs = [ratios_to_torch_profiler(tmp_path / f"run{number}.json") for number in range(RUNS)]
+    for name in runs[0]:
+        assert median(run[name] for run in runs) == pytest.approx(1.0, rel=0.05), name
+
+
+def ratios_to_torch_profiler(path: Path) -> dict[str, float]:
+    """Return the recorder's time of each phase and layer, divided by the profiler's."""
+    loop = Loop(steps=3, model=make_model(width=256))
     for number in range(4):
         loop.model.blocks[number] = Ranged(loop.model.blocks[number], number)
     with (
-        sg.Recorder(loop.model, optimizer=loop.optimizer, path=tmp_path / "run.json", warmup=0) as recorder,
+        sg.Recorder(loop.model, optimizer=loop.optimizer, path=path, warmup=0) as recorder,
         profile(activities=[ProfilerActivity.CPU]) as trace,
     ):
         for ids, targets in loop.loader:
@@ -108,38 +127,39 @@ def test_phases_and_layers_agree_with_torch_profiler_on_the_same_run(tmp_path: P
             loop.optimizer.step()
             loop.optimizer.zero_grad()
             recorder.step()
-    mine = sg.load(tmp_path / "run.json")
-    phases = {phase.name: phase.total_ms for phase in mine.phases}
-    assert phases["forward"] == pytest.approx(total_ms(trace, "my forward"), rel=0.05)
-    assert phases["backward"] == pytest.approx(total_ms(trace, "my backward"), rel=0.05)
-    stepped = total_ms(trace, "Optimizer.step#AdamW.step") + total_ms(
+    recorded = sg.load(path)
+    phases = {phase.name: phase.total_ms for phase in recorded.phases}
+    optimizer_ms = total_ms(trace, "Optimizer.step#AdamW.step") + total_ms(
         trace, "Optimizer.zero_grad#AdamW.zero_grad"
     )
-    assert phases["optimizer"] == pytest.approx(stepped, rel=0.05)
-    for layer in mine.layers:
-        assert layer.fwd_total_ms == pytest.approx(total_ms(trace, f"block {layer.layer}"), rel=0.05), (
-            layer.name
-        )
-    check_backward_of_layers(trace, mine)
+    ratios = {
+        "forward": phases["forward"] / total_ms(trace, "my forward"),
+        "backward": phases["backward"] / total_ms(trace, "my backward"),
+        "optimizer": phases["optimizer"] / optimizer_ms,
+    }
+    for layer in recorded.layers:
+        ratios[f"{layer.name} forward"] = layer.fwd_total_ms / total_ms(trace, f"block {layer.layer}")
+        ratios[f"{layer.name} backward"] = layer.bwd_total_ms / backward_ms(trace, layer.layer)
+    assert len(ratios) == 3 + 2 * 4
+    return ratios
 
 
-def check_backward_of_layers(trace: profile, mine: sg.Profile) -> None:
-    """Hold each layer's backward against the span of the autograd nodes whose forward lies in its range.
+def backward_ms(trace: profile, layer: int) -> float:
+    """Return the span of the autograd nodes whose forward lies in the layer's range.
 
     Gradients of its parameters are added up by nodes that have no forward; those right behind it are its own.
     """
     events = list(trace.events())
     nodes = [event for event in events if event.name.startswith("autograd::engine::evaluate_function")]
     passes = sorted((e.time_range for e in events if e.name == "my backward"), key=lambda span: span.start)
-    for layer in mine.layers:
-        spent_us = 0.0
-        for call in (event for event in events if event.name == f"block {layer.layer}"):
-            numbers = {
-                e.sequence_nr for e in events if e.sequence_nr >= 0 and _holds(call.time_range, e.time_range)
-            }
-            back = next(span for span in passes if span.start >= call.time_range.end)
-            spent_us += _span_us([node for node in nodes if _holds(back, node.time_range)], numbers)
-        assert layer.bwd_total_ms == pytest.approx(spent_us / 1e3, rel=0.05), layer.name
+    spent_us = 0.0
+    for call in (event for event in events if event.name == f"block {layer}"):
+        numbers = {
+            e.sequence_nr for e in events if e.sequence_nr >= 0 and _holds(call.time_range, e.time_range)
+        }
+        back = next(span for span in passes if span.start >= call.time_range.end)
+        spent_us += _span_us([node for node in nodes if _holds(back, node.time_range)], numbers)
+    return spent_us / 1e3
 
 
 def _span_us(nodes: list, numbers: set[int]) -> float:

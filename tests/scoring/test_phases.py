@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepgrade.config.limits import DEFAULT_LIMITS
-from stepgrade.model import PhaseTime
-from stepgrade.scoring.phases import PhaseKind, kind_of, phases_of_step
+from stepgrade.model import PhaseTime, Profile
+from stepgrade.scoring.phases import PhaseKind, PhasesOfStep, kind_of, phases_of_step
+from stepgrade.scoring.step_times import times_of
 from tests.builders import make_phases, make_profile
 
 KINDS = {
@@ -29,45 +30,47 @@ KINDS = {
 }
 
 
+def phases_of(profile: Profile) -> PhasesOfStep:
+    return phases_of_step(profile, times_of(profile), DEFAULT_LIMITS)
+
+
 @pytest.mark.parametrize(("name", "kind"), KINDS.items())
 def test_kind_of(name: str, kind: PhaseKind) -> None:
     assert kind_of(name) is kind
 
 
 def test_totals_are_divided_by_the_steps() -> None:
-    phases = phases_of_step(
-        make_profile(steps=400, phases=make_phases(steps=400, forward=44.0)), DEFAULT_LIMITS
-    )
+    phases = phases_of(make_profile(steps=400, phases=make_phases(steps=400, forward=44.0)))
     assert phases.covered_share == pytest.approx(0.44)
     assert phases.uncovered_share == pytest.approx(0.56)
     assert "contract v1" in phases.notes[0].text
 
 
 def test_without_steps_the_producers_averages_count() -> None:
-    phases = phases_of_step(make_profile(steps=None, phases=make_phases(forward=40.0)), DEFAULT_LIMITS)
+    phases = phases_of(make_profile(steps=None, phases=make_phases(forward=40.0)))
     assert phases.uncovered_share == pytest.approx(0.60)
 
 
 def test_without_phases_nothing_is_known_of_launches() -> None:
-    phases = phases_of_step(make_profile(phases=()), DEFAULT_LIMITS)
+    phases = phases_of(make_profile(phases=()))
     assert phases.uncovered_share is None
     assert phases.ledger is None
 
 
 def test_one_phase_without_a_time_leaves_the_coverage_open() -> None:
     profile = make_profile(phases=(*make_phases(forward=40.0), PhaseTime(name="opt")))
-    assert phases_of_step(profile, DEFAULT_LIMITS).covered_share is None
+    assert phases_of(profile).covered_share is None
 
 
 def test_overlapping_phases_have_no_ledger() -> None:
-    phases = phases_of_step(make_profile(phases=make_phases(forward=60.0, backward=44.0)), DEFAULT_LIMITS)
+    phases = phases_of(make_profile(phases=make_phases(forward=60.0, backward=44.0)))
     assert phases.ledger is None
     assert "104.0 %" in phases.fitness[0].text
 
 
 def test_totals_and_averages_that_disagree_are_reported() -> None:
     profile = make_profile(phases=(PhaseTime(name="forward", total_ms=400.0, per_step_ms=80.0),))
-    assert "disagree" in phases_of_step(profile, DEFAULT_LIMITS).fitness[0].text
+    assert "disagree" in phases_of(profile).fitness[0].text
 
 
 @given(
@@ -81,7 +84,7 @@ def test_the_ledger_adds_up_to_one(per_step_ms: dict[str, float], covered: float
         mean_step_ms=sum(per_step_ms.values()) / covered,
         phases=tuple(PhaseTime(name=name, total_ms=ms * steps) for name, ms in per_step_ms.items()),
     )
-    ledger = phases_of_step(profile, DEFAULT_LIMITS).ledger
+    ledger = phases_of(profile).ledger
     assert ledger is not None
     parts = [getattr(ledger, part) for part in ledger.__struct_fields__]
     known = [part for part in parts if part is not None]

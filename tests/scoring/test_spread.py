@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepgrade.scoring.spread import histogram, stretches
-from stepgrade.scoring.step_times import marks_of, quantile
+from stepgrade.scoring.step_times import marks_of
+from stepgrade.statistics import quantile
 
 SAMPLES = st.lists(st.floats(0.001, 1e6), min_size=1, max_size=300).map(tuple)
 

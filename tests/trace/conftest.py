@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepgrade.model.events import Trace
-from stepgrade.readers.kineto.reader import read_file
+from tests.kineto_traces import read_file
 
 SAMPLES = Path(__file__).resolve().parents[3] / "shared" / "samples" / "kineto"
 

@@ -20,9 +20,8 @@ from stepgrade.contract import (
 from stepgrade.errors import BadOption, StepgradeError
 from stepgrade.hardware import Target
 from stepgrade.hardware.setup import Setup, target_of
-from stepgrade.readers import registry
-from stepgrade.readers.content import DEFAULT_MAX_BYTES
-from stepgrade.readers.load import PathLike
+from stepgrade.readers.load import read_json_text
+from stepgrade.readers.source import DEFAULT_MAX_BYTES, PathLike
 
 T = TypeVar("T")
 
@@ -72,7 +71,7 @@ def render_v1(result: TrainingScorecard | ParityComparison, *, to: str = "markdo
 
 
 def _decoded(source: PathLike, from_json: Callable[[bytes], T], max_bytes: int) -> T:
-    text = registry.read_json_text(source, max_bytes=max_bytes)
+    text = read_json_text(source, max_bytes=max_bytes)
     try:
         return from_json(text)
     except StepgradeError as error:

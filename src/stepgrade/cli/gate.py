@@ -19,6 +19,7 @@ from argparse import Namespace
 import msgspec
 
 from stepgrade.cli import output
+from stepgrade.cli.flags import FLAGS
 from stepgrade.cli.parser import Parser, add_input_options, add_output_options
 from stepgrade.cli.run_options import (
     add_allow_different_option,
@@ -40,8 +41,8 @@ from stepgrade.grading import score
 from stepgrade.model.comparison import GateReport
 from stepgrade.model.notes import texts_of
 from stepgrade.readers.load import load_baseline
-from stepgrade.report.gate import FORMATS, render_gate
-from stepgrade.report.types import Page
+from stepgrade.report import GATE_FORMATS as FORMATS
+from stepgrade.report import render
 
 
 def add_options(parser: Parser) -> None:
@@ -122,17 +123,18 @@ def also(text: str) -> tuple[str, str]:
 
 
 def _write(report: GateReport, args: Namespace) -> None:
-    page = output.page_for(args.output, args.color)
-    output.write(render_gate(report, args.format, page), args.output)
+    width, color = output.page_for(args.output, args.color)
+    text = render(report, to=args.format, width=width, color=color, flags=FLAGS)
+    output.write(text, args.output)
     for name, path in args.also:
-        output.write(render_gate(report, name, Page()), path)
+        output.write(render(report, to=name, flags=FLAGS), path)
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if args.format == "github" and summary:
         try:
             with open(summary, "a", encoding="utf-8") as stream:  # noqa: PTH123
-                stream.write(render_gate(report, "markdown", Page()))
+                stream.write(render(report, to="markdown", flags=FLAGS))
         except OSError as error:
             problem = f"the job's summary cannot be written: {error.strerror or error}"
             raise BadOption(problem, where="GITHUB_STEP_SUMMARY") from error
-    for reason in texts_of(report.reasons) if args.format != "terminal" or args.output else ():
+    for reason in texts_of(report.reasons, FLAGS) if args.format != "terminal" or args.output else ():
         complain(f"gate: {reason}")

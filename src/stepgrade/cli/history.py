@@ -153,16 +153,16 @@ def _add(args: Namespace) -> None:
 
 def _listed(history: History, args: Namespace) -> str:
     """Return the chosen runs as `list` shows them, or as a trend."""
-    page = output.page_for(args.output, args.color)
+    width, color = output.page_for(args.output, args.color)
     which = Selection(branch=args.branch, labels=dict(args.label), limit=args.limit)
     if args.action == "list":
-        return render_runs(history.runs(which), args.format, page)
+        return render_runs(history.runs(which), args.format, width=width, color=color)
     from stepgrade.store.trend import trend_of  # noqa: PLC0415  needs numpy
 
     if args.fingerprint:
         which = msgspec.structs.replace(which, digests=(args.fingerprint,))
     trend = trend_of(history, args.metric, which, allowed_fields(args.allow_different))
-    return render_trend(trend, args.format, page)
+    return render_trend(trend, args.format, width=width, color=color)
 
 
 def day(text: str) -> str:

@@ -7,12 +7,12 @@ import sys
 from contextlib import suppress
 
 from stepgrade import report
+from stepgrade.cli.flags import FLAGS
 from stepgrade.cli.streams import send
 from stepgrade.errors import BadInput, BadOption
 from stepgrade.files import write_whole
 from stepgrade.model.notes import Result
 from stepgrade.report.names import printable
-from stepgrade.report.types import Page
 
 DEFAULT_WIDTH = 80
 WIDEST = 120
@@ -22,12 +22,12 @@ def write_result(result: Result, to: str, output: str | None, color: str) -> Non
     """Render a result as `to` for where it will be read, and write it there."""
     if to == "html" and output is None and _is_terminal():
         raise BadOption("an HTML page is for a browser", hint="name a file with -o report.html")
-    page = page_for(output, color)
-    write(report.render(result, to=to, width=page.width, color=page.color), output)
+    width, has_color = page_for(output, color)
+    write(report.render(result, to=to, width=width, color=has_color, flags=FLAGS), output)
 
 
-def page_for(output: str | None, color: str) -> Page:
-    """Return the page that a result will be read on; `color` is auto, always or never."""
+def page_for(output: str | None, color: str) -> tuple[int, bool]:
+    """Return the width of where a result will be read, and whether it has colour (auto, always or never)."""
     is_terminal = output is None and _is_terminal()
     width = DEFAULT_WIDTH
     if os.environ.get("COLUMNS", "").isdecimal():
@@ -38,7 +38,7 @@ def page_for(output: str | None, color: str) -> Page:
     has_color = color == "always"
     if color == "auto" and not os.environ.get("NO_COLOR"):
         has_color = bool(os.environ.get("FORCE_COLOR")) or (is_terminal and os.environ.get("TERM") != "dumb")
-    return Page(width=min(WIDEST, width), color=has_color)
+    return min(WIDEST, width), has_color
 
 
 def write(text: str, output: str | None) -> None:

@@ -11,6 +11,7 @@ from stepgrade.model import Profile
 from stepgrade.model.activity import PartTime
 from stepgrade.naming.roles import class_of, direction_of, role_of
 from stepgrade.scoring.operations import total_by_operation
+from stepgrade.scoring.step_times import RunTimes
 
 Key: TypeAlias = tuple[str | None, ...]
 Level: TypeAlias = Callable[[PartTime], Key]
@@ -68,10 +69,10 @@ class Matched(Struct, frozen=True, kw_only=True):
     theirs_share: float
 
 
-def parts_of(profile: Profile, scale: float = 1.0) -> tuple[PartTime, ...]:
-    """Return the parts of one step, from the timeline or else from the names of operations."""
+def parts_of(profile: Profile, times: RunTimes, scale: float = 1.0) -> tuple[PartTime, ...]:
+    """Return the parts of the typical step, from the timeline or else from the names of operations."""
     known = profile.activity.parts if profile.activity else ()
-    return tuple(_scaled(part, scale) for part in known or _named_parts(profile))
+    return tuple(_scaled(part, times.scale, scale) for part in known or _named_parts(profile))
 
 
 def _named_parts(profile: Profile) -> list[PartTime]:
@@ -100,12 +101,13 @@ def _direction(name: str, *, tells: bool) -> str | None:
     return direction_of(name) or ("forward" if tells else None)
 
 
-def _scaled(part: PartTime, scale: float) -> PartTime:
+def _scaled(part: PartTime, step_scale: float, scale: float) -> PartTime:
+    """Return the part of the typical step instead of the mean one, for `scale` times as many tokens."""
     return PartTime(
         work_class=part.work_class,
         role=part.role,
         direction=part.direction,
-        ms=part.ms * scale,
+        ms=part.ms * step_scale * scale,
         calls=part.calls * scale,
         kernels=part.kernels * scale,
         dtype=part.dtype,

@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from stepgrade.compare.canonical import Matched
 from stepgrade.model import Profile
+from stepgrade.scoring.step_times import RunTimes
 from stepgrade.units import NS_PER_MS
 
 _WAITS = {
@@ -49,13 +50,15 @@ class _Times(Struct, frozen=True, kw_only=True):
     launches: float | None
 
 
-def decompose(ours: Profile, theirs: Profile, matched: Matched, scale: float) -> Decomposition | None:
-    """Take the gap apart; None when one side has no step time."""
-    if not ours.mean_step_ms or not theirs.mean_step_ms:
+def decompose(
+    ours: tuple[Profile, RunTimes], theirs: tuple[Profile, RunTimes], matched: Matched, scale: float
+) -> Decomposition | None:
+    """Take the gap between the typical steps apart; None when one side has no step time."""
+    if not ours[1].typical_ms or not theirs[1].typical_ms:
         return None
-    with_ledgers = ours.ledger is not None and theirs.ledger is not None
-    left = _times(ours, _work(matched, mine=True), 1.0)
-    right = _times(theirs, _work(matched, mine=False), scale)
+    with_ledgers = ours[0].ledger is not None and theirs[0].ledger is not None
+    left = _times(*ours, _work(matched, mine=True), 1.0)
+    right = _times(*theirs, _work(matched, mine=False), scale)
     parts = _operation_parts(matched)
     parts += _ledger_parts(left, right) if with_ledgers else _outside_parts(left, right)
     gap = left.step - right.step
@@ -81,20 +84,22 @@ def _work(matched: Matched, *, mine: bool) -> float:
     return shared + sum((matched.only_ours if mine else matched.only_theirs).values())
 
 
-def _times(profile: Profile, work: float, scale: float) -> _Times:
-    ledger, step = profile.ledger, (profile.mean_step_ms or 0.0) * scale
+def _times(profile: Profile, times: RunTimes, work: float, scale: float) -> _Times:
+    ledger, step = profile.ledger, (times.typical_ms or 0.0) * scale
+    # What the profile has per step are means; the gap is that of the typical steps.
+    step_scale = times.scale * scale
     accounts: dict[str, float] = {}
     mean_rank = step
     if ledger is not None and ledger.total_ns:
         ranks = max(1, len(profile.ranks))
-        per_step = scale / NS_PER_MS / max(1, profile.steps or 1) / ranks
+        per_step = step_scale / NS_PER_MS / max(1, profile.steps or 1) / ranks
         accounts = {
             name.removesuffix("_ns"): getattr(ledger, name) * per_step
             for name in ledger.__struct_fields__
             if name != "total_ns"
         }
         mean_rank = ledger.total_ns * per_step
-    talk = profile.activity.communication_ms * scale if profile.activity else 0.0
+    talk = profile.activity.communication_ms * step_scale if profile.activity else 0.0
     launches = profile.launches_per_step * scale if profile.launches_per_step else None
     return _Times(
         step=step, mean_rank=mean_rank, accounts=accounts, work=work, communication=talk, launches=launches

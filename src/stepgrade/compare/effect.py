@@ -14,8 +14,7 @@ from msgspec import Struct
 
 from stepgrade.compare.student import critical, two_sided
 from stepgrade.model.comparison import Noise
-from stepgrade.scoring.step_times import spread_of
-from stepgrade.statistics import mean
+from stepgrade.statistics import mean, median_and_spread
 
 # Identical runs before their spread is called measured.
 LEAST_RUNS = 5
@@ -113,7 +112,7 @@ def without_accidents(logs: Sequence[float]) -> list[float]:
     """Return the figures without those far from all others; all of them when they are few."""
     if len(logs) < 2 * LEAST_RUNS:
         return list(logs)
-    middle, deviation = spread_of(logs)
+    middle, deviation = median_and_spread(logs)
     return [one for one in logs if abs(one - middle) <= _ACCIDENT * deviation] if deviation else list(logs)
 
 

@@ -15,6 +15,7 @@ from stepgrade.errors import NotMeasured
 from stepgrade.model import Note, Profile
 from stepgrade.model.notes import Result
 from stepgrade.scoring.operations import total_by_operation
+from stepgrade.scoring.step_times import RunTimes, times_of
 from stepgrade.units import show_ratio, show_share
 
 # An operation below this share of the matched time does not decide about parity.
@@ -76,22 +77,26 @@ class ParityReport(Result, frozen=True, kw_only=True):
 def parity(ours: Profile, theirs: Profile) -> ParityReport:
     """Compare two profiles; raise NotMeasured when one has no operations."""
     scale = _tokens_scale(ours, theirs)
-    our_ops, their_ops = _ops_of_step(ours), _ops_of_step(theirs, scale)
+    our_times, their_times = times_of(ours), times_of(theirs)
+    our_ops, their_ops = _ops_of_step(ours, our_times), _ops_of_step(theirs, their_times, scale)
     gaps = _gaps(our_ops, their_ops)
     named = (_matched_share(our_ops, gaps), _matched_share(their_ops, gaps))
-    matched = match(parts_of(ours), parts_of(theirs, scale))
+    matched = match(parts_of(ours, our_times), parts_of(theirs, their_times, scale))
     by_name = min(named) >= LEAST_MATCHED_SHARE
     names = names_of(ours, theirs)
     behind = _behind(gaps, matched, by_name=by_name)
+    step_ratio = _ratio(our_times.typical_ms, their_times.typical_ms)
+    throughput_ratio = _ratio(_throughput(theirs, their_times), _throughput(ours, our_times))
+    time_ratio = throughput_ratio or (step_ratio / scale if step_ratio is not None else None)
     enough = by_name or min(matched.ours_share, matched.theirs_share) >= LEAST_MATCHED_SHARE
     return ParityReport(
         apr_runtime=names[0],
         baseline_runtime=names[1],
-        throughput_ratio=_ratio(_throughput(theirs), _throughput(ours)),
+        throughput_ratio=throughput_ratio,
         launch_ratio=_ratio(ours.launches_per_step, theirs.launches_per_step),
         top_gaps=gaps[:GAPS_SHOWN],
         parity_achieved=not behind if enough else None,
-        step_time_ratio=_ratio(ours.mean_step_ms, theirs.mean_step_ms),
+        step_time_ratio=step_ratio,
         ours_matched_share=named[0],
         theirs_matched_share=named[1],
         gaps=gaps,
@@ -102,10 +107,10 @@ def parity(ours: Profile, theirs: Profile) -> ParityReport:
         canonical_level=matched.level,
         canonical_ours_share=matched.ours_share,
         canonical_theirs_share=matched.theirs_share,
-        time_ratio=_time_ratio(ours, theirs, scale),
+        time_ratio=time_ratio,
         behind=behind,
-        gap=decompose(ours, theirs, matched, scale),
-        notes=_notes(ours, theirs, named, matched, behind),
+        gap=decompose((ours, our_times), (theirs, their_times), matched, scale),
+        notes=_notes(ours, theirs, named, matched, None if behind else time_ratio),
     )
 
 
@@ -118,19 +123,14 @@ def _tokens_scale(ours: Profile, theirs: Profile) -> float:
 def _tokens(profile: Profile) -> float | None:
     if profile.tokens_per_step:
         return profile.tokens_per_step
+    # A source's own rate is a mean over its steps.
     rate, step_ms = profile.throughput_tok_s, profile.mean_step_ms
     return rate * step_ms / 1000.0 if rate and step_ms else None
 
 
-def _throughput(profile: Profile) -> float | None:
-    tokens, step_ms = _tokens(profile), profile.mean_step_ms
+def _throughput(profile: Profile, times: RunTimes) -> float | None:
+    tokens, step_ms = _tokens(profile), times.typical_ms
     return profile.throughput_tok_s or (tokens / step_ms * 1000.0 if tokens and step_ms else None)
-
-
-def _time_ratio(ours: Profile, theirs: Profile, scale: float) -> float | None:
-    both = _ratio(_throughput(theirs), _throughput(ours))
-    step = _ratio(ours.mean_step_ms, theirs.mean_step_ms)
-    return both if both is not None else (step / scale if step is not None else None)
 
 
 def _behind(gaps: tuple[ParityGap, ...], matched: Matched, *, by_name: bool) -> tuple[str, ...]:
@@ -144,9 +144,9 @@ def _behind(gaps: tuple[ParityGap, ...], matched: Matched, *, by_name: bool) -> 
     return tuple(name for ours, name in sorted(late, reverse=True) if ours >= LEAST_SHARE * whole)
 
 
-def _ops_of_step(profile: Profile, scale: float = 1.0) -> dict[str, float]:
+def _ops_of_step(profile: Profile, times: RunTimes, scale: float = 1.0) -> dict[str, float]:
     totals = total_by_operation(profile)
-    ops = {name: ms * scale for name, total in totals.items() if (ms := total / (profile.steps or 1)) > 0.0}
+    ops = {name: (times.per_step(total) or 0.0) * scale for name, total in totals.items() if total > 0.0}
     if not ops or not profile.steps:
         missing = "no operations" if not ops else "no number of steps"
         raise NotMeasured(
@@ -196,7 +196,7 @@ def runtime_of(profile: Profile) -> str:
 
 
 def _notes(
-    ours: Profile, theirs: Profile, named: tuple[float, float], matched: Matched, behind: tuple[str, ...]
+    ours: Profile, theirs: Profile, named: tuple[float, float], matched: Matched, time_ratio: float | None
 ) -> tuple[Note, ...]:
     notes = []
     canonical = (matched.ours_share, matched.theirs_share)
@@ -213,9 +213,8 @@ def _notes(
                 "matched_by_kind", f"few names are shared: operations are matched by {matched.level} instead"
             )
         )
-    ratio = _time_ratio(ours, theirs, _tokens_scale(ours, theirs))
-    if not behind and ratio is not None and ratio > PARITY_RATIO:
-        text = f"operations are on par, but ours takes {show_ratio(ratio)} the time: see the gap's parts"
+    if time_ratio is not None and time_ratio > PARITY_RATIO:
+        text = f"operations are on par, but ours takes {show_ratio(time_ratio)} the time: see the gap's parts"
         notes.append(Note("slower_outside_operations", text))
     mine, other = _tokens(ours), _tokens(theirs)
     if mine and other and abs(mine / other - 1.0) > 0.001:

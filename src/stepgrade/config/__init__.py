@@ -4,14 +4,14 @@
 [[budget]]    what a metric may do on a device
 [[waiver]]    what is let through for now, until when and why
 [limits]      thresholds of the findings, and
-[rules]       which of them are not asked: analysis/limits_file.py checks both
+[rules]       which rules are ignored: diagnosis/settings.py checks both
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -72,7 +72,7 @@ def read_config(text: str, where: str = DEFAULT_PATH) -> Config:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise BadConfig(f"is no TOML: {error}", where=where) from error
+        raise BadConfig(f"is not valid TOML: {error}", where=where) from error
     check_names(document, _TABLES, where)
     config = _converted(document, where)
     _check(config, where)
@@ -88,7 +88,7 @@ def load_config(path: str | None = None) -> Config:
         with open(path, "rb") as stream:  # noqa: PTH123
             text = stream.read(MOST_FILE_BYTES + 1)
         if len(text) > MOST_FILE_BYTES:
-            raise BadConfig("is too large to be a configuration", where=path)
+            raise BadConfig("is larger than any configuration", where=path)
         return read_config(text.decode(), path)
     except OSError as error:
         raise BadConfig(f"cannot be read: {error.strerror or error}", where=path) from error
@@ -103,7 +103,7 @@ def check_names(given: Iterable[str], known: Sequence[str], where: str) -> None:
             from difflib import get_close_matches  # noqa: PLC0415  only for what is misspelt
 
             near = get_close_matches(name, known, n=1, cutoff=0.0)
-            raise BadConfig(f"nothing is called {name!r}", where=where, hint=f"the nearest is {near[0]}")
+            raise BadConfig(f"there is no {name!r}", where=where, hint=f"the nearest is {near[0]}")
 
 
 _ROWS = {"budget": Budget, "waiver": Waiver}
@@ -111,8 +111,14 @@ _TABLES = ("gate", *_ROWS, "limits", "rules")
 
 
 def _converted(document: dict[str, Any], path: str) -> Config:
-    for place, table, known in _named(document):
-        check_names(table, known, f"{path}: {place}")
+    """Return the tables; names are checked first, for the nearest known one helps more than their type."""
+    if isinstance(document.get("gate"), dict):
+        check_names(document["gate"], GateTable.__struct_fields__, f"{path}: [gate]")
+    for name, kind in _ROWS.items():
+        rows = document.get(name)
+        for number, row in enumerate(rows if isinstance(rows, list) else []):
+            if isinstance(row, dict):
+                check_names(row, kind.__struct_fields__, f"{path}: {name}[{number}]")
     try:
         return msgspec.convert(document, Config)
     except msgspec.ValidationError as error:
@@ -121,28 +127,15 @@ def _converted(document: dict[str, Any], path: str) -> Config:
         raise BadConfig(problem[:1].lower() + problem[1:], where=where) from error
 
 
-def _named(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], tuple[str, ...]]]:
-    """Yield the tables whose names are ours, with their place; what is no table is refused later."""
-    if isinstance(document.get("gate"), dict):
-        yield "[gate]", document["gate"], GateTable.__struct_fields__
-    for name, kind in _ROWS.items():
-        rows = document.get(name)
-        for number, row in enumerate(rows if isinstance(rows, list) else []):
-            if isinstance(row, dict):
-                yield f"{name}[{number}]", row, kind.__struct_fields__
-
-
 def _check(config: Config, path: str) -> None:
-    for name in ("allow", "detect", "run_noise"):
-        _check_share(getattr(config.gate, name), f"{path}: gate.{name}")
-    for place, budget in enumerate(config.budgets):
-        for name in ("allow", "detect"):
-            _check_share(getattr(budget, name), f"{path}: budget[{place}].{name}")
-    for place, waiver in enumerate(config.waivers):
+    gate = config.gate
+    shares = {"gate.allow": gate.allow, "gate.detect": gate.detect, "gate.run_noise": gate.run_noise}
+    for number, budget in enumerate(config.budgets):
+        shares[f"budget[{number}].allow"] = budget.allow
+        shares[f"budget[{number}].detect"] = budget.detect
+    for place, share in shares.items():
+        if share is not None and not 0.0 <= share <= 10.0:
+            raise BadConfig(f"must be a share (0.05 is 5 %), not {share:g}", where=f"{path}: {place}")
+    for number, waiver in enumerate(config.waivers):
         if not waiver.reason.strip():
-            raise BadConfig("a waiver needs a reason", where=f"{path}: waiver[{place}].reason")
-
-
-def _check_share(share: float | None, where: str) -> None:
-    if share is not None and not 0.0 <= share <= 10.0:
-        raise BadConfig(f"must be a share (0.05 is 5 %), not {share:g}", where=where)
+            raise BadConfig("a waiver needs a reason", where=f"{path}: waiver[{number}].reason")

@@ -27,7 +27,7 @@ class Grade(Enum):
     @classmethod
     def from_efficiency(cls, efficiency: float) -> Grade:
         """Return the grade of a share of the ceiling (0 to 1); NaN is an F."""
-        for least, grade in _LEAST_EFFICIENCY:
+        for least, grade in LEAST_EFFICIENCY:
             if efficiency >= least:
                 return grade
         return cls.F
@@ -49,7 +49,7 @@ class Grade(Enum):
 
 
 _RANK = {grade: rank for rank, grade in enumerate(Grade)}
-_LEAST_EFFICIENCY = ((0.60, Grade.A), (0.40, Grade.B), (0.20, Grade.C), (0.10, Grade.D))
+LEAST_EFFICIENCY = ((0.60, Grade.A), (0.40, Grade.B), (0.20, Grade.C), (0.10, Grade.D))
 
 
 class Bottleneck(Enum):

@@ -1,1 +1,1 @@
-"""What holds a run back: rules over what scoring worked out, and the advice."""
+"""Why a run is slow: rules over what scoring worked out, and advice on the bottleneck."""

@@ -1,11 +1,11 @@
-"""What to do about a bottleneck, in words that fit the runtime and the state that the run is in."""
+"""What to do about a bottleneck, by the runtime and the state of the run."""
 
 from __future__ import annotations
 
 from stepgrade.contract import Bottleneck as BottleneckV1
 from stepgrade.diagnosis.context import RuleContext
 from stepgrade.model import RECORDER
-from stepgrade.scoring.bottleneck import Bottleneck
+from stepgrade.scoring.causes import Bottleneck
 from stepgrade.scoring.runtime import Runtime
 from stepgrade.units import show_share
 
@@ -17,49 +17,49 @@ _GENERAL = {
     Bottleneck.INPUT: "Load batches ahead of the step: more loader workers, prefetching, cheaper decoding.",
     Bottleneck.COMMUNICATION: "Overlap communication with the backward pass, or send less of it.",
     Bottleneck.HOST: "Take host work out of the step: making batches, synchronisation, logging, allocations.",
-    Bottleneck.UNKNOWN: "Record time per operation, with shapes: that tells what limits the kernels.",
+    Bottleneck.UNKNOWN: "Record time per operation, with shapes: that shows what limits the kernels.",
 }
-_RECORD = {
-    Runtime.PYTORCH: "Record again with record_shapes=True and both CPU and CUDA activities: that tells what "
-    "limits the kernels.",
-}
+_RECORD_PYTORCH = (
+    "Record again with record_shapes=True and both CPU and CUDA activities: that shows what limits the "
+    "kernels."
+)
 
 
 def advice_for(context: RuleContext) -> str:
     """Return one sentence on the bottleneck; the reference's own for the runtime it was written for."""
-    bottleneck = context.verdict.bottleneck
+    bottleneck, profile = context.verdict.bottleneck, context.profile
     if context.runtime is Runtime.REFERENCE and bottleneck.value in {known.value for known in BottleneckV1}:
         return BottleneckV1(bottleneck.value).recommendation()
+    advice = _GENERAL[bottleneck]
     if bottleneck is Bottleneck.UNKNOWN:
-        return _record_more(context)
-    if bottleneck is Bottleneck.LAUNCH:
-        return fewer_launches(context)
-    if bottleneck is Bottleneck.COMPUTE:
-        return _faster_arithmetic(context)
-    if bottleneck is Bottleneck.MEMORY_BW and is_full(context):
-        return "Move fewer bytes: fuse elementwise chains, lower precision. Memory is full: no larger batch."
-    return _GENERAL[bottleneck]
-
-
-def _record_more(context: RuleContext) -> str:
-    """Return how to record what would tell the bottleneck."""
-    profile = context.profile
-    if profile.source.producer == RECORDER and not profile.operations:
-        return "Record operations too (--ops-every 50, or ops_every=50): they tell what fills the step."
-    return _RECORD.get(context.runtime, _GENERAL[context.verdict.bottleneck])
+        if profile.source.producer == RECORDER and not profile.operations:
+            advice = "Record operations too (ops_every=50): they show what fills the step."
+        elif context.runtime is Runtime.PYTORCH:
+            advice = _RECORD_PYTORCH
+    elif bottleneck is Bottleneck.LAUNCH:
+        advice = fewer_launches(context)
+    elif bottleneck is Bottleneck.COMPUTE:
+        advice = _faster_arithmetic(context)
+    elif bottleneck is Bottleneck.MEMORY_BW and is_full(context):
+        advice = (
+            "Move fewer bytes: fuse elementwise chains, lower precision. Memory is full: no larger batch."
+        )
+    return advice
 
 
 def _faster_arithmetic(context: RuleContext) -> str:
     """Return what is left to do about arithmetic, by how near it is to the device's peak."""
     known = [op for op in context.operations if op.roof == "compute" and op.roof_share and op.ms]
-    time_ms = sum(op.ms or 0.0 for op in known)
-    if not time_ms:
+    total_ms = sum(op.ms or 0.0 for op in known)
+    if not total_ms:
         return "Arithmetic takes the time: lower precision, fewer operations or larger products remain."
-    reached = sum((op.roof_share or 0.0) * (op.ms or 0.0) for op in known) / time_ms
+    reached = sum((op.roof_share or 0.0) * (op.ms or 0.0) for op in known) / total_ms
     if reached >= context.limits.slow_gemm_share:
         return _GENERAL[Bottleneck.COMPUTE]
-    told = f"Arithmetic takes the time and reaches {show_share(reached, 0)} of the peak"
-    return f"{told}: better shapes or kernels first, then lower precision."
+    return (
+        f"Arithmetic takes the time and reaches {show_share(reached, 0)} of the peak: better shapes or "
+        "kernels first, then lower precision."
+    )
 
 
 def fewer_launches(context: RuleContext) -> str:
@@ -69,12 +69,12 @@ def fewer_launches(context: RuleContext) -> str:
     if context.runtime is not Runtime.PYTORCH:
         return _GENERAL[Bottleneck.LAUNCH]
     if is_compiled(context):
-        way = (
+        advice = (
             'Kernels are already fused: replay them from a graph with torch.compile(mode="reduce-overhead").'
         )
     else:
-        way = 'Fuse and replay: torch.compile(mode="reduce-overhead"), or CUDA graphs by hand.'
-    return f"{way} {larger_batch(context)}".rstrip()
+        advice = 'Fuse and replay: torch.compile(mode="reduce-overhead"), or CUDA graphs by hand.'
+    return f"{advice} {larger_batch(context)}"
 
 
 def fused_operations(context: RuleContext) -> str:
@@ -85,12 +85,12 @@ def fused_operations(context: RuleContext) -> str:
 
 
 def larger_batch(context: RuleContext) -> str:
-    """Return whether a larger batch is a way, by how full the memory is."""
+    """Return whether a larger batch would help, by how full the memory is."""
     share = context.memory_share
     if share is None:
         return "A larger batch gives each launch more to do, if memory allows."
     if is_full(context):
-        return f"Memory is {show_share(share, 0)} full: a larger batch is not the way."
+        return f"Memory is {show_share(share, 0)} full: there is no room for a larger batch."
     return f"Memory is {show_share(share, 0)} full: a larger batch gives each launch more to do."
 
 

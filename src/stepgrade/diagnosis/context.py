@@ -9,21 +9,21 @@ from stepgrade.hardware import Target
 from stepgrade.model import Ledger, Profile
 from stepgrade.model.activity import Activity
 from stepgrade.model.scorecard import Cause, Operation
-from stepgrade.scoring.bottleneck import Verdict
+from stepgrade.scoring.causes import Verdict
 from stepgrade.scoring.efficiency import Efficiency
 from stepgrade.scoring.layers import SlowLayer
 from stepgrade.scoring.phases import PhaseKind, PhasesOfStep
 from stepgrade.scoring.runtime import Runtime
+from stepgrade.scoring.step_times import RunTimes
 
 NOTHING_DONE = Activity(driver="unknown")
-# The accounts of a ledger that are device time spent waiting.
-WAITS = ("exposed_communication", "exposed_copy", "idle_input", "idle_host", "idle_sync")
 
 
 class RuleContext(Struct, frozen=True, kw_only=True):
-    """Everything known of a run before it is judged."""
+    """Everything known of a run before it is judged; milliseconds of a step are those of the typical one."""
 
     profile: Profile
+    times: RunTimes
     phases: PhasesOfStep
     efficiency: Efficiency
     verdict: Verdict
@@ -34,37 +34,28 @@ class RuleContext(Struct, frozen=True, kw_only=True):
     operations: tuple[Operation, ...] = ()
     causes: tuple[Cause, ...] = ()
     runtime: Runtime = Runtime.GENERAL
+    activity: Activity = NOTHING_DONE  # of the typical step; an empty one when the source has no timeline
     limits: Limits = DEFAULT_LIMITS
-
-    @property
-    def activity(self) -> Activity:
-        """Return what the step did; an empty one when the source has no timeline."""
-        return self.profile.activity or NOTHING_DONE
 
     @property
     def on_device(self) -> bool:
         """Tell whether the time is that of an accelerator's timeline."""
         return self.activity.driver == "device"
 
-    def share_of_step(self, total_ms: float) -> float | None:
-        """Return a total over all steps as a share of one step, or None when steps are not known."""
-        profile = self.profile
-        return (
-            total_ms / profile.steps / profile.mean_step_ms
-            if profile.steps and profile.mean_step_ms
-            else None
-        )
-
     def step_share(self, ms: float) -> float:
-        """Return milliseconds of one step as a share of it, 0 when the step time is not known."""
-        return ms / self.profile.mean_step_ms if self.profile.mean_step_ms else 0.0
+        """Return milliseconds of the typical step as a share of it, 0 when the step time is not known."""
+        return ms / self.times.typical_ms if self.times.typical_ms else 0.0
+
+    def mean_ms(self, ms: float) -> float:
+        """Return milliseconds of the typical step as the mean over all steps, which rates are made from."""
+        return ms / self.times.scale
 
     def account(self, *names: str) -> float:
         """Return the share of the step in these accounts of the ledger; what is not known counts as 0."""
         return sum(getattr(self.ledger, name) or 0.0 for name in names) if self.ledger else 0.0
 
     def busy_share(self, ms: float) -> float:
-        """Return device work of one step as the share of the step that it can have: work may run at once."""
+        """Return device work of one step as a share of it; work that runs at the same time is scaled down."""
         whole = sum(op.ms or 0.0 for op in self.operations if op.kind != "communication")
         if whole <= 0.0:
             return 0.0
@@ -75,12 +66,12 @@ class RuleContext(Struct, frozen=True, kw_only=True):
         return self.busy_share(sum(op.ms or 0.0 for op in self.operations if op.kind in kinds))
 
     def phase_share(self, kind: PhaseKind) -> float:
-        """Return the share of the step in phases of this kind, where phases tell it."""
+        """Return the share of the step in phases of this kind, 0 when there are none."""
         return self.phases.by_kind.get(kind, 0.0)
 
     @property
     def memory_share(self) -> float | None:
-        """Return the peak of the device's memory as a share of it; None when either is not known."""
+        """Return the peak of the device's memory as a share of its size; None when either is not known."""
         used, seen, device = self.profile.peak_memory_bytes, self.profile.device, self.target.device
         size = seen.memory_bytes if seen and seen.memory_bytes else None
         if size is None and device is not None and device.memory_gb:

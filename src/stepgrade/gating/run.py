@@ -21,7 +21,6 @@ from stepgrade.hardware.setup import Setup
 from stepgrade.model import Baseline, Note, Profile
 from stepgrade.model.comparison import Comparison, GateReport
 from stepgrade.model.scorecard import Scorecard
-from stepgrade.scoring.efficiency import ScoreOptions
 from stepgrade.store.history import open_history
 
 
@@ -61,8 +60,7 @@ def gate(
         )
         for profile in runs
     ]
-    asked = ScoreOptions(tokens_per_step=tokens_per_step)
-    earlier = [as_baseline(baseline, asked, setup) for baseline in baselines]
+    earlier = [as_baseline(baseline, setup, tokens_per_step) for baseline in baselines]
     around = Circumstances(against=against, history=history, config=config, fail_on=fail_on, today=today)
     return gate_runs(cards, earlier, around)
 

@@ -1,11 +1,12 @@
 """What a device and its host did in one step, beyond the ledger: what the rules look at.
 
-Counts and milliseconds are those of one step on the mean rank. What the source did not say is None.
+Counts and milliseconds are means over the profiled steps, on the mean rank.
+What the source did not say is None.
 """
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 
 class CopyTally(Struct, frozen=True, kw_only=True):
@@ -138,3 +139,45 @@ class Activity(Struct, frozen=True, kw_only=True):
     straggler: Straggler | None = None
     capability: str | None = None
     sequence: int | None = None
+
+    def scaled(self, factor: float) -> Activity:
+        """Return this with the time of the step, and so of its parts, multiplied.
+
+        Counts stay, and so do durations of single calls and the times of single steps.
+        """
+        if factor == 1.0:
+            return self
+        kernels, gaps, optimizer, straggler = self.kernels, self.gaps, self.optimizer, self.straggler
+        return structs.replace(
+            self,
+            kernels=kernels
+            and structs.replace(kernels, ms=kernels.ms * factor, short_ms=kernels.short_ms * factor),
+            gaps=gaps
+            and structs.replace(
+                gaps,
+                after_sync_ms=gaps.after_sync_ms * factor,
+                stall_ms=gaps.stall_ms * factor,
+                dispatch_ms=gaps.dispatch_ms * factor,
+            ),
+            copies=tuple(structs.replace(tally, ms=tally.ms * factor) for tally in self.copies),
+            waits=tuple(
+                structs.replace(
+                    tally,
+                    ms=tally.ms * factor,
+                    idle_ms=None if tally.idle_ms is None else tally.idle_ms * factor,
+                )
+                for tally in self.waits
+            ),
+            collectives=tuple(structs.replace(tally, ms=tally.ms * factor) for tally in self.collectives),
+            communication_ms=self.communication_ms * factor,
+            optimizer=optimizer
+            and structs.replace(optimizer, ms=optimizer.ms * factor, span_ms=optimizer.span_ms * factor),
+            gemms=tuple(structs.replace(tally, ms=tally.ms * factor) for tally in self.gemms),
+            parts=tuple(structs.replace(part, ms=part.ms * factor) for part in self.parts),
+            matmul_dtype_ms={name: ms * factor for name, ms in self.matmul_dtype_ms.items()},
+            kernel_group_ms={name: ms * factor for name, ms in self.kernel_group_ms.items()},
+            scalar_read_ms=self.scalar_read_ms * factor,
+            recompute_ms=self.recompute_ms * factor,
+            skew_ms=None if self.skew_ms is None else self.skew_ms * factor,
+            straggler=straggler and structs.replace(straggler, caused_ms=straggler.caused_ms * factor),
+        )

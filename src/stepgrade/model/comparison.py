@@ -118,6 +118,10 @@ class GateReport(Result, frozen=True, kw_only=True):
     notes: tuple[Note, ...] = ()
     schema_version: int = 1
 
+    def __repr__(self) -> str:
+        compared = f" compared with {self.baseline}" if self.baseline else ""
+        return f"<GateReport {self.verdict}, grade {self.grade}, {self.source}{compared}>"
+
     @property
     def further_reasons(self) -> tuple[Note, ...]:
         """Return the reasons that neither a failed check nor the differences say already."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stepgrade.errors import name_fields
 
@@ -56,10 +56,9 @@ class Result(Struct, frozen=True):
         document: dict[str, Any] = msgspec.to_builtins(self)
         if not self.NOTES:
             return document
-        texts = {name: [str(note) for note in getattr(self, name)] for name in self.NOTES}
-        coded = [
-            {"code": note.code, "text": str(note)} for name in self.NOTES for note in getattr(self, name)
-        ]
+        notes: dict[str, tuple[Note, ...]] = {name: getattr(self, name) for name in self.NOTES}
+        texts = {name: [str(note) for note in some] for name, some in notes.items()}
+        coded = [msgspec.to_builtins(note) | {"text": str(note)} for some in notes.values() for note in some]
         return document | texts | {"notes_coded": coded}
 
     def to_json(self) -> str:
@@ -69,11 +68,17 @@ class Result(Struct, frozen=True):
 
 def texts_to_notes(document: dict[str, Any], fields: Collection[str]) -> dict[str, Any]:
     """Undo what `to_dict` does to notes; a text without a code, as in older documents, gets an empty one."""
-    known = document.get("notes_coded")
-    rows = known if isinstance(known, list) else []
-    codes = {str(row.get("text")): row.get("code", "") for row in rows if isinstance(row, dict)}
+    try:
+        coded = msgspec.convert(document.get("notes_coded", []), list[Note])
+    except msgspec.ValidationError:
+        coded = []
+    # What a note shows after its own text: what to give, how many more ranks.
+    bare = {
+        note.text: structs.replace(note, text=note.text.removesuffix(str(structs.replace(note, text=""))))
+        for note in coded
+    }
     notes = {
-        name: [{"code": codes.get(str(text), ""), "text": text} for text in document[name]]
+        name: [bare.get(str(text)) or {"code": "", "text": text} for text in document[name]]
         for name in fields
         if isinstance(document.get(name), list)
     }

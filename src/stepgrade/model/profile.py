@@ -14,8 +14,11 @@ from msgspec import Struct
 from stepgrade.errors import BadInput
 from stepgrade.model.activity import Activity
 from stepgrade.model.notes import Note
+from stepgrade.units import show_ms
 
 RECORDER = "stepgrade recorder, PyTorch"  # the producer of what our own recorder writes
+STEP_PROFILER_V2 = "step_profiler_v2"  # the formats that contract v1 reads, each also called as its producer
+APR_PROFILER_V1 = "apr_training_profiler_v1"
 LARGEST_COUNT = 2**64 - 1  # contract v1's counts are unsigned, of 64 bits
 
 
@@ -25,6 +28,12 @@ class Source(Struct, frozen=True, kw_only=True):
     format: str
     files: tuple[str, ...]
     producer: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """Return the name of the file, of several that of the first and how many more there are."""
+        more = f" and {len(self.files) - 1} more" if len(self.files) > 1 else ""
+        return f"{self.files[0] if self.files else 'no file'}{more}"
 
 
 class Span(Struct, frozen=True, kw_only=True):
@@ -107,6 +116,11 @@ class Ledger(Struct, frozen=True, kw_only=True):
     idle_sync: float | None = None
     unattributed: float | None = None
 
+    @classmethod
+    def of(cls, times: LedgerTime | None) -> Ledger | None:
+        """Return the accounts as shares of the time they add up to; None without any."""
+        return cls(**times.shares()) if times is not None and times.total_ns else None
+
 
 class RankTime(Struct, frozen=True, kw_only=True):
     """One rank: its mean step, how long it waits in collectives for later ranks, its ledger."""
@@ -175,6 +189,11 @@ class Profile(Struct, frozen=True, kw_only=True):
         for place, value in self._figures():
             check_figure(place, value)
 
+    def __repr__(self) -> str:
+        steps = "steps not counted" if self.steps is None else f"{self.steps} steps"
+        mean = "" if self.mean_step_ms is None else f" of {show_ms(self.mean_step_ms)}"
+        return f"<Profile {self.source.format}, {steps}{mean}, {self.source.shown}>"
+
     def _figures(self) -> Iterator[tuple[str, float | None]]:
         """Yield every measured figure with the name it has for people."""
         yield "step time", self.mean_step_ms
@@ -196,6 +215,19 @@ class Profile(Struct, frozen=True, kw_only=True):
     def unfit(self) -> tuple[Note, ...]:
         """Return why the run cannot be graded, whatever its figures are."""
         return tuple(note for note in self.warnings if note.fatal)
+
+    @property
+    def is_read_by_v1(self) -> bool:
+        """Tell whether contract v1 was made for such profiles; it says nothing about others.
+
+        Our recorder's are in a format that v1 takes, but whoever recorded one never met v1.
+        """
+        return self.source.format in (STEP_PROFILER_V2, APR_PROFILER_V1) and self.source.producer != RECORDER
+
+    @property
+    def is_of_reference(self) -> bool:
+        """Tell whether its producer is the runtime that contract v1's advice (NF4_* switches) is for."""
+        return self.source.producer in (STEP_PROFILER_V2, APR_PROFILER_V1)
 
     @property
     def is_empty(self) -> bool:

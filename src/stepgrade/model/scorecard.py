@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from importlib import import_module
+from typing import Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Struct, field
 
 from stepgrade.contract import LayerSummary, Regression
+from stepgrade.errors import MissingExtra
 from stepgrade.model import Fingerprint, Ledger, Note, Source, Span
 from stepgrade.model.ceiling import Ceiling, Roof
 from stepgrade.model.comparison import MetricChange, Shift, StepChange
 from stepgrade.model.finding import Finding
 from stepgrade.model.notes import Result, texts_to_notes
+from stepgrade.units import show_share
 
 UNGRADED = "ungraded"
 UNKNOWN = "unknown"
@@ -191,6 +194,35 @@ class Scorecard(Result, frozen=True, kw_only=True):
         reported = {finding.warning for finding in self.findings}
         return tuple(note for note in self.fitness if note.code not in reported)
 
+    def __repr__(self) -> str:
+        reached = "" if self.efficiency is None else f" {show_share(self.efficiency)}"
+        return f"<Scorecard {self.grade}{reached}, bottleneck {self.bottleneck}, {self.source.shown}>"
+
+    def operations_frame(self, library: Literal["pandas", "polars"] | None = None) -> Any:
+        """Return the operations as a DataFrame of pandas, else of polars, whichever is installed.
+
+        One row each, longest first. `library` asks for one of them; raise MissingExtra without it.
+        """
+        texts = ("name", "class", "roof")
+        numbers = (
+            "ms",
+            "share",
+            "calls",
+            "flops",
+            "bytes",
+            "roof_share",
+            "mean_ms",
+            "flops_per_s",
+            "bytes_per_s",
+        )
+        return _frame(msgspec.to_builtins(self.operations), texts, numbers, library)
+
+    def layers_frame(self, library: Literal["pandas", "polars"] | None = None) -> Any:
+        """Return the layers as a DataFrame, one row each; as `operations_frame`."""
+        texts = ("layer", "name", "top_op")
+        numbers = ("fwd_ms", "bwd_ms", "recompute_ms", "ratio", "top_op_share")
+        return _frame(msgspec.to_builtins(self.layers), texts, numbers, library)
+
     def _repr_markdown_(self) -> str:
         from stepgrade.report import render  # noqa: PLC0415  only a notebook asks; report is above this room
 
@@ -200,3 +232,20 @@ class Scorecard(Result, frozen=True, kw_only=True):
         from stepgrade.report.html import card_for_notebooks  # noqa: PLC0415  as above
 
         return card_for_notebooks(self)
+
+
+def _frame(
+    rows: list[dict[str, Any]], texts: tuple[str, ...], numbers: tuple[str, ...], library: str | None
+) -> Any:
+    """Return a DataFrame in which a figure that is not known is missing, not an object."""
+    names = ("pandas", "polars") if library is None else (library,)
+    columns = {column: [row[column] for row in rows] for column in (*texts, *numbers)}
+    for name in names:
+        try:
+            module: Any = import_module(name)  # Any: nothing else needs it, and its types are not installed
+        except ImportError:
+            continue
+        if name == "polars":
+            return module.DataFrame(columns, schema_overrides=dict.fromkeys(numbers, module.Float64))
+        return module.DataFrame(columns).astype(dict.fromkeys(numbers, "float64"))
+    raise MissingExtra(f"a frame needs {' or '.join(names)}", hint=f"pip install {names[0]}")

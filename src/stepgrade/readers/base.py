@@ -1,25 +1,43 @@
-"""What a reader is: a name, one line about it, and two questions it answers."""
+"""What a reader is: how a format is recognised, and how a source becomes a Profile or Traces."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeAlias
 
-from stepgrade.model import Profile
-from stepgrade.readers.content import Content
+from msgspec import Struct
+
+from stepgrade.model import Baseline, Profile
+from stepgrade.readers.source import ByteSource
+
+if TYPE_CHECKING:
+    from stepgrade.model.events import Trace  # needs numpy
+
+    Traces: TypeAlias = Trace | Iterator[Trace]
 
 
-class Reader(Protocol):
-    """A module, or any object, that turns one format into a Profile.
+class Reader(Struct, frozen=True, kw_only=True):
+    """One format. Built-in readers are `READER` of a module in this package, plug-ins an entry point.
 
-    Built-in readers are the modules of this package. A plug-in names its reader in the entry
-    point group `stepgrade.readers`.
+    `recognises` tells by the bytes, never by the file's name, whether a source is in the format.
+
+    `read` returns what the source holds: a Profile where it holds sums or averages, a Trace where it holds
+    a timeline, an iterator of Traces (see `one_by_one`) where it holds several ranks, a Baseline where it
+    holds the result of a run. It raises BadInput with the place of what is wrong and, for
+    a file that the user can turn into one that is read, a hint that says how.
     """
 
-    NAME: str
-    SUMMARY: str
+    name: str
+    summary: str
+    recognises: Callable[[ByteSource], bool]
+    read: Callable[[ByteSource], Profile | Baseline | Traces]
+    # How the names of files end that are ranks of one run when a directory is given; () for no ranks.
+    rank_files: tuple[str, ...] = ()
+    # What to install where `read` finds a package missing, such as "stepgrade[xplane]".
+    requires: str | None = None
 
-    def recognises(self, content: Content) -> bool:
-        """Tell by its bytes, not by its name, whether the source is in this format."""
 
-    def read(self, content: Content) -> Profile:
-        """Return the profile; raise BadInput with the place of what is wrong."""
+def one_by_one(traces: list[Trace]) -> Iterator[Trace]:
+    """Yield the traces and keep none of them alive: they are large."""
+    while traces:
+        yield traces.pop(0)

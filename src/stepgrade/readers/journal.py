@@ -8,11 +8,10 @@ from msgspec import Struct, field
 from stepgrade.errors import BadInput
 from stepgrade.model import RECORDER, LayerTime, PhaseTime, Profile, Source
 from stepgrade.model.notes import Note
-from stepgrade.readers.content import Content
+from stepgrade.model.profile import STEP_PROFILER_V2
+from stepgrade.readers.base import Reader
+from stepgrade.readers.source import ByteSource
 from stepgrade.readers.step_profile import Recorded, circumstances_of, contents_of, device_of
-
-NAME = "journal"
-SUMMARY = "the journal of stepgrade's recorder, of a run that was killed or still runs"
 
 _FIRST_KEY = b'{"_recording":'
 _KNOWN_VERSION = 1
@@ -41,27 +40,27 @@ class _Line(Struct, frozen=True):
     loss: dict[str, float] | None = None
 
 
-def recognises(content: Content) -> bool:
+def recognises(source: ByteSource) -> bool:
     """Tell whether the source starts with a journal's first line."""
-    return content.head.startswith(_FIRST_KEY)
+    return source.head.startswith(_FIRST_KEY)
 
 
-def read(content: Content) -> Profile:
+def read(source: ByteSource) -> Profile:
     """Return the sum of all whole lines; a line that was cut off is left out with a note."""
-    first, *rest = content.document().splitlines()
+    first, *rest = source.document().splitlines()
     head = _decoded_head(first)
     lines, torn = _decoded_lines(rest)
     steady = [line.steady for line in lines if line.steady is not None]
     sums = steady or [line.warmup for line in lines if line.warmup is not None]
     if not sums:
-        raise BadInput("the recording holds no whole step", where=content.name)
+        raise BadInput("the recording holds no whole step", where=source.name)
     notes = [Note("not_ended", "the recording was not ended: this is what it held when it was last written")]
     if not steady:
         text = "only warm-up steps were recorded: they may be slower than the run is"
         notes.append(Note("warm_up_only", text))
     if torn:
         notes.append(Note("torn", f"{torn} lines of the recording can not be read and are left out"))
-    return _profile(content.name, head, lines, _added(sums), tuple(notes))
+    return _profile(source.name, head, lines, _added(sums), tuple(notes))
 
 
 def _decoded_head(text: bytes) -> _Head:
@@ -107,7 +106,7 @@ def _added(parts: list[_Sums]) -> _Sums:
 def _profile(name: str, head: _Head, lines: list[_Line], sums: _Sums, notes: tuple[Note, ...]) -> Profile:
     covered = sum(sums.phases_ms.values()) / sums.wall_ms if sums.wall_ms else None
     return Profile(
-        source=Source(format="step_profiler_v2", files=(name,), producer=RECORDER),
+        source=Source(format=STEP_PROFILER_V2, files=(name,), producer=RECORDER),
         steps=sums.steps,
         mean_step_ms=sums.wall_ms / sums.steps if sums.steps else None,
         samples_ms=tuple(sums.samples_ms),
@@ -133,3 +132,11 @@ def _layer(row: tuple[int, float, float, float], names: list[str]) -> LayerTime:
         bwd_total_ms=backward,
         recompute_total_ms=again or None,
     )
+
+
+READER = Reader(
+    name="journal",
+    summary="the journal of stepgrade's recorder, of a run that was killed or still runs",
+    recognises=recognises,
+    read=read,
+)

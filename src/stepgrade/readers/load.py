@@ -1,17 +1,19 @@
-"""Read a run or a baseline: the format is found by content, and a trace becomes a profile."""
+"""Read a run or a baseline: the format is found by content, and traces become a profile."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from stepgrade.errors import BadOption, UnknownFormat
 from stepgrade.model import Baseline, Profile
 from stepgrade.readers import registry
-from stepgrade.readers.content import DEFAULT_MAX_BYTES
-from stepgrade.readers.registry import Reading
+from stepgrade.readers.base import one_by_one
+from stepgrade.readers.source import DEFAULT_MAX_BYTES, ByteSource, PathLike, Progress, ReadOptions
 
-PathLike: TypeAlias = str | os.PathLike[str]
+if TYPE_CHECKING:
+    from stepgrade.readers.base import Traces
 
 
 def load(
@@ -19,22 +21,61 @@ def load(
     input_format: str | None = None,
     steps: tuple[int, int] | None = None,
     max_bytes: int = DEFAULT_MAX_BYTES,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Profile:
     """Read a run from a path, or from standard input for `-`; the format is found by content.
 
     Several PyTorch traces, or a directory of them, are the ranks of one run. `steps` keeps only the
-    steps from the first to the last number; `progress` is told the bytes read and the bytes to read.
+    steps from the first to the last number; `progress` is called with the bytes read and the bytes to read.
     """
-    how = Reading(input_format=input_format, steps=steps, max_bytes=max_bytes, progress=progress)
-    found = registry.read_run(sources, how)
-    if isinstance(found, Profile):
-        return found
-    from stepgrade.trace.summary import profile_of_traces  # noqa: PLC0415  needs numpy
-
-    return profile_of_traces(found)
+    options = ReadOptions(steps=steps, max_bytes=max_bytes, progress=progress)
+    found = _read(sources, input_format, options)
+    if isinstance(found, Baseline):
+        supply = "it as {baseline}, or the profile that it was made from"
+        raise UnknownFormat("is a scorecard, not a profile", where=found.name, supply=supply)
+    return found
 
 
 def load_baseline(source: PathLike, *, max_bytes: int = DEFAULT_MAX_BYTES) -> Baseline | Profile:
     """Read what to compare with: a scorecard's JSON or any profile."""
-    return registry.read_baseline(source, max_bytes=max_bytes) or load(source, max_bytes=max_bytes)
+    return _read([source], None, ReadOptions(max_bytes=max_bytes))
+
+
+def read_json_text(source: PathLike, *, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:
+    """Return the JSON text of a file, or of the profile inside a log, as contract v1 takes it."""
+    with ByteSource(source, ReadOptions(max_bytes=max_bytes)) as opened:
+        if opened.json_keys is not None:
+            return opened.document()
+        from stepgrade.readers.log import find_profile  # noqa: PLC0415  not needed for most sources
+
+        return find_profile(opened).text
+
+
+def _read(sources: Sequence[PathLike], input_format: str | None, options: ReadOptions) -> Profile | Baseline:
+    # pathlib takes longer to import than a step profile to score.
+    if len(sources) > 1 or os.path.isdir(sources[0]):  # noqa: PTH112
+        from stepgrade.readers.ranks import read_ranks  # noqa: PLC0415  only for several files
+
+        return _profile_of(read_ranks(sources, input_format, options), options)
+    with ByteSource(sources[0], options) as source:
+        found = registry.read_source(source, input_format)
+        if not isinstance(found, Profile | Baseline):
+            return _profile_of(found, options)
+        if options.steps is not None:
+            raise BadOption("picks steps from a trace, which this source is not", field="steps")
+        return found
+
+
+def _profile_of(found: Traces, options: ReadOptions) -> Profile:
+    """Turn traces into a profile: the one place where reading goes on in `trace`."""
+    # What needs numpy is imported only here: it takes longer than a step profile to score.
+    from stepgrade.model.events import Trace  # noqa: PLC0415
+    from stepgrade.trace.summary import profile_of_traces  # noqa: PLC0415
+
+    traces = one_by_one([found]) if isinstance(found, Trace) else found
+    del found
+    if options.steps is None:
+        return profile_of_traces(traces)
+    from stepgrade.readers.steps import only_steps  # noqa: PLC0415
+
+    return profile_of_traces(only_steps(traces, options.steps))

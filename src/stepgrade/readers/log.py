@@ -13,10 +13,8 @@ from stepgrade.errors import BadInput, UnknownFormat
 from stepgrade.model import Profile
 from stepgrade.model.notes import Note
 from stepgrade.readers import step_profile
-from stepgrade.readers.content import Content
-
-NAME = "log"
-SUMMARY = "a training log that holds a step profile among its other lines"
+from stepgrade.readers.base import Reader
+from stepgrade.readers.source import ByteSource
 
 # A profile is a few kilobytes; an object longer than this is taken for cut off, not waited for.
 MAX_OBJECT_BYTES = 16 * 2**20
@@ -36,25 +34,25 @@ class FoundText(Struct, frozen=True, kw_only=True):
     count: int
 
 
-def recognises(content: Content) -> bool:
+def recognises(source: ByteSource) -> bool:
     """Tell whether this is text that no reader of whole JSON files knows."""
-    return content.is_text
+    return source.is_text
 
 
-def read(content: Content) -> Profile:
+def read(source: ByteSource) -> Profile:
     """Return the last step profile in the log."""
-    found = find_profile(content)
-    profile = step_profile.profile_from_json(found.text, content.name)
+    found = find_profile(source)
+    profile = step_profile.profile_from_json(found.text, source.name)
     notes = [Note("from_log", f"read from a log, line {found.line}")]
     if found.count > 1:
         notes.append(Note("last_of_several", f"the log holds {found.count} profiles: this is the last one"))
     return msgspec.structs.replace(profile, notes=(*notes, *profile.notes))
 
 
-def find_profile(content: Content) -> FoundText:
+def find_profile(source: ByteSource) -> FoundText:
     """Return the last whole profile; raise BadInput when it is cut off, UnknownFormat when there is none."""
     cut_line: int | None = None
-    for chunks in (content.chunks(), _quoted_texts(content)):
+    for chunks in (source.chunks(), _quoted_texts(source)):
         found: FoundText | None = None
         for line, text in _Scanner(chunks).objects():
             if text is None:
@@ -63,29 +61,29 @@ def find_profile(content: Content) -> FoundText:
                 found = FoundText(text=text, line=line, count=found.count + 1 if found else 1)
         if found is not None:
             return found
-    raise _nothing_found(content, cut_line)
+    raise _nothing_found(source, cut_line)
 
 
-def _nothing_found(content: Content, cut_line: int | None) -> BadInput:
-    if content.json_error is not None:
-        return content.json_error.at(content.name)
+def _nothing_found(source: ByteSource, cut_line: int | None) -> BadInput:
+    if source.json_error is not None:
+        return source.json_error.at(source.name)
     if cut_line is not None:
-        where = f"{content.name}: line {cut_line}"
+        where = f"{source.name}: line {cut_line}"
         return BadInput(
             "the profile is cut off or its JSON is broken", where=where, hint="is the file whole?"
         )
     return UnknownFormat(
         "no profile in this file",
-        where=content.name,
+        where=source.name,
         hint="expected a step profile as JSON, or a training log that holds one",
     )
 
 
-def _quoted_texts(content: Content) -> Iterator[bytes]:
+def _quoted_texts(source: ByteSource) -> Iterator[bytes]:
     """Yield the strings inside a JSON document: some harnesses keep a run's log as one of them."""
-    if content.json_keys is None or b'\\"_profiler\\"' not in content.document():
+    if source.json_keys is None or b'\\"_profiler\\"' not in source.document():
         return
-    waiting: list[Any] = [msgspec.json.decode(content.document())]
+    waiting: list[Any] = [msgspec.json.decode(source.document())]
     while waiting:
         value = waiting.pop()
         if isinstance(value, str):
@@ -158,3 +156,11 @@ def _is_json(text: bytes) -> bool:
     except (msgspec.DecodeError, RecursionError):
         return False
     return True
+
+
+READER = Reader(
+    name="log",
+    summary="a training log that holds a step profile among its other lines",
+    recognises=recognises,
+    read=read,
+)

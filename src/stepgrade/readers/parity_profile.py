@@ -5,24 +5,22 @@ from __future__ import annotations
 from stepgrade.contract import ParityProfile
 from stepgrade.model import OpTime, Profile, Source
 from stepgrade.model.notes import Note
-from stepgrade.readers.content import Content
-
-NAME = "parity_profile"
-SUMMARY = "ParityProfile JSON: runtime, throughput, launches and time per operation"
+from stepgrade.readers.base import Reader
+from stepgrade.readers.source import ByteSource
 
 _KEYS = {"runtime", "throughput_tok_s", "kernel_launches_per_step", "ops"}
 
 
-def recognises(content: Content) -> bool:
+def recognises(source: ByteSource) -> bool:
     """Tell whether the source is one JSON object with a ParityProfile's keys."""
-    return (content.json_keys or frozenset()) >= _KEYS
+    return (source.json_keys or frozenset()) >= _KEYS
 
 
-def read(content: Content) -> Profile:
+def read(source: ByteSource) -> Profile:
     """Return the runtime's profile; its figures are averages of one step."""
-    parity = ParityProfile.from_json(content.document())
+    parity = ParityProfile.from_json(source.document())
     return Profile(
-        source=Source(format=NAME, files=(content.name,)),
+        source=Source(format=READER.name, files=(source.name,)),
         steps=1,
         mean_step_ms=parity.step_time_ms or None,
         operations=tuple(OpTime(name=op, total_ms=ms) for op, ms in sorted(parity.ops.items())),
@@ -35,3 +33,11 @@ def read(content: Content) -> Profile:
             ),
         ),
     )
+
+
+READER = Reader(
+    name="parity_profile",
+    summary="ParityProfile JSON: runtime, throughput, launches and time per operation",
+    recognises=recognises,
+    read=read,
+)

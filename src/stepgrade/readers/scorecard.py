@@ -2,95 +2,64 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Any
+
+import msgspec
 
 from stepgrade.contract.decode import decode_json
-from stepgrade.model import Baseline, Fingerprint, Ledger
-from stepgrade.readers.content import Content
+from stepgrade.model import Baseline
+from stepgrade.readers.base import Reader
+from stepgrade.readers.source import ByteSource
 
 _KEYS = {"grade", "efficiency", "bottleneck"}
+# Only what is compared is decoded, so that cards of other versions can be read.
+_COMPARED = (
+    "device",
+    "fingerprint",
+    "launches_per_step",
+    "layers",
+    "ledger",
+    "operations",
+    "peak_memory_bytes",
+    "phases",
+    "step_time_ms",
+    "steps",
+    "throughput",
+    "throughput_tok_s",
+    "wall_coverage",
+)
 
 
-class _Device(Struct, frozen=True):
-    key: str | None = None
-
-
-class _Phase(Struct, frozen=True):
-    ms: float | None = None
-    samples_ms: tuple[float, ...] = ()
-
-
-class _Steps(Struct, frozen=True):
-    samples_ms: tuple[float, ...] = ()
-
-
-class _Operation(Struct, frozen=True):
-    name: str
-    ms: float | None = None
-    calls: float | None = None
-    samples_ms: tuple[float, ...] = ()
-
-
-class _Layer(Struct, frozen=True):
-    layer: int
-    name: str | None = None
-    fwd_ms: float | None = None
-    bwd_ms: float | None = None
-    recompute_ms: float | None = None
-
-    @property
-    def title(self) -> str:
-        return self.name or f"layer {self.layer}"
-
-    @property
-    def ms(self) -> float:
-        return (self.fwd_ms or 0.0) + (self.bwd_ms or 0.0) + (self.recompute_ms or 0.0)
-
-
-class _Throughput(Struct, frozen=True):
-    tokens_per_step: float | None = None
-
-
-class _Card(Struct, frozen=True):
-    throughput_tok_s: float | None = None
-    step_time_ms: float | None = None
-    wall_coverage: float | None = None
-    device: _Device | None = None
-    ledger: Ledger | None = None
-    phases: dict[str, _Phase] = {}
-    steps: _Steps | None = None
-    throughput: _Throughput | None = None
-    operations: tuple[_Operation, ...] = ()
-    layers: tuple[_Layer, ...] = ()
-    launches_per_step: float | None = None
-    peak_memory_bytes: float | None = None
-    fingerprint: Fingerprint | None = None
-
-
-def recognises(content: Content) -> bool:
+def recognises(source: ByteSource) -> bool:
     """Tell whether the source is one JSON object with a scorecard's keys."""
-    return (content.json_keys or frozenset()) >= _KEYS
+    return (source.json_keys or frozenset()) >= _KEYS
 
 
-def read_baseline(content: Content) -> Baseline:
-    """Return what the scorecard's run reached."""
-    card = decode_json(content.document(), _Card)
-    return Baseline(
-        name=content.name,
-        throughput_tok_s=card.throughput_tok_s or None,
-        step_ms=card.step_time_ms or None,
-        wall_coverage=card.wall_coverage or None,
-        device=card.device.key if card.device else None,
-        ledger=card.ledger,
-        phases_ms={name: phase.ms for name, phase in card.phases.items() if phase.ms},
-        samples_ms=card.steps.samples_ms if card.steps else (),
-        operations_ms={op.name: op.ms for op in card.operations if op.ms},
-        operation_calls={op.name: op.calls for op in card.operations if op.calls},
-        operation_samples_ms={op.name: op.samples_ms for op in card.operations if op.samples_ms},
-        phase_samples_ms={name: phase.samples_ms for name, phase in card.phases.items() if phase.samples_ms},
-        layers_ms={layer.title: layer.ms for layer in card.layers if layer.ms},
-        launches_per_step=card.launches_per_step,
-        peak_memory_bytes=card.peak_memory_bytes,
-        tokens_per_step=card.throughput.tokens_per_step if card.throughput else None,
-        fingerprint=card.fingerprint,
+def read(source: ByteSource) -> Baseline:
+    """Return what the run reached; v1's fields have the same names and meanings in v2."""
+    # Sources that are no scorecards should not wait for its types.
+    from stepgrade.model.scorecard import Scorecard  # noqa: PLC0415
+
+    document = decode_json(source.document(), dict[str, Any])
+    unstated = dict.fromkeys(
+        ("efficiency", "forward_backward_ratio", "step_time_ms", "throughput_tok_s", "wall_coverage")
     )
+    stated = {key: document[key] for key in _COMPARED if document.get(key) is not None}
+    card = {
+        "grade": "",
+        "bottleneck": "",
+        "per_layer_summary": (),
+        "hotspot_ops": (),
+        "source": {"format": READER.name, "files": [source.name]},
+        **unstated,
+        **stated,
+    }
+    return Baseline.of(decode_json(msgspec.json.encode(card), Scorecard))
+
+
+READER = Reader(
+    name="scorecard",
+    summary="a scorecard's JSON of contract v1 or v2, to compare with",
+    recognises=recognises,
+    read=read,
+)

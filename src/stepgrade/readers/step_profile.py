@@ -5,22 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from msgspec import Struct, field
-from msgspec.structs import asdict
 
 from stepgrade import model
 from stepgrade.contract.decode import decode_json
 from stepgrade.contract.types import USIZE_MAX
 from stepgrade.errors import BadInput
 from stepgrade.model import RECORDER, DeviceSeen, LayerTime, OpTime, PhaseTime, Profile, Source
-from stepgrade.model.circumstances import circumstances
 from stepgrade.model.notes import Note
-from stepgrade.readers.content import Content
-
-NAME = "step_profile"
-SUMMARY = "step_profiler_v2 or apr_training_profiler_v1 JSON"
-
-V2 = "step_profiler_v2"
-APR_V1 = "apr_training_profiler_v1"
+from stepgrade.model.profile import APR_PROFILER_V1, STEP_PROFILER_V2
+from stepgrade.readers.base import Reader
+from stepgrade.readers.source import ByteSource
 
 _KEYS = {"_profiler", "avg_step_ms", "phases", "per_layer", "steps", "steps_profiled"}
 
@@ -59,6 +53,7 @@ class Recorded(Struct, frozen=True):
     config: dict[str, Any] = {}
     loss: dict[str, float] | None = None
     notes: list[str] = []
+    notes_coded: list[Note] = []
 
 
 class _Document(Struct, frozen=True):
@@ -80,18 +75,18 @@ class _Document(Struct, frozen=True):
     stepgrade: Recorded | None = None
 
 
-def recognises(content: Content) -> bool:
+def recognises(source: ByteSource) -> bool:
     """Tell whether the source is one JSON object with a step profile's keys."""
-    return bool((content.json_keys or frozenset()) & _KEYS)
+    return bool((source.json_keys or frozenset()) & _KEYS)
 
 
-def read(content: Content) -> Profile:
+def read(source: ByteSource) -> Profile:
     """Return the profile in a file that is nothing but its JSON."""
-    return profile_from_json(content.document(), content.name)
+    return profile_from_json(source.document(), source.name)
 
 
 def profile_from_json(text: bytes, name: str) -> Profile:
-    """Return the profile in a JSON text that is called `name`; raise BadInput with the place of what is wrong."""
+    """Return the profile in a JSON text from `name`; raise BadInput with the place of what is wrong."""
     return _profile(decode_json(text, _Document), name)
 
 
@@ -119,7 +114,7 @@ def _profile(document: _Document, name: str) -> Profile:
         recorded=circumstances_of(recorded),
         contents=contents_of(recorded),
         notes=(
-            *(Note("recorder", text) for text in recorded.notes),
+            *(recorded.notes_coded or (Note("recorder", text) for text in recorded.notes)),
             *((Note("no_steps", "the profile says it holds 0 steps"),) if steps == 0 else ()),
         ),
     )
@@ -133,8 +128,20 @@ def device_of(device: Device | None) -> DeviceSeen | None:
 
 
 def circumstances_of(recorded: Recorded) -> model.Recorded | None:
-    """Return what makes the run comparable with others."""
-    return circumstances(recorded.versions, asdict(recorded.device or Device()), recorded.config)
+    """Return versions, processor, model, batch and precision; None when nothing was said."""
+    device, batch, words = recorded.device or Device(), recorded.config.get("batch_size"), {}
+    for name in ("model", "autocast", "parameter_dtype"):
+        value = recorded.config.get(name)
+        words[name] = value if isinstance(value, str) else None
+    found = model.Recorded(
+        # Which stepgrade recorded it does not change the run.
+        versions={name: version for name, version in recorded.versions.items() if name != "stepgrade"},
+        processor=device.name if device.kind == "cpu" else None,
+        model=words["model"],
+        batch=batch if type(batch) is int else None,
+        precision=words["autocast"] or words["parameter_dtype"],
+    )
+    return found if found != model.Recorded() else None
 
 
 def contents_of(recorded: Recorded) -> dict[str, str]:
@@ -154,9 +161,9 @@ def _producer(document: _Document) -> str | None:
 
 
 def _format(document: _Document) -> str:
-    if document.profiler in (V2, APR_V1):
+    if document.profiler in (STEP_PROFILER_V2, APR_PROFILER_V1):
         return document.profiler
-    return APR_V1 if document.steps_profiled is not None else V2
+    return APR_PROFILER_V1 if document.steps_profiled is not None else STEP_PROFILER_V2
 
 
 def _step_ms(document: _Document, steps: int | None) -> float | None:
@@ -181,3 +188,11 @@ def _layer(layer: _Layer) -> LayerTime:
         recompute_total_ms=layer.recompute_ms,
         ops_total_ms=layer.ops,
     )
+
+
+READER = Reader(
+    name="step_profile",
+    summary="step_profiler_v2 or apr_training_profiler_v1 JSON",
+    recognises=recognises,
+    read=read,
+)

@@ -1,18 +1,23 @@
-"""The repeated blocks of a model: found by themselves, or named."""
+"""Find the repeated blocks of a model, or those that the user named."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+    NamedModule = tuple[str, Module]
 
 # Wrappers that hold the module they wrap under this name: torch.compile, checkpointing, FSDP, DDP.
 _WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "module")
 _LEAST_BLOCKS = 2
 
 
-def find_blocks(model: Any, named: Sequence[str] | None) -> list[tuple[str, Any]]:
+def find_blocks(model: Module, named: Sequence[str] | None) -> list[NamedModule]:
     """Return names and modules of the blocks, in the model's order; empty when there are none.
 
     Without names: of the classes that repeat inside a list or a sequence of modules, the one that holds
@@ -20,83 +25,71 @@ def find_blocks(model: Any, named: Sequence[str] | None) -> list[tuple[str, Any]
     """
     modules = list(model.named_modules())
     if named is not None:
-        return _named(modules, named)
+        found: dict[str, Module] = {}
+        for path, module in modules:
+            name = _without_wrappers(path)
+            if any(_matches(name, pattern) for pattern in named):
+                found.setdefault(name, module)  # a wrapper comes before what it wraps
+        return list(found.items())
     groups = _repeated(modules)
     if not groups:
         return []
-    best = max(groups, key=lambda group: (_parameters(group), -len(group[0][0].split("."))))
-    return [(_plain(name), module) for name, module in best]
+
+    def size(group: list[NamedModule]) -> tuple[int, int]:
+        depth = group[0][0].count(".")
+        return sum(parameter.numel() for _, block in group for parameter in block.parameters()), -depth
+
+    return [(_without_wrappers(name), module) for name, module in max(groups, key=size)]
 
 
-def told_apart(names: list[str], taken: Sequence[str], model: Any) -> list[str]:
+def unique_names(names: list[str], taken: Sequence[str], model: Module) -> list[str]:
     """Return the names, with the model's class before them where another model has them already."""
     if not set(names) & set(taken):
         return names
-    prefix = type(bare(model)).__name__
+    prefix = type(unwrap(model)).__name__
     while any(f"{prefix}.{name}" in taken for name in names):
         prefix += "'"
     return [f"{prefix}.{name}" for name in names]
 
 
-def bare(module: Any) -> Any:
+def unwrap(module: Module) -> Module:
     """Return the module inside its wrappers."""
     for name in _WRAPPED:
         inner = getattr(module, "_modules", {}).get(name)
         if inner is not None and (name != "module" or len(module._modules) == 1):  # noqa: SLF001  torch's own
-            return bare(inner)
+            return unwrap(inner)
     return module
 
 
-def _repeated(modules: Iterable[tuple[str, Any]]) -> list[list[tuple[str, Any]]]:
-    """Return the modules that are children of a container beside others of their class, by class."""
-    found: dict[type, list[tuple[str, Any]]] = defaultdict(list)
+def _repeated(modules: list[NamedModule]) -> list[list[NamedModule]]:
+    """Return the modules that are in a container beside others of their class, by class, outermost only."""
+    found: dict[type, dict[str, Module]] = defaultdict(dict)
     for path, container in modules:
         if type(container).__name__ not in ("ModuleList", "ModuleDict", "Sequential"):
             continue
-        for kind, names in _by_class(container).items():
-            if len(names) >= _LEAST_BLOCKS:
-                found[kind] += (
-                    (f"{path}.{name}".lstrip("."), container.get_submodule(name)) for name in names
-                )
-    return [_outermost(group) for group in found.values()]
+        by_class: dict[type, dict[str, Module]] = defaultdict(dict)
+        for name, child in container.named_children():
+            inner = unwrap(child)
+            if any(True for _ in inner.children()):
+                by_class[type(inner)][f"{path}.{name}".lstrip(".")] = child
+        for kind, children in by_class.items():
+            if len(children) >= _LEAST_BLOCKS:
+                found[kind] |= children
+    return [
+        [(name, block) for name, block in group.items() if not _is_inside(name, group)]
+        for group in found.values()
+    ]
 
 
-def _by_class(container: Any) -> dict[type, list[str]]:
-    names: dict[type, list[str]] = defaultdict(list)
-    for name, child in container.named_children():
-        inner = bare(child)
-        if any(True for _ in inner.children()):
-            names[type(inner)].append(name)
-    return names
-
-
-def _outermost(group: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    paths = {name for name, _ in group}
-    return [(name, module) for name, module in group if not _inside(name, paths)]
-
-
-def _inside(name: str, paths: set[str]) -> bool:
+def _is_inside(name: str, group: dict[str, Module]) -> bool:
     parts = name.split(".")
-    return any(".".join(parts[:depth]) in paths for depth in range(1, len(parts)))
+    return any(".".join(parts[:depth]) in group for depth in range(1, len(parts)))
 
 
-def _parameters(group: list[tuple[str, Any]]) -> int:
-    return sum(parameter.numel() for _, module in group for parameter in module.parameters())
-
-
-def _plain(name: str) -> str:
+def _without_wrappers(path: str) -> str:
     """Return the name as it was before wrappers put theirs into it."""
-    wrapped = set(_WRAPPED[:-1])
-    parts = [part for part in name.split(".") if part not in wrapped]
+    parts = [part for part in path.split(".") if part not in _WRAPPED[:-1]]
     return ".".join(parts[1:] if parts[:1] == ["module"] else parts)
-
-
-def _named(modules: Iterable[tuple[str, Any]], named: Sequence[str]) -> list[tuple[str, Any]]:
-    found: dict[str, Any] = {}
-    for name, module in modules:
-        if any(_matches(_plain(name), wanted) for wanted in named):
-            found.setdefault(_plain(name), module)  # a wrapper comes before what it wraps
-    return list(found.items())
 
 
 def _matches(name: str, pattern: str) -> bool:

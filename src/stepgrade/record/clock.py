@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 
 class HostClock:
@@ -15,7 +18,7 @@ class HostClock:
         self.now = time.perf_counter_ns
 
     def is_done(self, _stamp: int) -> bool:
-        """Tell whether the stamp can be read: always."""
+        """Return True: a stamp of the host can always be read."""
         return True
 
     def times_ns(self, stamps: list[int]) -> list[int]:
@@ -24,7 +27,7 @@ class HostClock:
         return [stamp - first for stamp in stamps]
 
     def finish(self) -> None:
-        """Wait for what is not done yet: nothing."""
+        """Do nothing: there is nothing to wait for."""
 
 
 class EventClock:
@@ -35,22 +38,22 @@ class EventClock:
 
     name = "device events"
 
-    def __init__(self, device_module: Any) -> None:
+    def __init__(self, device_module: Any) -> None:  # torch.cuda, torch.xpu, …
         self._new = device_module.Event
-        self._free: list[Any] = []
+        self._free: list[torch.Event] = []
         self._synchronize = device_module.synchronize
 
-    def now(self) -> Any:
+    def now(self) -> torch.Event:
         """Record an event and return it."""
         event = self._free.pop() if self._free else self._new(enable_timing=True)
         event.record()
         return event
 
-    def is_done(self, stamp: Any) -> bool:
+    def is_done(self, stamp: torch.Event) -> bool:
         """Tell whether the device has passed the event."""
         return bool(stamp.query())
 
-    def times_ns(self, stamps: list[Any]) -> list[int]:
+    def times_ns(self, stamps: list[torch.Event]) -> list[int]:
         """Return nanoseconds from the first event; all but the last go back to be used again.
 
         The last one is also the first of the step that follows.
@@ -66,7 +69,7 @@ class EventClock:
         self._synchronize()
 
 
-def clock_for(device: Any) -> HostClock | EventClock:
+def clock_for(device: torch.device | None) -> HostClock | EventClock:
     """Return the clock for a torch device; one whose module has no timing events is timed on the host."""
     if device is None or device.type in ("cpu", "meta"):
         return HostClock()

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
+from stepgrade.hardware.setup import Setup
 from stepgrade.record.loggers import metrics_of
 from stepgrade.record.recorder import Recorder
+
+if TYPE_CHECKING:
+    from transformers import TrainerControl, TrainerState, TrainingArguments
 
 
 class StepgradeCallback(TrainerCallback):
     """Records the training and writes the step profile at its end; options are those of `Recorder`.
 
-    `setup` names the hardware to grade against, as in `Recorder.score`; the numbers go into the
+    `setup` names the hardware to grade against, as in `stepgrade.score`; the numbers go into the
     trainer's log history too, and so to whatever it reports to.
     """
 
-    def __init__(self, *, setup: dict[str, Any] | None = None, **options: Any) -> None:
+    def __init__(self, *, setup: Setup | None = None, **options: Any) -> None:
         self.recorder: Recorder | None = None
-        self._setup = setup or {}
+        self._setup = setup
         self._options = options
 
-    def on_train_begin(self, args: Any, _state: Any, _control: Any, **parts: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, _state: TrainerState, _control: TrainerControl, **parts: Any
+    ) -> None:
         """Start to record the model, the optimizer and the loader that the trainer made."""
         config = {
             "accumulation": args.gradient_accumulation_steps,
@@ -37,25 +43,33 @@ class StepgradeCallback(TrainerCallback):
             **({"config": config} | self._options),
         ).start()
 
-    def on_step_end(self, _args: Any, _state: Any, _control: Any, **_parts: Any) -> None:
+    def on_step_end(
+        self, _args: TrainingArguments, _state: TrainerState, _control: TrainerControl, **_parts: object
+    ) -> None:
         """End a step: one of the optimizer, whatever the accumulation."""
         if self.recorder is not None:
             self.recorder.step()
 
     def on_log(
-        self, _args: Any, _state: Any, _control: Any, logs: dict[str, Any] | None = None, **_parts: Any
+        self,
+        _args: TrainingArguments,
+        _state: TrainerState,
+        _control: TrainerControl,
+        logs: dict[str, object] | None = None,
+        **_parts: object,
     ) -> None:
         """Take over the loss that the trainer averages."""
         loss = (logs or {}).get("loss")
         if self.recorder is not None and isinstance(loss, int | float):
             self.recorder.add_loss(loss)
 
-    def on_train_end(self, _args: Any, state: Any, _control: Any, **_parts: Any) -> None:
+    def on_train_end(
+        self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_parts: object
+    ) -> None:
         """Write the profile."""
         if self.recorder is None:
             return
         self.recorder.close()
         if self.recorder.has_profile:
-            state.log_history.append(
-                metrics_of(self.recorder.score(**self._setup)) | {"step": state.global_step}
-            )
+            numbers = metrics_of(self.recorder.score(setup=self._setup))
+            state.log_history.append(numbers | {"step": state.global_step})

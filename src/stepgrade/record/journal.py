@@ -1,4 +1,4 @@
-"""The file of a recording: a journal while training runs, one whole JSON in its place at the end."""
+"""The file of a recording: a journal while training runs, one JSON object in its place at the end."""
 
 from __future__ import annotations
 
@@ -8,22 +8,35 @@ import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+from msgspec import Struct, to_builtins
+from msgspec.structs import asdict
+
+from stepgrade.model.notes import Note
+from stepgrade.model.profile import STEP_PROFILER_V2
+from stepgrade.record.environment import peak_memory_bytes
+from stepgrade.record.timeline import GAPS
+from stepgrade.record.totals import Totals
+
+if TYPE_CHECKING:
+    from stepgrade.record.recording import Recording
 
 from stepgrade.files import write_whole
 
 JOURNAL_VERSION = 1
+_LEAST_GAP_SHARE = 0.005
 
 
 class Journal:
-    """Appends lines; what cannot be written is told by an OSError and leaves no half line behind."""
+    """Appends lines to a file; where that fails it raises OSError and leaves no half line behind."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._begun = False
 
     def check(self) -> None:
-        """Raise OSError when the place cannot be written to, before anything was measured."""
+        """Raise OSError when the file cannot be written, before anything was measured."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.is_dir():
             raise IsADirectoryError(f"{self.path} is a directory")
@@ -31,30 +44,29 @@ class Journal:
             with tempfile.TemporaryFile(dir=self.path.parent):
                 pass
 
-    def append(self, head: dict[str, Any], line: dict[str, Any]) -> None:
+    def append(self, head: dict[str, object], line: dict[str, object]) -> None:
         """Add one line; the first time a new journal with its head line takes the place of an older file."""
         if _is_special(self.path):
             return  # a pipe or a device gets the final JSON only
         if not self._begun:
-            write_whole(self.path, _encoded(head) + _encoded(line))
+            write_whole(self.path, encode(head) + encode(line))
             self._begun = True
             return
         with self.path.open("r+b") as stream:
             end = stream.seek(0, os.SEEK_END)
             try:
-                stream.write(_encoded(line))
+                stream.write(encode(line))
                 stream.flush()
             except OSError:
                 with suppress(OSError):
                     stream.truncate(end)
                 raise
 
-    def finish(self, document: dict[str, Any]) -> Path:
-        """Write the final JSON in the journal's place; where that fails, into the temporary directory.
+    def finish(self, text: bytes) -> Path:
+        """Replace the journal by the final JSON; where that fails, write into the temporary directory.
 
         Return where it is; raise OSError when neither could be written.
         """
-        text = _encoded(document)
         try:
             write_whole(self.path, text)
         except OSError:
@@ -71,7 +83,8 @@ def rank_path(path: Path, rank: int, world_size: int) -> Path:
     return path if world_size == 1 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
 
 
-def _encoded(value: dict[str, Any]) -> bytes:
+def encode(value: dict[str, object]) -> bytes:
+    """Return a line of JSON."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
@@ -80,3 +93,154 @@ def _is_special(path: Path) -> bool:
         return not stat.S_ISREG(path.stat().st_mode)
     except OSError:
         return False
+
+
+class RunDescription(Struct):
+    """What the run is, for its fingerprint; filled in as it becomes known."""
+
+    device: dict[str, object]
+    rank: int
+    world_size: int
+    versions: dict[str, str]
+    config: dict[str, object]
+
+
+def journal_head(
+    recording: Recording, run: RunDescription, tokens_per_step: float | None
+) -> dict[str, object]:
+    """Return the first line of a journal, which describes the run."""
+    return {
+        "_recording": JOURNAL_VERSION,
+        "layers": recording.layer_names,
+        "tokens_per_step": tokens_per_step,
+        "stepgrade": asdict(run),
+    }
+
+
+def journal_line(recording: Recording) -> dict[str, object]:
+    """Return a line of a journal: sums over the steps since the line before."""
+
+    def sums(totals: Totals) -> dict[str, object] | None:
+        if not totals.steps:
+            return None
+        return {
+            "steps": totals.steps,
+            "wall_ms": totals.wall_ns / 1e6,
+            "tokens": totals.tokens,
+            "phases_ms": _phases_ms(totals, recording),
+            "layers_ms": _layers_ms(totals),
+            "samples_ms": _samples_ms(totals),
+        }
+
+    return {
+        "warmup": sums(recording.warm),
+        "steady": sums(recording.steady),
+        "recorded_steps": recording.ended,
+        "loss": recording.loss.summary(),
+    }
+
+
+def step_profile(
+    totals: Totals,
+    recording: Recording,
+    run: RunDescription,
+    tokens_per_step: float | None,
+    notes: list[Note],
+) -> dict[str, object]:
+    """Return the final JSON: step_profiler_v2's fields, then ours; all times but averages are totals."""
+    steps, wall_ms = totals.steps, totals.wall_ns / 1e6
+    phases_ms = {
+        name: ms
+        for name, ms in _phases_ms(totals, recording).items()
+        if name not in GAPS or ms >= _LEAST_GAP_SHARE * wall_ms
+    }
+    tokens = tokens_per_step or (totals.tokens / steps if totals.tokens else None)
+    operations_ms = recording.window.per_step_ms() if recording.window is not None else {}
+    return {
+        "_profiler": STEP_PROFILER_V2,
+        "steps": steps,
+        "avg_step_ms": wall_ms / steps,
+        "wall_coverage": min(1.0, sum(phases_ms.values()) / wall_ms),
+        "bottleneck": None,
+        "phases": {
+            name: {"total_ms": ms, "pct": 100.0 * ms / wall_ms, "avg_ms": ms / steps}
+            for name, ms in phases_ms.items()
+        },
+        "per_layer": [
+            {
+                "layer": layer,
+                "name": recording.layer_names[layer],
+                "fwd_ms": forward_ms,
+                "bwd_ms": backward_ms,
+            }
+            | ({"recompute_ms": recompute_ms} if recompute_ms else {})
+            for layer, forward_ms, backward_ms, recompute_ms in _layers_ms(totals)
+        ],
+        "ops": {name: ms * steps for name, ms in operations_ms.items()},
+        **({"tokens_per_step": tokens} if tokens is not None else {}),
+        "samples_ms": _samples_ms(totals),
+        "peak_memory_bytes": peak_memory_bytes(run.device["kind"]),
+        "stepgrade": {
+            **asdict(run),
+            "notes": [note.text for note in notes],
+            "notes_coded": to_builtins(notes),
+            "recorded_steps": recording.ended,
+            "clock": recording.clock.name,
+            "loss": recording.loss.summary(),
+            "sensors": recording.sensors.summary() if recording.sensors else None,
+        },
+    }
+
+
+def recording_notes(recording: Recording, totals: Totals, *, is_warm: bool) -> list[Note]:
+    """Return what a reader of the profile should know about how it was recorded."""
+    layered, every = bool(recording.layer_names), totals.samples.every
+    evaluated, profiled, lost = recording.interrupted, recording.profiled, recording.lost
+    compiled = (
+        "the forward of the blocks was never seen, perhaps because they are inside one torch.compile graph; "
+        "compile the blocks one by one to get their times"
+    )
+    possible = {
+        "warm_up_only": (is_warm, "only warm-up steps were recorded: later steps may be faster"),
+        "step_times_thinned": (every > 1, f"the time of one step in {every} is kept"),
+        "evaluation_steps": (evaluated, f"{evaluated} steps with an evaluation in them are left out"),
+        "profiled_steps": (profiled, f"{profiled} steps under torch.profiler are left out of the times"),
+        "lost_steps": (lost, f"{lost} steps are missing: the device was too far behind the host"),
+        "loss_not_finite": (
+            recording.losses_not_finite,
+            f"the loss of {recording.losses_not_finite} steps was not a finite number",
+        ),
+        "device_clock": (
+            recording.clock.name != "host",
+            "times were measured with events on the device's stream",
+        ),
+        "no_forward": (
+            layered and not recording.saw_forward,
+            "the model's forward was never seen: pass the module that the loop calls",
+        ),
+        "no_layer_forward": (layered and recording.saw_forward and not totals.forward_ns, compiled),
+    }
+    return [Note(code, text) for code, (applies, text) in possible.items() if applies]
+
+
+def _phases_ms(totals: Totals, recording: Recording) -> dict[str, float]:
+    names = recording.phase_names()
+    return {names[code]: spent_ns / 1e6 for code, spent_ns in sorted(totals.phases_ns.items())}
+
+
+def _layers_ms(totals: Totals) -> list[tuple[int, float, float, float]]:
+    """Return number, forward, backward and recomputation of each layer that was called."""
+    forward, backward, recompute = totals.forward_ns, totals.backward_ns, totals.recompute_ns
+    return [
+        (
+            layer,
+            forward.get(layer, 0) / 1e6,
+            backward.get(layer, 0) / 1e6,
+            recompute.get(layer, 0) / 1e6,
+        )
+        for layer in sorted({*forward, *backward, *recompute})
+    ]
+
+
+def _samples_ms(totals: Totals) -> list[float]:
+    return [round(wall_ns / 1e6, 4) for wall_ns in totals.samples.kept_ns]

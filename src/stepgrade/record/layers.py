@@ -1,19 +1,15 @@
-"""Hooks on the blocks: forward between two module hooks, backward between the gradients of its ends."""
+"""Hooks on modules, and the times of blocks: forward between two hooks, backward between two gradients."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
+from torch.nn import Module, Parameter
 
-from stepgrade.record.calls import around_calls
-from stepgrade.record.codes import (
-    AGAIN_IN,
-    AGAIN_OUT,
+from stepgrade.record.timeline import (
     BACKWARD,
     BWD_IN,
     BWD_OUT,
@@ -21,13 +17,41 @@ from stepgrade.record.codes import (
     FWD_IN,
     FWD_OUT,
     PARAMETER,
+    RECOMPUTE_IN,
+    RECOMPUTE_OUT,
+    Timeline,
     layer_code,
 )
-from stepgrade.record.timeline import Timeline
+
+Before = Callable[[Module, tuple[object, ...], dict[str, object]], None]
+After = Callable[[Module, object, object], None]
 
 _HOOK = -1  # torch counts its own hooks up from 0
 _NOTHING = object()
 _is_compiling = torch.compiler.is_compiling
+
+
+def around_calls(module: Module, before: Before, after: After) -> list[Callable[[], None]]:
+    """Run `before` and `after` around the module's calls, failing ones too; return what undoes it."""
+    compiled = getattr(module, "_compiled_call_impl", None)
+    if compiled is None:
+        return [
+            module.register_forward_pre_hook(before, with_kwargs=True).remove,
+            module.register_forward_hook(after, always_call=True).remove,
+        ]
+
+    # Stay outside the graph that `module.compile()` made: hooks would be traced into it.
+    def call(*args: object, **kwargs: object) -> object:
+        before(module, args, kwargs)
+        output = None
+        try:
+            output = compiled(*args, **kwargs)
+        finally:
+            after(module, args, output)
+        return output
+
+    module._compiled_call_impl = call  # noqa: SLF001  where torch keeps it
+    return [lambda: setattr(module, "_compiled_call_impl", compiled)]
 
 
 class LayerHooks:
@@ -47,10 +71,10 @@ class LayerHooks:
         self._by_parameters: set[int] = set()
         self._undo: list[Callable[[], None]] = []
 
-    def attach(self, blocks: list[Any], first: int = 0) -> None:
+    def attach(self, blocks: list[Module], first: int = 0) -> None:
         """Put hooks on the blocks, numbered from `first`."""
         for layer, block in enumerate(blocks, start=first):
-            self._undo.append(around_calls(block, self._before(layer), self._after(layer)))
+            self._undo += around_calls(block, self._before(layer), self._after(layer))
 
     def detach(self) -> None:
         """Take every hook off again."""
@@ -59,57 +83,62 @@ class LayerHooks:
         self.release()
 
     def release(self) -> None:
-        """Hold on to no tensor of the model."""
+        """Drop the reference to the last block's output."""
         self._left = _NOTHING
 
-    def _before(self, layer: int) -> Callable[..., None]:
+    def _before(self, layer: int) -> Before:
         timeline, edges, now = self._timeline, self._timeline.edges, self._timeline.now
-        forward, again = layer_code(layer, FWD_IN), layer_code(layer, AGAIN_IN)
+        forward, recompute = layer_code(layer, FWD_IN), layer_code(layer, RECOMPUTE_IN)
         ends_by, ended = self.ends_by, self._marker(layer_code(layer, BWD_OUT))
 
-        def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def before(module: Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
             if _is_compiling():
                 return  # inside a compiled graph there is nothing to time, and this leaves no trace in it
             direction = timeline.direction
             if direction == FORWARD:
                 if args and args[0] is self._left:  # the usual way, so it has to be short
                     ends_by[layer] = self._left_by
-                elif not self._follow_input(layer, args or tuple(kwargs.values()), ended):
-                    self._follow_parameters(layer, module)
+                elif not self._mark_input(layer, args or tuple(kwargs.values()), ended):
+                    self._mark_parameters(layer, module)
                 self._left = _NOTHING
                 edges.append(now())
                 edges.append(forward)
             elif direction == BACKWARD:
                 if layer not in self._graphed:
-                    self._follow_input(layer, args or tuple(kwargs.values()), ended)
+                    self._mark_input(layer, args or tuple(kwargs.values()), ended)
                 edges.append(now())
-                edges.append(again)
+                edges.append(recompute)
 
         return before
 
-    def _after(self, layer: int) -> Callable[..., None]:
+    def _after(self, layer: int) -> After:
         timeline, edges, now = self._timeline, self._timeline.edges, self._timeline.now
-        forward, again = layer_code(layer, FWD_OUT), layer_code(layer, AGAIN_OUT)
+        forward, recompute = layer_code(layer, FWD_OUT), layer_code(layer, RECOMPUTE_OUT)
         begun = self._marker(layer_code(layer, BWD_IN))
 
-        def after(_module: object, _args: object, output: object) -> None:
+        def after(_module: Module, _args: object, output: object) -> None:
             if _is_compiling():
                 return
             direction = timeline.direction
             if direction == FORWARD:
                 edges.append(now())
                 edges.append(forward)
-                self._follow_output(layer, output, begun)
+                leaving = output if type(output) is Tensor else _first_tensor(output)
+                if _mark_gradient(leaving, begun):
+                    self._graphed.add(layer)
+                    self._left, self._left_by = leaving, layer
+                else:
+                    self._graphed.discard(layer)
             elif direction == BACKWARD:
                 edges.append(now())
-                edges.append(again)
+                edges.append(recompute)
                 if layer not in self._graphed:  # checkpoints of the reentrant kind make their graph only now
                     _mark_gradient(_first_tensor(output), begun)
 
         return after
 
-    def _follow_input(self, layer: int, values: tuple[Any, ...], ended: Callable[[Tensor], None]) -> bool:
-        """Let the end of this layer's backward be marked by its input's gradient; tell if it has one."""
+    def _mark_input(self, layer: int, values: tuple[object, ...], ended: Callable[[Tensor], None]) -> bool:
+        """Mark the end of this layer's backward at its input's gradient; return whether it has one."""
         entering = _first_tensor(values)
         if entering is not None and entering is self._left:
             self.ends_by[layer] = self._left_by
@@ -123,10 +152,10 @@ class LayerHooks:
             entering.register_hook(ended)  # a leaf, but a copy that goes away: others keep their hooks
         return True
 
-    def _follow_parameters(self, layer: int, module: Any) -> None:
-        """Let the last gradient of the layer's parameters end it: its input has none.
+    def _mark_parameters(self, layer: int, module: Module) -> None:
+        """Mark the gradients of the layer's parameters: its input has none, so the last of them ends it.
 
-        The end of the whole pass would count the gradients' all-reduce to it. Sharded ones are left alone.
+        The end of the whole pass would include the gradients' all-reduce. Sharded ones are left alone.
         """
         if layer in self._by_parameters:
             return
@@ -135,14 +164,6 @@ class LayerHooks:
         for parameter in module.parameters():
             if type(parameter) is Parameter and parameter.requires_grad and parameter.is_leaf:
                 self._undo.append(parameter.register_post_accumulate_grad_hook(mark).remove)
-
-    def _follow_output(self, layer: int, output: object, begun: Callable[[Tensor], None]) -> None:
-        leaving = output if type(output) is Tensor else _first_tensor(output)
-        if _mark_gradient(leaving, begun):
-            self._graphed.add(layer)
-            self._left, self._left_by = leaving, layer
-        else:
-            self._graphed.discard(layer)
 
     def _marker(self, code: int) -> Callable[[Tensor], None]:
         timeline, edges, now = self._timeline, self._timeline.edges, self._timeline.now
@@ -156,7 +177,7 @@ class LayerHooks:
 
 
 def _mark_gradient(tensor: Tensor | None, mark: Callable[[Tensor], None]) -> bool:
-    """Call `mark` when the tensor's gradient is there; tell whether it will have one.
+    """Call `mark` when the tensor's gradient is there; return whether it will have one.
 
     This is `register_hook` without its handle, in a fraction of its time, unless the tensor has hooks.
     """

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningModule, Trainer
 
+from stepgrade.hardware.setup import Setup
 from stepgrade.record.loggers import metrics_of
 from stepgrade.record.recorder import Recorder
 
@@ -13,17 +14,17 @@ from stepgrade.record.recorder import Recorder
 class StepgradeCallback(Callback):
     """Records `fit` and writes the step profile at its end; options are those of `Recorder`.
 
-    `setup` names the hardware to grade against, as in `Recorder.score`; the numbers also go to the
+    `setup` names the hardware to grade against, as in `stepgrade.score`; the numbers also go to the
     trainer's loggers.
     """
 
-    def __init__(self, *, setup: dict[str, Any] | None = None, **options: Any) -> None:
+    def __init__(self, *, setup: Setup | None = None, **options: Any) -> None:
         self.recorder: Recorder | None = None
-        self._setup = setup or {}
+        self._setup = setup
         self._options = options
         self._global_step = 0
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start to record: the module and its parts, for `training_step` may call either."""
         config = {"accumulation": trainer.accumulate_grad_batches, "precision": str(trainer.precision)}
         self._global_step = trainer.global_step
@@ -38,7 +39,7 @@ class StepgradeCallback(Callback):
                 self.recorder.watch_calls(part)
 
     def on_train_batch_end(
-        self, trainer: Any, _module: Any, outputs: Any, _batch: Any, _batch_idx: int
+        self, trainer: Trainer, _module: LightningModule, outputs: object, _batch: object, _batch_idx: int
     ) -> None:
         """End a step when the optimizer has taken one: not after every accumulated batch."""
         if self.recorder is None or trainer.global_step == self._global_step:
@@ -46,15 +47,15 @@ class StepgradeCallback(Callback):
         self._global_step = trainer.global_step
         self.recorder.step(outputs.get("loss") if isinstance(outputs, dict) else None)
 
-    def on_train_end(self, trainer: Any, _module: Any) -> None:
+    def on_train_end(self, trainer: Trainer, _module: LightningModule) -> None:
         """Write the profile, and give its numbers to the loggers."""
         self._close()
         if self.recorder is not None and self.recorder.has_profile:
-            numbers = metrics_of(self.recorder.score(**self._setup))
+            numbers = metrics_of(self.recorder.score(setup=self._setup))
             for logger in trainer.loggers:
                 logger.log_metrics(numbers, step=trainer.global_step)
 
-    def on_exception(self, _trainer: Any, _module: Any, _exception: BaseException) -> None:
+    def on_exception(self, _trainer: Trainer, _module: LightningModule, _exception: BaseException) -> None:
         """Write what was recorded until then."""
         self._close()
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from stepgrade.errors import MissingExtra
 from stepgrade.model.scorecard import Scorecard
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+    from wandb import Run
 
 PREFIX = "stepgrade"
 
@@ -46,7 +51,7 @@ def log_to_mlflow(card: Scorecard, *, step: int | None = None) -> None:
     mlflow.log_text(card.to_json(), "stepgrade.json")
 
 
-def log_to_wandb(card: Scorecard, *, run: Any = None, step: int | None = None) -> None:
+def log_to_wandb(card: Scorecard, *, run: Run | None = None, step: int | None = None) -> None:
     """Log to a W&B run, the current one by default: numbers as metrics, words in its summary."""
     run = run or _imported("wandb").run
     if run is None:
@@ -55,7 +60,7 @@ def log_to_wandb(card: Scorecard, *, run: Any = None, step: int | None = None) -
     run.summary.update(words_of(card))
 
 
-def log_to_tensorboard(card: Scorecard, writer: Any, *, step: int = 0) -> None:
+def log_to_tensorboard(card: Scorecard, writer: SummaryWriter, *, step: int = 0) -> None:
     """Write to a TensorBoard SummaryWriter: numbers as scalars, words as texts."""
     for name, value in metrics_of(card).items():
         writer.add_scalar(name, value, step)
@@ -64,8 +69,6 @@ def log_to_tensorboard(card: Scorecard, writer: Any, *, step: int = 0) -> None:
 
 
 def _imported(name: str) -> Any:
-    from importlib import import_module  # noqa: PLC0415  only where it is used
-
     try:
         return import_module(name)
     except ImportError as error:

@@ -1,9 +1,13 @@
-"""Operations of sampled steps: one step in so many runs under torch.profiler and counts nowhere else."""
+"""Operations of sampled steps: one step in N runs under torch.profiler and is left out of all other times."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.autograd.profiler_util import FunctionEventAvg
+    from torch.profiler import profile
 
 _OPERATIONS_KEPT = 200
 
@@ -13,14 +17,13 @@ class OperationWindow:
 
     def __init__(self, every: int) -> None:
         self._every = every
-        self._profiler: Any = None
+        self._profiler: profile | None = None
         self._total_us: dict[str, float] = defaultdict(float)
-        self._calls: dict[str, int] = defaultdict(int)
         self.sampled = 0
 
     @property
     def is_open(self) -> bool:
-        """Tell whether the step at hand is being profiled."""
+        """Tell whether the current step is being profiled."""
         return self._profiler is not None
 
     def open_if_due(self, step: int) -> None:
@@ -30,12 +33,12 @@ class OperationWindow:
         import torch  # noqa: PLC0415  an extra
 
         if torch.autograd.profiler._is_profiler_enabled:  # noqa: SLF001  no public way to ask
-            return  # the user profiles this step: one profiler at a time
+            return  # the user is profiling this step, and torch allows one profiler at a time
         self._profiler = torch.profiler.profile()
         self._profiler.__enter__()
 
     def close(self) -> None:
-        """Stop profiling and add up what the step's operators took."""
+        """Stop profiling and add up the times of the step's operators."""
         profiler, self._profiler = self._profiler, None
         if profiler is None:
             return
@@ -47,7 +50,6 @@ class OperationWindow:
             spent_us = _device_us(row) if on_device else row.self_cpu_time_total
             if spent_us > 0 and not row.key.startswith(("ProfilerStep", "Activity Buffer")):
                 self._total_us[row.key] += spent_us
-                self._calls[row.key] += row.count
 
     def drop(self) -> None:
         """Stop profiling a step that did not end; it would count as a whole one."""
@@ -63,5 +65,5 @@ class OperationWindow:
         return {name: spent_us / 1000.0 / self.sampled for name, spent_us in longest}
 
 
-def _device_us(row: Any) -> float:
+def _device_us(row: FunctionEventAvg) -> float:
     return float(getattr(row, "self_device_time_total", 0.0))

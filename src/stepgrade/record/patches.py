@@ -1,17 +1,26 @@
-"""What torch has no hook for: functions that are wrapped while a recorder runs and put back after it."""
+"""What torch has no hook for: functions that are wrapped while a recorder runs, and DDP's own timers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed
-from torch.utils.data import dataloader as loaders
+from torch import Tensor
+from torch.nn import Module
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from stepgrade.record.codes import BACKWARD, BACKWARD_DONE, COMMUNICATION, D2H, H2D, INPUT, OPTIMIZER
-from stepgrade.record.timeline import Timeline
+from stepgrade.record.timeline import (
+    BACKWARD,
+    BACKWARD_DONE,
+    COMMUNICATION,
+    D2H,
+    H2D,
+    INPUT,
+    OPTIMIZER,
+    Timeline,
+)
 
 _is_compiling = torch.compiler.is_compiling
 _COLLECTIVES = (  # torch has renamed some of them; those that it has are timed
@@ -29,26 +38,33 @@ _COLLECTIVES = (  # torch has renamed some of them; those that it has are timed
     "reduce_scatter_tensor",
 )
 _ABSENT = object()
+# What DDP starts with; measuring each iteration costs a synchronisation on accelerators.
+_DDP_DEFAULT_RATE = 100
+_DDP_TIMES = ("backward_comm_time", "backward_compute_comm_overlap_time")
 
 
 class Patches:
-    """Attributes that were replaced, and how to put each of them back."""
+    """Functions of torch that were replaced, and how to put each of them back."""
 
     def __init__(self) -> None:
-        self._replaced: list[tuple[Any, str, Any, Any]] = []
+        self._replaced: list[tuple[object, str, object, object]] = []
 
-    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Put `make(what is there)` in its place; inherited attributes are uncovered again by `undo`."""
-        ours = make(getattr(owner, name))
+    def wrap(self, owner: object, name: str, around: Callable[..., object]) -> None:
+        """Replace a function by `around(original, *arguments)`; where it is inherited `undo` deletes ours."""
+        original = getattr(owner, name)
+
+        def ours(*args: object, **kwargs: object) -> object:
+            return around(original, *args, **kwargs)
+
         self._replaced.append((owner, name, vars(owner).get(name, _ABSENT), ours))
         setattr(owner, name, ours)
 
     def undo(self) -> None:
-        """Put everything back, the last first; what somebody wrapped after us is left to them."""
+        """Put everything back, the last first; what somebody else wrapped after us stays wrapped."""
         while self._replaced:
             owner, name, own, ours = self._replaced.pop()
             if vars(owner).get(name) is not ours:
-                continue  # theirs calls ours, which does nothing any more
+                continue  # their function calls ours, which does nothing any more
             if own is _ABSENT:
                 delattr(owner, name)
             else:
@@ -58,94 +74,106 @@ class Patches:
 def patch_backward(patches: Patches, timeline: Timeline) -> None:
     """Time every `loss.backward()`; one inside another (reentrant checkpointing) is part of it."""
 
-    def make(original: Callable[..., None]) -> Callable[..., None]:
-        def backward(*args: Any, **kwargs: Any) -> None:
-            if _is_compiling() or not timeline.live or timeline.direction == BACKWARD:
-                original(*args, **kwargs)
-                return
-            timeline.enter(BACKWARD)
-            try:
-                original(*args, **kwargs)
-            finally:
-                timeline.mark(BACKWARD_DONE)
-                timeline.leave()
+    def timed(original: Callable[..., object], /, *args: object, **kwargs: object) -> object:
+        if _is_compiling() or not timeline.live or timeline.direction == BACKWARD:
+            return original(*args, **kwargs)
+        timeline.enter(BACKWARD)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            timeline.mark(BACKWARD_DONE)
+            timeline.leave()
 
-        return backward
-
-    patches.replace(torch.autograd, "backward", make)
+    patches.wrap(torch.autograd, "backward", timed)
 
 
-def patch_input(patches: Patches, timeline: Timeline, is_watched: Callable[[Any], bool]) -> None:
+def patch_input(
+    patches: Patches, timeline: Timeline, is_watched: Callable[[_BaseDataLoaderIter], bool]
+) -> None:
     """Time the wait for each batch of the watched DataLoaders."""
 
-    def make(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def __next__(self: Any) -> Any:  # noqa: N807  that is its name
-            if not is_watched(self):
-                return original(self)
-            timeline.enter(INPUT)
-            try:
-                return original(self)
-            finally:
-                timeline.leave()
+    def timed(original: Callable[..., object], iterator: _BaseDataLoaderIter) -> object:
+        if not is_watched(iterator):
+            return original(iterator)
+        timeline.enter(INPUT)
+        try:
+            return original(iterator)
+        finally:
+            timeline.leave()
 
-        return __next__
-
-    patches.replace(loaders._BaseDataLoaderIter, "__next__", make)  # noqa: SLF001  every iterator derives from it
+    patches.wrap(_BaseDataLoaderIter, "__next__", timed)  # every iterator derives from it
 
 
-def patch_zero_grad(patches: Patches, timeline: Timeline, owner: Any) -> None:
+def patch_zero_grad(patches: Patches, timeline: Timeline, owner: object) -> None:
     """Count `zero_grad` of an optimizer, or of all of them, as the optimizer's time."""
-    patches.replace(owner, "zero_grad", lambda original: _timed(original, timeline, OPTIMIZER))
+    patches.wrap(owner, "zero_grad", partial(_timed, timeline, OPTIMIZER))
 
 
-def patch_grad_scaler(patches: Patches, around: Callable[..., Any]) -> None:
-    """Let `around(original, scaler, optimizer, …)` stand for a scaler's step, which may skip its own."""
-
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            return around(original, self, optimizer, *args, **kwargs)
-
-        return step
-
+def patch_grad_scaler(patches: Patches, around: Callable[..., object]) -> None:
+    """Replace a scaler's step by `around(original, scaler, optimizer, …)`: it may skip the optimizer's."""
     # torch 2.2 has it under cuda only
-    patches.replace(getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler), "step", make)
+    patches.wrap(getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler), "step", around)
 
 
 def patch_copies(patches: Patches, timeline: Timeline) -> None:
     """Time copies between host and device that the loop itself makes."""
+
+    def timed(original: Callable[..., Tensor], tensor: Tensor, /, *args: object, **kwargs: object) -> Tensor:
+        if _is_compiling() or not timeline.live:
+            return original(tensor, *args, **kwargs)
+        started = timeline.now()
+        copy = original(tensor, *args, **kwargs)
+        if copy.device.type != tensor.device.type:
+            timeline.span(started, H2D if tensor.device.type == "cpu" else D2H)
+        return copy
+
     for name in ("to", "cuda", "cpu"):
-        patches.replace(torch.Tensor, name, lambda original: _timed_copy(original, timeline))
+        patches.wrap(Tensor, name, timed)
 
 
 def patch_collectives(patches: Patches, timeline: Timeline) -> None:
     """Time the collectives that Python calls: those of FSDP and of the loop itself, not DDP's reducer."""
-    if not torch.distributed.is_available():
-        return
-    for name in filter(partial(hasattr, torch.distributed), _COLLECTIVES):
-        patches.replace(torch.distributed, name, lambda original: _timed(original, timeline, COMMUNICATION))
+    if torch.distributed.is_available():
+        for name in filter(partial(hasattr, torch.distributed), _COLLECTIVES):
+            patches.wrap(torch.distributed, name, partial(_timed, timeline, COMMUNICATION))
 
 
-def _timed(original: Callable[..., Any], timeline: Timeline, code: int) -> Callable[..., Any]:
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        if _is_compiling():
-            return original(*args, **kwargs)
-        timeline.enter(code)
-        try:
-            return original(*args, **kwargs)
-        finally:
-            timeline.leave()
+def _timed(
+    timeline: Timeline, code: int, original: Callable[..., object], /, *args: object, **kwargs: object
+) -> object:
+    if _is_compiling():
+        return original(*args, **kwargs)
+    timeline.enter(code)
+    try:
+        return original(*args, **kwargs)
+    finally:
+        timeline.leave()
 
-    return timed
+
+class DdpTimers:
+    """DDP's own timers of its gradient all-reduce, which runs inside backward where no hook reaches it."""
+
+    def __init__(self, model: Module, *, on_host: bool) -> None:
+        self._model = model
+        self._every = 1 if on_host else _DDP_DEFAULT_RATE
+        self._asked = 0
+        self._exposed_ns = 0
+        model._set_ddp_runtime_logging_sample_rate(self._every)  # noqa: SLF001  the only way to set it
+
+    def exposed_ns(self) -> int:
+        """Return how long the latest measured all-reduce went on after the last gradient was computed."""
+        if self._asked % self._every == 0:
+            found = self._model._get_ddp_logging_data()  # noqa: SLF001
+            communicated, hidden = (int(found.get(name, 0)) for name in _DDP_TIMES)
+            self._exposed_ns = max(0, communicated - hidden)
+        self._asked += 1
+        return self._exposed_ns
+
+    def close(self) -> None:
+        """Set DDP back to measure as seldom as before."""
+        self._model._set_ddp_runtime_logging_sample_rate(_DDP_DEFAULT_RATE)  # noqa: SLF001
 
 
-def _timed_copy(original: Callable[..., Any], timeline: Timeline) -> Callable[..., Any]:
-    def copied(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _is_compiling() or not timeline.live:
-            return original(self, *args, **kwargs)
-        started = timeline.now()
-        copy = original(self, *args, **kwargs)
-        if copy.device.type != self.device.type:
-            timeline.span(started, H2D if self.device.type == "cpu" else D2H)
-        return copy
-
-    return copied
+def ddp_timers(model: Module, *, on_host: bool) -> DdpTimers | None:
+    """Return the timers of a DDP model; None for any other."""
+    return DdpTimers(model, on_host=on_host) if hasattr(model, "_get_ddp_logging_data") else None

@@ -1,4 +1,4 @@
-"""The recorder that users meet: one `with`, or one line beside the training loop."""
+"""The recorder that users call: one `with`, or one line beside the training loop."""
 
 from __future__ import annotations
 
@@ -13,13 +13,31 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from stepgrade.errors import MissingExtra, NotMeasured
-from stepgrade.record.journal import Journal, rank_path
+from stepgrade.model.notes import Note, has_code
+from stepgrade.record import environment
+from stepgrade.record.blocks import unwrap
+from stepgrade.record.journal import (
+    Journal,
+    RunDescription,
+    encode,
+    journal_head,
+    journal_line,
+    rank_path,
+    recording_notes,
+    step_profile,
+)
+from stepgrade.record.totals import Totals
 
 if TYPE_CHECKING:
-    from stepgrade.model import Profile
+    from torch import Tensor
+    from torch.nn import Module
+    from torch.optim import Optimizer
+
+    from stepgrade.diagnosis.settings import Settings
+    from stepgrade.hardware.setup import Setup
+    from stepgrade.model import Baseline, Profile
     from stepgrade.model.scorecard import Scorecard
     from stepgrade.record.recording import Recording
-    from stepgrade.record.totals import Totals
 
 _log = logging.getLogger("stepgrade.record")
 T = TypeVar("T")
@@ -37,10 +55,10 @@ class Recorder:
 
     def __init__(
         self,
-        model: Any = None,
+        model: Module | None = None,
         *,
-        optimizer: Any = None,
-        dataloader: Any = None,
+        optimizer: Optimizer | Sequence[Optimizer] | None = None,
+        dataloader: object = None,
         path: str | os.PathLike[str] = "stepgrade.json",
         tokens_per_step: float | None = None,
         layers: Sequence[str] | None = None,
@@ -50,7 +68,7 @@ class Recorder:
         config: dict[str, Any] | None = None,
     ) -> None:
         self.path = Path(path)
-        self.notes: list[str] = []
+        self.notes: list[Note] = []
         self.rank = 0
         self.on_step: Callable[[int], None] | None = None
         self._parts = (model, optimizer, dataloader)
@@ -61,12 +79,12 @@ class Recorder:
         self._config = config or {}
         self._counts_optimizer_steps = False
         self._recording: Recording | None = None
-        self._document: dict[str, Any] | None = None
-        self._head: dict[str, Any] = {}
+        self._run = RunDescription(device={}, rank=0, world_size=1, versions={}, config={})
         self._journal = Journal(self.path)
         self._flushed_at = 0.0
-        self._totals: tuple[Totals, Totals] | None = None
-        self._told: set[str] = set()
+        self._warm, self._steady = Totals(), Totals()
+        self._steps = 0
+        self._json: bytes | None = None  # the step profile, once closed
         self._pid = os.getpid()
 
     def __enter__(self) -> Self:
@@ -78,60 +96,74 @@ class Recorder:
         self.close()
 
     def start(self) -> Self:
-        """Begin to record; when another recorder runs already, say so and record nothing."""
+        """Begin to record; when another recorder runs already, log that and record nothing."""
         if Recorder._active is not None:
-            self._tell("another recorder is running; this one records nothing")
+            self._warn("second_recorder", "another recorder is running; this one records nothing")
             return self
-        self._recording = _new_recording(self._warmup, self._ops_every)
+        recording = self._recording = _new_recording(self._warmup, self._ops_every)
         Recorder._active = self
         atexit.register(self.close)
-        self._describe()
-        self._check_place()
         model, optimizer, loader = self._parts
-        self._recording.start()
-        self._recording.on_step = self._after_step
-        self._recording.stepped_by_hand = not self._counts_optimizer_steps
+        self.rank, world_size = environment.rank_and_world()
+        self._run = RunDescription(
+            device=environment.describe_device(None),
+            rank=self.rank,
+            world_size=world_size,
+            versions=environment.versions(),
+            config={**environment.describe_loop(optimizer, loader), **self._config},
+        )
+        self.path = rank_path(self.path, self.rank, world_size)
+        self._journal = Journal(self.path)
+        try:
+            self._journal.check()
+        except OSError as error:
+            self._warn_of_file(error, "recording continues in memory")
+        recording.start()
+        recording.on_step = self._after_step
+        recording.stepped_by_hand = not self._counts_optimizer_steps
         # The first flush comes early: a run that is killed in its first seconds leaves something too.
         self._flushed_at = time.monotonic() - max(0.0, self._flush_seconds - _FIRST_FLUSH_SECONDS)
         if model is not None:
             self.watch_model(model)
-        for each in _listed(optimizer):
-            self._recording.watch_optimizer(each)
-        if loader is not None and not self._recording.watch_loader(loader):
-            self._tell(
-                "only a torch DataLoader is timed by itself; for others: `for x in rec.batches(loader)`"
+        optimizers = optimizer if isinstance(optimizer, list | tuple) else (optimizer,)
+        for each in optimizers:
+            if each is not None:
+                recording.watch_optimizer(each)
+        if loader is not None and not recording.watch_loader(loader):
+            text = (
+                "only a torch DataLoader is timed automatically; others need `for x in rec.batches(loader)`"
             )
+            self._warn("loader_not_timed", text)
         return self
 
-    def watch_model(self, model: Any) -> None:
+    def watch_model(self, model: Module) -> None:
         """Time a model, or one more."""
-        from stepgrade.record.blocks import bare  # noqa: PLC0415  only with torch
-
         if self._recording is None:
             return
-        self._describe_model(model)
+        self._run.device = environment.describe_device(environment.device_of(model))
+        self._run.config = {**environment.describe_model(model), **self._run.config}
         if not self._recording.watch_model(model, self._layers):
-            name = type(bare(model)).__name__
+            name = type(unwrap(model)).__name__
             wanted = f"has no module called {self._layers}" if self._layers else "has no repeated blocks"
-            told = f"{name} {wanted}: its phases are recorded, its layers are not"
-            self._tell(told if self._layers else f"{told} unless you name modules to time", once=told)
+            hint = "" if self._layers else "; name the modules to time in `layers`"
+            self._warn("no_layers", f"{name} {wanted}: its phases are recorded, its layers are not{hint}")
 
-    def watch_calls(self, module: Any) -> None:
+    def watch_calls(self, module: Module) -> None:
         """Count the calls of a module as forward; its blocks are those of the model already."""
         if self._recording is not None:
             self._recording.watch_calls(module)
 
     def add_loss(self, loss: float) -> None:
-        """Note a loss that is known only later, or averaged over steps."""
+        """Add a loss that is known only later, or averaged over steps."""
         if self._recording is not None:
-            self._recording.loss.add(loss)
+            self._recording.add_loss(loss)
 
-    def step(self, loss: Any = None) -> None:
+    def step(self, loss: float | Tensor | None = None) -> None:
         """End a training step; the loss may be a number or a tensor, which is read later."""
         recording = self._recording
         if recording is not None:
             recording.stepped_by_hand = True
-            recording.timeline.forget_open()
+            recording.timeline.drop_open_phases()
             recording.end_step(loss)
 
     @contextmanager
@@ -141,11 +173,11 @@ class Recorder:
         if recording is None:
             yield
             return
-        recording.timeline.enter_by_hand(recording.phase_code(name))
+        recording.timeline.enter_user_phase(recording.phase_code(name))
         try:
             yield
         finally:
-            recording.timeline.leave_by_hand()
+            recording.timeline.leave_user_phase()
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
         """Yield what the loader yields, and count the wait for it as input."""
@@ -158,8 +190,26 @@ class Recorder:
                     return
             yield batch
 
+    def flush(self) -> None:
+        """Append what was measured since the last time to the journal on disk."""
+        self._flushed_at = time.monotonic()
+        recording = self._recording
+        if recording is None or not recording.warm.steps + recording.steady.steps:
+            return
+        if recording.sensors is not None:
+            recording.sensors.read()
+        self._add_autocast(recording)
+        head = journal_head(recording, self._run, self._tokens_per_step)
+        try:
+            self._journal.append(head, journal_line(recording))
+        except OSError as error:
+            if not has_code(self.notes, "flush_failed"):
+                self._warn_of_file(error, "stepgrade will try again", code="flush_failed")
+            return
+        recording.move_sums_to(self._warm, self._steady)
+
     def close(self) -> None:
-        """Take all hooks off and write the profile; a second call does nothing."""
+        """Remove all hooks and write the profile; a second call does nothing."""
         recording, self._recording = self._recording, None
         if recording is None:
             return
@@ -168,62 +218,72 @@ class Recorder:
         if os.getpid() != self._pid:
             return  # a forked worker must not write its parent's profile
         recording.stop()
-        self._merge(recording)
-        self._write(recording)
+        recording.move_sums_to(self._warm, self._steady)
+        totals = self._steady if self._steady.steps else self._warm
+        if not totals.steps:
+            text = (
+                "no step was recorded: call `step()` at the end of each step, or give `watch` the optimizer"
+            )
+            self._warn("no_steps", text)
+            return
+        self._steps = recording.ended
+        self._add_autocast(recording)
+        notes = [*self.notes, *recording_notes(recording, totals, is_warm=totals is self._warm)]
+        self._json = encode(step_profile(totals, recording, self._run, self._tokens_per_step, notes))
+        try:
+            self.path = self._journal.finish(self._json)
+        except OSError as error:
+            self._warn_of_file(error, "`profile()` returns what was measured")
+            return
+        if self.path != self._journal.path:
+            text = f"{self._journal.path} cannot be written; the profile is in {self.path}"
+            self._warn("written_elsewhere", text)
 
     @property
     def steps(self) -> int:
         """Return how many steps have ended, warm-up included."""
-        if self._recording is not None:
-            return self._recording.ended
-        return int(self._document["stepgrade"]["recorded_steps"]) if self._document else 0
+        return self._steps if self._recording is None else self._recording.ended
 
     @property
     def has_profile(self) -> bool:
         """Tell whether the recording has ended with at least one step."""
-        return self._document is not None
+        return self._json is not None
 
     def profile(self) -> Profile:
         """Return what was recorded, once closed; raise NotMeasured when no step was."""
-        from stepgrade.record.result import profile_of  # noqa: PLC0415  needs torch
+        from stepgrade.readers.step_profile import profile_from_json  # noqa: PLC0415  not every run asks
 
-        if self._document is None:
+        if self._json is None:
             hint = "close the recorder first" if self._recording else "no step was recorded"
             raise NotMeasured("there is no profile", hint=hint)
-        return profile_of(self._document, str(self.path))
+        return profile_from_json(self._json, str(self.path))
 
-    def score(self, **setup: Any) -> Scorecard:
-        """Return the scorecard of what was recorded; options are those of `hardware.setup.Setup`."""
-        from stepgrade.record.result import score_profile  # noqa: PLC0415  needs torch
+    def score(
+        self,
+        *,
+        setup: Setup | None = None,
+        device: str | None = None,
+        throughput_tok_s: float | None = None,
+        peak_bw_gb_s: float | None = None,
+        bytes_per_token: float | None = None,
+        baseline: Baseline | Profile | Scorecard | None = None,
+        allow_different: Sequence[str] = (),
+        settings: Settings | None = None,
+    ) -> Scorecard:
+        """Return the scorecard of what was recorded: `stepgrade.score(recorder.profile(), …)`."""
+        from stepgrade.grading import score  # noqa: PLC0415  not every run asks
 
-        return score_profile(self.profile(), setup)
-
-    def _describe(self) -> None:
-        from stepgrade.record import about  # noqa: PLC0415  needs torch
-
-        _, optimizer, loader = self._parts
-        self.rank, world_size = about.rank_and_world()
-        self.path = rank_path(self.path, self.rank, world_size)
-        self._journal = Journal(self.path)
-        self._head = {
-            "device": about.describe_device(None),
-            "rank": self.rank,
-            "world_size": world_size,
-            "versions": about.versions(),
-            "config": {**about.describe_run(optimizer, loader), **self._config},
-        }
-
-    def _describe_model(self, model: Any) -> None:
-        from stepgrade.record import about  # noqa: PLC0415  needs torch
-
-        self._head["device"] = about.describe_device(about.device_of(model))
-        self._head["config"] = {**about.describe_model(model), **self._head["config"]}
-
-    def _check_place(self) -> None:
-        try:
-            self._journal.check()
-        except OSError as error:
-            self._tell(f"{self.path} cannot be written ({_reason(error)}); recording goes on in memory")
+        return score(
+            self.profile(),
+            setup=setup,
+            device=device,
+            throughput_tok_s=throughput_tok_s,
+            peak_bw_gb_s=peak_bw_gb_s,
+            bytes_per_token=bytes_per_token,
+            baseline=baseline,
+            allow_different=allow_different,
+            settings=settings,
+        )
 
     def _after_step(self, step: int) -> None:
         if self.on_step is not None:
@@ -231,59 +291,28 @@ class Recorder:
         if time.monotonic() - self._flushed_at >= self._flush_seconds:
             self.flush()
 
-    def flush(self) -> None:
-        """Append what was measured since the last time to the journal on disk."""
-        from stepgrade.record.result import journal_head, totals_line  # noqa: PLC0415  needs torch
+    def _add_autocast(self, recording: Recording) -> None:
+        """Add the precision of autocast, which is known only once the model was called."""
+        if recording.autocast is not None:
+            self._run.config["autocast"] = recording.autocast
 
-        self._flushed_at = time.monotonic()
-        recording = self._recording
-        if recording is None or not recording.warm.steps + recording.steady.steps:
-            return
-        recording.read_sensors()
-        line = {
-            "warmup": totals_line(recording.warm, recording) if recording.warm.steps else None,
-            "steady": totals_line(recording.steady, recording) if recording.steady.steps else None,
-            "recorded_steps": recording.ended,
-            "loss": recording.loss.summary() or None,
-        }
-        try:
-            self._journal.append(journal_head(recording, self._head, self._tokens_per_step), line)
-        except OSError as error:
-            self._tell(f"{self.path} cannot be written ({_reason(error)}); it is tried again", once="flush")
-            return
-        self._merge(recording)
+    def _warn_of_file(self, error: OSError, what_now: str, code: str = "not_written") -> None:
+        self._warn(code, f"{self.path} cannot be written ({error.strerror or error}); {what_now}")
 
-    def _merge(self, recording: Recording) -> None:
-        """Add what is fresh to the sums of the whole run."""
-        self._totals = recording.take_fresh(self._totals)
-
-    def _write(self, recording: Recording) -> None:
-        from stepgrade.record.result import document_of, notes_of  # noqa: PLC0415  needs torch
-
-        warm, steady = self._totals or recording.take_fresh(None)
-        totals = steady if steady.steps else warm
-        if not totals.steps:
-            self._tell("no step was recorded: call `step()` at the end of each, or `watch` the optimizer")
-            return
-        notes = [*self.notes, *notes_of(recording, totals, is_warm=totals is warm)]
-        self._document = document_of(totals, recording, self._head | {"notes": notes}, self._tokens_per_step)
-        try:
-            self.path = self._journal.finish(self._document)
-        except OSError as error:
-            self._tell(f"{self.path} cannot be written ({_reason(error)}); `profile()` has what was measured")
-            return
-        if self.path != self._journal.path:
-            self._tell(f"{self._journal.path} cannot be written; the profile is in {self.path}")
-
-    def _tell(self, problem: str, once: str | None = None) -> None:
-        """Log a problem in plain words, and keep it for the profile's notes."""
-        if once is None or once not in self._told:
-            self._told.add(once or problem)
-            self.notes.append(problem)
-            _log.warning("stepgrade: %s", problem)
+    def _warn(self, code: str, text: str) -> None:
+        """Log a problem once, and keep it for the profile's notes."""
+        note = Note(code, text)
+        if note not in self.notes:
+            self.notes.append(note)
+            _log.warning("stepgrade: %s", text)
 
 
-def watch(model: Any, optimizer: Any = None, dataloader: Any = None, **options: Any) -> Recorder:
+def watch(
+    model: Module,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    dataloader: object = None,
+    **options: Any,
+) -> Recorder:
     """Start a recorder that needs nothing else in the loop; it writes at exit, or on `close()`."""
     recorder = Recorder(model, optimizer=optimizer, dataloader=dataloader, **options)
     recorder._counts_optimizer_steps = optimizer is not None  # noqa: SLF001  ours
@@ -298,15 +327,4 @@ def _new_recording(warmup: int, ops_every: int | None) -> Recording:
     from stepgrade.record.operations import OperationWindow  # noqa: PLC0415  as above
     from stepgrade.record.recording import Recording  # noqa: PLC0415
 
-    window = OperationWindow(ops_every) if ops_every else None
-    return Recording(warmup=warmup, window=window)
-
-
-def _listed(optimizer: Any) -> Sequence[Any]:
-    if optimizer is None:
-        return ()
-    return optimizer if isinstance(optimizer, list | tuple) else (optimizer,)
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error)
+    return Recording(warmup=warmup, window=OperationWindow(ops_every) if ops_every else None)

@@ -1,20 +1,27 @@
-"""A recording that runs: what is hooked, which step it is in, what the steps add up to."""
+"""A recording that runs: what is hooked, the current step, and the sums over steps."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from msgspec import Struct
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stepgrade.record import patches
-from stepgrade.record.about import autocast_dtype, device_of
-from stepgrade.record.blocks import find_blocks, told_apart
-from stepgrade.record.calls import around_calls
+from stepgrade.record.blocks import find_blocks, unique_names
 from stepgrade.record.clock import EventClock, HostClock, clock_for
-from stepgrade.record.codes import (
+from stepgrade.record.environment import Sensors, autocast_dtype, device_of, sensors_for
+from stepgrade.record.layers import LayerHooks, around_calls
+from stepgrade.record.operations import OperationWindow
+from stepgrade.record.timeline import (
     BACKWARD,
     COMMUNICATION,
     EVALUATION,
@@ -24,31 +31,26 @@ from stepgrade.record.codes import (
     NONE,
     OPTIMIZER,
     PHASE_NAMES,
+    Timeline,
 )
-from stepgrade.record.ddp import DdpCommunication, ddp_communication
-from stepgrade.record.fold import StepTimes, fold_step
-from stepgrade.record.layers import LayerHooks
-from stepgrade.record.operations import OperationWindow
-from stepgrade.record.sensors import Sensors, sensors_for
-from stepgrade.record.timeline import Timeline
-from stepgrade.record.totals import Series, Totals
+from stepgrade.record.totals import Series, Totals, fold_step
 
 _is_compiling = torch.compiler.is_compiling
 # Steps whose device events are not done yet; more than this many in flight does not happen in training.
 _MOST_PENDING = 256
 
 
-class Ended(Struct):
+class EndedStep(Struct):
     """A step that ended on the host; on a device it may still be running."""
 
     edges: list[Any]
     tokens: int
-    loss: Any
+    loss: float | Tensor | None
     profiled: bool
 
 
 class Recording:
-    """Hooks in, steps out. Everything that runs inside the training loop is here or in `timeline`."""
+    """Puts hooks on the loop and adds up its steps; all that runs inside it is here or in `timeline`."""
 
     def __init__(self, *, warmup: int, window: OperationWindow | None) -> None:
         self.clock: HostClock | EventClock = HostClock()
@@ -56,28 +58,28 @@ class Recording:
         self.timeline = Timeline(self.clock.now)
         self.layers = LayerHooks(self.timeline)
         self.layer_names: list[str] = []
-        self._blocks: dict[int, Any] = {}
+        self._blocks: dict[int, Module] = {}
         self.window = window
-        self.warm, self.steady = Totals(), Totals()  # since `take_fresh` was last called
+        self.warm, self.steady = Totals(), Totals()  # since `move_sums_to` was last called
         self.loss = Series()
-        self.ended = self.interrupted = self.profiled = self.lost = 0
+        self.ended = self.interrupted = self.profiled = self.lost = self.losses_not_finite = 0
         self.stepped_by_hand = False
         self.saw_model = self.saw_forward = False
         self.autocast: str | None = None
-        self._device: Any = None
-        self.ddp: DdpCommunication | None = None
+        self._device: torch.device | None = None
+        self.ddp: patches.DdpTimers | None = None
         self.on_step: Callable[[int], None] | None = None
         self._warmup = warmup
         self._patches = patches.Patches()
         self._undo: list[Callable[[], None]] = []
         self._phase_codes = {name: code for code, name in PHASE_NAMES.items()}
-        self._datasets: list[Any] | None = []
-        self._main_optimizer: Any = None
+        self._datasets: list[Dataset[object]] | None = []  # of the watched loaders; None for all
+        self._main_optimizer: Optimizer | None = None
         self._tokens = 0
-        self._pending: deque[Ended] = deque()
+        self._pending: deque[EndedStep] = deque()
 
     def start(self) -> None:
-        """Wrap what torch has no hooks for, and begin the first step."""
+        """Wrap what torch has no hooks for and begin the first step."""
         patches.patch_backward(self._patches, self.timeline)
         patches.patch_input(self._patches, self.timeline, self._is_watched)
         patches.patch_grad_scaler(self._patches, self._scaler_step)
@@ -85,7 +87,7 @@ class Recording:
         self.timeline.start()
 
     def stop(self) -> None:
-        """Take everything off again and read the steps that are still on the device."""
+        """Remove all hooks and read the steps that are still on the device."""
         self.layers.detach()
         self._blocks.clear()
         self._patches.undo()
@@ -98,38 +100,37 @@ class Recording:
         self.timeline.stop()
         if self._pending:
             self.clock.finish()
-            self._settle()
+            self._add_done_steps()
 
-    def watch_model(self, model: Any, layers: list[str] | None) -> int:
-        """Time the model's calls and those of its blocks; return how many blocks there are."""
+    def watch_model(self, model: Module, layers: list[str] | None) -> int:
+        """Time the model's calls and those of its blocks; return how many blocks there are.
+
+        The first model decides the clock: that of its device. The steps before it are not kept.
+        """
         if not self.saw_model:
-            self._settle_on(device_of(model))
-        self.saw_model = True
+            self.saw_model = True
+            self._device = device_of(model)
+            self.clock = clock_for(self._device)
+            self.sensors = sensors_for(self._device)
+            self.timeline.now = self.clock.now
+            if self.clock.name != "host":
+                patches.patch_copies(self._patches, self.timeline)
+            self._pending.clear()
+            self.timeline.restart_step()
         self.watch_calls(model)
-        self.ddp = self.ddp or ddp_communication(model, on_host=self.clock.name == "host")
+        self.ddp = self.ddp or patches.ddp_timers(model, on_host=self.clock.name == "host")
         found = find_blocks(model, layers)
         fresh = [(name, block) for name, block in found if id(block) not in self._blocks]
         self._blocks |= {id(block): block for _, block in fresh}
         self.layers.attach([block for _, block in fresh], first=len(self.layer_names))
-        self.layer_names += told_apart([name for name, _ in fresh], self.layer_names, model)
+        self.layer_names += unique_names([name for name, _ in fresh], self.layer_names, model)
         return len(found)
 
-    def watch_calls(self, module: Any) -> None:
+    def watch_calls(self, module: Module) -> None:
         """Count the module's calls as forward."""
-        self._undo.append(around_calls(module, self._before_forward, self._after_forward))
+        self._undo += around_calls(module, self._before_forward, self._after_forward)
 
-    def _settle_on(self, device: Any) -> None:
-        """Take the clock of the device that the first model is on; the steps before it are not kept."""
-        self._device = device
-        self.clock = clock_for(device)
-        self.sensors = sensors_for(device)
-        self.timeline.now = self.clock.now
-        if self.clock.name != "host":
-            patches.patch_copies(self._patches, self.timeline)
-        self._pending.clear()
-        self.timeline.drop()
-
-    def watch_optimizer(self, optimizer: Any) -> None:
+    def watch_optimizer(self, optimizer: Optimizer) -> None:
         """Time the optimizer; its step also ends a training step unless the user does that."""
         inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
         self._undo += [
@@ -148,9 +149,9 @@ class Recording:
         ]
         patches.patch_zero_grad(self._patches, self.timeline, optimizer.Optimizer)
 
-    def watch_loader(self, loader: Any) -> bool:
-        """Time the wait for each batch; tell whether this kind of loader can be hooked."""
-        if not isinstance(loader, torch.utils.data.DataLoader):
+    def watch_loader(self, loader: object) -> bool:
+        """Time the wait for each batch; return whether this kind of loader can be hooked."""
+        if not isinstance(loader, DataLoader):
             return False
         if self._datasets is not None:
             self._datasets.append(loader.dataset)
@@ -161,26 +162,29 @@ class Recording:
         self._datasets = None
 
     def phase_code(self, name: str) -> int:
-        """Return the number of a phase; a new name gets a new one."""
+        """Return the code of a phase; a new name gets a new one."""
         code = self._phase_codes.get(name)
         if code is None:
             code = FIRST_FREE_PHASE + len(self._phase_codes)
             if code >= LAYER_BASE:
-                raise ValueError(
-                    f"{len(self._phase_codes)} names of phases are too many: a name is not a step"
-                )
+                raise ValueError("there are too many phases: name parts of a step, not single steps")
             self._phase_codes[name] = code
         return code
 
     def phase_names(self) -> dict[int, str]:
-        """Return the names of the phases by number."""
+        """Return the names of the phases by code."""
         return {code: name for name, code in self._phase_codes.items()}
 
-    def end_step(self, loss: Any = None) -> None:
-        """End the step at hand and begin the next one."""
+    def end_step(self, loss: float | Tensor | None = None) -> None:
+        """End the current step and begin the next one."""
         profiled = self.window is not None and self.window.is_open
         self._pending.append(
-            Ended(edges=self.timeline.cut(), tokens=self._tokens, loss=_kept_loss(loss), profiled=profiled)
+            EndedStep(
+                edges=self.timeline.end_step(),
+                tokens=self._tokens,
+                loss=_readable_later(loss),
+                profiled=profiled,
+            )
         )
         self._tokens = 0
         self.ended += 1
@@ -188,36 +192,36 @@ class Recording:
             self.window.close()
             self.window.open_if_due(self.ended)
             if profiled or self.window.is_open:
-                self.timeline.drop()
-        self._settle()
+                self.timeline.restart_step()
+        self._add_done_steps()
         if self.on_step is not None:
             self.on_step(self.ended)
 
-    def take_fresh(self, whole: tuple[Totals, Totals] | None) -> tuple[Totals, Totals]:
+    def add_loss(self, loss: float) -> None:
+        """Add one loss to the series; JSON has no number for one that is not finite."""
+        if math.isfinite(loss):
+            self.loss.add(loss)
+        else:
+            self.losses_not_finite += 1
+
+    def move_sums_to(self, warm: Totals, steady: Totals) -> None:
         """Add what was measured since the last time to the sums of warm-up and of steady steps."""
-        warm, steady = whole or (Totals(), Totals())
-        warm.merge(self.warm)
-        steady.merge(self.steady)
+        warm.add(self.warm)
+        steady.add(self.steady)
         self.warm, self.steady = Totals(), Totals()
-        return warm, steady
 
-    def read_sensors(self) -> None:
-        """Take a reading of the GPU's clocks, power and temperature, when it tells them."""
-        if self.sensors is not None:
-            self.sensors.read()
-
-    def before_optimizer(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def before_optimizer(self, _optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         """Begin the optimizer's phase."""
         if not _is_compiling():
             self.timeline.enter(OPTIMIZER)
 
-    def after_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def after_optimizer(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         """End it, and with it the step when it is the optimizer that counts steps."""
         if not _is_compiling():
             self.timeline.leave()
             self._stepped(optimizer)
 
-    def _stepped(self, optimizer: Any) -> None:
+    def _stepped(self, optimizer: Optimizer) -> None:
         if self.stepped_by_hand or not self.timeline.live:
             return
         if self._main_optimizer is None:
@@ -226,9 +230,15 @@ class Recording:
             self.end_step()
 
     def _scaler_step(
-        self, original: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Count a step that the scaler skips because of infinite gradients as a step, which it is in time."""
+        self,
+        original: Callable[..., object],
+        scaler: object,
+        /,
+        optimizer: Optimizer,
+        *args: object,
+        **kwargs: object,
+    ) -> object:
+        """Count a step that the scaler skips because of infinite gradients: it took time like any other."""
         self.timeline.enter(OPTIMIZER)
         ended = self.ended
         try:
@@ -238,11 +248,11 @@ class Recording:
             if self.ended == ended and optimizer is self._main_optimizer:
                 self._stepped(optimizer)
 
-    def _is_watched(self, iterator: Any) -> bool:
+    def _is_watched(self, iterator: _BaseDataLoaderIter) -> bool:
         datasets = self._datasets
         return datasets is None or any(iterator._dataset is dataset for dataset in datasets)  # noqa: SLF001
 
-    def _before_forward(self, _module: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_forward(self, _module: Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if _is_compiling():
             return
         timeline = self.timeline
@@ -254,52 +264,49 @@ class Recording:
         inside = timeline.direction in (FORWARD, BACKWARD)
         timeline.enter(FORWARD if inside or torch.is_grad_enabled() else EVALUATION)
 
-    def _after_forward(self, _module: object, _args: object, _output: object) -> None:
+    def _after_forward(self, _module: Module, _args: object, _output: object) -> None:
         if not _is_compiling():
             self.layers.release()
             self.timeline.leave()
 
-    def _settle(self) -> None:
-        """Add up the steps that the device is through with; give up on the oldest when too many wait."""
+    def _add_done_steps(self) -> None:
+        """Add the steps that the device has finished; drop the oldest when too many are waiting."""
         while self._pending and self.clock.is_done(self._pending[0].edges[-2]):
             self._add(self._pending.popleft())
         while len(self._pending) > _MOST_PENDING:
             self._pending.popleft()
             self.lost += 1
 
-    def _add(self, ended: Ended) -> None:
+    def _add(self, ended: EndedStep) -> None:
         times_ns = self.clock.times_ns(ended.edges[0::2])
         step = fold_step(times_ns, ended.edges[1::2], self.layers.ends_by)
         if ended.loss is not None:
-            self.loss.add(float(ended.loss))
+            self.add_loss(float(ended.loss))
         if ended.profiled:
             self.profiled += 1
-        elif step.evaluated:
+        elif EVALUATION in step.phases_ns:
             self.interrupted += 1
         else:
-            self._tell_communication(step)
+            step.tokens = ended.tokens
+            if self.ddp is not None and BACKWARD in step.phases_ns:
+                exposed_ns = min(self.ddp.exposed_ns(), step.phases_ns[BACKWARD])
+                step.phases_ns[BACKWARD] -= exposed_ns
+                step.phases_ns[COMMUNICATION] += exposed_ns
             self._warmup -= 1
-            (self.warm if self._warmup >= 0 else self.steady).add(step, ended.tokens)
-
-    def _tell_communication(self, step: StepTimes) -> None:
-        if self.ddp is None or BACKWARD not in step.phases_ns:
-            return
-        exposed = min(self.ddp.exposed_ns(), step.phases_ns[BACKWARD])
-        step.phases_ns[BACKWARD] -= exposed
-        step.phases_ns[COMMUNICATION] = step.phases_ns.get(COMMUNICATION, 0) + exposed
+            (self.warm if self._warmup >= 0 else self.steady).add(step)
 
 
-def _count_tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def _count_tokens(args: tuple[object, ...], kwargs: dict[str, object]) -> int:
     """Return how many tokens a language model is called with: integers in two dimensions, else 0."""
     ids = kwargs.get("input_ids", args[0] if args else None)
-    if isinstance(ids, torch.Tensor) and ids.dim() == 2 and not ids.is_floating_point():
+    if isinstance(ids, Tensor) and ids.dim() == 2 and not ids.is_floating_point():
         return int(ids.numel())
     return 0
 
 
-def _kept_loss(loss: Any) -> Any:
-    """Return the loss as it can be read later without waiting for the device."""
-    if not isinstance(loss, torch.Tensor):
+def _readable_later(loss: float | Tensor | None) -> float | Tensor | None:
+    """Return the loss such that it can be read later without waiting for the device."""
+    if not isinstance(loss, Tensor):
         return loss
     if loss.device.type == "cpu":
         return float(loss.detach())

@@ -1,4 +1,4 @@
-"""A training script that knows nothing of us, run with a recorder around it."""
+"""Run an unchanged training script with a recorder around it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import os
 import runpy
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from stepgrade.errors import BadInput, BadOption
-from stepgrade.record.codes import BACKWARD
 from stepgrade.record.recorder import Recorder
+from stepgrade.record.timeline import BACKWARD
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 # A model that has not been called by then is not part of the steps.
 _STEPS_TO_LOOK_FOR_MODELS = 2
@@ -36,7 +39,7 @@ class ScriptRecorder(Recorder):
 
     @property
     def is_in_backward(self) -> bool:
-        """Tell whether gradients are being computed: modules called then are called again."""
+        """Tell whether gradients are being computed: modules called then are recomputation."""
         return self._recording is not None and self._recording.timeline.direction == BACKWARD
 
     def close(self) -> None:
@@ -47,51 +50,48 @@ class ScriptRecorder(Recorder):
 
 
 class _ModelSearch:
-    """Notices the outermost modules that are called with gradients: the models of the training loop."""
+    """Finds the outermost modules that are called with gradients: the models of the training loop."""
 
     def __init__(self, recorder: ScriptRecorder) -> None:
-        from torch import nn  # noqa: PLC0415  an extra
-
         from stepgrade.record.patches import Patches  # noqa: PLC0415  needs torch
 
         self._recorder = recorder
-        self._known: set[Any] = set()  # the models found, and all that is inside them
+        self._known: set[Module] = set()  # the models found, and all that is inside them
         self._over = False
         self._patches = Patches()
-        self._module_class = nn.Module
-        self._patches.replace(nn.Module, "__call__", self._make)
+        self._wrap_calls()
 
     def end(self) -> None:
         self._over = True
         self._known.clear()
         self._patches.undo()
 
-    def _make(self, original: Any) -> Any:
-        from torch.compiler import is_compiling  # noqa: PLC0415  an extra
+    def _wrap_calls(self) -> None:
+        from torch.nn import Module  # noqa: PLC0415  an extra
 
-        search = self
+        self._patches.wrap(Module, "__call__", self._call)
 
-        def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  that is its name
-            if search._over or is_compiling():  # a compiled model may have kept this function
-                return original(self, *args, **kwargs)
-            search._patches.undo()  # what is called inside sees torch as it is
-            search._notice(self)
-            try:
-                return original(self, *args, **kwargs)
-            finally:
-                if not search._over and search._recorder.steps < _STEPS_TO_LOOK_FOR_MODELS:
-                    search._patches.replace(search._module_class, "__call__", search._make)
-
-        return __call__
-
-    def _notice(self, module: Any) -> None:
+    def _call(
+        self, original: Callable[..., object], module: Module, /, *args: object, **kwargs: object
+    ) -> object:
         import torch  # noqa: PLC0415  an extra
 
-        if module in self._known or not torch.is_grad_enabled() or self._recorder.is_in_backward:
-            return
-        if any(parameter.requires_grad for parameter in module.parameters()):
+        if self._over or torch.compiler.is_compiling():  # a compiled model may have kept this function
+            return original(module, *args, **kwargs)
+        self._patches.undo()  # what is called inside should see torch unchanged
+        if (
+            module not in self._known
+            and torch.is_grad_enabled()
+            and not self._recorder.is_in_backward
+            and any(parameter.requires_grad for parameter in module.parameters())
+        ):
             self._known |= set(module.modules())
             self._recorder.watch_model(module)
+        try:
+            return original(module, *args, **kwargs)
+        finally:
+            if not self._over and self._recorder.steps < _STEPS_TO_LOOK_FOR_MODELS:
+                self._wrap_calls()
 
 
 def run_script(recorder: Recorder, command: list[str], *, as_module: bool = False) -> int:
@@ -107,7 +107,10 @@ def run_script(recorder: Recorder, command: list[str], *, as_module: bool = Fals
             else:
                 runpy.run_path(command[0], run_name="__main__")
         except SystemExit as end:
-            return _exit_code(end.code)
+            if end.code is None or isinstance(end.code, int):
+                return end.code or 0
+            print(end.code, file=sys.stderr)  # noqa: T201  as the interpreter does
+            return 1
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
     return 0
@@ -115,7 +118,7 @@ def run_script(recorder: Recorder, command: list[str], *, as_module: bool = Fals
 
 @contextmanager
 def _arguments(command: list[str], *, as_module: bool) -> Iterator[None]:
-    """Let `sys.argv` and `sys.path` be what the script would see by itself."""
+    """Set `sys.argv` and `sys.path` as `python` would for the script."""
     argv, path = sys.argv, sys.path[0]
     sys.argv = list(command)
     sys.path[0] = os.getcwd() if as_module else str(Path(command[0]).resolve().parent)  # noqa: PTH109
@@ -127,7 +130,7 @@ def _arguments(command: list[str], *, as_module: bool) -> Iterator[None]:
 
 @contextmanager
 def _termination_as_exit() -> Iterator[None]:
-    """Let SIGTERM end the script by an exception, so that what was recorded is written."""
+    """Turn SIGTERM into an exception, so that what was recorded is written."""
 
     def leave(_number: int, _frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + signal.SIGTERM)
@@ -141,10 +144,3 @@ def _termination_as_exit() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _exit_code(code: str | int | None) -> int:
-    if code is None or isinstance(code, int):
-        return code or 0
-    print(code, file=sys.stderr)  # noqa: T201  as the interpreter does
-    return 1

@@ -1,17 +1,58 @@
-"""What the training thread appends while it runs: stamps and codes, nothing else."""
+"""What the training thread appends while it runs: a stamp and a code for each edge, nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from stepgrade.record.codes import AFTER_FORWARD, BACKWARD, EVALUATION, FORWARD, NONE, OPTIMIZER
+# Codes of phases: from such an edge to the next, the step is in that phase.
+NONE = 0
+AFTER_FORWARD = 1  # in no phase either, but inside what called the model, such as an optimizer
+INPUT = 2
+H2D = 3
+D2H = 4
+FORWARD = 5
+LOSS = 6
+BACKWARD = 7
+COMMUNICATION = 8
+OPTIMIZER = 9
+EVALUATION = 10
+BACKWARD_DONE = 11  # no phase: ends the layers whose input needs no gradient
+GRADIENTS = 12
+HOST = 13
+
+PHASE_NAMES = {
+    INPUT: "input",
+    H2D: "h2d",
+    D2H: "d2h",
+    FORWARD: "forward",
+    LOSS: "loss",
+    BACKWARD: "backward",
+    COMMUNICATION: "communication",
+    OPTIMIZER: "optimizer",
+    EVALUATION: "evaluation",
+    GRADIENTS: "gradients",
+    HOST: "host",
+}
+# Named by the phases around them, and left out when they take next to nothing.
+GAPS = frozenset({"gradients", "host"})
+FIRST_FREE_PHASE = 16
+
+# A layer's edge is LAYER_BASE + LAYER_WIDTH * layer + one of these.
+LAYER_BASE = 4096
+LAYER_WIDTH = 8
+FWD_IN, FWD_OUT, RECOMPUTE_IN, RECOMPUTE_OUT, BWD_IN, BWD_OUT, PARAMETER = range(7)
 
 _DIRECTIONS = frozenset({FORWARD, BACKWARD, EVALUATION})
 
 
+def layer_code(layer: int, edge: int) -> int:
+    """Return the code of one edge of one layer."""
+    return LAYER_BASE + LAYER_WIDTH * layer + edge
+
+
 class Timeline:
-    """The edges of the step at hand, as stamp, code, stamp, code, …; at any time one phase is current.
+    """The edges of the current step, as stamp, code, stamp, code, …; at any time one phase is current.
 
     A phase inside another one takes its time away from it, so phases never add up to more than the
     step. Phases that the user opens win over those that hooks find inside them.
@@ -24,12 +65,12 @@ class Timeline:
         self.current = NONE
         self.direction = NONE
         self._outer: list[tuple[int, int]] = []
-        self._by_hand = 0
+        self._user_phases = 0
 
     def start(self) -> None:
         """Begin the first step."""
         self.live = True
-        self.drop()
+        self.restart_step()
 
     def enter(self, code: int) -> None:
         """Begin a phase that a hook found; a forward inside backward is recomputation, and stays there."""
@@ -40,7 +81,7 @@ class Timeline:
             if self.direction == BACKWARD:
                 return
             self.direction = code
-        if not self._by_hand:
+        if not self._user_phases:
             self._switch(code)
 
     def leave(self) -> None:
@@ -55,19 +96,19 @@ class Timeline:
         self._switch(AFTER_FORWARD if left == FORWARD and current in (NONE, OPTIMIZER) else current)
         self.current = current
 
-    def enter_by_hand(self, code: int) -> None:
+    def enter_user_phase(self, code: int) -> None:
         """Begin a phase that the user named."""
         if not self.live:
             return
         self._outer.append((self.current, self.direction))
-        self._by_hand += 1
+        self._user_phases += 1
         if code in _DIRECTIONS:
             self.direction = code
         self._switch(code)
 
-    def leave_by_hand(self) -> None:
-        """End the user's phase."""
-        self._by_hand = max(0, self._by_hand - 1)
+    def leave_user_phase(self) -> None:
+        """End the phase that the user named."""
+        self._user_phases = max(0, self._user_phases - 1)
         self.leave()
 
     def mark(self, code: int) -> None:
@@ -77,21 +118,21 @@ class Timeline:
 
     def span(self, start: Any, code: int) -> None:
         """Add a phase that began at `start` and ends now; nothing was marked since."""
-        if self._by_hand or not self.live:
+        if self._user_phases or not self.live:
             return
         edges = self.edges
         edges += (start, code, self.now(), self.current)
 
-    def forget_open(self) -> None:
+    def drop_open_phases(self) -> None:
         """Drop phases that an exception left open; the user's own are still in their `with`."""
-        if self._outer and not self._by_hand:
+        if self._outer and not self._user_phases:
             self.current, self.direction = self._outer[0]
             self._outer.clear()
 
-    def cut(self) -> list[Any]:
+    def end_step(self) -> list[Any]:
         """Return the edges so far, closed by a stamp, and begin the next step at that stamp.
 
-        The list itself stays the same: hooks hold on to it.
+        The list itself stays the same: hooks keep a reference to it.
         """
         stamp = self.now()
         done = [*self.edges, stamp, NONE]
@@ -99,18 +140,18 @@ class Timeline:
         self.edges += (stamp, self.current)
         return done
 
-    def drop(self) -> None:
-        """Forget the step at hand and begin a new one now."""
+    def restart_step(self) -> None:
+        """Drop the edges of the current step and begin it again now."""
         self.edges.clear()
         self.edges += (self.now(), self.current)
 
     def stop(self) -> None:
-        """Be current in nothing: what outlives the recorder marks nothing more."""
+        """Reset, so that hooks that outlive the recorder do nothing."""
         self.live = False
         self.edges.clear()
         self._outer.clear()
         self.current = self.direction = NONE
-        self._by_hand = 0
+        self._user_phases = 0
 
     def _switch(self, code: int) -> None:
         self.current = code

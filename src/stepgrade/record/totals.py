@@ -1,12 +1,42 @@
-"""What all steps so far add up to, in bounded memory however long the run is."""
+"""Add up the edges of a step, and steps to the whole run in bounded memory."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 
-from stepgrade.record.fold import StepTimes
+from stepgrade.record.timeline import (
+    AFTER_FORWARD,
+    BACKWARD,
+    BACKWARD_DONE,
+    BWD_IN,
+    BWD_OUT,
+    FORWARD,
+    FWD_IN,
+    FWD_OUT,
+    GRADIENTS,
+    HOST,
+    LAYER_BASE,
+    LAYER_WIDTH,
+    LOSS,
+    NONE,
+    OPTIMIZER,
+    PARAMETER,
+    RECOMPUTE_IN,
+    RECOMPUTE_OUT,
+)
 
 SAMPLES_KEPT = 4096
+_CLOSED_BY = {FWD_IN: FWD_OUT, RECOMPUTE_IN: RECOMPUTE_OUT, BWD_IN: BWD_OUT}
+# What the time in no phase was, by the main phases before and after it; a step begins after NONE.
+_MAIN = frozenset({FORWARD, BACKWARD, OPTIMIZER})
+_GAPS = {
+    (NONE, FORWARD): HOST,
+    (OPTIMIZER, FORWARD): HOST,
+    (BACKWARD, FORWARD): HOST,
+    (FORWARD, FORWARD): FORWARD,
+    (FORWARD, BACKWARD): LOSS,
+    (BACKWARD, OPTIMIZER): GRADIENTS,
+}
 
 
 class Samples:
@@ -18,7 +48,7 @@ class Samples:
         self._seen = 0
 
     def add(self, wall_ns: int) -> None:
-        """Keep the sample if its turn has come."""
+        """Keep one sample in `every`."""
         if self._seen % self.every == 0:
             self.kept_ns.append(wall_ns)
             if len(self.kept_ns) >= 2 * SAMPLES_KEPT:
@@ -28,40 +58,33 @@ class Samples:
 
 
 class Totals:
-    """Sums over steps: wall time, phases by code, layers by number, tokens, loss."""
+    """Times of one step, or sums over many: wall time, phases by code, layers by number, tokens."""
 
     def __init__(self) -> None:
         self.steps = 0
         self.wall_ns = 0
+        self.tokens = 0
         self.phases_ns: dict[int, int] = defaultdict(int)
         self.forward_ns: dict[int, int] = defaultdict(int)
         self.backward_ns: dict[int, int] = defaultdict(int)
-        self.again_ns: dict[int, int] = defaultdict(int)
-        self.tokens = 0
+        self.recompute_ns: dict[int, int] = defaultdict(int)
         self.samples = Samples()
 
-    def add(self, step: StepTimes, tokens: int) -> None:
-        """Add one step."""
-        self.steps += 1
-        self.wall_ns += step.wall_ns
-        self.tokens += tokens
-        self.samples.add(step.wall_ns)
-        self._add_parts(step)
-
-    def merge(self, other: Totals) -> None:
-        """Add the steps of another sum, in their order."""
+    def add(self, other: Totals) -> None:
+        """Add one more step, or the steps of another sum in their order."""
         self.steps += other.steps
         self.wall_ns += other.wall_ns
         self.tokens += other.tokens
         for wall_ns in other.samples.kept_ns:
             self.samples.add(wall_ns)
-        self._add_parts(other)
-
-    def _add_parts(self, other: StepTimes | Totals) -> None:
-        for part in ("phases_ns", "forward_ns", "backward_ns", "again_ns"):
-            into = getattr(self, part)
-            for key, spent_ns in getattr(other, part).items():
-                into[key] += spent_ns
+        for sums, parts in (
+            (self.phases_ns, other.phases_ns),
+            (self.forward_ns, other.forward_ns),
+            (self.backward_ns, other.backward_ns),
+            (self.recompute_ns, other.recompute_ns),
+        ):
+            for key, spent_ns in parts.items():
+                sums[key] += spent_ns
 
 
 class Series:
@@ -76,14 +99,111 @@ class Series:
         self.count = 0
 
     def add(self, value: float) -> None:
-        """Take one more reading."""
+        """Add one more reading."""
         self.first = value if self.first is None else self.first
         self.last, self.total, self.count = value, self.total + value, self.count + 1
         self.low, self.high = min(self.low, value), max(self.high, value)
 
-    def summary(self) -> dict[str, float]:
-        """Return the figures; nothing when there was no reading."""
+    def summary(self) -> dict[str, float] | None:
+        """Return the figures; None when there was no reading."""
         if self.first is None:
-            return {}
+            return None
         mean = self.total / self.count
         return {"first": self.first, "last": self.last, "low": self.low, "high": self.high, "mean": mean}
+
+
+def fold_step(times_ns: list[int], codes: list[int], ends_by: dict[int, int | None]) -> Totals:
+    """Return the times of one step from its edges: every nanosecond is in one phase or in none.
+
+    `ends_by` names the layer whose backward begins where another's ends.
+    """
+    step = Totals()
+    step.steps, step.wall_ns = 1, times_ns[-1] - times_ns[0]
+    step.samples.add(step.wall_ns)
+    phases_ns = step.phases_ns
+    layers, gaps = _Layers(step, ends_by), _Gaps(phases_ns)
+    current, since_ns = NONE, times_ns[0]
+    for time_ns, code in zip(times_ns, codes, strict=True):
+        if code >= LAYER_BASE:
+            layers.add_edge(time_ns, code - LAYER_BASE)
+        elif code == BACKWARD_DONE:
+            layers.end_backward(time_ns)
+        else:
+            if current in (NONE, AFTER_FORWARD):
+                gaps.open_ns += time_ns - since_ns
+            else:
+                phases_ns[current] += time_ns - since_ns
+            gaps.begin_phase(code)
+            current, since_ns = code, time_ns
+    gaps.end_step()
+    return step
+
+
+class _Gaps:
+    """Time in no phase, kept until the next main phase shows what it was."""
+
+    def __init__(self, phases_ns: dict[int, int]) -> None:
+        self.open_ns = 0
+        self._phases_ns = phases_ns
+        self._last = NONE
+
+    def begin_phase(self, code: int) -> None:
+        """Name the time since the last main phase, when another one begins."""
+        if code not in _MAIN:
+            return
+        if code == OPTIMIZER and self._last != BACKWARD:
+            return  # `zero_grad` before forward or backward: the gap ends with those
+        self._close(_GAPS.get((self._last, code)))
+        self._last = code
+
+    def end_step(self) -> None:
+        """Name what follows the optimizer; the end of a step without one stays in no phase."""
+        self._close(HOST if self._last == OPTIMIZER and FORWARD in self._phases_ns else None)
+
+    def _close(self, phase: int | None) -> None:
+        if phase is not None and self.open_ns:
+            self._phases_ns[phase] += self.open_ns
+        self.open_ns = 0
+
+
+class _Layers:
+    """Layers between their edges; what a backward has to compute again is not counted as backward."""
+
+    def __init__(self, step: Totals, ends_by: dict[int, int | None]) -> None:
+        self._totals_ns = {
+            FWD_OUT: step.forward_ns,
+            BWD_OUT: step.backward_ns,
+            RECOMPUTE_OUT: step.recompute_ns,
+        }
+        self._since: dict[int, dict[int, int]] = {edge: {} for edge in _CLOSED_BY.values()}
+        self._backward = self._since[BWD_OUT]
+        self._last_gradient: dict[int, int] = {}
+        self._ends_by = ends_by
+
+    def add_edge(self, time_ns: int, code: int) -> None:
+        layer, edge = divmod(code, LAYER_WIDTH)
+        if edge == PARAMETER:
+            self._last_gradient[layer] = time_ns
+            return
+        closing = _CLOSED_BY.get(edge)
+        if closing is None:
+            self._close(layer, edge, time_ns)
+            return
+        if edge == BWD_IN and self._backward:
+            for other in [open_ for open_ in self._backward if self._ends_by.get(open_) == layer]:
+                self._close(other, BWD_OUT, time_ns)
+        self._since[closing][layer] = time_ns
+
+    def end_backward(self, time_ns: int) -> None:
+        """Close the layers whose input needs no gradient, at the last gradient of their parameters."""
+        for layer, since_ns in list(self._backward.items()):
+            self._close(layer, BWD_OUT, max(since_ns, self._last_gradient.pop(layer, time_ns)))
+
+    def _close(self, layer: int, edge: int, time_ns: int) -> None:
+        started = self._since[edge].pop(layer, None)
+        if started is None:
+            return
+        self._totals_ns[edge][layer] += time_ns - started
+        if edge == RECOMPUTE_OUT:
+            for other in self._backward:
+                self._backward[other] += time_ns - started

@@ -1,27 +1,86 @@
-"""Reports: one file per output format. They format and never calculate."""
+"""Reports: content chosen once per result, one writer per output format. They format and never calculate."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from stepgrade.errors import BadOption
-from stepgrade.model.notes import Result
-from stepgrade.report.types import Page, kind_of
+from stepgrade.model.notes import NO_FLAGS, Result
+
+if TYPE_CHECKING:
+    from stepgrade.report.blocks import Block
 
 FORMATS = ("terminal", "markdown", "json", "html")
+GATE_FORMATS = ("terminal", "markdown", "json", "junit", "github", "sarif", "badge", "html")
+
+# The type of a result -> the module and the function that choose its content, imported when it is rendered.
+_CONTENT = {
+    "stepgrade.model.scorecard.Scorecard": ("scorecard", "blocks"),
+    "stepgrade.model.comparison.GateReport": ("gate", "blocks"),
+    "stepgrade.compare.parity.ParityReport": ("parity", "blocks"),
+    "stepgrade.compare.matrix.ParityMatrix": ("parity", "matrix_blocks"),
+    "stepgrade.scoring.inspection.Inspection": ("inspection", "blocks"),
+    "stepgrade.hardware.catalogue.DeviceTable": ("hardware", "device_table"),
+    "stepgrade.hardware.setup.DeviceFacts": ("hardware", "device"),
+    "stepgrade.hardware.detect.Detection": ("hardware", "detection"),
+    "stepgrade.hardware.measure.Measured": ("hardware", "measurement"),
+    "stepgrade.hardware.estimate.Estimate": ("hardware", "estimate"),
+}
+_WITH_PAGE = ("scorecard", "gate", "parity")
 
 
-def render(result: Result, *, to: str = "terminal", width: int = 80, color: bool = False) -> str:
-    """Return a result as text in one of FORMATS; only scorecards and comparisons have a page in HTML.
+def render(
+    result: Result,
+    *,
+    to: str = "terminal",
+    width: int = 80,
+    color: bool = False,
+    flags: Mapping[str, str] = NO_FLAGS,
+) -> str:
+    """Return a result as text in one of FORMATS, a gate's report also in the others of GATE_FORMATS.
 
-    A gate's report has formats of its own as well.
+    `width` and `color` are for the terminal; `flags` has other names for parameters that notes mention.
+    Only scorecards, comparisons and gate reports have a page in HTML. Raise BadOption for anything else.
     """
-    page = Page(width=width, color=color)
-    if kind_of(result) == "GateReport":
-        from stepgrade.report.gate import render_gate  # noqa: PLC0415  only for a gate
+    kind, function = _content_of(result)
+    formats = GATE_FORMATS if kind == "gate" else FORMATS
+    if to not in formats:
+        which = "the gate has no" if kind == "gate" else "no"
+        raise BadOption(f"{which} output format called {to!r}", hint=f"known: {', '.join(formats)}")
+    if to == "json":
+        from stepgrade.report.names import json_text  # noqa: PLC0415  each format imports what it needs
 
-        return render_gate(result, to, page)  # type: ignore[arg-type]  # told by its kind
-    if to not in FORMATS:
-        raise BadOption(f"no output format called {to!r}", hint=f"known: {', '.join(FORMATS)}")
-    text: str = import_module(f"stepgrade.report.{to}").render(result, page)
-    return text
+        return json_text(result.to_json()) + "\n"
+    if to == "html":
+        if kind not in _WITH_PAGE or function != "blocks":
+            raise BadOption(
+                "only scorecards, comparisons and gate reports have an HTML page", hint="use markdown"
+            )
+        from stepgrade.report.html import page_of  # noqa: PLC0415  as above
+
+        return page_of(kind, result, flags)
+    if to not in ("terminal", "markdown"):
+        text: str = import_module(f"stepgrade.report.{to}").render(result)
+        return text
+    choose: Callable[[Result, Mapping[str, str]], Iterable[Block]]
+    choose = getattr(import_module(f"stepgrade.report.content.{kind}"), function)
+    if to == "markdown":
+        from stepgrade.report import markdown  # noqa: PLC0415  as above
+
+        return markdown.write(choose(result, flags))
+    from stepgrade.report import terminal  # noqa: PLC0415  as above
+
+    return terminal.write(choose(result, flags), width=width, color=color)
+
+
+def _content_of(result: object) -> tuple[str, str]:
+    for kind in type(result).__mro__:
+        found = _CONTENT.get(f"{kind.__module__}.{kind.__qualname__}")
+        if found is not None:
+            return found
+    raise BadOption(
+        f"cannot render {type(result).__name__}",
+        hint="give a scorecard, a comparison, a gate report, an inspection, a device or an estimate",
+    )

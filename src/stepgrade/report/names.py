@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
 
 # Control characters (C0, DEL, C1), line separators, invisible ones, and marks that change the direction of
 # writing.
@@ -47,17 +46,13 @@ def wrapped(text: str, width: int) -> list[str]:
         if _fits(joined, width):
             lines[-1] = joined
         else:
-            lines += _broken(word, width)
+            # A word in parts of at most `width` cells, but for a character that alone takes more.
+            at = 0
+            while at < len(word):
+                part = _front(word, width, at) or word[at]
+                lines.append(part)
+                at += len(part)
     return [line for line in lines if line] or [""]
-
-
-def _broken(word: str, width: int) -> Iterator[str]:
-    """Yield a word in parts of at most `width` cells, but for a character that alone takes more."""
-    at = 0
-    while at < len(word):
-        part = _front(word, width, at) or word[at]
-        yield part
-        at += len(part)
 
 
 def _fits(text: str, width: int) -> bool:

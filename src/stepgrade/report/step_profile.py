@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from stepgrade.model import LayerTime, PhaseTime, Profile
+from stepgrade.model import PhaseTime, Profile
 from stepgrade.report.names import json_text
 
 PROFILER = "step_profiler_v2"
@@ -12,6 +12,11 @@ PROFILER = "step_profiler_v2"
 
 def convert(profile: Profile) -> str:
     """Return the JSON; what the profile does not say is left out, never written as 0."""
+    layers: list[dict[str, object]] = [
+        {"layer": layer.layer, "fwd_ms": layer.fwd_total_ms or 0.0, "bwd_ms": layer.bwd_total_ms or 0.0}
+        | ({"ops": layer.ops_total_ms} if layer.ops_total_ms else {})
+        for layer in profile.layers
+    ]
     document = {
         "_profiler": PROFILER,
         "steps": profile.steps,
@@ -20,8 +25,9 @@ def convert(profile: Profile) -> str:
         "bottleneck": profile.claimed_bottleneck,
         "tokens_per_step": profile.tokens_per_step,
         "phases": {phase.name: _phase(phase, profile) for phase in profile.phases},
-        "per_layer": [_layer(layer) for layer in profile.layers],
-        "ops": _model_wide(profile),
+        "per_layer": layers,
+        # Those that the layers do not list already.
+        "ops": {op.name: op.total_ms for op in profile.operations},
         "samples_ms": list(profile.samples_ms),
         "peak_memory_bytes": profile.peak_memory_bytes,
     }
@@ -36,17 +42,3 @@ def _phase(phase: PhaseTime, profile: Profile) -> dict[str, float]:
     total = phase.total_ms if phase.total_ms is not None else per_step * steps
     share = phase.step_share if phase.step_share is not None else per_step / step_ms if step_ms else 0.0
     return {"total_ms": total, "pct": share * 100.0, "avg_ms": per_step}
-
-
-def _layer(layer: LayerTime) -> dict[str, object]:
-    row: dict[str, object] = {
-        "layer": layer.layer,
-        "fwd_ms": layer.fwd_total_ms or 0.0,
-        "bwd_ms": layer.bwd_total_ms or 0.0,
-    }
-    return row | {"ops": layer.ops_total_ms} if layer.ops_total_ms else row
-
-
-def _model_wide(profile: Profile) -> dict[str, float]:
-    """Return the operations that the layers do not list already."""
-    return {op.name: op.total_ms for op in profile.operations}

@@ -1,13 +1,40 @@
-"""The ledger of a step as shares, the causes that it ranks, and the bottleneck that it names."""
+"""What a step's time goes to, and the bottleneck: by the device's ledger, else by the phases."""
 
 from __future__ import annotations
 
+from enum import StrEnum
+
+from msgspec import Struct
+
 from stepgrade.config.limits import Limits
-from stepgrade.model import Ledger, LedgerTime, Profile
-from stepgrade.model.scorecard import Cause, Operation
-from stepgrade.scoring.bottleneck import Bottleneck, Verdict
-from stepgrade.scoring.step_times import step_ms_of
+from stepgrade.contract import Bottleneck as BottleneckV1
+from stepgrade.model import Ledger, Profile
+from stepgrade.model.scorecard import UNKNOWN, Cause, Operation
+from stepgrade.scoring.efficiency import Efficiency
+from stepgrade.scoring.phases import PhaseKind, PhasesOfStep
+from stepgrade.scoring.step_times import RunTimes
 from stepgrade.units import show_count, show_share
+
+
+class Bottleneck(StrEnum):
+    """Contract v1's four classes and those it does not know."""
+
+    TRANSFER = "transfer"
+    LAUNCH = "launch"
+    COMPUTE = "compute"
+    MEMORY_BW = "memory_bw"
+    INPUT = "input"
+    COMMUNICATION = "communication"
+    HOST = "host"
+    UNKNOWN = UNKNOWN
+
+
+class Verdict(Struct, frozen=True, kw_only=True):
+    """A bottleneck and the evidence for it."""
+
+    bottleneck: Bottleneck
+    evidence: tuple[str, ...]
+
 
 _WORDS = {
     Bottleneck.TRANSFER: "copying between host and device with nothing else to do",
@@ -16,8 +43,10 @@ _WORDS = {
     Bottleneck.LAUNCH: "idle, waiting for the host to launch work",
     Bottleneck.HOST: "idle while the host does other work or waits in a synchronisation",
     Bottleneck.UNKNOWN: "idle for a reason that was not recorded",
+    Bottleneck.COMPUTE: "in work that is mostly arithmetic",
+    Bottleneck.MEMORY_BW: "in work that is mostly moving memory",
 }
-_UNTOLD = "in work of which shapes would tell what limits it, or idle for a reason that was not recorded"
+_WORK_OR_IDLE = "in work whose limit only shapes would show, or idle for a reason that was not recorded"
 _PHASE_WORDS = {
     Bottleneck.TRANSFER: "host-device transfers",
     Bottleneck.COMMUNICATION: "communication",
@@ -27,141 +56,44 @@ _PHASE_WORDS = {
     Bottleneck.UNKNOWN: "forward, backward and optimizer; what limits them needs operations with shapes",
 }
 # On a run without an accelerator the processor is the device, and nothing is launched.
-_PROCESSOR_WORDS = {
-    Bottleneck.HOST: "in no operation: in Python, or in work outside of the framework",
-}
+_PROCESSOR_HOST = "in no operation: in Python, or in work outside of the framework"
+_WORK = frozenset({Bottleneck.COMPUTE, Bottleneck.MEMORY_BW, Bottleneck.UNKNOWN})
 # Arithmetic dominates these; the others move more bytes than they compute.
-_ARITHMETIC = frozenset({"attention", "convolution", "gemm"})
-_PRODUCTS = {"gemm": "matrix products", "convolution": "convolutions", "attention": "attention"}
+_ARITHMETIC = {"gemm": "matrix products", "convolution": "convolutions", "attention": "attention"}
 LEAST_SHARE = 0.0005
 
 
-def shares_of(ledger: LedgerTime | None) -> Ledger | None:
-    """Return the seven accounts as shares of the time they add up to."""
-    if ledger is None or not ledger.total_ns:
-        return None
-    return Ledger(**ledger.shares())
+class Work(Struct, frozen=True, kw_only=True):
+    """What the device's time in operations is made of."""
+
+    arithmetic_share: float | None  # of the operations' time, limited by arithmetic; None if nothing says so
+    has_roofs: bool  # for most of their time it is known which roof is lower
+    is_certain: bool  # products can be said to be limited by arithmetic
+    products: str  # the classes of arithmetic that take most of the time, in words
 
 
-def rank_causes(
-    profile: Profile, ledger: Ledger | None, operations: tuple[Operation, ...]
-) -> tuple[Cause, ...]:
-    """Return what a step's time goes to, the largest share first; the shares add up to 1."""
-    if ledger is None:
-        return ()
-    on_device = profile.ledger is not None
-    shares = _waits(profile, ledger) if on_device else _phase_waits(ledger)
-    if on_device:
-        shares |= _work(profile, ledger, operations)
-    words = _WORDS if on_device else _PHASE_WORDS
-    if on_device and not _has_launches(profile):
-        words = _WORDS | _PROCESSOR_WORDS
-    causes = [_cause(profile, name, share, words) for name, share in shares.items() if share > LEAST_SHARE]
-    return tuple(sorted(causes, key=lambda cause: -cause.share))
+def work_of(profile: Profile, operations: tuple[Operation, ...]) -> Work:
+    """Return how much of the operations' time arithmetic limits, by their roofs or else by their class.
 
-
-def _cause(profile: Profile, name: Bottleneck, share: float, words: dict[Bottleneck, str]) -> Cause:
-    told = words.get(name)
-    if name is Bottleneck.UNKNOWN and share > (_unattributed(profile) or 0.0) + LEAST_SHARE:
-        told = _UNTOLD
-    if told is None:
-        limit = "arithmetic" if name is Bottleneck.COMPUTE else "moving memory"
-        told = f"in work that is mostly {limit}"
-    start = f"{show_share(share)} of the step goes to"
-    if profile.ledger is not None:
-        start = f"the {_what_computes(profile)} is {show_share(share)} of the step"
-    step_ms = step_ms_of(profile)
-    return Cause(
-        bottleneck=name.value,
-        share=share,
-        remaining_ms=None if step_ms is None else step_ms * (1.0 - share),
-        evidence=f"{start} {told}",
-    )
-
-
-def _unattributed(profile: Profile) -> float | None:
-    ledger = shares_of(profile.ledger)
-    return ledger.unattributed if ledger else 1.0
-
-
-def _waits(profile: Profile, ledger: Ledger) -> dict[Bottleneck, float]:
-    """Return the waits: short gaps are the price of launches, long ones are the host's."""
-    idle = ledger.idle_host or 0.0
-    stalled = idle if not _has_launches(profile) else min(idle, _stall_share(profile))
-    return {
-        Bottleneck.INPUT: ledger.idle_input or 0.0,
-        Bottleneck.COMMUNICATION: ledger.exposed_communication or 0.0,
-        Bottleneck.TRANSFER: ledger.exposed_copy or 0.0,
-        Bottleneck.LAUNCH: idle - stalled,
-        Bottleneck.HOST: stalled + (ledger.idle_sync or 0.0),
-        Bottleneck.UNKNOWN: ledger.unattributed or 0.0,
-    }
-
-
-def _has_launches(profile: Profile) -> bool:
-    return profile.activity is None or profile.activity.driver != "host"
-
-
-def _stall_share(profile: Profile) -> float:
-    gaps = profile.activity.gaps if profile.activity else None
-    return (
-        (gaps.stall_ms + gaps.after_sync_ms) / profile.mean_step_ms if gaps and profile.mean_step_ms else 0.0
-    )
-
-
-def _phase_waits(ledger: Ledger) -> dict[Bottleneck, float]:
-    return {
-        Bottleneck.INPUT: ledger.idle_input or 0.0,
-        Bottleneck.COMMUNICATION: ledger.exposed_communication or 0.0,
-        Bottleneck.TRANSFER: ledger.exposed_copy or 0.0,
-        Bottleneck.HOST: ledger.idle_host or 0.0,
-        Bottleneck.LAUNCH: ledger.unattributed or 0.0,
-        Bottleneck.UNKNOWN: ledger.compute or 0.0,
-    }
-
-
-def _work(profile: Profile, ledger: Ledger, operations: tuple[Operation, ...]) -> dict[Bottleneck, float]:
-    """Return the device's work split into what arithmetic and what memory limits."""
-    compute, unattributed = ledger.compute or 0.0, ledger.unattributed or 0.0
-    arithmetic = arithmetic_share(operations)
-    if arithmetic is None:
-        return {Bottleneck.UNKNOWN: unattributed + compute}
-    if not _tells_arithmetic(profile, operations):
-        return {
-            Bottleneck.UNKNOWN: unattributed + compute * arithmetic,
-            Bottleneck.MEMORY_BW: compute * (1.0 - arithmetic),
-        }
-    return {
-        Bottleneck.COMPUTE: compute * arithmetic,
-        Bottleneck.MEMORY_BW: compute * (1.0 - arithmetic),
-    }
-
-
-def _tells_arithmetic(profile: Profile, operations: tuple[Operation, ...]) -> bool:
-    """Tell whether products can be said to be limited by arithmetic: by their sizes, or as training's are.
-
-    A training step's products have thousands of rows; those of inference may have one, and read weights.
+    Where sizes are not known, products count as limited by arithmetic only in training: its products have
+    thousands of rows; those of inference may have one, and read weights.
     """
-    return _has_roofs(operations) or any(phase.name == "backward" for phase in profile.phases)
-
-
-def _what_computes(profile: Profile) -> str:
-    return "device" if _has_launches(profile) else "processor"
-
-
-def arithmetic_share(operations: tuple[Operation, ...]) -> float | None:
-    """Return the share of the operations' time that arithmetic limits, by their roofs or else class."""
-    work = [op for op in operations if op.ms and op.kind != "communication"]
-    whole = sum(op.ms or 0.0 for op in work)
-    if not whole or not any(op.kind != "other" for op in work):
-        return None
-    bound = sum(op.ms or 0.0 for op in work if _is_arithmetic(op))
-    return bound / whole
-
-
-def _has_roofs(operations: tuple[Operation, ...]) -> bool:
-    whole = sum(op.ms or 0.0 for op in operations)
-    return sum(op.ms or 0.0 for op in operations if op.roof is not None) > 0.5 * whole
+    counted = [op for op in operations if op.ms and op.kind != "communication"]
+    counted_ms = sum(op.ms or 0.0 for op in counted)
+    arithmetic_ms = sum(op.ms or 0.0 for op in counted if _is_arithmetic(op))
+    whole_ms = sum(op.ms or 0.0 for op in operations)
+    has_roofs = sum(op.ms or 0.0 for op in operations if op.roof is not None) > 0.5 * whole_ms
+    times = {kind: sum(op.ms or 0.0 for op in operations if op.kind == kind) for kind in _ARITHMETIC}
+    longest = sorted(times, key=lambda kind: -times[kind])
+    is_known = counted_ms and any(op.kind != "other" for op in counted)
+    return Work(
+        arithmetic_share=arithmetic_ms / counted_ms if is_known else None,
+        has_roofs=has_roofs,
+        is_certain=has_roofs or any(phase.name == "backward" for phase in profile.phases),
+        products=" and ".join(
+            _ARITHMETIC[kind] for kind in longest if times[kind] > 0.05 * sum(times.values())
+        ),
+    )
 
 
 def _is_arithmetic(op: Operation) -> bool:
@@ -171,64 +103,158 @@ def _is_arithmetic(op: Operation) -> bool:
     return op.kind in _ARITHMETIC
 
 
-def _products(operations: tuple[Operation, ...]) -> str:
-    """Return the classes of arithmetic that take most of the time, in words, the longest first."""
-    times = {kind: sum(op.ms or 0.0 for op in operations if op.kind == kind) for kind in _PRODUCTS}
-    whole = sum(times.values())
-    named = [kind for kind in sorted(times, key=lambda one: -times[one]) if times[kind] > 0.05 * whole]
-    return " and ".join(_PRODUCTS[kind] for kind in named)
+def rank_causes(profile: Profile, times: RunTimes, ledger: Ledger | None, work: Work) -> tuple[Cause, ...]:
+    """Return what a step's time goes to, the largest share first; the shares add up to 1.
+
+    `ledger` is that of the device's timeline if the profile has one, else that of the phases.
+    """
+    if ledger is None:
+        return ()
+    if profile.ledger is not None:
+        shares = _shares_of_device(profile, ledger, work)
+        words = dict(_WORDS)
+        if shares[Bottleneck.UNKNOWN] > (ledger.unattributed or 0.0) + LEAST_SHARE:
+            words[Bottleneck.UNKNOWN] = _WORK_OR_IDLE
+        if not _has_launches(profile):
+            words[Bottleneck.HOST] = _PROCESSOR_HOST
+        start = f"the {_computing_part(profile)} spends {{share}} of the step"
+    else:
+        shares = {
+            Bottleneck.INPUT: ledger.idle_input or 0.0,
+            Bottleneck.COMMUNICATION: ledger.exposed_communication or 0.0,
+            Bottleneck.TRANSFER: ledger.exposed_copy or 0.0,
+            Bottleneck.HOST: ledger.idle_host or 0.0,
+            Bottleneck.LAUNCH: ledger.unattributed or 0.0,
+            Bottleneck.UNKNOWN: ledger.compute or 0.0,
+        }
+        words, start = _PHASE_WORDS, "{share} of the step goes to"
+    causes = [
+        Cause(
+            bottleneck=name.value,
+            share=share,
+            remaining_ms=None if times.typical_ms is None else times.typical_ms * (1.0 - share),
+            evidence=f"{start.format(share=show_share(share))} {words[name]}",
+        )
+        for name, share in shares.items()
+        if share > LEAST_SHARE
+    ]
+    return tuple(sorted(causes, key=lambda cause: -cause.share))
+
+
+def _shares_of_device(profile: Profile, ledger: Ledger, work: Work) -> dict[Bottleneck, float]:
+    """Return the waits, short gaps being the price of launches and long ones the host's, and the work."""
+    idle, compute, unattributed = ledger.idle_host or 0.0, ledger.compute or 0.0, ledger.unattributed or 0.0
+    gaps, stalled = profile.activity.gaps if profile.activity else None, 0.0
+    if not _has_launches(profile):
+        stalled = idle
+    elif gaps and profile.mean_step_ms:
+        stalled = min(idle, (gaps.stall_ms + gaps.after_sync_ms) / profile.mean_step_ms)
+    shares = {
+        Bottleneck.INPUT: ledger.idle_input or 0.0,
+        Bottleneck.COMMUNICATION: ledger.exposed_communication or 0.0,
+        Bottleneck.TRANSFER: ledger.exposed_copy or 0.0,
+        Bottleneck.LAUNCH: idle - stalled,
+        Bottleneck.HOST: stalled + (ledger.idle_sync or 0.0),
+        Bottleneck.UNKNOWN: unattributed,
+    }
+    arithmetic = work.arithmetic_share
+    if arithmetic is None:
+        return shares | {Bottleneck.UNKNOWN: unattributed + compute}
+    memory = {Bottleneck.MEMORY_BW: compute * (1.0 - arithmetic)}
+    if not work.is_certain:
+        return shares | {Bottleneck.UNKNOWN: unattributed + compute * arithmetic} | memory
+    return shares | {Bottleneck.COMPUTE: compute * arithmetic} | memory
+
+
+def _has_launches(profile: Profile) -> bool:
+    return profile.activity is None or profile.activity.driver != "host"
+
+
+def _computing_part(profile: Profile) -> str:
+    return "device" if _has_launches(profile) else "processor"
 
 
 def bottleneck_of_ledger(
-    profile: Profile, causes: tuple[Cause, ...], operations: tuple[Operation, ...], limits: Limits
-) -> Verdict | None:
-    """Name the largest wait above the limit, else the work that fills the device; None without a ledger."""
-    ledger = shares_of(profile.ledger)
-    if ledger is None:
-        return None
-    waits = [cause for cause in causes if cause.bottleneck not in ("compute", "memory_bw", "unknown")]
+    profile: Profile, ledger: Ledger, causes: tuple[Cause, ...], work: Work, limits: Limits
+) -> Verdict:
+    """Name the largest wait above the limit, else the work that fills the device, by the device's ledger."""
+    waits = [cause for cause in causes if cause.bottleneck not in _WORK]
     longest, unexplained = (waits[0].share if waits else 0.0), ledger.unattributed or 0.0
-    if max(longest, unexplained) >= limits.device_wait_share:
-        return _wait_verdict(profile, waits[0]) if longest >= unexplained else _unexplained(unexplained)
-    if ledger.compute is not None and ledger.compute > limits.busy_share:
-        return _busy(profile, ledger.compute, operations)
-    evidence = f"no single wait is {show_share(limits.device_wait_share, 0)} of the step or more"
-    return Verdict(bottleneck=Bottleneck.UNKNOWN, evidence=(evidence,))
+    if max(longest, unexplained) < limits.device_wait_share:
+        if ledger.compute is not None and ledger.compute > limits.busy_share:
+            return _busy(profile, ledger.compute, work)
+        evidence = f"no single wait is {show_share(limits.device_wait_share, 0)} of the step or more"
+        return Verdict(bottleneck=Bottleneck.UNKNOWN, evidence=(evidence,))
+    if longest < unexplained:
+        evidence = (
+            f"the device spends {show_share(unexplained)} of the step {_WORDS[Bottleneck.UNKNOWN]}; "
+            "record all activities of host and device to know"
+        )
+        return Verdict(bottleneck=Bottleneck.UNKNOWN, evidence=(evidence,))
+    name, evidence = Bottleneck(waits[0].bottleneck), waits[0].evidence
+    if name is Bottleneck.LAUNCH and profile.launches_per_step is not None:
+        evidence += f" ({show_count(round(profile.launches_per_step))} launches per step)"
+    return Verdict(bottleneck=name, evidence=(evidence,))
 
 
-def _unexplained(share: float) -> Verdict:
-    told = f"the device is {show_share(share)} of the step {_WORDS[Bottleneck.UNKNOWN]}"
-    evidence = f"{told}; record all activities of host and device to know"
-    return Verdict(bottleneck=Bottleneck.UNKNOWN, evidence=(evidence,))
-
-
-def _wait_verdict(profile: Profile, cause: Cause) -> Verdict:
-    name = Bottleneck(cause.bottleneck)
-    return Verdict(bottleneck=name, evidence=(f"{cause.evidence}{_launches(profile, name)}",))
-
-
-def _launches(profile: Profile, bottleneck: Bottleneck) -> str:
-    if bottleneck is not Bottleneck.LAUNCH or profile.launches_per_step is None:
-        return ""
-    return f" ({show_count(round(profile.launches_per_step))} launches per step)"
-
-
-def _busy(profile: Profile, compute: float, operations: tuple[Operation, ...]) -> Verdict:
-    """Tell arithmetic from memory traffic by the roofs or classes of what the device's time is in."""
-    busy = f"the {_what_computes(profile)} computes {show_share(compute)} of the step"
-    share = arithmetic_share(operations)
+def _busy(profile: Profile, compute: float, work: Work) -> Verdict:
+    """Tell arithmetic from memory traffic by what the device's time is in."""
+    busy = f"the {_computing_part(profile)} computes {show_share(compute)} of the step"
+    share = work.arithmetic_share
     if share is None:
         evidence = f"{busy}; its operations are not known: record host operations with shapes"
         return Verdict(bottleneck=Bottleneck.UNKNOWN, evidence=(evidence,))
-    told = "" if _has_roofs(operations) else " (by their class: not all have shapes and a known device)"
+    basis = "" if work.has_roofs else " (by their class: not all have shapes and a known device)"
     if share > 0.5:
-        evidence = f"{busy}, and {show_share(share)} of the operations' time is in {_products(operations)}"
-        if not _tells_arithmetic(profile, operations):
+        evidence = f"{busy}, and {show_share(share)} of the operations' time is in {work.products}"
+        if not work.is_certain:
             why = "their sizes tell whether arithmetic or memory limits them: record shapes"
             return Verdict(bottleneck=Bottleneck.UNKNOWN, evidence=(f"{evidence}; {why}",))
-        return Verdict(bottleneck=Bottleneck.COMPUTE, evidence=(f"{evidence}{told}",))
+        return Verdict(bottleneck=Bottleneck.COMPUTE, evidence=(f"{evidence}{basis}",))
     evidence = (
         f"{busy}, and {show_share(1 - share)} of the operations' time is in those that "
-        f"mostly move memory{told}"
+        f"mostly move memory{basis}"
     )
     return Verdict(bottleneck=Bottleneck.MEMORY_BW, evidence=(evidence,))
+
+
+_WAITS = {
+    PhaseKind.INPUT: (Bottleneck.INPUT, "waiting for input"),
+    PhaseKind.COMMUNICATION: (Bottleneck.COMMUNICATION, "in communication"),
+    PhaseKind.HOST: (Bottleneck.HOST, "in host work"),
+}
+_ROOFS = {"memory": Bottleneck.MEMORY_BW, "compute": Bottleneck.COMPUTE, "link": Bottleneck.COMMUNICATION}
+
+
+def bottleneck_of_phases(
+    profile: Profile, phases: PhasesOfStep, efficiency: Efficiency, limits: Limits
+) -> Verdict:
+    """Name what the device waits for by the phases, else the roof it is near, else the producer's word."""
+    transfer, outside = phases.by_kind.get(PhaseKind.TRANSFER, 0.0), phases.uncovered_share
+    waiting, kind = max((phases.by_kind.get(kind, 0.0), kind) for kind in _WAITS)
+    roof, reached, claim = efficiency.roof, efficiency.share, profile.claimed_bottleneck
+    if transfer > limits.transfer_share:
+        bottleneck = Bottleneck.TRANSFER
+        evidence = f"{show_share(transfer)} of the step goes to host-device transfers"
+    elif outside is not None and outside > limits.launch_share:
+        bottleneck = Bottleneck.LAUNCH
+        evidence = f"{show_share(outside)} of the step is in no phase: launches and host work between them"
+    elif waiting > limits.waiting_share:
+        bottleneck, words = _WAITS[kind]
+        evidence = f"{show_share(waiting)} of the step is spent {words}"
+    elif roof is not None and reached is not None and limits.near_ceiling < reached <= 1.0:
+        bottleneck = _ROOFS[roof.kind]
+        evidence = f"the run reaches {show_share(reached)} of its {roof.kind} ceiling, the lowest one known"
+    elif claim in {known.value for known in BottleneckV1}:
+        bottleneck = Bottleneck(claim)
+        evidence = f"{profile.source.producer or 'the producer'} says so; the profile alone cannot confirm it"
+    elif phases.covered_share is None:
+        bottleneck, evidence = Bottleneck.UNKNOWN, "the profile does not say where a step's time goes"
+    else:
+        bottleneck = Bottleneck.UNKNOWN
+        evidence = (
+            f"{show_share(min(phases.covered_share, 1.0))} of the step is in phases, and no wait takes more "
+            f"than {show_share(limits.waiting_share, 0)} of it; telling compute from memory limits needs "
+            "operations with shapes"
+        )
+    return Verdict(bottleneck=bottleneck, evidence=(evidence,))

@@ -1,4 +1,4 @@
-"""What a run reached against its ceilings: throughput, efficiency, grade, or why there is none."""
+"""What a run reached of its ceilings: throughput, efficiency, grade, or why there is none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stepgrade.hardware import Ceiling, Target, lowest
 from stepgrade.hardware.ceilings import why_above_one
 from stepgrade.model import Note, Profile
 from stepgrade.model.scorecard import UNGRADED, Arithmetic, Throughput
-from stepgrade.scoring.step_times import step_times
+from stepgrade.scoring.step_times import RunTimes
 from stepgrade.scoring.target import LEAST_KNOWN_SHARE, is_well_known
 from stepgrade.units import show_rate, show_share
 
@@ -25,16 +25,14 @@ class ScoreOptions(Struct, frozen=True, kw_only=True):
     target: Target = Target()
 
     def __post_init__(self) -> None:
-        given = {
-            "--throughput": self.throughput_tok_s,
-            "--tokens-per-step": self.tokens_per_step,
-        }
-        for option, value in given.items():
+        given = {"throughput_tok_s": self.throughput_tok_s, "tokens_per_step": self.tokens_per_step}
+        for field, value in given.items():
             if value is not None and not (math.isfinite(value) and value > 0.0):
-                raise BadOption(f"{option} must be a finite number above 0, not {value:g}")
+                raise BadOption(f"must be a finite number above 0, not {value:g}", field=field)
         if self.throughput_tok_s is not None and self.tokens_per_step is not None:
             raise BadOption(
-                "--throughput and --tokens-per-step say the same thing twice", hint="give one of them"
+                "throughput and tokens per step say the same thing twice",
+                supply="{throughput_tok_s} or {tokens_per_step}",
             )
 
 
@@ -43,6 +41,7 @@ class Efficiency(Struct, frozen=True, kw_only=True):
 
     throughput: Throughput | None
     ceilings: tuple[Ceiling, ...]
+    roof: Ceiling | None  # the lowest ceiling, the one that counts
     share: float | None
     mfu: float | None
     hfu: float | None
@@ -51,28 +50,33 @@ class Efficiency(Struct, frozen=True, kw_only=True):
     notes: tuple[Note, ...]
     arithmetic: Arithmetic | None = None
 
-    @property
-    def roof(self) -> Ceiling | None:
-        """Return the lowest ceiling, the one that counts."""
-        return lowest(self.ceilings)
 
-
-def efficiency_of(profile: Profile, options: ScoreOptions) -> Efficiency:
-    """Hold the run's throughput against the lowest ceiling."""
-    throughput, target = throughput_of(profile, options), options.target
-    roof, rate = target.roof, _per_device(throughput, options)
+def efficiency_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> Efficiency:
+    """Compare the run's throughput with the lowest ceiling."""
+    throughput, target = throughput_of(profile, times, options), options.target
+    rate, ceilings = _per_device(throughput, options), target.ceilings
+    roof = lowest(ceilings)
     if roof is not None and not (math.isfinite(roof.tok_s) and roof.tok_s > 0.0):
-        raise BadOption(f"the ceiling is {roof.tok_s:g} tok/s, which is none", hint="check the figures given")
+        raise BadOption(
+            f"the figures given make a ceiling of {roof.tok_s:g} tok/s, which no run can be compared with",
+            hint="check them",
+        )
     share = rate / roof.tok_s if rate is not None and roof is not None else None
-    arithmetic = arithmetic_of(profile, target)
+    arithmetic = arithmetic_of(profile, times, target)
     if share is None and arithmetic is not None and is_well_known(profile):
         share = arithmetic.share
     reasons = () if share is not None and share <= 1.0 else _why_ungraded(rate, roof, share, target)
     if share is None and arithmetic is not None and arithmetic.share is not None:
-        reasons = (*reasons, _too_few_shapes(arithmetic))
+        text = (
+            f"the recorded shapes cover {show_share(arithmetic.known_share or 0.0, 0)} of the time in matrix "
+            f"products and attention; from {show_share(LEAST_KNOWN_SHARE, 0)} on the run is graded by its "
+            "arithmetic alone"
+        )
+        reasons = (*reasons, Note("few_shapes", text))
     return Efficiency(
         throughput=throughput,
-        ceilings=target.ceilings,
+        ceilings=ceilings,
+        roof=roof,
         share=share,
         mfu=None if rate is None else target.mfu(rate),
         hfu=None if rate is None else target.hfu(rate),
@@ -83,11 +87,11 @@ def efficiency_of(profile: Profile, options: ScoreOptions) -> Efficiency:
     )
 
 
-def arithmetic_of(profile: Profile, target: Target) -> Arithmetic | None:
-    """Return the recorded FLOP/s and their share of the stated peak; None without recorded shapes."""
-    if not (profile.matmul_flops and profile.steps and profile.mean_step_ms):
+def arithmetic_of(profile: Profile, times: RunTimes, target: Target) -> Arithmetic | None:
+    """Return the FLOP/s of a typical step and their share of the stated peak; None without shapes."""
+    if not (profile.matmul_flops and profile.steps and times.typical_ms):
         return None
-    achieved = profile.matmul_flops / profile.steps / (profile.mean_step_ms / 1000.0)
+    achieved = profile.matmul_flops / profile.steps / (times.typical_ms / 1000.0)
     rates = target.figures.compute(target.dtype) if profile.matmul_dtype is not None else ()
     stated = [rate.per_s for rate in rates if rate.basis != "measured"]
     return Arithmetic(
@@ -99,42 +103,35 @@ def arithmetic_of(profile: Profile, target: Target) -> Arithmetic | None:
     )
 
 
-def throughput_of(profile: Profile, options: ScoreOptions) -> Throughput | None:
-    """Return the user's throughput, else tokens per step over step time, else the profile's own."""
+def throughput_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> Throughput | None:
+    """Return the user's throughput, else tokens per step over the typical step, else the profile's own.
+
+    The slow end of the step's interval is the low end of the rate's.
+    """
     if options.throughput_tok_s is not None:
         return Throughput(tok_s=options.throughput_tok_s, basis="given")
     tokens = options.tokens_per_step or profile.tokens_per_step
-    if tokens and profile.mean_step_ms:
-        origin = "given" if options.tokens_per_step else "from the profile"
-        return _rate(tokens, profile, f"tokens per step ({origin}) over the step time")
+    if tokens and profile.mean_step_ms and times.typical_ms:
+        origin, steady = "given" if options.tokens_per_step else "from the profile", times.steady
+        return Throughput(
+            tok_s=tokens / times.typical_ms * 1000.0,
+            low=tokens / steady.high_ms * 1000.0 if steady and steady.high_ms else None,
+            high=tokens / steady.low_ms * 1000.0 if steady and steady.low_ms else None,
+            tokens_per_step=tokens,
+            basis=f"tokens per step ({origin}) over the step time",
+        )
     if profile.throughput_tok_s is not None:
         return Throughput(tok_s=profile.throughput_tok_s, basis="from the profile")
     return None
-
-
-def _rate(tokens: float, profile: Profile, basis: str) -> Throughput:
-    """Return the rate at the median steady step; the slow end of the step's interval is the low one's."""
-    times = step_times(profile.samples_ms)
-    step_ms = times.median_ms if times and times.median_ms > 0.0 else profile.mean_step_ms or math.inf
-    return Throughput(
-        tok_s=tokens / step_ms * 1000.0,
-        low=tokens / times.high_ms * 1000.0 if times and times.high_ms else None,
-        high=tokens / times.low_ms * 1000.0 if times and times.low_ms else None,
-        tokens_per_step=tokens,
-        basis=basis,
-    )
 
 
 def _per_device(throughput: Throughput | None, options: ScoreOptions) -> float | None:
     """Return the tok/s of one device; tokens that a profile counted are already those of one."""
     if throughput is None:
         return None
-    is_of_one = options.throughput_tok_s is None and options.tokens_per_step is None
-    return (
-        throughput.tok_s
-        if is_of_one and throughput.tokens_per_step
-        else throughput.tok_s / options.target.devices
-    )
+    is_given = options.throughput_tok_s is not None or options.tokens_per_step is not None
+    is_of_one = not is_given and throughput.tokens_per_step
+    return throughput.tok_s if is_of_one else throughput.tok_s / options.target.devices
 
 
 def _why_ungraded(
@@ -142,10 +139,14 @@ def _why_ungraded(
 ) -> tuple[Note, ...]:
     reasons = []
     if rate is None:
-        text = "the throughput is not known: give --throughput TOK_S or --tokens-per-step N"
-        reasons.append(Note("no_throughput", text))
-    if roof is None:
-        reasons.append(_missing_ceiling(target))
+        supply = "{throughput_tok_s} or {tokens_per_step}"
+        reasons.append(Note("no_throughput", "the throughput is not known", supply=supply))
+    if roof is None and not target.figures.bandwidth() and not target.figures.compute(target.dtype):
+        supply = "{device}, or {peak_bw_gb_s}"
+        reasons.append(Note("no_device", "the hardware is not known", supply=supply))
+    elif roof is None:
+        supply = "{model} with {batch} and {seq}, or {bytes_per_token}"
+        reasons.append(Note("no_token_cost", "what one token costs is not known", supply=supply))
     if share is not None and share > 1.0 and rate is not None and roof is not None:
         text = (
             f"{show_rate(rate)} is {show_share(share, 0)} of the {roof.kind} ceiling, "
@@ -153,32 +154,14 @@ def _why_ungraded(
             "100 %, grade A)"
         )
         reasons.append(Note("above_ceiling", text))
-        reasons += [Note("above_ceiling_why", f"perhaps {cause}") for cause in _causes(share, target, roof)]
+        causes = why_above_one(share, roof.kind, seq=target.seq, devices=target.devices)
+        if target.model_flops is None:
+            causes = (
+                "the bytes per token: they depend on model, batch and method; a model says them better",
+                *causes,
+            )
+        reasons += [Note("above_ceiling_why", f"perhaps {cause}") for cause in causes]
     return tuple(reasons)
-
-
-def _too_few_shapes(arithmetic: Arithmetic) -> Note:
-    known = show_share(arithmetic.known_share or 0.0, 0)
-    text = (
-        f"the recorded shapes cover {known} of the time in matrix products and attention; from "
-        f"{show_share(LEAST_KNOWN_SHARE, 0)} on the run is graded by its arithmetic alone"
-    )
-    return Note("few_shapes", text)
-
-
-def _causes(share: float, target: Target, roof: Ceiling) -> tuple[str, ...]:
-    known = why_above_one(share, roof.kind, seq=target.seq, devices=target.devices)
-    if target.model_flops is not None:
-        return known
-    return ("the bytes per token: they depend on model, batch and method; --model works them out", *known)
-
-
-def _missing_ceiling(target: Target) -> Note:
-    if not target.figures.bandwidth() and not target.figures.compute(target.dtype):
-        text = "the hardware is not known: name it with --device KEY, or give --peak-bw GB_S"
-        return Note("no_device", text)
-    flags = "--model CONFIG_JSON with --batch and --seq, or --bytes-per-token B"
-    return Note("no_token_cost", f"what one token costs is not known: give {flags}")
 
 
 def _notes(target: Target, rate: float | None) -> tuple[Note, ...]:
@@ -186,9 +169,9 @@ def _notes(target: Target, rate: float | None) -> tuple[Note, ...]:
     if target.uses_reference_traffic:
         text = (
             "the ceiling rests on the reference's 158 MB per token, worked back from one QLoRA run; bytes "
-            "per token depend on model, batch, sequence and method: give --model, or --bytes-per-token"
+            "per token depend on model, batch, sequence and method"
         )
-        notes.append(Note("reference_traffic", text))
+        notes.append(Note("reference_traffic", text, supply="{model}, or {bytes_per_token}"))
     palm = None if rate is None else target.mfu_palm(rate)
     if palm is not None:
         text = f"MFU counts FLOPs by {target.convention}; by PaLM's count it would be {show_share(palm)}"

@@ -7,6 +7,7 @@ from stepgrade.model import Note, Profile, Source
 from stepgrade.model.notes import Result
 from stepgrade.scoring.operations import total_by_operation
 from stepgrade.scoring.phases import phases_of_step
+from stepgrade.scoring.step_times import RunTimes, times_of
 from stepgrade.units import show_count, show_ms, show_rate, show_share
 
 
@@ -24,11 +25,11 @@ class Inspection(Result, frozen=True, kw_only=True):
     schema_version: int = 2
 
 
-_SUPPLY = {
-    "throughput": "give --throughput TOK_S or --tokens-per-step N to score",
+_MISSING = {
+    "throughput": "a grade needs it, or the tokens of a step, to be given",
     "step time": "the source has no average step time",
-    "phases": "where a step's time goes can not be said",
-    "layers": "layers can not be compared",
+    "phases": "where a step's time goes is not known",
+    "layers": "layers cannot be compared",
     "operations": "there are no hotspots and no parity",
     "wall coverage": "how much of the wall time the profile explains is not known",
 }
@@ -36,25 +37,35 @@ _SUPPLY = {
 
 def inspect(profile: Profile, limits: Limits = DEFAULT_LIMITS) -> Inspection:
     """List what the profile holds and what it does not."""
-    found = _contents(profile)
+    times = times_of(profile)
+    found = _contents(profile, times)
     return Inspection(
         source=profile.source,
         holds={name: text for name, text in found.items() if text is not None},
-        missing={name: _SUPPLY[name] for name in _SUPPLY if found.get(name) is None},
-        fitness=(*profile.warnings, *phases_of_step(profile, limits).fitness),
+        missing={name: text for name, text in _MISSING.items() if found.get(name) is None},
+        fitness=(*profile.warnings, *phases_of_step(profile, times, limits).fitness),
         notes=profile.notes,
         fit=not profile.is_empty and not profile.unfit,
     )
 
 
-def _contents(profile: Profile) -> dict[str, str | None]:
+def _contents(profile: Profile, times: RunTimes) -> dict[str, str | None]:
     operations = total_by_operation(profile)
+    steps, recorded = profile.steps or None, profile.recorded_steps
+    shown_steps = show_count(steps) if steps else None
+    if steps and recorded is not None and recorded != steps:
+        shown_steps = f"{show_count(recorded)}, {shown_steps} of them steady"
+    throughput = None
+    if profile.throughput_tok_s is not None:
+        throughput = show_rate(profile.throughput_tok_s)
+    elif profile.tokens_per_step and times.typical_ms:
+        throughput = f"{show_count(profile.tokens_per_step)} tokens per step"
     return {
         **profile.contents,
         "device": profile.device.name if profile.device else None,
-        "steps": _steps(profile),
-        "step time": show_ms(profile.mean_step_ms) if profile.mean_step_ms else None,
-        "throughput": _throughput(profile),
+        "steps": shown_steps,
+        "step time": show_ms(times.typical_ms) if times.typical_ms else None,
+        "throughput": throughput,
         "phases": _listed(len(profile.phases), [phase.name for phase in profile.phases]),
         "layers": _listed(len(profile.layers), []),
         "operations": _listed(len(operations), sorted(operations, key=lambda name: -operations[name])),
@@ -62,22 +73,6 @@ def _contents(profile: Profile) -> dict[str, str | None]:
         "launches per step": show_count(profile.launches_per_step) if profile.launches_per_step else None,
         "bottleneck by its producer": profile.claimed_bottleneck,
     }
-
-
-def _steps(profile: Profile) -> str | None:
-    if not profile.steps:
-        return None
-    if profile.recorded_steps is None or profile.recorded_steps == profile.steps:
-        return show_count(profile.steps)
-    return f"{show_count(profile.recorded_steps)}, {show_count(profile.steps)} of them steady"
-
-
-def _throughput(profile: Profile) -> str | None:
-    if profile.throughput_tok_s is not None:
-        return show_rate(profile.throughput_tok_s)
-    if profile.tokens_per_step and profile.mean_step_ms:
-        return f"{show_count(profile.tokens_per_step)} tokens per step"
-    return None
 
 
 def _listed(count: int, names: list[str]) -> str | None:

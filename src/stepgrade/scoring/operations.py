@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from msgspec import Struct, structs
+from collections.abc import Sequence
 
-from stepgrade.contract.scorecard import HOTSPOTS_SHOWN, rank_operations
+from stepgrade.contract.scorecard import rank_operations
 from stepgrade.hardware import Figures
 from stepgrade.model import OpTime, Profile
 from stepgrade.model.scorecard import Operation
 from stepgrade.naming.roles import class_of
-from stepgrade.scoring.step_times import kept_of_part
+from stepgrade.scoring.step_times import RunTimes, kept_of_part
 
-NO_FIGURES = Figures()
 _PRODUCTS = frozenset({"gemm", "convolution", "attention"})
+RankedOperation = tuple[str, float, float]  # name, total ms, percent of all operations
 
 
 def total_by_operation(profile: Profile) -> dict[str, float]:
@@ -30,90 +30,71 @@ def total_by_operation(profile: Profile) -> dict[str, float]:
     return totals
 
 
-def hotspots(profile: Profile) -> tuple[tuple[str, float, float], ...]:
-    """Return (name, total ms, percent of all operations), longest first, as contract v1 lists them."""
-    return tuple(rank_operations(total_by_operation(profile))[:HOTSPOTS_SHOWN])
+def ranked_operations(profile: Profile) -> tuple[RankedOperation, ...]:
+    """Return the operations in totals over all steps, longest first, as contract v1 ranks them."""
+    return tuple(rank_operations(total_by_operation(profile)))
 
 
 def operations_of_step(
-    profile: Profile, figures: Figures = NO_FIGURES, dtype: str = ""
+    ranked: Sequence[RankedOperation], profile: Profile, times: RunTimes, figures: Figures, dtype: str
 ) -> tuple[Operation, ...]:
-    """Return every operation of one step, longest first, each against its own roof."""
+    """Return every operation of the typical step, longest first, each beside its own roof."""
     listed = {op.name: op for op in profile.operations}
-    ranked = rank_operations(total_by_operation(profile))
-    found = [
-        _operation(
-            name, total_ms, op := listed.get(name), profile, _roofs(figures, _dtype(op, profile, dtype))
+    found = []
+    for place, (name, total_ms, _) in enumerate(ranked):
+        op = listed.get(name) or OpTime(name=name, total_ms=total_ms)
+        kind = op.kind or class_of(name).label
+        if not times.steps:
+            found.append(Operation(name=name, kind=kind))
+            continue
+        share = times.share(total_ms)
+        calls, flops, moved = (
+            None if total is None else total / times.steps for total in (op.calls, op.flops, op.bytes)
         )
-        for name, total_ms, _ in ranked
-    ]
-    return tuple(_with_samples(one, listed.get(one.name), place) for place, one in enumerate(found))
+        # How long a call takes and how fast it is do not depend on the step: these are means over all steps.
+        mean_ms = total_ms / times.steps
+        least = _least_ms(kind, flops, moved, figures, _dtype(op, profile, dtype)) if mean_ms > 0.0 else None
+        found.append(
+            Operation(
+                name=name,
+                kind=kind,
+                ms=times.per_step(total_ms),
+                share=share,
+                calls=calls,
+                flops=flops,
+                bytes=moved,
+                mean_ms=mean_ms / calls if calls else None,
+                flops_per_s=flops / mean_ms * 1000.0 if flops and mean_ms > 0.0 else None,
+                bytes_per_s=moved / mean_ms * 1000.0 if moved and mean_ms > 0.0 else None,
+                roof=least[1] if least else None,
+                roof_share=least[0] / mean_ms if least else None,
+                longest=op.longest,
+                samples_ms=kept_of_part(op.samples_ms, share, place),
+            )
+        )
+    return tuple(found)
 
 
-def _with_samples(one: Operation, op: OpTime | None, place: int) -> Operation:
-    samples = kept_of_part(op.samples_ms, one.share, place) if op is not None and op.samples_ms else ()
-    return structs.replace(one, samples_ms=samples) if samples else one
-
-
-def _dtype(op: OpTime | None, profile: Profile, dtype: str) -> str:
+def _dtype(op: OpTime, profile: Profile, dtype: str) -> str:
     """Return the precision whose peak an operation is compared with: its own where it was recorded."""
-    own = op.dtype if op is not None else None
-    if own is None or (own == "fp32" and profile.matmul_dtype == "tf32"):
+    if op.dtype is None or (op.dtype == "fp32" and profile.matmul_dtype == "tf32"):
         return profile.matmul_dtype or dtype
-    return own
+    return op.dtype
 
 
-def _roofs(figures: Figures, dtype: str) -> _Roofs:
-    return _Roofs(
-        flops_s=next((rate.per_s for rate in figures.compute(dtype)), None),
-        bytes_s=next((rate.per_s for rate in figures.bandwidth()), None),
-    )
+def _least_ms(
+    kind: str, flops: float | None, moved: float | None, figures: Figures, dtype: str
+) -> tuple[float, str] | None:
+    """Return the time that an operation takes at least, and what sets it; None if that is not known.
 
-
-class _Roofs(Struct, frozen=True, kw_only=True):
-    flops_s: float | None
-    bytes_s: float | None
-
-    def least_ms(self, kind: str, flops: float | None, moved: float | None) -> tuple[float, str] | None:
-        """Return the time that an operation takes at least, and what sets it; None if that is not known.
-
-        Of one rate alone it is known only where that one is what usually limits such operations.
-        """
-        if (self.flops_s if kind in _PRODUCTS else self.bytes_s) is None:
-            return None
-        compute = flops / self.flops_s * 1000.0 if flops and self.flops_s else 0.0
-        memory = moved / self.bytes_s * 1000.0 if moved and self.bytes_s else 0.0
-        if not compute and not memory:
-            return None
-        return (compute, "compute") if compute >= memory else (memory, "memory")
-
-
-def _operation(name: str, total_ms: float, op: OpTime | None, profile: Profile, roofs: _Roofs) -> Operation:
-    kind = op.kind if op and op.kind else class_of(name).label
-    steps = profile.steps
-    if not steps:
-        return Operation(name=name, kind=kind)
-    ms = total_ms / steps
-    calls, flops, moved = (
-        _per_step(getattr(op, field, None), steps) for field in ("calls", "flops", "bytes")
-    )
-    least = roofs.least_ms(kind, flops, moved) if ms > 0.0 else None
-    return Operation(
-        name=name,
-        kind=kind,
-        ms=ms,
-        share=ms / profile.mean_step_ms if profile.mean_step_ms else None,
-        calls=calls,
-        flops=flops,
-        bytes=moved,
-        mean_ms=ms / calls if calls else None,
-        flops_per_s=flops / ms * 1000.0 if flops and ms > 0.0 else None,
-        bytes_per_s=moved / ms * 1000.0 if moved and ms > 0.0 else None,
-        roof=least[1] if least else None,
-        roof_share=least[0] / ms if least else None,
-        longest=op.longest if op else None,
-    )
-
-
-def _per_step(count: float | None, steps: int) -> float | None:
-    return None if count is None else count / steps
+    Of one rate alone it is known only where that one is what usually limits such operations.
+    """
+    flops_s = next((rate.per_s for rate in figures.compute(dtype)), None)
+    bytes_s = next((rate.per_s for rate in figures.bandwidth()), None)
+    if (flops_s if kind in _PRODUCTS else bytes_s) is None:
+        return None
+    compute = flops / flops_s * 1000.0 if flops and flops_s else 0.0
+    memory = moved / bytes_s * 1000.0 if moved and bytes_s else 0.0
+    if not compute and not memory:
+        return None
+    return (compute, "compute") if compute >= memory else (memory, "memory")

@@ -10,8 +10,8 @@ from stepgrade.config.limits import Limits
 from stepgrade.contract.scorecard import add_up
 from stepgrade.model import Ledger, Note, PhaseTime, Profile
 from stepgrade.model.scorecard import PhaseShare
-from stepgrade.scoring.reference import is_read_by_v1, launch_overhead_v1
-from stepgrade.scoring.step_times import kept_of_part, step_ms_of
+from stepgrade.scoring.reference import launch_overhead_v1
+from stepgrade.scoring.step_times import RunTimes, kept_of_part
 from stepgrade.units import show_share
 
 
@@ -63,19 +63,27 @@ def kind_of(name: str) -> PhaseKind:
     return next((kind for kind, known in _WORDS.items() if words & known), PhaseKind.OTHER)
 
 
-def phases_of_step(profile: Profile, limits: Limits) -> PhasesOfStep:
-    """Work out the phases of one step."""
-    typical_ms = step_ms_of(profile)
-    shares = {phase.name: _share(phase, profile, typical_ms) for phase in profile.phases}
+def phases_of_step(profile: Profile, times: RunTimes, limits: Limits) -> PhasesOfStep:
+    """Return the phases of the typical step; beside a ledger of the device they judge nothing themselves."""
+    shares = {phase.name: _share(phase, times) for phase in profile.phases}
+    by_kind = _by_kind({name: share.share for name, share in shares.items()})
+    by_kind_ms = _by_kind({name: share.ms for name, share in shares.items()})
+    shares = dict(sorted(shares.items(), key=lambda item: -(item[1].ms or 0.0)))
     if profile.ledger is not None:
-        return _phases_beside_ledger(shares)
+        return PhasesOfStep(
+            shares=shares,
+            by_kind={},
+            by_kind_ms=by_kind_ms,
+            covered_share=None,
+            uncovered_share=None,
+            ledger=None,
+        )
     covered = _covered(shares, profile)
     overlapping = covered is not None and covered > 1.0 + limits.overlap_tolerance
-    by_kind = _by_kind({name: share.share for name, share in shares.items()})
     return PhasesOfStep(
-        shares=dict(sorted(shares.items(), key=lambda item: -(item[1].ms or 0.0))),
+        shares=shares,
         by_kind=by_kind,
-        by_kind_ms=_by_kind({name: share.ms for name, share in shares.items()}),
+        by_kind_ms=by_kind_ms,
         covered_share=covered,
         uncovered_share=None if covered is None else max(0.0, 1.0 - covered),
         ledger=None if covered is None or overlapping or not shares else _ledger(by_kind, covered),
@@ -84,32 +92,16 @@ def phases_of_step(profile: Profile, limits: Limits) -> PhasesOfStep:
     )
 
 
-def _phases_beside_ledger(shares: dict[str, PhaseShare]) -> PhasesOfStep:
-    """Return the phases of a source whose device timeline tells the ledger: they judge nothing themselves."""
-    return PhasesOfStep(
-        shares=dict(sorted(shares.items(), key=lambda item: -(item[1].ms or 0.0))),
-        by_kind={},
-        by_kind_ms=_by_kind({name: share.ms for name, share in shares.items()}),
-        covered_share=None,
-        uncovered_share=None,
-        ledger=None,
-    )
-
-
-def _share(phase: PhaseTime, profile: Profile, typical_ms: float | None) -> PhaseShare:
+def _share(phase: PhaseTime, times: RunTimes) -> PhaseShare:
     """Return a phase's share of all steps, and that share of the typical one: so phases add up to it."""
-    per_step_ms = _per_step_ms(phase, profile.steps)
-    if per_step_ms is not None and profile.mean_step_ms and typical_ms:
-        share = per_step_ms / profile.mean_step_ms
+    mean_ms = phase.per_step_ms
+    if phase.total_ms is not None and times.steps:
+        mean_ms = phase.total_ms / times.steps
+    if mean_ms is not None and times.mean_ms and times.typical_ms:
+        share = mean_ms / times.mean_ms
         samples_ms = kept_of_part(phase.samples_ms, share, 0)
-        return PhaseShare(ms=share * typical_ms, share=share, samples_ms=samples_ms)
-    return PhaseShare(ms=per_step_ms, share=phase.step_share)
-
-
-def _per_step_ms(phase: PhaseTime, steps: int | None) -> float | None:
-    if phase.total_ms is not None and steps:
-        return phase.total_ms / steps
-    return phase.per_step_ms
+        return PhaseShare(ms=share * times.typical_ms, share=share, samples_ms=samples_ms)
+    return PhaseShare(ms=mean_ms, share=phase.step_share)
 
 
 def _covered(shares: dict[str, PhaseShare], profile: Profile) -> float | None:
@@ -148,28 +140,21 @@ def _ledger(by_kind: dict[PhaseKind, float], covered: float) -> Ledger:
 
 
 def _notes(profile: Profile, covered: float | None) -> tuple[Note, ...]:
-    if not profile.phases:
-        return _without_phases(profile, covered)
-    if covered is None or not profile.steps or profile.mean_step_ms is None:
+    """Say where contract v1, which reads the same file, comes to another launch overhead."""
+    if profile.mean_step_ms is None or not profile.is_read_by_v1:
         return ()
-    v1_overhead = launch_overhead_v1(profile)
-    overhead = max(0.0, 1.0 - covered)
-    if abs(v1_overhead - overhead) < 0.005 or not is_read_by_v1(profile):
-        return ()
-    note = (
-        f"launch overhead is {show_share(overhead)}, per step; contract v1 holds the totals of all "
-        f"{profile.steps} steps against one step and says {show_share(v1_overhead)}"
-    )
-    return (Note("v1_launch_overhead", note),)
-
-
-def _without_phases(profile: Profile, covered: float | None) -> tuple[Note, ...]:
-    if profile.mean_step_ms is None or not is_read_by_v1(profile):
-        return ()
-    if covered is None:
+    if not profile.phases and covered is None:
         text = "the profile has no phases, so launch overhead is not known (contract v1 says 100 %)"
-    else:
+    elif not profile.phases:
         text = "without phases, launch overhead is what the wall coverage leaves (contract v1 says 100 %)"
+    else:
+        v1_overhead = launch_overhead_v1(profile)
+        if covered is None or not profile.steps or abs(v1_overhead - max(0.0, 1.0 - covered)) < 0.005:
+            return ()
+        text = (
+            f"launch overhead is {show_share(max(0.0, 1.0 - covered))}, per step; contract v1 compares the "
+            f"totals of all {profile.steps} steps with one step and says {show_share(v1_overhead)}"
+        )
     return (Note("v1_launch_overhead", text),)
 
 
@@ -189,7 +174,7 @@ def _fitness(profile: Profile, overlapping: float | None, limits: Limits) -> tup
     if profile.steps and abs(by_total - by_average) > limits.average_tolerance * by_average:
         text = (
             f"phase totals over {profile.steps} steps and their averages disagree: "
-            f"{by_total:.1f} against {by_average:.1f} ms per step; the totals are used"
+            f"{by_total:.1f} and {by_average:.1f} ms per step; the totals are used"
         )
         found.append(Note("phase_averages_disagree", text))
     return tuple(found)

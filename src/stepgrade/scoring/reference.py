@@ -1,26 +1,17 @@
-"""What contract v1 makes of the same figures, so that the notes tell truly where v2 departs from it."""
+"""What contract v1 concludes from the same figures, for the notes on where v2 differs from it."""
 
 from __future__ import annotations
 
 from stepgrade.contract import Bottleneck
 from stepgrade.contract.scorecard import add_up
-from stepgrade.model import RECORDER, Note, Profile
+from stepgrade.model import Note, Profile
 
-_READ_BY_V1 = ("step_profiler_v2", "apr_training_profiler_v1")
 _BECAUSE = {
     Bottleneck.TRANSFER: "it goes by the percentages that the producer wrote",
     Bottleneck.LAUNCH: "it takes a step without phases for launch overhead",
     Bottleneck.COMPUTE: "it takes any run above half of its memory ceiling for that",
     Bottleneck.MEMORY_BW: "it says so wherever it finds nothing else",
 }
-
-
-def is_read_by_v1(profile: Profile) -> bool:
-    """Tell whether v1 was made for such profiles: of others it says nothing.
-
-    Our recorder's are in a format that v1 takes, but whoever recorded one never met v1.
-    """
-    return profile.source.format in _READ_BY_V1 and profile.source.producer != RECORDER
 
 
 def launch_overhead_v1(profile: Profile) -> float:
@@ -33,16 +24,12 @@ def launch_overhead_v1(profile: Profile) -> float:
 
 def bottleneck_note(profile: Profile, bottleneck: str, efficiency: float | None) -> Note | None:
     """Return what v1 calls the bottleneck and why, or None where it agrees or does not read the format."""
-    if not is_read_by_v1(profile):
+    if not profile.is_read_by_v1:
         return None
-    named = _bottleneck_v1(profile, efficiency)
-    if named.value == bottleneck:
-        return None
-    return Note("v1_bottleneck", f"contract v1 calls the bottleneck `{named}`: {_BECAUSE[named]}")
-
-
-def _bottleneck_v1(profile: Profile, efficiency: float | None) -> Bottleneck:
     transfers = add_up(
         phase.step_share or 0.0 for phase in profile.phases if "h2d" in phase.name or "d2h" in phase.name
     )
-    return Bottleneck.classify(transfers, launch_overhead_v1(profile), efficiency or 0.0)
+    named = Bottleneck.classify(transfers, launch_overhead_v1(profile), efficiency or 0.0)
+    if named.value == bottleneck:
+        return None
+    return Note("v1_bottleneck", f"contract v1 calls the bottleneck `{named}`: {_BECAUSE[named]}")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from msgspec import Struct
 
 from stepgrade.hardware import Target
 from stepgrade.model.ceiling import Roof
-from stepgrade.model.scorecard import Operation, Scorecard
+from stepgrade.model.scorecard import Scorecard
 
 
 class RoofPoint(Struct, frozen=True, kw_only=True):
@@ -43,47 +41,46 @@ def roofline_of(card: Scorecard) -> Roofline | None:
     known = [op for op in card.operations if op.ms and op.flops and op.bytes]
     if not known:
         return None
-    compute, memory = (_stated(card.roofs, kind) for kind in ("compute", "memory"))
+    compute, memory = (
+        next((roof.per_s for roof in card.roofs if roof.kind == kind and roof.basis != "measured"), None)
+        for kind in ("compute", "memory")
+    )
+
+    def point(name: str, kind: str | None, ms: float, density: float, flops_s: float) -> RoofPoint:
+        roof_share, limit = None, None
+        if compute and memory:
+            allowed = min(compute, memory * density)
+            roof_share, limit = flops_s / allowed, "compute" if compute <= memory * density else "memory"
+        return RoofPoint(
+            name=name,
+            kind=kind,
+            ms=ms,
+            flops_per_byte=density,
+            flops_s=flops_s,
+            roof_share=roof_share,
+            limit=limit,
+        )
+
+    run = None
+    if card.step_time_ms:
+        flops, moved = sum(op.flops or 0.0 for op in known), sum(op.bytes or 0.0 for op in known)
+        run = point(
+            "the whole step", None, card.step_time_ms, flops / moved, flops / card.step_time_ms * 1000.0
+        )
     whole_ms = sum(op.ms or 0.0 for op in card.operations)
     return Roofline(
         roofs=card.roofs,
-        points=tuple(_point(op.name, op.kind, op.ms or 0.0, (op,), compute, memory) for op in known),
-        run=_point("the whole step", None, card.step_time_ms, known, compute, memory)
-        if card.step_time_ms
-        else None,
+        points=tuple(
+            point(
+                op.name,
+                op.kind,
+                op.ms or 0.0,
+                (op.flops or 0.0) / (op.bytes or 1.0),
+                op.flops_per_s or (op.flops or 0.0) / (op.ms or 1.0) * 1000.0,
+            )
+            for op in known
+        ),
+        run=run,
         known_share=sum(op.ms or 0.0 for op in known) / whole_ms if whole_ms else None,
         ridge=compute / memory if compute and memory else None,
     )
-
-
-def _stated(roofs: tuple[Roof, ...], kind: str) -> float | None:
-    return next((roof.per_s for roof in roofs if roof.kind == kind and roof.basis != "measured"), None)
-
-
-def _point(
-    name: str,
-    kind: str | None,
-    ms: float,
-    ops: Iterable[Operation],
-    compute: float | None,
-    memory: float | None,
-) -> RoofPoint:
-    work, moved = 0.0, 0.0
-    for op in ops:
-        work, moved = work + (op.flops or 0.0), moved + (op.bytes or 0.0)
-    density, rate = work / moved, work / ms * 1000.0
-    allowed = _lowest({"compute": compute, "memory": memory * density if memory else None})
-    return RoofPoint(
-        name=name,
-        kind=kind,
-        ms=ms,
-        flops_per_byte=density,
-        flops_s=rate,
-        roof_share=rate / allowed[1] if allowed and compute and memory else None,
-        limit=allowed[0] if allowed and compute and memory else None,
-    )
-
-
-def _lowest(rates: dict[str, float | None]) -> tuple[str, float] | None:
-    known = [(name, rate) for name, rate in rates.items() if rate is not None]
-    return min(known, key=lambda pair: pair[1], default=None)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from stepgrade.scoring.step_times import STEADY, quantile
+from stepgrade.scoring.step_times import STEADY
+from stepgrade.statistics import quantile
 
 _MOST_BINS = 40
 

@@ -1,20 +1,30 @@
-"""Per-step durations: which steps are steady, their median, and how sure that median is.
+"""How long a step takes: which steps are steady, their median, and how sure that median is.
 
 The rule, in words: a step stands out when it lies more than `outlier_score` robust deviations from the
 median of the second half of the run. Leading steps that stand out as slower are warm-up; later ones that
 stand out are outliers, unless they are more than a tenth of the steps, for then they are how the run is.
+
+A trace is filtered twice. `trace/windows` first drops the steps that are not of one kind with the others
+(more than 20 % away, flushes, empty ones): what is left are the profiled steps of a Profile, and all its
+totals are over them. The rule above then looks at their durations alone, as at those of any other source.
+
+One step time goes into everything that is said of one step. A share is always one of the time of all
+profiled steps, a ratio of totals. Milliseconds of one step are that share of the typical step, so that
+parts never add up to more than the step does. Durations of single calls, and rates made from them, do not
+depend on the step and are means over all calls.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct
 
 from stepgrade.config.limits import DEFAULT_LIMITS, Limits
 from stepgrade.model import Profile
+from stepgrade.statistics import median_and_spread, quantile
 
 # The same for people, where the marks are shown.
 RULE = (
@@ -40,7 +50,6 @@ _MOST_OUTLIERS_SHARE = 0.10
 _MOST_CORRELATION = 0.95
 # Steps within a few percent of the median do not stand out, however even the others are.
 _LEAST_SPREAD = 0.02
-_MAD_TO_SIGMA = 1.4826
 
 
 class StepTimes(Struct, frozen=True, kw_only=True):
@@ -59,27 +68,122 @@ class StepTimes(Struct, frozen=True, kw_only=True):
     effective: float | None = None  # independent steps that would tell as much
 
 
+class RunTimes(Struct, frozen=True, kw_only=True):
+    """How long one step of a run takes; worked out once, and used for every part of one step."""
+
+    typical_ms: float | None  # the median of the steady steps; the mean where a source has only that
+    mean_ms: float | None  # of all profiled steps
+    steps: int | None = None  # the profiled ones, which totals are over
+    steady: StepTimes | None = None  # None: the source has no times of single steps
+
+    @property
+    def scale(self) -> float:
+        """Return the typical step over the mean one: a mean per step times this is of the typical step."""
+        return self.typical_ms / self.mean_ms if self.typical_ms and self.mean_ms else 1.0
+
+    def share(self, total_ms: float) -> float | None:
+        """Return a total over all profiled steps as a share of their time; None if that is not known."""
+        return total_ms / self.steps / self.mean_ms if self.steps and self.mean_ms else None
+
+    def per_step(self, total_ms: float) -> float | None:
+        """Return the milliseconds of a typical step in a total over all; None without a number of steps."""
+        return total_ms / self.steps * self.scale if self.steps else None
+
+
+def times_of(profile: Profile) -> RunTimes:
+    """Return how long a step of the profile takes."""
+    steady = step_times(profile.samples_ms)
+    return RunTimes(
+        typical_ms=steady.median_ms if steady and steady.median_ms > 0.0 else profile.mean_step_ms,
+        mean_ms=profile.mean_step_ms,
+        steps=profile.steps,
+        steady=steady,
+    )
+
+
 def step_times(samples_ms: Sequence[float], limits: Limits = DEFAULT_LIMITS) -> StepTimes | None:
     """Return the times of the steady steps; None without samples."""
     if not samples_ms:
         return None
-    marks = marks_of(samples_ms, limits)
-    steady = [ms for ms, mark in zip(samples_ms, marks, strict=True) if mark == STEADY]
+    cold, apart = _unsteady(samples_ms, limits)
+    steady = samples_ms[cold:] if cold else samples_ms
+    if apart:
+        left_out = set(apart)
+        steady = [ms for place, ms in enumerate(steady, cold) if place not in left_out]
     ordered = sorted(steady)
-    interval = median_interval(steady)
+    wider = inflation(steady, ordered)
+    low_ms, high_ms = _interval(ordered, wider) or (None, None)
     return StepTimes(
         steady=len(steady),
-        warm_up=marks.count(WARM_UP),
-        outliers=marks.count(OUTLIER),
+        warm_up=cold,
+        outliers=len(apart),
         median_ms=quantile(ordered, 0.5),
-        low_ms=interval[0] if interval else None,
-        high_ms=interval[1] if interval else None,
+        low_ms=low_ms,
+        high_ms=high_ms,
         p95_ms=quantile(ordered, 0.95),
         least_ms=min(samples_ms),
         most_ms=max(samples_ms),
-        sigma_log=_sigma_log(interval),
-        effective=len(steady) / inflation(steady) if interval else None,
+        sigma_log=math.log(high_ms / low_ms) / (2.0 * Z95) if low_ms and high_ms else None,
+        effective=None if low_ms is None else len(steady) / wider,
     )
+
+
+def marks_of(samples_ms: Sequence[float], limits: Limits = DEFAULT_LIMITS) -> tuple[str, ...]:
+    """Mark every step as warm-up, steady or outlier; too few steps are all steady."""
+    cold, apart = _unsteady(samples_ms, limits)
+    marks = [WARM_UP] * cold + [STEADY] * (len(samples_ms) - cold)
+    for place in apart:
+        marks[place] = OUTLIER
+    return tuple(marks)
+
+
+def _unsteady(samples_ms: Sequence[float], limits: Limits) -> tuple[int, list[int]]:
+    """Return how many leading steps are warm-up, and the places of the outliers after them."""
+    count = len(samples_ms)
+    if count < LEAST_STEPS:
+        return 0, []
+    middle, deviation = median_and_spread(samples_ms[count // 2 :])
+    reach = limits.outlier_score * max(deviation, _LEAST_SPREAD * middle)
+    low, high = middle - reach, middle + reach
+    cold = 0
+    while cold < count // 2 and samples_ms[cold] > high:
+        cold += 1
+    apart = [place for place in range(cold, count) if not low <= samples_ms[place] <= high]
+    return cold, apart if len(apart) <= _MOST_OUTLIERS_SHARE * (count - cold) else []
+
+
+def median_interval(samples: Sequence[float], z: float = Z95) -> tuple[float, float] | None:
+    """Return the interval of the median by ranks, wider for steps that resemble their neighbours.
+
+    No distribution is assumed: the number of samples below the true median is binomial, and `inflation`
+    says how many fewer independent samples there are. None when they are too few.
+    """
+    ordered = sorted(samples)
+    return _interval(ordered, inflation(samples, ordered), z) if samples else None
+
+
+def _interval(ordered: Sequence[float], wider: float, z: float = Z95) -> tuple[float, float] | None:
+    count = len(ordered)
+    first = math.floor(count / 2.0 - z * math.sqrt(count * wider) / 2.0)
+    if count < LEAST_STEPS or first < 0:
+        return None
+    return ordered[first], ordered[count - 1 - first]
+
+
+def inflation(samples: Sequence[float], ordered: Sequence[float] | None = None) -> float:
+    """Return by how much neighbours that resemble each other inflate a median's variance, 1 or more."""
+    middle = quantile(sorted(samples) if ordered is None else ordered, 0.5)
+    # Signs, because the median is a matter of above and below: a spike counts no more than a step.
+    signs = [(ms > middle) - (ms < middle) for ms in samples]
+    power = len(samples) - signs.count(0)
+    if not power:
+        return 1.0
+    lagged = sum(a * b for a, b in itertools.pairwise(signs)) / power
+    # A sign's correlation is 2/pi asin(rho) of the steps'; a short series shows too little of it.
+    corrected = math.sin(lagged * math.pi / 2.0) + 4.0 / len(samples) if lagged > 0.0 else 0.0
+    rho = min(corrected, _MOST_CORRELATION)
+    sign_rho = 2.0 / math.pi * math.asin(rho)
+    return (1.0 + sign_rho) / (1.0 - sign_rho)
 
 
 def kept(samples_ms: Sequence[float], most: int = STEPS_KEPT) -> tuple[float, ...]:
@@ -92,91 +196,3 @@ def kept_of_part(samples_ms: Sequence[float], share: float | None, place: int) -
     if place >= PARTS_KEPT or share is None or share < LEAST_PART_SHARE:
         return ()
     return tuple(round(ms, _DIGITS) for ms in kept(samples_ms, PART_STEPS_KEPT))
-
-
-def step_ms_of(profile: Profile) -> float | None:
-    """Return how long a step takes: the median of the steady samples, else the average that was written."""
-    times = step_times(profile.samples_ms)
-    return times.median_ms if times and times.median_ms > 0.0 else profile.mean_step_ms
-
-
-def marks_of(samples_ms: Sequence[float], limits: Limits = DEFAULT_LIMITS) -> tuple[str, ...]:
-    """Mark every step as warm-up, steady or outlier; too few steps are all steady."""
-    if len(samples_ms) < LEAST_STEPS:
-        return (STEADY,) * len(samples_ms)
-    low, high = _bounds(samples_ms[len(samples_ms) // 2 :], limits)
-    cold = _leading(samples_ms, high)
-    apart = [not low <= ms <= high for ms in samples_ms[cold:]]
-    if sum(apart) > _MOST_OUTLIERS_SHARE * len(apart):
-        apart = [False] * len(apart)
-    return (*(WARM_UP,) * cold, *(OUTLIER if out else STEADY for out in apart))
-
-
-def median_interval(samples: Sequence[float], z: float = Z95) -> tuple[float, float] | None:
-    """Return the interval of the median by ranks, wider for steps that resemble their neighbours.
-
-    No distribution is assumed: the number of samples below the true median is binomial, and `inflation`
-    says how many fewer independent samples there are. None when they are too few.
-    """
-    count = len(samples)
-    if count < LEAST_STEPS:
-        return None
-    reach = z * math.sqrt(count * inflation(samples)) / 2.0
-    first = math.floor(count / 2.0 - reach)
-    if first < 0:
-        return None
-    ordered = sorted(samples)
-    return ordered[first], ordered[count - 1 - first]
-
-
-def inflation(samples: Sequence[float]) -> float:
-    """Return by how much neighbours that resemble each other inflate a median's variance, 1 or more."""
-    count = len(samples)
-    ordered = sorted(samples)
-    middle = quantile(ordered, 0.5)
-    # Signs, because the median is a matter of above and below: a spike counts no more than a step.
-    signs = [(ms > middle) - (ms < middle) for ms in samples]
-    power = sum(sign * sign for sign in signs)
-    if not power:
-        return 1.0
-    lagged = sum(a * b for a, b in itertools.pairwise(signs)) / power
-    # A sign's correlation is 2/pi asin(rho) of the steps'; a short series shows too little of it.
-    corrected = math.sin(lagged * math.pi / 2.0) + 4.0 / count if lagged > 0.0 else 0.0
-    rho = min(corrected, _MOST_CORRELATION)
-    sign_rho = 2.0 / math.pi * math.asin(rho)
-    return (1.0 + sign_rho) / (1.0 - sign_rho)
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the value that `share` of the ordered samples lie below, between two of them if need be."""
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
-def spread_of(values: Iterable[float]) -> tuple[float, float]:
-    """Return the median and the robust standard deviation about it."""
-    ordered = sorted(values)
-    middle = quantile(ordered, 0.5)
-    return middle, _MAD_TO_SIGMA * quantile(sorted(abs(value - middle) for value in ordered), 0.5)
-
-
-def _bounds(samples: Sequence[float], limits: Limits) -> tuple[float, float]:
-    middle, deviation = spread_of(samples)
-    reach = limits.outlier_score * max(deviation, _LEAST_SPREAD * middle)
-    return middle - reach, middle + reach
-
-
-def _leading(samples_ms: Sequence[float], bound: float) -> int:
-    """Return how many steps at the start are above the bound, at most half of them."""
-    cold = 0
-    while cold < len(samples_ms) // 2 and samples_ms[cold] > bound:
-        cold += 1
-    return cold
-
-
-def _sigma_log(interval: tuple[float, float] | None) -> float | None:
-    if interval is None or interval[0] <= 0.0:
-        return None
-    return math.log(interval[1] / interval[0]) / (2.0 * Z95)

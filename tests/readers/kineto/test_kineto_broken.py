@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from make_kineto import plain_trace
 from slow_kineto import TABLES, fast_rows
+from tests.kineto_traces import looks_like_kineto, read_file, read_ranks, read_trace
 
 from stepgrade.errors import BadInput, BadOption, TooLarge
 from stepgrade.model.events import Trace
-from stepgrade.readers.kineto import looks_like_kineto, read_trace, read_traces
-from stepgrade.readers.kineto.reader import read_file
+from stepgrade.readers.steps import only_steps
 
 COUNT = 60
 TEXT = plain_trace(COUNT)
@@ -151,7 +151,7 @@ def test_a_file_of_nothing_gives_one_line(text: bytes) -> None:
 
 def test_a_gzip_bomb_is_stopped_and_costs_no_memory() -> None:
     bomb = gzip.compress(b'{"traceEvents": [' + b" " * (8 << 20))
-    with pytest.raises(TooLarge, match="--max-bytes"):
+    with pytest.raises(TooLarge, match="max_bytes"):
         read_file(bomb, max_bytes=4 << 20)
 
 
@@ -160,12 +160,12 @@ def test_missing_files_and_directories_are_bad_input(tmp_path: Any) -> None:
         with pytest.raises(BadInput):
             read_trace(path)
     with pytest.raises(BadInput, match="holds no trace files"):
-        read_traces(tmp_path)
+        read_ranks([tmp_path])
 
 
 def test_steps_that_the_trace_does_not_hold() -> None:
     with pytest.raises(BadOption, match="it marks no steps"):
-        read_trace(TEXT, steps=(1, 2))
+        next(only_steps([read_trace(TEXT)], (1, 2)))
 
 
 def test_ranks_come_from_the_file_or_its_name(tmp_path: Any) -> None:
@@ -175,7 +175,7 @@ def test_ranks_come_from_the_file_or_its_name(tmp_path: Any) -> None:
     (tmp_path / "worker_rank10.json").write_bytes(TEXT)
     (tmp_path / "b.json").write_bytes(TEXT)
     (tmp_path / "notes.json").write_bytes(b'{"a": 1}')
-    traces = list(read_traces(tmp_path))
+    traces = list(read_ranks([tmp_path]))
     assert [(trace.rank, trace.file.rsplit("/", 1)[-1]) for trace in traces] == [
         (5, "a.json"),
         (None, "b.json"),
@@ -184,7 +184,7 @@ def test_ranks_come_from_the_file_or_its_name(tmp_path: Any) -> None:
     ]
     (tmp_path / "c_rank5.json").write_bytes(TEXT)
     with pytest.raises(BadInput, match="both say they are rank 5"):
-        list(read_traces(tmp_path))
+        list(read_ranks([tmp_path]))
 
 
 def test_other_formats_are_not_ours() -> None:
@@ -197,7 +197,8 @@ def test_other_formats_are_not_ours() -> None:
         assert not looks_like_kineto(json.dumps(other).encode())
     assert looks_like_kineto(TEXT)
     assert looks_like_kineto(gzip.compress(TEXT)[:700])
-    assert not looks_like_kineto(b"\x1f\x8bjunk")
+    with pytest.raises(BadInput, match="gzip"):
+        looks_like_kineto(b"\x1f\x8bjunk")
 
 
 def test_progress_is_reported(tmp_path: Any) -> None:

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_kineto import LAYOUTS, documents, plain_trace, write
 from slow_kineto import fast_rows, slow_rows
+from tests.kineto_traces import read_trace
 
-from stepgrade.readers.kineto import read_trace, split
+from stepgrade.readers.kineto import split
 
 
 @pytest.fixture(params=[split.SLOT_BYTES, 700], ids=["one chunk", "many chunks"], autouse=True)
@@ -56,6 +57,16 @@ def test_gzip_of_several_members_reads_as_one() -> None:
 def test_an_open_file_reads_like_its_bytes() -> None:
     text = plain_trace(300)
     assert fast_rows(read_trace(io.BytesIO(gzip.compress(text)))) == slow(text)
+
+
+def test_two_events_longer_than_a_chunk_may_meet_anywhere() -> None:
+    for length in range(1200, 1400):
+        events = [
+            {"ph": "X", "cat": "cpu_op", "name": "x" * size, "pid": 1, "tid": 1, "ts": at, "dur": 1}
+            for at, size in enumerate((length, 3000, 5))
+        ]
+        text = json.dumps({"schemaVersion": 1, "traceEvents": events}).encode()
+        assert len(read_trace(text).ops.name) == 3
 
 
 def test_an_event_longer_than_a_chunk_is_read() -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from slow_kineto import SAMPLES, TABLES, fast_rows, load, slow_rows
+from tests.kineto_traces import looks_like_kineto, read_ranks, read_trace
 
-from stepgrade.readers.kineto import looks_like_kineto, read_trace, read_traces
+from stepgrade.readers.steps import only_steps
 
 FILES = sorted(SAMPLES.glob("*.json*")) if SAMPLES.is_dir() else []
 pytestmark = [
@@ -26,7 +27,7 @@ def sample(part: str) -> Path:
 def test_every_column_is_exact_and_in_order(file: Path) -> None:
     assert looks_like_kineto(file.read_bytes()[:65536])
     document = load(file)
-    for trace in read_traces(file):
+    for trace in read_ranks([file]):
         merged = "merged" in file.name
         expected, found = slow_rows(document, trace.rank if merged else None), fast_rows(trace)
         for table in TABLES:
@@ -52,7 +53,7 @@ ERAS = [
 
 @pytest.mark.parametrize(("part", "era"), ERAS)
 def test_eras_are_told_apart(part: str, era: str) -> None:
-    assert next(read_traces(sample(part))).era == era
+    assert next(read_ranks([sample(part)])).era == era
 
 
 def test_what_the_top_level_says() -> None:
@@ -84,18 +85,15 @@ def test_unknown_keys_leave_nothing_behind() -> None:
 
 
 def test_eight_files_are_eight_ranks_on_one_clock() -> None:
-    traces = list(read_traces(sorted(SAMPLES.glob("modded-nanogpt_20251211_8xH100_rank*"))))
+    traces = list(read_ranks(sorted(SAMPLES.glob("modded-nanogpt_20251211_8xH100_rank*"))))
     assert [trace.rank for trace in traces] == list(range(8))
     bases = [trace.base_ns or 0 for trace in traces]
     assert max(bases) - min(bases) < 100_000_000
 
 
 def test_a_merged_file_is_its_ranks() -> None:
-    traces = list(read_traces(sample("merged")))
+    traces = list(read_ranks([sample("merged")]))
     assert [trace.rank for trace in traces] == [0, 1, 2, 3]
-    first = read_trace(sample("merged"))
-    assert first.rank == 0
-    assert first.lost == ("this is rank 0 of a merged file; ranks 1, 2, 3 are left out",)
 
 
 def test_steps_can_be_chosen() -> None:
@@ -104,11 +102,11 @@ def test_steps_can_be_chosen() -> None:
     numbers = sorted(
         int(text.removeprefix("ProfilerStep#")) for text in whole.strings if "ProfilerStep#" in text
     )
-    one = read_trace(file, steps=(numbers[1], numbers[1]))
+    one = next(only_steps([whole], (numbers[1], numbers[1])))
     marks = [one.strings[at] for at in one.ranges.name.tolist() if one.strings[at].startswith("ProfilerStep")]
     assert marks == [f"ProfilerStep#{numbers[1]}"]
     assert 0 < len(one.work.name) < len(whole.work.name)
-    parts = [read_trace(file, steps=(n, n)) for n in numbers]
+    parts = [next(only_steps([whole], (n, n))) for n in numbers]
     assert sum(len(part.ops.name) for part in parts) <= len(whole.ops.name)
 
 

@@ -157,7 +157,7 @@ def test_a_huge_card_is_cut_and_says_so() -> None:
     assert "median of 250 steps" in text
     embedded = json.loads(Elements(text).raw["script"][0])
     assert len(embedded["operations"]) == 2_000
-    assert any("--format json writes them all" in note for note in embedded["notes"])
+    assert any("the JSON output has them all" in note for note in embedded["notes"])
 
 
 def test_a_link_shows_the_stretch_with_some_room() -> None:

@@ -1,10 +1,9 @@
-"""Rules: one question each, asked of the context, answered with a finding or with nothing."""
+"""The rules by area, and the findings they give: one for each cause, the most worth doing first."""
 
 from __future__ import annotations
 
 import msgspec
 
-from stepgrade.config.limits import Limits
 from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules import (
     attention,
@@ -19,56 +18,60 @@ from stepgrade.diagnosis.rules import (
     memory,
     optimizer,
     precision,
-    stragglers,
-    sync,
+    ranks,
+    spread,
+    synchronisation,
     transfer,
-    variance,
 )
 from stepgrade.diagnosis.rules.base import Rule
 from stepgrade.model.finding import Finding
 
-RULES: tuple[Rule, ...] = (
-    *input.RULES,
-    *transfer.RULES,
-    *sync.RULES,
-    *launch.RULES,
-    *precision.RULES,
-    *attention.RULES,
-    *gemm.RULES,
-    *optimizer.RULES,
-    *elementwise.RULES,
-    *layout.RULES,
-    *communication.RULES,
-    *stragglers.RULES,
-    *layers.RULES,
-    *variance.RULES,
-    *memory.RULES,
-    *fitness.RULES,
-)
+# Each area is a module here and a page under docs/rules/.
+AREAS: dict[str, tuple[Rule, ...]] = {
+    "input": input.RULES,
+    "transfer": transfer.RULES,
+    "synchronisation": synchronisation.RULES,
+    "launch": launch.RULES,
+    "precision": precision.RULES,
+    "attention": attention.RULES,
+    "gemm": gemm.RULES,
+    "optimizer": optimizer.RULES,
+    "elementwise": elementwise.RULES,
+    "layout": layout.RULES,
+    "communication": communication.RULES,
+    "ranks": ranks.RULES,
+    "layers": layers.RULES,
+    "spread": spread.RULES,
+    "memory": memory.RULES,
+    "fitness": fitness.RULES,
+}
+RULES = tuple(rule for rules in AREAS.values() for rule in rules)
 RULE_NAMES = tuple(rule.name for rule in RULES)
 # A cause takes in what another rule sees only if it accounts for at least half of it.
 EXPLAINS_SHARE = 0.5
 SAME_SHARE = 0.1
-_DOUBTS = fitness.truncated_trace.area
-_RANKS = {"critical": 0, "warning": 1, "info": 2}
+_ORDER = {"critical": 0, "warning": 1, "info": 2}
 
 
-def findings(
-    context: RuleContext, limits: Limits, ignored: frozenset[str] = frozenset()
-) -> tuple[Finding, ...]:
+def findings(context: RuleContext, ignored: frozenset[str] = frozenset()) -> tuple[Finding, ...]:
     """Return what the rules find: doubts about the profile, causes by realistic gain, remarks."""
     found = {
-        rule.name: one
-        for rule in RULES
-        if rule.name not in ignored and (one := rule.finding(context, limits)) is not None
+        rule.name: finding
+        for area, rules in AREAS.items()
+        for rule in rules
+        if rule.name not in ignored and (finding := rule.finding(context, area)) is not None
     }
     return tuple(sorted(_grouped(found), key=_order))
 
 
 def _order(finding: Finding) -> tuple[bool, bool, float, int]:
-    """Return the place: a warning about the profile itself comes before any advice."""
-    doubtful = finding.area == _DOUBTS and finding.severity != "info"
-    return not doubtful, finding.severity == "info", -finding.gain_low, _RANKS[finding.severity]
+    is_remark = finding.severity == "info"
+    return not _is_doubt(finding), is_remark, -finding.gain_low, _ORDER[finding.severity]
+
+
+def _is_doubt(finding: Finding) -> bool:
+    """Tell whether it warns of the profile itself, which comes before any advice."""
+    return finding.area == "fitness" and finding.severity != "info"
 
 
 def _grouped(found: dict[str, Finding]) -> list[Finding]:
@@ -82,30 +85,26 @@ def _grouped(found: dict[str, Finding]) -> list[Finding]:
             is_free = name in found and name not in causes and name != _root(rule.name, causes)
             if is_free and _covers(cause, found[name]):
                 causes[name] = rule.name
-    kept = {name: one for name, one in found.items() if name not in causes}
+    kept = {name: finding for name, finding in found.items() if name not in causes}
     for name, cause_name in causes.items():
-        holder = _root(cause_name, causes)
-        if holder in kept:
-            kept[holder] = _with(kept[holder], found[name])
+        root = _root(cause_name, causes)
+        if root in kept:
+            kept[root] = _with_consequence(kept[root], found[name])
     return list(kept.values())
 
 
-def _with(cause: Finding, seen: Finding) -> Finding:
+def _with_consequence(cause: Finding, seen: Finding) -> Finding:
     """Return the cause with a consequence; it is as severe as what it brings about."""
-    severity = min(cause.severity, seen.severity, key=lambda one: _RANKS[one])
-    news = () if _says_the_same(cause, seen) else (seen.claim,)
-    return msgspec.structs.replace(cause, severity=severity, consequences=(*cause.consequences, *news))
-
-
-def _says_the_same(cause: Finding, seen: Finding) -> bool:
-    """Tell whether a more general rule saw the same time: the claim would only be made twice."""
-    alike = abs(cause.gain_high - seen.gain_high) <= SAME_SHARE * cause.gain_high
-    return cause.account == seen.account and alike
+    severity = min(cause.severity, seen.severity, key=_ORDER.__getitem__)
+    # Where a more general rule saw the same time, its claim would only say so a second time.
+    same_gain = abs(cause.gain_high - seen.gain_high) <= SAME_SHARE * cause.gain_high
+    claims = () if cause.account == seen.account and same_gain else (seen.claim,)
+    return msgspec.structs.replace(cause, severity=severity, consequences=(*cause.consequences, *claims))
 
 
 def _covers(cause: Finding, seen: Finding) -> bool:
     """Tell whether the cause accounts for enough of it; of a wait for the host only its idle part does."""
-    if cause.area == _DOUBTS and cause.severity != "info":
+    if _is_doubt(cause):
         return True
     idle = cause.evidence.get("idle_share")
     is_idle = seen.account == "idle_host" and cause.account != "idle_host"

@@ -1,98 +1,112 @@
-"""What a rule is: one question about the context, and what its answer means for whoever reads it."""
+"""What a rule is: a function that looks for one problem, and what its finding means to the reader."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from msgspec import Struct
 
-from stepgrade.config.limits import Limits
 from stepgrade.diagnosis.context import RuleContext
 from stepgrade.model.finding import Finding, Severity
 from stepgrade.scoring.runtime import Runtime
 
+Evidence = dict[str, float | str]
 
-class Found(Struct, frozen=True, kw_only=True):
-    """What a rule saw: the claim, the numbers behind it, and the share of the step that it holds."""
+
+class Found(Struct, frozen=True):
+    """What a rule found: the claim, the numbers behind it, and the share of the step that it costs."""
 
     severity: Severity
     claim: str
-    evidence: dict[str, float | str]
+    evidence: Evidence
     share: float = 0.0
-    realistic: float | None = None  # in place of the rule's own fraction
     remedy: str | None = None  # in place of the rule's own words
-    check: str | None = None
+    check: str | None = None  # in place of the rule's own words
     warning: str | None = None  # the code of the source's warning that it repeats
 
 
-Check = Callable[[RuleContext, Limits], Found | None]
+class Levels(NamedTuple):
+    """The shares from which a problem is a remark, a warning and critical."""
+
+    info: float
+    warning: float
+    critical: float | None = None
+
+    def severity(self, share: float) -> Severity | None:
+        """Return the highest level that the share reaches, None below all of them."""
+        if self.critical is not None and share >= self.critical:
+            return "critical"
+        if share >= self.warning:
+            return "warning"
+        return "info" if share >= self.info else None
+
+    def found(
+        self,
+        share: float,
+        claim: str,
+        evidence: Evidence,
+        *,
+        gain: float | None = None,
+        remedy: str | None = None,
+    ) -> Found | None:
+        """Return a finding as severe as the share; the gain is the whole share unless given."""
+        severity = self.severity(share)
+        if severity is None:
+            return None
+        return Found(severity, claim, evidence, share if gain is None else gain, remedy)
+
+
+class Worth(NamedTuple):
+    """What a finding may gain: at most what the ledger has in these accounts, realistically a part of it."""
+
+    accounts: str  # several are joined by +
+    realistic: float
+    because: str
 
 
 class Rule(Struct, frozen=True, kw_only=True):
-    """One rule: how it is called, what it sees, what to do, and when it is wrong."""
+    """One rule: its name, how it finds a problem, what to do about it, and when it is wrong."""
 
     name: str
-    area: str
+    find: Callable[[RuleContext], Found | None]
     sees: str
     evidence: str
-    fix: dict[str, str]  # by runtime; `general` is always there
+    fix: str
+    fix_pytorch: str | None = None  # in the words of a runtime, where they say more
+    fix_jax: str | None = None
+    fix_reference: str | None = None
     wrong_when: str
     check: str
-    ask: Check
-    account: str | None = None  # of the ledger; several are joined by +
-    realistic: float = 0.0
-    because: str = ""
+    sources: str
+    worth: Worth | None = None  # None for what costs no time by itself
     explains: tuple[str, ...] = ()  # rules that see the same cause from another side
-    sources: str = ""
 
-    def finding(self, context: RuleContext, limits: Limits) -> Finding | None:
-        """Ask the rule, and bound what it promises by the ledger."""
-        found = self.ask(context, limits)
+    def finding(self, context: RuleContext, area: str) -> Finding | None:
+        """Apply the rule, and limit the gain that it promises to what the ledger has."""
+        found = self.find(context)
         if found is None:
             return None
-        high = min(found.share, bound_of(self.account, context)) if self.account else 0.0
-        part = self.realistic if found.realistic is None else found.realistic
+        high = part = 0.0
+        if self.worth is not None:
+            known = context.account(*self.worth.accounts.split("+")) if context.ledger else 1.0
+            high, part = min(found.share, 1.0, known), self.worth.realistic
+        fixes = {
+            Runtime.PYTORCH: self.fix_pytorch,
+            Runtime.JAX: self.fix_jax,
+            Runtime.REFERENCE: self.fix_reference,
+        }
         return Finding(
             rule=self.name,
             severity=found.severity,
             claim=found.claim,
             evidence=found.evidence,
-            remedy=found.remedy or self.remedy(context.runtime),
+            remedy=found.remedy or fixes.get(context.runtime) or self.fix,
             gain_low=max(0.0, high * part),
             gain_high=max(0.0, high),
             check=found.check or self.check,
-            area=self.area,
-            gain_basis=self.because,
-            account=self.account,
+            area=area,
+            gain_basis=self.worth.because if self.worth else "",
+            account=self.worth.accounts if self.worth else None,
             warning=found.warning,
         )
-
-    def remedy(self, runtime: Runtime) -> str:
-        """Return what to do in the words of the runtime."""
-        return self.fix.get(runtime.value) or self.fix["general"]
-
-
-def bound_of(account: str, context: RuleContext) -> float:
-    """Return the share of the step that the ledger holds in these accounts; 1 without a ledger."""
-    if context.ledger is None:
-        return 1.0
-    return min(1.0, context.account(*account.split("+")))
-
-
-def rule(**about: object) -> Callable[[Check], Rule]:
-    """Make a rule of the function that asks the question; its docstring's place is taken by `sees`."""
-
-    def made(ask: Check) -> Rule:
-        return Rule(ask=ask, **about)  # type: ignore[arg-type]  # the fields are checked where rules are listed
-
-    return made
-
-
-def severity_of(share: float, limits: Limits, name: str) -> Severity | None:
-    """Return how severe a share is by the three lines that the limits draw for `name`, None below them."""
-    severities: tuple[Severity, ...] = ("critical", "warning", "info")
-    for severity in severities:
-        line = getattr(limits, f"{name}_{severity}_share", None)
-        if line is not None and share >= line:
-            return severity
-    return None

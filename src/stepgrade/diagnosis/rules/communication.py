@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from stepgrade.config.limits import Limits
 from stepgrade.diagnosis.context import RuleContext
-from stepgrade.diagnosis.rules.base import Found, rule, severity_of
+from stepgrade.diagnosis.rules.base import Evidence, Found, Levels, Rule, Worth
 from stepgrade.model.activity import CollectiveTally
 from stepgrade.scoring.phases import PhaseKind
 from stepgrade.scoring.runtime import Runtime
 from stepgrade.units import show_bytes, show_count, show_ms, show_share, show_si
 
-_AREA = "communication"
 _ACCOUNT = "exposed_communication"
-# How many times the bytes of one rank's buffer cross its link, for a ring of n ranks, times n / (n - 1).
-_TRIPS = {"allreduce": 2.0, "all_reduce": 2.0}
-
-
 # Below this share of the link's rate a collective is not busy moving data.
 _MOSTLY_WAITING = 0.10
 _REDUCING = (
@@ -36,259 +31,229 @@ _ALL_RANKS = "Give the traces of all ranks: part of it may be waiting for a late
 _WAITING = "Give the traces of all ranks: most of it is waiting, for a late one or for a slow network."
 
 
-def _exposed(context: RuleContext) -> float:
-    return context.account(_ACCOUNT) or context.phase_share(PhaseKind.COMMUNICATION)
+def _levels(limits: Limits) -> Levels:
+    return Levels(
+        limits.communication_info_share,
+        limits.communication_warning_share,
+        limits.communication_critical_share,
+    )
 
 
-def _hidden(context: RuleContext) -> float | None:
+def _hidden_share(context: RuleContext) -> float | None:
     """Return the share of communication that computing hides."""
     total = context.step_share(context.activity.communication_ms)
     return max(0.0, 1.0 - context.account(_ACCOUNT) / total) if total else None
 
 
-@rule(
-    name="exposed-communication",
-    area=_AREA,
-    account=_ACCOUNT,
-    sees="The device waits in collectives while nothing is computed.",
-    evidence="share of the step in communication that nothing hides, how much is hidden, the "
-    "longest collective",
-    fix={
-        "general": "Overlap communication with the backward pass, or send less of it.",
-        "pytorch": _REDUCING,
-        "jax": "Turn on XLA's latency-hiding scheduler, and shard so that collectives are fewer.",
-    },
-    wrong_when="one rank of several is given: then part of the time may be waiting for a late rank",
-    check="Exposed communication shrinks in the ledger, and the step by as much.",
-    realistic=0.6,
-    because="the last bucket has no backward left to hide behind",
-    explains=("weak-overlap",),
-    sources="TL-17, XP-16, XP-17, TBP-04, GPF-14, NAI-09, NAI-10",
-)
-def exposed_communication(context: RuleContext, limits: Limits) -> Found | None:
-    """Report communication that nothing hides."""
-    share = _exposed(context)
-    severity = severity_of(share, limits, "communication")
-    if severity is None:
+def _measurable(context: RuleContext) -> list[CollectiveTally]:
+    """Return the collectives whose rate over the link can be worked out."""
+    collectives = context.activity.collectives
+    return [each for each in collectives if each.bytes and (each.group_size or 0) > 1 and each.ms]
+
+
+def _link_bytes(collectives: list[CollectiveTally]) -> float:
+    """Return the bytes that cross one rank's link, as in a ring: all of them twice for an all-reduce."""
+    total = 0.0
+    for collective in collectives:
+        ranks, name = collective.group_size or 2, collective.name.lower()
+        trips = 2.0 if "allreduce" in name or "all_reduce" in name else 1.0
+        total += (collective.bytes or 0.0) * (trips * (ranks - 1) / ranks)
+    return total
+
+
+def _share_of_link(context: RuleContext) -> float | None:
+    """Return the rate of the collectives as a share of the link's; None where bytes or link are not known."""
+    link, known = context.target.figures.link(), _measurable(context)
+    known_ms, total_ms = (sum(each.ms for each in some) for some in (known, context.activity.collectives))
+    if not link or not known or known_ms < 0.5 * total_ms:
         return None
-    evidence: dict[str, float | str] = {"exposed_share": share}
-    hidden, reached = _hidden(context), _of_link(context)
-    told = ""
+    return _link_bytes(known) / (context.mean_ms(known_ms) / 1000.0) / link[0].per_s
+
+
+def exposed_communication(context: RuleContext) -> Found | None:
+    share = context.account(_ACCOUNT) or context.phase_share(PhaseKind.COMMUNICATION)
+    evidence: Evidence = {"exposed_share": share}
+    claim = f"Communication that nothing hides takes {show_share(share)} of the step"
+    hidden, of_link, good = _hidden_share(context), _share_of_link(context), context.limits.good_overlap
     if hidden is not None:
         evidence["hidden_share"] = hidden
-        good = f", {show_share(limits.good_overlap, 0)} is good" if hidden < limits.good_overlap else ""
-        told = f"; {show_share(hidden, 0)} of all communication is hidden{good}"
+        claim += f"; {show_share(hidden, 0)} of all communication is hidden"
+        claim += f", {show_share(good, 0)} is good" if hidden < good else ""
     if context.activity.collectives:
         evidence["collective"] = context.activity.collectives[0].name
-    if reached is not None and reached < _MOSTLY_WAITING:
-        evidence["of_link"] = reached
-        told += (
-            f". The device's link needs {_little(reached)} of that time for its bytes: the rest is waiting, "
-            "or a slower network"
+    if of_link is not None and of_link < _MOSTLY_WAITING:
+        evidence["of_link"] = of_link
+        needed = "less than 1 %" if of_link < 0.01 else show_share(of_link, 0)
+        claim += (
+            f". The device's link needs {needed} of that time for its bytes: the rest is waiting, or a "
+            "slower network"
         )
-    claim = f"Communication that nothing hides takes {show_share(share)} of the step{told}."
-    return Found(severity=severity, claim=claim, evidence=evidence, share=share, remedy=_remedy(context))
+    remedy = _remedy(context, of_link)
+    return _levels(context.limits).found(share, f"{claim}.", evidence, remedy=remedy)
 
 
-def _little(share: float) -> str:
-    return "less than 1 %" if share < 0.01 else show_share(share, 0)
-
-
-def _remedy(context: RuleContext) -> str | None:
+def _remedy(context: RuleContext, of_link: float | None) -> str | None:
     """Return what fits the longest collective; None where the rule's own sentence does."""
     if context.runtime is not Runtime.PYTORCH:
         return None
-    missing = (context.profile.world_size or 1) > max(1, len(context.profile.ranks))
-    if missing and (_of_link(context) or 1.0) < _MOSTLY_WAITING:
+    lacks_ranks = (context.profile.world_size or 1) > max(1, len(context.profile.ranks))
+    if lacks_ranks and (of_link or 1.0) < _MOSTLY_WAITING:
         return _WAITING
-    name = next((one.name.lower().replace("_", "") for one in context.activity.collectives), "")
-    fits = next((words for part, words in _REMEDIES if part in name), None)
-    if fits is None and not context.phases.by_kind_ms.get(PhaseKind.BACKWARD):
-        fits = _NO_BACKWARD
-    return f"{_ALL_RANKS} {fits or _REDUCING}" if missing else fits
+    name = next((each.name.lower().replace("_", "") for each in context.activity.collectives), "")
+    fitting = next((remedy for part, remedy in _REMEDIES if part in name), None)
+    if fitting is None and not context.phases.by_kind_ms.get(PhaseKind.BACKWARD):
+        fitting = _NO_BACKWARD
+    return f"{_ALL_RANKS} {fitting or _REDUCING}" if lacks_ranks else fitting
 
 
-def _of_link(context: RuleContext) -> float | None:
-    """Return the rate of the collectives as a share of the link's; None where bytes or link are not known."""
-    link, all_of = context.target.figures.link(), context.activity.collectives
-    known = [one for one in all_of if one.bytes and (one.group_size or 0) > 1 and one.ms]
-    time_ms = sum(one.ms for one in known)
-    if not link or not known or time_ms < 0.5 * sum(one.ms for one in all_of):
-        return None
-    return sum((one.bytes or 0.0) * _trips(one) for one in known) / (time_ms / 1000.0) / link[0].per_s
-
-
-@rule(
-    name="weak-overlap",
-    area=_AREA,
-    account=_ACCOUNT,
-    sees="Less than 70 % of the communication runs beside computation.",
-    evidence="share of communication that is hidden, communication per step",
-    fix={
-        "general": "Start reductions earlier: smaller first buckets, streams of their own, no waits "
-        "in backward."
-    },
-    wrong_when="there is little to hide behind",
-    check="More of the communication is hidden.",
-    realistic=0.5,
-    because="the last bucket has no backward left to hide behind",
-    sources="TL-18, NAI-09",
-)
-def weak_overlap(context: RuleContext, limits: Limits) -> Found | None:
-    """Report communication beside which nothing runs."""
-    hidden, share = _hidden(context), context.account(_ACCOUNT)
+def weak_overlap(context: RuleContext) -> Found | None:
+    hidden, share, limits = _hidden_share(context), context.account(_ACCOUNT), context.limits
     if hidden is None or hidden >= limits.good_overlap or share < limits.communication_info_share:
         return None
-    total = context.activity.communication_ms
-    claim = f"{show_share(hidden, 0)} of {show_ms(total)} of communication a step is hidden; 70 % is good."
-    return Found(
-        severity="info", claim=claim, evidence={"hidden_share": hidden, "total_ms": total}, share=share
-    )
+    total_ms = context.activity.communication_ms
+    claim = f"{show_share(hidden, 0)} of {show_ms(total_ms)} of communication a step is hidden; 70 % is good."
+    return Found("info", claim, {"hidden_share": hidden, "total_ms": total_ms}, share=share)
 
 
-def _small(context: RuleContext, limits: Limits) -> list[CollectiveTally]:
-    known = [one for one in context.activity.collectives if one.bytes is not None]
-    return [one for one in known if (one.bytes or 0.0) < limits.small_message_bytes * one.count]
-
-
-@rule(
-    name="small-messages",
-    area=_AREA,
-    account=_ACCOUNT,
-    sees="Collectives move less than a megabyte each: latency, not bandwidth, is paid for.",
-    evidence="collectives per step, mean bytes, share of the step exposed",
-    fix={
-        "general": "Gather small messages into larger buckets.",
-        "pytorch": "Raise DDP's bucket_cap_mb, or wrap larger units with FSDP.",
-    },
-    wrong_when="the messages are few and hidden",
-    check="Fewer, larger collectives.",
-    realistic=0.6,
-    because="a message of a megabyte takes little longer than one of a kilobyte",
-    explains=("exposed-communication", "weak-overlap"),
-    sources="TS-01",
-)
-def small_messages(context: RuleContext, limits: Limits) -> Found | None:
-    """Report small messages that the device waits for."""
-    small = _small(context, limits)
-    count, whole = sum(one.count for one in small), sum(one.ms for one in context.activity.collectives)
-    if count <= limits.copies_per_step or not whole:
-        return None
-    share = context.account(_ACCOUNT) * sum(one.ms for one in small) / whole
-    severity = severity_of(share, limits, "communication")
-    if severity is None:
-        return None
-    mean = sum(one.bytes or 0.0 for one in small) / count
-    claim = (
-        f"{show_count(round(count))} collectives a step move {show_bytes(mean)} each: "
-        f"{show_share(share)} of the step waits for them."
-    )
-    evidence: dict[str, float | str] = {"collectives": count, "mean_bytes": mean, "exposed_share": share}
-    return Found(severity=severity, claim=claim, evidence=evidence, share=share)
-
-
-@rule(
-    name="slow-link",
-    area=_AREA,
-    account=_ACCOUNT,
-    sees="Collectives move data at less than half of the link's rate.",
-    evidence="bytes per second over the link, the link's rate",
-    fix={"general": "Check that the collectives use the fast link (NCCL_DEBUG=INFO) and its topology."},
-    wrong_when="the time includes waiting for late ranks, or the ranks are on several machines",
-    check="The collectives reach the link's rate.",
-    realistic=0.5,
-    because="large messages reach 70 to 90 % of a link",
-    sources="GPF-09, XP-17",
-)
-def slow_link(context: RuleContext, limits: Limits) -> Found | None:
-    """Report links below their rate."""
-    link, share = context.target.figures.link(), context.account(_ACCOUNT)
-    known = [
-        one for one in context.activity.collectives if one.bytes and (one.group_size or 0) > 1 and one.ms
+def small_messages(context: RuleContext) -> Found | None:
+    collectives, limits = context.activity.collectives, context.limits
+    small = [
+        each
+        for each in collectives
+        if each.bytes is not None and each.bytes < limits.small_message_bytes * each.count
     ]
-    if not link or not known or share < limits.communication_warning_share:
+    count, total_ms = sum(each.count for each in small), sum(each.ms for each in collectives)
+    if count <= limits.copies_per_step or not total_ms:
         return None
-    waited = context.activity.skew_ms or 0.0
-    moved_ms = sum(one.ms for one in known) - waited
-    if moved_ms <= 0.0 or (context.activity.skew_ms is None and (context.profile.world_size or 1) > 1):
+    share = context.account(_ACCOUNT) * sum(each.ms for each in small) / total_ms
+    mean = sum(each.bytes or 0.0 for each in small) / count
+    claim = (
+        f"{show_count(round(count))} collectives a step move {show_bytes(mean)} each: {show_share(share)} of "
+        "the step is spent waiting for them."
+    )
+    return _levels(limits).found(
+        share, claim, {"collectives": count, "mean_bytes": mean, "exposed_share": share}
+    )
+
+
+def slow_link(context: RuleContext) -> Found | None:
+    link, share, known = context.target.figures.link(), context.account(_ACCOUNT), _measurable(context)
+    if not link or not known or share < context.limits.communication_warning_share:
         return None
-    rate = sum((one.bytes or 0.0) * _trips(one) for one in known) / (moved_ms / 1000.0)
+    skew_ms = context.activity.skew_ms
+    moving_ms = sum(each.ms for each in known) - (skew_ms or 0.0)
+    if moving_ms <= 0.0 or (skew_ms is None and (context.profile.world_size or 1) > 1):
+        return None
+    rate = _link_bytes(known) / (context.mean_ms(moving_ms) / 1000.0)
     reached = rate / link[0].per_s
-    if reached >= limits.slow_link_share:
+    if reached >= context.limits.slow_link_share:
         return None
     claim = (
         f"Collectives move {show_si(rate, 'B/s')}, {show_share(reached, 0)} of the link's {link[0].shown}."
     )
-    return Found(
-        severity="info",
-        claim=claim,
-        evidence={"bytes_per_s": rate, "of_link": reached},
-        share=share * (1.0 - reached),
-    )
+    return Found("info", claim, {"bytes_per_s": rate, "of_link": reached}, share=share * (1.0 - reached))
 
 
-def _trips(one: CollectiveTally) -> float:
-    ranks = one.group_size or 2
-    times = next((trips for name, trips in _TRIPS.items() if name in one.name.lower()), 1.0)
-    return times * (ranks - 1) / ranks
-
-
-@rule(
-    name="gloo-on-devices",
-    area=_AREA,
-    account=f"{_ACCOUNT}+exposed_copy+idle_sync+idle_host",
-    sees="Ranks with accelerators talk through gloo, over the host.",
-    evidence="gloo collectives per step, share of the step exposed",
-    fix={
-        "general": "Use the device's own communication library.",
-        "pytorch": "init_process_group('nccl') for tensors on the device; gloo only for tensors on the host.",
-    },
-    wrong_when="only small host tensors go through gloo",
-    check="The collectives are NCCL kernels.",
-    realistic=0.6,
-    because="gloo copies to the host and back",
-    explains=("exposed-communication",),
-    sources="TBP-06",
-)
-def gloo_on_devices(context: RuleContext, limits: Limits) -> Found | None:
-    """Report gloo where the device could talk itself."""
+def gloo_on_devices(context: RuleContext) -> Found | None:
     calls = context.activity.marks.get("gloo", 0.0)
     share = context.account(_ACCOUNT, "exposed_copy", "idle_sync", "idle_host")
-    if not context.on_device or not calls or share < limits.communication_warning_share:
+    if not context.on_device or not calls or share < context.limits.communication_warning_share:
         return None
     claim = f"{show_count(round(calls))} collectives a step go through gloo, over the host."
-    return Found(
-        severity="warning", claim=claim, evidence={"calls": calls, "waiting_share": share}, share=share
-    )
+    return Found("warning", claim, {"calls": calls, "waiting_share": share}, share=share)
 
 
-@rule(
-    name="data-parallel",
-    area=_AREA,
-    account=f"{_ACCOUNT}+exposed_copy+idle_host+idle_sync",
-    sees="One process drives several devices (torch.nn.DataParallel).",
-    evidence="calls of DataParallel.forward per step, share of the step waiting",
-    fix={
-        "general": "One process for each device.",
-        "pytorch": "DistributedDataParallel, one process for each device (torchrun).",
-    },
-    wrong_when="never for training speed",
-    check="One trace for each rank, and no DataParallel in them.",
-    realistic=0.5,
-    because="replicas are made anew in every step by one Python thread",
-    explains=("launch-gaps", "exposed-communication", "short-kernels"),
-    sources="TBP-05, TG, AL",
-)
-def data_parallel(context: RuleContext, limits: Limits) -> Found | None:  # noqa: ARG001  there is no threshold
-    """Report DataParallel."""
+def data_parallel(context: RuleContext) -> Found | None:
     calls = context.activity.marks.get("data_parallel", 0.0)
     if not calls:
         return None
     share = context.account(_ACCOUNT, "exposed_copy", "idle_host", "idle_sync")
     claim = "One process drives several devices (DataParallel): it makes new replicas in every step."
-    return Found(
-        severity="warning", claim=claim, evidence={"calls": calls, "waiting_share": share}, share=share
-    )
+    return Found("warning", claim, {"calls": calls, "waiting_share": share}, share=share)
 
 
-RULES = (data_parallel, gloo_on_devices, small_messages, exposed_communication, weak_overlap, slow_link)
+RULES = (
+    Rule(
+        name="data-parallel",
+        find=data_parallel,
+        sees="One process drives several devices (torch.nn.DataParallel).",
+        evidence="calls of DataParallel.forward per step, share of the step waiting",
+        fix="One process for each device.",
+        fix_pytorch="DistributedDataParallel, one process for each device (torchrun).",
+        wrong_when="never for training speed",
+        check="One trace for each rank, and no DataParallel in them.",
+        worth=Worth(
+            "exposed_communication+exposed_copy+idle_host+idle_sync",
+            0.5,
+            "replicas are made anew in every step by one Python thread",
+        ),
+        explains=("launch-gaps", "exposed-communication", "short-kernels"),
+        sources="TBP-05, TG, AL",
+    ),
+    Rule(
+        name="gloo-on-devices",
+        find=gloo_on_devices,
+        sees="Ranks with accelerators communicate through gloo, over the host.",
+        evidence="gloo collectives per step, share of the step exposed",
+        fix="Use the device's own communication library.",
+        fix_pytorch="init_process_group('nccl') for tensors on the device; gloo only for tensors on the "
+        "host.",
+        wrong_when="only small host tensors go through gloo",
+        check="The collectives are NCCL kernels.",
+        worth=Worth(
+            "exposed_communication+exposed_copy+idle_sync+idle_host", 0.6, "gloo copies to the host and back"
+        ),
+        explains=("exposed-communication",),
+        sources="TBP-06",
+    ),
+    Rule(
+        name="small-messages",
+        find=small_messages,
+        sees="Collectives move less than a megabyte each: latency, not bandwidth, limits them.",
+        evidence="collectives per step, mean bytes, share of the step exposed",
+        fix="Gather small messages into larger buckets.",
+        fix_pytorch="Raise DDP's bucket_cap_mb, or wrap larger units with FSDP.",
+        wrong_when="the messages are few and hidden",
+        check="Fewer, larger collectives.",
+        worth=Worth(_ACCOUNT, 0.6, "a message of a megabyte takes little longer than one of a kilobyte"),
+        explains=("exposed-communication", "weak-overlap"),
+        sources="TS-01",
+    ),
+    Rule(
+        name="exposed-communication",
+        find=exposed_communication,
+        sees="The device waits in collectives while nothing is computed.",
+        evidence="share of the step in communication that nothing hides, share hidden, the longest "
+        "collective",
+        fix="Overlap communication with the backward pass, or send less of it.",
+        fix_pytorch=_REDUCING,
+        fix_jax="Turn on XLA's latency-hiding scheduler, and shard so that collectives are fewer.",
+        wrong_when="one rank of several is given: then part of the time may be waiting for a late rank",
+        check="Exposed communication shrinks in the ledger, and the step by as much.",
+        worth=Worth(_ACCOUNT, 0.6, "the last bucket has no backward left to hide behind"),
+        explains=("weak-overlap",),
+        sources="TL-17, XP-16, XP-17, TBP-04, GPF-14, NAI-09, NAI-10",
+    ),
+    Rule(
+        name="weak-overlap",
+        find=weak_overlap,
+        sees="Less than 70 % of the communication runs beside computation.",
+        evidence="share of communication that is hidden, communication per step",
+        fix="Start reductions earlier: smaller first buckets, streams of their own, no waits in backward.",
+        wrong_when="there is little to hide behind",
+        check="More of the communication is hidden.",
+        worth=Worth(_ACCOUNT, 0.5, "the last bucket has no backward left to hide behind"),
+        sources="TL-18, NAI-09",
+    ),
+    Rule(
+        name="slow-link",
+        find=slow_link,
+        sees="Collectives move data at less than half of the link's rate.",
+        evidence="bytes per second over the link, the link's rate",
+        fix="Check that the collectives use the fast link (NCCL_DEBUG=INFO) and its topology.",
+        wrong_when="the time includes waiting for late ranks, or the ranks are on several machines",
+        check="The collectives reach the link's rate.",
+        worth=Worth(_ACCOUNT, 0.5, "large messages reach 70 to 90 % of a link"),
+        sources="GPF-09, XP-17",
+    ),
+)

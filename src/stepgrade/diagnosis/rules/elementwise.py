@@ -2,267 +2,219 @@
 
 from __future__ import annotations
 
-from stepgrade.config.limits import Limits
 from stepgrade.diagnosis.advice import is_compiled
 from stepgrade.diagnosis.context import RuleContext
-from stepgrade.diagnosis.rules.base import Found, rule, severity_of
+from stepgrade.diagnosis.rules.base import Found, Levels, Rule, Worth
 from stepgrade.units import show_count, show_share
 
-_AREA = "elementwise"
 _FEW_OPERATIONS = 5  # among fewer, one is always the longest
 _LOSS_WORDS = ("log_softmax", "nll_loss", "cross_entropy", "crossentropy")
 _ARITHMETIC = frozenset({"gemm", "attention", "convolution", "communication"})
+_FUSED_AWAY = 0.67  # of the time: fusing three operations into one saves two trips through memory
 
 
-@rule(
-    name="elementwise-chains",
-    area=_AREA,
-    account="compute",
-    sees="Unfused elementwise operations and reductions, each reading and writing memory, take much "
-    "of the step.",
-    evidence="share of the step in elementwise, reduction and norm operations, kernels per step",
-    fix={
-        "general": "Fuse chains of elementwise operations.",
-        "pytorch": "torch.compile fuses them; or fused kernels for the longest (norms, activations, "
-        "rotary embedding).",
-        "jax": "Put the chain under one jit: XLA fuses it.",
-    },
-    wrong_when="the chains are already fused and what is left is the traffic that the model needs",
-    check="Fewer elementwise kernels, and their share shrinks.",
-    realistic=0.5,
-    because="fusing n operations saves up to n - 1 of n trips through memory; two thirds is usual",
-    explains=("fragmented-elementwise", "hand-written-norm", "slow-elementwise"),
-    sources="XP-14, ME-01, TG",
-)
-def elementwise_chains(context: RuleContext, limits: Limits) -> Found | None:
-    """Report elementwise work that a compiler would fuse."""
-    share = _outside_optimizer(context)
-    severity = severity_of(share, limits, "elementwise")
-    if severity is None or is_compiled(context) or not context.profile.activity:
+def elementwise_chains(context: RuleContext) -> Found | None:
+    """Report elementwise work that a compiler would fuse; the optimizer's has its own rules."""
+    if is_compiled(context) or not context.profile.activity:
         return None
-    count = sum(context.activity.class_kernels.get(kind, 0.0) for kind in ("elementwise", "reduction"))
-    claim = f"Unfused elementwise operations and reductions take {show_share(share)} of the step."
-    return Found(
-        severity=severity, claim=claim, evidence={"share": share, "kernels": count}, share=share * 0.67
+    kinds, limits = ("elementwise", "reduction"), context.limits
+    optimizer_ms = sum(
+        part.ms
+        for part in context.activity.parts
+        if part.direction == "optimizer" and part.work_class in kinds
     )
+    share = max(0.0, context.class_share(*kinds) - context.busy_share(optimizer_ms))
+    levels = Levels(
+        limits.elementwise_info_share, limits.elementwise_warning_share, limits.elementwise_critical_share
+    )
+    claim = f"Unfused elementwise operations and reductions take {show_share(share)} of the step."
+    kernels = sum(context.activity.class_kernels.get(kind, 0.0) for kind in kinds)
+    return levels.found(share, claim, {"share": share, "kernels": kernels}, gain=share * _FUSED_AWAY)
 
 
-def _outside_optimizer(context: RuleContext) -> float:
-    """Return the share of the step in such operations outside of the optimizer, which has its own rules."""
-    updating = [
-        one.ms
-        for one in context.activity.parts
-        if one.direction == "optimizer" and one.work_class in ("elementwise", "reduction")
-    ]
-    return max(0.0, context.class_share("elementwise", "reduction") - context.busy_share(sum(updating)))
-
-
-@rule(
-    name="fragmented-elementwise",
-    area=_AREA,
-    account="compute+idle_host",
-    sees="More than a thousand elementwise kernels are launched in a step.",
-    evidence="elementwise kernels per step, share of the step",
-    fix={
-        "general": "Fuse elementwise operations, or handle many tensors in one kernel.",
-        "pytorch": "torch.compile, or the torch._foreach_ forms for lists of tensors.",
-    },
-    wrong_when="the device is busy all the same",
-    check="Fewer elementwise kernels per step.",
-    realistic=0.5,
-    because="fusing removes launches and trips through memory",
-    sources="TL-04",
-)
-def fragmented_elementwise(context: RuleContext, limits: Limits) -> Found | None:
-    """Report elementwise kernels in great number."""
+def fragmented_elementwise(context: RuleContext) -> Found | None:
     count = context.activity.class_kernels.get("elementwise", 0.0)
     share = context.class_share("elementwise")
-    if count < limits.elementwise_launches or share < limits.fill_info_share:
+    if count < context.limits.elementwise_launches or share < context.limits.fill_info_share:
         return None
     claim = f"{show_count(round(count))} elementwise kernels are launched in a step."
-    return Found(
-        severity="info", claim=claim, evidence={"kernels": count, "share": share}, share=share * 0.67
-    )
+    return Found("info", claim, {"kernels": count, "share": share}, share=share * _FUSED_AWAY)
 
 
-@rule(
-    name="slow-elementwise",
-    area=_AREA,
-    account="compute",
-    sees="A simple elementwise operation reaches less than half of the memory's bandwidth.",
-    evidence="bytes per second as a share of the bandwidth, share of the step",
-    fix={
-        "general": "Look at its sizes and strides: broadcasting, transposed or unaligned inputs, or "
-        "too little work."
-    },
-    wrong_when="the tensors are so small that they stay in cache, or the launch dominates",
-    check="The operation reaches 70 % of the bandwidth.",
-    realistic=0.5,
-    because="streaming kernels reach 70 to 90 % of the bandwidth",
-    sources="TL-11",
-)
-def slow_elementwise(context: RuleContext, limits: Limits) -> Found | None:
-    """Report elementwise operations below the bandwidth."""
+def slow_elementwise(context: RuleContext) -> Found | None:
     slow = [
         op
         for op in context.operations
-        if op.kind == "elementwise" and op.roof_share is not None and op.roof_share < limits.streaming_share
+        if op.kind == "elementwise"
+        and op.roof_share is not None
+        and op.roof_share < context.limits.streaming_share
     ]
     share = context.busy_share(sum(op.ms or 0.0 for op in slow))
-    if share < limits.norm_share:
+    if not slow or share < context.limits.norm_share:
         return None
-    longest = slow[0]
-    reached = longest.roof_share or 0.0
+    longest, reached = slow[0], slow[0].roof_share or 0.0
     claim = (
-        f"{longest.name} reaches {show_share(reached, 0)} of the memory's bandwidth; such "
-        f"operations take {show_share(share)} of the step."
+        f"{longest.name} reaches {show_share(reached, 0)} of the memory's bandwidth; such operations take "
+        f"{show_share(share)} of the step."
     )
-    evidence: dict[str, float | str] = {"operation": longest.name, "reached": reached, "share": share}
-    return Found(severity="info", claim=claim, evidence=evidence, share=share * (1.0 - reached))
+    return Found(
+        "info",
+        claim,
+        {"operation": longest.name, "reached": reached, "share": share},
+        share=share * (1.0 - reached),
+    )
 
 
-@rule(
-    name="hand-written-norm",
-    area=_AREA,
-    account="compute",
-    sees="A norm is written out of single operations (pow, mean, rsqrt, mul) instead of one kernel.",
-    evidence="rsqrt and mean calls per step, no norm kernels",
-    fix={
-        "general": "Use a fused norm kernel.",
-        "pytorch": "torch.nn.RMSNorm or torch.nn.functional.rms_norm, or compile the block.",
-    },
-    wrong_when="rsqrt is used for something else (an optimizer)",
-    check="No rsqrt calls in the forward pass.",
-    realistic=0.5,
-    because="one kernel instead of five reads the input once",
-    sources="TL-12, TL-13",
-)
-def hand_written_norm(context: RuleContext, limits: Limits) -> Found | None:
-    """Report norms made of single operations."""
+def hand_written_norm(context: RuleContext) -> Found | None:
     marks = context.activity.marks
     calls = min(marks.get("rsqrt", 0.0), marks.get("mean", 0.0))
     share = context.class_share("elementwise", "reduction")
-    if calls < 4.0 or context.class_share("norm") > 0.0 or is_compiled(context) or share < limits.norm_share:
+    if calls < 4.0 or share < context.limits.norm_share:
         return None
-    claim = f"{show_count(round(calls))} norms a step are written out of single operations."
-    return Found(
-        severity="info", claim=claim, evidence={"calls": calls, "elementwise_share": share}, share=share / 2
-    )
+    if context.class_share("norm") > 0.0 or is_compiled(context):
+        return None
+    claim = f"{show_count(round(calls))} norms a step are made of single operations."
+    return Found("info", claim, {"calls": calls, "elementwise_share": share}, share=share / 2)
 
 
-@rule(
-    name="unfused-loss",
-    area=_AREA,
-    account="compute",
-    sees="The loss over the vocabulary (log_softmax, nll_loss) takes a share of the step.",
-    evidence="share of the step in the loss's operations",
-    fix={
-        "general": "Use a fused cross entropy that never writes all logits.",
-        "pytorch": "A fused linear cross entropy (Liger Kernel, Cut Cross-Entropy), or compile the loss.",
-    },
-    wrong_when="the logits are needed for something else",
-    check="log_softmax leaves the hotspots and memory shrinks.",
-    realistic=0.5,
-    because="the logits' bytes are most of it",
-    sources="GPF-13",
-)
-def unfused_loss(context: RuleContext, limits: Limits) -> Found | None:
-    """Report a loss that goes through memory."""
+def unfused_loss(context: RuleContext) -> Found | None:
     ops = [op for op in context.operations if any(word in op.name for word in _LOSS_WORDS)]
-    share = context.busy_share(sum(op.ms or 0.0 for op in ops))
-    severity = severity_of(share, limits, "loss")
-    if severity is None or is_compiled(context):
+    if not ops or is_compiled(context):
         return None
+    share, limits = context.busy_share(sum(op.ms or 0.0 for op in ops)), context.limits
     claim = f"The loss over the vocabulary takes {show_share(share)} of the step."
-    return Found(
-        severity=severity, claim=claim, evidence={"operation": ops[0].name, "share": share}, share=share
-    )
+    levels = Levels(limits.loss_info_share, limits.loss_warning_share, limits.loss_critical_share)
+    return levels.found(share, claim, {"operation": ops[0].name, "share": share})
 
 
-@rule(
-    name="heavy-embedding",
-    area=_AREA,
-    account="compute",
-    sees="Embedding lookups or their gradients take a share of the step.",
-    evidence="share of the step in embedding operations",
-    fix={
-        "general": "Use a sparse or fused embedding update, and sort or deduplicate indices.",
-        "pytorch": "Embedding(sparse=True) with SparseAdam, or FBGEMM's fused tables for recommenders.",
-    },
-    wrong_when="the model is a recommender: tables are its work",
-    check="The embedding's backward shrinks.",
-    realistic=0.3,
-    because="the rows still have to be read and written",
-    sources="XP-15",
-)
-def heavy_embedding(context: RuleContext, limits: Limits) -> Found | None:
-    """Report embeddings that take long."""
+def heavy_embedding(context: RuleContext) -> Found | None:
     share = context.class_share("embedding")
-    if share < limits.shuffle_info_share:
+    if share < context.limits.shuffle_info_share:
         return None
     claim = f"Embedding lookups and their gradients take {show_share(share)} of the step."
-    return Found(severity="info", claim=claim, evidence={"share": share}, share=share)
+    return Found("info", claim, {"share": share}, share=share)
 
 
-@rule(
-    name="data-shuffling",
-    area=_AREA,
-    account="compute",
-    sees="Gathers, scatters and sorts take a share of the step.",
-    evidence="share of the step in indexing operations, the longest of them",
-    fix={
-        "general": "Sort or pack once instead of gathering often; use kernels that take indices "
-        "(grouped products)."
-    },
-    wrong_when="routing is the model's nature (mixture of experts) and already packed",
-    check="Indexing shrinks in the hotspots.",
-    realistic=0.3,
-    because="some of the movement is the model's own",
-    sources="XP-15",
-)
-def data_shuffling(context: RuleContext, limits: Limits) -> Found | None:
-    """Report indexing that takes long."""
-    share = context.class_share("indexing")
-    severity = severity_of(share, limits, "shuffle")
-    if severity is None:
-        return None
-    longest = next(op.name for op in context.operations if op.kind == "indexing")
-    claim = f"Gathers, scatters and sorts take {show_share(share)} of the step, {longest} most."
-    return Found(severity=severity, claim=claim, evidence={"share": share, "operation": longest}, share=share)
+def data_shuffling(context: RuleContext) -> Found | None:
+    share, limits = context.class_share("indexing"), context.limits
+    longest = next((op.name for op in context.operations if op.kind == "indexing"), "indexing")
+    claim = f"Gathers, scatters and sorts take {show_share(share)} of the step, {longest} the most."
+    levels = Levels(limits.shuffle_info_share, limits.shuffle_warning_share, limits.shuffle_critical_share)
+    return levels.found(share, claim, {"share": share, "operation": longest})
 
 
-@rule(
-    name="one-hot-operation",
-    area=_AREA,
-    account="compute",
-    sees="One operation that is no matrix product, convolution or attention takes half of the step's work.",
-    evidence="its name, share of the step, calls per step",
-    fix={"general": "Look at that operation first: its sizes, its kernel, whether it is needed at all."},
-    wrong_when="it is a fused kernel that holds most of the model",
-    check="The operation leaves the top of the hotspots.",
-    realistic=0.3,
-    because="nothing is known about how fast it could be",
-    sources="NAI-07",
-)
-def one_hot_operation(context: RuleContext, limits: Limits) -> Found | None:
-    """Report a single operation that dominates."""
+def one_hot_operation(context: RuleContext) -> Found | None:
     top = next((op for op in context.operations if op.ms), None)
     if top is None or top.kind is None or top.kind in _ARITHMETIC or not context.profile.activity:
         return None
     share = context.busy_share(top.ms or 0.0)
-    if share < limits.hotspot_share or len(context.operations) < _FEW_OPERATIONS:
+    if share < context.limits.hotspot_share or len(context.operations) < _FEW_OPERATIONS:
         return None
     claim = f"{top.name} alone takes {show_share(share)} of the step."
-    return Found(severity="info", claim=claim, evidence={"operation": top.name, "share": share}, share=share)
+    return Found("info", claim, {"operation": top.name, "share": share}, share=share)
 
 
 RULES = (
-    elementwise_chains,
-    fragmented_elementwise,
-    slow_elementwise,
-    hand_written_norm,
-    unfused_loss,
-    heavy_embedding,
-    data_shuffling,
-    one_hot_operation,
+    Rule(
+        name="elementwise-chains",
+        find=elementwise_chains,
+        sees="Unfused elementwise operations and reductions, each going through memory, take much of the "
+        "step.",
+        evidence="share of the step in elementwise, reduction and norm operations, kernels per step",
+        fix="Fuse chains of elementwise operations.",
+        fix_pytorch="torch.compile fuses them; or fused kernels for the longest (norms, activations, rotary "
+        "embedding).",
+        fix_jax="Put the chain under one jit: XLA fuses it.",
+        wrong_when="the chains are already fused and what is left is the traffic that the model needs",
+        check="Fewer elementwise kernels, and their share shrinks.",
+        worth=Worth(
+            "compute",
+            0.5,
+            "fusing n operations saves up to n - 1 of n trips through memory; two thirds is usual",
+        ),
+        explains=("fragmented-elementwise", "hand-written-norm", "slow-elementwise"),
+        sources="XP-14, ME-01, TG",
+    ),
+    Rule(
+        name="fragmented-elementwise",
+        find=fragmented_elementwise,
+        sees="More than a thousand elementwise kernels are launched in a step.",
+        evidence="elementwise kernels per step, share of the step",
+        fix="Fuse elementwise operations, or handle many tensors in one kernel.",
+        fix_pytorch="torch.compile, or the torch._foreach_ forms for lists of tensors.",
+        wrong_when="the device is busy all the same",
+        check="Fewer elementwise kernels per step.",
+        worth=Worth("compute+idle_host", 0.5, "fusing removes launches and trips through memory"),
+        sources="TL-04",
+    ),
+    Rule(
+        name="slow-elementwise",
+        find=slow_elementwise,
+        sees="A simple elementwise operation reaches less than half of the memory's bandwidth.",
+        evidence="bytes per second as a share of the bandwidth, share of the step",
+        fix="Look at its sizes and strides: broadcasting, transposed or unaligned inputs, or too little "
+        "work.",
+        wrong_when="the tensors are so small that they stay in cache, or the launch dominates",
+        check="The operation reaches 70 % of the bandwidth.",
+        worth=Worth("compute", 0.5, "streaming kernels reach 70 to 90 % of the bandwidth"),
+        sources="TL-11",
+    ),
+    Rule(
+        name="hand-written-norm",
+        find=hand_written_norm,
+        sees="A norm is made of single operations (pow, mean, rsqrt, mul) instead of one kernel.",
+        evidence="rsqrt and mean calls per step, no norm kernels",
+        fix="Use a fused norm kernel.",
+        fix_pytorch="torch.nn.RMSNorm or torch.nn.functional.rms_norm, or compile the block.",
+        wrong_when="rsqrt is used for something else (an optimizer)",
+        check="No rsqrt calls in the forward pass.",
+        worth=Worth("compute", 0.5, "one kernel instead of five reads the input once"),
+        sources="TL-12, TL-13",
+    ),
+    Rule(
+        name="unfused-loss",
+        find=unfused_loss,
+        sees="The loss over the vocabulary (log_softmax, nll_loss) takes a share of the step.",
+        evidence="share of the step in the loss's operations",
+        fix="Use a fused cross entropy that never writes all logits.",
+        fix_pytorch="A fused linear cross entropy (Liger Kernel, Cut Cross-Entropy), or compile the loss.",
+        wrong_when="the logits are needed for something else",
+        check="log_softmax leaves the hotspots and memory shrinks.",
+        worth=Worth("compute", 0.5, "the logits' bytes are most of it"),
+        sources="GPF-13",
+    ),
+    Rule(
+        name="heavy-embedding",
+        find=heavy_embedding,
+        sees="Embedding lookups or their gradients take a share of the step.",
+        evidence="share of the step in embedding operations",
+        fix="Use a sparse or fused embedding update, and sort or deduplicate indices.",
+        fix_pytorch="Embedding(sparse=True) with SparseAdam, or FBGEMM's fused tables for recommenders.",
+        wrong_when="the model is a recommender: tables are its work",
+        check="The embedding's backward shrinks.",
+        worth=Worth("compute", 0.3, "the rows still have to be read and written"),
+        sources="XP-15",
+    ),
+    Rule(
+        name="data-shuffling",
+        find=data_shuffling,
+        sees="Gathers, scatters and sorts take a share of the step.",
+        evidence="share of the step in indexing operations, the longest of them",
+        fix="Sort or pack once instead of gathering often; use kernels that take indices (grouped products).",
+        wrong_when="routing is the model's nature (mixture of experts) and already packed",
+        check="Indexing shrinks in the hotspots.",
+        worth=Worth("compute", 0.3, "some of the movement is the model's own"),
+        sources="XP-15",
+    ),
+    Rule(
+        name="one-hot-operation",
+        find=one_hot_operation,
+        sees="One operation other than a matrix product, convolution or attention takes half of the step.",
+        evidence="its name, share of the step, calls per step",
+        fix="Look at that operation first: its sizes, its kernel, whether it is needed at all.",
+        wrong_when="it is a fused kernel that does most of the model's work",
+        check="The operation leaves the top of the hotspots.",
+        worth=Worth("compute", 0.3, "nothing is known about how fast it could be"),
+        sources="NAI-07",
+    ),
 )

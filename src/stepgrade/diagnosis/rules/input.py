@@ -4,123 +4,106 @@ from __future__ import annotations
 
 from stepgrade.config.limits import Limits
 from stepgrade.diagnosis.context import RuleContext
-from stepgrade.diagnosis.rules.base import Found, rule, severity_of
+from stepgrade.diagnosis.rules.base import Found, Levels, Rule, Worth
 from stepgrade.scoring.phases import PhaseKind
+from stepgrade.statistics import median
 from stepgrade.units import show_count, show_ms, show_share
 
-_AREA = "input"
 _ACCOUNT = "idle_input"
 _BECAUSE = "prefetching hides all of it but what the first batch of an epoch takes"
 _ON_MAIN_THREAD = "_SingleProcessDataLoaderIter"
 
 
-def _share(context: RuleContext) -> float:
+def _levels(limits: Limits) -> Levels:
+    return Levels(limits.input_info_share, limits.input_warning_share, limits.input_critical_share)
+
+
+def _input_share(context: RuleContext) -> float:
     return context.account(_ACCOUNT) or context.phase_share(PhaseKind.INPUT)
 
 
-@rule(
-    name="input-wait",
-    area=_AREA,
-    account=_ACCOUNT,
-    sees="The device is idle, or the step stands still, while the host waits for the next batch.",
-    evidence="share of the step spent waiting for input",
-    fix={
-        "general": "Load batches ahead of the step: more loader workers, prefetching, cheaper decoding.",
-        "pytorch": "Raise DataLoader's num_workers and prefetch_factor, keep "
-        "persistent_workers=True, and move "
-        "decoding or augmentation out of the loop's way.",
-        "jax": "Prefetch to the device (for example with flax's prefetch_to_device or grain's "
-        "worker processes).",
-    },
-    wrong_when="the loader is only slow at the start of an epoch and the recording caught just that",
-    check="The wait for input leaves the ledger and the step gets shorter by as much.",
-    realistic=0.9,
-    because=_BECAUSE,
-    explains=("unsteady-steps",),
-    sources="XP-01, XP-05, TBP-01, TML-01, GPF-01, NAI-01",
-)
-def input_wait(context: RuleContext, limits: Limits) -> Found | None:
-    """Report a wait for input."""
-    share = _share(context)
-    severity = severity_of(share, limits, "input")
-    if severity is None:
-        return None
+def input_wait(context: RuleContext) -> Found | None:
+    share = _input_share(context)
     claim = f"{show_share(share)} of the step is spent waiting for input."
-    return Found(severity=severity, claim=claim, evidence={"input_share": share}, share=share)
+    return _levels(context.limits).found(share, claim, {"input_share": share})
 
 
-@rule(
-    name="loader-on-main-thread",
-    area=_AREA,
-    account=_ACCOUNT,
-    sees="Batches are made on the training loop's own thread, while the device waits.",
-    evidence="the iterator's class, share of the step spent waiting for input",
-    fix={
-        "general": "Make batches in other processes, ahead of the step.",
-        "pytorch": "Give the DataLoader num_workers of 4 or more (it has 0) with persistent_workers=True and "
-        "pin_memory=True: batches are then made while the device works.",
-    },
-    wrong_when="the batches are already in memory and indexing them costs nothing",
-    check="The iterator is _MultiProcessingDataLoaderIter and the wait for input is gone.",
-    realistic=0.9,
-    because=_BECAUSE,
-    explains=("input-wait", "starved-loader", "unsteady-steps"),
-    sources="PM-01, AL-01, TBP-01",
-)
-def loader_on_main_thread(context: RuleContext, limits: Limits) -> Found | None:
-    """Report a loader without workers that the device waits for."""
-    share = _share(context)
-    severity = severity_of(share, limits, "input")
-    if severity is None or context.activity.loader != _ON_MAIN_THREAD:
+def loader_on_main_thread(context: RuleContext) -> Found | None:
+    if context.activity.loader != _ON_MAIN_THREAD:
         return None
-    claim = f"Batches are made on the loop's own thread: {show_share(share)} of the step waits for them."
-    evidence: dict[str, float | str] = {"input_share": share, "loader": _ON_MAIN_THREAD}
-    return Found(severity=severity, claim=claim, evidence=evidence, share=share)
+    share = _input_share(context)
+    claim = (
+        f"Batches are made on the training loop's own thread: {show_share(share)} of the step is spent "
+        "waiting for them."
+    )
+    return _levels(context.limits).found(share, claim, {"input_share": share, "loader": _ON_MAIN_THREAD})
 
 
-@rule(
-    name="starved-loader",
-    area=_AREA,
-    account=_ACCOUNT,
-    sees="Some steps wait long for a batch and others not at all: the queue of batches runs dry now "
-    "and then.",
-    evidence="how many steps wait for input more than a limit, the longest wait, the median wait",
-    fix={
-        "general": "Deepen the queue of batches and even out what one takes: more workers, larger prefetch.",
-        "pytorch": "Raise prefetch_factor and num_workers; sort or shard samples so that no batch "
-        "is far slower.",
-    },
-    wrong_when="the slow steps are the ends of an epoch",
-    check="No step waits longer than the others.",
-    realistic=0.8,
-    because="a deeper queue evens out slow batches only if workers are faster than the step on average",
-    explains=("input-wait", "unsteady-steps"),
-    sources="GPF-02",
-)
-def starved_loader(context: RuleContext, limits: Limits) -> Found | None:
-    """Report waits that come in some of the steps only."""
-    waits = sorted(context.activity.input_ms)
+def starved_loader(context: RuleContext) -> Found | None:
+    waits, limits = sorted(context.activity.input_ms), context.limits
     slow = [ms for ms in waits if ms > limits.starved_ms]
     if not waits or len(slow) < limits.starved_steps_share * len(waits):
         return None
-    median = waits[len(waits) // 2]
-    share = _share(context)
-    severity = severity_of(share, limits, "input")
-    if severity is None or median > limits.starved_ms / 2:
+    median_ms = median(waits)
+    if median_ms > limits.starved_ms / 2:
         return None
-    return Found(
-        severity=severity,
-        claim=f"{show_count(len(slow))} of {len(waits)} steps wait up to {show_ms(waits[-1])} for a "
-        "batch, the "
-        f"median one {show_ms(median)}.",
-        evidence={
-            "steps": float(len(slow)),
-            "longest_ms": waits[-1],
-            "median_ms": median,
-            "input_share": share,
-        },
-        share=share,
+    share = _input_share(context)
+    claim = (
+        f"{show_count(len(slow))} of {len(waits)} steps wait up to {show_ms(waits[-1])} for a batch, "
+        f"the median step {show_ms(median_ms)}."
     )
+    steps = {"steps": float(len(slow)), "longest_ms": waits[-1], "median_ms": median_ms}
+    return _levels(limits).found(share, claim, {**steps, "input_share": share})
 
 
-RULES = (loader_on_main_thread, starved_loader, input_wait)
+RULES = (
+    Rule(
+        name="loader-on-main-thread",
+        find=loader_on_main_thread,
+        sees="Batches are made on the training loop's own thread, while the device waits.",
+        evidence="the iterator's class, share of the step spent waiting for input",
+        fix="Make batches in other processes, ahead of the step.",
+        fix_pytorch="Give the DataLoader num_workers of 4 or more (it has 0) with persistent_workers=True "
+        "and pin_memory=True: batches are then made while the device works.",
+        wrong_when="the batches are already in memory and indexing them costs nothing",
+        check="The iterator is _MultiProcessingDataLoaderIter and the wait for input is gone.",
+        worth=Worth(_ACCOUNT, 0.9, _BECAUSE),
+        explains=("input-wait", "starved-loader", "unsteady-steps"),
+        sources="PM-01, AL-01, TBP-01",
+    ),
+    Rule(
+        name="starved-loader",
+        find=starved_loader,
+        sees="Some steps wait long for a batch and others not at all: the queue of batches runs empty at "
+        "times.",
+        evidence="how many steps wait for input more than a limit, the longest wait, the median wait",
+        fix="Make the queue of batches longer and batches more alike: more workers, larger prefetch.",
+        fix_pytorch="Raise prefetch_factor and num_workers; sort or shard samples so that no batch is far "
+        "slower.",
+        wrong_when="the slow steps are the ends of an epoch",
+        check="No step waits longer than the others.",
+        worth=Worth(
+            _ACCOUNT,
+            0.8,
+            "a deeper queue evens out slow batches only if workers are faster than the step on average",
+        ),
+        explains=("input-wait", "unsteady-steps"),
+        sources="GPF-02",
+    ),
+    Rule(
+        name="input-wait",
+        find=input_wait,
+        sees="The device is idle, or the step makes no progress, while the host waits for the next batch.",
+        evidence="share of the step spent waiting for input",
+        fix="Load batches ahead of the step: more loader workers, prefetching, cheaper decoding.",
+        fix_pytorch="Raise DataLoader's num_workers and prefetch_factor, keep persistent_workers=True, and "
+        "move decoding or augmentation out of the loop.",
+        fix_jax="Prefetch to the device (for example with flax's prefetch_to_device or grain's worker "
+        "processes).",
+        wrong_when="the loader is only slow at the start of an epoch and the recording caught just that",
+        check="The wait for input leaves the ledger and the step gets shorter by as much.",
+        worth=Worth(_ACCOUNT, 0.9, _BECAUSE),
+        explains=("unsteady-steps",),
+        sources="XP-01, XP-05, TBP-01, TML-01, GPF-01, NAI-01",
+    ),
+)

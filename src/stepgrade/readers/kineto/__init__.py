@@ -2,8 +2,36 @@
 
 from __future__ import annotations
 
-from stepgrade.readers.kineto.ranks import read_traces
-from stepgrade.readers.kineto.reader import read_trace
-from stepgrade.readers.kineto.sniff import looks_like_kineto
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-__all__ = ["looks_like_kineto", "read_trace", "read_traces"]
+from stepgrade.readers.base import Reader, one_by_one
+from stepgrade.readers.source import ByteSource
+
+if TYPE_CHECKING:
+    from stepgrade.model.events import Trace
+
+
+def recognises(source: ByteSource) -> bool:
+    """Tell by the head; its first words decide whether it is worth a closer look."""
+    if not any(word in source.head for word in (b'"ph"', b'"traceEvents"', b'"schemaVersion"')):
+        return False
+    from stepgrade.readers.kineto.categories import looks_like_kineto  # noqa: PLC0415  slow to set up
+
+    return looks_like_kineto(source.head)
+
+
+def read(source: ByteSource) -> Iterator[Trace]:
+    """Yield a trace for each rank that the file holds."""
+    from stepgrade.readers.kineto.reader import read_traces  # noqa: PLC0415  needs numpy
+
+    return one_by_one(read_traces(source))
+
+
+READER = Reader(
+    name="kineto",
+    summary="PyTorch traces of torch.profiler, of every era; several are the ranks of one run",
+    recognises=recognises,
+    read=read,
+    rank_files=(".json", ".json.gz"),
+)

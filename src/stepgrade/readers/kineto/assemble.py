@@ -23,7 +23,7 @@ from stepgrade.model.events import (
     Trace,
     TraceThread,
 )
-from stepgrade.readers.kineto import eras
+from stepgrade.readers.kineto import categories
 from stepgrade.readers.kineto.header import Header
 from stepgrade.readers.kineto.tables import Tables, split_inputs
 
@@ -155,7 +155,7 @@ def _shared(tables: Tables, columns: dict[str, Columns], facts: FileFacts, zero_
         "recorded": header.recorded | _evidence(tables, inputs),
         "era": _era(tables, facts, columns),
         "lost": facts.lost,
-        "categories": {c: n for c, n in sorted(tables.categories.items()) if c in eras.SEEN_CATEGORIES},
+        "categories": {c: n for c, n in sorted(tables.categories.items()) if c in categories.SEEN_CATEGORIES},
     }
 
 
@@ -166,7 +166,7 @@ def _base_ns(base_ns: int | None, zero_ns: int) -> int | None:
 
 
 def _era(tables: Tables, facts: FileFacts, columns: dict[str, Columns]) -> str:
-    return eras.era_name(
+    return categories.era_name(
         is_list=facts.is_list,
         keys=facts.header.names,
         categories=tables.categories,
@@ -180,9 +180,9 @@ def _evidence(tables: Tables, inputs: tuple[Inputs, ...]) -> frozenset[str]:
     seen = tables.categories
     found = {
         "shapes": any(len(one.dims) > 2 for one in inputs),
-        "stacks": any(seen[category] for category in eras.FRAME_CATEGORIES),
-        "memory": seen[eras.MEMORY_CATEGORY] > 0,
-        "modules": any(text.startswith(eras.MODULE_PREFIX) for text in tables.strings),
+        "stacks": any(seen[category] for category in categories.FRAME_CATEGORIES),
+        "memory": seen[categories.MEMORY_CATEGORY] > 0,
+        "modules": any(text.startswith(categories.MODULE_PREFIX) for text in tables.strings),
     }
     return frozenset(name for name, held in found.items() if held)
 

@@ -1,15 +1,23 @@
-"""The few fields of an event that are used, decoded by type; everything else is skipped unread."""
+"""The few fields of an event that are used, decoded by type, and its times as exact nanoseconds.
+
+Everything else in an event is skipped unread. Times are microseconds in the trace. A double holds three
+decimals of a microsecond exactly enough only below 2**43 us (its spacing there is under 0.001): traces that
+count from `baseTimeNanoseconds` stay below it, those with fractions at today's epoch do not and are read from
+their text.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Final
+import re
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
 
 import msgspec
+import numpy as np
 from msgspec import Raw, Struct, field
 
-from stepgrade.model.events import NONE
-from stepgrade.readers.kineto.eras import USED_CATEGORIES
-from stepgrade.readers.kineto.times import text_ns
+from stepgrade.model.events import NONE, Longs
+from stepgrade.readers.kineto.categories import USED_CATEGORIES
 
 _NO_TEXT: Final = Raw(b"")
 # What a decoder may raise on a stranger's bytes; RecursionError is how deep nesting shows.
@@ -92,7 +100,7 @@ class Unusable(ValueError):
     """An event that we would use, if only its times made sense; the text says what is wrong."""
 
 
-def mend(loose: LooseEvent) -> Event | None:
+def repair(loose: LooseEvent) -> Event | None:
     """Return the event with its times in nanoseconds, None for one that is not used; may raise Unusable."""
     event = Event(
         ph=_text(loose.ph),
@@ -109,18 +117,13 @@ def mend(loose: LooseEvent) -> Event | None:
         return event if event.cat else None
     if event.ph != "X":
         return None
-    event.ts, event.dur = _times(loose)
-    return event
-
-
-def _times(loose: LooseEvent) -> tuple[int, int]:
     try:
-        start_ns, dur_ns = text_ns(bytes(loose.ts)), text_ns(bytes(loose.dur))
+        event.ts, event.dur = text_ns(bytes(loose.ts)), text_ns(bytes(loose.dur))
     except ValueError:
         raise Unusable("without a usable time") from None
-    if dur_ns < 0:
+    if event.dur < 0:
         raise Unusable("with a negative duration")
-    return start_ns, dur_ns
+    return event
 
 
 def _text(raw: Raw) -> str:
@@ -143,3 +146,66 @@ def _args(raw: Raw) -> Args:
         return _decode_args(raw)
     except DECODE_ERRORS:
         return _NO_ARGS
+
+
+LIMIT_NS = 1 << 61
+_LIMIT_US = LIMIT_NS // 1000
+_EXACT_US = float(1 << 43)
+_PLAIN = re.compile(rb"(-?)(\d{1,18})(?:\.(\d{1,3}))?")
+_NUMBER = re.compile(rb"-?\d{1,40}(?:\.\d{1,40})?(?:[eE][+-]?\d{1,2})?")
+
+
+class NeedsText(Exception):
+    """The numbers of this trace cannot be exact as doubles: read them as text."""
+
+
+class Clock(Protocol):
+    """Turn the times of many events into nanoseconds, or raise ValueError for the lot."""
+
+    def __call__(self, values: Sequence[Any], /) -> Longs:
+        """Return the times in the order given."""
+
+
+def from_numbers(values: Sequence[Any]) -> Longs:
+    """Return ints or floats of microseconds as nanoseconds; NeedsText where doubles are too coarse."""
+    times = np.array(values)
+    if times.dtype == np.int64:
+        if times.max() >= _LIMIT_US or times.min() <= -_LIMIT_US:
+            raise ValueError("times out of range")
+        return times * 1000
+    if times.dtype != np.float64:
+        raise ValueError("times that are not numbers")
+    if np.abs(times).max() >= _EXACT_US:
+        raise NeedsText
+    whole = np.floor(times)
+    thousandths: Longs = np.rint((times - whole) * 1000).astype(np.int64)
+    nanoseconds: Longs = whole.astype(np.int64) * 1000 + thousandths
+    return nanoseconds
+
+
+def from_texts(values: Sequence[Any]) -> Longs:
+    """Return raw JSON numbers of microseconds as nanoseconds."""
+    return np.array([text_ns(bytes(value)) for value in values], dtype=np.int64)
+
+
+def from_ns(values: Sequence[Any]) -> Longs:
+    """Return nanoseconds that were already checked one by one."""
+    return np.array(values, dtype=np.int64)
+
+
+def text_ns(text: bytes) -> int:
+    """Return a JSON number of microseconds as nanoseconds, rounded half to even past three decimals."""
+    plain = _PLAIN.fullmatch(text)
+    if plain:
+        sign, whole, part = plain.groups()
+        size = int(whole) * 1000 + (int(part.ljust(3, b"0")) if part else 0)
+        time = -size if sign else size
+    elif _NUMBER.fullmatch(text):
+        from decimal import ROUND_HALF_EVEN, Decimal  # noqa: PLC0415  few traces need it, and it loads slowly
+
+        time = int((Decimal(text.decode()) * 1000).to_integral_value(ROUND_HALF_EVEN))
+    else:
+        raise ValueError("a time that is not a number")
+    if abs(time) >= LIMIT_NS:
+        raise ValueError("a time out of range")
+    return time

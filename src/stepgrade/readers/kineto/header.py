@@ -13,7 +13,7 @@ from msgspec import UNSET, Struct, field
 from stepgrade.errors import BadInput
 from stepgrade.model.events import TraceDevice
 from stepgrade.readers.kineto.decode import DECODE_ERRORS
-from stepgrade.readers.kineto.source import Source
+from stepgrade.readers.source import ByteSource
 
 MAX_HEAD_BYTES: Final = 64 << 20
 MAX_TAIL_BYTES: Final = 16 << 20
@@ -77,7 +77,7 @@ class Head(NamedTuple):
     lost: str | None = None
 
 
-def read_head(source: Source) -> Head:
+def read_head(source: ByteSource) -> Head:
     """Read up to the first event; BadInput when the text holds no array of events."""
     text = bytearray()
     block = bytearray(_BLOCK_BYTES)
@@ -111,7 +111,7 @@ def _salvage_head(text: bytes) -> Head | None:
     return Head({}, is_list=False, text=text[match.end() :], offset=match.end(), lost=lost)
 
 
-def _refuse(source: Source, start: bytes) -> Head:
+def _refuse(source: ByteSource, start: bytes) -> Head:
     if not start.strip(_BLANK):
         raise BadInput(f"is empty{f': {source.damage}' if source.damage else ''}", where=source.name)
     raise BadInput("holds no array of trace events", where=source.name, hint=source.damage)

@@ -1,129 +1,104 @@
-"""The public way in: the bytes of one trace file to the trace of a rank."""
+"""The bytes of one trace file to the traces of its ranks."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import Final, TypeAlias
-
-from msgspec.structs import replace
+from typing import TYPE_CHECKING, Final
 
 from stepgrade.errors import BadInput
 from stepgrade.model.events import Trace
 from stepgrade.readers.kineto.assemble import FileFacts, assemble
-from stepgrade.readers.kineto.crew import Crew, HelperLost
+from stepgrade.readers.kineto.chunks import ChunkReader
 from stepgrade.readers.kineto.header import MAX_TAIL_BYTES, Head, header_of, read_head, read_tail
-from stepgrade.readers.kineto.lane import Lane
-from stepgrade.readers.kineto.source import MAX_TEXT_BYTES, Readable, Source
-from stepgrade.readers.kineto.split import Splitter
-from stepgrade.readers.kineto.steps import only_steps
+from stepgrade.readers.kineto.split import Slots, Splitter, WorkerLost
+from stepgrade.readers.source import ByteSource
 
-Progress: TypeAlias = Callable[[int, int], None]  # bytes of the file read, bytes of the file
-_BYTES_WORTH_A_LANE: Final = 50_000_000
-_MOST_LANES: Final = 4
-Steps: TypeAlias = tuple[int, int]  # the first and the last `ProfilerStep#`
+if TYPE_CHECKING:
+    from stepgrade.readers.kineto.workers import Worker
 
-
-def read_trace(source: Readable, *, steps: Steps | None = None, progress: Progress | None = None) -> Trace:
-    """Read a trace, of a merged file its first rank; raise BadInput when nothing in it is usable."""
-    traces = read_file(source, steps=steps, progress=progress)
-    if len(traces) == 1:
-        return traces[0]
-    others = ", ".join(str(trace.rank) for trace in traces[1:])
-    note = f"this is rank {traces[0].rank} of a merged file; ranks {others} are left out"
-    return replace(traces[0], lost=(*traces[0].lost, note))
+_BYTES_WORTH_A_PROCESS: Final = 50_000_000
+_MOST_PROCESSES: Final = 4
 
 
-def read_file(
-    source: Readable,
-    *,
-    steps: Steps | None = None,
-    progress: Progress | None = None,
-    max_bytes: int = MAX_TEXT_BYTES,
-    lanes: int | None = None,
-) -> list[Trace]:
-    """Read a trace file and return a trace for each rank it holds: one, but for merged files.
+def read_traces(source: ByteSource, processes: int | None = None) -> list[Trace]:
+    """Return a trace for each rank that the file holds: one, but for merged files.
 
-    `lanes` is how many processes may read at once; by default as many as the size of the file is worth.
-    More than `max_bytes` of text raise TooLarge.
+    `processes` is how many may read at once; by default as many as the size of the file is worth.
     """
-    lanes = _lanes_for(source) if lanes is None else lanes
+    processes = _processes_for(source) if processes is None else processes
     try:
-        lane, facts = _read_source(source, progress, max_bytes, lanes)
-    except HelperLost:
-        lane, facts = _read_source(source, progress, max_bytes, 1)
-    traces = assemble(lane.tables, facts)
-    if lanes > 1:
-        _return_memory()
+        reader, facts = _read_file(source, processes)
+    except WorkerLost:
+        source.restart()
+        reader, facts = _read_file(source, 1)
+    traces = assemble(reader.tables, facts)
+    if processes > 1:
+        # Give what reading took back to the system: the allocator keeps a third of it otherwise.
+        # Linux can be asked for it; where it cannot, or where Python came without ctypes, nothing is lost.
+        with suppress(ImportError, OSError, TypeError, AttributeError):
+            import ctypes  # noqa: PLC0415  small traces should not wait for it
+
+            ctypes.CDLL(None).malloc_trim(0)
     if not traces:
         hint = "; ".join(facts.lost) or None
         raise BadInput("holds no events of the PyTorch profiler", where=facts.name, hint=hint)
-    return [only_steps(trace, steps) for trace in traces] if steps else traces
+    return traces
 
 
-def _return_memory() -> None:
-    """Give what reading took back to the system: the allocator keeps a third of it otherwise."""
-    # Linux can be asked for it; where it cannot, or where Python came without ctypes, nothing is lost.
-    with suppress(ImportError, OSError, TypeError, AttributeError):
-        import ctypes  # noqa: PLC0415  small traces should not wait for it
-
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _lanes_for(source: Readable) -> int:
-    """Return how many processes pay: in the time that a helper takes to start, one reads about 50 MB."""
-    if os.name != "posix" or not sys.executable or not isinstance(source, str | os.PathLike | bytes):
+def _processes_for(source: ByteSource) -> int:
+    """Return how many processes pay: in the time that one takes to start, another reads about 50 MB."""
+    if os.name != "posix" or not sys.executable or not source.can_restart:
         return 1
-    text_bytes = Source.estimate_text_bytes(source)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, _MOST_LANES, text_bytes // _BYTES_WORTH_A_LANE))
+    return max(1, min(cores, _MOST_PROCESSES, source.expected_text_bytes // _BYTES_WORTH_A_PROCESS))
 
 
-def _read_source(
-    source: Readable, progress: Progress | None, max_bytes: int, lanes: int
-) -> tuple[Lane, FileFacts]:
-    lane = Lane()
-    with Source(source, limit_bytes=max_bytes) as text, ExitStack() as stack:
-        head = read_head(text)
-        crew = Crew.of(lanes, stack)
-        splitter = Splitter(text, head.text, head.offset, crew.slots)
-        tail = _read_events(
-            splitter, lane, crew, lambda: progress and progress(text.done_bytes, text.size_bytes)
-        )
-        crew.finish(lane)
-        return lane, _facts(text, head, tail, lane)
+def _read_file(source: ByteSource, processes: int) -> tuple[ChunkReader, FileFacts]:
+    reader = ChunkReader()
+    with ExitStack() as stack:
+        head = read_head(source)
+        workers: list[Worker] = []
+        if processes < 2:
+            slots = Slots.private()
+        else:
+            # Small traces should not wait for the modules that only large ones need.
+            from stepgrade.readers.kineto.workers import start  # noqa: PLC0415
 
-
-def _facts(text: Source, head: Head, tail: bytes | None, lane: Lane) -> FileFacts:
+            slots, workers = start(processes, stack)
+        tail = _read_events(Splitter(source, head.text, head.offset, slots), reader, slots, workers)
+        for worker in workers:
+            worker.finish(reader)
     keys, tail_lost = _tail_keys(head, tail)
-    lost = [f"{note} (after {text.text_bytes} bytes of text)" for note in (text.damage,) if note]
-    lost += [note for note in (head.lost, tail_lost) if note]
-    return FileFacts(
-        name=text.name,
+    damage = f"{source.damage} (after {source.text_bytes} bytes of text)" if source.damage else None
+    return reader, FileFacts(
+        name=source.name,
         header=header_of(head.keys | keys),
         is_list=head.is_list,
-        text_times=lane.text_times,
-        lost=(*lost, *lane.losses.words()),
+        text_times=reader.text_times,
+        lost=(*(note for note in (damage, head.lost, tail_lost) if note), *reader.losses.sentences()),
     )
 
 
-def _read_events(splitter: Splitter, lane: Lane, crew: Crew, report: Callable[[], None]) -> bytes | None:
+def _read_events(
+    splitter: Splitter, reader: ChunkReader, slots: Slots, workers: list[Worker]
+) -> bytes | None:
     """Read all chunks and return the text after the array of events, None if the array never closes."""
     while chunk := splitter.next_chunk():
-        report()
-        if crew.offer(chunk):
+        if any(worker.offer(chunk, slots) for worker in workers):
             continue
-        lane.read(chunk.view, chunk.offset)
-        if lane.end is not None:
-            return bytes(chunk.view[lane.end - chunk.offset + 1 : -1]) + splitter.text_after(MAX_TAIL_BYTES)
+        reader.read(chunk.view, chunk.offset)
+        if reader.end is not None:
+            rest = bytes(chunk.view[reader.end - chunk.offset + 1 : -1])
+            return rest + splitter.text_after(MAX_TAIL_BYTES)
         splitter.release(chunk)
-    lane.read_pieces(splitter.rest, splitter.offset)
-    return None if lane.end is None else splitter.rest[lane.end - splitter.offset :]
+    reader.read_pieces(splitter.rest, splitter.offset)
+    return None if reader.end is None else splitter.rest[reader.end - splitter.offset :]
 
 
 def _tail_keys(head: Head, tail: bytes | None) -> tuple[dict[str, object], str | None]:
+    """Return the keys after the events, and what was lost of them."""
     if tail is None:
         return {}, "the end of the file: it stops among the events"
     if head.is_list:

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from stepgrade.readers.kineto.decode import DECODE_ERRORS
-from stepgrade.readers.kineto.source import Source
+from stepgrade.readers.source import ByteSource
 
 SLOT_BYTES = 1 << 19
 MAX_EVENT_BYTES = 8 << 20
@@ -28,8 +28,12 @@ class Slots:
 
     @classmethod
     def private(cls) -> Slots:
-        """Make the one slot that a single lane needs."""
+        """Make the one slot that a single process needs."""
         return cls(mmap.mmap(-1, SLOT_BYTES), 1)
+
+
+class WorkerLost(Exception):
+    """A worker went away or has read past the end: everything must be read again without workers."""
 
 
 class Chunk(NamedTuple):
@@ -90,7 +94,7 @@ def _is_event(text: bytes) -> bool:
 class Splitter:
     """Give out chunk after chunk; when there are no more, `rest` is the text after the last edge."""
 
-    def __init__(self, source: Source, head: bytes, offset: int, slots: Slots) -> None:
+    def __init__(self, source: ByteSource, head: bytes, offset: int, slots: Slots) -> None:
         self._source = source
         self._head = head
         self._slots = slots
@@ -106,6 +110,8 @@ class Splitter:
 
     def next_chunk(self) -> Chunk | None:
         """Return the next whole events, None at the end of the text; a slot must be free."""
+        if len(self._carry) + 1 >= SLOT_BYTES:  # an event that is longer than a slot
+            return self._long_chunk(self._carry)
         slot = self._slots.free.pop()
         low = slot * SLOT_BYTES
         high = self._fill_slot(low)

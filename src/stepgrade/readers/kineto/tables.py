@@ -1,38 +1,93 @@
-"""Events of one chunk, sorted by what they are and laid into columns."""
+"""Events of one chunk, sorted by what they are and laid into columns that grow chunk by chunk."""
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import accumulate
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from stepgrade.model.events import NONE, Collective, DeviceEvent, RangeKind
-from stepgrade.readers.kineto import eras
-from stepgrade.readers.kineto.columns import Interner, Table, filled, longs, small
-from stepgrade.readers.kineto.decode import Args, Event
-from stepgrade.readers.kineto.times import Clock
+from stepgrade.model.events import NONE, Collective, DeviceEvent, Ids, Longs, RangeKind
+from stepgrade.readers.kineto import categories
+from stepgrade.readers.kineto.decode import Args, Clock, Event
 
+Key = TypeVar("Key")
+BLOCK_ROWS: Final = 1 << 18
+_DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    "q": np.dtype(np.int64),
+    "i": np.dtype(np.int32),
+    "b": np.dtype(np.int8),
+}
 Events: TypeAlias = Sequence[Event]
 Batch: TypeAlias = dict[str, Any]
 Sorted: TypeAlias = dict[str, list[Event]]
 
 _COMMON: Final = {"name": "i", "start_ns": "q", "dur_ns": "q", "external_id": "q", "rank": "i"}
 _RANGE_KINDS: Final = (
-    (RangeKind.ANNOTATION, eras.ANNOTATION_CATEGORIES),
-    (RangeKind.OVERHEAD, eras.OVERHEAD_CATEGORIES),
+    (RangeKind.ANNOTATION, categories.ANNOTATION_CATEGORIES),
+    (RangeKind.OVERHEAD, categories.OVERHEAD_CATEGORIES),
 )
 _WORK_KINDS: Final = (
-    (DeviceEvent.KERNEL, eras.KERNEL_CATEGORIES),
-    (DeviceEvent.COPY_OTHER, eras.COPY_CATEGORIES),  # which way it goes is in the name: told at the end
-    (DeviceEvent.MEMSET, eras.MEMSET_CATEGORIES),
+    (DeviceEvent.KERNEL, categories.KERNEL_CATEGORIES),
+    (
+        DeviceEvent.COPY_OTHER,
+        categories.COPY_CATEGORIES,
+    ),  # which way it goes is in the name: looked up at the end
+    (DeviceEvent.MEMSET, categories.MEMSET_CATEGORIES),
 )
 # Inputs are numbered by their joined texts; a NUL cannot occur in JSON.
 _SEAM: Final = b"\0"
-NO_INPUTS: Final = _SEAM * 3
+
+
+class Interner(dict[Key, int], Generic[Key]):
+    """Number each new key; `interner[key]` is its number."""
+
+    def __missing__(self, key: Key) -> int:
+        number = self[key] = len(self)
+        return number
+
+
+class Table:
+    """Equally long columns of integers, in blocks large enough that freed ones go back to the system."""
+
+    def __init__(self, **codes: str) -> None:
+        self.dtypes = {name: _DTYPES[code] for name, code in codes.items()}
+        self.row_count = 0
+        self._blocks: dict[str, list[NDArray[Any]]] = {name: [] for name in codes}
+
+    def append(self, batch: dict[str, Any]) -> None:
+        """Add a batch that has every column."""
+        columns = {name: np.frombuffer(batch[name], dtype=dtype) for name, dtype in self.dtypes.items()}
+        count, done = len(columns["name"]), 0
+        while done < count:
+            low = self.row_count % BLOCK_ROWS
+            part = min(count - done, BLOCK_ROWS - low)
+            for name, column in columns.items():
+                if low == 0:
+                    self._blocks[name].append(np.empty(BLOCK_ROWS, dtype=self.dtypes[name]))
+                self._blocks[name][-1][low : low + part] = column[done : done + part]
+            self.row_count += part
+            done += part
+
+    def take_blocks(self) -> Iterator[dict[str, NDArray[Any]]]:
+        """Return the rows block by block and forget them."""
+        for low in range(0, self.row_count, BLOCK_ROWS):
+            count = min(BLOCK_ROWS, self.row_count - low)
+            yield {name: blocks.pop(0)[:count] for name, blocks in self._blocks.items()}
+
+    def take(self, name: str) -> NDArray[Any]:
+        """Return one column and forget it."""
+        blocks = self._blocks.pop(name)
+        whole = np.empty(self.row_count, dtype=self.dtypes[name])
+        for low in range(0, self.row_count, BLOCK_ROWS):
+            part = whole[low : low + BLOCK_ROWS]
+            part[:] = blocks.pop(0)[: len(part)]
+        return whole
 
 
 class Tables:
@@ -61,15 +116,23 @@ class Tables:
         by_category: defaultdict[str, list[Event]] = defaultdict(list)
         for event in events:
             by_category[event.cat].append(event)
-        _part_operators(by_category)
+        _separate_annotations(by_category)
         rows = _rows(by_category)
         if rows.events:
-            self._add_rows(rows, self._columns(rows, clock))
+            columns = self._columns(rows, clock)
+            for name, part in rows.parts.items():
+                if part.start < part.stop:
+                    self.tables[name].append(columns[name])
         self.categories.update({category: len(those) for category, those in by_category.items()})
-        self._name_threads(by_category.get("", ()))
+        for event in by_category.get("", ()):
+            if event.name == "[memory]":
+                self.categories[categories.MEMORY_CATEGORY] += 1
+            if event.ph == "M" and event.name == "thread_name" and isinstance(event.args.label, str):
+                self.thread_names.setdefault((str(event.pid), str(event.tid)), event.args.label)
 
     def _columns(self, rows: _Rows, clock: Clock) -> dict[str, Batch]:
         """Return the columns of each table; those that all have are made at once, calls being dear."""
+        seam, inputs = _SEAM.join, self.inputs
         args = [event.args for event in rows.events]
         common = self._common(rows.events, args, clock)
         host = rows.events[: rows.host_count]
@@ -78,12 +141,26 @@ class Tables:
         work = len(parts["work"])
         places = _places(placed, placed_args) if placed else {"device": (), "stream": ()}
         own: dict[str, Batch] = {
-            "ops": self._op_columns(parts["ops"]),
+            "ops": {
+                "sequence": longs([arg.sequence for arg in parts["ops"]]),
+                "forward_thread": longs([arg.forward_thread for arg in parts["ops"]]),
+                "inputs": array(
+                    "i", [inputs[seam((a.dims, a.dims_old, a.types, a.concrete))] for a in parts["ops"]]
+                ),
+            },
             "calls": {"correlation": longs([arg.correlation for arg in parts["calls"]])},
-            "ranges": _range_columns(parts["ranges"]) | {"kind": rows.range_kinds},
-            "work": self._work_columns(parts["work"])
-            | {"kind": rows.work_kinds}
-            | {key: column[:work] for key, column in places.items()},
+            "ranges": {
+                "kind": rows.range_kinds,
+                "python_id": longs([arg.python_id for arg in parts["ranges"]]),
+                "python_parent": longs([arg.python_parent for arg in parts["ranges"]]),
+            },
+            "work": {
+                "kind": rows.work_kinds,
+                "correlation": longs([arg.correlation for arg in parts["work"]]),
+                "bytes": longs([arg.size for arg in parts["work"]]),
+                "collective": self._collective_column(parts["work"]),
+                **{key: column[:work] for key, column in places.items()},
+            },
             "device_ranges": {key: column[work:] for key, column in places.items()},
         }
         threads = self._threads(host)
@@ -91,11 +168,6 @@ class Tables:
             own[name] |= {key: column[part] for key, column in common.items()}
             own[name]["thread"] = threads[part]
         return own
-
-    def _add_rows(self, rows: _Rows, columns: dict[str, Batch]) -> None:
-        for name, part in rows.parts.items():
-            if part.start < part.stop:
-                self.tables[name].append(columns[name])
 
     def _common(self, events: Events, args: Sequence[Args], clock: Clock) -> Batch:
         durations = clock([event.dur for event in events])
@@ -128,21 +200,6 @@ class Tables:
         self.pid_ranks.update({event.pid: rank for event, rank in ranked if rank != NONE})
         return array("i", [self.pid_ranks.get(event.pid, NONE) for event in events])
 
-    def _op_columns(self, args: Sequence[Args]) -> Batch:
-        seam, inputs = _SEAM.join, self.inputs
-        return {
-            "sequence": longs([arg.sequence for arg in args]),
-            "forward_thread": longs([arg.forward_thread for arg in args]),
-            "inputs": array("i", [inputs[seam((a.dims, a.dims_old, a.types, a.concrete))] for a in args]),
-        }
-
-    def _work_columns(self, args: Sequence[Args]) -> Batch:
-        return {
-            "correlation": longs([arg.correlation for arg in args]),
-            "bytes": longs([arg.size for arg in args]),
-            "collective": self._collective_column(args),
-        }
-
     def _collective_column(self, args: Sequence[Args]) -> array[int]:
         names = [arg.collective for arg in args]
         if names.count(None) == len(names):
@@ -150,21 +207,18 @@ class Tables:
         numbers = [NONE if arg.collective is None else self.collectives[_collective(arg)] for arg in args]
         return array("i", numbers)
 
-    def _name_threads(self, uncategorised: Iterable[Event]) -> None:
-        for event in uncategorised:
-            if event.name == "[memory]":
-                self.categories[eras.MEMORY_CATEGORY] += 1
-            if event.ph == "M" and event.name == "thread_name" and isinstance(event.args.label, str):
-                self.thread_names.setdefault((str(event.pid), str(event.tid)), event.args.label)
 
-
-def _part_operators(by_category: Sorted) -> None:
+def _separate_annotations(by_category: Sorted) -> None:
     """Move the annotations of 2020 and 2021 to a category of their own."""
-    operators = by_category.get(eras.OPERATOR_CATEGORY, ())
-    ranges = [event for event in operators if _is_annotation(event)]
+    operators: list[Event] = []
+    ranges: list[Event] = []
+    for event in by_category.get(categories.OPERATOR_CATEGORY, ()):
+        args = event.args
+        is_range = categories.is_annotation(event.name, (args.dims, args.dims_old, args.types))
+        (ranges if is_range else operators).append(event)
     if ranges:
-        by_category[eras.OPERATOR_RANGES] = ranges
-        by_category[eras.OPERATOR_CATEGORY] = [event for event in operators if not _is_annotation(event)]
+        by_category[categories.OPERATOR_RANGES] = ranges
+        by_category[categories.OPERATOR_CATEGORY] = operators
 
 
 class _Rows(NamedTuple):
@@ -178,17 +232,18 @@ class _Rows(NamedTuple):
 
 
 def _rows(by_category: Sorted) -> _Rows:
-    modules = [e for e in _pick(by_category, eras.FRAME_CATEGORIES) if e.name.startswith(eras.MODULE_PREFIX)]
+    frames = _pick(by_category, categories.FRAME_CATEGORIES)
+    modules = [frame for frame in frames if frame.name.startswith(categories.MODULE_PREFIX)]
     ranges, range_kinds = _with_kinds([(kind, _pick(by_category, names)) for kind, names in _RANGE_KINDS])
     ranges += modules
     range_kinds.extend([RangeKind.MODULE] * len(modules))
     work, work_kinds = _with_kinds([(kind, _pick(by_category, names)) for kind, names in _WORK_KINDS])
     tables = {
-        "ops": _pick(by_category, eras.OP_CATEGORIES),
-        "calls": _pick(by_category, eras.CALL_CATEGORIES),
+        "ops": _pick(by_category, categories.OP_CATEGORIES),
+        "calls": _pick(by_category, categories.CALL_CATEGORIES),
         "ranges": ranges,
         "work": work,
-        "device_ranges": _pick(by_category, eras.DEVICE_RANGE_CATEGORIES),
+        "device_ranges": _pick(by_category, categories.DEVICE_RANGE_CATEGORIES),
     }
     ends = list(accumulate(map(len, tables.values())))
     parts = {
@@ -198,8 +253,8 @@ def _rows(by_category: Sorted) -> _Rows:
     return _Rows(events, parts, ends[2], range_kinds, work_kinds)
 
 
-def _pick(by_category: Sorted, categories: Iterable[str]) -> list[Event]:
-    found = [by_category[category] for category in categories if category in by_category]
+def _pick(by_category: Sorted, names: Iterable[str]) -> list[Event]:
+    found = [by_category[name] for name in names if name in by_category]
     return found[0] if len(found) == 1 else [event for events in found for event in events]
 
 
@@ -210,18 +265,6 @@ def _with_kinds(groups: Iterable[tuple[int, list[Event]]]) -> tuple[list[Event],
         events += those
         kinds.extend([kind] * len(those))
     return events, kinds
-
-
-def _range_columns(args: Sequence[Args]) -> Batch:
-    return {
-        "python_id": longs([arg.python_id for arg in args]),
-        "python_parent": longs([arg.python_parent for arg in args]),
-    }
-
-
-def _is_annotation(event: Event) -> bool:
-    args = event.args
-    return eras.is_annotation(event.name, (args.dims, args.dims_old, args.types))
 
 
 def _places(events: Events, args: Sequence[Args]) -> Batch:
@@ -254,3 +297,43 @@ def split_inputs(joined: bytes) -> tuple[bytes, bytes, bytes]:
     """Return dims, types and concrete values out of one key of `Tables.inputs`."""
     dims, dims_old, types, concrete = joined.split(_SEAM)
     return dims or dims_old or b"[]", types or b"[]", concrete or b"[]"
+
+
+def longs(values: Sequence[Any]) -> array[int]:
+    """Return ids as 64-bit integers, NONE where a value is not one."""
+    try:
+        return array("q", values)
+    except (TypeError, OverflowError):
+        return array("q", [_whole(value) for value in values])
+
+
+def small(values: Longs) -> Ids:
+    """Return 64-bit ids as 32-bit ones, NONE where they do not fit."""
+    narrow = values.astype(np.int32)
+    return np.where(narrow == values, narrow, np.int32(NONE)).astype(np.int32)
+
+
+def _whole(value: object) -> int:
+    """Return an id as a signed 64-bit integer; equal ids stay equal."""
+    number = NONE
+    if isinstance(value, int):
+        number = value
+    elif isinstance(value, float) and value.is_integer():
+        number = int(value)
+    elif isinstance(value, str):
+        digits = value.strip().removeprefix("stream").strip()
+        if len(digits) <= 20 and digits.isascii():
+            with suppress(ValueError):
+                number = int(digits, 16 if digits.startswith("0x") else 10)
+    if -(1 << 63) <= number < 1 << 63:
+        return number
+    return number - (1 << 64) if 0 < number < 1 << 64 else NONE
+
+
+def filled(values: array[int], spare: Callable[[int], Any]) -> Longs:
+    """Return `values` with what `spare` says of a row where the event itself does not say."""
+    ids = np.frombuffer(values, dtype=np.int64)
+    rows = np.flatnonzero(ids == NONE)
+    if len(rows):
+        ids[rows] = np.frombuffer(longs([spare(row) for row in rows.tolist()]), dtype=np.int64)
+    return ids

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from stepgrade.errors import BadOption, MissingExtra
+from stepgrade.errors import MissingExtra
 from stepgrade.model.notes import Result
 from stepgrade.report.html.page import compose
-from stepgrade.report.types import Page, kind_of
 
 if TYPE_CHECKING:
     from stepgrade.compare.parity import ParityReport
     from stepgrade.model.scorecard import Scorecard
 
 
-def render(result: Result, page: Page) -> str:  # noqa: ARG001  a browser has its own width
-    """Return a scorecard or a comparison as a whole page; raise BadOption for any other result."""
-    kind = kind_of(result)
-    if kind == "Scorecard":
-        from stepgrade.report.html.scorecard import view  # noqa: PLC0415  only what is shown is loaded
-
-        return compose("scorecard.html", view(result), result)  # type: ignore[arg-type]  # told by its kind
-    if kind == "ParityReport":
-        from stepgrade.report.html.parity import view as parity_view  # noqa: PLC0415
-
-        return compose("parity.html", parity_view(result), result)  # type: ignore[arg-type]  # told by its kind
-    raise BadOption("only scorecards and comparisons are made into pages", hint="use --format markdown")
+def page_of(kind: str, result: Result, flags: Mapping[str, str]) -> str:
+    """Return a scorecard, a parity or a gate report as a whole page; raise MissingExtra without Jinja2."""
+    view: dict[str, Any] = import_module(f"stepgrade.report.html.{kind}").view(result, flags)
+    return compose(f"{kind}.html", view, result)
 
 
 def card_for_notebooks(result: Scorecard | ParityReport) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from stepgrade.model.scorecard import LayerStep, Scorecard
@@ -10,15 +11,17 @@ from stepgrade.report.names import shortened
 from stepgrade.units import show_ms
 
 COLUMNS_SHOWN = 256
-_PARTS = (("forward", "fwd_ms"), ("recompute", "recompute_ms"), ("backward", "bwd_ms"))
 
 
-def view(card: Scorecard) -> dict[str, Any]:
+def view(card: Scorecard, flags: Mapping[str, str]) -> dict[str, Any]:
     """Return the columns, or why there are none."""
-    shown = [layer for layer in card.layers if _total(layer) > 0.0][:COLUMNS_SHOWN]
+    shown = [layer for layer in card.layers if sum(_parts(layer).values()) > 0.0][:COLUMNS_SHOWN]
     if not shown:
-        return {"why_empty": _why_empty(card)}
-    scale = Scale(low=0.0, high=max(_total(layer) for layer in shown) * 1.08)
+        why = next((note.said(flags) for note in card.notes if note.code == "no_layers"), None)
+        unknown = "The source tells no layers apart. "
+        unknown += "Record with torch.profiler and with_modules or with_stack=True."
+        return {"why_empty": why or unknown}
+    scale = Scale(low=0.0, high=max(sum(_parts(layer).values()) for layer in shown) * 1.08)
     every = max(1, -(-len(shown) // 16))
     width = 100.0 / len(shown)
     return {
@@ -32,20 +35,26 @@ def view(card: Scorecard) -> dict[str, Any]:
         ],
         "slow": [_name(layer) for layer in shown if layer.slow],
         "has_recompute": any(layer.recompute_ms for layer in shown),
-        "rows": [_row(layer) for layer in shown],
+        "rows": [
+            (
+                _name(layer),
+                show_ms(layer.fwd_ms),
+                show_ms(layer.bwd_ms),
+                show_ms(layer.recompute_ms),
+                " and ".join(layer.slow),
+            )
+            for layer in shown
+        ],
         "left_out": max(0, len(card.layers) - COLUMNS_SHOWN),
     }
 
 
-def _why_empty(card: Scorecard) -> str:
-    why = next((note for note in card.notes if note.code == "no_layers"), None)
-    if why:
-        return why.text
-    return "The source tells no layers apart. Record with torch.profiler and with_modules or with_stack=True."
-
-
-def _total(layer: LayerStep) -> float:
-    return sum(getattr(layer, part) or 0.0 for _, part in _PARTS)
+def _parts(layer: LayerStep) -> dict[str, float]:
+    return {
+        "forward": layer.fwd_ms or 0.0,
+        "recompute": layer.recompute_ms or 0.0,
+        "backward": layer.bwd_ms or 0.0,
+    }
 
 
 def _name(layer: LayerStep) -> str:
@@ -53,23 +62,14 @@ def _name(layer: LayerStep) -> str:
 
 
 def _column(layer: LayerStep, x: float, width: float, scale: Scale) -> dict[str, Any]:
-    parts, top = [], 100.0
-    for look, part in _PARTS:
-        height = scale.place(getattr(layer, part) or 0.0)
+    parts, figures, top = [], [], 100.0
+    for look, ms in _parts(layer).items():
+        height = scale.place(ms)
         top -= height
         parts.append(Mark(x=x + width * 0.1, y=top, width=width * 0.8, height=height, look=look))
-    told = (f"{look} {show_ms(getattr(layer, part))}" for look, part in _PARTS if getattr(layer, part))
+        if ms:
+            figures.append(f"{look} {show_ms(ms)}")
     slow = f"stands out: {' and '.join(layer.slow)}" if layer.slow else None
-    tip = f"{_name(layer)}: {joined(*told, slow)}"
+    tip = f"{_name(layer)}: {joined(*figures, slow)}"
     hit = Mark(x=x, width=width, tip=tip, look="slow" if layer.slow else "", y=top)
     return {"parts": parts, "hit": hit, "middle": x + width / 2}
-
-
-def _row(layer: LayerStep) -> tuple[str, str, str, str, str]:
-    return (
-        _name(layer),
-        show_ms(layer.fwd_ms),
-        show_ms(layer.bwd_ms),
-        show_ms(layer.recompute_ms),
-        " and ".join(layer.slow),
-    )

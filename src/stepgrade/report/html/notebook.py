@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from stepgrade.compare.parity import ParityReport
 from stepgrade.model.scorecard import Scorecard
-from stepgrade.report.html import ledger, parity, verdict
-from stepgrade.report.html.findings import FIRST, gain
+from stepgrade.report.content.scorecard import gain
+from stepgrade.report.html import ledger, parity
 from stepgrade.report.html.page import fill
+from stepgrade.report.html.scorecard import FINDINGS_FIRST, verdict
 from stepgrade.report.names import printable, shortened
 
 # The page's own colours of the accounts; a notebook takes no style sheet.
@@ -31,10 +32,11 @@ def compact(result: Scorecard | ParityReport) -> str:
         {
             "card": card,
             "file": shortened(card.source.files[0], 80) if card.source.files else "",
-            "verdict": verdict.view(card),
+            "verdict": verdict(card),
             "legend": ledger.view(card)["legend"],
-            "findings": [(printable(one.claim), gain(one)) for one in card.findings[:FIRST]],
+            "findings": [
+                (printable(finding.claim), gain(finding)) for finding in card.findings[:FINDINGS_FIRST]
+            ],
             "colours": COLOURS,
-            "reasons": [printable(note.text) for note in card.ungraded_because],
         },
     )

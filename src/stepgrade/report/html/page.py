@@ -9,17 +9,22 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from stepgrade._version import __version__
 from stepgrade.errors import MissingExtra
-from stepgrade.model.notes import Result
-from stepgrade.report.html.embedded import embedded
-from stepgrade.report.names import printable, shortened
+from stepgrade.model.notes import Note, Result
+from stepgrade.model.scorecard import Scorecard
+from stepgrade.report.names import json_text, printable, shortened
 from stepgrade.units import show_count, show_ms, show_rate, show_ratio, show_share, show_si
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 _FOLDER = Path(__file__).parent
+MOST_BYTES = 1_000_000
+ROWS_KEPT = 2_000
+SAMPLES_KEPT = 20_000
 _NAME_CELLS = 200
 _PROSE_CELLS = 800
 _OPTION = r"(?<![\w-])(--[a-z][a-z-]*)"
@@ -34,8 +39,10 @@ def compose(template: str, view: dict[str, Any], result: Result) -> str:
         | {
             "style": style,
             "script": script,
-            "policy": _policy(style, script),
-            "json": embedded(result),
+            # Exactly our script and our style, by their digests, and nothing from anywhere else.
+            "policy": f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+            "base-uri 'none'; form-action 'none'",
+            "json": _embedded(result),
             "version": __version__,
         },
     )
@@ -76,7 +83,7 @@ def environment() -> Environment:
 
 
 def _prose(text: str) -> str:
-    """Return escaped text in which options such as --device are set as code and not broken."""
+    """Return escaped text in which flags of the command line are set as code and not broken."""
     from markupsafe import Markup, escape  # noqa: PLC0415  comes with Jinja2
 
     escaped = str(escape(shortened(text, _PROSE_CELLS)))
@@ -93,13 +100,42 @@ def _asset(name: str) -> str:
     return (_FOLDER / name).read_text(encoding="utf-8")
 
 
-def _policy(style: str, script: str) -> str:
-    """Allow exactly our script and our style, by their digests, and nothing from anywhere else."""
-    return (
-        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
 def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _embedded(result: Result) -> str:
+    """Return JSON that cannot end the element it is in; a very long one is cut, and its notes say so."""
+    text = result.to_json()
+    if len(text) > MOST_BYTES and isinstance(result, Scorecard):
+        text = _cut(result).to_json()
+    safe = json_text(text)
+    for character in "<>&":
+        safe = safe.replace(character, f"\\u{ord(character):04x}")
+    return safe
+
+
+def _cut(card: Scorecard) -> Scorecard:
+    """Return the card with its longest lists cut and its longest names shortened."""
+    replace = msgspec.structs.replace
+    steps = card.steps
+    samples = steps.samples_ms if steps else ()
+    long = (("operations", len(card.operations), ROWS_KEPT), ("step times", len(samples), SAMPLES_KEPT))
+    texts = [
+        f"this copy holds the first {kept:,} of {count:,} {what}; the JSON output has them all"
+        for what, count, kept in long
+        if count > kept
+    ]
+    texts.append(f"names longer than {_NAME_CELLS} characters are shortened in this copy")
+    return replace(
+        card,
+        operations=tuple(
+            replace(op, name=shortened(op.name, _NAME_CELLS)) for op in card.operations[:ROWS_KEPT]
+        ),
+        layers=tuple(
+            replace(layer, name=None if layer.name is None else shortened(layer.name, _NAME_CELLS), ops={})
+            for layer in card.layers[:ROWS_KEPT]
+        ),
+        steps=None if steps is None else replace(steps, samples_ms=samples[:SAMPLES_KEPT]),
+        notes=(*card.notes, *(Note("copy_cut", text) for text in texts)),
+    )

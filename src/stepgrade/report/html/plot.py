@@ -25,7 +25,7 @@ class Mark(Struct, frozen=True, kw_only=True):
 
 
 class Line(Struct, frozen=True, kw_only=True):
-    """One straight line, in percent."""
+    """One straight line, in percent; level unless it is rising."""
 
     x1: float
     y1: float
@@ -33,6 +33,7 @@ class Line(Struct, frozen=True, kw_only=True):
     y2: float
     look: str = ""
     label: str = ""
+    is_rising: bool = False
 
 
 class Tick(Struct, frozen=True, kw_only=True):
@@ -73,11 +74,11 @@ def stacked(slices: Iterable[Slice]) -> tuple[Mark, ...]:
     """Return parts of a whole side by side; the wide ones carry their share as a label."""
     marks: list[Mark] = []
     at = 0.0
-    for one in slices:
-        width = one.share * 100.0
+    for part in slices:
+        width = part.share * 100.0
         label = f"{width:.0f} %" if width >= 6.0 else ""
-        tip = f"{one.name}: {one.figures}"
-        marks.append(Mark(x=at, width=width, tip=tip, look=one.look, label=label))
+        tip = f"{part.name}: {part.figures}"
+        marks.append(Mark(x=at, width=width, tip=tip, look=part.look, label=label))
         at += width
     return tuple(marks)
 

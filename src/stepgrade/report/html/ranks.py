@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from stepgrade.model.scorecard import RankRow, Scorecard
@@ -19,11 +19,15 @@ _LEAST_SPAN = 0.1
 Figure = Callable[[RankRow], float | None]
 
 
-def view(card: Scorecard) -> dict[str, Any]:
+def view(card: Scorecard, flags: Mapping[str, str]) -> dict[str, Any]:
     """Return the strips, or why there are none."""
     ranks = tuple(sorted(card.ranks, key=lambda row: row.rank))
     if not ranks:
-        return {"why_empty": _why_empty(card)}
+        missing = next((note.said(flags) for note in card.fitness if note.code == "ranks_missing"), None)
+        alone = (
+            "One rank was given. Give the traces of all ranks, or their folder, to see who waits for whom."
+        )
+        return {"why_empty": f"{missing} Give the traces of all ranks." if missing else alone}
     strips: tuple[tuple[str, Figure, Callable[[float | None], str]], ...] = (
         ("step time", lambda row: row.step_ms, show_ms),
         (_WAITS, lambda row: row.wait_ms, show_ms),
@@ -40,7 +44,10 @@ def view(card: Scorecard) -> dict[str, Any]:
         "strips": [
             _strip(name, found, show, -(-len(ranks) // per_cell)) for name, found, show in groups if found
         ],
-        "ticks": _ticks(ranks),
+        "ticks": [
+            Tick(at=(place + 0.5) / len(ranks) * 100.0, text=str(ranks[place].rank))
+            for place in range(0, len(ranks), max(1, -(-len(ranks) // 8)))
+        ],
         "per_cell": per_cell,
         "count": len(ranks),
         "rows": [
@@ -51,48 +58,17 @@ def view(card: Scorecard) -> dict[str, Any]:
     }
 
 
-def _why_empty(card: Scorecard) -> str:
-    missing = next((note for note in card.fitness if note.code == "ranks_missing"), None)
-    if missing:
-        return f"{missing.text} Give the traces of all ranks."
-    return "One rank was given. Give the traces of all ranks, or their folder, to see who waits for whom."
-
-
 def _strip(
     name: str, groups: tuple[RankGroup, ...], show: Callable[[float | None], str], cells: int
 ) -> dict[str, Any]:
-    low, high = min(one.value for one in groups), max(one.value for one in groups)
-    width = 100.0 / cells
-    return {
-        "name": name,
-        "low": show(low),
-        "high": show(high),
-        "cells": [
-            Mark(
-                x=place * width,
-                width=width,
-                look=f"level-{_level(one.value, low, high)}",
-                tip=f"{_who(one)}: {name} {show(one.value)}",
-            )
-            for place, one in enumerate(groups)
-        ],
-    }
-
-
-def _level(value: float, low: float, high: float) -> int:
-    span = max(high - low, high * _LEAST_SPAN)
-    return 0 if span <= 0.0 else min(_LEVELS - 1, int((value - low) / span * _LEVELS))
-
-
-def _who(one: RankGroup) -> str:
-    return (
-        f"rank {one.rank}" if one.first == one.last else f"ranks {one.first} to {one.last}, here {one.rank}"
-    )
-
-
-def _ticks(ranks: tuple[RankRow, ...]) -> list[Tick]:
-    every = max(1, -(-len(ranks) // 8))
-    return [
-        Tick(at=(place + 0.5) / len(ranks) * 100.0, text=str(ranks[place].rank))
-        for place in range(0, len(ranks), every)
-    ]
+    low, high = min(group.value for group in groups), max(group.value for group in groups)
+    span, width = max(high - low, high * _LEAST_SPAN), 100.0 / cells
+    marks = []
+    for place, group in enumerate(groups):
+        level = 0 if span <= 0.0 else min(_LEVELS - 1, int((group.value - low) / span * _LEVELS))
+        who = f"rank {group.rank}"
+        if group.first != group.last:
+            who = f"ranks {group.first} to {group.last}, here {group.rank}"
+        tip = f"{who}: {name} {show(group.value)}"
+        marks.append(Mark(x=place * width, width=width, look=f"level-{level}", tip=tip))
+    return {"name": name, "low": show(low), "high": show(high), "cells": marks}

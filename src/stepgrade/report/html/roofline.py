@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
+from stepgrade.errors import name_fields
 from stepgrade.model.ceiling import Roof
 from stepgrade.model.scorecard import Scorecard
-from stepgrade.report.html import words
 from stepgrade.report.html.plot import Line, Mark, Scale, Tick, decades, joined
 from stepgrade.report.names import shortened
+from stepgrade.report.words import BASES, ROOFS
 from stepgrade.scoring.roofline import Roofline, RoofPoint, roofline_of
 from stepgrade.units import show_ms, show_share, show_si
 
@@ -18,55 +20,62 @@ LABELLED = 6
 _CLASSES = ("gemm", "convolution", "attention", "norm", "elementwise", "reduction")
 
 
-def view(card: Scorecard) -> dict[str, Any]:
+def view(card: Scorecard, flags: Mapping[str, str]) -> dict[str, Any]:
     """Return the plot, or why there is none."""
     found = roofline_of(card)
     if found is None:
-        return {"why_empty": _why_empty(card)}
+        why = "The profile lists no operations. Record a trace with torch.profiler and record_shapes=True."
+        if card.operations:
+            why = "No operation's FLOPs and bytes are known: the source has no shapes. "
+            why += "Record with torch.profiler and record_shapes=True."
+        return {"why_empty": why}
+    points = found.points[:DOTS_SHOWN]
     x, y = _scales(found)
-    dots = [_dot(point, x, y, found.points[0].ms) for point in found.points[:DOTS_SHOWN]]
+    lines = _roofs(found, x, y)
+    dots = [_dot(point, x, y, found.points[0].ms) for point in points]
     return {
         "why_empty": None,
-        "lines": _roofs(found, x, y),
+        "lines": lines,
         "dots": dots,
         "labels": _labels(dots, found.points),
-        "roof_labels": _roof_labels(_roofs(found, x, y)),
+        "roof_labels": _roof_labels(lines),
         "run": None if found.run is None else _dot(found.run, x, y, found.run.ms, look="run"),
         "x_ticks": [Tick(at=x.place(value), text=_plain(value)) for value in decades(x.low, x.high)],
         "y_ticks": [
             Tick(at=100.0 - y.place(value), text=show_si(value, "FLOP/s")) for value in decades(y.low, y.high)
         ],
-        "rows": [_row(point) for point in found.points[:DOTS_SHOWN]],
+        "rows": [
+            (
+                shortened(point.name, 200),
+                show_ms(point.ms),
+                _plain(point.flops_per_byte),
+                show_si(point.flops_s, "FLOP/s"),
+                show_share(point.roof_share),
+            )
+            for point in points
+        ],
         "left_out": max(0, len(found.points) - DOTS_SHOWN),
         "known_share": show_share(found.known_share),
-        "sources": [f"{words.BASES[roof.basis]}: {roof.shown} ({roof.source})" for roof in found.roofs],
-        "above": any((point.roof_share or 0.0) > 1.0 for point in found.points[:DOTS_SHOWN]),
-        "has_both": any(line.look.startswith("memory") for line in _roofs(found, x, y)),
+        "sources": [f"{BASES[roof.basis]}: {roof.shown} ({roof.source})" for roof in found.roofs],
+        "above": any((point.roof_share or 0.0) > 1.0 for point in points),
+        "no_roofs": None
+        if any(line.is_rising for line in lines)
+        else name_fields("Without the device's peaks there are no roofs: give {device}.", flags),
     }
 
 
-def _why_empty(card: Scorecard) -> str:
-    if not card.operations:
-        return "The profile lists no operations. Record a trace with torch.profiler and record_shapes=True."
-    return (
-        "No operation's FLOPs and bytes are known: the source has no shapes. "
-        "Record with torch.profiler and record_shapes=True."
-    )
-
-
 def _scales(found: Roofline) -> tuple[Scale, Scale]:
+    """Return both axes, wide enough for the points, the step as a whole, the level roofs and the ridge."""
     points = [*found.points[:DOTS_SHOWN], *([found.run] if found.run else [])]
     across = [point.flops_per_byte for point in points] + ([found.ridge] if found.ridge else [])
     up = [point.flops_s for point in points]
     up += [roof.per_s for roof in found.roofs if roof.kind == "compute"]
-    return _decade_scale(across), _decade_scale(up)
-
-
-def _decade_scale(values: list[float]) -> Scale:
-    low, high = math.log10(min(values)), math.log10(max(values))
-    return Scale(
-        low=10 ** (math.floor(low * 2 - 0.3) / 2), high=10 ** (math.ceil(high * 2 + 0.3) / 2), is_log=True
-    )
+    scales = []
+    for values in (across, up):
+        low, high = math.log10(min(values)), math.log10(max(values))
+        ends = 10 ** (math.floor(low * 2 - 0.3) / 2), 10 ** (math.ceil(high * 2 + 0.3) / 2)
+        scales.append(Scale(low=ends[0], high=ends[1], is_log=True))
+    return scales[0], scales[1]
 
 
 def _roofs(found: Roofline, x: Scale, y: Scale) -> list[Line]:
@@ -75,35 +84,38 @@ def _roofs(found: Roofline, x: Scale, y: Scale) -> list[Line]:
     memory = [roof for roof in found.roofs if roof.kind == "memory"]
     top = max((roof.per_s for roof in compute), default=y.high)
     slope = max((roof.per_s for roof in memory), default=None)
-    lines = [_level(roof, slope, x, y) for roof in compute]
-    return lines + [line for roof in memory if (line := _rising(roof, top, x, y))]
+    lines = []
+    for roof in compute:
+        begin, at = x.place(roof.per_s / slope) if slope else 0.0, 100.0 - y.place(roof.per_s)
+        lines.append(
+            Line(x1=begin, y1=at, x2=100.0, y2=at, look=f"compute {roof.basis}", label=_roof_label(roof))
+        )
+    for roof in memory:
+        # Only the part that is inside the plot.
+        first = max(x.low, y.low / roof.per_s)
+        last = min(x.high, min(top, y.high) / roof.per_s)
+        if last > first:
+            lines.append(
+                Line(
+                    x1=x.place(first),
+                    y1=100.0 - y.place(first * roof.per_s),
+                    x2=x.place(last),
+                    y2=100.0 - y.place(last * roof.per_s),
+                    look=f"memory {roof.basis}",
+                    label=_roof_label(roof),
+                    is_rising=True,
+                )
+            )
+    return lines
 
 
-def _level(roof: Roof, slope: float | None, x: Scale, y: Scale) -> Line:
-    begin = x.place(roof.per_s / slope) if slope else 0.0
-    at = 100.0 - y.place(roof.per_s)
-    return Line(x1=begin, y1=at, x2=100.0, y2=at, look=f"compute {roof.basis}", label=_roof_label(roof))
-
-
-def _rising(roof: Roof, top: float, x: Scale, y: Scale) -> Line | None:
-    """Return the part of a memory roof that is inside the plot."""
-    first = max(x.low, y.low / roof.per_s)
-    last = min(x.high, min(top, y.high) / roof.per_s)
-    if last <= first:
-        return None
-    return Line(
-        x1=x.place(first),
-        y1=100.0 - y.place(first * roof.per_s),
-        x2=x.place(last),
-        y2=100.0 - y.place(last * roof.per_s),
-        look=f"memory {roof.basis}",
-        label=_roof_label(roof),
-    )
+def _roof_label(roof: Roof) -> str:
+    return f"{roof.shown}, {BASES[roof.basis]}"
 
 
 def _roof_labels(lines: list[Line]) -> list[Mark]:
     """Return the level roofs' names, stacked left of where they begin: no operation can be there."""
-    level = sorted((line for line in lines if line.look.startswith("compute")), key=lambda line: line.y1)
+    level = sorted((line for line in lines if not line.is_rising), key=lambda line: line.y1)
     if not level:
         return []
     side = "end" if level[0].x1 > 35.0 else "start"
@@ -113,26 +125,19 @@ def _roof_labels(lines: list[Line]) -> list[Mark]:
     ]
 
 
-def _roof_label(roof: Roof) -> str:
-    return f"{roof.shown}, {words.BASES[roof.basis]}"
-
-
 def _dot(point: RoofPoint, x: Scale, y: Scale, longest_ms: float, look: str = "") -> Mark:
+    share = None
+    if point.roof_share is not None and point.limit is not None:
+        share = f"{show_share(point.roof_share)} of what {ROOFS[point.limit]} allows"
+    density = f"{_plain(point.flops_per_byte)} FLOP/byte"
+    figures = joined(show_ms(point.ms), show_si(point.flops_s, "FLOP/s"), density, share)
     return Mark(
         x=x.place(point.flops_per_byte),
         y=100.0 - y.place(point.flops_s),
         width=4.0 + 12.0 * math.sqrt(point.ms / longest_ms),
-        tip=f"{shortened(point.name, 80)}: {_told(point)}",
+        tip=f"{shortened(point.name, 80)}: {figures}",
         look=look or f"class-{point.kind if point.kind in _CLASSES else 'other'}",
     )
-
-
-def _told(point: RoofPoint) -> str:
-    share = None
-    if point.roof_share is not None and point.limit is not None:
-        share = f"{show_share(point.roof_share)} of what {words.ROOFS[point.limit]} allows"
-    density = f"{_plain(point.flops_per_byte)} FLOP/byte"
-    return joined(show_ms(point.ms), show_si(point.flops_s, "FLOP/s"), density, share)
 
 
 def _plain(value: float) -> str:
@@ -143,18 +148,8 @@ def _labels(dots: list[Mark], points: tuple[RoofPoint, ...]) -> list[Mark]:
     """Return names for the longest operations, leaving out those that would lie on another."""
     placed: list[Mark] = []
     for dot, point in zip(dots, points, strict=False):
-        taken = any(abs(dot.x - one.x) < 16.0 and abs(dot.y - one.y) < 5.0 for one in placed)
+        taken = any(abs(dot.x - label.x) < 16.0 and abs(dot.y - label.y) < 5.0 for label in placed)
         if not taken and len(placed) < LABELLED:
             side = "end" if dot.x > 75.0 else "start"
             placed.append(Mark(x=dot.x, y=dot.y, width=dot.width, label=shortened(point.name, 28), look=side))
     return placed
-
-
-def _row(point: RoofPoint) -> tuple[str, str, str, str, str]:
-    return (
-        shortened(point.name, 200),
-        show_ms(point.ms),
-        _plain(point.flops_per_byte),
-        show_si(point.flops_s, "FLOP/s"),
-        show_share(point.roof_share),
-    )

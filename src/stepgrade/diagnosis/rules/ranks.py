@@ -1,0 +1,102 @@
+"""Rules about ranks that differ: one that the others wait for, or all in turn."""
+
+from __future__ import annotations
+
+from stepgrade.config.limits import Limits
+from stepgrade.diagnosis.context import RuleContext
+from stepgrade.diagnosis.rules.base import Evidence, Found, Levels, Rule, Worth
+from stepgrade.units import show_ms, show_share
+
+_REASONS = {
+    "compute": "it computes longer: check its clocks, temperature and share of the work",
+    "idle_input": "it waits for input: check its loader and storage",
+    "idle_host": "its host launches late: check other load, core pinning and garbage collection there",
+    "idle_sync": "its host waits for the device more often: look for code that only this rank runs",
+    "exposed_copy": "it copies more: look for code that only this rank runs",
+    "unattributed": "the trace does not show why",
+}
+
+
+def _levels(limits: Limits) -> Levels:
+    return Levels(
+        limits.straggler_info_share, limits.straggler_warning_share, limits.straggler_critical_share
+    )
+
+
+def straggler_rank(context: RuleContext) -> Found | None:
+    late = context.activity.straggler
+    if late is None:
+        return None
+    # Waiting that computing hides costs nothing; the mean over the ranks includes the one that never waits.
+    exposed = context.account("exposed_communication") * late.ranks / max(1, late.ranks - 1)
+    share = min(context.step_share(late.caused_ms), exposed)
+    reason = f"; {_REASONS[late.trouble]}" if late.trouble else ""
+    claim = (
+        f"The other ranks wait {show_ms(late.caused_ms)} a step for rank {late.rank}, which is last in "
+        f"{show_share(late.last_share, 0)} of the collectives{reason}."
+    )
+    evidence: Evidence = {
+        "rank": float(late.rank),
+        "last_share": late.last_share,
+        "wait_ms": late.caused_ms,
+        "share": share,
+    }
+    if late.trouble:
+        evidence |= {"account": late.trouble, "excess_share": late.trouble_excess}
+    return _levels(context.limits).found(share, claim, evidence)
+
+
+def uneven_ranks(context: RuleContext) -> Found | None:
+    skew_ms = context.activity.skew_ms
+    if not skew_ms or context.activity.straggler is not None:
+        return None
+    share = context.step_share(skew_ms)
+    claim = (
+        f"Ranks wait {show_ms(skew_ms)} a step for each other, {show_share(share)} of it, and none is always "
+        "the last."
+    )
+    return _levels(context.limits).found(share, claim, {"wait_ms": skew_ms, "share": share})
+
+
+RULES = (
+    Rule(
+        name="straggler-rank",
+        find=straggler_rank,
+        sees="One rank comes late to most collectives and the others wait for it.",
+        evidence="the rank, how often it is last, milliseconds a step the others wait, the share of the "
+        "step in which nothing hides the wait, what its device does more of",
+        fix="Compare that rank's trace with a fast one's: what its device waits for more is the reason.",
+        wrong_when="the ranks' clocks differ by more than the waits, or profiling began at different times",
+        check="The ranks arrive together, and exposed communication shrinks on all of them.",
+        worth=Worth(
+            "exposed_communication+idle_host+idle_input+idle_sync+exposed_copy+compute",
+            0.8,
+            "the run is then as fast as the next slowest rank",
+        ),
+        explains=(
+            "exposed-communication",
+            "weak-overlap",
+            "small-messages",
+            "slow-link",
+            "launch-gaps",
+            "host-stall",
+            "input-wait",
+            "loader-on-main-thread",
+            "uneven-ranks",
+        ),
+        sources="TL-19, HTA-06, TML-09, NVR-01, AL-11, XP-18, GPF-15",
+    ),
+    Rule(
+        name="uneven-ranks",
+        find=uneven_ranks,
+        sees="Ranks wait for each other in collectives, none of them always the last.",
+        evidence="milliseconds a step that a rank waits for later ones",
+        fix="Even out the work: batches by tokens instead of samples, sequences of like length, equal "
+        "experts.",
+        wrong_when="the ranks' clocks differ by more than the waits",
+        check="The ranks arrive together.",
+        worth=Worth("exposed_communication", 0.6, "some spread of the ranks stays"),
+        explains=("exposed-communication", "weak-overlap", "small-messages", "slow-link"),
+        sources="TG-05, SM-07, NAI-11, HTA-06",
+    ),
+)

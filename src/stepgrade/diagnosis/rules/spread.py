@@ -1,0 +1,77 @@
+"""Rules about the spread of steps: outliers and drift."""
+
+from __future__ import annotations
+
+from stepgrade.diagnosis.context import RuleContext
+from stepgrade.diagnosis.rules.base import Evidence, Found, Levels, Rule, Worth
+from stepgrade.statistics import median
+from stepgrade.units import show_count, show_ms, show_share
+
+_ALL = "compute+exposed_communication+exposed_copy+idle_input+idle_host+idle_sync+unattributed"
+
+
+def unsteady_steps(context: RuleContext) -> Found | None:
+    samples, limits = context.profile.samples_ms, context.limits
+    if len(samples) < limits.spread_least_steps:
+        return None
+    usual_ms, mean_ms = median(samples), sum(samples) / len(samples)
+    long = [ms for ms in samples if ms > limits.spread_ratio * usual_ms]
+    if not long:
+        return None
+    share = max(0.0, 1.0 - usual_ms / mean_ms) if mean_ms else 0.0
+    longest = f"takes {show_ms(long[0])}" if len(long) == 1 else f"take up to {show_ms(max(long))}"
+    claim = (
+        f"{show_count(len(long))} of {len(samples)} steps {longest}, the median step {show_ms(usual_ms)}: "
+        f"{show_share(share)} of the time is lost to that."
+    )
+    evidence: Evidence = {
+        "steps": float(len(long)),
+        "longest_ms": max(long),
+        "median_ms": usual_ms,
+        "lost_share": share,
+    }
+    levels = Levels(limits.spread_info_share, limits.spread_warning_share, limits.spread_critical_share)
+    return levels.found(share, claim, evidence)
+
+
+def drifting_steps(context: RuleContext) -> Found | None:
+    samples, limits = context.profile.samples_ms, context.limits
+    if len(samples) < limits.drift_least_steps:
+        return None
+    half = len(samples) // 2
+    early_ms, late_ms = median(samples[:half]), median(samples[half:])
+    slower = sum(ms > early_ms for ms in samples[half:]) / (len(samples) - half)
+    if late_ms < limits.drift_ratio * early_ms or slower < limits.drift_steps_share:
+        return None
+    claim = f"Later steps take {show_ms(late_ms)}, earlier ones {show_ms(early_ms)}."
+    return Found(
+        "warning", claim, {"early_ms": early_ms, "late_ms": late_ms}, share=(1.0 - early_ms / late_ms) / 2
+    )
+
+
+RULES = (
+    Rule(
+        name="unsteady-steps",
+        find=unsteady_steps,
+        sees="A few steps take far longer than the median and pull the mean up.",
+        evidence="how many steps, the longest, the median, what the mean loses to the median",
+        fix="Find what those steps do besides: logging, checkpoints, evaluation, garbage collection, "
+        "recompiling.",
+        wrong_when="steps are of several kinds by design",
+        check="The mean of the steps comes down to their median.",
+        worth=Worth(_ALL, 0.7, "what is rare can mostly be made asynchronous"),
+        sources="GPF-16, NAI-12, SM-09, ME-05",
+    ),
+    Rule(
+        name="drifting-steps",
+        find=drifting_steps,
+        sees="Later steps are slower than earlier ones.",
+        evidence="medians of the earlier and the later half",
+        fix="Look for what grows: memory fragmentation, lists of kept losses, longer sequences, heat and "
+        "clocks.",
+        wrong_when="the batches of the later half are larger",
+        check="Both halves take the same time.",
+        worth=Worth(_ALL, 0.8, "the earlier half shows what it could take"),
+        sources="GPF-18, TML-07, GPF-19",
+    ),
+)

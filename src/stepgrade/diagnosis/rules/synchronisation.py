@@ -1,0 +1,202 @@
+"""Rules about synchronisation: the host waits for the device, then the device for the host."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from stepgrade.config.limits import Limits
+from stepgrade.diagnosis.context import RuleContext
+from stepgrade.diagnosis.rules.base import Evidence, Found, Levels, Rule, Worth
+from stepgrade.model.activity import WaitTally
+from stepgrade.units import how_often, show_count, show_ms, show_share
+
+_ACCOUNT = "idle_sync+idle_host"
+_BECAUSE = "without the wait the host runs ahead; what it then waits for is the device's own work"
+_SCALAR = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal"})
+_SHAPES = r"^aten::(nonzero|masked_select|_?unique\w*|index|index_put_|repeat_interleave)$"
+_ALLOCATOR = r"^(cuda|hip)(Malloc|Free)"
+_DEVICE_SYNC = r"^(cuda|hip)(Device|Event|Stream)Synchronize$"
+
+
+def _levels(limits: Limits) -> Levels:
+    return Levels(limits.sync_info_share, limits.sync_warning_share, limits.sync_critical_share)
+
+
+def kind_of_wait(wait: WaitTally) -> str:
+    """Return what made the host wait; the first that fits."""
+    if re.match(_ALLOCATOR, wait.call):
+        return "allocator"
+    if wait.caller in _SCALAR:
+        return "scalar"
+    if wait.caller is not None and re.match(_SHAPES, wait.caller):
+        return "shape"
+    if wait.direction == "d2h":
+        return "scalar"
+    if wait.caller is None and wait.direction is None and re.match(_DEVICE_SYNC, wait.call):
+        return "explicit"
+    return "copy"
+
+
+def idle_share_of(context: RuleContext, chosen: list[WaitTally]) -> float:
+    """Return the share of the step idle after these waits; by their length where gaps have no known wait."""
+    waits, idle = context.activity.waits, _idle_share(context)
+    if all(wait.idle_ms is not None for wait in waits):
+        return min(idle, context.step_share(sum(wait.idle_ms or 0.0 for wait in chosen)))
+    total_ms = sum(wait.ms for wait in waits)
+    return idle * sum(wait.ms for wait in chosen) / total_ms if total_ms else 0.0
+
+
+def _idle_share(context: RuleContext) -> float:
+    """Return the share of the step idle in waits of the host, and after them, as it could not run ahead."""
+    gaps = context.activity.gaps
+    return context.account("idle_sync") + (context.step_share(gaps.after_sync_ms) if gaps else 0.0)
+
+
+def waits_of(kind: str, what_happens: str) -> Callable[[RuleContext], Found | None]:
+    """Return a function that reports waits of one kind."""
+
+    def find(context: RuleContext) -> Found | None:
+        waits = [wait for wait in context.activity.waits if kind_of_wait(wait) == kind]
+        if not waits:
+            return None
+        share, count, longest = idle_share_of(context, waits), sum(wait.count for wait in waits), waits[0]
+        claim = (
+            f"{what_happens} {how_often(count)}: the device is idle for {show_share(share)} of the step "
+            "because of it."
+        )
+        evidence: Evidence = {
+            "calls": count,
+            "wait_ms": sum(wait.ms for wait in waits),
+            "idle_share": share,
+            "call": longest.call,
+        }
+        if longest.caller:
+            evidence["caller"] = longest.caller
+        return _levels(context.limits).found(share, claim, evidence)
+
+    return find
+
+
+def sync_wait(context: RuleContext) -> Found | None:
+    share = _idle_share(context)
+    longest = ", ".join(f"{wait.call} {show_ms(wait.ms)}" for wait in context.activity.waits[:3])
+    claim = f"The device is idle for {show_share(share)} of the step because the host waited for it."
+    return _levels(context.limits).found(share, claim, {"idle_share": share, "waits": longest})
+
+
+def scalar_read_loop(context: RuleContext) -> Found | None:
+    reads, limits = context.activity.marks.get("item", 0.0), context.limits
+    if context.activity.driver != "host" or reads < limits.reads_per_step:
+        return None
+    share = context.step_share(context.activity.scalar_read_ms)
+    claim = (
+        f"{show_count(round(reads))} single values are read in each step: {show_share(share)} of its time."
+    )
+    return _levels(limits).found(share, claim, {"reads": reads, "share": share})
+
+
+RULES = (
+    Rule(
+        name="scalar-read-sync",
+        find=waits_of("scalar", "Values are read back from the device"),
+        sees="The loop reads values back from the device (.item(), .cpu(), .tolist(), print, `if tensor`).",
+        evidence="reads per step, milliseconds the host waited in them, share of the step idle because of it",
+        fix="Read values back every hundredth step, or keep them on the device until the end.",
+        fix_pytorch="Take .item(), .cpu(), .tolist(), print(tensor) and `if tensor:` out of the loop: keep "
+        "the loss as a detached tensor and read it every hundredth step.",
+        fix_jax="Do not convert arrays to Python numbers in the loop: log every hundredth step, or use "
+        "jax.debug.callback.",
+        wrong_when="the value decides what the next step does",
+        check="No wait under aten::item or a copy to the host, and the synchronisation account is near zero.",
+        worth=Worth(_ACCOUNT, 0.8, _BECAUSE),
+        explains=("sync-wait", "launch-gaps", "blocking-copy-sync", "host-stall"),
+        sources="TG-01, NS-04, NAI-04, XP-07",
+    ),
+    Rule(
+        name="data-dependent-sync",
+        find=waits_of("shape", "Sizes are read back from the device"),
+        sees="The host waits for sizes that depend on the data (nonzero, masked_select, unique).",
+        evidence="calls per step, the operation, share of the step idle because of it",
+        fix="Use operations with a fixed output size: where, scatter, padding and masks.",
+        fix_pytorch="Replace nonzero, masked_select, boolean indexing and unique by torch.where, scatter or "
+        "masks of fixed size.",
+        fix_jax="Give jnp.nonzero and functions like it a static size=.",
+        wrong_when="the dense form would do far more work than the sparse one saves",
+        check="The operation no longer waits.",
+        worth=Worth(_ACCOUNT, 0.7, _BECAUSE),
+        explains=("sync-wait", "launch-gaps", "blocking-copy-sync"),
+        sources="TG-01",
+    ),
+    Rule(
+        name="allocator-sync",
+        find=waits_of("allocator", "Device memory is allocated or freed"),
+        sees="Device memory is allocated or freed in the steady steps; that stops the device.",
+        evidence="calls per step (cudaFree, cudaMalloc, hipFree), share of the step idle because of it",
+        fix="Keep memory in a pool: allocate once, reuse.",
+        fix_pytorch="Keep the caching allocator on (no PYTORCH_NO_CUDA_MEMORY_CACHING, no empty_cache() in "
+        "the loop); with changing sizes use PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+        fix_jax="Leave XLA_PYTHON_CLIENT_PREALLOCATE on.",
+        wrong_when="the recorded steps are the first ones, in which the pool still grows",
+        check="No cudaMalloc or cudaFree in the steady steps.",
+        worth=Worth(_ACCOUNT, 0.9, "a pool needs no call at all once it has grown"),
+        explains=("sync-wait", "launch-gaps", "memory-nearly-full"),
+        sources="TML-06, TG-02",
+    ),
+    Rule(
+        name="device-synchronize",
+        find=waits_of("explicit", "The program waits for the device explicitly"),
+        sees="The program waits for the device by an explicit call in each step.",
+        evidence="synchronising calls per step that no operation made, share of the step idle because of it",
+        fix="Remove the explicit synchronisation, or measure with events.",
+        fix_pytorch="Remove torch.cuda.synchronize() and stream.synchronize() from the loop; time with CUDA "
+        "events.",
+        fix_jax="Remove block_until_ready() from the loop.",
+        wrong_when="the profiler made the call itself, to write a step",
+        check="No synchronising call in the steady steps.",
+        worth=Worth(_ACCOUNT, 0.8, _BECAUSE),
+        explains=("sync-wait", "launch-gaps", "host-stall"),
+        sources="NS-04, NAI-04",
+    ),
+    Rule(
+        name="blocking-copy-sync",
+        find=waits_of("copy", "The host waits for copies to finish"),
+        sees="The host waits for copies until they are done.",
+        evidence="blocking copies per step, milliseconds waited, share of the step idle because of it",
+        fix="Copy asynchronously, from pinned memory.",
+        fix_pytorch="Copy with non_blocking=True from pinned memory; read results back a step later.",
+        wrong_when="the host needs the value at once",
+        check="The copies' calls return before the copies end.",
+        worth=Worth(_ACCOUNT, 0.7, _BECAUSE),
+        explains=("sync-wait",),
+        sources="NS-02, NS-03",
+    ),
+    Rule(
+        name="sync-wait",
+        find=sync_wait,
+        sees="The device is idle because the host waited for it and could not run ahead.",
+        evidence="share of the step idle in synchronisation, the calls with the longest waits",
+        fix="Find what waits in the loop (reading values back, blocking copies, barriers) and take it out.",
+        fix_pytorch="torch.cuda.set_sync_debug_mode('warn') names the lines that wait; take them out of the "
+        "loop.",
+        wrong_when="the loop must wait, as for early stopping on each step's loss",
+        check="The synchronisation account shrinks, and the step with it.",
+        worth=Worth(_ACCOUNT, 0.7, _BECAUSE),
+        explains=("launch-gaps",),
+        sources="NS-04, NAI-04",
+    ),
+    Rule(
+        name="scalar-read-loop",
+        find=scalar_read_loop,
+        sees="On a run without an accelerator, single values are read in a loop.",
+        evidence="reads per step, the share of the step from one read to the next",
+        fix="Work on whole arrays instead of one value at a time.",
+        fix_pytorch="Replace the loop over .item() or tensor[i] by one operation on the tensor, or one "
+        ".tolist().",
+        wrong_when="the reads are many but each step is long",
+        check="aten::item is called a few times a step.",
+        worth=Worth("compute+idle_host", 0.9, "one call on the whole tensor takes about as long as one read"),
+        explains=("python-overhead",),
+        sources="PM-03",
+    ),
+)

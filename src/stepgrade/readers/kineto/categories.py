@@ -1,0 +1,119 @@
+"""Category names of the profiler over the years: what each means, and how a file is recognised by them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from msgspec import Raw
+
+# 2020 and 2021 wrote capitalised names; the lower-case ones are of 2022 and later.
+OPERATOR_CATEGORY = "Operator"
+OPERATOR_RANGES = "Operator (range)"  # ours: annotations were operators too before 2022
+OP_CATEGORIES = ("cpu_op", OPERATOR_CATEGORY)
+CALL_CATEGORIES = (
+    "cuda_runtime",
+    "cuda_driver",
+    "Runtime",
+    "mtia_runtime",
+    "xpu_runtime",
+    "xpu_driver",
+    "glow_runtime",
+    "privateuse1_runtime",
+    "privateuse1_driver",
+)
+KERNEL_CATEGORIES = ("kernel", "Kernel", "concurrent_kernel", "mtia_ccp_events", "hpu_op")
+COPY_CATEGORIES = ("gpu_memcpy", "Memcpy")
+MEMSET_CATEGORIES = ("gpu_memset", "Memset")
+ANNOTATION_CATEGORIES = ("user_annotation", OPERATOR_RANGES)
+FRAME_CATEGORIES = ("python_function",)
+OVERHEAD_CATEGORIES = ("overhead",)
+DEVICE_RANGE_CATEGORIES = ("gpu_user_annotation",)
+
+USED_CATEGORIES = frozenset(
+    (
+        *OP_CATEGORIES,
+        *CALL_CATEGORIES,
+        *KERNEL_CATEGORIES,
+        *COPY_CATEGORIES,
+        *MEMSET_CATEGORIES,
+        *ANNOTATION_CATEGORIES,
+        *FRAME_CATEGORIES,
+        *OVERHEAD_CATEGORIES,
+        *DEVICE_RANGE_CATEGORIES,
+    )
+)
+FLOW_CATEGORIES = frozenset(("ac2g", "async", "async_gpu", "async_cpu_to_gpu", "fwdbwd"))
+MEMORY_CATEGORY = "cpu_instant_event"
+SEEN_CATEGORIES = (
+    USED_CATEGORIES
+    | FLOW_CATEGORIES
+    | {
+        MEMORY_CATEGORY,
+        "Trace",
+        "cuda_sync",
+        "cuda_event",
+        "cuda_profiler_range",
+        "mtia_insight",
+        "mtia_workloadd",
+    }
+)
+
+MODULE_PREFIX = "nn.Module: "
+# Before 2022 an annotation was an `Operator` like any other; these are the ones that PyTorch itself makes.
+_ANNOTATION_PREFIXES = (
+    "ProfilerStep#",
+    "Optimizer.",
+    "enumerate(DataLoader)#",
+    "DistributedDataParallel.",
+    "FullyShardedDataParallel.",
+    "nccl:",
+    "gloo:",
+    "## ",
+    "[pl]",
+)
+
+
+def is_annotation(name: str, inputs: Iterable[Raw]) -> bool:
+    """Tell whether an `Operator` of 2020 or 2021 is a named range and not an operation."""
+    return name.startswith(_ANNOTATION_PREFIXES) or ("::" not in name and not any(map(bytes, inputs)))
+
+
+def era_name(
+    *, is_list: bool, keys: Iterable[str], categories: Iterable[str], text_times: bool, merged: bool
+) -> str:
+    """Name the era of a file by what it holds; traces never say which PyTorch wrote them."""
+    held, seen = set(keys), set(categories)
+    capitalised = seen & {OPERATOR_CATEGORY, "Kernel", "Runtime", "Memcpy", "Memset"}
+    rules = (
+        (is_list, "2020"),
+        (merged and not held, "merged"),
+        ("base_ns" in held, "2024-05"),
+        (text_times, "2024-04"),
+        (bool(capitalised), "2021"),
+        (bool(seen & {"async_gpu", "async_cpu_to_gpu"}), "2022"),
+    )
+    return next((name for holds, name in rules if holds), "2023")
+
+
+_KEYS: Final = re.compile(
+    rb'"(?:schemaVersion|deviceProperties|baseTimeNanoseconds|distributedInfo|trace_id)"\s*:'
+)
+_CATEGORY: Final = re.compile(
+    rb'"cat"\s*:\s*"(?:' + b"|".join(re.escape(c.encode()) for c in sorted(USED_CATEGORIES)) + rb')"'
+)
+_OTHER: Final = re.compile(rb'"(?:rocprofiler-sdk-tool|highres-ticks)"\s*:')
+
+
+def looks_like_kineto(head: bytes) -> bool:
+    """Tell from the first bytes of the text (64 KB are plenty) whether Kineto wrote it."""
+    start = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+    has_category = _CATEGORY.search(head) is not None
+    if start == b"[" or has_category:
+        return has_category and start in (b"[", b"{")
+    key = _KEYS.search(head)
+    if start != b"{" or key is None or _OTHER.search(head):
+        return False
+    # A key of ours before any other object opens, or the array of events itself.
+    return b'"traceEvents"' in head or head.count(b"{", 0, key.start()) == 1

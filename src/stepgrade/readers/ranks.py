@@ -1,0 +1,116 @@
+"""Several files, or a directory of them, as the ranks of one run."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from typing import TypeAlias
+
+from msgspec.structs import replace
+
+from stepgrade.errors import BadInput
+from stepgrade.model import Baseline, Profile
+from stepgrade.model.events import Trace
+from stepgrade.readers import registry
+from stepgrade.readers.base import Reader, one_by_one
+from stepgrade.readers.source import ByteSource, PathLike, Progress, ReadOptions
+
+RankFile: TypeAlias = tuple[str, str]  # its path and the name of its format
+
+
+def read_ranks(
+    sources: Sequence[PathLike],
+    input_format: str | None = None,
+    options: ReadOptions = ReadOptions(),  # noqa: B008
+) -> Iterator[Trace]:
+    """Yield the ranks of one run, each read when it is asked for; a directory stands for the traces in it.
+
+    A rank is what the file says of itself, else what its name says, else None.
+    """
+    # Each file is looked at before the first is read, so that a wrong one is refused at once.
+    files = [file for source in sources for file in _rank_files(os.fspath(source), input_format, options)]
+    if not files:
+        raise BadInput("no trace files given")
+    return _read_all(files, options)
+
+
+def _read_all(files: list[RankFile], options: ReadOptions) -> Iterator[Trace]:
+    """Yield the traces and keep none of them; raise BadInput for two that say they are the same rank."""
+    sizes = [os.path.getsize(path) if os.path.isfile(path) else 0 for path, _ in files]  # noqa: PTH113, PTH202
+    seen: dict[int, str] = {}
+    for place, (path, input_format) in enumerate(files):
+        progress = options.progress and partial(_report_all, options.progress, sum(sizes[:place]), sum(sizes))
+        with ByteSource(path, replace(options, progress=progress)) as source:
+            found = registry.read_source(source, input_format)
+            if isinstance(found, Profile | Baseline):
+                raise _not_a_trace(path)
+            waiting = one_by_one([found]) if isinstance(found, Trace) else found
+            del found  # who takes a trace decides how long it is kept
+            while held := list(islice(waiting, 1)):
+                if len(files) > 1:
+                    held[0] = _with_rank(held[0], path, seen)
+                yield held.pop()
+
+
+def _with_rank(trace: Trace, path: str, seen: dict[int, str]) -> Trace:
+    if trace.rank is None:
+        pattern = r"(?:^|[^a-z])rank[-_. ]?(\d{1,6})(?!\d)"
+        # pathlib takes longer to import than a small trace to read.
+        match = re.search(pattern, os.path.basename(path), re.IGNORECASE)  # noqa: PTH119
+        trace = replace(trace, rank=int(match[1]) if match else None)
+    if trace.rank is None:
+        return trace
+    if trace.rank in seen:
+        problem = f"{seen[trace.rank]} and {path} both say they are rank {trace.rank}"
+        raise BadInput(problem, hint="give the files of one capture, one for each rank")
+    seen[trace.rank] = path
+    return trace
+
+
+def _report_all(progress: Progress, before_bytes: int, all_bytes: int, done_bytes: int, _: int) -> None:
+    """Report how much of all files is read."""
+    progress(before_bytes + done_bytes, all_bytes)
+
+
+def _rank_files(source: str, input_format: str | None, options: ReadOptions) -> list[RankFile]:
+    if os.path.isdir(source):  # noqa: PTH112
+        return _files_in(source, input_format)
+    with ByteSource(source, replace(options, progress=None)) as opened:
+        reader = registry.reader_for(opened, input_format)
+    if not reader.rank_files:
+        raise _not_a_trace(source)
+    return [(source, reader.name)]
+
+
+def _not_a_trace(source: str) -> BadInput:
+    hint = "several sources are the ranks of one run, and only traces have ranks"
+    return BadInput("is not a trace", where=source, hint=hint)
+
+
+def _files_in(directory: str, input_format: str | None) -> list[RankFile]:
+    """Return the files of the first format that has any in the directory, rank10 after rank9."""
+    try:
+        with os.scandir(directory) as entries:
+            paths = [entry.path for entry in entries if entry.is_file()]
+    except OSError as error:
+        raise BadInput(f"cannot be read: {error.strerror or error}", where=directory) from error
+    paths.sort(key=lambda path: [(len(part), part) for part in re.split(r"(\d+)", path)])
+    for reader in registry.readers():
+        if input_format in (None, reader.name):
+            files = [(path, reader.name) for path in paths if _is_rank(path, reader)]
+            if files:
+                return files
+    raise BadInput("holds no trace files", where=directory)
+
+
+def _is_rank(path: str, reader: Reader) -> bool:
+    if not path.endswith(reader.rank_files):
+        return False
+    # What cannot be read is not a trace.
+    with suppress(BadInput), ByteSource(path) as source:
+        return reader.recognises(source)
+    return False

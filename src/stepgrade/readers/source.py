@@ -1,0 +1,318 @@
+"""One way to bytes: a path, bytes, an open file or standard input, plain or gzipped, within one limit."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, BinaryIO, Protocol, Self, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from stepgrade.contract.decode import decode_json
+from stepgrade.errors import BadInput, BadJson, TooLarge
+from stepgrade.units import show_bytes
+
+PathLike: TypeAlias = str | os.PathLike[str]
+Readable: TypeAlias = PathLike | bytes | BinaryIO
+Progress: TypeAlias = Callable[[int, int], None]  # bytes of the file read, bytes of the file (0: not known)
+
+STANDARD_INPUT = "-"
+DEFAULT_MAX_BYTES = 16 * 2**30
+HEAD_BYTES = 64 * 2**10
+CHUNK_BYTES = 2**20
+# Profiles that are one JSON object are small; what is larger is looked through in chunks only.
+MAX_DOCUMENT_BYTES = 256 * 2**20
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_PACKED_BYTES = 1 << 17
+# Traces are 12 to 30 times smaller in gzip.
+_USUAL_GZIP_RATIO = 14
+# Below this size of a gzipped file, importing isal takes longer than it saves.
+_LEAST_BYTES_FOR_ISAL = 1 << 18
+
+
+class ReadOptions(Struct, frozen=True, kw_only=True):
+    """What the user wants of a source: which steps of a trace, how many bytes at most, progress reports."""
+
+    steps: tuple[int, int] | None = None
+    max_bytes: int = DEFAULT_MAX_BYTES
+    progress: Progress | None = None
+
+
+class ByteSource:
+    """One source, decompressed while it is read: its head to recognise it by, then all of it.
+
+    A reader takes what suits its format: `head`, `document()`, `chunks()`, `fill(buffer)`, or, for formats
+    that need random access, `path()` or `seekable()`. All but `fill` refuse gzip data that is damaged; after
+    `fill`, `damage` says why the text ended early, if it did.
+    """
+
+    def __init__(self, source: Readable, options: ReadOptions = ReadOptions()) -> None:  # noqa: B008  frozen
+        self.options = options
+        self.name, self._file, self.size_bytes, self._path = _open(source)
+        self._close_at_end = self._path is not None
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> None:
+        self.done_bytes = 0  # of the file
+        self.text_bytes = 0  # of the text in it
+        self._keys: frozenset[str] | BadJson | None = None
+        self._unread = b""
+        first = self._read_file(2)
+        if len(first) == 1:  # a pipe gives what it has
+            first += self._read_file(1)
+        self._gunzip = _Gunzip(self._read_file, self.size_bytes) if first == _GZIP_MAGIC else None
+        self.done_bytes, self._unread = 0, first
+        self._kept = b""  # the text from its beginning, as far as it is held in memory
+        self._given = 0  # of what is kept, by `fill`
+        while len(self._kept) < HEAD_BYTES and (piece := self._next(HEAD_BYTES - len(self._kept))):
+            self._kept += piece
+        self.head = self._kept
+        if not self.head:
+            raise BadInput(self.damage or "the file is empty", where=self.name)
+
+    def restart(self) -> None:
+        """Begin again with the first byte, if `can_restart`."""
+        self._file.seek(0)
+        self._start()
+
+    @property
+    def is_gzip(self) -> bool:
+        """Tell whether the bytes are gzipped."""
+        return self._gunzip is not None
+
+    @property
+    def is_text(self) -> bool:
+        """Tell whether the head looks like text: no NUL byte in it."""
+        return b"\0" not in self.head
+
+    @property
+    def can_restart(self) -> bool:
+        """Tell whether the source can be read twice: bytes and files can, pipes cannot."""
+        return self.size_bytes > 0
+
+    @property
+    def expected_text_bytes(self) -> int:
+        """Guess the size of the text from the size of the file; 0 where that is not known."""
+        return self.size_bytes * _USUAL_GZIP_RATIO if self.is_gzip else self.size_bytes
+
+    @property
+    def damage(self) -> str | None:
+        """Say what is wrong with the gzip data, if anything was found so far."""
+        return self._gunzip.damage if self._gunzip else None
+
+    @property
+    def json_keys(self) -> frozenset[str] | None:
+        """Return the top-level keys when the whole source is one JSON object, else None."""
+        keys = self._decoded_keys()
+        return keys if isinstance(keys, frozenset) else None
+
+    @property
+    def json_error(self) -> BadJson | None:
+        """Return why a source that starts like a JSON object is not one."""
+        keys = self._decoded_keys()
+        return keys if isinstance(keys, BadJson) else None
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield all bytes in pieces; only those read before by `document` can be walked twice."""
+        for start in range(0, len(self._kept), CHUNK_BYTES):
+            yield self._kept[start : start + CHUNK_BYTES]
+        while chunk := self._next_sound(CHUNK_BYTES):
+            yield chunk
+
+    def document(self) -> bytes:
+        """Return all bytes; raise TooLarge beyond 256 MiB."""
+        if not self._keep_all():
+            raise TooLarge(f"is larger than {show_bytes(MAX_DOCUMENT_BYTES)}", where=self.name)
+        return self._kept
+
+    def fill(self, view: memoryview) -> int:
+        """Fill `view` as far as the text goes and return how far; after the end, see `damage`."""
+        filled = 0
+        if self._given < len(self._kept):
+            kept = self._kept[self._given : self._given + len(view)]
+            view[: len(kept)] = kept
+            filled = len(kept)
+            self._given += filled
+        while filled < len(view) and (text := self._next(len(view) - filled)):
+            view[filled : filled + len(text)] = text
+            filled += len(text)
+        self._report()
+        return filled
+
+    @contextmanager
+    def path(self) -> Iterator[str]:
+        """Give the path of a plain file: the source itself, or a temporary copy of the decompressed bytes."""
+        if self._path is not None and self.can_restart and not self.is_gzip:
+            if self.size_bytes > self.options.max_bytes:
+                raise self._too_large()
+            yield self._path
+            return
+        import tempfile  # noqa: PLC0415  few formats need it
+
+        with tempfile.TemporaryDirectory(prefix="stepgrade-") as directory:
+            path = os.path.join(directory, "source")  # noqa: PTH118  pathlib imports slowly
+            with open(path, "wb") as copy:  # noqa: PTH123  as above
+                copy.writelines(self.chunks())
+            yield path
+
+    @contextmanager
+    def seekable(self) -> Iterator[BinaryIO]:
+        """Give the decompressed bytes as a file that can be read in any order."""
+        with self.path() as path, open(path, "rb") as file:  # noqa: PTH123  as above
+            yield file
+
+    def close(self) -> None:
+        """Close the file, if it was opened here."""
+        if self._close_at_end:
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _decoded_keys(self) -> frozenset[str] | BadJson | None:
+        if self._keys is None and self.is_text and self.head.lstrip()[:1] == b"{" and self._keep_all():
+            try:
+                self._keys = frozenset(decode_json(self._kept, dict[str, msgspec.Raw]))
+            except BadJson as error:
+                self._keys = error
+        return self._keys
+
+    def _keep_all(self) -> bool:
+        """Read on until the end; tell whether it came before the size of a document was passed."""
+        pieces, size = [self._kept], len(self._kept)
+        while size <= MAX_DOCUMENT_BYTES and (chunk := self._next_sound(CHUNK_BYTES)):
+            pieces.append(chunk)
+            size += len(chunk)
+        self._kept = b"".join(pieces)
+        return size <= MAX_DOCUMENT_BYTES
+
+    def _next_sound(self, most: int) -> bytes:
+        """Return the next bytes of text, none at the end; raise BadInput where gzip data is damaged."""
+        text = self._next(most)
+        if not text and self.damage:
+            raise BadInput(self.damage, where=self.name, hint="is the file damaged or cut off?")
+        self._report()
+        return text
+
+    def _next(self, most: int) -> bytes:
+        most = min(most, self.options.max_bytes + 1 - self.text_bytes)
+        text = self._gunzip.read(most) if self._gunzip else self._read_file(most)
+        self.text_bytes += len(text)
+        if self.text_bytes > self.options.max_bytes:
+            raise self._too_large()
+        return text
+
+    def _too_large(self) -> TooLarge:
+        problem = f"holds more than the limit of {show_bytes(self.options.max_bytes)}"
+        return TooLarge(problem, where=self.name, supply="a larger {max_bytes}")
+
+    def _read_file(self, most: int) -> bytes:
+        try:
+            block, self._unread = self._unread or self._file.read(most), b""
+        except OSError as error:
+            raise BadInput(f"cannot be read: {error.strerror or error}", where=self.name) from error
+        self.done_bytes += len(block)
+        return block
+
+    def _report(self) -> None:
+        if self.options.progress is not None:
+            self.options.progress(self.done_bytes, self.size_bytes)
+
+
+class _Inflater(Protocol):
+    eof: bool
+    unused_data: bytes
+    unconsumed_tail: bytes
+
+    def decompress(self, packed: bytes, max_length: int, /) -> bytes: ...
+
+
+class _Gunzip:
+    """Gunzip that gives back all it could unpack before the stream broke off."""
+
+    def __init__(self, read: Callable[[int], bytes], size_bytes: int) -> None:
+        self._read = read
+        self._make, self._error = _inflater(size_bytes)
+        self._inflate: _Inflater = self._make(wbits=31)
+        self._at_end = False
+        self.damage: str | None = None
+
+    def read(self, most: int) -> bytes:
+        """Return up to `most` bytes of text, none at the end."""
+        packed = self._inflate.unconsumed_tail
+        while not self._at_end:
+            if self._inflate.eof:
+                # Several gzip streams may follow each other; anything else after the end is ignored.
+                packed = self._inflate.unused_data or self._read(_PACKED_BYTES)
+                if not packed.startswith(_GZIP_MAGIC):
+                    self._at_end = True
+                    break
+                self._inflate = self._make(wbits=31)
+            packed = packed or self._read(_PACKED_BYTES)
+            if not packed:
+                self._stop("the gzip data ends early")
+                break
+            try:
+                text = self._inflate.decompress(packed, most)
+            except self._error:
+                self._stop("the gzip data is damaged")
+                break
+            if text:
+                return text
+            packed = self._inflate.unconsumed_tail
+        return b""
+
+    def _stop(self, damage: str) -> None:
+        self.damage = damage
+        self._at_end = True
+
+
+def _inflater(size_bytes: int) -> tuple[Any, type[Exception]]:
+    # isal unpacks about three times as fast as zlib and gives the same bytes; not every platform has it.
+    if 0 < size_bytes < _LEAST_BYTES_FOR_ISAL:
+        return zlib.decompressobj, zlib.error
+    try:
+        from isal import isal_zlib  # noqa: PLC0415
+    except ImportError:
+        return zlib.decompressobj, zlib.error
+    return isal_zlib.decompressobj, isal_zlib.error  # type: ignore[return-value]  # its stub names no class
+
+
+def _open(source: Readable) -> tuple[str, BinaryIO, int, str | None]:
+    """Return the name, the open file, its size (0 where it cannot be known) and its path, if it has one."""
+    if isinstance(source, bytes):
+        return "<bytes>", io.BytesIO(source), len(source), None
+    if not isinstance(source, str | os.PathLike):
+        return str(getattr(source, "name", "<stream>")), source, 0, None
+    path = os.fspath(source)
+    if path == STANDARD_INPUT:
+        if sys.stdin is None:
+            raise BadInput("is closed", where="standard input", hint="name a file")
+        return "standard input", sys.stdin.buffer, 0, None
+    name = path.encode("utf-8", "backslashreplace").decode()  # a path may hold bytes that are no text
+    try:
+        # pathlib takes longer to import than a step profile to read.
+        file = open(path, "rb", buffering=0)  # noqa: SIM115, PTH123  closed by the source
+    except IsADirectoryError as error:
+        raise BadInput("is a directory", where=name, hint="name a profile inside it") from error
+    except FileNotFoundError as error:
+        raise BadInput("no such file", where=name, hint="use - to read standard input") from error
+    except (OSError, ValueError) as error:
+        raise BadInput(f"cannot be read: {getattr(error, 'strerror', None) or error}", where=name) from error
+    return name, file, os.fstat(file.fileno()).st_size, path

@@ -1,0 +1,176 @@
+"""Describe a run: versions, device and its sensors, model, precision, rank."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from stepgrade._version import __version__
+from stepgrade.record.blocks import unwrap
+from stepgrade.record.totals import Series
+
+if TYPE_CHECKING:
+    import torch
+    from torch.nn import Module
+
+_PACKAGES = ("torch", "transformers", "accelerate", "lightning", "deepspeed", "flash-attn", "triton", "numpy")
+_CLOCK_SM, _CLOCK_MEMORY, _TEMPERATURE_GPU = 1, 2, 0  # NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of stepgrade, Python and the packages a training uses, where installed."""
+    import torch  # noqa: PLC0415  an extra
+
+    found = {"stepgrade": __version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    toolkits = {"cuda": torch.version.cuda, "hip": torch.version.hip}
+    return found | {name: value for name, value in toolkits.items() if value is not None}
+
+
+def rank_and_world() -> tuple[int, int]:
+    """Return this process's rank and how many there are, from torch.distributed or the launcher."""
+    import torch.distributed as dist  # noqa: PLC0415  an extra
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    rank, world = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    return (int(rank), int(world)) if rank.isdecimal() and world.isdecimal() else (0, 1)
+
+
+def describe_loop(optimizer: object, loader: object) -> dict[str, object]:
+    """Return optimizer, batch size, loader workers and threads, as far as they are known."""
+    import torch  # noqa: PLC0415  an extra
+
+    found = {
+        "optimizer": None if optimizer is None else type(optimizer).__name__,
+        "batch_size": getattr(loader, "batch_size", None),
+        "loader_workers": getattr(loader, "num_workers", None),
+        "threads": torch.get_num_threads(),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def describe_model(model: Module) -> dict[str, object]:
+    """Return class, size and precision of the model, and how it is wrapped."""
+    parameters = list(model.parameters())
+    bare = unwrap(model)
+    found = {
+        "model": type(bare).__name__,
+        "wrapper": type(model).__name__ if bare is not model else None,
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
+        "parameter_dtype": str(parameters[0].dtype).removeprefix("torch.") if parameters else None,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def autocast_dtype(device: torch.device | None) -> str | None:
+    """Return the precision that autocast computes in right now; None when it is off or torch is too old."""
+    import torch  # noqa: PLC0415  an extra
+
+    kind = "cpu" if device is None else device.type
+    if not hasattr(torch, "get_autocast_dtype") or not torch.is_autocast_enabled(kind):
+        return None
+    return str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
+
+
+def device_of(model: Module) -> torch.device | None:
+    """Return where the model's first parameter is; None without parameters."""
+    parameter = next(iter(model.parameters()), None)
+    return None if parameter is None else parameter.device
+
+
+def describe_device(device: torch.device | None) -> dict[str, object]:
+    """Return kind and name of the device; of a CUDA device also its memory and its multiprocessors."""
+    if device is None or device.type in ("cpu", "meta"):
+        return {"name": _processor(), "kind": "cpu"}
+    if device.type != "cuda":
+        return {"kind": device.type}
+    import torch  # noqa: PLC0415  an extra
+
+    found = torch.cuda.get_device_properties(device)
+    return {
+        "name": found.name,
+        "kind": "cuda",
+        "memory_bytes": found.total_memory,
+        "sm_count": found.multi_processor_count,
+    }
+
+
+def _processor() -> str | None:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as stream:  # noqa: PTH123
+            names = (line.partition(":")[2].strip() for line in stream if line.startswith("model name"))
+            return next(names, None)
+    except OSError:
+        return platform.processor() or None
+
+
+def peak_memory_bytes(kind: object) -> float | None:
+    """Return the peak memory so far: PyTorch's on a CUDA device, the process's own on a CPU."""
+    if kind == "cuda":
+        import torch  # noqa: PLC0415  an extra
+
+        return float(torch.cuda.max_memory_allocated())
+    if kind != "cpu":
+        return None
+    try:
+        import resource  # noqa: PLC0415  not on Windows
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return float(peak if platform.system() == "Darwin" else peak * 1024)
+
+
+class Sensors:
+    """Clocks, power and temperature of one GPU, read when the journal is written, outside of any step."""
+
+    def __init__(self, nvml: Any, handle: object) -> None:  # nvidia-ml-py has no types
+        self._error = nvml.NVMLError
+        self._readers: dict[str, Callable[[], float]] = {
+            "sm_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, _CLOCK_SM),
+            "memory_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, _CLOCK_MEMORY),
+            "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000.0,
+            "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, _TEMPERATURE_GPU),
+        }
+        self._series = {name: Series() for name in self._readers}
+
+    def read(self) -> None:
+        """Take one reading of each; what the GPU does not report is left out."""
+        for name, read in self._readers.items():
+            try:
+                self._series[name].add(float(read()))
+            except self._error:
+                continue
+
+    def summary(self) -> dict[str, dict[str, float]]:
+        """Return first, last, low, high and mean of what was read."""
+        found = {name: series.summary() for name, series in self._series.items()}
+        return {name: summary for name, summary in found.items() if summary is not None}
+
+
+def sensors_for(device: torch.device | None) -> Sensors | None:
+    """Return the sensors of a CUDA device; None without nvidia-ml-py, a driver or such a device."""
+    if device is None or device.type != "cuda":
+        return None
+    try:
+        import pynvml  # noqa: PLC0415  optional
+    except ImportError:
+        return None
+    import torch  # noqa: PLC0415  an extra
+
+    try:
+        pynvml.nvmlInit()
+        found = torch.cuda.get_device_properties(device)
+        # By PCI address: NVML and CUDA number devices differently.
+        address = f"{found.pci_domain_id:08x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
+        return Sensors(pynvml, pynvml.nvmlDeviceGetHandleByPciBusId(address))
+    except (pynvml.NVMLError, AttributeError):
+        return None

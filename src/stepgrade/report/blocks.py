@@ -1,0 +1,201 @@
+"""What a report is made of: content modules choose blocks once, terminal and Markdown write them.
+
+Texts in blocks are formatted but not escaped: names from files are made harmless by the writers.
+`only` says where a part is shown: "brief" where room is scarce (the terminal), "full" where every row
+has room (a document), None in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from msgspec import Struct
+
+Only = Literal["brief", "full"] | None
+
+
+class Title(Struct, frozen=True):
+    """The first line: a heading in a document, one line in a terminal where `name` gives way to fit."""
+
+    heading: str
+    before: str
+    name: str = ""
+    after: str = ""
+    style: str = "dim"
+
+
+class Space(Struct, frozen=True):
+    """An empty line; documents have their own."""
+
+
+class Heading(Struct, frozen=True):
+    """The title of a section; `name`, from a file, is shortened to fit behind it."""
+
+    text: str
+    name: str = ""
+    narrow: str = ""  # instead of `text` where there is little room
+    only: Only = None
+
+
+class Paragraph(Struct, frozen=True):
+    """Text in a style ("title" is bold in documents), wrapped at an indent; `mark` stands before it."""
+
+    text: str
+    style: str | None = None
+    indent: int = 2
+    hanging: int = 0  # how much further the lines after the first are indented
+    mark: str = ""
+    only: Only = None
+
+
+class Badge(Struct, frozen=True):
+    """The answer in a word, with what it means beside it and `lines` below.
+
+    `scale` (0 to 1) is drawn as a place on a line with `marks` at their shares.
+    """
+
+    text: str
+    style: str
+    headline: str = ""
+    headline_style: str | None = None
+    lines: tuple[str, ...] = ()
+    scale: float | None = None
+    marks: tuple[tuple[float, str], ...] = ()
+    only: Only = None
+
+
+class Fact(Struct, frozen=True):
+    """A label and its value."""
+
+    name: str
+    text: str
+    style: str = "title"
+    text_style: str | None = None
+    only: Only = None
+
+
+class Facts(Struct, frozen=True):
+    """Labels with their values beside them, or below them where `width` is 0."""
+
+    rows: tuple[Fact, ...]
+    width: int = 12
+    header: tuple[str, str] = ("Metric", "Value")
+    only: Only = None
+
+
+class Bar(Struct, frozen=True):
+    """One row of bars: `length` is drawn, `figures` stand beside it; a document has `cells` instead."""
+
+    name: str
+    length: float
+    figures: str
+    cells: tuple[str, ...]
+    narrow: str = ""  # instead of `figures` where there is little room
+    only: Only = None
+
+
+class Bars(Struct, frozen=True):
+    """Bars, each as a share of the longest; `header` names the columns of a document's table."""
+
+    header: tuple[str, ...]
+    rows: tuple[Bar, ...]
+    has_long_names: bool = False
+    only: Only = None
+
+
+class Column(Struct, frozen=True):
+    """A column: `width` 0 takes what its text needs, `fills` what the others leave.
+
+    `role` "group" draws a line of its own in a terminal whenever the cell changes, "once" leaves out
+    a cell that is like the one above.
+    """
+
+    head: str
+    width: int = 0
+    right: bool = False
+    gap: int = 1
+    fills: bool = False
+    style: str | None = None
+    role: Literal["group", "once"] | None = None
+    title: str = ""  # the head in a document, where it is another
+    only: Only = None
+
+
+class Table(Struct, frozen=True):
+    """Rows of cells, with `is_spaced` after an empty line; below `least_width` `otherwise` is drawn instead.
+
+    With `narrow_head`, a row that is too wide is drawn in two lines; with `is_cut`, it is cut.
+    """
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[str, ...], ...]
+    indent: int = 2
+    is_spaced: bool = False
+    head_style: str | None = "title"
+    narrow_head: str = ""
+    is_cut: bool = False
+    least_width: int = 0
+    otherwise: tuple[Block, ...] = ()
+    only: Only = None
+
+
+class Bullet(Struct, frozen=True):
+    """One point of a list; `label` stands before the text in a document, `mark` in a terminal."""
+
+    text: str
+    mark: str = "·"
+    mark_style: str | None = None
+    style: str | None = None
+    label: str = ""
+    indent: int = 2
+    only: Only = None
+
+
+class Bullets(Struct, frozen=True):
+    """A list; with `is_spaced` an empty line comes before each point in a terminal."""
+
+    rows: tuple[Bullet, ...]
+    is_spaced: bool = False
+    only: Only = None
+
+
+class Chart(Struct, frozen=True):
+    """A series of values with labels for the highest and the lowest, and where its level changes."""
+
+    values: tuple[float, ...]
+    labels: tuple[str, str]
+    changes: tuple[int, ...]
+    only: Only = "brief"
+
+
+Block = Title | Space | Heading | Paragraph | Badge | Facts | Bars | Table | Bullets | Chart
+
+
+def bullets(texts: Iterable[str], *, style: str | None = None, is_spaced: bool = False) -> Bullets:
+    """Return plain points."""
+    return Bullets(tuple(Bullet(text, style=style) for text in texts), is_spaced=is_spaced)
+
+
+def facts(rows: dict[str, str], width: int = 12, header: tuple[str, str] = ("What", "Value")) -> Facts:
+    """Return labels and values that are shown everywhere."""
+    return Facts(tuple(Fact(name, text) for name, text in rows.items()), width=width, header=header)
+
+
+def shorten(rows: Iterable[Bar], shown: int, rest: Bar | None = None) -> tuple[Bar, ...]:
+    """Return rows of which a terminal draws the first `shown`, and `rest` for the others."""
+    every = tuple(rows)
+    hidden = tuple(
+        Bar(row.name, row.length, row.figures, row.cells, row.narrow, only="full") for row in every[shown:]
+    )
+    return (*every[:shown], *hidden, *((rest,) if rest is not None else ()))
+
+
+def more(count: int, shown: int, kept: int) -> tuple[Paragraph, ...]:
+    """Return the line under a list of `count` rows of which a terminal shows `shown`, a document `kept`."""
+    left: tuple[tuple[int, Only], ...] = ((count - shown, "brief"), (count - kept, "full"))
+    return tuple(
+        Paragraph(f"{number:,} more in the JSON", style="dim", only=only)
+        for number, only in left
+        if number > 0
+    )

@@ -1,0 +1,171 @@
+"""What changed between runs: the same words, figures and tables for the scorecard and the gate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from stepgrade.model.comparison import MetricChange, Noise, Shift
+from stepgrade.model.notes import Note, texts_of
+from stepgrade.report.blocks import (
+    Block,
+    Bullet,
+    Bullets,
+    Column,
+    Heading,
+    Paragraph,
+    Table,
+    bullets,
+)
+from stepgrade.report.words import ACCOUNTS, plural
+from stepgrade.units import MISSING, show_bytes, show_count, show_delta, show_ms, show_rate, show_share
+
+METRICS = {
+    "step_time_ms": "step time",
+    "throughput_tok_s": "throughput",
+    "wall_coverage": "wall coverage",
+    "launches_per_step": "launches per step",
+    "peak_memory_bytes": "peak memory",
+}
+_NOISE = {
+    "measured": "measured from history",
+    "repeated": "measured from the repeated runs",
+    "given": "as given",
+    "assumed": "assumed: nobody measured it",
+}
+_KINDS = {"ledger": "device", "new operation": "operation", "gone operation": "operation"}
+# Below this the table of shifts has no room left for names.
+_LEAST_TABLE = 64
+_FIGURE = 11
+
+
+def show_metric(metric: str, value: float | None) -> str:
+    """Return a metric's figure with its unit."""
+    if value is None:
+        return MISSING
+    if metric == "throughput_tok_s":
+        return show_rate(value)
+    if metric == "peak_memory_bytes":
+        return show_bytes(value)
+    if metric in ("wall_coverage", "efficiency", "mfu", "hfu"):
+        return show_share(value)
+    return show_count(round(value)) if metric == "launches_per_step" else show_ms(value)
+
+
+def show_interval(change: MetricChange) -> str:
+    """Return the interval that the change lies in."""
+    if change.low is None or change.high is None:
+        return MISSING
+    return f"{show_delta(change.low)} to {show_delta(change.high)}"
+
+
+def show_change(change: MetricChange) -> str:
+    """Return the change with its interval."""
+    if change.change is None or change.low is None:
+        return MISSING
+    return f"{show_delta(change.change)} ({show_interval(change)})"
+
+
+def show_noise(noise: Noise | None) -> str:
+    """Return how much identical runs differ, and how that is known."""
+    return MISSING if noise is None else f"{show_share(noise.share)}, {_NOISE[noise.basis]}"
+
+
+def show_regression(metric: str, delta: float) -> str:
+    """Return how far a metric moved; a coverage moves by points."""
+    return f"{delta * 100:+.1f} points" if metric == "wall_coverage" else show_delta(delta)
+
+
+def shift_cells(shift: Shift) -> tuple[str, str, str, str, str]:
+    """Return kind, name, before, now and the change of a part; what was not there before is new."""
+    name = ACCOUNTS.get(shift.name, shift.name) if shift.kind == "ledger" else shift.name
+    kind, name = _KINDS.get(shift.kind, shift.kind), "per step" if shift.kind == "launches" else name
+    show = show_ms if shift.unit == "ms" else show_count
+    before, now = show(shift.before), show(shift.now)
+    if shift.before is None or shift.now is None:
+        return kind, name, before, now, "new" if shift.before is None else "gone"
+    moved = shift.now - shift.before
+    return kind, name, before, now, f"{'+' if moved >= 0 else '-'}{show(abs(moved))}"
+
+
+def difference_blocks(
+    differences: Iterable[Note], flags: Mapping[str, str], *, compared: bool
+) -> tuple[Block, ...]:
+    """Return how the circumstances differ: it comes before every figure, for it decides what they mean."""
+    texts = texts_of(differences, flags)
+    if not texts:
+        return ()
+    headline = "compared although these differ:" if compared else "not comparable, these differ:"
+    points = tuple(Bullet(text, indent=4) for text in texts)
+    return Paragraph(headline, style="title", mark="!"), Bullets(points)
+
+
+def change_table(changes: Sequence[MetricChange]) -> tuple[Block, ...]:
+    """Return every metric before and now, with the interval of its change, its verdict and its noise."""
+    if not changes:
+        return ()
+    columns = (
+        Column("Metric", width=17),
+        Column("before", width=_FIGURE, right=True),
+        Column("now", width=_FIGURE, right=True),
+        Column("change, surely within", gap=2),
+        Column("verdict", only="full"),
+        Column("noise from run to run", only="full"),
+    )
+    rows = tuple(
+        (
+            METRICS.get(change.metric, change.metric),
+            show_metric(change.metric, change.before),
+            show_metric(change.metric, change.now),
+            show_change(change),
+            change.outcome,
+            show_noise(change.noise),
+        )
+        for change in changes
+    )
+    title = Heading("Before and now", only="full")
+    return title, Table(columns, rows, is_spaced=True, narrow_head="Before, now, surely within")
+
+
+def shift_table(shifts: Sequence[Shift]) -> tuple[Block, ...]:
+    """Return what the change is made of, each kind under its name; sentences where there is no room."""
+    if not shifts:
+        return ()
+    rows = tuple(shift_cells(shift) for shift in shifts)
+    sentences = []
+    for shift, (kind, name, before, now, moved) in zip(shifts, rows, strict=True):
+        if shift.before is None:
+            sentences.append(f"new {kind} {name}: {now}")
+        elif shift.now is None:
+            sentences.append(f"gone {kind} {name}: was {before}")
+        else:
+            sentences.append(f"{kind} {name}: {before} to {now} ({moved})")
+    figures = (Column(head, width=_FIGURE, right=True) for head in ("before", "now", "change"))
+    table = Table(
+        (
+            Column("What changed", width=10, style="dim", role="once", title="Kind"),
+            Column("", fills=True, title="Part"),
+            *figures,
+        ),
+        rows,
+        is_spaced=True,
+        least_width=_LEAST_TABLE,
+        otherwise=(Heading("What changed"), bullets(sentences)),
+    )
+    return Heading("What changed", only="full"), table
+
+
+def noise_lines(changes: Iterable[MetricChange]) -> tuple[Paragraph, ...]:
+    """Return how much identical runs differ, once for the metrics that have the same noise."""
+    groups: dict[str, list[str]] = {}
+    for change in changes:
+        basis = f"{show_noise(change.noise)}; {earlier_runs(change)}"
+        groups.setdefault(basis, []).append(METRICS.get(change.metric, change.metric))
+    return tuple(
+        Paragraph(f"noise from run to run ({', '.join(names)}): {basis}", style="dim", only="brief")
+        for basis, names in groups.items()
+    )
+
+
+def earlier_runs(change: MetricChange) -> str:
+    """Return how many runs a metric is compared with."""
+    return plural(change.before_runs, "earlier run")

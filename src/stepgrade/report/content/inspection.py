@@ -1,0 +1,28 @@
+"""What a file holds, in less than a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from stepgrade.model.notes import texts_of
+from stepgrade.report.blocks import Block, Heading, Space, Title, bullets, facts
+from stepgrade.report.names import shortened
+from stepgrade.scoring.inspection import Inspection
+
+_TEXT_CELLS = 200
+_NAME_WIDTH = 28
+
+
+def blocks(inspection: Inspection, flags: Mapping[str, str]) -> Iterator[Block]:
+    """Yield the contents, what is missing, and whether the source is fit to be graded."""
+    files = ", ".join(inspection.source.files)
+    yield Title(files, f"stepgrade · {files}")
+    yield Space()
+    holds = {"format": inspection.source.format, **inspection.holds}
+    yield facts({name: shortened(text, _TEXT_CELLS) for name, text in holds.items()}, _NAME_WIDTH)
+    if inspection.missing:
+        yield Heading("Not in this file")
+        missing = {name: shortened(text, _TEXT_CELLS) for name, text in inspection.missing.items()}
+        yield facts(missing, _NAME_WIDTH, ("What", "So"))
+    yield Heading("Fit to be graded" if inspection.fit else "Not fit to be graded: it holds no measurement")
+    yield bullets(texts_of((*inspection.fitness, *inspection.notes), flags))

@@ -1,0 +1,183 @@
+"""Two runtimes: who is ahead, by how much, and where; and several, each over each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from stepgrade.compare.decompose import Decomposition
+from stepgrade.compare.matrix import ParityMatrix
+from stepgrade.compare.parity import LEAST_SHARE, ParityReport
+from stepgrade.model.notes import texts_of
+from stepgrade.report.blocks import (
+    Badge,
+    Bar,
+    Bars,
+    Block,
+    Column,
+    Fact,
+    Facts,
+    Heading,
+    Paragraph,
+    Space,
+    Table,
+    Title,
+    bullets,
+    more,
+    shorten,
+)
+from stepgrade.report.names import shortened
+from stepgrade.units import show_ms, show_ratio, show_share
+
+GAPS_SHOWN = 15
+PARTS_SHOWN = 8
+ONE_SIDED_SHOWN = 5
+_NAME_CELLS = 24
+# A gap below this share of the step needs no explanation.
+_LEAST_GAP = 0.005
+ANSWERS = {True: "Parity", False: "No parity", None: "Cannot tell"}
+_BADGES = {True: "badge-good", False: "badge-bad", None: "badge-none"}
+
+
+def blocks(report: ParityReport, flags: Mapping[str, str]) -> Iterator[Block]:
+    """Yield the whole comparison."""
+    ours, theirs = (shortened(name, _NAME_CELLS) for name in (report.apr_runtime, report.baseline_runtime))
+    full = f"Parity: {report.apr_runtime} vs {report.baseline_runtime}"
+    yield Title(full, f"stepgrade · {ours} against {theirs}")
+    yield Space()
+    answer = ANSWERS[report.parity_achieved].upper()
+    yield Badge(answer, _BADGES[report.parity_achieved], meaning(report, ours))
+    yield Space()
+    ratios = [Fact(name, f"{ratio} {of}") for name, ratio, of in ratio_cells(report, ours, theirs)]
+    shares = show_share(report.ours_matched_share), show_share(report.theirs_matched_share)
+    wide = show_share(report.canonical_ours_share), show_share(report.canonical_theirs_share)
+    yield Facts(
+        (
+            *ratios,
+            Fact("Matched", f"{shares[0]} of {ours}, {shares[1]} of {theirs} by name"),
+            Fact("", f"{wide[0]} and {wide[1]} by {report.canonical_level}"),
+        )
+    )
+    if report.gap is not None:
+        yield from _parts(report.gap, ours)
+    yield from _operations(report, ours, theirs)
+    for runtime, ops in ((ours, report.only_ours), (theirs, report.only_theirs)):
+        if ops:
+            yield Heading(f"Only in {runtime}")
+            rows = (Bar(op.op, op.ms, show_ms(op.ms), (show_ms(op.ms),)) for op in ops)
+            yield Bars(("Operation", "Per step"), shorten(rows, ONE_SIDED_SHOWN))
+            if len(ops) > ONE_SIDED_SHOWN:
+                yield Paragraph(f"{len(ops) - ONE_SIDED_SHOWN} more", style="dim", only="brief")
+    if report.notes:
+        yield Heading("Notes", only="full")
+        yield bullets(texts_of(report.notes, flags), style="dim", is_spaced=True)
+
+
+def meaning(report: ParityReport, ours: str) -> str:
+    """Return what the answer rests on."""
+    if report.parity_achieved is None:
+        return "too little of the time is in operations that both have"
+    count = len(report.gaps if report.matched_by == "name" else report.canonical)
+    behind = len(report.behind)
+    if not behind:
+        least = f"none of {show_share(LEAST_SHARE)} of the time or more"
+        return f"of {count} operations that both have, {least} is 10 % slower in {ours}"
+    verb = "are" if behind > 1 else "is"
+    return f"{behind} of {count} operations that both have {verb} more than 10 % slower in {ours}"
+
+
+def ratio_cells(report: ParityReport, ours: str, theirs: str) -> list[tuple[str, str, str]]:
+    """Return name, ratio and what is over what of each ratio that is known."""
+    rows = (
+        ("Throughput", report.throughput_ratio, f"{theirs} over {ours}"),
+        ("Step time", report.step_time_ratio, f"{ours} over {theirs}"),
+        ("Launches", report.launch_ratio, f"{ours} over {theirs}"),
+    )
+    return [(name, show_ratio(ratio), of) for name, ratio, of in rows if ratio is not None]
+
+
+def _parts(gap: Decomposition, ours: str) -> Iterator[Block]:
+    """Yield what the gap of the steps is made of."""
+    is_small = abs(gap.gap_ms) < _LEAST_GAP * gap.theirs_ms
+    word, sign = ("slower", 1.0) if gap.gap_ms > 0.0 else ("faster", -1.0)
+    title = f"Why {ours} is {show_ms(abs(gap.gap_ms))} a step {word}"
+    yield Heading("The gap in parts" if is_small else title, only="full" if is_small else None)
+    rows = [
+        Bar(
+            part.name,
+            max(0.0, part.ms * sign),
+            f"{part.ms:+9.2f} ms {show_share(part.share, 0):>6}",
+            (f"{part.ms:+.3f} ms", show_share(part.share)),
+            narrow=f"{part.ms:+9.2f} ms",
+        )
+        for part in gap.parts
+    ]
+    whole = show_share(1.0 if gap.gap_ms else None)
+    rows.append(Bar("all", 0.0, "", (f"{gap.gap_ms:+.3f} ms", whole), only="full"))
+    yield Bars(
+        ("What makes the gap", "Per step", "Share"),
+        shorten(rows, PARTS_SHOWN),
+        has_long_names=True,
+        only="full" if is_small else None,
+    )
+    rest = gap.parts[PARTS_SHOWN:]
+    if rest and not is_small:
+        left = f"{sum(part.ms for part in rest):+.2f} ms in {len(rest)} more parts"
+        yield Paragraph(left, style="dim", only="brief")
+
+
+def _timed(name: str, ours_ms: float, theirs_ms: float, ratio: float) -> Bar:
+    cells = show_ms(ours_ms), show_ms(theirs_ms), show_ratio(ratio)
+    return Bar(
+        name,
+        max(0.0, ours_ms - theirs_ms),
+        f"{cells[0]:>9} / {cells[1]:>9} {cells[2]:>6}",
+        cells,
+        narrow=f"{cells[0]:>9} {cells[2]:>6}",
+    )
+
+
+def _operations(report: ParityReport, ours: str, theirs: str) -> Iterator[Block]:
+    """Yield the operations matched by name, or by what they are where names match too little."""
+    header = ("Operation", ours, theirs, "Ratio")
+    by_name = report.matched_by == "name"
+    if not by_name:
+        yield Heading(f"Time per step by {report.canonical_level}, {ours} / {theirs}, most time lost first")
+        like = (_timed(gap.name, gap.ours.ms, gap.theirs.ms, gap.ratio) for gap in report.canonical)
+        yield Bars(header, shorten(like, GAPS_SHOWN))
+    if report.gaps:
+        yield Heading(
+            f"Time per step, {ours} / {theirs}, most time lost first",
+            narrow=f"Time per step, {ours}, and its ratio to {theirs}, most time lost first",
+            only=None if by_name else "full",
+        )
+        widest = sorted(report.gaps, key=lambda gap: gap.baseline_ms - gap.apr_ms)
+        rows = [_timed(gap.op, gap.apr_ms, gap.baseline_ms, gap.ratio) for gap in widest]
+        yield Bars(header, shorten(rows, GAPS_SHOWN), only=None if by_name else "full")
+        if by_name:
+            yield from more(len(rows), GAPS_SHOWN, len(rows))
+
+
+def matrix_blocks(matrix: ParityMatrix, _flags: Mapping[str, str]) -> Iterator[Block]:
+    """Yield who takes how much longer than whom, then what the first has in common with each other one."""
+    count = len(matrix.runtimes)
+    meaning = "row over column: above 1 the row is slower"
+    yield Title(f"Parity: {meaning}", f"stepgrade · {count} runtimes, {meaning}")
+    yield Space()
+    ratios = (Column(f"({place})", width=9, right=True) for place in range(1, count + 1))
+    rows = tuple(
+        (
+            f"({row + 1}) {name}",
+            *(
+                "·" if row == place else show_ratio(ratio)
+                for place, ratio in enumerate(matrix.time_ratios[row])
+            ),
+        )
+        for row, name in enumerate(matrix.runtimes)
+    )
+    yield Table((Column("", fills=True), *ratios), rows, head_style=None)
+    yield Heading(f"Matched with {shortened(matrix.runtimes[0], 40)}")
+    shares = zip(matrix.runtimes[1:], matrix.matched_shares[0][1:], strict=True)
+    yield Bars(
+        ("Runtime", "Matched time"),
+        tuple(Bar(name, share, show_share(share), (show_share(share),)) for name, share in shares),
+    )

@@ -1,0 +1,28 @@
+"""The gate's answer as GitHub's workflow commands: each becomes an annotation of the run."""
+
+from __future__ import annotations
+
+from stepgrade.model.comparison import GateReport
+from stepgrade.model.notes import texts_of
+from stepgrade.report.names import printable
+
+_COMMANDS = {"regressed": "error", "cannot tell": "warning", "waived": "notice", "improved": "notice"}
+
+
+def render(report: GateReport) -> str:
+    """Return one command per check that says something, and one for the whole."""
+    lines = [
+        _command(_COMMANDS[check.status], f"stepgrade: {check.metric} {check.status}", check.text)
+        for check in report.checks
+        if check.status in _COMMANDS
+    ]
+    if report.verdict == "could not be measured":
+        lines.append(
+            _command("warning", "stepgrade: could not be measured", "; ".join(texts_of(report.reasons)))
+        )
+    return "\n".join([*lines, f"stepgrade: {report.verdict}"]) + "\n"
+
+
+def _command(kind: str, title: str, text: str) -> str:
+    title, text = (printable(part).replace("%", "%25") for part in (title, text))
+    return f"::{kind} title={title.replace(':', '%3A').replace(',', '%2C')}::{text}"

@@ -1,0 +1,45 @@
+"""The gate's answer as JUnit XML, which every CI system shows as tests."""
+
+from __future__ import annotations
+
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
+
+from stepgrade.errors import EXIT_NOT_MEASURED
+from stepgrade.model.comparison import Check, GateReport
+from stepgrade.model.notes import texts_of
+from stepgrade.report.names import printable
+
+_ELEMENTS = {"regressed": "failure", "cannot tell": "error", "waived": "skipped"}
+
+
+def render(report: GateReport) -> str:
+    """Return one test case per check: regressed fails, cannot tell is an error, waived is skipped."""
+    root = Element("testsuites")
+    suite = SubElement(root, "testsuite")
+    for check in report.checks:
+        _add_case(suite, check)
+    is_reported = any(check.status == "cannot tell" for check in report.checks)
+    if report.exit_code == EXIT_NOT_MEASURED and not is_reported:
+        # A case of its own when nothing could be compared, so that no CI reads it as success.
+        text = "; ".join(texts_of(report.reasons))
+        _add_case(suite, Check(metric="comparable", status="cannot tell", text=text), "could not be measured")
+    count = {name: str(len(suite.findall(f"testcase/{name}"))) for name in _ELEMENTS.values()}
+    root.attrib |= {
+        "name": "stepgrade gate",
+        "tests": str(len(suite)),
+        "failures": count["failure"],
+        "errors": count["error"],
+    }
+    suite.attrib |= root.attrib | {"skipped": count["skipped"]}
+    indent(root)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{tostring(root, encoding="unicode")}\n'
+
+
+def _add_case(suite: Element, check: Check, kind: str = "") -> None:
+    case = SubElement(suite, "testcase", {"classname": "stepgrade", "name": printable(check.metric)})
+    element = SubElement(case, _ELEMENTS.get(check.status, "system-out"))
+    waived = f" (waived {check.waiver})" if check.status == "waived" else ""
+    element.text = printable(f"{check.text}{waived}")
+    if element.tag in ("failure", "error"):
+        # The text twice: some systems show the attribute, some the content.
+        element.attrib |= {"type": kind or check.status, "message": element.text}

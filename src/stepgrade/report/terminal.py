@@ -1,0 +1,277 @@
+"""Reports for a terminal: drawn at its width, in colour where it has colour.
+
+Drawn by hand because a scorecard must appear at once: importing a rendering library takes longer
+than everything else that `stepgrade score` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from stepgrade.report.blocks import (
+    Badge,
+    Bars,
+    Block,
+    Bullets,
+    Chart,
+    Column,
+    Facts,
+    Heading,
+    Paragraph,
+    Space,
+    Table,
+    Title,
+)
+from stepgrade.report.names import cells, printable, shortened, wrapped
+
+# The sixteen base colours follow the user's theme, so they read on dark and on light backgrounds.
+_STYLES = {
+    "title": "1",
+    "dim": "2",
+    "bar": "36",
+    "good": "32",
+    "fair": "33",
+    "bad": "31",
+    "badge-good": "1;30;42",
+    "badge-fair": "1;30;43",
+    "badge-bad": "1;37;41",
+    "badge-none": "7",
+}
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+LEAST_WIDTH = 40
+LEAST_FACT_WIDTH = 22
+LEAST_NAME_WIDTH = 12
+# Below this, what has a narrow form is drawn in it.
+NARROW = 60
+CHART_ROWS = 10
+
+
+def write(blocks: Iterable[Block], *, width: int, color: bool) -> str:
+    """Return the blocks as lines of at most `width` cells; styles become escape codes only with `color`."""
+    canvas = Canvas(width=width, color=color)
+    canvas.draw(blocks)
+    return canvas.text()
+
+
+class Canvas:
+    """Collects lines."""
+
+    def __init__(self, *, width: int, color: bool) -> None:
+        self.width = max(LEAST_WIDTH, width)
+        self._color = color
+        self._lines: list[str] = []
+
+    def text(self) -> str:
+        """Return all lines."""
+        return "\n".join(self._lines) + "\n"
+
+    def style(self, text: str, style: str | None) -> str:
+        """Return `text` in a style, or as it is when colour is off."""
+        return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if self._color and style and text else text
+
+    def line(self, text: str = "") -> None:
+        """Add a finished line."""
+        self._lines.append(text.rstrip())
+
+    def paragraph(self, text: str, indent: str, first: str | None = None, style: str | None = None) -> None:
+        """Add text made printable and wrapped to the width; `first` replaces the first line's indent."""
+        for number, part in enumerate(wrapped(printable(text), self.width - cells(indent))):
+            self.line((first if first is not None and number == 0 else indent) + self.style(part, style))
+
+    def draw(self, blocks: Iterable[Block]) -> None:
+        """Draw every block that is for a terminal."""
+        for block in blocks:
+            if isinstance(block, Title | Space) or block.only != "full":
+                _DRAWN_BY[type(block)](self, block)
+
+    def draw_space(self, _block: Space) -> None:
+        """Draw an empty line."""
+        self.line()
+
+    def draw_paragraph(self, block: Paragraph) -> None:
+        """Draw wrapped text, with its mark before it."""
+        mark = f"{block.mark} " if block.mark else ""
+        first = " " * block.indent + (f"{self.style(block.mark, 'fair')} " if mark else "")
+        self.paragraph(block.text, " " * (block.indent + block.hanging + len(mark)), first, block.style)
+
+    def draw_title(self, title: Title) -> None:
+        """Draw the first line, in which a name gives way to what is around it."""
+        if not title.before:
+            return
+        taken = cells(title.before) + cells(title.after)
+        name = shortened(title.name, max(8, self.width - taken)) if title.name else ""
+        text = f"{printable(title.before)}{name}{printable(title.after)}"
+        self.line(self.style(shortened(text, self.width) if title.style == "dim" else text, title.style))
+
+    def draw_heading(self, heading: Heading) -> None:
+        """Draw an empty line and a section's title."""
+        text = heading.narrow if heading.narrow and self.width < NARROW else heading.text
+        if heading.name:
+            text = f"{text} {shortened(heading.name, self.width - cells(text) - 1)}"
+        self.line()
+        self.paragraph(text, "", style="title")
+
+    def draw_badge(self, badge: Badge) -> None:
+        """Draw the answer, what it means, and its place on a scale."""
+        first = f"  {self.style(f' {badge.text} ', badge.style)}  "
+        indent = " " * (cells(badge.text) + 6)
+        if badge.headline:
+            self.paragraph(badge.headline, indent, first, badge.headline_style)
+        else:
+            self.line(first)
+        for text in badge.lines:
+            self.paragraph(text, indent)
+        if badge.scale is not None:
+            # 0 to 100 % on one line: the grades where they begin, and where the run stands.
+            width = min(60, self.width - 14)
+            ruler = ["·"] * (width + 1)
+            for share, mark in badge.marks:
+                ruler[round(share * width)] = mark
+            at = round(min(badge.scale, 1.0) * width)
+            before, after = "".join(ruler[:at]), "".join(ruler[at + 1 :])
+            self.line(f"{indent}{before}{self.style('◆', 'title')}{after} 100 %")
+
+    def draw_facts(self, block: Facts) -> None:
+        """Draw names and text beside them, or below them where the width leaves too little room."""
+        for fact in block.rows:
+            if fact.only == "full":
+                continue
+            title = f"  {self.style(fact.name.ljust(block.width), fact.style)}"
+            if block.width and self.width >= block.width + LEAST_FACT_WIDTH:
+                self.paragraph(fact.text, " " * (block.width + 2), title, fact.text_style)
+            else:
+                self.line(title)
+                self.paragraph(fact.text, "    ", style=fact.text_style)
+
+    def draw_bars(self, block: Bars) -> None:
+        """Draw one bar a row: name, length as a share of the longest, and figures at the right."""
+        is_narrow = self.width < NARROW
+        rows = [
+            (row.name, row.length, row.narrow if is_narrow and row.narrow else row.figures)
+            for row in block.rows
+            if row.only != "full"
+        ]
+        longest = max((length for _, length, _ in rows), default=0.0)
+        figures_width = max((cells(figures) for _, _, figures in rows), default=0)
+        widest = self.width // (2 if block.has_long_names and not is_narrow else 3)
+        names_width = max((cells(shortened(name, self.width)) for name, _, _ in rows), default=0)
+        name_width = min(names_width, max(LEAST_NAME_WIDTH, widest))
+        bar_width = max(4, self.width - name_width - figures_width - 6)
+        for name, length, figures in rows:
+            shown = padded(shortened(name, name_width), name_width)
+            drawn = bar(length / longest if longest > 0 else 0.0, bar_width)
+            self.line(f"  {shown}  {self.style(drawn, 'bar')}  {figures:>{figures_width}}")
+
+    def draw_table(self, table: Table) -> None:
+        """Draw columns side by side."""
+        if self.width < table.least_width:
+            self.draw(table.otherwise)
+            return
+        shown = [
+            (place, column)
+            for place, column in enumerate(table.columns)
+            if column.only != "full" and column.role != "group"
+        ]
+        columns = [column for _, column in shown]
+        taken = table.indent - columns[0].gap + sum(column.width + column.gap for column in columns)
+        widths = [
+            max(LEAST_NAME_WIDTH, self.width - taken) if column.fills else column.width for column in columns
+        ]
+        # The head of a first column of names begins at the edge, over the rows' indent.
+        over = 0 if columns[0].right else table.indent
+        head = "".join(_filled(columns, [widths[0] + over, *widths[1:]], [column.head for column in columns]))
+        if table.is_spaced:
+            self.line()
+        is_wide = cells(head) > self.width and table.narrow_head
+        self.line(self.style(table.narrow_head if is_wide else head, table.head_style))
+        above = [""] * len(table.columns)
+        for row in table.rows:
+            for column, text, last in zip(table.columns, row, above, strict=True):
+                if column.role == "group" and text != last:
+                    self.line(self.style(printable(text), column.style))
+            texts = [
+                "" if column.role == "once" and row[place] == above[place] else printable(row[place])
+                for place, column in shown
+            ]
+            self._row(table, columns, _filled(columns, widths, texts), texts)
+            above = list(row)
+
+    def _row(self, table: Table, columns: list[Column], parts: list[str], texts: list[str]) -> None:
+        indent, plain = " " * table.indent, "".join(parts)
+        if table.narrow_head and cells(plain) + table.indent > self.width:
+            self.line(indent + texts[0])
+            self.paragraph(" ".join(texts[1:]), f"{indent}  ")
+        elif table.is_cut:
+            self.line(shortened(indent + plain, self.width))
+        else:
+            styled = (self.style(part, column.style) for part, column in zip(parts, columns, strict=True))
+            self.line(indent + "".join(styled))
+
+    def draw_bullets(self, block: Bullets) -> None:
+        """Draw a list."""
+        for row in block.rows:
+            if row.only == "full":
+                continue
+            if block.is_spaced:
+                self.line()
+            first = f"{' ' * row.indent}{self.style(row.mark, row.mark_style)} "
+            self.paragraph(row.text, " " * (row.indent + len(row.mark) + 1), first, row.style)
+
+    def draw_chart(self, chart: Chart) -> None:
+        """Draw `·` where values are, `─` where their median is, `│` at a change of level."""
+        values = chart.values
+        margin = max(len(label) for label in chart.labels) + 3
+        width = min(max(10, self.width - margin - 2), len(values))
+        low, high = min(values), max(values)
+        scale = (CHART_ROWS - 1) / (high - low) if high > low else 0.0
+        grid = [[" "] * width for _ in range(CHART_ROWS)]
+        edges = [round(place * len(values) / width) for place in range(width + 1)]
+        for column, (start, end) in enumerate(pairwise(edges)):
+            here = sorted(values[start:end])
+            for value, sign in ((here[0], "·"), (here[-1], "·"), (here[len(here) // 2], "─")):
+                grid[round((high - value) * scale)][column] = sign
+            if any(start <= change < end for change in chart.changes):
+                for row in grid:
+                    row[column] = "│" if row[column] == " " else row[column]
+        labels = (chart.labels[0], *("",) * (CHART_ROWS - 2), chart.labels[1])
+        for label, row in zip(labels, grid, strict=True):
+            self.line(f"  {label:>{margin - 3}} ┤{''.join(row)}")
+
+
+_DRAWN_BY: dict[type[Block], Callable[[Canvas, Any], None]] = {
+    Title: Canvas.draw_title,
+    Space: Canvas.draw_space,
+    Heading: Canvas.draw_heading,
+    Paragraph: Canvas.draw_paragraph,
+    Badge: Canvas.draw_badge,
+    Facts: Canvas.draw_facts,
+    Bars: Canvas.draw_bars,
+    Table: Canvas.draw_table,
+    Bullets: Canvas.draw_bullets,
+    Chart: Canvas.draw_chart,
+}
+
+
+def _filled(columns: Sequence[Column], widths: Sequence[int], texts: Sequence[str]) -> list[str]:
+    """Return the cells of a line filled up to their columns, each but the first with its gap before it."""
+    parts = []
+    for place, (column, width, text) in enumerate(zip(columns, widths, texts, strict=True)):
+        shown = shortened(text, width) if column.fills else text
+        gap = " " * column.gap if place else ""
+        parts.append(gap + (f"{shown:>{width}}" if column.right else padded(shown, width)))
+    return parts
+
+
+def bar(share: float, width: int) -> str:
+    """Return a bar of `share` (0 to 1) of `width` cells, in eighths, filled up with spaces."""
+    eighths = round(max(0.0, min(1.0, share)) * width * 8)
+    full, rest = divmod(eighths, 8)
+    drawn = "█" * full + (_EIGHTHS[rest] if rest else "")
+    return drawn.ljust(width)
+
+
+def padded(text: str, width: int) -> str:
+    """Return printable text filled up with spaces to `width` cells."""
+    return text + " " * max(0, width - cells(text))
