@@ -15,7 +15,9 @@ def fragments(folder: Path = HERE) -> dict[str, list[str]]:
     """Return the texts of the fragments by heading; exit with the name of one that has no known heading."""
     found: dict[str, list[str]] = {heading: [] for heading in HEADINGS}
     for path in sorted(folder.glob("[0-9]*.md")):
-        for part in re.split(rf"^(?=(?:{'|'.join(HEADINGS)})$)", path.read_text(encoding="utf-8"), flags=re.MULTILINE):
+        for part in re.split(
+            rf"^(?=(?:{'|'.join(HEADINGS)})$)", path.read_text(encoding="utf-8"), flags=re.MULTILINE
+        ):
             heading, _, text = part.strip().partition("\n")
             if heading and heading not in HEADINGS:
                 sys.exit(f"{path.name}: the first line must be one of {', '.join(HEADINGS)}")
@@ -30,7 +32,9 @@ def section(version: str, day: dt.date, texts: dict[str, list[str]]) -> str:
     for heading, entries in texts.items():
         if entries:
             lines += ["", f"### {heading}", ""]
-            lines += [entry if entry.startswith("- ") else "- " + entry.replace("\n", "\n  ") for entry in entries]
+            lines += [
+                entry if entry.startswith("- ") else "- " + entry.replace("\n", "\n  ") for entry in entries
+            ]
     return "\n".join(lines) + "\n"
 
 

@@ -20,8 +20,13 @@ def fields_by_place(result: type[msgspec.Struct]) -> dict[str, tuple[str, ...]]:
         hints = typing.get_type_hints(kind)
         places[place] = tuple(field.encode_name for field in structs.fields(kind))
         for field in structs.fields(kind):
-            below = [(f"{place}.{field.encode_name}".lstrip(".") + marks, inner) for marks, inner in _structs(hints[field.name])]
-            waiting += [(name, inner) for name, inner in below if inner is not Note]  # notes are texts in JSON
+            below = [
+                (f"{place}.{field.encode_name}".lstrip(".") + marks, inner)
+                for marks, inner in _structs(hints[field.name])
+            ]
+            waiting += [
+                (name, inner) for name, inner in below if inner is not Note
+            ]  # notes are texts in JSON
     return places
 
 

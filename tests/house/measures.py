@@ -58,7 +58,11 @@ def lines_of_code(text: str) -> int:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
                 code.difference_update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
     return len(code)
 
@@ -138,9 +142,15 @@ def main(checkout: Path = ROOT) -> None:
         "  per 1,000 lines of code": round(len(once) / code * 1000, 1),
         "  of at most three lines, per 1,000": round(len(short) / code * 1000, 1),
         "strings with flags outside cli/": len(strings_with_flags(texts, package)),
-        "score of a trace: modules, functions": crossed("score", "examples/traces/gpt_naive.json.gz", checkout=checkout),
+        "score of a trace: modules, functions": crossed(
+            "score", "examples/traces/gpt_naive.json.gz", checkout=checkout
+        ),
         "gate with a baseline: modules, functions": crossed(
-            "gate", "examples/runs/gpt_naive.json", "--baseline", "examples/runs/gpt_fused.json", checkout=checkout
+            "gate",
+            "examples/runs/gpt_naive.json",
+            "--baseline",
+            "examples/runs/gpt_fused.json",
+            checkout=checkout,
         ),
     }
     for name, figure in rows.items():
