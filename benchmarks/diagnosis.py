@@ -28,7 +28,7 @@ def main() -> int:
     named: dict[str, Counter[str]] = defaultdict(Counter)
     wrong: list[str] = []
     for name in parser.parse_args().runs:
-        step_ms = profile_of(RUNS[name]).step_ms or 0.0
+        step_ms = profile_of(RUNS[name]).mean_step_ms or 0.0
         wrong += [f"{name}: warned of {rule} though well" for rule in warnings_of(RUNS[name])]
         for fault in (one for one in NAMED if can_be_told(RUNS[name], one)):
             for strength in FACTORS.get(fault, SHARES):
@@ -45,7 +45,7 @@ def warnings_of(run: Wild) -> list[str]:
 
 def judge(name: str, run: Wild, fault: str, step_ms: float, named: dict[str, Counter[str]]) -> list[str]:
     """Count what is named first if the fault costs enough; return what is wrong with that."""
-    cost = 1.0 - step_ms / (profile_of(run).step_ms or step_ms)
+    cost = 1.0 - step_ms / (profile_of(run).mean_step_ms or step_ms)
     warned, right = warnings_of(run), rules_for(run, fault)
     if cost < LEAST_COST:
         return [f"{name}: {fault} costs {cost:.0%}, and {rule} warns" for rule in warned if rule not in right]

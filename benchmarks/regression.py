@@ -236,7 +236,9 @@ def scale(_: int) -> None:
 
 def _profile(run: Baseline) -> Profile:
     source = Source(format="step_profiler_v2", files=("run.json",), producer="step_profiler_v2")
-    return Profile(source=source, steps=len(run.samples_ms), step_ms=run.step_ms, samples_ms=run.samples_ms)
+    return Profile(
+        source=source, steps=len(run.samples_ms), mean_step_ms=run.step_ms, samples_ms=run.samples_ms
+    )
 
 
 def _fill(place: Path, count: int) -> None:

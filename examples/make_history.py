@@ -34,7 +34,7 @@ def slowed(profile: sg.Profile, factor: float) -> sg.Profile:
     operations = [replace(one, total_ms=one.total_ms * factor) for one in profile.operations]
     return replace(
         profile,
-        step_ms=(profile.step_ms or 0.0) * factor,
+        mean_step_ms=(profile.mean_step_ms or 0.0) * factor,
         samples_ms=tuple(ms * factor for ms in profile.samples_ms),
         phases=tuple(phases),
         layers=tuple(layers),

@@ -36,7 +36,7 @@ def make_profile(**fields: Any) -> Profile:
         PhaseTime(name="forward", total_ms=350.0, per_step_ms=35.0),
         PhaseTime(name="blk_bwd", total_ms=600.0, per_step_ms=60.0),
     )
-    defaults: dict[str, Any] = {"source": SOURCE, "steps": 10, "step_ms": 100.0, "phases": phases}
+    defaults: dict[str, Any] = {"source": SOURCE, "steps": 10, "mean_step_ms": 100.0, "phases": phases}
     return Profile(**(defaults | fields))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stepgrade.compare.fingerprint import allowed_fields
-from stepgrade.compare.regression import baseline_of, compared
+from stepgrade.compare.regression import compared
 from stepgrade.config.limits import Limits
 from stepgrade.contract import Grade
 from stepgrade.diagnosis.advice import advice_for
@@ -73,7 +73,7 @@ def as_baseline(baseline: Baseline | Profile | Scorecard, options: ScoreOptions,
         target = target_for(baseline, setup)
         asked = ScoreOptions(tokens_per_step=options.tokens_per_step, target=target)
         baseline = score_profile(baseline, asked)
-    return baseline_of(baseline) if isinstance(baseline, Scorecard) else baseline
+    return Baseline.of(baseline) if isinstance(baseline, Scorecard) else baseline
 
 
 def score_profile(
@@ -213,7 +213,7 @@ def _count(target: Target) -> int | None:
 
 
 def _steps(profile: Profile) -> StepStats | None:
-    if profile.steps is None and profile.step_ms is None:
+    if profile.steps is None and profile.mean_step_ms is None:
         return None
     times = step_times(profile.samples_ms)
     if times is None:
@@ -241,7 +241,7 @@ def _sample_notes(profile: Profile) -> tuple[Note, ...]:
     times = step_times(profile.samples_ms)
     if times is None:
         text = "the source has only the average of its steps: there is no interval"
-        return (Note("averages", text),) if profile.step_ms else ()
+        return (Note("averages", text),) if profile.mean_step_ms else ()
     return (*_left_out(profile, times), *_thinned(profile))
 
 
@@ -265,4 +265,6 @@ def _left_out(profile: Profile, times: StepTimes) -> tuple[Note, ...]:
 
 
 def _rank(rank: RankTime) -> RankRow:
-    return RankRow(rank=rank.rank, ledger=shares_of(rank.ledger), step_ms=rank.step_ms, wait_ms=rank.wait_ms)
+    return RankRow(
+        rank=rank.rank, ledger=shares_of(rank.ledger), step_ms=rank.mean_step_ms, wait_ms=rank.wait_ms
+    )

@@ -81,7 +81,7 @@ def test_convert_for_contract_v1(stepgrade: Run, tmp_path: Path) -> None:
     converted = StepProfilerInput.from_json((tmp_path / "profile.json").read_bytes())
     profile = sg.load(FUSED)
     assert converted.steps == profile.steps
-    assert converted.avg_step_ms == profile.step_ms
+    assert converted.avg_step_ms == profile.mean_step_ms
     assert [layer.layer for layer in converted.per_layer] == list(range(6))
     assert converted.per_layer[0].ops
     ran = stepgrade(

@@ -28,7 +28,7 @@ STEPS = st.dictionaries(
 
 
 def runtime(name: str, step_ms: float = 100.0, **total_ms: float) -> Profile:
-    return make_profile(runtime=name, operations=make_ops(**total_ms), step_ms=step_ms)
+    return make_profile(runtime=name, operations=make_ops(**total_ms), mean_step_ms=step_ms)
 
 
 def assert_adds_up(report: sg.ParityReport) -> None:
@@ -121,8 +121,8 @@ def test_less_overlap_is_told_from_more_communication() -> None:
 
 
 def test_times_are_for_as_many_tokens() -> None:
-    ours = make_profile(operations=make_ops(gemm=100.0), step_ms=100.0, tokens_per_step=1000.0)
-    theirs = make_profile(operations=make_ops(gemm=200.0), step_ms=200.0, tokens_per_step=2000.0)
+    ours = make_profile(operations=make_ops(gemm=100.0), mean_step_ms=100.0, tokens_per_step=1000.0)
+    theirs = make_profile(operations=make_ops(gemm=200.0), mean_step_ms=200.0, tokens_per_step=2000.0)
     report = sg.parity(ours, theirs)
     assert report.throughput_ratio == pytest.approx(1.0)
     assert report.gap is not None

@@ -10,7 +10,7 @@ from tests.builders import make_profile
 
 
 def test_step_time_against_an_earlier_profile() -> None:
-    card = sg.score(make_profile(step_ms=115.6), baseline=make_profile())
+    card = sg.score(make_profile(mean_step_ms=115.6), baseline=make_profile())
     (found,) = card.regressions
     assert (found.metric, found.severity) == ("step_time_ms", "warning")
     assert found.delta == pytest.approx(0.156)
@@ -45,7 +45,7 @@ def test_another_device_is_said_first() -> None:
 
 def test_a_difference_may_be_allowed() -> None:
     card = sg.score(
-        make_profile(step_ms=130.0),
+        make_profile(mean_step_ms=130.0),
         device="gb10",
         baseline=Baseline(name="old", device="rtx-4060-laptop", step_ms=100.0),
         allow_different=["device"],
@@ -57,7 +57,7 @@ def test_a_threshold_within_the_noise_of_the_steps_is_no_regression() -> None:
     before = [70.0, 130.0, 85.0, 115.0, 100.0, 75.0, 125.0, 90.0, 110.0, 100.0] * 2
     now = [ms * 1.15 for ms in reversed(before)]
     card = sg.score(
-        make_profile(step_ms=115.0, samples_ms=tuple(now)),
+        make_profile(mean_step_ms=115.0, samples_ms=tuple(now)),
         baseline=make_profile(samples_ms=tuple(before)),
     )
     assert card.regressions == ()
@@ -66,5 +66,5 @@ def test_a_threshold_within_the_noise_of_the_steps_is_no_regression() -> None:
 
 def test_an_earlier_card_can_be_passed_as_it_is() -> None:
     before = sg.score(make_profile(), tokens_per_step=100)
-    now = sg.score(make_profile(step_ms=200.0), tokens_per_step=100, baseline=before)
+    now = sg.score(make_profile(mean_step_ms=200.0), tokens_per_step=100, baseline=before)
     assert {found.metric for found in now.regressions} == {"throughput_tok_s", "step_time_ms"}

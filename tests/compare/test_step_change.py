@@ -33,8 +33,8 @@ def check_sum(card: sg.Scorecard) -> None:
 
 
 def test_ledgers_tell_what_the_device_does() -> None:
-    before = make_profile(step_ms=100.0, ledger=ledger(90, 10))
-    now = make_profile(step_ms=150.0, ledger=ledger(60, 40))
+    before = make_profile(mean_step_ms=100.0, ledger=ledger(90, 10))
+    now = make_profile(mean_step_ms=150.0, ledger=ledger(60, 40))
     card = sg.score(now, baseline=before)
     assert card.step_change is not None
     assert card.step_change.basis == "ledger"
@@ -44,7 +44,7 @@ def test_ledgers_tell_what_the_device_does() -> None:
 
 def test_phases_and_what_they_leave() -> None:
     before = make_profile(phases=make_phases(forward=30.0, backward=60.0))
-    now = make_profile(step_ms=130.0, phases=make_phases(forward=55.0, optimizer=5.0))
+    now = make_profile(mean_step_ms=130.0, phases=make_phases(forward=55.0, optimizer=5.0))
     card = sg.score(now, baseline=before)
     assert card.step_change is not None
     assert card.step_change.basis == "phases"
@@ -58,8 +58,8 @@ def test_phases_and_what_they_leave() -> None:
 
 
 def test_a_scorecard_in_json_is_as_good_as_its_profile(tmp_path: Path) -> None:
-    before = make_profile(step_ms=100.0, ledger=ledger(90, 10))
-    now = make_profile(step_ms=150.0, ledger=ledger(60, 40))
+    before = make_profile(mean_step_ms=100.0, ledger=ledger(90, 10))
+    now = make_profile(mean_step_ms=150.0, ledger=ledger(60, 40))
     (tmp_path / "old.json").write_text(sg.render(sg.score(before), to="json"), encoding="utf-8")
     old = sg.load_baseline(tmp_path / "old.json")
     assert sg.score(now, baseline=old).step_change == sg.score(now, baseline=before).step_change

@@ -14,7 +14,7 @@ from stepgrade.compare.effect import Side, effect_of, noise_of, without_accident
 from stepgrade.compare.parts import changed_parts, not_by_luck, shifts_of
 from stepgrade.compare.student import critical, two_sided
 from stepgrade.compare.verdict import Sensitivity, changes_of
-from stepgrade.model import Baseline
+from stepgrade.model import Baseline, Ledger
 from stepgrade.model.comparison import Noise
 
 CHANCE = random.Random(3)
@@ -227,13 +227,13 @@ def test_more_calls_and_more_launches_are_told() -> None:
 def test_shifts_are_the_largest_first() -> None:
     before = run(
         100.0,
-        ledger={"compute": 0.9, "exposed_communication": 0.05, "idle_host": 0.05, "idle_sync": 0.0},
+        ledger=Ledger(compute=0.9, exposed_communication=0.05, idle_host=0.05, idle_sync=0.0),
         operations_ms={"gemm": 60.0, "old": 5.0, "ncclAllReduce": 20.0},
         launches_per_step=100.0,
     )
     now = run(
         120.0,
-        ledger={"compute": 0.75, "exposed_communication": 0.2, "idle_host": 0.05, "idle_sync": 0.0},
+        ledger=Ledger(compute=0.75, exposed_communication=0.2, idle_host=0.05, idle_sync=0.0),
         operations_ms={"gemm": 61.0, "new": 9.0, "ncclAllReduce": 20.0},
         launches_per_step=150.0,
     )

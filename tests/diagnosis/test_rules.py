@@ -58,7 +58,7 @@ def trace(*, lost: dict[str, float] | None = None, ops: tuple[OpTime, ...] = GEM
     defaults: dict[str, Any] = {
         "source": TRACE,
         "steps": STEPS,
-        "step_ms": STEP_MS,
+        "mean_step_ms": STEP_MS,
         "ledger": ledger(**(lost or {})),
         "operations": ops,
         "device": H100,
@@ -401,6 +401,6 @@ def test_what_a_file_misspells_is_refused_with_the_nearest_name(text: str, words
 
 
 def test_ranks_are_needed_for_a_profile_of_ranks() -> None:
-    ranks = tuple(RankTime(rank=rank, step_ms=STEP_MS) for rank in range(4))
+    ranks = tuple(RankTime(rank=rank, mean_step_ms=STEP_MS) for rank in range(4))
     card = card_of(msgspec.structs.replace(FIRES["straggler-rank"], ranks=ranks))
     assert card.findings[0].evidence["rank"] == 3.0

@@ -23,8 +23,8 @@ def step_ms_without(name: str) -> float:
 
 
 def step_ms(profile: Profile) -> float:
-    assert profile.step_ms
-    return profile.step_ms
+    assert profile.mean_step_ms
+    return profile.mean_step_ms
 
 
 def warnings_of(profile: Profile) -> list[str]:

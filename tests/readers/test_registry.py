@@ -104,7 +104,7 @@ def test_a_plug_in_reads_its_format(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "def recognises(content): return content.head.startswith(b'toy:')\n"
         "def read(content):\n"
         "    ms = float(content.document()[4:])\n"
-        "    return Profile(source=Source(format=NAME, files=(content.name,)), step_ms=ms)\n"
+        "    return Profile(source=Source(format=NAME, files=(content.name,)), mean_step_ms=ms)\n"
     )
     info = tmp_path / "toy-1.dist-info"
     info.mkdir()
@@ -112,6 +112,6 @@ def test_a_plug_in_reads_its_format(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (info / "entry_points.txt").write_text("[stepgrade.readers]\ntoy = toy_reader\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "run").write_text("toy:42.5")
-    assert read_profile(tmp_path / "run").step_ms == 42.5
+    assert read_profile(tmp_path / "run").mean_step_ms == 42.5
     assert read_profile(tmp_path / "run", Reading(input_format="toy")).source.format == "toy"
     sys.modules.pop("toy_reader")

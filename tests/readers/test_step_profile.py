@@ -45,7 +45,7 @@ def contents(profile: Profile) -> Profile:
 def test_step_profiler_v2(tmp_path: Path) -> None:
     profile = read_text(make_step_profile(), tmp_path)
     assert profile.source.format == "step_profiler_v2"
-    assert (profile.steps, profile.step_ms) == (10, 100.0)
+    assert (profile.steps, profile.mean_step_ms) == (10, 100.0)
     assert [phase.name for phase in profile.phases] == ["blk_bwd", "forward"]
     assert {op.name: op.total_ms for op in profile.operations} == {"gemm": 300.0, "attention": 100.0}
 
@@ -53,13 +53,13 @@ def test_step_profiler_v2(tmp_path: Path) -> None:
 def test_apr_training_profiler_v1(tmp_path: Path) -> None:
     profile = read_text(json.dumps(APR_V1), tmp_path)
     assert profile.source.format == "apr_training_profiler_v1"
-    assert (profile.steps, profile.step_ms) == (4, 250.0)
+    assert (profile.steps, profile.mean_step_ms) == (4, 250.0)
     assert profile.layers == profile.operations == ()
 
 
 def test_what_is_missing_stays_missing(tmp_path: Path) -> None:
     profile = read_text('{"_profiler": "step_profiler_v2", "wall_coverage": null}', tmp_path)
-    assert (profile.steps, profile.step_ms, profile.wall_coverage) == (None, None, None)
+    assert (profile.steps, profile.mean_step_ms, profile.wall_coverage) == (None, None, None)
     assert profile.is_empty
 
 
@@ -107,7 +107,7 @@ def test_inside_a_log(log: str, indent: int | None, tmp_path: Path) -> None:
 def test_the_last_profile_of_a_log_counts(tmp_path: Path) -> None:
     log = "\n".join(make_step_profile(step_ms=ms) for ms in (90.0, 110.0))
     profile = read_text(log, tmp_path)
-    assert profile.step_ms == 110.0
+    assert profile.mean_step_ms == 110.0
     assert texts_of(profile.notes) == (
         "read from a log, line 2",
         "the log holds 2 profiles: this is the last one",

@@ -206,7 +206,7 @@ class TestJournal:
             tmp_path / "run.json", self.HEAD, {"warmup": self.SUMS}, line, line, tail='{"steady": {"st'
         )
         profile = sg.load(path)
-        assert (profile.steps, profile.step_ms, profile.tokens_per_step) == (4, 5.0, 32)
+        assert (profile.steps, profile.mean_step_ms, profile.tokens_per_step) == (4, 5.0, 32)
         assert (profile.recorded_steps, profile.world_size, profile.wall_coverage) == (5, 2, 0.6)
         assert [layer.recompute_total_ms for layer in profile.layers] == [None, 1.0]
         assert any("1 lines of the recording" in note.text for note in profile.notes)

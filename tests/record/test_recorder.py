@@ -35,7 +35,7 @@ def test_a_loop_is_recorded_whole(tmp_path: Path) -> None:
     assert [layer.name for layer in profile.layers] == [f"blocks.{n}" for n in range(4)]
     assert all(layer.fwd_total_ms and layer.bwd_total_ms for layer in profile.layers)
     assert profile.tokens_per_step == BATCH * SEQUENCE
-    assert profile.step_ms == pytest.approx(sum(profile.samples_ms) / 7, rel=1e-3)
+    assert profile.mean_step_ms == pytest.approx(sum(profile.samples_ms) / 7, rel=1e-3)
     assert "loss" in profile.contents
 
 
@@ -178,7 +178,7 @@ def test_operations_of_sampled_steps(tmp_path: Path) -> None:
     operations = {operation.name: operation.total_ms for operation in profile.operations}
     assert operations["aten::addmm"] > 0 or operations["aten::mm"] > 0
     assert profile.steps == 12 - 3 - 2  # warm-up, and steps 5 and 9 under the profiler
-    assert sum(operations.values()) < 5 * profile.steps * profile.step_ms
+    assert sum(operations.values()) < 5 * profile.steps * profile.mean_step_ms
 
 
 def test_an_operation_window_that_the_end_cuts_off_does_not_count(tmp_path: Path) -> None:

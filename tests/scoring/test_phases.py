@@ -78,7 +78,7 @@ def test_totals_and_averages_that_disagree_are_reported() -> None:
 def test_the_ledger_adds_up_to_one(per_step_ms: dict[str, float], covered: float, steps: int) -> None:
     profile = make_profile(
         steps=steps,
-        step_ms=sum(per_step_ms.values()) / covered,
+        mean_step_ms=sum(per_step_ms.values()) / covered,
         phases=tuple(PhaseTime(name=name, total_ms=ms * steps) for name, ms in per_step_ms.items()),
     )
     ledger = phases_of_step(profile, DEFAULT_LIMITS).ledger

@@ -78,7 +78,7 @@ def test_what_is_not_known_is_ungraded_and_says_what_would_help(options: dict, r
 def test_enough_shapes_grade_a_run_without_tokens(known: float, grade: str) -> None:
     flops = 0.25 * 989.4e12 * 10 * 0.1  # a quarter of the peak through ten steps of 100 ms
     shapes = {"matmul_flops": flops, "matmul_dtype": "bf16", "matmul_known_share": known}
-    card = card_of(make_profile(steps=10, step_ms=100.0, **shapes), device="h100-sxm5-80gb")
+    card = card_of(make_profile(steps=10, mean_step_ms=100.0, **shapes), device="h100-sxm5-80gb")
     assert card.grade == grade
     assert any("79 % of the time" in reason.text for reason in card.ungraded_because) == (grade == "ungraded")
 
@@ -278,7 +278,7 @@ def step_profile_texts(draw: st.DrawFn) -> str:
 @given(step_profile_texts(), st.floats(1, 10_000))
 def test_notes_tell_truly_what_contract_v1_calls_the_bottleneck(text: str, tok_s: float) -> None:
     v1 = compute_training_scorecard(StepProfilerInput.from_json(text), tok_s, HardwareSpec.gb10())
-    v2 = card_of(step_profile.read_text(text.encode(), "p"), throughput_tok_s=tok_s, device="gb10")
+    v2 = card_of(step_profile.profile_from_json(text.encode(), "p"), throughput_tok_s=tok_s, device="gb10")
     said = [note.text for note in v2.notes if note.code == "v1_bottleneck"]
     if v1.bottleneck.value == v2.bottleneck:
         assert said == []

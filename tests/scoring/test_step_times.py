@@ -40,7 +40,7 @@ def test_what_is_left_out(samples: list[float], warm_up: int, outliers: int) -> 
 
 
 def test_one_cold_step_moves_nothing() -> None:
-    cold = sg.score(make_profile(step_ms=400.0, samples_ms=(9000.0, *EVEN)), tokens_per_step=1000)
+    cold = sg.score(make_profile(mean_step_ms=400.0, samples_ms=(9000.0, *EVEN)), tokens_per_step=1000)
     assert cold.step_time_ms == 101.0
     assert cold.throughput is not None
     assert cold.throughput.low is not None
@@ -116,7 +116,12 @@ def test_a_scorecard_keeps_a_bounded_number_of_samples() -> None:
     samples = tuple(100.0 + n % 3 for n in range(20_000))
     card = sg.score(
         make_profile(
-            steps=20_000, step_ms=101.0, samples_ms=samples, operations=(*ops, small), phases=(), layers=()
+            steps=20_000,
+            mean_step_ms=101.0,
+            samples_ms=samples,
+            operations=(*ops, small),
+            phases=(),
+            layers=(),
         )
     )
     assert card.steps is not None
@@ -135,7 +140,7 @@ def test_phases_add_up_to_the_typical_step(samples_ms: list[float]) -> None:
     mean_ms = sum(samples_ms) / len(samples_ms)
     phases = make_phases(steps=len(samples_ms), forward=mean_ms * 0.3, backward=mean_ms * 0.6)
     profile = make_profile(
-        steps=len(samples_ms), step_ms=mean_ms, phases=phases, samples_ms=tuple(samples_ms)
+        steps=len(samples_ms), mean_step_ms=mean_ms, phases=phases, samples_ms=tuple(samples_ms)
     )
     card = sg.score(profile)
     assert card.step_time_ms is not None
@@ -147,7 +152,7 @@ def test_phases_add_up_to_the_typical_step(samples_ms: list[float]) -> None:
 def test_layers_fit_into_the_typical_step(samples_ms: list[float]) -> None:
     mean_ms, steps = sum(samples_ms) / len(samples_ms), len(samples_ms)
     layers = make_layers(*((mean_ms * steps * 0.1, mean_ms * steps * 0.2) for _ in range(3)))
-    profile = make_profile(steps=steps, step_ms=mean_ms, layers=layers, samples_ms=tuple(samples_ms))
+    profile = make_profile(steps=steps, mean_step_ms=mean_ms, layers=layers, samples_ms=tuple(samples_ms))
     card = sg.score(profile)
     assert card.step_time_ms is not None
     assert sum((layer.fwd_ms or 0.0) + (layer.bwd_ms or 0.0) for layer in card.layers) == pytest.approx(

@@ -36,7 +36,7 @@ for start in range(0, int(sys.argv[2]), 25):
 
 
 def card(step_ms: float = 100.0, **fields: Any) -> sg.Scorecard:
-    return sg.score(make_profile(step_ms=step_ms, **fields), tokens_per_step=1000.0)
+    return sg.score(make_profile(mean_step_ms=step_ms, **fields), tokens_per_step=1000.0)
 
 
 def fill(history: History, steps_ms: list[float], **fields: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from stepgrade._version import __version__
+from stepgrade.cli.flags import FLAGS
 from stepgrade.cli.parser import Parser
 from stepgrade.cli.streams import complain, send
 from stepgrade.errors import EXIT_BAD_INPUT, EXIT_BUG, EXIT_OK, StepgradeError
@@ -45,7 +46,7 @@ def run(arguments: list[str]) -> int:
     try:
         code = _dispatch(arguments)
     except StepgradeError as error:
-        code = _complain(str(error), error.exit_code)
+        code = _complain(error.text(FLAGS), error.exit_code)
     except KeyboardInterrupt:
         code = _complain("interrupted", _INTERRUPTED)
     except MemoryError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import sys
 from argparse import Namespace
 from contextlib import suppress
@@ -11,6 +10,7 @@ from contextlib import suppress
 from stepgrade import report
 from stepgrade.cli.streams import send
 from stepgrade.errors import BadInput, BadOption
+from stepgrade.files import write_whole
 from stepgrade.model.notes import Result
 from stepgrade.report.names import printable
 from stepgrade.report.types import Page
@@ -36,8 +36,12 @@ def write(text: str, output: str | None) -> None:
     """Print the text, or write it to a file; raise BadInput when that fails."""
     if output is None or output == "-":
         send(text)
-    else:
-        _write_whole(text.encode("utf-8", "replace"), output)
+        return
+    try:
+        # What a link points to is written, and the link stays.
+        write_whole(os.path.realpath(output), text.encode("utf-8", "replace"))
+    except OSError as error:
+        raise BadInput(f"cannot be written: {error.strerror or error}", where=output) from error
 
 
 def write_raw(text: str, output: str | None) -> None:
@@ -69,37 +73,3 @@ def _has_color(choice: str, output: str | None) -> bool:
     if os.environ.get("FORCE_COLOR"):
         return True
     return output is None and _is_terminal() and os.environ.get("TERM") != "dumb"
-
-
-def _write_whole(content: bytes, output: str) -> None:
-    """Write beside the target and move it there in one step; a device or pipe is written to directly."""
-    target = os.path.realpath(output)
-    try:
-        if os.path.exists(target) and not stat.S_ISREG(os.stat(target).st_mode):  # noqa: PTH110, PTH116
-            _write_into(target, content)
-        else:
-            _replace(target, content)
-    except OSError as error:
-        raise BadInput(f"cannot be written: {error.strerror or error}", where=output) from error
-
-
-def _write_into(target: str, content: bytes) -> None:
-    with open(target, "wb") as stream:  # noqa: PTH123
-        stream.write(content)
-
-
-def _replace(target: str, content: bytes) -> None:
-    draft = os.path.join(os.path.dirname(target), f".stepgrade-{os.getpid()}.tmp")  # noqa: PTH118, PTH120
-    stream = open(draft, "xb")  # noqa: SIM115, PTH123  closed below; one that exists is not ours to remove
-    try:
-        with stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        with suppress(FileNotFoundError):
-            os.chmod(draft, stat.S_IMODE(os.stat(target).st_mode))  # noqa: PTH101, PTH116
-        os.replace(draft, target)  # noqa: PTH105
-    except BaseException:  # an interrupt leaves nothing behind either
-        with suppress(OSError):
-            os.unlink(draft)  # noqa: PTH108
-        raise

@@ -51,7 +51,7 @@ class _Times(Struct, frozen=True, kw_only=True):
 
 def decompose(ours: Profile, theirs: Profile, matched: Matched, scale: float) -> Decomposition | None:
     """Take the gap apart; None when one side has no step time."""
-    if not ours.step_ms or not theirs.step_ms:
+    if not ours.mean_step_ms or not theirs.mean_step_ms:
         return None
     with_ledgers = ours.ledger is not None and theirs.ledger is not None
     left = _times(ours, _work(matched, mine=True), 1.0)
@@ -82,7 +82,7 @@ def _work(matched: Matched, *, mine: bool) -> float:
 
 
 def _times(profile: Profile, work: float, scale: float) -> _Times:
-    ledger, step = profile.ledger, (profile.step_ms or 0.0) * scale
+    ledger, step = profile.ledger, (profile.mean_step_ms or 0.0) * scale
     accounts: dict[str, float] = {}
     mean_rank = step
     if ledger is not None and ledger.total_ns:

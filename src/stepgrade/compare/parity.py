@@ -91,7 +91,7 @@ def parity(ours: Profile, theirs: Profile) -> ParityReport:
         launch_ratio=_ratio(ours.launches_per_step, theirs.launches_per_step),
         top_gaps=gaps[:GAPS_SHOWN],
         parity_achieved=not behind if enough else None,
-        step_time_ratio=_ratio(ours.step_ms, theirs.step_ms),
+        step_time_ratio=_ratio(ours.mean_step_ms, theirs.mean_step_ms),
         ours_matched_share=named[0],
         theirs_matched_share=named[1],
         gaps=gaps,
@@ -118,18 +118,18 @@ def _tokens_scale(ours: Profile, theirs: Profile) -> float:
 def _tokens(profile: Profile) -> float | None:
     if profile.tokens_per_step:
         return profile.tokens_per_step
-    rate, step_ms = profile.throughput_tok_s, profile.step_ms
+    rate, step_ms = profile.throughput_tok_s, profile.mean_step_ms
     return rate * step_ms / 1000.0 if rate and step_ms else None
 
 
 def _throughput(profile: Profile) -> float | None:
-    tokens, step_ms = _tokens(profile), profile.step_ms
+    tokens, step_ms = _tokens(profile), profile.mean_step_ms
     return profile.throughput_tok_s or (tokens / step_ms * 1000.0 if tokens and step_ms else None)
 
 
 def _time_ratio(ours: Profile, theirs: Profile, scale: float) -> float | None:
     both = _ratio(_throughput(theirs), _throughput(ours))
-    step = _ratio(ours.step_ms, theirs.step_ms)
+    step = _ratio(ours.mean_step_ms, theirs.mean_step_ms)
     return both if both is not None else (step / scale if step is not None else None)
 
 
@@ -223,7 +223,7 @@ def _notes(
             f"a step takes {mine:,.0f} tokens in ours and {other:,.0f} in theirs: their times are for as many"
         )
         notes.append(Note("different_tokens", text))
-    elif not (mine and other) and ours.step_ms and theirs.step_ms:
+    elif not (mine and other) and ours.mean_step_ms and theirs.mean_step_ms:
         text = "tokens per step are not known on both sides: steps are taken to do the same work"
         notes.append(Note("tokens_unknown", text))
     return tuple(notes)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from msgspec import Struct
 
 from stepgrade.compare.effect import LEAST_RUNS, Side
-from stepgrade.compare.step_change import FROM_TIMELINE, NO_PHASE, in_no_phase_ms
+from stepgrade.compare.step_change import NO_PHASE, accounts_ms, have_timelines, in_no_phase_ms
 from stepgrade.compare.verdict import Metric, Sensitivity, change_of
 from stepgrade.model import Baseline
 from stepgrade.model.comparison import PartChange, Shift
@@ -122,16 +122,13 @@ def _sampled(paces: Sequence[StepTimes | None]) -> Side:
 
 def _accounts(now: Baseline, before: Baseline) -> Iterable[Shift]:
     """Yield the ledger's accounts in milliseconds; one that was made from phases says what they say."""
-    if not (_has_timeline(now, before) and now.step_ms and before.step_ms):
-        return
-    for name in now.ledger:
-        here, there = now.ledger[name], before.ledger.get(name)
-        if here is not None and there is not None:
-            yield Shift(kind="ledger", name=name, before=there * before.step_ms, now=here * now.step_ms)
-
-
-def _has_timeline(*runs: Baseline) -> bool:
-    return all(run.ledger.get(FROM_TIMELINE) is not None for run in runs)
+    if have_timelines(now, before):
+        here, there = accounts_ms(now), accounts_ms(before)
+        yield from (
+            Shift(kind="ledger", name=name, before=there[name], now=here[name])
+            for name in here
+            if name in there
+        )
 
 
 def _phases(now: Baseline, before: Baseline) -> Iterable[Shift]:
@@ -139,7 +136,7 @@ def _phases(now: Baseline, before: Baseline) -> Iterable[Shift]:
     for name in sorted(now.phases_ms.keys() & before.phases_ms.keys()):
         yield Shift(kind="phase", name=name, before=before.phases_ms[name], now=now.phases_ms[name])
     rests = [in_no_phase_ms(run) for run in (before, now)]
-    if not _has_timeline(now, before) and rests[0] is not None and rests[1] is not None:
+    if not have_timelines(now, before) and rests[0] is not None and rests[1] is not None:
         yield Shift(kind="phase", name=NO_PHASE, before=max(rests[0], 0.0), now=max(rests[1], 0.0))
 
 
@@ -171,10 +168,9 @@ def _launches(now: Baseline, before: Baseline) -> Iterable[Shift]:
 
 def _overlap(now: Baseline, before: Baseline) -> tuple[Shift, ...]:
     """Return lost overlap: more communication shows although no communication takes longer."""
-    here, there = now.ledger.get(_COMMUNICATION), before.ledger.get(_COMMUNICATION)
-    if here is None or there is None or not now.step_ms or not before.step_ms:
+    shown, hidden_before = accounts_ms(now).get(_COMMUNICATION), accounts_ms(before).get(_COMMUNICATION)
+    if shown is None or hidden_before is None or not before.step_ms:
         return ()
-    shown, hidden_before = here * now.step_ms, there * before.step_ms
     longer = _communicating(now) - _communicating(before)
     if shown - hidden_before < 0.01 * before.step_ms or longer > (shown - hidden_before) / 2.0:
         return ()

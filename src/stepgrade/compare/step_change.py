@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from msgspec.structs import asdict
+
 from stepgrade.model import Baseline
 from stepgrade.model.comparison import Change, StepChange
 
 NO_PHASE = "in no phase"
-# Only a ledger from a device's timeline has this account; one made from phases adds nothing to them.
-FROM_TIMELINE = "idle_sync"
 
 
 def step_change(now: Baseline, before: Baseline) -> StepChange | None:
@@ -15,8 +15,9 @@ def step_change(now: Baseline, before: Baseline) -> StepChange | None:
     now_ms, before_ms = now.step_ms, before.step_ms
     if not now_ms or not before_ms:
         return None
-    if now.ledger.get(FROM_TIMELINE) is not None and before.ledger.get(FROM_TIMELINE) is not None:
-        parts = _parts(_in_ms(before.ledger, before_ms), _in_ms(now.ledger, now_ms))
+    if have_timelines(now, before):
+        sides = [{name: ms for name, ms in accounts_ms(run).items() if ms} for run in (before, now)]
+        parts = _parts(*sides)
         return StepChange(basis="ledger", before_ms=before_ms, now_ms=now_ms, parts=parts)
     if not now.phases_ms or not before.phases_ms:
         return None
@@ -29,8 +30,16 @@ def in_no_phase_ms(run: Baseline) -> float | None:
     return run.step_ms - sum(run.phases_ms.values()) if run.step_ms and run.phases_ms else None
 
 
-def _in_ms(shares: dict[str, float | None], step_ms: float) -> dict[str, float]:
-    return {name: share * step_ms for name, share in shares.items() if share}
+def have_timelines(*runs: Baseline) -> bool:
+    """Tell whether the ledgers come from a device's timeline: one made from phases adds nothing to them."""
+    return all(run.ledger is not None and run.ledger.idle_sync is not None for run in runs)
+
+
+def accounts_ms(run: Baseline) -> dict[str, float]:
+    """Return the accounts of a run's ledger that are known, in milliseconds."""
+    if run.ledger is None or not run.step_ms:
+        return {}
+    return {name: share * run.step_ms for name, share in asdict(run.ledger).items() if share is not None}
 
 
 def _with_rest(phases: dict[str, float], step_ms: float) -> dict[str, float]:

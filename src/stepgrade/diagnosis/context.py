@@ -6,9 +6,9 @@ from msgspec import Struct
 
 from stepgrade.config.limits import DEFAULT_LIMITS, Limits
 from stepgrade.hardware import Target
-from stepgrade.model import Profile
+from stepgrade.model import Ledger, Profile
 from stepgrade.model.activity import Activity
-from stepgrade.model.scorecard import Cause, Ledger, Operation
+from stepgrade.model.scorecard import Cause, Operation
 from stepgrade.scoring.bottleneck import Verdict
 from stepgrade.scoring.efficiency import Efficiency
 from stepgrade.scoring.layers import SlowLayer
@@ -49,11 +49,15 @@ class RuleContext(Struct, frozen=True, kw_only=True):
     def share_of_step(self, total_ms: float) -> float | None:
         """Return a total over all steps as a share of one step, or None when steps are not known."""
         profile = self.profile
-        return total_ms / profile.steps / profile.step_ms if profile.steps and profile.step_ms else None
+        return (
+            total_ms / profile.steps / profile.mean_step_ms
+            if profile.steps and profile.mean_step_ms
+            else None
+        )
 
     def step_share(self, ms: float) -> float:
         """Return milliseconds of one step as a share of it, 0 when the step time is not known."""
-        return ms / self.profile.step_ms if self.profile.step_ms else 0.0
+        return ms / self.profile.mean_step_ms if self.profile.mean_step_ms else 0.0
 
     def account(self, *names: str) -> float:
         """Return the share of the step in these accounts of the ledger; what is not known counts as 0."""

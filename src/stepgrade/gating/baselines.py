@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from stepgrade.compare.changes import last_level
 from stepgrade.compare.effect import MOST_RUNS
 from stepgrade.compare.fingerprint import differences
-from stepgrade.compare.regression import baseline_of
 from stepgrade.errors import BadOption
 from stepgrade.model import Baseline, Fingerprint, Note
 from stepgrade.model.scorecard import Scorecard
@@ -47,7 +46,7 @@ def earlier_runs(history: History, card: Scorecard, branch: str, allowed: frozen
     level = series[last_level([value for _, value in series]) :][-MOST_RUNS:]
     text = f"the level of {branch} changed lately: only the {len(level)} runs since then count"
     notes = (Note("level_changed", text),)
-    runs = [structs.replace(baseline_of(history.card(number)), name=f"run {number}") for number, _ in level]
+    runs = [Baseline.of(history.card(number), f"run {number}") for number, _ in level]
     return Earlier(
         runs=tuple(runs),
         name=f"{len(runs)} run{'s' if len(runs) != 1 else ''} of {name}",

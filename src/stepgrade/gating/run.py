@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from msgspec import Struct, structs
 
 from stepgrade.compare.fingerprint import allowed_fields
-from stepgrade.compare.regression import baseline_of
 from stepgrade.compare.verdict import Sensitivity
 from stepgrade.config import Config
 from stepgrade.diagnosis.settings import Settings
@@ -112,7 +111,7 @@ def _found(cards: Sequence[Scorecard], earlier: Earlier | None, config: Config) 
         )
     how = Sensitivity(allow=config.gate.allow, detect=config.gate.detect, run_noise=config.gate.run_noise)
     allowed = allowed_fields(config.gate.allow_different)
-    found = hold([baseline_of(card) for card in cards], earlier.runs, how, allowed)
+    found = hold([Baseline.of(card) for card in cards], earlier.runs, how, allowed)
     return structs.replace(found, baseline=earlier.name, notes=(*earlier.notes, *found.notes))
 
 

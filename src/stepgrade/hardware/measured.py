@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from stepgrade.errors import BadInput
+from stepgrade.files import write_whole
 
 SCHEMA_VERSION = 1
 STATE_VARIABLE = "STEPGRADE_STATE"
@@ -73,11 +74,7 @@ def keep_measured(measurement: Measurement, path: str | None = None) -> str:
     text = msgspec.json.format(msgspec.json.encode(_Kept(measured=[measurement, *others])), indent=2)
     try:
         os.makedirs(os.path.dirname(place) or ".", exist_ok=True)  # noqa: PTH103, PTH120  as above
-        # A new file that takes the old one's place: a run that is cut short leaves the old one whole.
-        draft = f"{place}.{os.getpid()}"
-        with open(draft, "wb") as file:  # noqa: PTH123  as above
-            file.write(text + b"\n")
-        os.replace(draft, place)  # noqa: PTH105  as above
+        write_whole(place, text + b"\n")
     except OSError as error:
         raise BadInput(f"cannot be written: {error.strerror}", where=place) from error
     return place

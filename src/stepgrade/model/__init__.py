@@ -1,12 +1,13 @@
 """What a run is: profiles and their parts. No files are read here and nothing is judged."""
 
+from stepgrade.model.baseline import Baseline
 from stepgrade.model.fingerprint import Fingerprint
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import (
     RECORDER,
-    Baseline,
     DeviceSeen,
     LayerTime,
+    Ledger,
     LedgerTime,
     OpTime,
     PhaseTime,
@@ -23,6 +24,7 @@ __all__ = [
     "DeviceSeen",
     "Fingerprint",
     "LayerTime",
+    "Ledger",
     "LedgerTime",
     "Note",
     "OpTime",

@@ -13,7 +13,6 @@ from msgspec import Struct
 
 from stepgrade.errors import BadInput
 from stepgrade.model.activity import Activity
-from stepgrade.model.fingerprint import Fingerprint
 from stepgrade.model.notes import Note
 
 RECORDER = "stepgrade recorder, PyTorch"  # the producer of what our own recorder writes
@@ -83,12 +82,37 @@ class LedgerTime(Struct, frozen=True, kw_only=True):
     idle_sync_ns: int
     unattributed_ns: int
 
+    def shares(self) -> dict[str, float]:
+        """Return each account as a share of the total; all zero for an empty one."""
+        total = max(self.total_ns, 1)
+        return {
+            "compute": self.compute_ns / total,
+            "exposed_communication": self.exposed_communication_ns / total,
+            "exposed_copy": self.exposed_copy_ns / total,
+            "idle_input": self.idle_input_ns / total,
+            "idle_host": self.idle_host_ns / total,
+            "idle_sync": self.idle_sync_ns / total,
+            "unattributed": self.unattributed_ns / total,
+        }
+
+
+class Ledger(Struct, frozen=True, kw_only=True):
+    """Where a step's time goes; what is known adds up to 1, what cannot be told apart is None."""
+
+    compute: float | None = None
+    exposed_communication: float | None = None
+    exposed_copy: float | None = None
+    idle_input: float | None = None
+    idle_host: float | None = None
+    idle_sync: float | None = None
+    unattributed: float | None = None
+
 
 class RankTime(Struct, frozen=True, kw_only=True):
     """One rank: its mean step, how long it waits in collectives for later ranks, its ledger."""
 
     rank: int
-    step_ms: float
+    mean_step_ms: float
     wait_ms: float | None = None
     ledger: LedgerTime | None = None
 
@@ -117,7 +141,7 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     source: Source
     steps: int | None = None
-    step_ms: float | None = None
+    mean_step_ms: float | None = None
     samples_ms: tuple[float, ...] = ()
     wall_coverage: float | None = None
     phases: tuple[PhaseTime, ...] = ()
@@ -149,11 +173,11 @@ class Profile(Struct, frozen=True, kw_only=True):
             if count is not None and not 0 <= count <= LARGEST_COUNT:
                 raise BadInput(f"must be a whole number from 0 to {LARGEST_COUNT}", where=place)
         for place, value in self._figures():
-            _check_figure(place, value)
+            check_figure(place, value)
 
     def _figures(self) -> Iterator[tuple[str, float | None]]:
         """Yield every measured figure with the name it has for people."""
-        yield "step time", self.step_ms
+        yield "step time", self.mean_step_ms
         yield "wall coverage", self.wall_coverage
         yield "throughput", self.throughput_tok_s
         yield "tokens per step", self.tokens_per_step
@@ -176,46 +200,12 @@ class Profile(Struct, frozen=True, kw_only=True):
     @property
     def is_empty(self) -> bool:
         """Tell whether the source measured nothing that could be shown."""
-        measured = (self.step_ms, self.throughput_tok_s)
+        measured = (self.mean_step_ms, self.throughput_tok_s)
         parts = (self.phases, self.layers, self.operations)
         return all(figure is None for figure in measured) and not any(parts)
 
 
-class Baseline(Struct, frozen=True, kw_only=True):
-    """What an earlier run reached, as far as it is known."""
-
-    name: str
-    throughput_tok_s: float | None = None
-    step_ms: float | None = None
-    wall_coverage: float | None = None
-    device: str | None = None
-    ledger: dict[str, float | None] = {}  # shares of the step by account
-    phases_ms: dict[str, float] = {}
-    samples_ms: tuple[float, ...] = ()
-    operations_ms: dict[str, float] = {}
-    operation_calls: dict[str, float] = {}  # per step
-    operation_samples_ms: dict[str, tuple[float, ...]] = {}  # one for each steady step
-    phase_samples_ms: dict[str, tuple[float, ...]] = {}
-    layers_ms: dict[str, float] = {}
-    launches_per_step: float | None = None
-    peak_memory_bytes: float | None = None
-    tokens_per_step: float | None = None
-    fingerprint: Fingerprint | None = None
-
-    def __post_init__(self) -> None:
-        figures = {
-            "throughput": self.throughput_tok_s,
-            "step time": self.step_ms,
-            "coverage": self.wall_coverage,
-            "launches": self.launches_per_step,
-            "peak memory": self.peak_memory_bytes,
-        }
-        for place, value in (*figures.items(), *self.operations_ms.items(), *self.layers_ms.items()):
-            _check_figure(place, value)
-        for value in self.samples_ms:
-            _check_figure("a step's sample", value)
-
-
-def _check_figure(place: str, value: float | None) -> None:
+def check_figure(place: str, value: float | None) -> None:
+    """Raise BadInput unless the figure is a finite number of 0 or more, or None."""
     if value is not None and not (math.isfinite(value) and value >= 0.0):
         raise BadInput(f"must be a finite number of 0 or more, not {value:g}", where=place)

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct, field
 
 from stepgrade.contract import LayerSummary, Regression
-from stepgrade.model import Fingerprint, Note, Source, Span
+from stepgrade.model import Fingerprint, Ledger, Note, Source, Span
 from stepgrade.model.ceiling import Ceiling, Roof
 from stepgrade.model.comparison import MetricChange, Shift, StepChange
 from stepgrade.model.finding import Finding
@@ -67,18 +67,6 @@ class PhaseShare(Struct, frozen=True, kw_only=True):
     ms: float | None = None
     share: float | None = None
     samples_ms: tuple[float, ...] = ()
-
-
-class Ledger(Struct, frozen=True, kw_only=True):
-    """Where a step's time goes; what is known adds up to 1, what cannot be told apart is None."""
-
-    compute: float | None = None
-    exposed_communication: float | None = None
-    exposed_copy: float | None = None
-    idle_input: float | None = None
-    idle_host: float | None = None
-    idle_sync: float | None = None
-    unattributed: float | None = None
 
 
 class RankRow(Struct, frozen=True, kw_only=True):

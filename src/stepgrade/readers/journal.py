@@ -109,7 +109,7 @@ def _profile(name: str, head: _Head, lines: list[_Line], sums: _Sums, notes: tup
     return Profile(
         source=Source(format="step_profiler_v2", files=(name,), producer=RECORDER),
         steps=sums.steps,
-        step_ms=sums.wall_ms / sums.steps if sums.steps else None,
+        mean_step_ms=sums.wall_ms / sums.steps if sums.steps else None,
         samples_ms=tuple(sums.samples_ms),
         wall_coverage=None if covered is None else min(1.0, covered),
         phases=tuple(PhaseTime(name=phase, total_ms=ms) for phase, ms in sorted(sums.phases_ms.items())),

@@ -44,7 +44,7 @@ def recognises(content: Content) -> bool:
 def read(content: Content) -> Profile:
     """Return the last step profile in the log."""
     found = find_profile(content)
-    profile = step_profile.read_text(found.text, content.name)
+    profile = step_profile.profile_from_json(found.text, content.name)
     notes = [Note("from_log", f"read from a log, line {found.line}")]
     if found.count > 1:
         notes.append(Note("last_of_several", f"the log holds {found.count} profiles: this is the last one"))

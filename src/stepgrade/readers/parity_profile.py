@@ -24,7 +24,7 @@ def read(content: Content) -> Profile:
     return Profile(
         source=Source(format=NAME, files=(content.name,)),
         steps=1,
-        step_ms=parity.step_time_ms or None,
+        mean_step_ms=parity.step_time_ms or None,
         operations=tuple(OpTime(name=op, total_ms=ms) for op, ms in sorted(parity.ops.items())),
         runtime=parity.runtime,
         throughput_tok_s=parity.throughput_tok_s or None,

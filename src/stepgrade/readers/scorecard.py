@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from stepgrade.contract.decode import decode_json
-from stepgrade.model import Baseline, Fingerprint
+from stepgrade.model import Baseline, Fingerprint, Ledger
 from stepgrade.readers.content import Content
 
 _KEYS = {"grade", "efficiency", "bottleneck"}
@@ -56,7 +56,7 @@ class _Card(Struct, frozen=True):
     step_time_ms: float | None = None
     wall_coverage: float | None = None
     device: _Device | None = None
-    ledger: dict[str, float | None] | None = None
+    ledger: Ledger | None = None
     phases: dict[str, _Phase] = {}
     steps: _Steps | None = None
     throughput: _Throughput | None = None
@@ -81,7 +81,7 @@ def read_baseline(content: Content) -> Baseline:
         step_ms=card.step_time_ms or None,
         wall_coverage=card.wall_coverage or None,
         device=card.device.key if card.device else None,
-        ledger=card.ledger or {},
+        ledger=card.ledger,
         phases_ms={name: phase.ms for name, phase in card.phases.items() if phase.ms},
         samples_ms=card.steps.samples_ms if card.steps else (),
         operations_ms={op.name: op.ms for op in card.operations if op.ms},

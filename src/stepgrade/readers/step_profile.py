@@ -87,11 +87,11 @@ def recognises(content: Content) -> bool:
 
 def read(content: Content) -> Profile:
     """Return the profile in a file that is nothing but its JSON."""
-    return read_text(content.document(), content.name)
+    return profile_from_json(content.document(), content.name)
 
 
-def read_text(text: bytes, name: str) -> Profile:
-    """Return the profile in a JSON text; raise BadInput with the place of what is wrong."""
+def profile_from_json(text: bytes, name: str) -> Profile:
+    """Return the profile in a JSON text that is called `name`; raise BadInput with the place of what is wrong."""
     return _profile(decode_json(text, _Document), name)
 
 
@@ -104,7 +104,7 @@ def _profile(document: _Document, name: str) -> Profile:
     return Profile(
         source=Source(format=_format(document), files=(name,), producer=_producer(document)),
         steps=steps or None,
-        step_ms=_step_ms(document, steps),
+        mean_step_ms=_step_ms(document, steps),
         samples_ms=tuple(document.samples_ms),
         wall_coverage=document.wall_coverage,
         phases=tuple(_phase(name, phase) for name, phase in sorted(document.phases.items())),

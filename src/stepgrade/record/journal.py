@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from stepgrade.files import write_whole
+
 JOURNAL_VERSION = 1
 
 
@@ -34,7 +36,7 @@ class Journal:
         if _is_special(self.path):
             return  # a pipe or a device gets the final JSON only
         if not self._begun:
-            _replace(self.path, _encoded(head) + _encoded(line))
+            write_whole(self.path, _encoded(head) + _encoded(line))
             self._begun = True
             return
         with self.path.open("r+b") as stream:
@@ -54,20 +56,14 @@ class Journal:
         """
         text = _encoded(document)
         try:
-            self._write(text)
+            write_whole(self.path, text)
         except OSError:
             elsewhere = Path(tempfile.gettempdir()) / self.path.name
             if elsewhere.resolve() == self.path.resolve() or _is_special(elsewhere):
                 raise
-            _replace(elsewhere, text)
+            write_whole(elsewhere, text)
             return elsewhere
         return self.path
-
-    def _write(self, text: bytes) -> None:
-        if _is_special(self.path):
-            self.path.write_bytes(text)
-        else:
-            _replace(self.path, text)
 
 
 def rank_path(path: Path, rank: int, world_size: int) -> Path:
@@ -84,15 +80,3 @@ def _is_special(path: Path) -> bool:
         return not stat.S_ISREG(path.stat().st_mode)
     except OSError:
         return False
-
-
-def _replace(path: Path, text: bytes) -> None:
-    """Write beside the target and move it there in one step, so that it is whole or as it was."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        draft.write_bytes(text)
-        draft.replace(path)
-    except OSError:
-        with suppress(OSError):
-            draft.unlink()
-        raise

@@ -115,7 +115,7 @@ def profile_of(document: dict[str, Any], name: str) -> Profile:
     return Profile(
         source=Source(format=PROFILER, files=(name,), producer=RECORDER),
         steps=document["steps"],
-        step_ms=document["avg_step_ms"],
+        mean_step_ms=document["avg_step_ms"],
         samples_ms=tuple(document["samples_ms"]),
         wall_coverage=document["wall_coverage"],
         phases=tuple(_phase_time(name, row) for name, row in sorted(document["phases"].items())),

@@ -15,7 +15,7 @@ def convert(profile: Profile) -> str:
     document = {
         "_profiler": PROFILER,
         "steps": profile.steps,
-        "avg_step_ms": profile.step_ms,
+        "avg_step_ms": profile.mean_step_ms,
         "wall_coverage": profile.wall_coverage,
         "bottleneck": profile.claimed_bottleneck,
         "tokens_per_step": profile.tokens_per_step,
@@ -31,7 +31,7 @@ def convert(profile: Profile) -> str:
 
 def _phase(phase: PhaseTime, profile: Profile) -> dict[str, float]:
     """Return the three figures that contract v1 asks of a phase, worked out from one another."""
-    steps, step_ms = profile.steps or 1, profile.step_ms
+    steps, step_ms = profile.steps or 1, profile.mean_step_ms
     per_step = phase.per_step_ms if phase.per_step_ms is not None else (phase.total_ms or 0.0) / steps
     total = phase.total_ms if phase.total_ms is not None else per_step * steps
     share = phase.step_share if phase.step_share is not None else per_step / step_ms if step_ms else 0.0

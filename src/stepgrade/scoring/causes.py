@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from stepgrade.config.limits import Limits
-from stepgrade.model import LedgerTime, Profile
-from stepgrade.model.scorecard import Cause, Ledger, Operation
+from stepgrade.model import Ledger, LedgerTime, Profile
+from stepgrade.model.scorecard import Cause, Operation
 from stepgrade.scoring.bottleneck import Bottleneck, Verdict
 from stepgrade.scoring.step_times import step_ms_of
 from stepgrade.units import show_count, show_share
@@ -40,12 +40,7 @@ def shares_of(ledger: LedgerTime | None) -> Ledger | None:
     """Return the seven accounts as shares of the time they add up to."""
     if ledger is None or not ledger.total_ns:
         return None
-    return Ledger(
-        **{
-            account: getattr(ledger, f"{account}_ns") / ledger.total_ns
-            for account in Ledger.__struct_fields__
-        }
-    )
+    return Ledger(**ledger.shares())
 
 
 def rank_causes(
@@ -109,7 +104,9 @@ def _has_launches(profile: Profile) -> bool:
 
 def _stall_share(profile: Profile) -> float:
     gaps = profile.activity.gaps if profile.activity else None
-    return (gaps.stall_ms + gaps.after_sync_ms) / profile.step_ms if gaps and profile.step_ms else 0.0
+    return (
+        (gaps.stall_ms + gaps.after_sync_ms) / profile.mean_step_ms if gaps and profile.mean_step_ms else 0.0
+    )
 
 
 def _phase_waits(ledger: Ledger) -> dict[Bottleneck, float]:

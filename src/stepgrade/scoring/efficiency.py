@@ -85,9 +85,9 @@ def efficiency_of(profile: Profile, options: ScoreOptions) -> Efficiency:
 
 def arithmetic_of(profile: Profile, target: Target) -> Arithmetic | None:
     """Return the recorded FLOP/s and their share of the stated peak; None without recorded shapes."""
-    if not (profile.matmul_flops and profile.steps and profile.step_ms):
+    if not (profile.matmul_flops and profile.steps and profile.mean_step_ms):
         return None
-    achieved = profile.matmul_flops / profile.steps / (profile.step_ms / 1000.0)
+    achieved = profile.matmul_flops / profile.steps / (profile.mean_step_ms / 1000.0)
     rates = target.figures.compute(target.dtype) if profile.matmul_dtype is not None else ()
     stated = [rate.per_s for rate in rates if rate.basis != "measured"]
     return Arithmetic(
@@ -104,7 +104,7 @@ def throughput_of(profile: Profile, options: ScoreOptions) -> Throughput | None:
     if options.throughput_tok_s is not None:
         return Throughput(tok_s=options.throughput_tok_s, basis="given")
     tokens = options.tokens_per_step or profile.tokens_per_step
-    if tokens and profile.step_ms:
+    if tokens and profile.mean_step_ms:
         origin = "given" if options.tokens_per_step else "from the profile"
         return _rate(tokens, profile, f"tokens per step ({origin}) over the step time")
     if profile.throughput_tok_s is not None:
@@ -115,7 +115,7 @@ def throughput_of(profile: Profile, options: ScoreOptions) -> Throughput | None:
 def _rate(tokens: float, profile: Profile, basis: str) -> Throughput:
     """Return the rate at the median steady step; the slow end of the step's interval is the low one's."""
     times = step_times(profile.samples_ms)
-    step_ms = times.median_ms if times and times.median_ms > 0.0 else profile.step_ms or math.inf
+    step_ms = times.median_ms if times and times.median_ms > 0.0 else profile.mean_step_ms or math.inf
     return Throughput(
         tok_s=tokens / step_ms * 1000.0,
         low=tokens / times.high_ms * 1000.0 if times and times.high_ms else None,

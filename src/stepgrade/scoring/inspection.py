@@ -53,7 +53,7 @@ def _contents(profile: Profile) -> dict[str, str | None]:
         **profile.contents,
         "device": profile.device.name if profile.device else None,
         "steps": _steps(profile),
-        "step time": show_ms(profile.step_ms) if profile.step_ms else None,
+        "step time": show_ms(profile.mean_step_ms) if profile.mean_step_ms else None,
         "throughput": _throughput(profile),
         "phases": _listed(len(profile.phases), [phase.name for phase in profile.phases]),
         "layers": _listed(len(profile.layers), []),
@@ -75,7 +75,7 @@ def _steps(profile: Profile) -> str | None:
 def _throughput(profile: Profile) -> str | None:
     if profile.throughput_tok_s is not None:
         return show_rate(profile.throughput_tok_s)
-    if profile.tokens_per_step and profile.step_ms:
+    if profile.tokens_per_step and profile.mean_step_ms:
         return f"{show_count(profile.tokens_per_step)} tokens per step"
     return None
 

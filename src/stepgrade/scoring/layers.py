@@ -71,9 +71,9 @@ def layers_of_step(profile: Profile, slow: tuple[SlowLayer, ...] = ()) -> tuple[
 def _typical_steps(profile: Profile) -> float | None:
     """Return how many steps of the typical length the time of all makes: so layers fit into the phases."""
     typical_ms = step_ms_of(profile)
-    if not (profile.steps and profile.step_ms and typical_ms):
+    if not (profile.steps and profile.mean_step_ms and typical_ms):
         return profile.steps
-    return profile.steps * profile.step_ms / typical_ms
+    return profile.steps * profile.mean_step_ms / typical_ms
 
 
 def _ratio(layer: LayerTime) -> float | None:

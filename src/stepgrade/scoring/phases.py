@@ -8,8 +8,8 @@ from msgspec import Struct
 
 from stepgrade.config.limits import Limits
 from stepgrade.contract.scorecard import add_up
-from stepgrade.model import Note, PhaseTime, Profile
-from stepgrade.model.scorecard import Ledger, PhaseShare
+from stepgrade.model import Ledger, Note, PhaseTime, Profile
+from stepgrade.model.scorecard import PhaseShare
 from stepgrade.scoring.reference import is_read_by_v1, launch_overhead_v1
 from stepgrade.scoring.step_times import kept_of_part, step_ms_of
 from stepgrade.units import show_share
@@ -99,8 +99,8 @@ def _phases_beside_ledger(shares: dict[str, PhaseShare]) -> PhasesOfStep:
 def _share(phase: PhaseTime, profile: Profile, typical_ms: float | None) -> PhaseShare:
     """Return a phase's share of all steps, and that share of the typical one: so phases add up to it."""
     per_step_ms = _per_step_ms(phase, profile.steps)
-    if per_step_ms is not None and profile.step_ms and typical_ms:
-        share = per_step_ms / profile.step_ms
+    if per_step_ms is not None and profile.mean_step_ms and typical_ms:
+        share = per_step_ms / profile.mean_step_ms
         samples_ms = kept_of_part(phase.samples_ms, share, 0)
         return PhaseShare(ms=share * typical_ms, share=share, samples_ms=samples_ms)
     return PhaseShare(ms=per_step_ms, share=phase.step_share)
@@ -117,7 +117,7 @@ def _covered(shares: dict[str, PhaseShare], profile: Profile) -> float | None:
     known = [share.share for share in shares.values()]
     if not known:
         return profile.wall_coverage
-    if profile.step_ms is None or any(share is None for share in known):
+    if profile.mean_step_ms is None or any(share is None for share in known):
         return None
     return add_up(share for share in known if share is not None)
 
@@ -150,7 +150,7 @@ def _ledger(by_kind: dict[PhaseKind, float], covered: float) -> Ledger:
 def _notes(profile: Profile, covered: float | None) -> tuple[Note, ...]:
     if not profile.phases:
         return _without_phases(profile, covered)
-    if covered is None or not profile.steps or profile.step_ms is None:
+    if covered is None or not profile.steps or profile.mean_step_ms is None:
         return ()
     v1_overhead = launch_overhead_v1(profile)
     overhead = max(0.0, 1.0 - covered)
@@ -164,7 +164,7 @@ def _notes(profile: Profile, covered: float | None) -> tuple[Note, ...]:
 
 
 def _without_phases(profile: Profile, covered: float | None) -> tuple[Note, ...]:
-    if profile.step_ms is None or not is_read_by_v1(profile):
+    if profile.mean_step_ms is None or not is_read_by_v1(profile):
         return ()
     if covered is None:
         text = "the profile has no phases, so launch overhead is not known (contract v1 says 100 %)"

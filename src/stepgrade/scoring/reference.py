@@ -25,10 +25,10 @@ def is_read_by_v1(profile: Profile) -> bool:
 
 def launch_overhead_v1(profile: Profile) -> float:
     """Return the share of one step that the phases' totals over all steps leave: v1's quirk."""
-    if profile.step_ms is None:
+    if profile.mean_step_ms is None:
         return 0.0
     totals = add_up(phase.total_ms or 0.0 for phase in profile.phases)
-    return max(0.0, 1.0 - totals / profile.step_ms)
+    return max(0.0, 1.0 - totals / profile.mean_step_ms)
 
 
 def bottleneck_note(profile: Profile, bottleneck: str, efficiency: float | None) -> Note | None:

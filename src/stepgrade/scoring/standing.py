@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from stepgrade.hardware import Ceiling, lowest
-from stepgrade.model.scorecard import Ledger, Operation, RankRow, Scorecard
+from stepgrade.model import Ledger
+from stepgrade.model.scorecard import Operation, RankRow, Scorecard
 
 
 class Standing(Struct, frozen=True, kw_only=True):

@@ -97,7 +97,7 @@ def kept_of_part(samples_ms: Sequence[float], share: float | None, place: int) -
 def step_ms_of(profile: Profile) -> float | None:
     """Return how long a step takes: the median of the steady samples, else the average that was written."""
     times = step_times(profile.samples_ms)
-    return times.median_ms if times and times.median_ms > 0.0 else profile.step_ms
+    return times.median_ms if times and times.median_ms > 0.0 else profile.mean_step_ms
 
 
 def marks_of(samples_ms: Sequence[float], limits: Limits = DEFAULT_LIMITS) -> tuple[str, ...]:

@@ -63,7 +63,7 @@ def _profile(
         source=Source(format=FORMAT, files=files, producer=PRODUCER),
         steps=steps or None,
         recorded_steps=max((len(fact.steps) for fact in facts), default=None),
-        step_ms=sum(run.step_ns) / steps / NS_PER_MS if steps else None,
+        mean_step_ms=sum(run.step_ns) / steps / NS_PER_MS if steps else None,
         samples_ms=tuple(ns / NS_PER_MS for ns in run.step_ns),
         phases=_phases(facts, steps),
         layers=_layers(facts, steps),
@@ -213,7 +213,7 @@ def _ledger(facts: LedgerFacts | None) -> LedgerTime | None:
 def _rank(rank: RankFacts) -> RankTime:
     return RankTime(
         rank=rank.rank,
-        step_ms=rank.step_ns / NS_PER_MS,
+        mean_step_ms=rank.step_ns / NS_PER_MS,
         wait_ms=None if rank.wait_ns is None else rank.wait_ns / NS_PER_MS,
         ledger=_ledger(rank.ledger),
     )

@@ -11,11 +11,11 @@ import msgspec
 import stepgrade as sg
 from stepgrade.config import Budget, Config, GateTable, Waiver
 from stepgrade.gating.run import gate
-from stepgrade.model import LayerTime, Note, OpTime, Profile, Source, Span
+from stepgrade.model import LayerTime, Ledger, Note, OpTime, Profile, Source, Span
 from stepgrade.model.ceiling import Roof
 from stepgrade.model.comparison import Check, GateReport, PartChange, Shift
 from stepgrade.model.finding import Finding
-from stepgrade.model.scorecard import Ledger, Operation, RankRow, Scorecard, StepStats
+from stepgrade.model.scorecard import Operation, RankRow, Scorecard, StepStats
 from tests.builders import make_ops, make_profile
 from tests.conftest import ROOT
 

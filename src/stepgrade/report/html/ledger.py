@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepgrade.model.scorecard import Ledger, RankRow, Scorecard
+from stepgrade.model import Ledger
+from stepgrade.model.scorecard import RankRow, Scorecard
 from stepgrade.report.html import words
 from stepgrade.report.html.plot import Mark, Slice, stacked
 from stepgrade.report.names import shortened

@@ -1,0 +1,56 @@
+"""Flags are words of the command line alone: no text of any other room holds one."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from importlib import import_module
+
+from stepgrade.cli.flags import FLAGS
+from stepgrade.cli.main import COMMANDS
+from stepgrade.cli.parser import Parser
+from tests.conftest import ROOT
+
+SRC = ROOT / "src" / "stepgrade"
+# Flags of other programs.
+FOREIGN = {"_version.py": "--version", "store/git.py": "--short", "store/migrations.py": "--upgrade"}
+# How many texts of each room still hold one; it only goes down.
+STILL = {
+    "compare": 3,
+    "diagnosis": 2,
+    "gating": 7,
+    "grading.py": 3,
+    "hardware": 39,
+    "readers": 4,
+    "report": 11,
+    "scoring": 9,
+    "store": 2,
+}
+
+
+def test_no_text_outside_the_command_line_holds_a_flag() -> None:
+    found: Counter[str] = Counter()
+    for path in SRC.rglob("*.py"):
+        place = path.relative_to(SRC)
+        if place.parts[0] == "cli":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                flags = set(re.findall(r"--[a-z][a-z-]*", node.value))
+                found[place.parts[0]] += bool(flags - {FOREIGN.get(place.as_posix())})
+    too_many = {room: count for room, count in found.items() if count > STILL.get(room, 0)}
+    assert not too_many
+
+
+def test_every_flag_of_the_table_is_one_that_a_command_takes() -> None:
+    taken = set()
+    for name in COMMANDS:
+        command = import_module(f"stepgrade.cli.{name}")
+        parser = Parser(prog=name, description="")
+        command.add_options(parser)
+        taken |= set(re.findall(r"--[a-z][a-z-]*", parser.format_help()))
+        for action in parser._actions:
+            for inner in (action.choices or {}).values() if isinstance(action.choices, dict) else ():
+                taken |= set(re.findall(r"--[a-z][a-z-]*", inner.format_help()))
+    assert {flag.split(" ")[0] for flag in FLAGS.values()} <= taken
