@@ -30,7 +30,9 @@ def test_the_table_has_the_layers_of_import_linter() -> None:
 
 def test_every_room_is_in_the_table() -> None:
     package = ROOT / "src" / "stepgrade"
-    there = {path.stem.partition(".")[0] for path in package.iterdir() if path.suffix in ("", ".py", ".typed")}
+    there = {
+        path.stem.partition(".")[0] for path in package.iterdir() if path.suffix in ("", ".py", ".typed")
+    }
     assert {room for layer in listed() for room in layer} == there - UNLISTED - {"__pycache__"}
 
 
