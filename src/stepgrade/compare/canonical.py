@@ -118,7 +118,10 @@ def match(ours: tuple[PartTime, ...], theirs: tuple[PartTime, ...]) -> Matched:
     """Match two runtimes at the finest level that covers most of both, else at the one that covers most."""
     found = [_matched(ours, theirs, level) for level in LEVELS]
     enough = [one for one in found if min(one.ours_share, one.theirs_share) >= FINE_ENOUGH]
-    return enough[0] if enough else max(found, key=lambda one: min(one.ours_share, one.theirs_share))
+    if enough:
+        return enough[0]
+    # Rounded, so that of levels that cover as much the finest is taken.
+    return max(found, key=lambda one: round(min(one.ours_share, one.theirs_share), 9))
 
 
 def _matched(ours: tuple[PartTime, ...], theirs: tuple[PartTime, ...], level: str) -> Matched:
