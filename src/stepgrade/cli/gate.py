@@ -1,4 +1,4 @@
-r"""Pass, or fail the build: hold the run in SOURCE against earlier runs.
+r"""Pass, or fail the build: compare the run in SOURCE with earlier runs.
 
 Earlier runs are files (--baseline, more than once if you have more) or the history of a branch. A change
 fails only when it is beyond the noise between identical runs and beyond the budget. Exit code 0 passes,
@@ -74,23 +74,31 @@ def run(args: Namespace) -> int:
     found = config_from(args) or Config()
     config = _with_options(found, args)
     setup, settings = setup_from(args), settings_from(found, args.config or DEFAULT_PATH)
-    question = {"throughput_tok_s": args.throughput_tok_s, "tokens_per_step": args.tokens_per_step}
     runs = [load_run(args), *(_load(source, args) for source in args.repeat)]
+    cards = [
+        score(
+            profile,
+            setup=setup,
+            settings=settings,
+            throughput_tok_s=args.throughput_tok_s,
+            tokens_per_step=args.tokens_per_step,
+        )
+        for profile in runs
+    ]
     report = gate(
-        runs,
+        cards,
         baselines=[load_baseline(name, max_bytes=args.max_bytes) for name in args.baseline],
         against=args.against,
         history=args.history,
         config=config,
         fail_on=args.fail_on,
+        tokens_per_step=args.tokens_per_step,
         setup=setup,
-        settings=settings,
-        **question,
     )
     _write(report, args)
     if args.save:
-        for profile in runs:
-            keep(score(profile, setup=setup, settings=settings, **question), args)
+        for card in cards:
+            keep(card, args)
     return report.exit_code
 
 

@@ -186,7 +186,8 @@ def _regressions(card: Scorecard, baseline: str) -> Iterator[Block]:
         tuple(
             Fact(
                 found.severity,
-                f"{comparison.METRICS[found.metric]} {comparison.show_regression(found.metric, found.delta)}",
+                f"{comparison.title_of(found.metric)} "
+                f"{comparison.show_regression(found.metric, found.delta)}",
                 styles.get(found.severity, "fair"),
             )
             for found in card.regressions
@@ -196,7 +197,7 @@ def _regressions(card: Scorecard, baseline: str) -> Iterator[Block]:
     )
     for change in card.changes:
         if change.outcome not in ("regressed", "improved"):
-            name = comparison.METRICS.get(change.metric, change.metric)
+            name = comparison.title_of(change.metric)
             yield Paragraph(f"{name}: {change.outcome}, {change.why}", hanging=2)
     yield from comparison.change_table(card.changes)
     yield from comparison.shift_table(card.changed)
