@@ -10,7 +10,7 @@ from argparse import Namespace
 
 from stepgrade.cli import output
 from stepgrade.cli.parser import Parser, add_input_options, add_output_file
-from stepgrade.cli.sources import add_sources, load_run
+from stepgrade.cli.run_options import add_sources, load_run
 from stepgrade.errors import EXIT_OK
 from stepgrade.report.step_profile import convert
 

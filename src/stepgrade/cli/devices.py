@@ -1,7 +1,7 @@
 """Show the catalogue of accelerators, one of them with all its facts, or what this machine has.
 
 stepgrade devices                      every device: memory, bandwidth, dense peaks
-stepgrade devices --filter "rtx 40"    those that hold every word
+stepgrade devices --filter "rtx 40"    those that have every word
 stepgrade devices h100-sxm5-80gb       all facts, with their sources
 stepgrade devices --detect             what drivers and frameworks find here
 stepgrade devices --measure            measure this machine and keep the result as a ceiling
@@ -28,7 +28,7 @@ def add_options(parser: Parser) -> None:
     add(
         "--filter",
         metavar="WORDS",
-        help="only devices whose key, name, maker or architecture holds every word",
+        help="only devices whose key, name, maker or architecture has every word",
     )
     add("--detect", action="store_true", help="ask the drivers and frameworks that are installed")
     add("--measure", action="store_true", help="measure bandwidth and matmul rate here (about 10 seconds)")
@@ -42,7 +42,7 @@ def run(args: Namespace) -> int:
     asked = [args.name is not None, args.filter is not None, args.detect, args.measure]
     if sum(asked) > 1:
         raise BadOption("NAME, --filter, --detect and --measure exclude each other", hint="give one of them")
-    output.write_result(_result(args), args)
+    output.write_result(_result(args), args.format, args.output, args.color)
     return EXIT_OK
 
 
@@ -54,9 +54,8 @@ def _result(args: Namespace) -> Result:
     if args.measure:
         from stepgrade.hardware.measure import measure_here  # noqa: PLC0415  only when asked for
 
-        return measure_here(_progress, args.state)
+        def progress(what: str) -> None:
+            print(f"stepgrade: measuring {what} …", file=sys.stderr, flush=True)  # noqa: T201
+
+        return measure_here(progress, args.state)
     return device_facts(args.name, args.state) if args.name is not None else devices(args.filter)
-
-
-def _progress(what: str) -> None:
-    print(f"stepgrade: measuring {what} …", file=sys.stderr, flush=True)  # noqa: T201

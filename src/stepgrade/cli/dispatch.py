@@ -37,68 +37,51 @@ exit codes:
 
 example:
   stepgrade score profile.json --throughput 194 --device rtx-4060-laptop
-  stepgrade COMMAND --help says more of each command
+  stepgrade COMMAND --help describes each command
 """
 
 
 def run(arguments: list[str]) -> int:
     """Run one command line; every error of ours is one line on standard error."""
+    code, problem = EXIT_OK, None
     try:
-        code = _dispatch(arguments)
+        code = _run_command(arguments)
     except StepgradeError as error:
-        code = _complain(error.text(FLAGS), error.exit_code)
+        code, problem = error.exit_code, error.text(FLAGS)
     except KeyboardInterrupt:
-        code = _complain("interrupted", _INTERRUPTED)
+        code, problem = _INTERRUPTED, "interrupted"
     except MemoryError:
-        code = _complain("not enough memory for this input", EXIT_BAD_INPUT)
+        code, problem = EXIT_BAD_INPUT, "not enough memory for this input"
     except Exception:  # noqa: BLE001  anything else is a bug, and says so with its traceback
-        code = _report_bug()
+        import traceback  # noqa: PLC0415  only when something is wrong
+
+        traceback.print_exc()
+        report = f"this is a bug in stepgrade {__version__}; please report it with the lines above"
+        code, problem = EXIT_BUG, report
+    if problem is not None:
+        complain(problem)
     return code
-
-
-def _dispatch(arguments: list[str]) -> int:
-    """Run the command; argparse answers --help and --version itself, into the buffer of standard output."""
-    try:
-        return _run_command(arguments)
-    except SystemExit as request:
-        send("")
-        return EXIT_OK if request.code is None else int(request.code)
 
 
 def _run_command(arguments: list[str]) -> int:
     """Import only the command that is asked for, and let it run."""
-    top = _parser()
-    args, rest = top.parse_known_args(arguments[:1])
-    if rest or args.command is None:
-        top.parse_args(arguments)
-        send(top.format_help())
-        return EXIT_OK
-    if args.command not in COMMANDS:
-        top.error(f"no command called {args.command!r}; there are {', '.join(COMMANDS)}")
-    command = import_module(f"stepgrade.cli.{args.command}")
-    parser = Parser(prog=f"stepgrade {args.command}", description=command.__doc__)
-    command.add_options(parser)
-    code: int = command.run(parser.parse_args(arguments[1:]))
-    return code
-
-
-def _parser() -> Parser:
     commands = "\n".join(f"  {name:<9} {summary}" for name, summary in COMMANDS.items())
-    parser = Parser(prog="stepgrade", description=__doc__, epilog=_EPILOG.format(commands=commands))
-    parser.add_argument("--version", action="version", version=f"stepgrade {__version__}")
-    parser.add_argument("command", nargs="?", metavar="COMMAND", help="what to do; see below")
-    return parser
-
-
-def _complain(message: str, code: int) -> int:
-    complain(message)
+    top = Parser(prog="stepgrade", description=__doc__, epilog=_EPILOG.format(commands=commands))
+    top.add_argument("--version", action="version", version=f"stepgrade {__version__}")
+    top.add_argument("command", nargs="?", metavar="COMMAND", help="what to do; see below")
+    try:
+        args, rest = top.parse_known_args(arguments[:1])
+        if rest or args.command is None:
+            top.parse_args(arguments)
+            send(top.format_help())
+            return EXIT_OK
+        if args.command not in COMMANDS:
+            top.error(f"no command called {args.command!r}; there are {', '.join(COMMANDS)}")
+        command = import_module(f"stepgrade.cli.{args.command}")
+        parser = Parser(prog=f"stepgrade {args.command}", description=command.__doc__)
+        command.add_options(parser)
+        code: int = command.run(parser.parse_args(arguments[1:]))
+    except SystemExit as request:
+        send("")  # argparse answers --help and --version itself, into the buffer of standard output
+        code = EXIT_OK if request.code is None else int(request.code)
     return code
-
-
-def _report_bug() -> int:
-    import traceback  # noqa: PLC0415  only when something is wrong
-
-    traceback.print_exc()
-    return _complain(
-        f"this is a bug in stepgrade {__version__}; please report it with the lines above", EXIT_BUG
-    )

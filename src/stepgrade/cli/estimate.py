@@ -14,27 +14,20 @@ from argparse import Namespace
 
 from stepgrade.cli import output
 from stepgrade.cli.parser import Parser, add_output_options
-from stepgrade.cli.run_options import add_hardware_options, add_run_options, setup_from
+from stepgrade.cli.run_options import add_setup_options, add_throughput_option, setup_from
 from stepgrade.errors import EXIT_OK
 from stepgrade.hardware.estimate import estimate
 
 
 def add_options(parser: Parser) -> None:
     """Declare the command line."""
-    add = parser.add_argument
-    add(
-        "--throughput",
-        dest="tok_s",
-        type=float,
-        metavar="TOK_S",
-        help="tokens per second of the whole run",
-    )
-    add_run_options(parser)
-    add_hardware_options(parser)
+    add_throughput_option(parser)
+    add_setup_options(parser)
     add_output_options(parser)
 
 
 def run(args: Namespace) -> int:
     """Print the estimate."""
-    output.write_result(estimate(setup_from(args), throughput_tok_s=args.tok_s), args)
+    found = estimate(setup_from(args), throughput_tok_s=args.throughput_tok_s)
+    output.write_result(found, args.format, args.output, args.color)
     return EXIT_OK

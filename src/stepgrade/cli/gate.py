@@ -19,22 +19,28 @@ from argparse import Namespace
 import msgspec
 
 from stepgrade.cli import output
-from stepgrade.cli.config import add_config_option, config_from
 from stepgrade.cli.flags import FLAGS
-from stepgrade.cli.history_options import add_keeping_options, add_place_option, keep
-from stepgrade.cli.parser import Parser, add_input_options, add_output_file
-from stepgrade.cli.run_options import add_hardware_options, add_run_options, setup_from
-from stepgrade.cli.sources import add_sources, load_run
+from stepgrade.cli.parser import Parser, add_input_options, add_output_options
+from stepgrade.cli.run_options import (
+    add_allow_different_option,
+    add_config_option,
+    add_figure_options,
+    add_history_option,
+    add_save_options,
+    add_setup_options,
+    add_sources,
+    config_from,
+    load_run,
+    save_run,
+    setup_from,
+)
 from stepgrade.cli.streams import complain
-from stepgrade.config import DEFAULT_PATH, Config
-from stepgrade.diagnosis.settings import settings_from
 from stepgrade.errors import BadOption
 from stepgrade.gating.run import gate
 from stepgrade.grading import score
-from stepgrade.model import Profile
 from stepgrade.model.comparison import GateReport
 from stepgrade.model.notes import texts_of
-from stepgrade.readers.load import load, load_baseline
+from stepgrade.readers.load import load_baseline
 from stepgrade.report import GATE_FORMATS as FORMATS
 from stepgrade.report import render
 
@@ -49,32 +55,34 @@ def add_options(parser: Parser) -> None:
     add_config_option(parser, "--budgets")
     add("--run-noise", type=share, metavar="PCT", help="how much identical runs differ, such as 2%%")
     add("--cannot-tell", choices=("fail", "pass"), help="exit code 3 or 0 when the noise is too large")
-    add(
-        "--allow-different",
+    add_allow_different_option(parser)
+    add("--fail-on", action="append", default=[], metavar="grade:C", help="fail on this grade or worse")
+    add_figure_options(parser)
+    add_history_option(parser)
+    add_save_options(parser, "after the gate has answered, whatever it says")
+    add_setup_options(parser)
+    add_input_options(parser)
+    add_output_options(parser, FORMATS).add_argument(
+        "--also",
+        type=also,
         action="append",
         default=[],
-        metavar="FIELD",
-        help="compare although this part of the fingerprint differs (device, versions, …, or all)",
+        metavar="FORMAT=FILE",
+        help="write this format to a file too; may be repeated",
     )
-    add("--fail-on", action="append", default=[], metavar="grade:C", help="fail on this grade or worse")
-    add("--throughput", dest="throughput_tok_s", type=float, metavar="TOK_S", help="tokens per second")
-    add("--tokens-per-step", type=float, metavar="N", help="tokens in one step")
-    add("--bytes-per-token", type=float, metavar="B", help="bytes of memory traffic that one token costs")
-    add("--flops-per-token", type=float, metavar="F", help="FLOPs that one token costs")
-    add_place_option(parser)
-    add_keeping_options(parser, "after the gate has answered, whatever it says")
-    add_hardware_options(parser)
-    add_run_options(parser)
-    add_input_options(parser)
-    _add_output(parser)
 
 
 def run(args: Namespace) -> int:
     """Print the gate's answer and return its exit code."""
-    found = config_from(args) or Config()
-    config = _with_options(found, args)
-    setup, settings = setup_from(args), settings_from(found, args.config or DEFAULT_PATH)
-    runs = [load_run(args), *(_load(source, args) for source in args.repeat)]
+    config, settings = config_from(args)
+    given = {"run_noise": args.run_noise, "cannot_tell": args.cannot_tell}
+    table = msgspec.structs.replace(
+        config.gate,
+        **{name: value for name, value in given.items() if value is not None},
+        allow_different=(*config.gate.allow_different, *args.allow_different),
+    )
+    setup = setup_from(args)
+    runs = [load_run(args), *(load_run(args, source) for source in args.repeat)]
     cards = [
         score(
             profile,
@@ -90,7 +98,7 @@ def run(args: Namespace) -> int:
         baselines=[load_baseline(name, max_bytes=args.max_bytes) for name in args.baseline],
         against=args.against,
         history=args.history,
-        config=config,
+        config=msgspec.structs.replace(config, gate=table),
         fail_on=args.fail_on,
         tokens_per_step=args.tokens_per_step,
         setup=setup,
@@ -98,7 +106,7 @@ def run(args: Namespace) -> int:
     _write(report, args)
     if args.save:
         for card in cards:
-            keep(card, args)
+            save_run(card, args)
     return report.exit_code
 
 
@@ -110,38 +118,8 @@ def share(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0.0 <= value < 1.0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share below one; write it like 2% or 0.02")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share below 1; write it like 2% or 0.02")
     return value
-
-
-def _with_options(config: Config, args: Namespace) -> Config:
-    """Return the file's word, with the command line's where it says something."""
-    said = {"run_noise": args.run_noise, "cannot_tell": args.cannot_tell}
-    table = msgspec.structs.replace(
-        config.gate,
-        **{name: value for name, value in said.items() if value is not None},
-        allow_different=(*config.gate.allow_different, *args.allow_different),
-    )
-    return msgspec.structs.replace(config, gate=table)
-
-
-def _load(source: str, args: Namespace) -> Profile:
-    return load(source, input_format=args.input_format, steps=args.steps, max_bytes=args.max_bytes)
-
-
-def _add_output(parser: Parser) -> None:
-    group = parser.add_argument_group("writing")
-    group.add_argument("--format", choices=FORMATS, default="terminal", help="default: terminal")
-    group.add_argument(
-        "--also",
-        type=also,
-        action="append",
-        default=[],
-        metavar="FORMAT=FILE",
-        help="write this format to a file too; may be repeated",
-    )
-    add_output_file(group)
-    group.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="default: auto")
 
 
 def also(text: str) -> tuple[str, str]:
@@ -160,15 +138,11 @@ def _write(report: GateReport, args: Namespace) -> None:
         output.write(render(report, to=name, flags=FLAGS), path)
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if args.format == "github" and summary:
-        _append(render(report, to="markdown", flags=FLAGS), summary)
+        try:
+            with open(summary, "a", encoding="utf-8") as stream:  # noqa: PTH123
+                stream.write(render(report, to="markdown", flags=FLAGS))
+        except OSError as error:
+            problem = f"the job's summary cannot be written: {error.strerror or error}"
+            raise BadOption(problem, where="GITHUB_STEP_SUMMARY") from error
     for reason in texts_of(report.reasons, FLAGS) if args.format != "terminal" or args.output else ():
         complain(f"gate: {reason}")
-
-
-def _append(text: str, path: str) -> None:
-    try:
-        with open(path, "a", encoding="utf-8") as stream:  # noqa: PTH123
-            stream.write(text)
-    except OSError as error:
-        problem = f"the job's summary cannot be written: {error.strerror or error}"
-        raise BadOption(problem, where="GITHUB_STEP_SUMMARY") from error

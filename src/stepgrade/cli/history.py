@@ -15,168 +15,158 @@ from __future__ import annotations
 import argparse
 import re
 from argparse import Namespace
-from collections.abc import Callable
 
 import msgspec
 
 from stepgrade.cli import output
-from stepgrade.cli.config import add_config_option, settings_from
-from stepgrade.cli.history_options import add_origin_options, add_place_option, keep, label
-from stepgrade.cli.parser import Parser, add_input_options, add_output_file, add_output_options
-from stepgrade.cli.run_options import add_hardware_options, add_run_options, setup_from
-from stepgrade.cli.sources import add_sources, load_run
+from stepgrade.cli.parser import (
+    Parser,
+    add_color_option,
+    add_input_options,
+    add_output_file,
+    add_output_options,
+)
+from stepgrade.cli.run_options import (
+    add_allow_different_option,
+    add_config_option,
+    add_figure_options,
+    add_history_option,
+    add_origin_options,
+    add_setup_options,
+    add_sources,
+    config_from,
+    label,
+    load_run,
+    save_run,
+    setup_from,
+)
 from stepgrade.compare.fingerprint import allowed_fields
 from stepgrade.errors import EXIT_OK, BadOption
 from stepgrade.grading import score
 from stepgrade.report.history import FORMATS, render_runs, render_trend
 from stepgrade.report.names import json_text
-from stepgrade.store import Selection, open_history
+from stepgrade.store import History, Selection, open_history
 
 LISTED = 20
+ACTIONS = {
+    "add": "score a run and keep it",
+    "list": "the newest runs",
+    "show": "the scorecard of a kept run",
+    "trend": "a metric over time, and where its level changed",
+    "prune": "remove old runs",
+    "export": "every run with its scorecard, one JSON object per line",
+}
 
 
 def add_options(parser: Parser) -> None:
     """Declare the command line."""
     commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    for name, (_, declare, summary) in _ACTIONS.items():
-        declare(commands.add_parser(name, description=summary, help=summary))
+    actions = {
+        name: commands.add_parser(name, description=summary, help=summary)
+        for name, summary in ACTIONS.items()
+    }
+    _declare_add(actions["add"])
 
-
-def run(args: Namespace) -> int:
-    """Do what is asked of the history."""
-    _ACTIONS[args.action][0](args)
-    return EXIT_OK
-
-
-def _add(args: Namespace) -> None:
-    profile = load_run(args)
-    card = score(
-        profile,
-        setup=setup_from(args),
-        settings=settings_from(args),
-        throughput_tok_s=args.throughput_tok_s,
-        tokens_per_step=args.tokens_per_step,
+    listing = actions["list"]
+    _add_selection(listing)
+    listing.add_argument(
+        "--limit", type=int, default=LISTED, metavar="N", help=f"the newest N runs (default: {LISTED})"
     )
-    keep(card, args)
+    _add_output(listing)
 
+    actions["show"].add_argument("run", type=int, metavar="RUN", help="the number of a run")
+    add_history_option(actions["show"])
+    add_output_options(actions["show"])
 
-def _list(args: Namespace) -> None:
-    with open_history(args.history, create=False) as history:
-        runs = history.runs(Selection(branch=args.branch, labels=dict(args.label), limit=args.limit))
-    width, color = output.page_for(args.output, args.color)
-    output.write(render_runs(runs, args.format, width=width, color=color), args.output)
+    trend = actions["trend"]
+    trend.add_argument("metric", nargs="?", default="step_time_ms", metavar="METRIC")
+    _add_selection(trend)
+    trend.add_argument("--fingerprint", metavar="DIGEST", help="default: that of the newest run")
+    add_allow_different_option(trend)
+    trend.add_argument("--limit", type=int, metavar="N", help="only the newest N runs")
+    _add_output(trend)
 
+    prune = actions["prune"].add_argument
+    prune("--keep", type=int, metavar="N", help="the newest N runs of every branch and fingerprint")
+    prune("--older-than", type=day, metavar="YYYY-MM-DD", help="remove what was added before")
+    add_history_option(actions["prune"])
 
-def _show(args: Namespace) -> None:
-    with open_history(args.history, create=False) as history:
-        card = history.card(args.run)
-    output.write_result(card, args)
-
-
-def _trend(args: Namespace) -> None:
-    from stepgrade.store.trend import trend_of  # noqa: PLC0415  needs numpy
-
-    digests = (args.fingerprint,) if args.fingerprint else None
-    which = Selection(branch=args.branch, digests=digests, labels=dict(args.label), limit=args.limit)
-    with open_history(args.history, create=False) as history:
-        trend = trend_of(history, args.metric, which, allowed_fields(args.allow_different))
-    width, color = output.page_for(args.output, args.color)
-    output.write(render_trend(trend, args.format, width=width, color=color), args.output)
-
-
-def _prune(args: Namespace) -> None:
-    if args.keep is None and args.older_than is None:
-        raise BadOption(
-            "says not what to remove", where="history prune", hint="give --keep N or --older-than"
-        )
-    with open_history(args.history, create=False) as history:
-        count = history.prune(keep=args.keep, older_than=args.older_than)
-        output.write(f"removed {count} run{'s' if count != 1 else ''} from {history.name}\n", None)
-
-
-def _export(args: Namespace) -> None:
-    with open_history(args.history, create=False) as history:
-        which = Selection(branch=args.branch, labels=dict(args.label))
-        lines = [json_text(msgspec.json.encode(run).decode()) + "\n" for run in history.export(which)]
-    output.write("".join(lines), args.output)
+    _add_selection(actions["export"])
+    add_output_file(actions["export"])
 
 
 def _declare_add(parser: Parser) -> None:
     add_sources(parser)
-    add = parser.add_argument
-    add("--throughput", dest="throughput_tok_s", type=float, metavar="TOK_S", help="tokens per second")
-    add("--tokens-per-step", type=float, metavar="N", help="tokens in one step")
-    add("--bytes-per-token", type=float, metavar="B", help="bytes of memory traffic that one token costs")
-    add("--flops-per-token", type=float, metavar="F", help="FLOPs that one token costs")
+    add_figure_options(parser)
     add_origin_options(parser)
-    add_place_option(parser)
+    add_history_option(parser)
     add_config_option(parser)
-    add_hardware_options(parser)
-    add_run_options(parser)
+    add_setup_options(parser)
     add_input_options(parser)
 
 
-def _declare_list(parser: Parser) -> None:
-    _declare_selection(parser)
-    parser.add_argument(
-        "--limit", type=int, default=LISTED, metavar="N", help=f"the newest N runs (default: {LISTED})"
-    )
-    _declare_output(parser)
-
-
-def _declare_show(parser: Parser) -> None:
-    parser.add_argument("run", type=int, metavar="RUN", help="the number of a run")
-    add_place_option(parser)
-    add_output_options(parser)
-
-
-def _declare_trend(parser: Parser) -> None:
-    parser.add_argument("metric", nargs="?", default="step_time_ms", metavar="METRIC")
-    _declare_selection(parser)
-    parser.add_argument("--fingerprint", metavar="DIGEST", help="default: that of the newest run")
-    parser.add_argument("--allow-different", action="append", default=[], metavar="FIELD")
-    parser.add_argument("--limit", type=int, metavar="N", help="only the newest N runs")
-    _declare_output(parser)
-
-
-def _declare_prune(parser: Parser) -> None:
-    parser.add_argument(
-        "--keep", type=int, metavar="N", help="the newest N runs of every branch and fingerprint"
-    )
-    parser.add_argument("--older-than", type=day, metavar="YYYY-MM-DD", help="remove what was added before")
-    add_place_option(parser)
-
-
-def _declare_export(parser: Parser) -> None:
-    _declare_selection(parser)
-    add_output_file(parser)
-
-
-def _declare_selection(parser: Parser) -> None:
-    add_place_option(parser)
+def _add_selection(parser: Parser) -> None:
+    add_history_option(parser)
     parser.add_argument("--branch", metavar="NAME", help="only runs of this branch")
     parser.add_argument("--label", action="append", default=[], type=label, metavar="NAME=TEXT")
 
 
-def _declare_output(parser: Parser) -> None:
+def _add_output(parser: Parser) -> None:
     parser.add_argument("--format", choices=FORMATS, default="terminal")
     add_output_file(parser)
-    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
+    add_color_option(parser)
+
+
+def run(args: Namespace) -> int:
+    """Do what is asked of the history."""
+    if args.action == "add":
+        _add(args)
+        return EXIT_OK
+    if args.action == "prune" and args.keep is None and args.older_than is None:
+        hint = "give --keep N or --older-than YYYY-MM-DD"
+        raise BadOption("which runs to remove is not given", where="history prune", hint=hint)
+    with open_history(args.history, create=False) as history:
+        if args.action == "show":
+            output.write_result(history.card(args.run), args.format, args.output, args.color)
+        elif args.action == "prune":
+            count = history.prune(keep=args.keep, older_than=args.older_than)
+            output.write(f"removed {count} run{'s' if count != 1 else ''} from {history.name}\n", None)
+        elif args.action == "export":
+            chosen = history.export(Selection(branch=args.branch, labels=dict(args.label)))
+            lines = [json_text(msgspec.json.encode(run).decode()) + "\n" for run in chosen]
+            output.write("".join(lines), args.output)
+        else:
+            output.write(_listed(history, args), args.output)
+    return EXIT_OK
+
+
+def _add(args: Namespace) -> None:
+    card = score(
+        load_run(args),
+        setup=setup_from(args),
+        settings=config_from(args)[1],
+        throughput_tok_s=args.throughput_tok_s,
+        tokens_per_step=args.tokens_per_step,
+    )
+    save_run(card, args)
+
+
+def _listed(history: History, args: Namespace) -> str:
+    """Return the chosen runs as `list` shows them, or as a trend."""
+    width, color = output.page_for(args.output, args.color)
+    which = Selection(branch=args.branch, labels=dict(args.label), limit=args.limit)
+    if args.action == "list":
+        return render_runs(history.runs(which), args.format, width=width, color=color)
+    from stepgrade.store.trend import trend_of  # noqa: PLC0415  needs numpy
+
+    if args.fingerprint:
+        which = msgspec.structs.replace(which, digests=(args.fingerprint,))
+    trend = trend_of(history, args.metric, which, allowed_fields(args.allow_different))
+    return render_trend(trend, args.format, width=width, color=color)
 
 
 def day(text: str) -> str:
     """Return an ISO day as it is."""
     if not re.fullmatch(r"\d{4}-\d{2}-\d{2}", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no day; write it like 2026-03-01")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a day; write it like 2026-03-01")
     return text
-
-
-_Action = tuple[Callable[[Namespace], None], Callable[[Parser], None], str]
-_ACTIONS: dict[str, _Action] = {
-    "add": (_add, _declare_add, "score a run and keep it"),
-    "list": (_list, _declare_list, "the newest runs"),
-    "show": (_show, _declare_show, "the scorecard of a kept run"),
-    "trend": (_trend, _declare_trend, "a metric over time, and where its level changed"),
-    "prune": (_prune, _declare_prune, "remove old runs"),
-    "export": (_export, _declare_export, "every run with its scorecard, one JSON object per line"),
-}

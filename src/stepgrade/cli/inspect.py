@@ -1,4 +1,4 @@
-"""Show what SOURCE holds, what can not be known from it, and how to supply that.
+"""Show what SOURCE holds, what cannot be known from it, and how to supply that.
 
 Formats are found by content; each may be gzipped:
   kineto          PyTorch traces of torch.profiler, of every era; several are the ranks of one run
@@ -16,7 +16,7 @@ from argparse import Namespace
 
 from stepgrade.cli import output
 from stepgrade.cli.parser import Parser, add_input_options, add_output_options
-from stepgrade.cli.sources import add_sources, load_run
+from stepgrade.cli.run_options import add_sources, load_run
 from stepgrade.errors import EXIT_NOT_MEASURED, EXIT_OK
 from stepgrade.scoring.inspection import inspect
 
@@ -31,5 +31,5 @@ def add_options(parser: Parser) -> None:
 def run(args: Namespace) -> int:
     """Print the contents; 3 when nothing was measured."""
     inspection = inspect(load_run(args))
-    output.write_result(inspection, args)
+    output.write_result(inspection, args.format, args.output, args.color)
     return EXIT_OK if inspection.fit else EXIT_NOT_MEASURED

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import Namespace
 from contextlib import suppress
 
 from stepgrade import report
@@ -19,17 +18,27 @@ DEFAULT_WIDTH = 80
 WIDEST = 120
 
 
-def write_result(result: Result, args: Namespace) -> None:
-    """Render a result for where it will be read, and write it there."""
-    if args.format == "html" and args.output is None and _is_terminal():
+def write_result(result: Result, to: str, output: str | None, color: str) -> None:
+    """Render a result as `to` for where it will be read, and write it there."""
+    if to == "html" and output is None and _is_terminal():
         raise BadOption("an HTML page is for a browser", hint="name a file with -o report.html")
-    width, color = page_for(args.output, args.color)
-    write(report.render(result, to=args.format, width=width, color=color, flags=FLAGS), args.output)
+    width, has_color = page_for(output, color)
+    write(report.render(result, to=to, width=width, color=has_color, flags=FLAGS), output)
 
 
 def page_for(output: str | None, color: str) -> tuple[int, bool]:
-    """Return the width of what a result will be read on, and whether it has colour."""
-    return _width(output), _has_color(color, output)
+    """Return the width of where a result will be read, and whether it has colour (auto, always or never)."""
+    is_terminal = output is None and _is_terminal()
+    width = DEFAULT_WIDTH
+    if os.environ.get("COLUMNS", "").isdecimal():
+        width = int(os.environ["COLUMNS"])
+    elif is_terminal:
+        with suppress(OSError, ValueError):
+            width = os.get_terminal_size(sys.stdout.fileno()).columns
+    has_color = color == "always"
+    if color == "auto" and not os.environ.get("NO_COLOR"):
+        has_color = bool(os.environ.get("FORCE_COLOR")) or (is_terminal and os.environ.get("TERM") != "dumb")
+    return min(WIDEST, width), has_color
 
 
 def write(text: str, output: str | None) -> None:
@@ -53,23 +62,3 @@ def write_raw(text: str, output: str | None) -> None:
 
 def _is_terminal() -> bool:
     return sys.stdout is not None and sys.stdout.isatty()
-
-
-def _width(output: str | None) -> int:
-    if os.environ.get("COLUMNS", "").isdecimal():
-        return min(WIDEST, int(os.environ["COLUMNS"]))
-    if output is not None or not _is_terminal():
-        return DEFAULT_WIDTH
-    with suppress(OSError, ValueError):
-        return min(WIDEST, os.get_terminal_size(sys.stdout.fileno()).columns)
-    return DEFAULT_WIDTH
-
-
-def _has_color(choice: str, output: str | None) -> bool:
-    if choice != "auto":
-        return choice == "always"
-    if os.environ.get("NO_COLOR"):
-        return False
-    if os.environ.get("FORCE_COLOR"):
-        return True
-    return output is None and _is_terminal() and os.environ.get("TERM") != "dumb"

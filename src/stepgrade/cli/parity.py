@@ -12,15 +12,16 @@ that ours takes more than so many times as long.
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
 
 from stepgrade.cli import contract_v1, output
 from stepgrade.cli.parser import Parser, add_contract_option, add_input_options, add_output_options
+from stepgrade.cli.streams import complain
 from stepgrade.compare.matrix import compare_all, judge
 from stepgrade.compare.parity import ParityReport, parity
 from stepgrade.errors import EXIT_OK, BadOption
 from stepgrade.readers.load import load
+from stepgrade.report import FORMATS
 
 
 def add_options(parser: Parser) -> None:
@@ -32,7 +33,7 @@ def add_options(parser: Parser) -> None:
     )
     add_contract_option(parser)
     add_input_options(parser)
-    add_output_options(parser, pages=True)
+    add_output_options(parser, FORMATS)
 
 
 def run(args: Namespace) -> int:
@@ -51,15 +52,13 @@ def run(args: Namespace) -> int:
     ]
     if len(profiles) == 2:
         report = parity(*profiles)
-        output.write_result(report, args)
-        return _judged((report,), args.require)
-    matrix = compare_all(tuple(profiles))
-    output.write_result(matrix, args)
-    return _judged(matrix.first_against, args.require)
-
-
-def _judged(reports: tuple[ParityReport, ...], required: float | None) -> int:
-    code, reasons = judge(reports, required)
+        output.write_result(report, args.format, args.output, args.color)
+        reports: tuple[ParityReport, ...] = (report,)
+    else:
+        matrix = compare_all(tuple(profiles))
+        output.write_result(matrix, args.format, args.output, args.color)
+        reports = matrix.first_against
+    code, reasons = judge(reports, args.require)
     for reason in reasons:
-        print(f"stepgrade: parity: {reason}", file=sys.stderr)  # noqa: T201
+        complain(f"parity: {reason}")
     return code

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from collections.abc import Sequence
 from typing import NoReturn
 
 from stepgrade.errors import BadOption
@@ -52,12 +53,24 @@ def add_input_options(parser: Parser) -> None:
     )
 
 
-def add_output_options(parser: Parser, *, pages: bool = False) -> None:
-    """Add what is written, and where; `pages` says that the result can be made into an HTML page."""
+def add_output_options(
+    parser: Parser, formats: Sequence[str] = ("terminal", "markdown", "json")
+) -> argparse._ArgumentGroup:
+    """Add what is written, and where."""
     group = parser.add_argument_group("writing")
-    formats = ("terminal", "markdown", "json", *(("html",) if pages else ()))
     group.add_argument("--format", choices=formats, default="terminal", help="default: terminal")
     add_output_file(group)
+    add_color_option(group)
+    return group
+
+
+def add_output_file(group: argparse._ActionsContainer) -> None:
+    """Add `-o`."""
+    group.add_argument("-o", "--output", metavar="FILE", help="write to this file, whole or not at all")
+
+
+def add_color_option(group: argparse._ActionsContainer) -> None:
+    """Add `--color`."""
     group.add_argument(
         "--color",
         choices=("auto", "always", "never"),
@@ -66,18 +79,13 @@ def add_output_options(parser: Parser, *, pages: bool = False) -> None:
     )
 
 
-def add_output_file(group: argparse._ActionsContainer) -> None:
-    """Add `-o`."""
-    group.add_argument("-o", "--output", metavar="FILE", help="write to this file, whole or not at all")
-
-
 def add_contract_option(parser: Parser) -> None:
-    """Add the choice between the reference and what mends it."""
+    """Add the choice between the reference and our corrections of it."""
     parser.add_argument(
         "--contract",
         choices=("v1", "v2"),
         default="v2",
-        help="v1 is the reference, bit for bit; v2, the default, mends it where real profiles show it wrong",
+        help="v1 is the reference, bit for bit; v2, the default, corrects it where real profiles need it",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from stepgrade.units import show_bytes, show_ms
@@ -16,38 +16,28 @@ _CLEAR_LINE = "\r\x1b[K"
 
 
 @contextmanager
-def progress_line() -> Iterator[Callable[[int, int], None] | None]:
-    """Yield what to tell the bytes read and the bytes to read; None when nobody would see it."""
-    if sys.stderr is None or not sys.stderr.isatty():
+def progress_line(*, quiet: bool = False) -> Iterator[ProgressLine | None]:
+    """Yield a line on the terminal that is cleared at the end; None when nobody would see it."""
+    if quiet or sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
-    line = _Line()
+    line = ProgressLine()
     try:
-        yield line.show
+        yield line
     finally:
         line.clear()
 
 
-@contextmanager
-def step_line(*, quiet: bool) -> Iterator[Callable[[int], None] | None]:
-    """Yield what to tell the number of recorded steps; None when nobody would see it."""
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    line = _Line()
-    try:
-        yield line.show_steps
-    finally:
-        line.clear()
+class ProgressLine:
+    """One line that is written over, ten times a second at most."""
 
-
-class _Line:
     def __init__(self) -> None:
         self._next = time.monotonic() + _SILENT_SECONDS
         self._shown = False
         self._last = (0, time.monotonic())
 
-    def show(self, done_bytes: int, total_bytes: int) -> None:
+    def show_bytes(self, done_bytes: int, total_bytes: int) -> None:
+        """Show how much of the input is read."""
         now = time.monotonic()
         if now < self._next:
             return
@@ -56,6 +46,7 @@ class _Line:
         self._write(f"{_CLEAR_LINE}reading: {show_bytes(done_bytes)}{share}")
 
     def show_steps(self, steps: int) -> None:
+        """Show how many steps are recorded, and how long one takes."""
         now = time.monotonic()
         if now < self._next:
             return
@@ -65,6 +56,7 @@ class _Line:
         self._write(f"{_CLEAR_LINE}recording: step {steps}, {per_step} per step; Ctrl-C ends it")
 
     def clear(self) -> None:
+        """Remove the line, if it was ever shown."""
         if self._shown:
             self._write(_CLEAR_LINE)
 

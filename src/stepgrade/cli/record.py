@@ -20,9 +20,9 @@ from argparse import Namespace
 from types import TracebackType
 
 from stepgrade.cli import output
-from stepgrade.cli.parser import Parser
-from stepgrade.cli.progress import step_line
-from stepgrade.cli.run_options import add_hardware_options, add_run_options, setup_from
+from stepgrade.cli.parser import Parser, add_color_option
+from stepgrade.cli.progress import progress_line
+from stepgrade.cli.run_options import add_setup_options, setup_from
 from stepgrade.errors import EXIT_GATE, BadOption, StepgradeError
 from stepgrade.grading import score
 from stepgrade.readers.load import load
@@ -35,24 +35,27 @@ def add_options(parser: Parser) -> None:
     add("command", nargs=argparse.REMAINDER, metavar="SCRIPT …", help="the script and its arguments")
     add("-m", dest="as_module", action="store_true", help="SCRIPT is the name of a module")
     add("-o", "--output", default="stepgrade.json", metavar="FILE", help="default: stepgrade.json")
-    add("--tokens-per-step", type=float, metavar="N", help="tokens in one step, when inputs do not tell")
+    add(
+        "--tokens-per-step",
+        type=float,
+        metavar="N",
+        help="tokens in one step, when the inputs do not show it",
+    )
     add("--layers", action="append", metavar="NAME", help="modules to time, such as model.layers.*")
     add("--ops-every", type=int, metavar="N", help="profile the operations of one step in N")
     add("--warmup", type=int, default=3, metavar="N", help="steps left out at the start (default: 3)")
     add("--quiet", action="store_true", help="no progress line and no scorecard")
-    add("--color", choices=("auto", "always", "never"), default="auto", help="colour in a terminal")
-    add_hardware_options(parser)
-    add_run_options(parser)
+    add_color_option(parser)
+    add_setup_options(parser)
 
 
 def run(args: Namespace) -> int:
     """Run the script; return its own exit code, or 1 when it raised."""
     if args.warmup < 0 or (args.ops_every is not None and args.ops_every < 1):
-        raise BadOption("--warmup takes 0 or more, --ops-every 1 or more")
+        raise BadOption("--warmup must be 0 or more, and --ops-every 1 or more")
     setup = setup_from(args)
-    os.environ.setdefault(
-        "KINETO_LOG_LEVEL", "99"
-    )  # torch's profiler chats on stderr; read when it is loaded
+    # torch's profiler writes to standard error unless this is set before it is loaded.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     recorder = script.ScriptRecorder(
         path=args.output,
         tokens_per_step=args.tokens_per_step,
@@ -61,7 +64,8 @@ def run(args: Namespace) -> int:
         warmup=args.warmup,
     )
     try:
-        with step_line(quiet=args.quiet) as recorder.on_step:
+        with progress_line(quiet=args.quiet) as line:
+            recorder.on_step = line.show_steps if line else None
             code = script.run_script(recorder, args.command, as_module=args.as_module)
     except StepgradeError:
         raise
@@ -70,8 +74,8 @@ def run(args: Namespace) -> int:
         code = EXIT_GATE
     if recorder.has_profile and not args.quiet and recorder.rank == 0:
         print(f"stepgrade: recorded {recorder.steps} steps in {recorder.path}", file=sys.stderr)  # noqa: T201
-        args.output, args.format = None, "terminal"
-        output.write_result(score(load(os.fspath(recorder.path)), setup=setup), args)
+        card = score(load(os.fspath(recorder.path)), setup=setup)
+        output.write_result(card, "terminal", None, args.color)
     return code
 
 

@@ -1,11 +1,16 @@
-"""The options that describe hardware and a run, for every command that needs ceilings."""
+"""The options of a run (sources, figures, hardware, model, history), and what is made of them."""
 
 from __future__ import annotations
 
+import argparse
+import os
+import re
 from argparse import Namespace
+from typing import TYPE_CHECKING
 
 from stepgrade.cli.parser import Parser
-from stepgrade.errors import BadOption
+from stepgrade.cli.streams import complain
+from stepgrade.config import DEFAULT_PATH, Config, load_config
 from stepgrade.hardware.cost.conventions import CONVENTIONS, DEFAULT_CONVENTION
 from stepgrade.hardware.cost.plan import (
     CHECKPOINTING,
@@ -18,68 +23,79 @@ from stepgrade.hardware.cost.plan import (
 )
 from stepgrade.hardware.setup import Setup
 
+if TYPE_CHECKING:
+    from stepgrade.diagnosis.settings import Settings
+    from stepgrade.model import Profile
+    from stepgrade.model.scorecard import Scorecard
 
-def add_hardware_options(parser: Parser) -> None:
-    """Add how the device is named or described."""
-    group = parser.add_argument_group("hardware")
-    add = group.add_argument
+
+def add_sources(parser: Parser) -> None:
+    """Add the sources of one run, and which of its steps to look at."""
+    parser.add_argument("sources", metavar="SOURCE", nargs="+")
+    parser.add_argument(
+        "--steps", type=step_range, metavar="FIRST-LAST", help="only these steps of a trace, such as 3-7"
+    )
+
+
+def load_run(args: Namespace, *sources: str) -> Profile:
+    """Read the run that the command line names (or `sources`), with a progress line when it takes long."""
+    from stepgrade.cli.progress import progress_line  # noqa: PLC0415  an estimate reads no run
+    from stepgrade.readers.load import load  # noqa: PLC0415  as above
+
+    with progress_line() as line:
+        return load(
+            *(sources or args.sources),
+            input_format=args.input_format,
+            steps=args.steps,
+            max_bytes=args.max_bytes,
+            progress=line.show_bytes if line else None,
+        )
+
+
+def add_figure_options(parser: Parser) -> None:
+    """Add the figures of a measured run that its source may not have."""
+    add = parser.add_argument
+    add_throughput_option(parser)
+    add("--tokens-per-step", type=float, metavar="N", help="tokens in one step, to work the throughput out")
+    add("--bytes-per-token", type=float, metavar="B", help="bytes of memory traffic that one token costs")
+    add("--flops-per-token", type=float, metavar="F", help="FLOPs that one token costs")
+
+
+def add_throughput_option(parser: Parser) -> None:
+    """Add the throughput that was measured."""
+    parser.add_argument(
+        "--throughput",
+        dest="throughput_tok_s",
+        type=float,
+        metavar="TOK_S",
+        help="tokens per second of the whole run",
+    )
+
+
+def add_setup_options(parser: Parser) -> None:
+    """Add how the device is named or described, the model, and how it is trained."""
+    add = parser.add_argument_group("hardware").add_argument
     add("--device", metavar="KEY", help="the accelerator, such as h100-sxm5-80gb; see stepgrade devices")
     add("--device-file", metavar="TOML", help="a description of your own device")
-    add(
-        "--peak-bw",
-        dest="peak_bw_gb_s",
-        type=float,
-        metavar="GB_S",
-        help="memory bandwidth",
-    )
+    add("--peak-bw", dest="peak_bw_gb_s", type=float, metavar="GB_S", help="memory bandwidth")
     add("--peak-tflops", type=float, metavar="TFLOPS", help="dense peak of --dtype")
-    add(
-        "--link",
-        dest="link_gb_s",
-        type=float,
-        metavar="GB_S",
-        help="link between devices, one direction",
-    )
-
-
-def add_run_options(parser: Parser) -> None:
-    """Add the model and how it is trained."""
-    group = parser.add_argument_group("run")
-    add = group.add_argument
+    add("--link", dest="link_gb_s", type=float, metavar="GB_S", help="link between devices, one direction")
+    add = parser.add_argument_group("run").add_argument
     add("--model", metavar="CONFIG_JSON", help="the model's Hugging Face config.json, or the folder with it")
     add("--batch", type=int, metavar="N", help="sequences per micro-batch on one replica")
     add("--seq", type=int, metavar="N", help="tokens per sequence")
-    add(
-        "--micro-batches",
-        type=int,
-        default=1,
-        metavar="N",
-        help="micro-batches per step (default: 1)",
-    )
-    add(
-        "--packed-seq",
-        type=float,
-        metavar="N",
-        help="length of the texts packed into a sequence",
-    )
+    add("--micro-batches", type=int, default=1, metavar="N", help="micro-batches per step (default: 1)")
+    add("--packed-seq", type=float, metavar="N", help="length of the texts packed into a sequence")
     add("--dtype", default="bf16", metavar="NAME", help="precision of the arithmetic (default: bf16)")
     add("--method", choices=METHODS, default="full", help="what is trained (default: full)")
     add("--rank", type=int, default=16, metavar="R", help="rank of LoRA's adapters (default: 16)")
-    add(
-        "--lora-targets",
-        choices=("all", "attention"),
-        default="all",
-        help="default: all linear layers",
-    )
+    targets = ("all", "attention")
+    add("--lora-targets", choices=targets, default="all", help="default: all linear layers")
     add("--optimizer", choices=tuple(OPTIMIZERS), default="adamw", help="default: adamw")
     add("--checkpointing", choices=CHECKPOINTING, default="none", help="what is recomputed (default: none)")
     add("--loss", choices=tuple(LOSSES), default="upcast", help="how logits become a loss (default: upcast)")
-    add(
-        "--dequantise",
-        choices=("fused", "unfused"),
-        default="unfused",
-        help="QLoRA kernels (default: unfused)",
-    )
+    kernels = ("fused", "unfused")
+    add("--dequantise", choices=kernels, default="unfused", help="QLoRA kernels (default: unfused)")
     add(
         "--convention",
         choices=tuple(CONVENTIONS),
@@ -87,12 +103,7 @@ def add_run_options(parser: Parser) -> None:
         metavar="NAME",
         help=f"how FLOPs are counted: {', '.join(CONVENTIONS)} (default: {DEFAULT_CONVENTION})",
     )
-    _add_parallel_options(parser)
-
-
-def _add_parallel_options(parser: Parser) -> None:
-    group = parser.add_argument_group("parallelism")
-    add = group.add_argument
+    add = parser.add_argument_group("parallelism").add_argument
     add("--world-size", type=int, default=1, metavar="N", help="devices that share the run (default: 1)")
     add("--data-parallel", choices=("ddp", "fsdp"), default="ddp", help="default: ddp")
     add("--tensor-parallel", type=int, default=1, metavar="N", help="devices that share each matrix")
@@ -102,47 +113,128 @@ def _add_parallel_options(parser: Parser) -> None:
 
 def setup_from(args: Namespace) -> Setup:
     """Return what the command line says of hardware and run; raise BadOption where it makes no sense."""
-    return Setup(
-        device=args.device,
-        device_file=args.device_file,
-        peak_bw_gb_s=args.peak_bw_gb_s,
-        peak_tflops=args.peak_tflops,
-        link_gb_s=args.link_gb_s,
-        bytes_per_token=getattr(args, "bytes_per_token", None),
-        flops_per_token=getattr(args, "flops_per_token", None),
-        model=args.model,
-        plan=_plan_from(args) if args.model is not None else None,
-        convention=args.convention,
-        dtype=find_dtype(args.dtype),
-        devices=_parallelism_from(args).devices,
-    )
-
-
-def _plan_from(args: Namespace) -> Plan:
-    if args.batch is None or args.seq is None:
-        raise BadOption("--model needs the run's shape", hint="give --batch N and --seq N")
-    return Plan(
-        batch=args.batch,
-        seq=args.seq,
-        micro_batches=args.micro_batches,
-        dtype=find_dtype(args.dtype),
-        method=args.method,
-        rank=args.rank,
-        lora_targets=args.lora_targets,
-        optimizer=args.optimizer,
-        checkpointing=args.checkpointing,
-        loss=args.loss,
-        dequantise=args.dequantise,
-        packed_seq=args.packed_seq,
-        parallel=_parallelism_from(args),
-    )
-
-
-def _parallelism_from(args: Namespace) -> Parallelism:
-    return Parallelism(
+    dtype, plan = find_dtype(args.dtype), None
+    parallel = Parallelism(
         devices=args.world_size,
         data=args.data_parallel,
         tensor=args.tensor_parallel,
         pipeline=args.pipeline_parallel,
         expert=args.expert_parallel,
     )
+    if args.model is not None and args.batch is not None and args.seq is not None:
+        plan = Plan(
+            batch=args.batch,
+            seq=args.seq,
+            micro_batches=args.micro_batches,
+            dtype=dtype,
+            method=args.method,
+            rank=args.rank,
+            lora_targets=args.lora_targets,
+            optimizer=args.optimizer,
+            checkpointing=args.checkpointing,
+            loss=args.loss,
+            dequantise=args.dequantise,
+            packed_seq=args.packed_seq,
+            parallel=parallel,
+        )
+    return Setup(
+        device=args.device,
+        device_file=args.device_file,
+        peak_bw_gb_s=args.peak_bw_gb_s,
+        peak_tflops=args.peak_tflops,
+        link_gb_s=args.link_gb_s,
+        # A command without these options has no figures of a measured run.
+        bytes_per_token=getattr(args, "bytes_per_token", None),
+        flops_per_token=getattr(args, "flops_per_token", None),
+        model=args.model,
+        plan=plan,
+        convention=args.convention,
+        dtype=dtype,
+        devices=parallel.devices,
+    )
+
+
+def add_allow_different_option(parser: Parser) -> None:
+    """Add which differences between runs do not keep them from being compared."""
+    parser.add_argument(
+        "--allow-different",
+        action="append",
+        default=[],
+        metavar="FIELD",
+        help="compare although this part of the fingerprint differs (device, versions, …, or all)",
+    )
+
+
+def add_config_option(parser: Parser, *names: str) -> None:
+    """Add `--config`, and other names that a command has for it."""
+    parser.add_argument(
+        *names,
+        "--config",
+        dest="config",
+        metavar="TOML",
+        help=f"limits, ignored rules, budgets and waivers (default: ./{DEFAULT_PATH} if there is one)",
+    )
+
+
+def config_from(args: Namespace) -> tuple[Config, Settings | None]:
+    """Return what `--config` or ./stepgrade.toml says, and its limits and ignored rules (None: no file)."""
+    if args.config is None and not os.path.isfile(DEFAULT_PATH):  # noqa: PTH113  pathlib is slow to import
+        return Config(), None
+    from stepgrade.diagnosis.settings import settings_from  # noqa: PLC0415  only with a file
+
+    config = load_config(args.config)
+    return config, settings_from(config, args.config or DEFAULT_PATH)
+
+
+def add_history_option(parser: Parser) -> None:
+    """Add `--history`."""
+    parser.add_argument(
+        "--history", metavar="PLACE", help="a file, or postgresql://… (default: .stepgrade/history.db)"
+    )
+
+
+def add_save_options(parser: Parser, when: str) -> None:
+    """Add `--save` and what goes with it."""
+    group = parser.add_argument_group("keeping")
+    group.add_argument("--save", action="store_true", help=f"keep the run in the history, {when}")
+    add_origin_options(group)
+
+
+def add_origin_options(group: argparse._ActionsContainer) -> None:
+    """Add where a run comes from."""
+    group.add_argument("--commit", metavar="SHA", help="default: the checkout's, or what CI says")
+    group.add_argument("--branch", metavar="NAME", help="default: the checkout's, or what CI says")
+    group.add_argument(
+        "--label", action="append", default=[], type=label, metavar="NAME=TEXT", help="may be repeated"
+    )
+
+
+def save_run(card: Scorecard, args: Namespace) -> None:
+    """Add a run to the history, and say so on standard error."""
+    from stepgrade.store import NewRun, open_history  # noqa: PLC0415  only when something is kept
+    from stepgrade.store.git import branch_here, commit_here  # noqa: PLC0415  as above
+
+    run = NewRun(
+        card=card,
+        commit=args.commit or commit_here(),
+        branch=args.branch or branch_here(),
+        labels=dict(args.label),
+    )
+    with open_history(args.history) as history:
+        complain(f"kept as run {history.add(run)} in {history.name}")
+
+
+def label(text: str) -> tuple[str, str]:
+    """Return name and value of a text like machine=dgx-3."""
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a label; write it like machine=dgx-3")
+    return name, value
+
+
+def step_range(text: str) -> tuple[int, int]:
+    """Return the first and the last step of a text like 3-7 or 5."""
+    match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text.strip())
+    if not match or int(match[2] or match[1]) < int(match[1]):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range of steps; write it like 3-7")
+    return int(match[1]), int(match[2] or match[1])

@@ -15,40 +15,37 @@ one run. Without a throughput and a ceiling the run is shown but not graded.
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
 
 from stepgrade.cli import contract_v1, output
-from stepgrade.cli.config import add_config_option, settings_from
-from stepgrade.cli.history_options import add_keeping_options, add_place_option, keep
 from stepgrade.cli.parser import Parser, add_contract_option, add_input_options, add_output_options
-from stepgrade.cli.run_options import add_hardware_options, add_run_options, setup_from
-from stepgrade.cli.sources import add_sources, load_run, only_source
+from stepgrade.cli.run_options import (
+    add_allow_different_option,
+    add_config_option,
+    add_figure_options,
+    add_history_option,
+    add_save_options,
+    add_setup_options,
+    add_sources,
+    config_from,
+    load_run,
+    save_run,
+    setup_from,
+)
 from stepgrade.cli.streams import complain
 from stepgrade.contract import TrainingScorecard
 from stepgrade.errors import BadOption
-from stepgrade.gating.fail_on import Condition, check_conditions, decide, parse_condition
+from stepgrade.gating.fail_on import check_conditions, decide, parse_condition
 from stepgrade.grading import score
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.readers.load import load_baseline
-
-_QUESTION = ("throughput_tok_s", "tokens_per_step")
-_FIGURES = ("device", "peak_bw_gb_s", "bytes_per_token")
+from stepgrade.report import FORMATS
 
 
 def add_options(parser: Parser) -> None:
     """Declare the command line."""
     add_sources(parser)
+    add_figure_options(parser)
     add = parser.add_argument
-    add(
-        "--throughput",
-        dest="throughput_tok_s",
-        type=float,
-        metavar="TOK_S",
-        help="tokens per second it reached",
-    )
-    add("--tokens-per-step", type=float, metavar="N", help="tokens in one step, to work the throughput out")
-    add("--bytes-per-token", type=float, metavar="B", help="bytes of memory traffic that one token costs")
-    add("--flops-per-token", type=float, metavar="F", help="FLOPs that one token costs")
     add("--baseline", metavar="FILE", help="an earlier scorecard (JSON) or profile to compare with")
     add(
         "--fail-on",
@@ -58,39 +55,33 @@ def add_options(parser: Parser) -> None:
         help="exit with 1 on a regression of this severity or worse (warning, critical), or on this grade or "
         "worse (grade:C); may be repeated",
     )
-    add(
-        "--allow-different",
-        action="append",
-        default=[],
-        metavar="FIELD",
-        help="compare although this part of the fingerprint differs (device, versions, …, or all)",
-    )
-    add_place_option(parser)
-    add_keeping_options(parser, "with its scorecard")
+    add_allow_different_option(parser)
+    add_history_option(parser)
+    add_save_options(parser, "with its scorecard")
     add_config_option(parser)
     add_contract_option(parser)
-    add_hardware_options(parser)
-    add_run_options(parser)
+    add_setup_options(parser)
     add_input_options(parser)
-    add_output_options(parser, pages=True)
+    add_output_options(parser, FORMATS)
 
 
 def run(args: Namespace) -> int:
     """Print the scorecard; 1 when --fail-on says no, 3 when it cannot say."""
     conditions = [parse_condition(text) for text in args.fail_on]
     check_conditions(conditions, has_baseline=args.baseline is not None)
-    question = {name: getattr(args, name) for name in _QUESTION}
+    card: Scorecard | TrainingScorecard
     if args.contract == "v1":
-        if args.save:
-            raise BadOption("history keeps scorecards of contract v2", hint="leave --contract v1 out")
-        if args.input_format is not None:
-            raise BadOption("contract v1 reads step profiles only", hint="leave --input-format out")
-        figures = {name: getattr(args, name) for name in _FIGURES}
-        card_v1 = contract_v1.score_v1(
-            only_source(args), baseline=args.baseline, max_bytes=args.max_bytes, **question, **figures
-        )
-        output.write_raw(contract_v1.render_v1(card_v1, to=args.format), args.output)
-        return _gate(card_v1, conditions, comparable=args.baseline is not None)
+        card, comparable = _score_v1(args), args.baseline is not None
+    else:
+        card = _score(args)
+        comparable = bool(card.compared)
+    decision = decide(card.grade, card.regressions, conditions, comparable=comparable)
+    for reason in decision.reasons:
+        complain(f"gate: {reason}")
+    return decision.exit_code
+
+
+def _score(args: Namespace) -> Scorecard:
     setup = setup_from(args)
     profile = load_run(args)
     before = load_baseline(args.baseline, max_bytes=args.max_bytes) if args.baseline is not None else None
@@ -98,18 +89,33 @@ def run(args: Namespace) -> int:
         profile,
         baseline=before,
         setup=setup,
-        settings=settings_from(args),
+        settings=config_from(args)[1],
         allow_different=args.allow_different,
-        **question,
+        throughput_tok_s=args.throughput_tok_s,
+        tokens_per_step=args.tokens_per_step,
     )
-    output.write_result(card, args)
+    output.write_result(card, args.format, args.output, args.color)
     if args.save:
-        keep(card, args)
-    return _gate(card, conditions, comparable=bool(card.compared))
+        save_run(card, args)
+    return card
 
 
-def _gate(card: Scorecard | TrainingScorecard, conditions: Sequence[Condition], *, comparable: bool) -> int:
-    decision = decide(card.grade, card.regressions, conditions, comparable=comparable)
-    for reason in decision.reasons:
-        complain(f"gate: {reason}")
-    return decision.exit_code
+def _score_v1(args: Namespace) -> TrainingScorecard:
+    if args.save:
+        raise BadOption("history keeps scorecards of contract v2", hint="leave --contract v1 out")
+    if args.input_format is not None:
+        raise BadOption("contract v1 reads step profiles only", hint="leave --input-format out")
+    if len(args.sources) != 1:
+        raise BadOption("contract v1 scores one step profile", hint="`stepgrade convert` makes one of traces")
+    card = contract_v1.score_v1(
+        args.sources[0],
+        device=args.device,
+        throughput_tok_s=args.throughput_tok_s,
+        tokens_per_step=args.tokens_per_step,
+        peak_bw_gb_s=args.peak_bw_gb_s,
+        bytes_per_token=args.bytes_per_token,
+        baseline=args.baseline,
+        max_bytes=args.max_bytes,
+    )
+    output.write_raw(contract_v1.render_v1(card, to=args.format), args.output)
+    return card
