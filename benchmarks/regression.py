@@ -23,8 +23,8 @@ import numpy as np
 from simulated import Floats, Machine
 
 import stepgrade as sg
-from stepgrade.compare.changes import change_points
-from stepgrade.compare.verdict import Sensitivity, changes_of
+from stepgrade.compare.change_points import change_points
+from stepgrade.compare.metrics import Sensitivity, changes_of
 from stepgrade.contract.scorecard import step_time_regression
 from stepgrade.model import Baseline, Profile, Source
 from stepgrade.scoring.step_times import median_interval

@@ -23,12 +23,13 @@ from peers import PEERS, install
 
 from stepgrade.errors import StepgradeError
 from stepgrade.model.events import DeviceEvent
+from stepgrade.model.profile import Profile
 from stepgrade.naming.torch_names import Mask
+from stepgrade.naming.work_class import WorkClass
 from stepgrade.readers.ranks import read_ranks
 from stepgrade.trace import analyse_trace
 from stepgrade.trace import intervals as iv
-from stepgrade.trace.facts import TraceFacts
-from stepgrade.trace.timeline import Timeline, is_communication, lay_out
+from stepgrade.trace.timeline import Timeline, build_timeline
 
 _POINT = 0.01
 _HTA = """
@@ -89,7 +90,7 @@ def ask_hta(python: Path, trace: Path) -> Told | str:
 def stretch_shares(line: Timeline, chosen: Mask, *, inner_copies_compute: bool) -> Shares:
     """Return the shares of the time from the first to the last of the chosen events."""
     work = line.trace.work
-    compute = (work.kind == DeviceEvent.KERNEL) & ~is_communication(line)
+    compute = (work.kind == DeviceEvent.KERNEL) & (line.classes != WorkClass.COMMUNICATION)
     if inner_copies_compute:
         compute |= (work.kind == DeviceEvent.COPY_D2D) | (work.kind == DeviceEvent.MEMSET)
     start, end = work.start_ns, work.start_ns + work.dur_ns
@@ -99,11 +100,11 @@ def stretch_shares(line: Timeline, chosen: Mask, *, inner_copies_compute: bool) 
     return Shares(computing / total, (iv.total_ns(busy) - computing) / total, 1 - iv.total_ns(busy) / total)
 
 
-def ledger_shares(facts: TraceFacts) -> Shares | None:
+def ledger_shares(profile: Profile) -> Shares | None:
     """Return the ledger of the steady steps in HTA's three classes."""
-    if facts.ledger is None or not facts.ledger.total_ns:
+    if profile.ledger is None:
         return None
-    shares = facts.ledger.shares()
+    shares = profile.ledger.shares()
     moved = shares["exposed_communication"] + shares["exposed_copy"]
     return Shares(shares["compute"], moved, 1 - shares["compute"] - moved)
 
@@ -126,13 +127,12 @@ def reasons(line: Timeline, launched: Mask, ours: Shares) -> list[str]:
 def compare(trace: Path, python: Path) -> None:
     """Print the rows of one trace; nothing for one without device work."""
     try:
-        line = lay_out(next(read_ranks([trace])))
+        line = build_timeline(next(read_ranks([trace])))
     except StepgradeError:
         return
     work = line.trace.work
-    facts = analyse_trace(line.trace)
-    ours = ledger_shares(facts)
-    if not len(work.name) or ours is None or not facts.on_device:
+    ours = ledger_shares(analyse_trace(line.trace))
+    if not len(work.name) or ours is None or not line.windows.on_device:
         return
     launched = line.links.call >= 0
     told = ask_hta(python, trace)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stepgrade.compare.fingerprint import allowed_fields
-from stepgrade.compare.regression import compared
 from stepgrade.config.limits import Limits
 from stepgrade.contract import Grade, LayerSummary
 from stepgrade.contract.scorecard import HOTSPOTS_SHOWN
@@ -74,8 +73,10 @@ def score(
     card = _card(profile, options, settings or DEFAULT_SETTINGS)
     if baseline is None:
         return card
+    from stepgrade.compare.runs import compare_with_baseline  # noqa: PLC0415  only with a baseline
+
     earlier = as_baseline(baseline, setup, tokens_per_step)
-    return compared(card, earlier, allowed_fields(allow_different))
+    return compare_with_baseline(card, earlier, allowed_fields(allow_different))
 
 
 def as_baseline(

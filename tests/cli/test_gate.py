@@ -324,7 +324,7 @@ def _check_sarif(text: str, failed: bool) -> None:
 
 def _check_github(text: str, failed: bool) -> None:
     assert text.startswith("::error title=stepgrade%3A step_time_ms regressed::") is failed
-    assert "%25" in text if failed else True
+    assert ("%25" in text) is failed
 
 
 def test_the_job_summary_is_added_to(stepgrade: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ Tools draw their lines differently. What is taken here, and why:
 | Low utilisation of the device? | below 50 % (TBP) · 30 and 70 % (TML) · p95 below 70 % (SM) | never a finding: it is a symptom, and the ledger holds its reasons |
 | Memory nearly full? | 80 and 90 % (TML) · 90 % (TBP, GPF) · 92 and 97 % of the step's peak (TML) | 92 and 97 % of the step's peak: a mean says nothing about the next allocation |
 | Who is a straggler? | 10 % (TML) · 20 % (AL) · 0.7 of the speed (NVR) · last in 60 % of the steps (GPF) | the rank that causes more than half of all waiting and is last more often than its share; judged by what of that nothing hides (3, 5 and 20 % of the step). Not by how often it is last: a rank that is late to the first collective of each step meets the others in all later ones |
-| A run got slower? | 2 and 5 % (NAI) · 3 and 8 % (TML) · 7 % (TorchBench) · 10 % (asv, AL, REF) · 100 % (GAB) | no rule of this page: see the gate, which holds the change against measured noise |
+| A run got slower? | 2 and 5 % (NAI) · 3 and 8 % (TML) · 7 % (TorchBench) · 10 % (asv, AL, REF) · 100 % (GAB) | no rule of this page: see the gate, which compares the change with measured noise |
 | When is a kernel short? | 10 µs (TL, NAI) · shorter than its own launch (HTA) | both are shown; 10 µs decides, because recording makes launches longer |
 | When is overlap good? | 70 % (TL) · below 30 % bad (NAI) | 70 % is named as good; how bad it is depends on what is exposed, which the rule above judges |
 """

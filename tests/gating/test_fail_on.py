@@ -43,7 +43,7 @@ def test_nothing_comparable_cannot_pass() -> None:
 
 
 def test_a_regression_needs_a_baseline() -> None:
-    with pytest.raises(BadOption, match="--baseline"):
+    with pytest.raises(BadOption, match="give baseline"):
         check_conditions([parse_condition("warning")], has_baseline=False)
     check_conditions([parse_condition("warning")], has_baseline=True)
     check_conditions([parse_condition("grade:C")], has_baseline=False)

@@ -76,7 +76,7 @@ def texts_in(block: Block) -> list[str]:  # noqa: PLR0911  a case for each type 
         case Heading(only=None):
             return [block.text]
         case Paragraph(only=None):
-            return [block.text[1:]]  # the first letter may be made a capital
+            return [block.text[1:]]  # the first letter of a bold one is made a capital
         case Facts(only=None):
             return [text for row in block.rows if row.only is None for text in (row.name, row.text)]
         case Bars(only=None):

@@ -15,7 +15,7 @@ import pytest
 
 import stepgrade as sg
 from stepgrade.errors import BadHistory, NotMeasured
-from stepgrade.gating.baselines import branch_of, earlier_runs
+from stepgrade.gating.baselines import branch_of, runs_of_branch
 from stepgrade.model import Fingerprint
 from stepgrade.store import History, NewRun, Selection, open_history
 from stepgrade.store.migrations import MIGRATIONS
@@ -82,23 +82,23 @@ def test_runs_are_found_by_branch_label_and_number(place: str) -> None:
         assert history.runs(Selection(digests=())) == []
 
 
-def test_only_comparable_runs_are_held_against(place: str) -> None:
+def test_only_comparable_runs_are_compared_with(place: str) -> None:
     small, large = Fingerprint(device="h100", batch=1), Fingerprint(device="h100", batch=32)
     with open_history(place) as history:
         for fingerprint in (small, small, large):
             history.add(NewRun(card=msgspec.structs.replace(card(), fingerprint=fingerprint), branch="main"))
         mine = msgspec.structs.replace(card(), fingerprint=large)
-        assert len(earlier_runs(history, mine, "main", frozenset()).runs) == 1
-        assert len(earlier_runs(history, mine, "main", frozenset({"batch"})).runs) == 3
+        assert len(runs_of_branch(history, mine, "main", frozenset()).runs) == 1
+        assert len(runs_of_branch(history, mine, "main", frozenset({"batch"})).runs) == 3
         other = msgspec.structs.replace(card(), fingerprint=Fingerprint(device="a100"))
-        assert "is comparable" in (earlier_runs(history, other, "main", frozenset()).missing or "")
-        assert "no run of branch" in (earlier_runs(history, mine, "topic", frozenset()).missing or "")
+        assert "is comparable" in str(runs_of_branch(history, other, "main", frozenset()).missing)
+        assert "no run of branch" in str(runs_of_branch(history, mine, "topic", frozenset()).missing)
 
 
 def test_only_the_present_level_counts(place: str) -> None:
     with open_history(place) as history:
         fill(history, [100.0 + n % 3 for n in range(12)] + [120.0 + n % 3 for n in range(12)])
-        found = earlier_runs(history, card(), "main", frozenset())
+        found = runs_of_branch(history, card(), "main", frozenset())
     assert len(found.runs) == 12
     assert all((run.step_ms or 0.0) >= 120.0 for run in found.runs)
     assert "changed lately" in found.notes[0].text
@@ -136,6 +136,24 @@ def test_export_holds_everything(place: str) -> None:
         rows = list(history.export())
     assert [row["card"]["step_time_ms"] for row in rows] == [100.0, 101.0]
     assert rows[0]["commit"] == "c0"
+
+
+def test_many_cards_are_read_in_their_order_with_one_query(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_history(place) as history:
+        numbers = history.add_all([NewRun(card=card(float(ms))) for ms in (3, 1, 2)])
+        asked = []
+        execute = history._database.execute
+        monkeypatch.setattr(
+            history._database, "execute", lambda sql, values=(): asked.append(sql) or execute(sql, values)
+        )
+        cards = history.cards([numbers[2], numbers[0], numbers[1], numbers[2]])
+        assert [found.step_time_ms for found in cards] == [2.0, 3.0, 1.0, 2.0]
+        assert len(asked) == 1
+        assert history.cards([]) == []
+        with pytest.raises(BadHistory, match="no run 99"):
+            history.cards([numbers[0], 99])
 
 
 def test_a_missing_run_is_said(place: str) -> None:

@@ -8,8 +8,9 @@ import msgspec
 import numpy as np
 
 from stepgrade.model.events import Trace
-from stepgrade.trace.facts import TraceFacts
-from stepgrade.trace.timeline import Timeline, lay_out
+from stepgrade.model.profile import Span
+from stepgrade.trace import RankProfile
+from stepgrade.trace.timeline import Timeline, build_timeline
 
 TABLES = ("ops", "calls", "work", "ranges")
 
@@ -42,14 +43,24 @@ def renamed_streams(trace: Trace) -> Trace:
     return msgspec.structs.replace(trace, work=work)
 
 
-def without_place(facts: TraceFacts) -> TraceFacts:
-    """Return the facts without anything that tells when they were, so that moved traces can be compared."""
-    steps = tuple(msgspec.structs.replace(step, start_ns=0) for step in facts.steps)
+def without_place(rank: RankProfile) -> RankProfile:
+    """Return the rank without anything that tells when it was, so that moved traces can be compared."""
+    steps = tuple(msgspec.structs.replace(step, start_ns=0) for step in rank.steps)
     arrivals = tuple(
-        msgspec.structs.replace(one, start_ns=0, end_ns=one.end_ns - one.start_ns) for one in facts.arrivals
+        msgspec.structs.replace(one, start_ns=0, end_ns=one.end_ns - one.start_ns) for one in rank.arrivals
     )
-    operations = tuple(msgspec.structs.replace(one, longest_start_ns=0) for one in facts.operations)
-    return msgspec.structs.replace(facts, steps=steps, arrivals=arrivals, operations=operations)
+    profile = msgspec.structs.replace(
+        rank.profile,
+        operations=tuple(
+            msgspec.structs.replace(op, longest=_at_zero(op.longest)) for op in rank.profile.operations
+        ),
+        typical_step=_at_zero(rank.profile.typical_step),
+    )
+    return msgspec.structs.replace(rank, profile=profile, steps=steps, arrivals=arrivals)
+
+
+def _at_zero(span: Span | None) -> Span | None:
+    return None if span is None else msgspec.structs.replace(span, start_ns=0)
 
 
 def cut(trace: Trace, at: int) -> tuple[Trace, Trace]:
@@ -58,28 +69,28 @@ def cut(trace: Trace, at: int) -> tuple[Trace, Trace]:
     The cut lies where the step begins: on the host where it is marked, on the device where its first work
     starts. What overlaps a half belongs to it, and the work that ends a step belongs to both.
     """
-    line = lay_out(trace)
-    host, device = int(line.steps.start_ns[at]), int(line.windows.start_ns[at])
-    before = _host_events(line, lambda start, _: start < max(host, device))
-    after = _host_events(line, lambda _, end: end > host)
-    work = line.trace.work
+    timeline = build_timeline(trace)
+    host, device = int(timeline.steps.start_ns[at]), int(timeline.windows.start_ns[at])
+    before = _host_events(timeline, lambda start, _: start < max(host, device))
+    after = _host_events(timeline, lambda _, end: end > host)
+    work = timeline.trace.work
     early, late = work.start_ns <= device, work.start_ns + work.dur_ns > device
-    after["calls"] |= np.isin(np.arange(len(line.trace.calls.name)), line.links.call[late])
-    marks = _marks(line)
-    number = line.steps.number[at]
+    after["calls"] |= np.isin(np.arange(len(timeline.trace.calls.name)), timeline.links.call[late])
+    marks = _marks(timeline)
+    number = timeline.steps.number[at]
     before["ranges"] = np.where(marks >= 0, marks < number, before["ranges"])
     after["ranges"] = np.where(marks >= 0, marks >= number, after["ranges"])
-    return _half(line.trace, before, early), _half(line.trace, after, late)
+    return _half(timeline.trace, before, early), _half(timeline.trace, after, late)
 
 
-def _host_events(line: Timeline, keep: Any) -> dict[str, Any]:
-    tables = {name: getattr(line.trace, name) for name in ("ops", "calls", "ranges")}
+def _host_events(timeline: Timeline, keep: Any) -> dict[str, Any]:
+    tables = {name: getattr(timeline.trace, name) for name in ("ops", "calls", "ranges")}
     return {name: keep(one.start_ns, one.start_ns + one.dur_ns) for name, one in tables.items()}
 
 
-def _marks(line: Timeline) -> Any:
+def _marks(timeline: Timeline) -> Any:
     """Return for each range the number of the step that it marks, -1 if it marks none."""
-    names = [line.trace.strings[name] for name in line.trace.ranges.name.tolist()]
+    names = [timeline.trace.strings[name] for name in timeline.trace.ranges.name.tolist()]
     return np.array([int(name[13:]) if name.startswith("ProfilerStep#") else -1 for name in names], np.int64)
 
 

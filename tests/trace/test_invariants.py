@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepgrade.model.events import Trace
-from stepgrade.trace import analyse_trace
-from stepgrade.trace.facts import TraceFacts, add_ledgers
+from stepgrade.trace import RankProfile, analyse_rank
+from stepgrade.trace.ledger import add_ledgers
+from stepgrade.trace.timeline import build_timeline
 from tests.trace.changes import cut, renamed_streams, shifted, shuffled, without_place
 from tests.trace.conftest import read_sample, sample_names
 from tests.trace_builder import Run, make_trace
@@ -34,48 +35,46 @@ if not SAMPLES:
     SAMPLES = [pytest.param("", marks=pytest.mark.skip(reason="the real traces are not beside this clone"))]
 
 
-def assert_adds_up(facts: TraceFacts) -> None:
-    for step, ledger in zip(facts.steps, facts.step_ledgers, strict=bool(facts.step_ledgers)):
+def assert_adds_up(rank: RankProfile) -> None:
+    ledgers = [step.ledger for step in rank.steps if step.ledger]
+    assert len(ledgers) in (0, len(rank.steps))
+    for step, ledger in zip(rank.steps, ledgers, strict=bool(ledgers)):
         parts = [getattr(ledger, f"{name}_ns") for name in (*ACCOUNTS, "unattributed")]
         assert min(parts) >= 0
         assert sum(parts) == ledger.total_ns == step.dur_ns
-    if facts.ledger is not None:
-        steady = [
-            one for one, step in zip(facts.step_ledgers, facts.steps, strict=True) if step.mark == "steady"
-        ]
-        assert facts.ledger == add_ledgers(steady)
+    steady = add_ledgers([step.ledger for step in rank.steps if step.ledger and step.steady])
+    assert rank.profile.ledger == (steady if steady.total_ns else None)
 
 
-def assert_unmoved(trace: Trace, facts: TraceFacts) -> None:
-    plain = without_place(facts)
-    assert without_place(analyse_trace(shifted(trace, 12_345_678_901))) == plain
-    assert without_place(analyse_trace(renamed_streams(trace))) == plain
-    assert without_place(analyse_trace(shuffled(trace, seed=7))) == plain
+def assert_unmoved(trace: Trace, rank: RankProfile) -> None:
+    plain = without_place(rank)
+    assert without_place(analyse_rank(shifted(trace, 12_345_678_901))) == plain
+    assert without_place(analyse_rank(renamed_streams(trace))) == plain
+    assert without_place(analyse_rank(shuffled(trace, seed=7))) == plain
 
 
 @given(RUNS)
 @settings(max_examples=60)
 def test_made_traces_add_up_and_stay_the_same(run: Run) -> None:
     trace = make_trace(run)
-    facts = analyse_trace(trace)
-    assert_adds_up(facts)
-    assert_unmoved(trace, facts)
+    rank = analyse_rank(trace)
+    assert_adds_up(rank)
+    assert_unmoved(trace, rank)
 
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_real_traces_add_up_and_stay_the_same(name: str) -> None:
     trace = read_sample(name)
-    facts = analyse_trace(trace)
-    assert_adds_up(facts)
-    assert_unmoved(trace, facts)
+    rank = analyse_rank(trace)
+    assert_adds_up(rank)
+    assert_unmoved(trace, rank)
 
 
 def assert_cuts_well(trace: Trace, at: int) -> None:
-    whole = analyse_trace(trace)
-    left, right = (analyse_trace(half) for half in cut(trace, at))
-    assert left.step_ledgers + right.step_ledgers == whole.step_ledgers
-    halves = [(step.number, step.dur_ns) for step in left.steps + right.steps]
-    assert halves == [(step.number, step.dur_ns) for step in whole.steps]
+    whole = analyse_rank(trace)
+    left, right = (analyse_rank(half) for half in cut(trace, at))
+    halves = [(step.number, step.dur_ns, step.ledger) for step in left.steps + right.steps]
+    assert halves == [(step.number, step.dur_ns, step.ledger) for step in whole.steps]
 
 
 @given(RUNS.filter(lambda run: run.device and run.marks and run.steps > 1), st.data())
@@ -90,12 +89,11 @@ def test_real_traces_cut_at_a_step_give_the_whole() -> None:
     traces = [trace for trace in map(read_sample, sample_names()) if _can_be_cut(trace)]
     assert len(traces) > 15
     for trace in traces:
-        assert_cuts_well(trace, len(analyse_trace(trace).steps) // 2)
+        assert_cuts_well(trace, len(analyse_rank(trace).steps) // 2)
 
 
 def _can_be_cut(trace: Trace) -> bool:
-    facts = analyse_trace(trace)
-    marks = {step.mark for step in facts.steps}
-    return (
-        facts.basis == "profiler_step" and facts.on_device and len(facts.steps) > 1 and "empty" not in marks
-    )
+    timeline = build_timeline(trace)
+    marks = timeline.windows.mark
+    marked = timeline.steps.basis == "profiler_step" and timeline.windows.on_device
+    return marked and len(marks) > 1 and "empty" not in marks

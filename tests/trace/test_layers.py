@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from stepgrade.trace import analyse_trace
-from stepgrade.trace.facts import TraceFacts
+from stepgrade.model.events import Trace
+from stepgrade.model.profile import LayerTime
+from stepgrade.trace import analyse_trace, phases
+from stepgrade.trace.layers import Layers, find_layers
+from stepgrade.trace.phases import find_phases
+from stepgrade.trace.pieces import find_pieces
+from stepgrade.trace.timeline import build_timeline
 from tests.trace_builder import Run, TraceBuilder, make_trace, play
 
 KERNEL = 60_000
@@ -13,8 +18,29 @@ FORWARD = KERNEL // 3 + 2 * KERNEL + KERNEL // 4  # norm, two matmuls, gelu
 BACKWARD = 2 * 2 * KERNEL + 2 * KERNEL
 
 
-def facts_of(run: Run) -> TraceFacts:
-    return analyse_trace(make_trace(run))
+def layers_of(trace: Trace) -> Layers:
+    timeline = build_timeline(trace)
+    pieces = find_pieces(timeline)
+    return find_layers(timeline, pieces, find_phases(timeline, pieces))
+
+
+def times_ns(layer: LayerTime) -> tuple[int, int, int]:
+    """Return the forward, backward and recomputed time of a layer."""
+    times = (layer.fwd_total_ms, layer.bwd_total_ms, layer.recompute_total_ms)
+    return tuple(round((ms or 0.0) * 1e6) for ms in times)  # type: ignore[return-value]  # three of them
+
+
+def outside_ns(trace: Trace, layers: Layers) -> tuple[int, int]:
+    """Return the forward and the backward time that lies in no layer."""
+    timeline = build_timeline(trace)
+    pieces = find_pieces(timeline)
+    phase = find_phases(timeline, pieces)
+    forward, backward = (
+        int(pieces.dur_ns[pieces.steady & (phase == which)].sum())
+        for which in (phases.FORWARD, phases.BACKWARD)
+    )
+    times = [times_ns(layer) for layer in layers.times]
+    return forward - sum(one[0] for one in times), backward - sum(one[1] for one in times)
 
 
 @pytest.mark.parametrize(
@@ -26,37 +52,41 @@ def facts_of(run: Run) -> TraceFacts:
     ],
 )
 def test_forward_and_backward_of_each_layer(run: Run, basis: str, names: list[str]) -> None:
-    layers = facts_of(run).layers
-    assert (layers.basis, [one.name for one in layers.layers]) == (basis, names)
-    for one in layers.layers:
-        assert (one.forward_ns, one.backward_ns, one.recompute_ns) == (4 * FORWARD, 4 * BACKWARD, 0)
-        assert sum(one.ops_ns.values()) == one.forward_ns + one.backward_ns
-    assert layers.outside_forward_ns == 4 * KERNEL // 5  # the embedding
-    assert layers.outside_backward_ns == 0
+    trace = make_trace(run)
+    layers = layers_of(trace)
+    assert (layers.basis, [layer.name for layer in layers.times]) == (basis, names)
+    for layer in layers.times:
+        assert times_ns(layer) == (4 * FORWARD, 4 * BACKWARD, 0)
+        assert sum(layer.ops_total_ms.values()) == pytest.approx(4 * (FORWARD + BACKWARD) / 1e6)
+    assert outside_ns(trace, layers) == (4 * KERNEL // 5, 0)  # the embedding
+    assert analyse_trace(trace).layers == layers.times
 
 
 @pytest.mark.parametrize("modules", [True, False])
 def test_forward_work_done_again_is_told_apart(modules: bool) -> None:
-    facts = facts_of(Run(recompute=True, modules=modules))
-    assert facts.layers.recompute_ns == 4 * 3 * FORWARD
-    for one in facts.layers.layers:
-        assert (one.forward_ns, one.backward_ns, one.recompute_ns) == (4 * FORWARD, 4 * BACKWARD, 4 * FORWARD)
-    assert any("done again" in note.text for note in facts.notes)
+    profile = analyse_trace(make_trace(Run(recompute=True, modules=modules)))
+    assert profile.activity is not None
+    assert profile.activity.recompute_ms == pytest.approx(3 * FORWARD / 1e6)
+    for layer in profile.layers:
+        assert times_ns(layer) == (4 * FORWARD, 4 * BACKWARD, 4 * FORWARD)
+    assert any("done again" in note.text for note in profile.notes)
 
 
 def test_a_model_of_two_layers_shows_no_pattern() -> None:
-    layers = facts_of(Run(modules=False, layers=2)).layers
+    layers = layers_of(make_trace(Run(modules=False, layers=2)))
     assert layers.basis is None
-    assert "with_stack=True" in (layers.note or "")
+    assert layers.note
+    assert "with_stack=True" in layers.note.text
 
 
 def test_a_compiled_model_cannot_tell_its_layers() -> None:
     made = play(Run(modules=False))
     for row in [one for one in made.ranges if one[0] == made.text("ProfilerStep#6")]:
         made.range("## Call CompiledFxGraph abc ##", row[2] + 10, 100)
-    layers = analyse_trace(made.trace()).layers
+    layers = layers_of(made.trace())
     assert layers.basis is None
-    assert "torch.compile" in (layers.note or "")
+    assert layers.note
+    assert "torch.compile" in layers.note.text
 
 
 def test_nodes_find_their_forward_thread_by_name() -> None:
@@ -78,7 +108,7 @@ def test_nodes_find_their_forward_thread_by_name() -> None:
         correlation = made.call("cudaLaunchKernel", start + 200, 100, thread=1)
         made.kernel("kernel", start + 5_000, 2_000 + layer, correlation=correlation)
     layers = analyse_trace(made.trace()).layers
-    assert {one.name: one.backward_ns for one in layers.layers} == {
+    assert {layer.name: times_ns(layer)[1] for layer in layers} == {
         "aten::mul 0": 2_000,
         "aten::mul 1": 2_001,
     }

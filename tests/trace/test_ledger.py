@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stepgrade.model.events import DeviceEvent, RangeKind
-from stepgrade.trace import analyse_trace
+from stepgrade.trace import analyse_rank, analyse_trace
+from stepgrade.trace.timeline import build_timeline
 from tests.trace_builder import TraceBuilder
 
 US = 1_000
@@ -24,7 +25,8 @@ class Line(TraceBuilder):
 
     def step_us(self, index: int = 0) -> dict[str, float]:
         """Return what is in the accounts of a step."""
-        ledger = analyse_trace(self.trace()).step_ledgers[index]
+        ledger = analyse_rank(self.trace()).steps[index].ledger
+        assert ledger is not None
         names = [name for name in ledger.__struct_fields__ if name != "total_ns"]
         return {name[:-3]: getattr(ledger, name) / US for name in names if getattr(ledger, name)}
 
@@ -40,10 +42,10 @@ def two_steps() -> Line:
 
 
 def test_a_step_goes_from_first_work_to_next_first_work() -> None:
-    facts = analyse_trace(two_steps().trace())
-    assert [step.dur_ns for step in facts.steps] == [1000 * US, 1000 * US]
-    assert [step.start_ns for step in facts.steps] == [100 * US, 1100 * US]
-    assert [step.end_known for step in facts.steps] == [True, False]
+    windows = build_timeline(two_steps().trace()).windows
+    assert windows.dur_ns.tolist() == [1000 * US, 1000 * US]
+    assert windows.start_ns.tolist() == [100 * US, 1100 * US]
+    assert windows.end_known.tolist() == [True, False]
 
 
 def test_idle_until_the_launch_is_the_hosts() -> None:
@@ -95,13 +97,13 @@ def test_a_loader_in_another_thread_holds_nobody_up() -> None:
     assert "idle_input" not in line.step_us()
 
 
-def test_the_wait_for_the_batch_after_the_last_step_is_foreseen() -> None:
+def test_the_wait_for_the_batch_after_the_last_step_is_taken_to_repeat() -> None:
     line = Line()
     line.mark(1, 0, 1000)
     line.range("enumerate(DataLoader)#x.__next__", 10 * US, 300 * US)
     line.launched("kernel", 390, 400, 900)
-    facts = analyse_trace(line.trace())
-    assert facts.steps[0].dur_ns == 1000 * US  # the next first work could start at 1400
+    rank = analyse_rank(line.trace())
+    assert rank.steps[0].dur_ns == 1000 * US  # the next first work could start at 1400
     assert line.step_us() == {"compute": 500, "idle_input": 300, "idle_host": 200}
 
 
@@ -140,7 +142,10 @@ def test_a_long_wait_after_the_launch_is_unattributed() -> None:
     line = two_steps()
     line.launched("kernel", 150, 600, 700)  # queued before the gap opened at 200
     assert line.step_us() == {"compute": 200, "idle_host": 100 + 400, "unattributed": 300}
-    assert analyse_trace(line.trace()).dispatch_ns > 100 * US
+    activity = analyse_trace(line.trace()).activity
+    assert activity is not None
+    assert activity.gaps is not None
+    assert activity.gaps.dispatch_ms * 2 > 0.1  # of both steps
 
 
 def test_annotations_of_the_profiler_are_no_device_time() -> None:
@@ -172,15 +177,15 @@ def test_a_device_whose_work_was_not_recorded_has_no_ledger() -> None:
     line.mark(1, 0, 1000)
     line.op("aten::mm", 100 * US, 300 * US)
     line.call("cudaLaunchKernel", 110 * US, 10 * US)
-    facts = analyse_trace(line.trace())
-    assert facts.driver == "unseen"
-    assert facts.ledger is None
-    assert facts.operations == () == facts.phases
-    assert facts.fitness[0].fatal
+    profile = analyse_trace(line.trace())
+    assert profile.activity is not None
+    assert profile.activity.driver == "unseen"
+    assert profile.ledger is None
+    assert profile.operations == () == profile.phases
+    assert profile.warnings[0].fatal
 
 
 def test_a_prefetch_on_a_stream_of_its_own_does_not_move_the_boundary() -> None:
     line = two_steps()
     line.launched("Memcpy HtoD", 1005, 1010, 1020, stream=20, kind=DeviceEvent.COPY_H2D)  # prefetch of step 2
-    facts = analyse_trace(line.trace())
-    assert [step.start_ns for step in facts.steps] == [100 * US, 1100 * US]
+    assert [step.start_ns for step in analyse_rank(line.trace()).steps] == [100 * US, 1100 * US]

@@ -15,7 +15,7 @@ from stepgrade.trace.links import (
     CALL,
     OP,
     HostTree,
-    grow_tree,
+    build_tree,
     inherit,
     link_work,
     nearest,
@@ -68,7 +68,7 @@ def times_of(tree: HostTree, trace: Trace) -> tuple[Longs, Longs, Longs]:
 @given(EVENTS)
 def test_parents_are_those_of_a_stack(events: list[tuple[int, int, int, bool]]) -> None:
     trace = grown(events).trace()
-    tree = grow_tree(trace)
+    tree = build_tree(trace)
     start, end, thread = times_of(tree, trace)
     assert tree.parent.tolist() == slow_parents(start.tolist(), end.tolist(), thread.tolist())
 
@@ -76,7 +76,7 @@ def test_parents_are_those_of_a_stack(events: list[tuple[int, int, int, bool]]) 
 @given(EVENTS)
 def test_nearest_and_inherit_walk_up(events: list[tuple[int, int, int, bool]]) -> None:
     trace = grown(events).trace()
-    tree = grow_tree(trace)
+    tree = build_tree(trace)
     wanted = tree.kind == OP
     bits = np.where(times_of(tree, trace)[0] % 2 == 0, 1, 2).astype(np.int8)
     for row, (found, gathered) in enumerate(
@@ -98,7 +98,7 @@ def test_a_call_belongs_to_the_innermost_operation_around_it() -> None:
     made.kernel("gemm", 50, 10, correlation=correlation)
     made.kernel("lost", 70, 10, correlation=999)
     trace = made.trace()
-    tree = grow_tree(trace)
+    tree = build_tree(trace)
     links = link_work(trace, tree)
     assert links.call.tolist() == [0, -1]
     assert [trace.strings[trace.ops.name[op]] for op in links.op.tolist() if op >= 0] == ["aten::addmm"]
@@ -111,5 +111,5 @@ def test_rounded_times_still_nest() -> None:
     made.op("outer", 10, 9)  # rounding to microseconds has cut its end below its child's
     made.op("inner", 11, 9)
     made.op("next", 20, 5)
-    tree = grow_tree(made.trace())
+    tree = build_tree(made.trace())
     assert tree.parent.tolist() == [-1, 0, -1]

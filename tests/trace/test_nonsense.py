@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stepgrade.model.events import Trace
-from stepgrade.trace import analyse_run, analyse_trace
+from stepgrade.trace import analyse_rank, profile_of_traces
 from tests.trace.changes import TABLES, picked
 from tests.trace.test_invariants import assert_adds_up
 from tests.trace_builder import Run, make_trace
@@ -52,11 +52,11 @@ def test_spoiled_traces_still_add_up(shape: Run) -> None:
         broken = spoiled(trace, seed)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            facts = analyse_trace(broken)
-        assert_adds_up(facts)
-        msgspec.json.encode(facts)
+            rank = analyse_rank(broken)
+        assert_adds_up(rank)
+        msgspec.json.encode(rank)
 
 
 def test_spoiled_ranks_still_join() -> None:
     for seed in range(40):
-        analyse_run([spoiled(make_trace(SHAPES[1]), seed), spoiled(make_trace(SHAPES[1]), seed + 1)])
+        profile_of_traces([spoiled(make_trace(SHAPES[1]), seed), spoiled(make_trace(SHAPES[1]), seed + 1)])

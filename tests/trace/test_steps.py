@@ -8,8 +8,8 @@ import pytest
 
 from stepgrade.model.events import DeviceRanges, Trace
 from stepgrade.model.notes import texts_of
-from stepgrade.trace import analyse_trace
-from stepgrade.trace.timeline import lay_out
+from stepgrade.trace import analyse_rank, analyse_trace
+from stepgrade.trace.timeline import build_timeline
 from tests.trace.changes import shifted
 from tests.trace_builder import Run, TraceBuilder, make_trace, play
 
@@ -17,7 +17,7 @@ MS = 1_000_000
 
 
 def marks(trace: Trace) -> list[str]:
-    return [step.mark for step in analyse_trace(trace).steps]
+    return [str(mark) for mark in build_timeline(trace).windows.mark]
 
 
 def loop(durations_ms: list[int], kernels: list[int] | None = None) -> TraceBuilder:
@@ -41,51 +41,40 @@ def loop(durations_ms: list[int], kernels: list[int] | None = None) -> TraceBuil
     ],
 )
 def test_steps_are_found_in_what_the_trace_has(run: Run, basis: str, count: int) -> None:
-    facts = analyse_trace(make_trace(run))
-    assert (facts.basis, len(facts.steps)) == (basis, count)
-    usual = analyse_trace(make_trace(Run()))
-    assert facts.steps[1].dur_ns == usual.steps[1].dur_ns
+    timeline = build_timeline(make_trace(run))
+    assert (timeline.steps.basis, len(timeline.windows.mark)) == (basis, count)
+    usual = build_timeline(make_trace(Run()))
+    assert timeline.windows.dur_ns[1] == usual.windows.dur_ns[1]
 
 
 def test_without_loader_steps_follow_the_backward_passes() -> None:
     made = play(Run(marks=False, optimizer=False))
     made.ranges = [row for row in made.ranges if "DataLoader" not in list(made.strings)[row[0]]]
-    facts = analyse_trace(made.trace())
-    assert (facts.basis, len(facts.steps)) == ("backward", 4)
-    assert any("backward pass" in note.text for note in facts.notes)
+    profile = analyse_trace(made.trace())
+    assert (profile.contents["steps from"], profile.recorded_steps) == ("backward", 4)
+    assert any("backward pass" in note.text for note in profile.notes)
 
 
 def test_without_any_sign_the_whole_span_is_one_step() -> None:
     made = TraceBuilder()
     made.kernel("kernel", 5 * MS, MS, correlation=made.call("cudaLaunchKernel", MS, 1000))
     made.kernel("kernel", 8 * MS, MS)
-    facts = analyse_trace(made.trace())
-    assert facts.basis == "span"
-    assert [step.dur_ns for step in facts.steps] == [4 * MS]
-    assert [one.code for one in facts.fitness if one.fatal] == ["no_steps"]
-    assert sum(operation.total_ns for operation in facts.operations) == 2 * MS
-
-
-def test_annotations_that_were_written_as_operators_are_understood() -> None:
-    made = play(Run())
-    usual = analyse_trace(made.trace())
-    for row in made.ranges:
-        name = list(made.strings)[row[0]]
-        if name.startswith(("ProfilerStep", "Optimizer", "enumerate")):
-            made.ops.append((row[0], row[2], row[3], row[4], row[5], -1, -1, -1))
-    made.ranges = [row for row in made.ranges if list(made.strings)[row[0]].startswith("nn.Module")]
-    assert analyse_trace(made.trace()) == usual
+    profile = analyse_trace(made.trace())
+    assert profile.contents["steps from"] == "span"
+    assert profile.samples_ms == (4,)
+    assert [note.code for note in profile.unfit] == ["no_steps"]
+    assert sum(operation.total_ms for operation in profile.operations) == 2
 
 
 def test_work_belongs_to_the_step_that_launched_it_however_late_it_runs() -> None:
     run = Run(steps=4, host_op_ns=2_000, kernel_ns=400_000)
-    facts = analyse_trace(make_trace(run))
-    line = lay_out(make_trace(run))
-    lag = line.windows.start_ns - line.steps.start_ns
-    assert lag[-1] > 2 * facts.steps[-1].host_dur_ns  # the host is more than two steps ahead
-    counts = np.bincount(line.attribution.step, minlength=4)
+    timeline = build_timeline(make_trace(run))
+    steps = timeline.steps
+    lag = timeline.windows.start_ns - steps.start_ns
+    assert lag[-1] > 2 * (steps.end_ns - steps.start_ns)[-1]  # the host is more than two steps ahead
+    counts = np.bincount(timeline.attribution.step, minlength=4)
     assert len(set(counts.tolist())) == 1
-    steady = facts.steady_ns
+    steady = analyse_trace(make_trace(run)).samples_ms
     assert max(steady) - min(steady) < 0.01 * max(steady)  # though the host's own steps say another thing
 
 
@@ -95,10 +84,10 @@ def test_work_of_earlier_steps_is_kept_apart() -> None:
     first = min(row[2] for row in made.work)
     for place in range(5):
         made.kernel("left over", first - 100_000 * (place + 1), 90_000)
-    facts = analyse_trace(shifted(made.trace(), MS))
-    assert facts.ledger == usual.ledger
-    assert "left over" not in {operation.name for operation in facts.operations}
-    text = next(one.text for one in facts.fitness if one.code == "unlaunched")
+    profile = analyse_trace(shifted(made.trace(), MS))
+    assert profile.ledger == usual.ledger
+    assert "left over" not in {operation.name for operation in profile.operations}
+    text = next(note.text for note in profile.warnings if note.code == "unlaunched")
     assert text.startswith(
         f"5 of {len(made.work)} kernels and copies have no recorded launch; all of them ran before"
     )
@@ -108,18 +97,22 @@ def test_work_between_two_of_a_step_on_its_stream_is_of_that_step() -> None:
     made = play(Run())
     row = made.work[20]
     made.work[20] = (*row[:6], -1, *row[7:])
-    attribution = lay_out(made.trace()).attribution
+    attribution = build_timeline(made.trace()).attribution
     assert attribution.inferred.sum() == 1
     assert attribution.step[20] == attribution.step[19]
 
 
 def test_graph_replays_belong_to_the_step_of_their_launch() -> None:
-    facts = analyse_trace(make_trace(Run(graph=True)))
-    assert facts.launches.graph_launches == 4
-    assert facts.launches.kernels > facts.launches.launches
-    assert len(set(facts.steady_ns[:3])) == 1
-    assert facts.layers.basis is None
-    assert "replayed from a graph" in (facts.layers.note or "")
+    profile = analyse_trace(make_trace(Run(graph=True)))
+    assert profile.activity is not None
+    kernels = profile.activity.kernels
+    assert kernels is not None
+    assert kernels.graph_share > 0
+    assert profile.launches_per_step is not None
+    assert kernels.count > profile.launches_per_step
+    assert len(set(profile.samples_ms[:3])) == 1
+    assert "layers from" not in profile.contents
+    assert any("replayed from a graph" in note.text for note in profile.notes)
 
 
 def test_what_the_profiler_projects_on_streams_changes_nothing() -> None:
@@ -141,9 +134,11 @@ def test_a_slow_start_is_warm_up() -> None:
 
 
 def test_a_long_last_step_is_the_flush() -> None:
-    facts = analyse_trace(loop([100, 100, 101, 100, 206]).trace())
-    assert [step.mark for step in facts.steps] == ["steady"] * 4 + ["flush"]
-    assert facts.notes[0].text == "The last 1 of 5 steps are left out as flush: 206 ms, the others 100 ms."
+    trace = loop([100, 100, 101, 100, 206]).trace()
+    assert marks(trace) == ["steady"] * 4 + ["flush"]
+    assert analyse_trace(trace).notes[0].text == (
+        "The last of 5 steps is left out as the profiler's flush: it took 206 ms, the others 100 ms."
+    )
 
 
 def test_one_slow_step_in_the_middle_is_part_of_the_run() -> None:
@@ -151,48 +146,51 @@ def test_one_slow_step_in_the_middle_is_part_of_the_run() -> None:
 
 
 def test_steps_that_alternate_are_all_steady_and_named() -> None:
-    facts = analyse_trace(loop([82, 107, 82, 107, 82, 107], [10, 20, 10, 20, 10, 20]).trace())
-    assert [step.mark for step in facts.steps] == ["steady"] * 6
-    assert [step.kind for step in facts.steps] == [0, 1, 0, 1, 0, 1]
-    assert "Steps are of 2 kinds with different amounts of work: 82.0 ms and 107 ms." in texts_of(facts.notes)
+    trace = loop([82, 107, 82, 107, 82, 107], [10, 20, 10, 20, 10, 20]).trace()
+    assert marks(trace) == ["steady"] * 6
+    assert build_timeline(trace).windows.kind.tolist() == [0, 1, 0, 1, 0, 1]
+    text = "Steps are of 2 kinds with different amounts of work: 82.0 ms and 107 ms."
+    assert text in texts_of(analyse_trace(trace).notes)
 
 
 def test_an_empty_last_step_is_left_out() -> None:
-    facts = analyse_trace(loop([100, 100, 100, 1], [1, 1, 1, 0]).trace())
-    assert [step.mark for step in facts.steps] == ["steady"] * 3 + ["empty"]
-    assert facts.steps[-1].dur_ns == 0
+    trace = loop([100, 100, 100, 1], [1, 1, 1, 0]).trace()
+    assert marks(trace) == ["steady"] * 3 + ["empty"]
+    assert analyse_rank(trace).steps[-1].dur_ns == 0
 
 
 def test_a_step_without_work_in_the_middle_puts_the_clock_on_the_host() -> None:
-    facts = analyse_trace(loop([100, 50, 100], [1, 0, 1]).trace())
-    assert not facts.on_device
-    assert [step.dur_ns for step in facts.steps] == [100 * MS, 50 * MS, 100 * MS]
-    assert "host_windows" in {one.code for one in facts.fitness}
+    trace = loop([100, 50, 100], [1, 0, 1]).trace()
+    windows = build_timeline(trace).windows
+    assert not windows.on_device
+    assert windows.dur_ns.tolist() == [100 * MS, 50 * MS, 100 * MS]
+    assert "host_windows" in {note.code for note in analyse_trace(trace).warnings}
 
 
 def test_a_pause_in_recording_does_not_stretch_a_step() -> None:
     made = loop([100, 100])
     made.range("ProfilerStep#7", 900 * MS, 100 * MS)
     made.kernel("kernel", 901 * MS, MS, correlation=made.call("cudaLaunchKernel", 900 * MS + 1000, 100))
-    assert max(step.dur_ns for step in analyse_trace(made.trace()).steps) < 110 * MS
+    assert max(step.dur_ns for step in analyse_rank(made.trace()).steps) < 110 * MS
 
 
 def test_the_busiest_device_is_looked_at() -> None:
     made = play(Run())
     made.kernel("kernel", 10, 20, device=5)
-    facts = analyse_trace(made.trace())
-    assert facts.device.index == 0
-    assert facts.device.busy == 2
-    assert any("several devices" in note.text for note in facts.notes)
+    assert build_timeline(made.trace()).device == 0
+    notes = analyse_trace(made.trace()).notes
+    assert any("several devices" in note.text for note in notes)
 
 
 def test_a_device_numbered_as_an_agent_finds_its_name() -> None:
     made = play(Run())
     made.work = [(*row[:4], 2, *row[5:]) for row in made.work]
-    assert analyse_trace(made.trace()).device.name == "Made GPU"
+    device = analyse_trace(made.trace()).device
+    assert device is not None
+    assert device.name == "Made GPU"
 
 
 def test_an_empty_trace_is_unfit() -> None:
-    facts = analyse_trace(TraceBuilder().trace())
-    assert facts.fitness[0].code == "empty"
-    assert facts.steady_ns == ()
+    profile = analyse_trace(TraceBuilder().trace())
+    assert profile.warnings[0].code == "empty"
+    assert profile.samples_ms == ()

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from stepgrade.model.events import Trace
-from stepgrade.trace import analyse_run, analyse_trace
+from stepgrade.trace import analyse_rank, analyse_trace, merge_ranks
+from stepgrade.trace.timeline import build_timeline
 
 pytestmark = pytest.mark.samples
 Read = Callable[[str], Trace]
@@ -33,50 +34,62 @@ def test_the_oldest_schema_tells_the_same_story(sample: Read) -> None:
 
 
 def test_eight_ranks_show_their_collectives_and_who_is_late(sample: Read) -> None:
-    facts = analyse_run(sample(f"8xH100_rank{rank}") for rank in range(8))
-    kinds = {one.name for trace in facts.traces for one in trace.collectives}
+    ranks = [analyse_rank(sample(f"8xH100_rank{rank}")) for rank in range(8)]
+    profile = merge_ranks(ranks)
+    assert profile.activity is not None
+    kinds = {one.name for one in profile.activity.collectives}
     assert kinds == {"_reduce_scatter_base", "_allgather_base"}
-    assert facts.meetings is not None
-    assert (facts.meetings.matched, facts.meetings.unmatched) == (56, 0)
-    assert facts.meetings.straggler == 1
-    waits = {one.rank: one.wait_ns / 4e6 for one in facts.meetings.ranks}
+    assert any("of 56 collectives" in note.text for note in profile.notes)
+    assert {len(rank.arrivals) for rank in ranks} == {56}  # each of them has its like on all ranks
+    assert profile.activity.straggler is not None
+    assert profile.activity.straggler.rank == 1
+    waits = {one.rank: one.wait_ms or 0.0 for one in profile.ranks}
+    inside = [sum(one.end_ns - one.start_ns for one in rank.arrivals) / 4e6 for rank in ranks]
+    transfers = [ms - waits[rank] for rank, ms in enumerate(inside)]
+    assert max(transfers) < 1.1 * min(transfers)  # the same bytes take all of them the same time
     assert waits.pop(1) < 2
     assert min(waits.values()) > 7
-    transfers = [one.transfer_ns for one in facts.meetings.ranks]
-    assert max(transfers) < 1.1 * min(transfers)  # the same bytes take all of them the same time
-    idle = {one.rank: one.ledger.shares()["idle_host"] for one in facts.ranks if one.ledger}
+    idle = {one.rank: one.ledger.shares()["idle_host"] for one in profile.ranks if one.ledger}
     assert max(idle, key=lambda rank: idle[rank]) == 1
 
 
 def test_ranks_that_meet_in_collectives_have_steps_of_one_length(sample: Read) -> None:
-    lengths = [analyse_trace(sample(f"8xH100_rank{rank}")).steady_ns for rank in (3, 5, 7)]
+    lengths = [analyse_trace(sample(f"8xH100_rank{rank}")).samples_ms for rank in (3, 5, 7)]
     for step in zip(*lengths, strict=True):
-        assert max(step) - min(step) < 100_000  # the hosts' own steps differ by up to 10 ms
+        assert max(step) - min(step) < 0.1  # the hosts' own steps differ by up to 10 ms
 
 
 def test_resnet_with_checkpoints_shows_what_it_computes_twice(sample: Read) -> None:
-    layers = analyse_trace(sample("resnet_act_checkpoint")).layers
-    assert layers.basis == "modules"
-    assert [one.name for one in layers.layers] == [f"BasicBlock_{number}" for number in range(8)]
-    for one in layers.layers:
-        assert 0.6 * one.forward_ns < one.recompute_ns < 1.1 * one.forward_ns
-        assert one.forward_ns < one.backward_ns
-    assert analyse_trace(sample("ddp_resnet18")).layers.recompute_ns == 0
+    profile = analyse_trace(sample("resnet_act_checkpoint"))
+    assert profile.contents["layers from"] == "modules"
+    assert [layer.name for layer in profile.layers] == [f"BasicBlock_{number}" for number in range(8)]
+    for layer in profile.layers:
+        forward, backward, again = layer.fwd_total_ms, layer.bwd_total_ms, layer.recompute_total_ms
+        assert forward
+        assert backward
+        assert again
+        assert 0.6 * forward < again < 1.1 * forward
+        assert forward < backward
+    without = analyse_trace(sample("ddp_resnet18")).activity
+    assert without is not None
+    assert without.recompute_ms == 0
 
 
 def test_a_host_that_runs_ahead_does_not_shorten_the_first_step(sample: Read) -> None:
-    facts = analyse_trace(sample("hta_ns_resolution"))
-    assert [round(step.host_dur_ns / 1e6) for step in facts.steps] == [35, 72, 96, 96, 96]
-    assert [round(step.dur_ns / 1e6) for step in facts.steps] == [98, 96, 96, 96, 95]
-    assert {step.mark for step in facts.steps} == {"steady"}
+    timeline = build_timeline(sample("hta_ns_resolution"))
+    host_ns = timeline.steps.end_ns - timeline.steps.start_ns
+    assert [round(ns / 1e6) for ns in host_ns.tolist()] == [35, 72, 96, 96, 96]
+    assert [round(ns / 1e6) for ns in timeline.windows.dur_ns.tolist()] == [98, 96, 96, 96, 95]
+    assert set(timeline.windows.mark) == {"steady"}
 
 
 def test_an_allocator_without_cache_is_seen_as_waiting(sample: Read) -> None:
-    facts = analyse_trace(sample("ddp_resnet18"))
-    assert facts.basis == "optimizer"
-    assert facts.ledger is not None
-    assert facts.ledger.shares()["idle_sync"] > 0.9
-    assert facts.waits[0].name == "hipFree"
+    profile = analyse_trace(sample("ddp_resnet18"))
+    assert profile.contents["steps from"] == "optimizer"
+    assert profile.ledger is not None
+    assert profile.ledger.shares()["idle_sync"] > 0.9
+    assert profile.activity is not None
+    assert profile.activity.waits[0].call == "hipFree"
 
 
 def test_removing_synchronisation_shows(sample: Read) -> None:
@@ -86,34 +99,36 @@ def test_removing_synchronisation_shows(sample: Read) -> None:
 
 
 def test_a_small_improvement_stays_small(sample: Read) -> None:
-    before = sum(analyse_trace(sample("adamhook_before")).steady_ns)
-    after = sum(analyse_trace(sample("adamhook_after")).steady_ns)
+    before = sum(analyse_trace(sample("adamhook_before")).samples_ms)
+    after = sum(analyse_trace(sample("adamhook_after")).samples_ms)
     assert 0.98 < after / before < 1
 
 
 def test_symmetric_memory_reductions_are_communication(sample: Read) -> None:
-    facts = analyse_trace(sample("tl_b200"))
-    talk = sum(one.total_ns for one in facts.operations if one.work_class == "communication")
-    assert talk / sum(one.total_ns for one in facts.operations) > 0.18
-    assert [one.name for one in facts.layers.layers] == [f"TransformerBlock_{number}" for number in range(36)]
+    profile = analyse_trace(sample("tl_b200"))
+    talk = sum(op.total_ms for op in profile.operations if op.kind == "communication")
+    assert talk / sum(op.total_ms for op in profile.operations) > 0.18
+    assert [layer.name for layer in profile.layers] == [f"TransformerBlock_{number}" for number in range(36)]
 
 
 def test_attention_and_matmuls_reach_plausible_speeds(sample: Read) -> None:
-    facts = analyse_trace(sample("tl_torch_compile_triton"))
-    speed = {one.name: one.costed_flops / one.costed_ns / 1e3 for one in facts.operations if one.costed_ns}
+    profile = analyse_trace(sample("tl_torch_compile_triton"))
+    speed = {op.name: op.flops / op.total_ms / 1e9 for op in profile.operations if op.flops}
     assert 500 < speed["aten::mm"] < 1307  # TFLOP/s, the data sheet of an MI300X
     assert 250 < speed["aten::_flash_attention_forward"] < 1307
 
 
 @pytest.mark.parametrize("part", ["hta_cupti", "hta_rank_not_found"])
 def test_a_device_that_was_not_recorded_is_said(sample: Read, part: str) -> None:
-    facts = analyse_trace(sample(part))
-    assert facts.driver == "unseen"
-    assert facts.ledger is None
+    profile = analyse_trace(sample(part))
+    assert profile.activity is not None
+    assert profile.activity.driver == "unseen"
+    assert profile.ledger is None
 
 
 def test_a_cpu_run_is_its_own_device(sample: Read) -> None:
-    facts = analyse_trace(sample("hta_cpu_only_rank34_full"))
-    assert facts.driver == "host"
-    assert facts.ledger is not None
-    assert facts.ledger.shares()["exposed_communication"] > 0.8
+    profile = analyse_trace(sample("hta_cpu_only_rank34_full"))
+    assert profile.activity is not None
+    assert profile.activity.driver == "host"
+    assert profile.ledger is not None
+    assert profile.ledger.shares()["exposed_communication"] > 0.8

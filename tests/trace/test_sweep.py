@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 
 from stepgrade.model.events import DeviceEvent
-from stepgrade.trace.classify import WorkClass
-from stepgrade.trace.timeline import Timeline, lay_out
+from stepgrade.naming.work_class import WorkClass
+from stepgrade.trace.ledger import add_ledgers
+from stepgrade.trace.timeline import Timeline, build_timeline
 from tests.trace.conftest import read_sample, sample_names
 from tests.trace.test_invariants import RUNS
 from tests.trace_builder import Run, make_trace
@@ -18,18 +19,18 @@ BUSY = ("compute", "exposed_communication", "exposed_copy")
 HOST_COPIES = {DeviceEvent.COPY_H2D, DeviceEvent.COPY_D2H, DeviceEvent.COPY_OTHER}
 
 
-def swept(line: Timeline) -> dict[str, int]:
+def swept(timeline: Timeline) -> dict[str, int]:
     """Return the busy accounts over all windows, told from who is running between any two moments."""
-    work = line.trace.work
+    work = timeline.trace.work
     moments: list[tuple[int, int, str]] = []
-    for row in line.chosen.nonzero()[0].tolist():
+    for row in timeline.chosen.nonzero()[0].tolist():
         start, account = int(work.start_ns[row]), BUSY[0]
-        if line.classes[row] == WorkClass.COMMUNICATION:
+        if timeline.classes[row] == WorkClass.COMMUNICATION:
             account = BUSY[1]
         elif work.kind[row] in HOST_COPIES:
             account = BUSY[2]
         moments += [(start, 1, account), (start + int(work.dur_ns[row]), -1, account)]
-    low, high = int(line.windows.start_ns.min()), int(line.windows.end_ns.max())
+    low, high = int(timeline.windows.start_ns.min()), int(timeline.windows.end_ns.max())
     running: Counter[str] = Counter()
     total: Counter[str] = Counter()
     before = low
@@ -43,22 +44,24 @@ def swept(line: Timeline) -> dict[str, int]:
     return dict(total)
 
 
-def assert_agrees(line: Timeline) -> None:
-    if line.ledger is None or not len(line.trace.work.name):
+def assert_agrees(timeline: Timeline) -> None:
+    if timeline.ledger is None or not len(timeline.trace.work.name):
         return
-    accounts = line.ledger.within(line.windows.start_ns, line.windows.end_ns)
-    found = {name: int(accounts[name].sum()) for name in BUSY}
-    assert {name: ns for name, ns in found.items() if ns} == {n: ns for n, ns in swept(line).items() if ns}
+    total = add_ledgers(timeline.ledger.of_windows(timeline.windows))
+    found = {name: getattr(total, f"{name}_ns") for name in BUSY}
+    assert {name: ns for name, ns in found.items() if ns} == {
+        n: ns for n, ns in swept(timeline).items() if ns
+    }
 
 
 @given(RUNS)
 @settings(max_examples=30)
 def test_made_traces(run: Run) -> None:
-    assert_agrees(lay_out(make_trace(run)))
+    assert_agrees(build_timeline(make_trace(run)))
 
 
 @pytest.mark.samples
 @pytest.mark.skipif(not sample_names(), reason="the real traces are not beside this clone")
 def test_real_traces() -> None:
     for name in sample_names():
-        assert_agrees(lay_out(read_sample(name)))
+        assert_agrees(build_timeline(read_sample(name)))

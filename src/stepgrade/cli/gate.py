@@ -82,23 +82,31 @@ def run(args: Namespace) -> int:
         allow_different=(*config.gate.allow_different, *args.allow_different),
     )
     setup = setup_from(args)
-    question = {"throughput_tok_s": args.throughput_tok_s, "tokens_per_step": args.tokens_per_step}
     runs = [load_run(args), *(load_run(args, source) for source in args.repeat)]
+    cards = [
+        score(
+            profile,
+            setup=setup,
+            settings=settings,
+            throughput_tok_s=args.throughput_tok_s,
+            tokens_per_step=args.tokens_per_step,
+        )
+        for profile in runs
+    ]
     report = gate(
-        runs,
+        cards,
         baselines=[load_baseline(name, max_bytes=args.max_bytes) for name in args.baseline],
         against=args.against,
         history=args.history,
         config=msgspec.structs.replace(config, gate=table),
         fail_on=args.fail_on,
+        tokens_per_step=args.tokens_per_step,
         setup=setup,
-        settings=settings,
-        **question,
     )
     _write(report, args)
     if args.save:
-        for profile in runs:
-            save_run(score(profile, setup=setup, settings=settings, **question), args)
+        for card in cards:
+            save_run(card, args)
     return report.exit_code
 
 

@@ -1,11 +1,11 @@
-"""Operations by what they are in a model (class, role, direction), whatever a runtime calls them."""
+"""Match the operations of two runtimes by what they are in a model (class, role, direction), not by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stepgrade.model import Profile
 from stepgrade.model.activity import PartTime
@@ -29,8 +29,8 @@ UNKNOWN = ("other", None)  # of such operations nothing says that they are the s
 _COST = {"fp8": 1.0, "bf16": 2.0, "fp16": 2.0, "tf32": 4.0, "fp32": 8.0}
 
 
-class Side(Struct, frozen=True, kw_only=True):
-    """One runtime's share in a canonical operation, per step."""
+class OpTotals(Struct, frozen=True, kw_only=True):
+    """What one runtime spends on a canonical operation, per step."""
 
     ms: float
     calls: float | None = None
@@ -41,15 +41,16 @@ class Side(Struct, frozen=True, kw_only=True):
 class CanonicalGap(Struct, frozen=True, kw_only=True):
     """One operation of both: `count_ms`, `per_call_ms` and `precision_ms` add up to `gap_ms`.
 
-    More calls, longer calls, and of these what a wider precision explains; theirs is for as many tokens.
+    They are what more calls cost, what longer calls cost, and what a wider precision explains of longer
+    calls. The times of theirs are scaled to as many tokens as ours.
     """
 
     name: str
     work_class: str
     role: str | None
     direction: str | None
-    ours: Side
-    theirs: Side
+    ours: OpTotals
+    theirs: OpTotals
     ratio: float
     gap_ms: float
     count_ms: float
@@ -70,104 +71,100 @@ class Matched(Struct, frozen=True, kw_only=True):
 
 
 def parts_of(profile: Profile, times: RunTimes, scale: float = 1.0) -> tuple[PartTime, ...]:
-    """Return the parts of the typical step, from the timeline or else from the names of operations."""
+    """Return the parts of the typical step, for `scale` times as many tokens.
+
+    They come from the timeline, or else from the names of operations; both have those of the mean step.
+    """
     known = profile.activity.parts if profile.activity else ()
-    return tuple(_scaled(part, times.scale, scale) for part in known or _named_parts(profile))
+    return tuple(
+        structs.replace(
+            part,
+            ms=part.ms * times.scale * scale,
+            calls=part.calls * scale,
+            kernels=part.kernels * scale,
+        )
+        for part in known or _parts_by_name(profile)
+    )
 
 
-def _named_parts(profile: Profile) -> list[PartTime]:
+def _parts_by_name(profile: Profile) -> list[PartTime]:
     """Return the operations by their names; where some say backward, the others run forward."""
     totals = total_by_operation(profile)
     steps = profile.steps or 1
     calls = {op.name: op.calls for op in profile.operations}
-    tells = any(direction_of(name) == "backward" for name in totals)
-    return [
-        PartTime(
-            work_class=class_of(name).label,
-            role=role_of(name),
-            direction=_direction(name, tells=tells),
-            ms=total / steps,
-            calls=(calls.get(name) or 0.0) / steps,
-            kernels=0.0,
-        )
-        for name, total in totals.items()
-        if total > 0.0
-    ]
-
-
-def _direction(name: str, *, tells: bool) -> str | None:
-    if class_of(name).label == "optimizer":
-        return "optimizer"
-    return direction_of(name) or ("forward" if tells else None)
-
-
-def _scaled(part: PartTime, step_scale: float, scale: float) -> PartTime:
-    """Return the part of the typical step instead of the mean one, for `scale` times as many tokens."""
-    return PartTime(
-        work_class=part.work_class,
-        role=part.role,
-        direction=part.direction,
-        ms=part.ms * step_scale * scale,
-        calls=part.calls * scale,
-        kernels=part.kernels * scale,
-        dtype=part.dtype,
-    )
+    default = "forward" if any(direction_of(name) == "backward" for name in totals) else None
+    parts = []
+    for name, total in totals.items():
+        if total > 0.0:
+            work_class = class_of(name).label
+            is_optimizer = work_class == "optimizer"
+            part = PartTime(
+                work_class=work_class,
+                role=role_of(name),
+                direction="optimizer" if is_optimizer else direction_of(name) or default,
+                ms=total / steps,
+                calls=(calls.get(name) or 0.0) / steps,
+                kernels=0.0,
+            )
+            parts.append(part)
+    return parts
 
 
 def match(ours: tuple[PartTime, ...], theirs: tuple[PartTime, ...]) -> Matched:
     """Match two runtimes at the finest level that covers most of both, else at the one that covers most."""
-    found = [_matched(ours, theirs, level) for level in LEVELS]
-    enough = [one for one in found if min(one.ours_share, one.theirs_share) >= FINE_ENOUGH]
-    return enough[0] if enough else max(found, key=lambda one: min(one.ours_share, one.theirs_share))
+    found = [_match_at(level, ours, theirs) for level in LEVELS]
+    covered = [min(matched.ours_share, matched.theirs_share) for matched in found]
+    enough = [place for place, share in enumerate(covered) if share >= FINE_ENOUGH]
+    return found[enough[0] if enough else covered.index(max(covered))]
 
 
-def _matched(ours: tuple[PartTime, ...], theirs: tuple[PartTime, ...], level: str) -> Matched:
-    left, right = _grouped(ours, LEVELS[level]), _grouped(theirs, LEVELS[level])
+def _match_at(level: str, ours: tuple[PartTime, ...], theirs: tuple[PartTime, ...]) -> Matched:
+    left, right = _totals(ours, LEVELS[level]), _totals(theirs, LEVELS[level])
     both = [key for key in left if key in right and key[:2] != UNKNOWN]
     gaps = [_gap(key, left[key], right[key]) for key in both]
+    shares = []
+    for totals in (left, right):
+        whole = sum(total.ms for total in totals.values())
+        shares.append(sum(totals[key].ms for key in both) / whole if whole else 0.0)
     return Matched(
         level=level,
         gaps=tuple(sorted(gaps, key=lambda gap: (-gap.gap_ms, gap.name))),
-        only_ours={name_of(key): side.ms for key, side in left.items() if key not in both},
-        only_theirs={name_of(key): side.ms for key, side in right.items() if key not in both},
-        ours_share=_share(left, both),
-        theirs_share=_share(right, both),
+        only_ours={_name(key): total.ms for key, total in left.items() if key not in both},
+        only_theirs={_name(key): total.ms for key, total in right.items() if key not in both},
+        ours_share=shares[0],
+        theirs_share=shares[1],
     )
 
 
-def _grouped(parts: tuple[PartTime, ...], level: Level) -> dict[Key, Side]:
+def _totals(parts: tuple[PartTime, ...], level: Level) -> dict[Key, OpTotals]:
     groups: dict[Key, list[PartTime]] = {}
     for part in parts:
         groups.setdefault(level(part), []).append(part)
-    return {key: _side(members) for key, members in groups.items()}
+    return {
+        key: OpTotals(
+            ms=sum(part.ms for part in members),
+            calls=sum(part.calls for part in members) or None,
+            kernels=sum(part.kernels for part in members) or None,
+            dtype=max(members, key=lambda part: part.ms if part.dtype else -1.0).dtype,
+        )
+        for key, members in groups.items()
+    }
 
 
-def _side(parts: list[PartTime]) -> Side:
-    longest = max(parts, key=lambda part: part.ms if part.dtype else -1.0)
-    return Side(
-        ms=sum(part.ms for part in parts),
-        calls=sum(part.calls for part in parts) or None,
-        kernels=sum(part.kernels for part in parts) or None,
-        dtype=longest.dtype,
-    )
-
-
-def _share(groups: dict[Key, Side], both: list[Key]) -> float:
-    whole = sum(side.ms for side in groups.values())
-    return sum(groups[key].ms for key in both) / whole if whole else 0.0
-
-
-def name_of(key: Key) -> str:
-    """Return how a canonical operation is called."""
+def _name(key: Key) -> str:
     return " · ".join(dict.fromkeys(part for part in key if part))
 
 
-def _gap(key: Key, ours: Side, theirs: Side) -> CanonicalGap:
+def _gap(key: Key, ours: OpTotals, theirs: OpTotals) -> CanonicalGap:
     gap = ours.ms - theirs.ms
-    count = _count_part(ours, theirs)
-    precision = _precision_part(ours, theirs, gap - count)
+    count = 0.0
+    if ours.calls and theirs.calls:
+        # More calls cost the mean of both runtimes' time per call.
+        per_call = (ours.ms / ours.calls + theirs.ms / theirs.calls) / 2.0
+        count = (ours.calls - theirs.calls) * per_call
+    precision = _precision_ms(ours, theirs, gap - count)
     return CanonicalGap(
-        name=name_of(key),
+        name=_name(key),
         work_class=key[0] or "",
         role=key[1],
         direction=key[2],
@@ -182,15 +179,7 @@ def _gap(key: Key, ours: Side, theirs: Side) -> CanonicalGap:
     )
 
 
-def _count_part(ours: Side, theirs: Side) -> float:
-    """Return what more calls cost, at the mean of both sides' time per call."""
-    if not ours.calls or not theirs.calls:
-        return 0.0
-    per_call = (ours.ms / ours.calls + theirs.ms / theirs.calls) / 2.0
-    return (ours.calls - theirs.calls) * per_call
-
-
-def _precision_part(ours: Side, theirs: Side, per_call_gap: float) -> float:
+def _precision_ms(ours: OpTotals, theirs: OpTotals, per_call_gap: float) -> float:
     """Return how much of longer calls a wider precision explains: no more than the data sheets' ratio."""
     before, after = _COST.get(theirs.dtype or ""), _COST.get(ours.dtype or "")
     if before is None or after is None or before == after:

@@ -1,8 +1,9 @@
-"""The gap between two runs' steps, taken apart so that the parts add up to it."""
+"""Split the gap between the steps of two runs into parts that add up to it."""
 
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from stepgrade.compare.canonical import Matched
 from stepgrade.model import Profile
@@ -15,9 +16,6 @@ _WAITS = {
     "idle_sync": "waiting in synchronisation",
     "unattributed": "idle for unknown reasons",
 }
-
-
-_PACE = ("slower", "faster")
 
 
 class GapPart(Struct, frozen=True, kw_only=True):
@@ -47,22 +45,28 @@ class _Times(Struct, frozen=True, kw_only=True):
     accounts: dict[str, float]
     work: float
     communication: float
-    launches: float | None
+    launches: float
+
+
+Part = tuple[str, str, float]  # kind, name, milliseconds
 
 
 def decompose(
     ours: tuple[Profile, RunTimes], theirs: tuple[Profile, RunTimes], matched: Matched, scale: float
 ) -> Decomposition | None:
-    """Take the gap between the typical steps apart; None when one side has no step time."""
+    """Split the gap between the typical steps into parts; None when one of the runs has no step time."""
     if not ours[1].typical_ms or not theirs[1].typical_ms:
         return None
-    with_ledgers = ours[0].ledger is not None and theirs[0].ledger is not None
-    left = _times(*ours, _work(matched, mine=True), 1.0)
-    right = _times(*theirs, _work(matched, mine=False), scale)
+    our_work = sum(gap.ours.ms for gap in matched.gaps) + sum(matched.only_ours.values())
+    their_work = sum(gap.theirs.ms for gap in matched.gaps) + sum(matched.only_theirs.values())
+    left, right = _times(*ours, our_work, 1.0), _times(*theirs, their_work, scale)
     parts = _operation_parts(matched)
-    parts += _ledger_parts(left, right) if with_ledgers else _outside_parts(left, right)
+    if left.accounts and right.accounts:
+        parts += _ledger_parts(left, right)
+    else:
+        outside = (left.step - left.work) - (right.step - right.work)
+        parts.append(("outside", "outside of the operations", outside))
     gap = left.step - right.step
-    named = [(kind, name, ms) for kind, name, ms in parts if ms]
     return Decomposition(
         ours_ms=left.step,
         theirs_ms=right.step,
@@ -70,18 +74,10 @@ def decompose(
         tokens_scale=scale,
         parts=tuple(
             GapPart(name=name, kind=kind, ms=ms, share=ms / gap if gap else None)
-            for kind, name, ms in sorted(named, key=lambda part: (-abs(part[2]), part[1]))
+            for kind, name, ms in sorted(parts, key=lambda part: (-abs(part[2]), part[1]))
+            if ms
         ),
     )
-
-
-Part = tuple[str, str, float]
-
-
-def _work(matched: Matched, *, mine: bool) -> float:
-    """Return the time of all operations of one side."""
-    shared = sum((gap.ours if mine else gap.theirs).ms for gap in matched.gaps)
-    return shared + sum((matched.only_ours if mine else matched.only_theirs).values())
 
 
 def _times(profile: Profile, times: RunTimes, work: float, scale: float) -> _Times:
@@ -93,28 +89,29 @@ def _times(profile: Profile, times: RunTimes, work: float, scale: float) -> _Tim
     if ledger is not None and ledger.total_ns:
         ranks = max(1, len(profile.ranks))
         per_step = step_scale / NS_PER_MS / max(1, profile.steps or 1) / ranks
-        accounts = {
-            name.removesuffix("_ns"): getattr(ledger, name) * per_step
-            for name in ledger.__struct_fields__
-            if name != "total_ns"
-        }
-        mean_rank = ledger.total_ns * per_step
-    talk = profile.activity.communication_ms * step_scale if profile.activity else 0.0
-    launches = profile.launches_per_step * scale if profile.launches_per_step else None
+        accounts = {name.removesuffix("_ns"): ns * per_step for name, ns in asdict(ledger).items()}
+        mean_rank = accounts.pop("total")
     return _Times(
-        step=step, mean_rank=mean_rank, accounts=accounts, work=work, communication=talk, launches=launches
+        step=step,
+        mean_rank=mean_rank,
+        accounts=accounts,
+        work=work,
+        communication=profile.activity.communication_ms * step_scale if profile.activity else 0.0,
+        launches=(profile.launches_per_step or 0.0) * scale,
     )
 
 
 def _operation_parts(matched: Matched) -> list[Part]:
     parts: list[Part] = []
     for gap in matched.gaps:
-        longer = ("longer calls", "shorter calls") if gap.ours.calls and gap.theirs.calls else _PACE
-        parts.append(_told("operation", gap.count_ms, ("more calls", "fewer calls"), gap.name))
-        parts.append(_told("operation", gap.per_call_ms, longer, gap.name))
-        parts.append(
-            _told("operation", gap.precision_ms, ("wider precision", "narrower precision"), gap.name)
-        )
+        has_calls = gap.ours.calls and gap.theirs.calls
+        longer = ("longer calls", "shorter calls") if has_calls else ("slower", "faster")
+        wider = ("wider precision", "narrower precision")
+        parts += [
+            _part("operation", gap.count_ms, ("more calls", "fewer calls"), gap.name),
+            _part("operation", gap.per_call_ms, longer, gap.name),
+            _part("operation", gap.precision_ms, wider, gap.name),
+        ]
     ours, theirs = matched.only_ours, matched.only_theirs
     for name in dict.fromkeys((*ours, *theirs)):
         where = "in both, kind not known" if name in ours and name in theirs else "only ours"
@@ -123,58 +120,38 @@ def _operation_parts(matched: Matched) -> list[Part]:
     return parts
 
 
-def _told(kind: str, ms: float, words: tuple[str, str], name: str = "") -> Part:
-    """Return a part in the words for ours being slower, or faster, by it."""
+def _part(kind: str, ms: float, words: tuple[str, str], name: str = "") -> Part:
+    """Return a part in the first words where ours is slower by it, else in the second."""
     word = words[0] if ms >= 0.0 else words[1]
     return kind, f"{name}: {word}" if name else word, ms
 
 
 def _ledger_parts(ours: _Times, theirs: _Times) -> list[Part]:
     """Return what is not operations: work done at once, and the accounts of the device's time."""
-    hidden = [side.accounts["compute"] - side.work for side in (ours, theirs)]
-    parts = [
-        _told("concurrency", hidden[0] - hidden[1], ("fewer operations at once", "more operations at once"))
-    ]
-    parts += _communication_parts(ours, theirs)
-    parts += _launch_parts(ours, theirs)
+    hidden = [run.accounts["compute"] - run.work for run in (ours, theirs)]
+    at_once = ("fewer operations at once", "more operations at once")
+    parts = [_part("concurrency", hidden[0] - hidden[1], at_once)]
+    # Exposed communication: how much there is, and how little of it is hidden. Waiting for the host: how
+    # many launches there are, and how long each waits.
+    name = "exposed_communication"
+    gap = ours.accounts[name] - theirs.accounts[name]
+    more = _by_amount(
+        (ours.communication, ours.accounts[name]), (theirs.communication, theirs.accounts[name])
+    )
+    parts.append(_part("communication", more, ("more communication", "less communication")))
+    parts.append(_part("overlap", gap - more, ("less communication hidden", "more communication hidden")))
+    name = "idle_host"
+    gap = ours.accounts[name] - theirs.accounts[name]
+    more = _by_amount((ours.launches, ours.accounts[name]), (theirs.launches, theirs.accounts[name]))
+    parts.append(_part("launches", more, ("more launches", "fewer launches")))
+    parts.append(_part("launches", gap - more, ("longer waits for the host", "shorter waits for the host")))
     parts += [("wait", words, ours.accounts[name] - theirs.accounts[name]) for name, words in _WAITS.items()]
-    apart = [side.step - side.mean_rank for side in (ours, theirs)]
+    apart = [run.step - run.mean_rank for run in (ours, theirs)]
     return [*parts, ("ranks", "ranks that are apart", apart[0] - apart[1])]
 
 
-def _communication_parts(ours: _Times, theirs: _Times) -> list[Part]:
-    """Split exposed communication into how much there is and how little of it is hidden."""
-    gap = ours.accounts["exposed_communication"] - theirs.accounts["exposed_communication"]
-    more = _by_amount(
-        (ours.communication, ours.accounts["exposed_communication"]),
-        (theirs.communication, theirs.accounts["exposed_communication"]),
-    )
-    return [
-        _told("communication", more, ("more communication", "less communication")),
-        _told("overlap", gap - more, ("less communication hidden", "more communication hidden")),
-    ]
-
-
-def _launch_parts(ours: _Times, theirs: _Times) -> list[Part]:
-    """Split waiting for the host into how many launches there are and what each waits."""
-    gap = ours.accounts["idle_host"] - theirs.accounts["idle_host"]
-    more = _by_amount(
-        (ours.launches or 0.0, ours.accounts["idle_host"]),
-        (theirs.launches or 0.0, theirs.accounts["idle_host"]),
-    )
-    return [
-        _told("launches", more, ("more launches", "fewer launches")),
-        _told("launches", gap - more, ("longer waits for the host", "shorter waits for the host")),
-    ]
-
-
 def _by_amount(ours: tuple[float, float], theirs: tuple[float, float]) -> float:
-    """Return what the amount explains of a cost (amount, cost), at the mean of both sides' cost of one."""
+    """Return what the amount explains of a cost (amount, cost), at the mean of both runs' cost of one."""
     if not ours[0] or not theirs[0]:
         return 0.0
     return (ours[0] - theirs[0]) * (ours[1] / ours[0] + theirs[1] / theirs[0]) / 2.0
-
-
-def _outside_parts(ours: _Times, theirs: _Times) -> list[Part]:
-    outside = [side.step - side.work for side in (ours, theirs)]
-    return [("outside", "outside of the operations", outside[0] - outside[1])]

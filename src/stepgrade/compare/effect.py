@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 from msgspec import Struct
 
-from stepgrade.compare.student import critical, two_sided
 from stepgrade.model.comparison import Noise
 from stepgrade.statistics import mean, median_and_spread
 
 # Identical runs before their spread is called measured.
 LEAST_RUNS = 5
-# Runs of history that a new one is held against: enough to know the noise, few enough to follow the machine.
+# Runs of history that a new one is compared with: enough to know the noise, few enough to follow the machine.
 MOST_RUNS = 50
-# The largest run-to-run noise reported from the field; assumed where none is known.
-ASSUMED_NOISE = 0.13
 # Times never agree better than this; a history that holds one file again and again seems to say so.
 LEAST_TIME_NOISE = 0.005
 # Runs this many robust deviations from the others are accidents and say nothing of the ordinary noise.
@@ -29,10 +27,12 @@ _ACCIDENT = 5.0
 _KNOWN_EXACTLY = 10_000
 # To alarm takes 99.5 %; that a slowdown can be ruled out is said with 95 % on its side.
 NEAR_LEVEL = 0.10
+# With more degrees of freedom than this Student's distribution is the normal one to three digits.
+_MANY = 500
 
 
-class Side(Struct, frozen=True, kw_only=True):
-    """The runs of one side: each run's figure, and the standard error of its logarithm from its steps."""
+class Sample(Struct, frozen=True, kw_only=True):
+    """The figures of some runs, and the standard errors of their logarithms as the steps of each run show."""
 
     values: tuple[float, ...]
     sigmas: tuple[float | None, ...] = ()
@@ -50,32 +50,30 @@ class Side(Struct, frozen=True, kw_only=True):
         return mean(known) if known else 0.0
 
 
-class Interval(Struct, frozen=True, kw_only=True):
-    """A change as a share, and from where to where it may be."""
+class Effect(Struct, frozen=True, kw_only=True):
+    """A change as a share, its interval, and the probability of as much by noise alone."""
 
     change: float
     low: float
     high: float
     near_low: float  # no lower, and no higher, with 95 % confidence each
     near_high: float
-
-
-class Effect(Interval, frozen=True, kw_only=True):
-    """A change with the probability of as much by noise alone."""
-
     p_value: float
     sigma: float  # standard error of the logarithm
     run_sigma: float  # of it, what only more runs make smaller
     freedom: int
 
 
-def effect_of(now: Side, before: Side, noise: Noise, level: float) -> Effect:
+def effect_of(now: Sample, before: Sample, noise: Noise, level: float) -> Effect:
     """Return the change from `before` to `now` with the interval that misses it with probability `level`."""
     earlier = without_accidents(before.logs)
     shift = mean(now.logs) - mean(earlier)
-    per_run = 1.0 / len(now.values) + 1.0 / len(earlier)
-    run_variance = math.log1p(noise.share) ** 2 * per_run
-    step_variance = _step_variance(now, before, noise)
+    run_variance = math.log1p(noise.share) ** 2 * (1.0 / len(now.values) + 1.0 / len(earlier))
+    if noise.freedom is not None:
+        # Measured noise has the steps of its runs in it already.
+        step_variance = max(0.0, now.step_variance - before.step_variance) / len(now.values)
+    else:
+        step_variance = now.step_variance / len(now.values) + before.step_variance / len(before.values)
     sigma = math.sqrt(run_variance + step_variance)
     freedom = noise.freedom or _freedom(now, before, step_variance, sigma)
     reach, near = (critical(share, freedom) * sigma for share in (level, NEAR_LEVEL))
@@ -92,7 +90,16 @@ def effect_of(now: Side, before: Side, noise: Noise, level: float) -> Effect:
     )
 
 
-def noise_of(before: Side, now: Side, fallback: Noise, least: float = 0.0) -> Noise:
+def _freedom(now: Sample, before: Sample, step_variance: float, sigma: float) -> int:
+    """Return how well the standard error is known when only the steps' part is estimated (Satterthwaite)."""
+    steps = [sample.steps for sample in (now, before) if sample.steps]
+    if not steps or not step_variance:
+        return _KNOWN_EXACTLY
+    known = max(1.0, sum(steps) - len(steps))
+    return int(min(_KNOWN_EXACTLY, known * (sigma * sigma / step_variance) ** 2))
+
+
+def noise_of(before: Sample, now: Sample, fallback: Noise, least: float = 0.0) -> Noise:
     """Return the noise between runs as the runs themselves show it, else `fallback`.
 
     A noise that was given counts only until enough runs are there to measure it; `least` is a floor.
@@ -101,11 +108,13 @@ def noise_of(before: Side, now: Side, fallback: Noise, least: float = 0.0) -> No
     freedom = len(logs) - 1 + len(now.values) - 1
     if freedom < LEAST_RUNS - 1:
         return fallback
-    squares = sum(_squares(one) for one in (logs, now.logs) if len(one) > 1)
-    basis = "measured" if len(logs) >= LEAST_RUNS else "repeated"
+    squares = 0.0
+    for group in (logs, now.logs):
+        middle = mean(group)
+        squares += math.fsum((value - middle) ** 2 for value in group)
     # Runs cannot be steadier than their own steps leave them; copies of one run seem to be.
     share = max(least, math.expm1(math.sqrt(max(squares / freedom, before.step_variance))))
-    return Noise(share=share, basis=basis, freedom=freedom)  # type: ignore[arg-type]  # one of its two words
+    return Noise(share=share, basis="measured" if len(logs) >= LEAST_RUNS else "repeated", freedom=freedom)
 
 
 def without_accidents(logs: Sequence[float]) -> list[float]:
@@ -113,22 +122,28 @@ def without_accidents(logs: Sequence[float]) -> list[float]:
     if len(logs) < 2 * LEAST_RUNS:
         return list(logs)
     middle, deviation = median_and_spread(logs)
-    return [one for one in logs if abs(one - middle) <= _ACCIDENT * deviation] if deviation else list(logs)
+    return [log for log in logs if abs(log - middle) <= _ACCIDENT * deviation] if deviation else list(logs)
 
 
 def runs_needed(effect: Effect, now_runs: int, before_runs: int, reach: float) -> int | None:
     """Return how many more runs narrow the interval to `reach` on either side; None if none would."""
-    allowed = math.log1p(reach) / critical(NEAR_LEVEL, max(effect.freedom, 1))
-    per_run = effect.sigma**2 / (1.0 / now_runs + 1.0 / before_runs)
+    allowed, per_run = _allowed_and_per_run(effect, now_runs, before_runs, reach)
     room = allowed**2 / per_run - 1.0 / before_runs if per_run else math.inf
     return max(1, math.ceil(1.0 / room) - now_runs) if room > 0.0 else None
 
 
 def runs_of_both_needed(effect: Effect, now_runs: int, before_runs: int, reach: float) -> int:
-    """Return how many runs each side needs for an interval of `reach` on either side."""
-    allowed = math.log1p(reach) / critical(NEAR_LEVEL, max(effect.freedom, 1))
-    per_run = effect.sigma**2 / (1.0 / now_runs + 1.0 / before_runs)
+    """Return how many runs of the code and of its baseline narrow the interval to `reach` on either side."""
+    allowed, per_run = _allowed_and_per_run(effect, now_runs, before_runs, reach)
     return max(2, math.ceil(2.0 * per_run / allowed**2))
+
+
+def _allowed_and_per_run(
+    effect: Effect, now_runs: int, before_runs: int, reach: float
+) -> tuple[float, float]:
+    """Return the standard error that `reach` allows, and the variance that one run has."""
+    allowed = math.log1p(reach) / critical(NEAR_LEVEL, max(effect.freedom, 1))
+    return allowed, effect.sigma**2 / (1.0 / now_runs + 1.0 / before_runs)
 
 
 def steps_needed(effect: Effect, steps: int, reach: float) -> int | None:
@@ -141,23 +156,36 @@ def steps_needed(effect: Effect, steps: int, reach: float) -> int | None:
     return max(1, math.ceil(steps * step_variance / room) - steps)
 
 
-def _squares(values: Sequence[float]) -> float:
-    """Return the squared distances from the mean, added up."""
-    middle = mean(values)
-    return math.fsum((value - middle) ** 2 for value in values)
+@cache
+def critical(level: float, freedom: int) -> float:
+    """Return the t that noise alone exceeds, in either direction, with the probability `level`."""
+    low, high = 0.0, 1.0
+    while two_sided(high, freedom) > level:
+        high *= 2.0
+    for _ in range(60):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if two_sided(middle, freedom) > level else (low, middle)
+    return high
 
 
-def _freedom(now: Side, before: Side, step_variance: float, sigma: float) -> int:
-    """Return how well the standard error is known when only the steps' part is estimated (Satterthwaite)."""
-    steps = [side.steps for side in (now, before) if side.steps]
-    if not steps or not step_variance:
-        return _KNOWN_EXACTLY
-    known = max(1.0, sum(steps) - len(steps))
-    return int(min(_KNOWN_EXACTLY, known * (sigma * sigma / step_variance) ** 2))
+def two_sided(t: float, freedom: int) -> float:
+    """Return how often noise alone exceeds `t` in either direction, by Student's distribution.
 
-
-def _step_variance(now: Side, before: Side, noise: Noise) -> float:
-    """Return what the steps add: measured noise has the steps of its runs in it already."""
-    if noise.freedom is not None:
-        return max(0.0, now.step_variance - before.step_variance) / len(now.values)
-    return now.step_variance / len(now.values) + before.step_variance / len(before.values)
+    Whole degrees of freedom, without a library (Abramowitz and Stegun 26.7.3 and 26.7.4).
+    """
+    t = abs(t)
+    if math.isinf(t):
+        return 0.0
+    if freedom > _MANY:
+        return math.erfc(t / math.sqrt(2.0))
+    angle = math.atan(t / math.sqrt(freedom))
+    if freedom == 1:
+        return max(0.0, 1.0 - 2.0 * angle / math.pi)
+    cos, sin = math.cos(angle), math.sin(angle)
+    is_even = freedom % 2 == 0
+    total = term = 1.0 if is_even else cos
+    for number in range(2 if is_even else 3, freedom - 1, 2):
+        term *= cos * cos * (number - 1) / number
+        total += term
+    within = sin * total if is_even else 2.0 / math.pi * (angle + sin * total)
+    return max(0.0, 1.0 - within)

@@ -1,10 +1,11 @@
-"""Are two runs comparable: the same work on the same machine, measured in the same way."""
+"""Tell whether two runs are comparable: the same work on the same machine, measured in the same way."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
+from msgspec.structs import asdict
 
 from stepgrade.errors import BadOption
 from stepgrade.model import Fingerprint, Note
@@ -14,24 +15,36 @@ FIELDS = Fingerprint.__struct_fields__
 
 
 def allowed_fields(texts: Sequence[str]) -> frozenset[str]:
-    """Read `--allow-different`: names of fields, with commas or repeated, or all; raise BadOption."""
+    """Return the fields that may differ: names, with commas or repeated, or all; raise BadOption."""
     names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
     for name in names:
         if name not in (ALL, *FIELDS):
             known = ", ".join((ALL, *FIELDS))
-            raise BadOption(f"{name!r} is no part of a fingerprint", where="--allow-different", hint=known)
+            raise BadOption(f"{name!r} is not a part of a fingerprint", field="allow_different", hint=known)
     return frozenset(FIELDS) if ALL in names else frozenset(names)
 
 
 def differences(
     now: Fingerprint | None, before: Fingerprint | None, allowed: Collection[str] = ()
 ) -> tuple[Note, ...]:
-    """Return in words what both sides say, and say differently; the unknown is no difference."""
+    """Return a note for each field that both know and that differs; its code is the field's name."""
     if now is None or before is None:
         return ()
+    earlier = asdict(before)
+    rows = []
+    for field, here in asdict(now).items():
+        there = earlier[field]
+        if field == "versions":
+            rows += [
+                (field, f"versions of {name}", here[name], there[name])
+                for name in sorted(here)
+                if name in there
+            ]
+        elif here is not None and there is not None:
+            rows.append((field, field, here, there))
     return tuple(
         Note(field, f"{name}: {_shown(here)} now, {_shown(there)} in the baseline")
-        for field, name, here, there in _told(now, before)
+        for field, name, here, there in rows
         if here != there and field not in allowed
     )
 
@@ -47,13 +60,3 @@ def digest_of(fingerprint: Fingerprint) -> str:
 
     text = msgspec.json.encode(fingerprint, order="sorted")
     return hashlib.sha256(text).hexdigest()[:12]
-
-
-def _told(now: Fingerprint, before: Fingerprint) -> Iterator[tuple[str, str, object, object]]:
-    for name in FIELDS:
-        here, there = getattr(now, name), getattr(before, name)
-        if name == "versions":
-            both = sorted(here.keys() & there.keys())
-            yield from ((name, f"versions of {part}", here[part], there[part]) for part in both)
-        elif here is not None and there is not None:
-            yield name, name, here, there

@@ -1,10 +1,10 @@
-"""Several runtimes against each other: how much longer each takes than each other one."""
+"""Compare several runtimes pairwise: how much longer each takes than each other one."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from stepgrade.compare.parity import ParityReport, parity, runtime_of
+from stepgrade.compare.parity import ParityReport, name_of_run, parity
 from stepgrade.errors import EXIT_GATE, EXIT_NOT_MEASURED, EXIT_OK
 from stepgrade.model import Profile
 from stepgrade.model.notes import Result
@@ -29,22 +29,20 @@ class ParityMatrix(Result, frozen=True, kw_only=True):
 def compare_all(profiles: tuple[Profile, ...]) -> ParityMatrix:
     """Compare every profile with every other; raise NotMeasured when one has no operations."""
     reports = [[parity(row, column) for column in profiles] for row in profiles]
+    names = [name_of_run(profile) for profile in profiles]
+    if len(set(names)) < len(names):
+        names = [f"{place}: {name}" for place, name in enumerate(names, start=1)]
     return ParityMatrix(
-        runtimes=_told_apart([runtime_of(profile) for profile in profiles]),
+        runtimes=tuple(names),
         time_ratios=tuple(tuple(report.time_ratio for report in row) for row in reports),
         parity=tuple(tuple(report.parity_achieved for report in row) for row in reports),
-        matched_shares=tuple(tuple(_matched(report) for report in row) for row in reports),
+        matched_shares=tuple(tuple(_matched_share(report) for report in row) for row in reports),
         first_against=tuple(reports[0][1:]),
     )
 
 
-def _told_apart(names: list[str]) -> tuple[str, ...]:
-    """Return the names, numbered where two are alike."""
-    alike = len(set(names)) < len(names)
-    return tuple(f"{place}: {name}" if alike else name for place, name in enumerate(names, start=1))
-
-
-def _matched(report: ParityReport) -> float:
+def _matched_share(report: ParityReport) -> float:
+    """Return the share that is matched of both runtimes' time, by names or by kinds."""
     named = min(report.ours_matched_share or 0.0, report.theirs_matched_share or 0.0)
     canonical = min(report.canonical_ours_share or 0.0, report.canonical_theirs_share or 0.0)
     return max(named, canonical)
@@ -55,16 +53,14 @@ def judge(reports: tuple[ParityReport, ...], required: float | None) -> tuple[in
     if required is None:
         known = all(report.parity_achieved is not None for report in reports)
         return (EXIT_OK if known else EXIT_NOT_MEASURED), ()
-    behind = [report for report in reports if report.time_ratio is not None and report.time_ratio > required]
-    if behind:
-        return EXIT_GATE, tuple(_behind(report, required) for report in behind)
+    reasons = tuple(
+        f"{report.apr_runtime} takes {show_ratio(report.time_ratio)} the time of {report.baseline_runtime}, "
+        f"and {show_ratio(required)} is allowed"
+        for report in reports
+        if report.time_ratio is not None and report.time_ratio > required
+    )
+    if reasons:
+        return EXIT_GATE, reasons
     if any(report.time_ratio is None for report in reports):
         return EXIT_NOT_MEASURED, ("neither throughput nor step time is known on both sides",)
     return EXIT_OK, ()
-
-
-def _behind(report: ParityReport, required: float) -> str:
-    names = (
-        f"{report.apr_runtime} takes {show_ratio(report.time_ratio)} the time of {report.baseline_runtime}"
-    )
-    return f"{names}, and {show_ratio(required)} is allowed"

@@ -1,10 +1,10 @@
-"""Two runtimes, operation by operation: what both do, how much of the time that is, and the gaps."""
+"""Compare two runtimes operation by operation: what both have, how much of the time that is, and the gaps."""
 
 from __future__ import annotations
 
 import re
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stepgrade.compare.canonical import CanonicalGap, Matched, match, parts_of
 from stepgrade.compare.decompose import Decomposition, decompose
@@ -76,48 +76,46 @@ class ParityReport(Result, frozen=True, kw_only=True):
 
 def parity(ours: Profile, theirs: Profile) -> ParityReport:
     """Compare two profiles; raise NotMeasured when one has no operations."""
-    scale = _tokens_scale(ours, theirs)
+    our_tokens, their_tokens = _tokens(ours), _tokens(theirs)
+    scale = our_tokens / their_tokens if our_tokens and their_tokens else 1.0
     our_times, their_times = times_of(ours), times_of(theirs)
     our_ops, their_ops = _ops_of_step(ours, our_times), _ops_of_step(theirs, their_times, scale)
-    gaps = _gaps(our_ops, their_ops)
-    named = (_matched_share(our_ops, gaps), _matched_share(their_ops, gaps))
+    gaps = [
+        ParityGap(op=op, apr_ms=our_ops[op], baseline_ms=their_ops[op], ratio=our_ops[op] / their_ops[op])
+        for op in sorted(our_ops.keys() & their_ops.keys())
+    ]
+    gaps.sort(key=lambda gap: gap.ratio, reverse=True)
+    shares = [add_up(ops[gap.op] for gap in gaps) / add_up(ops.values()) for ops in (our_ops, their_ops)]
     matched = match(parts_of(ours, our_times), parts_of(theirs, their_times, scale))
-    by_name = min(named) >= LEAST_MATCHED_SHARE
-    names = names_of(ours, theirs)
+    by_name = min(shares) >= LEAST_MATCHED_SHARE
+    is_enough = by_name or min(matched.ours_share, matched.theirs_share) >= LEAST_MATCHED_SHARE
     behind = _behind(gaps, matched, by_name=by_name)
-    step_ratio = _ratio(our_times.typical_ms, their_times.typical_ms)
-    throughput_ratio = _ratio(_throughput(theirs, their_times), _throughput(ours, our_times))
-    time_ratio = throughput_ratio or (step_ratio / scale if step_ratio is not None else None)
-    enough = by_name or min(matched.ours_share, matched.theirs_share) >= LEAST_MATCHED_SHARE
-    return ParityReport(
+    rates = _ratio(_throughput(theirs, their_times), _throughput(ours, our_times))
+    steps = _ratio(our_times.typical_ms, their_times.typical_ms)
+    names = _names(ours, theirs)
+    report = ParityReport(
         apr_runtime=names[0],
         baseline_runtime=names[1],
-        throughput_ratio=throughput_ratio,
+        throughput_ratio=rates,
         launch_ratio=_ratio(ours.launches_per_step, theirs.launches_per_step),
-        top_gaps=gaps[:GAPS_SHOWN],
-        parity_achieved=not behind if enough else None,
-        step_time_ratio=step_ratio,
-        ours_matched_share=named[0],
-        theirs_matched_share=named[1],
-        gaps=gaps,
-        only_ours=_one_sided(our_ops, gaps),
-        only_theirs=_one_sided(their_ops, gaps),
+        top_gaps=tuple(gaps[:GAPS_SHOWN]),
+        parity_achieved=not behind if is_enough else None,
+        step_time_ratio=steps,
+        ours_matched_share=shares[0],
+        theirs_matched_share=shares[1],
+        gaps=tuple(gaps),
+        only_ours=_one_sided(our_ops, their_ops),
+        only_theirs=_one_sided(their_ops, our_ops),
         matched_by="name" if by_name else matched.level,
         canonical=matched.gaps,
         canonical_level=matched.level,
         canonical_ours_share=matched.ours_share,
         canonical_theirs_share=matched.theirs_share,
-        time_ratio=time_ratio,
+        time_ratio=rates if rates is not None else steps / scale if steps is not None else None,
         behind=behind,
         gap=decompose((ours, our_times), (theirs, their_times), matched, scale),
-        notes=_notes(ours, theirs, named, matched, None if behind else time_ratio),
     )
-
-
-def _tokens_scale(ours: Profile, theirs: Profile) -> float:
-    """Return our tokens per step over theirs, 1 when either is not known."""
-    mine, other = _tokens(ours), _tokens(theirs)
-    return mine / other if mine and other else 1.0
+    return structs.replace(report, notes=_notes(report, our_tokens, their_tokens))
 
 
 def _tokens(profile: Profile) -> float | None:
@@ -133,7 +131,11 @@ def _throughput(profile: Profile, times: RunTimes) -> float | None:
     return profile.throughput_tok_s or (tokens / step_ms * 1000.0 if tokens and step_ms else None)
 
 
-def _behind(gaps: tuple[ParityGap, ...], matched: Matched, *, by_name: bool) -> tuple[str, ...]:
+def _ratio(top: float | None, bottom: float | None) -> float | None:
+    return top / bottom if top and bottom else None
+
+
+def _behind(gaps: list[ParityGap], matched: Matched, *, by_name: bool) -> tuple[str, ...]:
     """Return the operations of both that take time worth a look and are far behind, the longest first."""
     if by_name:
         pairs = [(gap.op, gap.apr_ms, gap.baseline_ms) for gap in gaps]
@@ -155,33 +157,16 @@ def _ops_of_step(profile: Profile, times: RunTimes, scale: float = 1.0) -> dict[
     return ops
 
 
-def _gaps(ours: dict[str, float], theirs: dict[str, float]) -> tuple[ParityGap, ...]:
-    gaps = [
-        ParityGap(op=op, apr_ms=ours[op], baseline_ms=theirs[op], ratio=ours[op] / theirs[op])
-        for op in sorted(ours.keys() & theirs.keys())
-    ]
-    return tuple(sorted(gaps, key=lambda gap: gap.ratio, reverse=True))
+def _one_sided(ops: dict[str, float], others: dict[str, float]) -> tuple[OneSided, ...]:
+    alone = [OneSided(op=op, ms=ms) for op, ms in ops.items() if op not in others]
+    return tuple(sorted(alone, key=lambda op: (-op.ms, op.op)))
 
 
-def _matched_share(ops: dict[str, float], gaps: tuple[ParityGap, ...]) -> float:
-    return add_up(ops[gap.op] for gap in gaps) / add_up(ops.values())
-
-
-def _one_sided(ops: dict[str, float], gaps: tuple[ParityGap, ...]) -> tuple[OneSided, ...]:
-    matched = {gap.op for gap in gaps}
-    alone = [OneSided(op=op, ms=ms) for op, ms in ops.items() if op not in matched]
-    return tuple(sorted(alone, key=lambda one: (-one.ms, one.op)))
-
-
-def _ratio(top: float | None, bottom: float | None) -> float | None:
-    return top / bottom if top and bottom else None
-
-
-def names_of(ours: Profile, theirs: Profile) -> tuple[str, str]:
+def _names(ours: Profile, theirs: Profile) -> tuple[str, str]:
     """Return what the two are called: by their runtime, else by where their files' names differ."""
+    left, right = name_of_run(ours), name_of_run(theirs)
     if ours.runtime or theirs.runtime:
-        return runtime_of(ours), runtime_of(theirs)
-    left, right = runtime_of(ours), runtime_of(theirs)
+        return left, right
     words = [re.split(r"(?<=[_\-. ])", name) for name in (left, right)]
     same = 0
     while same < min(len(words[0]), len(words[1])) - 1 and words[0][same] == words[1][same]:
@@ -190,39 +175,42 @@ def names_of(ours: Profile, theirs: Profile) -> tuple[str, str]:
     return (short[0], short[1]) if short[0] != short[1] else (left, right)
 
 
-def runtime_of(profile: Profile) -> str:
+def name_of_run(profile: Profile) -> str:
     """Return the name of the runtime, else that of the file."""
     return profile.runtime or profile.source.files[0].replace("\\", "/").rsplit("/", 1)[-1]
 
 
-def _notes(
-    ours: Profile, theirs: Profile, named: tuple[float, float], matched: Matched, time_ratio: float | None
-) -> tuple[Note, ...]:
+def _notes(report: ParityReport, our_tokens: float | None, their_tokens: float | None) -> tuple[Note, ...]:
     notes = []
-    canonical = (matched.ours_share, matched.theirs_share)
-    if min(named) < LEAST_MATCHED_SHARE and min(canonical) < LEAST_MATCHED_SHARE:
-        text = (
-            f"matched operations are {show_share(named[0])} of our time and {show_share(named[1])} of theirs "
-            f"by name, {show_share(canonical[0])} and {show_share(canonical[1])} by {matched.level}: too "
-            "little to speak of parity (contract v1 does not look at that)"
-        )
-        return (Note("little_matched", text),)
-    if min(named) < LEAST_MATCHED_SHARE:
-        notes.append(
-            Note(
-                "matched_by_kind", f"few names are shared: operations are matched by {matched.level} instead"
+    if report.parity_achieved is None:
+        names, kinds = (
+            [show_share(share) for share in shares]
+            for shares in (
+                (report.ours_matched_share, report.theirs_matched_share),
+                (report.canonical_ours_share, report.canonical_theirs_share),
             )
         )
-    if time_ratio is not None and time_ratio > PARITY_RATIO:
-        text = f"operations are on par, but ours takes {show_ratio(time_ratio)} the time: see the gap's parts"
-        notes.append(Note("slower_outside_operations", text))
-    mine, other = _tokens(ours), _tokens(theirs)
-    if mine and other and abs(mine / other - 1.0) > 0.001:
         text = (
-            f"a step takes {mine:,.0f} tokens in ours and {other:,.0f} in theirs: their times are for as many"
+            f"matched operations are {names[0]} of our time and {names[1]} of theirs by name, {kinds[0]} and "
+            f"{kinds[1]} by {report.canonical_level}: too little to speak of parity (contract v1 does not "
+            "look at that)"
+        )
+        return (Note("little_matched", text),)
+    if report.matched_by != "name":
+        text = f"few names are shared: operations are matched by {report.matched_by} instead"
+        notes.append(Note("matched_by_kind", text))
+    ratio = report.time_ratio
+    if not report.behind and ratio is not None and ratio > PARITY_RATIO:
+        text = f"operations are on par, but ours takes {show_ratio(ratio)} the time: see the gap's parts"
+        notes.append(Note("slower_outside_operations", text))
+    if not (our_tokens and their_tokens):
+        if report.step_time_ratio is not None:
+            text = "tokens per step are not known on both sides: steps are taken to do the same work"
+            notes.append(Note("tokens_unknown", text))
+    elif abs(our_tokens / their_tokens - 1.0) > 0.001:
+        text = (
+            f"a step takes {our_tokens:,.0f} tokens in ours and {their_tokens:,.0f} in theirs: their times "
+            "are for as many"
         )
         notes.append(Note("different_tokens", text))
-    elif not (mine and other) and ours.mean_step_ms and theirs.mean_step_ms:
-        text = "tokens per step are not known on both sides: steps are taken to do the same work"
-        notes.append(Note("tokens_unknown", text))
     return tuple(notes)

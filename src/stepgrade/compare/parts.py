@@ -1,69 +1,117 @@
-"""Operations, layers and phases that changed: each held against its own noise, all together against luck.
+"""Operations, layers and phases that changed, and how the parts of a step explain its new length.
 
-With a hundred operations one in a hundred looks changed by chance. Benjamini and Hochberg's procedure keeps
-the share of false ones among those reported below a limit. A part's noise comes from enough earlier runs,
-else from its own times in each step, with the noise between runs that is given or assumed for the step.
+Per-part tests, corrected for multiple comparisons: with a hundred operations one in a hundred looks changed
+by chance, and the procedure of Benjamini and Hochberg keeps the share of false ones among those reported
+below a limit. A part's noise comes from enough earlier runs, else from its own times in each step, with the
+noise between runs that is given or assumed for the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Literal
 
-from msgspec import Struct
+from msgspec.structs import asdict
 
-from stepgrade.compare.effect import LEAST_RUNS, Side
-from stepgrade.compare.step_change import NO_PHASE, accounts_ms, have_timelines, in_no_phase_ms
-from stepgrade.compare.verdict import Metric, Sensitivity, change_of
+from stepgrade.compare.effect import LEAST_RUNS, Sample
+from stepgrade.compare.metrics import Sensitivity, change_of
 from stepgrade.model import Baseline
-from stepgrade.model.comparison import PartChange, Shift
-from stepgrade.scoring.step_times import LEAST_PART_SHARE, StepTimes, step_times
+from stepgrade.model.comparison import Change, Metric, PartChange, Shift, StepChange
+from stepgrade.scoring.step_times import LEAST_PART_SHARE, step_times
 
 FALSE_SHARE = 0.01
 SHIFTS_SHOWN = 4
+NO_PHASE = "in no phase"
 _NOTHING_MS = 1e-9
 _COMMUNICATION = "exposed_communication"
 
-
-class _Kind(Struct, frozen=True, kw_only=True):
-    """Where a run has the times of one kind of part; layers have no samples."""
-
-    times: Callable[[Baseline], dict[str, float]]
-    samples: Callable[[Baseline], dict[str, tuple[float, ...]]] = lambda _: {}
-
-
-_KINDS = {
-    "operation": _Kind(times=lambda run: run.operations_ms, samples=lambda run: run.operation_samples_ms),
-    "layer": _Kind(times=lambda run: run.layers_ms),
-    "phase": _Kind(times=lambda run: run.phases_ms, samples=lambda run: run.phase_samples_ms),
+# Where a run has the times of each kind of part, and their times in each step; layers have no samples.
+_Times = Callable[[Baseline], dict[str, float]]
+_Samples = Callable[[Baseline], dict[str, tuple[float, ...]]]
+_KINDS: dict[str, tuple[_Times, _Samples]] = {
+    "operation": (lambda run: run.operations_ms, lambda run: run.operation_samples_ms),
+    "layer": (lambda run: run.layers_ms, lambda _: {}),
+    "phase": (lambda run: run.phases_ms, lambda run: run.phase_samples_ms),
 }
 
 
 def changed_parts(
-    now: Sequence[Baseline], before: Sequence[Baseline], how: Sensitivity
+    now: Sequence[Baseline], before: Sequence[Baseline], sensitivity: Sensitivity
 ) -> tuple[PartChange, ...]:
-    """Return the parts that changed beyond their noise and beyond luck, the largest change first."""
+    """Return the parts that changed beyond their noise and beyond chance, the largest change first."""
+    # Smaller parts change nothing, and each costs power.
+    least = LEAST_PART_SHARE * max((run.step_ms or 0.0 for run in now), default=0.0)
     found: list[PartChange] = []
-    for name, kind in _KINDS.items():
-        tested = [
-            PartChange(kind=name, name=part, change=change_of(_metric(part), *sides, how))
-            for part in _names(now, kind)
-            if (sides := _sides(part, now, before, kind)) is not None
-        ]
-        real = not_by_luck([part.change.p_value or 0.0 for part in tested])
+    for kind, (times, _) in _KINDS.items():
+        tested = []
+        for name in sorted({name for run in now for name, ms in times(run).items() if ms >= least}):
+            samples = _samples(kind, name, now, before)
+            if samples is not None:
+                metric = Metric(name=name, title=name, unit="ms", worse="up", from_steps=True)
+                change = change_of(metric, *samples, sensitivity)
+                tested.append(PartChange(kind=kind, name=name, change=change))
+        real = beyond_chance([part.change.p_value for part in tested])
         found += [
             part
-            for part, stands in zip(tested, real, strict=True)
-            if stands and part.change.outcome in ("regressed", "improved")
+            for part, is_real in zip(tested, real, strict=True)
+            if is_real and part.change.outcome in ("regressed", "improved")
         ]
-    return tuple(sorted(found, key=lambda part: -abs((part.change.now or 0.0) - (part.change.before or 0.0))))
+    return tuple(sorted(found, key=lambda part: -abs(part.change.now - part.change.before)))
 
 
-def not_by_luck(p_values: Sequence[float], share: float = FALSE_SHARE) -> list[bool]:
+def _samples(
+    kind: str, name: str, now: Sequence[Baseline], before: Sequence[Baseline]
+) -> tuple[Sample, Sample] | None:
+    """Return a part's figures now and before; None when neither runs nor samples are enough for its noise."""
+    times, steps = _KINDS[kind]
+    samples = []
+    for runs in (now, before):
+        of_steps = [step_times(steps(run).get(name, ())) for run in runs]
+        known = [part for part in of_steps if part and part.sigma_log is not None and part.median_ms > 0.0]
+        if len(known) < len(runs):
+            break
+        samples.append(
+            Sample(
+                values=tuple(part.median_ms for part in known),
+                sigmas=tuple(part.sigma_log for part in known),
+                steps=sum(part.effective or 0.0 for part in known) or None,
+            )
+        )
+    else:
+        return samples[0], samples[1]
+    here, there = (tuple(ms for run in runs if (ms := times(run).get(name))) for runs in (now, before))
+    if not here or len(there) < LEAST_RUNS:
+        return None
+    return Sample(values=here), Sample(values=there)
+
+
+def beyond_chance(p_values: Sequence[float], share: float = FALSE_SHARE) -> list[bool]:
     """Tell which of many tests stand when at most `share` of those that do may be false."""
     ordered = sorted(p_values)
     passing = [p for rank, p in enumerate(ordered, start=1) if p <= share * rank / len(ordered)]
     bound = max(passing, default=-1.0)
     return [p <= bound for p in p_values]
+
+
+def step_change(now: Baseline, before: Baseline) -> StepChange | None:
+    """Return the parts of both steps, the largest change first; None when they cannot be split alike."""
+    if not now.step_ms or not before.step_ms:
+        return None
+    if _have_timelines(now, before):
+        # Accounts that are empty in both are no parts.
+        old, new = ({name: ms for name, ms in _accounts_ms(run).items() if ms} for run in (before, now))
+    elif now.phases_ms and before.phases_ms:
+        old, new = (run.phases_ms | {NO_PHASE: _in_no_phase_ms(run) or 0.0} for run in (before, now))
+    else:
+        return None
+    names = dict.fromkeys((*old, *new))
+    parts = [Change(name=name, before_ms=old.get(name), now_ms=new.get(name)) for name in names]
+    return StepChange(
+        basis="ledger" if _have_timelines(now, before) else "phases",
+        before_ms=before.step_ms,
+        now_ms=now.step_ms,
+        parts=tuple(sorted(parts, key=lambda part: (-abs(part.difference_ms), part.name))),
+    )
 
 
 def shifts_of(now: Baseline, before: Baseline) -> tuple[Shift, ...]:
@@ -73,74 +121,54 @@ def shifts_of(now: Baseline, before: Baseline) -> tuple[Shift, ...]:
     """
     least = LEAST_PART_SHARE * (now.step_ms or 0.0)
     operations = _largest(_operations(now, before), least, 2 * SHIFTS_SHOWN)
+    launches = now.launches_per_step, before.launches_per_step
+    calls = now.operation_calls, before.operation_calls
     return (
-        *_overlap(now, before),
+        *_lost_overlap(now, before),
         *_largest(_accounts(now, before), least, SHIFTS_SHOWN),
         *_largest(_phases(now, before), least, SHIFTS_SHOWN),
         *operations,
-        *_launches(now, before),
-        *(call for shift in operations for call in _calls(shift.name, now, before)),
+        *_counts("launches", "launches per step", *launches, unit=""),
+        *(
+            shift
+            for name in (operation.name for operation in operations)
+            for shift in _counts("calls", name, calls[0].get(name), calls[1].get(name), unit="calls")
+        ),
     )
 
 
 def _largest(shifts: Iterable[Shift], least_ms: float, most: int) -> list[Shift]:
-    telling = [shift for shift in shifts if abs(_moved(shift)) >= max(least_ms, _NOTHING_MS)]
-    return sorted(telling, key=lambda shift: (-abs(_moved(shift)), shift.name))[:most]
+    worth_showing = [shift for shift in shifts if abs(shift.difference) >= max(least_ms, _NOTHING_MS)]
+    return sorted(worth_showing, key=lambda shift: (-abs(shift.difference), shift.name))[:most]
 
 
-def _metric(name: str) -> Metric:
-    return Metric(name=name, worse="up", read=lambda run: run.operations_ms.get(name), from_steps=True)
+def _counts(
+    kind: Literal["calls", "launches"], name: str, now: float | None, before: float | None, unit: str
+) -> Iterator[Shift]:
+    """Yield a count that changed by more than 1 %."""
+    if now and before and abs(now - before) > 0.01 * before:
+        yield Shift(kind=kind, name=name, before=before, now=now, unit=unit)
 
 
-def _names(runs: Sequence[Baseline], kind: _Kind) -> list[str]:
-    """Return the parts worth a test: smaller ones change nothing, and each costs power."""
-    least = LEAST_PART_SHARE * max((run.step_ms or 0.0 for run in runs), default=0.0)
-    return sorted({name for run in runs for name, ms in kind.times(run).items() if ms >= least})
+def _accounts(now: Baseline, before: Baseline) -> Iterator[Shift]:
+    """Yield the ledger's accounts in milliseconds; a ledger that was made from phases says what they say."""
+    if _have_timelines(now, before):
+        here, there = _accounts_ms(now), _accounts_ms(before)
+        for name in here:
+            if name in there:
+                yield Shift(kind="ledger", name=name, before=there[name], now=here[name])
 
 
-def _sides(
-    name: str, now: Sequence[Baseline], before: Sequence[Baseline], kind: _Kind
-) -> tuple[Side, Side] | None:
-    """Return both sides of a part; None when neither enough runs nor its samples tell its noise."""
-    paces = [[step_times(kind.samples(run).get(name, ())) for run in runs] for runs in (now, before)]
-    if all(times and times.sigma_log is not None and times.median_ms > 0.0 for row in paces for times in row):
-        return _sampled(paces[0]), _sampled(paces[1])
-    here, there = ([ms for run in runs if (ms := kind.times(run).get(name))] for runs in (now, before))
-    if not here or len(there) < LEAST_RUNS:
-        return None
-    return Side(values=tuple(here)), Side(values=tuple(there))
-
-
-def _sampled(paces: Sequence[StepTimes | None]) -> Side:
-    known = [times for times in paces if times is not None]
-    return Side(
-        values=tuple(times.median_ms for times in known),
-        sigmas=tuple(times.sigma_log for times in known),
-        steps=sum(times.effective or 0.0 for times in known) or None,
-    )
-
-
-def _accounts(now: Baseline, before: Baseline) -> Iterable[Shift]:
-    """Yield the ledger's accounts in milliseconds; one that was made from phases says what they say."""
-    if have_timelines(now, before):
-        here, there = accounts_ms(now), accounts_ms(before)
-        yield from (
-            Shift(kind="ledger", name=name, before=there[name], now=here[name])
-            for name in here
-            if name in there
-        )
-
-
-def _phases(now: Baseline, before: Baseline) -> Iterable[Shift]:
-    """Yield the phases that both have; of a step without a device's timeline also what no phase holds."""
+def _phases(now: Baseline, before: Baseline) -> Iterator[Shift]:
+    """Yield the phases that both have; of a step without a device's timeline also what is in no phase."""
     for name in sorted(now.phases_ms.keys() & before.phases_ms.keys()):
         yield Shift(kind="phase", name=name, before=before.phases_ms[name], now=now.phases_ms[name])
-    rests = [in_no_phase_ms(run) for run in (before, now)]
-    if not have_timelines(now, before) and rests[0] is not None and rests[1] is not None:
+    rests = [_in_no_phase_ms(run) for run in (before, now)]
+    if not _have_timelines(now, before) and rests[0] is not None and rests[1] is not None:
         yield Shift(kind="phase", name=NO_PHASE, before=max(rests[0], 0.0), now=max(rests[1], 0.0))
 
 
-def _operations(now: Baseline, before: Baseline) -> Iterable[Shift]:
+def _operations(now: Baseline, before: Baseline) -> Iterator[Shift]:
     if not (now.operations_ms and before.operations_ms):
         return
     for name in now.operations_ms.keys() | before.operations_ms.keys():
@@ -153,36 +181,33 @@ def _operations(now: Baseline, before: Baseline) -> Iterable[Shift]:
             yield Shift(kind="operation", name=name, before=there, now=here)
 
 
-def _calls(name: str, now: Baseline, before: Baseline) -> Iterable[Shift]:
-    """Yield an operation that is called more or less often than before."""
-    here, there = now.operation_calls.get(name), before.operation_calls.get(name)
-    if here and there and abs(here - there) > 0.01 * there:
-        yield Shift(kind="calls", name=name, before=there, now=here, unit="calls")
-
-
-def _launches(now: Baseline, before: Baseline) -> Iterable[Shift]:
-    here, there = now.launches_per_step, before.launches_per_step
-    if here and there and abs(here - there) > 0.01 * there:
-        yield Shift(kind="launches", name="launches per step", before=there, now=here, unit="")
-
-
-def _overlap(now: Baseline, before: Baseline) -> tuple[Shift, ...]:
-    """Return lost overlap: more communication shows although no communication takes longer."""
-    shown, hidden_before = accounts_ms(now).get(_COMMUNICATION), accounts_ms(before).get(_COMMUNICATION)
-    if shown is None or hidden_before is None or not before.step_ms:
-        return ()
-    longer = _communicating(now) - _communicating(before)
-    if shown - hidden_before < 0.01 * before.step_ms or longer > (shown - hidden_before) / 2.0:
-        return ()
-    name = "communication that computation used to hide"
-    return (Shift(kind="overlap", name=name, before=hidden_before, now=shown),)
-
-
-def _communicating(run: Baseline) -> float:
-    return sum(
-        ms for name, ms in run.operations_ms.items() if "nccl" in name.lower() or "c10d" in name.lower()
+def _lost_overlap(now: Baseline, before: Baseline) -> Iterator[Shift]:
+    """Yield communication that is exposed now, although no communication takes longer than before."""
+    exposed, exposed_before = (_accounts_ms(run).get(_COMMUNICATION) for run in (now, before))
+    if exposed is None or exposed_before is None or not before.step_ms:
+        return
+    total, total_before = (
+        sum(ms for name, ms in run.operations_ms.items() if "nccl" in name.lower() or "c10d" in name.lower())
+        for run in (now, before)
     )
+    more = exposed - exposed_before
+    if more >= 0.01 * before.step_ms and total - total_before <= more / 2.0:
+        name = "communication that computation used to hide"
+        yield Shift(kind="overlap", name=name, before=exposed_before, now=exposed)
 
 
-def _moved(shift: Shift) -> float:
-    return (shift.now or 0.0) - (shift.before or 0.0)
+def _have_timelines(now: Baseline, before: Baseline) -> bool:
+    """Tell whether both ledgers come from a device's timeline: one made from phases adds nothing to them."""
+    return all(run.ledger is not None and run.ledger.idle_sync is not None for run in (now, before))
+
+
+def _accounts_ms(run: Baseline) -> dict[str, float]:
+    """Return the accounts of a run's ledger that are known, in milliseconds."""
+    if run.ledger is None or not run.step_ms:
+        return {}
+    return {name: share * run.step_ms for name, share in asdict(run.ledger).items() if share is not None}
+
+
+def _in_no_phase_ms(run: Baseline) -> float | None:
+    """Return what a run's phases leave of its step, below 0 where they overlap; None if it has none."""
+    return run.step_ms - sum(run.phases_ms.values()) if run.step_ms and run.phases_ms else None

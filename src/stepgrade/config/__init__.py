@@ -45,6 +45,11 @@ class Budget(Struct, frozen=True, kw_only=True):
     at_most: float | None = None
     at_least: float | None = None
 
+    @property
+    def is_absolute(self) -> bool:
+        """Tell whether the budget has a bound that needs no earlier run."""
+        return self.at_most is not None or self.at_least is not None
+
 
 class Waiver(Struct, frozen=True, kw_only=True):
     """One [[waiver]]: a failing metric that passes until a day, for a reason."""

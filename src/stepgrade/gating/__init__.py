@@ -1,1 +1,1 @@
-"""Pass, or fail the build: earlier runs, budgets, waivers and the verdict."""
+"""Pass, or fail the build: baseline runs, conditions, budgets, waivers and the verdict."""

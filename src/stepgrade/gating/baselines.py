@@ -1,10 +1,10 @@
-"""What a new run is held against: the runs of a branch at the level where it stands now."""
+"""Baseline runs from the history: those of a branch since its level last changed."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-from stepgrade.compare.changes import last_level
+from stepgrade.compare.change_points import last_level
 from stepgrade.compare.effect import MOST_RUNS
 from stepgrade.compare.fingerprint import differences
 from stepgrade.errors import BadOption
@@ -17,51 +17,57 @@ _LOOK_BACK = 4 * MOST_RUNS
 _PREFIX = "history:"
 
 
-class Earlier(Struct, frozen=True, kw_only=True):
-    """The earlier runs, and why there are none."""
+class BaselineRuns(Struct, frozen=True, kw_only=True):
+    """The earlier runs that the gate compares with, or why there are none."""
 
     runs: tuple[Baseline, ...] = ()
     name: str = ""
-    missing: str | None = None
+    missing: Note | None = None
     differences: tuple[Note, ...] = ()
     notes: tuple[Note, ...] = ()
 
 
 def branch_of(text: str) -> str:
-    """Read `history:BRANCH`; raise BadOption for anything else."""
+    """Return the branch in `history:BRANCH`; raise BadOption for anything else."""
     branch = text.removeprefix(_PREFIX)
     if not text.startswith(_PREFIX) or not branch:
-        raise BadOption(f"{text!r} is nothing to hold a run against", hint="write it like history:main")
+        raise BadOption(
+            f"{text!r} names no runs to compare with", field="against", hint="write it like history:main"
+        )
     return branch
 
 
-def earlier_runs(history: History, card: Scorecard, branch: str, allowed: frozenset[str]) -> Earlier:
-    """Return the comparable runs of a branch since its level last changed, the newest ones."""
-    mine = card.fingerprint or Fingerprint()
-    which = Selection(branch=branch, digests=history.comparable(mine, allowed), limit=_LOOK_BACK)
+def runs_of_branch(history: History, card: Scorecard, branch: str, allowed: frozenset[str]) -> BaselineRuns:
+    """Return the newest runs of a branch that are comparable with the card, since its level last changed."""
+    fingerprint = card.fingerprint or Fingerprint()
+    which = Selection(branch=branch, digests=history.comparable(fingerprint, allowed), limit=_LOOK_BACK)
     series = history.series("step_time_ms", which) or history.series("throughput_tok_s", which)
     name = f"{branch} in {history.name}"
     if not series:
-        return _nothing(history, branch, mine, name)
+        return _no_runs(history, branch, fingerprint, name)
     level = series[last_level([value for _, value in series]) :][-MOST_RUNS:]
-    text = f"the level of {branch} changed lately: only the {len(level)} runs since then count"
-    notes = (Note("level_changed", text),)
-    runs = [Baseline.of(history.card(number), f"run {number}") for number, _ in level]
-    return Earlier(
-        runs=tuple(runs),
-        name=f"{len(runs)} run{'s' if len(runs) != 1 else ''} of {name}",
-        notes=notes if len(level) < min(len(series), MOST_RUNS) else (),
+    numbers = [number for number, _ in level]
+    cards = zip(numbers, history.cards(numbers), strict=True)
+    notes: tuple[Note, ...] = ()
+    if len(level) < min(len(series), MOST_RUNS):
+        text = f"the level of {branch} changed lately: only the {len(level)} runs since then count"
+        notes = (Note("level_changed", text),)
+    return BaselineRuns(
+        runs=tuple(Baseline.of(earlier, f"run {number}") for number, earlier in cards),
+        name=f"{len(level)} run{'s' if len(level) != 1 else ''} of {name}",
+        notes=notes,
     )
 
 
-def _nothing(history: History, branch: str, mine: Fingerprint, name: str) -> Earlier:
+def _no_runs(history: History, branch: str, fingerprint: Fingerprint, name: str) -> BaselineRuns:
     """Return why there is nothing to compare with, and how the branch's newest run differs."""
     newest = history.runs(Selection(branch=branch, limit=1))
     if not newest:
-        return Earlier(name=name, missing=f"history has no run of branch {branch}")
-    theirs = history.fingerprints()[newest[0].digest]
-    apart = differences(mine, theirs)
-    missing = f"no run of branch {branch} is comparable (see --allow-different)"
-    if not apart:
-        missing = f"no run of branch {branch} has a step time or a throughput"
-    return Earlier(name=name, missing=missing, differences=apart)
+        return BaselineRuns(name=name, missing=Note("no_baseline", f"history has no run of branch {branch}"))
+    differing = differences(fingerprint, history.fingerprints()[newest[0].digest])
+    if differing:
+        text = f"no run of branch {branch} is comparable"
+        missing = Note("no_baseline", text, supply="{allow_different} to compare all the same")
+    else:
+        missing = Note("no_baseline", f"no run of branch {branch} has a step time or a throughput")
+    return BaselineRuns(name=name, missing=missing, differences=differing)

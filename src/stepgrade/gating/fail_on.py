@@ -1,4 +1,4 @@
-"""Pass or fail: conditions such as `warning` or `grade:C` held against a scorecard."""
+"""Conditions on which a command fails, such as `warning` or `grade:C`, and their verdict on a scorecard."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GRADE = "grade:"
 
 
 class Condition(Struct, frozen=True, kw_only=True):
-    """What makes the gate say no: a regression this severe, or a grade this low, or worse."""
+    """Fail on a regression of this severity or worse, or on this grade or worse."""
 
     severity: str | None = None
     grade: Grade | None = None
@@ -36,42 +36,36 @@ def parse_condition(text: str) -> Condition:
     letter = text.removeprefix(_GRADE).upper()
     if text.startswith(_GRADE) and letter in Grade.__members__:
         return Condition(grade=Grade[letter])
-    raise BadOption(f"{text!r} is no condition", hint="use warning, critical or grade:A to grade:F")
+    raise BadOption(
+        f"{text!r} is not a condition", field="fail_on", hint="use warning, critical or grade:A to grade:F"
+    )
 
 
 def check_conditions(conditions: Sequence[Condition], *, has_baseline: bool) -> None:
     """Raise BadOption for a condition on regressions when there is nothing to compare with."""
     if not has_baseline and any(condition.severity for condition in conditions):
-        raise BadOption("--fail-on a regression needs something to compare with", hint="give --baseline FILE")
+        raise BadOption("a regression needs something to compare with", field="fail_on", supply="{baseline}")
 
 
 def decide(
     grade: str, regressions: Sequence[Regression], conditions: Sequence[Condition], *, comparable: bool
 ) -> Decision:
-    """Return the gate's answer; `comparable` tells whether baseline and run have a metric in common."""
+    """Return the decision; `comparable` says whether run and baseline have a metric in common."""
     reasons: list[str] = []
     unmeasured: list[str] = []
     for condition in conditions:
         if condition.grade is not None:
-            _check_grade(grade, condition.grade, reasons, unmeasured)
+            if grade == UNGRADED:
+                unmeasured.append("the run could not be graded")
+            elif Grade(grade) <= condition.grade:
+                reasons.append(f"grade {grade}, and {condition.grade} or worse fails")
         elif not comparable:
             unmeasured.append("nothing could be compared with the baseline")
         else:
-            reasons += _severe(regressions, condition.severity)
+            reasons += [
+                f"{found.metric} {show_delta(found.delta)} ({found.severity})"
+                for found in regressions
+                if condition.severity in ("warning", found.severity)
+            ]
     code = EXIT_GATE if reasons else EXIT_NOT_MEASURED if unmeasured else EXIT_OK
     return Decision(exit_code=code, reasons=tuple(dict.fromkeys(reasons or unmeasured)))
-
-
-def _check_grade(grade: str, worst: Grade, reasons: list[str], unmeasured: list[str]) -> None:
-    if grade == UNGRADED:
-        unmeasured.append("the run could not be graded")
-    elif Grade(grade) <= worst:
-        reasons.append(f"grade {grade}, and {worst} or worse fails")
-
-
-def _severe(regressions: Sequence[Regression], severity: str | None) -> list[str]:
-    return [
-        f"{found.metric} {show_delta(found.delta)} ({found.severity})"
-        for found in regressions
-        if severity in ("warning", found.severity)
-    ]

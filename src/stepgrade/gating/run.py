@@ -1,43 +1,33 @@
-"""From scored runs to the gate's answer: where the earlier runs come from, and what the project allows."""
+"""The gate: score the runs, find their baseline runs, compare, and judge by the project's budgets."""
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from stepgrade.compare.fingerprint import allowed_fields
-from stepgrade.compare.verdict import Sensitivity
+from stepgrade.compare.metrics import Sensitivity
+from stepgrade.compare.runs import compare_runs
 from stepgrade.config import Config
 from stepgrade.diagnosis.settings import Settings
 from stepgrade.errors import BadOption
-from stepgrade.gating.baselines import Earlier, branch_of, earlier_runs
+from stepgrade.gating.baselines import BaselineRuns, branch_of, runs_of_branch
 from stepgrade.gating.budgets import judge
 from stepgrade.gating.fail_on import parse_condition
-from stepgrade.gating.holding import hold
 from stepgrade.grading import as_baseline, score
 from stepgrade.hardware.setup import Setup
-from stepgrade.model import Baseline, Note, Profile
+from stepgrade.model import Baseline, Profile
 from stepgrade.model.comparison import Comparison, GateReport
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.store.history import open_history
 
 
-class Circumstances(Struct, frozen=True, kw_only=True):
-    """What the runs are held against, and by which rules."""
-
-    against: str | None = None
-    history: str | None = None
-    config: Config | None = None
-    fail_on: Sequence[str] = ()
-    today: dt.date | None = None
-
-
 def gate(
-    runs: Sequence[Profile],
+    runs: Sequence[Profile | Scorecard],
     *,
-    baselines: Sequence[Baseline | Profile] = (),
+    baselines: Sequence[Baseline | Profile | Scorecard] = (),
     against: str | None = None,
     history: str | None = None,
     config: Config | None = None,
@@ -48,70 +38,60 @@ def gate(
     settings: Settings | None = None,
     today: dt.date | None = None,
 ) -> GateReport:
-    """Hold one or more runs of the same code against earlier ones: files, or `history:BRANCH`."""
-    setup = setup or Setup()
+    """Compare runs of the same code with `baselines`, or with the history's (`against="history:main"`).
+
+    Profiles are scored with `throughput_tok_s`, `tokens_per_step`, `setup` and `settings`; scorecards are
+    taken as they are. `config` holds budgets and waivers. Raise BadOption when there is nothing to check.
+    """
+    setup, config = setup or Setup(), config or Config()
     cards = [
-        score(
-            profile,
+        run
+        if isinstance(run, Scorecard)
+        else score(
+            run,
             setup=setup,
             settings=settings,
             throughput_tok_s=throughput_tok_s,
             tokens_per_step=tokens_per_step,
         )
-        for profile in runs
+        for run in runs
     ]
-    earlier = [as_baseline(baseline, setup, tokens_per_step) for baseline in baselines]
-    around = Circumstances(against=against, history=history, config=config, fail_on=fail_on, today=today)
-    return gate_runs(cards, earlier, around)
-
-
-def gate_runs(cards: Sequence[Scorecard], baselines: Sequence[Baseline], around: Circumstances) -> GateReport:
-    """Return the gate's answer about runs of the same code; raise BadOption when there is nothing to ask."""
-    config = around.config or Config()
-    conditions = [parse_condition(text) for text in (*config.gate.fail_on, *around.fail_on)]
+    given = tuple(as_baseline(baseline, setup, tokens_per_step) for baseline in baselines)
+    conditions = [parse_condition(text) for text in (*config.gate.fail_on, *fail_on)]
     if any(condition.severity for condition in conditions):
         raise BadOption(
-            "the gate tests for regressions by itself", where="--fail-on", hint="it takes grade:A to grade:F"
+            "the gate tests for regressions by itself", field="fail_on", hint="it takes grade:A to grade:F"
         )
-    earlier = _earlier(cards[0], baselines, around, config)
-    if earlier is None and not conditions and not any(_is_absolute(one) for one in config.budgets):
-        raise BadOption(
-            "nothing to hold the run against",
-            hint="give --baseline FILE, --against history:BRANCH, --fail-on grade:C or a budget",
-        )
-    found = _found(cards, earlier, config)
-    return judge(cards[0], found, config, conditions, around.today or dt.date.today())  # noqa: DTZ011
-
-
-def _earlier(
-    card: Scorecard, baselines: Sequence[Baseline], around: Circumstances, config: Config
-) -> Earlier | None:
-    if around.against is None:
-        names = ", ".join(baseline.name for baseline in baselines)
-        return Earlier(runs=tuple(baselines), name=names) if baselines else None
-    if baselines:
-        raise BadOption("--baseline and --against both name the earlier runs", hint="give one of them")
-    branch = branch_of(around.against)
-    with open_history(around.history, create=False) as history:
-        return earlier_runs(history, card, branch, allowed_fields(config.gate.allow_different))
-
-
-def _found(cards: Sequence[Scorecard], earlier: Earlier | None, config: Config) -> Comparison:
-    if earlier is None:
-        return Comparison()
-    if earlier.missing is not None:
-        apart = earlier.differences
-        return Comparison(
-            baseline=earlier.name,
-            unmeasured=(Note("no_baseline", earlier.missing),),
-            differences=apart,
-            is_comparable=not apart,
-        )
-    how = Sensitivity(allow=config.gate.allow, detect=config.gate.detect, run_noise=config.gate.run_noise)
     allowed = allowed_fields(config.gate.allow_different)
-    found = hold([Baseline.of(card) for card in cards], earlier.runs, how, allowed)
-    return structs.replace(found, baseline=earlier.name, notes=(*earlier.notes, *found.notes))
+    before = None
+    if against is not None:
+        if given:
+            raise BadOption("both baselines and a branch are given", field="against", hint="give one of them")
+        branch = branch_of(against)
+        with open_history(history, create=False) as store:
+            before = runs_of_branch(store, cards[0], branch, allowed)
+    elif given:
+        before = BaselineRuns(runs=given, name=", ".join(baseline.name for baseline in given))
+    elif not conditions and not any(budget.is_absolute for budget in config.budgets):
+        raise BadOption(
+            "nothing to compare the run with", supply="{baselines}, {against}, {fail_on} or a budget"
+        )
+    comparison = _compare(cards, before, config, allowed) if before else Comparison()
+    return judge(cards[0], comparison, config, conditions, today or dt.date.today())  # noqa: DTZ011
 
 
-def _is_absolute(budget: object) -> bool:
-    return getattr(budget, "at_most", None) is not None or getattr(budget, "at_least", None) is not None
+def _compare(
+    cards: Sequence[Scorecard], before: BaselineRuns, config: Config, allowed: frozenset[str]
+) -> Comparison:
+    if before.missing is not None:
+        return Comparison(
+            baseline=before.name,
+            unmeasured=(before.missing,),
+            differences=before.differences,
+            is_comparable=not before.differences,
+        )
+    sensitivity = Sensitivity(
+        allow=config.gate.allow, detect=config.gate.detect, run_noise=config.gate.run_noise
+    )
+    comparison = compare_runs([Baseline.of(card) for card in cards], before.runs, sensitivity, allowed)
+    return structs.replace(comparison, baseline=before.name, notes=(*before.notes, *comparison.notes))

@@ -1,4 +1,4 @@
-"""What became of a metric between two runs: the shapes that a comparison fills in."""
+"""The metrics that runs are compared by, and what a comparison and the gate find."""
 
 from __future__ import annotations
 
@@ -9,7 +9,41 @@ from msgspec import Struct
 from stepgrade.model.notes import Note, Result
 
 Outcome = Literal["regressed", "improved", "no change", "cannot tell"]
+Status = Literal["pass", "regressed", "improved", "cannot tell", "waived"]
+Verdict = Literal["pass", "regressed", "could not be measured"]
 NoiseBasis = Literal["measured", "repeated", "given", "assumed"]
+Unit = Literal["ms", "tok/s", "share", "count", "bytes"]
+# The largest run-to-run noise reported from the field; assumed where none is known.
+ASSUMED_NOISE = 0.13
+
+
+class Metric(Struct, frozen=True, kw_only=True):
+    """A figure of a run; `name` is its field of the scorecard, `title` is for people."""
+
+    name: str
+    title: str
+    unit: Unit
+    worse: Literal["up", "down"] = "down"
+    from_steps: bool = False  # its noise within a run is that of the step times
+    assumed_noise: float = ASSUMED_NOISE  # between identical runs, until it is measured
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric(name="step_time_ms", title="step time", unit="ms", worse="up", from_steps=True),
+        Metric(name="throughput_tok_s", title="throughput", unit="tok/s", from_steps=True),
+        Metric(name="efficiency", title="efficiency", unit="share"),
+        Metric(name="mfu", title="MFU", unit="share"),
+        Metric(name="hfu", title="HFU", unit="share"),
+        # Coverage and launches hardly vary from run to run; a process's memory on a CPU varies a little.
+        Metric(name="wall_coverage", title="wall coverage", unit="share", assumed_noise=0.01),
+        Metric(
+            name="launches_per_step", title="launches per step", unit="count", worse="up", assumed_noise=0.01
+        ),
+        Metric(name="peak_memory_bytes", title="peak memory", unit="bytes", worse="up", assumed_noise=0.02),
+    )
+}
 
 
 class Noise(Struct, frozen=True, kw_only=True):
@@ -26,24 +60,24 @@ class Noise(Struct, frozen=True, kw_only=True):
 class MetricChange(Struct, frozen=True, kw_only=True):
     """One metric before and now; `change` is a share of what was before.
 
-    From `low` to `high` it surely is (99.5 %), from `near_low` to `near_high` probably (90 %).
+    It lies between `low` and `high` with 99.5 % confidence, between `near_low` and `near_high` with 90 %.
     """
 
     metric: str
     outcome: Outcome
-    before: float | None = None
-    now: float | None = None
-    change: float | None = None
-    low: float | None = None
-    high: float | None = None
-    near_low: float | None = None
-    near_high: float | None = None
-    p_value: float | None = None
-    noise: Noise | None = None
+    before: float
+    now: float
+    change: float
+    low: float
+    high: float
+    near_low: float
+    near_high: float
+    p_value: float
+    noise: Noise
     before_runs: int = 0
     now_runs: int = 0
     why: str = ""
-    more: str = ""  # what would tell, when this does not
+    more: str = ""  # what would decide it, when the outcome is "cannot tell"
 
 
 class Shift(Struct, frozen=True, kw_only=True):
@@ -56,6 +90,11 @@ class Shift(Struct, frozen=True, kw_only=True):
     before: float | None
     now: float | None
     unit: str = "ms"
+
+    @property
+    def difference(self) -> float:
+        """Return now minus before; a part that one run does not have counts as 0 there."""
+        return (self.now or 0.0) - (self.before or 0.0)
 
 
 class PartChange(Struct, frozen=True, kw_only=True):
@@ -73,6 +112,11 @@ class Change(Struct, frozen=True, kw_only=True):
     before_ms: float | None
     now_ms: float | None
 
+    @property
+    def difference_ms(self) -> float:
+        """Return how much longer the part takes now; below 0 it takes less."""
+        return (self.now_ms or 0.0) - (self.before_ms or 0.0)
+
 
 class StepChange(Struct, frozen=True, kw_only=True):
     """How the step went from the baseline's length to this one, by ledger accounts or by phases."""
@@ -83,11 +127,22 @@ class StepChange(Struct, frozen=True, kw_only=True):
     parts: tuple[Change, ...]
 
 
-Status = Literal["pass", "regressed", "improved", "cannot tell", "waived"]
+class Comparison(Struct, frozen=True, kw_only=True):
+    """What changed between some runs and their baseline, before budgets judge it."""
+
+    baseline: str | None = None
+    changes: tuple[MetricChange, ...] = ()
+    parts: tuple[PartChange, ...] = ()
+    shifts: tuple[Shift, ...] = ()
+    differences: tuple[Note, ...] = ()  # between the fingerprints of the runs
+    is_comparable: bool = True  # False: they differ, and that was not allowed
+    step_change: StepChange | None = None
+    notes: tuple[Note, ...] = ()
+    unmeasured: tuple[Note, ...] = ()  # why there is nothing to compare with
 
 
 class Check(Struct, frozen=True, kw_only=True):
-    """One thing that the gate looked at."""
+    """One metric, part or grade that the gate checked."""
 
     metric: str
     status: Status
@@ -97,11 +152,11 @@ class Check(Struct, frozen=True, kw_only=True):
 
 
 class GateReport(Result, frozen=True, kw_only=True):
-    """What the gate says, and everything that it rests on."""
+    """The gate's verdict, and everything that it rests on."""
 
     NOTES = ("differences", "reasons", "notes")
 
-    verdict: Literal["pass", "regressed", "could not be measured"]
+    verdict: Verdict
     exit_code: int
     source: str
     baseline: str | None
@@ -111,8 +166,8 @@ class GateReport(Result, frozen=True, kw_only=True):
     changes: tuple[MetricChange, ...] = ()
     parts: tuple[PartChange, ...] = ()
     shifts: tuple[Shift, ...] = ()
-    differences: tuple[Note, ...] = ()  # between the circumstances of the runs
-    is_comparable: bool = True  # False: they differ, and that was not allowed
+    differences: tuple[Note, ...] = ()
+    is_comparable: bool = True
     step_change: StepChange | None = None
     reasons: tuple[Note, ...] = ()
     notes: tuple[Note, ...] = ()
@@ -126,17 +181,3 @@ class GateReport(Result, frozen=True, kw_only=True):
     def further_reasons(self) -> tuple[Note, ...]:
         """Return the reasons that neither a failed check nor the differences say already."""
         return tuple(note for note in self.reasons if note.code not in ("failed_check", "not_comparable"))
-
-
-class Comparison(Struct, frozen=True, kw_only=True):
-    """What a comparison found, before anybody judged it."""
-
-    baseline: str | None = None
-    changes: tuple[MetricChange, ...] = ()
-    parts: tuple[PartChange, ...] = ()
-    shifts: tuple[Shift, ...] = ()
-    differences: tuple[Note, ...] = ()
-    is_comparable: bool = True
-    step_change: StepChange | None = None
-    notes: tuple[Note, ...] = ()
-    unmeasured: tuple[Note, ...] = ()  # why there is nothing to compare with

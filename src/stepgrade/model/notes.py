@@ -32,8 +32,8 @@ class Note(Struct, frozen=True, omit_defaults=True):
     def said(self, flags: Mapping[str, str]) -> str:
         """Return the text with what to give, parameters by their names in `flags`, else by their own."""
         supply = f": give {name_fields(self.supply, flags)}" if self.supply else ""
-        others = f" ({self.more_ranks} more ranks likewise.)" if self.more_ranks else ""
-        return f"{self.text}{supply}{others}"
+        ranks = "1 more rank" if self.more_ranks == 1 else f"{self.more_ranks} more ranks"
+        return f"{self.text}{supply}{f' (The same on {ranks}.)' if self.more_ranks else ''}"
 
 
 def texts_of(notes: Iterable[Note], flags: Mapping[str, str] = NO_FLAGS) -> tuple[str, ...]:

@@ -189,6 +189,20 @@ class Scorecard(Result, frozen=True, kw_only=True):
         return msgspec.convert(texts_to_notes(document, cls.NOTES), cls)
 
     @property
+    def metrics(self) -> dict[str, float | None]:
+        """Return the figures that runs are compared by, under their names in METRICS."""
+        return {
+            "step_time_ms": self.step_time_ms,
+            "throughput_tok_s": self.throughput_tok_s,
+            "efficiency": self.efficiency,
+            "mfu": self.mfu,
+            "hfu": self.hfu,
+            "wall_coverage": self.wall_coverage,
+            "launches_per_step": self.launches_per_step,
+            "peak_memory_bytes": self.peak_memory_bytes,
+        }
+
+    @property
     def unreported_warnings(self) -> tuple[Note, ...]:
         """Return the warnings about the source that no finding reports."""
         reported = {finding.warning for finding in self.findings}

@@ -1,1 +1,1 @@
-"""What an operation or kernel is, by its name: class, role, direction."""
+"""What an operation or kernel is, by its name: its class, its role in a model, its direction."""

@@ -1,4 +1,4 @@
-"""Which part of a model an operation is, and in which direction it runs, told from its name."""
+"""Find from a name which part of a model an operation is, and whether it runs forward or backward."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ _LONGEST = 200
 
 @lru_cache(maxsize=10_000)
 def role_of(name: str) -> str | None:
-    """Return which part of a model an operation or module is; None if its name does not say."""
+    """Return the part of a model that an operation or module is; None if its name does not say."""
     words = _words(name)
     return next((role for role, known in _ROLES.items() if words & known), None)
 
 
 @lru_cache(maxsize=10_000)
 def class_of(name: str) -> WorkClass:
-    """Return what kind of work an operation does, also where its name is a part of a model (`mlp_down`)."""
+    """Return the work class of an operation, also where its name is a part of a model (`mlp_down`)."""
     words = _words(name) if "::" not in name else frozenset()
     role = role_of(name) if words else None
     if role == "norm":
@@ -109,7 +109,7 @@ def class_of(name: str) -> WorkClass:
 
 @lru_cache(maxsize=10_000)
 def direction_of(name: str) -> str | None:
-    """Return forward or backward, None if the name does not say."""
+    """Return forward or backward; None if the name does not say."""
     words = _words(name)
     if words & _BACKWARD or "Backward" in name[:_LONGEST]:
         return "backward"
@@ -121,5 +121,5 @@ def _words(name: str) -> frozenset[str]:
     text = _CAMEL.sub("_", name[:_LONGEST]).casefold()
     words = [word for word in re.split(r"[^a-z0-9]+", text) if word]
     stems = [word for word in words if not word.isdecimal()]
-    pairs = [f"{one}_{two}" for one, two in pairwise(stems)]
+    pairs = [f"{word}_{following}" for word, following in pairwise(stems)]
     return frozenset((*stems, *pairs))

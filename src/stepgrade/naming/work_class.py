@@ -1,4 +1,4 @@
-"""What kind of work a kernel or an operation does and which part of a model it is, told from names alone."""
+"""Find from its name what kind of work a kernel or an operation does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import lru_cache
 
 
 class WorkClass(IntEnum):
-    """Kinds of work, from the most to the least telling name."""
+    """Kinds of work."""
 
     COMMUNICATION = 0
     ATTENTION = 1
@@ -188,14 +188,14 @@ _GENERATED_LOOPS = ("triton_poi_", "triton_red_", "triton_per_")
 _NEVER_A_LOOP = frozenset(
     {WorkClass.COMMUNICATION, WorkClass.ATTENTION, WorkClass.CONVOLUTION, WorkClass.GEMM},
 )
-# What kind of kernel it is stands at the start; the rest of a template's name can be kilobytes.
-_TELLING = 250
+# The start of a name says what kind of kernel it is; the rest of a template's name can be kilobytes.
+_LONGEST = 250
 
 
 @lru_cache(maxsize=100_000)
 def classify(name: str) -> WorkClass:
     """Return what kind of work the kernel or operation called `name` does."""
-    text = name[:_TELLING].lower()
+    text = name[:_LONGEST].lower()
     is_loop = text.startswith(_GENERATED_LOOPS)
     for work_class, words, pattern in _RULES:
         if is_loop and work_class in _NEVER_A_LOOP:
@@ -206,9 +206,10 @@ def classify(name: str) -> WorkClass:
 
 
 def classify_words(name: str) -> WorkClass:
-    """Return the same by plain words alone, which is enough for names that people gave."""
-    text = name[:_TELLING].lower()
-    return next((one for one, words, _ in _RULES if any(word in text for word in words)), WorkClass.OTHER)
+    """Return the same by plain words alone, which is enough for names that people chose."""
+    text = name[:_LONGEST].lower()
+    found = (work_class for work_class, words, _ in _RULES if any(word in text for word in words))
+    return next(found, WorkClass.OTHER)
 
 
 @lru_cache(maxsize=100)

@@ -48,51 +48,41 @@ def recognises(source: ByteSource) -> bool:
 def read(source: ByteSource) -> Profile:
     """Return the sum of all whole lines; a line that was cut off is left out with a note."""
     first, *rest = source.document().splitlines()
-    head = _decoded_head(first)
-    lines, torn = _decoded_lines(rest)
+    try:
+        head = msgspec.json.decode(first, type=_Head)
+    except msgspec.DecodeError as error:
+        raise BadInput(f"the recording's first line is broken: {error}", where="line 1") from error
+    if head.version != _KNOWN_VERSION:
+        hint = "update stepgrade"
+        raise BadInput(f"the recording has version {head.version}, which is newer", where="line 1", hint=hint)
+    lines, torn = [], 0
+    for text in rest:
+        try:
+            lines.append(msgspec.json.decode(text, type=_Line))
+        except msgspec.DecodeError:
+            torn += 1
     steady = [line.steady for line in lines if line.steady is not None]
     sums = steady or [line.warmup for line in lines if line.warmup is not None]
     if not sums:
         raise BadInput("the recording holds no whole step", where=source.name)
     notes = [Note("not_ended", "the recording was not ended: this is what it held when it was last written")]
     if not steady:
-        text = "only warm-up steps were recorded: they may be slower than the run is"
-        notes.append(Note("warm_up_only", text))
+        slower = "only warm-up steps were recorded: they may be slower than the run is"
+        notes.append(Note("warm_up_only", slower))
     if torn:
         notes.append(Note("torn", f"{torn} lines of the recording can not be read and are left out"))
-    return _profile(source.name, head, lines, _added(sums), tuple(notes))
+    return _profile(source.name, head, lines, _sum(sums), tuple(notes))
 
 
-def _decoded_head(text: bytes) -> _Head:
-    try:
-        head = msgspec.json.decode(text, type=_Head)
-    except msgspec.DecodeError as error:
-        raise BadInput(f"the recording's first line is broken: {error}", where="line 1") from error
-    if head.version != _KNOWN_VERSION:
-        hint = "update stepgrade"
-        raise BadInput(f"the recording has version {head.version}, which is newer", where="line 1", hint=hint)
-    return head
-
-
-def _decoded_lines(texts: list[bytes]) -> tuple[list[_Line], int]:
-    lines, torn = [], 0
-    for text in texts:
-        try:
-            lines.append(msgspec.json.decode(text, type=_Line))
-        except msgspec.DecodeError:
-            torn += 1
-    return lines, torn
-
-
-def _added(parts: list[_Sums]) -> _Sums:
+def _sum(parts: list[_Sums]) -> _Sums:
     phases: dict[str, float] = {}
     layers: dict[int, tuple[float, float, float]] = {}
     for part in parts:
         for name, spent_ms in part.phases_ms.items():
             phases[name] = phases.get(name, 0.0) + spent_ms
-        for layer, forward, backward, again in part.layers_ms:
+        for layer, forward_ms, backward_ms, recompute_ms in part.layers_ms:
             before = layers.get(layer, (0.0, 0.0, 0.0))
-            layers[layer] = (before[0] + forward, before[1] + backward, before[2] + again)
+            layers[layer] = (before[0] + forward_ms, before[1] + backward_ms, before[2] + recompute_ms)
     return _Sums(
         steps=sum(part.steps for part in parts),
         wall_ms=sum(part.wall_ms for part in parts),
@@ -112,7 +102,16 @@ def _profile(name: str, head: _Head, lines: list[_Line], sums: _Sums, notes: tup
         samples_ms=tuple(sums.samples_ms),
         wall_coverage=None if covered is None else min(1.0, covered),
         phases=tuple(PhaseTime(name=phase, total_ms=ms) for phase, ms in sorted(sums.phases_ms.items())),
-        layers=tuple(_layer(row, head.layers) for row in sums.layers_ms),
+        layers=tuple(
+            LayerTime(
+                layer=layer,
+                name=head.layers[layer] if 0 <= layer < len(head.layers) else None,
+                fwd_total_ms=forward_ms,
+                bwd_total_ms=backward_ms,
+                recompute_total_ms=recompute_ms or None,
+            )
+            for layer, forward_ms, backward_ms, recompute_ms in sums.layers_ms
+        ),
         tokens_per_step=head.tokens_per_step or (sums.tokens / sums.steps if sums.tokens else None),
         recorded_steps=lines[-1].recorded_steps,
         world_size=head.stepgrade.world_size,
@@ -120,17 +119,6 @@ def _profile(name: str, head: _Head, lines: list[_Line], sums: _Sums, notes: tup
         recorded=circumstances_of(head.stepgrade),
         contents=contents_of(msgspec.structs.replace(head.stepgrade, loss=lines[-1].loss)),
         notes=notes,
-    )
-
-
-def _layer(row: tuple[int, float, float, float], names: list[str]) -> LayerTime:
-    layer, forward, backward, again = row
-    return LayerTime(
-        layer=layer,
-        name=names[layer] if 0 <= layer < len(names) else None,
-        fwd_total_ms=forward,
-        bwd_total_ms=backward,
-        recompute_total_ms=again or None,
     )
 
 

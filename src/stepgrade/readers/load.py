@@ -70,7 +70,7 @@ def _profile_of(found: Traces, options: ReadOptions) -> Profile:
     """Turn traces into a profile: the one place where reading goes on in `trace`."""
     # What needs numpy is imported only here: it takes longer than a step profile to score.
     from stepgrade.model.events import Trace  # noqa: PLC0415
-    from stepgrade.trace.summary import profile_of_traces  # noqa: PLC0415
+    from stepgrade.trace import profile_of_traces  # noqa: PLC0415
 
     traces = one_by_one([found]) if isinstance(found, Trace) else found
     del found

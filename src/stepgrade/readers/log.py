@@ -61,22 +61,13 @@ def find_profile(source: ByteSource) -> FoundText:
                 found = FoundText(text=text, line=line, count=found.count + 1 if found else 1)
         if found is not None:
             return found
-    raise _nothing_found(source, cut_line)
-
-
-def _nothing_found(source: ByteSource, cut_line: int | None) -> BadInput:
     if source.json_error is not None:
-        return source.json_error.at(source.name)
+        raise source.json_error.at(source.name)
     if cut_line is not None:
-        where = f"{source.name}: line {cut_line}"
-        return BadInput(
-            "the profile is cut off or its JSON is broken", where=where, hint="is the file whole?"
-        )
-    return UnknownFormat(
-        "no profile in this file",
-        where=source.name,
-        hint="expected a step profile as JSON, or a training log that holds one",
-    )
+        problem = "the profile is cut off or its JSON is broken"
+        raise BadInput(problem, where=f"{source.name}: line {cut_line}", hint="is the file whole?")
+    hint = "expected a step profile as JSON, or a training log that holds one"
+    raise UnknownFormat("no profile in this file", where=source.name, hint=hint)
 
 
 def _quoted_texts(source: ByteSource) -> Iterator[bytes]:
@@ -105,19 +96,16 @@ class _Scanner:
 
     def objects(self) -> Iterator[tuple[int, bytes | None]]:
         """Yield the line and text of each object that starts with the key; None for one without an end."""
-        while self._find_opening():
+        while True:
+            while not (opening := _OPENING.search(self._text, self._at)):
+                self._skip_to(max(self._at, len(self._text) - _OPENING_BYTES))
+                if not self._read_on():
+                    return
+            self._skip_to(opening.start())
             line, end = self._line, self._object_end()
             text = self._text[self._at : end] if end else None
             yield line, text if text and _is_json(text) else None
-            self._pass_over(end or self._at + 1)
-
-    def _find_opening(self) -> bool:
-        while not (opening := _OPENING.search(self._text, self._at)):
-            self._pass_over(max(self._at, len(self._text) - _OPENING_BYTES))
-            if not self._read_on():
-                return False
-        self._pass_over(opening.start())
-        return True
+            self._skip_to(end or self._at + 1)
 
     def _object_end(self) -> int | None:
         """Return where the object at hand ends; None when the text, or another profile, comes first."""
@@ -138,12 +126,12 @@ class _Scanner:
                 return None
             seen += self._at
 
-    def _pass_over(self, position: int) -> None:
+    def _skip_to(self, position: int) -> None:
         self._line += self._text.count(b"\n", self._at, position)
         self._at = position
 
     def _read_on(self) -> bool:
-        """Add the next chunk to what is not yet passed over; tell whether there was one."""
+        """Add the next chunk to what is not yet skipped; tell whether there was one."""
         chunk = next(self._chunks, b"")
         self._text = self._text[self._at :] + chunk
         self._at = 0

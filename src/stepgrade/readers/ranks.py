@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import islice
 from typing import TypeAlias
 
@@ -16,8 +15,8 @@ from stepgrade.errors import BadInput
 from stepgrade.model import Baseline, Profile
 from stepgrade.model.events import Trace
 from stepgrade.readers import registry
-from stepgrade.readers.base import Reader, one_by_one
-from stepgrade.readers.source import ByteSource, PathLike, Progress, ReadOptions
+from stepgrade.readers.base import one_by_one
+from stepgrade.readers.source import ByteSource, PathLike, ReadOptions
 
 RankFile: TypeAlias = tuple[str, str]  # its path and the name of its format
 
@@ -43,8 +42,12 @@ def _read_all(files: list[RankFile], options: ReadOptions) -> Iterator[Trace]:
     sizes = [os.path.getsize(path) if os.path.isfile(path) else 0 for path, _ in files]  # noqa: PTH113, PTH202
     seen: dict[int, str] = {}
     for place, (path, input_format) in enumerate(files):
-        progress = options.progress and partial(_report_all, options.progress, sum(sizes[:place]), sum(sizes))
-        with ByteSource(path, replace(options, progress=progress)) as source:
+
+        def report(done_bytes: int, _: int, before_bytes: int = sum(sizes[:place])) -> None:
+            if options.progress is not None:
+                options.progress(before_bytes + done_bytes, sum(sizes))
+
+        with ByteSource(path, replace(options, progress=report)) as source:
             found = registry.read_source(source, input_format)
             if isinstance(found, Profile | Baseline):
                 raise _not_a_trace(path)
@@ -71,11 +74,6 @@ def _with_rank(trace: Trace, path: str, seen: dict[int, str]) -> Trace:
     return trace
 
 
-def _report_all(progress: Progress, before_bytes: int, all_bytes: int, done_bytes: int, _: int) -> None:
-    """Report how much of all files is read."""
-    progress(before_bytes + done_bytes, all_bytes)
-
-
 def _rank_files(source: str, input_format: str | None, options: ReadOptions) -> list[RankFile]:
     if os.path.isdir(source):  # noqa: PTH112
         return _files_in(source, input_format)
@@ -100,17 +98,14 @@ def _files_in(directory: str, input_format: str | None) -> list[RankFile]:
         raise BadInput(f"cannot be read: {error.strerror or error}", where=directory) from error
     paths.sort(key=lambda path: [(len(part), part) for part in re.split(r"(\d+)", path)])
     for reader in registry.readers():
+        files = []
         if input_format in (None, reader.name):
-            files = [(path, reader.name) for path in paths if _is_rank(path, reader)]
-            if files:
-                return files
+            for path in paths:
+                if path.endswith(reader.rank_files):
+                    # What cannot be read is not a trace.
+                    with suppress(BadInput), ByteSource(path) as source:
+                        if reader.recognises(source):
+                            files.append((path, reader.name))
+        if files:
+            return files
     raise BadInput("holds no trace files", where=directory)
-
-
-def _is_rank(path: str, reader: Reader) -> bool:
-    if not path.endswith(reader.rank_files):
-        return False
-    # What cannot be read is not a trace.
-    with suppress(BadInput), ByteSource(path) as source:
-        return reader.recognises(source)
-    return False

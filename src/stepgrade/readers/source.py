@@ -7,7 +7,7 @@ import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol, Self, TypeAlias
 
@@ -248,7 +248,14 @@ class _Gunzip:
 
     def __init__(self, read: Callable[[int], bytes], size_bytes: int) -> None:
         self._read = read
-        self._make, self._error = _inflater(size_bytes)
+        self._make: Any = zlib.decompressobj
+        self._error: Any = zlib.error
+        if not 0 < size_bytes < _LEAST_BYTES_FOR_ISAL:
+            # isal unpacks about three times as fast and gives the same bytes; not every platform has it.
+            with suppress(ImportError):
+                from isal import isal_zlib  # noqa: PLC0415
+
+                self._make, self._error = isal_zlib.decompressobj, isal_zlib.error
         self._inflate: _Inflater = self._make(wbits=31)
         self._at_end = False
         self.damage: str | None = None
@@ -281,17 +288,6 @@ class _Gunzip:
     def _stop(self, damage: str) -> None:
         self.damage = damage
         self._at_end = True
-
-
-def _inflater(size_bytes: int) -> tuple[Any, type[Exception]]:
-    # isal unpacks about three times as fast as zlib and gives the same bytes; not every platform has it.
-    if 0 < size_bytes < _LEAST_BYTES_FOR_ISAL:
-        return zlib.decompressobj, zlib.error
-    try:
-        from isal import isal_zlib  # noqa: PLC0415
-    except ImportError:
-        return zlib.decompressobj, zlib.error
-    return isal_zlib.decompressobj, isal_zlib.error  # type: ignore[return-value]  # its stub names no class
 
 
 def _open(source: Readable) -> tuple[str, BinaryIO, int, str | None]:

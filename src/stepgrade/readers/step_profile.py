@@ -87,23 +87,46 @@ def read(source: ByteSource) -> Profile:
 
 def profile_from_json(text: bytes, name: str) -> Profile:
     """Return the profile in a JSON text from `name`; raise BadInput with the place of what is wrong."""
-    return _profile(decode_json(text, _Document), name)
-
-
-def _profile(document: _Document, name: str) -> Profile:
-    steps = document.steps if document.steps is not None else document.steps_profiled
+    document = decode_json(text, _Document)
     recorded = document.stepgrade or Recorded()
+    steps = document.steps if document.steps is not None else document.steps_profiled
     if steps is not None and not 0 <= steps <= USIZE_MAX:
         where = "$.steps" if document.steps is not None else "$.steps_profiled"
         raise BadInput(f"must be a whole number from 0 to {USIZE_MAX}", where=where)
+    step_ms = document.avg_step_ms
+    if step_ms is None and document.wall_time_ms is not None and steps:
+        step_ms = document.wall_time_ms / steps
+    written_as = APR_PROFILER_V1 if document.steps_profiled is not None else STEP_PROFILER_V2
+    if document.profiler in (STEP_PROFILER_V2, APR_PROFILER_V1):
+        written_as = document.profiler
+    # Our recorder borrows the format, not the runtime that it was made for.
+    producer = RECORDER if document.stepgrade is not None else document.profiler
     return Profile(
-        source=Source(format=_format(document), files=(name,), producer=_producer(document)),
+        source=Source(format=written_as, files=(name,), producer=producer),
         steps=steps or None,
-        mean_step_ms=_step_ms(document, steps),
+        mean_step_ms=step_ms or None,
         samples_ms=tuple(document.samples_ms),
         wall_coverage=document.wall_coverage,
-        phases=tuple(_phase(name, phase) for name, phase in sorted(document.phases.items())),
-        layers=tuple(_layer(layer) for layer in document.per_layer),
+        phases=tuple(
+            PhaseTime(
+                name=name,
+                total_ms=phase.total_ms,
+                per_step_ms=phase.avg_ms,
+                step_share=phase.pct / 100.0 if phase.pct is not None else None,
+            )
+            for name, phase in sorted(document.phases.items())
+        ),
+        layers=tuple(
+            LayerTime(
+                layer=layer.layer,
+                name=layer.name,
+                fwd_total_ms=layer.fwd_ms,
+                bwd_total_ms=layer.bwd_ms,
+                recompute_total_ms=layer.recompute_ms,
+                ops_total_ms=layer.ops,
+            )
+            for layer in document.per_layer
+        ),
         operations=tuple(OpTime(name=op, total_ms=ms) for op, ms in sorted(document.ops.items())),
         tokens_per_step=document.tokens_per_step,
         claimed_bottleneck=document.bottleneck,
@@ -128,20 +151,22 @@ def device_of(device: Device | None) -> DeviceSeen | None:
 
 
 def circumstances_of(recorded: Recorded) -> model.Recorded | None:
-    """Return versions, processor, model, batch and precision; None when nothing was said."""
-    device, batch, words = recorded.device or Device(), recorded.config.get("batch_size"), {}
-    for name in ("model", "autocast", "parameter_dtype"):
-        value = recorded.config.get(name)
-        words[name] = value if isinstance(value, str) else None
+    """Return what makes the run comparable with others: versions, processor, model, batch and precision."""
+    device, config = recorded.device or Device(), recorded.config
+    batch = config.get("batch_size")
     found = model.Recorded(
         # Which stepgrade recorded it does not change the run.
         versions={name: version for name, version in recorded.versions.items() if name != "stepgrade"},
         processor=device.name if device.kind == "cpu" else None,
-        model=words["model"],
+        model=_text(config.get("model")),
         batch=batch if type(batch) is int else None,
-        precision=words["autocast"] or words["parameter_dtype"],
+        precision=_text(config.get("autocast")) or _text(config.get("parameter_dtype")),
     )
     return found if found != model.Recorded() else None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def contents_of(recorded: Recorded) -> dict[str, str]:
@@ -153,41 +178,6 @@ def contents_of(recorded: Recorded) -> dict[str, str]:
         "loss": f"{loss['first']:.4g} to {loss['last']:.4g}" if {"first", "last"} <= set(loss) else "",
     }
     return {name: words for name, words in parts.items() if words}
-
-
-def _producer(document: _Document) -> str | None:
-    """Return who wrote it: our recorder borrows the format, not the runtime that it was made for."""
-    return RECORDER if document.stepgrade is not None else document.profiler
-
-
-def _format(document: _Document) -> str:
-    if document.profiler in (STEP_PROFILER_V2, APR_PROFILER_V1):
-        return document.profiler
-    return APR_PROFILER_V1 if document.steps_profiled is not None else STEP_PROFILER_V2
-
-
-def _step_ms(document: _Document, steps: int | None) -> float | None:
-    if document.avg_step_ms is not None:
-        return document.avg_step_ms or None
-    if document.wall_time_ms is None or not steps:
-        return None
-    return document.wall_time_ms / steps or None
-
-
-def _phase(name: str, phase: _Phase) -> PhaseTime:
-    share = phase.pct / 100.0 if phase.pct is not None else None
-    return PhaseTime(name=name, total_ms=phase.total_ms, per_step_ms=phase.avg_ms, step_share=share)
-
-
-def _layer(layer: _Layer) -> LayerTime:
-    return LayerTime(
-        layer=layer.layer,
-        name=layer.name,
-        fwd_total_ms=layer.fwd_ms,
-        bwd_total_ms=layer.bwd_ms,
-        recompute_total_ms=layer.recompute_ms,
-        ops_total_ms=layer.ops,
-    )
 
 
 READER = Reader(

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from stepgrade.compare.trend import LevelChange, Trend
-from stepgrade.model.run import RunRow
+from stepgrade.model.run import LevelChange, RunRow, Trend
 from stepgrade.report.blocks import Chart, Column, Heading, Paragraph, Space, Table, Title, bullets
 from stepgrade.report.content.comparison import show_metric
 from stepgrade.report.names import json_text, shortened

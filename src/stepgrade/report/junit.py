@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xml.etree.ElementTree import Element, SubElement, indent, tostring
+from xml.etree.ElementTree import Element, SubElement, tostring
 
 from stepgrade.errors import EXIT_NOT_MEASURED
 from stepgrade.model.comparison import Check, GateReport
@@ -31,7 +31,11 @@ def render(report: GateReport) -> str:
         "errors": count["error"],
     }
     suite.attrib |= root.attrib | {"skipped": count["skipped"]}
-    indent(root)
+    # One line a case.
+    root.text = suite.tail = "\n"
+    suite.text = "\n  " if len(suite) else "\n"
+    for case in suite:
+        case.tail = "\n" if case is suite[-1] else "\n  "
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{tostring(root, encoding="unicode")}\n'
 
 

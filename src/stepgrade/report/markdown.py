@@ -36,7 +36,8 @@ def _lines(block: Block) -> list[str]:  # noqa: PLR0911  a case for each type of
         case Heading():
             return [f"### {escaped(f'{block.text} {block.name}'.rstrip(), _NAME_CELLS)}"]
         case Paragraph():
-            return [_styled(block.text[:1].upper() + block.text[1:], block.style)]
+            capital = 1 if block.style == "title" else 0
+            return [_styled(block.text[:capital].upper() + block.text[capital:], block.style)]
         case Badge():
             headline = f": {escaped(block.headline, _TEXT_CELLS)}" if block.headline else ""
             below = [line for text in block.lines for line in ("", escaped(text, _TEXT_CELLS))]

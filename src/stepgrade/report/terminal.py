@@ -100,9 +100,9 @@ class Canvas:
         """Draw the first line, in which a name gives way to what is around it."""
         if not title.before:
             return
-        taken = cells(title.before) + cells(title.after)
-        name = shortened(title.name, max(8, self.width - taken)) if title.name else ""
-        text = f"{printable(title.before)}{name}{printable(title.after)}"
+        before, after = printable(title.before), printable(title.after)
+        room = max(8, self.width - cells(before) - cells(after))
+        text = f"{before}{shortened(title.name, room)}{after}"
         self.line(self.style(shortened(text, self.width) if title.style == "dim" else text, title.style))
 
     def draw_heading(self, heading: Heading) -> None:
@@ -115,8 +115,9 @@ class Canvas:
 
     def draw_badge(self, badge: Badge) -> None:
         """Draw the answer, what it means, and its place on a scale."""
-        first = f"  {self.style(f' {badge.text} ', badge.style)}  "
-        indent = " " * (cells(badge.text) + 6)
+        answer = printable(badge.text)
+        first = f"  {self.style(f' {answer} ', badge.style)}  "
+        indent = " " * (cells(answer) + 6)
         if badge.headline:
             self.paragraph(badge.headline, indent, first, badge.headline_style)
         else:
@@ -138,7 +139,7 @@ class Canvas:
         for fact in block.rows:
             if fact.only == "full":
                 continue
-            title = f"  {self.style(fact.name.ljust(block.width), fact.style)}"
+            title = f"  {self.style(padded(printable(fact.name), block.width), fact.style)}"
             if block.width and self.width >= block.width + LEAST_FACT_WIDTH:
                 self.paragraph(fact.text, " " * (block.width + 2), title, fact.text_style)
             else:

@@ -26,7 +26,7 @@ class Inspection(Result, frozen=True, kw_only=True):
 
 
 _MISSING = {
-    "throughput": "a grade needs it, or the tokens of a step, to be given",
+    "throughput": "give the throughput, or the tokens of a step, to score",
     "step time": "the source has no average step time",
     "phases": "where a step's time goes is not known",
     "layers": "layers cannot be compared",

@@ -1,8 +1,8 @@
-"""What the history asks of a database; the two that it knows answer it in files of their own."""
+"""The interface of a database; implemented by sqlite.py and postgres.py."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Protocol
 
@@ -10,17 +10,13 @@ Row = tuple[Any, ...]
 
 
 class Database(Protocol):
-    """A connection. Every error it raises on purpose is a BadHistory."""
+    """A connection to a store; what goes wrong is raised as BadHistory."""
 
     name: str
     words: ClassVar[dict[str, str]]  # how this database spells the types of a migration
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
         """Run one statement with `?` for values, and return its rows."""
-        ...
-
-    def stream(self, sql: str, values: Sequence[Any] = ()) -> Iterator[Row]:
-        """Yield the rows of a query without holding them all."""
         ...
 
     def insert(self, sql: str, values: Sequence[Any]) -> int:
@@ -36,9 +32,9 @@ class Database(Protocol):
         ...
 
     def set_version(self, number: int) -> None:
-        """Remember that migration."""
+        """Write the number of the last migration that ran."""
         ...
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the connection."""
         ...

@@ -1,4 +1,4 @@
-"""Runs over time: added whole or not at all, found by what they ran on, read back as they were scored."""
+"""The history: add scored runs, select them, and read them back as they were scored."""
 
 from __future__ import annotations
 
@@ -14,25 +14,31 @@ from msgspec import Struct
 from stepgrade.compare.fingerprint import differences, digest_of
 from stepgrade.errors import BadHistory
 from stepgrade.model import Fingerprint
+from stepgrade.model.comparison import METRICS
 from stepgrade.model.run import RunRow
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.scoring.step_times import step_times
-from stepgrade.store.database import Database
+from stepgrade.store.database import Database, Row
 from stepgrade.store.migrations import migrate
 
 DEFAULT_PATH = ".stepgrade/history.db"
-METRICS = (
-    "step_time_ms",
-    "throughput_tok_s",
-    "efficiency",
-    "mfu",
-    "wall_coverage",
-    "launches_per_step",
-    "peak_memory_bytes",
-)
+# As the columns of stepgrade_run have them.
+KEPT_METRICS = tuple(name for name in METRICS if name != "hfu")
 # SQLite takes no more values than 999 in its older versions.
 _AT_ONCE = 900
-_COLUMNS = ("added_at", "digest", "git_commit", "branch", "labels", "source", "grade", *METRICS, "step_sigma")
+# A scorecard is some hundred kilobytes.
+_EXPORTED_AT_ONCE = 50
+_COLUMNS = (
+    "added_at",
+    "digest",
+    "git_commit",
+    "branch",
+    "labels",
+    "source",
+    "grade",
+    *KEPT_METRICS,
+    "step_sigma",
+)
 
 
 class NewRun(Struct, frozen=True, kw_only=True):
@@ -51,7 +57,6 @@ class Selection(Struct, frozen=True, kw_only=True):
     branch: str | None = None
     digests: tuple[str, ...] | None = None
     labels: dict[str, str] = {}
-    before_id: int | None = None
     limit: int | None = None  # the newest ones
 
 
@@ -85,24 +90,27 @@ class History:
 
     def add_all(self, runs: Iterable[NewRun]) -> list[int]:
         """Keep several runs, all or none, and return their numbers."""
+        columns, marks = ", ".join(_COLUMNS), ", ".join("?" * len(_COLUMNS))
+        numbers = []
         with self._database.transaction():
-            return [self._insert(run) for run in runs]
-
-    def _insert(self, run: NewRun) -> int:
-        fingerprint = run.card.fingerprint or Fingerprint()
-        digest = digest_of(fingerprint)
-        self._database.execute(
-            "insert into stepgrade_fingerprint (digest, body) values (?, ?) on conflict (digest) do nothing",
-            (digest, msgspec.json.encode(fingerprint, order="sorted").decode()),
-        )
-        names, marks = ", ".join(_COLUMNS), ", ".join("?" * len(_COLUMNS))
-        number = self._database.insert(
-            f"insert into stepgrade_run ({names}) values ({marks})",  # noqa: S608  our own names
-            _values(run, digest),
-        )
-        body = zlib.compress(run.card.to_json().encode())
-        self._database.execute("insert into stepgrade_card (run_id, body) values (?, ?)", (number, body))
-        return number
+            for run in runs:
+                fingerprint = run.card.fingerprint or Fingerprint()
+                digest = digest_of(fingerprint)
+                self._database.execute(
+                    "insert into stepgrade_fingerprint (digest, body) values (?, ?) "
+                    "on conflict (digest) do nothing",
+                    (digest, msgspec.json.encode(fingerprint, order="sorted").decode()),
+                )
+                number = self._database.insert(
+                    f"insert into stepgrade_run ({columns}) values ({marks})",  # noqa: S608  our own names
+                    _values(run, digest),
+                )
+                body = zlib.compress(run.card.to_json().encode())
+                self._database.execute(
+                    "insert into stepgrade_card (run_id, body) values (?, ?)", (number, body)
+                )
+                numbers.append(number)
+        return numbers
 
     def runs(self, which: Selection = Selection()) -> list[RunRow]:  # noqa: B008  frozen
         """Return runs, oldest first."""
@@ -117,8 +125,9 @@ class History:
 
     def series(self, metric: str, which: Selection) -> list[tuple[int, float]]:
         """Return (id, value) of one metric, oldest first: no more than a trend needs."""
-        if metric not in METRICS:
-            raise BadHistory(f"keeps no metric called {metric!r}", hint=f"there are {', '.join(METRICS)}")
+        if metric not in KEPT_METRICS:
+            hint = f"there are {', '.join(KEPT_METRICS)}"
+            raise BadHistory(f"keeps no metric called {metric!r}", hint=hint)
         where, values = _where(which)
         joint = "and" if where else "where"
         sql = (
@@ -132,24 +141,33 @@ class History:
 
     def commits(self, numbers: Sequence[int]) -> dict[int, str | None]:
         """Return the commits of some runs."""
-        found: dict[int, str | None] = {}
-        for start in range(0, len(numbers), _AT_ONCE):
-            part = numbers[start : start + _AT_ONCE]
-            marks = ", ".join("?" * len(part))
-            sql = f"select id, git_commit from stepgrade_run where id in ({marks})"  # noqa: S608  marks only
-            found |= {row[0]: row[1] for row in self._database.execute(sql, part)}
-        return found
+        return dict(self._rows_of("select id, git_commit from stepgrade_run where id in", numbers))
 
     def card(self, number: int) -> Scorecard:
         """Return the scorecard of a run; raise BadHistory when there is no such run."""
-        rows = self._database.execute("select body from stepgrade_card where run_id = ?", (number,))
-        if not rows:
-            raise BadHistory(f"has no run {number}", where=self.name, hint="stepgrade history list")
-        return _card(rows[0][0], f"{self.name}: run {number}")
+        return self.cards([number])[0]
 
     def cards(self, numbers: Sequence[int]) -> list[Scorecard]:
-        """Return the scorecards of several runs, in their order."""
-        return [self.card(number) for number in numbers]
+        """Return the scorecards of several runs, in their order; raise BadHistory when one is missing."""
+        bodies: dict[int, bytes] = dict(
+            self._rows_of("select run_id, body from stepgrade_card where run_id in", numbers)
+        )
+        cards = []
+        for number in numbers:
+            if number not in bodies:
+                raise BadHistory(f"has no run {number}", where=self.name, hint="stepgrade history list")
+            try:
+                cards.append(Scorecard.from_json(zlib.decompress(bodies[number])))
+            except (zlib.error, msgspec.DecodeError) as error:
+                where = f"{self.name}: run {number}"
+                raise BadHistory(f"its scorecard is damaged: {error}", where=where) from error
+        return cards
+
+    def _rows_of(self, sql: str, numbers: Sequence[int]) -> Iterator[Row]:
+        """Yield (id, value) of some runs, with as few queries as the database's limit allows."""
+        for start in range(0, len(numbers), _AT_ONCE):
+            some = numbers[start : start + _AT_ONCE]
+            yield from self._database.execute(f"{sql} ({', '.join('?' * len(some))})", some)
 
     def fingerprints(self) -> dict[str, Fingerprint]:
         """Return every fingerprint by its digest."""
@@ -166,28 +184,30 @@ class History:
 
     def prune(self, *, keep: int | None = None, older_than: str | None = None) -> int:
         """Remove all but the newest `keep` runs of each branch and fingerprint, or those older than a day."""
-        found = list(self._doomed(keep, older_than))
-        with self._database.transaction():
-            for number in found:
-                self._database.execute("delete from stepgrade_card where run_id = ?", (number,))
-                self._database.execute("delete from stepgrade_run where id = ?", (number,))
-        return len(found)
-
-    def export(self, which: Selection = Selection()) -> Iterator[dict[str, Any]]:  # noqa: B008  frozen
-        """Yield every run with its scorecard, oldest first, ready to be written as JSON."""
-        for row in self.runs(which):
-            yield {**msgspec.to_builtins(row), "card": self.card(row.id).to_dict()}
-
-    def _doomed(self, keep: int | None, older_than: str | None) -> Iterator[int]:
-        places: dict[tuple[str, str | None], int] = {}
+        newer: dict[tuple[str, str | None], int] = {}
+        doomed = []
         rows = self._database.execute(
             "select id, digest, branch, added_at from stepgrade_run order by id desc"
         )
         for number, digest, branch, added_at in rows:
-            places[digest, branch] = places.get((digest, branch), 0) + 1
-            too_many = keep is not None and places[digest, branch] > keep
-            if too_many or (older_than is not None and added_at < older_than):
-                yield number
+            rank = newer.get((digest, branch), 0)
+            newer[digest, branch] = rank + 1
+            is_too_old = older_than is not None and added_at < older_than
+            if is_too_old or (keep is not None and rank >= keep):
+                doomed.append(number)
+        with self._database.transaction():
+            for number in doomed:
+                self._database.execute("delete from stepgrade_card where run_id = ?", (number,))
+                self._database.execute("delete from stepgrade_run where id = ?", (number,))
+        return len(doomed)
+
+    def export(self, which: Selection = Selection()) -> Iterator[dict[str, Any]]:  # noqa: B008  frozen
+        """Yield every run with its scorecard, oldest first, ready to be written as JSON."""
+        rows = self.runs(which)
+        for start in range(0, len(rows), _EXPORTED_AT_ONCE):
+            some = rows[start : start + _EXPORTED_AT_ONCE]
+            for row, card in zip(some, self.cards([row.id for row in some]), strict=True):
+                yield {**msgspec.to_builtins(row), "card": card.to_dict()}
 
 
 def open_history(place: str | None = None, *, create: bool = True) -> History:
@@ -206,7 +226,7 @@ def _values(run: NewRun, digest: str) -> list[object]:
     card = run.card
     times = step_times(card.steps.samples_ms) if card.steps else None
     added_at = run.added_at or datetime.now(UTC).isoformat(timespec="seconds")
-    metrics = [getattr(card, name) for name in METRICS]
+    metrics = card.metrics
     return [
         added_at,
         digest,
@@ -215,7 +235,7 @@ def _values(run: NewRun, digest: str) -> list[object]:
         msgspec.json.encode(run.labels, order="sorted").decode(),
         ", ".join(card.source.files),
         card.grade,
-        *metrics,
+        *(metrics[name] for name in KEPT_METRICS),
         times.sigma_log if times else None,
     ]
 
@@ -229,25 +249,15 @@ def _where(which: Selection) -> tuple[str, list[Any]]:
     if which.digests is not None:
         parts.append(f"digest in ({', '.join('?' * len(which.digests)) or 'null'})")
         values += which.digests
-    if which.before_id is not None:
-        parts.append("id < ?")
-        values.append(which.before_id)
     for name, value in sorted(which.labels.items()):
+        # Names and values are JSON texts in the column, so their quotes end them.
+        encoded = [msgspec.json.encode(text).decode() for text in (name, value)]
+        pattern = ":".join(encoded)
+        for sign in "~%_":
+            pattern = pattern.replace(sign, f"~{sign}")
         parts.append("labels like ? escape '~'")
-        values.append(f"%{_escaped(_label(name, value))}%")
+        values.append(f"%{pattern}%")
     return f"where {' and '.join(parts)}" if parts else "", values
-
-
-def _label(name: str, value: str) -> str:
-    """Return a label as it stands in the column; names and values are JSON texts, so quotes end them."""
-    encoded = msgspec.json.encode(name), msgspec.json.encode(value)
-    return f"{encoded[0].decode()}:{encoded[1].decode()}"
-
-
-def _escaped(text: str) -> str:
-    for sign in "~%_":
-        text = text.replace(sign, f"~{sign}")
-    return text
 
 
 def _row(row: tuple[Any, ...]) -> RunRow:
@@ -261,12 +271,5 @@ def _row(row: tuple[Any, ...]) -> RunRow:
         labels=msgspec.json.decode(values["labels"], type=dict[str, str]),
         source=values["source"],
         grade=values["grade"],
-        metrics={name: values[name] for name in METRICS if values[name] is not None},
+        metrics={name: values[name] for name in KEPT_METRICS if values[name] is not None},
     )
-
-
-def _card(body: bytes, where: str) -> Scorecard:
-    try:
-        return Scorecard.from_json(zlib.decompress(body))
-    except (zlib.error, msgspec.DecodeError) as error:
-        raise BadHistory(f"its scorecard is damaged: {error}", where=where) from error

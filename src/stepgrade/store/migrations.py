@@ -1,4 +1,4 @@
-"""The shape of the history, as numbered steps: every store moves forward one step at a time, or not at all.
+"""Migrations of the history's tables: a store moves forward one step at a time, or not at all.
 
 A step that was released is never changed; a new shape is a new step at the end. `{id}`, `{real}` and `{blob}`
 are the words that SQLite and PostgreSQL spell differently.

@@ -1,4 +1,4 @@
-"""A history that a team shares on a PostgreSQL server."""
+"""A history on a PostgreSQL server, which a team shares."""
 
 from __future__ import annotations
 
@@ -41,19 +41,10 @@ class PostgresDatabase:
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
         """Run one statement and return its rows."""
-        with self._telling():
-            cursor = self._connection.execute(_placed(sql), tuple(values))
+        with self._errors():
+            statement: Any = sql.replace("?", "%s")  # psycopg's type is for literals only
+            cursor = self._connection.execute(statement, tuple(values))
             return cursor.fetchall() if cursor.description else []
-
-    def stream(self, sql: str, values: Sequence[Any] = ()) -> Iterator[Row]:
-        """Yield the rows of a query from a cursor on the server."""
-        with (
-            self._telling(),
-            self._connection.transaction(),
-            self._connection.cursor(name="stepgrade") as cursor,
-        ):
-            cursor.execute(_placed(sql), tuple(values))
-            yield from cursor
 
     def insert(self, sql: str, values: Sequence[Any]) -> int:
         """Insert a row and return its id."""
@@ -62,7 +53,7 @@ class PostgresDatabase:
     @contextmanager
     def transaction(self, *, exclusive: bool = False) -> Iterator[None]:
         """Do all or nothing."""
-        with self._telling(), self._connection.transaction():
+        with self._errors(), self._connection.transaction():
             if exclusive:
                 self._connection.execute("select pg_advisory_xact_lock(%s)", (_MIGRATION_LOCK,))
             yield
@@ -86,7 +77,7 @@ class PostgresDatabase:
         self._connection.close()
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _errors(self) -> Iterator[None]:
         try:
             yield
         except _driver().Error as error:
@@ -97,10 +88,6 @@ def without_password(text: str) -> str:
     """Return a URL, or a text that holds one, without its password."""
     bare = re.sub(r"(://[^:/@\s]*):\S*@", r"\1@", text)  # greedy: a password may hold an @
     return re.sub(r"((?:ssl)?password=)[^&\s]*", r"\1…", bare)
-
-
-def _placed(sql: str) -> Any:
-    return sql.replace("?", "%s")
 
 
 def _driver() -> Any:

@@ -1,4 +1,4 @@
-"""A history in one file of SQLite.
+"""A history in one SQLite file.
 
 The journal is SQLite's own default, not WAL: the file alone is the whole history, so a CI cache can copy it
 and a read-only directory can be read. `synchronous = extra` makes a commit outlast a power failure.
@@ -19,7 +19,7 @@ from stepgrade.store.database import Row
 WAIT_S = 60.0
 # Marks the file as ours ("sgrd"), so that somebody else's database is not written into.
 APPLICATION_ID = 0x73677264
-_READ_ONLY_HINT = "give another place with --history, or make the directory writable"
+_READ_ONLY_HINT = "name another place for the history, or make the directory writable"
 
 
 class SqliteDatabase:
@@ -33,43 +33,50 @@ class SqliteDatabase:
 
     def __init__(self, path: str, *, create: bool) -> None:
         self.name = path
-        if create:
-            _make_parent(path)
-        elif not os.path.isfile(path):  # noqa: PTH113
+        if create and (parent := os.path.dirname(path)):  # noqa: PTH120
+            try:
+                os.makedirs(parent, exist_ok=True)  # noqa: PTH103
+            except OSError as error:
+                problem = f"cannot be made: {error.strerror or error}"
+                raise BadHistory(problem, where=parent, hint=_READ_ONLY_HINT) from error
+        if not create and not os.path.isfile(path):  # noqa: PTH113
             raise BadHistory("there is no history here", where=path, hint="stepgrade history add starts one")
         try:
             self._connection = sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)
         except sqlite3.Error as error:
             raise BadHistory(f"cannot be opened: {error}", where=path, hint=_READ_ONLY_HINT) from error
         try:
-            self._prepare()
+            with self._errors():
+                self._connection.execute("pragma synchronous = extra")
+                self._connection.execute("pragma foreign_keys = on")
+                tables = self._connection.execute("select count(*) from sqlite_master").fetchone()[0]
+                owner = int(self._connection.execute("pragma application_id").fetchone()[0])
         except BadHistory:
             self._connection.close()
             raise
+        # Whoever creates one of ours at this moment sets both at once.
+        if owner != APPLICATION_ID and tables:
+            self._connection.close()
+            raise BadHistory("is a database of another program", where=path)
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
         """Run one statement and return its rows."""
-        with self._telling():
+        with self._errors():
             return self._connection.execute(sql, tuple(values)).fetchall()
-
-    def stream(self, sql: str, values: Sequence[Any] = ()) -> Iterator[Row]:
-        """Yield the rows of a query."""
-        with self._telling():
-            yield from self._connection.execute(sql, tuple(values))
 
     def insert(self, sql: str, values: Sequence[Any]) -> int:
         """Insert a row and return its id."""
-        with self._telling():
+        with self._errors():
             return int(self._connection.execute(sql, tuple(values)).lastrowid or 0)
 
     @contextmanager
     def transaction(self, *, exclusive: bool = False) -> Iterator[None]:  # noqa: ARG002  immediate is both
         """Do all or nothing; the lock is taken at the start, so that waiting happens there."""
-        with self._telling():
+        with self._errors():
             self._connection.execute("begin immediate")
         try:
             yield
-            with self._telling():
+            with self._errors():
                 self._connection.execute("commit")
         except BaseException:
             with suppress(sqlite3.Error):
@@ -89,57 +96,29 @@ class SqliteDatabase:
         """Close the file."""
         self._connection.close()
 
-    def _prepare(self) -> None:
-        with self._telling():
-            self._connection.execute("pragma synchronous = extra")
-            self._connection.execute("pragma foreign_keys = on")
-            self._check_owner()
-
-    def _check_owner(self) -> None:
-        """Refuse a file of another program; who makes ours at this moment sets both at once."""
-        tables = self._connection.execute("select count(*) from sqlite_master").fetchone()[0]
-        owner = int(self._connection.execute("pragma application_id").fetchone()[0])
-        if owner != APPLICATION_ID and tables:
-            raise BadHistory("is a database of another program", where=self.name)
-
     @contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
-            raise _trouble(error, self.name) from error
-
-
-def _make_parent(path: str) -> None:
-    parent = os.path.dirname(path)  # noqa: PTH120
-    if not parent:
-        return
-    try:
-        os.makedirs(parent, exist_ok=True)  # noqa: PTH103
-    except OSError as error:
-        problem = f"cannot be made: {error.strerror or error}"
-        raise BadHistory(problem, where=parent, hint=_READ_ONLY_HINT) from error
-
-
-def _trouble(error: sqlite3.Error, path: str) -> BadHistory:
-    """Return what went wrong in words that say what to do; what was saved before is still there."""
-    text = str(error).lower()
-    for word, (problem, hint) in _TROUBLES.items():
-        if word in text:
-            return BadHistory(problem, where=path, hint=hint)
-    return BadHistory(f"SQLite says: {error}", where=path)
+            # The low byte of a code is what it has in common with its kind; Python's own errors have none.
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            problem, hint = _PROBLEMS.get(code, (f"SQLite says: {error}", None))
+            raise BadHistory(problem, where=self.name, hint=hint) from error
 
 
 _KEPT = "runs that were saved before are still there"
-_TROUBLES = {
-    "not a database": ("is not a history: no file of SQLite", "name another file with --history"),
-    "malformed": (
+_LOCKED = (f"is locked by another process for more than {WAIT_S:.0f} s", "try again later")
+_PROBLEMS = {
+    sqlite3.SQLITE_NOTADB: ("is not a history: no file of SQLite", "name another file"),
+    sqlite3.SQLITE_CORRUPT: (
         "is damaged: parts of the file make no sense",
         "restore a copy, or save what can be read with `sqlite3 FILE .recover`",
     ),
-    "disk is full": ("the disk is full: the run was not saved", _KEPT),
-    "disk i/o error": ("cannot be written (disk full, quota or I/O error): the run was not saved", _KEPT),
-    "readonly": ("cannot be written: the file or its directory is read-only", _READ_ONLY_HINT),
-    "unable to open": ("cannot be opened: no access, or the directory is read-only", _READ_ONLY_HINT),
-    "locked": (f"is locked by another process for more than {WAIT_S:.0f} s", "try again later"),
+    sqlite3.SQLITE_FULL: ("the disk is full: the run was not saved", _KEPT),
+    sqlite3.SQLITE_IOERR: ("cannot be written (disk full, quota or I/O error): the run was not saved", _KEPT),
+    sqlite3.SQLITE_READONLY: ("cannot be written: the file or its directory is read-only", _READ_ONLY_HINT),
+    sqlite3.SQLITE_CANTOPEN: ("cannot be opened: no access, or the directory is read-only", _READ_ONLY_HINT),
+    sqlite3.SQLITE_BUSY: _LOCKED,
+    sqlite3.SQLITE_LOCKED: _LOCKED,
 }

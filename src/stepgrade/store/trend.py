@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from stepgrade.compare.trend import LevelChange, Point, Trend, level_changes
+from stepgrade.compare.change_points import change_points
 from stepgrade.errors import NotMeasured
-from stepgrade.store.history import METRICS, History, Selection
+from stepgrade.model.run import LevelChange, Point, Trend
+from stepgrade.store.history import KEPT_METRICS, History, Selection
+
+# Changes of level smaller than this are not worth a line.
+LEAST_CHANGE = 0.01
 
 
 def trend_of(history: History, metric: str, which: Selection, allowed: frozenset[str] = frozenset()) -> Trend:
@@ -14,27 +18,33 @@ def trend_of(history: History, metric: str, which: Selection, allowed: frozenset
     newest = history.runs(structs.replace(which, limit=1))
     if not newest:
         raise NotMeasured("history has no such run", where=history.name, hint="stepgrade history list")
-    mine = history.fingerprints()[newest[0].digest]
-    digests = history.comparable(mine, allowed) if allowed else (newest[0].digest,)
+    fingerprint = history.fingerprints()[newest[0].digest]
+    digests = history.comparable(fingerprint, allowed) if allowed else (newest[0].digest,)
     series = history.series(metric, structs.replace(which, digests=digests))
     points = tuple(Point(id=number, value=value) for number, value in series)
     if not points:
-        hint = f"there are {', '.join(METRICS)}"
+        hint = f"there are {', '.join(KEPT_METRICS)}"
         raise NotMeasured(f"no run has {metric}", where=history.name, hint=hint)
+    found = change_points([point.value for point in points], least_change=LEAST_CHANGE)
+    # Of a hundred thousand runs only these are asked for their commits.
+    commits = history.commits([points[place].id for new in found for place in (new.index - 1, new.index)])
     return Trend(
         metric=metric,
         branch=which.branch,
         digest=newest[0].digest,
         history=history.name,
         points=points,
-        changes=_with_commits(history, level_changes(points)),
-    )
-
-
-def _with_commits(history: History, changes: tuple[LevelChange, ...]) -> tuple[LevelChange, ...]:
-    """Return the changes with their commits: of a hundred thousand runs only these are asked for."""
-    commits = history.commits([point.id for change in changes for point in (change.last, change.first)])
-    return tuple(
-        structs.replace(change, last_commit=commits[change.last.id], first_commit=commits[change.first.id])
-        for change in changes
+        changes=tuple(
+            LevelChange(
+                index=new.index,
+                last=points[new.index - 1],
+                first=points[new.index],
+                last_commit=commits[points[new.index - 1].id],
+                first_commit=commits[points[new.index].id],
+                before=new.before,
+                after=new.after,
+                change=new.change,
+            )
+            for new in found
+        ),
     )

@@ -1,6 +1,6 @@
-"""Analysis of a PyTorch trace: from the timeline of each rank to the facts of a step."""
+"""Analysis of PyTorch traces: from the events of each rank to the Profile of a run."""
 
-from stepgrade.trace.facts import TraceFacts, analyse_trace
-from stepgrade.trace.run import RunFacts, analyse_run, join_ranks
+from stepgrade.trace.profile import analyse_rank, analyse_trace, profile_of_traces
+from stepgrade.trace.ranks import RankProfile, merge_ranks
 
-__all__ = ["RunFacts", "TraceFacts", "analyse_run", "analyse_trace", "join_ranks"]
+__all__ = ["RankProfile", "analyse_rank", "analyse_trace", "merge_ranks", "profile_of_traces"]

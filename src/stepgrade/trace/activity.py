@@ -1,48 +1,46 @@
-"""What a step did beyond its ledger: kernels, gaps, copies, waits, the optimizer, telling operations."""
+"""What a step did beyond its ledger: kernels, gaps, copies, waits, the optimizer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
+from numpy.typing import NDArray
 
 from stepgrade.model.activity import (
     Activity,
-    CollectiveTally,
     CopyTally,
     HostGaps,
     KernelTally,
     OptimizerTally,
+    WaitTally,
 )
-from stepgrade.model.columns import among, distinct
-from stepgrade.model.events import DeviceEvent, Kinds
-from stepgrade.naming.torch_names import GRAPH_LAUNCH, LAUNCH_CALL, Mask, named
+from stepgrade.model.columns import among, distinct, groups
+from stepgrade.model.events import NONE, DeviceEvent, Ids, Kinds, Longs
+from stepgrade.naming.torch_names import GRAPH_LAUNCH, LAUNCH_CALL, LOADER, OPTIMIZER_STEP, Mask, named
+from stepgrade.naming.work_class import WorkClass
 from stepgrade.trace import intervals as iv
-from stepgrade.trace.classify import WorkClass
-from stepgrade.trace.collectives import CollectiveFacts
-from stepgrade.trace.gemms import tally_gemms
-from stepgrade.trace.intervals import Spans
-from stepgrade.trace.marks import (
+from stepgrade.trace.collectives import tally_collectives
+from stepgrade.trace.counts import (
+    class_in_range,
+    count_backward_passes,
     count_marks,
+    count_skipped_steps,
     group_kernels,
-    loader_of,
-    optimizer_of,
-    reading_scalars,
+    scalar_reads,
 )
-from stepgrade.trace.parts import tally_parts
+from stepgrade.trace.ledger import HOST_COPIES, LedgerSpans, waiting_calls
+from stepgrade.trace.links import OP, nearest, pick
+from stepgrade.trace.matmuls import matmul_time_by_dtype, tally_gemms
+from stepgrade.trace.operations import tally_parts
 from stepgrade.trace.pieces import Pieces
-from stepgrade.trace.precision import matmul_time_by_dtype
 from stepgrade.trace.timeline import IN_BACKWARD, IN_INPUT, IN_OPTIMIZER, Driver, Timeline
-from stepgrade.trace.tokens import count_backward_passes
-from stepgrade.trace.waits import gap_openings, steady_windows, tally_waits
 from stepgrade.units import NS_PER_MS
 
 SHORT_NS = 10_000  # TraceLens and nsys-ai call kernels below 10 microseconds short
 # nsys-ai: a gap above 1 ms is a bubble. In a short step 2 % of it is one, if no launch can take as long.
 STALL_NS, STALL_SHARE, LONGEST_LAUNCH_NS = 1_000_000, 0.02, 250_000
-FEW_SHARE = 0.1
 _COPIES = {DeviceEvent.COPY_H2D: "h2d", DeviceEvent.COPY_D2H: "d2h", DeviceEvent.COPY_OTHER: "other"}
 _DURING = ((IN_OPTIMIZER, "optimizer"), (IN_BACKWARD, "backward"), (IN_INPUT, "input"))
+_DIRECTIONS = (None, "h2d", "d2h")
 _MANY_TENSORS = (
     "multi_tensor_apply",
     "multitensorapply",
@@ -54,56 +52,63 @@ _MANY_TENSORS = (
 _FUSED = ("fusedadam", "fused_adam", "fusedsgd", "fused_sgd", "fusedoptim", "fused_adagrad")
 
 
-def watch(line: Timeline, pieces: Pieces, phase: Kinds, collectives: tuple[CollectiveFacts, ...]) -> Activity:
+def measure_activity(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Activity:
     """Return what one steady step of this rank did."""
-    steps = max(1, int(line.windows.steady.sum()))
-    on_device = line.driver is Driver.DEVICE
-    skipped, part = _skipped(line, pieces)
+    trace, windows, ledger = timeline.trace, timeline.windows, timeline.ledger
+    steps = max(1, int(windows.steady.sum()))
+    on_device = timeline.driver is Driver.DEVICE
+    skipped, part = count_skipped_steps(timeline, pieces)
+    class_counts = np.bincount(pieces.work_class[pieces.steady], minlength=len(WorkClass)).tolist()
+    dtype_ns = matmul_time_by_dtype(trace, pieces)
     return Activity(
-        driver=line.driver.value,
-        kernels=_kernels(line, pieces, steps) if on_device else None,
-        gaps=_gaps(line, steps) if on_device else None,
-        copies=tuple(_copies(line, pieces, steps)) if on_device else (),
-        waits=tally_waits(line, steps) if on_device else (),
-        collectives=tuple(_collective(one, steps) for one in collectives),
-        communication_ms=_steady_ms(line, line.ledger.communication, steps) if line.ledger else 0.0,
-        optimizer=_optimizer(line, pieces, steps) if on_device else None,
-        gemms=tally_gemms(line.trace, pieces, steps),
-        parts=tally_parts(line, pieces, phase, steps),
-        matmul_dtype_ms={
-            dtype: ns / steps / NS_PER_MS for dtype, ns in matmul_time_by_dtype(line.trace, pieces).items()
+        driver=timeline.driver.value,
+        kernels=tally_kernels(timeline, pieces, steps) if on_device else None,
+        gaps=tally_gaps(timeline, ledger, steps) if on_device and ledger else None,
+        copies=tally_copies(timeline, pieces, steps) if on_device else (),
+        waits=tally_waits(timeline, steps) if on_device else (),
+        collectives=tally_collectives(timeline, pieces, steps),
+        communication_ms=_steady_ms(timeline, ledger.communication, steps) if ledger else 0.0,
+        optimizer=tally_optimizer(timeline, pieces, steps) if on_device else None,
+        gemms=tally_gemms(trace, pieces, steps),
+        parts=tally_parts(timeline, pieces, phase, steps),
+        matmul_dtype_ms={dtype: ns / steps / NS_PER_MS for dtype, ns in dtype_ns.items()},
+        marks=count_marks(timeline, steps),
+        kernel_group_ms=group_kernels(timeline, pieces, steps) if on_device else {},
+        class_kernels={
+            work_class.label: class_counts[work_class] / steps
+            for work_class in WorkClass
+            if on_device and class_counts[work_class]
         },
-        marks=count_marks(line, steps),
-        kernel_group_ms=group_kernels(line, pieces, steps) if on_device else {},
-        class_kernels=_class_kernels(pieces, steps) if on_device else {},
-        input_ms=_input_ms(line),
-        loader=loader_of(line),
-        scalar_read_ms=_steady_ms(line, reading_scalars(line), steps),
-        backward_passes=count_backward_passes(line),
+        input_ms=tuple((windows.in_steady(ledger.idle_input) / NS_PER_MS).tolist()) if ledger else (),
+        loader=class_in_range(timeline, LOADER),
+        scalar_read_ms=_steady_ms(timeline, scalar_reads(timeline), steps),
+        backward_passes=count_backward_passes(timeline),
         skipped_steps=skipped,
         skipped_part=part,
     )
 
 
-def _steady_ms(line: Timeline, spans: Spans, steps: int) -> float:
-    return iv.total_ns(iv.intersect(spans, steady_windows(line))) / steps / NS_PER_MS
+def _steady_ms(timeline: Timeline, spans: iv.Spans, steps: int) -> float:
+    return int(timeline.windows.in_steady(spans).sum()) / steps / NS_PER_MS
 
 
-def _is_kernel(line: Timeline, pieces: Pieces) -> Mask:
-    kernel = line.trace.work.kind[pieces.work] == DeviceEvent.KERNEL
-    mine: Mask = pieces.steady & kernel & (pieces.work_class != WorkClass.COMMUNICATION)
-    return mine
+def _is_kernel(timeline: Timeline, pieces: Pieces) -> Mask:
+    """Tell which pieces are kernels of a steady step that do not communicate."""
+    kernel: Mask = timeline.trace.work.kind[pieces.work] == DeviceEvent.KERNEL
+    computes: Mask = pieces.work_class != WorkClass.COMMUNICATION
+    return pieces.steady & kernel & computes
 
 
-def _kernels(line: Timeline, pieces: Pieces, steps: int) -> KernelTally:
-    rows = np.flatnonzero(_is_kernel(line, pieces))
+def tally_kernels(timeline: Timeline, pieces: Pieces, steps: int) -> KernelTally:
+    """Return the kernels of a steady step, the short ones among them, and their launches."""
+    strings, calls = timeline.trace.strings, timeline.trace.calls
+    rows = np.flatnonzero(_is_kernel(timeline, pieces))
     dur = pieces.dur_ns[rows]
-    call = line.links.call[pieces.work[rows]]
+    call = timeline.links.call[pieces.work[rows]]
     known = call >= 0
-    calls = line.trace.calls
     launches = distinct(call[known])
-    launches = launches[named(line.trace.strings, calls.name[launches], LAUNCH_CALL)]
-    graphs = named(line.trace.strings, calls.name[call[known]], GRAPH_LAUNCH)
+    launches = launches[named(strings, calls.name[launches], LAUNCH_CALL)]
+    graphs = named(strings, calls.name[call[known]], GRAPH_LAUNCH)
     outrun = (dur[known] < calls.dur_ns[call[known]]) & ~graphs
     short = dur < SHORT_NS
     return KernelTally(
@@ -117,129 +122,159 @@ def _kernels(line: Timeline, pieces: Pieces, steps: int) -> KernelTally:
     )
 
 
-def _gaps(line: Timeline, steps: int) -> HostGaps | None:
-    if line.ledger is None:
-        return None
-    spans = iv.intersect(line.ledger.idle_host, steady_windows(line))
-    lengths = spans.ends - spans.starts
-    drained = _opened_in_wait(line, spans)
-    long = lengths[(lengths > _stall_ns(line)) & ~drained]
-    return HostGaps(
-        after_sync_ms=float(lengths[drained].sum()) / steps / NS_PER_MS,
-        stall_ms=float(long.sum()) / steps / NS_PER_MS,
-        stalls=len(long) / steps,
-        longest_ms=float(lengths.max(initial=0)) / NS_PER_MS,
-        dispatch_ms=_steady_ms(line, line.ledger.dispatch, steps),
-    )
+def tally_gaps(timeline: Timeline, ledger: LedgerSpans, steps: int) -> HostGaps:
+    """Return the time in which the device waited for its host in a steady step.
 
-
-def _stall_ns(line: Timeline) -> float:
-    step_ns = float(np.median(line.windows.dur_ns[line.windows.steady])) if line.windows.steady.any() else 0.0
-    return min(STALL_NS, max(LONGEST_LAUNCH_NS, STALL_SHARE * step_ns))
-
-
-def _opened_in_wait(line: Timeline, spans: Spans) -> Mask:
-    """Tell which waits for the host lie in a gap that opened while the host waited for the device.
-
-    The host could not run ahead then: without its wait it would have used the time before the gap.
+    A gap that opened while the host waited for the device is the wait's: the host could not run ahead then,
+    and without its wait it would have used the time before the gap.
     """
-    waited: Mask = iv.span_at(line.host.waiting, gap_openings(line, spans)) >= 0
-    return waited
-
-
-def _copies(line: Timeline, pieces: Pieces, steps: int) -> Iterator[CopyTally]:
-    work, strings = line.trace.work, line.trace.strings
-    kind = work.kind[pieces.work]
-    chosen = pieces.steady & among(kind, _COPIES) & (pieces.work_class != WorkClass.COMMUNICATION)
-    groups: dict[tuple[str, str | None, str], list[int]] = {}
-    for row in np.flatnonzero(chosen).tolist():
-        memory = _memory(strings[int(work.name[pieces.work[row]])])
-        key = (_COPIES[DeviceEvent(int(kind[row]))], memory, _during(int(pieces.context[row])))
-        groups.setdefault(key, []).append(row)
-    for (direction, memory, during), rows in sorted(groups.items(), key=lambda item: str(item[0])):
-        moved = work.bytes[pieces.work[rows]]
-        yield CopyTally(
-            direction=direction,
-            memory=memory,
-            during=during,
-            count=len(rows) / steps,
-            ms=float(pieces.dur_ns[rows].sum()) / steps / NS_PER_MS,
-            bytes=float(moved.sum()) / steps if (moved >= 0).all() else None,
-        )
-
-
-def _memory(name: str) -> str | None:
-    text = name.lower()
-    return "pageable" if "pageable" in text else "pinned" if "pinned" in text else None
-
-
-def _during(context: int) -> str:
-    return next((name for bit, name in _DURING if context & bit), "forward")
-
-
-def _collective(facts: CollectiveFacts, steps: int) -> CollectiveTally:
-    return CollectiveTally(
-        name=facts.name,
-        group_size=facts.group_size,
-        count=facts.count / steps,
-        ms=facts.total_ns / steps / NS_PER_MS,
-        bytes=None if facts.bytes is None else facts.bytes / steps,
+    windows = timeline.windows
+    spans = iv.intersect(ledger.idle_host, _steady_spans(timeline))
+    lengths = spans.ends - spans.starts
+    after_wait = iv.span_at(timeline.host.waiting, _gap_openings(ledger, spans)) >= 0
+    step_ns = float(np.median(windows.dur_ns[windows.steady])) if windows.steady.any() else 0.0
+    stall_ns = min(STALL_NS, max(LONGEST_LAUNCH_NS, STALL_SHARE * step_ns))
+    stalls = lengths[(lengths > stall_ns) & ~after_wait]
+    return HostGaps(
+        after_sync_ms=float(lengths[after_wait].sum()) / steps / NS_PER_MS,
+        stall_ms=float(stalls.sum()) / steps / NS_PER_MS,
+        stalls=len(stalls) / steps,
+        longest_ms=float(lengths.max(initial=0)) / NS_PER_MS,
+        dispatch_ms=_steady_ms(timeline, ledger.dispatch, steps),
     )
 
 
-def _optimizer(line: Timeline, pieces: Pieces, steps: int) -> OptimizerTally | None:
-    mine = _is_kernel(line, pieces) & ((pieces.context & IN_OPTIMIZER) > 0)
-    rows = np.flatnonzero(mine)
+def _steady_spans(timeline: Timeline) -> iv.Spans:
+    windows, steady = timeline.windows, timeline.windows.steady
+    return iv.union(windows.start_ns[steady], windows.end_ns[steady])
+
+
+def _gap_openings(ledger: LedgerSpans, spans: iv.Spans) -> Longs:
+    """Return when the device became idle in the gap that each of the idle spans lies in."""
+    busy = iv.merge(ledger.compute, ledger.communication, ledger.copy)
+    if not len(busy.ends):
+        return spans.starts
+    place = np.searchsorted(busy.ends, spans.starts, side="right") - 1
+    opened: Longs = np.where(place >= 0, busy.ends[np.maximum(place, 0)], spans.starts)
+    return opened
+
+
+def tally_copies(timeline: Timeline, pieces: Pieces, steps: int) -> tuple[CopyTally, ...]:
+    """Return the copies between host and device of a steady step by direction, memory and phase."""
+    work, strings = timeline.trace.work, timeline.trace.strings
+    kind = work.kind[pieces.work]
+    chosen = pieces.steady & among(kind, HOST_COPIES) & (pieces.work_class != WorkClass.COMMUNICATION)
+    rows_of: dict[tuple[str, str | None, str], list[int]] = {}
+    for row in np.flatnonzero(chosen).tolist():
+        name = strings[int(work.name[pieces.work[row]])].lower()
+        memory = "pageable" if "pageable" in name else "pinned" if "pinned" in name else None
+        during = next((part for bit, part in _DURING if int(pieces.context[row]) & bit), "forward")
+        rows_of.setdefault((_COPIES[DeviceEvent(int(kind[row]))], memory, during), []).append(row)
+    found = []
+    for (direction, memory, during), rows in sorted(rows_of.items(), key=lambda item: str(item[0])):
+        moved = work.bytes[pieces.work[rows]]
+        found.append(
+            CopyTally(
+                direction=direction,
+                memory=memory,
+                during=during,
+                count=len(rows) / steps,
+                ms=float(pieces.dur_ns[rows].sum()) / steps / NS_PER_MS,
+                bytes=float(moved.sum()) / steps if (moved >= 0).all() else None,
+            )
+        )
+    return tuple(found)
+
+
+def tally_optimizer(timeline: Timeline, pieces: Pieces, steps: int) -> OptimizerTally | None:
+    """Return the optimizer's kernels in a steady step; None if there are none."""
+    in_optimizer = _is_kernel(timeline, pieces) & ((pieces.context & IN_OPTIMIZER) > 0)
+    rows = np.flatnonzero(in_optimizer)
     if not len(rows):
         return None
-    strings = line.trace.strings
+    strings = timeline.trace.strings
     names = {index: strings[index][:250].lower() for index in distinct(pieces.kernel[rows]).tolist()}
     many = [index for index, name in names.items() if any(word in name for word in _MANY_TENSORS)]
     busy = float(pieces.dur_ns[rows].sum())
     at_once = float(pieces.dur_ns[rows[among(pieces.kernel[rows], many)]].sum())
+    # Its span is its busy time and the pauses between two of its kernels with no other work in between.
+    steady = np.flatnonzero(pieces.steady)
+    steady = steady[np.argsort(pieces.start_ns[steady], kind="stable")]
+    end = np.maximum.accumulate((pieces.start_ns + pieces.dur_ns)[steady])
+    pause = np.maximum(pieces.start_ns[steady][1:] - end[:-1], 0)
+    same_step = pieces.step[steady][1:] == pieces.step[steady][:-1]
+    pauses = float(pause[in_optimizer[steady][1:] & in_optimizer[steady][:-1] & same_step].sum())
     return OptimizerTally(
         kernels=len(rows) / steps,
         ms=busy / steps / NS_PER_MS,
-        span_ms=(busy + _pauses_ns(pieces, mine)) / steps / NS_PER_MS,
+        span_ms=(busy + pauses) / steps / NS_PER_MS,
         multi_tensor_share=at_once / max(busy, 1.0),
         fused=any(word in name for name in names.values() for word in _FUSED),
-        name=optimizer_of(line),
+        name=class_in_range(timeline, OPTIMIZER_STEP),
     )
 
 
-def _pauses_ns(pieces: Pieces, mine: Mask) -> float:
-    """Return the time between two pieces that both are `mine` with none of another kind in between."""
-    rows = np.flatnonzero(pieces.steady)
-    rows = rows[np.argsort(pieces.start_ns[rows], kind="stable")]
-    end = np.maximum.accumulate((pieces.start_ns + pieces.dur_ns)[rows])
-    pause = np.maximum(pieces.start_ns[rows][1:] - end[:-1], 0)
-    same_step = pieces.step[rows][1:] == pieces.step[rows][:-1]
-    return float(pause[mine[rows][1:] & mine[rows][:-1] & same_step].sum())
-
-
-def _class_kernels(pieces: Pieces, steps: int) -> dict[str, float]:
-    counts = np.bincount(pieces.work_class[pieces.steady], minlength=len(WorkClass))
-    return {WorkClass(index).label: count / steps for index, count in enumerate(counts.tolist()) if count}
-
-
-def _input_ms(line: Timeline) -> tuple[float, ...]:
-    if line.ledger is None:
+def tally_waits(timeline: Timeline, steps: int) -> tuple[WaitTally, ...]:
+    """Return the waits of the host for the device in a steady step, by call and operation, longest first."""
+    calls, tree, strings = timeline.trace.calls, timeline.tree, timeline.trace.strings
+    waits = waiting_calls(timeline.trace, timeline.links, timeline.steps)
+    rows = np.flatnonzero(waits & timeline.in_steady_step(calls.start_ns))
+    if not len(rows):
         return ()
-    steady = line.windows.steady
-    waits = iv.covered_within(
-        line.ledger.idle_input, line.windows.start_ns[steady], line.windows.end_ns[steady]
+    operation = pick(nearest(tree.parent, tree.kind == OP), tree.of_call[rows])
+    width = len(strings) + 1
+    key = calls.name[rows].astype(np.int64) * width + pick(tree.name, operation).astype(np.int64) + 1
+    directions = _copy_directions(timeline, rows, operation)
+    values, which, counts = groups(key * len(_DIRECTIONS) + directions)
+    total = np.bincount(which, weights=calls.dur_ns[rows])
+    idle = np.bincount(which, weights=_idle_after(timeline, rows))
+    found = []
+    for value, count, ns, idle_ns in zip(
+        values.tolist(), counts.tolist(), total.tolist(), idle.tolist(), strict=True
+    ):
+        pair, direction = divmod(value, len(_DIRECTIONS))
+        call, caller = divmod(pair, width)
+        found.append(
+            WaitTally(
+                call=strings[call],
+                caller=strings[caller - 1] if caller - 1 != NONE else None,
+                count=count / steps,
+                ms=ns / steps / NS_PER_MS,
+                idle_ms=idle_ns / steps / NS_PER_MS,
+                direction=_DIRECTIONS[direction],
+            )
+        )
+    return tuple(sorted(found, key=lambda wait: (-wait.ms, wait.call, wait.caller or "")))
+
+
+def _copy_directions(timeline: Timeline, rows: Longs, operation: Ids) -> Longs:
+    """Return the direction of the copy that each wait was for (its own, or its operation's), 0 for none."""
+    work, links, tree = timeline.trace.work, timeline.links, timeline.tree
+    copies = np.flatnonzero(
+        (links.call >= 0) & among(work.kind, (DeviceEvent.COPY_H2D, DeviceEvent.COPY_D2H))
     )
-    return tuple((waits / NS_PER_MS).tolist())
+    direction = np.where(work.kind[copies] == DeviceEvent.COPY_H2D, 1, 2)
+    by_call = np.zeros(len(timeline.trace.calls.name), np.int64)
+    by_call[links.call[copies]] = direction
+    copying = pick(nearest(tree.parent, tree.kind == OP), tree.of_call[links.call[copies]])
+    by_operation = np.zeros(len(tree.kind), np.int64)
+    by_operation[copying[copying >= 0]] = direction[copying >= 0]
+    around = np.where(operation >= 0, pick(by_operation, operation), 0)
+    return np.where(by_call[rows] > 0, by_call[rows], around)
 
 
-def _skipped(line: Timeline, pieces: Pieces) -> tuple[int, str | None]:
-    """Return how many steady steps lack a part that most of them have: the backward pass or the optimizer."""
-    steady = np.flatnonzero(line.windows.steady)
-    for bit, name in ((IN_BACKWARD, "backward pass"), (IN_OPTIMIZER, "optimizer")):
-        mine = pieces.steady & ((pieces.context & bit) > 0)
-        counts = np.bincount(pieces.step[mine], minlength=len(line.windows.steady))[steady]
-        usual = float(counts.max(initial=0))
-        without = int((counts < FEW_SHARE * usual).sum())
-        if usual and without:
-            return without, name
-    return 0, None
+def _idle_after(timeline: Timeline, rows: Longs) -> NDArray[np.float64]:
+    """Return for each waiting call how long the device was idle in gaps that opened in it."""
+    idle = np.zeros(len(rows))
+    ledger, calls = timeline.ledger, timeline.trace.calls
+    if ledger is None:
+        return idle
+    spans = iv.intersect(iv.merge(ledger.idle_sync, ledger.idle_host), _steady_spans(timeline))
+    order = np.argsort(calls.start_ns[rows], kind="stable")
+    start = calls.start_ns[rows][order]
+    end = start + calls.dur_ns[rows][order]
+    opened = _gap_openings(ledger, spans)
+    place = np.searchsorted(start, opened, side="right") - 1
+    inside = (place >= 0) & (opened <= end[np.maximum(place, 0)])
+    np.add.at(idle, order[place[inside]], (spans.ends - spans.starts)[inside])
+    return idle

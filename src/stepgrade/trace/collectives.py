@@ -1,8 +1,8 @@
-"""Collectives of one rank, and across ranks: who waited for whom, and what the transfer itself took.
+"""Collectives of one rank, and across ranks: who waited for whom.
 
-Ranks meet in a collective: it ends for all soon after the last one has arrived. Before that the others
-wait (skew), from then on data moves (transfer). Collectives of two ranks are the same one if they stand at
-the same place in the order of their process group within the same step.
+A collective ends for all ranks soon after the last one has arrived. Before that the others wait (skew), from
+then on data moves. Collectives of two ranks are the same one if they have the same place in the order of
+their process group within the same step.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from msgspec import Struct
 
+from stepgrade.model.activity import CollectiveTally
 from stepgrade.model.events import Collective
+from stepgrade.naming.work_class import WorkClass
 from stepgrade.trace.pieces import Pieces
-from stepgrade.trace.timeline import Timeline, is_communication
+from stepgrade.trace.timeline import Driver, Timeline
+from stepgrade.units import NS_PER_MS
 
 CLOCKS_APART_NS = 1_000_000
 STRAGGLER_SHARE = 0.01
@@ -39,18 +42,8 @@ _ITEM_BYTES = {
 }
 
 
-class CollectiveFacts(Struct, frozen=True, kw_only=True):
-    """One kind of collective on one rank, in totals over the steady steps."""
-
-    name: str
-    group_size: int | None
-    count: int
-    total_ns: int
-    bytes: int | None  # of the larger of the input and the output of one rank; None unless known for all
-
-
 class Arrival(Struct, frozen=True, kw_only=True):
-    """One collective on one rank, on the clock that ranks share."""
+    """One rank's part in one collective, on the clock that the ranks share."""
 
     name: str
     group: str
@@ -61,189 +54,151 @@ class Arrival(Struct, frozen=True, kw_only=True):
 
 
 class RankWait(Struct, frozen=True, kw_only=True):
-    """What one rank waited in collectives, and what it made others wait, over the steps all ranks have."""
+    """How long one rank waited in collectives, and how long it made others wait, over the common steps."""
 
     rank: int
     wait_ns: int  # from its arrival to the last rank's
-    transfer_ns: int  # from the last arrival to its end
-    caused_ns: int  # what the others waited for it, on average, when it came last
+    caused_ns: int  # how long the others waited for it, on average, when it came last
     last: int  # how often it came last
 
 
-class Meetings(Struct, frozen=True, kw_only=True):
-    """Collectives matched across ranks."""
+class MatchedCollectives(Struct, frozen=True, kw_only=True):
+    """What the collectives that several ranks took part in show."""
 
     matched: int
-    unmatched: int
-    steps: int
     ranks: tuple[RankWait, ...]
     skew_ns: int  # mean wait of a rank, all collectives added up
-    straggler: int | None  # the rank that the others waited for, if one stands out
-    evidence: str | None
+    straggler: RankWait | None  # the rank that the others waited for, if one stands out
     clock_offsets_ns: dict[int, int]  # corrected differences of the ranks' clocks, where there were any
 
 
-def sum_collectives(line: Timeline, pieces: Pieces) -> tuple[CollectiveFacts, ...]:
-    """Return the collectives of the steady steps by kind, longest first."""
-    if not _has_work(pieces):
+def tally_collectives(timeline: Timeline, pieces: Pieces, steps: int) -> tuple[CollectiveTally, ...]:
+    """Return the collectives of a steady step by kind, longest first."""
+    if timeline.driver is not Driver.DEVICE:
         return ()
-    groups: dict[tuple[str, int | None], list[int]] = defaultdict(list)
-    for row in np.flatnonzero(is_communication(line)[pieces.work] & pieces.steady).tolist():
-        said = _said(line, int(pieces.work[row]))
-        groups[_name(line, pieces, row, said), said.group_size].append(row)
-    found = [_kind_facts(line, pieces, key, members) for key, members in groups.items()]
-    return tuple(sorted(found, key=lambda one: (-one.total_ns, one.name)))
+    kinds: dict[tuple[str, int | None], list[int]] = defaultdict(list)
+    for row in np.flatnonzero((pieces.work_class == WorkClass.COMMUNICATION) & pieces.steady).tolist():
+        name, described = _describe(timeline, pieces, row)
+        kinds[name, described.group_size].append(row)
+    found = []
+    for (name, group_size), rows in kinds.items():
+        sizes = [message_bytes(_describe(timeline, pieces, row)[1]) for row in rows]
+        known = [size for size in sizes if size is not None]
+        found.append(
+            CollectiveTally(
+                name=name,
+                group_size=group_size,
+                count=len(rows) / steps,
+                ms=int(pieces.dur_ns[rows].sum()) / steps / NS_PER_MS,
+                bytes=sum(known) / steps if len(known) == len(sizes) else None,
+            )
+        )
+    return tuple(sorted(found, key=lambda kind: (-kind.ms, kind.name)))
 
 
-def _has_work(pieces: Pieces) -> bool:
-    return bool(len(pieces.work)) and bool(pieces.work[0] >= 0)
+def _describe(timeline: Timeline, pieces: Pieces, row: int) -> tuple[str, Collective]:
+    """Return the name of the collective (else of its operation or kernel), and its recorded description."""
+    trace = timeline.trace
+    index = int(trace.work.collective[pieces.work[row]])
+    described = trace.collectives[index] if index >= 0 else Collective()
+    return described.name or trace.strings[int(pieces.name[row])], described
 
 
-def _said(line: Timeline, work: int) -> Collective:
-    index = int(line.trace.work.collective[work])
-    return line.trace.collectives[index] if index >= 0 else Collective()
-
-
-def _name(line: Timeline, pieces: Pieces, row: int, said: Collective) -> str:
-    """Return what the kernel says it is, else the operation's or the kernel's name."""
-    return said.name or line.trace.strings[int(pieces.name[row])]
-
-
-def _kind_facts(
-    line: Timeline, pieces: Pieces, key: tuple[str, int | None], rows: list[int]
-) -> CollectiveFacts:
-    sizes = [message_bytes(_said(line, int(pieces.work[row]))) for row in rows]
-    known = [size for size in sizes if size is not None]
-    return CollectiveFacts(
-        name=key[0],
-        group_size=key[1],
-        count=len(rows),
-        total_ns=int(pieces.dur_ns[rows].sum()),
-        bytes=sum(known) if len(known) == len(sizes) else None,
-    )
-
-
-def message_bytes(said: Collective) -> int | None:
-    """Return the bytes of the larger side of a collective, None if it did not say."""
-    size = _ITEM_BYTES.get((said.dtype or "").lower().removeprefix("c10::"))
-    if size is None or said.in_elements is None or said.out_elements is None:
+def message_bytes(collective: Collective) -> int | None:
+    """Return the bytes of the larger side of a collective, None if they were not recorded."""
+    size = _ITEM_BYTES.get((collective.dtype or "").lower().removeprefix("c10::"))
+    if size is None or collective.in_elements is None or collective.out_elements is None:
         return None
-    return size * max(said.in_elements, said.out_elements)
+    return size * max(collective.in_elements, collective.out_elements)
 
 
-def arrivals(line: Timeline, pieces: Pieces) -> tuple[Arrival, ...]:
+def find_arrivals(timeline: Timeline, pieces: Pieces) -> tuple[Arrival, ...]:
     """Return the collectives of all steps in the order of their issue, on the clock that ranks share."""
-    if not _has_work(pieces):
+    if timeline.driver is not Driver.DEVICE:
         return ()
-    count = len(line.steps.number)
-    usable = is_communication(line)[pieces.work] & (pieces.step >= 0) & (pieces.step < count)
-    said = line.trace.work.collective[pieces.work] >= 0
-    usable &= said | ~line.attribution.unlaunched[pieces.work]
+    trace, numbers = timeline.trace, timeline.steps.number
+    usable = (
+        (pieces.work_class == WorkClass.COMMUNICATION) & (pieces.step >= 0) & (pieces.step < len(numbers))
+    )
+    usable &= (trace.work.collective[pieces.work] >= 0) | ~timeline.attribution.unlaunched[pieces.work]
     rows = np.flatnonzero(usable)
     issued = np.where(pieces.launch_ns >= 0, pieces.launch_ns, pieces.start_ns)
     rows = rows[np.lexsort((issued[rows], pieces.step[rows]))]
-    seen: dict[tuple[int, str], int] = defaultdict(int)
-    return tuple(_arrival(line, pieces, int(row), seen) for row in rows)
+    issued_before: dict[tuple[int, str], int] = defaultdict(int)
+    found = []
+    for row in rows.tolist():
+        name, described = _describe(timeline, pieces, row)
+        has_group = described.group_ranks or described.group
+        group = f"{described.group} {described.group_ranks}" if has_group else "all"
+        step = int(numbers[pieces.step[row]])
+        start = int(pieces.start_ns[row]) + (trace.base_ns or 0)
+        found.append(
+            Arrival(
+                name=name,
+                group=group,
+                step=step,
+                order=issued_before[step, group],
+                start_ns=start,
+                end_ns=start + int(pieces.dur_ns[row]),
+            )
+        )
+        issued_before[step, group] += 1
+    return tuple(found)
 
 
-def _arrival(line: Timeline, pieces: Pieces, row: int, seen: dict[tuple[int, str], int]) -> Arrival:
-    said = _said(line, int(pieces.work[row]))
-    group = f"{said.group} {said.group_ranks}" if said.group_ranks or said.group else "all"
-    step = int(line.steps.number[pieces.step[row]])
-    order = seen[step, group]
-    seen[step, group] += 1
-    start = int(pieces.start_ns[row]) + (line.trace.base_ns or 0)
-    return Arrival(
-        name=_name(line, pieces, row, said),
-        group=group,
-        step=step,
-        order=order,
-        start_ns=start,
-        end_ns=start + int(pieces.dur_ns[row]),
-    )
-
-
-Meeting = dict[int, Arrival]
-
-
-def meet(of_ranks: Mapping[int, Sequence[Arrival]], steps: set[int], total_ns: int) -> Meetings | None:
+def match_collectives(
+    of_ranks: Mapping[int, Sequence[Arrival]], steps: set[int], total_ns: int
+) -> MatchedCollectives | None:
     """Return what matching the ranks' collectives in these steps shows; None with fewer than two ranks.
 
     `total_ns` is how long the steps took a rank: waiting that is small against it makes no straggler.
     """
-    meetings, unmatched = _match(of_ranks, steps)
-    if len(of_ranks) < 2 or not meetings:
+    places: dict[tuple[int, str, int, str], dict[int, Arrival]] = defaultdict(dict)
+    for rank, arrivals in of_ranks.items():
+        for arrival in arrivals:
+            if arrival.step in steps:
+                places[arrival.step, arrival.group, arrival.order, arrival.name][rank] = arrival
+    collectives = [by_rank for by_rank in places.values() if len(by_rank) > 1]
+    if len(of_ranks) < 2 or not collectives:
         return None
-    offsets = _clock_offsets(meetings)
-    waits = _waits(meetings, offsets)
-    skew = sum(one.wait_ns for one in waits) // len(waits)
-    straggler = _straggler(waits, len(meetings), total_ns)
-    return Meetings(
-        matched=len(meetings),
-        unmatched=unmatched,
-        steps=len(steps),
+    # Clocks that differ are corrected by the common ends of collectives.
+    late: dict[int, list[float]] = defaultdict(list)
+    for by_rank in collectives:
+        middle = float(np.median([arrival.end_ns for arrival in by_rank.values()]))
+        for rank, arrival in by_rank.items():
+            late[rank].append(arrival.end_ns - middle)
+    lags = {rank: int(np.median(values)) for rank, values in sorted(late.items())}
+    offsets = {rank: lag for rank, lag in lags.items() if abs(lag) > CLOCKS_APART_NS}
+    waits = _sum_waits(collectives, offsets)
+    # A straggler caused more than half of all waiting and came last more often than its share.
+    worst = max(waits, key=lambda wait: (wait.caused_ns, -wait.rank))
+    stands_out = (
+        2 * worst.caused_ns > sum(wait.caused_ns for wait in waits)
+        and worst.last * len(waits) > len(collectives)
+        and worst.caused_ns > STRAGGLER_SHARE * total_ns
+    )
+    return MatchedCollectives(
+        matched=len(collectives),
         ranks=waits,
-        skew_ns=skew,
-        straggler=straggler.rank if straggler else None,
-        evidence=_evidence(straggler, len(meetings), len(steps)) if straggler else None,
+        skew_ns=sum(wait.wait_ns for wait in waits) // len(waits),
+        straggler=worst if stands_out else None,
         clock_offsets_ns=offsets,
     )
 
 
-def _match(of_ranks: Mapping[int, Sequence[Arrival]], steps: set[int]) -> tuple[list[Meeting], int]:
-    """Return the collectives that two ranks or more were seen in, and how many arrivals found no partner."""
-    places: dict[tuple[int, str, int, str], Meeting] = defaultdict(dict)
-    for rank, events in of_ranks.items():
-        for one in events:
-            if one.step in steps:
-                places[one.step, one.group, one.order, one.name][rank] = one
-    meetings = [one for one in places.values() if len(one) > 1]
-    return meetings, sum(len(one) for one in places.values() if len(one) == 1)
-
-
-def _clock_offsets(meetings: list[Meeting]) -> dict[int, int]:
-    """Return how far each rank's clock is from the others', told from the common ends of collectives."""
-    late: dict[int, list[float]] = defaultdict(list)
-    for meeting in meetings:
-        middle = float(np.median([one.end_ns for one in meeting.values()]))
-        for rank, one in meeting.items():
-            late[rank].append(one.end_ns - middle)
-    offsets = {rank: int(np.median(values)) for rank, values in late.items()}
-    return {rank: offset for rank, offset in sorted(offsets.items()) if abs(offset) > CLOCKS_APART_NS}
-
-
-def _waits(meetings: list[Meeting], offsets: dict[int, int]) -> tuple[RankWait, ...]:
+def _sum_waits(collectives: list[dict[int, Arrival]], offsets: dict[int, int]) -> tuple[RankWait, ...]:
     wait: dict[int, int] = defaultdict(int)
-    transfer: dict[int, int] = defaultdict(int)
     caused: dict[int, int] = defaultdict(int)
     last: dict[int, int] = defaultdict(int)
-    for meeting in meetings:
-        starts = {rank: one.start_ns - offsets.get(rank, 0) for rank, one in meeting.items()}
+    for by_rank in collectives:
+        starts = {rank: arrival.start_ns - offsets.get(rank, 0) for rank, arrival in by_rank.items()}
         latest = max(starts, key=lambda rank: (starts[rank], -rank))
         last[latest] += 1
-        for rank, one in meeting.items():
-            waited = min(starts[latest] - starts[rank], one.end_ns - one.start_ns)
+        for rank, arrival in by_rank.items():
+            waited = min(starts[latest] - starts[rank], arrival.end_ns - arrival.start_ns)
             wait[rank] += waited
-            transfer[rank] += one.end_ns - one.start_ns - waited
-            caused[latest] += waited // max(len(meeting) - 1, 1)
-    ranks = sorted({rank for meeting in meetings for rank in meeting})
+            caused[latest] += waited // max(len(by_rank) - 1, 1)
     return tuple(
-        RankWait(rank=r, wait_ns=wait[r], transfer_ns=transfer[r], caused_ns=caused[r], last=last[r])
-        for r in ranks
-    )
-
-
-def _straggler(waits: tuple[RankWait, ...], meetings: int, total_ns: int) -> RankWait | None:
-    """Return the rank that caused more than half of all waiting and came last more often than its share."""
-    total = sum(one.caused_ns for one in waits)
-    worst = max(waits, key=lambda one: (one.caused_ns, -one.rank))
-    stands_out = 2 * worst.caused_ns > total and worst.last * len(waits) > meetings
-    return worst if stands_out and worst.caused_ns > STRAGGLER_SHARE * total_ns else None
-
-
-def _evidence(worst: RankWait, meetings: int, steps: int) -> str:
-    per_step = worst.caused_ns / max(steps, 1) / 1e6
-    return (
-        f"Rank {worst.rank} arrives last in {worst.last} of {meetings} collectives; "
-        f"the others wait {per_step:.1f} ms a step for it on average."
+        RankWait(rank=rank, wait_ns=wait[rank], caused_ns=caused[rank], last=last[rank])
+        for rank in sorted(wait)
     )

@@ -1,4 +1,4 @@
-"""Arithmetic on sets of intervals of time: what time accounting stands on.
+"""Set arithmetic on intervals of time.
 
 A `Spans` is a set of half-open intervals [start, end) in integer nanoseconds, sorted, disjoint, none
 empty and none touching the next: two `Spans` that cover the same time are equal arrays.
@@ -45,7 +45,9 @@ def merge(*sets: Spans) -> Spans:
     """Return the time covered by at least one of the sets."""
     if not sets:
         return NOTHING
-    return union(np.concatenate([one.starts for one in sets]), np.concatenate([one.ends for one in sets]))
+    return union(
+        np.concatenate([spans.starts for spans in sets]), np.concatenate([spans.ends for spans in sets])
+    )
 
 
 def intersect(left: Spans, right: Spans) -> Spans:
@@ -70,9 +72,8 @@ def gaps(spans: Spans, start_ns: int, end_ns: int) -> Spans:
     inner = clip(spans, start_ns, end_ns)
     starts = np.append(np.int64(start_ns), inner.ends)
     ends = np.append(inner.starts, np.int64(end_ns))
-    inside = slice(
-        int(starts[0] == ends[0]), len(starts) - int(starts[-1] == ends[-1])
-    )  # others are not empty
+    # Only the first and the last gap can be empty.
+    inside = slice(int(starts[0] == ends[0]), len(starts) - int(starts[-1] == ends[-1]))
     return Spans(starts[inside], ends[inside])
 
 
@@ -93,7 +94,7 @@ def subtract(left: Spans, right: Spans) -> Spans:
 
 
 def total_ns(spans: Spans) -> int:
-    """Return how long the set is."""
+    """Return the length of all intervals together."""
     return int((spans.ends - spans.starts).sum())
 
 
@@ -113,7 +114,7 @@ def covered_within(spans: Spans, starts: Longs, ends: Longs) -> Longs:
 
 
 def span_at(spans: Spans, times: Longs) -> Longs:
-    """Return, for each time, the index of the interval that holds it, or -1."""
+    """Return, for each time, the index of the interval that contains it, or -1."""
     if not len(spans.starts):
         return np.full(len(times), -1, np.int64)
     index = np.searchsorted(spans.starts, times, side="right") - 1

@@ -1,5 +1,9 @@
 """The layers of a model with their forward, backward and recomputed time.
 
+A layer is a block that the model repeats: one of several instances of a kind, one behind the other, that
+together contain most of the forward pass. Blocks are found from module frames, from named ranges, or from a
+repeating pattern of operations.
+
 Work of the forward pass belongs to the block around its launch. Work of the backward pass belongs to the
 block of the forward operation that made its autograd node: the same sequence number, on the thread that the
 node names. An operation that records gradients inside the backward pass is a forward operation done again
@@ -8,113 +12,190 @@ node names. An operation that records gradients inside the backward pass is a fo
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
-from msgspec import Struct
 
-from stepgrade.model.columns import distinct, groups
-from stepgrade.model.events import NONE, HostOps, Ids, Kinds, Longs, Trace
-from stepgrade.naming.torch_names import BACKWARD, COMPILED, GRAPH_LAUNCH, Mask, matching, named
-from stepgrade.trace.blocks import Blocks, LayerBasis, find_blocks
-from stepgrade.trace.links import MODULE, OP, HostTree, inherit, nearest, pick
-from stepgrade.trace.phases import PHASES
+from stepgrade.model.columns import among, distinct, groups
+from stepgrade.model.events import NONE, Ids, Kinds, Longs, Trace
+from stepgrade.model.notes import Note
+from stepgrade.model.profile import LayerTime
+from stepgrade.naming.torch_names import (
+    BACKWARD,
+    BACKWARD_RANGE,
+    COMPILED,
+    FORWARD_RANGE,
+    FRAMEWORK_RANGE,
+    GRAPH_LAUNCH,
+    Mask,
+    matching,
+    named,
+)
+from stepgrade.trace import phases
+from stepgrade.trace.links import MODULE, OP, RANGE, HostTree, inherit, nearest, pick
 from stepgrade.trace.pieces import Pieces
-from stepgrade.trace.timeline import IN_BACKWARD, Driver, Timeline
+from stepgrade.trace.timeline import IN_BACKWARD, IN_INPUT, IN_OPTIMIZER, Driver, Timeline
+from stepgrade.units import NS_PER_MS
 
+MODULE_PREFIX = "nn.Module: "
+MODULE_NAME = re.compile(r"^nn\.Module: (.*)_(\d+)$")
+ENOUGH = 0.8  # of the time of the best kind of block
+SHORTEST_BLOCK = 4  # operations; shorter repetitions are not layers
+FEWEST_BLOCKS = 3
+LONGEST_SEQUENCE = 4000
 SEQUENCES = 1 << 40
 NO_NODE, UNMADE = -2, -3
 
 
-class LayerFacts(Struct, frozen=True, kw_only=True):
-    """One layer, in totals over the steady steps."""
+class LayerBasis(StrEnum):
+    """What the layers were found from."""
 
-    layer: int
-    name: str
-    forward_ns: int
-    backward_ns: int
-    recompute_ns: int
-    ops_ns: dict[str, int]
+    MODULES = "modules"
+    RANGES = "ranges"
+    PATTERN = "pattern"
 
 
-class LayersFacts(Struct, frozen=True, kw_only=True):
-    """All layers, and what lies outside of them."""
+class Layers(NamedTuple):
+    """All layers of the steady steps; without any, the note says what to record."""
 
-    basis: str | None  # None: the trace does not tell layers apart
-    layers: tuple[LayerFacts, ...]
-    outside_forward_ns: int
-    outside_backward_ns: int
-    recompute_ns: int  # in all: layers and outside
-    note: str | None
+    basis: LayerBasis | None
+    times: tuple[LayerTime, ...]
+    recompute_ns: int  # forward work done again, in layers and outside
+    note: Note | None
 
 
-class Passes(NamedTuple):
-    """Which pieces belong to the forward pass, to the backward pass, and to forward done again."""
+class Blocks(NamedTuple):
+    """The rows of the host tree that open a block, and which block it is."""
 
-    forward: Mask
-    backward: Mask
-    recompute: Mask
+    basis: LayerBasis
+    row: Ids
+    block: Ids
+    names: tuple[str, ...]
 
 
-def find_layers(line: Timeline, pieces: Pieces, phase: Kinds) -> LayersFacts:
-    """Return the layers of the steady steps; without any, a note says what to record."""
-    backward = pieces.steady & (phase == PHASES.index("backward"))
-    again = pick(_recomputed(line).astype(np.int8), pieces.row) > 0
-    forward = pieces.steady & (phase == PHASES.index("forward"))
-    passes = Passes(forward, backward & ~again, backward & again)
-    blocks = find_blocks(line, pieces) if line.driver is not Driver.UNSEEN else None
+class Frames(NamedTuple):
+    """Frames of one sort (modules, or ranges) as a forest of their own."""
+
+    row: Ids  # in the host tree
+    parent: Ids  # in this forest
+    kind: list[str]
+    own_ns: Longs  # device time launched in it and in no frame inside it, in the steady steps
+
+
+_NOTES = {
+    LayerBasis.RANGES: "Layers are the record_function ranges whose names differ by a number.",
+    LayerBasis.PATTERN: "Layers are found from the repeating pattern of operations: the trace names no "
+    "modules. Record with with_stack=True to see them by name.",
+}
+
+
+def find_layers(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Layers:
+    """Return the layers of the steady steps."""
+    in_backward = pieces.steady & (phase == phases.BACKWARD)
+    again = pick(_recomputed(timeline).astype(np.int8), pieces.row) > 0
+    forward = pieces.steady & (phase == phases.FORWARD)
+    backward, recompute = in_backward & ~again, in_backward & again
+    recompute_ns = int(pieces.dur_ns[recompute].sum())
+    blocks = find_blocks(timeline, pieces) if timeline.driver is not Driver.UNSEEN else None
     if blocks is None:
-        return _no_layers(line, pieces, passes)
-    return _summed(line, pieces, blocks, _units(line, pieces, blocks, backward), passes)
+        return Layers(None, (), recompute_ns, Note("no_layers", _why_none(timeline)))
+    block = _blocks_of_pieces(timeline, pieces, blocks, in_backward)
+    scale = 1 / NS_PER_MS
+    forward_ns, backward_ns, again_ns = (
+        np.bincount(block[rows], weights=pieces.dur_ns[rows], minlength=len(blocks.names)).tolist()
+        for rows in (chosen & (block >= 0) for chosen in (forward, backward, recompute))
+    )
+    ops = _operations_of_blocks(timeline.trace, pieces, block, forward | in_backward)
+    times = tuple(
+        LayerTime(
+            layer=index,
+            name=name,
+            fwd_total_ms=forward_ns[index] * scale,
+            bwd_total_ms=backward_ns[index] * scale,
+            recompute_total_ms=again_ns[index] * scale,
+            ops_total_ms={op: ns * scale for op, ns in ops.get(index, {}).items()},
+        )
+        for index, name in enumerate(blocks.names)
+    )
+    text = _NOTES.get(blocks.basis)
+    return Layers(blocks.basis, times, recompute_ns, Note("layers_basis", text) if text else None)
 
 
-def _recomputed(line: Timeline) -> Mask:
+def _recomputed(timeline: Timeline) -> Mask:
     """Tell which rows lie in a forward operation or module that runs inside the backward pass."""
-    tree, ops = line.tree, line.trace.ops
+    tree, ops = timeline.tree, timeline.trace.ops
     if not len(tree.kind):
         return np.zeros(0, np.bool_)
-    inside = (line.context & IN_BACKWARD) > 0
+    inside = (timeline.context & IN_BACKWARD) > 0
     forward = np.zeros(len(tree.kind), np.bool_)
     forward[tree.of_op] = (ops.sequence >= 0) & (ops.forward_thread <= 0)
-    forward &= ~matching(line.trace.strings, BACKWARD)[tree.name]
+    forward &= ~matching(timeline.trace.strings, BACKWARD)[tree.name]
     forward |= tree.kind == MODULE
     return inherit(tree.parent, (forward & inside).astype(np.int8)) > 0
 
 
-def _units(line: Timeline, pieces: Pieces, blocks: Blocks, backward: Mask) -> Ids:
-    """Return the block of each piece, or NONE."""
-    tree = line.tree
-    opens = np.full(len(tree.kind), NONE, np.int32)
-    opens[blocks.row] = blocks.unit
-    unit_of_row = pick(opens, nearest(tree.parent, opens >= 0))
-    own = pick(unit_of_row, pieces.row)
-    by_node = _units_of_nodes(line, unit_of_row)
-    of_node = pick(by_node, pick(nearest(tree.parent, by_node != NO_NODE), pieces.row))
-    return np.where(backward & (own < 0), of_node, own)
-
-
-def _units_of_nodes(line: Timeline, unit_of_row: Ids) -> Ids:
-    """Return for each autograd node the block of its forward operation, NONE if outside; others NO_NODE."""
-    tree, trace = line.tree, line.trace
-    found = np.full(len(tree.kind), NO_NODE, np.int32)
-    node = matching(trace.strings, BACKWARD)[trace.ops.name] if len(trace.ops.name) else np.zeros(0, np.bool_)
-    rows = tree.of_op[node]
-    maker = match_forward(trace, node)
-    found[rows] = np.where(maker >= 0, pick(unit_of_row, pick(tree.of_op, maker)), UNMADE)
-    return _carried(trace, tree, found)
-
-
-def _carried(trace: Trace, tree: HostTree, found: Ids) -> Ids:
-    """Give a node without a maker the block of the node before it on its thread."""
-    rows = np.flatnonzero(found != NO_NODE)
-    if not len(rows):
-        return found
-    known = np.where(found[rows] != UNMADE, np.arange(len(rows)), 0)
-    before = rows[np.maximum.accumulate(known)]
-    thread = trace.ops.thread[tree.origin[rows]]
-    fits = (thread == trace.ops.thread[tree.origin[before]]) & (found[before] != UNMADE)
-    found[rows] = np.where(fits, found[before], NONE)
+def _operations_of_blocks(
+    trace: Trace, pieces: Pieces, block: Ids, chosen: Mask
+) -> dict[int, dict[str, int]]:
+    """Return the time of each operation in each block."""
+    rows = np.flatnonzero(chosen & (block >= 0))
+    names = len(trace.strings)
+    pairs, which, _ = groups(block[rows].astype(np.int64) * names + pieces.name[rows])
+    sums = np.bincount(which, weights=pieces.dur_ns[rows], minlength=len(pairs))
+    found: dict[int, dict[str, int]] = {}
+    for pair, ns in zip(pairs.tolist(), sums.tolist(), strict=True):
+        index, name = divmod(pair, names)
+        found.setdefault(index, {})[trace.strings[name]] = int(ns)
     return found
+
+
+def _why_none(timeline: Timeline) -> str:
+    trace, tree = timeline.trace, timeline.tree
+    calls = timeline.links.call[timeline.chosen]
+    if len(calls) and len(trace.calls.name):
+        replays = named(trace.strings, trace.calls.name, GRAPH_LAUNCH)
+        if float(pick(replays.astype(np.int8), calls).clip(0).mean()) > 0.5:
+            return (
+                "Layers cannot be told apart: the kernels were replayed from a graph, which names no "
+                "operations. Record a run without graphs."
+            )
+    if len(tree.name) and matching(trace.strings, COMPILED)[tree.name].any():
+        return (
+            "Layers cannot be told apart: torch.compile merged them. Compile each block on its own inside a "
+            "record_function range, or record an eager step with with_stack=True."
+        )
+    if not (tree.kind == OP).any():
+        return "Layers cannot be told apart: no host operations were recorded. Record ProfilerActivity.CPU."
+    return (
+        "Layers cannot be told apart: no module frames, no numbered ranges, no repeating pattern. "
+        "Record with with_stack=True."
+    )
+
+
+def _blocks_of_pieces(timeline: Timeline, pieces: Pieces, blocks: Blocks, in_backward: Mask) -> Ids:
+    """Return the block of each piece, or NONE."""
+    tree, trace = timeline.tree, timeline.trace
+    opens = np.full(len(tree.kind), NONE, np.int32)
+    opens[blocks.row] = blocks.block
+    of_row = pick(opens, nearest(tree.parent, opens >= 0))
+    own = pick(of_row, pieces.row)
+    # The block of each autograd node is that of its forward operation: NONE if that lies outside of all.
+    of_node = np.full(len(tree.kind), NO_NODE, np.int32)
+    node = matching(trace.strings, BACKWARD)[trace.ops.name] if len(trace.ops.name) else np.zeros(0, np.bool_)
+    maker = match_forward(trace, node)
+    of_node[tree.of_op[node]] = np.where(maker >= 0, pick(of_row, pick(tree.of_op, maker)), UNMADE)
+    # A node without a forward operation goes with the node before it on its thread.
+    rows = np.flatnonzero(of_node != NO_NODE)
+    if len(rows):
+        known = np.where(of_node[rows] != UNMADE, np.arange(len(rows)), 0)
+        before = rows[np.maximum.accumulate(known)]
+        same_thread = trace.ops.thread[tree.origin[rows]] == trace.ops.thread[tree.origin[before]]
+        of_node[rows] = np.where(same_thread & (of_node[before] != UNMADE), of_node[before], NONE)
+    around = pick(of_node, pick(nearest(tree.parent, of_node != NO_NODE), pieces.row))
+    return np.where(in_backward & (own < 0), around, own)
 
 
 def match_forward(trace: Trace, node: Mask) -> Ids:
@@ -124,149 +205,174 @@ def match_forward(trace: Trace, node: Mask) -> Ids:
     """
     ops = trace.ops
     numbered = (ops.sequence >= 0) & (ops.sequence < SEQUENCES)
-    key, makers = _by_number(ops, numbered & (ops.forward_thread <= 0) & ~node)
-    nodes = np.flatnonzero(node).astype(np.int32)
-    number = ops.forward_thread[nodes]
-    found = np.full(len(nodes), NONE, np.int32)
-    for one in distinct(number).tolist():
-        mine = (number == one) & numbered[nodes]
-        found[mine] = _best_thread(trace, nodes[mine], key, makers)
-    return found
-
-
-def _by_number(ops: HostOps, usable: Mask) -> tuple[Longs, Ids]:
-    """Return the usable operations by thread and sequence number, the last to start being the last."""
-    rows = np.flatnonzero(usable).astype(np.int32)
-    rows = rows[np.argsort(ops.start_ns[rows], kind="stable")]
-    key = ops.thread[rows].astype(np.int64)
+    makers = np.flatnonzero(numbered & (ops.forward_thread <= 0) & ~node).astype(np.int32)
+    makers = makers[np.argsort(ops.start_ns[makers], kind="stable")]
+    key = ops.thread[makers].astype(np.int64)
     key *= SEQUENCES
-    key += ops.sequence[rows]
+    key += ops.sequence[makers]
     order = np.argsort(key, kind="stable").astype(np.int32)
-    return key[order], rows[order]
+    key, makers = key[order], makers[order]
+    nodes = np.flatnonzero(node).astype(np.int32)
+    thread_number = ops.forward_thread[nodes]
+    found = np.full(len(nodes), NONE, np.int32)
+    for number in distinct(thread_number).tolist():
+        same = (thread_number == number) & numbered[nodes]
+        found[same] = _best_thread(trace, nodes[same], key, makers)
+    return found
 
 
 def _best_thread(trace: Trace, nodes: Ids, key: Longs, makers: Ids) -> Ids:
     """Return the makers on the thread whose operations fit the nodes' numbers and names best."""
-    sequence = trace.ops.sequence[nodes].astype(np.int64)
+
+    def stem(name: int) -> str:
+        last = trace.strings[name].rsplit(" ", 1)[-1].rsplit("::", 1)[-1]
+        return last.replace("_", "").lower()
+
+    sequence, names = trace.ops.sequence[nodes].astype(np.int64), trace.ops.name
+    width = len(trace.strings)
     best, most = np.full(len(nodes), NONE, np.int32), 0
     for thread in distinct(trace.ops.thread[makers]).tolist():
         wanted = thread * SEQUENCES + sequence
         place = np.maximum(np.searchsorted(key, wanted, side="right") - 1, 0)
         fits = key[place] == wanted
         found = np.where(fits, makers[place], NONE).astype(np.int32)
-        score = int(fits.sum()) + 10 * _namesakes(trace, nodes[fits], found[fits])
+        # Nodes that are called after the operation that would have made them count most.
+        pairs, _, counts = groups(names[nodes[fits]].astype(np.int64) * width + names[found[fits]])
+        count_of = zip(pairs.tolist(), counts.tolist(), strict=True)
+        namesakes = sum(count for pair, count in count_of if stem(pair % width) in stem(pair // width))
+        score = int(fits.sum()) + 10 * namesakes
         if score > most:
             best, most = found, score
     return best
 
 
-def _namesakes(trace: Trace, nodes: Ids, makers: Ids) -> int:
-    """Return how many nodes are called after the operation that would have made them."""
-    strings = trace.strings
-    pair = trace.ops.name[nodes].astype(np.int64) * len(strings) + trace.ops.name[makers]
-    pairs, _, counts = groups(pair)
-    named_after = [
-        count
-        for (node, maker), count in zip(
-            (divmod(one, len(strings)) for one in pairs.tolist()), counts.tolist(), strict=True
-        )
-        if _stem(strings[maker]) in _stem(strings[node])
-    ]
-    return sum(named_after)
+def find_blocks(timeline: Timeline, pieces: Pieces) -> Blocks | None:
+    """Return the repeating blocks of the forward pass; None where the trace does not show them."""
+    is_module = timeline.tree.kind == MODULE
+    modules = _find_frames(timeline, pieces, is_module, lambda name: MODULE_NAME.sub(r"\1", name))
+    contains = np.zeros(len(modules.row), np.bool_)
+    contains[modules.parent[modules.parent >= 0]] = True
+    chosen = _best_kind(timeline.tree, modules, contains)
+    if chosen is not None:
+        return _blocks_by_name(timeline, LayerBasis.MODULES, chosen, MODULE_PREFIX)
+    found = _from_ranges(timeline, pieces)
+    if found is not None:
+        return found
+    # Modules without modules of their own, if one kind of them has most of the forward pass.
+    leaves = _best_kind(timeline.tree, modules, np.ones(len(modules.row), np.bool_))
+    if leaves is not None and len(distinct(timeline.tree.name[leaves])) >= FEWEST_BLOCKS:
+        inside = nearest(modules.parent, among(modules.row, leaves)) >= 0
+        if modules.own_ns[inside].sum() * 2 >= modules.own_ns.sum():
+            return _blocks_by_name(timeline, LayerBasis.MODULES, leaves, MODULE_PREFIX)
+    return _from_pattern(timeline)
 
 
-def _stem(name: str) -> str:
-    last = name.rsplit(" ", 1)[-1].rsplit("::", 1)[-1]
-    return last.replace("_", "").lower()
+def _find_frames(timeline: Timeline, pieces: Pieces, is_frame: Mask, kind_of: Callable[[str], str]) -> Frames:
+    tree = timeline.tree
+    rows = np.flatnonzero(is_frame).astype(np.int32)
+    if not len(rows):
+        return Frames(rows, rows, [], np.zeros(0, np.int64))
+    place = np.full(len(tree.kind), NONE, np.int32)
+    place[rows] = np.arange(len(rows), dtype=np.int32)
+    around = pick(place, nearest(tree.parent, is_frame))
+    frame = pick(around, pieces.row)
+    inside = pieces.steady & (frame >= 0)
+    own = np.bincount(frame[inside], weights=pieces.dur_ns[inside], minlength=len(rows)).astype(np.int64)
+    kinds = {name: kind_of(timeline.trace.strings[name]) for name in distinct(tree.name[rows]).tolist()}
+    names = [kinds[name] for name in tree.name[rows].tolist()]
+    return Frames(rows, pick(around, tree.parent[rows]), names, own)
 
 
-def _summed(line: Timeline, pieces: Pieces, blocks: Blocks, unit: Ids, passes: Passes) -> LayersFacts:
-    count = len(blocks.names)
-    forward, backward, recompute = (_per_unit(pieces, unit, chosen, count) for chosen in passes)
-    ops = _ops_of_units(line.trace, pieces, unit, passes.forward | passes.backward | passes.recompute)
-    layers = tuple(
-        LayerFacts(
-            layer=index,
-            name=name,
-            forward_ns=forward[index],
-            backward_ns=backward[index],
-            recompute_ns=recompute[index],
-            ops_ns=ops.get(index, {}),
-        )
-        for index, name in enumerate(blocks.names)
-    )
-    return LayersFacts(
-        basis=blocks.basis.value,
-        layers=layers,
-        outside_forward_ns=forward[count],
-        outside_backward_ns=backward[count],
-        recompute_ns=sum(recompute),
-        note=_NOTES[blocks.basis],
-    )
+def _best_kind(tree: HostTree, frames: Frames, usable: Mask) -> Ids | None:
+    """Return the rows of the finest kind that has nearly as much device time as the best kind.
+
+    Instances must have names of their own, and none may lie in another of its kind.
+    """
+    labels = np.array(frames.kind, object)
+    found: list[tuple[int, int, Ids]] = []
+    for kind in sorted({frames.kind[index] for index in np.flatnonzero(usable).tolist()}):
+        members = usable & (labels == kind)
+        above = nearest(frames.parent, members)
+        rows = frames.row[members & (pick(above, frames.parent) < 0)]
+        name_count = len(distinct(tree.name[rows]))
+        if name_count > 1:
+            found.append((int(frames.own_ns[above >= 0].sum()), name_count, rows))
+    most = max((own_ns for own_ns, _, _ in found), default=0)
+    if most == 0:
+        return None
+    candidates = [candidate for candidate in found if candidate[0] >= ENOUGH * most]
+    return max(candidates, key=lambda candidate: (candidate[1], candidate[0]))[2]
 
 
-def _per_unit(pieces: Pieces, unit: Ids, chosen: Mask, count: int) -> list[int]:
-    """Return the time of each block, and at the end that outside of all."""
-    slot = np.where(unit >= 0, unit, count)[chosen]
-    sums = np.bincount(slot, weights=pieces.dur_ns[chosen], minlength=count + 1)
-    return [int(one) for one in sums.tolist()]
+def _blocks_by_name(timeline: Timeline, basis: LayerBasis, rows: Ids, prefix: str = "") -> Blocks:
+    """Return one block for each name, in the order in which they first run."""
+    starts = timeline.trace.ranges.start_ns[timeline.tree.origin[rows]]
+    order = rows[np.argsort(starts, kind="stable")]
+    first: dict[int, int] = {}
+    blocks = [first.setdefault(name, len(first)) for name in timeline.tree.name[order].tolist()]
+    names = tuple(timeline.trace.strings[name].removeprefix(prefix) for name in first)
+    return Blocks(basis, order, np.array(blocks, np.int32), names)
 
 
-def _ops_of_units(trace: Trace, pieces: Pieces, unit: Ids, chosen: Mask) -> dict[int, dict[str, int]]:
-    rows = np.flatnonzero(chosen & (unit >= 0))
-    names = len(trace.strings)
-    pairs, which, _ = groups(unit[rows].astype(np.int64) * names + pieces.name[rows])
-    sums = np.bincount(which, weights=pieces.dur_ns[rows], minlength=len(pairs))
-    found: dict[int, dict[str, int]] = {}
-    for pair, ns in zip(pairs.tolist(), sums.tolist(), strict=True):
-        index, name = divmod(pair, names)
-        found.setdefault(index, {})[trace.strings[name]] = int(ns)
-    return found
+def _from_ranges(timeline: Timeline, pieces: Pieces) -> Blocks | None:
+    """Return blocks from ranges whose names differ by a number only."""
+    strings, tree = timeline.trace.strings, timeline.tree
+    usable = tree.kind == RANGE
+    if not usable.any():
+        return None
+    for pattern in (FRAMEWORK_RANGE, COMPILED, FORWARD_RANGE, BACKWARD_RANGE):
+        usable &= ~matching(strings, pattern)[tree.name]
+    frames = _find_frames(timeline, pieces, usable, lambda name: re.sub(r"\d+", "#", name))
+    chosen = _best_kind(tree, frames, np.ones(len(frames.row), np.bool_))
+    return None if chosen is None else _blocks_by_name(timeline, LayerBasis.RANGES, chosen)
 
 
-_NOTES = {
-    LayerBasis.MODULES: None,
-    LayerBasis.RANGES: "Layers are the record_function ranges whose names differ by a number.",
-    LayerBasis.PATTERN: "Layers are told from the repeating pattern of operations: the trace names no "
-    "modules. Record with with_stack=True to see them by name.",
-}
+def _from_pattern(timeline: Timeline) -> Blocks | None:
+    """Return blocks from the sequence of forward operations, if each steady step repeats the same one.
+
+    It consists of the outermost operations of the loop's thread outside input, backward and optimizer.
+    """
+    tree, ops = timeline.tree, timeline.trace.ops
+    if matching(timeline.trace.strings, COMPILED)[tree.name].any():
+        return None
+    outer = pick(nearest(tree.parent, tree.kind == OP), tree.parent) < 0
+    apart = (timeline.context & (IN_BACKWARD | IN_INPUT | IN_OPTIMIZER)) > 0
+    rows = np.flatnonzero((tree.kind == OP) & outer & ~apart).astype(np.int32)
+    rows = rows[ops.thread[tree.origin[rows]] == timeline.steps.thread]
+    step = np.searchsorted(timeline.steps.start_ns, ops.start_ns[tree.origin[rows]], side="right") - 1
+    found: list[tuple[Ids, int, int]] = []
+    for index in np.flatnonzero(timeline.windows.steady).tolist():
+        of_step = rows[step == index]
+        repeat = find_repetition(tree.name[of_step])
+        if repeat is None or (found and repeat[1:] != found[0][1:]):
+            return None
+        start, period, count = repeat
+        found.append((of_step[start : start + period * count], period, count))
+    if not found:
+        return None
+    _, period, count = found[0]
+    block = np.tile(np.repeat(np.arange(count, dtype=np.int32), period), len(found))
+    names = tuple(f"block {number}" for number in range(count))
+    return Blocks(LayerBasis.PATTERN, np.concatenate([repeated for repeated, _, _ in found]), block, names)
 
 
-def _replayed_share(line: Timeline) -> float:
-    """Return the share of the device's work that graph launches started."""
-    calls = line.links.call[line.chosen]
-    if not len(calls) or not len(line.trace.calls.name):
-        return 0.0
-    replays = named(line.trace.strings, line.trace.calls.name, GRAPH_LAUNCH)
-    return float(pick(replays.astype(np.int8), calls).clip(0).mean())
+def find_repetition(names: Ids) -> tuple[int, int, int] | None:
+    """Return start, period and count of the repetition that covers most of the sequence.
 
-
-def _no_layers(line: Timeline, pieces: Pieces, passes: Passes) -> LayersFacts:
-    compiled = bool(len(line.tree.name) and matching(line.trace.strings, COMPILED)[line.tree.name].any())
-    return LayersFacts(
-        basis=None,
-        layers=(),
-        outside_forward_ns=int(pieces.dur_ns[passes.forward].sum()),
-        outside_backward_ns=int(pieces.dur_ns[passes.backward].sum()),
-        recompute_ns=int(pieces.dur_ns[passes.recompute].sum()),
-        note=_why_none(line, compiled=compiled),
-    )
-
-
-def _why_none(line: Timeline, *, compiled: bool) -> str:
-    if _replayed_share(line) > 0.5:
-        return (
-            "Layers cannot be told apart: the kernels were replayed from a graph, which names no operations. "
-            "Record a run without graphs."
-        )
-    if compiled:
-        return (
-            "Layers cannot be told apart: torch.compile merged them. Compile each block on its own inside a "
-            "record_function range, or record an eager step with with_stack=True."
-        )
-    if not (line.tree.kind == OP).any():
-        return "Layers cannot be told apart: no host operations were recorded. Record ProfilerActivity.CPU."
-    return (
-        "Layers cannot be told apart: no module frames, no numbered ranges, no repeating pattern. "
-        "Record with with_stack=True."
-    )
+    Of periods that cover nearly the same the shortest counts, for twice a period is one as well.
+    """
+    if not FEWEST_BLOCKS * SHORTEST_BLOCK <= len(names) <= LONGEST_SEQUENCE:
+        return None
+    covered = []
+    for period in range(SHORTEST_BLOCK, len(names) // FEWEST_BLOCKS + 1):
+        # The longest stretch that equals itself one period later.
+        same = np.append(names[:-period] == names[period:], False)
+        breaks = np.flatnonzero(~same)
+        lengths = np.diff(breaks, prepend=NONE) - 1
+        longest = int(lengths.argmax())
+        start, length = int(breaks[longest] - lengths[longest]), int(lengths[longest])
+        count = (length + period) // period
+        if count >= FEWEST_BLOCKS and period * count >= len(names) // 2:
+            covered.append((start, period, count))
+    most = max((period * count for _, period, count in covered), default=0)
+    return next((repeat for repeat in covered if repeat[1] * repeat[2] >= 0.9 * most), None)

@@ -1,48 +1,52 @@
-"""Where the time of a step went on a device: every nanosecond is in exactly one account.
+"""Account for the time of a step: every nanosecond is in exactly one account.
 
 Work comes first: time with any compute is compute; communication and copies between host and device count
 only where nothing computes ("exposed"). Copies within the device and memsets are compute. What is left is
-idle, and the work that ends a gap tells why the device waited. Until that work was launched the host was
+idle, and the work that ends a gap shows why the device waited. Until that work was launched the host was
 late: because it was fetching input, because it had waited for the device and so could not run ahead
 (synchronisation: at most as long as it had waited), or because it was busy (host). After the launch the
 device was turning to the work: up to `DISPATCH_NS` of that is the price of a launch (host as well, shown
 apart as dispatch); what is longer waited for something the trace does not show and is unattributed, and so
 is a gap before work whose launch was not recorded. Labels are given to time, not to steps: the accounts of
 two windows add up to the account of both.
+
+In a trace without device events the host is the device. Time in operations is compute, on whichever thread;
+time in collectives with no other operation running is exposed communication; time in the loader, with
+whatever operations it calls, is waiting for input; the rest is the host between operations.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from stepgrade.model.columns import among, distinct
-from stepgrade.model.events import DeviceEvent, DeviceWork, Longs, Trace
-from stepgrade.naming.torch_names import INPUT, SYNC_CALL, Mask, named
+from stepgrade.model.events import DeviceEvent, DeviceWork, HostOps, HostRanges, Kinds, Longs, Trace
+from stepgrade.model.profile import LedgerTime
+from stepgrade.naming.torch_names import (
+    COMMUNICATION_OP,
+    COMMUNICATION_RANGE,
+    INPUT,
+    SYNC_CALL,
+    Mask,
+    named,
+)
+from stepgrade.naming.work_class import WorkClass
 from stepgrade.trace import intervals as iv
-from stepgrade.trace.classify import Classes, WorkClass
-from stepgrade.trace.intervals import Spans
+from stepgrade.trace.intervals import NOTHING, Spans
 from stepgrade.trace.links import Links, launched_ns
 from stepgrade.trace.steps import HostSteps
 from stepgrade.trace.windows import Windows
 
 # Launch to start takes 5 to 20 microseconds on an idle device; more than this is not the launch.
 DISPATCH_NS = 100_000
-
-ACCOUNTS = (
-    "compute",
-    "exposed_communication",
-    "exposed_copy",
-    "idle_input",
-    "idle_host",
-    "idle_sync",
-    "unattributed",
-)
+HOST_COPIES = (DeviceEvent.COPY_H2D, DeviceEvent.COPY_D2H, DeviceEvent.COPY_OTHER)
 
 
-class Ledger(NamedTuple):
-    """Disjoint sets of time, one for each account; together they fill the timeline."""
+class LedgerSpans(NamedTuple):
+    """Disjoint sets of time, one for each account; the first seven together fill the timeline."""
 
     compute: Spans
     exposed_communication: Spans
@@ -52,12 +56,41 @@ class Ledger(NamedTuple):
     idle_sync: Spans
     unattributed: Spans
     dispatch: Spans  # the part of idle_host in which the next work was already launched
-    communication: Spans  # with what compute hides
-    copy: Spans  # with what compute and communication hide
+    communication: Spans  # including what compute hides
+    copy: Spans  # including what compute and communication hide
 
-    def within(self, start_ns: Longs, end_ns: Longs) -> dict[str, Longs]:
-        """Return each account in each window; the accounts of a window add up to its length."""
-        return {name: iv.covered_within(getattr(self, name), start_ns, end_ns) for name in ACCOUNTS}
+    def of_windows(self, windows: Windows) -> tuple[LedgerTime, ...]:
+        """Return the accounts of each step; those of a step add up to its length."""
+        accounts = [iv.covered_within(spans, windows.start_ns, windows.end_ns).tolist() for spans in self[:7]]
+        return tuple(
+            LedgerTime(
+                total_ns=total,
+                compute_ns=compute,
+                exposed_communication_ns=communication,
+                exposed_copy_ns=copy,
+                idle_input_ns=idle_input,
+                idle_host_ns=idle_host,
+                idle_sync_ns=idle_sync,
+                unattributed_ns=unattributed,
+            )
+            for total, compute, communication, copy, idle_input, idle_host, idle_sync, unattributed in zip(
+                windows.dur_ns.tolist(), *accounts, strict=True
+            )
+        )
+
+
+def add_ledgers(ledgers: Sequence[LedgerTime]) -> LedgerTime:
+    """Return the sum of ledgers, account by account."""
+    return LedgerTime(
+        total_ns=sum(ledger.total_ns for ledger in ledgers),
+        compute_ns=sum(ledger.compute_ns for ledger in ledgers),
+        exposed_communication_ns=sum(ledger.exposed_communication_ns for ledger in ledgers),
+        exposed_copy_ns=sum(ledger.exposed_copy_ns for ledger in ledgers),
+        idle_input_ns=sum(ledger.idle_input_ns for ledger in ledgers),
+        idle_host_ns=sum(ledger.idle_host_ns for ledger in ledgers),
+        idle_sync_ns=sum(ledger.idle_sync_ns for ledger in ledgers),
+        unattributed_ns=sum(ledger.unattributed_ns for ledger in ledgers),
+    )
 
 
 class HostState(NamedTuple):
@@ -67,36 +100,25 @@ class HostState(NamedTuple):
     waiting: Spans
 
 
-def watch_host(trace: Trace, links: Links, steps: HostSteps) -> HostState:
-    """Return what the threads that drive the device were held up by."""
-    return HostState(_fetching(trace, steps), _waiting(trace, links, steps))
+def find_host_state(trace: Trace, links: Links, steps: HostSteps, windows: Windows) -> HostState:
+    """Return when the threads that drive the device fetched input, and when they waited.
 
-
-def foresee(host: HostState, steps: HostSteps, windows: Windows) -> HostState:
-    """Return the host's state with the lead of a next step that was not recorded.
-
-    The window of a last step reaches to where the next one could have begun, as late as the last step itself
-    began to launch; in that time the host is taken to do again what it did then.
+    The window of a last step on the device reaches to where the next one could have begun, as late as the
+    last step itself began to launch; in that time the host is taken to repeat what it did then.
     """
-    fetching = host.fetching
-    for index in np.flatnonzero(~windows.end_known & (windows.dur_ns > 0)).tolist():
-        start, end = int(steps.start_ns[index]), int(steps.end_ns[index])
-        again = iv.clip(host.fetching, start, end)
-        moved = Spans(again.starts + (end - start), again.ends + (end - start))
-        fetching = iv.merge(fetching, iv.clip(moved, end, int(windows.end_ns[index])))
-    return host._replace(fetching=fetching)
-
-
-def _fetching(trace: Trace, steps: HostSteps) -> Spans:
-    ranges = trace.ranges
-    chosen = named(trace.strings, ranges.name, INPUT) & (ranges.thread == steps.thread)
-    return iv.union(ranges.start_ns[chosen], (ranges.start_ns + ranges.dur_ns)[chosen])
-
-
-def _waiting(trace: Trace, links: Links, steps: HostSteps) -> Spans:
-    calls = trace.calls
+    ranges, calls = trace.ranges, trace.calls
+    loads = named(trace.strings, ranges.name, INPUT) & (ranges.thread == steps.thread)
+    recorded = iv.union(ranges.start_ns[loads], (ranges.start_ns + ranges.dur_ns)[loads])
     waits = waiting_calls(trace, links, steps)
-    return iv.union(calls.start_ns[waits], (calls.start_ns + calls.dur_ns)[waits])
+    waiting = iv.union(calls.start_ns[waits], (calls.start_ns + calls.dur_ns)[waits])
+    fetching = recorded
+    if windows.on_device:
+        for index in np.flatnonzero(~windows.end_known & (windows.dur_ns > 0)).tolist():
+            start, end = int(steps.start_ns[index]), int(steps.end_ns[index])
+            again = iv.clip(recorded, start, end)
+            moved = Spans(again.starts + (end - start), again.ends + (end - start))
+            fetching = iv.merge(fetching, iv.clip(moved, end, int(windows.end_ns[index])))
+    return HostState(fetching, waiting)
 
 
 def waiting_calls(trace: Trace, links: Links, steps: HostSteps) -> Mask:
@@ -105,65 +127,56 @@ def waiting_calls(trace: Trace, links: Links, steps: HostSteps) -> Mask:
     drivers = np.append(distinct(links.thread[links.thread >= 0]), steps.thread)
     waits = named(trace.strings, calls.name, SYNC_CALL)
     end = calls.start_ns + calls.dur_ns
-    copies = np.flatnonzero((links.call >= 0) & _host_copies(trace.work))
+    copies = np.flatnonzero((links.call >= 0) & among(trace.work.kind, HOST_COPIES))
     done = trace.work.start_ns[copies] + trace.work.dur_ns[copies]
     stayed = links.call[copies][end[links.call[copies]] >= done]
     waits[stayed] = True
     return waits & among(calls.thread, drivers)
 
 
-def _host_copies(work: DeviceWork) -> Mask:
-    return among(work.kind, (DeviceEvent.COPY_H2D, DeviceEvent.COPY_D2H, DeviceEvent.COPY_OTHER))
-
-
-def open_ledger(
-    trace: Trace, links: Links, host: HostState, classes: Classes, extent: tuple[int, int], chosen: Mask
-) -> Ledger:
+def device_ledger(
+    trace: Trace, links: Links, host: HostState, classes: Kinds, extent: tuple[int, int], chosen: Mask
+) -> LedgerSpans:
     """Return the accounts of the device whose work is `chosen`, over the time of `extent`."""
     work = trace.work
     communicates = classes == WorkClass.COMMUNICATION
-    copies = _host_copies(work) & ~communicates
-    compute = _spans(work, chosen & ~communicates & ~copies)
-    communication = _spans(work, chosen & communicates)
-    copy = _spans(work, chosen & copies)
+    copies = among(work.kind, HOST_COPIES) & ~communicates
+    compute = _work_spans(work, chosen & ~communicates & ~copies)
+    communication = _work_spans(work, chosen & communicates)
+    copy = _work_spans(work, chosen & copies)
     busy = iv.merge(compute, communication)
     idle = iv.gaps(iv.merge(busy, copy), *extent)
-    reasons = _explain(idle, _launch_after(idle, trace, links, chosen), host)
-    clipped = [iv.clip(one, *extent) for one in (compute, communication, copy)]
-    return Ledger(
-        clipped[0],
-        iv.subtract(clipped[1], compute),
-        iv.subtract(clipped[2], busy),
-        *reasons,
-        clipped[1],
-        clipped[2],
+    launch = _launch_after(idle, trace, links, chosen)
+    known = launch >= 0
+    gap = Spans(idle.starts[known], idle.ends[known])
+    ready = np.clip(launch[known], gap.starts, gap.ends)
+    dispatched = np.minimum(ready + DISPATCH_NS, gap.ends)
+    late = iv.union(gap.starts, ready)
+    fetched = iv.intersect(late, host.fetching)
+    # A gap that opened while the host waited is the wait's, for no longer than the host had waited.
+    wait = iv.span_at(host.waiting, gap.starts)
+    opened, limit = gap.starts[wait >= 0], (host.waiting.ends - host.waiting.starts)[wait[wait >= 0]]
+    drained = iv.union(opened, np.minimum(ready[wait >= 0], opened + limit))
+    waited = iv.subtract(iv.merge(drained, iv.intersect(late, host.waiting)), fetched)
+    shown_communication = iv.clip(communication, *extent)
+    shown_copy = iv.clip(copy, *extent)
+    return LedgerSpans(
+        compute=iv.clip(compute, *extent),
+        exposed_communication=iv.subtract(shown_communication, compute),
+        exposed_copy=iv.subtract(shown_copy, busy),
+        idle_input=fetched,
+        idle_host=iv.subtract(iv.union(gap.starts, dispatched), iv.merge(fetched, waited)),
+        idle_sync=waited,
+        unattributed=iv.merge(Spans(idle.starts[~known], idle.ends[~known]), iv.union(dispatched, gap.ends)),
+        dispatch=iv.union(ready, dispatched),
+        communication=shown_communication,
+        copy=shown_copy,
     )
 
 
-def _spans(work: DeviceWork, chosen: Mask) -> Spans:
+def _work_spans(work: DeviceWork, chosen: Mask) -> Spans:
     start = work.start_ns[chosen]
     return iv.union(start, start + work.dur_ns[chosen])
-
-
-def _explain(idle: Spans, launch: Longs, host: HostState) -> tuple[Spans, Spans, Spans, Spans, Spans]:
-    """Split idle time into input, host, sync, unattributed, and the dispatch part of host."""
-    known = launch >= 0
-    unattributed = Spans(idle.starts[~known], idle.ends[~known])
-    gap = Spans(idle.starts[known], idle.ends[known])
-    ready = np.clip(launch[known], gap.starts, gap.ends)
-    turned = np.minimum(ready + DISPATCH_NS, gap.ends)
-    fetched, waited = _held_up(gap.starts, ready, host)
-    busy_host = iv.subtract(iv.union(gap.starts, turned), iv.merge(fetched, waited))
-    unexplained = iv.merge(unattributed, iv.union(turned, gap.ends))
-    return fetched, busy_host, waited, unexplained, iv.union(ready, turned)
-
-
-def _held_up(start: Longs, ready: Longs, host: HostState) -> tuple[Spans, Spans]:
-    """Return the time until the launch in which the host fetched input, and in which it waited."""
-    late = iv.union(start, ready)
-    fetched = iv.intersect(late, host.fetching)
-    waited = iv.merge(_drained(start, ready, host.waiting), iv.intersect(late, host.waiting))
-    return fetched, iv.subtract(waited, fetched)
 
 
 def _launch_after(idle: Spans, trace: Trace, links: Links, chosen: Mask) -> Longs:
@@ -182,9 +195,43 @@ def _launch_after(idle: Spans, trace: Trace, links: Links, chosen: Mask) -> Long
     return np.where(place < len(order), launch, open_end)
 
 
-def _drained(start: Longs, ready: Longs, waiting: Spans) -> Spans:
-    """Return the head of each gap that opened while the host waited, no longer than the host had waited."""
-    index = iv.span_at(waiting, start)
-    held = index >= 0
-    waited = (waiting.ends - waiting.starts)[index[held]]
-    return iv.union(start[held], np.minimum(ready[held], start[held] + waited))
+def host_ledger(trace: Trace, steps: HostSteps, extent: tuple[int, int]) -> LedgerSpans:
+    """Return the accounts of the host's threads over the time of `extent`.
+
+    Threads are laid one behind the other, each shifted by more than the extent, so that what one thread does
+    in a collective or in the loader hides nothing of another; then they are laid over each other again.
+    """
+    ops, ranges = trace.ops, trace.ranges
+    shift = extent[1] - extent[0] + 1
+
+    def apart(table: HostOps | HostRanges, chosen: Mask) -> Spans:
+        start = np.clip(table.start_ns[chosen], *extent) - extent[0]
+        end = np.clip((table.start_ns + table.dur_ns)[chosen], *extent) - extent[0]
+        offset = table.thread[chosen].astype(np.int64) * shift
+        return iv.union(start + offset, end + offset)
+
+    def together(spans: Spans) -> Spans:
+        offset = spans.starts // shift * shift - extent[0]
+        return iv.union(spans.starts - offset, spans.ends - offset)
+
+    communicates = named(trace.strings, ops.name, COMMUNICATION_OP)
+    collectives = iv.merge(
+        apart(ops, communicates), apart(ranges, named(trace.strings, ranges.name, COMMUNICATION_RANGE))
+    )
+    load = apart(ranges, named(trace.strings, ranges.name, INPUT) & (ranges.thread == steps.thread))
+    compute = together(iv.subtract(apart(ops, ~communicates), iv.merge(collectives, load)))
+    communication = together(collectives)
+    exposed = iv.subtract(communication, compute)
+    waiting = iv.subtract(together(load), iv.merge(compute, exposed))
+    return LedgerSpans(
+        compute=compute,
+        exposed_communication=exposed,
+        exposed_copy=NOTHING,
+        idle_input=waiting,
+        idle_host=iv.gaps(iv.merge(compute, exposed, waiting), *extent),
+        idle_sync=NOTHING,
+        unattributed=NOTHING,
+        dispatch=NOTHING,
+        communication=communication,
+        copy=NOTHING,
+    )

@@ -1,4 +1,4 @@
-"""Who made whom: host calls nested in operations, device work launched by calls.
+"""Link events: host calls to the operations around them, device work to the calls that launched it.
 
 Calls and operations of a thread nest in time: what starts while another runs is inside it. Device work
 names its launching call by a correlation number. A graph launch is one call for many kernels.
@@ -7,7 +7,7 @@ names its launching call by a correlation number. A graph launch is one call for
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ Whole = TypeVar("Whole", bound=np.signedinteger)
 
 
 class HostTree(NamedTuple):
-    """Everything that host threads did, sorted so that a parent stands before its children."""
+    """All events on host threads, sorted so that a parent comes before its children."""
 
     kind: Kinds  # RANGE, MODULE, OP or CALL
     origin: Ids  # row in its own table
@@ -31,32 +31,32 @@ class HostTree(NamedTuple):
     of_call: Ids
 
 
-def grow_tree(trace: Trace) -> HostTree:
-    """Return what the host did as one forest, one tree for each thread."""
-    ranges, ops, calls = trace.ranges, trace.ops, trace.calls
-    lengths = (len(ranges.name), len(ops.name), len(calls.name))
+def build_tree(trace: Trace) -> HostTree:
+    """Return the host's events as trees, one forest for each thread."""
+    tables = (trace.ranges, trace.ops, trace.calls)
+    lengths = [len(table.name) for table in tables]
     order = _nesting_order(trace)
-    thread = _joined(trace, "thread")[order]
+    thread = np.concatenate([table.thread for table in tables])[order]
     row = np.empty(len(order), np.int32)
     row[order] = np.arange(len(order), dtype=np.int32)
     _, of_op, of_call = np.split(row, np.cumsum(lengths)[:2])
     return HostTree(
         kind=_kinds(trace)[order],
         origin=np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])[order],
-        name=_joined(trace, "name")[order],
-        parent=_parents(_joined(trace, "start_ns")[order], _ends(trace)[order], thread),
+        name=np.concatenate([table.name for table in tables])[order],
+        parent=_parents(_starts(trace)[order], _ends(trace)[order], thread),
         of_op=of_op,
         of_call=of_call,
     )
 
 
-def _joined(trace: Trace, column: str) -> NDArray[Any]:
-    return np.concatenate([getattr(table, column) for table in (trace.ranges, trace.ops, trace.calls)])
+def _starts(trace: Trace) -> Longs:
+    return np.concatenate([table.start_ns for table in (trace.ranges, trace.ops, trace.calls)])
 
 
 def _ends(trace: Trace) -> Longs:
-    end: Longs = _joined(trace, "start_ns")
-    end += _joined(trace, "dur_ns")
+    end = _starts(trace)
+    end += np.concatenate([table.dur_ns for table in (trace.ranges, trace.ops, trace.calls)])
     return end
 
 
@@ -72,18 +72,21 @@ def _kinds(trace: Trace) -> Kinds:
 def _nesting_order(trace: Trace) -> Ids:
     """Return the order by thread, start, end (later first), kind, id.
 
-    Only what starts together needs more than the start: that takes a third of the memory of sorting by all.
+    Only events that start together are sorted by more than their start: sorting all by everything would take
+    three times the memory.
     """
-    start = _joined(trace, "start_ns")
+    tables = (trace.ranges, trace.ops, trace.calls)
+    start = _starts(trace)
     order = np.argsort(start, kind="stable").astype(np.int32)
     start = start[order]
     tied = start[1:] == start[:-1]
     places = np.flatnonzero(np.append(tied, False) | np.append(False, tied)).astype(np.int32)
     start = start[places]
     rows = order[places]
-    keys = (_joined(trace, "external_id")[rows], _kinds(trace)[rows], -_ends(trace)[rows], start)
+    external = np.concatenate([table.external_id for table in tables])[rows]
+    keys = (external, _kinds(trace)[rows], -_ends(trace)[rows], start)
     order[places] = rows[np.lexsort(keys)]
-    thread = _joined(trace, "thread")[order]
+    thread = np.concatenate([table.thread for table in tables])[order]
     if int(thread.max(initial=0)) <= np.iinfo(np.int16).max:
         thread = thread.astype(np.int16)  # numpy sorts these in one pass
     return order[np.argsort(thread, kind="stable")]
@@ -92,8 +95,8 @@ def _nesting_order(trace: Trace) -> Ids:
 def _parents(start: Longs, end: Longs, thread: Ids) -> Ids:
     """Return for each row the last earlier row of its thread that still runs when it starts.
 
-    Whoever has ended is skipped together with all it was found to skip, so that the number of rounds
-    grows with the logarithm of the number of siblings.
+    A row that has ended is skipped together with all the rows that it skipped itself, so that the number of
+    rounds grows with the logarithm of the number of siblings.
     """
     parent = np.arange(-1, len(start) - 1, dtype=np.int32)
     if len(start):
@@ -110,7 +113,7 @@ def _parents(start: Longs, end: Longs, thread: Ids) -> Ids:
 
 
 def _blocks(count: int) -> Iterator[slice]:
-    """Yield the rows in blocks: what is found for one block is final before the next needs it.
+    """Yield the rows in blocks: the results of one block are final before the next needs them.
 
     For all rows at once the intermediate columns would be the largest thing in memory.
     """
@@ -132,13 +135,13 @@ def nearest(parent: Ids, wanted: Mask) -> Ids:
     found = np.arange(len(wanted), dtype=np.int32)
     found[~wanted] = NONE
     for block in _blocks(len(found)):
-        mine, jump = found[block], parent[block].copy()
-        open_rows = np.flatnonzero((mine < 0) & (jump >= 0))
+        here, jump = found[block], parent[block].copy()
+        open_rows = np.flatnonzero((here < 0) & (jump >= 0))
         while len(open_rows):
             above = jump[open_rows]
-            mine[open_rows] = found[above]
+            here[open_rows] = found[above]
             jump[open_rows] = _jumped(jump, above, block)
-            open_rows = open_rows[(mine[open_rows] < 0) & (jump[open_rows] >= 0)]
+            open_rows = open_rows[(here[open_rows] < 0) & (jump[open_rows] >= 0)]
     return found
 
 
@@ -152,11 +155,11 @@ def inherit(parent: Ids, bits: Kinds) -> Kinds:
     """Return the bits of each row together with those of every row above it."""
     gathered = bits.copy()
     for block in _blocks(len(gathered)):
-        mine, jump = gathered[block], parent[block].copy()
+        here, jump = gathered[block], parent[block].copy()
         open_rows = np.flatnonzero(jump >= 0)
         while len(open_rows):
             above = jump[open_rows]
-            mine[open_rows] |= gathered[above]
+            here[open_rows] |= gathered[above]
             jump[open_rows] = _jumped(jump, above, block)
             open_rows = open_rows[jump[open_rows] >= 0]
     return gathered

@@ -1,4 +1,4 @@
-"""Steps as the host saw them: from what the profiler wrote, else from what a training loop does."""
+"""Find the steps on the host: from the profiler's marks, else from what a training loop does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stepgrade.model.columns import groups
-from stepgrade.model.events import NONE, Ids, Longs, Trace
+from stepgrade.model.events import NONE, DeviceWork, HostCalls, HostOps, HostRanges, Ids, Longs, Trace
 from stepgrade.naming.torch_names import (
     BACKWARD,
     LOADER,
@@ -52,15 +52,13 @@ class HostSteps(NamedTuple):
 
 def find_steps(trace: Trace, tree: HostTree) -> HostSteps:
     """Return the steps of the trace; without any sign of them the whole span is one step."""
-    for find in (_from_marks, _from_optimizer, _from_loader):
-        found = find(trace)
-        if found is not None:
-            return found
-    found = _from_backward(trace, tree)
+    found = _from_marks(trace) or _from_optimizer(trace) or _from_loader(trace) or _from_backward(trace, tree)
     if found is not None:
         return found
-    start, end = _extent(trace)
-    return _chain(StepBasis.SPAN, np.array([start, end], np.int64), _busiest_thread(trace))
+    threads = np.concatenate([table.thread for table in (trace.ranges, trace.ops, trace.calls)])
+    busiest = int(np.bincount(threads).argmax()) if len(threads) else NONE
+    extent = _extent(trace.ops, trace.calls, trace.work, trace.ranges)
+    return _chain(StepBasis.SPAN, np.array(extent, np.int64), busiest)
 
 
 def _chain(basis: StepBasis, edges: Longs, thread: int) -> HostSteps:
@@ -71,27 +69,11 @@ def _chain(basis: StepBasis, edges: Longs, thread: int) -> HostSteps:
     return HostSteps(basis, np.arange(count), edges[:-1], edges[1:], joined, thread)
 
 
-def _extent(trace: Trace) -> tuple[int, int]:
-    """Return when the first event starts and the last one ends."""
-    tables = [table for table in (trace.ops, trace.calls, trace.work, trace.ranges) if len(table.name)]
-    if not tables:
-        return 0, 0
-    starts = [int(table.start_ns.min()) for table in tables]
-    ends = [int((table.start_ns + table.dur_ns).max()) for table in tables]
-    return min(starts), max(ends)
-
-
-def _host_extent(trace: Trace) -> tuple[int, int]:
-    tables = [table for table in (trace.ops, trace.calls, trace.ranges) if len(table.name)]
-    starts = [int(table.start_ns.min()) for table in tables]
-    ends = [int((table.start_ns + table.dur_ns).max()) for table in tables]
-    return min(starts), max(ends)
-
-
-def _busiest_thread(trace: Trace) -> int:
-    """Return the thread with the most host events of its own, or NONE."""
-    threads = np.concatenate([table.thread for table in (trace.ranges, trace.ops, trace.calls)])
-    return int(np.bincount(threads).argmax()) if len(threads) else NONE
+def _extent(*tables: HostOps | HostCalls | HostRanges | DeviceWork) -> tuple[int, int]:
+    """Return when the first event of the tables starts and the last one ends."""
+    starts = [int(table.start_ns.min()) for table in tables if len(table.name)]
+    ends = [int((table.start_ns + table.dur_ns).max()) for table in tables if len(table.name)]
+    return min(starts, default=0), max(ends, default=0)
 
 
 def _from_marks(trace: Trace) -> HostSteps | None:
@@ -103,24 +85,16 @@ def _from_marks(trace: Trace) -> HostSteps | None:
     thread = int(np.bincount(ranges.thread[rows]).argmax())
     rows = rows[ranges.thread[rows] == thread]
     rows = rows[np.argsort(ranges.start_ns[rows], kind="stable")]
-    number = np.array([_step_number(trace.strings[name]) for name in ranges.name[rows].tolist()], np.int64)
+    marks = [STEP.search(trace.strings[name]) for name in ranges.name[rows].tolist()]
+    number = np.array([min(int(mark[1]), 2**62) if mark else NONE for mark in marks], np.int64)
     start = ranges.start_ns[rows]
     own_end = start + ranges.dur_ns[rows]
-    joined = np.append(_follows(number, start, own_end), False)
+    # The next step follows at once if its number is the next one and recording did not pause in between.
+    longest_pause = np.maximum(own_end[:-1] - start[:-1], 1_000_000) // 2
+    follows = (np.diff(number) == 1) & (start[1:] - own_end[:-1] <= longest_pause)
+    joined = np.append(follows, False)
     end = np.where(joined, np.append(start[1:], NONE), own_end)
     return HostSteps(StepBasis.PROFILER_STEP, number, start, end, joined, thread)
-
-
-def _step_number(name: str) -> int:
-    match = STEP.search(name)
-    return min(int(match[1]), 2**62) if match else NONE
-
-
-def _follows(number: Longs, start: Longs, end: Longs) -> Mask:
-    """Tell for each step but the last whether the next one follows it without a pause in recording."""
-    pause = start[1:] - end[:-1]
-    follows: Mask = (np.diff(number) == 1) & (pause <= np.maximum(end[:-1] - start[:-1], 1_000_000) // 2)
-    return follows
 
 
 def _from_optimizer(trace: Trace) -> HostSteps | None:
@@ -135,19 +109,19 @@ def _from_optimizer(trace: Trace) -> HostSteps | None:
     chosen = names[np.lexsort((last, counts))[-1]]
     of_chosen = ranges.name[rows] == chosen
     thread = int(np.bincount(ranges.thread[rows[of_chosen]]).argmax())
-    edges = np.append(_host_extent(trace)[0], np.sort(ends[of_chosen]))
+    edges = np.append(_extent(trace.ops, trace.calls, ranges)[0], np.sort(ends[of_chosen]))
     return _chain(StepBasis.OPTIMIZER, edges.astype(np.int64), thread)
 
 
 def _from_loader(trace: Trace) -> HostSteps | None:
-    """Return steps that begin where the loader is asked for the next batch."""
+    """Return steps that begin where the loop asks the loader for the next batch."""
     ranges = trace.ranges
     rows = np.flatnonzero(named(trace.strings, ranges.name, LOADER))
     if len(rows) < 2:
         return None
     thread = int(np.bincount(ranges.thread[rows]).argmax())
     starts = np.sort(ranges.start_ns[rows][ranges.thread[rows] == thread])
-    edges = np.append(starts, _host_extent(trace)[1])
+    edges = np.append(starts, _extent(trace.ops, trace.calls, ranges)[1])
     return _chain(StepBasis.LOADER, edges.astype(np.int64), thread)
 
 
@@ -165,13 +139,13 @@ def _from_backward(trace: Trace, tree: HostTree) -> HostSteps | None:
     begins = ~backward & np.append(True, backward[:-1])
     if begins.sum() < 2 or not backward.any():
         return None
-    edges = np.append(starts[begins], _host_extent(trace)[1])
+    edges = np.append(starts[begins], _extent(trace.ops, trace.calls, trace.ranges)[1])
     thread = int(np.bincount(trace.ops.thread[forward]).argmax())
     return _chain(StepBasis.BACKWARD, edges.astype(np.int64), thread)
 
 
 def steps_of(times: Longs, steps: HostSteps) -> Ids:
-    """Return the step in which each time lies: its index, the count of steps after the last, else NONE."""
+    """Return the index of the step in which each time lies; the count of steps after the last, else NONE."""
     found = np.searchsorted(steps.start_ns, times, side="right").astype(np.int32)
     found -= 1
     outside = (found < 0) | (times >= steps.end_ns[found])

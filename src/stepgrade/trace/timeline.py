@@ -1,13 +1,24 @@
-"""A trace understood as a whole: who launched what, in which step, and where the time went."""
+"""Put a trace together: who launched what, in which step, and where the time went."""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+from msgspec import structs
 
-from stepgrade.model.events import NONE, Kinds, Trace
+from stepgrade.model.events import (
+    NONE,
+    DeviceEvent,
+    DeviceWork,
+    HostCalls,
+    HostOps,
+    HostRanges,
+    Kinds,
+    Longs,
+    Trace,
+)
 from stepgrade.naming.torch_names import (
     BACKWARD,
     COMMUNICATION_RANGE,
@@ -15,19 +26,20 @@ from stepgrade.naming.torch_names import (
     LAUNCH_CALL,
     OPTIMIZER,
     Mask,
+    classes_of,
     matching,
     named,
-    settled,
 )
-from stepgrade.trace.classify import WorkClass, classify_work
-from stepgrade.trace.host_ledger import open_host_ledger
-from stepgrade.trace.ledger import HostState, Ledger, foresee, open_ledger, watch_host
-from stepgrade.trace.links import HostTree, Links, grow_tree, inherit, link_work
-from stepgrade.trace.sound import keep_sound
-from stepgrade.trace.steps import HostSteps, find_steps
+from stepgrade.naming.work_class import WorkClass
+from stepgrade.trace.ledger import HostState, LedgerSpans, device_ledger, find_host_state, host_ledger
+from stepgrade.trace.links import HostTree, Links, build_tree, inherit, link_work
+from stepgrade.trace.steps import HostSteps, find_steps, steps_of
 from stepgrade.trace.windows import Attribution, Windows, attribute, find_windows
 
 IN_INPUT, IN_BACKWARD, IN_OPTIMIZER = 1, 2, 4
+LONGEST_NS = 24 * 3600 * 10**9
+LATEST_NS = 30 * LONGEST_NS
+Table = TypeVar("Table", HostOps, HostCalls, DeviceWork, HostRanges)
 
 
 class Driver(StrEnum):
@@ -39,7 +51,7 @@ class Driver(StrEnum):
 
 
 class Timeline(NamedTuple):
-    """Everything that the facts of a trace are read from."""
+    """A trace with everything that is worked out once for all parts of the analysis."""
 
     trace: Trace
     tree: HostTree
@@ -49,32 +61,52 @@ class Timeline(NamedTuple):
     attribution: Attribution
     windows: Windows
     classes: Kinds  # of device work
-    chosen: Mask  # work of the device that is looked at
+    chosen: Mask  # work of the device that is analysed
     device: int | None
     driver: Driver
     host: HostState
-    ledger: Ledger | None
-    unsound: int  # events left out because of impossible times
+    ledger: LedgerSpans | None
+    impossible: int  # events left out because of impossible times
+
+    def in_steady_step(self, times: Longs) -> Mask:
+        """Tell which of the host's times lie in a steady step."""
+        return self.windows.is_steady(steps_of(times, self.steps))
 
 
-def lay_out(trace: Trace) -> Timeline:
+def build_timeline(trace: Trace) -> Timeline:
     """Return the timeline of the trace's busiest device, or of its host if it has no other."""
-    trace, unsound = keep_sound(settled(trace))
-    tree = grow_tree(trace)
+    trace, impossible = drop_impossible_events(trace)
+    tree = build_tree(trace)
     links = link_work(trace, tree)
     steps = find_steps(trace, tree)
-    attribution = attribute(trace.work, links, steps)
-    device = _busiest_device(trace)
-    chosen = trace.work.device == (NONE if device is None else device)
-    windows = find_windows(trace.work, attribution, steps, chosen)
-    classes = classify_work(trace.strings, trace.work)
-    host = watch_host(trace, links, steps)
-    if windows.on_device:
-        host = foresee(host, steps, windows)
-    bare = Timeline(
+    work = trace.work
+    attribution = attribute(work, links, steps)
+    numbered = work.device >= 0
+    device = None
+    if numbered.any():
+        device = int(np.bincount(work.device[numbered], weights=work.dur_ns[numbered]).argmax())
+    chosen = work.device == (NONE if device is None else device)
+    windows = find_windows(work, attribution, steps, chosen)
+    # What carries a collective's description is communication, whatever its name.
+    classes = np.where(work.collective >= 0, WorkClass.COMMUNICATION, classes_of(trace.strings, work.name))
+    copies = (work.kind != DeviceEvent.KERNEL) & (classes != WorkClass.COMMUNICATION)
+    classes = np.where(copies, WorkClass.COPY, classes)
+    host = find_host_state(trace, links, steps, windows)
+    driver = _find_driver(trace)
+    # Each row of the tree lies in what its own name and those of the rows above it say.
+    bits = np.zeros(max(len(trace.strings), 1), np.int8)
+    for pattern, bit in ((INPUT, IN_INPUT), (BACKWARD, IN_BACKWARD), (OPTIMIZER, IN_OPTIMIZER)):
+        bits[np.flatnonzero(matching(trace.strings, pattern))] |= bit
+    extent = (int(windows.start_ns.min()), int(windows.end_ns.max()))
+    ledger = None
+    if driver is Driver.DEVICE:
+        ledger = device_ledger(trace, links, host, classes, extent, chosen)
+    elif driver is Driver.HOST and len(trace.ops.name):
+        ledger = host_ledger(trace, steps, extent)
+    return Timeline(
         trace=trace,
         tree=tree,
-        context=_context(trace, tree),
+        context=inherit(tree.parent, bits[tree.name]),
         links=links,
         steps=steps,
         attribution=attribution,
@@ -82,50 +114,43 @@ def lay_out(trace: Trace) -> Timeline:
         classes=classes,
         chosen=chosen,
         device=device,
-        driver=_driver(trace),
+        driver=driver,
         host=host,
-        ledger=None,
-        unsound=unsound,
+        ledger=ledger,
+        impossible=impossible,
     )
-    return bare._replace(ledger=_ledger(bare))
 
 
-def _context(trace: Trace, tree: HostTree) -> Kinds:
-    """Return for each row of the tree what it lies in, told from its own name and those above it."""
-    bits = np.zeros(max(len(trace.strings), 1), np.int8)
-    for pattern, bit in ((INPUT, IN_INPUT), (BACKWARD, IN_BACKWARD), (OPTIMIZER, IN_OPTIMIZER)):
-        bits[np.flatnonzero(matching(trace.strings, pattern))] |= bit
-    return inherit(tree.parent, bits[tree.name])
+def drop_impossible_events(trace: Trace) -> tuple[Trace, int]:
+    """Return the trace without events that start before it, after a month, or last less than 0 or over a day.
+
+    Broken files have such times. The number of events left out comes with it.
+    """
+    ops, calls, work, ranges = (
+        _possible_rows(trace.ops),
+        _possible_rows(trace.calls),
+        _possible_rows(trace.work),
+        _possible_rows(trace.ranges),
+    )
+    kept = sum(len(table.name) for table in (ops, calls, work, ranges))
+    had = sum(len(table.name) for table in (trace.ops, trace.calls, trace.work, trace.ranges))
+    if kept == had:
+        return trace, 0
+    return structs.replace(trace, ops=ops, calls=calls, work=work, ranges=ranges), had - kept
 
 
-def _busiest_device(trace: Trace) -> int | None:
-    """Return the device with the most work; None if the trace names none."""
-    device = trace.work.device
-    if not (device >= 0).any():
-        return None
-    known = device[device >= 0]
-    return int(np.bincount(known, weights=trace.work.dur_ns[device >= 0]).argmax())
+def _possible_rows(table: Table) -> Table:
+    start, dur = table.start_ns, table.dur_ns
+    possible = (start >= 0) & (start <= LATEST_NS) & (dur >= 0) & (dur <= LONGEST_NS)
+    if possible.all():
+        return table
+    return type(table)(**{name: column[possible] for name, column in structs.asdict(table).items()})
 
 
-def _driver(trace: Trace) -> Driver:
+def _find_driver(trace: Trace) -> Driver:
     if len(trace.work.name):
         return Driver.DEVICE
     launches = named(trace.strings, trace.calls.name, LAUNCH_CALL).any()
-    remote = named(trace.strings, trace.ranges.name, COMMUNICATION_RANGE)
-    talks = any(trace.strings[name].startswith("nccl:") for name in trace.ranges.name[remote].tolist())
-    return Driver.UNSEEN if launches or talks else Driver.HOST
-
-
-def _ledger(line: Timeline) -> Ledger | None:
-    extent = (int(line.windows.start_ns.min()), int(line.windows.end_ns.max()))
-    if line.driver is Driver.DEVICE:
-        return open_ledger(line.trace, line.links, line.host, line.classes, extent, line.chosen)
-    if line.driver is Driver.HOST and len(line.trace.ops.name):
-        return open_host_ledger(line.trace, line.steps, extent)
-    return None
-
-
-def is_communication(line: Timeline) -> Mask:
-    """Tell which device work is communication."""
-    talks: Mask = line.classes == WorkClass.COMMUNICATION
-    return talks
+    collectives = named(trace.strings, trace.ranges.name, COMMUNICATION_RANGE)
+    nccl = any(trace.strings[name].startswith("nccl:") for name in trace.ranges.name[collectives].tolist())
+    return Driver.UNSEEN if launches or nccl else Driver.HOST

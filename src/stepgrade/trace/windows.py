@@ -1,4 +1,4 @@
-"""Steps as the device saw them, and which of them are steady.
+"""Find the time of each step on the device, and which steps are steady.
 
 The host runs ahead of the device, by two steps and more, so a host step says little about what the device
 did in it. Work belongs to the step in which the host launched it. The window of step n on the device goes
@@ -8,8 +8,9 @@ really done, and the wait for the next batch falls into exactly one window.
 
 The last step has no next one. If work launched after it was recorded, that ends it. Else it ends when its
 last work ends or, if later, when the next step's first work could have started: as long after the step's end
-on the host as its own first launch came after its start. If some step launched nothing the device has no say
-and host windows are used. A trace without steps is one window, from the first work to the end of the last.
+on the host as its own first launch came after its start. If some step launched nothing, the device does not
+show where steps begin and host windows are used. A trace without steps is one window, from the first work to
+the end of the last.
 """
 
 from __future__ import annotations
@@ -18,20 +19,22 @@ from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepgrade.model.columns import among, distinct
 from stepgrade.model.events import NONE, DeviceEvent, DeviceWork, Ids, Longs
 from stepgrade.naming.torch_names import Mask
+from stepgrade.trace import intervals as iv
 from stepgrade.trace.links import Links
 from stepgrade.trace.steps import HostSteps, StepBasis, steps_of
 
 FAR = np.iinfo(np.int64).max
-TOLERANCE = 0.2
-SAME_KIND = 0.02
+TOLERANCE = 0.2  # from the median of its kind, for a step to be steady
+SAME_KIND = 0.02  # difference in the amount of work
 
 
 class StepMark(StrEnum):
-    """Whether a step stands for the run."""
+    """Whether a step is representative of the run, or why not."""
 
     STEADY = "steady"
     WARM_UP = "warm-up"
@@ -43,19 +46,19 @@ class Attribution(NamedTuple):
     """The step to which each piece of work belongs."""
 
     step: Ids  # index of the step; the number of steps if launched after the last; NONE if not known
-    inferred: Mask  # launch not recorded, told from its neighbours on the stream
+    inferred: Mask  # launch not recorded, step taken from its neighbours on the stream
     unlaunched: Mask  # launch not recorded
     launch_ns: Longs
 
 
 class Windows(NamedTuple):
-    """Each step's time on the device (or on the host, where the device has no say)."""
+    """Each step's time on the device (or on the host, where the device does not show its steps)."""
 
     start_ns: Longs
     end_ns: Longs
     on_device: bool
-    end_known: Mask  # whether a next step's work was seen to end it
-    kind: Ids  # steps with the same number are alike in their amount of work
+    end_known: Mask  # whether the next step's work was seen to end it
+    kind: Ids  # steps with the same number have about the same amount of work
     mark: tuple[StepMark, ...]
 
     @property
@@ -65,36 +68,46 @@ class Windows(NamedTuple):
 
     @property
     def steady(self) -> Mask:
-        """Tell which steps stand for the run."""
+        """Tell which steps are representative of the run."""
         return np.array([mark == StepMark.STEADY for mark in self.mark], np.bool_)
+
+    def is_steady(self, step: Ids) -> Mask:
+        """Tell for each index of a step whether that step is steady; NONE and those past the last are not."""
+        known = np.append(self.steady, [False, False])
+        return known[np.where(step >= 0, step, len(known) - 1)]
+
+    def in_steady(self, spans: iv.Spans) -> Longs:
+        """Return how much of `spans` lies in each steady step."""
+        steady = self.steady
+        return iv.covered_within(spans, self.start_ns[steady], self.end_ns[steady])
+
+    def steady_share(self, spans: iv.Spans) -> float:
+        """Return how much of the steady steps' time `spans` covers, from 0 to 1."""
+        total = int(self.dur_ns[self.steady].sum())
+        return float(self.in_steady(spans).sum() / max(total, 1))
 
 
 def attribute(work: DeviceWork, links: Links, steps: HostSteps) -> Attribution:
-    """Return the step of each piece of work, by the time of its launch."""
+    """Return the step of each piece of work, by the time of its launch.
+
+    Work without a recorded launch gets the step of its neighbours on the stream, where both agree.
+    """
     step = steps_of(links.launch_ns, steps)
     unlaunched = links.call < 0
     if steps.basis is StepBasis.SPAN:
         return Attribution(np.zeros(len(step), np.int32), unlaunched, unlaunched, links.launch_ns)
     step[unlaunched] = NONE
-    filled = _between_neighbours(work, step, unlaunched)
-    inferred = unlaunched & (filled >= 0)
-    return Attribution(filled, inferred, unlaunched, links.launch_ns)
-
-
-def _between_neighbours(work: DeviceWork, step: Ids, unlaunched: Mask) -> Ids:
-    """Give work without a launch the step of its neighbours on the stream, where both agree."""
     if not unlaunched.any() or unlaunched.all():
-        return step
+        return Attribution(step, unlaunched & (step >= 0), unlaunched, links.launch_ns)
     order = np.lexsort((work.start_ns, work.stream, work.device)).astype(np.int32)
     known, missing = order[~unlaunched[order]], order[unlaunched[order]]
     after = np.searchsorted(np.flatnonzero(~unlaunched[order]), np.flatnonzero(unlaunched[order]))
     left, right = known[np.maximum(after - 1, 0)], known[np.minimum(after, len(known) - 1)]
     take = (after > 0) & (after < len(known)) & (step[left] == step[right])
-    for lane in (work.stream, work.device):
-        take &= (lane[left] == lane[missing]) & (lane[right] == lane[missing])
-    filled = step.copy()
-    filled[missing[take]] = step[left[take]]
-    return filled
+    for queue in (work.stream, work.device):
+        take &= (queue[left] == queue[missing]) & (queue[right] == queue[missing])
+    step[missing[take]] = step[left[take]]
+    return Attribution(step, unlaunched & (step >= 0), unlaunched, links.launch_ns)
 
 
 def find_windows(work: DeviceWork, attribution: Attribution, steps: HostSteps, chosen: Mask) -> Windows:
@@ -104,18 +117,14 @@ def find_windows(work: DeviceWork, attribution: Attribution, steps: HostSteps, c
     filled = np.flatnonzero(amount)
     used = int(filled[-1]) + 1 if len(filled) else 0
     if steps.basis is StepBasis.SPAN and chosen.any():
-        return _whole_span(work, chosen)
+        start = work.start_ns[chosen]
+        first, last = start.min(), (start + work.dur_ns[chosen]).max()
+        known = np.ones(1, np.bool_)
+        return _marked(np.array([first]), np.array([last]), known, np.array([len(start)]), on_device=True)
     if used == 0 or not amount[:used].all():
         return _marked(steps.start_ns, steps.end_ns, steps.joined, amount, on_device=False)
-    start, end, known = _device_edges(work, attribution, steps, chosen, used)
-    return _marked(start, end, known, amount, on_device=True)
-
-
-def _whole_span(work: DeviceWork, chosen: Mask) -> Windows:
-    start = work.start_ns[chosen]
-    first, last = start.min(), (start + work.dur_ns[chosen]).max()
-    known = np.ones(1, np.bool_)
-    return _marked(np.array([first]), np.array([last]), known, np.array([len(start)]), on_device=True)
+    begin, end, known = _device_edges(work, attribution, steps, chosen, used)
+    return _marked(begin, end, known, amount, on_device=True)
 
 
 def _device_edges(
@@ -123,13 +132,28 @@ def _device_edges(
 ) -> tuple[Longs, Longs, Mask]:
     """Return start and end of each window, and whether the end was seen."""
     count = len(steps.start_ns)
-    mine = chosen & (attribution.step >= 0) & ~attribution.inferred
-    step, start = attribution.step[mine], work.start_ns[mine]
-    begin = _first_work(work, attribution, mine, count)
+    own = chosen & (attribution.step >= 0) & ~attribution.inferred
+    step, start, launch = attribution.step[own], work.start_ns[own], attribution.launch_ns[own]
+    # Copies on a stream of their own run ahead of the step that they belong to, as far as the host does: the
+    # first work of a step is that on streams with kernels, unless a step has none there.
+    kernels = distinct(work.stream[own & (work.kind == DeviceEvent.KERNEL)])
+    leading = own & among(work.stream, kernels)
+    if len(distinct(attribution.step[leading])) < len(distinct(step)):
+        leading = own
+    begin = np.full(count + 1, FAR, np.int64)
+    np.minimum.at(begin, attribution.step[leading], work.start_ns[leading])
     begin = np.minimum.accumulate(begin[::-1])[::-1]
     finish = np.full(count + 1, NONE, np.int64)
-    np.maximum.at(finish, step, start + work.dur_ns[mine])
-    lasting = np.maximum(finish[:-1], _next_possible(attribution, steps, mine, start))
+    np.maximum.at(finish, step, start + work.dur_ns[own])
+    # The first work after a step could have started this early: its launch as long after the step's end on
+    # the host as the step's own first launch came after its start, and the shortest latency of the step.
+    first = np.full(count + 1, FAR, np.int64)
+    np.minimum.at(first, step, launch)
+    latency = np.full(count + 1, FAR, np.int64)
+    np.minimum.at(latency, step, np.maximum(start - launch, 0))
+    latency[latency == FAR] = 0
+    lead = np.minimum(first[:-1], steps.end_ns) - steps.start_ns
+    lasting = np.maximum(finish[:-1], steps.end_ns + lead + latency[:-1])
     seen = steps.joined.copy()
     host = steps.end_ns - steps.start_ns
     seen[-1] = begin[count] < lasting[-1] + host[-1] if used == count else False
@@ -140,69 +164,30 @@ def _device_edges(
     return begin, end, seen
 
 
-def _first_work(work: DeviceWork, attribution: Attribution, mine: Mask, count: int) -> Longs:
-    """Return when the first work of each step started, FAR where there is none.
-
-    Copies on a stream of their own run ahead of the step that they belong to, as far as the host does.
-    """
-    kernels = distinct(work.stream[mine & (work.kind == DeviceEvent.KERNEL)])
-    for chosen in (mine & among(work.stream, kernels), mine):
-        begin = np.full(count + 1, FAR, np.int64)
-        np.minimum.at(begin, attribution.step[chosen], work.start_ns[chosen])
-        if len(distinct(attribution.step[chosen])) == len(distinct(attribution.step[mine])):
-            return begin
-    return begin
-
-
-def _next_possible(attribution: Attribution, steps: HostSteps, mine: Mask, start: Longs) -> Longs:
-    """Return when the first work after each step could have started at the earliest."""
-    step, launch = attribution.step[mine], attribution.launch_ns[mine]
-    first = np.full(len(steps.start_ns) + 1, FAR, np.int64)
-    np.minimum.at(first, step, launch)
-    latency = np.full(len(steps.start_ns) + 1, FAR, np.int64)
-    np.minimum.at(latency, step, np.maximum(start - launch, 0))
-    latency[latency == FAR] = 0
-    lead = np.minimum(first[:-1], steps.end_ns) - steps.start_ns
-    return steps.end_ns + lead + latency[:-1]
-
-
 def _marked(start: Longs, end: Longs, known: Mask, amount: Longs, *, on_device: bool) -> Windows:
+    """Return the windows with their kinds and marks, given the amount of work in each."""
     dur = end - start
-    kind = _kinds(amount)
-    empty = (dur <= 0) | ((amount == 0) & bool(amount.any()))
-    full = np.flatnonzero(~empty)
-    mark = np.where(empty, StepMark.EMPTY, StepMark.STEADY).astype(object)
-    leading = _warm_ups(dur[full], kind[full])
-    mark[full[:leading]] = StepMark.WARM_UP
-    rest = full[leading:]
-    if len(rest) > 2 and not known[rest[-1]] and _is_flush(dur[rest], kind[rest]):
-        mark[rest[-1]] = StepMark.FLUSH
-    return Windows(start, end, on_device, known, kind, tuple(mark.tolist()))
-
-
-def _kinds(amount: Longs) -> Ids:
-    """Return a kind for each step: steps whose amounts of work differ by little are of one kind."""
     order = np.argsort(amount, kind="stable")
     jump = np.diff(amount[order]) > SAME_KIND * amount[order][1:]
     kind = np.empty(len(amount), np.int32)
     kind[order] = np.append(0, np.cumsum(jump))[: len(amount)]
-    return kind
+    empty = (dur <= 0) | ((amount == 0) & bool(amount.any()))
+    full = np.flatnonzero(~empty)
+    mark = np.where(empty, StepMark.EMPTY, StepMark.STEADY).astype(object)
+    warm = 0
+    while warm < len(full) // 2 and _is_off(dur, kind, full[warm], full[warm + 1 :]):
+        mark[full[warm]] = StepMark.WARM_UP
+        warm += 1
+    rest, last = full[warm:-1], full[-1:]
+    if len(rest) > 1 and not known[last[0]]:
+        longer = dur[last[0]] > np.median(dur[rest])
+        if longer and _is_off(dur, kind, last[0], rest):
+            mark[last] = StepMark.FLUSH
+    return Windows(start, end, on_device, known, kind, tuple(map(StepMark, mark.tolist())))
 
 
-def _warm_ups(dur: Longs, kind: Ids) -> int:
-    """Return how many leading steps differ from the later ones of their kind."""
-    limit = len(dur) // 2
-    for index in range(limit):
-        if not _is_off(dur[index], dur[index + 1 :], kind[index] == kind[index + 1 :]):
-            return index
-    return limit
-
-
-def _is_off(one: np.int64, others: Longs, alike: Mask) -> bool:
-    middle = float(np.median(others[alike] if alike.any() else others))
-    return bool(abs(float(one) - middle) > TOLERANCE * middle)
-
-
-def _is_flush(dur: Longs, kind: Ids) -> bool:
-    longer = dur[-1] > np.median(dur[:-1])
-    return bool(longer) and _is_off(dur[-1], dur[:-1], kind[:-1] == kind[-1])
+def _is_off(dur: Longs, kind: Ids, step: np.intp, others: NDArray[np.intp]) -> bool:
+    """Tell whether a step's duration is far from the median of the others, of its own kind if any is."""
+    alike = others[kind[others] == kind[step]]
+    middle = float(np.median(dur[alike] if len(alike) else dur[others]))
+    return bool(abs(float(dur[step]) - middle) > TOLERANCE * middle)

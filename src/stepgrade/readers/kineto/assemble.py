@@ -19,13 +19,12 @@ from stepgrade.model.events import (
     HostRanges,
     Ids,
     Inputs,
-    Longs,
     Trace,
     TraceThread,
 )
 from stepgrade.readers.kineto import categories
 from stepgrade.readers.kineto.header import Header
-from stepgrade.readers.kineto.tables import Tables, split_inputs
+from stepgrade.readers.kineto.tables import Table, Tables, split_inputs
 
 Columns: TypeAlias = dict[str, NDArray[Any]]
 
@@ -59,24 +58,48 @@ class FileFacts(Struct, frozen=True, kw_only=True):
 
 def assemble(tables: Tables, facts: FileFacts) -> list[Trace]:
     """Return one trace for each rank that the file holds, in order; none if it holds no events."""
-    columns = {name: _take_all(tables, name) for name in _MODELS}
+    columns = {name: _take_sorted(tables.tables[name]) for name in _MODELS}
     starts = [table["start_ns"].min() for table in columns.values() if len(table["start_ns"])]
     if not starts:
         return []
     zero_ns = int(min(starts))
-    shared = _shared(tables, columns, facts, zero_ns)
-    ranks = _ranks(columns)
-    return [_trace(columns, rank, shared, facts, alone=len(ranks) == 1) for rank in ranks]
+    for table in columns.values():
+        table["start_ns"] -= zero_ns
+    found = {rank for table in columns.values() for rank in distinct(table["rank"]).tolist()}
+    ranks = sorted(found - {NONE})
+    shared = _shared(tables, columns, facts, zero_ns, merged=bool(ranks))
+    if len(ranks) < 2:
+        return [Trace(rank=ranks[0] if ranks else facts.header.rank, **shared, **_models(columns))]
+    return [Trace(rank=rank, **shared, **_models(columns, rank)) for rank in ranks]
 
 
-def _take_all(tables: Tables, name: str) -> Columns:
-    table = tables.tables[name]
-    columns: Columns = {"start_ns": table.take("start_ns"), "dur_ns": table.take("dur_ns")}
-    order = _order(columns["start_ns"], columns["dur_ns"])
-    columns = {key: _sorted(column, order) for key, column in columns.items()}
-    columns["dur_ns"] = _narrow(columns["dur_ns"])
-    for key in table.dtypes.keys() - columns.keys():
-        columns[key] = _sorted(_narrow(table.take(key)), order)
+def _models(columns: dict[str, Columns], rank: int | None = None) -> dict[str, Any]:
+    """Return the tables as the model has them, of one rank or of all."""
+    models = {}
+    for name, model in _MODELS.items():
+        table = columns[name]
+        if rank is not None:
+            of_rank = table["rank"] == rank
+            table = {field: column[of_rank] for field, column in table.items()}
+        models[name] = model(**{field: table[field] for field in model.__struct_fields__})
+    return models
+
+
+def _take_sorted(table: Table) -> Columns:
+    """Take the columns out of a table, by start, longer first among equals, in 32 bits where they fit."""
+    start_ns, dur_ns = table.take("start_ns"), table.take("dur_ns")
+    order = np.argsort(start_ns, kind="stable")
+    starts, durs = start_ns[order], dur_ns[order]
+    tied = starts[1:] == starts[:-1]
+    if (tied & (durs[1:] > durs[:-1])).any():
+        members = np.flatnonzero(np.append(tied, False) | np.append(False, tied))
+        order[members] = order[members[np.lexsort((-durs[members], starts[members]))]]
+    in_order = bool((np.diff(order) > 0).all())
+    columns = {"start_ns": start_ns, "dur_ns": _narrow(dur_ns)}
+    del starts, durs, tied, start_ns, dur_ns
+    for name in table.dtypes:
+        column = columns[name] if name in columns else _narrow(table.take(name))
+        columns[name] = column if in_order else column[order]
     return columns
 
 
@@ -89,62 +112,29 @@ def _narrow(column: NDArray[Any]) -> NDArray[Any]:
     return column.astype(np.int32) if fits else column
 
 
-def _sorted(column: NDArray[Any], order: NDArray[np.intp] | None) -> NDArray[Any]:
-    return column if order is None else column[order]
-
-
-def _order(start_ns: Longs, dur_ns: Longs) -> NDArray[np.intp] | None:
-    """Return the order by start, longer first among equals; None when the rows are in order already."""
-    order = np.argsort(start_ns, kind="stable")
-    starts, durs = start_ns[order], dur_ns[order]
-    tied = starts[1:] == starts[:-1]
-    if (tied & (durs[1:] > durs[:-1])).any():
-        members = np.flatnonzero(np.append(tied, False) | np.append(False, tied))
-        order[members] = order[members[np.lexsort((-durs[members], starts[members]))]]
-    elif (np.diff(order) > 0).all():
-        return None
-    return order
-
-
-def _ranks(columns: dict[str, Columns]) -> list[int]:
-    held = set()
-    for table in columns.values():
-        held.update(distinct(table["rank"]).tolist())
-    return sorted(held - {NONE}) or [NONE]
-
-
-def _trace(
-    columns: dict[str, Columns], rank: int, shared: dict[str, Any], facts: FileFacts, *, alone: bool
-) -> Trace:
-    rows = {name: _of_rank(table, None if alone else rank) for name, table in columns.items()}
-    tables = {
-        name: model(**{f: rows[name][f] for f in model.__struct_fields__}) for name, model in _MODELS.items()
-    }
-    known = facts.header.rank if rank == NONE else rank
-    return Trace(rank=known, **shared, **tables)
-
-
-def _of_rank(table: Columns, rank: int | None) -> Columns:
-    if rank is None:
-        return table
-    mine = table["rank"] == rank
-    return {name: column[mine] for name, column in table.items()}
-
-
-def _shared(tables: Tables, columns: dict[str, Columns], facts: FileFacts, zero_ns: int) -> dict[str, Any]:
+def _shared(
+    tables: Tables, columns: dict[str, Columns], facts: FileFacts, zero_ns: int, *, merged: bool
+) -> dict[str, Any]:
     """Return what all ranks of the file have in common, and point the columns into it."""
-    for table in columns.values():
-        table["start_ns"] -= zero_ns
-    threads = _point_to_threads(tables, columns)
-    inputs = _point_to_inputs(tables, columns["ops"])
-    strings = tuple(tables.strings)
-    _tell_copies_apart(columns["work"], strings)
     header = facts.header
+    base_ns = None if header.base_ns is None else header.base_ns + zero_ns
+    threads = _renumber_threads(tables, columns)
+    inputs = _renumber_inputs(tables, columns["ops"])
+    strings = tuple(tables.strings)
+    _set_copy_directions(columns["work"], strings)
+    counts = tables.categories
+    # The settings that the events themselves prove.
+    evidence = {
+        "shapes": any(len(shapes.dims) > 2 for shapes in inputs),
+        "stacks": any(counts[category] for category in categories.FRAME_CATEGORIES),
+        "memory": counts[categories.MEMORY_CATEGORY] > 0,
+        "modules": any(text.startswith(categories.MODULE_PREFIX) for text in strings),
+    }
     return {
         "file": facts.name,
         "world_size": header.world_size,
         "backend": header.backend,
-        "base_ns": _base_ns(header.base_ns, zero_ns),
+        "base_ns": zero_ns if base_ns is None and zero_ns > _EPOCH_NS else base_ns,
         "file_zero_ns": zero_ns,
         "devices": header.devices,
         "versions": header.versions,
@@ -152,53 +142,30 @@ def _shared(tables: Tables, columns: dict[str, Columns], facts: FileFacts, zero_
         "inputs": inputs,
         "collectives": tuple(tables.collectives),
         "threads": threads,
-        "recorded": header.recorded | _evidence(tables, inputs),
-        "era": _era(tables, facts, columns),
+        "recorded": header.recorded | {name for name, is_proven in evidence.items() if is_proven},
+        "era": categories.era_name(
+            is_list=facts.is_list,
+            keys=header.names,
+            categories=counts,
+            text_times=facts.text_times,
+            merged=merged,
+        ),
         "lost": facts.lost,
-        "categories": {c: n for c, n in sorted(tables.categories.items()) if c in categories.SEEN_CATEGORIES},
+        "categories": {name: n for name, n in sorted(counts.items()) if name in categories.SEEN_CATEGORIES},
     }
 
 
-def _base_ns(base_ns: int | None, zero_ns: int) -> int | None:
-    if base_ns is not None:
-        return base_ns + zero_ns
-    return zero_ns if zero_ns > _EPOCH_NS else None
-
-
-def _era(tables: Tables, facts: FileFacts, columns: dict[str, Columns]) -> str:
-    return categories.era_name(
-        is_list=facts.is_list,
-        keys=facts.header.names,
-        categories=tables.categories,
-        text_times=facts.text_times,
-        merged=_ranks(columns) != [NONE],
-    )
-
-
-def _evidence(tables: Tables, inputs: tuple[Inputs, ...]) -> frozenset[str]:
-    """Return the settings that the events themselves prove."""
-    seen = tables.categories
-    found = {
-        "shapes": any(len(one.dims) > 2 for one in inputs),
-        "stacks": any(seen[category] for category in categories.FRAME_CATEGORIES),
-        "memory": seen[categories.MEMORY_CATEGORY] > 0,
-        "modules": any(text.startswith(categories.MODULE_PREFIX) for text in tables.strings),
-    }
-    return frozenset(name for name, held in found.items() if held)
-
-
-def _point_to_threads(tables: Tables, columns: dict[str, Columns]) -> tuple[TraceThread, ...]:
-    """Tell threads by their ids as text: 2021 wrote the same id as text and as a number."""
+def _renumber_threads(tables: Tables, columns: dict[str, Columns]) -> tuple[TraceThread, ...]:
+    """Tell threads apart by their ids as text: 2021 wrote the same id as text and as a number."""
     labels = [(str(process), str(thread)) for process, thread in tables.threads]
     numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}
-    _renumber(
-        [columns["ops"], columns["calls"], columns["ranges"]], "thread", [numbers[label] for label in labels]
-    )
+    for name in ("ops", "calls", "ranges"):
+        _renumber(columns[name], "thread", [numbers[label] for label in labels])
     names = tables.thread_names
     return tuple(TraceThread(process=p, thread=t, name=names.get((p, t))) for p, t in numbers)
 
 
-def _point_to_inputs(tables: Tables, ops: Columns) -> tuple[Inputs, ...]:
+def _renumber_inputs(tables: Tables, ops: Columns) -> tuple[Inputs, ...]:
     kept: dict[Inputs, int] = {}
     places = []
     for joined in tables.inputs:
@@ -206,30 +173,27 @@ def _point_to_inputs(tables: Tables, ops: Columns) -> tuple[Inputs, ...]:
         bare = dims == types == concrete == b"[]"
         inputs = Inputs(dims=dims, types=types, concrete=concrete)
         places.append(NONE if bare else kept.setdefault(inputs, len(kept)))
-    _renumber([ops], "inputs", places)
+    _renumber(ops, "inputs", places)
     return tuple(kept)
 
 
-def _renumber(tables: list[Columns], name: str, places: list[int]) -> None:
-    if places == list(range(len(places))):
-        return
-    lookup = np.array(places, dtype=np.int32)
-    for table in tables:
-        table[name] = lookup[table[name]]
+def _renumber(table: Columns, name: str, places: list[int]) -> None:
+    if places != list(range(len(places))):
+        table[name] = np.array(places, dtype=np.int32)[table[name]]
 
 
-def _tell_copies_apart(work: Columns, strings: tuple[str, ...]) -> None:
+def _set_copy_directions(work: Columns, strings: tuple[str, ...]) -> None:
+    """Set the kind of each copy by its name."""
     copies = work["kind"] == DeviceEvent.COPY_OTHER
     if not copies.any():
         return
     names: Ids = work["name"][copies]
-    ways = {name: _copy_kind(strings[name]) for name in distinct(names).tolist()}
+    kinds_by_name = dict.fromkeys(distinct(names).tolist(), DeviceEvent.COPY_OTHER)
+    for name in kinds_by_name:
+        for kind, words in _COPY_WORDS:
+            if any(word in strings[name] for word in words):
+                kinds_by_name[name] = kind
+                break
     kinds = work["kind"].copy()
-    kinds[copies] = [ways[name] for name in names.tolist()]
+    kinds[copies] = [kinds_by_name[name] for name in names.tolist()]
     work["kind"] = kinds
-
-
-def _copy_kind(name: str) -> DeviceEvent:
-    return next(
-        (kind for kind, words in _COPY_WORDS if any(w in name for w in words)), DeviceEvent.COPY_OTHER
-    )

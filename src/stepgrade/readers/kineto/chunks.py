@@ -12,7 +12,6 @@ from msgspec import Struct
 from stepgrade.readers.kineto.decode import (
     DECODE_ERRORS,
     Event,
-    LooseEvent,
     NeedsText,
     Unusable,
     decode_events,
@@ -74,19 +73,16 @@ class ChunkReader:
     def read(self, chunk: memoryview, offset: int) -> None:
         """Add a JSON array of events; `offset` is where the text after its bracket begins."""
         try:
-            self._read_whole(chunk)
+            if not self.text_times:
+                try:
+                    self.tables.add(decode_events(chunk), from_numbers)
+                except NeedsText:
+                    self.text_times = True
+                else:
+                    return
+            self.tables.add(decode_text_timed(chunk), from_texts)
         except _ODD_VALUES:
             self.read_pieces(bytes(chunk[1:-1]), offset)
-
-    def _read_whole(self, chunk: memoryview) -> None:
-        if not self.text_times:
-            try:
-                self.tables.add(decode_events(chunk), from_numbers)
-            except NeedsText:
-                self.text_times = True
-            else:
-                return
-        self.tables.add(decode_text_timed(chunk), from_texts)
 
     def read_pieces(self, text: bytes, offset: int) -> None:
         """Add what is intact of `text`; set `end` to the place where the array of events closes in it."""
@@ -112,21 +108,18 @@ class ChunkReader:
 
     def _repaired(self, text: bytes, offset: int) -> Event | None:
         try:
-            return repair(_decoded(text))
+            try:
+                loose = decode_loosely(text)
+            except DECODE_ERRORS:
+                # Bytes that are not UTF-8, control characters and half surrogates cost their letter only.
+                whole = _SURROGATE.sub(rb"\\ufffd", text.decode(errors="replace").encode())
+                loose = decode_loosely(_CONTROL.sub(b" ", whole))
+            return repair(loose)
         except Unusable as error:
             self.losses.add(str(error), offset)
         except DECODE_ERRORS:
             self.losses.add(_BROKEN, offset)
         return None
-
-
-def _decoded(text: bytes) -> LooseEvent:
-    try:
-        return decode_loosely(text)
-    except DECODE_ERRORS:
-        # Bytes that are not UTF-8, bare control characters and half surrogates cost their letter only.
-        whole = _SURROGATE.sub(rb"\\ufffd", text.decode(errors="replace").encode())
-        return decode_loosely(_CONTROL.sub(b" ", whole))
 
 
 def _next_value(text: bytes, at: int) -> int:

@@ -9,8 +9,8 @@ their text.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from msgspec import Raw, Struct, field
 from stepgrade.model.events import NONE, Longs
 from stepgrade.readers.kineto.categories import USED_CATEGORIES
 
+T = TypeVar("T")
 _NO_TEXT: Final = Raw(b"")
 # What a decoder may raise on a stranger's bytes; RecursionError is how deep nesting shows.
 DECODE_ERRORS: Final = (ValueError, msgspec.MsgspecError, RecursionError)
@@ -103,12 +104,12 @@ class Unusable(ValueError):
 def repair(loose: LooseEvent) -> Event | None:
     """Return the event with its times in nanoseconds, None for one that is not used; may raise Unusable."""
     event = Event(
-        ph=_text(loose.ph),
-        cat=_text(loose.cat),
-        name=_text(loose.name),
+        ph=_decoded(_decode_text, loose.ph, ""),
+        cat=_decoded(_decode_text, loose.cat, ""),
+        name=_decoded(_decode_text, loose.name, ""),
         pid=_scalar(loose.pid),
         tid=_scalar(loose.tid),
-        args=_args(loose.args),
+        args=_decoded(_decode_args, loose.args, _NO_ARGS),
     )
     if event.ph == "M":
         event.cat = ""  # it names a thread, whatever else it says it is
@@ -126,26 +127,16 @@ def repair(loose: LooseEvent) -> Event | None:
     return event
 
 
-def _text(raw: Raw) -> str:
+def _decoded(decode: Callable[[Raw], T], raw: Raw, default: T) -> T:
     try:
-        return _decode_text(raw)
+        return decode(raw)
     except DECODE_ERRORS:
-        return ""
+        return default
 
 
 def _scalar(raw: Raw) -> Any:
-    try:
-        value = _decode_any(raw)
-    except DECODE_ERRORS:
-        return NONE
+    value = _decoded(_decode_any, raw, NONE)
     return value if isinstance(value, int | float | str) else NONE
-
-
-def _args(raw: Raw) -> Args:
-    try:
-        return _decode_args(raw)
-    except DECODE_ERRORS:
-        return _NO_ARGS
 
 
 LIMIT_NS = 1 << 61

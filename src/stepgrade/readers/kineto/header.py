@@ -25,7 +25,7 @@ _MAX_SALVAGE_BYTES: Final = 1 << 20
 _scan = json.JSONDecoder(strict=False, parse_int=len, parse_float=len).raw_decode
 _BLANK: Final = b" \t\r\n\0"
 
-FLAGS: Final = {
+_FLAGS: Final = {
     "record_shapes": "shapes",
     "with_stack": "stacks",
     "profile_memory": "memory",
@@ -87,7 +87,13 @@ def read_head(source: ByteSource) -> Head:
         if head := _find_events(text, searched):
             return head
         searched = max(0, len(text) - 4096)
-    return _salvage_head(bytes(text)) or _refuse(source, bytes(text[:64]))
+    match = _EVENTS.search(text)
+    if match:
+        lost = "the keys before the events, which are not valid JSON"
+        return Head({}, is_list=False, text=bytes(text[match.end() :]), offset=match.end(), lost=lost)
+    if not bytes(text[:64]).strip(_BLANK):
+        raise BadInput("is empty", where=source.name, hint=source.damage)
+    raise BadInput("holds no array of trace events", where=source.name, hint=source.damage)
 
 
 def _find_events(text: bytearray, searched: int) -> Head | None:
@@ -103,20 +109,6 @@ def _find_events(text: bytearray, searched: int) -> Head | None:
     return None
 
 
-def _salvage_head(text: bytes) -> Head | None:
-    match = _EVENTS.search(text)
-    if not match:
-        return None
-    lost = "the keys before the events, which are not valid JSON"
-    return Head({}, is_list=False, text=text[match.end() :], offset=match.end(), lost=lost)
-
-
-def _refuse(source: ByteSource, start: bytes) -> Head:
-    if not start.strip(_BLANK):
-        raise BadInput(f"is empty{f': {source.damage}' if source.damage else ''}", where=source.name)
-    raise BadInput("holds no array of trace events", where=source.name, hint=source.damage)
-
-
 def _keys(text: bytes) -> dict[str, Any] | None:
     try:
         header = _decode(text)
@@ -125,50 +117,41 @@ def _keys(text: bytes) -> dict[str, Any] | None:
     return {name: value for name in header.__struct_fields__ if (value := getattr(header, name)) is not UNSET}
 
 
-def read_tail(text: bytes) -> tuple[dict[str, Any], str | None]:
-    """Return the keys in the text after the events, and what was lost of it."""
+def read_tail(head: Head, text: bytes | None) -> tuple[dict[str, Any], str | None]:
+    """Return the keys in the text after the events (None: there is no such text), and what was lost of it."""
+    if text is None:
+        return {}, "the end of the file: it stops among the events"
     body = text.strip(_BLANK)
+    if head.is_list:
+        return {}, f"{len(body)} bytes after the end of the JSON" if body else None
     keys = _keys(b'{"":0' + body)
     if keys is not None:
-        return keys, _nul_note(text)
+        return keys, f"{text.count(0)} NUL bytes after the end" if b"\0" in text else None
     if not body:
         return {}, "the end of the file: it stops right after the events"
-    return _salvage_tail(body)
-
-
-def _nul_note(text: bytes) -> str | None:
-    return f"{text.count(0)} NUL bytes after the end" if b"\0" in text else None
-
-
-def _salvage_tail(body: bytes) -> tuple[dict[str, Any], str]:
     closed = b'{"":0' + body[:_MAX_SALVAGE_BYTES]
     try:
         _, end = _scan(closed.decode("latin-1"))
     except (ValueError, RecursionError):
-        return _salvage_open_tail(body[:_MAX_SALVAGE_BYTES])
-    keys = _keys(closed[:end])
-    return keys or {}, f"{len(body) + 5 - end} bytes after the end of the JSON"
+        return _cut_keys(body[:_MAX_SALVAGE_BYTES])
+    return _keys(closed[:end]) or {}, f"{len(body) + 5 - end} bytes after the end of the JSON"
 
 
-def _salvage_open_tail(body: bytes) -> tuple[dict[str, Any], str]:
-    for cut in _last(body, b","):
+def _cut_keys(body: bytes) -> tuple[dict[str, Any], str]:
+    """Return the whole keys of a text that is cut off, looking for its last whole one from the end."""
+    cut = len(body)
+    for _ in range(_MOST_TRIES):
+        cut = body.rfind(b",", 0, cut)
+        if cut < 0:
+            break
         keys = _keys(b'{"":0' + body[:cut] + b"}")
         if keys is not None:
             return keys, "the end of the file: it stops among the keys after the events"
     return {}, "the keys after the events, which are not valid JSON"
 
 
-def _last(text: bytes, mark: bytes) -> list[int]:
-    """Return the last places of `mark`, from the end."""
-    places: list[int] = []
-    at = len(text)
-    while len(places) < _MOST_TRIES and (at := text.rfind(mark, 0, at)) >= 0:
-        places.append(at)
-    return places
-
-
 class Header(Struct, frozen=True, kw_only=True):
-    """What the top level says, with its types made sure of."""
+    """What the top level says, with checked types."""
 
     base_ns: int | None
     rank: int | None
@@ -191,8 +174,13 @@ def header_of(keys: dict[str, Any]) -> Header:
         world_size=whole(spread.get("world_size")),
         backend=backend if isinstance(backend, str) else None,
         devices=_devices(keys.get("devices")),
-        versions={name: str(keys[key]) for key, name in _VERSIONS.items() if _is_version(keys.get(key))},
-        recorded=frozenset(FLAGS[key] for key in FLAGS if keys.get(key) in (1, "1")),
+        versions={
+            name: str(value)
+            for key, name in _VERSIONS.items()
+            if isinstance(value := keys.get(key), int | float)
+            or (isinstance(value, str) and len(value) <= 40)
+        },
+        recorded=frozenset(_FLAGS[key] for key in _FLAGS if keys.get(key) in (1, "1")),
         names=frozenset(keys),
     )
 
@@ -205,23 +193,19 @@ def whole(value: object) -> int | None:
     return value if fits else None  # type: ignore[return-value]  # `fits` says that it is an int
 
 
-def _is_version(value: object) -> bool:
-    return isinstance(value, int | float) or (isinstance(value, str) and len(value) <= 40)
-
-
 def _devices(listed: object) -> tuple[TraceDevice, ...]:
-    if not isinstance(listed, list):
-        return ()
-    return tuple(_device(place, one) for place, one in enumerate(listed) if isinstance(one, dict))
-
-
-def _device(place: int, properties: dict[str, Any]) -> TraceDevice:
-    name, index = properties.get("name"), whole(properties.get("id"))
-    major, minor = whole(properties.get("computeMajor")), whole(properties.get("computeMinor"))
-    return TraceDevice(
-        index=place if index is None else index,
-        name=name if isinstance(name, str) and name else None,
-        memory_bytes=whole(properties.get("totalGlobalMem")),
-        sm_count=whole(properties.get("numSms")),
-        capability=None if major is None else f"{major}.{minor or 0}",
-    )
+    devices = []
+    for place, properties in enumerate(listed if isinstance(listed, list) else ()):
+        if not isinstance(properties, dict):
+            continue
+        name, index = properties.get("name"), whole(properties.get("id"))
+        major, minor = whole(properties.get("computeMajor")), whole(properties.get("computeMinor"))
+        device = TraceDevice(
+            index=place if index is None else index,
+            name=name if isinstance(name, str) and name else None,
+            memory_bytes=whole(properties.get("totalGlobalMem")),
+            sm_count=whole(properties.get("numSms")),
+            capability=None if major is None else f"{major}.{minor or 0}",
+        )
+        devices.append(device)
+    return tuple(devices)

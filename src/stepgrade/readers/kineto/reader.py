@@ -11,7 +11,7 @@ from stepgrade.errors import BadInput
 from stepgrade.model.events import Trace
 from stepgrade.readers.kineto.assemble import FileFacts, assemble
 from stepgrade.readers.kineto.chunks import ChunkReader
-from stepgrade.readers.kineto.header import MAX_TAIL_BYTES, Head, header_of, read_head, read_tail
+from stepgrade.readers.kineto.header import MAX_TAIL_BYTES, header_of, read_head, read_tail
 from stepgrade.readers.kineto.split import Slots, Splitter, WorkerLost
 from stepgrade.readers.source import ByteSource
 
@@ -70,7 +70,7 @@ def _read_file(source: ByteSource, processes: int) -> tuple[ChunkReader, FileFac
         tail = _read_events(Splitter(source, head.text, head.offset, slots), reader, slots, workers)
         for worker in workers:
             worker.finish(reader)
-    keys, tail_lost = _tail_keys(head, tail)
+    keys, tail_lost = read_tail(head, tail)
     damage = f"{source.damage} (after {source.text_bytes} bytes of text)" if source.damage else None
     return reader, FileFacts(
         name=source.name,
@@ -95,13 +95,3 @@ def _read_events(
         splitter.release(chunk)
     reader.read_pieces(splitter.rest, splitter.offset)
     return None if reader.end is None else splitter.rest[reader.end - splitter.offset :]
-
-
-def _tail_keys(head: Head, tail: bytes | None) -> tuple[dict[str, object], str | None]:
-    """Return the keys after the events, and what was lost of them."""
-    if tail is None:
-        return {}, "the end of the file: it stops among the events"
-    if head.is_list:
-        extra = len(tail.strip(b" \t\r\n\0"))
-        return {}, f"{extra} bytes after the end of the JSON" if extra else None
-    return read_tail(tail)

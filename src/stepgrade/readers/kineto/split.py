@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import re
+from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
@@ -73,22 +74,16 @@ _recognise = msgspec.json.Decoder(_Recognised).decode
 
 
 def learn_edge(text: bytes) -> Edge | None:
-    """Return how this file separates events, told from the first one that decodes."""
+    """Return how this file separates events, found at the first one that decodes."""
     start = 0
     for match in _EDGE.finditer(text):
         brace = text.index(b"}", match.start())
-        if _is_event(text[start : brace + 1]):
-            indented = match[1] and b"\n" in match[3]
-            return Edge(text[match.start() : match.start(4)] if indented else text[brace : match.end()])
+        with suppress(*DECODE_ERRORS):
+            if _recognise(text[start : brace + 1]).ph:
+                indented = match[1] and b"\n" in match[3]
+                return Edge(text[match.start() : match.start(4)] if indented else text[brace : match.end()])
         start = match.start(4) - 1
     return None
-
-
-def _is_event(text: bytes) -> bool:
-    try:
-        return bool(_recognise(text).ph)
-    except DECODE_ERRORS:
-        return False
 
 
 class Splitter:
@@ -114,7 +109,10 @@ class Splitter:
             return self._long_chunk(self._carry)
         slot = self._slots.free.pop()
         low = slot * SLOT_BYTES
-        high = self._fill_slot(low)
+        view = self._slots.view[low : low + SLOT_BYTES]
+        filled = 1 + len(self._carry)
+        view[:filled] = b"[" + self._carry
+        high = low + filled + self._fill(view[filled:])
         cut = self._find_cut(self._slots.buffer, low + 1, high)
         if cut is not None:
             return self._cut_off(self._slots.view[low:high], cut - low, slot)
@@ -137,13 +135,6 @@ class Splitter:
         while len(text) < most and (block := self._read_block()):
             text += block
         return bytes(text)
-
-    def _fill_slot(self, low: int) -> int:
-        view = self._slots.view[low : low + SLOT_BYTES]
-        view[0] = ord("[")
-        filled = 1 + len(self._carry)
-        view[1:filled] = self._carry
-        return low + filled + self._fill(view[filled:])
 
     def _fill(self, view: memoryview) -> int:
         taken = min(len(self._head), len(view))

@@ -139,7 +139,11 @@ class Tables:
         placed, placed_args = rows.events[rows.host_count :], args[rows.host_count :]
         parts = {name: args[part] for name, part in rows.parts.items()}
         work = len(parts["work"])
-        places = _places(placed, placed_args) if placed else {"device": (), "stream": ()}
+        places: Batch = {"device": (), "stream": ()}
+        if placed:
+            devices = filled(longs([arg.device for arg in placed_args]), lambda row: placed[row].pid)
+            streams = filled(longs([arg.stream for arg in placed_args]), lambda row: placed[row].tid)
+            places = {"device": small(devices), "stream": streams}
         own: dict[str, Batch] = {
             "ops": {
                 "sequence": longs([arg.sequence for arg in parts["ops"]]),
@@ -204,8 +208,20 @@ class Tables:
         names = [arg.collective for arg in args]
         if names.count(None) == len(names):
             return array("i", [NONE]) * len(names)
-        numbers = [NONE if arg.collective is None else self.collectives[_collective(arg)] for arg in args]
-        return array("i", numbers)
+        numbers = array("i", [NONE]) * len(names)
+        for place, arg in enumerate(args):
+            if arg.collective is not None:
+                collective = Collective(
+                    name=_text(arg.collective),
+                    in_elements=_count(arg.in_elements),
+                    out_elements=_count(arg.out_elements),
+                    dtype=_text(arg.dtype),
+                    group_size=_count(arg.group_size),
+                    group=_text(arg.group),
+                    group_ranks=_text(arg.group_ranks),
+                )
+                numbers[place] = self.collectives[collective]
+        return numbers
 
 
 def _separate_annotations(by_category: Sorted) -> None:
@@ -265,24 +281,6 @@ def _with_kinds(groups: Iterable[tuple[int, list[Event]]]) -> tuple[list[Event],
         events += those
         kinds.extend([kind] * len(those))
     return events, kinds
-
-
-def _places(events: Events, args: Sequence[Args]) -> Batch:
-    devices = filled(longs([arg.device for arg in args]), lambda row: events[row].pid)
-    streams = filled(longs([arg.stream for arg in args]), lambda row: events[row].tid)
-    return {"device": small(devices), "stream": streams}
-
-
-def _collective(args: Args) -> Collective:
-    return Collective(
-        name=_text(args.collective),
-        in_elements=_count(args.in_elements),
-        out_elements=_count(args.out_elements),
-        dtype=_text(args.dtype),
-        group_size=_count(args.group_size),
-        group=_text(args.group),
-        group_ranks=_text(args.group_ranks),
-    )
 
 
 def _text(value: object) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from stepgrade.model.comparison import MetricChange, Noise, Shift
+from stepgrade.model.comparison import METRICS, MetricChange, Noise, Shift
 from stepgrade.model.notes import Note, texts_of
 from stepgrade.report.blocks import (
     Block,
@@ -19,13 +19,6 @@ from stepgrade.report.blocks import (
 from stepgrade.report.words import ACCOUNTS, plural
 from stepgrade.units import MISSING, show_bytes, show_count, show_delta, show_ms, show_rate, show_share
 
-METRICS = {
-    "step_time_ms": "step time",
-    "throughput_tok_s": "throughput",
-    "wall_coverage": "wall coverage",
-    "launches_per_step": "launches per step",
-    "peak_memory_bytes": "peak memory",
-}
 _NOISE = {
     "measured": "measured from history",
     "repeated": "measured from the repeated runs",
@@ -38,36 +31,34 @@ _LEAST_TABLE = 64
 _FIGURE = 11
 
 
+def title_of(metric: str) -> str:
+    """Return what people call a metric."""
+    return METRICS[metric].title if metric in METRICS else metric
+
+
 def show_metric(metric: str, value: float | None) -> str:
     """Return a metric's figure with its unit."""
     if value is None:
         return MISSING
-    if metric == "throughput_tok_s":
-        return show_rate(value)
-    if metric == "peak_memory_bytes":
-        return show_bytes(value)
-    if metric in ("wall_coverage", "efficiency", "mfu", "hfu"):
-        return show_share(value)
-    return show_count(round(value)) if metric == "launches_per_step" else show_ms(value)
+    unit = METRICS[metric].unit if metric in METRICS else "ms"
+    if unit == "count":
+        return show_count(round(value))
+    return {"ms": show_ms, "tok/s": show_rate, "share": show_share, "bytes": show_bytes}[unit](value)
 
 
 def show_interval(change: MetricChange) -> str:
     """Return the interval that the change lies in."""
-    if change.low is None or change.high is None:
-        return MISSING
     return f"{show_delta(change.low)} to {show_delta(change.high)}"
 
 
 def show_change(change: MetricChange) -> str:
     """Return the change with its interval."""
-    if change.change is None or change.low is None:
-        return MISSING
     return f"{show_delta(change.change)} ({show_interval(change)})"
 
 
-def show_noise(noise: Noise | None) -> str:
+def show_noise(noise: Noise) -> str:
     """Return how much identical runs differ, and how that is known."""
-    return MISSING if noise is None else f"{show_share(noise.share)}, {_NOISE[noise.basis]}"
+    return f"{show_share(noise.share)}, {_NOISE[noise.basis]}"
 
 
 def show_regression(metric: str, delta: float) -> str:
@@ -113,7 +104,7 @@ def change_table(changes: Sequence[MetricChange]) -> tuple[Block, ...]:
     )
     rows = tuple(
         (
-            METRICS.get(change.metric, change.metric),
+            title_of(change.metric),
             show_metric(change.metric, change.before),
             show_metric(change.metric, change.now),
             show_change(change),
@@ -159,7 +150,7 @@ def noise_lines(changes: Iterable[MetricChange]) -> tuple[Paragraph, ...]:
     groups: dict[str, list[str]] = {}
     for change in changes:
         basis = f"{show_noise(change.noise)}; {earlier_runs(change)}"
-        groups.setdefault(basis, []).append(METRICS.get(change.metric, change.metric))
+        groups.setdefault(basis, []).append(title_of(change.metric))
     return tuple(
         Paragraph(f"noise from run to run ({', '.join(names)}): {basis}", style="dim", only="brief")
         for basis, names in groups.items()

@@ -61,7 +61,9 @@ def blocks(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Block]:
         described.append(f"{len(card.source.files)} files")
     if card.steps and card.steps.count:
         described.append(plural(card.steps.count, "step"))
-    yield Title("Training Scorecard", "stepgrade · ", card.source.files[0], f" · {' · '.join(described)}")
+    source, about = card.source.files[0], f" · {' · '.join(described)}"
+    yield Title("Training Scorecard", "stepgrade · ", source, about)
+    yield Paragraph(f"{source}{about}", only="full")
     if card.differences:
         from stepgrade.report.content.comparison import difference_blocks  # noqa: PLC0415  with a baseline only
 
@@ -101,7 +103,7 @@ def _grade(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Block]:
         rests_on = f"{show_rate(card.throughput_tok_s)} of {show_rate(roof.tok_s)}{on}: {roof.convention}"
     yield Badge(
         card.grade,
-        _BADGES[card.grade],
+        _BADGES.get(card.grade, "badge-none"),
         headline(card),
         "title",
         (rests_on,),
@@ -184,7 +186,8 @@ def _regressions(card: Scorecard, baseline: str) -> Iterator[Block]:
         tuple(
             Fact(
                 found.severity,
-                f"{comparison.METRICS[found.metric]} {comparison.show_regression(found.metric, found.delta)}",
+                f"{comparison.title_of(found.metric)} "
+                f"{comparison.show_regression(found.metric, found.delta)}",
                 styles.get(found.severity, "fair"),
             )
             for found in card.regressions
@@ -194,7 +197,7 @@ def _regressions(card: Scorecard, baseline: str) -> Iterator[Block]:
     )
     for change in card.changes:
         if change.outcome not in ("regressed", "improved"):
-            name = comparison.METRICS.get(change.metric, change.metric)
+            name = comparison.title_of(change.metric)
             yield Paragraph(f"{name}: {change.outcome}, {change.why}", hanging=2)
     yield from comparison.change_table(card.changes)
     yield from comparison.shift_table(card.changed)

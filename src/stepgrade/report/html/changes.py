@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stepgrade.compare.step_change import change_ms
 from stepgrade.model.comparison import MetricChange, StepChange
 from stepgrade.model.notes import texts_of
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.report.content.comparison import (
-    METRICS,
     shift_cells,
     show_interval,
     show_metric,
     show_regression,
+    title_of,
 )
 from stepgrade.report.html.plot import Scale
 from stepgrade.report.names import shortened
 from stepgrade.report.words import ACCOUNTS
-from stepgrade.units import MISSING, show_delta, show_ms
+from stepgrade.units import show_delta, show_ms
 
 PARTS_SHOWN = 9
 CAUSES_SHOWN = 12
@@ -34,7 +33,7 @@ def view(card: Scorecard, flags: Mapping[str, str]) -> dict[str, Any] | None:
         "name": shortened(card.baseline, NAME_CELLS),
         "regressions": [
             {
-                "metric": METRICS.get(found.metric, found.metric),
+                "metric": title_of(found.metric),
                 "change": show_regression(found.metric, found.delta),
                 "severity": found.severity,
             }
@@ -46,7 +45,7 @@ def view(card: Scorecard, flags: Mapping[str, str]) -> dict[str, Any] | None:
             for kind, name, before, now, _ in map(shift_cells, card.changed[:CAUSES_SHOWN])
         ],
         "differences": texts_of(card.differences, flags),
-        "compared": [METRICS.get(metric, metric) for metric in card.compared],
+        "compared": [title_of(metric) for metric in card.compared],
         "waterfall": None if card.step_change is None else waterfall(card.step_change),
     }
 
@@ -54,10 +53,10 @@ def view(card: Scorecard, flags: Mapping[str, str]) -> dict[str, Any] | None:
 def metric_row(change: MetricChange) -> dict[str, Any]:
     """Return a metric before and now, with the interval of its change and the verdict on it."""
     return {
-        "metric": METRICS.get(change.metric, change.metric),
+        "metric": title_of(change.metric),
         "before": show_metric(change.metric, change.before),
         "now": show_metric(change.metric, change.now),
-        "change": MISSING if change.change is None else show_delta(change.change),
+        "change": show_delta(change.change),
         "interval": show_interval(change),
         "outcome": change.outcome,
         "why": "; ".join(text for text in (change.why, change.more) if text),
@@ -70,14 +69,14 @@ def waterfall(change: StepChange) -> dict[str, Any]:
     deltas = [
         (
             ACCOUNTS.get(part.name, part.name) if change.basis == "ledger" else shortened(part.name, 40),
-            change_ms(part),
+            part.difference_ms,
             f", {show_ms(part.before_ms)} before, {show_ms(part.now_ms)} now",
         )
         for part in shown
-        if change_ms(part)
+        if part.difference_ms
     ]
     if rest:
-        deltas.append((f"{len(rest)} smaller changes", sum(change_ms(part) for part in rest), ""))
+        deltas.append((f"{len(rest)} smaller changes", sum(part.difference_ms for part in rest), ""))
     ends = [change.before_ms]
     for _, delta, _ in deltas:
         ends.append(ends[-1] + delta)

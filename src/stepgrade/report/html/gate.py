@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stepgrade.compare.verdict import BY_NAME
-from stepgrade.model.comparison import GateReport, MetricChange
+from stepgrade.model.comparison import METRICS, GateReport, MetricChange
 from stepgrade.model.notes import texts_of
 from stepgrade.report.content.comparison import (
-    METRICS,
     earlier_runs,
     shift_cells,
     show_change,
     show_metric,
     show_noise,
+    title_of,
 )
 from stepgrade.report.html.changes import NAME_CELLS, metric_row, waterfall
 from stepgrade.report.html.plot import Scale, joined
@@ -36,12 +35,12 @@ def view(report: GateReport, flags: Mapping[str, str]) -> dict[str, Any]:
     look, answer = _ANSWERS[report.verdict]
     source = shortened(report.source, NAME_CELLS)
     # The same reach to both sides, wide enough for the widest interval.
-    ends = (end for change in report.changes for end in (change.low, change.high) if end is not None)
+    ends = (end for change in report.changes for end in (change.low, change.high))
     reach = max(0.01, *map(abs, ends), 0.0)
     scale = Scale(low=-reach, high=reach)
     tiles = [
         (
-            METRICS.get(change.metric, change.metric).capitalize(),
+            title_of(change.metric).capitalize(),
             show_metric(change.metric, change.now),
             joined(f"was {show_metric(change.metric, change.before)}", show_change(change), change.outcome),
         )
@@ -91,14 +90,14 @@ def view(report: GateReport, flags: Mapping[str, str]) -> dict[str, Any]:
 
 def _metric(change: MetricChange, scale: Scale) -> dict[str, Any]:
     """Return the row of a metric with its bar, on which worse is to the right."""
-    sign = -1.0 if change.metric in BY_NAME and BY_NAME[change.metric].worse == "down" else 1.0
-    ends = sorted(scale.place(sign * (end or 0.0)) for end in (change.low, change.high))
+    sign = -1.0 if change.metric in METRICS and METRICS[change.metric].worse == "down" else 1.0
+    ends = sorted(scale.place(sign * end) for end in (change.low, change.high))
     row = metric_row(change)
     return row | {
         "noise": joined(show_noise(change.noise), earlier_runs(change)),
         "x": ends[0],
         "width": max(ends[1] - ends[0], 0.3),
-        "at": scale.place(sign * (change.change or 0.0)),
+        "at": scale.place(sign * change.change),
         "look": _BARS.get(change.outcome, "whole"),
         "tip": f"{row['metric']}: {row['change']}, surely {row['interval']}, {change.outcome}",
     }

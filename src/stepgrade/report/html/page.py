@@ -33,6 +33,13 @@ _OPTION = r"(?<![\w-])(--[a-z][a-z-]*)"
 def compose(template: str, view: dict[str, Any], result: Result) -> str:
     """Return the whole page; the same result gives the same bytes."""
     style, script = _asset("report.css"), _asset("report.js")
+    text = result.to_json()
+    if len(text) > MOST_BYTES and isinstance(result, Scorecard):
+        text = _cut(result).to_json()
+    # JSON that cannot end the element it is in.
+    safe = json_text(text)
+    for character in "<>&":
+        safe = safe.replace(character, f"\\u{ord(character):04x}")
     return fill(
         template,
         view
@@ -42,7 +49,7 @@ def compose(template: str, view: dict[str, Any], result: Result) -> str:
             # Exactly our script and our style, by their digests, and nothing from anywhere else.
             "policy": f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
             "base-uri 'none'; form-action 'none'",
-            "json": _embedded(result),
+            "json": safe,
             "version": __version__,
         },
     )
@@ -104,19 +111,8 @@ def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _embedded(result: Result) -> str:
-    """Return JSON that cannot end the element it is in; a very long one is cut, and its notes say so."""
-    text = result.to_json()
-    if len(text) > MOST_BYTES and isinstance(result, Scorecard):
-        text = _cut(result).to_json()
-    safe = json_text(text)
-    for character in "<>&":
-        safe = safe.replace(character, f"\\u{ord(character):04x}")
-    return safe
-
-
 def _cut(card: Scorecard) -> Scorecard:
-    """Return the card with its longest lists cut and its longest names shortened."""
+    """Return the card with its longest lists cut and its longest names shortened; its notes say so."""
     replace = msgspec.structs.replace
     steps = card.steps
     samples = steps.samples_ms if steps else ()

@@ -8,7 +8,7 @@ from tests.trace_builder import Run, TraceBuilder, play
 
 
 def texts(made: TraceBuilder) -> dict[str, str]:
-    return {one.code: one.text for one in analyse_trace(made.trace()).fitness}
+    return {note.code: note.text for note in analyse_trace(made.trace()).warnings}
 
 
 def test_a_sound_trace_has_nothing_to_say() -> None:
@@ -18,7 +18,8 @@ def test_a_sound_trace_has_nothing_to_say() -> None:
 def test_what_the_reader_lost_is_said() -> None:
     made = play(Run())
     made.lost = ("the end of the file is missing",)
-    assert texts(made) == {"truncated": "the end of the file is missing"}
+    said = "the end of the file is missing"
+    assert texts(made) == {"lost": f"lost in reading: {said}", "truncated": said}
 
 
 def test_one_step_has_no_spread() -> None:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepgrade.compare.effect import Side, effect_of, noise_of, without_accidents
-from stepgrade.compare.parts import changed_parts, not_by_luck, shifts_of
-from stepgrade.compare.student import critical, two_sided
-from stepgrade.compare.verdict import Sensitivity, changes_of
+import stepgrade as sg
+from stepgrade.compare.effect import Sample, critical, effect_of, noise_of, two_sided, without_accidents
+from stepgrade.compare.metrics import COMPARED, Sensitivity, changes_of
+from stepgrade.compare.parts import beyond_chance, changed_parts, shifts_of
 from stepgrade.model import Baseline, Ledger
-from stepgrade.model.comparison import Noise
+from stepgrade.model.comparison import METRICS, Noise
+from stepgrade.store.history import KEPT_METRICS
+from stepgrade.store.migrations import MIGRATIONS
+from tests.builders import make_profile
 
 CHANCE = random.Random(3)
 
@@ -53,7 +57,7 @@ def test_against_measured_noise(now_ms: float, outcome: str) -> None:
 def test_an_unknown_noise_is_assumed_and_said() -> None:
     (change,) = changes_of([run(115.0)], [run(100.0)])
     assert change.outcome == "cannot tell"
-    assert "--run-noise" in change.more
+    assert "run_noise" in change.more
     assert "4 more runs" in change.more
     (sure,) = changes_of([run(250.0)], [run(100.0)])
     assert sure.outcome == "regressed"
@@ -124,8 +128,8 @@ def test_five_percent_is_found_where_runs_agree() -> None:
 
 def test_copies_of_one_run_do_not_make_a_noise_of_nothing() -> None:
     one = noisy(random.Random(5), 0.0)
-    side = Side(values=(one.step_ms or 1.0,) * 6, sigmas=(0.004,) * 6)
-    noise = noise_of(side, Side(values=(100.0,)), Noise(share=0.1, basis="assumed"))
+    side = Sample(values=(one.step_ms or 1.0,) * 6, sigmas=(0.004,) * 6)
+    noise = noise_of(side, Sample(values=(100.0,)), Noise(share=0.1, basis="assumed"))
     assert noise.share >= 0.004
 
 
@@ -138,11 +142,11 @@ def test_an_accident_says_nothing_of_the_ordinary() -> None:
 @given(st.floats(min_value=0.01, max_value=100.0), st.floats(min_value=-0.5, max_value=2.0))
 def test_the_effect_does_not_depend_on_the_unit(unit: float, slower: float) -> None:
     noise = Noise(share=0.02, basis="given")
-    before, now = Side(values=(100.0, 101.0)), Side(values=(100.0 * (1.0 + slower),))
+    before, now = Sample(values=(100.0, 101.0)), Sample(values=(100.0 * (1.0 + slower),))
     plain = effect_of(now, before, noise, 0.01)
     scaled = effect_of(
-        Side(values=tuple(v * unit for v in now.values)),
-        Side(values=tuple(v * unit for v in before.values)),
+        Sample(values=tuple(v * unit for v in now.values)),
+        Sample(values=tuple(v * unit for v in before.values)),
         noise,
         0.01,
     )
@@ -177,7 +181,7 @@ def test_the_tail_never_rises() -> None:
     ],
 )
 def test_false_discoveries(p_values: list[float], real: list[bool]) -> None:
-    assert not_by_luck(p_values) == real
+    assert beyond_chance(p_values) == real
 
 
 def test_one_slow_operation_among_many_is_found_and_no_other() -> None:
@@ -242,3 +246,12 @@ def test_shifts_are_the_largest_first() -> None:
     assert shifts[1].name == "exposed_communication"
     kinds = {(shift.kind, shift.name) for shift in shifts}
     assert {("new operation", "new"), ("gone operation", "old"), ("launches", "launches per step")} <= kinds
+
+
+def test_every_metric_is_a_field_of_the_card_and_of_its_row() -> None:
+    card = sg.score(make_profile())
+    assert list(card.metrics) == list(METRICS)
+    assert all(getattr(card, name) == value for name, value in card.metrics.items())
+    assert set(COMPARED) < set(METRICS)
+    columns = re.findall(r"^ +([a-z_]+) \{real\}", MIGRATIONS[0][1], re.MULTILINE)
+    assert set(columns) - {"step_sigma"} == set(KEPT_METRICS) < set(METRICS)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepgrade.compare.changes import LEAST_SEGMENT, change_points, last_level
+from stepgrade.compare.change_points import LEAST_SEGMENT, change_points, last_level
 
 
 def noise(count: int, level: float = 100.0, seed: int = 0) -> list[float]:

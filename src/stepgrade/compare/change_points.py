@@ -1,4 +1,4 @@
-"""Where a metric's history changed level, and stayed there.
+"""Find where a series of runs changed its level, and stayed there.
 
 Seeded binary segmentation (Kovács, Bühlmann, Li and Munk, 2023): on intervals of doubling length that cover
 the series, the split that separates the means best is looked for; the best splits are taken first. Every one
@@ -12,13 +12,13 @@ import math
 from bisect import bisect_right, insort
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from stepgrade.compare.student import critical
+from stepgrade.compare.effect import critical
+from stepgrade.statistics import MAD_TO_SIGMA
 
 Floats = NDArray[np.float64]
 # Shorter than this is an episode, not a level.
@@ -28,7 +28,6 @@ _DECAY = math.sqrt(2.0)
 _CLIP = 3.5
 # The authors' factor on the threshold: of series that are noise alone about 1 % then show a change.
 _CAUTION = 1.3
-_MAD_TO_SIGMA = 1.4826
 _MOST_CORRELATION = 0.9
 
 
@@ -73,36 +72,31 @@ def _without_spikes(series: Floats, least: int) -> Floats:
     # The width is odd: the element in the middle is the median, found without looking for NaN as well.
     middle = np.partition(windows, least - 1, axis=1)[:, least - 1]
     rest = series - middle
-    reach = _CLIP * max(_MAD_TO_SIGMA * float(np.median(np.abs(rest))), 1e-12)
+    reach = _CLIP * max(MAD_TO_SIGMA * float(np.median(np.abs(rest))), 1e-12)
     return middle + np.clip(rest, -reach, reach)
 
 
 def _candidates(series: Floats, least: int) -> list[int]:
     """Return splits, the best first, each in an interval that no better one has split."""
+    count = len(series)
     sums = np.concatenate(([0.0], np.cumsum(series - series.mean())))
-    noise = _local_noise(series)
-    bound = _CAUTION * math.sqrt(2.0 * math.log(len(series))) * noise
-    found = [
-        row
-        for starts, length in _seeds(len(series), 2 * least)
-        for row in _best_splits(sums, starts, length, least, bound)
-    ]
+    # The noise from neighbour to neighbour, which a change of level does not touch.
+    noise = max(MAD_TO_SIGMA * float(np.median(np.abs(np.diff(series)))) / math.sqrt(2.0), 1e-12)
+    bound = _CAUTION * math.sqrt(2.0 * math.log(count)) * noise
+    found: list[tuple[float, int, int, int]] = []
+    # Intervals of shrinking length, each overlapping its neighbours by half.
+    length = float(count)
+    while length >= 2 * least:
+        whole, places = math.ceil(length), 2 * math.ceil(count / length) - 1
+        starts = np.unique(np.linspace(0, count - whole, places).astype(np.int64))
+        found += _best_splits(sums, starts, whole, least, bound)
+        length /= _DECAY
     taken: list[int] = []
     for _, split, start, end in sorted(found, reverse=True):
         place = bisect_right(taken, start)
         if place == len(taken) or taken[place] >= end:
             insort(taken, split)
-    return [point for point, after in pairwise([*taken, len(series) + least]) if after - point >= least]
-
-
-def _seeds(count: int, shortest: int) -> Iterator[tuple[NDArray[np.int64], int]]:
-    """Yield the starts of intervals of shrinking length, each overlapping its neighbours by half."""
-    length = float(count)
-    while length >= shortest:
-        whole = math.ceil(length)
-        places = 2 * math.ceil(count / length) - 1
-        yield np.unique(np.linspace(0, count - whole, places).astype(np.int64)), whole
-        length /= _DECAY
+    return [point for point, after in pairwise([*taken, count + least]) if after - point >= least]
 
 
 def _best_splits(
@@ -117,73 +111,51 @@ def _best_splits(
     tail = (sums[starts + length][:, None] - sums[splits]) / right
     gains = np.abs(head - tail) * scale
     best = np.argmax(gains, axis=1)
-    telling = np.flatnonzero(gains[np.arange(len(starts)), best] > bound)
-    for row, column in zip(telling.tolist(), best[telling].tolist(), strict=True):
+    above = np.flatnonzero(gains[np.arange(len(starts)), best] > bound)
+    for row, column in zip(above.tolist(), best[above].tolist(), strict=True):
         start = int(starts[row])
         yield float(gains[row, column]), start + int(left[column]), start, start + length
-
-
-class _Levels(NamedTuple):
-    """The stretches between change points, one number each."""
-
-    size: Floats
-    mean: Floats
-    variance: Floats
-    spread: float  # how much neighbours that resemble each other inflate the variance of a mean
 
 
 def _pruned(series: Floats, points: list[int], least_change: float) -> list[int]:
     """Remove the weakest changes until every one left stands against the noise around it."""
     while points:
-        levels = _levels(series, points)
-        scores = [_score(levels, place, least_change) for place in range(len(points))]
-        weak = _weakest(scores)
+        scores = _scores(series, points, least_change)
+        # None beside another: each that goes gives its neighbours more room.
+        weak: set[int] = set()
+        for place in sorted(range(len(scores)), key=lambda place: scores[place]):
+            if scores[place] < 1.0 and not weak & {place - 1, place + 1}:
+                weak.add(place)
         if not weak:
             break
         points = [point for place, point in enumerate(points) if place not in weak]
     return points
 
 
-def _levels(series: Floats, points: list[int]) -> _Levels:
+def _scores(series: Floats, points: list[int], least_change: float) -> list[float]:
+    """Return each change's Welch's t over its critical value: 1 or more stands; 0 is too small to matter."""
     starts = np.array([0, *points])
-    count = np.diff([*starts, len(series)]).astype(np.float64)
-    mean = np.add.reduceat(series, starts) / count
-    rest = series - np.repeat(mean, count.astype(np.int64))
+    counts = np.diff([*starts, len(series)]).astype(np.float64)
+    means = np.add.reduceat(series, starts) / counts
+    rest = series - np.repeat(means, counts.astype(np.int64))
     squares = np.add.reduceat(rest * rest, starts)
     power = float(squares.sum())
+    # Neighbours that resemble each other inflate the variance of a mean.
     rho = min(max(float(rest[1:] @ rest[:-1]) / power, 0.0), _MOST_CORRELATION) if power else 0.0
-    return _Levels(size=count, mean=mean, variance=squares / (count - 1.0), spread=(1.0 + rho) / (1.0 - rho))
-
-
-def _weakest(scores: list[float]) -> set[int]:
-    """Return the places that fall, none beside another: each that goes gives its neighbours more room."""
-    weak: set[int] = set()
-    for place in sorted(range(len(scores)), key=lambda place: scores[place]):
-        if scores[place] >= 1.0:
-            break
-        if not weak & {place - 1, place + 1}:
-            weak.add(place)
-    return weak
-
-
-def _score(levels: _Levels, place: int, least_change: float) -> float:
-    """Return Welch's t over its critical value: 1 or more stands; 0 for a change too small to matter."""
-    here, there = float(levels.mean[place]), float(levels.mean[place + 1])
-    if abs(_share(here, there)) < least_change:
-        return 0.0
-    counts = float(levels.size[place]), float(levels.size[place + 1])
-    errors = float(levels.variance[place]) / counts[0], float(levels.variance[place + 1]) / counts[1]
-    total = sum(errors)
-    if total == 0.0:
-        return math.inf if here != there else 0.0
-    freedom = total**2 / (errors[0] ** 2 / (counts[0] - 1.0) + errors[1] ** 2 / (counts[1] - 1.0))
-    return abs(here - there) / math.sqrt(total * levels.spread) / critical(LEVEL, max(1, int(freedom)))
-
-
-def _local_noise(series: Floats) -> float:
-    """Return the noise from neighbour to neighbour, which a change of level does not touch."""
-    steps = np.abs(np.diff(series))
-    return max(_MAD_TO_SIGMA * float(np.median(steps)) / math.sqrt(2.0), 1e-12)
+    inflation = (1.0 + rho) / (1.0 - rho)
+    errors, sizes = (squares / (counts - 1.0) / counts).tolist(), counts.tolist()
+    scores = []
+    for place, (here, there) in enumerate(pairwise(means.tolist())):
+        total = errors[place] + errors[place + 1]
+        if abs(_share(here, there)) < least_change or here == there:
+            scores.append(0.0)
+        elif total == 0.0:
+            scores.append(math.inf)
+        else:
+            weights = [errors[side] ** 2 / (sizes[side] - 1.0) for side in (place, place + 1)]
+            freedom = max(1, int(total**2 / sum(weights)))
+            scores.append(abs(here - there) / math.sqrt(total * inflation) / critical(LEVEL, freedom))
+    return scores
 
 
 def _share(before: float, after: float) -> float:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepgrade.trace.classify import classify
+from stepgrade.naming.work_class import classify
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,168 @@
+"""Regressed, improved, no change or cannot tell: the metrics of some runs compared with earlier runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from stepgrade.compare.effect import (
+    LEAST_RUNS,
+    LEAST_TIME_NOISE,
+    Effect,
+    Sample,
+    effect_of,
+    noise_of,
+    runs_needed,
+    runs_of_both_needed,
+    steps_needed,
+    without_accidents,
+)
+from stepgrade.model import Baseline
+from stepgrade.model.comparison import METRICS, Metric, MetricChange, Noise, Outcome
+from stepgrade.scoring.step_times import StepTimes, step_times
+from stepgrade.statistics import mean
+from stepgrade.units import show_count, show_delta, show_share
+
+# The interval misses the truth once in 200 times: of identical runs at most 1 % may alarm, on two sides.
+LEVEL = 0.005
+# The metrics that are compared, and where a run has them.
+COMPARED: dict[str, Callable[[Baseline], float | None]] = {
+    "step_time_ms": lambda run: run.step_ms,
+    "throughput_tok_s": lambda run: run.throughput_tok_s,
+    "wall_coverage": lambda run: run.wall_coverage,
+    "launches_per_step": lambda run: run.launches_per_step,
+    "peak_memory_bytes": lambda run: run.peak_memory_bytes,
+}
+
+
+class Sensitivity(Struct, frozen=True, kw_only=True):
+    """Which changes count: those up to `allow` never do, one of `detect` must not go unseen."""
+
+    allow: float = 0.01
+    detect: float = 0.10
+    level: float = LEVEL
+    run_noise: float | None = None  # given by the user, until enough runs measure it
+
+
+DEFAULT_SENSITIVITY = Sensitivity()
+
+
+def changes_of(
+    now: Sequence[Baseline], before: Sequence[Baseline], sensitivity: Sensitivity = DEFAULT_SENSITIVITY
+) -> tuple[MetricChange, ...]:
+    """Return the change of every metric that runs of both groups have."""
+    times_now, times_before = ([step_times(run.samples_ms) for run in runs] for runs in (now, before))
+    changes = []
+    for name in COMPARED:
+        metric = METRICS[name]
+        sample, earlier = _sample(metric, now, times_now), _sample(metric, before, times_before)
+        if sample.values and earlier.values:
+            changes.append(change_of(metric, sample, earlier, sensitivity))
+    return tuple(changes)
+
+
+def change_between_steps(now: Baseline, before: Baseline) -> tuple[MetricChange, ...]:
+    """Return step time and throughput of two runs by the noise of their steps alone; nothing if unknown."""
+    times = [step_times(run.samples_ms) for run in (now, before)]
+    if any(known is None or known.sigma_log is None for known in times):
+        return ()
+    changes = changes_of([now], [before], Sensitivity(run_noise=0.0))
+    return tuple(change for change in changes if METRICS[change.metric].from_steps)
+
+
+def _sample(metric: Metric, runs: Sequence[Baseline], times_of_runs: Sequence[StepTimes | None]) -> Sample:
+    """Return the figures of the runs that have the metric."""
+    read = COMPARED[metric.name]
+    rows = [
+        (value, times if metric.from_steps else None)
+        for run, times in zip(runs, times_of_runs, strict=True)
+        if (value := read(run))
+    ]
+    effective = sum(times.effective for _, times in rows if times and times.effective)
+    return Sample(
+        values=tuple(value for value, _ in rows),
+        sigmas=tuple(times.sigma_log if times else None for _, times in rows),
+        steps=effective or None,
+    )
+
+
+def change_of(metric: Metric, now: Sample, before: Sample, sensitivity: Sensitivity) -> MetricChange:
+    """Return what became of one metric, or of the time of one part."""
+    if sensitivity.run_noise is not None and metric.from_steps:
+        fallback = Noise(share=sensitivity.run_noise, basis="given")
+    else:
+        fallback = Noise(share=metric.assumed_noise, basis="assumed")
+    noise = noise_of(before, now, fallback, LEAST_TIME_NOISE if metric.from_steps else 0.0)
+    effect = effect_of(now, before, noise, sensitivity.level)
+    outcome = outcome_of(effect, metric.worse, sensitivity)
+    return MetricChange(
+        metric=metric.name,
+        outcome=outcome,
+        before=_level(before),
+        now=_level(now),
+        change=effect.change,
+        low=effect.low,
+        high=effect.high,
+        near_low=effect.near_low,
+        near_high=effect.near_high,
+        p_value=effect.p_value,
+        noise=noise,
+        before_runs=len(before.values),
+        now_runs=len(now.values),
+        why=_why(effect, metric, outcome, sensitivity),
+        more=_what_would_decide(effect, now, before, noise, sensitivity) if outcome == "cannot tell" else "",
+    )
+
+
+def outcome_of(change: Effect | MetricChange, worse: str, sensitivity: Sensitivity) -> Outcome:
+    """Return the outcome: a change counts when it is beyond the noise and beyond what is allowed."""
+    size, low, high, worst = change.change, change.low, change.high, change.near_high
+    if worse == "down":
+        size, low, high, worst = -size, -high, -low, -change.near_low
+    if low > 0.0 and size > sensitivity.allow:
+        return "regressed"
+    if high < 0.0 and -size > sensitivity.allow:
+        return "improved"
+    return "no change" if worst < max(sensitivity.detect, sensitivity.allow) else "cannot tell"
+
+
+def _level(sample: Sample) -> float:
+    """Return the figure that the change is calculated from: the geometric mean without accidents."""
+    if len(sample.values) == 1:
+        return sample.values[0]
+    return math.exp(mean(without_accidents(sample.logs)))
+
+
+def _why(effect: Effect, metric: Metric, outcome: Outcome, sensitivity: Sensitivity) -> str:
+    if outcome in ("regressed", "improved"):
+        return f"beyond the noise: surely {show_delta(effect.low)} to {show_delta(effect.high)}"
+    worst = effect.near_high if metric.worse == "up" else -effect.near_low
+    if outcome == "no change" and not effect.low <= 0.0 <= effect.high:
+        return f"beyond the noise, but no more than the {show_share(sensitivity.allow, 0)} that counts"
+    if outcome == "no change":
+        return f"within the noise, and hardly more than {show_share(max(worst, 0.0))} worse"
+    return f"within the noise, but {show_share(worst)} worse cannot be ruled out"
+
+
+def _what_would_decide(
+    effect: Effect, now: Sample, before: Sample, noise: Noise, sensitivity: Sensitivity
+) -> str:
+    """Return how many more steps would decide, where steps are few; else how many more runs."""
+    if noise.basis == "assumed":
+        missing = max(1, LEAST_RUNS - len(before.values))
+        return (
+            f"how much identical runs differ is not known ({show_share(noise.share, 0)} is assumed): "
+            f"{missing} more run{'s' if missing > 1 else ''} of the baseline would measure it, or give it as "
+            "run_noise"
+        )
+    detect = sensitivity.detect
+    steps = steps_needed(effect, int(now.steps), detect) if now.steps else None
+    if steps is not None and effect.sigma > 2.0 * effect.run_sigma:
+        return f"about {steps} more steps would tell"
+    runs = runs_needed(effect, len(now.values), len(before.values), detect)
+    if runs is None:
+        both = runs_of_both_needed(effect, len(now.values), len(before.values), detect)
+        return f"about {show_count(both)} runs of each side would tell {show_share(detect, 0)}"
+    return f"about {runs} more run{'s' if runs > 1 else ''} of this code would tell"

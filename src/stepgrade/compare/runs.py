@@ -1,0 +1,129 @@
+"""Compare runs with earlier ones: a scorecard with its baseline, or the gate's runs with several."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from msgspec.structs import replace
+
+from stepgrade.compare.effect import LEAST_RUNS
+from stepgrade.compare.fingerprint import differences
+from stepgrade.compare.metrics import Sensitivity, change_between_steps, changes_of
+from stepgrade.compare.parts import changed_parts, shifts_of, step_change
+from stepgrade.contract import Regression
+from stepgrade.contract.scorecard import coverage_regression, step_time_regression, throughput_regression
+from stepgrade.model import Baseline, Note
+from stepgrade.model.comparison import Comparison
+from stepgrade.model.notes import texts_of
+from stepgrade.model.scorecard import Scorecard
+
+
+def compare_runs(
+    now: Sequence[Baseline],
+    before: Sequence[Baseline],
+    sensitivity: Sensitivity,
+    allowed: Collection[str] = (),
+) -> Comparison:
+    """Return what changed; runs whose fingerprints differ, unless that is allowed, are not compared."""
+    first, *others = now
+    differing = tuple(
+        dict.fromkeys(
+            note for other in (*before, *others) for note in differences(first.fingerprint, other.fingerprint)
+        )
+    )
+    if any(note.code not in allowed for note in differing):
+        return Comparison(differences=differing, is_comparable=False)
+    changes = changes_of(now, before, sensitivity)
+    if not changes:
+        unmeasured = (Note("no_metric", "no metric is known on both sides"),)
+        return Comparison(differences=differing, unmeasured=unmeasured)
+    # The run in the middle: its parts belong together, which medians of parts would not.
+    latest, typical = now[-1], sorted(before, key=lambda run: run.step_ms or 0.0)[len(before) // 2]
+    is_changed = any(change.outcome in ("regressed", "improved") for change in changes)
+    notes = []
+    if not all(run.samples_ms for run in (*now, *before)):
+        notes.append(Note("averages", "some runs have only averages: the noise of their steps is not known"))
+    if len(before) < LEAST_RUNS and any(run.operations_ms for run in now):
+        untested = "layers" if all(run.operation_samples_ms for run in (*now, *before)) else "operations"
+        text = f"{untested} are tested one by one only against {LEAST_RUNS} earlier runs or more"
+        notes.append(Note("few_runs", text))
+    return Comparison(
+        differences=differing,
+        changes=changes,
+        parts=changed_parts(now, before, sensitivity),
+        shifts=shifts_of(latest, typical) if is_changed else (),
+        step_change=step_change(latest, typical),
+        notes=tuple(notes),
+    )
+
+
+def compare_with_baseline(card: Scorecard, baseline: Baseline, allowed: Collection[str] = ()) -> Scorecard:
+    """Return the card with its regressions since `baseline`, by contract v1's rules and the steps' noise.
+
+    Runs whose fingerprints differ, unless that is allowed, are not compared.
+    """
+    now = Baseline.of(card)
+    differing = differences(card.fingerprint, baseline.fingerprint)
+    if baseline.fingerprint is None and now.device and baseline.device and now.device != baseline.device:
+        # A scorecard of an earlier version only has its device.
+        differing = (Note("device", f"device: {now.device} now, {baseline.device} in the baseline"),)
+    if any(note.code not in allowed for note in differing):
+        text = f"not comparable with the baseline ({'; '.join(texts_of(differing))}): nothing was compared"
+        return replace(
+            card,
+            notes=(Note("not_comparable", text), *card.notes),
+            baseline=baseline.name,
+            differences=differing,
+        )
+    has_samples = bool(now.samples_ms and baseline.samples_ms)
+    changes = change_between_steps(now, baseline) if has_samples else ()
+    # What may be no change at all, by the noise of the steps, is no regression.
+    within_noise = {change.metric for change in changes if change.low <= 0.0 <= change.high}
+    found, missing = _regressions(card, baseline)
+    sure = tuple(regression for regression in found if regression.metric not in within_noise)
+    is_changed = bool(sure) or any(change.outcome in ("regressed", "improved") for change in changes)
+    notes = [*card.notes]
+    if missing:
+        text = f"not compared with the baseline, as one side does not have it: {', '.join(missing)}"
+        notes.append(Note("not_compared", text))
+    for regression in found:
+        if regression.metric in within_noise:
+            text = (
+                f"{regression.metric} is beyond contract v1's threshold but within the noise of the steps: "
+                "not a regression"
+            )
+            notes.append(Note("within_noise", text))
+    return replace(
+        card,
+        regressions=sure,
+        notes=tuple(notes),
+        baseline=baseline.name,
+        differences=differing,
+        step_change=step_change(now, baseline),
+        compared=tuple(metric for metric in _RULES if metric not in missing),
+        changes=changes,
+        changed=shifts_of(now, baseline) if is_changed else (),
+    )
+
+
+_RULES = {
+    "throughput_tok_s": throughput_regression,
+    "step_time_ms": step_time_regression,
+    "wall_coverage": coverage_regression,
+}
+
+
+def _regressions(card: Scorecard, baseline: Baseline) -> tuple[tuple[Regression, ...], tuple[str, ...]]:
+    """Return what got worse, by the reference's thresholds, and which metrics one of the runs lacks."""
+    pairs = {
+        "throughput_tok_s": (baseline.throughput_tok_s, card.throughput_tok_s),
+        "step_time_ms": (baseline.step_ms, card.step_time_ms),
+        "wall_coverage": (baseline.wall_coverage, card.wall_coverage),
+    }
+    found, missing = [], []
+    for metric, (before, now) in pairs.items():
+        if before is not None and now is not None:
+            found.append(_RULES[metric](before, now))
+        if not (before and now):
+            missing.append(metric)
+    return tuple(regression for regression in found if regression), tuple(missing)

@@ -1,0 +1,191 @@
+"""What is counted in a steady step: operations and kernels whose presence means something, passes, tokens."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from stepgrade.model.columns import among, distinct
+from stepgrade.model.events import Ids, Longs
+from stepgrade.naming.torch_names import BACKWARD, COMPILED, LONGEST_NAME, matching, named
+from stepgrade.trace import intervals as iv
+from stepgrade.trace.costs import decode_shapes
+from stepgrade.trace.pieces import Pieces
+from stepgrade.trace.steps import steps_of
+from stepgrade.trace.timeline import IN_BACKWARD, IN_OPTIMIZER, Driver, Timeline
+from stepgrade.units import NS_PER_MS
+
+_OPS = {
+    "item": re.compile(r"^aten::item$"),
+    "data_dependent": re.compile(r"^aten::(nonzero|masked_select|unique\w*|_unique2)$"),
+    "sdpa_math": re.compile(r"^aten::_scaled_dot_product_attention_math$"),
+    "rsqrt": re.compile(r"^aten::rsqrt_?$"),
+    "mean": re.compile(r"^aten::mean$"),
+    "conv": re.compile(r"^aten::convolution$"),
+    "softmax": re.compile(r"^aten::_softmax$"),
+    "bmm": re.compile(r"^aten::(bmm|baddbmm)$"),
+    "loss_scale": re.compile(r"^aten::_amp_foreach_non_finite_check_and_unscale_$"),
+}
+_OPS_IN_CONTEXT = {
+    "zero_fill": (re.compile(r"^aten::(zero_|_foreach_zero_|fill_)$"), IN_OPTIMIZER),
+    "isnan_in_backward": (re.compile(r"^aten::isnan$"), IN_BACKWARD),
+}
+_RANGES = {
+    "compiled_region": COMPILED,
+    "data_parallel": re.compile(r"^DataParallel\.forward"),
+    "gloo": re.compile(r"^gloo:"),
+    "optimizer_step": re.compile(r"^Optimizer\.step#"),
+}
+_KERNELS = {
+    "layout": re.compile(r"nchwtonhwc|nhwctonchw|batched_transpose|transpose_readwrite", re.IGNORECASE),
+    "triton": re.compile(r"^triton_"),
+    "dropout": re.compile(r"dropout", re.IGNORECASE),
+    "fill": re.compile(r"FillFunctor|^Memset", re.IGNORECASE),
+}
+# Python takes a few microseconds between two reads of a loop; a longer pause is other work.
+_READ_PAUSE_NS = 50_000
+_EMBEDDING_LOOKUP = "aten::embedding"
+_FEW_SHARE = 0.1
+
+
+def count_marks(timeline: Timeline, steps: int) -> dict[str, float]:
+    """Return how often each of the known operations and ranges was called in a steady step."""
+    ops, ranges, strings = timeline.trace.ops, timeline.trace.ranges, timeline.trace.strings
+    counts = _count(timeline, ops.name, ops.start_ns, _OPS)
+    counts |= _count(timeline, ranges.name, ranges.start_ns, _RANGES)
+    if len(ops.name):
+        steady, context = timeline.in_steady_step(ops.start_ns), timeline.context[timeline.tree.of_op]
+        for mark, (pattern, bit) in _OPS_IN_CONTEXT.items():
+            counts[mark] = int((named(strings, ops.name, pattern) & steady & ((context & bit) > 0)).sum())
+    return {mark: count / steps for mark, count in counts.items() if count}
+
+
+def _count(
+    timeline: Timeline, names: Ids, starts: Longs, patterns: dict[str, re.Pattern[str]]
+) -> dict[str, int]:
+    """Return how many of the events in steady steps match each pattern."""
+    if not len(names):
+        return {}
+    strings = timeline.trace.strings
+    counts = np.bincount(names[timeline.in_steady_step(starts)], minlength=len(strings))
+    used = np.flatnonzero(counts).tolist()
+    return {
+        mark: sum(int(counts[index]) for index in used if pattern.search(strings[index], 0, LONGEST_NAME))
+        for mark, pattern in patterns.items()
+    }
+
+
+def group_kernels(timeline: Timeline, pieces: Pieces, steps: int) -> dict[str, float]:
+    """Return the milliseconds of a steady step in kernels of each of the known groups."""
+    chosen = pieces.steady & (pieces.kernel >= 0)
+    total = np.bincount(pieces.kernel[chosen], weights=pieces.dur_ns[chosen], minlength=1)
+    used = np.flatnonzero(total).tolist()
+    strings = timeline.trace.strings
+    found = {
+        group: sum(float(total[index]) for index in used if pattern.search(strings[index], 0, 250))
+        for group, pattern in _KERNELS.items()
+    }
+    return {group: ns / steps / NS_PER_MS for group, ns in found.items() if ns}
+
+
+def class_in_range(timeline: Timeline, pattern: re.Pattern[str]) -> str | None:
+    """Return the class that a range like `enumerate(DataLoader)#Class.method` names, the first by name."""
+    strings, ranges = timeline.trace.strings, timeline.trace.ranges
+    chosen = distinct(ranges.name[named(strings, ranges.name, pattern)])
+    names = sorted(strings[index] for index in chosen.tolist())
+    return names[0].split("#", 1)[1].split(".", 1)[0] if names else None
+
+
+def scalar_reads(timeline: Timeline) -> iv.Spans:
+    """Return the time that the loop spends reading single values, with the pauses between two reads."""
+    ops = timeline.trace.ops
+    if not len(ops.name):
+        return iv.NOTHING
+    outside = (timeline.context[timeline.tree.of_op] & IN_OPTIMIZER) == 0
+    rows = np.flatnonzero(named(timeline.trace.strings, ops.name, _OPS["item"]) & outside)
+    start = ops.start_ns[rows]
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], (start + ops.dur_ns[rows])[order]
+    following = np.append(start[1:], start[-1:] + _READ_PAUSE_NS) if len(start) else start
+    pause = np.where(following - end <= _READ_PAUSE_NS, following, end)
+    return iv.union(start, np.maximum(pause, end))
+
+
+class Tokens(NamedTuple):
+    """How many tokens a step takes in on this rank."""
+
+    per_step: int
+    sequence: int | None  # length of a sequence, where the lookup's input has two sizes
+
+
+def count_tokens(timeline: Timeline) -> Tokens | None:
+    """Return the tokens of a steady step; None without recorded shapes or without an embedding.
+
+    The table with the most rows is the vocabulary. It is looked up once for each forward pass: with several
+    tables of its size the passes of a step are counted by its backward passes.
+    """
+    trace, tree = timeline.trace, timeline.tree
+    steady = np.flatnonzero(timeline.windows.steady)
+    step = steps_of(trace.ops.start_ns, timeline.steps)
+    names = {index for index, text in enumerate(trace.strings) if text == _EMBEDDING_LOOKUP}
+    lookups = among(trace.ops.name, names) & (trace.ops.inputs >= 0) & among(step, steady)
+    in_forward = (timeline.context[tree.of_op] & IN_BACKWARD) == 0
+    found: dict[int, tuple[int, tuple[int, ...]]] = {}
+    for row in np.flatnonzero(lookups & in_forward).tolist():
+        shapes = decode_shapes(trace.inputs[int(trace.ops.inputs[row])])
+        table, places = (shapes.tensor(0), shapes.tensor(1)) if shapes else (None, None)
+        if table and places and len(table) == 2:
+            found[row] = (table[0], places)
+    if not found:
+        return None
+    vocabulary = max(rows for rows, _ in found.values())
+    sizes = {row: places for row, (rows, places) in found.items() if rows == vocabulary}
+    first = int(steady[0])
+    inputs = [places for row, places in sizes.items() if step[row] == first] or [*sizes.values()]
+    tokens = sum(map(math.prod, inputs))
+    passes = min(_backward_passes(timeline, first), len(inputs))
+    if len(inputs) % passes == 0:
+        tokens //= len(inputs) // passes
+    return Tokens(tokens, inputs[0][1] if len(inputs[0]) == 2 else None)
+
+
+def count_backward_passes(timeline: Timeline) -> float | None:
+    """Return how many backward passes the first steady step has; None without a steady step."""
+    steady = np.flatnonzero(timeline.windows.steady)
+    return float(_backward_passes(timeline, int(steady[0]))) if len(steady) else None
+
+
+def _backward_passes(timeline: Timeline, step: int) -> int:
+    """Return how many backward passes the step has: stretches of backward between forward operations."""
+    ops, tree = timeline.trace.ops, timeline.tree
+    in_step = (steps_of(ops.start_ns, timeline.steps) == step) & (tree.parent[tree.of_op] < 0)
+    backward = matching(timeline.trace.strings, BACKWARD)[ops.name] & in_step
+    forward = in_step & ~backward & (ops.sequence >= 0)
+    rows = np.flatnonzero(backward | forward)
+    order = rows[np.argsort(ops.start_ns[rows], kind="stable")]
+    flags = backward[order]
+    return max(1, int((flags & ~np.append(False, flags[:-1])).sum()))
+
+
+def count_skipped_steps(timeline: Timeline, pieces: Pieces) -> tuple[int, str | None]:
+    """Return how many steady steps lack a part that most of them have: the backward pass or the optimizer."""
+    steady = timeline.windows.steady
+    for bit, name in ((IN_BACKWARD, "backward pass"), (IN_OPTIMIZER, "optimizer")):
+        in_part = pieces.steady & ((pieces.context & bit) > 0)
+        counts = np.bincount(pieces.step[in_part], minlength=len(steady))[np.flatnonzero(steady)]
+        usual = float(counts.max(initial=0))
+        without = int((counts < _FEW_SHARE * usual).sum())
+        if usual and without:
+            return without, name
+    return 0, None
+
+
+def count_launches(timeline: Timeline, pieces: Pieces) -> int:
+    """Return how many calls launched the work of the steady steps; a graph launch is one."""
+    if timeline.driver is not Driver.DEVICE:
+        return 0
+    calls = distinct(timeline.links.call[pieces.work[pieces.steady]])
+    return int((calls >= 0).sum())

@@ -1,0 +1,183 @@
+"""Analyse the trace of one rank: from its events to its Profile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from msgspec import structs
+
+from stepgrade.model.columns import distinct
+from stepgrade.model.events import Longs, Trace, TraceDevice
+from stepgrade.model.notes import Note
+from stepgrade.model.profile import DeviceSeen, Profile, Recorded, Source, Span
+from stepgrade.trace.activity import measure_activity
+from stepgrade.trace.collectives import find_arrivals
+from stepgrade.trace.counts import count_launches, count_tokens
+from stepgrade.trace.layers import Layers, find_layers
+from stepgrade.trace.ledger import add_ledgers
+from stepgrade.trace.matmuls import most_of
+from stepgrade.trace.operations import sum_operations
+from stepgrade.trace.phases import find_phases, sum_phases
+from stepgrade.trace.pieces import find_pieces
+from stepgrade.trace.quality import check_quality
+from stepgrade.trace.ranks import RankProfile, RankStep, merge_ranks
+from stepgrade.trace.steps import NOTES
+from stepgrade.trace.timeline import Driver, Timeline, build_timeline
+from stepgrade.trace.windows import StepMark, Windows
+from stepgrade.units import NS_PER_MS, show_count, show_ms
+
+FORMAT = "kineto"
+PRODUCER = "torch.profiler"
+
+
+def profile_of_traces(traces: Iterable[Trace]) -> Profile:
+    """Return the profile of a run; the traces of its ranks are taken one by one and not kept."""
+    return merge_ranks([*map(analyse_rank, traces)])  # a loop would keep one trace while the next is read
+
+
+def analyse_trace(trace: Trace) -> Profile:
+    """Return the profile of one rank's trace."""
+    return analyse_rank(trace).profile
+
+
+def analyse_rank(trace: Trace) -> RankProfile:
+    """Return the profile of one rank's trace, with what merging ranks needs beside it."""
+    timeline = build_timeline(trace)
+    trace = timeline.trace
+    pieces = find_pieces(timeline)
+    phase = find_phases(timeline, pieces)
+    layers = find_layers(timeline, pieces, phase)
+    operations = sum_operations(timeline, pieces)
+    tokens = count_tokens(timeline)
+    device = _find_device(timeline)
+    recorded_steps = _list_steps(timeline)
+    steady = [step for step in recorded_steps if step.steady]
+    steps, total_ns = len(steady), sum(step.dur_ns for step in steady)
+    ledgers = [step.ledger for step in steady if step.ledger]
+    typical = sorted(steady, key=lambda step: step.dur_ns)[steps // 2] if steps else None
+    activity = structs.replace(
+        measure_activity(timeline, pieces, phase),
+        recompute_ms=layers.recompute_ns / max(steps, 1) / NS_PER_MS,
+        capability=device.capability if device else None,
+        sequence=tokens.sequence if tokens else None,
+    )
+    profile = Profile(
+        source=Source(format=FORMAT, files=(trace.file,), producer=PRODUCER),
+        steps=steps or None,
+        recorded_steps=len(recorded_steps),
+        mean_step_ms=total_ns / steps / NS_PER_MS if steps else None,
+        samples_ms=tuple(step.dur_ns / NS_PER_MS for step in steady),
+        phases=sum_phases(timeline, pieces, phase),
+        layers=layers.times,
+        operations=operations.times,
+        typical_step=(
+            Span(file=0, start_ns=trace.file_zero_ns + typical.start_ns, dur_ns=typical.dur_ns)
+            if typical
+            else None
+        ),
+        tokens_per_step=tokens.per_step if tokens else None,
+        launches_per_step=count_launches(timeline, pieces) / max(steps, 1) or None,
+        ledger=add_ledgers(ledgers) if ledgers and total_ns else None,
+        world_size=trace.world_size,
+        device=(
+            DeviceSeen(name=device.name, memory_bytes=device.memory_bytes, sm_count=device.sm_count)
+            if device and device.name and timeline.driver is Driver.DEVICE
+            else None  # a trace lists the machine's accelerators even when the run did not use them
+        ),
+        matmul_flops=operations.matmul_flops,
+        matmul_known_share=operations.matmul_known_share,
+        matmul_dtype=most_of(activity.matmul_dtype_ms),
+        activity=activity,
+        recorded=Recorded(versions=trace.versions, settings=tuple(sorted(trace.recorded))),
+        contents=_describe_contents(timeline, layers),
+        notes=tuple(_find_notes(timeline, layers)),
+        warnings=check_quality(timeline),
+    )
+    return RankProfile(
+        profile=profile,
+        rank=trace.rank,
+        base_ns=trace.base_ns,
+        steps=recorded_steps,
+        arrivals=find_arrivals(timeline, pieces),
+    )
+
+
+def _list_steps(timeline: Timeline) -> tuple[RankStep, ...]:
+    windows = timeline.windows
+    ledgers = timeline.ledger.of_windows(windows) if timeline.ledger else None
+    return tuple(
+        RankStep(
+            number=number,
+            start_ns=int(windows.start_ns[index]),
+            dur_ns=int(windows.end_ns[index] - windows.start_ns[index]),
+            steady=windows.mark[index] is StepMark.STEADY,
+            ledger=ledgers[index] if ledgers else None,
+        )
+        for index, number in enumerate(timeline.steps.number.tolist())
+    )
+
+
+def _find_device(timeline: Timeline) -> TraceDevice | None:
+    """Return the analysed device as the trace describes it.
+
+    ROCm numbers agents, not devices: that all are alike is as good as a match.
+    """
+    listed = timeline.trace.devices
+    match = next((device for device in listed if device.index == timeline.device), None)
+    if match is None and len({device.name for device in listed}) == 1:
+        return listed[0]
+    return match
+
+
+def _describe_contents(timeline: Timeline, layers: Layers) -> dict[str, str]:
+    """Return what the trace contains, in words."""
+    trace = timeline.trace
+    counts = sorted(trace.categories.items(), key=lambda item: -item[1])
+    contents = {
+        "trace": trace.era,
+        "events": ", ".join(f"{show_count(count)} {name}" for name, count in counts[:5]),
+        "recorded": ", ".join(sorted(trace.recorded)) or "neither shapes nor stacks",
+        "devices": ", ".join(sorted({device.name or "unnamed" for device in trace.devices})),
+        "versions": ", ".join(f"{name} {version}" for name, version in sorted(trace.versions.items())),
+        "steps from": timeline.steps.basis.value,
+        "layers from": layers.basis.value if layers.basis else "",
+    }
+    return {name: text for name, text in contents.items() if text}
+
+
+def _find_notes(timeline: Timeline, layers: Layers) -> Iterator[Note]:
+    windows = timeline.windows
+    if timeline.steps.basis in NOTES:
+        yield Note("steps_basis", NOTES[timeline.steps.basis])
+    steady_ns = windows.dur_ns[windows.steady]
+    for mark, place in ((StepMark.WARM_UP, "first"), (StepMark.FLUSH, "last")):
+        odd = windows.dur_ns[[other == mark for other in windows.mark]]
+        if len(odd) and len(steady_ns):
+            yield Note(f"{place}_steps_left_out", _say_left_out(mark, place, odd, windows))
+    kinds = [
+        steady_ns[windows.kind[windows.steady] == kind] for kind in distinct(windows.kind[windows.steady])
+    ]
+    if sum(len(members) > 1 for members in kinds) > 1:
+        times = " and ".join(show_ms(float(np.median(members)) / NS_PER_MS) for members in kinds)
+        text = f"Steps are of {len(kinds)} kinds with different amounts of work: {times}."
+        yield Note("kinds_of_steps", text)
+    if layers.note:
+        yield layers.note
+    if layers.recompute_ns:
+        per_step = show_ms(layers.recompute_ns / NS_PER_MS / max(len(steady_ns), 1))
+        yield Note("recompute", f"{per_step} of each step is forward work done again in the backward pass.")
+    if len(distinct(timeline.trace.work.device)) > 1:
+        text = f"The trace has several devices; the ledger covers device {timeline.device}, the busiest."
+        yield Note("several_devices", text)
+
+
+def _say_left_out(mark: StepMark, place: str, odd: Longs, windows: Windows) -> str:
+    """Say which steps are not representative of the run, why, and how long they took."""
+    theirs, usual = float(np.median(odd)), float(np.median(windows.dur_ns[windows.steady]))
+    reason = "the profiler's flush" if mark is StepMark.FLUSH else "warm-up" if theirs > usual else "start-up"
+    which, took = f"{place} {len(odd)} of {len(windows.mark)} steps are", "they took"
+    if len(odd) == 1:
+        which, took = f"{place} of {len(windows.mark)} steps is", "it took"
+    times = f"{took} {show_ms(theirs / NS_PER_MS)}, the others {show_ms(usual / NS_PER_MS)}"
+    return f"The {which} left out as {reason}: {times}."

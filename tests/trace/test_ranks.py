@@ -1,0 +1,164 @@
+"""Several ranks: who waits for whom, and the times of the slowest chain."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from stepgrade.model.activity import Straggler
+from stepgrade.model.events import Collective, Trace
+from stepgrade.model.profile import Profile
+from stepgrade.trace import RankProfile, analyse_rank, merge_ranks, profile_of_traces
+from stepgrade.trace.collectives import Arrival, match_collectives, message_bytes
+from tests.trace_builder import COMMUNICATION_STREAM, Run, make_trace, play
+
+MS = 1_000_000
+
+
+def arrival(start: int, end: int, *, order: int = 0, step: int = 1, group: str = "0") -> Arrival:
+    return Arrival(
+        name="allreduce", group=group, step=step, order=order, start_ns=start * MS, end_ns=end * MS
+    )
+
+
+def test_before_the_last_arrival_is_waiting() -> None:
+    ranks = {0: [arrival(10, 30)], 1: [arrival(25, 30)], 2: [arrival(12, 31)]}
+    found = match_collectives(ranks, {1}, 100 * MS)
+    assert found is not None
+    assert {one.rank: one.wait_ns // MS for one in found.ranks} == {0: 15, 1: 0, 2: 13}
+    assert found.straggler is not None
+    assert (found.straggler.rank, found.straggler.last, found.straggler.caused_ns) == (1, 1, 14 * MS)
+
+
+def test_collectives_are_matched_by_group_and_order() -> None:
+    ranks = {
+        0: [arrival(10, 12), arrival(20, 22, order=1), arrival(30, 31, group="tp")],
+        1: [arrival(11, 12), arrival(20, 22, order=1), arrival(40, 41, step=2)],
+    }
+    found = match_collectives(ranks, {1, 2}, 100 * MS)
+    assert found is not None
+    assert found.matched == 2
+
+
+def test_small_waits_make_no_straggler() -> None:
+    found = match_collectives({0: [arrival(10, 12)], 1: [arrival(11, 12)]}, {1}, 1000 * MS)
+    assert found is not None
+    assert found.straggler is None
+
+
+def test_clocks_that_differ_are_set_right_by_common_ends() -> None:
+    late = [arrival(510 + 10 * i, 512 + 10 * i, order=i) for i in range(5)]
+    early = [arrival(10 + 10 * i, 12 + 10 * i, order=i) for i in range(5)]
+    third = [arrival(10 + 10 * i, 12 + 10 * i, order=i) for i in range(5)]
+    found = match_collectives({0: early, 1: late, 2: third}, {1}, 100 * MS)
+    assert found is not None
+    assert found.clock_offsets_ns == {1: 500 * MS}
+    assert found.skew_ns == 0
+
+
+def test_one_rank_meets_nobody() -> None:
+    assert match_collectives({0: [arrival(1, 2)]}, {1}, MS) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "size"),
+    [
+        (Collective(in_elements=10, out_elements=80, dtype="BFloat16"), 160),
+        (Collective(in_elements=10, out_elements=10, dtype="Float"), 40),
+        (Collective(in_elements=10, out_elements=10, dtype="Odd"), None),
+        (Collective(dtype="Float"), None),
+    ],
+)
+def test_message_bytes(said: Collective, size: int | None) -> None:
+    assert message_bytes(said) == size
+
+
+def straggler_of(profile: Profile) -> Straggler | None:
+    return profile.activity.straggler if profile.activity else None
+
+
+def skew_of(profile: Profile) -> float | None:
+    return profile.activity.skew_ms if profile.activity else None
+
+
+def rank(number: int) -> Trace:
+    return make_trace(Run(rank=number, world_size=2, reduce_ns=50_000))
+
+
+def delayed_ranks() -> list[RankProfile]:
+    """Return two ranks: the second loses 2 ms of host time in each step, and the first waits for it."""
+    late = play(Run(rank=1, world_size=2, reduce_ns=50_000, delay_ns=2 * MS, kernel_ns=8_000))
+    ends = [row[2] + row[3] for row in late.work if row[5] == COMMUNICATION_STREAM]
+    early = play(Run(rank=0, world_size=2, reduce_ns=50_000, sync=True, kernel_ns=8_000), ends)
+    return [analyse_rank(early.trace()), analyse_rank(late.trace())]
+
+
+def test_a_run_names_its_straggler_and_its_trouble() -> None:
+    profile = merge_ranks(delayed_ranks())
+    straggler = straggler_of(profile)
+    assert straggler is not None
+    assert (straggler.rank, straggler.trouble) == (1, "idle_host")
+    assert profile.notes[0].text.startswith("Rank 1 arrives last in ")
+    assert f"the others wait {straggler.caused_ms:.1f} ms a step for it" in profile.notes[0].text
+    assert "idle_host" in profile.notes[1].text
+    assert [one.rank for one in profile.ranks] == [0, 1]
+
+
+def test_the_run_is_as_slow_as_its_slowest_chain() -> None:
+    ranks = delayed_ranks()
+    profile = merge_ranks(ranks)
+    slow = [step.dur_ns / MS for step in ranks[1].steps]
+    assert profile.samples_ms == pytest.approx(slow, rel=0.02)
+    assert [one.wait_ms is not None and one.wait_ms > 1.5 for one in profile.ranks] == [True, False]
+
+
+def test_the_ledger_of_a_run_is_the_sum_of_its_ranks() -> None:
+    profile = merge_ranks(delayed_ranks())
+    assert profile.ledger is not None
+    assert profile.ledger.total_ns == sum(one.ledger.total_ns for one in profile.ranks if one.ledger)
+
+
+def test_missing_ranks_and_ranks_apart_are_said() -> None:
+    codes = {note.code for note in profile_of_traces([rank(0)]).warnings}
+    assert codes == {"ranks_missing"}
+    apart = make_trace(Run(rank=1, world_size=2, first_step=50))
+    assert {note.code for note in profile_of_traces([rank(0), apart]).unfit} == {"ranks_apart"}
+    later = msgspec.structs.replace(rank(1), base_ns=(rank(1).base_ns or 0) + 10_000 * MS)
+    assert "started_apart" in {note.code for note in profile_of_traces([rank(0), later]).warnings}
+
+
+def test_ranks_without_numbers_get_their_place() -> None:
+    traces = [msgspec.structs.replace(rank(number), rank=None) for number in (0, 1)]
+    profile = profile_of_traces(traces)
+    assert [one.rank for one in profile.ranks] == [0, 1]
+    assert "in the order of the files" in profile.notes[0].text
+
+
+def test_ranks_of_one_merged_file_share_its_clock() -> None:
+    traces = [msgspec.structs.replace(rank(number), base_ns=None) for number in (0, 1)]
+    assert skew_of(profile_of_traces(traces)) is not None
+    named = [msgspec.structs.replace(one, file=f"{place}.json") for place, one in enumerate(traces)]
+    assert skew_of(profile_of_traces(named)) is None
+
+
+def test_what_several_ranks_say_is_said_once() -> None:
+    traces = [msgspec.structs.replace(rank(number), lost=("an event", "the end")) for number in (0, 1)]
+    texts = [str(note) for note in profile_of_traces(traces).warnings if note.code == "truncated"]
+    assert texts == ["an event (The same on 1 more rank.)", "the end (The same on 1 more rank.)"]
+
+
+def test_the_figures_of_a_run_are_those_of_its_mean_rank() -> None:
+    ranks = delayed_ranks()
+    first, second = (one.profile for one in ranks)
+    merged = merge_ranks(ranks)
+    for op in merged.operations:
+        own = [
+            one.total_ms for profile in (first, second) for one in profile.operations if one.name == op.name
+        ]
+        assert op.total_ms == pytest.approx(sum(own) / 2)
+    assert merged.activity
+    assert first.activity
+    assert second.activity
+    kernels = [one.kernels for one in (first.activity, second.activity, merged.activity) if one.kernels]
+    assert kernels[2].ms == pytest.approx((kernels[0].ms + kernels[1].ms) / 2)
+    assert [copy.count for copy in merged.activity.copies] == [copy.count for copy in first.activity.copies]
