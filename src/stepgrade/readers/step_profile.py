@@ -34,7 +34,7 @@ class _Layer(Struct, frozen=True):
     ops: dict[str, float] = {}
 
 
-class Device(Struct, frozen=True):
+class RecordedDevice(Struct, frozen=True):
     """What our recorder writes of the device; only an accelerator can be looked up in the catalogue."""
 
     kind: str | None = None
@@ -48,7 +48,7 @@ class Recorded(Struct, frozen=True):
 
     recorded_steps: int | None = None
     world_size: int | None = None
-    device: Device | None = None
+    device: RecordedDevice | None = None
     versions: dict[str, str] = {}
     config: dict[str, Any] = {}
     loss: dict[str, float] | None = None
@@ -143,7 +143,7 @@ def profile_from_json(text: bytes, name: str) -> Profile:
     )
 
 
-def device_of(device: Device | None) -> DeviceSeen | None:
+def device_of(device: RecordedDevice | None) -> DeviceSeen | None:
     """Return the device to look up in the catalogue; a CPU is not in it."""
     if device is None or device.kind == "cpu":
         return None
@@ -152,7 +152,7 @@ def device_of(device: Device | None) -> DeviceSeen | None:
 
 def circumstances_of(recorded: Recorded) -> model.Recorded | None:
     """Return what makes the run comparable with others: versions, processor, model, batch and precision."""
-    device, config = recorded.device or Device(), recorded.config
+    device, config = recorded.device or RecordedDevice(), recorded.config
     batch = config.get("batch_size")
     found = model.Recorded(
         # Which stepgrade recorded it does not change the run.
