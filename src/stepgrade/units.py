@@ -39,7 +39,11 @@ def show_graded_share(share: float | None, bounds: tuple[float, ...]) -> str:
     """Return a share with as many digits as it takes not to be rounded over one of the bounds."""
     for digits in (1, 2, 3, 4):
         rounded = None if share is None else round(share, digits + 2)
-        if share is None or rounded is None or all((share >= one) == (rounded >= one) for one in bounds):
+        if (
+            share is None
+            or rounded is None
+            or all((share >= bound) == (rounded >= bound) for bound in bounds)
+        ):
             return show_share(share, digits)
     return show_share(share, 6)
 

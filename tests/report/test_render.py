@@ -157,6 +157,13 @@ def test_parameters_are_named_by_their_flags_where_flags_are_known(field: str, t
     assert "give throughput_tok_s or tokens_per_step" in plain.replace("\\", "")
 
 
+@pytest.mark.parametrize("to", ["terminal", "markdown", "html", "junit", "github", "sarif"])
+def test_reasons_of_the_gate_name_flags_too(to: str) -> None:
+    made = cards.changed(cards.unmeasured_gate(), reasons=(SUPPLY,))  # type: ignore[arg-type]  # any struct
+    shown = re.sub(r"</?code.*?>|\\", "", report.render(made, to=to, width=200, flags=FLAGS))
+    assert "no rate is known: give --throughput TOK_S or --tokens-per-step N" in shown
+
+
 def test_json_names_parameters_as_python_does() -> None:
     card = cards.changed(cards.bare_card(), notes=(SUPPLY,))
     text = report.render(card, to="json", flags=FLAGS)

@@ -18,22 +18,9 @@ from argparse import Namespace
 
 import msgspec
 
-from stepgrade.cli import output
+from stepgrade.cli import output, run_options
 from stepgrade.cli.flags import FLAGS
 from stepgrade.cli.parser import Parser, add_input_options, add_output_options
-from stepgrade.cli.run_options import (
-    add_allow_different_option,
-    add_config_option,
-    add_figure_options,
-    add_history_option,
-    add_save_options,
-    add_setup_options,
-    add_sources,
-    config_from,
-    load_run,
-    save_run,
-    setup_from,
-)
 from stepgrade.cli.streams import complain
 from stepgrade.errors import BadOption
 from stepgrade.gating.run import gate
@@ -47,20 +34,20 @@ from stepgrade.report import render
 
 def add_options(parser: Parser) -> None:
     """Declare the command line."""
-    add_sources(parser)
+    run_options.add_sources(parser)
     add = parser.add_argument
     add("--repeat", action="append", default=[], metavar="SOURCE", help="another run of the same code")
     add("--baseline", action="append", default=[], metavar="FILE", help="an earlier run; may be repeated")
     add("--against", metavar="history:BRANCH", help="the runs of a branch in the history")
-    add_config_option(parser, "--budgets")
+    run_options.add_config_option(parser, "--budgets")
     add("--run-noise", type=share, metavar="PCT", help="how much identical runs differ, such as 2%%")
     add("--cannot-tell", choices=("fail", "pass"), help="exit code 3 or 0 when the noise is too large")
-    add_allow_different_option(parser)
+    run_options.add_allow_different_option(parser)
     add("--fail-on", action="append", default=[], metavar="grade:C", help="fail on this grade or worse")
-    add_figure_options(parser)
-    add_history_option(parser)
-    add_save_options(parser, "after the gate has answered, whatever it says")
-    add_setup_options(parser)
+    run_options.add_figure_options(parser)
+    run_options.add_history_option(parser)
+    run_options.add_save_options(parser, "after the gate has answered, whatever it says")
+    run_options.add_setup_options(parser)
     add_input_options(parser)
     add_output_options(parser, FORMATS).add_argument(
         "--also",
@@ -74,15 +61,15 @@ def add_options(parser: Parser) -> None:
 
 def run(args: Namespace) -> int:
     """Print the gate's answer and return its exit code."""
-    config, settings = config_from(args)
+    config, settings = run_options.config_from(args)
     given = {"run_noise": args.run_noise, "cannot_tell": args.cannot_tell}
     table = msgspec.structs.replace(
         config.gate,
         **{name: value for name, value in given.items() if value is not None},
         allow_different=(*config.gate.allow_different, *args.allow_different),
     )
-    setup = setup_from(args)
-    runs = [load_run(args), *(load_run(args, source) for source in args.repeat)]
+    setup = run_options.setup_from(args)
+    runs = [run_options.load_run(args), *(run_options.load_run(args, source) for source in args.repeat)]
     cards = [
         score(
             profile,
@@ -106,7 +93,7 @@ def run(args: Namespace) -> int:
     _write(report, args)
     if args.save:
         for card in cards:
-            save_run(card, args)
+            run_options.save_run(card, args)
     return report.exit_code
 
 

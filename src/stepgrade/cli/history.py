@@ -18,27 +18,13 @@ from argparse import Namespace
 
 import msgspec
 
-from stepgrade.cli import output
+from stepgrade.cli import output, run_options
 from stepgrade.cli.parser import (
     Parser,
     add_color_option,
     add_input_options,
     add_output_file,
     add_output_options,
-)
-from stepgrade.cli.run_options import (
-    add_allow_different_option,
-    add_config_option,
-    add_figure_options,
-    add_history_option,
-    add_origin_options,
-    add_setup_options,
-    add_sources,
-    config_from,
-    label,
-    load_run,
-    save_run,
-    setup_from,
 )
 from stepgrade.compare.fingerprint import allowed_fields
 from stepgrade.errors import EXIT_OK, BadOption
@@ -75,40 +61,40 @@ def add_options(parser: Parser) -> None:
     _add_output(listing)
 
     actions["show"].add_argument("run", type=int, metavar="RUN", help="the number of a run")
-    add_history_option(actions["show"])
+    run_options.add_history_option(actions["show"])
     add_output_options(actions["show"])
 
     trend = actions["trend"]
     trend.add_argument("metric", nargs="?", default="step_time_ms", metavar="METRIC")
     _add_selection(trend)
     trend.add_argument("--fingerprint", metavar="DIGEST", help="default: that of the newest run")
-    add_allow_different_option(trend)
+    run_options.add_allow_different_option(trend)
     trend.add_argument("--limit", type=int, metavar="N", help="only the newest N runs")
     _add_output(trend)
 
     prune = actions["prune"].add_argument
     prune("--keep", type=int, metavar="N", help="the newest N runs of every branch and fingerprint")
     prune("--older-than", type=day, metavar="YYYY-MM-DD", help="remove what was added before")
-    add_history_option(actions["prune"])
+    run_options.add_history_option(actions["prune"])
 
     _add_selection(actions["export"])
     add_output_file(actions["export"])
 
 
 def _declare_add(parser: Parser) -> None:
-    add_sources(parser)
-    add_figure_options(parser)
-    add_origin_options(parser)
-    add_history_option(parser)
-    add_config_option(parser)
-    add_setup_options(parser)
+    run_options.add_sources(parser)
+    run_options.add_figure_options(parser)
+    run_options.add_origin_options(parser)
+    run_options.add_history_option(parser)
+    run_options.add_config_option(parser)
+    run_options.add_setup_options(parser)
     add_input_options(parser)
 
 
 def _add_selection(parser: Parser) -> None:
-    add_history_option(parser)
+    run_options.add_history_option(parser)
     parser.add_argument("--branch", metavar="NAME", help="only runs of this branch")
-    parser.add_argument("--label", action="append", default=[], type=label, metavar="NAME=TEXT")
+    parser.add_argument("--label", action="append", default=[], type=run_options.label, metavar="NAME=TEXT")
 
 
 def _add_output(parser: Parser) -> None:
@@ -142,13 +128,13 @@ def run(args: Namespace) -> int:
 
 def _add(args: Namespace) -> None:
     card = score(
-        load_run(args),
-        setup=setup_from(args),
-        settings=config_from(args)[1],
+        run_options.load_run(args),
+        setup=run_options.setup_from(args),
+        settings=run_options.config_from(args)[1],
         throughput_tok_s=args.throughput_tok_s,
         tokens_per_step=args.tokens_per_step,
     )
-    save_run(card, args)
+    run_options.save_run(card, args)
 
 
 def _listed(history: History, args: Namespace) -> str:

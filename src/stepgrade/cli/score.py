@@ -16,21 +16,8 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from stepgrade.cli import contract_v1, output
+from stepgrade.cli import contract_v1, output, run_options
 from stepgrade.cli.parser import Parser, add_contract_option, add_input_options, add_output_options
-from stepgrade.cli.run_options import (
-    add_allow_different_option,
-    add_config_option,
-    add_figure_options,
-    add_history_option,
-    add_save_options,
-    add_setup_options,
-    add_sources,
-    config_from,
-    load_run,
-    save_run,
-    setup_from,
-)
 from stepgrade.cli.streams import complain
 from stepgrade.contract import TrainingScorecard
 from stepgrade.errors import BadOption
@@ -43,8 +30,8 @@ from stepgrade.report import FORMATS
 
 def add_options(parser: Parser) -> None:
     """Declare the command line."""
-    add_sources(parser)
-    add_figure_options(parser)
+    run_options.add_sources(parser)
+    run_options.add_figure_options(parser)
     add = parser.add_argument
     add("--baseline", metavar="FILE", help="an earlier scorecard (JSON) or profile to compare with")
     add(
@@ -55,12 +42,12 @@ def add_options(parser: Parser) -> None:
         help="exit with 1 on a regression of this severity or worse (warning, critical), or on this grade or "
         "worse (grade:C); may be repeated",
     )
-    add_allow_different_option(parser)
-    add_history_option(parser)
-    add_save_options(parser, "with its scorecard")
-    add_config_option(parser)
+    run_options.add_allow_different_option(parser)
+    run_options.add_history_option(parser)
+    run_options.add_save_options(parser, "with its scorecard")
+    run_options.add_config_option(parser)
     add_contract_option(parser)
-    add_setup_options(parser)
+    run_options.add_setup_options(parser)
     add_input_options(parser)
     add_output_options(parser, FORMATS)
 
@@ -82,21 +69,21 @@ def run(args: Namespace) -> int:
 
 
 def _score(args: Namespace) -> Scorecard:
-    setup = setup_from(args)
-    profile = load_run(args)
+    setup = run_options.setup_from(args)
+    profile = run_options.load_run(args)
     before = load_baseline(args.baseline, max_bytes=args.max_bytes) if args.baseline is not None else None
     card = score(
         profile,
         baseline=before,
         setup=setup,
-        settings=config_from(args)[1],
+        settings=run_options.config_from(args)[1],
         allow_different=args.allow_different,
         throughput_tok_s=args.throughput_tok_s,
         tokens_per_step=args.tokens_per_step,
     )
     output.write_result(card, args.format, args.output, args.color)
     if args.save:
-        save_run(card, args)
+        run_options.save_run(card, args)
     return card
 
 

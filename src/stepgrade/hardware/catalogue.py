@@ -96,8 +96,7 @@ def devices(words: str | None = None) -> DeviceTable:
         if all(any(word in name for name in folded) for word in wanted):
             chosen.append(device)
     if not chosen:
-        nearest = f"nearest: {', '.join(nearest_keys(words or ''))}"
-        raise BadOption(f"no device matches {words!r}", field="words", hint=nearest)
+        raise BadOption(f"no device matches {words!r}", field="words", hint=nearest_hint(words or ""))
     return DeviceTable(devices=tuple(chosen), total=len(all_devices()), filter=words)
 
 

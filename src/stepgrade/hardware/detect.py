@@ -65,7 +65,7 @@ class Detection(Result, frozen=True, kw_only=True):
 def detect(flags: Mapping[str, str] = NO_FLAGS) -> Detection:
     """Ask every driver that can be imported; never raises for one that is absent or broken.
 
-    Why a device is not identified is told with parameters by their names in `flags`.
+    Problems with a device name parameters as `flags` does.
     """
     drivers = (
         ("nvidia-ml-py", "pynvml", _ask_nvml),

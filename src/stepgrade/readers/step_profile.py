@@ -34,7 +34,7 @@ class _Layer(Struct, frozen=True):
     ops: dict[str, float] = {}
 
 
-class Device(Struct, frozen=True):
+class RecordedDevice(Struct, frozen=True):
     """What our recorder writes of the device; only an accelerator can be looked up in the catalogue."""
 
     kind: str | None = None
@@ -43,12 +43,12 @@ class Device(Struct, frozen=True):
     sm_count: int | None = None
 
 
-class Recorded(Struct, frozen=True):
+class RecorderHead(Struct, frozen=True):
     """What our recorder adds: the run's own description, and what to know about the recording."""
 
     recorded_steps: int | None = None
     world_size: int | None = None
-    device: Device | None = None
+    device: RecordedDevice | None = None
     versions: dict[str, str] = {}
     config: dict[str, Any] = {}
     loss: dict[str, float] | None = None
@@ -72,7 +72,7 @@ class _Document(Struct, frozen=True):
     tokens_per_step: float | None = None
     samples_ms: list[float] = []
     peak_memory_bytes: float | None = None
-    stepgrade: Recorded | None = None
+    stepgrade: RecorderHead | None = None
 
 
 def recognises(source: ByteSource) -> bool:
@@ -88,7 +88,7 @@ def read(source: ByteSource) -> Profile:
 def profile_from_json(text: bytes, name: str) -> Profile:
     """Return the profile in a JSON text from `name`; raise BadInput with the place of what is wrong."""
     document = decode_json(text, _Document)
-    recorded = document.stepgrade or Recorded()
+    recorded = document.stepgrade or RecorderHead()
     steps = document.steps if document.steps is not None else document.steps_profiled
     if steps is not None and not 0 <= steps <= USIZE_MAX:
         where = "$.steps" if document.steps is not None else "$.steps_profiled"
@@ -143,16 +143,16 @@ def profile_from_json(text: bytes, name: str) -> Profile:
     )
 
 
-def device_of(device: Device | None) -> DeviceSeen | None:
+def device_of(device: RecordedDevice | None) -> DeviceSeen | None:
     """Return the device to look up in the catalogue; a CPU is not in it."""
     if device is None or device.kind == "cpu":
         return None
     return DeviceSeen(name=device.name, memory_bytes=device.memory_bytes, sm_count=device.sm_count)
 
 
-def circumstances_of(recorded: Recorded) -> model.Recorded | None:
+def circumstances_of(recorded: RecorderHead) -> model.Recorded | None:
     """Return what makes the run comparable with others: versions, processor, model, batch and precision."""
-    device, config = recorded.device or Device(), recorded.config
+    device, config = recorded.device or RecordedDevice(), recorded.config
     batch = config.get("batch_size")
     found = model.Recorded(
         # Which stepgrade recorded it does not change the run.
@@ -169,7 +169,7 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def contents_of(recorded: Recorded) -> dict[str, str]:
+def contents_of(recorded: RecorderHead) -> dict[str, str]:
     """Return what our recorder says of the run, in words."""
     loss = recorded.loss or {}
     parts = {

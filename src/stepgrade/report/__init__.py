@@ -62,7 +62,8 @@ def render(
 
         return page_of(kind, result, flags)
     if to not in ("terminal", "markdown"):
-        text: str = import_module(f"stepgrade.report.{to}").render(result)
+        writer = import_module(f"stepgrade.report.{to}")
+        text: str = writer.render(result) if to == "badge" else writer.render(result, flags)
         return text
     choose: Callable[[Result, Mapping[str, str]], Iterable[Block]]
     choose = getattr(import_module(f"stepgrade.report.content.{kind}"), function)

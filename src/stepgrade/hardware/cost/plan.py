@@ -141,6 +141,6 @@ def find_dtype(name: str) -> str:
     plain = name.casefold().removeprefix("torch.")
     dtype = _DTYPE_ALIASES.get(plain, plain)
     if dtype == "nf4":
-        raise BadOption("nf4 only stores weights", field="dtype", supply="bf16, and qlora for {method}")
+        raise BadOption("nf4 only stores weights", field="dtype", hint="use the method qlora with bf16")
     _check_known("dtype", dtype, DTYPES)
     return dtype
