@@ -70,6 +70,13 @@ def test_a_class_made_from_a_result_is_rendered_as_it() -> None:
     assert sg.render(own) == sg.render(card)
 
 
+@pytest.mark.parametrize("to", report.FORMATS)
+def test_a_card_of_no_file_is_rendered(to: str) -> None:
+    card = cards.bare_card()
+    card = cards.changed(card, source=msgspec.structs.replace(card.source, files=()))
+    assert sg.render(card, to=to)
+
+
 def texts_in(block: Block) -> list[str]:  # noqa: PLR0911  a case for each type of block
     """Return what a block says in a document, cell by cell."""
     match block:

@@ -148,9 +148,10 @@ def _behind(gaps: list[ParityGap], matched: Matched, *, by_name: bool) -> tuple[
 
 def _ops_of_step(profile: Profile, times: RunTimes, scale: float = 1.0) -> dict[str, float]:
     totals = total_by_operation(profile)
-    ops = {name: (times.per_step(total) or 0.0) * scale for name, total in totals.items() if total > 0.0}
+    scaled = {name: (times.per_step(total) or 0.0) * scale for name, total in totals.items()}
+    ops = {name: ms for name, ms in scaled.items() if ms > 0.0}  # what is next to nothing can become nothing
     if not ops or not profile.steps:
-        missing = "no operations" if not ops else "no number of steps"
+        missing = "no number of steps" if any(totals.values()) and not profile.steps else "no operations"
         raise NotMeasured(
             f"{missing} in this profile, so there is nothing to compare", where=profile.source.files[0]
         )

@@ -56,7 +56,7 @@ def render(
     if to == "html":
         if kind not in _WITH_PAGE or function != "blocks":
             raise BadOption(
-                "only scorecards, comparisons and gate reports have an HTML page", hint="use markdown"
+                "only scorecards, comparisons and gate reports have an HTML page", hint="Markdown shows it"
             )
         from stepgrade.report.html import page_of  # noqa: PLC0415  as above
 
