@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
 
 TORCH ?= 2.13.0
 
-.PHONY: fuzz demo test test-integrations check lint format bench clean help
+.PHONY: fuzz demo test test-core test-integrations test-oldest test-package check lint format bench house changelog clean help
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -15,11 +15,33 @@ help:  ## show this list
 demo: $(VENV)/.installed  ## install stepgrade and score the bundled runs
 	@BIN=$(BIN) sh examples/demo.sh
 
-test: $(VENV)/.installed-dev  ## run every test
-	$(BIN)/python -m pytest
+# Coverage slows down what it watches: tests of the recorder and of real trainings, which measure time, run without it.
+MEASURING := tests/record tests/torch_runs tests/trace/test_memory.py
+# Raise it when a change covers more; it never goes down.
+LEAST_COVERAGE := 90
+
+test: $(VENV)/.installed-dev  ## run every test, with coverage where nothing is timed
+	$(BIN)/python -m pytest $(MEASURING)
+	$(BIN)/python -m coverage run -m pytest tests $(addprefix --ignore=,$(MEASURING))
+	$(BIN)/python -m coverage report --fail-under=$(LEAST_COVERAGE) --skip-covered --sort=cover | tail -n 30
+
+test-core: $(VENV)/.installed-core  ## the tests that need neither torch nor a browser nor a server
+	$(BIN)/python -m pytest -q tests --ignore=tests/record --ignore=tests/torch_runs
 
 test-integrations: $(VENV)/.installed-integrations  ## the recorder in Hugging Face, Lightning, MLflow, W&B, TensorBoard
 	$(BIN)/python -m pytest -q tests/record/integrations
+
+test-oldest: $(VENV)/bin/python  ## the core on the oldest versions that pyproject.toml allows
+	$(BIN)/python tests/packaging/oldest.py > $(VENV)/oldest.txt
+	$(PIP) install --requirement $(VENV)/oldest.txt
+	$(PIP) install --no-deps --editable .
+	$(BIN)/python -m pytest -q tests --ignore=tests/record --ignore=tests/torch_runs --ignore=tests/docs
+
+test-package: $(VENV)/bin/python  ## build the wheel, look into it, install it without extras and run it
+	$(PIP) install build==1.6.1
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist . > /dev/null
+	$(BIN)/python tests/packaging/wheel.py dist
 
 fuzz: $(VENV)/.installed-dev  ## read a million damaged traces
 	STEPGRADE_FUZZ=1000000 $(BIN)/python -m pytest -q tests/readers/kineto/test_kineto_fuzz.py tests/cli/test_trace_fuzz.py
@@ -31,7 +53,7 @@ lint: $(VENV)/.installed-dev  ## style, types, layers
 	$(BIN)/lint-imports
 
 # With the trackers and frameworks there, no test of the recorder is skipped; their install takes about two minutes.
-check: $(VENV)/.installed-integrations lint test  ## what CI runs
+check: $(VENV)/.installed-integrations lint test test-package  ## what CI runs
 
 format: $(VENV)/.installed-dev  ## rewrite the code in house style
 	$(BIN)/ruff format .
@@ -42,8 +64,14 @@ bench: $(VENV)/.installed-dev  ## start-up times, the recorder, and traces of 10
 	$(BIN)/python benchmarks/recorder.py
 	$(BIN)/python benchmarks/kineto/run.py --peers
 
+house: $(VENV)/.installed-dev  ## count how the code is cut
+	$(BIN)/python tests/house/measures.py
+
+changelog:  ## join the fragments of changes/ into the changelog: make changelog VERSION=0.2.0
+	$(PYTHON) changes/join.py $(VERSION)
+
 clean:  ## remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) dist .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("stepgrade needs Python 3.11 or newer; set PYTHON=/path/to/it" if sys.version_info < (3, 11) else 0)'
@@ -59,6 +87,10 @@ $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	$(PIP) install torch==$(TORCH)
 	$(PIP) install --editable '.[dev,torch]'
 	@$(BIN)/python -m compileall -q src
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-core: pyproject.toml | $(VENV)/bin/python
+	$(PIP) install --editable '.[test]'
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-integrations: $(VENV)/.installed-dev

@@ -1,4 +1,4 @@
-"""Tests that measure time: other programs disturb a measurement now and then, a fault disturbs every one."""
+"""Tests that measure time: other programs disturb a measurement now and then, a fault disturbs most of them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-ATTEMPTS = 8
+ATTEMPTS = 5
 
 
 def measured(test: Callable[..., None]) -> Callable[..., None]:
-    """Let a test that measures pass when one of a few attempts does."""
+    """Let a test that measures pass when most of its attempts do; every failed attempt is printed."""
 
     @functools.wraps(test)
     def attempt(*args: Any, **kwargs: Any) -> None:
-        for number in range(1, ATTEMPTS):
+        failures: list[AssertionError] = []
+        for number in range(1, ATTEMPTS + 1):
             try:
                 test(*args, **kwargs)
-            except AssertionError:
+            except AssertionError as failure:
+                failures.append(failure)
+                print(f"attempt {number} of {ATTEMPTS}: {failure}")
                 time.sleep(0.1 * number)  # for what disturbed it to pass
-            else:
+            if len(failures) > ATTEMPTS // 2:
+                raise failures[-1]
+            if number - len(failures) > ATTEMPTS // 2:
                 return
-        test(*args, **kwargs)
 
     return attempt

@@ -126,6 +126,15 @@ def test_five_percent_is_found_where_runs_agree() -> None:
     assert found >= 190
 
 
+@pytest.mark.parametrize(
+    ("before_ms", "now_ms", "outcome"), [(1e-300, 1e300, "regressed"), (1e300, 1e-300, "improved")]
+)
+def test_a_change_that_no_float_holds(before_ms: float, now_ms: float, outcome: str) -> None:
+    (change,) = changes_of([run(now_ms)], [run(before_ms)])
+    assert change.outcome == outcome
+    assert math.isfinite(change.high)
+
+
 def test_copies_of_one_run_do_not_make_a_noise_of_nothing() -> None:
     one = noisy(random.Random(5), 0.0)
     side = Sample(values=(one.step_ms or 1.0,) * 6, sigmas=(0.004,) * 6)

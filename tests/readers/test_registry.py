@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from stepgrade.errors import BadInput, TooLarge, UnknownFormat
+import stepgrade as sg
+from stepgrade.errors import BadInput, MissingExtra, TooLarge, UnknownFormat
 from stepgrade.model import Baseline
 from stepgrade.readers import registry
 from stepgrade.readers.load import load, load_baseline
 from stepgrade.readers.registry import readers
 from tests.builders import make_step_profile
+from tests.conftest import ROOT
 
 PARITY = '{"runtime": "apr", "throughput_tok_s": 20, "step_time_ms": 9, "kernel_launches_per_step": 3, "ops": {"a": 2}}'
 
@@ -98,23 +100,101 @@ def test_a_bomb_of_zeros_is_not_unpacked(tmp_path: Path) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
 
 
-def test_a_plug_in_reads_its_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A distribution on the path with an entry point is all it takes."""
-    (tmp_path / "toy_reader.py").write_text(
+def install(folder: Path, reader: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a distribution with a reader on the path: an entry point is all it takes."""
+    (folder / "toy_reader.py").write_text(
         "from stepgrade.model import Profile, Source\n"
         "from stepgrade.readers.base import Reader\n"
-        "def recognises(source): return source.head.startswith(b'toy:')\n"
-        "def read(source):\n"
-        "    ms = float(source.document()[4:])\n"
-        "    return Profile(source=Source(format='toy', files=(source.name,)), mean_step_ms=ms)\n"
-        "READER = Reader(name='toy', summary='one number, the step in ms', recognises=recognises, read=read)\n"
+        "def recognises(source): return source.head.startswith(b'toy:')\n" + reader
     )
-    info = tmp_path / "toy-1.dist-info"
+    info = folder / "toy-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[stepgrade.readers]\ntoy = toy_reader:READER\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "toy_reader", raising=False)
+
+
+TOY_PROFILE = """
+def read(source):
+    ms = float(source.document()[4:])
+    return Profile(source=Source(format='toy', files=(source.name,)), mean_step_ms=ms)
+READER = Reader(name='toy', summary='one number, the step in ms', recognises=recognises, read=read)
+"""
+TOY_TRACE = """
+from stepgrade.readers.kineto.reader import read_traces
+from stepgrade.readers.source import ByteSource
+def read(source):
+    return read_traces(ByteSource(source.document()[4:]))[0]
+READER = Reader(name='toy', summary='', recognises=recognises, read=read, rank_files=('.toy',))
+"""
+TOY_NEEDS = """
+def read(source):
+    import a_package_that_is_not_there
+READER = Reader(name='toy', summary='', recognises=recognises, read=read, requires='stepgrade[toy]')
+"""
+
+
+def test_a_plug_in_reads_its_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, TOY_PROFILE, monkeypatch)
     (tmp_path / "run").write_text("toy:42.5")
     assert load(tmp_path / "run").mean_step_ms == 42.5
     assert load(tmp_path / "run", input_format="toy").source.format == "toy"
-    sys.modules.pop("toy_reader")
+    with pytest.raises(BadInput, match="is not a trace"):
+        load(tmp_path / "run", tmp_path / "run")
+
+
+def test_a_plug_in_may_give_traces_and_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, TOY_TRACE, monkeypatch)
+    trace = ROOT / "examples" / "traces" / "gpt_fused.json.gz"
+    for rank in range(2):
+        content = b"toy:" + gzip.decompress(trace.read_bytes())
+        (tmp_path / f"rank{rank}.toy").write_bytes(content)
+    (tmp_path / "notes.toy").write_text("no trace")
+    one, known = load(tmp_path / "rank0.toy"), load(trace)
+    assert (one.mean_step_ms, one.ledger, one.steps) == (known.mean_step_ms, known.ledger, known.steps)
+    assert load(tmp_path / "rank0.toy", steps=(3, 4)).steps == load(trace, steps=(3, 4)).steps
+    ranks = load(tmp_path)
+    assert [row.rank for row in ranks.ranks] == [0, 1]
+    assert ranks == load(tmp_path / "rank0.toy", tmp_path / "rank1.toy")
+
+
+def test_a_package_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, TOY_NEEDS, monkeypatch)
+    (tmp_path / "run").write_text("toy:")
+    with pytest.raises(MissingExtra, match=r"pip install 'stepgrade\[toy\]'"):
+        load(tmp_path / "run")
+
+
+def test_a_plug_in_that_is_no_reader_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "READER = 3\n", monkeypatch)
+    (tmp_path / "run").write_text("toy:")
+    with pytest.raises(UnknownFormat, match="'toy'"):
+        load(tmp_path / "run")
+
+
+def test_a_card_and_its_json_are_the_same_baseline(tmp_path: Path) -> None:
+    """Only what is compared is decoded; nothing that is compared may be missing."""
+    for run in ("gpt_naive.json", "gpt_fused.json"):
+        card = sg.score(sg.load(ROOT / "examples" / "runs" / run), device="gb10")
+        (tmp_path / run).write_text(card.to_json())
+        assert load_baseline(tmp_path / run) == Baseline.of(card, str(tmp_path / run))
+    trace = sg.score(sg.load(ROOT / "examples" / "traces" / "gpt_fused.json.gz"))
+    (tmp_path / "trace").write_text(trace.to_json())
+    assert load_baseline(tmp_path / "trace") == Baseline.of(trace, str(tmp_path / "trace"))
+
+
+@pytest.mark.parametrize(
+    ("field", "place"),
+    [
+        ('"throughput_tok_s": "fast"', "$.throughput_tok_s"),
+        ('"phases": {"forward": {"ms": 1}, "backward": {"ms": []}}', '$.phases["backward"].ms'),
+        ('"operations": [{"name": 3}]', "$.operations[0].name"),
+        ('"steps": {"count": 1, "samples_ms": [1, "2"]}', "$.steps.samples_ms[1]"),
+    ],
+)
+def test_a_hostile_card_is_refused_with_the_place(field: str, place: str, tmp_path: Path) -> None:
+    (tmp_path / "card").write_text(f'{{"grade": "A", "efficiency": 1, "bottleneck": "launch", {field}}}')
+    with pytest.raises(BadInput) as caught:
+        load_baseline(tmp_path / "card")
+    assert place in str(caught.value)

@@ -33,7 +33,7 @@ from stepgrade.record.timeline import (
     PARAMETER,
     RECOMPUTE_IN,
     RECOMPUTE_OUT,
-    Timeline,
+    StepTimeline,
     layer_code,
 )
 from stepgrade.record.totals import Totals, fold_step
@@ -118,7 +118,7 @@ class TestFold:
 @given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["enter", "leave", "hand", "hand out"]))))
 def test_phases_never_add_up_to_more_than_the_step(moves: list[tuple[int, str]]) -> None:
     clock = iter(range(10_000_000))
-    timeline = Timeline(lambda: next(clock))
+    timeline = StepTimeline(lambda: next(clock))
     timeline.start()
     held = 0
     for number, move in moves:

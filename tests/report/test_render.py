@@ -70,6 +70,13 @@ def test_a_class_made_from_a_result_is_rendered_as_it() -> None:
     assert sg.render(own) == sg.render(card)
 
 
+@pytest.mark.parametrize("to", report.FORMATS)
+def test_a_card_of_no_file_is_rendered(to: str) -> None:
+    card = cards.bare_card()
+    card = cards.changed(card, source=msgspec.structs.replace(card.source, files=()))
+    assert sg.render(card, to=to)
+
+
 def texts_in(block: Block) -> list[str]:  # noqa: PLR0911  a case for each type of block
     """Return what a block says in a document, cell by cell."""
     match block:
@@ -155,6 +162,13 @@ def test_parameters_are_named_by_their_flags_where_flags_are_known(field: str, t
     shown = re.sub(r"</?code.*?>|\\", "", flagged)
     assert "give --throughput TOK_S or --tokens-per-step N" in shown
     assert "give throughput_tok_s or tokens_per_step" in plain.replace("\\", "")
+
+
+@pytest.mark.parametrize("to", ["terminal", "markdown", "html", "junit", "github", "sarif"])
+def test_reasons_of_the_gate_name_flags_too(to: str) -> None:
+    made = cards.changed(cards.unmeasured_gate(), reasons=(SUPPLY,))  # type: ignore[arg-type]  # any struct
+    shown = re.sub(r"</?code.*?>|\\", "", report.render(made, to=to, width=200, flags=FLAGS))
+    assert "no rate is known: give --throughput TOK_S or --tokens-per-step N" in shown
 
 
 def test_json_names_parameters_as_python_does() -> None:

@@ -113,7 +113,8 @@ def _parts_by_name(profile: Profile) -> list[PartTime]:
 def match(ours: tuple[PartTime, ...], theirs: tuple[PartTime, ...]) -> Matched:
     """Match two runtimes at the finest level that covers most of both, else at the one that covers most."""
     found = [_match_at(level, ours, theirs) for level in LEVELS]
-    covered = [min(matched.ours_share, matched.theirs_share) for matched in found]
+    # Rounded, so that of levels that cover as much the finest is taken.
+    covered = [round(min(matched.ours_share, matched.theirs_share), 9) for matched in found]
     enough = [place for place, share in enumerate(covered) if share >= FINE_ENOUGH]
     return found[enough[0] if enough else covered.index(max(covered))]
 

@@ -25,6 +25,8 @@ LEAST_TIME_NOISE = 0.005
 # Runs this many robust deviations from the others are accidents and say nothing of the ordinary noise.
 _ACCIDENT = 5.0
 _KNOWN_EXACTLY = 10_000
+# Beyond this a ratio does not fit into a float.
+_LARGEST_LOG = 700.0
 # To alarm takes 99.5 %; that a slowdown can be ruled out is said with 95 % on its side.
 NEAR_LEVEL = 0.10
 # With more degrees of freedom than this Student's distribution is the normal one to three digits.
@@ -78,16 +80,20 @@ def effect_of(now: Sample, before: Sample, noise: Noise, level: float) -> Effect
     freedom = noise.freedom or _freedom(now, before, step_variance, sigma)
     reach, near = (critical(share, freedom) * sigma for share in (level, NEAR_LEVEL))
     return Effect(
-        change=math.expm1(shift),
-        low=math.expm1(shift - reach),
-        high=math.expm1(shift + reach),
-        near_low=math.expm1(shift - near),
-        near_high=math.expm1(shift + near),
+        change=_share(shift),
+        low=_share(shift - reach),
+        high=_share(shift + reach),
+        near_low=_share(shift - near),
+        near_high=_share(shift + near),
         p_value=two_sided(shift / sigma, freedom) if sigma else float(shift == 0.0),
         sigma=sigma,
         run_sigma=math.sqrt(run_variance),
         freedom=freedom,
     )
+
+
+def _share(log_ratio: float) -> float:
+    return math.expm1(min(log_ratio, _LARGEST_LOG))
 
 
 def _freedom(now: Sample, before: Sample, step_variance: float, sigma: float) -> int:

@@ -22,7 +22,7 @@ UNKNOWN = "unknown"
 
 
 class LayerStep(Struct, frozen=True, kw_only=True):
-    """One layer in one step."""
+    """One layer in the typical step."""
 
     layer: int
     name: str | None = None
@@ -37,7 +37,11 @@ class LayerStep(Struct, frozen=True, kw_only=True):
 
 
 class Operation(Struct, frozen=True, kw_only=True):
-    """One operation in one step; `share` is its share of the step."""
+    """One operation in the typical step: its time, and that as a share of the step.
+
+    How long a call takes, its rates and its share of the roof do not depend on the step: they are means over
+    all calls. Calls, FLOPs and bytes are means per step.
+    """
 
     name: str
     kind: str | None = field(name="class", default=None)
@@ -48,7 +52,7 @@ class Operation(Struct, frozen=True, kw_only=True):
     bytes: float | None = None
     roof_share: float | None = None  # of what the device allows for its FLOPs and bytes
     roof: str | None = None  # compute or memory, whichever is lower
-    mean_ms: float | None = None
+    mean_ms: float | None = None  # of a call
     flops_per_s: float | None = None
     bytes_per_s: float | None = None
     longest: Span | None = None
@@ -65,7 +69,7 @@ class Cause(Struct, frozen=True, kw_only=True):
 
 
 class PhaseShare(Struct, frozen=True, kw_only=True):
-    """One phase in one step, and in each steady step where the source tells them apart."""
+    """One phase in the typical step, and in each steady step where the source has them."""
 
     ms: float | None = None
     share: float | None = None
@@ -130,7 +134,7 @@ class Throughput(Struct, frozen=True, kw_only=True):
 
 
 class Scorecard(Result, frozen=True, kw_only=True):
-    """What a run reached, against what it could reach, and why."""
+    """What a run reached of what it could reach, and why."""
 
     VERSION: ClassVar[int] = 2
     NOTES = ("notes", "fitness", "ungraded_because", "differences")

@@ -11,7 +11,7 @@ from stepgrade.model.notes import Note
 from stepgrade.model.profile import STEP_PROFILER_V2
 from stepgrade.readers.base import Reader
 from stepgrade.readers.source import ByteSource
-from stepgrade.readers.step_profile import Recorded, circumstances_of, contents_of, device_of
+from stepgrade.readers.step_profile import RecorderHead, circumstances_of, contents_of, device_of
 
 _FIRST_KEY = b'{"_recording":'
 _KNOWN_VERSION = 1
@@ -21,7 +21,7 @@ class _Head(Struct, frozen=True):
     version: int = field(name="_recording")
     layers: list[str] = []
     tokens_per_step: float | None = None
-    stepgrade: Recorded = Recorded()
+    stepgrade: RecorderHead = RecorderHead()
 
 
 class _Sums(Struct, frozen=True):

@@ -43,7 +43,7 @@ class RecordedDevice(Struct, frozen=True):
     sm_count: int | None = None
 
 
-class Recorded(Struct, frozen=True):
+class RecorderHead(Struct, frozen=True):
     """What our recorder adds: the run's own description, and what to know about the recording."""
 
     recorded_steps: int | None = None
@@ -72,7 +72,7 @@ class _Document(Struct, frozen=True):
     tokens_per_step: float | None = None
     samples_ms: list[float] = []
     peak_memory_bytes: float | None = None
-    stepgrade: Recorded | None = None
+    stepgrade: RecorderHead | None = None
 
 
 def recognises(source: ByteSource) -> bool:
@@ -88,7 +88,7 @@ def read(source: ByteSource) -> Profile:
 def profile_from_json(text: bytes, name: str) -> Profile:
     """Return the profile in a JSON text from `name`; raise BadInput with the place of what is wrong."""
     document = decode_json(text, _Document)
-    recorded = document.stepgrade or Recorded()
+    recorded = document.stepgrade or RecorderHead()
     steps = document.steps if document.steps is not None else document.steps_profiled
     if steps is not None and not 0 <= steps <= USIZE_MAX:
         where = "$.steps" if document.steps is not None else "$.steps_profiled"
@@ -150,7 +150,7 @@ def device_of(device: RecordedDevice | None) -> DeviceSeen | None:
     return DeviceSeen(name=device.name, memory_bytes=device.memory_bytes, sm_count=device.sm_count)
 
 
-def circumstances_of(recorded: Recorded) -> model.Recorded | None:
+def circumstances_of(recorded: RecorderHead) -> model.Recorded | None:
     """Return what makes the run comparable with others: versions, processor, model, batch and precision."""
     device, config = recorded.device or RecordedDevice(), recorded.config
     batch = config.get("batch_size")
@@ -169,7 +169,7 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def contents_of(recorded: Recorded) -> dict[str, str]:
+def contents_of(recorded: RecorderHead) -> dict[str, str]:
     """Return what our recorder says of the run, in words."""
     loss = recorded.loss or {}
     parts = {

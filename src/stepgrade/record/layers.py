@@ -19,7 +19,7 @@ from stepgrade.record.timeline import (
     PARAMETER,
     RECOMPUTE_IN,
     RECOMPUTE_OUT,
-    Timeline,
+    StepTimeline,
     layer_code,
 )
 
@@ -62,7 +62,7 @@ class LayerHooks:
     input is the output of the block before, one hook serves both.
     """
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: StepTimeline) -> None:
         self.ends_by: dict[int, int | None] = {}
         self._timeline = timeline
         self._left: object = _NOTHING  # what the last block gave, until the next one is called

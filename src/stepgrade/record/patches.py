@@ -19,7 +19,7 @@ from stepgrade.record.timeline import (
     H2D,
     INPUT,
     OPTIMIZER,
-    Timeline,
+    StepTimeline,
 )
 
 _is_compiling = torch.compiler.is_compiling
@@ -71,7 +71,7 @@ class Patches:
                 setattr(owner, name, own)
 
 
-def patch_backward(patches: Patches, timeline: Timeline) -> None:
+def patch_backward(patches: Patches, timeline: StepTimeline) -> None:
     """Time every `loss.backward()`; one inside another (reentrant checkpointing) is part of it."""
 
     def timed(original: Callable[..., object], /, *args: object, **kwargs: object) -> object:
@@ -88,7 +88,7 @@ def patch_backward(patches: Patches, timeline: Timeline) -> None:
 
 
 def patch_input(
-    patches: Patches, timeline: Timeline, is_watched: Callable[[_BaseDataLoaderIter], bool]
+    patches: Patches, timeline: StepTimeline, is_watched: Callable[[_BaseDataLoaderIter], bool]
 ) -> None:
     """Time the wait for each batch of the watched DataLoaders."""
 
@@ -104,7 +104,7 @@ def patch_input(
     patches.wrap(_BaseDataLoaderIter, "__next__", timed)  # every iterator derives from it
 
 
-def patch_zero_grad(patches: Patches, timeline: Timeline, owner: object) -> None:
+def patch_zero_grad(patches: Patches, timeline: StepTimeline, owner: object) -> None:
     """Count `zero_grad` of an optimizer, or of all of them, as the optimizer's time."""
     patches.wrap(owner, "zero_grad", partial(_timed, timeline, OPTIMIZER))
 
@@ -115,7 +115,7 @@ def patch_grad_scaler(patches: Patches, around: Callable[..., object]) -> None:
     patches.wrap(getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler), "step", around)
 
 
-def patch_copies(patches: Patches, timeline: Timeline) -> None:
+def patch_copies(patches: Patches, timeline: StepTimeline) -> None:
     """Time copies between host and device that the loop itself makes."""
 
     def timed(original: Callable[..., Tensor], tensor: Tensor, /, *args: object, **kwargs: object) -> Tensor:
@@ -131,7 +131,7 @@ def patch_copies(patches: Patches, timeline: Timeline) -> None:
         patches.wrap(Tensor, name, timed)
 
 
-def patch_collectives(patches: Patches, timeline: Timeline) -> None:
+def patch_collectives(patches: Patches, timeline: StepTimeline) -> None:
     """Time the collectives that Python calls: those of FSDP and of the loop itself, not DDP's reducer."""
     if torch.distributed.is_available():
         for name in filter(partial(hasattr, torch.distributed), _COLLECTIVES):
@@ -139,7 +139,7 @@ def patch_collectives(patches: Patches, timeline: Timeline) -> None:
 
 
 def _timed(
-    timeline: Timeline, code: int, original: Callable[..., object], /, *args: object, **kwargs: object
+    timeline: StepTimeline, code: int, original: Callable[..., object], /, *args: object, **kwargs: object
 ) -> object:
     if _is_compiling():
         return original(*args, **kwargs)

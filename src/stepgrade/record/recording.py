@@ -31,7 +31,7 @@ from stepgrade.record.timeline import (
     NONE,
     OPTIMIZER,
     PHASE_NAMES,
-    Timeline,
+    StepTimeline,
 )
 from stepgrade.record.totals import Series, Totals, fold_step
 
@@ -55,7 +55,7 @@ class Recording:
     def __init__(self, *, warmup: int, window: OperationWindow | None) -> None:
         self.clock: HostClock | EventClock = HostClock()
         self.sensors: Sensors | None = None
-        self.timeline = Timeline(self.clock.now)
+        self.timeline = StepTimeline(self.clock.now)
         self.layers = LayerHooks(self.timeline)
         self.layer_names: list[str] = []
         self._blocks: dict[int, Module] = {}

@@ -51,7 +51,7 @@ def layer_code(layer: int, edge: int) -> int:
     return LAYER_BASE + LAYER_WIDTH * layer + edge
 
 
-class Timeline:
+class StepTimeline:
     """The edges of the current step, as stamp, code, stamp, code, …; at any time one phase is current.
 
     A phase inside another one takes its time away from it, so phases never add up to more than the

@@ -56,13 +56,14 @@ def render(
     if to == "html":
         if kind not in _WITH_PAGE or function != "blocks":
             raise BadOption(
-                "only scorecards, comparisons and gate reports have an HTML page", hint="use markdown"
+                "only scorecards, comparisons and gate reports have an HTML page", hint="Markdown shows it"
             )
         from stepgrade.report.html import page_of  # noqa: PLC0415  as above
 
         return page_of(kind, result, flags)
     if to not in ("terminal", "markdown"):
-        text: str = import_module(f"stepgrade.report.{to}").render(result)
+        writer = import_module(f"stepgrade.report.{to}")
+        text: str = writer.render(result) if to == "badge" else writer.render(result, flags)
         return text
     choose: Callable[[Result, Mapping[str, str]], Iterable[Block]]
     choose = getattr(import_module(f"stepgrade.report.content.{kind}"), function)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from stepgrade.model.comparison import GateReport
 from stepgrade.model.notes import texts_of
 from stepgrade.report.names import printable
@@ -9,7 +11,7 @@ from stepgrade.report.names import printable
 _COMMANDS = {"regressed": "error", "cannot tell": "warning", "waived": "notice", "improved": "notice"}
 
 
-def render(report: GateReport) -> str:
+def render(report: GateReport, flags: Mapping[str, str]) -> str:
     """Return one command per check that says something, and one for the whole."""
     lines = [
         _command(_COMMANDS[check.status], f"stepgrade: {check.metric} {check.status}", check.text)
@@ -18,7 +20,9 @@ def render(report: GateReport) -> str:
     ]
     if report.verdict == "could not be measured":
         lines.append(
-            _command("warning", "stepgrade: could not be measured", "; ".join(texts_of(report.reasons)))
+            _command(
+                "warning", "stepgrade: could not be measured", "; ".join(texts_of(report.reasons, flags))
+            )
         )
     return "\n".join([*lines, f"stepgrade: {report.verdict}"]) + "\n"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 from stepgrade.errors import EXIT_NOT_MEASURED
@@ -12,7 +13,7 @@ from stepgrade.report.names import printable
 _ELEMENTS = {"regressed": "failure", "cannot tell": "error", "waived": "skipped"}
 
 
-def render(report: GateReport) -> str:
+def render(report: GateReport, flags: Mapping[str, str]) -> str:
     """Return one test case per check: regressed fails, cannot tell is an error, waived is skipped."""
     root = Element("testsuites")
     suite = SubElement(root, "testsuite")
@@ -21,7 +22,7 @@ def render(report: GateReport) -> str:
     is_reported = any(check.status == "cannot tell" for check in report.checks)
     if report.exit_code == EXIT_NOT_MEASURED and not is_reported:
         # A case of its own when nothing could be compared, so that no CI reads it as success.
-        text = "; ".join(texts_of(report.reasons))
+        text = "; ".join(texts_of(report.reasons, flags))
         _add_case(suite, Check(metric="comparable", status="cannot tell", text=text), "could not be measured")
     count = {name: str(len(suite.findall(f"testcase/{name}"))) for name in _ELEMENTS.values()}
     root.attrib |= {

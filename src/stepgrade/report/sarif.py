@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ _KINDS = {"pass": ("pass", "none"), "regressed": ("fail", "error")}
 _UNDECIDED = ("review", "none")
 
 
-def render(report: GateReport) -> str:
+def render(report: GateReport, flags: Mapping[str, str]) -> str:
     """Return one result per check; a waived one is suppressed with its reason."""
     from urllib.parse import quote  # noqa: PLC0415  only for this format
 
@@ -47,7 +48,7 @@ def render(report: GateReport) -> str:
     if not measured:
         invocation["toolExecutionNotifications"] = [
             {"level": "warning", "message": {"text": printable(reason)}}
-            for reason in texts_of(report.reasons)
+            for reason in texts_of(report.reasons, flags)
         ]
     rules = [
         {"id": name, "shortDescription": {"text": f"{printable(name)} against its baseline and budget"}}

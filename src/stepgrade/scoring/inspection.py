@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from stepgrade.config.limits import DEFAULT_LIMITS, Limits
 from stepgrade.model import Note, Profile, Source
 from stepgrade.model.notes import Result
@@ -18,21 +20,26 @@ class Inspection(Result, frozen=True, kw_only=True):
 
     source: Source
     holds: dict[str, str]
-    missing: dict[str, str]
+    missing: dict[str, Note]
     fitness: tuple[Note, ...]
     notes: tuple[Note, ...]
     fit: bool
     schema_version: int = 2
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the inspection as its JSON has it: what is missing is said in texts."""
+        return super().to_dict() | {"missing": {name: str(note) for name, note in self.missing.items()}}
+
 
 _MISSING = {
-    "throughput": "give the throughput, or the tokens of a step, to score",
+    "throughput": "a grade needs it",
     "step time": "the source has no average step time",
     "phases": "where a step's time goes is not known",
     "layers": "layers cannot be compared",
     "operations": "there are no hotspots and no parity",
     "wall coverage": "how much of the wall time the profile explains is not known",
 }
+_SUPPLY = {"throughput": "{throughput_tok_s} or {tokens_per_step}"}
 
 
 def inspect(profile: Profile, limits: Limits = DEFAULT_LIMITS) -> Inspection:
@@ -42,7 +49,11 @@ def inspect(profile: Profile, limits: Limits = DEFAULT_LIMITS) -> Inspection:
     return Inspection(
         source=profile.source,
         holds={name: text for name, text in found.items() if text is not None},
-        missing={name: text for name, text in _MISSING.items() if found.get(name) is None},
+        missing={
+            name: Note("missing", text, supply=_SUPPLY.get(name, ""))
+            for name, text in _MISSING.items()
+            if found.get(name) is None
+        },
         fitness=(*profile.warnings, *phases_of_step(profile, times, limits).fitness),
         notes=profile.notes,
         fit=not profile.is_empty and not profile.unfit,

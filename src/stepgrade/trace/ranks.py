@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from math import fsum
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 from msgspec import Struct, structs
 
-from stepgrade.model.activity import (
-    Activity,
-    CollectiveTally,
-    CopyTally,
-    GemmTally,
-    PartTime,
-    Straggler,
-    WaitTally,
-)
+from stepgrade.model.activity import Straggler
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import LayerTime, LedgerTime, OpTime, PhaseTime, Profile, RankTime, Source, Span
 from stepgrade.statistics import mean, median
+from stepgrade.trace.activity import merge_activities
 from stepgrade.trace.collectives import Arrival, MatchedCollectives, match_collectives
 from stepgrade.trace.ledger import add_ledgers
 from stepgrade.trace.quality import by_weight
@@ -28,8 +20,6 @@ from stepgrade.units import NS_PER_MS, show_ms, show_share
 
 OWN_TROUBLE_SHARE = 0.02
 _OF_THE_FILE = ("trace", "events", "recorded", "devices", "versions")
-Row = TypeVar("Row", CopyTally, WaitTally, CollectiveTally, GemmTally, PartTime)
-Figures = TypeVar("Figures", bound=Struct)
 Known = TypeVar("Known")
 
 
@@ -357,70 +347,3 @@ def merge_operations(profiles: Sequence[Profile], steps: int, files: tuple[str, 
                 samples_ms=samples.get(op.name, ()),
             )
     return tuple(sorted(merged.values(), key=lambda op: (-op.total_ms, op.name)))
-
-
-def merge_activities(activities: Sequence[Activity]) -> Activity:
-    """Return the activity of the mean rank."""
-    first = activities[0]
-    return Activity(
-        driver=first.driver,
-        kernels=_average([a.kernels for a in activities if a.kernels]),
-        gaps=_average([a.gaps for a in activities if a.gaps]),
-        copies=_average_rows([a.copies for a in activities], lambda c: (c.direction, c.memory, c.during)),
-        waits=_average_rows([a.waits for a in activities], lambda w: (w.call, w.caller, w.direction)),
-        collectives=_average_rows([a.collectives for a in activities], lambda c: (c.name, c.group_size)),
-        communication_ms=mean([a.communication_ms for a in activities]),
-        optimizer=_average([a.optimizer for a in activities if a.optimizer]),
-        gemms=_average_rows([a.gemms for a in activities], lambda g: (g.batch, g.m, g.k, g.n, g.dtype)),
-        parts=_average_rows(
-            [a.parts for a in activities], lambda p: (p.work_class, p.role, p.direction, p.dtype)
-        ),
-        matmul_dtype_ms=_average_dicts([a.matmul_dtype_ms for a in activities]),
-        marks=_average_dicts([a.marks for a in activities]),
-        kernel_group_ms=_average_dicts([a.kernel_group_ms for a in activities]),
-        class_kernels=_average_dicts([a.class_kernels for a in activities]),
-        input_ms=first.input_ms,
-        loader=_first_known(a.loader for a in activities),
-        scalar_read_ms=mean([a.scalar_read_ms for a in activities]),
-        backward_passes=first.backward_passes,
-        skipped_steps=max(a.skipped_steps for a in activities),
-        skipped_part=_first_known(a.skipped_part for a in activities),
-        recompute_ms=mean([a.recompute_ms for a in activities]),
-        capability=first.capability,
-        sequence=_first_known(a.sequence for a in activities),
-    )
-
-
-def _average(rows: Sequence[Figures], count: int = 0) -> Figures | None:
-    """Return the first row with its figures averaged: their sum, divided by `count` or the number of rows.
-
-    Figures are floats; one that is None in some row becomes None. Booleans are and-ed.
-    """
-    if not rows:
-        return None
-    averaged: dict[str, Any] = {}
-    columns = [structs.asdict(row) for row in rows]
-    for name in columns[0]:
-        values = [column[name] for column in columns]
-        if isinstance(values[0], bool):
-            averaged[name] = all(values)
-        elif any(isinstance(value, float) for value in values):
-            averaged[name] = None if None in values else fsum(values) / (count or len(rows))
-    return structs.replace(rows[0], **averaged)
-
-
-def _average_rows(of_ranks: Sequence[tuple[Row, ...]], key: Callable[[Row], Hashable]) -> tuple[Row, ...]:
-    """Return the ranks' rows with equal keys added up and divided by the number of ranks, longest first."""
-    alike: dict[Hashable, list[Row]] = {}
-    for row in (row for rows in of_ranks for row in rows):
-        alike.setdefault(key(row), []).append(row)
-    averaged = [_average(rows, len(of_ranks)) for rows in alike.values()]
-    return tuple(sorted((row for row in averaged if row), key=lambda row: -row.ms))
-
-
-def _average_dicts(of_ranks: Sequence[dict[str, float]]) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for figures in of_ranks:
-        for name, figure in figures.items():
-            total[name] = total.get(name, 0.0) + figure / len(of_ranks)
-    return total

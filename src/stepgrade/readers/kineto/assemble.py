@@ -24,7 +24,7 @@ from stepgrade.model.events import (
 )
 from stepgrade.readers.kineto import categories
 from stepgrade.readers.kineto.header import Header
-from stepgrade.readers.kineto.tables import Table, Tables, split_inputs
+from stepgrade.readers.kineto.tables import EventTable, Tables, split_inputs
 
 Columns: TypeAlias = dict[str, NDArray[Any]]
 
@@ -85,7 +85,7 @@ def _models(columns: dict[str, Columns], rank: int | None = None) -> dict[str, A
     return models
 
 
-def _take_sorted(table: Table) -> Columns:
+def _take_sorted(table: EventTable) -> Columns:
     """Take the columns out of a table, by start, longer first among equals, in 32 bits where they fit."""
     start_ns, dur_ns = table.take("start_ns"), table.take("dur_ns")
     order = np.argsort(start_ns, kind="stable")

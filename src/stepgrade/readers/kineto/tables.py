@@ -52,7 +52,7 @@ class Interner(dict[Key, int], Generic[Key]):
         return number
 
 
-class Table:
+class EventTable:
     """Equally long columns of integers, in blocks large enough that freed ones go back to the system."""
 
     def __init__(self, **codes: str) -> None:
@@ -102,13 +102,13 @@ class Tables:
         self.pid_ranks: dict[Any, int] = {}
         self.categories: Counter[str] = Counter()
         self.tables = {
-            "ops": Table(**_COMMON, thread="i", sequence="q", forward_thread="q", inputs="i"),
-            "calls": Table(**_COMMON, thread="i", correlation="q"),
-            "work": Table(
+            "ops": EventTable(**_COMMON, thread="i", sequence="q", forward_thread="q", inputs="i"),
+            "calls": EventTable(**_COMMON, thread="i", correlation="q"),
+            "work": EventTable(
                 **_COMMON, kind="b", device="i", stream="q", correlation="q", bytes="q", collective="i"
             ),
-            "ranges": Table(**_COMMON, kind="b", thread="i", python_id="q", python_parent="q"),
-            "device_ranges": Table(**_COMMON, device="i", stream="q"),
+            "ranges": EventTable(**_COMMON, kind="b", thread="i", python_id="q", python_parent="q"),
+            "device_ranges": EventTable(**_COMMON, device="i", stream="q"),
         }
 
     def add(self, events: Iterable[Event], clock: Clock) -> None:

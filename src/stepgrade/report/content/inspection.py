@@ -22,7 +22,9 @@ def blocks(inspection: Inspection, flags: Mapping[str, str]) -> Iterator[Block]:
     yield facts({name: shortened(text, _TEXT_CELLS) for name, text in holds.items()}, _NAME_WIDTH)
     if inspection.missing:
         yield Heading("Not in this file")
-        missing = {name: shortened(text, _TEXT_CELLS) for name, text in inspection.missing.items()}
+        missing = {
+            name: shortened(note.said(flags), _TEXT_CELLS) for name, note in inspection.missing.items()
+        }
         yield facts(missing, _NAME_WIDTH, ("What", "So"))
     yield Heading("Fit to be graded" if inspection.fit else "Not fit to be graded: it holds no measurement")
     yield bullets(texts_of((*inspection.fitness, *inspection.notes), flags))

@@ -61,7 +61,8 @@ def blocks(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Block]:
         described.append(f"{len(card.source.files)} files")
     if card.steps and card.steps.count:
         described.append(plural(card.steps.count, "step"))
-    source, about = card.source.files[0], f" · {' · '.join(described)}"
+    source = card.source.files[0] if card.source.files else "a profile in memory"
+    about = f" · {' · '.join(described)}"
     yield Title("Training Scorecard", "stepgrade · ", source, about)
     yield Paragraph(f"{source}{about}", only="full")
     if card.differences:

@@ -1,0 +1,177 @@
+"""docs/api.md and docs/config.md, written from the code itself."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterator
+
+import msgspec
+from msgspec import structs
+
+import stepgrade as sg
+from stepgrade import errors
+from stepgrade.config import Budget, GateTable, Waiver
+from stepgrade.config.limits import Limits
+
+API = """\
+# Python
+
+`import stepgrade as sg`. Everything public is listed here; what is imported from modules below `stepgrade` may
+change without notice ([releasing.md](releasing.md)). This page is written from the code; a test keeps them alike.
+
+```python
+import stepgrade as sg
+
+profile = sg.load("examples/traces/gpt_naive.json.gz")
+card = sg.score(profile, setup=sg.Setup(peak_tflops=0.0858), baseline=sg.load("examples/traces/gpt_fused.json.gz"))
+print(card.grade, card.bottleneck, [finding.rule for finding in card.findings])
+print(sg.render(card, to="markdown"))
+```
+
+Every error that stepgrade raises on purpose is a `StepgradeError` with `problem`, `where`, `hint` and `exit_code`:
+
+```text
+{errors}
+```
+"""
+CONFIG = """\
+# stepgrade.toml
+
+What a project says about its gate, its budgets and the limits of the rules, in one file: `./stepgrade.toml`, or any
+file given with `--config`. A name that is misspelt is refused with the nearest one. This page is written from the
+code; a test keeps them alike.
+
+```toml
+[gate]
+allow = 0.01
+fail_on = ["grade:D"]
+
+[[budget]]
+metric = "step_time_ms"
+device = "h100-*"
+allow = 0.02
+
+[[waiver]]
+metric = "peak_memory_bytes"
+until = 2027-01-31
+reason = "the larger vocabulary"
+
+[limits]
+input_warning_share = 0.05
+
+[rules]
+ignore = ["tf32-matmuls"]
+```
+"""
+_TABLES = {
+    "[gate]": (GateTable, {
+        "allow": "a change up to this share is never a regression",
+        "detect": "the smallest change that the gate must be able to see; with more noise it cannot tell",
+        "run_noise": "how much identical runs differ, when there are too few to measure it",
+        "cannot_tell": "what the gate says when the noise is too large",
+        "fail_on": "grades that fail, such as `grade:D`",
+        "allow_different": "parts of the fingerprint that may differ",
+    }),
+    "[[budget]]": (Budget, {
+        "metric": "`step_time_ms`, `throughput_tok_s`, `peak_memory_bytes`, …, `op:NAME`, `layer:NAME`",
+        "device": "for which devices, as a pattern",
+        "allow": "instead of the gate's",
+        "detect": "instead of the gate's",
+        "direction": "which change counts; `worse` knows which way is worse",
+        "at_most": "an absolute bound",
+        "at_least": "an absolute bound",
+    }),
+    "[[waiver]]": (Waiver, {
+        "metric": "what may fail, as a pattern",
+        "until": "the last day on which it may",
+        "reason": "why; it is shown with every report",
+        "device": "for which devices, as a pattern",
+    }),
+}  # fmt: skip
+
+
+def reference_pages() -> dict[str, str]:
+    """Return the pages by their names under docs/."""
+    tree = inspect.cleandoc((errors.__doc__ or "").split("\n\n")[1])
+    api = [API.format(errors=tree), *(_entry(name) for name in sg.__all__ if name != "__version__")]
+    config = [CONFIG, *(_table(name, *about) for name, about in _TABLES.items()), _limits()]
+    return {"api.md": "\n".join(api), "config.md": "\n".join(config)}
+
+
+def _entry(name: str) -> str:
+    value = getattr(sg, name)
+    lines = [f"## `{name}`\n", inspect.getdoc(value) or ""]
+    if isinstance(value, type):
+        if issubclass(value, msgspec.Struct):
+            fields = ", ".join(f"`{field.name}`" for field in structs.fields(value))
+            lines.append(f"\nFields: {fields}.")
+        lines += [f"\n- `{name}.{method}{signature}`: {text}" for method, signature, text in _methods(value)]
+    else:
+        lines.append(f"\n```text\n{name}{_signature(value)}\n```")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _methods(kind: type) -> Iterator[tuple[str, str, str]]:
+    """Yield the public methods and properties of ours, inherited ones too, by name."""
+    ours = [parent for parent in reversed(kind.__mro__) if parent.__module__.startswith("stepgrade")]
+    members = {name: value for parent in ours for name, value in vars(parent).items()}
+    for name, value in sorted(members.items(), key=lambda member: member[0]):
+        if name.startswith("_"):
+            continue
+        if isinstance(value, property):
+            yield name, "", _first_line(value.fget)
+        elif isinstance(value, types.FunctionType | classmethod):
+            yield name, _signature(getattr(kind, name)), _first_line(getattr(kind, name))
+
+
+def _first_line(value: object) -> str:
+    return (inspect.getdoc(value) or "").split("\n")[0]
+
+
+def _signature(function: Callable[..., object]) -> str:
+    """Return parameters and result, one parameter a line where they are many."""
+    signature = inspect.signature(function)
+    parameters = [part for name, part in signature.parameters.items() if name != "self"]
+    shown = [str(part).replace("'", "") for part in parameters]
+    keyword_only = [place for place, part in enumerate(parameters) if part.kind is part.KEYWORD_ONLY]
+    if keyword_only and not any(part.kind is part.VAR_POSITIONAL for part in parameters):
+        shown.insert(keyword_only[0], "*")
+    result = str(signature.return_annotation).replace("'", "")
+    line = f"({', '.join(shown)}) -> {result}"
+    return line if len(line) < 90 else "(\n" + "".join(f"    {text},\n" for text in shown) + f") -> {result}"
+
+
+def _table(name: str, kind: type[msgspec.Struct], meanings: dict[str, str]) -> str:
+    hints = typing.get_type_hints(kind)
+    rows = [f"## `{name}`\n", "| key | type | default | meaning |", "|---|---|---|---|"]
+    for field in structs.fields(kind):
+        default = "required" if field.required else f"`{msgspec.json.encode(field.default).decode()}`"
+        rows.append(
+            f"| `{field.encode_name}` | {_type(hints[field.name])} | {default} | {meanings[field.name]} |"
+        )
+    return "\n".join(rows) + "\n"
+
+
+def _type(hint: object) -> str:
+    choices = typing.get_args(hint)
+    if typing.get_origin(hint) is typing.Literal:
+        return " or ".join(f'`"{choice}"`' for choice in choices)
+    if typing.get_origin(hint) is tuple:
+        return "list of texts"
+    kinds = {float: "number", str: "text", int: "whole number", type(None): ""}
+    parts = choices if isinstance(hint, types.UnionType) else (hint,)
+    return next(
+        kinds.get(part, getattr(part, "__name__", str(part))) for part in parts if part is not type(None)
+    )
+
+
+def _limits() -> str:
+    rules = "`ignore`: names of rules that are not asked ([rules.md](rules.md))."
+    rows = [f"## `[rules]`\n\n{rules}\n", "## `[limits]`\n", "| key | default | source |", "|---|---|---|"]
+    hints = typing.get_type_hints(Limits, include_extras=True)
+    for field in structs.fields(Limits):
+        source = next(mark.description for mark in typing.get_args(hints[field.name])[1:])
+        rows.append(f"| `{field.name}` | {field.default:g} | {source} |")
+    return "\n".join(rows) + "\n"

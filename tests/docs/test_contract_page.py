@@ -1,0 +1,41 @@
+"""docs/contract.md describes every field of a scorecard's JSON, and none that is not there."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+import stepgrade as sg
+from stepgrade.model.scorecard import Scorecard
+from tests.conftest import ROOT
+from tests.docs.json_fields import fields_by_place
+
+PAGE = (ROOT / "docs" / "contract.md").read_text(encoding="utf-8")
+_ADDED_TO_JSON = {"": ("notes_coded",)}  # made of the notes when the JSON is written
+
+
+def described() -> dict[str, tuple[str, ...]]:
+    """Return the fields that the page's tables list, by the places in the heading above each."""
+    section = PAGE.split("## Fields of a v2 scorecard", 1)[1].split("\n## ", 1)[0]
+    found: dict[str, tuple[str, ...]] = {}
+    for part in re.split(r"^### ", "Top level\n" + section, flags=re.MULTILINE):
+        heading, _, text = part.partition("\n")
+        rows = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
+        fields = tuple(name for row in rows for name in re.findall(r"`(.*?)`", row))
+        for place in re.findall(r"`(.*?)`", heading) or [""]:
+            found[place] = fields
+    return found
+
+
+def test_every_field_is_described_and_nothing_else() -> None:
+    wanted = {
+        place: set(fields) | set(_ADDED_TO_JSON.get(place, ()))
+        for place, fields in fields_by_place(Scorecard).items()
+    }
+    assert {place: set(fields) for place, fields in described().items()} == wanted
+
+
+def test_the_json_has_those_fields_at_the_top() -> None:
+    card = sg.score(sg.load(ROOT / "examples" / "runs" / "gpt_naive.json"))
+    assert set(msgspec.json.decode(card.to_json())) == set(described()[""])
