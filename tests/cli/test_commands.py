@@ -214,7 +214,7 @@ def test_inspect(stepgrade: Run, profile: Path, tmp_path: Path) -> None:
     ran = stepgrade("inspect", profile)
     assert ran.code == 0
     assert "step_profiler_v2" in ran.out
-    assert "give the throughput" in ran.out
+    assert "--throughput" in ran.out
     assert json.loads(stepgrade("inspect", profile, "--format", "json").out)["holds"]["steps"] == "10"
     assert stepgrade("inspect", profile, "--format", "markdown").out.startswith("## ")
     (tmp_path / "empty.json").write_text('{"_profiler": "step_profiler_v2"}')

@@ -25,7 +25,8 @@ change without notice ([releasing.md](releasing.md)). This page is written from 
 import stepgrade as sg
 
 profile = sg.load("examples/traces/gpt_naive.json.gz")
-card = sg.score(profile, setup=sg.Setup(peak_tflops=0.0858), baseline=sg.load("examples/traces/gpt_fused.json.gz"))
+before = sg.load("examples/traces/gpt_fused.json.gz")
+card = sg.score(profile, setup=sg.Setup(peak_tflops=0.0858), baseline=before)
 print(card.grade, card.bottleneck, [finding.rule for finding in card.findings])
 print(sg.render(card, to="markdown"))
 ```

@@ -1,1 +1,1 @@
-"""Readers: one file per format, found by content, each turning bytes into a Profile."""
+"""Bytes to Profiles and Traces: one reader per format, found by content."""

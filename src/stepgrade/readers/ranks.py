@@ -53,10 +53,10 @@ def _read_all(files: list[RankFile], options: ReadOptions) -> Iterator[Trace]:
                 raise _not_a_trace(path)
             waiting = one_by_one([found]) if isinstance(found, Trace) else found
             del found  # who takes a trace decides how long it is kept
-            while held := list(islice(waiting, 1)):
+            while trace := list(islice(waiting, 1)):
                 if len(files) > 1:
-                    held[0] = _with_rank(held[0], path, seen)
-                yield held.pop()
+                    trace[0] = _with_rank(trace[0], path, seen)
+                yield trace.pop()
 
 
 def _with_rank(trace: Trace, path: str, seen: dict[int, str]) -> Trace:

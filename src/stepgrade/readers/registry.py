@@ -14,7 +14,7 @@ from stepgrade.readers.source import ByteSource
 if TYPE_CHECKING:
     from stepgrade.readers.base import Traces
 
-# Asked in this order: what is told by the first bytes, then JSON objects by their keys, then any text.
+# Asked in this order: what the first bytes show, then JSON objects by their keys, then any text.
 BUILT_IN = ("kineto", "journal", "scorecard", "parity_profile", "step_profile", "log")
 PLUG_IN_GROUP = "stepgrade.readers"
 

@@ -48,8 +48,8 @@ def _window(trace: Trace, steps: tuple[int, int]) -> tuple[int, int]:
     rows = [row for row, name in enumerate(trace.ranges.name.tolist()) if name in numbers]
     wanted = [row for row in rows if steps[0] <= numbers[int(trace.ranges.name[row])] <= steps[1]]
     if not wanted:
-        held = sorted(numbers[int(trace.ranges.name[row])] for row in rows)
-        hint = f"it holds steps {held[0]} to {held[-1]}" if held else "it marks no steps"
+        known = sorted(numbers[int(trace.ranges.name[row])] for row in rows)
+        hint = f"it holds steps {known[0]} to {known[-1]}" if known else "it marks no steps"
         raise BadOption(f"no step {steps[0]} to {steps[1]} in the trace", where=trace.file, hint=hint)
     starts, durs = trace.ranges.start_ns[wanted], trace.ranges.dur_ns[wanted]
     return int(starts.min()), int((starts + durs).max())

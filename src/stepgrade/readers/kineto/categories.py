@@ -84,12 +84,12 @@ def era_name(
     *, is_list: bool, keys: Iterable[str], categories: Iterable[str], text_times: bool, merged: bool
 ) -> str:
     """Name the era of a file by what it holds; traces never say which PyTorch wrote them."""
-    held, seen = set(keys), set(categories)
+    header, seen = set(keys), set(categories)
     capitalised = seen & {OPERATOR_CATEGORY, "Kernel", "Runtime", "Memcpy", "Memset"}
     rules = (
         (is_list, "2020"),
-        (merged and not held, "merged"),
-        ("base_ns" in held, "2024-05"),
+        (merged and not header, "merged"),
+        ("base_ns" in header, "2024-05"),
         (text_times, "2024-04"),
         (bool(capitalised), "2021"),
         (bool(seen & {"async_gpu", "async_cpu_to_gpu"}), "2022"),

@@ -131,7 +131,7 @@ class Tables:
                 self.thread_names.setdefault((str(event.pid), str(event.tid)), event.args.label)
 
     def _columns(self, rows: _Rows, clock: Clock) -> dict[str, Batch]:
-        """Return the columns of each table; those that all have are made at once, calls being dear."""
+        """Return the columns of each table; those that all have are made at once, because calls are slow."""
         seam, inputs = _SEAM.join, self.inputs
         args = [event.args for event in rows.events]
         common = self._common(rows.events, args, clock)

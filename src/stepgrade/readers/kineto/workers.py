@@ -171,7 +171,7 @@ def start(processes: int, stack: ExitStack) -> tuple[Slots, list[Worker]]:
 
 
 def main() -> None:
-    """Read chunks as a worker until told to finish, or until the parent is gone."""
+    """Read chunks as a worker until the parent asks for the columns, or until the parent is gone."""
     slots_file, count, slot_bytes = map(int, sys.argv[1:4])
     orders, answers = sys.stdin.buffer, sys.stdout.buffer
     slots = memoryview(mmap.mmap(slots_file, count * slot_bytes))
