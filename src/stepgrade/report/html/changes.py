@@ -41,8 +41,8 @@ def view(card: Scorecard, flags: Mapping[str, str]) -> dict[str, Any] | None:
         ],
         "changes": [metric_row(change) for change in card.changes],
         "causes": [
-            (shortened(name, NAME_CELLS), kind, before, now)
-            for kind, name, before, now, _ in map(shift_cells, card.changed[:CAUSES_SHOWN])
+            (shortened(name, NAME_CELLS), kind, before, now, moved)
+            for kind, name, before, now, moved in map(shift_cells, card.changed[:CAUSES_SHOWN])
         ],
         "differences": texts_of(card.differences, flags),
         "compared": [title_of(metric) for metric in card.compared],
