@@ -71,7 +71,33 @@ def read(source: ByteSource) -> Profile:
         notes.append(Note("warm_up_only", slower))
     if torn:
         notes.append(Note("torn", f"{torn} lines of the recording can not be read and are left out"))
-    return _profile(source.name, head, lines, _sum(sums), tuple(notes))
+    total, last = _sum(sums), lines[-1]
+    covered = sum(total.phases_ms.values()) / total.wall_ms if total.wall_ms else None
+    return Profile(
+        source=Source(format=STEP_PROFILER_V2, files=(source.name,), producer=RECORDER),
+        steps=total.steps,
+        mean_step_ms=total.wall_ms / total.steps if total.steps else None,
+        samples_ms=tuple(total.samples_ms),
+        wall_coverage=None if covered is None else min(1.0, covered),
+        phases=tuple(PhaseTime(name=phase, total_ms=ms) for phase, ms in sorted(total.phases_ms.items())),
+        layers=tuple(
+            LayerTime(
+                layer=layer,
+                name=head.layers[layer] if 0 <= layer < len(head.layers) else None,
+                fwd_total_ms=forward_ms,
+                bwd_total_ms=backward_ms,
+                recompute_total_ms=recompute_ms or None,
+            )
+            for layer, forward_ms, backward_ms, recompute_ms in total.layers_ms
+        ),
+        tokens_per_step=head.tokens_per_step or (total.tokens / total.steps if total.tokens else None),
+        recorded_steps=last.recorded_steps,
+        world_size=head.stepgrade.world_size,
+        device=device_of(head.stepgrade.device),
+        recorded=circumstances_of(head.stepgrade),
+        contents=contents_of(msgspec.structs.replace(head.stepgrade, loss=last.loss)),
+        notes=tuple(notes),
+    )
 
 
 def _sum(parts: list[_Sums]) -> _Sums:
@@ -90,35 +116,6 @@ def _sum(parts: list[_Sums]) -> _Sums:
         phases_ms=phases,
         layers_ms=[(layer, *times) for layer, times in sorted(layers.items())],
         samples_ms=[sample for part in parts for sample in part.samples_ms],
-    )
-
-
-def _profile(name: str, head: _Head, lines: list[_Line], sums: _Sums, notes: tuple[Note, ...]) -> Profile:
-    covered = sum(sums.phases_ms.values()) / sums.wall_ms if sums.wall_ms else None
-    return Profile(
-        source=Source(format=STEP_PROFILER_V2, files=(name,), producer=RECORDER),
-        steps=sums.steps,
-        mean_step_ms=sums.wall_ms / sums.steps if sums.steps else None,
-        samples_ms=tuple(sums.samples_ms),
-        wall_coverage=None if covered is None else min(1.0, covered),
-        phases=tuple(PhaseTime(name=phase, total_ms=ms) for phase, ms in sorted(sums.phases_ms.items())),
-        layers=tuple(
-            LayerTime(
-                layer=layer,
-                name=head.layers[layer] if 0 <= layer < len(head.layers) else None,
-                fwd_total_ms=forward_ms,
-                bwd_total_ms=backward_ms,
-                recompute_total_ms=recompute_ms or None,
-            )
-            for layer, forward_ms, backward_ms, recompute_ms in sums.layers_ms
-        ),
-        tokens_per_step=head.tokens_per_step or (sums.tokens / sums.steps if sums.tokens else None),
-        recorded_steps=lines[-1].recorded_steps,
-        world_size=head.stepgrade.world_size,
-        device=device_of(head.stepgrade.device),
-        recorded=circumstances_of(head.stepgrade),
-        contents=contents_of(msgspec.structs.replace(head.stepgrade, loss=lines[-1].loss)),
-        notes=notes,
     )
 
 

@@ -74,28 +74,24 @@ def _with_rank(trace: Trace, path: str, seen: dict[int, str]) -> Trace:
     return trace
 
 
-def _rank_files(source: str, input_format: str | None, options: ReadOptions) -> list[RankFile]:
-    if os.path.isdir(source):  # noqa: PTH112
-        return _files_in(source, input_format)
-    with ByteSource(source, replace(options, progress=None)) as opened:
-        reader = registry.reader_for(opened, input_format)
-    if not reader.rank_files:
-        raise _not_a_trace(source)
-    return [(source, reader.name)]
-
-
 def _not_a_trace(source: str) -> BadInput:
     hint = "several sources are the ranks of one run, and only traces have ranks"
     return BadInput("is not a trace", where=source, hint=hint)
 
 
-def _files_in(directory: str, input_format: str | None) -> list[RankFile]:
-    """Return the files of the first format that has any in the directory, rank10 after rank9."""
+def _rank_files(source: str, input_format: str | None, options: ReadOptions) -> list[RankFile]:
+    """Return the file, or the files of the first format that has any in the directory, rank10 after rank9."""
+    if not os.path.isdir(source):  # noqa: PTH112
+        with ByteSource(source, replace(options, progress=None)) as opened:
+            only = registry.reader_for(opened, input_format)
+        if not only.rank_files:
+            raise _not_a_trace(source)
+        return [(source, only.name)]
     try:
-        with os.scandir(directory) as entries:
+        with os.scandir(source) as entries:
             paths = [entry.path for entry in entries if entry.is_file()]
     except OSError as error:
-        raise BadInput(f"cannot be read: {error.strerror or error}", where=directory) from error
+        raise BadInput(f"cannot be read: {error.strerror or error}", where=source) from error
     paths.sort(key=lambda path: [(len(part), part) for part in re.split(r"(\d+)", path)])
     for reader in registry.readers():
         files = []
@@ -103,9 +99,9 @@ def _files_in(directory: str, input_format: str | None) -> list[RankFile]:
             for path in paths:
                 if path.endswith(reader.rank_files):
                     # What cannot be read is not a trace.
-                    with suppress(BadInput), ByteSource(path) as source:
-                        if reader.recognises(source):
+                    with suppress(BadInput), ByteSource(path) as opened:
+                        if reader.recognises(opened):
                             files.append((path, reader.name))
         if files:
             return files
-    raise BadInput("holds no trace files", where=directory)
+    raise BadInput("holds no trace files", where=source)

@@ -23,7 +23,18 @@ def readers() -> Iterator[Reader]:
     """Yield every reader in the order in which they are asked; the one that takes any text is last."""
     for name in BUILT_IN[:-1]:
         yield _built_in(name)
-    yield from _plug_ins()
+    from importlib.metadata import entry_points  # noqa: PLC0415  slow to import, rarely needed
+
+    hint = "mend or uninstall the package that brings it"
+    for point in entry_points(group=PLUG_IN_GROUP):
+        try:
+            reader = point.load()
+        except (ImportError, AttributeError) as error:
+            raise UnknownFormat(f"the reader {point.name!r} cannot be loaded: {error}", hint=hint) from error
+        if not isinstance(reader, Reader):
+            problem = f"the reader {point.name!r} is not a stepgrade.readers.base.Reader"
+            raise UnknownFormat(problem, hint=hint)
+        yield reader
     yield _built_in(BUILT_IN[-1])
 
 
@@ -60,18 +71,3 @@ def reader_for(source: ByteSource, input_format: str | None = None) -> Reader:
 def _built_in(name: str) -> Reader:
     reader: Reader = import_module(f"stepgrade.readers.{name}").READER
     return reader
-
-
-def _plug_ins() -> Iterator[Reader]:
-    from importlib.metadata import entry_points  # noqa: PLC0415  slow to import, rarely needed
-
-    for point in entry_points(group=PLUG_IN_GROUP):
-        try:
-            reader = point.load()
-        except (ImportError, AttributeError) as error:
-            hint = "mend or uninstall the package that brings it"
-            raise UnknownFormat(f"the reader {point.name!r} cannot be loaded: {error}", hint=hint) from error
-        if not isinstance(reader, Reader):
-            problem = f"the reader {point.name!r} is not a stepgrade.readers.base.Reader"
-            raise UnknownFormat(problem, hint="mend or uninstall the package that brings it")
-        yield reader

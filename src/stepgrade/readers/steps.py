@@ -26,7 +26,15 @@ def only_steps(traces: Iterable[Trace], steps: tuple[int, int]) -> Iterator[Trac
 
 
 def _cut(trace: Trace, steps: tuple[int, int]) -> Trace:
-    low, high = _window(trace, steps)
+    numbers = {at: int(m[1]) for at, text in enumerate(trace.strings) if (m := _STEP.fullmatch(text))}
+    rows = [row for row, name in enumerate(trace.ranges.name.tolist()) if name in numbers]
+    wanted = [row for row in rows if steps[0] <= numbers[int(trace.ranges.name[row])] <= steps[1]]
+    if not wanted:
+        known = sorted(numbers[int(trace.ranges.name[row])] for row in rows)
+        hint = f"it holds steps {known[0]} to {known[-1]}" if known else "it marks no steps"
+        raise BadOption(f"no step {steps[0]} to {steps[1]} in the trace", where=trace.file, hint=hint)
+    starts, durs = trace.ranges.start_ns[wanted], trace.ranges.dur_ns[wanted]
+    low, high = int(starts.min()), int((starts + durs).max())
     calls = _keep(trace.calls, _starts_in(trace.calls, low, high))
     work = trace.work
     # Work belongs to the step that launched it; without a recorded launch, to the one that it starts in.
@@ -41,18 +49,6 @@ def _cut(trace: Trace, steps: tuple[int, int]) -> Trace:
         device_ranges=trace.device_ranges
         and _keep(trace.device_ranges, _starts_in(trace.device_ranges, low, high)),
     )
-
-
-def _window(trace: Trace, steps: tuple[int, int]) -> tuple[int, int]:
-    numbers = {at: int(m[1]) for at, text in enumerate(trace.strings) if (m := _STEP.fullmatch(text))}
-    rows = [row for row, name in enumerate(trace.ranges.name.tolist()) if name in numbers]
-    wanted = [row for row in rows if steps[0] <= numbers[int(trace.ranges.name[row])] <= steps[1]]
-    if not wanted:
-        known = sorted(numbers[int(trace.ranges.name[row])] for row in rows)
-        hint = f"it holds steps {known[0]} to {known[-1]}" if known else "it marks no steps"
-        raise BadOption(f"no step {steps[0]} to {steps[1]} in the trace", where=trace.file, hint=hint)
-    starts, durs = trace.ranges.start_ns[wanted], trace.ranges.dur_ns[wanted]
-    return int(starts.min()), int((starts + durs).max())
 
 
 def _starts_in(rows: Any, low: int, high: int) -> Mask:

@@ -67,9 +67,53 @@ def assemble(tables: Tables, facts: FileFacts) -> list[Trace]:
         table["start_ns"] -= zero_ns
     found = {rank for table in columns.values() for rank in distinct(table["rank"]).tolist()}
     ranks = sorted(found - {NONE})
-    shared = _shared(tables, columns, facts, zero_ns, merged=bool(ranks))
+    # Threads are told apart by their ids as text: 2021 wrote the same id as text and as a number.
+    labels = [(str(process), str(thread)) for process, thread in tables.threads]
+    threads = {label: number for number, label in enumerate(dict.fromkeys(labels))}
+    for name in ("ops", "calls", "ranges"):
+        _renumber(columns[name], "thread", [threads[label] for label in labels])
+    inputs, strings, counts = (
+        _renumber_inputs(tables, columns["ops"]),
+        tuple(tables.strings),
+        tables.categories,
+    )
+    _set_copy_directions(columns["work"], strings)
+    # The settings that the events themselves prove.
+    evidence = {
+        "shapes": any(len(shapes.dims) > 2 for shapes in inputs),
+        "stacks": any(counts[category] for category in categories.FRAME_CATEGORIES),
+        "memory": counts[categories.MEMORY_CATEGORY] > 0,
+        "modules": any(text.startswith(categories.MODULE_PREFIX) for text in strings),
+    }
+    header, base_ns = facts.header, zero_ns if zero_ns > _EPOCH_NS else None
+    shared: dict[str, Any] = {
+        "file": facts.name,
+        "world_size": header.world_size,
+        "backend": header.backend,
+        "base_ns": base_ns if header.base_ns is None else header.base_ns + zero_ns,
+        "file_zero_ns": zero_ns,
+        "devices": header.devices,
+        "versions": header.versions,
+        "strings": strings,
+        "inputs": inputs,
+        "collectives": tuple(tables.collectives),
+        "threads": tuple(
+            TraceThread(process=process, thread=thread, name=tables.thread_names.get((process, thread)))
+            for process, thread in threads
+        ),
+        "recorded": header.recorded | {name for name, is_proven in evidence.items() if is_proven},
+        "era": categories.era_name(
+            is_list=facts.is_list,
+            keys=header.names,
+            categories=counts,
+            text_times=facts.text_times,
+            merged=bool(ranks),
+        ),
+        "lost": facts.lost,
+        "categories": {name: n for name, n in sorted(counts.items()) if name in categories.SEEN_CATEGORIES},
+    }
     if len(ranks) < 2:
-        return [Trace(rank=ranks[0] if ranks else facts.header.rank, **shared, **_models(columns))]
+        return [Trace(rank=ranks[0] if ranks else header.rank, **shared, **_models(columns))]
     return [Trace(rank=rank, **shared, **_models(columns, rank)) for rank in ranks]
 
 
@@ -110,59 +154,6 @@ def _narrow(column: NDArray[Any]) -> NDArray[Any]:
         return column
     fits = column.min(initial=0) >= limits.min and column.max(initial=0) <= limits.max
     return column.astype(np.int32) if fits else column
-
-
-def _shared(
-    tables: Tables, columns: dict[str, Columns], facts: FileFacts, zero_ns: int, *, merged: bool
-) -> dict[str, Any]:
-    """Return what all ranks of the file have in common, and point the columns into it."""
-    header = facts.header
-    base_ns = None if header.base_ns is None else header.base_ns + zero_ns
-    threads = _renumber_threads(tables, columns)
-    inputs = _renumber_inputs(tables, columns["ops"])
-    strings = tuple(tables.strings)
-    _set_copy_directions(columns["work"], strings)
-    counts = tables.categories
-    # The settings that the events themselves prove.
-    evidence = {
-        "shapes": any(len(shapes.dims) > 2 for shapes in inputs),
-        "stacks": any(counts[category] for category in categories.FRAME_CATEGORIES),
-        "memory": counts[categories.MEMORY_CATEGORY] > 0,
-        "modules": any(text.startswith(categories.MODULE_PREFIX) for text in strings),
-    }
-    return {
-        "file": facts.name,
-        "world_size": header.world_size,
-        "backend": header.backend,
-        "base_ns": zero_ns if base_ns is None and zero_ns > _EPOCH_NS else base_ns,
-        "file_zero_ns": zero_ns,
-        "devices": header.devices,
-        "versions": header.versions,
-        "strings": strings,
-        "inputs": inputs,
-        "collectives": tuple(tables.collectives),
-        "threads": threads,
-        "recorded": header.recorded | {name for name, is_proven in evidence.items() if is_proven},
-        "era": categories.era_name(
-            is_list=facts.is_list,
-            keys=header.names,
-            categories=counts,
-            text_times=facts.text_times,
-            merged=merged,
-        ),
-        "lost": facts.lost,
-        "categories": {name: n for name, n in sorted(counts.items()) if name in categories.SEEN_CATEGORIES},
-    }
-
-
-def _renumber_threads(tables: Tables, columns: dict[str, Columns]) -> tuple[TraceThread, ...]:
-    """Tell threads apart by their ids as text: 2021 wrote the same id as text and as a number."""
-    labels = [(str(process), str(thread)) for process, thread in tables.threads]
-    numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}
-    for name in ("ops", "calls", "ranges"):
-        _renumber(columns[name], "thread", [numbers[label] for label in labels])
-    names = tables.thread_names
-    return tuple(TraceThread(process=p, thread=t, name=names.get((p, t))) for p, t in numbers)
 
 
 def _renumber_inputs(tables: Tables, ops: Columns) -> tuple[Inputs, ...]:

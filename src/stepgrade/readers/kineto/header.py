@@ -167,13 +167,27 @@ def header_of(keys: dict[str, Any]) -> Header:
     """Return the keys of the outermost object by meaning."""
     spread = keys.get("distributed")
     spread = spread if isinstance(spread, dict) else {}
-    backend = spread.get("backend")
+    backend, listed = spread.get("backend"), keys.get("devices")
+    devices = []
+    for place, properties in enumerate(listed if isinstance(listed, list) else ()):
+        if not isinstance(properties, dict):
+            continue
+        name, index = properties.get("name"), whole(properties.get("id"))
+        major, minor = whole(properties.get("computeMajor")), whole(properties.get("computeMinor"))
+        device = TraceDevice(
+            index=place if index is None else index,
+            name=name if isinstance(name, str) and name else None,
+            memory_bytes=whole(properties.get("totalGlobalMem")),
+            sm_count=whole(properties.get("numSms")),
+            capability=None if major is None else f"{major}.{minor or 0}",
+        )
+        devices.append(device)
     return Header(
         base_ns=whole(keys.get("base_ns")),
         rank=whole(spread.get("rank")),
         world_size=whole(spread.get("world_size")),
         backend=backend if isinstance(backend, str) else None,
-        devices=_devices(keys.get("devices")),
+        devices=tuple(devices),
         versions={
             name: str(value)
             for key, name in _VERSIONS.items()
@@ -191,21 +205,3 @@ def whole(value: object) -> int | None:
         return int(value)
     fits = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
     return value if fits else None  # type: ignore[return-value]  # `fits` says that it is an int
-
-
-def _devices(listed: object) -> tuple[TraceDevice, ...]:
-    devices = []
-    for place, properties in enumerate(listed if isinstance(listed, list) else ()):
-        if not isinstance(properties, dict):
-            continue
-        name, index = properties.get("name"), whole(properties.get("id"))
-        major, minor = whole(properties.get("computeMajor")), whole(properties.get("computeMinor"))
-        device = TraceDevice(
-            index=place if index is None else index,
-            name=name if isinstance(name, str) and name else None,
-            memory_bytes=whole(properties.get("totalGlobalMem")),
-            sm_count=whole(properties.get("numSms")),
-            capability=None if major is None else f"{major}.{minor or 0}",
-        )
-        devices.append(device)
-    return tuple(devices)

@@ -27,7 +27,13 @@ def read_traces(source: ByteSource, processes: int | None = None) -> list[Trace]
 
     `processes` is how many may read at once; by default as many as the size of the file is worth.
     """
-    processes = _processes_for(source) if processes is None else processes
+    if processes is None:
+        processes = 1
+        if os.name == "posix" and sys.executable and source.can_restart:
+            # In the time that a process takes to start, another reads about 50 MB.
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            worth = source.expected_text_bytes // _BYTES_WORTH_A_PROCESS
+            processes = max(1, min(cores, _MOST_PROCESSES, worth))
     try:
         reader, facts = _read_file(source, processes)
     except WorkerLost:
@@ -45,14 +51,6 @@ def read_traces(source: ByteSource, processes: int | None = None) -> list[Trace]
         hint = "; ".join(facts.lost) or None
         raise BadInput("holds no events of the PyTorch profiler", where=facts.name, hint=hint)
     return traces
-
-
-def _processes_for(source: ByteSource) -> int:
-    """Return how many processes pay: in the time that one takes to start, another reads about 50 MB."""
-    if os.name != "posix" or not sys.executable or not source.can_restart:
-        return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, _MOST_PROCESSES, source.expected_text_bytes // _BYTES_WORTH_A_PROCESS))
 
 
 def _read_file(source: ByteSource, processes: int) -> tuple[ChunkReader, FileFacts]:

@@ -34,10 +34,8 @@ _RANGE_KINDS: Final = (
 )
 _WORK_KINDS: Final = (
     (DeviceEvent.KERNEL, categories.KERNEL_CATEGORIES),
-    (
-        DeviceEvent.COPY_OTHER,
-        categories.COPY_CATEGORIES,
-    ),  # which way it goes is in the name: looked up at the end
+    # Which way a copy goes is in the name: looked up at the end.
+    (DeviceEvent.COPY_OTHER, categories.COPY_CATEGORIES),
     (DeviceEvent.MEMSET, categories.MEMSET_CATEGORIES),
 )
 # Inputs are numbered by their joined texts; a NUL cannot occur in JSON.
@@ -116,7 +114,16 @@ class Tables:
         by_category: defaultdict[str, list[Event]] = defaultdict(list)
         for event in events:
             by_category[event.cat].append(event)
-        _separate_annotations(by_category)
+        # The annotations of 2020 and 2021 go to a category of their own.
+        operators: list[Event] = []
+        ranges: list[Event] = []
+        for event in by_category.get(categories.OPERATOR_CATEGORY, ()):
+            args = event.args
+            is_range = categories.is_annotation(event.name, (args.dims, args.dims_old, args.types))
+            (ranges if is_range else operators).append(event)
+        if ranges:
+            by_category[categories.OPERATOR_RANGES] = ranges
+            by_category[categories.OPERATOR_CATEGORY] = operators
         rows = _rows(by_category)
         if rows.events:
             columns = self._columns(rows, clock)
@@ -134,7 +141,16 @@ class Tables:
         """Return the columns of each table; those that all have are made at once, because calls are slow."""
         seam, inputs = _SEAM.join, self.inputs
         args = [event.args for event in rows.events]
-        common = self._common(rows.events, args, clock)
+        durations = clock([event.dur for event in rows.events])
+        if durations.min() < 0:
+            raise ValueError("a negative duration")
+        common: Batch = {
+            "name": array("i", map(self.strings.__getitem__, [event.name for event in rows.events])),
+            "start_ns": clock([event.ts for event in rows.events]),
+            "dur_ns": durations,
+            "external_id": filled(longs([arg.external for arg in args]), lambda row: args[row].external_old),
+            "rank": self._rank_column(rows.events, args),
+        }
         host = rows.events[: rows.host_count]
         placed, placed_args = rows.events[rows.host_count :], args[rows.host_count :]
         parts = {name: args[part] for name, part in rows.parts.items()}
@@ -173,19 +189,6 @@ class Tables:
             own[name]["thread"] = threads[part]
         return own
 
-    def _common(self, events: Events, args: Sequence[Args], clock: Clock) -> Batch:
-        durations = clock([event.dur for event in events])
-        if durations.min() < 0:
-            raise ValueError("a negative duration")
-        external = longs([arg.external for arg in args])
-        return {
-            "name": array("i", map(self.strings.__getitem__, [event.name for event in events])),
-            "start_ns": clock([event.ts for event in events]),
-            "dur_ns": durations,
-            "external_id": filled(external, lambda row: args[row].external_old),
-            "rank": self._rank_column(events, args),
-        }
-
     def _threads(self, events: Events) -> array[int]:
         processes, threads = [event.pid for event in events], [event.tid for event in events]
         # Nearly always one process has all the threads; then only those are looked up.
@@ -222,19 +225,6 @@ class Tables:
                 )
                 numbers[place] = self.collectives[collective]
         return numbers
-
-
-def _separate_annotations(by_category: Sorted) -> None:
-    """Move the annotations of 2020 and 2021 to a category of their own."""
-    operators: list[Event] = []
-    ranges: list[Event] = []
-    for event in by_category.get(categories.OPERATOR_CATEGORY, ()):
-        args = event.args
-        is_range = categories.is_annotation(event.name, (args.dims, args.dims_old, args.types))
-        (ranges if is_range else operators).append(event)
-    if ranges:
-        by_category[categories.OPERATOR_RANGES] = ranges
-        by_category[categories.OPERATOR_CATEGORY] = operators
 
 
 class _Rows(NamedTuple):
