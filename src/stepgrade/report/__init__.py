@@ -44,7 +44,12 @@ def render(
     `width` and `color` are for the terminal; `flags` has other names for parameters that notes mention.
     Only scorecards, comparisons and gate reports have a page in HTML. Raise BadOption for anything else.
     """
-    kind, function = _content_of(result)
+    names = (f"{base.__module__}.{base.__qualname__}" for base in type(result).__mro__)
+    found = next((_CONTENT[name] for name in names if name in _CONTENT), None)
+    if found is None:
+        hint = "give a scorecard, a comparison, a gate report, an inspection, a device or an estimate"
+        raise BadOption(f"cannot render {type(result).__name__}", hint=hint)
+    kind, function = found
     formats = GATE_FORMATS if kind == "gate" else FORMATS
     if to not in formats:
         which = "the gate has no" if kind == "gate" else "no"
@@ -74,14 +79,3 @@ def render(
     from stepgrade.report import terminal  # noqa: PLC0415  as above
 
     return terminal.write(choose(result, flags), width=width, color=color)
-
-
-def _content_of(result: object) -> tuple[str, str]:
-    for kind in type(result).__mro__:
-        found = _CONTENT.get(f"{kind.__module__}.{kind.__qualname__}")
-        if found is not None:
-            return found
-    raise BadOption(
-        f"cannot render {type(result).__name__}",
-        hint="give a scorecard, a comparison, a gate report, an inspection, a device or an estimate",
-    )

@@ -196,19 +196,16 @@ class Canvas:
                 "" if column.role == "once" and row[place] == above[place] else printable(row[place])
                 for place, column in shown
             ]
-            self._row(table, columns, _filled(columns, widths, texts), texts)
-            above = list(row)
-
-    def _row(self, table: Table, columns: list[Column], parts: list[str], texts: list[str]) -> None:
-        indent, plain = " " * table.indent, "".join(parts)
-        if table.narrow_head and cells(plain) + table.indent > self.width:
-            self.line(indent + texts[0])
-            self.paragraph(" ".join(texts[1:]), f"{indent}  ")
-        elif table.is_cut:
-            self.line(shortened(indent + plain, self.width))
-        else:
-            styled = (self.style(part, column.style) for part, column in zip(parts, columns, strict=True))
-            self.line(indent + "".join(styled))
+            parts, above = _filled(columns, widths, texts), list(row)
+            indent, plain = " " * table.indent, "".join(parts)
+            if table.narrow_head and cells(plain) + table.indent > self.width:
+                self.line(indent + texts[0])
+                self.paragraph(" ".join(texts[1:]), f"{indent}  ")
+            elif table.is_cut:
+                self.line(shortened(indent + plain, self.width))
+            else:
+                styled = (self.style(part, column.style) for part, column in zip(parts, columns, strict=True))
+                self.line(indent + "".join(styled))
 
     def draw_bullets(self, block: Bullets) -> None:
         """Draw a list."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from stepgrade.model.comparison import Check, GateReport
+from stepgrade.model.comparison import GateReport
 from stepgrade.model.notes import texts_of
 from stepgrade.report.blocks import (
     Badge,
@@ -52,7 +52,15 @@ def blocks(report: GateReport, flags: Mapping[str, str]) -> Iterator[Block]:
         yield Space()
     yield Badge(report.verdict, _BADGES[report.verdict], only="brief")
     yield bullets(texts_of(report.further_reasons, flags))
-    yield from _checks(report.checks)
+    if report.checks:
+        yield Heading("Checks")
+        rows = tuple(
+            (check.metric, check.status, f"{check.text}{f' [waived {check.waiver}]' if check.waiver else ''}")
+            for check in report.checks
+        )
+        stacked = tuple(Fact(status, text, _STYLES[status]) for _, status, text in rows)
+        yield Facts(stacked, width=0, only="brief")
+        yield Table((Column("Check"), Column("Result"), Column("Why")), rows, only="full")
     yield from change_table(report.changes)
     yield from noise_lines(report.changes)
     yield from shift_table(report.shifts)
@@ -63,26 +71,13 @@ def blocks(report: GateReport, flags: Mapping[str, str]) -> Iterator[Block]:
             part.name if part.name.startswith(f"{part.kind} ") else f"{part.kind} {part.name}"
             for part in report.parts[:PARTS_KEPT]
         )
-        rows = [
+        points = [
             Bullet(f"{name}: {show_change(part.change)}", only="full" if place >= PARTS_SHOWN else None)
             for place, (name, part) in enumerate(zip(named, report.parts, strict=False))
         ]
         if len(report.parts) > PARTS_KEPT:
-            rows.append(Bullet(f"{len(report.parts) - PARTS_KEPT} more in the JSON", only="full"))
-        yield Bullets(tuple(rows))
+            points.append(Bullet(f"{len(report.parts) - PARTS_KEPT} more in the JSON", only="full"))
+        yield Bullets(tuple(points))
     if report.notes:
         yield Heading("Notes")
         yield bullets(texts_of(report.notes, flags))
-
-
-def _checks(checks: tuple[Check, ...]) -> Iterator[Block]:
-    if not checks:
-        return
-    yield Heading("Checks")
-    rows = tuple(
-        (check.metric, check.status, f"{check.text}{f' [waived {check.waiver}]' if check.waiver else ''}")
-        for check in checks
-    )
-    stacked = tuple(Fact(status, text, _STYLES[status]) for _, status, text in rows)
-    yield Facts(stacked, width=0, only="brief")
-    yield Table((Column("Check"), Column("Result"), Column("Why")), rows, only="full")

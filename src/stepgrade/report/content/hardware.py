@@ -182,18 +182,11 @@ def estimate(found: Estimate, flags: Mapping[str, str]) -> Iterator[Block]:
         if found.achievable is not None:
             rate, limit = show_rate(found.achievable.tok_s), ROOFS[found.achievable.kind]
             yield Paragraph(f"{rate}{each} at the rates that were measured ({limit})")
-    yield from _ceilings(found)
-    yield from _token(found)
-    yield from _utilisation(found)
-    if found.notes:
-        yield Heading("Notes")
-        yield bullets(texts_of(found.notes, flags), style="dim")
-
-
-def _ceilings(found: Estimate) -> Iterator[Block]:
     yield Heading("Ceilings, tok/s per device")
-    rates = [(f"{limit.kind}, {BASES[limit.basis]}", limit.tok_s) for limit in found.ceilings]
-    bars = (Bar(name, rate, f"{show_rate(rate):>16}", ()) for name, rate in rates)
+    bars = (
+        Bar(f"{limit.kind}, {BASES[limit.basis]}", limit.tok_s, f"{show_rate(limit.tok_s):>16}", ())
+        for limit in found.ceilings
+    )
     yield Bars((), tuple(bars), only="brief")
     yield Table(
         (Column("Ceiling"), Column("Per device", right=True), Column("Basis"), Column("From")),
@@ -203,10 +196,26 @@ def _ceilings(found: Estimate) -> Iterator[Block]:
         ),
         only="full",
     )
-    for limit in found.ceilings:
-        yield Paragraph(f"{limit.kind}: {limit.convention}", style="dim", indent=4, only="brief")
-    for source in dict.fromkeys(limit.source for limit in found.ceilings):
-        yield Paragraph(source, style="dim", indent=4, only="brief")
+    counted = [f"{limit.kind}: {limit.convention}" for limit in found.ceilings]
+    for text in (*counted, *dict.fromkeys(limit.source for limit in found.ceilings)):
+        yield Paragraph(text, style="dim", indent=4, only="brief")
+    yield from _token(found)
+    reached = found.utilisation
+    if reached is not None:
+        yield Heading(f"At {show_rate(reached.tok_s)}")
+        palm = f"by PaLM's count {show_share(reached.mfu_palm)}"
+        rows = {
+            "MFU": f"{show_share(reached.mfu)} ({found.costs.flops.convention}), {palm}",
+            "HFU": show_share(reached.hfu),
+            "of the ceiling": show_share(reached.efficiency),
+        }
+        yield facts(rows, _LONG_NAME_WIDTH)
+        if reached.above_one_because:
+            yield Paragraph("more than the hardware can do; likely causes:")
+            yield bullets(reached.above_one_because)
+    if found.notes:
+        yield Heading("Notes")
+        yield bullets(texts_of(found.notes, flags), style="dim")
 
 
 def _token(found: Estimate) -> Iterator[Block]:
@@ -256,20 +265,3 @@ def _regime(found: Estimate) -> str:
     batch = found.crossing_tokens / found.plan.seq
     where = f"{show_count(round(found.crossing_tokens))} tokens per micro-batch (batch {batch:,.2g})"
     return f"{text}; that changes at {where}"
-
-
-def _utilisation(found: Estimate) -> Iterator[Block]:
-    reached = found.utilisation
-    if reached is None:
-        return
-    yield Heading(f"At {show_rate(reached.tok_s)}")
-    palm = f"by PaLM's count {show_share(reached.mfu_palm)}"
-    rows = {
-        "MFU": f"{show_share(reached.mfu)} ({found.costs.flops.convention}), {palm}",
-        "HFU": show_share(reached.hfu),
-        "of the ceiling": show_share(reached.efficiency),
-    }
-    yield facts(rows, _LONG_NAME_WIDTH)
-    if reached.above_one_because:
-        yield Paragraph("more than the hardware can do; likely causes:")
-        yield bullets(reached.above_one_because)

@@ -75,7 +75,8 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {
-        "place": _place,
+        # A coordinate with as few digits as a screen can show.
+        "place": lambda number: f"{number:.2f}".rstrip("0").rstrip("."),
         "name": lambda text: shortened(text, _NAME_CELLS),
         "text": printable,
         "prose": _prose,
@@ -95,11 +96,6 @@ def _prose(text: str) -> str:
 
     escaped = str(escape(shortened(text, _PROSE_CELLS)))
     return Markup(re.sub(_OPTION, r'<code class="flag">\1</code>', escaped))  # noqa: S704  escaped above
-
-
-def _place(number: float) -> str:
-    """Return a coordinate with as few digits as a screen can show."""
-    return f"{number:.2f}".rstrip("0").rstrip(".")
 
 
 @cache

@@ -22,6 +22,26 @@ def view(report: ParityReport, flags: Mapping[str, str] = NO_FLAGS) -> dict[str,
     """Return what the template shows."""
     ours, theirs = shortened(report.apr_runtime, 60), shortened(report.baseline_runtime, 60)
     says = meaning(report, ours)
+    # The largest differences as bars from a middle line: left ours is ahead, right behind.
+    shown = sorted(report.gaps, key=lambda gap: (-abs(_lost_ms(gap)), gap.op))[:BARS_SHOWN]
+    shown.sort(key=lambda gap: (-_lost_ms(gap), gap.op))
+    widest = max((abs(_lost_ms(gap)) for gap in shown), default=0.0) or 1.0
+    bars = []
+    for gap in shown:
+        lost, name = _lost_ms(gap), shortened(gap.op, 60)
+        reach = lost / widest * 50.0
+        figures = ("+" if lost > 0 else "\N{MINUS SIGN}") + show_ms(abs(lost))
+        both = f"{show_ms(gap.apr_ms)} against {show_ms(gap.baseline_ms)}, {show_ratio(gap.ratio)}"
+        bars.append(
+            {
+                "name": name,
+                "x": 50.0 + min(0.0, reach),
+                "width": max(abs(reach), 0.3),
+                "figures": figures,
+                "tip": f"{name}: {figures} ({both})",
+                "look": "slower" if lost > 0 else "faster",
+            }
+        )
     return {
         "title": f"{ours} against {theirs}",
         "ours": ours,
@@ -35,7 +55,7 @@ def view(report: ParityReport, flags: Mapping[str, str] = NO_FLAGS) -> dict[str,
             for name, share in ((ours, report.ours_matched_share), (theirs, report.theirs_matched_share))
             if share is not None
         ],
-        "bars": _bars(report.gaps),
+        "bars": bars,
         "bars_left": max(0, len(report.gaps) - BARS_SHOWN),
         "rows": [
             {"gap": gap, "name": shortened(gap.op, 200), "lost_ms": _lost_ms(gap)}
@@ -57,27 +77,3 @@ def view(report: ParityReport, flags: Mapping[str, str] = NO_FLAGS) -> dict[str,
 
 def _lost_ms(gap: ParityGap) -> float:
     return gap.apr_ms - gap.baseline_ms
-
-
-def _bars(gaps: tuple[ParityGap, ...]) -> list[dict[str, Any]]:
-    """Return the largest differences as bars from a middle line: left ours is ahead, right behind."""
-    shown = sorted(gaps, key=lambda gap: (-abs(_lost_ms(gap)), gap.op))[:BARS_SHOWN]
-    shown.sort(key=lambda gap: (-_lost_ms(gap), gap.op))
-    widest = max((abs(_lost_ms(gap)) for gap in shown), default=0.0) or 1.0
-    bars = []
-    for gap in shown:
-        lost, name = _lost_ms(gap), shortened(gap.op, 60)
-        reach = lost / widest * 50.0
-        figures = ("+" if lost > 0 else "\N{MINUS SIGN}") + show_ms(abs(lost))
-        both = f"{show_ms(gap.apr_ms)} against {show_ms(gap.baseline_ms)}, {show_ratio(gap.ratio)}"
-        bars.append(
-            {
-                "name": name,
-                "x": 50.0 + min(0.0, reach),
-                "width": max(abs(reach), 0.3),
-                "figures": figures,
-                "tip": f"{name}: {figures} ({both})",
-                "look": "slower" if lost > 0 else "faster",
-            }
-        )
-    return bars

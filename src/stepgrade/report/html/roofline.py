@@ -30,15 +30,26 @@ def view(card: Scorecard, flags: Mapping[str, str]) -> dict[str, Any]:
             why += "Record with torch.profiler and record_shapes=True."
         return {"why_empty": why}
     points = found.points[:DOTS_SHOWN]
-    x, y = _scales(found)
+    # Both axes are wide enough for the points, the step as a whole, the level roofs and the ridge.
+    drawn = [*points, *([found.run] if found.run else [])]
+    across = [point.flops_per_byte for point in drawn] + ([found.ridge] if found.ridge else [])
+    up = [point.flops_s for point in drawn]
+    up += [roof.per_s for roof in found.roofs if roof.kind == "compute"]
+    x, y = _half_decades(across), _half_decades(up)
     lines = _roofs(found, x, y)
+    # The level roofs' names are stacked left of where they begin: no operation can be there.
+    level = sorted((line for line in lines if not line.is_rising), key=lambda line: line.y1)
+    side = "end" if level and level[0].x1 > 35.0 else "start"
     dots = [_dot(point, x, y, found.points[0].ms) for point in points]
     return {
         "why_empty": None,
         "lines": lines,
         "dots": dots,
         "labels": _labels(dots, found.points),
-        "roof_labels": _roof_labels(lines),
+        "roof_labels": [
+            Mark(x=level[0].x1, y=level[0].y1, height=-0.4 - 1.2 * place, label=line.label, look=side)
+            for place, line in enumerate(reversed(level))
+        ],
         "run": None if found.run is None else _dot(found.run, x, y, found.run.ms, look="run"),
         "x_ticks": [Tick(at=x.place(value), text=_plain(value)) for value in decades(x.low, x.high)],
         "y_ticks": [
@@ -64,18 +75,11 @@ def view(card: Scorecard, flags: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _scales(found: Roofline) -> tuple[Scale, Scale]:
-    """Return both axes, wide enough for the points, the step as a whole, the level roofs and the ridge."""
-    points = [*found.points[:DOTS_SHOWN], *([found.run] if found.run else [])]
-    across = [point.flops_per_byte for point in points] + ([found.ridge] if found.ridge else [])
-    up = [point.flops_s for point in points]
-    up += [roof.per_s for roof in found.roofs if roof.kind == "compute"]
-    scales = []
-    for values in (across, up):
-        low, high = math.log10(min(values)), math.log10(max(values))
-        ends = 10 ** (math.floor(low * 2 - 0.3) / 2), 10 ** (math.ceil(high * 2 + 0.3) / 2)
-        scales.append(Scale(low=ends[0], high=ends[1], is_log=True))
-    return scales[0], scales[1]
+def _half_decades(values: list[float]) -> Scale:
+    """Return an axis around the values, from one half of a power of ten to another."""
+    low, high = math.log10(min(values)), math.log10(max(values))
+    ends = 10 ** (math.floor(low * 2 - 0.3) / 2), 10 ** (math.ceil(high * 2 + 0.3) / 2)
+    return Scale(low=ends[0], high=ends[1], is_log=True)
 
 
 def _roofs(found: Roofline, x: Scale, y: Scale) -> list[Line]:
@@ -111,18 +115,6 @@ def _roofs(found: Roofline, x: Scale, y: Scale) -> list[Line]:
 
 def _roof_label(roof: Roof) -> str:
     return f"{roof.shown}, {BASES[roof.basis]}"
-
-
-def _roof_labels(lines: list[Line]) -> list[Mark]:
-    """Return the level roofs' names, stacked left of where they begin: no operation can be there."""
-    level = sorted((line for line in lines if not line.is_rising), key=lambda line: line.y1)
-    if not level:
-        return []
-    side = "end" if level[0].x1 > 35.0 else "start"
-    return [
-        Mark(x=level[0].x1, y=level[0].y1, height=-0.4 - 1.2 * place, label=line.label, look=side)
-        for place, line in enumerate(reversed(level))
-    ]
 
 
 def _dot(point: RoofPoint, x: Scale, y: Scale, longest_ms: float, look: str = "") -> Mark:

@@ -35,6 +35,7 @@ def view(card: Scorecard, flags: Mapping[str, str]) -> dict[str, Any]:
         name = shortened(card.source.files[0], 120) + more
     spans = {op.name: op.longest for op in card.operations}
     findings = [_finding(finding, card, spans) for finding in card.findings]
+    longest = card.operations[0].ms if card.operations else None
     return {
         "card": card,
         "title": f"{card.grade}: {shortened(card.source.files[0], 80)}" if card.source.files else card.grade,
@@ -43,7 +44,25 @@ def view(card: Scorecard, flags: Mapping[str, str]) -> dict[str, Any]:
         "ledger": ledger.view(card),
         "roofline": roofline.view(card, flags),
         "layers": layers.view(card, flags),
-        "operations": _operations(card),
+        # The first page of a table that the script sorts, searches and pages, and what it leaves out.
+        "operations": {
+            "rows": [
+                {
+                    "op": op,
+                    "name": shortened(op.name, 200),
+                    "width": (op.ms or 0.0) / longest * 100.0 if longest else 0.0,
+                    "link": perfetto.link(op.longest, card.source),
+                }
+                for op in card.operations[:OPERATIONS_SHOWN]
+            ],
+            "count": len(card.operations),
+            "shown": OPERATIONS_SHOWN,
+            "tail": tail_of(card.operations, ROWS_KEPT),
+            "kept": ROWS_KEPT,
+            "has_links": any(op.longest for op in card.operations),
+            "address": perfetto.ADDRESS,
+            "margin": perfetto.MARGIN,
+        },
         "steps": steps.view(card),
         # The first are on the first screen as well.
         "findings": {
@@ -62,6 +81,23 @@ def view(card: Scorecard, flags: Mapping[str, str]) -> dict[str, Any]:
 def verdict(card: Scorecard, flags: Mapping[str, str] = NO_FLAGS) -> dict[str, Any]:
     """Return the first screen: the grade and what it is of, rate, ceilings, what holds the run back."""
     is_graded = card.grade != UNGRADED
+    found = standings(card)
+    scale = Scale(low=0.0, high=max((standing.ceiling.tok_s for standing in found), default=0.0))
+    ceilings = []
+    for standing in found:
+        ceiling, width = standing.ceiling, scale.place(standing.ceiling.tok_s)
+        ceilings.append(
+            {
+                "name": f"{ROOFS[ceiling.kind]}, {BASES[ceiling.basis]}",
+                "rate": show_rate(ceiling.tok_s),
+                "share": show_share(standing.share),
+                "width": width,
+                "reached": 0.0 if standing.share is None else min(width, width * standing.share),
+                "is_known": standing.share is not None,
+                "counts": standing.counts,
+                "tip": joined(ceiling.convention, ceiling.source),
+            }
+        )
     begins = [*((share * 100.0, grade) for share, grade in GRADES), (100.0, "")]
     return {
         "grade": card.grade if is_graded else MISSING,
@@ -77,7 +113,7 @@ def verdict(card: Scorecard, flags: Mapping[str, str] = NO_FLAGS) -> dict[str, A
         ],
         "tiles": _tiles(card, flags),
         "bottleneck": BOTTLENECKS.get(card.bottleneck, card.bottleneck),
-        "ceilings": _ceilings(card),
+        "ceilings": ceilings,
         "no_ceiling": "No ceiling in tokens per second is known. "
         + name_fields("Give {device} and {model} with {batch} and {seq}.", flags),
     }
@@ -126,50 +162,6 @@ def _tiles(card: Scorecard, flags: Mapping[str, str]) -> list[tuple[str, str, st
     if card.launches_per_step is not None:
         tiles.append(("Launches", show_count(round(card.launches_per_step)), "per step"))
     return tiles
-
-
-def _ceilings(card: Scorecard) -> list[dict[str, Any]]:
-    found = standings(card)
-    scale = Scale(low=0.0, high=max((standing.ceiling.tok_s for standing in found), default=0.0))
-    rows = []
-    for standing in found:
-        ceiling, width = standing.ceiling, scale.place(standing.ceiling.tok_s)
-        rows.append(
-            {
-                "name": f"{ROOFS[ceiling.kind]}, {BASES[ceiling.basis]}",
-                "rate": show_rate(ceiling.tok_s),
-                "share": show_share(standing.share),
-                "width": width,
-                "reached": 0.0 if standing.share is None else min(width, width * standing.share),
-                "is_known": standing.share is not None,
-                "counts": standing.counts,
-                "tip": joined(ceiling.convention, ceiling.source),
-            }
-        )
-    return rows
-
-
-def _operations(card: Scorecard) -> dict[str, Any]:
-    """Return the first page of a table that the script sorts, searches and pages, and what it leaves out."""
-    longest = card.operations[0].ms if card.operations else None
-    return {
-        "rows": [
-            {
-                "op": op,
-                "name": shortened(op.name, 200),
-                "width": (op.ms or 0.0) / longest * 100.0 if longest else 0.0,
-                "link": perfetto.link(op.longest, card.source),
-            }
-            for op in card.operations[:OPERATIONS_SHOWN]
-        ],
-        "count": len(card.operations),
-        "shown": OPERATIONS_SHOWN,
-        "tail": tail_of(card.operations, ROWS_KEPT),
-        "kept": ROWS_KEPT,
-        "has_links": any(op.longest for op in card.operations),
-        "address": perfetto.ADDRESS,
-        "margin": perfetto.MARGIN,
-    }
 
 
 def _finding(finding: Finding, card: Scorecard, spans: Mapping[str, Span | None]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.report.html.plot import Mark, Scale, Tick, even_ticks, joined
 from stepgrade.report.words import plural
-from stepgrade.scoring.spread import Bin, Stretch, histogram, stretches
+from stepgrade.scoring.spread import Stretch, histogram, stretches
 from stepgrade.scoring.step_times import RULE, STEADY, marks_of
 from stepgrade.units import show_count, show_ms
 
@@ -30,10 +30,17 @@ def view(card: Scorecard) -> dict[str, Any]:
     room = (high - low) * 0.08 or high * 0.05
     scale = Scale(low=max(0.0, low - room), high=high + room)
     counted = show_count(steps.count)
+    bins, found = [], histogram(steps.samples_ms)
+    most = max(part.count for part in found)
+    for part in found:
+        top, bottom = 100.0 - scale.place(part.high_ms), 100.0 - scale.place(part.low_ms)
+        tip = f"{show_ms(part.low_ms)} to {show_ms(part.high_ms)}: {plural(part.count, 'step')}"
+        width, height = part.count / most * 100.0, max(bottom - top, 1.0)
+        bins.append(Mark(x=0.0, y=top, width=width, height=height, tip=tip))
     return {
         "why_empty": None,
         "points": [_point(point, len(steps.samples_ms), scale) for point in points],
-        "bins": _bins(histogram(steps.samples_ms), scale),
+        "bins": bins,
         "median": 100.0 - scale.place(steps.median_ms) if steps.median_ms is not None else None,
         "y_ticks": [
             Tick(at=100.0 - scale.place(ms), text=show_ms(ms)) for ms in even_ticks(scale.low, scale.high)
@@ -72,14 +79,3 @@ def _point(point: Stretch, count: int, scale: Scale) -> dict[str, Any]:
         "look": point.mark.replace(" ", "-"),
         "tip": f"{name}: {figures}",
     }
-
-
-def _bins(bins: tuple[Bin, ...], scale: Scale) -> list[Mark]:
-    most = max(found.count for found in bins)
-    marks = []
-    for found in bins:
-        top, bottom = 100.0 - scale.place(found.high_ms), 100.0 - scale.place(found.low_ms)
-        tip = f"{show_ms(found.low_ms)} to {show_ms(found.high_ms)}: {plural(found.count, 'step')}"
-        height = max(bottom - top, 1.0)
-        marks.append(Mark(x=0.0, y=top, width=found.count / most * 100.0, height=height, tip=tip))
-    return marks
