@@ -105,10 +105,18 @@ def find_layers(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Layers:
     block = _blocks_of_pieces(timeline, pieces, blocks, in_backward)
     scale = 1 / NS_PER_MS
     forward_ns, backward_ns, again_ns = (
-        np.bincount(block[rows], weights=pieces.dur_ns[rows], minlength=len(blocks.names)).tolist()
-        for rows in (chosen & (block >= 0) for chosen in (forward, backward, recompute))
+        np.bincount(block[inside], weights=pieces.dur_ns[inside], minlength=len(blocks.names)).tolist()
+        for inside in (chosen & (block >= 0) for chosen in (forward, backward, recompute))
     )
-    ops = _operations_of_blocks(timeline.trace, pieces, block, forward | in_backward)
+    # The time of each operation in each block.
+    strings = timeline.trace.strings
+    rows = np.flatnonzero((forward | in_backward) & (block >= 0))
+    pairs, which, _ = groups(block[rows].astype(np.int64) * len(strings) + pieces.name[rows])
+    sums = np.bincount(which, weights=pieces.dur_ns[rows], minlength=len(pairs))
+    ops: dict[int, dict[str, int]] = {}
+    for pair, ns in zip(pairs.tolist(), sums.tolist(), strict=True):
+        index, name_index = divmod(pair, len(strings))
+        ops.setdefault(index, {})[strings[name_index]] = int(ns)
     times = tuple(
         LayerTime(
             layer=index,
@@ -135,21 +143,6 @@ def _recomputed(timeline: Timeline) -> Mask:
     forward &= ~matching(timeline.trace.strings, BACKWARD)[tree.name]
     forward |= tree.kind == MODULE
     return inherit(tree.parent, (forward & inside).astype(np.int8)) > 0
-
-
-def _operations_of_blocks(
-    trace: Trace, pieces: Pieces, block: Ids, chosen: Mask
-) -> dict[int, dict[str, int]]:
-    """Return the time of each operation in each block."""
-    rows = np.flatnonzero(chosen & (block >= 0))
-    names = len(trace.strings)
-    pairs, which, _ = groups(block[rows].astype(np.int64) * names + pieces.name[rows])
-    sums = np.bincount(which, weights=pieces.dur_ns[rows], minlength=len(pairs))
-    found: dict[int, dict[str, int]] = {}
-    for pair, ns in zip(pairs.tolist(), sums.tolist(), strict=True):
-        index, name = divmod(pair, names)
-        found.setdefault(index, {})[trace.strings[name]] = int(ns)
-    return found
 
 
 def _why_none(timeline: Timeline) -> str:

@@ -34,9 +34,8 @@ class Operations(NamedTuple):
     """The operations of the steady steps, and what is known of their matrix products together."""
 
     times: tuple[OpTime, ...]
-    matmul_flops: (
-        float | None
-    )  # of matmuls, convolutions and attention whose sizes are known; None if none is
+    # Of matmuls, convolutions and attention whose sizes are known; None if none is.
+    matmul_flops: float | None
     matmul_known_share: float  # of the time of those operations, how much has its FLOPs known
 
 

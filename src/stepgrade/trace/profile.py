@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import structs
 
 from stepgrade.model.columns import distinct
-from stepgrade.model.events import Longs, Trace, TraceDevice
+from stepgrade.model.events import Trace, TraceDevice
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import DeviceSeen, Profile, Recorded, Source, Span
 from stepgrade.trace.activity import measure_activity
@@ -24,7 +24,7 @@ from stepgrade.trace.quality import check_quality
 from stepgrade.trace.ranks import RankProfile, RankStep, merge_ranks
 from stepgrade.trace.steps import NOTES
 from stepgrade.trace.timeline import Driver, Timeline, build_timeline
-from stepgrade.trace.windows import StepMark, Windows
+from stepgrade.trace.windows import StepMark
 from stepgrade.units import NS_PER_MS, show_count, show_ms
 
 FORMAT = "kineto"
@@ -150,11 +150,18 @@ def _find_notes(timeline: Timeline, layers: Layers) -> Iterator[Note]:
     windows = timeline.windows
     if timeline.steps.basis in NOTES:
         yield Note("steps_basis", NOTES[timeline.steps.basis])
-    steady_ns = windows.dur_ns[windows.steady]
+    steady_ns, count = windows.dur_ns[windows.steady], len(windows.mark)
     for mark, place in ((StepMark.WARM_UP, "first"), (StepMark.FLUSH, "last")):
         odd = windows.dur_ns[[other == mark for other in windows.mark]]
         if len(odd) and len(steady_ns):
-            yield Note(f"{place}_steps_left_out", _say_left_out(mark, place, odd, windows))
+            theirs, usual = float(np.median(odd)), float(np.median(steady_ns))
+            reason = "warm-up" if theirs > usual else "start-up"
+            which, took = f"{place} {len(odd)} of {count} steps are", "they took"
+            if len(odd) == 1:
+                which, took = f"{place} of {count} steps is", "it took"
+            times = f"{took} {show_ms(theirs / NS_PER_MS)}, the others {show_ms(usual / NS_PER_MS)}"
+            reason = "the profiler's flush" if mark is StepMark.FLUSH else reason
+            yield Note(f"{place}_steps_left_out", f"The {which} left out as {reason}: {times}.")
     kinds = [
         steady_ns[windows.kind[windows.steady] == kind] for kind in distinct(windows.kind[windows.steady])
     ]
@@ -170,14 +177,3 @@ def _find_notes(timeline: Timeline, layers: Layers) -> Iterator[Note]:
     if len(distinct(timeline.trace.work.device)) > 1:
         text = f"The trace has several devices; the ledger covers device {timeline.device}, the busiest."
         yield Note("several_devices", text)
-
-
-def _say_left_out(mark: StepMark, place: str, odd: Longs, windows: Windows) -> str:
-    """Say which steps are not representative of the run, why, and how long they took."""
-    theirs, usual = float(np.median(odd)), float(np.median(windows.dur_ns[windows.steady]))
-    reason = "the profiler's flush" if mark is StepMark.FLUSH else "warm-up" if theirs > usual else "start-up"
-    which, took = f"{place} {len(odd)} of {len(windows.mark)} steps are", "they took"
-    if len(odd) == 1:
-        which, took = f"{place} of {len(windows.mark)} steps is", "it took"
-    times = f"{took} {show_ms(theirs / NS_PER_MS)}, the others {show_ms(usual / NS_PER_MS)}"
-    return f"The {which} left out as {reason}: {times}."

@@ -55,7 +55,13 @@ class AcrossRanks(NamedTuple):
 
 def merge_ranks(ranks: Sequence[RankProfile]) -> Profile:
     """Return the profile of the run whose ranks these are."""
-    by_number = _number_ranks(ranks)
+    # Ranks without a number get the lowest free ones; where two have the same, all get their place.
+    numbers = [rank.rank for rank in ranks if rank.rank is not None]
+    free = (number for number in range(len(ranks)) if number not in numbers)
+    by_number = dict(enumerate(ranks))
+    if len(set(numbers)) == len(numbers):
+        named = {next(free) if rank.rank is None else rank.rank: rank for rank in ranks}
+        by_number = dict(sorted(named.items()))
     steady = [{step.number for step in rank.steps if step.steady} for rank in by_number.values()]
     common = sorted(set.intersection(*steady))
     warnings = tuple(_find_warnings([*by_number.values()], common))
@@ -93,15 +99,6 @@ def merge_ranks(ranks: Sequence[RankProfile]) -> Profile:
         notes=merge_notes([across.notes, *(p.notes for p in profiles)]),
         warnings=by_weight(merge_notes([warnings, *(p.warnings for p in profiles)])),
     )
-
-
-def _number_ranks(ranks: Sequence[RankProfile]) -> dict[int, RankProfile]:
-    """Return the ranks by number; those without one get the lowest free ones, double ones their place."""
-    numbers = [rank.rank for rank in ranks if rank.rank is not None]
-    if len(set(numbers)) < len(numbers):
-        return dict(enumerate(ranks))
-    free = (number for number in range(len(ranks)) if number not in numbers)
-    return dict(sorted({next(free) if rank.rank is None else rank.rank: rank for rank in ranks}.items()))
 
 
 def compare_ranks(by_number: dict[int, RankProfile], common: Sequence[int]) -> AcrossRanks:

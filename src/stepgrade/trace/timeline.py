@@ -92,7 +92,13 @@ def build_timeline(trace: Trace) -> Timeline:
     copies = (work.kind != DeviceEvent.KERNEL) & (classes != WorkClass.COMMUNICATION)
     classes = np.where(copies, WorkClass.COPY, classes)
     host = find_host_state(trace, links, steps, windows)
-    driver = _find_driver(trace)
+    driver = Driver.DEVICE
+    if not len(work.name):
+        collectives = named(trace.strings, trace.ranges.name, COMMUNICATION_RANGE)
+        names = (trace.strings[name] for name in trace.ranges.name[collectives].tolist())
+        nccl = any(name.startswith("nccl:") for name in names)
+        launches = named(trace.strings, trace.calls.name, LAUNCH_CALL).any()
+        driver = Driver.UNSEEN if launches or nccl else Driver.HOST
     # Each row of the tree lies in what its own name and those of the rows above it say.
     bits = np.zeros(max(len(trace.strings), 1), np.int8)
     for pattern, bit in ((INPUT, IN_INPUT), (BACKWARD, IN_BACKWARD), (OPTIMIZER, IN_OPTIMIZER)):
@@ -145,12 +151,3 @@ def _possible_rows(table: Table) -> Table:
     if possible.all():
         return table
     return type(table)(**{name: column[possible] for name, column in structs.asdict(table).items()})
-
-
-def _find_driver(trace: Trace) -> Driver:
-    if len(trace.work.name):
-        return Driver.DEVICE
-    launches = named(trace.strings, trace.calls.name, LAUNCH_CALL).any()
-    collectives = named(trace.strings, trace.ranges.name, COMMUNICATION_RANGE)
-    nccl = any(trace.strings[name].startswith("nccl:") for name in trace.ranges.name[collectives].tolist())
-    return Driver.UNSEEN if launches or nccl else Driver.HOST
