@@ -45,27 +45,6 @@ class Chunk(NamedTuple):
     slot: int | None
 
 
-class Edge(NamedTuple):
-    """The bytes between two events, as this file writes them; newlines cannot occur inside JSON strings."""
-
-    literal: bytes
-
-    @property
-    def comma(self) -> int:
-        """Find the comma between the events."""
-        return self.literal.index(b",")
-
-    @property
-    def brace(self) -> int:
-        """Find where the next event opens."""
-        return self.literal.index(b"{", self.comma)
-
-    @property
-    def joint(self) -> bytes:
-        """Return what lies between two events."""
-        return self.literal[self.comma : self.brace]
-
-
 class _Recognised(Struct):
     ph: str = ""
 
@@ -73,15 +52,18 @@ class _Recognised(Struct):
 _recognise = msgspec.json.Decoder(_Recognised).decode
 
 
-def learn_edge(text: bytes) -> Edge | None:
-    """Return how this file separates events, found at the first one that decodes."""
+def learn_edge(text: bytes) -> bytes | None:
+    """Return the bytes between two events as this file writes them, found at the first one that decodes.
+
+    With the newlines of an indented file, which cannot occur inside JSON strings.
+    """
     start = 0
     for match in _EDGE.finditer(text):
         brace = text.index(b"}", match.start())
         with suppress(*DECODE_ERRORS):
             if _recognise(text[start : brace + 1]).ph:
                 indented = match[1] and b"\n" in match[3]
-                return Edge(text[match.start() : match.start(4)] if indented else text[brace : match.end()])
+                return text[match.start() : match.start(4)] if indented else text[brace : match.end()]
         start = match.start(4) - 1
     return None
 
@@ -94,14 +76,10 @@ class Splitter:
         self._head = head
         self._slots = slots
         self._carry = b""
-        self._offset = offset
-        self._edge: Edge | None = None
+        self._edge = b""
+        self._joint = b""  # what lies between the last chunk given out and the carry
+        self.offset = offset  # where in the text the next chunk, or the rest, begins
         self.rest = b""
-
-    @property
-    def offset(self) -> int:
-        """Say where in the text the next chunk, or the rest, begins."""
-        return self._offset
 
     def next_chunk(self) -> Chunk | None:
         """Return the next whole events, None at the end of the text; a slot must be free."""
@@ -130,8 +108,7 @@ class Splitter:
 
     def text_after(self, most: int) -> bytes:
         """Return the text that follows the last chunk given out, up to about `most` bytes."""
-        joint = self._edge.joint if self._edge else b""
-        text = bytearray(joint + self._carry)
+        text = bytearray(self._joint + self._carry)
         while len(text) < most and (block := self._read_block()):
             text += block
         return bytes(text)
@@ -157,16 +134,16 @@ class Splitter:
         return cut
 
     def _rfind(self, buffer: mmap.mmap | bytearray, low: int, high: int) -> int | None:
-        cut = buffer.rfind(self._edge.literal, low, high) if self._edge else -1
+        cut = buffer.rfind(self._edge, low, high) if self._edge else -1
         return None if cut < 0 else cut
 
     def _cut_off(self, view: memoryview, cut: int, slot: int | None) -> Chunk:
-        assert self._edge is not None  # noqa: S101 (a cut was found by it)
-        comma, brace = cut + self._edge.comma, cut + self._edge.brace
-        self._carry = bytes(view[brace:])
+        comma = cut + self._edge.index(b",")
+        brace = cut + self._edge.index(b"{", comma - cut)
+        self._joint, self._carry = bytes(view[comma:brace]), bytes(view[brace:])
         view[comma] = ord("]")
-        chunk = Chunk(view[: comma + 1], self._offset, slot)
-        self._offset += brace - 1
+        chunk = Chunk(view[: comma + 1], self.offset, slot)
+        self.offset += brace - 1
         return chunk
 
     def _long_chunk(self, text: bytes) -> Chunk | None:
@@ -175,7 +152,7 @@ class Splitter:
         grown = bytearray(b"[" + text)
         while block := self._read_block():
             if len(grown) > MAX_EVENT_BYTES:
-                self._offset += len(grown) - 1 - _KEPT_BYTES
+                self.offset += len(grown) - 1 - _KEPT_BYTES
                 del grown[1:-_KEPT_BYTES]
             searched = max(1, len(grown) - _KEPT_BYTES)
             grown += block

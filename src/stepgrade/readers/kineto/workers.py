@@ -72,15 +72,7 @@ class Worker:
 
     def offer(self, chunk: Chunk, slots: Slots) -> bool:
         """Hand a chunk over if the worker is free to take it; slots that it has read become free."""
-        answers = self._answers.read(64)
-        if answers == b"":
-            raise WorkerLost
-        for answer in answers or b"":
-            if answer == READY:
-                self._is_ready = True
-            else:
-                slots.free.append(answer)
-                self._slots_held -= 1
+        self._collect(slots)
         if not self._is_ready or self._slots_held == SLOTS_EACH or chunk.slot is None:
             return False
         self._order(chunk.slot, len(chunk.view), chunk.offset)
@@ -92,6 +84,17 @@ class Worker:
             self._orders.write(ORDER.pack(*numbers))
         except OSError as error:
             raise WorkerLost from error
+
+    def _collect(self, slots: Slots) -> None:
+        answers = self._answers.read(64)
+        if answers == b"":
+            raise WorkerLost
+        for answer in answers or b"":
+            if answer == READY:
+                self._is_ready = True
+            else:
+                slots.free.append(answer)
+                self._slots_held -= 1
 
     def finish(self, reader: ChunkReader) -> None:
         """Add all that the worker has read to `reader`."""
