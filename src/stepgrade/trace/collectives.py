@@ -23,22 +23,14 @@ from stepgrade.units import NS_PER_MS
 CLOCKS_APART_NS = 1_000_000
 STRAGGLER_SHARE = 0.01
 _ITEM_BYTES = {
-    "double": 8,
-    "float64": 8,
-    "long": 8,
-    "int64": 8,
-    "float": 4,
-    "float32": 4,
-    "int": 4,
-    "half": 2,
-    "float16": 2,
-    "bfloat16": 2,
-    "short": 2,
-    "byte": 1,
-    "char": 1,
-    "bool": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
+    name: size
+    for size, names in (
+        (1, ("byte", "char", "bool", "float8_e4m3fn", "float8_e5m2")),
+        (2, ("half", "float16", "bfloat16", "short")),
+        (4, ("float", "float32", "int")),
+        (8, ("double", "float64", "long", "int64")),
+    )
+    for name in names
 }
 
 

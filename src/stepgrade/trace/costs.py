@@ -23,26 +23,16 @@ NORM_BACKWARD_FLOPS_PER_ELEMENT = 8
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 Dims = tuple[int, ...]
 _ITEM_BYTES = {
-    "double": 8,
-    "float": 4,
-    "c10::half": 2,
-    "c10::bfloat16": 2,
-    "c10::float8_e4m3fn": 1,
-    "c10::float8_e5m2": 1,
-    "c10::float8_e4m3fnuz": 1,
-    "c10::float8_e5m2fnuz": 1,
-    "c10::complex<float>": 8,
-    "c10::complex<double>": 16,
-    "long": 8,
-    "long int": 8,
-    "int": 4,
-    "short": 2,
-    "short int": 2,
-    "signed char": 1,
-    "unsigned char": 1,
-    "bool": 1,
-    "half": 2,
-    "bfloat16": 2,
+    name: size
+    for size, names in (
+        (1, ("bool", "signed char", "unsigned char", "c10::float8_e4m3fn", "c10::float8_e5m2")),
+        (1, ("c10::float8_e4m3fnuz", "c10::float8_e5m2fnuz")),
+        (2, ("c10::bfloat16", "c10::half", "bfloat16", "half", "short", "short int")),
+        (4, ("float", "int")),
+        (8, ("double", "long", "long int", "c10::complex<float>")),
+        (16, ("c10::complex<double>",)),
+    )
+    for name in names
 }
 
 
@@ -273,27 +263,14 @@ def foreach_cost(shapes: Shapes) -> Cost:
 
 _SDPA = "_scaled_dot_product"
 _RULES: dict[str, Rule] = {
-    "mm": _matmul_at(0),
-    "bmm": _matmul_at(0),
-    "matmul": _matmul_at(0),
-    "_scaled_mm": _matmul_at(0),
-    "_int_mm": _matmul_at(0),
-    "addmm": _matmul_at(1),
-    "addmm_": _matmul_at(1),
-    "_addmm_activation": _matmul_at(1),
-    "baddbmm": _matmul_at(1),
-    "addbmm": _matmul_at(1),
+    **dict.fromkeys(("mm", "bmm", "matmul", "_scaled_mm", "_int_mm"), _matmul_at(0)),
+    **dict.fromkeys(("addmm", "addmm_", "_addmm_activation", "baddbmm", "addbmm"), _matmul_at(1)),
     "linear": linear_cost,
-    "_grouped_mm": grouped_cost,
-    "_scaled_grouped_mm": grouped_cost,
-    "convolution": _convolution(3, 4, 5, transposed=6),
-    "_convolution": _convolution(3, 4, 5, transposed=6),
-    "conv1d": _convolution(3, 4, 5),
-    "conv2d": _convolution(3, 4, 5),
-    "conv3d": _convolution(3, 4, 5),
+    **dict.fromkeys(("_grouped_mm", "_scaled_grouped_mm"), grouped_cost),
+    **dict.fromkeys(("convolution", "_convolution"), _convolution(3, 4, 5, transposed=6)),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution(3, 4, 5)),
+    **dict.fromkeys(("miopen_convolution", "mkldnn_convolution"), _convolution(4, 3, 5)),
     "cudnn_convolution": _convolution(3, 2, 4),
-    "miopen_convolution": _convolution(4, 3, 5),
-    "mkldnn_convolution": _convolution(4, 3, 5),
     "convolution_backward": convolution_backward_cost,
     f"{_SDPA}_flash_attention": _attention(0, 4, heads_at=1, passes=1),
     f"{_SDPA}_flash_attention_for_cpu": _attention(0, 4, heads_at=1, passes=1),

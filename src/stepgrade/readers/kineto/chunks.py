@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from typing import Final
@@ -21,6 +20,7 @@ from stepgrade.readers.kineto.decode import (
     from_numbers,
     from_texts,
     repair,
+    scan_value,
 )
 from stepgrade.readers.kineto.tables import Tables
 
@@ -32,8 +32,6 @@ _CONTROL: Final = re.compile(rb"[\x00-\x1f]")
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _CLOSE: Final = ord("]")
 _BROKEN: Final = "not valid JSON"
-# Only where a value ends is asked: numbers are not made, they could have a million digits.
-_scan = json.JSONDecoder(strict=False, parse_int=len, parse_float=len).raw_decode
 
 
 class Losses(Struct):
@@ -95,7 +93,7 @@ class ChunkReader:
                 self.end = offset + at + 1
                 break
             try:
-                _, stop = _scan(characters, at)
+                _, stop = scan_value(characters, at)
             except (ValueError, RecursionError):
                 self.losses.add(_BROKEN, offset + at)
                 stop = _resume(text, at)

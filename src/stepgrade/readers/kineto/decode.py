@@ -8,6 +8,7 @@ their text.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
@@ -92,6 +93,8 @@ class LooseEvent(Struct, gc=False):
 decode_events = msgspec.json.Decoder(list[Event]).decode
 decode_text_timed = msgspec.json.Decoder(list[TextTimedEvent]).decode
 decode_loosely = msgspec.json.Decoder(LooseEvent).decode
+# Only where a value ends is asked: numbers are not made, they could have a million digits.
+scan_value = json.JSONDecoder(strict=False, parse_int=len, parse_float=len).raw_decode
 _decode_text = msgspec.json.Decoder(str).decode
 _decode_any = msgspec.json.Decoder().decode
 _decode_args = msgspec.json.Decoder(Args).decode

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from itertools import islice
 from typing import Any, Final, NamedTuple
@@ -12,7 +11,7 @@ from msgspec import UNSET, Struct, field
 
 from stepgrade.errors import BadInput
 from stepgrade.model.events import TraceDevice
-from stepgrade.readers.kineto.decode import DECODE_ERRORS
+from stepgrade.readers.kineto.decode import DECODE_ERRORS, scan_value
 from stepgrade.readers.source import ByteSource
 
 MAX_HEAD_BYTES: Final = 64 << 20
@@ -22,7 +21,6 @@ _MOST_TRIES: Final = 32  # bounds the time that a hostile text can take
 _BOM: Final = b"\xef\xbb\xbf"
 _EVENTS: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
 _MAX_SALVAGE_BYTES: Final = 1 << 20
-_scan = json.JSONDecoder(strict=False, parse_int=len, parse_float=len).raw_decode
 _BLANK: Final = b" \t\r\n\0"
 
 _FLAGS: Final = {
@@ -131,7 +129,7 @@ def read_tail(head: Head, text: bytes | None) -> tuple[dict[str, Any], str | Non
         return {}, "the end of the file: it stops right after the events"
     closed = b'{"":0' + body[:_MAX_SALVAGE_BYTES]
     try:
-        _, end = _scan(closed.decode("latin-1"))
+        _, end = scan_value(closed.decode("latin-1"))
     except (ValueError, RecursionError):
         return _cut_keys(body[:_MAX_SALVAGE_BYTES])
     return _keys(closed[:end]) or {}, f"{len(body) + 5 - end} bytes after the end of the JSON"
