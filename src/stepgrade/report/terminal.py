@@ -50,30 +50,25 @@ CHART_ROWS = 10
 
 def write(blocks: Iterable[Block], *, width: int, color: bool) -> str:
     """Return the blocks as lines of at most `width` cells; styles become escape codes only with `color`."""
-    canvas = Canvas(width=width, color=color)
+    canvas = _Canvas(width=width, color=color)
     canvas.draw(blocks)
-    return canvas.text()
+    return "\n".join(canvas.lines) + "\n"
 
 
-class Canvas:
+class _Canvas:
     """Collects lines."""
 
     def __init__(self, *, width: int, color: bool) -> None:
         self.width = max(LEAST_WIDTH, width)
+        self.lines: list[str] = []
         self._color = color
-        self._lines: list[str] = []
-
-    def text(self) -> str:
-        """Return all lines."""
-        return "\n".join(self._lines) + "\n"
 
     def style(self, text: str, style: str | None) -> str:
         """Return `text` in a style, or as it is when colour is off."""
         return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if self._color and style and text else text
 
     def line(self, text: str = "") -> None:
-        """Add a finished line."""
-        self._lines.append(text.rstrip())
+        self.lines.append(text.rstrip())
 
     def paragraph(self, text: str, indent: str, first: str | None = None, style: str | None = None) -> None:
         """Add text made printable and wrapped to the width; `first` replaces the first line's indent."""
@@ -81,17 +76,11 @@ class Canvas:
             self.line((first if first is not None and number == 0 else indent) + self.style(part, style))
 
     def draw(self, blocks: Iterable[Block]) -> None:
-        """Draw every block that is for a terminal."""
         for block in blocks:
             if isinstance(block, Title | Space) or block.only != "full":
                 _DRAWN_BY[type(block)](self, block)
 
-    def draw_space(self, _block: Space) -> None:
-        """Draw an empty line."""
-        self.line()
-
     def draw_paragraph(self, block: Paragraph) -> None:
-        """Draw wrapped text, with its mark before it."""
         mark = f"{block.mark} " if block.mark else ""
         first = " " * block.indent + (f"{self.style(block.mark, 'fair')} " if mark else "")
         self.paragraph(block.text, " " * (block.indent + block.hanging + len(mark)), first, block.style)
@@ -106,7 +95,6 @@ class Canvas:
         self.line(self.style(shortened(text, self.width) if title.style == "dim" else text, title.style))
 
     def draw_heading(self, heading: Heading) -> None:
-        """Draw an empty line and a section's title."""
         text = heading.narrow if heading.narrow and self.width < NARROW else heading.text
         if heading.name:
             text = f"{text} {shortened(heading.name, self.width - cells(text) - 1)}"
@@ -166,7 +154,6 @@ class Canvas:
             self.line(f"  {shown}  {self.style(drawn, 'bar')}  {figures:>{figures_width}}")
 
     def draw_table(self, table: Table) -> None:
-        """Draw columns side by side."""
         if self.width < table.least_width:
             self.draw(table.otherwise)
             return
@@ -208,7 +195,6 @@ class Canvas:
                 self.line(indent + "".join(styled))
 
     def draw_bullets(self, block: Bullets) -> None:
-        """Draw a list."""
         for row in block.rows:
             if row.only == "full":
                 continue
@@ -238,17 +224,17 @@ class Canvas:
             self.line(f"  {label:>{margin - 3}} ┤{''.join(row)}")
 
 
-_DRAWN_BY: dict[type[Block], Callable[[Canvas, Any], None]] = {
-    Title: Canvas.draw_title,
-    Space: Canvas.draw_space,
-    Heading: Canvas.draw_heading,
-    Paragraph: Canvas.draw_paragraph,
-    Badge: Canvas.draw_badge,
-    Facts: Canvas.draw_facts,
-    Bars: Canvas.draw_bars,
-    Table: Canvas.draw_table,
-    Bullets: Canvas.draw_bullets,
-    Chart: Canvas.draw_chart,
+_DRAWN_BY: dict[type[Block], Callable[[_Canvas, Any], None]] = {
+    Title: _Canvas.draw_title,
+    Space: lambda canvas, _: canvas.line(),
+    Heading: _Canvas.draw_heading,
+    Paragraph: _Canvas.draw_paragraph,
+    Badge: _Canvas.draw_badge,
+    Facts: _Canvas.draw_facts,
+    Bars: _Canvas.draw_bars,
+    Table: _Canvas.draw_table,
+    Bullets: _Canvas.draw_bullets,
+    Chart: _Canvas.draw_chart,
 }
 
 

@@ -54,28 +54,16 @@ _ORDER = {"critical": 0, "warning": 1, "info": 2}
 
 
 def findings(context: RuleContext, ignored: frozenset[str] = frozenset()) -> tuple[Finding, ...]:
-    """Return what the rules find: doubts about the profile, causes by realistic gain, remarks."""
+    """Return what the rules find: doubts about the profile, causes by realistic gain, remarks.
+
+    There is one finding for each cause, with what other rules saw of it as consequences.
+    """
     found = {
         rule.name: finding
         for area, rules in AREAS.items()
         for rule in rules
         if rule.name not in ignored and (finding := rule.finding(context, area)) is not None
     }
-    return tuple(sorted(_grouped(found), key=_order))
-
-
-def _order(finding: Finding) -> tuple[bool, bool, float, int]:
-    is_remark = finding.severity == "info"
-    return not _is_doubt(finding), is_remark, -finding.gain_low, _ORDER[finding.severity]
-
-
-def _is_doubt(finding: Finding) -> bool:
-    """Tell whether it warns of the profile itself, which comes before any advice."""
-    return finding.area == "fitness" and finding.severity != "info"
-
-
-def _grouped(found: dict[str, Finding]) -> list[Finding]:
-    """Return one finding for each cause, with what other rules saw of it as consequences."""
     causes: dict[str, str] = {}
     for rule in RULES:
         cause = found.get(rule.name)
@@ -90,7 +78,17 @@ def _grouped(found: dict[str, Finding]) -> list[Finding]:
         root = _root(cause_name, causes)
         if root in kept:
             kept[root] = _with_consequence(kept[root], found[name])
-    return list(kept.values())
+
+    def order(finding: Finding) -> tuple[bool, bool, float, int]:
+        is_remark = finding.severity == "info"
+        return not _is_doubt(finding), is_remark, -finding.gain_low, _ORDER[finding.severity]
+
+    return tuple(sorted(kept.values(), key=order))
+
+
+def _is_doubt(finding: Finding) -> bool:
+    """Tell whether it warns of the profile itself, which comes before any advice."""
+    return finding.area == "fitness" and finding.severity != "info"
 
 
 def _with_consequence(cause: Finding, seen: Finding) -> Finding:

@@ -34,10 +34,7 @@ def unfused_attention(context: RuleContext) -> Found | None:
         return None
     if context.class_share("attention") > context.limits.fused_attention_share:
         return None
-    softmax_calls, product_calls = (
-        sum(op.calls or 0.0 for op in softmax),
-        sum(op.calls or 0.0 for op in products),
-    )
+    softmax_calls, product_calls = (sum(op.calls or 0.0 for op in ops) for ops in (softmax, products))
     if product_calls < 2 * min(op.calls or 1.0 for op in softmax):
         return None
     claim = (
