@@ -146,28 +146,27 @@ def count_tokens(timeline: Timeline) -> Tokens | None:
     first = int(steady[0])
     inputs = [places for row, places in sizes.items() if step[row] == first] or [*sizes.values()]
     tokens = sum(map(math.prod, inputs))
-    passes = min(_backward_passes(timeline, first), len(inputs))
+    passes = min(int(count_backward_passes(timeline) or 1.0), len(inputs))
     if len(inputs) % passes == 0:
         tokens //= len(inputs) // passes
     return Tokens(tokens, inputs[0][1] if len(inputs[0]) == 2 else None)
 
 
 def count_backward_passes(timeline: Timeline) -> float | None:
-    """Return how many backward passes the first steady step has; None without a steady step."""
-    steady = np.flatnonzero(timeline.windows.steady)
-    return float(_backward_passes(timeline, int(steady[0]))) if len(steady) else None
+    """Return how many backward passes the first steady step has; None without a steady step.
 
-
-def _backward_passes(timeline: Timeline, step: int) -> int:
-    """Return how many backward passes the step has: stretches of backward between forward operations."""
-    ops, tree = timeline.trace.ops, timeline.tree
-    in_step = (steps_of(ops.start_ns, timeline.steps) == step) & (tree.parent[tree.of_op] < 0)
+    They are the stretches of backward between forward operations.
+    """
+    ops, tree, steady = timeline.trace.ops, timeline.tree, np.flatnonzero(timeline.windows.steady)
+    if not len(steady):
+        return None
+    in_step = (steps_of(ops.start_ns, timeline.steps) == steady[0]) & (tree.parent[tree.of_op] < 0)
     backward = matching(timeline.trace.strings, BACKWARD)[ops.name] & in_step
     forward = in_step & ~backward & (ops.sequence >= 0)
     rows = np.flatnonzero(backward | forward)
     order = rows[np.argsort(ops.start_ns[rows], kind="stable")]
     flags = backward[order]
-    return max(1, int((flags & ~np.append(False, flags[:-1])).sum()))
+    return max(1.0, float((flags & ~np.append(False, flags[:-1])).sum()))
 
 
 def count_skipped_steps(timeline: Timeline, pieces: Pieces) -> tuple[int, str | None]:

@@ -36,7 +36,7 @@ from stepgrade.naming.torch_names import (
 from stepgrade.naming.work_class import WorkClass
 from stepgrade.trace import intervals as iv
 from stepgrade.trace.intervals import NOTHING, Spans
-from stepgrade.trace.links import Links, launched_ns
+from stepgrade.trace.links import Links
 from stepgrade.trace.steps import HostSteps
 from stepgrade.trace.windows import Windows
 
@@ -187,11 +187,13 @@ def _launch_after(idle: Spans, trace: Trace, links: Links, chosen: Mask) -> Long
     usable = chosen & (trace.work.dur_ns > 0)
     if not usable.any():
         return np.full(len(idle.starts), -1, np.int64)
-    start, launched = trace.work.start_ns[usable], launched_ns(trace, links)[usable]
+    launched, known = links.launch_ns.copy(), links.call >= 0
+    launched[known] += trace.calls.dur_ns[links.call[known]]
+    start, launched = trace.work.start_ns[usable], launched[usable]
     order = np.lexsort((-launched, start)).astype(np.int32)
     place = np.searchsorted(start[order], idle.ends, side="left")
     launch = launched[order[np.minimum(place, len(order) - 1)]]
-    open_end = idle.ends if (links.call >= 0).any() else np.full(len(idle.ends), -1, np.int64)
+    open_end = idle.ends if known.any() else np.full(len(idle.ends), -1, np.int64)
     return np.where(place < len(order), launch, open_end)
 
 

@@ -192,14 +192,6 @@ def link_work(trace: Trace, tree: HostTree) -> Links:
     )
 
 
-def launched_ns(trace: Trace, links: Links) -> Longs:
-    """Return for each piece of device work the end of the call that launched it, or NONE."""
-    known = links.call >= 0
-    end = links.launch_ns.copy()
-    end[known] += trace.calls.dur_ns[links.call[known]]
-    return end
-
-
 def _rows_by_id(ids: Wholes, wanted: Wholes) -> Ids:
     """Return for each wanted id the row that carries it, or NONE."""
     if not len(ids) or not len(wanted):

@@ -71,7 +71,8 @@ def matmul_time_by_dtype(trace: Trace, pieces: Pieces) -> dict[str, int]:
     if time_ns:
         return time_ns
     for index in distinct(kernels[kernels >= 0]).tolist():
-        dtype = dtype_of_kernel(trace.strings[index])
+        name = trace.strings[index][:250]
+        dtype = next((dtype for dtype, pattern in _KERNEL_TYPES if re.search(pattern, name)), None)
         if dtype is not None:
             time_ns[dtype] = time_ns.get(dtype, 0) + int(pieces.dur_ns[rows[kernels == index]].sum())
     return time_ns
@@ -84,12 +85,6 @@ def dtype_of(inputs: Inputs) -> str | None:
     except UNREADABLE:
         return None
     return next((_DTYPES[name.lower()] for name in types if name.lower() in _DTYPES), None)
-
-
-def dtype_of_kernel(name: str) -> str | None:
-    """Return the precision of a matrix product's or convolution's kernel, where its name says it."""
-    text = name[:250]
-    return next((dtype for dtype, pattern in _KERNEL_TYPES if re.search(pattern, text)), None)
 
 
 def dtype_of_calls(trace: Trace, ops: Ids) -> str | None:
