@@ -175,21 +175,19 @@ def _basis(steps: StepStats | None) -> str:
 
 
 def _regressions(card: Scorecard, baseline: str) -> Iterator[Block]:
-    from stepgrade.report.content import comparison  # noqa: PLC0415  with a baseline only
+    from stepgrade.report.content import comparison as shown  # noqa: PLC0415  with a baseline only
 
     yield Heading("Against", baseline)
     if not card.compared:
         yield Paragraph("nothing could be compared", style="fair")
     elif not card.regressions:
         yield Paragraph("no regression", style="good")
-    styles = {"critical": "bad"}
     yield Facts(
         tuple(
             Fact(
                 found.severity,
-                f"{comparison.title_of(found.metric)} "
-                f"{comparison.show_regression(found.metric, found.delta)}",
-                styles.get(found.severity, "fair"),
+                f"{shown.title_of(found.metric)} {shown.show_regression(found.metric, found.delta)}",
+                "bad" if found.severity == "critical" else "fair",
             )
             for found in card.regressions
         ),
@@ -198,10 +196,10 @@ def _regressions(card: Scorecard, baseline: str) -> Iterator[Block]:
     )
     for change in card.changes:
         if change.outcome not in ("regressed", "improved"):
-            name = comparison.title_of(change.metric)
-            yield Paragraph(f"{name}: {change.outcome}, {change.why}", hanging=2)
-    yield from comparison.change_table(card.changes)
-    yield from comparison.shift_table(card.changed)
+            text = f"{shown.title_of(change.metric)}: {change.outcome}, {change.why}"
+            yield Paragraph(text, hanging=2)
+    yield from shown.change_table(card.changes)
+    yield from shown.shift_table(card.changed)
 
 
 def shares(ledger: Ledger | None) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -135,21 +135,21 @@ def _what_it_grades(card: Scorecard) -> str:
     )
 
 
+def _interval(show: Callable[[float], str], low: float | None, high: float | None) -> str | None:
+    return None if low is None or high is None else f"95 % interval {show(low)} to {show(high)}"
+
+
 def _tiles(card: Scorecard, flags: Mapping[str, str]) -> list[tuple[str, str, str]]:
     rate, per_step = card.throughput, card.steps
     if rate is None:
         supply = name_fields("give {tokens_per_step} or {throughput_tok_s}", flags)
         tiles = [("Throughput", "not known", supply)]
     else:
-        interval = None
-        if rate.low is not None and rate.high is not None:
-            interval = f"95 % interval {show_rate(rate.low)} to {show_rate(rate.high)}"
+        interval = _interval(show_rate, rate.low, rate.high)
         tiles = [("Throughput", show_rate(rate.tok_s), joined(interval, rate.basis))]
     basis = "average; single steps were not recorded"
     if per_step is not None and per_step.median_ms is not None:
-        interval = None
-        if per_step.low_ms is not None and per_step.high_ms is not None:
-            interval = f"95 % interval {show_ms(per_step.low_ms)} to {show_ms(per_step.high_ms)}"
+        interval = _interval(show_ms, per_step.low_ms, per_step.high_ms)
         count = f"{show_count(len(per_step.samples_ms))} steps"
         basis = joined(f"median {show_ms(per_step.median_ms)}", interval, count)
     tiles.append(("Step", show_ms(card.step_time_ms), basis))
