@@ -89,7 +89,8 @@ def _rank_files(source: str, input_format: str | None, options: ReadOptions) -> 
         return [(source, only.name)]
     try:
         with os.scandir(source) as entries:
-            paths = [entry.path for entry in entries if entry.is_file()]
+            # Unlike entry.is_file(), this does not raise for a link that leads to itself.
+            paths = [entry.path for entry in entries if os.path.isfile(entry.path)]  # noqa: PTH113
     except OSError as error:
         raise BadInput(f"cannot be read: {error.strerror or error}", where=source) from error
     paths.sort(key=lambda path: [(len(part), part) for part in re.split(r"(\d+)", path)])
