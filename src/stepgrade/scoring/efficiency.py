@@ -10,6 +10,7 @@ from stepgrade.contract import Grade
 from stepgrade.errors import BadOption
 from stepgrade.hardware import Ceiling, Target, lowest
 from stepgrade.hardware.ceilings import why_above_one
+from stepgrade.hardware.setup import check_above_zero
 from stepgrade.model import Note, Profile
 from stepgrade.model.scorecard import UNGRADED, Arithmetic, Throughput
 from stepgrade.scoring.step_times import RunTimes
@@ -25,10 +26,7 @@ class ScoreOptions(Struct, frozen=True, kw_only=True):
     target: Target = Target()
 
     def __post_init__(self) -> None:
-        given = {"throughput_tok_s": self.throughput_tok_s, "tokens_per_step": self.tokens_per_step}
-        for field, value in given.items():
-            if value is not None and not (math.isfinite(value) and value > 0.0):
-                raise BadOption(f"must be a finite number above 0, not {value:g}", field=field)
+        check_above_zero(throughput_tok_s=self.throughput_tok_s, tokens_per_step=self.tokens_per_step)
         if self.throughput_tok_s is not None and self.tokens_per_step is not None:
             raise BadOption(
                 "throughput and tokens per step say the same thing twice",

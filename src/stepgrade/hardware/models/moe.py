@@ -10,6 +10,7 @@ from stepgrade.hardware.models.parts import (
     Frame,
     Sizes,
     alternating,
+    biased_attention,
     expert_ffn,
     gated_ffn,
     grouped_attention,
@@ -35,9 +36,7 @@ def mixtral(fields: Fields) -> ModelShape:
 def olmoe(fields: Fields) -> ModelShape:
     """Read OLMoE: experts, and norms over the whole query and key."""
     widths = sizes(fields)
-    vectors = widths.query_width + widths.kv_width
-    bias = fields.flag("attention_bias", default=False)
-    attention = grouped_attention(widths, qkv_bias=bias, out_bias=bias, vectors=vectors)
+    attention = biased_attention(fields, widths, vectors=widths.query_width + widths.kv_width)
     ffn = _experts(fields, widths.hidden, fields.whole(FFN_WIDTH), "num_experts")
     return put_together(fields, widths, attention, ffn)
 
@@ -45,8 +44,7 @@ def olmoe(fields: Fields) -> ModelShape:
 def gpt_oss(fields: Fields) -> ModelShape:
     """Read GPT-OSS: biases everywhere, a sink per head, every other layer windowed."""
     widths = sizes(fields, head_dim=64)
-    bias = fields.flag("attention_bias", default=True)
-    attention = grouped_attention(widths, qkv_bias=bias, out_bias=bias, vectors=widths.heads)
+    attention = biased_attention(fields, widths, default=True, vectors=widths.heads)
     expert = gated_ffn(widths.hidden, fields.whole(FFN_WIDTH), bias=True)
     count, active = _expert_counts(fields, "num_local_experts")
     ffn = expert_ffn(expert, widths.hidden, count=count, active=active, router_bias=True)
