@@ -12,8 +12,7 @@ from stepgrade.diagnosis.context import NOTHING_DONE, RuleContext
 from stepgrade.diagnosis.rules import findings
 from stepgrade.diagnosis.settings import DEFAULT_SETTINGS, Settings
 from stepgrade.errors import BadOption, NotMeasured
-from stepgrade.hardware import Target
-from stepgrade.hardware.setup import Setup
+from stepgrade.hardware.setup import Setup, Target
 from stepgrade.model import Baseline, Ledger, Note, Profile
 from stepgrade.model.finding import Finding
 from stepgrade.model.profile import STEP_PROFILER_V2

@@ -111,21 +111,13 @@ class Target(Struct, frozen=True, kw_only=True):
         """Tell whether the bytes per token are the reference's constant."""
         return self.costs.bytes is None and self.traffic_bytes is not None
 
-    def mfu(self, tok_s_per_device: float) -> float | None:
-        """Return the share of the stated peak that the model's FLOPs make up."""
-        return self._share(tok_s_per_device, self.model_flops)
+    def share_of_peak(self, tok_s: float | None, flops: float | None) -> float | None:
+        """Return the share of the stated peak that so many FLOPs per token take at one device's rate.
 
-    def hfu(self, tok_s_per_device: float) -> float | None:
-        """Return the same with what is computed twice."""
-        return self._share(tok_s_per_device, self.costs.flops)
-
-    def mfu_palm(self, tok_s_per_device: float) -> float | None:
-        """Return the MFU by PaLM's count."""
-        return self._share(tok_s_per_device, self.palm_flops)
-
-    def _share(self, tok_s: float, flops: float | None) -> float | None:
+        The model's FLOPs make it the MFU, with what is computed twice (`costs.flops`) it is the HFU.
+        """
         stated = [rate for rate in self.figures.compute(self.dtype) if rate.basis != "measured"]
-        if flops is None or not stated:
+        if tok_s is None or flops is None or not stated:
             return None
         return utilisation(tok_s, flops, stated[0].per_s / FLOPS_PER_TFLOP)
 

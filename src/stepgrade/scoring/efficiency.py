@@ -8,10 +8,10 @@ from msgspec import Struct
 
 from stepgrade.contract import Grade
 from stepgrade.errors import BadOption
-from stepgrade.hardware import Ceiling, Target, lowest
-from stepgrade.hardware.ceilings import why_above_one
-from stepgrade.hardware.setup import check_above_zero
+from stepgrade.hardware.ceilings import lowest, why_above_one
+from stepgrade.hardware.setup import Target, check_above_zero
 from stepgrade.model import Note, Profile
+from stepgrade.model.ceiling import Ceiling
 from stepgrade.model.scorecard import UNGRADED, Arithmetic, Throughput
 from stepgrade.scoring.step_times import RunTimes
 from stepgrade.scoring.target import LEAST_KNOWN_SHARE, is_well_known
@@ -82,7 +82,7 @@ def efficiency_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> E
             "per token depend on model, batch, sequence and method"
         )
         notes.append(Note("reference_traffic", text, supply="{model}, or {bytes_per_token}"))
-    palm = None if rate is None else target.mfu_palm(rate)
+    palm = target.share_of_peak(rate, target.palm_flops)
     if palm is not None:
         text = f"MFU counts FLOPs by {target.convention}; by PaLM's count it would be {show_share(palm)}"
         notes.append(Note("mfu_palm", text))
@@ -91,8 +91,8 @@ def efficiency_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> E
         ceilings=ceilings,
         roof=roof,
         share=share,
-        mfu=None if rate is None else target.mfu(rate),
-        hfu=None if rate is None else target.hfu(rate),
+        mfu=target.share_of_peak(rate, target.model_flops),
+        hfu=target.share_of_peak(rate, target.costs.flops),
         grade=UNGRADED if reasons or share is None else str(Grade.from_efficiency(share)),
         ungraded_because=reasons,
         arithmetic=arithmetic,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stepgrade.hardware import Figures
+from stepgrade.hardware.ceilings import Figures
 from stepgrade.model import OpTime, Profile
 from stepgrade.model.scorecard import Operation
 from stepgrade.naming.roles import class_of

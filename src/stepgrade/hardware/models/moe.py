@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from stepgrade.hardware.models.dense import FFN_WIDTH, normed_attention, qwen_spans
 from stepgrade.hardware.models.fields import MOST_LAYERS, Fields
 from stepgrade.hardware.models.parts import (
@@ -148,12 +150,8 @@ def _assembled(
     """Return the model whose layers differ in their feed-forward: so many of each."""
     extra = fields.whole("num_nextn_predict_layers", default=0, least=0)
     norms = 2 * widths.hidden
-    return ModelShape(
-        architecture=fields.text("model_type") or "",
-        hidden=widths.hidden,
-        vocab=widths.vocab,
+    return structs.replace(
+        put_together(fields, widths, attention, groups[0][1]),
         layers=tuple(layer(count, attention, ffn, norms=norms) for count, ffn in groups if count),
-        tied=fields.flag("tie_word_embeddings", default=False),
-        vectors=widths.hidden,
         notes=("the layers that predict further tokens are not counted",) if extra else (),
     )

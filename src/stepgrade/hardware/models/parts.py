@@ -50,7 +50,6 @@ class FeedForward(Struct, frozen=True, kw_only=True):
     linears: tuple[Linear, ...]
     width: int
     gated: bool = True
-    vectors: int = 0
 
 
 def sizes(fields: Fields, *, head_dim: int | None = None) -> Sizes:
@@ -138,14 +137,10 @@ def expert_ffn(
     return FeedForward(linears=(router, *copies), width=active * expert.width, gated=expert.gated)
 
 
-def with_shared(routed: FeedForward, shared: FeedForward, *, vectors: int = 0) -> FeedForward:
+def with_shared(routed: FeedForward, shared: FeedForward) -> FeedForward:
     """Return routed experts with a feed-forward beside them that every token meets."""
-    return FeedForward(
-        linears=routed.linears + shared.linears,
-        width=routed.width + shared.width,
-        gated=routed.gated,
-        vectors=routed.vectors + vectors,
-    )
+    linears = routed.linears + shared.linears
+    return FeedForward(linears=linears, width=routed.width + shared.width, gated=routed.gated)
 
 
 def layer(
@@ -155,7 +150,7 @@ def layer(
     return Layer(
         count=count,
         linears=attention.linears + ffn.linears,
-        vectors=attention.vectors + ffn.vectors + norms,
+        vectors=attention.vectors + norms,
         score_width=attention.score_width,
         query_width=attention.query_width,
         kv_width=attention.kv_width,
