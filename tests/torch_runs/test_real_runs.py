@@ -107,7 +107,7 @@ def test_a_sleep_in_the_loader_is_named_first(tmp_path: Path, sleep_s: float) ->
     assert card.findings[0].evidence["input_share"] > 0.10
 
 
-@pytest.mark.parametrize("count", [1_000, 3_000])
+@pytest.mark.parametrize("count", [3_000, 8_000])
 @measured
 def test_values_read_one_by_one_are_named_first(tmp_path: Path, count: int) -> None:
     card = record(tmp_path / "reads.json", after=read_one_by_one(count))

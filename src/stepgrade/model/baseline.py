@@ -50,6 +50,12 @@ class Baseline(Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, card: Scorecard, name: str | None = None) -> Baseline:
         """Return what later runs are compared with; `name` is by default the names of the card's files."""
+        operations_ms = {
+            # Cards of before 0.2 hold the mean of all steps in `ms`; the share of the step was the same.
+            op.name: op.share * card.step_time_ms if op.share and card.step_time_ms else op.ms
+            for op in card.operations
+            if op.ms
+        }
         return cls(
             name=", ".join(card.source.files) if name is None else name,
             # Contract v1 writes 0 for what was not measured.
@@ -60,7 +66,7 @@ class Baseline(Struct, frozen=True, kw_only=True):
             ledger=card.ledger,
             phases_ms={name: phase.ms for name, phase in card.phases.items() if phase.ms},
             samples_ms=card.steps.samples_ms if card.steps else (),
-            operations_ms={op.name: op.ms for op in card.operations if op.ms},
+            operations_ms=operations_ms,
             operation_calls={op.name: op.calls for op in card.operations if op.calls},
             operation_samples_ms={op.name: op.samples_ms for op in card.operations if op.samples_ms},
             phase_samples_ms={

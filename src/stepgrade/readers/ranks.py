@@ -93,7 +93,8 @@ def _files_in(directory: str, input_format: str | None) -> list[RankFile]:
     """Return the files of the first format that has any in the directory, rank10 after rank9."""
     try:
         with os.scandir(directory) as entries:
-            paths = [entry.path for entry in entries if entry.is_file()]
+            # Unlike entry.is_file(), this does not raise for a link that leads to itself.
+            paths = [entry.path for entry in entries if os.path.isfile(entry.path)]  # noqa: PTH113
     except OSError as error:
         raise BadInput(f"cannot be read: {error.strerror or error}", where=directory) from error
     paths.sort(key=lambda path: [(len(part), part) for part in re.split(r"(\d+)", path)])
