@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stepgrade.compare.fingerprint import allowed_fields
-from stepgrade.config.limits import Limits
-from stepgrade.contract import Grade, LayerSummary
-from stepgrade.contract.scorecard import HOTSPOTS_SHOWN
+from stepgrade.contract import Grade
+from stepgrade.contract.scorecard import HOTSPOTS_SHOWN, rank_operations
 from stepgrade.diagnosis.advice import advice_for
 from stepgrade.diagnosis.context import NOTHING_DONE, RuleContext
 from stepgrade.diagnosis.rules import findings
 from stepgrade.diagnosis.settings import DEFAULT_SETTINGS, Settings
 from stepgrade.errors import BadOption, NotMeasured
-from stepgrade.hardware import Target
-from stepgrade.hardware.setup import Setup
+from stepgrade.hardware.setup import Setup, Target
 from stepgrade.model import Baseline, Ledger, Note, Profile
 from stepgrade.model.finding import Finding
 from stepgrade.model.profile import STEP_PROFILER_V2
@@ -23,10 +21,9 @@ from stepgrade.scoring.causes import bottleneck_of_ledger, bottleneck_of_phases,
 from stepgrade.scoring.efficiency import ScoreOptions, efficiency_of
 from stepgrade.scoring.fingerprint import fingerprint_of
 from stepgrade.scoring.layers import backward_forward_ratio, layer_summaries, layers_of_step, slow_layers
-from stepgrade.scoring.operations import RankedOperation, operations_of_step, ranked_operations
+from stepgrade.scoring.operations import operations_of_step, total_by_operation
 from stepgrade.scoring.phases import phases_of_step
 from stepgrade.scoring.reference import bottleneck_note
-from stepgrade.scoring.roofline import roofs_of
 from stepgrade.scoring.runtime import Runtime, runtime_of
 from stepgrade.scoring.step_times import RunTimes, kept, times_of
 from stepgrade.scoring.target import target_for
@@ -88,32 +85,30 @@ def as_baseline(
     return Baseline.of(baseline) if isinstance(baseline, Scorecard) else baseline
 
 
-def _context(
-    profile: Profile,
-    options: ScoreOptions,
-    limits: Limits,
-    ranked: tuple[RankedOperation, ...],
-    summaries: tuple[LayerSummary, ...],
-) -> tuple[RuleContext, Note | None]:
-    """Work out everything that is judged; the note is about the ratio of backward to forward."""
-    target, times = options.target, times_of(profile)
+def _card(profile: Profile, options: ScoreOptions, settings: Settings) -> Scorecard:
+    target, times, limits = options.target, times_of(profile), settings.limits
+    ranked = tuple(rank_operations(total_by_operation(profile)))
     phases = phases_of_step(profile, times, limits)
     efficiency = efficiency_of(profile, times, options)
     operations = operations_of_step(ranked, profile, times, target.figures, target.dtype)
+    summaries = layer_summaries(profile)
     ratio, ratio_note = backward_forward_ratio(profile, phases, summaries)
     work, of_device = work_of(profile, operations), Ledger.of(profile.ledger)
-    causes = rank_causes(profile, times, of_device or phases.ledger, work)
+    ledger = of_device or phases.ledger
+    causes = rank_causes(profile, times, ledger, work)
+    if of_device:
+        verdict = bottleneck_of_ledger(profile, of_device, causes, work, limits)
+    else:
+        verdict = bottleneck_of_phases(profile, phases, efficiency, limits)
     context = RuleContext(
         profile=profile,
         times=times,
         phases=phases,
         efficiency=efficiency,
-        verdict=bottleneck_of_ledger(profile, of_device, causes, work, limits)
-        if of_device
-        else bottleneck_of_phases(profile, phases, efficiency, limits),
+        verdict=verdict,
         ratio=ratio,
         slow_layers=slow_layers(profile, limits),
-        ledger=of_device or phases.ledger,
+        ledger=ledger,
         target=target,
         operations=operations,
         causes=causes,
@@ -121,14 +116,6 @@ def _context(
         activity=profile.activity.scaled(times.scale) if profile.activity else NOTHING_DONE,
         limits=limits,
     )
-    return context, ratio_note
-
-
-def _card(profile: Profile, options: ScoreOptions, settings: Settings) -> Scorecard:
-    ranked, summaries, target = ranked_operations(profile), layer_summaries(profile), options.target
-    context, ratio_note = _context(profile, options, settings.limits, ranked, summaries)
-    times, phases, efficiency = context.times, context.phases, context.efficiency
-    verdict = context.verdict
     found = findings(context, settings.ignored_rules)
     v1_notes = (bottleneck_note(profile, verdict.bottleneck, efficiency.share), ratio_note)
     return Scorecard(
@@ -137,13 +124,13 @@ def _card(profile: Profile, options: ScoreOptions, settings: Settings) -> Scorec
         bottleneck=verdict.bottleneck.value,
         throughput_tok_s=efficiency.throughput.tok_s if efficiency.throughput else None,
         step_time_ms=times.typical_ms,
-        forward_backward_ratio=context.ratio,
+        forward_backward_ratio=ratio,
         wall_coverage=profile.wall_coverage,
         per_layer_summary=summaries,
         hotspot_ops=ranked[:HOTSPOTS_SHOWN],
         recommendations=_recommendations(context, found),
         bottleneck_evidence=verdict.evidence,
-        causes=context.causes,
+        causes=causes,
         notes=(
             *profile.notes,
             *efficiency.notes,
@@ -157,7 +144,7 @@ def _card(profile: Profile, options: ScoreOptions, settings: Settings) -> Scorec
         device=_device(target),
         steps=_steps(profile, times),
         throughput=efficiency.throughput,
-        ledger=context.ledger,
+        ledger=ledger,
         phases=phases.shares,
         launches_per_step=profile.launches_per_step,
         ceilings=efficiency.ceilings,
@@ -166,13 +153,13 @@ def _card(profile: Profile, options: ScoreOptions, settings: Settings) -> Scorec
         flops_per_token=target.model_flops,
         flops_convention=target.convention,
         bytes_per_token=target.traffic_bytes,
-        operations=context.operations,
+        operations=operations,
         layers=layers_of_step(profile, times, context.slow_layers),
         ranks=_rank_rows(profile),
         arithmetic=efficiency.arithmetic,
         findings=found,
         peak_memory_bytes=profile.peak_memory_bytes,
-        roofs=roofs_of(target),
+        roofs=(*target.figures.compute(target.dtype), *target.figures.bandwidth()),
         typical_step=profile.typical_step,
         fingerprint=fingerprint_of(profile, options),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from argparse import Namespace
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -18,43 +18,47 @@ from stepgrade.contract import (
     format_training_scorecard_markdown,
 )
 from stepgrade.errors import BadOption, StepgradeError
-from stepgrade.hardware import Target
 from stepgrade.hardware.setup import Setup, target_of
 from stepgrade.readers.load import read_json_text
-from stepgrade.readers.source import DEFAULT_MAX_BYTES, PathLike
 
 T = TypeVar("T")
 
 
-def score_v1(
-    source: PathLike,
-    *,
-    device: str | None = None,
-    throughput_tok_s: float | None = None,
-    tokens_per_step: float | None = None,
-    peak_bw_gb_s: float | None = None,
-    bytes_per_token: float | None = None,
-    baseline: PathLike | None = None,
-    max_bytes: int = DEFAULT_MAX_BYTES,
-) -> TrainingScorecard:
+def score_v1(args: Namespace) -> TrainingScorecard:
     """Return contract v1's scorecard of a step profile, exactly as the reference computes it."""
-    step_profile = _decoded(source, StepProfilerInput.from_json, max_bytes)
+    if args.save:
+        raise BadOption("history keeps scorecards of contract v2", hint="leave --contract v1 out")
+    if args.input_format is not None:
+        raise BadOption("contract v1 reads step profiles only", hint="leave --input-format out")
+    if len(args.sources) != 1:
+        raise BadOption("contract v1 scores one step profile", hint="`stepgrade convert` makes one of traces")
+    step_profile = _decoded(args.sources[0], StepProfilerInput.from_json, args)
+    throughput_tok_s = args.throughput_tok_s
     if throughput_tok_s is None:
-        if tokens_per_step is None or not step_profile.avg_step_ms > 0.0:
+        if args.tokens_per_step is None or not step_profile.avg_step_ms > 0.0:
             raise BadOption("contract v1 needs a throughput", hint="give --throughput TOK_S")
-        throughput_tok_s = tokens_per_step / step_profile.avg_step_ms * 1000.0
-    named = Setup(device=device, peak_bw_gb_s=peak_bw_gb_s, bytes_per_token=bytes_per_token)
-    hardware = _hardware_v1(target_of(named))
-    before = _decoded(baseline, TrainingScorecard.from_json, max_bytes) if baseline is not None else None
+        throughput_tok_s = args.tokens_per_step / step_profile.avg_step_ms * 1000.0
+    target = target_of(
+        Setup(device=args.device, peak_bw_gb_s=args.peak_bw_gb_s, bytes_per_token=args.bytes_per_token)
+    )
+    bandwidth, traffic = target.figures.bandwidth_gb_s, target.traffic_bytes
+    if bandwidth is None:
+        raise BadOption("contract v1 needs the hardware", hint="give --device KEY, or --peak-bw GB_S")
+    if traffic is None:
+        raise BadOption("contract v1 needs the bytes per token", hint="give --bytes-per-token B")
+    hardware = HardwareSpec(peak_bw_gb_s=bandwidth, bytes_per_token=traffic)
+    before = None
+    if args.baseline is not None:
+        before = _decoded(args.baseline, TrainingScorecard.from_json, args)
     return compute_training_scorecard(step_profile, throughput_tok_s, hardware, before)
 
 
-def parity_v1(ours: PathLike, theirs: PathLike, *, max_bytes: int = DEFAULT_MAX_BYTES) -> ParityComparison:
+def parity_v1(args: Namespace) -> ParityComparison:
     """Return contract v1's comparison of two ParityProfile files."""
-    return compute_parity_comparison(
-        _decoded(ours, ParityProfile.from_json, max_bytes),
-        _decoded(theirs, ParityProfile.from_json, max_bytes),
-    )
+    if len(args.theirs) != 1 or args.require is not None:
+        raise BadOption("contract v1 compares two files, and requires nothing")
+    ours, theirs = (_decoded(name, ParityProfile.from_json, args) for name in (args.ours, *args.theirs))
+    return compute_parity_comparison(ours, theirs)
 
 
 def render_v1(result: TrainingScorecard | ParityComparison, *, to: str = "markdown") -> str:
@@ -70,18 +74,9 @@ def render_v1(result: TrainingScorecard | ParityComparison, *, to: str = "markdo
     return format_parity_markdown(result)
 
 
-def _decoded(source: PathLike, from_json: Callable[[bytes], T], max_bytes: int) -> T:
-    text = read_json_text(source, max_bytes=max_bytes)
+def _decoded(source: str, from_json: Callable[[bytes], T], args: Namespace) -> T:
+    text = read_json_text(source, max_bytes=args.max_bytes)
     try:
         return from_json(text)
     except StepgradeError as error:
-        raise error.at(os.fspath(source)) from error
-
-
-def _hardware_v1(target: Target) -> HardwareSpec:
-    bandwidth, traffic = target.figures.bandwidth_gb_s, target.traffic_bytes
-    if bandwidth is None:
-        raise BadOption("contract v1 needs the hardware", hint="give --device KEY, or --peak-bw GB_S")
-    if traffic is None:
-        raise BadOption("contract v1 needs the bytes per token", hint="give --bytes-per-token B")
-    return HardwareSpec(peak_bw_gb_s=bandwidth, bytes_per_token=traffic)
+        raise error.at(source) from error

@@ -42,20 +42,19 @@ def run(args: Namespace) -> int:
     asked = [args.name is not None, args.filter is not None, args.detect, args.measure]
     if sum(asked) > 1:
         raise BadOption("NAME, --filter, --detect and --measure exclude each other", hint="give one of them")
-    output.write_result(_result(args), args.format, args.output, args.color)
-    return EXIT_OK
-
-
-def _result(args: Namespace) -> Result:
+    result: Result
     if args.detect:
         from stepgrade.hardware.detect import detect  # noqa: PLC0415  only when asked for
 
-        return detect(FLAGS)
-    if args.measure:
+        result = detect(FLAGS)
+    elif args.measure:
         from stepgrade.hardware.measure import measure_here  # noqa: PLC0415  only when asked for
 
         def progress(what: str) -> None:
             print(f"stepgrade: measuring {what} …", file=sys.stderr, flush=True)  # noqa: T201
 
-        return measure_here(progress, args.state)
-    return device_facts(args.name, args.state) if args.name is not None else devices(args.filter)
+        result = measure_here(progress, args.state)
+    else:
+        result = device_facts(args.name, args.state) if args.name is not None else devices(args.filter)
+    output.write_result(result, args.format, args.output, args.color)
+    return EXIT_OK

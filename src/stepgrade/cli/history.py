@@ -51,7 +51,14 @@ def add_options(parser: Parser) -> None:
         name: commands.add_parser(name, description=summary, help=summary)
         for name, summary in ACTIONS.items()
     }
-    _declare_add(actions["add"])
+    adding = actions["add"]
+    run_options.add_sources(adding)
+    run_options.add_figure_options(adding)
+    run_options.add_origin_options(adding)
+    run_options.add_history_option(adding)
+    run_options.add_config_option(adding)
+    run_options.add_setup_options(adding)
+    add_input_options(adding)
 
     listing = actions["list"]
     _add_selection(listing)
@@ -81,16 +88,6 @@ def add_options(parser: Parser) -> None:
     add_output_file(actions["export"])
 
 
-def _declare_add(parser: Parser) -> None:
-    run_options.add_sources(parser)
-    run_options.add_figure_options(parser)
-    run_options.add_origin_options(parser)
-    run_options.add_history_option(parser)
-    run_options.add_config_option(parser)
-    run_options.add_setup_options(parser)
-    add_input_options(parser)
-
-
 def _add_selection(parser: Parser) -> None:
     run_options.add_history_option(parser)
     parser.add_argument("--branch", metavar="NAME", help="only runs of this branch")
@@ -106,7 +103,14 @@ def _add_output(parser: Parser) -> None:
 def run(args: Namespace) -> int:
     """Do what is asked of the history."""
     if args.action == "add":
-        _add(args)
+        card = score(
+            run_options.load_run(args),
+            setup=run_options.setup_from(args),
+            settings=run_options.config_from(args)[1],
+            throughput_tok_s=args.throughput_tok_s,
+            tokens_per_step=args.tokens_per_step,
+        )
+        run_options.save_run(card, args)
         return EXIT_OK
     if args.action == "prune" and args.keep is None and args.older_than is None:
         hint = "give --keep N or --older-than YYYY-MM-DD"
@@ -124,17 +128,6 @@ def run(args: Namespace) -> int:
         else:
             output.write(_listed(history, args), args.output)
     return EXIT_OK
-
-
-def _add(args: Namespace) -> None:
-    card = score(
-        run_options.load_run(args),
-        setup=run_options.setup_from(args),
-        settings=run_options.config_from(args)[1],
-        throughput_tok_s=args.throughput_tok_s,
-        tokens_per_step=args.tokens_per_step,
-    )
-    run_options.save_run(card, args)
 
 
 def _listed(history: History, args: Namespace) -> str:

@@ -39,9 +39,7 @@ def add_options(parser: Parser) -> None:
 def run(args: Namespace) -> int:
     """Print the comparison; 3 when too little is comparable."""
     if args.contract == "v1":
-        if len(args.theirs) != 1 or args.require is not None:
-            raise BadOption("contract v1 compares two files, and requires nothing")
-        comparison = contract_v1.parity_v1(args.ours, args.theirs[0], max_bytes=args.max_bytes)
+        comparison = contract_v1.parity_v1(args)
         output.write_raw(contract_v1.render_v1(comparison, to=args.format), args.output)
         return EXIT_OK
     if args.require is not None and not args.require > 0.0:

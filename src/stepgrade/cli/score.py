@@ -20,7 +20,6 @@ from stepgrade.cli import contract_v1, output, run_options
 from stepgrade.cli.parser import Parser, add_contract_option, add_input_options, add_output_options
 from stepgrade.cli.streams import complain
 from stepgrade.contract import TrainingScorecard
-from stepgrade.errors import BadOption
 from stepgrade.gating.fail_on import check_conditions, decide, parse_condition
 from stepgrade.grading import score
 from stepgrade.model.scorecard import Scorecard
@@ -58,7 +57,8 @@ def run(args: Namespace) -> int:
     check_conditions(conditions, has_baseline=args.baseline is not None)
     card: Scorecard | TrainingScorecard
     if args.contract == "v1":
-        card, comparable = _score_v1(args), args.baseline is not None
+        card, comparable = contract_v1.score_v1(args), args.baseline is not None
+        output.write_raw(contract_v1.render_v1(card, to=args.format), args.output)
     else:
         card = _score(args)
         comparable = bool(card.compared)
@@ -84,25 +84,4 @@ def _score(args: Namespace) -> Scorecard:
     output.write_result(card, args.format, args.output, args.color)
     if args.save:
         run_options.save_run(card, args)
-    return card
-
-
-def _score_v1(args: Namespace) -> TrainingScorecard:
-    if args.save:
-        raise BadOption("history keeps scorecards of contract v2", hint="leave --contract v1 out")
-    if args.input_format is not None:
-        raise BadOption("contract v1 reads step profiles only", hint="leave --input-format out")
-    if len(args.sources) != 1:
-        raise BadOption("contract v1 scores one step profile", hint="`stepgrade convert` makes one of traces")
-    card = contract_v1.score_v1(
-        args.sources[0],
-        device=args.device,
-        throughput_tok_s=args.throughput_tok_s,
-        tokens_per_step=args.tokens_per_step,
-        peak_bw_gb_s=args.peak_bw_gb_s,
-        bytes_per_token=args.bytes_per_token,
-        baseline=args.baseline,
-        max_bytes=args.max_bytes,
-    )
-    output.write_raw(contract_v1.render_v1(card, to=args.format), args.output)
     return card

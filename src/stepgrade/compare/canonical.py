@@ -75,7 +75,25 @@ def parts_of(profile: Profile, times: RunTimes, scale: float = 1.0) -> tuple[Par
 
     They come from the timeline, or else from the names of operations; both have those of the mean step.
     """
-    known = profile.activity.parts if profile.activity else ()
+    parts = list(profile.activity.parts) if profile.activity else []
+    if not parts:
+        totals, steps = total_by_operation(profile), profile.steps or 1
+        calls = {op.name: op.calls for op in profile.operations}
+        # Where some names say backward, the others run forward.
+        default = "forward" if any(direction_of(name) == "backward" for name in totals) else None
+        for name, total in totals.items():
+            if total > 0.0:
+                work_class = class_of(name).label
+                is_optimizer = work_class == "optimizer"
+                part = PartTime(
+                    work_class=work_class,
+                    role=role_of(name),
+                    direction="optimizer" if is_optimizer else direction_of(name) or default,
+                    ms=total / steps,
+                    calls=(calls.get(name) or 0.0) / steps,
+                    kernels=0.0,
+                )
+                parts.append(part)
     return tuple(
         structs.replace(
             part,
@@ -83,58 +101,34 @@ def parts_of(profile: Profile, times: RunTimes, scale: float = 1.0) -> tuple[Par
             calls=part.calls * scale,
             kernels=part.kernels * scale,
         )
-        for part in known or _parts_by_name(profile)
+        for part in parts
     )
-
-
-def _parts_by_name(profile: Profile) -> list[PartTime]:
-    """Return the operations by their names; where some say backward, the others run forward."""
-    totals = total_by_operation(profile)
-    steps = profile.steps or 1
-    calls = {op.name: op.calls for op in profile.operations}
-    default = "forward" if any(direction_of(name) == "backward" for name in totals) else None
-    parts = []
-    for name, total in totals.items():
-        if total > 0.0:
-            work_class = class_of(name).label
-            is_optimizer = work_class == "optimizer"
-            part = PartTime(
-                work_class=work_class,
-                role=role_of(name),
-                direction="optimizer" if is_optimizer else direction_of(name) or default,
-                ms=total / steps,
-                calls=(calls.get(name) or 0.0) / steps,
-                kernels=0.0,
-            )
-            parts.append(part)
-    return parts
 
 
 def match(ours: tuple[PartTime, ...], theirs: tuple[PartTime, ...]) -> Matched:
     """Match two runtimes at the finest level that covers most of both, else at the one that covers most."""
-    found = [_match_at(level, ours, theirs) for level in LEVELS]
-    # Rounded, so that of levels that cover as much the finest is taken.
-    covered = [round(min(matched.ours_share, matched.theirs_share), 9) for matched in found]
-    enough = [place for place, share in enumerate(covered) if share >= FINE_ENOUGH]
-    return found[enough[0] if enough else covered.index(max(covered))]
-
-
-def _match_at(level: str, ours: tuple[PartTime, ...], theirs: tuple[PartTime, ...]) -> Matched:
-    left, right = _totals(ours, LEVELS[level]), _totals(theirs, LEVELS[level])
-    both = [key for key in left if key in right and key[:2] != UNKNOWN]
-    gaps = [_gap(key, left[key], right[key]) for key in both]
-    shares = []
-    for totals in (left, right):
-        whole = sum(total.ms for total in totals.values())
-        shares.append(sum(totals[key].ms for key in both) / whole if whole else 0.0)
-    return Matched(
-        level=level,
-        gaps=tuple(sorted(gaps, key=lambda gap: (-gap.gap_ms, gap.name))),
-        only_ours={_name(key): total.ms for key, total in left.items() if key not in both},
-        only_theirs={_name(key): total.ms for key, total in right.items() if key not in both},
-        ours_share=shares[0],
-        theirs_share=shares[1],
-    )
+    found: list[tuple[float, Matched]] = []
+    for name, level in LEVELS.items():
+        left, right = _totals(ours, level), _totals(theirs, level)
+        both = [key for key in left if key in right and key[:2] != UNKNOWN]
+        gaps = [_gap(key, left[key], right[key]) for key in both]
+        shares = []
+        for totals in (left, right):
+            whole = sum(total.ms for total in totals.values())
+            shares.append(sum(totals[key].ms for key in both) / whole if whole else 0.0)
+        matched = Matched(
+            level=name,
+            gaps=tuple(sorted(gaps, key=lambda gap: (-gap.gap_ms, gap.name))),
+            only_ours={_name(key): total.ms for key, total in left.items() if key not in both},
+            only_theirs={_name(key): total.ms for key, total in right.items() if key not in both},
+            ours_share=shares[0],
+            theirs_share=shares[1],
+        )
+        # Rounded, so that of levels that cover as much the finest is taken.
+        found.append((round(min(shares), 9), matched))
+        if found[-1][0] >= FINE_ENOUGH:
+            break
+    return max(found, key=lambda pair: pair[0])[1]
 
 
 def _totals(parts: tuple[PartTime, ...], level: Level) -> dict[Key, OpTotals]:
@@ -163,7 +157,13 @@ def _gap(key: Key, ours: OpTotals, theirs: OpTotals) -> CanonicalGap:
         # More calls cost the mean of both runtimes' time per call.
         per_call = (ours.ms / ours.calls + theirs.ms / theirs.calls) / 2.0
         count = (ours.calls - theirs.calls) * per_call
-    precision = _precision_ms(ours, theirs, gap - count)
+    # A wider precision explains of longer calls no more than the data sheets' ratio.
+    precision = 0.0
+    narrow, wide = _COST.get(theirs.dtype or ""), _COST.get(ours.dtype or "")
+    if narrow and wide and wide > narrow:
+        precision = min(max(gap - count, 0.0), theirs.ms * (wide / narrow - 1.0))
+    elif narrow and wide and wide < narrow:
+        precision = max(min(gap - count, 0.0), -ours.ms * (narrow / wide - 1.0))
     return CanonicalGap(
         name=_name(key),
         work_class=key[0] or "",
@@ -178,13 +178,3 @@ def _gap(key: Key, ours: OpTotals, theirs: OpTotals) -> CanonicalGap:
         precision_ms=precision,
         extra_kernels=ours.kernels - theirs.kernels if ours.kernels and theirs.kernels else None,
     )
-
-
-def _precision_ms(ours: OpTotals, theirs: OpTotals, per_call_gap: float) -> float:
-    """Return how much of longer calls a wider precision explains: no more than the data sheets' ratio."""
-    before, after = _COST.get(theirs.dtype or ""), _COST.get(ours.dtype or "")
-    if before is None or after is None or before == after:
-        return 0.0
-    if after > before:
-        return min(max(per_call_gap, 0.0), theirs.ms * (after / before - 1.0))
-    return max(min(per_call_gap, 0.0), -ours.ms * (before / after - 1.0))

@@ -49,7 +49,17 @@ def change_points(
     if len(series) < 2 * least:
         return ()
     calm = _without_spikes(series, least)
-    points = _pruned(calm, _candidates(calm, least), least_change)
+    points = _candidates(calm, least)
+    while points:
+        scores = _scores(calm, points, least_change)
+        # The weakest go first, none beside another: each that goes gives its neighbours more room.
+        weak: set[int] = set()
+        for place in sorted(range(len(scores)), key=lambda place: scores[place]):
+            if scores[place] < 1.0 and not weak & {place - 1, place + 1}:
+                weak.add(place)
+        if not weak:
+            break
+        points = [point for place, point in enumerate(points) if place not in weak]
     edges = [0, *points, len(series)]
     levels = [float(np.median(series[a:b])) for a, b in pairwise(edges)]
     return tuple(
@@ -58,9 +68,9 @@ def change_points(
     )
 
 
-def last_level(values: Sequence[float], *, least_segment: int = LEAST_SEGMENT) -> int:
+def last_level(values: Sequence[float]) -> int:
     """Return where the level begins that the series ends with."""
-    found = change_points(values, least_segment=least_segment)
+    found = change_points(values)
     return found[-1].index if found else 0
 
 
@@ -115,21 +125,6 @@ def _best_splits(
     for row, column in zip(above.tolist(), best[above].tolist(), strict=True):
         start = int(starts[row])
         yield float(gains[row, column]), start + int(left[column]), start, start + length
-
-
-def _pruned(series: Floats, points: list[int], least_change: float) -> list[int]:
-    """Remove the weakest changes until every one left stands against the noise around it."""
-    while points:
-        scores = _scores(series, points, least_change)
-        # None beside another: each that goes gives its neighbours more room.
-        weak: set[int] = set()
-        for place in sorted(range(len(scores)), key=lambda place: scores[place]):
-            if scores[place] < 1.0 and not weak & {place - 1, place + 1}:
-                weak.add(place)
-        if not weak:
-            break
-        points = [point for place, point in enumerate(points) if place not in weak]
-    return points
 
 
 def _scores(series: Floats, points: list[int], least_change: float) -> list[float]:

@@ -60,20 +60,34 @@ def decompose(
     our_work = sum(gap.ours.ms for gap in matched.gaps) + sum(matched.only_ours.values())
     their_work = sum(gap.theirs.ms for gap in matched.gaps) + sum(matched.only_theirs.values())
     left, right = _times(*ours, our_work, 1.0), _times(*theirs, their_work, scale)
-    parts = _operation_parts(matched)
+    parts: list[Part] = []
+    for gap in matched.gaps:
+        has_calls = gap.ours.calls and gap.theirs.calls
+        longer = ("longer calls", "shorter calls") if has_calls else ("slower", "faster")
+        wider = ("wider precision", "narrower precision")
+        parts += [
+            _part("operation", gap.count_ms, ("more calls", "fewer calls"), gap.name),
+            _part("operation", gap.per_call_ms, longer, gap.name),
+            _part("operation", gap.precision_ms, wider, gap.name),
+        ]
+    our_ops, their_ops = matched.only_ours, matched.only_theirs
+    for name in dict.fromkeys((*our_ops, *their_ops)):
+        where = "in both, kind not known" if name in our_ops and name in their_ops else "only ours"
+        words = where if name in our_ops else "only theirs"
+        parts.append(("one_sided", f"{name}: {words}", our_ops.get(name, 0.0) - their_ops.get(name, 0.0)))
     if left.accounts and right.accounts:
         parts += _ledger_parts(left, right)
     else:
         outside = (left.step - left.work) - (right.step - right.work)
         parts.append(("outside", "outside of the operations", outside))
-    gap = left.step - right.step
+    gap_ms = left.step - right.step
     return Decomposition(
         ours_ms=left.step,
         theirs_ms=right.step,
-        gap_ms=gap,
+        gap_ms=gap_ms,
         tokens_scale=scale,
         parts=tuple(
-            GapPart(name=name, kind=kind, ms=ms, share=ms / gap if gap else None)
+            GapPart(name=name, kind=kind, ms=ms, share=ms / gap_ms if gap_ms else None)
             for kind, name, ms in sorted(parts, key=lambda part: (-abs(part[2]), part[1]))
             if ms
         ),
@@ -99,25 +113,6 @@ def _times(profile: Profile, times: RunTimes, work: float, scale: float) -> _Tim
         communication=profile.activity.communication_ms * step_scale if profile.activity else 0.0,
         launches=(profile.launches_per_step or 0.0) * scale,
     )
-
-
-def _operation_parts(matched: Matched) -> list[Part]:
-    parts: list[Part] = []
-    for gap in matched.gaps:
-        has_calls = gap.ours.calls and gap.theirs.calls
-        longer = ("longer calls", "shorter calls") if has_calls else ("slower", "faster")
-        wider = ("wider precision", "narrower precision")
-        parts += [
-            _part("operation", gap.count_ms, ("more calls", "fewer calls"), gap.name),
-            _part("operation", gap.per_call_ms, longer, gap.name),
-            _part("operation", gap.precision_ms, wider, gap.name),
-        ]
-    ours, theirs = matched.only_ours, matched.only_theirs
-    for name in dict.fromkeys((*ours, *theirs)):
-        where = "in both, kind not known" if name in ours and name in theirs else "only ours"
-        words = where if name in ours else "only theirs"
-        parts.append(("one_sided", f"{name}: {words}", ours.get(name, 0.0) - theirs.get(name, 0.0)))
-    return parts
 
 
 def _part(kind: str, ms: float, words: tuple[str, str], name: str = "") -> Part:

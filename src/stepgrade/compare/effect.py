@@ -77,7 +77,12 @@ def effect_of(now: Sample, before: Sample, noise: Noise, level: float) -> Effect
     else:
         step_variance = now.step_variance / len(now.values) + before.step_variance / len(before.values)
     sigma = math.sqrt(run_variance + step_variance)
-    freedom = noise.freedom or _freedom(now, before, step_variance, sigma)
+    freedom = noise.freedom or _KNOWN_EXACTLY
+    steps = [sample.steps for sample in (now, before) if sample.steps]
+    if not noise.freedom and steps and step_variance:
+        # Only the steps' part of the standard error is estimated (Satterthwaite).
+        known = max(1.0, sum(steps) - len(steps))
+        freedom = int(min(_KNOWN_EXACTLY, known * (sigma * sigma / step_variance) ** 2))
     reach, near = (critical(share, freedom) * sigma for share in (level, NEAR_LEVEL))
     return Effect(
         change=_share(shift),
@@ -94,15 +99,6 @@ def effect_of(now: Sample, before: Sample, noise: Noise, level: float) -> Effect
 
 def _share(log_ratio: float) -> float:
     return math.expm1(min(log_ratio, _LARGEST_LOG))
-
-
-def _freedom(now: Sample, before: Sample, step_variance: float, sigma: float) -> int:
-    """Return how well the standard error is known when only the steps' part is estimated (Satterthwaite)."""
-    steps = [sample.steps for sample in (now, before) if sample.steps]
-    if not steps or not step_variance:
-        return _KNOWN_EXACTLY
-    known = max(1.0, sum(steps) - len(steps))
-    return int(min(_KNOWN_EXACTLY, known * (sigma * sigma / step_variance) ** 2))
 
 
 def noise_of(before: Sample, now: Sample, fallback: Noise, least: float = 0.0) -> Noise:
@@ -131,25 +127,17 @@ def without_accidents(logs: Sequence[float]) -> list[float]:
     return [log for log in logs if abs(log - middle) <= _ACCIDENT * deviation] if deviation else list(logs)
 
 
-def runs_needed(effect: Effect, now_runs: int, before_runs: int, reach: float) -> int | None:
-    """Return how many more runs narrow the interval to `reach` on either side; None if none would."""
-    allowed, per_run = _allowed_and_per_run(effect, now_runs, before_runs, reach)
-    room = allowed**2 / per_run - 1.0 / before_runs if per_run else math.inf
-    return max(1, math.ceil(1.0 / room) - now_runs) if room > 0.0 else None
+def runs_needed(effect: Effect, now_runs: int, before_runs: int, reach: float) -> tuple[int, bool]:
+    """Return how many more runs narrow the interval to `reach` on either side.
 
-
-def runs_of_both_needed(effect: Effect, now_runs: int, before_runs: int, reach: float) -> int:
-    """Return how many runs of the code and of its baseline narrow the interval to `reach` on either side."""
-    allowed, per_run = _allowed_and_per_run(effect, now_runs, before_runs, reach)
-    return max(2, math.ceil(2.0 * per_run / allowed**2))
-
-
-def _allowed_and_per_run(
-    effect: Effect, now_runs: int, before_runs: int, reach: float
-) -> tuple[float, float]:
-    """Return the standard error that `reach` allows, and the variance that one run has."""
+    Where no number of them would: how many runs of the code and of its baseline each, and True.
+    """
     allowed = math.log1p(reach) / critical(NEAR_LEVEL, max(effect.freedom, 1))
-    return allowed, effect.sigma**2 / (1.0 / now_runs + 1.0 / before_runs)
+    per_run = effect.sigma**2 / (1.0 / now_runs + 1.0 / before_runs)
+    room = allowed**2 / per_run - 1.0 / before_runs if per_run else math.inf
+    if room > 0.0:
+        return max(1, math.ceil(1.0 / room) - now_runs), False
+    return max(2, math.ceil(2.0 * per_run / allowed**2)), True
 
 
 def steps_needed(effect: Effect, steps: int, reach: float) -> int | None:

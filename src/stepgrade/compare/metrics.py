@@ -15,7 +15,6 @@ from stepgrade.compare.effect import (
     effect_of,
     noise_of,
     runs_needed,
-    runs_of_both_needed,
     steps_needed,
     without_accidents,
 )
@@ -161,8 +160,7 @@ def _what_would_decide(
     steps = steps_needed(effect, int(now.steps), detect) if now.steps else None
     if steps is not None and effect.sigma > 2.0 * effect.run_sigma:
         return f"about {steps} more steps would tell"
-    runs = runs_needed(effect, len(now.values), len(before.values), detect)
-    if runs is None:
-        both = runs_of_both_needed(effect, len(now.values), len(before.values), detect)
-        return f"about {show_count(both)} runs of each side would tell {show_share(detect, 0)}"
+    runs, are_of_both = runs_needed(effect, len(now.values), len(before.values), detect)
+    if are_of_both:
+        return f"about {show_count(runs)} runs of each side would tell {show_share(detect, 0)}"
     return f"about {runs} more run{'s' if runs > 1 else ''} of this code would tell"

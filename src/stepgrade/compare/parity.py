@@ -6,7 +6,7 @@ import re
 
 from msgspec import Struct, structs
 
-from stepgrade.compare.canonical import CanonicalGap, Matched, match, parts_of
+from stepgrade.compare.canonical import CanonicalGap, match, parts_of
 from stepgrade.compare.decompose import Decomposition, decompose
 from stepgrade.contract import ParityGap
 from stepgrade.contract.parity import GAPS_SHOWN, PARITY_RATIO
@@ -89,7 +89,13 @@ def parity(ours: Profile, theirs: Profile) -> ParityReport:
     matched = match(parts_of(ours, our_times), parts_of(theirs, their_times, scale))
     by_name = min(shares) >= LEAST_MATCHED_SHARE
     is_enough = by_name or min(matched.ours_share, matched.theirs_share) >= LEAST_MATCHED_SHARE
-    behind = _behind(gaps, matched, by_name=by_name)
+    pairs = [(gap.op, gap.apr_ms, gap.baseline_ms) for gap in gaps]
+    if not by_name:
+        pairs = [(gap.name, gap.ours.ms, gap.theirs.ms) for gap in matched.gaps]
+    # The operations that take time worth a look and are far behind, the longest first.
+    least = LEAST_SHARE * max(add_up(ms for _, ms, _ in pairs), add_up(ms for _, _, ms in pairs))
+    late = sorted(((ms, name) for name, ms, other in pairs if ms / other > PARITY_RATIO), reverse=True)
+    behind = tuple(name for ms, name in late if ms >= least)
     rates = _ratio(_throughput(theirs, their_times), _throughput(ours, our_times))
     steps = _ratio(our_times.typical_ms, their_times.typical_ms)
     names = _names(ours, theirs)
@@ -133,17 +139,6 @@ def _throughput(profile: Profile, times: RunTimes) -> float | None:
 
 def _ratio(top: float | None, bottom: float | None) -> float | None:
     return top / bottom if top and bottom else None
-
-
-def _behind(gaps: list[ParityGap], matched: Matched, *, by_name: bool) -> tuple[str, ...]:
-    """Return the operations of both that take time worth a look and are far behind, the longest first."""
-    if by_name:
-        pairs = [(gap.op, gap.apr_ms, gap.baseline_ms) for gap in gaps]
-    else:
-        pairs = [(gap.name, gap.ours.ms, gap.theirs.ms) for gap in matched.gaps]
-    whole = max(add_up(ours for _, ours, _ in pairs), add_up(theirs for _, _, theirs in pairs))
-    late = [(ours, name) for name, ours, theirs in pairs if ours / theirs > PARITY_RATIO]
-    return tuple(name for ours, name in sorted(late, reverse=True) if ours >= LEAST_SHARE * whole)
 
 
 def _ops_of_step(profile: Profile, times: RunTimes, scale: float = 1.0) -> dict[str, float]:

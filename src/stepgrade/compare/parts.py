@@ -85,10 +85,10 @@ def _samples(
     return Sample(values=here), Sample(values=there)
 
 
-def beyond_chance(p_values: Sequence[float], share: float = FALSE_SHARE) -> list[bool]:
-    """Tell which of many tests stand when at most `share` of those that do may be false."""
+def beyond_chance(p_values: Sequence[float]) -> list[bool]:
+    """Tell which of many tests stand when at most `FALSE_SHARE` of those that do may be false."""
     ordered = sorted(p_values)
-    passing = [p for rank, p in enumerate(ordered, start=1) if p <= share * rank / len(ordered)]
+    passing = [p for rank, p in enumerate(ordered, start=1) if p <= FALSE_SHARE * rank / len(ordered)]
     bound = max(passing, default=-1.0)
     return [p <= bound for p in p_values]
 
@@ -119,14 +119,34 @@ def shifts_of(now: Baseline, before: Baseline) -> tuple[Shift, ...]:
 
     Of each the largest change comes first, and only as many as a reader takes in.
     """
+    accounts: list[Shift] = []
+    phases = [
+        Shift(kind="phase", name=name, before=before.phases_ms[name], now=now.phases_ms[name])
+        for name in sorted(now.phases_ms.keys() & before.phases_ms.keys())
+    ]
+    rest, rest_before = _in_no_phase_ms(now), _in_no_phase_ms(before)
+    if _have_timelines(now, before):  # a ledger that was made from phases says what they say
+        here, there = _accounts_ms(now), _accounts_ms(before)
+        both = [name for name in here if name in there]
+        accounts = [Shift(kind="ledger", name=name, before=there[name], now=here[name]) for name in both]
+    elif rest is not None and rest_before is not None:
+        phases.append(Shift(kind="phase", name=NO_PHASE, before=max(rest_before, 0.0), now=max(rest, 0.0)))
+    operations: list[Shift] = []
+    if now.operations_ms and before.operations_ms:
+        for name in now.operations_ms.keys() | before.operations_ms.keys():
+            ms, ms_before = now.operations_ms.get(name), before.operations_ms.get(name)
+            kind: Literal["operation", "new operation", "gone operation"] = "operation"
+            if ms is None or ms_before is None:
+                kind = "gone operation" if ms is None else "new operation"
+            operations.append(Shift(kind=kind, name=name, before=ms_before, now=ms))
     least = LEAST_PART_SHARE * (now.step_ms or 0.0)
-    operations = _largest(_operations(now, before), least, 2 * SHIFTS_SHOWN)
+    operations = _largest(operations, least, 2 * SHIFTS_SHOWN)
     launches = now.launches_per_step, before.launches_per_step
     calls = now.operation_calls, before.operation_calls
     return (
         *_lost_overlap(now, before),
-        *_largest(_accounts(now, before), least, SHIFTS_SHOWN),
-        *_largest(_phases(now, before), least, SHIFTS_SHOWN),
+        *_largest(accounts, least, SHIFTS_SHOWN),
+        *_largest(phases, least, SHIFTS_SHOWN),
         *operations,
         *_counts("launches", "launches per step", *launches, unit=""),
         *(
@@ -148,37 +168,6 @@ def _counts(
     """Yield a count that changed by more than 1 %."""
     if now and before and abs(now - before) > 0.01 * before:
         yield Shift(kind=kind, name=name, before=before, now=now, unit=unit)
-
-
-def _accounts(now: Baseline, before: Baseline) -> Iterator[Shift]:
-    """Yield the ledger's accounts in milliseconds; a ledger that was made from phases says what they say."""
-    if _have_timelines(now, before):
-        here, there = _accounts_ms(now), _accounts_ms(before)
-        for name in here:
-            if name in there:
-                yield Shift(kind="ledger", name=name, before=there[name], now=here[name])
-
-
-def _phases(now: Baseline, before: Baseline) -> Iterator[Shift]:
-    """Yield the phases that both have; of a step without a device's timeline also what is in no phase."""
-    for name in sorted(now.phases_ms.keys() & before.phases_ms.keys()):
-        yield Shift(kind="phase", name=name, before=before.phases_ms[name], now=now.phases_ms[name])
-    rests = [_in_no_phase_ms(run) for run in (before, now)]
-    if not _have_timelines(now, before) and rests[0] is not None and rests[1] is not None:
-        yield Shift(kind="phase", name=NO_PHASE, before=max(rests[0], 0.0), now=max(rests[1], 0.0))
-
-
-def _operations(now: Baseline, before: Baseline) -> Iterator[Shift]:
-    if not (now.operations_ms and before.operations_ms):
-        return
-    for name in now.operations_ms.keys() | before.operations_ms.keys():
-        here, there = now.operations_ms.get(name), before.operations_ms.get(name)
-        if here is None:
-            yield Shift(kind="gone operation", name=name, before=there, now=None)
-        elif there is None:
-            yield Shift(kind="new operation", name=name, before=None, now=here)
-        else:
-            yield Shift(kind="operation", name=name, before=there, now=here)
 
 
 def _lost_overlap(now: Baseline, before: Baseline) -> Iterator[Shift]:

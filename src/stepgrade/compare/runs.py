@@ -79,7 +79,17 @@ def compare_with_baseline(card: Scorecard, baseline: Baseline, allowed: Collecti
     changes = change_between_steps(now, baseline) if has_samples else ()
     # What may be no change at all, by the noise of the steps, is no regression.
     within_noise = {change.metric for change in changes if change.low <= 0.0 <= change.high}
-    found, missing = _regressions(card, baseline)
+    found: list[Regression] = []
+    compared: list[str] = []
+    missing: list[str] = []
+    for metric, rule, before, after in (
+        ("throughput_tok_s", throughput_regression, baseline.throughput_tok_s, card.throughput_tok_s),
+        ("step_time_ms", step_time_regression, baseline.step_ms, card.step_time_ms),
+        ("wall_coverage", coverage_regression, baseline.wall_coverage, card.wall_coverage),
+    ):
+        (compared if before and after else missing).append(metric)
+        if before is not None and after is not None and (regression := rule(before, after)):
+            found.append(regression)
     sure = tuple(regression for regression in found if regression.metric not in within_noise)
     is_changed = bool(sure) or any(change.outcome in ("regressed", "improved") for change in changes)
     notes = [*card.notes]
@@ -100,30 +110,7 @@ def compare_with_baseline(card: Scorecard, baseline: Baseline, allowed: Collecti
         baseline=baseline.name,
         differences=differing,
         step_change=step_change(now, baseline),
-        compared=tuple(metric for metric in _RULES if metric not in missing),
+        compared=tuple(compared),
         changes=changes,
         changed=shifts_of(now, baseline) if is_changed else (),
     )
-
-
-_RULES = {
-    "throughput_tok_s": throughput_regression,
-    "step_time_ms": step_time_regression,
-    "wall_coverage": coverage_regression,
-}
-
-
-def _regressions(card: Scorecard, baseline: Baseline) -> tuple[tuple[Regression, ...], tuple[str, ...]]:
-    """Return what got worse, by the reference's thresholds, and which metrics one of the runs lacks."""
-    pairs = {
-        "throughput_tok_s": (baseline.throughput_tok_s, card.throughput_tok_s),
-        "step_time_ms": (baseline.step_ms, card.step_time_ms),
-        "wall_coverage": (baseline.wall_coverage, card.wall_coverage),
-    }
-    found, missing = [], []
-    for metric, (before, now) in pairs.items():
-        if before is not None and now is not None:
-            found.append(_RULES[metric](before, now))
-        if not (before and now):
-            missing.append(metric)
-    return tuple(regression for regression in found if regression), tuple(missing)

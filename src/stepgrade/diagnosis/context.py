@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from stepgrade.config.limits import DEFAULT_LIMITS, Limits
-from stepgrade.hardware import Target
+from stepgrade.hardware.setup import Target
 from stepgrade.model import Ledger, Profile
 from stepgrade.model.activity import Activity
 from stepgrade.model.scorecard import Cause, Operation

@@ -44,7 +44,19 @@ def runs_of_branch(history: History, card: Scorecard, branch: str, allowed: froz
     series = history.series("step_time_ms", which) or history.series("throughput_tok_s", which)
     name = f"{branch} in {history.name}"
     if not series:
-        return _no_runs(history, branch, fingerprint, name)
+        newest = history.runs(Selection(branch=branch, limit=1))
+        differing: tuple[Note, ...] = ()
+        text, supply = f"history has no run of branch {branch}", ""
+        if newest:
+            text = f"no run of branch {branch} has a step time or a throughput"
+            differing = differences(fingerprint, history.fingerprints()[newest[0].digest])
+        if differing:
+            text, supply = (
+                f"no run of branch {branch} is comparable",
+                "{allow_different} to compare all the same",
+            )
+        missing = Note("no_baseline", text, supply=supply)
+        return BaselineRuns(name=name, missing=missing, differences=differing)
     level = series[last_level([value for _, value in series]) :][-MOST_RUNS:]
     numbers = [number for number, _ in level]
     cards = zip(numbers, history.cards(numbers), strict=True)
@@ -57,17 +69,3 @@ def runs_of_branch(history: History, card: Scorecard, branch: str, allowed: froz
         name=f"{len(level)} run{'s' if len(level) != 1 else ''} of {name}",
         notes=notes,
     )
-
-
-def _no_runs(history: History, branch: str, fingerprint: Fingerprint, name: str) -> BaselineRuns:
-    """Return why there is nothing to compare with, and how the branch's newest run differs."""
-    newest = history.runs(Selection(branch=branch, limit=1))
-    if not newest:
-        return BaselineRuns(name=name, missing=Note("no_baseline", f"history has no run of branch {branch}"))
-    differing = differences(fingerprint, history.fingerprints()[newest[0].digest])
-    if differing:
-        text = f"no run of branch {branch} is comparable"
-        missing = Note("no_baseline", text, supply="{allow_different} to compare all the same")
-    else:
-        missing = Note("no_baseline", f"no run of branch {branch} has a step time or a throughput")
-    return BaselineRuns(name=name, missing=missing, differences=differing)

@@ -22,12 +22,12 @@ DEFAULT_METRICS = ("step_time_ms", "throughput_tok_s", "peak_memory_bytes")
 # With these a step is another amount of work, and only the rate can be compared.
 _WORK = ("tokens_per_step", "batch", "seq", "world_size")
 _PARTS = {"op": "operation", "layer": "layer"}
-_VERDICTS: dict[int, Verdict] = {
-    EXIT_OK: "pass",
-    EXIT_GATE: "regressed",
-    EXIT_NOT_MEASURED: "could not be measured",
+# What an exit code says of the whole, and of one check.
+_WORDS: dict[int, tuple[Verdict, Status]] = {
+    EXIT_OK: ("pass", "pass"),
+    EXIT_GATE: ("regressed", "regressed"),
+    EXIT_NOT_MEASURED: ("could not be measured", "cannot tell"),
 }
-_STATUSES: dict[int, Status] = {EXIT_OK: "pass", EXIT_GATE: "regressed", EXIT_NOT_MEASURED: "cannot tell"}
 
 
 def judge(
@@ -43,16 +43,29 @@ def judge(
     for condition in conditions:
         decision = decide(card.grade, (), [condition], comparable=True)
         text = "; ".join(decision.reasons) or f"grade {card.grade}"
-        checks.append(Check(metric="grade", status=_STATUSES[decision.exit_code], text=text))
+        checks.append(Check(metric="grade", status=_WORDS[decision.exit_code][1], text=text))
     checks = [_waive(check, config.waivers, device, today) for check in checks]
-    code, reasons = _decide(checks, comparison, config)
+    failed, undecided = (
+        tuple(Note("failed_check", check.text) for check in checks if check.status == status)
+        for status in ("regressed", "cannot tell")
+    )
+    code, reasons = EXIT_NOT_MEASURED, comparison.unmeasured
+    if failed:
+        code, reasons = EXIT_GATE, failed
+    elif not comparison.is_comparable:
+        text = f"not comparable: {'; '.join(texts_of(comparison.differences))}"
+        reasons = (Note("not_comparable", text), *comparison.unmeasured)
+    elif undecided and config.gate.cannot_tell == "fail" and not comparison.unmeasured:
+        reasons = undecided
+    elif not comparison.unmeasured:
+        code = EXIT_OK
     expired = [
         f"the waiver for {waiver.metric} expired on {waiver.until} ({waiver.reason}): renew it or remove it"
         for waiver in config.waivers
         if waiver.until < today
     ]
     return GateReport(
-        verdict=_VERDICTS[code],
+        verdict=_WORDS[code][0],
         exit_code=code,
         source=", ".join(card.source.files),
         baseline=comparison.baseline,
@@ -70,23 +83,6 @@ def judge(
     )
 
 
-def _decide(checks: Sequence[Check], comparison: Comparison, config: Config) -> tuple[int, tuple[Note, ...]]:
-    failed, undecided = (
-        tuple(Note("failed_check", check.text) for check in checks if check.status == status)
-        for status in ("regressed", "cannot tell")
-    )
-    if failed:
-        return EXIT_GATE, failed
-    if not comparison.is_comparable:
-        text = f"not comparable: {'; '.join(texts_of(comparison.differences))}"
-        return EXIT_NOT_MEASURED, (Note("not_comparable", text), *comparison.unmeasured)
-    if comparison.unmeasured:
-        return EXIT_NOT_MEASURED, comparison.unmeasured
-    if undecided and config.gate.cannot_tell == "fail":
-        return EXIT_NOT_MEASURED, undecided
-    return EXIT_OK, ()
-
-
 def _budget_checks(card: Scorecard, comparison: Comparison, config: Config, device: str) -> Iterator[Check]:
     """Yield the checks of the budgets for this device, and of the metrics that are always checked."""
     budgets = [budget for budget in config.budgets if fnmatchcase(device, budget.device)]
@@ -100,7 +96,12 @@ def _budget_checks(card: Scorecard, comparison: Comparison, config: Config, devi
     for budget in budgets:
         kind, _, pattern = budget.metric.partition(":")
         if kind in _PARTS and pattern:
-            yield from _check_parts(budget, _PARTS[kind], pattern, comparison)
+            for part in comparison.parts:
+                is_meant = part.kind == _PARTS[kind] and fnmatchcase(part.name, pattern)
+                is_worse = part.change.outcome == "regressed" and part.change.change > (budget.allow or 0.0)
+                if is_meant and is_worse:
+                    text = _words(f"{part.kind} {part.name}", part.change, budget)
+                    yield Check(metric=budget.metric, status="regressed", text=text, change=part.change)
             continue
         if budget.metric not in METRICS:
             known = ", ".join((*METRICS, "op:NAME", "layer:NAME"))
@@ -139,14 +140,6 @@ def _check_change(budget: Budget, change: MetricChange, config: Config) -> Check
         text=_words(budget.metric, change, budget),
         change=change,
     )
-
-
-def _check_parts(budget: Budget, kind: str, pattern: str, comparison: Comparison) -> Iterator[Check]:
-    for part in comparison.parts:
-        is_meant = part.kind == kind and fnmatchcase(part.name, pattern)
-        if is_meant and part.change.outcome == "regressed" and part.change.change > (budget.allow or 0.0):
-            text = _words(f"{kind} {part.name}", part.change, budget)
-            yield Check(metric=budget.metric, status="regressed", text=text, change=part.change)
 
 
 def _words(name: str, change: MetricChange, budget: Budget) -> str:

@@ -76,22 +76,17 @@ def gate(
         raise BadOption(
             "nothing to compare the run with", supply="{baselines}, {against}, {fail_on} or a budget"
         )
-    comparison = _compare(cards, before, config, allowed) if before else Comparison()
-    return judge(cards[0], comparison, config, conditions, today or dt.date.today())  # noqa: DTZ011
-
-
-def _compare(
-    cards: Sequence[Scorecard], before: BaselineRuns, config: Config, allowed: frozenset[str]
-) -> Comparison:
-    if before.missing is not None:
-        return Comparison(
+    comparison = Comparison()
+    if before is not None and before.missing is not None:
+        comparison = Comparison(
             baseline=before.name,
             unmeasured=(before.missing,),
             differences=before.differences,
             is_comparable=not before.differences,
         )
-    sensitivity = Sensitivity(
-        allow=config.gate.allow, detect=config.gate.detect, run_noise=config.gate.run_noise
-    )
-    comparison = compare_runs([Baseline.of(card) for card in cards], before.runs, sensitivity, allowed)
-    return structs.replace(comparison, baseline=before.name, notes=(*before.notes, *comparison.notes))
+    elif before is not None:
+        table = config.gate
+        sensitivity = Sensitivity(allow=table.allow, detect=table.detect, run_noise=table.run_noise)
+        found = compare_runs([Baseline.of(card) for card in cards], before.runs, sensitivity, allowed)
+        comparison = structs.replace(found, baseline=before.name, notes=(*before.notes, *found.notes))
+    return judge(cards[0], comparison, config, conditions, today or dt.date.today())  # noqa: DTZ011

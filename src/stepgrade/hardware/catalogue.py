@@ -34,6 +34,7 @@ _PARTS = {
 }
 _PART_COMPUTE_UNITS = {"mi250-gcd": 104, "mi250x-gcd": 110}
 _ANY_MEMORY = "any"
+_NEAREST = 4
 _PEAK_COLUMNS = {
     "fp32": "fp32_tflops",
     "tf32": "tf32_tflops",
@@ -185,19 +186,15 @@ def fold(name: str) -> str:
     return "".join(filter(str.isalnum, plain))
 
 
-def nearest_keys(name: str, count: int = 4) -> list[str]:
-    """Return the keys of the catalogue that look most like `name`: those that contain it first."""
+def nearest_hint(name: str) -> str | None:
+    """Return the keys that look most like an unknown name, those that contain it first; None without any."""
     from difflib import get_close_matches  # noqa: PLC0415  only needed when a name is wrong
 
     wanted = fold(name).removeprefix("nvidia")
     containing = [key for key in all_devices() if wanted and wanted in fold(key)]
-    alike = get_close_matches(wanted, _by_any_name(), n=count, cutoff=0.5)
-    return list(dict.fromkeys(containing + [key for match in alike for key in _by_any_name()[match]]))[:count]
-
-
-def nearest_hint(name: str) -> str | None:
-    """Return the hint of an error about an unknown name; None when nothing looks like it."""
-    keys = nearest_keys(name)
+    alike = get_close_matches(wanted, _by_any_name(), n=_NEAREST, cutoff=0.5)
+    found = containing + [key for match in alike for key in _by_any_name()[match]]
+    keys = list(dict.fromkeys(found))[:_NEAREST]
     return f"nearest: {', '.join(keys)}" if keys else None
 
 

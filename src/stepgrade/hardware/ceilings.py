@@ -11,7 +11,8 @@ from stepgrade.hardware.measured import Measurement
 from stepgrade.model.ceiling import Basis, Ceiling, Kind, Roof
 from stepgrade.units import BYTES_PER_GB
 
-# Back-solved in the reference from one QLoRA run of a 1.5B model; not a constant of any device.
+# Back-solved in the reference from one QLoRA run of a 1.5B model; not a constant of any device, and used
+# for the reference's own two alone.
 REFERENCE_BYTES_PER_TOKEN = 158_000_000.0
 REFERENCE_DEVICES = ("rtx-4060-laptop", "gb10")
 FLOPS_PER_TFLOP = 1e12
@@ -135,11 +136,6 @@ def lowest_achievable(limits: tuple[Ceiling, ...]) -> Ceiling | None:
     kinds = {limit.kind for limit in measured}
     rest = [limit for limit in limits if limit.kind not in kinds]
     return min(measured + rest, key=lambda limit: limit.tok_s)
-
-
-def reference_bytes_per_token(device: Device | None) -> float | None:
-    """Return the reference's constant for its own two devices, None for all others."""
-    return REFERENCE_BYTES_PER_TOKEN if device is not None and device.key in REFERENCE_DEVICES else None
 
 
 def utilisation(tok_s: float, flops_per_token: float, peak_tflops: float, devices: int = 1) -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import isfinite
-
 from msgspec import Struct
 
 from stepgrade.errors import BadOption
@@ -17,7 +15,7 @@ from stepgrade.hardware.ceilings import (
 )
 from stepgrade.hardware.cost.model_costs import ModelCosts
 from stepgrade.hardware.cost.plan import Plan
-from stepgrade.hardware.setup import Setup, costs_of, figures_of, planned_target
+from stepgrade.hardware.setup import Setup, check_above_zero, costs_of, figures_of, planned_target
 from stepgrade.model.ceiling import Ceiling
 from stepgrade.model.notes import Note, Result
 
@@ -61,9 +59,7 @@ class Estimate(Result, frozen=True, kw_only=True):
 
 def estimate(setup: Setup, *, throughput_tok_s: float | None = None) -> Estimate:
     """Return what a run could reach on its device; with its throughput also its MFU and HFU."""
-    if throughput_tok_s is not None and not (isfinite(throughput_tok_s) and throughput_tok_s > 0.0):
-        problem = f"must be a finite number above 0, not {throughput_tok_s:g}"
-        raise BadOption(problem, field="throughput_tok_s")
+    check_above_zero(throughput_tok_s=throughput_tok_s)
     if setup.model is None or setup.plan is None:
         raise BadOption("an estimate needs the model", supply="{model} with {batch} and {seq}")
     figures = figures_of(setup)
@@ -77,6 +73,9 @@ def estimate_plan(figures: Figures, costs: ModelCosts, plan: Plan, tok_s: float 
     target = planned_target(figures, costs, plan)
     ridge = figures.ridge_point(plan.dtype)
     limits, bound = target.ceilings, target.roof
+    # Below so many tokens per micro-batch memory is the limit, above it arithmetic. No batch is large enough
+    # where every token brings more bytes than the ridge allows.
+    room = 0.0 if ridge is None else costs.flops.hardware / ridge - costs.traffic.own
     return Estimate(
         device=figures.device,
         plan=plan,
@@ -88,19 +87,10 @@ def estimate_plan(figures: Figures, costs: ModelCosts, plan: Plan, tok_s: float 
         link_bytes_per_step=costs.link.total if costs.link else None,
         ridge_flops_per_byte=ridge,
         intensity_flops_per_byte=costs.flops.hardware / costs.traffic.total,
-        crossing_tokens=None if ridge is None else _crossing_tokens(ridge, costs, plan),
+        crossing_tokens=costs.traffic.shared * plan.tokens / room if room > 0 else None,
         utilisation=None if tok_s is None else _utilise(figures, costs, plan, tok_s, bound),
         notes=(*target.notes, *_missing_figures(figures, plan), Note("traffic_model", TRAFFIC_NOTE)),
     )
-
-
-def _crossing_tokens(ridge: float, costs: ModelCosts, plan: Plan) -> float | None:
-    """Return the tokens per micro-batch below which memory is the limit, and above which arithmetic is.
-
-    None when no batch is large enough because every token brings more bytes than the ridge allows.
-    """
-    room = costs.flops.hardware / ridge - costs.traffic.own
-    return costs.traffic.shared * plan.tokens / room if room > 0 else None
 
 
 def _utilise(

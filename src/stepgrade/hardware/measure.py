@@ -27,7 +27,7 @@ RUNS = 7
 MATMULS_PER_RUN = 20
 
 Progress = Callable[[str], None]
-Kernel = Callable[[], None]
+Kernel = Callable[[], object]
 
 
 class Measured(Result, frozen=True, kw_only=True):
@@ -124,11 +124,7 @@ def _stream_kernels(numpy: Any, array_bytes: int) -> Iterator[tuple[str, Kernel,
 def _numpy_matmul(numpy: Any, dtype: str, runs: int) -> Rate:
     kind = numpy.float32 if dtype == "fp32" else numpy.float64
     a, b, c = (numpy.ones((CPU_MATMUL_SIZE, CPU_MATMUL_SIZE), dtype=kind) for _ in range(3))
-
-    def multiply() -> None:
-        numpy.matmul(a, b, out=c)
-
-    return _rate(multiply, 2 * CPU_MATMUL_SIZE**3 / 1e12, runs)
+    return _rate(lambda: numpy.matmul(a, b, out=c), 2 * CPU_MATMUL_SIZE**3 / 1e12, runs)
 
 
 def _torch_copy(torch: Any, runs: int) -> Rate:

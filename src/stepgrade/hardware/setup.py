@@ -11,11 +11,12 @@ from stepgrade.errors import BadInput, BadOption, UnknownDevice
 from stepgrade.hardware.catalogue import Device, find_device, part_of
 from stepgrade.hardware.ceilings import (
     FLOPS_PER_TFLOP,
+    REFERENCE_BYTES_PER_TOKEN,
+    REFERENCE_DEVICES,
     Costs,
     Figures,
     ceilings,
     lowest,
-    reference_bytes_per_token,
     utilisation,
 )
 from stepgrade.hardware.cost.plan import Plan
@@ -29,6 +30,13 @@ if TYPE_CHECKING:
 
 CPU_KEY = "cpu"
 DEFAULT_DTYPE = "bf16"
+
+
+def check_above_zero(**figures: float | None) -> None:
+    """Raise BadOption at the first figure that is given and is not a finite number above 0."""
+    for field, value in figures.items():
+        if value is not None and not (math.isfinite(value) and value > 0.0):
+            raise BadOption(f"must be a finite number above 0, not {value:g}", field=field)
 
 
 class Setup(Struct, frozen=True, kw_only=True):
@@ -49,16 +57,13 @@ class Setup(Struct, frozen=True, kw_only=True):
     state: str | None = None
 
     def __post_init__(self) -> None:
-        figures = {
-            "peak_bw_gb_s": self.peak_bw_gb_s,
-            "peak_tflops": self.peak_tflops,
-            "link_gb_s": self.link_gb_s,
-            "bytes_per_token": self.bytes_per_token,
-            "flops_per_token": self.flops_per_token,
-        }
-        for field, value in figures.items():
-            if value is not None and not (math.isfinite(value) and value > 0.0):
-                raise BadOption(f"must be a finite number above 0, not {value:g}", field=field)
+        check_above_zero(
+            peak_bw_gb_s=self.peak_bw_gb_s,
+            peak_tflops=self.peak_tflops,
+            link_gb_s=self.link_gb_s,
+            bytes_per_token=self.bytes_per_token,
+            flops_per_token=self.flops_per_token,
+        )
         if self.device is not None and self.device_file is not None:
             raise BadOption("the device is named twice", supply="{device} or {device_file}, not both")
         if self.model is not None and self.plan is None:
@@ -106,33 +111,24 @@ class Target(Struct, frozen=True, kw_only=True):
         """Tell whether the bytes per token are the reference's constant."""
         return self.costs.bytes is None and self.traffic_bytes is not None
 
-    def mfu(self, tok_s_per_device: float) -> float | None:
-        """Return the share of the stated peak that the model's FLOPs make up."""
-        return self._share(tok_s_per_device, self.model_flops)
+    def share_of_peak(self, tok_s: float | None, flops: float | None) -> float | None:
+        """Return the share of the stated peak that so many FLOPs per token take at one device's rate.
 
-    def hfu(self, tok_s_per_device: float) -> float | None:
-        """Return the same with what is computed twice."""
-        return self._share(tok_s_per_device, self.costs.flops)
-
-    def mfu_palm(self, tok_s_per_device: float) -> float | None:
-        """Return the MFU by PaLM's count."""
-        return self._share(tok_s_per_device, self.palm_flops)
-
-    def _share(self, tok_s: float, flops: float | None) -> float | None:
+        The model's FLOPs make it the MFU, with what is computed twice (`costs.flops`) it is the HFU.
+        """
         stated = [rate for rate in self.figures.compute(self.dtype) if rate.basis != "measured"]
-        if flops is None or not stated:
+        if tok_s is None or flops is None or not stated:
             return None
         return utilisation(tok_s, flops, stated[0].per_s / FLOPS_PER_TFLOP)
 
     @property
     def _all_costs(self) -> Costs:
-        constant = reference_bytes_per_token(self.device)
+        is_of_reference = self.device is not None and self.device.key in REFERENCE_DEVICES
         # A model's own costs make the constant needless, even where only its FLOPs are known.
-        if self.costs.bytes is not None or self.costs.flops is not None or constant is None:
+        if self.costs.bytes is not None or self.costs.flops is not None or not is_of_reference:
             return self.costs
-        return Costs(
-            bytes=constant, bytes_count=f"{constant / 1e6:g} MB per token (the reference's constant)"
-        )
+        count = f"{REFERENCE_BYTES_PER_TOKEN / 1e6:g} MB per token (the reference's constant)"
+        return Costs(bytes=REFERENCE_BYTES_PER_TOKEN, bytes_count=count)
 
 
 class DeviceFacts(Result, frozen=True, kw_only=True):

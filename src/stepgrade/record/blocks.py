@@ -26,9 +26,12 @@ def find_blocks(model: Module, named: Sequence[str] | None) -> list[NamedModule]
     modules = list(model.named_modules())
     if named is not None:
         found: dict[str, Module] = {}
+        patterns = [pattern.split(".") for pattern in named]
         for path, module in modules:
             name = _without_wrappers(path)
-            if any(_matches(name, pattern) for pattern in named):
+            parts = name.split(".")
+            alike = [wanted for wanted in patterns if len(wanted) == len(parts)]
+            if name and any(all(map(fnmatchcase, parts, wanted)) for wanted in alike):
                 found.setdefault(name, module)  # a wrapper comes before what it wraps
         return list(found.items())
     groups = _repeated(modules)
@@ -90,9 +93,3 @@ def _without_wrappers(path: str) -> str:
     """Return the name as it was before wrappers put theirs into it."""
     parts = [part for part in path.split(".") if part not in _WRAPPED[:-1]]
     return ".".join(parts[1:] if parts[:1] == ["module"] else parts)
-
-
-def _matches(name: str, pattern: str) -> bool:
-    """Tell whether each part of the name fits its part of the pattern."""
-    parts, wanted = name.split("."), pattern.split(".")
-    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted)) and bool(name)

@@ -109,12 +109,6 @@ def patch_zero_grad(patches: Patches, timeline: StepTimeline, owner: object) -> 
     patches.wrap(owner, "zero_grad", partial(_timed, timeline, OPTIMIZER))
 
 
-def patch_grad_scaler(patches: Patches, around: Callable[..., object]) -> None:
-    """Replace a scaler's step by `around(original, scaler, optimizer, …)`: it may skip the optimizer's."""
-    # torch 2.2 has it under cuda only
-    patches.wrap(getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler), "step", around)
-
-
 def patch_copies(patches: Patches, timeline: StepTimeline) -> None:
     """Time copies between host and device that the loop itself makes."""
 
@@ -172,8 +166,3 @@ class DdpTimers:
     def close(self) -> None:
         """Set DDP back to measure as seldom as before."""
         self._model._set_ddp_runtime_logging_sample_rate(_DDP_DEFAULT_RATE)  # noqa: SLF001
-
-
-def ddp_timers(model: Module, *, on_host: bool) -> DdpTimers | None:
-    """Return the timers of a DDP model; None for any other."""
-    return DdpTimers(model, on_host=on_host) if hasattr(model, "_get_ddp_logging_data") else None

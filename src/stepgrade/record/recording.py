@@ -82,7 +82,10 @@ class Recording:
         """Wrap what torch has no hooks for and begin the first step."""
         patches.patch_backward(self._patches, self.timeline)
         patches.patch_input(self._patches, self.timeline, self._is_watched)
-        patches.patch_grad_scaler(self._patches, self._scaler_step)
+        scaler = getattr(
+            torch.amp, "GradScaler", torch.cuda.amp.GradScaler
+        )  # torch 2.2 has it under cuda only
+        self._patches.wrap(scaler, "step", self._scaler_step)
         patches.patch_collectives(self._patches, self.timeline)
         self.timeline.start()
 
@@ -118,7 +121,8 @@ class Recording:
             self._pending.clear()
             self.timeline.restart_step()
         self.watch_calls(model)
-        self.ddp = self.ddp or patches.ddp_timers(model, on_host=self.clock.name == "host")
+        if self.ddp is None and hasattr(model, "_get_ddp_logging_data"):
+            self.ddp = patches.DdpTimers(model, on_host=self.clock.name == "host")
         found = find_blocks(model, layers)
         fresh = [(name, block) for name, block in found if id(block) not in self._blocks]
         self._blocks |= {id(block): block for _, block in fresh}

@@ -8,9 +8,10 @@ from msgspec import Struct
 
 from stepgrade.contract import Grade
 from stepgrade.errors import BadOption
-from stepgrade.hardware import Ceiling, Target, lowest
-from stepgrade.hardware.ceilings import why_above_one
+from stepgrade.hardware.ceilings import lowest, why_above_one
+from stepgrade.hardware.setup import Target, check_above_zero
 from stepgrade.model import Note, Profile
+from stepgrade.model.ceiling import Ceiling
 from stepgrade.model.scorecard import UNGRADED, Arithmetic, Throughput
 from stepgrade.scoring.step_times import RunTimes
 from stepgrade.scoring.target import LEAST_KNOWN_SHARE, is_well_known
@@ -25,10 +26,7 @@ class ScoreOptions(Struct, frozen=True, kw_only=True):
     target: Target = Target()
 
     def __post_init__(self) -> None:
-        given = {"throughput_tok_s": self.throughput_tok_s, "tokens_per_step": self.tokens_per_step}
-        for field, value in given.items():
-            if value is not None and not (math.isfinite(value) and value > 0.0):
-                raise BadOption(f"must be a finite number above 0, not {value:g}", field=field)
+        check_above_zero(throughput_tok_s=self.throughput_tok_s, tokens_per_step=self.tokens_per_step)
         if self.throughput_tok_s is not None and self.tokens_per_step is not None:
             raise BadOption(
                 "throughput and tokens per step say the same thing twice",
@@ -54,7 +52,11 @@ class Efficiency(Struct, frozen=True, kw_only=True):
 def efficiency_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> Efficiency:
     """Compare the run's throughput with the lowest ceiling."""
     throughput, target = throughput_of(profile, times, options), options.target
-    rate, ceilings = _per_device(throughput, options), target.ceilings
+    rate = throughput.tok_s / target.devices if throughput else None
+    is_given = options.throughput_tok_s is not None or options.tokens_per_step is not None
+    if throughput and throughput.tokens_per_step and not is_given:
+        rate = throughput.tok_s  # tokens that a profile counted are already those of one device
+    ceilings = target.ceilings
     roof = lowest(ceilings)
     if roof is not None and not (math.isfinite(roof.tok_s) and roof.tok_s > 0.0):
         raise BadOption(
@@ -73,17 +75,28 @@ def efficiency_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> E
             "arithmetic alone"
         )
         reasons = (*reasons, Note("few_shapes", text))
+    notes = [*target.notes]
+    if target.uses_reference_traffic:
+        text = (
+            "the ceiling rests on the reference's 158 MB per token, worked back from one QLoRA run; bytes "
+            "per token depend on model, batch, sequence and method"
+        )
+        notes.append(Note("reference_traffic", text, supply="{model}, or {bytes_per_token}"))
+    palm = target.share_of_peak(rate, target.palm_flops)
+    if palm is not None:
+        text = f"MFU counts FLOPs by {target.convention}; by PaLM's count it would be {show_share(palm)}"
+        notes.append(Note("mfu_palm", text))
     return Efficiency(
         throughput=throughput,
         ceilings=ceilings,
         roof=roof,
         share=share,
-        mfu=None if rate is None else target.mfu(rate),
-        hfu=None if rate is None else target.hfu(rate),
+        mfu=target.share_of_peak(rate, target.model_flops),
+        hfu=target.share_of_peak(rate, target.costs.flops),
         grade=UNGRADED if reasons or share is None else str(Grade.from_efficiency(share)),
         ungraded_because=reasons,
         arithmetic=arithmetic,
-        notes=(*target.notes, *_notes(target, rate)),
+        notes=tuple(notes),
     )
 
 
@@ -125,15 +138,6 @@ def throughput_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> T
     return None
 
 
-def _per_device(throughput: Throughput | None, options: ScoreOptions) -> float | None:
-    """Return the tok/s of one device; tokens that a profile counted are already those of one."""
-    if throughput is None:
-        return None
-    is_given = options.throughput_tok_s is not None or options.tokens_per_step is not None
-    is_of_one = not is_given and throughput.tokens_per_step
-    return throughput.tok_s if is_of_one else throughput.tok_s / options.target.devices
-
-
 def _why_ungraded(
     rate: float | None, roof: Ceiling | None, share: float | None, target: Target
 ) -> tuple[Note, ...]:
@@ -162,18 +166,3 @@ def _why_ungraded(
             )
         reasons += [Note("above_ceiling_why", f"perhaps {cause}") for cause in causes]
     return tuple(reasons)
-
-
-def _notes(target: Target, rate: float | None) -> tuple[Note, ...]:
-    notes = []
-    if target.uses_reference_traffic:
-        text = (
-            "the ceiling rests on the reference's 158 MB per token, worked back from one QLoRA run; bytes "
-            "per token depend on model, batch, sequence and method"
-        )
-        notes.append(Note("reference_traffic", text, supply="{model}, or {bytes_per_token}"))
-    palm = None if rate is None else target.mfu_palm(rate)
-    if palm is not None:
-        text = f"MFU counts FLOPs by {target.convention}; by PaLM's count it would be {show_share(palm)}"
-        notes.append(Note("mfu_palm", text))
-    return tuple(notes)

@@ -9,7 +9,7 @@ from stepgrade.model import Note, Profile, Source
 from stepgrade.model.notes import Result
 from stepgrade.scoring.operations import total_by_operation
 from stepgrade.scoring.phases import phases_of_step
-from stepgrade.scoring.step_times import RunTimes, times_of
+from stepgrade.scoring.step_times import times_of
 from stepgrade.units import show_count, show_ms, show_rate, show_share
 
 
@@ -31,37 +31,20 @@ class Inspection(Result, frozen=True, kw_only=True):
         return super().to_dict() | {"missing": {name: str(note) for name, note in self.missing.items()}}
 
 
+_RATE = "{throughput_tok_s} or {tokens_per_step}"
 _MISSING = {
-    "throughput": "a grade needs it",
-    "step time": "the source has no average step time",
-    "phases": "where a step's time goes is not known",
-    "layers": "layers cannot be compared",
-    "operations": "there are no hotspots and no parity",
-    "wall coverage": "how much of the wall time the profile explains is not known",
+    "throughput": Note("missing", "a grade needs it", supply=_RATE),
+    "step time": Note("missing", "the source has no average step time"),
+    "phases": Note("missing", "where a step's time goes is not known"),
+    "layers": Note("missing", "layers cannot be compared"),
+    "operations": Note("missing", "there are no hotspots and no parity"),
+    "wall coverage": Note("missing", "how much of the wall time the profile explains is not known"),
 }
-_SUPPLY = {"throughput": "{throughput_tok_s} or {tokens_per_step}"}
 
 
 def inspect(profile: Profile, limits: Limits = DEFAULT_LIMITS) -> Inspection:
     """List what the profile holds and what it does not."""
-    times = times_of(profile)
-    found = _contents(profile, times)
-    return Inspection(
-        source=profile.source,
-        holds={name: text for name, text in found.items() if text is not None},
-        missing={
-            name: Note("missing", text, supply=_SUPPLY.get(name, ""))
-            for name, text in _MISSING.items()
-            if found.get(name) is None
-        },
-        fitness=(*profile.warnings, *phases_of_step(profile, times, limits).fitness),
-        notes=profile.notes,
-        fit=not profile.is_empty and not profile.unfit,
-    )
-
-
-def _contents(profile: Profile, times: RunTimes) -> dict[str, str | None]:
-    operations = total_by_operation(profile)
+    times, operations = times_of(profile), total_by_operation(profile)
     steps, recorded = profile.steps or None, profile.recorded_steps
     shown_steps = show_count(steps) if steps else None
     if steps and recorded is not None and recorded != steps:
@@ -71,7 +54,7 @@ def _contents(profile: Profile, times: RunTimes) -> dict[str, str | None]:
         throughput = show_rate(profile.throughput_tok_s)
     elif profile.tokens_per_step and times.typical_ms:
         throughput = f"{show_count(profile.tokens_per_step)} tokens per step"
-    return {
+    found: dict[str, str | None] = {
         **profile.contents,
         "device": profile.device.name if profile.device else None,
         "steps": shown_steps,
@@ -84,6 +67,14 @@ def _contents(profile: Profile, times: RunTimes) -> dict[str, str | None]:
         "launches per step": show_count(profile.launches_per_step) if profile.launches_per_step else None,
         "bottleneck by its producer": profile.claimed_bottleneck,
     }
+    return Inspection(
+        source=profile.source,
+        holds={name: text for name, text in found.items() if text is not None},
+        missing={name: note for name, note in _MISSING.items() if found[name] is None},
+        fitness=(*profile.warnings, *phases_of_step(profile, times, limits).fitness),
+        notes=profile.notes,
+        fit=not profile.is_empty and not profile.unfit,
+    )
 
 
 def _listed(count: int, names: list[str]) -> str | None:

@@ -85,24 +85,20 @@ def backward_forward_ratio(
     forward = add_up(layer.fwd_total_ms or 0.0 for layer in both)
     backward = add_up(layer.bwd_total_ms or 0.0 for layer in both)
     if forward > 0.0 and backward > 0.0:
-        return backward / forward, _mean_of_ratios_note(profile, backward / forward, summaries)
+        ratio, ratios = backward / forward, [layer.ratio for layer in summaries if layer.ratio]
+        mean = add_up(ratios) / len(ratios) if ratios else 0.0
+        if abs(mean - ratio) < 0.005 or profile.source.producer == RECORDER:
+            return ratio, None
+        text = (
+            f"backward over forward is {show_ratio(ratio)}, all backward time over all forward time; "
+            f"contract v1 averages the layers' ratios and says {show_ratio(mean)}"
+        )
+        return ratio, Note("v1_ratio", text)
     forward, backward = (phases.by_kind_ms.get(kind, 0.0) for kind in (PhaseKind.FORWARD, PhaseKind.BACKWARD))
     if forward > 0.0 and backward > 0.0:
         text = "backward over forward is taken from the phases: the profile has no layers"
         return backward / forward, Note("ratio_from_phases", text)
     return None, None
-
-
-def _mean_of_ratios_note(profile: Profile, ratio: float, summaries: tuple[LayerSummary, ...]) -> Note | None:
-    ratios = [layer.ratio for layer in summaries if layer.ratio]
-    mean = add_up(ratios) / len(ratios) if ratios else 0.0
-    if abs(mean - ratio) < 0.005 or profile.source.producer == RECORDER:
-        return None
-    text = (
-        f"backward over forward is {show_ratio(ratio)}, all backward time over all forward time; "
-        f"contract v1 averages the layers' ratios and says {show_ratio(mean)}"
-    )
-    return Note("v1_ratio", text)
 
 
 def slow_layers(profile: Profile, limits: Limits) -> tuple[SlowLayer, ...]:

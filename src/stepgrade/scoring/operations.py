@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stepgrade.contract.scorecard import rank_operations
-from stepgrade.hardware import Figures
+from stepgrade.hardware.ceilings import Figures
 from stepgrade.model import OpTime, Profile
 from stepgrade.model.scorecard import Operation
 from stepgrade.naming.roles import class_of
@@ -30,15 +29,14 @@ def total_by_operation(profile: Profile) -> dict[str, float]:
     return totals
 
 
-def ranked_operations(profile: Profile) -> tuple[RankedOperation, ...]:
-    """Return the operations in totals over all steps, longest first, as contract v1 ranks them."""
-    return tuple(rank_operations(total_by_operation(profile)))
-
-
 def operations_of_step(
     ranked: Sequence[RankedOperation], profile: Profile, times: RunTimes, figures: Figures, dtype: str
 ) -> tuple[Operation, ...]:
-    """Return every operation of the typical step, longest first, each beside its own roof."""
+    """Return every operation of the typical step, longest first, each beside its own roof.
+
+    `ranked` has totals over all steps, as contract v1 ranks them. An operation is compared with the peak of
+    its own precision where that was recorded.
+    """
     listed = {op.name: op for op in profile.operations}
     found = []
     for place, (name, total_ms, _) in enumerate(ranked):
@@ -53,7 +51,10 @@ def operations_of_step(
         )
         # How long a call takes and how fast it is do not depend on the step: these are means over all steps.
         mean_ms = total_ms / times.steps
-        least = _least_ms(kind, flops, moved, figures, _dtype(op, profile, dtype)) if mean_ms > 0.0 else None
+        precision = op.dtype
+        if precision is None or (precision == "fp32" and profile.matmul_dtype == "tf32"):
+            precision = profile.matmul_dtype or dtype
+        least = _least_ms(kind, flops, moved, figures, precision) if mean_ms > 0.0 else None
         found.append(
             Operation(
                 name=name,
@@ -73,13 +74,6 @@ def operations_of_step(
             )
         )
     return tuple(found)
-
-
-def _dtype(op: OpTime, profile: Profile, dtype: str) -> str:
-    """Return the precision whose peak an operation is compared with: its own where it was recorded."""
-    if op.dtype is None or (op.dtype == "fp32" and profile.matmul_dtype == "tf32"):
-        return profile.matmul_dtype or dtype
-    return op.dtype
 
 
 def _least_ms(

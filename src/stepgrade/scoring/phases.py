@@ -45,11 +45,11 @@ class PhasesOfStep(Struct, frozen=True, kw_only=True):
     """The phases of one step, by falling time, and the share of the step in none of them."""
 
     shares: dict[str, PhaseShare]
-    by_kind: dict[PhaseKind, float]
     by_kind_ms: dict[PhaseKind, float]
-    covered_share: float | None
-    uncovered_share: float | None
-    ledger: Ledger | None
+    by_kind: dict[PhaseKind, float] = {}
+    covered_share: float | None = None
+    uncovered_share: float | None = None
+    ledger: Ledger | None = None
     notes: tuple[Note, ...] = ()
     fitness: tuple[Note, ...] = ()
 
@@ -70,15 +70,12 @@ def phases_of_step(profile: Profile, times: RunTimes, limits: Limits) -> PhasesO
     by_kind_ms = _by_kind({name: share.ms for name, share in shares.items()})
     shares = dict(sorted(shares.items(), key=lambda item: -(item[1].ms or 0.0)))
     if profile.ledger is not None:
-        return PhasesOfStep(
-            shares=shares,
-            by_kind={},
-            by_kind_ms=by_kind_ms,
-            covered_share=None,
-            uncovered_share=None,
-            ledger=None,
-        )
-    covered = _covered(shares, profile)
+        return PhasesOfStep(shares=shares, by_kind_ms=by_kind_ms)
+    # The share of the step that phases cover, else what the producer says of it.
+    known = [share.share for share in shares.values() if share.share is not None]
+    covered = profile.wall_coverage if not shares else None
+    if shares and profile.mean_step_ms is not None and len(known) == len(shares):
+        covered = add_up(known)
     overlapping = covered is not None and covered > 1.0 + limits.overlap_tolerance
     return PhasesOfStep(
         shares=shares,
@@ -102,16 +99,6 @@ def _share(phase: PhaseTime, times: RunTimes) -> PhaseShare:
         samples_ms = kept_of_part(phase.samples_ms, share, 0)
         return PhaseShare(ms=share * times.typical_ms, share=share, samples_ms=samples_ms)
     return PhaseShare(ms=mean_ms, share=phase.step_share)
-
-
-def _covered(shares: dict[str, PhaseShare], profile: Profile) -> float | None:
-    """Return the share of the step that phases cover, else what the producer says of it."""
-    known = [share.share for share in shares.values()]
-    if not known:
-        return profile.wall_coverage
-    if profile.mean_step_ms is None or any(share is None for share in known):
-        return None
-    return add_up(share for share in known if share is not None)
 
 
 def _by_kind(figures: dict[str, float | None]) -> dict[PhaseKind, float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from stepgrade.hardware import Target
 from stepgrade.model.ceiling import Roof
 from stepgrade.model.scorecard import Scorecard
 
@@ -29,11 +28,6 @@ class Roofline(Struct, frozen=True, kw_only=True):
     run: RoofPoint | None
     known_share: float | None  # of the operations' time, how much has FLOPs and bytes known
     ridge: float | None  # FLOPs per byte where the stated roofs meet
-
-
-def roofs_of(target: Target) -> tuple[Roof, ...]:
-    """Return the device's arithmetic and memory rates: stated ones, then achievable and measured ones."""
-    return (*target.figures.compute(target.dtype), *target.figures.bandwidth())
 
 
 def roofline_of(card: Scorecard) -> Roofline | None:

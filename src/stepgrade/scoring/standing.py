@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from stepgrade.hardware import Ceiling, lowest
+from stepgrade.hardware.ceilings import lowest
 from stepgrade.model import Ledger
+from stepgrade.model.ceiling import Ceiling
 from stepgrade.model.scorecard import Operation, RankRow, Scorecard
 
 

@@ -11,7 +11,7 @@ from stepgrade.errors import BadOption
 DEFAULT_CONVENTION = "causal-exact"
 
 
-class Convention(Struct, frozen=True, kw_only=True):
+class Convention(Struct, frozen=True):
     """One way to count: which parameters, which attention width, half of it or all.
 
     `recompute` says what full checkpointing adds to the hardware's FLOPs: the forward pass of the
@@ -29,93 +29,55 @@ class Convention(Struct, frozen=True, kw_only=True):
     frozen: Literal["no_gradient", "scaled"] = "no_gradient"
 
 
+# Each: its name, its formula, who uses it, which weights, which attention width.
 _ALL = (
     Convention(
-        name="causal-exact",
-        formula="6*N_matmul + 6*L*q*S",
-        used_by="stepgrade's default; NeMo and Megatron-LM today, MaxText since 2025",
-        weights="matmul",
-        attention="heads",
+        "causal-exact",
+        "6*N_matmul + 6*L*q*S",
+        "stepgrade's default; NeMo and Megatron-LM today, MaxText since 2025",
+        "matmul",
+        "heads",
         causal=True,
         recompute="layers",
     ),
+    Convention("palm", "6*N + 12*L*q*S", "PaLM appendix B, MegaScale", "all", "heads", causal=False),
     Convention(
-        name="palm",
-        formula="6*N + 12*L*q*S",
-        used_by="PaLM appendix B, MegaScale",
-        weights="all",
-        attention="heads",
-        causal=False,
+        "nanogpt", "6*(N - N_positions) + 12*L*q*S", "nanoGPT", "without_positions", "heads", causal=False
+    ),
+    Convention("mosaic", "6*N + 12*L*d*S", "Composer, llm-foundry", "all", "hidden", causal=False),
+    Convention(
+        "torchtitan", "6*(N - N_lookup) + 12*L*q*S", "torchtitan", "without_lookup", "heads", causal=False
     ),
     Convention(
-        name="nanogpt",
-        formula="6*(N - N_positions) + 12*L*q*S",
-        used_by="nanoGPT",
-        weights="without_positions",
-        attention="heads",
-        causal=False,
-    ),
-    Convention(
-        name="mosaic",
-        formula="6*N + 12*L*d*S",
-        used_by="Composer, llm-foundry",
-        weights="all",
-        attention="hidden",
-        causal=False,
-    ),
-    Convention(
-        name="torchtitan",
-        formula="6*(N - N_lookup) + 12*L*q*S",
-        used_by="torchtitan",
-        weights="without_lookup",
-        attention="heads",
-        causal=False,
-    ),
-    Convention(
-        name="full-exact",
-        formula="6*N_matmul + 12*L*q*S",
-        used_by="MaxText before 2025",
-        weights="matmul",
-        attention="heads",
+        "full-exact",
+        "6*N_matmul + 12*L*q*S",
+        "MaxText before 2025",
+        "matmul",
+        "heads",
         causal=False,
         recompute="layers",
     ),
     Convention(
-        name="megatron-2021",
-        formula="72*L*d^2*(1 + S/6d + V/12Ld); its published figures add the recompute (96, V/16Ld)",
-        used_by="the Megatron-LM paper of 2021, whose share of peak is an HFU",
-        weights="matmul",
-        attention="hidden",
+        "megatron-2021",
+        "72*L*d^2*(1 + S/6d + V/12Ld); its published figures add the recompute (96, V/16Ld)",
+        "the Megatron-LM paper of 2021, whose share of peak is an HFU",
+        "matmul",
+        "hidden",
         causal=False,
         recompute="layers",
     ),
+    Convention("llmq", "6*N_matmul + 6*L*d*S", "llm.q", "matmul", "hidden", causal=True, recompute="layers"),
     Convention(
-        name="llmq",
-        formula="6*N_matmul + 6*L*d*S",
-        used_by="llm.q",
-        weights="matmul",
-        attention="hidden",
-        causal=True,
-        recompute="layers",
-    ),
-    Convention(
-        name="automodel-lora",
-        formula="(2 + N_lora/N)/3 * (6*N_matmul + 6*L*q*S)",
-        used_by="NeMo AutoModel for LoRA",
-        weights="matmul",
-        attention="heads",
+        "automodel-lora",
+        "(2 + N_lora/N)/3 * (6*N_matmul + 6*L*q*S)",
+        "NeMo AutoModel for LoRA",
+        "matmul",
+        "heads",
         causal=True,
         recompute="layers",
         frozen="scaled",
     ),
-    Convention(
-        name="6n",
-        formula="6*N",
-        used_by="Kaplan et al.; PaLM's figures without attention",
-        weights="all",
-        attention=None,
-        causal=False,
-    ),
+    Convention("6n", "6*N", "Kaplan et al.; PaLM's figures without attention", "all", None, causal=False),
 )
 CONVENTIONS = {convention.name: convention for convention in _ALL}
 

@@ -71,7 +71,17 @@ def flops_per_token(counts: Counts, plan: Plan, convention: Convention) -> Flops
         "without_lookup": counts.active - counts.lookup,
         "without_positions": counts.active - counts.positions,
     }[convention.weights]
-    attention = _attention(counts, plan, convention)
+    # 12 x width x span over all layers: forward 4, backward 8.
+    attention, seq = 0.0, plan.packed_seq or plan.seq
+    if convention.attention is not None:
+        by_hidden = convention.attention == "hidden"
+        attention = sum(
+            12
+            * kind.layers
+            * (counts.hidden if by_hidden else kind.width)
+            * attended_span(seq, causal=convention.causal, window=kind.window)
+            for kind in counts.attention
+        )
     if not plan.is_frozen:
         model = 6 * weights + attention
     elif convention.frozen == "scaled":
@@ -100,18 +110,3 @@ def attended_span(seq: float, *, causal: bool, window: int | None = None) -> flo
     if window is None or seq <= window:
         return seq / 2
     return window - window * window / (2 * seq)
-
-
-def _attention(counts: Counts, plan: Plan, convention: Convention) -> float:
-    """Return 12 x width x span over all layers: forward 4, backward 8."""
-    if convention.attention is None:
-        return 0.0
-    seq = plan.packed_seq or plan.seq
-    by_hidden = convention.attention == "hidden"
-    return sum(
-        12
-        * kind.layers
-        * (counts.hidden if by_hidden else kind.width)
-        * attended_span(seq, causal=convention.causal, window=kind.window)
-        for kind in counts.attention
-    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from stepgrade.hardware.cost.plan import LOSSES, OPTIMIZERS, Plan
-from stepgrade.hardware.models.shape import Layer, ModelShape
+from stepgrade.hardware.models.shape import ModelShape
 
 # bitsandbytes reads the packed weights, writes them as bf16, and the matmul reads those.
 UNFUSED_EXTRA_BYTES = 4.0
@@ -50,7 +50,10 @@ def traffic_per_token(shape: ModelShape, plan: Plan) -> Traffic:
     optimizer = trained_parameters(shape, plan) * OPTIMIZERS[plan.optimizer] / sharers
     # Backward moves twice what forward does, recomputing once more.
     passes = 3.0 + (plan.checkpointing == "full") - 0.5 * plan.is_frozen
-    values = sum(layer.count * _values(layer, shape.hidden) for layer in shape.layers)
+    values = 0.0  # that one token's forward pass reads and writes
+    for layer in shape.layers:
+        ffn = (6 if layer.gated else 4) * layer.ffn_width
+        values += layer.count * (14 * shape.hidden + 6 * layer.query_width + 6 * layer.kv_width + ffn)
     return Traffic(
         weights=_weight_bytes(shape, plan, adapters) / plan.tokens,
         gradients=trained * plan.value_bytes * gradient_accesses / plan.tokens,
@@ -75,9 +78,3 @@ def _weight_bytes(shape: ModelShape, plan: Plan, adapters: int) -> float:
     experts = sum(layer.count * layer.expert_weights for layer in shape.layers)
     local = shape.layer_weights - experts * (1 - 1 / plan.parallel.expert)
     return passes * (local * per_weight + adapters * plan.value_bytes) + 2 * shape.head * plan.value_bytes
-
-
-def _values(layer: Layer, hidden: int) -> float:
-    """Return the values that one token's forward pass reads and writes in one layer."""
-    ffn = (6 if layer.gated else 4) * layer.ffn_width
-    return 14 * hidden + 6 * layer.query_width + 6 * layer.kv_width + ffn

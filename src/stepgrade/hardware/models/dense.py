@@ -11,6 +11,7 @@ from stepgrade.hardware.models.parts import (
     Frame,
     Sizes,
     alternating,
+    biased_attention,
     fused_attention,
     fused_gated_ffn,
     gated_ffn,
@@ -36,8 +37,7 @@ _GEMMA3_TEXT = {
 def llama(fields: Fields) -> ModelShape:
     """Read Llama: RMS norms, gated feed-forward, biases only where the config asks."""
     widths = sizes(fields)
-    bias = fields.flag("attention_bias", default=False)
-    attention = grouped_attention(widths, qkv_bias=bias, out_bias=bias)
+    attention = biased_attention(fields, widths)
     ffn = gated_ffn(widths.hidden, fields.whole(FFN_WIDTH), bias=fields.flag("mlp_bias", default=False))
     return put_together(fields, widths, attention, ffn)
 
@@ -69,8 +69,7 @@ def qwen3(fields: Fields) -> ModelShape:
 
 def normed_attention(fields: Fields, widths: Sizes) -> Attention:
     """Return attention with a norm over each query and key head."""
-    bias = fields.flag("attention_bias", default=False)
-    return grouped_attention(widths, qkv_bias=bias, out_bias=bias, vectors=2 * widths.head_dim)
+    return biased_attention(fields, widths, vectors=2 * widths.head_dim)
 
 
 def qwen_spans(fields: Fields, depth: int) -> AttentionSpans:
@@ -84,9 +83,7 @@ def qwen_spans(fields: Fields, depth: int) -> AttentionSpans:
 def olmo2(fields: Fields) -> ModelShape:
     """Read OLMo 2: norms over the whole query and key, after attention and feed-forward."""
     widths = sizes(fields)
-    bias = fields.flag("attention_bias", default=False)
-    vectors = widths.query_width + widths.kv_width
-    attention = grouped_attention(widths, qkv_bias=bias, out_bias=bias, vectors=vectors)
+    attention = biased_attention(fields, widths, vectors=widths.query_width + widths.kv_width)
     return put_together(fields, widths, attention, gated_ffn(widths.hidden, fields.whole(FFN_WIDTH)))
 
 
@@ -103,7 +100,7 @@ def starcoder2(fields: Fields) -> ModelShape:
 def phi3(fields: Fields) -> ModelShape:
     """Read Phi-3 and Phi-4: q, k and v in one matrix, gate and up in one matrix."""
     widths = sizes(fields)
-    attention = fused_attention(widths, bias=False, out_bias=False)
+    attention = fused_attention(widths, bias=False)
     ffn = fused_gated_ffn(widths.hidden, fields.whole(FFN_WIDTH))
     return put_together(fields, widths, attention, ffn, Frame(spans=same_everywhere(fields, widths.depth)))
 
@@ -112,7 +109,7 @@ def gemma(fields: Fields) -> ModelShape:
     """Read Gemma 1: heads of 256 whatever the hidden size, tied embeddings."""
     widths = sizes(fields, head_dim=256)
     ffn = gated_ffn(widths.hidden, fields.whole(FFN_WIDTH))
-    return put_together(fields, widths, _gemma_attention(fields, widths), ffn, Frame(tied=True))
+    return put_together(fields, widths, biased_attention(fields, widths), ffn, Frame(tied=True))
 
 
 def gemma2(fields: Fields) -> ModelShape:
@@ -120,7 +117,7 @@ def gemma2(fields: Fields) -> ModelShape:
     widths = sizes(fields, head_dim=256)
     ffn = gated_ffn(widths.hidden, fields.whole(FFN_WIDTH))
     spans = alternating(fields, widths.depth, lambda index: index % 2 == 0, 4096)
-    attention = _gemma_attention(fields, widths)
+    attention = biased_attention(fields, widths)
     return put_together(fields, widths, attention, ffn, Frame(spans=spans, norms=4, tied=True))
 
 
@@ -138,16 +135,11 @@ def gemma3(fields: Fields) -> ModelShape:
     return structs.replace(shape, notes=("the vision tower and its projector are not counted",))
 
 
-def _gemma_attention(fields: Fields, widths: Sizes) -> Attention:
-    bias = fields.flag("attention_bias", default=False)
-    return grouped_attention(widths, qkv_bias=bias, out_bias=bias)
-
-
 def gpt2(fields: Fields) -> ModelShape:
     """Read GPT-2: biases everywhere, a table of positions, tied embeddings."""
     widths = _old_sizes(fields, hidden="n_embd", depth="n_layer", heads="n_head")
     ffn = plain_ffn(widths.hidden, fields.whole("n_inner", default=4 * widths.hidden), bias=True)
-    attention = fused_attention(widths, bias=True, out_bias=True)
+    attention = fused_attention(widths, bias=True)
     positions = fields.whole("n_positions", "n_ctx") * widths.hidden
     return put_together(fields, widths, attention, ffn, Frame(norm_vectors=2, tied=True, positions=positions))
 
@@ -157,7 +149,7 @@ def mpt(fields: Fields) -> ModelShape:
     widths = _old_sizes(fields, hidden="d_model", depth="n_layers", heads="n_heads")
     bias = not fields.flag("no_bias", default=True)
     ffn = plain_ffn(widths.hidden, round(fields.number("expansion_ratio", 4) * widths.hidden), bias=bias)
-    attention = fused_attention(widths, bias=bias, out_bias=bias)
+    attention = fused_attention(widths, bias=bias)
     positions, how = 0, fields.inner("attn_config")
     if how is not None and not how.flag("alibi", default=True) and not how.flag("rope", default=False):
         positions = fields.whole("max_seq_len") if fields.flag("learned_pos_emb", default=True) else 0
@@ -170,7 +162,7 @@ def gpt_neox(fields: Fields) -> ModelShape:
     widths = sizes(fields)
     bias = fields.flag("attention_bias", default=True)
     ffn = plain_ffn(widths.hidden, fields.whole(FFN_WIDTH), bias=True)
-    attention = fused_attention(widths, bias=bias, out_bias=bias)
+    attention = fused_attention(widths, bias=bias)
     return put_together(fields, widths, attention, ffn, Frame(norm_vectors=2))
 
 

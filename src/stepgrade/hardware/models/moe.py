@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from stepgrade.hardware.models.dense import FFN_WIDTH, normed_attention, qwen_spans
 from stepgrade.hardware.models.fields import MOST_LAYERS, Fields
 from stepgrade.hardware.models.parts import (
@@ -10,6 +12,7 @@ from stepgrade.hardware.models.parts import (
     Frame,
     Sizes,
     alternating,
+    biased_attention,
     expert_ffn,
     gated_ffn,
     grouped_attention,
@@ -35,9 +38,7 @@ def mixtral(fields: Fields) -> ModelShape:
 def olmoe(fields: Fields) -> ModelShape:
     """Read OLMoE: experts, and norms over the whole query and key."""
     widths = sizes(fields)
-    vectors = widths.query_width + widths.kv_width
-    bias = fields.flag("attention_bias", default=False)
-    attention = grouped_attention(widths, qkv_bias=bias, out_bias=bias, vectors=vectors)
+    attention = biased_attention(fields, widths, vectors=widths.query_width + widths.kv_width)
     ffn = _experts(fields, widths.hidden, fields.whole(FFN_WIDTH), "num_experts")
     return put_together(fields, widths, attention, ffn)
 
@@ -45,8 +46,7 @@ def olmoe(fields: Fields) -> ModelShape:
 def gpt_oss(fields: Fields) -> ModelShape:
     """Read GPT-OSS: biases everywhere, a sink per head, every other layer windowed."""
     widths = sizes(fields, head_dim=64)
-    bias = fields.flag("attention_bias", default=True)
-    attention = grouped_attention(widths, qkv_bias=bias, out_bias=bias, vectors=widths.heads)
+    attention = biased_attention(fields, widths, default=True, vectors=widths.heads)
     expert = gated_ffn(widths.hidden, fields.whole(FFN_WIDTH), bias=True)
     count, active = _expert_counts(fields, "num_local_experts")
     ffn = expert_ffn(expert, widths.hidden, count=count, active=active, router_bias=True)
@@ -150,12 +150,8 @@ def _assembled(
     """Return the model whose layers differ in their feed-forward: so many of each."""
     extra = fields.whole("num_nextn_predict_layers", default=0, least=0)
     norms = 2 * widths.hidden
-    return ModelShape(
-        architecture=fields.text("model_type") or "",
-        hidden=widths.hidden,
-        vocab=widths.vocab,
+    return structs.replace(
+        put_together(fields, widths, attention, groups[0][1]),
         layers=tuple(layer(count, attention, ffn, norms=norms) for count, ffn in groups if count),
-        tied=fields.flag("tie_word_embeddings", default=False),
-        vectors=widths.hidden,
         notes=("the layers that predict further tokens are not counted",) if extra else (),
     )

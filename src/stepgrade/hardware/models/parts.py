@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stepgrade.hardware.models.fields import MOST_LAYERS, Fields
 from stepgrade.hardware.models.shape import Layer, Linear, ModelShape
@@ -50,7 +50,6 @@ class FeedForward(Struct, frozen=True, kw_only=True):
     linears: tuple[Linear, ...]
     width: int
     gated: bool = True
-    vectors: int = 0
 
 
 def sizes(fields: Fields, *, head_dim: int | None = None) -> Sizes:
@@ -85,14 +84,20 @@ def grouped_attention(
     return Attention(linears=linears, score_width=q, query_width=q, kv_width=k, vectors=vectors)
 
 
-def fused_attention(sizes: Sizes, *, bias: bool, out_bias: bool, vectors: int = 0) -> Attention:
+def biased_attention(fields: Fields, sizes: Sizes, *, default: bool = False, vectors: int = 0) -> Attention:
+    """Return attention with separate matrices, and with biases where `attention_bias` asks for them."""
+    bias = fields.flag("attention_bias", default=default)
+    return grouped_attention(sizes, qkv_bias=bias, out_bias=bias, vectors=vectors)
+
+
+def fused_attention(sizes: Sizes, *, bias: bool) -> Attention:
     """Return attention with one matrix for q, k and v."""
     q, k, d = sizes.query_width, sizes.kv_width, sizes.hidden
     linears = (
         Linear(name="qkv", inputs=d, outputs=q + 2 * k, bias=bias),
-        Linear(name="o", inputs=q, outputs=d, bias=out_bias),
+        Linear(name="o", inputs=q, outputs=d, bias=bias),
     )
-    return Attention(linears=linears, score_width=q, query_width=q, kv_width=k, vectors=vectors)
+    return Attention(linears=linears, score_width=q, query_width=q, kv_width=k)
 
 
 def gated_ffn(hidden: int, width: int, *, bias: bool = False) -> FeedForward:
@@ -127,29 +132,15 @@ def expert_ffn(
     expert: FeedForward, hidden: int, *, count: int, active: int, router_bias: bool = False
 ) -> FeedForward:
     """Return a router and `count` copies of `expert`, of which a token meets `active`."""
-    copies = tuple(
-        Linear(
-            name=linear.name,
-            inputs=linear.inputs,
-            outputs=linear.outputs,
-            copies=count,
-            active=active,
-            bias=linear.bias,
-        )
-        for linear in expert.linears
-    )
+    copies = tuple(structs.replace(linear, copies=count, active=active) for linear in expert.linears)
     router = Linear(name="router", inputs=hidden, outputs=count, bias=router_bias)
     return FeedForward(linears=(router, *copies), width=active * expert.width, gated=expert.gated)
 
 
-def with_shared(routed: FeedForward, shared: FeedForward, *, vectors: int = 0) -> FeedForward:
+def with_shared(routed: FeedForward, shared: FeedForward) -> FeedForward:
     """Return routed experts with a feed-forward beside them that every token meets."""
-    return FeedForward(
-        linears=routed.linears + shared.linears,
-        width=routed.width + shared.width,
-        gated=routed.gated,
-        vectors=routed.vectors + vectors,
-    )
+    linears = routed.linears + shared.linears
+    return FeedForward(linears=linears, width=routed.width + shared.width, gated=routed.gated)
 
 
 def layer(
@@ -159,7 +150,7 @@ def layer(
     return Layer(
         count=count,
         linears=attention.linears + ffn.linears,
-        vectors=attention.vectors + ffn.vectors + norms,
+        vectors=attention.vectors + norms,
         score_width=attention.score_width,
         query_width=attention.query_width,
         kv_width=attention.kv_width,
