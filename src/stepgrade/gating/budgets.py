@@ -72,7 +72,7 @@ def judge(
 
 def _decide(checks: Sequence[Check], comparison: Comparison, config: Config) -> tuple[int, tuple[Note, ...]]:
     failed, undecided = (
-        tuple(Note("failed_check", check.text) for check in checks if check.status == status)
+        tuple(check.note for check in checks if check.status == status)
         for status in ("regressed", "cannot tell")
     )
     if failed:

@@ -52,7 +52,7 @@ def blocks(report: GateReport, flags: Mapping[str, str]) -> Iterator[Block]:
         yield Space()
     yield Badge(report.verdict, _BADGES[report.verdict], only="brief")
     yield bullets(texts_of(report.further_reasons, flags))
-    yield from _checks(report.checks)
+    yield from _checks(report.checks, flags)
     yield from change_table(report.changes)
     yield from noise_lines(report.changes)
     yield from shift_table(report.shifts)
@@ -75,14 +75,14 @@ def blocks(report: GateReport, flags: Mapping[str, str]) -> Iterator[Block]:
         yield bullets(texts_of(report.notes, flags))
 
 
-def _checks(checks: tuple[Check, ...]) -> Iterator[Block]:
+def _checks(checks: tuple[Check, ...], flags: Mapping[str, str]) -> Iterator[Block]:
     if not checks:
         return
     yield Heading("Checks")
-    rows = tuple(
-        (check.metric, check.status, f"{check.text}{f' [waived {check.waiver}]' if check.waiver else ''}")
-        for check in checks
-    )
+    rows = []
+    for check in checks:
+        waived = f" [waived {check.waiver}]" if check.waiver else ""
+        rows.append((check.metric, check.status, f"{check.note.said(flags)}{waived}"))
     stacked = tuple(Fact(status, text, _STYLES[status]) for _, status, text in rows)
     yield Facts(stacked, width=0, only="brief")
-    yield Table((Column("Check"), Column("Result"), Column("Why")), rows, only="full")
+    yield Table((Column("Check"), Column("Result"), Column("Why")), tuple(rows), only="full")
