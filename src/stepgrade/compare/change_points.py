@@ -58,9 +58,9 @@ def change_points(
     )
 
 
-def last_level(values: Sequence[float], *, least_segment: int = LEAST_SEGMENT) -> int:
+def last_level(values: Sequence[float]) -> int:
     """Return where the level begins that the series ends with."""
-    found = change_points(values, least_segment=least_segment)
+    found = change_points(values)
     return found[-1].index if found else 0
 
 

@@ -85,10 +85,10 @@ def _samples(
     return Sample(values=here), Sample(values=there)
 
 
-def beyond_chance(p_values: Sequence[float], share: float = FALSE_SHARE) -> list[bool]:
-    """Tell which of many tests stand when at most `share` of those that do may be false."""
+def beyond_chance(p_values: Sequence[float]) -> list[bool]:
+    """Tell which of many tests stand when at most FALSE_SHARE of those that do may be false."""
     ordered = sorted(p_values)
-    passing = [p for rank, p in enumerate(ordered, start=1) if p <= share * rank / len(ordered)]
+    passing = [p for rank, p in enumerate(ordered, start=1) if p <= FALSE_SHARE * rank / len(ordered)]
     bound = max(passing, default=-1.0)
     return [p <= bound for p in p_values]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepgrade.config.limits import DEFAULT_LIMITS, Limits
+from stepgrade.config.limits import DEFAULT_LIMITS
 from stepgrade.model import Note, Profile, Source
 from stepgrade.model.notes import Result
 from stepgrade.scoring.operations import total_by_operation
@@ -42,7 +42,7 @@ _MISSING = {
 _SUPPLY = {"throughput": "{throughput_tok_s} or {tokens_per_step}"}
 
 
-def inspect(profile: Profile, limits: Limits = DEFAULT_LIMITS) -> Inspection:
+def inspect(profile: Profile) -> Inspection:
     """List what the profile holds and what it does not."""
     times = times_of(profile)
     found = _contents(profile, times)
@@ -54,7 +54,7 @@ def inspect(profile: Profile, limits: Limits = DEFAULT_LIMITS) -> Inspection:
             for name, text in _MISSING.items()
             if found.get(name) is None
         },
-        fitness=(*profile.warnings, *phases_of_step(profile, times, limits).fitness),
+        fitness=(*profile.warnings, *phases_of_step(profile, times, DEFAULT_LIMITS).fitness),
         notes=profile.notes,
         fit=not profile.is_empty and not profile.unfit,
     )

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from stepgrade.config.limits import DEFAULT_LIMITS, Limits
+from stepgrade.config.limits import DEFAULT_LIMITS
 from stepgrade.model import Profile
 from stepgrade.statistics import median_and_spread, quantile
 
@@ -101,11 +101,11 @@ def times_of(profile: Profile) -> RunTimes:
     )
 
 
-def step_times(samples_ms: Sequence[float], limits: Limits = DEFAULT_LIMITS) -> StepTimes | None:
+def step_times(samples_ms: Sequence[float]) -> StepTimes | None:
     """Return the times of the steady steps; None without samples."""
     if not samples_ms:
         return None
-    cold, apart = _unsteady(samples_ms, limits)
+    cold, apart = _unsteady(samples_ms)
     steady = samples_ms[cold:] if cold else samples_ms
     if apart:
         left_out = set(apart)
@@ -128,22 +128,22 @@ def step_times(samples_ms: Sequence[float], limits: Limits = DEFAULT_LIMITS) -> 
     )
 
 
-def marks_of(samples_ms: Sequence[float], limits: Limits = DEFAULT_LIMITS) -> tuple[str, ...]:
+def marks_of(samples_ms: Sequence[float]) -> tuple[str, ...]:
     """Mark every step as warm-up, steady or outlier; too few steps are all steady."""
-    cold, apart = _unsteady(samples_ms, limits)
+    cold, apart = _unsteady(samples_ms)
     marks = [WARM_UP] * cold + [STEADY] * (len(samples_ms) - cold)
     for place in apart:
         marks[place] = OUTLIER
     return tuple(marks)
 
 
-def _unsteady(samples_ms: Sequence[float], limits: Limits) -> tuple[int, list[int]]:
+def _unsteady(samples_ms: Sequence[float]) -> tuple[int, list[int]]:
     """Return how many leading steps are warm-up, and the places of the outliers after them."""
     count = len(samples_ms)
     if count < LEAST_STEPS:
         return 0, []
     middle, deviation = median_and_spread(samples_ms[count // 2 :])
-    reach = limits.outlier_score * max(deviation, _LEAST_SPREAD * middle)
+    reach = DEFAULT_LIMITS.outlier_score * max(deviation, _LEAST_SPREAD * middle)
     low, high = middle - reach, middle + reach
     cold = 0
     while cold < count // 2 and samples_ms[cold] > high:
@@ -152,19 +152,14 @@ def _unsteady(samples_ms: Sequence[float], limits: Limits) -> tuple[int, list[in
     return cold, apart if len(apart) <= _MOST_OUTLIERS_SHARE * (count - cold) else []
 
 
-def median_interval(samples: Sequence[float], z: float = Z95) -> tuple[float, float] | None:
-    """Return the interval of the median by ranks, wider for steps that resemble their neighbours.
+def _interval(ordered: Sequence[float], wider: float) -> tuple[float, float] | None:
+    """Return the 95 % interval of the median by ranks; None when the samples are too few.
 
     No distribution is assumed: the number of samples below the true median is binomial, and `inflation`
-    says how many fewer independent samples there are. None when they are too few.
+    says how many fewer independent samples there are.
     """
-    ordered = sorted(samples)
-    return _interval(ordered, inflation(samples, ordered), z) if samples else None
-
-
-def _interval(ordered: Sequence[float], wider: float, z: float = Z95) -> tuple[float, float] | None:
     count = len(ordered)
-    first = math.floor(count / 2.0 - z * math.sqrt(count * wider) / 2.0)
+    first = math.floor(count / 2.0 - Z95 * math.sqrt(count * wider) / 2.0)
     if count < LEAST_STEPS or first < 0:
         return None
     return ordered[first], ordered[count - 1 - first]

@@ -43,12 +43,12 @@ class Fields:
             raise self.refuse(name, f"must be true or false, not {_shown(value)}")
         return value
 
-    def text(self, name: str, default: str | None = None) -> str | None:
-        """Return a text, or `default` when it is absent."""
+    def text(self, name: str) -> str | None:
+        """Return a text, or None when it is absent."""
         value = self._values.get(name)
         if value is not None and not isinstance(value, str):
             raise self.refuse(name, f"must be a text, not {_shown(value)}")
-        return default if value is None else value
+        return value
 
     def number(self, name: str, default: float) -> float:
         """Return a positive number, or `default` when it is absent."""

@@ -85,14 +85,14 @@ def grouped_attention(
     return Attention(linears=linears, score_width=q, query_width=q, kv_width=k, vectors=vectors)
 
 
-def fused_attention(sizes: Sizes, *, bias: bool, out_bias: bool, vectors: int = 0) -> Attention:
+def fused_attention(sizes: Sizes, *, bias: bool, out_bias: bool) -> Attention:
     """Return attention with one matrix for q, k and v."""
     q, k, d = sizes.query_width, sizes.kv_width, sizes.hidden
     linears = (
         Linear(name="qkv", inputs=d, outputs=q + 2 * k, bias=bias),
         Linear(name="o", inputs=q, outputs=d, bias=out_bias),
     )
-    return Attention(linears=linears, score_width=q, query_width=q, kv_width=k, vectors=vectors)
+    return Attention(linears=linears, score_width=q, query_width=q, kv_width=k)
 
 
 def gated_ffn(hidden: int, width: int, *, bias: bool = False) -> FeedForward:
@@ -142,13 +142,13 @@ def expert_ffn(
     return FeedForward(linears=(router, *copies), width=active * expert.width, gated=expert.gated)
 
 
-def with_shared(routed: FeedForward, shared: FeedForward, *, vectors: int = 0) -> FeedForward:
+def with_shared(routed: FeedForward, shared: FeedForward) -> FeedForward:
     """Return routed experts with a feed-forward beside them that every token meets."""
     return FeedForward(
         linears=routed.linears + shared.linears,
         width=routed.width + shared.width,
         gated=routed.gated,
-        vectors=routed.vectors + vectors,
+        vectors=routed.vectors,
     )
 
 
