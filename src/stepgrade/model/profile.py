@@ -138,6 +138,10 @@ class DeviceSeen(Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
     sm_count: int | None = None
 
+    def alone(self) -> DeviceSeen:
+        """Return the device without what a source adds: all that the catalogue is asked with."""
+        return DeviceSeen(name=self.name, memory_bytes=self.memory_bytes, sm_count=self.sm_count)
+
 
 class Recorded(Struct, frozen=True, kw_only=True):
     """What the source says of the run besides its times, as far as it makes runs comparable."""
