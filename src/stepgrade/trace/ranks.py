@@ -222,7 +222,8 @@ def _find_notes(
 def _find_warnings(ranks: Sequence[RankProfile], common: Sequence[int]) -> Iterator[Note]:
     world = _first_known(rank.profile.world_size or None for rank in ranks)
     if world and world > len(ranks):
-        text = f"{len(ranks)} of {world} ranks were given: waiting can be seen, but not for whom."
+        were = "was" if len(ranks) == 1 else "were"
+        text = f"{len(ranks)} of {world} ranks {were} given: waiting can be seen, but not for whom."
         yield Note("ranks_missing", text)
     if len(ranks) > 1 and not common:
         text = "The ranks share no steady step: they were not recorded at the same time."
