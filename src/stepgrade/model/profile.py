@@ -79,6 +79,18 @@ class OpTime(Struct, frozen=True, kw_only=True):
     longest: Span | None = None  # where its longest call is
 
 
+# What the device does in the time of each account, for people.
+ACCOUNTS = {
+    "compute": "computes",
+    "exposed_communication": "communicates",
+    "exposed_copy": "copies",
+    "idle_input": "waits for input",
+    "idle_host": "waits for the host",
+    "idle_sync": "waits in a sync",
+    "unattributed": "not known",
+}
+
+
 class LedgerTime(Struct, frozen=True, kw_only=True):
     """Where the device's time went over the profiled steps; the seven accounts add up to `total_ns`."""
 
