@@ -11,6 +11,7 @@ from stepgrade._version import __version__
 TYPE_CHECKING = False  # as type checkers read it; importing typing would double the time of --version
 if TYPE_CHECKING:
     from stepgrade.compare.parity import ParityReport, parity
+    from stepgrade.config import Config, load_config
     from stepgrade.diagnosis.settings import Settings, load_settings
     from stepgrade.errors import StepgradeError
     from stepgrade.gating.run import gate
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 # Where each public name lives: it is imported when first asked for, `stepgrade --version` needs none of it.
 _HOMES = {
     "Baseline": "model",
+    "Config": "config",
     "GateReport": "model.comparison",
     "ParityReport": "compare.parity",
     "Plan": "hardware.cost.plan",
@@ -49,6 +51,7 @@ _HOMES = {
     "inspect": "scoring.inspection",
     "load": "readers.load",
     "load_baseline": "readers.load",
+    "load_config": "config",
     "load_settings": "diagnosis.settings",
     "parity": "compare.parity",
     "render": "report",
@@ -59,6 +62,7 @@ _NAMED_OTHERWISE = {"history": "open_history"}
 
 __all__ = [
     "Baseline",
+    "Config",
     "GateReport",
     "ParityReport",
     "Plan",
@@ -77,6 +81,7 @@ __all__ = [
     "inspect",
     "load",
     "load_baseline",
+    "load_config",
     "load_settings",
     "parity",
     "render",

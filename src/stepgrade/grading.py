@@ -231,11 +231,12 @@ def _notes(profile: Profile, times: RunTimes) -> tuple[Note, ...]:
         text = "the source has only the average of its steps: there is no interval"
         notes.append(Note("averages", text))
     if steady is not None and steady.steady < count:
+        unsteady = count - steady.steady
         left_out = [f"{steady.warm_up} as warm-up"] if steady.warm_up else []
         left_out += [f"{steady.outliers} as outliers"] if steady.outliers else []
         text = (
-            f"{count - steady.steady} of {count} steps are not steady and left out of the median "
-            f"({', '.join(left_out)}); the mean of all is {show_ms(mean(profile.samples_ms))}"
+            f"{unsteady} of {count} steps {'is' if unsteady == 1 else 'are'} not steady and left out of the "
+            f"median ({', '.join(left_out)}); the mean of all is {show_ms(mean(profile.samples_ms))}"
         )
         notes.append(Note("steps_left_out", text))
     number_kept = len(kept(profile.samples_ms))

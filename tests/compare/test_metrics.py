@@ -57,7 +57,9 @@ def test_against_measured_noise(now_ms: float, outcome: str) -> None:
 def test_an_unknown_noise_is_assumed_and_said() -> None:
     (change,) = changes_of([run(115.0)], [run(100.0)])
     assert change.outcome == "cannot tell"
-    assert "run_noise" in change.more
+    assert change.supply == "{run_noise} if you know it"
+    (given,) = changes_of([run(115.0)], [run(100.0)], Sensitivity(run_noise=0.13))
+    assert (given.outcome, given.supply) == ("cannot tell", "")
     assert "4 more runs" in change.more
     (sure,) = changes_of([run(250.0)], [run(100.0)])
     assert sure.outcome == "regressed"

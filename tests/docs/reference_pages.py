@@ -135,13 +135,19 @@ def _signature(function: Callable[..., object]) -> str:
     """Return parameters and result, one parameter a line where they are many."""
     signature = inspect.signature(function)
     parameters = [part for name, part in signature.parameters.items() if name != "self"]
-    shown = [str(part).replace("'", "") for part in parameters]
+    shown = [_parameter(part) for part in parameters]
     keyword_only = [place for place, part in enumerate(parameters) if part.kind is part.KEYWORD_ONLY]
     if keyword_only and not any(part.kind is part.VAR_POSITIONAL for part in parameters):
         shown.insert(keyword_only[0], "*")
-    result = str(signature.return_annotation).replace("'", "")
+    result = str(signature.return_annotation)
     line = f"({', '.join(shown)}) -> {result}"
     return line if len(line) < 90 else "(\n" + "".join(f"    {text},\n" for text in shown) + f") -> {result}"
+
+
+def _parameter(part: inspect.Parameter) -> str:
+    """Return a parameter as the code has it: annotations are texts, defaults are values."""
+    shown = f"{part.replace(annotation=part.empty, default=part.empty)!s}: {part.annotation}"
+    return shown if part.default is part.empty else f"{shown} = {part.default!r}"
 
 
 def _table(name: str, kind: type[msgspec.Struct], meanings: dict[str, str]) -> str:

@@ -19,7 +19,7 @@ SOURCES = sources()
 LINES_OF_CODE = sum(lines_of_code(text) for text in SOURCES.values())
 # Ratchets: lower them when a change gets below; they never go up.
 MOST_HELPERS_USED_ONCE = 12.0  # private ones, per 1,000 lines of code
-MOST_SHORT_HELPERS = 3.0  # of these, with up to three lines
+MOST_SHORT_HELPERS = 1.0  # of these, with up to three lines
 MOST_LINES = 600
 
 

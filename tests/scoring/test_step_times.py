@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import stepgrade as sg
 from stepgrade.model import OpTime
-from stepgrade.scoring.step_times import LEAST_STEPS, inflation, marks_of, median_interval, step_times
+from stepgrade.scoring.step_times import LEAST_STEPS, inflation, marks_of, step_times
 from tests.builders import make_layers, make_phases, make_profile
 
 EVEN = [100.0 + n % 3 for n in range(30)]
@@ -90,8 +90,11 @@ def test_at_most_half_of_the_steps_are_warm_up(samples: list[float]) -> None:
 
 
 def test_few_steps_have_no_interval() -> None:
-    assert median_interval([1.0] * (LEAST_STEPS - 1)) is None
-    assert median_interval([1.0] * 20) == (1.0, 1.0)
+    few, enough = step_times([1.0] * (LEAST_STEPS - 1)), step_times([1.0] * 20)
+    assert few is not None
+    assert enough is not None
+    assert (few.low_ms, few.high_ms) == (None, None)
+    assert (enough.low_ms, enough.high_ms) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize(("correlation", "least"), [(0.0, 0.93), (0.5, 0.92), (0.8, 0.87)])
@@ -103,8 +106,9 @@ def test_the_interval_holds_the_median_as_often_as_it_says(correlation: float, l
         for _ in range(50):
             noise = correlation * noise + chance.gauss(0.0, (1.0 - correlation**2) ** 0.5)
             samples.append(100.0 + noise)
-        low, high = median_interval(samples) or (0.0, 1e9)
-        held += low <= 100.0 <= high
+        times = step_times(samples)
+        assert times is not None
+        held += (times.low_ms or 0.0) <= 100.0 <= (times.high_ms or 1e9)
     assert held / 400 >= least
 
 

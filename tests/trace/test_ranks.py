@@ -100,7 +100,7 @@ def test_a_run_names_its_straggler_and_its_trouble() -> None:
     assert (straggler.rank, straggler.trouble) == (1, "idle_host")
     assert profile.notes[0].text.startswith("Rank 1 arrives last in ")
     assert f"the others wait {straggler.caused_ms:.1f} ms a step for it" in profile.notes[0].text
-    assert "idle_host" in profile.notes[1].text
+    assert "waits for the host for" in profile.notes[1].text
     assert [one.rank for one in profile.ranks] == [0, 1]
 
 

@@ -152,9 +152,8 @@ def _what_would_decide(
     if noise.basis == "assumed":
         missing = max(1, LEAST_RUNS - len(before.values))
         return (
-            f"how much identical runs differ is not known ({show_share(noise.share, 0)} is assumed): "
-            f"{missing} more run{'s' if missing > 1 else ''} of the baseline would measure it, or give it as "
-            "run_noise"
+            f"{missing} more run{'s' if missing > 1 else ''} of the baseline would measure how much "
+            f"identical runs differ, which is not known ({show_share(noise.share, 0)} is assumed)"
         )
     detect = sensitivity.detect
     steps = steps_needed(effect, int(now.steps), detect) if now.steps else None

@@ -61,7 +61,7 @@ class Waiver(Struct, frozen=True, kw_only=True):
 
 
 class Config(Struct, frozen=True, kw_only=True):
-    """The whole file; what it does not say has its default."""
+    """A whole stepgrade.toml: the gate, budgets and waivers; what it does not say has its default."""
 
     gate: GateTable = GateTable()
     budgets: tuple[Budget, ...] = field(name="budget", default=())
@@ -85,7 +85,7 @@ def read_config(text: str, where: str = DEFAULT_PATH) -> Config:
 
 
 def load_config(path: str | None = None) -> Config:
-    """Read a file; None is stepgrade.toml in this directory, if it is there. Raise BadConfig at the place."""
+    """Read a stepgrade.toml, by default that of this directory if it is there; raise BadConfig at the key."""
     if path is None and not os.path.isfile(DEFAULT_PATH):  # noqa: PTH113  pathlib is slow to import
         return Config()
     path = path or DEFAULT_PATH

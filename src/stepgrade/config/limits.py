@@ -84,7 +84,7 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     stall_warning_share: Annotated[float, share("XProf (smart rule): 10 %")] = 0.10
     stall_critical_share: Annotated[float, share("TraceLens: 15 % idle")] = 0.15
     dispatch_info_share: Annotated[float, share("ours: launch to start, of the step")] = 0.05
-    compiled_share: Annotated[float, share("ours: one compiled helper is no compiled step")] = 0.05
+    compiled_share: Annotated[float, share("ours: one compiled helper does not make a compiled step")] = 0.05
     compiled_regions: Annotated[float, amount("PyTorch: recompile limit of 8")] = 8.0
 
     # Arithmetic.
@@ -93,7 +93,7 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     attention_info_share: Annotated[float, share("ours: 5 % of the step")] = 0.05
     attention_warning_share: Annotated[float, share("ours: 10 % of the step")] = 0.10
     attention_critical_share: Annotated[float, share("ours: a third of the step")] = 0.33
-    fused_attention_share: Annotated[float, share("ours: less is no fused attention")] = 0.01
+    fused_attention_share: Annotated[float, share("ours: less is not taken as fused attention")] = 0.01
     attention_512_peak: Annotated[float, share("TraceLens: up to 512 tokens 5 to 15 % of the peak")] = 0.05
     attention_1024_peak: Annotated[float, share("TraceLens: at 1024 tokens 20 to 40 %")] = 0.20
     attention_2048_peak: Annotated[float, share("TraceLens: at 2048 tokens 40 to 60 %")] = 0.40

@@ -46,7 +46,7 @@ def judge(
         checks.append(Check(metric="grade", status=_WORDS[decision.exit_code][1], text=text))
     checks = [_waive(check, config.waivers, device, today) for check in checks]
     failed, undecided = (
-        tuple(Note("failed_check", check.text) for check in checks if check.status == status)
+        tuple(check.note for check in checks if check.status == status)
         for status in ("regressed", "cannot tell")
     )
     code, reasons = EXIT_NOT_MEASURED, comparison.unmeasured

@@ -41,7 +41,8 @@ def gate(
     """Compare runs of the same code with `baselines`, or with the history's (`against="history:main"`).
 
     Profiles are scored with `throughput_tok_s`, `tokens_per_step`, `setup` and `settings`; scorecards are
-    taken as they are. `config` holds budgets and waivers. Raise BadOption when there is nothing to check.
+    taken as they are. `config` holds budgets and waivers, as `load_config` reads them. Raise BadOption when
+    there is nothing to check.
     """
     setup, config = setup or Setup(), config or Config()
     cards = [

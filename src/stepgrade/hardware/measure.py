@@ -70,7 +70,7 @@ def measure_processor(
     )
 
 
-def measure_gpu(progress: Progress, *, runs: int = RUNS) -> Measurement | None:
+def measure_gpu(progress: Progress) -> Measurement | None:
     """Measure the first GPU through torch: a copy of 1 GiB, and matmuls by precision; None without one."""
     try:
         torch = import_module("torch")
@@ -79,11 +79,11 @@ def measure_gpu(progress: Progress, *, runs: int = RUNS) -> Measurement | None:
     if not torch.cuda.is_available():
         return None
     progress("GPU memory, copy")
-    bandwidth = _torch_copy(torch, runs)
+    bandwidth = _torch_copy(torch, RUNS)
     tflops = {}
     for dtype, kind in (("bf16", torch.bfloat16), ("fp16", torch.float16), ("fp32", torch.float32)):
         progress(f"GPU matmul, {dtype}")
-        rates = (_torch_matmul(torch, kind, size, runs) for size in GPU_MATMUL_SIZES)
+        rates = (_torch_matmul(torch, kind, size, RUNS) for size in GPU_MATMUL_SIZES)
         tflops[dtype] = max(rates, key=lambda rate: rate.best)
     known = torch.cuda.get_device_properties(0)
     seen = DeviceSeen(name=known.name, memory_bytes=known.total_memory, sm_count=known.multi_processor_count)

@@ -79,6 +79,14 @@ class MetricChange(Struct, frozen=True, kw_only=True):
     why: str = ""
     more: str = ""  # what would decide it, when the outcome is "cannot tell"
 
+    @property
+    def supply(self) -> str:
+        """Return what the user could give to decide it, as in a note; empty where nothing would."""
+        metric = METRICS.get(self.metric)
+        is_assumed = self.outcome == "cannot tell" and self.noise.basis == "assumed"
+        # A noise that is given counts for times alone.
+        return "{run_noise} if you know it" if is_assumed and metric and metric.from_steps else ""
+
 
 class Shift(Struct, frozen=True, kw_only=True):
     """One part of a step that explains a change: before and now, in milliseconds unless `unit` says else."""
@@ -149,6 +157,12 @@ class Check(Struct, frozen=True, kw_only=True):
     text: str
     change: MetricChange | None = None
     waiver: str | None = None
+
+    @property
+    def note(self) -> Note:
+        """Return the text with what the user could give where the check cannot be decided."""
+        supply = self.change.supply if self.change and self.status == "cannot tell" else ""
+        return Note("failed_check", self.text, supply=supply)
 
 
 class GateReport(Result, frozen=True, kw_only=True):

@@ -15,6 +15,8 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from stepgrade.model.profile import DeviceSeen
+
 NONE = -1
 
 Ids: TypeAlias = NDArray[np.int32]
@@ -133,13 +135,10 @@ class TraceThread(Struct, frozen=True, kw_only=True):
     name: str | None = None
 
 
-class TraceDevice(Struct, frozen=True, kw_only=True):
-    """One device as the trace describes it."""
+class TraceDevice(DeviceSeen, frozen=True, kw_only=True):
+    """One device as the trace describes it, under the index that its events name."""
 
     index: int
-    name: str | None = None
-    memory_bytes: int | None = None
-    sm_count: int | None = None
     capability: str | None = None
 
 

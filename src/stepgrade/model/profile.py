@@ -79,6 +79,18 @@ class OpTime(Struct, frozen=True, kw_only=True):
     longest: Span | None = None  # where its longest call is
 
 
+# What the device does in the time of each account, for people.
+ACCOUNTS = {
+    "compute": "computes",
+    "exposed_communication": "communicates",
+    "exposed_copy": "copies",
+    "idle_input": "waits for input",
+    "idle_host": "waits for the host",
+    "idle_sync": "waits in a sync",
+    "unattributed": "not known",
+}
+
+
 class LedgerTime(Struct, frozen=True, kw_only=True):
     """Where the device's time went over the profiled steps; the seven accounts add up to `total_ns`."""
 
@@ -137,6 +149,10 @@ class DeviceSeen(Struct, frozen=True, kw_only=True):
     name: str | None = None
     memory_bytes: int | None = None
     sm_count: int | None = None
+
+    def alone(self) -> DeviceSeen:
+        """Return the device without what a source adds: all that the catalogue is asked with."""
+        return DeviceSeen(name=self.name, memory_bytes=self.memory_bytes, sm_count=self.sm_count)
 
 
 class Recorded(Struct, frozen=True, kw_only=True):

@@ -70,7 +70,7 @@ def read(source: ByteSource) -> Profile:
         slower = "only warm-up steps were recorded: they may be slower than the run is"
         notes.append(Note("warm_up_only", slower))
     if torn:
-        notes.append(Note("torn", f"{torn} lines of the recording can not be read and are left out"))
+        notes.append(Note("torn", f"lines of the recording that cannot be read and are left out: {torn}"))
     total, last = _sum(sums), lines[-1]
     covered = sum(total.phases_ms.values()) / total.wall_ms if total.wall_ms else None
     return Profile(

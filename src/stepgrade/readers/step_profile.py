@@ -34,13 +34,10 @@ class _Layer(Struct, frozen=True):
     ops: dict[str, float] = {}
 
 
-class RecordedDevice(Struct, frozen=True):
+class RecordedDevice(DeviceSeen, frozen=True, kw_only=True):
     """What our recorder writes of the device; only an accelerator can be looked up in the catalogue."""
 
     kind: str | None = None
-    name: str | None = None
-    memory_bytes: int | None = None
-    sm_count: int | None = None
 
 
 class RecorderHead(Struct, frozen=True):
@@ -145,9 +142,7 @@ def profile_from_json(text: bytes, name: str) -> Profile:
 
 def device_of(device: RecordedDevice | None) -> DeviceSeen | None:
     """Return the device to look up in the catalogue; a CPU is not in it."""
-    if device is None or device.kind == "cpu":
-        return None
-    return DeviceSeen(name=device.name, memory_bytes=device.memory_bytes, sm_count=device.sm_count)
+    return None if device is None or device.kind == "cpu" else device.alone()
 
 
 def circumstances_of(recorded: RecorderHead) -> model.Recorded | None:

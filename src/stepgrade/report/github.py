@@ -14,7 +14,7 @@ _COMMANDS = {"regressed": "error", "cannot tell": "warning", "waived": "notice",
 def render(report: GateReport, flags: Mapping[str, str]) -> str:
     """Return one command per check that says something, and one for the whole."""
     lines = [
-        _command(_COMMANDS[check.status], f"stepgrade: {check.metric} {check.status}", check.text)
+        _command(_COMMANDS[check.status], f"stepgrade: {check.metric} {check.status}", check.note.said(flags))
         for check in report.checks
         if check.status in _COMMANDS
     ]

@@ -18,12 +18,13 @@ def render(report: GateReport, flags: Mapping[str, str]) -> str:
     root = Element("testsuites")
     suite = SubElement(root, "testsuite")
     for check in report.checks:
-        _add_case(suite, check)
+        _add_case(suite, check, flags)
     is_reported = any(check.status == "cannot tell" for check in report.checks)
     if report.exit_code == EXIT_NOT_MEASURED and not is_reported:
         # A case of its own when nothing could be compared, so that no CI reads it as success.
         text = "; ".join(texts_of(report.reasons, flags))
-        _add_case(suite, Check(metric="comparable", status="cannot tell", text=text), "could not be measured")
+        check = Check(metric="comparable", status="cannot tell", text=text)
+        _add_case(suite, check, flags, "could not be measured")
     count = {name: str(len(suite.findall(f"testcase/{name}"))) for name in _ELEMENTS.values()}
     root.attrib |= {
         "name": "stepgrade gate",
@@ -40,11 +41,11 @@ def render(report: GateReport, flags: Mapping[str, str]) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{tostring(root, encoding="unicode")}\n'
 
 
-def _add_case(suite: Element, check: Check, kind: str = "") -> None:
+def _add_case(suite: Element, check: Check, flags: Mapping[str, str], kind: str = "") -> None:
     case = SubElement(suite, "testcase", {"classname": "stepgrade", "name": printable(check.metric)})
     element = SubElement(case, _ELEMENTS.get(check.status, "system-out"))
     waived = f" (waived {check.waiver})" if check.status == "waived" else ""
-    element.text = printable(f"{check.text}{waived}")
+    element.text = printable(f"{check.note.said(flags)}{waived}")
     if element.tag in ("failure", "error"):
         # The text twice: some systems show the attribute, some the content.
         element.attrib |= {"type": kind or check.status, "message": element.text}

@@ -36,7 +36,7 @@ def render(report: GateReport, flags: Mapping[str, str]) -> str:
             "ruleId": check.metric,
             "kind": kind,
             "level": level,
-            "message": {"text": printable(check.text)},
+            "message": {"text": printable(check.note.said(flags))},
             "locations": [place],
         }
         if check.waiver:

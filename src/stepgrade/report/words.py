@@ -1,16 +1,7 @@
-"""The words of the reports: what accounts, bottlenecks, roofs and grades are called for people."""
+"""The words of the reports: what bottlenecks, roofs and grades are called for people."""
 
 from __future__ import annotations
 
-ACCOUNTS = {
-    "compute": "computes",
-    "exposed_communication": "communicates",
-    "exposed_copy": "copies",
-    "idle_input": "waits for input",
-    "idle_host": "waits for the host",
-    "idle_sync": "waits in a sync",
-    "unattributed": "not known",
-}
 BOTTLENECKS = {
     "transfer": "Copies between host and device",
     "launch": "Launching work from the host",

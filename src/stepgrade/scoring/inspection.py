@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepgrade.config.limits import DEFAULT_LIMITS, Limits
 from stepgrade.model import Note, Profile, Source
 from stepgrade.model.notes import Result
 from stepgrade.scoring.operations import total_by_operation
@@ -42,7 +41,7 @@ _MISSING = {
 }
 
 
-def inspect(profile: Profile, limits: Limits = DEFAULT_LIMITS) -> Inspection:
+def inspect(profile: Profile) -> Inspection:
     """List what the profile holds and what it does not."""
     times, operations = times_of(profile), total_by_operation(profile)
     steps, recorded = profile.steps or None, profile.recorded_steps
@@ -71,7 +70,7 @@ def inspect(profile: Profile, limits: Limits = DEFAULT_LIMITS) -> Inspection:
         source=profile.source,
         holds={name: text for name, text in found.items() if text is not None},
         missing={name: note for name, note in _MISSING.items() if found[name] is None},
-        fitness=(*profile.warnings, *phases_of_step(profile, times, limits).fitness),
+        fitness=(*profile.warnings, *phases_of_step(profile, times, DEFAULT_LIMITS).fitness),
         notes=profile.notes,
         fit=not profile.is_empty and not profile.unfit,
     )

@@ -152,19 +152,14 @@ def _unsteady(samples_ms: Sequence[float]) -> tuple[int, list[int]]:
     return cold, apart if len(apart) <= _MOST_OUTLIERS_SHARE * (count - cold) else []
 
 
-def median_interval(samples: Sequence[float], z: float = Z95) -> tuple[float, float] | None:
-    """Return the interval of the median by ranks, wider for steps that resemble their neighbours.
+def _interval(ordered: Sequence[float], wider: float) -> tuple[float, float] | None:
+    """Return the 95 % interval of the median by ranks; None when the samples are too few.
 
     No distribution is assumed: the number of samples below the true median is binomial, and `inflation`
-    says how many fewer independent samples there are. None when they are too few.
+    says how many fewer independent samples there are.
     """
-    ordered = sorted(samples)
-    return _interval(ordered, inflation(samples, ordered), z) if samples else None
-
-
-def _interval(ordered: Sequence[float], wider: float, z: float = Z95) -> tuple[float, float] | None:
     count = len(ordered)
-    first = math.floor(count / 2.0 - z * math.sqrt(count * wider) / 2.0)
+    first = math.floor(count / 2.0 - Z95 * math.sqrt(count * wider) / 2.0)
     if count < LEAST_STEPS or first < 0:
         return None
     return ordered[first], ordered[count - 1 - first]

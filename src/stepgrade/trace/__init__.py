@@ -1,4 +1,4 @@
-"""Analysis of PyTorch traces: from the events of each rank to the Profile of a run."""
+"""Traces to a Profile: from the events of each rank, whatever profiler wrote them, to one run."""
 
 from stepgrade.trace.profile import analyse_rank, analyse_trace, profile_of_traces
 from stepgrade.trace.ranks import RankProfile, merge_ranks

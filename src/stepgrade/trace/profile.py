@@ -10,7 +10,7 @@ from msgspec import structs
 from stepgrade.model.columns import distinct
 from stepgrade.model.events import Trace, TraceDevice
 from stepgrade.model.notes import Note
-from stepgrade.model.profile import DeviceSeen, Profile, Recorded, Source, Span
+from stepgrade.model.profile import Profile, Recorded, Source, Span
 from stepgrade.trace.activity import measure_activity
 from stepgrade.trace.collectives import find_arrivals
 from stepgrade.trace.counts import count_launches, count_tokens
@@ -81,7 +81,7 @@ def analyse_rank(trace: Trace) -> RankProfile:
         ledger=add_ledgers(ledgers) if ledgers and total_ns else None,
         world_size=trace.world_size,
         device=(
-            DeviceSeen(name=device.name, memory_bytes=device.memory_bytes, sm_count=device.sm_count)
+            device.alone()
             if device and device.name and timeline.driver is Driver.DEVICE
             else None  # a trace lists the machine's accelerators even when the run did not use them
         ),

@@ -10,7 +10,17 @@ from msgspec import Struct, structs
 
 from stepgrade.model.activity import Straggler
 from stepgrade.model.notes import Note
-from stepgrade.model.profile import LayerTime, LedgerTime, OpTime, PhaseTime, Profile, RankTime, Source, Span
+from stepgrade.model.profile import (
+    ACCOUNTS,
+    LayerTime,
+    LedgerTime,
+    OpTime,
+    PhaseTime,
+    Profile,
+    RankTime,
+    Source,
+    Span,
+)
 from stepgrade.statistics import mean, median
 from stepgrade.trace.activity import merge_activities
 from stepgrade.trace.collectives import Arrival, MatchedCollectives, match_collectives
@@ -204,9 +214,11 @@ def _find_notes(
         own = next((time.ledger for time in times if time.rank == straggler.rank), None)
         if own and straggler.trouble and straggler.trouble_excess > OWN_TROUBLE_SHARE:
             share = own.shares()[straggler.trouble]
+            is_known = straggler.trouble != "unattributed"
+            does = ACCOUNTS[straggler.trouble] if is_known else "is idle without a recorded reason"
             text = (
-                f"Rank {straggler.rank} spends {show_share(share)} of its time in {straggler.trouble}, "
-                f"the others {show_share(share - straggler.trouble_excess)}."
+                f"The device of rank {straggler.rank} {does} for {show_share(share)} of its time, "
+                f"those of the others for {show_share(share - straggler.trouble_excess)}."
             )
             yield Note("straggler_account", text)
     if matched and matched.clock_offsets_ns:
@@ -219,7 +231,8 @@ def _find_notes(
 def _find_warnings(ranks: Sequence[RankProfile], common: Sequence[int]) -> Iterator[Note]:
     world = _first_known(rank.profile.world_size or None for rank in ranks)
     if world and world > len(ranks):
-        text = f"{len(ranks)} of {world} ranks were given: waiting can be seen, but not for whom."
+        were = "was" if len(ranks) == 1 else "were"
+        text = f"{len(ranks)} of {world} ranks {were} given: waiting can be seen, but not for whom."
         yield Note("ranks_missing", text)
     if len(ranks) > 1 and not common:
         text = "The ranks share no steady step: they were not recorded at the same time."

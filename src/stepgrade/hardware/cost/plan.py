@@ -50,7 +50,7 @@ def _check_known(field: str, value: str, known: Collection[str]) -> None:
 
 
 class Parallelism(Struct, frozen=True, kw_only=True):
-    """How the devices share the work; what tensor, pipeline leave of them is data parallel."""
+    """How the devices share the work; what tensor and pipeline parallelism leave is data parallel."""
 
     devices: int = 1
     data: Literal["ddp", "fsdp"] = "ddp"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from stepgrade.model.comparison import METRICS, MetricChange, Noise, Shift
 from stepgrade.model.notes import Note, texts_of
+from stepgrade.model.profile import ACCOUNTS
 from stepgrade.report.blocks import (
     Block,
     Bullet,
@@ -16,7 +17,7 @@ from stepgrade.report.blocks import (
     Table,
     bullets,
 )
-from stepgrade.report.words import ACCOUNTS, plural
+from stepgrade.report.words import plural
 from stepgrade.units import MISSING, show_bytes, show_count, show_delta, show_ms, show_rate, show_share
 
 _NOISE = {

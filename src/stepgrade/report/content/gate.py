@@ -55,7 +55,11 @@ def blocks(report: GateReport, flags: Mapping[str, str]) -> Iterator[Block]:
     if report.checks:
         yield Heading("Checks")
         rows = tuple(
-            (check.metric, check.status, f"{check.text}{f' [waived {check.waiver}]' if check.waiver else ''}")
+            (
+                check.metric,
+                check.status,
+                f"{check.note.said(flags)}{f' [waived {check.waiver}]' if check.waiver else ''}",
+            )
             for check in report.checks
         )
         stacked = tuple(Fact(status, text, _STYLES[status]) for _, status, text in rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from stepgrade.errors import name_fields
 from stepgrade.model.notes import texts_of
 from stepgrade.report.blocks import (
     Bar,
@@ -126,7 +127,7 @@ def measurement(measured: Measured, _flags: Mapping[str, str]) -> Iterator[Block
     yield Paragraph(f"kept in {measured.kept_in}", style="dim")
 
 
-def detection(found: Detection, _flags: Mapping[str, str]) -> Iterator[Block]:
+def detection(found: Detection, flags: Mapping[str, str]) -> Iterator[Block]:
     """Yield what this machine has, driver by driver, also those that are not there."""
     yield Title("Devices of this machine", "")
     rows = []
@@ -143,7 +144,7 @@ def detection(found: Detection, _flags: Mapping[str, str]) -> Iterator[Block]:
     yield Facts((last,), _NAME_WIDTH, only="brief")
     yield Facts((*rows, last), header=("Driver", "Answer"), only="full")
     yield Space()
-    yield Paragraph("stepgrade devices can also measure what this machine reaches", style="dim")
+    yield Paragraph(name_fields("{measure_here} measures what this machine reaches", flags), style="dim")
 
 
 def _found(device: FoundDevice) -> Iterator[Bullet]:

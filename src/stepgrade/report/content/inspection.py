@@ -26,5 +26,8 @@ def blocks(inspection: Inspection, flags: Mapping[str, str]) -> Iterator[Block]:
             name: shortened(note.said(flags), _TEXT_CELLS) for name, note in inspection.missing.items()
         }
         yield facts(missing, _NAME_WIDTH, ("What", "So"))
-    yield Heading("Fit to be graded" if inspection.fit else "Not fit to be graded: it holds no measurement")
+    # Without a warning that says why, there is nothing to grade at all.
+    is_said = any(note.fatal for note in inspection.fitness)
+    unfit = "Not fit to be graded" if is_said else "Not fit to be graded: it holds no measurement"
+    yield Heading("Fit to be graded" if inspection.fit else unfit)
     yield bullets(texts_of((*inspection.fitness, *inspection.notes), flags))

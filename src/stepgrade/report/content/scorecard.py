@@ -8,6 +8,7 @@ from stepgrade.contract.types import LEAST_EFFICIENCY
 from stepgrade.model import Ledger
 from stepgrade.model.finding import Finding
 from stepgrade.model.notes import texts_of
+from stepgrade.model.profile import ACCOUNTS
 from stepgrade.model.scorecard import UNGRADED, Arithmetic, Scorecard, StepStats
 from stepgrade.report.blocks import (
     Badge,
@@ -26,7 +27,7 @@ from stepgrade.report.blocks import (
     more,
     shorten,
 )
-from stepgrade.report.words import ACCOUNTS, ROOFS, plural
+from stepgrade.report.words import ROOFS, plural
 from stepgrade.units import (
     show_count,
     show_graded_share,

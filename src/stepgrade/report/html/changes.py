@@ -7,6 +7,7 @@ from typing import Any
 
 from stepgrade.model.comparison import MetricChange, StepChange
 from stepgrade.model.notes import texts_of
+from stepgrade.model.profile import ACCOUNTS
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.report.content.comparison import (
     shift_cells,
@@ -17,7 +18,6 @@ from stepgrade.report.content.comparison import (
 )
 from stepgrade.report.html.plot import Scale
 from stepgrade.report.names import shortened
-from stepgrade.report.words import ACCOUNTS
 from stepgrade.units import show_delta, show_ms
 
 PARTS_SHOWN = 9

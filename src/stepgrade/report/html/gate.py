@@ -62,7 +62,7 @@ def view(report: GateReport, flags: Mapping[str, str]) -> dict[str, Any]:
                 "metric": shortened(check.metric, 80),
                 "status": check.status,
                 "look": _LOOKS.get(check.status, ""),
-                "text": check.text,
+                "text": check.note.said(flags),
                 "waiver": check.waiver,
             }
             for check in report.checks

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from stepgrade.model import Ledger
+from stepgrade.model.profile import ACCOUNTS
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.report.content.scorecard import is_from_timeline, shares
 from stepgrade.report.html.plot import Slice, stacked
 from stepgrade.report.names import shortened
-from stepgrade.report.words import ACCOUNTS
 from stepgrade.units import show_ms, show_share
 
 RANKS_SHOWN = 16
