@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from stepgrade.config.limits import DEFAULT_LIMITS
 from stepgrade.model import Note, Profile, Source
 from stepgrade.model.notes import Result
 from stepgrade.scoring.operations import total_by_operation
