@@ -123,7 +123,7 @@ def test_markdown_of_a_full_card_has_ledger_layers_and_ranks() -> None:
     for part in (
         "### What the device does in a step\n\n| The device | Per step | Share |",
         "| computes |",
-        "| Layer | Forward | Backward | Forward again |",
+        "| Layer | Forward | Backward |",
         "| Rank | Waits per step | Of |",
         "| rank 0 |",
     ):

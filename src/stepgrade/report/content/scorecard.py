@@ -276,6 +276,7 @@ def _layers_and_ranks(card: Scorecard) -> Iterator[Block]:
     named = [layer for layer in card.layers if layer.name]
     if named:
         yield Heading("Layers, forward + backward" if any(layer.bwd_ms for layer in named) else "Layers")
+        columns = 3 if any(layer.recompute_ms for layer in named) else 2
         bars = []
         for layer in sorted(named, key=lambda layer: -((layer.fwd_ms or 0.0) + (layer.bwd_ms or 0.0))):
             forward, backward, again = (
@@ -286,8 +287,9 @@ def _layers_and_ranks(card: Scorecard) -> Iterator[Block]:
                 recomputed = f" + {again} again" if layer.recompute_ms else ""
                 figures = f"{forward:>9} + {backward}{recomputed}"
             length = (layer.fwd_ms or 0.0) + (layer.bwd_ms or 0.0) + (layer.recompute_ms or 0.0)
-            bars.append(Bar(layer.name or "", length, figures, (forward, backward, again)))
-        yield Bars(("Layer", "Forward", "Backward", "Forward again"), shorten(bars[:ROWS_KEPT], LAYERS_SHOWN))
+            bars.append(Bar(layer.name or "", length, figures, (forward, backward, again)[:columns]))
+        heads = ("Layer", "Forward", "Backward", "Forward again")[: columns + 1]
+        yield Bars(heads, shorten(bars[:ROWS_KEPT], LAYERS_SHOWN))
         yield from more(len(bars), LAYERS_SHOWN, ROWS_KEPT)
     if card.ranks:
         yield Heading("Ranks, waiting for others in collectives")
