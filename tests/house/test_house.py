@@ -18,8 +18,8 @@ from tests.house.measures import body_lines, helpers_used_once, lines_of_code, s
 SOURCES = sources()
 LINES_OF_CODE = sum(lines_of_code(text) for text in SOURCES.values())
 # Ratchets: lower them when a change gets below; they never go up.
-MOST_HELPERS_USED_ONCE = 12.0  # private ones, per 1,000 lines of code
-MOST_SHORT_HELPERS = 1.0  # of these, with up to three lines
+MOST_HELPERS_USED_ONCE = 9.5  # private ones, per 1,000 lines of code
+MOST_SHORT_HELPERS = 0.7  # of these, with up to three lines
 MOST_LINES = 600
 
 
