@@ -90,12 +90,14 @@ def devices(words: str | None = None) -> DeviceTable:
     Raise BadOption with the nearest keys when there is none.
     """
     wanted = [fold(word) for word in (words or "").split()]
-    chosen = []
-    for device in all_devices().values():
-        names = (device.key, device.name, device.vendor or "", device.arch or "", *device.aliases)
-        folded = [fold(name) for name in names]
-        if all(any(word in name for name in folded) for word in wanted):
-            chosen.append(device)
+    chosen = list(all_devices().values())
+    if wanted:  # folding every name takes longer than listing all devices
+        found, chosen = chosen, []
+        for device in found:
+            names = (device.key, device.name, device.vendor or "", device.arch or "", *device.aliases)
+            folded = [fold(name) for name in names]
+            if all(any(word in name for name in folded) for word in wanted):
+                chosen.append(device)
     if not chosen:
         raise BadOption(f"no device matches {words!r}", field="words", hint=nearest_hint(words or ""))
     return DeviceTable(devices=tuple(chosen), total=len(all_devices()), filter=words)
