@@ -24,7 +24,8 @@ from simulated import Floats, Machine
 
 import stepgrade as sg
 from stepgrade.compare.change_points import change_points
-from stepgrade.compare.metrics import Sensitivity, changes_of
+from stepgrade.compare.metrics import changes_of
+from stepgrade.config import Sensitivity
 from stepgrade.contract.scorecard import step_time_regression
 from stepgrade.model import Baseline, Profile, Source
 from stepgrade.scoring.step_times import step_times

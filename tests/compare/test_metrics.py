@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import stepgrade as sg
 from stepgrade.compare.effect import Sample, critical, effect_of, noise_of, two_sided, without_accidents
-from stepgrade.compare.metrics import COMPARED, Sensitivity, changes_of
+from stepgrade.compare.metrics import COMPARED, changes_of
 from stepgrade.compare.parts import beyond_chance, changed_parts, shifts_of
+from stepgrade.config import Sensitivity
 from stepgrade.model import Baseline, Ledger
 from stepgrade.model.comparison import METRICS, Noise
 from stepgrade.store.history import KEPT_METRICS

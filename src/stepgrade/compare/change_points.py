@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
 from stepgrade.compare.effect import critical
+from stepgrade.model.run import ChangePoint
 from stepgrade.statistics import MAD_TO_SIGMA
 
 Floats = NDArray[np.float64]
@@ -29,15 +29,6 @@ _CLIP = 3.5
 # The authors' factor on the threshold: of series that are noise alone about 1 % then show a change.
 _CAUTION = 1.3
 _MOST_CORRELATION = 0.9
-
-
-class ChangePoint(Struct, frozen=True, kw_only=True):
-    """A new level from `index` on; `change` is a share of the level before."""
-
-    index: int
-    before: float
-    after: float
-    change: float
 
 
 def change_points(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from msgspec import Struct
-
 from stepgrade.compare.effect import (
     LEAST_RUNS,
     LEAST_TIME_NOISE,
@@ -18,6 +16,7 @@ from stepgrade.compare.effect import (
     steps_needed,
     without_accidents,
 )
+from stepgrade.config import Sensitivity
 from stepgrade.model import Baseline
 from stepgrade.model.comparison import METRICS, Metric, MetricChange, Noise, Outcome
 from stepgrade.scoring.step_times import StepTimes, step_times
@@ -34,15 +33,6 @@ COMPARED: dict[str, Callable[[Baseline], float | None]] = {
     "launches_per_step": lambda run: run.launches_per_step,
     "peak_memory_bytes": lambda run: run.peak_memory_bytes,
 }
-
-
-class Sensitivity(Struct, frozen=True, kw_only=True):
-    """Which changes count: those up to `allow` never do, one of `detect` must not go unseen."""
-
-    allow: float = 0.01
-    detect: float = 0.10
-    level: float = LEVEL
-    run_noise: float | None = None  # given by the user, until enough runs measure it
 
 
 DEFAULT_SENSITIVITY = Sensitivity()
@@ -94,7 +84,7 @@ def change_of(metric: Metric, now: Sample, before: Sample, sensitivity: Sensitiv
     else:
         fallback = Noise(share=metric.assumed_noise, basis="assumed")
     noise = noise_of(before, now, fallback, LEAST_TIME_NOISE if metric.from_steps else 0.0)
-    effect = effect_of(now, before, noise, sensitivity.level)
+    effect = effect_of(now, before, noise, LEVEL)
     outcome = outcome_of(effect, metric.worse, sensitivity)
     return MetricChange(
         metric=metric.name,

@@ -14,7 +14,8 @@ from typing import Literal
 from msgspec.structs import asdict
 
 from stepgrade.compare.effect import LEAST_RUNS, Sample
-from stepgrade.compare.metrics import Sensitivity, change_of
+from stepgrade.compare.metrics import change_of
+from stepgrade.config import Sensitivity
 from stepgrade.model import Baseline
 from stepgrade.model.comparison import Change, Metric, PartChange, Shift, StepChange
 from stepgrade.scoring.step_times import LEAST_PART_SHARE, step_times

@@ -8,8 +8,9 @@ from msgspec.structs import replace
 
 from stepgrade.compare.effect import LEAST_RUNS
 from stepgrade.compare.fingerprint import differences
-from stepgrade.compare.metrics import Sensitivity, change_between_steps, changes_of
+from stepgrade.compare.metrics import change_between_steps, changes_of
 from stepgrade.compare.parts import changed_parts, shifts_of, step_change
+from stepgrade.config import Sensitivity
 from stepgrade.contract import Regression
 from stepgrade.contract.scorecard import coverage_regression, step_time_regression, throughput_regression
 from stepgrade.model import Baseline, Note

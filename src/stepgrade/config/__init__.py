@@ -23,12 +23,17 @@ DEFAULT_PATH = "stepgrade.toml"
 MOST_FILE_BYTES = 2**20
 
 
-class GateTable(Struct, frozen=True, kw_only=True):
-    """Table [gate]; shares are 0 to 1."""
+class Sensitivity(Struct, frozen=True, kw_only=True):
+    """Which changes count: those up to `allow` never do, one of `detect` must not go unseen. Shares, 0 to 1."""
 
     allow: float = 0.01
     detect: float = 0.10
-    run_noise: float | None = None
+    run_noise: float | None = None  # given by the user, until enough runs measure it
+
+
+class GateTable(Sensitivity, frozen=True, kw_only=True):
+    """Table [gate]."""
+
     cannot_tell: Literal["fail", "pass"] = "fail"
     fail_on: tuple[str, ...] = ()
     allow_different: tuple[str, ...] = ()

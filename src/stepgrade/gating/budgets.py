@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 
 from msgspec import structs
 
-from stepgrade.compare.metrics import Sensitivity, outcome_of
-from stepgrade.config import Budget, Config, Waiver
+from stepgrade.compare.metrics import outcome_of
+from stepgrade.config import Budget, Config, Sensitivity, Waiver
 from stepgrade.errors import EXIT_GATE, EXIT_NOT_MEASURED, EXIT_OK, BadConfig
 from stepgrade.gating.fail_on import Condition, decide
 from stepgrade.model.comparison import METRICS, Check, Comparison, GateReport, MetricChange, Status, Verdict

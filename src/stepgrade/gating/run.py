@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from stepgrade.compare.fingerprint import allowed_fields
-from stepgrade.compare.metrics import Sensitivity
 from stepgrade.compare.runs import compare_runs
 from stepgrade.config import Config
 from stepgrade.diagnosis.settings import Settings
@@ -86,8 +85,6 @@ def gate(
             is_comparable=not before.differences,
         )
     elif before is not None:
-        table = config.gate
-        sensitivity = Sensitivity(allow=table.allow, detect=table.detect, run_noise=table.run_noise)
-        found = compare_runs([Baseline.of(card) for card in cards], before.runs, sensitivity, allowed)
+        found = compare_runs([Baseline.of(card) for card in cards], before.runs, config.gate, allowed)
         comparison = structs.replace(found, baseline=before.name, notes=(*before.notes, *found.notes))
     return judge(cards[0], comparison, config, conditions, today or dt.date.today())  # noqa: DTZ011

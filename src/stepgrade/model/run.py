@@ -26,17 +26,22 @@ class Point(Struct, frozen=True, kw_only=True, gc=False):
     value: float
 
 
-class LevelChange(Struct, frozen=True, kw_only=True):
-    """A new level: between which runs and commits, from what to what."""
+class ChangePoint(Struct, frozen=True, kw_only=True):
+    """A new level from `index` on; `change` is a share of the level before."""
 
     index: int
+    before: float
+    after: float
+    change: float
+
+
+class LevelChange(ChangePoint, frozen=True, kw_only=True):
+    """A new level in a history: between which runs and commits."""
+
     last: Point
     first: Point
     last_commit: str | None = None
     first_commit: str | None = None
-    before: float
-    after: float
-    change: float
 
 
 class Trend(Struct, frozen=True, kw_only=True):
