@@ -24,7 +24,7 @@ MOST_FILE_BYTES = 2**20
 
 
 class Sensitivity(Struct, frozen=True, kw_only=True):
-    """Which changes count: those up to `allow` never do, one of `detect` must not go unseen. Shares, 0 to 1."""
+    """Which changes count: none up to `allow`; one of `detect` must not go unseen. Shares are 0 to 1."""
 
     allow: float = 0.01
     detect: float = 0.10
