@@ -9,6 +9,21 @@ from __future__ import annotations
 from msgspec import Struct, structs
 
 
+class HostLine(Struct, frozen=True, kw_only=True):
+    """A line of the user's Python code that the host was in: where its function begins, and what that calls."""
+
+    where: str  # file.py:line
+    function: str
+    calls: str | None = None
+    ms: float = 0.0
+
+    @property
+    def shown(self) -> str:
+        """Return the line in words: file.py:12 make_batch, in sleep."""
+        inner = "" if self.calls is None else f", in {self.calls}"
+        return f"{self.where} {self.function}{inner}"
+
+
 class CopyTally(Struct, frozen=True, kw_only=True):
     """Copies between host and device of one direction and one kind of host memory."""
 
@@ -29,6 +44,7 @@ class WaitTally(Struct, frozen=True, kw_only=True):
     ms: float
     direction: str | None = None  # h2d, d2h: of the copy that it waited for
     idle_ms: float | None = None  # of the device, in gaps that opened in these waits
+    line: HostLine | None = None  # that waits the longest
 
 
 class CollectiveTally(Struct, frozen=True, kw_only=True):
@@ -74,18 +90,19 @@ class KernelTally(Struct, frozen=True, kw_only=True):
     short_count: float
     short_ms: float
     graph_share: float  # of the kernels, how many were replayed from a graph
-    launch_call_us: float | None = None  # mean of a launching call on the host
+    launch_call_us: float | None = None  # median of a launching call on the host
     outrun_share: float = 0.0  # of the kernels, how many are shorter than the call that launched them
 
 
 class HostGaps(Struct, frozen=True, kw_only=True):
     """The device's waits for its host: after a wait of the host, in long gaps, at launches."""
 
-    after_sync_ms: float  # in gaps that opened while the host waited for the device
-    stall_ms: float  # in other gaps that are too long for a launch
+    after_sync_ms: float  # in gaps that opened while the host waited, as far as it would have run ahead
+    stall_ms: float  # in other gaps, or parts of them, that are too long for a launch
     stalls: float
     longest_ms: float
     dispatch_ms: float
+    stall_from_ms: float = 1.0  # gaps from this length on are too long for a launch
 
 
 class PartTime(Struct, frozen=True, kw_only=True):
@@ -135,6 +152,9 @@ class Activity(Struct, frozen=True, kw_only=True):
     skipped_steps: int = 0  # steady steps without a backward pass or optimizer, while others have it
     skipped_part: str | None = None
     recompute_ms: float = 0.0
+    platform: str | None = None  # whose runtime the host calls: cuda, rocm, mtia, xpu, npu, cpu
+    startup_ms: float = 0.0  # in single calls that load kernels or set the device up, with the device idle
+    lines: dict[str, tuple[HostLine, ...]] = {}  # of the user's code, by what was waited for
     skew_ms: float | None = None
     straggler: Straggler | None = None
     capability: str | None = None
@@ -178,6 +198,7 @@ class Activity(Struct, frozen=True, kw_only=True):
             kernel_group_ms={name: ms * factor for name, ms in self.kernel_group_ms.items()},
             scalar_read_ms=self.scalar_read_ms * factor,
             recompute_ms=self.recompute_ms * factor,
+            startup_ms=self.startup_ms * factor,
             skew_ms=None if self.skew_ms is None else self.skew_ms * factor,
             straggler=straggler and structs.replace(straggler, caused_ms=straggler.caused_ms * factor),
         )

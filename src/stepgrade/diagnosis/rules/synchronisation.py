@@ -39,12 +39,18 @@ def kind_of_wait(wait: WaitTally) -> str:
 
 
 def idle_share_of(context: RuleContext, chosen: list[WaitTally]) -> float:
-    """Return the share of the step idle after these waits; by their length where gaps have no known wait."""
+    """Return the share of the step that these waits keep the device idle for.
+
+    That is what follows them, but no more than they last: without them the host would be ahead by as much. By
+    their length alone where gaps have no known wait.
+    """
     waits, idle = context.activity.waits, _idle_share(context)
+    waited_ms = sum(wait.ms for wait in chosen)
     if all(wait.idle_ms is not None for wait in waits):
-        return min(idle, context.step_share(sum(wait.idle_ms or 0.0 for wait in chosen)))
+        followed_ms = sum(wait.idle_ms or 0.0 for wait in chosen)
+        return min(idle, context.step_share(min(followed_ms, waited_ms)))
     total_ms = sum(wait.ms for wait in waits)
-    return idle * sum(wait.ms for wait in chosen) / total_ms if total_ms else 0.0
+    return idle * waited_ms / total_ms if total_ms else 0.0
 
 
 def _idle_share(context: RuleContext) -> float:
