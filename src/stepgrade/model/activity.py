@@ -82,6 +82,16 @@ class GemmTally(Struct, frozen=True, kw_only=True):
     bytes: float | None = None
 
 
+class LoopTally(Struct, frozen=True, kw_only=True):
+    """Loops in Python over operations of microseconds."""
+
+    turns: float
+    ms: float  # from the first operation of a loop to its last
+    backward_ms: float  # of the nodes that it made
+    operations: tuple[str, ...]  # of one turn of the longest loop
+    line: HostLine | None = None
+
+
 class KernelTally(Struct, frozen=True, kw_only=True):
     """Kernels, the short ones among them, and their launches."""
 
@@ -102,6 +112,7 @@ class HostGaps(Struct, frozen=True, kw_only=True):
     stalls: float
     longest_ms: float
     dispatch_ms: float
+    steady_stall_ms: float | None = None  # that three of four steps have at least
     stall_from_ms: float = 1.0  # gaps from this length on are too long for a launch
 
 
@@ -126,6 +137,7 @@ class Straggler(Struct, frozen=True, kw_only=True):
     trouble: str | None = None  # the account of the ledger
     trouble_excess: float = 0.0
     ranks: int = 2
+    line: HostLine | None = None  # of the user's code that its host is in while the step waits
 
 
 class Activity(Struct, frozen=True, kw_only=True):
@@ -148,6 +160,7 @@ class Activity(Struct, frozen=True, kw_only=True):
     input_ms: tuple[float, ...] = ()  # waiting for input in each steady step, of the first rank
     loader: str | None = None
     scalar_read_ms: float = 0.0
+    loop: LoopTally | None = None
     backward_passes: float | None = None
     skipped_steps: int = 0  # steady steps without a backward pass or optimizer, while others have it
     skipped_part: str | None = None
@@ -168,6 +181,7 @@ class Activity(Struct, frozen=True, kw_only=True):
         if factor == 1.0:
             return self
         kernels, gaps, optimizer, straggler = self.kernels, self.gaps, self.optimizer, self.straggler
+        loop = self.loop
         return structs.replace(
             self,
             kernels=kernels
@@ -177,6 +191,7 @@ class Activity(Struct, frozen=True, kw_only=True):
                 gaps,
                 after_sync_ms=gaps.after_sync_ms * factor,
                 stall_ms=gaps.stall_ms * factor,
+                steady_stall_ms=None if gaps.steady_stall_ms is None else gaps.steady_stall_ms * factor,
                 dispatch_ms=gaps.dispatch_ms * factor,
             ),
             copies=tuple(structs.replace(tally, ms=tally.ms * factor) for tally in self.copies),
@@ -197,6 +212,8 @@ class Activity(Struct, frozen=True, kw_only=True):
             matmul_dtype_ms={name: ms * factor for name, ms in self.matmul_dtype_ms.items()},
             kernel_group_ms={name: ms * factor for name, ms in self.kernel_group_ms.items()},
             scalar_read_ms=self.scalar_read_ms * factor,
+            loop=loop
+            and structs.replace(loop, ms=loop.ms * factor, backward_ms=loop.backward_ms * factor),
             recompute_ms=self.recompute_ms * factor,
             startup_ms=self.startup_ms * factor,
             skew_ms=None if self.skew_ms is None else self.skew_ms * factor,

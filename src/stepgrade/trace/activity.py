@@ -24,9 +24,9 @@ from stepgrade.model.activity import (
     WaitTally,
 )
 from stepgrade.model.columns import among, distinct, groups
-from stepgrade.model.events import NONE, DeviceEvent, Ids, Kinds, Longs
+from stepgrade.model.events import NONE, DeviceEvent, Ids, Kinds, Longs, Trace
 from stepgrade.naming.torch_names import GRAPH_LAUNCH, LAUNCH_CALL, LOADER, OPTIMIZER_STEP, Mask, named
-from stepgrade.naming.work_class import WorkClass
+from stepgrade.naming.work_class import RANDOM, WorkClass
 from stepgrade.statistics import mean
 from stepgrade.trace import intervals as iv
 from stepgrade.trace.collectives import tally_collectives
@@ -44,6 +44,7 @@ from stepgrade.trace.links import OP, nearest, pick
 from stepgrade.trace.matmuls import matmul_time_by_dtype, tally_gemms
 from stepgrade.trace.operations import tally_parts
 from stepgrade.trace.pieces import Pieces
+from stepgrade.trace.python_loops import tally_loop
 from stepgrade.trace.timeline import IN_BACKWARD, IN_INPUT, IN_OPTIMIZER, Driver, Timeline
 from stepgrade.units import NS_PER_MS
 
@@ -91,7 +92,7 @@ def measure_activity(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Activi
     return Activity(
         driver=timeline.driver.value,
         kernels=tally_kernels(timeline, pieces, steps) if on_device else None,
-        gaps=tally_gaps(timeline, ledger, steps) if on_device and ledger else None,
+        gaps=tally_gaps(timeline, ledger, steps) if ledger else None,
         copies=tally_copies(timeline, pieces, steps) if on_device else (),
         waits=tally_waits(timeline, frames, steps) if on_device else (),
         collectives=tally_collectives(timeline, pieces, steps),
@@ -110,6 +111,7 @@ def measure_activity(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Activi
         input_ms=tuple((windows.in_steady(ledger.idle_input) / NS_PER_MS).tolist()) if ledger else (),
         loader=class_in_range(timeline, LOADER),
         scalar_read_ms=_steady_ms(timeline, scalar_reads(timeline), steps),
+        loop=tally_loop(timeline, frames, steps) if timeline.driver is Driver.HOST else None,
         backward_passes=count_backward_passes(timeline),
         skipped_steps=skipped,
         skipped_part=part,
@@ -173,12 +175,19 @@ def find_lines(timeline: Timeline, frames: LoopFrames, steps: int) -> dict[str, 
         "launch": iv.Spans(late.starts[~long], late.ends[~long]),
         "input": iv.intersect(ledger.idle_input, steady),
         "reads": iv.intersect(scalar_reads(timeline), steady),
+        "random": iv.intersect(random_draws(timeline.trace), steady),
     }
     return {
         name: lines
         for name, spans in waits.items()
         if (lines := frames.lines_of(_as_recorded(timeline, spans), steps))
     }
+
+
+def random_draws(trace: Trace) -> iv.Spans:
+    """Return the time in operations that draw random numbers."""
+    drawn = named(trace.strings, trace.ops.name, RANDOM)
+    return iv.union(trace.ops.start_ns[drawn], (trace.ops.start_ns + trace.ops.dur_ns)[drawn])
 
 
 def _as_recorded(timeline: Timeline, spans: iv.Spans) -> iv.Spans:
@@ -252,10 +261,12 @@ def tally_gaps(timeline: Timeline, ledger: LedgerSpans, steps: int) -> HostGaps:
     opened = int(lengths[after_wait].sum())
     own = np.where(after_wait, 1.0 - min(1.0, ahead / max(opened, 1)), 1.0)  # share that is the host's
     long = (lengths > stall_ns(timeline)) & (own > 0.0)
+    per_step = windows.in_steady(iv.Spans(spans.starts[long], spans.ends[long]))
     return HostGaps(
         after_sync_ms=float(min(opened, ahead)) / steps / NS_PER_MS,
         stall_ms=float((lengths * own)[long].sum()) / steps / NS_PER_MS,
         stalls=float(long.sum()) / steps,
+        steady_stall_ms=float(np.percentile(per_step, 25)) / NS_PER_MS if len(per_step) else None,
         longest_ms=float((whole.ends - whole.starts).max(initial=0)) / NS_PER_MS,
         dispatch_ms=_steady_ms(timeline, ledger.dispatch, steps),
         stall_from_ms=stall_ns(timeline) / NS_PER_MS,
@@ -424,6 +435,7 @@ def merge_activities(activities: Sequence[Activity]) -> Activity:
         input_ms=first.input_ms,
         loader=next((a.loader for a in activities if a.loader), None),
         scalar_read_ms=mean([a.scalar_read_ms for a in activities]),
+        loop=next((a.loop for a in activities if a.loop), None),
         backward_passes=first.backward_passes,
         skipped_steps=max(a.skipped_steps for a in activities),
         skipped_part=next((a.skipped_part for a in activities if a.skipped_part), None),
