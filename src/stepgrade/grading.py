@@ -97,7 +97,7 @@ def _card(profile: Profile, options: ScoreOptions, settings: Settings) -> Scorec
     operations = operations_of_step(ranked, profile, times, target.figures, target.dtype)
     summaries = layer_summaries(profile)
     ratio, ratio_note = backward_forward_ratio(profile, phases, summaries)
-    work, of_device = work_of(profile, operations), Ledger.of(profile.ledger)
+    work, of_device = work_of(profile, operations, limits), Ledger.of(profile.ledger)
     ledger = of_device or phases.ledger
     causes = rank_causes(profile, times, ledger, work)
     if of_device:
