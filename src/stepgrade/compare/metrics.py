@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from stepgrade.compare.effect import Effect, effect_of, runs_needed, steps_needed
-from stepgrade.compare.noise import FEWEST_RUNS, Sample, noise_of, without_accidents
 from msgspec import structs
 
+from stepgrade.compare.effect import Effect, effect_of, runs_needed, steps_needed
+from stepgrade.compare.noise import FEWEST_RUNS, Sample, noise_of, without_accidents
 from stepgrade.config import Sensitivity
 from stepgrade.model import Baseline
 from stepgrade.model.comparison import METRICS, Metric, MetricChange, Noise, Outcome

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 
 from msgspec import Struct, structs
 
@@ -175,11 +176,7 @@ def pooled_noise(series: Sequence[Sequence[float]]) -> float | None:
 
     Differences of neighbours, and their median, know nothing of changes of level.
     """
-    steps = [
-        abs(math.log(after / before))
-        for values in series
-        for before, after in zip(values, values[1:], strict=False)
-    ]
+    steps = [abs(math.log(after / before)) for values in series for before, after in pairwise(values)]
     if len(steps) < 2 * LEAST_RUNS - 2:
         return None
     return math.expm1(median_and_spread([*steps, *(-step for step in steps)])[1] / math.sqrt(2.0))

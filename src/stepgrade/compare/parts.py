@@ -14,8 +14,8 @@ from typing import Literal
 from msgspec.structs import asdict
 
 from stepgrade.compare.effect import shift_of, widths_of
-from stepgrade.compare.noise import LEAST_RUNS, Sample, how_often, noise_of
 from stepgrade.compare.metrics import change_of
+from stepgrade.compare.noise import LEAST_RUNS, Sample, how_often, noise_of
 from stepgrade.config import Sensitivity
 from stepgrade.model import Baseline
 from stepgrade.model.comparison import Change, Metric, PartChange, Shift, StepChange

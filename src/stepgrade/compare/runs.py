@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 
 from msgspec.structs import replace
 
-from stepgrade.compare.noise import LEAST_RUNS
 from stepgrade.compare.fingerprint import differences
 from stepgrade.compare.metrics import change_between_steps, changes_of
+from stepgrade.compare.noise import LEAST_RUNS
 from stepgrade.compare.parts import changed_parts, shifts_of, step_change
 from stepgrade.config import Sensitivity
 from stepgrade.contract import Regression

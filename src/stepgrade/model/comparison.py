@@ -11,8 +11,8 @@ from stepgrade.model.notes import Note, Result
 Outcome = Literal["regressed", "improved", "no change", "cannot tell"]
 Status = Literal["pass", "regressed", "improved", "cannot tell", "waived"]
 Verdict = Literal["pass", "regressed", "could not be measured"]
-# How the noise between runs is known: enough earlier or repeated runs, few of them beside those of other
-# circumstances (pooled) or beside what is usual, the user, nothing at all; or there is none: one run, read twice.
+# How the noise between runs is known: by enough earlier or repeated runs, by few beside the history's other
+# runs (pooled) or beside what is usual, from the user, not at all; or there is none: one run, read twice.
 NoiseBasis = Literal["measured", "repeated", "pooled", "usual", "given", "assumed", "same"]
 Unit = Literal["ms", "tok/s", "share", "count", "bytes"]
 # The largest run-to-run noise reported from the field; assumed where none is known.
