@@ -76,11 +76,8 @@ def gate(
                 before = runs_of_branch(store, cards[0], branch, allowed)
         except NoHistory as error:
             # The first run of a project: what it is saved into does not exist yet.
-            name = f"{branch} in {error.where}"
-            missing = Note(
-                "no_baseline", f"there is no history at {error.where} yet: nothing to compare with"
-            )
-            before = BaselineRuns(name=name, missing=missing)
+            text = f"there is no history at {error.where} yet: nothing to compare with"
+            before = BaselineRuns(name=f"{branch} in {error.where}", missing=Note("no_baseline", text))
     elif given:
         before = BaselineRuns(runs=given, name=", ".join(baseline.name for baseline in given))
     elif not conditions and not any(budget.is_absolute for budget in config.budgets):
