@@ -6,6 +6,7 @@
     │   ├── UnknownFormat       no reader recognises the text, or no reader has that name
     │   ├── TooLarge            more bytes than the limit allows
     │   ├── BadHistory          a history that cannot be opened, read or written
+    │   │   └── NoHistory       there is none at that place yet
     │   ├── BadConfig           a stepgrade.toml that says something wrong
     │   └── UnknownArchitecture a model whose costs are not modelled
     ├── UnknownDevice           a device that is not in the catalogue (a LookupError)
@@ -103,6 +104,10 @@ class TooLarge(BadInput):
 
 class BadHistory(BadInput):
     """A history that cannot be opened, read or written."""
+
+
+class NoHistory(BadHistory):
+    """There is no history at that place yet."""
 
 
 class BadConfig(BadInput):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import unicodedata
 
-# Control characters (C0, DEL, C1), line separators, invisible ones, and marks that change the direction of
-# writing.
+# Control characters (C0, DEL, C1), line separators, invisible ones, marks that change the direction of
+# writing, and the two that are no characters, which XML refuses.
 # Patterns are kept as text: compiling them takes longer than all clean names of a scorecard.
 _UNPRINTABLE = (
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
-    "\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
+    "\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff\U000e0000-\U000e007f]"
 )
 # What CI systems obey wherever it stands in a line: Azure's and TeamCity's commands, and GitHub's old ones.
 _COMMAND = r"##(?=\w*\[)"
