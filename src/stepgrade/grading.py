@@ -58,6 +58,7 @@ def score(
     given = [name for name, value in figures.items() if value is not None]
     if setup is not None and given:
         raise BadOption("is given beside setup", field=given[0], hint="put it into the Setup")
+    allowed = allowed_fields(allow_different)
     setup = setup or Setup(device=device, peak_bw_gb_s=peak_bw_gb_s, bytes_per_token=bytes_per_token)
     if profile.is_empty:
         where = ", ".join(profile.source.files)
@@ -73,7 +74,7 @@ def score(
     from stepgrade.compare.runs import compare_with_baseline  # noqa: PLC0415  only with a baseline
 
     earlier = as_baseline(baseline, setup, tokens_per_step)
-    return compare_with_baseline(card, earlier, allowed_fields(allow_different))
+    return compare_with_baseline(card, earlier, allowed)
 
 
 def as_baseline(
