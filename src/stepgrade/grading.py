@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import structs
+
 from stepgrade.compare.fingerprint import allowed_fields
 from stepgrade.contract import Grade
 from stepgrade.contract.scorecard import HOTSPOTS_SHOWN, rank_operations
@@ -18,6 +20,7 @@ from stepgrade.model.finding import Finding
 from stepgrade.model.profile import STEP_PROFILER_V2
 from stepgrade.model.scorecard import UNGRADED, DeviceUse, RankRow, Scorecard, StepStats
 from stepgrade.scoring.causes import bottleneck_of_ledger, bottleneck_of_phases, rank_causes, work_of
+from stepgrade.scoring.contradictions import contradictions
 from stepgrade.scoring.efficiency import ScoreOptions, efficiency_of
 from stepgrade.scoring.fingerprint import fingerprint_of
 from stepgrade.scoring.layers import backward_forward_ratio, layer_summaries, layers_of_step, slow_layers
@@ -68,6 +71,9 @@ def score(
         tokens_per_step=tokens_per_step,
         target=target_for(profile, setup),
     )
+    contradicted = contradictions(profile, options)
+    if contradicted:
+        profile = structs.replace(profile, warnings=(*profile.warnings, *contradicted))
     card = _card(profile, options, settings or DEFAULT_SETTINGS)
     if baseline is None:
         return card

@@ -209,9 +209,7 @@ _KNOWN = (
     ),
     Foreign(
         "a training log",
-        (
-            rb"(?i)\b(?:iter\w{0,6}|step|batch|epoch)s?\b[^\n]{0,200}(?:loss|\blr\b|\d ?ms\b|sec|tok|it/s|%\|)",
-        ),
+        (rb"(?i)\b(?:iter\w{0,6}|step|batch|epoch)s?\b[^\n]{0,200}(?:loss|\blr\b|\d ?ms\b|sec|tok|%\|)",),
         _NO_STEPS,
     ),
     Foreign(

@@ -21,7 +21,7 @@ _CONTENT = {
     "stepgrade.model.comparison.GateReport": ("gate", "blocks"),
     "stepgrade.compare.parity.ParityReport": ("parity", "blocks"),
     "stepgrade.compare.matrix.ParityMatrix": ("parity", "matrix_blocks"),
-    "stepgrade.scoring.inspection.Inspection": ("inspection", "blocks"),
+    "stepgrade.inspection.Inspection": ("inspection", "blocks"),
     "stepgrade.hardware.catalogue.DeviceTable": ("hardware", "device_table"),
     "stepgrade.hardware.setup.DeviceFacts": ("hardware", "device"),
     "stepgrade.hardware.detect.Detection": ("hardware", "detection"),
