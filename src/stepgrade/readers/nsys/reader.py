@@ -138,7 +138,7 @@ def read_traces(source: ByteSource) -> list[Trace]:
         traces = [_trace_of(export, pid, {**facts, "devices": _devices(file, pid)}) for pid in processes]
     if len(traces) > 1 and any(trace.rank is None for trace in traces):
         # In the order of their devices, which launchers number by rank.
-        order = sorted(traces, key=lambda trace: (int(trace.work.device.min(initial=0)), trace.threads[:1]))
+        order = sorted(traces, key=lambda trace: (int(trace.work.device.min(initial=0)), trace.threads[0].process))
         traces = [_as_rank(trace, rank, len(traces)) for rank, trace in enumerate(order)]
     return sorted(traces, key=lambda trace: trace.rank or 0)
 
