@@ -17,6 +17,7 @@ from stepgrade.errors import BadOption, NotMeasured
 from stepgrade.hardware.setup import Setup, Target
 from stepgrade.model import Baseline, Ledger, Note, Profile
 from stepgrade.model.finding import Finding
+from stepgrade.model.given import Path, baseline_given, profile_given
 from stepgrade.model.profile import STEP_PROFILER_V2
 from stepgrade.model.scorecard import UNGRADED, DeviceUse, RankRow, Scorecard, StepStats
 from stepgrade.scoring.causes import bottleneck_of_ledger, bottleneck_of_phases, rank_causes, work_of
@@ -39,20 +40,21 @@ _GOOD_GRADES = {str(grade) for grade in Grade if grade > Grade.C}
 
 
 def score(
-    profile: Profile,
+    profile: Profile | Path,
     *,
     device: str | None = None,
     throughput_tok_s: float | None = None,
     tokens_per_step: float | None = None,
     peak_bw_gb_s: float | None = None,
     bytes_per_token: float | None = None,
-    baseline: Baseline | Profile | Scorecard | None = None,
+    baseline: Baseline | Profile | Scorecard | Path | None = None,
     setup: Setup | None = None,
     allow_different: Sequence[str] = (),
     settings: Settings | None = None,
 ) -> Scorecard:
     """Return the scorecard of a run (contract v2), compared with `baseline` when there is one.
 
+    Both may be given by their paths, which are read as `load` and `load_baseline` read them.
     `setup` says everything about hardware and model; `device`, `peak_bw_gb_s` and `bytes_per_token` are for
     those who need no more, and raise BadOption beside it. `settings` has limits and ignored rules, as
     `load_settings` reads them. Raise NotMeasured for a profile that holds no measurement at all.
@@ -63,6 +65,7 @@ def score(
         raise BadOption("is given beside setup", field=given[0], hint="put it into the Setup")
     allowed = allowed_fields(allow_different)
     setup = setup or Setup(device=device, peak_bw_gb_s=peak_bw_gb_s, bytes_per_token=bytes_per_token)
+    profile = profile_given(profile)
     if profile.is_empty:
         where = ", ".join(profile.source.files)
         raise NotMeasured("nothing was measured: no step time, phases, layers or operations", where=where)
@@ -84,12 +87,15 @@ def score(
 
 
 def as_baseline(
-    baseline: Baseline | Profile | Scorecard, setup: Setup, tokens_per_step: float | None = None
+    baseline: Baseline | Profile | Scorecard | Path, setup: Setup, tokens_per_step: float | None = None
 ) -> Baseline:
     """Return the earlier run's figures; a profile's rate is known only from its tokens per step."""
-    if isinstance(baseline, Profile):
-        baseline = score(baseline, setup=setup, tokens_per_step=tokens_per_step)
-    return Baseline.of(baseline) if isinstance(baseline, Scorecard) else baseline
+    if isinstance(baseline, Scorecard):
+        return Baseline.of(baseline)
+    earlier = baseline_given(baseline)
+    if isinstance(earlier, Profile):
+        return Baseline.of(score(earlier, setup=setup, tokens_per_step=tokens_per_step))
+    return earlier
 
 
 def _card(profile: Profile, options: ScoreOptions, settings: Settings) -> Scorecard:

@@ -64,7 +64,7 @@ def _of_rate(profile: Profile, options: ScoreOptions) -> Iterator[Note]:
         counted = f" ({show_count(own.tokens_per_step)} tokens per step)" if own.tokens_per_step else ""
         compared = f"{factor:.1f} times {'as much as' if is_more else 'less than'} the profile's own"
         text = (
-            f"{show_rate(given.tok_s)} as given is {compared} {show_rate(own.tok_s)}{counted}: one of them is "
-            "of another run, or in another unit"
+            f"{show_rate(given.tok_s)} as given is {compared} {show_rate(own.tok_s)}{counted}: one of them "
+            "is of another run, or in another unit"
         )
         yield Note("other_rate", text, fatal=factor >= TOO_FAR)
