@@ -8,6 +8,7 @@ import msgspec
 from msgspec.structs import asdict
 
 from stepgrade.errors import BadOption, did_you_mean
+from stepgrade.hardware.cost.plan import short_dtype
 from stepgrade.model import Fingerprint, Note
 
 ALL = "all"
@@ -30,9 +31,13 @@ def differences(
     """Return a note for each field that both know and that differs; its code is the field's name."""
     if now is None or before is None:
         return ()
-    earlier = asdict(before)
+    # Scorecards of before 0.2 have the precision as their source wrote it.
+    current, earlier = (
+        asdict(run) | {"precision": short_dtype(run.precision) if run.precision else None}
+        for run in (now, before)
+    )
     rows = []
-    for field, here in asdict(now).items():
+    for field, here in current.items():
         there = earlier[field]
         if field == "versions":
             rows += [

@@ -21,6 +21,7 @@ def convert(profile: Profile | Path) -> str:
     ]
     document = {
         "_profiler": PROFILER,
+        "work": profile.work,
         "steps": profile.steps,
         "avg_step_ms": profile.mean_step_ms,
         "wall_coverage": profile.wall_coverage,

@@ -17,8 +17,12 @@ _DTYPE_ALIASES = {
     "float16": "fp16",
     "half": "fp16",
     "amp_fp16": "fp16",
+    "f16": "fp16",
     "float32": "fp32",
     "float": "fp32",
+    "f32": "fp32",
+    "float64": "fp64",
+    "double": "fp64",
     "float8": "fp8",
     "amp_fp8": "fp8",
     "mxfp8": "fp8",
@@ -136,10 +140,15 @@ class Plan(Struct, frozen=True, kw_only=True):
         return 4.0 if self.dtype in ("fp32", "tf32") else 2.0
 
 
+def short_dtype(name: str) -> str:
+    """Return the short name of a precision: bf16 for bfloat16, torch.bfloat16, …; else the name itself."""
+    plain = name.strip().casefold().removeprefix("torch.").removeprefix("c10::")
+    return _DTYPE_ALIASES.get(plain, plain)
+
+
 def find_dtype(name: str) -> str:
     """Return the short name of a precision (bf16 for bfloat16, torch.bfloat16, …); raise BadOption."""
-    plain = name.casefold().removeprefix("torch.")
-    dtype = _DTYPE_ALIASES.get(plain, plain)
+    dtype = short_dtype(name)
     if dtype == "nf4":
         raise BadOption("nf4 only stores weights", field="dtype", hint="use the method qlora with bf16")
     _check_known("dtype", dtype, DTYPES)
