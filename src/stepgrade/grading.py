@@ -78,10 +78,11 @@ def score(
         work=work,
         target=target_for(profile, setup),
     )
-    contradicted = contradictions(profile, options)
+    times = times_of(profile)
+    contradicted = contradictions(profile, times, options)
     if contradicted:
         profile = structs.replace(profile, warnings=(*profile.warnings, *contradicted))
-    card = _card(profile, options, settings or DEFAULT_SETTINGS)
+    card = _card(profile, times, options, settings or DEFAULT_SETTINGS)
     if baseline is None:
         return card
     from stepgrade.compare.runs import compare_with_baseline  # noqa: PLC0415  only with a baseline
@@ -102,8 +103,8 @@ def as_baseline(
     return earlier
 
 
-def _card(profile: Profile, options: ScoreOptions, settings: Settings) -> Scorecard:
-    target, times, limits = options.target, times_of(profile), settings.limits
+def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Settings) -> Scorecard:
+    target, limits = options.target, settings.limits
     ranked = tuple(rank_operations(total_by_operation(profile)))
     phases = phases_of_step(profile, times, limits)
     efficiency = efficiency_of(profile, times, options)
