@@ -16,6 +16,7 @@ from stepgrade.report.names import printable
 
 DEFAULT_WIDTH = 80
 WIDEST = 120
+_COLUMN_DIGITS = 6
 
 
 def write_result(result: Result, to: str, output: str | None, color: str) -> None:
@@ -30,8 +31,9 @@ def page_for(output: str | None, color: str) -> tuple[int, bool]:
     """Return the width of where a result will be read, and whether it has colour (auto, always or never)."""
     is_terminal = output is None and _is_terminal()
     width = DEFAULT_WIDTH
-    if os.environ.get("COLUMNS", "").isdecimal():
-        width = int(os.environ["COLUMNS"])
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isascii() and columns.isdecimal():
+        width = int(columns[:_COLUMN_DIGITS])
     elif is_terminal:
         with suppress(OSError, ValueError):
             width = os.get_terminal_size(sys.stdout.fileno()).columns

@@ -202,7 +202,7 @@ class _Others:
         self._alike = {number: _Median(members) for number, members in of_kind.items()}
 
     def is_off(self, step: int) -> bool:
-        """Take a step out; tell whether it is far from the median of the others, of its own kind if any is."""
+        """Take a step out; tell whether it is far from the others' median, of its own kind if any is."""
         alike = self._alike[self._kind[step]]
         for median in (self._all, alike):
             median.remove(step)

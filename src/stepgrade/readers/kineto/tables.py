@@ -38,6 +38,11 @@ _WORK_KINDS: Final = (
     (DeviceEvent.COPY_OTHER, categories.COPY_CATEGORIES),
     (DeviceEvent.MEMSET, categories.MEMSET_CATEGORIES),
 )
+# Measured from the file to the written result, and rounded up.
+_ROW_BYTES: Final = 200
+_NAME_BYTES: Final = 2000  # each may be an operation of the result
+_THING_BYTES: Final = 500
+_CHARACTER_BYTES: Final = 4
 # Inputs are numbered by their joined texts; a NUL cannot occur in JSON.
 _SEAM: Final = b"\0"
 
@@ -45,8 +50,12 @@ _SEAM: Final = b"\0"
 class Interner(dict[Key, int], Generic[Key]):
     """Number each new key; `interner[key]` is its number."""
 
+    text_bytes = 0  # of the keys that are text
+
     def __missing__(self, key: Key) -> int:
         number = self[key] = len(self)
+        if isinstance(key, str | bytes):
+            self.text_bytes += len(key)
         return number
 
 
@@ -108,6 +117,19 @@ class Tables:
             "ranges": EventTable(**_COMMON, kind="b", thread="i", python_id="q", python_parent="q"),
             "device_ranges": EventTable(**_COMMON, device="i", stream="q"),
         }
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return how much memory what was read may take until the result is written."""
+        rows = sum(table.row_count for table in self.tables.values())
+        others = (self.threads, self.inputs, self.collectives, self.thread_names, self.categories)
+        text = self.strings.text_bytes + self.inputs.text_bytes
+        return (
+            rows * _ROW_BYTES
+            + len(self.strings) * _NAME_BYTES
+            + sum(map(len, others)) * _THING_BYTES
+            + text * _CHARACTER_BYTES
+        )
 
     def add(self, events: Iterable[Event], clock: Clock) -> None:
         """Add the events of one chunk, all or (raising ValueError, TypeError or NeedsText) none."""
