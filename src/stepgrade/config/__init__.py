@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-from math import isfinite
 from collections.abc import Iterable, Sequence
+from math import isfinite
 from typing import Any, Literal
 
 import msgspec

@@ -1,4 +1,4 @@
-"""TOML that may come from a stranger's checkout: what the parser cannot take is refused before, or in words."""
+"""TOML that may come from a stranger: what the parser cannot take is refused before, or in words."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ class _Others:
         for median in (self._all, alike):
             median.remove(step)
         middle = (alike if alike.count else self._all).value
-        return abs(self._dur[step] - middle) > TOLERANCE * middle
+        return bool(abs(self._dur[step] - middle) > TOLERANCE * middle)
 
 
 class _Median:

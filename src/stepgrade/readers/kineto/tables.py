@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import suppress
 from itertools import accumulate
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
@@ -122,12 +122,18 @@ class Tables:
     def memory_bytes(self) -> int:
         """Return how much memory what was read may take until the result is written."""
         rows = sum(table.row_count for table in self.tables.values())
-        others = (self.threads, self.inputs, self.collectives, self.thread_names, self.categories)
+        others: tuple[Sized, ...] = (
+            self.threads,
+            self.inputs,
+            self.collectives,
+            self.thread_names,
+            self.categories,
+        )
         text = self.strings.text_bytes + self.inputs.text_bytes
         return (
             rows * _ROW_BYTES
             + len(self.strings) * _NAME_BYTES
-            + sum(map(len, others)) * _THING_BYTES
+            + sum(len(things) for things in others) * _THING_BYTES
             + text * _CHARACTER_BYTES
         )
 
