@@ -15,6 +15,7 @@ from stepgrade.model.profile import STEP_PROFILER_V2
 from stepgrade.readers.base import Reader
 from stepgrade.readers.source import ByteSource
 from stepgrade.readers.step_profile import RecorderHead, circumstances_of, contents_of, device_of
+from stepgrade.units import show_ms
 
 _FIRST_KEY = b'{"_recording":'
 _KNOWN_VERSION = 1
@@ -27,6 +28,7 @@ _LINE_BYTES, _SAMPLE_BYTES, _PART_BYTES = 50, 100, 2000
 class _Head(Struct, frozen=True):
     version: int = field(name="_recording")
     layers: list[str] = []
+    flush_seconds: float | None = None
     tokens_per_step: float | None = None
     stepgrade: RecorderHead = RecorderHead()
 
@@ -38,6 +40,7 @@ class _Sums(Struct, frozen=True):
     phases_ms: dict[str, float] = {}
     layers_ms: list[tuple[int, float, float, float]] = []
     samples_ms: list[float] = []
+    every: int = 1  # step in so many has a sample
 
 
 class _Line(Struct, frozen=True):
@@ -79,7 +82,11 @@ def read(source: ByteSource) -> Profile:
     total = steady if steady.parts else warmup
     if not total.parts:
         raise BadInput("the recording holds no whole step", where=source.name)
-    notes = [Note("not_ended", "the recording was not ended: this is what it held when it was last written")]
+    lost = (
+        "" if head.flush_seconds is None else f", at most {show_ms(head.flush_seconds * 1e3)} before it ended"
+    )
+    text = f"the recording was not ended: this is what it held when it was last written{lost}"
+    notes = [Note("not_ended", text)]
     if not steady.parts:
         slower = "only warm-up steps were recorded: they may be slower than the run is"
         notes.append(Note("warm_up_only", slower))
@@ -88,9 +95,10 @@ def read(source: ByteSource) -> Profile:
     covered = sum(total.phases_ms.values()) / total.wall_ms if total.wall_ms else None
     return Profile(
         source=Source(format=STEP_PROFILER_V2, files=(source.name,), producer=RECORDER),
+        work="training",  # it records optimizer steps
         steps=total.steps,
         mean_step_ms=total.wall_ms / total.steps if total.steps else None,
-        samples_ms=tuple(total.samples_ms),
+        samples_ms=total.samples_ms,
         wall_coverage=None if covered is None else min(1.0, covered),
         phases=tuple(PhaseTime(name=phase, total_ms=ms) for phase, ms in sorted(total.phases_ms.items())),
         layers=tuple(
@@ -122,13 +130,20 @@ class _Total:
         self.wall_ms = self.tokens = 0.0
         self.phases_ms: dict[str, float] = {}
         self.layers_ms: dict[int, tuple[float, float, float]] = {}
-        self.samples_ms: list[float] = []
+        self._samples: list[tuple[int, list[float]]] = []
+        self._sample_count = 0
+
+    @property
+    def samples_ms(self) -> tuple[float, ...]:
+        """Return the samples of all lines, as many steps apart as in the line with the fewest."""
+        most = max((every for every, _ in self._samples), default=1)
+        return tuple(sample for every, samples in self._samples for sample in samples[:: most // every])
 
     @property
     def memory_bytes(self) -> int:
         """Return how much memory the sum may take until the result is written."""
         parts = len(self.phases_ms) + len(self.layers_ms)
-        return len(self.samples_ms) * _SAMPLE_BYTES + parts * _PART_BYTES
+        return self._sample_count * _SAMPLE_BYTES + parts * _PART_BYTES
 
     def add(self, part: _Sums) -> None:
         """Add the sums of one line."""
@@ -136,7 +151,8 @@ class _Total:
         self.steps += part.steps
         self.wall_ms += part.wall_ms
         self.tokens += part.tokens
-        self.samples_ms += part.samples_ms
+        self._samples.append((max(1, part.every), part.samples_ms))
+        self._sample_count += len(part.samples_ms)
         for name, spent_ms in part.phases_ms.items():
             self.phases_ms[name] = self.phases_ms.get(name, 0.0) + spent_ms
         for layer, forward_ms, backward_ms, recompute_ms in part.layers_ms:

@@ -46,7 +46,7 @@ def build_tree(trace: Trace) -> HostTree:
         kind=_kinds(trace)[order],
         origin=np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])[order],
         name=np.concatenate([table.name for table in tables])[order],
-        parent=_parents(_starts(trace)[order], _ends(trace)[order], thread),
+        parent=find_parents(_starts(trace)[order], _ends(trace)[order], thread),
         of_op=of_op,
         of_call=of_call,
     )
@@ -94,7 +94,7 @@ def _nesting_order(trace: Trace) -> Ids:
     return order[np.argsort(thread, kind="stable")]
 
 
-def _parents(start: Longs, end: Longs, thread: Ids) -> Ids:
+def find_parents(start: Longs, end: Longs, thread: Ids) -> Ids:
     """Return for each row the last earlier row of its thread that still runs when it starts.
 
     A row that has ended is skipped together with all the rows that it skipped itself, so that the number of

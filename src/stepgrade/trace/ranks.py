@@ -141,6 +141,10 @@ def compare_ranks(by_number: dict[int, RankProfile], common: Sequence[int]) -> A
             )
         )
     straggler = _describe_straggler(matched, times, steps) if matched else None
+    late = by_number[straggler.rank].profile.activity if straggler else None
+    if straggler and late:  # the line that its host is in while its own step waits
+        lines = late.lines.get("input" if straggler.trouble == "idle_input" else "stall", ())
+        straggler = structs.replace(straggler, line=lines[0] if lines else None)
     # Ranks whose clocks cannot be compared give the longest of their own times.
     longest = [max(of_ranks) for of_ranks in zip(*dur_ns.values(), strict=True)]
     return AcrossRanks(

@@ -15,6 +15,7 @@ from stepgrade.model.events import (
     DeviceRanges,
     DeviceWork,
     HostCalls,
+    HostFrames,
     HostOps,
     HostRanges,
     Ids,
@@ -33,6 +34,7 @@ _MODELS: Final = {
     "calls": HostCalls,
     "work": DeviceWork,
     "ranges": HostRanges,
+    "frames": HostFrames,
     "device_ranges": DeviceRanges,
 }
 # Columns that are places in what the whole file shares.
@@ -66,7 +68,12 @@ class FileFacts(Struct, frozen=True, kw_only=True):
 def assemble(tables: Tables, facts: FileFacts) -> list[Trace]:
     """Return one trace for each rank that the file holds, in order; none if it holds no events."""
     columns = {name: _take_sorted(tables.tables[name]) for name in _MODELS}
-    starts = [table["start_ns"].min() for table in columns.values() if len(table["start_ns"])]
+    # Functions that ran when recording began started long before it.
+    starts = [
+        table["start_ns"].min()
+        for name, table in columns.items()
+        if len(table["start_ns"]) and name != "frames"
+    ]
     if not starts:
         return []
     zero_ns = int(min(starts))
@@ -77,7 +84,7 @@ def assemble(tables: Tables, facts: FileFacts) -> list[Trace]:
     # Threads are told apart by their ids as text: 2021 wrote the same id as text and as a number.
     labels = [(str(process), str(thread)) for process, thread in tables.threads]
     threads = {label: number for number, label in enumerate(dict.fromkeys(labels))}
-    for name in ("ops", "calls", "ranges"):
+    for name in ("ops", "calls", "ranges", "frames"):
         _renumber(columns[name], "thread", [threads[label] for label in labels])
     inputs, strings, counts = (
         _renumber_inputs(tables, columns["ops"]),
