@@ -35,9 +35,7 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     near_ceiling: Annotated[float, share("the reference, Bottleneck::classify")] = 0.50
     waiting_share: Annotated[float, share("ours: waits that phases show count as transfers do")] = 0.30
     device_wait_share: Annotated[float, share("TraceLens, nsys-ai: idle above 15 % is high")] = 0.15
-    wait_over_work: Annotated[float, share("ours: a wait of a third of the work is worth more than it")] = (
-        0.33
-    )
+    wait_over_work: Annotated[float, share("ours: a wait of a third of the work is worth more than it")] = 0.33
     busy_share: Annotated[float, share("the reference: half, before work itself is the limit")] = 0.50
 
     # Fitness of step profiles.
