@@ -217,7 +217,7 @@ def match_forward(trace: Trace, node: Mask) -> Ids:
 def _best_makers(trace: Trace, nodes: Ids, key: Longs, makers: Ids) -> Ids:
     """Return the makers of the nodes: for all that name one forward thread, those on the same host thread.
 
-    It is the thread whose operations fit the nodes' numbers and names best, of those with the most operations.
+    It is the one whose operations fit the nodes' numbers and names best, of those with the most operations.
     """
 
     def stem(name: int) -> str:
