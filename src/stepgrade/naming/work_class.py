@@ -31,6 +31,9 @@ class WorkClass(IntEnum):
         return self.name.lower()
 
 
+# Classes whose work is matrix products, of one kind or another.
+MATMULS = (WorkClass.ATTENTION, WorkClass.CONVOLUTION, WorkClass.GEMM)
+
 # The first rule that fits decides: cudnn::bn is a norm before it is cudnn, cutlass<flash> is attention.
 # Plain words are looked for first: they cost a tenth of a pattern. Patterns are compiled when first needed.
 _RULES: tuple[tuple[WorkClass, tuple[str, ...], str | None], ...] = (
@@ -102,8 +105,12 @@ _RULES: tuple[tuple[WorkClass, tuple[str, ...], str | None], ...] = (
             "aten::einsum",
             "xxt_kernel",
             "_mm_kernel",
+            "mma_kernel",
+            "_rnn",
+            "rnn_",
+            "persistrnn",
         ),
-        r"(^|::|_)(addmm|baddbmm|bmm|mm)(_|\b)|aten::(dot|mv)\b|(^|_)dot[._](\d|general)",
+        r"(^|::|_)(addmm|baddbmm|bmm|mm)(_|\b)|aten::(dot|mv|lstm|gru)\b|(^|_)dot[._](\d|general)",
     ),
     (WorkClass.SOFTMAX, ("softmax", "cross_entropy", "crossentropy", "nll_loss", "nllloss"), None),
     (

@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stepgrade.model.events import NONE, Collective, DeviceEvent, Ids, Longs, RangeKind
+from stepgrade.model.events import NONE, Collective, DeviceEvent, Ids, Inputs, Longs, RangeKind
 from stepgrade.readers.kineto import categories
 from stepgrade.readers.kineto.decode import Args, Clock, Event
 
@@ -165,7 +165,11 @@ class Tables:
                 "sequence": longs([arg.sequence for arg in parts["ops"]]),
                 "forward_thread": longs([arg.forward_thread for arg in parts["ops"]]),
                 "inputs": array(
-                    "i", [inputs[seam((a.dims, a.dims_old, a.types, a.concrete))] for a in parts["ops"]]
+                    "i",
+                    [
+                        inputs[seam((a.dims, a.dims_old, a.types, a.concrete, a.strides))]
+                        for a in parts["ops"]
+                    ],
                 ),
             },
             "calls": {"correlation": longs([arg.correlation for arg in parts["calls"]])},
@@ -281,10 +285,14 @@ def _count(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63 else None
 
 
-def split_inputs(joined: bytes) -> tuple[bytes, bytes, bytes]:
-    """Return dims, types and concrete values out of one key of `Tables.inputs`."""
-    dims, dims_old, types, concrete = joined.split(_SEAM)
-    return dims or dims_old or b"[]", types or b"[]", concrete or b"[]"
+def split_inputs(joined: bytes) -> Inputs | None:
+    """Return the inputs out of one key of `Tables.inputs`; None where an operation recorded none."""
+    dims, dims_old, types, concrete, strides = (part or b"[]" for part in joined.split(_SEAM))
+    if dims == b"[]":
+        dims = dims_old
+    if dims == types == concrete == b"[]":
+        return None
+    return Inputs(dims=dims, types=types, concrete=concrete, strides=strides)
 
 
 def longs(values: Sequence[Any]) -> array[int]:
