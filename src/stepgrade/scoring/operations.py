@@ -81,8 +81,8 @@ def operations_of_step(
 def drop_impossible_counts(profile: Profile, target: Target) -> Profile:
     """Return the profile without the FLOPs and bytes of operations that would be above their roof.
 
-    Nothing runs faster than its hardware: such a count is wrong (rows that were padded, buffers of which a part
-    is used), and neither a share of the peak nor a grade may rest on it. Peaks that the user gave may be wrong
+    Nothing runs faster than its hardware: such a count is wrong (padded rows, buffers of which a part is
+    used), and neither a share of the peak nor a grade may rest on it. Peaks that the user gave may be wrong
     themselves: an operation above them shows it.
     """
     steps, listed, figures = profile.steps or 0, profile.operations, target.figures

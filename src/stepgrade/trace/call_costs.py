@@ -145,7 +145,7 @@ def _give_from_around(
     # What remains goes to the first that asks: one inside, or the outer one itself if it computes.
     itself = np.flatnonzero(outer & computes & (whole > 0))
     asking = np.append(ops[~known], itself)
-    holder = np.append(around[ops[~known]], itself)
+    holder: Longs = np.append(around[ops[~known]], itself)
     order = np.lexsort((trace.ops.name[asking], trace.ops.start_ns[asking]))
     asking, holder = asking[order], holder[order]
     free = outer.copy()

@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
+from msgspec import Raw
 from numpy.typing import NDArray
 
 from stepgrade.model.events import NONE, Collective, DeviceEvent, Ids, Inputs, Longs, RangeKind
@@ -124,6 +125,7 @@ class Tables:
         if ranges:
             by_category[categories.OPERATOR_RANGES] = ranges
             by_category[categories.OPERATOR_CATEGORY] = operators
+        _sort_npu_events(by_category)
         rows = _rows(by_category)
         if rows.events:
             columns = self._columns(rows, clock)
@@ -188,6 +190,11 @@ class Tables:
             "device_ranges": {key: column[work:] for key, column in places.items()},
         }
         threads = self._threads(host)
+        if any(arg.task is not None for arg in parts["work"]):
+            # The flow that leads to a kernel of an NPU is called by when the kernel starts.
+            ids = np.frombuffer(own["work"]["correlation"], dtype=np.int64)
+            of_npu = np.array([arg.task is not None for arg in parts["work"]])
+            own["work"]["correlation"] = np.where(of_npu, common["start_ns"][rows.parts["work"]], ids)
         for name, part in rows.parts.items():
             own[name] |= {key: column[part] for key, column in common.items()}
             own[name]["thread"] = threads[part]
@@ -261,6 +268,21 @@ def _rows(by_category: Sorted) -> _Rows:
     }
     events = [event for those in tables.values() for event in those]
     return _Rows(events, parts, ends[2], range_kinds, work_kinds)
+
+
+def _sort_npu_events(by_category: Sorted) -> None:
+    """Put the events of torch_npu that have no category where they belong; its launches become calls."""
+    for event in by_category.get("", ()):
+        category = categories.npu_category(event.name, event.args.task) if event.ph == "X" else None
+        if category is not None:
+            by_category.setdefault(category, []).append(event)
+            if category == categories.NPU_CALLS and isinstance(event.pid, int):
+                event.pid //= 100  # the threads of the process, shown as those of another one
+    for event in by_category.get(categories.NPU_LAUNCHES, ()):
+        if event.ph == "s":
+            event.dur = Raw(b"0") if isinstance(event.ts, Raw) else 0
+            event.args = Args(correlation=event.id)
+            by_category.setdefault(categories.NPU_CALLS, []).append(event)
 
 
 def _pick(by_category: Sorted, names: Iterable[str]) -> list[Event]:
