@@ -230,6 +230,51 @@ _RULES: tuple[tuple[WorkClass, tuple[str, ...], str | None], ...] = (
         ),
     ),
 )
+# Views make no copy and move nothing, whatever their names say.
+_VIEWS = frozenset(
+    f"aten::{name}"
+    for name in (
+        *(
+            "transpose",
+            "t",
+            "permute",
+            "view",
+            "_unsafe_view",
+            "reshape",
+            "select",
+            "slice",
+            "narrow",
+            "expand",
+        ),
+        *(
+            "as_strided",
+            "unsqueeze",
+            "squeeze",
+            "detach",
+            "unbind",
+            "split",
+            "chunk",
+            "alias",
+            "movedim",
+            "flatten",
+        ),
+        *(
+            "expand_as",
+            "view_as",
+            "swapaxes",
+            "unfold",
+            "diagonal",
+            "real",
+            "imag",
+            "split_with_sizes",
+            "numpy_t",
+        ),
+    )
+)
+# Draws numbers one by one; what dropout draws goes by dropout's own names.
+RANDOM = re.compile(
+    r"^aten::(rand\w*|normal\w*|uniform_?|random_|exponential_|geometric_|cauchy_|log_normal_|multinomial|poisson)$"
+)
 # Kernels that Inductor generates are named after the operations around them. Those with a pointwise or
 # reducing loop hold no matrix product, attention or transfer, whatever stands in their name, and a cast or a
 # permutation is part of their loop.
@@ -251,6 +296,8 @@ _LONGEST = 250
 @lru_cache(maxsize=100_000)
 def classify(name: str) -> WorkClass:
     """Return what kind of work the kernel or operation called `name` does."""
+    if name in _VIEWS:
+        return WorkClass.OTHER
     text = name[:_LONGEST].lower()
     is_loop = text.startswith(_GENERATED_LOOPS)
     for work_class, words, pattern in _RULES:

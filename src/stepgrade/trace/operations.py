@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from stepgrade.model.activity import PartTime
@@ -26,6 +27,7 @@ from stepgrade.trace.pieces import Pieces, per_steady_step
 from stepgrade.trace.timeline import Driver, Timeline
 from stepgrade.units import NS_PER_MS
 
+MOST_SAMPLES = 4  # for each piece of work
 _DIRECTIONS = ("forward", "backward", "optimizer")
 # Operations of PyTorch itself whose class is not known make, view or move data: they do no arithmetic.
 _PLAIN = ("aten::", "autograd::", "torch::", "c10d::", "profiler::", "detach")
@@ -51,6 +53,7 @@ def sum_operations(timeline: Timeline, pieces: Pieces) -> Operations:
     costs = find_costs(timeline, pieces, rows)
     flops_of, bytes_of = costs.flops(), costs.bytes()
     found: list[OpTime] = []
+    members: dict[str, Ids] = {}
     arithmetic_ns = known_ns = known_flops = 0
     for first, last in pairwise([0, *edges.tolist(), len(rows)] if len(rows) else []):
         group = rows[first:last]
@@ -67,7 +70,6 @@ def sum_operations(timeline: Timeline, pieces: Pieces) -> Operations:
         if is_matmul or (work_class is WorkClass.OTHER and not name.startswith(_PLAIN)):
             arithmetic_ns += total_ns
         all_linked, longest = len(linked) == len(group), pieces.longest(group)
-        step_ns = per_steady_step(timeline, pieces.step[group], pieces.dur_ns[group])
         found.append(
             OpTime(
                 name=name,
@@ -77,7 +79,6 @@ def sum_operations(timeline: Timeline, pieces: Pieces) -> Operations:
                 flops=_sum_known(flops) if all_linked else None,
                 bytes=_sum_known(bytes_of[calls]) if all_linked else None,
                 dtype=_precision(timeline, pieces, group) if is_matmul else None,
-                samples_ms=tuple((step_ns / NS_PER_MS).tolist()),
                 longest=Span(
                     file=0,
                     start_ns=timeline.trace.file_zero_ns + int(pieces.start_ns[longest]),
@@ -85,7 +86,15 @@ def sum_operations(timeline: Timeline, pieces: Pieces) -> Operations:
                 ),
             )
         )
+        members[name] = group
     found.sort(key=lambda op: (-op.total_ms, op.name))
+    # An operation has a time for each step. That thousands of them have one for each of thousands of steps
+    # is no training: then only the longest do.
+    sampled = MOST_SAMPLES * len(rows) // max(1, int(timeline.windows.steady.sum()))
+    for place, op in enumerate(found[:sampled]):
+        group = members[op.name]
+        step_ns = per_steady_step(timeline, pieces.step[group], pieces.dur_ns[group])
+        found[place] = structs.replace(op, samples_ms=tuple((step_ns / NS_PER_MS).tolist()))
     flops_sum = float(known_flops) if known_flops else None
     return Operations(tuple(found), flops_sum, known_ns / arithmetic_ns if arithmetic_ns else None)
 

@@ -14,11 +14,13 @@ from msgspec import Raw
 from numpy.typing import NDArray
 
 from stepgrade.model.events import NONE, Collective, DeviceEvent, Ids, Inputs, Longs, RangeKind
+from stepgrade.naming.python_frames import read_frame, without_address
 from stepgrade.readers.kineto import categories
-from stepgrade.readers.kineto.decode import Args, Clock, Event
+from stepgrade.readers.kineto.decode import Args, Clock, Event, from_ns
 
 Key = TypeVar("Key")
 BLOCK_ROWS: Final = 1 << 18
+LONG_FRAME_US: Final = 100.0  # frames of libraries that are shorter explain no wait
 _DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "q": np.dtype(np.int64),
     "i": np.dtype(np.int32),
@@ -107,6 +109,7 @@ class Tables:
                 **_COMMON, kind="b", device="i", stream="q", correlation="q", bytes="q", collective="i"
             ),
             "ranges": EventTable(**_COMMON, kind="b", thread="i", python_id="q", python_parent="q"),
+            "frames": EventTable(**_COMMON, thread="i"),
             "device_ranges": EventTable(**_COMMON, device="i", stream="q"),
         }
 
@@ -126,7 +129,7 @@ class Tables:
             by_category[categories.OPERATOR_RANGES] = ranges
             by_category[categories.OPERATOR_CATEGORY] = operators
         _sort_npu_events(by_category)
-        rows = _rows(by_category)
+        rows = _rows(by_category, LONG_FRAME_US if clock is not from_ns else LONG_FRAME_US * 1000)
         if rows.events:
             columns = self._columns(rows, clock)
             for name, part in rows.parts.items():
@@ -180,6 +183,7 @@ class Tables:
                 "python_id": longs([arg.python_id for arg in parts["ranges"]]),
                 "python_parent": longs([arg.python_parent for arg in parts["ranges"]]),
             },
+            "frames": {},
             "work": {
                 "kind": rows.work_kinds,
                 "correlation": longs([arg.correlation for arg in parts["work"]]),
@@ -248,9 +252,18 @@ class _Rows(NamedTuple):
     work_kinds: array[int]
 
 
-def _rows(by_category: Sorted) -> _Rows:
-    frames = _pick(by_category, categories.FRAME_CATEGORIES)
-    modules = [frame for frame in frames if frame.name.startswith(categories.MODULE_PREFIX)]
+def _rows(by_category: Sorted, long_frame: float) -> _Rows:
+    """Return the rows of a chunk; of Python frames modules, the user's own, and those that last so long."""
+    modules: list[Event] = []
+    frames: list[Event] = []
+    for frame in _pick(by_category, categories.FRAME_CATEGORIES):
+        if frame.name.startswith(categories.MODULE_PREFIX):
+            modules.append(frame)
+        elif _length(frame.dur) >= long_frame or (
+            not frame.name.startswith("<built-in") and read_frame(frame.name).is_user
+        ):
+            frame.name = without_address(frame.name)
+            frames.append(frame)
     ranges, range_kinds = _with_kinds([(kind, _pick(by_category, names)) for kind, names in _RANGE_KINDS])
     ranges += modules
     range_kinds.extend([RangeKind.MODULE] * len(modules))
@@ -259,6 +272,7 @@ def _rows(by_category: Sorted) -> _Rows:
         "ops": _pick(by_category, categories.OP_CATEGORIES),
         "calls": _pick(by_category, categories.CALL_CATEGORIES),
         "ranges": ranges,
+        "frames": frames,
         "work": work,
         "device_ranges": _pick(by_category, categories.DEVICE_RANGE_CATEGORIES),
     }
@@ -267,7 +281,16 @@ def _rows(by_category: Sorted) -> _Rows:
         name: slice(end - len(those), end) for (name, those), end in zip(tables.items(), ends, strict=True)
     }
     events = [event for those in tables.values() for event in those]
-    return _Rows(events, parts, ends[2], range_kinds, work_kinds)
+    return _Rows(events, parts, ends[3], range_kinds, work_kinds)
+
+
+def _length(dur: object) -> float:
+    """Return a duration as the event has it, a number or the text of one; 0 where it is neither."""
+    if isinstance(dur, int | float):
+        return float(dur)
+    with suppress(TypeError, ValueError):
+        return float(bytes(dur))  # type: ignore[call-overload]  # what has no bytes raises TypeError
+    return 0.0
 
 
 def _sort_npu_events(by_category: Sorted) -> None:
