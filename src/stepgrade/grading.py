@@ -26,7 +26,7 @@ from stepgrade.scoring.contradictions import contradictions
 from stepgrade.scoring.efficiency import ScoreOptions, efficiency_of
 from stepgrade.scoring.fingerprint import fingerprint_of
 from stepgrade.scoring.layers import backward_forward_ratio, layer_summaries, layers_of_step, slow_layers
-from stepgrade.scoring.operations import operations_of_step, total_by_operation
+from stepgrade.scoring.operations import drop_impossible_counts, operations_of_step, total_by_operation
 from stepgrade.scoring.phases import phases_of_step
 from stepgrade.scoring.reference import bottleneck_note
 from stepgrade.scoring.runtime import Runtime, runtime_of
@@ -72,6 +72,7 @@ def score(
     if profile.is_empty:
         where = ", ".join(profile.source.files)
         raise NotMeasured("nothing was measured: no step time, phases, layers or operations", where=where)
+    profile = drop_impossible_counts(profile, target_for(profile, setup))
     options = ScoreOptions(
         throughput_tok_s=throughput_tok_s,
         tokens_per_step=tokens_per_step,
