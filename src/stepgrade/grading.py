@@ -11,7 +11,7 @@ from stepgrade.contract import Grade
 from stepgrade.contract.scorecard import HOTSPOTS_SHOWN, rank_operations
 from stepgrade.diagnosis.advice import advice_for
 from stepgrade.diagnosis.context import NOTHING_DONE, RuleContext
-from stepgrade.diagnosis.rules import findings
+from stepgrade.diagnosis.rules import findings, work_gains_more
 from stepgrade.diagnosis.settings import DEFAULT_SETTINGS, Settings
 from stepgrade.errors import BadOption, NotMeasured
 from stepgrade.hardware.setup import Setup, Target
@@ -21,7 +21,13 @@ from stepgrade.model.given import Path, baseline_given, profile_given
 from stepgrade.model.profile import STEP_PROFILER_V2, WorkKind
 from stepgrade.model.scorecard import UNGRADED, DeviceUse, RankRow, Scorecard, StepStats
 from stepgrade.scoring.bound import why_ungraded
-from stepgrade.scoring.causes import bottleneck_of_ledger, bottleneck_of_phases, rank_causes, work_of
+from stepgrade.scoring.causes import (
+    bottleneck_of_ledger,
+    bottleneck_of_phases,
+    busy_verdict,
+    rank_causes,
+    work_of,
+)
 from stepgrade.scoring.contradictions import contradictions
 from stepgrade.scoring.efficiency import ScoreOptions, efficiency_of
 from stepgrade.scoring.fingerprint import fingerprint_of
@@ -137,6 +143,8 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
     )
     found = findings(context, settings.ignored_rules)
     reasons, bound = why_ungraded(profile, options, efficiency, ledger)
+    if of_device and verdict.is_wait and work_gains_more(found) and (of_device.compute or 0.0) > limits.busy_share:
+        verdict = busy_verdict(profile, of_device.compute or 0.0, work)
     v1_notes = (bottleneck_note(profile, verdict.bottleneck, efficiency.share), ratio_note)
     return Scorecard(
         grade=UNGRADED if reasons else efficiency.grade,
