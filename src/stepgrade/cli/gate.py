@@ -86,6 +86,7 @@ def run(args: Namespace) -> int:
         baselines=[load_baseline(name, max_bytes=args.max_bytes) for name in args.baseline],
         against=args.against,
         history=args.history,
+        machine=dict(args.label).get("machine"),
         config=msgspec.structs.replace(config, gate=table),
         fail_on=args.fail_on,
         tokens_per_step=args.tokens_per_step,
