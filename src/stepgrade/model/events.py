@@ -152,10 +152,21 @@ class TraceDevice(DeviceSeen, frozen=True, kw_only=True):
     capability: str | None = None
 
 
+class Profiler(Struct, frozen=True, kw_only=True):
+    """What wrote a trace, and how it is told to record more: a sentence each."""
+
+    format: str  # the reader's name
+    producer: str
+    mark_steps: str
+    record_operations: str
+    record_device: str
+
+
 class Trace(Struct, frozen=True, eq=False, kw_only=True):
     """Everything one rank's trace tells, ready to be analysed."""
 
     file: str
+    profiler: Profiler
     rank: int | None
     world_size: int | None
     backend: str | None

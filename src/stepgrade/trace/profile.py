@@ -27,9 +27,6 @@ from stepgrade.trace.timeline import Driver, Timeline, build_timeline
 from stepgrade.trace.windows import StepMark
 from stepgrade.units import NS_PER_MS, show_count, show_ms
 
-FORMAT = "kineto"
-PRODUCER = "torch.profiler"
-
 
 def profile_of_traces(traces: Iterable[Trace]) -> Profile:
     """Return the profile of a run; the traces of its ranks are taken one by one and not kept."""
@@ -63,7 +60,7 @@ def analyse_rank(trace: Trace) -> RankProfile:
         sequence=tokens.sequence if tokens else None,
     )
     profile = Profile(
-        source=Source(format=FORMAT, files=(trace.file,), producer=PRODUCER),
+        source=Source(format=trace.profiler.format, files=(trace.file,), producer=trace.profiler.producer),
         steps=steps or None,
         recorded_steps=len(recorded_steps),
         mean_step_ms=total_ns / steps / NS_PER_MS if steps else None,

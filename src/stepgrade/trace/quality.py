@@ -41,17 +41,19 @@ def _check_contents(timeline: Timeline) -> Iterator[Note]:
         yield Note("lost", f"lost in reading: {text}")
         yield Note("truncated", text)
     if timeline.driver is Driver.UNSEEN:
-        text = "The host drives a device, but no work of a device was recorded. Record ProfilerActivity.CUDA."
+        text = (
+            f"The host drives a device, but no work of a device was recorded. {trace.profiler.record_device}"
+        )
         yield Note("device_unseen", text, fatal=True)
     elif timeline.driver is Driver.DEVICE and not len(trace.ops.name):
-        text = "No host operations were recorded: only kernels are known. Record ProfilerActivity.CPU."
+        text = f"No host operations were recorded: only kernels are known. {trace.profiler.record_operations}"
         yield Note("host_unseen", text)
 
 
 def _check_steps(timeline: Timeline) -> Iterator[Note]:
     windows, basis = timeline.windows, timeline.steps.basis
     if basis is StepBasis.SPAN:
-        text = "The trace has no steps. Call prof.step() once in each iteration while recording."
+        text = f"The trace has no steps. {timeline.trace.profiler.mark_steps}"
         yield Note("no_steps", text, fatal=True)
     steady = int(windows.steady.sum())
     warm = windows.mark.count(StepMark.WARM_UP)

@@ -20,6 +20,7 @@ from stepgrade.model.events import (
     HostRanges,
     Ids,
     Inputs,
+    Profiler,
     Trace,
     TraceThread,
 )
@@ -48,6 +49,13 @@ _REFERENCES: Final = {
 _EPOCH_NS: Final = 10**18
 # On Windows numpy 1 adds 32-bit integers up in 32 bits.
 _SUMS_ARE_LONG: Final = np.dtype(int).itemsize == 8
+PROFILER: Final = Profiler(
+    format="kineto",
+    producer="torch.profiler",
+    mark_steps="Call prof.step() once in each iteration while recording.",
+    record_operations="Record ProfilerActivity.CPU.",
+    record_device="Record ProfilerActivity.CUDA.",
+)
 _COPY_WORDS: Final = (
     (DeviceEvent.COPY_H2D, ("HtoD", "HostToDevice")),
     (DeviceEvent.COPY_D2H, ("DtoH", "DeviceToHost")),
@@ -102,6 +110,7 @@ def assemble(tables: Tables, facts: FileFacts) -> list[Trace]:
     header, base_ns = facts.header, zero_ns if zero_ns > _EPOCH_NS else None
     shared: dict[str, Any] = {
         "file": facts.name,
+        "profiler": PROFILER,
         "world_size": header.world_size,
         "backend": header.backend,
         "base_ns": base_ns if header.base_ns is None else header.base_ns + zero_ns,

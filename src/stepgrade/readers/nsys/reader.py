@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from stepgrade.errors import BadInput
@@ -25,6 +26,7 @@ from stepgrade.model.events import (
     HostRanges,
     Ids,
     Longs,
+    Profiler,
     RangeKind,
     Trace,
     TraceDevice,
@@ -55,6 +57,21 @@ _PID_BITS: Final = 24
 _LONGEST_NAME: Final = 4000
 _AT_ONCE: Final = 900  # values that older SQLite takes in one statement
 _EXPORT: Final = "nsys profile --trace=cuda,nvtx,osrt … python train.py"
+
+
+_PROFILER: Final = Profiler(
+    format="nsys",
+    producer="Nsight Systems",
+    mark_steps="Put each iteration into an NVTX range while recording, such as nvtx.range_push('step').",
+    record_operations="NVTX ranges name them.",
+    record_device="Record with nsys profile --trace=cuda,nvtx.",
+)
+_PROFILER_OF_TORCH: Final = replace(
+    _PROFILER,
+    producer="Nsight Systems, of PyTorch",
+    mark_steps="Put each iteration between torch.cuda.nvtx.range_push('step') and range_pop().",
+    record_operations="Train inside torch.autograd.profiler.emit_nvtx(record_shapes=True).",
+)
 
 
 class _Export:
@@ -138,7 +155,9 @@ def read_traces(source: ByteSource) -> list[Trace]:
         traces = [_trace_of(export, pid, {**facts, "devices": _devices(file, pid)}) for pid in processes]
     if len(traces) > 1 and any(trace.rank is None for trace in traces):
         # In the order of their devices, which launchers number by rank.
-        order = sorted(traces, key=lambda trace: (int(trace.work.device.min(initial=0)), trace.threads[0].process))
+        order = sorted(
+            traces, key=lambda trace: (int(trace.work.device.min(initial=0)), trace.threads[0].process)
+        )
         traces = [_as_rank(trace, rank, len(traces)) for rank, trace in enumerate(order)]
     return sorted(traces, key=lambda trace: trace.rank or 0)
 
@@ -161,7 +180,8 @@ def _trace_of(export: _Export, pid: int, facts: dict[str, Any]) -> Trace:
     for table in (calls, ranges, ops):
         table["thread"] = np.searchsorted(threads, table["thread"]).astype(np.int32)
     base_ns = facts.pop("base_ns")
-    inputs = tuple(export.ranges.ops.inputs)
+    strings, inputs = tuple(export.places), tuple(export.ranges.ops.inputs)
+    is_torch = any(text.startswith(("aten::", "void at::native")) for text in strings)
     counts = {
         "kernel": int((work["kind"] == DeviceEvent.KERNEL).sum()),
         "gpu_memcpy": int(among(work["kind"], range(DeviceEvent.COPY_H2D, DeviceEvent.MEMSET)).sum()),
@@ -176,7 +196,8 @@ def _trace_of(export: _Export, pid: int, facts: dict[str, Any]) -> Trace:
         backend="nccl" if nccl else None,
         base_ns=None if base_ns is None else base_ns + zero_ns,
         file_zero_ns=zero_ns,
-        strings=tuple(export.places),
+        profiler=_PROFILER_OF_TORCH if is_torch else _PROFILER,
+        strings=strings,
         inputs=inputs,
         collectives=collectives,
         ops=HostOps(**_sorted(ops)),
@@ -400,6 +421,4 @@ def _why_empty(file: SqliteFile) -> tuple[str, str]:
 
 
 def _as_rank(trace: Trace, rank: int, ranks: int) -> Trace:
-    from msgspec.structs import replace  # noqa: PLC0415  few files hold several processes
-
     return replace(trace, rank=rank, world_size=trace.world_size or ranks)
