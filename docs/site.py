@@ -1,7 +1,7 @@
 """Put the pages of the site together: the README as its first, docs/, and what both link to.
 
-Links are made to fit where pages lie on the site; one that leads nowhere stops the build, one to a file that is
-no page becomes its name. `make docs` runs this, then the builder.
+Links are made to fit where pages lie on the site. One that leads nowhere stops the build; one to a file that
+is no page becomes its name. `make docs` runs this, then the builder.
 """
 
 from __future__ import annotations

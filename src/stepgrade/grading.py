@@ -11,7 +11,7 @@ from stepgrade.contract import Grade
 from stepgrade.contract.scorecard import HOTSPOTS_SHOWN, rank_operations
 from stepgrade.diagnosis.advice import advice_for
 from stepgrade.diagnosis.context import NOTHING_DONE, RuleContext
-from stepgrade.diagnosis.rules import findings
+from stepgrade.diagnosis.rules import findings, work_gains_more
 from stepgrade.diagnosis.settings import DEFAULT_SETTINGS, Settings
 from stepgrade.errors import BadOption, NotMeasured
 from stepgrade.hardware.setup import Setup, Target
@@ -21,12 +21,18 @@ from stepgrade.model.given import Path, baseline_given, profile_given
 from stepgrade.model.profile import STEP_PROFILER_V2, WorkKind
 from stepgrade.model.scorecard import UNGRADED, DeviceUse, RankRow, Scorecard, StepStats
 from stepgrade.scoring.bound import why_ungraded
-from stepgrade.scoring.causes import bottleneck_of_ledger, bottleneck_of_phases, rank_causes, work_of
+from stepgrade.scoring.causes import (
+    bottleneck_of_ledger,
+    bottleneck_of_phases,
+    busy_verdict,
+    rank_causes,
+    work_of,
+)
 from stepgrade.scoring.contradictions import contradictions
 from stepgrade.scoring.efficiency import ScoreOptions, efficiency_of
 from stepgrade.scoring.fingerprint import fingerprint_of
 from stepgrade.scoring.layers import backward_forward_ratio, layer_summaries, layers_of_step, slow_layers
-from stepgrade.scoring.operations import operations_of_step, total_by_operation
+from stepgrade.scoring.operations import drop_impossible_counts, operations_of_step, total_by_operation
 from stepgrade.scoring.phases import phases_of_step
 from stepgrade.scoring.reference import bottleneck_note
 from stepgrade.scoring.runtime import Runtime, runtime_of
@@ -72,6 +78,7 @@ def score(
     if profile.is_empty:
         where = ", ".join(profile.source.files)
         raise NotMeasured("nothing was measured: no step time, phases, layers or operations", where=where)
+    profile = drop_impossible_counts(profile, target_for(profile, setup))
     options = ScoreOptions(
         throughput_tok_s=throughput_tok_s,
         tokens_per_step=tokens_per_step,
@@ -136,6 +143,8 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
     )
     found = findings(context, settings.ignored_rules)
     reasons, bound = why_ungraded(profile, options, efficiency, ledger)
+    if of_device and verdict.is_wait and work_gains_more(found) and (of_device.compute or 0.0) > limits.busy_share:
+        verdict = busy_verdict(profile, of_device.compute or 0.0, work)
     v1_notes = (bottleneck_note(profile, verdict.bottleneck, efficiency.share), ratio_note)
     return Scorecard(
         grade=UNGRADED if reasons else efficiency.grade,

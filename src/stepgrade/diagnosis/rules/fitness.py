@@ -184,7 +184,10 @@ RULES = (
         fix="Put a barrier before the recording begins, and give the traces of all ranks.",
         wrong_when="the run really only communicates",
         check="Computing is more than a tenth of the step.",
-        explains=("exposed-communication", "weak-overlap", "small-messages", "slow-link"),
+        explains=(
+            *("exposed-communication", "weak-overlap", "small-messages", "slow-link"),
+            *("host-stall", "python-loop", "python-overhead"),
+        ),
         sources="HYP-01",
     ),
     Rule(
