@@ -23,8 +23,23 @@ from tests.trace_builder import Run, make_trace
 
 # What our commands, pip and the interpreter's start import by name.
 TRAPS = sorted(
-    {name for name in sys.stdlib_module_names if not name.startswith("_") and name not in ("antigravity", "this")}
-    | {"msgspec", "numpy", "isal", "pip", "setuptools", "sitecustomize", "usercustomize", "psycopg", "torch", "stepgrade"}
+    {
+        name
+        for name in sys.stdlib_module_names
+        if not name.startswith("_") and name not in ("antigravity", "this")
+    }
+    | {
+        "msgspec",
+        "numpy",
+        "isal",
+        "pip",
+        "setuptools",
+        "sitecustomize",
+        "usercustomize",
+        "psycopg",
+        "torch",
+        "stepgrade",
+    }
 )
 COMMANDS = {
     "score": ["score", "run.json"],
@@ -32,7 +47,16 @@ COMMANDS = {
     "score as HTML": ["score", "trace.json", "--format", "html"],
     "score with a configuration": ["score", "run.json", "--config", "stepgrade.toml"],
     "score and keep": ["score", "run.json", "--save", "--history", "new.db"],
-    "score by contract v1": ["score", "run.json", "--contract", "v1", "--throughput", "100", "--peak-bw", "100"],
+    "score by contract v1": [
+        "score",
+        "run.json",
+        "--contract",
+        "v1",
+        "--throughput",
+        "100",
+        "--peak-bw",
+        "100",
+    ],
     "score with helper processes": ["score", "large.json.gz"],
     "inspect": ["inspect", "trace.json"],
     "convert": ["convert", "trace.json"],
@@ -40,7 +64,17 @@ COMMANDS = {
     "gate": ["gate", "run.json", "--against", "history:main", "--history", "h.db", "--format", "sarif"],
     "history": ["history", "list", "--history", "h.db"],
     "history export": ["history", "export", "--history", "h.db"],
-    "estimate": ["estimate", "--model", "config.json", "--device", "h100-sxm5-80gb", "--batch", "1", "--seq", "128"],
+    "estimate": [
+        "estimate",
+        "--model",
+        "config.json",
+        "--device",
+        "h100-sxm5-80gb",
+        "--batch",
+        "1",
+        "--seq",
+        "128",
+    ],
     "devices": ["devices"],
     "devices detected": ["devices", "--detect"],
     "help": ["--help"],
@@ -54,13 +88,17 @@ def trapped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in TRAPS:
         (folder / f"{name}.py").write_text(f"open({str(folder / 'SPRUNG')!r}, 'a').write('{name} ')\n")
     (folder / "stepgrade-9.9.dist-info").mkdir()
-    (folder / "stepgrade-9.9.dist-info" / "entry_points.txt").write_text("[stepgrade.readers]\nx = pip:READER\n")
+    (folder / "stepgrade-9.9.dist-info" / "entry_points.txt").write_text(
+        "[stepgrade.readers]\nx = pip:READER\n"
+    )
     text = kineto_text(make_trace(Run(steps=3, layers=1)))
     (folder / "trace.json").write_bytes(text)
     document = json.loads(text)
     dice = random.Random(0)
     # Larger than 7.2 MB packed, a trace is worth a second process.
-    document["traceEvents"] += [{"ph": "i", "name": "x", "args": {"x": dice.randbytes(3000).hex()}} for _ in range(2500)]
+    document["traceEvents"] += [
+        {"ph": "i", "name": "x", "args": {"x": dice.randbytes(3000).hex()}} for _ in range(2500)
+    ]
     (folder / "large.json.gz").write_bytes(gzip.compress(json.dumps(document).encode(), 1))
     (folder / "run.json").write_bytes(make_step_profile().encode())
     (folder / "h.db").write_bytes(store())
@@ -75,7 +113,13 @@ def run(folder: Path, words: list[str], **more: str) -> subprocess.CompletedProc
     if os.environ.get("PYTHONPATH"):
         environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
     return subprocess.run(
-        words, cwd=folder, env={**environment, **more}, capture_output=True, text=True, timeout=120, check=False
+        words,
+        cwd=folder,
+        env={**environment, **more},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 
@@ -129,7 +173,17 @@ def test_a_checkouts_own_git_settings_run_nothing(tmp_path: Path) -> None:
     for name in ("reference-transaction", "post-checkout", "post-index-change"):
         shutil.copy(trap, tmp_path / name)
     shutil.copy(trap, tmp_path / "git")  # a program of that name in the checkout is not git
-    ci = {name: "" for name in ("GITHUB_SHA", "GITHUB_REF_NAME", "GITHUB_HEAD_REF", "CI_COMMIT_SHA", "GIT_COMMIT", "GIT_BRANCH")}
+    ci = {
+        name: ""
+        for name in (
+            "GITHUB_SHA",
+            "GITHUB_REF_NAME",
+            "GITHUB_HEAD_REF",
+            "CI_COMMIT_SHA",
+            "GIT_COMMIT",
+            "GIT_BRANCH",
+        )
+    }
     words = [sys.executable, "-P", "-m", "stepgrade", "score", "run.json", "--save"]
     ran = run(tmp_path, words, PATH=os.pathsep.join((".", "", os.environ["PATH"])), **ci)
     assert ran.returncode == 0, ran.stderr
@@ -145,7 +199,9 @@ def test_the_actions_steps_run_nothing_of_the_checkout(trapped: Path, tmp_path: 
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
     script = bin_folder / "stepgrade"
-    script.write_text(f"#!{sys.executable} -P\nimport sys\nfrom stepgrade.cli import main\nsys.exit(main())\n")
+    script.write_text(
+        f"#!{sys.executable} -P\nimport sys\nfrom stepgrade.cli import main\nsys.exit(main())\n"
+    )
     script.chmod(0o755)
     (bin_folder / "python3").symlink_to(sys.executable)
     for step in steps:
