@@ -109,15 +109,27 @@ def find_layers(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Layers:
         np.bincount(block[inside], weights=pieces.dur_ns[inside], minlength=len(blocks.names)).tolist()
         for inside in (chosen & (block >= 0) for chosen in (forward, backward, recompute))
     )
+    # The time of each block in each steady step: a block that is slow once is not a slow one.
+    place = np.cumsum(timeline.windows.steady) - 1
+    count = int(timeline.windows.steady.sum())
+    samples = [
+        np.bincount(
+            block[inside].astype(np.int64) * count + place[pieces.step[inside]],
+            weights=pieces.dur_ns[inside],
+            minlength=len(blocks.names) * count,
+        ).reshape(-1, max(count, 1))
+        * scale
+        for inside in (chosen & (block >= 0) for chosen in (forward, backward))
+    ]
     # The time of each operation in each block.
-    strings = timeline.trace.strings
+    labels = pieces.labels
     rows = np.flatnonzero((forward | in_backward) & (block >= 0))
-    pairs, which, _ = groups(block[rows].astype(np.int64) * len(strings) + pieces.name[rows])
+    pairs, which, _ = groups(block[rows].astype(np.int64) * len(labels) + pieces.label[rows])
     sums = np.bincount(which, weights=pieces.dur_ns[rows], minlength=len(pairs))
     ops: dict[int, dict[str, int]] = {}
     for pair, ns in zip(pairs.tolist(), sums.tolist(), strict=True):
-        index, name_index = divmod(pair, len(strings))
-        ops.setdefault(index, {})[strings[name_index]] = int(ns)
+        index, label = divmod(pair, len(labels))
+        ops.setdefault(index, {})[labels[label]] = int(ns)
     times = tuple(
         LayerTime(
             layer=index,
@@ -125,6 +137,8 @@ def find_layers(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Layers:
             fwd_total_ms=forward_ns[index] * scale,
             bwd_total_ms=backward_ns[index] * scale,
             recompute_total_ms=again_ns[index] * scale,
+            fwd_samples_ms=tuple(samples[0][index].tolist()),
+            bwd_samples_ms=tuple(samples[1][index].tolist()),
             ops_total_ms={op: ns * scale for op, ns in ops.get(index, {}).items()},
         )
         for index, name in enumerate(blocks.names)
