@@ -134,6 +134,7 @@ def _card(profile: Profile, options: ScoreOptions, settings: Settings) -> Scorec
     return Scorecard(
         grade=UNGRADED if reasons else efficiency.grade,
         grade_at_most=bound.grade if bound else None,
+        cost_known_share=profile.matmul_known_share,
         work=options.work or profile.work,
         efficiency=efficiency.share,
         bottleneck=verdict.bottleneck.value,
