@@ -14,7 +14,7 @@ from stepgrade.naming.work_class import WorkClass, classify
 
 Mask = NDArray[np.bool_]
 
-STEP = re.compile(r"^ProfilerStep\s*#\s*(\d+)")
+STEP = re.compile(r"^ProfilerStep\s*#\s*(\d{1,30})")
 OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
 OPTIMIZER = re.compile(r"^Optimizer\.(step|zero_grad)#|^##\s*(optimizer|zero_grad)\b", re.IGNORECASE)
 LOADER = re.compile(r"^enumerate\(DataLoader\)#")

@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("stepgrade.record")
 T = TypeVar("T")
-_FLUSHING_SHARE = 0.002  # of the time may go into the journal, which is flushed the more often the cheaper it is
+_FLUSHING_SHARE = (
+    0.002  # of the time may go into the journal, which is flushed the more often the cheaper it is
+)
 
 
 class Recorder:
@@ -98,6 +100,8 @@ class Recorder:
 
     def start(self) -> Self:
         """Begin to record; when another recorder runs already, log that and record nothing."""
+        if Recorder._active is self:
+            return self
         if Recorder._active is not None and not Recorder._active._gives_way():  # noqa: SLF001  ours
             self._warn("second_recorder", "another recorder is running; this one records nothing")
             return self

@@ -65,6 +65,13 @@ _PLATFORMS = (
     ("cuda", re.compile(r"cu(da)?[A-Z]|NVIDIA\b|Tesla\b|GeForce\b|Quadro\b")),
     ("npu", re.compile(r"acl[a-z]|Ascend")),
 )
+_ARCHITECTURES = (
+    ("6.0", re.compile(r"(maxwell|pascal)_")),
+    ("7.0", re.compile(r"(volta|turing)_")),
+    ("8.0", re.compile(r"(ampere|sm80)_")),
+    ("9.0", re.compile(r"(nvjet|sm90)_")),
+    ("10.0", re.compile(r"sm10\d_")),
+)
 _COPIES = {DeviceEvent.COPY_H2D: "h2d", DeviceEvent.COPY_D2H: "d2h", DeviceEvent.COPY_OTHER: "other"}
 _DURING = ((IN_OPTIMIZER, "optimizer"), (IN_BACKWARD, "backward"), (IN_INPUT, "input"))
 _DIRECTIONS = (None, "h2d", "d2h")
@@ -132,12 +139,21 @@ def find_platform(timeline: Timeline) -> str | None:
     trace = timeline.trace
     if timeline.driver is Driver.HOST:
         return "cpu"
-    own = next((own for own in _OWN_CATEGORIES if any(name.startswith(own) for name in trace.categories)), None)
+    own = next(
+        (own for own in _OWN_CATEGORIES if any(name.startswith(own) for name in trace.categories)), None
+    )
     if own is not None:
         return own
     names = [trace.strings[index] for index in distinct(trace.calls.name).tolist()]
     names += [device.name or "" for device in trace.devices]
     return next((name for name, start in _PLATFORMS if any(start.match(text) for text in names)), None)
+
+
+def capability_by_kernels(trace: Trace) -> str | None:
+    """Return NVIDIA's compute capability by the newest architecture that a kernel's name begins with."""
+    names = [trace.strings[index] for index in distinct(trace.work.name).tolist()]
+    found = [version for version, start in _ARCHITECTURES if any(start.match(name) for name in names)]
+    return found[-1] if found else None
 
 
 def startup_ms(timeline: Timeline, steps: int) -> float:
@@ -152,7 +168,10 @@ def startup_ms(timeline: Timeline, steps: int) -> float:
     if ledger is None or not len(rows):
         return 0.0
     # What is as slow every time, as freeing memory can be, is no start.
-    usual = {name: float(np.median(calls.dur_ns[calls.name == name])) for name in distinct(calls.name[rows]).tolist()}
+    usual = {
+        name: float(np.median(calls.dur_ns[calls.name == name]))
+        for name in distinct(calls.name[rows]).tolist()
+    }
     count = {name: int((calls.name == name).sum()) for name in usual}
     rare = [
         row
@@ -170,7 +189,9 @@ def find_lines(timeline: Timeline, frames: LoopFrames, steps: int) -> dict[str, 
     if ledger is None or frames is NO_FRAMES:
         return {}
     steady = _steady_spans(timeline)
-    late = iv.intersect(iv.merge(ledger.idle_host, iv.subtract(ledger.idle_sync, timeline.host.waiting)), steady)
+    late = iv.intersect(
+        iv.merge(ledger.idle_host, iv.subtract(ledger.idle_sync, timeline.host.waiting)), steady
+    )
     long = late.ends - late.starts > stall_ns(timeline)
     waits = {
         "stall": iv.Spans(late.starts[long], late.ends[long]),

@@ -109,6 +109,18 @@ def find_layers(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Layers:
         np.bincount(block[inside], weights=pieces.dur_ns[inside], minlength=len(blocks.names)).tolist()
         for inside in (chosen & (block >= 0) for chosen in (forward, backward, recompute))
     )
+    # The time of each block in each steady step: a block that is slow once is not a slow one.
+    place = np.cumsum(timeline.windows.steady) - 1
+    count = int(timeline.windows.steady.sum())
+    samples = [
+        np.bincount(
+            block[inside].astype(np.int64) * count + place[pieces.step[inside]],
+            weights=pieces.dur_ns[inside],
+            minlength=len(blocks.names) * count,
+        ).reshape(-1, max(count, 1))
+        * scale
+        for inside in (chosen & (block >= 0) for chosen in (forward, backward))
+    ]
     # The time of each operation in each block.
     labels = pieces.labels
     rows = np.flatnonzero((forward | in_backward) & (block >= 0))
@@ -125,6 +137,8 @@ def find_layers(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Layers:
             fwd_total_ms=forward_ns[index] * scale,
             bwd_total_ms=backward_ns[index] * scale,
             recompute_total_ms=again_ns[index] * scale,
+            fwd_samples_ms=tuple(samples[0][index].tolist()),
+            bwd_samples_ms=tuple(samples[1][index].tolist()),
             ops_total_ms={op: ns * scale for op, ns in ops.get(index, {}).items()},
         )
         for index, name in enumerate(blocks.names)
@@ -217,7 +231,7 @@ def match_forward(trace: Trace, node: Mask) -> Ids:
 def _best_makers(trace: Trace, nodes: Ids, key: Longs, makers: Ids) -> Ids:
     """Return the makers of the nodes: for all that name one forward thread, those on the same host thread.
 
-    It is the thread whose operations fit the nodes' numbers and names best, of those with the most operations.
+    It is the one whose operations fit the nodes' numbers and names best, of those with the most operations.
     """
 
     def stem(name: int) -> str:

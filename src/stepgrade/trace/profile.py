@@ -11,7 +11,7 @@ from stepgrade.model.columns import distinct
 from stepgrade.model.events import Trace, TraceDevice
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import Profile, Recorded, Source, Span
-from stepgrade.trace.activity import measure_activity
+from stepgrade.trace.activity import capability_by_kernels, measure_activity
 from stepgrade.trace.collectives import find_arrivals
 from stepgrade.trace.counts import count_launches, count_tokens
 from stepgrade.trace.layers import Layers, find_layers
@@ -59,7 +59,7 @@ def analyse_rank(trace: Trace) -> RankProfile:
     activity = structs.replace(
         measure_activity(timeline, pieces, phase),
         recompute_ms=layers.recompute_ns / max(steps, 1) / NS_PER_MS,
-        capability=device.capability if device else None,
+        capability=(device.capability if device else None) or capability_by_kernels(trace),
         sequence=tokens.sequence if tokens else None,
     )
     profile = Profile(

@@ -73,7 +73,9 @@ def graph_capture(context: RuleContext) -> Found | None:
     captures = context.activity.marks.get("graph_capture", 0.0)
     if not captures or context.account("compute") > context.limits.busy_share:
         return None
-    claim = f"Kernels are captured into graphs ({show_count(round(captures))} calls) and hardly run: not a step."
+    claim = (
+        f"Kernels are captured into graphs ({show_count(round(captures))} calls) and hardly run: not a step."
+    )
     return Found("warning", claim, {"captures": captures, "compute": context.account("compute")})
 
 
@@ -182,7 +184,10 @@ RULES = (
         fix="Put a barrier before the recording begins, and give the traces of all ranks.",
         wrong_when="the run really only communicates",
         check="Computing is more than a tenth of the step.",
-        explains=("exposed-communication", "weak-overlap", "small-messages", "slow-link"),
+        explains=(
+            *("exposed-communication", "weak-overlap", "small-messages", "slow-link"),
+            *("host-stall", "python-loop", "python-overhead"),
+        ),
         sources="HYP-01",
     ),
     Rule(

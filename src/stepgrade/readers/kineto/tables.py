@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import suppress
 from itertools import accumulate
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
@@ -41,6 +41,11 @@ _WORK_KINDS: Final = (
     (DeviceEvent.COPY_OTHER, categories.COPY_CATEGORIES),
     (DeviceEvent.MEMSET, categories.MEMSET_CATEGORIES),
 )
+# Measured from the file to the written result, and rounded up.
+_ROW_BYTES: Final = 200
+_NAME_BYTES: Final = 2000  # each may be an operation of the result
+_THING_BYTES: Final = 500
+_CHARACTER_BYTES: Final = 4
 # Inputs are numbered by their joined texts; a NUL cannot occur in JSON.
 _SEAM: Final = b"\0"
 
@@ -48,8 +53,12 @@ _SEAM: Final = b"\0"
 class Interner(dict[Key, int], Generic[Key]):
     """Number each new key; `interner[key]` is its number."""
 
+    text_bytes = 0  # of the keys that are text
+
     def __missing__(self, key: Key) -> int:
         number = self[key] = len(self)
+        if isinstance(key, str | bytes):
+            self.text_bytes += len(key)
         return number
 
 
@@ -112,6 +121,25 @@ class Tables:
             "frames": EventTable(**_COMMON, thread="i"),
             "device_ranges": EventTable(**_COMMON, device="i", stream="q"),
         }
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return how much memory what was read may take until the result is written."""
+        rows = sum(table.row_count for table in self.tables.values())
+        others: tuple[Sized, ...] = (
+            self.threads,
+            self.inputs,
+            self.collectives,
+            self.thread_names,
+            self.categories,
+        )
+        text = self.strings.text_bytes + self.inputs.text_bytes
+        return (
+            rows * _ROW_BYTES
+            + len(self.strings) * _NAME_BYTES
+            + sum(len(things) for things in others) * _THING_BYTES
+            + text * _CHARACTER_BYTES
+        )
 
     def add(self, events: Iterable[Event], clock: Clock) -> None:
         """Add the events of one chunk, all or (raising ValueError, TypeError or NeedsText) none."""
