@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 from msgspec.structs import asdict
 
-from stepgrade.errors import BadOption
+from stepgrade.errors import BadOption, did_you_mean
 from stepgrade.hardware.cost.plan import short_dtype
 from stepgrade.model import Fingerprint, Note
 
@@ -20,8 +20,8 @@ def allowed_fields(texts: Sequence[str]) -> frozenset[str]:
     names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
     for name in names:
         if name not in (ALL, *FIELDS):
-            known = ", ".join((ALL, *FIELDS))
-            raise BadOption(f"{name!r} is not a part of a fingerprint", field="allow_different", hint=known)
+            hint = did_you_mean(name, (ALL, *FIELDS))
+            raise BadOption(f"{name!r} is not a part of a fingerprint", field="allow_different", hint=hint)
     return frozenset(FIELDS) if ALL in names else frozenset(names)
 
 

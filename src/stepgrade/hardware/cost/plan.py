@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from stepgrade.errors import BadOption
+from stepgrade.errors import BadOption, did_you_mean
 
 # Bytes of one stored weight by the precision of the run.
 DTYPES: dict[str, float] = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "tf32": 4.0, "fp8": 1.0, "int8": 1.0}
@@ -50,7 +50,7 @@ def _check_whole(field: str, value: int) -> None:
 
 def _check_known(field: str, value: str, known: Collection[str]) -> None:
     if value not in known:
-        raise BadOption(f"{value!r} is not known", field=field, hint=f"one of {', '.join(known)}")
+        raise BadOption(f"{value!r} is not known", field=field, hint=did_you_mean(value, known))
 
 
 class Parallelism(Struct, frozen=True, kw_only=True):
