@@ -1,5 +1,6 @@
 """Two ranks that the script itself spawns; ranks and addresses are arguments, not environment variables."""
 
+import copy
 import sys
 
 import torch
@@ -23,6 +24,7 @@ class Net(nn.Module):
 def work(rank, world, port, model):
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     torch.manual_seed(rank)
+    model = copy.deepcopy(model)  # what came through shared memory is one model for both
     replica = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(replica.parameters(), 0.01)
     for _ in range(10):
