@@ -53,7 +53,7 @@ def run(*command: object, cwd: Path, **environment: str) -> Ran:
     return start(*command, cwd=cwd, **environment).wait()
 
 
-def wait_for(path: Path, seconds: float = 60.0) -> None:
+def wait_for(path: Path, seconds: float = 300.0) -> None:
     until = time.monotonic() + seconds
     while not path.exists():
         assert time.monotonic() < until, f"{path.name} did not come"

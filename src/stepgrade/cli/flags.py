@@ -38,6 +38,7 @@ FLAGS = {
     # Scoring
     "throughput_tok_s": "--throughput TOK_S",
     "tokens_per_step": "--tokens-per-step N",
+    "work": "--work training",
     "baseline": "--baseline FILE",
     "baselines": "--baseline FILE",
     "allow_different": "--allow-different FIELD",
@@ -56,6 +57,7 @@ FLAGS = {
     "input_format": "--input-format NAME",
     "steps": "--steps FIRST-LAST",
     "max_bytes": "--max-bytes SIZE",
+    "max_memory": "--max-memory SIZE",
     "layers": "--layers NAME",
     "ops_every": "--ops-every N",
     "warmup": "--warmup N",

@@ -12,10 +12,11 @@ from stepgrade.contract.types import USIZE_MAX
 from stepgrade.errors import BadInput
 from stepgrade.model import RECORDER, DeviceSeen, LayerTime, OpTime, PhaseTime, Profile, Source
 from stepgrade.model.notes import Note
-from stepgrade.model.profile import APR_PROFILER_V1, STEP_PROFILER_V2
+from stepgrade.model.profile import APR_PROFILER_V1, STEP_PROFILER_V2, WorkKind
 from stepgrade.readers.base import Reader
 from stepgrade.readers.source import ByteSource
 
+_MOST_NOTES = 100  # our recorder writes a handful
 _KEYS = {"_profiler", "avg_step_ms", "phases", "per_layer", "steps", "steps_profiled"}
 
 
@@ -69,6 +70,7 @@ class _Document(Struct, frozen=True):
     tokens_per_step: float | None = None
     samples_ms: list[float] = []
     peak_memory_bytes: float | None = None
+    work: WorkKind = "training"  # what these profilers are made for
     stepgrade: RecorderHead | None = None
 
 
@@ -100,6 +102,7 @@ def profile_from_json(text: bytes, name: str) -> Profile:
     producer = RECORDER if document.stepgrade is not None else document.profiler
     return Profile(
         source=Source(format=written_as, files=(name,), producer=producer),
+        work=document.work,
         steps=steps or None,
         mean_step_ms=step_ms or None,
         samples_ms=tuple(document.samples_ms),
@@ -134,7 +137,10 @@ def profile_from_json(text: bytes, name: str) -> Profile:
         recorded=circumstances_of(recorded),
         contents=contents_of(recorded),
         notes=(
-            *(recorded.notes_coded or (Note("recorder", text) for text in recorded.notes)),
+            *(
+                recorded.notes_coded[:_MOST_NOTES]
+                or (Note("recorder", text) for text in recorded.notes[:_MOST_NOTES])
+            ),
             *((Note("no_steps", "the profile says it holds 0 steps"),) if steps == 0 else ()),
         ),
     )

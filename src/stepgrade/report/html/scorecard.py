@@ -12,8 +12,8 @@ from stepgrade.errors import name_fields
 from stepgrade.model import Span
 from stepgrade.model.finding import Finding
 from stepgrade.model.notes import NO_FLAGS, texts_of
-from stepgrade.model.scorecard import UNGRADED, Scorecard
-from stepgrade.report.content.scorecard import GRADES, gain, headline
+from stepgrade.model.scorecard import AT_MOST, UNGRADED, Scorecard
+from stepgrade.report.content.scorecard import GRADES, gain, headline, is_worth_showing
 from stepgrade.report.html import changes, layers, ledger, perfetto, ranks, roofline, steps
 from stepgrade.report.html.page import ROWS_KEPT
 from stepgrade.report.html.plot import Mark, Scale, joined
@@ -98,14 +98,15 @@ def verdict(card: Scorecard, flags: Mapping[str, str] = NO_FLAGS) -> dict[str, A
                 "tip": joined(ceiling.convention, ceiling.source),
             }
         )
+    bound = next((f": {note.text}" for note in card.ungraded_because if note.code == AT_MOST), "")
     begins = [*((share * 100.0, grade) for share, grade in GRADES), (100.0, "")]
     return {
         "grade": card.grade if is_graded else MISSING,
         "is_graded": is_graded,
-        "headline": headline(card) if is_graded else "Not graded",
+        "headline": headline(card) if is_graded else f"Not graded{bound}",
         "meaning": GRADE_MEANINGS.get(card.grade, "not graded"),
         "of": _what_it_grades(card) if is_graded else "",
-        "reasons": texts_of(card.ungraded_because, flags),
+        "reasons": texts_of((note for note in card.ungraded_because if note.code != AT_MOST), flags),
         "marker": None if card.efficiency is None else min(100.0, card.efficiency * 100.0),
         "zones": [
             Mark(x=begin, width=following - begin, label=grade, look=f"grade-{grade}")
@@ -156,7 +157,7 @@ def _tiles(card: Scorecard, flags: Mapping[str, str]) -> list[tuple[str, str, st
     if card.mfu is not None:
         hfu = None if card.hfu is None else f"HFU {show_share(card.hfu)}"
         tiles.append(("MFU", show_share(card.mfu), joined(card.flops_convention, hfu)))
-    elif card.arithmetic is not None:
+    elif card.arithmetic is not None and is_worth_showing(card.arithmetic):
         share = "" if card.arithmetic.share is None else f"{show_share(card.arithmetic.share)} of the peak"
         tiles.append(("Arithmetic", show_si(card.arithmetic.achieved_flops_s, "FLOP/s"), share))
     if card.launches_per_step is not None:
