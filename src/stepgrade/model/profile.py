@@ -180,6 +180,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     runtime: str | None = None
     throughput_tok_s: float | None = None
     tokens_per_step: float | None = None
+    samples_per_step: float | None = None  # images, rows, …: what a batch is made of
     launches_per_step: float | None = None
     claimed_bottleneck: str | None = None
     recorded_steps: int | None = None
@@ -216,6 +217,7 @@ class Profile(Struct, frozen=True, kw_only=True):
         yield "wall coverage", self.wall_coverage
         yield "throughput", self.throughput_tok_s
         yield "tokens per step", self.tokens_per_step
+        yield "samples per step", self.samples_per_step
         yield "peak memory", self.peak_memory_bytes
         yield from (("a step's sample", ms) for ms in self.samples_ms)
         for phase in self.phases:

@@ -9,7 +9,9 @@ from stepgrade.errors import BadInput
 from stepgrade.model import RECORDER, LayerTime, PhaseTime, Profile, Source
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import STEP_PROFILER_V2
+from stepgrade.model.sampled import SampledSteps
 from stepgrade.readers.base import Reader
+from stepgrade.readers.recording import with_sampled
 from stepgrade.readers.source import ByteSource
 from stepgrade.readers.step_profile import RecorderHead, circumstances_of, contents_of, device_of
 
@@ -28,6 +30,7 @@ class _Sums(Struct, frozen=True):
     steps: int
     wall_ms: float
     tokens: float = 0
+    rows: float = 0
     phases_ms: dict[str, float] = {}
     layers_ms: list[tuple[int, float, float, float]] = []
     samples_ms: list[float] = []
@@ -38,6 +41,7 @@ class _Line(Struct, frozen=True):
     steady: _Sums | None = None
     recorded_steps: int | None = None
     loss: dict[str, float] | None = None
+    sampled: SampledSteps | None = None
 
 
 def recognises(source: ByteSource) -> bool:
@@ -73,7 +77,7 @@ def read(source: ByteSource) -> Profile:
         notes.append(Note("torn", f"lines of the recording that cannot be read and are left out: {torn}"))
     total, last = _sum(sums), lines[-1]
     covered = sum(total.phases_ms.values()) / total.wall_ms if total.wall_ms else None
-    return Profile(
+    profile = Profile(
         source=Source(format=STEP_PROFILER_V2, files=(source.name,), producer=RECORDER),
         steps=total.steps,
         mean_step_ms=total.wall_ms / total.steps if total.steps else None,
@@ -91,6 +95,7 @@ def read(source: ByteSource) -> Profile:
             for layer, forward_ms, backward_ms, recompute_ms in total.layers_ms
         ),
         tokens_per_step=head.tokens_per_step or (total.tokens / total.steps if total.tokens else None),
+        samples_per_step=total.rows / total.steps if total.rows else None,
         recorded_steps=last.recorded_steps,
         world_size=head.stepgrade.world_size,
         device=device_of(head.stepgrade.device),
@@ -98,6 +103,7 @@ def read(source: ByteSource) -> Profile:
         contents=contents_of(msgspec.structs.replace(head.stepgrade, loss=last.loss)),
         notes=tuple(notes),
     )
+    return with_sampled(profile, last.sampled)
 
 
 def _sum(parts: list[_Sums]) -> _Sums:
@@ -113,6 +119,7 @@ def _sum(parts: list[_Sums]) -> _Sums:
         steps=sum(part.steps for part in parts),
         wall_ms=sum(part.wall_ms for part in parts),
         tokens=sum(part.tokens for part in parts),
+        rows=sum(part.rows for part in parts),
         phases_ms=phases,
         layers_ms=[(layer, *times) for layer, times in sorted(layers.items())],
         samples_ms=[sample for part in parts for sample in part.samples_ms],

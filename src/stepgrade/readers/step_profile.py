@@ -13,6 +13,7 @@ from stepgrade.errors import BadInput
 from stepgrade.model import RECORDER, DeviceSeen, LayerTime, OpTime, PhaseTime, Profile, Source
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import APR_PROFILER_V1, STEP_PROFILER_V2
+from stepgrade.model.sampled import SampledSteps
 from stepgrade.readers.base import Reader
 from stepgrade.readers.source import ByteSource
 
@@ -49,6 +50,8 @@ class RecorderHead(Struct, frozen=True):
     versions: dict[str, str] = {}
     config: dict[str, Any] = {}
     loss: dict[str, float] | None = None
+    sampled: SampledSteps | None = None
+    rank: int | None = None
     notes: list[str] = []
     notes_coded: list[Note] = []
 
@@ -67,6 +70,7 @@ class _Document(Struct, frozen=True):
     ops: dict[str, float] = {}
     bottleneck: str | None = None
     tokens_per_step: float | None = None
+    samples_per_step: float | None = None
     samples_ms: list[float] = []
     peak_memory_bytes: float | None = None
     stepgrade: RecorderHead | None = None
@@ -98,7 +102,7 @@ def profile_from_json(text: bytes, name: str) -> Profile:
         written_as = document.profiler
     # Our recorder borrows the format, not the runtime that it was made for.
     producer = RECORDER if document.stepgrade is not None else document.profiler
-    return Profile(
+    profile = Profile(
         source=Source(format=written_as, files=(name,), producer=producer),
         steps=steps or None,
         mean_step_ms=step_ms or None,
@@ -126,6 +130,7 @@ def profile_from_json(text: bytes, name: str) -> Profile:
         ),
         operations=tuple(OpTime(name=op, total_ms=ms) for op, ms in sorted(document.ops.items())),
         tokens_per_step=document.tokens_per_step,
+        samples_per_step=document.samples_per_step,
         claimed_bottleneck=document.bottleneck,
         peak_memory_bytes=document.peak_memory_bytes,
         recorded_steps=recorded.recorded_steps,
@@ -138,6 +143,11 @@ def profile_from_json(text: bytes, name: str) -> Profile:
             *((Note("no_steps", "the profile says it holds 0 steps"),) if steps == 0 else ()),
         ),
     )
+    if recorded.sampled is None:
+        return profile
+    from stepgrade.readers.recording import with_sampled  # noqa: PLC0415  only our recorder's files have it
+
+    return with_sampled(profile, recorded.sampled)
 
 
 def device_of(device: RecordedDevice | None) -> DeviceSeen | None:

@@ -127,6 +127,7 @@ def journal_line(recording: Recording) -> dict[str, object]:
             "steps": totals.steps,
             "wall_ms": totals.wall_ns / 1e6,
             "tokens": totals.tokens,
+            "rows": totals.rows,
             "phases_ms": _phases_ms(totals, recording),
             "layers_ms": _layers_ms(totals),
             "samples_ms": _samples_ms(totals),
@@ -137,6 +138,7 @@ def journal_line(recording: Recording) -> dict[str, object]:
         "steady": sums(recording.steady),
         "recorded_steps": recording.ended,
         "loss": recording.loss.summary(),
+        "sampled": to_builtins(recording.window.sampled),
     }
 
 
@@ -155,7 +157,7 @@ def step_profile(
         if name not in GAPS or ms >= _LEAST_GAP_SHARE * wall_ms
     }
     tokens = tokens_per_step or (totals.tokens / steps if totals.tokens else None)
-    operations_ms = recording.window.per_step_ms() if recording.window is not None else {}
+    rows = totals.rows / steps if totals.rows else None
     return {
         "_profiler": STEP_PROFILER_V2,
         "steps": steps,
@@ -176,8 +178,8 @@ def step_profile(
             | ({"recompute_ms": recompute_ms} if recompute_ms else {})
             for layer, forward_ms, backward_ms, recompute_ms in _layers_ms(totals)
         ],
-        "ops": {name: ms * steps for name, ms in operations_ms.items()},
         **({"tokens_per_step": tokens} if tokens is not None else {}),
+        **({"samples_per_step": rows} if rows is not None else {}),
         "samples_ms": _samples_ms(totals),
         "peak_memory_bytes": peak_memory_bytes(run.device["kind"]),
         "stepgrade": {
@@ -187,6 +189,7 @@ def step_profile(
             "recorded_steps": recording.ended,
             "clock": recording.clock.name,
             "loss": recording.loss.summary(),
+            "sampled": to_builtins(recording.window.sampled),
             "sensors": recording.sensors.summary() if recording.sensors else None,
         },
     }

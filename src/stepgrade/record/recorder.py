@@ -324,7 +324,6 @@ def _new_recording(warmup: int, ops_every: int | None) -> Recording:
         import torch  # noqa: F401, PLC0415  an extra
     except ImportError as error:
         raise MissingExtra("recording needs torch", hint="pip install 'stepgrade[torch]'") from error
-    from stepgrade.record.operations import OperationWindow  # noqa: PLC0415  as above
-    from stepgrade.record.recording import Recording  # noqa: PLC0415
+    from stepgrade.record.recording import Recording  # noqa: PLC0415  as above
 
-    return Recording(warmup=warmup, window=OperationWindow(ops_every) if ops_every else None)
+    return Recording(warmup=warmup, ops_every=ops_every)

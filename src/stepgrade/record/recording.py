@@ -12,10 +12,12 @@ from msgspec import Struct
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
+from torch.profiler import profile
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stepgrade.record import patches
+from stepgrade.record.batches import BatchCounter
 from stepgrade.record.blocks import find_blocks, unique_names
 from stepgrade.record.clock import EventClock, HostClock, clock_for
 from stepgrade.record.environment import Sensors, autocast_dtype, device_of, sensors_for
@@ -45,21 +47,22 @@ class EndedStep(Struct):
 
     edges: list[Any]
     tokens: int
+    rows: int
     loss: float | Tensor | None
-    profiled: bool
+    profiler: profile | None  # with what it saw, when the step ran under it
 
 
 class Recording:
     """Puts hooks on the loop and adds up its steps; all that runs inside it is here or in `timeline`."""
 
-    def __init__(self, *, warmup: int, window: OperationWindow | None) -> None:
+    def __init__(self, *, warmup: int, ops_every: int | None) -> None:
         self.clock: HostClock | EventClock = HostClock()
         self.sensors: Sensors | None = None
         self.timeline = StepTimeline(self.clock.now)
         self.layers = LayerHooks(self.timeline)
         self.layer_names: list[str] = []
         self._blocks: dict[int, Module] = {}
-        self.window = window
+        self.window = OperationWindow(ops_every, warmup)
         self.warm, self.steady = Totals(), Totals()  # since `move_sums_to` was last called
         self.loss = Series()
         self.ended = self.interrupted = self.profiled = self.lost = self.losses_not_finite = 0
@@ -75,13 +78,13 @@ class Recording:
         self._phase_codes = {name: code for code, name in PHASE_NAMES.items()}
         self._datasets: list[Dataset[object]] | None = []  # of the watched loaders; None for all
         self._main_optimizer: Optimizer | None = None
-        self._tokens = 0
+        self._batches = BatchCounter()
         self._pending: deque[EndedStep] = deque()
 
     def start(self) -> None:
         """Wrap what torch has no hooks for and begin the first step."""
         patches.patch_backward(self._patches, self.timeline)
-        patches.patch_input(self._patches, self.timeline, self._is_watched)
+        patches.patch_input(self._patches, self.timeline, self._is_watched, self._batches.add_batch)
         scaler = getattr(
             torch.amp, "GradScaler", torch.cuda.amp.GradScaler
         )  # torch 2.2 has it under cuda only
@@ -98,8 +101,7 @@ class Recording:
             self._undo.pop()()
         if self.ddp is not None:
             self.ddp.close()
-        if self.window is not None:
-            self.window.drop()
+        self.window.drop()
         self.timeline.stop()
         if self._pending:
             self.clock.finish()
@@ -181,23 +183,17 @@ class Recording:
 
     def end_step(self, loss: float | Tensor | None = None) -> None:
         """End the current step and begin the next one."""
-        profiled = self.window is not None and self.window.is_open
+        edges = self.timeline.end_step()
+        profiler = self.window.close()
+        tokens, rows = self._batches.take()
         self._pending.append(
-            EndedStep(
-                edges=self.timeline.end_step(),
-                tokens=self._tokens,
-                loss=_readable_later(loss),
-                profiled=profiled,
-            )
+            EndedStep(edges=edges, tokens=tokens, rows=rows, loss=_readable_later(loss), profiler=profiler)
         )
-        self._tokens = 0
         self.ended += 1
-        if self.window is not None:
-            self.window.close()
-            self.window.open_if_due(self.ended)
-            if profiled or self.window.is_open:
-                self.timeline.restart_step()
         self._add_done_steps()
+        self.window.open_if_due(self.ended, self._device)
+        if profiler is not None or self.window.is_open:
+            self.timeline.restart_step()
         if self.on_step is not None:
             self.on_step(self.ended)
 
@@ -256,12 +252,12 @@ class Recording:
         datasets = self._datasets
         return datasets is None or any(iterator._dataset is dataset for dataset in datasets)  # noqa: SLF001
 
-    def _before_forward(self, _module: Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    def _before_forward(self, module: Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if _is_compiling():
             return
         timeline = self.timeline
         if timeline.direction == NONE and torch.is_grad_enabled():
-            self._tokens += _count_tokens(args, kwargs)
+            self._batches.add_call(module, args, kwargs)
             if not self.saw_forward:
                 self.saw_forward = True
                 self.autocast = autocast_dtype(self._device)
@@ -286,26 +282,20 @@ class Recording:
         step = fold_step(times_ns, ended.edges[1::2], self.layers.ends_by)
         if ended.loss is not None:
             self.add_loss(float(ended.loss))
-        if ended.profiled:
+        step.tokens, step.rows = ended.tokens, ended.rows
+        if ended.profiler is not None:
             self.profiled += 1
+            self._warmup -= 1
+            self.window.keep(ended.profiler, step)
         elif EVALUATION in step.phases_ns:
             self.interrupted += 1
         else:
-            step.tokens = ended.tokens
             if self.ddp is not None and BACKWARD in step.phases_ns:
                 exposed_ns = min(self.ddp.exposed_ns(), step.phases_ns[BACKWARD])
                 step.phases_ns[BACKWARD] -= exposed_ns
                 step.phases_ns[COMMUNICATION] += exposed_ns
             self._warmup -= 1
             (self.warm if self._warmup >= 0 else self.steady).add(step)
-
-
-def _count_tokens(args: tuple[object, ...], kwargs: dict[str, object]) -> int:
-    """Return how many tokens a language model is called with: integers in two dimensions, else 0."""
-    ids = kwargs.get("input_ids", args[0] if args else None)
-    if isinstance(ids, Tensor) and ids.dim() == 2 and not ids.is_floating_point():
-        return int(ids.numel())
-    return 0
 
 
 def _readable_later(loss: float | Tensor | None) -> float | Tensor | None:
