@@ -34,6 +34,19 @@ def name_fields(template: str, flags: Mapping[str, str]) -> str:
     return "".join(flags.get(part, part) if place % 2 else part for place, part in enumerate(parts))
 
 
+def without_secrets(text: str) -> str:
+    """Return a message without the passwords of URLs and connection settings in it, however odd they are."""
+    lower = text.lower()
+    if "://" not in text and "postgres" not in lower and "password" not in lower:
+        return text
+    import re  # noqa: PLC0415  only for such texts
+
+    # A password may hold any character, so all is left out between the user's colon and the last @.
+    text = re.sub(r"(?i)((?:://|postgres\w*:)[^:@/\s]*):[^\n]*@", r"\1:…@", text)
+    text = re.sub(r"(://[^:@/\s]*):(?!\d+(?:[/?\s'\")]|$))(?!…@)[^\s'\"]+", r"\1:…", text)
+    return re.sub(r"(?i)(password\s*=\s*)('(?:[^'\\]|\\.)*'|(?:\\.|[^&\s\\])*)", r"\1…", text)
+
+
 class StepgradeError(Exception):
     """Say what is wrong, where, and what to do next."""
 
@@ -64,7 +77,7 @@ class StepgradeError(Exception):
         place = "".join(f"{part}: " for part in (self.where, field) if part)
         supply = f"give {name_fields(self.supply, flags)}" if self.supply else None
         advice = "; ".join(part for part in (self.hint, supply) if part)
-        return f"{place}{self.problem}{f' ({advice})' if advice else ''}"
+        return without_secrets(f"{place}{self.problem}{f' ({advice})' if advice else ''}")
 
     def at(self, place: str) -> Self:
         """Return this error with `place` (a file name) put before where it already is."""

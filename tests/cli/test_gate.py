@@ -438,7 +438,9 @@ def test_history_commands(stepgrade: Run) -> None:
     assert stepgrade("history", "trend", "speed").code == 2
     assert len(stepgrade("history", "export").out.splitlines()) == 8
     assert stepgrade("history", "prune").code == 2
-    assert "removed 6 runs" in stepgrade("history", "prune", "--keep", 2).out
+    ran = stepgrade("history", "prune", "--keep", 2)
+    assert (ran.code, "would remove 6 of " in ran.err, "--yes" in ran.err) == (2, True, True)
+    assert "removed 6 of " in stepgrade("history", "prune", "--keep", 2, "--yes").out
     assert stepgrade("history", "prune", "--older-than", "yesterday").code == 2
     assert stepgrade("history").code == 2
 

@@ -189,7 +189,9 @@ def config_from(args: Namespace) -> tuple[Config, Settings | None]:
 def add_history_option(parser: Parser) -> None:
     """Add `--history`."""
     parser.add_argument(
-        "--history", metavar="PLACE", help="a file, or postgresql://… (default: .stepgrade/history.db)"
+        "--history",
+        metavar="PLACE",
+        help="a file, or postgresql://… (default: STEPGRADE_HISTORY, else .stepgrade/history.db)",
     )
 
 

@@ -49,7 +49,7 @@ def runs_of_branch(history: History, card: Scorecard, branch: str, allowed: froz
         text, supply = f"history has no run of branch {branch}", ""
         if newest:
             text = f"no run of branch {branch} has a step time or a throughput"
-            differing = differences(fingerprint, history.fingerprints()[newest[0].digest])
+            differing = differences(fingerprint, history.fingerprints().get(newest[0].digest, Fingerprint()))
         if differing:
             text, supply = (
                 f"no run of branch {branch} is comparable",
@@ -59,13 +59,18 @@ def runs_of_branch(history: History, card: Scorecard, branch: str, allowed: froz
         return BaselineRuns(name=name, missing=missing, differences=differing)
     level = series[last_level([value for _, value in series]) :][-MOST_RUNS:]
     numbers = [number for number, _ in level]
-    cards = zip(numbers, history.cards(numbers), strict=True)
+    cards = history.cards(numbers)
     notes: tuple[Note, ...] = ()
     if len(level) < min(len(series), MOST_RUNS):
         text = f"the level of {branch} changed lately: only the {len(level)} runs since then count"
         notes = (Note("level_changed", text),)
+    if history.damaged:
+        notes += (Note("damaged_runs", f"passed over in {history.name}: {history.damage()}"),)
+    if not cards:
+        text = f"no run of branch {branch} can be read"
+        return BaselineRuns(name=name, missing=Note("no_baseline", text), notes=notes)
     return BaselineRuns(
-        runs=tuple(Baseline.of(earlier, f"run {number}") for number, earlier in cards),
-        name=f"{len(level)} run{'s' if len(level) != 1 else ''} of {name}",
+        runs=tuple(Baseline.of(earlier, f"run {number}") for number, earlier in cards.items()),
+        name=f"{len(cards)} run{'s' if len(cards) != 1 else ''} of {name}",
         notes=notes,
     )
