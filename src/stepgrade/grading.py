@@ -144,6 +144,7 @@ def _card(profile: Profile, options: ScoreOptions, settings: Settings) -> Scorec
         device=_device(target),
         steps=_steps(profile, times),
         throughput=efficiency.throughput,
+        samples_s=efficiency.samples_s,
         ledger=ledger,
         phases=phases.shares,
         launches_per_step=profile.launches_per_step,

@@ -23,7 +23,7 @@ from stepgrade.units import show_share
 
 # Every array far larger than any last-level cache that two of them could share.
 CPU_ARRAY_BYTES = 256 * 2**20
-CPU_MATMUL_SIZE = 1024
+CPU_MATMUL_SIZES = (1024, 512, 256)
 GPU_ARRAY_BYTES = 2**30
 GPU_MATMUL_SIZES = (4096, 8192)
 MATMULS_PER_RUN = 20
@@ -98,7 +98,7 @@ def measure_processor(
     cores, tflops = usable_cores(), {}
     library = f"numpy {numpy.__version__}"
     with ExitStack() as stack:
-        matmul: Callable[[str], Kernel] = partial(_numpy_matmul, numpy)
+        matmul: Callable[[str, int], Kernel] = partial(_numpy_matmul, numpy)
         dtypes: tuple[str, ...] = ("fp32", "fp64")
         with suppress(ImportError):
             torch = import_module("torch")
@@ -111,7 +111,8 @@ def measure_processor(
             )
         for dtype in dtypes:
             progress(f"matmul, {dtype}")
-            tflops[dtype] = _rate(matmul(dtype), 2 * CPU_MATMUL_SIZE**3 / 1e12, most_seconds)
+            size = _fitting_size(lambda size, dtype=dtype: matmul(dtype, size))
+            tflops[dtype] = _rate(matmul(dtype, size), 2 * size**3 / 1e12, most_seconds)
     return Measurement(
         key=CPU_KEY,
         name=processor().name,
@@ -177,15 +178,26 @@ def _stream_kernels(numpy: Any, array_bytes: int) -> Iterator[tuple[str, Kernel,
     pool.shutdown()
 
 
-def _numpy_matmul(numpy: Any, dtype: str) -> Kernel:
+def _fitting_size(kernel_of: Callable[[int], Kernel]) -> int:
+    """Return the largest matrix whose product takes little time; a precision may have no fast way at all."""
+    smallest = CPU_MATMUL_SIZES[-1]
+    kernel = kernel_of(smallest)
+    kernel()
+    start = time.perf_counter()
+    kernel()
+    took = time.perf_counter() - start
+    return next(size for size in CPU_MATMUL_SIZES if size == smallest or took * (size / smallest) ** 3 < 0.2)
+
+
+def _numpy_matmul(numpy: Any, dtype: str, size: int) -> Kernel:
     kind = numpy.float32 if dtype == "fp32" else numpy.float64
-    a, b, c = (numpy.ones((CPU_MATMUL_SIZE, CPU_MATMUL_SIZE), dtype=kind) for _ in range(3))
+    a, b, c = (numpy.ones((size, size), dtype=kind) for _ in range(3))
     return partial(numpy.matmul, a, b, out=c)
 
 
-def _torch_matmul(torch: Any, dtype: str) -> Kernel:
+def _torch_matmul(torch: Any, dtype: str, size: int) -> Kernel:
     kind = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}[dtype]
-    a, b, c = (torch.ones((CPU_MATMUL_SIZE, CPU_MATMUL_SIZE), dtype=kind) for _ in range(3))
+    a, b, c = (torch.ones((size, size), dtype=kind) for _ in range(3))
 
     def multiply() -> None:
         with torch.no_grad():

@@ -18,7 +18,7 @@ _MOST_BYTES = 16 * 2**20
 class Rate(Struct, frozen=True, kw_only=True):
     """One measured rate over several runs: the best, the median, and how far the best three are apart.
 
-    What slows a run down is other programs, so the best is the device's; the three best agree when it is that.
+    What slows a run down is other programs, so the best is the device's when the best three agree.
     """
 
     best: float

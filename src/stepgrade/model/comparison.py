@@ -12,7 +12,7 @@ Outcome = Literal["regressed", "improved", "no change", "cannot tell"]
 Status = Literal["pass", "regressed", "improved", "cannot tell", "waived"]
 Verdict = Literal["pass", "regressed", "could not be measured"]
 NoiseBasis = Literal["measured", "repeated", "given", "assumed"]
-Unit = Literal["ms", "tok/s", "share", "count", "bytes"]
+Unit = Literal["ms", "tok/s", "samples/s", "share", "count", "bytes"]
 # The largest run-to-run noise reported from the field; assumed where none is known.
 ASSUMED_NOISE = 0.13
 
@@ -33,6 +33,7 @@ METRICS = {
     for metric in (
         Metric(name="step_time_ms", title="step time", unit="ms", worse="up", from_steps=True),
         Metric(name="throughput_tok_s", title="throughput", unit="tok/s", from_steps=True),
+        Metric(name="samples_s", title="samples per second", unit="samples/s", from_steps=True),
         Metric(name="efficiency", title="efficiency", unit="share"),
         Metric(name="mfu", title="MFU", unit="share"),
         Metric(name="hfu", title="HFU", unit="share"),
@@ -44,6 +45,11 @@ METRICS = {
         Metric(name="peak_memory_bytes", title="peak memory", unit="bytes", worse="up", assumed_noise=0.02),
     )
 }
+
+RATES = (
+    "throughput_tok_s",
+    "samples_s",
+)  # a run has the first of them that is known
 
 
 class Noise(Struct, frozen=True, kw_only=True):

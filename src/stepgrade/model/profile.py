@@ -161,6 +161,8 @@ class Recorded(Struct, frozen=True, kw_only=True):
     versions: dict[str, str] = {}
     settings: tuple[str, ...] = ()  # what the profiler was told to record
     processor: str | None = None  # where it ran, if that is no accelerator
+    processor_cores: int | None = None
+    processor_ranks: int = 1  # that ran on it
     model: str | None = None
     batch: int | None = None
     precision: str | None = None
@@ -181,6 +183,8 @@ class Profile(Struct, frozen=True, kw_only=True):
     throughput_tok_s: float | None = None
     tokens_per_step: float | None = None
     samples_per_step: float | None = None  # images, rows, …: what a batch is made of
+    rank: int | None = None  # of a run of several, where this is one of them
+    counted_ranks: int = 1  # whose tokens and samples are in those of a step
     launches_per_step: float | None = None
     claimed_bottleneck: str | None = None
     recorded_steps: int | None = None

@@ -98,6 +98,7 @@ def read(source: ByteSource) -> Profile:
         samples_per_step=total.rows / total.steps if total.rows else None,
         recorded_steps=last.recorded_steps,
         world_size=head.stepgrade.world_size,
+        rank=head.stepgrade.rank,
         device=device_of(head.stepgrade.device),
         recorded=circumstances_of(head.stepgrade),
         contents=contents_of(msgspec.structs.replace(head.stepgrade, loss=last.loss)),

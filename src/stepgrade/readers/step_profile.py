@@ -39,6 +39,8 @@ class RecordedDevice(DeviceSeen, frozen=True, kw_only=True):
     """What our recorder writes of the device; only an accelerator can be looked up in the catalogue."""
 
     kind: str | None = None
+    cores: int | None = None
+    ranks: int | None = None  # that share it
 
 
 class RecorderHead(Struct, frozen=True):
@@ -135,6 +137,7 @@ def profile_from_json(text: bytes, name: str) -> Profile:
         peak_memory_bytes=document.peak_memory_bytes,
         recorded_steps=recorded.recorded_steps,
         world_size=recorded.world_size,
+        rank=recorded.rank,
         device=device_of(recorded.device),
         recorded=circumstances_of(recorded),
         contents=contents_of(recorded),
@@ -163,6 +166,8 @@ def circumstances_of(recorded: RecorderHead) -> model.Recorded | None:
         # Which stepgrade recorded it does not change the run.
         versions={name: version for name, version in recorded.versions.items() if name != "stepgrade"},
         processor=device.name if device.kind == "cpu" else None,
+        processor_cores=device.cores,
+        processor_ranks=max(1, device.ranks or 1),
         model=_text(config.get("model")),
         batch=batch if type(batch) is int else None,
         precision=_text(config.get("autocast")) or _text(config.get("parameter_dtype")),

@@ -58,7 +58,7 @@ class Samples:
 
 
 class Totals:
-    """Times of one step, or sums over many: wall time, phases by code, layers by number, tokens and samples."""
+    """Times of one step, or sums over many: wall time, phases, layers, tokens and samples."""
 
     def __init__(self) -> None:
         self.steps = 0

@@ -34,6 +34,7 @@ from stepgrade.units import (
     show_ms,
     show_rate,
     show_ratio,
+    show_samples_rate,
     show_share,
     show_si,
 )
@@ -142,12 +143,7 @@ def _facts(card: Scorecard) -> Iterator[Fact]:
     yield Fact("Bottleneck", f"{card.bottleneck}: {'; '.join(evidence)}" if evidence else card.bottleneck)
     if card.step_time_ms is not None:
         yield Fact("Step", f"{show_ms(card.step_time_ms)}{_basis(card.steps)}")
-    if card.throughput is not None:
-        rate, between = card.throughput, ""
-        if rate.low is not None and rate.high is not None:
-            between = f", between {show_rate(rate.low)} and {show_rate(rate.high)}"
-        text = f"{show_rate(rate.tok_s)}{between} ({'95 %; ' if between else ''}{rate.basis})"
-        yield Fact("Throughput", text, only=None if between or card.grade == UNGRADED else "full")
+    yield from _rates(card)
     for ceiling in card.ceilings:
         text = f"{show_rate(ceiling.tok_s)}: {ceiling.source}; {ceiling.convention}"
         yield Fact(f"Ceiling ({ceiling.kind})", text, only="full")
@@ -163,6 +159,20 @@ def _facts(card: Scorecard) -> Iterator[Fact]:
     ):
         if value is not None:
             yield Fact(name, text)
+
+
+def _rates(card: Scorecard) -> Iterator[Fact]:
+    """Yield the throughput in tokens; in samples as well, and in those alone where there are no tokens."""
+    rate = card.throughput
+    if rate is not None:
+        between = ""
+        if rate.low is not None and rate.high is not None:
+            between = f", between {show_rate(rate.low)} and {show_rate(rate.high)}"
+        text = f"{show_rate(rate.tok_s)}{between} ({'95 %; ' if between else ''}{rate.basis})"
+        yield Fact("Throughput", text, only=None if between or card.grade == UNGRADED else "full")
+    if card.samples_s is not None:
+        text = show_samples_rate(card.samples_s)
+        yield Fact("Throughput", text) if rate is None else Fact("Samples", text, only="full")
 
 
 def _basis(steps: StepStats | None) -> str:
