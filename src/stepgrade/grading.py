@@ -15,8 +15,9 @@ from stepgrade.errors import BadOption, NotMeasured
 from stepgrade.hardware.setup import Setup, Target
 from stepgrade.model import Baseline, Ledger, Note, Profile
 from stepgrade.model.finding import Finding
-from stepgrade.model.profile import STEP_PROFILER_V2
+from stepgrade.model.profile import STEP_PROFILER_V2, WorkKind
 from stepgrade.model.scorecard import UNGRADED, DeviceUse, RankRow, Scorecard, StepStats
+from stepgrade.scoring.bound import why_ungraded
 from stepgrade.scoring.causes import bottleneck_of_ledger, bottleneck_of_phases, rank_causes, work_of
 from stepgrade.scoring.efficiency import ScoreOptions, efficiency_of
 from stepgrade.scoring.fingerprint import fingerprint_of
@@ -41,6 +42,7 @@ def score(
     device: str | None = None,
     throughput_tok_s: float | None = None,
     tokens_per_step: float | None = None,
+    work: WorkKind | None = None,
     peak_bw_gb_s: float | None = None,
     bytes_per_token: float | None = None,
     baseline: Baseline | Profile | Scorecard | None = None,
@@ -50,9 +52,10 @@ def score(
 ) -> Scorecard:
     """Return the scorecard of a run (contract v2), compared with `baseline` when there is one.
 
-    `setup` says everything about hardware and model; `device`, `peak_bw_gb_s` and `bytes_per_token` are for
-    those who need no more, and raise BadOption beside it. `settings` has limits and ignored rules, as
-    `load_settings` reads them. Raise NotMeasured for a profile that holds no measurement at all.
+    `work="training"` grades a run although its source shows a forward pass only. `setup` says everything
+    about hardware and model; `device`, `peak_bw_gb_s` and `bytes_per_token` are for those who need no more,
+    and raise BadOption beside it. `settings` has limits and ignored rules, as `load_settings` reads them.
+    Raise NotMeasured for a profile that holds no measurement at all.
     """
     figures = {"device": device, "peak_bw_gb_s": peak_bw_gb_s, "bytes_per_token": bytes_per_token}
     given = [name for name, value in figures.items() if value is not None]
@@ -65,6 +68,7 @@ def score(
     options = ScoreOptions(
         throughput_tok_s=throughput_tok_s,
         tokens_per_step=tokens_per_step,
+        work=work,
         target=target_for(profile, setup),
     )
     card = _card(profile, options, settings or DEFAULT_SETTINGS)
@@ -117,9 +121,12 @@ def _card(profile: Profile, options: ScoreOptions, settings: Settings) -> Scorec
         limits=limits,
     )
     found = findings(context, settings.ignored_rules)
+    reasons, bound = why_ungraded(profile, options, efficiency, ledger)
     v1_notes = (bottleneck_note(profile, verdict.bottleneck, efficiency.share), ratio_note)
     return Scorecard(
-        grade=UNGRADED if profile.unfit else efficiency.grade,
+        grade=UNGRADED if reasons else efficiency.grade,
+        grade_at_most=bound.grade if bound else None,
+        work=options.work or profile.work,
         efficiency=efficiency.share,
         bottleneck=verdict.bottleneck.value,
         throughput_tok_s=efficiency.throughput.tok_s if efficiency.throughput else None,
@@ -139,7 +146,7 @@ def _card(profile: Profile, options: ScoreOptions, settings: Settings) -> Scorec
             *_notes(profile, times),
         ),
         fitness=(*(note for note in profile.warnings if not note.fatal), *phases.fitness),
-        ungraded_because=(*profile.unfit, *efficiency.ungraded_because),
+        ungraded_because=reasons,
         source=profile.source,
         device=_device(target),
         steps=_steps(profile, times),

@@ -120,6 +120,7 @@ def run(args: Namespace) -> int:
             settings=run_options.config_from(args)[1],
             throughput_tok_s=args.throughput_tok_s,
             tokens_per_step=args.tokens_per_step,
+            work=args.work,
         )
         run_options.save_run(card, args)
         return EXIT_OK

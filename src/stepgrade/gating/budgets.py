@@ -79,6 +79,7 @@ def judge(
         source=", ".join(card.source.files),
         baseline=comparison.baseline,
         grade=card.grade,
+        grade_at_most=card.grade_at_most,
         efficiency=card.efficiency,
         checks=tuple(checks),
         changes=comparison.changes,

@@ -19,6 +19,7 @@ from stepgrade.grading import as_baseline, score
 from stepgrade.hardware.setup import Setup
 from stepgrade.model import Baseline, Profile
 from stepgrade.model.comparison import Comparison, GateReport
+from stepgrade.model.profile import WorkKind
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.store.history import open_history
 
@@ -33,15 +34,16 @@ def gate(
     fail_on: Sequence[str] = (),
     throughput_tok_s: float | None = None,
     tokens_per_step: float | None = None,
+    work: WorkKind | None = None,
     setup: Setup | None = None,
     settings: Settings | None = None,
     today: dt.date | None = None,
 ) -> GateReport:
     """Compare runs of the same code with `baselines`, or with the history's (`against="history:main"`).
 
-    Profiles are scored with `throughput_tok_s`, `tokens_per_step`, `setup` and `settings`; scorecards are
-    taken as they are. `config` holds budgets and waivers, as `load_config` reads them. Raise BadOption when
-    there is nothing to check.
+    Profiles are scored with `throughput_tok_s`, `tokens_per_step`, `work`, `setup` and `settings`;
+    scorecards are taken as they are. `config` holds budgets and waivers, as `load_config` reads them. Raise
+    BadOption when there is nothing to check.
     """
     setup, config = setup or Setup(), config or Config()
     cards = [
@@ -53,6 +55,7 @@ def gate(
             settings=settings,
             throughput_tok_s=throughput_tok_s,
             tokens_per_step=tokens_per_step,
+            work=work,
         )
         for run in runs
     ]

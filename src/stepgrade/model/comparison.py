@@ -192,6 +192,7 @@ class GateReport(Result, frozen=True, kw_only=True):
     reasons: tuple[Note, ...] = ()
     notes: tuple[Note, ...] = ()
     schema_version: int = 1
+    grade_at_most: str | None = None
 
     def __repr__(self) -> str:
         compared = f" compared with {self.baseline}" if self.baseline else ""

@@ -79,6 +79,7 @@ def read(source: ByteSource) -> Profile:
     covered = sum(total.phases_ms.values()) / total.wall_ms if total.wall_ms else None
     profile = Profile(
         source=Source(format=STEP_PROFILER_V2, files=(source.name,), producer=RECORDER),
+        work="training",  # it records optimizer steps
         steps=total.steps,
         mean_step_ms=total.wall_ms / total.steps if total.steps else None,
         samples_ms=tuple(total.samples_ms),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from stepgrade.model.comparison import GateReport
 from stepgrade.model.notes import texts_of
-from stepgrade.report.names import printable
+from stepgrade.report.names import shortened
 
 _COMMANDS = {"regressed": "error", "cannot tell": "warning", "waived": "notice", "improved": "notice"}
 
@@ -28,5 +28,5 @@ def render(report: GateReport, flags: Mapping[str, str]) -> str:
 
 
 def _command(kind: str, title: str, text: str) -> str:
-    title, text = (printable(part).replace("%", "%25") for part in (title, text))
+    title, text = (shortened(part).replace("%", "%25") for part in (title, text))
     return f"::{kind} title={title.replace(':', '%3A').replace(',', '%2C')}::{text}"
