@@ -12,7 +12,7 @@ from stepgrade.diagnosis.context import NOTHING_DONE, RuleContext
 from stepgrade.diagnosis.rules import findings
 from stepgrade.diagnosis.settings import DEFAULT_SETTINGS, Settings
 from stepgrade.errors import BadOption, NotMeasured
-from stepgrade.hardware.setup import Setup, Target
+from stepgrade.hardware.setup import CPU_KEY, Setup, Target
 from stepgrade.model import Baseline, Ledger, Note, Profile
 from stepgrade.model.finding import Finding
 from stepgrade.model.profile import STEP_PROFILER_V2, WorkKind
@@ -198,6 +198,8 @@ def _device(target: Target) -> DeviceUse | None:
     device, count = target.device, target.devices if target.devices > 1 else None
     if device is not None:
         basis = target.device_basis or ("given as a file" if device.is_by_hand else "given")
+        if device.key == CPU_KEY:
+            basis = "against what this CPU measured"
         return DeviceUse(key=device.key, name=device.name, count=count, basis=basis)
     if target.figures.bandwidth() or target.figures.compute(target.dtype):
         rate = "bandwidth" if target.figures.bandwidth() else "arithmetic"

@@ -84,7 +84,10 @@ def read(source: ByteSource) -> Profile:
         mean_step_ms=total.wall_ms / total.steps if total.steps else None,
         samples_ms=tuple(total.samples_ms),
         wall_coverage=None if covered is None else min(1.0, covered),
-        phases=tuple(PhaseTime(name=phase, total_ms=ms) for phase, ms in sorted(total.phases_ms.items())),
+        phases=tuple(
+            PhaseTime(name=phase, total_ms=ms, per_step_ms=ms / total.steps if total.steps else None)
+            for phase, ms in sorted(total.phases_ms.items())
+        ),
         layers=tuple(
             LayerTime(
                 layer=layer,
@@ -133,4 +136,5 @@ READER = Reader(
     summary="the journal of stepgrade's recorder, of a run that was killed or still runs",
     recognises=recognises,
     read=read,
+    rank_files=(".json",),
 )

@@ -54,9 +54,10 @@ def read_json_text(source: PathLike, *, max_bytes: int = DEFAULT_MAX_BYTES) -> b
 def _read(sources: Sequence[PathLike], input_format: str | None, options: ReadOptions) -> Profile | Baseline:
     # pathlib takes longer to import than a step profile to score.
     if len(sources) > 1 or os.path.isdir(sources[0]):  # noqa: PTH112
-        from stepgrade.readers.ranks import read_ranks  # noqa: PLC0415  only for several files
+        from stepgrade.readers.ranks import read_run  # noqa: PLC0415  only for several files
 
-        return _profile_of(read_ranks(sources, input_format, options), options)
+        run = read_run(sources, input_format, options)
+        return run if isinstance(run, Profile) else _profile_of(run, options)
     with ByteSource(sources[0], options) as source:
         found = registry.read_source(source, input_format)
         if not isinstance(found, Profile | Baseline):

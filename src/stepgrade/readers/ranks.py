@@ -11,14 +11,15 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from stepgrade.errors import BadInput
+from stepgrade.errors import BadInput, BadOption
 from stepgrade.model import Baseline, Profile
 from stepgrade.model.events import Trace
 from stepgrade.readers import registry
-from stepgrade.readers.base import one_by_one
+from stepgrade.readers.base import Traces, one_by_one
 from stepgrade.readers.source import ByteSource, PathLike, ReadOptions
 
 RankFile: TypeAlias = tuple[str, str]  # its path and the name of its format
+_RECORDINGS = frozenset({"step_profile", "journal"})  # profiles already, each of one rank
 
 
 def read_ranks(
@@ -30,11 +31,36 @@ def read_ranks(
 
     A rank is what the file says of itself, else what its name says, else None.
     """
-    # Each file is looked at before the first is read, so that a wrong one is refused at once.
+    return _read_all(_all_files(sources, input_format, options), options)
+
+
+def read_run(sources: Sequence[PathLike], input_format: str | None, options: ReadOptions) -> Traces | Profile:
+    """Return the traces of a run's ranks or, where they were recorded by us, the profile that they make."""
+    files = _all_files(sources, input_format, options)
+    if any(name not in _RECORDINGS for _, name in files):
+        return _read_all(files, options)
+    if options.steps is not None:
+        raise BadOption("picks steps from a trace, which recordings are not", field="steps")
+    profiles = []
+    for path, name in files:
+        with ByteSource(path, replace(options, progress=None)) as source:
+            found = registry.read_source(source, name)
+        if not isinstance(found, Profile):
+            raise _not_a_trace(path)
+        profiles.append(found)
+    if len(profiles) == 1:
+        return profiles[0]
+    from stepgrade.readers.recorded_ranks import merge_recordings  # noqa: PLC0415  only for several
+
+    return merge_recordings(profiles)
+
+
+def _all_files(sources: Sequence[PathLike], input_format: str | None, options: ReadOptions) -> list[RankFile]:
+    """Return every file with its format, looked at before the first is read: a wrong one is refused at once."""
     files = [file for source in sources for file in _rank_files(os.fspath(source), input_format, options)]
     if not files:
         raise BadInput("no trace files given")
-    return _read_all(files, options)
+    return files
 
 
 def _read_all(files: list[RankFile], options: ReadOptions) -> Iterator[Trace]:

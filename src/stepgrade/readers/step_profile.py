@@ -197,4 +197,5 @@ READER = Reader(
     summary="step_profiler_v2 or apr_training_profiler_v1 JSON",
     recognises=recognises,
     read=read,
+    rank_files=(".json",),
 )

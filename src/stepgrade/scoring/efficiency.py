@@ -84,6 +84,11 @@ def efficiency_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> E
         )
         reasons = (*reasons, Note("few_shapes", text))
     notes = [*target.notes]
+    if _whose(profile) and profile.counted_ranks == 1:
+        text = (
+            f"this is rank {profile.rank} of {profile.world_size}: its throughput is its own, not the run's"
+        )
+        notes.append(Note("one_rank", text, supply="the files of all ranks"))
     if target.uses_reference_traffic:
         text = (
             "the ceiling rests on the reference's 158 MB per token, worked back from one QLoRA run; bytes "
@@ -140,11 +145,19 @@ def throughput_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> T
             low=tokens / steady.high_ms * 1000.0 if steady and steady.high_ms else None,
             high=tokens / steady.low_ms * 1000.0 if steady and steady.low_ms else None,
             tokens_per_step=tokens,
-            basis=f"tokens per step ({origin}) over the step time",
+            basis=f"tokens per step ({origin}) over the step time{_whose(profile)}",
         )
     if profile.throughput_tok_s is not None:
         return Throughput(tok_s=profile.throughput_tok_s, basis="from the profile")
     return None
+
+
+def _whose(profile: Profile) -> str:
+    """Return whose throughput it is, when a run has several ranks."""
+    if profile.counted_ranks > 1:
+        return f", all {profile.counted_ranks} ranks together"
+    is_one = profile.rank is not None and (profile.world_size or 1) > 1
+    return f", of rank {profile.rank} of {profile.world_size} alone" if is_one else ""
 
 
 def _what_is_missing(

@@ -21,7 +21,7 @@ def target_for(profile: Profile, setup: Setup) -> Target:
     device, notes = _device_seen(profile, setup)
     basis = "named by the profile" if device is not None else None
     if device is None and _is_measured_here(profile, setup):
-        device, basis = CPU_KEY, "against what this CPU measured"
+        device, basis = CPU_KEY, None
     if device is not None:
         setup = msgspec.structs.replace(setup, device=device)
     if setup.model is None and setup.dtype == DEFAULT_DTYPE and profile.matmul_dtype is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from stepgrade.contract.types import LEAST_EFFICIENCY
 from stepgrade.model import Ledger
 from stepgrade.model.finding import Finding
-from stepgrade.model.notes import texts_of
+from stepgrade.model.notes import has_code, texts_of
 from stepgrade.model.profile import ACCOUNTS
 from stepgrade.model.scorecard import AT_MOST, UNGRADED, Arithmetic, Scorecard, StepStats
 from stepgrade.report.blocks import (
@@ -98,6 +98,8 @@ def _grade(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Block]:
         yield bullets(texts_of((note for note in card.ungraded_because if note not in bound), flags))
         return
     on = f" on {card.device.name}" if card.device and card.device.name else ""
+    if card.device and card.device.key == "cpu":
+        on = f"{on} ({card.device.basis})"
     if _is_graded_by_arithmetic(card):
         # Without tokens there is no tok/s: the grade rests on the recorded FLOPs alone.
         counted = _counted(card.arithmetic) if card.arithmetic is not None else "as recorded"
@@ -173,7 +175,8 @@ def _rates(card: Scorecard) -> Iterator[Fact]:
         text = f"{show_rate(rate.tok_s)}{between} ({'95 %; ' if between else ''}{rate.basis})"
         yield Fact("Throughput", text, only=None if between or card.grade == UNGRADED else "full")
     if card.samples_s is not None:
-        text = show_samples_rate(card.samples_s)
+        own = " (this rank alone)" if has_code(card.notes, "one_rank") else ""
+        text = f"{show_samples_rate(card.samples_s)}{own}"
         yield Fact("Throughput", text) if rate is None else Fact("Samples", text, only="full")
 
 
