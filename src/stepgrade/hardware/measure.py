@@ -111,7 +111,7 @@ def measure_processor(
             )
         for dtype in dtypes:
             progress(f"matmul, {dtype}")
-            size = _fitting_size(lambda size, dtype=dtype: matmul(dtype, size))
+            size = _fitting_size(partial(matmul, dtype))
             tflops[dtype] = _rate(matmul(dtype, size), 2 * size**3 / 1e12, most_seconds)
     return Measurement(
         key=CPU_KEY,

@@ -57,7 +57,11 @@ def _read(sources: Sequence[PathLike], input_format: str | None, options: ReadOp
         from stepgrade.readers.ranks import read_run  # noqa: PLC0415  only for several files
 
         run = read_run(sources, input_format, options)
-        return run if isinstance(run, Profile) else _profile_of(run, options)
+        if not isinstance(run, list):
+            return _profile_of(run, options)
+        from stepgrade.trace import merge_recordings  # noqa: PLC0415  as above
+
+        return merge_recordings(run)
     with ByteSource(sources[0], options) as source:
         found = registry.read_source(source, input_format)
         if not isinstance(found, Profile | Baseline):

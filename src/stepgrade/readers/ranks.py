@@ -15,7 +15,7 @@ from stepgrade.errors import BadInput, BadOption
 from stepgrade.model import Baseline, Profile
 from stepgrade.model.events import Trace
 from stepgrade.readers import registry
-from stepgrade.readers.base import Traces, one_by_one
+from stepgrade.readers.base import one_by_one
 from stepgrade.readers.source import ByteSource, PathLike, ReadOptions
 
 RankFile: TypeAlias = tuple[str, str]  # its path and the name of its format
@@ -34,8 +34,10 @@ def read_ranks(
     return _read_all(_all_files(sources, input_format, options), options)
 
 
-def read_run(sources: Sequence[PathLike], input_format: str | None, options: ReadOptions) -> Traces | Profile:
-    """Return the traces of a run's ranks or, where they were recorded by us, the profile that they make."""
+def read_run(
+    sources: Sequence[PathLike], input_format: str | None, options: ReadOptions
+) -> Iterator[Trace] | list[Profile]:
+    """Return the traces of a run's ranks or, where they were recorded by us, the profile of each."""
     files = _all_files(sources, input_format, options)
     if any(name not in _RECORDINGS for _, name in files):
         return _read_all(files, options)
@@ -48,15 +50,11 @@ def read_run(sources: Sequence[PathLike], input_format: str | None, options: Rea
         if not isinstance(found, Profile):
             raise _not_a_trace(path)
         profiles.append(found)
-    if len(profiles) == 1:
-        return profiles[0]
-    from stepgrade.readers.recorded_ranks import merge_recordings  # noqa: PLC0415  only for several
-
-    return merge_recordings(profiles)
+    return profiles
 
 
 def _all_files(sources: Sequence[PathLike], input_format: str | None, options: ReadOptions) -> list[RankFile]:
-    """Return every file with its format, looked at before the first is read: a wrong one is refused at once."""
+    """Return every file with its format; all are looked at first, so that a wrong one is refused at once."""
     files = [file for source in sources for file in _rank_files(os.fspath(source), input_format, options)]
     if not files:
         raise BadInput("no trace files given")

@@ -6,10 +6,17 @@ from msgspec import structs
 
 from stepgrade.model import LedgerTime, Profile
 from stepgrade.model.sampled import SampledSteps
-from stepgrade.scoring.phases import PhaseKind, kind_of
 from stepgrade.units import NS_PER_MS
 
-_MODEL = (PhaseKind.FORWARD, PhaseKind.BACKWARD, PhaseKind.OPTIMIZER)
+# The phases that our recorder names: those in which a step computes, and those in which it waits. What the
+# loop does besides is the host's; phases that users name may be anything.
+_MODEL = ("forward", "loss", "backward", "gradients", "optimizer")
+_WAITS = {
+    "exposed_communication_ns": ("communication",),
+    "exposed_copy_ns": ("h2d", "d2h"),
+    "idle_input_ns": ("input",),
+}
+_HOST = "host"
 
 
 def with_sampled(profile: Profile, sampled: SampledSteps | None) -> Profile:
@@ -23,10 +30,8 @@ def with_sampled(profile: Profile, sampled: SampledSteps | None) -> Profile:
     steps = profile.steps / sampled.steps
     work = _ratio(profile.tokens_per_step, sampled.tokens, sampled.steps)
     work = work or _ratio(profile.samples_per_step, sampled.samples, sampled.steps) or 1.0
-    by_kind: dict[PhaseKind, float] = {}
-    for phase in profile.phases:
-        by_kind[kind_of(phase.name)] = by_kind.get(kind_of(phase.name), 0.0) + (phase.total_ms or 0.0)
-    model_ms = sum(by_kind.get(kind, 0.0) for kind in _MODEL)
+    phases_ms = {phase.name: phase.total_ms or 0.0 for phase in profile.phases}
+    model_ms = sum(phases_ms.get(name, 0.0) for name in _MODEL)
     slower = min(1.0, model_ms / (sampled.model_ms * steps)) if sampled.model_ms else 1.0
     return structs.replace(
         profile,
@@ -47,12 +52,12 @@ def with_sampled(profile: Profile, sampled: SampledSteps | None) -> Profile:
         matmul_known_share=sampled.matmul_known_share,
         matmul_dtype=sampled.matmul_dtype,
         activity=sampled.activity.scaled(slower) if sampled.activity else None,
-        ledger=_ledger(profile, by_kind, model_ms, sampled),
+        ledger=_ledger(profile, phases_ms, model_ms, sampled),
     )
 
 
 def _ledger(
-    profile: Profile, by_kind: dict[PhaseKind, float], model_ms: float, sampled: SampledSteps
+    profile: Profile, phases_ms: dict[str, float], model_ms: float, sampled: SampledSteps
 ) -> LedgerTime | None:
     """Return where a processor's time goes: waits by the timed phases, operations by the sampled steps.
 
@@ -61,14 +66,10 @@ def _ledger(
     total_ms = (profile.mean_step_ms or 0.0) * (profile.steps or 0)
     if sampled.busy_ms is None or not sampled.model_ms or not total_ms:
         return None
-    busy = min(1.0, sampled.busy_ms / sampled.model_ms)
-    parts = {
-        "compute_ns": model_ms * busy,
-        "exposed_communication_ns": by_kind.get(PhaseKind.COMMUNICATION, 0.0),
-        "exposed_copy_ns": by_kind.get(PhaseKind.TRANSFER, 0.0),
-        "idle_input_ns": by_kind.get(PhaseKind.INPUT, 0.0),
-        "unattributed_ns": by_kind.get(PhaseKind.OTHER, 0.0),
-    }
+    parts = {name: sum(phases_ms.get(phase, 0.0) for phase in phases) for name, phases in _WAITS.items()}
+    known = {_HOST, *_MODEL, *(phase for phases in _WAITS.values() for phase in phases)}
+    parts["unattributed_ns"] = sum(ms for name, ms in phases_ms.items() if name not in known)
+    parts["compute_ns"] = model_ms * min(1.0, sampled.busy_ms / sampled.model_ms)
     total_ns = round(total_ms * NS_PER_MS)
     accounts = {name: round(spent_ms * NS_PER_MS) for name, spent_ms in parts.items()}
     idle_ns = total_ns - sum(accounts.values())

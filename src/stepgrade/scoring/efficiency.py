@@ -85,9 +85,7 @@ def efficiency_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> E
         reasons = (*reasons, Note("few_shapes", text))
     notes = [*target.notes]
     if _whose(profile) and profile.counted_ranks == 1:
-        text = (
-            f"this is rank {profile.rank} of {profile.world_size}: its throughput is its own, not the run's"
-        )
+        text = f"this is rank {profile.rank} of {profile.world_size}: the throughput is its own alone"
         notes.append(Note("one_rank", text, supply="the files of all ranks"))
     if target.uses_reference_traffic:
         text = (

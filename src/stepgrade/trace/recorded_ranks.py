@@ -9,7 +9,6 @@ from msgspec import structs
 from stepgrade.errors import BadInput
 from stepgrade.model import RECORDER, Note, Profile, RankTime, Source
 from stepgrade.model.activity import Activity, Straggler
-from stepgrade.scoring.phases import PhaseKind, kind_of
 from stepgrade.statistics import mean, median
 from stepgrade.trace.activity import merge_activities
 from stepgrade.trace.ledger import add_ledgers
@@ -27,6 +26,8 @@ def merge_recordings(profiles: Sequence[Profile]) -> Profile:
     Its steps are those of the slowest rank, its tokens and samples those of all ranks together, and the rest
     is that of the mean rank.
     """
+    if len(profiles) == 1:
+        return profiles[0]
     by_rank = _by_rank(profiles)
     ranks = [*by_rank.values()]
     slowest = max(ranks, key=lambda profile: profile.mean_step_ms or 0.0)
@@ -94,7 +95,7 @@ def _by_rank(profiles: Sequence[Profile]) -> dict[int, Profile]:
 
 def _communication_ms(profile: Profile) -> float:
     """Return how long a step communicates on this rank with nothing to hide it, waits included."""
-    phases = (phase for phase in profile.phases if kind_of(phase.name) is PhaseKind.COMMUNICATION)
+    phases = (phase for phase in profile.phases if phase.name == "communication")
     return sum((phase.total_ms or 0.0) / (profile.steps or 1) for phase in phases)
 
 
