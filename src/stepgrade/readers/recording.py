@@ -42,8 +42,6 @@ def with_sampled(profile: Profile, sampled: SampledSteps | None) -> Profile:
                 calls=_times(op.calls, steps),
                 flops=_times(op.flops, steps * work),
                 bytes=_times(op.bytes, steps * work),
-                samples_ms=(),
-                longest=None,  # in a trace that is gone
             )
             for op in sampled.operations
         )

@@ -112,7 +112,13 @@ class OperationWindow:
             matmul_flops=found.matmul_flops,
             matmul_known_share=found.matmul_known_share,
             matmul_dtype=found.matmul_dtype,
-            operations=found.operations if is_timed else (),
+            # The trace is gone when somebody asks where in it the longest call was.
+            operations=tuple(
+                structs.replace(op, longest=None, samples_ms=())
+                for op in sorted(found.operations, key=lambda op: -op.total_ms)[:_OPERATIONS_KEPT]
+            )
+            if is_timed
+            else (),
             activity=found.activity if is_timed else None,
         )
         self.sampled = sampled if self.sampled is None else _added(self.sampled, sampled)

@@ -64,6 +64,7 @@ class Recorder:
         layers: Sequence[str] | None = None,
         ops_every: int | None = None,
         warmup: int = 3,
+        max_steps: int | None = None,
         flush_seconds: float = 5.0,
         config: dict[str, Any] | None = None,
     ) -> None:
@@ -75,6 +76,7 @@ class Recorder:
         self._tokens_per_step = tokens_per_step
         self._layers = None if layers is None else list(layers)
         self._ops_every, self._warmup = ops_every, warmup
+        self._max_steps = max_steps
         self._flush_seconds = flush_seconds
         self._config = config or {}
         self._counts_optimizer_steps = False
@@ -161,7 +163,7 @@ class Recorder:
     def step(self, loss: float | Tensor | None = None) -> None:
         """End a training step; the loss may be a number or a tensor, which is read later."""
         recording = self._recording
-        if recording is not None:
+        if recording is not None and recording.timeline.live:
             recording.stepped_by_hand = True
             recording.timeline.drop_open_phases()
             recording.end_step(loss)
@@ -218,6 +220,11 @@ class Recorder:
         if os.getpid() != self._pid:
             return  # a forked worker must not write its parent's profile
         recording.stop()
+        if self._json is None:
+            self._write(recording)
+
+    def _write(self, recording: Recording) -> None:
+        """Write the profile of all steps until now."""
         recording.move_sums_to(self._warm, self._steady)
         totals = self._steady if self._steady.steps else self._warm
         if not totals.steps:
@@ -288,7 +295,11 @@ class Recorder:
     def _after_step(self, step: int) -> None:
         if self.on_step is not None:
             self.on_step(step)
-        if time.monotonic() - self._flushed_at >= self._flush_seconds:
+        recording = self._recording
+        if recording is not None and self._max_steps is not None and step >= self._max_steps:
+            recording.pause()  # hooks are taken off at the end: here torch may be walking over them
+            self._write(recording)
+        elif time.monotonic() - self._flushed_at >= self._flush_seconds:
             self.flush()
 
     def _add_autocast(self, recording: Recording) -> None:

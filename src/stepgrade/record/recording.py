@@ -101,6 +101,10 @@ class Recording:
             self._undo.pop()()
         if self.ddp is not None:
             self.ddp.close()
+        self.pause()
+
+    def pause(self) -> None:
+        """Record no more steps and read those that are still on the device; hooks stay and do nothing."""
         self.window.drop()
         self.timeline.stop()
         if self._pending:
@@ -191,7 +195,8 @@ class Recording:
         )
         self.ended += 1
         self._add_done_steps()
-        self.window.open_if_due(self.ended, self._device)
+        if self.saw_model:
+            self.window.open_if_due(self.ended, self._device)
         if profiler is not None or self.window.is_open:
             self.timeline.restart_step()
         if self.on_step is not None:
