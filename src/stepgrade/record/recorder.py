@@ -105,7 +105,7 @@ class Recorder:
         recording = self._recording = _new_recording(self._warmup, self._ops_every)
         Recorder._active = self
         atexit.register(self.close)
-        model, optimizer, loader = self._parts
+        (model, optimizer, loader), self._parts = self._parts, (None, None, None)  # theirs to keep or drop
         self.rank, world_size = environment.rank_and_world()
         self._run = RunDescription(
             device=environment.describe_device(None),
@@ -121,7 +121,7 @@ class Recorder:
         except OSError as error:
             self._warn_of_file(error, "recording continues in memory")
         recording.start()
-        recording.on_step = self._after_step
+        recording.on_step, recording.on_failure = self._after_step, self._after_failure
         recording.stepped_by_hand = not self._counts_optimizer_steps
         # The first flush comes early: a run that is killed in its first seconds leaves something too.
         self._flushed_at = time.monotonic() - max(0.0, self._flush_seconds - _FIRST_FLUSH_SECONDS)
@@ -301,6 +301,10 @@ class Recorder:
             self._write(recording)
         elif time.monotonic() - self._flushed_at >= self._flush_seconds:
             self.flush()
+
+    def _after_failure(self, error: Exception) -> None:
+        text = f"recording ended after {self.steps} steps because of an error: {error!r}; please report it"
+        self._warn("recorder_failed", text)
 
     def _add_autocast(self, recording: Recording) -> None:
         """Add the precision of autocast, which is known only once the model was called."""

@@ -6,21 +6,14 @@ import os
 import runpy
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from stepgrade.errors import BadInput, BadOption
 from stepgrade.record.recorder import Recorder
-from stepgrade.record.timeline import BACKWARD
-
-if TYPE_CHECKING:
-    from torch.nn import Module
-
-# A model that has not been called by then is not part of the steps.
-_STEPS_TO_LOOK_FOR_MODELS = 2
 
 
 class ScriptRecorder(Recorder):
@@ -34,64 +27,9 @@ class ScriptRecorder(Recorder):
         if recording is not None:
             recording.watch_every_optimizer()
             recording.watch_every_loader()
-            self._search = _ModelSearch(self)
+            recording.on_model = self.watch_model
+            recording.watch_every_model()
         return self
-
-    @property
-    def is_in_backward(self) -> bool:
-        """Tell whether gradients are being computed: modules called then are recomputation."""
-        return self._recording is not None and self._recording.timeline.direction == BACKWARD
-
-    def close(self) -> None:
-        """End the search and the recording."""
-        if self._recording is not None:
-            self._search.end()
-        super().close()
-
-
-class _ModelSearch:
-    """Finds the outermost modules that are called with gradients: the models of the training loop."""
-
-    def __init__(self, recorder: ScriptRecorder) -> None:
-        from stepgrade.record.patches import Patches  # noqa: PLC0415  needs torch
-
-        self._recorder = recorder
-        self._known: set[Module] = set()  # the models found, and all that is inside them
-        self._over = False
-        self._patches = Patches()
-        self._wrap_calls()
-
-    def end(self) -> None:
-        self._over = True
-        self._known.clear()
-        self._patches.undo()
-
-    def _wrap_calls(self) -> None:
-        from torch.nn import Module  # noqa: PLC0415  an extra
-
-        self._patches.wrap(Module, "__call__", self._call)
-
-    def _call(
-        self, original: Callable[..., object], module: Module, /, *args: object, **kwargs: object
-    ) -> object:
-        import torch  # noqa: PLC0415  an extra
-
-        if self._over or torch.compiler.is_compiling():  # a compiled model may have kept this function
-            return original(module, *args, **kwargs)
-        self._patches.undo()  # what is called inside should see torch unchanged
-        if (
-            module not in self._known
-            and torch.is_grad_enabled()
-            and not self._recorder.is_in_backward
-            and any(parameter.requires_grad for parameter in module.parameters())
-        ):
-            self._known |= set(module.modules())
-            self._recorder.watch_model(module)
-        try:
-            return original(module, *args, **kwargs)
-        finally:
-            if not self._over and self._recorder.steps < _STEPS_TO_LOOK_FOR_MODELS:
-                self._wrap_calls()
 
 
 def run_script(recorder: Recorder, command: list[str], *, as_module: bool = False) -> int:

@@ -2,6 +2,7 @@
 
 from stepgrade.trace.profile import analyse_rank, analyse_trace, profile_of_traces
 from stepgrade.trace.ranks import RankProfile, merge_ranks
+from stepgrade.trace.recorded_ranks import merge_recordings
 
 __all__ = [
     "RankProfile",
