@@ -229,7 +229,7 @@ def test_the_command_on_two_ranks(tmp_path: Path) -> None:
     ranks = [start(*command, cwd=tmp_path, RANK=str(rank), **address) for rank in range(2)]
     first, second = [process.wait() for process in ranks]
     assert (first.code, second.code) == (0, 0), first.err + second.err
-    assert "Where a step goes" in first.out
+    assert "What the device does in a step" in first.out
     assert second.out == ""  # one scorecard is enough
     assert {path.name for path in tmp_path.glob("run*")} == {"run.rank0.json", "run.rank1.json"}
     assert sg.load(tmp_path / "run.rank1.json").world_size == 2
@@ -243,7 +243,7 @@ class TestCommand:
         ran = run("stepgrade", "record", "-o", "run.json", script, "--lr", "1", cwd=tmp_path)
         assert ran.code == 0, ran.err
         assert ran.out.startswith("done ['--lr', '1'] __main__\n")
-        assert "Where a step goes" in ran.out
+        assert "What the device does in a step" in ran.out
         assert "recorded 10 steps in run.json" in ran.err
         profile = sg.load(tmp_path / "run.json")
         phases = {phase.name for phase in profile.phases} - {"host", "gradients"}
@@ -332,7 +332,7 @@ class TestCommand:
         process.send_signal(number)
         ran = process.wait()
         assert ran.code == code
-        assert "Where a step goes" in ran.out
+        assert "What the device does in a step" in ran.out
         assert json.loads((tmp_path / "run.json").read_text())["steps"] > 0
 
     def test_a_line_on_a_terminal_says_how_far_it_is(self, tmp_path: Path) -> None:

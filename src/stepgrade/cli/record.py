@@ -14,18 +14,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import traceback
 from argparse import Namespace
 from types import TracebackType
 
-from stepgrade.cli import output
+from stepgrade.cli import output, recorded
 from stepgrade.cli.parser import Parser, add_color_option
 from stepgrade.cli.progress import progress_line
 from stepgrade.cli.run_options import add_setup_options, setup_from
+from stepgrade.cli.streams import complain
 from stepgrade.errors import EXIT_GATE, BadOption, StepgradeError
-from stepgrade.grading import score
-from stepgrade.readers.load import load
 from stepgrade.record import script
 
 
@@ -45,6 +43,7 @@ def add_options(parser: Parser) -> None:
     add("--ops-every", type=int, metavar="N", help="profile the operations of one step in N")
     add("--warmup", type=int, default=3, metavar="N", help="steps left out at the start (default: 3)")
     add("--quiet", action="store_true", help="no progress line and no scorecard")
+    recorded.add_options(parser)
     add_color_option(parser)
     add_setup_options(parser)
 
@@ -53,7 +52,10 @@ def run(args: Namespace) -> int:
     """Run the script; return its own exit code, or 1 when it raised."""
     if args.warmup < 0 or (args.ops_every is not None and args.ops_every < 1):
         raise BadOption("--warmup must be 0 or more, and --ops-every 1 or more")
-    setup = setup_from(args)
+    setup_from(args)
+    recorded.check_options(args)
+    if args.repeat is not None or args.versus is not None:
+        return recorded.run_repeated(args)
     # torch's profiler writes to standard error unless this is set before it is loaded.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     recorder = script.ScriptRecorder(
@@ -62,6 +64,7 @@ def run(args: Namespace) -> int:
         layers=args.layers,
         ops_every=args.ops_every,
         warmup=args.warmup,
+        max_steps=args.steps,
     )
     try:
         with progress_line(quiet=args.quiet) as line:
@@ -72,10 +75,12 @@ def run(args: Namespace) -> int:
     except Exception as error:  # noqa: BLE001  the script's own: shown as Python shows it
         traceback.print_exception(error.with_traceback(_of_script(error.__traceback__)))
         code = EXIT_GATE
-    if recorder.has_profile and not args.quiet and recorder.rank == 0:
-        print(f"stepgrade: recorded {recorder.steps} steps in {recorder.path}", file=sys.stderr)  # noqa: T201
-        card = score(load(os.fspath(recorder.path)), setup=setup)
-        output.write_result(card, "terminal", None, args.color)
+    if recorder.has_profile and recorder.rank == 0 and not (args.quiet and not args.html and not args.save):
+        complain(f"recorded {recorder.steps} steps in {recorder.path}")
+        card = recorded.grade(args, [recorder.path])
+        if not args.quiet:
+            output.write_result(card, "terminal", None, args.color)
+        recorded.keep(args, card)
     return code
 
 

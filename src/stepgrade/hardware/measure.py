@@ -48,12 +48,12 @@ class Measured(Result, frozen=True, kw_only=True):
     notes: tuple[Note, ...] = ()
 
 
-def measure_here(progress: Progress, state: str | None = None) -> Measured:
+def measure_here(progress: Progress, state: str | None = None, *, gpu: bool = True) -> Measured:
     """Measure the GPU when torch sees one, else the processor, and keep the result.
 
     What was measured on a busy machine does not take the place of what was measured on a quiet one.
     """
-    measurement = measure_gpu(progress) or measure_processor(progress)
+    measurement = (measure_gpu(progress) if gpu else None) or measure_processor(progress)
     notes, earlier = [], measured_for(measurement.key, state)
     if is_busy(measurement):
         text = (

@@ -97,6 +97,7 @@ class OperationWindow:
             found = _analyse(profiler)
         except Exception as error:  # noqa: BLE001  whatever is wrong with a trace, the training goes on
             _log.warning("stepgrade: the sampled step cannot be read: %s", error)
+            self._tries = _MOST_TRIES
             return
         if found is None or not found.steps:
             return

@@ -39,11 +39,26 @@ def target_for(profile: Profile, setup: Setup) -> Target:
     )
 
 
+def needs_measuring(profile: Profile, setup: Setup) -> bool:
+    """Tell whether all that a grade lacks is what the run's processor can do."""
+    is_on_processor = profile.recorded is not None and profile.recorded.processor is not None
+    return (
+        is_on_processor
+        and not _is_named(setup)
+        and not _is_measured_here(profile, setup)
+        and is_well_known(profile)
+    )
+
+
+def _is_named(setup: Setup) -> bool:
+    named = (setup.device, setup.device_file, setup.peak_bw_gb_s, setup.peak_tflops)
+    return any(word is not None for word in named)
+
+
 def _is_measured_here(profile: Profile, setup: Setup) -> bool:
     """Tell whether the run was recorded on a processor that was measured, when the user names no hardware."""
-    named = (setup.device, setup.device_file, setup.peak_bw_gb_s, setup.peak_tflops)
     recorded = profile.recorded
-    if recorded is None or recorded.processor is None or any(word is not None for word in named):
+    if recorded is None or recorded.processor is None or _is_named(setup):
         return False
     try:
         measured = measured_for(CPU_KEY, setup.state)
@@ -56,9 +71,8 @@ def _is_measured_here(profile: Profile, setup: Setup) -> bool:
 
 def _device_seen(profile: Profile, setup: Setup) -> tuple[str | None, tuple[Note, ...]]:
     """Return the key of the device that the profile names, or a note when the catalogue does not have it."""
-    named = (setup.device, setup.device_file, setup.peak_bw_gb_s, setup.peak_tflops)
     seen = profile.device
-    if seen is None or seen.name is None or any(word is not None for word in named):
+    if seen is None or seen.name is None or _is_named(setup):
         return None, ()
     try:
         return identify(seen).key, ()

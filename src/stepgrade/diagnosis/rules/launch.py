@@ -143,7 +143,8 @@ def host_phases(context: RuleContext) -> Found | None:
 def python_overhead(context: RuleContext) -> Found | None:
     if context.activity.driver != "host":
         return None
-    share, limits = context.account(_ACCOUNT), context.limits
+    share = max(0.0, context.account(_ACCOUNT) - context.phase_share(PhaseKind.HOST))
+    limits = context.limits
     claim = f"{show_share(share)} of the step is in no operation: in Python, or outside of the framework."
     return Levels(limits.python_info_share, limits.python_warning_share).found(share, claim, {"share": share})
 
