@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import structs
+
 from stepgrade.compare.fingerprint import allowed_fields
 from stepgrade.contract import Grade
 from stepgrade.contract.scorecard import HOTSPOTS_SHOWN, rank_operations
@@ -19,6 +21,7 @@ from stepgrade.model.profile import STEP_PROFILER_V2, WorkKind
 from stepgrade.model.scorecard import UNGRADED, DeviceUse, RankRow, Scorecard, StepStats
 from stepgrade.scoring.bound import why_ungraded
 from stepgrade.scoring.causes import bottleneck_of_ledger, bottleneck_of_phases, rank_causes, work_of
+from stepgrade.scoring.contradictions import contradictions
 from stepgrade.scoring.efficiency import ScoreOptions, efficiency_of
 from stepgrade.scoring.fingerprint import fingerprint_of
 from stepgrade.scoring.layers import backward_forward_ratio, layer_summaries, layers_of_step, slow_layers
@@ -61,6 +64,7 @@ def score(
     given = [name for name, value in figures.items() if value is not None]
     if setup is not None and given:
         raise BadOption("is given beside setup", field=given[0], hint="put it into the Setup")
+    allowed = allowed_fields(allow_different)
     setup = setup or Setup(device=device, peak_bw_gb_s=peak_bw_gb_s, bytes_per_token=bytes_per_token)
     if profile.is_empty:
         where = ", ".join(profile.source.files)
@@ -71,13 +75,16 @@ def score(
         work=work,
         target=target_for(profile, setup),
     )
+    contradicted = contradictions(profile, options)
+    if contradicted:
+        profile = structs.replace(profile, warnings=(*profile.warnings, *contradicted))
     card = _card(profile, options, settings or DEFAULT_SETTINGS)
     if baseline is None:
         return card
     from stepgrade.compare.runs import compare_with_baseline  # noqa: PLC0415  only with a baseline
 
     earlier = as_baseline(baseline, setup, tokens_per_step)
-    return compare_with_baseline(card, earlier, allowed_fields(allow_different))
+    return compare_with_baseline(card, earlier, allowed)
 
 
 def as_baseline(
@@ -97,7 +104,7 @@ def _card(profile: Profile, options: ScoreOptions, settings: Settings) -> Scorec
     operations = operations_of_step(ranked, profile, times, target.figures, target.dtype)
     summaries = layer_summaries(profile)
     ratio, ratio_note = backward_forward_ratio(profile, phases, summaries)
-    work, of_device = work_of(profile, operations), Ledger.of(profile.ledger)
+    work, of_device = work_of(profile, operations, limits), Ledger.of(profile.ledger)
     ledger = of_device or phases.ledger
     causes = rank_causes(profile, times, ledger, work)
     if of_device:

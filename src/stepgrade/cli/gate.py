@@ -83,7 +83,10 @@ def run(args: Namespace) -> int:
     ]
     report = gate(
         cards,
-        baselines=[load_baseline(name, max_bytes=args.max_bytes) for name in args.baseline],
+        baselines=[
+            load_baseline(name, max_bytes=args.max_bytes, max_memory=args.max_memory)
+            for name in args.baseline
+        ],
         against=args.against,
         history=args.history,
         config=msgspec.structs.replace(config, gate=table),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from argparse import Namespace
 from collections.abc import Sequence
@@ -18,9 +17,6 @@ from stepgrade.model.notes import Result
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.readers.load import load, load_baseline
 from stepgrade.scoring.target import needs_measuring
-
-# Options of `record` that each of several runs is started with.
-_PASSED_ON = ("tokens_per_step", "layers", "ops_every", "warmup", "steps")
 
 
 def add_options(parser: Parser) -> None:
@@ -51,10 +47,10 @@ def check_options(args: Namespace) -> None:
         raise BadOption("--repeat compares with --versus COMMAND, not with --baseline")
 
 
-def grade(args: Namespace, paths: Sequence[str | os.PathLike[str]]) -> Scorecard:
+def grade(args: Namespace, paths: Sequence[Path], *, may_measure: bool = True) -> Scorecard:
     """Return the scorecard of a run's recordings; a processor that was never measured is measured for it."""
     setup, profile = run_options.setup_from(args), load(*paths)
-    if needs_measuring(profile, setup):
+    if may_measure and needs_measuring(profile, setup):
         _measure(profile)
     before = load_baseline(args.baseline) if args.baseline is not None else None
     return score(
@@ -75,22 +71,25 @@ def keep(args: Namespace, card: Scorecard) -> None:
         run_options.save_run(card, args)
 
 
-def run_repeated(args: Namespace) -> int:
+def of_one_run(paths: Sequence[Path]) -> Sequence[Path]:
+    """Return the files of the ranks of one run; of other processes that trained, the first alone."""
+    if len(paths) < 2 or any((load(path).world_size or 1) < 2 for path in paths):
+        return paths[:1]
+    return paths
+
+
+def run_repeated(args: Namespace, options: dict[str, object]) -> int:
     """Run the command several times, in turns with another one if there is one, and compare.
 
     Return the gate's exit code when two commands were compared, else 0.
     """
     from stepgrade.record.repeat import run_in_turns  # noqa: PLC0415  only when asked for
 
-    options = []
-    for name in _PASSED_ON:
-        value = getattr(args, name)
-        for each in value if isinstance(value, list) else [] if value is None else [value]:
-            options += [f"--{name.replace('_', '-')}", str(each)]
-    own = [*options, *(["-m"] if args.as_module else []), *args.command]
-    commands = [own] if args.versus is None else [own, [*options, *shlex.split(args.versus)]]
-    files = run_in_turns(commands, args.repeat or 1, Path(args.output), complain)
-    cards = [[grade(args, [path]) for path in paths] for paths in files]
+    commands = [["-m", *args.command] if args.as_module else args.command]
+    if args.versus is not None:
+        commands.append(shlex.split(args.versus))
+    files = run_in_turns(commands, args.repeat or 1, Path(args.output), options, complain)
+    cards = [[grade(args, of_one_run(paths)) for paths in runs] for runs in files]
     for card in cards[0]:
         keep(args, card)
     result: Result

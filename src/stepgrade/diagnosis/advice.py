@@ -68,7 +68,7 @@ def fewer_launches(context: RuleContext) -> str:
         return BottleneckV1.LAUNCH.recommendation()
     if context.runtime is not Runtime.PYTORCH:
         return _GENERAL[Bottleneck.LAUNCH]
-    if is_compiled(context):
+    if context.is_compiled:
         advice = (
             'Kernels are already fused: replay them from a graph with torch.compile(mode="reduce-overhead").'
         )
@@ -79,7 +79,7 @@ def fewer_launches(context: RuleContext) -> str:
 
 def fused_operations(context: RuleContext) -> str:
     """Return how to do more in one kernel where launches keep ahead of the device."""
-    if context.runtime is Runtime.PYTORCH and not is_compiled(context):
+    if context.runtime is Runtime.PYTORCH and not context.is_compiled:
         return "Fuse them with torch.compile. The host keeps ahead of the device: graphs would not help."
     return "Fuse them. The host keeps ahead of the device: graphs would not help."
 
@@ -97,10 +97,3 @@ def larger_batch(context: RuleContext) -> str:
 def is_full(context: RuleContext) -> bool:
     """Tell whether the device's memory has no room for a larger batch."""
     return (context.memory_share or 0.0) >= context.limits.memory_warning_share
-
-
-def is_compiled(context: RuleContext) -> bool:
-    """Tell whether kernels were already generated and fused by a compiler."""
-    generated = context.activity.kernel_group_ms.get("triton", 0.0)
-    kernels = context.activity.kernels
-    return generated > 0.0 if kernels is None else generated >= context.limits.compiled_share * kernels.ms

@@ -14,6 +14,7 @@ from stepgrade.readers.base import Reader
 from stepgrade.readers.recording import with_sampled
 from stepgrade.readers.source import ByteSource
 from stepgrade.readers.step_profile import RecorderHead, circumstances_of, contents_of, device_of
+from stepgrade.units import show_ms
 
 _FIRST_KEY = b'{"_recording":'
 _KNOWN_VERSION = 1
@@ -22,6 +23,7 @@ _KNOWN_VERSION = 1
 class _Head(Struct, frozen=True):
     version: int = field(name="_recording")
     layers: list[str] = []
+    flush_seconds: float | None = None
     tokens_per_step: float | None = None
     stepgrade: RecorderHead = RecorderHead()
 
@@ -34,6 +36,7 @@ class _Sums(Struct, frozen=True):
     phases_ms: dict[str, float] = {}
     layers_ms: list[tuple[int, float, float, float]] = []
     samples_ms: list[float] = []
+    every: int = 1  # step in so many has a sample
 
 
 class _Line(Struct, frozen=True):
@@ -69,7 +72,11 @@ def read(source: ByteSource) -> Profile:
     sums = steady or [line.warmup for line in lines if line.warmup is not None]
     if not sums:
         raise BadInput("the recording holds no whole step", where=source.name)
-    notes = [Note("not_ended", "the recording was not ended: this is what it held when it was last written")]
+    lost = (
+        "" if head.flush_seconds is None else f", at most {show_ms(head.flush_seconds * 1e3)} before it ended"
+    )
+    text = f"the recording was not ended: this is what it held when it was last written{lost}"
+    notes = [Note("not_ended", text)]
     if not steady:
         slower = "only warm-up steps were recorded: they may be slower than the run is"
         notes.append(Note("warm_up_only", slower))
@@ -120,6 +127,7 @@ def _sum(parts: list[_Sums]) -> _Sums:
         for layer, forward_ms, backward_ms, recompute_ms in part.layers_ms:
             before = layers.get(layer, (0.0, 0.0, 0.0))
             layers[layer] = (before[0] + forward_ms, before[1] + backward_ms, before[2] + recompute_ms)
+    every = max(1, *(part.every for part in parts))
     return _Sums(
         steps=sum(part.steps for part in parts),
         wall_ms=sum(part.wall_ms for part in parts),
@@ -127,7 +135,7 @@ def _sum(parts: list[_Sums]) -> _Sums:
         rows=sum(part.rows for part in parts),
         phases_ms=phases,
         layers_ms=[(layer, *times) for layer, times in sorted(layers.items())],
-        samples_ms=[sample for part in parts for sample in part.samples_ms],
+        samples_ms=[sample for part in parts for sample in part.samples_ms[:: every // max(1, part.every)]],
     )
 
 

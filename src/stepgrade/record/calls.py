@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -14,6 +16,15 @@ from stepgrade.record.timeline import NONE, StepTimeline
 
 Before = Callable[[Module, tuple[object, ...], dict[str, object]], None]
 After = Callable[[Module, object, object], None]
+
+
+_compiler = torch._C._dynamo.eval_frame  # noqa: SLF001  no public way to ask
+
+
+def _looking() -> object:
+    looking = _compiler.set_eval_frame(None)
+    _compiler.set_eval_frame(looking)
+    return looking
 
 
 class Around(NamedTuple):
@@ -34,15 +45,20 @@ class ModuleCalls:
         self.on_unknown: Callable[[Module], Around | None] | None = None
         self._timeline = timeline
         self._fail = fail
+        self._undo: Callable[[], None] = lambda: None
         self._watched: dict[int, Around] = {}
         self._alive: dict[int, weakref.ref[Module]] = {}
 
     def start(self, patches: Patches) -> None:
         """Begin to see calls."""
-        patches.replace(Module, "__call__", self._wrapper(Module.__call__))
+        original = Module.__call__
+        patches.replace(Module, "__call__", self._wrapper(original))
+        _tell_compiler(original, Module.__call__)
+        self._undo = partial(_tell_compiler, Module.__call__, original)
 
     def stop(self) -> None:
         """Forget every module; a compiled model may keep our function, which then does nothing."""
+        self._undo()
         self.on_unknown = None
         self._watched.clear()
         self._alive.clear()
@@ -73,13 +89,17 @@ class ModuleCalls:
     def _wrapper(self, original: Callable[..., object]) -> Callable[..., object]:
         find, timeline = self._watched.get, self._timeline
         is_compiling, is_tracing = torch.compiler.is_compiling, torch.jit.is_tracing
+        # Not None while torch.compile looks at each function that is called: it must not look at ours.
+        compiler = getattr(_compiler, "get_eval_frame_callback", _looking)  # since torch 2.5
 
         def call(module: Module, /, *args: object, **kwargs: object) -> object:
+            if is_compiling():  # before anything else: then this leaves nothing in the graph
+                return original(module, *args, **kwargs)
             around = find(id(module))
             if around is None:
-                if timeline.direction != NONE or self.on_unknown is None or not timeline.live:
+                if timeline.direction != NONE or self.on_unknown is None or compiler() is not None:
                     return original(module, *args, **kwargs)
-                if is_compiling() or is_tracing():
+                if is_tracing():
                     return original(module, *args, **kwargs)
                 try:
                     around = self.on_unknown(module)
@@ -87,7 +107,7 @@ class ModuleCalls:
                     self._fail(error)
                 if around is None:
                     return original(module, *args, **kwargs)
-            elif is_compiling() or is_tracing():  # inside a graph there is nothing to time
+            elif compiler() is not None or is_tracing():  # nothing to time in a graph
                 return original(module, *args, **kwargs)
             try:
                 around.before(module, args, kwargs)
@@ -104,3 +124,14 @@ class ModuleCalls:
             return output
 
         return call
+
+
+def _tell_compiler(old: Callable[..., object], new: Callable[..., object]) -> None:
+    """Let torch.compile, if it is loaded, take the new function for the one that calls every module.
+
+    It goes straight to a module's `forward` then, and not through ours.
+    """
+    for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
+        known = vars(sys.modules.get(name, object)).get("unpatched_nn_module_call")
+        if known is old:
+            setattr(sys.modules[name], "unpatched_nn_module_call", new)  # noqa: B010  mypy knows no such name

@@ -18,12 +18,10 @@ def render(report: GateReport, flags: Mapping[str, str]) -> str:
         for check in report.checks
         if check.status in _COMMANDS
     ]
-    if report.verdict == "could not be measured":
-        lines.append(
-            _command(
-                "warning", "stepgrade: could not be measured", "; ".join(texts_of(report.reasons, flags))
-            )
-        )
+    # A check that failed, or cannot be decided, has its annotation.
+    rest = [note for note in report.reasons if note.code != "failed_check"]
+    if rest:
+        lines.append(_command("warning", f"stepgrade: {report.verdict}", "; ".join(texts_of(rest, flags))))
     return "\n".join([*lines, f"stepgrade: {report.verdict}"]) + "\n"
 
 

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from stepgrade.compare.fingerprint import differences, digest_of
-from stepgrade.errors import BadHistory, BadOption
+from stepgrade.errors import BadHistory, BadOption, did_you_mean
 from stepgrade.model import Fingerprint
 from stepgrade.model.comparison import METRICS
 from stepgrade.model.run import RunRow
@@ -137,8 +137,7 @@ class History:
     def series(self, metric: str, which: Selection) -> list[tuple[int, float]]:
         """Return (id, value) of one metric, oldest first: no more than a trend needs."""
         if metric not in KEPT_METRICS:
-            hint = f"there are {', '.join(KEPT_METRICS)}"
-            raise BadHistory(f"keeps no metric called {metric!r}", hint=hint)
+            raise BadHistory(f"keeps no metric called {metric!r}", hint=did_you_mean(metric, KEPT_METRICS))
         where, values = _where(which)
         joint = "and" if where else "where"
         sql = (

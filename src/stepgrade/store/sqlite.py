@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager, suppress
 from functools import cache
 from typing import Any, ClassVar
 
-from stepgrade.errors import BadHistory
+from stepgrade.errors import BadHistory, NoHistory
 from stepgrade.store.database import Row
 from stepgrade.store.migrations import MIGRATIONS
 
@@ -44,7 +44,7 @@ class SqliteDatabase:
         if create:
             _make_file(path)
         elif not os.path.isfile(path):  # noqa: PTH113
-            raise BadHistory("there is no history here", where=path, hint="stepgrade history add starts one")
+            raise NoHistory("there is no history here", where=path, hint="stepgrade history add starts one")
         try:
             self._connection = sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)
         except sqlite3.Error as error:

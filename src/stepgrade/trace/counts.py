@@ -27,6 +27,7 @@ _OPS = {
     "conv": re.compile(r"^aten::convolution$"),
     "softmax": re.compile(r"^aten::_softmax$"),
     "bmm": re.compile(r"^aten::(bmm|baddbmm)$"),
+    "fbgemm": re.compile(r"^fbgemm::|SplitLookupFunction|^split_embedding"),
     "loss_scale": re.compile(r"^aten::_amp_foreach_non_finite_check_and_unscale_$"),
 }
 _OPS_IN_CONTEXT = {
@@ -45,6 +46,9 @@ _KERNELS = {
     "dropout": re.compile(r"dropout", re.IGNORECASE),
     "fill": re.compile(r"FillFunctor|^Memset", re.IGNORECASE),
 }
+_CALLS = {
+    "graph_capture": re.compile(r"^(cuda|hip)(StreamBeginCapture|GraphInstantiate)|^cuGraphInstantiate")
+}
 # Python takes a few microseconds between two reads of a loop; a longer pause is other work.
 _READ_PAUSE_NS = 50_000
 _EMBEDDING_LOOKUP = "aten::embedding"
@@ -54,8 +58,10 @@ _FEW_SHARE = 0.1
 def count_marks(timeline: Timeline, steps: int) -> dict[str, float]:
     """Return how often each of the known operations and ranges was called in a steady step."""
     ops, ranges, strings = timeline.trace.ops, timeline.trace.ranges, timeline.trace.strings
+    calls = timeline.trace.calls
     counts = _count(timeline, ops.name, ops.start_ns, _OPS)
     counts |= _count(timeline, ranges.name, ranges.start_ns, _RANGES)
+    counts |= _count(timeline, calls.name, calls.start_ns, _CALLS)
     if len(ops.name):
         steady, context = timeline.in_steady_step(ops.start_ns), timeline.context[timeline.tree.of_op]
         for mark, (pattern, bit) in _OPS_IN_CONTEXT.items():
