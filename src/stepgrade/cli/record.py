@@ -105,6 +105,8 @@ def _tell(launched: Launched) -> None:
 
 def _words(recorded: Recorded) -> str:
     steps = "1 step" if recorded.steps == 1 else f"{recorded.steps} steps"
-    written = load(os.fspath(recorded.path)).recorded_steps
-    missing = f"; the last {recorded.steps - written} are not in it" if written != recorded.steps else ""
+    lost = recorded.steps - (load(os.fspath(recorded.path)).recorded_steps or 0)
+    missing = (
+        f"; the last {lost} are not in it" if lost > 1 else "; the last one is not in it" if lost else ""
+    )
     return f"recorded {steps} in {os.path.relpath(recorded.path)}{missing}"

@@ -35,9 +35,7 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     near_ceiling: Annotated[float, share("the reference, Bottleneck::classify")] = 0.50
     waiting_share: Annotated[float, share("ours: waits that phases show count as transfers do")] = 0.30
     device_wait_share: Annotated[float, share("TraceLens, nsys-ai: idle above 15 % is high")] = 0.15
-    wait_over_work: Annotated[float, share("ours: a wait of a third of the work is worth more than it")] = (
-        0.33
-    )
+    wait_over_work: Annotated[float, share("ours: what a run usually gains of its work itself")] = 0.25
     busy_share: Annotated[float, share("the reference: half, before work itself is the limit")] = 0.50
 
     # Fitness of step profiles.
@@ -52,6 +50,9 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     outlier_score: Annotated[float, amount("Iglewicz and Hoaglin: modified z-score")] = 3.5
     outlier_ratio: Annotated[float, amount("ours: a quarter more than the median layer")] = 1.25
     outlier_least_layers: Annotated[int, whole("ours: fewer have no median to stand out from")] = 4
+    outlier_least_steps: Annotated[int, whole("ours: on a processor fewer are noise")] = 3
+    outlier_same_operations: Annotated[float, share("ours: of their names, for layers to be alike")] = 0.50
+    outlier_steps_share: Annotated[float, share("ours: of the steps, in which it stands out")] = 0.80
     layer_info_share: Annotated[float, share("ours: nothing below is worth a look")] = 0.005
     layer_warning_share: Annotated[float, share("ours: one layer's excess, of the whole step")] = 0.01
     layer_critical_share: Annotated[float, share("as input: 20 %")] = 0.20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stepgrade.contract import Bottleneck as BottleneckV1
 from stepgrade.diagnosis.context import RuleContext
+from stepgrade.diagnosis.needs import fitting
 from stepgrade.model import RECORDER
 from stepgrade.scoring.causes import Bottleneck
 from stepgrade.scoring.runtime import Runtime
@@ -36,6 +37,8 @@ def advice_for(context: RuleContext) -> str:
             advice = "Record operations too (ops_every=50): they show what fills the step."
         elif context.runtime is Runtime.PYTORCH:
             advice = _RECORD_PYTORCH
+            if context.has_recorded("shapes"):
+                advice = "Look at the longest kernels one by one: nothing recorded tells what limits them."
     elif bottleneck is Bottleneck.LAUNCH:
         advice = fewer_launches(context)
     elif bottleneck is Bottleneck.COMPUTE:
@@ -44,7 +47,7 @@ def advice_for(context: RuleContext) -> str:
         advice = (
             "Move fewer bytes: fuse elementwise chains, lower precision. Memory is full: no larger batch."
         )
-    return advice
+    return fitting(advice, context) or fitting(_GENERAL[bottleneck], context) or _GENERAL[bottleneck]
 
 
 def _faster_arithmetic(context: RuleContext) -> str:

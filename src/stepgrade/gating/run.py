@@ -32,6 +32,7 @@ def gate(
     baselines: Sequence[Baseline | Profile | Scorecard | Path] = (),
     against: str | None = None,
     history: str | None = None,
+    machine: str | None = None,
     config: Config | None = None,
     fail_on: Sequence[str] = (),
     throughput_tok_s: float | None = None,
@@ -76,7 +77,7 @@ def gate(
         branch = branch_of(against)
         try:
             with open_history(history, create=False) as store:
-                before = runs_of_branch(store, cards[0], branch, allowed)
+                before = runs_of_branch(store, cards[0], branch, allowed, machine)
         except NoHistory as error:
             # The first run of a project: what it is saved into does not exist yet.
             text = f"there is no history at {error.where} yet: nothing to compare with"

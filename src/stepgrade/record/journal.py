@@ -169,7 +169,7 @@ def journal_line(recording: Recording, warm: Totals, steady: Totals) -> dict[str
         "steady": sums(steady),
         "recorded_steps": recording.ended,
         "loss": recording.loss.summary(),
-        "sampled": to_builtins(recording.window.sampled),
+        "sampled": None if recording.window.is_written else to_builtins(recording.window.sampled),
     }
 
 

@@ -40,6 +40,7 @@ class OperationWindow:
 
     def __init__(self, every: int | None, warmup: int) -> None:
         self.sampled: SampledSteps | None = None
+        self.is_written = False  # to the journal
         self._every = every
         self._first = warmup - 1 if warmup > 1 else _WITHOUT_WARM_UP
         self._tries = 0
@@ -123,6 +124,7 @@ class OperationWindow:
             activity=found.activity if is_timed else None,
         )
         self.sampled = sampled if self.sampled is None else _added(self.sampled, sampled)
+        self.is_written = False
 
     def drop(self) -> None:
         """Stop profiling a step that did not end; it would count as a whole one."""

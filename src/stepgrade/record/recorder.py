@@ -102,6 +102,8 @@ class Recorder:
 
     def start(self) -> Self:
         """Begin to record; when another recorder runs already, log that and record nothing."""
+        if Recorder._active is self:
+            return self
         if Recorder._active is not None and not Recorder._active._gives_way():  # noqa: SLF001  ours
             self._warn("second_recorder", "another recorder is running; this one records nothing")
             return self
@@ -202,14 +204,17 @@ class Recorder:
         if recording.sensors is not None:
             recording.sensors.read()
         self._add_autocast(recording)
+        window = recording.window
         try:
             if self._journal.is_due_to_be_whole:
+                window.is_written = False
                 recording.move_sums_to(self._warm, self._steady)
                 head = journal_head(recording, self._run, self._tokens_per_step, self._flush_seconds)
                 self._journal.write(head, journal_line(recording, self._warm, self._steady))
             else:
                 self._journal.append(journal_line(recording, recording.warm, recording.steady))
                 recording.move_sums_to(self._warm, self._steady)
+            window.is_written = window.sampled is not None
         except OSError as error:
             if not has_code(self.notes, "flush_failed"):
                 self._warn_of_file(error, "stepgrade will try again", code="flush_failed")

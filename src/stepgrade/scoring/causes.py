@@ -36,6 +36,11 @@ class Verdict(Struct, frozen=True, kw_only=True):
     bottleneck: Bottleneck
     evidence: tuple[str, ...]
 
+    @property
+    def is_wait(self) -> bool:
+        """Tell whether the device waits, and is not limited by its own work."""
+        return self.bottleneck not in _WORK
+
 
 _WORDS = {
     Bottleneck.TRANSFER: "copying between host and device with nothing else to do",
@@ -63,6 +68,7 @@ _WORK = frozenset({Bottleneck.COMPUTE, Bottleneck.MEMORY_BW, Bottleneck.UNKNOWN}
 # Arithmetic dominates these; the others move more bytes than they compute.
 _ARITHMETIC = {"gemm": "matrix products", "convolution": "convolutions", "attention": "attention"}
 LEAST_SHARE = 0.0005
+_KNOWN_SHARE = 0.5
 
 
 class Work(Struct, frozen=True, kw_only=True):
@@ -97,15 +103,18 @@ def work_of(profile: Profile, operations: tuple[Operation, ...], limits: Limits)
     has_roofs = sum(op.ms or 0.0 for op in operations if op.roof is not None) > 0.5 * whole_ms
     times = {kind: sum(op.ms or 0.0 for op in operations if op.kind == kind) for kind in _ARITHMETIC}
     longest = sorted(times, key=lambda kind: -times[kind])
-    is_known = counted_ms and any(op.kind != "other" for op in counted)
+    # What has no class may be anything: it is left out, unless it is most of the time.
+    other_ms = sum(op.ms or 0.0 for op in counted if op.kind == "other" and not _is_random(op))
+    is_known = counted_ms - other_ms > _KNOWN_SHARE * counted_ms
+    drawn_ms = sum(op.ms or 0.0 for op in counted if _is_random(op))
+    named_words = " and ".join(
+        _ARITHMETIC[kind] for kind in longest if times[kind] > 0.05 * sum(times.values())
+    )
     return Work(
-        arithmetic_share=arithmetic_ms / counted_ms if is_known else None,
+        arithmetic_share=min(1.0, arithmetic_ms / (counted_ms - other_ms)) if is_known else None,
         has_roofs=has_roofs,
         is_certain=has_roofs or any(phase.name == "backward" for phase in profile.phases),
-        products=" and ".join(
-            _ARITHMETIC[kind] for kind in longest if times[kind] > 0.05 * sum(times.values())
-        )
-        or "arithmetic",
+        products="random numbers" if drawn_ms > sum(times.values()) else named_words or "arithmetic",
         calls_share=calls_ms / (counted_ms + calls_ms) if calls_ms else 0.0,
     )
 
@@ -117,11 +126,15 @@ def _is_arithmetic(op: Operation) -> bool:
     return op.kind in _ARITHMETIC
 
 
+def _is_random(op: Operation) -> bool:
+    return RANDOM.match(op.name) is not None
+
+
 def _is_slow(op: Operation, limits: Limits) -> bool:
     """Tell whether an operation moves bytes so slowly that memory cannot be what limits it."""
-    if RANDOM.match(op.name):
+    if _is_random(op):
         return True
-    return op.bytes_per_s is not None and op.bytes_per_s < limits.slow_memory_bytes_s
+    return op.kind != "other" and op.bytes_per_s is not None and op.bytes_per_s < limits.slow_memory_bytes_s
 
 
 def rank_causes(profile: Profile, times: RunTimes, ledger: Ledger | None, work: Work) -> tuple[Cause, ...]:
@@ -202,7 +215,7 @@ def bottleneck_of_ledger(
     """Name what would gain the most: the largest wait, unless it is small beside the work of the device.
 
     Launching late and doing something else are both the host's: together they are one wait. A wait can be gained
-    as a whole; of the work itself a third is a usual gain (precision, fusing, better kernels).
+    as a whole; of the work itself a quarter is a usual gain (precision, fusing, better kernels).
     """
     waits = [cause for cause in causes if cause.bottleneck not in _WORK]
     shares = {Bottleneck(cause.bottleneck): cause.share for cause in waits}
@@ -214,7 +227,7 @@ def bottleneck_of_ledger(
     least = max(limits.device_wait_share, limits.wait_over_work * compute)
     if max(longest, unexplained) < least:
         if compute > limits.busy_share:
-            return _busy(profile, compute, work)
+            return busy_verdict(profile, compute, work)
         evidence = f"no single wait is {show_share(least, 0)} of the step or more"
         return Verdict(bottleneck=Bottleneck.UNKNOWN, evidence=(evidence,))
     if longest < unexplained:
@@ -229,7 +242,7 @@ def bottleneck_of_ledger(
     return Verdict(bottleneck=name, evidence=(evidence,))
 
 
-def _busy(profile: Profile, compute: float, work: Work) -> Verdict:
+def busy_verdict(profile: Profile, compute: float, work: Work) -> Verdict:
     """Tell arithmetic from memory traffic by what the device's time is in."""
     busy = f"the {_computing_part(profile)} computes {show_share(compute)} of the step"
     share = work.arithmetic_share

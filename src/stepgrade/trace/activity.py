@@ -64,6 +64,13 @@ _PLATFORMS = (
     ("cuda", re.compile(r"cu(da)?[A-Z]|NVIDIA\b|Tesla\b|GeForce\b|Quadro\b")),
     ("npu", re.compile(r"acl[a-z]|Ascend")),
 )
+_ARCHITECTURES = (
+    ("6.0", re.compile(r"(maxwell|pascal)_")),
+    ("7.0", re.compile(r"(volta|turing)_")),
+    ("8.0", re.compile(r"(ampere|sm80)_")),
+    ("9.0", re.compile(r"(nvjet|sm90)_")),
+    ("10.0", re.compile(r"sm10\d_")),
+)
 _COPIES = {DeviceEvent.COPY_H2D: "h2d", DeviceEvent.COPY_D2H: "d2h", DeviceEvent.COPY_OTHER: "other"}
 _DURING = ((IN_OPTIMIZER, "optimizer"), (IN_BACKWARD, "backward"), (IN_INPUT, "input"))
 _DIRECTIONS = (None, "h2d", "d2h")
@@ -138,6 +145,13 @@ def find_platform(timeline: Timeline) -> str | None:
     names = [trace.strings[index] for index in distinct(trace.calls.name).tolist()]
     names += [device.name or "" for device in trace.devices]
     return next((name for name, start in _PLATFORMS if any(start.match(text) for text in names)), None)
+
+
+def capability_by_kernels(trace: Trace) -> str | None:
+    """Return NVIDIA's compute capability by the newest architecture that a kernel's name begins with."""
+    names = [trace.strings[index] for index in distinct(trace.work.name).tolist()]
+    found = [version for version, start in _ARCHITECTURES if any(start.match(name) for name in names)]
+    return found[-1] if found else None
 
 
 def startup_ms(timeline: Timeline, steps: int) -> float:

@@ -22,14 +22,14 @@ SHORT_TURN_NS = 1_000_000  # a layer takes longer
 
 
 class Turns(NamedTuple):
-    """Stretches of a sequence that repeat themselves: first and last place, and how many repeat the first."""
+    """Stretches of a sequence that repeat themselves: first and last place, and how many operations a turn has."""
 
     first: Longs
     last: Longs
     period: Longs
 
     @property
-    def count(self) -> Longs:
+    def turns(self) -> Longs:
         """Return how many turns each stretch has."""
         turns: Longs = (self.last - self.first + 1) // self.period
         return turns
@@ -85,7 +85,7 @@ def tally_loop(timeline: Timeline, frames: LoopFrames, steps: int) -> LoopTally 
     ]
     lines = frames.lines_of(spans, steps)
     return LoopTally(
-        turns=float(turns.count.sum()) / steps,
+        turns=float(turns.turns.sum()) / steps,
         ms=iv.total_ns(spans) / steps / NS_PER_MS,
         backward_ms=float(ops.dur_ns[nodes].sum()) / steps / NS_PER_MS,
         operations=tuple(dict.fromkeys(names)),

@@ -14,7 +14,7 @@ from stepgrade.model.finding import Finding, Severity
 from stepgrade.scoring.runtime import Runtime
 
 Evidence = dict[str, float | str]
-_NO_REMEDY = "Nothing that is known to help can be done in this run."
+NO_REMEDY = "Nothing that is known to help can be done in this run."
 
 
 class Found(Struct, frozen=True):
@@ -133,4 +133,4 @@ class Rule(Struct, frozen=True, kw_only=True):
         of_runtime = {Runtime.PYTORCH: self.fix_pytorch, Runtime.JAX: self.fix_jax}.get(context.runtime)
         elsewhere = (remedy.text for remedy in self.fix_where if remedy.when(context))
         remedies = (found.remedy, *elsewhere, of_runtime, self.fix)
-        return next((said for text in remedies if text and (said := fitting(text, context))), _NO_REMEDY)
+        return next((said for text in remedies if text and (said := fitting(text, context))), NO_REMEDY)

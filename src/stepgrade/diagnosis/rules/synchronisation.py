@@ -16,6 +16,7 @@ _BECAUSE = "without the wait the host runs ahead; what it then waits for is the 
 _SCALAR = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal"})
 _SHAPES = r"^aten::(nonzero|masked_select|_?unique\w*|index|index_put_|repeat_interleave)$"
 _ALLOCATOR = r"^(cuda|hip)(Malloc|Free)"
+_OUTLASTS = 1.5  # times a wait: the host's work after it is then what holds the device up
 _DEVICE_SYNC = r"^(cuda|hip)(Device|Event|Stream)Synchronize$"
 
 
@@ -46,7 +47,7 @@ def is_outlasted(context: RuleContext, wait: WaitTally) -> bool:
     gaps = context.activity.gaps
     if gaps is None or wait.idle_ms is None or not wait.count:
         return False
-    return wait.idle_ms > wait.ms and wait.idle_ms / wait.count > gaps.stall_from_ms
+    return wait.idle_ms > _OUTLASTS * wait.ms and wait.idle_ms / wait.count > gaps.stall_from_ms
 
 
 def idle_share_of(context: RuleContext, chosen: list[WaitTally]) -> float:
@@ -113,11 +114,12 @@ def scalar_read_loop(context: RuleContext) -> Found | None:
     reads, limits = context.activity.marks.get("item", 0.0), context.limits
     if context.activity.driver != "host" or reads < limits.reads_per_step:
         return None
-    share = context.step_share(context.activity.scalar_read_ms)
+    loop, lines = context.activity.loop, context.activity.lines.get("reads", ())
+    in_loop_ms = loop.ms if loop is not None and "aten::item" in loop.operations else 0.0
+    share = context.step_share(max(context.activity.scalar_read_ms, in_loop_ms))
     claim = (
         f"{show_count(round(reads))} single values are read in each step: {show_share(share)} of its time."
     )
-    lines = context.activity.lines.get("reads", ())
     return _levels(limits).found(
         share, claim, {"reads": reads, "share": share}, line=lines[0] if lines else None
     )
