@@ -22,6 +22,7 @@ from stepgrade.model.profile import STEP_PROFILER_V2, WorkKind
 from stepgrade.model.scorecard import UNGRADED, DeviceUse, RankRow, Scorecard, StepStats
 from stepgrade.scoring.bound import why_ungraded
 from stepgrade.scoring.causes import (
+    Bottleneck,
     bottleneck_of_ledger,
     bottleneck_of_phases,
     busy_verdict,
@@ -159,7 +160,7 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         per_layer_summary=summaries,
         hotspot_ops=ranked[:HOTSPOTS_SHOWN],
         recommendations=_recommendations(context, found),
-        bottleneck_evidence=verdict.evidence,
+        bottleneck_evidence=(*verdict.evidence, *_where(profile, verdict.bottleneck)),
         causes=causes,
         notes=(
             *profile.notes,
@@ -194,6 +195,13 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         typical_step=profile.typical_step,
         fingerprint=fingerprint_of(profile, options),
     )
+
+
+def _where(profile: Profile, bottleneck: Bottleneck) -> tuple[str, ...]:
+    """Return the line of the user's code that holds the step up, where stacks or samples show it."""
+    wait = {Bottleneck.INPUT: "input", Bottleneck.HOST: "stall"}.get(bottleneck)
+    lines = profile.activity.lines.get(wait, ()) if profile.activity and wait else ()
+    return (f"mostly in {lines[0].shown}",) if lines else ()
 
 
 def _recommendations(context: RuleContext, found: tuple[Finding, ...]) -> tuple[str, ...]:

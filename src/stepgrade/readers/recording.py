@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from stepgrade.model import LedgerTime, Profile
+from stepgrade.model.activity import Activity, HostLine
 from stepgrade.model.sampled import SampledSteps
 from stepgrade.units import NS_PER_MS
 
@@ -52,6 +53,14 @@ def with_sampled(profile: Profile, sampled: SampledSteps | None) -> Profile:
         activity=sampled.activity.scaled(slower) if sampled.activity else None,
         ledger=_ledger(profile, phases_ms, model_ms, sampled),
     )
+
+
+def with_lines(profile: Profile, lines: dict[str, tuple[HostLine, ...]]) -> Profile:
+    """Return the profile with the lines of the user's code that it waited in."""
+    if not lines:
+        return profile
+    activity = profile.activity or Activity(driver="unknown")
+    return structs.replace(profile, activity=structs.replace(activity, lines=lines))
 
 
 def _ledger(

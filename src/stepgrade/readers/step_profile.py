@@ -11,6 +11,7 @@ from stepgrade.contract.decode import decode_json
 from stepgrade.contract.types import USIZE_MAX
 from stepgrade.errors import BadInput
 from stepgrade.model import RECORDER, DeviceSeen, LayerTime, OpTime, PhaseTime, Profile, Source
+from stepgrade.model.activity import HostLine
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import APR_PROFILER_V1, STEP_PROFILER_V2, WorkKind
 from stepgrade.model.sampled import SampledSteps
@@ -54,6 +55,7 @@ class RecorderHead(Struct, frozen=True):
     config: dict[str, Any] = {}
     loss: dict[str, float] | None = None
     sampled: SampledSteps | None = None
+    lines: dict[str, tuple[HostLine, ...]] = {}
     rank: int | None = None
     notes: list[str] = []
     notes_coded: list[Note] = []
@@ -152,11 +154,11 @@ def profile_from_json(text: bytes, name: str) -> Profile:
             *((Note("no_steps", "the profile says it holds 0 steps"),) if steps == 0 else ()),
         ),
     )
-    if recorded.sampled is None:
+    if recorded.sampled is None and not recorded.lines:
         return profile
-    from stepgrade.readers.recording import with_sampled  # noqa: PLC0415  only our recorder's files have it
+    from stepgrade.readers.recording import with_lines, with_sampled  # noqa: PLC0415  only our recordings
 
-    return with_sampled(profile, recorded.sampled)
+    return with_lines(with_sampled(profile, recorded.sampled), recorded.lines)
 
 
 def device_of(device: RecordedDevice | None) -> DeviceSeen | None:

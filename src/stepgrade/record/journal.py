@@ -221,6 +221,7 @@ def step_profile(
             "clock": recording.clock.name,
             "loss": recording.loss.summary(),
             "sampled": to_builtins(recording.window.sampled),
+            "lines": to_builtins(recording.lines.lines(recording.ended - recording.lines.first_step)),
             "sensors": recording.sensors.summary() if recording.sensors else None,
         },
     }

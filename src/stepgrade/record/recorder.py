@@ -384,8 +384,16 @@ def _leave_forks_alone() -> None:
         if Recorder._active is not None:  # noqa: SLF001  ours
             Recorder._active._leave_to_parent()  # noqa: SLF001
 
+    def stop_looking() -> None:
+        if Recorder._active is not None and Recorder._active._recording is not None:  # noqa: SLF001
+            Recorder._active._recording.lines.pause()  # noqa: SLF001
+
+    def look_again() -> None:
+        if Recorder._active is not None and Recorder._active._recording is not None:  # noqa: SLF001
+            Recorder._active._recording.lines.resume()  # noqa: SLF001
+
     if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
-        os.register_at_fork(after_in_child=leave)
+        os.register_at_fork(before=stop_looking, after_in_parent=look_again, after_in_child=leave)
 
 
 def _new_recording(warmup: int, ops_every: int | None) -> Recording:

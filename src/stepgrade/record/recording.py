@@ -25,6 +25,7 @@ from stepgrade.record.calls import Around, ModuleCalls
 from stepgrade.record.clock import EventClock, HostClock, clock_for
 from stepgrade.record.environment import Sensors, autocast_dtype, device_of, sensors_for
 from stepgrade.record.layers import LayerHooks
+from stepgrade.record.lines import LineSampler
 from stepgrade.record.operations import OperationWindow
 from stepgrade.record.timeline import (
     BACKWARD,
@@ -75,6 +76,7 @@ class Recording:
         self.calls = ModuleCalls(self.timeline, self._fail)
         self.layers = LayerHooks(self.timeline)
         self.layer_names: list[str] = []
+        self.lines = LineSampler(self.timeline)
         self._models: dict[int, _Model] = {}
         self._blocks: weakref.WeakValueDictionary[int, Module] = weakref.WeakValueDictionary()
         self._parts: weakref.WeakValueDictionary[int, Module] = weakref.WeakValueDictionary()
@@ -138,6 +140,7 @@ class Recording:
 
     def pause(self) -> None:
         """Record no more steps and read those that are still on the device; hooks stay and do nothing."""
+        self.lines.pause()
         self.window.drop()
         self.timeline.stop()
         if self._pending:
@@ -249,6 +252,8 @@ class Recording:
         )
         self.ended += 1
         self._add_done_steps()
+        if self._warmup <= 0 and not self.lines.is_running and self.timeline.live:
+            self.lines.start(self.ended)
         if self.saw_model:
             self.window.open_if_due(self.ended, self._device)
         if profiler is not None or self.window.is_open:

@@ -160,7 +160,8 @@ def uncovered_time(context: RuleContext) -> Found | None:
 def host_phases(context: RuleContext) -> Found | None:
     share = context.phase_share(PhaseKind.HOST)
     claim = f"Host work takes {show_share(share)} of the step."
-    return _stall_levels(context.limits).found(share, claim, {"host_share": share})
+    line = next(iter(context.activity.lines.get("stall", ())), None)
+    return _stall_levels(context.limits).found(share, claim, {"host_share": share}, line=line)
 
 
 def python_overhead(context: RuleContext) -> Found | None:
