@@ -133,7 +133,7 @@ class Straggler(Struct, frozen=True, kw_only=True):
 
     rank: int
     caused_ms: float
-    last_share: float
+    last_share: float | None = None  # of the collectives; None where only their time is known
     trouble: str | None = None  # the account of the ledger
     trouble_excess: float = 0.0
     ranks: int = 2
