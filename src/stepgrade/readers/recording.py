@@ -62,7 +62,8 @@ def with_lines(profile: Profile, lines: dict[str, tuple[HostLine, ...]]) -> Prof
     """
     activity = profile.activity
     if activity is None:
-        return structs.replace(profile, activity=Activity(driver="unknown", lines=lines)) if lines else profile
+        unseen = Activity(driver="unknown", lines=lines)
+        return structs.replace(profile, activity=unseen) if lines else profile
     gaps, seen_ms = activity.gaps, sum(line.ms for line in lines.get("stall", ()))
     if gaps is not None:
         stall_ms = min(gaps.stall_ms, seen_ms)

@@ -88,8 +88,8 @@ def drop_impossible_counts(profile: Profile, target: Target) -> Profile:
     """Return the profile without the FLOPs and bytes of operations that would be above their roof.
 
     Nothing runs faster than its hardware: such a count is wrong (padded rows, buffers of which a part is
-    used), and neither a share of the peak nor a grade may rest on it. Peaks that the user gave or measured may
-    be wrong themselves: an operation above them shows it.
+    used), and neither a share of the peak nor a grade may rest on it. Peaks that were given or measured
+    may be wrong themselves: an operation above them shows it.
     """
     steps, listed, figures = profile.steps or 0, profile.operations, target.figures
     if figures.device is None or figures.device.is_by_hand or figures.peak_tflops or figures.peak_bw_gb_s:
