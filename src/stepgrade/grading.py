@@ -155,6 +155,7 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
     return Scorecard(
         grade=UNGRADED if reasons else efficiency.grade,
         grade_at_most=bound.grade if bound else None,
+        cost_known_share=profile.matmul_known_share,
         work=options.work or profile.work,
         efficiency=efficiency.share,
         bottleneck=verdict.bottleneck.value,

@@ -42,7 +42,7 @@ _NEGLIGIBLE = 1e-6
 _ACCIDENT = 5.0
 _KNOWN_EXACTLY = 10_000
 # With more degrees of freedom than this Student's distribution is the normal one to three digits.
-_MANY = 500
+MANY = 500
 
 
 class Sample(Struct, frozen=True, kw_only=True):
@@ -218,7 +218,7 @@ def two_sided(t: float, freedom: int) -> float:
     t = abs(t)
     if math.isinf(t):
         return 0.0
-    if freedom > _MANY:
+    if freedom > MANY:
         return math.erfc(t / math.sqrt(2.0))
     angle = math.atan(t / math.sqrt(freedom))
     if freedom == 1:

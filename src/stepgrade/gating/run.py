@@ -41,6 +41,7 @@ def gate(
     setup: Setup | None = None,
     settings: Settings | None = None,
     today: dt.date | None = None,
+    max_memory: int | None = None,
 ) -> GateReport:
     """Compare runs of the same code with `baselines`, or with the history's (`against="history:main"`).
 
@@ -76,7 +77,7 @@ def gate(
             raise BadOption("both baselines and a branch are given", field="against", hint="give one of them")
         branch = branch_of(against)
         try:
-            with open_history(history, create=False) as store:
+            with open_history(history, create=False, max_memory=max_memory) as store:
                 before = runs_of_branch(store, cards[0], branch, allowed, machine)
         except NoHistory as error:
             # The first run of a project: what it is saved into does not exist yet.

@@ -84,6 +84,7 @@ class Recording:
         self.warm, self.steady = Totals(), Totals()  # since `move_sums_to` was last called
         self.loss = Series()
         self.ended = self.interrupted = self.profiled = self.lost = self.losses_not_finite = 0
+        self._balance = 0  # how many more steps held an evaluation than did not
         self.stepped_by_hand = False
         self.saw_model = self.saw_forward = False
         self.autocast: str | None = None
@@ -392,6 +393,12 @@ class Recording:
         if self.on_failure is not None:
             self.on_failure(error)
 
+    def _is_interrupted(self, step: Totals) -> bool:
+        """Tell whether a step holds an evaluation, unless most do: then it is part of how this loop trains."""
+        has_evaluation = EVALUATION in step.phases_ns
+        self._balance += 1 if has_evaluation else -1
+        return has_evaluation and self._balance <= 0
+
     def _add_done_steps(self) -> None:
         """Add the steps that the device has finished; drop the oldest when too many are waiting."""
         while self._pending and self.clock.is_done(self._pending[0].edges[-2]):
@@ -411,7 +418,7 @@ class Recording:
             self.profiled += 1
             self._warmup -= 1
             self.window.keep(ended.profiler, step)
-        elif EVALUATION in step.phases_ns:
+        elif self._is_interrupted(step):
             self.interrupted += 1
         else:
             if exposed_ns:
