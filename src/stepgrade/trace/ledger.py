@@ -100,25 +100,15 @@ class HostState(NamedTuple):
     waiting: Spans
 
 
-def find_host_state(trace: Trace, links: Links, steps: HostSteps, windows: Windows) -> HostState:
-    """Return when the threads that drive the device fetched input, and when they waited.
-
-    The window of a last step on the device reaches to where the next one could have begun, as late as the
-    last step itself began to launch; in that time the host is taken to repeat what it did then.
-    """
+def find_host_state(trace: Trace, links: Links, steps: HostSteps) -> HostState:
+    """Return when the threads that drive the device fetched input, and when they waited."""
     ranges, calls = trace.ranges, trace.calls
     loads = named(trace.strings, ranges.name, INPUT) & (ranges.thread == steps.thread)
-    recorded = iv.union(ranges.start_ns[loads], (ranges.start_ns + ranges.dur_ns)[loads])
     waits = waiting_calls(trace, links, steps)
-    waiting = iv.union(calls.start_ns[waits], (calls.start_ns + calls.dur_ns)[waits])
-    fetching = recorded
-    if windows.on_device:
-        for index in np.flatnonzero(~windows.end_known & (windows.dur_ns > 0)).tolist():
-            start, end = int(steps.start_ns[index]), int(steps.end_ns[index])
-            again = iv.clip(recorded, start, end)
-            moved = Spans(again.starts + (end - start), again.ends + (end - start))
-            fetching = iv.merge(fetching, iv.clip(moved, end, int(windows.end_ns[index])))
-    return HostState(fetching, waiting)
+    return HostState(
+        fetching=iv.union(ranges.start_ns[loads], (ranges.start_ns + ranges.dur_ns)[loads]),
+        waiting=iv.union(calls.start_ns[waits], (calls.start_ns + calls.dur_ns)[waits]),
+    )
 
 
 def waiting_calls(trace: Trace, links: Links, steps: HostSteps) -> Mask:

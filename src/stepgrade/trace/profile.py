@@ -162,6 +162,9 @@ def _find_notes(timeline: Timeline, layers: Layers) -> Iterator[Note]:
             times = f"{took} {show_ms(theirs / NS_PER_MS)}, the others {show_ms(usual / NS_PER_MS)}"
             reason = "the profiler's flush" if mark is StepMark.FLUSH else reason
             yield Note(f"{place}_steps_left_out", f"The {which} left out as {reason}: {times}.")
+    if StepMark.OPEN in windows.mark:
+        text = f"The last of {count} steps is left out: its end is not in the trace."
+        yield Note("last_step_open", text)
     kinds = [
         steady_ns[windows.kind[windows.steady] == kind] for kind in distinct(windows.kind[windows.steady])
     ]
