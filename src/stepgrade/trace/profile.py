@@ -25,6 +25,7 @@ from stepgrade.trace.ranks import RankProfile, RankStep, merge_ranks
 from stepgrade.trace.steps import NOTES
 from stepgrade.trace.timeline import Driver, Timeline, build_timeline
 from stepgrade.trace.windows import StepMark
+from stepgrade.trace.work import find_work
 from stepgrade.units import NS_PER_MS, show_count, show_ms
 
 FORMAT = "kineto"
@@ -64,6 +65,7 @@ def analyse_rank(trace: Trace) -> RankProfile:
     )
     profile = Profile(
         source=Source(format=FORMAT, files=(trace.file,), producer=PRODUCER),
+        work=find_work(trace, timeline.links),
         steps=steps or None,
         recorded_steps=len(recorded_steps),
         mean_step_ms=total_ns / steps / NS_PER_MS if steps else None,

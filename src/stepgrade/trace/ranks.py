@@ -20,6 +20,7 @@ from stepgrade.model.profile import (
     RankTime,
     Source,
     Span,
+    WorkKind,
 )
 from stepgrade.statistics import mean, median
 from stepgrade.trace.activity import merge_activities
@@ -86,6 +87,7 @@ def merge_ranks(ranks: Sequence[RankProfile]) -> Profile:
     activity = merge_activities([p.activity for p in profiles if p.activity])
     return Profile(
         source=Source(format=first.source.format, files=files, producer=first.source.producer),
+        work=_work_of(profiles),
         steps=len(common) or None,
         recorded_steps=max(len(rank.steps) for rank in ranks),
         mean_step_ms=sum(across.step_ns) / len(common) / NS_PER_MS if common else None,
@@ -109,6 +111,12 @@ def merge_ranks(ranks: Sequence[RankProfile]) -> Profile:
         notes=merge_notes([across.notes, *(p.notes for p in profiles)]),
         warnings=by_weight(merge_notes([warnings, *(p.warnings for p in profiles)])),
     )
+
+
+def _work_of(profiles: Sequence[Profile]) -> WorkKind:
+    """Return training if any rank trains, else inference if any infers."""
+    kinds: tuple[WorkKind, ...] = ("training", "inference")
+    return next((kind for kind in kinds if any(p.work == kind for p in profiles)), "unknown")
 
 
 def compare_ranks(by_number: dict[int, RankProfile], common: Sequence[int]) -> AcrossRanks:

@@ -1,9 +1,9 @@
 """Find the steps on the host: from the profiler's marks, else from what a training loop does.
 
 Without marks a step is one round of the loop: from one Optimizer.step to the next, from batch to batch, from
-forward pass to forward pass; where there is no backward pass, one run of the range or of the model that is run
-again and again, or of the operations that are. Whatever they are found from, steps hold most of the device's
-work: those that do not are not the steps of the run.
+forward pass to forward pass; where there is no backward pass, one run of the range or of the model that is
+run again and again, or of the operations that are. Whatever they are found from, steps hold most of the
+device's work: those that do not are not the steps of the run.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepgrade.model.columns import among, groups
 from stepgrade.model.events import (
@@ -73,7 +74,7 @@ NOTES = {
     StepBasis.OPTIMIZER: "The trace marks no steps: each ends with an Optimizer.step.",
     StepBasis.LOADER: "The trace marks no steps: each begins with the loader's next batch.",
     StepBasis.BACKWARD: "The trace marks no steps: each begins with the forward pass after a backward pass.",
-    StepBasis.RANGE: "The trace marks no steps: each is one run of the range or model that is run repeatedly.",
+    StepBasis.RANGE: "The trace marks no steps: each is one run of the range or model that repeats.",
     StepBasis.OPERATIONS: "The trace marks no steps: each is one round of the operations that repeat.",
     StepBasis.SPAN: "The trace marks no steps and shows no repetition: the whole trace is taken as one step.",
 }
@@ -99,10 +100,10 @@ def find_steps(trace: Trace, tree: HostTree, links: Links) -> HostSteps:
         _from_loader(trace),
         _from_backward(trace, tree),
         _from_ranges(trace, tree, links, thread),
-        _from_operations(trace, tree, thread),
+        _from_operations(trace, tree, links, thread),
     )
     for steps in found:
-        if steps is not None and _share_inside(trace, links, steps.start_ns, steps.end_ns) >= LEAST_SHARE:
+        if steps is not None and _shares_of(trace, links, steps.start_ns, steps.end_ns).sum() >= LEAST_SHARE:
             return steps
     extent = _extent(trace.ops, trace.calls, trace.work, trace.ranges)
     return _chain(StepBasis.SPAN, np.array(extent, np.int64), thread)
@@ -112,15 +113,13 @@ def loop_thread(trace: Trace, links: Links) -> int:
     """Return the thread that launches most of the device's work, else the one with most events."""
     launched = links.thread >= 0
     if launched.any():
-        weights = trace.work.dur_ns[launched]
-        forward = np.bincount(links.thread[launched], weights=weights)
-        return int(forward.argmax())
+        return int(np.bincount(links.thread[launched], weights=trace.work.dur_ns[launched]).argmax())
     threads = np.concatenate([table.thread for table in (trace.ranges, trace.ops, trace.calls)])
     return int(np.bincount(threads).argmax()) if len(threads) else NONE
 
 
-def _share_inside(trace: Trace, links: Links, start: Longs, end: Longs) -> float:
-    """Return how much of the work that was launched, or of operations where there is none, lies in spans."""
+def _shares_of(trace: Trace, links: Links, start: Longs, end: Longs) -> NDArray[np.float64]:
+    """Return the share of each span in all work launched, or in all operations where no work is."""
     known = links.call >= 0
     if known.any():
         when, weight = links.launch_ns[known], trace.work.dur_ns[known]
@@ -129,7 +128,8 @@ def _share_inside(trace: Trace, links: Links, start: Longs, end: Longs) -> float
     place = np.searchsorted(start, when, side="right") - 1
     inside = (place >= 0) & (when < end[place])
     total = int(weight.sum())
-    return float(weight[inside].sum() / total) if total else 1.0
+    sums = np.bincount(place[inside], weights=weight[inside], minlength=len(start))
+    return sums / total if total else np.full(len(start), 1 / len(start))
 
 
 def _chain(basis: StepBasis, edges: Longs, thread: int) -> HostSteps:
@@ -226,8 +226,8 @@ def _from_ranges(trace: Trace, tree: HostTree, links: Links, thread: int) -> Hos
     if not len(ranges.name):
         return None
     is_range = tree.kind < OP
-    rows = np.flatnonzero(is_range & (pick(nearest(tree.parent, tree.kind == MODULE), tree.parent) < 0))
-    rows = tree.origin[rows]
+    in_module = pick(nearest(tree.parent, tree.kind == MODULE), tree.parent) >= 0
+    rows = tree.origin[is_range & ~in_module]
     usable = (ranges.thread[rows] == thread) & (ranges.kind[rows] != RangeKind.OVERHEAD)
     for pattern in (FRAMEWORK_RANGE, COMPILED, INPUT):
         usable &= ~named(strings, ranges.name[rows], pattern)
@@ -243,9 +243,9 @@ def _from_ranges(trace: Trace, tree: HostTree, links: Links, thread: int) -> Hos
             continue
         start = ranges.start_ns[members]
         end = start + ranges.dur_ns[members]
-        outer = np.append(True, start[1:] >= np.maximum.accumulate(end)[:-1])  # none lies in another
+        outer: Mask = np.append(True, start[1:] >= np.maximum.accumulate(end)[:-1])  # none lies in another
         start, end = start[outer], end[outer]
-        share = _share_inside(trace, links, start, end) if len(start) > 1 else 0.0
+        share = float(_shares_of(trace, links, start, end).sum()) if len(start) > 1 else 0.0
         rank = (round(share, 2), float(np.mean(end - start)))
         if share >= MOST_SHARE and (best is None or rank > best[:2]):
             best = (*rank, start, end)
@@ -258,15 +258,15 @@ def _from_ranges(trace: Trace, tree: HostTree, links: Links, thread: int) -> Hos
     return HostSteps(StepBasis.RANGE, np.arange(len(start)), start, end, joined, thread)
 
 
-def _from_operations(trace: Trace, tree: HostTree, thread: int) -> HostSteps | None:
+def _from_operations(trace: Trace, tree: HostTree, links: Links, thread: int) -> HostSteps | None:
     """Return the rounds of a loop that calls the same operations again and again, from first to last.
 
-    A stack of equal layers repeats as well, but something comes before and after it: a repetition that leaves
-    nothing out, or that holds what a model does once in a pass, is the loop's.
+    A stack of equal layers repeats as well, but inside one module, with something before and after it: a
+    repetition that leaves nothing out, or that holds what a model does once in a pass, is the loop's. Its
+    rounds do about the same amount of work.
     """
     ops = trace.ops
     rows = np.flatnonzero(outermost_operations(tree) & (ops.thread == thread))
-    rows = rows[~named(trace.strings, ops.name[rows], BACKWARD)]
     names = ops.name[rows]
     found = longest_repetition(names)
     if found is None:
@@ -279,18 +279,26 @@ def _from_operations(trace: Trace, tree: HostTree, thread: int) -> HostSteps | N
     # Rounds are counted from the end that the repetition shares with the loop.
     first = start + length % period if start > 0 and start + length == len(names) else start
     places = np.arange(first, start + length - period + 1, period)
-    begins = ops.start_ns[rows[places]]
+    module = pick(nearest(tree.parent, tree.kind == MODULE), tree.of_op[rows[places]])
+    while (above := pick(nearest(tree.parent, tree.kind == MODULE), pick(tree.parent, module))).max() >= 0:
+        module = np.where(above >= 0, above, module)
     after = places[-1] + period
     last = rows[after - 1]
     end = ops.start_ns[rows[after]] if after < len(rows) else ops.start_ns[last] + ops.dur_ns[last]
-    return _chain(StepBasis.OPERATIONS, np.append(begins, end).astype(np.int64), thread)
+    edges = np.append(ops.start_ns[rows[places]], end).astype(np.int64)
+    shares = _shares_of(trace, links, edges[:-1], edges[1:])
+    usual = float(np.median(shares))
+    alike = (np.abs(shares - usual) <= 0.5 * usual).mean() if len(trace.work.name) else 1.0
+    if ((module[1:] == module[:-1]) & (module[1:] >= 0)).any() or min(alike, shares.sum()) < MOST_SHARE:
+        return None
+    return _chain(StepBasis.OPERATIONS, edges, thread)
 
 
 def longest_repetition(names: Ids) -> tuple[int, int, int] | None:
     """Return where the longest stretch that repeats itself starts, its period and its length; None without.
 
-    Of several periods the shortest whose stretch is nearly as long as any counts, for twice a period is one as
-    well. In a long sequence only the usual distances between two of a name that is seldom are tried.
+    Of several periods the shortest whose stretch is nearly as long as any counts, for twice a period is one
+    as well. In a long sequence only the usual distances between two of a name that is seldom are tried.
     """
     periods = np.arange(SHORTEST_ROUND, len(names) // 2 + 1)
     if len(names) > _ALL_PERIODS:

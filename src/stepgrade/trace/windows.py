@@ -7,12 +7,12 @@ other without gap or overlap, their length is the time between two equal points 
 really done, and the wait for the next batch falls into exactly one window.
 
 
-The last step has no next one. If work launched after it was recorded, that ends it. If not, its end is not in the
-trace: it is shown up to the end of its last work, or of its step on the host if that is later, and is not steady.
-Where no step's end is known, as in a trace of one step, these are all there is; each then begins where the host
-begins it, unless the device still has earlier work to do. If some step launched nothing, the device does not show
-where steps begin and host windows are used. A trace without steps is one window, from the first work to the end of
-the last.
+The last step has no next one. If work launched after it was recorded, that ends it. If not, its end is not
+in the trace: it is shown up to the end of its last work, or of its step on the host if that is later, and is
+not steady. Where no step's end is known, as in a trace of one step, these are all there is; each then begins
+where the host begins it, unless the device still has earlier work to do. If some step launched nothing, the
+device does not show where steps begin and host windows are used. A trace without steps is one window, from
+the first work to the end of the last.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def find_windows(trace: Trace, attribution: Attribution, steps: HostSteps, chose
         known = np.ones(1, np.bool_)
         return _marked(np.array([first]), np.array([last]), known, np.array([len(start)]), on_device=True)
     if not used:
-        # Of a host that computes itself, marks end the last step too; what was found in its operations does not.
+        # Where the host computes, a mark ends the last step too; what was found in operations does not.
         step = steps_of(trace.ops.start_ns, steps)
         amount = np.bincount(step[(step >= 0) & (step < count)], minlength=count)
         known = steps.joined | (steps.basis is StepBasis.PROFILER_STEP)
@@ -193,8 +193,13 @@ def _marked(start: Longs, end: Longs, known: Mask, amount: Longs, *, on_device: 
     if len(ended):
         mark[~empty & ~known] = StepMark.OPEN
     full = ended if len(ended) else np.flatnonzero(~empty)
-    warm = 0
-    while warm < len(full) // 2 and _is_off(dur, kind, full[warm], full[warm + 1 :]):
+    # What a step of the second half does as well is how the run is, not its warm-up.
+    warm, later = 0, dur[full[len(full) // 2 :]]
+    while (
+        warm < len(full) // 2
+        and _is_off(dur, kind, full[warm], full[warm + 1 :])
+        and (np.abs(later - dur[full[warm]]) > TOLERANCE * later).all()
+    ):
         mark[full[warm]] = StepMark.WARM_UP
         warm += 1
     rest, last = full[warm:-1], full[-1:]
