@@ -65,7 +65,7 @@ def analyse_rank(trace: Trace) -> RankProfile:
     )
     profile = Profile(
         source=Source(format=FORMAT, files=(trace.file,), producer=PRODUCER),
-        work=find_work(trace, timeline.links),
+        work=find_work(trace),
         steps=steps or None,
         recorded_steps=len(recorded_steps),
         mean_step_ms=total_ns / steps / NS_PER_MS if steps else None,

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
-
 from stepgrade.model.columns import distinct
 from stepgrade.model.events import Ids, Trace
 from stepgrade.model.profile import WorkKind
-from stepgrade.naming.torch_names import BACKWARD, BACKWARD_RANGE, GRAPH_LAUNCH, OPTIMIZER_STEP, named
-from stepgrade.trace.links import Links, pick
+from stepgrade.naming.torch_names import BACKWARD, BACKWARD_RANGE, OPTIMIZER_STEP, named
 
 # Optimizers and the gradients' own operations, where no range or autograd node names them.
 _TRAINING_OP = re.compile(
@@ -32,12 +29,11 @@ _INFERENCE_NAME = re.compile(
 LONGEST_KERNEL_NAME = 2000
 
 
-def find_work(trace: Trace, links: Links) -> WorkKind:
+def find_work(trace: Trace) -> WorkKind:
     """Return training if a backward pass or an optimizer was seen, inference if only forward passes were.
 
-    Autograd nodes, the number of a forward thread, ranges and kernels tell a backward pass. Without
-    operations, or where most work was replayed from a graph, that none was seen proves nothing: there names
-    must say what it is.
+    Autograd nodes, the number of a forward thread, ranges and kernels tell a backward pass. What is replayed
+    from a graph shows by its kernels. Without operations, names must say that it is inference.
     """
     strings, ops = trace.strings, trace.ops
     if _any_named(strings, ops.name, BACKWARD, _TRAINING_OP) or (ops.forward_thread > 0).any():
@@ -47,16 +43,9 @@ def find_work(trace: Trace, links: Links) -> WorkKind:
     kernels = [strings[name] for name in distinct(trace.work.name).tolist()]
     if any(_TRAINING_KERNEL.search(name, 0, LONGEST_KERNEL_NAME) for name in kernels):
         return "training"
-    named_so = any(_INFERENCE_NAME.search(name, 0, LONGEST_KERNEL_NAME) for name in kernels)
-    if named_so or _any_named(strings, trace.ranges.name, _INFERENCE_NAME):
-        return "inference"
-    replays = named(strings, trace.calls.name, GRAPH_LAUNCH)
-    replayed = pick(replays.astype(np.int8), links.call) > 0 if len(replays) else np.zeros(0, np.bool_)
-    shown = ~replayed if len(replays) else np.ones(len(trace.work.name), np.bool_)
-    of_operations = trace.work.dur_ns[shown & (links.op >= 0)].sum()
-    if len(trace.work.name):
-        return "inference" if of_operations * 2 > trace.work.dur_ns.sum() else "unknown"
-    return "inference" if len(ops.name) else "unknown"
+    told = any(_INFERENCE_NAME.search(name, 0, LONGEST_KERNEL_NAME) for name in kernels)
+    seen = len(ops.name) or told or _any_named(strings, trace.ranges.name, _INFERENCE_NAME)
+    return "inference" if seen else "unknown"
 
 
 def _any_named(strings: tuple[str, ...], names: Ids, *patterns: re.Pattern[str]) -> bool:
