@@ -22,6 +22,7 @@ from stepgrade.trace.phases import find_phases, sum_phases
 from stepgrade.trace.pieces import find_pieces
 from stepgrade.trace.quality import check_quality
 from stepgrade.trace.ranks import RankProfile, RankStep, merge_ranks
+from stepgrade.trace.recordings import join_recordings
 from stepgrade.trace.steps import NOTES
 from stepgrade.trace.timeline import Driver, Timeline, build_timeline
 from stepgrade.trace.windows import StepMark
@@ -34,7 +35,8 @@ PRODUCER = "torch.profiler"
 
 def profile_of_traces(traces: Iterable[Trace]) -> Profile:
     """Return the profile of a run; the traces of its ranks are taken one by one and not kept."""
-    return merge_ranks([*map(analyse_rank, traces)])  # a loop would keep one trace while the next is read
+    ranks = [*map(analyse_rank, traces)]  # a loop would keep one trace while the next is read
+    return merge_ranks(join_recordings(ranks))
 
 
 def analyse_trace(trace: Trace) -> Profile:
@@ -102,6 +104,7 @@ def analyse_rank(trace: Trace) -> RankProfile:
         base_ns=trace.base_ns,
         steps=recorded_steps,
         arrivals=find_arrivals(timeline, pieces),
+        process=trace.process,
     )
 
 

@@ -52,6 +52,7 @@ class RankProfile(Struct, frozen=True, kw_only=True):
     base_ns: int | None  # epoch nanoseconds that the steps' times count from
     steps: tuple[RankStep, ...]
     arrivals: tuple[Arrival, ...]
+    process: str | None = None
 
 
 class AcrossRanks(NamedTuple):
