@@ -41,6 +41,7 @@ class Wild:
     cpu: bool = False
     rank: int | None = None
     ranks: int | None = None
+    waits: bool = True  # False: what the faults make the host wait for is left out, what it does after it is not
 
     def without_faults(self) -> Wild:
         return replace(self, faults={})
@@ -283,6 +284,9 @@ class Loop:
         """Make the host wait for all that was launched, and come back late."""
         inner = {"item": "aten::_local_scalar_dense", "cpu": "aten::copy_", "nonzero": "aten::nonzero"}
         outer = {"item": "aten::item", "cpu": "aten::to"}
+        if not self.run.waits:
+            self.now += self.about(pause)
+            return
         if way in inner and not self.run.cpu:
             with (
                 self.operation(outer[way]) if way in outer else self.range("reads"),

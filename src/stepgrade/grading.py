@@ -4,25 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import structs
+
 from stepgrade.compare.fingerprint import allowed_fields
 from stepgrade.contract import Grade
 from stepgrade.contract.scorecard import HOTSPOTS_SHOWN, rank_operations
 from stepgrade.diagnosis.advice import advice_for
 from stepgrade.diagnosis.context import NOTHING_DONE, RuleContext
-from stepgrade.diagnosis.rules import findings
+from stepgrade.diagnosis.rules import findings, work_gains_more
 from stepgrade.diagnosis.settings import DEFAULT_SETTINGS, Settings
 from stepgrade.errors import BadOption, NotMeasured
 from stepgrade.hardware.setup import Setup, Target
 from stepgrade.model import Baseline, Ledger, Note, Profile
 from stepgrade.model.finding import Finding
+from stepgrade.model.given import Path, baseline_given, profile_given
 from stepgrade.model.profile import STEP_PROFILER_V2, WorkKind
 from stepgrade.model.scorecard import UNGRADED, DeviceUse, RankRow, Scorecard, StepStats
 from stepgrade.scoring.bound import why_ungraded
-from stepgrade.scoring.causes import bottleneck_of_ledger, bottleneck_of_phases, rank_causes, work_of
+from stepgrade.scoring.causes import (
+    bottleneck_of_ledger,
+    bottleneck_of_phases,
+    busy_verdict,
+    rank_causes,
+    work_of,
+)
+from stepgrade.scoring.contradictions import contradictions
 from stepgrade.scoring.efficiency import ScoreOptions, efficiency_of
 from stepgrade.scoring.fingerprint import fingerprint_of
 from stepgrade.scoring.layers import backward_forward_ratio, layer_summaries, layers_of_step, slow_layers
-from stepgrade.scoring.operations import operations_of_step, total_by_operation
+from stepgrade.scoring.operations import drop_impossible_counts, operations_of_step, total_by_operation
 from stepgrade.scoring.phases import phases_of_step
 from stepgrade.scoring.reference import bottleneck_note
 from stepgrade.scoring.runtime import Runtime, runtime_of
@@ -37,7 +47,7 @@ _GOOD_GRADES = {str(grade) for grade in Grade if grade > Grade.C}
 
 
 def score(
-    profile: Profile,
+    profile: Profile | Path,
     *,
     device: str | None = None,
     throughput_tok_s: float | None = None,
@@ -45,13 +55,14 @@ def score(
     work: WorkKind | None = None,
     peak_bw_gb_s: float | None = None,
     bytes_per_token: float | None = None,
-    baseline: Baseline | Profile | Scorecard | None = None,
+    baseline: Baseline | Profile | Scorecard | Path | None = None,
     setup: Setup | None = None,
     allow_different: Sequence[str] = (),
     settings: Settings | None = None,
 ) -> Scorecard:
     """Return the scorecard of a run (contract v2), compared with `baseline` when there is one.
 
+    Both may be given by their paths, which are read as `load` and `load_baseline` read them.
     `work="training"` grades a run although its source shows a forward pass only. `setup` says everything
     about hardware and model; `device`, `peak_bw_gb_s` and `bytes_per_token` are for those who need no more,
     and raise BadOption beside it. `settings` has limits and ignored rules, as `load_settings` reads them.
@@ -61,43 +72,53 @@ def score(
     given = [name for name, value in figures.items() if value is not None]
     if setup is not None and given:
         raise BadOption("is given beside setup", field=given[0], hint="put it into the Setup")
+    allowed = allowed_fields(allow_different)
     setup = setup or Setup(device=device, peak_bw_gb_s=peak_bw_gb_s, bytes_per_token=bytes_per_token)
+    profile = profile_given(profile)
     if profile.is_empty:
         where = ", ".join(profile.source.files)
         raise NotMeasured("nothing was measured: no step time, phases, layers or operations", where=where)
+    profile = drop_impossible_counts(profile, target_for(profile, setup))
     options = ScoreOptions(
         throughput_tok_s=throughput_tok_s,
         tokens_per_step=tokens_per_step,
         work=work,
         target=target_for(profile, setup),
     )
-    card = _card(profile, options, settings or DEFAULT_SETTINGS)
+    times = times_of(profile)
+    contradicted = contradictions(profile, times, options)
+    if contradicted:
+        profile = structs.replace(profile, warnings=(*profile.warnings, *contradicted))
+    card = _card(profile, times, options, settings or DEFAULT_SETTINGS)
     if baseline is None:
         return card
     from stepgrade.compare.runs import compare_with_baseline  # noqa: PLC0415  only with a baseline
 
     earlier = as_baseline(baseline, setup, tokens_per_step)
-    return compare_with_baseline(card, earlier, allowed_fields(allow_different))
+    return compare_with_baseline(card, earlier, allowed)
 
 
 def as_baseline(
-    baseline: Baseline | Profile | Scorecard, setup: Setup, tokens_per_step: float | None = None
+    baseline: Baseline | Profile | Scorecard | Path, setup: Setup, tokens_per_step: float | None = None
 ) -> Baseline:
     """Return the earlier run's figures; a profile's rate is known only from its tokens per step."""
-    if isinstance(baseline, Profile):
-        baseline = score(baseline, setup=setup, tokens_per_step=tokens_per_step)
-    return Baseline.of(baseline) if isinstance(baseline, Scorecard) else baseline
+    if isinstance(baseline, Scorecard):
+        return Baseline.of(baseline)
+    earlier = baseline_given(baseline)
+    if isinstance(earlier, Profile):
+        return Baseline.of(score(earlier, setup=setup, tokens_per_step=tokens_per_step))
+    return earlier
 
 
-def _card(profile: Profile, options: ScoreOptions, settings: Settings) -> Scorecard:
-    target, times, limits = options.target, times_of(profile), settings.limits
+def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Settings) -> Scorecard:
+    target, limits = options.target, settings.limits
     ranked = tuple(rank_operations(total_by_operation(profile)))
     phases = phases_of_step(profile, times, limits)
     efficiency = efficiency_of(profile, times, options)
     operations = operations_of_step(ranked, profile, times, target.figures, target.dtype)
     summaries = layer_summaries(profile)
     ratio, ratio_note = backward_forward_ratio(profile, phases, summaries)
-    work, of_device = work_of(profile, operations), Ledger.of(profile.ledger)
+    work, of_device = work_of(profile, operations, limits), Ledger.of(profile.ledger)
     ledger = of_device or phases.ledger
     causes = rank_causes(profile, times, ledger, work)
     if of_device:
@@ -122,10 +143,13 @@ def _card(profile: Profile, options: ScoreOptions, settings: Settings) -> Scorec
     )
     found = findings(context, settings.ignored_rules)
     reasons, bound = why_ungraded(profile, options, efficiency, ledger)
+    if of_device and verdict.is_wait and work_gains_more(found) and (of_device.compute or 0.0) > limits.busy_share:
+        verdict = busy_verdict(profile, of_device.compute or 0.0, work)
     v1_notes = (bottleneck_note(profile, verdict.bottleneck, efficiency.share), ratio_note)
     return Scorecard(
         grade=UNGRADED if reasons else efficiency.grade,
         grade_at_most=bound.grade if bound else None,
+        cost_known_share=profile.matmul_known_share,
         work=options.work or profile.work,
         efficiency=efficiency.share,
         bottleneck=verdict.bottleneck.value,

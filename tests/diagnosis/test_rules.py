@@ -25,7 +25,9 @@ from stepgrade.model.activity import (
     CopyTally,
     GemmTally,
     HostGaps,
+    HostLine,
     KernelTally,
+    LoopTally,
     OptimizerTally,
     PartTime,
     Straggler,
@@ -142,6 +144,13 @@ SOFTMAX = (
     op("aten::mm", "gemm", 50.0),
 )
 MANY_TENSORS = optimizer(kernels=900.0, ms=5.0, span_ms=20.0, multi_tensor_share=0.0, fused=False)
+LOOP = LoopTally(
+    turns=600.0,
+    ms=20.0,
+    backward_ms=10.0,
+    operations=("aten::select", "aten::mul"),
+    line=HostLine(where="train.py:12", function="scale"),
+)
 FIRES: dict[str, Profile] = {
     "input-wait": trace(lost={"idle_input": 0.3}),
     "loader-on-main-thread": trace(lost={"idle_input": 0.3}, loader="_SingleProcessDataLoaderIter"),
@@ -166,6 +175,8 @@ FIRES: dict[str, Profile] = {
     "uncovered-time": phases(forward=30.0, backward=30.0),
     "host-phases": phases(forward=30.0, backward=50.0, encode=18.0),
     "python-overhead": host(lost={"idle_host": 0.5}),
+    "python-loop": host(lost={"idle_host": 0.2}, loop=LOOP),
+    "random-numbers": host(ops=(op("aten::normal_", "other", 60.0), *GEMMS)),
     "fp32-matmuls": trace(matmul_dtype_ms={"fp32": 60.0}),
     "tf32-matmuls": trace(matmul_dtype_ms={"tf32": 60.0}),
     "fp16-beside-bf16": trace(matmul_dtype_ms={"fp16": 60.0}, marks={"loss_scale": 1.0}),
@@ -229,6 +240,8 @@ FIRES: dict[str, Profile] = {
     "clocks-apart": flaw("clocks"),
     "unexplained-idle": flaw("unattributed"),
     "hardly-any-work": trace(lost={"idle_host": 0.97}, kernels=kernels(3.0, 2.0), gaps=gaps(stall_ms=90.0)),
+    "start-up": trace(lost={"idle_host": 0.9}, gaps=gaps(stall_ms=80.0), startup_ms=75.0, steps=1),
+    "graph-capture": trace(lost={"idle_host": 0.9}, gaps=gaps(stall_ms=80.0), marks={"graph_capture": 4.0}),
     "collective-is-all": trace(lost={"exposed_communication": 0.95}, steps=1),
     "above-roof": trace(ops=(op("aten::mm", "gemm", 90.0, flops=5e15, bytes=1e9),), matmul_dtype="bf16"),
 }

@@ -6,13 +6,15 @@ slower, and how does it compare with another runtime.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 
 from stepgrade._version import __version__
 from stepgrade.cli.flags import FLAGS
 from stepgrade.cli.parser import Parser
 from stepgrade.cli.streams import complain, send
-from stepgrade.errors import EXIT_BAD_INPUT, EXIT_BUG, EXIT_OK, StepgradeError
+from stepgrade.errors import EXIT_BAD_INPUT, EXIT_BUG, EXIT_OK, StepgradeError, nearest
+from stepgrade.memory import default_limit, limit_process
 
 _INTERRUPTED = 130
 
@@ -26,6 +28,7 @@ COMMANDS = {
     "inspect": "what is in a file, and is it fit to be graded",
     "estimate": "what a run could reach on a device, and why",
     "devices": "the catalogue of accelerators; what this machine has",
+    "completion": "the completion of bash, zsh or fish",
 }
 
 _EPILOG = """\
@@ -41,17 +44,18 @@ example:
 """
 
 
-def run(arguments: list[str]) -> int:
+def run(arguments: list[str], *, limits_memory: bool = False) -> int:
     """Run one command line; every error of ours is one line on standard error."""
     code, problem = EXIT_OK, None
     try:
-        code = _run_command(arguments)
+        code = _run_command(arguments, limits_memory=limits_memory)
     except StepgradeError as error:
         code, problem = error.exit_code, error.text(FLAGS)
     except KeyboardInterrupt:
         code, problem = _INTERRUPTED, "interrupted"
     except MemoryError:
-        code, problem = EXIT_BAD_INPUT, "not enough memory for this input"
+        code = EXIT_BAD_INPUT
+        problem = "not enough memory for this input (give a larger --max-memory SIZE if the machine has it)"
     except Exception:  # noqa: BLE001  anything else is a bug, and says so with its traceback
         import traceback  # noqa: PLC0415  only when something is wrong
 
@@ -63,25 +67,39 @@ def run(arguments: list[str]) -> int:
     return code
 
 
-def _run_command(arguments: list[str]) -> int:
+def _run_command(arguments: list[str], *, limits_memory: bool) -> int:
     """Import only the command that is asked for, and let it run."""
-    commands = "\n".join(f"  {name:<9} {summary}" for name, summary in COMMANDS.items())
+    commands = "\n".join(f"  {name:<10} {summary}" for name, summary in COMMANDS.items())
     top = Parser(prog="stepgrade", description=__doc__, epilog=_EPILOG.format(commands=commands))
     top.add_argument("--version", action="version", version=f"stepgrade {__version__}")
     top.add_argument("command", nargs="?", metavar="COMMAND", help="what to do; see below")
     try:
         args, rest = top.parse_known_args(arguments[:1])
         if rest or args.command is None:
-            top.parse_args(arguments)
+            top.parse(arguments)
             send(top.format_help())
             return EXIT_OK
         if args.command not in COMMANDS:
-            top.error(f"no command called {args.command!r}; there are {', '.join(COMMANDS)}")
+            top.error(_unknown_command(args.command))
         command = import_module(f"stepgrade.cli.{args.command}")
         parser = Parser(prog=f"stepgrade {args.command}", description=command.__doc__)
         command.add_options(parser)
-        code: int = command.run(parser.parse_args(arguments[1:]))
+        options = parser.parse(arguments[1:])
+        if limits_memory:
+            limit_process(vars(options).get("max_memory") or default_limit())
+        code: int = command.run(options)
     except SystemExit as request:
         send("")  # argparse answers --help and --version itself, into the buffer of standard output
         code = EXIT_OK if request.code is None else int(request.code)
     return code
+
+
+def _unknown_command(name: str) -> str:
+    """Say which command was most likely meant: the nearest, or what is done with a file of that name."""
+    if os.path.exists(name):  # noqa: PTH110  pathlib is slow to import
+        doing = "record" if name.endswith(".py") else "score"
+        return f"{name!r} is a file, not a command: did you mean stepgrade {doing} {name}?"
+    meant = nearest(name, COMMANDS)
+    if meant is not None:
+        return f"no command called {name!r}: did you mean {meant}?"
+    return f"no command called {name!r}; there are {', '.join(COMMANDS)}"

@@ -50,6 +50,7 @@ def load_run(args: Namespace, *sources: str) -> Profile:
             input_format=args.input_format,
             steps=args.steps,
             max_bytes=args.max_bytes,
+            max_memory=args.max_memory,
             progress=line.show_bytes if line else None,
         )
 
@@ -192,7 +193,9 @@ def config_from(args: Namespace) -> tuple[Config, Settings | None]:
 def add_history_option(parser: Parser) -> None:
     """Add `--history`."""
     parser.add_argument(
-        "--history", metavar="PLACE", help="a file, or postgresql://… (default: .stepgrade/history.db)"
+        "--history",
+        metavar="PLACE",
+        help="a file, or postgresql://… (default: STEPGRADE_HISTORY, else .stepgrade/history.db)",
     )
 
 

@@ -35,6 +35,7 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     near_ceiling: Annotated[float, share("the reference, Bottleneck::classify")] = 0.50
     waiting_share: Annotated[float, share("ours: waits that phases show count as transfers do")] = 0.30
     device_wait_share: Annotated[float, share("TraceLens, nsys-ai: idle above 15 % is high")] = 0.15
+    wait_over_work: Annotated[float, share("ours: what a run usually gains of its work itself")] = 0.25
     busy_share: Annotated[float, share("the reference: half, before work itself is the limit")] = 0.50
 
     # Fitness of step profiles.
@@ -42,17 +43,22 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     average_tolerance: Annotated[float, share("ours: totals and averages are of the same steps")] = 0.05
 
     few_kernels: Annotated[float, amount("ours: the smallest model's step has more")] = 5.0
+    startup_share: Annotated[float, share("ours: a fifth of the step in calls that come once")] = 0.20
     unexplained_share: Annotated[float, share("ours: a fifth of the step without a reason")] = 0.20
 
     # Layers.
     outlier_score: Annotated[float, amount("Iglewicz and Hoaglin: modified z-score")] = 3.5
     outlier_ratio: Annotated[float, amount("ours: a quarter more than the median layer")] = 1.25
     outlier_least_layers: Annotated[int, whole("ours: fewer have no median to stand out from")] = 4
+    outlier_least_steps: Annotated[int, whole("ours: on a processor fewer are noise")] = 3
+    outlier_same_operations: Annotated[float, share("ours: of their names, for layers to be alike")] = 0.50
+    outlier_steps_share: Annotated[float, share("ours: of the steps, in which it stands out")] = 0.80
     layer_info_share: Annotated[float, share("ours: nothing below is worth a look")] = 0.005
     layer_warning_share: Annotated[float, share("ours: one layer's excess, of the whole step")] = 0.01
     layer_critical_share: Annotated[float, share("as input: 20 %")] = 0.20
     recompute_info_share: Annotated[float, share("Hugging Face: checkpointing costs about 20 %")] = 0.05
     idle_device_share: Annotated[float, share("DLProf: kernels in below a tenth of the time")] = 0.10
+    backward_products: Annotated[float, amount("ours: 2 for each forward product, 1 if frozen")] = 1.2
     slow_backward_ratio: Annotated[float, amount("ours: 2 is usual, 3 with everything recomputed")] = 3.5
 
     # Input.
@@ -104,23 +110,31 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     gemm_multiple: Annotated[int, whole("PyTorch tuning guide: multiples of 8 for 16 bits")] = 8
     vocabulary_multiple: Annotated[int, whole("Hugging Face: 64 for large matrices on A100")] = 64
     vocabulary_least: Annotated[int, whole("ours: a side above is a vocabulary")] = 20000
+    vocabulary_classes: Annotated[int, whole("ours: fewer classes are no vocabulary")] = 1000
     slow_gemm_share: Annotated[float, share("published achievable rates are 50 to 87 % of the peak")] = 0.40
     tiny_gemm_flops: Annotated[float, amount("ours: 0.1 GFLOP is a microsecond on 100 TFLOP/s")] = 1e8
     tiny_gemms: Annotated[float, amount("TraceLens: 1000 tiny products; ours: 100 a step")] = 100.0
     above_roof: Annotated[float, amount("TraceLens: above 110 % the figure is wrong")] = 1.10
 
     # Memory-bound work.
+    large_tensor_bytes: Annotated[float, amount("ours: on a processor less stays in its cache")] = 4e6
+    large_operation_ms: Annotated[float, amount("ours: the same where sizes are not known")] = 0.3
+    random_info_share: Annotated[float, share("ours: a tenth of the step")] = 0.10
+    random_warning_share: Annotated[float, share("ours: a quarter of the step")] = 0.25
+    random_critical_share: Annotated[float, share("ours: half of the step")] = 0.50
+    slow_memory_bytes_s: Annotated[float, amount("ours: any processor's memory is faster")] = 3e9
+    short_call_us: Annotated[float, amount("ours: what calling an operation takes while recorded")] = 10.0
     optimizer_info_share: Annotated[float, share("ours: 5 % of the step")] = 0.05
     optimizer_warning_share: Annotated[float, share("ours: 10 % of the step")] = 0.10
     optimizer_critical_share: Annotated[float, share("ours: a quarter of the step")] = 0.25
     optimizer_kernel_us: Annotated[float, amount("ours: longer kernels hold many tensors")] = 50.0
     optimizer_kernels: Annotated[float, amount("ours: many-tensor kernels need a few dozen")] = 100.0
+    optimizer_calls: Annotated[float, amount("ours: on a processor, fewer are a small model's")] = 1000.0
     many_tensor_share: Annotated[float, share("ours: half of the optimizer's time")] = 0.50
     elementwise_info_share: Annotated[float, share("ours: a tenth of the step")] = 0.10
     elementwise_warning_share: Annotated[float, share("ours: fusing two thirds saves a tenth")] = 0.15
     elementwise_critical_share: Annotated[float, share("ours: half of the step")] = 0.50
     python_info_share: Annotated[float, share("XProf: 15 % outside of operations")] = 0.15
-    python_warning_share: Annotated[float, share("ours: recording alone adds up to a third")] = 0.35
     elementwise_launches: Annotated[float, amount("TraceLens: more than 1000 alike")] = 1000.0
     streaming_share: Annotated[float, share("TraceLens: below 50 % of the bandwidth")] = 0.50
     norm_share: Annotated[float, share("TraceLens: 10 % of the compute in norms")] = 0.10
@@ -154,6 +168,7 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     spread_info_share: Annotated[float, share("ours: what the mean loses to the median")] = 0.02
     spread_warning_share: Annotated[float, share("ours: 5 % lost to outliers")] = 0.05
     spread_critical_share: Annotated[float, share("ours: 20 % lost to outliers")] = 0.20
+    spread_same_cause: Annotated[float, share("ours: of a long step's excess, and of the long steps")] = 0.50
     spread_least_steps: Annotated[int, whole("ours: fewer steps show no spread")] = 5
     drift_ratio: Annotated[float, amount("ours: the later half is 5 % slower")] = 1.05
     drift_steps_share: Annotated[float, share("ours: of the later half, above the earlier's median")] = 0.80

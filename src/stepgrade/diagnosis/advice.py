@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stepgrade.contract import Bottleneck as BottleneckV1
 from stepgrade.diagnosis.context import RuleContext
+from stepgrade.diagnosis.needs import fitting
 from stepgrade.model import RECORDER
 from stepgrade.scoring.causes import Bottleneck
 from stepgrade.scoring.runtime import Runtime
@@ -36,6 +37,8 @@ def advice_for(context: RuleContext) -> str:
             advice = "Record operations too (ops_every=50): they show what fills the step."
         elif context.runtime is Runtime.PYTORCH:
             advice = _RECORD_PYTORCH
+            if context.has_recorded("shapes"):
+                advice = "Look at the longest kernels one by one: nothing recorded tells what limits them."
     elif bottleneck is Bottleneck.LAUNCH:
         advice = fewer_launches(context)
     elif bottleneck is Bottleneck.COMPUTE:
@@ -44,7 +47,7 @@ def advice_for(context: RuleContext) -> str:
         advice = (
             "Move fewer bytes: fuse elementwise chains, lower precision. Memory is full: no larger batch."
         )
-    return advice
+    return fitting(advice, context) or fitting(_GENERAL[bottleneck], context) or _GENERAL[bottleneck]
 
 
 def _faster_arithmetic(context: RuleContext) -> str:
@@ -68,7 +71,7 @@ def fewer_launches(context: RuleContext) -> str:
         return BottleneckV1.LAUNCH.recommendation()
     if context.runtime is not Runtime.PYTORCH:
         return _GENERAL[Bottleneck.LAUNCH]
-    if is_compiled(context):
+    if context.is_compiled:
         advice = (
             'Kernels are already fused: replay them from a graph with torch.compile(mode="reduce-overhead").'
         )
@@ -79,7 +82,7 @@ def fewer_launches(context: RuleContext) -> str:
 
 def fused_operations(context: RuleContext) -> str:
     """Return how to do more in one kernel where launches keep ahead of the device."""
-    if context.runtime is Runtime.PYTORCH and not is_compiled(context):
+    if context.runtime is Runtime.PYTORCH and not context.is_compiled:
         return "Fuse them with torch.compile. The host keeps ahead of the device: graphs would not help."
     return "Fuse them. The host keeps ahead of the device: graphs would not help."
 
@@ -97,10 +100,3 @@ def larger_batch(context: RuleContext) -> str:
 def is_full(context: RuleContext) -> bool:
     """Tell whether the device's memory has no room for a larger batch."""
     return (context.memory_share or 0.0) >= context.limits.memory_warning_share
-
-
-def is_compiled(context: RuleContext) -> bool:
-    """Tell whether kernels were already generated and fused by a compiler."""
-    generated = context.activity.kernel_group_ms.get("triton", 0.0)
-    kernels = context.activity.kernels
-    return generated > 0.0 if kernels is None else generated >= context.limits.compiled_share * kernels.ms

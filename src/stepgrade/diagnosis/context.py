@@ -17,6 +17,8 @@ from stepgrade.scoring.runtime import Runtime
 from stepgrade.scoring.step_times import RunTimes
 
 NOTHING_DONE = Activity(driver="unknown")
+FIRST_CAPABILITY = {"fp16": 7.0, "bf16": 8.0, "tf32": 8.0, "fp8": 8.9}  # of NVIDIA's tensor cores
+_MOSTLY = 0.5
 
 
 class RuleContext(Struct, frozen=True, kw_only=True):
@@ -42,6 +44,58 @@ class RuleContext(Struct, frozen=True, kw_only=True):
         """Tell whether the time is that of an accelerator's timeline."""
         return self.activity.driver == "device"
 
+    @property
+    def platform(self) -> str | None:
+        """Return whose runtime drives the device (cuda, rocm, mtia, ...), cpu without one, None if not known."""
+        device = self.target.device
+        if self.activity.platform is not None or device is None:
+            return "cpu" if self.activity.driver == "host" else self.activity.platform
+        return {"NVIDIA": "cuda", "AMD": "rocm"}.get(device.vendor or "")
+
+    @property
+    def work(self) -> str:
+        """Return what the steps hold: training, inference or unknown."""
+        passes = self.phases.by_kind_ms
+        if passes.get(PhaseKind.BACKWARD) or passes.get(PhaseKind.OPTIMIZER) or self.activity.optimizer:
+            return "training"
+        return "inference" if passes.get(PhaseKind.FORWARD) and self.profile.activity else "unknown"
+
+    @property
+    def parallelism(self) -> str | None:
+        """Return how the ranks share the work: data, sharded, tensor, expert, pipeline; None if not known."""
+        return None
+
+    @property
+    def replays_graphs(self) -> bool:
+        """Tell whether most kernels are replayed from a graph."""
+        return self.activity.kernels is not None and self.activity.kernels.graph_share > _MOSTLY
+
+    @property
+    def is_compiled(self) -> bool:
+        """Tell whether kernels were already generated and fused by a compiler."""
+        generated, kernels = self.activity.kernel_group_ms.get("triton", 0.0), self.activity.kernels
+        return generated > 0.0 if kernels is None else generated >= self.limits.compiled_share * kernels.ms
+
+    def uses(self, mark: str) -> bool:
+        """Tell whether the step calls what this mark counts."""
+        return self.activity.marks.get(mark, 0.0) > 0.0
+
+    def has_recorded(self, setting: str) -> bool:
+        """Tell whether the profiler was told to record this (shapes, stacks, memory)."""
+        return self.profile.recorded is not None and setting in self.profile.recorded.settings
+
+    def can_compute_in(self, dtype: str) -> bool | None:
+        """Tell by the catalogue, else by NVIDIA's compute capability, whether the device has this precision."""
+        device = self.target.device
+        if device is not None and device.peak_tflops:
+            return dtype in device.peak_tflops
+        first = FIRST_CAPABILITY.get(dtype)
+        try:
+            capability = float(self.activity.capability or "")
+        except ValueError:
+            return None
+        return None if self.platform != "cuda" or first is None else capability >= first
+
     def step_share(self, ms: float) -> float:
         """Return milliseconds of the typical step as a share of it, 0 when the step time is not known."""
         return ms / self.times.typical_ms if self.times.typical_ms else 0.0
@@ -62,8 +116,20 @@ class RuleContext(Struct, frozen=True, kw_only=True):
         return ms / max(whole, 1e-12) * min(self.account("compute") or 1.0, self.step_share(whole) or 1.0)
 
     def class_share(self, *kinds: str) -> float:
-        """Return the share of the step in operations of these classes."""
-        return self.busy_share(sum(op.ms or 0.0 for op in self.operations if op.kind in kinds))
+        """Return the share of the step in operations of these classes that are large enough to be judged."""
+        chosen = (op for op in self.operations if op.kind in kinds and self.is_large(op))
+        return self.busy_share(sum(op.ms or 0.0 for op in chosen))
+
+    def is_large(self, op: Operation) -> bool:
+        """Tell whether a call of the operation moves or computes more than calling it takes.
+
+        On a processor small tensors stay in its cache, and microseconds are the price of any call.
+        """
+        if self.activity.driver != "host":
+            return True
+        if op.bytes and op.calls:
+            return op.bytes / op.calls >= self.limits.large_tensor_bytes
+        return (op.mean_ms or 0.0) >= self.limits.large_operation_ms
 
     def phase_share(self, kind: PhaseKind) -> float:
         """Return the share of the step in phases of this kind, 0 when there are none."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, structs
 
 from stepgrade.errors import BadInput, BadOption, UnknownDevice
-from stepgrade.hardware.catalogue import Device, find_device, part_of
+from stepgrade.hardware.catalogue import Device, meant_device, part_of
 from stepgrade.hardware.ceilings import (
     FLOPS_PER_TFLOP,
     REFERENCE_BYTES_PER_TOKEN,
@@ -79,6 +79,7 @@ class Target(Struct, frozen=True, kw_only=True):
     devices: int = 1
     seq: int | None = None
     batch: int | None = None
+    tokens_per_step: int | None = None  # of all replicas, as the plan has them
     model: str | None = None  # what it is, in a few words
     model_flops: float | None = None
     palm_flops: float | None = None
@@ -168,6 +169,7 @@ def planned_target(figures: Figures, costs: ModelCosts, plan: Plan) -> Target:
         devices=plan.parallel.devices,
         seq=plan.seq,
         batch=plan.batch,
+        tokens_per_step=plan.tokens * plan.micro_batches * plan.parallel.replicas,
         model=f"{costs.architecture}, {costs.parameters:,} parameters",
         model_flops=costs.flops.model,
         palm_flops=costs.flops_palm.model,
@@ -200,7 +202,7 @@ def chosen_device(setup: Setup) -> Device | None:
 
         return read_device(setup.device_file)
     if setup.device != CPU_KEY:
-        return find_device(setup.device) if setup.device is not None else None
+        return meant_device(setup.device) if setup.device is not None else None
     measured = measured_for(CPU_KEY, setup.state)
     if measured is None:
         problem = "this machine's processor has not been measured"

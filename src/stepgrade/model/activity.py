@@ -9,6 +9,21 @@ from __future__ import annotations
 from msgspec import Struct, structs
 
 
+class HostLine(Struct, frozen=True, kw_only=True):
+    """A line of the user's Python code that the host was in: where its function begins, and what that calls."""
+
+    where: str  # file.py:line
+    function: str
+    calls: str | None = None
+    ms: float = 0.0
+
+    @property
+    def shown(self) -> str:
+        """Return the line in words: file.py:12 make_batch, in sleep."""
+        inner = "" if self.calls is None else f", in {self.calls}"
+        return f"{self.where} {self.function}{inner}"
+
+
 class CopyTally(Struct, frozen=True, kw_only=True):
     """Copies between host and device of one direction and one kind of host memory."""
 
@@ -29,6 +44,7 @@ class WaitTally(Struct, frozen=True, kw_only=True):
     ms: float
     direction: str | None = None  # h2d, d2h: of the copy that it waited for
     idle_ms: float | None = None  # of the device, in gaps that opened in these waits
+    line: HostLine | None = None  # that waits the longest
 
 
 class CollectiveTally(Struct, frozen=True, kw_only=True):
@@ -66,6 +82,16 @@ class GemmTally(Struct, frozen=True, kw_only=True):
     bytes: float | None = None
 
 
+class LoopTally(Struct, frozen=True, kw_only=True):
+    """Loops in Python over operations of microseconds."""
+
+    turns: float
+    ms: float  # from the first operation of a loop to its last
+    backward_ms: float  # of the nodes that it made
+    operations: tuple[str, ...]  # of one turn of the longest loop
+    line: HostLine | None = None
+
+
 class KernelTally(Struct, frozen=True, kw_only=True):
     """Kernels, the short ones among them, and their launches."""
 
@@ -74,18 +100,20 @@ class KernelTally(Struct, frozen=True, kw_only=True):
     short_count: float
     short_ms: float
     graph_share: float  # of the kernels, how many were replayed from a graph
-    launch_call_us: float | None = None  # mean of a launching call on the host
+    launch_call_us: float | None = None  # median of a launching call on the host
     outrun_share: float = 0.0  # of the kernels, how many are shorter than the call that launched them
 
 
 class HostGaps(Struct, frozen=True, kw_only=True):
     """The device's waits for its host: after a wait of the host, in long gaps, at launches."""
 
-    after_sync_ms: float  # in gaps that opened while the host waited for the device
-    stall_ms: float  # in other gaps that are too long for a launch
+    after_sync_ms: float  # in gaps that opened while the host waited, as far as it would have run ahead
+    stall_ms: float  # in other gaps, or parts of them, that are too long for a launch
     stalls: float
     longest_ms: float
     dispatch_ms: float
+    steady_stall_ms: float | None = None  # that three of four steps have at least
+    stall_from_ms: float = 1.0  # gaps from this length on are too long for a launch
 
 
 class PartTime(Struct, frozen=True, kw_only=True):
@@ -109,6 +137,7 @@ class Straggler(Struct, frozen=True, kw_only=True):
     trouble: str | None = None  # the account of the ledger
     trouble_excess: float = 0.0
     ranks: int = 2
+    line: HostLine | None = None  # of the user's code that its host is in while the step waits
 
 
 class Activity(Struct, frozen=True, kw_only=True):
@@ -126,15 +155,21 @@ class Activity(Struct, frozen=True, kw_only=True):
     parts: tuple[PartTime, ...] = ()
     matmul_dtype_ms: dict[str, float] = {}
     marks: dict[str, float] = {}  # how often operations that tell something were called
+    # What is communicated for: data, fsdp, tensor, pipeline or expert parallelism, or unknown.
+    parallelism_ms: dict[str, float] = {}
     kernel_group_ms: dict[str, float] = {}  # time of kernels that their names put into a group
     class_kernels: dict[str, float] = {}
     input_ms: tuple[float, ...] = ()  # waiting for input in each steady step, of the first rank
     loader: str | None = None
     scalar_read_ms: float = 0.0
+    loop: LoopTally | None = None
     backward_passes: float | None = None
     skipped_steps: int = 0  # steady steps without a backward pass or optimizer, while others have it
     skipped_part: str | None = None
     recompute_ms: float = 0.0
+    platform: str | None = None  # whose runtime the host calls: cuda, rocm, mtia, xpu, npu, cpu
+    startup_ms: float = 0.0  # in single calls that load kernels or set the device up, with the device idle
+    lines: dict[str, tuple[HostLine, ...]] = {}  # of the user's code, by what was waited for
     skew_ms: float | None = None
     straggler: Straggler | None = None
     capability: str | None = None
@@ -148,6 +183,7 @@ class Activity(Struct, frozen=True, kw_only=True):
         if factor == 1.0:
             return self
         kernels, gaps, optimizer, straggler = self.kernels, self.gaps, self.optimizer, self.straggler
+        loop = self.loop
         return structs.replace(
             self,
             kernels=kernels
@@ -157,6 +193,7 @@ class Activity(Struct, frozen=True, kw_only=True):
                 gaps,
                 after_sync_ms=gaps.after_sync_ms * factor,
                 stall_ms=gaps.stall_ms * factor,
+                steady_stall_ms=None if gaps.steady_stall_ms is None else gaps.steady_stall_ms * factor,
                 dispatch_ms=gaps.dispatch_ms * factor,
             ),
             copies=tuple(structs.replace(tally, ms=tally.ms * factor) for tally in self.copies),
@@ -175,9 +212,12 @@ class Activity(Struct, frozen=True, kw_only=True):
             gemms=tuple(structs.replace(tally, ms=tally.ms * factor) for tally in self.gemms),
             parts=tuple(structs.replace(part, ms=part.ms * factor) for part in self.parts),
             matmul_dtype_ms={name: ms * factor for name, ms in self.matmul_dtype_ms.items()},
+            parallelism_ms={name: ms * factor for name, ms in self.parallelism_ms.items()},
             kernel_group_ms={name: ms * factor for name, ms in self.kernel_group_ms.items()},
             scalar_read_ms=self.scalar_read_ms * factor,
+            loop=loop and structs.replace(loop, ms=loop.ms * factor, backward_ms=loop.backward_ms * factor),
             recompute_ms=self.recompute_ms * factor,
+            startup_ms=self.startup_ms * factor,
             skew_ms=None if self.skew_ms is None else self.skew_ms * factor,
             straggler=straggler and structs.replace(straggler, caused_ms=straggler.caused_ms * factor),
         )

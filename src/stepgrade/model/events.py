@@ -96,6 +96,15 @@ class HostRanges(Struct, frozen=True, eq=False, kw_only=True):
     python_parent: Wholes
 
 
+class HostFrames(Struct, frozen=True, eq=False, kw_only=True):
+    """Python functions on host threads (`python_function`): all of the user's, of others those that take long."""
+
+    name: Ids
+    start_ns: Longs  # of a function that ran when recording began, less than 0
+    dur_ns: Wholes
+    thread: Ids
+
+
 class DeviceRanges(Struct, frozen=True, eq=False, kw_only=True):
     """Annotations as the profiler projects them on streams (`gpu_user_annotation`): not busy time."""
 
@@ -113,6 +122,7 @@ class Inputs(Struct, frozen=True, kw_only=True):
     dims: bytes
     types: bytes = b"[]"
     concrete: bytes = b"[]"
+    strides: bytes = b"[]"
 
 
 class Collective(Struct, frozen=True, kw_only=True):
@@ -167,4 +177,5 @@ class Trace(Struct, frozen=True, eq=False, kw_only=True):
     threads: tuple[TraceThread, ...] = ()
     device_ranges: DeviceRanges | None = None
     process: str | None = None  # the process that recorded it, where other files are of the same one
+    frames: HostFrames | None = None
     categories: dict[str, int] = {}  # how many events of each category we know the file holds

@@ -13,7 +13,8 @@ class Finding(Struct, frozen=True, kw_only=True):
     """One thing worth knowing about a run; gains are shares of the step (0 to 1).
 
     `gain_high` is what the ledger holds of it, `gain_low` what is realistic and `gain_basis` says why.
-    `consequences` are claims of rules that saw the same cause from another side.
+    `consequences` are claims of rules that saw the same cause from another side. `where` is the line of the
+    user's Python code ("file.py:12") that the time goes to, where the source recorded stacks.
     """
 
     rule: str
@@ -29,3 +30,4 @@ class Finding(Struct, frozen=True, kw_only=True):
     account: str | None = None  # the account of the ledger that the gain comes out of
     consequences: tuple[str, ...] = ()
     warning: str | None = None  # the code of the warning about the source that it repeats
+    where: str | None = None

@@ -64,6 +64,8 @@ class LayerTime(Struct, frozen=True, kw_only=True):
     fwd_total_ms: float | None = None
     bwd_total_ms: float | None = None
     recompute_total_ms: float | None = None
+    fwd_samples_ms: tuple[float, ...] = ()  # one for each steady step, where the source tells them
+    bwd_samples_ms: tuple[float, ...] = ()
     ops_total_ms: dict[str, float] = {}
 
 

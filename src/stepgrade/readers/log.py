@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
+from contextlib import suppress
 
 import msgspec
 from msgspec import Struct
 
-from stepgrade.errors import BadInput, UnknownFormat
+from stepgrade.errors import BadInput
 from stepgrade.model import Profile
 from stepgrade.model.notes import Note
 from stepgrade.readers import step_profile
@@ -22,6 +22,7 @@ MAX_OBJECT_BYTES = 16 * 2**20
 # Both emitters write "_profiler" first. Between the brace and the key there is only white space.
 _OPENING = re.compile(rb'\{\s{0,256}"_profiler"')
 _OPENING_BYTES = 512
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 # Possessive, so that a long string costs no memory; `\Z` marks a string that the text cuts off.
 _TOKEN = re.compile(rb'(?P<opening>\{\s{0,256}"_profiler")|"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+(?:"|\\?\Z)|[{}]')
 
@@ -61,28 +62,24 @@ def find_profile(source: ByteSource) -> FoundText:
                 found = FoundText(text=text, line=line, count=found.count + 1 if found else 1)
         if found is not None:
             return found
-    if source.json_error is not None:
+    from stepgrade.readers.foreign import refusal, what_it_is  # noqa: PLC0415  only for what cannot be read
+
+    if source.json_error is not None and what_it_is(source.head) is None:
         raise source.json_error.at(source.name)
     if cut_line is not None:
         problem = "the profile is cut off or its JSON is broken"
         raise BadInput(problem, where=f"{source.name}: line {cut_line}", hint="is the file whole?")
-    hint = "expected a step profile as JSON, or a training log that holds one"
-    raise UnknownFormat("no profile in this file", where=source.name, hint=hint)
+    raise refusal(source)
 
 
 def _quoted_texts(source: ByteSource) -> Iterator[bytes]:
     """Yield the strings inside a JSON document: some harnesses keep a run's log as one of them."""
     if source.json_keys is None or b'\\"_profiler\\"' not in source.document():
         return
-    waiting: list[Any] = [msgspec.json.decode(source.document())]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, str):
-            yield value.encode() + b"\n"
-        elif isinstance(value, dict):
-            waiting.extend(value.values())
-        elif isinstance(value, list):
-            waiting.extend(value)
+    for string in _STRING.finditer(source.document()):
+        if b'\\"_profiler\\"' in string[0]:
+            with suppress(msgspec.DecodeError, UnicodeError):  # half a surrogate is no text
+                yield msgspec.json.decode(string[0], type=str).encode() + b"\n"
 
 
 class _Scanner:

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import accumulate, islice
 from typing import NamedTuple, TypeAlias
 
 from msgspec.structs import replace
@@ -65,12 +65,13 @@ class _Recording(NamedTuple):
 def _read_all(files: list[RankFile], options: ReadOptions) -> Iterator[Trace]:
     """Yield the traces and keep none of them; raise BadInput for those that are of different runs."""
     sizes = [os.path.getsize(path) if os.path.isfile(path) else 0 for path, _ in files]  # noqa: PTH113, PTH202
-    seen: list[_Recording] = []
-    for place, (path, input_format) in enumerate(files):
+    seen: dict[int | None, list[_Recording]] = {}
+    all_bytes = sum(sizes)
+    for (path, input_format), before in zip(files, accumulate(sizes, initial=0), strict=False):
 
-        def report(done_bytes: int, _: int, before_bytes: int = sum(sizes[:place])) -> None:
+        def report(done_bytes: int, _: int, before_bytes: int = before) -> None:
             if options.progress is not None:
-                options.progress(before_bytes + done_bytes, sum(sizes))
+                options.progress(before_bytes + done_bytes, all_bytes)
 
         with ByteSource(path, replace(options, progress=report)) as source:
             found = registry.read_source(source, input_format)
@@ -84,7 +85,7 @@ def _read_all(files: list[RankFile], options: ReadOptions) -> Iterator[Trace]:
                 yield trace.pop()
 
 
-def _with_rank(trace: Trace, path: str, seen: list[_Recording]) -> Trace:
+def _with_rank(trace: Trace, path: str, seen: dict[int | None, list[_Recording]]) -> Trace:
     """Return the trace with its rank, and with the process where an earlier file is of the same one."""
     # pathlib takes longer to import than a small trace to read.
     name = os.path.basename(path)  # noqa: PTH119
@@ -92,17 +93,18 @@ def _with_rank(trace: Trace, path: str, seen: list[_Recording]) -> Trace:
         match = re.search(r"(?:^|[^a-z])rank[-_. ]?(\d{1,6})(?!\d)", name, re.IGNORECASE)
         trace = replace(trace, rank=int(match[1]) if match else None)
     own = _recording_of(trace, path, name)
-    of_process = [other for other in seen if own.is_of_process(other)]
-    for other in seen:
-        if own.rank == other.rank and other.path != path and not of_process:
+    alike = seen.setdefault(own.rank, [])
+    of_process = next((place for place, other in enumerate(alike) if own.is_of_process(other)), None)
+    for other in alike if of_process is None else ():
+        if other.path != path:
             if own.is_apart(other):
                 problem = f"{other.path} and {path} are of different runs: one was over when the other began"
                 raise BadInput(problem, hint="score them one by one")
             if own.rank is not None:
                 problem = f"{other.path} and {path} both say they are rank {own.rank}"
                 raise BadInput(problem, hint="give the files of one capture, one for each rank")
-    seen.append(own)
-    return replace(trace, process=str(seen.index(of_process[0] if of_process else own)))
+    alike.append(own)
+    return replace(trace, process=f"{own.rank} {len(alike) - 1 if of_process is None else of_process}")
 
 
 def _recording_of(trace: Trace, path: str, name: str) -> _Recording:

@@ -16,6 +16,7 @@ from stepgrade.model.profile import APR_PROFILER_V1, STEP_PROFILER_V2, WorkKind
 from stepgrade.readers.base import Reader
 from stepgrade.readers.source import ByteSource
 
+_MOST_NOTES = 100  # our recorder writes a handful
 _KEYS = {"_profiler", "avg_step_ms", "phases", "per_layer", "steps", "steps_profiled"}
 
 
@@ -136,7 +137,10 @@ def profile_from_json(text: bytes, name: str) -> Profile:
         recorded=circumstances_of(recorded),
         contents=contents_of(recorded),
         notes=(
-            *(recorded.notes_coded or (Note("recorder", text) for text in recorded.notes)),
+            *(
+                recorded.notes_coded[:_MOST_NOTES]
+                or (Note("recorder", text) for text in recorded.notes[:_MOST_NOTES])
+            ),
             *((Note("no_steps", "the profile says it holds 0 steps"),) if steps == 0 else ()),
         ),
     )

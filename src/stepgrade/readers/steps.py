@@ -48,7 +48,7 @@ def _cut(trace: Trace, steps: tuple[int, int]) -> Trace:
         ranges=_keep(trace.ranges, _starts_in(trace.ranges, low, high)),
         device_ranges=trace.device_ranges
         and _keep(trace.device_ranges, _starts_in(trace.device_ranges, low, high)),
-    )
+    )  # Python frames stay whole: functions around the steps began before them
 
 
 def _starts_in(rows: Any, low: int, high: int) -> Mask:

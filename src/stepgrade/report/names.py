@@ -4,31 +4,82 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 
-# Control characters (C0, DEL, C1), line separators, invisible ones, and marks that change the direction of
-# writing.
+# Control characters (C0, DEL, C1), line separators, invisible ones, marks that change the direction of
+# writing, and the two that are no characters, which XML refuses.
 # Patterns are kept as text: compiling them takes longer than all clean names of a scorecard.
 _UNPRINTABLE = (
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
-    "\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
+    "\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff\U000e0000-\U000e007f]"
 )
+# What CI systems obey wherever it stands in a line: Azure's and TeamCity's commands, and GitHub's old ones.
+_COMMAND = r"##(?=\w*\[)"
+# What GitHub obeys at the beginning of a line.
+_LINE_COMMAND = r"(?m)^([^\S\n]*)::"
 _MARKDOWN = r"([\\`*_{}\[\]<>()#+!|~&])"
+_BETWEEN_WORDS = tuple("_-. :/")
+# No sentence of ours comes near it.
+LONGEST_TEXT = 2000
 _WIDE = frozenset("WF")
 _NO_CELL = frozenset({"Cf", "Me", "Mn"})
 
 
-def printable(text: str) -> str:
-    """Return `text` on one line, with every character that could act on a terminal spelt out."""
-    return text if text.isprintable() else re.sub(_UNPRINTABLE, _spelt, text)
+def printable(name: str) -> str:
+    """Return `name` on one line, with everything spelt out that could act on a terminal or on a CI system."""
+    if "##" in name:
+        name = re.sub(_COMMAND, r"#\\x23", name)
+    return name if name.isprintable() else re.sub(_UNPRINTABLE, _spelt, name)
 
 
-def shortened(text: str, width: int) -> str:
-    """Return printable text of at most `width` cells, cut in the middle."""
+def without_line_commands(lines: str, spelt: str = r"\x3a:") -> str:
+    """Return a text of many lines in which no name at the beginning of a line commands a CI system."""
+    return re.sub(_LINE_COMMAND, lambda match: match[1] + spelt, lines) if "::" in lines else lines
+
+
+def shortened(text: str, width: int = LONGEST_TEXT, *, at_words: bool = True) -> str:
+    """Return printable text of at most `width` cells, cut in the middle, if possible between words."""
     text = printable(text)
     if _fits(text, width):
         return text
-    front, back = _front(text, (width - 1 + 1) // 2), _front(text[::-1], (width - 1) // 2)
+    front = _front(text, width // 2)
+    front = _whole_words(front, text) if at_words else front
+    backwards = text[: len(front) - 1 if front else None : -1]
+    back = _front(backwards, width - 1 - cells(front))
+    back = _whole_words(back, backwards) if at_words else back
     return f"{front}…{back[::-1]}"
+
+
+def _whole_words(part: str, text: str) -> str:
+    """Return the beginning of a text without the word that it cuts, unless that is most of it."""
+    if text[len(part) : len(part) + 1] in _BETWEEN_WORDS:
+        return part
+    end = max(part.rfind(mark) for mark in _BETWEEN_WORDS) + 1
+    return part[:end] if end > len(part) // 2 else part
+
+
+def told_apart(names: Sequence[str], width: int) -> list[str]:
+    """Return names of at most `width` cells: of words that all have, only as many as there is room for."""
+    names = [printable(name) for name in names]
+    if all(_fits(name, width) for name in names) or len(set(names)) < len(names):
+        return [shortened(name, width) for name in names]
+    words = [re.split(r"(?<=[_\-. :/])", name) for name in names]
+    first = last = 0
+    least = min(map(len, words)) - 1
+    while first < least and len({word[first] for word in words}) == 1:
+        first += 1
+    while last < least - first and len({word[-1 - last] for word in words}) == 1:
+        last += 1
+
+    def shown(first: int, last: int) -> list[str]:
+        kept = ["".join(word[first : len(word) - last]).rstrip("_-. :/") for word in words]
+        return [f"{'…' * bool(first)}{name}{'…' * bool(last)}" for name in kept]
+
+    while first and all(_fits(name, width) for name in shown(first - 1, last)):
+        first -= 1
+    while last and all(_fits(name, width) for name in shown(first, last - 1)):
+        last -= 1
+    return [shortened(name, width) for name in shown(first, last)]
 
 
 def cells(text: str) -> int:
@@ -65,11 +116,11 @@ def markdown(text: str, limit: int = 200) -> str:
     return re.sub(_MARKDOWN, r"\\\1", shortened(text, limit))
 
 
-def json_text(text: str) -> str:
-    """Return JSON with every unprintable character escaped; inside strings that means the same."""
-    if text.isprintable():
-        return text
-    return re.sub(_UNPRINTABLE, _json_escape, text)
+def json_text(document: str) -> str:
+    """Return JSON with unprintable characters and CI commands escaped; inside strings that means the same."""
+    if "##" in document:
+        document = re.sub(_COMMAND, r"#\\u0023", document)
+    return document if document.isprintable() else re.sub(_UNPRINTABLE, _json_escape, document)
 
 
 def _spelt(match: re.Match[str]) -> str:

@@ -24,7 +24,7 @@ from stepgrade.report.blocks import (
     Table,
     Title,
 )
-from stepgrade.report.names import cells, printable, shortened, wrapped
+from stepgrade.report.names import cells, shortened, without_line_commands, wrapped
 
 # The sixteen base colours follow the user's theme, so they read on dark and on light backgrounds.
 _STYLES = {
@@ -43,6 +43,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 LEAST_WIDTH = 40
 LEAST_FACT_WIDTH = 22
 LEAST_NAME_WIDTH = 12
+LEAST_BAR_WIDTH = 4
 # Below this, what has a narrow form is drawn in it.
 NARROW = 60
 CHART_ROWS = 10
@@ -52,7 +53,7 @@ def write(blocks: Iterable[Block], *, width: int, color: bool) -> str:
     """Return the blocks as lines of at most `width` cells; styles become escape codes only with `color`."""
     canvas = _Canvas(width=width, color=color)
     canvas.draw(blocks)
-    return "\n".join(canvas.lines) + "\n"
+    return without_line_commands("\n".join(canvas.lines)) + "\n"
 
 
 class _Canvas:
@@ -72,7 +73,7 @@ class _Canvas:
 
     def paragraph(self, text: str, indent: str, first: str | None = None, style: str | None = None) -> None:
         """Add text made printable and wrapped to the width; `first` replaces the first line's indent."""
-        for number, part in enumerate(wrapped(printable(text), self.width - cells(indent))):
+        for number, part in enumerate(wrapped(shortened(text), self.width - cells(indent))):
             self.line((first if first is not None and number == 0 else indent) + self.style(part, style))
 
     def draw(self, blocks: Iterable[Block]) -> None:
@@ -89,7 +90,7 @@ class _Canvas:
         """Draw the first line, in which a name gives way to what is around it."""
         if not title.before:
             return
-        before, after = printable(title.before), printable(title.after)
+        before, after = shortened(title.before), shortened(title.after)
         room = max(8, self.width - cells(before) - cells(after))
         text = f"{before}{shortened(title.name, room)}{after}"
         self.line(self.style(shortened(text, self.width) if title.style == "dim" else text, title.style))
@@ -103,7 +104,7 @@ class _Canvas:
 
     def draw_badge(self, badge: Badge) -> None:
         """Draw the answer, what it means, and its place on a scale."""
-        answer = printable(badge.text)
+        answer = shortened(badge.text)
         first = f"  {self.style(f' {answer} ', badge.style)}  "
         indent = " " * (cells(answer) + 6)
         if badge.headline:
@@ -127,7 +128,7 @@ class _Canvas:
         for fact in block.rows:
             if fact.only == "full":
                 continue
-            title = f"  {self.style(padded(printable(fact.name), block.width), fact.style)}"
+            title = f"  {self.style(padded(shortened(fact.name), block.width), fact.style)}"
             if block.width and self.width >= block.width + LEAST_FACT_WIDTH:
                 self.paragraph(fact.text, " " * (block.width + 2), title, fact.text_style)
             else:
@@ -147,9 +148,14 @@ class _Canvas:
         widest = self.width // (2 if block.has_long_names and not is_narrow else 3)
         names_width = max((cells(shortened(name, self.width)) for name, _, _ in rows), default=0)
         name_width = min(names_width, max(LEAST_NAME_WIDTH, widest))
-        bar_width = max(4, self.width - name_width - figures_width - 6)
+        names, at_words = {name for name, _, _ in rows}, True
+        if len({shortened(name, name_width) for name in names}) < len(names):
+            # Names that are cut to the same letters say nothing: the bars give way, then whole words.
+            name_width = min(names_width, max(name_width, self.width - figures_width - LEAST_BAR_WIDTH - 6))
+            at_words = len({shortened(name, name_width) for name in names}) == len(names)
+        bar_width = max(LEAST_BAR_WIDTH, self.width - name_width - figures_width - 6)
         for name, length, figures in rows:
-            shown = padded(shortened(name, name_width), name_width)
+            shown = padded(shortened(name, name_width, at_words=at_words), name_width)
             drawn = bar(length / longest if longest > 0 else 0.0, bar_width)
             self.line(f"  {shown}  {self.style(drawn, 'bar')}  {figures:>{figures_width}}")
 
@@ -178,9 +184,9 @@ class _Canvas:
         for row in table.rows:
             for column, text, last in zip(table.columns, row, above, strict=True):
                 if column.role == "group" and text != last:
-                    self.line(self.style(printable(text), column.style))
+                    self.line(self.style(shortened(text), column.style))
             texts = [
-                "" if column.role == "once" and row[place] == above[place] else printable(row[place])
+                "" if column.role == "once" and row[place] == above[place] else shortened(row[place])
                 for place, column in shown
             ]
             parts, above = _filled(columns, widths, texts), list(row)

@@ -10,6 +10,7 @@ from stepgrade.config.limits import Limits
 from stepgrade.contract import Bottleneck as BottleneckV1
 from stepgrade.model import Ledger, Profile
 from stepgrade.model.scorecard import UNKNOWN, Cause, Operation
+from stepgrade.naming.work_class import RANDOM
 from stepgrade.scoring.efficiency import Efficiency
 from stepgrade.scoring.phases import PhaseKind, PhasesOfStep
 from stepgrade.scoring.step_times import RunTimes
@@ -35,6 +36,11 @@ class Verdict(Struct, frozen=True, kw_only=True):
     bottleneck: Bottleneck
     evidence: tuple[str, ...]
 
+    @property
+    def is_wait(self) -> bool:
+        """Tell whether the device waits, and is not limited by its own work."""
+        return self.bottleneck not in _WORK
+
 
 _WORDS = {
     Bottleneck.TRANSFER: "copying between host and device with nothing else to do",
@@ -56,11 +62,13 @@ _PHASE_WORDS = {
     Bottleneck.UNKNOWN: "forward, backward and optimizer; what limits them needs operations with shapes",
 }
 # On a run without an accelerator the processor is the device, and nothing is launched.
-_PROCESSOR_HOST = "in no operation: in Python, or in work outside of the framework"
+_PROCESSOR_HOST = "in Python, in work outside of the framework, or in calls of operations of microseconds"
+_HOST = frozenset({Bottleneck.LAUNCH, Bottleneck.HOST})
 _WORK = frozenset({Bottleneck.COMPUTE, Bottleneck.MEMORY_BW, Bottleneck.UNKNOWN})
 # Arithmetic dominates these; the others move more bytes than they compute.
 _ARITHMETIC = {"gemm": "matrix products", "convolution": "convolutions", "attention": "attention"}
 LEAST_SHARE = 0.0005
+_KNOWN_SHARE = 0.5
 
 
 class Work(Struct, frozen=True, kw_only=True):
@@ -70,29 +78,44 @@ class Work(Struct, frozen=True, kw_only=True):
     has_roofs: bool  # for most of their time it is known which roof is lower
     is_certain: bool  # products can be said to be limited by arithmetic
     products: str  # the classes of arithmetic that take most of the time, in words
+    calls_share: float = 0.0  # of the operations' time on a processor, in calls too short to do anything
 
 
-def work_of(profile: Profile, operations: tuple[Operation, ...]) -> Work:
+def work_of(profile: Profile, operations: tuple[Operation, ...], limits: Limits) -> Work:
     """Return how much of the operations' time arithmetic limits, by their roofs or else by their class.
 
     Where sizes are not known, products count as limited by arithmetic only in training: its products have
-    thousands of rows; those of inference may have one, and read weights.
+    thousands of rows; those of inference may have one, and read weights. On a processor what moves fewer bytes
+    than any memory can is limited by arithmetic as well, and calls of microseconds by Python.
     """
     counted = [op for op in operations if op.ms and op.kind != "communication"]
     counted_ms = sum(op.ms or 0.0 for op in counted)
-    arithmetic_ms = sum(op.ms or 0.0 for op in counted if _is_arithmetic(op))
+    calls_ms = 0.0
+    if not _has_launches(profile):
+        short = [op for op in counted if (op.mean_ms or limits.short_call_us) * 1000.0 < limits.short_call_us]
+        calls_ms = sum(op.ms or 0.0 for op in short)
+        counted = [op for op in counted if op not in short]
+        counted_ms -= calls_ms
+        arithmetic_ms = sum(op.ms or 0.0 for op in counted if _is_arithmetic(op) or _is_slow(op, limits))
+    else:
+        arithmetic_ms = sum(op.ms or 0.0 for op in counted if _is_arithmetic(op))
     whole_ms = sum(op.ms or 0.0 for op in operations)
     has_roofs = sum(op.ms or 0.0 for op in operations if op.roof is not None) > 0.5 * whole_ms
     times = {kind: sum(op.ms or 0.0 for op in operations if op.kind == kind) for kind in _ARITHMETIC}
     longest = sorted(times, key=lambda kind: -times[kind])
-    is_known = counted_ms and any(op.kind != "other" for op in counted)
+    # What has no class may be anything: it is left out, unless it is most of the time.
+    other_ms = sum(op.ms or 0.0 for op in counted if op.kind == "other" and not _is_random(op))
+    is_known = counted_ms - other_ms > _KNOWN_SHARE * counted_ms
+    drawn_ms = sum(op.ms or 0.0 for op in counted if _is_random(op))
+    named_words = " and ".join(
+        _ARITHMETIC[kind] for kind in longest if times[kind] > 0.05 * sum(times.values())
+    )
     return Work(
-        arithmetic_share=arithmetic_ms / counted_ms if is_known else None,
+        arithmetic_share=min(1.0, arithmetic_ms / (counted_ms - other_ms)) if is_known else None,
         has_roofs=has_roofs,
         is_certain=has_roofs or any(phase.name == "backward" for phase in profile.phases),
-        products=" and ".join(
-            _ARITHMETIC[kind] for kind in longest if times[kind] > 0.05 * sum(times.values())
-        ),
+        products="random numbers" if drawn_ms > sum(times.values()) else named_words or "arithmetic",
+        calls_share=calls_ms / (counted_ms + calls_ms) if calls_ms else 0.0,
     )
 
 
@@ -101,6 +124,17 @@ def _is_arithmetic(op: Operation) -> bool:
     if op.roof is not None and op.flops and op.bytes:
         return op.roof == "compute"
     return op.kind in _ARITHMETIC
+
+
+def _is_random(op: Operation) -> bool:
+    return RANDOM.match(op.name) is not None
+
+
+def _is_slow(op: Operation, limits: Limits) -> bool:
+    """Tell whether an operation moves bytes so slowly that memory cannot be what limits it."""
+    if _is_random(op):
+        return True
+    return op.kind != "other" and op.bytes_per_s is not None and op.bytes_per_s < limits.slow_memory_bytes_s
 
 
 def rank_causes(profile: Profile, times: RunTimes, ledger: Ledger | None, work: Work) -> tuple[Cause, ...]:
@@ -154,9 +188,10 @@ def _shares_of_device(profile: Profile, ledger: Ledger, work: Work) -> dict[Bott
         Bottleneck.COMMUNICATION: ledger.exposed_communication or 0.0,
         Bottleneck.TRANSFER: ledger.exposed_copy or 0.0,
         Bottleneck.LAUNCH: idle - stalled,
-        Bottleneck.HOST: stalled + (ledger.idle_sync or 0.0),
+        Bottleneck.HOST: stalled + (ledger.idle_sync or 0.0) + compute * work.calls_share,
         Bottleneck.UNKNOWN: unattributed,
     }
+    compute *= 1.0 - work.calls_share
     arithmetic = work.arithmetic_share
     if arithmetic is None:
         return shares | {Bottleneck.UNKNOWN: unattributed + compute}
@@ -177,13 +212,23 @@ def _computing_part(profile: Profile) -> str:
 def bottleneck_of_ledger(
     profile: Profile, ledger: Ledger, causes: tuple[Cause, ...], work: Work, limits: Limits
 ) -> Verdict:
-    """Name the largest wait above the limit, else the work that fills the device, by the device's ledger."""
+    """Name what would gain the most: the largest wait, unless it is small beside the work of the device.
+
+    Launching late and doing something else are both the host's: together they are one wait. A wait can be gained
+    as a whole; of the work itself a quarter is a usual gain (precision, fusing, better kernels).
+    """
     waits = [cause for cause in causes if cause.bottleneck not in _WORK]
-    longest, unexplained = (waits[0].share if waits else 0.0), ledger.unattributed or 0.0
-    if max(longest, unexplained) < limits.device_wait_share:
-        if ledger.compute is not None and ledger.compute > limits.busy_share:
-            return _busy(profile, ledger.compute, work)
-        evidence = f"no single wait is {show_share(limits.device_wait_share, 0)} of the step or more"
+    shares = {Bottleneck(cause.bottleneck): cause.share for cause in waits}
+    of_host = sum(shares.get(name, 0.0) for name in _HOST)
+    if waits and of_host > waits[0].share:
+        waits = sorted(waits, key=lambda cause: cause.bottleneck not in _HOST)
+    longest, unexplained = max([of_host, *shares.values()]), ledger.unattributed or 0.0
+    compute = (ledger.compute or 0.0) * (1.0 - work.calls_share)
+    least = max(limits.device_wait_share, limits.wait_over_work * compute)
+    if max(longest, unexplained) < least:
+        if compute > limits.busy_share:
+            return busy_verdict(profile, compute, work)
+        evidence = f"no single wait is {show_share(least, 0)} of the step or more"
         return Verdict(bottleneck=Bottleneck.UNKNOWN, evidence=(evidence,))
     if longest < unexplained:
         evidence = (
@@ -197,18 +242,21 @@ def bottleneck_of_ledger(
     return Verdict(bottleneck=name, evidence=(evidence,))
 
 
-def _busy(profile: Profile, compute: float, work: Work) -> Verdict:
+def busy_verdict(profile: Profile, compute: float, work: Work) -> Verdict:
     """Tell arithmetic from memory traffic by what the device's time is in."""
     busy = f"the {_computing_part(profile)} computes {show_share(compute)} of the step"
     share = work.arithmetic_share
+    shapes = profile.recorded is not None and "shapes" in profile.recorded.settings
     if share is None:
-        evidence = f"{busy}; its operations are not known: record host operations with shapes"
+        record = "its kernels' names tell nothing" if shapes else "record host operations with shapes"
+        evidence = f"{busy}; its operations are not known: {record}"
         return Verdict(bottleneck=Bottleneck.UNKNOWN, evidence=(evidence,))
     basis = "" if work.has_roofs else " (by their class: not all have shapes and a known device)"
     if share > 0.5:
         evidence = f"{busy}, and {show_share(share)} of the operations' time is in {work.products}"
         if not work.is_certain:
-            why = "their sizes tell whether arithmetic or memory limits them: record shapes"
+            why = "their sizes tell whether arithmetic or memory limits them"
+            why += ", and the trace has none for these" if shapes else ": record shapes"
             return Verdict(bottleneck=Bottleneck.UNKNOWN, evidence=(f"{evidence}; {why}",))
         return Verdict(bottleneck=Bottleneck.COMPUTE, evidence=(f"{evidence}{basis}",))
     evidence = (

@@ -56,7 +56,7 @@ def efficiency_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> E
     throughput, target = throughput_of(profile, times, options), options.target
     rate = throughput.tok_s / target.devices if throughput else None
     is_given = options.throughput_tok_s is not None or options.tokens_per_step is not None
-    if throughput and throughput.tokens_per_step and not is_given:
+    if throughput and profile.tokens_per_step and throughput.tokens_per_step and not is_given:
         rate = throughput.tok_s  # tokens that a profile counted are already those of one device
     ceilings = target.ceilings
     roof = lowest(ceilings)
@@ -125,9 +125,13 @@ def throughput_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> T
     """
     if options.throughput_tok_s is not None:
         return Throughput(tok_s=options.throughput_tok_s, basis="given")
-    tokens = options.tokens_per_step or profile.tokens_per_step
+    tokens, origin = options.tokens_per_step or profile.tokens_per_step, "from the profile"
+    if options.tokens_per_step:
+        origin = "given"
+    elif not tokens and profile.throughput_tok_s is None and options.target.tokens_per_step:
+        tokens, origin = options.target.tokens_per_step, "batch x sequence, as given"
     if tokens and profile.mean_step_ms and times.typical_ms:
-        origin, steady = "given" if options.tokens_per_step else "from the profile", times.steady
+        steady = times.steady
         return Throughput(
             tok_s=tokens / times.typical_ms * 1000.0,
             low=tokens / steady.high_ms * 1000.0 if steady and steady.high_ms else None,

@@ -13,7 +13,7 @@ from stepgrade.model import RECORDER, Note, Profile
 from stepgrade.model.scorecard import LayerStep
 from stepgrade.scoring.phases import PhaseKind, PhasesOfStep
 from stepgrade.scoring.step_times import RunTimes
-from stepgrade.statistics import median_and_spread
+from stepgrade.statistics import median, median_and_spread
 from stepgrade.units import show_ratio
 
 Direction = Literal["forward", "backward"]
@@ -122,5 +122,33 @@ def _outliers(profile: Profile, direction: Direction, limits: Limits) -> list[Sl
     return [
         SlowLayer(layer=layer, direction=direction, total_ms=ms, median_ms=middle)
         for layer, ms in totals.items()
-        if ms > bound
+        if ms > bound and _is_always_slow(profile, layer, direction, limits)
     ]
+
+
+def _is_always_slow(profile: Profile, number: int, direction: Direction, limits: Limits) -> bool:
+    """Tell whether a layer of the same kind stands out in nearly every step, not in a few disturbed ones.
+
+    A processor's times are disturbed so often that one or two steps prove nothing.
+    """
+    # What calls other operations than most layers do is another kind of layer, not a slow one.
+    names = {layer.layer: set(layer.ops_total_ms) for layer in profile.layers}
+    shared = [
+        len(own & names[number]) / max(1, len(own | names[number]))
+        for other, own in names.items()
+        if other != number
+    ]
+    if names[number] and median(shared) < limits.outlier_same_operations:
+        return False
+    samples = {
+        layer.layer: layer.fwd_samples_ms if direction == "forward" else layer.bwd_samples_ms
+        for layer in profile.layers
+    }
+    steps = len(samples[number])
+    if profile.activity is not None and profile.activity.driver == "host" and steps < limits.outlier_least_steps:
+        return False
+    slow = 0
+    for step in range(steps):
+        usual = median(times[step] for times in samples.values() if len(times) > step)
+        slow += samples[number][step] > limits.outlier_ratio * usual
+    return slow >= limits.outlier_steps_share * steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Sequence
 from math import fsum
 from typing import Any, TypeVar
@@ -16,15 +17,16 @@ from stepgrade.model.activity import (
     CopyTally,
     GemmTally,
     HostGaps,
+    HostLine,
     KernelTally,
     OptimizerTally,
     PartTime,
     WaitTally,
 )
 from stepgrade.model.columns import among, distinct, groups
-from stepgrade.model.events import NONE, DeviceEvent, Ids, Kinds, Longs
+from stepgrade.model.events import NONE, DeviceEvent, Ids, Kinds, Longs, Trace
 from stepgrade.naming.torch_names import GRAPH_LAUNCH, LAUNCH_CALL, LOADER, OPTIMIZER_STEP, Mask, named
-from stepgrade.naming.work_class import WorkClass
+from stepgrade.naming.work_class import RANDOM, WorkClass
 from stepgrade.statistics import mean
 from stepgrade.trace import intervals as iv
 from stepgrade.trace.collectives import tally_collectives
@@ -36,17 +38,40 @@ from stepgrade.trace.counts import (
     group_kernels,
     scalar_reads,
 )
+from stepgrade.trace.frames import NO_FRAMES, LoopFrames, find_loop_frames
 from stepgrade.trace.ledger import HOST_COPIES, LedgerSpans, waiting_calls
 from stepgrade.trace.links import OP, nearest, pick
 from stepgrade.trace.matmuls import matmul_time_by_dtype, tally_gemms
 from stepgrade.trace.operations import tally_parts
+from stepgrade.trace.parallelism import communication_by_purpose
 from stepgrade.trace.pieces import Pieces
+from stepgrade.trace.python_loops import tally_loop
 from stepgrade.trace.timeline import IN_BACKWARD, IN_INPUT, IN_OPTIMIZER, Driver, Timeline
 from stepgrade.units import NS_PER_MS
 
 SHORT_NS = 10_000  # TraceLens and nsys-ai call kernels below 10 microseconds short
 # nsys-ai: a gap above 1 ms is a bubble. In a short step 2 % of it is one, if no launch can take as long.
 STALL_NS, STALL_SHARE, LONGEST_LAUNCH_NS = 1_000_000, 0.02, 250_000
+# A first launch loads its kernel, a first allocation makes the context: milliseconds to seconds.
+SETS_UP = re.compile(
+    r"^(cu|hip)\w*(Launch|Malloc|HostAlloc|Module|LibraryLoad|Create|Init|SetDevice|GetDevice|FuncGet|Occupancy)"
+    r"|^(cuda|hip)Free$",
+)
+SETUP_NS, FEW_CALLS = 5_000_000, 20
+# Runtimes whose events have categories of their own, and how the calls of others begin.
+_OWN_CATEGORIES = ("mtia", "xpu", "hpu")
+_PLATFORMS = (
+    ("rocm", re.compile(r"hip[A-Z]|AMD\b")),
+    ("cuda", re.compile(r"cu(da)?[A-Z]|NVIDIA\b|Tesla\b|GeForce\b|Quadro\b")),
+    ("npu", re.compile(r"acl[a-z]|Ascend")),
+)
+_ARCHITECTURES = (
+    ("6.0", re.compile(r"(maxwell|pascal)_")),
+    ("7.0", re.compile(r"(volta|turing)_")),
+    ("8.0", re.compile(r"(ampere|sm80)_")),
+    ("9.0", re.compile(r"(nvjet|sm90)_")),
+    ("10.0", re.compile(r"sm10\d_")),
+)
 _COPIES = {DeviceEvent.COPY_H2D: "h2d", DeviceEvent.COPY_D2H: "d2h", DeviceEvent.COPY_OTHER: "other"}
 _DURING = ((IN_OPTIMIZER, "optimizer"), (IN_BACKWARD, "backward"), (IN_INPUT, "input"))
 _DIRECTIONS = (None, "h2d", "d2h")
@@ -71,12 +96,13 @@ def measure_activity(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Activi
     skipped, part = count_skipped_steps(timeline, pieces)
     class_counts = np.bincount(pieces.work_class[pieces.steady], minlength=len(WorkClass)).tolist()
     dtype_ns = matmul_time_by_dtype(trace, pieces)
+    frames = find_loop_frames(trace, timeline.steps.thread)
     return Activity(
         driver=timeline.driver.value,
         kernels=tally_kernels(timeline, pieces, steps) if on_device else None,
-        gaps=tally_gaps(timeline, ledger, steps) if on_device and ledger else None,
+        gaps=tally_gaps(timeline, ledger, steps) if ledger else None,
         copies=tally_copies(timeline, pieces, steps) if on_device else (),
-        waits=tally_waits(timeline, steps) if on_device else (),
+        waits=tally_waits(timeline, frames, steps) if on_device else (),
         collectives=tally_collectives(timeline, pieces, steps),
         communication_ms=_steady_ms(timeline, ledger.communication, steps) if ledger else 0.0,
         optimizer=tally_optimizer(timeline, pieces, steps) if on_device else None,
@@ -84,6 +110,7 @@ def measure_activity(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Activi
         parts=tally_parts(timeline, pieces, phase, steps),
         matmul_dtype_ms={dtype: ns / steps / NS_PER_MS for dtype, ns in dtype_ns.items()},
         marks=count_marks(timeline, steps),
+        parallelism_ms=communication_by_purpose(timeline, pieces, steps),
         kernel_group_ms=group_kernels(timeline, pieces, steps) if on_device else {},
         class_kernels={
             work_class.label: class_counts[work_class] / steps
@@ -93,14 +120,121 @@ def measure_activity(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Activi
         input_ms=tuple((windows.in_steady(ledger.idle_input) / NS_PER_MS).tolist()) if ledger else (),
         loader=class_in_range(timeline, LOADER),
         scalar_read_ms=_steady_ms(timeline, scalar_reads(timeline), steps),
+        loop=tally_loop(timeline, frames, steps) if timeline.driver is Driver.HOST else None,
         backward_passes=count_backward_passes(timeline),
         skipped_steps=skipped,
         skipped_part=part,
+        platform=find_platform(timeline),
+        startup_ms=startup_ms(timeline, steps) if on_device else 0.0,
+        lines=find_lines(timeline, frames, steps),
     )
 
 
 def _steady_ms(timeline: Timeline, spans: iv.Spans, steps: int) -> float:
     return int(timeline.windows.in_steady(spans).sum()) / steps / NS_PER_MS
+
+
+def find_platform(timeline: Timeline) -> str | None:
+    """Return whose runtime the host drives: cuda, rocm, mtia, xpu, npu, hpu, or cpu where there is no device."""
+    trace = timeline.trace
+    if timeline.driver is Driver.HOST:
+        return "cpu"
+    own = next(
+        (own for own in _OWN_CATEGORIES if any(name.startswith(own) for name in trace.categories)), None
+    )
+    if own is not None:
+        return own
+    names = [trace.strings[index] for index in distinct(trace.calls.name).tolist()]
+    names += [device.name or "" for device in trace.devices]
+    return next((name for name, start in _PLATFORMS if any(start.match(text) for text in names)), None)
+
+
+def capability_by_kernels(trace: Trace) -> str | None:
+    """Return NVIDIA's compute capability by the newest architecture that a kernel's name begins with."""
+    names = [trace.strings[index] for index in distinct(trace.work.name).tolist()]
+    found = [version for version, start in _ARCHITECTURES if any(start.match(name) for name in names)]
+    return found[-1] if found else None
+
+
+def startup_ms(timeline: Timeline, steps: int) -> float:
+    """Return the time in calls that set the device up or load a kernel for its first launch, the device idle.
+
+    Such a call takes milliseconds, hundreds of times what calls of its name take later on, and waits for no
+    work of the device.
+    """
+    calls, strings, ledger = timeline.trace.calls, timeline.trace.strings, timeline.ledger
+    sets_up = named(strings, calls.name, SETS_UP) & (calls.dur_ns >= SETUP_NS)
+    rows = np.flatnonzero(sets_up & timeline.in_steady_step(calls.start_ns))
+    if ledger is None or not len(rows):
+        return 0.0
+    # What is as slow every time, as freeing memory can be, is no start.
+    usual = {
+        name: float(np.median(calls.dur_ns[calls.name == name]))
+        for name in distinct(calls.name[rows]).tolist()
+    }
+    count = {name: int((calls.name == name).sum()) for name in usual}
+    rare = [
+        row
+        for row in rows.tolist()
+        if count[int(calls.name[row])] <= FEW_CALLS or calls.dur_ns[row] > 50 * usual[int(calls.name[row])]
+    ]
+    spans = iv.union(calls.start_ns[rare], (calls.start_ns + calls.dur_ns)[rare])
+    idle = iv.merge(ledger.idle_host, ledger.idle_sync, ledger.unattributed)
+    return _steady_ms(timeline, iv.intersect(spans, idle), steps)
+
+
+def find_lines(timeline: Timeline, frames: LoopFrames, steps: int) -> dict[str, tuple[HostLine, ...]]:
+    """Return the lines of the user's code that the host was in while the step waited, by what it waited for."""
+    ledger = timeline.ledger
+    if ledger is None or frames is NO_FRAMES:
+        return {}
+    steady = _steady_spans(timeline)
+    late = iv.intersect(
+        iv.merge(ledger.idle_host, iv.subtract(ledger.idle_sync, timeline.host.waiting)), steady
+    )
+    long = late.ends - late.starts > stall_ns(timeline)
+    waits = {
+        "stall": iv.Spans(late.starts[long], late.ends[long]),
+        "launch": iv.Spans(late.starts[~long], late.ends[~long]),
+        "input": iv.intersect(ledger.idle_input, steady),
+        "reads": iv.intersect(scalar_reads(timeline), steady),
+        "random": iv.intersect(random_draws(timeline.trace), steady),
+    }
+    return {
+        name: lines
+        for name, spans in waits.items()
+        if (lines := frames.lines_of(_as_recorded(timeline, spans), steps))
+    }
+
+
+def random_draws(trace: Trace) -> iv.Spans:
+    """Return the time in operations that draw random numbers."""
+    drawn = named(trace.strings, trace.ops.name, RANDOM)
+    return iv.union(trace.ops.start_ns[drawn], (trace.ops.start_ns + trace.ops.dur_ns)[drawn])
+
+
+def _as_recorded(timeline: Timeline, spans: iv.Spans) -> iv.Spans:
+    """Return the time with that after a last step's end on the host moved to the step's own start.
+
+    The window of a last step reaches to where the next one would begin: the host is taken to do again then
+    what it did at its start.
+    """
+    windows, steps = timeline.windows, timeline.steps
+    if windows.on_device:
+        for index in np.flatnonzero(~windows.end_known & (windows.dur_ns > 0)).tolist():
+            start, end = int(steps.start_ns[index]), int(steps.end_ns[index])
+            after = iv.clip(spans, end, max(end, int(windows.end_ns[index])))
+            spans = iv.merge(
+                iv.subtract(spans, after), iv.Spans(after.starts - (end - start), after.ends - (end - start))
+            )
+    return spans
+
+
+def stall_ns(timeline: Timeline) -> float:
+    """Return from which length on a gap is no launch: the host did something else."""
+    windows = timeline.windows
+    step_ns = float(np.median(windows.dur_ns[windows.steady])) if windows.steady.any() else 0.0
+    return min(STALL_NS, max(LONGEST_LAUNCH_NS, STALL_SHARE * step_ns))
 
 
 def _is_kernel(timeline: Timeline, pieces: Pieces) -> Mask:
@@ -128,7 +262,7 @@ def tally_kernels(timeline: Timeline, pieces: Pieces, steps: int) -> KernelTally
         short_count=float(short.sum()) / steps,
         short_ms=float(dur[short].sum()) / steps / NS_PER_MS,
         graph_share=float(graphs.sum()) / max(len(rows), 1),
-        launch_call_us=float(calls.dur_ns[launches].sum()) / len(launches) / 1e3 if len(launches) else None,
+        launch_call_us=float(np.median(calls.dur_ns[launches])) / 1e3 if len(launches) else None,
         outrun_share=float(outrun.sum()) / max(len(rows), 1),
     )
 
@@ -136,22 +270,29 @@ def tally_kernels(timeline: Timeline, pieces: Pieces, steps: int) -> KernelTally
 def tally_gaps(timeline: Timeline, ledger: LedgerSpans, steps: int) -> HostGaps:
     """Return the time in which the device waited for its host in a steady step.
 
-    A gap that opened while the host waited for the device is the wait's: the host could not run ahead then,
-    and without its wait it would have used the time before the gap.
+    A gap that opened while the host waited for the device is the wait's: the host could not run ahead then.
+    But without its waits it would be ahead by no more than it waited; what such gaps have beyond that is the
+    host's own work, which no wait brought about.
     """
     windows = timeline.windows
     spans = iv.intersect(ledger.idle_host, _steady_spans(timeline))
     lengths = spans.ends - spans.starts
     after_wait = iv.span_at(timeline.host.waiting, _gap_openings(ledger, spans)) >= 0
-    step_ns = float(np.median(windows.dur_ns[windows.steady])) if windows.steady.any() else 0.0
-    stall_ns = min(STALL_NS, max(LONGEST_LAUNCH_NS, STALL_SHARE * step_ns))
-    stalls = lengths[(lengths > stall_ns) & ~after_wait]
+    whole = iv.intersect(iv.merge(ledger.idle_host, ledger.idle_sync), _steady_spans(timeline))
+    waited = iv.total_ns(iv.intersect(timeline.host.waiting, _steady_spans(timeline)))
+    ahead = max(0, waited - int(windows.in_steady(ledger.idle_sync).sum()))
+    opened = int(lengths[after_wait].sum())
+    own = np.where(after_wait, 1.0 - min(1.0, ahead / max(opened, 1)), 1.0)  # share that is the host's
+    long = (lengths > stall_ns(timeline)) & (own > 0.0)
+    per_step = windows.in_steady(iv.Spans(spans.starts[long], spans.ends[long]))
     return HostGaps(
-        after_sync_ms=float(lengths[after_wait].sum()) / steps / NS_PER_MS,
-        stall_ms=float(stalls.sum()) / steps / NS_PER_MS,
-        stalls=len(stalls) / steps,
-        longest_ms=float(lengths.max(initial=0)) / NS_PER_MS,
+        after_sync_ms=float(min(opened, ahead)) / steps / NS_PER_MS,
+        stall_ms=float((lengths * own)[long].sum()) / steps / NS_PER_MS,
+        stalls=float(long.sum()) / steps,
+        steady_stall_ms=float(np.percentile(per_step, 25)) / NS_PER_MS if len(per_step) else None,
+        longest_ms=float((whole.ends - whole.starts).max(initial=0)) / NS_PER_MS,
         dispatch_ms=_steady_ms(timeline, ledger.dispatch, steps),
+        stall_from_ms=stall_ns(timeline) / NS_PER_MS,
     )
 
 
@@ -191,7 +332,7 @@ def tally_copies(timeline: Timeline, pieces: Pieces, steps: int) -> tuple[CopyTa
                 during=during,
                 count=len(rows) / steps,
                 ms=float(pieces.dur_ns[rows].sum()) / steps / NS_PER_MS,
-                bytes=float(moved.sum()) / steps if (moved >= 0).all() else None,
+                bytes=float(moved.sum(dtype=np.float64)) / steps if (moved >= 0).all() else None,
             )
         )
     return tuple(found)
@@ -225,7 +366,7 @@ def tally_optimizer(timeline: Timeline, pieces: Pieces, steps: int) -> Optimizer
     )
 
 
-def tally_waits(timeline: Timeline, steps: int) -> tuple[WaitTally, ...]:
+def tally_waits(timeline: Timeline, frames: LoopFrames, steps: int) -> tuple[WaitTally, ...]:
     """Return the waits of the host for the device in a steady step, by call and operation, longest first."""
     calls, tree, strings = timeline.trace.calls, timeline.tree, timeline.trace.strings
     waits = waiting_calls(timeline.trace, timeline.links, timeline.steps)
@@ -240,9 +381,11 @@ def tally_waits(timeline: Timeline, steps: int) -> tuple[WaitTally, ...]:
     total = np.bincount(which, weights=calls.dur_ns[rows])
     idle = np.bincount(which, weights=_idle_after(timeline, rows))
     found = []
-    for value, count, ns, idle_ns in zip(
-        values.tolist(), counts.tolist(), total.tolist(), idle.tolist(), strict=True
+    for place, (value, count, ns, idle_ns) in enumerate(
+        zip(values.tolist(), counts.tolist(), total.tolist(), idle.tolist(), strict=True)
     ):
+        alike = rows[which == place]
+        lines = frames.lines_at(calls.start_ns[alike], calls.dur_ns[alike].astype(np.int64), steps)
         pair, direction = divmod(value, len(_DIRECTIONS))
         call, caller = divmod(pair, width)
         found.append(
@@ -253,6 +396,7 @@ def tally_waits(timeline: Timeline, steps: int) -> tuple[WaitTally, ...]:
                 ms=ns / steps / NS_PER_MS,
                 idle_ms=idle_ns / steps / NS_PER_MS,
                 direction=_DIRECTIONS[direction],
+                line=lines[0] if lines else None,
             )
         )
     return tuple(sorted(found, key=lambda wait: (-wait.ms, wait.call, wait.caller or "")))
@@ -309,16 +453,21 @@ def merge_activities(activities: Sequence[Activity]) -> Activity:
         ),
         matmul_dtype_ms=_average_dicts([a.matmul_dtype_ms for a in activities]),
         marks=_average_dicts([a.marks for a in activities]),
+        parallelism_ms=_average_dicts([a.parallelism_ms for a in activities]),
         kernel_group_ms=_average_dicts([a.kernel_group_ms for a in activities]),
         class_kernels=_average_dicts([a.class_kernels for a in activities]),
         input_ms=first.input_ms,
         loader=next((a.loader for a in activities if a.loader), None),
         scalar_read_ms=mean([a.scalar_read_ms for a in activities]),
+        loop=next((a.loop for a in activities if a.loop), None),
         backward_passes=first.backward_passes,
         skipped_steps=max(a.skipped_steps for a in activities),
         skipped_part=next((a.skipped_part for a in activities if a.skipped_part), None),
         recompute_ms=mean([a.recompute_ms for a in activities]),
         capability=first.capability,
+        platform=first.platform,
+        startup_ms=mean([a.startup_ms for a in activities]),
+        lines=next((a.lines for a in activities if a.lines), {}),
         sequence=next((a.sequence for a in activities if a.sequence), None),
     )
 

@@ -15,8 +15,10 @@ from msgspec import Struct
 
 from stepgrade.model.activity import CollectiveTally
 from stepgrade.model.events import Collective
+from stepgrade.naming.torch_names import COMMUNICATION_RANGE, named
 from stepgrade.naming.work_class import WorkClass
 from stepgrade.trace.pieces import Pieces
+from stepgrade.trace.steps import steps_of
 from stepgrade.trace.timeline import Driver, Timeline
 from stepgrade.units import NS_PER_MS
 
@@ -70,11 +72,11 @@ def tally_collectives(timeline: Timeline, pieces: Pieces, steps: int) -> tuple[C
         return ()
     kinds: dict[tuple[str, int | None], list[int]] = defaultdict(list)
     for row in np.flatnonzero((pieces.work_class == WorkClass.COMMUNICATION) & pieces.steady).tolist():
-        name, described = _describe(timeline, pieces, row)
+        name, described = describe(timeline, pieces, row)
         kinds[name, described.group_size].append(row)
     found = []
     for (name, group_size), rows in kinds.items():
-        sizes = [message_bytes(_describe(timeline, pieces, row)[1]) for row in rows]
+        sizes = [message_bytes(describe(timeline, pieces, row)[1]) for row in rows]
         known = [size for size in sizes if size is not None]
         found.append(
             CollectiveTally(
@@ -88,7 +90,7 @@ def tally_collectives(timeline: Timeline, pieces: Pieces, steps: int) -> tuple[C
     return tuple(sorted(found, key=lambda kind: (-kind.ms, kind.name)))
 
 
-def _describe(timeline: Timeline, pieces: Pieces, row: int) -> tuple[str, Collective]:
+def describe(timeline: Timeline, pieces: Pieces, row: int) -> tuple[str, Collective]:
     """Return the name of the collective (else of its operation or kernel), and its recorded description."""
     trace = timeline.trace
     index = int(trace.work.collective[pieces.work[row]])
@@ -106,6 +108,8 @@ def message_bytes(collective: Collective) -> int | None:
 
 def find_arrivals(timeline: Timeline, pieces: Pieces) -> tuple[Arrival, ...]:
     """Return the collectives of all steps in the order of their issue, on the clock that ranks share."""
+    if timeline.driver is Driver.HOST:
+        return _arrivals_on_host(timeline)
     if timeline.driver is not Driver.DEVICE:
         return ()
     trace, numbers = timeline.trace, timeline.steps.number
@@ -119,7 +123,7 @@ def find_arrivals(timeline: Timeline, pieces: Pieces) -> tuple[Arrival, ...]:
     issued_before: dict[tuple[int, str], int] = defaultdict(int)
     found = []
     for row in rows.tolist():
-        name, described = _describe(timeline, pieces, row)
+        name, described = describe(timeline, pieces, row)
         has_group = described.group_ranks or described.group
         group = f"{described.group} {described.group_ranks}" if has_group else "all"
         step = int(numbers[pieces.step[row]])
@@ -135,6 +139,33 @@ def find_arrivals(timeline: Timeline, pieces: Pieces) -> tuple[Arrival, ...]:
             )
         )
         issued_before[step, group] += 1
+    return tuple(found)
+
+
+def _arrivals_on_host(timeline: Timeline) -> tuple[Arrival, ...]:
+    """Return the collectives of a run without accelerators by the ranges that their backend writes."""
+    trace, numbers = timeline.trace, timeline.steps.number
+    ranges = trace.ranges
+    rows = np.flatnonzero(named(trace.strings, ranges.name, COMMUNICATION_RANGE))
+    rows = rows[np.argsort(ranges.start_ns[rows], kind="stable")]
+    steps = steps_of(ranges.start_ns[rows], timeline.steps)
+    issued_before: dict[int, int] = defaultdict(int)
+    found = []
+    for row, index in zip(rows.tolist(), steps.tolist(), strict=True):
+        if not 0 <= index < len(numbers):
+            continue
+        step, start = int(numbers[index]), int(ranges.start_ns[row]) + (trace.base_ns or 0)
+        found.append(
+            Arrival(
+                name=trace.strings[int(ranges.name[row])],
+                group="all",
+                step=step,
+                order=issued_before[step],
+                start_ns=start,
+                end_ns=start + int(ranges.dur_ns[row]),
+            )
+        )
+        issued_before[step] += 1
     return tuple(found)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ _OPS = {
     "conv": re.compile(r"^aten::convolution$"),
     "softmax": re.compile(r"^aten::_softmax$"),
     "bmm": re.compile(r"^aten::(bmm|baddbmm)$"),
+    "fbgemm": re.compile(r"^fbgemm::|SplitLookupFunction|^split_embedding"),
     "loss_scale": re.compile(r"^aten::_amp_foreach_non_finite_check_and_unscale_$"),
 }
 _OPS_IN_CONTEXT = {
@@ -45,11 +47,15 @@ _KERNELS = {
     "dropout": re.compile(r"dropout", re.IGNORECASE),
     "fill": re.compile(r"FillFunctor|^Memset", re.IGNORECASE),
 }
+_CALLS = {
+    "graph_capture": re.compile(r"^(cuda|hip)(StreamBeginCapture|GraphInstantiate)|^cuGraphInstantiate")
+}
 # Python takes a few microseconds between two reads of a loop; a longer pause is other work.
 _READ_PAUSE_NS = 50_000
 _EMBEDDING_LOOKUP = "aten::embedding"
 _FEW_SHARE = 0.1
 _PRODUCT = re.compile(r"^aten::(mm|addmm|linear|matmul|_scaled_mm|_grouped_mm)$")
+_SIZES_TRIED = 16
 _COPIES = 16  # of a token, for the experts that it goes to
 _FED_SHARE = 0.5
 
@@ -57,8 +63,10 @@ _FED_SHARE = 0.5
 def count_marks(timeline: Timeline, steps: int) -> dict[str, float]:
     """Return how often each of the known operations and ranges was called in a steady step."""
     ops, ranges, strings = timeline.trace.ops, timeline.trace.ranges, timeline.trace.strings
+    calls = timeline.trace.calls
     counts = _count(timeline, ops.name, ops.start_ns, _OPS)
     counts |= _count(timeline, ranges.name, ranges.start_ns, _RANGES)
+    counts |= _count(timeline, calls.name, calls.start_ns, _CALLS)
     if len(ops.name):
         steady, context = timeline.in_steady_step(ops.start_ns), timeline.context[timeline.tree.of_op]
         for mark, (pattern, bit) in _OPS_IN_CONTEXT.items():
@@ -149,7 +157,7 @@ def count_tokens(timeline: Timeline) -> Tokens | None:
     sizes = {row: places for row, (rows, places) in found.items() if rows == vocabulary}
     first = int(steady[0])
     inputs = [places for row, places in sizes.items() if step[row] == first] or [*sizes.values()]
-    if not _feed_the_model(timeline, {math.prod(places) for places in inputs}):
+    if not _feed_the_model(timeline, sorted({math.prod(places) for places in inputs})[-_SIZES_TRIED:]):
         return None
     tokens = sum(map(math.prod, inputs))
     passes = min(int(count_backward_passes(timeline) or 1.0), len(inputs))
@@ -158,7 +166,7 @@ def count_tokens(timeline: Timeline) -> Tokens | None:
     return Tokens(tokens, inputs[0][1] if len(inputs[0]) == 2 else None)
 
 
-def _feed_the_model(timeline: Timeline, tokens: set[int]) -> bool:
+def _feed_the_model(timeline: Timeline, tokens: Sequence[int]) -> bool:
     """Tell whether products with a row for each token, or for several copies of it, take most of their time.
 
     True where no product has recorded sizes.

@@ -48,6 +48,7 @@ MODULE_PREFIX = "nn.Module: "
 MODULE_NAME = re.compile(r"^nn\.Module: (.*)_(\d+)$")
 HELD = 0.5  # of the forward pass, for blocks to be its layers
 ENOUGH = 0.8  # of the time of the best kind of block
+DEEPEST_STACK = 8  # of stacks in stacks
 STACKED = 3  # blocks of one kind, one behind the other, make the module around them a stack
 MOST_BLOCKS = 256  # more rounds of a pattern are a loop's, not a model's
 CONTAINERS = frozenset({"nn.Module: Sequential", "nn.Module: ModuleList", "nn.Module: ModuleDict"})
@@ -55,6 +56,7 @@ SHORTEST_BLOCK = 4  # operations; shorter repetitions are not layers
 FEWEST_BLOCKS = 3
 LONGEST_SEQUENCE = 4000
 SEQUENCES = 1 << 40
+MOST_THREADS = 32  # that may have made the nodes of one forward thread; a run has one or two
 NO_NODE, UNMADE = -2, -3
 
 
@@ -118,15 +120,27 @@ def find_layers(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Layers:
         np.bincount(block[inside], weights=pieces.dur_ns[inside], minlength=len(blocks.names)).tolist()
         for inside in (chosen & (block >= 0) for chosen in (forward, backward, recompute))
     )
+    # The time of each block in each steady step: a block that is slow once is not a slow one.
+    place = np.cumsum(timeline.windows.steady) - 1
+    count = int(timeline.windows.steady.sum())
+    samples = [
+        np.bincount(
+            block[inside].astype(np.int64) * count + place[pieces.step[inside]],
+            weights=pieces.dur_ns[inside],
+            minlength=len(blocks.names) * count,
+        ).reshape(-1, max(count, 1))
+        * scale
+        for inside in (chosen & (block >= 0) for chosen in (forward, backward))
+    ]
     # The time of each operation in each block.
-    strings = timeline.trace.strings
+    labels = pieces.labels
     rows = np.flatnonzero((forward | in_backward) & (block >= 0))
-    pairs, which, _ = groups(block[rows].astype(np.int64) * len(strings) + pieces.name[rows])
+    pairs, which, _ = groups(block[rows].astype(np.int64) * len(labels) + pieces.label[rows])
     sums = np.bincount(which, weights=pieces.dur_ns[rows], minlength=len(pairs))
     ops: dict[int, dict[str, int]] = {}
     for pair, ns in zip(pairs.tolist(), sums.tolist(), strict=True):
-        index, name_index = divmod(pair, len(strings))
-        ops.setdefault(index, {})[strings[name_index]] = int(ns)
+        index, label = divmod(pair, len(labels))
+        ops.setdefault(index, {})[labels[label]] = int(ns)
     times = tuple(
         LayerTime(
             layer=index,
@@ -134,6 +148,8 @@ def find_layers(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Layers:
             fwd_total_ms=forward_ns[index] * scale,
             bwd_total_ms=backward_ns[index] * scale,
             recompute_total_ms=again_ns[index] * scale,
+            fwd_samples_ms=tuple(samples[0][index].tolist()),
+            bwd_samples_ms=tuple(samples[1][index].tolist()),
             ops_total_ms={op: ns * scale for op, ns in ops.get(index, {}).items()},
         )
         for index, name in enumerate(blocks.names)
@@ -218,16 +234,18 @@ def match_forward(trace: Trace, node: Mask) -> Ids:
     order = np.argsort(key, kind="stable").astype(np.int32)
     key, makers = key[order], makers[order]
     nodes = np.flatnonzero(node).astype(np.int32)
-    thread_number = ops.forward_thread[nodes]
     found = np.full(len(nodes), NONE, np.int32)
-    for number in distinct(thread_number).tolist():
-        same = (thread_number == number) & numbered[nodes]
-        found[same] = _best_thread(trace, nodes[same], key, makers)
+    usable = np.flatnonzero(numbered[nodes])
+    if len(usable) and len(makers):
+        found[usable] = _best_makers(trace, nodes[usable], key, makers)
     return found
 
 
-def _best_thread(trace: Trace, nodes: Ids, key: Longs, makers: Ids) -> Ids:
-    """Return the makers on the thread whose operations fit the nodes' numbers and names best."""
+def _best_makers(trace: Trace, nodes: Ids, key: Longs, makers: Ids) -> Ids:
+    """Return the makers of the nodes: for all that name one forward thread, those on the same host thread.
+
+    It is the one whose operations fit the nodes' numbers and names best, of those with the most operations.
+    """
 
     def stem(name: int) -> str:
         last = trace.strings[name].rsplit(" ", 1)[-1].rsplit("::", 1)[-1]
@@ -235,19 +253,22 @@ def _best_thread(trace: Trace, nodes: Ids, key: Longs, makers: Ids) -> Ids:
 
     sequence, names = trace.ops.sequence[nodes].astype(np.int64), trace.ops.name
     width = len(trace.strings)
-    best, most = np.full(len(nodes), NONE, np.int32), 0
-    for thread in distinct(trace.ops.thread[makers]).tolist():
+    forward = groups(trace.ops.forward_thread[nodes])
+    best = np.full(len(nodes), NONE, np.int32)
+    most = np.zeros(len(forward.values), np.int64)
+    threads, _, sizes = groups(trace.ops.thread[makers])
+    for thread in np.sort(threads[np.argsort(-sizes, kind="stable")[:MOST_THREADS]]).tolist():
         wanted = thread * SEQUENCES + sequence
         place = np.maximum(np.searchsorted(key, wanted, side="right") - 1, 0)
         fits = key[place] == wanted
         found = np.where(fits, makers[place], NONE).astype(np.int32)
         # Nodes that are called after the operation that would have made them count most.
-        pairs, _, counts = groups(names[nodes[fits]].astype(np.int64) * width + names[found[fits]])
-        count_of = zip(pairs.tolist(), counts.tolist(), strict=True)
-        namesakes = sum(count for pair, count in count_of if stem(pair % width) in stem(pair // width))
-        score = int(fits.sum()) + 10 * namesakes
-        if score > most:
-            best, most = found, score
+        pairs, which, _ = groups(names[nodes[fits]].astype(np.int64) * width + names[found[fits]])
+        alike = np.array([stem(pair % width) in stem(pair // width) for pair in pairs.tolist()], np.bool_)
+        score = np.bincount(forward.which[fits], 1 + 10 * alike[which], minlength=len(most)).astype(np.int64)
+        better = (score > most)[forward.which]
+        best[better] = found[better]
+        np.maximum(most, score, out=most)
     return best
 
 
@@ -331,7 +352,7 @@ def _best_kind(timeline: Timeline, frames: Frames, usable: Mask, whole_ns: int) 
     chosen = min(enough, key=lambda kind: (kind.instances, -kind.held_ns))
     composite = np.zeros(len(frames.row), np.bool_)
     composite[frames.parent[frames.parent >= 0]] = True
-    while True:
+    for _ in range(DEEPEST_STACK):
         # A module that only holds blocks one behind the other is a stack of them, one with a single module
         # inside a wrapper.
         is_inner = among(frames.parent, chosen.members)
@@ -344,39 +365,50 @@ def _best_kind(timeline: Timeline, frames: Frames, usable: Mask, whole_ns: int) 
             and (chosen.name in CONTAINERS or is_wrapper or kind.instances >= STACKED * chosen.instances)
         ]
         if not inner:
-            # All of the kind: what is computed again in the backward pass lies in no stack.
-            members: Mask = np.array(frames.kind, object) == chosen.name
-            return frames.row[members & (pick(nearest(frames.parent, members), frames.parent) < 0)]
+            break
         chosen = max(inner, key=lambda kind: kind.held_ns)
+    # All of the kind: what is computed again in the backward pass lies in no stack.
+    members: Mask = np.array(frames.kind, object) == chosen.name
+    return frames.row[members & (pick(nearest(frames.parent, members), frames.parent) < 0)]
 
 
 def _kinds_of(timeline: Timeline, frames: Frames, usable: Mask) -> list[_Kind]:
     """Return the kinds of frames that can be blocks: several, of comparable size, not one for each step."""
-    labels, names = np.array(frames.kind, object), timeline.tree.name[frames.row]
-    starts = timeline.trace.ranges.start_ns[timeline.tree.origin[frames.row]]
-    step = steps_of(starts, timeline.steps)
+    numbers = {kind: number for number, kind in enumerate(sorted(set(frames.kind)))}
+    kinds = np.array([numbers[kind] for kind in frames.kind], np.int32)
+    names = timeline.tree.name[frames.row]
+    step = steps_of(timeline.trace.ranges.start_ns[timeline.tree.origin[frames.row]], timeline.steps)
     several = int(timeline.windows.steady.sum()) > 1
+    # Frames are in the order in which they open: those in a frame follow it, up to `last`.
+    last, inside_ns = _subtrees(frames)
+    members = np.flatnonzero(usable).astype(np.int32)
+    members = members[np.argsort(kinds[members], kind="stable")]
+    edges = np.flatnonzero(np.diff(kinds[members])) + 1
     found = []
-    for kind in sorted({frames.kind[index] for index in np.flatnonzero(usable).tolist()}):
-        members = usable & (labels == kind)
-        above = nearest(frames.parent, members)
-        outer = np.flatnonzero(members & (pick(above, frames.parent) < 0)).astype(np.int32)
+    for alike in np.split(members, edges) if len(members) else []:
+        ended = np.maximum.accumulate(last[alike])
+        outer = alike[np.append(True, alike[1:] > ended[:-1])]
         instances, which, _ = groups(names[outer])
-        # Each piece of time belongs to the outermost instance around it.
-        top = np.full(len(frames.row), NONE, np.int32)
-        top[outer] = which
-        around = pick(top, nearest(frames.parent, top >= 0))
-        inside = around >= 0
-        held = np.bincount(around[inside], weights=frames.own_ns[inside], minlength=len(instances))
+        held = np.bincount(which, weights=inside_ns[outer], minlength=len(instances))
         if len(instances) < 2 or not held.any():
             continue
         pairs = distinct(which.astype(np.int64) * (len(timeline.steps.number) + 2) + step[outer] + 1)
         once_a_step = several and len(pairs) == len(instances) and len(distinct(step[outer])) > 1
         # As many as they would be if all were of one size.
-        alike = float(held.sum() ** 2 / (held**2).sum())
-        if not once_a_step and alike >= max(1.5, len(instances) / 4):
-            found.append(_Kind(kind, len(instances), int(held.sum()), outer))
+        equal = float(held.sum() ** 2 / (held**2).sum())
+        if not once_a_step and equal >= max(1.5, len(instances) / 4):
+            found.append(_Kind(frames.kind[int(outer[0])], len(instances), int(held.sum()), outer))
     return found
+
+
+def _subtrees(frames: Frames) -> tuple[Ids, Longs]:
+    """Return for each frame the last frame inside it (or itself), and the device time of all of them."""
+    last, inside_ns = list(range(len(frames.row))), frames.own_ns.tolist()
+    for place, above in reversed([*enumerate(frames.parent.tolist())]):
+        if above >= 0:
+            last[above] = max(last[above], last[place])
+            inside_ns[above] += inside_ns[place]
+    return np.array(last, np.int32), np.array(inside_ns, np.int64)
 
 
 def _blocks_by_name(timeline: Timeline, basis: LayerBasis, rows: Ids, prefix: str = "") -> Blocks:
@@ -403,8 +435,10 @@ def _from_pattern(timeline: Timeline) -> Blocks | None:
     rows = rows[ops.thread[tree.origin[rows]] == timeline.steps.thread]
     step = np.searchsorted(timeline.steps.start_ns, ops.start_ns[tree.origin[rows]], side="right") - 1
     found: list[tuple[Ids, int, int]] = []
+    in_order = np.argsort(step, kind="stable")
+    rows, step = rows[in_order], step[in_order]
     for index in np.flatnonzero(timeline.windows.steady).tolist():
-        of_step = rows[step == index]
+        of_step = rows[slice(*np.searchsorted(step, (index, index + 1)))]
         repeat = find_repetition(tree.name[of_step])
         if repeat is None or (found and repeat[1:] != found[0][1:]):
             return None

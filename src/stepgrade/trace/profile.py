@@ -11,7 +11,7 @@ from stepgrade.model.columns import distinct
 from stepgrade.model.events import Trace, TraceDevice
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import Profile, Recorded, Source, Span
-from stepgrade.trace.activity import measure_activity
+from stepgrade.trace.activity import capability_by_kernels, measure_activity
 from stepgrade.trace.collectives import find_arrivals
 from stepgrade.trace.counts import count_launches, count_tokens
 from stepgrade.trace.layers import Layers, find_layers
@@ -62,7 +62,7 @@ def analyse_rank(trace: Trace) -> RankProfile:
     activity = structs.replace(
         measure_activity(timeline, pieces, phase),
         recompute_ms=layers.recompute_ns / max(steps, 1) / NS_PER_MS,
-        capability=device.capability if device else None,
+        capability=(device.capability if device else None) or capability_by_kernels(trace),
         sequence=tokens.sequence if tokens else None,
     )
     profile = Profile(
@@ -90,7 +90,7 @@ def analyse_rank(trace: Trace) -> RankProfile:
             else None  # a trace lists the machine's accelerators even when the run did not use them
         ),
         matmul_flops=operations.matmul_flops,
-        matmul_known_share=operations.matmul_known_share,
+        matmul_known_share=operations.known_share,
         matmul_dtype=most_of(activity.matmul_dtype_ms),
         activity=activity,
         recorded=Recorded(versions=trace.versions, settings=tuple(sorted(trace.recorded))),
@@ -170,9 +170,9 @@ def _find_notes(timeline: Timeline, layers: Layers) -> Iterator[Note]:
     if StepMark.OPEN in windows.mark:
         text = f"The last of {count} steps is left out: its end is not in the trace."
         yield Note("last_step_open", text)
-    kinds = [
-        steady_ns[windows.kind[windows.steady] == kind] for kind in distinct(windows.kind[windows.steady])
-    ]
+    kind = windows.kind[windows.steady]
+    by_kind = np.argsort(kind, kind="stable")
+    kinds = np.split(steady_ns[by_kind], np.flatnonzero(np.diff(kind[by_kind])) + 1)
     if sum(len(members) > 1 for members in kinds) > 1:
         times = " and ".join(show_ms(float(np.median(members)) / NS_PER_MS) for members in kinds)
         text = f"Steps are of {len(kinds)} kinds with different amounts of work: {times}."

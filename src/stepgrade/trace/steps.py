@@ -56,6 +56,7 @@ _ONCE_A_PASS = re.compile(
 SHORTEST_ROUND = 4  # operations
 _ALL_PERIODS = 4000  # the longest sequence in which every period is tried
 _PERIODS_TRIED = 100
+_RANGES_TRIED = 50
 
 
 class StepBasis(StrEnum):
@@ -175,8 +176,9 @@ def _from_optimizer(trace: Trace) -> HostSteps | None:
     if not len(rows):
         return None
     ends = ranges.start_ns[rows] + ranges.dur_ns[rows]
-    names, _, counts = groups(ranges.name[rows])
-    last = np.array([ends[ranges.name[rows] == name].max() for name in names])
+    names, which, counts = groups(ranges.name[rows])
+    last = np.full(len(names), NONE, np.int64)
+    np.maximum.at(last, which, ends)
     chosen = names[np.lexsort((last, counts))[-1]]
     of_chosen = ranges.name[rows] == chosen
     thread = int(np.bincount(ranges.thread[rows[of_chosen]]).argmax())
@@ -238,9 +240,9 @@ def _from_ranges(trace: Trace, tree: HostTree, links: Links, thread: int) -> Hos
         numbered = re.sub(r"\d+", "#", text) if _ROUND.search(text, 0, 120) else text
         kinds.setdefault(numbered, []).append(row)
     best: tuple[float, float, Longs, Longs] | None = None
-    for members in kinds.values():
-        if len(members) < 2:
-            continue
+    several = [members for members in kinds.values() if len(members) > 1]
+    several.sort(key=lambda members: -int(ranges.dur_ns[members].sum()))
+    for members in several[:_RANGES_TRIED]:
         start = ranges.start_ns[members]
         end = start + ranges.dur_ns[members]
         outer: Mask = np.append(True, start[1:] >= np.maximum.accumulate(end)[:-1])  # none lies in another
@@ -279,9 +281,9 @@ def _from_operations(trace: Trace, tree: HostTree, links: Links, thread: int) ->
     # Rounds are counted from the end that the repetition shares with the loop.
     first = start + length % period if start > 0 and start + length == len(names) else start
     places = np.arange(first, start + length - period + 1, period)
-    module = pick(nearest(tree.parent, tree.kind == MODULE), tree.of_op[rows[places]])
-    while (above := pick(nearest(tree.parent, tree.kind == MODULE), pick(tree.parent, module))).max() >= 0:
-        module = np.where(above >= 0, above, module)
+    is_module = tree.kind == MODULE
+    is_outer = is_module & (pick(nearest(tree.parent, is_module), tree.parent) < 0)
+    module = pick(nearest(tree.parent, is_outer), tree.of_op[rows[places]])
     after = places[-1] + period
     last = rows[after - 1]
     end = ops.start_ns[rows[after]] if after < len(rows) else ops.start_ns[last] + ops.dur_ns[last]

@@ -8,10 +8,13 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from stepgrade.diagnosis.context import RuleContext
+from stepgrade.diagnosis.needs import fitting
+from stepgrade.model.activity import HostLine
 from stepgrade.model.finding import Finding, Severity
 from stepgrade.scoring.runtime import Runtime
 
 Evidence = dict[str, float | str]
+NO_REMEDY = "Nothing that is known to help can be done in this run."
 
 
 class Found(Struct, frozen=True):
@@ -24,6 +27,7 @@ class Found(Struct, frozen=True):
     remedy: str | None = None  # in place of the rule's own words
     check: str | None = None  # in place of the rule's own words
     warning: str | None = None  # the code of the source's warning that it repeats
+    line: HostLine | None = None  # of the user's code, where the time goes
 
 
 class Levels(NamedTuple):
@@ -49,12 +53,13 @@ class Levels(NamedTuple):
         *,
         gain: float | None = None,
         remedy: str | None = None,
+        line: HostLine | None = None,
     ) -> Found | None:
         """Return a finding as severe as the share; the gain is the whole share unless given."""
         severity = self.severity(share)
         if severity is None:
             return None
-        return Found(severity, claim, evidence, share if gain is None else gain, remedy)
+        return Found(severity, claim, evidence, share if gain is None else gain, remedy, line=line)
 
 
 class Worth(NamedTuple):
@@ -63,6 +68,14 @@ class Worth(NamedTuple):
     accounts: str  # several are joined by +
     realistic: float
     because: str
+
+
+class Remedy(NamedTuple):
+    """What to do in runs of one kind."""
+
+    kind: str  # of run, in words
+    when: Callable[[RuleContext], bool]
+    text: str
 
 
 class Rule(Struct, frozen=True, kw_only=True):
@@ -76,6 +89,7 @@ class Rule(Struct, frozen=True, kw_only=True):
     fix_pytorch: str | None = None  # in the words of a runtime, where they say more
     fix_jax: str | None = None
     fix_reference: str | None = None
+    fix_where: tuple[Remedy, ...] = ()  # for runs of some kinds, the first that fits
     wrong_when: str
     check: str
     sources: str
@@ -91,17 +105,18 @@ class Rule(Struct, frozen=True, kw_only=True):
         if self.worth is not None:
             known = context.account(*self.worth.accounts.split("+")) if context.ledger else 1.0
             high, part = min(found.share, 1.0, known), self.worth.realistic
-        fixes = {
-            Runtime.PYTORCH: self.fix_pytorch,
-            Runtime.JAX: self.fix_jax,
-            Runtime.REFERENCE: self.fix_reference,
-        }
+        evidence = found.evidence
+        if found.line is not None:
+            evidence = evidence | {"function": found.line.function}
         return Finding(
             rule=self.name,
             severity=found.severity,
-            claim=found.claim,
-            evidence=found.evidence,
-            remedy=found.remedy or fixes.get(context.runtime) or self.fix,
+            claim=found.claim
+            if found.line is None
+            else f"{found.claim.removesuffix('.')}: {found.line.shown}.",
+            evidence=evidence,
+            remedy=self.remedy(context, found),
+            where=None if found.line is None else found.line.where,
             gain_low=max(0.0, high * part),
             gain_high=max(0.0, high),
             check=found.check or self.check,
@@ -110,3 +125,12 @@ class Rule(Struct, frozen=True, kw_only=True):
             account=self.worth.accounts if self.worth else None,
             warning=found.warning,
         )
+
+    def remedy(self, context: RuleContext, found: Found) -> str:
+        """Return what to do: the first of the remedies that can be followed in this run."""
+        if context.runtime is Runtime.REFERENCE:
+            return found.remedy or self.fix_reference or self.fix
+        of_runtime = {Runtime.PYTORCH: self.fix_pytorch, Runtime.JAX: self.fix_jax}.get(context.runtime)
+        elsewhere = (remedy.text for remedy in self.fix_where if remedy.when(context))
+        remedies = (found.remedy, *elsewhere, of_runtime, self.fix)
+        return next((said for text in remedies if text and (said := fitting(text, context))), NO_REMEDY)

@@ -159,6 +159,8 @@ def gloo_on_devices(context: RuleContext) -> Found | None:
     share = context.account(_ACCOUNT, "exposed_copy", "idle_sync", "idle_host")
     if not context.on_device or not calls or share < context.limits.communication_warning_share:
         return None
+    if context.platform not in (None, "cuda", "rocm"):  # what else another device could use is not known
+        return None
     claim = f"{show_count(round(calls))} collectives a step go through gloo, over the host."
     return Found("warning", claim, {"calls": calls, "waiting_share": share}, share=share)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from stepgrade.diagnosis.advice import is_compiled
 from stepgrade.diagnosis.context import RuleContext
-from stepgrade.diagnosis.rules.base import Found, Levels, Rule, Worth
+from stepgrade.diagnosis.rules.base import Evidence, Found, Levels, Remedy, Rule, Worth
+from stepgrade.naming.work_class import RANDOM
 from stepgrade.units import show_count, show_share
 
 _FEW_OPERATIONS = 5  # among fewer, one is always the longest
@@ -15,7 +15,7 @@ _FUSED_AWAY = 0.67  # of the time: fusing three operations into one saves two tr
 
 def elementwise_chains(context: RuleContext) -> Found | None:
     """Report elementwise work that a compiler would fuse; the optimizer's has its own rules."""
-    if is_compiled(context) or not context.profile.activity:
+    if context.is_compiled or not context.profile.activity:
         return None
     kinds, limits = ("elementwise", "reduction"), context.limits
     optimizer_ms = sum(
@@ -71,7 +71,7 @@ def hand_written_norm(context: RuleContext) -> Found | None:
     share = context.class_share("elementwise", "reduction")
     if calls < 4.0 or share < context.limits.norm_share:
         return None
-    if context.class_share("norm") > 0.0 or is_compiled(context):
+    if context.class_share("norm") > 0.0 or context.is_compiled:
         return None
     claim = f"{show_count(round(calls))} norms a step are made of single operations."
     return Found("info", claim, {"calls": calls, "elementwise_share": share}, share=share / 2)
@@ -79,12 +79,37 @@ def hand_written_norm(context: RuleContext) -> Found | None:
 
 def unfused_loss(context: RuleContext) -> Found | None:
     ops = [op for op in context.operations if any(word in op.name for word in _LOSS_WORDS)]
-    if not ops or is_compiled(context):
+    if not ops or context.is_compiled:
         return None
     share, limits = context.busy_share(sum(op.ms or 0.0 for op in ops)), context.limits
+    # Of a few classes the logits are small: what they take is not worth a kernel of its own.
+    sides = [max(gemm.m, gemm.n, gemm.k) for gemm in context.activity.gemms]
+    if max(sides, default=limits.vocabulary_classes) < limits.vocabulary_classes:
+        return None
+    if not sides and not any(context.is_large(op) for op in ops):
+        return None
     claim = f"The loss over the vocabulary takes {show_share(share)} of the step."
     levels = Levels(limits.loss_info_share, limits.loss_warning_share, limits.loss_critical_share)
     return levels.found(share, claim, {"operation": ops[0].name, "share": share})
+
+
+def random_numbers(context: RuleContext) -> Found | None:
+    """Report random numbers on a processor, which makes them one by one; those of dropout are the model's."""
+    if context.activity.driver != "host":
+        return None
+    ops = [op for op in context.operations if RANDOM.match(op.name)]
+    share, limits = context.busy_share(sum(op.ms or 0.0 for op in ops)), context.limits
+    if not ops:
+        return None
+    claim = f"Making random numbers takes {show_share(share)} of the step, {ops[0].name} the most."
+    levels = Levels(limits.random_info_share, limits.random_warning_share, limits.random_critical_share)
+    lines = context.activity.lines.get("random", ())
+    evidence: Evidence = {
+        "operation": ops[0].name,
+        "calls": sum(op.calls or 0.0 for op in ops),
+        "share": share,
+    }
+    return levels.found(share, claim, evidence, line=lines[0] if lines else None)
 
 
 def heavy_embedding(context: RuleContext) -> Found | None:
@@ -184,12 +209,34 @@ RULES = (
         sources="GPF-13",
     ),
     Rule(
+        name="random-numbers",
+        find=random_numbers,
+        sees="On a run without an accelerator, making random numbers takes a share of the step.",
+        evidence="the operations, calls per step, share of the step",
+        fix="Make fewer random numbers: once and reused, ahead of the step, or with a cheaper generator.",
+        fix_pytorch="Draw what is needed in one call, or ahead in a DataLoader's workers; uniform numbers cost "
+        "less than normal ones, and numpy's generators less than torch's on a processor.",
+        wrong_when="the noise is the model's own, as in diffusion",
+        check="The operations leave the top of the hotspots.",
+        worth=Worth("compute", 0.6, "some of the numbers are needed in every step"),
+        explains=("one-hot-operation", "elementwise-chains"),
+        sources="TG",
+    ),
+    Rule(
         name="heavy-embedding",
         find=heavy_embedding,
         sees="Embedding lookups or their gradients take a share of the step.",
         evidence="share of the step in embedding operations",
         fix="Use a sparse or fused embedding update, and sort or deduplicate indices.",
         fix_pytorch="Embedding(sparse=True) with SparseAdam, or FBGEMM's fused tables for recommenders.",
+        fix_where=(
+            Remedy(
+                "with FBGEMM's tables",
+                lambda context: context.uses("fbgemm"),
+                "The tables are fused already: cache their hot rows, keep rows in fewer bits, or balance them "
+                "better over the ranks.",
+            ),
+        ),
         wrong_when="the model is a recommender: tables are its work",
         check="The embedding's backward shrinks.",
         worth=Worth("compute", 0.3, "the rows still have to be read and written"),

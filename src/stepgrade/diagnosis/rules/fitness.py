@@ -7,7 +7,14 @@ from collections.abc import Callable
 from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Found, Rule
 from stepgrade.model.finding import Severity
-from stepgrade.units import show_count, show_share
+from stepgrade.units import show_count, show_ms, show_share
+
+
+_OF_START = (
+    *("slow-launches", "host-stall", "launch-gaps", "short-kernels", "dispatch-latency", "sync-wait"),
+    *("allocator-sync", "device-synchronize", "scalar-read-sync", "blocking-copy-sync", "hardly-any-work"),
+    *("input-wait", "pageable-copies", "unexplained-idle", "recording-slows-host"),
+)
 
 
 def warning_of_source(code: str, severity: Severity) -> Callable[[RuleContext], Found | None]:
@@ -17,7 +24,9 @@ def warning_of_source(code: str, severity: Severity) -> Callable[[RuleContext], 
         text = next((note.text for note in context.profile.warnings if note.code == code), None)
         if text is None:
             return None
-        return Found(severity=severity, claim=text, evidence={"flaw": code}, warning=code)
+        # On a processor steps differ because other programs run as well.
+        level = "info" if code == "warm_up" and context.activity.driver == "host" else severity
+        return Found(severity=level, claim=text, evidence={"flaw": code}, warning=code)
 
     return find
 
@@ -46,6 +55,28 @@ def hardly_any_work(context: RuleContext) -> Found | None:
     count = "one kernel" if round(kernels.count) == 1 else f"{show_count(round(kernels.count))} kernels"
     claim = f"A step has {count}, and the device works for {show_share(busy)} of it."
     return Found("warning", claim, {"kernels": kernels.count, "compute": busy})
+
+
+def start_up(context: RuleContext) -> Found | None:
+    """Report a single step that holds the program's start: later ones do without."""
+    share = context.step_share(context.activity.startup_ms)
+    if (context.profile.steps or 1) > 1 or share < context.limits.startup_share:
+        return None
+    claim = (
+        f"{show_ms(context.activity.startup_ms)} of the step, {show_share(share)}, are single calls that load "
+        "kernels or set the device up: the recording holds the start of the program."
+    )
+    return Found("warning", claim, {"startup_ms": context.activity.startup_ms, "share": share})
+
+
+def graph_capture(context: RuleContext) -> Found | None:
+    captures = context.activity.marks.get("graph_capture", 0.0)
+    if not captures or context.account("compute") > context.limits.busy_share:
+        return None
+    claim = (
+        f"Kernels are captured into graphs ({show_count(round(captures))} calls) and hardly run: not a step."
+    )
+    return Found("warning", claim, {"captures": captures, "compute": context.account("compute")})
 
 
 def collective_is_all(context: RuleContext) -> Found | None:
@@ -121,6 +152,30 @@ RULES = (
         sources="TML-12",
     ),
     Rule(
+        name="start-up",
+        find=start_up,
+        sees="The only recorded step holds the start of the program: kernels loaded at their first launch, the "
+        "device set up.",
+        evidence="milliseconds and share of the step in single such calls with the device idle",
+        fix="Record later: skip the first ten steps and record at least five.",
+        fix_pytorch="schedule=torch.profiler.schedule(wait=10, warmup=2, active=5).",
+        wrong_when="the run is one step long",
+        check="A launch takes 5 to 20 µs in every step.",
+        explains=_OF_START,
+        sources="NAI-14, DL-07",
+    ),
+    Rule(
+        name="graph-capture",
+        find=graph_capture,
+        sees="The recording holds the capture of graphs of kernels, in which nothing runs, and not steps.",
+        evidence="capturing calls, share of the step with work on the device",
+        fix="Record later, when the graphs are replayed.",
+        wrong_when="a step captures a small graph besides its work",
+        check="No capturing calls, and the device works.",
+        explains=_OF_START,
+        sources="NAI-14",
+    ),
+    Rule(
         name="collective-is-all",
         find=collective_is_all,
         sees="Nearly all of one rank's time is one collective: most likely recording started at different "
@@ -129,7 +184,10 @@ RULES = (
         fix="Put a barrier before the recording begins, and give the traces of all ranks.",
         wrong_when="the run really only communicates",
         check="Computing is more than a tenth of the step.",
-        explains=("exposed-communication", "weak-overlap", "small-messages", "slow-link"),
+        explains=(
+            *("exposed-communication", "weak-overlap", "small-messages", "slow-link"),
+            *("host-stall", "python-loop", "python-overhead"),
+        ),
         sources="HYP-01",
     ),
     Rule(

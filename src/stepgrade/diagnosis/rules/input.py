@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from stepgrade.config.limits import Limits
 from stepgrade.diagnosis.context import RuleContext
-from stepgrade.diagnosis.rules.base import Found, Levels, Rule, Worth
+from stepgrade.diagnosis.rules.base import Evidence, Found, Levels, Rule, Worth
+from stepgrade.model.activity import HostLine
 from stepgrade.scoring.phases import PhaseKind
 from stepgrade.statistics import median
 from stepgrade.units import show_count, show_ms, show_share
@@ -22,10 +23,15 @@ def _input_share(context: RuleContext) -> float:
     return context.account(_ACCOUNT) or context.phase_share(PhaseKind.INPUT)
 
 
+def _line(context: RuleContext) -> HostLine | None:
+    """Return the line of the user's code that makes batches, where stacks were recorded."""
+    return next(iter(context.activity.lines.get("input", ())), None)
+
+
 def input_wait(context: RuleContext) -> Found | None:
     share = _input_share(context)
     claim = f"{show_share(share)} of the step is spent waiting for input."
-    return _levels(context.limits).found(share, claim, {"input_share": share})
+    return _levels(context.limits).found(share, claim, {"input_share": share}, line=_line(context))
 
 
 def loader_on_main_thread(context: RuleContext) -> Found | None:
@@ -36,7 +42,8 @@ def loader_on_main_thread(context: RuleContext) -> Found | None:
         f"Batches are made on the training loop's own thread: {show_share(share)} of the step is spent "
         "waiting for them."
     )
-    return _levels(context.limits).found(share, claim, {"input_share": share, "loader": _ON_MAIN_THREAD})
+    evidence: Evidence = {"input_share": share, "loader": _ON_MAIN_THREAD}
+    return _levels(context.limits).found(share, claim, evidence, line=_line(context))
 
 
 def starved_loader(context: RuleContext) -> Found | None:
@@ -63,8 +70,8 @@ RULES = (
         sees="Batches are made on the training loop's own thread, while the device waits.",
         evidence="the iterator's class, share of the step spent waiting for input",
         fix="Make batches in other processes, ahead of the step.",
-        fix_pytorch="Give the DataLoader num_workers of 4 or more (it has 0) with persistent_workers=True "
-        "and pin_memory=True: batches are then made while the device works.",
+        fix_pytorch="Give the DataLoader num_workers of 4 or more (it has 0) with persistent_workers=True: "
+        "batches are then made ahead of the step. pin_memory=True makes their copies to the device faster.",
         wrong_when="the batches are already in memory and indexing them costs nothing",
         check="The iterator is _MultiProcessingDataLoaderIter and the wait for input is gone.",
         worth=Worth(_ACCOUNT, 0.9, _BECAUSE),

@@ -6,7 +6,8 @@ from stepgrade.config.limits import Limits
 from stepgrade.contract.scorecard import LAUNCH_ADVICE
 from stepgrade.diagnosis.advice import fewer_launches, fused_operations
 from stepgrade.diagnosis.context import RuleContext
-from stepgrade.diagnosis.rules.base import Evidence, Found, Levels, Rule, Worth
+from stepgrade.diagnosis.rules.base import Evidence, Found, Levels, Remedy, Rule, Worth
+from stepgrade.diagnosis.rules.synchronisation import is_outlasted
 from stepgrade.scoring.phases import PhaseKind
 from stepgrade.units import show_count, show_ms, show_share
 
@@ -76,17 +77,39 @@ def launch_gaps(context: RuleContext) -> Found | None:
 
 
 def host_stall(context: RuleContext) -> Found | None:
+    """Report host work that the device waits for in long gaps, with those that a shorter wait began."""
     gaps = context.activity.gaps
     if gaps is None:
         return None
-    share = _stall_share(context)
+    own = _stall_share(context)
+    lines = context.activity.lines.get("stall", ())
+    line = lines[0] if lines else None
+    if context.activity.driver == "host":
+        # Other programs stop a process now and then: only what most steps have is its own.
+        sure = own if gaps.steady_stall_ms is None else min(own, context.step_share(gaps.steady_stall_ms))
+        claim = (
+            f"The loop does something else than operations for {show_share(own)} of the step, up to "
+            f"{show_ms(gaps.longest_ms)} at a time."
+        )
+        numbers: Evidence = {"stall_share": own, "in_most_steps": sure, "longest_ms": gaps.longest_ms}
+        return _stall_levels(context.limits).found(sure, claim, numbers, gain=own, line=line)
+    # Of a gap after a wait, the time of the wait could be hidden behind the device's work.
+    hidden = context.step_share(
+        sum(
+            min(wait.ms, wait.idle_ms or 0.0)
+            for wait in context.activity.waits
+            if is_outlasted(context, wait)
+        )
+    )
+    share = own + hidden
     claim = (
         f"The host keeps the device waiting for {show_share(share)} of the step in long gaps, up to "
         f"{show_ms(gaps.longest_ms)} at a time."
     )
-    return _stall_levels(context.limits).found(
-        share, claim, {"stall_share": share, "stalls": gaps.stalls, "longest_ms": gaps.longest_ms}
-    )
+    evidence: Evidence = {"stall_share": share, "stalls": gaps.stalls, "longest_ms": gaps.longest_ms}
+    if hidden:
+        evidence["hidden_if_ahead"] = hidden
+    return _stall_levels(context.limits).found(share, claim, evidence, gain=max(own, hidden), line=line)
 
 
 def slow_launches(context: RuleContext) -> Found | None:
@@ -143,9 +166,31 @@ def host_phases(context: RuleContext) -> Found | None:
 def python_overhead(context: RuleContext) -> Found | None:
     if context.activity.driver != "host":
         return None
-    share, limits = context.account(_ACCOUNT), context.limits
-    claim = f"{show_share(share)} of the step is in no operation: in Python, or outside of the framework."
-    return Levels(limits.python_info_share, limits.python_warning_share).found(share, claim, {"share": share})
+    share = max(0.0, context.account(_ACCOUNT) - _stall_share(context))
+    if share < context.limits.python_info_share:
+        return None
+    # Of small models it is much even when all is well, and recording adds to it.
+    claim = f"{show_share(share)} of the step is between operations: in Python."
+    return Found("info", claim, {"share": share}, share=share)
+
+
+def python_loop(context: RuleContext) -> Found | None:
+    loop, limits = context.activity.loop, context.limits
+    if loop is None:
+        return None
+    share = context.step_share(loop.ms + loop.backward_ms)
+    also = " and its backward pass" if loop.backward_ms else ""
+    claim = (
+        f"A Python loop of {show_count(round(loop.turns))} turns over small operations "
+        f"({', '.join(name.removeprefix('aten::') for name in loop.operations[:4])}){also} takes "
+        f"{show_share(share)} of the step."
+    )
+    evidence: Evidence = {
+        "turns": loop.turns,
+        "turn_us": context.mean_ms(loop.ms) / loop.turns * 1000.0,
+        "share": share,
+    }
+    return _stall_levels(limits).found(share, claim, evidence, line=loop.line)
 
 
 RULES = (
@@ -198,11 +243,19 @@ RULES = (
         fix="Take host work out of the step: logging, metrics, checkpoints, garbage collection.",
         fix_pytorch="Move logging, metrics, tokenising and checkpoints out of the loop or to a thread; call "
         "gc.disable() and collect every thousandth step. Recording with_stack=True shows the lines.",
+        fix_where=(
+            Remedy(
+                "inference",
+                lambda context: context.work == "inference",
+                "Prepare the next batch in a thread or in a loader's workers while the device works on this "
+                "one, or do the preprocessing on the device. Recording with_stack=True shows the lines.",
+            ),
+        ),
         fix_jax="Move host callbacks, logging and checkpoints out of the step, or make them asynchronous.",
         wrong_when="the recorded steps include a checkpoint or an evaluation that comes rarely",
         check="No gap of a millisecond in the steady steps.",
-        worth=Worth(_ACCOUNT, 0.7, "most host work between launches can run ahead or elsewhere"),
-        explains=("launch-gaps", "unsteady-steps"),
+        worth=Worth("idle_host+idle_sync", 0.7, "most host work between launches can run ahead or elsewhere"),
+        explains=("launch-gaps", "unsteady-steps", "python-overhead"),
         sources="XP-09, XP-10, NAI-06, NS-05, NAI-02, TML-04",
     ),
     Rule(
@@ -255,10 +308,35 @@ RULES = (
         sources="XP-10, TML-04",
     ),
     Rule(
+        name="python-loop",
+        find=python_loop,
+        sees="On a run without an accelerator, a Python loop calls the same few small operations many times.",
+        evidence="turns per step, microseconds of one, the operations of one, share of the step with their "
+        "backward pass",
+        fix="Do the whole loop in one call on larger arrays.",
+        fix_pytorch="Replace the loop by operations on whole tensors; a loop over time by torch.nn.LSTM, GRU or "
+        "RNN, or by one product for all times before it; or compile it with torch.compile.",
+        fix_jax="Replace the loop by vmap, or by lax.scan.",
+        wrong_when="each turn needs the last one's result and no operation does them all",
+        check="The loop's operations are called a few times a step.",
+        worth=Worth("compute+idle_host", 0.8, "one call on everything takes little longer than one turn"),
+        explains=(
+            "python-overhead",
+            "host-stall",
+            "device-copies",
+            "elementwise-chains",
+            "data-shuffling",
+            "slow-layer",
+            "slow-backward",
+            "fast-backward",
+        ),
+        sources="PM-03, TG",
+    ),
+    Rule(
         name="python-overhead",
         find=python_overhead,
         sees="On a run without an accelerator, time passes in Python or outside of the framework.",
-        evidence="share of the step in no operation",
+        evidence="share of the step between operations, without long pauses",
         fix="Do more in one call: larger batches, fused operations.",
         fix_pytorch="Use torch.compile, larger batches or whole-tensor operations: Python takes longer than "
         "the work.",

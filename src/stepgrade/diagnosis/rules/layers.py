@@ -6,9 +6,12 @@ from stepgrade.contract.scorecard import FAST_BACKWARD_ADVICE
 from stepgrade.diagnosis.advice import is_full
 from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Evidence, Found, Levels, Rule, Worth
-from stepgrade.scoring.phases import PhaseKind
+from stepgrade.model import RECORDER, Profile
+from stepgrade.scoring.phases import PhaseKind, kind_of
+from stepgrade.statistics import quantile
 from stepgrade.units import how_often, show_count, show_ms, show_ratio, show_share
 
+_PRODUCTS = frozenset({"gemm", "convolution", "attention"})
 _SKIPPED = "Check that no layer's backward is skipped: NaN gradients, frozen parts."
 
 
@@ -48,6 +51,7 @@ def recomputed_forward(context: RuleContext) -> Found | None:
 
 
 def fast_backward(context: RuleContext) -> Found | None:
+    limits = context.limits
     if context.ratio is None or not 0.0 < context.ratio < 1.0:
         return None
     # Backward may be shorter only because a layer's forward stands out.
@@ -59,11 +63,32 @@ def fast_backward(context: RuleContext) -> Found | None:
     )
     if excess_ms > 0.0 and backward_ms >= forward_ms - excess_ms:
         return None
+    products = {
+        direction: sum(
+            part.calls
+            for part in context.activity.parts
+            if part.direction == direction and part.work_class in _PRODUCTS
+        )
+        for direction in ("forward", "backward")
+    }
+    # Each product of the forward pass brings about two in the backward pass, one where weights are frozen.
+    if products["backward"] > limits.backward_products * products["forward"] > 0.0:
+        return None
     claim = f"Backward takes {show_ratio(context.ratio)} the time of forward; about 2x is usual."
-    # On a device that hardly works, kernels of a few microseconds say little about the passes.
-    is_idle = context.on_device and context.account("compute") < context.limits.idle_device_share
+    # A trace shows what was skipped by count: time alone is doubtful there, and on a processor, and where other
+    # programs or a device that hardly works make it so.
+    ratios = sorted(b / f for f, b in _samples_of_passes(context.profile) if f > 0.0)
+    is_sure = len(ratios) < 2 or quantile(ratios, 0.9) < 1.0
+    is_timed_only = context.profile.activity is None and context.profile.source.producer != RECORDER
     evidence: Evidence = {"backward_over_forward": context.ratio}
-    return Found(severity="info" if is_idle else "warning", claim=claim, evidence=evidence)
+    return Found(severity="warning" if is_sure and is_timed_only else "info", claim=claim, evidence=evidence)
+
+
+def _samples_of_passes(profile: Profile) -> list[tuple[float, float]]:
+    """Return forward and backward of each step, where the source tells them."""
+    of_kind = {kind_of(phase.name): phase.samples_ms for phase in profile.phases}
+    passes = (of_kind.get(PhaseKind.FORWARD, ()), of_kind.get(PhaseKind.BACKWARD, ()))
+    return [*zip(*passes, strict=False)]
 
 
 def slow_backward(context: RuleContext) -> Found | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from stepgrade.config.limits import Limits
-from stepgrade.diagnosis.advice import is_compiled
 from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Found, Levels, Rule, Worth
 from stepgrade.units import show_share
@@ -20,11 +19,16 @@ def layout_conversions(context: RuleContext) -> Found | None:
 
 
 def device_copies(context: RuleContext) -> Found | None:
-    if is_compiled(context):  # a generated kernel that copies does more than that
+    if context.is_compiled:  # a generated kernel that copies does more than that
         return None
+    copies = [op for op in context.operations if op.kind == "copy"]
+    # Parts leave copies between host and device out; a processor has none, and small ones stay in its cache.
     share = context.busy_share(sum(part.ms for part in context.activity.parts if part.work_class == "copy"))
-    longest = next((op.name for op in context.operations if op.kind == "copy"), "copies")
-    claim = f"Copies within the device take {show_share(share)} of the step, {longest} the most."
+    if context.activity.driver == "host":
+        share = context.class_share("copy")
+    longest = copies[0].name if copies else "copies"
+    place = "memory" if context.activity.driver == "host" else "the device"
+    claim = f"Copies within {place} take {show_share(share)} of the step, {longest} the most."
     return _levels(context.limits).found(share, claim, {"share": share, "operation": longest})
 
 

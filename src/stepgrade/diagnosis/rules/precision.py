@@ -7,23 +7,25 @@ from stepgrade.diagnosis.rules.base import Found, Rule, Worth
 from stepgrade.scoring.runtime import Runtime
 from stepgrade.units import show_share
 
-_TENSOR_CORES, _BF16 = 7.0, 8.0  # compute capabilities of NVIDIA's devices
-_FP16 = (
-    "torch.autocast('cuda', dtype=torch.float16) with a GradScaler for the forward pass: this device has "
-    "tensor cores for fp16, but no bf16 and no tf32."
-)
 _USUAL_GAIN = 2.0  # between neighbouring precisions, where the device's figures are not known
 
 
-def _capability(context: RuleContext) -> float | None:
-    """Return NVIDIA's compute capability as a number; None for other devices and where it is not known."""
-    seen = context.profile.device
-    if seen is not None and seen.name and ("AMD" in seen.name or "MI" in seen.name.split(" ")[-1]):
+def _narrower(context: RuleContext) -> str | None:
+    """Return the 16-bit precision to go to; None where the catalogue knows of none that the device has."""
+    known = {dtype: context.can_compute_in(dtype) for dtype in ("bf16", "fp16")}
+    return next((dtype for dtype, can in known.items() if can is not False), None)
+
+
+def _mixed(context: RuleContext, dtype: str) -> str | None:
+    """Return how PyTorch runs products in the precision, in the words of the device's own platform."""
+    if context.runtime is not Runtime.PYTORCH:
         return None
-    try:
-        return float(context.activity.capability or "")
-    except ValueError:
-        return None
+    place = {"rocm": "cuda", None: "cuda"}.get(context.platform, context.platform)
+    least = " At least torch.set_float32_matmul_precision('high'), which turns tf32 on."
+    if dtype == "bf16":
+        return f"torch.autocast('{place}', dtype=torch.bfloat16) for the forward pass.{least}"
+    scaled = "; train with a GradScaler" if context.work != "inference" else ""
+    return f"torch.autocast('{place}', dtype=torch.float16) for the forward pass{scaled}.{least}"
 
 
 def _saved_part(context: RuleContext, now: str, then: str) -> float:
@@ -39,12 +41,9 @@ def _saved_part(context: RuleContext, now: str, then: str) -> float:
 def fp32_matmuls(context: RuleContext) -> Found | None:
     by_dtype, limits = context.activity.matmul_dtype_ms, context.limits
     fp32_ms = by_dtype.get("fp32", 0.0)
-    share, capability = context.busy_share(fp32_ms), _capability(context)
-    if not context.on_device or share < limits.precision_info_share:
+    share, then = context.busy_share(fp32_ms), _narrower(context)
+    if not context.on_device or then is None or share < limits.precision_info_share:
         return None
-    if capability and capability < _TENSOR_CORES:
-        return None
-    then = "bf16" if capability is None or capability >= _BF16 else "fp16"
     gain = share * _saved_part(context, "fp32", then)
     part = fp32_ms / sum(by_dtype.values())
     convolves = context.class_share("convolution") > context.class_share("gemm", "attention")
@@ -54,28 +53,28 @@ def fp32_matmuls(context: RuleContext) -> Found | None:
         claim=f"{show_share(part, 0)} of the time of {what} is in fp32, {show_share(share)} of the step.",
         evidence={"fp32_ms": fp32_ms, "fp32_share": share, "of_matmuls": part},
         share=gain,
-        remedy=_FP16 if context.runtime is Runtime.PYTORCH and then == "fp16" else None,
+        remedy=_mixed(context, then),
     )
 
 
 def tf32_matmuls(context: RuleContext) -> Found | None:
     share = context.busy_share(context.activity.matmul_dtype_ms.get("tf32", 0.0))
-    if share < context.limits.precision_warning_share:
+    if share < context.limits.precision_warning_share or context.can_compute_in("bf16") is False:
         return None
     claim = f"Matrix products in tf32 take {show_share(share)} of the step; bf16 has twice the peak."
     gain = share * _saved_part(context, "tf32", "bf16")
-    return Found("info", claim, {"tf32_share": share}, share=gain)
+    remedy = _mixed(context, "bf16")
+    return Found("info", claim, {"tf32_share": share}, share=gain, remedy=remedy and remedy.split(". ")[0] + ".")
 
 
 def fp16_beside_bf16(context: RuleContext) -> Found | None:
     by_dtype, scaler_calls = context.activity.matmul_dtype_ms, context.activity.marks.get("loss_scale", 0.0)
-    capability = _capability(context)
     if not by_dtype or max(by_dtype, key=by_dtype.__getitem__) != "fp16":
         return None
-    if not scaler_calls or capability is None or capability < _BF16:
+    if not scaler_calls or not context.can_compute_in("bf16"):
         return None
     claim = "Products run in fp16 with loss scaling, on a device that has bf16 at the same speed."
-    return Found("info", claim, {"capability": capability, "scaler_calls": scaler_calls})
+    return Found("info", claim, {"scaler_calls": scaler_calls})
 
 
 RULES = (
@@ -84,12 +83,13 @@ RULES = (
         find=fp32_matmuls,
         sees="Matrix products run in 32 bits and do not use the tensor cores.",
         evidence="milliseconds and share of the step in 32-bit products, peak rates of the device",
-        fix="Run matrix products in bfloat16 (mixed precision), or at least in tf32.",
-        fix_pytorch="torch.autocast('cuda', dtype=torch.bfloat16) for the forward pass; at least "
-        "torch.set_float32_matmul_precision('high'), which turns tf32 on.",
+        fix="Run matrix products in 16 bits (mixed precision).",
+        fix_pytorch="torch.autocast('cuda', dtype=torch.bfloat16) for the forward pass; float16 with a "
+        "GradScaler where the device has no bf16; at least torch.set_float32_matmul_precision('high') where it "
+        "has tf32.",
         fix_jax="Cast to bfloat16, or jax.default_matmul_precision('tensorfloat32').",
         wrong_when="the model needs 32 bits there, or the device has no tensor cores",
-        check="The kernels' names say bf16, and the products take less than half the time.",
+        check="The kernels' names say 16 bits, and the products take less than half the time.",
         worth=Worth(
             "compute",
             0.6,
@@ -114,7 +114,7 @@ RULES = (
         name="fp16-beside-bf16",
         find=fp16_beside_bf16,
         sees="Products run in fp16 with loss scaling on a device that has bf16 at the same speed.",
-        evidence="precision of the products, calls of the loss scaler per step, the device's capability",
+        evidence="precision of the products, calls of the loss scaler per step",
         fix="Use bfloat16: the same speed, no loss scaling, no skipped steps.",
         fix_pytorch="torch.autocast('cuda', dtype=torch.bfloat16) and no GradScaler.",
         wrong_when="the weights are published for fp16, or the extra digits of fp16 matter",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stepgrade.config.limits import Limits
 from stepgrade.diagnosis.context import RuleContext
-from stepgrade.diagnosis.rules.base import Evidence, Found, Levels, Rule, Worth
+from stepgrade.diagnosis.rules.base import Evidence, Found, Levels, Remedy, Rule, Worth
 from stepgrade.units import show_ms, show_share
 
 _REASONS = {
@@ -14,6 +14,10 @@ _REASONS = {
     "idle_sync": "its host waits for the device more often: look for code that only this rank runs",
     "exposed_copy": "it copies more: look for code that only this rank runs",
     "unattributed": "the trace does not show why",
+}
+_ON_A_PROCESSOR = {
+    "compute": "it computes longer: check other load there and its share of the work",
+    "idle_host": "it does something else than operations",
 }
 
 
@@ -30,7 +34,8 @@ def straggler_rank(context: RuleContext) -> Found | None:
     # Waiting that computing hides costs nothing; the mean over the ranks includes the one that never waits.
     exposed = context.account("exposed_communication") * late.ranks / max(1, late.ranks - 1)
     share = min(context.step_share(late.caused_ms), exposed)
-    reason = f"; {_REASONS[late.trouble]}" if late.trouble else ""
+    reasons = _REASONS if context.activity.driver != "host" else _REASONS | _ON_A_PROCESSOR
+    reason = f"; {reasons[late.trouble]}" if late.trouble else ""
     claim = (
         f"The other ranks wait {show_ms(late.caused_ms)} a step for rank {late.rank}, which is last in "
         f"{show_share(late.last_share, 0)} of the collectives{reason}."
@@ -43,7 +48,7 @@ def straggler_rank(context: RuleContext) -> Found | None:
     }
     if late.trouble:
         evidence |= {"account": late.trouble, "excess_share": late.trouble_excess}
-    return _levels(context.limits).found(share, claim, evidence)
+    return _levels(context.limits).found(share, claim, evidence, line=late.line)
 
 
 def uneven_ranks(context: RuleContext) -> Found | None:
@@ -66,6 +71,13 @@ RULES = (
         evidence="the rank, how often it is last, milliseconds a step the others wait, the share of the "
         "step in which nothing hides the wait, what its device does more of",
         fix="Compare that rank's trace with a fast one's: what its device waits for more is the reason.",
+        fix_where=(
+            Remedy(
+                "on processors",
+                lambda context: context.platform == "cpu",
+                "Take what only that rank does out of the step, or give it as much of the work as the others.",
+            ),
+        ),
         wrong_when="the ranks' clocks differ by more than the waits, or profiling began at different times",
         check="The ranks arrive together, and exposed communication shrinks on all of them.",
         worth=Worth(
@@ -80,6 +92,7 @@ RULES = (
             "slow-link",
             "launch-gaps",
             "host-stall",
+            "python-overhead",
             "input-wait",
             "loader-on-main-thread",
             "uneven-ranks",

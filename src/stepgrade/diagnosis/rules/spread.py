@@ -31,7 +31,33 @@ def unsteady_steps(context: RuleContext) -> Found | None:
         "lost_share": share,
     }
     levels = Levels(limits.spread_info_share, limits.spread_warning_share, limits.spread_critical_share)
+    if context.activity.driver == "host" and levels.severity(share) and not _have_one_cause(context):
+        return Found("info", claim, evidence, share)
     return levels.found(share, claim, evidence)
+
+
+def _have_one_cause(context: RuleContext) -> bool:
+    """Tell whether the same operation, or what is in none, makes the long steps long.
+
+    On a processor other programs make steps longer too: all of a step, or now this operation and now that one.
+    """
+    samples, limits = context.profile.samples_ms, context.limits
+    usual_ms = median(samples)
+    parts = {
+        op.name: op.samples_ms for op in context.profile.operations if len(op.samples_ms) == len(samples)
+    }
+    if not parts:
+        return True
+    parts[""] = tuple(ms - sum(of_op[place] for of_op in parts.values()) for place, ms in enumerate(samples))
+    usual = {name: median(times) for name, times in parts.items()}
+    longest: dict[str, int] = {}
+    long = [place for place, ms in enumerate(samples) if ms > limits.spread_ratio * usual_ms]
+    for place in long:
+        name = max(parts, key=lambda name: parts[name][place] - usual[name])
+        if parts[name][place] - usual[name] >= limits.spread_same_cause * (samples[place] - usual_ms):
+            longest[name] = longest.get(name, 0) + 1
+    most = max(longest.values(), default=0)
+    return most > 1 and most > limits.spread_same_cause * len(long)
 
 
 def drifting_steps(context: RuleContext) -> Found | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from stepgrade.config.limits import Limits
 from stepgrade.diagnosis.context import RuleContext
-from stepgrade.diagnosis.rules.base import Evidence, Found, Levels, Rule, Worth
+from stepgrade.diagnosis.rules.base import Evidence, Found, Levels, Remedy, Rule, Worth
 from stepgrade.model.activity import WaitTally
 from stepgrade.units import how_often, show_count, show_ms, show_share
 
@@ -16,6 +16,7 @@ _BECAUSE = "without the wait the host runs ahead; what it then waits for is the 
 _SCALAR = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal"})
 _SHAPES = r"^aten::(nonzero|masked_select|_?unique\w*|index|index_put_|repeat_interleave)$"
 _ALLOCATOR = r"^(cuda|hip)(Malloc|Free)"
+_OUTLASTS = 1.5  # times a wait: the host's work after it is then what holds the device up
 _DEVICE_SYNC = r"^(cuda|hip)(Device|Event|Stream)Synchronize$"
 
 
@@ -38,13 +39,30 @@ def kind_of_wait(wait: WaitTally) -> str:
     return "copy"
 
 
+def is_outlasted(context: RuleContext, wait: WaitTally) -> bool:
+    """Tell whether the host works on after these waits for longer than they last: not they hold the device up.
+
+    Without them it would be ahead by less than it then takes, and in gaps that no launch takes.
+    """
+    gaps = context.activity.gaps
+    if gaps is None or wait.idle_ms is None or not wait.count:
+        return False
+    return wait.idle_ms > _OUTLASTS * wait.ms and wait.idle_ms / wait.count > gaps.stall_from_ms
+
+
 def idle_share_of(context: RuleContext, chosen: list[WaitTally]) -> float:
-    """Return the share of the step idle after these waits; by their length where gaps have no known wait."""
+    """Return the share of the step that these waits keep the device idle for.
+
+    That is what follows them, but no more than they last: without them the host would be ahead by as much. By
+    their length alone where gaps have no known wait.
+    """
     waits, idle = context.activity.waits, _idle_share(context)
+    waited_ms = sum(wait.ms for wait in chosen)
     if all(wait.idle_ms is not None for wait in waits):
-        return min(idle, context.step_share(sum(wait.idle_ms or 0.0 for wait in chosen)))
+        followed_ms = sum(wait.idle_ms or 0.0 for wait in chosen)
+        return min(idle, context.step_share(min(followed_ms, waited_ms)))
     total_ms = sum(wait.ms for wait in waits)
-    return idle * sum(wait.ms for wait in chosen) / total_ms if total_ms else 0.0
+    return idle * waited_ms / total_ms if total_ms else 0.0
 
 
 def _idle_share(context: RuleContext) -> float:
@@ -57,7 +75,11 @@ def waits_of(kind: str, what_happens: str) -> Callable[[RuleContext], Found | No
     """Return a function that reports waits of one kind."""
 
     def find(context: RuleContext) -> Found | None:
-        waits = [wait for wait in context.activity.waits if kind_of_wait(wait) == kind]
+        waits = [
+            wait
+            for wait in context.activity.waits
+            if kind_of_wait(wait) == kind and not is_outlasted(context, wait)
+        ]
         if not waits:
             return None
         share, count, longest = idle_share_of(context, waits), sum(wait.count for wait in waits), waits[0]
@@ -73,13 +95,16 @@ def waits_of(kind: str, what_happens: str) -> Callable[[RuleContext], Found | No
         }
         if longest.caller:
             evidence["caller"] = longest.caller
-        return _levels(context.limits).found(share, claim, evidence)
+        return _levels(context.limits).found(share, claim, evidence, line=longest.line)
 
     return find
 
 
 def sync_wait(context: RuleContext) -> Found | None:
-    share = _idle_share(context)
+    outlasted_ms = sum(
+        min(wait.ms, wait.idle_ms or 0.0) for wait in context.activity.waits if is_outlasted(context, wait)
+    )
+    share = max(0.0, _idle_share(context) - context.step_share(outlasted_ms))
     longest = ", ".join(f"{wait.call} {show_ms(wait.ms)}" for wait in context.activity.waits[:3])
     claim = f"The device is idle for {show_share(share)} of the step because the host waited for it."
     return _levels(context.limits).found(share, claim, {"idle_share": share, "waits": longest})
@@ -89,11 +114,15 @@ def scalar_read_loop(context: RuleContext) -> Found | None:
     reads, limits = context.activity.marks.get("item", 0.0), context.limits
     if context.activity.driver != "host" or reads < limits.reads_per_step:
         return None
-    share = context.step_share(context.activity.scalar_read_ms)
+    loop, lines = context.activity.loop, context.activity.lines.get("reads", ())
+    in_loop_ms = loop.ms if loop is not None and "aten::item" in loop.operations else 0.0
+    share = context.step_share(max(context.activity.scalar_read_ms, in_loop_ms))
     claim = (
         f"{show_count(round(reads))} single values are read in each step: {show_share(share)} of its time."
     )
-    return _levels(limits).found(share, claim, {"reads": reads, "share": share})
+    return _levels(limits).found(
+        share, claim, {"reads": reads, "share": share}, line=lines[0] if lines else None
+    )
 
 
 RULES = (
@@ -103,8 +132,16 @@ RULES = (
         sees="The loop reads values back from the device (.item(), .cpu(), .tolist(), print, `if tensor`).",
         evidence="reads per step, milliseconds the host waited in them, share of the step idle because of it",
         fix="Read values back every hundredth step, or keep them on the device until the end.",
-        fix_pytorch="Take .item(), .cpu(), .tolist(), print(tensor) and `if tensor:` out of the loop: keep "
+        fix_pytorch="Take .item(), .cpu(), .tolist(), print(tensor) and `if tensor:` out of the loop; keep "
         "the loss as a detached tensor and read it every hundredth step.",
+        fix_where=(
+            Remedy(
+                "inference",
+                lambda context: context.work == "inference",
+                "Copy results to the host once, after the next batch was launched: .to('cpu', "
+                "non_blocking=True) into pinned memory, and no .item(), .tolist() or `if tensor:` before that.",
+            ),
+        ),
         fix_jax="Do not convert arrays to Python numbers in the loop: log every hundredth step, or use "
         "jax.debug.callback.",
         wrong_when="the value decides what the next step does",
@@ -134,8 +171,16 @@ RULES = (
         sees="Device memory is allocated or freed in the steady steps; that stops the device.",
         evidence="calls per step (cudaFree, cudaMalloc, hipFree), share of the step idle because of it",
         fix="Keep memory in a pool: allocate once, reuse.",
-        fix_pytorch="Keep the caching allocator on (no PYTORCH_NO_CUDA_MEMORY_CACHING, no empty_cache() in "
-        "the loop); with changing sizes use PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+        fix_pytorch="Keep the caching allocator on: no PYTORCH_NO_CUDA_MEMORY_CACHING, no empty_cache() in "
+        "the loop; with changing sizes use PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+        fix_where=(
+            Remedy(
+                "on AMD's devices",
+                lambda context: context.platform == "rocm",
+                "Keep the caching allocator on: no PYTORCH_NO_HIP_MEMORY_CACHING, no empty_cache() in the "
+                "loop; with changing sizes use PYTORCH_HIP_ALLOC_CONF=expandable_segments:True.",
+            ),
+        ),
         fix_jax="Leave XLA_PYTHON_CLIENT_PREALLOCATE on.",
         wrong_when="the recorded steps are the first ones, in which the pool still grows",
         check="No cudaMalloc or cudaFree in the steady steps.",
@@ -196,7 +241,15 @@ RULES = (
         wrong_when="the reads are many but each step is long",
         check="aten::item is called a few times a step.",
         worth=Worth("compute+idle_host", 0.9, "one call on the whole tensor takes about as long as one read"),
-        explains=("python-overhead",),
+        explains=(
+            "python-loop",
+            "python-overhead",
+            "host-stall",
+            "device-copies",
+            "elementwise-chains",
+            "data-shuffling",
+            "slow-layer",
+        ),
         sources="PM-03",
     ),
 )

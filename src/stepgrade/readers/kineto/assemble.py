@@ -15,6 +15,7 @@ from stepgrade.model.events import (
     DeviceRanges,
     DeviceWork,
     HostCalls,
+    HostFrames,
     HostOps,
     HostRanges,
     Ids,
@@ -33,7 +34,15 @@ _MODELS: Final = {
     "calls": HostCalls,
     "work": DeviceWork,
     "ranges": HostRanges,
+    "frames": HostFrames,
     "device_ranges": DeviceRanges,
+}
+# Columns that are places in what the whole file shares.
+_REFERENCES: Final = {
+    "name": "strings",
+    "thread": "threads",
+    "inputs": "inputs",
+    "collective": "collectives",
 }
 # Times of today count 10**18 ns from 1970; clocks that start with the machine stay far below.
 _EPOCH_NS: Final = 10**18
@@ -59,7 +68,12 @@ class FileFacts(Struct, frozen=True, kw_only=True):
 def assemble(tables: Tables, facts: FileFacts) -> list[Trace]:
     """Return one trace for each rank that the file holds, in order; none if it holds no events."""
     columns = {name: _take_sorted(tables.tables[name]) for name in _MODELS}
-    starts = [table["start_ns"].min() for table in columns.values() if len(table["start_ns"])]
+    # Functions that ran when recording began started long before it.
+    starts = [
+        table["start_ns"].min()
+        for name, table in columns.items()
+        if len(table["start_ns"]) and name != "frames"
+    ]
     if not starts:
         return []
     zero_ns = int(min(starts))
@@ -70,7 +84,7 @@ def assemble(tables: Tables, facts: FileFacts) -> list[Trace]:
     # Threads are told apart by their ids as text: 2021 wrote the same id as text and as a number.
     labels = [(str(process), str(thread)) for process, thread in tables.threads]
     threads = {label: number for number, label in enumerate(dict.fromkeys(labels))}
-    for name in ("ops", "calls", "ranges"):
+    for name in ("ops", "calls", "ranges", "frames"):
         _renumber(columns[name], "thread", [threads[label] for label in labels])
     inputs, strings, counts = (
         _renumber_inputs(tables, columns["ops"]),
@@ -114,19 +128,37 @@ def assemble(tables: Tables, facts: FileFacts) -> list[Trace]:
     }
     if len(ranks) < 2:
         return [Trace(rank=ranks[0] if ranks else header.rank, **shared, **_models(columns))]
-    return [Trace(rank=rank, **shared, **_models(columns, rank)) for rank in ranks]
+    # Sorted once, the rows of a rank are one behind the other.
+    for table in columns.values():
+        by_rank = np.argsort(table["rank"], kind="stable")
+        table.update({field: column[by_rank] for field, column in table.items()})
+    return [Trace(rank=rank, **(shared | _of_rank(columns, shared, rank))) for rank in ranks]
 
 
-def _models(columns: dict[str, Columns], rank: int | None = None) -> dict[str, Any]:
-    """Return the tables as the model has them, of one rank or of all."""
-    models = {}
-    for name, model in _MODELS.items():
-        table = columns[name]
-        if rank is not None:
-            of_rank = table["rank"] == rank
-            table = {field: column[of_rank] for field, column in table.items()}
-        models[name] = model(**{field: table[field] for field in model.__struct_fields__})
-    return models
+def _models(columns: dict[str, Columns]) -> dict[str, Any]:
+    """Return the tables as the model has them."""
+    return {
+        name: model(**{field: columns[name][field] for field in model.__struct_fields__})
+        for name, model in _MODELS.items()
+    }
+
+
+def _of_rank(columns: dict[str, Columns], shared: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Return the tables of one rank, and what they refer to, without what only other ranks use."""
+    own: dict[str, Columns] = {}
+    for name, table in columns.items():
+        rows = slice(*np.searchsorted(table["rank"], (rank, rank + 1)))
+        own[name] = {field: column[rows] for field, column in table.items()}
+    kept: dict[str, Any] = {}
+    for field, things in _REFERENCES.items():
+        tables = [table for table in own.values() if field in table]
+        used = distinct(np.concatenate([table[field] for table in tables]))
+        used = used[used >= 0]
+        for table in tables:
+            places = np.searchsorted(used, table[field]).astype(np.int32)
+            table[field] = np.where(table[field] >= 0, places, np.int32(NONE))
+        kept[things] = tuple(shared[things][place] for place in used.tolist())
+    return kept | _models(own)
 
 
 def _take_sorted(table: EventTable) -> Columns:
@@ -160,10 +192,8 @@ def _renumber_inputs(tables: Tables, ops: Columns) -> tuple[Inputs, ...]:
     kept: dict[Inputs, int] = {}
     places = []
     for joined in tables.inputs:
-        dims, types, concrete = split_inputs(joined)
-        bare = dims == types == concrete == b"[]"
-        inputs = Inputs(dims=dims, types=types, concrete=concrete)
-        places.append(NONE if bare else kept.setdefault(inputs, len(kept)))
+        inputs = split_inputs(joined)
+        places.append(NONE if inputs is None else kept.setdefault(inputs, len(kept)))
     _renumber(ops, "inputs", places)
     return tuple(kept)
 

@@ -48,13 +48,14 @@ def read_traces(source: ByteSource, processes: int | None = None) -> list[Trace]
 
             ctypes.CDLL(None).malloc_trim(0)
     if not traces:
-        hint = "; ".join(facts.lost) or None
+        late = "was it exported after the schedule had ended, or before it began?"
+        hint = "; ".join(facts.lost) or late
         raise BadInput("holds no events of the PyTorch profiler", where=facts.name, hint=hint)
     return traces
 
 
 def _read_file(source: ByteSource, processes: int) -> tuple[ChunkReader, FileFacts]:
-    reader = ChunkReader()
+    reader = ChunkReader(source.memory_bytes)
     with ExitStack() as stack:
         head = read_head(source)
         workers: list[Worker] = []
@@ -64,7 +65,7 @@ def _read_file(source: ByteSource, processes: int) -> tuple[ChunkReader, FileFac
             # Small traces should not wait for the modules that only large ones need.
             from stepgrade.readers.kineto.workers import start  # noqa: PLC0415
 
-            slots, workers = start(processes, stack)
+            slots, workers = start(processes, source.memory_bytes // processes, stack)
         tail = _read_events(Splitter(source, head.text, head.offset, slots), reader, slots, workers)
         for worker in workers:
             worker.finish(reader)

@@ -49,6 +49,8 @@ LAYERS_SHOWN = 6
 RANKS_SHOWN = 16
 ROWS_KEPT = 100  # in a document
 _MARKS = {"critical": ("!", "bad"), "warning": ("!", "fair"), "info": ("·", "dim")}
+# Of the matrix products' time: with less of it counted, a rate is of nothing.
+LEAST_COUNTED = 0.5
 # Below half a percent of the step, a gain is not worth a sentence.
 _LEAST_GAIN = 0.005
 # Less of the step than this is not drawn.
@@ -133,6 +135,11 @@ def _counted(done: Arithmetic) -> str:
     return f"from the shapes of {show_share(done.known_share, 0)} of the matrix products' time"
 
 
+def is_worth_showing(done: Arithmetic | None) -> bool:
+    """Tell whether enough of the matrix products is counted for their rate to mean anything."""
+    return done is not None and (done.known_share is None or done.known_share >= LEAST_COUNTED)
+
+
 def _facts(card: Scorecard) -> Iterator[Fact]:
     yield Fact("Grade", card.grade, text_style="title", only="full")
     yield Fact("Efficiency", show_share(card.efficiency), only="full")
@@ -153,7 +160,7 @@ def _facts(card: Scorecard) -> Iterator[Fact]:
     for ceiling in card.ceilings:
         text = f"{show_rate(ceiling.tok_s)}: {ceiling.source}; {ceiling.convention}"
         yield Fact(f"Ceiling ({ceiling.kind})", text, only="full")
-    if card.arithmetic is not None and not _is_graded_by_arithmetic(card):
+    if card.arithmetic and is_worth_showing(card.arithmetic) and not _is_graded_by_arithmetic(card):
         yield Fact("Arithmetic", f"{_arithmetic(card.arithmetic)}, {_counted(card.arithmetic)}")
     if card.mfu is not None:
         yield Fact("MFU", f"{show_share(card.mfu)} ({card.flops_convention}), HFU {show_share(card.hfu)}")

@@ -13,7 +13,7 @@ from stepgrade.model import Span
 from stepgrade.model.finding import Finding
 from stepgrade.model.notes import NO_FLAGS, texts_of
 from stepgrade.model.scorecard import AT_MOST, UNGRADED, Scorecard
-from stepgrade.report.content.scorecard import GRADES, gain, headline
+from stepgrade.report.content.scorecard import GRADES, gain, headline, is_worth_showing
 from stepgrade.report.html import changes, layers, ledger, perfetto, ranks, roofline, steps
 from stepgrade.report.html.page import ROWS_KEPT
 from stepgrade.report.html.plot import Mark, Scale, joined
@@ -157,7 +157,7 @@ def _tiles(card: Scorecard, flags: Mapping[str, str]) -> list[tuple[str, str, st
     if card.mfu is not None:
         hfu = None if card.hfu is None else f"HFU {show_share(card.hfu)}"
         tiles.append(("MFU", show_share(card.mfu), joined(card.flops_convention, hfu)))
-    elif card.arithmetic is not None:
+    elif card.arithmetic is not None and is_worth_showing(card.arithmetic):
         share = "" if card.arithmetic.share is None else f"{show_share(card.arithmetic.share)} of the peak"
         tiles.append(("Arithmetic", show_si(card.arithmetic.achieved_flops_s, "FLOP/s"), share))
     if card.launches_per_step is not None:

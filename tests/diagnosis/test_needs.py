@@ -1,0 +1,198 @@
+"""Every remedy has its condition, and both sides of it: said where it can be followed, not said where it cannot."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+import pytest
+
+import stepgrade as sg
+from stepgrade.diagnosis.needs import NEEDS
+from stepgrade.diagnosis.rules import RULE_NAMES, RULES
+from stepgrade.diagnosis.rules.base import NO_REMEDY
+from stepgrade.diagnosis.settings import Settings
+from stepgrade.hardware.setup import Setup
+from stepgrade.model import DeviceSeen, Profile
+from stepgrade.model.profile import Recorded
+from tests.builders import make_phases
+from tests.diagnosis.test_rules import FIRES, gaps, host, kernels, trace
+
+TRAINING = make_phases(forward=300.0, backward=600.0)
+V100 = DeviceSeen(name="Tesla V100-SXM2-32GB", memory_bytes=32 * 2**30, sm_count=80)
+ON_A_DEVICE = {name: profile for name, profile in FIRES.items() if profile.activity is not None}
+ON_A_DEVICE = {name: p for name, p in ON_A_DEVICE.items() if p.activity and p.activity.driver == "device"}
+
+
+def on(profile: Profile, **known: Any) -> Profile:
+    """Return the run with another activity, or other fields of the profile."""
+    fields = {name: known.pop(name) for name in [*known] if name in Profile.__struct_fields__}
+    assert profile.activity is not None
+    return msgspec.structs.replace(
+        profile, activity=msgspec.structs.replace(profile.activity, **known), **fields
+    )
+
+
+def advice_of(profile: Profile, device: str | None = None) -> list[str]:
+    card = sg.score(profile, setup=Setup(device=device))
+    assert not any(finding.remedy == NO_REMEDY for finding in card.findings)
+    return [*card.recommendations, *(finding.remedy for finding in card.findings)]
+
+
+def remedy_of(rule: str, profile: Profile, device: str | None = None) -> str:
+    alone = Settings(ignored_rules=frozenset(RULE_NAMES) - {rule})
+    found = sg.score(profile, setup=Setup(device=device), settings=alone).findings
+    return found[0].remedy if found else ""
+
+
+# What must not be said on a run of the kind, whatever rule fires.
+IMPOSSIBLE = {
+    "mtia": r"NCCL|nccl|CUDA|cuda|reduce-overhead|graph\b|graphs|tensor cores|Flash",
+    "xpu": r"NCCL|nccl|CUDA|cuda|reduce-overhead|tensor cores",
+    "npu": r"NCCL|nccl|CUDA|cuda|reduce-overhead|tensor cores",
+}
+
+
+@pytest.mark.parametrize("platform", IMPOSSIBLE)
+@pytest.mark.parametrize("name", ON_A_DEVICE)
+def test_no_rule_advises_what_another_platform_has(name: str, platform: str) -> None:
+    for advice in advice_of(on(ON_A_DEVICE[name], platform=platform, device=None)):
+        assert not re.search(IMPOSSIBLE[platform], advice), advice
+
+
+@pytest.mark.parametrize("name", ON_A_DEVICE)
+def test_no_rule_advises_bf16_or_tf32_to_a_v100(name: str) -> None:
+    profile = on(ON_A_DEVICE[name], platform="cuda", device=V100, capability="7.0")
+    for advice in advice_of(profile, "v100-sxm2-32gb"):
+        assert not re.search(r"bf16|bfloat16|tf32|float32_matmul", advice), advice
+
+
+@pytest.mark.parametrize("name", ON_A_DEVICE)
+def test_no_rule_advises_training_to_a_run_that_does_not_train(name: str) -> None:
+    if ON_A_DEVICE[name].activity.optimizer or "backward" in name or name == "skipped-steps":  # type: ignore[union-attr]
+        return  # such a run does train
+    profile = on(ON_A_DEVICE[name], phases=make_phases(forward=900.0))
+    for advice in advice_of(profile):
+        assert not re.search(r"optimizer|[Bb]ackward|[Gg]radient|GradScaler|zero_grad|DDP|the loss", advice), advice
+
+
+@pytest.mark.parametrize("name", FIRES)
+def test_no_rule_advises_a_device_to_a_run_without_one(name: str) -> None:
+    profile = FIRES[name]
+    if profile.activity is None:
+        return
+    changed = on(profile, driver="host", platform="cpu", device=None, kernels=None)
+    for advice in advice_of(changed):
+        assert not re.search(r"CUDA|cuda|NCCL|nccl|pin_memory|non_blocking|pinned|[Ll]aunch", advice), advice
+
+
+@pytest.mark.parametrize("name", FIRES)
+def test_what_was_recorded_is_not_asked_for_again(name: str) -> None:
+    profile = FIRES[name]
+    if profile.activity is None:
+        return
+    everything = Recorded(settings=("memory", "shapes", "stacks"))
+    for advice in advice_of(on(profile, recorded=everything)):
+        assert not re.search(r"record_shapes|[Rr]ecord shapes|with_stack", advice), advice
+
+
+# Each need from both sides: a run where a rule's remedy says it, and the same run where it must not.
+LAUNCHES = trace(lost={"idle_host": 0.4}, kernels=kernels(2000.0, 10.0), gaps=gaps(), phases=TRAINING)
+BOTH_SIDES: dict[str, tuple[str, str, Profile, Profile]] = {
+    "a device that torch.cuda drives": (
+        "sync-wait",
+        "torch.cuda",
+        on(FIRES["sync-wait"], platform="cuda"),
+        on(FIRES["sync-wait"], platform="mtia", device=None),
+    ),
+    "graphs of kernels": (
+        "launch-gaps",
+        "graphs",
+        on(LAUNCHES, platform="rocm"),
+        on(LAUNCHES, platform="mtia", device=None),
+    ),
+    "an accelerator": (
+        "loader-on-main-thread",
+        "pin_memory",
+        FIRES["loader-on-main-thread"],
+        on(FIRES["loader-on-main-thread"], driver="host", platform="cpu", device=None),
+    ),
+    "arithmetic in bf16": (
+        "fp32-matmuls",
+        "bfloat16",
+        on(FIRES["fp32-matmuls"], platform="cuda"),
+        on(FIRES["fp32-matmuls"], platform="cuda", device=V100, capability="7.0"),
+    ),
+    "arithmetic in tf32": (
+        "fp32-matmuls",
+        "tf32",
+        on(FIRES["fp32-matmuls"], platform="cuda"),
+        on(FIRES["fp32-matmuls"], platform="cuda", device=V100, capability="7.0"),
+    ),
+    "a training step": (
+        "scalar-read-sync",
+        "the loss",
+        on(FIRES["scalar-read-sync"], phases=TRAINING),
+        on(FIRES["scalar-read-sync"], phases=make_phases(forward=900.0)),
+    ),
+    "tables that are not FBGEMM's yet": (
+        "heavy-embedding",
+        "FBGEMM",
+        FIRES["heavy-embedding"],
+        on(FIRES["heavy-embedding"], marks={"fbgemm": 4.0}),
+    ),
+    "stacks that were not recorded": (
+        "host-stall",
+        "with_stack",
+        FIRES["host-stall"],
+        on(FIRES["host-stall"], recorded=Recorded(settings=("stacks",))),
+    ),
+    "operations that are not compiled yet": (
+        "slow-gemm",
+        "torch.compile",
+        FIRES["slow-gemm"],
+        on(FIRES["slow-gemm"], platform="mtia", device=None),
+    ),
+}
+
+
+@pytest.mark.parametrize("need", BOTH_SIDES)
+def test_a_remedy_is_said_where_it_can_be_followed_and_not_where_it_cannot(need: str) -> None:
+    rule, words, can, cannot = BOTH_SIDES[need]
+    assert words in remedy_of(rule, can)
+    said = remedy_of(rule, cannot)
+    assert words not in said
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.fix_where], ids=lambda rule: rule.name)
+def test_a_remedy_for_one_kind_of_run_is_not_given_to_another(rule: Any) -> None:
+    kinds = {
+        "inference": {"phases": make_phases(forward=900.0)},
+        "on AMD's devices": {"platform": "rocm"},
+        "on processors": {"driver": "host", "platform": "cpu", "device": None},
+        "with FBGEMM's tables": {"marks": {"fbgemm": 1.0}},
+    }
+    usual = on(FIRES[rule.name], phases=TRAINING, platform="cuda")
+    for remedy in rule.fix_where:
+        first = remedy.text.split(".")[0].split(";")[0]
+        changed = on(FIRES[rule.name], **kinds[remedy.kind])
+        assert first in remedy_of(rule.name, changed)
+        assert first not in remedy_of(rule.name, usual)
+
+
+def test_needs_are_all_looked_for_in_remedies() -> None:
+    texts = " ".join(
+        text
+        for rule in RULES
+        for text in (rule.fix, rule.fix_pytorch, rule.fix_jax, *(one.text for one in rule.fix_where))
+        if text
+    )
+    from_advice = "record_shapes torch.compile reshard_after_forward tf32 bfloat16 graphs"
+    assert all(need.words.search(f"{texts} {from_advice}") for need in NEEDS)
+
+
+def test_a_step_on_a_processor_is_not_told_to_use_a_device() -> None:
+    remedies = advice_of(host(lost={"idle_input": 0.3}, loader="_SingleProcessDataLoaderIter", platform="cpu"))
+    assert any("num_workers" in remedy for remedy in remedies)
+    assert not any("pin_memory" in remedy for remedy in remedies)
