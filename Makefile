@@ -6,8 +6,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
 
 TORCH ?= 2.13.0
+# What the checks last passed with, so that a new release of something breaks nobody's build; empty for none.
+LOCK ?= --constraint requirements/lock.txt
 
-.PHONY: fuzz demo test test-core test-integrations test-oldest test-package check lint format bench house changelog clean help
+.PHONY: kills lock audit sbom fuzz demo test test-core test-integrations test-oldest test-package check lint format bench house changelog clean help
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -64,6 +66,23 @@ bench: $(VENV)/.installed-dev  ## start-up times, the recorder, and traces of 10
 	$(BIN)/python benchmarks/recorder.py
 	$(BIN)/python benchmarks/kineto/run.py --peers
 
+kills: $(VENV)/.installed-dev  ## kill every writer, and the database server, 500 times each (half an hour)
+	STEPGRADE_KILLS=500 $(BIN)/python -m pytest -q tests/store/test_kills.py
+
+lock: $(VENV)/.installed-integrations  ## write down the versions that are installed (make lock LOCK= takes the newest)
+	$(BIN)/python tests/packaging/lock.py > requirements/lock.txt
+
+audit: $(VENV)/bin/python  ## look for known holes in what stepgrade and its extras bring (asks PyPI and OSV)
+	$(PIP) install pip-audit==2.10.1
+	$(BIN)/pip-audit --requirement requirements/lock.txt --no-deps --disable-pip
+
+sbom: $(VENV)/bin/python  ## write dist/stepgrade.cdx.json: what an install with the light extras is made of
+	$(PYTHON) -m venv $(VENV)/sbom
+	$(VENV)/sbom/bin/python -m pip --disable-pip-version-check --no-input --quiet install '.[html,postgres]'
+	$(PIP) install cyclonedx-bom==7.5.0
+	mkdir -p dist
+	$(BIN)/cyclonedx-py environment --output-reproducible --output-format JSON --output-file dist/stepgrade.cdx.json $(VENV)/sbom
+
 house: $(VENV)/.installed-dev  ## count how the code is cut
 	$(BIN)/python tests/house/measures.py
 
@@ -84,8 +103,8 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 
 # The recorder's tests need torch, in this one version: others are not asked for, so none is fetched.
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
-	$(PIP) install torch==$(TORCH)
-	$(PIP) install --editable '.[dev,torch]'
+	$(PIP) install torch==$(TORCH) $(LOCK)
+	$(PIP) install --editable '.[dev,torch]' $(LOCK)
 	@$(BIN)/python -m compileall -q src
 	@touch $@ $(VENV)/.installed
 
@@ -94,5 +113,5 @@ $(VENV)/.installed-core: pyproject.toml | $(VENV)/bin/python
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-integrations: $(VENV)/.installed-dev
-	$(PIP) install torch==$(TORCH) --editable '.[dev,integrations]'
+	$(PIP) install torch==$(TORCH) --editable '.[dev,integrations]' $(LOCK)
 	@touch $@

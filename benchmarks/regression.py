@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from simulated import Floats, Machine
@@ -38,6 +39,17 @@ HISTORY = 10
 ROUNDS = 7
 _TCPD = ("nile", *(f"quality_control_{n}" for n in range(1, 6)), "run_log", "well_log")
 _MARGIN = 5
+
+# How runs differ: evenly, with heavy tails, or by the kind of their machine.
+NOISES: dict[str, dict[str, Any]] = {
+    "2 %, normal": {"run_noise": 0.02},
+    "5 %, normal": {"run_noise": 0.05},
+    "13 %, normal": {"run_noise": 0.13},
+    "1 %, Student's with 3 degrees": {"run_noise": 0.01, "heavy_tails": True},
+    "2 %, Student's with 3 degrees": {"run_noise": 0.02, "heavy_tails": True},
+    "1 %, one run in five 6 % slower": {"run_noise": 0.01, "slow_kind": (0.2, 0.06)},
+    "2 %, one run in five 6 % slower": {"run_noise": 0.02, "slow_kind": (0.2, 0.06)},
+}
 
 Row = Sequence[object]
 Verdicts = dict[str, int]
@@ -108,6 +120,31 @@ def power(count: int) -> None:
     v1 = [share(sum(alarms_of_v1(machine, slower=by) for _ in range(count)), count) for by in slower]
     rows.append(["contract v1, 2 % between runs", *v1])
     table(["noise and runs", *(f"{by:.0%} slower" for by in slower)], rows)
+
+
+def few_runs(count: int) -> None:
+    """Compare with one to twenty earlier runs, of several kinds of noise between them."""
+    print(f"### Few earlier runs, {count:,} comparisons each\n")
+    found = 0.25
+    rows = []
+    for name, noise in NOISES.items():
+        for history in (1, 2, 3, 5, 10, 20):
+            machine = Machine(6, **noise)
+            said = [verdicts(machine, runs=1, history=history) for _ in range(count)]
+            alarms = sum(one in ("regressed", "improved") for one in said)
+            slow = [verdicts(machine, runs=1, history=history, slower=found) for _ in range(count // 4)]
+            rows.append(
+                [
+                    name,
+                    history,
+                    share(alarms, count),
+                    share(said.count("no change"), count),
+                    share(said.count("cannot tell"), count),
+                    share(slow.count("regressed"), len(slow)),
+                ]
+            )
+    head = ["noise between runs", "earlier runs", "alarms", "passes", "cannot tell"]
+    table([*head, f"{found:.0%} slower found"], rows)
 
 
 def _finder(
@@ -277,6 +314,7 @@ def _timed(*arguments: object) -> str:
 
 PARTS: dict[str, Callable[[int], None]] = {
     "aa": false_alarms,
+    "few": few_runs,
     "power": lambda count: power(count // 4),
     "methods": lambda count: methods(count // 2),
     "scale": scale,

@@ -18,16 +18,34 @@ COLD = (5.0, 1.6, 1.15)
 
 
 class Machine:
-    """Makes runs; the same seed makes the same ones."""
+    """Makes runs; the same seed makes the same ones.
 
-    def __init__(self, seed: int, *, run_noise: float, step_noise: float = 0.02) -> None:
+    With `heavy_tails` the noise between runs is Student's with three degrees of freedom, and `run_noise` its
+    scale; `slow_kind` is the share of runs on machines of a second kind, and how much slower they are.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        run_noise: float,
+        step_noise: float = 0.02,
+        heavy_tails: bool = False,
+        slow_kind: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
         self._random = np.random.default_rng(seed)
         self._run_noise = run_noise
         self._step_noise = step_noise
+        self._heavy_tails = heavy_tails
+        self._slow_kind = slow_kind
 
     def samples(self, steps: int = 50, *, slower: float = 0.0) -> Floats:
         """Return the steps of one run: log-normal, correlated, the first cold, some spiked."""
-        shift = self._random.normal() * math.log1p(self._run_noise) + math.log1p(slower)
+        unit = self._random.standard_t(3) if self._heavy_tails else self._random.normal()
+        shift = unit * math.log1p(self._run_noise) + math.log1p(slower)
+        share, kind_slower = self._slow_kind
+        if share and self._random.random() < share:
+            shift += math.log1p(kind_slower)
         noise = self._correlated(steps) * math.log1p(self._step_noise)
         samples = STEP_MS * np.exp(shift + noise)
         samples[self._random.random(steps) < SPIKE_SHARE] *= SPIKE

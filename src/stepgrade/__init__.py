@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stepgrade.hardware.cost.plan import Plan
     from stepgrade.hardware.estimate import estimate
     from stepgrade.hardware.setup import Setup
+    from stepgrade.inspection import inspect
     from stepgrade.model import Baseline, Profile
     from stepgrade.model.comparison import GateReport
     from stepgrade.model.scorecard import Scorecard
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from stepgrade.record import Recorder, watch
     from stepgrade.report import render
     from stepgrade.report.step_profile import convert
-    from stepgrade.scoring.inspection import inspect
     from stepgrade.store.history import open_history as history
 
 # Where each public name lives: it is imported when first asked for, `stepgrade --version` needs none of it.
@@ -48,7 +48,7 @@ _HOMES = {
     "estimate": "hardware.estimate",
     "gate": "gating.run",
     "history": "store.history",
-    "inspect": "scoring.inspection",
+    "inspect": "inspection",
     "load": "readers.load",
     "load_baseline": "readers.load",
     "load_config": "config",

@@ -6,6 +6,7 @@
     │   ├── UnknownFormat       no reader recognises the text, or no reader has that name
     │   ├── TooLarge            more bytes than the limit allows
     │   ├── BadHistory          a history that cannot be opened, read or written
+    │   │   └── NoHistory       there is none at that place yet
     │   ├── BadConfig           a stepgrade.toml that says something wrong
     │   └── UnknownArchitecture a model whose costs are not modelled
     ├── UnknownDevice           a device that is not in the catalogue (a LookupError)
@@ -18,7 +19,7 @@ Anything else that escapes is a bug in stepgrade and keeps its traceback.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Self
 
 EXIT_OK = 0
@@ -28,10 +29,45 @@ EXIT_NOT_MEASURED = 3
 EXIT_BUG = 70
 
 
+# Longer than any name of ours: comparing more would only take time.
+_MOST_NAME = 60
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that was most likely meant: one that begins so, else the one most alike."""
+    from difflib import get_close_matches  # noqa: PLC0415  only for what is misspelt
+
+    wanted = name.casefold()[:_MOST_NAME].lstrip("-")
+    names = {other.casefold().lstrip("-"): other for other in known}
+    begun = [other for other in names if other.startswith(wanted)] if len(wanted) > 1 else []
+    alike = begun[:1] or get_close_matches(wanted, names, n=1, cutoff=0.6)
+    return names[alike[0]] if alike else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a hint with the name that was most likely meant, else with all that are known."""
+    names = tuple(known)
+    meant = nearest(name, names)
+    return f"did you mean {meant}?" if meant else f"one of {', '.join(names)}"
+
+
 def name_fields(template: str, flags: Mapping[str, str]) -> str:
     """Return one of our own texts with each {parameter} by its name in `flags`, else by its own name."""
     parts = template.replace("}", "{").split("{")
     return "".join(flags.get(part, part) if place % 2 else part for place, part in enumerate(parts))
+
+
+def without_secrets(text: str) -> str:
+    """Return a message without the passwords of URLs and connection settings in it, however odd they are."""
+    lower = text.lower()
+    if "://" not in text and "postgres" not in lower and "password" not in lower:
+        return text
+    import re  # noqa: PLC0415  only for such texts
+
+    # A password may hold any character, so all is left out between the user's colon and the last @.
+    text = re.sub(r"(?i)((?:://|postgres\w*:)[^:@/\s]*):[^\n]*@", r"\1:…@", text)
+    text = re.sub(r"(://[^:@/\s]*):(?!\d+(?:[/?\s'\")]|$))(?!…@)[^\s'\"]+", r"\1:…", text)
+    return re.sub(r"(?i)(password\s*=\s*)('(?:[^'\\]|\\.)*'|(?:\\.|[^&\s\\])*)", r"\1…", text)
 
 
 class StepgradeError(Exception):
@@ -64,7 +100,7 @@ class StepgradeError(Exception):
         place = "".join(f"{part}: " for part in (self.where, field) if part)
         supply = f"give {name_fields(self.supply, flags)}" if self.supply else None
         advice = "; ".join(part for part in (self.hint, supply) if part)
-        return f"{place}{self.problem}{f' ({advice})' if advice else ''}"
+        return without_secrets(f"{place}{self.problem}{f' ({advice})' if advice else ''}")
 
     def at(self, place: str) -> Self:
         """Return this error with `place` (a file name) put before where it already is."""
@@ -90,6 +126,10 @@ class TooLarge(BadInput):
 
 class BadHistory(BadInput):
     """A history that cannot be opened, read or written."""
+
+
+class NoHistory(BadHistory):
+    """There is no history at that place yet."""
 
 
 class BadConfig(BadInput):

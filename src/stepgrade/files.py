@@ -7,6 +7,9 @@ import stat
 from contextlib import suppress
 from typing import BinaryIO
 
+_STALE_SECONDS = 3600.0  # a draft that nobody has written to for so long has no writer any more
+_cleaned: set[str] = set()  # folders that this process has looked through, once
+
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     """Put a new file in the place of `path`, safe on the disk when this returns; raise OSError.
@@ -46,11 +49,24 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def _new_draft(folder: str) -> BinaryIO:
-    """Create a hidden file in the folder; one that exists is not ours to write to."""
-    number = 0
+    """Create a hidden file in the folder under a name that nobody can foresee, and never through a link."""
     while True:
-        name = os.path.join(folder, f".stepgrade-{os.getpid()}-{number}.tmp")  # noqa: PTH118  as above
-        try:
-            return open(name, "xb")  # noqa: PTH123  as above; the caller closes it
-        except FileExistsError:
-            number += 1
+        name = os.path.join(folder, f".stepgrade-{os.urandom(8).hex()}.tmp")  # noqa: PTH118  as above
+        with suppress(FileExistsError):
+            draft = open(name, "xb")  # noqa: PTH123, SIM115  as above; the caller closes it
+            _remove_stale_drafts(folder, os.fstat(draft.fileno()).st_mtime)
+            return draft
+
+
+def _remove_stale_drafts(folder: str, now: float) -> None:
+    """Remove what killed processes left in the folder; `now` is by the clock of its file system."""
+    if folder in _cleaned:
+        return
+    _cleaned.add(folder)
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if not (entry.name.startswith(".stepgrade-") and entry.name.endswith(".tmp")):
+                continue
+            with suppress(OSError):  # somebody else's, or gone already
+                if now - entry.stat(follow_symlinks=False).st_mtime > _STALE_SECONDS:
+                    os.unlink(entry.path)  # noqa: PTH108  as above

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import structs
+
 from stepgrade.compare.fingerprint import allowed_fields
 from stepgrade.contract import Grade
 from stepgrade.contract.scorecard import HOTSPOTS_SHOWN, rank_operations
@@ -15,8 +17,9 @@ from stepgrade.errors import BadOption, NotMeasured
 from stepgrade.hardware.setup import Setup, Target
 from stepgrade.model import Baseline, Ledger, Note, Profile
 from stepgrade.model.finding import Finding
-from stepgrade.model.profile import STEP_PROFILER_V2
+from stepgrade.model.profile import STEP_PROFILER_V2, WorkKind
 from stepgrade.model.scorecard import UNGRADED, DeviceUse, RankRow, Scorecard, StepStats
+from stepgrade.scoring.bound import why_ungraded
 from stepgrade.scoring.causes import (
     bottleneck_of_ledger,
     bottleneck_of_phases,
@@ -24,6 +27,7 @@ from stepgrade.scoring.causes import (
     rank_causes,
     work_of,
 )
+from stepgrade.scoring.contradictions import contradictions
 from stepgrade.scoring.efficiency import ScoreOptions, efficiency_of
 from stepgrade.scoring.fingerprint import fingerprint_of
 from stepgrade.scoring.layers import backward_forward_ratio, layer_summaries, layers_of_step, slow_layers
@@ -47,6 +51,7 @@ def score(
     device: str | None = None,
     throughput_tok_s: float | None = None,
     tokens_per_step: float | None = None,
+    work: WorkKind | None = None,
     peak_bw_gb_s: float | None = None,
     bytes_per_token: float | None = None,
     baseline: Baseline | Profile | Scorecard | None = None,
@@ -56,14 +61,16 @@ def score(
 ) -> Scorecard:
     """Return the scorecard of a run (contract v2), compared with `baseline` when there is one.
 
-    `setup` says everything about hardware and model; `device`, `peak_bw_gb_s` and `bytes_per_token` are for
-    those who need no more, and raise BadOption beside it. `settings` has limits and ignored rules, as
-    `load_settings` reads them. Raise NotMeasured for a profile that holds no measurement at all.
+    `work="training"` grades a run although its source shows a forward pass only. `setup` says everything
+    about hardware and model; `device`, `peak_bw_gb_s` and `bytes_per_token` are for those who need no more,
+    and raise BadOption beside it. `settings` has limits and ignored rules, as `load_settings` reads them.
+    Raise NotMeasured for a profile that holds no measurement at all.
     """
     figures = {"device": device, "peak_bw_gb_s": peak_bw_gb_s, "bytes_per_token": bytes_per_token}
     given = [name for name, value in figures.items() if value is not None]
     if setup is not None and given:
         raise BadOption("is given beside setup", field=given[0], hint="put it into the Setup")
+    allowed = allowed_fields(allow_different)
     setup = setup or Setup(device=device, peak_bw_gb_s=peak_bw_gb_s, bytes_per_token=bytes_per_token)
     if profile.is_empty:
         where = ", ".join(profile.source.files)
@@ -71,15 +78,19 @@ def score(
     options = ScoreOptions(
         throughput_tok_s=throughput_tok_s,
         tokens_per_step=tokens_per_step,
+        work=work,
         target=target_for(profile, setup),
     )
+    contradicted = contradictions(profile, options)
+    if contradicted:
+        profile = structs.replace(profile, warnings=(*profile.warnings, *contradicted))
     card = _card(profile, options, settings or DEFAULT_SETTINGS)
     if baseline is None:
         return card
     from stepgrade.compare.runs import compare_with_baseline  # noqa: PLC0415  only with a baseline
 
     earlier = as_baseline(baseline, setup, tokens_per_step)
-    return compare_with_baseline(card, earlier, allowed_fields(allow_different))
+    return compare_with_baseline(card, earlier, allowed)
 
 
 def as_baseline(
@@ -119,15 +130,19 @@ def _card(profile: Profile, options: ScoreOptions, settings: Settings) -> Scorec
         operations=operations,
         causes=causes,
         runtime=runtime_of(profile),
+        work=options.work or profile.work,
         activity=profile.activity.scaled(times.scale) if profile.activity else NOTHING_DONE,
         limits=limits,
     )
     found = findings(context, settings.ignored_rules)
     if of_device and verdict.is_wait and work_gains_more(found) and (of_device.compute or 0.0) > limits.busy_share:
         verdict = busy_verdict(profile, of_device.compute or 0.0, work)
+    reasons, bound = why_ungraded(profile, options, efficiency, ledger)
     v1_notes = (bottleneck_note(profile, verdict.bottleneck, efficiency.share), ratio_note)
     return Scorecard(
-        grade=UNGRADED if profile.unfit else efficiency.grade,
+        grade=UNGRADED if reasons else efficiency.grade,
+        grade_at_most=bound.grade if bound else None,
+        work=options.work or profile.work,
         efficiency=efficiency.share,
         bottleneck=verdict.bottleneck.value,
         throughput_tok_s=efficiency.throughput.tok_s if efficiency.throughput else None,
@@ -147,7 +162,7 @@ def _card(profile: Profile, options: ScoreOptions, settings: Settings) -> Scorec
             *_notes(profile, times),
         ),
         fitness=(*(note for note in profile.warnings if not note.fatal), *phases.fitness),
-        ungraded_because=(*profile.unfit, *efficiency.ungraded_because),
+        ungraded_because=reasons,
         source=profile.source,
         device=_device(target),
         steps=_steps(profile, times),

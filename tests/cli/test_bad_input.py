@@ -76,7 +76,7 @@ def test_a_directory_and_an_absent_file(stepgrade: Run, tmp_path: Path) -> None:
 
 def test_an_unknown_device_names_the_nearest(stepgrade: Run, tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text(make_step_profile())
-    ran = stepgrade("score", tmp_path / "p.json", "--device", "rtx-4060-lapto")
+    ran = stepgrade("score", tmp_path / "p.json", "--device", "rtx-4060-lpatop")
     assert ran.code == 2
     assert "rtx-4060-laptop" in ran.err
     assert "--peak-bw" in ran.err

@@ -82,7 +82,7 @@ def _small_processor() -> object:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["h100"], "nearest: h100-pcie"),
+        (["h100"], "name one of them: h100-pcie"),
         (["--filter", "voodoo"], "no device matches 'voodoo'"),
         (["gb10", "--detect"], "exclude each other"),
         (["--filter", "x", "--measure"], "exclude each other"),

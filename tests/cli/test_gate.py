@@ -415,7 +415,7 @@ def test_score_and_gate_keep_runs(stepgrade: Run, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("GITHUB_REF_NAME", "topic")
     run = write("run.json")
     assert stepgrade("score", run, "--save", "--label", "machine=a").code == 0
-    assert stepgrade("gate", run, "--baseline", run, "--save", "--branch", "main").code == 3
+    assert stepgrade("gate", run, "--baseline", run, "--save", "--branch", "main").code == 0
     listed = stepgrade("history", "list", "--format", "json")
     rows = [json.loads(line) for line in listed.out.splitlines()]
     assert [(row["branch"], row["commit"]) for row in rows] == [("topic", "feedface"), ("main", "feedface")]
@@ -438,7 +438,9 @@ def test_history_commands(stepgrade: Run) -> None:
     assert stepgrade("history", "trend", "speed").code == 2
     assert len(stepgrade("history", "export").out.splitlines()) == 8
     assert stepgrade("history", "prune").code == 2
-    assert "removed 6 runs" in stepgrade("history", "prune", "--keep", 2).out
+    ran = stepgrade("history", "prune", "--keep", 2)
+    assert (ran.code, "would remove 6 of " in ran.err, "--yes" in ran.err) == (2, True, True)
+    assert "removed 6 of " in stepgrade("history", "prune", "--keep", 2, "--yes").out
     assert stepgrade("history", "prune", "--older-than", "yesterday").code == 2
     assert stepgrade("history").code == 2
 

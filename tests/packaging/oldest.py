@@ -10,8 +10,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def oldest(requirement: str) -> str:
-    """Return `name>=1.2; marker` as `name==1.2; marker`."""
-    return re.sub(r">=", "==", requirement, count=1)
+    """Return `name>=1.2,<3; marker` as `name==1.2; marker`."""
+    return re.sub(r">=([^,;]*)(?:,<[^;]*)?", r"==\1", requirement, count=1)
 
 
 if __name__ == "__main__":

@@ -38,10 +38,12 @@ def test_a_named_format_overrides_the_content(tmp_path: Path) -> None:
     assert load(tmp_path / "p", input_format="step_profile").runtime is None
 
 
-def test_an_unknown_name_lists_the_known(tmp_path: Path) -> None:
+def test_an_unknown_name_gets_the_nearest_or_all(tmp_path: Path) -> None:
     (tmp_path / "p").write_text(PARITY)
-    with pytest.raises(UnknownFormat, match="step_profile"):
+    with pytest.raises(UnknownFormat, match="did you mean kineto"):
         load(tmp_path / "p", input_format="kinetto")
+    with pytest.raises(UnknownFormat, match=r"one of kineto, journal, .*step_profile"):
+        load(tmp_path / "p", input_format="xyzzy")
 
 
 def test_a_scorecard_is_a_baseline(tmp_path: Path) -> None:
@@ -58,7 +60,7 @@ def test_a_scorecard_is_a_baseline(tmp_path: Path) -> None:
     [
         (b"", "empty"),
         (b"\x00\x01\x02" * 100, "binary"),
-        (b"SQLite format 3\x00" + b"x" * 100, "binary"),
+        (b"SQLite format 3\x00" + b"x" * 100, "an SQLite database"),
         (gzip.compress(make_step_profile().encode())[:-30], "cut off"),
         (gzip.compress(b""), "empty"),
         (b"\x1f\x8b\x08garbage", "gzip"),

@@ -76,7 +76,6 @@ class TestLeavesNoTrace:
             recorder.step()
         loss.backward()
         assert model.head.weight.grad is not None
-        assert len(recorder._parts) == 3
 
     def test_arguments_of_any_name_reach_the_model(self, tmp_path: Path) -> None:
         class Named(nn.Linear):

@@ -30,7 +30,6 @@ from stepgrade.record.timeline import (
     LOSS,
     NONE,
     OPTIMIZER,
-    PARAMETER,
     RECOMPUTE_IN,
     RECOMPUTE_OUT,
     StepTimeline,
@@ -39,9 +38,11 @@ from stepgrade.record.timeline import (
 from stepgrade.record.totals import Totals, fold_step
 
 
-def fold(*edges: tuple[int, int], ends_by: dict[int, int | None] | None = None) -> Totals:
+def fold(
+    *edges: tuple[int, int], ends_by: dict[int, int | None] | None = None, exposed_ns: int = 0
+) -> Totals:
     times, codes = zip(*edges, strict=True)
-    return fold_step(list(times), list(codes), ends_by or {})
+    return fold_step(list(times), list(codes), ends_by or {}, exposed_ns)
 
 
 class TestFold:
@@ -92,12 +93,10 @@ class TestFold:
         step = fold((0, BACKWARD), (2, layer_code(0, BWD_IN)), (9, BACKWARD_DONE), (9, NONE), (50, NONE))
         assert step.backward_ns == {0: 7}
 
-    def test_the_last_gradient_of_its_parameters_ends_a_layer_before_the_end_of_backward(self) -> None:
-        last = layer_code(0, PARAMETER)
-        step = fold(
-            (0, BACKWARD), (2, layer_code(0, BWD_IN)), (4, last), (6, last), (9, BACKWARD_DONE), (9, NONE)
-        )
-        assert step.backward_ns == {0: 4}
+    def test_an_all_reduce_that_outlasts_backward_is_not_the_last_layers(self) -> None:
+        edges = [(0, BACKWARD), (2, layer_code(0, BWD_IN)), (9, BACKWARD_DONE), (9, NONE)]
+        assert fold(*edges, exposed_ns=3).backward_ns == {0: 4}
+        assert fold(*edges, exposed_ns=30).backward_ns == {0: 0}
 
     def test_computing_again_is_not_backward(self) -> None:
         edges = [

@@ -13,8 +13,8 @@ from tests.store.server import running_server
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[str]:
-    with running_server() as url:
-        yield url
+    with running_server() as running:
+        yield running.url
 
 
 def _file(tmp_path: Path) -> Iterator[str]:

@@ -27,34 +27,72 @@ def binaries() -> Path | None:
     return Path(on_path).resolve().parent if on_path else None
 
 
+class Server:
+    """A server in a folder of its own, which can be killed and started again."""
+
+    def __init__(self, place: Path, *, fsync: bool) -> None:
+        folder = binaries()
+        if folder is None or not (folder / "postgres").exists():
+            pytest.skip("PostgreSQL's server is not installed")
+        pytest.importorskip("psycopg", reason="psycopg is not installed")
+        self._binary, self._place, self._fsync = folder / "postgres", place, fsync
+        self._owner, self._port = _owner(place), _free_port()
+        self._data = place / "data"
+        self.url = f"postgresql://stepgrade@127.0.0.1:{self._port}/postgres"
+        initdb = [
+            folder / "initdb",
+            "-D",
+            self._data,
+            "-U",
+            "stepgrade",
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--no-sync",
+        ]
+        subprocess.run(initdb, check=True, capture_output=True, timeout=120, **self._owner)  # type: ignore[call-overload]
+        self.start()
+
+    def start(self) -> None:
+        """Start, and wait until it answers; what a killed one left behind may take a moment to go."""
+        end = time.monotonic() + _START_S
+        while True:
+            self._process = self._started()
+            if _answers(self.url, self._process):
+                return
+            if time.monotonic() > end:
+                pytest.fail(f"the server did not start: {(self._place / 'log').read_text()[-2000:]}")
+            time.sleep(0.2)
+
+    def kill(self) -> None:
+        """Kill the server as a crash of it would: without a word."""
+        self._process.kill()
+        self._process.wait(timeout=30)
+
+    def stop(self) -> None:
+        """Stop this one process."""
+        self._process.terminate()
+        self._process.wait(timeout=30)
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        options = ["-p", str(self._port), "-k", str(self._place), "-c", "listen_addresses=127.0.0.1"]
+        options += ["-c", f"fsync={'on' if self._fsync else 'off'}"]
+        with (self._place / "log").open("ab") as log:
+            return subprocess.Popen(  # type: ignore[call-overload, no-any-return]
+                [self._binary, "-D", self._data, *options], stdout=log, stderr=log, **self._owner
+            )
+
+
 @contextmanager
-def running_server() -> Iterator[str]:
-    """Start a server, yield its URL, and stop that one process."""
-    folder = binaries()
-    if folder is None or not (folder / "postgres").exists():
-        pytest.skip("PostgreSQL's server is not installed")
-    pytest.importorskip("psycopg", reason="psycopg is not installed")
-    with tempfile.TemporaryDirectory(prefix="stepgrade-pg-") as place:
-        yield from _served(folder, Path(place))
-
-
-def _served(folder: Path, place: Path) -> Iterator[str]:
-    owner = _owner(place)
-    data, port = place / "data", _free_port()
-    initdb = [folder / "initdb", "-D", data, "-U", "stepgrade", "-A", "trust", "-E", "UTF8", "--no-sync"]
-    subprocess.run(initdb, check=True, capture_output=True, timeout=120, **owner)  # type: ignore[call-overload]
-    # The tests kill clients, never the server: it need not wait for the disk.
-    options = ["-p", str(port), "-k", str(place), "-c", "listen_addresses=127.0.0.1", "-c", "fsync=off"]
-    log = (place / "log").open("wb")
-    server = subprocess.Popen([folder / "postgres", "-D", data, *options], stdout=log, stderr=log, **owner)  # type: ignore[call-overload]
-    try:
-        url = f"postgresql://stepgrade@127.0.0.1:{port}/postgres"
-        _wait(url, server, place / "log")
-        yield url
-    finally:
-        server.terminate()
-        server.wait(timeout=30)
-        log.close()
+def running_server(*, fsync: bool = False) -> Iterator[Server]:
+    """Start a server and stop it at the end; where only clients are killed it need not wait for the disk."""
+    with tempfile.TemporaryDirectory(prefix="stepgrade-pg-", ignore_cleanup_errors=True) as place:
+        server = Server(Path(place), fsync=fsync)
+        try:
+            yield server
+        finally:
+            server.stop()
 
 
 def _owner(place: Path) -> dict[str, object]:
@@ -72,16 +110,16 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _wait(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+def _answers(url: str, process: subprocess.Popen[bytes]) -> bool:
+    """Wait until the server answers; return False when it has ended instead."""
     import psycopg
 
     end = time.monotonic() + _START_S
-    while True:
+    while process.poll() is None and time.monotonic() < end:
         try:
             psycopg.connect(url, connect_timeout=2).close()
         except psycopg.OperationalError:
-            if server.poll() is not None or time.monotonic() > end:
-                pytest.fail(f"the server did not start: {log.read_text()[-2000:]}")
             time.sleep(0.05)
         else:
-            return
+            return True
+    return False

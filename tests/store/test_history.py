@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import msgspec
 import pytest
 
 import stepgrade as sg
-from stepgrade.errors import BadHistory, NotMeasured
+from stepgrade.errors import BadHistory, BadOption, NotMeasured
 from stepgrade.gating.baselines import branch_of, runs_of_branch
 from stepgrade.model import Fingerprint
 from stepgrade.store import History, NewRun, Selection, open_history
@@ -123,11 +124,20 @@ def test_prune_keeps_the_newest_of_every_branch(place: str) -> None:
     with open_history(place) as history:
         fill(history, [100.0] * 5)
         fill(history, [100.0] * 3, branch="topic")
-        assert history.prune(keep=2) == 4
+        history.remove(history.prunable(keep=2))
         assert [run.branch for run in history.runs()] == ["main", "main", "topic", "topic"]
-        assert history.prune(older_than="2000-01-01") == 0
-        assert history.prune(older_than="9999-01-01") == 4
-        assert history.runs() == []
+        assert history.prunable(older_than=dt.date(2000, 1, 1)) == []
+        old = history.add(NewRun(card=card(), added_at="2001-02-03T04:05:06+00:00"))
+        assert history.prunable(older_than=dt.date(2001, 2, 4)) == [old]
+        assert history.prunable(older_than=dt.date(2001, 2, 3)) == []
+
+
+@pytest.mark.parametrize("which", [{"keep": 0}, {"keep": -1}, {"older_than": dt.date(9999, 12, 31)}])
+def test_what_would_mean_every_run_is_refused(place: str, which: dict[str, Any]) -> None:
+    with open_history(place) as history:
+        fill(history, [100.0] * 3)
+        with pytest.raises(BadOption, match=r"must be 1 or more|still to come"):
+            history.prunable(**which)
 
 
 def test_export_holds_everything(place: str) -> None:
@@ -149,9 +159,10 @@ def test_many_cards_are_read_in_their_order_with_one_query(
             history._database, "execute", lambda sql, values=(): asked.append(sql) or execute(sql, values)
         )
         cards = history.cards([numbers[2], numbers[0], numbers[1], numbers[2]])
-        assert [found.step_time_ms for found in cards] == [2.0, 3.0, 1.0, 2.0]
+        assert [found.step_time_ms for found in cards.values()] == [2.0, 3.0, 1.0]
+        assert list(cards) == [numbers[2], numbers[0], numbers[1]]
         assert len(asked) == 1
-        assert history.cards([]) == []
+        assert history.cards([]) == {}
         with pytest.raises(BadHistory, match="no run 99"):
             history.cards([numbers[0], 99])
 

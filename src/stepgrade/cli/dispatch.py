@@ -6,13 +6,14 @@ slower, and how does it compare with another runtime.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 
 from stepgrade._version import __version__
 from stepgrade.cli.flags import FLAGS
 from stepgrade.cli.parser import Parser
 from stepgrade.cli.streams import complain, send
-from stepgrade.errors import EXIT_BAD_INPUT, EXIT_BUG, EXIT_OK, StepgradeError
+from stepgrade.errors import EXIT_BAD_INPUT, EXIT_BUG, EXIT_OK, StepgradeError, nearest
 
 _INTERRUPTED = 130
 
@@ -72,16 +73,27 @@ def _run_command(arguments: list[str]) -> int:
     try:
         args, rest = top.parse_known_args(arguments[:1])
         if rest or args.command is None:
-            top.parse_args(arguments)
+            top.parse(arguments)
             send(top.format_help())
             return EXIT_OK
         if args.command not in COMMANDS:
-            top.error(f"no command called {args.command!r}; there are {', '.join(COMMANDS)}")
+            top.error(_unknown_command(args.command))
         command = import_module(f"stepgrade.cli.{args.command}")
         parser = Parser(prog=f"stepgrade {args.command}", description=command.__doc__)
         command.add_options(parser)
-        code: int = command.run(parser.parse_args(arguments[1:]))
+        code: int = command.run(parser.parse(arguments[1:]))
     except SystemExit as request:
         send("")  # argparse answers --help and --version itself, into the buffer of standard output
         code = EXIT_OK if request.code is None else int(request.code)
     return code
+
+
+def _unknown_command(name: str) -> str:
+    """Say which command was most likely meant: the nearest, or what is done with a file of that name."""
+    if os.path.exists(name):  # noqa: PTH110  pathlib is slow to import
+        doing = "record" if name.endswith(".py") else "score"
+        return f"{name!r} is a file, not a command: did you mean stepgrade {doing} {name}?"
+    meant = nearest(name, COMMANDS)
+    if meant is not None:
+        return f"no command called {name!r}: did you mean {meant}?"
+    return f"no command called {name!r}; there are {', '.join(COMMANDS)}"

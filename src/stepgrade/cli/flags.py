@@ -38,6 +38,7 @@ FLAGS = {
     # Scoring
     "throughput_tok_s": "--throughput TOK_S",
     "tokens_per_step": "--tokens-per-step N",
+    "work": "--work training",
     "baseline": "--baseline FILE",
     "baselines": "--baseline FILE",
     "allow_different": "--allow-different FIELD",

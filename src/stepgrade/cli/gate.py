@@ -77,6 +77,7 @@ def run(args: Namespace) -> int:
             settings=settings,
             throughput_tok_s=args.throughput_tok_s,
             tokens_per_step=args.tokens_per_step,
+            work=args.work,
         )
         for profile in runs
     ]
@@ -88,6 +89,7 @@ def run(args: Namespace) -> int:
         config=msgspec.structs.replace(config, gate=table),
         fail_on=args.fail_on,
         tokens_per_step=args.tokens_per_step,
+        work=args.work,
         setup=setup,
     )
     _write(report, args)

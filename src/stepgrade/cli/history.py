@@ -7,13 +7,17 @@
   stepgrade history prune --keep 500
   stepgrade history export -o runs.jsonl
 
-The history is .stepgrade/history.db, or what --history names: a file, or a database of PostgreSQL.
+The history is .stepgrade/history.db, or what --history or else STEPGRADE_HISTORY names: a file, or a database
+of PostgreSQL. Its password is read from PGPASSWORD, ~/.pgpass or the file that PGPASSFILE names: an argument
+could be seen by everyone on the machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import re
+import sys
 from argparse import Namespace
 
 import msgspec
@@ -26,6 +30,7 @@ from stepgrade.cli.parser import (
     add_output_file,
     add_output_options,
 )
+from stepgrade.cli.streams import complain
 from stepgrade.compare.fingerprint import allowed_fields
 from stepgrade.errors import EXIT_OK, BadOption
 from stepgrade.grading import score
@@ -34,6 +39,7 @@ from stepgrade.report.names import json_text
 from stepgrade.store import History, Selection, open_history
 
 LISTED = 20
+_SHOWN = 10
 ACTIONS = {
     "add": "score a run and keep it",
     "list": "the newest runs",
@@ -63,11 +69,15 @@ def add_options(parser: Parser) -> None:
     listing = actions["list"]
     _add_selection(listing)
     listing.add_argument(
-        "--limit", type=int, default=LISTED, metavar="N", help=f"the newest N runs (default: {LISTED})"
+        "--limit",
+        type=whole_number,
+        default=LISTED,
+        metavar="N",
+        help=f"the newest N runs (default: {LISTED})",
     )
     _add_output(listing)
 
-    actions["show"].add_argument("run", type=int, metavar="RUN", help="the number of a run")
+    actions["show"].add_argument("run", type=whole_number, metavar="RUN", help="the number of a run")
     run_options.add_history_option(actions["show"])
     add_output_options(actions["show"])
 
@@ -76,12 +86,13 @@ def add_options(parser: Parser) -> None:
     _add_selection(trend)
     trend.add_argument("--fingerprint", metavar="DIGEST", help="default: that of the newest run")
     run_options.add_allow_different_option(trend)
-    trend.add_argument("--limit", type=int, metavar="N", help="only the newest N runs")
+    trend.add_argument("--limit", type=whole_number, metavar="N", help="only the newest N runs")
     _add_output(trend)
 
     prune = actions["prune"].add_argument
-    prune("--keep", type=int, metavar="N", help="the newest N runs of every branch and fingerprint")
+    prune("--keep", type=whole_number, metavar="N", help="the newest N runs of every branch and fingerprint")
     prune("--older-than", type=day, metavar="YYYY-MM-DD", help="remove what was added before")
+    prune("--yes", action="store_true", help="remove them without asking")
     run_options.add_history_option(actions["prune"])
 
     _add_selection(actions["export"])
@@ -109,6 +120,7 @@ def run(args: Namespace) -> int:
             settings=run_options.config_from(args)[1],
             throughput_tok_s=args.throughput_tok_s,
             tokens_per_step=args.tokens_per_step,
+            work=args.work,
         )
         run_options.save_run(card, args)
         return EXIT_OK
@@ -119,15 +131,34 @@ def run(args: Namespace) -> int:
         if args.action == "show":
             output.write_result(history.card(args.run), args.format, args.output, args.color)
         elif args.action == "prune":
-            count = history.prune(keep=args.keep, older_than=args.older_than)
-            output.write(f"removed {count} run{'s' if count != 1 else ''} from {history.name}\n", None)
+            _prune(history, args)
         elif args.action == "export":
             chosen = history.export(Selection(branch=args.branch, labels=dict(args.label)))
             lines = [json_text(msgspec.json.encode(run).decode()) + "\n" for run in chosen]
             output.write("".join(lines), args.output)
         else:
             output.write(_listed(history, args), args.output)
+        if history.damaged:
+            complain(f"passed over in {history.name}: {history.damage()}")
     return EXIT_OK
+
+
+def _prune(history: History, args: Namespace) -> None:
+    """Say which runs would go, and remove them when `--yes` or a person at the terminal says so."""
+    numbers = history.prunable(keep=args.keep, older_than=args.older_than)
+    which = f"{len(numbers)} of {len(history.runs())} runs in {history.name}"
+    if numbers and not args.yes:
+        shown = ", ".join(str(number) for number in sorted(numbers)[:_SHOWN])
+        which += f" (run {shown}{', …' if len(numbers) > _SHOWN else ''})"
+        if sys.stdin is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise BadOption(f"would remove {which}", hint="nothing was removed; give --yes to remove them")
+        sys.stderr.write(f"Remove {which}? [y/N] ")
+        sys.stderr.flush()
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            output.write("nothing was removed\n", None)
+            return
+    history.remove(numbers)
+    output.write(f"removed {which}\n", None)
 
 
 def _listed(history: History, args: Namespace) -> str:
@@ -144,8 +175,16 @@ def _listed(history: History, args: Namespace) -> str:
     return render_trend(trend, args.format, width=width, color=color)
 
 
-def day(text: str) -> str:
-    """Return an ISO day as it is."""
-    if not re.fullmatch(r"\d{4}-\d{2}-\d{2}", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a day; write it like 2026-03-01")
-    return text
+def day(text: str) -> dt.date:
+    """Return the day of a text like 2026-03-01."""
+    try:
+        return dt.date.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a day; write it like 2026-03-01") from None
+
+
+def whole_number(text: str) -> int:
+    """Return a number from 1 to what every database can hold."""
+    if not re.fullmatch(r"\d{1,18}", text, re.ASCII) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return int(text)

@@ -18,7 +18,7 @@ from stepgrade.cli import output
 from stepgrade.cli.parser import Parser, add_input_options, add_output_options
 from stepgrade.cli.run_options import add_sources, load_run
 from stepgrade.errors import EXIT_NOT_MEASURED, EXIT_OK
-from stepgrade.scoring.inspection import inspect
+from stepgrade.inspection import inspect
 
 
 def add_options(parser: Parser) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from typing import TextIO
 
 from stepgrade import report
 from stepgrade.cli.flags import FLAGS
@@ -26,15 +27,28 @@ def write_result(result: Result, to: str, output: str | None, color: str) -> Non
     write(report.render(result, to=to, width=width, color=has_color, flags=FLAGS), output)
 
 
-def page_for(output: str | None, color: str) -> tuple[int, bool]:
+def show_beside(result: Result, color: str) -> None:
+    """Show a result on standard error, beside what a script prints; without one, nowhere."""
+    if sys.stderr is None:
+        return
+    width, has_color = page_for(None, color, sys.stderr)
+    text = report.render(result, to="terminal", width=width, color=has_color, flags=FLAGS)
+    with suppress(OSError, ValueError):
+        encoding = sys.stderr.encoding or "utf-8"
+        sys.stderr.write(text.encode(encoding, "replace").decode(encoding))
+        sys.stderr.flush()
+
+
+def page_for(output: str | None, color: str, stream: TextIO | None = None) -> tuple[int, bool]:
     """Return the width of where a result will be read, and whether it has colour (auto, always or never)."""
-    is_terminal = output is None and _is_terminal()
+    stream = stream or sys.stdout
+    is_terminal = output is None and stream is not None and stream.isatty()
     width = DEFAULT_WIDTH
     if os.environ.get("COLUMNS", "").isdecimal():
         width = int(os.environ["COLUMNS"])
     elif is_terminal:
         with suppress(OSError, ValueError):
-            width = os.get_terminal_size(sys.stdout.fileno()).columns
+            width = os.get_terminal_size(stream.fileno()).columns
     has_color = color == "always"
     if color == "auto" and not os.environ.get("NO_COLOR"):
         has_color = bool(os.environ.get("FORCE_COLOR")) or (is_terminal and os.environ.get("TERM") != "dumb")

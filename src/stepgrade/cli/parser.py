@@ -8,8 +8,14 @@ import re
 from collections.abc import Sequence
 from typing import NoReturn
 
-from stepgrade.errors import BadOption
+from stepgrade.errors import BadOption, nearest
 
+# argparse's way to say it, and ours.
+_WORDS = {
+    "the following arguments are required: ": "needs ",
+    "invalid int value: ": "not a whole number: ",
+    "invalid float value: ": "not a number: ",
+}
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
@@ -33,9 +39,45 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
 
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Return what the arguments say; raise BadOption with the flag that was most likely meant."""
+        parsed, rest = self.parse_known_args(arguments)
+        unknown = next((text for text in rest if text.startswith("-")), None)
+        if unknown is not None:
+            flag = unknown.partition("=")[0]
+            meant = nearest(flag, self.flags())
+            self.error(f"there is no {flag}" + (f": did you mean {meant}?" if meant else ""))
+        if rest:
+            self.error(f"{rest[0]!r} is one argument too many")
+        return parsed
+
+    def flags(self) -> list[str]:
+        """Return every flag of the command, those of its actions too."""
+        inner = [parser for parser in self.actions.values() if isinstance(parser, Parser)]
+        own = [flag for action in self._actions for flag in action.option_strings]
+        return list(dict.fromkeys([*own, *(flag for parser in inner for flag in parser.flags())]))
+
+    @property
+    def actions(self) -> dict[str, argparse.ArgumentParser]:
+        """Return the parsers of the command's actions, such as those of history, by name."""
+        choices = [action.choices for action in self._actions if isinstance(action.choices, dict)]
+        return choices[0] if choices else {}
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        """Refuse what is not among the choices, with the one that was most likely meant."""
+        if action.choices is None or value in action.choices:
+            return
+        names = [str(choice) for choice in action.choices]
+        meant = nearest(str(value), names)
+        known = f"did you mean {meant}? It takes" if meant else "it takes"
+        raise argparse.ArgumentError(action, f"{str(value)!r} is not known: {known} {', '.join(names)}")
+
     def error(self, message: str) -> NoReturn:
         """Raise BadOption instead of printing the usage and leaving."""
-        raise BadOption(message, hint=f"see {self.prog} --help")
+        problem = message.removeprefix("argument ")
+        for theirs, ours in _WORDS.items():
+            problem = problem.replace(theirs, ours)
+        raise BadOption(problem, hint=f"see {self.prog} --help")
 
 
 def add_input_options(parser: Parser) -> None:

@@ -1,32 +1,34 @@
 r"""Run a training script and record where its steps' time goes.
 
 SCRIPT runs unchanged, with its own arguments after it: the model, the optimizer and the DataLoaders are
-found by themselves. At the end, or on Ctrl-C, the step profile is written and its scorecard printed.
-Options of stepgrade come before SCRIPT. Needs torch: pip install 'stepgrade[torch]'.
+found by themselves. It may also be a program that starts Python, such as torchrun: each process that trains is
+recorded. At the end, or on Ctrl-C, the step profile is written and its scorecard shown on standard error; the
+exit code is the script's own. Options of stepgrade come before SCRIPT.
+Needs torch: pip install 'stepgrade[torch]'.
 
   stepgrade record train.py --lr 3e-4
   stepgrade record --device h100-sxm5-80gb --ops-every 50 -o run.json train.py
   stepgrade record -m my_project.train --epochs 1
-  torchrun --nproc-per-node 8 -m stepgrade record train.py
+  stepgrade record torchrun --nproc-per-node 8 train.py
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
-import traceback
+import signal
 from argparse import Namespace
-from types import TracebackType
+from pathlib import Path
 
 from stepgrade.cli import output
 from stepgrade.cli.parser import Parser, add_color_option
 from stepgrade.cli.progress import progress_line
 from stepgrade.cli.run_options import add_setup_options, setup_from
-from stepgrade.errors import EXIT_GATE, BadOption, StepgradeError
+from stepgrade.cli.streams import complain
+from stepgrade.errors import BadOption, StepgradeError
 from stepgrade.grading import score
 from stepgrade.readers.load import load
-from stepgrade.record import script
+from stepgrade.record.launch import Launched, Recorded, die_by, run_recorded
 
 
 def add_options(parser: Parser) -> None:
@@ -50,38 +52,51 @@ def add_options(parser: Parser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Run the script; return its own exit code, or 1 when it raised."""
+    """Run the script; return its own exit code, or end by the signal that ended it."""
     if args.warmup < 0 or (args.ops_every is not None and args.ops_every < 1):
         raise BadOption("--warmup must be 0 or more, and --ops-every 1 or more")
     setup = setup_from(args)
-    # torch's profiler writes to standard error unless this is set before it is loaded.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    recorder = script.ScriptRecorder(
-        path=args.output,
-        tokens_per_step=args.tokens_per_step,
-        layers=args.layers,
-        ops_every=args.ops_every,
-        warmup=args.warmup,
-    )
-    try:
-        with progress_line(quiet=args.quiet) as line:
-            recorder.on_step = line.show_steps if line else None
-            code = script.run_script(recorder, args.command, as_module=args.as_module)
-    except StepgradeError:
-        raise
-    except Exception as error:  # noqa: BLE001  the script's own: shown as Python shows it
-        traceback.print_exception(error.with_traceback(_of_script(error.__traceback__)))
-        code = EXIT_GATE
-    if recorder.has_profile and not args.quiet and recorder.rank == 0:
-        print(f"stepgrade: recorded {recorder.steps} steps in {recorder.path}", file=sys.stderr)  # noqa: T201
-        card = score(load(os.fspath(recorder.path)), setup=setup)
-        output.write_result(card, "terminal", None, args.color)
-    return code
+    options = {
+        "tokens_per_step": args.tokens_per_step,
+        "layers": args.layers,
+        "ops_every": args.ops_every,
+        "warmup": args.warmup,
+    }
+    with progress_line(quiet=args.quiet) as line:
+        launched = run_recorded(
+            args.command,
+            Path(args.output),
+            options,
+            as_module=args.as_module,
+            on_steps=line.show_steps if line else None,
+        )
+    if not args.quiet and os.environ.get("RANK", "0") == "0":
+        try:
+            _tell(launched)
+            if launched.recorded:
+                card = score(load(os.fspath(launched.recorded[0].path)), setup=setup)
+                output.show_beside(card, args.color)
+        except StepgradeError as error:
+            complain(str(error))  # the exit code stays the script's
+    if launched.code < 0:
+        die_by(-launched.code)
+        return 128 - launched.code
+    return launched.code
 
 
-def _of_script(trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback from the script's first line on, without the frames that ran it."""
-    ours = (__file__, script.__file__, "<frozen runpy>")
-    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
-        trace = trace.tb_next
-    return trace
+def _tell(launched: Launched) -> None:
+    """Say what was recorded, and what is missing of it."""
+    if launched.code < 0:
+        complain(f"the script was ended by {signal.Signals(-launched.code).name}")
+    for each in launched.recorded:
+        complain(_words(each))
+    if not launched.recorded:
+        problem = launched.problem or "none of its processes took a step of a torch optimizer"
+        complain(f"no step was recorded: {problem}")
+
+
+def _words(recorded: Recorded) -> str:
+    steps = "1 step" if recorded.steps == 1 else f"{recorded.steps} steps"
+    written = load(os.fspath(recorded.path)).recorded_steps
+    missing = f"; the last {recorded.steps - written} are not in it" if written != recorded.steps else ""
+    return f"recorded {steps} in {os.path.relpath(recorded.path)}{missing}"

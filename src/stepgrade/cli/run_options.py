@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from stepgrade.model import Profile
     from stepgrade.model.scorecard import Scorecard
 
+WORK = ("training", "inference")
+
 
 def add_sources(parser: Parser) -> None:
     """Add the sources of one run, and which of its steps to look at."""
@@ -57,6 +59,7 @@ def add_figure_options(parser: Parser) -> None:
     add = parser.add_argument
     add_throughput_option(parser)
     add("--tokens-per-step", type=float, metavar="N", help="tokens in one step, to work the throughput out")
+    add("--work", choices=WORK, help="what the steps hold, where the source does not show it")
     add("--bytes-per-token", type=float, metavar="B", help="bytes of memory traffic that one token costs")
     add("--flops-per-token", type=float, metavar="F", help="FLOPs that one token costs")
 
@@ -189,7 +192,9 @@ def config_from(args: Namespace) -> tuple[Config, Settings | None]:
 def add_history_option(parser: Parser) -> None:
     """Add `--history`."""
     parser.add_argument(
-        "--history", metavar="PLACE", help="a file, or postgresql://… (default: .stepgrade/history.db)"
+        "--history",
+        metavar="PLACE",
+        help="a file, or postgresql://… (default: STEPGRADE_HISTORY, else .stepgrade/history.db)",
     )
 
 

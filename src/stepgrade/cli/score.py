@@ -80,6 +80,7 @@ def _score(args: Namespace) -> Scorecard:
         allow_different=args.allow_different,
         throughput_tok_s=args.throughput_tok_s,
         tokens_per_step=args.tokens_per_step,
+        work=args.work,
     )
     output.write_result(card, args.format, args.output, args.color)
     if args.save:

@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from stepgrade.compare.effect import critical
+from stepgrade.compare.noise import critical
 from stepgrade.model.run import ChangePoint
 from stepgrade.statistics import MAD_TO_SIGMA
 

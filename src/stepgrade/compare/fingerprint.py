@@ -7,7 +7,8 @@ from collections.abc import Collection, Sequence
 import msgspec
 from msgspec.structs import asdict
 
-from stepgrade.errors import BadOption
+from stepgrade.errors import BadOption, did_you_mean
+from stepgrade.hardware.cost.plan import short_dtype
 from stepgrade.model import Fingerprint, Note
 
 ALL = "all"
@@ -19,8 +20,8 @@ def allowed_fields(texts: Sequence[str]) -> frozenset[str]:
     names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
     for name in names:
         if name not in (ALL, *FIELDS):
-            known = ", ".join((ALL, *FIELDS))
-            raise BadOption(f"{name!r} is not a part of a fingerprint", field="allow_different", hint=known)
+            hint = did_you_mean(name, (ALL, *FIELDS))
+            raise BadOption(f"{name!r} is not a part of a fingerprint", field="allow_different", hint=hint)
     return frozenset(FIELDS) if ALL in names else frozenset(names)
 
 
@@ -30,9 +31,13 @@ def differences(
     """Return a note for each field that both know and that differs; its code is the field's name."""
     if now is None or before is None:
         return ()
-    earlier = asdict(before)
+    # Scorecards of before 0.2 have the precision as their source wrote it.
+    current, earlier = (
+        asdict(run) | {"precision": short_dtype(run.precision) if run.precision else None}
+        for run in (now, before)
+    )
     rows = []
-    for field, here in asdict(now).items():
+    for field, here in current.items():
         there = earlier[field]
         if field == "versions":
             rows += [

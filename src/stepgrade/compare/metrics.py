@@ -5,17 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from stepgrade.compare.effect import (
-    LEAST_RUNS,
-    LEAST_TIME_NOISE,
-    Effect,
-    Sample,
-    effect_of,
-    noise_of,
-    runs_needed,
-    steps_needed,
-    without_accidents,
-)
+from msgspec import structs
+
+from stepgrade.compare.effect import Effect, effect_of, runs_needed, steps_needed
+from stepgrade.compare.noise import FEWEST_RUNS, Sample, noise_of, without_accidents
 from stepgrade.config import Sensitivity
 from stepgrade.model import Baseline
 from stepgrade.model.comparison import METRICS, Metric, MetricChange, Noise, Outcome
@@ -39,16 +32,25 @@ DEFAULT_SENSITIVITY = Sensitivity()
 
 
 def changes_of(
-    now: Sequence[Baseline], before: Sequence[Baseline], sensitivity: Sensitivity = DEFAULT_SENSITIVITY
+    now: Sequence[Baseline],
+    before: Sequence[Baseline],
+    sensitivity: Sensitivity = DEFAULT_SENSITIVITY,
+    pooled_noise: float | None = None,
 ) -> tuple[MetricChange, ...]:
-    """Return the change of every metric that runs of both groups have."""
+    """Return the change of every metric that runs of both groups have.
+
+    `pooled_noise` is how much runs of the same project in other circumstances differ.
+    """
+    is_same = _are_same_run(now, before)
     times_now, times_before = ([step_times(run.samples_ms) for run in runs] for runs in (now, before))
     changes = []
     for name in COMPARED:
         metric = METRICS[name]
         sample, earlier = _sample(metric, now, times_now), _sample(metric, before, times_before)
-        if sample.values and earlier.values:
-            changes.append(change_of(metric, sample, earlier, sensitivity))
+        if sample.values and earlier.values and is_same:
+            changes.append(_unchanged(metric, sample, earlier))
+        elif sample.values and earlier.values:
+            changes.append(change_of(metric, sample, earlier, sensitivity, pooled_noise))
     return tuple(changes)
 
 
@@ -77,14 +79,42 @@ def _sample(metric: Metric, runs: Sequence[Baseline], times_of_runs: Sequence[St
     )
 
 
-def change_of(metric: Metric, now: Sample, before: Sample, sensitivity: Sensitivity) -> MetricChange:
+def _are_same_run(now: Sequence[Baseline], before: Sequence[Baseline]) -> bool:
+    """Tell whether all are one measurement, read again: no noise lies between a run and itself."""
+    first, *others = (structs.replace(run, name="") for run in (*now, *before))
+    return all(other == first for other in others)
+
+
+def _unchanged(metric: Metric, now: Sample, before: Sample) -> MetricChange:
+    return MetricChange(
+        metric=metric.name,
+        outcome="no change",
+        before=before.values[0],
+        now=now.values[0],
+        change=0.0,
+        low=0.0,
+        high=0.0,
+        near_low=0.0,
+        near_high=0.0,
+        p_value=1.0,
+        noise=Noise(share=0.0, basis="same"),
+        before_runs=len(before.values),
+        now_runs=len(now.values),
+        why="the same run as the baseline",
+    )
+
+
+def change_of(
+    metric: Metric,
+    now: Sample,
+    before: Sample,
+    sensitivity: Sensitivity,
+    pooled_noise: float | None = None,
+) -> MetricChange:
     """Return what became of one metric, or of the time of one part."""
-    if sensitivity.run_noise is not None and metric.from_steps:
-        fallback = Noise(share=sensitivity.run_noise, basis="given")
-    else:
-        fallback = Noise(share=metric.assumed_noise, basis="assumed")
-    noise = noise_of(before, now, fallback, LEAST_TIME_NOISE if metric.from_steps else 0.0)
-    effect = effect_of(now, before, noise, LEVEL)
+    run_noise = noise_of(now, before, metric, given=sensitivity.run_noise, pooled=pooled_noise)
+    noise = run_noise.told
+    effect = effect_of(now, before, run_noise, LEVEL)
     outcome = outcome_of(effect, metric.worse, sensitivity)
     return MetricChange(
         metric=metric.name,
@@ -140,7 +170,7 @@ def _what_would_decide(
 ) -> str:
     """Return how many more steps would decide, where steps are few; else how many more runs."""
     if noise.basis == "assumed":
-        missing = max(1, LEAST_RUNS - len(before.values))
+        missing = max(1, FEWEST_RUNS - len(before.values))
         return (
             f"{missing} more run{'s' if missing > 1 else ''} of the baseline would measure how much "
             f"identical runs differ, which is not known ({show_share(noise.share, 0)} is assumed)"

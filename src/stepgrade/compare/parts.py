@@ -13,8 +13,9 @@ from typing import Literal
 
 from msgspec.structs import asdict
 
-from stepgrade.compare.effect import LEAST_RUNS, Sample
+from stepgrade.compare.effect import shift_of, widths_of
 from stepgrade.compare.metrics import change_of
+from stepgrade.compare.noise import LEAST_RUNS, Sample, how_often, noise_of
 from stepgrade.config import Sensitivity
 from stepgrade.model import Baseline
 from stepgrade.model.comparison import Change, Metric, PartChange, Shift, StepChange
@@ -37,7 +38,10 @@ _KINDS: dict[str, tuple[_Times, _Samples]] = {
 
 
 def changed_parts(
-    now: Sequence[Baseline], before: Sequence[Baseline], sensitivity: Sensitivity
+    now: Sequence[Baseline],
+    before: Sequence[Baseline],
+    sensitivity: Sensitivity,
+    pooled_noise: float | None = None,
 ) -> tuple[PartChange, ...]:
     """Return the parts that changed beyond their noise and beyond chance, the largest change first."""
     # Smaller parts change nothing, and each costs power.
@@ -48,15 +52,20 @@ def changed_parts(
         for name in sorted({name for run in now for name, ms in times(run).items() if ms >= least}):
             samples = _samples(kind, name, now, before)
             if samples is not None:
-                metric = Metric(name=name, title=name, unit="ms", worse="up", from_steps=True)
-                change = change_of(metric, *samples, sensitivity)
-                tested.append(PartChange(kind=kind, name=name, change=change))
-        real = beyond_chance([part.change.p_value for part in tested])
-        found += [
-            part
-            for part, is_real in zip(tested, real, strict=True)
-            if is_real and part.change.outcome in ("regressed", "improved")
-        ]
+                metric = Metric(
+                    name=name, title=name, unit="ms", worse="up", from_steps=True, heavy_tails=False
+                )
+                noise = noise_of(*samples, metric, given=sensitivity.run_noise, pooled=pooled_noise)
+                p_value = how_often(shift_of(*samples), widths_of(*samples, noise))
+                tested.append((metric, samples, p_value))
+        # Intervals take longer than probabilities: only those of what stands.
+        for (metric, samples, _), is_real in zip(
+            tested, beyond_chance([p_value for *_, p_value in tested]), strict=True
+        ):
+            if is_real:
+                change = change_of(metric, *samples, sensitivity, pooled_noise)
+                found.append(PartChange(kind=kind, name=metric.name, change=change))
+    found = [part for part in found if part.change.outcome in ("regressed", "improved")]
     return tuple(sorted(found, key=lambda part: -abs(part.change.now - part.change.before)))
 
 

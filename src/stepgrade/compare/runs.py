@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 
 from msgspec.structs import replace
 
-from stepgrade.compare.effect import LEAST_RUNS
 from stepgrade.compare.fingerprint import differences
 from stepgrade.compare.metrics import change_between_steps, changes_of
+from stepgrade.compare.noise import LEAST_RUNS
 from stepgrade.compare.parts import changed_parts, shifts_of, step_change
 from stepgrade.config import Sensitivity
 from stepgrade.contract import Regression
@@ -24,6 +24,7 @@ def compare_runs(
     before: Sequence[Baseline],
     sensitivity: Sensitivity,
     allowed: Collection[str] = (),
+    pooled_noise: float | None = None,
 ) -> Comparison:
     """Return what changed; runs whose fingerprints differ, unless that is allowed, are not compared."""
     first, *others = now
@@ -34,13 +35,14 @@ def compare_runs(
     )
     if any(note.code not in allowed for note in differing):
         return Comparison(differences=differing, is_comparable=False)
-    changes = changes_of(now, before, sensitivity)
+    changes = changes_of(now, before, sensitivity, pooled_noise)
     if not changes:
         unmeasured = (Note("no_metric", "no metric is known on both sides"),)
         return Comparison(differences=differing, unmeasured=unmeasured)
     # The run in the middle: its parts belong together, which medians of parts would not.
     latest, typical = now[-1], sorted(before, key=lambda run: run.step_ms or 0.0)[len(before) // 2]
-    is_changed = any(change.outcome in ("regressed", "improved") for change in changes)
+    # What cannot be told is looked into as well: the parts may say what the whole does not.
+    is_changed = any(change.outcome != "no change" for change in changes)
     notes = []
     if not all(run.samples_ms for run in (*now, *before)):
         notes.append(Note("averages", "some runs have only averages: the noise of their steps is not known"))
@@ -51,7 +53,7 @@ def compare_runs(
     return Comparison(
         differences=differing,
         changes=changes,
-        parts=changed_parts(now, before, sensitivity),
+        parts=changed_parts(now, before, sensitivity, pooled_noise),
         shifts=shifts_of(latest, typical) if is_changed else (),
         step_change=step_change(latest, typical),
         notes=tuple(notes),

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct, field
 
-from stepgrade.errors import BadConfig
+from stepgrade.errors import BadConfig, did_you_mean
 
 DEFAULT_PATH = "stepgrade.toml"
 MOST_FILE_BYTES = 2**20
@@ -110,10 +110,7 @@ def check_names(given: Iterable[str], known: Sequence[str], where: str) -> None:
     """Raise BadConfig for the first name that is not known, with the nearest that is."""
     for name in given:
         if name not in known:
-            from difflib import get_close_matches  # noqa: PLC0415  only for what is misspelt
-
-            near = get_close_matches(name, known, n=1, cutoff=0.0)
-            raise BadConfig(f"there is no {name!r}", where=where, hint=f"the nearest is {near[0]}")
+            raise BadConfig(f"there is no {name!r}", where=where, hint=did_you_mean(name, known))
 
 
 _ROWS = {"budget": Budget, "waiver": Waiver}

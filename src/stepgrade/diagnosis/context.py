@@ -8,6 +8,7 @@ from stepgrade.config.limits import DEFAULT_LIMITS, Limits
 from stepgrade.hardware.setup import Target
 from stepgrade.model import Ledger, Profile
 from stepgrade.model.activity import Activity
+from stepgrade.model.profile import WorkKind
 from stepgrade.model.scorecard import Cause, Operation
 from stepgrade.scoring.causes import Verdict
 from stepgrade.scoring.efficiency import Efficiency
@@ -36,6 +37,7 @@ class RuleContext(Struct, frozen=True, kw_only=True):
     operations: tuple[Operation, ...] = ()
     causes: tuple[Cause, ...] = ()
     runtime: Runtime = Runtime.GENERAL
+    work: WorkKind = "unknown"  # what the steps hold, as given or else as the source shows
     activity: Activity = NOTHING_DONE  # of the typical step; an empty one when the source has no timeline
     limits: Limits = DEFAULT_LIMITS
 
@@ -51,14 +53,6 @@ class RuleContext(Struct, frozen=True, kw_only=True):
         if self.activity.platform is not None or device is None:
             return "cpu" if self.activity.driver == "host" else self.activity.platform
         return {"NVIDIA": "cuda", "AMD": "rocm"}.get(device.vendor or "")
-
-    @property
-    def work(self) -> str:
-        """Return what the steps hold: training, inference or unknown."""
-        passes = self.phases.by_kind_ms
-        if passes.get(PhaseKind.BACKWARD) or passes.get(PhaseKind.OPTIMIZER) or self.activity.optimizer:
-            return "training"
-        return "inference" if passes.get(PhaseKind.FORWARD) and self.profile.activity else "unknown"
 
     @property
     def parallelism(self) -> str | None:

@@ -50,7 +50,7 @@ NEEDS = (
         "a training step",
         re.compile(
             r"optimizer|backward|[Gg]radient|GradScaler|zero_grad|no_sync|\bDDP\b|bucket_cap|\bZeRO|the loss\b"
-            r"|[Cc]heckpoint|frozen|training loop|epoch"
+            r"|[Aa]ctivation checkpoint|checkpoint fewer|checkpoint every|frozen|training loop|epoch"
         ),
         lambda context: context.work != "inference",
     ),

@@ -7,6 +7,7 @@ from msgspec import Struct
 from stepgrade.compare.change_points import last_level
 from stepgrade.compare.effect import MOST_RUNS
 from stepgrade.compare.fingerprint import differences
+from stepgrade.compare.noise import LEAST_RUNS, pooled_noise
 from stepgrade.errors import BadOption
 from stepgrade.model import Baseline, Fingerprint, Note
 from stepgrade.model.scorecard import Scorecard
@@ -14,6 +15,8 @@ from stepgrade.store.history import History, Selection
 
 # Far enough back to see where the present level began.
 _LOOK_BACK = 4 * MOST_RUNS
+# Other circumstances whose runs tell how much runs of this project differ.
+_OTHERS = 50
 _PREFIX = "history:"
 
 
@@ -25,6 +28,7 @@ class BaselineRuns(Struct, frozen=True, kw_only=True):
     missing: Note | None = None
     differences: tuple[Note, ...] = ()
     notes: tuple[Note, ...] = ()
+    pooled_noise: float | None = None  # how much runs in other circumstances differ
 
 
 def branch_of(text: str) -> str:
@@ -49,7 +53,7 @@ def runs_of_branch(history: History, card: Scorecard, branch: str, allowed: froz
         text, supply = f"history has no run of branch {branch}", ""
         if newest:
             text = f"no run of branch {branch} has a step time or a throughput"
-            differing = differences(fingerprint, history.fingerprints()[newest[0].digest])
+            differing = differences(fingerprint, history.fingerprints().get(newest[0].digest, Fingerprint()))
         if differing:
             text, supply = (
                 f"no run of branch {branch} is comparable",
@@ -59,13 +63,25 @@ def runs_of_branch(history: History, card: Scorecard, branch: str, allowed: froz
         return BaselineRuns(name=name, missing=missing, differences=differing)
     level = series[last_level([value for _, value in series]) :][-MOST_RUNS:]
     numbers = [number for number, _ in level]
-    cards = zip(numbers, history.cards(numbers), strict=True)
+    cards = history.cards(numbers)
+    others: list[list[float]] = []
+    if len(level) < LEAST_RUNS:  # too few to speak for themselves
+        for digest in [*history.fingerprints()][-_OTHERS:]:
+            if digest not in (which.digests or ()):
+                some = history.series("step_time_ms", Selection(digests=(digest,), limit=MOST_RUNS))
+                others.append([value for _, value in some])
     notes: tuple[Note, ...] = ()
     if len(level) < min(len(series), MOST_RUNS):
         text = f"the level of {branch} changed lately: only the {len(level)} runs since then count"
         notes = (Note("level_changed", text),)
+    if history.damaged:
+        notes += (Note("damaged_runs", f"passed over in {history.name}: {history.damage()}"),)
+    if not cards:
+        text = f"no run of branch {branch} can be read"
+        return BaselineRuns(name=name, missing=Note("no_baseline", text), notes=notes)
     return BaselineRuns(
-        runs=tuple(Baseline.of(earlier, f"run {number}") for number, earlier in cards),
-        name=f"{len(level)} run{'s' if len(level) != 1 else ''} of {name}",
+        runs=tuple(Baseline.of(earlier, f"run {number}") for number, earlier in cards.items()),
+        name=f"{len(cards)} run{'s' if len(cards) != 1 else ''} of {name}",
         notes=notes,
+        pooled_noise=pooled_noise(others),
     )

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from stepgrade.compare.metrics import outcome_of
 from stepgrade.config import Budget, Config, Sensitivity, Waiver
-from stepgrade.errors import EXIT_GATE, EXIT_NOT_MEASURED, EXIT_OK, BadConfig
+from stepgrade.errors import EXIT_GATE, EXIT_NOT_MEASURED, EXIT_OK, BadConfig, did_you_mean
 from stepgrade.gating.fail_on import Condition, decide
 from stepgrade.model.comparison import METRICS, Check, Comparison, GateReport, MetricChange, Status, Verdict
 from stepgrade.model.notes import Note, has_code, texts_of
@@ -70,6 +70,7 @@ def judge(
         source=", ".join(card.source.files),
         baseline=comparison.baseline,
         grade=card.grade,
+        grade_at_most=card.grade_at_most,
         efficiency=card.efficiency,
         checks=tuple(checks),
         changes=comparison.changes,
@@ -104,8 +105,8 @@ def _budget_checks(card: Scorecard, comparison: Comparison, config: Config, devi
                     yield Check(metric=budget.metric, status="regressed", text=text, change=part.change)
             continue
         if budget.metric not in METRICS:
-            known = ", ".join((*METRICS, "op:NAME", "layer:NAME"))
-            raise BadConfig(f"there is no metric called {budget.metric!r}", where="budget", hint=known)
+            hint = did_you_mean(budget.metric, (*METRICS, "op:NAME", "layer:NAME"))
+            raise BadConfig(f"there is no metric called {budget.metric!r}", where="budget", hint=hint)
         yield from _check_bounds(budget, card.metrics[budget.metric])
         if budget.metric in changes:
             yield _check_change(budget, changes[budget.metric], config)

@@ -11,14 +11,15 @@ from stepgrade.compare.fingerprint import allowed_fields
 from stepgrade.compare.runs import compare_runs
 from stepgrade.config import Config
 from stepgrade.diagnosis.settings import Settings
-from stepgrade.errors import BadOption
+from stepgrade.errors import BadOption, NoHistory
 from stepgrade.gating.baselines import BaselineRuns, branch_of, runs_of_branch
 from stepgrade.gating.budgets import judge
 from stepgrade.gating.fail_on import parse_condition
 from stepgrade.grading import as_baseline, score
 from stepgrade.hardware.setup import Setup
-from stepgrade.model import Baseline, Profile
+from stepgrade.model import Baseline, Note, Profile
 from stepgrade.model.comparison import Comparison, GateReport
+from stepgrade.model.profile import WorkKind
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.store.history import open_history
 
@@ -33,15 +34,16 @@ def gate(
     fail_on: Sequence[str] = (),
     throughput_tok_s: float | None = None,
     tokens_per_step: float | None = None,
+    work: WorkKind | None = None,
     setup: Setup | None = None,
     settings: Settings | None = None,
     today: dt.date | None = None,
 ) -> GateReport:
     """Compare runs of the same code with `baselines`, or with the history's (`against="history:main"`).
 
-    Profiles are scored with `throughput_tok_s`, `tokens_per_step`, `setup` and `settings`; scorecards are
-    taken as they are. `config` holds budgets and waivers, as `load_config` reads them. Raise BadOption when
-    there is nothing to check.
+    Profiles are scored with `throughput_tok_s`, `tokens_per_step`, `work`, `setup` and `settings`;
+    scorecards are taken as they are. `config` holds budgets and waivers, as `load_config` reads them. Raise
+    BadOption when there is nothing to check.
     """
     setup, config = setup or Setup(), config or Config()
     cards = [
@@ -53,6 +55,7 @@ def gate(
             settings=settings,
             throughput_tok_s=throughput_tok_s,
             tokens_per_step=tokens_per_step,
+            work=work,
         )
         for run in runs
     ]
@@ -68,8 +71,13 @@ def gate(
         if given:
             raise BadOption("both baselines and a branch are given", field="against", hint="give one of them")
         branch = branch_of(against)
-        with open_history(history, create=False) as store:
-            before = runs_of_branch(store, cards[0], branch, allowed)
+        try:
+            with open_history(history, create=False) as store:
+                before = runs_of_branch(store, cards[0], branch, allowed)
+        except NoHistory as error:
+            # The first run of a project: what it is saved into does not exist yet.
+            text = f"there is no history at {error.where} yet: nothing to compare with"
+            before = BaselineRuns(name=f"{branch} in {error.where}", missing=Note("no_baseline", text))
     elif given:
         before = BaselineRuns(runs=given, name=", ".join(baseline.name for baseline in given))
     elif not conditions and not any(budget.is_absolute for budget in config.budgets):
@@ -85,6 +93,8 @@ def gate(
             is_comparable=not before.differences,
         )
     elif before is not None:
-        found = compare_runs([Baseline.of(card) for card in cards], before.runs, config.gate, allowed)
+        found = compare_runs(
+            [Baseline.of(card) for card in cards], before.runs, config.gate, allowed, before.pooled_noise
+        )
         comparison = structs.replace(found, baseline=before.name, notes=(*before.notes, *found.notes))
     return judge(cards[0], comparison, config, conditions, today or dt.date.today())  # noqa: DTZ011

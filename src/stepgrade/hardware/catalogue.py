@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 from functools import cache
 from typing import Annotated
 
@@ -124,7 +125,50 @@ def find_device(name: str) -> Device:
     problem = f"{name!r} is the name of several devices"
     if fold(name) not in SHARED_NAMES:
         problem = f"no device called {name!r} in the catalogue"
-    raise UnknownDevice(problem, hint=nearest_hint(name), supply=DESCRIBE_BY_HAND)
+    hint = nearest_hint(name) or "stepgrade devices lists them all"
+    raise UnknownDevice(problem, hint=hint, supply=DESCRIBE_BY_HAND)
+
+
+# Words of a product's name that people leave out: `4090` is the rtx-4090, not its laptop or its D.
+_SERIES = frozenset(
+    {"nvidia", "amd", "intel", "apple", "google", "aws", "geforce", "tesla", "rtx", "gtx", "radeon"}
+    | {"rx", "instinct", "tpu", "gpu"}
+)
+
+
+def meant_device(name: str) -> Device:
+    """Return the device that a user means: as `find_device`, or the only one that fits all of the words.
+
+    Raise UnknownDevice with all that fit, else with the nearest names.
+    """
+    try:
+        return find_device(name)
+    except UnknownDevice:
+        keys = keys_meant(name)
+        if len(keys) == 1:
+            return all_devices()[keys[0]]
+        if not keys:
+            raise
+    problem = f"{name!r} is the name of {len(keys)} devices"
+    raise UnknownDevice(problem, hint=f"name one of them: {', '.join(keys)}") from None
+
+
+def keys_meant(name: str) -> tuple[str, ...]:
+    """Return the keys that have all the words of `name`; only one where nothing else is left of its own."""
+    wanted = [word for word in re.split(r"[^a-z0-9]+", name.casefold()) if word and word not in _SERIES]
+    if not wanted:
+        return ()
+    words = {key: [word for word in key.split("-") if word not in _SERIES] for key in all_devices()}
+    whole = [key for key, parts in words.items() if "".join(parts) == "".join(wanted)]
+    exact = [key for key, parts in words.items() if set(wanted) <= set(parts)]
+    # `sxm` stands for sxm5 and `mi300` for mi300a and mi300x, but `b2` not for b200: a number is whole.
+    begun = [re.compile(re.escape(word) + r"(?!\d)" * word[-1].isdigit()) for word in wanted]
+    fitting = [
+        key
+        for key, parts in words.items()
+        if all(any(pattern.match(part) for part in parts) for pattern in begun)
+    ]
+    return tuple(whole if len(whole) == 1 else exact or fitting)
 
 
 def keys_called(name: str) -> tuple[str, ...]:

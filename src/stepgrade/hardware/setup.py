@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, structs
 
 from stepgrade.errors import BadInput, BadOption, UnknownDevice
-from stepgrade.hardware.catalogue import Device, find_device, part_of
+from stepgrade.hardware.catalogue import Device, meant_device, part_of
 from stepgrade.hardware.ceilings import (
     FLOPS_PER_TFLOP,
     REFERENCE_BYTES_PER_TOKEN,
@@ -200,7 +200,7 @@ def chosen_device(setup: Setup) -> Device | None:
 
         return read_device(setup.device_file)
     if setup.device != CPU_KEY:
-        return find_device(setup.device) if setup.device is not None else None
+        return meant_device(setup.device) if setup.device is not None else None
     measured = measured_for(CPU_KEY, setup.state)
     if measured is None:
         problem = "this machine's processor has not been measured"

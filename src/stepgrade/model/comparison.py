@@ -11,7 +11,9 @@ from stepgrade.model.notes import Note, Result
 Outcome = Literal["regressed", "improved", "no change", "cannot tell"]
 Status = Literal["pass", "regressed", "improved", "cannot tell", "waived"]
 Verdict = Literal["pass", "regressed", "could not be measured"]
-NoiseBasis = Literal["measured", "repeated", "given", "assumed"]
+# How the noise between runs is known: by enough earlier or repeated runs, by few beside the history's other
+# runs (pooled) or beside what is usual, from the user, not at all; or there is none: one run, read twice.
+NoiseBasis = Literal["measured", "repeated", "pooled", "usual", "given", "assumed", "same"]
 Unit = Literal["ms", "tok/s", "share", "count", "bytes"]
 # The largest run-to-run noise reported from the field; assumed where none is known.
 ASSUMED_NOISE = 0.13
@@ -26,6 +28,7 @@ class Metric(Struct, frozen=True, kw_only=True):
     worse: Literal["up", "down"] = "down"
     from_steps: bool = False  # its noise within a run is that of the step times
     assumed_noise: float = ASSUMED_NOISE  # between identical runs, until it is measured
+    heavy_tails: bool = True  # False: of many tests at once, whose own correction makes them careful
 
 
 METRICS = {
@@ -186,6 +189,7 @@ class GateReport(Result, frozen=True, kw_only=True):
     reasons: tuple[Note, ...] = ()
     notes: tuple[Note, ...] = ()
     schema_version: int = 1
+    grade_at_most: str | None = None
 
     def __repr__(self) -> str:
         compared = f" compared with {self.baseline}" if self.baseline else ""

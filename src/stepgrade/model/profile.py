@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Literal
 
 from msgspec import Struct
 
@@ -19,6 +20,7 @@ from stepgrade.units import show_ms
 RECORDER = "stepgrade recorder, PyTorch"  # the producer of what our own recorder writes
 STEP_PROFILER_V2 = "step_profiler_v2"  # the formats that contract v1 reads, each also called as its producer
 APR_PROFILER_V1 = "apr_training_profiler_v1"
+WorkKind = Literal["training", "inference", "unknown"]  # what the steps hold
 LARGEST_COUNT = 2**64 - 1  # contract v1's counts are unsigned, of 64 bits
 
 
@@ -172,6 +174,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     """One run: its steps, and where their time went. `operations` are those outside any layer."""
 
     source: Source
+    work: WorkKind = "unknown"
     steps: int | None = None
     mean_step_ms: float | None = None
     samples_ms: tuple[float, ...] = ()

@@ -15,10 +15,12 @@ from stepgrade.model.ceiling import Ceiling, Roof
 from stepgrade.model.comparison import MetricChange, Shift, StepChange
 from stepgrade.model.finding import Finding
 from stepgrade.model.notes import Result, texts_to_notes
+from stepgrade.model.profile import WorkKind
 from stepgrade.units import show_share
 
 UNGRADED = "ungraded"
 UNKNOWN = "unknown"
+AT_MOST = "at_most"  # the note that bounds the grade of an ungraded run
 
 
 class LayerStep(Struct, frozen=True, kw_only=True):
@@ -185,6 +187,8 @@ class Scorecard(Result, frozen=True, kw_only=True):
     roofs: tuple[Roof, ...] = ()
     step_change: StepChange | None = None
     typical_step: Span | None = None
+    work: WorkKind = "unknown"
+    grade_at_most: str | None = None  # of an ungraded run: no better than this, whatever is not known
 
     @classmethod
     def from_json(cls, text: bytes | str) -> Scorecard:
@@ -214,7 +218,8 @@ class Scorecard(Result, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         reached = "" if self.efficiency is None else f" {show_share(self.efficiency)}"
-        return f"<Scorecard {self.grade}{reached}, bottleneck {self.bottleneck}, {self.source.shown}>"
+        bound = f", {self.grade_at_most} or lower" if self.grade_at_most else ""
+        return f"<Scorecard {self.grade}{reached}{bound}, bottleneck {self.bottleneck}, {self.source.shown}>"
 
     def operations_frame(self, library: Literal["pandas", "polars"] | None = None) -> Any:
         """Return the operations as a DataFrame of pandas, else of polars, whichever is installed.

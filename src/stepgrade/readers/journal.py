@@ -12,6 +12,7 @@ from stepgrade.model.profile import STEP_PROFILER_V2
 from stepgrade.readers.base import Reader
 from stepgrade.readers.source import ByteSource
 from stepgrade.readers.step_profile import RecorderHead, circumstances_of, contents_of, device_of
+from stepgrade.units import show_ms
 
 _FIRST_KEY = b'{"_recording":'
 _KNOWN_VERSION = 1
@@ -20,6 +21,7 @@ _KNOWN_VERSION = 1
 class _Head(Struct, frozen=True):
     version: int = field(name="_recording")
     layers: list[str] = []
+    flush_seconds: float | None = None
     tokens_per_step: float | None = None
     stepgrade: RecorderHead = RecorderHead()
 
@@ -31,6 +33,7 @@ class _Sums(Struct, frozen=True):
     phases_ms: dict[str, float] = {}
     layers_ms: list[tuple[int, float, float, float]] = []
     samples_ms: list[float] = []
+    every: int = 1  # step in so many has a sample
 
 
 class _Line(Struct, frozen=True):
@@ -65,7 +68,9 @@ def read(source: ByteSource) -> Profile:
     sums = steady or [line.warmup for line in lines if line.warmup is not None]
     if not sums:
         raise BadInput("the recording holds no whole step", where=source.name)
-    notes = [Note("not_ended", "the recording was not ended: this is what it held when it was last written")]
+    lost = "" if head.flush_seconds is None else f", at most {show_ms(head.flush_seconds * 1e3)} before it ended"
+    text = f"the recording was not ended: this is what it held when it was last written{lost}"
+    notes = [Note("not_ended", text)]
     if not steady:
         slower = "only warm-up steps were recorded: they may be slower than the run is"
         notes.append(Note("warm_up_only", slower))
@@ -75,6 +80,7 @@ def read(source: ByteSource) -> Profile:
     covered = sum(total.phases_ms.values()) / total.wall_ms if total.wall_ms else None
     return Profile(
         source=Source(format=STEP_PROFILER_V2, files=(source.name,), producer=RECORDER),
+        work="training",  # it records optimizer steps
         steps=total.steps,
         mean_step_ms=total.wall_ms / total.steps if total.steps else None,
         samples_ms=tuple(total.samples_ms),
@@ -109,13 +115,14 @@ def _sum(parts: list[_Sums]) -> _Sums:
         for layer, forward_ms, backward_ms, recompute_ms in part.layers_ms:
             before = layers.get(layer, (0.0, 0.0, 0.0))
             layers[layer] = (before[0] + forward_ms, before[1] + backward_ms, before[2] + recompute_ms)
+    every = max(1, *(part.every for part in parts))
     return _Sums(
         steps=sum(part.steps for part in parts),
         wall_ms=sum(part.wall_ms for part in parts),
         tokens=sum(part.tokens for part in parts),
         phases_ms=phases,
         layers_ms=[(layer, *times) for layer, times in sorted(layers.items())],
-        samples_ms=[sample for part in parts for sample in part.samples_ms],
+        samples_ms=[sample for part in parts for sample in part.samples_ms[:: every // max(1, part.every)]],
     )
 
 

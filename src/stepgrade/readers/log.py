@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from stepgrade.errors import BadInput, UnknownFormat
+from stepgrade.errors import BadInput
 from stepgrade.model import Profile
 from stepgrade.model.notes import Note
 from stepgrade.readers import step_profile
@@ -61,13 +61,14 @@ def find_profile(source: ByteSource) -> FoundText:
                 found = FoundText(text=text, line=line, count=found.count + 1 if found else 1)
         if found is not None:
             return found
-    if source.json_error is not None:
+    from stepgrade.readers.foreign import refusal, what_it_is  # noqa: PLC0415  only for what cannot be read
+
+    if source.json_error is not None and what_it_is(source.head) is None:
         raise source.json_error.at(source.name)
     if cut_line is not None:
         problem = "the profile is cut off or its JSON is broken"
         raise BadInput(problem, where=f"{source.name}: line {cut_line}", hint="is the file whole?")
-    hint = "expected a step profile as JSON, or a training log that holds one"
-    raise UnknownFormat("no profile in this file", where=source.name, hint=hint)
+    raise refusal(source)
 
 
 def _quoted_texts(source: ByteSource) -> Iterator[bytes]:

@@ -21,6 +21,7 @@ def read(source: ByteSource) -> Profile:
     parity = ParityProfile.from_json(source.document())
     return Profile(
         source=Source(format=READER.name, files=(source.name,)),
+        work="training",
         steps=1,
         mean_step_ms=parity.step_time_ms or None,
         operations=tuple(OpTime(name=op, total_ms=ms) for op, ms in sorted(parity.ops.items())),

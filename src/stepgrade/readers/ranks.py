@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import accumulate, islice
 from typing import TypeAlias
 
 from msgspec.structs import replace
@@ -41,11 +41,12 @@ def _read_all(files: list[RankFile], options: ReadOptions) -> Iterator[Trace]:
     """Yield the traces and keep none of them; raise BadInput for two that say they are the same rank."""
     sizes = [os.path.getsize(path) if os.path.isfile(path) else 0 for path, _ in files]  # noqa: PTH113, PTH202
     seen: dict[int, str] = {}
-    for place, (path, input_format) in enumerate(files):
+    all_bytes = sum(sizes)
+    for (path, input_format), before in zip(files, accumulate(sizes, initial=0), strict=False):
 
-        def report(done_bytes: int, _: int, before_bytes: int = sum(sizes[:place])) -> None:
+        def report(done_bytes: int, _: int, before_bytes: int = before) -> None:
             if options.progress is not None:
-                options.progress(before_bytes + done_bytes, sum(sizes))
+                options.progress(before_bytes + done_bytes, all_bytes)
 
         with ByteSource(path, replace(options, progress=report)) as source:
             found = registry.read_source(source, input_format)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from stepgrade.errors import BadInput, MissingExtra, UnknownFormat
+from stepgrade.errors import BadInput, MissingExtra, UnknownFormat, did_you_mean
 from stepgrade.model import Baseline, Profile
 from stepgrade.readers.base import Reader
 from stepgrade.readers.source import ByteSource
@@ -61,11 +61,12 @@ def reader_for(source: ByteSource, input_format: str | None = None) -> Reader:
     for reader in readers():
         if reader.name == input_format or (input_format is None and reader.recognises(source)):
             return reader
-    known = ", ".join(reader.name for reader in readers())
     if input_format is not None:
-        raise UnknownFormat(f"no reader called {input_format!r}", hint=f"known: {known}")
-    problem = "is binary, in no format that stepgrade reads"
-    raise UnknownFormat(problem, where=source.name, hint=f"known formats: {known}")
+        hint = did_you_mean(input_format, (reader.name for reader in readers()))
+        raise UnknownFormat(f"no reader called {input_format!r}", field="input_format", hint=hint)
+    from stepgrade.readers.foreign import refusal  # noqa: PLC0415  only for what cannot be read
+
+    raise refusal(source)
 
 
 def _built_in(name: str) -> Reader:

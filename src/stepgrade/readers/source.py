@@ -79,7 +79,8 @@ class ByteSource:
             self._kept += piece
         self.head = self._kept
         if not self.head:
-            raise BadInput(self.damage or "the file is empty", where=self.name)
+            hint = None if self.damage else "was the run stopped before the profile was written?"
+            raise BadInput(self.damage or "the file is empty", where=self.name, hint=hint)
 
     def restart(self) -> None:
         """Begin again with the first byte, if `can_restart`."""

@@ -12,7 +12,7 @@ from stepgrade.contract.types import USIZE_MAX
 from stepgrade.errors import BadInput
 from stepgrade.model import RECORDER, DeviceSeen, LayerTime, OpTime, PhaseTime, Profile, Source
 from stepgrade.model.notes import Note
-from stepgrade.model.profile import APR_PROFILER_V1, STEP_PROFILER_V2
+from stepgrade.model.profile import APR_PROFILER_V1, STEP_PROFILER_V2, WorkKind
 from stepgrade.readers.base import Reader
 from stepgrade.readers.source import ByteSource
 
@@ -69,6 +69,7 @@ class _Document(Struct, frozen=True):
     tokens_per_step: float | None = None
     samples_ms: list[float] = []
     peak_memory_bytes: float | None = None
+    work: WorkKind = "training"  # what these profilers are made for
     stepgrade: RecorderHead | None = None
 
 
@@ -100,6 +101,7 @@ def profile_from_json(text: bytes, name: str) -> Profile:
     producer = RECORDER if document.stepgrade is not None else document.profiler
     return Profile(
         source=Source(format=written_as, files=(name,), producer=producer),
+        work=document.work,
         steps=steps or None,
         mean_step_ms=step_ms or None,
         samples_ms=tuple(document.samples_ms),

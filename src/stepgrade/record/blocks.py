@@ -58,9 +58,9 @@ def unique_names(names: list[str], taken: Sequence[str], model: Module) -> list[
 def unwrap(module: Module) -> Module:
     """Return the module inside its wrappers."""
     for name in _WRAPPED:
-        inner = getattr(module, "_modules", {}).get(name)
-        if inner is not None and (name != "module" or len(module._modules) == 1):  # noqa: SLF001  torch's own
-            return unwrap(inner)
+        inside = getattr(module, "_modules", {})  # that of a scripted module is no dict
+        if name in inside and inside[name] is not None and (name != "module" or len(inside) == 1):
+            return unwrap(inside[name])
     return module
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ _PACKAGES = ("torch", "transformers", "accelerate", "lightning", "deepspeed", "f
 _CLOCK_SM, _CLOCK_MEMORY, _TEMPERATURE_GPU = 1, 2, 0  # NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU
 
 
+@cache
 def versions() -> dict[str, str]:
     """Return the versions of stepgrade, Python and the packages a training uses, where installed."""
     import torch  # noqa: PLC0415  an extra

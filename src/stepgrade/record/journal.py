@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -26,6 +27,7 @@ from stepgrade.files import write_whole
 
 JOURNAL_VERSION = 1
 _LEAST_GAP_SHARE = 0.005
+_LONGEST_BYTES = 1 << 22  # of a journal; what it holds is added up then
 
 
 class Journal:
@@ -33,7 +35,8 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._begun = False
+        self._file: tuple[int, int] | None = None  # which file on which device is ours, once begun
+        self._bytes = 0
 
     def check(self) -> None:
         """Raise OSError when the file cannot be written, before anything was measured."""
@@ -44,19 +47,30 @@ class Journal:
             with tempfile.TemporaryFile(dir=self.path.parent):
                 pass
 
-    def append(self, head: dict[str, object], line: dict[str, object]) -> None:
-        """Add one line; the first time a new journal with its head line takes the place of an older file."""
+    @property
+    def is_due_to_be_whole(self) -> bool:
+        """Tell whether the next line has to hold everything: the first one, or one after very many."""
+        return self._file is None or self._bytes > _LONGEST_BYTES
+
+    def write(self, head: dict[str, object], line: dict[str, object]) -> None:
+        """Put a new journal of two lines, its head and the sums over all steps, in the place of any file."""
         if _is_special(self.path):
             return  # a pipe or a device gets the final JSON only
-        if not self._begun:
-            write_whole(self.path, encode(head) + encode(line))
-            self._begun = True
-            return
+        text = encode(head) + encode(line)
+        write_whole(self.path, text)
+        self._file, self._bytes = _identity(self.path.stat()), len(text)
+
+    def append(self, line: dict[str, object]) -> None:
+        """Add one line."""
+        # Opened each time: a script that closes all files could have given our number to one of its own.
         with self.path.open("r+b") as stream:
+            if _identity(os.fstat(stream.fileno())) != self._file:
+                raise FileExistsError(errno.EEXIST, "another program has replaced it")
             end = stream.seek(0, os.SEEK_END)
             try:
                 stream.write(encode(line))
                 stream.flush()
+                self._bytes = stream.tell()
             except OSError:
                 with suppress(OSError):
                     stream.truncate(end)
@@ -67,15 +81,18 @@ class Journal:
 
         Return where it is; raise OSError when neither could be written.
         """
+        path = self.path
+        if self._file is not None and path.exists() and _identity(path.stat()) != self._file:
+            path = _free_name(path)  # two runs in one directory: the other one's is not ours to replace
         try:
-            write_whole(self.path, text)
+            write_whole(path, text)
         except OSError:
             elsewhere = Path(tempfile.gettempdir()) / self.path.name
             if elsewhere.resolve() == self.path.resolve() or _is_special(elsewhere):
                 raise
             write_whole(elsewhere, text)
             return elsewhere
-        return self.path
+        return path
 
 
 def rank_path(path: Path, rank: int, world_size: int) -> Path:
@@ -86,6 +103,18 @@ def rank_path(path: Path, rank: int, world_size: int) -> Path:
 def encode(value: dict[str, object]) -> bytes:
     """Return a line of JSON."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
+
+
+def _free_name(path: Path) -> Path:
+    """Return the first of run-2.json, run-3.json, … that is not there."""
+    number = 2
+    while (free := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
+        number += 1
+    return free
 
 
 def _is_special(path: Path) -> bool:
@@ -106,19 +135,20 @@ class RunDescription(Struct):
 
 
 def journal_head(
-    recording: Recording, run: RunDescription, tokens_per_step: float | None
+    recording: Recording, run: RunDescription, tokens_per_step: float | None, flush_seconds: float
 ) -> dict[str, object]:
     """Return the first line of a journal, which describes the run."""
     return {
         "_recording": JOURNAL_VERSION,
+        "flush_seconds": flush_seconds,
         "layers": recording.layer_names,
         "tokens_per_step": tokens_per_step,
         "stepgrade": asdict(run),
     }
 
 
-def journal_line(recording: Recording) -> dict[str, object]:
-    """Return a line of a journal: sums over the steps since the line before."""
+def journal_line(recording: Recording, warm: Totals, steady: Totals) -> dict[str, object]:
+    """Return a line of a journal: sums over some steps of the warm-up, and over steady ones."""
 
     def sums(totals: Totals) -> dict[str, object] | None:
         if not totals.steps:
@@ -130,11 +160,12 @@ def journal_line(recording: Recording) -> dict[str, object]:
             "phases_ms": _phases_ms(totals, recording),
             "layers_ms": _layers_ms(totals),
             "samples_ms": _samples_ms(totals),
+            "every": totals.samples.every,
         }
 
     return {
-        "warmup": sums(recording.warm),
-        "steady": sums(recording.steady),
+        "warmup": sums(warm),
+        "steady": sums(steady),
         "recorded_steps": recording.ended,
         "loss": recording.loss.summary(),
     }
@@ -196,6 +227,7 @@ def recording_notes(recording: Recording, totals: Totals, *, is_warm: bool) -> l
     """Return what a reader of the profile should know about how it was recorded."""
     layered, every = bool(recording.layer_names), totals.samples.every
     evaluated, profiled, lost = recording.interrupted, recording.profiled, recording.lost
+    unwatched, infinite = recording.unwatched_steps, recording.losses_not_finite
     compiled = (
         "the forward of the blocks was never seen, perhaps because they are inside one torch.compile graph; "
         "compile the blocks one by one to get their times"
@@ -203,12 +235,13 @@ def recording_notes(recording: Recording, totals: Totals, *, is_warm: bool) -> l
     possible = {
         "warm_up_only": (is_warm, "only warm-up steps were recorded: later steps may be faster"),
         "step_times_thinned": (every > 1, f"the time of one step in {every} is kept"),
-        "evaluation_steps": (evaluated, f"{evaluated} steps with an evaluation in them are left out"),
-        "profiled_steps": (profiled, f"{profiled} steps under torch.profiler are left out of the times"),
-        "lost_steps": (lost, f"{lost} steps are missing: the device was too far behind the host"),
-        "loss_not_finite": (
-            recording.losses_not_finite,
-            f"the loss of {recording.losses_not_finite} steps was not a finite number",
+        "evaluation_steps": (evaluated, f"{_steps(evaluated)} with an evaluation in them left out"),
+        "profiled_steps": (profiled, f"{_steps(profiled)} under torch.profiler left out of the times"),
+        "lost_steps": (lost, f"{_steps(lost)} missing: the device was too far behind the host"),
+        "loss_not_finite": (infinite, f"the loss of {_steps(infinite)} was not a finite number"),
+        "unwatched_steps": (
+            unwatched,
+            f"{_steps(unwatched)} of another optimizer left out: training went on with one that is not watched",
         ),
         "device_clock": (
             recording.clock.name != "host",
@@ -221,6 +254,10 @@ def recording_notes(recording: Recording, totals: Totals, *, is_warm: bool) -> l
         "no_layer_forward": (layered and recording.saw_forward and not totals.forward_ns, compiled),
     }
     return [Note(code, text) for code, (applies, text) in possible.items() if applies]
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
 
 
 def _phases_ms(totals: Totals, recording: Recording) -> dict[str, float]:

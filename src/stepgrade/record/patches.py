@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
-from functools import partial
+from functools import partial, update_wrapper
+from types import CodeType, FunctionType, ModuleType
 
 import torch
 import torch.distributed
 from torch import Tensor
 from torch.nn import Module
+from torch.optim import Optimizer
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stepgrade.record.timeline import (
@@ -38,6 +41,8 @@ _COLLECTIVES = (  # torch has renamed some of them; those that it has are timed
     "reduce_scatter_tensor",
 )
 _ABSENT = object()
+_OUR_FOLDER = __file__.rpartition("patches")[0]
+_our_code: set[CodeType] = set()
 # What DDP starts with; measuring each iteration costs a synchronisation on accelerators.
 _DDP_DEFAULT_RATE = 100
 _DDP_TIMES = ("backward_comm_time", "backward_compute_comm_overlap_time")
@@ -50,12 +55,17 @@ class Patches:
         self._replaced: list[tuple[object, str, object, object]] = []
 
     def wrap(self, owner: object, name: str, around: Callable[..., object]) -> None:
-        """Replace a function by `around(original, *arguments)`; where it is inherited `undo` deletes ours."""
+        """Replace a function by `around(original, *arguments)`."""
         original = getattr(owner, name)
 
         def ours(*args: object, **kwargs: object) -> object:
             return around(original, *args, **kwargs)
 
+        self.replace(owner, name, ours)
+
+    def replace(self, owner: object, name: str, function: Callable[..., object]) -> None:
+        """Put a function in the place of another; where that one is inherited `undo` deletes ours."""
+        ours = _disguised(function, getattr(owner, name), owner)
         self._replaced.append((owner, name, vars(owner).get(name, _ABSENT), ours))
         setattr(owner, name, ours)
 
@@ -69,6 +79,45 @@ class Patches:
                 delattr(owner, name)
             else:
                 setattr(owner, name, own)
+
+
+def is_ours(code: CodeType) -> bool:
+    """Tell whether a frame with this code is one of the recorder's own."""
+    return code in _our_code or code.co_filename.startswith(_OUR_FOLDER)
+
+
+def _disguised(
+    function: Callable[..., object], original: Callable[..., object], owner: object
+) -> Callable[..., object]:
+    """Return the function with the name, the file and the line of the one whose place it takes.
+
+    torch.compile goes by the file to decide what it looks into, pickle by the name, and a traceback that the
+    script prints shows the line.
+    """
+    if isinstance(original, FunctionType) and isinstance(function, FunctionType):
+        theirs, code = original.__code__, function.__code__
+        units = len(code.co_code) // 2
+        # One entry for every eight instructions or less, each at the first line and in no column.
+        lines = b"".join(
+            bytes([0x80 | 13 << 3 | min(8, units - start) - 1, 0]) for start in range(0, units, 8)
+        )
+        code = code.replace(
+            co_filename=theirs.co_filename,
+            co_firstlineno=theirs.co_firstlineno,
+            co_name=theirs.co_name,
+            co_qualname=theirs.co_qualname,
+            co_linetable=lines,
+        )
+        _our_code.add(code)
+        ours = FunctionType(
+            code, function.__globals__, original.__name__, function.__defaults__, function.__closure__
+        )
+        ours.__kwdefaults__ = function.__kwdefaults__
+        function = ours
+    update_wrapper(function, original)
+    if isinstance(owner, ModuleType):
+        function.__module__ = owner.__name__  # where pickle finds it, with us and without
+    return function
 
 
 def patch_backward(patches: Patches, timeline: StepTimeline) -> None:
@@ -104,9 +153,19 @@ def patch_input(
     patches.wrap(_BaseDataLoaderIter, "__next__", timed)  # every iterator derives from it
 
 
-def patch_zero_grad(patches: Patches, timeline: StepTimeline, owner: object) -> None:
-    """Count `zero_grad` of an optimizer, or of all of them, as the optimizer's time."""
-    patches.wrap(owner, "zero_grad", partial(_timed, timeline, OPTIMIZER))
+def patch_zero_grad(
+    patches: Patches, timeline: StepTimeline, is_watched: Callable[[Optimizer], bool]
+) -> None:
+    """Count `zero_grad` of the watched optimizers as the optimizer's time."""
+
+    def timed(
+        original: Callable[..., object], optimizer: Optimizer, /, *args: object, **kwargs: object
+    ) -> object:
+        if not is_watched(optimizer):
+            return original(optimizer, *args, **kwargs)
+        return _timed(timeline, OPTIMIZER, original, optimizer, *args, **kwargs)
+
+    patches.wrap(Optimizer, "zero_grad", timed)
 
 
 def patch_copies(patches: Patches, timeline: StepTimeline) -> None:
@@ -148,7 +207,7 @@ class DdpTimers:
     """DDP's own timers of its gradient all-reduce, which runs inside backward where no hook reaches it."""
 
     def __init__(self, model: Module, *, on_host: bool) -> None:
-        self._model = model
+        self._model = weakref.ref(model)  # a script that makes a new one wants this one's memory back
         self._every = 1 if on_host else _DDP_DEFAULT_RATE
         self._asked = 0
         self._exposed_ns = 0
@@ -156,8 +215,9 @@ class DdpTimers:
 
     def exposed_ns(self) -> int:
         """Return how long the latest measured all-reduce went on after the last gradient was computed."""
-        if self._asked % self._every == 0:
-            found = self._model._get_ddp_logging_data()  # noqa: SLF001
+        model = self._model()
+        if self._asked % self._every == 0 and model is not None:
+            found = model._get_ddp_logging_data()  # noqa: SLF001
             communicated, hidden = (int(found.get(name, 0)) for name in _DDP_TIMES)
             self._exposed_ns = max(0, communicated - hidden)
         self._asked += 1
@@ -165,4 +225,6 @@ class DdpTimers:
 
     def close(self) -> None:
         """Set DDP back to measure as seldom as before."""
-        self._model._set_ddp_runtime_logging_sample_rate(_DDP_DEFAULT_RATE)  # noqa: SLF001
+        model = self._model()
+        if model is not None:
+            model._set_ddp_runtime_logging_sample_rate(_DDP_DEFAULT_RATE)  # noqa: SLF001

@@ -7,7 +7,8 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("stepgrade.record")
 T = TypeVar("T")
-_FIRST_FLUSH_SECONDS = 1.0
+_FLUSHING_SHARE = 0.002  # of the time may go into the journal, which is flushed the more often the cheaper it is
 
 
 class Recorder:
@@ -64,10 +65,10 @@ class Recorder:
         layers: Sequence[str] | None = None,
         ops_every: int | None = None,
         warmup: int = 3,
-        flush_seconds: float = 5.0,
+        flush_seconds: float = 1.0,
         config: dict[str, Any] | None = None,
     ) -> None:
-        self.path = Path(path)
+        self.path = self._base = Path(path).absolute()  # the script may change its directory
         self.notes: list[Note] = []
         self.rank = 0
         self.on_step: Callable[[int], None] | None = None
@@ -81,7 +82,7 @@ class Recorder:
         self._recording: Recording | None = None
         self._run = RunDescription(device={}, rank=0, world_size=1, versions={}, config={})
         self._journal = Journal(self.path)
-        self._flushed_at = 0.0
+        self._flushed_at = self._until_flush = 0.0
         self._warm, self._steady = Totals(), Totals()
         self._steps = 0
         self._json: bytes | None = None  # the step profile, once closed
@@ -97,32 +98,26 @@ class Recorder:
 
     def start(self) -> Self:
         """Begin to record; when another recorder runs already, log that and record nothing."""
-        if Recorder._active is not None:
+        if Recorder._active is not None and not Recorder._active._gives_way():  # noqa: SLF001  ours
             self._warn("second_recorder", "another recorder is running; this one records nothing")
             return self
         recording = self._recording = _new_recording(self._warmup, self._ops_every)
-        Recorder._active = self
+        Recorder._active, self._pid = self, os.getpid()
         atexit.register(self.close)
-        model, optimizer, loader = self._parts
-        self.rank, world_size = environment.rank_and_world()
+        _leave_forks_alone()
+        (model, optimizer, loader), self._parts = self._parts, (None, None, None)  # theirs to keep or drop
         self._run = RunDescription(
             device=environment.describe_device(None),
-            rank=self.rank,
-            world_size=world_size,
+            rank=0,
+            world_size=1,
             versions=environment.versions(),
             config={**environment.describe_loop(optimizer, loader), **self._config},
         )
-        self.path = rank_path(self.path, self.rank, world_size)
-        self._journal = Journal(self.path)
-        try:
-            self._journal.check()
-        except OSError as error:
-            self._warn_of_file(error, "recording continues in memory")
+        self._check_file()
         recording.start()
-        recording.on_step = self._after_step
+        recording.on_step, recording.on_failure = self._after_step, self._after_failure
         recording.stepped_by_hand = not self._counts_optimizer_steps
-        # The first flush comes early: a run that is killed in its first seconds leaves something too.
-        self._flushed_at = time.monotonic() - max(0.0, self._flush_seconds - _FIRST_FLUSH_SECONDS)
+        self._flushed_at, self._until_flush = time.monotonic(), 0.0
         if model is not None:
             self.watch_model(model)
         optimizers = optimizer if isinstance(optimizer, list | tuple) else (optimizer,)
@@ -145,8 +140,10 @@ class Recorder:
         if not self._recording.watch_model(model, self._layers):
             name = type(unwrap(model)).__name__
             wanted = f"has no module called {self._layers}" if self._layers else "has no repeated blocks"
-            hint = "" if self._layers else "; name the modules to time in `layers`"
-            self._warn("no_layers", f"{name} {wanted}: its phases are recorded, its layers are not{hint}")
+            if has_code(self.notes, "no_layers"):
+                return
+            text = f"{name} {wanted}: its phases are recorded, its layers are not"
+            self._warn("no_layers", text, supply="" if self._layers else "{layers} to time modules by name")
 
     def watch_calls(self, module: Module) -> None:
         """Count the calls of a module as forward; its blocks are those of the model already."""
@@ -194,19 +191,24 @@ class Recorder:
         """Append what was measured since the last time to the journal on disk."""
         self._flushed_at = time.monotonic()
         recording = self._recording
-        if recording is None or not recording.warm.steps + recording.steady.steps:
+        if recording is None or self._pid != os.getpid():
+            return
+        if not recording.warm.steps + recording.steady.steps:
             return
         if recording.sensors is not None:
             recording.sensors.read()
         self._add_autocast(recording)
-        head = journal_head(recording, self._run, self._tokens_per_step)
         try:
-            self._journal.append(head, journal_line(recording))
+            if self._journal.is_due_to_be_whole:
+                recording.move_sums_to(self._warm, self._steady)
+                head = journal_head(recording, self._run, self._tokens_per_step, self._flush_seconds)
+                self._journal.write(head, journal_line(recording, self._warm, self._steady))
+            else:
+                self._journal.append(journal_line(recording, recording.warm, recording.steady))
+                recording.move_sums_to(self._warm, self._steady)
         except OSError as error:
             if not has_code(self.notes, "flush_failed"):
                 self._warn_of_file(error, "stepgrade will try again", code="flush_failed")
-            return
-        recording.move_sums_to(self._warm, self._steady)
 
     def close(self) -> None:
         """Remove all hooks and write the profile; a second call does nothing."""
@@ -216,7 +218,8 @@ class Recorder:
         Recorder._active = None
         atexit.unregister(self.close)
         if os.getpid() != self._pid:
-            return  # a forked worker must not write its parent's profile
+            recording.detach()  # a forked process must not write its parent's profile
+            return
         recording.stop()
         recording.move_sums_to(self._warm, self._steady)
         totals = self._steady if self._steady.steps else self._warm
@@ -285,11 +288,46 @@ class Recorder:
             settings=settings,
         )
 
+    def _gives_way(self) -> bool:
+        """Tell whether this recorder has ended for the sake of another one that starts."""
+        return False
+
+    def _leave_to_parent(self) -> None:
+        """Stop in a forked process: the recording is its parent's."""
+        recording, self._recording = self._recording, None
+        Recorder._active = None
+        atexit.unregister(self.close)
+        if recording is not None:
+            recording.detach()
+
+    def _check_file(self) -> None:
+        """Say at once when the file cannot be written."""
+        self._name_file()
+        try:
+            self._journal.check()
+        except OSError as error:
+            self._warn_of_file(error, "recording continues in memory")
+
+    def _name_file(self) -> None:
+        """Name the file for the rank, which may be known only when training has begun."""
+        self.rank, world_size = environment.rank_and_world()
+        self._run.rank, self._run.world_size = self.rank, world_size
+        self.path = rank_path(self._base, self.rank, world_size)
+        self._journal = Journal(self.path)
+
     def _after_step(self, step: int) -> None:
+        if step == 1:
+            self._name_file()
         if self.on_step is not None:
             self.on_step(step)
-        if time.monotonic() - self._flushed_at >= self._flush_seconds:
+        now = time.monotonic()
+        if now - self._flushed_at >= self._until_flush:
             self.flush()
+            self._until_flush = min(self._flush_seconds, (time.monotonic() - now) / _FLUSHING_SHARE)
+
+    def _after_failure(self, error: Exception) -> None:
+        text = f"recording ended after {self.steps} steps because of an error: {error!r}; please report it"
+        self._warn("recorder_failed", text)
 
     def _add_autocast(self, recording: Recording) -> None:
         """Add the precision of autocast, which is known only once the model was called."""
@@ -299,12 +337,16 @@ class Recorder:
     def _warn_of_file(self, error: OSError, what_now: str, code: str = "not_written") -> None:
         self._warn(code, f"{self.path} cannot be written ({error.strerror or error}); {what_now}")
 
-    def _warn(self, code: str, text: str) -> None:
+    def _warn(self, code: str, text: str, supply: str = "") -> None:
         """Log a problem once, and keep it for the profile's notes."""
-        note = Note(code, text)
+        note = Note(code, text, supply=supply)
         if note not in self.notes:
             self.notes.append(note)
-            _log.warning("stepgrade: %s", text)
+            self._say(note)
+
+    def _say(self, note: Note) -> None:
+        with suppress(ValueError, OSError):  # a script may close its streams, and logging fails then
+            _log.warning("stepgrade: %s", note)
 
 
 def watch(
@@ -317,6 +359,16 @@ def watch(
     recorder = Recorder(model, optimizer=optimizer, dataloader=dataloader, **options)
     recorder._counts_optimizer_steps = optimizer is not None  # noqa: SLF001  ours
     return recorder.start()
+
+
+@cache
+def _leave_forks_alone() -> None:
+    def leave() -> None:
+        if Recorder._active is not None:  # noqa: SLF001  ours
+            Recorder._active._leave_to_parent()  # noqa: SLF001
+
+    if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+        os.register_at_fork(after_in_child=leave)
 
 
 def _new_recording(warmup: int, ops_every: int | None) -> Recording:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -12,14 +13,16 @@ from msgspec import Struct
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stepgrade.record import patches
-from stepgrade.record.blocks import find_blocks, unique_names
+from stepgrade.record.blocks import find_blocks, unique_names, unwrap
+from stepgrade.record.calls import Around, ModuleCalls
 from stepgrade.record.clock import EventClock, HostClock, clock_for
 from stepgrade.record.environment import Sensors, autocast_dtype, device_of, sensors_for
-from stepgrade.record.layers import LayerHooks, around_calls
+from stepgrade.record.layers import LayerHooks
 from stepgrade.record.operations import OperationWindow
 from stepgrade.record.timeline import (
     BACKWARD,
@@ -49,6 +52,16 @@ class EndedStep(Struct):
     profiled: bool
 
 
+class _Model(Struct):
+    """A model that was found: its class, the names and the first number of its blocks, and when it was called."""
+
+    module: weakref.ref[Module]
+    kind: type
+    blocks: list[str]
+    first_layer: int
+    called_in_step: int = 0
+
+
 class Recording:
     """Puts hooks on the loop and adds up its steps; all that runs inside it is here or in `timeline`."""
 
@@ -56,9 +69,12 @@ class Recording:
         self.clock: HostClock | EventClock = HostClock()
         self.sensors: Sensors | None = None
         self.timeline = StepTimeline(self.clock.now)
+        self.calls = ModuleCalls(self.timeline, self._fail)
         self.layers = LayerHooks(self.timeline)
         self.layer_names: list[str] = []
-        self._blocks: dict[int, Module] = {}
+        self._models: dict[int, _Model] = {}
+        self._blocks: weakref.WeakValueDictionary[int, Module] = weakref.WeakValueDictionary()
+        self._parts: weakref.WeakValueDictionary[int, Module] = weakref.WeakValueDictionary()
         self.window = window
         self.warm, self.steady = Totals(), Totals()  # since `move_sums_to` was last called
         self.loss = Series()
@@ -69,17 +85,23 @@ class Recording:
         self._device: torch.device | None = None
         self.ddp: patches.DdpTimers | None = None
         self.on_step: Callable[[int], None] | None = None
+        self.on_failure: Callable[[Exception], None] | None = None
+        self.on_model: Callable[[Module], None] | None = None  # for each model that is found
         self._warmup = warmup
         self._patches = patches.Patches()
         self._undo: list[Callable[[], None]] = []
         self._phase_codes = {name: code for code, name in PHASE_NAMES.items()}
         self._datasets: list[Dataset[object]] | None = []  # of the watched loaders; None for all
-        self._main_optimizer: Optimizer | None = None
+        self._optimizers: list[weakref.ref[Optimizer]] | None = []  # those that are watched; None for all
+        self._main_optimizer: weakref.ref[Optimizer] | None = None
+        self._other_optimizers: dict[int, tuple[int, int]] = {}  # edges and tokens when they stepped
+        self.unwatched_steps = 0
         self._tokens = 0
         self._pending: deque[EndedStep] = deque()
 
     def start(self) -> None:
         """Wrap what torch has no hooks for and begin the first step."""
+        self.calls.start(self._patches)
         patches.patch_backward(self._patches, self.timeline)
         patches.patch_input(self._patches, self.timeline, self._is_watched)
         scaler = getattr(
@@ -87,12 +109,24 @@ class Recording:
         )  # torch 2.2 has it under cuda only
         self._patches.wrap(scaler, "step", self._scaler_step)
         patches.patch_collectives(self._patches, self.timeline)
+        patches.patch_zero_grad(self._patches, self.timeline, self._is_watched_optimizer)
+        self._undo += [
+            register_optimizer_step_pre_hook(self.before_optimizer).remove,
+            register_optimizer_step_post_hook(self.after_optimizer).remove,
+        ]
         self.timeline.start()
 
     def stop(self) -> None:
         """Remove all hooks and read the steps that are still on the device."""
-        self.layers.detach()
-        self._blocks.clear()
+        self.detach()
+        if self._pending:
+            self.clock.finish()
+            self._add_done_steps()
+
+    def detach(self) -> None:
+        """Remove all hooks; what is still on the device is not read."""
+        self.calls.stop()
+        self.layers.release()
         self._patches.undo()
         while self._undo:
             self._undo.pop()()
@@ -101,9 +135,6 @@ class Recording:
         if self.window is not None:
             self.window.drop()
         self.timeline.stop()
-        if self._pending:
-            self.clock.finish()
-            self._add_done_steps()
 
     def watch_model(self, model: Module, layers: list[str] | None) -> int:
         """Time the model's calls and those of its blocks; return how many blocks there are.
@@ -125,33 +156,46 @@ class Recording:
             self.ddp = patches.DdpTimers(model, on_host=self.clock.name == "host")
         found = find_blocks(model, layers)
         fresh = [(name, block) for name, block in found if id(block) not in self._blocks]
-        self._blocks |= {id(block): block for _, block in fresh}
-        self.layers.attach([block for _, block in fresh], first=len(self.layer_names))
-        self.layer_names += unique_names([name for name, _ in fresh], self.layer_names, model)
+        names = [name for name, _ in fresh]
+        before = self._predecessor(type(unwrap(model)), names)
+        first = len(self.layer_names) if before is None else before.first_layer
+        self._models[id(model)] = _Model(
+            module=weakref.ref(model), kind=type(unwrap(model)), blocks=names, first_layer=first
+        )
+        for _, block in fresh:
+            self._blocks[id(block)] = block
+        for part in model.modules():
+            self._parts[id(part)] = part
+        self.layers.attach(self.calls, [block for _, block in fresh], first)
+        if before is None:
+            self.layer_names += unique_names(names, self.layer_names, model)
         return len(found)
+
+    def _predecessor(self, kind: type, blocks: list[str]) -> _Model | None:
+        """Return the model of the same class whose place a new one takes: the fold or the stage before."""
+        for key, other in self._models.items():
+            is_over = other.module() is None or other.called_in_step < self.ended
+            if is_over and other.kind is kind and other.blocks == blocks:
+                return self._models.pop(key)
+        return None
 
     def watch_calls(self, module: Module) -> None:
         """Count the module's calls as forward."""
-        self._undo += around_calls(module, self._before_forward, self._after_forward)
+        self.calls.watch(module, Around(self._before_forward, self._after_forward))
+
+    def watch_every_model(self) -> None:
+        """Find the models by themselves: the outermost modules that are called with gradients."""
+        self.calls.on_unknown = self._meet
 
     def watch_optimizer(self, optimizer: Optimizer) -> None:
         """Time the optimizer; its step also ends a training step unless the user does that."""
-        inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
-        self._undo += [
-            inner.register_step_pre_hook(self.before_optimizer).remove,
-            inner.register_step_post_hook(self.after_optimizer).remove,
-        ]
-        patches.patch_zero_grad(self._patches, self.timeline, inner)
+        if self._optimizers is not None:
+            inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+            self._optimizers.append(weakref.ref(inner))
 
     def watch_every_optimizer(self) -> None:
         """Time all optimizers, those that do not exist yet too."""
-        from torch.optim import optimizer  # noqa: PLC0415  only for scripts
-
-        self._undo += [
-            optimizer.register_optimizer_step_pre_hook(self.before_optimizer).remove,
-            optimizer.register_optimizer_step_post_hook(self.after_optimizer).remove,
-        ]
-        patches.patch_zero_grad(self._patches, self.timeline, optimizer.Optimizer)
+        self._optimizers = None
 
     def watch_loader(self, loader: object) -> bool:
         """Time the wait for each batch; return whether this kind of loader can be hooked."""
@@ -181,16 +225,19 @@ class Recording:
 
     def end_step(self, loss: float | Tensor | None = None) -> None:
         """End the current step and begin the next one."""
+        self._end(self.timeline.end_step(), self._tokens, loss)
+        self._tokens = 0
+
+    def _end(self, edges: list[Any], tokens: int, loss: float | Tensor | None) -> None:
         profiled = self.window is not None and self.window.is_open
         self._pending.append(
             EndedStep(
-                edges=self.timeline.end_step(),
-                tokens=self._tokens,
+                edges=edges,
+                tokens=tokens,
                 loss=_readable_later(loss),
                 profiled=profiled,
             )
         )
-        self._tokens = 0
         self.ended += 1
         if self.window is not None:
             self.window.close()
@@ -214,24 +261,54 @@ class Recording:
         steady.add(self.steady)
         self.warm, self.steady = Totals(), Totals()
 
-    def before_optimizer(self, _optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+    def before_optimizer(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         """Begin the optimizer's phase."""
-        if not _is_compiling():
+        if not _is_compiling() and self._is_watched_optimizer(optimizer):
             self.timeline.enter(OPTIMIZER)
 
     def after_optimizer(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         """End it, and with it the step when it is the optimizer that counts steps."""
-        if not _is_compiling():
+        if _is_compiling():
+            return
+        if self._is_watched_optimizer(optimizer):
             self.timeline.leave()
+        try:
             self._stepped(optimizer)
+        except Exception as error:  # noqa: BLE001  whatever it is, the training goes on
+            self._fail(error)
 
     def _stepped(self, optimizer: Optimizer) -> None:
+        """End a step when the main optimizer steps: the first one, until training goes on with another.
+
+        That is the case when another one steps for the second time since the main one did: what it did the
+        first time ended a step too.
+        """
         if self.stepped_by_hand or not self.timeline.live:
             return
-        if self._main_optimizer is None:
-            self._main_optimizer = optimizer
-        if optimizer is self._main_optimizer:
-            self.end_step()
+        main = self._main_optimizer() if self._main_optimizer is not None else None
+        is_watched = self._is_watched_optimizer(optimizer)
+        if main is not None and main is not optimizer:
+            earlier = self._other_optimizers.get(id(optimizer))
+            if earlier is None:
+                self._other_optimizers[id(optimizer)] = (len(self.timeline.edges), self._tokens)
+                return
+            if is_watched:
+                position, tokens = earlier
+                self._end(self.timeline.split_step(position), tokens, None)
+                self._tokens -= tokens
+        if not is_watched:
+            self.unwatched_steps += main is not None
+            return
+        self._other_optimizers.clear()
+        self._main_optimizer = weakref.ref(optimizer)
+        self.end_step()
+
+    def _is_watched_optimizer(self, optimizer: Optimizer) -> bool:
+        watched = self._optimizers
+        return watched is None or any(found() is optimizer for found in watched)
+
+    def _is_main_optimizer(self, optimizer: Optimizer) -> bool:
+        return self._main_optimizer is not None and self._main_optimizer() is optimizer
 
     def _scaler_step(
         self,
@@ -249,17 +326,41 @@ class Recording:
             return original(scaler, optimizer, *args, **kwargs)
         finally:
             self.timeline.leave()
-            if self.ended == ended and optimizer is self._main_optimizer:
+            if self.ended == ended and self._is_main_optimizer(optimizer):
                 self._stepped(optimizer)
 
     def _is_watched(self, iterator: _BaseDataLoaderIter) -> bool:
         datasets = self._datasets
         return datasets is None or any(iterator._dataset is dataset for dataset in datasets)  # noqa: SLF001
 
-    def _before_forward(self, _module: Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        if _is_compiling():
-            return
+    def _meet(self, module: Module) -> Around | None:
+        """Return what to do around the call of an outermost module that nobody watches yet.
+
+        One that is trained is a model. A teacher, a frozen encoder or a part of a model that is called by
+        itself is part of forward; a copy of a model that is called without gradients, an evaluation.
+        """
+        if next(module.parameters(), None) is None:
+            return None
+        if (
+            self.on_model is not None
+            and id(module) not in self._parts
+            and torch.is_grad_enabled()
+            and any(parameter.requires_grad for parameter in module.parameters())
+        ):
+            self.on_model(module)
+            return Around(self._before_forward, self._after_forward) if self._models.get(id(module)) else None
+        return Around(self._before_other, self._after_forward)
+
+    def _before_other(self, module: Module, _args: object, _kwargs: object) -> None:
+        kind = type(unwrap(module))
+        evaluated = not torch.is_grad_enabled() and any(kind is model.kind for model in self._models.values())
+        self.timeline.enter(EVALUATION if evaluated else FORWARD)
+
+    def _before_forward(self, module: Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         timeline = self.timeline
+        called = self._models.get(id(module))
+        if called is not None:
+            called.called_in_step = self.ended
         if timeline.direction == NONE and torch.is_grad_enabled():
             self._tokens += _count_tokens(args, kwargs)
             if not self.saw_forward:
@@ -269,9 +370,14 @@ class Recording:
         timeline.enter(FORWARD if inside or torch.is_grad_enabled() else EVALUATION)
 
     def _after_forward(self, _module: Module, _args: object, _output: object) -> None:
-        if not _is_compiling():
-            self.layers.release()
-            self.timeline.leave()
+        self.layers.release()
+        self.timeline.leave()
+
+    def _fail(self, error: Exception) -> None:
+        """Stop recording because of an error of ours; what was measured until then is kept."""
+        self.detach()
+        if self.on_failure is not None:
+            self.on_failure(error)
 
     def _add_done_steps(self) -> None:
         """Add the steps that the device has finished; drop the oldest when too many are waiting."""
@@ -282,8 +388,9 @@ class Recording:
             self.lost += 1
 
     def _add(self, ended: EndedStep) -> None:
-        times_ns = self.clock.times_ns(ended.edges[0::2])
-        step = fold_step(times_ns, ended.edges[1::2], self.layers.ends_by)
+        times_ns, codes = self.clock.times_ns(ended.edges[0::2]), ended.edges[1::2]
+        exposed_ns = self.ddp.exposed_ns() if self.ddp is not None and BACKWARD in codes else 0
+        step = fold_step(times_ns, codes, self.layers.ends_by, exposed_ns)
         if ended.loss is not None:
             self.add_loss(float(ended.loss))
         if ended.profiled:
@@ -292,8 +399,8 @@ class Recording:
             self.interrupted += 1
         else:
             step.tokens = ended.tokens
-            if self.ddp is not None and BACKWARD in step.phases_ns:
-                exposed_ns = min(self.ddp.exposed_ns(), step.phases_ns[BACKWARD])
+            if exposed_ns:
+                exposed_ns = min(exposed_ns, step.phases_ns[BACKWARD])
                 step.phases_ns[BACKWARD] -= exposed_ns
                 step.phases_ns[COMMUNICATION] += exposed_ns
             self._warmup -= 1

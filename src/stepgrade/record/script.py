@@ -1,30 +1,37 @@
-"""Run an unchanged training script with a recorder around it."""
+"""The recorder inside a process that `stepgrade record` started: it finds everything by itself."""
 
 from __future__ import annotations
 
+import json
+import mmap
+import multiprocessing.util
 import os
-import runpy
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from types import TracebackType
+from typing import Any
 
-from stepgrade.errors import BadInput, BadOption
+from stepgrade.model.notes import Note
+from stepgrade.record.journal import Journal
+from stepgrade.record.launch import COUNTER, OPTIONS
 from stepgrade.record.recorder import Recorder
-from stepgrade.record.timeline import BACKWARD
-
-if TYPE_CHECKING:
-    from torch.nn import Module
-
-# A model that has not been called by then is not part of the steps.
-_STEPS_TO_LOOK_FOR_MODELS = 2
 
 
 class ScriptRecorder(Recorder):
-    """A recorder that finds model, optimizer and loaders by itself, whenever the script makes them."""
+    """A recorder that finds model, optimizer and loaders by itself, whenever the script makes them.
+
+    In a session of `stepgrade record` it says nothing: its notes are in the recording. A forked process
+    that trains is recorded by a new one.
+    """
+
+    def __init__(self, session: str | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self._session = session
+        self._options = options
+        self._counter: mmap.mmap | None = None
+        self._claim: Path | None = None
 
     def start(self) -> ScriptRecorder:
         """Begin to record every optimizer and DataLoader, and look for the models."""
@@ -34,113 +41,106 @@ class ScriptRecorder(Recorder):
         if recording is not None:
             recording.watch_every_optimizer()
             recording.watch_every_loader()
-            self._search = _ModelSearch(self)
+            recording.on_model = self.watch_model
+            recording.watch_every_model()
+            # Processes of multiprocessing end without the interpreter's own exit functions.
+            multiprocessing.util.register_after_fork(self, ScriptRecorder._close_with_process)
         return self
 
-    @property
-    def is_in_backward(self) -> bool:
-        """Tell whether gradients are being computed: modules called then are recomputation."""
-        return self._recording is not None and self._recording.timeline.direction == BACKWARD
+    def _close_with_process(self) -> None:
+        multiprocessing.util.Finalize(None, self.close, exitpriority=0)
+
+    def _gives_way(self) -> bool:
+        """End for the sake of a recorder that the script itself starts before its first step."""
+        recording = self._recording
+        if self._session is None or self.steps or recording is None:
+            return False
+        Recorder._leave_to_parent(self)
+        return True
+
+    def _leave_to_parent(self) -> None:
+        super()._leave_to_parent()
+        ScriptRecorder(self._session, **self._options).start()
+
+    def _say(self, note: Note) -> None:
+        if self._session is None:
+            super()._say(note)
+
+    def _check_file(self) -> None:
+        if self._session is None:
+            super()._check_file()
+
+    def _name_file(self) -> None:
+        """Take a name that no other process of the session has, and count the steps where the parent sees it."""
+        super()._name_file()
+        if self._session is None:
+            return
+        number, path = 1, self.path
+        while self._counter is None:
+            claim = Path(self._session, path.name)
+            try:
+                handle = os.open(claim, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            except FileExistsError:
+                number += 1
+                path = self.path.with_name(f"{self.path.stem}-{number}{self.path.suffix}")
+                continue
+            except OSError:
+                return  # the command has ended before this process
+            os.ftruncate(handle, COUNTER.size)
+            self._counter, self._claim = mmap.mmap(handle, COUNTER.size), claim
+            os.close(handle)
+        self.path = path
+        self._journal = Journal(path)
 
     def close(self) -> None:
-        """End the search and the recording."""
-        if self._recording is not None:
-            self._search.end()
+        """Write the profile, and tell the parent when it had to go elsewhere."""
+        named = self.path
         super().close()
+        if self._claim is not None and self.path != named:
+            with suppress(OSError), self._claim.open("ab") as claim:
+                claim.write(os.fsencode(self.path))
+
+    def _after_step(self, step: int) -> None:
+        super()._after_step(step)
+        if self._counter is not None:
+            COUNTER.pack_into(self._counter, 0, step)
 
 
-class _ModelSearch:
-    """Finds the outermost modules that are called with gradients: the models of the training loop."""
+def record_here(session: str) -> None:
+    """Begin to record this process with the options of the session."""
+    options = json.loads(Path(session, OPTIONS).read_bytes())
+    ScriptRecorder(session, **options).start()
+    shown = sys.excepthook
 
-    def __init__(self, recorder: ScriptRecorder) -> None:
-        from stepgrade.record.patches import Patches  # noqa: PLC0415  needs torch
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        for each in _chain(error):
+            each.__traceback__ = _without_ours(each.__traceback__)
+        shown(kind, error, error.__traceback__ if trace is not None else None)
 
-        self._recorder = recorder
-        self._known: set[Module] = set()  # the models found, and all that is inside them
-        self._over = False
-        self._patches = Patches()
-        self._wrap_calls()
-
-    def end(self) -> None:
-        self._over = True
-        self._known.clear()
-        self._patches.undo()
-
-    def _wrap_calls(self) -> None:
-        from torch.nn import Module  # noqa: PLC0415  an extra
-
-        self._patches.wrap(Module, "__call__", self._call)
-
-    def _call(
-        self, original: Callable[..., object], module: Module, /, *args: object, **kwargs: object
-    ) -> object:
-        import torch  # noqa: PLC0415  an extra
-
-        if self._over or torch.compiler.is_compiling():  # a compiled model may have kept this function
-            return original(module, *args, **kwargs)
-        self._patches.undo()  # what is called inside should see torch unchanged
-        if (
-            module not in self._known
-            and torch.is_grad_enabled()
-            and not self._recorder.is_in_backward
-            and any(parameter.requires_grad for parameter in module.parameters())
-        ):
-            self._known |= set(module.modules())
-            self._recorder.watch_model(module)
-        try:
-            return original(module, *args, **kwargs)
-        finally:
-            if not self._over and self._recorder.steps < _STEPS_TO_LOOK_FOR_MODELS:
-                self._wrap_calls()
+    sys.excepthook = show
 
 
-def run_script(recorder: Recorder, command: list[str], *, as_module: bool = False) -> int:
-    """Run `command` as `python` would, recorded; return its exit code, 130 when it was interrupted."""
-    if not command:
-        raise BadOption("there is no script to run", hint="stepgrade record train.py arguments…")
-    if not as_module and not Path(command[0]).is_file():
-        raise BadInput("no such file", where=command[0], hint="to run a module use -m")
-    with _arguments(command, as_module=as_module), _termination_as_exit(), recorder:
-        try:
-            if as_module:
-                runpy.run_module(command[0], run_name="__main__", alter_sys=True)
-            else:
-                runpy.run_path(command[0], run_name="__main__")
-        except SystemExit as end:
-            if end.code is None or isinstance(end.code, int):
-                return end.code or 0
-            print(end.code, file=sys.stderr)  # noqa: T201  as the interpreter does
-            return 1
-        except KeyboardInterrupt:
-            return 128 + signal.SIGINT
-    return 0
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and those behind it."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        each = waiting.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            waiting += [each.__cause__, each.__context__]
 
 
-@contextmanager
-def _arguments(command: list[str], *, as_module: bool) -> Iterator[None]:
-    """Set `sys.argv` and `sys.path` as `python` would for the script."""
-    argv, path = sys.argv, sys.path[0]
-    sys.argv = list(command)
-    sys.path[0] = os.getcwd() if as_module else str(Path(command[0]).resolve().parent)  # noqa: PTH109
-    try:
-        yield
-    finally:
-        sys.argv, sys.path[0] = argv, path
+def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+    """Return the traceback without the frames of the recorder."""
+    from stepgrade.record.patches import is_ours  # noqa: PLC0415  needs torch
 
-
-@contextmanager
-def _termination_as_exit() -> Iterator[None]:
-    """Turn SIGTERM into an exception, so that what was recorded is written."""
-
-    def leave(_number: int, _frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + signal.SIGTERM)
-
-    try:
-        before = signal.signal(signal.SIGTERM, leave)
-    except ValueError:  # not in the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    kept = []
+    while trace is not None:
+        if not is_ours(trace.tb_frame.f_code):
+            kept.append(trace)
+        trace = trace.tb_next
+    for before, after in zip(kept, [*kept[1:], None], strict=True):
+        before.tb_next = after
+    return kept[0] if kept else None

@@ -41,7 +41,7 @@ FIRST_FREE_PHASE = 16
 # A layer's edge is LAYER_BASE + LAYER_WIDTH * layer + one of these.
 LAYER_BASE = 4096
 LAYER_WIDTH = 8
-FWD_IN, FWD_OUT, RECOMPUTE_IN, RECOMPUTE_OUT, BWD_IN, BWD_OUT, PARAMETER = range(7)
+FWD_IN, FWD_OUT, RECOMPUTE_IN, RECOMPUTE_OUT, BWD_IN, BWD_OUT = range(6)
 
 _DIRECTIONS = frozenset({FORWARD, BACKWARD, EVALUATION})
 
@@ -138,6 +138,13 @@ class StepTimeline:
         done = [*self.edges, stamp, NONE]
         self.edges.clear()
         self.edges += (stamp, self.current)
+        return done
+
+    def split_step(self, position: int) -> list[Any]:
+        """Return the edges before a place in the list, as a step that ended there; the rest is the next one."""
+        stamp = self.edges[position - 2]
+        done = [*self.edges[:position], stamp, NONE]
+        self.edges[:position] = [stamp, NONE]
         return done
 
     def restart_step(self) -> None:

@@ -20,7 +20,6 @@ from stepgrade.record.timeline import (
     LOSS,
     NONE,
     OPTIMIZER,
-    PARAMETER,
     RECOMPUTE_IN,
     RECOMPUTE_OUT,
 )
@@ -112,10 +111,13 @@ class Series:
         return {"first": self.first, "last": self.last, "low": self.low, "high": self.high, "mean": mean}
 
 
-def fold_step(times_ns: list[int], codes: list[int], ends_by: dict[int, int | None]) -> Totals:
+def fold_step(
+    times_ns: list[int], codes: list[int], ends_by: dict[int, int | None], exposed_ns: int = 0
+) -> Totals:
     """Return the times of one step from its edges: every nanosecond is in one phase or in none.
 
-    `ends_by` names the layer whose backward begins where another's ends.
+    `ends_by` names the layer whose backward begins where another's ends; so long before the end of backward
+    as `exposed_ns` nothing was computed any more.
     """
     step = Totals()
     step.steps, step.wall_ns = 1, times_ns[-1] - times_ns[0]
@@ -127,7 +129,7 @@ def fold_step(times_ns: list[int], codes: list[int], ends_by: dict[int, int | No
         if code >= LAYER_BASE:
             layers.add_edge(time_ns, code - LAYER_BASE)
         elif code == BACKWARD_DONE:
-            layers.end_backward(time_ns)
+            layers.end_backward(time_ns - exposed_ns)
         else:
             if current in (NONE, AFTER_FORWARD):
                 gaps.open_ns += time_ns - since_ns
@@ -177,14 +179,10 @@ class _Layers:
         }
         self._since: dict[int, dict[int, int]] = {edge: {} for edge in _CLOSED_BY.values()}
         self._backward = self._since[BWD_OUT]
-        self._last_gradient: dict[int, int] = {}
         self._ends_by = ends_by
 
     def add_edge(self, time_ns: int, code: int) -> None:
         layer, edge = divmod(code, LAYER_WIDTH)
-        if edge == PARAMETER:
-            self._last_gradient[layer] = time_ns
-            return
         closing = _CLOSED_BY.get(edge)
         if closing is None:
             self._close(layer, edge, time_ns)
@@ -195,9 +193,9 @@ class _Layers:
         self._since[closing][layer] = time_ns
 
     def end_backward(self, time_ns: int) -> None:
-        """Close the layers whose input needs no gradient, at the last gradient of their parameters."""
+        """Close the layers whose input needs no gradient: nothing before them is computed."""
         for layer, since_ns in list(self._backward.items()):
-            self._close(layer, BWD_OUT, max(since_ns, self._last_gradient.pop(layer, time_ns)))
+            self._close(layer, BWD_OUT, max(since_ns, time_ns))
 
     def _close(self, layer: int, edge: int, time_ns: int) -> None:
         started = self._since[edge].pop(layer, None)

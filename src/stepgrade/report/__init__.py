@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from stepgrade.errors import BadOption
+from stepgrade.errors import BadOption, did_you_mean
 from stepgrade.model.notes import NO_FLAGS, Result
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _CONTENT = {
     "stepgrade.model.comparison.GateReport": ("gate", "blocks"),
     "stepgrade.compare.parity.ParityReport": ("parity", "blocks"),
     "stepgrade.compare.matrix.ParityMatrix": ("parity", "matrix_blocks"),
-    "stepgrade.scoring.inspection.Inspection": ("inspection", "blocks"),
+    "stepgrade.inspection.Inspection": ("inspection", "blocks"),
     "stepgrade.hardware.catalogue.DeviceTable": ("hardware", "device_table"),
     "stepgrade.hardware.setup.DeviceFacts": ("hardware", "device"),
     "stepgrade.hardware.detect.Detection": ("hardware", "detection"),
@@ -53,7 +53,7 @@ def render(
     formats = GATE_FORMATS if kind == "gate" else FORMATS
     if to not in formats:
         which = "the gate has no" if kind == "gate" else "no"
-        raise BadOption(f"{which} output format called {to!r}", hint=f"known: {', '.join(formats)}")
+        raise BadOption(f"{which} output format called {to!r}", hint=did_you_mean(to, formats))
     if to == "json":
         from stepgrade.report.names import json_text  # noqa: PLC0415  each format imports what it needs
 

@@ -15,9 +15,10 @@ _PADDING = 12
 
 
 def render(report: GateReport) -> str:
-    """Return the badge: the grade and the share of the ceiling, or ungraded."""
+    """Return the badge: the grade and the share of the ceiling, or the best grade of an ungraded run."""
     reached = f" {show_share(report.efficiency, 0)}" if report.efficiency is not None else ""
-    text = f"{report.grade}{reached if report.grade in _COLOURS else ''}"
+    bound = f", {report.grade_at_most} or lower" if report.grade_at_most else ""
+    text = f"{report.grade}{reached if report.grade in _COLOURS else bound}"
     return draw(text, _COLOURS.get(report.grade, _UNKNOWN))
 
 

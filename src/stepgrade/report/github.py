@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from stepgrade.model.comparison import GateReport
 from stepgrade.model.notes import texts_of
-from stepgrade.report.names import printable
+from stepgrade.report.names import shortened
 
 _COMMANDS = {"regressed": "error", "cannot tell": "warning", "waived": "notice", "improved": "notice"}
 
@@ -18,15 +18,13 @@ def render(report: GateReport, flags: Mapping[str, str]) -> str:
         for check in report.checks
         if check.status in _COMMANDS
     ]
-    if report.verdict == "could not be measured":
-        lines.append(
-            _command(
-                "warning", "stepgrade: could not be measured", "; ".join(texts_of(report.reasons, flags))
-            )
-        )
+    # A check that failed, or cannot be decided, has its annotation.
+    rest = [note for note in report.reasons if note.code != "failed_check"]
+    if rest:
+        lines.append(_command("warning", f"stepgrade: {report.verdict}", "; ".join(texts_of(rest, flags))))
     return "\n".join([*lines, f"stepgrade: {report.verdict}"]) + "\n"
 
 
 def _command(kind: str, title: str, text: str) -> str:
-    title, text = (printable(part).replace("%", "%25") for part in (title, text))
+    title, text = (shortened(part).replace("%", "%25") for part in (title, text))
     return f"::{kind} title={title.replace(':', '%3A').replace(',', '%2C')}::{text}"

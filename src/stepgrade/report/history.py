@@ -37,7 +37,7 @@ def render_runs(runs: Sequence[RunRow], to: str, *, width: int = 80, color: bool
         rows.append(
             (
                 str(run.id),
-                run.added_at[:16],
+                shortened(run.added_at[:16], 16),
                 shortened(run.branch or MISSING, 12),
                 _short(run.commit),
                 shortened(run.grade, 8),

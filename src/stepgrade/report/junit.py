@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 from stepgrade.errors import EXIT_NOT_MEASURED
 from stepgrade.model.comparison import Check, GateReport
 from stepgrade.model.notes import texts_of
-from stepgrade.report.names import printable
+from stepgrade.report.names import shortened
 
 _ELEMENTS = {"regressed": "failure", "cannot tell": "error", "waived": "skipped"}
 
@@ -42,10 +42,10 @@ def render(report: GateReport, flags: Mapping[str, str]) -> str:
 
 
 def _add_case(suite: Element, check: Check, flags: Mapping[str, str], kind: str = "") -> None:
-    case = SubElement(suite, "testcase", {"classname": "stepgrade", "name": printable(check.metric)})
+    case = SubElement(suite, "testcase", {"classname": "stepgrade", "name": shortened(check.metric)})
     element = SubElement(case, _ELEMENTS.get(check.status, "system-out"))
     waived = f" (waived {check.waiver})" if check.status == "waived" else ""
-    element.text = printable(f"{check.note.said(flags)}{waived}")
+    element.text = shortened(f"{check.note.said(flags)}{waived}")
     if element.tag in ("failure", "error"):
         # The text twice: some systems show the attribute, some the content.
         element.attrib |= {"type": kind or check.status, "message": element.text}

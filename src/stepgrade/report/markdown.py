@@ -17,6 +17,7 @@ from stepgrade.report.blocks import (
     Title,
 )
 from stepgrade.report.names import markdown as escaped
+from stepgrade.report.names import without_line_commands
 
 _NAME_CELLS = 200
 _TEXT_CELLS = 1000
@@ -26,7 +27,7 @@ def write(blocks: Iterable[Block]) -> str:
     """Return the blocks that are for a document."""
     shown = (block for block in blocks if isinstance(block, Title | Space) or block.only != "brief")
     parts = ["\n".join(_lines(block)) for block in shown]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return without_line_commands("\n\n".join(part for part in parts if part), r"\::") + "\n"
 
 
 def _lines(block: Block) -> list[str]:  # noqa: PLR0911  a case for each type of block

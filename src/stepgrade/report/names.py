@@ -5,24 +5,37 @@ from __future__ import annotations
 import re
 import unicodedata
 
-# Control characters (C0, DEL, C1), line separators, invisible ones, and marks that change the direction of
-# writing.
+# Control characters (C0, DEL, C1), line separators, invisible ones, marks that change the direction of
+# writing, and the two that are no characters, which XML refuses.
 # Patterns are kept as text: compiling them takes longer than all clean names of a scorecard.
 _UNPRINTABLE = (
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
-    "\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
+    "\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff\U000e0000-\U000e007f]"
 )
+# What CI systems obey wherever it stands in a line: Azure's and TeamCity's commands, and GitHub's old ones.
+_COMMAND = r"##(?=\w*\[)"
+# What GitHub obeys at the beginning of a line.
+_LINE_COMMAND = r"(?m)^([^\S\n]*)::"
 _MARKDOWN = r"([\\`*_{}\[\]<>()#+!|~&])"
+# No sentence of ours comes near it.
+LONGEST_TEXT = 2000
 _WIDE = frozenset("WF")
 _NO_CELL = frozenset({"Cf", "Me", "Mn"})
 
 
-def printable(text: str) -> str:
-    """Return `text` on one line, with every character that could act on a terminal spelt out."""
-    return text if text.isprintable() else re.sub(_UNPRINTABLE, _spelt, text)
+def printable(name: str) -> str:
+    """Return `name` on one line, with everything spelt out that could act on a terminal or on a CI system."""
+    if "##" in name:
+        name = re.sub(_COMMAND, r"#\\x23", name)
+    return name if name.isprintable() else re.sub(_UNPRINTABLE, _spelt, name)
 
 
-def shortened(text: str, width: int) -> str:
+def without_line_commands(lines: str, spelt: str = r"\x3a:") -> str:
+    """Return a text of many lines in which no name at the beginning of a line commands a CI system."""
+    return re.sub(_LINE_COMMAND, lambda match: match[1] + spelt, lines) if "::" in lines else lines
+
+
+def shortened(text: str, width: int = LONGEST_TEXT) -> str:
     """Return printable text of at most `width` cells, cut in the middle."""
     text = printable(text)
     if _fits(text, width):
@@ -65,11 +78,11 @@ def markdown(text: str, limit: int = 200) -> str:
     return re.sub(_MARKDOWN, r"\\\1", shortened(text, limit))
 
 
-def json_text(text: str) -> str:
-    """Return JSON with every unprintable character escaped; inside strings that means the same."""
-    if text.isprintable():
-        return text
-    return re.sub(_UNPRINTABLE, _json_escape, text)
+def json_text(document: str) -> str:
+    """Return JSON with unprintable characters and CI commands escaped; inside strings that means the same."""
+    if "##" in document:
+        document = re.sub(_COMMAND, r"#\\u0023", document)
+    return document if document.isprintable() else re.sub(_UNPRINTABLE, _json_escape, document)
 
 
 def _spelt(match: re.Match[str]) -> str:

@@ -19,6 +19,7 @@ def convert(profile: Profile) -> str:
     ]
     document = {
         "_profiler": PROFILER,
+        "work": profile.work,
         "steps": profile.steps,
         "avg_step_ms": profile.mean_step_ms,
         "wall_coverage": profile.wall_coverage,

@@ -24,7 +24,7 @@ from stepgrade.report.blocks import (
     Table,
     Title,
 )
-from stepgrade.report.names import cells, printable, shortened, wrapped
+from stepgrade.report.names import cells, shortened, without_line_commands, wrapped
 
 # The sixteen base colours follow the user's theme, so they read on dark and on light backgrounds.
 _STYLES = {
@@ -52,7 +52,7 @@ def write(blocks: Iterable[Block], *, width: int, color: bool) -> str:
     """Return the blocks as lines of at most `width` cells; styles become escape codes only with `color`."""
     canvas = _Canvas(width=width, color=color)
     canvas.draw(blocks)
-    return "\n".join(canvas.lines) + "\n"
+    return without_line_commands("\n".join(canvas.lines)) + "\n"
 
 
 class _Canvas:
@@ -72,7 +72,7 @@ class _Canvas:
 
     def paragraph(self, text: str, indent: str, first: str | None = None, style: str | None = None) -> None:
         """Add text made printable and wrapped to the width; `first` replaces the first line's indent."""
-        for number, part in enumerate(wrapped(printable(text), self.width - cells(indent))):
+        for number, part in enumerate(wrapped(shortened(text), self.width - cells(indent))):
             self.line((first if first is not None and number == 0 else indent) + self.style(part, style))
 
     def draw(self, blocks: Iterable[Block]) -> None:
@@ -89,7 +89,7 @@ class _Canvas:
         """Draw the first line, in which a name gives way to what is around it."""
         if not title.before:
             return
-        before, after = printable(title.before), printable(title.after)
+        before, after = shortened(title.before), shortened(title.after)
         room = max(8, self.width - cells(before) - cells(after))
         text = f"{before}{shortened(title.name, room)}{after}"
         self.line(self.style(shortened(text, self.width) if title.style == "dim" else text, title.style))
@@ -103,7 +103,7 @@ class _Canvas:
 
     def draw_badge(self, badge: Badge) -> None:
         """Draw the answer, what it means, and its place on a scale."""
-        answer = printable(badge.text)
+        answer = shortened(badge.text)
         first = f"  {self.style(f' {answer} ', badge.style)}  "
         indent = " " * (cells(answer) + 6)
         if badge.headline:
@@ -127,7 +127,7 @@ class _Canvas:
         for fact in block.rows:
             if fact.only == "full":
                 continue
-            title = f"  {self.style(padded(printable(fact.name), block.width), fact.style)}"
+            title = f"  {self.style(padded(shortened(fact.name), block.width), fact.style)}"
             if block.width and self.width >= block.width + LEAST_FACT_WIDTH:
                 self.paragraph(fact.text, " " * (block.width + 2), title, fact.text_style)
             else:
@@ -178,9 +178,9 @@ class _Canvas:
         for row in table.rows:
             for column, text, last in zip(table.columns, row, above, strict=True):
                 if column.role == "group" and text != last:
-                    self.line(self.style(printable(text), column.style))
+                    self.line(self.style(shortened(text), column.style))
             texts = [
-                "" if column.role == "once" and row[place] == above[place] else printable(row[place])
+                "" if column.role == "once" and row[place] == above[place] else shortened(row[place])
                 for place, column in shown
             ]
             parts, above = _filled(columns, widths, texts), list(row)

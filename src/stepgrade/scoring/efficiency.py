@@ -12,6 +12,7 @@ from stepgrade.hardware.ceilings import lowest, why_above_one
 from stepgrade.hardware.setup import Target, check_above_zero
 from stepgrade.model import Note, Profile
 from stepgrade.model.ceiling import Ceiling
+from stepgrade.model.profile import WorkKind
 from stepgrade.model.scorecard import UNGRADED, Arithmetic, Throughput
 from stepgrade.scoring.step_times import RunTimes
 from stepgrade.scoring.target import LEAST_KNOWN_SHARE, is_well_known
@@ -23,6 +24,7 @@ class ScoreOptions(Struct, frozen=True, kw_only=True):
 
     throughput_tok_s: float | None = None
     tokens_per_step: float | None = None
+    work: WorkKind | None = None  # where the user knows better than the source what the steps hold
     target: Target = Target()
 
     def __post_init__(self) -> None:

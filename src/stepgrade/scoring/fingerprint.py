@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stepgrade.hardware.cost.plan import short_dtype
 from stepgrade.model import Fingerprint, Profile, Recorded
 from stepgrade.scoring.efficiency import ScoreOptions
 
@@ -16,6 +17,7 @@ def fingerprint_of(profile: Profile, options: ScoreOptions) -> Fingerprint:
     profiler = profile.source.producer or profile.source.format
     if recorded.settings:  # shapes and stacks cost time
         profiler = f"{profiler} with {', '.join(recorded.settings)}"
+    precision = target.dtype if target.model else profile.matmul_dtype or recorded.precision
     return Fingerprint(
         device=device,
         devices=target.devices if target.devices > 1 else None,
@@ -23,7 +25,7 @@ def fingerprint_of(profile: Profile, options: ScoreOptions) -> Fingerprint:
         batch=target.batch or recorded.batch,
         seq=target.seq,
         tokens_per_step=options.tokens_per_step or profile.tokens_per_step,
-        precision=target.dtype if target.model else profile.matmul_dtype or recorded.precision,
+        precision=short_dtype(precision) if precision else None,
         world_size=profile.world_size,
         versions=recorded.versions,
         profiler=profiler,

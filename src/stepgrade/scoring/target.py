@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from stepgrade.errors import UnknownDevice
+from stepgrade.hardware.catalogue import keys_meant
 from stepgrade.hardware.ceilings import Costs
 from stepgrade.hardware.identify import identify
 from stepgrade.hardware.setup import DEFAULT_DTYPE, Setup, Target, target_of
@@ -32,16 +33,26 @@ def target_for(profile: Profile, setup: Setup) -> Target:
 
 
 def _device_seen(profile: Profile, setup: Setup) -> tuple[str | None, tuple[Note, ...]]:
-    """Return the key of the device that the profile names, or a note when the catalogue does not have it."""
-    named = (setup.device, setup.device_file, setup.peak_bw_gb_s, setup.peak_tflops)
+    """Return the key of the device that the profile names, or a note when the catalogue does not have it.
+
+    A device that the user names is taken instead, unless it is the name of several.
+    """
     seen = profile.device
-    if seen is None or seen.name is None or any(word is not None for word in named):
+    if seen is None or seen.name is None:
+        return None, ()
+    meant = keys_meant(setup.device) if setup.device is not None else ()
+    described = (setup.device_file, setup.peak_bw_gb_s, setup.peak_tflops)
+    if len(meant) < 2 and (setup.device is not None or any(word is not None for word in described)):
         return None, ()
     try:
-        return identify(seen).key, ()
+        key = identify(seen).key
     except UnknownDevice as error:
+        if setup.device is not None:
+            return None, ()
         text = f"{error.problem} ({error.hint})" if error.hint else error.problem
         return None, (Note("device_unknown", text, supply=error.supply or ""),)
+    # `h100` is the name of several devices: the profile says which of them is meant.
+    return (key if not meant or key in meant else None), ()
 
 
 def _costs_seen(profile: Profile, setup: Setup, costs: Costs) -> Costs:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from math import isfinite
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from stepgrade.compare.fingerprint import differences, digest_of
-from stepgrade.errors import BadHistory
+from stepgrade.errors import BadHistory, BadOption, did_you_mean
 from stepgrade.model import Fingerprint
 from stepgrade.model.comparison import METRICS
 from stepgrade.model.run import RunRow
@@ -20,14 +22,17 @@ from stepgrade.model.scorecard import Scorecard
 from stepgrade.scoring.step_times import step_times
 from stepgrade.store.database import Database, Row
 from stepgrade.store.migrations import migrate
+from stepgrade.store.place import place_of
 
-DEFAULT_PATH = ".stepgrade/history.db"
 # As the columns of stepgrade_run have them.
 KEPT_METRICS = tuple(name for name in METRICS if name != "hfu")
 # SQLite takes no more values than 999 in its older versions.
 _AT_ONCE = 900
-# A scorecard is some hundred kilobytes.
+# A scorecard is some hundred kilobytes; that of a thousand ranks some megabytes.
 _EXPORTED_AT_ONCE = 50
+_LARGEST_CARD = 32 << 20
+# So many damaged runs are named; the others are counted.
+_NAMED = 3
 _COLUMNS = (
     "added_at",
     "digest",
@@ -65,6 +70,7 @@ class History:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.damaged: dict[int, str] = {}  # runs that could not be read, and why; they are passed over
         try:
             migrate(database)
         except BadHistory:
@@ -105,7 +111,7 @@ class History:
                     f"insert into stepgrade_run ({columns}) values ({marks})",  # noqa: S608  our own names
                     _values(run, digest),
                 )
-                body = zlib.compress(run.card.to_json().encode())
+                body = _compressed(run.card)
                 self._database.execute(
                     "insert into stepgrade_card (run_id, body) values (?, ?)", (number, body)
                 )
@@ -120,14 +126,18 @@ class History:
         if which.limit is not None:
             values.append(which.limit)
         rows = self._database.execute(f"select {names} from stepgrade_run {where} {order}", values)  # noqa: S608
-        found = [_row(row) for row in rows]
+        found = []
+        for row in rows:
+            try:
+                found.append(_row(row))
+            except (msgspec.DecodeError, msgspec.ValidationError, TypeError, UnicodeError):
+                self._pass_over(row[0], "its row makes no sense")
         return found[::-1] if which.limit is not None else found
 
     def series(self, metric: str, which: Selection) -> list[tuple[int, float]]:
         """Return (id, value) of one metric, oldest first: no more than a trend needs."""
         if metric not in KEPT_METRICS:
-            hint = f"there are {', '.join(KEPT_METRICS)}"
-            raise BadHistory(f"keeps no metric called {metric!r}", hint=hint)
+            raise BadHistory(f"keeps no metric called {metric!r}", hint=did_you_mean(metric, KEPT_METRICS))
         where, values = _where(which)
         joint = "and" if where else "where"
         sql = (
@@ -137,31 +147,66 @@ class History:
         if which.limit is not None:
             sql += " limit ?"
             values.append(which.limit)
-        return [(row[0], row[1]) for row in self._database.execute(sql, values)][::-1]
+        found = []
+        for number, value in self._database.execute(sql, values):
+            if isinstance(value, int | float) and isfinite(value):
+                found.append((number, value))
+            else:
+                self._pass_over(number, f"its {metric} is no number")
+        return found[::-1]
 
     def commits(self, numbers: Sequence[int]) -> dict[int, str | None]:
         """Return the commits of some runs."""
         return dict(self._rows_of("select id, git_commit from stepgrade_run where id in", numbers))
 
     def card(self, number: int) -> Scorecard:
-        """Return the scorecard of a run; raise BadHistory when there is no such run."""
-        return self.cards([number])[0]
+        """Return the scorecard of a run; raise BadHistory when it is not there or damaged."""
+        found = self.cards([number])
+        if number in self.damaged:
+            raise BadHistory(self.damaged[number], where=f"{self.name}: run {number}")
+        return found[number]
 
-    def cards(self, numbers: Sequence[int]) -> list[Scorecard]:
-        """Return the scorecards of several runs, in their order; raise BadHistory when one is missing."""
-        bodies: dict[int, bytes] = dict(
-            self._rows_of("select run_id, body from stepgrade_card where run_id in", numbers)
-        )
-        cards = []
+    def cards(self, numbers: Sequence[int]) -> dict[int, Scorecard]:
+        """Return the scorecards of several runs by number; a damaged one is left out and named in `damaged`.
+
+        Raise BadHistory when there is no such run.
+        """
+        sql = "select run_id, body from stepgrade_card where run_id in"
+        try:
+            bodies: dict[int, bytes] = dict(self._rows_of(sql, numbers))
+        except BadHistory:  # one unreadable page fails the whole query
+            bodies = {}
+            for number in numbers:
+                try:
+                    bodies.update(self._rows_of(sql, [number]))
+                except BadHistory as error:
+                    self._pass_over(number, error.problem)
+        found = {}
         for number in numbers:
+            if number in self.damaged or number in found:
+                continue
             if number not in bodies:
                 raise BadHistory(f"has no run {number}", where=self.name, hint="stepgrade history list")
             try:
-                cards.append(Scorecard.from_json(zlib.decompress(bodies[number])))
-            except (zlib.error, msgspec.DecodeError) as error:
-                where = f"{self.name}: run {number}"
-                raise BadHistory(f"its scorecard is damaged: {error}", where=where) from error
-        return cards
+                found[number] = Scorecard.from_json(_inflated(bodies.pop(number)))
+            except (
+                zlib.error,
+                msgspec.DecodeError,
+                msgspec.ValidationError,
+                TypeError,
+                UnicodeError,
+            ) as error:
+                self._pass_over(number, f"its scorecard is damaged: {error}")
+        return found
+
+    def damage(self) -> str:
+        """Return which runs could not be read and why; empty when all could."""
+        shown = [f"run {number} ({problem})" for number, problem in sorted(self.damaged.items())[:_NAMED]]
+        rest = len(self.damaged) - len(shown)
+        return ", ".join([*shown, *([f"{rest} more"] if rest else [])])
+
+    def _pass_over(self, number: object, problem: str) -> None:
+        self.damaged[number if isinstance(number, int) else -1] = problem
 
     def _rows_of(self, sql: str, numbers: Sequence[int]) -> Iterator[Row]:
         """Yield (id, value) of some runs, with as few queries as the database's limit allows."""
@@ -172,7 +217,11 @@ class History:
     def fingerprints(self) -> dict[str, Fingerprint]:
         """Return every fingerprint by its digest."""
         rows = self._database.execute("select digest, body from stepgrade_fingerprint")
-        return {digest: msgspec.json.decode(body, type=Fingerprint) for digest, body in rows}
+        found = {}
+        for digest, body in rows:
+            with suppress(msgspec.DecodeError, msgspec.ValidationError, TypeError, UnicodeError):
+                found[str(digest)] = msgspec.json.decode(body, type=Fingerprint)
+        return found
 
     def comparable(self, with_this: Fingerprint, allowed: frozenset[str]) -> tuple[str, ...]:
         """Return the digests of the fingerprints that a run with this one may be compared with."""
@@ -182,50 +231,65 @@ class History:
             if not differences(with_this, other, allowed)
         )
 
-    def prune(self, *, keep: int | None = None, older_than: str | None = None) -> int:
-        """Remove all but the newest `keep` runs of each branch and fingerprint, or those older than a day."""
+    def prunable(self, *, keep: int | None = None, older_than: dt.date | None = None) -> list[int]:
+        """Return the runs but for the newest `keep` of each branch and fingerprint, or those before a day.
+
+        Raise BadOption for a number below 1 or a day to come: they would mean every run.
+        """
+        if keep is not None and keep < 1:
+            raise BadOption(f"must be 1 or more, not {keep}", field="keep")
+        if older_than is not None and older_than > dt.datetime.now(dt.UTC).date():
+            raise BadOption(f"{older_than} is still to come", field="older_than")
         newer: dict[tuple[str, str | None], int] = {}
-        doomed = []
+        chosen = []
         rows = self._database.execute(
             "select id, digest, branch, added_at from stepgrade_run order by id desc"
         )
         for number, digest, branch, added_at in rows:
             rank = newer.get((digest, branch), 0)
             newer[digest, branch] = rank + 1
-            is_too_old = older_than is not None and added_at < older_than
+            is_too_old = older_than is not None and str(added_at) < older_than.isoformat()
             if is_too_old or (keep is not None and rank >= keep):
-                doomed.append(number)
+                chosen.append(number)
+        return chosen
+
+    def remove(self, numbers: Sequence[int]) -> None:
+        """Remove these runs, all or none."""
         with self._database.transaction():
-            for number in doomed:
+            for number in numbers:
                 self._database.execute("delete from stepgrade_card where run_id = ?", (number,))
                 self._database.execute("delete from stepgrade_run where id = ?", (number,))
-        return len(doomed)
 
     def export(self, which: Selection = Selection()) -> Iterator[dict[str, Any]]:  # noqa: B008  frozen
-        """Yield every run with its scorecard, oldest first, ready to be written as JSON."""
+        """Yield every run that can be read with its scorecard, oldest first, ready to be written as JSON."""
         rows = self.runs(which)
         for start in range(0, len(rows), _EXPORTED_AT_ONCE):
             some = rows[start : start + _EXPORTED_AT_ONCE]
-            for row, card in zip(some, self.cards([row.id for row in some]), strict=True):
-                yield {**msgspec.to_builtins(row), "card": card.to_dict()}
+            cards = self.cards([row.id for row in some])
+            for row in some:
+                if row.id in cards:
+                    yield {**msgspec.to_builtins(row), "card": cards[row.id].to_dict()}
 
 
 def open_history(place: str | None = None, *, create: bool = True) -> History:
-    """Open the history at a path or a postgresql:// URL; the default is a file in this directory."""
-    place = place or DEFAULT_PATH
-    if place.startswith(("postgresql://", "postgres://")):
+    """Open the history at a path or a postgresql:// URL.
+
+    The default is what STEPGRADE_HISTORY names, else .stepgrade/history.db in this directory.
+    """
+    url, name = place_of(place)
+    if url is not None:
         from stepgrade.store.postgres import PostgresDatabase  # noqa: PLC0415  an extra
 
-        return History(PostgresDatabase(place))
+        return History(PostgresDatabase(url, name))
     from stepgrade.store.sqlite import SqliteDatabase  # noqa: PLC0415  not needed for a server
 
-    return History(SqliteDatabase(place.removeprefix("sqlite:///"), create=create))
+    return History(SqliteDatabase(name, create=create))
 
 
 def _values(run: NewRun, digest: str) -> list[object]:
     card = run.card
     times = step_times(card.steps.samples_ms) if card.steps else None
-    added_at = run.added_at or datetime.now(UTC).isoformat(timespec="seconds")
+    added_at = run.added_at or dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     metrics = card.metrics
     return [
         added_at,
@@ -260,16 +324,39 @@ def _where(which: Selection) -> tuple[str, list[Any]]:
     return f"where {' and '.join(parts)}" if parts else "", values
 
 
-def _row(row: tuple[Any, ...]) -> RunRow:
-    values: Mapping[str, Any] = dict(zip(("id", *_COLUMNS), row, strict=True))
-    return RunRow(
-        id=values["id"],
-        added_at=values["added_at"],
-        digest=values["digest"],
-        commit=values["git_commit"],
-        branch=values["branch"],
-        labels=msgspec.json.decode(values["labels"], type=dict[str, str]),
-        source=values["source"],
-        grade=values["grade"],
-        metrics={name: values[name] for name in KEPT_METRICS if values[name] is not None},
+def _row(row: Row) -> RunRow:
+    """Return a run as it was kept; raise what msgspec raises where a foreign hand wrote something else."""
+    values = dict(zip(("id", *_COLUMNS), row, strict=True))
+    metrics = {name: values[name] for name in KEPT_METRICS if values[name] is not None}
+    if not all(isinstance(value, int | float) and isfinite(value) for value in metrics.values()):
+        raise TypeError("a metric is no number")
+    return msgspec.convert(
+        {
+            **{name: values[name] for name in ("id", "added_at", "digest", "branch", "source", "grade")},
+            "commit": values["git_commit"],
+            "labels": msgspec.json.decode(values["labels"]),
+            "metrics": metrics,
+        },
+        RunRow,
     )
+
+
+def _compressed(card: Scorecard) -> bytes:
+    """Return a card as it is kept; raise BadHistory for one that could not be read back."""
+    text = card.to_json().encode()
+    try:
+        Scorecard.from_json(text)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeError) as error:
+        raise BadHistory(f"the run was not kept, since it could not be read back: {error}") from error
+    if len(text) > _LARGEST_CARD:
+        raise BadHistory(f"the run was not kept: a scorecard of {len(text)} bytes is beyond {_LARGEST_CARD}")
+    return zlib.compress(text)
+
+
+def _inflated(body: bytes) -> bytes:
+    """Return the text of a kept card; raise zlib.error when it is cut short or larger than any we keep."""
+    inflate = zlib.decompressobj()
+    text = inflate.decompress(body, _LARGEST_CARD)
+    if not inflate.eof:
+        raise zlib.error(f"it does not end within {_LARGEST_CARD} bytes")
+    return text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -28,15 +27,15 @@ class PostgresDatabase:
         "blob": "bytea",
     }
 
-    def __init__(self, url: str) -> None:
-        self.name = without_password(url)
+    def __init__(self, url: str, name: str) -> None:
+        self.name = name
         driver = _driver()
         try:
             self._connection: psycopg.Connection[Row] = driver.connect(
                 url, autocommit=True, connect_timeout=_CONNECT_S
             )
         except driver.Error as error:
-            problem = f"no connection: {without_password(str(error)).strip()}"
+            problem = f"no connection: {str(error).strip()}"
             raise BadHistory(problem, where=self.name) from error
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
@@ -82,12 +81,6 @@ class PostgresDatabase:
             yield
         except _driver().Error as error:
             raise BadHistory(f"PostgreSQL says: {str(error).strip()}", where=self.name) from error
-
-
-def without_password(text: str) -> str:
-    """Return a URL, or a text that holds one, without its password."""
-    bare = re.sub(r"(://[^:/@\s]*):\S*@", r"\1@", text)  # greedy: a password may hold an @
-    return re.sub(r"((?:ssl)?password=)[^&\s]*", r"\1…", bare)
 
 
 def _driver() -> Any:

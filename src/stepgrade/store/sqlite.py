@@ -8,17 +8,25 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from functools import cache
 from typing import Any, ClassVar
 
-from stepgrade.errors import BadHistory
+from stepgrade.errors import BadHistory, NoHistory
 from stepgrade.store.database import Row
+from stepgrade.store.migrations import MIGRATIONS
 
 # Writers wait for one another this long; an insert takes milliseconds.
 WAIT_S = 60.0
+# A trend over a hundred thousand runs takes half a second.
+_QUERY_S = 60.0
+_STEPS_BETWEEN_LOOKS = 100_000
+_LARGEST_VALUE = 64 << 20
 # Marks the file as ours ("sgrd"), so that somebody else's database is not written into.
 APPLICATION_ID = 0x73677264
+_SCHEMA = "select type, name, tbl_name, sql from sqlite_master where name not like 'sqlite!_%' escape '!'"
 _READ_ONLY_HINT = "name another place for the history, or make the directory writable"
 
 
@@ -33,31 +41,41 @@ class SqliteDatabase:
 
     def __init__(self, path: str, *, create: bool) -> None:
         self.name = path
-        if create and (parent := os.path.dirname(path)):  # noqa: PTH120
-            try:
-                os.makedirs(parent, exist_ok=True)  # noqa: PTH103
-            except OSError as error:
-                problem = f"cannot be made: {error.strerror or error}"
-                raise BadHistory(problem, where=parent, hint=_READ_ONLY_HINT) from error
-        if not create and not os.path.isfile(path):  # noqa: PTH113
-            raise BadHistory("there is no history here", where=path, hint="stepgrade history add starts one")
+        if create:
+            _make_file(path)
+        elif not os.path.isfile(path):  # noqa: PTH113
+            raise NoHistory("there is no history here", where=path, hint="stepgrade history add starts one")
         try:
             self._connection = sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)
         except sqlite3.Error as error:
             raise BadHistory(f"cannot be opened: {error}", where=path, hint=_READ_ONLY_HINT) from error
+        # The file may come from a stranger's checkout: its own expressions are not trusted, no value is
+        # larger than any we write, and no query may go on for ever.
+        self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LARGEST_VALUE)
+        self._connection.set_progress_handler(lambda: time.monotonic() > self._deadline, _STEPS_BETWEEN_LOOKS)
         try:
             with self._errors():
+                self._connection.execute("pragma trusted_schema = off")
+                self._connection.execute("pragma cell_size_check = on")
                 self._connection.execute("pragma synchronous = extra")
                 self._connection.execute("pragma foreign_keys = on")
-                tables = self._connection.execute("select count(*) from sqlite_master").fetchone()[0]
+                # Both are read at once, since another process may be making the store at this moment.
+                self._connection.execute("begin")
+                schema = set(self._connection.execute(_SCHEMA))
                 owner = int(self._connection.execute("pragma application_id").fetchone()[0])
+                version = int(self._connection.execute("pragma user_version").fetchone()[0])
+                self._connection.execute("commit")
         except BadHistory:
             self._connection.close()
             raise
-        # Whoever creates one of ours at this moment sets both at once.
-        if owner != APPLICATION_ID and tables:
+        problem = None
+        if owner != APPLICATION_ID and schema:
+            problem = "is a database of another program"
+        elif version <= len(MIGRATIONS) and schema != _schema_of(version):
+            problem = "was changed by another program: its tables are not as we make them"
+        if problem:
             self._connection.close()
-            raise BadHistory("is a database of another program", where=path)
+            raise BadHistory(problem, where=path)
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
         """Run one statement and return its rows."""
@@ -98,13 +116,49 @@ class SqliteDatabase:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
+        self._deadline = time.monotonic() + WAIT_S + _QUERY_S
         try:
             yield
+        except (OverflowError, UnicodeError) as error:
+            raise BadHistory(f"cannot take this value: {error}", where=self.name) from error
         except sqlite3.Error as error:
             # The low byte of a code is what it has in common with its kind; Python's own errors have none.
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             problem, hint = _PROBLEMS.get(code, (f"SQLite says: {error}", None))
             raise BadHistory(problem, where=self.name, hint=hint) from error
+
+
+def _make_file(path: str) -> None:
+    """Make the file and its folder where they are not there, readable by their owner only.
+
+    A link that leads nowhere is not followed: what it names was not asked for.
+    """
+    folder = os.path.dirname(path) or "."  # noqa: PTH120
+    try:
+        os.makedirs(folder, exist_ok=True)  # noqa: PTH103
+    except OSError as error:
+        problem = f"cannot be made: {error.strerror or error}"
+        raise BadHistory(problem, where=folder, hint=_READ_ONLY_HINT) from error
+    except ValueError as error:
+        raise BadHistory(f"is no name of a file: {error}", where=path) from error
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError as error:
+        if not os.path.exists(path):  # noqa: PTH110
+            raise BadHistory("is a link to a file that is not there", where=path) from error
+    except OSError as error:
+        problem = f"cannot be opened: {error.strerror or error}"
+        raise BadHistory(problem, where=path, hint=_READ_ONLY_HINT) from error
+
+
+@cache
+def _schema_of(version: int) -> set[Row]:
+    """Return the tables and indexes of a store after so many migrations."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        for statements in MIGRATIONS[:version]:
+            for statement in statements:
+                connection.execute(statement.format(**SqliteDatabase.words))
+        return set(connection.execute(_SCHEMA))
 
 
 _KEPT = "runs that were saved before are still there"
@@ -121,4 +175,6 @@ _PROBLEMS = {
     sqlite3.SQLITE_CANTOPEN: ("cannot be opened: no access, or the directory is read-only", _READ_ONLY_HINT),
     sqlite3.SQLITE_BUSY: _LOCKED,
     sqlite3.SQLITE_LOCKED: _LOCKED,
+    sqlite3.SQLITE_INTERRUPT: (f"a query took more than {_QUERY_S:.0f} s", "name another file"),
+    sqlite3.SQLITE_TOOBIG: (f"holds or would hold a value of more than {_LARGEST_VALUE >> 20} MiB", None),
 }

@@ -18,8 +18,9 @@ def trend_of(history: History, metric: str, which: Selection, allowed: frozenset
     newest = history.runs(structs.replace(which, limit=1))
     if not newest:
         raise NotMeasured("history has no such run", where=history.name, hint="stepgrade history list")
-    fingerprint = history.fingerprints()[newest[0].digest]
-    digests = history.comparable(fingerprint, allowed) if allowed else (newest[0].digest,)
+    digests: tuple[str, ...] = (newest[0].digest,)
+    if allowed and (fingerprint := history.fingerprints().get(newest[0].digest)):
+        digests = history.comparable(fingerprint, allowed)
     series = history.series(metric, structs.replace(which, digests=digests))
     points = tuple(Point(id=number, value=value) for number, value in series)
     if not points:

@@ -323,7 +323,7 @@ def tally_copies(timeline: Timeline, pieces: Pieces, steps: int) -> tuple[CopyTa
                 during=during,
                 count=len(rows) / steps,
                 ms=float(pieces.dur_ns[rows].sum()) / steps / NS_PER_MS,
-                bytes=float(moved.sum()) / steps if (moved >= 0).all() else None,
+                bytes=float(moved.sum(dtype=np.float64)) / steps if (moved >= 0).all() else None,
             )
         )
     return tuple(found)

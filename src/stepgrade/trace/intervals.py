@@ -54,15 +54,21 @@ def intersect(left: Spans, right: Spans) -> Spans:
     """Return the time covered by both sets."""
     if not len(left.starts) or not len(right.starts):
         return NOTHING
-    first = np.searchsorted(right.ends, left.starts, side="right")
-    last = np.searchsorted(right.starts, left.ends, side="left")
-    count = last - first
-    other = np.repeat(first - (np.cumsum(count) - count), count)
-    other += np.arange(len(other))
-    starts, ends = np.repeat(left.starts, count), np.repeat(left.ends, count)
+    which, other = overlaps(right, left.starts, left.ends)
+    starts, ends = left.starts[which], left.ends[which]
     np.maximum(starts, right.starts[other], out=starts)
     np.minimum(ends, right.ends[other], out=ends)
     return Spans(starts, ends)
+
+
+def overlaps(spans: Spans, starts: Longs, ends: Longs) -> tuple[Longs, Longs]:
+    """Return each pair of a window and an interval of `spans` that overlap, by their places."""
+    first = np.searchsorted(spans.ends, starts, side="right")
+    last = np.searchsorted(spans.starts, ends, side="left")
+    count = np.maximum(last - first, 0)
+    other = np.repeat(first - (np.cumsum(count) - count), count)
+    other += np.arange(len(other))
+    return np.repeat(np.arange(len(starts)), count), other
 
 
 def gaps(spans: Spans, start_ns: int, end_ns: int) -> Spans:

@@ -47,6 +47,7 @@ SHORTEST_BLOCK = 4  # operations; shorter repetitions are not layers
 FEWEST_BLOCKS = 3
 LONGEST_SEQUENCE = 4000
 SEQUENCES = 1 << 40
+MOST_THREADS = 32  # that may have made the nodes of one forward thread; a run has one or two
 NO_NODE, UNMADE = -2, -3
 
 
@@ -220,16 +221,18 @@ def match_forward(trace: Trace, node: Mask) -> Ids:
     order = np.argsort(key, kind="stable").astype(np.int32)
     key, makers = key[order], makers[order]
     nodes = np.flatnonzero(node).astype(np.int32)
-    thread_number = ops.forward_thread[nodes]
     found = np.full(len(nodes), NONE, np.int32)
-    for number in distinct(thread_number).tolist():
-        same = (thread_number == number) & numbered[nodes]
-        found[same] = _best_thread(trace, nodes[same], key, makers)
+    usable = np.flatnonzero(numbered[nodes])
+    if len(usable) and len(makers):
+        found[usable] = _best_makers(trace, nodes[usable], key, makers)
     return found
 
 
-def _best_thread(trace: Trace, nodes: Ids, key: Longs, makers: Ids) -> Ids:
-    """Return the makers on the thread whose operations fit the nodes' numbers and names best."""
+def _best_makers(trace: Trace, nodes: Ids, key: Longs, makers: Ids) -> Ids:
+    """Return the makers of the nodes: for all that name one forward thread, those on the same host thread.
+
+    It is the thread whose operations fit the nodes' numbers and names best, of those with the most operations.
+    """
 
     def stem(name: int) -> str:
         last = trace.strings[name].rsplit(" ", 1)[-1].rsplit("::", 1)[-1]
@@ -237,19 +240,22 @@ def _best_thread(trace: Trace, nodes: Ids, key: Longs, makers: Ids) -> Ids:
 
     sequence, names = trace.ops.sequence[nodes].astype(np.int64), trace.ops.name
     width = len(trace.strings)
-    best, most = np.full(len(nodes), NONE, np.int32), 0
-    for thread in distinct(trace.ops.thread[makers]).tolist():
+    forward = groups(trace.ops.forward_thread[nodes])
+    best = np.full(len(nodes), NONE, np.int32)
+    most = np.zeros(len(forward.values), np.int64)
+    threads, _, sizes = groups(trace.ops.thread[makers])
+    for thread in np.sort(threads[np.argsort(-sizes, kind="stable")[:MOST_THREADS]]).tolist():
         wanted = thread * SEQUENCES + sequence
         place = np.maximum(np.searchsorted(key, wanted, side="right") - 1, 0)
         fits = key[place] == wanted
         found = np.where(fits, makers[place], NONE).astype(np.int32)
         # Nodes that are called after the operation that would have made them count most.
-        pairs, _, counts = groups(names[nodes[fits]].astype(np.int64) * width + names[found[fits]])
-        count_of = zip(pairs.tolist(), counts.tolist(), strict=True)
-        namesakes = sum(count for pair, count in count_of if stem(pair % width) in stem(pair // width))
-        score = int(fits.sum()) + 10 * namesakes
-        if score > most:
-            best, most = found, score
+        pairs, which, _ = groups(names[nodes[fits]].astype(np.int64) * width + names[found[fits]])
+        alike = np.array([stem(pair % width) in stem(pair // width) for pair in pairs.tolist()], np.bool_)
+        score = np.bincount(forward.which[fits], 1 + 10 * alike[which], minlength=len(most)).astype(np.int64)
+        better = (score > most)[forward.which]
+        best[better] = found[better]
+        np.maximum(most, score, out=most)
     return best
 
 
@@ -295,20 +301,36 @@ def _best_kind(tree: HostTree, frames: Frames, usable: Mask) -> Ids | None:
 
     Instances must have names of their own, and none may lie in another of its kind.
     """
-    labels = np.array(frames.kind, object)
+    numbers = {kind: number for number, kind in enumerate(sorted(set(frames.kind)))}
+    kinds = np.array([numbers[kind] for kind in frames.kind], np.int32)
+    # Frames are in the order in which they open: those in a frame follow it, up to `last`.
+    last, inside_ns = _subtrees(frames)
+    members = np.flatnonzero(usable)
+    members = members[np.argsort(kinds[members], kind="stable")]
+    edges = np.flatnonzero(np.diff(kinds[members])) + 1
     found: list[tuple[int, int, Ids]] = []
-    for kind in sorted({frames.kind[index] for index in np.flatnonzero(usable).tolist()}):
-        members = usable & (labels == kind)
-        above = nearest(frames.parent, members)
-        rows = frames.row[members & (pick(above, frames.parent) < 0)]
+    for alike in np.split(members, edges) if len(members) else []:
+        ended = np.maximum.accumulate(last[alike])
+        outermost = alike[np.append(True, alike[1:] > ended[:-1])]
+        rows = frames.row[outermost]
         name_count = len(distinct(tree.name[rows]))
         if name_count > 1:
-            found.append((int(frames.own_ns[above >= 0].sum()), name_count, rows))
+            found.append((int(inside_ns[outermost].sum()), name_count, rows))
     most = max((own_ns for own_ns, _, _ in found), default=0)
     if most == 0:
         return None
     candidates = [candidate for candidate in found if candidate[0] >= ENOUGH * most]
     return max(candidates, key=lambda candidate: (candidate[1], candidate[0]))[2]
+
+
+def _subtrees(frames: Frames) -> tuple[Ids, Longs]:
+    """Return for each frame the last frame inside it (or itself), and the device time of all of them."""
+    last, inside_ns = list(range(len(frames.row))), frames.own_ns.tolist()
+    for place, above in reversed([*enumerate(frames.parent.tolist())]):
+        if above >= 0:
+            last[above] = max(last[above], last[place])
+            inside_ns[above] += inside_ns[place]
+    return np.array(last, np.int32), np.array(inside_ns, np.int64)
 
 
 def _blocks_by_name(timeline: Timeline, basis: LayerBasis, rows: Ids, prefix: str = "") -> Blocks:
@@ -348,8 +370,10 @@ def _from_pattern(timeline: Timeline) -> Blocks | None:
     rows = rows[ops.thread[tree.origin[rows]] == timeline.steps.thread]
     step = np.searchsorted(timeline.steps.start_ns, ops.start_ns[tree.origin[rows]], side="right") - 1
     found: list[tuple[Ids, int, int]] = []
+    in_order = np.argsort(step, kind="stable")
+    rows, step = rows[in_order], step[in_order]
     for index in np.flatnonzero(timeline.windows.steady).tolist():
-        of_step = rows[step == index]
+        of_step = rows[slice(*np.searchsorted(step, (index, index + 1)))]
         repeat = find_repetition(tree.name[of_step])
         if repeat is None or (found and repeat[1:] != found[0][1:]):
             return None

@@ -113,11 +113,17 @@ def find_host_state(trace: Trace, links: Links, steps: HostSteps, windows: Windo
     waiting = iv.union(calls.start_ns[waits], (calls.start_ns + calls.dur_ns)[waits])
     fetching = recorded
     if windows.on_device:
-        for index in np.flatnonzero(~windows.end_known & (windows.dur_ns > 0)).tolist():
-            start, end = int(steps.start_ns[index]), int(steps.end_ns[index])
-            again = iv.clip(recorded, start, end)
-            moved = Spans(again.starts + (end - start), again.ends + (end - start))
-            fetching = iv.merge(fetching, iv.clip(moved, end, int(windows.end_ns[index])))
+        last = np.flatnonzero(~windows.end_known & (windows.dur_ns > 0))
+        start, end = steps.start_ns[last], steps.end_ns[last]
+        # Of steps that overlap, as none should, each repeats only what is before the next.
+        until = np.minimum(end, np.append(steps.start_ns, end)[last + 1])
+        step, span = iv.overlaps(recorded, start, until)
+        start, end, shift = start[step], end[step], (end - start)[step]
+        moved = iv.union(
+            np.maximum(np.maximum(recorded.starts[span], start) + shift, end),
+            np.minimum(np.minimum(recorded.ends[span], until[step]) + shift, windows.end_ns[last[step]]),
+        )
+        fetching = iv.merge(recorded, moved)
     return HostState(fetching, waiting)
 
 

@@ -7,6 +7,7 @@ names its launching call by a correlation number. A graph launch is one call for
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -17,6 +18,7 @@ from stepgrade.naming.torch_names import Mask
 
 RANGE, MODULE, OP, CALL = 0, 1, 2, 3
 BLOCK_ROWS = 1 << 15
+_MOST_ROUNDS = 64
 Whole = TypeVar("Whole", bound=np.signedinteger)
 
 
@@ -96,14 +98,19 @@ def find_parents(start: Longs, end: Longs, thread: Ids) -> Ids:
     """Return for each row the last earlier row of its thread that still runs when it starts.
 
     A row that has ended is skipped together with all the rows that it skipped itself, so that the number of
-    rounds grows with the logarithm of the number of siblings.
+    rounds grows with the logarithm of the number of siblings. After a nest of thousands it grows with the
+    depth instead, and the rows are walked one by one.
     """
     parent = np.arange(-1, len(start) - 1, dtype=np.int32)
     if len(start):
         parent[1:][thread[1:] != thread[:-1]] = NONE
     for block in _blocks(len(parent)):
         open_rows = np.flatnonzero(parent[block] >= 0) + block.start
-        while len(open_rows):
+        for round_number in count():
+            if not len(open_rows):
+                break
+            if round_number == _MOST_ROUNDS:
+                return _parents_one_by_one(start, end, thread)
             above = parent[open_rows]
             over = end[above] <= start[open_rows]
             open_rows = open_rows[over]
@@ -112,13 +119,25 @@ def find_parents(start: Longs, end: Longs, thread: Ids) -> Ids:
     return parent
 
 
-def _blocks(count: int) -> Iterator[slice]:
+def _parents_one_by_one(start: Longs, end: Longs, thread: Ids) -> Ids:
+    parent, running, of_thread = [], list[int](), NONE
+    for row, (begin, place) in enumerate(zip(start.tolist(), thread.tolist(), strict=True)):
+        if place != of_thread:
+            running, of_thread = [], place
+        while running and end[running[-1]] <= begin:
+            running.pop()
+        parent.append(running[-1] if running else NONE)
+        running.append(row)
+    return np.array(parent, np.int32)
+
+
+def _blocks(rows: int) -> Iterator[slice]:
     """Yield the rows in blocks: the results of one block are final before the next needs them.
 
     For all rows at once the intermediate columns would be the largest thing in memory.
     """
-    for low in range(0, count, BLOCK_ROWS):
-        yield slice(low, min(count, low + BLOCK_ROWS))
+    for low in range(0, rows, BLOCK_ROWS):
+        yield slice(low, min(rows, low + BLOCK_ROWS))
 
 
 def pick(column: NDArray[Whole], rows: Ids) -> NDArray[Whole]:

@@ -52,11 +52,14 @@ def matmul_time_by_dtype(trace: Trace, pieces: Pieces) -> dict[str, int]:
     op, kernels = pieces.op[rows], pieces.kernel[rows]
     inputs = np.where(op >= 0, trace.ops.inputs[np.maximum(op, 0)], NONE) if len(trace.ops.name) else op
     time_ns: dict[str, int] = {}
-    for index in distinct(inputs[inputs >= 0]).tolist():
-        dtype = dtype_of(trace.inputs[index])
+    known = np.flatnonzero(inputs >= 0)
+    known = known[np.argsort(inputs[known], kind="stable")]
+    edges = np.flatnonzero(np.diff(inputs[known])) + 1
+    for alike in np.split(known, edges) if len(known) else []:
+        dtype = dtype_of(trace.inputs[int(inputs[alike[0]])])
         if dtype is None:
             continue
-        used = rows[inputs == index]
+        used = rows[alike]
         total = int(pieces.dur_ns[used].sum())
         if dtype == "fp32":
             of_used = pieces.kernel[used]
@@ -70,11 +73,13 @@ def matmul_time_by_dtype(trace: Trace, pieces: Pieces) -> dict[str, int]:
         time_ns[dtype] = time_ns.get(dtype, 0) + total
     if time_ns:
         return time_ns
-    for index in distinct(kernels[kernels >= 0]).tolist():
-        name = trace.strings[index][:250]
+    names, which, _ = groups(kernels)
+    totals = np.bincount(which, weights=pieces.dur_ns[rows], minlength=len(names))
+    for index, total_ns in zip(names.tolist(), totals.tolist(), strict=True):
+        name = trace.strings[index][:250] if index >= 0 else ""
         dtype = next((dtype for dtype, pattern in _KERNEL_TYPES if re.search(pattern, name)), None)
         if dtype is not None:
-            time_ns[dtype] = time_ns.get(dtype, 0) + int(pieces.dur_ns[rows[kernels == index]].sum())
+            time_ns[dtype] = time_ns.get(dtype, 0) + int(total_ns)
     return time_ns
 
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from stepgrade.model.activity import PartTime
@@ -27,6 +28,7 @@ from stepgrade.trace.timeline import Driver, Timeline
 from stepgrade.units import NS_PER_MS
 
 UNKNOWN_SORT, FREE = -1, -2
+MOST_SAMPLES = 4  # for each piece of work
 _DIRECTIONS = ("forward", "backward", "optimizer")
 
 
@@ -57,6 +59,7 @@ def sum_operations(timeline: Timeline, pieces: Pieces) -> Operations:
     edges = np.flatnonzero(names[1:] != names[:-1]) + 1
     costs = _find_costs(timeline, pieces.op[rows])
     found: list[OpTime] = []
+    members: dict[str, Ids] = {}
     matmul_ns = known_ns = known_flops = 0
     for first, last in pairwise([0, *edges.tolist(), len(rows)] if len(rows) else []):
         group = rows[first:last]
@@ -78,7 +81,6 @@ def sum_operations(timeline: Timeline, pieces: Pieces) -> Operations:
             known_ns += int(call_ns[known].sum())
             known_flops += int(flops[known].sum())
         all_linked, longest = len(linked) == len(group), pieces.longest(group)
-        step_ns = per_steady_step(timeline, pieces.step[group], pieces.dur_ns[group])
         found.append(
             OpTime(
                 name=name,
@@ -88,7 +90,6 @@ def sum_operations(timeline: Timeline, pieces: Pieces) -> Operations:
                 flops=_sum_known(flops) if all_linked else None,
                 bytes=_sum_known(costs.bytes[costs.sort[calls]]) if all_linked else None,
                 dtype=dtype_of_calls(timeline.trace, calls) if is_matmul and len(calls) else None,
-                samples_ms=tuple((step_ns / NS_PER_MS).tolist()),
                 longest=Span(
                     file=0,
                     start_ns=timeline.trace.file_zero_ns + int(pieces.start_ns[longest]),
@@ -96,7 +97,15 @@ def sum_operations(timeline: Timeline, pieces: Pieces) -> Operations:
                 ),
             )
         )
+        members[name] = group
     found.sort(key=lambda op: (-op.total_ms, op.name))
+    # An operation has a time for each step. That thousands of them have one for each of thousands of steps
+    # is no training: then only the longest do.
+    sampled = MOST_SAMPLES * len(rows) // max(1, int(timeline.windows.steady.sum()))
+    for place, op in enumerate(found[:sampled]):
+        group = members[op.name]
+        step_ns = per_steady_step(timeline, pieces.step[group], pieces.dur_ns[group])
+        found[place] = structs.replace(op, samples_ms=tuple((step_ns / NS_PER_MS).tolist()))
     flops_sum = float(known_flops) if known_flops else None
     return Operations(tuple(found), flops_sum, known_ns / matmul_ns if matmul_ns else 0.0)
 
@@ -126,6 +135,7 @@ def _find_costs(timeline: Timeline, ops: Ids) -> _Costs:
     calls_costed = np.zeros(len(tree.parent), np.bool_)
     above = tree.parent[tree.of_op[costed]]
     while len(above := distinct(above[above >= 0])):
+        above = above[~calls_costed[above]]  # what is above those is marked already
         calls_costed[above] = True
         above = tree.parent[above]
     sort[calls_costed[tree.of_op] & costed] = FREE

@@ -162,9 +162,9 @@ def _find_notes(timeline: Timeline, layers: Layers) -> Iterator[Note]:
             times = f"{took} {show_ms(theirs / NS_PER_MS)}, the others {show_ms(usual / NS_PER_MS)}"
             reason = "the profiler's flush" if mark is StepMark.FLUSH else reason
             yield Note(f"{place}_steps_left_out", f"The {which} left out as {reason}: {times}.")
-    kinds = [
-        steady_ns[windows.kind[windows.steady] == kind] for kind in distinct(windows.kind[windows.steady])
-    ]
+    kind = windows.kind[windows.steady]
+    by_kind = np.argsort(kind, kind="stable")
+    kinds = np.split(steady_ns[by_kind], np.flatnonzero(np.diff(kind[by_kind])) + 1)
     if sum(len(members) > 1 for members in kinds) > 1:
         times = " and ".join(show_ms(float(np.median(members)) / NS_PER_MS) for members in kinds)
         text = f"Steps are of {len(kinds)} kinds with different amounts of work: {times}."

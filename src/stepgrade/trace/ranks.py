@@ -67,9 +67,10 @@ def merge_ranks(ranks: Sequence[RankProfile]) -> Profile:
     """Return the profile of the run whose ranks these are."""
     # Ranks without a number get the lowest free ones; where two have the same, all get their place.
     numbers = [rank.rank for rank in ranks if rank.rank is not None]
-    free = (number for number in range(len(ranks)) if number not in numbers)
+    taken = set(numbers)
+    free = (number for number in range(len(ranks)) if number not in taken)
     by_number = dict(enumerate(ranks))
-    if len(set(numbers)) == len(numbers):
+    if len(taken) == len(numbers):
         named = {next(free) if rank.rank is None else rank.rank: rank for rank in ranks}
         by_number = dict(sorted(named.items()))
     steady = [{step.number for step in rank.steps if step.steady} for rank in by_number.values()]
@@ -81,6 +82,7 @@ def merge_ranks(ranks: Sequence[RankProfile]) -> Profile:
     profiles = [rank.profile for rank in by_number.values()]
     across = compare_ranks(by_number, common)
     files = tuple(dict.fromkeys(rank.profile.source.files[0] for rank in ranks))
+    places = {file: place for place, file in enumerate(files)}
     ledgers = [time.ledger for time in across.times if time.ledger]
     flops = [None if p.matmul_flops is None else p.matmul_flops / (p.steps or 1) for p in profiles]
     activity = merge_activities([p.activity for p in profiles if p.activity])
@@ -92,8 +94,8 @@ def merge_ranks(ranks: Sequence[RankProfile]) -> Profile:
         samples_ms=tuple(ns / NS_PER_MS for ns in across.step_ns),
         phases=merge_phases(profiles, len(common)),
         layers=merge_layers(profiles, len(common)),
-        operations=merge_operations(profiles, len(common), files),
-        typical_step=_in_file(profiles[0].typical_step, profiles[0], files),
+        operations=merge_operations(profiles, len(common), places),
+        typical_step=_in_file(profiles[0].typical_step, profiles[0], places),
         tokens_per_step=_first_known(p.tokens_per_step for p in profiles),
         launches_per_step=mean([p.launches_per_step or 0.0 for p in profiles]) or None,
         ledger=add_ledgers(ledgers) if ledgers else None,
@@ -291,9 +293,9 @@ def merge_contents(ranks: Sequence[RankProfile], by_number: dict[int, RankProfil
     return merged
 
 
-def _in_file(span: Span | None, profile: Profile, files: tuple[str, ...]) -> Span | None:
+def _in_file(span: Span | None, profile: Profile, places: dict[str, int]) -> Span | None:
     """Return the span of one rank with the place that its file has in the run."""
-    return structs.replace(span, file=files.index(profile.source.files[0])) if span else None
+    return structs.replace(span, file=places[profile.source.files[0]]) if span else None
 
 
 def merge_phases(profiles: Sequence[Profile], steps: int) -> tuple[PhaseTime, ...]:
@@ -340,7 +342,7 @@ def merge_layers(profiles: Sequence[Profile], steps: int) -> tuple[LayerTime, ..
     )
 
 
-def merge_operations(profiles: Sequence[Profile], steps: int, files: tuple[str, ...]) -> tuple[OpTime, ...]:
+def merge_operations(profiles: Sequence[Profile], steps: int, places: dict[str, int]) -> tuple[OpTime, ...]:
     """Return the operations of the mean rank; work is known only where every rank knows it."""
     merged: dict[str, OpTime] = {}
     samples = _mean_samples(profiles, [profile.operations for profile in profiles])
@@ -348,7 +350,7 @@ def merge_operations(profiles: Sequence[Profile], steps: int, files: tuple[str, 
         scale = steps / (profile.steps or 1) / len(profiles)
         for op in profile.operations:
             before = merged.get(op.name, OpTime(name=op.name, total_ms=0.0, calls=0.0, flops=0.0, bytes=0.0))
-            longest = _in_file(op.longest, profile, files)
+            longest = _in_file(op.longest, profile, places)
             if before.longest and (not longest or before.longest.dur_ns >= longest.dur_ns):
                 longest = before.longest
             merged[op.name] = structs.replace(

@@ -104,8 +104,9 @@ def _from_optimizer(trace: Trace) -> HostSteps | None:
     if not len(rows):
         return None
     ends = ranges.start_ns[rows] + ranges.dur_ns[rows]
-    names, _, counts = groups(ranges.name[rows])
-    last = np.array([ends[ranges.name[rows] == name].max() for name in names])
+    names, which, counts = groups(ranges.name[rows])
+    last = np.full(len(names), NONE, np.int64)
+    np.maximum.at(last, which, ends)
     chosen = names[np.lexsort((last, counts))[-1]]
     of_chosen = ranges.name[rows] == chosen
     thread = int(np.bincount(ranges.thread[rows[of_chosen]]).argmax())

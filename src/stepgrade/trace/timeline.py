@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from msgspec import structs
 
+from stepgrade.model.columns import groups
 from stepgrade.model.events import (
     NONE,
     DeviceEvent,
@@ -84,7 +85,8 @@ def build_timeline(trace: Trace) -> Timeline:
     numbered = work.device >= 0
     device = None
     if numbered.any():
-        device = int(np.bincount(work.device[numbered], weights=work.dur_ns[numbered]).argmax())
+        devices, which, _ = groups(work.device[numbered])
+        device = int(devices[np.bincount(which, weights=work.dur_ns[numbered]).argmax()])
     chosen = work.device == (NONE if device is None else device)
     windows = find_windows(work, attribution, steps, chosen)
     # What carries a collective's description is communication, whatever its name.

@@ -15,6 +15,8 @@ the end of the last.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -175,19 +177,68 @@ def _marked(start: Longs, end: Longs, known: Mask, amount: Longs, *, on_device: 
     full = np.flatnonzero(~empty)
     mark = np.where(empty, StepMark.EMPTY, StepMark.STEADY).astype(object)
     warm = 0
-    while warm < len(full) // 2 and _is_off(dur, kind, full[warm], full[warm + 1 :]):
+    others = _Others(dur, kind, full)
+    while warm < len(full) // 2 and others.is_off(int(full[warm])):
         mark[full[warm]] = StepMark.WARM_UP
         warm += 1
     rest, last = full[warm:-1], full[-1:]
     if len(rest) > 1 and not known[last[0]]:
         longer = dur[last[0]] > np.median(dur[rest])
-        if longer and _is_off(dur, kind, last[0], rest):
+        if longer and _Others(dur, kind, full[warm:]).is_off(int(last[0])):
             mark[last] = StepMark.FLUSH
     return Windows(start, end, on_device, known, kind, tuple(map(StepMark, mark.tolist())))
 
 
-def _is_off(dur: Longs, kind: Ids, step: np.intp, others: NDArray[np.intp]) -> bool:
-    """Tell whether a step's duration is far from the median of the others, of its own kind if any is."""
-    alike = others[kind[others] == kind[step]]
-    middle = float(np.median(dur[alike] if len(alike) else dur[others]))
-    return bool(abs(float(dur[step]) - middle) > TOLERANCE * middle)
+class _Others:
+    """The steps that are left while one after the other is taken out and held against them."""
+
+    def __init__(self, dur: Longs, kind: Ids, steps: NDArray[np.intp]) -> None:
+        self._dur = dict(zip(steps.tolist(), dur[steps].tolist(), strict=True))
+        self._kind = dict(zip(steps.tolist(), kind[steps].tolist(), strict=True))
+        self._all = _Median(self._dur)
+        of_kind: dict[int, dict[int, int]] = {}
+        for step, ns in self._dur.items():
+            of_kind.setdefault(self._kind[step], {})[step] = ns
+        self._alike = {number: _Median(members) for number, members in of_kind.items()}
+
+    def is_off(self, step: int) -> bool:
+        """Take a step out; tell whether it is far from the median of the others, of its own kind if any is."""
+        alike = self._alike[self._kind[step]]
+        for median in (self._all, alike):
+            median.remove(step)
+        middle = (alike if alike.count else self._all).value
+        return abs(self._dur[step] - middle) > TOLERANCE * middle
+
+
+class _Median:
+    """The median of numbers that are taken out one by one: sorted once, then a step to a neighbour each."""
+
+    def __init__(self, values: Mapping[int, int]) -> None:
+        order = sorted(values, key=lambda key: values[key])
+        self._values = [values[key] for key in order]
+        self._place = {key: place for place, key in enumerate(order)}
+        self._before = [*range(-1, len(order) - 1)]
+        self._after = [*range(1, len(order) + 1)]
+        self._middle = (len(order) - 1) // 2
+        self.count = len(order)
+
+    def remove(self, key: int) -> None:
+        """Take one number out."""
+        place, before, after = self._place[key], self._before, self._after
+        if self.count % 2 and place >= self._middle:
+            self._middle = before[self._middle]
+        elif self.count % 2 == 0 and place <= self._middle:
+            self._middle = after[self._middle]
+        if before[place] >= 0:
+            after[before[place]] = after[place]
+        if after[place] < len(before):
+            before[after[place]] = before[place]
+        self.count -= 1
+
+    @property
+    def value(self) -> float:
+        """Return the median of what is left; NaN of nothing."""
+        if not self.count:
+            return math.nan
+        middle = self._values[self._middle]
+        return middle if self.count % 2 else (middle + self._values[self._after[self._middle]]) / 2

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from stepgrade.errors import BadOption
+from stepgrade.errors import BadOption, did_you_mean
 
 DEFAULT_CONVENTION = "causal-exact"
 
@@ -86,6 +86,6 @@ def find_convention(name: str) -> Convention:
     """Return the convention of that name; raise BadOption with all names."""
     convention = CONVENTIONS.get(name.casefold())
     if convention is None:
-        known = f"known: {', '.join(CONVENTIONS)}"
-        raise BadOption(f"no convention called {name!r}", field="convention", hint=known)
+        hint = did_you_mean(name, CONVENTIONS)
+        raise BadOption(f"no convention called {name!r}", field="convention", hint=hint)
     return convention

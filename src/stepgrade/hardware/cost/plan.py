@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from stepgrade.errors import BadOption
+from stepgrade.errors import BadOption, did_you_mean
 
 # Bytes of one stored weight by the precision of the run.
 DTYPES: dict[str, float] = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "tf32": 4.0, "fp8": 1.0, "int8": 1.0}
@@ -17,8 +17,12 @@ _DTYPE_ALIASES = {
     "float16": "fp16",
     "half": "fp16",
     "amp_fp16": "fp16",
+    "f16": "fp16",
     "float32": "fp32",
     "float": "fp32",
+    "f32": "fp32",
+    "float64": "fp64",
+    "double": "fp64",
     "float8": "fp8",
     "amp_fp8": "fp8",
     "mxfp8": "fp8",
@@ -46,7 +50,7 @@ def _check_whole(field: str, value: int) -> None:
 
 def _check_known(field: str, value: str, known: Collection[str]) -> None:
     if value not in known:
-        raise BadOption(f"{value!r} is not known", field=field, hint=f"one of {', '.join(known)}")
+        raise BadOption(f"{value!r} is not known", field=field, hint=did_you_mean(value, known))
 
 
 class Parallelism(Struct, frozen=True, kw_only=True):
@@ -136,10 +140,15 @@ class Plan(Struct, frozen=True, kw_only=True):
         return 4.0 if self.dtype in ("fp32", "tf32") else 2.0
 
 
+def short_dtype(name: str) -> str:
+    """Return the short name of a precision: bf16 for bfloat16, torch.bfloat16, …; else the name itself."""
+    plain = name.strip().casefold().removeprefix("torch.").removeprefix("c10::")
+    return _DTYPE_ALIASES.get(plain, plain)
+
+
 def find_dtype(name: str) -> str:
     """Return the short name of a precision (bf16 for bfloat16, torch.bfloat16, …); raise BadOption."""
-    plain = name.casefold().removeprefix("torch.")
-    dtype = _DTYPE_ALIASES.get(plain, plain)
+    dtype = short_dtype(name)
     if dtype == "nf4":
         raise BadOption("nf4 only stores weights", field="dtype", hint="use the method qlora with bf16")
     _check_known("dtype", dtype, DTYPES)

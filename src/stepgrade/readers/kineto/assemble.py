@@ -37,6 +37,13 @@ _MODELS: Final = {
     "frames": HostFrames,
     "device_ranges": DeviceRanges,
 }
+# Columns that are places in what the whole file shares.
+_REFERENCES: Final = {
+    "name": "strings",
+    "thread": "threads",
+    "inputs": "inputs",
+    "collective": "collectives",
+}
 # Times of today count 10**18 ns from 1970; clocks that start with the machine stay far below.
 _EPOCH_NS: Final = 10**18
 # On Windows numpy 1 adds 32-bit integers up in 32 bits.
@@ -121,19 +128,37 @@ def assemble(tables: Tables, facts: FileFacts) -> list[Trace]:
     }
     if len(ranks) < 2:
         return [Trace(rank=ranks[0] if ranks else header.rank, **shared, **_models(columns))]
-    return [Trace(rank=rank, **shared, **_models(columns, rank)) for rank in ranks]
+    # Sorted once, the rows of a rank are one behind the other.
+    for table in columns.values():
+        by_rank = np.argsort(table["rank"], kind="stable")
+        table.update({field: column[by_rank] for field, column in table.items()})
+    return [Trace(rank=rank, **(shared | _of_rank(columns, shared, rank))) for rank in ranks]
 
 
-def _models(columns: dict[str, Columns], rank: int | None = None) -> dict[str, Any]:
-    """Return the tables as the model has them, of one rank or of all."""
-    models = {}
-    for name, model in _MODELS.items():
-        table = columns[name]
-        if rank is not None:
-            of_rank = table["rank"] == rank
-            table = {field: column[of_rank] for field, column in table.items()}
-        models[name] = model(**{field: table[field] for field in model.__struct_fields__})
-    return models
+def _models(columns: dict[str, Columns]) -> dict[str, Any]:
+    """Return the tables as the model has them."""
+    return {
+        name: model(**{field: columns[name][field] for field in model.__struct_fields__})
+        for name, model in _MODELS.items()
+    }
+
+
+def _of_rank(columns: dict[str, Columns], shared: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Return the tables of one rank, and what they refer to, without what only other ranks use."""
+    own: dict[str, Columns] = {}
+    for name, table in columns.items():
+        rows = slice(*np.searchsorted(table["rank"], (rank, rank + 1)))
+        own[name] = {field: column[rows] for field, column in table.items()}
+    kept: dict[str, Any] = {}
+    for field, things in _REFERENCES.items():
+        tables = [table for table in own.values() if field in table]
+        used = distinct(np.concatenate([table[field] for table in tables]))
+        used = used[used >= 0]
+        for table in tables:
+            places = np.searchsorted(used, table[field]).astype(np.int32)
+            table[field] = np.where(table[field] >= 0, places, np.int32(NONE))
+        kept[things] = tuple(shared[things][place] for place in used.tolist())
+    return kept | _models(own)
 
 
 def _take_sorted(table: EventTable) -> Columns:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from typing import Final
 
 from msgspec import Struct
 
+from stepgrade.model.events import NONE
 from stepgrade.readers.kineto.decode import (
     DECODE_ERRORS,
     Event,
@@ -32,6 +34,7 @@ _CONTROL: Final = re.compile(rb"[\x00-\x1f]")
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _CLOSE: Final = ord("]")
 _BROKEN: Final = "not valid JSON"
+_MOST_READINGS: Final = 8
 
 
 class Losses(Struct):
@@ -85,18 +88,16 @@ class ChunkReader:
     def read_pieces(self, text: bytes, offset: int) -> None:
         """Add what is intact of `text`; set `end` to the place where the array of events closes in it."""
         events: list[Event] = []
-        # One character a byte, so that places in both are the same.
-        characters = text.decode("latin-1")
+        pieces = _Pieces(text)
         at = _next_value(text, 0)
         while at < len(text):
             if text[at] == _CLOSE:
                 self.end = offset + at + 1
                 break
-            try:
-                _, stop = scan_value(characters, at)
-            except (ValueError, RecursionError):
+            stop = pieces.value_end(at)
+            if stop is None:
                 self.losses.add(_BROKEN, offset + at)
-                stop = _resume(text, at)
+                stop = pieces.next_start(at)
             else:
                 event = self._repaired(text[at:stop], offset + at)
                 if event is not None:
@@ -126,10 +127,43 @@ def _next_value(text: bytes, at: int) -> int:
     return found.end() if found else len(text)
 
 
-def _resume(text: bytes, at: int) -> int:
-    """Return where to read on after a broken event: before the next event, or before the end of the array."""
-    edge = _EDGE.search(text, at + 1)
-    close = _ARRAY_END.search(text, at + 1)
-    if edge and not (close and close.start() < edge.start()):
-        return edge.start() + 1
-    return close.start() + 1 if close else len(text)
+class _Pieces:
+    """Finds where values of a broken text end, and where to read on after one that has no end.
+
+    A value without an end is looked for to the end of the text. A text of such values would be scanned again
+    for each of them: once that has cost as much as reading the text a few times, no value may be longer than
+    to where the next event begins.
+    """
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+        # One character a byte, so that places in both are the same.
+        self._characters = text.decode("latin-1")
+        self._patience = _MOST_READINGS * len(text)
+        self._next: dict[re.Pattern[bytes], int] = {}
+
+    def value_end(self, at: int) -> int | None:
+        """Return where the value at `at` ends, None if it is broken."""
+        characters, low = self._characters, 0
+        if self._patience < 0:
+            characters, low = self._characters[at : self.next_start(at)], at
+        try:
+            return low + int(scan_value(characters, at - low)[1])
+        except json.JSONDecodeError as error:
+            # What has no end was looked for to the end.
+            has_end = not error.msg.startswith("Unterminated")
+            self._patience -= error.pos - (at - low) if has_end else len(characters) - (at - low)
+        except (ValueError, RecursionError):
+            self._patience -= len(characters) - (at - low)
+        return None
+
+    def next_start(self, at: int) -> int:
+        """Return where to read on after a broken event: before the next one, or before the array's end."""
+        return min(self._search(_EDGE, at + 1), self._search(_ARRAY_END, at + 1), len(self._text) - 1) + 1
+
+    def _search(self, pattern: re.Pattern[bytes], at: int) -> int:
+        """Return where the pattern is next; what was found once is not looked for again."""
+        if self._next.get(pattern, NONE) < at:
+            found = pattern.search(self._text, at)
+            self._next[pattern] = found.start() if found else len(self._text)
+        return self._next[pattern]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -14,13 +13,21 @@ from stepgrade.model.events import TraceDevice
 from stepgrade.readers.kineto.decode import DECODE_ERRORS, scan_value
 from stepgrade.readers.source import ByteSource
 
-MAX_HEAD_BYTES: Final = 64 << 20
+MAX_HEAD_BYTES: Final = 16 << 20
 MAX_TAIL_BYTES: Final = 16 << 20
 _BLOCK_BYTES: Final = 1 << 18
 _MOST_TRIES: Final = 32  # bounds the time that a hostile text can take
 _BOM: Final = b"\xef\xbb\xbf"
-_EVENTS: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
+_EVENTS_KEY: Final = b'"traceEvents":'
+_EVENTS: Final = re.compile(rb'"traceEvents"\s{0,99}:\s{0,99}\[')
+_LONGEST_KEY: Final = 220  # that of the events with its colon and bracket
+_SPACE: Final = b" \t\r\n\v\f"
+_SPACES: Final = re.compile(rb"\s*+")
+_MARK: Final = re.compile(rb'["{}\[\]]')
+_STRING: Final = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+_DEEPEST: Final = 900  # what is nested deeper cannot be decoded
 _MAX_SALVAGE_BYTES: Final = 1 << 20
+_MOST_DEVICES: Final = 1024
 _BLANK: Final = b" \t\r\n\0"
 
 _FLAGS: Final = {
@@ -79,12 +86,22 @@ def read_head(source: ByteSource) -> Head:
     """Read up to the first event; BadInput when the text holds no array of events."""
     text = bytearray()
     block = bytearray(_BLOCK_BYTES)
-    searched = 0
+    outermost = _Outermost(text)
+    first = 0
     while len(text) < MAX_HEAD_BYTES and (count := source.fill(memoryview(block))):
         text += block[:count]
-        if head := _find_events(text, searched):
-            return head
-        searched = max(0, len(text) - 4096)
+        start = len(_BOM) if text.startswith(_BOM) else 0
+        first = max(first, start)
+        if space := _SPACES.match(text, first):
+            first = space.end()
+        if text[first : first + 1] == b"[":
+            return Head({}, is_list=True, text=bytes(text[first + 1 :]), offset=first + 1)
+        match = outermost.find_events()
+        keys = _keys(bytes(text[start : match.start()]) + b'"traceEvents":0}') if match else None
+        if match and keys is not None:
+            return Head(keys, is_list=False, text=bytes(text[match.end() :]), offset=match.end())
+        if match:
+            break
     match = _EVENTS.search(text)
     if match:
         lost = "the keys before the events, which are not valid JSON"
@@ -94,17 +111,46 @@ def read_head(source: ByteSource) -> Head:
     raise BadInput("holds no array of trace events", where=source.name, hint=source.damage)
 
 
-def _find_events(text: bytearray, searched: int) -> Head | None:
-    start = len(_BOM) if text.startswith(_BOM) else 0
-    first = re.compile(rb"\s*(.)", re.DOTALL).match(text, start)
-    if first and first[1] == b"[":
-        return Head({}, is_list=True, text=bytes(text[first.end() :]), offset=first.end())
-    for match in islice(_EVENTS.finditer(text, searched), _MOST_TRIES):
-        # Only a key of the outermost object completes the text before it to a JSON object.
-        keys = _keys(bytes(text[start : match.start()]) + b'"traceEvents":0}')
-        if keys is not None:
-            return Head(keys, is_list=False, text=bytes(text[match.end() :]), offset=match.end())
-    return None
+class _Outermost:
+    """Follows the brackets of a growing text, each byte once, to the array of events in the first object."""
+
+    def __init__(self, text: bytearray) -> None:
+        self._text = text
+        self._at = 0
+        self._depth = 0
+        self._in_string = False
+
+    def find_events(self) -> re.Match[bytes] | None:
+        """Return the key of the array with its bracket, None if the text read so far does not hold it."""
+        text, at, depth = self._text, self._at, self._depth
+        while depth <= _DEEPEST and at < len(text):
+            if self._in_string:
+                string = _STRING.match(text, at)
+                at = string.end() if string else at
+                if at >= len(text) - 1:  # a backslash may be the last byte
+                    break
+                self._in_string = False
+                at += 1
+            for mark in _MARK.finditer(text, at):
+                sign = mark[0]
+                if sign == b'"':
+                    break
+                depth += 1 if sign in b"{[" else -1
+            else:
+                at = len(text)
+                break
+            at = mark.end()
+            if depth == 1:
+                found = _EVENTS.match(text, mark.start())
+                if found:
+                    return found
+                tail = bytes(text[mark.start() : mark.start() + _LONGEST_KEY])
+                if len(tail) < _LONGEST_KEY and _EVENTS_KEY.startswith(tail.translate(None, _SPACE)):
+                    at = mark.start()  # the key may go on in the next block
+                    break
+            self._in_string = True
+        self._at, self._depth = at, depth
+        return None
 
 
 def _keys(text: bytes) -> dict[str, Any] | None:
@@ -167,7 +213,7 @@ def header_of(keys: dict[str, Any]) -> Header:
     spread = spread if isinstance(spread, dict) else {}
     backend, listed = spread.get("backend"), keys.get("devices")
     devices = []
-    for place, properties in enumerate(listed if isinstance(listed, list) else ()):
+    for place, properties in enumerate(listed[:_MOST_DEVICES] if isinstance(listed, list) else ()):
         if not isinstance(properties, dict):
             continue
         name, index = properties.get("name"), whole(properties.get("id"))

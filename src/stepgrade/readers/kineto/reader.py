@@ -48,7 +48,8 @@ def read_traces(source: ByteSource, processes: int | None = None) -> list[Trace]
 
             ctypes.CDLL(None).malloc_trim(0)
     if not traces:
-        hint = "; ".join(facts.lost) or None
+        late = "was it exported after the schedule had ended, or before it began?"
+        hint = "; ".join(facts.lost) or late
         raise BadInput("holds no events of the PyTorch profiler", where=facts.name, hint=hint)
     return traces
 

@@ -23,8 +23,11 @@ from stepgrade.units import MISSING, show_bytes, show_count, show_delta, show_ms
 _NOISE = {
     "measured": "measured from history",
     "repeated": "measured from the repeated runs",
+    "pooled": "by these few runs and other runs of this history",
+    "usual": "by these few runs and what is usual elsewhere",
     "given": "as given",
     "assumed": "assumed: nobody measured it",
+    "same": "the run is its own baseline",
 }
 _KINDS = {"ledger": "device", "new operation": "operation", "gone operation": "operation"}
 # Below this the table of shifts has no room left for names.

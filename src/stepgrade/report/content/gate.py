@@ -44,8 +44,9 @@ def blocks(report: GateReport, flags: Mapping[str, str]) -> Iterator[Block]:
         yield Title("", "against ", report.baseline)
     yield Space()
     reached = f" ({show_share(report.efficiency)})" if report.efficiency is not None else ""
+    bound = f", {report.grade_at_most} or lower" if report.grade_at_most else ""
     against = f" against {report.baseline}" if report.baseline else ""
-    yield Paragraph(f"Grade {report.grade}{reached}", style="title", only="full")
+    yield Paragraph(f"Grade {report.grade}{reached}{bound}", style="title", only="full")
     yield Paragraph(f"{report.source}{against}", only="full")
     if report.differences:
         yield from difference_blocks(report.differences, flags, compared=report.is_comparable)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from stepgrade.inspection import Inspection
 from stepgrade.model.notes import texts_of
 from stepgrade.report.blocks import Block, Heading, Space, Title, bullets, facts
 from stepgrade.report.names import shortened
-from stepgrade.scoring.inspection import Inspection
 
 _TEXT_CELLS = 200
 _NAME_WIDTH = 28
@@ -26,8 +26,14 @@ def blocks(inspection: Inspection, flags: Mapping[str, str]) -> Iterator[Block]:
             name: shortened(note.said(flags), _TEXT_CELLS) for name, note in inspection.missing.items()
         }
         yield facts(missing, _NAME_WIDTH, ("What", "So"))
-    # Without a warning that says why, there is nothing to grade at all.
-    is_said = any(note.fatal for note in inspection.fitness)
-    unfit = "Not fit to be graded" if is_said else "Not fit to be graded: it holds no measurement"
-    yield Heading("Fit to be graded" if inspection.fit else unfit)
-    yield bullets(texts_of((*inspection.fitness, *inspection.notes), flags))
+    if inspection.grade is None:
+        heading = "Not fit to be graded: it holds no measurement"
+    elif not inspection.ungraded_because:
+        heading = "Fit to be graded"
+    else:
+        heading = "Fit to be graded once this is known" if inspection.fit else "Not fit to be graded"
+    yield Heading(heading)
+    yield bullets(texts_of(inspection.ungraded_because, flags))
+    if inspection.fitness or inspection.notes:
+        yield Heading("Notes")
+        yield bullets(texts_of((*inspection.fitness, *inspection.notes), flags), style="dim")

@@ -9,7 +9,7 @@ from stepgrade.model import Ledger
 from stepgrade.model.finding import Finding
 from stepgrade.model.notes import texts_of
 from stepgrade.model.profile import ACCOUNTS
-from stepgrade.model.scorecard import UNGRADED, Arithmetic, Scorecard, StepStats
+from stepgrade.model.scorecard import AT_MOST, UNGRADED, Arithmetic, Scorecard, StepStats
 from stepgrade.report.blocks import (
     Badge,
     Bar,
@@ -91,9 +91,10 @@ def headline(card: Scorecard) -> str:
 
 def _grade(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Block]:
     if card.grade == UNGRADED:
-        yield Badge(card.grade, "badge-none")
+        bound = [note for note in card.ungraded_because if note.code == AT_MOST]
+        yield Badge(card.grade, "badge-none", bound[0].text if bound else "", "title")
         yield Heading("Not graded because", only="full")
-        yield bullets(texts_of(card.ungraded_because, flags))
+        yield bullets(texts_of((note for note in card.ungraded_because if note not in bound), flags))
         return
     on = f" on {card.device.name}" if card.device and card.device.name else ""
     if _is_graded_by_arithmetic(card):
@@ -135,6 +136,7 @@ def _counted(done: Arithmetic) -> str:
 def _facts(card: Scorecard) -> Iterator[Fact]:
     yield Fact("Grade", card.grade, text_style="title", only="full")
     yield Fact("Efficiency", show_share(card.efficiency), only="full")
+    yield Fact("Work", card.work, only=None if card.work == "inference" else "full")
     evidence = [*card.bottleneck_evidence]
     cause = next((cause for cause in card.causes if cause.bottleneck == card.bottleneck), None)
     if cause and cause.remaining_ms is not None and card.bottleneck not in _WORK:

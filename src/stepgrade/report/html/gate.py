@@ -47,6 +47,8 @@ def view(report: GateReport, flags: Mapping[str, str]) -> dict[str, Any]:
         for change in report.changes
     ]
     reached = "" if report.efficiency is None else f"{show_share(report.efficiency)} of the ceiling"
+    if report.grade_at_most:
+        reached = f"{report.grade_at_most} or lower"
     return {
         "title": f"{answer}: {source}",
         "source": source,

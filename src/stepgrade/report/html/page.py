@@ -13,9 +13,8 @@ import msgspec
 
 from stepgrade._version import __version__
 from stepgrade.errors import MissingExtra
-from stepgrade.model.notes import Note, Result
-from stepgrade.model.scorecard import Scorecard
-from stepgrade.report.names import json_text, printable, shortened
+from stepgrade.model.notes import Result
+from stepgrade.report.names import json_text, shortened
 from stepgrade.units import show_count, show_ms, show_rate, show_ratio, show_share, show_si
 
 if TYPE_CHECKING:
@@ -34,8 +33,8 @@ def compose(template: str, view: dict[str, Any], result: Result) -> str:
     """Return the whole page; the same result gives the same bytes."""
     style, script = _asset("report.css"), _asset("report.js")
     text = result.to_json()
-    if len(text) > MOST_BYTES and isinstance(result, Scorecard):
-        text = _cut(result).to_json()
+    if len(text) > MOST_BYTES:
+        text = msgspec.json.encode(_cut(msgspec.json.decode(text))).decode()
     # JSON that cannot end the element it is in.
     safe = json_text(text)
     for character in "<>&":
@@ -78,7 +77,7 @@ def environment() -> Environment:
         # A coordinate with as few digits as a screen can show.
         "place": lambda number: f"{number:.2f}".rstrip("0").rstrip("."),
         "name": lambda text: shortened(text, _NAME_CELLS),
-        "text": printable,
+        "text": lambda text: shortened(text, _PROSE_CELLS),
         "prose": _prose,
         "ms": show_ms,
         "share": show_share,
@@ -107,27 +106,31 @@ def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _cut(card: Scorecard) -> Scorecard:
-    """Return the card with its longest lists cut and its longest names shortened; its notes say so."""
-    replace = msgspec.structs.replace
-    steps = card.steps
-    samples = steps.samples_ms if steps else ()
-    long = (("operations", len(card.operations), ROWS_KEPT), ("step times", len(samples), SAMPLES_KEPT))
-    texts = [
-        f"this copy holds the first {kept:,} of {count:,} {what}; the JSON output has them all"
-        for what, count, kept in long
-        if count > kept
+def _cut(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON with its longest lists cut and its longest texts shortened; its notes say so."""
+    counts: list[int] = []
+
+    def cut(value: Any, name: str = "") -> Any:
+        match value:
+            case str():
+                return shortened(value, _PROSE_CELLS)
+            case dict():
+                kept = {} if name == "ops" else value  # of each layer; the largest part, shown nowhere
+                pairs = list(kept.items())[:ROWS_KEPT]
+                return {shortened(key, _NAME_CELLS): cut(inner, key) for key, inner in pairs}
+            case list():
+                most = SAMPLES_KEPT if value and isinstance(value[0], int | float) else ROWS_KEPT
+                if len(value) > most:
+                    counts.append(len(value))
+                return [cut(inner) for inner in value[:most]]
+        return value
+
+    small: dict[str, Any] = cut(document)
+    notes = [
+        f"texts longer than {_PROSE_CELLS} characters and names longer than {_NAME_CELLS} are shortened here"
     ]
-    texts.append(f"names longer than {_NAME_CELLS} characters are shortened in this copy")
-    return replace(
-        card,
-        operations=tuple(
-            replace(op, name=shortened(op.name, _NAME_CELLS)) for op in card.operations[:ROWS_KEPT]
-        ),
-        layers=tuple(
-            replace(layer, name=None if layer.name is None else shortened(layer.name, _NAME_CELLS), ops={})
-            for layer in card.layers[:ROWS_KEPT]
-        ),
-        steps=None if steps is None else replace(steps, samples_ms=samples[:SAMPLES_KEPT]),
-        notes=(*card.notes, *(Note("copy_cut", text) for text in texts)),
-    )
+    if counts:
+        notes.append(
+            f"lists of up to {max(counts):,} entries are cut in this copy; the JSON output has them all"
+        )
+    return small | {"notes": [*small.get("notes", []), *notes]}

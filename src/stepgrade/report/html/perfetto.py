@@ -21,6 +21,7 @@ SERVER = (
 )
 # Some time on both sides, so that what comes before and after can be seen.
 MARGIN = 0.25
+_LONGEST_FILE_NAME = 255  # of every file system in use
 
 
 def link(span: Span | None, source: Source) -> str | None:
@@ -28,7 +29,7 @@ def link(span: Span | None, source: Source) -> str | None:
     if span is None or not 0 <= span.file < len(source.files):
         return None
     name = source.files[span.file].replace("\\", "/").rpartition("/")[2]
-    if not name or name == "-":
+    if not name or name == "-" or len(name) > _LONGEST_FILE_NAME:
         return None
     margin = int(span.dur_ns * MARGIN)
     begin, end = max(0, span.start_ns - margin), span.start_ns + span.dur_ns + margin

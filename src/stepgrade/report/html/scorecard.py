@@ -12,7 +12,7 @@ from stepgrade.errors import name_fields
 from stepgrade.model import Span
 from stepgrade.model.finding import Finding
 from stepgrade.model.notes import NO_FLAGS, texts_of
-from stepgrade.model.scorecard import UNGRADED, Scorecard
+from stepgrade.model.scorecard import AT_MOST, UNGRADED, Scorecard
 from stepgrade.report.content.scorecard import GRADES, gain, headline
 from stepgrade.report.html import changes, layers, ledger, perfetto, ranks, roofline, steps
 from stepgrade.report.html.page import ROWS_KEPT
@@ -98,14 +98,15 @@ def verdict(card: Scorecard, flags: Mapping[str, str] = NO_FLAGS) -> dict[str, A
                 "tip": joined(ceiling.convention, ceiling.source),
             }
         )
+    bound = next((f": {note.text}" for note in card.ungraded_because if note.code == AT_MOST), "")
     begins = [*((share * 100.0, grade) for share, grade in GRADES), (100.0, "")]
     return {
         "grade": card.grade if is_graded else MISSING,
         "is_graded": is_graded,
-        "headline": headline(card) if is_graded else "Not graded",
+        "headline": headline(card) if is_graded else f"Not graded{bound}",
         "meaning": GRADE_MEANINGS.get(card.grade, "not graded"),
         "of": _what_it_grades(card) if is_graded else "",
-        "reasons": texts_of(card.ungraded_because, flags),
+        "reasons": texts_of((note for note in card.ungraded_because if note.code != AT_MOST), flags),
         "marker": None if card.efficiency is None else min(100.0, card.efficiency * 100.0),
         "zones": [
             Mark(x=begin, width=following - begin, label=grade, look=f"grade-{grade}")

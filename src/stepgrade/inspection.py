@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepgrade.config.limits import DEFAULT_LIMITS
+from stepgrade.grading import score
 from stepgrade.model import Note, Profile, Source
 from stepgrade.model.notes import Result
+from stepgrade.model.scorecard import UNGRADED
 from stepgrade.scoring.operations import total_by_operation
-from stepgrade.scoring.phases import phases_of_step
 from stepgrade.scoring.step_times import times_of
 from stepgrade.units import show_count, show_ms, show_rate, show_share
 
@@ -16,14 +16,16 @@ from stepgrade.units import show_count, show_ms, show_rate, show_share
 class Inspection(Result, frozen=True, kw_only=True):
     """The contents of a source, what is missing and how to supply it, and whether it is fit to be graded."""
 
-    NOTES = ("fitness", "notes")
+    NOTES = ("fitness", "notes", "ungraded_because")
 
     source: Source
     holds: dict[str, str]
     missing: dict[str, Note]
     fitness: tuple[Note, ...]
     notes: tuple[Note, ...]
-    fit: bool
+    fit: bool  # to be graded, as it is or with what `ungraded_because` asks for
+    grade: str | None = None  # what `score` gives the profile as it is; None where nothing was measured
+    ungraded_because: tuple[Note, ...] = ()
     schema_version: int = 2
 
     def to_dict(self) -> dict[str, Any]:
@@ -43,7 +45,11 @@ _MISSING = {
 
 
 def inspect(profile: Profile) -> Inspection:
-    """List what the profile holds and what it does not."""
+    """List what the profile holds and what it does not, and whether `score` would grade it."""
+    card = None if profile.is_empty else score(profile)
+    reasons = card.ungraded_because if card is not None else ()
+    has_fatal = any(note.fatal for note in (*profile.warnings, *reasons))
+    is_graded = card is not None and card.grade != UNGRADED
     times, operations = times_of(profile), total_by_operation(profile)
     steps, recorded = profile.steps or None, profile.recorded_steps
     shown_steps = show_count(steps) if steps else None
@@ -71,9 +77,12 @@ def inspect(profile: Profile) -> Inspection:
         source=profile.source,
         holds={name: text for name, text in found.items() if text is not None},
         missing={name: note for name, note in _MISSING.items() if found[name] is None},
-        fitness=(*profile.warnings, *phases_of_step(profile, times, DEFAULT_LIMITS).fitness),
+        fitness=card.fitness if card is not None else profile.warnings,
         notes=profile.notes,
-        fit=not profile.is_empty and not profile.unfit,
+        # What the user can give is no reason against the file.
+        fit=is_graded or (not has_fatal and any(note.supply for note in reasons)),
+        grade=card.grade if card is not None else None,
+        ungraded_because=reasons,
     )
 
 

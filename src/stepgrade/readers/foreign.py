@@ -1,0 +1,244 @@
+"""What a file is that no reader takes, told by its first bytes, and what to do instead.
+
+Nothing is opened, unpacked or run for it, and nothing of the file is shown: only the words of this table.
+"""
+
+from __future__ import annotations
+
+import re
+
+from msgspec import Struct
+
+from stepgrade.errors import UnknownFormat
+from stepgrade.readers.source import ByteSource
+
+
+class Foreign(Struct, frozen=True):
+    """A format that stepgrade knows and does not read: all its signs are in the first bytes."""
+
+    what: str
+    signs: tuple[bytes, ...]
+    advice: str = ""
+    supply: str = ""
+
+
+_TRACE = "trace a few steps with torch.profiler, or run the script under stepgrade record"
+_UNPACK = "unpack it, and give what is inside"
+_WEIGHTS = f"weights say nothing about speed: {_TRACE}"
+_OTHER_TOOL = f"stepgrade does not read it yet: {_TRACE}"
+_NO_STEPS = f"it has no step profile in it: {_TRACE}"
+_SOURCE_OF = "the profile that it was made from"
+_OF_SQLITE = rb"\ASQLite format 3\x00"
+_OF_PICKLE = rb"\A\x80[\x02-\x05]"
+_OF_ZIP = rb"\APK\x03\x04"
+_OF_JSON = rb'\s*(?:\{\s*["}]|\[\s*(?:[\[\]{"]|-?\d{1,30}(?:\.\d{1,30})?\s*[,\]]))'
+# An object of Chrome's trace format, or a list of its events.
+_OF_CHROME = rb'"traceEvents"\s{0,9}:|\A\s{0,99}\[\s{0,99}\{[^\[\]]{0,9999}?"ph"\s{0,9}:'
+
+# Asked in this order: the more precise before the more general.
+_KNOWN = (
+    # Profilers
+    Foreign("a report of Nsight Systems", (rb"\ANVIDIA (?:Tegra Profiler|Nsight Systems)",), _OTHER_TOOL),
+    Foreign("a report of Nsight Compute", (rb"\ANVR\x00",), f"it times single kernels, not steps: {_TRACE}"),
+    Foreign(
+        "an Nsight Systems export",
+        (_OF_SQLITE, rb"(?i)create table.{0,3}(?:StringIds|TARGET_INFO_)"),
+        _OTHER_TOOL,
+    ),
+    Foreign("a file of nvprof", (_OF_SQLITE, rb"CUPTI_ACTIVITY_KIND_"), _OTHER_TOOL),
+    Foreign("a rocpd or rpd file of ROCm", (_OF_SQLITE, rb"rocpd_"), _OTHER_TOOL),
+    Foreign("a history of stepgrade", (_OF_SQLITE, rb"stepgrade_run"), supply="it as {history}"),
+    Foreign("a database of MLflow", (_OF_SQLITE, rb"alembic_version"), _NO_STEPS),
+    Foreign("an SQLite database", (_OF_SQLITE,), f"in no layout that stepgrade knows: {_TRACE}"),
+    Foreign("rocprofv3 JSON", (rb'"rocprofiler-sdk-tool"\s{0,9}:',), _OTHER_TOOL),
+    Foreign(
+        "a table of rocprof",
+        (rb'\A"?(?:Kind"?,"?Agent_Id|Domain"?,"?Function|Index"?,"?KernelName|Name"?,"?Calls"?,"?TotalDur)',),
+        _OTHER_TOOL,
+    ),
+    Foreign(
+        "an XPlane of JAX or TensorFlow",
+        (rb"\A\n", rb"/(?:host|device|task):(?:CPU|GPU|TPU|CUSTOM|metadata|python)"),
+        _OTHER_TOOL,
+    ),
+    Foreign("a summary table of Nsight Systems", (rb"Total Time \(ns\)",), _OTHER_TOOL),
+    Foreign("a table of Nsight Compute", (rb'\A[^\n]{0,2000}"Kernel Name","Context","Stream"',), _OTHER_TOOL),
+    Foreign("the output of nvidia-smi", (rb"NVIDIA-SMI \d",), _TRACE),
+    Foreign(
+        "a printed table of torch.profiler's key_averages()",
+        (rb"Self CPU %",),
+        'write the trace instead: prof.export_chrome_trace("trace.json")',
+    ),
+    Foreign(
+        "an execution trace of PyTorch (ExecutionTraceObserver)",
+        (rb'"schema"\s{0,9}:\s{0,9}"[\d.]{1,20}(?:-chakra)?', rb'"nodes"\s{0,9}:'),
+        f"it holds no times: {_TRACE}",
+    ),
+    Foreign("a profile for speedscope", (rb"https?://www\.speedscope\.app/",), _OTHER_TOOL),
+    Foreign("a recording of memray", (rb"\Amemray",), f"it holds allocations, not times: {_TRACE}"),
+    Foreign("a profile of cProfile", (rb"\A[\xfb{][)\xa9(]\x03",), f"it knows Python only: {_TRACE}"),
+    # PyTorch's other files
+    Foreign(
+        "a memory snapshot of PyTorch",
+        (_OF_PICKLE, rb"segments.{1,9}", rb"total_size|device_traces|allocated_size"),
+        "it holds allocations, not times, and pytorch.org/memory_viz shows it; record the trace with "
+        "profile_memory=True to see memory in a scorecard",
+    ),
+    Foreign(
+        "a memory timeline of PyTorch",
+        (rb"\A\s{0,9}\[\[-?\d{1,20}, ?-?\d{1,20},",),
+        "export the trace too (export_chrome_trace), recorded with profile_memory=True",
+    ),
+    Foreign(
+        "a flight recorder's dump of NCCL",
+        (_OF_PICKLE, rb"pg_config|nccl_version"),
+        f"it holds collectives only: {_TRACE}",
+    ),
+    Foreign(
+        "a checkpoint of torch.save",
+        (_OF_ZIP, rb"(?s)\APK.{28}[^\0]{0,200}/(?:data|constants)\.pkl"),
+        _WEIGHTS,
+    ),
+    Foreign("a checkpoint of torch.save", (rb"\A\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19",), _WEIGHTS),
+    Foreign(
+        "a pickle of Python",
+        (_OF_PICKLE,),
+        f"pickles can run code, so they are never opened here: {_TRACE}",
+    ),
+    # Weights and data
+    Foreign("a safetensors file", (rb'(?s)\A.{3}[\0-\x03]\0{4}\s{0,9}\{\s{0,9}"',), _WEIGHTS),
+    Foreign("a GGUF file", (rb"\AGGUF",), _WEIGHTS),
+    Foreign("an HDF5 file", (rb"\A\x89HDF\r\n",), _TRACE),
+    Foreign("a Parquet file", (rb"\APAR1",), _TRACE),
+    Foreign("an array of NumPy", (rb"\A\x93NUMPY",), _TRACE),
+    Foreign("arrays of NumPy (npz)", (_OF_ZIP, rb"(?s)\APK.{28}[^\0]{0,200}\.npy"), _TRACE),
+    # Trackers
+    Foreign("a TensorBoard event file", (rb"(?s)\A.{12,60}brain\.Event:\d",), _NO_STEPS),
+    Foreign("a file of Weights & Biases", (rb"\A:W&B",), _NO_STEPS),
+    Foreign("a trainer_state.json of Hugging Face", (rb'"log_history"\s{0,9}:',), _NO_STEPS),
+    # Archives and what is no file of its own
+    Foreign("a zip archive", (_OF_ZIP,), _UNPACK),
+    Foreign("a tar archive", (rb"(?s)\A.{257}ustar",), _UNPACK),
+    Foreign("compressed by zstd", (rb"\A\x28\xb5\x2f\xfd",), "only gzip is unpacked here: use zstd -d first"),
+    Foreign("compressed by xz", (rb"\A\xfd7zXZ\0",), "only gzip is unpacked here: use xz -d first"),
+    Foreign("compressed by bzip2", (rb"\ABZh[1-9]1AY&SY",), "only gzip is unpacked here: use bzip2 -d first"),
+    Foreign("compressed by lz4", (rb"\A\x04\x22\x4d\x18",), "only gzip is unpacked here: use lz4 -d first"),
+    Foreign("a 7z archive", (rb"\A7z\xbc\xaf\x27\x1c",), _UNPACK),
+    Foreign("gzipped twice", (rb"\A\x1f\x8b\x08",), "unpack it once"),
+    Foreign(
+        "a Git LFS pointer, not the file itself",
+        (rb"\Aversion https://git-lfs\.github\.com/spec/",),
+        "git lfs pull fetches the file",
+    ),
+    Foreign(
+        "a git-annex pointer, not the file itself",
+        (rb"\A[./]{0,99}(?:git/)?annex/objects/",),
+        "git annex get fetches the file",
+    ),
+    Foreign(
+        "a report of stepgrade (HTML)", (rb'<meta name="generator" content="stepgrade',), supply=_SOURCE_OF
+    ),
+    Foreign(
+        "an HTML page",
+        (rb"(?i)\A(?:\xef\xbb\xbf)?\s{0,999}(?:<!--[^>]{0,999}-->\s{0,99})?<(?:!doctype html|html|head)",),
+        "was a web page saved in the file's place? Download the file itself",
+    ),
+    Foreign("an XML file", (rb"\A(?:\xef\xbb\xbf)?\s{0,99}<\?xml",), _TRACE),
+    Foreign("a PDF", (rb"\A%PDF-",), _TRACE),
+    Foreign("a picture", (rb"\A(?:\x89PNG|\xff\xd8\xff|GIF8)",), "give the file that it was drawn from"),
+    Foreign("a program", (rb"\A(?:\x7fELF|MZ\x90|\xcf\xfa\xed\xfe)",), _TRACE),
+    Foreign("text in UTF-16", (rb"\A(?:\xff\xfe|\xfe\xff)",), "save it as UTF-8"),
+    # What stepgrade itself writes
+    Foreign(
+        "a gate report of stepgrade", (rb'"verdict":', rb'"checks":', rb'"exit_code":'), supply=_SOURCE_OF
+    ),
+    Foreign(
+        "a comparison of stepgrade (parity)", (rb'"apr_runtime":', rb'"parity_achieved":'), supply=_SOURCE_OF
+    ),
+    Foreign("an inspection of stepgrade", (rb'"holds":', rb'"missing":', rb'"fit":'), supply=_SOURCE_OF),
+    # JSON of others
+    Foreign(
+        "a model's config.json",
+        (
+            rb'"(?:model_type|architectures)"\s{0,9}:',
+            rb'"(?:hidden_size|vocab_size|n_embd|d_model|num_\w{1,30})"',
+        ),
+        supply="it as {model}",
+    ),
+    Foreign("the index of a checkpoint", (rb'"weight_map"\s{0,9}:',), _WEIGHTS),
+    Foreign(
+        "a notebook of Jupyter", (rb'"nbformat"\s{0,9}:',), "write the trace in a cell, and give that file"
+    ),
+    Foreign(
+        "a trace of VizTracer",
+        (_OF_CHROME, rb'"viztracer_metadata"|"FEE"'),
+        f"it knows Python only: {_TRACE}",
+    ),
+    Foreign("a timeline of Horovod", (_OF_CHROME, rb"NEGOTIATE_ALL"), _OTHER_TOOL),
+    Foreign("a trace of IBM Spyre (AIU)", (_OF_CHROME, rb'"TS1"\s{0,9}:', rb'"TS5"\s{0,9}:'), _OTHER_TOOL),
+    Foreign("an Ascend trace (msprof)", (_OF_CHROME, rb"Ascend Hardware|AscendCL@|\bCANN\b"), _OTHER_TOOL),
+    Foreign(
+        "a Chrome trace of JAX or TensorFlow (XLA)",
+        (_OF_CHROME, rb'/(?:device|host):(?:CPU|GPU|TPU)|"highres-ticks"'),
+        _OTHER_TOOL,
+    ),
+    Foreign(
+        "a trace without events",
+        (rb'\A\s{0,99}\[\s{0,99}\]\s{0,99}\Z|"traceEvents"\s{0,9}:\s{0,9}\[\s{0,999}\]',),
+        "was it exported after the schedule had ended, or before it began? Export it in on_trace_ready, and "
+        "call prof.step() in the loop",
+    ),
+    Foreign("a Chrome trace that PyTorch did not write", (_OF_CHROME,), _TRACE),
+    # Text
+    Foreign(
+        "a Python script",
+        (
+            rb"\A(?:\xef\xbb\xbf)?\s{0,99}(?:[rR]?\"\"\"|'''|#|import |from )",
+            rb"(?sm)\A(?!.{0,65536}^```).{0,6000}?^(?:import|from) {1,3}[\w.]{1,99}(?: import | as |,|$)",
+            rb"(?m)^(?: {4}|\t|def |class |if |for |with |@|\w{1,40} {0,3}= {0,3}\S)",
+        ),
+        "stepgrade record runs it and records its steps",
+    ),
+    Foreign("a text in Markdown", (rb"\A#{1,3} ", rb"(?m)^## |^```|\]\("), _TRACE),
+    Foreign(
+        "a table of metrics (CSV)",
+        (
+            rb"(?i)\A[^\n{\[]{0,1000}\b_?(?:step|epoch|iter\w{0,9}|\w{0,20}loss|throughput)\b[^\n{]{0,1000}\n[^\n]{0,999}[,\t]",
+        ),
+        _NO_STEPS,
+    ),
+    Foreign(
+        "a training log",
+        (rb"(?i)\b(?:iter\w{0,6}|step|batch|epoch)s?\b[^\n]{0,200}(?:loss|\blr\b|\d ?ms\b|sec|tok|%\|)",),
+        _NO_STEPS,
+    ),
+    Foreign(
+        "a training log",
+        (rb"(?i)(?:loss|mlperf|:::MLL)[^\n]{0,200}(?:iteration|iter|step|batch|epoch)",),
+        _NO_STEPS,
+    ),
+)
+
+
+def what_it_is(head: bytes) -> Foreign | None:
+    """Return the first format of the table whose signs the first bytes of a file have, None for no one."""
+    for known in _KNOWN:
+        if all(re.search(sign, head) for sign in known.signs):
+            return known
+    return None
+
+
+def refusal(source: ByteSource) -> UnknownFormat:
+    """Return the error for a source that no reader takes: what it is, else which formats there are."""
+    from stepgrade.readers.registry import readers  # noqa: PLC0415  which imports the readers, and they this
+
+    found = what_it_is(source.head)
+    if found is not None:
+        hint, supply = found.advice or None, found.supply or None
+        return UnknownFormat(f"is {found.what}", where=source.name, hint=hint, supply=supply)
+    kind = "is JSON of no kind" if re.match(_OF_JSON, source.head) else "holds no profile"
+    problem = (
+        f"{kind} that stepgrade knows" if source.is_text else "is binary, in no format that stepgrade knows"
+    )
+    known = ", ".join(reader.name for reader in readers())
+    return UnknownFormat(problem, where=source.name, hint=f"formats: {known}; {_TRACE}")

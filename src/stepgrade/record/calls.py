@@ -1,0 +1,136 @@
+"""Calls of modules, seen from outside: nothing is put on a module that could be saved or copied with it."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch.nn import Module
+
+from stepgrade.record.patches import Patches
+from stepgrade.record.timeline import NONE, StepTimeline
+
+Before = Callable[[Module, tuple[object, ...], dict[str, object]], None]
+After = Callable[[Module, object, object], None]
+
+
+_compiler = torch._C._dynamo.eval_frame  # noqa: SLF001  no public way to ask
+
+
+def _looking() -> object:
+    looking = _compiler.set_eval_frame(None)
+    _compiler.set_eval_frame(looking)
+    return looking
+
+
+class Around(NamedTuple):
+    """What runs before and after a module's calls."""
+
+    before: Before
+    after: After
+
+
+class ModuleCalls:
+    """Runs functions around the calls of watched modules, by wrapping `Module.__call__` itself.
+
+    Hooks on the modules would be pickled, copied, scripted and exported with them, global ones make
+    torch.compile warn. Modules are known by their identity and may be collected at any time.
+    """
+
+    def __init__(self, timeline: StepTimeline, fail: Callable[[Exception], None]) -> None:
+        self.on_unknown: Callable[[Module], Around | None] | None = None
+        self._timeline = timeline
+        self._fail = fail
+        self._undo: Callable[[], None] = lambda: None
+        self._watched: dict[int, Around] = {}
+        self._alive: dict[int, weakref.ref[Module]] = {}
+
+    def start(self, patches: Patches) -> None:
+        """Begin to see calls."""
+        original = Module.__call__
+        patches.replace(Module, "__call__", self._wrapper(original))
+        _tell_compiler(original, Module.__call__)
+        self._undo = partial(_tell_compiler, Module.__call__, original)
+
+    def stop(self) -> None:
+        """Forget every module; a compiled model may keep our function, which then does nothing."""
+        self._undo()
+        self.on_unknown = None
+        self._watched.clear()
+        self._alive.clear()
+
+    def watch(self, module: Module, around: Around) -> None:
+        """Run the two functions around this module's calls, inside those that do so already."""
+        key, outer = id(module), self._watched.get(id(module))
+        if outer is None:
+
+            def forget(_gone: object) -> None:
+                self._watched.pop(key, None)
+                self._alive.pop(key, None)
+
+            self._alive[key] = weakref.ref(module, forget)
+            self._watched[key] = around
+            return
+
+        def before(module: Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+            outer.before(module, args, kwargs)
+            around.before(module, args, kwargs)
+
+        def after(module: Module, args: object, output: object) -> None:
+            around.after(module, args, output)
+            outer.after(module, args, output)
+
+        self._watched[key] = Around(before, after)
+
+    def _wrapper(self, original: Callable[..., object]) -> Callable[..., object]:
+        find, timeline = self._watched.get, self._timeline
+        is_compiling, is_tracing = torch.compiler.is_compiling, torch.jit.is_tracing
+        # Not None while torch.compile looks at each function that is called: it must not look at ours.
+        compiler = getattr(_compiler, "get_eval_frame_callback", _looking)  # since torch 2.5
+        def call(module: Module, /, *args: object, **kwargs: object) -> object:
+            if is_compiling():  # before anything else: then this leaves nothing in the graph
+                return original(module, *args, **kwargs)
+            around = find(id(module))
+            if around is None:
+                if timeline.direction != NONE or self.on_unknown is None or compiler() is not None:
+                    return original(module, *args, **kwargs)
+                if is_tracing():
+                    return original(module, *args, **kwargs)
+                try:
+                    around = self.on_unknown(module)
+                except Exception as error:  # noqa: BLE001  whatever it is, the training goes on
+                    self._fail(error)
+                if around is None:
+                    return original(module, *args, **kwargs)
+            elif compiler() is not None or is_tracing():  # nothing to time in a graph
+                return original(module, *args, **kwargs)
+            try:
+                around.before(module, args, kwargs)
+            except Exception as error:  # noqa: BLE001  as above
+                self._fail(error)
+            output = None
+            try:
+                output = original(module, *args, **kwargs)
+            finally:
+                try:
+                    around.after(module, args, output)
+                except Exception as error:  # noqa: BLE001  as above
+                    self._fail(error)
+            return output
+
+        return call
+
+
+def _tell_compiler(old: Callable[..., object], new: Callable[..., object]) -> None:
+    """Let torch.compile, if it is loaded, take the new function for the one that calls every module.
+
+    It goes straight to a module's `forward` then, and not through ours.
+    """
+    for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
+        known = vars(sys.modules.get(name, object)).get("unpatched_nn_module_call")
+        if known is old:
+            setattr(sys.modules[name], "unpatched_nn_module_call", new)  # noqa: B010  mypy knows no such name

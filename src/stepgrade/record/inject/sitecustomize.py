@@ -1,0 +1,86 @@
+"""Runs first in every Python that `stepgrade record` starts, and begins to record once torch is imported.
+
+Nothing but the standard library's smallest modules is imported before the script runs: what it sets for torch or
+numpy before it imports them, such as the number of threads, must still be heard.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+_SESSION = "STEPGRADE_SESSION"
+_PR_SET_PDEATHSIG, _SIGTERM = 1, 15
+
+
+class AfterTorch:
+    """Finds torch as it would be found anyway, and calls `record` when it has been imported."""
+
+    def __init__(self, session: str) -> None:
+        self._session = session
+        self._path = list(sys.path)  # before the script's own folder is put first
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Return the spec of torch, whose loader begins to record after its work; None for other modules."""
+        if name != "torch":
+            return None
+        others = (finder for finder in list(sys.meta_path) if finder is not self)
+        found = (finder.find_spec(name, path, target) for finder in others if hasattr(finder, "find_spec"))
+        spec: ModuleSpec | None = next((each for each in found if each is not None), None)
+        if spec is None or spec.loader is None:
+            return spec
+        loader, load = spec.loader, spec.loader.exec_module
+
+        def load_and_record(module: ModuleType) -> None:
+            del loader.exec_module  # the class has it
+            load(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                self._record()
+
+        loader.exec_module = load_and_record  # type: ignore[method-assign]  undone as soon as it is called
+        return spec
+
+    def _record(self) -> None:
+        """Begin to record; what goes wrong is left for the parent process to tell."""
+        path, sys.path[:] = sys.path[:], self._path
+        try:
+            from stepgrade.record.script import record_here  # noqa: PLC0415  not before torch
+
+            record_here(self._session)
+        except Exception as error:  # noqa: BLE001  the script must run whatever is wrong with us
+            try:
+                with open(os.path.join(self._session, ".failed"), "w", encoding="utf-8") as said:  # noqa: PTH118, PTH123
+                    said.write(f"{sys.executable}: {error!r}")
+            except OSError:
+                pass
+        finally:
+            sys.path[:] = path
+
+
+def _begin() -> None:
+    here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  pathlib is not small
+    sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder or ".") != here]  # noqa: PTH100
+    session = os.environ.get(_SESSION)
+    if session is None or not os.path.isdir(session):  # noqa: PTH112
+        return  # the command has ended, and this process has outlived it
+    if os.environ.get("STEPGRADE_PARENT") == str(os.getppid()) and sys.platform == "linux":
+        import ctypes  # noqa: PLC0415  only in one process
+
+        # Whoever kills the command without warning means the training.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGTERM)
+    sys.meta_path.insert(0, AfterTorch(session))
+
+
+_begin()
+# The environment's own module of this name runs as it does without us.
+_ours = sys.modules.pop("sitecustomize", None)
+try:
+    import sitecustomize  # noqa: F401
+except ImportError as error:
+    if error.name != "sitecustomize":
+        raise
+    if _ours is not None:
+        sys.modules["sitecustomize"] = _ours

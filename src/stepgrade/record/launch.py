@@ -1,0 +1,177 @@
+"""Run a training command in processes of its own, with a recorder in each Python that takes a step."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+
+from msgspec import Struct
+
+from stepgrade.errors import BadInput, BadOption, MissingExtra
+
+SESSION, PARENT = "STEPGRADE_SESSION", "STEPGRADE_PARENT"
+OPTIONS = ".options.json"
+COUNTER = struct.Struct("<q")  # of the steps that a process has ended, at the start of its file
+_INJECTED = Path(__file__).parent / "inject"
+_PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz")
+_BETWEEN_LOOKS_SECONDS = 0.2
+# Sent on to the training; the first two come from a terminal, which sends them to it as well.
+_FROM_TERMINAL = ("SIGINT", "SIGQUIT")
+_SENT_ON = (*_FROM_TERMINAL, "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCONT")
+
+
+class Recorded(Struct, frozen=True):
+    """The file of one recorded process, and how many steps that process had ended when it was gone."""
+
+    path: Path
+    steps: int
+
+
+class Launched(Struct, frozen=True):
+    """How a command ended: its code as `subprocess` has it, negative for a signal; what was recorded."""
+
+    code: int
+    recorded: list[Recorded]
+    problem: str | None
+
+
+def run_recorded(
+    command: Sequence[str],
+    path: Path,
+    options: dict[str, object],
+    *,
+    as_module: bool = False,
+    on_steps: Callable[[int], None] | None = None,
+) -> Launched:
+    """Run a script, a module or any program that starts Python; each process that trains leaves a recording.
+
+    It runs as without us: its own interpreter, streams, signals and exit. `path` is that of the recording,
+    with a rank's or another number where several processes train; `on_steps` is told how far it is.
+    """
+    words = command_line(command, as_module=as_module)
+    with tempfile.TemporaryDirectory(prefix="stepgrade-", ignore_cleanup_errors=True) as folder:
+        session = Path(folder)
+        (session / OPTIONS).write_text(json.dumps({**options, "path": os.fspath(path.absolute())}))
+        environment = _environment(session)
+        try:
+            process = subprocess.Popen(words, env=environment)  # noqa: S603  what the user asked for
+        except OSError as error:
+            raise BadInput(f"cannot be run: {error.strerror or error}", where=words[0]) from error
+        with _signals_sent_on(process):
+            code = _wait(process, session, path, on_steps)
+        failed = session / ".failed"
+        problem = failed.read_text(encoding="utf-8") if failed.exists() else None
+        return Launched(code=code, recorded=_recorded(session, path), problem=problem)
+
+
+def command_line(command: Sequence[str], *, as_module: bool = False) -> list[str]:
+    """Return the program to run and its arguments: Python for a script or a module, else what was given."""
+    words = list(command[1:] if command[:1] == ["--"] else command)
+    if not words:
+        raise BadOption("there is no script to run", hint="stepgrade record train.py arguments…")
+    if as_module:
+        return [_python(), "-m", *words]
+    first = Path(words[0])
+    is_package = (first / "__main__.py").is_file()
+    is_program = os.access(first, os.X_OK) and first.suffix not in _PYTHON_FILES
+    if is_package or (first.is_file() and not is_program):
+        return [_python(), *words]
+    program = shutil.which(words[0])
+    if program is None:
+        hint = "to run a module use -m"
+        raise BadInput("no such file, nor a program of that name", where=words[0], hint=hint)
+    return [program, *words[1:]]
+
+
+def die_by(signal_number: int) -> None:
+    """End this process by the signal that ended the training, so that whoever waits sees the same."""
+    with suppress(ValueError, OSError):
+        signal.signal(signal_number, signal.SIG_DFL)
+        if sys.platform != "win32":
+            import resource  # noqa: PLC0415  not on Windows
+
+            resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        os.kill(os.getpid(), signal_number)
+
+
+def _python() -> str:
+    if find_spec("torch") is None:
+        raise MissingExtra("recording needs torch", hint="pip install 'stepgrade[torch]'")
+    return sys.executable
+
+
+def _environment(session: Path) -> dict[str, str]:
+    """Return the environment in which every Python loads our `sitecustomize` first."""
+    before = os.environ.get("PYTHONPATH", "")
+    folders = [os.fspath(_INJECTED), *(folder for folder in before.split(os.pathsep) if before)]
+    unique = dict.fromkeys(folders)
+    own = {SESSION: os.fspath(session), PARENT: str(os.getpid()), "PYTHONPATH": os.pathsep.join(unique)}
+    return {**os.environ, **own}
+
+
+@contextmanager
+def _signals_sent_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Send signals that reach this process on to the training, and stay until it has ended."""
+
+    def send_on(number: int, _frame: FrameType | None) -> None:
+        if signal.Signals(number).name in _FROM_TERMINAL and _in_foreground():
+            return
+        with suppress(ProcessLookupError):
+            process.send_signal(number)
+
+    before = {}
+    for name in _SENT_ON:
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            with suppress(ValueError):  # not in the main thread
+                before[number] = signal.signal(number, send_on)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _in_foreground() -> bool:
+    """Tell whether a terminal sends its Ctrl-C to this process, and so to the training too."""
+    try:
+        with open("/dev/tty", "rb") as terminal:  # noqa: PTH123
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except (OSError, AttributeError):
+        return False
+
+
+def _wait(
+    process: subprocess.Popen[bytes], session: Path, path: Path, on_steps: Callable[[int], None] | None
+) -> int:
+    if on_steps is None:
+        return process.wait()
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(_BETWEEN_LOOKS_SECONDS)
+        steps = max((each.steps for each in _recorded(session, path)), default=0)
+        if steps:
+            on_steps(steps)
+
+
+def _recorded(session: Path, path: Path) -> list[Recorded]:
+    """Return what the processes of the session have recorded, in the order of their names."""
+    found = []
+    for claim in sorted(session.iterdir(), key=lambda claim: (len(claim.name), claim.name)):
+        content = b"" if claim.name.startswith(".") else claim.read_bytes()
+        if len(content) >= COUNTER.size:
+            elsewhere = os.fsdecode(content[COUNTER.size :])  # where it is, if it could not be written here
+            where = Path(elsewhere) if elsewhere else path.with_name(claim.name)
+            found.append(Recorded(path=where, steps=COUNTER.unpack_from(content)[0]))
+    return found

@@ -1,0 +1,93 @@
+"""Why a run has no grade, and the best it can have: no device is more efficient than it is busy."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from stepgrade.contract import Grade
+from stepgrade.model import Ledger, Note, Profile
+from stepgrade.model.ceiling import Ceiling
+from stepgrade.model.scorecard import AT_MOST, Arithmetic
+from stepgrade.scoring.efficiency import Efficiency, ScoreOptions
+from stepgrade.units import show_share
+
+# Operations of other classes move memory; none of the FLOPs that a grade counts are in them.
+_MAY_COMPUTE = ("attention", "convolution", "gemm", "other", None)
+# More of the step than this bounds nothing.
+_MOST_SHARE = 0.995
+
+
+class Bound(Struct, frozen=True, kw_only=True):
+    """The most of its ceiling that a run can have reached, and why it cannot be more."""
+
+    share: float
+    because: str
+
+    @property
+    def grade(self) -> str:
+        """Return the best grade that the run can have."""
+        return str(Grade.from_efficiency(self.share))
+
+    @property
+    def note(self) -> Note:
+        """Return the bound in words, for those who read why there is no grade."""
+        return Note(AT_MOST, f"{self.grade} or lower: {self.because}")
+
+
+def why_ungraded(
+    profile: Profile, options: ScoreOptions, efficiency: Efficiency, ledger: Ledger | None
+) -> tuple[tuple[Note, ...], Bound | None]:
+    """Return why there is no grade (nothing if there is one), and what bounds it all the same."""
+    unfit, work = profile.unfit, options.work or profile.work
+    if work == "inference":
+        text = (
+            "the steps are inference, a forward pass without backward or optimizer; a grade is for training"
+        )
+        unfit = (Note("inference", text, supply="{work}" if options.work is None else ""), *unfit)
+    reasons = (*unfit, *efficiency.ungraded_because)
+    if unfit or not reasons:
+        return reasons, None
+    bound = bound_of(profile, ledger, efficiency.arithmetic, efficiency.roof)
+    return (*reasons, *((bound.note,) if bound else ())), bound
+
+
+def bound_of(
+    profile: Profile, ledger: Ledger | None, arithmetic: Arithmetic | None, roof: Ceiling | None
+) -> Bound | None:
+    """Return the lower of two bounds: how much of the step is computing, and how much arithmetic there is.
+
+    `ledger` is that of the device or that of the phases; `roof` is the ceiling that a grade would be taken
+    against. None where nothing bounds the run.
+    """
+    bounds = [bound for bound in (_by_ledger(profile, ledger, roof),) if bound is not None]
+    busy = bounds[0].share if bounds else 1.0
+    if arithmetic is not None and arithmetic.share is not None and (roof is None or roof.kind == "compute"):
+        uncounted = busy * _arithmetic_time(profile) * (1.0 - (arithmetic.known_share or 0.0))
+        counted = f"the counted arithmetic is {show_share(arithmetic.share)} of the peak"
+        rest = f", what has no count takes {show_share(uncounted)} of the step" if uncounted >= 0.0005 else ""
+        bounds.append(Bound(share=arithmetic.share + uncounted, because=f"{counted}{rest}"))
+    lowest = min(bounds, key=lambda bound: bound.share, default=None)
+    return lowest if lowest is not None and lowest.share < _MOST_SHARE else None
+
+
+def _by_ledger(profile: Profile, ledger: Ledger | None, roof: Ceiling | None) -> Bound | None:
+    """Return the bound by the time in which nothing is computed; phases tell only some of that time."""
+    if ledger is None or ledger.compute is None:
+        return None
+    is_of_timeline, on_link = profile.ledger is not None, roof is not None and roof.kind == "link"
+    communicates = (ledger.exposed_communication or 0.0) if on_link else 0.0
+    if is_of_timeline:
+        share = ledger.compute + communicates
+        part = "processor" if profile.activity and profile.activity.driver == "host" else "device"
+        does = "computes or communicates" if on_link else "computes"
+        return Bound(share=share, because=f"the {part} {does} {show_share(share, 0)} of the step")
+    waits = (ledger.exposed_communication, ledger.exposed_copy, ledger.idle_input, ledger.idle_host)
+    share = max(0.0, 1.0 - sum(wait or 0.0 for wait in waits) + communicates)
+    return Bound(share=share, because=f"at most {show_share(share, 0)} of the step is computing")
+
+
+def _arithmetic_time(profile: Profile) -> float:
+    """Return the share of the operations' time in those that can hold arithmetic; 1 without operations."""
+    computing = [op for op in profile.operations if op.kind != "communication"]
+    whole = sum(op.total_ms for op in computing)
+    return sum(op.total_ms for op in computing if op.kind in _MAY_COMPUTE) / whole if whole else 1.0

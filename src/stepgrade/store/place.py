@@ -1,0 +1,47 @@
+"""Where a history is: a file, or a PostgreSQL server; any other name is refused, and not repeated.
+
+What is refused here may hold a password, so no message repeats it: libpq would print the part of a password
+that it takes for a host.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from stepgrade.errors import BadHistory
+
+DEFAULT_PATH = ".stepgrade/history.db"
+VARIABLE = "STEPGRADE_HISTORY"
+_URL_HINT = (
+    "leave the password out and put it into PGPASSWORD, ~/.pgpass or the file that PGPASSFILE names; "
+    "in a URL write @ as %40, / as %2F, : as %3A, % as %25, a space as %20"
+)
+_WHICH = "name a file, or a database as postgresql://USER@HOST/NAME"
+# What libpq and we agree on: no raw @, space or stray % before the host, and one @ at most.
+_USER = r"(?:[A-Za-z0-9._~!$&'()*+,;=:-]|%[0-9A-Fa-f]{2})*"
+_URL = rf"(?:{_USER}@)?[^@/?#%\s]*(?:/[^@?#\s]*)?(?:\?[^@#\s]*)?"
+
+
+def place_of(name: str | None) -> tuple[str | None, str]:
+    """Return a history's URL (None for a file), and its name or path that may be shown."""
+    name = name or os.environ.get(VARIABLE) or DEFAULT_PATH
+    scheme, sign, rest = name.partition("://")
+    if re.match(r"(?i)postgres(?:ql)?(?:\+\w*)?:", name):
+        if not sign or not re.fullmatch(_URL, rest) or "%" in re.sub("%[0-9A-Fa-f]{2}", "", rest):
+            raise BadHistory("the PostgreSQL URL is not well formed", hint=_URL_HINT)
+        return f"postgresql://{rest}", without_password(f"postgresql://{rest}")
+    if re.search(r"(?i)(?:^|\s)(?:host|hostaddr|dbname|user|password|service)\s*=", name):
+        raise BadHistory("a history is not named by connection settings", hint=_WHICH)
+    path = name.removeprefix("sqlite:///")
+    if sign and scheme != "sqlite":
+        raise BadHistory("there is no history of this kind", hint=_WHICH)
+    if path == ":memory:" or not path:
+        raise BadHistory("a history in memory would be gone at once", hint=_WHICH)
+    return None, path
+
+
+def without_password(url: str) -> str:
+    """Return a well-formed URL without its password."""
+    bare = re.sub(r"(://[^:/@\s]*):[^@\s]*@", r"\1@", url)
+    return re.sub(r"(?i)((?:ssl)?password=)[^&\s]*", r"\1…", bare)
