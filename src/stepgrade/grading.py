@@ -135,7 +135,12 @@ def _card(profile: Profile, options: ScoreOptions, settings: Settings) -> Scorec
         limits=limits,
     )
     found = findings(context, settings.ignored_rules)
-    if of_device and verdict.is_wait and work_gains_more(found) and (of_device.compute or 0.0) > limits.busy_share:
+    if (
+        of_device
+        and verdict.is_wait
+        and work_gains_more(found)
+        and (of_device.compute or 0.0) > limits.busy_share
+    ):
         verdict = busy_verdict(profile, of_device.compute or 0.0, work)
     reasons, bound = why_ungraded(profile, options, efficiency, ledger)
     v1_notes = (bottleneck_note(profile, verdict.bottleneck, efficiency.share), ratio_note)

@@ -69,7 +69,9 @@ def test_no_rule_advises_bf16_or_tf32_to_a_v100(name: str) -> None:
 def test_no_rule_advises_training_to_a_run_that_does_not_train(name: str) -> None:
     profile = on(ON_A_DEVICE[name], work="inference")
     for advice in advice_of(profile):
-        assert not re.search(r"optimizer|[Bb]ackward|[Gg]radient|GradScaler|zero_grad|DDP|the loss", advice), advice
+        assert not re.search(
+            r"optimizer|[Bb]ackward|[Gg]radient|GradScaler|zero_grad|DDP|the loss", advice
+        ), advice
 
 
 @pytest.mark.parametrize("name", FIRES)
@@ -188,6 +190,8 @@ def test_needs_are_all_looked_for_in_remedies() -> None:
 
 
 def test_a_step_on_a_processor_is_not_told_to_use_a_device() -> None:
-    remedies = advice_of(host(lost={"idle_input": 0.3}, loader="_SingleProcessDataLoaderIter", platform="cpu"))
+    remedies = advice_of(
+        host(lost={"idle_input": 0.3}, loader="_SingleProcessDataLoaderIter", platform="cpu")
+    )
     assert any("num_workers" in remedy for remedy in remedies)
     assert not any("pin_memory" in remedy for remedy in remedies)

@@ -20,7 +20,9 @@ QUIET = GateTable(run_noise=0.01)
 OLD = make_profile(mean_step_ms=100.0)
 SLOW = make_profile(
     mean_step_ms=150.0,
-    source=Source(format="step_profiler_v2", files=(f"{HOSTILE}.json", "b.json"), producer="step_profiler_v2"),
+    source=Source(
+        format="step_profiler_v2", files=(f"{HOSTILE}.json", "b.json"), producer="step_profiler_v2"
+    ),
 )
 
 

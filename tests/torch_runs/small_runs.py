@@ -37,13 +37,17 @@ def classify(model: Any, make: Callable[[], Any], classes: int = 10) -> Callable
 
 
 def mlp(batch: int = 128) -> Step:
-    model = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
+    model = nn.Sequential(
+        nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
+    )
     return train(model, classify(model, lambda: torch.randn(batch, 256)))
 
 
 def cnn() -> Step:
     def conv(width: int, out: int) -> Any:
-        return nn.Sequential(nn.Conv2d(width, out, 3, padding=1), nn.BatchNorm2d(out), nn.ReLU(), nn.MaxPool2d(2))
+        return nn.Sequential(
+            nn.Conv2d(width, out, 3, padding=1), nn.BatchNorm2d(out), nn.ReLU(), nn.MaxPool2d(2)
+        )
 
     model = nn.Sequential(conv(3, 16), conv(16, 32), conv(32, 64), nn.Flatten(), nn.Linear(1024, 10))
     return train(model, classify(model, lambda: torch.randn(32, 3, 32, 32)))
@@ -288,7 +292,9 @@ FAULTS: dict[str, tuple[Callable[[], Step], str, set[str]]] = {
 }
 
 
-def record(path: Path, step: Step, fault: Step | None = None, *, stacks: bool = False, shapes: bool = True) -> None:
+def record(
+    path: Path, step: Step, fault: Step | None = None, *, stacks: bool = False, shapes: bool = True
+) -> None:
     """Run the step, and the fault after it, under the profiler and write the trace."""
     torch.manual_seed(0)
     torch.set_num_threads(1)

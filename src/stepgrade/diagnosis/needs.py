@@ -23,7 +23,9 @@ class Need(NamedTuple):
 NEEDS = (
     Need(
         "a device that torch.cuda drives",
-        re.compile(r"torch\.cuda|CUDA|cuda|nccl|NCCL|expandable_segments|tensor cores|sdpa_kernel|Flash|Liger|TunableOp"),
+        re.compile(
+            r"torch\.cuda|CUDA|cuda|nccl|NCCL|expandable_segments|tensor cores|sdpa_kernel|Flash|Liger|TunableOp"
+        ),
         lambda context: context.platform in _LIKE_CUDA,
     ),
     Need(
@@ -54,7 +56,9 @@ NEEDS = (
         ),
         lambda context: context.work != "inference",
     ),
-    Need("tables that are not FBGEMM's yet", re.compile(r"FBGEMM"), lambda context: not context.uses("fbgemm")),
+    Need(
+        "tables that are not FBGEMM's yet", re.compile(r"FBGEMM"), lambda context: not context.uses("fbgemm")
+    ),
     Need(
         "shapes that were not recorded",
         re.compile(r"record_shapes|[Rr]ecord \w*\s?shapes|operations with shapes"),

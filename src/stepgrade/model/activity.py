@@ -212,8 +212,7 @@ class Activity(Struct, frozen=True, kw_only=True):
             matmul_dtype_ms={name: ms * factor for name, ms in self.matmul_dtype_ms.items()},
             kernel_group_ms={name: ms * factor for name, ms in self.kernel_group_ms.items()},
             scalar_read_ms=self.scalar_read_ms * factor,
-            loop=loop
-            and structs.replace(loop, ms=loop.ms * factor, backward_ms=loop.backward_ms * factor),
+            loop=loop and structs.replace(loop, ms=loop.ms * factor, backward_ms=loop.backward_ms * factor),
             recompute_ms=self.recompute_ms * factor,
             startup_ms=self.startup_ms * factor,
             skew_ms=None if self.skew_ms is None else self.skew_ms * factor,

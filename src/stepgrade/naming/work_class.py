@@ -186,9 +186,41 @@ _RULES: tuple[tuple[WorkClass, tuple[str, ...], str | None], ...] = (
 _VIEWS = frozenset(
     f"aten::{name}"
     for name in (
-        *("transpose", "t", "permute", "view", "_unsafe_view", "reshape", "select", "slice", "narrow", "expand"),
-        *("as_strided", "unsqueeze", "squeeze", "detach", "unbind", "split", "chunk", "alias", "movedim", "flatten"),
-        *("expand_as", "view_as", "swapaxes", "unfold", "diagonal", "real", "imag", "split_with_sizes", "numpy_t"),
+        *(
+            "transpose",
+            "t",
+            "permute",
+            "view",
+            "_unsafe_view",
+            "reshape",
+            "select",
+            "slice",
+            "narrow",
+            "expand",
+        ),
+        *(
+            "as_strided",
+            "unsqueeze",
+            "squeeze",
+            "detach",
+            "unbind",
+            "split",
+            "chunk",
+            "alias",
+            "movedim",
+            "flatten",
+        ),
+        *(
+            "expand_as",
+            "view_as",
+            "swapaxes",
+            "unfold",
+            "diagonal",
+            "real",
+            "imag",
+            "split_with_sizes",
+            "numpy_t",
+        ),
     )
 )
 # Draws numbers one by one; what dropout draws goes by dropout's own names.

@@ -68,7 +68,9 @@ def read(source: ByteSource) -> Profile:
     sums = steady or [line.warmup for line in lines if line.warmup is not None]
     if not sums:
         raise BadInput("the recording holds no whole step", where=source.name)
-    lost = "" if head.flush_seconds is None else f", at most {show_ms(head.flush_seconds * 1e3)} before it ended"
+    lost = (
+        "" if head.flush_seconds is None else f", at most {show_ms(head.flush_seconds * 1e3)} before it ended"
+    )
     text = f"the recording was not ended: this is what it held when it was last written{lost}"
     notes = [Note("not_ended", text)]
     if not steady:

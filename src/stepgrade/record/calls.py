@@ -91,6 +91,7 @@ class ModuleCalls:
         is_compiling, is_tracing = torch.compiler.is_compiling, torch.jit.is_tracing
         # Not None while torch.compile looks at each function that is called: it must not look at ours.
         compiler = getattr(_compiler, "get_eval_frame_callback", _looking)  # since torch 2.5
+
         def call(module: Module, /, *args: object, **kwargs: object) -> object:
             if is_compiling():  # before anything else: then this leaves nothing in the graph
                 return original(module, *args, **kwargs)

@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("stepgrade.record")
 T = TypeVar("T")
-_FLUSHING_SHARE = 0.002  # of the time may go into the journal, which is flushed the more often the cheaper it is
+_FLUSHING_SHARE = (
+    0.002  # of the time may go into the journal, which is flushed the more often the cheaper it is
+)
 
 
 class Recorder:

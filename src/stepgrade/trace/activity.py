@@ -137,7 +137,9 @@ def find_platform(timeline: Timeline) -> str | None:
     trace = timeline.trace
     if timeline.driver is Driver.HOST:
         return "cpu"
-    own = next((own for own in _OWN_CATEGORIES if any(name.startswith(own) for name in trace.categories)), None)
+    own = next(
+        (own for own in _OWN_CATEGORIES if any(name.startswith(own) for name in trace.categories)), None
+    )
     if own is not None:
         return own
     names = [trace.strings[index] for index in distinct(trace.calls.name).tolist()]
@@ -164,7 +166,10 @@ def startup_ms(timeline: Timeline, steps: int) -> float:
     if ledger is None or not len(rows):
         return 0.0
     # What is as slow every time, as freeing memory can be, is no start.
-    usual = {name: float(np.median(calls.dur_ns[calls.name == name])) for name in distinct(calls.name[rows]).tolist()}
+    usual = {
+        name: float(np.median(calls.dur_ns[calls.name == name]))
+        for name in distinct(calls.name[rows]).tolist()
+    }
     count = {name: int((calls.name == name).sum()) for name in usual}
     rare = [
         row
@@ -182,7 +187,9 @@ def find_lines(timeline: Timeline, frames: LoopFrames, steps: int) -> dict[str, 
     if ledger is None or frames is NO_FRAMES:
         return {}
     steady = _steady_spans(timeline)
-    late = iv.intersect(iv.merge(ledger.idle_host, iv.subtract(ledger.idle_sync, timeline.host.waiting)), steady)
+    late = iv.intersect(
+        iv.merge(ledger.idle_host, iv.subtract(ledger.idle_sync, timeline.host.waiting)), steady
+    )
     long = late.ends - late.starts > stall_ns(timeline)
     waits = {
         "stall": iv.Spans(late.starts[long], late.ends[long]),

@@ -46,7 +46,9 @@ _KERNELS = {
     "dropout": re.compile(r"dropout", re.IGNORECASE),
     "fill": re.compile(r"FillFunctor|^Memset", re.IGNORECASE),
 }
-_CALLS = {"graph_capture": re.compile(r"^(cuda|hip)(StreamBeginCapture|GraphInstantiate)|^cuGraphInstantiate")}
+_CALLS = {
+    "graph_capture": re.compile(r"^(cuda|hip)(StreamBeginCapture|GraphInstantiate)|^cuGraphInstantiate")
+}
 # Python takes a few microseconds between two reads of a loop; a longer pause is other work.
 _READ_PAUSE_NS = 50_000
 _EMBEDDING_LOOKUP = "aten::embedding"

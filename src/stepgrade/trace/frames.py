@@ -89,8 +89,4 @@ def find_loop_frames(trace: Trace, thread: int) -> LoopFrames:
     ends = np.append(time[1:], time[-1:])
     real = (ends > time) & (owner >= 0)
     time, ends, owner = time[real], ends[real], owner[real]
-    return LoopFrames(
-        time, ends, pick(name, user_row[owner]), pick(name, called_row[owner]), trace.strings
-    )
-
-
+    return LoopFrames(time, ends, pick(name, user_row[owner]), pick(name, called_row[owner]), trace.strings)

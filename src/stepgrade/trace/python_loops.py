@@ -80,7 +80,9 @@ def tally_loop(timeline: Timeline, frames: LoopFrames, steps: int) -> LoopTally 
     nodes = nodes[iv.span_at(spans, ops.start_ns[made[nodes]]) >= 0]
     longest = int((turns.last - turns.first).argmax())
     place = int(turns.first[longest])
-    names = [timeline.trace.strings[name] for name in ops.name[rows[place : place + int(turns.period[longest])]]]
+    names = [
+        timeline.trace.strings[name] for name in ops.name[rows[place : place + int(turns.period[longest])]]
+    ]
     lines = frames.lines_of(spans, steps)
     return LoopTally(
         turns=float(turns.turns.sum()) / steps,
@@ -89,4 +91,3 @@ def tally_loop(timeline: Timeline, frames: LoopFrames, steps: int) -> LoopTally 
         operations=tuple(dict.fromkeys(names)),
         line=lines[0] if lines else None,
     )
-

@@ -111,7 +111,9 @@ class Rule(Struct, frozen=True, kw_only=True):
         return Finding(
             rule=self.name,
             severity=found.severity,
-            claim=found.claim if found.line is None else f"{found.claim.removesuffix('.')}: {found.line.shown}.",
+            claim=found.claim
+            if found.line is None
+            else f"{found.claim.removesuffix('.')}: {found.line.shown}.",
             evidence=evidence,
             remedy=remedy,
             where=None if found.line is None else found.line.where,

@@ -104,7 +104,11 @@ def random_numbers(context: RuleContext) -> Found | None:
     claim = f"Making random numbers takes {show_share(share)} of the step, {ops[0].name} the most."
     levels = Levels(limits.random_info_share, limits.random_warning_share, limits.random_critical_share)
     lines = context.activity.lines.get("random", ())
-    evidence: Evidence = {"operation": ops[0].name, "calls": sum(op.calls or 0.0 for op in ops), "share": share}
+    evidence: Evidence = {
+        "operation": ops[0].name,
+        "calls": sum(op.calls or 0.0 for op in ops),
+        "share": share,
+    }
     return levels.found(share, claim, evidence, line=lines[0] if lines else None)
 
 

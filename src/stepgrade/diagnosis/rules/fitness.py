@@ -73,7 +73,9 @@ def graph_capture(context: RuleContext) -> Found | None:
     captures = context.activity.marks.get("graph_capture", 0.0)
     if not captures or context.account("compute") > context.limits.busy_share:
         return None
-    claim = f"Kernels are captured into graphs ({show_count(round(captures))} calls) and hardly run: not a step."
+    claim = (
+        f"Kernels are captured into graphs ({show_count(round(captures))} calls) and hardly run: not a step."
+    )
     return Found("warning", claim, {"captures": captures, "compute": context.account("compute")})
 
 

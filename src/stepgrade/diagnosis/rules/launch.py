@@ -95,7 +95,11 @@ def host_stall(context: RuleContext) -> Found | None:
         return _stall_levels(context.limits).found(sure, claim, numbers, gain=own, line=line)
     # Of a gap after a wait, the time of the wait could be hidden behind the device's work.
     hidden = context.step_share(
-        sum(min(wait.ms, wait.idle_ms or 0.0) for wait in context.activity.waits if is_outlasted(context, wait))
+        sum(
+            min(wait.ms, wait.idle_ms or 0.0)
+            for wait in context.activity.waits
+            if is_outlasted(context, wait)
+        )
     )
     share = own + hidden
     claim = (
@@ -250,9 +254,7 @@ RULES = (
         fix_jax="Move host callbacks, logging and checkpoints out of the step, or make them asynchronous.",
         wrong_when="the recorded steps include a checkpoint or an evaluation that comes rarely",
         check="No gap of a millisecond in the steady steps.",
-        worth=Worth(
-            "idle_host+idle_sync", 0.7, "most host work between launches can run ahead or elsewhere"
-        ),
+        worth=Worth("idle_host+idle_sync", 0.7, "most host work between launches can run ahead or elsewhere"),
         explains=("launch-gaps", "unsteady-steps", "python-overhead"),
         sources="XP-09, XP-10, NAI-06, NS-05, NAI-02, TML-04",
     ),

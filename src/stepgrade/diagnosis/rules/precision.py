@@ -64,7 +64,9 @@ def tf32_matmuls(context: RuleContext) -> Found | None:
     claim = f"Matrix products in tf32 take {show_share(share)} of the step; bf16 has twice the peak."
     gain = share * _saved_part(context, "tf32", "bf16")
     remedy = _mixed(context, "bf16")
-    return Found("info", claim, {"tf32_share": share}, share=gain, remedy=remedy and remedy.split(". ")[0] + ".")
+    return Found(
+        "info", claim, {"tf32_share": share}, share=gain, remedy=remedy and remedy.split(". ")[0] + "."
+    )
 
 
 def fp16_beside_bf16(context: RuleContext) -> Found | None:

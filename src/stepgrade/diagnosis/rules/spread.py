@@ -43,12 +43,12 @@ def _have_one_cause(context: RuleContext) -> bool:
     """
     samples, limits = context.profile.samples_ms, context.limits
     usual_ms = median(samples)
-    parts = {op.name: op.samples_ms for op in context.profile.operations if len(op.samples_ms) == len(samples)}
+    parts = {
+        op.name: op.samples_ms for op in context.profile.operations if len(op.samples_ms) == len(samples)
+    }
     if not parts:
         return True
-    parts[""] = tuple(
-        ms - sum(of_op[place] for of_op in parts.values()) for place, ms in enumerate(samples)
-    )
+    parts[""] = tuple(ms - sum(of_op[place] for of_op in parts.values()) for place, ms in enumerate(samples))
     usual = {name: median(times) for name, times in parts.items()}
     longest: dict[str, int] = {}
     long = [place for place, ms in enumerate(samples) if ms > limits.spread_ratio * usual_ms]
