@@ -48,7 +48,7 @@ class RuleContext(Struct, frozen=True, kw_only=True):
 
     @property
     def platform(self) -> str | None:
-        """Return whose runtime drives the device (cuda, rocm, mtia, ...), cpu without one, None if not known."""
+        """Return whose runtime drives the device (cuda, rocm, ...), cpu without one, None if not known."""
         device = self.target.device
         if self.activity.platform is not None or device is None:
             return "cpu" if self.activity.driver == "host" else self.activity.platform
@@ -79,7 +79,7 @@ class RuleContext(Struct, frozen=True, kw_only=True):
         return self.profile.recorded is not None and setting in self.profile.recorded.settings
 
     def can_compute_in(self, dtype: str) -> bool | None:
-        """Tell by the catalogue, else by NVIDIA's compute capability, whether the device has this precision."""
+        """Tell by the catalogue, else by the compute capability, whether the device has this precision."""
         device = self.target.device
         if device is not None and device.peak_tflops:
             return dtype in device.peak_tflops

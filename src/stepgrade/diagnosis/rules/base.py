@@ -127,7 +127,7 @@ class Rule(Struct, frozen=True, kw_only=True):
         )
 
     def remedy(self, context: RuleContext, found: Found) -> str:
-        """Return what to do: the first of the remedies that can be followed in this run; empty if none can."""
+        """Return what to do: the first remedy that can be followed in this run; empty if none can."""
         if context.runtime is Runtime.REFERENCE:
             return found.remedy or self.fix_reference or self.fix
         of_runtime = {Runtime.PYTORCH: self.fix_pytorch, Runtime.JAX: self.fix_jax}.get(context.runtime)
