@@ -12,7 +12,7 @@ _FRAME = re.compile(r"^(?P<path>.+)\((?P<line>\d+)\): (?P<name>.+)$")
 _BUILT_IN = re.compile(r"^<built-in (?:function|method) (?P<name>\w+)(?: of (?:(?P<kind>[\w.]+) object)?)?")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")
 _HOME = re.compile(r"^(?:[A-Za-z]:)?/(?:home|Users)/[^/]+/|^/root/")
-_INSTALLED = re.compile(r"(?:^|/)(?:site-packages|dist-packages|lib/python\d[\d.]*|anaconda\d?)/")
+_INSTALLED = re.compile(r"(?:^|/)(?:site-packages|dist-packages|lib/python\d[\d.]*|anaconda\d?)(?=/)")
 # The profiler leaves out the directory that a module was found in, so that of an installed package only its
 # own name is left. These are the packages that training loops are made of.
 # fmt: off
@@ -69,7 +69,7 @@ def read_frame(text: str) -> Frame:
 
 def _installed_path(path: str) -> str:
     """Return the path from the package on."""
-    return _INSTALLED.split(path)[-1]
+    return _INSTALLED.split(path)[-1].lstrip("/")
 
 
 def _is_user_path(path: str) -> bool:
