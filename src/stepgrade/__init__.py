@@ -1,7 +1,8 @@
 """Grade a training run: how fast against what the hardware allows, what holds it back, what to do next.
 
 >>> import stepgrade as sg
->>> card = sg.score(sg.load("profile.json"), device="rtx-4060-laptop", throughput_tok_s=194)
+>>> card = sg.score("profile.json", device="rtx-4060-laptop", throughput_tok_s=194)
+>>> print(card)
 """
 
 from __future__ import annotations

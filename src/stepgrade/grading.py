@@ -14,13 +14,15 @@ from stepgrade.diagnosis.context import NOTHING_DONE, RuleContext
 from stepgrade.diagnosis.rules import findings, work_gains_more
 from stepgrade.diagnosis.settings import DEFAULT_SETTINGS, Settings
 from stepgrade.errors import BadOption, NotMeasured
-from stepgrade.hardware.setup import Setup, Target
+from stepgrade.hardware.setup import CPU_KEY, Setup, Target
 from stepgrade.model import Baseline, Ledger, Note, Profile
 from stepgrade.model.finding import Finding
+from stepgrade.model.given import Path, baseline_given, profile_given
 from stepgrade.model.profile import STEP_PROFILER_V2, WorkKind
 from stepgrade.model.scorecard import UNGRADED, DeviceUse, RankRow, Scorecard, StepStats
 from stepgrade.scoring.bound import why_ungraded
 from stepgrade.scoring.causes import (
+    Bottleneck,
     bottleneck_of_ledger,
     bottleneck_of_phases,
     busy_verdict,
@@ -31,7 +33,7 @@ from stepgrade.scoring.contradictions import contradictions
 from stepgrade.scoring.efficiency import ScoreOptions, efficiency_of
 from stepgrade.scoring.fingerprint import fingerprint_of
 from stepgrade.scoring.layers import backward_forward_ratio, layer_summaries, layers_of_step, slow_layers
-from stepgrade.scoring.operations import operations_of_step, total_by_operation
+from stepgrade.scoring.operations import drop_impossible_counts, operations_of_step, total_by_operation
 from stepgrade.scoring.phases import phases_of_step
 from stepgrade.scoring.reference import bottleneck_note
 from stepgrade.scoring.runtime import Runtime, runtime_of
@@ -46,7 +48,7 @@ _GOOD_GRADES = {str(grade) for grade in Grade if grade > Grade.C}
 
 
 def score(
-    profile: Profile,
+    profile: Profile | Path,
     *,
     device: str | None = None,
     throughput_tok_s: float | None = None,
@@ -54,13 +56,14 @@ def score(
     work: WorkKind | None = None,
     peak_bw_gb_s: float | None = None,
     bytes_per_token: float | None = None,
-    baseline: Baseline | Profile | Scorecard | None = None,
+    baseline: Baseline | Profile | Scorecard | Path | None = None,
     setup: Setup | None = None,
     allow_different: Sequence[str] = (),
     settings: Settings | None = None,
 ) -> Scorecard:
     """Return the scorecard of a run (contract v2), compared with `baseline` when there is one.
 
+    Both may be given by their paths, which are read as `load` and `load_baseline` read them.
     `work="training"` grades a run although its source shows a forward pass only. `setup` says everything
     about hardware and model; `device`, `peak_bw_gb_s` and `bytes_per_token` are for those who need no more,
     and raise BadOption beside it. `settings` has limits and ignored rules, as `load_settings` reads them.
@@ -72,19 +75,22 @@ def score(
         raise BadOption("is given beside setup", field=given[0], hint="put it into the Setup")
     allowed = allowed_fields(allow_different)
     setup = setup or Setup(device=device, peak_bw_gb_s=peak_bw_gb_s, bytes_per_token=bytes_per_token)
+    profile = profile_given(profile)
     if profile.is_empty:
         where = ", ".join(profile.source.files)
         raise NotMeasured("nothing was measured: no step time, phases, layers or operations", where=where)
+    profile = drop_impossible_counts(profile, target_for(profile, setup))
     options = ScoreOptions(
         throughput_tok_s=throughput_tok_s,
         tokens_per_step=tokens_per_step,
         work=work,
         target=target_for(profile, setup),
     )
-    contradicted = contradictions(profile, options)
+    times = times_of(profile)
+    contradicted = contradictions(profile, times, options)
     if contradicted:
         profile = structs.replace(profile, warnings=(*profile.warnings, *contradicted))
-    card = _card(profile, options, settings or DEFAULT_SETTINGS)
+    card = _card(profile, times, options, settings or DEFAULT_SETTINGS)
     if baseline is None:
         return card
     from stepgrade.compare.runs import compare_with_baseline  # noqa: PLC0415  only with a baseline
@@ -94,16 +100,19 @@ def score(
 
 
 def as_baseline(
-    baseline: Baseline | Profile | Scorecard, setup: Setup, tokens_per_step: float | None = None
+    baseline: Baseline | Profile | Scorecard | Path, setup: Setup, tokens_per_step: float | None = None
 ) -> Baseline:
     """Return the earlier run's figures; a profile's rate is known only from its tokens per step."""
-    if isinstance(baseline, Profile):
-        baseline = score(baseline, setup=setup, tokens_per_step=tokens_per_step)
-    return Baseline.of(baseline) if isinstance(baseline, Scorecard) else baseline
+    if isinstance(baseline, Scorecard):
+        return Baseline.of(baseline)
+    earlier = baseline_given(baseline)
+    if isinstance(earlier, Profile):
+        return Baseline.of(score(earlier, setup=setup, tokens_per_step=tokens_per_step))
+    return earlier
 
 
-def _card(profile: Profile, options: ScoreOptions, settings: Settings) -> Scorecard:
-    target, times, limits = options.target, times_of(profile), settings.limits
+def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Settings) -> Scorecard:
+    target, limits = options.target, settings.limits
     ranked = tuple(rank_operations(total_by_operation(profile)))
     phases = phases_of_step(profile, times, limits)
     efficiency = efficiency_of(profile, times, options)
@@ -135,6 +144,7 @@ def _card(profile: Profile, options: ScoreOptions, settings: Settings) -> Scorec
         limits=limits,
     )
     found = findings(context, settings.ignored_rules)
+    reasons, bound = why_ungraded(profile, options, efficiency, ledger)
     if (
         of_device
         and verdict.is_wait
@@ -142,11 +152,11 @@ def _card(profile: Profile, options: ScoreOptions, settings: Settings) -> Scorec
         and (of_device.compute or 0.0) > limits.busy_share
     ):
         verdict = busy_verdict(profile, of_device.compute or 0.0, work)
-    reasons, bound = why_ungraded(profile, options, efficiency, ledger)
     v1_notes = (bottleneck_note(profile, verdict.bottleneck, efficiency.share), ratio_note)
     return Scorecard(
         grade=UNGRADED if reasons else efficiency.grade,
         grade_at_most=bound.grade if bound else None,
+        cost_known_share=profile.matmul_known_share,
         work=options.work or profile.work,
         efficiency=efficiency.share,
         bottleneck=verdict.bottleneck.value,
@@ -157,7 +167,7 @@ def _card(profile: Profile, options: ScoreOptions, settings: Settings) -> Scorec
         per_layer_summary=summaries,
         hotspot_ops=ranked[:HOTSPOTS_SHOWN],
         recommendations=_recommendations(context, found),
-        bottleneck_evidence=verdict.evidence,
+        bottleneck_evidence=(*verdict.evidence, *_where(profile, verdict.bottleneck)),
         causes=causes,
         notes=(
             *profile.notes,
@@ -172,6 +182,7 @@ def _card(profile: Profile, options: ScoreOptions, settings: Settings) -> Scorec
         device=_device(target),
         steps=_steps(profile, times),
         throughput=efficiency.throughput,
+        samples_s=efficiency.samples_s,
         ledger=ledger,
         phases=phases.shares,
         launches_per_step=profile.launches_per_step,
@@ -191,6 +202,13 @@ def _card(profile: Profile, options: ScoreOptions, settings: Settings) -> Scorec
         typical_step=profile.typical_step,
         fingerprint=fingerprint_of(profile, options),
     )
+
+
+def _where(profile: Profile, bottleneck: Bottleneck) -> tuple[str, ...]:
+    """Return the line of the user's code that holds the step up, where stacks or samples show it."""
+    wait = {Bottleneck.INPUT: "input", Bottleneck.HOST: "stall"}.get(bottleneck)
+    lines = profile.activity.lines.get(wait, ()) if profile.activity and wait else ()
+    return (f"mostly in {lines[0].shown}",) if lines else ()
 
 
 def _recommendations(context: RuleContext, found: tuple[Finding, ...]) -> tuple[str, ...]:
@@ -218,6 +236,8 @@ def _device(target: Target) -> DeviceUse | None:
     device, count = target.device, target.devices if target.devices > 1 else None
     if device is not None:
         basis = target.device_basis or ("given as a file" if device.is_by_hand else "given")
+        if device.key == CPU_KEY:
+            basis = "against what this CPU measured"
         return DeviceUse(key=device.key, name=device.name, count=count, basis=basis)
     if target.figures.bandwidth() or target.figures.compute(target.dtype):
         rate = "bandwidth" if target.figures.bandwidth() else "arithmetic"

@@ -6,6 +6,7 @@ from typing import Any
 
 from stepgrade.grading import score
 from stepgrade.model import Note, Profile, Source
+from stepgrade.model.given import Path, profile_given
 from stepgrade.model.notes import Result
 from stepgrade.model.scorecard import UNGRADED
 from stepgrade.scoring.operations import total_by_operation
@@ -44,8 +45,9 @@ _MISSING = {
 }
 
 
-def inspect(profile: Profile) -> Inspection:
-    """List what the profile holds and what it does not, and whether `score` would grade it."""
+def inspect(profile: Profile | Path) -> Inspection:
+    """List what a profile or its file holds and what it does not, and whether `score` would grade it."""
+    profile = profile_given(profile)
     card = None if profile.is_empty else score(profile)
     reasons = card.ungraded_because if card is not None else ()
     has_fatal = any(note.fatal for note in (*profile.warnings, *reasons))

@@ -7,6 +7,7 @@ import random
 import re
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,8 +18,11 @@ from stepgrade.compare.metrics import COMPARED, changes_of
 from stepgrade.compare.noise import (
     Sample,
     critical,
+    exceeded,
+    how_often,
     known_noise,
     noise_of,
+    pooled_noise,
     two_sided,
     without_accidents,
 )
@@ -72,6 +76,75 @@ def test_an_unknown_noise_is_assumed_and_said() -> None:
     assert "2 more runs" in change.more
     (sure,) = changes_of([run(250.0)], [run(100.0)])
     assert sure.outcome == "regressed"
+
+
+@pytest.mark.parametrize("noise", [None, 0.0, 0.13, 0.5, 0.99, 9.0])
+@pytest.mark.parametrize("earlier", [1, 2, 3, 4])
+def test_a_threefold_slowdown_is_never_in_doubt(noise: float | None, earlier: int) -> None:
+    before = [run(100.0 + n) for n in range(earlier)]
+    (change,) = changes_of([run(3.1 * 100.0 + earlier)], before, Sensitivity(run_noise=noise))
+    assert change.outcome == "regressed"
+    assert change.low > 0.0
+    wild = tuple(ms * 3.01 for ms in (50.0, 200.0, 70.0, 150.0, 400.0, 25.0, 100.0, 99.0))
+    before = [run(100.0, samples_ms=tuple(ms / 3.01 for ms in wild))]
+    (steps,) = changes_of([run(301.0, samples_ms=wild)], before, Sensitivity(run_noise=noise))
+    assert steps.outcome == "regressed"
+
+
+@pytest.mark.parametrize("noise", [None, 0.0, 0.13, 9.0])
+def test_a_run_against_itself_has_not_changed(noise: float | None) -> None:
+    one = noisy(random.Random(5), 0.1)
+    again = msgspec.structs.replace(one, name="the same file")
+    for before in ([again], [again, one]):
+        (change,) = changes_of([one], before, Sensitivity(run_noise=noise))
+        assert (change.outcome, change.change, change.noise.basis) == ("no change", 0.0, "same")
+    # Among others it is one run of many, and proves nothing.
+    slow = [run(100.0 + n % 3) for n in range(10)]
+    (change,) = changes_of([run(200.0)], [*slow, run(200.0)])
+    assert change.outcome == "regressed"
+
+
+def test_the_answer_says_what_it_knows_the_noise_from() -> None:
+    def basis(earlier: int, noise: float | None = None, pooled: float | None = None) -> str:
+        before = [run(100.0 + n) for n in range(earlier)]
+        return changes_of([run(100.5)], before, Sensitivity(run_noise=noise), pooled)[0].noise.basis
+
+    assert [basis(earlier) for earlier in (1, 2, 3, 4, 5)] == ["assumed"] * 2 + ["usual"] * 2 + ["measured"]
+    assert [basis(earlier, noise=0.02) for earlier in (1, 4, 5)] == ["given", "given", "measured"]
+    assert [basis(earlier, pooled=0.02) for earlier in (1, 4, 5)] == ["pooled", "pooled", "measured"]
+
+
+@pytest.mark.parametrize(("pooled", "outcome"), [(0.01, "regressed"), (0.30, "cannot tell")])
+def test_the_project_s_other_runs_speak_for_the_first(pooled: float, outcome: str) -> None:
+    (change,) = changes_of([run(125.0)], [run(100.0)], Sensitivity(), pooled)
+    assert change.outcome == outcome
+
+
+def test_other_series_are_pooled_whatever_their_levels() -> None:
+    chance = random.Random(8)
+    series = [[level * math.exp(chance.gauss(0.0, 0.03)) for _ in range(40)] for level in (1.0, 50.0, 900.0)]
+    series[0][20:] = [2.0 * value for value in series[0][20:]]  # a change of level is no noise
+    assert pooled_noise(series) == pytest.approx(0.03, rel=0.25)
+    assert pooled_noise([[1.0, 2.0], [3.0]]) is None
+
+
+@given(
+    st.lists(st.floats(min_value=50.0, max_value=200.0), min_size=3, max_size=12),
+    st.floats(min_value=1e-4, max_value=0.2),
+)
+def test_the_widths_are_a_distribution(values: list[float], level: float) -> None:
+    noise = noise_of(Sample(values=(100.0,)), Sample(values=tuple(values)), METRICS["step_time_ms"])
+    assert math.fsum(width.weight for width in noise.widths) == pytest.approx(1.0, abs=1e-3)
+    assert how_often(exceeded(level, noise.widths), noise.widths) == pytest.approx(level, rel=1e-6)
+
+
+def test_more_runs_that_agree_make_a_narrower_interval() -> None:
+    reaches = []
+    for count in (3, 4, 6, 9, 18, 48):
+        before = [run(100.0 + (n % 3 - 1)) for n in range(count)]
+        (change,) = changes_of([run(100.0)], before)
+        reaches.append(change.high - change.low)
+    assert reaches == sorted(reaches, reverse=True)
 
 
 def test_a_given_noise_counts_until_it_is_measured() -> None:

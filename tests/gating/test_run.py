@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import stepgrade as sg
 from stepgrade.config import Budget, Config, GateTable
 from stepgrade.errors import BadOption
-from tests.builders import make_profile
+from stepgrade.model import Fingerprint, Recorded
+from tests.builders import make_phases, make_profile
 
 OLD, NEW = make_profile(mean_step_ms=100.0), make_profile(mean_step_ms=150.0)
 QUIET = Config(gate=GateTable(run_noise=0.01))
@@ -48,6 +50,79 @@ def test_a_branch_is_read_from_the_history(tmp_path: Path) -> None:
     assert report.baseline == f"6 runs of main in {place}"
     other = sg.gate([sg.score(NEW, tokens_per_step=1.0)], against="history:topic", history=place)
     assert [note.code for note in other.reasons] == ["no_baseline"]
+
+
+def test_nothing_to_compare_with_yet_is_not_bad_input(tmp_path: Path) -> None:
+    place = tmp_path / "none" / "history.db"
+    report = sg.gate([NEW], against="history:main", history=str(place))
+    assert (report.exit_code, [note.code for note in report.reasons]) == (3, ["no_baseline"])
+    assert not place.parent.exists()  # only who saves makes one
+
+
+def test_what_changed_is_shown_where_it_cannot_be_told() -> None:
+    old = make_profile(mean_step_ms=100.0, phases=make_phases(forward=40.0, backward=50.0))
+    new = make_profile(mean_step_ms=115.0, phases=make_phases(forward=55.0, backward=50.0))
+    report = sg.gate([new], baselines=[old])
+    assert report.verdict == "could not be measured"
+    first = report.shifts[0]
+    assert (first.kind, first.name, first.now) == ("phase", "forward", 55.0)
+    assert "forward" in sg.render(report)
+
+
+@pytest.mark.parametrize(
+    ("here", "there"), [("float32", "fp32"), ("torch.bfloat16", "bf16"), ("half", "fp16")]
+)
+def test_one_precision_has_many_names(here: str, there: str) -> None:
+    old, new = (
+        make_profile(mean_step_ms=ms, recorded=Recorded(precision=name))
+        for ms, name in ((100.0, here), (100.5, there))
+    )
+    cards = [sg.score(profile) for profile in (old, new)]
+    assert [card.fingerprint.precision for card in cards if card.fingerprint] == [there, there]
+    assert sg.gate([cards[1]], baselines=[cards[0]], config=QUIET).verdict == "pass"
+    # A card of before has the name as its source wrote it.
+    was = msgspec.structs.replace(cards[0], fingerprint=Fingerprint(precision=here))
+    assert sg.gate([cards[1]], baselines=[was], config=QUIET).is_comparable
+    other = msgspec.structs.replace(cards[0], fingerprint=Fingerprint(precision="fp8"))
+    assert not sg.gate([cards[1]], baselines=[other], config=QUIET).is_comparable
+
+
+def test_machines_are_told_apart_by_their_label(tmp_path: Path) -> None:
+    from stepgrade.store import NewRun
+
+    place = str(tmp_path / "history.db")
+
+    def keep(ms: float, **labels: str) -> None:
+        with sg.history(place) as history:
+            history.add(NewRun(card=sg.score(make_profile(mean_step_ms=ms)), branch="main", labels=labels))
+
+    def verdict(ms: float, machine: str | None) -> str:
+        profile = make_profile(mean_step_ms=ms)
+        return sg.gate([profile], against="history:main", history=place, machine=machine).verdict
+
+    for number in range(6):
+        keep(100.0 + 0.3 * number)
+    assert verdict(100.5, "fast") == "pass"  # nobody has a label yet: all count
+    for number in range(6):
+        keep(100.0 + 0.3 * number, machine="fast")
+        keep(130.0 + 0.3 * number, machine="slow")
+    assert verdict(131.0, "slow") == "pass"
+    assert verdict(131.0, "fast") == "regressed"
+    assert verdict(100.0, "new") == "could not be measured"
+
+
+def test_the_other_runs_of_a_history_tell_its_noise(tmp_path: Path) -> None:
+    from stepgrade.store import NewRun
+
+    place = str(tmp_path / "history.db")
+    with sg.history(place) as history:
+        for number in range(20):
+            card = sg.score(make_profile(mean_step_ms=50.0 + number % 3), tokens_per_step=7.0)
+            history.add(NewRun(card=card, branch="main"))
+        history.add(NewRun(card=sg.score(OLD, tokens_per_step=9.0), branch="main"))
+    report = sg.gate([sg.score(NEW, tokens_per_step=9.0)], against="history:main", history=place)
+    assert (report.verdict, report.changes[0].noise.basis) == ("regressed", "pooled")
+    assert "other runs of this history" in sg.render(report)
 
 
 def test_what_differs_may_be_allowed(tmp_path: Path) -> None:

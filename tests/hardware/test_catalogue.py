@@ -33,7 +33,7 @@ SHARED = Path(__file__).parents[2].parent / "shared" / "hardware" / "accelerator
 def test_every_row_and_every_figure_is_there() -> None:
     with TABLE.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(all_devices()) == len(rows) == 158
+    assert len(all_devices()) == len(rows) == 166
     for row in rows:
         device = all_devices()[row["key"]]
         assert device.name == row["name"]
@@ -49,13 +49,17 @@ def test_every_row_and_every_figure_is_there() -> None:
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the shared table is not beside this repository")
 def test_the_table_is_the_shared_one() -> None:
-    """Figure for figure; only the words about where they come from may be put better here."""
-    rows = [list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())) for path in (TABLE, SHARED)]
-    for ours, theirs in zip(*rows, strict=True):
-        words = {"source", "confidence", "notes"}
-        assert {k: ours[k] for k in theirs if k not in words} == {
+    """Figure for figure; words may be put better here, and devices and names be added."""
+    ours, shared = (
+        {row["key"]: row for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines())}
+        for path in (TABLE, SHARED)
+    )
+    for key, theirs in shared.items():
+        words = {"source", "confidence", "notes", "aliases"}
+        assert {k: ours[key][k] for k in theirs if k not in words} == {
             k: v for k, v in theirs.items() if k not in words
         }
+        assert set(theirs["aliases"].split(";")) <= set(ours[key]["aliases"].split(";"))
 
 
 def test_figures_are_dense_and_make_sense() -> None:
@@ -100,7 +104,7 @@ def test_names_people_use(name: Any, key: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "nearest"),
-    [("h100", "h100-sxm5-80gb"), ("rtx4091", "rtx-4090"), ("Tesla V100-DGXS-32GB", "v100-sxm2-32gb")],
+    [("h100", "h100-sxm5-80gb"), ("rtx4091", "rtx-4090"), ("Tesla V100-SXM9-32GB", "v100-sxm2-32gb")],
 )
 def test_an_unknown_name_gets_the_nearest_and_what_to_give(name: Any, nearest: Any) -> None:
     with pytest.raises(UnknownDevice) as error:
@@ -134,6 +138,16 @@ SEEN = [
     ("AMD Instinct MI250X", 68_702_699_520, 110, "mi250x-gcd"),
     ("Apple M4 Max", 36 * 2**30, None, "m4-max"),
     ("NVIDIA GB10", None, 48, "gb10"),
+    # As clouds show them: a T4 of Colab, an A10G of AWS with ECC, an L4 of Google, a workstation with ECC.
+    ("Tesla T4", 15_642_329_088, 40, "t4"),
+    ("NVIDIA A10G", 23_609_475_072, 80, "a10g"),
+    ("NVIDIA L4", 23_034_789_888, 58, "l4"),
+    ("NVIDIA RTX A5000", 23_679_729_664, 64, "rtx-a5000"),
+    ("Tesla V100-DGXS-32GB", 34_085_306_368, 80, "v100-dgxs-32gb"),
+    ("Tesla V100-DGXS-16GB", 16_945_512_448, 80, "v100-dgxs-32gb"),
+    ("NVIDIA PG509-210", 85_198_045_184, 108, "a100-sxm4-80gb"),
+    ("Quadro GP100", 17_066_885_120, 56, "quadro-gp100"),
+    ("NVIDIA A2", 15_846_408_192, 10, "a2"),
 ]
 
 
@@ -179,7 +193,7 @@ def test_a_part_has_its_share_of_the_whole() -> None:
 
 
 def test_the_tables_of_units_name_devices_that_exist() -> None:
-    assert len(COUNTED) == 70
+    assert len(COUNTED) == 78
     assert compute_units("mi250x-gcd") == 110
     assert compute_units("no such device") is None
     assert memory_sizes_gb(all_devices()["rtx-4060-ti"]) == (8, 16)
@@ -194,7 +208,7 @@ def test_compute_units_fit_the_peaks() -> None:
         if device.vendor == "NVIDIA":
             lanes = 64 if device.arch in ("sm_60", "sm_70", "sm_75", "sm_80") else 128
             clock_ghz = device.peak_tflops["fp32"] * 1e3 / (units * lanes * 2)
-            assert 1.2 < clock_ghz < 2.8, key
+            assert 1.0 < clock_ghz < 2.8, key  # a P4, of 75 W, has 1.06
 
 
 @given(st.text(max_size=40))

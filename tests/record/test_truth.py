@@ -72,6 +72,21 @@ def test_a_planted_sleep_shows_up_there_and_nowhere_else(tmp_path: Path, place: 
             assert least_ms < PLANTED_MS * 0.8, name
 
 
+@pytest.mark.parametrize("place", ["input", "blocks.1 backward"])
+def test_a_planted_sleep_is_never_lost(tmp_path: Path, place: str) -> None:
+    """What others do on the machine can only add to it."""
+    found = per_step_ms(record(tmp_path / "slow.json", loop_slow_in(place, steps=4)))
+    for name in (place, PHASE_OF[place.rsplit(maxsplit=1)[-1]]):
+        assert found[name] >= PLANTED_MS, name
+
+
+def test_phases_never_exceed_the_step(tmp_path: Path) -> None:
+    profile = record(tmp_path / "run.json", Loop(steps=4))
+    share = sum(phase.total_ms for phase in profile.phases) / (profile.steps * profile.mean_step_ms)
+    assert share == pytest.approx(profile.wall_coverage, abs=1e-9)
+    assert share <= 1.0
+
+
 @measured
 def test_phases_add_up_to_the_step(tmp_path: Path) -> None:
     covered = []

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import stepgrade as sg
 from stepgrade.report import names
-from stepgrade.report.names import cells, printable, shortened, wrapped
+from stepgrade.report.names import cells, printable, shortened, told_apart, wrapped
 from tests.report.html import cards
 
 TEXTS = st.text(st.sampled_from("ab ·é漢\u0301"), max_size=40)
@@ -23,8 +23,48 @@ def slow_front(text: str, width: int) -> str:
 
 @given(TEXTS, st.integers(2, 12))
 def test_shortened_is_what_fits_from_both_ends(text: str, width: int) -> None:
-    front, back = slow_front(text, width // 2), slow_front(text[::-1], (width - 1) // 2)[::-1]
-    assert shortened(text, width) == (text if cells(text) <= width else f"{front}…{back}")
+    shown = shortened(text, width)
+    if cells(text) <= width:
+        assert shown == text
+        return
+    front, back = shown.split("…")
+    assert cells(shown) <= width
+    assert text.startswith(front)
+    assert text.endswith(back)
+    # Not more is given up for whole words than half of each end.
+    assert len(front) >= len(slow_front(text, width // 2)) // 2
+    assert len(back) >= len(slow_front(text[::-1], (width - 1) // 2)) // 2
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "shown"),
+    [
+        ("autograd::engine::evaluate_function: ViewBackward0", 26, "autograd::…: ViewBackward0"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", 26, "aten::_scaled…cpu_backward"),
+        ("/data/runs/2026/trace_of_the_long_night.json.gz", 26, "/data/runs/…_night.json.gz"),
+        ("x" * 40, 11, "xxxxx…xxxxx"),
+    ],
+)
+def test_names_are_cut_between_words(name: str, width: int, shown: str) -> None:
+    assert shortened(name, width) == shown
+
+
+@given(
+    st.lists(st.text("ab_-: /é漢", min_size=1, max_size=60), min_size=2, max_size=4, unique=True),
+    st.integers(8, 40),
+)
+def test_names_beside_each_other_fit_and_keep_where_they_differ(texts: list[str], width: int) -> None:
+    shown = told_apart(texts, width)
+    assert all(cells(name) <= width for name in shown)
+    if all(cells(text) <= width for text in texts):
+        assert shown == texts
+
+
+def test_what_long_names_have_in_common_gives_way() -> None:
+    runs = ("modded-nanogpt_20251031_adamhook_after_rank0", "modded-nanogpt_20251031_adamhook_before_rank0")
+    assert told_apart(runs, 24) == ["…adamhook_after_rank0", "…adamhook_before_rank0"]
+    days = ("trace_2024-01-01_of_the_long_night", "trace_2024-01-02_of_the_long_night")
+    assert told_apart(days, 24) == ["trace_2024-01-01_of_the…", "trace_2024-01-02_of_the…"]
 
 
 @given(TEXTS, st.integers(1, 12))

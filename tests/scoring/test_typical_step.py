@@ -95,6 +95,7 @@ def test_every_time_of_an_activity_is_scaled() -> None:
         "communication_ms",
         "startup_ms",
         "matmul_dtype_ms",
+        "parallelism_ms",
         "kernel_group_ms",
         "scalar_read_ms",
         "recompute_ms",

@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stepgrade: interrupted", file=sys.stderr)  # noqa: T201
         return 130
-    code = run(arguments)
+    code = run(arguments, limits_memory=is_all_ours)
     if is_all_ours:
         _leave(code)
     return code

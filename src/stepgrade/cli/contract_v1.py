@@ -75,7 +75,7 @@ def render_v1(result: TrainingScorecard | ParityComparison, *, to: str = "markdo
 
 
 def _decoded(source: str, from_json: Callable[[bytes], T], args: Namespace) -> T:
-    text = read_json_text(source, max_bytes=args.max_bytes)
+    text = read_json_text(source, max_bytes=args.max_bytes, max_memory=args.max_memory)
     try:
         return from_json(text)
     except StepgradeError as error:

@@ -14,6 +14,7 @@ from stepgrade.cli.flags import FLAGS
 from stepgrade.cli.parser import Parser
 from stepgrade.cli.streams import complain, send
 from stepgrade.errors import EXIT_BAD_INPUT, EXIT_BUG, EXIT_OK, StepgradeError, nearest
+from stepgrade.memory import default_limit, limit_process
 
 _INTERRUPTED = 130
 
@@ -27,6 +28,7 @@ COMMANDS = {
     "inspect": "what is in a file, and is it fit to be graded",
     "estimate": "what a run could reach on a device, and why",
     "devices": "the catalogue of accelerators; what this machine has",
+    "completion": "the completion of bash, zsh or fish",
 }
 
 _EPILOG = """\
@@ -42,17 +44,18 @@ example:
 """
 
 
-def run(arguments: list[str]) -> int:
+def run(arguments: list[str], *, limits_memory: bool = False) -> int:
     """Run one command line; every error of ours is one line on standard error."""
     code, problem = EXIT_OK, None
     try:
-        code = _run_command(arguments)
+        code = _run_command(arguments, limits_memory=limits_memory)
     except StepgradeError as error:
         code, problem = error.exit_code, error.text(FLAGS)
     except KeyboardInterrupt:
         code, problem = _INTERRUPTED, "interrupted"
     except MemoryError:
-        code, problem = EXIT_BAD_INPUT, "not enough memory for this input"
+        code = EXIT_BAD_INPUT
+        problem = "not enough memory for this input (give a larger --max-memory SIZE if the machine has it)"
     except Exception:  # noqa: BLE001  anything else is a bug, and says so with its traceback
         import traceback  # noqa: PLC0415  only when something is wrong
 
@@ -64,9 +67,9 @@ def run(arguments: list[str]) -> int:
     return code
 
 
-def _run_command(arguments: list[str]) -> int:
+def _run_command(arguments: list[str], *, limits_memory: bool) -> int:
     """Import only the command that is asked for, and let it run."""
-    commands = "\n".join(f"  {name:<9} {summary}" for name, summary in COMMANDS.items())
+    commands = "\n".join(f"  {name:<10} {summary}" for name, summary in COMMANDS.items())
     top = Parser(prog="stepgrade", description=__doc__, epilog=_EPILOG.format(commands=commands))
     top.add_argument("--version", action="version", version=f"stepgrade {__version__}")
     top.add_argument("command", nargs="?", metavar="COMMAND", help="what to do; see below")
@@ -81,7 +84,10 @@ def _run_command(arguments: list[str]) -> int:
         command = import_module(f"stepgrade.cli.{args.command}")
         parser = Parser(prog=f"stepgrade {args.command}", description=command.__doc__)
         command.add_options(parser)
-        code: int = command.run(parser.parse(arguments[1:]))
+        options = parser.parse(arguments[1:])
+        if limits_memory:
+            limit_process(vars(options).get("max_memory") or default_limit())
+        code: int = command.run(options)
     except SystemExit as request:
         send("")  # argparse answers --help and --version itself, into the buffer of standard output
         code = EXIT_OK if request.code is None else int(request.code)

@@ -57,6 +57,7 @@ FLAGS = {
     "input_format": "--input-format NAME",
     "steps": "--steps FIRST-LAST",
     "max_bytes": "--max-bytes SIZE",
+    "max_memory": "--max-memory SIZE",
     "layers": "--layers NAME",
     "ops_every": "--ops-every N",
     "warmup": "--warmup N",

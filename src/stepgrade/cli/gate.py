@@ -83,9 +83,14 @@ def run(args: Namespace) -> int:
     ]
     report = gate(
         cards,
-        baselines=[load_baseline(name, max_bytes=args.max_bytes) for name in args.baseline],
+        baselines=[
+            load_baseline(name, max_bytes=args.max_bytes, max_memory=args.max_memory)
+            for name in args.baseline
+        ],
         against=args.against,
         history=args.history,
+        max_memory=args.max_memory,
+        machine=dict(args.label).get("machine"),
         config=msgspec.structs.replace(config, gate=table),
         fail_on=args.fail_on,
         tokens_per_step=args.tokens_per_step,

@@ -17,6 +17,7 @@ from stepgrade.report.names import printable
 
 DEFAULT_WIDTH = 80
 WIDEST = 120
+_COLUMN_DIGITS = 6
 
 
 def write_result(result: Result, to: str, output: str | None, color: str) -> None:
@@ -44,8 +45,9 @@ def page_for(output: str | None, color: str, stream: TextIO | None = None) -> tu
     stream = stream or sys.stdout
     is_terminal = output is None and stream is not None and stream.isatty()
     width = DEFAULT_WIDTH
-    if os.environ.get("COLUMNS", "").isdecimal():
-        width = int(os.environ["COLUMNS"])
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isascii() and columns.isdecimal():
+        width = int(columns[:_COLUMN_DIGITS])
     elif is_terminal:
         with suppress(OSError, ValueError):
             width = os.get_terminal_size(stream.fileno()).columns

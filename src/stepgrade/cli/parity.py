@@ -45,7 +45,7 @@ def run(args: Namespace) -> int:
     if args.require is not None and not args.require > 0.0:
         raise BadOption(f"must be above 0, not {args.require:g}", where="--require")
     profiles = [
-        load(source, input_format=args.input_format, max_bytes=args.max_bytes)
+        load(source, input_format=args.input_format, max_bytes=args.max_bytes, max_memory=args.max_memory)
         for source in (args.ours, *args.theirs)
     ]
     if len(profiles) == 2:

@@ -16,6 +16,7 @@ _WORDS = {
     "invalid int value: ": "not a whole number: ",
     "invalid float value: ": "not a number: ",
 }
+_COLUMN_DIGITS = 6
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
@@ -23,8 +24,9 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
     """argparse's formatter at a width of its own: it would import shutil for every option to ask for one."""
 
     def __init__(self, prog: str) -> None:
-        columns = os.environ.get("COLUMNS", "")
-        super().__init__(prog, width=int(columns) - 2 if columns.isdecimal() and int(columns) > 40 else 98)
+        columns = os.environ.get("COLUMNS", "")[:_COLUMN_DIGITS]
+        is_wide = columns.isascii() and columns.isdecimal() and int(columns) > 40
+        super().__init__(prog, width=int(columns) - 2 if is_wide else 98)
 
 
 class Parser(argparse.ArgumentParser):
@@ -92,6 +94,12 @@ def add_input_options(parser: Parser) -> None:
         default="16GiB",
         metavar="SIZE",
         help="refuse a source larger than this once decompressed (default: 16GiB)",
+    )
+    group.add_argument(
+        "--max-memory",
+        type=byte_count,
+        metavar="SIZE",
+        help="refuse what would take more memory than this once decoded (default: a quarter of the machine's)",
     )
 
 

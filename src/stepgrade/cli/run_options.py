@@ -50,6 +50,7 @@ def load_run(args: Namespace, *sources: str) -> Profile:
             input_format=args.input_format,
             steps=args.steps,
             max_bytes=args.max_bytes,
+            max_memory=args.max_memory,
             progress=line.show_bytes if line else None,
         )
 

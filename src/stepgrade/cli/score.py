@@ -71,7 +71,9 @@ def run(args: Namespace) -> int:
 def _score(args: Namespace) -> Scorecard:
     setup = run_options.setup_from(args)
     profile = run_options.load_run(args)
-    before = load_baseline(args.baseline, max_bytes=args.max_bytes) if args.baseline is not None else None
+    before = None
+    if args.baseline is not None:
+        before = load_baseline(args.baseline, max_bytes=args.max_bytes, max_memory=args.max_memory)
     card = score(
         profile,
         baseline=before,

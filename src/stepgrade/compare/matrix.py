@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepgrade.compare.parity import ParityReport, name_of_run, parity
+from stepgrade.compare.parity import ParityReport, names_of_runs, parity
 from stepgrade.errors import EXIT_GATE, EXIT_NOT_MEASURED, EXIT_OK
 from stepgrade.model import Profile
 from stepgrade.model.notes import Result
@@ -29,11 +29,8 @@ class ParityMatrix(Result, frozen=True, kw_only=True):
 def compare_all(profiles: tuple[Profile, ...]) -> ParityMatrix:
     """Compare every profile with every other; raise NotMeasured when one has no operations."""
     reports = [[parity(row, column) for column in profiles] for row in profiles]
-    names = [name_of_run(profile) for profile in profiles]
-    if len(set(names)) < len(names):
-        names = [f"{place}: {name}" for place, name in enumerate(names, start=1)]
     return ParityMatrix(
-        runtimes=tuple(names),
+        runtimes=names_of_runs(profiles),
         time_ratios=tuple(tuple(report.time_ratio for report in row) for row in reports),
         parity=tuple(tuple(report.parity_achieved for report in row) for row in reports),
         matched_shares=tuple(tuple(_matched_share(report) for report in row) for row in reports),

@@ -22,6 +22,7 @@ LEVEL = 0.005
 COMPARED: dict[str, Callable[[Baseline], float | None]] = {
     "step_time_ms": lambda run: run.step_ms,
     "throughput_tok_s": lambda run: run.throughput_tok_s,
+    "samples_s": lambda run: None if run.throughput_tok_s else run.samples_s,  # one unit is enough
     "wall_coverage": lambda run: run.wall_coverage,
     "launches_per_step": lambda run: run.launches_per_step,
     "peak_memory_bytes": lambda run: run.peak_memory_bytes,

@@ -25,14 +25,15 @@ FEWEST_RUNS = 3
 # Times never agree better than this; a history that holds one file again and again seems to say so.
 LEAST_TIME_NOISE = 0.005
 # What is usual: half of all machines are below this share of the largest noise reported, two thirds of them
-# within a factor of two.
-USUAL_SHARE = 0.115
+# within a factor of two (the exponential of 0.7). Ten runs outweigh it, and need no more than a hint.
+USUAL_SHARE = 0.108
 _USUAL_FACTOR = 0.7
+_HINT_FACTOR = 1.0
 # Other runs of the same project say more: they share its machines.
 _POOLED_FACTOR = 0.5
 # Runs whose steps vary widely differ more themselves.
 _OF_STEPS = 0.5
-_HEAVY_WEIGHT = 0.3
+_HEAVY_WEIGHT = 0.4
 _HEAVY_FREEDOM = 3
 _RATIO = 1.2
 _LOWEST, _HIGHEST = 1.0 / 16.0, 20.0
@@ -41,7 +42,7 @@ _NEGLIGIBLE = 1e-6
 _ACCIDENT = 5.0
 _KNOWN_EXACTLY = 10_000
 # With more degrees of freedom than this Student's distribution is the normal one to three digits.
-_MANY = 500
+MANY = 500
 
 
 class Sample(Struct, frozen=True, kw_only=True):
@@ -109,7 +110,9 @@ def noise_of(
     least = LEAST_TIME_NOISE if metric.from_steps else 0.0
     usual = math.log1p(USUAL_SHARE * metric.assumed_noise if pooled is None else max(pooled, least))
     usual = max(usual, _OF_STEPS * max(now.step_spread, before.step_spread))
-    factor = _USUAL_FACTOR if pooled is None else _POOLED_FACTOR
+    factor = _HINT_FACTOR if freedom >= 2 * LEAST_RUNS - 1 else _USUAL_FACTOR
+    if pooled is not None:
+        factor = _POOLED_FACTOR
     # An accident is no part of the level, but it is one of the runs: the heavy tails hold it.
     level, level_now = mean(earlier), mean(now.logs)
     repeated = [log - level_now for log in now.logs] if len(now.values) > 1 else []
@@ -215,7 +218,7 @@ def two_sided(t: float, freedom: int) -> float:
     t = abs(t)
     if math.isinf(t):
         return 0.0
-    if freedom > _MANY:
+    if freedom > MANY:
         return math.erfc(t / math.sqrt(2.0))
     angle = math.atan(t / math.sqrt(freedom))
     if freedom == 1:

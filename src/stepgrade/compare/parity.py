@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Literal
 
 from msgspec import Struct, structs
 
@@ -13,6 +15,7 @@ from stepgrade.contract.parity import GAPS_SHOWN, PARITY_RATIO
 from stepgrade.contract.scorecard import add_up
 from stepgrade.errors import NotMeasured
 from stepgrade.model import Note, Profile
+from stepgrade.model.given import Path, profile_given
 from stepgrade.model.notes import Result
 from stepgrade.scoring.operations import total_by_operation
 from stepgrade.scoring.step_times import RunTimes, times_of
@@ -20,6 +23,8 @@ from stepgrade.units import show_ratio, show_share
 
 # An operation below this share of the matched time does not decide about parity.
 LEAST_SHARE = 0.005
+# How the names of profiles end; what is left of them says more.
+_ENDING = r"(?:\.pt)?(?:\.trace)?\.(?:json|jsonl|log|txt)(?:\.gz)?$|\.gz$"
 # Below this share of either side's time, the matched operations do not speak for the run.
 LEAST_MATCHED_SHARE = 0.50
 
@@ -35,7 +40,8 @@ class ParityReport(Result, frozen=True, kw_only=True):
     """Contract v1's comparison, and how much of each side's time it speaks for.
 
     Ratios are ours over theirs for times and launches, theirs over ours for throughput: above 1
-    ours is behind. `parity_achieved` is None when too little was matched to tell.
+    ours is behind. `parity_achieved` is False when an operation of both is more than 10 % slower in ours,
+    unless ours as a whole is faster; None when too little was matched to tell.
     """
 
     NOTES = ("notes",)
@@ -63,6 +69,26 @@ class ParityReport(Result, frozen=True, kw_only=True):
     gap: Decomposition | None = None
     notes: tuple[Note, ...] = ()
 
+    @property
+    def standing(self) -> Literal["ahead", "parity", "behind", "unknown"]:
+        """Return where ours stands: ahead takes at most 1/1.1 of their time, unknown matched too little."""
+        if self.parity_achieved is None:
+            return "unknown"
+        if not self.parity_achieved:
+            return "behind"
+        is_ahead = self.time_ratio is not None and self.time_ratio < 1.0 / PARITY_RATIO
+        return "ahead" if is_ahead else "parity"
+
+    @property
+    def compared(self) -> tuple[ParityGap, ...]:
+        """Return the operations that the answer rests on: matched by name, else by what they are."""
+        if self.matched_by == "name":
+            return self.gaps
+        return tuple(
+            ParityGap(op=gap.name, apr_ms=gap.ours.ms, baseline_ms=gap.theirs.ms, ratio=gap.ratio)
+            for gap in self.canonical
+        )
+
     def _repr_markdown_(self) -> str:
         from stepgrade.report import render  # noqa: PLC0415  only a notebook asks; report is above this room
 
@@ -74,8 +100,9 @@ class ParityReport(Result, frozen=True, kw_only=True):
         return card_for_notebooks(self)
 
 
-def parity(ours: Profile, theirs: Profile) -> ParityReport:
-    """Compare two profiles; raise NotMeasured when one has no operations."""
+def parity(ours: Profile | Path, theirs: Profile | Path) -> ParityReport:
+    """Compare two profiles, or two files; raise NotMeasured when one has no operations."""
+    ours, theirs = profile_given(ours), profile_given(theirs)
     our_tokens, their_tokens = _tokens(ours), _tokens(theirs)
     scale = our_tokens / their_tokens if our_tokens and their_tokens else 1.0
     our_times, their_times = times_of(ours), times_of(theirs)
@@ -98,14 +125,17 @@ def parity(ours: Profile, theirs: Profile) -> ParityReport:
     behind = tuple(name for ms, name in late if ms >= least)
     rates = _ratio(_throughput(theirs, their_times), _throughput(ours, our_times))
     steps = _ratio(our_times.typical_ms, their_times.typical_ms)
-    names = _names(ours, theirs)
+    names, ratio = names_of_runs((ours, theirs)), rates
+    if ratio is None and steps is not None:
+        ratio = steps / scale
+    is_faster = ratio is not None and ratio < 1.0
     report = ParityReport(
         apr_runtime=names[0],
         baseline_runtime=names[1],
         throughput_ratio=rates,
         launch_ratio=_ratio(ours.launches_per_step, theirs.launches_per_step),
         top_gaps=tuple(gaps[:GAPS_SHOWN]),
-        parity_achieved=not behind if is_enough else None,
+        parity_achieved=(not behind or is_faster) if is_enough else None,
         step_time_ratio=steps,
         ours_matched_share=shares[0],
         theirs_matched_share=shares[1],
@@ -117,7 +147,7 @@ def parity(ours: Profile, theirs: Profile) -> ParityReport:
         canonical_level=matched.level,
         canonical_ours_share=matched.ours_share,
         canonical_theirs_share=matched.theirs_share,
-        time_ratio=rates if rates is not None else steps / scale if steps is not None else None,
+        time_ratio=ratio,
         behind=behind,
         gap=decompose((ours, our_times), (theirs, their_times), matched, scale),
     )
@@ -158,22 +188,18 @@ def _one_sided(ops: dict[str, float], others: dict[str, float]) -> tuple[OneSide
     return tuple(sorted(alone, key=lambda op: (-op.ms, op.op)))
 
 
-def _names(ours: Profile, theirs: Profile) -> tuple[str, str]:
-    """Return what the two are called: by their runtime, else by where their files' names differ."""
-    left, right = name_of_run(ours), name_of_run(theirs)
-    if ours.runtime or theirs.runtime:
-        return left, right
-    words = [re.split(r"(?<=[_\-. ])", name) for name in (left, right)]
-    same = 0
-    while same < min(len(words[0]), len(words[1])) - 1 and words[0][same] == words[1][same]:
-        same += 1
-    short = ["".join(word[same:]) for word in words]
-    return (short[0], short[1]) if short[0] != short[1] else (left, right)
-
-
-def name_of_run(profile: Profile) -> str:
-    """Return the name of the runtime, else that of the file."""
-    return profile.runtime or profile.source.files[0].replace("\\", "/").rsplit("/", 1)[-1]
+def names_of_runs(profiles: Sequence[Profile]) -> tuple[str, ...]:
+    """Return what runs are called: by their runtimes, else by their files, with what tells them apart."""
+    paths = [profile.source.files[0].replace("\\", "/").split("/") for profile in profiles]
+    for path in paths:
+        path[-1] = re.sub(_ENDING, "", path[-1]) or path[-1]
+    names = [profile.runtime or path[-1] for profile, path in zip(profiles, paths, strict=True)]
+    for depth in range(1, 5):
+        if len(set(names)) == len(names):
+            return tuple(names)
+        # Runs of one runtime, or files of one name: as much of the path as tells them apart.
+        names = ["/".join(path[-depth:]) for path in paths]
+    return tuple(f"{path[-1]} ({place})" for place, path in enumerate(paths, start=1))
 
 
 def _notes(report: ParityReport, our_tokens: float | None, their_tokens: float | None) -> tuple[Note, ...]:
@@ -196,6 +222,9 @@ def _notes(report: ParityReport, our_tokens: float | None, their_tokens: float |
         text = f"few names are shared: operations are matched by {report.matched_by} instead"
         notes.append(Note("matched_by_kind", text))
     ratio = report.time_ratio
+    if report.behind and report.parity_achieved:
+        text = "contract v1 calls it no parity, for it looks at single operations alone"
+        notes.append(Note("v1_parity", text))
     if not report.behind and ratio is not None and ratio > PARITY_RATIO:
         text = f"operations are on par, but ours takes {show_ratio(ratio)} the time: see the gap's parts"
         notes.append(Note("slower_outside_operations", text))

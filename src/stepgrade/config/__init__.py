@@ -12,15 +12,17 @@ from __future__ import annotations
 import datetime as dt
 import os
 from collections.abc import Iterable, Sequence
+from math import isfinite
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct, field
 
+from stepgrade.config.toml import MOST_BYTES, parse_toml
 from stepgrade.errors import BadConfig, did_you_mean
 
 DEFAULT_PATH = "stepgrade.toml"
-MOST_FILE_BYTES = 2**20
+MOST_ROWS = 1000  # budgets, or waivers
 
 
 class Sensitivity(Struct, frozen=True, kw_only=True):
@@ -77,11 +79,9 @@ class Config(Struct, frozen=True, kw_only=True):
 
 def read_config(text: str, where: str = DEFAULT_PATH) -> Config:
     """Return what a text of TOML says; raise BadConfig at the place that is wrong."""
-    import tomllib  # noqa: PLC0415  only with a file
-
     try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        document = parse_toml(text.encode("utf-8", "surrogateescape"))
+    except ValueError as error:
         raise BadConfig(f"is not valid TOML: {error}", where=where) from error
     check_names(document, _TABLES, where)
     config = _converted(document, where)
@@ -96,14 +96,11 @@ def load_config(path: str | None = None) -> Config:
     path = path or DEFAULT_PATH
     try:
         with open(path, "rb") as stream:  # noqa: PTH123
-            text = stream.read(MOST_FILE_BYTES + 1)
-        if len(text) > MOST_FILE_BYTES:
-            raise BadConfig("is larger than any configuration", where=path)
-        return read_config(text.decode(), path)
-    except OSError as error:
-        raise BadConfig(f"cannot be read: {error.strerror or error}", where=path) from error
-    except UnicodeDecodeError as error:
-        raise BadConfig("is not UTF-8, as TOML must be", where=path) from error
+            text = stream.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        problem = getattr(error, "strerror", None) or error
+        raise BadConfig(f"cannot be read: {problem}", where=path) from error
+    return read_config(text.decode("utf-8", "surrogateescape"), path)
 
 
 def check_names(given: Iterable[str], known: Sequence[str], where: str) -> None:
@@ -137,12 +134,21 @@ def _converted(document: dict[str, Any], path: str) -> Config:
 def _check(config: Config, path: str) -> None:
     gate = config.gate
     shares = {"gate.allow": gate.allow, "gate.detect": gate.detect, "gate.run_noise": gate.run_noise}
+    bounds: dict[str, float | None] = {}
     for number, budget in enumerate(config.budgets):
         shares[f"budget[{number}].allow"] = budget.allow
         shares[f"budget[{number}].detect"] = budget.detect
+        bounds[f"budget[{number}].at_most"] = budget.at_most
+        bounds[f"budget[{number}].at_least"] = budget.at_least
     for place, share in shares.items():
         if share is not None and not 0.0 <= share <= 10.0:
             raise BadConfig(f"must be a share (0.05 is 5 %), not {share:g}", where=f"{path}: {place}")
+    for place, bound in bounds.items():
+        if bound is not None and not isfinite(bound):
+            raise BadConfig(f"must be a number, not {bound:g}", where=f"{path}: {place}")
+    for name, rows in (("budget", config.budgets), ("waiver", config.waivers)):
+        if len(rows) > MOST_ROWS:
+            raise BadConfig(f"more than {MOST_ROWS} of them", where=f"{path}: {name}")
     for number, waiver in enumerate(config.waivers):
         if not waiver.reason.strip():
             raise BadConfig("a waiver needs a reason", where=f"{path}: waiver[{number}].reason")

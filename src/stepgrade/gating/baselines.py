@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stepgrade.compare.change_points import last_level
 from stepgrade.compare.effect import MOST_RUNS
@@ -18,6 +18,8 @@ _LOOK_BACK = 4 * MOST_RUNS
 # Other circumstances whose runs tell how much runs of this project differ.
 _OTHERS = 50
 _PREFIX = "history:"
+# The label that tells kinds of machines apart.
+MACHINE = "machine"
 
 
 class BaselineRuns(Struct, frozen=True, kw_only=True):
@@ -41,35 +43,32 @@ def branch_of(text: str) -> str:
     return branch
 
 
-def runs_of_branch(history: History, card: Scorecard, branch: str, allowed: frozenset[str]) -> BaselineRuns:
-    """Return the newest runs of a branch that are comparable with the card, since its level last changed."""
+def runs_of_branch(
+    history: History,
+    card: Scorecard,
+    branch: str,
+    allowed: frozenset[str],
+    machine: str | None = None,
+) -> BaselineRuns:
+    """Return the newest runs of a branch that are comparable with the card, since its level last changed.
+
+    Where runs are labelled with their kind of machine, only those of the same `machine` are.
+    """
     fingerprint = card.fingerprint or Fingerprint()
     which = Selection(branch=branch, digests=history.comparable(fingerprint, allowed), limit=_LOOK_BACK)
+    kinds = {row.labels[MACHINE] for row in history.runs(which) if MACHINE in row.labels} if machine else ()
+    if machine and kinds:  # runs of before there were labels count as long as there are no others
+        which = structs.replace(which, labels={MACHINE: machine})
     series = history.series("step_time_ms", which) or history.series("throughput_tok_s", which)
     name = f"{branch} in {history.name}"
     if not series:
-        newest = history.runs(Selection(branch=branch, limit=1))
-        differing: tuple[Note, ...] = ()
-        text, supply = f"history has no run of branch {branch}", ""
-        if newest:
-            text = f"no run of branch {branch} has a step time or a throughput"
-            differing = differences(fingerprint, history.fingerprints().get(newest[0].digest, Fingerprint()))
-        if differing:
-            text, supply = (
-                f"no run of branch {branch} is comparable",
-                "{allow_different} to compare all the same",
-            )
-        missing = Note("no_baseline", text, supply=supply)
+        missing, differing = _why_none(history, fingerprint, branch)
+        if machine and kinds:
+            text = f"no run of branch {branch} is of machine {machine}, only of {', '.join(sorted(kinds))}"
+            missing, differing = Note("no_baseline", text), ()
         return BaselineRuns(name=name, missing=missing, differences=differing)
     level = series[last_level([value for _, value in series]) :][-MOST_RUNS:]
-    numbers = [number for number, _ in level]
-    cards = history.cards(numbers)
-    others: list[list[float]] = []
-    if len(level) < LEAST_RUNS:  # too few to speak for themselves
-        for digest in [*history.fingerprints()][-_OTHERS:]:
-            if digest not in (which.digests or ()):
-                some = history.series("step_time_ms", Selection(digests=(digest,), limit=MOST_RUNS))
-                others.append([value for _, value in some])
+    cards = history.cards([number for number, _ in level])
     notes: tuple[Note, ...] = ()
     if len(level) < min(len(series), MOST_RUNS):
         text = f"the level of {branch} changed lately: only the {len(level)} runs since then count"
@@ -83,5 +82,32 @@ def runs_of_branch(history: History, card: Scorecard, branch: str, allowed: froz
         runs=tuple(Baseline.of(earlier, f"run {number}") for number, earlier in cards.items()),
         name=f"{len(cards)} run{'s' if len(cards) != 1 else ''} of {name}",
         notes=notes,
-        pooled_noise=pooled_noise(others),
+        # Few runs do not speak for themselves.
+        pooled_noise=_noise_elsewhere(history, which) if len(cards) < LEAST_RUNS else None,
+    )
+
+
+def _why_none(history: History, fingerprint: Fingerprint, branch: str) -> tuple[Note, tuple[Note, ...]]:
+    """Return why a branch has no earlier run, and how its newest one differs."""
+    newest = history.runs(Selection(branch=branch, limit=1))
+    if not newest:
+        return Note("no_baseline", f"history has no run of branch {branch}"), ()
+    differing = differences(fingerprint, history.fingerprints().get(newest[0].digest, Fingerprint()))
+    if differing:
+        text = f"no run of branch {branch} is comparable"
+        return Note("no_baseline", text, supply="{allow_different} to compare all the same"), differing
+    return Note("no_baseline", f"no run of branch {branch} has a step time or a throughput"), ()
+
+
+def _noise_elsewhere(history: History, which: Selection) -> float | None:
+    """Return how much runs of the same project in other circumstances differ."""
+    others = [digest for digest in history.fingerprints() if digest not in (which.digests or ())]
+    return pooled_noise(
+        [
+            [
+                value
+                for _, value in history.series("step_time_ms", Selection(digests=(digest,), limit=MOST_RUNS))
+            ]
+            for digest in others[-_OTHERS:]
+        ]
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 from collections.abc import Sequence
 
 from msgspec import structs
@@ -19,17 +20,19 @@ from stepgrade.grading import as_baseline, score
 from stepgrade.hardware.setup import Setup
 from stepgrade.model import Baseline, Note, Profile
 from stepgrade.model.comparison import Comparison, GateReport
+from stepgrade.model.given import Path
 from stepgrade.model.profile import WorkKind
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.store.history import open_history
 
 
 def gate(
-    runs: Sequence[Profile | Scorecard],
+    runs: Sequence[Profile | Scorecard | Path] | Profile | Scorecard | Path,
     *,
-    baselines: Sequence[Baseline | Profile | Scorecard] = (),
+    baselines: Sequence[Baseline | Profile | Scorecard | Path] = (),
     against: str | None = None,
     history: str | None = None,
+    machine: str | None = None,
     config: Config | None = None,
     fail_on: Sequence[str] = (),
     throughput_tok_s: float | None = None,
@@ -38,13 +41,15 @@ def gate(
     setup: Setup | None = None,
     settings: Settings | None = None,
     today: dt.date | None = None,
+    max_memory: int | None = None,
 ) -> GateReport:
     """Compare runs of the same code with `baselines`, or with the history's (`against="history:main"`).
 
-    Profiles are scored with `throughput_tok_s`, `tokens_per_step`, `work`, `setup` and `settings`;
-    scorecards are taken as they are. `config` holds budgets and waivers, as `load_config` reads them. Raise
-    BadOption when there is nothing to check.
+    Runs and baselines may be given by their paths. Profiles are scored with `throughput_tok_s`,
+    `tokens_per_step`, `work`, `setup` and `settings`; scorecards are taken as they are. `config` holds
+    budgets and waivers, as `load_config` reads them. Raise BadOption when there is nothing to check.
     """
+    given_runs = [runs] if isinstance(runs, str | os.PathLike | Profile | Scorecard) else runs
     setup, config = setup or Setup(), config or Config()
     cards = [
         run
@@ -57,7 +62,7 @@ def gate(
             tokens_per_step=tokens_per_step,
             work=work,
         )
-        for run in runs
+        for run in given_runs
     ]
     given = tuple(as_baseline(baseline, setup, tokens_per_step) for baseline in baselines)
     conditions = [parse_condition(text) for text in (*config.gate.fail_on, *fail_on)]
@@ -72,8 +77,8 @@ def gate(
             raise BadOption("both baselines and a branch are given", field="against", hint="give one of them")
         branch = branch_of(against)
         try:
-            with open_history(history, create=False) as store:
-                before = runs_of_branch(store, cards[0], branch, allowed)
+            with open_history(history, create=False, max_memory=max_memory) as store:
+                before = runs_of_branch(store, cards[0], branch, allowed, machine)
         except NoHistory as error:
             # The first run of a project: what it is saved into does not exist yet.
             text = f"there is no history at {error.where} yet: nothing to compare with"

@@ -35,6 +35,7 @@ _PARTS = {
 }
 _PART_COMPUTE_UNITS = {"mi250-gcd": 104, "mi250x-gcd": 110}
 _ANY_MEMORY = "any"
+_LARGEST_CACHE_MB = 408.0
 _NEAREST = 4
 _PEAK_COLUMNS = {
     "fp32": "fp32_tflops",
@@ -215,6 +216,15 @@ def compute_units(key: str) -> int | None:
         return _PART_COMPUTE_UNITS[key]
     count = _rows()[key]["compute_units"] if key in _rows() else ""
     return int(count) if count else None
+
+
+def cache_bytes(device: Device | None) -> float:
+    """Return the size of a device's last-level cache, of one that is not known the largest there is.
+
+    The sizes are those of NVIDIA's and AMD's architecture white papers; AMD's is the Infinity Cache.
+    """
+    size = _rows()[device.key]["cache_mb"] if device and device.key in _rows() else ""
+    return (float(size) if size else _LARGEST_CACHE_MB) * 2**20
 
 
 def memory_sizes_gb(device: Device) -> tuple[float, ...]:

@@ -20,8 +20,9 @@ from stepgrade.hardware.catalogue import (
 from stepgrade.model import DeviceSeen
 
 BYTES_PER_GIB = 2**30
-# Drivers report up to 7 % less than the nominal size (firmware, ECC), never noticeably more.
-LEAST_MEMORY, MOST_MEMORY = 0.92, 1.01
+# Drivers report up to 8 % less than the nominal size (firmware), with ECC in the same memory up to 15 %, and
+# never noticeably more.
+LEAST_MEMORY, LEAST_WITH_ECC, MOST_MEMORY = 0.92, 0.85, 1.01
 # What drivers say when they do not know; everything else is a name, if sometimes of several devices.
 NAMELESS = frozenset({"", "amdradeongraphics"})
 NAMELESS_VENDOR = "AMD"
@@ -44,12 +45,15 @@ def identify(seen: DeviceSeen, arch: str | None = None) -> Device:
     if seen.memory_bytes is not None:
         # Without its memory a part cannot be told from the whole, whose name it has.
         known += [split[0] for split in map(part_of, keys) if split is not None]
-    fitting = [
+    like = [
         device
         for device in known
-        if _fits_memory(device, seen.memory_bytes)
-        and (seen.sm_count is None or compute_units(device.key) in (None, seen.sm_count))
+        if seen.sm_count is None or compute_units(device.key) in (None, seen.sm_count)
     ]
+    fitting = [device for device in like if _fits_memory(device, seen.memory_bytes)]
+    if not fitting and fold(name) not in SHARED_NAMES:
+        # The name decides; memory only tells its variants and its parts apart.
+        fitting = [device for device in like if _fits_memory(device, seen.memory_bytes, LEAST_WITH_ECC)]
     if not fitting:
         sizes = ", ".join(f"{key} has {_shape(all_devices()[key])}" for key in keys)
         problem = f"{_described(seen)} is not the one of the catalogue: {sizes}"
@@ -80,11 +84,11 @@ def _by_shape(seen: DeviceSeen, arch: str | None) -> list[Device]:
     return fitting
 
 
-def _fits_memory(device: Device, memory_bytes: int | None) -> bool:
+def _fits_memory(device: Device, memory_bytes: int | None, least: float = LEAST_MEMORY) -> bool:
     sizes = memory_sizes_gb(device)
     if memory_bytes is None or not sizes:
         return True
-    return any(LEAST_MEMORY < memory_bytes / BYTES_PER_GIB / size < MOST_MEMORY for size in sizes)
+    return any(least < memory_bytes / BYTES_PER_GIB / size < MOST_MEMORY for size in sizes)
 
 
 def _only(fitting: list[Device], seen: DeviceSeen) -> Device:

@@ -122,6 +122,7 @@ class Inputs(Struct, frozen=True, kw_only=True):
     dims: bytes
     types: bytes = b"[]"
     concrete: bytes = b"[]"
+    strides: bytes = b"[]"
 
 
 class Collective(Struct, frozen=True, kw_only=True):

@@ -51,6 +51,12 @@ class Result(Struct, frozen=True):
 
     NOTES: ClassVar[tuple[str, ...]] = ()  # which fields hold notes
 
+    def __str__(self) -> str:
+        """Return the result as a terminal shows it, so that printing it shows it."""
+        from stepgrade.report import render  # noqa: PLC0415  only who prints asks; report is above this room
+
+        return render(self).rstrip("\n")
+
     def to_dict(self) -> dict[str, Any]:
         """Return the result as its JSON has it."""
         document: dict[str, Any] = msgspec.to_builtins(self)

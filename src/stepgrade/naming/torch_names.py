@@ -14,7 +14,7 @@ from stepgrade.naming.work_class import WorkClass, classify
 
 Mask = NDArray[np.bool_]
 
-STEP = re.compile(r"^ProfilerStep\s*#\s*(\d+)")
+STEP = re.compile(r"^ProfilerStep\s*#\s*(\d{1,30})")
 OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
 OPTIMIZER = re.compile(r"^Optimizer\.(step|zero_grad)#|^##\s*(optimizer|zero_grad)\b", re.IGNORECASE)
 LOADER = re.compile(r"^enumerate\(DataLoader\)#")
@@ -25,14 +25,23 @@ INPUT = re.compile(
 BACKWARD = re.compile(r"^autograd::engine::evaluate_function|Backward\d*\b|^torch::autograd::AccumulateGrad")
 BACKWARD_RANGE = re.compile(r"^##\s*backward\b|\bbackward\b", re.IGNORECASE)
 FORWARD_RANGE = re.compile(r"^##\s*forward\b|\.forward$", re.IGNORECASE)
-COMMUNICATION_RANGE = re.compile(r"^(nccl|gloo|mpi|ucc|hccl|xccl):")
+COMMUNICATION_RANGE = re.compile(r"^(nccl|gloo|mpi|ucc|hccl|xccl|oneccl):")
 COMMUNICATION_OP = re.compile(r"^(c10d::|_c10d_functional|record_param_comms|symm_mem::)")
-COLLECTIVE = re.compile(r"^(nccl|gloo|mpi|ucc|hccl|xccl):|^c10d::")
+COLLECTIVE = re.compile(r"^(nccl|gloo|mpi|ucc|hccl|xccl|oneccl):|^c10d::")
 COMPILED = re.compile(r"^## Call CompiledFxGraph|^Torch-Compiled Region|^CompiledFunction")
-SYNC_CALL = re.compile(r"Synchronize|^(cuda|hip)(Memcpy|Free|FreeHost|HostFree)$|MemcpyWithStream")
-LAUNCH_CALL = re.compile(r"^(cu|hip)\w*Launch\w*(Kernel|Graph)|^(cu(da)?|hip)GraphLaunch|^mtia.*[Ll]aunch")
+SYNC_CALL = re.compile(
+    r"Synchronize|^(cuda|hip)(Memcpy|Free|FreeHost|HostFree)$|MemcpyWithStream"
+    r"|^(ur|pi)(Event\w*Wait|QueueFinish)$"
+)
+# Of CUDA, HIP, MTIA, Intel's (Unified Runtime, before that PI, and Level Zero), Ascend's.
+LAUNCH_CALL = re.compile(
+    r"^(cu|hip)\w*Launch\w*(Kernel|Graph)|^(cu(da)?|hip)GraphLaunch|^mtia.*[Ll]aunch"
+    r"|^(ur|pi)EnqueueKernelLaunch|^zeCommandListAppendLaunch|^torch_to_npu$"
+)
 GRAPH_LAUNCH = re.compile(r"^(cu(da)?|hip)GraphLaunch")
 QUEUE_FULL = re.compile(r"^Command Buffer Full$")
+# Large embedding tables as recommenders have them.
+EMBEDDING_TABLES = re.compile(r"^fbgemm::|split_embedding|table_batched_embedding|^aten::_?embedding_bag")
 # Ranges that PyTorch itself writes: they are no layers, though their names may differ by a number.
 FRAMEWORK_RANGE = re.compile(
     r"^(ProfilerStep\s*#|Optimizer\.(step|zero_grad)#|enumerate\(DataLoader\)#|## |(nccl|gloo|mpi|ucc):"

@@ -31,29 +31,64 @@ class WorkClass(IntEnum):
         return self.name.lower()
 
 
+# Classes whose work is matrix products, of one kind or another.
+MATMULS = (WorkClass.ATTENTION, WorkClass.CONVOLUTION, WorkClass.GEMM)
+
 # The first rule that fits decides: cudnn::bn is a norm before it is cudnn, cutlass<flash> is attention.
 # Plain words are looked for first: they cost a tenth of a pattern. Patterns are compiled when first needed.
 _RULES: tuple[tuple[WorkClass, tuple[str, ...], str | None], ...] = (
+    # What FSDP does before and after its collectives is copying, whatever it is called.
+    (WorkClass.COPY, ("fsdp::all_gather_copy", "fsdp::chunk_cat", "fsdp::split_with_sizes"), None),
     (
         WorkClass.COMMUNICATION,
         (
             "nccl",
             "rccl",
+            "hccl",
+            "hcom_",
+            "oneccl",
+            "msccl",
             "multimem",
-            "nvshmem",
+            "shmem",
+            "symm_mem",
+            "symmetric_memory",
             "deep_ep",
             "cross_device_reduce",
-            "c10d::",
+            "quickreduce",
+            "lamport",
+            "userbuffers",
+            "c10d",
             "record_param_comms",
             "collective-permute",
         ),
         (
-            r"^(send|recv)([-.]|$)|all[_-]?(reduce|gather|to[_-]?all)|reduce[_-]?scatter|^gloo:"
+            r"^(send|recv)([-.]|$)|all[_-]?(reduce|gather|to[_-]?all)|reduce[_-]?scatter|^(gloo|mpi|ucc|xccl):"
             r"|^memcpy (ptop|peer)"
+            # Tokens on their way to experts and back: DeepEP, pplx, MORI, TensorRT-LLM.
+            r"|\b(inter|intra)node(_ll)?::|\bep_?(dispatch|combine)|moe_?(a2a|comm)|a2a_?(dispatch|combine)"
+            r"|notify_(dispatch|combine)|\b(cached_)?notify_|\b(dispatch|combine)_(send|recv)\b"
+            # UCX and UCC, oneCCL.
+            r"|\buc[cpt]_|\bccl(::|_)"
         ),
     ),
     (WorkClass.COPY, (), r"^(mem(cpy|set)|copybuffer|fillbuffer)"),
-    (WorkClass.ATTENTION, ("flash", "fmha", "attention", "attn", "sdpa", "paged_kv", "bwd_kernel_d"), None),
+    (WorkClass.COPY, ("reshape_and_cache", "store_kvcache", "concat_and_cache", "dma_request"), None),
+    (
+        WorkClass.ATTENTION,
+        (
+            "sage_fwd",
+            "sage_attn",
+            "sageattn",
+            "flash",
+            "fmha",
+            "attention",
+            "attn",
+            "sdpa",
+            "paged_kv",
+            "bwd_kernel_d",
+        ),
+        None,
+    ),
     (
         WorkClass.NORM,
         ("batchnorm", "rowwisemoments", "gammabeta", "rmsnorm", "layernorm", "bn_fw", "bn_bw", "bn_update"),
@@ -82,6 +117,7 @@ _RULES: tuple[tuple[WorkClass, tuple[str, ...], str | None], ...] = (
         ),
         r"conv(?!ert)",
     ),
+    (WorkClass.ELEMENTWISE, ("rotary", "rope_", "_rope"), None),
     (WorkClass.EMBEDDING, ("embedding", "pooled_embs"), None),
     (
         WorkClass.GEMM,
@@ -102,8 +138,13 @@ _RULES: tuple[tuple[WorkClass, tuple[str, ...], str | None], ...] = (
             "aten::einsum",
             "xxt_kernel",
             "_mm_kernel",
+            "mma_kernel",
+            "_rnn",
+            "rnn_",
+            "persistrnn",
+            "triton_tem",
         ),
-        r"(^|::|_)(addmm|baddbmm|bmm|mm)(_|\b)|aten::(dot|mv)\b|(^|_)dot[._](\d|general)",
+        r"(^|::|_|^aclnn)(addmm|baddbmm|bmm|mm)(_|\b)|aten::(dot|mv|lstm|gru)\b|(^|_)dot[._](\d|general)",
     ),
     (WorkClass.SOFTMAX, ("softmax", "cross_entropy", "crossentropy", "nll_loss", "nllloss"), None),
     (
@@ -127,6 +168,8 @@ _RULES: tuple[tuple[WorkClass, tuple[str, ...], str | None], ...] = (
             "cumsum",
             "scan",
             "histc",
+            "routing",
+            "moe_align",
         ),
         None,
     ),
@@ -140,6 +183,7 @@ _RULES: tuple[tuple[WorkClass, tuple[str, ...], str | None], ...] = (
             "::clone",
             "nchwtonhwc",
             "nhwctonchw",
+            "transdata",
             "permute",
             "subtensorop",
             "::stack",
@@ -151,7 +195,7 @@ _RULES: tuple[tuple[WorkClass, tuple[str, ...], str | None], ...] = (
     ),
     (
         WorkClass.REDUCTION,
-        ("reduc", "triton_red", "triton_per", "vector_norm"),
+        ("reduc", "triton_red", "triton_per", "vector_norm", "moe_sum"),
         r"aten::(sum|mean|max|min|norm|argmax|prod|any|all)\b",
     ),
     (
@@ -173,12 +217,16 @@ _RULES: tuple[tuple[WorkClass, tuple[str, ...], str | None], ...] = (
             "optensor",
             "scalepackedtensor",
             "swiglu",
+            "act_and_mul",
+            "quant",
+            "rescale_qkv",
             "fusion",
             "wrapped_",
         ),
         (
             r"aten::(add|sub|mul|div|pow|sqrt|rsqrt|exp|log|neg|abs|clamp\w*|where|addc\w+|lerp|cos|sin|eq|ne|gt"
             r"|lt|ge|le|logical\w*|bitwise\w*)_?$"
+            r"|^aclnn(inplace)?(add|sub|mul|div|pow|sqrt|exp|log|neg|abs|cast|addc|zero|fill)"
         ),
     ),
 )
@@ -227,11 +275,19 @@ _VIEWS = frozenset(
 RANDOM = re.compile(
     r"^aten::(rand\w*|normal\w*|uniform_?|random_|exponential_|geometric_|cauchy_|log_normal_|multinomial|poisson)$"
 )
-# Kernels that Inductor generates are named after the operations around them: those with a pointwise or
-# reducing loop hold no matrix product, attention or transfer, whatever stands in their name.
+# Kernels that Inductor generates are named after the operations around them. Those with a pointwise or
+# reducing loop hold no matrix product, attention or transfer, whatever stands in their name, and a cast or a
+# permutation is part of their loop.
 _GENERATED_LOOPS = ("triton_poi_", "triton_red_", "triton_per_")
-_NEVER_A_LOOP = frozenset(
-    {WorkClass.COMMUNICATION, WorkClass.ATTENTION, WorkClass.CONVOLUTION, WorkClass.GEMM},
+_LOOPS = frozenset(
+    {
+        WorkClass.NORM,
+        WorkClass.EMBEDDING,
+        WorkClass.SOFTMAX,
+        WorkClass.POOLING,
+        WorkClass.REDUCTION,
+        WorkClass.ELEMENTWISE,
+    }
 )
 # The start of a name says what kind of kernel it is; the rest of a template's name can be kilobytes.
 _LONGEST = 250
@@ -245,7 +301,7 @@ def classify(name: str) -> WorkClass:
     text = name[:_LONGEST].lower()
     is_loop = text.startswith(_GENERATED_LOOPS)
     for work_class, words, pattern in _RULES:
-        if is_loop and work_class in _NEVER_A_LOOP:
+        if is_loop and work_class not in _LOOPS:
             continue
         if any(word in text for word in words) or (pattern is not None and _compiled(pattern).search(text)):
             return work_class

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from stepgrade.errors import BadInput
+from stepgrade.memory import check, check_json
 from stepgrade.model import RECORDER, LayerTime, PhaseTime, Profile, Source
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import STEP_PROFILER_V2
+from stepgrade.model.sampled import SampledSteps
 from stepgrade.readers.base import Reader
+from stepgrade.readers.recording import with_sampled
 from stepgrade.readers.source import ByteSource
 from stepgrade.readers.step_profile import RecorderHead, circumstances_of, contents_of, device_of
 from stepgrade.units import show_ms
 
 _FIRST_KEY = b'{"_recording":'
 _KNOWN_VERSION = 1
+# What a line that is no JSON of ours raises.
+_NO_LINE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+# Memory for each byte of a line while it is decoded, and for each sample, layer and phase that is kept.
+_LINE_BYTES, _SAMPLE_BYTES, _PART_BYTES = 50, 100, 2000
 
 
 class _Head(Struct, frozen=True):
@@ -27,9 +36,10 @@ class _Head(Struct, frozen=True):
 
 
 class _Sums(Struct, frozen=True):
-    steps: int
+    steps: Annotated[int, Meta(ge=0, lt=2**53)]
     wall_ms: float
     tokens: float = 0
+    rows: float = 0
     phases_ms: dict[str, float] = {}
     layers_ms: list[tuple[int, float, float, float]] = []
     samples_ms: list[float] = []
@@ -41,6 +51,7 @@ class _Line(Struct, frozen=True):
     steady: _Sums | None = None
     recorded_steps: int | None = None
     loss: dict[str, float] | None = None
+    sampled: SampledSteps | None = None
 
 
 def recognises(source: ByteSource) -> bool:
@@ -50,44 +61,55 @@ def recognises(source: ByteSource) -> bool:
 
 def read(source: ByteSource) -> Profile:
     """Return the sum of all whole lines; a line that was cut off is left out with a note."""
-    first, *rest = source.document().splitlines()
+    lines = source.lines()
+    first = next(lines, b"")
     try:
+        check_json(first, source.memory_bytes)
         head = msgspec.json.decode(first, type=_Head)
-    except msgspec.DecodeError as error:
+    except _NO_LINE as error:
         raise BadInput(f"the recording's first line is broken: {error}", where="line 1") from error
     if head.version != _KNOWN_VERSION:
         hint = "update stepgrade"
         raise BadInput(f"the recording has version {head.version}, which is newer", where="line 1", hint=hint)
-    lines, torn = [], 0
-    for text in rest:
+    steady, warmup, last, torn = _Total(), _Total(), _Line(), 0
+    sampled: SampledSteps | None = None
+    for text in lines:
+        check(len(text) * _LINE_BYTES, source.memory_bytes)
         try:
-            lines.append(msgspec.json.decode(text, type=_Line))
-        except msgspec.DecodeError:
+            last = msgspec.json.decode(text, type=_Line)
+        except _NO_LINE:
             torn += 1
-    steady = [line.steady for line in lines if line.steady is not None]
-    sums = steady or [line.warmup for line in lines if line.warmup is not None]
-    if not sums:
+            continue
+        sampled = last.sampled or sampled
+        for total, sums in ((steady, last.steady), (warmup, last.warmup)):
+            if sums is not None:
+                total.add(sums)
+                check(total.memory_bytes, source.memory_bytes)
+    total = steady if steady.parts else warmup
+    if not total.parts:
         raise BadInput("the recording holds no whole step", where=source.name)
     lost = (
         "" if head.flush_seconds is None else f", at most {show_ms(head.flush_seconds * 1e3)} before it ended"
     )
-    text = f"the recording was not ended: this is what it held when it was last written{lost}"
-    notes = [Note("not_ended", text)]
-    if not steady:
+    unended = f"the recording was not ended: this is what it held when it was last written{lost}"
+    notes = [Note("not_ended", unended)]
+    if not steady.parts:
         slower = "only warm-up steps were recorded: they may be slower than the run is"
         notes.append(Note("warm_up_only", slower))
     if torn:
         notes.append(Note("torn", f"lines of the recording that cannot be read and are left out: {torn}"))
-    total, last = _sum(sums), lines[-1]
     covered = sum(total.phases_ms.values()) / total.wall_ms if total.wall_ms else None
-    return Profile(
+    profile = Profile(
         source=Source(format=STEP_PROFILER_V2, files=(source.name,), producer=RECORDER),
         work="training",  # it records optimizer steps
         steps=total.steps,
         mean_step_ms=total.wall_ms / total.steps if total.steps else None,
-        samples_ms=tuple(total.samples_ms),
+        samples_ms=total.samples_ms,
         wall_coverage=None if covered is None else min(1.0, covered),
-        phases=tuple(PhaseTime(name=phase, total_ms=ms) for phase, ms in sorted(total.phases_ms.items())),
+        phases=tuple(
+            PhaseTime(name=phase, total_ms=ms, per_step_ms=ms / total.steps if total.steps else None)
+            for phase, ms in sorted(total.phases_ms.items())
+        ),
         layers=tuple(
             LayerTime(
                 layer=layer,
@@ -96,36 +118,63 @@ def read(source: ByteSource) -> Profile:
                 bwd_total_ms=backward_ms,
                 recompute_total_ms=recompute_ms or None,
             )
-            for layer, forward_ms, backward_ms, recompute_ms in total.layers_ms
+            for layer, (forward_ms, backward_ms, recompute_ms) in sorted(total.layers_ms.items())
         ),
-        tokens_per_step=head.tokens_per_step or (total.tokens / total.steps if total.tokens else None),
+        tokens_per_step=head.tokens_per_step
+        or (total.tokens / total.steps if total.tokens and total.steps else None),
+        samples_per_step=total.rows / total.steps if total.rows and total.steps else None,
         recorded_steps=last.recorded_steps,
         world_size=head.stepgrade.world_size,
+        rank=head.stepgrade.rank,
         device=device_of(head.stepgrade.device),
         recorded=circumstances_of(head.stepgrade),
         contents=contents_of(msgspec.structs.replace(head.stepgrade, loss=last.loss)),
         notes=tuple(notes),
     )
+    return with_sampled(profile, sampled)
 
 
-def _sum(parts: list[_Sums]) -> _Sums:
-    phases: dict[str, float] = {}
-    layers: dict[int, tuple[float, float, float]] = {}
-    for part in parts:
+class _Total:
+    """The sum of the lines so far."""
+
+    def __init__(self) -> None:
+        self.parts = self.steps = 0
+        self.wall_ms = self.tokens = self.rows = 0.0
+        self.phases_ms: dict[str, float] = {}
+        self.layers_ms: dict[int, tuple[float, float, float]] = {}
+        self._samples: list[tuple[int, list[float]]] = []
+        self._sample_count = 0
+
+    @property
+    def samples_ms(self) -> tuple[float, ...]:
+        """Return the samples of all lines, as many steps apart as in the line with the fewest."""
+        most = max((every for every, _ in self._samples), default=1)
+        return tuple(sample for every, samples in self._samples for sample in samples[:: most // every])
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return how much memory the sum may take until the result is written."""
+        parts = len(self.phases_ms) + len(self.layers_ms)
+        return self._sample_count * _SAMPLE_BYTES + parts * _PART_BYTES
+
+    def add(self, part: _Sums) -> None:
+        """Add the sums of one line."""
+        self.parts += 1
+        self.steps += part.steps
+        self.wall_ms += part.wall_ms
+        self.tokens += part.tokens
+        self.rows += part.rows
+        self._samples.append((max(1, part.every), part.samples_ms))
+        self._sample_count += len(part.samples_ms)
         for name, spent_ms in part.phases_ms.items():
-            phases[name] = phases.get(name, 0.0) + spent_ms
+            self.phases_ms[name] = self.phases_ms.get(name, 0.0) + spent_ms
         for layer, forward_ms, backward_ms, recompute_ms in part.layers_ms:
-            before = layers.get(layer, (0.0, 0.0, 0.0))
-            layers[layer] = (before[0] + forward_ms, before[1] + backward_ms, before[2] + recompute_ms)
-    every = max(1, *(part.every for part in parts))
-    return _Sums(
-        steps=sum(part.steps for part in parts),
-        wall_ms=sum(part.wall_ms for part in parts),
-        tokens=sum(part.tokens for part in parts),
-        phases_ms=phases,
-        layers_ms=[(layer, *times) for layer, times in sorted(layers.items())],
-        samples_ms=[sample for part in parts for sample in part.samples_ms[:: every // max(1, part.every)]],
-    )
+            before = self.layers_ms.get(layer, (0.0, 0.0, 0.0))
+            self.layers_ms[layer] = (
+                before[0] + forward_ms,
+                before[1] + backward_ms,
+                before[2] + recompute_ms,
+            )
 
 
 READER = Reader(
@@ -133,4 +182,5 @@ READER = Reader(
     summary="the journal of stepgrade's recorder, of a run that was killed or still runs",
     recognises=recognises,
     read=read,
+    rank_files=(".json",),
 )

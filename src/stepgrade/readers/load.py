@@ -21,14 +21,16 @@ def load(
     input_format: str | None = None,
     steps: tuple[int, int] | None = None,
     max_bytes: int = DEFAULT_MAX_BYTES,
+    max_memory: int | None = None,
     progress: Progress | None = None,
 ) -> Profile:
     """Read a run from a path, or from standard input for `-`; the format is found by content.
 
     Several PyTorch traces, or a directory of them, are the ranks of one run. `steps` keeps only the
-    steps from the first to the last number; `progress` is called with the bytes read and the bytes to read.
+    steps from the first to the last number; `max_memory` is how many bytes what is decoded may take, by
+    default a quarter of the machine's; `progress` is called with the bytes read and the bytes to read.
     """
-    options = ReadOptions(steps=steps, max_bytes=max_bytes, progress=progress)
+    options = ReadOptions(steps=steps, max_bytes=max_bytes, max_memory=max_memory, progress=progress)
     found = _read(sources, input_format, options)
     if isinstance(found, Baseline):
         supply = "it as {baseline}, or the profile that it was made from"
@@ -36,14 +38,18 @@ def load(
     return found
 
 
-def load_baseline(source: PathLike, *, max_bytes: int = DEFAULT_MAX_BYTES) -> Baseline | Profile:
+def load_baseline(
+    source: PathLike, *, max_bytes: int = DEFAULT_MAX_BYTES, max_memory: int | None = None
+) -> Baseline | Profile:
     """Read what to compare with: a scorecard's JSON or any profile."""
-    return _read([source], None, ReadOptions(max_bytes=max_bytes))
+    return _read([source], None, ReadOptions(max_bytes=max_bytes, max_memory=max_memory))
 
 
-def read_json_text(source: PathLike, *, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:
+def read_json_text(
+    source: PathLike, *, max_bytes: int = DEFAULT_MAX_BYTES, max_memory: int | None = None
+) -> bytes:
     """Return the JSON text of a file, or of the profile inside a log, as contract v1 takes it."""
-    with ByteSource(source, ReadOptions(max_bytes=max_bytes)) as opened:
+    with ByteSource(source, ReadOptions(max_bytes=max_bytes, max_memory=max_memory)) as opened:
         if opened.json_keys is not None:
             return opened.document()
         from stepgrade.readers.log import find_profile  # noqa: PLC0415  not needed for most sources
@@ -54,9 +60,14 @@ def read_json_text(source: PathLike, *, max_bytes: int = DEFAULT_MAX_BYTES) -> b
 def _read(sources: Sequence[PathLike], input_format: str | None, options: ReadOptions) -> Profile | Baseline:
     # pathlib takes longer to import than a step profile to score.
     if len(sources) > 1 or os.path.isdir(sources[0]):  # noqa: PTH112
-        from stepgrade.readers.ranks import read_ranks  # noqa: PLC0415  only for several files
+        from stepgrade.readers.ranks import read_run  # noqa: PLC0415  only for several files
 
-        return _profile_of(read_ranks(sources, input_format, options), options)
+        run = read_run(sources, input_format, options)
+        if not isinstance(run, list):
+            return _profile_of(run, options)
+        from stepgrade.trace import merge_recordings  # noqa: PLC0415  as above
+
+        return merge_recordings(run)
     with ByteSource(sources[0], options) as source:
         found = registry.read_source(source, input_format)
         if not isinstance(found, Profile | Baseline):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
+from contextlib import suppress
 
 import msgspec
 from msgspec import Struct
@@ -22,6 +22,7 @@ MAX_OBJECT_BYTES = 16 * 2**20
 # Both emitters write "_profiler" first. Between the brace and the key there is only white space.
 _OPENING = re.compile(rb'\{\s{0,256}"_profiler"')
 _OPENING_BYTES = 512
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 # Possessive, so that a long string costs no memory; `\Z` marks a string that the text cuts off.
 _TOKEN = re.compile(rb'(?P<opening>\{\s{0,256}"_profiler")|"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+(?:"|\\?\Z)|[{}]')
 
@@ -75,15 +76,10 @@ def _quoted_texts(source: ByteSource) -> Iterator[bytes]:
     """Yield the strings inside a JSON document: some harnesses keep a run's log as one of them."""
     if source.json_keys is None or b'\\"_profiler\\"' not in source.document():
         return
-    waiting: list[Any] = [msgspec.json.decode(source.document())]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, str):
-            yield value.encode() + b"\n"
-        elif isinstance(value, dict):
-            waiting.extend(value.values())
-        elif isinstance(value, list):
-            waiting.extend(value)
+    for string in _STRING.finditer(source.document()):
+        if b'\\"_profiler\\"' in string[0]:
+            with suppress(msgspec.DecodeError, UnicodeError):  # half a surrogate is no text
+                yield msgspec.json.decode(string[0], type=str).encode() + b"\n"
 
 
 class _Scanner:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from stepgrade.errors import BadInput
+from stepgrade.errors import BadInput, BadOption
 from stepgrade.model import Baseline, Profile
 from stepgrade.model.events import Trace
 from stepgrade.readers import registry
@@ -19,6 +19,7 @@ from stepgrade.readers.base import one_by_one
 from stepgrade.readers.source import ByteSource, PathLike, ReadOptions
 
 RankFile: TypeAlias = tuple[str, str]  # its path and the name of its format
+_RECORDINGS = frozenset({"step_profile", "journal"})  # profiles already, each of one rank
 
 
 def read_ranks(
@@ -30,11 +31,34 @@ def read_ranks(
 
     A rank is what the file says of itself, else what its name says, else None.
     """
-    # Each file is looked at before the first is read, so that a wrong one is refused at once.
+    return _read_all(_all_files(sources, input_format, options), options)
+
+
+def read_run(
+    sources: Sequence[PathLike], input_format: str | None, options: ReadOptions
+) -> Iterator[Trace] | list[Profile]:
+    """Return the traces of a run's ranks or, where they were recorded by us, the profile of each."""
+    files = _all_files(sources, input_format, options)
+    if any(name not in _RECORDINGS for _, name in files):
+        return _read_all(files, options)
+    if options.steps is not None:
+        raise BadOption("picks steps from a trace, which recordings are not", field="steps")
+    profiles = []
+    for path, name in files:
+        with ByteSource(path, replace(options, progress=None)) as source:
+            found = registry.read_source(source, name)
+        if not isinstance(found, Profile):
+            raise _not_a_trace(path)
+        profiles.append(found)
+    return profiles
+
+
+def _all_files(sources: Sequence[PathLike], input_format: str | None, options: ReadOptions) -> list[RankFile]:
+    """Return every file with its format; all are looked at first, so that a wrong one is refused at once."""
     files = [file for source in sources for file in _rank_files(os.fspath(source), input_format, options)]
     if not files:
         raise BadInput("no trace files given")
-    return _read_all(files, options)
+    return files
 
 
 def _read_all(files: list[RankFile], options: ReadOptions) -> Iterator[Trace]:

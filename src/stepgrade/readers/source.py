@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from stepgrade.contract.decode import decode_json
 from stepgrade.errors import BadInput, BadJson, TooLarge
+from stepgrade.memory import check_json, default_limit
 from stepgrade.units import show_bytes
 
 PathLike: TypeAlias = str | os.PathLike[str]
@@ -42,6 +43,7 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
 
     steps: tuple[int, int] | None = None
     max_bytes: int = DEFAULT_MAX_BYTES
+    max_memory: int | None = None  # bytes that what is decoded may take; None is a quarter of the machine's
     progress: Progress | None = None
 
 
@@ -113,6 +115,11 @@ class ByteSource:
         return self._gunzip.damage if self._gunzip else None
 
     @property
+    def memory_bytes(self) -> int:
+        """Return how much memory what is decoded may take."""
+        return default_limit() if self.options.max_memory is None else self.options.max_memory
+
+    @property
     def json_keys(self) -> frozenset[str] | None:
         """Return the top-level keys when the whole source is one JSON object, else None."""
         keys = self._decoded_keys()
@@ -131,10 +138,28 @@ class ByteSource:
         while chunk := self._next_sound(CHUNK_BYTES):
             yield chunk
 
+    def lines(self) -> Iterator[bytes]:
+        """Yield the lines that are not blank, without holding more than one of them."""
+        pieces: list[bytes] = []
+        size = 0
+        for chunk in self.chunks():
+            *whole, rest = chunk.split(b"\n")
+            for line in whole:
+                if text := b"".join((*pieces, line)).strip():
+                    yield text
+                pieces, size = [], 0
+            pieces.append(rest)
+            size += len(rest)
+            if size > MAX_DOCUMENT_BYTES:
+                raise TooLarge(f"has a line of more than {show_bytes(MAX_DOCUMENT_BYTES)}", where=self.name)
+        if text := b"".join(pieces).strip():
+            yield text
+
     def document(self) -> bytes:
-        """Return all bytes; raise TooLarge beyond 256 MiB."""
+        """Return all bytes; raise TooLarge beyond 256 MiB, or where a JSON text would decode to too much."""
         if not self._keep_all():
             raise TooLarge(f"is larger than {show_bytes(MAX_DOCUMENT_BYTES)}", where=self.name)
+        check_json(self._kept, self.memory_bytes, self.name)
         return self._kept
 
     def fill(self, view: memoryview) -> int:
@@ -189,6 +214,8 @@ class ByteSource:
     def _decoded_keys(self) -> frozenset[str] | BadJson | None:
         if self._keys is None and self.is_text and self.head.lstrip()[:1] == b"{" and self._keep_all():
             try:
+                decode_json(self._kept, msgspec.Raw)  # what is no JSON costs nothing to decode
+                check_json(self._kept, self.memory_bytes, self.name)
                 self._keys = frozenset(decode_json(self._kept, dict[str, msgspec.Raw]))
             except BadJson as error:
                 self._keys = error

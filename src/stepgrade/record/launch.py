@@ -10,11 +10,11 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 
 from msgspec import Struct
 
@@ -26,9 +26,8 @@ COUNTER = struct.Struct("<q")  # of the steps that a process has ended, at the s
 _INJECTED = Path(__file__).parent / "inject"
 _PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz")
 _BETWEEN_LOOKS_SECONDS = 0.2
-# Sent on to the training; the first two come from a terminal, which sends them to it as well.
-_FROM_TERMINAL = ("SIGINT", "SIGQUIT")
-_SENT_ON = (*_FROM_TERMINAL, "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCONT")
+_SENT_ON = ("SIGINT", "SIGQUIT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+_SI_KERNEL = 0x80
 
 
 class Recorded(Struct, frozen=True):
@@ -63,13 +62,13 @@ def run_recorded(
     with tempfile.TemporaryDirectory(prefix="stepgrade-", ignore_cleanup_errors=True) as folder:
         session = Path(folder)
         (session / OPTIONS).write_text(json.dumps({**options, "path": os.fspath(path.absolute())}))
-        environment = _environment(session)
-        try:
-            process = subprocess.Popen(words, env=environment)  # noqa: S603  what the user asked for
-        except OSError as error:
-            raise BadInput(f"cannot be run: {error.strerror or error}", where=words[0]) from error
-        with _signals_sent_on(process):
-            code = _wait(process, session, path, on_steps)
+
+        def look() -> None:
+            steps = max((each.steps for each in _recorded(session, path)), default=0)
+            if steps and on_steps is not None:
+                on_steps(steps)
+
+        code = _run(words, _environment(session), look)
         failed = session / ".failed"
         problem = failed.read_text(encoding="utf-8") if failed.exists() else None
         return Launched(code=code, recorded=_recorded(session, path), problem=problem)
@@ -120,49 +119,42 @@ def _environment(session: Path) -> dict[str, str]:
     return {**os.environ, **own}
 
 
-@contextmanager
-def _signals_sent_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Send signals that reach this process on to the training, and stay until it has ended."""
-
-    def send_on(number: int, _frame: FrameType | None) -> None:
-        if signal.Signals(number).name in _FROM_TERMINAL and _in_foreground():
-            return
-        with suppress(ProcessLookupError):
-            process.send_signal(number)
-
-    before = {}
-    for name in _SENT_ON:
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
-            with suppress(ValueError):  # not in the main thread
-                before[number] = signal.signal(number, send_on)
+def _run(words: list[str], environment: dict[str, str], look: Callable[[], None]) -> int:
+    """Run the program to its end, and send the signals that reach this process on to it; return its code."""
     try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _in_foreground() -> bool:
-    """Tell whether a terminal sends its Ctrl-C to this process, and so to the training too."""
-    try:
-        with open("/dev/tty", "rb") as terminal:  # noqa: PTH123
-            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
-    except (OSError, AttributeError):
-        return False
-
-
-def _wait(
-    process: subprocess.Popen[bytes], session: Path, path: Path, on_steps: Callable[[int], None] | None
-) -> int:
-    if on_steps is None:
-        return process.wait()
+        if sys.platform == "linux":
+            return _run_with_signals(words, environment, look)
+        process = subprocess.Popen(words, env=environment)  # noqa: S603  what the user asked for
+    except OSError as error:
+        raise BadInput(f"cannot be run: {error.strerror or error}", where=words[0]) from error
+    with suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     while True:
-        with suppress(subprocess.TimeoutExpired):
+        try:
             return process.wait(_BETWEEN_LOOKS_SECONDS)
-        steps = max((each.steps for each in _recorded(session, path)), default=0)
-        if steps:
-            on_steps(steps)
+        except subprocess.TimeoutExpired:
+            look()
+        except KeyboardInterrupt:
+            continue  # the terminal has sent it to the training as well
+
+
+def _run_with_signals(words: list[str], environment: dict[str, str], look: Callable[[], None]) -> int:
+    numbers = [getattr(signal, name) for name in _SENT_ON]
+    expected = {number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN}
+    expected.add(signal.SIGCHLD)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, expected)
+    unblock = partial(signal.pthread_sigmask, signal.SIG_SETMASK, mask)
+    try:
+        process = subprocess.Popen(words, env=environment, preexec_fn=unblock)  # noqa: S603, PLW1509  one thread
+        while process.poll() is None:
+            arrived = signal.sigtimedwait(expected, _BETWEEN_LOOKS_SECONDS)
+            if arrived is None:
+                look()
+            elif arrived.si_signo != signal.SIGCHLD and arrived.si_code != _SI_KERNEL:
+                process.send_signal(arrived.si_signo)  # else a terminal has sent it to the training as well
+    finally:
+        unblock()
+    return process.returncode
 
 
 def _recorded(session: Path, path: Path) -> list[Recorded]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 
 # Control characters (C0, DEL, C1), line separators, invisible ones, marks that change the direction of
 # writing, and the two that are no characters, which XML refuses.
@@ -17,6 +18,7 @@ _COMMAND = r"##(?=\w*\[)"
 # What GitHub obeys at the beginning of a line.
 _LINE_COMMAND = r"(?m)^([^\S\n]*)::"
 _MARKDOWN = r"([\\`*_{}\[\]<>()#+!|~&])"
+_BETWEEN_WORDS = tuple("_-. :/")
 # No sentence of ours comes near it.
 LONGEST_TEXT = 2000
 _WIDE = frozenset("WF")
@@ -35,13 +37,49 @@ def without_line_commands(lines: str, spelt: str = r"\x3a:") -> str:
     return re.sub(_LINE_COMMAND, lambda match: match[1] + spelt, lines) if "::" in lines else lines
 
 
-def shortened(text: str, width: int = LONGEST_TEXT) -> str:
-    """Return printable text of at most `width` cells, cut in the middle."""
+def shortened(text: str, width: int = LONGEST_TEXT, *, at_words: bool = True) -> str:
+    """Return printable text of at most `width` cells, cut in the middle, if possible between words."""
     text = printable(text)
     if _fits(text, width):
         return text
-    front, back = _front(text, (width - 1 + 1) // 2), _front(text[::-1], (width - 1) // 2)
+    front = _front(text, width // 2)
+    front = _whole_words(front, text) if at_words else front
+    backwards = text[: len(front) - 1 if front else None : -1]
+    back = _front(backwards, width - 1 - cells(front))
+    back = _whole_words(back, backwards) if at_words else back
     return f"{front}…{back[::-1]}"
+
+
+def _whole_words(part: str, text: str) -> str:
+    """Return the beginning of a text without the word that it cuts, unless that is most of it."""
+    if text[len(part) : len(part) + 1] in _BETWEEN_WORDS:
+        return part
+    end = max(part.rfind(mark) for mark in _BETWEEN_WORDS) + 1
+    return part[:end] if end > len(part) // 2 else part
+
+
+def told_apart(names: Sequence[str], width: int) -> list[str]:
+    """Return names of at most `width` cells: of words that all have, only as many as there is room for."""
+    names = [printable(name) for name in names]
+    if all(_fits(name, width) for name in names) or len(set(names)) < len(names):
+        return [shortened(name, width) for name in names]
+    words = [re.split(r"(?<=[_\-. :/])", name) for name in names]
+    first = last = 0
+    least = min(map(len, words)) - 1
+    while first < least and len({word[first] for word in words}) == 1:
+        first += 1
+    while last < least - first and len({word[-1 - last] for word in words}) == 1:
+        last += 1
+
+    def shown(first: int, last: int) -> list[str]:
+        kept = ["".join(word[first : len(word) - last]).rstrip("_-. :/") for word in words]
+        return [f"{'…' * bool(first)}{name}{'…' * bool(last)}" for name in kept]
+
+    while first and all(_fits(name, width) for name in shown(first - 1, last)):
+        first -= 1
+    while last and all(_fits(name, width) for name in shown(first, last - 1)):
+        last -= 1
+    return [shortened(name, width) for name in shown(first, last)]
 
 
 def cells(text: str) -> int:

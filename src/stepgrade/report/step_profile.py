@@ -5,13 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from stepgrade.model import PhaseTime, Profile
+from stepgrade.model.given import Path, profile_given
 from stepgrade.report.names import json_text
 
 PROFILER = "step_profiler_v2"
 
 
-def convert(profile: Profile) -> str:
-    """Return the JSON; what the profile does not say is left out, never written as 0."""
+def convert(profile: Profile | Path) -> str:
+    """Return the JSON of a profile or its file; what it does not say is left out, never written as 0."""
+    profile = profile_given(profile)
     layers: list[dict[str, object]] = [
         {"layer": layer.layer, "fwd_ms": layer.fwd_total_ms or 0.0, "bwd_ms": layer.bwd_total_ms or 0.0}
         | ({"ops": layer.ops_total_ms} if layer.ops_total_ms else {})

@@ -43,6 +43,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 LEAST_WIDTH = 40
 LEAST_FACT_WIDTH = 22
 LEAST_NAME_WIDTH = 12
+LEAST_BAR_WIDTH = 4
 # Below this, what has a narrow form is drawn in it.
 NARROW = 60
 CHART_ROWS = 10
@@ -147,9 +148,14 @@ class _Canvas:
         widest = self.width // (2 if block.has_long_names and not is_narrow else 3)
         names_width = max((cells(shortened(name, self.width)) for name, _, _ in rows), default=0)
         name_width = min(names_width, max(LEAST_NAME_WIDTH, widest))
-        bar_width = max(4, self.width - name_width - figures_width - 6)
+        names, at_words = {name for name, _, _ in rows}, True
+        if len({shortened(name, name_width) for name in names}) < len(names):
+            # Names that are cut to the same letters say nothing: the bars give way, then whole words.
+            name_width = min(names_width, max(name_width, self.width - figures_width - LEAST_BAR_WIDTH - 6))
+            at_words = len({shortened(name, name_width) for name in names}) == len(names)
+        bar_width = max(LEAST_BAR_WIDTH, self.width - name_width - figures_width - 6)
         for name, length, figures in rows:
-            shown = padded(shortened(name, name_width), name_width)
+            shown = padded(shortened(name, name_width, at_words=at_words), name_width)
             drawn = bar(length / longest if longest > 0 else 0.0, bar_width)
             self.line(f"  {shown}  {self.style(drawn, 'bar')}  {figures:>{figures_width}}")
 

@@ -9,7 +9,7 @@ from stepgrade.hardware.identify import identify
 from stepgrade.hardware.setup import CPU_KEY
 from stepgrade.model import Note, Profile
 from stepgrade.scoring.efficiency import ScoreOptions, throughput_of
-from stepgrade.scoring.step_times import times_of
+from stepgrade.scoring.step_times import RunTimes
 from stepgrade.units import show_count, show_rate
 
 # Padding, packing and what counts as a token explain a factor of two; beyond, a figure is of something else.
@@ -18,9 +18,9 @@ WORTH_A_WORD = 2.0
 TOO_FAR = 5.0
 
 
-def contradictions(profile: Profile, options: ScoreOptions) -> tuple[Note, ...]:
+def contradictions(profile: Profile, times: RunTimes, options: ScoreOptions) -> tuple[Note, ...]:
     """Return a note for each contradiction; a fatal one forbids a grade."""
-    return (*_of_device(profile, options), *_of_rate(profile, options))
+    return (*_of_device(profile, options), *_of_rate(profile, times, options))
 
 
 def _of_device(profile: Profile, options: ScoreOptions) -> Iterator[Note]:
@@ -48,11 +48,10 @@ def _of_device(profile: Profile, options: ScoreOptions) -> Iterator[Note]:
             yield Note("other_device", text)
 
 
-def _of_rate(profile: Profile, options: ScoreOptions) -> Iterator[Note]:
+def _of_rate(profile: Profile, times: RunTimes, options: ScoreOptions) -> Iterator[Note]:
     """Yield where the rate that the user gives is not the one of the profile, of one device or of all."""
     if options.throughput_tok_s is None and options.tokens_per_step is None:
         return
-    times = times_of(profile)
     given = throughput_of(profile, times, options)
     own = throughput_of(profile, times, ScoreOptions(target=options.target))
     if given is None or own is None:
@@ -64,7 +63,7 @@ def _of_rate(profile: Profile, options: ScoreOptions) -> Iterator[Note]:
         counted = f" ({show_count(own.tokens_per_step)} tokens per step)" if own.tokens_per_step else ""
         compared = f"{factor:.1f} times {'as much as' if is_more else 'less than'} the profile's own"
         text = (
-            f"{show_rate(given.tok_s)} as given is {compared} {show_rate(own.tok_s)}{counted}: one of them is "
-            "of another run, or in another unit"
+            f"{show_rate(given.tok_s)} as given is {compared} {show_rate(own.tok_s)}{counted}: one of them "
+            "is of another run, or in another unit"
         )
         yield Note("other_rate", text, fatal=factor >= TOO_FAR)

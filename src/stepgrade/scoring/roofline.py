@@ -40,37 +40,32 @@ def roofline_of(card: Scorecard) -> Roofline | None:
         for kind in ("compute", "memory")
     )
 
-    def point(name: str, kind: str | None, ms: float, density: float, flops_s: float) -> RoofPoint:
-        roof_share, limit = None, None
-        if compute and memory:
-            allowed = min(compute, memory * density)
-            roof_share, limit = flops_s / allowed, "compute" if compute <= memory * density else "memory"
-        return RoofPoint(
-            name=name,
-            kind=kind,
-            ms=ms,
-            flops_per_byte=density,
-            flops_s=flops_s,
-            roof_share=roof_share,
-            limit=limit,
-        )
-
     run = None
     if card.step_time_ms:
         flops, moved = sum(op.flops or 0.0 for op in known), sum(op.bytes or 0.0 for op in known)
-        run = point(
-            "the whole step", None, card.step_time_ms, flops / moved, flops / card.step_time_ms * 1000.0
+        density, flops_s = flops / moved, flops / card.step_time_ms * 1000.0
+        allowed = min(compute, memory * density) if compute and memory else None
+        run = RoofPoint(
+            name="the whole step",
+            kind=None,
+            ms=card.step_time_ms,
+            flops_per_byte=density,
+            flops_s=flops_s,
+            roof_share=flops_s / allowed if allowed else None,
+            limit=None if allowed is None else "compute" if allowed == compute else "memory",
         )
     whole_ms = sum(op.ms or 0.0 for op in card.operations)
     return Roofline(
         roofs=card.roofs,
         points=tuple(
-            point(
-                op.name,
-                op.kind,
-                op.ms or 0.0,
-                (op.flops or 0.0) / (op.bytes or 1.0),
-                op.flops_per_s or (op.flops or 0.0) / (op.ms or 1.0) * 1000.0,
+            RoofPoint(
+                name=op.name,
+                kind=op.kind,
+                ms=op.ms or 0.0,
+                flops_per_byte=(op.flops or 0.0) / (op.bytes or 1.0),
+                flops_s=op.flops_per_s or (op.flops or 0.0) / (op.ms or 1.0) * 1000.0,
+                roof_share=op.roof_share,
+                limit=op.roof,
             )
             for op in known
         ),

@@ -43,6 +43,7 @@ from stepgrade.trace.ledger import HOST_COPIES, LedgerSpans, waiting_calls
 from stepgrade.trace.links import OP, nearest, pick
 from stepgrade.trace.matmuls import matmul_time_by_dtype, tally_gemms
 from stepgrade.trace.operations import tally_parts
+from stepgrade.trace.parallelism import communication_by_purpose
 from stepgrade.trace.pieces import Pieces
 from stepgrade.trace.python_loops import tally_loop
 from stepgrade.trace.timeline import IN_BACKWARD, IN_INPUT, IN_OPTIMIZER, Driver, Timeline
@@ -109,6 +110,7 @@ def measure_activity(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Activi
         parts=tally_parts(timeline, pieces, phase, steps),
         matmul_dtype_ms={dtype: ns / steps / NS_PER_MS for dtype, ns in dtype_ns.items()},
         marks=count_marks(timeline, steps),
+        parallelism_ms=communication_by_purpose(timeline, pieces, steps),
         kernel_group_ms=group_kernels(timeline, pieces, steps) if on_device else {},
         class_kernels={
             work_class.label: class_counts[work_class] / steps
@@ -451,6 +453,7 @@ def merge_activities(activities: Sequence[Activity]) -> Activity:
         ),
         matmul_dtype_ms=_average_dicts([a.matmul_dtype_ms for a in activities]),
         marks=_average_dicts([a.marks for a in activities]),
+        parallelism_ms=_average_dicts([a.parallelism_ms for a in activities]),
         kernel_group_ms=_average_dicts([a.kernel_group_ms for a in activities]),
         class_kernels=_average_dicts([a.class_kernels for a in activities]),
         input_ms=first.input_ms,

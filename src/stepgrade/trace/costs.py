@@ -2,7 +2,7 @@
 
 FLOPs are the model's: a multiply-add is two; a causal mask halves attention; attention's backward is twice
 its forward, without the recomputed scores. Bytes are compulsory traffic: each input read once, each output
-written once. What the sizes do not tell is None, never a guess.
+written once, an element that a broadcast repeats once. What the sizes do not tell is None, never a guess.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Shapes(NamedTuple):
     lists: tuple[tuple[Dims, ...], ...]  # lists of tensors, in order
     item_bytes: tuple[int | None, ...]
     concrete: tuple[Any, ...]
+    strides: tuple[Dims | None, ...] = ()
 
     def tensor(self, place: int) -> Dims | None:
         """Return the sizes of the tensor at `place`; None if it is none or is not known."""
@@ -57,16 +58,37 @@ class Shapes(NamedTuple):
         sizes = zip(self.dims, self.item_bytes, strict=False)
         return next((size for dims, size in sizes if dims and size), None)
 
+    def elements(self, place: int) -> int:
+        """Return how many elements of the tensor at `place` are in memory: expanded ones count once."""
+        dims = self.tensor(place) or ()
+        strides = self.strides[place] if place < len(self.strides) else None
+        if not strides or len(strides) != len(dims):
+            return math.prod(dims)
+        reach = 1 + sum((size - 1) * stride for size, stride in zip(dims, strides, strict=True) if size)
+        return min(math.prod(dims), reach)
+
+    def bytes_at(self, *places: int) -> int | None:
+        """Return the bytes of the tensors at these places in memory; None if a type is not known."""
+        total = 0
+        for place in places:
+            if not self.tensor(place):
+                continue
+            size = self.item_bytes[place] if place < len(self.item_bytes) else None
+            if size is None:
+                return None
+            total += self.elements(place) * size
+        return total
+
 
 def decode_shapes(inputs: Inputs) -> Shapes | None:
     """Return the decoded inputs, None if they do not have the form PyTorch writes."""
     try:
-        dims = msgspec.json.decode(inputs.dims)
-        types = msgspec.json.decode(inputs.types)
-        concrete = msgspec.json.decode(inputs.concrete)
+        dims, types, concrete, strides = (
+            msgspec.json.decode(text) for text in (inputs.dims, inputs.types, inputs.concrete, inputs.strides)
+        )
     except UNREADABLE:
         return None
-    if not all(isinstance(part, list) for part in (dims, types, concrete)):
+    if not all(isinstance(part, list) for part in (dims, types, concrete, strides)):
         return None
     nested = [part for part in dims if isinstance(part, list) and part and isinstance(part[0], list)]
     return Shapes(
@@ -74,6 +96,7 @@ def decode_shapes(inputs: Inputs) -> Shapes | None:
         lists=tuple(tuple(d for d in map(_decode_dims, part) if d is not None) for part in nested),
         item_bytes=tuple(_ITEM_BYTES.get(str(name).lower()) for name in types),
         concrete=tuple(_decode_value(text) for text in concrete),
+        strides=tuple(_decode_dims(part) for part in strides),
     )
 
 
@@ -107,34 +130,54 @@ Rule = Callable[[Shapes], Cost]
 
 def cost_of(name: str, inputs: Inputs) -> Cost:
     """Return the cost of one call of the operation with these recorded inputs."""
-    shapes = decode_shapes(inputs)
-    if shapes is None or not name.startswith("aten::"):
-        return UNKNOWN
     rule = _RULES.get(name.removeprefix("aten::"))
-    if rule is None:
+    if rule is None and name.startswith("aten::"):
         work_class = classify(name)
         is_norm_backward = work_class is WorkClass.NORM and "backward" in name
         rule = _NORM_BACKWARD if is_norm_backward else _CLASS_RULES.get(work_class)
-    return rule(shapes) if rule else UNKNOWN
+        if work_class is WorkClass.ELEMENTWISE:
+            rule = _elementwise(name.removeprefix("aten::"))
+    elif rule is None and name.startswith(_TEMPLATES) and "mm" in name:
+        rule = template_cost
+    shapes = decode_shapes(inputs) if rule else None
+    return rule(shapes) if rule and shapes else UNKNOWN
+
+
+def _plus(*amounts: int | None) -> int | None:
+    """Return the sum, None if one is not known."""
+    known = [amount for amount in amounts if amount is not None]
+    return sum(known) if len(known) == len(amounts) else None
 
 
 def _times(count: int, size: int | None) -> int | None:
     return None if size is None else count * size
 
 
-def _product(left: Dims | None, right: Dims | None, size: int | None) -> Cost:
-    """Return the cost of [..., m, k] @ [..., k, n]; batches broadcast."""
-    if not left or not right or len(left) < 2 or len(right) < 2 or left[-1] != right[-2]:
-        return UNKNOWN
-    batch = max(math.prod(left[:-2]), math.prod(right[:-2]))
-    m, k, n = left[-2], left[-1], right[-1]
-    moved = math.prod(left) + math.prod(right) + batch * m * n
-    return Cost(flops=2 * batch * m * k * n, bytes=_times(moved, size))
+def broadcast(*shapes: Dims) -> Dims:
+    """Return the sizes of what an element-wise operation on these makes; those of the largest if none fit."""
+    longest = max(map(len, shapes), default=0)
+    padded = [(1,) * (longest - len(dims)) + dims for dims in shapes]
+    result = tuple(max(sizes) if 0 not in sizes else 0 for sizes in zip(*padded, strict=True))
+    fits = all(size in (1, whole) for dims in padded for size, whole in zip(dims, result, strict=True))
+    return result if fits else max(shapes, key=math.prod)
 
 
-def _matmul_at(place: int) -> Rule:
+def _matmul_at(place: int, result_size: int | None = None) -> Rule:
+    """Return the rule of [..., m, k] @ [..., k, n] at `place` and the next; batches broadcast."""
+
     def rule(shapes: Shapes) -> Cost:
-        return _product(shapes.tensor(place), shapes.tensor(place + 1), shapes.item_size())
+        left, right = shapes.tensor(place), shapes.tensor(place + 1)
+        if not left or not right:
+            return UNKNOWN
+        rows = left if len(left) > 1 else (1, *left)
+        columns = right if len(right) > 1 else (*right, 1)
+        if rows[-1] != columns[-2]:
+            return UNKNOWN
+        batch = math.prod(broadcast(rows[:-2], columns[:-2]))
+        made = batch * rows[-2] * columns[-1]
+        size = result_size or shapes.item_size()
+        moved = _plus(shapes.bytes_at(place, place + 1), _times(made, size))
+        return Cost(flops=2 * made * rows[-1], bytes=moved)
 
     return rule
 
@@ -142,155 +185,343 @@ def _matmul_at(place: int) -> Rule:
 def linear_cost(shapes: Shapes) -> Cost:
     """Return the cost of [..., k] @ [n, k] transposed."""
     data, weight = shapes.tensor(0), shapes.tensor(1)
-    if not data or not weight or len(weight) != 2:
+    if not data or not weight or len(weight) != 2 or data[-1] != weight[1]:
         return UNKNOWN
-    rows = (math.prod(data[:-1]), data[-1])
-    return _product(rows, (weight[1], weight[0]), shapes.item_size())
+    made = math.prod(data[:-1]) * weight[0]
+    moved = _plus(shapes.bytes_at(0, 1), _times(made, shapes.item_size()))
+    return Cost(flops=2 * made * data[-1], bytes=moved)
 
 
 def grouped_cost(shapes: Shapes) -> Cost:
-    """Return the cost of rows that are each multiplied by the matrix of their group."""
-    data, weight = shapes.tensor(0), shapes.tensor(1)
-    if not data or not weight or len(data) != 2 or len(weight) != 3 or data[1] != weight[1]:
+    """Return the cost of rows that are each multiplied by the matrix of their group.
+
+    Groups may divide the rows, the columns, or (for the gradient of the weights) what is summed over.
+    """
+    left, right = shapes.tensor(0), shapes.tensor(1)
+    if not left or not right or len(left) not in (2, 3) or len(right) not in (2, 3) or left[-1] != right[-2]:
         return UNKNOWN
-    moved = math.prod(data) + math.prod(weight) + data[0] * weight[2]
-    return Cost(flops=2 * data[0] * data[1] * weight[2], bytes=_times(moved, shapes.item_size()))
+    batch = left[0] if len(left) == len(right) == 3 else 1
+    flops = 2 * batch * left[-2] * left[-1] * right[-1]
+    made = batch * left[-2] * right[-1]
+    return Cost(flops=flops, bytes=_plus(shapes.bytes_at(0, 1), _times(made, shapes.item_size())))
 
 
-def _convolution(stride: int, padding: int, dilation: int, transposed: int | None = None) -> Rule:
-    """Return the rule of a convolution whose settings are at these places."""
+def template_cost(shapes: Shapes) -> Cost:
+    """Return the cost of a compiler's product: two of its tensors are multiplied into a later one."""
+    tensors = [dims for dims in shapes.dims if dims and len(dims) in (2, 3)]
+    for place, left in enumerate(tensors):
+        for right in tensors[place + 1 :]:
+            made = (*left[:-1], right[-1])
+            if len(left) == len(right) and left[-1] == right[-2] and made in tensors[place + 2 :]:
+                return Cost(flops=2 * math.prod(made) * left[-1])
+    return UNKNOWN
+
+
+class Places(NamedTuple):
+    """Where the settings of a convolution stand among its parameters."""
+
+    stride: int
+    padding: int
+    dilation: int | None = None
+    transposed: int | bool = False  # where it says so, or whether it is
+
+
+def _convolution(places: Places) -> Rule:
+    """Return the rule of a convolution; data and weight are its first parameters."""
 
     def rule(shapes: Shapes) -> Cost:
-        data, weight = shapes.tensor(0), shapes.tensor(1)
-        settings = [shapes.value(place) for place in (stride, padding, dilation)]
-        known = all(isinstance(sizes, list) and sizes for sizes in settings)
-        known = known and all(type(size) is int for sizes in settings for size in sizes)
-        if not data or not weight or not known or (transposed is not None and shapes.value(transposed)):
+        data, weight, flag = shapes.tensor(0), shapes.tensor(1), places.transposed
+        if not data or not weight or len(data) != len(weight):
+            return UNKNOWN
+        # bool is an int: True at a place of its own would be place 1, the weight's.
+        if flag is True or (flag is not False and shapes.value(flag) is True):
+            # Every element of the input is multiplied by the weights of its channel.
+            return Cost(flops=2 * math.prod(data) * math.prod(weight[1:]))
+        settings = [shapes.value(place) for place in (places.stride, places.padding)]
+        settings.append([1] if places.dilation is None else shapes.value(places.dilation))
+        if not all(
+            isinstance(sizes, list) and sizes and all(type(size) is int for size in sizes)
+            for sizes in settings
+        ):
             return UNKNOWN
         spatial = len(weight) - 2
         steps, pads, spreads = ((setting * spatial)[:spatial] for setting in settings)
         output = [
-            (data[2 + i] + 2 * pads[i] - spreads[i] * (weight[2 + i] - 1) - 1) // max(steps[i], 1) + 1
-            for i in range(min(spatial, len(data) - 2))
+            max(0, data[2 + i] + 2 * pads[i] - spreads[i] * (weight[2 + i] - 1) - 1) // max(steps[i], 1) + 1
+            for i in range(spatial)
         ]
-        positions = data[0] * weight[0] * math.prod(output)
-        moved = math.prod(data) + math.prod(weight) + positions
-        flops = 2 * positions * math.prod(weight[1:])
-        return Cost(flops=flops, bytes=_times(moved, shapes.item_size()))
+        return convolution_cost(shapes, (data[0], weight[0], *output))
 
     return rule
 
 
-def convolution_backward_cost(shapes: Shapes) -> Cost:
-    """Return the cost of the gradients that the output mask asks for (data, weight)."""
-    grad, data, weight = shapes.tensor(0), shapes.tensor(1), shapes.tensor(2)
-    if not grad or not data or not weight:
-        return UNKNOWN
-    mask = shapes.value(10)
-    wanted = [*map(bool, mask[:2])] if isinstance(mask, list) and len(mask) == 3 else [True, True]
-    once = 2 * math.prod(grad) * math.prod(weight[1:])
-    moved = math.prod(grad) * sum(wanted) + 2 * sum(
-        math.prod(dims) for dims, asked in zip((data, weight), wanted, strict=True) if asked
+def convolution_cost(shapes: Shapes, result: Dims) -> Cost:
+    """Return the cost of a convolution whose result has these sizes."""
+    made, weight = math.prod(result), shapes.tensor(1) or ()
+    moved = _plus(shapes.bytes_at(0, 1), _times(made, shapes.item_size()))
+    return Cost(flops=2 * made * math.prod(weight[1:]), bytes=moved)
+
+
+def cost_of_result(inputs: Inputs, of_taker: Inputs) -> Cost:
+    """Return the cost of a convolution by the input of what may have taken its result."""
+    shapes, taken = decode_shapes(inputs), decode_shapes(of_taker)
+    data, weight, result = (
+        (shapes.tensor(0), shapes.tensor(1), taken.tensor(0)) if shapes and taken else (None, None, None)
     )
-    return Cost(flops=once * sum(wanted), bytes=_times(moved, shapes.item_size()))
+    if not data or not weight or not result or not len(data) == len(weight) == len(result):
+        return UNKNOWN
+    fits = result[:2] == (data[0], weight[0]) and math.prod(result[2:]) <= math.prod(data[2:])
+    return convolution_cost(shapes, result) if shapes and fits else UNKNOWN
 
 
-def _attention(first: int, causal: int | None, *, heads_at: int, passes: int) -> Rule:
-    """Return the rule of attention: query, key and value from place `first`, heads on axis `heads_at`."""
+def _convolution_backward(grad: int, data: int, mask: int | None, transposed: int | None = None) -> Rule:
+    """Return the rule of the gradients that the output mask asks for (data, weight); the weight is third."""
 
     def rule(shapes: Shapes) -> Cost:
-        query, key, value = (shapes.tensor(first + i) for i in range(3))
+        weight = shapes.tensor(2)
+        if not shapes.tensor(grad) or not shapes.tensor(data) or not weight:
+            return UNKNOWN
+        asked = shapes.value(mask) if mask is not None else None
+        wanted = [*map(bool, asked[:2])] if isinstance(asked, list) and len(asked) == 3 else [True, True]
+        is_transposed = transposed is not None and shapes.value(transposed) is True
+        once = 2 * math.prod(shapes.tensor(data if is_transposed else grad) or ()) * math.prod(weight[1:])
+        # For the gradient of one of the two, the other is read; the result has the size of the first.
+        moved = [shapes.bytes_at(grad, data, 2) for is_wanted in wanted if is_wanted]
+        return Cost(flops=once * sum(wanted), bytes=_plus(*moved))
+
+    return rule
+
+
+def one_gradient_cost(shapes: Shapes) -> Cost:
+    """Return the cost of one gradient of a convolution, as cuDNN's operations of 2021 made them.
+
+    The gradient is second, the weight third. That of the weight itself has the input there: only the sizes of
+    the operation around it, which has an input first, tell.
+    """
+    grad, weight = shapes.tensor(1), shapes.tensor(2)
+    return Cost(flops=2 * math.prod(grad) * math.prod(weight[1:])) if grad and weight else UNKNOWN
+
+
+def weight_gradient_cost(shapes: Shapes) -> Cost:
+    """Return the same for the weight, from the sizes of the operation around it."""
+    return one_gradient_cost(shapes) if shapes.tensor(0) else UNKNOWN
+
+
+class Attention(NamedTuple):
+    """Where attention has what among its parameters."""
+
+    first: int  # query; key and value follow
+    causal: int | None
+    heads: int = 1  # the axis of the heads
+    passes: int = 1
+    packed: tuple[int, ...] = ()  # where it has the starts of sequences that are packed into one
+    window: int | None = None  # where it says how far back a position looks
+
+
+def _attention(places: Attention) -> Rule:
+    def rule(shapes: Shapes) -> Cost:
+        query, key, value = (shapes.tensor(places.first + i) for i in range(3))
         if not query or not key or not value or not len(query) == len(key) == len(value) == 4:
             return UNKNOWN
-        along = 3 - heads_at
-        scores = query[0] * query[heads_at] * query[along] * key[along]
-        masked = causal is not None and shapes.value(causal) is True
-        flops = 2 * scores * (query[3] + value[3]) // (2 if masked else 1)
-        moved = 2 * math.prod(query) + math.prod(key) + math.prod(value)
-        return Cost(flops=flops * passes, bytes=_times(moved * passes, shapes.item_size()))
+        if any(shapes.tensor(place) for place in places.packed):
+            return UNKNOWN  # how long each sequence is, is not recorded
+        along = 3 - places.heads
+        moved = shapes.bytes_at(places.first, places.first, places.first + 1, places.first + 2)
+        moved = _times(places.passes, moved)
+        mask = None if places.causal is None else shapes.value(places.causal)
+        window = None if places.window is None else shapes.value(places.window)
+        if (mask is None and query[along] > 1) or (type(window) is int and window >= 0):
+            return Cost(bytes=moved)
+        scores = query[0] * query[places.heads] * query[along] * key[along]
+        # PyTorch's own kernels take True, those of xFormers a kind of mask: 0 is none.
+        flops = 2 * scores * (query[3] + value[3]) // (2 if mask else 1)
+        return Cost(flops=flops * places.passes, bytes=moved)
+
+    return rule
+
+
+def _recurrent(passes: int) -> Rule:
+    """Return the rule of recurrent layers: every position meets every weight matrix of its layers."""
+
+    def rule(shapes: Shapes) -> Cost:
+        data = shapes.tensor(0)
+        # cuDNN and MIOpen take the weights of all layers as a list, the last one; oneDNN one layer's as two.
+        given = shapes.lists[-1] if shapes.lists else shapes.dims[1:3]
+        weights = [dims for dims in given if dims and len(dims) == 2]
+        if not data or len(data) not in (2, 3) or not weights:
+            return UNKNOWN
+        positions = math.prod(data[:-1])
+        moved = _times(math.prod(data) + sum(map(math.prod, weights)), shapes.item_size())
+        flops = 2 * positions * sum(map(math.prod, weights)) * passes
+        return Cost(flops=flops, bytes=_times(passes, moved))
 
     return rule
 
 
 def embedding_cost(shapes: Shapes) -> Cost:
-    """Return the traffic of reading and writing the rows that are looked up, and of their indices."""
+    """Return the traffic of reading and writing the rows that are looked up, and of their indices.
+
+    A row that is looked up twice is read once.
+    """
     weight, places = shapes.tensor(0), shapes.tensor(1)
     if not weight or places is None or len(weight) != 2:
         return UNKNOWN
-    moved = _times(2 * math.prod(places) * weight[1], shapes.item_size())
-    return Cost(flops=0, bytes=None if moved is None else moved + 8 * math.prod(places))
+    count = math.prod(places)
+    moved = _times((count + min(count, weight[0])) * weight[1], shapes.item_size())
+    return Cost(flops=0, bytes=None if moved is None else moved + 8 * count)
 
 
 def _streamed(each: int, passes: int) -> Rule:
     """Return the rule of `each` FLOPs for an element that is read or written `passes` times."""
 
     def rule(shapes: Shapes) -> Cost:
-        data = shapes.tensor(0)
-        if not data:
+        if not shapes.tensor(0):
             return UNKNOWN
-        size = math.prod(data)
-        return Cost(flops=each * size, bytes=_times(passes * size, shapes.item_size()))
+        return Cost(flops=each * math.prod(shapes.tensor(0) or ()), bytes=_times(passes, shapes.bytes_at(0)))
 
     return rule
 
 
-def elementwise_cost(shapes: Shapes) -> Cost:
-    """Return one FLOP for each element of the result; every input is read, the result is written."""
-    sizes = [math.prod(dims) for dims in shapes.dims if dims]
-    if not sizes:
-        return UNKNOWN
-    result = max(sizes)
-    moved = sum(sizes) + result
-    return Cost(flops=result, bytes=_times(moved, shapes.item_size()))
+def _elementwise(name: str) -> Rule:
+    """Return the rule of one FLOP for each element of the result; every input is read, the result written."""
+    in_place, plain = name.endswith("_"), name.strip("_")
+
+    def rule(shapes: Shapes) -> Cost:
+        places = [place for place, dims in enumerate(shapes.dims) if dims]
+        if plain in _BINARY:
+            places = places[:2]  # a third tensor is the one that the result is written to
+        sizes = [dims for place in places if (dims := shapes.tensor(place))]
+        if not sizes:
+            return UNKNOWN
+        result = math.prod(broadcast(*sizes))
+        items = [shapes.item_bytes[place] for place in places if place < len(shapes.item_bytes)]
+        known = [item for item in items if item is not None]
+        size = 1 if plain.startswith(_TRUTHS) else max(known, default=None)
+        written = shapes.bytes_at(places[0]) if in_place else _times(result, size)
+        return Cost(flops=result, bytes=_plus(shapes.bytes_at(*places), written))
+
+    return rule
 
 
 def copy_cost(shapes: Shapes) -> Cost:
     """Return the traffic of reading the source and writing the target, each at its own width."""
-    pairs = [(d, s) for d, s in zip(shapes.dims, shapes.item_bytes, strict=False) if d]
-    if len(pairs) != 2 or None in (pairs[0][1], pairs[1][1]):
-        return UNKNOWN
-    return Cost(flops=0, bytes=sum(math.prod(dims) * (size or 0) for dims, size in pairs))
+    places = [place for place, dims in enumerate(shapes.dims) if dims]
+    return Cost(flops=0, bytes=shapes.bytes_at(*places)) if len(places) == 2 else UNKNOWN
 
 
-def foreach_cost(shapes: Shapes) -> Cost:
-    """Return the cost of an operation on lists of tensors: each is read, the first list is written."""
-    if not shapes.lists or not shapes.lists[0]:
-        return UNKNOWN
-    first = sum(map(math.prod, shapes.lists[0]))
-    read = sum(math.prod(dims) for tensors in shapes.lists for dims in tensors)
-    return Cost(flops=first, bytes=_times(read + first, next((s for s in shapes.item_bytes if s), None)))
+def _foreach(read: int | None, written: int) -> Rule:
+    """Return the rule of an operation on lists of tensors: so many lists are read (None: all) and written."""
+
+    def rule(shapes: Shapes) -> Cost:
+        if not shapes.lists or not shapes.lists[0]:
+            return UNKNOWN
+        sizes = [sum(map(math.prod, tensors)) for tensors in shapes.lists]
+        moved = sum(sizes if read is None else sizes[-read:] if read else ()) + sizes[0] * written
+        return Cost(flops=sizes[0], bytes=_times(moved, next((s for s in shapes.item_bytes if s), None)))
+
+    return rule
 
 
 _SDPA = "_scaled_dot_product"
+_CONVOLUTIONS = {
+    **dict.fromkeys(("convolution", "_convolution", "convolution_overrideable"), Places(3, 4, 5, 6)),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), Places(3, 4, 5)),
+    **dict.fromkeys(
+        ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), Places(3, 4, 7, transposed=True)
+    ),
+    "cudnn_convolution": Places(3, 2, 4),
+    "cudnn_convolution_transpose": Places(4, 2, 5, transposed=True),
+    "cudnn_convolution_relu": Places(3, 4, 5),
+    "cudnn_convolution_add_relu": Places(5, 6, 7),
+    "miopen_convolution": Places(4, 3, 5),
+    "miopen_depthwise_convolution": Places(4, 3, 5),
+    "miopen_convolution_transpose": Places(5, 3, 6, transposed=True),
+    "miopen_convolution_relu": Places(3, 4, 5),
+    "miopen_convolution_add_relu": Places(5, 6, 7),
+    "mkldnn_convolution": Places(4, 3, 5),
+    "mkldnn::_convolution_pointwise": Places(4, 3, 5),
+    "_mps_convolution": Places(4, 3, 5),
+    "_nnpack_spatial_convolution": Places(4, 3),
+    **dict.fromkeys(("thnn_conv2d", "_slow_conv2d_forward"), Places(4, 5)),
+    **dict.fromkeys(("slow_conv3d", "slow_conv3d_forward"), Places(4, 5)),
+    **dict.fromkeys(("slow_conv_dilated2d", "slow_conv_dilated3d"), Places(4, 5, 6)),
+    **dict.fromkeys(("_conv_depthwise2d", "conv_depthwise3d"), Places(4, 5, 6)),
+    **dict.fromkeys(("slow_conv_transpose2d", "slow_conv_transpose3d"), Places(4, 5, 7, transposed=True)),
+}
+_ATTENTION = {
+    f"{_SDPA}_flash_attention": Attention(0, 4),
+    f"{_SDPA}_flash_attention_for_cpu": Attention(0, 4),
+    f"{_SDPA}_efficient_attention": Attention(0, 6),
+    f"{_SDPA}_cudnn_attention": Attention(0, 6),
+    f"{_SDPA}_fused_attention_overrideable": Attention(0, 5),
+    "scaled_dot_product_attention": Attention(0, 5),
+    "_flash_attention_forward": Attention(0, 8, heads=2, packed=(3, 4), window=11),
+    "_efficient_attention_forward": Attention(0, 9, heads=2, packed=(4, 5), window=13),
+    "_cudnn_attention_forward": Attention(0, 10, packed=(4, 5)),
+    f"{_SDPA}_flash_attention_backward": Attention(1, 11, passes=2, packed=(6, 7)),
+    f"{_SDPA}_flash_attention_for_cpu_backward": Attention(1, 7, passes=2),
+    f"{_SDPA}_efficient_attention_backward": Attention(1, 11, passes=2),
+    f"{_SDPA}_cudnn_attention_backward": Attention(1, 14, passes=2, packed=(9, 10)),
+    f"{_SDPA}_fused_attention_overrideable_backward": Attention(1, 13, passes=2, packed=(8, 9)),
+    "_flash_attention_backward": Attention(1, 11, heads=2, passes=2, packed=(6, 7), window=15),
+    "_efficient_attention_backward": Attention(1, 14, heads=2, passes=2, packed=(6, 7), window=18),
+    "_cudnn_attention_backward": Attention(1, 14, passes=2, packed=(9, 10)),
+    "flash_attn::_flash_attn_forward": Attention(0, 5, heads=2, window=6),
+    "flash_attn::_flash_attn_backward": Attention(1, 11, heads=2, passes=2, window=12),
+}
+CONVOLUTIONS = frozenset(name if "::" in name else f"aten::{name}" for name in _CONVOLUTIONS)
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu", "mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")
+_RECURRENT_BACKWARD = ("mkldnn_rnn_layer_backward", "_cudnn_rnn_backward", "miopen_rnn_backward")
+_BINARY = frozenset({"add", "sub", "rsub", "mul", "div", "pow", "maximum", "minimum"})
+# Comparisons make booleans, of one byte.
+_TRUTHS = ("eq", "ne", "gt", "ge", "lt", "le", "logical_", "isnan", "isinf", "isfinite")
+_TEMPLATES = ("triton_tem_", "triton_mm", "triton_bmm")
 _RULES: dict[str, Rule] = {
-    **dict.fromkeys(("mm", "bmm", "matmul", "_scaled_mm", "_int_mm"), _matmul_at(0)),
-    **dict.fromkeys(("addmm", "addmm_", "_addmm_activation", "baddbmm", "addbmm"), _matmul_at(1)),
-    "linear": linear_cost,
+    **dict.fromkeys(("mm", "bmm", "matmul", "_scaled_mm", "mv", "dot", "vdot"), _matmul_at(0)),
+    "_int_mm": _matmul_at(0, result_size=4),
+    **dict.fromkeys(("addmm", "addmm_", "_addmm_activation", "baddbmm", "baddbmm_", "addbmm"), _matmul_at(1)),
+    **dict.fromkeys(("addmv", "addmv_"), _matmul_at(1)),
+    **dict.fromkeys(("linear", "mkldnn_linear", "mkldnn::_linear_pointwise"), linear_cost),
     **dict.fromkeys(("_grouped_mm", "_scaled_grouped_mm"), grouped_cost),
-    **dict.fromkeys(("convolution", "_convolution"), _convolution(3, 4, 5, transposed=6)),
-    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution(3, 4, 5)),
-    **dict.fromkeys(("miopen_convolution", "mkldnn_convolution"), _convolution(4, 3, 5)),
-    "cudnn_convolution": _convolution(3, 2, 4),
-    "convolution_backward": convolution_backward_cost,
-    f"{_SDPA}_flash_attention": _attention(0, 4, heads_at=1, passes=1),
-    f"{_SDPA}_flash_attention_for_cpu": _attention(0, 4, heads_at=1, passes=1),
-    f"{_SDPA}_efficient_attention": _attention(0, 6, heads_at=1, passes=1),
-    f"{_SDPA}_cudnn_attention": _attention(0, 6, heads_at=1, passes=1),
-    "scaled_dot_product_attention": _attention(0, 5, heads_at=1, passes=1),
-    "_flash_attention_forward": _attention(0, 8, heads_at=2, passes=1),
-    "_efficient_attention_forward": _attention(0, None, heads_at=2, passes=1),
-    f"{_SDPA}_flash_attention_backward": _attention(1, 10, heads_at=1, passes=2),
-    f"{_SDPA}_flash_attention_for_cpu_backward": _attention(1, 7, heads_at=1, passes=2),
-    f"{_SDPA}_efficient_attention_backward": _attention(1, 10, heads_at=1, passes=2),
-    f"{_SDPA}_cudnn_attention_backward": _attention(1, 13, heads_at=1, passes=2),
-    "_flash_attention_backward": _attention(1, 11, heads_at=2, passes=2),
+    **{name: _convolution(places) for name, places in _CONVOLUTIONS.items()},
+    "convolution_backward": _convolution_backward(0, 1, mask=10, transposed=7),
+    "convolution_backward_overrideable": _convolution_backward(0, 1, mask=9, transposed=6),
+    **dict.fromkeys(("thnn_conv2d_backward", "_slow_conv2d_backward"), _convolution_backward(0, 1, mask=6)),
+    **dict.fromkeys(
+        ("cudnn_convolution_backward", "miopen_convolution_backward"),
+        _convolution_backward(1, 0, mask=10),
+    ),
+    "mkldnn_convolution_backward": _convolution_backward(1, 0, mask=7),
+    **dict.fromkeys(
+        ("cudnn_convolution_backward_input", "miopen_convolution_backward_input"), one_gradient_cost
+    ),
+    **dict.fromkeys(
+        ("cudnn_convolution_backward_weight", "miopen_convolution_backward_weight"), weight_gradient_cost
+    ),
+    **{name: _attention(places) for name, places in _ATTENTION.items()},
+    **dict.fromkeys(_RECURRENT, _recurrent(1)),
+    **dict.fromkeys(_RECURRENT_BACKWARD, _recurrent(2)),
     "embedding": embedding_cost,
     "copy_": copy_cost,
+    **dict.fromkeys(("fill_", "zero_"), _streamed(0, passes=1)),
+    **dict.fromkeys(("_softmax", "_log_softmax"), _streamed(NORM_FLOPS_PER_ELEMENT, passes=2)),
+    **dict.fromkeys(
+        ("_softmax_backward_data", "_log_softmax_backward_data"),
+        _streamed(NORM_FLOPS_PER_ELEMENT, passes=3),
+    ),
+    # Statistics are read from the data alone; the gradient's need data and gradient.
+    **dict.fromkeys(("batch_norm_stats", "batch_norm_update_stats"), _streamed(3, passes=1)),
+    "batch_norm_gather_stats_with_counts": _streamed(0, passes=0),
+    "batch_norm_backward_reduce": _streamed(3, passes=2),
+    "_foreach_zero_": _foreach(read=0, written=1),
+    "_foreach_copy_": _foreach(read=1, written=1),
+    "_foreach_norm": _foreach(read=None, written=0),
+    **dict.fromkeys(("_fused_adam_", "_fused_adamw_"), _foreach(read=None, written=3)),
+    "_fused_sgd_": _foreach(read=None, written=1),
 }
 _CLASS_RULES: dict[WorkClass, Rule] = {
     WorkClass.NORM: _streamed(NORM_FLOPS_PER_ELEMENT, passes=2),
-    WorkClass.ELEMENTWISE: elementwise_cost,
     WorkClass.REDUCTION: _streamed(1, passes=1),
-    WorkClass.OPTIMIZER: foreach_cost,
+    WorkClass.OPTIMIZER: _foreach(read=None, written=1),
 }
 _NORM_BACKWARD = _streamed(NORM_BACKWARD_FLOPS_PER_ELEMENT, passes=3)

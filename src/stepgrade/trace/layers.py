@@ -122,14 +122,14 @@ def find_layers(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Layers:
         for inside in (chosen & (block >= 0) for chosen in (forward, backward))
     ]
     # The time of each operation in each block.
-    strings = timeline.trace.strings
+    labels = pieces.labels
     rows = np.flatnonzero((forward | in_backward) & (block >= 0))
-    pairs, which, _ = groups(block[rows].astype(np.int64) * len(strings) + pieces.name[rows])
+    pairs, which, _ = groups(block[rows].astype(np.int64) * len(labels) + pieces.label[rows])
     sums = np.bincount(which, weights=pieces.dur_ns[rows], minlength=len(pairs))
     ops: dict[int, dict[str, int]] = {}
     for pair, ns in zip(pairs.tolist(), sums.tolist(), strict=True):
-        index, name_index = divmod(pair, len(strings))
-        ops.setdefault(index, {})[strings[name_index]] = int(ns)
+        index, label = divmod(pair, len(labels))
+        ops.setdefault(index, {})[labels[label]] = int(ns)
     times = tuple(
         LayerTime(
             layer=index,
@@ -231,7 +231,7 @@ def match_forward(trace: Trace, node: Mask) -> Ids:
 def _best_makers(trace: Trace, nodes: Ids, key: Longs, makers: Ids) -> Ids:
     """Return the makers of the nodes: for all that name one forward thread, those on the same host thread.
 
-    It is the thread whose operations fit the nodes' numbers and names best, of those with the most operations.
+    It is the one whose operations fit the nodes' numbers and names best, of those with the most operations.
     """
 
     def stem(name: int) -> str:

@@ -3,84 +3,76 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 
 import msgspec
 import numpy as np
 
 from stepgrade.model.activity import GemmTally
-from stepgrade.model.columns import among, distinct, groups
-from stepgrade.model.events import NONE, Ids, Inputs, Trace
-from stepgrade.naming.work_class import WorkClass
+from stepgrade.model.columns import among, groups
+from stepgrade.model.events import NONE, Ids, Inputs, Kinds, Trace, Wholes
+from stepgrade.naming.precision import PRECISIONS, precision_of_kernel
+from stepgrade.naming.work_class import MATMULS
 from stepgrade.trace.costs import UNREADABLE, decode_shapes
 from stepgrade.trace.pieces import Pieces
 from stepgrade.units import NS_PER_MS
 
-MATMULS = (WorkClass.ATTENTION, WorkClass.CONVOLUTION, WorkClass.GEMM)
 _DTYPES = {
     "c10::bfloat16": "bf16",
     "bfloat16": "bf16",
     "c10::half": "fp16",
     "half": "fp16",
     "float": "fp32",
+    "double": "fp64",
     "c10::float8_e4m3fn": "fp8",
     "c10::float8_e5m2": "fp8",
     "c10::float8_e4m3fnuz": "fp8",
     "c10::float8_e5m2fnuz": "fp8",
+    "signed char": "int8",
 }
-# fp32 tensors may be multiplied in tf32; only the kernel's name shows it.
-_TF32_KERNELS = ("tf32", "s1688", "xmma_gemm_f32f32_tf32f32")
-# Types of inputs in the names of kernels: cuBLAS, cuDNN, CUTLASS, nvjet; rocBLAS and hipBLASLt (Cijk_).
-_KERNEL_TYPES: tuple[tuple[str, str], ...] = (
-    ("fp8", r"e4m3|e5m2|fp8|nvjet_q|_F8"),
-    ("bf16", r"bf16|bfloat16|nvjet_t|^Cijk_\w+?_B(B|S)S?_"),
-    ("fp16", r"fp16|f16|half|[hs]884|hgemm|nvjet_h|^Cijk_\w+?_H(H|S)?S?_|^Cijk_\w+?_HB_"),
-    ("tf32", r"tf32|s1688|nvjet_s"),
-    ("fp32", r"sgemm|scudnn|gemm_?f32|fp32|^Cijk_\w+?_SB?_"),
-)
+# Tensors of fp32 may be multiplied in fewer bits; only the kernel's name shows it.
+_NARROWER = frozenset({"tf32", "bf16", "fp16", "fp8", "int8"})
 SHAPES_KEPT = 40
 _LEFT_OPERAND = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
 
 
-def matmul_time_by_dtype(trace: Trace, pieces: Pieces) -> dict[str, int]:
-    """Return the nanoseconds of matmuls in each precision over the steady steps.
+def precisions_of(trace: Trace, pieces: Pieces, rows: Ids) -> Kinds:
+    """Return the precision of each of these pieces as a place in PRECISIONS, NONE where nothing tells.
 
-    The precision is that of the recorded inputs; in a trace without any, that in the names of the kernels.
+    It is that of the recorded inputs, and where these are of fp32 or not recorded that of the kernel.
     """
-    rows = np.flatnonzero(pieces.steady & among(pieces.work_class, MATMULS))
-    op, kernels = pieces.op[rows], pieces.kernel[rows]
+    op = pieces.op[rows]
     inputs = np.where(op >= 0, trace.ops.inputs[np.maximum(op, 0)], NONE) if len(trace.ops.name) else op
-    time_ns: dict[str, int] = {}
-    known = np.flatnonzero(inputs >= 0)
-    known = known[np.argsort(inputs[known], kind="stable")]
-    edges = np.flatnonzero(np.diff(inputs[known])) + 1
-    for alike in np.split(known, edges) if len(known) else []:
-        dtype = dtype_of(trace.inputs[int(inputs[alike[0]])])
-        if dtype is None:
-            continue
-        used = rows[alike]
-        total = int(pieces.dur_ns[used].sum())
-        if dtype == "fp32":
-            of_used = pieces.kernel[used]
-            tf32 = [
-                kernel
-                for kernel in distinct(of_used[of_used >= 0]).tolist()
-                if any(word in trace.strings[kernel] for word in _TF32_KERNELS)
-            ]
-            in_tf32 = int(pieces.dur_ns[used[among(of_used, tf32)]].sum())
-            dtype = "tf32" if total > 0 and in_tf32 * 2 > total else dtype
-        time_ns[dtype] = time_ns.get(dtype, 0) + total
-    if time_ns:
-        return time_ns
-    names, which, _ = groups(kernels)
-    totals = np.bincount(which, weights=pieces.dur_ns[rows], minlength=len(names))
-    for index, total_ns in zip(names.tolist(), totals.tolist(), strict=True):
-        name = trace.strings[index][:250] if index >= 0 else ""
-        dtype = next((dtype for dtype, pattern in _KERNEL_TYPES if re.search(pattern, name)), None)
-        if dtype is not None:
-            time_ns[dtype] = time_ns.get(dtype, 0) + int(total_ns)
-    return time_ns
+    place = {name: number for number, name in enumerate(PRECISIONS)}
+    kernels, which, _ = groups(pieces.kernel[rows])
+    said = (precision_of_kernel(trace.strings[index]) if index >= 0 else None for index in kernels.tolist())
+    by_kernel = np.array([place.get(name or "", NONE) for name in said], np.int8)[which]
+    used, which, _ = groups(inputs)
+    said = (dtype_of(trace.inputs[index]) if index >= 0 else None for index in used.tolist())
+    by_inputs = np.array([place.get(name or "", NONE) for name in said], np.int8)
+    # Helpers of a product, as the sum of its parts, have names of their own: most of the time decides.
+    width = len(PRECISIONS) + 1
+    spent = np.bincount(which * width + by_kernel + 1, pieces.dur_ns[rows], len(used) * width)
+    by_name = spent.reshape(len(used), width)
+    most = by_name.argmax(axis=1)
+    narrowed = (by_inputs == place["fp32"]) & among(most - 1, [place[name] for name in _NARROWER])
+    narrowed &= 2 * by_name.max(axis=1, initial=0) > by_name.sum(axis=1)
+    by_inputs = np.where(narrowed, most - 1, by_inputs).astype(np.int8)
+    found: Kinds = np.where(by_inputs[which] >= 0, by_inputs[which], by_kernel)
+    return found
+
+
+def time_by_precision(precisions: Kinds, dur_ns: Wholes) -> dict[str, int]:
+    """Return the nanoseconds in each precision, in the order of PRECISIONS."""
+    known = precisions >= 0
+    sums = np.bincount(precisions[known], weights=dur_ns[known], minlength=len(PRECISIONS)).tolist()
+    return {name: int(ns) for name, ns in zip(PRECISIONS, sums, strict=True) if ns}
+
+
+def matmul_time_by_dtype(trace: Trace, pieces: Pieces) -> dict[str, int]:
+    """Return the nanoseconds of matmuls in each precision over the steady steps."""
+    rows = np.flatnonzero(pieces.steady & among(pieces.work_class, MATMULS)).astype(np.int32)
+    return time_by_precision(precisions_of(trace, pieces, rows), pieces.dur_ns[rows])
 
 
 def dtype_of(inputs: Inputs) -> str | None:
@@ -90,17 +82,6 @@ def dtype_of(inputs: Inputs) -> str | None:
     except UNREADABLE:
         return None
     return next((_DTYPES[name.lower()] for name in types if name.lower() in _DTYPES), None)
-
-
-def dtype_of_calls(trace: Trace, ops: Ids) -> str | None:
-    """Return the precision of most of these operations' inputs; None when none was recorded."""
-    inputs = trace.ops.inputs[ops]
-    used, _, counts = groups(inputs[inputs >= 0])
-    votes: dict[str, int] = {}
-    for index, count in zip(used.tolist(), counts.tolist(), strict=True):
-        if dtype := dtype_of(trace.inputs[index]):
-            votes[dtype] = votes.get(dtype, 0) + count
-    return most_of(votes)
 
 
 def most_of(amounts: Mapping[str, float]) -> str | None:

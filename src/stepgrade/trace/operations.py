@@ -16,70 +16,59 @@ from stepgrade.model.events import NONE, Ids, Kinds
 from stepgrade.model.profile import OpTime, Span
 from stepgrade.naming.roles import role_of
 from stepgrade.naming.torch_names import BACKWARD, classes_of, matching
-from stepgrade.naming.work_class import WorkClass, classify
-from stepgrade.trace.costs import cost_of
+from stepgrade.naming.work_class import MATMULS, WorkClass, classify
+from stepgrade.trace.call_costs import find_costs
 from stepgrade.trace.layers import match_forward
 from stepgrade.trace.ledger import HOST_COPIES
 from stepgrade.trace.links import MODULE, nearest, pick
-from stepgrade.trace.matmuls import MATMULS, dtype_of_calls
+from stepgrade.trace.matmuls import most_of, precisions_of, time_by_precision
 from stepgrade.trace.phases import PHASES
 from stepgrade.trace.pieces import Pieces, per_steady_step
 from stepgrade.trace.timeline import Driver, Timeline
 from stepgrade.units import NS_PER_MS
 
-UNKNOWN_SORT, FREE = -1, -2
 MOST_SAMPLES = 4  # for each piece of work
 _DIRECTIONS = ("forward", "backward", "optimizer")
+# Operations of PyTorch itself whose class is not known make, view or move data: they do no arithmetic.
+_PLAIN = ("aten::", "autograd::", "torch::", "c10d::", "profiler::", "detach")
 
 
 class Operations(NamedTuple):
-    """The operations of the steady steps, and what is known of their matrix products together."""
+    """The operations of the steady steps, and what is known of their arithmetic together."""
 
     times: tuple[OpTime, ...]
     # Of matmuls, convolutions and attention whose sizes are known; None if none is.
     matmul_flops: float | None
-    matmul_known_share: float  # of the time of those operations, how much has its FLOPs known
-
-
-class _Costs(NamedTuple):
-    """The cost of one call of each operation, by the sort of call that it is."""
-
-    sort: Ids  # of each operation: a place in the two tables, UNKNOWN_SORT or FREE
-    flops: NDArray[np.float64]  # NaN where it is not known
-    bytes: NDArray[np.float64]
+    known_share: float | None  # of the time in operations that do arithmetic, how much has its FLOPs known
 
 
 def sum_operations(timeline: Timeline, pieces: Pieces) -> Operations:
     """Return the operations of the steady steps, longest first, with totals over these steps."""
     if timeline.driver is Driver.UNSEEN:
-        return Operations((), None, 0.0)
+        return Operations((), None, None)
     rows = np.flatnonzero(pieces.steady).astype(np.int32)
-    rows = rows[np.argsort(pieces.name[rows], kind="stable")]
-    names = pieces.name[rows]
-    edges = np.flatnonzero(names[1:] != names[:-1]) + 1
-    costs = _find_costs(timeline, pieces.op[rows])
+    rows = rows[np.argsort(pieces.label[rows], kind="stable")]
+    labels = pieces.label[rows]
+    edges = np.flatnonzero(labels[1:] != labels[:-1]) + 1
+    costs = find_costs(timeline, pieces, rows)
+    flops_of, bytes_of = costs.flops(), costs.bytes()
     found: list[OpTime] = []
     members: dict[str, Ids] = {}
-    matmul_ns = known_ns = known_flops = 0
+    arithmetic_ns = known_ns = known_flops = 0
     for first, last in pairwise([0, *edges.tolist(), len(rows)] if len(rows) else []):
         group = rows[first:last]
         linked = group[pieces.op[group] >= 0]  # the others are kernels that no recorded operation launched
         calls, per_call, _ = groups(pieces.op[linked])
-        flops = costs.flops[costs.sort[calls]]
-        name = timeline.trace.strings[int(pieces.name[group[0]])]
-        work_class = classify(name)
-        if work_class is WorkClass.OTHER:
-            # The name says little: take the class of most of its kernels' time.
-            weights = np.bincount(pieces.work_class[group], weights=pieces.dur_ns[group])
-            work_class = WorkClass(int(weights.argmax()))
-        total_ns = int(pieces.dur_ns[group].sum())
-        is_matmul = work_class in MATMULS
+        flops, name = flops_of[calls], pieces.labels[int(pieces.label[group[0]])]
+        work_class = _class_of(timeline.trace.strings, pieces, group)
+        total_ns, is_matmul = int(pieces.dur_ns[group].sum()), work_class in MATMULS
         if is_matmul:
             known = ~np.isnan(flops)
             call_ns = np.bincount(per_call, weights=pieces.dur_ns[linked], minlength=len(calls))
-            matmul_ns += total_ns
             known_ns += int(call_ns[known].sum())
             known_flops += int(flops[known].sum())
+        if is_matmul or (work_class is WorkClass.OTHER and not name.startswith(_PLAIN)):
+            arithmetic_ns += total_ns
         all_linked, longest = len(linked) == len(group), pieces.longest(group)
         found.append(
             OpTime(
@@ -88,8 +77,8 @@ def sum_operations(timeline: Timeline, pieces: Pieces) -> Operations:
                 calls=float(len(calls) + len(group) - len(linked)),
                 kind=work_class.label,
                 flops=_sum_known(flops) if all_linked else None,
-                bytes=_sum_known(costs.bytes[costs.sort[calls]]) if all_linked else None,
-                dtype=dtype_of_calls(timeline.trace, calls) if is_matmul and len(calls) else None,
+                bytes=_sum_known(bytes_of[calls]) if all_linked else None,
+                dtype=_precision(timeline, pieces, group) if is_matmul else None,
                 longest=Span(
                     file=0,
                     start_ns=timeline.trace.file_zero_ns + int(pieces.start_ns[longest]),
@@ -107,39 +96,28 @@ def sum_operations(timeline: Timeline, pieces: Pieces) -> Operations:
         step_ns = per_steady_step(timeline, pieces.step[group], pieces.dur_ns[group])
         found[place] = structs.replace(op, samples_ms=tuple((step_ns / NS_PER_MS).tolist()))
     flops_sum = float(known_flops) if known_flops else None
-    return Operations(tuple(found), flops_sum, known_ns / matmul_ns if matmul_ns else 0.0)
+    return Operations(tuple(found), flops_sum, known_ns / arithmetic_ns if arithmetic_ns else None)
+
+
+def _class_of(strings: tuple[str, ...], pieces: Pieces, group: Ids) -> WorkClass:
+    """Return the class of an operation by its name, or by its kernels where the name says little."""
+    name = classify(strings[int(pieces.name[group[0]])])
+    if name is not WorkClass.OTHER and pieces.label[group[0]] == pieces.name[group[0]]:
+        return name
+    return WorkClass(int(np.bincount(pieces.work_class[group], pieces.dur_ns[group]).argmax()))
+
+
+def _precision(timeline: Timeline, pieces: Pieces, group: Ids) -> str | None:
+    """Return the precision of most of the time of an operation's matrix products."""
+    products = group[among(pieces.work_class[group], MATMULS)]
+    precisions = precisions_of(timeline.trace, pieces, products)
+    return most_of(time_by_precision(precisions, pieces.dur_ns[products]))
 
 
 def _sum_known(amounts: NDArray[np.float64]) -> float | None:
     """Return the sum, None if one is not known."""
     total = float(amounts.sum())
     return None if math.isnan(total) else float(int(total))
-
-
-def _find_costs(timeline: Timeline, ops: Ids) -> _Costs:
-    """Return the cost of a call of each of the operations; each pair of name and inputs is decoded once."""
-    trace, tree = timeline.trace, timeline.tree
-    sort = np.full(len(trace.ops.name), UNKNOWN_SORT, np.int32)
-    used = np.zeros(len(sort), np.bool_)
-    used[ops[ops >= 0]] = True
-    used &= trace.ops.inputs >= 0
-    width = max(1, len(trace.inputs))
-    pairs, which, _ = groups(trace.ops.name[used].astype(np.int64) * width + trace.ops.inputs[used])
-    sort[used] = which
-    found = [cost_of(trace.strings[pair // width], trace.inputs[pair % width]) for pair in pairs.tolist()]
-    # The last two places are those that FREE and UNKNOWN_SORT point to; None becomes NaN.
-    flops = np.array([*(cost.flops for cost in found), 0.0, None], np.float64)
-    moved = np.array([*(cost.bytes for cost in found), 0.0, None], np.float64)
-    # An operation that calls costed ones, as linear calls addmm, has no cost of its own.
-    costed = (flops > 0)[sort]
-    calls_costed = np.zeros(len(tree.parent), np.bool_)
-    above = tree.parent[tree.of_op[costed]]
-    while len(above := distinct(above[above >= 0])):
-        above = above[~calls_costed[above]]  # what is above those is marked already
-        calls_costed[above] = True
-        above = tree.parent[above]
-    sort[calls_costed[tree.of_op] & costed] = FREE
-    return _Costs(sort, flops, moved)
 
 
 def tally_parts(timeline: Timeline, pieces: Pieces, phase: Kinds, steps: int) -> tuple[PartTime, ...]:
@@ -171,7 +149,7 @@ def tally_parts(timeline: Timeline, pieces: Pieces, phase: Kinds, steps: int) ->
                 ms=float(pieces.dur_ns[group].sum()) / steps / NS_PER_MS,
                 calls=(len(distinct(linked)) + len(ops) - len(linked)) / steps,
                 kernels=len(group) / steps if on_device else 0.0,
-                dtype=dtype_of_calls(trace, linked) if WorkClass(work_class) in MATMULS else None,
+                dtype=_precision(timeline, pieces, group) if WorkClass(work_class) in MATMULS else None,
             )
         )
     found.sort(key=lambda part: (-part.ms, part.work_class, part.role or "", part.direction or ""))

@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stepgrade.model.columns import among, groups
 from stepgrade.model.events import NONE, Ids, Kinds, Longs, Wholes
 from stepgrade.naming.torch_names import COLLECTIVE, Mask, classes_of, matching
-from stepgrade.naming.work_class import WorkClass
+from stepgrade.naming.work_class import MATMULS, WorkClass
 from stepgrade.trace.links import nearest, pick, self_times
 from stepgrade.trace.steps import steps_of
 from stepgrade.trace.timeline import Driver, Timeline
@@ -29,6 +30,8 @@ class Pieces(NamedTuple):
     work_class: Kinds
     context: Kinds  # IN_INPUT | IN_BACKWARD | IN_OPTIMIZER
     steady: Mask  # belongs to a steady step
+    label: Ids  # its name for people, in `labels`
+    labels: tuple[str, ...]  # those of the trace; and of operations with work of several classes each of them
 
     def longest(self, rows: Ids) -> int:
         """Return the longest of the pieces in `rows`, of several the first in time."""
@@ -56,6 +59,8 @@ def find_pieces(timeline: Timeline) -> Pieces:
             work_class=classes_of(trace.strings, ops.name),
             context=timeline.context[tree.of_op],
             steady=timeline.windows.is_steady(step),
+            label=ops.name,
+            labels=trace.strings,
         )
     rows = np.flatnonzero(timeline.chosen).astype(np.int32)
     own = slice(None) if timeline.chosen.all() else rows  # of an only device nothing is copied
@@ -66,6 +71,7 @@ def find_pieces(timeline: Timeline) -> Pieces:
         above = pick(nearest(tree.parent, matching(trace.strings, COLLECTIVE)[tree.name]), row)
         is_collective = (timeline.classes[own] == WorkClass.COMMUNICATION) & (above >= 0)
         name = np.where(is_collective, pick(tree.name, above), name)
+    label, labels = _label(trace.strings, np.where(op >= 0, name, NONE), timeline.classes[own], name)
     return Pieces(
         start_ns=work.start_ns[own],
         dur_ns=work.dur_ns[own],
@@ -79,7 +85,36 @@ def find_pieces(timeline: Timeline) -> Pieces:
         work_class=timeline.classes[own],
         context=np.maximum(pick(timeline.context, row), 0),
         steady=timeline.windows.is_steady(step),
+        label=label,
+        labels=labels,
     )
+
+
+def _label(
+    strings: tuple[str, ...], operation: Ids, work_class: Kinds, name: Ids
+) -> tuple[Ids, tuple[str, ...]]:
+    """Return the label of each piece: its name, and its class where its operation has work of several.
+
+    A compiled region is such an operation, and so is one of a library whose name does not say what it does.
+    """
+    width = len(WorkClass)
+    values, which, _ = groups(operation.astype(np.int64) * width + work_class)
+    of, own = values // width, values % width
+    said = classes_of(strings, np.maximum(of, 0).astype(np.int32))
+    is_library = np.array([not strings[index].startswith("aten::") for index in np.maximum(of, 0).tolist()])
+    computes = among(of, of[among(own, MATMULS)])
+    vague = (said == WorkClass.OTHER) | (is_library & computes & ~among(said, MATMULS))
+    several = np.append(of[1:] == of[:-1], False) | np.append(False, of[1:] == of[:-1])
+    split = (of >= 0) & vague & several & (own != WorkClass.COMMUNICATION)
+    if not split.any():
+        return name, strings
+    place = np.full(len(values), NONE, np.int32)
+    place[split] = len(strings) + np.arange(int(split.sum()))
+    added = (
+        f"{strings[index]} ({WorkClass(number).label})"
+        for index, number in zip(of[split].tolist(), own[split].tolist(), strict=True)
+    )
+    return np.where(place[which] >= 0, place[which], name), (*strings, *added)
 
 
 def per_steady_step(timeline: Timeline, step: Ids, dur_ns: Wholes) -> Longs:

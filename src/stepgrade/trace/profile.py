@@ -86,7 +86,7 @@ def analyse_rank(trace: Trace) -> RankProfile:
             else None  # a trace lists the machine's accelerators even when the run did not use them
         ),
         matmul_flops=operations.matmul_flops,
-        matmul_known_share=operations.matmul_known_share,
+        matmul_known_share=operations.known_share,
         matmul_dtype=most_of(activity.matmul_dtype_ms),
         activity=activity,
         recorded=Recorded(versions=trace.versions, settings=tuple(sorted(trace.recorded))),

@@ -103,7 +103,9 @@ def merge_ranks(ranks: Sequence[RankProfile]) -> Profile:
         world_size=_first_known(rank.profile.world_size or None for rank in ranks),
         device=_first_known(p.device for p in profiles),
         matmul_flops=mean([f or 0.0 for f in flops]) * len(common) if None not in flops else None,
-        matmul_known_share=min(p.matmul_known_share or 0.0 for p in profiles),
+        matmul_known_share=min(
+            (p.matmul_known_share for p in profiles if p.matmul_known_share is not None), default=None
+        ),
         matmul_dtype=_first_known(p.matmul_dtype for p in profiles),
         activity=structs.replace(activity, skew_ms=across.skew_ms, straggler=across.straggler),
         recorded=first.recorded,

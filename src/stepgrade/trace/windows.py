@@ -202,12 +202,12 @@ class _Others:
         self._alike = {number: _Median(members) for number, members in of_kind.items()}
 
     def is_off(self, step: int) -> bool:
-        """Take a step out; tell whether it is far from the median of the others, of its own kind if any is."""
+        """Take a step out; tell whether it is far from the others' median, of its own kind if any is."""
         alike = self._alike[self._kind[step]]
         for median in (self._all, alike):
             median.remove(step)
         middle = (alike if alike.count else self._all).value
-        return abs(self._dur[step] - middle) > TOLERANCE * middle
+        return bool(abs(self._dur[step] - middle) > TOLERANCE * middle)
 
 
 class _Median:

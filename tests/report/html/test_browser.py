@@ -14,6 +14,7 @@ import pytest
 import stepgrade as sg
 from stepgrade.report.names import shortened
 from stepgrade.units import MISSING, show_count, show_ms, show_share, show_si
+from tests.measured import measured
 from tests.report.html import cards
 from tests.report.html.conftest import Opened
 from tests.report.html.test_page import PAGES
@@ -242,12 +243,19 @@ def test_axe_would_see_something(browser: Any) -> None:
 def test_a_huge_run_stays_usable(open_page: Open) -> None:
     opened = open_page(cards.huge_card())
     page = opened.page
-    assert page.evaluate("performance.getEntriesByType('navigation')[0].domComplete") < 3000
-    took = "(button) => { const begin = performance.now(); button.click(); document.body.offsetHeight; return performance.now() - begin }"
-    assert page.get_by_role("button", name="Calls").evaluate(took) < 1000
+    page.get_by_role("button", name="Calls").click()
+    assert page.locator(ROWS).count() <= 25  # only what is looked at is drawn
     assert opened.texts('[data-status="operations"]') == ["1 to 25 of 2,000"]
     assert page.locator("#ranks .strip").first.locator("[data-tip]").count() == 64
     assert page.evaluate("document.querySelectorAll('*').length") < 10_000
+
+
+@measured
+def test_a_huge_run_is_quick(open_page: Open) -> None:
+    page = open_page(cards.huge_card()).page
+    assert page.evaluate("performance.getEntriesByType('navigation')[0].domComplete") < 3000
+    took = "(button) => { const begin = performance.now(); button.click(); document.body.offsetHeight; return performance.now() - begin }"
+    assert page.get_by_role("button", name="Calls").evaluate(took) < 1000
 
 
 def test_links_in_drawn_rows_are_the_page_s_own(open_page: Open) -> None:

@@ -160,13 +160,16 @@ def uncovered_time(context: RuleContext) -> Found | None:
 def host_phases(context: RuleContext) -> Found | None:
     share = context.phase_share(PhaseKind.HOST)
     claim = f"Host work takes {show_share(share)} of the step."
-    return _stall_levels(context.limits).found(share, claim, {"host_share": share})
+    line = next(iter(context.activity.lines.get("stall", ())), None)
+    return _stall_levels(context.limits).found(share, claim, {"host_share": share}, line=line)
 
 
 def python_overhead(context: RuleContext) -> Found | None:
     if context.activity.driver != "host":
         return None
-    share = max(0.0, context.account(_ACCOUNT) - _stall_share(context))
+    # What a phase of host work holds is reported as that.
+    known = max(_stall_share(context), context.phase_share(PhaseKind.HOST))
+    share = max(0.0, context.account(_ACCOUNT) - known)
     if share < context.limits.python_info_share:
         return None
     # Of small models it is much even when all is well, and recording adds to it.

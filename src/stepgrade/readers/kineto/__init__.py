@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from stepgrade.errors import BadInput
 from stepgrade.readers.base import Reader, one_by_one
 from stepgrade.readers.source import ByteSource
 
@@ -16,14 +17,22 @@ def recognises(source: ByteSource) -> bool:
     """Tell by the head; its first words decide whether it is worth a closer look."""
     if not any(word in source.head for word in (b'"ph"', b'"traceEvents"', b'"schemaVersion"')):
         return False
-    from stepgrade.readers.kineto.categories import looks_like_kineto  # noqa: PLC0415  slow to set up
+    from stepgrade.readers.kineto.categories import (  # noqa: PLC0415  slow to set up
+        looks_like_aiu,
+        looks_like_kineto,
+    )
 
-    return looks_like_kineto(source.head)
+    return looks_like_kineto(source.head) or looks_like_aiu(source.head)
 
 
 def read(source: ByteSource) -> Iterator[Trace]:
     """Yield a trace for each rank that the file holds."""
+    from stepgrade.readers.kineto.categories import looks_like_aiu  # noqa: PLC0415  slow to set up
     from stepgrade.readers.kineto.reader import read_traces  # noqa: PLC0415  needs numpy
+
+    if looks_like_aiu(source.head):
+        problem = "is a trace of IBM's Spyre (AIU) runtime: device events alone, without operations and steps"
+        raise BadInput(problem, where=source.name, hint="record the run with torch.profiler as well")
 
     return one_by_one(read_traces(source))
 

@@ -192,10 +192,8 @@ def _renumber_inputs(tables: Tables, ops: Columns) -> tuple[Inputs, ...]:
     kept: dict[Inputs, int] = {}
     places = []
     for joined in tables.inputs:
-        dims, types, concrete = split_inputs(joined)
-        bare = dims == types == concrete == b"[]"
-        inputs = Inputs(dims=dims, types=types, concrete=concrete)
-        places.append(NONE if bare else kept.setdefault(inputs, len(kept)))
+        inputs = split_inputs(joined)
+        places.append(NONE if inputs is None else kept.setdefault(inputs, len(kept)))
     _renumber(ops, "inputs", places)
     return tuple(kept)
 

@@ -12,6 +12,9 @@ from msgspec import Raw
 OPERATOR_CATEGORY = "Operator"
 OPERATOR_RANGES = "Operator (range)"  # ours: annotations were operators too before 2022
 OP_CATEGORIES = ("cpu_op", OPERATOR_CATEGORY)
+# Ours, for what torch_npu writes of Ascend's devices and of their runtime without a category.
+NPU_KERNELS, NPU_CALLS = "npu_kernel", "npu_runtime"
+NPU_LAUNCHES = "async_npu"  # flows from an operation to its kernel, whose id is when that starts
 CALL_CATEGORIES = (
     "cuda_runtime",
     "cuda_driver",
@@ -22,8 +25,9 @@ CALL_CATEGORIES = (
     "glow_runtime",
     "privateuse1_runtime",
     "privateuse1_driver",
+    NPU_CALLS,
 )
-KERNEL_CATEGORIES = ("kernel", "Kernel", "concurrent_kernel", "mtia_ccp_events", "hpu_op")
+KERNEL_CATEGORIES = ("kernel", "Kernel", "concurrent_kernel", "mtia_ccp_events", "hpu_op", NPU_KERNELS)
 COPY_CATEGORIES = ("gpu_memcpy", "Memcpy")
 MEMSET_CATEGORIES = ("gpu_memset", "Memset")
 ANNOTATION_CATEGORIES = ("user_annotation", OPERATOR_RANGES)
@@ -44,7 +48,7 @@ USED_CATEGORIES = frozenset(
         *DEVICE_RANGE_CATEGORIES,
     )
 )
-FLOW_CATEGORIES = frozenset(("ac2g", "async", "async_gpu", "async_cpu_to_gpu", "fwdbwd"))
+FLOW_CATEGORIES = frozenset(("ac2g", "async", "async_gpu", "async_cpu_to_gpu", "fwdbwd", NPU_LAUNCHES))
 MEMORY_CATEGORY = "cpu_instant_event"
 SEEN_CATEGORIES = (
     USED_CATEGORIES
@@ -80,6 +84,18 @@ def is_annotation(name: str, inputs: Iterable[Raw]) -> bool:
     return name.startswith(_ANNOTATION_PREFIXES) or ("::" not in name and not any(map(bytes, inputs)))
 
 
+def npu_category(name: str, task: object) -> str | None:
+    """Return the category of an event of torch_npu that has none; None for what is no work.
+
+    What runs on the device has a type of task; waiting for another stream is one too.
+    """
+    if name.startswith("AscendCL@"):
+        return NPU_CALLS
+    is_wait = isinstance(task, str) and ("WAIT" in task or "RECORD" in task)
+    is_work = (task is not None and not is_wait) or name.startswith("hcom_")
+    return NPU_KERNELS if is_work else None
+
+
 def era_name(
     *, is_list: bool, keys: Iterable[str], categories: Iterable[str], text_times: bool, merged: bool
 ) -> str:
@@ -103,13 +119,15 @@ _KEYS: Final = re.compile(
 _CATEGORY: Final = re.compile(
     rb'"cat"\s*:\s*"(?:' + b"|".join(re.escape(c.encode()) for c in sorted(USED_CATEGORIES)) + rb')"'
 )
+_NPU: Final = re.compile(rb'"Ascend Hardware"|"torch_to_npu"|"AscendCL@')
+_AIU: Final = re.compile(rb'"TS1"\s*:\s*"\d+"[^}]{0,200}"TS5"\s*:')
 _OTHER: Final = re.compile(rb'"(?:rocprofiler-sdk-tool|highres-ticks)"\s*:')
 
 
 def looks_like_kineto(head: bytes) -> bool:
     """Tell from the first bytes of the text (64 KB are plenty) whether Kineto wrote it."""
     start = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
-    has_category = _CATEGORY.search(head) is not None
+    has_category = _CATEGORY.search(head) is not None or _NPU.search(head) is not None
     if start == b"[" or has_category:
         return has_category and start in (b"[", b"{")
     key = _KEYS.search(head)
@@ -117,3 +135,8 @@ def looks_like_kineto(head: bytes) -> bool:
         return False
     # A key of ours before any other object opens, or the array of events itself.
     return b'"traceEvents"' in head or head.count(b"{", 0, key.start()) == 1
+
+
+def looks_like_aiu(head: bytes) -> bool:
+    """Tell from the first bytes whether the runtime of IBM's Spyre (AIU) wrote it."""
+    return _AIU.search(head) is not None and b'"cat"' not in head

@@ -9,6 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from stepgrade.memory import check
 from stepgrade.model.events import NONE
 from stepgrade.readers.kineto.decode import (
     DECODE_ERRORS,
@@ -65,14 +66,19 @@ class Losses(Struct):
 class ChunkReader:
     """Reads chunks in any order, so that several processes can share the chunks of a file."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
         self.tables = Tables()
         self.losses = Losses()
         self.text_times = False  # whether times had to be read from their text
         self.end: int | None = None  # where in the text the array of events closes, once that is seen
 
     def read(self, chunk: memoryview, offset: int) -> None:
-        """Add a JSON array of events; `offset` is where the text after its bracket begins."""
+        """Add a JSON array of events; `offset` is where the text after its bracket begins.
+
+        Raise TooLarge once what was read takes more memory than it may.
+        """
+        check(self.tables.memory_bytes, self._most_bytes)
         try:
             if not self.text_times:
                 try:

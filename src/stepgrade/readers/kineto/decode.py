@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import Raw, Struct, field
 
 from stepgrade.model.events import NONE, Longs
-from stepgrade.readers.kineto.categories import USED_CATEGORIES
+from stepgrade.readers.kineto.categories import NPU_LAUNCHES, USED_CATEGORIES, npu_category
 
 T = TypeVar("T")
 _NO_TEXT: Final = Raw(b"")
@@ -41,6 +41,7 @@ class Args(Struct, frozen=True, gc=False):
     dims_old: Raw = field(name="Input dims", default=_NO_TEXT)
     types: Raw = field(name="Input type", default=_NO_TEXT)
     concrete: Raw = field(name="Concrete Inputs", default=_NO_TEXT)
+    strides: Raw = field(name="Input Strides", default=_NO_TEXT)
     python_id: Any = field(name="Python id", default=NONE)
     python_parent: Any = field(name="Python parent id", default=NONE)
     collective: Any = field(name="Collective name", default=None)
@@ -52,6 +53,7 @@ class Args(Struct, frozen=True, gc=False):
     group_ranks: Any = field(name="Process Group Ranks", default=None)
     rank: Any = NONE
     label: Any = field(name="name", default=None)
+    task: Any = field(name="Task Type", default=None)
 
 
 _NO_ARGS: Final = Args()
@@ -67,6 +69,7 @@ class Event(Struct, gc=False):
     tid: Any = NONE
     ts: Any = None
     dur: Any = None
+    id: Any = NONE
     args: Args = _NO_ARGS
 
 
@@ -87,6 +90,7 @@ class LooseEvent(Struct, gc=False):
     tid: Raw = _NO_TEXT
     ts: Raw = _NO_TEXT
     dur: Raw = _NO_TEXT
+    id: Raw = _NO_TEXT
     args: Raw = _NO_TEXT
 
 
@@ -112,17 +116,20 @@ def repair(loose: LooseEvent) -> Event | None:
         name=_decoded(_decode_text, loose.name, ""),
         pid=_scalar(loose.pid),
         tid=_scalar(loose.tid),
+        id=_scalar(loose.id),
         args=_decoded(_decode_args, loose.args, _NO_ARGS),
     )
     if event.ph == "M":
         event.cat = ""  # it names a thread, whatever else it says it is
         return event
-    if event.cat not in USED_CATEGORIES:
+    is_launch = event.cat == NPU_LAUNCHES and event.ph == "s"
+    if event.cat not in USED_CATEGORIES and not is_launch and not npu_category(event.name, event.args.task):
         return event if event.cat else None
-    if event.ph != "X":
+    if event.ph != "X" and not is_launch:
         return None
     try:
-        event.ts, event.dur = text_ns(bytes(loose.ts)), text_ns(bytes(loose.dur))
+        event.ts = text_ns(bytes(loose.ts))
+        event.dur = 0 if is_launch else text_ns(bytes(loose.dur))
     except ValueError:
         raise Unusable("without a usable time") from None
     if event.dur < 0:
@@ -164,6 +171,8 @@ def from_numbers(values: Sequence[Any]) -> Longs:
         if times.max() >= _LIMIT_US or times.min() <= -_LIMIT_US:
             raise ValueError("times out of range")
         return times * 1000
+    if times.dtype.kind == "U":
+        raise NeedsText  # torch_npu writes them as text
     if times.dtype != np.float64:
         raise ValueError("times that are not numbers")
     if np.abs(times).max() >= _EXACT_US:
@@ -185,7 +194,11 @@ def from_ns(values: Sequence[Any]) -> Longs:
 
 
 def text_ns(text: bytes) -> int:
-    """Return a JSON number of microseconds as nanoseconds, rounded half to even past three decimals."""
+    """Return a JSON number of microseconds as nanoseconds, rounded half to even past three decimals.
+
+    It may stand in quotes.
+    """
+    text = text.strip(b'"')
     plain = _PLAIN.fullmatch(text)
     if plain:
         sign, whole, part = plain.groups()

@@ -55,7 +55,7 @@ def read_traces(source: ByteSource, processes: int | None = None) -> list[Trace]
 
 
 def _read_file(source: ByteSource, processes: int) -> tuple[ChunkReader, FileFacts]:
-    reader = ChunkReader()
+    reader = ChunkReader(source.memory_bytes)
     with ExitStack() as stack:
         head = read_head(source)
         workers: list[Worker] = []
@@ -65,7 +65,7 @@ def _read_file(source: ByteSource, processes: int) -> tuple[ChunkReader, FileFac
             # Small traces should not wait for the modules that only large ones need.
             from stepgrade.readers.kineto.workers import start  # noqa: PLC0415
 
-            slots, workers = start(processes, stack)
+            slots, workers = start(processes, source.memory_bytes // processes, stack)
         tail = _read_events(Splitter(source, head.text, head.offset, slots), reader, slots, workers)
         for worker in workers:
             worker.finish(reader)

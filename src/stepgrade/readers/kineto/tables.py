@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import suppress
 from itertools import accumulate
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
+from msgspec import Raw
 from numpy.typing import NDArray
 
-from stepgrade.model.events import NONE, Collective, DeviceEvent, Ids, Longs, RangeKind
+from stepgrade.model.events import NONE, Collective, DeviceEvent, Ids, Inputs, Longs, RangeKind
 from stepgrade.naming.python_frames import read_frame, without_address
 from stepgrade.readers.kineto import categories
 from stepgrade.readers.kineto.decode import Args, Clock, Event, from_ns
@@ -40,6 +41,11 @@ _WORK_KINDS: Final = (
     (DeviceEvent.COPY_OTHER, categories.COPY_CATEGORIES),
     (DeviceEvent.MEMSET, categories.MEMSET_CATEGORIES),
 )
+# Measured from the file to the written result, and rounded up.
+_ROW_BYTES: Final = 200
+_NAME_BYTES: Final = 2000  # each may be an operation of the result
+_THING_BYTES: Final = 500
+_CHARACTER_BYTES: Final = 4
 # Inputs are numbered by their joined texts; a NUL cannot occur in JSON.
 _SEAM: Final = b"\0"
 
@@ -47,8 +53,12 @@ _SEAM: Final = b"\0"
 class Interner(dict[Key, int], Generic[Key]):
     """Number each new key; `interner[key]` is its number."""
 
+    text_bytes = 0  # of the keys that are text
+
     def __missing__(self, key: Key) -> int:
         number = self[key] = len(self)
+        if isinstance(key, str | bytes):
+            self.text_bytes += len(key)
         return number
 
 
@@ -112,6 +122,25 @@ class Tables:
             "device_ranges": EventTable(**_COMMON, device="i", stream="q"),
         }
 
+    @property
+    def memory_bytes(self) -> int:
+        """Return how much memory what was read may take until the result is written."""
+        rows = sum(table.row_count for table in self.tables.values())
+        others: tuple[Sized, ...] = (
+            self.threads,
+            self.inputs,
+            self.collectives,
+            self.thread_names,
+            self.categories,
+        )
+        text = self.strings.text_bytes + self.inputs.text_bytes
+        return (
+            rows * _ROW_BYTES
+            + len(self.strings) * _NAME_BYTES
+            + sum(len(things) for things in others) * _THING_BYTES
+            + text * _CHARACTER_BYTES
+        )
+
     def add(self, events: Iterable[Event], clock: Clock) -> None:
         """Add the events of one chunk, all or (raising ValueError, TypeError or NeedsText) none."""
         by_category: defaultdict[str, list[Event]] = defaultdict(list)
@@ -127,6 +156,7 @@ class Tables:
         if ranges:
             by_category[categories.OPERATOR_RANGES] = ranges
             by_category[categories.OPERATOR_CATEGORY] = operators
+        _sort_npu_events(by_category)
         rows = _rows(by_category, LONG_FRAME_US if clock is not from_ns else LONG_FRAME_US * 1000)
         if rows.events:
             columns = self._columns(rows, clock)
@@ -168,7 +198,11 @@ class Tables:
                 "sequence": longs([arg.sequence for arg in parts["ops"]]),
                 "forward_thread": longs([arg.forward_thread for arg in parts["ops"]]),
                 "inputs": array(
-                    "i", [inputs[seam((a.dims, a.dims_old, a.types, a.concrete))] for a in parts["ops"]]
+                    "i",
+                    [
+                        inputs[seam((a.dims, a.dims_old, a.types, a.concrete, a.strides))]
+                        for a in parts["ops"]
+                    ],
                 ),
             },
             "calls": {"correlation": longs([arg.correlation for arg in parts["calls"]])},
@@ -188,6 +222,11 @@ class Tables:
             "device_ranges": {key: column[work:] for key, column in places.items()},
         }
         threads = self._threads(host)
+        if any(arg.task is not None for arg in parts["work"]):
+            # The flow that leads to a kernel of an NPU is called by when the kernel starts.
+            ids = np.frombuffer(own["work"]["correlation"], dtype=np.int64)
+            of_npu = np.array([arg.task is not None for arg in parts["work"]])
+            own["work"]["correlation"] = np.where(of_npu, common["start_ns"][rows.parts["work"]], ids)
         for name, part in rows.parts.items():
             own[name] |= {key: column[part] for key, column in common.items()}
             own[name]["thread"] = threads[part]
@@ -282,6 +321,21 @@ def _length(dur: object) -> float:
     return 0.0
 
 
+def _sort_npu_events(by_category: Sorted) -> None:
+    """Put the events of torch_npu that have no category where they belong; its launches become calls."""
+    for event in by_category.get("", ()):
+        category = categories.npu_category(event.name, event.args.task) if event.ph == "X" else None
+        if category is not None:
+            by_category.setdefault(category, []).append(event)
+            if category == categories.NPU_CALLS and isinstance(event.pid, int):
+                event.pid //= 100  # the threads of the process, shown as those of another one
+    for event in by_category.get(categories.NPU_LAUNCHES, ()):
+        if event.ph == "s":
+            event.dur = Raw(b"0") if isinstance(event.ts, Raw) else 0
+            event.args = Args(correlation=event.id)
+            by_category.setdefault(categories.NPU_CALLS, []).append(event)
+
+
 def _pick(by_category: Sorted, names: Iterable[str]) -> list[Event]:
     found = [by_category[name] for name in names if name in by_category]
     return found[0] if len(found) == 1 else [event for events in found for event in events]
@@ -304,10 +358,14 @@ def _count(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63 else None
 
 
-def split_inputs(joined: bytes) -> tuple[bytes, bytes, bytes]:
-    """Return dims, types and concrete values out of one key of `Tables.inputs`."""
-    dims, dims_old, types, concrete = joined.split(_SEAM)
-    return dims or dims_old or b"[]", types or b"[]", concrete or b"[]"
+def split_inputs(joined: bytes) -> Inputs | None:
+    """Return the inputs out of one key of `Tables.inputs`; None where an operation recorded none."""
+    dims, dims_old, types, concrete, strides = (part or b"[]" for part in joined.split(_SEAM))
+    if dims == b"[]":
+        dims = dims_old
+    if dims == types == concrete == b"[]":
+        return None
+    return Inputs(dims=dims, types=types, concrete=concrete, strides=strides)
 
 
 def longs(values: Sequence[Any]) -> array[int]:

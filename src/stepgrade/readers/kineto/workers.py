@@ -54,9 +54,15 @@ class Findings(Struct, kw_only=True):
 class Worker:
     """A worker process, as its parent sees it."""
 
-    def __init__(self, slots_file: int, slots: int) -> None:
+    def __init__(self, slots_file: int, slots: int, most_bytes: int) -> None:
         self._process = subprocess.Popen(  # noqa: S603 (our own module, no input in the command)
-            [sys.executable, "-P", "-m", MODULE, str(slots_file), str(slots), str(split.SLOT_BYTES)],
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                MODULE,
+                *map(str, (slots_file, slots, split.SLOT_BYTES, most_bytes)),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -153,8 +159,11 @@ def _merge(reader: ChunkReader, findings: Findings, answers: IO[bytes]) -> None:
             table.append(block)
 
 
-def start(processes: int, stack: ExitStack) -> tuple[Slots, list[Worker]]:
-    """Start a worker for each process but ourselves, and the slots that all share; `stack` ends them."""
+def start(processes: int, most_bytes: int, stack: ExitStack) -> tuple[Slots, list[Worker]]:
+    """Start a worker for each process but ourselves, and the slots that all share; `stack` ends them.
+
+    A worker for whose part `most_bytes` of memory are not enough goes away.
+    """
     count = 1 + SLOTS_EACH * (processes - 1)
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("stepgrade")
@@ -164,7 +173,7 @@ def start(processes: int, stack: ExitStack) -> tuple[Slots, list[Worker]]:
     stack.callback(os.close, file)
     os.ftruncate(file, count * split.SLOT_BYTES)
     try:
-        workers = [stack.enter_context(Worker(file, count)) for _ in range(processes - 1)]
+        workers = [stack.enter_context(Worker(file, count, most_bytes)) for _ in range(processes - 1)]
     except OSError as error:
         raise WorkerLost from error
     return Slots(mmap.mmap(file, count * split.SLOT_BYTES), count), workers
@@ -172,10 +181,10 @@ def start(processes: int, stack: ExitStack) -> tuple[Slots, list[Worker]]:
 
 def main() -> None:
     """Read chunks as a worker until the parent asks for the columns, or until the parent is gone."""
-    slots_file, count, slot_bytes = map(int, sys.argv[1:4])
+    slots_file, count, slot_bytes, most_bytes = map(int, sys.argv[1:5])
     orders, answers = sys.stdin.buffer, sys.stdout.buffer
     slots = memoryview(mmap.mmap(slots_file, count * slot_bytes))
-    reader = ChunkReader()
+    reader = ChunkReader(most_bytes)
     number = READY
     while True:
         answers.write(bytes((number,)))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from stepgrade.compare.decompose import Decomposition
 from stepgrade.compare.matrix import ParityMatrix
 from stepgrade.compare.parity import LEAST_SHARE, ParityReport
+from stepgrade.contract import ParityGap
 from stepgrade.model.notes import texts_of
 from stepgrade.report.blocks import (
     Badge,
@@ -17,6 +18,7 @@ from stepgrade.report.blocks import (
     Fact,
     Facts,
     Heading,
+    Only,
     Paragraph,
     Space,
     Table,
@@ -25,7 +27,7 @@ from stepgrade.report.blocks import (
     more,
     shorten,
 )
-from stepgrade.report.names import shortened
+from stepgrade.report.names import shortened, told_apart
 from stepgrade.units import show_ms, show_ratio, show_share
 
 GAPS_SHOWN = 15
@@ -34,18 +36,17 @@ ONE_SIDED_SHOWN = 5
 _NAME_CELLS = 24
 # A gap below this share of the step needs no explanation.
 _LEAST_GAP = 0.005
-ANSWERS = {True: "Parity", False: "No parity", None: "Cannot tell"}
-_BADGES = {True: "badge-good", False: "badge-bad", None: "badge-none"}
+ANSWERS = {"ahead": "Ahead", "parity": "Parity", "behind": "No parity", "unknown": "Cannot tell"}
+_BADGES = {"ahead": "badge-good", "parity": "badge-good", "behind": "badge-bad", "unknown": "badge-none"}
 
 
 def blocks(report: ParityReport, flags: Mapping[str, str]) -> Iterator[Block]:
     """Yield the whole comparison."""
-    ours, theirs = (shortened(name, _NAME_CELLS) for name in (report.apr_runtime, report.baseline_runtime))
+    ours, theirs = told_apart((report.apr_runtime, report.baseline_runtime), _NAME_CELLS)
     full = f"Parity: {report.apr_runtime} vs {report.baseline_runtime}"
     yield Title(full, f"stepgrade · {ours} against {theirs}")
     yield Space()
-    answer = ANSWERS[report.parity_achieved].upper()
-    yield Badge(answer, _BADGES[report.parity_achieved], meaning(report, ours))
+    yield Badge(ANSWERS[report.standing].upper(), _BADGES[report.standing], meaning(report, ours, theirs))
     yield Space()
     ratios = [Fact(name, f"{ratio} {of}") for name, ratio, of in ratio_cells(report, ours, theirs)]
     shares = show_share(report.ours_matched_share), show_share(report.theirs_matched_share)
@@ -72,17 +73,20 @@ def blocks(report: ParityReport, flags: Mapping[str, str]) -> Iterator[Block]:
         yield bullets(texts_of(report.notes, flags), style="dim", is_spaced=True)
 
 
-def meaning(report: ParityReport, ours: str) -> str:
-    """Return what the answer rests on."""
-    if report.parity_achieved is None:
+def meaning(report: ParityReport, ours: str, theirs: str) -> str:
+    """Return what the answer rests on: the time as a whole, and the operations that both have."""
+    if report.standing == "unknown":
         return "too little of the time is in operations that both have"
-    count = len(report.gaps if report.matched_by == "name" else report.canonical)
-    behind = len(report.behind)
-    if not behind:
+    count, behind = len(report.compared), len(report.behind)
+    if behind:
+        verb = "are" if behind > 1 else "is"
+        parts = f"{behind} of {count} operations that both have {verb} more than 10 % slower in {ours}"
+    else:
         least = f"none of {show_share(LEAST_SHARE)} of the time or more"
-        return f"of {count} operations that both have, {least} is 10 % slower in {ours}"
-    verb = "are" if behind > 1 else "is"
-    return f"{behind} of {count} operations that both have {verb} more than 10 % slower in {ours}"
+        parts = f"of {count} operations that both have, {least} is 10 % slower in {ours}"
+    if report.time_ratio is None:
+        return parts
+    return f"{ours} takes {show_ratio(report.time_ratio)} the time of {theirs}; {parts}"
 
 
 def ratio_cells(report: ParityReport, ours: str, theirs: str) -> list[tuple[str, str, str]]:
@@ -125,36 +129,41 @@ def _parts(gap: Decomposition, ours: str) -> Iterator[Block]:
         yield Paragraph(left, style="dim", only="brief")
 
 
-def _timed(name: str, ours_ms: float, theirs_ms: float, ratio: float) -> Bar:
-    cells = show_ms(ours_ms), show_ms(theirs_ms), show_ratio(ratio)
-    return Bar(
-        name,
-        max(0.0, ours_ms - theirs_ms),
-        f"{cells[0]:>9} / {cells[1]:>9} {cells[2]:>6}",
-        cells,
-        narrow=f"{cells[0]:>9} {cells[2]:>6}",
-    )
-
-
 def _operations(report: ParityReport, ours: str, theirs: str) -> Iterator[Block]:
-    """Yield the operations matched by name, or by what they are where names match too little."""
-    header = ("Operation", ours, theirs, "Ratio")
-    by_name = report.matched_by == "name"
+    """Yield the operations that the answer rests on; in full also those matched by name, if others."""
+    header, by_name = ("Operation", ours, theirs, "Ratio"), report.matched_by == "name"
+    like = "" if by_name else f" by {report.matched_by}"
+    yield from _gap_rows(report.compared, like, header)
     if not by_name:
-        yield Heading(f"Time per step by {report.canonical_level}, {ours} / {theirs}, most time lost first")
-        like = (_timed(gap.name, gap.ours.ms, gap.theirs.ms, gap.ratio) for gap in report.canonical)
-        yield Bars(header, shorten(like, GAPS_SHOWN))
-    if report.gaps:
-        yield Heading(
-            f"Time per step, {ours} / {theirs}, most time lost first",
-            narrow=f"Time per step, {ours}, and its ratio to {theirs}, most time lost first",
-            only=None if by_name else "full",
+        yield from _gap_rows(report.gaps, " by name", header, only="full")
+
+
+def _gap_rows(
+    gaps: Sequence[ParityGap], like: str, header: tuple[str, str, str, str], only: Only = None
+) -> Iterator[Block]:
+    """Yield operations of both with their times, most time lost first."""
+    if not gaps:
+        return
+    ours, theirs = header[1:3]
+    yield Heading(
+        f"Time per step{like}, {ours} / {theirs}, most time lost first",
+        narrow=f"Time per step{like}, {ours}, and its ratio to {theirs}, most time lost first",
+        only=only,
+    )
+    rows = []
+    for gap in sorted(gaps, key=lambda gap: gap.baseline_ms - gap.apr_ms):
+        cells = show_ms(gap.apr_ms), show_ms(gap.baseline_ms), show_ratio(gap.ratio)
+        row = Bar(
+            gap.op,
+            max(0.0, gap.apr_ms - gap.baseline_ms),
+            f"{cells[0]:>9} / {cells[1]:>9} {cells[2]:>6}",
+            cells,
+            narrow=f"{cells[0]:>9} {cells[2]:>6}",
         )
-        widest = sorted(report.gaps, key=lambda gap: gap.baseline_ms - gap.apr_ms)
-        rows = [_timed(gap.op, gap.apr_ms, gap.baseline_ms, gap.ratio) for gap in widest]
-        yield Bars(header, shorten(rows, GAPS_SHOWN), only=None if by_name else "full")
-        if by_name:
-            yield from more(len(rows), GAPS_SHOWN, len(rows))
+        rows.append(row)
+    yield Bars(header, shorten(rows, GAPS_SHOWN), only=only)
+    if only is None:
+        yield from more(len(rows), GAPS_SHOWN, len(rows))
 
 
 def matrix_blocks(matrix: ParityMatrix, _flags: Mapping[str, str]) -> Iterator[Block]:

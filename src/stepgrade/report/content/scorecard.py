@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from stepgrade.contract.types import LEAST_EFFICIENCY
 from stepgrade.model import Ledger
 from stepgrade.model.finding import Finding
-from stepgrade.model.notes import texts_of
+from stepgrade.model.notes import has_code, texts_of
 from stepgrade.model.profile import ACCOUNTS
 from stepgrade.model.scorecard import AT_MOST, UNGRADED, Arithmetic, Scorecard, StepStats
 from stepgrade.report.blocks import (
@@ -34,6 +34,7 @@ from stepgrade.units import (
     show_ms,
     show_rate,
     show_ratio,
+    show_samples_rate,
     show_share,
     show_si,
 )
@@ -49,6 +50,8 @@ LAYERS_SHOWN = 6
 RANKS_SHOWN = 16
 ROWS_KEPT = 100  # in a document
 _MARKS = {"critical": ("!", "bad"), "warning": ("!", "fair"), "info": ("·", "dim")}
+# Of the matrix products' time: with less of it counted, a rate is of nothing.
+LEAST_COUNTED = 0.5
 # Below half a percent of the step, a gain is not worth a sentence.
 _LEAST_GAIN = 0.005
 # Less of the step than this is not drawn.
@@ -97,6 +100,8 @@ def _grade(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Block]:
         yield bullets(texts_of((note for note in card.ungraded_because if note not in bound), flags))
         return
     on = f" on {card.device.name}" if card.device and card.device.name else ""
+    if card.device and card.device.key == "cpu":
+        on = f"{on} ({card.device.basis})"
     if _is_graded_by_arithmetic(card):
         # Without tokens there is no tok/s: the grade rests on the recorded FLOPs alone.
         counted = _counted(card.arithmetic) if card.arithmetic is not None else "as recorded"
@@ -133,6 +138,11 @@ def _counted(done: Arithmetic) -> str:
     return f"from the shapes of {show_share(done.known_share, 0)} of the matrix products' time"
 
 
+def is_worth_showing(done: Arithmetic | None) -> bool:
+    """Tell whether enough of the matrix products is counted for their rate to mean anything."""
+    return done is not None and (done.known_share is None or done.known_share >= LEAST_COUNTED)
+
+
 def _facts(card: Scorecard) -> Iterator[Fact]:
     yield Fact("Grade", card.grade, text_style="title", only="full")
     yield Fact("Efficiency", show_share(card.efficiency), only="full")
@@ -144,16 +154,11 @@ def _facts(card: Scorecard) -> Iterator[Fact]:
     yield Fact("Bottleneck", f"{card.bottleneck}: {'; '.join(evidence)}" if evidence else card.bottleneck)
     if card.step_time_ms is not None:
         yield Fact("Step", f"{show_ms(card.step_time_ms)}{_basis(card.steps)}")
-    if card.throughput is not None:
-        rate, between = card.throughput, ""
-        if rate.low is not None and rate.high is not None:
-            between = f", between {show_rate(rate.low)} and {show_rate(rate.high)}"
-        text = f"{show_rate(rate.tok_s)}{between} ({'95 %; ' if between else ''}{rate.basis})"
-        yield Fact("Throughput", text, only=None if between or card.grade == UNGRADED else "full")
+    yield from _rates(card)
     for ceiling in card.ceilings:
         text = f"{show_rate(ceiling.tok_s)}: {ceiling.source}; {ceiling.convention}"
         yield Fact(f"Ceiling ({ceiling.kind})", text, only="full")
-    if card.arithmetic is not None and not _is_graded_by_arithmetic(card):
+    if card.arithmetic and is_worth_showing(card.arithmetic) and not _is_graded_by_arithmetic(card):
         yield Fact("Arithmetic", f"{_arithmetic(card.arithmetic)}, {_counted(card.arithmetic)}")
     if card.mfu is not None:
         yield Fact("MFU", f"{show_share(card.mfu)} ({card.flops_convention}), HFU {show_share(card.hfu)}")
@@ -165,6 +170,21 @@ def _facts(card: Scorecard) -> Iterator[Fact]:
     ):
         if value is not None:
             yield Fact(name, text)
+
+
+def _rates(card: Scorecard) -> Iterator[Fact]:
+    """Yield the throughput in tokens; in samples as well, and in those alone where there are no tokens."""
+    rate = card.throughput
+    if rate is not None:
+        between = ""
+        if rate.low is not None and rate.high is not None:
+            between = f", between {show_rate(rate.low)} and {show_rate(rate.high)}"
+        text = f"{show_rate(rate.tok_s)}{between} ({'95 %; ' if between else ''}{rate.basis})"
+        yield Fact("Throughput", text, only=None if between or card.grade == UNGRADED else "full")
+    if card.samples_s is not None:
+        own = " (this rank alone)" if has_code(card.notes, "one_rank") else ""
+        text = f"{show_samples_rate(card.samples_s)}{own}"
+        yield Fact("Throughput", text) if rate is None else Fact("Samples", text, only="full")
 
 
 def _basis(steps: StepStats | None) -> str:

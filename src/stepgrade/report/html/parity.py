@@ -9,21 +9,22 @@ from stepgrade.compare.parity import ParityReport
 from stepgrade.contract import ParityGap
 from stepgrade.model.notes import NO_FLAGS, texts_of
 from stepgrade.report.content.parity import ANSWERS, meaning, ratio_cells
-from stepgrade.report.names import shortened
+from stepgrade.report.names import shortened, told_apart
 from stepgrade.units import show_ms, show_ratio, show_share
 
 BARS_SHOWN = 20
 ROWS_SHOWN = 25
 ONE_SIDED_SHOWN = 12
-_LOOKS = {True: "parity", False: "behind", None: "unknown"}
+_LOOKS = {"ahead": "parity", "parity": "parity", "behind": "behind", "unknown": "unknown"}
 
 
 def view(report: ParityReport, flags: Mapping[str, str] = NO_FLAGS) -> dict[str, Any]:
     """Return what the template shows."""
-    ours, theirs = shortened(report.apr_runtime, 60), shortened(report.baseline_runtime, 60)
-    says = meaning(report, ours)
+    ours, theirs = told_apart((report.apr_runtime, report.baseline_runtime), 60)
+    says, by_name = meaning(report, ours, theirs), report.matched_by == "name"
+    gaps = sorted(report.compared, key=lambda gap: -gap.ratio)
     # The largest differences as bars from a middle line: left ours is ahead, right behind.
-    shown = sorted(report.gaps, key=lambda gap: (-abs(_lost_ms(gap)), gap.op))[:BARS_SHOWN]
+    shown = sorted(gaps, key=lambda gap: (-abs(_lost_ms(gap)), gap.op))[:BARS_SHOWN]
     shown.sort(key=lambda gap: (-_lost_ms(gap), gap.op))
     widest = max((abs(_lost_ms(gap)) for gap in shown), default=0.0) or 1.0
     bars = []
@@ -42,26 +43,29 @@ def view(report: ParityReport, flags: Mapping[str, str] = NO_FLAGS) -> dict[str,
                 "look": "slower" if lost > 0 else "faster",
             }
         )
+    shares = (
+        ((ours, report.ours_matched_share), (theirs, report.theirs_matched_share))
+        if by_name
+        else ((ours, report.canonical_ours_share), (theirs, report.canonical_theirs_share))
+    )
     return {
         "title": f"{ours} against {theirs}",
         "ours": ours,
         "theirs": theirs,
-        "look": _LOOKS[report.parity_achieved],
-        "answer": ANSWERS[report.parity_achieved],
+        "look": _LOOKS[report.standing],
+        "answer": ANSWERS[report.standing],
         "meaning": f"{says[0].upper()}{says[1:]}.",
         "tiles": ratio_cells(report, ours, theirs),
-        "matched": [
-            (name, share * 100.0, show_share(share))
-            for name, share in ((ours, report.ours_matched_share), (theirs, report.theirs_matched_share))
-            if share is not None
-        ],
+        "by": report.matched_by,
+        "by_name": by_name,
+        "matched": [(name, share * 100.0, show_share(share)) for name, share in shares if share is not None],
         "bars": bars,
-        "bars_left": max(0, len(report.gaps) - BARS_SHOWN),
+        "bars_left": max(0, len(gaps) - BARS_SHOWN),
         "rows": [
             {"gap": gap, "name": shortened(gap.op, 200), "lost_ms": _lost_ms(gap)}
-            for gap in report.gaps[:ROWS_SHOWN]
+            for gap in gaps[: ROWS_SHOWN if by_name else None]
         ],
-        "count": len(report.gaps),
+        "count": len(gaps),
         "shown": ROWS_SHOWN,
         "only": [
             (

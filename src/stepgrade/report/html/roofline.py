@@ -69,10 +69,24 @@ def view(card: Scorecard, flags: Mapping[str, str]) -> dict[str, Any]:
         "known_share": show_share(found.known_share),
         "sources": [f"{BASES[roof.basis]}: {roof.shown} ({roof.source})" for roof in found.roofs],
         "above": any((point.roof_share or 0.0) > 1.0 for point in points),
-        "no_roofs": None
-        if any(line.is_rising for line in lines)
-        else name_fields("Without the device's peaks there are no roofs: give {device}.", flags),
+        "no_roofs": _missing_roofs(found, flags),
     }
+
+
+def _missing_roofs(found: Roofline, flags: Mapping[str, str]) -> str | None:
+    """Say which roofs are missing and what would supply them; None where both kinds are there."""
+    kinds = {roof.kind for roof in found.roofs}
+    if {"compute", "memory"} <= kinds:
+        return None
+    missing = "Without the device's peaks there are no roofs: give {device}."
+    if "compute" in kinds:
+        missing = (
+            "Its memory bandwidth is not known, so there is no roof of memory: give {peak_bw_gb_s}."
+        )
+    elif "memory" in kinds:
+        missing = "Its peak in this precision is not known, so there is no roof of arithmetic: "
+        missing += "give {peak_tflops}."
+    return name_fields(missing, flags)
 
 
 def _half_decades(values: list[float]) -> Scale:

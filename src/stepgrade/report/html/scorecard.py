@@ -13,14 +13,14 @@ from stepgrade.model import Span
 from stepgrade.model.finding import Finding
 from stepgrade.model.notes import NO_FLAGS, texts_of
 from stepgrade.model.scorecard import AT_MOST, UNGRADED, Scorecard
-from stepgrade.report.content.scorecard import GRADES, gain, headline
+from stepgrade.report.content.scorecard import GRADES, gain, headline, is_worth_showing
 from stepgrade.report.html import changes, layers, ledger, perfetto, ranks, roofline, steps
 from stepgrade.report.html.page import ROWS_KEPT
 from stepgrade.report.html.plot import Mark, Scale, joined
 from stepgrade.report.names import printable, shortened
 from stepgrade.report.words import BASES, BOTTLENECKS, GRADE_MEANINGS, ROOFS
 from stepgrade.scoring.standing import standings, tail_of
-from stepgrade.units import MISSING, show_count, show_ms, show_rate, show_share, show_si
+from stepgrade.units import MISSING, show_count, show_ms, show_rate, show_samples_rate, show_share, show_si
 
 FINDINGS_FIRST = 3
 OPERATIONS_SHOWN = 25
@@ -142,7 +142,9 @@ def _interval(show: Callable[[float], str], low: float | None, high: float | Non
 
 def _tiles(card: Scorecard, flags: Mapping[str, str]) -> list[tuple[str, str, str]]:
     rate, per_step = card.throughput, card.steps
-    if rate is None:
+    if rate is None and card.samples_s is not None:
+        tiles = [("Throughput", show_samples_rate(card.samples_s), "samples per step over the step time")]
+    elif rate is None:
         supply = name_fields("give {tokens_per_step} or {throughput_tok_s}", flags)
         tiles = [("Throughput", "not known", supply)]
     else:
@@ -157,7 +159,7 @@ def _tiles(card: Scorecard, flags: Mapping[str, str]) -> list[tuple[str, str, st
     if card.mfu is not None:
         hfu = None if card.hfu is None else f"HFU {show_share(card.hfu)}"
         tiles.append(("MFU", show_share(card.mfu), joined(card.flops_convention, hfu)))
-    elif card.arithmetic is not None:
+    elif card.arithmetic is not None and is_worth_showing(card.arithmetic):
         share = "" if card.arithmetic.share is None else f"{show_share(card.arithmetic.share)} of the peak"
         tiles.append(("Arithmetic", show_si(card.arithmetic.achieved_flops_s, "FLOP/s"), share))
     if card.launches_per_step is not None:

@@ -1,0 +1,33 @@
+"""Find from a kernel's name the precision that it multiplies in."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8")
+
+# Types of inputs in the names of kernels (cuBLAS, cuDNN, CUTLASS, nvjet; rocBLAS and hipBLASLt with Cijk_,
+# MIOpen) and in the parameters of templates. The first that fits decides: sums are in fp32 in any case.
+_RULES = tuple(
+    (precision, re.compile(pattern))
+    for precision, pattern in (
+        ("int8", r"imma|i8816|i16832|_s8_|s8s8|i8i8|int8|^Cijk_\w+?_I8"),
+        ("fp8", r"e4m3|e5m2|fp8|float8|nvjet_(?:sm\d+_)?q|_F8"),
+        ("fp64", r"dgemm|d884|f64f64|<double\b|^Cijk_\w+?_DB?_"),
+        ("bf16", r"bf16|bfloat16|nvjet_(?:sm\d+_)?t|^Cijk_\w+?_B(B|S)S?_"),
+        (
+            "fp16",
+            r"fp16|f16|half|[hs]884|hgemm|h1688|nvjet_(?:sm\d+_)?h|^Cijk_\w+?_H(H|S)?S?_|^Cijk_\w+?_HB_",
+        ),
+        ("tf32", r"tf32|xf32|s1688|nvjet_(?:sm\d+_)?s(?!m\d)|^Cijk_\w+?_S_MX_"),
+        ("fp32", r"sgemm|scudnn|f32|fp32|^Cijk_\w+?_S_?B?_|\bfloat\b"),
+    )
+)
+_LONGEST = 250
+
+
+@lru_cache(maxsize=20_000)
+def precision_of_kernel(name: str) -> str | None:
+    """Return the precision that a product's kernel multiplies in; None if its name does not say."""
+    return next((precision for precision, rule in _RULES if rule.search(name, 0, _LONGEST)), None)

@@ -1,0 +1,162 @@
+"""What each call costs: by its own sizes, else by those of the operations around it or after it.
+
+Operations nest: linear calls addmm, a convolution its backend. Only the innermost that is known counts, and
+what an outer one costs beyond it belongs to those inside whose own sizes do not tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepgrade.model.columns import among, distinct, groups
+from stepgrade.model.events import Ids, Longs
+from stepgrade.naming.torch_names import Mask, classes_of
+from stepgrade.naming.work_class import MATMULS
+from stepgrade.trace.costs import CONVOLUTIONS, UNKNOWN, Cost, cost_of, cost_of_result
+from stepgrade.trace.links import nearest, pick
+from stepgrade.trace.pieces import Pieces
+from stepgrade.trace.timeline import Timeline
+
+_UNKNOWN, _FREE = -1, -2
+# Of what an operation costs, a part too small to be one of its products.
+_REST_SHARE = 0.01
+# How many operations may lie between a convolution and the one that takes its result.
+_MOST_BETWEEN = 8
+Floats = NDArray[np.float64]
+
+
+class CallCosts:
+    """The cost of one call of each operation of a trace; calls with the same cost share it."""
+
+    def __init__(self, operations: int) -> None:
+        self._sort = np.full(operations, _UNKNOWN, np.int32)
+        self._costs: list[Cost] = []
+
+    def give(self, ops: NDArray[np.intp], costs: Sequence[Cost], which: NDArray[np.intp]) -> None:
+        """Set the costs of these operations: `which` of the costs each has."""
+        self._sort[ops] = which + len(self._costs)
+        self._costs += costs
+
+    def free(self, ops: Mask) -> None:
+        """Set the cost of these operations to nothing: others have it."""
+        self._sort[ops] = _FREE
+
+    def flops(self) -> Floats:
+        """Return the FLOPs of each operation, NaN where they are not known."""
+        return np.array([*(cost.flops for cost in self._costs), 0.0, None], np.float64)[self._sort]
+
+    def bytes(self) -> Floats:
+        """Return the bytes of each operation, NaN where they are not known."""
+        return np.array([*(cost.bytes for cost in self._costs), 0.0, None], np.float64)[self._sort]
+
+
+def find_costs(timeline: Timeline, pieces: Pieces, rows: Ids) -> CallCosts:
+    """Return the cost of a call of each operation that has one of these pieces."""
+    trace = timeline.trace
+    used, computes = (np.zeros(len(trace.ops.name), np.bool_) for _ in range(2))
+    linked = rows[pieces.op[rows] >= 0]
+    used[pieces.op[linked]] = True
+    computes[pieces.op[linked[among(pieces.work_class[linked], MATMULS)]]] = True
+    product = among(classes_of(trace.strings, trace.ops.name), MATMULS)
+    costs = CallCosts(len(used))
+    _give_by_inputs(timeline, costs, np.flatnonzero((used | product) & (trace.ops.inputs >= 0)))
+    convolutions = [index for index, text in enumerate(trace.strings) if text in CONVOLUTIONS]
+    wanting = used & among(trace.ops.name, convolutions) & (trace.ops.inputs >= 0)
+    _give_by_results(timeline, costs, np.flatnonzero(wanting & np.isnan(costs.flops())))
+    costed = costs.flops() > 0
+    around = _nearest_above(timeline, costed & product)
+    # What calls costed operations, as linear calls addmm, has no cost of its own. A bias that is added inside
+    # a convolution does not make the convolution free.
+    outer = _holds(around, costed & product) & product
+    outer |= _holds(_nearest_above(timeline, costed), costed) & costed & ~product
+    _give_from_around(timeline, costs, around, outer, used & (product | computes), computes)
+    return costs
+
+
+def _holds(around: Ids, inside: Mask) -> Mask:
+    """Tell which operations are the nearest ones around others."""
+    found = np.zeros(len(around), np.bool_)
+    found[around[inside & (around >= 0)]] = True
+    return found
+
+
+def _nearest_above(timeline: Timeline, wanted: Mask) -> Ids:
+    """Return for each operation the nearest one around it for which `wanted` holds, or NONE."""
+    tree = timeline.tree
+    rows = np.zeros(len(tree.parent), np.bool_)
+    rows[tree.of_op[wanted]] = True
+    return pick(tree.origin, pick(nearest(tree.parent, rows), tree.parent[tree.of_op]))
+
+
+def _give_by_inputs(timeline: Timeline, costs: CallCosts, ops: NDArray[np.intp]) -> None:
+    """Set the costs of these operations by their own inputs; each pair of name and inputs is decoded once."""
+    trace = timeline.trace
+    pairs, which = _pairs(trace.ops.name[ops], trace.ops.inputs[ops])
+    found = [cost_of(trace.strings[name], trace.inputs[inputs]) for name, inputs in pairs]
+    costs.give(ops, found, which)
+
+
+def _pairs(left: Ids, right: Ids) -> tuple[list[tuple[int, int]], NDArray[np.intp]]:
+    """Return the pairs of two columns that occur, and for each row the place of its own."""
+    width = int(right.max(initial=0)) + 1
+    values, which, _ = groups(left.astype(np.int64) * width + right)
+    return [divmod(value, width) for value in values.tolist()], which
+
+
+def _give_by_results(timeline: Timeline, costs: CallCosts, ops: NDArray[np.intp]) -> None:
+    """Set the costs of convolutions without recorded settings by what takes their result.
+
+    It is the first operation after them whose input has their batch and channels.
+    """
+    table, inputs = timeline.trace.ops, timeline.trace.inputs
+    ends: Longs = table.start_ns[ops] + table.dur_ns[ops]
+    for thread in distinct(table.thread[ops]).tolist():
+        others = np.flatnonzero((table.thread == thread) & (table.inputs >= 0))
+        others = others[np.lexsort((table.inputs[others], table.start_ns[others]))]
+        wanting = np.flatnonzero(table.thread[ops] == thread)
+        after = np.searchsorted(table.start_ns[others], ends[wanting])
+        for step in range(_MOST_BETWEEN):
+            near = after + step < len(others)
+            wanting, after = wanting[near], after[near]
+            takers = others[after + step]
+            pairs, which = _pairs(table.inputs[ops[wanting]], table.inputs[takers])
+            found = [cost_of_result(inputs[own], inputs[taker]) for own, taker in pairs]
+            known = np.array([cost is not UNKNOWN for cost in found], np.bool_)[which]
+            costs.give(ops[wanting[known]], found, which[known])
+            wanting, after = wanting[~known], after[~known]
+
+
+def _give_from_around(
+    timeline: Timeline, costs: CallCosts, around: Ids, outer: Mask, wanted: Mask, computes: Mask
+) -> None:
+    """Give what an operation costs beyond the known ones inside it to those whose own sizes do not tell."""
+    trace, whole = timeline.trace, costs.flops()
+    ops = np.flatnonzero(wanted & np.isnan(whole) & (around >= 0))
+    # With the sizes of the operation around it an operation's own rule may do.
+    pairs, which = _pairs(trace.ops.name[ops], trace.ops.inputs[around[ops]])
+    found = [cost_of(trace.strings[name], trace.inputs[inputs]) for name, inputs in pairs]
+    known = np.array([cost.flops is not None for cost in found], np.bool_)[which]
+    costs.give(ops[known], found, which[known])
+    inside = (around >= 0) & (costs.flops() > 0)
+    rest = whole - np.bincount(around[inside], costs.flops()[inside], len(whole))
+    # What remains goes to the first that asks: one inside, or the outer one itself if it computes.
+    itself = np.flatnonzero(outer & computes & (whole > 0))
+    asking = np.append(ops[~known], itself)
+    holder: Longs = np.append(around[ops[~known]], itself)
+    order = np.lexsort((trace.ops.name[asking], trace.ops.start_ns[asking]))
+    asking, holder = asking[order], holder[order]
+    free = outer.copy()
+    free[asking] = True
+    holders, places, _ = groups(holder)
+    first = np.full(len(holders), len(asking), np.intp)
+    np.minimum.at(first, places, np.arange(len(asking)))
+    takes = rest[holders] > _REST_SHARE * whole[holders]
+    takers = asking[first[takes]]
+    free[takers] = False
+    costs.free(free)
+    left: Longs = rest[holders[takes]].astype(np.int64)
+    amounts, which, _ = groups(left)
+    costs.give(takers, [Cost(flops=amount) for amount in amounts.tolist()], which)

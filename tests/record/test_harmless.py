@@ -1,0 +1,379 @@
+"""Whatever can be done to a model without the recorder can be done with it, in the middle of a run."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.checkpoint import checkpoint
+
+import stepgrade as sg
+from stepgrade.record import Recorder
+from stepgrade.record.script import ScriptRecorder
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.norm(torch.relu(self.linear(x)))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block(), Block()])
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+
+
+def saved(model: nn.Module, _optimizer: object) -> Tensor:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)(X)
+
+
+def saved_activation(model: nn.Module, _optimizer: object) -> Tensor:
+    seen: list[Tensor] = []
+    with torch.no_grad():
+        handle = model.blocks[1].register_forward_hook(lambda _m, _a, output: seen.append(output))
+    model(X)
+    handle.remove()
+    file = io.BytesIO()
+    torch.save(seen[0], file)  # warns of a tensor's hooks
+    return seen[0]
+
+
+def hook_after_in_place(model: nn.Module, _optimizer: object) -> Tensor:
+    """A hook that the script puts on a block's output after it changed it in place sees its own gradient."""
+    seen: list[Tensor] = []
+    hidden = model.blocks[0](X)
+    hidden.mul_(3.0)
+    hidden.register_hook(seen.append)
+    model.head(model.blocks[1](hidden)).sum().backward()
+    return seen[0]
+
+
+def averaged(model: nn.Module, _optimizer: object) -> Tensor:
+    average = AveragedModel(model)
+    average.update_parameters(model)
+    return average(X)
+
+
+def compiled_module(model: nn.Module, _optimizer: object) -> Tensor:
+    copied = copy.deepcopy(model)
+    copied.compile(backend="eager", fullgraph=True)
+    copied(X).sum().backward()
+    return copied(X)
+
+
+def per_sample_gradients(model: nn.Module, _optimizer: object) -> Tensor:
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    def loss(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(model, weights, (x,)).sum()
+
+    found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, X)
+    return found["blocks.0.linear.weight"]
+
+
+def gradient_penalty(model: nn.Module, _optimizer: object) -> Tensor:
+    x = X.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    slope.square().sum().backward()
+    return slope
+
+
+def scheduled(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    optimizer.step()
+    scheduler.step()  # warns when `optimizer.step` was wrapped after it was made
+    return model(X)
+
+
+def pruned(model: nn.Module, _optimizer: object) -> Tensor:
+    copied = copy.deepcopy(model)
+    torch.nn.utils.parametrizations.spectral_norm(copied.head)
+    torch.nn.utils.prune.l1_unstructured(copied.blocks[0].linear, "weight", 0.5)
+    copied(X).sum().backward()
+    return copied.blocks[0].linear.weight
+
+
+DONE: dict[str, Callable[[nn.Module, torch.optim.Optimizer], object]] = {
+    "torch.save": saved,
+    "torch.save of an activation": saved_activation,
+    "a hook after a change in place": hook_after_in_place,
+    "pickle": lambda model, _: pickle.loads(pickle.dumps(model))(X),
+    "pickle of a bound call": lambda model, _: pickle.loads(pickle.dumps(model.__call__))(X),
+    "pickle of the optimizer": lambda _, optimizer: pickle.dumps(optimizer),
+    "pickle of torch's functions": lambda *_: pickle.dumps(
+        [torch.autograd.backward, torch.distributed.all_reduce, torch.optim.Optimizer.zero_grad]
+    ),
+    "deepcopy": lambda model, _: copy.deepcopy(model)(X),
+    "deepcopy of both": lambda model, optimizer: copy.deepcopy((model, optimizer))[0](X),
+    "AveragedModel": averaged,
+    "torch.jit.script": lambda model, _: torch.jit.script(model)(X),
+    "torch.jit.trace": lambda model, _: torch.jit.trace(model, X)(X),
+    "torch.export": lambda model, _: torch.export.export(model, (X,)).module()(X),
+    "torch.export, strict": lambda model, _: torch.export.export(model, (X,), strict=True).module()(X),
+    "torch.fx": lambda model, _: torch.fx.symbolic_trace(model)(X),
+    "torch.compile": lambda model, _: torch.compile(model, backend="eager", fullgraph=True)(X),
+    "module.compile": compiled_module,
+    "a compiled optimizer": lambda _, optimizer: torch.compile(optimizer.step, backend="eager")(),
+    "functional_call": lambda model, _: torch.func.functional_call(
+        model, dict(model.named_parameters()), (X,)
+    ),
+    "per-sample gradients": per_sample_gradients,
+    "forward mode": lambda model, _: torch.func.jvp(model, (X,), (X,))[1],
+    "a Hessian": lambda model, _: torch.autograd.functional.hessian(lambda x: model(x).sum(), X[:1]),
+    "a gradient penalty": gradient_penalty,
+    "checkpointing": lambda model, _: checkpoint(model, X, use_reentrant=False).sum().backward(),
+    "half precision": lambda model, _: copy.deepcopy(model).bfloat16()(X.bfloat16()),
+    "a copy on meta": lambda model, _: copy.deepcopy(model).to("meta")(X.to("meta")).shape,
+    "DataParallel": lambda model, _: nn.DataParallel(model)(X),
+    "parametrizations": pruned,
+    "a schedule": scheduled,
+    "a closure": lambda model, optimizer: optimizer.step(lambda: model(X).sum()),
+    "the optimizer's own step": lambda _, optimizer: (
+        optimizer.step.__func__ is type(optimizer).step,
+        sorted(vars(optimizer)),
+    ),
+    "what a model holds": lambda model, _: [sorted(vars(part)) for part in model.modules()],
+    "hooks of a module": lambda model, _: [len(part._forward_hooks) for part in model.modules()],
+}
+
+
+def train_and(
+    do: Callable[[nn.Module, torch.optim.Optimizer], object],
+) -> tuple[object, list[str], list[Tensor]]:
+    """Return what the thing gives or raises in the middle of a training, its warnings, and the weights."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step() -> None:
+        model(X).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(3):
+        step()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            given = do(model, optimizer)
+        except Exception as error:
+            given = f"{type(error).__name__}: {error}"
+    model.zero_grad()
+    for _ in range(3):
+        step()
+    return given, sorted({str(warning.message) for warning in warned}), list(model.parameters())
+
+
+@pytest.fixture(params=["script", "watch"])
+def recording(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., object]]:
+    """Yield a way to start recording, as `stepgrade record` or one line in the loop does."""
+    started: list[Recorder] = []
+
+    def start(model: nn.Module | None = None) -> Recorder:
+        if request.param == "script":
+            recorder = ScriptRecorder(path=tmp_path / "run.json").start()
+        else:
+            recorder = sg.watch(model or Net(), path=tmp_path / "run.json")
+        started.append(recorder)
+        return recorder
+
+    yield start
+    for recorder in started:
+        recorder.close()
+
+
+@pytest.mark.parametrize("thing", DONE)
+def test_it_can_be_done_with_the_recorder_as_without(
+    recording: Callable[..., Recorder], thing: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    train_and(DONE[thing])  # torch says some things only once
+    given, warned, weights = train_and(DONE[thing])
+    recorder = recording()
+    given_recorded, warned_recorded, weights_recorded = train_and(DONE[thing])
+    assert not any(note.code == "recorder_failed" for note in recorder.notes), caplog.text
+    assert warned_recorded == warned
+    assert type(given_recorded) is type(given), (given, given_recorded)
+    if isinstance(given, Tensor):
+        assert torch.equal(given, given_recorded)
+    elif not isinstance(given, bytes):
+        assert given_recorded == given
+    assert all(map(torch.equal, weights, weights_recorded))
+
+
+def test_a_checkpoint_loads_where_stepgrade_is_not_installed(tmp_path: Path) -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    with ScriptRecorder(path=tmp_path / "run.json"):
+        for _ in range(3):
+            model(X[None]).sum().backward()
+            optimizer.step()
+        torch.save({"model": model, "optimizer": optimizer}, tmp_path / "whole.pt")
+    code = """if True:
+        import sys
+        sys.modules["stepgrade"] = None
+        import torch
+        found = torch.load(sys.argv[1], weights_only=False)
+        found["model"](torch.ones(1, 4, 8)).sum().backward()
+        found["optimizer"].step()
+        print("stepgrade" in open(sys.argv[1], "rb").read().decode("latin1"))
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "whole.pt"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (ran.stdout, ran.returncode) == ("False\n", 0), ran.stderr
+
+
+def test_a_model_that_the_script_drops_is_freed(recording: Callable[..., Recorder]) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    recording(model)
+    for _ in range(3):
+        model(X).sum().backward()
+        optimizer.step()
+    gone = weakref.ref(model), weakref.ref(model.blocks[0].linear.weight), weakref.ref(optimizer)
+    del model, optimizer
+    gc.collect()
+    assert [each() for each in gone] == [None, None, None]
+
+
+def test_a_forked_process_leaves_its_parents_recording_alone(tmp_path: Path) -> None:
+    def step() -> None:
+        model(X).sum().backward()
+        optimizer.step()
+
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    with sg.watch(model, optimizer, path=tmp_path / "run.json", flush_seconds=0) as recorder:
+        step()
+        child = os.fork()
+        if child == 0:
+            for _ in range(50):
+                step()
+            recorder.close()
+            os._exit(7 if Recorder._active is None else 8)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        step()
+    assert sg.load(tmp_path / "run.json").recorded_steps == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_an_error_of_ours_ends_the_recording_and_not_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    with ScriptRecorder(path=tmp_path / "run.json") as recorder:
+        for step in range(9):
+            if step == 5:
+                monkeypatch.setattr(recorder._recording.timeline, "now", lambda: 1 // 0)
+            model(X).sum().backward()
+            optimizer.step()
+    assert sg.load(tmp_path / "run.json").recorded_steps == 5
+    assert [note.code for note in recorder.notes] == ["recorder_failed"]
+
+
+class TestNewModels:
+    """A script that goes on with another model or optimizer is followed."""
+
+    def train(self, model: nn.Module, steps: int, optimizer: torch.optim.Optimizer | None = None) -> None:
+        optimizer = optimizer or torch.optim.SGD(model.parameters(), 1e-3)
+        torch.optim.lr_scheduler.StepLR(optimizer, 3)  # a cycle: it is not freed at once
+        for _ in range(steps):
+            model(X).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def test_folds(self, tmp_path: Path) -> None:
+        kept = []
+        with ScriptRecorder(path=tmp_path / "run.json"):
+            for _ in range(5):
+                kept.append(Net())
+                self.train(kept[-1], 5)
+        profile = sg.load(tmp_path / "run.json")
+        assert profile.recorded_steps == 25
+        assert [layer.name for layer in profile.layers] == ["blocks.0", "blocks.1", "blocks.2"]
+        assert len(profile.samples_ms) == profile.steps == 22
+
+    def test_stages_with_one_model(self, tmp_path: Path) -> None:
+        model = Net()
+        first = torch.optim.SGD(model.parameters(), 1e-3)
+        second = torch.optim.AdamW(model.parameters(), 1e-3)
+        with ScriptRecorder(path=tmp_path / "run.json"):
+            for optimizer in (first, second, first):
+                self.train(model, 6, optimizer)
+        assert sg.load(tmp_path / "run.json").recorded_steps == 18
+
+    @pytest.mark.parametrize("critics", [1, 5])
+    def test_two_optimizers_that_take_turns(self, tmp_path: Path, critics: int) -> None:
+        generator, critic = Net(), nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+        both = [torch.optim.SGD(model.parameters(), 1e-3) for model in (generator, critic)]
+        with ScriptRecorder(path=tmp_path / "run.json"):
+            for _ in range(6):
+                for _ in range(critics):
+                    critic(generator(X).detach()).sum().backward()
+                    both[1].step()
+                critic(generator(X)).sum().backward()
+                both[0].step()
+                for optimizer in both:
+                    optimizer.zero_grad()
+        assert sg.load(tmp_path / "run.json").recorded_steps == 6 * critics
+
+    def test_one_that_is_not_watched_is_told(self, tmp_path: Path) -> None:
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+        with sg.watch(model, optimizer, path=tmp_path / "run.json"):
+            self.train(model, 4, optimizer)
+            self.train(model, 4)
+        profile = sg.load(tmp_path / "run.json")
+        assert profile.recorded_steps == 4
+        assert any(note.code == "unwatched_steps" for note in profile.notes)
+
+
+def test_a_loop_that_looks_without_gradients_in_every_step_is_recorded(tmp_path: Path) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    with ScriptRecorder(path=tmp_path / "run.json"):
+        for _ in range(12):
+            with torch.no_grad():
+                model(X)  # as one chooses an action
+            model(X).sum().backward()
+            optimizer.step()
+    profile = sg.load(tmp_path / "run.json")
+    assert profile.recorded_steps == 12
+    assert "evaluation" in {phase.name for phase in profile.phases}
+    assert not any(note.code == "evaluation_steps" for note in profile.notes)
