@@ -162,6 +162,24 @@ def test_a_remedy_is_said_where_it_can_be_followed_and_not_where_it_cannot(need:
     assert words not in said
 
 
+OF_PARALLELISM = {
+    "data": ("bucket_cap_mb", "reshard_after_forward"),
+    "fsdp": ("reshard_after_forward", "bucket_cap_mb"),
+    "tensor": ("tensor parallelism", "FSDP|DDP"),
+    "expert": ("exchange", "FSDP|DDP"),
+    "pipeline": ("micro-batches", "FSDP|DDP"),
+}
+
+
+@pytest.mark.parametrize("kind", OF_PARALLELISM)
+def test_advice_on_communication_fits_the_kind_of_parallelism(kind: str) -> None:
+    said, unsaid = OF_PARALLELISM[kind]
+    profile = on(FIRES["exposed-communication"], parallelism_ms={kind: 25.0, "unknown": 5.0}, work="training")
+    remedy = remedy_of("exposed-communication", profile)
+    assert said in remedy
+    assert not re.search(unsaid, remedy)
+
+
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.fix_where], ids=lambda rule: rule.name)
 def test_a_remedy_for_one_kind_of_run_is_not_given_to_another(rule: Any) -> None:
     kinds = {

@@ -56,8 +56,10 @@ class RuleContext(Struct, frozen=True, kw_only=True):
 
     @property
     def parallelism(self) -> str | None:
-        """Return how the ranks share the work: data, sharded, tensor, expert, pipeline; None if not known."""
-        return None
+        """Return what most communication is for: data, fsdp, tensor, pipeline, expert; None if not known."""
+        times = self.activity.parallelism_ms
+        longest = max(times, key=lambda kind: times[kind], default="unknown")
+        return None if longest == "unknown" else longest
 
     @property
     def replays_graphs(self) -> bool:

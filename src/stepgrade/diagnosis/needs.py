@@ -79,7 +79,7 @@ NEEDS = (
     Need(
         "parameters in shards",
         re.compile(r"FSDP|reshard_after_forward"),
-        lambda context: context.parallelism in {None, "sharded", "data"},
+        lambda context: context.parallelism in {None, "fsdp", "data"},
     ),
 )
 
