@@ -26,12 +26,12 @@ _EXCHANGE = (
     "on the same machine."
 )
 _TENSOR = (
-    "Keep the group of tensor parallelism on one machine's fastest links, or make it smaller; hide its collectives "
-    "behind the products that they belong to, which asynchronous tensor parallelism splits into pieces."
+    "Keep the group of tensor parallelism on one machine's fastest links, or make it smaller; hide its "
+    "collectives behind the products that they belong to, which asynchronous tensor parallelism splits."
 )
 _PIPELINE = (
-    "Split the batch into more micro-batches, or interleave the stages, so that sending runs beside work; even "
-    "out the stages."
+    "Split the batch into more micro-batches, or interleave the stages, so that sending runs beside work; "
+    "even out the stages."
 )
 _BY_PARALLELISM = {
     "data": _REDUCING,
@@ -108,7 +108,7 @@ def exposed_communication(context: RuleContext) -> Found | None:
 
 
 def _remedy(context: RuleContext, of_link: float | None) -> str | None:
-    """Return what fits the kind of parallelism, else the longest collective; None where the rule's own does."""
+    """Return what fits the parallelism, else the longest collective; None where the rule's own does."""
     if context.runtime is not Runtime.PYTORCH:
         return None
     lacks_ranks = (context.profile.world_size or 1) > max(1, len(context.profile.ranks))
