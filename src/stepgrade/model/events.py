@@ -97,7 +97,7 @@ class HostRanges(Struct, frozen=True, eq=False, kw_only=True):
 
 
 class HostFrames(Struct, frozen=True, eq=False, kw_only=True):
-    """Python functions on host threads (`python_function`): all of the user's, of others those that take long."""
+    """Python functions on host threads: all of the user's, of others those that take long."""
 
     name: Ids
     start_ns: Longs  # of a function that ran when recording began, less than 0
