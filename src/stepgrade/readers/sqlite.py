@@ -99,7 +99,7 @@ class SqliteFile:
         self._deadline = time.monotonic() + _QUERY_S
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeError) as error:  # SQLite's own messages may hold damaged names
             hint = "is the file cut off? export it again"
             raise BadInput(f"cannot be read as SQLite: {error}", where=self._name, hint=hint) from error
         except OverflowError as error:

@@ -98,6 +98,6 @@ def _payload(text: str | None) -> dict[str, Any]:
         return {}
     try:
         found = msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
