@@ -138,6 +138,8 @@ def test_words_that_are_no_text(word: str, stepgrade: Command, tmp_path: Path) -
         ["history", "list", "--label", f"a={word}", *place],
         ["history", "export", *place],
         ["gate", path, "--against", f"history:{word}", *place],
+        ["gate", path, "--against", f"history:{word}", "--format", "json", *place],
+        ["gate", path, "--against", f"history:{word}", "--format", "html", *place],
     ):
         answered(stepgrade(*words))
 

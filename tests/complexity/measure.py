@@ -17,6 +17,7 @@ import gc
 import io
 import math
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -28,6 +29,7 @@ from typing import Any
 
 MOST = 1.2
 SIZES = (1, 2, 4)
+SMALLEST = 4
 
 
 def run_once(argv: tuple[str, ...], files: dict[str, bytes]) -> int:
@@ -50,22 +52,28 @@ def run_once(argv: tuple[str, ...], files: dict[str, bytes]) -> int:
     return code
 
 
-def child(words: str) -> None:
+def child(inputs: str) -> None:
     """Run every shape at every size; the counts are callgrind's to write."""
-    from tests.complexity.shapes import SHAPES
-
-    gc.set_threshold(100_000)
-    for name, shape in SHAPES.items():
-        if words in name:
-            run_once(shape.argv, shape.make(shape.size // 4 or 1))  # imports what it needs
-            for times in SIZES:
-                run_once(shape.argv, shape.make(times * shape.size))
+    gc.disable()  # when it runs depends on what ran before
+    with open(inputs, "rb") as file:
+        for argv, files in pickle.load(file):  # noqa: S301  our own
+            run_once(argv, files)
 
 
 def instructions(words: str) -> list[int]:
     """Return what each command of `child` took in instructions."""
+    from tests.complexity.shapes import SHAPES
+
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "counts")
+        out, inputs = Path(folder, "counts"), Path(folder, "inputs")
+        # The first run of a shape imports what it needs.
+        made = [
+            (shape.argv, shape.make(size))
+            for name, shape in SHAPES.items()
+            if words in name
+            for size in (SMALLEST, *(times * shape.size for times in SIZES))
+        ]
+        inputs.write_bytes(pickle.dumps(made))
         environment = {**os.environ, "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"}
         subprocess.run(
             [
@@ -75,7 +83,7 @@ def instructions(words: str) -> list[int]:
                 "--dump-before=getppid",
                 "--quiet",
             ]
-            + [sys.executable, "-m", "tests.complexity.measure", "--child", words],
+            + [sys.executable, "-m", "tests.complexity.measure", "--child", str(inputs)],
             check=True,
             env=environment,
         )
@@ -91,7 +99,7 @@ def lines(words: str) -> list[int]:
     counts = []
     for name, shape in SHAPES.items():
         if words in name:
-            run_once(shape.argv, shape.make(shape.size // 4 or 1))
+            run_once(shape.argv, shape.make(SMALLEST))
             for times in (0, *SIZES):
                 counted = 0
 
@@ -100,7 +108,7 @@ def lines(words: str) -> list[int]:
                     counted += 1
                     return count
 
-                files = shape.make(times * shape.size or 1)
+                files = shape.make(times * shape.size or SMALLEST)
                 sys.settrace(count)
                 try:
                     run_once(shape.argv, files)
@@ -130,10 +138,10 @@ def main() -> int:
     """Print the table; 1 when something grows faster than it may."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("words", nargs="?", default="")
-    parser.add_argument("--child", action="store_true")
+    parser.add_argument("--child")
     args = parser.parse_args()
     if args.child:
-        child(args.words)
+        child(args.child)
         return 0
     by_lines = shutil.which("valgrind") is None
     unit = "lines of Python" if by_lines else "million instructions"
