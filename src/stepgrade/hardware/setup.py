@@ -79,6 +79,7 @@ class Target(Struct, frozen=True, kw_only=True):
     devices: int = 1
     seq: int | None = None
     batch: int | None = None
+    tokens_per_step: int | None = None  # of all replicas, as the plan has them
     model: str | None = None  # what it is, in a few words
     model_flops: float | None = None
     palm_flops: float | None = None
@@ -112,14 +113,14 @@ class Target(Struct, frozen=True, kw_only=True):
         return self.costs.bytes is None and self.traffic_bytes is not None
 
     def share_of_peak(self, tok_s: float | None, flops: float | None) -> float | None:
-        """Return the share of the stated peak that so many FLOPs per token take at one device's rate.
+        """Return the share of the peak that so many FLOPs per token take at one device's rate.
 
         The model's FLOPs make it the MFU, with what is computed twice (`costs.flops`) it is the HFU.
         """
-        stated = [rate for rate in self.figures.compute(self.dtype) if rate.basis != "measured"]
-        if tok_s is None or flops is None or not stated:
+        peak = self.figures.peak(self.dtype)
+        if tok_s is None or flops is None or peak is None:
             return None
-        return utilisation(tok_s, flops, stated[0].per_s / FLOPS_PER_TFLOP)
+        return utilisation(tok_s, flops, peak.per_s / FLOPS_PER_TFLOP)
 
     @property
     def _all_costs(self) -> Costs:
@@ -168,6 +169,7 @@ def planned_target(figures: Figures, costs: ModelCosts, plan: Plan) -> Target:
         devices=plan.parallel.devices,
         seq=plan.seq,
         batch=plan.batch,
+        tokens_per_step=plan.tokens * plan.micro_batches * plan.parallel.replicas,
         model=f"{costs.architecture}, {costs.parameters:,} parameters",
         model_flops=costs.flops.model,
         palm_flops=costs.flops_palm.model,

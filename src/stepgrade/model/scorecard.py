@@ -163,6 +163,7 @@ class Scorecard(Result, frozen=True, kw_only=True):
     device: DeviceUse | None = None
     steps: StepStats | None = None
     throughput: Throughput | None = None
+    samples_s: float | None = None
     ledger: Ledger | None = None
     phases: dict[str, PhaseShare] = {}
     launches_per_step: float | None = None
@@ -188,6 +189,7 @@ class Scorecard(Result, frozen=True, kw_only=True):
     step_change: StepChange | None = None
     typical_step: Span | None = None
     work: WorkKind = "unknown"
+    cost_known_share: float | None = None  # of the time in operations that do arithmetic
     grade_at_most: str | None = None  # of an ungraded run: no better than this, whatever is not known
 
     @classmethod
@@ -202,6 +204,7 @@ class Scorecard(Result, frozen=True, kw_only=True):
         return {
             "step_time_ms": self.step_time_ms,
             "throughput_tok_s": self.throughput_tok_s,
+            "samples_s": self.samples_s,
             "efficiency": self.efficiency,
             "mfu": self.mfu,
             "hfu": self.hfu,
