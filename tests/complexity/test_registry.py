@@ -48,5 +48,5 @@ def test_every_shape_runs(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["events with Windows paths", "layers of a journal", "a key of many parts"])
 def test_lines_of_python_are_counted_where_valgrind_is_not(name: str) -> None:
-    exponent, counts = exponents(name, by_lines=True)[name]
+    exponent, counts = exponents([name], by_lines=True)[name]
     assert exponent <= MOST, counts
