@@ -36,7 +36,7 @@ def _git(*arguments: str) -> str | None:
         return None
     try:
         ran = subprocess.run(  # noqa: S603  fixed words
-            [git, "--no-pager", *_NOTHING_RUNS, *arguments],
+            [git, "-P", *_NOTHING_RUNS, *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",
