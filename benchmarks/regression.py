@@ -25,10 +25,12 @@ from simulated import Floats, Machine
 
 import stepgrade as sg
 from stepgrade.compare.change_points import change_points
-from stepgrade.compare.metrics import changes_of
+from stepgrade.compare.metrics import change_of
+from stepgrade.compare.noise import noise_of
 from stepgrade.config import Sensitivity
 from stepgrade.contract.scorecard import step_time_regression
 from stepgrade.model import Baseline, Profile, Source
+from stepgrade.model.comparison import METRICS
 from stepgrade.scoring.step_times import step_times
 from stepgrade.store import NewRun, open_history
 
@@ -63,9 +65,9 @@ def table(head: Row, rows: Sequence[Row]) -> None:
 
 def verdicts(machine: Machine, *, runs: int, history: int, steps: int = 50, slower: float = 0.0) -> str:
     """Return what one comparison says of the step time."""
-    before = [machine.run() for _ in range(history)]
-    now = [machine.run(steps, slower=slower) for _ in range(runs)]
-    return changes_of(now, before, Sensitivity())[0].outcome
+    before, now = machine.sample(history), machine.sample(runs, steps, slower=slower)
+    metric = METRICS["step_time_ms"]
+    return change_of(metric, now, before, noise_of(now, before, metric), Sensitivity()).outcome
 
 
 def alarms_of_v1(machine: Machine, *, slower: float = 0.0) -> bool:
