@@ -58,7 +58,7 @@ class Machine:
         return Baseline(name="run", step_ms=times.median_ms if times else None, samples_ms=ordered)
 
     def sample(self, runs: int, steps: int = 50, *, slower: float = 0.0) -> Sample:
-        """Return what a comparison needs of several runs; their steps are those of some hundred, drawn again."""
+        """Return what a comparison needs of several runs; their steps are drawn from a few hundred."""
         drawn = self._drawn.setdefault(steps, [])
         while len(drawn) < DRAWN:
             noise = self._correlated(steps) * math.log1p(self._step_noise)
