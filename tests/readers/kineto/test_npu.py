@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kineto_traces import read_file
 
 import stepgrade as sg
 from stepgrade.errors import BadInput
-from tests.kineto_traces import read_file
 
 SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "samples" / "kineto_more"
 BASE = 1_704_161_511_000_000  # microseconds
