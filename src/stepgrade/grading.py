@@ -14,7 +14,7 @@ from stepgrade.diagnosis.context import NOTHING_DONE, RuleContext
 from stepgrade.diagnosis.rules import findings, work_gains_more
 from stepgrade.diagnosis.settings import DEFAULT_SETTINGS, Settings
 from stepgrade.errors import BadOption, NotMeasured
-from stepgrade.hardware.setup import Setup, Target
+from stepgrade.hardware.setup import CPU_KEY, Setup, Target
 from stepgrade.model import Baseline, Ledger, Note, Profile
 from stepgrade.model.finding import Finding
 from stepgrade.model.given import Path, baseline_given, profile_given
@@ -22,6 +22,7 @@ from stepgrade.model.profile import STEP_PROFILER_V2, WorkKind
 from stepgrade.model.scorecard import UNGRADED, DeviceUse, RankRow, Scorecard, StepStats
 from stepgrade.scoring.bound import why_ungraded
 from stepgrade.scoring.causes import (
+    Bottleneck,
     bottleneck_of_ledger,
     bottleneck_of_phases,
     busy_verdict,
@@ -138,6 +139,7 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         operations=operations,
         causes=causes,
         runtime=runtime_of(profile),
+        work=options.work or profile.work,
         activity=profile.activity.scaled(times.scale) if profile.activity else NOTHING_DONE,
         limits=limits,
     )
@@ -165,7 +167,7 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         per_layer_summary=summaries,
         hotspot_ops=ranked[:HOTSPOTS_SHOWN],
         recommendations=_recommendations(context, found),
-        bottleneck_evidence=verdict.evidence,
+        bottleneck_evidence=(*verdict.evidence, *_where(profile, verdict.bottleneck)),
         causes=causes,
         notes=(
             *profile.notes,
@@ -180,6 +182,7 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         device=_device(target),
         steps=_steps(profile, times),
         throughput=efficiency.throughput,
+        samples_s=efficiency.samples_s,
         ledger=ledger,
         phases=phases.shares,
         launches_per_step=profile.launches_per_step,
@@ -199,6 +202,13 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         typical_step=profile.typical_step,
         fingerprint=fingerprint_of(profile, options),
     )
+
+
+def _where(profile: Profile, bottleneck: Bottleneck) -> tuple[str, ...]:
+    """Return the line of the user's code that holds the step up, where stacks or samples show it."""
+    wait = {Bottleneck.INPUT: "input", Bottleneck.HOST: "stall"}.get(bottleneck)
+    lines = profile.activity.lines.get(wait, ()) if profile.activity and wait else ()
+    return (f"mostly in {lines[0].shown}",) if lines else ()
 
 
 def _recommendations(context: RuleContext, found: tuple[Finding, ...]) -> tuple[str, ...]:
@@ -226,6 +236,8 @@ def _device(target: Target) -> DeviceUse | None:
     device, count = target.device, target.devices if target.devices > 1 else None
     if device is not None:
         basis = target.device_basis or ("given as a file" if device.is_by_hand else "given")
+        if device.key == CPU_KEY:
+            basis = "against what this CPU measured"
         return DeviceUse(key=device.key, name=device.name, count=count, basis=basis)
     if target.figures.bandwidth() or target.figures.compute(target.dtype):
         rate = "bandwidth" if target.figures.bandwidth() else "arithmetic"

@@ -53,11 +53,16 @@ def show_delta(share: float, digits: int = 1) -> str:
     return f"{share * 100:+.{digits}f} %"
 
 
-def show_rate(tok_s: float | None) -> str:
-    """Return a throughput in tokens per second."""
-    if tok_s is None or not math.isfinite(tok_s):
+def show_rate(rate: float | None, unit: str = "tok/s") -> str:
+    """Return a throughput, in tokens per second unless another unit is given."""
+    if rate is None or not math.isfinite(rate):
         return MISSING
-    return f"{tok_s:,.0f} tok/s" if abs(tok_s) >= 100 else f"{tok_s:.1f} tok/s"
+    return f"{rate:,.0f} {unit}" if abs(rate) >= 100 else f"{rate:.1f} {unit}"
+
+
+def show_samples_rate(samples_s: float | None) -> str:
+    """Return a throughput in samples per second: images, rows, whatever a batch is made of."""
+    return show_rate(samples_s, "samples/s")
 
 
 def show_ratio(ratio: float | None) -> str:

@@ -56,7 +56,7 @@ class TestEvents:
             def synchronize() -> None:
                 Event.reached = Event.recorded
 
-        recording = Recording(warmup=0, window=None)
+        recording = Recording(warmup=0, ops_every=0)
         recording.clock = EventClock(Device)
         recording.timeline.now = recording.clock.now
         recording.timeline.start()
@@ -74,7 +74,7 @@ class TestEvents:
 
     def test_a_device_that_never_gets_there_costs_bounded_memory(self) -> None:
         Event.reached = Event.recorded = 0.0
-        recording = Recording(warmup=0, window=None)
+        recording = Recording(warmup=0, ops_every=0)
         recording.clock = EventClock(type("Device", (), {"Event": Event, "synchronize": lambda: None}))
         recording.timeline.now = recording.clock.now
         recording.timeline.start()

@@ -362,3 +362,18 @@ class TestNewModels:
         profile = sg.load(tmp_path / "run.json")
         assert profile.recorded_steps == 4
         assert any(note.code == "unwatched_steps" for note in profile.notes)
+
+
+def test_a_loop_that_looks_without_gradients_in_every_step_is_recorded(tmp_path: Path) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    with ScriptRecorder(path=tmp_path / "run.json"):
+        for _ in range(12):
+            with torch.no_grad():
+                model(X)  # as one chooses an action
+            model(X).sum().backward()
+            optimizer.step()
+    profile = sg.load(tmp_path / "run.json")
+    assert profile.recorded_steps == 12
+    assert "evaluation" in {phase.name for phase in profile.phases}
+    assert not any(note.code == "evaluation_steps" for note in profile.notes)

@@ -240,8 +240,8 @@ def test_the_command_on_two_ranks(tmp_path: Path) -> None:
     first, second = [process.wait() for process in ranks]
     assert (first.code, second.code) == (0, 0), first.err + second.err
     assert first.out == second.out == ""
-    assert "Where a step goes" in first.err
-    assert "Where a step goes" not in second.err  # one scorecard is enough
+    assert "What the device does in a step" in first.err
+    assert "What the device does in a step" not in second.err  # one scorecard is enough
     assert {path.name for path in tmp_path.glob("run*")} == {"run.rank0.json", "run.rank1.json"}
     assert sg.load(tmp_path / "run.rank1.json").world_size == 2
 
@@ -254,7 +254,7 @@ class TestCommand:
         ran = run("stepgrade", "record", "-o", "run.json", script, "--lr", "1", cwd=tmp_path)
         assert ran.code == 0, ran.err
         assert ran.out == "done ['--lr', '1'] __main__\n"  # its own, and nothing else
-        assert "Where a step goes" in ran.err
+        assert "What the device does in a step" in ran.err
         assert "recorded 10 steps in run.json" in ran.err
         profile = sg.load(tmp_path / "run.json")
         phases = {phase.name for phase in profile.phases} - {"host", "gradients"}
@@ -347,7 +347,7 @@ class TestCommand:
         if number == signal.SIGKILL:  # of the command itself: what it started ends too
             wait_for_end(int((tmp_path / "pid").read_text()))
             return
-        assert "Where a step goes" in ran.err
+        assert "What the device does in a step" in ran.err
         assert f"ended by {number.name}" in ran.err
         assert sg.load(tmp_path / "run.json").steps > 0
 

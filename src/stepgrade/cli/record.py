@@ -20,13 +20,12 @@ import signal
 from argparse import Namespace
 from pathlib import Path
 
-from stepgrade.cli import output
+from stepgrade.cli import output, recorded
 from stepgrade.cli.parser import Parser, add_color_option
 from stepgrade.cli.progress import progress_line
 from stepgrade.cli.run_options import add_setup_options, setup_from
 from stepgrade.cli.streams import complain
 from stepgrade.errors import BadOption, StepgradeError
-from stepgrade.grading import score
 from stepgrade.readers.load import load
 from stepgrade.record.launch import Launched, Recorded, die_by, run_recorded
 
@@ -47,6 +46,7 @@ def add_options(parser: Parser) -> None:
     add("--ops-every", type=int, metavar="N", help="profile the operations of one step in N")
     add("--warmup", type=int, default=3, metavar="N", help="steps left out at the start (default: 3)")
     add("--quiet", action="store_true", help="no progress line and no scorecard")
+    recorded.add_options(parser)
     add_color_option(parser)
     add_setup_options(parser)
 
@@ -55,13 +55,17 @@ def run(args: Namespace) -> int:
     """Run the script; return its own exit code, or end by the signal that ended it."""
     if args.warmup < 0 or (args.ops_every is not None and args.ops_every < 1):
         raise BadOption("--warmup must be 0 or more, and --ops-every 1 or more")
-    setup = setup_from(args)
+    setup_from(args)
+    recorded.check_options(args)
     options = {
         "tokens_per_step": args.tokens_per_step,
         "layers": args.layers,
         "ops_every": args.ops_every,
         "warmup": args.warmup,
+        "max_steps": args.steps,
     }
+    if args.repeat is not None or args.versus is not None:
+        return recorded.run_repeated(args, options)
     with progress_line(quiet=args.quiet) as line:
         launched = run_recorded(
             args.command,
@@ -70,12 +74,16 @@ def run(args: Namespace) -> int:
             as_module=args.as_module,
             on_steps=line.show_steps if line else None,
         )
-    if not args.quiet and os.environ.get("RANK", "0") == "0":
+    is_wanted = not args.quiet or args.html is not None or args.save
+    if is_wanted and os.environ.get("RANK", "0") == "0":
         try:
             _tell(launched)
             if launched.recorded:
-                card = score(load(os.fspath(launched.recorded[0].path)), setup=setup)
-                output.show_beside(card, args.color)
+                paths = recorded.of_one_run([each.path for each in launched.recorded])
+                card = recorded.grade(args, paths, may_measure=launched.code >= 0)
+                if not args.quiet:
+                    output.show_beside(card, args.color)
+                recorded.keep(args, card)
         except StepgradeError as error:
             complain(str(error))  # the exit code stays the script's
     if launched.code < 0:

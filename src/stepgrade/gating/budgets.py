@@ -12,13 +12,22 @@ from stepgrade.compare.metrics import outcome_of
 from stepgrade.config import Budget, Config, Sensitivity, Waiver
 from stepgrade.errors import EXIT_GATE, EXIT_NOT_MEASURED, EXIT_OK, BadConfig, did_you_mean
 from stepgrade.gating.fail_on import Condition, decide
-from stepgrade.model.comparison import METRICS, Check, Comparison, GateReport, MetricChange, Status, Verdict
+from stepgrade.model.comparison import (
+    METRICS,
+    RATES,
+    Check,
+    Comparison,
+    GateReport,
+    MetricChange,
+    Status,
+    Verdict,
+)
 from stepgrade.model.notes import Note, has_code, texts_of
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.units import show_figure, show_share
 
 # Checked unless a budget for the same metric says otherwise.
-DEFAULT_METRICS = ("step_time_ms", "throughput_tok_s", "peak_memory_bytes")
+DEFAULT_METRICS = ("step_time_ms", *RATES, "peak_memory_bytes")
 # With these a step is another amount of work, and only the rate can be compared.
 _WORK = ("tokens_per_step", "batch", "seq", "world_size")
 _PARTS = {"op": "operation", "layer": "layer"}
@@ -89,10 +98,11 @@ def _budget_checks(card: Scorecard, comparison: Comparison, config: Config, devi
     budgets = [budget for budget in config.budgets if fnmatchcase(device, budget.device)]
     changes = {change.metric: change for change in comparison.changes}
     left_out = {budget.metric for budget in budgets}
-    if "step_time_ms" in changes and "throughput_tok_s" in changes:
+    rate = next((name for name in RATES if name in changes), None)
+    if "step_time_ms" in changes and rate is not None:
         # Of the same work both say the same thing.
         is_same_work = not has_code(comparison.differences, *_WORK)
-        left_out.add("throughput_tok_s" if is_same_work else "step_time_ms")
+        left_out.add(rate if is_same_work else "step_time_ms")
     budgets += [Budget(metric=name) for name in DEFAULT_METRICS if name in changes and name not in left_out]
     for budget in budgets:
         kind, _, pattern = budget.metric.partition(":")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stepgrade.hardware.catalogue import Device
 from stepgrade.hardware.measured import Measurement
@@ -67,6 +67,29 @@ class Figures(Struct, frozen=True, kw_only=True):
         if self.measured is not None and dtype in self.measured.tflops:
             rates += (_measured_rate(self.measured.tflops[dtype].best, unit, self.measured),)
         return rates
+
+    def peak(self, dtype: str) -> Roof | None:
+        """Return the arithmetic rate that runs are compared with: the stated one, else what was measured."""
+        rates = self.compute(dtype)
+        stated = [rate for rate in rates if rate.basis != "measured"]
+        return stated[0] if stated else max(rates, key=lambda rate: rate.per_s, default=None)
+
+    def shared_by(self, ranks: int) -> Figures:
+        """Return what is left for each of so many processes on the measured device."""
+        measured = self.measured
+        if measured is None or ranks == 1:
+            return self
+        bandwidth = measured.bandwidth_gb_s
+        part = structs.replace(
+            measured,
+            method=f"{measured.method}; shared by {ranks} ranks",
+            bandwidth_gb_s=bandwidth and structs.replace(bandwidth, best=bandwidth.best / ranks),
+            tflops={
+                dtype: structs.replace(rate, best=rate.best / ranks)
+                for dtype, rate in measured.tflops.items()
+            },
+        )
+        return structs.replace(self, measured=part)
 
     def link(self) -> tuple[Roof, ...]:
         """Return the link's rate in bytes/s, one direction."""

@@ -90,8 +90,46 @@ def processor() -> Processor:
 
 def usable_cores() -> int:
     """Return the cores that this process may use."""
+    return len(_cores_here())
+
+
+class OtherLoad:
+    """How much of the processor other programs take from now on; by Linux's own count."""
+
+    def __init__(self) -> None:
+        self._cores = _cores_here()
+        self._before = self._spent()
+
+    def share(self) -> float | None:
+        """Return the share of this process's cores that others used; None where it cannot be told."""
+        after = self._spent()
+        if self._before is None or after is None:
+            return None
+        busy_s, own_s, whole_s = (now - then for now, then in zip(after, self._before, strict=True))
+        return min(1.0, max(0.0, busy_s - own_s) / whole_s) if whole_s > 0 else None
+
+    def _spent(self) -> tuple[float, float, float] | None:
+        """Return the seconds that the cores were busy, that this process used, and that have passed."""
+        busy = whole = 0.0
+        try:
+            ticks = os.sysconf("SC_CLK_TCK")
+            with open("/proc/stat", encoding="ascii") as lines:  # noqa: PTH123  no path to join
+                for line in lines:
+                    name, *figures = line.split()
+                    if name in self._cores:
+                        counts = [int(figure) / ticks for figure in figures[:8]]
+                        whole += sum(counts)
+                        busy += sum(counts) - counts[3] - counts[4]  # idle, and waiting for a disk
+        except (OSError, ValueError, AttributeError, IndexError):
+            return None
+        used = os.times()
+        return (busy, used.user + used.system, whole) if whole else None
+
+
+def _cores_here() -> frozenset[str]:
     affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    numbers = affinity(0) if affinity is not None else set(range(os.cpu_count() or 1))
+    return frozenset(f"cpu{number}" for number in numbers)
 
 
 def _answer(

@@ -5,68 +5,127 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 from stepgrade.errors import NotMeasured, UnknownDevice
-from stepgrade.hardware.detect import processor, usable_cores
+from stepgrade.hardware.detect import OtherLoad, processor, usable_cores
 from stepgrade.hardware.identify import identify
-from stepgrade.hardware.measured import Measurement, Rate, keep_measured
+from stepgrade.hardware.measured import Measurement, Rate, keep_measured, measured_for
 from stepgrade.hardware.setup import CPU_KEY
 from stepgrade.model import DeviceSeen
-from stepgrade.model.notes import Result
+from stepgrade.model.notes import Note, Result
 from stepgrade.statistics import median
+from stepgrade.units import show_share
 
 # Every array far larger than any last-level cache that two of them could share.
 CPU_ARRAY_BYTES = 256 * 2**20
-CPU_MATMUL_SIZE = 1024
+CPU_MATMUL_SIZES = (1024, 512, 256)
 GPU_ARRAY_BYTES = 2**30
 GPU_MATMUL_SIZES = (4096, 8192)
-RUNS = 7
 MATMULS_PER_RUN = 20
+# A rate is measured until its three best runs agree to this, for so many runs and seconds at the most.
+SETTLED_SHARE = 0.03
+LEAST_RUNS, MOST_RUNS = 5, 60
+MOST_SECONDS = 2.0
+# From this share of the processor on, other programs make what is measured too low.
+BUSY_SHARE = 0.10
 
 Progress = Callable[[str], None]
 Kernel = Callable[[], object]
 
 
 class Measured(Result, frozen=True, kw_only=True):
-    """A measurement, and the file that keeps it."""
+    """A measurement, and the file that keeps it; without one it was not kept."""
+
+    NOTES = ("notes",)
 
     measurement: Measurement
-    kept_in: str
+    kept_in: str | None
+    notes: tuple[Note, ...] = ()
 
 
-def measure_here(progress: Progress, state: str | None = None) -> Measured:
+def measure_here(progress: Progress, state: str | None = None, *, gpu: bool = True) -> Measured:
     """Measure the GPU when torch sees one, else the processor, and keep the result."""
-    measurement = measure_gpu(progress) or measure_processor(progress)
-    return Measured(measurement=measurement, kept_in=keep_measured(measurement, state))
+    return keep_best((measure_gpu(progress) if gpu else None) or measure_processor(progress), state)
+
+
+def keep_best(measurement: Measurement, state: str | None = None) -> Measured:
+    """Keep a measurement, and say what is wrong with it.
+
+    What was measured on a busy machine does not take the place of what was measured on a quiet one.
+    """
+    notes, earlier = [], measured_for(measurement.key, state)
+    if is_busy(measurement):
+        text = (
+            f"the machine was busy: other programs took {show_share(measurement.others_share, 0)} of its "
+            "processor, so it can do more than this; measure again when it is quiet"
+        )
+        notes.append(Note("busy", text))
+    rates = [*measurement.tflops.values()]
+    rates += [measurement.bandwidth_gb_s] if measurement.bandwidth_gb_s else []
+    spread = max((rate.spread_share for rate in rates), default=0.0)
+    if spread > SETTLED_SHARE:
+        text = f"the best runs still differed by {show_share(spread, 0)} when the time was up"
+        notes.append(Note("spread", text))
+    if is_busy(measurement) and earlier is not None and not is_busy(earlier):
+        text = f"not kept: what was measured on {earlier.date[:10]}, on a quiet machine, stays"
+        return Measured(measurement=measurement, kept_in=None, notes=(*notes, Note("not_kept", text)))
+    return Measured(measurement=measurement, kept_in=keep_measured(measurement, state), notes=tuple(notes))
+
+
+def is_busy(measurement: Measurement) -> bool:
+    """Tell whether other programs ran while it was measured."""
+    return (measurement.others_share or 0.0) > BUSY_SHARE
 
 
 def measure_processor(
-    progress: Progress, *, array_bytes: int = CPU_ARRAY_BYTES, runs: int = RUNS
+    progress: Progress, *, array_bytes: int = CPU_ARRAY_BYTES, most_seconds: float = MOST_SECONDS
 ) -> Measurement:
-    """Measure this processor with numpy: the best of copy, scale and add, and fp32 and fp64 matmul."""
+    """Measure this processor: the best of copy, scale and add, and matmul by precision.
+
+    Matmuls are those of torch where it is installed, for they are what a training runs.
+    """
     try:
         numpy = import_module("numpy")
     except ImportError as error:
         hint = "install numpy to measure the processor"
         raise NotMeasured("numpy is not installed", hint=hint) from error
+    load = OtherLoad()
     rates = {}
     for name, kernel, moved_bytes in _stream_kernels(numpy, array_bytes):
         progress(f"memory, {name}")
-        rates[name] = _rate(kernel, moved_bytes / 1e9, runs)
-    tflops = {}
-    for dtype in ("fp32", "fp64"):
-        progress(f"matmul, {dtype}")
-        tflops[dtype] = _numpy_matmul(numpy, dtype, runs)
+        rates[name] = _rate(kernel, moved_bytes / 1e9, most_seconds)
+    cores, tflops = usable_cores(), {}
+    library = f"numpy {numpy.__version__}"
+    with ExitStack() as stack:
+        matmul: Callable[[str, int], Kernel] = partial(_numpy_matmul, numpy)
+        dtypes: tuple[str, ...] = ("fp32", "fp64")
+        with suppress(ImportError):
+            torch = import_module("torch")
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(cores)
+            matmul, dtypes, library = (
+                partial(_torch_matmul, torch),
+                ("fp32", "bf16", "fp64"),
+                (f"torch {torch.__version__}"),
+            )
+        for dtype in dtypes:
+            progress(f"matmul, {dtype}")
+            size = _fitting_size(partial(matmul, dtype))
+            tflops[dtype] = _rate(matmul(dtype, size), 2 * size**3 / 1e12, most_seconds)
     return Measurement(
         key=CPU_KEY,
         name=processor().name,
         date=_now(),
-        method=f"numpy {numpy.__version__}, {usable_cores()} threads, STREAM copy, scale and add",
+        method=f"{library}, {cores} threads, STREAM copy, scale and add",
         bandwidth_gb_s=max(rates.values(), key=lambda rate: rate.best),
         tflops=tflops,
+        cores=cores,
+        others_share=load.share(),
     )
 
 
@@ -79,11 +138,12 @@ def measure_gpu(progress: Progress) -> Measurement | None:
     if not torch.cuda.is_available():
         return None
     progress("GPU memory, copy")
-    bandwidth = _torch_copy(torch, RUNS)
+    load = OtherLoad()
+    bandwidth = _cuda_copy(torch)
     tflops = {}
     for dtype, kind in (("bf16", torch.bfloat16), ("fp16", torch.float16), ("fp32", torch.float32)):
         progress(f"GPU matmul, {dtype}")
-        rates = (_torch_matmul(torch, kind, size, RUNS) for size in GPU_MATMUL_SIZES)
+        rates = (_cuda_matmul(torch, kind, size) for size in GPU_MATMUL_SIZES)
         tflops[dtype] = max(rates, key=lambda rate: rate.best)
     known = torch.cuda.get_device_properties(0)
     seen = DeviceSeen(name=known.name, memory_bytes=known.total_memory, sm_count=known.multi_processor_count)
@@ -98,6 +158,7 @@ def measure_gpu(progress: Progress) -> Measurement | None:
         method=f"torch {torch.__version__}",
         bandwidth_gb_s=bandwidth,
         tflops=tflops,
+        others_share=load.share(),
     )
 
 
@@ -121,13 +182,35 @@ def _stream_kernels(numpy: Any, array_bytes: int) -> Iterator[tuple[str, Kernel,
     pool.shutdown()
 
 
-def _numpy_matmul(numpy: Any, dtype: str, runs: int) -> Rate:
+def _fitting_size(kernel_of: Callable[[int], Kernel]) -> int:
+    """Return the largest matrix whose product takes little time; a precision may have no fast way at all."""
+    smallest = CPU_MATMUL_SIZES[-1]
+    kernel = kernel_of(smallest)
+    kernel()
+    start = time.perf_counter()
+    kernel()
+    took = time.perf_counter() - start
+    return next(size for size in CPU_MATMUL_SIZES if size == smallest or took * (size / smallest) ** 3 < 0.2)
+
+
+def _numpy_matmul(numpy: Any, dtype: str, size: int) -> Kernel:
     kind = numpy.float32 if dtype == "fp32" else numpy.float64
-    a, b, c = (numpy.ones((CPU_MATMUL_SIZE, CPU_MATMUL_SIZE), dtype=kind) for _ in range(3))
-    return _rate(lambda: numpy.matmul(a, b, out=c), 2 * CPU_MATMUL_SIZE**3 / 1e12, runs)
+    a, b, c = (numpy.ones((size, size), dtype=kind) for _ in range(3))
+    return partial(numpy.matmul, a, b, out=c)
 
 
-def _torch_copy(torch: Any, runs: int) -> Rate:
+def _torch_matmul(torch: Any, dtype: str, size: int) -> Kernel:
+    kind = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}[dtype]
+    a, b, c = (torch.ones((size, size), dtype=kind) for _ in range(3))
+
+    def multiply() -> None:
+        with torch.no_grad():
+            torch.matmul(a, b, out=c)
+
+    return multiply
+
+
+def _cuda_copy(torch: Any) -> Rate:
     source = torch.empty(GPU_ARRAY_BYTES, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
 
@@ -135,10 +218,10 @@ def _torch_copy(torch: Any, runs: int) -> Rate:
         target.copy_(source)
         torch.cuda.synchronize()
 
-    return _rate(copy, 2 * GPU_ARRAY_BYTES / 1e9, runs)
+    return _rate(copy, 2 * GPU_ARRAY_BYTES / 1e9, MOST_SECONDS)
 
 
-def _torch_matmul(torch: Any, kind: Any, size: int, runs: int) -> Rate:
+def _cuda_matmul(torch: Any, kind: Any, size: int) -> Rate:
     a, b = (torch.randn(size, size, device="cuda").to(kind) for _ in range(2))
     c = torch.empty_like(a)
 
@@ -147,19 +230,23 @@ def _torch_matmul(torch: Any, kind: Any, size: int, runs: int) -> Rate:
             torch.matmul(a, b, out=c)
         torch.cuda.synchronize()
 
-    return _rate(multiply, MATMULS_PER_RUN * 2 * size**3 / 1e12, runs)
+    return _rate(multiply, MATMULS_PER_RUN * 2 * size**3 / 1e12, MOST_SECONDS)
 
 
-def _rate(kernel: Kernel, work: float, runs: int) -> Rate:
-    """Return the work per second over `runs` runs, after one that warms up."""
+def _rate(kernel: Kernel, work: float, most_seconds: float) -> Rate:
+    """Return the work per second, after a run that warms up: of so many runs that the best three agree."""
     kernel()
-    rates = []
-    for _ in range(runs):
+    rates: list[float] = []
+    began = time.perf_counter()
+    while True:
         start = time.perf_counter()
         kernel()
         rates.append(work / (time.perf_counter() - start))
-    middle = median(rates)
-    return Rate(best=max(rates), median=middle, spread_share=(max(rates) - min(rates)) / middle, runs=runs)
+        best = sorted(rates, reverse=True)[:3]
+        apart = (best[0] - best[-1]) / best[0]
+        is_over = len(rates) >= MOST_RUNS or time.perf_counter() - began > most_seconds
+        if len(rates) >= LEAST_RUNS and (apart <= SETTLED_SHARE or is_over):
+            return Rate(best=best[0], median=median(rates), spread_share=apart, runs=len(rates))
 
 
 def _now() -> str:

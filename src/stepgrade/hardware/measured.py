@@ -16,7 +16,10 @@ _MOST_BYTES = 16 * 2**20
 
 
 class Rate(Struct, frozen=True, kw_only=True):
-    """One measured rate over several runs: the best, the median, and (best - worst) / median."""
+    """One measured rate over several runs: the best, the median, and how far the best three are apart.
+
+    What slows a run down is other programs, so the best is the device's when the best three agree.
+    """
 
     best: float
     median: float
@@ -25,7 +28,10 @@ class Rate(Struct, frozen=True, kw_only=True):
 
 
 class Measurement(Struct, frozen=True, kw_only=True):
-    """What one device was measured to reach; `date` is UTC, `key` the catalogue's, or "cpu"."""
+    """What one device was measured to reach; `date` is UTC, `key` the catalogue's, or "cpu".
+
+    `others_share` is how much of the processor other programs took meanwhile, None where it cannot be told.
+    """
 
     key: str
     name: str
@@ -33,6 +39,8 @@ class Measurement(Struct, frozen=True, kw_only=True):
     method: str
     bandwidth_gb_s: Rate | None = None
     tflops: dict[str, Rate] = {}
+    cores: int | None = None
+    others_share: float | None = None
 
 
 class _Kept(Struct, frozen=True, kw_only=True):

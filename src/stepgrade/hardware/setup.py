@@ -113,14 +113,14 @@ class Target(Struct, frozen=True, kw_only=True):
         return self.costs.bytes is None and self.traffic_bytes is not None
 
     def share_of_peak(self, tok_s: float | None, flops: float | None) -> float | None:
-        """Return the share of the stated peak that so many FLOPs per token take at one device's rate.
+        """Return the share of the peak that so many FLOPs per token take at one device's rate.
 
         The model's FLOPs make it the MFU, with what is computed twice (`costs.flops`) it is the HFU.
         """
-        stated = [rate for rate in self.figures.compute(self.dtype) if rate.basis != "measured"]
-        if tok_s is None or flops is None or not stated:
+        peak = self.figures.peak(self.dtype)
+        if tok_s is None or flops is None or peak is None:
             return None
-        return utilisation(tok_s, flops, stated[0].per_s / FLOPS_PER_TFLOP)
+        return utilisation(tok_s, flops, peak.per_s / FLOPS_PER_TFLOP)
 
     @property
     def _all_costs(self) -> Costs:

@@ -10,7 +10,7 @@ from msgspec import Struct, structs
 
 
 class HostLine(Struct, frozen=True, kw_only=True):
-    """A line of the user's Python code that the host was in: where its function begins, and what that calls."""
+    """A line of the user's code that the host was in: where its function begins, and what that calls."""
 
     where: str  # file.py:line
     function: str
@@ -133,7 +133,7 @@ class Straggler(Struct, frozen=True, kw_only=True):
 
     rank: int
     caused_ms: float
-    last_share: float
+    last_share: float | None = None  # of the collectives; None where only their time is known
     trouble: str | None = None  # the account of the ledger
     trouble_excess: float = 0.0
     ranks: int = 2

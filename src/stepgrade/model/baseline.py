@@ -18,6 +18,7 @@ class Baseline(Struct, frozen=True, kw_only=True):
 
     name: str
     throughput_tok_s: float | None = None
+    samples_s: float | None = None
     step_ms: float | None = None
     wall_coverage: float | None = None
     device: str | None = None
@@ -37,6 +38,7 @@ class Baseline(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         figures = {
             "throughput": self.throughput_tok_s,
+            "samples per second": self.samples_s,
             "step time": self.step_ms,
             "coverage": self.wall_coverage,
             "launches": self.launches_per_step,
@@ -60,6 +62,7 @@ class Baseline(Struct, frozen=True, kw_only=True):
             name=", ".join(card.source.files) if name is None else name,
             # Contract v1 writes 0 for what was not measured.
             throughput_tok_s=card.throughput_tok_s or None,
+            samples_s=card.samples_s or None,
             step_ms=card.step_time_ms or None,
             wall_coverage=card.wall_coverage or None,
             device=card.device.key if card.device else None,

@@ -14,7 +14,7 @@ Verdict = Literal["pass", "regressed", "could not be measured"]
 # How the noise between runs is known: by enough earlier or repeated runs, by few beside the history's other
 # runs (pooled) or beside what is usual, from the user, not at all; or there is none: one run, read twice.
 NoiseBasis = Literal["measured", "repeated", "pooled", "usual", "given", "assumed", "same"]
-Unit = Literal["ms", "tok/s", "share", "count", "bytes"]
+Unit = Literal["ms", "tok/s", "samples/s", "share", "count", "bytes"]
 # The largest run-to-run noise reported from the field; assumed where none is known.
 ASSUMED_NOISE = 0.13
 
@@ -36,6 +36,7 @@ METRICS = {
     for metric in (
         Metric(name="step_time_ms", title="step time", unit="ms", worse="up", from_steps=True),
         Metric(name="throughput_tok_s", title="throughput", unit="tok/s", from_steps=True),
+        Metric(name="samples_s", title="samples per second", unit="samples/s", from_steps=True),
         Metric(name="efficiency", title="efficiency", unit="share"),
         Metric(name="mfu", title="MFU", unit="share"),
         Metric(name="hfu", title="HFU", unit="share"),
@@ -47,6 +48,11 @@ METRICS = {
         Metric(name="peak_memory_bytes", title="peak memory", unit="bytes", worse="up", assumed_noise=0.02),
     )
 }
+
+RATES = (
+    "throughput_tok_s",
+    "samples_s",
+)  # a run has the first of them that is known
 
 
 class Noise(Struct, frozen=True, kw_only=True):

@@ -165,6 +165,8 @@ class Recorded(Struct, frozen=True, kw_only=True):
     versions: dict[str, str] = {}
     settings: tuple[str, ...] = ()  # what the profiler was told to record
     processor: str | None = None  # where it ran, if that is no accelerator
+    processor_cores: int | None = None
+    processor_ranks: int = 1  # that ran on it
     model: str | None = None
     batch: int | None = None
     precision: str | None = None
@@ -185,6 +187,9 @@ class Profile(Struct, frozen=True, kw_only=True):
     runtime: str | None = None
     throughput_tok_s: float | None = None
     tokens_per_step: float | None = None
+    samples_per_step: float | None = None  # images, rows, …: what a batch is made of
+    rank: int | None = None  # of a run of several, where this is one of them
+    counted_ranks: int = 1  # whose tokens and samples are in those of a step
     launches_per_step: float | None = None
     claimed_bottleneck: str | None = None
     recorded_steps: int | None = None
@@ -221,6 +226,7 @@ class Profile(Struct, frozen=True, kw_only=True):
         yield "wall coverage", self.wall_coverage
         yield "throughput", self.throughput_tok_s
         yield "tokens per step", self.tokens_per_step
+        yield "samples per step", self.samples_per_step
         yield "peak memory", self.peak_memory_bytes
         yield from (("a step's sample", ms) for ms in self.samples_ms)
         for phase in self.phases:

@@ -163,6 +163,7 @@ class Scorecard(Result, frozen=True, kw_only=True):
     device: DeviceUse | None = None
     steps: StepStats | None = None
     throughput: Throughput | None = None
+    samples_s: float | None = None
     ledger: Ledger | None = None
     phases: dict[str, PhaseShare] = {}
     launches_per_step: float | None = None
@@ -203,6 +204,7 @@ class Scorecard(Result, frozen=True, kw_only=True):
         return {
             "step_time_ms": self.step_time_ms,
             "throughput_tok_s": self.throughput_tok_s,
+            "samples_s": self.samples_s,
             "efficiency": self.efficiency,
             "mfu": self.mfu,
             "hfu": self.hfu,

@@ -12,7 +12,9 @@ from stepgrade.memory import check, check_json
 from stepgrade.model import RECORDER, LayerTime, PhaseTime, Profile, Source
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import STEP_PROFILER_V2
+from stepgrade.model.sampled import SampledSteps
 from stepgrade.readers.base import Reader
+from stepgrade.readers.recording import with_sampled
 from stepgrade.readers.source import ByteSource
 from stepgrade.readers.step_profile import RecorderHead, circumstances_of, contents_of, device_of
 from stepgrade.units import show_ms
@@ -37,6 +39,7 @@ class _Sums(Struct, frozen=True):
     steps: Annotated[int, Meta(ge=0, lt=2**53)]
     wall_ms: float
     tokens: float = 0
+    rows: float = 0
     phases_ms: dict[str, float] = {}
     layers_ms: list[tuple[int, float, float, float]] = []
     samples_ms: list[float] = []
@@ -48,6 +51,7 @@ class _Line(Struct, frozen=True):
     steady: _Sums | None = None
     recorded_steps: int | None = None
     loss: dict[str, float] | None = None
+    sampled: SampledSteps | None = None
 
 
 def recognises(source: ByteSource) -> bool:
@@ -68,6 +72,7 @@ def read(source: ByteSource) -> Profile:
         hint = "update stepgrade"
         raise BadInput(f"the recording has version {head.version}, which is newer", where="line 1", hint=hint)
     steady, warmup, last, torn = _Total(), _Total(), _Line(), 0
+    sampled: SampledSteps | None = None
     for text in lines:
         check(len(text) * _LINE_BYTES, source.memory_bytes)
         try:
@@ -75,6 +80,7 @@ def read(source: ByteSource) -> Profile:
         except _NO_LINE:
             torn += 1
             continue
+        sampled = last.sampled or sampled
         for total, sums in ((steady, last.steady), (warmup, last.warmup)):
             if sums is not None:
                 total.add(sums)
@@ -85,22 +91,25 @@ def read(source: ByteSource) -> Profile:
     lost = (
         "" if head.flush_seconds is None else f", at most {show_ms(head.flush_seconds * 1e3)} before it ended"
     )
-    text = f"the recording was not ended: this is what it held when it was last written{lost}"
-    notes = [Note("not_ended", text)]
+    unended = f"the recording was not ended: this is what it held when it was last written{lost}"
+    notes = [Note("not_ended", unended)]
     if not steady.parts:
         slower = "only warm-up steps were recorded: they may be slower than the run is"
         notes.append(Note("warm_up_only", slower))
     if torn:
         notes.append(Note("torn", f"lines of the recording that cannot be read and are left out: {torn}"))
     covered = sum(total.phases_ms.values()) / total.wall_ms if total.wall_ms else None
-    return Profile(
+    profile = Profile(
         source=Source(format=STEP_PROFILER_V2, files=(source.name,), producer=RECORDER),
         work="training",  # it records optimizer steps
         steps=total.steps,
         mean_step_ms=total.wall_ms / total.steps if total.steps else None,
         samples_ms=total.samples_ms,
         wall_coverage=None if covered is None else min(1.0, covered),
-        phases=tuple(PhaseTime(name=phase, total_ms=ms) for phase, ms in sorted(total.phases_ms.items())),
+        phases=tuple(
+            PhaseTime(name=phase, total_ms=ms, per_step_ms=ms / total.steps if total.steps else None)
+            for phase, ms in sorted(total.phases_ms.items())
+        ),
         layers=tuple(
             LayerTime(
                 layer=layer,
@@ -113,13 +122,16 @@ def read(source: ByteSource) -> Profile:
         ),
         tokens_per_step=head.tokens_per_step
         or (total.tokens / total.steps if total.tokens and total.steps else None),
+        samples_per_step=total.rows / total.steps if total.rows and total.steps else None,
         recorded_steps=last.recorded_steps,
         world_size=head.stepgrade.world_size,
+        rank=head.stepgrade.rank,
         device=device_of(head.stepgrade.device),
         recorded=circumstances_of(head.stepgrade),
         contents=contents_of(msgspec.structs.replace(head.stepgrade, loss=last.loss)),
         notes=tuple(notes),
     )
+    return with_sampled(profile, sampled)
 
 
 class _Total:
@@ -127,7 +139,7 @@ class _Total:
 
     def __init__(self) -> None:
         self.parts = self.steps = 0
-        self.wall_ms = self.tokens = 0.0
+        self.wall_ms = self.tokens = self.rows = 0.0
         self.phases_ms: dict[str, float] = {}
         self.layers_ms: dict[int, tuple[float, float, float]] = {}
         self._samples: list[tuple[int, list[float]]] = []
@@ -151,6 +163,7 @@ class _Total:
         self.steps += part.steps
         self.wall_ms += part.wall_ms
         self.tokens += part.tokens
+        self.rows += part.rows
         self._samples.append((max(1, part.every), part.samples_ms))
         self._sample_count += len(part.samples_ms)
         for name, spent_ms in part.phases_ms.items():
@@ -169,4 +182,5 @@ READER = Reader(
     summary="the journal of stepgrade's recorder, of a run that was killed or still runs",
     recognises=recognises,
     read=read,
+    rank_files=(".json",),
 )

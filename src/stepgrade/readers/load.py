@@ -60,9 +60,14 @@ def read_json_text(
 def _read(sources: Sequence[PathLike], input_format: str | None, options: ReadOptions) -> Profile | Baseline:
     # pathlib takes longer to import than a step profile to score.
     if len(sources) > 1 or os.path.isdir(sources[0]):  # noqa: PTH112
-        from stepgrade.readers.ranks import read_ranks  # noqa: PLC0415  only for several files
+        from stepgrade.readers.ranks import read_run  # noqa: PLC0415  only for several files
 
-        return _profile_of(read_ranks(sources, input_format, options), options)
+        run = read_run(sources, input_format, options)
+        if not isinstance(run, list):
+            return _profile_of(run, options)
+        from stepgrade.trace import merge_recordings  # noqa: PLC0415  as above
+
+        return merge_recordings(run)
     with ByteSource(sources[0], options) as source:
         found = registry.read_source(source, input_format)
         if not isinstance(found, Profile | Baseline):

@@ -11,8 +11,10 @@ from stepgrade.contract.decode import decode_json
 from stepgrade.contract.types import USIZE_MAX
 from stepgrade.errors import BadInput
 from stepgrade.model import RECORDER, DeviceSeen, LayerTime, OpTime, PhaseTime, Profile, Source
+from stepgrade.model.activity import HostLine
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import APR_PROFILER_V1, STEP_PROFILER_V2, WorkKind
+from stepgrade.model.sampled import SampledSteps
 from stepgrade.readers.base import Reader
 from stepgrade.readers.source import ByteSource
 
@@ -39,6 +41,8 @@ class RecordedDevice(DeviceSeen, frozen=True, kw_only=True):
     """What our recorder writes of the device; only an accelerator can be looked up in the catalogue."""
 
     kind: str | None = None
+    cores: int | None = None
+    ranks: int | None = None  # that share it
 
 
 class RecorderHead(Struct, frozen=True):
@@ -50,6 +54,9 @@ class RecorderHead(Struct, frozen=True):
     versions: dict[str, str] = {}
     config: dict[str, Any] = {}
     loss: dict[str, float] | None = None
+    sampled: SampledSteps | None = None
+    lines: dict[str, tuple[HostLine, ...]] = {}
+    rank: int | None = None
     notes: list[str] = []
     notes_coded: list[Note] = []
 
@@ -68,6 +75,7 @@ class _Document(Struct, frozen=True):
     ops: dict[str, float] = {}
     bottleneck: str | None = None
     tokens_per_step: float | None = None
+    samples_per_step: float | None = None
     samples_ms: list[float] = []
     peak_memory_bytes: float | None = None
     work: WorkKind = "training"  # what these profilers are made for
@@ -100,7 +108,7 @@ def profile_from_json(text: bytes, name: str) -> Profile:
         written_as = document.profiler
     # Our recorder borrows the format, not the runtime that it was made for.
     producer = RECORDER if document.stepgrade is not None else document.profiler
-    return Profile(
+    profile = Profile(
         source=Source(format=written_as, files=(name,), producer=producer),
         work=document.work,
         steps=steps or None,
@@ -129,10 +137,12 @@ def profile_from_json(text: bytes, name: str) -> Profile:
         ),
         operations=tuple(OpTime(name=op, total_ms=ms) for op, ms in sorted(document.ops.items())),
         tokens_per_step=document.tokens_per_step,
+        samples_per_step=document.samples_per_step,
         claimed_bottleneck=document.bottleneck,
         peak_memory_bytes=document.peak_memory_bytes,
         recorded_steps=recorded.recorded_steps,
         world_size=recorded.world_size,
+        rank=recorded.rank,
         device=device_of(recorded.device),
         recorded=circumstances_of(recorded),
         contents=contents_of(recorded),
@@ -144,6 +154,11 @@ def profile_from_json(text: bytes, name: str) -> Profile:
             *((Note("no_steps", "the profile says it holds 0 steps"),) if steps == 0 else ()),
         ),
     )
+    if recorded.sampled is None and not recorded.lines:
+        return profile
+    from stepgrade.readers.recording import with_lines, with_sampled  # noqa: PLC0415  only our recordings
+
+    return with_lines(with_sampled(profile, recorded.sampled), recorded.lines)
 
 
 def device_of(device: RecordedDevice | None) -> DeviceSeen | None:
@@ -159,6 +174,8 @@ def circumstances_of(recorded: RecorderHead) -> model.Recorded | None:
         # Which stepgrade recorded it does not change the run.
         versions={name: version for name, version in recorded.versions.items() if name != "stepgrade"},
         processor=device.name if device.kind == "cpu" else None,
+        processor_cores=device.cores,
+        processor_ranks=max(1, device.ranks or 1),
         model=_text(config.get("model")),
         batch=batch if type(batch) is int else None,
         precision=_text(config.get("autocast")) or _text(config.get("parameter_dtype")),
@@ -186,4 +203,5 @@ READER = Reader(
     summary="step_profiler_v2 or apr_training_profiler_v1 JSON",
     recognises=recognises,
     read=read,
+    rank_files=(".json",),
 )

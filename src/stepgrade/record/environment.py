@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from stepgrade._version import __version__
+from stepgrade.hardware.detect import processor
 from stepgrade.record.blocks import unwrap
 from stepgrade.record.totals import Series
 
@@ -92,7 +93,14 @@ def device_of(model: Module) -> torch.device | None:
 def describe_device(device: torch.device | None) -> dict[str, object]:
     """Return kind and name of the device; of a CUDA device also its memory and its multiprocessors."""
     if device is None or device.type in ("cpu", "meta"):
-        return {"name": _processor(), "kind": "cpu"}
+        here = processor()
+        ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+        return {
+            "name": here.name,
+            "kind": "cpu",
+            "cores": here.cores,
+            "ranks": int(ranks) if ranks.isdecimal() and int(ranks) else 1,
+        }
     if device.type != "cuda":
         return {"kind": device.type}
     import torch  # noqa: PLC0415  an extra
@@ -104,15 +112,6 @@ def describe_device(device: torch.device | None) -> dict[str, object]:
         "memory_bytes": found.total_memory,
         "sm_count": found.multi_processor_count,
     }
-
-
-def _processor() -> str | None:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as stream:  # noqa: PTH123
-            names = (line.partition(":")[2].strip() for line in stream if line.startswith("model name"))
-            return next(names, None)
-    except OSError:
-        return platform.processor() or None
 
 
 def peak_memory_bytes(kind: object) -> float | None:

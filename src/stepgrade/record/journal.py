@@ -157,6 +157,7 @@ def journal_line(recording: Recording, warm: Totals, steady: Totals) -> dict[str
             "steps": totals.steps,
             "wall_ms": totals.wall_ns / 1e6,
             "tokens": totals.tokens,
+            "rows": totals.rows,
             "phases_ms": _phases_ms(totals, recording),
             "layers_ms": _layers_ms(totals),
             "samples_ms": _samples_ms(totals),
@@ -168,6 +169,7 @@ def journal_line(recording: Recording, warm: Totals, steady: Totals) -> dict[str
         "steady": sums(steady),
         "recorded_steps": recording.ended,
         "loss": recording.loss.summary(),
+        "sampled": None if recording.window.is_written else to_builtins(recording.window.sampled),
     }
 
 
@@ -186,7 +188,7 @@ def step_profile(
         if name not in GAPS or ms >= _LEAST_GAP_SHARE * wall_ms
     }
     tokens = tokens_per_step or (totals.tokens / steps if totals.tokens else None)
-    operations_ms = recording.window.per_step_ms() if recording.window is not None else {}
+    rows = totals.rows / steps if totals.rows else None
     return {
         "_profiler": STEP_PROFILER_V2,
         "steps": steps,
@@ -207,8 +209,8 @@ def step_profile(
             | ({"recompute_ms": recompute_ms} if recompute_ms else {})
             for layer, forward_ms, backward_ms, recompute_ms in _layers_ms(totals)
         ],
-        "ops": {name: ms * steps for name, ms in operations_ms.items()},
         **({"tokens_per_step": tokens} if tokens is not None else {}),
+        **({"samples_per_step": rows} if rows is not None else {}),
         "samples_ms": _samples_ms(totals),
         "peak_memory_bytes": peak_memory_bytes(run.device["kind"]),
         "stepgrade": {
@@ -218,6 +220,8 @@ def step_profile(
             "recorded_steps": recording.ended,
             "clock": recording.clock.name,
             "loss": recording.loss.summary(),
+            "sampled": to_builtins(recording.window.sampled),
+            "lines": to_builtins(recording.lines.lines(recording.ended - recording.lines.first_step)),
             "sensors": recording.sensors.summary() if recording.sensors else None,
         },
     }

@@ -24,6 +24,7 @@ def metrics_of(card: Scorecard) -> dict[str, float]:
         "step_time_median_ms": steps.median_ms if steps else None,
         "step_time_p95_ms": steps.p95_ms if steps else None,
         "throughput_tok_s": throughput.tok_s if throughput else None,
+        "samples_s": card.samples_s,
         "backward_forward_ratio": card.forward_backward_ratio,
         "wall_coverage": card.wall_coverage,
         "mfu": card.mfu,

@@ -1,69 +1,190 @@
-"""Operations of sampled steps: one step in N runs under torch.profiler and is left out of all other times."""
+"""Sampled steps: one step, or one in N, runs under torch.profiler with shapes and counts nowhere else."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from typing import TYPE_CHECKING
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from torch.autograd.profiler_util import FunctionEventAvg
-    from torch.profiler import profile
+import torch
+from msgspec import structs
+from torch.profiler import ProfilerActivity, profile, record_function
 
+from stepgrade.model.profile import OpTime, Profile
+from stepgrade.model.sampled import SampledSteps
+from stepgrade.record.patches import Patches
+from stepgrade.record.timeline import BACKWARD, EVALUATION, FORWARD, GRADIENTS, LOSS, OPTIMIZER
+from stepgrade.record.totals import Totals
+
+_log = logging.getLogger("stepgrade.record")
+# Without two warm-up steps to take one of, a run has to be long enough to spare one.
+_WITHOUT_WARM_UP = 5
+_MODEL_PHASES = (FORWARD, LOSS, BACKWARD, GRADIENTS, OPTIMIZER)
 _OPERATIONS_KEPT = 200
+_MOST_TRIES = 3
+# Such a step has some million operations: reading its trace would hold the training up.
+_MOST_TRACE_BYTES = 512 * 2**20
+_STARTS = ("_prepare_profiler", "_enable_profiler")
+_LOG_LEVEL = "KINETO_LOG_LEVEL"
 
 
 class OperationWindow:
-    """Profiles one step of every `every`, and keeps the self time of each operator by name."""
+    """Profiles the last warm-up step, then one step of every `every` (None: no more; 0: none at all).
 
-    def __init__(self, every: int) -> None:
+    A step's trace is analysed as any other trace, so operations, FLOPs and precision are what `score` would
+    say of it. The profiler watches what is dispatched: no forward is run twice and nothing of the model, its
+    gradients or the random numbers is touched.
+    """
+
+    def __init__(self, every: int | None, warmup: int) -> None:
+        self.sampled: SampledSteps | None = None
+        self.is_written = False  # to the journal
         self._every = every
+        self._first = warmup - 1 if warmup > 1 else _WITHOUT_WARM_UP
+        self._tries = 0
         self._profiler: profile | None = None
-        self._total_us: dict[str, float] = defaultdict(float)
-        self.sampled = 0
+        self._mark: record_function | None = None
+        self._patches = Patches()
+        self._on_processor = True
 
     @property
     def is_open(self) -> bool:
         """Tell whether the current step is being profiled."""
         return self._profiler is not None
 
-    def open_if_due(self, step: int) -> None:
-        """Start profiling when the step's number is a multiple; never the first one."""
-        if step == 0 or step % self._every:
-            return
-        import torch  # noqa: PLC0415  an extra
+    def open_if_due(self, step: int, device: torch.device | None) -> None:
+        """Start profiling when it is this step's turn, unless the user is profiling it."""
+        wants_first = (
+            self._every != 0 and step >= self._first and self.sampled is None and self._tries < _MOST_TRIES
+        )
+        is_nth = bool(self._every) and step > 0 and step % (self._every or 1) == 0
+        if not (wants_first or is_nth) or torch.autograd.profiler._is_profiler_enabled:  # noqa: SLF001
+            return  # torch allows one profiler at a time, and has no public way to ask
+        self._tries += 1
+        self._on_processor = device is None or device.type == "cpu"
+        # What a device does is recorded only when asked for: its profiler stays loaded afterwards.
+        activities = None if self._every and not self._on_processor else [ProfilerActivity.CPU]
+        quiet = _LOG_LEVEL in os.environ
+        if not quiet:
+            os.environ[_LOG_LEVEL] = "99"  # else it writes to standard error
+        try:
+            profiler = profile(activities=activities, record_shapes=True)
+            profiler.__enter__()
+        finally:
+            if not quiet:
+                del os.environ[_LOG_LEVEL]
+        self._profiler = profiler
+        for name in _STARTS:
+            self._patches.wrap(torch.autograd.profiler, name, self._give_way)
+        self._mark = record_function("ProfilerStep#0")
+        self._mark.__enter__()
 
-        if torch.autograd.profiler._is_profiler_enabled:  # noqa: SLF001  no public way to ask
-            return  # the user is profiling this step, and torch allows one profiler at a time
-        self._profiler = torch.profiler.profile()
-        self._profiler.__enter__()
-
-    def close(self) -> None:
-        """Stop profiling and add up the times of the step's operators."""
+    def close(self) -> profile | None:
+        """Stop profiling and return the profiler with what it saw; None when it was not the step's turn."""
         profiler, self._profiler = self._profiler, None
-        if profiler is None:
+        if profiler is not None and self._mark is not None:
+            self._patches.undo()
+            self._mark.__exit__(None, None, None)
+            profiler.__exit__(None, None, None)
+        return profiler
+
+    def keep(self, profiler: profile, step: Totals) -> None:
+        """Add what a profiled step did; one that holds an evaluation, or cannot be read, is left out."""
+        if EVALUATION in step.phases_ns:
             return
-        profiler.__exit__(None, None, None)
-        self.sampled += 1
-        rows = profiler.key_averages()
-        on_device = any(_device_us(row) for row in rows)
-        for row in rows:
-            spent_us = _device_us(row) if on_device else row.self_cpu_time_total
-            if spent_us > 0 and not row.key.startswith(("ProfilerStep", "Activity Buffer")):
-                self._total_us[row.key] += spent_us
+        try:
+            found = _analyse(profiler)
+        except Exception as error:  # noqa: BLE001  whatever is wrong with a trace, the training goes on
+            _log.warning("stepgrade: the sampled step cannot be read: %s", error)
+            self._tries = _MOST_TRIES
+            return
+        if found is None or not found.steps:
+            return
+        model_ns = sum(step.phases_ns.get(code, 0) for code in _MODEL_PHASES)
+        # Without a device's own activity, times of operations are the host's: right on a processor only.
+        is_timed = self._on_processor or found.device is not None
+        sampled = SampledSteps(
+            steps=1,
+            model_ms=model_ns / 1e6,
+            busy_ms=found.ledger.compute_ns / 1e6 if found.ledger and self._on_processor else None,
+            tokens=step.tokens or None,
+            samples=step.rows or None,
+            matmul_flops=found.matmul_flops,
+            matmul_known_share=found.matmul_known_share,
+            matmul_dtype=found.matmul_dtype,
+            # The trace is gone when somebody asks where in it the longest call was.
+            operations=tuple(
+                structs.replace(op, longest=None, samples_ms=())
+                for op in sorted(found.operations, key=lambda op: -op.total_ms)[:_OPERATIONS_KEPT]
+            )
+            if is_timed
+            else (),
+            activity=found.activity if is_timed else None,
+        )
+        self.sampled = sampled if self.sampled is None else _added(self.sampled, sampled)
+        self.is_written = False
 
     def drop(self) -> None:
         """Stop profiling a step that did not end; it would count as a whole one."""
-        profiler, self._profiler = self._profiler, None
-        if profiler is not None:
-            profiler.__exit__(None, None, None)
+        self.close()
 
-    def per_step_ms(self) -> dict[str, float]:
-        """Return each operator's milliseconds in an average step, longest first."""
-        if not self.sampled:
-            return {}
-        longest = sorted(self._total_us.items(), key=lambda item: -item[1])[:_OPERATIONS_KEPT]
-        return {name: spent_us / 1000.0 / self.sampled for name, spent_us in longest}
+    def _give_way(self, original: Callable[..., object], /, *args: object, **kwargs: object) -> object:
+        """Let a profiler start that the user's code starts inside our window."""
+        self.drop()
+        return original(*args, **kwargs)
 
 
-def _device_us(row: FunctionEventAvg) -> float:
-    return float(getattr(row, "self_device_time_total", 0.0))
+def _analyse(profiler: profile) -> Profile | None:
+    """Return the profile of the step's trace; None when the trace is too large to read beside a training."""
+    # The readers need numpy, which the first steps of a training need not wait for.
+    from stepgrade.readers.kineto.reader import read_traces  # noqa: PLC0415
+    from stepgrade.readers.source import ByteSource  # noqa: PLC0415
+    from stepgrade.trace import profile_of_traces  # noqa: PLC0415
+
+    with tempfile.TemporaryDirectory(prefix="stepgrade-") as directory:
+        path = Path(directory, "step.json")
+        profiler.export_chrome_trace(str(path))
+        if path.stat().st_size > _MOST_TRACE_BYTES:
+            _log.warning("stepgrade: the sampled step has too many operations to be looked at")
+            return None
+        with ByteSource(path) as source:
+            traces = read_traces(source, processes=1)  # no other processes inside a training
+    return profile_of_traces(traces)
+
+
+def _added(before: SampledSteps, more: SampledSteps) -> SampledSteps:
+    """Return two samples as one; the shape of a step, as its activity, is that of the first."""
+    totals = {op.name: op for op in before.operations}
+    for op in more.operations:
+        known = totals.get(op.name)
+        totals[op.name] = op if known is None else _sum_of(known, op)
+    longest = sorted(totals.values(), key=lambda op: -op.total_ms)[:_OPERATIONS_KEPT]
+    shares = [share for share in (before.matmul_known_share, more.matmul_known_share) if share is not None]
+    return structs.replace(
+        before,
+        steps=before.steps + more.steps,
+        model_ms=before.model_ms + more.model_ms,
+        busy_ms=_plus(before.busy_ms, more.busy_ms),
+        tokens=_plus(before.tokens, more.tokens),
+        samples=_plus(before.samples, more.samples),
+        matmul_flops=_plus(before.matmul_flops, more.matmul_flops),
+        matmul_known_share=min(shares, default=None),
+        operations=tuple(longest),
+    )
+
+
+def _sum_of(left: OpTime, right: OpTime) -> OpTime:
+    return structs.replace(
+        left,
+        total_ms=left.total_ms + right.total_ms,
+        calls=_plus(left.calls, right.calls),
+        flops=_plus(left.flops, right.flops),
+        bytes=_plus(left.bytes, right.bytes),
+    )
+
+
+def _plus(left: float | None, right: float | None) -> float | None:
+    """Return the sum; None when one of them is not known, for it is a sum over all steps."""
+    return None if left is None or right is None else left + right

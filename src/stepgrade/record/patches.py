@@ -137,18 +137,23 @@ def patch_backward(patches: Patches, timeline: StepTimeline) -> None:
 
 
 def patch_input(
-    patches: Patches, timeline: StepTimeline, is_watched: Callable[[_BaseDataLoaderIter], bool]
+    patches: Patches,
+    timeline: StepTimeline,
+    is_watched: Callable[[_BaseDataLoaderIter], bool],
+    on_batch: Callable[[object], None],
 ) -> None:
-    """Time the wait for each batch of the watched DataLoaders."""
+    """Time the wait for each batch of the watched DataLoaders, and hand each batch to `on_batch`."""
 
     def timed(original: Callable[..., object], iterator: _BaseDataLoaderIter) -> object:
         if not is_watched(iterator):
             return original(iterator)
         timeline.enter(INPUT)
         try:
-            return original(iterator)
+            batch = original(iterator)
         finally:
             timeline.leave()
+        on_batch(batch)
+        return batch
 
     patches.wrap(_BaseDataLoaderIter, "__next__", timed)  # every iterator derives from it
 

@@ -67,6 +67,7 @@ class Recorder:
         layers: Sequence[str] | None = None,
         ops_every: int | None = None,
         warmup: int = 3,
+        max_steps: int | None = None,
         flush_seconds: float = 1.0,
         config: dict[str, Any] | None = None,
     ) -> None:
@@ -78,6 +79,7 @@ class Recorder:
         self._tokens_per_step = tokens_per_step
         self._layers = None if layers is None else list(layers)
         self._ops_every, self._warmup = ops_every, warmup
+        self._max_steps = max_steps
         self._flush_seconds = flush_seconds
         self._config = config or {}
         self._counts_optimizer_steps = False
@@ -162,7 +164,7 @@ class Recorder:
     def step(self, loss: float | Tensor | None = None) -> None:
         """End a training step; the loss may be a number or a tensor, which is read later."""
         recording = self._recording
-        if recording is not None:
+        if recording is not None and recording.timeline.live:
             recording.stepped_by_hand = True
             recording.timeline.drop_open_phases()
             recording.end_step(loss)
@@ -202,14 +204,17 @@ class Recorder:
         if recording.sensors is not None:
             recording.sensors.read()
         self._add_autocast(recording)
+        window = recording.window
         try:
             if self._journal.is_due_to_be_whole:
+                window.is_written = False
                 recording.move_sums_to(self._warm, self._steady)
                 head = journal_head(recording, self._run, self._tokens_per_step, self._flush_seconds)
                 self._journal.write(head, journal_line(recording, self._warm, self._steady))
             else:
                 self._journal.append(journal_line(recording, recording.warm, recording.steady))
                 recording.move_sums_to(self._warm, self._steady)
+            window.is_written = window.sampled is not None
         except OSError as error:
             if not has_code(self.notes, "flush_failed"):
                 self._warn_of_file(error, "stepgrade will try again", code="flush_failed")
@@ -225,6 +230,11 @@ class Recorder:
             recording.detach()  # a forked process must not write its parent's profile
             return
         recording.stop()
+        if self._json is None:
+            self._write(recording)
+
+    def _write(self, recording: Recording) -> None:
+        """Write the profile of all steps until now."""
         recording.move_sums_to(self._warm, self._steady)
         totals = self._steady if self._steady.steps else self._warm
         if not totals.steps:
@@ -324,8 +334,11 @@ class Recorder:
             self._name_file()
         if self.on_step is not None:
             self.on_step(step)
-        now = time.monotonic()
-        if now - self._flushed_at >= self._until_flush:
+        recording, now = self._recording, time.monotonic()
+        if recording is not None and self._max_steps is not None and step >= self._max_steps:
+            recording.pause()  # hooks are taken off at the end: here torch may be walking over them
+            self._write(recording)
+        elif now - self._flushed_at >= self._until_flush:
             self.flush()
             self._until_flush = min(self._flush_seconds, (time.monotonic() - now) / _FLUSHING_SHARE)
 
@@ -371,8 +384,16 @@ def _leave_forks_alone() -> None:
         if Recorder._active is not None:  # noqa: SLF001  ours
             Recorder._active._leave_to_parent()  # noqa: SLF001
 
+    def stop_looking() -> None:
+        if Recorder._active is not None and Recorder._active._recording is not None:  # noqa: SLF001
+            Recorder._active._recording.lines.pause()  # noqa: SLF001
+
+    def look_again() -> None:
+        if Recorder._active is not None and Recorder._active._recording is not None:  # noqa: SLF001
+            Recorder._active._recording.lines.resume()  # noqa: SLF001
+
     if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
-        os.register_at_fork(after_in_child=leave)
+        os.register_at_fork(before=stop_looking, after_in_parent=look_again, after_in_child=leave)
 
 
 def _new_recording(warmup: int, ops_every: int | None) -> Recording:
@@ -380,7 +401,6 @@ def _new_recording(warmup: int, ops_every: int | None) -> Recording:
         import torch  # noqa: F401, PLC0415  an extra
     except ImportError as error:
         raise MissingExtra("recording needs torch", hint="pip install 'stepgrade[torch]'") from error
-    from stepgrade.record.operations import OperationWindow  # noqa: PLC0415  as above
-    from stepgrade.record.recording import Recording  # noqa: PLC0415
+    from stepgrade.record.recording import Recording  # noqa: PLC0415  as above
 
-    return Recording(warmup=warmup, window=OperationWindow(ops_every) if ops_every else None)
+    return Recording(warmup=warmup, ops_every=ops_every)

@@ -14,15 +14,18 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.profiler import profile
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stepgrade.record import patches
+from stepgrade.record.batches import BatchCounter
 from stepgrade.record.blocks import find_blocks, unique_names, unwrap
 from stepgrade.record.calls import Around, ModuleCalls
 from stepgrade.record.clock import EventClock, HostClock, clock_for
 from stepgrade.record.environment import Sensors, autocast_dtype, device_of, sensors_for
 from stepgrade.record.layers import LayerHooks
+from stepgrade.record.lines import LineSampler
 from stepgrade.record.operations import OperationWindow
 from stepgrade.record.timeline import (
     BACKWARD,
@@ -48,8 +51,9 @@ class EndedStep(Struct):
 
     edges: list[Any]
     tokens: int
+    rows: int
     loss: float | Tensor | None
-    profiled: bool
+    profiler: profile | None  # with what it saw, when the step ran under it
 
 
 class _Model(Struct):
@@ -65,20 +69,22 @@ class _Model(Struct):
 class Recording:
     """Puts hooks on the loop and adds up its steps; all that runs inside it is here or in `timeline`."""
 
-    def __init__(self, *, warmup: int, window: OperationWindow | None) -> None:
+    def __init__(self, *, warmup: int, ops_every: int | None) -> None:
         self.clock: HostClock | EventClock = HostClock()
         self.sensors: Sensors | None = None
         self.timeline = StepTimeline(self.clock.now)
         self.calls = ModuleCalls(self.timeline, self._fail)
         self.layers = LayerHooks(self.timeline)
         self.layer_names: list[str] = []
+        self.lines = LineSampler(self.timeline)
         self._models: dict[int, _Model] = {}
         self._blocks: weakref.WeakValueDictionary[int, Module] = weakref.WeakValueDictionary()
         self._parts: weakref.WeakValueDictionary[int, Module] = weakref.WeakValueDictionary()
-        self.window = window
+        self.window = OperationWindow(ops_every, warmup)
         self.warm, self.steady = Totals(), Totals()  # since `move_sums_to` was last called
         self.loss = Series()
         self.ended = self.interrupted = self.profiled = self.lost = self.losses_not_finite = 0
+        self._balance = 0  # how many more steps held an evaluation than did not
         self.stepped_by_hand = False
         self.saw_model = self.saw_forward = False
         self.autocast: str | None = None
@@ -94,16 +100,16 @@ class Recording:
         self._datasets: list[Dataset[object]] | None = []  # of the watched loaders; None for all
         self._optimizers: list[weakref.ref[Optimizer]] | None = []  # those that are watched; None for all
         self._main_optimizer: weakref.ref[Optimizer] | None = None
-        self._other_optimizers: dict[int, tuple[int, int]] = {}  # edges and tokens when they stepped
+        self._other_optimizers: dict[int, tuple[int, int]] = {}  # edges and parts when they stepped
         self.unwatched_steps = 0
-        self._tokens = 0
+        self._batches = BatchCounter()
         self._pending: deque[EndedStep] = deque()
 
     def start(self) -> None:
         """Wrap what torch has no hooks for and begin the first step."""
         self.calls.start(self._patches)
         patches.patch_backward(self._patches, self.timeline)
-        patches.patch_input(self._patches, self.timeline, self._is_watched)
+        patches.patch_input(self._patches, self.timeline, self._is_watched, self._batches.add_batch)
         scaler = getattr(
             torch.amp, "GradScaler", torch.cuda.amp.GradScaler
         )  # torch 2.2 has it under cuda only
@@ -119,9 +125,7 @@ class Recording:
     def stop(self) -> None:
         """Remove all hooks and read the steps that are still on the device."""
         self.detach()
-        if self._pending:
-            self.clock.finish()
-            self._add_done_steps()
+        self.pause()
 
     def detach(self) -> None:
         """Remove all hooks; what is still on the device is not read."""
@@ -132,9 +136,17 @@ class Recording:
             self._undo.pop()()
         if self.ddp is not None:
             self.ddp.close()
-        if self.window is not None:
-            self.window.drop()
+        self.window.drop()
         self.timeline.stop()
+
+    def pause(self) -> None:
+        """Record no more steps and read those that are still on the device; hooks stay and do nothing."""
+        self.lines.pause()
+        self.window.drop()
+        self.timeline.stop()
+        if self._pending:
+            self.clock.finish()
+            self._add_done_steps()
 
     def watch_model(self, model: Module, layers: list[str] | None) -> int:
         """Time the model's calls and those of its blocks; return how many blocks there are.
@@ -225,26 +237,28 @@ class Recording:
 
     def end_step(self, loss: float | Tensor | None = None) -> None:
         """End the current step and begin the next one."""
-        self._end(self.timeline.end_step(), self._tokens, loss)
-        self._tokens = 0
+        edges = self.timeline.end_step()
+        self._end(edges, self._batches.take(), self.window.close(), loss)
 
-    def _end(self, edges: list[Any], tokens: int, loss: float | Tensor | None) -> None:
-        profiled = self.window is not None and self.window.is_open
+    def _end(
+        self,
+        edges: list[Any],
+        counted: tuple[int, int],
+        profiler: profile | None,
+        loss: float | Tensor | None = None,
+    ) -> None:
+        tokens, rows = counted
         self._pending.append(
-            EndedStep(
-                edges=edges,
-                tokens=tokens,
-                loss=_readable_later(loss),
-                profiled=profiled,
-            )
+            EndedStep(edges=edges, tokens=tokens, rows=rows, loss=_readable_later(loss), profiler=profiler)
         )
         self.ended += 1
-        if self.window is not None:
-            self.window.close()
-            self.window.open_if_due(self.ended)
-            if profiled or self.window.is_open:
-                self.timeline.restart_step()
         self._add_done_steps()
+        if self._warmup <= 0 and not self.lines.is_running and self.timeline.live:
+            self.lines.start(self.ended)
+        if self.saw_model:
+            self.window.open_if_due(self.ended, self._device)
+        if profiler is not None or self.window.is_open:
+            self.timeline.restart_step()
         if self.on_step is not None:
             self.on_step(self.ended)
 
@@ -290,12 +304,12 @@ class Recording:
         if main is not None and main is not optimizer:
             earlier = self._other_optimizers.get(id(optimizer))
             if earlier is None:
-                self._other_optimizers[id(optimizer)] = (len(self.timeline.edges), self._tokens)
+                self._other_optimizers[id(optimizer)] = (len(self.timeline.edges), self._batches.mark())
                 return
             if is_watched:
-                position, tokens = earlier
-                self._end(self.timeline.split_step(position), tokens, None)
-                self._tokens -= tokens
+                position, parts = earlier
+                self.window.drop()  # it saw two steps as one
+                self._end(self.timeline.split_step(position), self._batches.take(parts), None)
         if not is_watched:
             self.unwatched_steps += main is not None
             return
@@ -362,7 +376,7 @@ class Recording:
         if called is not None:
             called.called_in_step = self.ended
         if timeline.direction == NONE and torch.is_grad_enabled():
-            self._tokens += _count_tokens(args, kwargs)
+            self._batches.add_call(module, args, kwargs)
             if not self.saw_forward:
                 self.saw_forward = True
                 self.autocast = autocast_dtype(self._device)
@@ -379,6 +393,12 @@ class Recording:
         if self.on_failure is not None:
             self.on_failure(error)
 
+    def _is_interrupted(self, step: Totals) -> bool:
+        """Tell whether a step holds an evaluation, unless most do: then it is part of how this loop trains."""
+        has_evaluation = EVALUATION in step.phases_ns
+        self._balance += 1 if has_evaluation else -1
+        return has_evaluation and self._balance <= 0
+
     def _add_done_steps(self) -> None:
         """Add the steps that the device has finished; drop the oldest when too many are waiting."""
         while self._pending and self.clock.is_done(self._pending[0].edges[-2]):
@@ -393,26 +413,20 @@ class Recording:
         step = fold_step(times_ns, codes, self.layers.ends_by, exposed_ns)
         if ended.loss is not None:
             self.add_loss(float(ended.loss))
-        if ended.profiled:
+        step.tokens, step.rows = ended.tokens, ended.rows
+        if ended.profiler is not None:
             self.profiled += 1
-        elif EVALUATION in step.phases_ns:
+            self._warmup -= 1
+            self.window.keep(ended.profiler, step)
+        elif self._is_interrupted(step):
             self.interrupted += 1
         else:
-            step.tokens = ended.tokens
             if exposed_ns:
                 exposed_ns = min(exposed_ns, step.phases_ns[BACKWARD])
                 step.phases_ns[BACKWARD] -= exposed_ns
                 step.phases_ns[COMMUNICATION] += exposed_ns
             self._warmup -= 1
             (self.warm if self._warmup >= 0 else self.steady).add(step)
-
-
-def _count_tokens(args: tuple[object, ...], kwargs: dict[str, object]) -> int:
-    """Return how many tokens a language model is called with: integers in two dimensions, else 0."""
-    ids = kwargs.get("input_ids", args[0] if args else None)
-    if isinstance(ids, Tensor) and ids.dim() == 2 and not ids.is_floating_point():
-        return int(ids.numel())
-    return 0
 
 
 def _readable_later(loss: float | Tensor | None) -> float | Tensor | None:

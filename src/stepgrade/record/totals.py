@@ -57,12 +57,13 @@ class Samples:
 
 
 class Totals:
-    """Times of one step, or sums over many: wall time, phases by code, layers by number, tokens."""
+    """Times of one step, or sums over many: wall time, phases, layers, tokens and samples."""
 
     def __init__(self) -> None:
         self.steps = 0
         self.wall_ns = 0
         self.tokens = 0
+        self.rows = 0  # training samples
         self.phases_ns: dict[int, int] = defaultdict(int)
         self.forward_ns: dict[int, int] = defaultdict(int)
         self.backward_ns: dict[int, int] = defaultdict(int)
@@ -74,6 +75,7 @@ class Totals:
         self.steps += other.steps
         self.wall_ns += other.wall_ns
         self.tokens += other.tokens
+        self.rows += other.rows
         for wall_ns in other.samples.kept_ns:
             self.samples.add(wall_ns)
         for sums, parts in (

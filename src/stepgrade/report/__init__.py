@@ -26,6 +26,7 @@ _CONTENT = {
     "stepgrade.hardware.setup.DeviceFacts": ("hardware", "device"),
     "stepgrade.hardware.detect.Detection": ("hardware", "detection"),
     "stepgrade.hardware.measure.Measured": ("hardware", "measurement"),
+    "stepgrade.compare.repeats.Repeats": ("repeats", "blocks"),
     "stepgrade.hardware.estimate.Estimate": ("hardware", "estimate"),
 }
 _WITH_PAGE = ("scorecard", "gate", "parity")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from stepgrade.model.comparison import RATES
 from stepgrade.model.run import LevelChange, RunRow, Trend
 from stepgrade.report.blocks import Chart, Column, Heading, Paragraph, Space, Table, Title, bullets
 from stepgrade.report.content.comparison import show_metric
@@ -29,11 +30,11 @@ def render_runs(runs: Sequence[RunRow], to: str, *, width: int = 80, color: bool
         Column("commit", width=_COMMIT),
         Column("grade", width=8),
         Column("step", width=9, right=True),
-        Column("tok/s", width=9, gap=2, right=True),
+        Column("rate", width=15, gap=2, right=True),
     )
     rows = []
     for run in runs:
-        rate = run.metrics.get("throughput_tok_s")
+        rate = next((name for name in RATES if name in run.metrics), RATES[0])
         rows.append(
             (
                 str(run.id),
@@ -42,7 +43,7 @@ def render_runs(runs: Sequence[RunRow], to: str, *, width: int = 80, color: bool
                 _short(run.commit),
                 shortened(run.grade, 8),
                 show_metric("step_time_ms", run.metrics.get("step_time_ms")),
-                MISSING if rate is None else f"{rate:,.0f}",
+                show_metric(rate, run.metrics.get(rate)),
             )
         )
     count = Paragraph(plural(len(runs), "run"), style="dim", indent=0)

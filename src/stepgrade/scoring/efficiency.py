@@ -16,7 +16,7 @@ from stepgrade.model.profile import WorkKind
 from stepgrade.model.scorecard import UNGRADED, Arithmetic, Throughput
 from stepgrade.scoring.step_times import RunTimes
 from stepgrade.scoring.target import LEAST_KNOWN_SHARE, is_well_known
-from stepgrade.units import show_rate, show_share
+from stepgrade.units import show_rate, show_share, show_si
 
 
 class ScoreOptions(Struct, frozen=True, kw_only=True):
@@ -45,6 +45,7 @@ class Efficiency(Struct, frozen=True, kw_only=True):
     share: float | None
     mfu: float | None
     hfu: float | None
+    samples_s: float | None
     grade: str
     ungraded_because: tuple[Note, ...]
     notes: tuple[Note, ...]
@@ -57,7 +58,8 @@ def efficiency_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> E
     rate = throughput.tok_s / target.devices if throughput else None
     is_given = options.throughput_tok_s is not None or options.tokens_per_step is not None
     if throughput and profile.tokens_per_step and throughput.tokens_per_step and not is_given:
-        rate = throughput.tok_s  # tokens that a profile counted are already those of one device
+        # Tokens that a profile counted are those of the ranks that it holds.
+        rate = throughput.tok_s / profile.counted_ranks
     ceilings = target.ceilings
     roof = lowest(ceilings)
     if roof is not None and not (math.isfinite(roof.tok_s) and roof.tok_s > 0.0):
@@ -69,7 +71,11 @@ def efficiency_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> E
     arithmetic = arithmetic_of(profile, times, target)
     if share is None and arithmetic is not None and is_well_known(profile):
         share = arithmetic.share
-    reasons = () if share is not None and share <= 1.0 else _why_ungraded(rate, roof, share, target)
+    reasons: tuple[Note, ...] = ()
+    if share is None:
+        reasons = _what_is_missing(profile, rate, roof, target)
+    elif share > 1.0:
+        reasons = _why_above(share, rate, roof, arithmetic, target)
     if share is None and arithmetic is not None and arithmetic.share is not None:
         text = (
             f"the recorded shapes cover {show_share(arithmetic.known_share or 0.0, 0)} of the time in matrix "
@@ -78,6 +84,9 @@ def efficiency_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> E
         )
         reasons = (*reasons, Note("few_shapes", text))
     notes = [*target.notes]
+    if _whose(profile) and profile.counted_ranks == 1:
+        text = f"this is rank {profile.rank} of {profile.world_size}: the throughput is its own alone"
+        notes.append(Note("one_rank", text, supply="the files of all ranks"))
     if target.uses_reference_traffic:
         text = (
             "the ceiling rests on the reference's 158 MB per token, worked back from one QLoRA run; bytes "
@@ -88,8 +97,10 @@ def efficiency_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> E
     if palm is not None:
         text = f"MFU counts FLOPs by {target.convention}; by PaLM's count it would be {show_share(palm)}"
         notes.append(Note("mfu_palm", text))
+    samples = profile.samples_per_step
     return Efficiency(
         throughput=throughput,
+        samples_s=samples / times.typical_ms * 1000.0 if samples and times.typical_ms else None,
         ceilings=ceilings,
         roof=roof,
         share=share,
@@ -103,16 +114,15 @@ def efficiency_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> E
 
 
 def arithmetic_of(profile: Profile, times: RunTimes, target: Target) -> Arithmetic | None:
-    """Return the FLOP/s of a typical step and their share of the stated peak; None without shapes."""
+    """Return the FLOP/s of a typical step and their share of the peak; None without shapes."""
     if not (profile.matmul_flops and profile.steps and times.typical_ms):
         return None
     achieved = profile.matmul_flops / profile.steps / (times.typical_ms / 1000.0)
-    rates = target.figures.compute(target.dtype) if profile.matmul_dtype is not None else ()
-    stated = [rate.per_s for rate in rates if rate.basis != "measured"]
+    peak = target.figures.peak(target.dtype) if profile.matmul_dtype is not None else None
     return Arithmetic(
         achieved_flops_s=achieved,
-        peak_flops_s=stated[0] if stated else None,
-        share=achieved / stated[0] if stated else None,
+        peak_flops_s=peak.per_s if peak else None,
+        share=achieved / peak.per_s if peak else None,
         dtype=profile.matmul_dtype,
         known_share=profile.matmul_known_share,
     )
@@ -137,38 +147,71 @@ def throughput_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> T
             low=tokens / steady.high_ms * 1000.0 if steady and steady.high_ms else None,
             high=tokens / steady.low_ms * 1000.0 if steady and steady.low_ms else None,
             tokens_per_step=tokens,
-            basis=f"tokens per step ({origin}) over the step time",
+            basis=f"tokens per step ({origin}) over the step time{_whose(profile)}",
         )
     if profile.throughput_tok_s is not None:
         return Throughput(tok_s=profile.throughput_tok_s, basis="from the profile")
     return None
 
 
-def _why_ungraded(
-    rate: float | None, roof: Ceiling | None, share: float | None, target: Target
+def _whose(profile: Profile) -> str:
+    """Return whose throughput it is, when a run has several ranks."""
+    if profile.counted_ranks > 1:
+        return f", all {profile.counted_ranks} ranks together"
+    is_one = profile.rank is not None and (profile.world_size or 1) > 1
+    return f", of rank {profile.rank} of {profile.world_size} alone" if is_one else ""
+
+
+def _what_is_missing(
+    profile: Profile, rate: float | None, roof: Ceiling | None, target: Target
 ) -> tuple[Note, ...]:
+    """Say what a grade would need: the rate of a run whose FLOPs are not known, its hardware, its costs."""
     reasons = []
-    if rate is None:
+    if rate is None and profile.samples_per_step is None and not is_well_known(profile):
         supply = "{throughput_tok_s} or {tokens_per_step}"
         reasons.append(Note("no_throughput", "the throughput is not known", supply=supply))
-    if roof is None and not target.figures.bandwidth() and not target.figures.compute(target.dtype):
+    if roof is not None:
+        return tuple(reasons)
+    if target.figures.bandwidth() or target.figures.compute(target.dtype):
+        if is_well_known(profile):
+            text = f"what the hardware reaches in {target.dtype} is not known"
+            reasons.append(Note("no_peak", text, supply="{peak_tflops}"))
+        else:
+            supply = "{model} with {batch} and {seq}, or {bytes_per_token}"
+            reasons.append(Note("no_token_cost", "what one token costs is not known", supply=supply))
+    elif profile.recorded is not None and profile.recorded.processor is not None:
+        text = "what this processor can do has not been measured"
+        reasons.append(Note("not_measured", text, supply="the result of {measure_here}, or {peak_tflops}"))
+    else:
         supply = "{device}, or {peak_bw_gb_s}"
         reasons.append(Note("no_device", "the hardware is not known", supply=supply))
-    elif roof is None:
-        supply = "{model} with {batch} and {seq}, or {bytes_per_token}"
-        reasons.append(Note("no_token_cost", "what one token costs is not known", supply=supply))
-    if share is not None and share > 1.0 and rate is not None and roof is not None:
-        text = (
-            f"{show_rate(rate)} is {show_share(share, 0)} of the {roof.kind} ceiling, "
-            f"{show_rate(roof.tok_s)}; nothing runs faster than its hardware (contract v1 would call it "
-            "100 %, grade A)"
-        )
-        reasons.append(Note("above_ceiling", text))
-        causes = why_above_one(share, roof.kind, seq=target.seq, devices=target.devices)
-        if target.model_flops is None:
-            causes = (
-                "the bytes per token: they depend on model, batch and method; a model says them better",
-                *causes,
-            )
-        reasons += [Note("above_ceiling_why", f"perhaps {cause}") for cause in causes]
     return tuple(reasons)
+
+
+def _why_above(
+    share: float, rate: float | None, roof: Ceiling | None, arithmetic: Arithmetic | None, target: Target
+) -> tuple[Note, ...]:
+    """Say that a run is above its ceiling, and why: where it was measured, perhaps too low."""
+    peak = target.figures.peak(target.dtype)
+    limit = roof or peak
+    kind = limit.kind if limit is not None else "compute"
+    if rate is not None and roof is not None:
+        text = f"{show_rate(rate)} is {show_share(share, 0)} of the {kind} ceiling, {show_rate(roof.tok_s)}"
+    else:
+        done = show_si(arithmetic.achieved_flops_s if arithmetic else None, "FLOP/s")
+        text = f"{done} is {show_share(share, 0)} of the peak, {peak.shown if peak else 'as given'}"
+    text = f"{text}; nothing runs faster than its hardware"
+    if limit is not None and limit.basis == "measured":
+        why = "perhaps the machine was busy when it was measured"
+        supply = "the result of {measure_here} on a quiet machine"
+        return (Note("above_ceiling", text), Note("above_ceiling_why", why, supply=supply))
+    causes = why_above_one(share, kind, seq=target.seq, devices=target.devices)
+    if target.model_flops is None:
+        causes = (
+            "the bytes per token: they depend on model, batch and method; a model says them better",
+            *causes,
+        )
+    return (
+        Note("above_ceiling", f"{text} (contract v1 would call it 100 %, grade A)"),
+        *(Note("above_ceiling_why", f"perhaps {cause}") for cause in causes),
+    )

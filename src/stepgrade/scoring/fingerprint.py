@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stepgrade.hardware.cost.plan import short_dtype
+from stepgrade.hardware.setup import CPU_KEY
 from stepgrade.model import Fingerprint, Profile, Recorded
 from stepgrade.scoring.efficiency import ScoreOptions
 
@@ -12,8 +13,8 @@ def fingerprint_of(profile: Profile, options: ScoreOptions) -> Fingerprint:
     target, recorded = options.target, profile.recorded or Recorded()
     # Where it ran: the catalogue's name, else the source's own word.
     device = profile.device.name if profile.device else recorded.processor
-    if target.device is not None:
-        device = target.device.key
+    if target.device is not None and target.device.key != CPU_KEY:
+        device = target.device.key  # "cpu" would be any processor
     profiler = profile.source.producer or profile.source.format
     if recorded.settings:  # shapes and stacks cost time
         profiler = f"{profiler} with {', '.join(recorded.settings)}"

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from stepgrade.config.limits import Limits
 from stepgrade.contract.scorecard import add_up
-from stepgrade.model import Ledger, Note, PhaseTime, Profile
+from stepgrade.model import RECORDER, Ledger, Note, PhaseTime, Profile
 from stepgrade.model.scorecard import PhaseShare
 from stepgrade.scoring.reference import launch_overhead_v1
 from stepgrade.scoring.step_times import RunTimes, kept_of_part
@@ -70,7 +70,9 @@ def phases_of_step(profile: Profile, times: RunTimes, limits: Limits) -> PhasesO
     by_kind_ms = _by_kind({name: share.ms for name, share in shares.items()})
     shares = dict(sorted(shares.items(), key=lambda item: -(item[1].ms or 0.0)))
     if profile.ledger is not None:
-        return PhasesOfStep(shares=shares, by_kind_ms=by_kind_ms)
+        # Our recorder's phases lie on the same thread as the ledger made from them, and say why it waits.
+        is_recorded = profile.source.producer == RECORDER
+        return PhasesOfStep(shares=shares, by_kind_ms=by_kind_ms, by_kind=by_kind if is_recorded else {})
     # The share of the step that phases cover, else what the producer says of it.
     known = [share.share for share in shares.values() if share.share is not None]
     covered = profile.wall_coverage if not shares else None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from stepgrade.errors import UnknownDevice
+from stepgrade.errors import BadInput, UnknownDevice
 from stepgrade.hardware.catalogue import keys_meant
 from stepgrade.hardware.ceilings import Costs
 from stepgrade.hardware.identify import identify
-from stepgrade.hardware.setup import DEFAULT_DTYPE, Setup, Target, target_of
+from stepgrade.hardware.measured import measured_for
+from stepgrade.hardware.setup import CPU_KEY, DEFAULT_DTYPE, Setup, Target, target_of
 from stepgrade.model import Note, Profile
 from stepgrade.units import show_si
 
@@ -19,17 +20,54 @@ LEAST_KNOWN_SHARE = 0.80
 def target_for(profile: Profile, setup: Setup) -> Target:
     """Return hardware and costs: the user's word first, then the device, precision and FLOPs recorded."""
     device, notes = _device_seen(profile, setup)
+    basis = "named by the profile" if device is not None else None
+    if device is None and _is_measured_here(profile, setup):
+        device, basis = CPU_KEY, None
     if device is not None:
         setup = msgspec.structs.replace(setup, device=device)
     if setup.model is None and setup.dtype == DEFAULT_DTYPE and profile.matmul_dtype is not None:
         setup = msgspec.structs.replace(setup, dtype=profile.matmul_dtype)
     target = target_of(setup)
+    if target.device is not None and target.device.key == CPU_KEY and profile.recorded is not None:
+        # Ranks on one processor share it.
+        figures = target.figures.shared_by(profile.recorded.processor_ranks)
+        target = msgspec.structs.replace(target, figures=figures)
     return msgspec.structs.replace(
         target,
         costs=_costs_seen(profile, setup, target.costs),
-        device_basis="named by the profile" if device is not None else None,
+        device_basis=basis,
         notes=(*target.notes, *notes),
     )
+
+
+def needs_measuring(profile: Profile, setup: Setup) -> bool:
+    """Tell whether all that a grade lacks is what the run's processor can do."""
+    is_on_processor = profile.recorded is not None and profile.recorded.processor is not None
+    return (
+        is_on_processor
+        and not _is_named(setup)
+        and not _is_measured_here(profile, setup)
+        and is_well_known(profile)
+    )
+
+
+def _is_named(setup: Setup) -> bool:
+    named = (setup.device, setup.device_file, setup.peak_bw_gb_s, setup.peak_tflops)
+    return any(word is not None for word in named)
+
+
+def _is_measured_here(profile: Profile, setup: Setup) -> bool:
+    """Tell whether the run was recorded on a processor that was measured, when the user names no hardware."""
+    recorded = profile.recorded
+    if recorded is None or recorded.processor is None or _is_named(setup):
+        return False
+    try:
+        measured = measured_for(CPU_KEY, setup.state)
+    except BadInput:  # the run is then shown as one of a processor that was not measured
+        return False
+    if measured is None or measured.name != recorded.processor:
+        return False
+    return None in (measured.cores, recorded.processor_cores) or measured.cores == recorded.processor_cores
 
 
 def _device_seen(profile: Profile, setup: Setup) -> tuple[str | None, tuple[Note, ...]]:
@@ -62,7 +100,7 @@ def _costs_seen(profile: Profile, setup: Setup, costs: Costs) -> Costs:
     flops, tokens = profile.matmul_flops, profile.tokens_per_step
     if not (flops and tokens and profile.steps and is_well_known(profile)):
         return costs
-    per_token = flops / profile.steps / tokens
+    per_token = flops / profile.steps / tokens * profile.counted_ranks
     count = f"{show_si(per_token, 'FLOP')} per token (matrix products as recorded)"
     return msgspec.structs.replace(costs, flops=per_token, flops_count=count)
 

@@ -38,6 +38,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             body {blob} not null
         )""",
     ),
+    ("alter table stepgrade_run add column samples_s {real}",),
 )
 
 

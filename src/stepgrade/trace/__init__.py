@@ -2,5 +2,13 @@
 
 from stepgrade.trace.profile import analyse_rank, analyse_trace, profile_of_traces
 from stepgrade.trace.ranks import RankProfile, merge_ranks
+from stepgrade.trace.recorded_ranks import merge_recordings
 
-__all__ = ["RankProfile", "analyse_rank", "analyse_trace", "merge_ranks", "profile_of_traces"]
+__all__ = [
+    "RankProfile",
+    "analyse_rank",
+    "analyse_trace",
+    "merge_ranks",
+    "merge_recordings",
+    "profile_of_traces",
+]

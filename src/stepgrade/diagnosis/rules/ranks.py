@@ -36,16 +36,12 @@ def straggler_rank(context: RuleContext) -> Found | None:
     share = min(context.step_share(late.caused_ms), exposed)
     reasons = _REASONS if context.activity.driver != "host" else _REASONS | _ON_A_PROCESSOR
     reason = f"; {reasons[late.trouble]}" if late.trouble else ""
-    claim = (
-        f"The other ranks wait {show_ms(late.caused_ms)} a step for rank {late.rank}, which is last in "
-        f"{show_share(late.last_share, 0)} of the collectives{reason}."
-    )
-    evidence: Evidence = {
-        "rank": float(late.rank),
-        "last_share": late.last_share,
-        "wait_ms": late.caused_ms,
-        "share": share,
-    }
+    last = late.last_share
+    often = "" if last is None else f", which is last in {show_share(last, 0)} of the collectives"
+    claim = f"The other ranks wait {show_ms(late.caused_ms)} a step for rank {late.rank}{often}{reason}."
+    evidence: Evidence = {"rank": float(late.rank), "wait_ms": late.caused_ms, "share": share}
+    if last is not None:
+        evidence |= {"last_share": last}
     if late.trouble:
         evidence |= {"account": late.trouble, "excess_share": late.trouble_excess}
     return _levels(context.limits).found(share, claim, evidence, line=late.line)
@@ -75,7 +71,7 @@ RULES = (
             Remedy(
                 "on processors",
                 lambda context: context.platform == "cpu",
-                "Take what only that rank does out of the step, or give it as much of the work as the others.",
+                "Take what only that rank does out of the step, or give it as much work as the others.",
             ),
         ),
         wrong_when="the ranks' clocks differ by more than the waits, or profiling began at different times",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from stepgrade.model.comparison import METRICS, MetricChange, Noise, Shift
 from stepgrade.model.notes import Note, texts_of
@@ -18,7 +18,16 @@ from stepgrade.report.blocks import (
     bullets,
 )
 from stepgrade.report.words import plural
-from stepgrade.units import MISSING, show_bytes, show_count, show_delta, show_ms, show_rate, show_share
+from stepgrade.units import (
+    MISSING,
+    show_bytes,
+    show_count,
+    show_delta,
+    show_ms,
+    show_rate,
+    show_samples_rate,
+    show_share,
+)
 
 _NOISE = {
     "measured": "measured from history",
@@ -47,7 +56,14 @@ def show_metric(metric: str, value: float | None) -> str:
     unit = METRICS[metric].unit if metric in METRICS else "ms"
     if unit == "count":
         return show_count(round(value))
-    return {"ms": show_ms, "tok/s": show_rate, "share": show_share, "bytes": show_bytes}[unit](value)
+    shown: dict[str, Callable[[float], str]] = {
+        "ms": show_ms,
+        "tok/s": show_rate,
+        "samples/s": show_samples_rate,
+        "share": show_share,
+        "bytes": show_bytes,
+    }
+    return shown[unit](value)
 
 
 def show_interval(change: MetricChange) -> str:

@@ -116,7 +116,7 @@ def _rates(measurement: Measurement) -> Facts:
     return facts(rows, _NAME_WIDTH)
 
 
-def measurement(measured: Measured, _flags: Mapping[str, str]) -> Iterator[Block]:
+def measurement(measured: Measured, flags: Mapping[str, str]) -> Iterator[Block]:
     """Yield what was measured and where it is kept."""
     found = measured.measurement
     yield Title("Measured", f"{found.name} · {found.key}", style="title")
@@ -124,7 +124,10 @@ def measurement(measured: Measured, _flags: Mapping[str, str]) -> Iterator[Block
     yield _rates(found)
     yield Space()
     yield Paragraph(f"{found.method}; {found.date}", style="dim")
-    yield Paragraph(f"kept in {measured.kept_in}", style="dim")
+    if measured.kept_in is not None:
+        yield Paragraph(f"kept in {measured.kept_in}", style="dim")
+    for text in texts_of(measured.notes, flags):
+        yield Paragraph(text, style="fair")
 
 
 def detection(found: Detection, flags: Mapping[str, str]) -> Iterator[Block]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from stepgrade.contract.types import LEAST_EFFICIENCY
 from stepgrade.model import Ledger
 from stepgrade.model.finding import Finding
-from stepgrade.model.notes import texts_of
+from stepgrade.model.notes import has_code, texts_of
 from stepgrade.model.profile import ACCOUNTS
 from stepgrade.model.scorecard import AT_MOST, UNGRADED, Arithmetic, Scorecard, StepStats
 from stepgrade.report.blocks import (
@@ -34,6 +34,7 @@ from stepgrade.units import (
     show_ms,
     show_rate,
     show_ratio,
+    show_samples_rate,
     show_share,
     show_si,
 )
@@ -99,6 +100,8 @@ def _grade(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Block]:
         yield bullets(texts_of((note for note in card.ungraded_because if note not in bound), flags))
         return
     on = f" on {card.device.name}" if card.device and card.device.name else ""
+    if card.device and card.device.key == "cpu":
+        on = f"{on} ({card.device.basis})"
     if _is_graded_by_arithmetic(card):
         # Without tokens there is no tok/s: the grade rests on the recorded FLOPs alone.
         counted = _counted(card.arithmetic) if card.arithmetic is not None else "as recorded"
@@ -151,12 +154,7 @@ def _facts(card: Scorecard) -> Iterator[Fact]:
     yield Fact("Bottleneck", f"{card.bottleneck}: {'; '.join(evidence)}" if evidence else card.bottleneck)
     if card.step_time_ms is not None:
         yield Fact("Step", f"{show_ms(card.step_time_ms)}{_basis(card.steps)}")
-    if card.throughput is not None:
-        rate, between = card.throughput, ""
-        if rate.low is not None and rate.high is not None:
-            between = f", between {show_rate(rate.low)} and {show_rate(rate.high)}"
-        text = f"{show_rate(rate.tok_s)}{between} ({'95 %; ' if between else ''}{rate.basis})"
-        yield Fact("Throughput", text, only=None if between or card.grade == UNGRADED else "full")
+    yield from _rates(card)
     for ceiling in card.ceilings:
         text = f"{show_rate(ceiling.tok_s)}: {ceiling.source}; {ceiling.convention}"
         yield Fact(f"Ceiling ({ceiling.kind})", text, only="full")
@@ -172,6 +170,21 @@ def _facts(card: Scorecard) -> Iterator[Fact]:
     ):
         if value is not None:
             yield Fact(name, text)
+
+
+def _rates(card: Scorecard) -> Iterator[Fact]:
+    """Yield the throughput in tokens; in samples as well, and in those alone where there are no tokens."""
+    rate = card.throughput
+    if rate is not None:
+        between = ""
+        if rate.low is not None and rate.high is not None:
+            between = f", between {show_rate(rate.low)} and {show_rate(rate.high)}"
+        text = f"{show_rate(rate.tok_s)}{between} ({'95 %; ' if between else ''}{rate.basis})"
+        yield Fact("Throughput", text, only=None if between or card.grade == UNGRADED else "full")
+    if card.samples_s is not None:
+        own = " (this rank alone)" if has_code(card.notes, "one_rank") else ""
+        text = f"{show_samples_rate(card.samples_s)}{own}"
+        yield Fact("Throughput", text) if rate is None else Fact("Samples", text, only="full")
 
 
 def _basis(steps: StepStats | None) -> str:

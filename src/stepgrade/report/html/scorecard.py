@@ -20,7 +20,7 @@ from stepgrade.report.html.plot import Mark, Scale, joined
 from stepgrade.report.names import printable, shortened
 from stepgrade.report.words import BASES, BOTTLENECKS, GRADE_MEANINGS, ROOFS
 from stepgrade.scoring.standing import standings, tail_of
-from stepgrade.units import MISSING, show_count, show_ms, show_rate, show_share, show_si
+from stepgrade.units import MISSING, show_count, show_ms, show_rate, show_samples_rate, show_share, show_si
 
 FINDINGS_FIRST = 3
 OPERATIONS_SHOWN = 25
@@ -142,7 +142,9 @@ def _interval(show: Callable[[float], str], low: float | None, high: float | Non
 
 def _tiles(card: Scorecard, flags: Mapping[str, str]) -> list[tuple[str, str, str]]:
     rate, per_step = card.throughput, card.steps
-    if rate is None:
+    if rate is None and card.samples_s is not None:
+        tiles = [("Throughput", show_samples_rate(card.samples_s), "samples per step over the step time")]
+    elif rate is None:
         supply = name_fields("give {tokens_per_step} or {throughput_tok_s}", flags)
         tiles = [("Throughput", "not known", supply)]
     else:

@@ -1,0 +1,43 @@
+"""Steps that ran under a profiler beside those that were timed: what they did, not how fast a step is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from stepgrade.model.activity import Activity
+from stepgrade.model.profile import OpTime, check_figure
+
+
+class SampledSteps(Struct, frozen=True, kw_only=True):
+    """What the sampled steps did; figures are of all of them together, those of `activity` of one.
+
+    Tokens and samples are those of the sampled steps, so that what they cost holds for steps of another size.
+    """
+
+    steps: int
+    model_ms: float  # from forward to optimizer, as timed under the profiler
+    busy_ms: float | None = None  # in operations; None where a device computes, which the sample does not see
+    tokens: float | None = None
+    samples: float | None = None
+    matmul_flops: float | None = None
+    matmul_known_share: float | None = None
+    matmul_dtype: str | None = None
+    operations: tuple[OpTime, ...] = ()
+    activity: Activity | None = None
+
+    def __post_init__(self) -> None:
+        for place, figure in self._figures():
+            check_figure(f"sampled steps, {place}", figure)
+
+    def _figures(self) -> Iterator[tuple[str, float | None]]:
+        yield "count", self.steps
+        yield "time", self.model_ms
+        yield "busy time", self.busy_ms
+        yield "tokens", self.tokens
+        yield "samples", self.samples
+        yield "FLOPs", self.matmul_flops
+        yield "known share", self.matmul_known_share
+        for op in self.operations:
+            yield from ((repr(op.name), figure) for figure in (op.total_ms, op.calls, op.flops, op.bytes))

@@ -1,0 +1,102 @@
+"""What our recorder's own files add to a profile: the sampled steps, and the ledger that they allow."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from stepgrade.model import LedgerTime, Profile
+from stepgrade.model.activity import Activity, HostLine
+from stepgrade.model.sampled import SampledSteps
+from stepgrade.units import NS_PER_MS
+
+# The phases that our recorder names: those in which a step computes, and those in which it waits. What the
+# loop does besides is the host's; phases that users name may be anything.
+_MODEL = ("forward", "loss", "backward", "gradients", "optimizer")
+_WAITS = {
+    "exposed_communication_ns": ("communication",),
+    "exposed_copy_ns": ("h2d", "d2h"),
+    "idle_input_ns": ("input",),
+}
+_HOST = "host"
+
+
+def with_sampled(profile: Profile, sampled: SampledSteps | None) -> Profile:
+    """Return the profile of the timed steps with what the sampled ones did, as far as that holds for them.
+
+    FLOPs go with the tokens or samples of a step; times of operations with those of the phases around them,
+    which a profiler makes longer.
+    """
+    if sampled is None or not sampled.steps or not profile.steps:
+        return profile
+    steps = profile.steps / sampled.steps
+    work = _ratio(profile.tokens_per_step, sampled.tokens, sampled.steps)
+    work = work or _ratio(profile.samples_per_step, sampled.samples, sampled.steps) or 1.0
+    phases_ms = {phase.name: phase.total_ms or 0.0 for phase in profile.phases}
+    model_ms = sum(phases_ms.get(name, 0.0) for name in _MODEL)
+    slower = min(1.0, model_ms / (sampled.model_ms * steps)) if sampled.model_ms else 1.0
+    return structs.replace(
+        profile,
+        operations=tuple(
+            structs.replace(
+                op,
+                total_ms=op.total_ms * steps * slower,
+                calls=_times(op.calls, steps),
+                flops=_times(op.flops, steps * work),
+                bytes=_times(op.bytes, steps * work),
+            )
+            for op in sampled.operations
+        )
+        or profile.operations,
+        matmul_flops=_times(sampled.matmul_flops, steps * work),
+        matmul_known_share=sampled.matmul_known_share,
+        matmul_dtype=sampled.matmul_dtype,
+        activity=sampled.activity.scaled(slower) if sampled.activity else None,
+        ledger=_ledger(profile, phases_ms, model_ms, sampled),
+    )
+
+
+def with_lines(profile: Profile, lines: dict[str, tuple[HostLine, ...]]) -> Profile:
+    """Return the profile with the lines of the user's code that it waited in.
+
+    Another program may have stopped the sampled step: it stalls by no more than many looks at all steps saw.
+    """
+    activity = profile.activity
+    if activity is None:
+        unseen = Activity(driver="unknown", lines=lines)
+        return structs.replace(profile, activity=unseen) if lines else profile
+    gaps, seen_ms = activity.gaps, sum(line.ms for line in lines.get("stall", ()))
+    if gaps is not None:
+        stall_ms = min(gaps.stall_ms, seen_ms)
+        longest_ms = min(gaps.longest_ms, seen_ms)
+        gaps = structs.replace(gaps, stall_ms=stall_ms, longest_ms=longest_ms, steady_stall_ms=stall_ms)
+    return structs.replace(profile, activity=structs.replace(activity, lines=lines, gaps=gaps))
+
+
+def _ledger(
+    profile: Profile, phases_ms: dict[str, float], model_ms: float, sampled: SampledSteps
+) -> LedgerTime | None:
+    """Return where a processor's time goes: waits by the timed phases, operations by the sampled steps.
+
+    What is in no phase is the loop's own Python, for the processor is the host.
+    """
+    total_ms = (profile.mean_step_ms or 0.0) * (profile.steps or 0)
+    if sampled.busy_ms is None or not sampled.model_ms or not total_ms:
+        return None
+    parts = {name: sum(phases_ms.get(phase, 0.0) for phase in phases) for name, phases in _WAITS.items()}
+    known = {_HOST, *_MODEL, *(phase for phases in _WAITS.values() for phase in phases)}
+    parts["unattributed_ns"] = sum(ms for name, ms in phases_ms.items() if name not in known)
+    parts["compute_ns"] = model_ms * min(1.0, sampled.busy_ms / sampled.model_ms)
+    total_ns = round(total_ms * NS_PER_MS)
+    accounts = {name: round(spent_ms * NS_PER_MS) for name, spent_ms in parts.items()}
+    idle_ns = total_ns - sum(accounts.values())
+    if idle_ns < 0:  # phases that add up to more than the step are not a ledger
+        return None
+    return LedgerTime(total_ns=total_ns, idle_host_ns=idle_ns, idle_sync_ns=0, **accounts)
+
+
+def _ratio(per_step: float | None, sampled: float | None, steps: int) -> float | None:
+    return per_step * steps / sampled if per_step and sampled else None
+
+
+def _times(figure: float | None, factor: float) -> float | None:
+    return None if figure is None else figure * factor

@@ -1,0 +1,97 @@
+"""How many tokens and samples a step trains on, by the batches that come in and the calls of the models."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from weakref import WeakKeyDictionary
+
+import torch
+from msgspec import Struct
+from torch import Tensor
+from torch.nn import Module
+
+_TOKENS_DIM = 2  # sequences in rows, or in columns
+_SEQUENCE_DIM = 3  # the same with features
+_DEPTH = 3
+
+
+class _Reads(Struct, frozen=True):
+    """How a model reads its input."""
+
+    tokens: bool  # it looks integers up; without an embedding they are categories, or pixels
+    time_first: bool  # sequences lie in columns, as torch's own recurrent and attention modules have it
+
+
+class _Part(Struct):
+    """What came in until an optimizer stepped."""
+
+    tokens: int = 0
+    loaded: int = 0
+    called: dict[int, int] = {}
+
+
+class BatchCounter:
+    """Counts the tokens and the samples of a step, which may be made of parts, one for each optimizer.
+
+    Samples are the rows of what the loader gives: a GAN calls its discriminator several times with one
+    batch. Without a loader the module that sees the fewest counts, for it is called once with each batch.
+    """
+
+    def __init__(self) -> None:
+        self._parts = [_Part()]
+        self._reads: WeakKeyDictionary[Module, _Reads] = WeakKeyDictionary()
+
+    def add_batch(self, batch: object) -> None:
+        """Add a batch that a training loader gave."""
+        if torch.is_grad_enabled():
+            entering = _first_tensor(batch, _DEPTH)
+            self._parts[-1].loaded += entering.shape[0] if entering is not None else 0
+
+    def add_call(self, module: Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Add a call of a model with gradients; integers in two dimensions are tokens."""
+        reads = self._reads.get(module)
+        if reads is None:
+            parts = list(module.modules())
+            reads = self._reads[module] = _Reads(
+                any("embed" in type(part).__name__.casefold() for part in parts),
+                any(vars(part).get("batch_first") is False for part in parts),
+            )
+        part = self._parts[-1]
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        if isinstance(ids, Tensor) and ids.dim() == _TOKENS_DIM and not ids.is_floating_point():
+            part.tokens += ids.numel() if reads.tokens or "input_ids" in kwargs else 0
+        entering = _first_tensor((*args, kwargs), _DEPTH)
+        if entering is not None:
+            in_columns = reads.time_first and entering.dim() == _SEQUENCE_DIM
+            rows = entering.shape[1 if in_columns else 0]
+            part.called[id(module)] = part.called.get(id(module), 0) + rows
+
+    def mark(self) -> int:
+        """End a part of the step; return how many there are by now."""
+        self._parts.append(_Part())
+        return len(self._parts) - 1
+
+    def take(self, parts: int | None = None) -> tuple[int, int]:
+        """Return tokens and samples of the step that ends, or of its first parts, 0 where not known."""
+        taken, self._parts = self._parts[:parts], self._parts[len(self._parts[:parts]) :] or [_Part()]
+        called: dict[int, int] = defaultdict(int)
+        for part in taken:
+            for module, rows in part.called.items():
+                called[module] += rows
+        loaded = sum(part.loaded for part in taken)
+        return sum(part.tokens for part in taken), loaded or min(called.values(), default=0)
+
+
+def _first_tensor(value: object, depth: int) -> Tensor | None:
+    """Return the first tensor with rows in a batch: a tensor, or a sequence or map of such."""
+    if isinstance(value, Tensor):
+        return value if value.dim() else None
+    if depth == 0 or not isinstance(value, tuple | list | Mapping):
+        return None
+    parts = value.values() if isinstance(value, Mapping) else value
+    for part in parts:
+        found = _first_tensor(part, depth - 1)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,179 @@
+"""Which line of the user's code the training thread is in while the step waits, by looking now and then."""
+
+from __future__ import annotations
+
+import _thread
+import linecache
+import os
+import sys
+import time
+from collections import defaultdict
+from types import CodeType, FrameType, ModuleType
+from typing import NamedTuple
+
+from stepgrade.model.activity import HostLine
+from stepgrade.naming.python_frames import read_frame
+from stepgrade.record.timeline import (
+    AFTER_FORWARD,
+    BACKWARD,
+    FORWARD,
+    HOST,
+    INPUT,
+    LOSS,
+    NONE,
+    OPTIMIZER,
+    StepTimeline,
+)
+
+# Often at first, so that short runs tell something; then seldom, so that long ones do not notice.
+_FIRST_SECONDS, _FIRST_INTERVAL, _INTERVAL = 2.0, 0.01, 0.05
+_MOST_PLACES = 2000
+_LINES_KEPT = 3
+_WAITS = {INPUT: "input", NONE: "stall", AFTER_FORWARD: "stall", HOST: "stall"}
+# In these the step computes, unless the line calls something that is surely no operation, as time.sleep.
+_MODEL = frozenset({FORWARD, LOSS, BACKWARD, OPTIMIZER})
+_OPERATIONS = ("torch", "torchvision", "torchaudio", "transformers", "triton")
+# Parts of torch that are the host's own work.
+_NO_OPERATIONS = ("torch/serialization.py", "torch/utils/", "torch/distributed/checkpoint/")
+
+
+class _Place(NamedTuple):
+    """Where the thread was: the phase, the innermost function of the user's code, and what that called."""
+
+    phase: int
+    code: CodeType
+    at: int  # the instruction
+    line: int
+    module: str
+    called: CodeType | None
+
+
+class LineSampler:
+    """Looks at the training thread from another one, which never stops it and knows no more than its frames.
+
+    The thread is no `threading.Thread`: a script that counts those sees its own. It is gone while the process
+    forks, for a process with several threads must not.
+    """
+
+    def __init__(self, timeline: StepTimeline) -> None:
+        self._timeline = timeline
+        self._thread = 0
+        self._seconds: dict[_Place, float] = defaultdict(float)
+        self._is_user: dict[CodeType, bool] = {}
+        self._stop: _thread.LockType | None = None
+        self._ended = _thread.allocate_lock()
+        self._began = 0.0
+        self.first_step = 0
+
+    @property
+    def is_running(self) -> bool:
+        """Tell whether somebody looks."""
+        return self._stop is not None
+
+    def start(self, step: int) -> None:
+        """Begin to look at the calling thread, at this step."""
+        self._thread, self.first_step, self._began = _thread.get_ident(), step, time.monotonic()
+        self.resume()
+
+    def resume(self) -> None:
+        """Look again after a pause."""
+        if self._stop is not None or not self._thread:
+            return
+        stop = _thread.allocate_lock()
+        stop.acquire()
+        self._ended.acquire()
+        try:
+            _thread.start_new_thread(self._look, (stop,))
+            self._stop = stop
+        except RuntimeError:  # no more threads: then nobody looks
+            self._ended.release()
+
+    def pause(self) -> None:
+        """End the thread that looks, and wait until it is gone."""
+        stop, self._stop = self._stop, None
+        if stop is not None:
+            stop.release()
+            with self._ended:
+                pass
+
+    def lines(self, steps: int) -> dict[str, list[HostLine]]:
+        """Return by what was waited for the lines that took longest, in milliseconds of a step."""
+        by_line: dict[str, dict[tuple[str, str, str | None], float]] = defaultdict(lambda: defaultdict(float))
+        for place, seconds in list(self._seconds.items()):
+            calls, is_operation = _callee(place)
+            wait = "stall" if place.phase in _MODEL else _WAITS.get(place.phase)
+            is_waiting = is_operation is False if place.phase in _MODEL else is_operation is not True
+            if wait is not None and (is_waiting or wait == "input"):
+                frame = read_frame(f"{place.code.co_filename}({place.line}): {place.code.co_name}")
+                by_line[wait][_short(frame.where or ""), place.code.co_name, calls] += seconds
+        return {
+            wait: [
+                HostLine(where=where, function=function, calls=calls, ms=seconds * 1e3 / max(1, steps))
+                for (where, function, calls), seconds in sorted(found.items(), key=lambda item: -item[1])
+            ][:_LINES_KEPT]
+            for wait, found in by_line.items()
+        }
+
+    def _look(self, stop: _thread.LockType) -> None:
+        try:
+            before = time.monotonic()
+            while True:
+                is_early = before - self._began < _FIRST_SECONDS
+                if stop.acquire(timeout=_FIRST_INTERVAL if is_early else _INTERVAL):
+                    return
+                now = time.monotonic()
+                frame = sys._current_frames().get(self._thread) if self._timeline.live else None  # noqa: SLF001
+                place = self._place(frame, self._timeline.current)
+                if place is not None and (place in self._seconds or len(self._seconds) < _MOST_PLACES):
+                    self._seconds[place] += now - before
+                before = now
+        finally:
+            self._ended.release()
+
+    def _place(self, frame: FrameType | None, phase: int) -> _Place | None:
+        """Return the innermost function of the user's code, and what it called outside of it."""
+        called, known = None, self._is_user
+        while frame is not None:
+            code = frame.f_code
+            is_user = known.get(code)
+            if is_user is None:
+                is_user = known[code] = read_frame(f"{code.co_filename}(1): {code.co_name}").is_user
+            if is_user:
+                module = frame.f_globals.get("__name__")
+                name = module if isinstance(module, str) else ""
+                return _Place(phase, code, frame.f_lasti, frame.f_lineno, name, called)
+            called, frame = code, frame.f_back
+        return None
+
+
+def _callee(place: _Place) -> tuple[str | None, bool | None]:
+    """Return what the line calls, as its source has it, and whether that is an operation, None if not known.
+
+    A function of one of torch's modules is, one of another module is not; of a method it cannot be told.
+    """
+    if place.called is not None:
+        # What is installed is named from its package on.
+        path = place.called.co_filename.replace("\\", "/").rpartition("-packages/")[2]
+        name = read_frame(f"{path}(1): {place.called.co_name}").name
+        return name, name.split(".", 1)[0] in _OPERATIONS and not path.startswith(_NO_OPERATIONS)
+    *_, position = (None, *place.code.co_positions())[: place.at // 2 + 2]
+    line, end_line, start, end = position or (None, None, None, None)
+    if line is None or line != end_line or start is None or end is None:
+        return None, None
+    source = linecache.getline(place.code.co_filename, line).encode()[start:end].decode("utf-8", "replace")
+    name, bracket, _ = source.partition("(")
+    if not bracket or not name.replace(".", "").isidentifier():
+        return None, None
+    root = getattr(sys.modules.get(place.module), name.split(".", 1)[0], None)
+    if not isinstance(root, ModuleType):
+        return name, None
+    return name, root.__name__.split(".", 1)[0] in _OPERATIONS
+
+
+def _short(where: str) -> str:
+    """Return a file's place from the directory that the training runs in, else from the home directory."""
+    path, _, line = where.rpartition(":")
+    for folder in (sys.path[0] if sys.path else "", os.getcwd()):  # noqa: PTH109  pathlib would follow links
+        if folder and path.startswith(folder.rstrip(os.sep) + os.sep):
+            return f"{os.path.relpath(path, folder)}:{line}"
+    return where
