@@ -151,7 +151,8 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         and work_gains_more(found)
         and (of_device.compute or 0.0) > limits.busy_share
     ):
-        verdict = busy_verdict(profile, of_device.compute or 0.0, work)
+        busy = busy_verdict(profile, of_device.compute or 0.0, work)
+        verdict = verdict if busy.bottleneck is Bottleneck.UNKNOWN else busy
     v1_notes = (bottleneck_note(profile, verdict.bottleneck, efficiency.share), ratio_note)
     return Scorecard(
         grade=UNGRADED if reasons else efficiency.grade,

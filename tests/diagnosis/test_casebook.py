@@ -32,7 +32,7 @@ CASES: dict[str, tuple[str, list[str]]] = {
     "hta_sampled_rank0*": ("unknown", ["unexplained-idle", "exposed-communication", "host-stall"]),
     "hta_triton_example*": ("host", ["hardly-any-work"]),
     "kineto_docs_before*": ("unknown", []),
-    "kineto_v1*": ("launch", ["loader-on-main-thread", "short-kernels"]),
+    "kineto_v1*": ("launch", ["loader-on-main-thread", "short-kernels", "fp32-matmuls"]),
     "kineto_v3*workers0*": ("input", ["loader-on-main-thread", "fp32-matmuls", "short-kernels"]),
     "kineto_v3*workers4*": ("compute", ["fp32-matmuls", "short-kernels"]),
     "*adamhook_before*": ("compute", []),

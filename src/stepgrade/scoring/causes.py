@@ -85,8 +85,9 @@ def work_of(profile: Profile, operations: tuple[Operation, ...], limits: Limits)
     """Return how much of the operations' time arithmetic limits, by their roofs or else by their class.
 
     Where sizes are not known, products count as limited by arithmetic only in training: its products have
-    thousands of rows; those of inference may have one, and read weights. On a processor what moves fewer
-    bytes than any memory can is limited by arithmetic as well, and calls of microseconds by Python.
+    thousands of rows; those of inference may have one, and read weights, unless they do much arithmetic for
+    each byte, or take so long that no matrix of weights explains it. On a processor what moves fewer bytes
+    than any memory can is limited by arithmetic as well, and calls of microseconds by Python.
     """
     counted = [op for op in operations if op.ms and op.kind != "communication"]
     counted_ms = sum(op.ms or 0.0 for op in counted)
@@ -106,6 +107,11 @@ def work_of(profile: Profile, operations: tuple[Operation, ...], limits: Limits)
     # What has no class may be anything: it is left out, unless it is most of the time.
     other_ms = sum(op.ms or 0.0 for op in counted if op.kind == "other" and not _is_random(op))
     is_known = counted_ms - other_ms > _KNOWN_SHARE * counted_ms
+    certain_ms = sum(
+        op.ms or 0.0
+        for op in counted
+        if _is_arithmetic(op) and (not _has_launches(profile) or _has_many_rows(op, limits))
+    )
     drawn_ms = sum(op.ms or 0.0 for op in counted if _is_random(op))
     named_words = " and ".join(
         _ARITHMETIC[kind] for kind in longest if times[kind] > 0.05 * sum(times.values())
@@ -113,7 +119,9 @@ def work_of(profile: Profile, operations: tuple[Operation, ...], limits: Limits)
     return Work(
         arithmetic_share=min(1.0, arithmetic_ms / (counted_ms - other_ms)) if is_known else None,
         has_roofs=has_roofs,
-        is_certain=has_roofs or any(phase.name == "backward" for phase in profile.phases),
+        is_certain=has_roofs
+        or any(phase.name == "backward" for phase in profile.phases)
+        or certain_ms > _KNOWN_SHARE * arithmetic_ms,
         products="random numbers" if drawn_ms > sum(times.values()) else named_words or "arithmetic",
         calls_share=calls_ms / (counted_ms + calls_ms) if calls_ms else 0.0,
     )
@@ -124,6 +132,15 @@ def _is_arithmetic(op: Operation) -> bool:
     if op.roof is not None and op.flops and op.bytes:
         return op.roof == "compute"
     return op.kind in _ARITHMETIC
+
+
+def _has_many_rows(op: Operation, limits: Limits) -> bool:
+    """Tell whether a product is one of many rows, on any device: by its sizes, or by how long it takes."""
+    if op.kind == "convolution":
+        return True
+    if op.flops and op.bytes:
+        return op.flops / op.bytes >= limits.arithmetic_intensity
+    return "ompiled" not in op.name and (op.mean_ms or 0.0) >= limits.long_product_ms  # a region is many
 
 
 def _is_random(op: Operation) -> bool:
