@@ -97,7 +97,7 @@ def work_of(profile: Profile, operations: tuple[Operation, ...], limits: Limits)
         calls_ms = sum(op.ms or 0.0 for op in short)
         counted = [op for op in counted if op not in short]
         counted_ms -= calls_ms
-        arithmetic_ms = sum(op.ms or 0.0 for op in counted if _is_arithmetic(op) or _is_slow(op, limits))
+        arithmetic_ms = sum(op.ms or 0.0 for op in counted if _is_arithmetic(op) or is_slow(op, limits))
     else:
         arithmetic_ms = sum(op.ms or 0.0 for op in counted if _is_arithmetic(op))
     whole_ms = sum(op.ms or 0.0 for op in operations)
@@ -110,7 +110,7 @@ def work_of(profile: Profile, operations: tuple[Operation, ...], limits: Limits)
     certain_ms = sum(
         op.ms or 0.0
         for op in counted
-        if _is_arithmetic(op) and (not _has_launches(profile) or _has_many_rows(op, limits))
+        if _is_arithmetic(op) and (not _has_launches(profile) or has_many_rows(op, limits))
     )
     drawn_ms = sum(op.ms or 0.0 for op in counted if _is_random(op))
     named_words = " and ".join(
@@ -134,7 +134,7 @@ def _is_arithmetic(op: Operation) -> bool:
     return op.kind in _ARITHMETIC
 
 
-def _has_many_rows(op: Operation, limits: Limits) -> bool:
+def has_many_rows(op: Operation, limits: Limits) -> bool:
     """Tell whether a product is one of many rows, on any device: by its sizes, or by how long it takes."""
     if op.kind == "convolution":
         return True
@@ -147,7 +147,7 @@ def _is_random(op: Operation) -> bool:
     return RANDOM.match(op.name) is not None
 
 
-def _is_slow(op: Operation, limits: Limits) -> bool:
+def is_slow(op: Operation, limits: Limits) -> bool:
     """Tell whether an operation moves bytes so slowly that memory cannot be what limits it."""
     if _is_random(op):
         return True
@@ -257,6 +257,15 @@ def bottleneck_of_ledger(
     if name is Bottleneck.LAUNCH and profile.launches_per_step is not None:
         evidence += f" ({show_count(round(profile.launches_per_step))} launches per step)"
     return Verdict(bottleneck=name, evidence=(evidence,))
+
+
+def prefer_work(verdict: Verdict, profile: Profile, ledger: Ledger, work: Work, limits: Limits) -> Verdict:
+    """Return the work that fills the device instead of a wait, where it fills it and its limit is known."""
+    compute = ledger.compute or 0.0
+    if not verdict.is_wait or compute <= limits.busy_share:
+        return verdict
+    busy = busy_verdict(profile, compute, work)
+    return verdict if busy.bottleneck is Bottleneck.UNKNOWN else busy
 
 
 def busy_verdict(profile: Profile, compute: float, work: Work) -> Verdict:
