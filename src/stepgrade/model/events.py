@@ -176,5 +176,6 @@ class Trace(Struct, frozen=True, eq=False, kw_only=True):
     lost: tuple[str, ...] = ()  # what the reader had to leave out, in words
     threads: tuple[TraceThread, ...] = ()
     device_ranges: DeviceRanges | None = None
+    process: str | None = None  # the process that recorded it, where other files are of the same one
     frames: HostFrames | None = None
     categories: dict[str, int] = {}  # how many events of each category we know the file holds

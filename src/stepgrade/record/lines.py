@@ -152,7 +152,7 @@ def _callee(place: _Place) -> tuple[str | None, bool | None]:
     A function of one of torch's modules is, one of another module is not; of a method it cannot be told.
     """
     if place.called is not None:
-        # From the package on: what is installed lies below a folder of that name, the standard library does not.
+        # What is installed is named from its package on.
         path = place.called.co_filename.replace("\\", "/").rpartition("-packages/")[2]
         name = read_frame(f"{path}(1): {place.called.co_name}").name
         return name, name.split(".", 1)[0] in _OPERATIONS and not path.startswith(_NO_OPERATIONS)

@@ -258,7 +258,7 @@ RULES = (
         wrong_when="the recorded steps include a checkpoint or an evaluation that comes rarely",
         check="No gap of a millisecond in the steady steps.",
         worth=Worth("idle_host+idle_sync", 0.7, "most host work between launches can run ahead or elsewhere"),
-        explains=("launch-gaps", "unsteady-steps", "python-overhead"),
+        explains=("launch-gaps", "unsteady-steps", "host-phases", "python-overhead"),
         sources="XP-09, XP-10, NAI-06, NS-05, NAI-02, TML-04",
     ),
     Rule(
