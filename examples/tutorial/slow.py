@@ -1,15 +1,18 @@
 """A small language model on the CPU, trained slowly: docs/tutorial.md makes it fast."""
 
 import argparse
+from contextlib import nullcontext
+from itertools import islice
 
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  as everybody calls it
+from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.data import DataLoader, Dataset
 
 TEXT = "the quick brown fox jumps over the lazy dog and runs on into the long night. " * 400
-PAIRS = ["th", "he", "in", "er", "an", "re", "on", "at", "en", "nd", "ow", "ov", "qu", "ju"]
-LENGTH, WIDTH, HEADS, LAYERS, VOCABULARY = 192, 96, 4, 4, 256 + len(PAIRS)
+PAIRS = [first + second for first in "etaoinsh" for second in "etaoinshr"]
+LENGTH, WIDTH, HEADS, LAYERS, VOCABULARY = 256, 64, 4, 2, 256 + len(PAIRS)
 
 
 def tokenize(text: str) -> list[int]:
@@ -81,22 +84,30 @@ class Model(nn.Module):
 
 
 def train(texts: Dataset, attention: type[Attention] = Attention) -> None:
-    """Take the steps of the command line."""
+    """Take the steps that the command line asks for; with --trace under torch.profiler."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=30)
-    steps = parser.parse_args().steps
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--trace", metavar="FILE")
+    args = parser.parse_args()
     torch.set_num_threads(1)  # so that the figures depend less on what else the machine does
     torch.manual_seed(0)
     model = Model(attention)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for step, tokens in enumerate(DataLoader(texts, batch_size=8)):
-        if step == steps:
-            break
-        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    print(f"loss {loss.item():.3f} after {steps} steps")
+    profiler = profile(
+        activities=[ProfilerActivity.CPU],
+        schedule=schedule(wait=1, warmup=1, active=args.steps - 2, repeat=1),
+        on_trace_ready=lambda prof: prof.export_chrome_trace(args.trace),
+        record_shapes=True,
+    )
+    with profiler if args.trace else nullcontext():
+        for tokens in islice(DataLoader(texts, batch_size=8), args.steps):
+            loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if args.trace:
+                profiler.step()
+    print(f"loss {loss.item():.3f} after {args.steps} steps")
 
 
 if __name__ == "__main__":

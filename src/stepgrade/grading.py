@@ -139,6 +139,7 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         operations=operations,
         causes=causes,
         runtime=runtime_of(profile),
+        work=options.work or profile.work,
         activity=profile.activity.scaled(times.scale) if profile.activity else NOTHING_DONE,
         limits=limits,
     )

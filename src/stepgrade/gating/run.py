@@ -47,7 +47,8 @@ def gate(
 
     Runs and baselines may be given by their paths. Profiles are scored with `throughput_tok_s`,
     `tokens_per_step`, `work`, `setup` and `settings`; scorecards are taken as they are. `config` holds
-    budgets and waivers, as `load_config` reads them. Raise BadOption when there is nothing to check.
+    budgets and waivers, as `load_config` reads them. Where the history's runs have a label `machine`, only
+    those of this `machine` are earlier ones. Raise BadOption when there is nothing to check.
     """
     given_runs = [runs] if isinstance(runs, str | os.PathLike | Profile | Scorecard) else runs
     setup, config = setup or Setup(), config or Config()

@@ -10,7 +10,7 @@ from msgspec import Struct, structs
 
 
 class HostLine(Struct, frozen=True, kw_only=True):
-    """A line of the user's Python code that the host was in: where its function begins, and what that calls."""
+    """A line of the user's code that the host was in: where its function begins, and what that calls."""
 
     where: str  # file.py:line
     function: str

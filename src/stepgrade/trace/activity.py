@@ -135,7 +135,7 @@ def _steady_ms(timeline: Timeline, spans: iv.Spans, steps: int) -> float:
 
 
 def find_platform(timeline: Timeline) -> str | None:
-    """Return whose runtime the host drives: cuda, rocm, mtia, xpu, npu, hpu, or cpu where there is no device."""
+    """Return whose runtime the host drives (cuda, rocm, mtia, xpu, npu, hpu), cpu without a device."""
     trace = timeline.trace
     if timeline.driver is Driver.HOST:
         return "cpu"
@@ -184,7 +184,7 @@ def startup_ms(timeline: Timeline, steps: int) -> float:
 
 
 def find_lines(timeline: Timeline, frames: LoopFrames, steps: int) -> dict[str, tuple[HostLine, ...]]:
-    """Return the lines of the user's code that the host was in while the step waited, by what it waited for."""
+    """Return the user's lines that the host was in while the step waited, by what it waited for."""
     ledger = timeline.ledger
     if ledger is None or frames is NO_FRAMES:
         return {}

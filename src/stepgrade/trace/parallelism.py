@@ -80,13 +80,20 @@ def _purpose(kind: CollectiveKind, counts: Counts, *, trains: bool, has_tables: 
         elif backward:
             purpose = "data"
     elif kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER):
-        gathered = often(CollectiveKind.ALL_GATHER, FORWARD)
-        scattered = often(CollectiveKind.REDUCE_SCATTER, BACKWARD, OPTIMIZER)
-        if often(CollectiveKind.REDUCE_SCATTER, FORWARD) >= 1:
-            # Sequence parallel: activations are scattered in forward too. So are the rows of tables.
-            purpose = "unknown" if has_tables else "tensor"
-        elif gathered >= 1 and (scattered or often(CollectiveKind.ALL_GATHER, BACKWARD) >= 1):
-            purpose = "fsdp"
-        elif scattered:
-            purpose = "data"  # the optimizer alone is sharded
+        purpose = _purpose_of_shards(
+            gathers=often(CollectiveKind.ALL_GATHER, FORWARD) >= 1,
+            gathers_again=often(CollectiveKind.ALL_GATHER, BACKWARD) >= 1,
+            scatters=often(CollectiveKind.REDUCE_SCATTER, FORWARD) >= 1,
+            scatters_back=often(CollectiveKind.REDUCE_SCATTER, BACKWARD, OPTIMIZER) > 0,
+        )
+        purpose = "unknown" if purpose == "tensor" and has_tables else purpose  # their rows are scattered too
     return purpose
+
+
+def _purpose_of_shards(*, gathers: bool, gathers_again: bool, scatters: bool, scatters_back: bool) -> str:
+    """Return what gathering and scattering is for; the second and last are of the backward pass."""
+    if scatters:
+        return "tensor"  # sequence parallel: activations are scattered in forward too
+    if gathers and (scatters_back or gathers_again):
+        return "fsdp"
+    return "data" if scatters_back else "unknown"  # the optimizer alone is sharded

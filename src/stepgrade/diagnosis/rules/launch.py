@@ -317,8 +317,8 @@ RULES = (
         evidence="turns per step, microseconds of one, the operations of one, share of the step with their "
         "backward pass",
         fix="Do the whole loop in one call on larger arrays.",
-        fix_pytorch="Replace the loop by operations on whole tensors; a loop over time by torch.nn.LSTM, GRU or "
-        "RNN, or by one product for all times before it; or compile it with torch.compile.",
+        fix_pytorch="Replace the loop by operations on whole tensors; a loop over time by torch.nn.LSTM, GRU "
+        "or RNN, or by one product for all times before it; or compile it with torch.compile.",
         fix_jax="Replace the loop by vmap, or by lax.scan.",
         wrong_when="each turn needs the last one's result and no operation does them all",
         check="The loop's operations are called a few times a step.",
