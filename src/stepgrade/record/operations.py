@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from stepgrade.model.profile import Profile
 from stepgrade.model.sampled import SampledSteps
 from stepgrade.record.patches import Patches
-from stepgrade.record.timeline import BACKWARD, EVALUATION, FORWARD, GRADIENTS, LOSS, OPTIMIZER
+from stepgrade.record.timeline import BACKWARD, FORWARD, GRADIENTS, LOSS, OPTIMIZER
 from stepgrade.record.totals import Totals
 
 _log = logging.getLogger("stepgrade.record")
@@ -91,9 +91,7 @@ class OperationWindow:
         return profiler
 
     def keep(self, profiler: profile, step: Totals) -> None:
-        """Add what a profiled step did; one that holds an evaluation, or cannot be read, is left out."""
-        if EVALUATION in step.phases_ns:
-            return
+        """Add what a profiled step did; one that cannot be read is left out."""
         try:
             found = _analyse(profiler)
         except Exception as error:  # noqa: BLE001  whatever is wrong with a trace, the training goes on
