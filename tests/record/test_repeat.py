@@ -43,12 +43,12 @@ def test_one_run_is_stopped_shown_kept_and_compared(tmp_path: Path) -> None:
 
 def test_repeated_runs_show_their_noise(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    ran = run("stepgrade", "record", "--repeat", "3", "-o", "run.json", "train.py", "0.002", cwd=tmp_path)
+    ran = run("stepgrade", "record", "--repeat", "2", "-o", "run.json", "train.py", "0.002", cwd=tmp_path)
     assert ran.code == 0, ran.err
-    assert ran.out.count("trained 12") == 3
+    assert ran.out.count("trained 12") == 2
     assert "Identical runs differ by" in ran.out
     files = sorted(path.name for path in tmp_path.glob("run*.json"))
-    assert files == ["run.1.json", "run.2.json", "run.3.json"]
+    assert files == ["run.1.json", "run.2.json"]
     repeats = repeats_of([sg.score(sg.load(tmp_path / name)) for name in files])
     assert repeats.noise_share > 0.0
     assert repeats_of([sg.score(sg.load(tmp_path / files[0]))]).noise_share is None
@@ -56,10 +56,10 @@ def test_repeated_runs_show_their_noise(tmp_path: Path) -> None:
 
 def test_two_commands_take_turns_and_are_compared(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    command = ("stepgrade", "record", "--repeat", "3", "--versus", "train.py 0", "-o", "run.json")
+    command = ("stepgrade", "record", "--repeat", "2", "--versus", "train.py 0", "-o", "run.json")
     ran = run(*command, "train.py", "0.2", cwd=tmp_path)
     said = [line for line in ran.err.splitlines() if "of command" in line]
-    assert [line[-1] for line in said] == ["a", "b"] * 3
+    assert [line[-1] for line in said] == ["a", "b"] * 2
     assert ran.code == 1, ran.out + ran.err  # a hundred times as slow
     assert "step time" in ran.out
 
