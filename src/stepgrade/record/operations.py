@@ -12,10 +12,10 @@ import torch
 from msgspec import structs
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from stepgrade.model.profile import OpTime, Profile
+from stepgrade.model.profile import Profile
 from stepgrade.model.sampled import SampledSteps
 from stepgrade.record.patches import Patches
-from stepgrade.record.timeline import BACKWARD, EVALUATION, FORWARD, GRADIENTS, LOSS, OPTIMIZER
+from stepgrade.record.timeline import BACKWARD, FORWARD, GRADIENTS, LOSS, OPTIMIZER
 from stepgrade.record.totals import Totals
 
 _log = logging.getLogger("stepgrade.record")
@@ -91,9 +91,7 @@ class OperationWindow:
         return profiler
 
     def keep(self, profiler: profile, step: Totals) -> None:
-        """Add what a profiled step did; one that holds an evaluation, or cannot be read, is left out."""
-        if EVALUATION in step.phases_ns:
-            return
+        """Add what a profiled step did; one that cannot be read is left out."""
         try:
             found = _analyse(profiler)
         except Exception as error:  # noqa: BLE001  whatever is wrong with a trace, the training goes on
@@ -159,7 +157,15 @@ def _added(before: SampledSteps, more: SampledSteps) -> SampledSteps:
     totals = {op.name: op for op in before.operations}
     for op in more.operations:
         known = totals.get(op.name)
-        totals[op.name] = op if known is None else _sum_of(known, op)
+        totals[op.name] = op
+        if known is not None:
+            totals[op.name] = structs.replace(
+                op,
+                total_ms=op.total_ms + known.total_ms,
+                calls=_plus(op.calls, known.calls),
+                flops=_plus(op.flops, known.flops),
+                bytes=_plus(op.bytes, known.bytes),
+            )
     longest = sorted(totals.values(), key=lambda op: -op.total_ms)[:_OPERATIONS_KEPT]
     shares = [share for share in (before.matmul_known_share, more.matmul_known_share) if share is not None]
     return structs.replace(
@@ -172,16 +178,6 @@ def _added(before: SampledSteps, more: SampledSteps) -> SampledSteps:
         matmul_flops=_plus(before.matmul_flops, more.matmul_flops),
         matmul_known_share=min(shares, default=None),
         operations=tuple(longest),
-    )
-
-
-def _sum_of(left: OpTime, right: OpTime) -> OpTime:
-    return structs.replace(
-        left,
-        total_ms=left.total_ms + right.total_ms,
-        calls=_plus(left.calls, right.calls),
-        flops=_plus(left.flops, right.flops),
-        bytes=_plus(left.bytes, right.bytes),
     )
 
 
