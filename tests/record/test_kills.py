@@ -22,7 +22,9 @@ COUNT = struct.Struct("<qq")
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 
 
-def kill_at_random(work: Callable[[Callable[[int, int], None]], None], seconds: float) -> list[tuple[int, int]]:
+def kill_at_random(
+    work: Callable[[Callable[[int, int], None]], None], seconds: float
+) -> list[tuple[int, int]]:
     """Run `work` in a forked process, kill it at some moment, and return all that it told before."""
     ours, theirs = os.pipe()
     child = os.fork()

@@ -57,7 +57,7 @@ class EndedStep(Struct):
 
 
 class _Model(Struct):
-    """A model that was found: its class, the names and the first number of its blocks, and when it was called."""
+    """A model that was found: its class, names and first number of its blocks, and when it was called."""
 
     module: weakref.ref[Module]
     kind: type
@@ -394,7 +394,7 @@ class Recording:
             self.on_failure(error)
 
     def _is_interrupted(self, step: Totals) -> bool:
-        """Tell whether a step holds an evaluation, unless most do: then it is part of how this loop trains."""
+        """Tell whether a step holds an evaluation; where most steps do, it is part of the training."""
         has_evaluation = EVALUATION in step.phases_ns
         self._balance += 1 if has_evaluation else -1
         return has_evaluation and self._balance < 0
