@@ -23,7 +23,7 @@ _log = logging.getLogger("stepgrade.record")
 _WITHOUT_WARM_UP = 5
 _MODEL_PHASES = (FORWARD, LOSS, BACKWARD, GRADIENTS, OPTIMIZER)
 _OPERATIONS_KEPT = 200
-_MOST_TRIES = 3
+_MOST_TRIES = 1  # torch has crashed under one profiler soon after another
 # Such a step has some million operations: reading its trace would hold the training up.
 _MOST_TRACE_BYTES = 512 * 2**20
 _STARTS = ("_prepare_profiler", "_enable_profiler")
