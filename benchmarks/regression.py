@@ -48,7 +48,6 @@ NOISES: dict[str, dict[str, Any]] = {
     "1 %, Student's with 3 degrees": {"run_noise": 0.01, "heavy_tails": True},
     "2 %, Student's with 3 degrees": {"run_noise": 0.02, "heavy_tails": True},
     "1 %, one run in five 6 % slower": {"run_noise": 0.01, "slow_kind": (0.2, 0.06)},
-    "2 %, one run in five 6 % slower": {"run_noise": 0.02, "slow_kind": (0.2, 0.06)},
 }
 
 Row = Sequence[object]
@@ -106,6 +105,10 @@ def power(count: int) -> None:
         (
             "2 % between steps, none between runs, 1 run of 50 steps against 10",
             _finder(count, 0.0, 1, 10, 50),
+        ),
+        (
+            "2 % between steps, none between runs, 1 run of 50 steps against 12",
+            _finder(count, 0.0, 1, 12, 50),
         ),
         ("0.5 % between runs, 1 run of 50 steps against 10", _finder(count, 0.005, 1, 10, 50)),
         ("1 % between runs, 1 run of 50 steps against 30", _finder(count, 0.01, 1, 30, 50)),

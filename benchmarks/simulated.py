@@ -21,7 +21,8 @@ class Machine:
     """Makes runs; the same seed makes the same ones.
 
     With `heavy_tails` the noise between runs is Student's with three degrees of freedom, and `run_noise` its
-    scale; `slow_kind` is the share of runs on machines of a second kind, and how much slower they are.
+    standard deviation as of any other; `slow_kind` is the share of runs on machines of a second kind, and how
+    much slower they are.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Machine:
 
     def samples(self, steps: int = 50, *, slower: float = 0.0) -> Floats:
         """Return the steps of one run: log-normal, correlated, the first cold, some spiked."""
-        unit = self._random.standard_t(3) if self._heavy_tails else self._random.normal()
+        unit = self._random.standard_t(3) / math.sqrt(3.0) if self._heavy_tails else self._random.normal()
         shift = unit * math.log1p(self._run_noise) + math.log1p(slower)
         share, kind_slower = self._slow_kind
         if share and self._random.random() < share:

@@ -41,7 +41,9 @@ class Wild:
     cpu: bool = False
     rank: int | None = None
     ranks: int | None = None
-    waits: bool = True  # False: what the faults make the host wait for is left out, what it does after it is not
+    waits: bool = (
+        True  # False: what the faults make the host wait for is left out, what it does after it is not
+    )
 
     def without_faults(self) -> Wild:
         return replace(self, faults={})

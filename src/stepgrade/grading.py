@@ -139,17 +139,24 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         operations=operations,
         causes=causes,
         runtime=runtime_of(profile),
+        work=options.work or profile.work,
         activity=profile.activity.scaled(times.scale) if profile.activity else NOTHING_DONE,
         limits=limits,
     )
     found = findings(context, settings.ignored_rules)
     reasons, bound = why_ungraded(profile, options, efficiency, ledger)
-    if of_device and verdict.is_wait and work_gains_more(found) and (of_device.compute or 0.0) > limits.busy_share:
+    if (
+        of_device
+        and verdict.is_wait
+        and work_gains_more(found)
+        and (of_device.compute or 0.0) > limits.busy_share
+    ):
         verdict = busy_verdict(profile, of_device.compute or 0.0, work)
     v1_notes = (bottleneck_note(profile, verdict.bottleneck, efficiency.share), ratio_note)
     return Scorecard(
         grade=UNGRADED if reasons else efficiency.grade,
         grade_at_most=bound.grade if bound else None,
+        cost_known_share=profile.matmul_known_share,
         work=options.work or profile.work,
         efficiency=efficiency.share,
         bottleneck=verdict.bottleneck.value,

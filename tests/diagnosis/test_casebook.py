@@ -52,6 +52,46 @@ CASES: dict[str, tuple[str, list[str]]] = {
 }
 
 
+MORE = SAMPLES.parent / "kineto_more"
+FIRST: dict[str, tuple[str, str | None]] = {
+    "ao_quantize_vit_int8*": ("unknown", None),
+    "hta_dlrm_a100_control*": ("communication", "exposed-communication"),
+    "hta_mtia_train_rank0*": ("unknown", "unexplained-idle"),
+    "kineto_v2_2021-03*": ("input", "loader-on-main-thread"),
+    "kineto_v3_2021-06*": ("compute", "fp32-matmuls"),
+    "part_a100_fwd*": ("host", "start-up"),
+    "saf_amg_baseline*": ("compute", "fp32-matmuls"),
+    "switch_moe_a100*": ("host", "start-up"),
+    "tl_h100_timesformer*": ("host", "host-stall"),
+    "tl_h100_vit_nsfw*": ("launch", "short-kernels"),
+    "tl_mi300_xdit_flux*": ("unknown", None),
+    "tl_mi300_xdit_sd35*": ("launch", "launch-gaps"),
+    "tl_vllm_decode_capture*": ("host", "graph-capture"),
+    "tptut_h100_layer_fwd*": ("launch", "launch-gaps"),
+}
+
+
+@pytest.mark.skipif(not MORE.is_dir(), reason="the later traces are not beside this clone")
+@pytest.mark.parametrize("pattern", FIRST)
+def test_a_trace_that_came_later_is_judged_as_the_casebook_says(pattern: str) -> None:
+    (path,) = MORE.glob(pattern)
+    bottleneck, first = FIRST[pattern]
+    card = sg.score(sg.load(path))
+    assert card.bottleneck == bottleneck
+    loud = [finding.rule for finding in card.findings if finding.severity != "info"]
+    assert (loud[0] if loud else None) == first
+    assert not any("bf16" in advice for advice in card.recommendations if "V100" in str(card.device))
+
+
+@pytest.mark.skipif(not MORE.is_dir(), reason="the later traces are not beside this clone")
+def test_a_read_back_gains_no_more_than_a_third_where_preprocessing_holds_the_device_up() -> None:
+    (path,) = MORE.glob("tl_h100_timesformer*")
+    first = sg.score(sg.load(path)).findings[0]
+    assert first.gain_high < 0.34
+    assert first.where is not None
+    assert first.where.endswith("model.py:40")
+
+
 @pytest.mark.parametrize("pattern", CASES)
 def test_a_real_trace_is_judged_as_the_casebook_says(pattern: str) -> None:
     bottleneck, warnings = CASES[pattern]

@@ -162,7 +162,7 @@ def test_no_backward_at_all_is_named_first() -> None:
 
 @pytest.mark.parametrize("warm_up", [(5.0, 4.0, 3.0), (10.0, 2.0, 1.6)])
 def test_a_recording_of_the_warm_up_is_doubted_first(warm_up: tuple[float, ...]) -> None:
-    card = card_of(profile_of(Faults(warm_up=warm_up)))
+    card = card_of(profile_of(Faults(warm_up=warm_up, steps=7)))
     assert card.findings[0].rule == "warm-up-only"
 
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from stepgrade.cli.dispatch import COMMANDS
+from stepgrade.cli.parser import Parser
+from stepgrade.hardware.catalogue import all_devices
 from tests.conftest import ROOT
 
 PAGES = sorted([ROOT / "README.md", ROOT / "examples" / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -62,7 +67,7 @@ def test_console_blocks_show_real_output(page: Path, pytestconfig: pytest.Config
 
 @pytest.mark.parametrize(("page", "code"), blocks("python"), ids=lambda value: getattr(value, "stem", None))
 def test_python_blocks_run(page: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if page.name == "record.md":
+    if "import torch" in code:
         pytest.importorskip("torch", reason="torch is not installed")
     monkeypatch.chdir(ROOT)
     exec(compile(code, str(page), "exec"), {})  # noqa: S102  our own examples
@@ -73,7 +78,66 @@ def test_there_are_examples_to_run() -> None:
     assert len(blocks("python")) >= 3
 
 
+COMMAND = re.compile(r"^(?:\$ )?stepgrade ((?:[^\n\\#|>&]|\\\n)+)", re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("page", "line"),
+    [
+        (page, found)
+        for language in ("sh", "console")
+        for page, text in blocks(language)
+        for found in COMMAND.findall(text)
+    ],
+    ids=lambda value: getattr(value, "stem", None) or value[:40],
+)
+def test_every_command_is_one_that_can_be_given(page: Path, line: str) -> None:
+    """What is only shown is parsed: the command is there, and so are its options and their values."""
+    name, *words = shlex.split(line.replace("\\\n", " "))
+    assert name in COMMANDS, page.name
+    parser = Parser(prog=name, description=None)
+    import_module(f"stepgrade.cli.{name}").add_options(parser)
+    parser.parse(words)
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the places of a page that a link can lead to, as GitHub names them."""
+    heads = re.findall(r"^#+ (.*)$", BLOCK.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    plain = (re.sub(r"[^\w\- ]", "", re.sub(r"`|\[([^\]]*)\]\([^)]*\)", r"\1", head)) for head in heads)
+    return {head.strip().lower().replace(" ", "-") for head in plain}
+
+
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    pages = [*PAGES, *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
+    for page in pages:
+        text = BLOCK.sub("", page.read_text(encoding="utf-8"))
+        for target in re.findall(r"\]\(([^)\s:]+)\)", text):
+            path, _, anchor = target.partition("#")
+            there = page.parent / path if path else page
+            assert there.exists(), f"{page.name} links to {target}"
+            if anchor and there.suffix == ".md":
+                assert anchor in anchors(there), f"{page.name} links to {target}"
+
+
+def test_the_site_has_every_page_and_its_links_stay_on_it(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, ROOT / "docs" / "site.py", tmp_path / "site"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    built = {path.relative_to(tmp_path / "site") for path in (tmp_path / "site").rglob("*.md")}
+    for page in built:
+        text = BLOCK.sub("", (tmp_path / "site" / page).read_text(encoding="utf-8"))
+        for target in re.findall(r"\]\(([^)\s:#]+)[^)]*\)", text):
+            assert (tmp_path / "site" / page.parent / target).exists(), f"{page} links to {target}"
+    menu = re.findall(r"([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(menu) <= {str(page) for page in built}
+    assert len(menu) > 15
+
+
+def test_the_readme_counts_the_catalogue() -> None:
+    assert f"catalogue of {len(all_devices())} accelerators" in (ROOT / "README.md").read_text(
+        encoding="utf-8"
+    )

@@ -157,8 +157,10 @@ class Tally:
         self.inputs: Counter[str] = Counter()
         self.codes: Counter[tuple[str, int]] = Counter()
         self.wrong: list[tuple[int, str, str]] = []
+        self.records: list[dict[str, Any]] = []
 
     def add(self, record: dict[str, Any]) -> None:
+        self.records.append(record)
         self.inputs[record["kind"]] += 1
         self.codes[record["kind"], record["code"]] += 1
         self.wrong += [(record["number"], record["kind"], problem) for problem in record["wrong"]]
@@ -244,16 +246,16 @@ def import_everything() -> None:
     for name in dispatch.COMMANDS:
         if name != "record":
             __import__(f"stepgrade.cli.{name}")
-    for number in range(150):
+    for number in range(60):
         judge(make_input(-1, number))
 
 
-def fuzz(seed: int, count: int, *, seconds: float | None = None, jobs: int = 1) -> Tally:
-    """Run `count` inputs, or as many as `seconds` allow, in `jobs` processes at a time."""
+def fuzz(seed: int, count: int, *, first: int = 0, seconds: float | None = None, jobs: int = 1) -> Tally:
+    """Run `count` inputs from number `first` on, or as many as `seconds` allow, `jobs` processes at a time."""
     prepare()
     import_everything()
     tally, began, said = Tally(), time.monotonic(), time.monotonic()
-    starts = iter(range(0, count, INPUTS_EACH))
+    starts = iter(range(first, first + count, INPUTS_EACH))
     readers: dict[int, Any] = {}
     while True:
         while len(readers) < jobs and not (seconds and time.monotonic() - began > seconds):
@@ -266,7 +268,9 @@ def fuzz(seed: int, count: int, *, seconds: float | None = None, jobs: int = 1) 
                 os.close(read)
                 with open(write, "wb") as results:
                     results.write(
-                        json.dumps(run_batch(seed, [*range(start, min(count, start + INPUTS_EACH))])).encode()
+                        json.dumps(
+                            run_batch(seed, [*range(start, min(first + count, start + INPUTS_EACH))])
+                        ).encode()
                     )
                 os._exit(0)
             os.close(write)
@@ -297,6 +301,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", type=int)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first input")
+    parser.add_argument("--records", help="write what happened to this file, one JSON object per input")
+    parser.add_argument("--table", nargs="+", help="print the table of such files and leave")
     args = parser.parse_args()
     if args.only is not None:
         item = make_input(args.seed, args.only)
@@ -305,7 +312,15 @@ def main() -> int:
             Path("/tmp", f"fuzz-{Path(name).name}").write_bytes(content)
         print(*run_input(item), sep="\n")
         return 0
-    tally = fuzz(args.seed, args.count, seconds=args.seconds, jobs=args.jobs)
+    if args.table:
+        tally = Tally()
+        for name in args.table:
+            for line in Path(name).read_text().splitlines():
+                tally.add(json.loads(line))
+    else:
+        tally = fuzz(args.seed, args.count, first=args.first, seconds=args.seconds, jobs=args.jobs)
+    if args.records:
+        Path(args.records).write_text("".join(json.dumps(record) + "\n" for record in tally.records))
     print(tally.table())
     for problem, count in Counter(problem for _, _, problem in tally.wrong).most_common(40):
         print(count, problem)

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from stepgrade.errors import BadInput, BadOption, NotMeasured
-from stepgrade.hardware.measure import measure_gpu, measure_processor
+from stepgrade.hardware.detect import OtherLoad
+from stepgrade.hardware.measure import (
+    LEAST_RUNS,
+    MOST_RUNS,
+    keep_best,
+    measure_gpu,
+    measure_processor,
+)
 from stepgrade.hardware.measured import (
     Measurement,
     Rate,
@@ -71,14 +82,52 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
 def test_this_processor_is_measured() -> None:
     pytest.importorskip("numpy")
     said: list[str] = []
-    found = measure_processor(said.append, array_bytes=2**20, runs=3)
-    assert said == ["memory, copy", "memory, scale", "memory, add", "matmul, fp32", "matmul, fp64"]
-    assert found.key == "cpu"
+    found = measure_processor(said.append, array_bytes=2**20, most_seconds=0.05)
+    precisions = ["fp32", "bf16", "fp64"] if importlib.util.find_spec("torch") else ["fp32", "fp64"]
+    assert said == ["memory, copy", "memory, scale", "memory, add", *(f"matmul, {p}" for p in precisions)]
+    assert (found.key, found.cores) == ("cpu", len(os.sched_getaffinity(0)))
+    assert list(found.tflops) == precisions
+    assert found.others_share is None or 0.0 <= found.others_share <= 1.0
     assert found.bandwidth_gb_s is not None
     for rate in (found.bandwidth_gb_s, *found.tflops.values()):
         assert rate.best >= rate.median > 0
         assert rate.spread_share >= 0
-        assert rate.runs == 3
+        assert LEAST_RUNS <= rate.runs <= MOST_RUNS
+
+
+def test_torchs_threads_stay_as_they_were() -> None:
+    torch = pytest.importorskip("torch")
+    torch.set_num_threads(1)
+    measure_processor(lambda _: None, array_bytes=2**20, most_seconds=0.0)
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="Linux counts what other programs take")
+def test_another_program_is_seen() -> None:
+    load = OtherLoad()
+    spin = "import time; end = time.monotonic() + 1.0\nwhile time.monotonic() < end: pass"
+    subprocess.run([sys.executable, "-c", spin], check=True)
+    share = load.share()
+    assert share is not None
+    assert 0.0 < share <= 1.0
+
+
+def busy(date: str, share: float) -> Measurement:
+    return msgspec.structs.replace(measurement("cpu", date), others_share=share)
+
+
+def test_a_busy_machine_is_told_and_its_figures_replace_no_better_ones(tmp_path: Path) -> None:
+    place = str(tmp_path / "measured.json")
+    first = keep_best(busy("2026-01-01T00:00:00Z", 0.6), place)
+    assert first.kept_in == place  # better than nothing
+    assert [note.code for note in first.notes] == ["busy", "spread"]
+    assert "60 %" in first.notes[0].text
+    quiet = keep_best(busy("2026-02-01T00:00:00Z", 0.02), place)
+    assert [note.code for note in quiet.notes] == ["spread"]
+    again = keep_best(busy("2026-03-01T00:00:00Z", 0.6), place)
+    assert again.kept_in is None
+    assert "not_kept" in {note.code for note in again.notes}
+    assert measured_for("cpu", place) == quiet.measurement
 
 
 def test_without_numpy_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

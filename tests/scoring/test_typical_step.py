@@ -93,7 +93,9 @@ def test_every_time_of_an_activity_is_scaled() -> None:
     times = {name for name in Activity.__struct_fields__ if name.endswith("_ms")}
     assert times - {"input_ms"} == {
         "communication_ms",
+        "startup_ms",
         "matmul_dtype_ms",
+        "parallelism_ms",
         "kernel_group_ms",
         "scalar_read_ms",
         "recompute_ms",

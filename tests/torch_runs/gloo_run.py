@@ -10,8 +10,8 @@ from pathlib import Path
 
 def train(rank: int, ranks: int, folder: Path, late_s: float) -> None:
     """Train under the profiler; the last rank is late to every step."""
-    import torch  # noqa: PLC0415  the module is also read where PyTorch is not installed
-    from torch import distributed  # noqa: PLC0415  as above
+    import torch
+    from torch import distributed
 
     torch.manual_seed(0)
     torch.set_num_threads(1)

@@ -140,7 +140,7 @@ def test_text_that_is_no_json_is_none() -> None:
 
 
 def test_operations_carry_their_costs() -> None:
-    profile = analyse_trace(make_trace(Run(steps=2, layers=3)))
+    profile = analyse_trace(make_trace(Run(steps=3, layers=3)))
     found = {one.name: one for one in profile.operations}
     addmm = found["aten::addmm"]
     assert addmm.calls == 2 * 3 * 2

@@ -73,8 +73,14 @@ def test_real_traces_add_up_and_stay_the_same(name: str) -> None:
 def assert_cuts_well(trace: Trace, at: int) -> None:
     whole = analyse_rank(trace)
     left, right = (analyse_rank(half) for half in cut(trace, at))
+    # A step whose end is not in the trace begins on the host where it is the only one.
+    ended = build_timeline(trace).windows.end_known.tolist()
     halves = [(step.number, step.dur_ns, step.ledger) for step in left.steps + right.steps]
-    assert halves == [(step.number, step.dur_ns, step.ledger) for step in whole.steps]
+    assert [part for part, known in zip(halves, ended, strict=True) if known] == [
+        (step.number, step.dur_ns, step.ledger)
+        for step, known in zip(whole.steps, ended, strict=True)
+        if known
+    ]
 
 
 @given(RUNS.filter(lambda run: run.device and run.marks and run.steps > 1), st.data())

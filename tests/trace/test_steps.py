@@ -130,24 +130,52 @@ def test_what_the_profiler_projects_on_streams_changes_nothing() -> None:
 
 
 def test_a_slow_start_is_warm_up() -> None:
-    assert marks(loop([180, 125, 127, 126, 124, 126]).trace()) == ["warm-up"] + ["steady"] * 5
+    assert marks(loop([180, 125, 127, 126, 124, 126]).trace()) == ["warm-up"] + ["steady"] * 4 + ["open"]
 
 
-def test_a_long_last_step_is_the_flush() -> None:
-    trace = loop([100, 100, 101, 100, 206]).trace()
-    assert marks(trace) == ["steady"] * 4 + ["flush"]
-    assert analyse_trace(trace).notes[0].text == (
-        "The last of 5 steps is left out as the profiler's flush: it took 206 ms, the others 100 ms."
-    )
+def test_a_last_step_whose_end_is_not_in_the_trace_is_left_out() -> None:
+    for last_ms in (50, 100, 206):
+        trace = loop([100, 100, 101, 100, last_ms]).trace()
+        assert marks(trace) == ["steady"] * 4 + ["open"]
+        profile = analyse_trace(trace)
+        assert profile.samples_ms == (100.0, 100.0, 101.0, 100.0)
+        assert profile.notes[0].text == "The last of 5 steps is left out: its end is not in the trace."
+
+
+def test_work_after_the_last_step_ends_it() -> None:
+    made = loop([100, 100, 90])
+    call = made.call("cudaLaunchKernel", 290 * MS + 3_000, 200)
+    made.kernel("kernel", 290 * MS + 5_000, 400, correlation=call)
+    assert marks(made.trace()) == ["steady"] * 3
+
+
+def test_steps_none_of_which_ends_in_the_trace_are_what_the_host_marks() -> None:
+    made = TraceBuilder()
+    for number in range(3):  # recording pauses between them
+        start = number * 1000 * MS
+        made.range(f"ProfilerStep#{number * 10}", start, 100 * MS)
+        made.kernel("kernel", start + 40 * MS, MS, correlation=made.call("cudaLaunchKernel", start + MS, 200))
+    windows = build_timeline(made.trace()).windows
+    assert windows.dur_ns.tolist() == [100 * MS] * 3
+    assert marks(made.trace()) == ["steady"] * 3
+
+
+def test_the_rest_after_the_last_step_is_not_the_steady_one() -> None:
+    made = loop([1000], [200])
+    made.range("ProfilerStep#1", 1000 * MS, 22_000)
+    call = made.call("cudaLaunchKernel", 1000 * MS + 1_000, 200)
+    made.kernel("kernel", 1000 * MS + 2_000, 400, correlation=call)
+    assert marks(made.trace()) == ["steady", "empty"]
+    assert analyse_trace(made.trace()).mean_step_ms == pytest.approx(1000.0, rel=0.001)
 
 
 def test_one_slow_step_in_the_middle_is_part_of_the_run() -> None:
-    assert marks(loop([210, 219, 425, 210, 220]).trace()) == ["steady"] * 5
+    assert marks(loop([210, 219, 425, 210, 220]).trace()) == ["steady"] * 4 + ["open"]
 
 
 def test_steps_that_alternate_are_all_steady_and_named() -> None:
     trace = loop([82, 107, 82, 107, 82, 107], [10, 20, 10, 20, 10, 20]).trace()
-    assert marks(trace) == ["steady"] * 6
+    assert marks(trace) == ["steady"] * 5 + ["open"]
     assert build_timeline(trace).windows.kind.tolist() == [0, 1, 0, 1, 0, 1]
     text = "Steps are of 2 kinds with different amounts of work: 82.0 ms and 107 ms."
     assert text in texts_of(analyse_trace(trace).notes)
@@ -155,7 +183,7 @@ def test_steps_that_alternate_are_all_steady_and_named() -> None:
 
 def test_an_empty_last_step_is_left_out() -> None:
     trace = loop([100, 100, 100, 1], [1, 1, 1, 0]).trace()
-    assert marks(trace) == ["steady"] * 3 + ["empty"]
+    assert marks(trace) == ["steady"] * 2 + ["open", "empty"]
     assert analyse_rank(trace).steps[-1].dur_ns == 0
 
 

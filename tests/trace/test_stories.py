@@ -39,7 +39,7 @@ def test_eight_ranks_show_their_collectives_and_who_is_late(sample: Read) -> Non
     assert profile.activity is not None
     kinds = {one.name for one in profile.activity.collectives}
     assert kinds == {"_reduce_scatter_base", "_allgather_base"}
-    assert any("of 56 collectives" in note.text for note in profile.notes)
+    assert any("of 36 collectives" in note.text for note in profile.notes)
     assert {len(rank.arrivals) for rank in ranks} == {56}  # each of them has its like on all ranks
     assert profile.activity.straggler is not None
     assert profile.activity.straggler.rank == 1
@@ -80,7 +80,7 @@ def test_a_host_that_runs_ahead_does_not_shorten_the_first_step(sample: Read) ->
     host_ns = timeline.steps.end_ns - timeline.steps.start_ns
     assert [round(ns / 1e6) for ns in host_ns.tolist()] == [35, 72, 96, 96, 96]
     assert [round(ns / 1e6) for ns in timeline.windows.dur_ns.tolist()] == [98, 96, 96, 96, 95]
-    assert set(timeline.windows.mark) == {"steady"}
+    assert [str(mark) for mark in timeline.windows.mark] == ["steady"] * 4 + ["open"]
 
 
 def test_an_allocator_without_cache_is_seen_as_waiting(sample: Read) -> None:

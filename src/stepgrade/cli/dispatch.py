@@ -28,6 +28,7 @@ COMMANDS = {
     "inspect": "what is in a file, and is it fit to be graded",
     "estimate": "what a run could reach on a device, and why",
     "devices": "the catalogue of accelerators; what this machine has",
+    "completion": "the completion of bash, zsh or fish",
 }
 
 _EPILOG = """\
@@ -68,7 +69,7 @@ def run(arguments: list[str], *, limits_memory: bool = False) -> int:
 
 def _run_command(arguments: list[str], *, limits_memory: bool) -> int:
     """Import only the command that is asked for, and let it run."""
-    commands = "\n".join(f"  {name:<9} {summary}" for name, summary in COMMANDS.items())
+    commands = "\n".join(f"  {name:<10} {summary}" for name, summary in COMMANDS.items())
     top = Parser(prog="stepgrade", description=__doc__, epilog=_EPILOG.format(commands=commands))
     top.add_argument("--version", action="version", version=f"stepgrade {__version__}")
     top.add_argument("command", nargs="?", metavar="COMMAND", help="what to do; see below")

@@ -89,6 +89,7 @@ def run(args: Namespace) -> int:
         ],
         against=args.against,
         history=args.history,
+        max_memory=args.max_memory,
         machine=dict(args.label).get("machine"),
         config=msgspec.structs.replace(config, gate=table),
         fail_on=args.fail_on,

@@ -12,6 +12,7 @@ import math
 from msgspec import Struct
 
 from stepgrade.compare.noise import (
+    MANY,
     RunNoise,
     Sample,
     Width,
@@ -53,12 +54,16 @@ def shift_of(now: Sample, before: Sample) -> float:
 
 def widths_of(now: Sample, before: Sample, noise: RunNoise) -> list[Width]:
     """Return the widths that the difference of two groups of runs may have by noise alone."""
-    earlier = len(without_accidents(before.logs))
+    runs, earlier = len(now.values), len(without_accidents(before.logs))
     step_variance = now.step_variance / len(now.values) + before.step_variance / len(before.values)
     widths = []
     for width in noise.widths:
-        variance = width.sigma**2 * (1.0 / len(now.values) + 1.0 / earlier) + step_variance
-        freedom = width.freedom
+        freedom, of_now = width.freedom, 1.0 / runs
+        if freedom < MANY:
+            # The mean of several runs has lighter tails, and the variance of one of them over their number.
+            freedom = runs * width.freedom
+            of_now *= (1.0 - 2.0 / freedom) / (1.0 - 2.0 / width.freedom)
+        variance = width.sigma**2 * (of_now + 1.0 / earlier) + step_variance
         steps = [sample.steps for sample in (now, before) if sample.steps]
         if noise.told.freedom is None and steps and step_variance:
             # Of a noise that is taken as it is only the steps' part is estimated (Satterthwaite).

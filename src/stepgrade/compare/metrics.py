@@ -176,11 +176,14 @@ def _what_would_decide(
             f"{missing} more run{'s' if missing > 1 else ''} of the baseline would measure how much "
             f"identical runs differ, which is not known ({show_share(noise.share, 0)} is assumed)"
         )
-    detect = sensitivity.detect
-    steps = steps_needed(effect, int(now.steps), detect) if now.steps else None
+    # What would pass it if it is as large as it seems, or what would fail it, whichever is easier.
+    shift = abs(math.log1p(effect.change))
+    near, far = (math.log1p(high) - math.log1p(effect.change) for high in (effect.near_high, effect.high))
+    reach = math.expm1(max(math.log1p(sensitivity.detect) - shift, shift * near / far))
+    steps = steps_needed(effect, int(now.steps), reach) if now.steps else None
     if steps is not None and effect.sigma > 2.0 * effect.run_sigma:
-        return f"about {steps} more steps would tell"
-    runs, are_of_both = runs_needed(effect, len(now.values), len(before.values), detect)
+        return f"about {show_count(steps)} more steps would tell"
+    runs, are_of_both = runs_needed(effect, len(now.values), len(before.values), reach)
     if are_of_both:
-        return f"about {show_count(runs)} runs of each side would tell {show_share(detect, 0)}"
+        return f"about {show_count(runs)} runs of each side would tell"
     return f"about {runs} more run{'s' if runs > 1 else ''} of this code would tell"

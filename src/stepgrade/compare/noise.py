@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from stepgrade.model.comparison import Metric, Noise, NoiseBasis
 from stepgrade.statistics import mean, median_and_spread
@@ -25,16 +25,20 @@ FEWEST_RUNS = 3
 # Times never agree better than this; a history that holds one file again and again seems to say so.
 LEAST_TIME_NOISE = 0.005
 # What is usual: half of all machines are below this share of the largest noise reported, two thirds of them
-# within a factor of two (the exponential of 0.7). Ten runs outweigh it, and need no more than a hint.
+# within a factor of two (the exponential of 0.7).
 USUAL_SHARE = 0.108
 _USUAL_FACTOR = 0.7
-_HINT_FACTOR = 1.0
 # Other runs of the same project say more: they share its machines.
 _POOLED_FACTOR = 0.5
 # Runs whose steps vary widely differ more themselves.
 _OF_STEPS = 0.5
+# How likely heavy tails are, before any run was seen.
 _HEAVY_WEIGHT = 0.4
 _HEAVY_FREEDOM = 3
+# A dozen runs outweigh what is usual, and have shown most second kinds of machines: hints are enough.
+_DOZEN = 12
+_HINT_FACTOR = 1.0
+_HINT_WEIGHT = 0.3
 _RATIO = 1.2
 _LOWEST, _HIGHEST = 1.0 / 16.0, 20.0
 _NEGLIGIBLE = 1e-6
@@ -42,7 +46,7 @@ _NEGLIGIBLE = 1e-6
 _ACCIDENT = 5.0
 _KNOWN_EXACTLY = 10_000
 # With more degrees of freedom than this Student's distribution is the normal one to three digits.
-_MANY = 500
+MANY = 500
 
 
 class Sample(Struct, frozen=True, kw_only=True):
@@ -110,19 +114,16 @@ def noise_of(
     least = LEAST_TIME_NOISE if metric.from_steps else 0.0
     usual = math.log1p(USUAL_SHARE * metric.assumed_noise if pooled is None else max(pooled, least))
     usual = max(usual, _OF_STEPS * max(now.step_spread, before.step_spread))
-    factor = _HINT_FACTOR if freedom >= 2 * LEAST_RUNS - 1 else _USUAL_FACTOR
-    if pooled is not None:
-        factor = _POOLED_FACTOR
+    factor, heavy_weight = _USUAL_FACTOR if pooled is None else _POOLED_FACTOR, _HEAVY_WEIGHT
+    if freedom >= _DOZEN - 1:
+        factor, heavy_weight = _HINT_FACTOR, _HINT_WEIGHT
     # An accident is no part of the level, but it is one of the runs: the heavy tails hold it.
     level, level_now = mean(earlier), mean(now.logs)
     repeated = [log - level_now for log in now.logs] if len(now.values) > 1 else []
     apart = [log - level for log in before.logs] + repeated
     seen = len(before.values) - 1 + len(now.values) - 1
-    widths = _weighed(apart, seen, before.step_variance, (usual, factor), least)
-    if not metric.heavy_tails:
-        normal = [width for width in widths if width.freedom == _KNOWN_EXACTLY]
-        total = math.fsum(width.weight for width in normal)
-        widths = tuple(structs.replace(width, weight=width.weight / total) for width in normal)
+    prior = _Prior(center=usual, factor=factor, heavy_weight=heavy_weight if metric.heavy_tails else 0.0)
+    widths = _weighed(apart, seen, before.step_variance, prior, least)
     if is_measured:
         squares = math.fsum((log - level) ** 2 for log in earlier) + math.fsum(log * log for log in repeated)
         # Runs cannot be steadier than their own steps leave them; copies of one run seem to be.
@@ -134,11 +135,19 @@ def noise_of(
     return RunNoise(told=told, widths=widths)
 
 
+class _Prior(Struct, frozen=True, kw_only=True):
+    """What is believed before any run was seen: a log-normal width, and how likely heavy tails are."""
+
+    center: float
+    factor: float
+    heavy_weight: float
+
+
 def _weighed(
-    apart: Sequence[float], freedom: int, step_variance: float, usual: tuple[float, float], least: float
+    apart: Sequence[float], freedom: int, step_variance: float, prior: _Prior, least: float
 ) -> tuple[Width, ...]:
     """Return the widths with their weights after runs were seen, `apart` from the means of their groups."""
-    center, factor = usual
+    center = prior.center
     squares = math.fsum(log * log for log in apart)
     top = max(_HIGHEST * center, 4.0 * math.sqrt(squares / len(apart)))
     count = int(math.log(top / (_LOWEST * center)) / math.log(_RATIO)) + 1
@@ -149,13 +158,16 @@ def _weighed(
     for sigma in (_LOWEST * center * _RATIO**place for place in range(count)):
         variance = max(sigma * sigma + step_variance, math.log1p(least) ** 2)
         # The prior of the width, and what the number of runs does to every likelihood.
-        common = -0.5 * (math.log(sigma / center) / factor) ** 2 - 0.5 * freedom * math.log(variance)
+        common = -0.5 * (math.log(sigma / center) / prior.factor) ** 2 - 0.5 * freedom * math.log(variance)
+        run_sigma = math.sqrt(max(variance - step_variance, 0.0))
+        normal = math.log1p(-prior.heavy_weight) + common - squares / 2.0 / variance
+        rows.append((normal, Width(sigma=run_sigma)))
+        if not prior.heavy_weight:
+            continue
         tails = math.fsum(math.log1p(log * log / heavy / variance) for log in apart)
         # As many terms as there are degrees of freedom: the means were taken from the same runs.
         seen = freedom * peak - (heavy + 1) / 2.0 * tails * freedom / len(apart)
-        run_sigma = math.sqrt(max(variance - step_variance, 0.0))
-        rows.append((math.log1p(-_HEAVY_WEIGHT) + common - squares / 2.0 / variance, Width(sigma=run_sigma)))
-        rows.append((math.log(_HEAVY_WEIGHT) + common + seen, Width(sigma=run_sigma, freedom=heavy)))
+        rows.append((math.log(prior.heavy_weight) + common + seen, Width(sigma=run_sigma, freedom=heavy)))
     highest = max(log for log, _ in rows)
     weights = [math.exp(log - highest) for log, _ in rows]
     total = math.fsum(weights)
@@ -218,7 +230,7 @@ def two_sided(t: float, freedom: int) -> float:
     t = abs(t)
     if math.isinf(t):
         return 0.0
-    if freedom > _MANY:
+    if freedom > MANY:
         return math.erfc(t / math.sqrt(2.0))
     angle = math.atan(t / math.sqrt(freedom))
     if freedom == 1:

@@ -134,15 +134,18 @@ def _converted(document: dict[str, Any], path: str) -> Config:
 def _check(config: Config, path: str) -> None:
     gate = config.gate
     shares = {"gate.allow": gate.allow, "gate.detect": gate.detect, "gate.run_noise": gate.run_noise}
+    bounds: dict[str, float | None] = {}
     for number, budget in enumerate(config.budgets):
         shares[f"budget[{number}].allow"] = budget.allow
         shares[f"budget[{number}].detect"] = budget.detect
+        bounds[f"budget[{number}].at_most"] = budget.at_most
+        bounds[f"budget[{number}].at_least"] = budget.at_least
     for place, share in shares.items():
         if share is not None and not 0.0 <= share <= 10.0:
             raise BadConfig(f"must be a share (0.05 is 5 %), not {share:g}", where=f"{path}: {place}")
-        for name, bound in (("at_most", budget.at_most), ("at_least", budget.at_least)):
-            if bound is not None and not isfinite(bound):
-                raise BadConfig(f"must be a number, not {bound:g}", where=f"{path}: budget[{number}].{name}")
+    for place, bound in bounds.items():
+        if bound is not None and not isfinite(bound):
+            raise BadConfig(f"must be a number, not {bound:g}", where=f"{path}: {place}")
     for name, rows in (("budget", config.budgets), ("waiver", config.waivers)):
         if len(rows) > MOST_ROWS:
             raise BadConfig(f"more than {MOST_ROWS} of them", where=f"{path}: {name}")

@@ -8,6 +8,7 @@ from stepgrade.config.limits import DEFAULT_LIMITS, Limits
 from stepgrade.hardware.setup import Target
 from stepgrade.model import Ledger, Profile
 from stepgrade.model.activity import Activity
+from stepgrade.model.profile import WorkKind
 from stepgrade.model.scorecard import Cause, Operation
 from stepgrade.scoring.causes import Verdict
 from stepgrade.scoring.efficiency import Efficiency
@@ -36,6 +37,7 @@ class RuleContext(Struct, frozen=True, kw_only=True):
     operations: tuple[Operation, ...] = ()
     causes: tuple[Cause, ...] = ()
     runtime: Runtime = Runtime.GENERAL
+    work: WorkKind = "unknown"  # what the steps hold, as given or else as the source shows
     activity: Activity = NOTHING_DONE  # of the typical step; an empty one when the source has no timeline
     limits: Limits = DEFAULT_LIMITS
 
@@ -46,24 +48,18 @@ class RuleContext(Struct, frozen=True, kw_only=True):
 
     @property
     def platform(self) -> str | None:
-        """Return whose runtime drives the device (cuda, rocm, mtia, ...), cpu without one, None if not known."""
+        """Return whose runtime drives the device (cuda, rocm, ...), cpu without one, None if not known."""
         device = self.target.device
         if self.activity.platform is not None or device is None:
             return "cpu" if self.activity.driver == "host" else self.activity.platform
         return {"NVIDIA": "cuda", "AMD": "rocm"}.get(device.vendor or "")
 
     @property
-    def work(self) -> str:
-        """Return what the steps hold: training, inference or unknown."""
-        passes = self.phases.by_kind_ms
-        if passes.get(PhaseKind.BACKWARD) or passes.get(PhaseKind.OPTIMIZER) or self.activity.optimizer:
-            return "training"
-        return "inference" if passes.get(PhaseKind.FORWARD) and self.profile.activity else "unknown"
-
-    @property
     def parallelism(self) -> str | None:
-        """Return how the ranks share the work: data, sharded, tensor, expert, pipeline; None if not known."""
-        return None
+        """Return what most communication is for: data, fsdp, tensor, pipeline, expert; None if not known."""
+        times = self.activity.parallelism_ms
+        longest = max(times, key=lambda kind: times[kind], default="unknown")
+        return None if longest == "unknown" else longest
 
     @property
     def replays_graphs(self) -> bool:
@@ -85,7 +81,7 @@ class RuleContext(Struct, frozen=True, kw_only=True):
         return self.profile.recorded is not None and setting in self.profile.recorded.settings
 
     def can_compute_in(self, dtype: str) -> bool | None:
-        """Tell by the catalogue, else by NVIDIA's compute capability, whether the device has this precision."""
+        """Tell by the catalogue, else by the compute capability, whether the device has this precision."""
         device = self.target.device
         if device is not None and device.peak_tflops:
             return dtype in device.peak_tflops

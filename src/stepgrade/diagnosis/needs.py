@@ -1,4 +1,4 @@
-"""What a remedy needs of the run that it is given to: what cannot be done there, or is done already, is not said."""
+"""What a remedy needs of a run: what cannot be done there, or is done already, is not said."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ NEEDS = (
     Need(
         "a device that torch.cuda drives",
         re.compile(
-            r"torch\.cuda|CUDA|cuda|nccl|NCCL|expandable_segments|tensor cores|sdpa_kernel|Flash|Liger|TunableOp"
+            r"torch\.cuda|CUDA|cuda|nccl|NCCL|expandable_segments|tensor cores|sdpa_kernel|Flash|Liger"
+            r"|TunableOp"
         ),
         lambda context: context.platform in _LIKE_CUDA,
     ),
@@ -51,8 +52,9 @@ NEEDS = (
     Need(
         "a training step",
         re.compile(
-            r"optimizer|backward|[Gg]radient|GradScaler|zero_grad|no_sync|\bDDP\b|bucket_cap|\bZeRO|the loss\b"
-            r"|[Cc]heckpoint|frozen|training loop|epoch"
+            r"optimizer|backward|[Gg]radient|GradScaler|zero_grad|no_sync|\bDDP\b|bucket_cap|\bZeRO"
+            r"|the loss\b"
+            r"|[Aa]ctivation checkpoint|checkpoint fewer|checkpoint every|frozen|training loop|epoch"
         ),
         lambda context: context.work != "inference",
     ),
@@ -77,7 +79,7 @@ NEEDS = (
     Need(
         "parameters in shards",
         re.compile(r"FSDP|reshard_after_forward"),
-        lambda context: context.parallelism in {None, "sharded", "data"},
+        lambda context: context.parallelism in {None, "fsdp", "data"},
     ),
 )
 

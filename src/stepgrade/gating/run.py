@@ -41,12 +41,14 @@ def gate(
     setup: Setup | None = None,
     settings: Settings | None = None,
     today: dt.date | None = None,
+    max_memory: int | None = None,
 ) -> GateReport:
     """Compare runs of the same code with `baselines`, or with the history's (`against="history:main"`).
 
     Runs and baselines may be given by their paths. Profiles are scored with `throughput_tok_s`,
     `tokens_per_step`, `work`, `setup` and `settings`; scorecards are taken as they are. `config` holds
-    budgets and waivers, as `load_config` reads them. Raise BadOption when there is nothing to check.
+    budgets and waivers, as `load_config` reads them. Where the history's runs have a label `machine`, only
+    those of this `machine` are earlier ones. Raise BadOption when there is nothing to check.
     """
     given_runs = [runs] if isinstance(runs, str | os.PathLike | Profile | Scorecard) else runs
     setup, config = setup or Setup(), config or Config()
@@ -76,7 +78,7 @@ def gate(
             raise BadOption("both baselines and a branch are given", field="against", hint="give one of them")
         branch = branch_of(against)
         try:
-            with open_history(history, create=False) as store:
+            with open_history(history, create=False, max_memory=max_memory) as store:
                 before = runs_of_branch(store, cards[0], branch, allowed, machine)
         except NoHistory as error:
             # The first run of a project: what it is saved into does not exist yet.

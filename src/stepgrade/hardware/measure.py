@@ -49,11 +49,15 @@ class Measured(Result, frozen=True, kw_only=True):
 
 
 def measure_here(progress: Progress, state: str | None = None, *, gpu: bool = True) -> Measured:
-    """Measure the GPU when torch sees one, else the processor, and keep the result.
+    """Measure the GPU when torch sees one, else the processor, and keep the result."""
+    return keep_best((measure_gpu(progress) if gpu else None) or measure_processor(progress), state)
+
+
+def keep_best(measurement: Measurement, state: str | None = None) -> Measured:
+    """Keep a measurement, and say what is wrong with it.
 
     What was measured on a busy machine does not take the place of what was measured on a quiet one.
     """
-    measurement = (measure_gpu(progress) if gpu else None) or measure_processor(progress)
     notes, earlier = [], measured_for(measurement.key, state)
     if is_busy(measurement):
         text = (

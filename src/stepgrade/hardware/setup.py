@@ -79,6 +79,7 @@ class Target(Struct, frozen=True, kw_only=True):
     devices: int = 1
     seq: int | None = None
     batch: int | None = None
+    tokens_per_step: int | None = None  # of all replicas, as the plan has them
     model: str | None = None  # what it is, in a few words
     model_flops: float | None = None
     palm_flops: float | None = None
@@ -168,6 +169,7 @@ def planned_target(figures: Figures, costs: ModelCosts, plan: Plan) -> Target:
         devices=plan.parallel.devices,
         seq=plan.seq,
         batch=plan.batch,
+        tokens_per_step=plan.tokens * plan.micro_batches * plan.parallel.replicas,
         model=f"{costs.architecture}, {costs.parameters:,} parameters",
         model_flops=costs.flops.model,
         palm_flops=costs.flops_palm.model,

@@ -10,7 +10,7 @@ from msgspec import Struct, structs
 
 
 class HostLine(Struct, frozen=True, kw_only=True):
-    """A line of the user's Python code that the host was in: where its function begins, and what that calls."""
+    """A line of the user's code that the host was in: where its function begins, and what that calls."""
 
     where: str  # file.py:line
     function: str
@@ -155,6 +155,8 @@ class Activity(Struct, frozen=True, kw_only=True):
     parts: tuple[PartTime, ...] = ()
     matmul_dtype_ms: dict[str, float] = {}
     marks: dict[str, float] = {}  # how often operations that tell something were called
+    # What is communicated for: data, fsdp, tensor, pipeline or expert parallelism, or unknown.
+    parallelism_ms: dict[str, float] = {}
     kernel_group_ms: dict[str, float] = {}  # time of kernels that their names put into a group
     class_kernels: dict[str, float] = {}
     input_ms: tuple[float, ...] = ()  # waiting for input in each steady step, of the first rank
@@ -210,6 +212,7 @@ class Activity(Struct, frozen=True, kw_only=True):
             gemms=tuple(structs.replace(tally, ms=tally.ms * factor) for tally in self.gemms),
             parts=tuple(structs.replace(part, ms=part.ms * factor) for part in self.parts),
             matmul_dtype_ms={name: ms * factor for name, ms in self.matmul_dtype_ms.items()},
+            parallelism_ms={name: ms * factor for name, ms in self.parallelism_ms.items()},
             kernel_group_ms={name: ms * factor for name, ms in self.kernel_group_ms.items()},
             scalar_read_ms=self.scalar_read_ms * factor,
             loop=loop and structs.replace(loop, ms=loop.ms * factor, backward_ms=loop.backward_ms * factor),

@@ -97,7 +97,7 @@ class HostRanges(Struct, frozen=True, eq=False, kw_only=True):
 
 
 class HostFrames(Struct, frozen=True, eq=False, kw_only=True):
-    """Python functions on host threads (`python_function`): all of the user's, of others those that take long."""
+    """Python functions on host threads: all of the user's, of others those that take long."""
 
     name: Ids
     start_ns: Longs  # of a function that ran when recording began, less than 0
@@ -176,5 +176,6 @@ class Trace(Struct, frozen=True, eq=False, kw_only=True):
     lost: tuple[str, ...] = ()  # what the reader had to leave out, in words
     threads: tuple[TraceThread, ...] = ()
     device_ranges: DeviceRanges | None = None
+    process: str | None = None  # the process that recorded it, where other files are of the same one
     frames: HostFrames | None = None
     categories: dict[str, int] = {}  # how many events of each category we know the file holds

@@ -189,6 +189,7 @@ class Scorecard(Result, frozen=True, kw_only=True):
     step_change: StepChange | None = None
     typical_step: Span | None = None
     work: WorkKind = "unknown"
+    cost_known_share: float | None = None  # of the time in operations that do arithmetic
     grade_at_most: str | None = None  # of an ungraded run: no better than this, whatever is not known
 
     @classmethod

@@ -5,29 +5,39 @@ from __future__ import annotations
 import re
 import sys
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 _FRAME = re.compile(r"^(?P<path>.+)\((?P<line>\d+)\): (?P<name>.+)$")
 _BUILT_IN = re.compile(r"^<built-in (?:function|method) (?P<name>\w+)(?: of (?:(?P<kind>[\w.]+) object)?)?")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")
 _HOME = re.compile(r"^(?:[A-Za-z]:)?/(?:home|Users)/[^/]+/|^/root/")
-_INSTALLED = re.compile(r"(?:^|/)(?:site-packages|dist-packages|lib/python\d[\d.]*|anaconda\d?)/")
+_INSTALLED = re.compile(r"(?:^|/)(?:site-packages|dist-packages|lib/python\d[\d.]*|anaconda\d?)(?=/)")
 # The profiler leaves out the directory that a module was found in, so that of an installed package only its
 # own name is left. These are the packages that training loops are made of.
-_PACKAGES = frozenset(
-    """accelerate aiohttp albumentations apex av bitsandbytes cv2 dask datasets decord deepspeed detectron2
-    diffusers dill einops evaluate fairscale fairseq fastai fbgemm_gpu fire flash_attn fsspec functorch gradio
-    huggingface_hub hydra ignite imageio ipykernel IPython joblib kornia librosa lightning lightning_fabric
-    lightning_utilities liger_kernel lmdb matplotlib megatron mlflow mmcv mmengine monai multiprocess nltk numba
-    numpy omegaconf onnx onnxruntime optimum pandas peft PIL pkg_resources polars psutil pyarrow pydantic
-    pytorch_lightning ray regex requests rich safetensors scipy sentencepiece setuptools sklearn skimage soundfile
-    spacy stepgrade sympy tensorboard tensorboardX tensordict tiktoken timm tokenizers torch torch_geometric
-    torch_npu torch_xla torchao torchaudio torchdata torchmetrics torchrec torchtext torchtitan torchtune
-    torchvision tornado tqdm traitlets transformer_engine transformers triton trl typing_extensions unsloth urllib3
-    vllm wandb webdataset xformers yaml zmq""".split()
-)
+# fmt: off
+_PACKAGES = frozenset((
+    "accelerate", "aiohttp", "albumentations", "apex", "av", "bitsandbytes", "colossalai", "composer",
+    "cv2", "dask", "datasets", "decord", "deepspeed", "detectron2", "diffusers", "dill", "einops",
+    "evaluate", "fairscale", "fairseq", "fastai", "fbgemm_gpu", "fire", "flash_attn", "fsspec",
+    "functorch", "gradio", "gymnasium", "huggingface_hub", "hydra", "ignite", "imageio", "ipykernel",
+    "IPython", "joblib", "kornia", "librosa", "liger_kernel", "lightning", "lightning_cloud",
+    "lightning_fabric", "lightning_utilities", "litgpt", "llmfoundry", "lmdb", "matplotlib", "megatron",
+    "mlflow", "mmcv", "mmengine", "monai", "multiprocess", "nemo", "nltk", "numba", "numpy", "omegaconf",
+    "onnx", "onnxruntime", "open_clip", "optimum", "pandas", "peft", "PIL", "pkg_resources", "polars",
+    "psutil", "pyarrow", "pydantic", "pytorch_lightning", "ray", "regex", "requests", "rich",
+    "safetensors", "scipy", "segment_anything", "sentence_transformers", "sentencepiece", "setuptools",
+    "sglang", "skimage", "sklearn", "soundfile", "spacy", "stable_baselines3", "stepgrade", "sympy",
+    "tensorboard", "tensorboardX", "tensordict", "tiktoken", "timm", "tokenizers", "torch",
+    "torch_geometric", "torch_npu", "torch_xla", "torchao", "torchaudio", "torchdata", "torchmetrics",
+    "torchrec", "torchsnapshot", "torchtext", "torchtitan", "torchtune", "torchvision", "tornado",
+    "tqdm", "traitlets", "transformer_engine", "transformers", "triton", "trl", "typing_extensions",
+    "ultralytics", "unsloth", "urllib3", "vllm", "wandb", "webdataset", "xformers", "xfuser", "xgboost",
+    "yaml", "zeta", "zmq",
+))
+# fmt: on
 # Names of the standard library that scripts of training runs have as well.
-_ALSO_SCRIPTS = frozenset({"profile", "trace", "code", "test", "this", "runpy_"})
+_ALSO_SCRIPTS = frozenset({"profile", "trace", "code", "test", "this"})
 _NO_FILE = ("<frozen", "<string>", "<__array_function__", "<eval_with_key>", "<attrs")
 
 
@@ -59,18 +69,17 @@ def read_frame(text: str) -> Frame:
 
 def _installed_path(path: str) -> str:
     """Return the path from the package on."""
-    return _INSTALLED.split(path)[-1]
+    return _INSTALLED.split(path)[-1].lstrip("/")
 
 
 def _is_user_path(path: str) -> bool:
-    if path.startswith(_NO_FILE) or _INSTALLED.search(path):
-        return False
+    if path.startswith(_NO_FILE) or "/torchinductor_" in path or _INSTALLED.search(path):
+        return False  # what a compiler wrote is nobody's code
     parts = path.removesuffix(".py").lstrip("./").split("/")
     if path.startswith(("/", "~")) or ":" in parts[0]:
         # A package that is used from its source: .../src/transformers/..., .../pytorch/torch/...
         return not any(
-            inner in _PACKAGES and outer in {"src", "pytorch", inner}
-            for outer, inner in zip(parts, parts[1:-1], strict=False)
+            inner in _PACKAGES and outer in {"src", "pytorch", inner} for outer, inner in pairwise(parts[:-1])
         )
     top = parts[0]
     return top not in _PACKAGES and (top not in sys.stdlib_module_names or top in _ALSO_SCRIPTS)

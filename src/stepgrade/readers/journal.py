@@ -91,8 +91,8 @@ def read(source: ByteSource) -> Profile:
     lost = (
         "" if head.flush_seconds is None else f", at most {show_ms(head.flush_seconds * 1e3)} before it ended"
     )
-    cut = f"the recording was not ended: this is what it held when it was last written{lost}"
-    notes = [Note("not_ended", cut)]
+    unended = f"the recording was not ended: this is what it held when it was last written{lost}"
+    notes = [Note("not_ended", unended)]
     if not steady.parts:
         slower = "only warm-up steps were recorded: they may be slower than the run is"
         notes.append(Note("warm_up_only", slower))

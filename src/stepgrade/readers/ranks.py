@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate, islice
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
@@ -61,10 +61,35 @@ def _all_files(sources: Sequence[PathLike], input_format: str | None, options: R
     return files
 
 
+class _Recording(NamedTuple):
+    """What tells a trace from those of other processes: its file, rank and process, and when it was."""
+
+    path: str
+    rank: int | None
+    process: str | None  # as the operating system numbers it
+    worker: str | None  # as tensorboard_trace_handler names files: host and process
+    start_ns: int | None  # since the epoch
+    end_ns: int | None
+
+    def is_apart(self, other: _Recording) -> bool:
+        """Tell whether both say when they were, and one was over before the other began."""
+        if self.start_ns is None or self.end_ns is None or other.start_ns is None or other.end_ns is None:
+            return False
+        return self.end_ns <= other.start_ns or other.end_ns <= self.start_ns
+
+    def is_of_process(self, other: _Recording) -> bool:
+        """Tell whether both are recordings of one process, one after the other."""
+        if self.rank != other.rank or not self.is_apart(other):
+            return False
+        if self.worker is not None and other.worker is not None:
+            return self.worker == other.worker
+        return self.process is not None and self.process == other.process
+
+
 def _read_all(files: list[RankFile], options: ReadOptions) -> Iterator[Trace]:
-    """Yield the traces and keep none of them; raise BadInput for two that say they are the same rank."""
+    """Yield the traces and keep none of them; raise BadInput for those that are of different runs."""
     sizes = [os.path.getsize(path) if os.path.isfile(path) else 0 for path, _ in files]  # noqa: PTH113, PTH202
-    seen: dict[int, str] = {}
+    seen: dict[int | None, list[_Recording]] = {}
     all_bytes = sum(sizes)
     for (path, input_format), before in zip(files, accumulate(sizes, initial=0), strict=False):
 
@@ -84,19 +109,38 @@ def _read_all(files: list[RankFile], options: ReadOptions) -> Iterator[Trace]:
                 yield trace.pop()
 
 
-def _with_rank(trace: Trace, path: str, seen: dict[int, str]) -> Trace:
+def _with_rank(trace: Trace, path: str, seen: dict[int | None, list[_Recording]]) -> Trace:
+    """Return the trace with its rank, and with the process where an earlier file is of the same one."""
+    # pathlib takes longer to import than a small trace to read.
+    name = os.path.basename(path)  # noqa: PTH119
     if trace.rank is None:
-        pattern = r"(?:^|[^a-z])rank[-_. ]?(\d{1,6})(?!\d)"
-        # pathlib takes longer to import than a small trace to read.
-        match = re.search(pattern, os.path.basename(path), re.IGNORECASE)  # noqa: PTH119
+        match = re.search(r"(?:^|[^a-z])rank[-_. ]?(\d{1,6})(?!\d)", name, re.IGNORECASE)
         trace = replace(trace, rank=int(match[1]) if match else None)
-    if trace.rank is None:
-        return trace
-    if trace.rank in seen:
-        problem = f"{seen[trace.rank]} and {path} both say they are rank {trace.rank}"
-        raise BadInput(problem, hint="give the files of one capture, one for each rank")
-    seen[trace.rank] = path
-    return trace
+    own = _recording_of(trace, path, name)
+    alike = seen.setdefault(own.rank, [])
+    of_process = next((place for place, other in enumerate(alike) if own.is_of_process(other)), None)
+    for other in alike if of_process is None else ():
+        if other.path != path:
+            if own.is_apart(other):
+                problem = f"{other.path} and {path} are of different runs: one was over when the other began"
+                raise BadInput(problem, hint="score them one by one")
+            if own.rank is not None:
+                problem = f"{other.path} and {path} both say they are rank {own.rank}"
+                raise BadInput(problem, hint="give the files of one capture, one for each rank")
+    alike.append(own)
+    return replace(trace, process=f"{own.rank} {len(alike) - 1 if of_process is None else of_process}")
+
+
+def _recording_of(trace: Trace, path: str, name: str) -> _Recording:
+    worker = re.fullmatch(r"(.+_\d+)\.\d+\.pt\.trace\.json(?:\.gz)?", name)
+    tables = [table for table in (trace.ops, trace.calls, trace.work, trace.ranges) if len(table.name)]
+    start = end = None
+    if tables and trace.base_ns is not None:
+        start = trace.base_ns + min(int(table.start_ns.min()) for table in tables)
+        end = trace.base_ns + max(int((table.start_ns + table.dur_ns).max()) for table in tables)
+    threads = trace.ops.thread if len(trace.ops.name) else trace.calls.thread
+    process = trace.threads[int(threads[0])].process if len(threads) and trace.threads else None
+    return _Recording(path, trace.rank, process, worker[1] if worker else None, start, end)
 
 
 def _not_a_trace(source: str) -> BadInput:

@@ -56,11 +56,20 @@ def with_sampled(profile: Profile, sampled: SampledSteps | None) -> Profile:
 
 
 def with_lines(profile: Profile, lines: dict[str, tuple[HostLine, ...]]) -> Profile:
-    """Return the profile with the lines of the user's code that it waited in."""
-    if not lines:
-        return profile
-    activity = profile.activity or Activity(driver="unknown")
-    return structs.replace(profile, activity=structs.replace(activity, lines=lines))
+    """Return the profile with the lines of the user's code that it waited in.
+
+    Another program may have stopped the sampled step: it stalls by no more than many looks at all steps saw.
+    """
+    activity = profile.activity
+    if activity is None:
+        unseen = Activity(driver="unknown", lines=lines)
+        return structs.replace(profile, activity=unseen) if lines else profile
+    gaps, seen_ms = activity.gaps, sum(line.ms for line in lines.get("stall", ()))
+    if gaps is not None:
+        stall_ms = min(gaps.stall_ms, seen_ms)
+        longest_ms = min(gaps.longest_ms, seen_ms)
+        gaps = structs.replace(gaps, stall_ms=stall_ms, longest_ms=longest_ms, steady_stall_ms=stall_ms)
+    return structs.replace(profile, activity=structs.replace(activity, lines=lines, gaps=gaps))
 
 
 def _ledger(

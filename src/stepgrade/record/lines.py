@@ -30,9 +30,11 @@ _FIRST_SECONDS, _FIRST_INTERVAL, _INTERVAL = 2.0, 0.01, 0.05
 _MOST_PLACES = 2000
 _LINES_KEPT = 3
 _WAITS = {INPUT: "input", NONE: "stall", AFTER_FORWARD: "stall", HOST: "stall"}
-# In these the step computes, unless the line calls something that is no operation, as time.sleep.
+# In these the step computes, unless the line calls something that is surely no operation, as time.sleep.
 _MODEL = frozenset({FORWARD, LOSS, BACKWARD, OPTIMIZER})
 _OPERATIONS = ("torch", "torchvision", "torchaudio", "transformers", "triton")
+# Parts of torch that are the host's own work.
+_NO_OPERATIONS = ("torch/serialization.py", "torch/utils/", "torch/distributed/checkpoint/")
 
 
 class _Place(NamedTuple):
@@ -99,8 +101,9 @@ class LineSampler:
         by_line: dict[str, dict[tuple[str, str, str | None], float]] = defaultdict(lambda: defaultdict(float))
         for place, seconds in list(self._seconds.items()):
             calls, is_operation = _callee(place)
-            wait = _WAITS.get(place.phase) if place.phase not in _MODEL else "stall"
-            if wait is not None and not (place.phase in _MODEL and is_operation):
+            wait = "stall" if place.phase in _MODEL else _WAITS.get(place.phase)
+            is_waiting = is_operation is False if place.phase in _MODEL else is_operation is not True
+            if wait is not None and (is_waiting or wait == "input"):
                 frame = read_frame(f"{place.code.co_filename}({place.line}): {place.code.co_name}")
                 by_line[wait][_short(frame.where or ""), place.code.co_name, calls] += seconds
         return {
@@ -143,27 +146,28 @@ class LineSampler:
         return None
 
 
-def _callee(place: _Place) -> tuple[str | None, bool]:
-    """Return what the line calls, as its source has it, and whether that may be an operation of the model.
+def _callee(place: _Place) -> tuple[str | None, bool | None]:
+    """Return what the line calls, as its source has it, and whether that is an operation, None if not known.
 
-    A function of a module that is none of torch's is not; of anything else it cannot be told.
+    A function of one of torch's modules is, one of another module is not; of a method it cannot be told.
     """
     if place.called is not None:
-        # From the package on: what is installed lies below a folder of that name, the standard library does not.
+        # What is installed is named from its package on.
         path = place.called.co_filename.replace("\\", "/").rpartition("-packages/")[2]
         name = read_frame(f"{path}(1): {place.called.co_name}").name
-        return name, name.split(".", 1)[0] in _OPERATIONS
+        return name, name.split(".", 1)[0] in _OPERATIONS and not path.startswith(_NO_OPERATIONS)
     *_, position = (None, *place.code.co_positions())[: place.at // 2 + 2]
     line, end_line, start, end = position or (None, None, None, None)
     if line is None or line != end_line or start is None or end is None:
-        return None, True
+        return None, None
     source = linecache.getline(place.code.co_filename, line).encode()[start:end].decode("utf-8", "replace")
     name, bracket, _ = source.partition("(")
     if not bracket or not name.replace(".", "").isidentifier():
-        return None, True
+        return None, None
     root = getattr(sys.modules.get(place.module), name.split(".", 1)[0], None)
-    origin = root.__name__ if isinstance(root, ModuleType) else getattr(root, "__module__", None) or "torch"
-    return name, "." not in name or origin.split(".", 1)[0] in _OPERATIONS
+    if not isinstance(root, ModuleType):
+        return name, None
+    return name, root.__name__.split(".", 1)[0] in _OPERATIONS
 
 
 def _short(where: str) -> str:

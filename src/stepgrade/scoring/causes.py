@@ -85,8 +85,8 @@ def work_of(profile: Profile, operations: tuple[Operation, ...], limits: Limits)
     """Return how much of the operations' time arithmetic limits, by their roofs or else by their class.
 
     Where sizes are not known, products count as limited by arithmetic only in training: its products have
-    thousands of rows; those of inference may have one, and read weights. On a processor what moves fewer bytes
-    than any memory can is limited by arithmetic as well, and calls of microseconds by Python.
+    thousands of rows; those of inference may have one, and read weights. On a processor what moves fewer
+    bytes than any memory can is limited by arithmetic as well, and calls of microseconds by Python.
     """
     counted = [op for op in operations if op.ms and op.kind != "communication"]
     counted_ms = sum(op.ms or 0.0 for op in counted)
@@ -214,8 +214,8 @@ def bottleneck_of_ledger(
 ) -> Verdict:
     """Name what would gain the most: the largest wait, unless it is small beside the work of the device.
 
-    Launching late and doing something else are both the host's: together they are one wait. A wait can be gained
-    as a whole; of the work itself a quarter is a usual gain (precision, fusing, better kernels).
+    Launching late and doing something else are both the host's: together they are one wait. A wait can be
+    gained as a whole; of the work itself a quarter is a usual gain (precision, fusing, better kernels).
     """
     waits = [cause for cause in causes if cause.bottleneck not in _WORK]
     shares = {Bottleneck(cause.bottleneck): cause.share for cause in waits}

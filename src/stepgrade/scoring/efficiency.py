@@ -57,7 +57,7 @@ def efficiency_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> E
     throughput, target = throughput_of(profile, times, options), options.target
     rate = throughput.tok_s / target.devices if throughput else None
     is_given = options.throughput_tok_s is not None or options.tokens_per_step is not None
-    if throughput and throughput.tokens_per_step and not is_given:
+    if throughput and profile.tokens_per_step and throughput.tokens_per_step and not is_given:
         # Tokens that a profile counted are those of the ranks that it holds.
         rate = throughput.tok_s / profile.counted_ranks
     ceilings = target.ceilings
@@ -135,9 +135,13 @@ def throughput_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> T
     """
     if options.throughput_tok_s is not None:
         return Throughput(tok_s=options.throughput_tok_s, basis="given")
-    tokens = options.tokens_per_step or profile.tokens_per_step
+    tokens, origin = options.tokens_per_step or profile.tokens_per_step, "from the profile"
+    if options.tokens_per_step:
+        origin = "given"
+    elif not tokens and profile.throughput_tok_s is None and options.target.tokens_per_step:
+        tokens, origin = options.target.tokens_per_step, "batch x sequence, as given"
     if tokens and profile.mean_step_ms and times.typical_ms:
-        origin, steady = "given" if options.tokens_per_step else "from the profile", times.steady
+        steady = times.steady
         return Throughput(
             tok_s=tokens / times.typical_ms * 1000.0,
             low=tokens / steady.high_ms * 1000.0 if steady and steady.high_ms else None,
@@ -163,7 +167,7 @@ def _what_is_missing(
 ) -> tuple[Note, ...]:
     """Say what a grade would need: the rate of a run whose FLOPs are not known, its hardware, its costs."""
     reasons = []
-    if rate is None and not is_well_known(profile):
+    if rate is None and profile.samples_per_step is None and not is_well_known(profile):
         supply = "{throughput_tok_s} or {tokens_per_step}"
         reasons.append(Note("no_throughput", "the throughput is not known", supply=supply))
     if roof is not None:

@@ -145,7 +145,11 @@ def _is_always_slow(profile: Profile, number: int, direction: Direction, limits:
         for layer in profile.layers
     }
     steps = len(samples[number])
-    if profile.activity is not None and profile.activity.driver == "host" and steps < limits.outlier_least_steps:
+    if (
+        profile.activity is not None
+        and profile.activity.driver == "host"
+        and steps < limits.outlier_least_steps
+    ):
         return False
     slow = 0
     for step in range(steps):

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from stepgrade.hardware.catalogue import cache_bytes
 from stepgrade.hardware.ceilings import Figures
-from stepgrade.hardware.setup import Target
+from stepgrade.hardware.setup import CPU_KEY, Target
 from stepgrade.model import Note, OpTime, Profile
 from stepgrade.model.scorecard import Operation
 from stepgrade.naming.roles import class_of
@@ -57,6 +57,8 @@ def operations_of_step(
         # How long a call takes and how fast it is do not depend on the step: these are means over all steps.
         mean_ms = total_ms / times.steps
         roof, reached = _roof_of(structs.replace(op, total_ms=total_ms), profile, figures, dtype)
+        if _is_measured(figures) and (reached or 0.0) > MOST:
+            roof = reached = None  # from a cache, which has no roof here, or measured too low
         found.append(
             Operation(
                 name=name,
@@ -78,15 +80,21 @@ def operations_of_step(
     return tuple(found)
 
 
+def _is_measured(figures: Figures) -> bool:
+    return figures.device is not None and figures.device.key == CPU_KEY
+
+
 def drop_impossible_counts(profile: Profile, target: Target) -> Profile:
     """Return the profile without the FLOPs and bytes of operations that would be above their roof.
 
     Nothing runs faster than its hardware: such a count is wrong (padded rows, buffers of which a part is
-    used), and neither a share of the peak nor a grade may rest on it. Peaks that the user gave may be wrong
-    themselves: an operation above them shows it.
+    used), and neither a share of the peak nor a grade may rest on it. Peaks that were given or measured
+    may be wrong themselves: an operation above them shows it.
     """
     steps, listed, figures = profile.steps or 0, profile.operations, target.figures
     if figures.device is None or figures.device.is_by_hand or figures.peak_tflops or figures.peak_bw_gb_s:
+        return profile
+    if _is_measured(figures):
         return profile
     wrong = {
         op.name: op

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 
 # GitHub, GitLab, Jenkins and Buildkite check out a bare commit and name the branch in the environment.
 _BRANCHES = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME", "GIT_BRANCH", "BUILDKITE_BRANCH")
 _COMMITS = ("GITHUB_SHA", "CI_COMMIT_SHA", "GIT_COMMIT", "BUILDKITE_COMMIT")
 _GIT_S = 5.0
+_NOTHING_RUNS = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
 
 
 def commit_here() -> str | None:
@@ -27,11 +29,18 @@ def _first(names: tuple[str, ...]) -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
+    """Return what git says; a checkout's own settings make it run nothing, and git is not looked for in it."""
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    git = shutil.which("git", path=os.pathsep.join(filter(os.path.isabs, folders)))
+    if git is None or not os.path.isabs(git):  # Windows looks into the current folder first
+        return None
     try:
         ran = subprocess.run(  # noqa: S603  fixed words
-            ["git", *arguments],  # noqa: S607  the user's git
+            [git, "--no-pager", *_NOTHING_RUNS, *arguments],
+            stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="backslashreplace",  # a branch may be called by bytes that are no text
             check=False,
             timeout=_GIT_S,
         )

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from stepgrade.compare.fingerprint import differences, digest_of
 from stepgrade.errors import BadHistory, BadOption, did_you_mean
+from stepgrade.memory import default_limit
 from stepgrade.model import Fingerprint
 from stepgrade.model.comparison import METRICS
 from stepgrade.model.run import RunRow
@@ -23,6 +24,7 @@ from stepgrade.scoring.step_times import step_times
 from stepgrade.store.database import Database, Row
 from stepgrade.store.migrations import migrate
 from stepgrade.store.place import place_of
+from stepgrade.units import show_bytes
 
 # As the columns of stepgrade_run have them.
 KEPT_METRICS = tuple(name for name in METRICS if name != "hfu")
@@ -31,6 +33,7 @@ _AT_ONCE = 900
 # A scorecard is some hundred kilobytes; that of a thousand ranks some megabytes.
 _EXPORTED_AT_ONCE = 50
 _LARGEST_CARD = 32 << 20
+_DECODED_BYTES = 24  # of memory for a byte of a card's text
 # So many damaged runs are named; the others are counted.
 _NAMED = 3
 _COLUMNS = (
@@ -68,8 +71,9 @@ class Selection(Struct, frozen=True, kw_only=True):
 class History:
     """A store of runs. Use it in a `with` block."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, max_memory: int | None = None) -> None:
         self._database = database
+        self._most_bytes = default_limit() if max_memory is None else max_memory
         self.damaged: dict[int, str] = {}  # runs that could not be read, and why; they are passed over
         try:
             migrate(database)
@@ -169,7 +173,7 @@ class History:
     def cards(self, numbers: Sequence[int]) -> dict[int, Scorecard]:
         """Return the scorecards of several runs by number; a damaged one is left out and named in `damaged`.
 
-        Raise BadHistory when there is no such run.
+        So is one for which the memory does not suffice. Raise BadHistory when there is no such run.
         """
         sql = "select run_id, body from stepgrade_card where run_id in"
         try:
@@ -182,13 +186,22 @@ class History:
                 except BadHistory as error:
                     self._pass_over(number, error.problem)
         found = {}
+        left_bytes = self._most_bytes
         for number in numbers:
             if number in self.damaged or number in found:
                 continue
             if number not in bodies:
                 raise BadHistory(f"has no run {number}", where=self.name, hint="stepgrade history list")
             try:
-                found[number] = Scorecard.from_json(_inflated(bodies.pop(number)))
+                text = _inflated(bodies.pop(number))
+                left_bytes -= len(text) * _DECODED_BYTES
+                if left_bytes < 0:
+                    limit = show_bytes(self._most_bytes)
+                    self._pass_over(
+                        number, f"with its scorecard the runs would take more memory than {limit}"
+                    )
+                    continue
+                found[number] = Scorecard.from_json(text)
             except (
                 zlib.error,
                 msgspec.DecodeError,
@@ -271,19 +284,20 @@ class History:
                     yield {**msgspec.to_builtins(row), "card": cards[row.id].to_dict()}
 
 
-def open_history(place: str | None = None, *, create: bool = True) -> History:
+def open_history(place: str | None = None, *, create: bool = True, max_memory: int | None = None) -> History:
     """Open the history at a path or a postgresql:// URL.
 
-    The default is what STEPGRADE_HISTORY names, else .stepgrade/history.db in this directory.
+    The default is what STEPGRADE_HISTORY names, else .stepgrade/history.db in this directory. `max_memory` is
+    how many bytes the runs that are read at once may take, by default a quarter of the machine's.
     """
     url, name = place_of(place)
     if url is not None:
         from stepgrade.store.postgres import PostgresDatabase  # noqa: PLC0415  an extra
 
-        return History(PostgresDatabase(url, name))
+        return History(PostgresDatabase(url, name), max_memory)
     from stepgrade.store.sqlite import SqliteDatabase  # noqa: PLC0415  not needed for a server
 
-    return History(SqliteDatabase(name, create=create))
+    return History(SqliteDatabase(name, create=create), max_memory)
 
 
 def _values(run: NewRun, digest: str) -> list[object]:
@@ -291,12 +305,13 @@ def _values(run: NewRun, digest: str) -> list[object]:
     times = step_times(card.steps.samples_ms) if card.steps else None
     added_at = run.added_at or dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     metrics = card.metrics
+    labels = {_text(name): _text(label) for name, label in run.labels.items()}
     return [
         added_at,
         digest,
-        run.commit,
-        run.branch,
-        msgspec.json.encode(run.labels, order="sorted").decode(),
+        run.commit and _text(run.commit),
+        run.branch and _text(run.branch),
+        msgspec.json.encode(labels, order="sorted").decode(),
         ", ".join(card.source.files),
         card.grade,
         *(metrics[name] for name in KEPT_METRICS),
@@ -304,18 +319,23 @@ def _values(run: NewRun, digest: str) -> list[object]:
     ]
 
 
+def _text(words: str) -> str:
+    """Return words of a command line as text that can be kept: they may hold bytes that are none."""
+    return words.encode("utf-8", "backslashreplace").decode()
+
+
 def _where(which: Selection) -> tuple[str, list[Any]]:
     parts: list[str] = []
     values: list[Any] = []
     if which.branch is not None:
         parts.append("branch = ?")
-        values.append(which.branch)
+        values.append(_text(which.branch))
     if which.digests is not None:
         parts.append(f"digest in ({', '.join('?' * len(which.digests)) or 'null'})")
         values += which.digests
     for name, value in sorted(which.labels.items()):
         # Names and values are JSON texts in the column, so their quotes end them.
-        encoded = [msgspec.json.encode(text).decode() for text in (name, value)]
+        encoded = [msgspec.json.encode(_text(text)).decode() for text in (name, value)]
         pattern = ":".join(encoded)
         for sign in "~%_":
             pattern = pattern.replace(sign, f"~{sign}")

@@ -43,6 +43,7 @@ from stepgrade.trace.ledger import HOST_COPIES, LedgerSpans, waiting_calls
 from stepgrade.trace.links import OP, nearest, pick
 from stepgrade.trace.matmuls import matmul_time_by_dtype, tally_gemms
 from stepgrade.trace.operations import tally_parts
+from stepgrade.trace.parallelism import communication_by_purpose
 from stepgrade.trace.pieces import Pieces
 from stepgrade.trace.python_loops import tally_loop
 from stepgrade.trace.timeline import IN_BACKWARD, IN_INPUT, IN_OPTIMIZER, Driver, Timeline
@@ -109,6 +110,7 @@ def measure_activity(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Activi
         parts=tally_parts(timeline, pieces, phase, steps),
         matmul_dtype_ms={dtype: ns / steps / NS_PER_MS for dtype, ns in dtype_ns.items()},
         marks=count_marks(timeline, steps),
+        parallelism_ms=communication_by_purpose(timeline, pieces, steps),
         kernel_group_ms=group_kernels(timeline, pieces, steps) if on_device else {},
         class_kernels={
             work_class.label: class_counts[work_class] / steps
@@ -133,7 +135,7 @@ def _steady_ms(timeline: Timeline, spans: iv.Spans, steps: int) -> float:
 
 
 def find_platform(timeline: Timeline) -> str | None:
-    """Return whose runtime the host drives: cuda, rocm, mtia, xpu, npu, hpu, or cpu where there is no device."""
+    """Return whose runtime the host drives (cuda, rocm, mtia, xpu, npu, hpu), cpu without a device."""
     trace = timeline.trace
     if timeline.driver is Driver.HOST:
         return "cpu"
@@ -182,7 +184,7 @@ def startup_ms(timeline: Timeline, steps: int) -> float:
 
 
 def find_lines(timeline: Timeline, frames: LoopFrames, steps: int) -> dict[str, tuple[HostLine, ...]]:
-    """Return the lines of the user's code that the host was in while the step waited, by what it waited for."""
+    """Return the user's lines that the host was in while the step waited, by what it waited for."""
     ledger = timeline.ledger
     if ledger is None or frames is NO_FRAMES:
         return {}
@@ -451,6 +453,7 @@ def merge_activities(activities: Sequence[Activity]) -> Activity:
         ),
         matmul_dtype_ms=_average_dicts([a.matmul_dtype_ms for a in activities]),
         marks=_average_dicts([a.marks for a in activities]),
+        parallelism_ms=_average_dicts([a.parallelism_ms for a in activities]),
         kernel_group_ms=_average_dicts([a.kernel_group_ms for a in activities]),
         class_kernels=_average_dicts([a.class_kernels for a in activities]),
         input_ms=first.input_ms,

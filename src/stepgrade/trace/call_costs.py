@@ -18,13 +18,15 @@ from stepgrade.naming.work_class import MATMULS
 from stepgrade.trace.costs import CONVOLUTIONS, UNKNOWN, Cost, cost_of, cost_of_result
 from stepgrade.trace.links import nearest, pick
 from stepgrade.trace.pieces import Pieces
-from stepgrade.trace.timeline import Timeline
+from stepgrade.trace.timeline import Driver, Timeline
 
 _UNKNOWN, _FREE = -1, -2
 # Of what an operation costs, a part too small to be one of its products.
 _REST_SHARE = 0.01
 # How many operations may lie between a convolution and the one that takes its result.
 _MOST_BETWEEN = 8
+# How deep operations with a product's name lie in each other.
+_DEEPEST = 8
 Floats = NDArray[np.float64]
 
 
@@ -72,8 +74,24 @@ def find_costs(timeline: Timeline, pieces: Pieces, rows: Ids) -> CallCosts:
     # a convolution does not make the convolution free.
     outer = _holds(around, costed & product) & product
     outer |= _holds(_nearest_above(timeline, costed), costed) & costed & ~product
-    _give_from_around(timeline, costs, around, outer, used & (product | computes), computes)
+    # On a host every operation has a time of its own; only on a device does it show who computes.
+    own_work = computes if timeline.driver is Driver.DEVICE else np.zeros(len(used), np.bool_)
+    wraps = _wraps(timeline, costed & product, product) & np.isnan(costs.flops()) & ~own_work
+    _give_from_around(timeline, costs, around, outer, used & (product | computes) & ~wraps, computes)
+    costs.free(wraps)
     return costs
+
+
+def _wraps(timeline: Timeline, costed: Mask, product: Mask) -> Mask:
+    """Tell which operations with a product's name call costed ones, as the nodes of a backward pass do."""
+    around = _nearest_above(timeline, product)
+    found = _holds(around, costed)
+    for _ in range(_DEEPEST):
+        more = _holds(around, found) | found
+        if (more == found).all():
+            break
+        found = more
+    return found
 
 
 def _holds(around: Ids, inside: Mask) -> Mask:

@@ -72,11 +72,11 @@ def tally_collectives(timeline: Timeline, pieces: Pieces, steps: int) -> tuple[C
         return ()
     kinds: dict[tuple[str, int | None], list[int]] = defaultdict(list)
     for row in np.flatnonzero((pieces.work_class == WorkClass.COMMUNICATION) & pieces.steady).tolist():
-        name, described = _describe(timeline, pieces, row)
+        name, described = describe(timeline, pieces, row)
         kinds[name, described.group_size].append(row)
     found = []
     for (name, group_size), rows in kinds.items():
-        sizes = [message_bytes(_describe(timeline, pieces, row)[1]) for row in rows]
+        sizes = [message_bytes(describe(timeline, pieces, row)[1]) for row in rows]
         known = [size for size in sizes if size is not None]
         found.append(
             CollectiveTally(
@@ -90,7 +90,7 @@ def tally_collectives(timeline: Timeline, pieces: Pieces, steps: int) -> tuple[C
     return tuple(sorted(found, key=lambda kind: (-kind.ms, kind.name)))
 
 
-def _describe(timeline: Timeline, pieces: Pieces, row: int) -> tuple[str, Collective]:
+def describe(timeline: Timeline, pieces: Pieces, row: int) -> tuple[str, Collective]:
     """Return the name of the collective (else of its operation or kernel), and its recorded description."""
     trace = timeline.trace
     index = int(trace.work.collective[pieces.work[row]])
@@ -123,7 +123,7 @@ def find_arrivals(timeline: Timeline, pieces: Pieces) -> tuple[Arrival, ...]:
     issued_before: dict[tuple[int, str], int] = defaultdict(int)
     found = []
     for row in rows.tolist():
-        name, described = _describe(timeline, pieces, row)
+        name, described = describe(timeline, pieces, row)
         has_group = described.group_ranks or described.group
         group = f"{described.group} {described.group_ranks}" if has_group else "all"
         step = int(numbers[pieces.step[row]])

@@ -388,8 +388,7 @@ def _elementwise(name: str) -> Rule:
 
     def rule(shapes: Shapes) -> Cost:
         places = [place for place, dims in enumerate(shapes.dims) if dims]
-        if plain in _BINARY:
-            places = places[:2]  # a third tensor is the one that the result is written to
+        places = places[: _ARITY.get(plain, len(places))]  # one more is what the result is written to
         sizes = [dims for place in places if (dims := shapes.tensor(place))]
         if not sizes:
             return UNKNOWN
@@ -423,7 +422,7 @@ def _foreach(read: int | None, written: int) -> Rule:
 
 
 _SDPA = "_scaled_dot_product"
-_CONVOLUTIONS = {
+SETTINGS = {
     **dict.fromkeys(("convolution", "_convolution", "convolution_overrideable"), Places(3, 4, 5, 6)),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), Places(3, 4, 5)),
     **dict.fromkeys(
@@ -448,7 +447,7 @@ _CONVOLUTIONS = {
     **dict.fromkeys(("_conv_depthwise2d", "conv_depthwise3d"), Places(4, 5, 6)),
     **dict.fromkeys(("slow_conv_transpose2d", "slow_conv_transpose3d"), Places(4, 5, 7, transposed=True)),
 }
-_ATTENTION = {
+ATTENTION = {
     f"{_SDPA}_flash_attention": Attention(0, 4),
     f"{_SDPA}_flash_attention_for_cpu": Attention(0, 4),
     f"{_SDPA}_efficient_attention": Attention(0, 6),
@@ -469,10 +468,24 @@ _ATTENTION = {
     "flash_attn::_flash_attn_forward": Attention(0, 5, heads=2, window=6),
     "flash_attn::_flash_attn_backward": Attention(1, 11, heads=2, passes=2, window=12),
 }
-CONVOLUTIONS = frozenset(name if "::" in name else f"aten::{name}" for name in _CONVOLUTIONS)
+CONVOLUTIONS = frozenset(name if "::" in name else f"aten::{name}" for name in SETTINGS)
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu", "mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")
 _RECURRENT_BACKWARD = ("mkldnn_rnn_layer_backward", "_cudnn_rnn_backward", "miopen_rnn_backward")
-_BINARY = frozenset({"add", "sub", "rsub", "mul", "div", "pow", "maximum", "minimum"})
+_ONE = (
+    "abs bitwise_not ceil clamp clamp_max clamp_min cos elu erf exp floor gelu hardtanh isfinite isinf isnan"
+    " leaky_relu log logical_not neg reciprocal relu round rsqrt sigmoid sign silu sin sqrt square tanh"
+    " threshold"
+)
+_TWO = (
+    "add bitwise_and bitwise_or bitwise_xor div eq fmod ge gt le logical_and logical_or logical_xor lt"
+    " maximum minimum mul ne pow remainder rsub sub"
+)
+# How many tensors an operation takes.
+_ARITY = {
+    name: count
+    for count, names in ((1, _ONE), (2, _TWO), (3, "addcdiv addcmul lerp where"))
+    for name in names.split()
+}
 # Comparisons make booleans, of one byte.
 _TRUTHS = ("eq", "ne", "gt", "ge", "lt", "le", "logical_", "isnan", "isinf", "isfinite")
 _TEMPLATES = ("triton_tem_", "triton_mm", "triton_bmm")
@@ -483,7 +496,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("addmv", "addmv_"), _matmul_at(1)),
     **dict.fromkeys(("linear", "mkldnn_linear", "mkldnn::_linear_pointwise"), linear_cost),
     **dict.fromkeys(("_grouped_mm", "_scaled_grouped_mm"), grouped_cost),
-    **{name: _convolution(places) for name, places in _CONVOLUTIONS.items()},
+    **{name: _convolution(places) for name, places in SETTINGS.items()},
     "convolution_backward": _convolution_backward(0, 1, mask=10, transposed=7),
     "convolution_backward_overrideable": _convolution_backward(0, 1, mask=9, transposed=6),
     **dict.fromkeys(("thnn_conv2d_backward", "_slow_conv2d_backward"), _convolution_backward(0, 1, mask=6)),
@@ -498,7 +511,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(
         ("cudnn_convolution_backward_weight", "miopen_convolution_backward_weight"), weight_gradient_cost
     ),
-    **{name: _attention(places) for name, places in _ATTENTION.items()},
+    **{name: _attention(places) for name, places in ATTENTION.items()},
     **dict.fromkeys(_RECURRENT, _recurrent(1)),
     **dict.fromkeys(_RECURRENT_BACKWARD, _recurrent(2)),
     "embedding": embedding_cost,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from stepgrade.model.columns import among, distinct
+from stepgrade.model.columns import among, distinct, groups
 from stepgrade.model.events import Ids, Longs
 from stepgrade.naming.torch_names import BACKWARD, COMPILED, LONGEST_NAME, matching, named
 from stepgrade.trace import intervals as iv
@@ -53,6 +54,10 @@ _CALLS = {
 _READ_PAUSE_NS = 50_000
 _EMBEDDING_LOOKUP = "aten::embedding"
 _FEW_SHARE = 0.1
+_PRODUCT = re.compile(r"^aten::(mm|addmm|linear|matmul|_scaled_mm|_grouped_mm)$")
+_SIZES_TRIED = 16
+_COPIES = 16  # of a token, for the experts that it goes to
+_FED_SHARE = 0.5
 
 
 def count_marks(timeline: Timeline, steps: int) -> dict[str, float]:
@@ -131,7 +136,8 @@ def count_tokens(timeline: Timeline) -> Tokens | None:
     """Return the tokens of a steady step; None without recorded shapes or without an embedding.
 
     The table with the most rows is the vocabulary. It is looked up once for each forward pass: with several
-    tables of its size the passes of a step are counted by its backward passes.
+    tables of its size the passes of a step are counted by its backward passes. Tokens count only where they
+    feed the model: most products have a row for each of them, unlike those beside a text encoder's.
     """
     trace, tree = timeline.trace, timeline.tree
     steady = np.flatnonzero(timeline.windows.steady)
@@ -151,11 +157,42 @@ def count_tokens(timeline: Timeline) -> Tokens | None:
     sizes = {row: places for row, (rows, places) in found.items() if rows == vocabulary}
     first = int(steady[0])
     inputs = [places for row, places in sizes.items() if step[row] == first] or [*sizes.values()]
+    if not _feed_the_model(timeline, sorted({math.prod(places) for places in inputs})[-_SIZES_TRIED:]):
+        return None
     tokens = sum(map(math.prod, inputs))
     passes = min(int(count_backward_passes(timeline) or 1.0), len(inputs))
     if len(inputs) % passes == 0:
         tokens //= len(inputs) // passes
     return Tokens(tokens, inputs[0][1] if len(inputs[0]) == 2 else None)
+
+
+def _feed_the_model(timeline: Timeline, tokens: Sequence[int]) -> bool:
+    """Tell whether products with a row for each token, or for several copies of it, take most of their time.
+
+    True where no product has recorded sizes.
+    """
+    trace, links = timeline.trace, timeline.links
+    rows = np.flatnonzero(timeline.chosen & (links.op >= 0))
+    ops = links.op[rows]
+    busy_ns = trace.work.dur_ns[rows]
+    if not len(rows):
+        ops, busy_ns = np.arange(len(trace.ops.name), dtype=np.int32), trace.ops.dur_ns
+    products = named(trace.strings, trace.ops.name[ops], _PRODUCT) & (trace.ops.inputs[ops] >= 0)
+    shapes, which, _ = groups(trace.ops.inputs[ops[products]])
+    sums = np.bincount(which, weights=busy_ns[products], minlength=len(shapes)).tolist()
+    of_tokens = all_ns = 0.0
+    for index, ns in zip(shapes.tolist(), sums, strict=True):
+        sizes = decode_shapes(trace.inputs[index])
+        tensors = [tensor for place in range(3) if sizes and (tensor := sizes.tensor(place))]
+        heights = {math.prod(tensor[:-1]) for tensor in tensors if len(tensor) > 1}
+        all_ns += ns
+        if any(
+            count and height % count == 0 and height <= _COPIES * count
+            for height in heights
+            for count in tokens
+        ):
+            of_tokens += ns
+    return of_tokens >= _FED_SHARE * all_ns
 
 
 def count_backward_passes(timeline: Timeline) -> float | None:

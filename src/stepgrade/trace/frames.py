@@ -27,7 +27,7 @@ class LoopFrames(NamedTuple):
     strings: tuple[str, ...]
 
     def lines_of(self, spans: iv.Spans, steps: int) -> tuple[HostLine, ...]:
-        """Return the user's lines that the thread was in during `spans`, the longest first, in ms of a step."""
+        """Return the user's lines that the thread was in during `spans`, longest first, in ms of a step."""
         inside = iv.covered_within(spans, self.start_ns, self.end_ns)
         return self._lines(self.user, self.called, inside, steps)
 

@@ -1,8 +1,9 @@
 """The layers of a model with their forward, backward and recomputed time.
 
 A layer is a block that the model repeats: one of several instances of a kind, one behind the other, that
-together contain most of the forward pass. Blocks are found from module frames, from named ranges, or from a
-repeating pattern of operations.
+together hold most of the forward pass. Of blocks inside blocks the outer ones are the layers, unless they are
+mere stacks of the inner ones. Blocks are found from module frames, from named ranges, or from a repeating
+pattern of operations; where none hold most of the pass there are no layers.
 
 Work of the forward pass belongs to the block around its launch. Work of the backward pass belongs to the
 block of the forward operation that made its autograd node: the same sequence number, on the thread that the
@@ -20,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stepgrade.model.columns import among, distinct, groups
-from stepgrade.model.events import NONE, Ids, Kinds, Longs, Trace
+from stepgrade.model.events import NONE, Ids, Kinds, Longs, Trace, Wholes
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import LayerTime
 from stepgrade.naming.torch_names import (
@@ -31,18 +32,26 @@ from stepgrade.naming.torch_names import (
     FRAMEWORK_RANGE,
     GRAPH_LAUNCH,
     Mask,
+    classes_of,
     matching,
     named,
 )
+from stepgrade.naming.work_class import WorkClass
 from stepgrade.trace import phases
-from stepgrade.trace.links import MODULE, OP, RANGE, HostTree, inherit, nearest, pick
+from stepgrade.trace.links import MODULE, OP, RANGE, inherit, nearest, pick
 from stepgrade.trace.pieces import Pieces
+from stepgrade.trace.steps import steps_of
 from stepgrade.trace.timeline import IN_BACKWARD, IN_INPUT, IN_OPTIMIZER, Driver, Timeline
 from stepgrade.units import NS_PER_MS
 
 MODULE_PREFIX = "nn.Module: "
 MODULE_NAME = re.compile(r"^nn\.Module: (.*)_(\d+)$")
+HELD = 0.5  # of the forward pass, for blocks to be its layers
 ENOUGH = 0.8  # of the time of the best kind of block
+DEEPEST_STACK = 8  # of stacks in stacks
+STACKED = 3  # blocks of one kind, one behind the other, make the module around them a stack
+MOST_BLOCKS = 256  # more rounds of a pattern are a loop's, not a model's
+CONTAINERS = frozenset({"nn.Module: Sequential", "nn.Module: ModuleList", "nn.Module: ModuleDict"})
 SHORTEST_BLOCK = 4  # operations; shorter repetitions are not layers
 FEWEST_BLOCKS = 3
 LONGEST_SEQUENCE = 4000
@@ -86,6 +95,8 @@ class Frames(NamedTuple):
     own_ns: Longs  # device time launched in it and in no frame inside it, in the steady steps
 
 
+_WEIGHTED = (WorkClass.GEMM, WorkClass.CONVOLUTION, WorkClass.ATTENTION)
+_ACCUMULATE = re.compile(r"^torch::autograd::AccumulateGrad")
 _NOTES = {
     LayerBasis.RANGES: "Layers are the record_function ranges whose names differ by a number.",
     LayerBasis.PATTERN: "Layers are found from the repeating pattern of operations: the trace names no "
@@ -100,7 +111,7 @@ def find_layers(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Layers:
     forward = pieces.steady & (phase == phases.FORWARD)
     backward, recompute = in_backward & ~again, in_backward & again
     recompute_ns = int(pieces.dur_ns[recompute].sum())
-    blocks = find_blocks(timeline, pieces) if timeline.driver is not Driver.UNSEEN else None
+    blocks = find_blocks(timeline, pieces, forward) if timeline.driver is not Driver.UNSEEN else None
     if blocks is None:
         return Layers(None, (), recompute_ns, Note("no_layers", _why_none(timeline)))
     block = _blocks_of_pieces(timeline, pieces, blocks, in_backward)
@@ -177,9 +188,11 @@ def _why_none(timeline: Timeline) -> str:
         )
     if not (tree.kind == OP).any():
         return "Layers cannot be told apart: no host operations were recorded. Record ProfilerActivity.CPU."
+    if (tree.kind == MODULE).any():
+        return "No layers: no kind of module that is there several times holds most of the forward pass."
     return (
-        "Layers cannot be told apart: no module frames, no numbered ranges, no repeating pattern. "
-        "Record with with_stack=True."
+        "Layers cannot be told apart: no module frames, no numbered ranges, no repeating pattern that holds "
+        "most of the forward pass. Record with with_stack=True."
     )
 
 
@@ -259,28 +272,49 @@ def _best_makers(trace: Trace, nodes: Ids, key: Longs, makers: Ids) -> Ids:
     return best
 
 
-def find_blocks(timeline: Timeline, pieces: Pieces) -> Blocks | None:
+def find_blocks(timeline: Timeline, pieces: Pieces, forward: Mask) -> Blocks | None:
     """Return the repeating blocks of the forward pass; None where the trace does not show them."""
     is_module = timeline.tree.kind == MODULE
-    modules = _find_frames(timeline, pieces, is_module, lambda name: MODULE_NAME.sub(r"\1", name))
+    modules = _find_frames(timeline, pieces.row, forward * pieces.dur_ns, is_module, _module_kind)
+    whole_ns = int(pieces.dur_ns[forward].sum())
     contains = np.zeros(len(modules.row), np.bool_)
     contains[modules.parent[modules.parent >= 0]] = True
-    chosen = _best_kind(timeline.tree, modules, contains)
+    chosen = _best_kind(timeline, modules, contains, whole_ns)
     if chosen is not None:
         return _blocks_by_name(timeline, LayerBasis.MODULES, chosen, MODULE_PREFIX)
-    found = _from_ranges(timeline, pieces)
-    if found is not None:
-        return found
+    usable = timeline.tree.kind == RANGE
+    if usable.any():
+        for pattern in (FRAMEWORK_RANGE, COMPILED, FORWARD_RANGE, BACKWARD_RANGE):
+            usable &= ~matching(timeline.trace.strings, pattern)[timeline.tree.name]
+        ranges = _find_frames(timeline, pieces.row, forward * pieces.dur_ns, usable, _numbered)
+        chosen = _best_kind(timeline, ranges, np.ones(len(ranges.row), np.bool_), whole_ns)
+        if chosen is not None:
+            return _blocks_by_name(timeline, LayerBasis.RANGES, chosen)
     # Modules without modules of their own, if one kind of them has most of the forward pass.
-    leaves = _best_kind(timeline.tree, modules, np.ones(len(modules.row), np.bool_))
+    leaves = _best_kind(timeline, modules, np.ones(len(modules.row), np.bool_), whole_ns)
     if leaves is not None and len(distinct(timeline.tree.name[leaves])) >= FEWEST_BLOCKS:
-        inside = nearest(modules.parent, among(modules.row, leaves)) >= 0
-        if modules.own_ns[inside].sum() * 2 >= modules.own_ns.sum():
-            return _blocks_by_name(timeline, LayerBasis.MODULES, leaves, MODULE_PREFIX)
-    return _from_pattern(timeline)
+        return _blocks_by_name(timeline, LayerBasis.MODULES, leaves, MODULE_PREFIX)
+    found = None if len(modules.row) else _from_pattern(timeline)
+    if found is None:
+        return None
+    opens = np.zeros(len(timeline.tree.kind), np.bool_)
+    opens[found.row] = True
+    inside = forward & (pick(nearest(timeline.tree.parent, opens), pieces.row) >= 0)
+    return found if pieces.dur_ns[inside].sum() >= HELD * whole_ns else None
 
 
-def _find_frames(timeline: Timeline, pieces: Pieces, is_frame: Mask, kind_of: Callable[[str], str]) -> Frames:
+def _module_kind(name: str) -> str:
+    return MODULE_NAME.sub(r"nn.Module: \1", name)
+
+
+def _numbered(name: str) -> str:
+    return re.sub(r"\d+", "#", name)
+
+
+def _find_frames(
+    timeline: Timeline, row: Ids, dur_ns: Wholes, is_frame: Mask, kind_of: Callable[[str], str]
+) -> Frames:
+    """Return the frames, with the time of the pieces (`row` in the tree, `dur_ns`) that lie in each."""
     tree = timeline.tree
     rows = np.flatnonzero(is_frame).astype(np.int32)
     if not len(rows):
@@ -288,39 +322,83 @@ def _find_frames(timeline: Timeline, pieces: Pieces, is_frame: Mask, kind_of: Ca
     place = np.full(len(tree.kind), NONE, np.int32)
     place[rows] = np.arange(len(rows), dtype=np.int32)
     around = pick(place, nearest(tree.parent, is_frame))
-    frame = pick(around, pieces.row)
-    inside = pieces.steady & (frame >= 0)
-    own = np.bincount(frame[inside], weights=pieces.dur_ns[inside], minlength=len(rows)).astype(np.int64)
+    frame = pick(around, row)
+    inside = frame >= 0
+    own = np.bincount(frame[inside], weights=dur_ns[inside], minlength=len(rows)).astype(np.int64)
     kinds = {name: kind_of(timeline.trace.strings[name]) for name in distinct(tree.name[rows]).tolist()}
     names = [kinds[name] for name in tree.name[rows].tolist()]
     return Frames(rows, pick(around, tree.parent[rows]), names, own)
 
 
-def _best_kind(tree: HostTree, frames: Frames, usable: Mask) -> Ids | None:
-    """Return the rows of the finest kind that has nearly as much device time as the best kind.
+class _Kind(NamedTuple):
+    """The instances of one kind that lie in no other of it: how many there are, and the time they hold."""
 
-    Instances must have names of their own, and none may lie in another of its kind.
+    name: str
+    instances: int
+    held_ns: int
+    members: Ids  # places in the frames
+
+
+def _best_kind(timeline: Timeline, frames: Frames, usable: Mask, whole_ns: int) -> Ids | None:
+    """Return the rows of the coarsest kind that holds most of `whole_ns`; None without one.
+
+    Instances must have names of their own, and none may hold nearly everything.
     """
+    kinds = [kind for kind in _kinds_of(timeline, frames, usable) if kind.held_ns >= HELD * whole_ns > 0]
+    most = max((kind.held_ns for kind in kinds), default=0)
+    enough = [kind for kind in kinds if kind.held_ns >= ENOUGH * most]
+    if not enough:
+        return None
+    chosen = min(enough, key=lambda kind: (kind.instances, -kind.held_ns))
+    composite = np.zeros(len(frames.row), np.bool_)
+    composite[frames.parent[frames.parent >= 0]] = True
+    for _ in range(DEEPEST_STACK):
+        # A module that only holds blocks one behind the other is a stack of them, one with a single module
+        # inside a wrapper.
+        is_inner = among(frames.parent, chosen.members)
+        is_wrapper = int(is_inner.sum()) == len(chosen.members)
+        is_inner &= composite
+        inner = [
+            kind
+            for kind in _kinds_of(timeline, frames, is_inner)
+            if kind.held_ns >= ENOUGH * chosen.held_ns
+            and (chosen.name in CONTAINERS or is_wrapper or kind.instances >= STACKED * chosen.instances)
+        ]
+        if not inner:
+            break
+        chosen = max(inner, key=lambda kind: kind.held_ns)
+    # All of the kind: what is computed again in the backward pass lies in no stack.
+    members: Mask = np.array(frames.kind, object) == chosen.name
+    return frames.row[members & (pick(nearest(frames.parent, members), frames.parent) < 0)]
+
+
+def _kinds_of(timeline: Timeline, frames: Frames, usable: Mask) -> list[_Kind]:
+    """Return the kinds of frames that can be blocks: several, of comparable size, not one for each step."""
     numbers = {kind: number for number, kind in enumerate(sorted(set(frames.kind)))}
     kinds = np.array([numbers[kind] for kind in frames.kind], np.int32)
+    names = timeline.tree.name[frames.row]
+    step = steps_of(timeline.trace.ranges.start_ns[timeline.tree.origin[frames.row]], timeline.steps)
+    several = int(timeline.windows.steady.sum()) > 1
     # Frames are in the order in which they open: those in a frame follow it, up to `last`.
     last, inside_ns = _subtrees(frames)
-    members = np.flatnonzero(usable)
+    members = np.flatnonzero(usable).astype(np.int32)
     members = members[np.argsort(kinds[members], kind="stable")]
     edges = np.flatnonzero(np.diff(kinds[members])) + 1
-    found: list[tuple[int, int, Ids]] = []
+    found = []
     for alike in np.split(members, edges) if len(members) else []:
         ended = np.maximum.accumulate(last[alike])
-        outermost = alike[np.append(True, alike[1:] > ended[:-1])]
-        rows = frames.row[outermost]
-        name_count = len(distinct(tree.name[rows]))
-        if name_count > 1:
-            found.append((int(inside_ns[outermost].sum()), name_count, rows))
-    most = max((own_ns for own_ns, _, _ in found), default=0)
-    if most == 0:
-        return None
-    candidates = [candidate for candidate in found if candidate[0] >= ENOUGH * most]
-    return max(candidates, key=lambda candidate: (candidate[1], candidate[0]))[2]
+        outer = alike[np.append(True, alike[1:] > ended[:-1])]
+        instances, which, _ = groups(names[outer])
+        held = np.bincount(which, weights=inside_ns[outer], minlength=len(instances))
+        if len(instances) < 2 or not held.any():
+            continue
+        pairs = distinct(which.astype(np.int64) * (len(timeline.steps.number) + 2) + step[outer] + 1)
+        once_a_step = several and len(pairs) == len(instances) and len(distinct(step[outer])) > 1
+        # As many as they would be if all were of one size.
+        equal = float(held.sum() ** 2 / (held**2).sum())
+        if not once_a_step and equal >= max(1.5, len(instances) / 4):
+            found.append(_Kind(frames.kind[int(outer[0])], len(instances), int(held.sum()), outer))
+    return found
 
 
 def _subtrees(frames: Frames) -> tuple[Ids, Longs]:
@@ -341,19 +419,6 @@ def _blocks_by_name(timeline: Timeline, basis: LayerBasis, rows: Ids, prefix: st
     blocks = [first.setdefault(name, len(first)) for name in timeline.tree.name[order].tolist()]
     names = tuple(timeline.trace.strings[name].removeprefix(prefix) for name in first)
     return Blocks(basis, order, np.array(blocks, np.int32), names)
-
-
-def _from_ranges(timeline: Timeline, pieces: Pieces) -> Blocks | None:
-    """Return blocks from ranges whose names differ by a number only."""
-    strings, tree = timeline.trace.strings, timeline.tree
-    usable = tree.kind == RANGE
-    if not usable.any():
-        return None
-    for pattern in (FRAMEWORK_RANGE, COMPILED, FORWARD_RANGE, BACKWARD_RANGE):
-        usable &= ~matching(strings, pattern)[tree.name]
-    frames = _find_frames(timeline, pieces, usable, lambda name: re.sub(r"\d+", "#", name))
-    chosen = _best_kind(tree, frames, np.ones(len(frames.row), np.bool_))
-    return None if chosen is None else _blocks_by_name(timeline, LayerBasis.RANGES, chosen)
 
 
 def _from_pattern(timeline: Timeline) -> Blocks | None:
@@ -381,10 +446,23 @@ def _from_pattern(timeline: Timeline) -> Blocks | None:
         found.append((of_step[start : start + period * count], period, count))
     if not found:
         return None
-    _, period, count = found[0]
+    block_rows, period, count = found[0]
+    classes = classes_of(timeline.trace.strings, tree.name[block_rows[:period]])
+    if count > MOST_BLOCKS or not among(classes, _WEIGHTED).any() or _shares_weights(timeline, count):
+        return None
     block = np.tile(np.repeat(np.arange(count, dtype=np.int32), period), len(found))
     names = tuple(f"block {number}" for number in range(count))
     return Blocks(LayerBasis.PATTERN, np.concatenate([repeated for repeated, _, _ in found]), block, names)
+
+
+def _shares_weights(timeline: Timeline, count: int) -> bool:
+    """Tell whether a step accumulates fewer gradients than there are blocks: a loop over the same weights."""
+    ops, step = timeline.trace.ops, int(np.flatnonzero(timeline.windows.steady)[0])
+    accumulates = named(timeline.trace.strings, ops.name, _ACCUMULATE)
+    if not accumulates.any():
+        return False
+    in_step = steps_of(ops.start_ns, timeline.steps) == step
+    return int((accumulates & in_step).sum()) < count
 
 
 def find_repetition(names: Ids) -> tuple[int, int, int] | None:

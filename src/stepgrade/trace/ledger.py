@@ -100,31 +100,15 @@ class HostState(NamedTuple):
     waiting: Spans
 
 
-def find_host_state(trace: Trace, links: Links, steps: HostSteps, windows: Windows) -> HostState:
-    """Return when the threads that drive the device fetched input, and when they waited.
-
-    The window of a last step on the device reaches to where the next one could have begun, as late as the
-    last step itself began to launch; in that time the host is taken to repeat what it did then.
-    """
+def find_host_state(trace: Trace, links: Links, steps: HostSteps) -> HostState:
+    """Return when the threads that drive the device fetched input, and when they waited."""
     ranges, calls = trace.ranges, trace.calls
     loads = named(trace.strings, ranges.name, INPUT) & (ranges.thread == steps.thread)
-    recorded = iv.union(ranges.start_ns[loads], (ranges.start_ns + ranges.dur_ns)[loads])
     waits = waiting_calls(trace, links, steps)
-    waiting = iv.union(calls.start_ns[waits], (calls.start_ns + calls.dur_ns)[waits])
-    fetching = recorded
-    if windows.on_device:
-        last = np.flatnonzero(~windows.end_known & (windows.dur_ns > 0))
-        start, end = steps.start_ns[last], steps.end_ns[last]
-        # Of steps that overlap, as none should, each repeats only what is before the next.
-        until = np.minimum(end, np.append(steps.start_ns, end)[last + 1])
-        step, span = iv.overlaps(recorded, start, until)
-        start, end, shift = start[step], end[step], (end - start)[step]
-        moved = iv.union(
-            np.maximum(np.maximum(recorded.starts[span], start) + shift, end),
-            np.minimum(np.minimum(recorded.ends[span], until[step]) + shift, windows.end_ns[last[step]]),
-        )
-        fetching = iv.merge(recorded, moved)
-    return HostState(fetching, waiting)
+    return HostState(
+        fetching=iv.union(ranges.start_ns[loads], (ranges.start_ns + ranges.dur_ns)[loads]),
+        waiting=iv.union(calls.start_ns[waits], (calls.start_ns + calls.dur_ns)[waits]),
+    )
 
 
 def waiting_calls(trace: Trace, links: Links, steps: HostSteps) -> Mask:

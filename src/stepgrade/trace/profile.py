@@ -22,9 +22,11 @@ from stepgrade.trace.phases import find_phases, sum_phases
 from stepgrade.trace.pieces import find_pieces
 from stepgrade.trace.quality import check_quality
 from stepgrade.trace.ranks import RankProfile, RankStep, merge_ranks
+from stepgrade.trace.recordings import join_recordings
 from stepgrade.trace.steps import NOTES
 from stepgrade.trace.timeline import Driver, Timeline, build_timeline
 from stepgrade.trace.windows import StepMark
+from stepgrade.trace.work import find_work
 from stepgrade.units import NS_PER_MS, show_count, show_ms
 
 FORMAT = "kineto"
@@ -33,7 +35,8 @@ PRODUCER = "torch.profiler"
 
 def profile_of_traces(traces: Iterable[Trace]) -> Profile:
     """Return the profile of a run; the traces of its ranks are taken one by one and not kept."""
-    return merge_ranks([*map(analyse_rank, traces)])  # a loop would keep one trace while the next is read
+    ranks = [*map(analyse_rank, traces)]  # a loop would keep one trace while the next is read
+    return merge_ranks(join_recordings(ranks))
 
 
 def analyse_trace(trace: Trace) -> Profile:
@@ -64,6 +67,7 @@ def analyse_rank(trace: Trace) -> RankProfile:
     )
     profile = Profile(
         source=Source(format=FORMAT, files=(trace.file,), producer=PRODUCER),
+        work=find_work(trace),
         steps=steps or None,
         recorded_steps=len(recorded_steps),
         mean_step_ms=total_ns / steps / NS_PER_MS if steps else None,
@@ -100,6 +104,7 @@ def analyse_rank(trace: Trace) -> RankProfile:
         base_ns=trace.base_ns,
         steps=recorded_steps,
         arrivals=find_arrivals(timeline, pieces),
+        process=trace.process,
     )
 
 
@@ -162,6 +167,9 @@ def _find_notes(timeline: Timeline, layers: Layers) -> Iterator[Note]:
             times = f"{took} {show_ms(theirs / NS_PER_MS)}, the others {show_ms(usual / NS_PER_MS)}"
             reason = "the profiler's flush" if mark is StepMark.FLUSH else reason
             yield Note(f"{place}_steps_left_out", f"The {which} left out as {reason}: {times}.")
+    if StepMark.OPEN in windows.mark:
+        text = f"The last of {count} steps is left out: its end is not in the trace."
+        yield Note("last_step_open", text)
     kind = windows.kind[windows.steady]
     by_kind = np.argsort(kind, kind="stable")
     kinds = np.split(steady_ns[by_kind], np.flatnonzero(np.diff(kind[by_kind])) + 1)

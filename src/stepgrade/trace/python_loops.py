@@ -22,7 +22,7 @@ SHORT_TURN_NS = 1_000_000  # a layer takes longer
 
 
 class Turns(NamedTuple):
-    """Stretches of a sequence that repeat themselves: first and last place, and how many operations a turn has."""
+    """Stretches of a sequence that repeat themselves: first and last place, and the length of a turn."""
 
     first: Longs
     last: Longs

@@ -20,6 +20,7 @@ from stepgrade.model.profile import (
     RankTime,
     Source,
     Span,
+    WorkKind,
 )
 from stepgrade.statistics import mean, median
 from stepgrade.trace.activity import merge_activities
@@ -51,6 +52,7 @@ class RankProfile(Struct, frozen=True, kw_only=True):
     base_ns: int | None  # epoch nanoseconds that the steps' times count from
     steps: tuple[RankStep, ...]
     arrivals: tuple[Arrival, ...]
+    process: str | None = None
 
 
 class AcrossRanks(NamedTuple):
@@ -88,6 +90,7 @@ def merge_ranks(ranks: Sequence[RankProfile]) -> Profile:
     activity = merge_activities([p.activity for p in profiles if p.activity])
     return Profile(
         source=Source(format=first.source.format, files=files, producer=first.source.producer),
+        work=_work_of(profiles),
         steps=len(common) or None,
         recorded_steps=max(len(rank.steps) for rank in ranks),
         mean_step_ms=sum(across.step_ns) / len(common) / NS_PER_MS if common else None,
@@ -103,7 +106,9 @@ def merge_ranks(ranks: Sequence[RankProfile]) -> Profile:
         world_size=_first_known(rank.profile.world_size or None for rank in ranks),
         device=_first_known(p.device for p in profiles),
         matmul_flops=mean([f or 0.0 for f in flops]) * len(common) if None not in flops else None,
-        matmul_known_share=min(p.matmul_known_share or 0.0 for p in profiles),
+        matmul_known_share=min(
+            (p.matmul_known_share for p in profiles if p.matmul_known_share is not None), default=None
+        ),
         matmul_dtype=_first_known(p.matmul_dtype for p in profiles),
         activity=structs.replace(activity, skew_ms=across.skew_ms, straggler=across.straggler),
         recorded=first.recorded,
@@ -111,6 +116,12 @@ def merge_ranks(ranks: Sequence[RankProfile]) -> Profile:
         notes=merge_notes([across.notes, *(p.notes for p in profiles)]),
         warnings=by_weight(merge_notes([warnings, *(p.warnings for p in profiles)])),
     )
+
+
+def _work_of(profiles: Sequence[Profile]) -> WorkKind:
+    """Return training if any rank trains, else inference if any infers."""
+    kinds: tuple[WorkKind, ...] = ("training", "inference")
+    return next((kind for kind in kinds if any(p.work == kind for p in profiles)), "unknown")
 
 
 def compare_ranks(by_number: dict[int, RankProfile], common: Sequence[int]) -> AcrossRanks:

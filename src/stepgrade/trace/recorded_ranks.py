@@ -55,7 +55,7 @@ def merge_recordings(profiles: Sequence[Profile]) -> Profile:
         source=Source(format=slowest.source.format, files=files, producer=RECORDER),
         phases=merge_phases(ranks, steps),
         layers=merge_layers(ranks, steps),
-        operations=merge_operations(ranks, steps, files),
+        operations=merge_operations(ranks, steps, {file: place for place, file in enumerate(files)}),
         wall_coverage=_mean_known([profile.wall_coverage for profile in ranks]),
         tokens_per_step=_sum_known([profile.tokens_per_step for profile in ranks]),
         samples_per_step=_sum_known([profile.samples_per_step for profile in ranks]),

@@ -1,16 +1,37 @@
-"""Find the steps on the host: from the profiler's marks, else from what a training loop does."""
+"""Find the steps on the host: from the profiler's marks, else from what a training loop does.
+
+Without marks a step is one round of the loop: from one Optimizer.step to the next, from batch to batch, from
+forward pass to forward pass; where there is no backward pass, one run of the range or of the model that is
+run again and again, or of the operations that are. Whatever they are found from, steps hold most of the
+device's work: those that do not are not the steps of the run.
+"""
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from stepgrade.model.columns import groups
-from stepgrade.model.events import NONE, DeviceWork, HostCalls, HostOps, HostRanges, Ids, Longs, Trace
+from stepgrade.model.columns import among, groups
+from stepgrade.model.events import (
+    NONE,
+    DeviceWork,
+    HostCalls,
+    HostOps,
+    HostRanges,
+    Ids,
+    Longs,
+    RangeKind,
+    Trace,
+)
 from stepgrade.naming.torch_names import (
     BACKWARD,
+    COMPILED,
+    FRAMEWORK_RANGE,
+    INPUT,
     LOADER,
     OPTIMIZER_STEP,
     STEP,
@@ -18,7 +39,24 @@ from stepgrade.naming.torch_names import (
     matching,
     named,
 )
-from stepgrade.trace.links import HostTree
+from stepgrade.trace.links import MODULE, OP, HostTree, Links, nearest, pick
+
+LEAST_SHARE = 0.5  # of the device's work, for steps to be those of the run
+MOST_SHARE = 0.8  # of it, for a repeated range or module to be the steps
+REPEATED_SHARE = 0.9  # of the operations, for a repetition of them to be the steps
+# Ranges that count rounds of a loop; others whose names differ by a number may be layers.
+_ROUND = re.compile(r"step|iter|batch|epoch|round|loop|request", re.IGNORECASE)
+# What a model does once in a pass, at its start or its end: a repetition that holds one is no layer.
+_ONCE_A_PASS = re.compile(
+    r"^aten::(embedding|adaptive_avg_pool\w*|cross_entropy_loss|nll_loss\w*|mse_loss|log_softmax|argmax|topk"
+    r"|multinomial|randn?|randint|item|to|_local_scalar_dense|flatten)$"
+)
+
+
+SHORTEST_ROUND = 4  # operations
+_ALL_PERIODS = 4000  # the longest sequence in which every period is tried
+_PERIODS_TRIED = 100
+_RANGES_TRIED = 50
 
 
 class StepBasis(StrEnum):
@@ -28,6 +66,8 @@ class StepBasis(StrEnum):
     OPTIMIZER = "optimizer"
     LOADER = "loader"
     BACKWARD = "backward"
+    RANGE = "range"
+    OPERATIONS = "operations"
     SPAN = "span"
 
 
@@ -35,6 +75,8 @@ NOTES = {
     StepBasis.OPTIMIZER: "The trace marks no steps: each ends with an Optimizer.step.",
     StepBasis.LOADER: "The trace marks no steps: each begins with the loader's next batch.",
     StepBasis.BACKWARD: "The trace marks no steps: each begins with the forward pass after a backward pass.",
+    StepBasis.RANGE: "The trace marks no steps: each is one run of the range or model that repeats.",
+    StepBasis.OPERATIONS: "The trace marks no steps: each is one round of the operations that repeat.",
     StepBasis.SPAN: "The trace marks no steps and shows no repetition: the whole trace is taken as one step.",
 }
 
@@ -50,15 +92,45 @@ class HostSteps(NamedTuple):
     thread: int  # the thread that runs the loop, or NONE
 
 
-def find_steps(trace: Trace, tree: HostTree) -> HostSteps:
+def find_steps(trace: Trace, tree: HostTree, links: Links) -> HostSteps:
     """Return the steps of the trace; without any sign of them the whole span is one step."""
-    found = _from_marks(trace) or _from_optimizer(trace) or _from_loader(trace) or _from_backward(trace, tree)
-    if found is not None:
-        return found
-    threads = np.concatenate([table.thread for table in (trace.ranges, trace.ops, trace.calls)])
-    busiest = int(np.bincount(threads).argmax()) if len(threads) else NONE
+    thread = loop_thread(trace, links)
+    found = (
+        _from_marks(trace),
+        _from_optimizer(trace),
+        _from_loader(trace),
+        _from_backward(trace, tree),
+        _from_ranges(trace, tree, links, thread),
+        _from_operations(trace, tree, links, thread),
+    )
+    for steps in found:
+        if steps is not None and _shares_of(trace, links, steps.start_ns, steps.end_ns).sum() >= LEAST_SHARE:
+            return steps
     extent = _extent(trace.ops, trace.calls, trace.work, trace.ranges)
-    return _chain(StepBasis.SPAN, np.array(extent, np.int64), busiest)
+    return _chain(StepBasis.SPAN, np.array(extent, np.int64), thread)
+
+
+def loop_thread(trace: Trace, links: Links) -> int:
+    """Return the thread that launches most of the device's work, else the one with most events."""
+    launched = links.thread >= 0
+    if launched.any():
+        return int(np.bincount(links.thread[launched], weights=trace.work.dur_ns[launched]).argmax())
+    threads = np.concatenate([table.thread for table in (trace.ranges, trace.ops, trace.calls)])
+    return int(np.bincount(threads).argmax()) if len(threads) else NONE
+
+
+def _shares_of(trace: Trace, links: Links, start: Longs, end: Longs) -> NDArray[np.float64]:
+    """Return the share of each span in all work launched, or in all operations where no work is."""
+    known = links.call >= 0
+    if known.any():
+        when, weight = links.launch_ns[known], trace.work.dur_ns[known]
+    else:
+        when, weight = trace.ops.start_ns, trace.ops.dur_ns
+    place = np.searchsorted(start, when, side="right") - 1
+    inside = (place >= 0) & (when < end[place])
+    total = int(weight.sum())
+    sums = np.bincount(place[inside], weights=weight[inside], minlength=len(start))
+    return sums / total if total else np.full(len(start), 1 / len(start))
 
 
 def _chain(basis: StepBasis, edges: Longs, thread: int) -> HostSteps:
@@ -131,7 +203,7 @@ def _from_backward(trace: Trace, tree: HostTree) -> HostSteps | None:
     if not len(trace.ops.name):
         return None
     is_backward = matching(trace.strings, BACKWARD)[trace.ops.name]
-    top = tree.parent[tree.of_op] < 0
+    top = outermost_operations(tree)
     forward = top & ~is_backward & (trace.ops.sequence >= 0)
     starts = np.append(trace.ops.start_ns[forward], trace.ops.start_ns[is_backward & top])
     backward = np.append(np.zeros(forward.sum(), np.bool_), np.ones((is_backward & top).sum(), np.bool_))
@@ -143,6 +215,111 @@ def _from_backward(trace: Trace, tree: HostTree) -> HostSteps | None:
     edges = np.append(starts[begins], _extent(trace.ops, trace.calls, trace.ranges)[1])
     thread = int(np.bincount(trace.ops.thread[forward]).argmax())
     return _chain(StepBasis.BACKWARD, edges.astype(np.int64), thread)
+
+
+def outermost_operations(tree: HostTree) -> Mask:
+    """Tell which operations lie in no other operation, whatever ranges and modules are around them."""
+    return pick(nearest(tree.parent, tree.kind == OP), tree.parent[tree.of_op]) < 0
+
+
+def _from_ranges(trace: Trace, tree: HostTree, links: Links, thread: int) -> HostSteps | None:
+    """Return the runs of the outermost module, or of the named range, that holds most of the work."""
+    ranges, strings = trace.ranges, trace.strings
+    if not len(ranges.name):
+        return None
+    is_range = tree.kind < OP
+    in_module = pick(nearest(tree.parent, tree.kind == MODULE), tree.parent) >= 0
+    rows = tree.origin[is_range & ~in_module]
+    usable = (ranges.thread[rows] == thread) & (ranges.kind[rows] != RangeKind.OVERHEAD)
+    for pattern in (FRAMEWORK_RANGE, COMPILED, INPUT):
+        usable &= ~named(strings, ranges.name[rows], pattern)
+    rows = rows[usable]
+    kinds: dict[str, list[int]] = {}
+    for row, name in zip(rows.tolist(), ranges.name[rows].tolist(), strict=True):
+        text = strings[name]
+        numbered = re.sub(r"\d+", "#", text) if _ROUND.search(text, 0, 120) else text
+        kinds.setdefault(numbered, []).append(row)
+    best: tuple[float, float, Longs, Longs] | None = None
+    several = [members for members in kinds.values() if len(members) > 1]
+    several.sort(key=lambda members: -int(ranges.dur_ns[members].sum()))
+    for members in several[:_RANGES_TRIED]:
+        start = ranges.start_ns[members]
+        end = start + ranges.dur_ns[members]
+        outer: Mask = np.append(True, start[1:] >= np.maximum.accumulate(end)[:-1])  # none lies in another
+        start, end = start[outer], end[outer]
+        share = float(_shares_of(trace, links, start, end).sum()) if len(start) > 1 else 0.0
+        rank = (round(share, 2), float(np.mean(end - start)))
+        if share >= MOST_SHARE and (best is None or rank > best[:2]):
+            best = (*rank, start, end)
+    if best is None:
+        return None
+    _, _, start, own_end = best
+    # The next one follows at once unless there is a pause before it.
+    joined = np.append(start[1:] - own_end[:-1] <= (own_end - start)[:-1] // 2, False)
+    end = np.where(joined, np.append(start[1:], NONE), own_end)
+    return HostSteps(StepBasis.RANGE, np.arange(len(start)), start, end, joined, thread)
+
+
+def _from_operations(trace: Trace, tree: HostTree, links: Links, thread: int) -> HostSteps | None:
+    """Return the rounds of a loop that calls the same operations again and again, from first to last.
+
+    A stack of equal layers repeats as well, but inside one module, with something before and after it: a
+    repetition that leaves nothing out, or that holds what a model does once in a pass, is the loop's. Its
+    rounds do about the same amount of work.
+    """
+    ops = trace.ops
+    rows = np.flatnonzero(outermost_operations(tree) & (ops.thread == thread))
+    names = ops.name[rows]
+    found = longest_repetition(names)
+    if found is None:
+        return None
+    start, period, length = found
+    is_whole = start == 0 and length == len(names)
+    once = named(trace.strings, names[start : start + period], _ONCE_A_PASS)
+    if length < REPEATED_SHARE * len(names) or not (is_whole or once.any()):
+        return None
+    # Rounds are counted from the end that the repetition shares with the loop.
+    first = start + length % period if start > 0 and start + length == len(names) else start
+    places = np.arange(first, start + length - period + 1, period)
+    is_module = tree.kind == MODULE
+    is_outer = is_module & (pick(nearest(tree.parent, is_module), tree.parent) < 0)
+    module = pick(nearest(tree.parent, is_outer), tree.of_op[rows[places]])
+    after = places[-1] + period
+    last = rows[after - 1]
+    end = ops.start_ns[rows[after]] if after < len(rows) else ops.start_ns[last] + ops.dur_ns[last]
+    edges = np.append(ops.start_ns[rows[places]], end).astype(np.int64)
+    shares = _shares_of(trace, links, edges[:-1], edges[1:])
+    usual = float(np.median(shares))
+    alike = (np.abs(shares - usual) <= 0.5 * usual).mean() if len(trace.work.name) else 1.0
+    if ((module[1:] == module[:-1]) & (module[1:] >= 0)).any() or min(alike, shares.sum()) < MOST_SHARE:
+        return None
+    return _chain(StepBasis.OPERATIONS, edges, thread)
+
+
+def longest_repetition(names: Ids) -> tuple[int, int, int] | None:
+    """Return where the longest stretch that repeats itself starts, its period and its length; None without.
+
+    Of several periods the shortest whose stretch is nearly as long as any counts, for twice a period is one
+    as well. In a long sequence only the usual distances between two of a name that is seldom are tried.
+    """
+    periods = np.arange(SHORTEST_ROUND, len(names) // 2 + 1)
+    if len(names) > _ALL_PERIODS:
+        order = np.argsort(names, kind="stable")
+        near = names[order][1:] == names[order][:-1]
+        values, _, count = groups(names)
+        rare = values[np.argsort(count, kind="stable")][: len(values) // 2 + 1]
+        distances, _, times = groups(np.diff(order)[near & among(names[order][1:], rare)])
+        periods = np.sort(distances[np.argsort(-times, kind="stable")][:_PERIODS_TRIED])
+        periods = periods[(periods >= SHORTEST_ROUND) & (periods <= len(names) // 2)]
+    found = []
+    for period in periods.tolist():
+        breaks = np.flatnonzero(np.append(names[:-period] != names[period:], True))
+        lengths = np.diff(breaks, prepend=NONE) - 1
+        longest = int(lengths.argmax())
+        if lengths[longest] >= period:  # at least two whole rounds
+            found.append((int(breaks[longest] - lengths[longest]), period, int(lengths[longest]) + period))
+    most = max((length for _, _, length in found), default=0)
+    return next((stretch for stretch in found if stretch[2] >= 0.95 * most), None)
 
 
 def steps_of(times: Longs, steps: HostSteps) -> Ids:

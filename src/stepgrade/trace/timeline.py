@@ -79,7 +79,7 @@ def build_timeline(trace: Trace) -> Timeline:
     trace, impossible = drop_impossible_events(trace)
     tree = build_tree(trace)
     links = link_work(trace, tree)
-    steps = find_steps(trace, tree)
+    steps = find_steps(trace, tree, links)
     work = trace.work
     attribution = attribute(work, links, steps)
     numbered = work.device >= 0
@@ -88,12 +88,12 @@ def build_timeline(trace: Trace) -> Timeline:
         devices, which, _ = groups(work.device[numbered])
         device = int(devices[np.bincount(which, weights=work.dur_ns[numbered]).argmax()])
     chosen = work.device == (NONE if device is None else device)
-    windows = find_windows(work, attribution, steps, chosen)
+    windows = find_windows(trace, attribution, steps, chosen)
     # What carries a collective's description is communication, whatever its name.
     classes = np.where(work.collective >= 0, WorkClass.COMMUNICATION, classes_of(trace.strings, work.name))
     copies = (work.kind != DeviceEvent.KERNEL) & (classes != WorkClass.COMMUNICATION)
     classes = np.where(copies, WorkClass.COPY, classes)
-    host = find_host_state(trace, links, steps, windows)
+    host = find_host_state(trace, links, steps)
     driver = Driver.DEVICE
     if not len(work.name):
         collectives = named(trace.strings, trace.ranges.name, COMMUNICATION_RANGE)

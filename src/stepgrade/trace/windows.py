@@ -6,11 +6,13 @@ from the start of the first work of step n to the start of the first work of ste
 other without gap or overlap, their length is the time between two equal points of the loop where the work is
 really done, and the wait for the next batch falls into exactly one window.
 
-The last step has no next one. If work launched after it was recorded, that ends it. Else it ends when its
-last work ends or, if later, when the next step's first work could have started: as long after the step's end
-on the host as its own first launch came after its start. If some step launched nothing, the device does not
-show where steps begin and host windows are used. A trace without steps is one window, from the first work to
-the end of the last.
+
+The last step has no next one. If work launched after it was recorded, that ends it. If not, its end is not
+in the trace: it is shown up to the end of its last work, or of its step on the host if that is later, and is
+not steady. Where no step's end is known, as in a trace of one step, these are all there is; each then begins
+where the host begins it, unless the device still has earlier work to do. If some step launched nothing, the
+device does not show where steps begin and host windows are used. A trace without steps is one window, from
+the first work to the end of the last.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepgrade.model.columns import among, distinct
-from stepgrade.model.events import NONE, DeviceEvent, DeviceWork, Ids, Longs
+from stepgrade.model.events import NONE, DeviceEvent, DeviceWork, Ids, Longs, Trace
 from stepgrade.naming.torch_names import Mask
 from stepgrade.trace import intervals as iv
 from stepgrade.trace.links import Links
@@ -33,6 +35,8 @@ from stepgrade.trace.steps import HostSteps, StepBasis, steps_of
 FAR = np.iinfo(np.int64).max
 TOLERANCE = 0.2  # from the median of its kind, for a step to be steady
 SAME_KIND = 0.02  # difference in the amount of work
+HARDLY_ANY = 0.1  # of the work of a usual step: what the loop leaves after its last one
+DRAINED = 0.02  # of a step: that much of earlier work may still run when the host begins it
 
 
 class StepMark(StrEnum):
@@ -42,6 +46,7 @@ class StepMark(StrEnum):
     WARM_UP = "warm-up"
     FLUSH = "flush"
     EMPTY = "empty"
+    OPEN = "open"  # its end is not in the trace
 
 
 class Attribution(NamedTuple):
@@ -112,9 +117,9 @@ def attribute(work: DeviceWork, links: Links, steps: HostSteps) -> Attribution:
     return Attribution(step, unlaunched & (step >= 0), unlaunched, links.launch_ns)
 
 
-def find_windows(work: DeviceWork, attribution: Attribution, steps: HostSteps, chosen: Mask) -> Windows:
+def find_windows(trace: Trace, attribution: Attribution, steps: HostSteps, chosen: Mask) -> Windows:
     """Return the window of each step on the device whose work is `chosen`."""
-    count = len(steps.start_ns)
+    work, count = trace.work, len(steps.start_ns)
     amount = np.bincount(attribution.step[chosen & (attribution.step >= 0)], minlength=count + 1)[:count]
     filled = np.flatnonzero(amount)
     used = int(filled[-1]) + 1 if len(filled) else 0
@@ -123,7 +128,13 @@ def find_windows(work: DeviceWork, attribution: Attribution, steps: HostSteps, c
         first, last = start.min(), (start + work.dur_ns[chosen]).max()
         known = np.ones(1, np.bool_)
         return _marked(np.array([first]), np.array([last]), known, np.array([len(start)]), on_device=True)
-    if used == 0 or not amount[:used].all():
+    if not used:
+        # Where the host computes, a mark ends the last step too; what was found in operations does not.
+        step = steps_of(trace.ops.start_ns, steps)
+        amount = np.bincount(step[(step >= 0) & (step < count)], minlength=count)
+        known = steps.joined | (steps.basis is StepBasis.PROFILER_STEP)
+        return _marked(steps.start_ns, steps.end_ns, known, amount, on_device=False)
+    if not amount[:used].all():
         return _marked(steps.start_ns, steps.end_ns, steps.joined, amount, on_device=False)
     begin, end, known = _device_edges(work, attribution, steps, chosen, used)
     return _marked(begin, end, known, amount, on_device=True)
@@ -135,7 +146,7 @@ def _device_edges(
     """Return start and end of each window, and whether the end was seen."""
     count = len(steps.start_ns)
     own = chosen & (attribution.step >= 0) & ~attribution.inferred
-    step, start, launch = attribution.step[own], work.start_ns[own], attribution.launch_ns[own]
+    step, start = attribution.step[own], work.start_ns[own]
     # Copies on a stream of their own run ahead of the step that they belong to, as far as the host does: the
     # first work of a step is that on streams with kernels, unless a step has none there.
     kernels = distinct(work.stream[own & (work.kind == DeviceEvent.KERNEL)])
@@ -147,21 +158,26 @@ def _device_edges(
     begin = np.minimum.accumulate(begin[::-1])[::-1]
     finish = np.full(count + 1, NONE, np.int64)
     np.maximum.at(finish, step, start + work.dur_ns[own])
-    # The first work after a step could have started this early: its launch as long after the step's end on
-    # the host as the step's own first launch came after its start, and the shortest latency of the step.
-    first = np.full(count + 1, FAR, np.int64)
-    np.minimum.at(first, step, launch)
-    latency = np.full(count + 1, FAR, np.int64)
-    np.minimum.at(latency, step, np.maximum(start - launch, 0))
-    latency[latency == FAR] = 0
-    lead = np.minimum(first[:-1], steps.end_ns) - steps.start_ns
-    lasting = np.maximum(finish[:-1], steps.end_ns + lead + latency[:-1])
-    seen = steps.joined.copy()
     host = steps.end_ns - steps.start_ns
-    seen[-1] = begin[count] < lasting[-1] + host[-1] if used == count else False
+    shown = np.maximum(finish[:-1], steps.end_ns)
+    seen = steps.joined.copy()
+    # What comes later than a whole step after it is of another loop.
+    lag = max(int(begin[count - 1] - steps.start_ns[-1]), 0) if used == count else 0
+    seen[-1] = used == count and begin[count] < shown[-1] + host[-1] + lag
     seen &= begin[1:] < FAR
-    end = np.where(seen, begin[1:], np.minimum(lasting, begin[1:]))
+    end = np.where(seen, begin[1:], np.minimum(shown, begin[1:]))
     begin = begin[:count].copy()
+    if not seen.any():
+        # How long the device is busy with what came before: earlier steps, and work of no step.
+        rows = np.flatnonzero(chosen & ~own)
+        rows = rows[np.argsort(work.start_ns[rows], kind="stable")]
+        ends = np.maximum.accumulate(np.append(NONE, (work.start_ns + work.dur_ns)[rows]))
+        busy = np.maximum(
+            np.maximum.accumulate(np.append(NONE, finish[: count - 1])),
+            ends[np.searchsorted(work.start_ns[rows], begin, side="left")],
+        )
+        idle = busy - steps.start_ns <= DRAINED * host
+        begin = np.where(idle, np.minimum(begin, steps.start_ns), begin)
     begin[used:] = end[used:] = end[used - 1]
     return begin, end, seen
 
@@ -174,15 +190,27 @@ def _marked(start: Longs, end: Longs, known: Mask, amount: Longs, *, on_device: 
     kind = np.empty(len(amount), np.int32)
     kind[order] = np.append(0, np.cumsum(jump))[: len(amount)]
     empty = (dur <= 0) | ((amount == 0) & bool(amount.any()))
-    full = np.flatnonzero(~empty)
+    # The usual step is the one in which half of the work lies in steps that are no larger.
+    usual = amount[order][np.searchsorted(np.cumsum(amount[order]), amount.sum() / 2)] if len(amount) else 0
+    empty |= amount < HARDLY_ANY * usual
     mark = np.where(empty, StepMark.EMPTY, StepMark.STEADY).astype(object)
-    warm = 0
+    ended = np.flatnonzero(~empty & known)
+    if len(ended):
+        mark[~empty & ~known] = StepMark.OPEN
+    full = ended if len(ended) else np.flatnonzero(~empty)
+    # What a step of the second half does as well is how the run is, not its warm-up.
+    warm, later = 0, dur[full[len(full) // 2 :]]
     others = _Others(dur, kind, full)
-    while warm < len(full) // 2 and others.is_off(int(full[warm])):
+    while (
+        warm < len(full) // 2
+        and others.is_off(int(full[warm]))
+        and (np.abs(later - dur[full[warm]]) > TOLERANCE * later).all()
+    ):
         mark[full[warm]] = StepMark.WARM_UP
         warm += 1
     rest, last = full[warm:-1], full[-1:]
-    if len(rest) > 1 and not known[last[0]]:
+    # A last step that only the host's clock ends may hold the profiler's flush.
+    if len(rest) > 1 and last[0] == len(mark) - 1 - int(empty[::-1].argmin()):
         longer = dur[last[0]] > np.median(dur[rest])
         if longer and _Others(dur, kind, full[warm:]).is_off(int(last[0])):
             mark[last] = StepMark.FLUSH

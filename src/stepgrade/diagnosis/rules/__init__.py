@@ -88,7 +88,9 @@ def findings(context: RuleContext, ignored: frozenset[str] = frozenset()) -> tup
 
 def work_gains_more(found: tuple[Finding, ...]) -> bool:
     """Tell whether the work of the device, which findings judge, is worth more than all that it waits for."""
-    gains = [(finding.account == "compute", finding.gain_low) for finding in found if finding.severity != "info"]
+    gains = [
+        (finding.account == "compute", finding.gain_low) for finding in found if finding.severity != "info"
+    ]
     waits = [gain for is_work, gain in gains if not is_work]
     return max((gain for is_work, gain in gains if is_work), default=0.0) > max(waits, default=0.0)
 

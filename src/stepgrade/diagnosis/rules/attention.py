@@ -8,7 +8,7 @@ from stepgrade.diagnosis.rules.base import Found, Levels, Rule, Worth
 from stepgrade.model.scorecard import Operation
 from stepgrade.units import show_count, show_share
 
-_GENERAL = "Use a fused attention kernel, such as FlashAttention."
+_GENERAL = "Use a fused attention kernel. FlashAttention is one."
 _BECAUSE = "fused kernels measured 2 to 4 times faster, as the scores never reach memory"
 
 

@@ -14,7 +14,6 @@ from stepgrade.model.finding import Finding, Severity
 from stepgrade.scoring.runtime import Runtime
 
 Evidence = dict[str, float | str]
-NO_REMEDY = "Nothing that is known to help can be done in this run."
 
 
 class Found(Struct, frozen=True):
@@ -99,7 +98,8 @@ class Rule(Struct, frozen=True, kw_only=True):
     def finding(self, context: RuleContext, area: str) -> Finding | None:
         """Apply the rule, and limit the gain that it promises to what the ledger has."""
         found = self.find(context)
-        if found is None:
+        remedy = self.remedy(context, found) if found is not None else ""
+        if found is None or not remedy:  # what nothing can be done about in such a run is not worth saying
             return None
         high = part = 0.0
         if self.worth is not None:
@@ -115,7 +115,7 @@ class Rule(Struct, frozen=True, kw_only=True):
             if found.line is None
             else f"{found.claim.removesuffix('.')}: {found.line.shown}.",
             evidence=evidence,
-            remedy=self.remedy(context, found),
+            remedy=remedy,
             where=None if found.line is None else found.line.where,
             gain_low=max(0.0, high * part),
             gain_high=max(0.0, high),
@@ -127,10 +127,10 @@ class Rule(Struct, frozen=True, kw_only=True):
         )
 
     def remedy(self, context: RuleContext, found: Found) -> str:
-        """Return what to do: the first of the remedies that can be followed in this run."""
+        """Return what to do: the first remedy that can be followed in this run; empty if none can."""
         if context.runtime is Runtime.REFERENCE:
             return found.remedy or self.fix_reference or self.fix
         of_runtime = {Runtime.PYTORCH: self.fix_pytorch, Runtime.JAX: self.fix_jax}.get(context.runtime)
         elsewhere = (remedy.text for remedy in self.fix_where if remedy.when(context))
         remedies = (found.remedy, *elsewhere, of_runtime, self.fix)
-        return next((said for text in remedies if text and (said := fitting(text, context))), NO_REMEDY)
+        return next((said for text in remedies if text and (said := fitting(text, context))), "")

@@ -25,6 +25,21 @@ _EXCHANGE = (
     "Hide the exchange behind other work (split both into chunks), or send less: lower precision, partners "
     "on the same machine."
 )
+_TENSOR = (
+    "Keep the group of tensor parallelism on one machine's fastest links, or make it smaller; hide its "
+    "collectives behind the products that they belong to, which asynchronous tensor parallelism splits."
+)
+_PIPELINE = (
+    "Split the batch into more micro-batches, or interleave the stages, so that sending runs beside work; "
+    "even out the stages."
+)
+_BY_PARALLELISM = {
+    "data": _REDUCING,
+    "fsdp": _SHARDING,
+    "tensor": _TENSOR,
+    "expert": _EXCHANGE,
+    "pipeline": _PIPELINE,
+}
 _NO_BACKWARD = "Hide it behind other work: split the product it belongs to, or fuse both in one kernel."
 _REMEDIES = (("alltoall", _EXCHANGE), ("gather", _SHARDING), ("reducescatter", _SHARDING))
 _ALL_RANKS = "Give the traces of all ranks: part of it may be waiting for a late one."
@@ -93,15 +108,17 @@ def exposed_communication(context: RuleContext) -> Found | None:
 
 
 def _remedy(context: RuleContext, of_link: float | None) -> str | None:
-    """Return what fits the longest collective; None where the rule's own sentence does."""
+    """Return what fits the parallelism, else the longest collective; None where the rule's own does."""
     if context.runtime is not Runtime.PYTORCH:
         return None
     lacks_ranks = (context.profile.world_size or 1) > max(1, len(context.profile.ranks))
     if lacks_ranks and (of_link or 1.0) < _MOSTLY_WAITING:
         return _WAITING
     name = next((each.name.lower().replace("_", "") for each in context.activity.collectives), "")
-    fitting = next((remedy for part, remedy in _REMEDIES if part in name), None)
-    if fitting is None and not context.phases.by_kind_ms.get(PhaseKind.BACKWARD):
+    fitting = _BY_PARALLELISM.get(context.parallelism or "")
+    if fitting is None:
+        fitting = next((remedy for part, remedy in _REMEDIES if part in name), None)
+    if context.work == "inference" and fitting in (None, _REDUCING, _SHARDING):
         fitting = _NO_BACKWARD
     return f"{_ALL_RANKS} {fitting or _REDUCING}" if lacks_ranks else fitting
 
@@ -198,7 +215,7 @@ RULES = (
         sees="Ranks with accelerators communicate through gloo, over the host.",
         evidence="gloo collectives per step, share of the step exposed",
         fix="Use the device's own communication library.",
-        fix_pytorch="init_process_group('nccl') for tensors on the device; gloo only for tensors on the "
+        fix_pytorch="init_process_group('nccl') for tensors on the device, and gloo only for tensors on the "
         "host.",
         wrong_when="only small host tensors go through gloo",
         check="The collectives are NCCL kernels.",
@@ -214,7 +231,7 @@ RULES = (
         sees="Collectives move less than a megabyte each: latency, not bandwidth, limits them.",
         evidence="collectives per step, mean bytes, share of the step exposed",
         fix="Gather small messages into larger buckets.",
-        fix_pytorch="Raise DDP's bucket_cap_mb, or wrap larger units with FSDP.",
+        fix_pytorch="Raise DDP's bucket_cap_mb; wrap larger units with FSDP.",
         wrong_when="the messages are few and hidden",
         check="Fewer, larger collectives.",
         worth=Worth(_ACCOUNT, 0.6, "a message of a megabyte takes little longer than one of a kilobyte"),

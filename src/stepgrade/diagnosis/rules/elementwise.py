@@ -214,8 +214,8 @@ RULES = (
         sees="On a run without an accelerator, making random numbers takes a share of the step.",
         evidence="the operations, calls per step, share of the step",
         fix="Make fewer random numbers: once and reused, ahead of the step, or with a cheaper generator.",
-        fix_pytorch="Draw what is needed in one call, or ahead in a DataLoader's workers; uniform numbers cost "
-        "less than normal ones, and numpy's generators less than torch's on a processor.",
+        fix_pytorch="Draw what is needed in one call, or ahead in a DataLoader's workers; uniform numbers "
+        "cost less than normal ones, and numpy's generators less than torch's on a processor.",
         wrong_when="the noise is the model's own, as in diffusion",
         check="The operations leave the top of the hotspots.",
         worth=Worth("compute", 0.6, "some of the numbers are needed in every step"),
@@ -233,8 +233,8 @@ RULES = (
             Remedy(
                 "with FBGEMM's tables",
                 lambda context: context.uses("fbgemm"),
-                "The tables are fused already: cache their hot rows, keep rows in fewer bits, or balance them "
-                "better over the ranks.",
+                "The tables are fused already: cache their hot rows, keep rows in fewer bits, or balance "
+                "them better over the ranks.",
             ),
         ),
         wrong_when="the model is a recommender: tables are its work",

@@ -9,7 +9,6 @@ from stepgrade.diagnosis.rules.base import Found, Rule
 from stepgrade.model.finding import Severity
 from stepgrade.units import show_count, show_ms, show_share
 
-
 _OF_START = (
     *("slow-launches", "host-stall", "launch-gaps", "short-kernels", "dispatch-latency", "sync-wait"),
     *("allocator-sync", "device-synchronize", "scalar-read-sync", "blocking-copy-sync", "hardly-any-work"),
@@ -63,8 +62,8 @@ def start_up(context: RuleContext) -> Found | None:
     if (context.profile.steps or 1) > 1 or share < context.limits.startup_share:
         return None
     claim = (
-        f"{show_ms(context.activity.startup_ms)} of the step, {show_share(share)}, are single calls that load "
-        "kernels or set the device up: the recording holds the start of the program."
+        f"{show_ms(context.activity.startup_ms)} of the step, {show_share(share)}, are single calls that "
+        "load kernels or set the device up: the recording holds the start of the program."
     )
     return Found("warning", claim, {"startup_ms": context.activity.startup_ms, "share": share})
 
@@ -154,8 +153,8 @@ RULES = (
     Rule(
         name="start-up",
         find=start_up,
-        sees="The only recorded step holds the start of the program: kernels loaded at their first launch, the "
-        "device set up.",
+        sees="The only recorded step holds the start of the program: kernels loaded at their first launch, "
+        "the device set up.",
         evidence="milliseconds and share of the step in single such calls with the device idle",
         fix="Record later: skip the first ten steps and record at least five.",
         fix_pytorch="schedule=torch.profiler.schedule(wait=10, warmup=2, active=5).",
@@ -169,7 +168,7 @@ RULES = (
         find=graph_capture,
         sees="The recording holds the capture of graphs of kernels, in which nothing runs, and not steps.",
         evidence="capturing calls, share of the step with work on the device",
-        fix="Record later, when the graphs are replayed.",
+        fix="Record later, when steps run.",
         wrong_when="a step captures a small graph besides its work",
         check="No capturing calls, and the device works.",
         explains=_OF_START,

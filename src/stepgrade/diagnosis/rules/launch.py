@@ -258,7 +258,7 @@ RULES = (
         wrong_when="the recorded steps include a checkpoint or an evaluation that comes rarely",
         check="No gap of a millisecond in the steady steps.",
         worth=Worth("idle_host+idle_sync", 0.7, "most host work between launches can run ahead or elsewhere"),
-        explains=("launch-gaps", "unsteady-steps", "python-overhead"),
+        explains=("launch-gaps", "unsteady-steps", "host-phases", "python-overhead"),
         sources="XP-09, XP-10, NAI-06, NS-05, NAI-02, TML-04",
     ),
     Rule(
@@ -317,8 +317,8 @@ RULES = (
         evidence="turns per step, microseconds of one, the operations of one, share of the step with their "
         "backward pass",
         fix="Do the whole loop in one call on larger arrays.",
-        fix_pytorch="Replace the loop by operations on whole tensors; a loop over time by torch.nn.LSTM, GRU or "
-        "RNN, or by one product for all times before it; or compile it with torch.compile.",
+        fix_pytorch="Replace the loop by operations on whole tensors; a loop over time by torch.nn.LSTM, GRU "
+        "or RNN, or by one product for all times before it; or compile it with torch.compile.",
         fix_jax="Replace the loop by vmap, or by lax.scan.",
         wrong_when="each turn needs the last one's result and no operation does them all",
         check="The loop's operations are called a few times a step.",

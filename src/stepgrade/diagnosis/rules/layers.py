@@ -75,8 +75,8 @@ def fast_backward(context: RuleContext) -> Found | None:
     if products["backward"] > limits.backward_products * products["forward"] > 0.0:
         return None
     claim = f"Backward takes {show_ratio(context.ratio)} the time of forward; about 2x is usual."
-    # A trace shows what was skipped by count: time alone is doubtful there, and on a processor, and where other
-    # programs or a device that hardly works make it so.
+    # A trace shows by count what was skipped: time alone is doubtful there, and on a processor, where other
+    # programs run as well.
     ratios = sorted(b / f for f, b in _samples_of_passes(context.profile) if f > 0.0)
     is_sure = len(ratios) < 2 or quantile(ratios, 0.9) < 1.0
     is_timed_only = context.profile.activity is None and context.profile.source.producer != RECORDER

@@ -64,7 +64,9 @@ def tf32_matmuls(context: RuleContext) -> Found | None:
     claim = f"Matrix products in tf32 take {show_share(share)} of the step; bf16 has twice the peak."
     gain = share * _saved_part(context, "tf32", "bf16")
     remedy = _mixed(context, "bf16")
-    return Found("info", claim, {"tf32_share": share}, share=gain, remedy=remedy and remedy.split(". ")[0] + ".")
+    return Found(
+        "info", claim, {"tf32_share": share}, share=gain, remedy=remedy and remedy.split(". ")[0] + "."
+    )
 
 
 def fp16_beside_bf16(context: RuleContext) -> Found | None:
@@ -85,8 +87,8 @@ RULES = (
         evidence="milliseconds and share of the step in 32-bit products, peak rates of the device",
         fix="Run matrix products in 16 bits (mixed precision).",
         fix_pytorch="torch.autocast('cuda', dtype=torch.bfloat16) for the forward pass; float16 with a "
-        "GradScaler where the device has no bf16; at least torch.set_float32_matmul_precision('high') where it "
-        "has tf32.",
+        "GradScaler where the device has no bf16; at least torch.set_float32_matmul_precision('high') where "
+        "it has tf32.",
         fix_jax="Cast to bfloat16, or jax.default_matmul_precision('tensorfloat32').",
         wrong_when="the model needs 32 bits there, or the device has no tensor cores",
         check="The kernels' names say 16 bits, and the products take less than half the time.",

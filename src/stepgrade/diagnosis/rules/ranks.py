@@ -71,7 +71,7 @@ RULES = (
             Remedy(
                 "on processors",
                 lambda context: context.platform == "cpu",
-                "Take what only that rank does out of the step, or give it as much of the work as the others.",
+                "Take what only that rank does out of the step, or give it as much work as the others.",
             ),
         ),
         wrong_when="the ranks' clocks differ by more than the waits, or profiling began at different times",

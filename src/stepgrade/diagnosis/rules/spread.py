@@ -39,7 +39,7 @@ def unsteady_steps(context: RuleContext) -> Found | None:
 def _have_one_cause(context: RuleContext) -> bool:
     """Tell whether the same operation, or what is in none, makes the long steps long.
 
-    On a processor other programs make steps longer too: all of a step, or now this operation and now that one.
+    On a processor other programs make steps longer too: all of a step, or now this operation, now that.
     """
     samples, limits = context.profile.samples_ms, context.limits
     usual_ms = median(samples)

@@ -40,7 +40,7 @@ def kind_of_wait(wait: WaitTally) -> str:
 
 
 def is_outlasted(context: RuleContext, wait: WaitTally) -> bool:
-    """Tell whether the host works on after these waits for longer than they last: not they hold the device up.
+    """Tell whether the host works on after these waits for longer than they last, and so holds the device up.
 
     Without them it would be ahead by less than it then takes, and in gaps that no launch takes.
     """
@@ -139,7 +139,7 @@ RULES = (
                 "inference",
                 lambda context: context.work == "inference",
                 "Copy results to the host once, after the next batch was launched: .to('cpu', "
-                "non_blocking=True) into pinned memory, and no .item(), .tolist() or `if tensor:` before that.",
+                "non_blocking=True) into pinned memory, and no .item(), .tolist() or `if tensor:` before.",
             ),
         ),
         fix_jax="Do not convert arrays to Python numbers in the loop: log every hundredth step, or use "

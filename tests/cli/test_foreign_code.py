@@ -1,0 +1,219 @@
+"""No command, helper process or step of the action runs code that lies in the working directory."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.builders import make_step_profile
+from tests.conftest import ROOT
+from tests.fuzz.inputs import CONFIG, MODEL, profiles, store
+from tests.kineto_text import kineto_text
+from tests.trace_builder import Run, make_trace
+
+# What our commands, pip and the interpreter's start import by name.
+TRAPS = sorted(
+    {
+        name
+        for name in sys.stdlib_module_names
+        if not name.startswith("_") and name not in ("antigravity", "this")
+    }
+    | {
+        "msgspec",
+        "numpy",
+        "isal",
+        "pip",
+        "setuptools",
+        "sitecustomize",
+        "usercustomize",
+        "psycopg",
+        "torch",
+        "stepgrade",
+    }
+)
+COMMANDS = {
+    "score": ["score", "run.json"],
+    "score a trace as JSON": ["score", "trace.json", "--format", "json"],
+    "score as HTML": ["score", "trace.json", "--format", "html"],
+    "score with a configuration": ["score", "run.json", "--config", "stepgrade.toml"],
+    "score and keep": ["score", "run.json", "--save", "--history", "new.db"],
+    "score by contract v1": [
+        "score",
+        "run.json",
+        "--contract",
+        "v1",
+        "--throughput",
+        "100",
+        "--peak-bw",
+        "100",
+    ],
+    "score with helper processes": ["score", "large.json.gz"],
+    "inspect": ["inspect", "trace.json"],
+    "convert": ["convert", "trace.json"],
+    "parity": ["parity", "run.json", "run.json"],
+    "gate": ["gate", "run.json", "--against", "history:main", "--history", "h.db", "--format", "sarif"],
+    "history": ["history", "list", "--history", "h.db"],
+    "history export": ["history", "export", "--history", "h.db"],
+    "estimate": [
+        "estimate",
+        "--model",
+        "config.json",
+        "--device",
+        "h100-sxm5-80gb",
+        "--batch",
+        "1",
+        "--seq",
+        "128",
+    ],
+    "devices": ["devices"],
+    "devices detected": ["devices", "--detect"],
+    "help": ["--help"],
+}
+
+
+@pytest.fixture(scope="module")
+def trapped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a working directory with files to read, in which every module that could be imported is a trap."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in TRAPS:
+        (folder / f"{name}.py").write_text(f"open({str(folder / 'SPRUNG')!r}, 'a').write('{name} ')\n")
+    (folder / "stepgrade-9.9.dist-info").mkdir()
+    (folder / "stepgrade-9.9.dist-info" / "entry_points.txt").write_text(
+        "[stepgrade.readers]\nx = pip:READER\n"
+    )
+    text = kineto_text(make_trace(Run(steps=3, layers=1)))
+    (folder / "trace.json").write_bytes(text)
+    document = json.loads(text)
+    dice = random.Random(0)
+    # Larger than 7.2 MB packed, a trace is worth a second process.
+    document["traceEvents"] += [
+        {"ph": "i", "name": "x", "args": {"x": dice.randbytes(3000).hex()}} for _ in range(2500)
+    ]
+    (folder / "large.json.gz").write_bytes(gzip.compress(json.dumps(document).encode(), 1))
+    (folder / "run.json").write_bytes(make_step_profile().encode())
+    (folder / "h.db").write_bytes(store())
+    (folder / "config.json").write_bytes(MODEL)
+    (folder / "stepgrade.toml").write_bytes(CONFIG)
+    assert profiles()
+    return folder
+
+
+def run(folder: Path, words: list[str], **more: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    if os.environ.get("PYTHONPATH"):
+        environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
+    return subprocess.run(
+        words,
+        cwd=folder,
+        env={**environment, **more},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def sprung(folder: Path) -> str:
+    mark = folder / "SPRUNG"
+    names = mark.read_text() if mark.exists() else ""
+    mark.unlink(missing_ok=True)
+    return names
+
+
+def test_a_trap_can_spring(trapped: Path) -> None:
+    run(trapped, [sys.executable, "-c", "import msgspec"])
+    assert "msgspec" in sprung(trapped)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_command_imports_from_the_working_directory(trapped: Path, command: str) -> None:
+    # As the installed script starts it: its own folder is first on the path, not the current one.
+    start = "import sys; from stepgrade.cli import main; sys.exit(main())"
+    ran = run(trapped, [sys.executable, "-P", "-c", start, *COMMANDS[command]])
+    assert ran.returncode in (0, 1, 2, 3), ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert sprung(trapped) == ""
+
+
+def test_as_a_module_nothing_of_ours_is_imported_from_there_either(tmp_path: Path) -> None:
+    """`python -m` itself looks into the current directory first; once it has found us, nothing more does."""
+    for name in ("msgspec", "numpy", "json", "argparse", "gc", "tomllib", "sqlite3", "zlib"):
+        (tmp_path / f"{name}.py").write_text("open('SPRUNG', 'a').write(__name__)\n")
+    (tmp_path / "run.json").write_text(make_step_profile())
+    ran = run(tmp_path, [sys.executable, "-m", "stepgrade", "score", "run.json", "--save"])
+    assert ran.returncode == 0, ran.stderr
+    assert sprung(tmp_path) == ""
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_a_checkouts_own_git_settings_run_nothing(tmp_path: Path) -> None:
+    trap = tmp_path / "trap.sh"
+    trap.write_text(f"#!/bin/sh\necho $0 >> {tmp_path / 'SPRUNG'}\n")
+    trap.chmod(trap.stat().st_mode | stat.S_IXUSR)
+    subprocess.run(["git", "init", "-q", "-b", "main", tmp_path], check=True)
+    (tmp_path / "run.json").write_text(make_step_profile())
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(["git", "-C", tmp_path, "add", "run.json"], check=True)
+    subprocess.run(["git", "-C", tmp_path, *identity, "commit", "-qm", "x"], check=True)
+    (tmp_path / ".git" / "config").write_text(
+        f"[core]\n\tfsmonitor = {trap}\n\thooksPath = {tmp_path}\n\tpager = {trap}\n\tsshCommand = {trap}\n\teditor = {trap}\n"
+        f"[pager]\n\trev-parse = {trap}\n\tsymbolic-ref = {trap}\n"
+        f"[alias]\n\trev-parse = !{trap}\n\tsymbolic-ref = !{trap}\n[diff]\n\texternal = {trap}\n"
+    )
+    for name in ("reference-transaction", "post-checkout", "post-index-change"):
+        shutil.copy(trap, tmp_path / name)
+    shutil.copy(trap, tmp_path / "git")  # a program of that name in the checkout is not git
+    ci = {
+        name: ""
+        for name in (
+            "GITHUB_SHA",
+            "GITHUB_REF_NAME",
+            "GITHUB_HEAD_REF",
+            "CI_COMMIT_SHA",
+            "GIT_COMMIT",
+            "GIT_BRANCH",
+        )
+    }
+    words = [sys.executable, "-P", "-m", "stepgrade", "score", "run.json", "--save"]
+    ran = run(tmp_path, words, PATH=os.pathsep.join((".", "", os.environ["PATH"])), **ci)
+    assert ran.returncode == 0, ran.stderr
+    assert sprung(tmp_path) == ""
+    listed = run(tmp_path, [sys.executable, "-P", "-m", "stepgrade", "history", "list"])
+    assert "main" in listed.stdout
+
+
+def test_the_actions_steps_run_nothing_of_the_checkout(trapped: Path, tmp_path: Path) -> None:
+    """Each `run:` of action.yml as a shell would run it, in a checkout full of traps."""
+    steps = re.findall(r"^ {6}run: (.+)$", (ROOT / "action.yml").read_text(), re.MULTILINE)
+    assert len(steps) >= 2
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    script = bin_folder / "stepgrade"
+    script.write_text(
+        f"#!{sys.executable} -P\nimport sys\nfrom stepgrade.cli import main\nsys.exit(main())\n"
+    )
+    script.chmod(0o755)
+    (bin_folder / "python3").symlink_to(sys.executable)
+    for step in steps:
+        if "pip install" in step:
+            assert not re.search(r"python3?(?! -I)( -\w+)* -m pip", step), "pip must be started isolated"
+            step = re.sub(r"pip install .*", "pip --version", step)  # noqa: PLW2901  nothing is installed by a test
+        environment = {
+            "GITHUB_ACTION_PATH": str(ROOT),
+            "STEPGRADE_SOURCE": "run.json",
+            "STEPGRADE_OPTIONS": "--fail-on\ngrade:F",
+            "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
+        }
+        ran = run(trapped, ["bash", "-c", step], **environment)
+        assert "Traceback" not in ran.stderr
+        assert sprung(trapped) == "", step

@@ -1,0 +1,134 @@
+"""Small files that decode to much more than they are: refused by the budget of memory, in words that name it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import stepgrade as sg
+from stepgrade.errors import TooLarge
+from stepgrade.memory import check_json, default_limit, json_bytes
+from stepgrade.store import NewRun, open_history
+from tests.builders import make_profile, make_step_profile
+
+LIMIT = 128 << 20
+# What Python, its libraries and the text itself take beside what is decoded.
+BESIDE = 512 << 20
+RUN = """
+import sys
+from stepgrade.cli import dispatch
+code = dispatch.run(sys.argv[1:], limits_memory=True)
+peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print("\\nPEAK", code, int(peak) * 1024, file=sys.stderr)
+"""
+
+
+def repeated(head: bytes, part: bytes, tail: bytes, size: int = 24 << 20) -> bytes:
+    """Return a gzipped text of about `size` bytes, most of them `part` again and again."""
+    squeeze = zlib.compressobj(1, wbits=31)
+    block = part * (max(1, (1 << 20) // len(part)))
+    pieces = [squeeze.compress(head)]
+    pieces += [squeeze.compress(block) for _ in range(size // len(block))]
+    return b"".join((*pieces, squeeze.compress(tail), squeeze.flush()))
+
+
+EVENT = b',{"ph":"X","cat":"cpu_op","name":"a","ts":1,"dur":1,"tid":1}'
+BOMBS = {
+    "samples": lambda: repeated(b'{"avg_step_ms":1,"steps":1,"samples_ms":[0', b",0", b"]}"),
+    "layers": lambda: repeated(b'{"avg_step_ms":1,"steps":1,"per_layer":[{"layer":0}', b',{"layer":0}', b"]}"),
+    "keys": lambda: b'{"avg_step_ms":1' + b"".join(b',"%x":0' % n for n in range(400_000)) + b"}",
+    "operations": lambda: b'{"avg_step_ms":1,"ops":{"":1' + b"".join(b',"%x":0' % n for n in range(400_000)) + b"}}",
+    "configuration of a recording": lambda: repeated(b'{"avg_step_ms":1,"stepgrade":{"config":{"a":[[]', b",[]", b"]}}}"),
+    "notes": lambda: repeated(b'{"avg_step_ms":1,"stepgrade":{"notes":[""', b',""', b"]}}"),
+    "a scorecard": lambda: repeated(b'{"grade":"A","efficiency":1,"bottleneck":"x","operations":[{}', b",{}", b"]}"),
+    "a quoted log": lambda: repeated(b'{"a":"\\"_profiler\\"","b":[0', b',"a"', b"]}"),
+    "a journal's samples": lambda: b'{"_recording":1}\n{"steady":{"steps":1,"wall_ms":1,"samples_ms":[0' + b",0" * 5_000_000 + b"]}}\n",
+    "a journal's lines": lambda: repeated(b'{"_recording":1}\n', b'{"steady":{"steps":1,"wall_ms":1,"samples_ms":[' + b"1," * 50 + b"1]}}\n", b""),
+    "events": lambda: repeated(b'{"schemaVersion":1,"traceEvents":[' + EVENT[1:], EVENT, b"]}"),
+    "names of events": lambda: b'{"schemaVersion":1,"traceEvents":[' + EVENT[1:] + b"".join(b',{"ph":"X","cat":"cpu_op","name":"%x","ts":1,"dur":1}' % n for n in range(200_000)) + b"]}",
+}  # fmt: skip
+
+
+def run(tmp_path: Path, *words: str) -> tuple[int, int, str]:
+    """Run a command in a process of its own; return its exit code, its largest memory and what it said."""
+    ran = subprocess.run(
+        [sys.executable, "-c", RUN, *words], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert "PEAK" in ran.stderr, ran.stderr[-2000:]
+    said, _, figures = ran.stderr.rpartition("\nPEAK ")
+    code, peak = map(int, figures.split())
+    return code, peak, said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells how much memory a process took")
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_bombs_are_refused_within_the_limit(bomb: str, tmp_path: Path) -> None:
+    (tmp_path / "bomb").write_bytes(BOMBS[bomb]())
+    code, peak, said = run(tmp_path, "score", "bomb", "--max-memory", str(LIMIT))
+    assert code == 2, said
+    assert peak < LIMIT + BESIDE, f"{peak >> 20} MiB"
+    assert "the limit is 128.0 MiB" in said, said
+    assert "--max-memory SIZE" in said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells how much memory a process took")
+def test_a_blank_journal_costs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "bomb").write_bytes(repeated(b'{"_recording":1}\n', b"\n", b'{"steady":{"steps":2,"wall_ms":9}}', 120 << 20))
+    code, peak, said = run(tmp_path, "score", "bomb", "--max-memory", str(LIMIT))
+    assert code == 0, said
+    assert peak < LIMIT
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells how much memory a process took")
+def test_inflated_cards_of_a_history(tmp_path: Path) -> None:
+    """A dozen cards of 30 MB each in a few hundred kilobytes: they are passed over, and the gate says so."""
+    place = tmp_path / "h.db"
+    card = sg.score(make_profile())
+    with open_history(str(place)) as store:
+        store.add_all(NewRun(card=card, branch="main") for _ in range(12))
+        text = json.loads(card.to_json())
+        body = json.dumps({**text, "x": []}).encode().replace(b'"x": []', b'"x": [' + b"[]," * 9_000_000 + b"0]")
+        store._database.execute("update stepgrade_card set body = ?", (zlib.compress(body, 1),))
+    assert place.stat().st_size < 2 << 20
+    (tmp_path / "run.json").write_text(make_step_profile())
+    words = ("gate", "run.json", "--against", "history:main", "--history", str(place), "--max-memory", str(LIMIT))
+    code, peak, said = run(tmp_path, *words)
+    assert code in (2, 3), said
+    assert peak < LIMIT + BESIDE, f"{peak >> 20} MiB"
+
+
+def test_the_estimate_counts_values_not_text() -> None:
+    many = b"[" + b"0," * 100_000 + b"0]"
+    assert json_bytes(many) > 40 * len(many)
+    log = json.dumps({"log": "a, b: c [d] " * 50_000}).encode()
+    assert json_bytes(log) > 20 << 20
+    check_json(log, 20 << 20)  # what stands in a string is no value
+    with pytest.raises(TooLarge, match="once decoded"):
+        check_json(many, 1 << 20)
+
+
+def test_the_limit_is_a_share_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < default_limit() <= whole // 4
+    (tmp_path / "memory.max").write_text("1000000000\n")
+    monkeypatch.setattr("stepgrade.memory._LIMITS", (str(tmp_path / "memory.max"), str(tmp_path / "none")))
+    assert default_limit() == 250_000_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert default_limit() == whole // 4
+
+
+@pytest.mark.parametrize("load", [sg.load, sg.load_baseline])
+def test_the_limit_in_python(load: Callable[..., object], tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_bytes(gzip.compress(make_step_profile(samples_ms=[1.0] * 50_000).encode()))
+    with pytest.raises(TooLarge, match="max_memory"):
+        load(path, max_memory=1 << 20)
+    assert load(path, max_memory=1 << 30)

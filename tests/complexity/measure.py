@@ -1,0 +1,151 @@
+"""Measure how the work of a command grows with its input: instructions, counted by valgrind, not time.
+
+    python -m tests.complexity.measure                 every shape, and the table for docs/security.md
+    python -m tests.complexity.measure "kinds of"      those whose name holds the words
+
+Each shape is run at n, 2n and 4n in one process under callgrind, which writes its counts down whenever the
+process asks for its parent's number. The exponent is that of the growth: log2((c4 - c2) / (c2 - c1)), so that
+what a command costs without any input hides nothing. Without valgrind the lines of Python that run are counted
+instead; they do not show what happens inside numpy or a regular expression.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import io
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+MOST = 1.2
+SIZES = (1, 2, 4)
+
+
+def run_once(argv: tuple[str, ...], files: dict[str, bytes]) -> int:
+    """Run a command in this process, in a folder of its own."""
+    from stepgrade.cli import dispatch
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        for name, content in files.items():
+            Path(name).parent.mkdir(exist_ok=True)
+            Path(name).write_bytes(content)
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            os.getppid()  # callgrind writes down what happened before,
+            code = dispatch.run([*argv])
+            os.getppid()  # and what the command did
+        os.chdir("/")
+    if code not in (0, 1, 2, 3):
+        raise SystemExit(err.getvalue())
+    return code
+
+
+def child(words: str) -> None:
+    """Run every shape at every size; the counts are callgrind's to write."""
+    from tests.complexity.shapes import SHAPES
+
+    gc.set_threshold(100_000)
+    for name, shape in SHAPES.items():
+        if words in name:
+            run_once(shape.argv, shape.make(shape.size // 4 or 1))  # imports what it needs
+            for times in SIZES:
+                run_once(shape.argv, shape.make(times * shape.size))
+
+
+def instructions(words: str) -> list[int]:
+    """Return what each command of `child` took in instructions."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "counts")
+        environment = {**os.environ, "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"}
+        subprocess.run(
+            [
+                "valgrind",
+                "--tool=callgrind",
+                f"--callgrind-out-file={out}",
+                "--dump-before=getppid",
+                "--quiet",
+            ]
+            + [sys.executable, "-m", "tests.complexity.measure", "--child", words],
+            check=True,
+            env=environment,
+        )
+        dumps = sorted(Path(folder).glob("counts.*"), key=lambda path: int(path.suffix[1:]))
+        totals = [int(re.findall(r"^totals: (\d+)", dump.read_text(), re.MULTILINE)[-1]) for dump in dumps]
+    return totals[1::2]  # the others are what was done to make the files
+
+
+def lines(words: str) -> list[int]:
+    """Return how many lines of Python each command of `child` ran."""
+    from tests.complexity.shapes import SHAPES
+
+    counts = []
+    for name, shape in SHAPES.items():
+        if words in name:
+            run_once(shape.argv, shape.make(shape.size // 4 or 1))
+            for times in (0, *SIZES):
+                counted = 0
+
+                def count(frame: FrameType, what: str, arg: Any) -> Any:
+                    nonlocal counted
+                    counted += 1
+                    return count
+
+                files = shape.make(times * shape.size or 1)
+                sys.settrace(count)
+                try:
+                    run_once(shape.argv, files)
+                finally:
+                    sys.settrace(None)
+                counts.append(counted)
+    return counts
+
+
+def exponents(words: str = "", *, by_lines: bool = False) -> dict[str, tuple[float, list[int]]]:
+    """Return the exponent of each shape whose name holds `words`, and the three counts it comes from."""
+    from tests.complexity.shapes import SHAPES
+
+    names = [name for name in SHAPES if words in name]
+    counts = lines(words) if by_lines else instructions(words)
+    found = {}
+    for place, name in enumerate(names):
+        least, one, two, four = counts[4 * place : 4 * place + 4]
+        assert least >= 0
+        # What does not grow at all has no exponent; what a command costs anyway varies by some thousands.
+        grows = four - two > 0.02 * four and two - one > 0
+        found[name] = (math.log2((four - two) / (two - one)) if grows else 0.0, [one, two, four])
+    return found
+
+
+def main() -> int:
+    """Print the table; 1 when something grows faster than it may."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("words", nargs="?", default="")
+    parser.add_argument("--child", action="store_true")
+    args = parser.parse_args()
+    if args.child:
+        child(args.words)
+        return 0
+    by_lines = shutil.which("valgrind") is None
+    unit = "lines of Python" if by_lines else "million instructions"
+    if by_lines:
+        print("valgrind is not installed: only lines of Python are counted", file=sys.stderr)
+    scale = 1 if by_lines else 1_000_000
+    print(f"| what grows | {unit} at n, 2n, 4n | exponent |\n|---|---:|---:|")
+    found = exponents(args.words, by_lines=by_lines)
+    for name, (exponent, counts) in found.items():
+        print(f"| {name} | {', '.join(f'{count / scale:,.0f}' for count in counts)} | {exponent:.2f} |")
+    return 1 if any(exponent > MOST for exponent, _ in found.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,570 @@
+"""Inputs that grow in one direction each, and what of the code they lead through.
+
+A reader, or a module of the analysis, that no shape covers fails `test_registry.py`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tempfile
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msgspec import structs
+
+import stepgrade as sg
+from stepgrade.store import NewRun, open_history
+from tests.builders import make_step_profile
+
+Files = dict[str, bytes]
+
+
+class Shape(NamedTuple):
+    """One direction to grow in: `make(n)` gives the files, `argv` what is run on them."""
+
+    make: Callable[[int], Files]
+    argv: tuple[str, ...] = ("score", "f", "--format", "json")
+    covers: tuple[str, ...] = ()  # modules below src/stepgrade
+    size: int = 400  # n of the smallest of three, each twice the one before
+
+
+def event(cat: str, name: str, ts: float, dur: float = 1, tid: int = 1, **more: Any) -> dict[str, Any]:
+    args = more.pop("args", {})
+    return {
+        "ph": "X",
+        "cat": cat,
+        "name": name,
+        "pid": 1,
+        "tid": tid,
+        "ts": ts,
+        "dur": dur,
+        "args": args,
+        **more,
+    }
+
+
+def kernel(name: str, ts: float, number: int, dur: float = 2, **args: Any) -> list[dict[str, Any]]:
+    return [
+        event("cuda_runtime", "cudaLaunchKernel", ts, args={"correlation": number}),
+        event(
+            "kernel", name, ts + 3, dur, tid=7, args={"correlation": number, "device": 0, "stream": 7, **args}
+        ),
+    ]
+
+
+def step(number: int, ts: float, dur: float) -> dict[str, Any]:
+    return event("user_annotation", f"ProfilerStep#{number}", ts, dur)
+
+
+def trace(events: Iterable[dict[str, Any]], **keys: Any) -> Files:
+    return {"f": json.dumps({"schemaVersion": 1, **keys, "traceEvents": [*events]}, indent=1).encode()}
+
+
+def one_step(n: int, inside: Callable[[int], list[dict[str, Any]]], each: float = 10) -> Files:
+    """Return a trace of two steps whose parts `inside` makes, `each` microseconds apart."""
+    rows = [row for i in range(n) for row in inside(i)]
+    return trace([step(1, 0, n * each), step(2, n * each, 10), *kernel("last", n * each + 1, 10**7), *rows])
+
+
+def steps(n: int) -> Files:
+    rows = []
+    for i in range(n):
+        rows += [
+            step(i, i * 100, 90),
+            event("cpu_op", "aten::mm", i * 100 + 1, 20),
+            *kernel("gemm", i * 100 + 2, i),
+        ]
+    return trace(rows)
+
+
+def warm_up(n: int) -> Files:
+    rows, at = [], 0.0
+    for i in range(n):
+        dur = 100.0 + 10 * (n - i)
+        rows += [step(i, at, dur), *kernel("gemm", at + 2, i, dur - 10)]
+        at += dur
+    return trace(rows)
+
+
+def apart_steps(n: int) -> Files:
+    rows = []
+    for i in range(n):
+        at = i * 1000
+        rows += [
+            step(3 * i, at, 90),
+            event("user_annotation", "enumerate(DataLoader)#A.__next__", at + 1, 20),
+        ]
+        rows += kernel("gemm", at + 30, i)
+    return trace(rows)
+
+
+def operations(n: int) -> Files:
+    return one_step(
+        n, lambda i: [event("cpu_op", f"aten::op{i}", i * 10, 8), *kernel(f"k{i}", i * 10 + 1, i)]
+    )
+
+
+def steps_of_operations(n: int) -> Files:
+    rows = []
+    for i in range(n):
+        rows += [
+            step(i, i * 100, 90),
+            event("cpu_op", f"aten::op{i}", i * 100 + 1, 20),
+            *kernel(f"k{i}", i * 100 + 2, i),
+        ]
+    return trace(rows)
+
+
+def host_operations(n: int) -> Files:
+    return one_step(n, lambda i: [event("cpu_op", f"aten::op{i % 50}", i * 10, 8, tid=i % 7)])
+
+
+def shapes_of_matmuls(n: int) -> Files:
+    def inside(i: int) -> list[dict[str, Any]]:
+        args = {"Input Dims": [[i + 1, 64], [64, 64]], "Input type": ["float", "float"]}
+        return [event("cpu_op", "aten::mm", i * 10, 8, args=args), *kernel("gemm", i * 10 + 1, i)]
+
+    return one_step(n, inside)
+
+
+def kernel_names(n: int) -> Files:
+    return one_step(n, lambda i: kernel(f"sgemm_{i}", i * 10, i))
+
+
+def forward_threads(n: int) -> Files:
+    def inside(i: int) -> list[dict[str, Any]]:
+        maker = event("cpu_op", "aten::mm", i * 10, 2, tid=i + 10, args={"Sequence number": i})
+        args = {"Sequence number": i, "Fwd thread id": i + 1}
+        return [
+            maker,
+            event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", i * 10 + 3, 5, args=args),
+            *kernel("k", i * 10 + 4, i),
+        ]
+
+    return one_step(n, inside)
+
+
+def ranges(n: int) -> Files:
+    def inside(i: int) -> list[dict[str, Any]]:
+        name = "".join(chr(97 + int(digit)) for digit in str(i))
+        return [event("user_annotation", f"{name}_{part}", i * 10 + 5 * part, 4) for part in (0, 1)] + kernel(
+            "k", i * 10 + 1, i, 1
+        )
+
+    return one_step(n, inside)
+
+
+def modules(n: int) -> Files:
+    def inside(i: int) -> list[dict[str, Any]]:
+        name = "".join(chr(97 + int(digit)) for digit in str(i))
+        return [
+            event("python_function", f"nn.Module: {name}_{part}", i * 10 + 5 * part, 4) for part in (0, 1)
+        ] + kernel("k", i * 10 + 1, i, 1)
+
+    return one_step(n, inside)
+
+
+def blocks(n: int) -> Files:
+    def inside(i: int) -> list[dict[str, Any]]:
+        outer = event("python_function", f"nn.Module: Block_{i}", i * 10, 9)
+        return [
+            outer,
+            event("python_function", f"nn.Module: Linear_{i}", i * 10 + 1, 6),
+            event("cpu_op", "aten::mm", i * 10 + 2, 4),
+            *kernel("k", i * 10 + 3, i, 1),
+        ]
+
+    return one_step(n, inside)
+
+
+def nest(n: int) -> Files:
+    deep = [event("cpu_op", "aten::a", i, 2 * n - 2 * i + 1) for i in range(n)]
+    return trace(
+        [step(1, 0, 20 * n), *deep, *(event("cpu_op", "aten::b", 3 * n + 5 * i, 2) for i in range(n))]
+    )
+
+
+def nest_of_matmuls(n: int) -> Files:
+    args = {"Input Dims": [[8, 64], [64, 64]], "Input type": ["float", "float"]}
+    deep = [event("cpu_op", "aten::mm", i, 2 * n - 2 * i + 1, args=args) for i in range(n)]
+    return trace([step(1, 0, 20 * n), *deep, *kernel("gemm", n, 1)])
+
+
+def pattern(n: int) -> Files:
+    rows = []
+    for i in range(n):
+        rows.append(step(i, i * 1000, 990))
+        for part in range(16):
+            rows += [
+                event("cpu_op", f"aten::{'abcd'[part % 4]}", i * 1000 + part * 50, 20),
+                *kernel("k", i * 1000 + part * 50 + 1, i * 100 + part),
+            ]
+    return trace(rows)
+
+
+def optimizers(n: int) -> Files:
+    return trace(
+        [
+            row
+            for i in range(n)
+            for row in (
+                event("user_annotation", f"Optimizer.step#A{i}.step", i * 10, 5),
+                *kernel("k", i * 10 + 1, i),
+            )
+        ]
+    )
+
+
+def loaders(n: int) -> Files:
+    return trace(
+        [
+            row
+            for i in range(n)
+            for row in (
+                event("user_annotation", "enumerate(DataLoader)#A.__next__", i * 10, 5),
+                *kernel("k", i * 10 + 6, i),
+            )
+        ]
+    )
+
+
+def backward_steps(n: int) -> Files:
+    rows = []
+    for i in range(n):
+        rows.append(event("cpu_op", "aten::mm", i * 10, 3, args={"Sequence number": i}))
+        rows.append(
+            event(
+                "cpu_op",
+                "autograd::engine::evaluate_function: MmBackward0",
+                i * 10 + 4,
+                3,
+                args={"Sequence number": i, "Fwd thread id": 1},
+            )
+        )
+    return trace(rows)
+
+
+def collectives(n: int) -> Files:
+    return one_step(
+        n,
+        lambda i: kernel(
+            "ncclDevKernel_AllReduce",
+            i * 10,
+            i,
+            **{
+                "Collective name": f"c{i}",
+                "In msg nelems": i,
+                "Out msg nelems": i,
+                "dtype": "Float",
+                "Group size": 8,
+                "Process Group Ranks": f"[{i}]",
+            },
+        ),
+    )
+
+
+def waits(n: int) -> Files:
+    return one_step(
+        n,
+        lambda i: [
+            event("cpu_op", f"aten::item{i}", i * 10, 8),
+            event("cuda_runtime", "cudaStreamSynchronize", i * 10 + 4, 3),
+            *kernel("k", i * 10 + 1, i),
+        ],
+    )
+
+
+def copies(n: int) -> Files:
+    def inside(i: int) -> list[dict[str, Any]]:
+        call = event("cuda_runtime", "cudaMemcpyAsync", i * 10, 2, args={"correlation": i})
+        copy = event(
+            "gpu_memcpy",
+            "Memcpy HtoD (Pageable -> Device)",
+            i * 10 + 3,
+            4,
+            args={"correlation": i, "device": 0, "stream": i, "bytes": 9},
+        )
+        return [call, copy]
+
+    return one_step(n, inside)
+
+
+def streams(n: int) -> Files:
+    return one_step(n, lambda i: kernel("k", i * 10, i, stream=i, device=i % 97))
+
+
+def threads(n: int) -> Files:
+    return one_step(
+        n,
+        lambda i: [
+            event("cpu_op", "aten::a", i * 10, 8, tid=i + 10),
+            {"ph": "M", "name": "thread_name", "pid": 1, "tid": i, "args": {"name": f"t{i}"}},
+        ],
+    )
+
+
+def frames(n: int) -> Files:
+    return one_step(
+        n,
+        lambda i: [
+            event(
+                "python_function",
+                f"train.py({i}): f{i}",
+                i * 10,
+                9,
+                args={"Python id": i + 1, "Python parent id": i},
+            ),
+            *kernel("k", i * 10 + 1, i),
+        ],
+    )
+
+
+def merged_ranks(n: int) -> Files:
+    rows = []
+    for rank in range(n):
+        for number in (1, 2):
+            own = [
+                step(number, number * 100, 90),
+                event("cpu_op", f"aten::op{rank}", number * 100 + 1, 20),
+                *kernel(f"k{rank}", number * 100 + 2, 10 * rank + number),
+            ]
+            rows += [{**row, "pid": rank, "args": {**row["args"], "rank": rank}} for row in own]
+    return trace(rows)
+
+
+def rank_files(n: int) -> Files:
+    return {
+        f"f/rank{rank}.json": trace(
+            json.loads(steps(3)["f"])["traceEvents"], distributedInfo={"rank": rank, "world_size": n}
+        )["f"]
+        for rank in range(n)
+    }
+
+
+def windows_paths(n: int) -> Files:
+    whole = trace(row for i in range(n) for row in [event("cpu_op", f"C:|Users|x{i}", i * 10, 5)])["f"]
+    return {"f": whole.replace(b"|", b"\\")}
+
+
+def unclosed(n: int) -> Files:
+    """Return events each of which opens what nothing closes, with filler that makes each look whole."""
+    text = b'{"schemaVersion": 1, "traceEvents": [{"ph": "X", "cat": "kernel", "ts": 1, "dur": 1}'
+    return {
+        "f": text
+        + (b', {"a": [{"ph": 1}, {"ph": "X", "x": [0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0]' * n)
+    }
+
+
+def no_array_end(n: int) -> Files:
+    text = b'{"schemaVersion": 1, "traceEvents": ['
+    return {
+        "f": text
+        + b",".join(b'{"ph": "X", "cat": "cpu_op", "name": "a\\q", "ts": %d, "dur": 1}' % i for i in range(n))
+    }
+
+
+def nested_headers(n: int) -> Files:
+    return {
+        "f": b'{"schemaVersion": 1, "x": ['
+        + b'{"traceEvents": [], "y": {"traceEvents": [1]}},' * n
+        + b'0], "traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 1}]}'
+    }
+
+
+def many_devices(n: int) -> Files:
+    return trace(kernel("k", 1, 1), deviceProperties=[{"id": i, "name": f"d{i}"} for i in range(n)])
+
+
+def gzip_members(n: int) -> Files:
+    text = steps(20)["f"]
+    return {
+        "f": b"".join(
+            gzip.compress(text[i * len(text) // n : (i + 1) * len(text) // n], 1, mtime=0) for i in range(n)
+        )
+    }
+
+
+def profile(**fields: Any) -> Files:
+    return {"f": json.dumps({**json.loads(make_step_profile()), **fields}).encode()}
+
+
+def journal(n: int) -> Files:
+    sums = {
+        "steps": 5,
+        "wall_ms": 50.0,
+        "phases_ms": {"forward": 20.0},
+        "layers_ms": [[0, 1.0, 2.0, 0.0]],
+        "samples_ms": [10.0] * 5,
+    }
+    lines = [{"_recording": 1, "layers": ["a"]}, *({"steady": sums} for _ in range(n))]
+    return {"f": b"\n".join(json.dumps(line).encode() for line in lines) + b"\n\n\n{torn" + b"\n" * n}
+
+
+def journal_layers(n: int) -> Files:
+    sums = {
+        "steps": 5,
+        "wall_ms": 50.0,
+        "phases_ms": {f"p{i}": 1.0 for i in range(n)},
+        "layers_ms": [[i, 1.0, 2.0, 0.0] for i in range(n)],
+    }
+    return {
+        "f": json.dumps({"_recording": 1, "layers": [str(i) for i in range(n)]}).encode()
+        + b"\n"
+        + json.dumps({"steady": sums}).encode()
+    }
+
+
+PROFILE_LINE = json.dumps({"_profiler": "step_profiler_v2", **json.loads(make_step_profile())})
+
+
+def log(n: int) -> Files:
+    return {"f": (("noise " * 20 + "\n") * 20 + PROFILE_LINE + "\n").encode() * n}
+
+
+def cut_profiles(n: int) -> Files:
+    return {"f": b'text {"_profiler": "step_profiler_v2", "a": {"b": [ "' * n + b"\n" + PROFILE_LINE.encode()}
+
+
+def quoted_log(n: int) -> Files:
+    return {"f": json.dumps({"lines": ['epoch {} \\ "x" loss' * 3] * n + [PROFILE_LINE + "\n"]}).encode()}
+
+
+def parity(n: int) -> Files:
+    def of(name: str, low: int) -> bytes:
+        ops = {f"op_{i}": 1.0 + i % 7 for i in range(low, low + n)}
+        return json.dumps(
+            {
+                "runtime": name,
+                "throughput_tok_s": 10,
+                "step_time_ms": 9.0,
+                "kernel_launches_per_step": 5,
+                "ops": ops,
+            }
+        ).encode()
+
+    return {"f": of("ours", 0), "g": of("theirs", n // 2)}
+
+
+def cards(n: int) -> Files:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "p.json")
+        ops = {f"op{i}": 1.0 + i for i in range(n)}
+        path.write_bytes(
+            profile(
+                ops=ops,
+                samples_ms=[100.0 + i % 9 for i in range(n)],
+                per_layer=[{"layer": i, "fwd_ms": 1.0, "bwd_ms": 2.0} for i in range(n)],
+            )["f"]
+        )
+        card = sg.score(sg.load(path)).to_json().encode()
+        return {"f": path.read_bytes(), "g": card}
+
+
+@cache
+def _card() -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "p.json")
+        path.write_bytes(profile(samples_ms=[100.0 + i % 9 for i in range(12)])["f"])
+        return sg.score(sg.load(path))
+
+
+def history(n: int) -> Files:
+    with tempfile.TemporaryDirectory() as folder:
+        with open_history(str(Path(folder, "h.db"))) as store:
+            store.add_all(
+                NewRun(
+                    card=structs.replace(_card(), step_time_ms=100.0 + (i % 13) / 9 + 5 * (i > n // 2)),
+                    branch="main",
+                    labels={"n": str(i)},
+                )
+                for i in range(n)
+            )
+        return {
+            "h.db": Path(folder, "h.db").read_bytes(),
+            **profile(samples_ms=[100.0 + i % 9 for i in range(12)]),
+        }
+
+
+def budgets(n: int) -> Files:
+    rows = "".join(
+        f'[[budget]]\nmetric = "op:a{i}*"\nallow = 0.1\n[[waiver]]\nmetric = "op:b{i}"\nuntil = 2030-01-01\nreason = "x"\n'
+        for i in range(n)
+    )
+    return {"c.toml": rows.encode(), **cards(50)}
+
+
+def dotted_keys(n: int) -> Files:
+    return {"c.toml": b"a" + b".a" * n + b" = 1\n", **profile()}
+
+
+def toml_lists(n: int) -> Files:
+    return {"c.toml": b"[rules]\nignore = [" + b'"x", ' * n + b"]\n", **profile()}
+
+
+KINETO = tuple(
+    f"readers/kineto/{name}"
+    for name in ("reader", "split", "chunks", "header", "decode", "tables", "assemble", "categories")
+)
+SCORE_HTML = ("score", "f", "--format", "html")
+HISTORY = ("--history", "h.db")
+SHAPES: dict[str, Shape] = {
+    "steps of a trace": Shape(steps, covers=(*KINETO, "trace/steps", "trace/windows", "trace/profile", "trace/timeline", "readers/steps", "readers/load", "readers/source", "readers/base", "readers/registry"), size=200),
+    "steps of a trace, the later half": Shape(steps, ("score", "f", "--steps", "100-90000"), ("readers/steps",), 200),
+    "steps as HTML": Shape(steps, SCORE_HTML, size=200),
+    "warm-up steps": Shape(warm_up, covers=("trace/windows",), size=200),
+    "steps apart, each with a loader": Shape(apart_steps, covers=("trace/ledger", "trace/intervals"), size=200),
+    "operations by name": Shape(operations, covers=("trace/operations", "trace/pieces", "trace/phases"), size=200),
+    "operations in steps of their own": Shape(steps_of_operations, covers=("trace/operations",), size=200),
+    "operations on the host": Shape(host_operations, covers=("trace/ledger", "trace/links"), size=500),
+    "shapes of matrix products": Shape(shapes_of_matmuls, covers=("trace/matmuls", "trace/costs"), size=200),
+    "names of kernels": Shape(kernel_names, covers=("trace/counts", "trace/activity"), size=300),
+    "threads and forward threads": Shape(forward_threads, covers=("trace/layers",), size=200),
+    "kinds of ranges": Shape(ranges, covers=("trace/layers",), size=200),
+    "kinds of modules": Shape(modules, covers=("trace/layers",), size=200),
+    "blocks of a model": Shape(blocks, SCORE_HTML, ("trace/layers",), 100),
+    "a nest followed by siblings": Shape(nest, covers=("trace/links",), size=1000),
+    "a nest of matrix products": Shape(nest_of_matmuls, covers=("trace/operations",), size=500),
+    "a repeating pattern": Shape(pattern, covers=("trace/layers",), size=20),
+    "optimizers by name": Shape(optimizers, covers=("trace/steps",), size=200),
+    "loaders without steps": Shape(loaders, covers=("trace/steps",), size=200),
+    "backward passes without steps": Shape(backward_steps, covers=("trace/steps",), size=300),
+    "collectives": Shape(collectives, covers=("trace/collectives",), size=200),
+    "waits of the host": Shape(waits, covers=("trace/activity", "trace/waits"), size=200),
+    "copies on streams of their own": Shape(copies, covers=("trace/activity",), size=300),
+    "streams and devices": Shape(streams, covers=("trace/windows",), size=300),
+    "host threads and their names": Shape(threads, covers=("trace/links",), size=300),
+    "python frames": Shape(frames, covers=("trace/frames", "trace/python_loops"), size=200),
+    "ranks of one file": Shape(merged_ranks, covers=("trace/ranks", "readers/kineto/assemble", "trace/quality"), size=10),
+    "ranks in files of their own": Shape(rank_files, covers=("readers/ranks",), size=6),
+    "events with Windows paths": Shape(windows_paths, covers=("readers/kineto/chunks",), size=1000),
+    "events that nothing closes": Shape(unclosed, covers=("readers/kineto/chunks",), size=1000),
+    "broken events without an end": Shape(no_array_end, covers=("readers/kineto/chunks",), size=1000),
+    "arrays of events in the header": Shape(nested_headers, covers=("readers/kineto/header",), size=2000),
+    "devices in the header": Shape(many_devices, covers=("readers/kineto/header",), size=200),
+    "members of a gzip file": Shape(gzip_members, covers=("readers/source",), size=100),
+    "samples of a profile": Shape(lambda n: profile(samples_ms=[100.0 + i % 9 for i in range(n)]), covers=("readers/step_profile",), size=2000),
+    "layers of a profile": Shape(lambda n: profile(per_layer=[{"layer": i, "fwd_ms": 1.0, "bwd_ms": 2.0} for i in range(n)]), covers=("readers/step_profile",), size=300),
+    "layers as HTML": Shape(lambda n: profile(per_layer=[{"layer": i, "fwd_ms": 1.0, "bwd_ms": 2.0} for i in range(n)]), SCORE_HTML, size=300),
+    "operations of a profile": Shape(lambda n: profile(ops={f"op{i}": 1.0 for i in range(n)}), covers=("readers/step_profile",), size=300),
+    "operations of a layer": Shape(lambda n: profile(per_layer=[{"layer": 0, "ops": {f"op{i}": 1.0 for i in range(n)}}]), covers=("readers/step_profile",), size=300),
+    "phases of a profile": Shape(lambda n: profile(phases={f"p{i}": {"total_ms": 1.0} for i in range(n)}), covers=("readers/step_profile",), size=300),
+    "keys that nobody knows": Shape(lambda n: profile(**{f"key{i}": [i] for i in range(n)}), covers=("readers/source",), size=2000),
+    "a profile by contract v1": Shape(lambda n: profile(per_layer=[{"layer": i, "fwd_ms": 1.0, "bwd_ms": 1.0, "ops": {f"op{i}": 1.0}} for i in range(n)]), ("score", "f", "--contract", "v1", "--throughput", "100", "--peak-bw", "100", "--bytes-per-token", "100"), size=300),
+    "lines of a journal": Shape(journal, covers=("readers/journal",), size=300),
+    "layers of a journal": Shape(journal_layers, covers=("readers/journal",), size=300),
+    "profiles in a log": Shape(log, covers=("readers/log",), size=20),
+    "profiles in a log that are cut off": Shape(cut_profiles, covers=("readers/log",), size=1000),
+    "strings of a quoted log": Shape(quoted_log, covers=("readers/log",), size=1000),
+    "operations of two runtimes": Shape(parity, ("parity", "f", "g", "--format", "json"), ("readers/parity_profile", "compare/parity", "compare/canonical", "compare/decompose", "compare/matrix"), 100),
+    "a scorecard as baseline": Shape(cards, ("gate", "f", "--baseline", "g", "--format", "json"), ("readers/scorecard", "compare/runs", "compare/parts", "compare/metrics", "compare/effect", "compare/fingerprint"), 100),
+    "runs of a history, listed": Shape(history, ("history", "list", "--limit", "100000", *HISTORY), ("store/history", "store/sqlite"), 100),
+    "runs of a history, exported": Shape(history, ("history", "export", *HISTORY), ("store/history",), 40),
+    "the trend of a history": Shape(history, ("history", "trend", *HISTORY), ("store/trend", "compare/change_points"), 100),
+    "the gate with a history": Shape(history, ("gate", "f", "--against", "history:main", *HISTORY), ("gating/baselines", "compare/noise"), 40),
+    "budgets and waivers": Shape(budgets, ("gate", "f", "--baseline", "g", "--budgets", "c.toml"), ("config/__init__", "gating/budgets"), 50),
+    "a key of many parts": Shape(dotted_keys, ("score", "f", "--config", "c.toml"), ("config/toml",), 2000),
+    "a list in the configuration": Shape(toml_lists, ("score", "f", "--config", "c.toml"), ("config/toml",), 500),
+}  # fmt: skip

@@ -1,0 +1,87 @@
+"""The tutorial's four steps are taken as it says, and what it claims holds: as relations, not as wall-clock times."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import stepgrade as sg
+from tests.conftest import ROOT
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+SCRIPTS = ROOT / "examples" / "tutorial"
+STAGES = ("slow", "faster", "fast")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Record each script as the page says, with fewer steps."""
+    folder = tmp_path_factory.mktemp("tutorial")
+    for stage in STAGES:
+        command = f"stepgrade record --ops-every 5 -o {stage}.json examples/tutorial/{stage}.py"
+        assert f"\n{command}\n" in PAGE
+        words = command.replace(f"-o {stage}.json", f"-o {folder / stage}.json").split()[1:]
+        ran = subprocess.run(
+            [sys.executable, "-m", "stepgrade", *words, "--steps", "16"],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+        assert ran.returncode == 0, ran.stderr
+        assert re.fullmatch(r"loss \d\.\d{3} after 16 steps\n", ran.stdout)  # the script's own, and no more
+    return {stage: folder / f"{stage}.json" for stage in STAGES}
+
+
+def share(card: sg.Scorecard, phase: str) -> float:
+    return card.phases[phase].share or 0.0
+
+
+def test_the_first_card_names_the_input(recorded: dict[str, Path]) -> None:
+    card = sg.score(recorded["slow"])
+    assert card.bottleneck == "input"
+    assert share(card, "input") > 0.4
+    assert max(card.phases, key=lambda name: share(card, name)) == "input"
+
+
+def test_tokenizing_once_takes_the_input_away(recorded: dict[str, Path]) -> None:
+    before, after = sg.score(recorded["slow"]), sg.score(recorded["faster"])
+    assert share(after, "input") < 0.05
+    assert after.bottleneck != "input"
+    assert before.step_time_ms is not None
+    assert after.step_time_ms is not None
+    assert after.step_time_ms < before.step_time_ms
+
+
+def test_the_trace_names_attention_and_the_call_that_mends_it(tmp_path: Path) -> None:
+    assert "\npython examples/tutorial/faster.py --trace faster.trace.json\n" in PAGE
+    found = {}
+    for stage in STAGES[1:]:
+        path = tmp_path / f"{stage}.trace.json"
+        command = [sys.executable, str(SCRIPTS / f"{stage}.py"), "--steps", "8", "--trace", str(path)]
+        subprocess.run(command, capture_output=True, check=True, timeout=600)
+        found[stage] = [finding.rule for finding in sg.score(path).findings]
+    assert found["faster"][0] == "unfused-attention"
+    assert "unfused-attention" not in found["fast"]
+
+
+def test_the_gate_tells_slow_from_fast(recorded: dict[str, Path]) -> None:
+    back = sg.gate(recorded["slow"], baselines=[recorded["fast"]])
+    assert (back.verdict, back.exit_code) == ("regressed", 1)
+    assert any(shift.name == "input" for shift in back.shifts)
+
+
+def test_the_scripts_differ_where_the_page_says() -> None:
+    for stage in STAGES[1:]:
+        shown = re.findall(r"^```py\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+        code = (SCRIPTS / f"{stage}.py").read_text(encoding="utf-8")
+        assert any(block in code for block in shown), stage

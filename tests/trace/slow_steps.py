@@ -1,0 +1,239 @@
+"""Step windows and their ledger a second time: event by event, in plain Python, with none of the code under test.
+
+What the trace says of host and device goes into lists; each question is answered by looking at all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from itertools import pairwise
+from typing import NamedTuple
+
+from stepgrade.model.events import DeviceEvent, Trace
+from stepgrade.naming.work_class import WorkClass, classify
+
+DISPATCH_NS = 100_000
+INPUT = re.compile(
+    r"^enumerate\(DataLoader\)#|data_?load|(load|wait_for|fetch|next|get)_(\w+_)?batch\b", re.IGNORECASE
+)
+SYNC = re.compile(r"Synchronize|^(cuda|hip)(Memcpy|Free|FreeHost|HostFree)$|MemcpyWithStream")
+HOST_COPIES = (DeviceEvent.COPY_H2D, DeviceEvent.COPY_D2H, DeviceEvent.COPY_OTHER)
+Span = tuple[int, int]
+
+
+class Call(NamedTuple):
+    name: str
+    start: int
+    end: int
+    thread: int
+
+
+class Work(NamedTuple):
+    start: int
+    end: int
+    stream: int
+    is_kernel: bool
+    account: str  # compute, exposed_communication or exposed_copy
+    call: Call | None
+
+
+class SlowStep(NamedTuple):
+    number: int
+    start: int
+    end: int
+    is_known: bool  # the next step's first work is in the trace
+
+
+def device_work(trace: Trace) -> list[Work]:
+    """Return the work of the device that is busy longest, with the call that launched each piece."""
+    calls: dict[int, Call] = {}
+    table = trace.calls
+    for row in range(len(table.name)):
+        start = int(table.start_ns[row])
+        call = Call(
+            trace.strings[table.name[row]], start, start + int(table.dur_ns[row]), int(table.thread[row])
+        )
+        calls.setdefault(int(table.correlation[row]), call)
+    busy: Counter[int] = Counter()
+    work = trace.work
+    for row in range(len(work.name)):
+        busy[int(work.device[row])] += int(work.dur_ns[row])
+    numbered = {device: ns for device, ns in busy.items() if device >= 0}
+    chosen = max(numbered, key=lambda device: (numbered[device], -device)) if numbered else -1
+    found = []
+    for row in range(len(work.name)):
+        if int(work.device[row]) != chosen:
+            continue
+        account = "compute"
+        is_kernel = int(work.kind[row]) == DeviceEvent.KERNEL
+        name = trace.strings[work.name[row]]
+        if int(work.collective[row]) >= 0 or classify(name) == WorkClass.COMMUNICATION:
+            account = "exposed_communication"
+        elif int(work.kind[row]) in HOST_COPIES:
+            account = "exposed_copy"
+        start, correlation = int(work.start_ns[row]), int(work.correlation[row])
+        call = calls.get(correlation) if correlation >= 0 else None
+        found.append(
+            Work(start, start + int(work.dur_ns[row]), int(work.stream[row]), is_kernel, account, call)
+        )
+    return found
+
+
+def marked_steps(trace: Trace) -> tuple[list[tuple[int, int, int]], int]:
+    """Return number, start and end of each mark on the thread that has most of them, and that thread."""
+    marks = []
+    for row in range(len(trace.ranges.name)):
+        match = re.match(r"^ProfilerStep\s*#\s*(\d+)", trace.strings[trace.ranges.name[row]])
+        if match:
+            start = int(trace.ranges.start_ns[row])
+            end = start + int(trace.ranges.dur_ns[row])
+            marks.append((int(match[1]), start, end, int(trace.ranges.thread[row])))
+    threads = Counter(mark[3] for mark in marks)
+    thread = min(threads, key=lambda one: (-threads[one], one)) if threads else -1
+    return sorted((mark[:3] for mark in marks if mark[3] == thread), key=lambda mark: mark[1]), thread
+
+
+def slow_windows(trace: Trace) -> list[SlowStep]:
+    """Return the steps from first work to next first work; a step that launched nothing ends the list."""
+    marks, _ = marked_steps(trace)
+    starts = [start for _, start, _ in marks]
+    launched: dict[int, list[Work]] = defaultdict(list)
+    for work in device_work(trace):
+        if work.call is None:
+            continue
+        place = bisect_right(starts, work.call.start) - 1
+        if place < 0:
+            continue
+        follows = place + 1 < len(marks) and _follows(marks[place], marks[place + 1])
+        end = starts[place + 1] if follows else marks[place][2]
+        if work.call.start < end:
+            launched[place].append(work)
+        elif place == len(marks) - 1:
+            launched[len(marks)].append(work)
+    # Copies may run ahead on a stream of their own: the first work is on a stream that has kernels.
+    streams = {work.stream for works in launched.values() for work in works if work.is_kernel}
+    has_kernels = all(any(work.stream in streams for work in works) for works in launched.values())
+    begins = {
+        place: min(work.start for work in works if not has_kernels or work.stream in streams)
+        for place, works in launched.items()
+    }
+    for place in sorted(begins, reverse=True):  # never later than the next step's
+        begins[place] = min([begins[place], *(begins[later] for later in begins if later > place)])
+    found = []
+    for place, (number, _, end) in enumerate(marks):
+        if place not in begins:
+            break
+        following = begins.get(place + 1)
+        joined = place + 1 < len(marks) and _follows(marks[place], marks[place + 1])
+        if following is not None and joined:
+            found.append(SlowStep(number, begins[place], following, True))
+        else:
+            last = max(work.end for work in launched[place])
+            found.append(SlowStep(number, begins[place], max(last, end), False))
+    return found
+
+
+def _follows(one: tuple[int, int, int], other: tuple[int, int, int]) -> bool:
+    pause = max(one[2] - one[1], 1_000_000) // 2
+    return other[0] == one[0] + 1 and other[1] - one[2] <= pause
+
+
+def slow_ledger(trace: Trace, window: Span) -> Counter[str]:
+    """Return where the time of a window goes, one stretch between two moments after the other."""
+    works = device_work(trace)
+    _, loop = marked_steps(trace)
+    fetching = [
+        (int(trace.ranges.start_ns[row]), int(trace.ranges.start_ns[row] + trace.ranges.dur_ns[row]))
+        for row in range(len(trace.ranges.name))
+        if int(trace.ranges.thread[row]) == loop and INPUT.search(trace.strings[trace.ranges.name[row]][:120])
+    ]
+    waiting = _joined(_waits(trace, works, loop))
+    moments = {*window}
+    for start, end in (*fetching, *waiting, *((work.start, work.end) for work in works)):
+        moments |= {start, end}
+    for gap_start, gap_end in _idle(works, window):
+        ready, _ = _ready(works, gap_start, gap_end)
+        if ready is not None:
+            moments |= {ready, min(ready + DISPATCH_NS, gap_end)}
+            wait = next((span for span in waiting if span[0] <= gap_start < span[1]), None)
+            if wait:
+                moments.add(gap_start + wait[1] - wait[0])
+    ordered = sorted(moment for moment in moments if window[0] <= moment <= window[1])
+    idle = _idle(works, window)
+    total: Counter[str] = Counter()
+    for start, end in pairwise(ordered):
+        total[_account(works, idle, fetching, waiting, start)] += end - start
+    return total
+
+
+def _account(works: list[Work], idle: list[Span], fetching: list[Span], waiting: list[Span], at: int) -> str:
+    """Return the account of the moment `at`."""
+    running = {work.account for work in works if work.start <= at < work.end}
+    for account in ("compute", "exposed_communication", "exposed_copy"):
+        if account in running:
+            return account
+    gap_start, gap_end = next(gap for gap in idle if gap[0] <= at < gap[1])
+    ready, is_known = _ready(works, gap_start, gap_end)
+    if not is_known or ready is None:
+        return "unattributed"
+    if at >= ready:
+        return "idle_host" if at < ready + DISPATCH_NS else "unattributed"
+    if any(start <= at < end for start, end in fetching):
+        return "idle_input"
+    wait = next((span for span in waiting if span[0] <= gap_start < span[1]), None)
+    if wait and at < gap_start + wait[1] - wait[0]:
+        return "idle_sync"
+    return "idle_sync" if any(start <= at < end for start, end in waiting) else "idle_host"
+
+
+def _ready(works: list[Work], gap_start: int, gap_end: int) -> tuple[int | None, bool]:
+    """Return when the launch of the work that ends a gap was done, and whether that is known."""
+    enders = [work for work in works if work.start >= gap_end and work.end > work.start]
+    if not enders:
+        return (gap_end, True) if any(work.call for work in works) else (None, False)
+    first = min(work.start for work in enders)
+    launches = [work.call.end if work.call else -1 for work in enders if work.start == first]
+    done = max(launches)
+    return (None, False) if done < 0 else (min(max(done, gap_start), gap_end), True)
+
+
+def _idle(works: list[Work], window: Span) -> list[Span]:
+    """Return the times in which nothing runs, also those that begin before the window or end after it."""
+    busy = _joined([(work.start, work.end) for work in works if work.end > work.start])
+    edges = [0, *(moment for span in busy for moment in span), 2**62]
+    gaps = [(edges[place], edges[place + 1]) for place in range(0, len(edges), 2)]
+    return [gap for gap in gaps if gap[0] < window[1] and gap[1] > window[0] and gap[0] < gap[1]]
+
+
+def _waits(trace: Trace, works: list[Work], loop: int) -> list[Span]:
+    """Return when a driving thread waited for the device: in synchronisations, and in copies it stayed with."""
+    drivers = {loop}
+    launching: set[Call] = set()
+    correlations = {int(trace.work.correlation[row]) for row in range(len(trace.work.name))}
+    for row in range(len(trace.calls.name)):
+        if int(trace.calls.correlation[row]) in correlations:
+            drivers.add(int(trace.calls.thread[row]))
+    for work in works:
+        if work.call and work.account == "exposed_copy" and work.call.end >= work.end:
+            launching.add(work.call)
+    spans = [(call.start, call.end) for call in launching if call.thread in drivers]
+    for row in range(len(trace.calls.name)):
+        if int(trace.calls.thread[row]) in drivers and SYNC.search(
+            trace.strings[trace.calls.name[row]][:120]
+        ):
+            start = int(trace.calls.start_ns[row])
+            spans.append((start, start + int(trace.calls.dur_ns[row])))
+    return spans
+
+
+def _joined(spans: list[Span]) -> list[Span]:
+    """Return the union of spans; those that touch become one."""
+    joined: list[list[int]] = []
+    for start, end in sorted(span for span in spans if span[1] > span[0]):
+        if joined and start <= joined[-1][1]:
+            joined[-1][1] = max(joined[-1][1], end)
+        else:
+            joined.append([start, end])
+    return [(start, end) for start, end in joined]
