@@ -23,7 +23,7 @@ _log = logging.getLogger("stepgrade.record")
 _WITHOUT_WARM_UP = 5
 _MODEL_PHASES = (FORWARD, LOSS, BACKWARD, GRADIENTS, OPTIMIZER)
 _OPERATIONS_KEPT = 200
-_MOST_TRIES = 3
+_MOST_TRIES = 1  # torch has crashed under one profiler soon after another
 # Such a step has some million operations: reading its trace would hold the training up.
 _MOST_TRACE_BYTES = 512 * 2**20
 _STARTS = ("_prepare_profiler", "_enable_profiler")
@@ -44,6 +44,8 @@ class OperationWindow:
         self._every = every
         self._first = warmup - 1 if warmup > 1 else _WITHOUT_WARM_UP
         self._tries = 0
+        self._has_closed = False
+        self._not_before = 0
         self._profiler: profile | None = None
         self._mark: record_function | None = None
         self._patches = Patches()
@@ -59,6 +61,12 @@ class OperationWindow:
         wants_first = (
             self._every != 0 and step >= self._first and self.sampled is None and self._tries < _MOST_TRIES
         )
+        if self._has_closed:
+            # A range that is open now, such as the optimizer's own, began under the profiler that has just
+            # ended. Were it to end under the next one, torch would write into memory that it has freed.
+            self._has_closed, self._not_before = False, step + 2
+        if step < self._not_before:
+            return
         is_nth = bool(self._every) and step > 0 and step % (self._every or 1) == 0
         if not (wants_first or is_nth) or torch.autograd.profiler._is_profiler_enabled:  # noqa: SLF001
             return  # torch allows one profiler at a time, and has no public way to ask
@@ -88,6 +96,7 @@ class OperationWindow:
             self._patches.undo()
             self._mark.__exit__(None, None, None)
             profiler.__exit__(None, None, None)
+            self._has_closed = True
         return profiler
 
     def keep(self, profiler: profile, step: Totals) -> None:

@@ -301,12 +301,12 @@ class Recording:
             return
         main = self._main_optimizer() if self._main_optimizer is not None else None
         is_watched = self._is_watched_optimizer(optimizer)
-        if main is not None and main is not optimizer:
+        if main is not optimizer:
             earlier = self._other_optimizers.get(id(optimizer))
-            if earlier is None:
+            if earlier is None and main is not None:
                 self._other_optimizers[id(optimizer)] = (len(self.timeline.edges), self._batches.mark())
                 return
-            if is_watched:
+            if earlier is not None and is_watched:
                 position, parts = earlier
                 self.window.drop()  # it saw two steps as one
                 self._end(self.timeline.split_step(position), self._batches.take(parts), None)
@@ -397,7 +397,7 @@ class Recording:
         """Tell whether a step holds an evaluation, unless most do: it is then how this loop trains."""
         has_evaluation = EVALUATION in step.phases_ns
         self._balance += 1 if has_evaluation else -1
-        return has_evaluation and self._balance <= 0
+        return has_evaluation and self._balance < 0
 
     def _add_done_steps(self) -> None:
         """Add the steps that the device has finished; drop the oldest when too many are waiting."""
