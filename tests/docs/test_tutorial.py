@@ -14,6 +14,7 @@ import stepgrade as sg
 from tests.conftest import ROOT
 
 pytest.importorskip("torch", reason="torch is not installed")
+pytestmark = pytest.mark.slow  # four trainings
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 SCRIPTS = ROOT / "examples" / "tutorial"
