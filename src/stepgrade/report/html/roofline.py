@@ -81,9 +81,7 @@ def _missing_roofs(found: Roofline, flags: Mapping[str, str]) -> str | None:
         return None
     missing = "Without the device's peaks there are no roofs: give {device}."
     if "compute" in kinds:
-        missing = (
-            "Its memory bandwidth is not known, so there is no roof of memory: give {peak_bw_gb_s}."
-        )
+        missing = "Its memory bandwidth is not known, so there is no roof of memory: give {peak_bw_gb_s}."
     elif "memory" in kinds:
         missing = "Its peak in this precision is not known, so there is no roof of arithmetic: "
         missing += "give {peak_tflops}."
