@@ -537,7 +537,7 @@ SCORE_HTML = ("score", "f", "--format", "html")
 HISTORY = ("--history", "h.db")
 SHAPES: dict[str, Shape] = {
     "steps of a trace": Shape(steps, covers=(*KINETO, "trace/steps", "trace/windows", "trace/profile", "trace/timeline", "trace/work", "readers/steps", "readers/load", "readers/source", "readers/base", "readers/registry"), size=200),
-    "steps of a trace, the later half": Shape(steps, ("score", "f", "--steps", "100-90000"), ("readers/steps",), 400),
+    "steps of a trace, the later half": Shape(steps, ("score", "f", "--steps", "1-90000"), ("readers/steps",), 200),
     "steps as HTML": Shape(steps, SCORE_HTML, size=200),
     "warm-up steps": Shape(warm_up, covers=("trace/windows",), size=200),
     "steps apart, each with a loader": Shape(apart_steps, covers=("trace/ledger", "trace/intervals"), size=200),
@@ -550,12 +550,12 @@ SHAPES: dict[str, Shape] = {
     "kinds of ranges": Shape(ranges, covers=("trace/layers",), size=200),
     "kinds of modules": Shape(modules, covers=("trace/layers",), size=200),
     "blocks of a model": Shape(blocks, SCORE_HTML, ("trace/layers",), 100),
-    "a nest followed by siblings": Shape(nest, covers=("trace/links",), size=1000),
+    "a nest followed by siblings": Shape(nest, covers=("trace/links",), size=4000),
     "a nest of matrix products": Shape(nest_of_matmuls, covers=("trace/operations",), size=1500),
     "a repeating pattern": Shape(pattern, covers=("trace/layers",), size=20),
     "optimizers by name": Shape(optimizers, covers=("trace/steps",), size=200),
     "loaders without steps": Shape(loaders, covers=("trace/steps",), size=200),
-    "backward passes without steps": Shape(backward_steps, covers=("trace/steps",), size=800),
+    "backward passes without steps": Shape(backward_steps, covers=("trace/steps",), size=400),
     "collectives": Shape(collectives, covers=("trace/collectives",), size=400),
     "waits of the host": Shape(waits, covers=("trace/activity",), size=200),
     "copies on streams of their own": Shape(copies, covers=("trace/activity",), size=800),
