@@ -191,6 +191,15 @@ def test_the_command_line_names_its_flags(stepgrade: Run, tmp_path: Path) -> Non
     assert ran.err == f"stepgrade: {path}: is a model's config.json (give it as --model CONFIG_JSON)\n"
 
 
+def test_a_directory_without_traces_says_what_is_in_it(stepgrade: Run, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    assert stepgrade("score", tmp_path).err == f"stepgrade: {tmp_path}: holds no trace files\n"
+    (tmp_path / "run.sqlite").write_bytes(FILES["an Nsight Systems export"][0])
+    ran = stepgrade("score", tmp_path)
+    assert ran.code == 2
+    assert ran.err.endswith("holds no trace files (run.sqlite is an Nsight Systems export)\n")
+
+
 def test_real_checkpoints(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     torch.save({"w": torch.ones(2)}, tmp_path / "model.pt")

@@ -104,7 +104,7 @@ def test_a_fork_finds_no_thread_of_ours(tmp_path: Path) -> None:
             read, write = os.pipe()
             child = os.fork()
             if child == 0:
-                os.write(write, str(len(os.listdir("/proc/self/task"))).encode())
+                os.write(write, str(len([*Path("/proc/self/task").iterdir()])).encode())
                 os._exit(0)
             os.waitpid(child, 0)
             seen.append(os.read(read, 10))

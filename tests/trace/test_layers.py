@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepgrade.model.events import Trace
+from stepgrade.model.events import RangeKind, Trace
 from stepgrade.model.profile import LayerTime
 from stepgrade.trace import analyse_trace, phases
 from stepgrade.trace.layers import Layers, find_layers
@@ -112,3 +112,53 @@ def test_nodes_find_their_forward_thread_by_name() -> None:
         "aten::mul 0": 2_000,
         "aten::mul 1": 2_001,
     }
+
+
+def nested(depth: list[tuple[str, int, int]]) -> Trace:
+    """Return one step of module frames (name, start and length in µs), with a kernel for each leaf `Linear`."""
+    made = TraceBuilder()
+    made.range("ProfilerStep#1", 0, 1000_000)
+    for name, start, length in depth:
+        made.range(f"nn.Module: {name}", start * 1000, length * 1000, kind=RangeKind.MODULE)
+        if name.startswith("Linear"):
+            made.op("aten::linear", start * 1000 + 100, length * 1000 - 200)
+            call = made.call("cudaLaunchKernel", start * 1000 + 200, 100)
+            made.kernel("gemm", start * 1000 + 500, length * 1000 - 600, correlation=call)
+    return made.trace()
+
+
+def names_of(depth: list[tuple[str, int, int]]) -> list[str | None]:
+    return [layer.name for layer in layers_of(nested(depth)).times]
+
+
+def block(number: int, at: int, kind: str = "Block") -> list[tuple[str, int, int]]:
+    """Return a block of 100 µs with a stack of two layers inside."""
+    return [
+        (f"{kind}_{number}", at, 100),
+        (f"Sequential_{number}", at + 1, 98),
+        (f"Linear_{2 * number}", at + 2, 40),
+        (f"Linear_{2 * number + 1}", at + 45, 40),
+    ]
+
+
+def test_the_outer_blocks_are_the_layers() -> None:
+    frames = [("Model_0", 0, 900), *(part for n in range(4) for part in block(n, 10 + 110 * n))]
+    assert names_of(frames) == [f"Block_{n}" for n in range(4)]
+
+
+def test_a_stack_of_blocks_is_not_a_layer() -> None:
+    stages = [(f"Stage_{n}", 5 + 340 * n, 335) for n in range(2)]
+    blocks = [part for n in range(6) for part in block(n, 10 + 110 * n + 10 * (n // 3))]
+    assert names_of([("Model_0", 0, 900), *stages, *blocks]) == [f"Block_{n}" for n in range(6)]
+
+
+def test_blocks_that_hold_little_of_the_step_are_no_layers() -> None:
+    frames = [("Model_0", 0, 990), *block(0, 10), *block(1, 120), ("Linear_9", 300, 600)]
+    assert names_of(frames) == []
+    assert "holds most" in str(layers_of(nested(frames)).note)
+
+
+def test_one_block_that_does_everything_is_not_one_of_several_layers() -> None:
+    frames = [("Model_0", 0, 990), ("Part_0", 10, 800), ("Linear_0", 20, 780)]
+    frames += [("Part_1", 820, 10), ("Linear_1", 822, 6), ("Part_2", 840, 10), ("Linear_2", 842, 6)]
+    assert names_of(frames) == []

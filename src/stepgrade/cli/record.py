@@ -1,9 +1,9 @@
 r"""Run a training script and record where its steps' time goes.
 
 SCRIPT runs unchanged, with its own arguments after it: the model, the optimizer and the DataLoaders are
-found by themselves. It may also be a program that starts Python, such as torchrun: each process that trains is
-recorded. At the end, or on Ctrl-C, the step profile is written and its scorecard shown on standard error; the
-exit code is the script's own. Options of stepgrade come before SCRIPT.
+found by themselves. It may also be a program that starts Python, such as torchrun: each process that trains
+is recorded. At the end, or on Ctrl-C, the step profile is written and its scorecard shown on standard
+error; the exit code is the script's own. Options of stepgrade come before SCRIPT.
 Needs torch: pip install 'stepgrade[torch]'.
 
   stepgrade record train.py --lr 3e-4

@@ -245,7 +245,7 @@ def recording_notes(recording: Recording, totals: Totals, *, is_warm: bool) -> l
         "loss_not_finite": (infinite, f"the loss of {_steps(infinite)} was not a finite number"),
         "unwatched_steps": (
             unwatched,
-            f"{_steps(unwatched)} of another optimizer left out: training went on with one that is not watched",
+            f"{_steps(unwatched)} of an optimizer that is not watched left out: training went on with it",
         ),
         "device_clock": (
             recording.clock.name != "host",

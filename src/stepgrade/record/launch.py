@@ -122,7 +122,7 @@ def _environment(session: Path) -> dict[str, str]:
 def _run(words: list[str], environment: dict[str, str], look: Callable[[], None]) -> int:
     """Run the program to its end, and send the signals that reach this process on to it; return its code."""
     try:
-        if sys.platform == "linux":
+        if hasattr(signal, "sigtimedwait"):  # on Linux
             return _run_with_signals(words, environment, look)
         process = subprocess.Popen(words, env=environment)  # noqa: S603  what the user asked for
     except OSError as error:

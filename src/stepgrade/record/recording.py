@@ -57,7 +57,7 @@ class EndedStep(Struct):
 
 
 class _Model(Struct):
-    """A model that was found: its class, the names and the first number of its blocks, and when it was called."""
+    """A model that was found: its class, its blocks and the first one's number, and when it was called."""
 
     module: weakref.ref[Module]
     kind: type
@@ -301,12 +301,12 @@ class Recording:
             return
         main = self._main_optimizer() if self._main_optimizer is not None else None
         is_watched = self._is_watched_optimizer(optimizer)
-        if main is not None and main is not optimizer:
+        if main is not optimizer:
             earlier = self._other_optimizers.get(id(optimizer))
-            if earlier is None:
+            if earlier is None and main is not None:
                 self._other_optimizers[id(optimizer)] = (len(self.timeline.edges), self._batches.mark())
                 return
-            if is_watched:
+            if earlier is not None and is_watched:
                 position, parts = earlier
                 self.window.drop()  # it saw two steps as one
                 self._end(self.timeline.split_step(position), self._batches.take(parts), None)
@@ -394,10 +394,10 @@ class Recording:
             self.on_failure(error)
 
     def _is_interrupted(self, step: Totals) -> bool:
-        """Tell whether a step holds an evaluation, unless most do: then it is part of how this loop trains."""
+        """Tell whether a step holds an evaluation, unless most do: it is then how this loop trains."""
         has_evaluation = EVALUATION in step.phases_ns
         self._balance += 1 if has_evaluation else -1
-        return has_evaluation and self._balance <= 0
+        return has_evaluation and self._balance < 0
 
     def _add_done_steps(self) -> None:
         """Add the steps that the device has finished; drop the oldest when too many are waiting."""
@@ -417,7 +417,8 @@ class Recording:
         if ended.profiler is not None:
             self.profiled += 1
             self._warmup -= 1
-            self.window.keep(ended.profiler, step)
+            if not self._is_interrupted(step):
+                self.window.keep(ended.profiler, step)
         elif self._is_interrupted(step):
             self.interrupted += 1
         else:

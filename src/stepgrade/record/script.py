@@ -55,7 +55,7 @@ class ScriptRecorder(Recorder):
         recording = self._recording
         if self._session is None or self.steps or recording is None:
             return False
-        Recorder._leave_to_parent(self)
+        super()._leave_to_parent()
         return True
 
     def _leave_to_parent(self) -> None:
@@ -71,7 +71,7 @@ class ScriptRecorder(Recorder):
             super()._check_file()
 
     def _name_file(self) -> None:
-        """Take a name that no other process of the session has, and count the steps where the parent sees it."""
+        """Take a name that no other process of the session has; steps are counted there for the parent."""
         super()._name_file()
         if self._session is None:
             return

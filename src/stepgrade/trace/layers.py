@@ -275,7 +275,10 @@ def _best_makers(trace: Trace, nodes: Ids, key: Longs, makers: Ids) -> Ids:
 def find_blocks(timeline: Timeline, pieces: Pieces, forward: Mask) -> Blocks | None:
     """Return the repeating blocks of the forward pass; None where the trace does not show them."""
     is_module = timeline.tree.kind == MODULE
-    modules = _find_frames(timeline, pieces.row, forward * pieces.dur_ns, is_module, _module_kind)
+    own_ns = forward * pieces.dur_ns
+    modules = _find_frames(
+        timeline, pieces.row, own_ns, is_module, lambda name: MODULE_NAME.sub(r"nn.Module: \1", name)
+    )
     whole_ns = int(pieces.dur_ns[forward].sum())
     contains = np.zeros(len(modules.row), np.bool_)
     contains[modules.parent[modules.parent >= 0]] = True
@@ -286,7 +289,7 @@ def find_blocks(timeline: Timeline, pieces: Pieces, forward: Mask) -> Blocks | N
     if usable.any():
         for pattern in (FRAMEWORK_RANGE, COMPILED, FORWARD_RANGE, BACKWARD_RANGE):
             usable &= ~matching(timeline.trace.strings, pattern)[timeline.tree.name]
-        ranges = _find_frames(timeline, pieces.row, forward * pieces.dur_ns, usable, _numbered)
+        ranges = _find_frames(timeline, pieces.row, own_ns, usable, lambda name: re.sub(r"\d+", "#", name))
         chosen = _best_kind(timeline, ranges, np.ones(len(ranges.row), np.bool_), whole_ns)
         if chosen is not None:
             return _blocks_by_name(timeline, LayerBasis.RANGES, chosen)
@@ -301,14 +304,6 @@ def find_blocks(timeline: Timeline, pieces: Pieces, forward: Mask) -> Blocks | N
     opens[found.row] = True
     inside = forward & (pick(nearest(timeline.tree.parent, opens), pieces.row) >= 0)
     return found if pieces.dur_ns[inside].sum() >= HELD * whole_ns else None
-
-
-def _module_kind(name: str) -> str:
-    return MODULE_NAME.sub(r"nn.Module: \1", name)
-
-
-def _numbered(name: str) -> str:
-    return re.sub(r"\d+", "#", name)
 
 
 def _find_frames(
@@ -352,6 +347,7 @@ def _best_kind(timeline: Timeline, frames: Frames, usable: Mask, whole_ns: int) 
     chosen = min(enough, key=lambda kind: (kind.instances, -kind.held_ns))
     composite = np.zeros(len(frames.row), np.bool_)
     composite[frames.parent[frames.parent >= 0]] = True
+    block = chosen  # the last that is more than a container
     for _ in range(DEEPEST_STACK):
         # A module that only holds blocks one behind the other is a stack of them, one with a single module
         # inside a wrapper.
@@ -367,8 +363,9 @@ def _best_kind(timeline: Timeline, frames: Frames, usable: Mask, whole_ns: int) 
         if not inner:
             break
         chosen = max(inner, key=lambda kind: kind.held_ns)
+        block = block if chosen.name in CONTAINERS else chosen
     # All of the kind: what is computed again in the backward pass lies in no stack.
-    members: Mask = np.array(frames.kind, object) == chosen.name
+    members: Mask = np.array(frames.kind, object) == block.name
     return frames.row[members & (pick(nearest(frames.parent, members), frames.parent) < 0)]
 
 
@@ -396,7 +393,7 @@ def _kinds_of(timeline: Timeline, frames: Frames, usable: Mask) -> list[_Kind]:
         once_a_step = several and len(pairs) == len(instances) and len(distinct(step[outer])) > 1
         # As many as they would be if all were of one size.
         equal = float(held.sum() ** 2 / (held**2).sum())
-        if not once_a_step and equal >= max(1.5, len(instances) / 4):
+        if not once_a_step and equal >= max(1.5, len(instances) / 2):
             found.append(_Kind(frames.kind[int(outer[0])], len(instances), int(held.sum()), outer))
     return found
 

@@ -67,7 +67,9 @@ def sum_operations(timeline: Timeline, pieces: Pieces) -> Operations:
             call_ns = np.bincount(per_call, weights=pieces.dur_ns[linked], minlength=len(calls))
             known_ns += int(call_ns[known].sum())
             known_flops += int(flops[known].sum())
-        if is_matmul or (work_class is WorkClass.OTHER and _may_compute(timeline, name)):
+        # What has no known class may do arithmetic; on a host, what calls others has a time of its own too.
+        is_library = ("::" in name or timeline.driver is Driver.DEVICE) and not name.startswith(_PLAIN)
+        if is_matmul or (work_class is WorkClass.OTHER and is_library):
             arithmetic_ns += total_ns
         all_linked, longest = len(linked) == len(group), pieces.longest(group)
         found.append(
@@ -97,15 +99,6 @@ def sum_operations(timeline: Timeline, pieces: Pieces) -> Operations:
         found[place] = structs.replace(op, samples_ms=tuple((step_ns / NS_PER_MS).tolist()))
     flops_sum = float(known_flops) if known_flops else None
     return Operations(tuple(found), flops_sum, known_ns / arithmetic_ns if arithmetic_ns else None)
-
-
-def _may_compute(timeline: Timeline, name: str) -> bool:
-    """Tell whether an operation or kernel of no known class may do arithmetic.
-
-    What calls others, as the nodes of a backward pass, has its own time only on a host.
-    """
-    is_library = "::" in name or timeline.driver is Driver.DEVICE
-    return is_library and not name.startswith(_PLAIN)
 
 
 def _class_of(strings: tuple[str, ...], pieces: Pieces, group: Ids) -> WorkClass:

@@ -11,7 +11,6 @@ from collections import defaultdict
 
 import numpy as np
 
-from stepgrade.model.events import Collective
 from stepgrade.naming.collective_kind import CollectiveKind, collective_kind
 from stepgrade.naming.torch_names import EMBEDDING_TABLES, named
 from stepgrade.naming.work_class import WorkClass
@@ -46,7 +45,8 @@ def communication_by_purpose(timeline: Timeline, pieces: Pieces, steps: int) -> 
     counts: dict[str, Counts] = defaultdict(lambda: defaultdict(float))
     for row, phase in zip(rows.tolist(), phases.tolist(), strict=True):
         name, described = describe(timeline, pieces, row)
-        kind, group = collective_kind(name), _group(described)
+        kind = collective_kind(name)
+        group = f"{described.group} {described.group_ranks or described.group_size}"
         times[group, kind] += float(pieces.dur_ns[row]) / steps / NS_PER_MS
         size = message_bytes(described)
         # What no host event launched stands nowhere in the step.
@@ -56,10 +56,6 @@ def communication_by_purpose(timeline: Timeline, pieces: Pieces, steps: int) -> 
     for (group, kind), ms in times.items():
         found[_purpose(kind, counts[group], trains=trains, has_tables=has_tables)] += ms
     return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
-
-
-def _group(described: Collective) -> str:
-    return f"{described.group} {described.group_ranks or described.group_size}"
 
 
 def _purpose(kind: CollectiveKind, counts: Counts, *, trains: bool, has_tables: bool) -> str:
