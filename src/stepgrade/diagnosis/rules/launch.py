@@ -94,7 +94,7 @@ def host_stall(context: RuleContext) -> Found | None:
         )
         numbers: Evidence = {"stall_share": own, "in_most_steps": sure, "longest_ms": gaps.longest_ms}
         return _stall_levels(context.limits).found(sure, claim, numbers, gain=own, line=line)
-    # Host work can be hidden behind the device's as far as the host waits for it; of more, some done elsewhere.
+    # Host work hides behind the device's as far as the host waits for it; of more, some is done elsewhere.
     hidden = context.step_share(
         sum(
             min(wait.ms, wait.idle_ms or 0.0)
