@@ -148,6 +148,9 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
     if of_device and work_gains_more(found):
         verdict = prefer_work(verdict, profile, of_device, work, limits)
     v1_notes = (bottleneck_note(profile, verdict.bottleneck, efficiency.share), ratio_note)
+    # The line of the user's code that holds the step up, where stacks or samples show it.
+    wait = {Bottleneck.INPUT: "input", Bottleneck.HOST: "stall"}.get(verdict.bottleneck)
+    lines = profile.activity.lines.get(wait, ()) if profile.activity and wait else ()
     return Scorecard(
         grade=UNGRADED if reasons else efficiency.grade,
         grade_at_most=bound.grade if bound else None,
@@ -162,15 +165,9 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         per_layer_summary=summaries,
         hotspot_ops=ranked[:HOTSPOTS_SHOWN],
         recommendations=_recommendations(context, found),
-        bottleneck_evidence=(*verdict.evidence, *_where(profile, verdict.bottleneck)),
+        bottleneck_evidence=(*verdict.evidence, *((f"mostly in {lines[0].shown}",) if lines else ())),
         causes=causes,
-        notes=(
-            *profile.notes,
-            *efficiency.notes,
-            *phases.notes,
-            *(note for note in v1_notes if note is not None),
-            *_notes(profile, times),
-        ),
+        notes=_notes(context, v1_notes),
         fitness=(*(note for note in profile.warnings if not note.fatal), *phases.fitness),
         ungraded_because=reasons,
         source=profile.source,
@@ -197,13 +194,6 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         typical_step=profile.typical_step,
         fingerprint=fingerprint_of(profile, options),
     )
-
-
-def _where(profile: Profile, bottleneck: Bottleneck) -> tuple[str, ...]:
-    """Return the line of the user's code that holds the step up, where stacks or samples show it."""
-    wait = {Bottleneck.INPUT: "input", Bottleneck.HOST: "stall"}.get(bottleneck)
-    lines = profile.activity.lines.get(wait, ()) if profile.activity and wait else ()
-    return (f"mostly in {lines[0].shown}",) if lines else ()
 
 
 def _recommendations(context: RuleContext, found: tuple[Finding, ...]) -> tuple[str, ...]:
@@ -264,9 +254,12 @@ def _steps(profile: Profile, times: RunTimes) -> StepStats | None:
     )
 
 
-def _notes(profile: Profile, times: RunTimes) -> tuple[Note, ...]:
-    """Say what the figures of operations and steps include, and what was left out of the median."""
-    notes, steady, count = [], times.steady, len(profile.samples_ms)
+def _notes(context: RuleContext, v1_notes: Sequence[Note | None]) -> tuple[Note, ...]:
+    """Return all notes; the last say what operations and steps include, and what the median leaves out."""
+    profile = context.profile
+    notes = [*profile.notes, *context.efficiency.notes, *context.phases.notes]
+    notes += [note for note in v1_notes if note is not None]
+    steady, count = context.times.steady, len(profile.samples_ms)
     if profile.operations and profile.source.producer == STEP_PROFILER_V2:
         text = "hotspots include the operations listed for the whole model; contract v1 does not read those"
         notes.append(Note("v1_hotspots", text))

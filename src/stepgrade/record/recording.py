@@ -169,10 +169,20 @@ class Recording:
         found = find_blocks(model, layers)
         fresh = [(name, block) for name, block in found if id(block) not in self._blocks]
         names = [name for name, _ in fresh]
-        before = self._predecessor(type(unwrap(model)), names)
+        kind = type(unwrap(model))
+        # A model of the same class takes the place of one that is over: the fold or the stage before.
+        over = (
+            key
+            for key, other in self._models.items()
+            if (other.module() is None or other.called_in_step < self.ended)
+            and other.kind is kind
+            and other.blocks == names
+        )
+        gone = next(over, None)
+        before = None if gone is None else self._models.pop(gone)
         first = len(self.layer_names) if before is None else before.first_layer
         self._models[id(model)] = _Model(
-            module=weakref.ref(model), kind=type(unwrap(model)), blocks=names, first_layer=first
+            module=weakref.ref(model), kind=kind, blocks=names, first_layer=first
         )
         for _, block in fresh:
             self._blocks[id(block)] = block
@@ -182,14 +192,6 @@ class Recording:
         if before is None:
             self.layer_names += unique_names(names, self.layer_names, model)
         return len(found)
-
-    def _predecessor(self, kind: type, blocks: list[str]) -> _Model | None:
-        """Return the model of the same class whose place a new one takes: the fold or the stage before."""
-        for key, other in self._models.items():
-            is_over = other.module() is None or other.called_in_step < self.ended
-            if is_over and other.kind is kind and other.blocks == blocks:
-                return self._models.pop(key)
-        return None
 
     def watch_calls(self, module: Module) -> None:
         """Count the module's calls as forward."""
@@ -321,9 +323,6 @@ class Recording:
         watched = self._optimizers
         return watched is None or any(found() is optimizer for found in watched)
 
-    def _is_main_optimizer(self, optimizer: Optimizer) -> bool:
-        return self._main_optimizer is not None and self._main_optimizer() is optimizer
-
     def _scaler_step(
         self,
         original: Callable[..., object],
@@ -340,7 +339,8 @@ class Recording:
             return original(scaler, optimizer, *args, **kwargs)
         finally:
             self.timeline.leave()
-            if self.ended == ended and self._is_main_optimizer(optimizer):
+            main = self._main_optimizer
+            if self.ended == ended and main is not None and main() is optimizer:
                 self._stepped(optimizer)
 
     def _is_watched(self, iterator: _BaseDataLoaderIter) -> bool:

@@ -376,8 +376,13 @@ def _kinds_of(timeline: Timeline, frames: Frames, usable: Mask) -> list[_Kind]:
     names = timeline.tree.name[frames.row]
     step = steps_of(timeline.trace.ranges.start_ns[timeline.tree.origin[frames.row]], timeline.steps)
     several = int(timeline.windows.steady.sum()) > 1
-    # Frames are in the order in which they open: those in a frame follow it, up to `last`.
-    last, inside_ns = _subtrees(frames)
+    # Frames are in the order in which they open: those in a frame follow it, up to its last one.
+    lasts, inside = list(range(len(frames.row))), frames.own_ns.tolist()
+    for place, above in reversed([*enumerate(frames.parent.tolist())]):
+        if above >= 0:
+            lasts[above] = max(lasts[above], lasts[place])
+            inside[above] += inside[place]
+    last, inside_ns = np.array(lasts, np.int32), np.array(inside, np.int64)
     members = np.flatnonzero(usable).astype(np.int32)
     members = members[np.argsort(kinds[members], kind="stable")]
     edges = np.flatnonzero(np.diff(kinds[members])) + 1
@@ -396,16 +401,6 @@ def _kinds_of(timeline: Timeline, frames: Frames, usable: Mask) -> list[_Kind]:
         if not once_a_step and equal >= max(1.5, len(instances) / 2):
             found.append(_Kind(frames.kind[int(outer[0])], len(instances), int(held.sum()), outer))
     return found
-
-
-def _subtrees(frames: Frames) -> tuple[Ids, Longs]:
-    """Return for each frame the last frame inside it (or itself), and the device time of all of them."""
-    last, inside_ns = list(range(len(frames.row))), frames.own_ns.tolist()
-    for place, above in reversed([*enumerate(frames.parent.tolist())]):
-        if above >= 0:
-            last[above] = max(last[above], last[place])
-            inside_ns[above] += inside_ns[place]
-    return np.array(last, np.int32), np.array(inside_ns, np.int64)
 
 
 def _blocks_by_name(timeline: Timeline, basis: LayerBasis, rows: Ids, prefix: str = "") -> Blocks:
@@ -445,21 +440,15 @@ def _from_pattern(timeline: Timeline) -> Blocks | None:
         return None
     block_rows, period, count = found[0]
     classes = classes_of(timeline.trace.strings, tree.name[block_rows[:period]])
-    if count > MOST_BLOCKS or not among(classes, _WEIGHTED).any() or _shares_weights(timeline, count):
+    if count > MOST_BLOCKS or not among(classes, _WEIGHTED).any():
         return None
+    accumulates = named(timeline.trace.strings, ops.name, _ACCUMULATE)
+    in_step = steps_of(ops.start_ns, timeline.steps) == int(np.flatnonzero(timeline.windows.steady)[0])
+    if accumulates.any() and int((accumulates & in_step).sum()) < count:
+        return None  # a loop over the same weights: fewer gradients than blocks
     block = np.tile(np.repeat(np.arange(count, dtype=np.int32), period), len(found))
     names = tuple(f"block {number}" for number in range(count))
     return Blocks(LayerBasis.PATTERN, np.concatenate([repeated for repeated, _, _ in found]), block, names)
-
-
-def _shares_weights(timeline: Timeline, count: int) -> bool:
-    """Tell whether a step accumulates fewer gradients than there are blocks: a loop over the same weights."""
-    ops, step = timeline.trace.ops, int(np.flatnonzero(timeline.windows.steady)[0])
-    accumulates = named(timeline.trace.strings, ops.name, _ACCUMULATE)
-    if not accumulates.any():
-        return False
-    in_step = steps_of(ops.start_ns, timeline.steps) == step
-    return int((accumulates & in_step).sum()) < count
 
 
 def find_repetition(names: Ids) -> tuple[int, int, int] | None:

@@ -33,7 +33,15 @@ def merge_recordings(profiles: Sequence[Profile]) -> Profile:
     slowest = max(ranks, key=lambda profile: profile.mean_step_ms or 0.0)
     steps = slowest.steps or 1
     files = tuple(profile.source.files[0] for profile in ranks)
-    communication_ms = {number: _communication_ms(profile) for number, profile in by_rank.items()}
+    # How long a step communicates on each rank with nothing to hide it, waits included.
+    communication_ms = {
+        number: sum(
+            (phase.total_ms or 0.0) / (profile.steps or 1)
+            for phase in profile.phases
+            if phase.name == "communication"
+        )
+        for number, profile in by_rank.items()
+    }
     times = tuple(
         RankTime(
             rank=number,
@@ -97,12 +105,6 @@ def _by_rank(profiles: Sequence[Profile]) -> dict[int, Profile]:
         sizes = ", ".join(f"{profile.source.files[0]}: {profile.world_size}" for profile in profiles)
         raise BadInput(f"are of runs with different numbers of ranks ({sizes})")
     return dict(sorted(found.items()))
-
-
-def _communication_ms(profile: Profile) -> float:
-    """Return how long a step communicates on this rank with nothing to hide it, waits included."""
-    phases = (phase for phase in profile.phases if phase.name == "communication")
-    return sum((phase.total_ms or 0.0) / (profile.steps or 1) for phase in phases)
 
 
 def _straggler(times: Sequence[RankTime], step_ms: float) -> Straggler | None:
