@@ -52,7 +52,7 @@ BOMBS = {
     "a quoted log": lambda: repeated(b'{"a":"\\"_profiler\\"","b":[0', b',"a"', b"]}"),
     "a journal's samples": lambda: b'{"_recording":1}\n{"steady":{"steps":1,"wall_ms":1,"samples_ms":[0' + b",0" * 5_000_000 + b"]}}\n",
     "a journal's lines": lambda: repeated(b'{"_recording":1}\n', b'{"steady":{"steps":1,"wall_ms":1,"samples_ms":[' + b"1," * 50 + b"1]}}\n", b""),
-    "events": lambda: repeated(b'{"schemaVersion":1,"traceEvents":[' + EVENT[1:], EVENT, b"]}"),
+    "events": lambda: repeated(b'{"schemaVersion":1,"traceEvents":[' + EVENT[1:], EVENT, b"]}", 60 << 20),
     "names of events": lambda: b'{"schemaVersion":1,"traceEvents":[' + EVENT[1:] + b"".join(b',{"ph":"X","cat":"cpu_op","name":"%x","ts":1,"dur":1}' % n for n in range(200_000)) + b"]}",
 }  # fmt: skip
 
