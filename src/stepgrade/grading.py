@@ -22,7 +22,6 @@ from stepgrade.model.profile import STEP_PROFILER_V2, WorkKind
 from stepgrade.model.scorecard import UNGRADED, DeviceUse, RankRow, Scorecard, StepStats
 from stepgrade.scoring.bound import why_ungraded
 from stepgrade.scoring.causes import (
-    Bottleneck,
     bottleneck_of_ledger,
     bottleneck_of_phases,
     prefer_work,
@@ -148,9 +147,6 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
     if of_device and work_gains_more(found):
         verdict = prefer_work(verdict, profile, of_device, work, limits)
     v1_notes = (bottleneck_note(profile, verdict.bottleneck, efficiency.share), ratio_note)
-    # The line of the user's code that holds the step up, where stacks or samples show it.
-    wait = {Bottleneck.INPUT: "input", Bottleneck.HOST: "stall"}.get(verdict.bottleneck)
-    lines = profile.activity.lines.get(wait, ()) if profile.activity and wait else ()
     return Scorecard(
         grade=UNGRADED if reasons else efficiency.grade,
         grade_at_most=bound.grade if bound else None,
@@ -165,7 +161,7 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         per_layer_summary=summaries,
         hotspot_ops=ranked[:HOTSPOTS_SHOWN],
         recommendations=_recommendations(context, found),
-        bottleneck_evidence=(*verdict.evidence, *((f"mostly in {lines[0].shown}",) if lines else ())),
+        bottleneck_evidence=verdict.evidence_with_line(profile),
         causes=causes,
         notes=_notes(context, v1_notes),
         fitness=(*(note for note in profile.warnings if not note.fatal), *phases.fitness),

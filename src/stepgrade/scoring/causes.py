@@ -41,6 +41,12 @@ class Verdict(Struct, frozen=True, kw_only=True):
         """Tell whether the device waits, and is not limited by its own work."""
         return self.bottleneck not in _WORK
 
+    def evidence_with_line(self, profile: Profile) -> tuple[str, ...]:
+        """Return the evidence, and the line of the user's code that holds the step up where one is known."""
+        wait = {Bottleneck.INPUT: "input", Bottleneck.HOST: "stall"}.get(self.bottleneck)
+        lines = profile.activity.lines.get(wait, ()) if profile.activity and wait else ()
+        return (*self.evidence, f"mostly in {lines[0].shown}") if lines else self.evidence
+
 
 _WORDS = {
     Bottleneck.TRANSFER: "copying between host and device with nothing else to do",
