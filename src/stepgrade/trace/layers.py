@@ -424,7 +424,8 @@ def _differ_by_slow_ones(
     """
     slow = held > SLOW_BLOCK * np.median(held)
     usual = held[~slow]
-    if len(usual) < max(FEWEST_BLOCKS, USUAL_BLOCKS * len(held)) or not _are_of_one_size(usual):
+    few_are_slow = len(usual) >= max(FEWEST_BLOCKS, USUAL_BLOCKS * len(held))
+    if not few_are_slow or not usual.any() or not _are_of_one_size(usual):
         return False
     frames_inside = np.bincount(which, weights=last[outer] - outer) / np.bincount(which)
     if (frames_inside[slow] > 2 * frames_inside[~slow].max() + 1).any():
