@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepgrade.model.columns import among, distinct, groups
-from stepgrade.model.events import NONE, Ids, Kinds, Longs, Trace
+from stepgrade.model.events import NONE, Ids, Kinds, Longs, Trace, Wholes
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import LayerTime
 from stepgrade.naming.torch_names import (
@@ -398,7 +398,7 @@ def _kinds_of(timeline: Timeline, frames: Frames, usable: Mask) -> list[_Kind]:
         ended = np.maximum.accumulate(last[same])
         outer = same[np.append(True, same[1:] > ended[:-1])]
         instances, which, _ = groups(names[outer])
-        held = np.bincount(which, weights=inside_ns[outer], minlength=len(instances))
+        held = np.bincount(which, inside_ns[outer], len(instances)).astype(np.float64)
         if len(instances) < 2 or not held.any():
             continue
         pairs = distinct(which.astype(np.int64) * (len(timeline.steps.number) + 2) + step[outer] + 1)
@@ -416,7 +416,7 @@ def _are_of_one_size(held: NDArray[np.float64]) -> bool:
 
 
 def _differ_by_slow_ones(
-    frames: Frames, last: Ids, outer: Ids, which: Ids, held: NDArray[np.float64]
+    frames: Frames, last: Ids, outer: Ids, which: Wholes, held: NDArray[np.float64]
 ) -> bool:
     """Tell whether all but a few instances are of one size, and those few are built as the others are.
 
