@@ -114,16 +114,24 @@ def test_nodes_find_their_forward_thread_by_name() -> None:
     }
 
 
+LEAVES = {
+    "Linear": ("aten::linear", "gemm"),
+    "LayerNorm": ("aten::native_layer_norm", "vectorized_layer_norm_kernel"),
+    "GELU": ("aten::gelu", "vectorized_elementwise_kernel"),
+}
+
+
 def nested(depth: list[tuple[str, int, int]]) -> Trace:
-    """Return one step of module frames (name, start and length in µs), with a kernel for each leaf `Linear`."""
+    """Return one step of module frames (name, start and length in µs), with a kernel for each of `LEAVES`."""
     made = TraceBuilder()
     made.range("ProfilerStep#1", 0, 1000_000)
     for name, start, length in depth:
         made.range(f"nn.Module: {name}", start * 1000, length * 1000, kind=RangeKind.MODULE)
-        if name.startswith("Linear"):
-            made.op("aten::linear", start * 1000 + 100, length * 1000 - 200)
+        if (leaf := name.split("_")[0]) in LEAVES:
+            operation, kernel = LEAVES[leaf]
+            made.op(operation, start * 1000 + 100, length * 1000 - 200)
             call = made.call("cudaLaunchKernel", start * 1000 + 200, 100)
-            made.kernel("gemm", start * 1000 + 500, length * 1000 - 600, correlation=call)
+            made.kernel(kernel, start * 1000 + 500, length * 1000 - 600, correlation=call)
     return made.trace()
 
 
@@ -162,3 +170,46 @@ def test_one_block_that_does_everything_is_not_one_of_several_layers() -> None:
     frames = [("Model_0", 0, 990), ("Part_0", 10, 800), ("Linear_0", 20, 780)]
     frames += [("Part_1", 820, 10), ("Linear_1", 822, 6), ("Part_2", 840, 10), ("Linear_2", 842, 6)]
     assert names_of(frames) == []
+
+
+def in_a_row(*blocks: list[tuple[str, int]]) -> list[tuple[str, int, int]]:
+    """Return a model of blocks, each given by its leaves and their lengths in µs."""
+    frames: list[tuple[str, int, int]] = [("Model_0", 0, 990)]
+    now = 10
+    for number, leaves in enumerate(blocks):
+        begin, inner = now, []
+        for place, (leaf, length) in enumerate(leaves):
+            inner.append((f"{leaf}_{100 * number + place}", now + 1, length))
+            now += length + 2
+        frames += [(f"Block_{number}", begin, now - begin), *inner]
+        now += 2
+    return frames
+
+
+USUAL = [("LayerNorm", 5), ("Linear", 15), ("GELU", 5)]
+
+
+@pytest.mark.parametrize("place", [0, 2, 4])
+@pytest.mark.parametrize("slow", [20, 60, 200, 600])
+def test_a_slow_layer_is_still_one_of_the_layers(place: int, slow: int) -> None:
+    blocks = [USUAL] * 5
+    blocks[place] = [("LayerNorm", 5), ("Linear", slow), ("GELU", 5)]
+    layers = layers_of(nested(in_a_row(*blocks))).times
+    assert [layer.name for layer in layers] == [f"Block_{n}" for n in range(5)]
+    times = [layer.fwd_total_ms or 0.0 for layer in layers]
+    assert times.index(max(times)) == place
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [("Linear", 600)],  # does only some of the work: a head
+        [*USUAL * 5, ("Linear", 400)],  # holds many more modules: a backbone beside its heads
+    ],
+)
+def test_a_large_part_that_is_built_otherwise_is_no_slow_layer(other: list[tuple[str, int]]) -> None:
+    assert names_of(in_a_row(other, *[USUAL] * 4)) == []
+
+
+def test_one_large_linear_among_small_ones_is_no_slow_layer() -> None:
+    assert names_of(in_a_row([("Linear", 600)], *[[("Linear", 15)]] * 6)) == []

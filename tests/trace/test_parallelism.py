@@ -14,14 +14,22 @@ LAYERS = 4
 STEP_NS = 10_000_000
 
 
-def played(each: Play, *, trains: bool = True, elements: int = 1_000_000, extra: str | None = None) -> str:
-    """Return the kind that most of the communication of three steps is for."""
+def played(
+    each: Play,
+    *,
+    trains: bool = True,
+    elements: int = 1_000_000,
+    extra: str | None = None,
+    steps: int = 3,
+    layers: int = LAYERS,
+) -> str:
+    """Return the kind that most of the communication is for."""
     out = TraceBuilder(rank=0, world_size=8)
-    for step in range(3):
+    for step in range(steps):
         begin = step * STEP_NS
         out.range(f"ProfilerStep#{step}", begin, STEP_NS)
         now = begin + 1_000
-        for layer in range(LAYERS):
+        for layer in range(layers):
             for phase in ("forward", "backward") if trains else ("forward",):
                 thread = AUTOGRAD if phase == "backward" else MAIN
                 start, name = now, "aten::mm"
@@ -101,3 +109,9 @@ def test_small_messages_are_no_parallelism() -> None:
 def test_exchanges_of_embedding_tables_are_not_of_experts() -> None:
     each: Play = [("all_to_allv", "forward", "0")]
     assert played(each, extra="fbgemm::split_embedding_codegen_lookup_function") == "unknown"
+
+
+@pytest.mark.parametrize("steps", range(2, 14))
+def test_weights_gathered_once_a_step_are_gathered_in_each_however_many_there_are(steps: int) -> None:
+    each: Play = [("_allgather_base", "forward", "0"), ("_reduce_scatter_base", "backward", "0")]
+    assert played(each, steps=steps, layers=1) == "fsdp"
