@@ -145,8 +145,6 @@ FILES: dict[str, list[bytes]] = {
     "a notebook of Jupyter": [b'{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}'],
     "a trace of VizTracer": [chrome(key="viztracer_metadata", cat="FEE")],
     "a timeline of Horovod": [b'[\n{"name": "process_name", "ph": "M"},\n{"ph": "B", "name": "NEGOTIATE_ALLREDUCE"}]'],
-    "a trace of IBM Spyre (AIU)": [b'[{"attr": {"TS1": "1", "TS5": "2"}, "name": "add", "ph": "B", "pid": 0, "ts": 1.0}]'],
-    "an Ascend trace (msprof)": [chrome(name="process_name", args={"name": "Ascend Hardware"})],
     "a Chrome trace of JAX or TensorFlow (XLA)": [chrome(args={"name": "/device:TPU:0"}), chrome(key="highres-ticks")],
     "a trace without events": [b'{"traceEvents": []}', b"[]", b" [ \n] "],
     "a Chrome trace that PyTorch did not write": [chrome(), b"[" + json.dumps(EVENT).encode() + b"]"],
