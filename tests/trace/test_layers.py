@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 
 from stepgrade.model.events import RangeKind, Trace
@@ -162,3 +164,32 @@ def test_one_block_that_does_everything_is_not_one_of_several_layers() -> None:
     frames = [("Model_0", 0, 990), ("Part_0", 10, 800), ("Linear_0", 20, 780)]
     frames += [("Part_1", 820, 10), ("Linear_1", 822, 6), ("Part_2", 840, 10), ("Linear_2", 842, 6)]
     assert names_of(frames) == []
+
+
+def uneven(parts: list[list[str]]) -> list[tuple[str, int, int]]:
+    """Return blocks of these kinds of parts, of which the second takes fifty times as long as another."""
+    frames, at, numbers = [("Model_0", 0, 990)], 10, count()
+    for number, kinds in enumerate(parts):
+        length = 300 if number == 1 else 6
+        frames.append((f"Part_{number}", at, length * len(kinds) + 4))
+        for place, kind in enumerate(kinds):
+            frames.append((f"{kind}_{next(numbers)}", at + 2 + place * length, length))
+        at += length * len(kinds) + 8
+    return frames
+
+
+def test_a_slow_block_is_still_one_of_the_layers() -> None:
+    assert names_of(uneven([["Linear", "Linear"]] * 5)) == [f"Part_{number}" for number in range(5)]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [["Linear"]] * 5,  # mere wrappers
+        [["Linear", "Linear"]] * 3,  # too few to tell what is usual
+        [["Linear"], ["Linear", "LinearNorm"], *[["Linear"]] * 3],
+        [["Linear", "Linear"], ["Linear", "LinearNorm"], *[["Linear", "Linear"]] * 3],
+    ],
+)
+def test_a_large_block_that_is_built_otherwise_is_none_of_them(parts: list[list[str]]) -> None:
+    assert not {f"Part_{number}" for number in range(len(parts))} & set(names_of(uneven(parts)))

@@ -19,6 +19,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepgrade.model.columns import among, distinct, groups
 from stepgrade.model.events import NONE, Ids, Kinds, Longs, Trace, Wholes
@@ -370,7 +371,10 @@ def _best_kind(timeline: Timeline, frames: Frames, usable: Mask, whole_ns: int) 
 
 
 def _kinds_of(timeline: Timeline, frames: Frames, usable: Mask) -> list[_Kind]:
-    """Return the kinds of frames that can be blocks: several, of comparable size, not one for each step."""
+    """Return the kinds of frames that can be blocks: several, not one for each step, and comparable.
+
+    They are of about one size; or most are and the others, which may be slow, consist of the same parts.
+    """
     numbers = {kind: number for number, kind in enumerate(sorted(set(frames.kind)))}
     kinds = np.array([numbers[kind] for kind in frames.kind], np.int32)
     names = timeline.tree.name[frames.row]
@@ -391,16 +395,36 @@ def _kinds_of(timeline: Timeline, frames: Frames, usable: Mask) -> list[_Kind]:
         ended = np.maximum.accumulate(last[alike])
         outer = alike[np.append(True, alike[1:] > ended[:-1])]
         instances, which, _ = groups(names[outer])
-        held = np.bincount(which, weights=inside_ns[outer], minlength=len(instances))
+        held = np.bincount(which, weights=inside_ns[outer], minlength=len(instances)).astype(np.float64)
         if len(instances) < 2 or not held.any():
             continue
         pairs = distinct(which.astype(np.int64) * (len(timeline.steps.number) + 2) + step[outer] + 1)
         once_a_step = several and len(pairs) == len(instances) and len(distinct(step[outer])) > 1
-        # As many as they would be if all were of one size.
-        equal = float(held.sum() ** 2 / (held**2).sum())
-        if not once_a_step and equal >= max(1.5, len(instances) / 2):
+        if once_a_step:
+            continue
+        most = np.sort(held)[: len(held) // 2 + 1]
+        is_slow_in_few = len(most) >= FEWEST_BLOCKS and _is_even(most)
+        if _is_even(held) or (is_slow_in_few and _are_built_alike(frames, names, outer, which)):
             found.append(_Kind(frames.kind[int(outer[0])], len(instances), int(held.sum()), outer))
     return found
+
+
+def _is_even(held: NDArray[np.float64]) -> bool:
+    """Tell whether instances are of about one size: as many as half of them would be if all were alike."""
+    return float(held.sum() ** 2) >= max(1.5, len(held) / 2) * float((held**2).sum()) > 0
+
+
+def _are_built_alike(frames: Frames, names: Ids, outer: Ids, which: Wholes) -> bool:
+    """Tell whether all instances hold as many frames of each kind, however often these run."""
+    instance = np.full(len(frames.row), NONE, np.int32)
+    instance[outer] = which
+    holder = pick(instance, frames.parent)
+    parts: dict[int, dict[int, str]] = {}
+    for place in np.flatnonzero(holder >= 0).tolist():
+        parts.setdefault(int(holder[place]), {})[int(names[place])] = frames.kind[place]
+    builds = {tuple(sorted(kinds.values())) for kinds in parts.values()}
+    # What wraps a single module says nothing of it.
+    return len(parts) == len(distinct(which)) and len(builds) == 1 and len(builds.pop()) > 1
 
 
 def _blocks_by_name(timeline: Timeline, basis: LayerBasis, rows: Ids, prefix: str = "") -> Blocks:
