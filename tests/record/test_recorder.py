@@ -217,7 +217,8 @@ def test_an_operation_window_that_the_end_cuts_off_does_not_count(tmp_path: Path
         window = recorder._recording.window
         assert window.is_open
     assert not window.is_open
-    assert opened == [2, 8, 12]  # after the last warm-up step the fourth is too soon: a range may still be open
+    # Soon after the last warm-up step the fourth has none: a range of that one may still be open.
+    assert opened == [2, 8, 12]
     assert window.sampled.steps == 2
 
 

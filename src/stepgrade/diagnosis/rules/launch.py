@@ -247,8 +247,9 @@ RULES = (
         sees="The device waits longer than any launch takes while the host does something else.",
         evidence="stalls per step, the longest one, share of the step",
         fix="Take host work out of the step: logging, metrics, checkpoints, garbage collection.",
-        fix_pytorch="Move logging, metrics, tokenising and checkpoints out of the loop or to a thread; call "
-        "gc.disable() and collect every thousandth step. Recording with_stack=True shows the lines.",
+        fix_pytorch="Make batches ahead, in a DataLoader's workers; move logging, metrics, tokenising and "
+        "checkpoints out of the loop or to a thread; call gc.disable() and collect every thousandth step. "
+        "Recording with_stack=True shows the lines.",
         fix_where=(
             Remedy(
                 "inference",
