@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 
 from stepgrade.model.events import RangeKind, Trace
@@ -213,3 +215,32 @@ def test_a_large_part_that_is_built_otherwise_is_no_slow_layer(other: list[tuple
 
 def test_one_large_linear_among_small_ones_is_no_slow_layer() -> None:
     assert names_of(in_a_row([("Linear", 600)], *[[("Linear", 15)]] * 6)) == []
+
+
+def uneven(parts: list[list[str]]) -> list[tuple[str, int, int]]:
+    """Return blocks of these kinds of parts, of which the second takes fifty times as long as another."""
+    frames, at, numbers = [("Model_0", 0, 990)], 10, count()
+    for number, kinds in enumerate(parts):
+        length = 300 if number == 1 else 6
+        frames.append((f"Part_{number}", at, length * len(kinds) + 4))
+        for place, kind in enumerate(kinds):
+            frames.append((f"{kind}_{next(numbers)}", at + 2 + place * length, length))
+        at += length * len(kinds) + 8
+    return frames
+
+
+def test_a_slow_block_is_still_one_of_the_layers() -> None:
+    assert names_of(uneven([["Linear", "Linear"]] * 5)) == [f"Part_{number}" for number in range(5)]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [["Linear"]] * 5,  # mere wrappers
+        [["Linear", "Linear"]] * 3,  # too few to tell what is usual
+        [["Linear"], ["Linear", "LinearNorm"], *[["Linear"]] * 3],
+        [["Linear", "Linear"], ["Linear", "LinearNorm"], *[["Linear", "Linear"]] * 3],
+    ],
+)
+def test_a_large_block_that_is_built_otherwise_is_none_of_them(parts: list[list[str]]) -> None:
+    assert not {f"Part_{number}" for number in range(len(parts))} & set(names_of(uneven(parts)))

@@ -403,7 +403,11 @@ def _kinds_of(timeline: Timeline, frames: Frames, usable: Mask) -> list[_Kind]:
             continue
         pairs = distinct(which.astype(np.int64) * (len(timeline.steps.number) + 2) + step[outer] + 1)
         once_a_step = several and len(pairs) == len(instances) and len(distinct(step[outer])) > 1
-        alike = _are_of_one_size(held) or _differ_by_slow_ones(frames, last, outer, which, held)
+        alike = (
+            _are_of_one_size(held)
+            or _differ_by_slow_ones(frames, last, outer, which, held)
+            or _are_built_alike(frames, names, outer, which, held)
+        )
         if alike and not once_a_step:
             found.append(_Kind(frames.kind[int(outer[0])], len(instances), int(held.sum()), outer))
     return found
@@ -437,6 +441,24 @@ def _differ_by_slow_ones(
     common = set.intersection(*(work[instance] for instance in np.flatnonzero(~slow).tolist()))
     common -= {WorkClass.COPY, WorkClass.OTHER}  # all modules do these
     return len(common) >= KINDS_OF_WORK and all(common <= done for done in work)
+
+
+def _are_built_alike(
+    frames: Frames, names: Ids, outer: Ids, which: Wholes, held: NDArray[np.float64]
+) -> bool:
+    """Tell whether most instances are of one size, and all hold as many frames of each kind."""
+    most = np.sort(held)[: len(held) // 2 + 1]
+    if len(most) < FEWEST_BLOCKS or not most.any() or not _are_of_one_size(most):
+        return False
+    instance = np.full(len(frames.row), NONE, np.int32)
+    instance[outer] = which
+    holder = pick(instance, frames.parent)
+    parts: dict[int, dict[int, str]] = {}
+    for place in np.flatnonzero(holder >= 0).tolist():
+        parts.setdefault(int(holder[place]), {})[int(names[place])] = frames.kind[place]
+    builds = {tuple(sorted(kinds.values())) for kinds in parts.values()}
+    # What wraps a single module says nothing of it.
+    return len(parts) == len(distinct(which)) and len(builds) == 1 and len(builds.pop()) > 1
 
 
 def _blocks_by_name(timeline: Timeline, basis: LayerBasis, rows: Ids, prefix: str = "") -> Blocks:
