@@ -37,8 +37,7 @@ def run_once(argv: tuple[str, ...], files: dict[str, bytes]) -> int:
     """Run a command in this process, in a folder of its own."""
     from stepgrade.cli import dispatch
 
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for name, content in files.items():
             Path(name).parent.mkdir(exist_ok=True)
             Path(name).write_bytes(content)
@@ -52,7 +51,6 @@ def run_once(argv: tuple[str, ...], files: dict[str, bytes]) -> int:
             os.getppid()  # callgrind writes down what happened before,
             code = dispatch.run([*argv])
             os.getppid()  # and what the command did
-        os.chdir("/")
     if code not in (0, 1, 2, 3):
         raise SystemExit(err.getvalue())
     return code

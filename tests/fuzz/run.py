@@ -102,7 +102,7 @@ def check_output(text: str, to: str) -> None:
 
 def run_input(item: Input) -> tuple[int, str, str]:
     """Run one input in this process, in a folder of its own; return exit code, standard output and error."""
-    folder = tempfile.mkdtemp(prefix="stepgrade-fuzz-")
+    folder, here = tempfile.mkdtemp(prefix="stepgrade-fuzz-"), Path.cwd()
     before = {name: os.environ.get(name) for name in item.environment}
     streams = sys.stdin, sys.stdout, sys.stderr
     out, err = (
@@ -123,7 +123,7 @@ def run_input(item: Input) -> tuple[int, str, str]:
         sys.stdin, sys.stdout, sys.stderr = streams
         for name, value in before.items():
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
-        os.chdir("/")
+        os.chdir(here)
         shutil.rmtree(folder, ignore_errors=True)
     texts = [stream.buffer.getvalue().decode("utf-8", "surrogateescape") for stream in (out, err)]
     return code, texts[0], texts[1]
