@@ -26,7 +26,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Record each script as the page says, with fewer steps."""
     folder = tmp_path_factory.mktemp("tutorial")
     for stage in STAGES:
-        command = f"stepgrade record --ops-every 5 -o {stage}.json examples/tutorial/{stage}.py"
+        command = f"stepgrade record -o {stage}.json examples/tutorial/{stage}.py"
         assert f"\n{command}\n" in PAGE
         words = command.replace(f"-o {stage}.json", f"-o {folder / stage}.json").split()[1:]
         ran = subprocess.run(

@@ -7,7 +7,7 @@ error; the exit code is the script's own. Options of stepgrade come before SCRIP
 Needs torch: pip install 'stepgrade[torch]'.
 
   stepgrade record train.py --lr 3e-4
-  stepgrade record --device h100-sxm5-80gb --ops-every 50 -o run.json train.py
+  stepgrade record --device h100-sxm5-80gb -o run.json train.py
   stepgrade record -m my_project.train --epochs 1
   stepgrade record torchrun --nproc-per-node 8 train.py
 """
@@ -104,5 +104,6 @@ def _tell(launched: Launched) -> None:
         )
         complain(f"recorded {steps} in {os.path.relpath(each.path)}{missing}")
     if not launched.recorded:
-        problem = launched.problem or "none of its processes took a step of a torch optimizer"
+        by_hand = "for a loop that updates its weights itself call step() of sg.watch(model) in it"
+        problem = launched.problem or f"none of its processes took a step of a torch optimizer ({by_hand})"
         complain(f"no step was recorded: {problem}")
