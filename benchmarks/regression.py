@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import resource
 import subprocess
 import sys
@@ -25,10 +26,13 @@ from simulated import Floats, Machine
 
 import stepgrade as sg
 from stepgrade.compare.change_points import change_points
-from stepgrade.compare.metrics import changes_of
+from stepgrade.compare.effect import NEAR_LEVEL, shift_of, widths_of
+from stepgrade.compare.metrics import LEVEL, change_of
+from stepgrade.compare.noise import how_often, noise_of
 from stepgrade.config import Sensitivity
 from stepgrade.contract.scorecard import step_time_regression
 from stepgrade.model import Baseline, Profile, Source
+from stepgrade.model.comparison import METRICS
 from stepgrade.scoring.step_times import step_times
 from stepgrade.store import NewRun, open_history
 
@@ -63,9 +67,17 @@ def table(head: Row, rows: Sequence[Row]) -> None:
 
 def verdicts(machine: Machine, *, runs: int, history: int, steps: int = 50, slower: float = 0.0) -> str:
     """Return what one comparison says of the step time."""
-    before = [machine.run() for _ in range(history)]
-    now = [machine.run(steps, slower=slower) for _ in range(runs)]
-    return changes_of(now, before, Sensitivity())[0].outcome
+    before, now = machine.sample(history), machine.sample(runs, steps, slower=slower)
+    metric, sensitivity = METRICS["step_time_ms"], Sensitivity()
+    noise = noise_of(now, before, metric)
+    if noise.told.freedom is None:
+        return change_of(metric, now, before, noise, sensitivity).outcome
+    # The same decision without its intervals, which take four fifths of the time.
+    shift, widths = shift_of(now, before), widths_of(now, before, noise)
+    if how_often(shift, widths) < LEVEL and abs(math.expm1(shift)) > sensitivity.allow:
+        return "regressed" if shift > 0.0 else "improved"
+    room = math.log1p(sensitivity.detect) - shift
+    return "no change" if room > 0.0 and how_often(room, widths) < NEAR_LEVEL else "cannot tell"
 
 
 def alarms_of_v1(machine: Machine, *, slower: float = 0.0) -> bool:

@@ -37,11 +37,12 @@ settings.load_profile("house")
 
 
 @pytest.fixture(autouse=True)
-def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def _plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     # What was measured on the developer's machine must not show up in golden text.
-    monkeypatch.setenv("STEPGRADE_STATE", str(ROOT / "no" / "measured.json"))
+    state = tmp_path_factory.getbasetemp() / "state" / "measured.json"
+    monkeypatch.setenv("STEPGRADE_STATE", str(state))
 
 
 @pytest.fixture

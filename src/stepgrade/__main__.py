@@ -6,6 +6,6 @@ if not sys.flags.safe_path:
     # `-m` puts the current folder first; what lies beside a trace is not to be imported.
     del sys.path[0]
 
-from stepgrade.cli import main  # noqa: E402  after the path is safe
+from stepgrade.cli import main
 
 sys.exit(main())

@@ -22,10 +22,9 @@ from stepgrade.model.profile import STEP_PROFILER_V2, WorkKind
 from stepgrade.model.scorecard import UNGRADED, DeviceUse, RankRow, Scorecard, StepStats
 from stepgrade.scoring.bound import why_ungraded
 from stepgrade.scoring.causes import (
-    Bottleneck,
     bottleneck_of_ledger,
     bottleneck_of_phases,
-    busy_verdict,
+    prefer_work,
     rank_causes,
     work_of,
 )
@@ -145,13 +144,8 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
     )
     found = findings(context, settings.ignored_rules)
     reasons, bound = why_ungraded(profile, options, efficiency, ledger)
-    if (
-        of_device
-        and verdict.is_wait
-        and work_gains_more(found)
-        and (of_device.compute or 0.0) > limits.busy_share
-    ):
-        verdict = busy_verdict(profile, of_device.compute or 0.0, work)
+    if of_device and work_gains_more(found):
+        verdict = prefer_work(verdict, profile, of_device, work, limits)
     v1_notes = (bottleneck_note(profile, verdict.bottleneck, efficiency.share), ratio_note)
     return Scorecard(
         grade=UNGRADED if reasons else efficiency.grade,
@@ -167,15 +161,9 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         per_layer_summary=summaries,
         hotspot_ops=ranked[:HOTSPOTS_SHOWN],
         recommendations=_recommendations(context, found),
-        bottleneck_evidence=(*verdict.evidence, *_where(profile, verdict.bottleneck)),
+        bottleneck_evidence=verdict.evidence_with_line(profile),
         causes=causes,
-        notes=(
-            *profile.notes,
-            *efficiency.notes,
-            *phases.notes,
-            *(note for note in v1_notes if note is not None),
-            *_notes(profile, times),
-        ),
+        notes=_notes(context, v1_notes),
         fitness=(*(note for note in profile.warnings if not note.fatal), *phases.fitness),
         ungraded_because=reasons,
         source=profile.source,
@@ -202,13 +190,6 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         typical_step=profile.typical_step,
         fingerprint=fingerprint_of(profile, options),
     )
-
-
-def _where(profile: Profile, bottleneck: Bottleneck) -> tuple[str, ...]:
-    """Return the line of the user's code that holds the step up, where stacks or samples show it."""
-    wait = {Bottleneck.INPUT: "input", Bottleneck.HOST: "stall"}.get(bottleneck)
-    lines = profile.activity.lines.get(wait, ()) if profile.activity and wait else ()
-    return (f"mostly in {lines[0].shown}",) if lines else ()
 
 
 def _recommendations(context: RuleContext, found: tuple[Finding, ...]) -> tuple[str, ...]:
@@ -269,9 +250,12 @@ def _steps(profile: Profile, times: RunTimes) -> StepStats | None:
     )
 
 
-def _notes(profile: Profile, times: RunTimes) -> tuple[Note, ...]:
-    """Say what the figures of operations and steps include, and what was left out of the median."""
-    notes, steady, count = [], times.steady, len(profile.samples_ms)
+def _notes(context: RuleContext, v1_notes: Sequence[Note | None]) -> tuple[Note, ...]:
+    """Return all notes; the last say what operations and steps include, and what the median leaves out."""
+    profile = context.profile
+    notes = [*profile.notes, *context.efficiency.notes, *context.phases.notes]
+    notes += [note for note in v1_notes if note is not None]
+    steady, count = context.times.steady, len(profile.samples_ms)
     if profile.operations and profile.source.producer == STEP_PROFILER_V2:
         text = "hotspots include the operations listed for the whole model; contract v1 does not read those"
         notes.append(Note("v1_hotspots", text))

@@ -7,7 +7,7 @@ from typing import Any
 from stepgrade.grading import score
 from stepgrade.model import Note, Profile, Source
 from stepgrade.model.given import Path, profile_given
-from stepgrade.model.notes import Result
+from stepgrade.model.notes import Result, has_code
 from stepgrade.model.scorecard import UNGRADED
 from stepgrade.scoring.operations import total_by_operation
 from stepgrade.scoring.step_times import times_of
@@ -81,8 +81,9 @@ def inspect(profile: Profile | Path) -> Inspection:
         missing={name: note for name, note in _MISSING.items() if found[name] is None},
         fitness=card.fitness if card is not None else profile.warnings,
         notes=profile.notes,
-        # What the user can give is no reason against the file.
-        fit=is_graded or (not has_fatal and any(note.supply for note in reasons)),
+        # What the user can give is no reason against the file; to call inference training is no figure.
+        fit=is_graded
+        or (not has_fatal and not has_code(reasons, "inference") and any(note.supply for note in reasons)),
         grade=card.grade if card is not None else None,
         ungraded_because=reasons,
     )

@@ -173,17 +173,9 @@ def test_a_checkouts_own_git_settings_run_nothing(tmp_path: Path) -> None:
     for name in ("reference-transaction", "post-checkout", "post-index-change"):
         shutil.copy(trap, tmp_path / name)
     shutil.copy(trap, tmp_path / "git")  # a program of that name in the checkout is not git
-    ci = {
-        name: ""
-        for name in (
-            "GITHUB_SHA",
-            "GITHUB_REF_NAME",
-            "GITHUB_HEAD_REF",
-            "CI_COMMIT_SHA",
-            "GIT_COMMIT",
-            "GIT_BRANCH",
-        )
-    }
+    ci = dict.fromkeys(
+        ("GITHUB_SHA", "GITHUB_REF_NAME", "GITHUB_HEAD_REF", "CI_COMMIT_SHA", "GIT_COMMIT", "GIT_BRANCH"), ""
+    )
     words = [sys.executable, "-P", "-m", "stepgrade", "score", "run.json", "--save"]
     ran = run(tmp_path, words, PATH=os.pathsep.join((".", "", os.environ["PATH"])), **ci)
     assert ran.returncode == 0, ran.stderr

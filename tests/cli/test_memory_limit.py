@@ -52,7 +52,7 @@ BOMBS = {
     "a quoted log": lambda: repeated(b'{"a":"\\"_profiler\\"","b":[0', b',"a"', b"]}"),
     "a journal's samples": lambda: b'{"_recording":1}\n{"steady":{"steps":1,"wall_ms":1,"samples_ms":[0' + b",0" * 5_000_000 + b"]}}\n",
     "a journal's lines": lambda: repeated(b'{"_recording":1}\n', b'{"steady":{"steps":1,"wall_ms":1,"samples_ms":[' + b"1," * 50 + b"1]}}\n", b""),
-    "events": lambda: repeated(b'{"schemaVersion":1,"traceEvents":[' + EVENT[1:], EVENT, b"]}"),
+    "events": lambda: repeated(b'{"schemaVersion":1,"traceEvents":[' + EVENT[1:], EVENT, b"]}", 60 << 20),
     "names of events": lambda: b'{"schemaVersion":1,"traceEvents":[' + EVENT[1:] + b"".join(b',{"ph":"X","cat":"cpu_op","name":"%x","ts":1,"dur":1}' % n for n in range(200_000)) + b"]}",
 }  # fmt: skip
 
@@ -60,7 +60,12 @@ BOMBS = {
 def run(tmp_path: Path, *words: str) -> tuple[int, int, str]:
     """Run a command in a process of its own; return its exit code, its largest memory and what it said."""
     ran = subprocess.run(
-        [sys.executable, "-c", RUN, *words], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", RUN, *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert "PEAK" in ran.stderr, ran.stderr[-2000:]
     said, _, figures = ran.stderr.rpartition("\nPEAK ")
@@ -81,7 +86,9 @@ def test_bombs_are_refused_within_the_limit(bomb: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells how much memory a process took")
 def test_a_blank_journal_costs_nothing(tmp_path: Path) -> None:
-    (tmp_path / "bomb").write_bytes(repeated(b'{"_recording":1}\n', b"\n", b'{"steady":{"steps":2,"wall_ms":9}}', 120 << 20))
+    (tmp_path / "bomb").write_bytes(
+        repeated(b'{"_recording":1}\n', b"\n", b'{"steady":{"steps":2,"wall_ms":9}}', 120 << 20)
+    )
     code, peak, said = run(tmp_path, "score", "bomb", "--max-memory", str(LIMIT))
     assert code == 0, said
     assert peak < LIMIT
@@ -95,11 +102,22 @@ def test_inflated_cards_of_a_history(tmp_path: Path) -> None:
     with open_history(str(place)) as store:
         store.add_all(NewRun(card=card, branch="main") for _ in range(12))
         text = json.loads(card.to_json())
-        body = json.dumps({**text, "x": []}).encode().replace(b'"x": []', b'"x": [' + b"[]," * 9_000_000 + b"0]")
+        body = (
+            json.dumps({**text, "x": []}).encode().replace(b'"x": []', b'"x": [' + b"[]," * 9_000_000 + b"0]")
+        )
         store._database.execute("update stepgrade_card set body = ?", (zlib.compress(body, 1),))
     assert place.stat().st_size < 2 << 20
     (tmp_path / "run.json").write_text(make_step_profile())
-    words = ("gate", "run.json", "--against", "history:main", "--history", str(place), "--max-memory", str(LIMIT))
+    words = (
+        "gate",
+        "run.json",
+        "--against",
+        "history:main",
+        "--history",
+        str(place),
+        "--max-memory",
+        str(LIMIT),
+    )
     code, peak, said = run(tmp_path, *words)
     assert code in (2, 3), said
     assert peak < LIMIT + BESIDE, f"{peak >> 20} MiB"

@@ -73,7 +73,10 @@ def test_journals(journal: str, stepgrade: Command, tmp_path: Path) -> None:
 def test_configurations(config: str, stepgrade: Command, tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text(make_step_profile())
     (tmp_path / "c.toml").write_bytes(CONFIGS[config])
-    for words in (["score", tmp_path / "p.json", "--config"], ["gate", tmp_path / "p.json", "--baseline", tmp_path / "p.json", "--budgets"]):
+    for words in (
+        ["score", tmp_path / "p.json", "--config"],
+        ["gate", tmp_path / "p.json", "--baseline", tmp_path / "p.json", "--budgets"],
+    ):
         ran = answered(stepgrade(*words, tmp_path / "c.toml"))
         if config != "no budgets":
             assert ran.code == 2
@@ -85,7 +88,13 @@ def test_configurations(config: str, stepgrade: Command, tmp_path: Path) -> None
 def test_a_shared_class_that_takes_no_time(stepgrade: Command, tmp_path: Path) -> None:
     for ours, theirs in ((0.0, 1.0), (1.0, 0.0), (0.0, 0.0)):
         for name, ms in (("a.json", ours), ("b.json", theirs)):
-            document = {"runtime": name, "throughput_tok_s": 1.0, "step_time_ms": 9.0, "kernel_launches_per_step": 3, "ops": {"aten::mm": ms, "qkv": ms, "mlp": 1.0}}
+            document = {
+                "runtime": name,
+                "throughput_tok_s": 1.0,
+                "step_time_ms": 9.0,
+                "kernel_launches_per_step": 3,
+                "ops": {"aten::mm": ms, "qkv": ms, "mlp": 1.0},
+            }
             (tmp_path / name).write_text(json.dumps(document))
         for to in ("terminal", "json", "markdown", "html"):
             answered(stepgrade("parity", tmp_path / "a.json", tmp_path / "b.json", "--format", to))
@@ -93,7 +102,12 @@ def test_a_shared_class_that_takes_no_time(stepgrade: Command, tmp_path: Path) -
 
 @pytest.mark.parametrize("digits", [19, 30, 4301, 100_000])
 def test_steps_with_many_digits(digits: int, stepgrade: Command, tmp_path: Path) -> None:
-    rows = [{**step(1, 0, 90), "name": "ProfilerStep#" + "9" * digits}, *kernel("k", 2, 1), step(2, 100, 90), *kernel("k", 102, 2)]
+    rows = [
+        {**step(1, 0, 90), "name": "ProfilerStep#" + "9" * digits},
+        *kernel("k", 2, 1),
+        step(2, 100, 90),
+        *kernel("k", 102, 2),
+    ]
     (tmp_path / "t.json").write_bytes(trace(rows)["f"])
     answered(stepgrade("score", tmp_path / "t.json"))
     answered(stepgrade("score", tmp_path / "t.json", "--steps", "1-9"))
@@ -102,7 +116,9 @@ def test_steps_with_many_digits(digits: int, stepgrade: Command, tmp_path: Path)
 def test_bytes_that_overflow_when_added_up(stepgrade: Command, tmp_path: Path) -> None:
     rows = [step(1, 0, 900)]
     for number in range(4):
-        rows.append(event("cuda_runtime", "cudaMemcpyAsync", number * 10, 2, args={"correlation": number + 1}))
+        rows.append(
+            event("cuda_runtime", "cudaMemcpyAsync", number * 10, 2, args={"correlation": number + 1})
+        )
         args = {"correlation": number + 1, "device": 0, "stream": 7, "bytes": 2**62}
         rows.append(event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", number * 10 + 3, 4, args=args))
     (tmp_path / "t.json").write_bytes(trace(rows)["f"])
@@ -111,13 +127,20 @@ def test_bytes_that_overflow_when_added_up(stepgrade: Command, tmp_path: Path) -
 
 
 def test_a_device_of_any_number(stepgrade: Command, tmp_path: Path) -> None:
-    rows = [step(1, 0, 90), *kernel("k", 2, 1, device=2**31 - 1), step(2, 100, 90), *kernel("k", 102, 2, device=2**31 - 1)]
+    rows = [
+        step(1, 0, 90),
+        *kernel("k", 2, 1, device=2**31 - 1),
+        step(2, 100, 90),
+        *kernel("k", 102, 2, device=2**31 - 1),
+    ]
     (tmp_path / "t.json").write_bytes(trace(rows)["f"])
     assert answered(stepgrade("score", tmp_path / "t.json")).code == 0
 
 
 @pytest.mark.parametrize("columns", ["9" * 30, "9" * 5000, "-5", "0", "1", "²", "x"])
-def test_absurd_columns(columns: str, stepgrade: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absurd_columns(
+    columns: str, stepgrade: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     (tmp_path / "p.json").write_text(make_step_profile())
     for words in (["score", tmp_path / "p.json"], ["score", "--help"], ["--help"], ["devices"]):
@@ -138,6 +161,8 @@ def test_words_that_are_no_text(word: str, stepgrade: Command, tmp_path: Path) -
         ["history", "list", "--label", f"a={word}", *place],
         ["history", "export", *place],
         ["gate", path, "--against", f"history:{word}", *place],
+        ["gate", path, "--against", f"history:{word}", "--format", "json", *place],
+        ["gate", path, "--against", f"history:{word}", "--format", "html", *place],
     ):
         answered(stepgrade(*words))
 
@@ -156,12 +181,20 @@ def test_file_names_that_are_no_text(stepgrade: Command, tmp_path: Path) -> None
     answered(stepgrade("score", path, "--config", path))
 
 
-def test_a_branch_that_is_no_text(stepgrade: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_branch_that_is_no_text(
+    stepgrade: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = subprocess.run(["git", "init", "-q", tmp_path / "repo"], check=False)
     if made.returncode:
         pytest.skip("git is not installed")
     (tmp_path / "repo" / ".git" / "HEAD").write_bytes(b"ref: refs/heads/\xff\xfe\n")
-    for name in ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME", "GIT_BRANCH", "BUILDKITE_BRANCH"):
+    for name in (
+        "GITHUB_HEAD_REF",
+        "GITHUB_REF_NAME",
+        "CI_COMMIT_REF_NAME",
+        "GIT_BRANCH",
+        "BUILDKITE_BRANCH",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path / "repo")
     Path("p.json").write_text(make_step_profile())

@@ -346,5 +346,6 @@ def test_every_metric_is_a_field_of_the_card_and_of_its_row() -> None:
     assert list(card.metrics) == list(METRICS)
     assert all(getattr(card, name) == value for name, value in card.metrics.items())
     assert set(COMPARED) < set(METRICS)
-    columns = re.findall(r"^ +([a-z_]+) \{real\}", MIGRATIONS[0][1], re.MULTILINE)
+    shape = "\n".join(statement for statements in MIGRATIONS for statement in statements)
+    columns = re.findall(r"([a-z_]+) \{real\}", shape)
     assert set(columns) - {"step_sigma"} == set(KEPT_METRICS) < set(METRICS)

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import gc
 import io
 import math
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -28,54 +30,58 @@ from typing import Any
 
 MOST = 1.2
 SIZES = (1, 2, 4)
+WARM_UP = 0.25  # the first run of a shape imports what it needs
 
 
 def run_once(argv: tuple[str, ...], files: dict[str, bytes]) -> int:
     """Run a command in this process, in a folder of its own."""
     from stepgrade.cli import dispatch
 
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for name, content in files.items():
             Path(name).parent.mkdir(exist_ok=True)
             Path(name).write_bytes(content)
+        # What a smaller run has looked up is looked up again.
+        for module in [module for name, module in sys.modules.items() if name.startswith("stepgrade")]:
+            for value in vars(module).values():
+                if isinstance(value, functools._lru_cache_wrapper):
+                    value.cache_clear()
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             os.getppid()  # callgrind writes down what happened before,
             code = dispatch.run([*argv])
             os.getppid()  # and what the command did
-        os.chdir("/")
     if code not in (0, 1, 2, 3):
         raise SystemExit(err.getvalue())
     return code
 
 
-def child(words: str) -> None:
+def child(inputs: str) -> None:
     """Run every shape at every size; the counts are callgrind's to write."""
+    gc.disable()  # when it runs depends on what ran before
+    for argv, files in pickle.loads(Path(inputs).read_bytes()):  # noqa: S301  our own
+        run_once(argv, files)
+
+
+def instructions(names: list[str]) -> list[int]:
+    """Return what each command of `child` took in instructions."""
     from tests.complexity.shapes import SHAPES
 
-    gc.set_threshold(100_000)
-    for name, shape in SHAPES.items():
-        if words in name:
-            run_once(shape.argv, shape.make(shape.size // 4 or 1))  # imports what it needs
-            for times in SIZES:
-                run_once(shape.argv, shape.make(times * shape.size))
-
-
-def instructions(words: str) -> list[int]:
-    """Return what each command of `child` took in instructions."""
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "counts")
+        out, inputs = Path(folder, "counts"), Path(folder, "inputs")
+        made = [
+            (SHAPES[name].argv, SHAPES[name].make(max(1, int(times * SHAPES[name].size))))
+            for name in names
+            for times in (WARM_UP, *SIZES)
+        ]
+        inputs.write_bytes(pickle.dumps(made))
         environment = {**os.environ, "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"}
         subprocess.run(
             [
-                "valgrind",
-                "--tool=callgrind",
-                f"--callgrind-out-file={out}",
-                "--dump-before=getppid",
-                "--quiet",
-            ]
-            + [sys.executable, "-m", "tests.complexity.measure", "--child", words],
+                *("valgrind", "--tool=callgrind", "--quiet"),
+                *(f"--callgrind-out-file={out}", "--dump-before=getppid"),
+                *(sys.executable, "-m", "tests.complexity.measure", "--child", str(inputs)),
+            ],
             check=True,
             env=environment,
         )
@@ -84,42 +90,38 @@ def instructions(words: str) -> list[int]:
     return totals[1::2]  # the others are what was done to make the files
 
 
-def lines(words: str) -> list[int]:
+def lines(names: list[str]) -> list[int]:
     """Return how many lines of Python each command of `child` ran."""
     from tests.complexity.shapes import SHAPES
 
     counts = []
-    for name, shape in SHAPES.items():
-        if words in name:
-            run_once(shape.argv, shape.make(shape.size // 4 or 1))
-            for times in (0, *SIZES):
-                counted = 0
+    for name in names:
+        shape = SHAPES[name]
+        for times in (WARM_UP, *SIZES):
+            counted = 0
 
-                def count(frame: FrameType, what: str, arg: Any) -> Any:
-                    nonlocal counted
-                    counted += 1
-                    return count
+            def count(frame: FrameType, what: str, arg: Any) -> Any:
+                nonlocal counted
+                counted += 1
+                return count
 
-                files = shape.make(times * shape.size or 1)
-                sys.settrace(count)
-                try:
-                    run_once(shape.argv, files)
-                finally:
-                    sys.settrace(None)
-                counts.append(counted)
+            files = shape.make(max(1, int(times * shape.size)))
+            watched_by = sys.gettrace()  # coverage's, in the checks
+            sys.settrace(count)
+            try:
+                run_once(shape.argv, files)
+            finally:
+                sys.settrace(watched_by)
+            counts.append(counted)
     return counts
 
 
-def exponents(words: str = "", *, by_lines: bool = False) -> dict[str, tuple[float, list[int]]]:
-    """Return the exponent of each shape whose name holds `words`, and the three counts it comes from."""
-    from tests.complexity.shapes import SHAPES
-
-    names = [name for name in SHAPES if words in name]
-    counts = lines(words) if by_lines else instructions(words)
+def exponents(names: list[str], *, by_lines: bool = False) -> dict[str, tuple[float, list[int]]]:
+    """Return the exponent of each shape, and the three counts it comes from."""
+    counts = lines(names) if by_lines else instructions(names)
     found = {}
     for place, name in enumerate(names):
-        least, one, two, four = counts[4 * place : 4 * place + 4]
-        assert least >= 0
+        one, two, four = counts[4 * place + 1 : 4 * place + 4]
         # What does not grow at all has no exponent; what a command costs anyway varies by some thousands.
         grows = four - two > 0.02 * four and two - one > 0
         found[name] = (math.log2((four - two) / (two - one)) if grows else 0.0, [one, two, four])
@@ -129,19 +131,22 @@ def exponents(words: str = "", *, by_lines: bool = False) -> dict[str, tuple[flo
 def main() -> int:
     """Print the table; 1 when something grows faster than it may."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("words", nargs="?", default="")
-    parser.add_argument("--child", action="store_true")
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--child")
     args = parser.parse_args()
     if args.child:
-        child(args.words)
+        child(args.child)
         return 0
+    from tests.complexity.shapes import SHAPES
+
     by_lines = shutil.which("valgrind") is None
     unit = "lines of Python" if by_lines else "million instructions"
     if by_lines:
         print("valgrind is not installed: only lines of Python are counted", file=sys.stderr)
     scale = 1 if by_lines else 1_000_000
     print(f"| what grows | {unit} at n, 2n, 4n | exponent |\n|---|---:|---:|")
-    found = exponents(args.words, by_lines=by_lines)
+    names = [name for name in SHAPES if not args.words or any(words in name for words in args.words)]
+    found = exponents(names, by_lines=by_lines)
     for name, (exponent, counts) in found.items():
         print(f"| {name} | {', '.join(f'{count / scale:,.0f}' for count in counts)} | {exponent:.2f} |")
     return 1 if any(exponent > MOST for exponent, _ in found.values()) else 0

@@ -391,6 +391,31 @@ def profile(**fields: Any) -> Files:
     return {"f": json.dumps({**json.loads(make_step_profile()), **fields}).encode()}
 
 
+def sampled(n: int) -> Files:
+    ops = [{"name": f"aten::op{i}", "total_ms": 1.0, "calls": 1.0} for i in range(n)]
+    return profile(stepgrade={"sampled": {"steps": 1, "model_ms": 50.0, "operations": ops}})
+
+
+def recorded_ranks(n: int) -> Files:
+    return {
+        f"f/rank{rank}.json": profile(
+            samples_ms=[100.0 + rank] * 10, stepgrade={"rank": rank, "world_size": n}
+        )["f"]
+        for rank in range(n)
+    }
+
+
+def recordings(n: int) -> Files:
+    files = {}
+    for part in range(n):
+        rows = [
+            row for i in range(3) for row in (step(3 * part + i, i * 100, 90), *kernel("k", i * 100 + 2, i))
+        ]
+        keys = {"baseTimeNanoseconds": 10**18 + part * 10**9, "distributedInfo": {"rank": 0, "world_size": 1}}
+        files[f"f/host_1.{part}.pt.trace.json"] = trace(rows, **keys)["f"]
+    return files
+
+
 def journal(n: int) -> Files:
     sums = {
         "steps": 5,
@@ -511,39 +536,43 @@ KINETO = tuple(
 SCORE_HTML = ("score", "f", "--format", "html")
 HISTORY = ("--history", "h.db")
 SHAPES: dict[str, Shape] = {
-    "steps of a trace": Shape(steps, covers=(*KINETO, "trace/steps", "trace/windows", "trace/profile", "trace/timeline", "readers/steps", "readers/load", "readers/source", "readers/base", "readers/registry"), size=200),
-    "steps of a trace, the later half": Shape(steps, ("score", "f", "--steps", "100-90000"), ("readers/steps",), 200),
+    "steps of a trace": Shape(steps, covers=(*KINETO, "trace/steps", "trace/windows", "trace/profile", "trace/timeline", "trace/work", "readers/steps", "readers/load", "readers/source", "readers/base", "readers/registry"), size=200),
+    "steps of a trace, the later half": Shape(steps, ("score", "f", "--steps", "1-90000"), ("readers/steps",), 200),
     "steps as HTML": Shape(steps, SCORE_HTML, size=200),
     "warm-up steps": Shape(warm_up, covers=("trace/windows",), size=200),
     "steps apart, each with a loader": Shape(apart_steps, covers=("trace/ledger", "trace/intervals"), size=200),
     "operations by name": Shape(operations, covers=("trace/operations", "trace/pieces", "trace/phases"), size=200),
     "operations in steps of their own": Shape(steps_of_operations, covers=("trace/operations",), size=200),
-    "operations on the host": Shape(host_operations, covers=("trace/ledger", "trace/links"), size=500),
-    "shapes of matrix products": Shape(shapes_of_matmuls, covers=("trace/matmuls", "trace/costs"), size=200),
+    "operations on the host": Shape(host_operations, covers=("trace/ledger", "trace/links"), size=3000),
+    "shapes of matrix products": Shape(shapes_of_matmuls, covers=("trace/matmuls", "trace/costs", "trace/call_costs"), size=200),
     "names of kernels": Shape(kernel_names, covers=("trace/counts", "trace/activity"), size=300),
     "threads and forward threads": Shape(forward_threads, covers=("trace/layers",), size=200),
     "kinds of ranges": Shape(ranges, covers=("trace/layers",), size=200),
     "kinds of modules": Shape(modules, covers=("trace/layers",), size=200),
     "blocks of a model": Shape(blocks, SCORE_HTML, ("trace/layers",), 100),
-    "a nest followed by siblings": Shape(nest, covers=("trace/links",), size=1000),
-    "a nest of matrix products": Shape(nest_of_matmuls, covers=("trace/operations",), size=500),
+    "a nest followed by siblings": Shape(nest, covers=("trace/links",), size=4000),
+    "a nest of matrix products": Shape(nest_of_matmuls, covers=("trace/operations",), size=1500),
     "a repeating pattern": Shape(pattern, covers=("trace/layers",), size=20),
     "optimizers by name": Shape(optimizers, covers=("trace/steps",), size=200),
     "loaders without steps": Shape(loaders, covers=("trace/steps",), size=200),
-    "backward passes without steps": Shape(backward_steps, covers=("trace/steps",), size=300),
-    "collectives": Shape(collectives, covers=("trace/collectives",), size=200),
-    "waits of the host": Shape(waits, covers=("trace/activity", "trace/waits"), size=200),
-    "copies on streams of their own": Shape(copies, covers=("trace/activity",), size=300),
-    "streams and devices": Shape(streams, covers=("trace/windows",), size=300),
-    "host threads and their names": Shape(threads, covers=("trace/links",), size=300),
+    "backward passes without steps": Shape(backward_steps, covers=("trace/steps",), size=400),
+    "collectives": Shape(collectives, covers=("trace/collectives",), size=400),
+    "waits of the host": Shape(waits, covers=("trace/activity",), size=200),
+    "copies on streams of their own": Shape(copies, covers=("trace/activity",), size=800),
+    "streams and devices": Shape(streams, covers=("trace/windows",), size=800),
+    "host threads and their names": Shape(threads, covers=("trace/links",), size=800),
     "python frames": Shape(frames, covers=("trace/frames", "trace/python_loops"), size=200),
     "ranks of one file": Shape(merged_ranks, covers=("trace/ranks", "readers/kineto/assemble", "trace/quality"), size=10),
-    "ranks in files of their own": Shape(rank_files, covers=("readers/ranks",), size=6),
+    "ranks in files of their own": Shape(rank_files, covers=("readers/ranks", "trace/parallelism"), size=6),
+    "recordings of ranks": Shape(recorded_ranks, ("score", "f", "--format", "json"), ("trace/recorded_ranks",), 10),
+    "recordings of one process": Shape(recordings, ("score", "f", "--format", "json"), ("trace/recordings",), 6),
+    "operations of sampled steps": Shape(sampled, covers=("readers/recording",), size=300),
+    "a file that is none of ours": Shape(lambda n: {"f": b"<html>" + b"<p>x</p>" * n}, covers=("readers/foreign",), size=2000),
     "events with Windows paths": Shape(windows_paths, covers=("readers/kineto/chunks",), size=1000),
     "events that nothing closes": Shape(unclosed, covers=("readers/kineto/chunks",), size=1000),
     "broken events without an end": Shape(no_array_end, covers=("readers/kineto/chunks",), size=1000),
     "arrays of events in the header": Shape(nested_headers, covers=("readers/kineto/header",), size=2000),
-    "devices in the header": Shape(many_devices, covers=("readers/kineto/header",), size=200),
+    "devices in the header": Shape(many_devices, covers=("readers/kineto/header",), size=100),
     "members of a gzip file": Shape(gzip_members, covers=("readers/source",), size=100),
     "samples of a profile": Shape(lambda n: profile(samples_ms=[100.0 + i % 9 for i in range(n)]), covers=("readers/step_profile",), size=2000),
     "layers of a profile": Shape(lambda n: profile(per_layer=[{"layer": i, "fwd_ms": 1.0, "bwd_ms": 2.0} for i in range(n)]), covers=("readers/step_profile",), size=300),

@@ -32,7 +32,7 @@ CASES: dict[str, tuple[str, list[str]]] = {
     "hta_sampled_rank0*": ("unknown", ["unexplained-idle", "exposed-communication", "host-stall"]),
     "hta_triton_example*": ("host", ["hardly-any-work"]),
     "kineto_docs_before*": ("unknown", []),
-    "kineto_v1*": ("launch", ["loader-on-main-thread", "short-kernels"]),
+    "kineto_v1*": ("launch", ["loader-on-main-thread", "short-kernels", "fp32-matmuls"]),
     "kineto_v3*workers0*": ("input", ["loader-on-main-thread", "fp32-matmuls", "short-kernels"]),
     "kineto_v3*workers4*": ("compute", ["fp32-matmuls", "short-kernels"]),
     "*adamhook_before*": ("compute", []),
@@ -54,18 +54,19 @@ CASES: dict[str, tuple[str, list[str]]] = {
 
 MORE = SAMPLES.parent / "kineto_more"
 FIRST: dict[str, tuple[str, str | None]] = {
-    "ao_quantize_vit_int8*": ("unknown", None),
+    "ao_quantize_vit_int8*": ("unknown", "unexplained-idle"),
     "hta_dlrm_a100_control*": ("communication", "exposed-communication"),
     "hta_mtia_train_rank0*": ("unknown", "unexplained-idle"),
     "kineto_v2_2021-03*": ("input", "loader-on-main-thread"),
     "kineto_v3_2021-06*": ("compute", "fp32-matmuls"),
     "part_a100_fwd*": ("host", "start-up"),
-    "saf_amg_baseline*": ("compute", "fp32-matmuls"),
+    "saf_amg_baseline*": ("memory_bw", "fp32-matmuls"),
     "switch_moe_a100*": ("host", "start-up"),
     "tl_h100_timesformer*": ("host", "host-stall"),
     "tl_h100_vit_nsfw*": ("launch", "short-kernels"),
     "tl_mi300_xdit_flux*": ("unknown", None),
     "tl_mi300_xdit_sd35*": ("launch", "launch-gaps"),
+    "tl_normalization_layers*": ("launch", "warm-up-only"),
     "tl_vllm_decode_capture*": ("host", "graph-capture"),
     "tptut_h100_layer_fwd*": ("launch", "launch-gaps"),
 }

@@ -13,7 +13,7 @@ from stepgrade.config.limits import Limits
 from stepgrade.diagnosis.rules import RULE_NAMES
 from stepgrade.diagnosis.settings import Settings
 from stepgrade.model import Profile
-from tests.diagnosis.test_rules import DEVICE, FIRES
+from tests.diagnosis.test_rules import FIRES, setup_of
 
 LESS, MORE = 1e-6, 1e6
 # Each rule with the facts of its run in FIRES that decide, whether less or more of them silences it, and the
@@ -168,7 +168,7 @@ def multiplied(figure: Any, factor: float) -> Any:
 def severity(profile: Profile, rule: str, **limits: float) -> str | None:
     """Return how severe this rule alone finds the run with these limits; None where it is silent."""
     alone = Settings(limits=Limits(**limits), ignored_rules=frozenset(RULE_NAMES) - {rule})
-    found = sg.score(profile, setup=DEVICE, settings=alone).findings
+    found = sg.score(profile, setup=setup_of(profile), settings=alone).findings
     return found[0].severity if found else None
 
 

@@ -78,15 +78,20 @@ def test_there_are_examples_to_run() -> None:
     assert len(blocks("python")) >= 3
 
 
-COMMAND = re.compile(r"^(?:\$ )?stepgrade ((?:[^\n\\#|>&]|\\\n)+)", re.MULTILINE)
+COMMAND = re.compile(r"^stepgrade ((?:[^\n\\#|>&]|\\\n)+)", re.MULTILINE)
 
 
 @pytest.mark.parametrize(
     ("page", "line"),
     [
         (page, found)
-        for language in ("sh", "console")
-        for page, text in blocks(language)
+        for page, text in [
+            *blocks("sh"),
+            *(
+                (page, "".join(re.findall(r"^\$ (.*\n)", shown, re.MULTILINE)))
+                for page, shown in blocks("console")
+            ),
+        ]
         for found in COMMAND.findall(text)
     ],
     ids=lambda value: getattr(value, "stem", None) or value[:40],
@@ -130,7 +135,7 @@ def test_the_site_has_every_page_and_its_links_stay_on_it(tmp_path: Path) -> Non
     built = {path.relative_to(tmp_path / "site") for path in (tmp_path / "site").rglob("*.md")}
     for page in built:
         text = BLOCK.sub("", (tmp_path / "site" / page).read_text(encoding="utf-8"))
-        for target in re.findall(r"\]\(([^)\s:#]+)[^)]*\)", text):
+        for target in re.findall(r"\]\(([^)\s:#]+)(?:#[^)\s:]*)?\)", text):
             assert (tmp_path / "site" / page.parent / target).exists(), f"{page} links to {target}"
     menu = re.findall(r"([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
     assert set(menu) <= {str(page) for page in built}

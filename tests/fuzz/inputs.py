@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import random
 import re
 import tempfile
@@ -72,7 +71,7 @@ def damaged(text: bytes, dice: random.Random) -> bytes:
 
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 0.5, 1e-300, 1e308, -1e308, 2**53, 2**63 - 1, 2**63, 2**64, 10**30, -(2**70), "", "12",
-    "x" * 999, "\x00\x1b[31m\u202e", "<b>&\"]]>", "::error::x", "\ud800", [], {}, [[]], {"a": None}, [1, 2, 3], ["a"],
+    "x" * 999, "\x00\x1b[31m\u202e", '<b>&"]]>', "::error::x", "\ud800", [], {}, [[]], {"a": None}, [1, 2, 3], ["a"],
     "ProfilerStep#" + "9" * 4301, "kernel", "cpu_op", "aten::mm", "nccl:all_reduce", "c10::BFloat16",
 )  # fmt: skip
 
@@ -273,7 +272,7 @@ def store() -> bytes:
         path = Path(folder, "p.json")
         path.write_bytes(profiles()[1])
         card = sg.score(sg.load(path))
-        with open_history(os.path.join(folder, "history.db")) as history:
+        with open_history(str(Path(folder, "history.db"))) as history:
             for number in range(12):
                 history.add(
                     NewRun(card=card, branch="main" if number % 3 else "dev", labels={"n": str(number)})

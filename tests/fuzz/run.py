@@ -102,7 +102,7 @@ def check_output(text: str, to: str) -> None:
 
 def run_input(item: Input) -> tuple[int, str, str]:
     """Run one input in this process, in a folder of its own; return exit code, standard output and error."""
-    folder = tempfile.mkdtemp(prefix="stepgrade-fuzz-")
+    folder, here = tempfile.mkdtemp(prefix="stepgrade-fuzz-"), Path.cwd()
     before = {name: os.environ.get(name) for name in item.environment}
     streams = sys.stdin, sys.stdout, sys.stderr
     out, err = (
@@ -111,7 +111,7 @@ def run_input(item: Input) -> tuple[int, str, str]:
     try:
         os.chdir(folder)
         for name, content in item.files.items():
-            os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
+            Path(name).parent.mkdir(exist_ok=True)
             Path(name).write_bytes(content)
         os.environ.update(item.environment)
         sys.stdin, sys.stdout, sys.stderr = io.TextIOWrapper(io.BytesIO()), out, err
@@ -123,7 +123,7 @@ def run_input(item: Input) -> tuple[int, str, str]:
         sys.stdin, sys.stdout, sys.stderr = streams
         for name, value in before.items():
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
-        os.chdir("/")
+        os.chdir(here)
         shutil.rmtree(folder, ignore_errors=True)
     texts = [stream.buffer.getvalue().decode("utf-8", "surrogateescape") for stream in (out, err)]
     return code, texts[0], texts[1]
@@ -198,7 +198,7 @@ def _work(seed: int, numbers: list[int], shown: mmap.mmap, write: int) -> None:
     used = int(Path("/proc/self/statm").read_text().split()[5]) * 4096 if sys.platform == "linux" else 1 << 30
     resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY_BYTES, used + MEMORY_BYTES))
     signal.signal(signal.SIGVTALRM, signal.SIG_DFL)
-    with open(write, "wb") as results:
+    with os.fdopen(write, "wb") as results:
         for number in numbers:
             shown[:8] = struct.pack("<q", number)
             signal.setitimer(signal.ITIMER_VIRTUAL, CPU_S)
@@ -222,11 +222,11 @@ def run_batch(seed: int, numbers: list[int]) -> list[dict[str, Any]]:
                 os.close(read)
                 _work(seed, numbers, shown, write)
                 os._exit(0)
-            except BaseException:
+            except BaseException:  # noqa: BLE001  shown, and the process ends
                 traceback.print_exc()
                 os._exit(99)
         os.close(write)
-        with open(read, "rb") as results:
+        with os.fdopen(read, "rb") as results:
             records += map(json.loads, results)
         _, status = os.waitpid(child, 0)
         if status == 0:
@@ -266,7 +266,7 @@ def fuzz(seed: int, count: int, *, first: int = 0, seconds: float | None = None,
             child = os.fork()
             if child == 0:
                 os.close(read)
-                with open(write, "wb") as results:
+                with os.fdopen(write, "wb") as results:
                     results.write(
                         json.dumps(
                             run_batch(seed, [*range(start, min(first + count, start + INPUTS_EACH))])
@@ -274,7 +274,7 @@ def fuzz(seed: int, count: int, *, first: int = 0, seconds: float | None = None,
                     )
                 os._exit(0)
             os.close(write)
-            readers[child] = open(read, "rb")
+            readers[child] = os.fdopen(read, "rb")
         if not readers:
             return tally
         child, results = next(iter(readers.items()))
@@ -309,7 +309,7 @@ def main() -> int:
         item = make_input(args.seed, args.only)
         print(item.kind, item.argv)
         for name, content in item.files.items():
-            Path("/tmp", f"fuzz-{Path(name).name}").write_bytes(content)
+            Path(tempfile.gettempdir(), f"fuzz-{Path(name).name}").write_bytes(content)
         print(*run_input(item), sep="\n")
         return 0
     if args.table:

@@ -145,8 +145,6 @@ FILES: dict[str, list[bytes]] = {
     "a notebook of Jupyter": [b'{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}'],
     "a trace of VizTracer": [chrome(key="viztracer_metadata", cat="FEE")],
     "a timeline of Horovod": [b'[\n{"name": "process_name", "ph": "M"},\n{"ph": "B", "name": "NEGOTIATE_ALLREDUCE"}]'],
-    "a trace of IBM Spyre (AIU)": [b'[{"attr": {"TS1": "1", "TS5": "2"}, "name": "add", "ph": "B", "pid": 0, "ts": 1.0}]'],
-    "an Ascend trace (msprof)": [chrome(name="process_name", args={"name": "Ascend Hardware"})],
     "a Chrome trace of JAX or TensorFlow (XLA)": [chrome(args={"name": "/device:TPU:0"}), chrome(key="highres-ticks")],
     "a trace without events": [b'{"traceEvents": []}', b"[]", b" [ \n] "],
     "a Chrome trace that PyTorch did not write": [chrome(), b"[" + json.dumps(EVENT).encode() + b"]"],
@@ -189,6 +187,15 @@ def test_the_command_line_names_its_flags(stepgrade: Run, tmp_path: Path) -> Non
     ran = stepgrade("score", path)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err == f"stepgrade: {path}: is a model's config.json (give it as --model CONFIG_JSON)\n"
+
+
+def test_a_directory_without_traces_says_what_is_in_it(stepgrade: Run, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    assert stepgrade("score", tmp_path).err == f"stepgrade: {tmp_path}: holds no trace files\n"
+    (tmp_path / "run.sqlite").write_bytes(FILES["an Nsight Systems export"][0])
+    ran = stepgrade("score", tmp_path)
+    assert ran.code == 2
+    assert ran.err.endswith("holds no trace files (run.sqlite is an Nsight Systems export)\n")
 
 
 def test_real_checkpoints(tmp_path: Path) -> None:

@@ -142,9 +142,9 @@ def test_found_wherever_it_stands_and_however_it_is_read(before: bytes, after: b
 
 
 REFUSED = {
-    "no profile": ("loss 3.1\nloss 3.0\n", UnknownFormat, "no profile in this file"),
-    "other JSON": ('{"event": 1}', UnknownFormat, "no profile in this file"),
-    "a list": ("[1, 2]", UnknownFormat, "no profile in this file"),
+    "no profile": ("loss 3.1\nloss 3.0\n", UnknownFormat, "holds no profile that stepgrade knows"),
+    "other JSON": ('{"event": 1}', UnknownFormat, "is JSON of no kind that stepgrade knows"),
+    "a list": ("[1, 2]", UnknownFormat, "is JSON of no kind that stepgrade knows"),
     "cut off": (make_step_profile()[:-20], BadJson, "too early"),
     "cut off in a log": ("x\n" + make_step_profile()[:-20], BadInput, "line 2"),
     "not a number": (make_step_profile(step_ms=float("nan")), BadJson, "byte"),

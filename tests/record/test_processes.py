@@ -11,8 +11,9 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -53,11 +54,21 @@ def run(*command: object, cwd: Path, **environment: str) -> Ran:
     return start(*command, cwd=cwd, **environment).wait()
 
 
-def wait_for(path: Path, seconds: float = 300.0) -> None:
+def wait_until(has_come: Callable[[], bool], what: str, seconds: float = 300.0) -> None:
     until = time.monotonic() + seconds
-    while not path.exists():
-        assert time.monotonic() < until, f"{path.name} did not come"
+    while not has_come():
+        assert time.monotonic() < until, f"{what} did not come"
         time.sleep(0.02)
+
+
+def wait_for(path: Path) -> None:
+    wait_until(path.exists, path.name)
+
+
+def has_sampled_step(path: Path) -> bool:
+    with suppress(sg.errors.BadInput):  # no step is in it yet
+        return sg.load(path).ledger is not None
+    return False
 
 
 def wait_for_end(pid: int, seconds: float = 60.0) -> None:
@@ -340,7 +351,8 @@ class TestCommand:
         body = "import os; open('pid', 'w').write(str(os.getpid())); train()"
         script = write_script(tmp_path, body, steps=100_000)
         process = start("stepgrade", "record", "-o", "run.json", script, cwd=tmp_path)
-        wait_for(tmp_path / "run.json")  # the first flush
+        wait_for(tmp_path / "run.json")  # the first flush, which may be of warm-up steps only
+        wait_until(lambda: has_sampled_step(tmp_path / "run.json"), "a sampled step")
         process.send_signal(number)
         ran = process.wait()
         assert (ran.code, ran.out) == (-number, "")  # as whoever waits for the script would see it
@@ -358,10 +370,22 @@ class TestCommand:
         process = start(
             "stepgrade", "record", "-o", "run.json", script, cwd=tmp_path, terminal=os.ttyname(terminal)
         )
-        assert process.wait().code == 0
-        shown = os.read(main, 65536).decode()
-        os.close(main)
+        parts: list[bytes] = []
+
+        def read_all() -> None:
+            with suppress(OSError):  # nobody has the terminal open any more
+                while part := os.read(main, 65536):
+                    parts.append(part)
+
+        # A terminal holds few KiB that nobody has read yet; then whoever writes to it waits.
+        reader = threading.Thread(target=read_all)
+        reader.start()
+        code = process.wait().code
         os.close(terminal)
+        reader.join()
+        os.close(main)
+        shown = b"".join(parts).decode()
+        assert code == 0, shown
         assert "recording: step " in shown
         assert "Ctrl-C ends it" in shown
         assert "recorded 120 steps in run.json" in shown.rsplit("\x1b[K", 1)[-1]

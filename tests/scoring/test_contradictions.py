@@ -82,6 +82,13 @@ def test_a_profile_without_a_rate_of_its_own_takes_any() -> None:
     assert sg.score(make_profile(), setup=MODEL, throughput_tok_s=10.0).grade != UNGRADED
 
 
+def test_inference_is_not_fit_for_the_grade_of_a_training() -> None:
+    seen = make_profile(tokens_per_step=1000.0, device=A100, work="inference")
+    assert not sg.inspect(seen).fit
+    assert "Not fit to be graded" in str(sg.inspect(seen))
+    assert sg.inspect(make_profile(tokens_per_step=1000.0, device=A100, work="training")).fit
+
+
 def all_profiles() -> list[sg.Profile]:
     found = [make_profile(), make_profile(tokens_per_step=1000.0, device=A100), ON_CPU]
     found += [sg.load(path) for path in sorted((ROOT / "examples" / "runs").glob("gpt_*.json"))]

@@ -86,8 +86,9 @@ PRODUCTS: dict[str, Callable[[], Any]] = {
     "matmul, vectors": lambda: torch.matmul(make(3, 30, 40), make(40, 20)),
     "einsum": lambda: torch.einsum("bik,bkj->bij", make(4, 30, 40), make(4, 40, 50)),
     "a linear layer trained": trained(nn.Linear(40, 50), 2, 30, 40),
-    "attention, in parts": lambda: functional.softmax(make(2, 4, 16, 8) @ make(2, 4, 8, 16), -1)
-    @ make(2, 4, 16, 8),
+    "attention, in parts": lambda: (
+        functional.softmax(make(2, 4, 16, 8) @ make(2, 4, 8, 16), -1) @ make(2, 4, 16, 8)
+    ),
 }
 
 
@@ -168,7 +169,7 @@ def test_recurrent_layers_count_as_their_cells_do(
 
 def places_of(name: str) -> list[str]:
     packet = getattr(torch.ops.aten, name)
-    schemas = [getattr(packet, overload)._schema for overload in packet.overloads()]  # noqa: SLF001  no other way
+    schemas = [getattr(packet, overload)._schema for overload in packet.overloads()]
     plain = min(schemas, key=lambda schema: len(schema.arguments))
     return [argument.name for argument in plain.arguments]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import numpy as np
 import pytest
@@ -222,3 +224,45 @@ def test_an_empty_trace_is_unfit() -> None:
     profile = analyse_trace(TraceBuilder().trace())
     assert profile.warnings[0].code == "empty"
     assert profile.samples_ms == ()
+
+
+def passes(rows: int) -> Trace:
+    """Return a step that looks 77 tokens up and multiplies matrices of so many rows."""
+    made = TraceBuilder()
+    made.range("ProfilerStep#1", 0, 100 * MS)
+    made.op("aten::embedding", MS, MS, dims=[[50_000, 64], [1, 77]])
+    for place in range(3):
+        start = (10 + 20 * place) * MS
+        made.op("aten::linear", start, MS, dims=[[1, rows, 64], [64, 64]])
+        call = made.call("cudaLaunchKernel", start + 1000, 100)
+        made.kernel("gemm", start + 5000, 10 * MS, correlation=call)
+    return made.trace()
+
+
+def test_tokens_are_those_that_feed_the_model() -> None:
+    assert analyse_trace(passes(77)).tokens_per_step == 77
+    assert analyse_trace(passes(4 * 77)).tokens_per_step == 77  # each goes to four experts
+    assert analyse_trace(passes(4096)).tokens_per_step is None  # patches of an image
+
+
+@pytest.mark.parametrize(
+    ("sign", "work"),
+    [
+        (lambda made: made.op("autograd::engine::evaluate_function: AddmmBackward0", 0, 10), "training"),
+        (lambda made: made.op("aten::mm", 0, 10, forward_thread=1), "training"),
+        (lambda made: made.range("Optimizer.step#AdamW.step", 0, 10), "training"),
+        (lambda made: made.range("## backward ##", 0, 10), "training"),
+        (lambda made: made.kernel("flash_bwd_dq_dk_dv_loop_kernel", 0, 10), "training"),
+        (lambda made: made.kernel("sm80_xmma_wgrad_implicit_gemm", 0, 10), "training"),
+        (lambda made: made.kernel("multi_tensor_apply_kernel<FusedAdamMathFunctor>", 0, 10), "training"),
+        (lambda made: made.op("aten::mm", 0, 10), "inference"),
+        (lambda made: made.op("aten::mm", 0, 10, sequence=4), "inference"),
+        (lambda made: made.kernel("paged_attention_v2_kernel", 0, 10), "inference"),
+        (lambda made: made.kernel("sm80_xmma_dgrad_implicit_gemm", 0, 10), "unknown"),
+        (lambda made: made.kernel("gemm", 0, 10), "unknown"),
+    ],
+)
+def test_what_the_steps_hold(sign: Callable[[TraceBuilder], object], work: str) -> None:
+    made = TraceBuilder()
+    sign(made)
+    assert analyse_trace(made.trace()).work == work

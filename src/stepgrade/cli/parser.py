@@ -99,7 +99,7 @@ def add_input_options(parser: Parser) -> None:
         "--max-memory",
         type=byte_count,
         metavar="SIZE",
-        help="refuse what would take more memory than this once decoded (default: a quarter of the machine's)",
+        help="refuse what takes more memory than this once decoded (default: a quarter of the machine's)",
     )
 
 

@@ -1,13 +1,13 @@
 r"""Run a training script and record where its steps' time goes.
 
 SCRIPT runs unchanged, with its own arguments after it: the model, the optimizer and the DataLoaders are
-found by themselves. It may also be a program that starts Python, such as torchrun: each process that trains is
-recorded. At the end, or on Ctrl-C, the step profile is written and its scorecard shown on standard error; the
-exit code is the script's own. Options of stepgrade come before SCRIPT.
+found by themselves. It may also be a program that starts Python, such as torchrun: each process that trains
+is recorded. At the end, or on Ctrl-C, the step profile is written and its scorecard shown on standard
+error; the exit code is the script's own. Options of stepgrade come before SCRIPT.
 Needs torch: pip install 'stepgrade[torch]'.
 
   stepgrade record train.py --lr 3e-4
-  stepgrade record --device h100-sxm5-80gb --ops-every 50 -o run.json train.py
+  stepgrade record --device h100-sxm5-80gb -o run.json train.py
   stepgrade record -m my_project.train --epochs 1
   stepgrade record torchrun --nproc-per-node 8 train.py
 """
@@ -27,7 +27,7 @@ from stepgrade.cli.run_options import add_setup_options, setup_from
 from stepgrade.cli.streams import complain
 from stepgrade.errors import BadOption, StepgradeError
 from stepgrade.readers.load import load
-from stepgrade.record.launch import Launched, Recorded, die_by, run_recorded
+from stepgrade.record.launch import Launched, die_by, run_recorded
 
 
 def add_options(parser: Parser) -> None:
@@ -97,16 +97,13 @@ def _tell(launched: Launched) -> None:
     if launched.code < 0:
         complain(f"the script was ended by {signal.Signals(-launched.code).name}")
     for each in launched.recorded:
-        complain(_words(each))
+        steps = "1 step" if each.steps == 1 else f"{each.steps} steps"
+        lost = each.steps - (load(os.fspath(each.path)).recorded_steps or 0)
+        missing = (
+            f"; the last {lost} are not in it" if lost > 1 else "; the last one is not in it" if lost else ""
+        )
+        complain(f"recorded {steps} in {os.path.relpath(each.path)}{missing}")
     if not launched.recorded:
-        problem = launched.problem or "none of its processes took a step of a torch optimizer"
+        by_hand = "for a loop that updates its weights itself call step() of sg.watch(model) in it"
+        problem = launched.problem or f"none of its processes took a step of a torch optimizer ({by_hand})"
         complain(f"no step was recorded: {problem}")
-
-
-def _words(recorded: Recorded) -> str:
-    steps = "1 step" if recorded.steps == 1 else f"{recorded.steps} steps"
-    lost = recorded.steps - (load(os.fspath(recorded.path)).recorded_steps or 0)
-    missing = (
-        f"; the last {lost} are not in it" if lost > 1 else "; the last one is not in it" if lost else ""
-    )
-    return f"recorded {steps} in {os.path.relpath(recorded.path)}{missing}"

@@ -1,8 +1,9 @@
 r"""Grade the run in SOURCE against what its hardware allows.
 
-SOURCE is a PyTorch trace (torch.profiler), a step profile (JSON) or a training log that holds one,
-plain or gzipped, or - for standard input. Several traces, or a directory of them, are the ranks of
-one run. Without a throughput and a ceiling the run is shown but not graded.
+SOURCE is a PyTorch trace (torch.profiler), a recording of stepgrade record or its journal, a step
+profile or ParityProfile (JSON), or a training log that holds one, plain or gzipped, or - for standard
+input. Several traces or recordings, or a directory of them, are the ranks of one run. Without a
+throughput and a ceiling the run is shown but not graded.
 
   stepgrade score profile.json --throughput 194 --device rtx-4060-laptop
   stepgrade score train.log.gz --tokens-per-step 2048 --device gb10

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from msgspec import structs
 
 from stepgrade.compare.effect import Effect, effect_of, runs_needed, steps_needed
-from stepgrade.compare.noise import FEWEST_RUNS, Sample, noise_of, without_accidents
+from stepgrade.compare.noise import FEWEST_RUNS, RunNoise, Sample, known_noise, noise_of, without_accidents
 from stepgrade.config import Sensitivity
 from stepgrade.model import Baseline
 from stepgrade.model.comparison import METRICS, Metric, MetricChange, Noise, Outcome
@@ -42,16 +42,22 @@ def changes_of(
 
     `pooled_noise` is how much runs of the same project in other circumstances differ.
     """
-    is_same = _are_same_run(now, before)
+    # One measurement, read again: no noise lies between a run and itself.
+    first, *others = (structs.replace(run, name="") for run in (*now, *before))
+    is_same = all(other == first for other in others)
     times_now, times_before = ([step_times(run.samples_ms) for run in runs] for runs in (now, before))
     changes = []
     for name in COMPARED:
         metric = METRICS[name]
         sample, earlier = _sample(metric, now, times_now), _sample(metric, before, times_before)
-        if sample.values and earlier.values and is_same:
-            changes.append(_unchanged(metric, sample, earlier))
-        elif sample.values and earlier.values:
-            changes.append(change_of(metric, sample, earlier, sensitivity, pooled_noise))
+        if not sample.values or not earlier.values:
+            continue
+        if is_same:
+            sample, earlier = Sample(values=sample.values), Sample(values=earlier.values)
+            noise = known_noise(Noise(share=0.0, basis="same"))
+        else:
+            noise = noise_of(sample, earlier, metric, given=sensitivity.run_noise, pooled=pooled_noise)
+        changes.append(change_of(metric, sample, earlier, noise, sensitivity))
     return tuple(changes)
 
 
@@ -80,40 +86,10 @@ def _sample(metric: Metric, runs: Sequence[Baseline], times_of_runs: Sequence[St
     )
 
 
-def _are_same_run(now: Sequence[Baseline], before: Sequence[Baseline]) -> bool:
-    """Tell whether all are one measurement, read again: no noise lies between a run and itself."""
-    first, *others = (structs.replace(run, name="") for run in (*now, *before))
-    return all(other == first for other in others)
-
-
-def _unchanged(metric: Metric, now: Sample, before: Sample) -> MetricChange:
-    return MetricChange(
-        metric=metric.name,
-        outcome="no change",
-        before=before.values[0],
-        now=now.values[0],
-        change=0.0,
-        low=0.0,
-        high=0.0,
-        near_low=0.0,
-        near_high=0.0,
-        p_value=1.0,
-        noise=Noise(share=0.0, basis="same"),
-        before_runs=len(before.values),
-        now_runs=len(now.values),
-        why="the same run as the baseline",
-    )
-
-
 def change_of(
-    metric: Metric,
-    now: Sample,
-    before: Sample,
-    sensitivity: Sensitivity,
-    pooled_noise: float | None = None,
+    metric: Metric, now: Sample, before: Sample, run_noise: RunNoise, sensitivity: Sensitivity
 ) -> MetricChange:
     """Return what became of one metric, or of the time of one part."""
-    run_noise = noise_of(now, before, metric, given=sensitivity.run_noise, pooled=pooled_noise)
     noise = run_noise.told
     effect = effect_of(now, before, run_noise, LEVEL)
     outcome = outcome_of(effect, metric.worse, sensitivity)
@@ -131,7 +107,9 @@ def change_of(
         noise=noise,
         before_runs=len(before.values),
         now_runs=len(now.values),
-        why=_why(effect, metric, outcome, sensitivity),
+        why="the same run as the baseline"
+        if noise.basis == "same"
+        else _why(effect, metric, outcome, sensitivity),
         more=_what_would_decide(effect, now, before, noise, sensitivity) if outcome == "cannot tell" else "",
     )
 

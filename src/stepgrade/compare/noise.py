@@ -208,7 +208,7 @@ def exceeded(level: float, widths: Sequence[Width]) -> float:
     low, high = 0.0, max(width.sigma for width in widths)
     while high and how_often(high, widths) > level:
         high *= 2.0
-    for _ in range(50):
+    for _ in range(32):
         middle = (low + high) / 2.0
         low, high = (middle, high) if how_often(middle, widths) > level else (low, middle)
     return high

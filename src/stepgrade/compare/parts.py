@@ -57,13 +57,13 @@ def changed_parts(
                 )
                 noise = noise_of(*samples, metric, given=sensitivity.run_noise, pooled=pooled_noise)
                 p_value = how_often(shift_of(*samples), widths_of(*samples, noise))
-                tested.append((metric, samples, p_value))
+                tested.append((metric, samples, noise, p_value))
         # Intervals take longer than probabilities: only those of what stands.
-        for (metric, samples, _), is_real in zip(
+        for (metric, samples, noise, _), is_real in zip(
             tested, beyond_chance([p_value for *_, p_value in tested]), strict=True
         ):
             if is_real:
-                change = change_of(metric, *samples, sensitivity, pooled_noise)
+                change = change_of(metric, *samples, noise, sensitivity)
                 found.append(PartChange(kind=kind, name=metric.name, change=change))
     found = [part for part in found if part.change.outcome in ("regressed", "improved")]
     return tuple(sorted(found, key=lambda part: -abs(part.change.now - part.change.before)))

@@ -111,6 +111,8 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     vocabulary_multiple: Annotated[int, whole("Hugging Face: 64 for large matrices on A100")] = 64
     vocabulary_least: Annotated[int, whole("ours: a side above is a vocabulary")] = 20000
     vocabulary_classes: Annotated[int, whole("ours: fewer classes are no vocabulary")] = 1000
+    arithmetic_intensity: Annotated[float, amount("ours: FLOPs per byte above most ridge points")] = 200.0
+    long_product_ms: Annotated[float, amount("ours: in which a device reads gigabytes")] = 1.0
     slow_gemm_share: Annotated[float, share("published achievable rates are 50 to 87 % of the peak")] = 0.40
     tiny_gemm_flops: Annotated[float, amount("ours: 0.1 GFLOP is a microsecond on 100 TFLOP/s")] = 1e8
     tiny_gemms: Annotated[float, amount("TraceLens: 1000 tiny products; ours: 100 a step")] = 100.0

@@ -35,6 +35,7 @@ class BaselineRuns(Struct, frozen=True, kw_only=True):
 
 def branch_of(text: str) -> str:
     """Return the branch in `history:BRANCH`; raise BadOption for anything else."""
+    text = text.encode("utf-8", "backslashreplace").decode()  # a branch may be bytes that are no text
     branch = text.removeprefix(_PREFIX)
     if not text.startswith(_PREFIX) or not branch:
         raise BadOption(

@@ -55,7 +55,12 @@ def identify(seen: DeviceSeen, arch: str | None = None) -> Device:
         # The name decides; memory only tells its variants and its parts apart.
         fitting = [device for device in like if _fits_memory(device, seen.memory_bytes, LEAST_WITH_ECC)]
     if not fitting:
-        sizes = ", ".join(f"{key} has {_shape(all_devices()[key])}" for key in keys)
+        units = {key: compute_units(key) for key in keys}
+        sizes = ", ".join(
+            f"{key} has {all_devices()[key].memory_gb:g} GB"
+            + (f" and {units[key]} compute units" if units[key] else "")
+            for key in keys
+        )
         problem = f"{_described(seen)} is not the one of the catalogue: {sizes}"
         raise UnknownDevice(problem, supply=DESCRIBE_BY_HAND)
     return _only(fitting, seen)
@@ -107,11 +112,6 @@ def _close(left: float | None, right: float | None) -> bool:
     if left is None or right is None:
         return left is right
     return abs(left - right) <= SAME_FIGURES * max(left, right)
-
-
-def _shape(device: Device) -> str:
-    units = compute_units(device.key)
-    return f"{device.memory_gb:g} GB" + (f" and {units} compute units" if units else "")
 
 
 def _described(seen: DeviceSeen) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from msgspec import Struct
 
 from stepgrade.model.activity import Activity
@@ -28,16 +26,16 @@ class SampledSteps(Struct, frozen=True, kw_only=True):
     activity: Activity | None = None
 
     def __post_init__(self) -> None:
-        for place, figure in self._figures():
-            check_figure(f"sampled steps, {place}", figure)
-
-    def _figures(self) -> Iterator[tuple[str, float | None]]:
-        yield "count", self.steps
-        yield "time", self.model_ms
-        yield "busy time", self.busy_ms
-        yield "tokens", self.tokens
-        yield "samples", self.samples
-        yield "FLOPs", self.matmul_flops
-        yield "known share", self.matmul_known_share
+        figures: list[tuple[str, float | None]] = [
+            ("count", self.steps),
+            ("time", self.model_ms),
+            ("busy time", self.busy_ms),
+            ("tokens", self.tokens),
+            ("samples", self.samples),
+            ("FLOPs", self.matmul_flops),
+            ("known share", self.matmul_known_share),
+        ]
         for op in self.operations:
-            yield from ((repr(op.name), figure) for figure in (op.total_ms, op.calls, op.flops, op.bytes))
+            figures += [(repr(op.name), figure) for figure in (op.total_ms, op.calls, op.flops, op.bytes)]
+        for place, figure in figures:
+            check_figure(f"sampled steps, {place}", figure)

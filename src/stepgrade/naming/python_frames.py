@@ -41,7 +41,7 @@ _ALSO_SCRIPTS = frozenset({"profile", "trace", "code", "test", "this"})
 _NO_FILE = ("<frozen", "<string>", "<__array_function__", "<eval_with_key>", "<attrs")
 
 
-class Frame(NamedTuple):
+class PythonFrame(NamedTuple):
     """A Python function that ran: its file and line as `where`, and its name."""
 
     where: str | None  # file.py:line; None for what is built in
@@ -50,21 +50,21 @@ class Frame(NamedTuple):
 
 
 @lru_cache(maxsize=100_000)
-def read_frame(text: str) -> Frame:
+def read_frame(text: str) -> PythonFrame:
     """Return what a frame's name says; the line is the one that its function begins at."""
     match = _FRAME.match(text)
     if match is None:
         built_in = _BUILT_IN.match(text)
         if built_in is None:
-            return Frame(None, text, is_user=False)
+            return PythonFrame(None, text, is_user=False)
         kind = built_in["kind"]
         plain = kind is None or kind in {"type", "module"}
-        return Frame(None, built_in["name"] if plain else f"{kind}.{built_in['name']}", is_user=False)
+        return PythonFrame(None, built_in["name"] if plain else f"{kind}.{built_in['name']}", is_user=False)
     path, line, name = match["path"].replace("\\", "/"), match["line"], match["name"]
-    if _is_user_path(path):
-        return Frame(f"{_HOME.sub('~/', path)}:{line}", name, is_user=True)
+    if is_user_path(path):
+        return PythonFrame(f"{_HOME.sub('~/', path)}:{line}", name, is_user=True)
     package = _installed_path(path).split("/", 1)[0].removesuffix(".py")
-    return Frame(f"{_installed_path(path)}:{line}", f"{package}.{name}", is_user=False)
+    return PythonFrame(f"{_installed_path(path)}:{line}", f"{package}.{name}", is_user=False)
 
 
 def _installed_path(path: str) -> str:
@@ -72,7 +72,8 @@ def _installed_path(path: str) -> str:
     return _INSTALLED.split(path)[-1].lstrip("/")
 
 
-def _is_user_path(path: str) -> bool:
+def is_user_path(path: str) -> bool:
+    """Tell whether a file is the user's own, and not of the standard library or of a package."""
     if path.startswith(_NO_FILE) or "/torchinductor_" in path or _INSTALLED.search(path):
         return False  # what a compiler wrote is nobody's code
     parts = path.removesuffix(".py").lstrip("./").split("/")

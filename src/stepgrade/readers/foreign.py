@@ -175,8 +175,6 @@ _KNOWN = (
         f"it knows Python only: {_TRACE}",
     ),
     Foreign("a timeline of Horovod", (_OF_CHROME, rb"NEGOTIATE_ALL"), _OTHER_TOOL),
-    Foreign("a trace of IBM Spyre (AIU)", (_OF_CHROME, rb'"TS1"\s{0,9}:', rb'"TS5"\s{0,9}:'), _OTHER_TOOL),
-    Foreign("an Ascend trace (msprof)", (_OF_CHROME, rb"Ascend Hardware|AscendCL@|\bCANN\b"), _OTHER_TOOL),
     Foreign(
         "a Chrome trace of JAX or TensorFlow (XLA)",
         (_OF_CHROME, rb'/(?:device|host):(?:CPU|GPU|TPU)|"highres-ticks"'),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -79,14 +80,13 @@ def _repeated(modules: list[NamedModule]) -> list[list[NamedModule]]:
             if len(children) >= _LEAST_BLOCKS:
                 found[kind] |= children
     return [
-        [(name, block) for name, block in group.items() if not _is_inside(name, group)]
+        [
+            (name, block)
+            for name, block in group.items()
+            if group.keys().isdisjoint(accumulate(name.split(".")[:-1], "{}.{}".format))
+        ]
         for group in found.values()
     ]
-
-
-def _is_inside(name: str, group: dict[str, Module]) -> bool:
-    parts = name.split(".")
-    return any(".".join(parts[:depth]) in group for depth in range(1, len(parts)))
 
 
 def _without_wrappers(path: str) -> str:

@@ -27,6 +27,10 @@ def _looking() -> object:
     return looking
 
 
+def _ignore(_module: Module) -> None:
+    return None
+
+
 class Around(NamedTuple):
     """What runs before and after a module's calls."""
 
@@ -42,7 +46,7 @@ class ModuleCalls:
     """
 
     def __init__(self, timeline: StepTimeline, fail: Callable[[Exception], None]) -> None:
-        self.on_unknown: Callable[[Module], Around | None] | None = None
+        self.on_unknown: Callable[[Module], Around | None] = _ignore
         self._timeline = timeline
         self._fail = fail
         self._undo: Callable[[], None] = lambda: None
@@ -59,7 +63,7 @@ class ModuleCalls:
     def stop(self) -> None:
         """Forget every module; a compiled model may keep our function, which then does nothing."""
         self._undo()
-        self.on_unknown = None
+        self.on_unknown = _ignore
         self._watched.clear()
         self._alive.clear()
 
@@ -96,23 +100,18 @@ class ModuleCalls:
             if is_compiling():  # before anything else: then this leaves nothing in the graph
                 return original(module, *args, **kwargs)
             around = find(id(module))
-            if around is None:
-                if timeline.direction != NONE or self.on_unknown is None or compiler() is not None:
-                    return original(module, *args, **kwargs)
-                if is_tracing():
-                    return original(module, *args, **kwargs)
-                try:
-                    around = self.on_unknown(module)
-                except Exception as error:  # noqa: BLE001  whatever it is, the training goes on
-                    self._fail(error)
-                if around is None:
-                    return original(module, *args, **kwargs)
-            elif compiler() is not None or is_tracing():  # nothing to time in a graph
+            if around is None and timeline.direction != NONE:  # inside a model, as most modules are
+                return original(module, *args, **kwargs)
+            if compiler() is not None or is_tracing():  # in a graph there is nothing to time
                 return original(module, *args, **kwargs)
             try:
-                around.before(module, args, kwargs)
-            except Exception as error:  # noqa: BLE001  as above
+                around = around or self.on_unknown(module)
+                if around is not None:
+                    around.before(module, args, kwargs)
+            except Exception as error:  # noqa: BLE001  whatever it is, the training goes on
                 self._fail(error)
+            if around is None:
+                return original(module, *args, **kwargs)
             output = None
             try:
                 output = original(module, *args, **kwargs)

@@ -81,9 +81,11 @@ class Journal:
 
         Return where it is; raise OSError when neither could be written.
         """
-        path = self.path
+        path, number = self.path, 2
         if self._file is not None and path.exists() and _identity(path.stat()) != self._file:
-            path = _free_name(path)  # two runs in one directory: the other one's is not ours to replace
+            # Two runs in one directory: the other one's is not ours to replace.
+            while (path := self.path.with_name(f"{self.path.stem}-{number}{self.path.suffix}")).exists():
+                number += 1
         try:
             write_whole(path, text)
         except OSError:
@@ -107,14 +109,6 @@ def encode(value: dict[str, object]) -> bytes:
 
 def _identity(found: os.stat_result) -> tuple[int, int]:
     return found.st_dev, found.st_ino
-
-
-def _free_name(path: Path) -> Path:
-    """Return the first of run-2.json, run-3.json, … that is not there."""
-    number = 2
-    while (free := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
-        number += 1
-    return free
 
 
 def _is_special(path: Path) -> bool:
@@ -245,7 +239,7 @@ def recording_notes(recording: Recording, totals: Totals, *, is_warm: bool) -> l
         "loss_not_finite": (infinite, f"the loss of {_steps(infinite)} was not a finite number"),
         "unwatched_steps": (
             unwatched,
-            f"{_steps(unwatched)} of another optimizer left out: training went on with one that is not watched",
+            f"{_steps(unwatched)} of an optimizer that is not watched left out: training went on with it",
         ),
         "device_clock": (
             recording.clock.name != "host",

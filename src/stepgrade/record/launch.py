@@ -30,7 +30,7 @@ _SENT_ON = ("SIGINT", "SIGQUIT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 _SI_KERNEL = 0x80
 
 
-class Recorded(Struct, frozen=True):
+class RecordedProcess(Struct, frozen=True):
     """The file of one recorded process, and how many steps that process had ended when it was gone."""
 
     path: Path
@@ -41,7 +41,7 @@ class Launched(Struct, frozen=True):
     """How a command ended: its code as `subprocess` has it, negative for a signal; what was recorded."""
 
     code: int
-    recorded: list[Recorded]
+    recorded: list[RecordedProcess]
     problem: str | None
 
 
@@ -68,7 +68,11 @@ def run_recorded(
             if steps and on_steps is not None:
                 on_steps(steps)
 
-        code = _run(words, _environment(session), look)
+        # Every Python that starts in it loads our `sitecustomize` first.
+        before = os.environ.get("PYTHONPATH", "")
+        folders = dict.fromkeys([os.fspath(_INJECTED), *(before.split(os.pathsep) if before else ())])
+        own = {SESSION: os.fspath(session), PARENT: str(os.getpid()), "PYTHONPATH": os.pathsep.join(folders)}
+        code = _run(words, {**os.environ, **own}, look)
         failed = session / ".failed"
         problem = failed.read_text(encoding="utf-8") if failed.exists() else None
         return Launched(code=code, recorded=_recorded(session, path), problem=problem)
@@ -110,19 +114,10 @@ def _python() -> str:
     return sys.executable
 
 
-def _environment(session: Path) -> dict[str, str]:
-    """Return the environment in which every Python loads our `sitecustomize` first."""
-    before = os.environ.get("PYTHONPATH", "")
-    folders = [os.fspath(_INJECTED), *(folder for folder in before.split(os.pathsep) if before)]
-    unique = dict.fromkeys(folders)
-    own = {SESSION: os.fspath(session), PARENT: str(os.getpid()), "PYTHONPATH": os.pathsep.join(unique)}
-    return {**os.environ, **own}
-
-
 def _run(words: list[str], environment: dict[str, str], look: Callable[[], None]) -> int:
     """Run the program to its end, and send the signals that reach this process on to it; return its code."""
     try:
-        if sys.platform == "linux":
+        if hasattr(signal, "sigtimedwait"):  # on Linux
             return _run_with_signals(words, environment, look)
         process = subprocess.Popen(words, env=environment)  # noqa: S603  what the user asked for
     except OSError as error:
@@ -157,7 +152,7 @@ def _run_with_signals(words: list[str], environment: dict[str, str], look: Calla
     return process.returncode
 
 
-def _recorded(session: Path, path: Path) -> list[Recorded]:
+def _recorded(session: Path, path: Path) -> list[RecordedProcess]:
     """Return what the processes of the session have recorded, in the order of their names."""
     found = []
     for claim in sorted(session.iterdir(), key=lambda claim: (len(claim.name), claim.name)):
@@ -165,5 +160,5 @@ def _recorded(session: Path, path: Path) -> list[Recorded]:
         if len(content) >= COUNTER.size:
             elsewhere = os.fsdecode(content[COUNTER.size :])  # where it is, if it could not be written here
             where = Path(elsewhere) if elsewhere else path.with_name(claim.name)
-            found.append(Recorded(path=where, steps=COUNTER.unpack_from(content)[0]))
+            found.append(RecordedProcess(path=where, steps=COUNTER.unpack_from(content)[0]))
     return found

@@ -12,10 +12,10 @@ import torch
 from msgspec import structs
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from stepgrade.model.profile import OpTime, Profile
+from stepgrade.model.profile import Profile
 from stepgrade.model.sampled import SampledSteps
 from stepgrade.record.patches import Patches
-from stepgrade.record.timeline import BACKWARD, EVALUATION, FORWARD, GRADIENTS, LOSS, OPTIMIZER
+from stepgrade.record.timeline import BACKWARD, FORWARD, GRADIENTS, LOSS, OPTIMIZER
 from stepgrade.record.totals import Totals
 
 _log = logging.getLogger("stepgrade.record")
@@ -23,7 +23,7 @@ _log = logging.getLogger("stepgrade.record")
 _WITHOUT_WARM_UP = 5
 _MODEL_PHASES = (FORWARD, LOSS, BACKWARD, GRADIENTS, OPTIMIZER)
 _OPERATIONS_KEPT = 200
-_MOST_TRIES = 3
+_MOST_TRIES = 1  # torch has crashed under one profiler soon after another
 # Such a step has some million operations: reading its trace would hold the training up.
 _MOST_TRACE_BYTES = 512 * 2**20
 _STARTS = ("_prepare_profiler", "_enable_profiler")
@@ -44,6 +44,8 @@ class OperationWindow:
         self._every = every
         self._first = warmup - 1 if warmup > 1 else _WITHOUT_WARM_UP
         self._tries = 0
+        self._has_closed = False
+        self._not_before = 0
         self._profiler: profile | None = None
         self._mark: record_function | None = None
         self._patches = Patches()
@@ -59,6 +61,12 @@ class OperationWindow:
         wants_first = (
             self._every != 0 and step >= self._first and self.sampled is None and self._tries < _MOST_TRIES
         )
+        if self._has_closed:
+            # A range that is open now, such as the optimizer's own, began under the profiler that has just
+            # ended. Were it to end under the next one, torch would write into memory that it has freed.
+            self._has_closed, self._not_before = False, step + 2
+        if step < self._not_before:
+            return
         is_nth = bool(self._every) and step > 0 and step % (self._every or 1) == 0
         if not (wants_first or is_nth) or torch.autograd.profiler._is_profiler_enabled:  # noqa: SLF001
             return  # torch allows one profiler at a time, and has no public way to ask
@@ -88,12 +96,11 @@ class OperationWindow:
             self._patches.undo()
             self._mark.__exit__(None, None, None)
             profiler.__exit__(None, None, None)
+            self._has_closed = True
         return profiler
 
     def keep(self, profiler: profile, step: Totals) -> None:
-        """Add what a profiled step did; one that holds an evaluation, or cannot be read, is left out."""
-        if EVALUATION in step.phases_ns:
-            return
+        """Add what a profiled step did; one that cannot be read is left out."""
         try:
             found = _analyse(profiler)
         except Exception as error:  # noqa: BLE001  whatever is wrong with a trace, the training goes on
@@ -159,7 +166,15 @@ def _added(before: SampledSteps, more: SampledSteps) -> SampledSteps:
     totals = {op.name: op for op in before.operations}
     for op in more.operations:
         known = totals.get(op.name)
-        totals[op.name] = op if known is None else _sum_of(known, op)
+        totals[op.name] = op
+        if known is not None:
+            totals[op.name] = structs.replace(
+                op,
+                total_ms=op.total_ms + known.total_ms,
+                calls=_plus(op.calls, known.calls),
+                flops=_plus(op.flops, known.flops),
+                bytes=_plus(op.bytes, known.bytes),
+            )
     longest = sorted(totals.values(), key=lambda op: -op.total_ms)[:_OPERATIONS_KEPT]
     shares = [share for share in (before.matmul_known_share, more.matmul_known_share) if share is not None]
     return structs.replace(
@@ -172,16 +187,6 @@ def _added(before: SampledSteps, more: SampledSteps) -> SampledSteps:
         matmul_flops=_plus(before.matmul_flops, more.matmul_flops),
         matmul_known_share=min(shares, default=None),
         operations=tuple(longest),
-    )
-
-
-def _sum_of(left: OpTime, right: OpTime) -> OpTime:
-    return structs.replace(
-        left,
-        total_ms=left.total_ms + right.total_ms,
-        calls=_plus(left.calls, right.calls),
-        flops=_plus(left.flops, right.flops),
-        bytes=_plus(left.bytes, right.bytes),
     )
 
 

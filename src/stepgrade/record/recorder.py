@@ -83,6 +83,8 @@ class Recorder:
         self._flush_seconds = flush_seconds
         self._config = config or {}
         self._counts_optimizer_steps = False
+        # In one of `stepgrade record` the command speaks, and only what takes a step has a file.
+        self._in_session = False
         self._recording: Recording | None = None
         self._run = RunDescription(device={}, rank=0, world_size=1, versions={}, config={})
         self._journal = Journal(self.path)
@@ -119,7 +121,12 @@ class Recorder:
             versions=environment.versions(),
             config={**environment.describe_loop(optimizer, loader), **self._config},
         )
-        self._check_file()
+        if not self._in_session:
+            self._name_file()
+            try:
+                self._journal.check()
+            except OSError as error:
+                self._warn_of_file(error, "recording continues in memory")
         recording.start()
         recording.on_step, recording.on_failure = self._after_step, self._after_failure
         recording.stepped_by_hand = not self._counts_optimizer_steps
@@ -314,14 +321,6 @@ class Recorder:
         if recording is not None:
             recording.detach()
 
-    def _check_file(self) -> None:
-        """Say at once when the file cannot be written."""
-        self._name_file()
-        try:
-            self._journal.check()
-        except OSError as error:
-            self._warn_of_file(error, "recording continues in memory")
-
     def _name_file(self) -> None:
         """Name the file for the rank, which may be known only when training has begun."""
         self.rank, world_size = environment.rank_and_world()
@@ -359,11 +358,9 @@ class Recorder:
         note = Note(code, text, supply=supply)
         if note not in self.notes:
             self.notes.append(note)
-            self._say(note)
-
-    def _say(self, note: Note) -> None:
-        with suppress(ValueError, OSError):  # a script may close its streams, and logging fails then
-            _log.warning("stepgrade: %s", note)
+            if not self._in_session:
+                with suppress(ValueError, OSError):  # a script may close its streams, and logging fails then
+                    _log.warning("stepgrade: %s", note)
 
 
 def watch(

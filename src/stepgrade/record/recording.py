@@ -57,7 +57,7 @@ class EndedStep(Struct):
 
 
 class _Model(Struct):
-    """A model that was found: its class, the names and the first number of its blocks, and when it was called."""
+    """A model that was found: its class, its blocks and the first one's number, and when it was called."""
 
     module: weakref.ref[Module]
     kind: type
@@ -169,10 +169,20 @@ class Recording:
         found = find_blocks(model, layers)
         fresh = [(name, block) for name, block in found if id(block) not in self._blocks]
         names = [name for name, _ in fresh]
-        before = self._predecessor(type(unwrap(model)), names)
+        kind = type(unwrap(model))
+        # A model of the same class takes the place of one that is over: the fold or the stage before.
+        over = (
+            key
+            for key, other in self._models.items()
+            if (other.module() is None or other.called_in_step < self.ended)
+            and other.kind is kind
+            and other.blocks == names
+        )
+        gone = next(over, None)
+        before = None if gone is None else self._models.pop(gone)
         first = len(self.layer_names) if before is None else before.first_layer
         self._models[id(model)] = _Model(
-            module=weakref.ref(model), kind=type(unwrap(model)), blocks=names, first_layer=first
+            module=weakref.ref(model), kind=kind, blocks=names, first_layer=first
         )
         for _, block in fresh:
             self._blocks[id(block)] = block
@@ -182,14 +192,6 @@ class Recording:
         if before is None:
             self.layer_names += unique_names(names, self.layer_names, model)
         return len(found)
-
-    def _predecessor(self, kind: type, blocks: list[str]) -> _Model | None:
-        """Return the model of the same class whose place a new one takes: the fold or the stage before."""
-        for key, other in self._models.items():
-            is_over = other.module() is None or other.called_in_step < self.ended
-            if is_over and other.kind is kind and other.blocks == blocks:
-                return self._models.pop(key)
-        return None
 
     def watch_calls(self, module: Module) -> None:
         """Count the module's calls as forward."""
@@ -301,12 +303,12 @@ class Recording:
             return
         main = self._main_optimizer() if self._main_optimizer is not None else None
         is_watched = self._is_watched_optimizer(optimizer)
-        if main is not None and main is not optimizer:
+        if main is not optimizer:
             earlier = self._other_optimizers.get(id(optimizer))
-            if earlier is None:
+            if earlier is None and main is not None:
                 self._other_optimizers[id(optimizer)] = (len(self.timeline.edges), self._batches.mark())
                 return
-            if is_watched:
+            if earlier is not None and is_watched:
                 position, parts = earlier
                 self.window.drop()  # it saw two steps as one
                 self._end(self.timeline.split_step(position), self._batches.take(parts), None)
@@ -320,9 +322,6 @@ class Recording:
     def _is_watched_optimizer(self, optimizer: Optimizer) -> bool:
         watched = self._optimizers
         return watched is None or any(found() is optimizer for found in watched)
-
-    def _is_main_optimizer(self, optimizer: Optimizer) -> bool:
-        return self._main_optimizer is not None and self._main_optimizer() is optimizer
 
     def _scaler_step(
         self,
@@ -340,7 +339,8 @@ class Recording:
             return original(scaler, optimizer, *args, **kwargs)
         finally:
             self.timeline.leave()
-            if self.ended == ended and self._is_main_optimizer(optimizer):
+            main = self._main_optimizer
+            if self.ended == ended and main is not None and main() is optimizer:
                 self._stepped(optimizer)
 
     def _is_watched(self, iterator: _BaseDataLoaderIter) -> bool:
@@ -394,10 +394,10 @@ class Recording:
             self.on_failure(error)
 
     def _is_interrupted(self, step: Totals) -> bool:
-        """Tell whether a step holds an evaluation, unless most do: then it is part of how this loop trains."""
+        """Tell whether a step holds an evaluation, unless most do: it is then how this loop trains."""
         has_evaluation = EVALUATION in step.phases_ns
         self._balance += 1 if has_evaluation else -1
-        return has_evaluation and self._balance <= 0
+        return has_evaluation and self._balance < 0
 
     def _add_done_steps(self) -> None:
         """Add the steps that the device has finished; drop the oldest when too many are waiting."""
@@ -417,7 +417,8 @@ class Recording:
         if ended.profiler is not None:
             self.profiled += 1
             self._warmup -= 1
-            self.window.keep(ended.profiler, step)
+            if not self._is_interrupted(step):
+                self.window.keep(ended.profiler, step)
         elif self._is_interrupted(step):
             self.interrupted += 1
         else:

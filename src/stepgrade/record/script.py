@@ -13,7 +13,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from stepgrade.model.notes import Note
 from stepgrade.record.journal import Journal
 from stepgrade.record.launch import COUNTER, OPTIONS
 from stepgrade.record.recorder import Recorder
@@ -28,7 +27,7 @@ class ScriptRecorder(Recorder):
 
     def __init__(self, session: str | None = None, **options: Any) -> None:
         super().__init__(**options)
-        self._session = session
+        self._session, self._in_session = session, session is not None
         self._options = options
         self._counter: mmap.mmap | None = None
         self._claim: Path | None = None
@@ -44,34 +43,26 @@ class ScriptRecorder(Recorder):
             recording.on_model = self.watch_model
             recording.watch_every_model()
             # Processes of multiprocessing end without the interpreter's own exit functions.
-            multiprocessing.util.register_after_fork(self, ScriptRecorder._close_with_process)
+            end = multiprocessing.util.Finalize
+            multiprocessing.util.register_after_fork(
+                self, lambda recorder: end(None, recorder.close, exitpriority=0)
+            )
         return self
-
-    def _close_with_process(self) -> None:
-        multiprocessing.util.Finalize(None, self.close, exitpriority=0)
 
     def _gives_way(self) -> bool:
         """End for the sake of a recorder that the script itself starts before its first step."""
         recording = self._recording
         if self._session is None or self.steps or recording is None:
             return False
-        Recorder._leave_to_parent(self)
+        super()._leave_to_parent()
         return True
 
     def _leave_to_parent(self) -> None:
         super()._leave_to_parent()
         ScriptRecorder(self._session, **self._options).start()
 
-    def _say(self, note: Note) -> None:
-        if self._session is None:
-            super()._say(note)
-
-    def _check_file(self) -> None:
-        if self._session is None:
-            super()._check_file()
-
     def _name_file(self) -> None:
-        """Take a name that no other process of the session has, and count the steps where the parent sees it."""
+        """Take a name that no other process of the session has; steps are counted there for the parent."""
         super()._name_file()
         if self._session is None:
             return

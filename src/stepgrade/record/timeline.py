@@ -141,7 +141,7 @@ class StepTimeline:
         return done
 
     def split_step(self, position: int) -> list[Any]:
-        """Return the edges before a place in the list, as a step that ended there; the rest is the next one."""
+        """Return the edges before a place in the list, as a step that ended there; the rest is the next."""
         stamp = self.edges[position - 2]
         done = [*self.edges[:position], stamp, NONE]
         self.edges[:position] = [stamp, NONE]

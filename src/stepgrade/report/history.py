@@ -29,8 +29,8 @@ def render_runs(runs: Sequence[RunRow], to: str, *, width: int = 80, color: bool
         Column("branch", width=12, gap=2),
         Column("commit", width=_COMMIT),
         Column("grade", width=8),
-        Column("step", width=9, right=True),
-        Column("rate", width=15, gap=2, right=True),
+        Column("step", width=8, right=True),
+        Column("rate", width=12, right=True),
     )
     rows = []
     for run in runs:

@@ -62,7 +62,11 @@ def bound_of(
     bounds = [bound for bound in (_by_ledger(profile, ledger, roof),) if bound is not None]
     busy = bounds[0].share if bounds else 1.0
     if arithmetic is not None and arithmetic.share is not None and (roof is None or roof.kind == "compute"):
-        uncounted = busy * _arithmetic_time(profile) * (1.0 - (arithmetic.known_share or 0.0))
+        computing = [op for op in profile.operations if op.kind != "communication"]
+        whole_ms = sum(op.total_ms for op in computing)
+        arithmetic_ms = sum(op.total_ms for op in computing if op.kind in _MAY_COMPUTE)
+        may_count = arithmetic_ms / whole_ms if whole_ms else 1.0
+        uncounted = busy * may_count * (1.0 - (arithmetic.known_share or 0.0))
         counted = f"the counted arithmetic is {show_share(arithmetic.share)} of the peak"
         rest = f", what has no count takes {show_share(uncounted)} of the step" if uncounted >= 0.0005 else ""
         bounds.append(Bound(share=arithmetic.share + uncounted, because=f"{counted}{rest}"))
@@ -84,10 +88,3 @@ def _by_ledger(profile: Profile, ledger: Ledger | None, roof: Ceiling | None) ->
     waits = (ledger.exposed_communication, ledger.exposed_copy, ledger.idle_input, ledger.idle_host)
     share = max(0.0, 1.0 - sum(wait or 0.0 for wait in waits) + communicates)
     return Bound(share=share, because=f"at most {show_share(share, 0)} of the step is computing")
-
-
-def _arithmetic_time(profile: Profile) -> float:
-    """Return the share of the operations' time in those that can hold arithmetic; 1 without operations."""
-    computing = [op for op in profile.operations if op.kind != "communication"]
-    whole = sum(op.total_ms for op in computing)
-    return sum(op.total_ms for op in computing if op.kind in _MAY_COMPUTE) / whole if whole else 1.0

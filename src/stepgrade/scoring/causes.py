@@ -41,6 +41,12 @@ class Verdict(Struct, frozen=True, kw_only=True):
         """Tell whether the device waits, and is not limited by its own work."""
         return self.bottleneck not in _WORK
 
+    def evidence_with_line(self, profile: Profile) -> tuple[str, ...]:
+        """Return the evidence, and the line of the user's code that holds the step up where one is known."""
+        wait = {Bottleneck.INPUT: "input", Bottleneck.HOST: "stall"}.get(self.bottleneck)
+        lines = profile.activity.lines.get(wait, ()) if profile.activity and wait else ()
+        return (*self.evidence, f"mostly in {lines[0].shown}") if lines else self.evidence
+
 
 _WORDS = {
     Bottleneck.TRANSFER: "copying between host and device with nothing else to do",
@@ -85,8 +91,9 @@ def work_of(profile: Profile, operations: tuple[Operation, ...], limits: Limits)
     """Return how much of the operations' time arithmetic limits, by their roofs or else by their class.
 
     Where sizes are not known, products count as limited by arithmetic only in training: its products have
-    thousands of rows; those of inference may have one, and read weights. On a processor what moves fewer
-    bytes than any memory can is limited by arithmetic as well, and calls of microseconds by Python.
+    thousands of rows; those of inference may have one, and read weights, unless they do much arithmetic for
+    each byte, or take so long that no matrix of weights explains it. On a processor what moves fewer bytes
+    than any memory can is limited by arithmetic as well, and calls of microseconds by Python.
     """
     counted = [op for op in operations if op.ms and op.kind != "communication"]
     counted_ms = sum(op.ms or 0.0 for op in counted)
@@ -96,7 +103,7 @@ def work_of(profile: Profile, operations: tuple[Operation, ...], limits: Limits)
         calls_ms = sum(op.ms or 0.0 for op in short)
         counted = [op for op in counted if op not in short]
         counted_ms -= calls_ms
-        arithmetic_ms = sum(op.ms or 0.0 for op in counted if _is_arithmetic(op) or _is_slow(op, limits))
+        arithmetic_ms = sum(op.ms or 0.0 for op in counted if _is_arithmetic(op) or is_slow(op, limits))
     else:
         arithmetic_ms = sum(op.ms or 0.0 for op in counted if _is_arithmetic(op))
     whole_ms = sum(op.ms or 0.0 for op in operations)
@@ -106,6 +113,11 @@ def work_of(profile: Profile, operations: tuple[Operation, ...], limits: Limits)
     # What has no class may be anything: it is left out, unless it is most of the time.
     other_ms = sum(op.ms or 0.0 for op in counted if op.kind == "other" and not _is_random(op))
     is_known = counted_ms - other_ms > _KNOWN_SHARE * counted_ms
+    certain_ms = sum(
+        op.ms or 0.0
+        for op in counted
+        if _is_arithmetic(op) and (not _has_launches(profile) or has_many_rows(op, limits))
+    )
     drawn_ms = sum(op.ms or 0.0 for op in counted if _is_random(op))
     named_words = " and ".join(
         _ARITHMETIC[kind] for kind in longest if times[kind] > 0.05 * sum(times.values())
@@ -113,7 +125,9 @@ def work_of(profile: Profile, operations: tuple[Operation, ...], limits: Limits)
     return Work(
         arithmetic_share=min(1.0, arithmetic_ms / (counted_ms - other_ms)) if is_known else None,
         has_roofs=has_roofs,
-        is_certain=has_roofs or any(phase.name == "backward" for phase in profile.phases),
+        is_certain=has_roofs
+        or any(phase.name == "backward" for phase in profile.phases)
+        or certain_ms > _KNOWN_SHARE * arithmetic_ms,
         products="random numbers" if drawn_ms > sum(times.values()) else named_words or "arithmetic",
         calls_share=calls_ms / (counted_ms + calls_ms) if calls_ms else 0.0,
     )
@@ -126,11 +140,20 @@ def _is_arithmetic(op: Operation) -> bool:
     return op.kind in _ARITHMETIC
 
 
+def has_many_rows(op: Operation, limits: Limits) -> bool:
+    """Tell whether a product is one of many rows, on any device: by its sizes, or by how long it takes."""
+    if op.kind == "convolution":
+        return True
+    if op.flops and op.bytes:
+        return op.flops / op.bytes >= limits.arithmetic_intensity
+    return "ompiled" not in op.name and (op.mean_ms or 0.0) >= limits.long_product_ms  # a region is many
+
+
 def _is_random(op: Operation) -> bool:
     return RANDOM.match(op.name) is not None
 
 
-def _is_slow(op: Operation, limits: Limits) -> bool:
+def is_slow(op: Operation, limits: Limits) -> bool:
     """Tell whether an operation moves bytes so slowly that memory cannot be what limits it."""
     if _is_random(op):
         return True
@@ -240,6 +263,15 @@ def bottleneck_of_ledger(
     if name is Bottleneck.LAUNCH and profile.launches_per_step is not None:
         evidence += f" ({show_count(round(profile.launches_per_step))} launches per step)"
     return Verdict(bottleneck=name, evidence=(evidence,))
+
+
+def prefer_work(verdict: Verdict, profile: Profile, ledger: Ledger, work: Work, limits: Limits) -> Verdict:
+    """Return the work that fills the device instead of a wait, where it fills it and its limit is known."""
+    compute = ledger.compute or 0.0
+    if not verdict.is_wait or compute <= limits.busy_share:
+        return verdict
+    busy = busy_verdict(profile, compute, work)
+    return verdict if busy.bottleneck is Bottleneck.UNKNOWN else busy
 
 
 def busy_verdict(profile: Profile, compute: float, work: Work) -> Verdict:

@@ -122,11 +122,11 @@ def _outliers(profile: Profile, direction: Direction, limits: Limits) -> list[Sl
     return [
         SlowLayer(layer=layer, direction=direction, total_ms=ms, median_ms=middle)
         for layer, ms in totals.items()
-        if ms > bound and _is_always_slow(profile, layer, direction, limits)
+        if ms > bound and is_always_slow(profile, layer, direction, limits)
     ]
 
 
-def _is_always_slow(profile: Profile, number: int, direction: Direction, limits: Limits) -> bool:
+def is_always_slow(profile: Profile, number: int, direction: Direction, limits: Limits) -> bool:
     """Tell whether a layer of the same kind stands out in nearly every step, not in a few disturbed ones.
 
     A processor's times are disturbed so often that one or two steps prove nothing.

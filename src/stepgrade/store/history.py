@@ -193,7 +193,12 @@ class History:
             if number not in bodies:
                 raise BadHistory(f"has no run {number}", where=self.name, hint="stepgrade history list")
             try:
-                text = _inflated(bodies.pop(number))
+                inflate = zlib.decompressobj()
+                text = inflate.decompress(bodies.pop(number), _LARGEST_CARD)
+                if not inflate.eof:  # cut short, or larger than any we keep
+                    problem = f"its scorecard is damaged: it does not end within {_LARGEST_CARD} bytes"
+                    self._pass_over(number, problem)
+                    continue
                 left_bytes -= len(text) * _DECODED_BYTES
                 if left_bytes < 0:
                     limit = show_bytes(self._most_bytes)
@@ -371,12 +376,3 @@ def _compressed(card: Scorecard) -> bytes:
     if len(text) > _LARGEST_CARD:
         raise BadHistory(f"the run was not kept: a scorecard of {len(text)} bytes is beyond {_LARGEST_CARD}")
     return zlib.compress(text)
-
-
-def _inflated(body: bytes) -> bytes:
-    """Return the text of a kept card; raise zlib.error when it is cut short or larger than any we keep."""
-    inflate = zlib.decompressobj()
-    text = inflate.decompress(body, _LARGEST_CARD)
-    if not inflate.eof:
-        raise zlib.error(f"it does not end within {_LARGEST_CARD} bytes")
-    return text

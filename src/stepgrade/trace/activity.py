@@ -203,7 +203,7 @@ def find_lines(timeline: Timeline, frames: LoopFrames, steps: int) -> dict[str, 
     return {
         name: lines
         for name, spans in waits.items()
-        if (lines := frames.lines_of(_as_recorded(timeline, spans), steps))
+        if (lines := frames.lines_of(as_recorded(timeline, spans), steps))
     }
 
 
@@ -213,7 +213,7 @@ def random_draws(trace: Trace) -> iv.Spans:
     return iv.union(trace.ops.start_ns[drawn], (trace.ops.start_ns + trace.ops.dur_ns)[drawn])
 
 
-def _as_recorded(timeline: Timeline, spans: iv.Spans) -> iv.Spans:
+def as_recorded(timeline: Timeline, spans: iv.Spans) -> iv.Spans:
     """Return the time with that after a last step's end on the host moved to the step's own start.
 
     The window of a last step reaches to where the next one would begin: the host is taken to do again then

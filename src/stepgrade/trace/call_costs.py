@@ -64,7 +64,9 @@ def find_costs(timeline: Timeline, pieces: Pieces, rows: Ids) -> CallCosts:
     computes[pieces.op[linked[among(pieces.work_class[linked], MATMULS)]]] = True
     product = among(classes_of(trace.strings, trace.ops.name), MATMULS)
     costs = CallCosts(len(used))
-    _give_by_inputs(timeline, costs, np.flatnonzero((used | product) & (trace.ops.inputs >= 0)))
+    recorded = np.flatnonzero((used | product) & (trace.ops.inputs >= 0))
+    pairs, which = _pairs(trace.ops.name[recorded], trace.ops.inputs[recorded])
+    costs.give(recorded, [cost_of(trace.strings[name], trace.inputs[given]) for name, given in pairs], which)
     convolutions = [index for index, text in enumerate(trace.strings) if text in CONVOLUTIONS]
     wanting = used & among(trace.ops.name, convolutions) & (trace.ops.inputs >= 0)
     _give_by_results(timeline, costs, np.flatnonzero(wanting & np.isnan(costs.flops())))
@@ -107,14 +109,6 @@ def _nearest_above(timeline: Timeline, wanted: Mask) -> Ids:
     rows = np.zeros(len(tree.parent), np.bool_)
     rows[tree.of_op[wanted]] = True
     return pick(tree.origin, pick(nearest(tree.parent, rows), tree.parent[tree.of_op]))
-
-
-def _give_by_inputs(timeline: Timeline, costs: CallCosts, ops: NDArray[np.intp]) -> None:
-    """Set the costs of these operations by their own inputs; each pair of name and inputs is decoded once."""
-    trace = timeline.trace
-    pairs, which = _pairs(trace.ops.name[ops], trace.ops.inputs[ops])
-    found = [cost_of(trace.strings[name], trace.inputs[inputs]) for name, inputs in pairs]
-    costs.give(ops, found, which)
 
 
 def _pairs(left: Ids, right: Ids) -> tuple[list[tuple[int, int]], NDArray[np.intp]]:

@@ -109,7 +109,7 @@ def message_bytes(collective: Collective) -> int | None:
 def find_arrivals(timeline: Timeline, pieces: Pieces) -> tuple[Arrival, ...]:
     """Return the collectives of all steps in the order of their issue, on the clock that ranks share."""
     if timeline.driver is Driver.HOST:
-        return _arrivals_on_host(timeline)
+        return arrivals_on_host(timeline)
     if timeline.driver is not Driver.DEVICE:
         return ()
     trace, numbers = timeline.trace, timeline.steps.number
@@ -142,7 +142,7 @@ def find_arrivals(timeline: Timeline, pieces: Pieces) -> tuple[Arrival, ...]:
     return tuple(found)
 
 
-def _arrivals_on_host(timeline: Timeline) -> tuple[Arrival, ...]:
+def arrivals_on_host(timeline: Timeline) -> tuple[Arrival, ...]:
     """Return the collectives of a run without accelerators by the ranges that their backend writes."""
     trace, numbers = timeline.trace, timeline.steps.number
     ranges = trace.ranges

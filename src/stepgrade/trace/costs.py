@@ -307,7 +307,7 @@ def weight_gradient_cost(shapes: Shapes) -> Cost:
     return one_gradient_cost(shapes) if shapes.tensor(0) else UNKNOWN
 
 
-class Attention(NamedTuple):
+class AttentionPlaces(NamedTuple):
     """Where attention has what among its parameters."""
 
     first: int  # query; key and value follow
@@ -318,7 +318,7 @@ class Attention(NamedTuple):
     window: int | None = None  # where it says how far back a position looks
 
 
-def _attention(places: Attention) -> Rule:
+def _attention(places: AttentionPlaces) -> Rule:
     def rule(shapes: Shapes) -> Cost:
         query, key, value = (shapes.tensor(places.first + i) for i in range(3))
         if not query or not key or not value or not len(query) == len(key) == len(value) == 4:
@@ -448,25 +448,25 @@ SETTINGS = {
     **dict.fromkeys(("slow_conv_transpose2d", "slow_conv_transpose3d"), Places(4, 5, 7, transposed=True)),
 }
 ATTENTION = {
-    f"{_SDPA}_flash_attention": Attention(0, 4),
-    f"{_SDPA}_flash_attention_for_cpu": Attention(0, 4),
-    f"{_SDPA}_efficient_attention": Attention(0, 6),
-    f"{_SDPA}_cudnn_attention": Attention(0, 6),
-    f"{_SDPA}_fused_attention_overrideable": Attention(0, 5),
-    "scaled_dot_product_attention": Attention(0, 5),
-    "_flash_attention_forward": Attention(0, 8, heads=2, packed=(3, 4), window=11),
-    "_efficient_attention_forward": Attention(0, 9, heads=2, packed=(4, 5), window=13),
-    "_cudnn_attention_forward": Attention(0, 10, packed=(4, 5)),
-    f"{_SDPA}_flash_attention_backward": Attention(1, 11, passes=2, packed=(6, 7)),
-    f"{_SDPA}_flash_attention_for_cpu_backward": Attention(1, 7, passes=2),
-    f"{_SDPA}_efficient_attention_backward": Attention(1, 11, passes=2),
-    f"{_SDPA}_cudnn_attention_backward": Attention(1, 14, passes=2, packed=(9, 10)),
-    f"{_SDPA}_fused_attention_overrideable_backward": Attention(1, 13, passes=2, packed=(8, 9)),
-    "_flash_attention_backward": Attention(1, 11, heads=2, passes=2, packed=(6, 7), window=15),
-    "_efficient_attention_backward": Attention(1, 14, heads=2, passes=2, packed=(6, 7), window=18),
-    "_cudnn_attention_backward": Attention(1, 14, passes=2, packed=(9, 10)),
-    "flash_attn::_flash_attn_forward": Attention(0, 5, heads=2, window=6),
-    "flash_attn::_flash_attn_backward": Attention(1, 11, heads=2, passes=2, window=12),
+    f"{_SDPA}_flash_attention": AttentionPlaces(0, 4),
+    f"{_SDPA}_flash_attention_for_cpu": AttentionPlaces(0, 4),
+    f"{_SDPA}_efficient_attention": AttentionPlaces(0, 6),
+    f"{_SDPA}_cudnn_attention": AttentionPlaces(0, 6),
+    f"{_SDPA}_fused_attention_overrideable": AttentionPlaces(0, 5),
+    "scaled_dot_product_attention": AttentionPlaces(0, 5),
+    "_flash_attention_forward": AttentionPlaces(0, 8, heads=2, packed=(3, 4), window=11),
+    "_efficient_attention_forward": AttentionPlaces(0, 9, heads=2, packed=(4, 5), window=13),
+    "_cudnn_attention_forward": AttentionPlaces(0, 10, packed=(4, 5)),
+    f"{_SDPA}_flash_attention_backward": AttentionPlaces(1, 11, passes=2, packed=(6, 7)),
+    f"{_SDPA}_flash_attention_for_cpu_backward": AttentionPlaces(1, 7, passes=2),
+    f"{_SDPA}_efficient_attention_backward": AttentionPlaces(1, 11, passes=2),
+    f"{_SDPA}_cudnn_attention_backward": AttentionPlaces(1, 14, passes=2, packed=(9, 10)),
+    f"{_SDPA}_fused_attention_overrideable_backward": AttentionPlaces(1, 13, passes=2, packed=(8, 9)),
+    "_flash_attention_backward": AttentionPlaces(1, 11, heads=2, passes=2, packed=(6, 7), window=15),
+    "_efficient_attention_backward": AttentionPlaces(1, 14, heads=2, passes=2, packed=(6, 7), window=18),
+    "_cudnn_attention_backward": AttentionPlaces(1, 14, passes=2, packed=(9, 10)),
+    "flash_attn::_flash_attn_forward": AttentionPlaces(0, 5, heads=2, window=6),
+    "flash_attn::_flash_attn_backward": AttentionPlaces(1, 11, heads=2, passes=2, window=12),
 }
 CONVOLUTIONS = frozenset(name if "::" in name else f"aten::{name}" for name in SETTINGS)
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu", "mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")

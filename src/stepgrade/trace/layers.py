@@ -19,6 +19,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepgrade.model.columns import among, distinct, groups
 from stepgrade.model.events import NONE, Ids, Kinds, Longs, Trace, Wholes
@@ -54,6 +55,9 @@ MOST_BLOCKS = 256  # more rounds of a pattern are a loop's, not a model's
 CONTAINERS = frozenset({"nn.Module: Sequential", "nn.Module: ModuleList", "nn.Module: ModuleDict"})
 SHORTEST_BLOCK = 4  # operations; shorter repetitions are not layers
 FEWEST_BLOCKS = 3
+SLOW_BLOCK = 3.0  # times the median: the block is slow, or no block
+USUAL_BLOCKS = 0.75  # of the blocks, at least, are not slow
+KINDS_OF_WORK = 3  # that blocks share, for a slow one to be known as one of them
 LONGEST_SEQUENCE = 4000
 SEQUENCES = 1 << 40
 MOST_THREADS = 32  # that may have made the nodes of one forward thread; a run has one or two
@@ -93,6 +97,8 @@ class Frames(NamedTuple):
     parent: Ids  # in this forest
     kind: list[str]
     own_ns: Longs  # device time launched in it and in no frame inside it, in the steady steps
+    work_frame: Ids  # of each piece of that time, in order: the frame
+    work_class: Kinds  # and the kind of work
 
 
 _WEIGHTED = (WorkClass.GEMM, WorkClass.CONVOLUTION, WorkClass.ATTENTION)
@@ -275,7 +281,9 @@ def _best_makers(trace: Trace, nodes: Ids, key: Longs, makers: Ids) -> Ids:
 def find_blocks(timeline: Timeline, pieces: Pieces, forward: Mask) -> Blocks | None:
     """Return the repeating blocks of the forward pass; None where the trace does not show them."""
     is_module = timeline.tree.kind == MODULE
-    modules = _find_frames(timeline, pieces.row, forward * pieces.dur_ns, is_module, _module_kind)
+    modules = _find_frames(
+        timeline, pieces, forward, is_module, lambda name: MODULE_NAME.sub(r"nn.Module: \1", name)
+    )
     whole_ns = int(pieces.dur_ns[forward].sum())
     contains = np.zeros(len(modules.row), np.bool_)
     contains[modules.parent[modules.parent >= 0]] = True
@@ -286,7 +294,7 @@ def find_blocks(timeline: Timeline, pieces: Pieces, forward: Mask) -> Blocks | N
     if usable.any():
         for pattern in (FRAMEWORK_RANGE, COMPILED, FORWARD_RANGE, BACKWARD_RANGE):
             usable &= ~matching(timeline.trace.strings, pattern)[timeline.tree.name]
-        ranges = _find_frames(timeline, pieces.row, forward * pieces.dur_ns, usable, _numbered)
+        ranges = _find_frames(timeline, pieces, forward, usable, lambda name: re.sub(r"\d+", "#", name))
         chosen = _best_kind(timeline, ranges, np.ones(len(ranges.row), np.bool_), whole_ns)
         if chosen is not None:
             return _blocks_by_name(timeline, LayerBasis.RANGES, chosen)
@@ -303,31 +311,25 @@ def find_blocks(timeline: Timeline, pieces: Pieces, forward: Mask) -> Blocks | N
     return found if pieces.dur_ns[inside].sum() >= HELD * whole_ns else None
 
 
-def _module_kind(name: str) -> str:
-    return MODULE_NAME.sub(r"nn.Module: \1", name)
-
-
-def _numbered(name: str) -> str:
-    return re.sub(r"\d+", "#", name)
-
-
 def _find_frames(
-    timeline: Timeline, row: Ids, dur_ns: Wholes, is_frame: Mask, kind_of: Callable[[str], str]
+    timeline: Timeline, pieces: Pieces, forward: Mask, is_frame: Mask, kind_of: Callable[[str], str]
 ) -> Frames:
-    """Return the frames, with the time of the pieces (`row` in the tree, `dur_ns`) that lie in each."""
+    """Return the frames, with the forward pieces that lie in each."""
     tree = timeline.tree
     rows = np.flatnonzero(is_frame).astype(np.int32)
     if not len(rows):
-        return Frames(rows, rows, [], np.zeros(0, np.int64))
+        return Frames(rows, rows, [], np.zeros(0, np.int64), rows, np.zeros(0, np.int8))
     place = np.full(len(tree.kind), NONE, np.int32)
     place[rows] = np.arange(len(rows), dtype=np.int32)
     around = pick(place, nearest(tree.parent, is_frame))
-    frame = pick(around, row)
-    inside = frame >= 0
-    own = np.bincount(frame[inside], weights=dur_ns[inside], minlength=len(rows)).astype(np.int64)
+    frame = pick(around, pieces.row)
+    inside = np.flatnonzero(forward & (frame >= 0))
+    inside = inside[np.argsort(frame[inside], kind="stable")]
+    own = np.bincount(frame[inside], weights=pieces.dur_ns[inside], minlength=len(rows)).astype(np.int64)
     kinds = {name: kind_of(timeline.trace.strings[name]) for name in distinct(tree.name[rows]).tolist()}
     names = [kinds[name] for name in tree.name[rows].tolist()]
-    return Frames(rows, pick(around, tree.parent[rows]), names, own)
+    parent = pick(around, tree.parent[rows])
+    return Frames(rows, parent, names, own, frame[inside], pieces.work_class[inside])
 
 
 class _Kind(NamedTuple):
@@ -352,6 +354,7 @@ def _best_kind(timeline: Timeline, frames: Frames, usable: Mask, whole_ns: int) 
     chosen = min(enough, key=lambda kind: (kind.instances, -kind.held_ns))
     composite = np.zeros(len(frames.row), np.bool_)
     composite[frames.parent[frames.parent >= 0]] = True
+    block = chosen  # the last that is more than a container
     for _ in range(DEEPEST_STACK):
         # A module that only holds blocks one behind the other is a stack of them, one with a single module
         # inside a wrapper.
@@ -367,8 +370,9 @@ def _best_kind(timeline: Timeline, frames: Frames, usable: Mask, whole_ns: int) 
         if not inner:
             break
         chosen = max(inner, key=lambda kind: kind.held_ns)
+        block = block if chosen.name in CONTAINERS else chosen
     # All of the kind: what is computed again in the backward pass lies in no stack.
-    members: Mask = np.array(frames.kind, object) == chosen.name
+    members: Mask = np.array(frames.kind, object) == block.name
     return frames.row[members & (pick(nearest(frames.parent, members), frames.parent) < 0)]
 
 
@@ -379,36 +383,82 @@ def _kinds_of(timeline: Timeline, frames: Frames, usable: Mask) -> list[_Kind]:
     names = timeline.tree.name[frames.row]
     step = steps_of(timeline.trace.ranges.start_ns[timeline.tree.origin[frames.row]], timeline.steps)
     several = int(timeline.windows.steady.sum()) > 1
-    # Frames are in the order in which they open: those in a frame follow it, up to `last`.
-    last, inside_ns = _subtrees(frames)
+    # Frames are in the order in which they open: those in a frame follow it, up to its last one.
+    lasts, inside = list(range(len(frames.row))), frames.own_ns.tolist()
+    for place, above in reversed([*enumerate(frames.parent.tolist())]):
+        if above >= 0:
+            lasts[above] = max(lasts[above], lasts[place])
+            inside[above] += inside[place]
+    last, inside_ns = np.array(lasts, np.int32), np.array(inside, np.int64)
     members = np.flatnonzero(usable).astype(np.int32)
     members = members[np.argsort(kinds[members], kind="stable")]
     edges = np.flatnonzero(np.diff(kinds[members])) + 1
     found = []
-    for alike in np.split(members, edges) if len(members) else []:
-        ended = np.maximum.accumulate(last[alike])
-        outer = alike[np.append(True, alike[1:] > ended[:-1])]
+    for same in np.split(members, edges) if len(members) else []:
+        ended = np.maximum.accumulate(last[same])
+        outer = same[np.append(True, same[1:] > ended[:-1])]
         instances, which, _ = groups(names[outer])
-        held = np.bincount(which, weights=inside_ns[outer], minlength=len(instances))
+        held = np.bincount(which, inside_ns[outer], len(instances)).astype(np.float64)
         if len(instances) < 2 or not held.any():
             continue
         pairs = distinct(which.astype(np.int64) * (len(timeline.steps.number) + 2) + step[outer] + 1)
         once_a_step = several and len(pairs) == len(instances) and len(distinct(step[outer])) > 1
-        # As many as they would be if all were of one size.
-        equal = float(held.sum() ** 2 / (held**2).sum())
-        if not once_a_step and equal >= max(1.5, len(instances) / 4):
+        alike = (
+            _are_of_one_size(held)
+            or _differ_by_slow_ones(frames, last, outer, which, held)
+            or _are_built_alike(frames, names, outer, which, held)
+        )
+        if alike and not once_a_step:
             found.append(_Kind(frames.kind[int(outer[0])], len(instances), int(held.sum()), outer))
     return found
 
 
-def _subtrees(frames: Frames) -> tuple[Ids, Longs]:
-    """Return for each frame the last frame inside it (or itself), and the device time of all of them."""
-    last, inside_ns = list(range(len(frames.row))), frames.own_ns.tolist()
-    for place, above in reversed([*enumerate(frames.parent.tolist())]):
-        if above >= 0:
-            last[above] = max(last[above], last[place])
-            inside_ns[above] += inside_ns[place]
-    return np.array(last, np.int32), np.array(inside_ns, np.int64)
+def _are_of_one_size(held: NDArray[np.float64]) -> bool:
+    """Tell whether the times are spread over at least half of the instances."""
+    as_many_equal_ones = float(held.sum() ** 2 / (held**2).sum())
+    return as_many_equal_ones >= max(1.5, len(held) / 2)
+
+
+def _differ_by_slow_ones(
+    frames: Frames, last: Ids, outer: Ids, which: Wholes, held: NDArray[np.float64]
+) -> bool:
+    """Tell whether all but a few instances are of one size, and those few are built as the others are.
+
+    Such a few are slow layers. What does other kinds of work, or holds many more modules, is another thing.
+    """
+    slow = held > SLOW_BLOCK * np.median(held)
+    usual = held[~slow]
+    few_are_slow = len(usual) >= max(FEWEST_BLOCKS, USUAL_BLOCKS * len(held))
+    if not few_are_slow or not usual.any() or not _are_of_one_size(usual):
+        return False
+    frames_inside = np.bincount(which, weights=last[outer] - outer) / np.bincount(which)
+    if (frames_inside[slow] > 2 * frames_inside[~slow].max() + 1).any():
+        return False
+    starts, ends = (np.searchsorted(frames.work_frame, edge) for edge in (outer, last[outer] + 1))
+    work: list[set[int]] = [set() for _ in held]
+    for instance, start, end in zip(which.tolist(), starts.tolist(), ends.tolist(), strict=True):
+        work[instance].update(frames.work_class[start:end].tolist())
+    common = set.intersection(*(work[instance] for instance in np.flatnonzero(~slow).tolist()))
+    common -= {WorkClass.COPY, WorkClass.OTHER}  # all modules do these
+    return len(common) >= KINDS_OF_WORK and all(common <= done for done in work)
+
+
+def _are_built_alike(
+    frames: Frames, names: Ids, outer: Ids, which: Wholes, held: NDArray[np.float64]
+) -> bool:
+    """Tell whether most instances are of one size, and all hold as many frames of each kind."""
+    most = np.sort(held)[: len(held) // 2 + 1]
+    if len(most) < FEWEST_BLOCKS or not most.any() or not _are_of_one_size(most):
+        return False
+    instance = np.full(len(frames.row), NONE, np.int32)
+    instance[outer] = which
+    holder = pick(instance, frames.parent)
+    parts: dict[int, dict[int, str]] = {}
+    for place in np.flatnonzero(holder >= 0).tolist():
+        parts.setdefault(int(holder[place]), {})[int(names[place])] = frames.kind[place]
+    builds = {tuple(sorted(kinds.values())) for kinds in parts.values()}
+    # What wraps a single module says nothing of it.
+    return len(parts) == len(distinct(which)) and len(builds) == 1 and len(builds.pop()) > 1
 
 
 def _blocks_by_name(timeline: Timeline, basis: LayerBasis, rows: Ids, prefix: str = "") -> Blocks:
@@ -448,21 +498,15 @@ def _from_pattern(timeline: Timeline) -> Blocks | None:
         return None
     block_rows, period, count = found[0]
     classes = classes_of(timeline.trace.strings, tree.name[block_rows[:period]])
-    if count > MOST_BLOCKS or not among(classes, _WEIGHTED).any() or _shares_weights(timeline, count):
+    if count > MOST_BLOCKS or not among(classes, _WEIGHTED).any():
         return None
+    accumulates = named(timeline.trace.strings, ops.name, _ACCUMULATE)
+    in_step = steps_of(ops.start_ns, timeline.steps) == int(np.flatnonzero(timeline.windows.steady)[0])
+    if accumulates.any() and int((accumulates & in_step).sum()) < count:
+        return None  # a loop over the same weights: fewer gradients than blocks
     block = np.tile(np.repeat(np.arange(count, dtype=np.int32), period), len(found))
     names = tuple(f"block {number}" for number in range(count))
     return Blocks(LayerBasis.PATTERN, np.concatenate([repeated for repeated, _, _ in found]), block, names)
-
-
-def _shares_weights(timeline: Timeline, count: int) -> bool:
-    """Tell whether a step accumulates fewer gradients than there are blocks: a loop over the same weights."""
-    ops, step = timeline.trace.ops, int(np.flatnonzero(timeline.windows.steady)[0])
-    accumulates = named(timeline.trace.strings, ops.name, _ACCUMULATE)
-    if not accumulates.any():
-        return False
-    in_step = steps_of(ops.start_ns, timeline.steps) == step
-    return int((accumulates & in_step).sum()) < count
 
 
 def find_repetition(names: Ids) -> tuple[int, int, int] | None:

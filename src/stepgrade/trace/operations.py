@@ -60,14 +60,19 @@ def sum_operations(timeline: Timeline, pieces: Pieces) -> Operations:
         linked = group[pieces.op[group] >= 0]  # the others are kernels that no recorded operation launched
         calls, per_call, _ = groups(pieces.op[linked])
         flops, name = flops_of[calls], pieces.labels[int(pieces.label[group[0]])]
-        work_class = _class_of(timeline.trace.strings, pieces, group)
+        work_class = classify(timeline.trace.strings[int(pieces.name[group[0]])])
+        if work_class is WorkClass.OTHER or pieces.label[group[0]] != pieces.name[group[0]]:
+            # Where the name says little the kernels tell.
+            work_class = WorkClass(int(np.bincount(pieces.work_class[group], pieces.dur_ns[group]).argmax()))
         total_ns, is_matmul = int(pieces.dur_ns[group].sum()), work_class in MATMULS
         if is_matmul:
             known = ~np.isnan(flops)
             call_ns = np.bincount(per_call, weights=pieces.dur_ns[linked], minlength=len(calls))
             known_ns += int(call_ns[known].sum())
             known_flops += int(flops[known].sum())
-        if is_matmul or (work_class is WorkClass.OTHER and _may_compute(timeline, name)):
+        # What has no known class may do arithmetic; on a host, what calls others has a time of its own too.
+        is_library = ("::" in name or timeline.driver is Driver.DEVICE) and not name.startswith(_PLAIN)
+        if is_matmul or (work_class is WorkClass.OTHER and is_library):
             arithmetic_ns += total_ns
         all_linked, longest = len(linked) == len(group), pieces.longest(group)
         found.append(
@@ -97,23 +102,6 @@ def sum_operations(timeline: Timeline, pieces: Pieces) -> Operations:
         found[place] = structs.replace(op, samples_ms=tuple((step_ns / NS_PER_MS).tolist()))
     flops_sum = float(known_flops) if known_flops else None
     return Operations(tuple(found), flops_sum, known_ns / arithmetic_ns if arithmetic_ns else None)
-
-
-def _may_compute(timeline: Timeline, name: str) -> bool:
-    """Tell whether an operation or kernel of no known class may do arithmetic.
-
-    What calls others, as the nodes of a backward pass, has its own time only on a host.
-    """
-    is_library = "::" in name or timeline.driver is Driver.DEVICE
-    return is_library and not name.startswith(_PLAIN)
-
-
-def _class_of(strings: tuple[str, ...], pieces: Pieces, group: Ids) -> WorkClass:
-    """Return the class of an operation by its name, or by its kernels where the name says little."""
-    name = classify(strings[int(pieces.name[group[0]])])
-    if name is not WorkClass.OTHER and pieces.label[group[0]] == pieces.name[group[0]]:
-        return name
-    return WorkClass(int(np.bincount(pieces.work_class[group], pieces.dur_ns[group]).argmax()))
 
 
 def _precision(timeline: Timeline, pieces: Pieces, group: Ids) -> str | None:

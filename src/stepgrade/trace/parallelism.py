@@ -11,7 +11,6 @@ from collections import defaultdict
 
 import numpy as np
 
-from stepgrade.model.events import Collective
 from stepgrade.naming.collective_kind import CollectiveKind, collective_kind
 from stepgrade.naming.torch_names import EMBEDDING_TABLES, named
 from stepgrade.naming.work_class import WorkClass
@@ -25,7 +24,7 @@ FORWARD, BACKWARD, OPTIMIZER = range(3)
 LEAST_BYTES = 256 * 1024
 # A layer that is divided reduces in forward about as often as in backward; gradients never do.
 LEAST_FORWARD_PART = 0.25
-Counts = dict[tuple[CollectiveKind, int], float]
+Counts = dict[tuple[CollectiveKind, int], int]
 
 
 def communication_by_purpose(timeline: Timeline, pieces: Pieces, steps: int) -> dict[str, float]:
@@ -42,31 +41,31 @@ def communication_by_purpose(timeline: Timeline, pieces: Pieces, steps: int) -> 
     trains = bool((pieces.context[pieces.steady] & (IN_BACKWARD | IN_OPTIMIZER)).any())
     strings, ops = timeline.trace.strings, timeline.trace.ops
     has_tables = bool(named(strings, ops.name, EMBEDDING_TABLES).any())
-    times: dict[tuple[str, CollectiveKind], float] = defaultdict(float)
-    counts: dict[str, Counts] = defaultdict(lambda: defaultdict(float))
+    # Whole numbers until all are added: then the order does not matter, and ten tenths are one.
+    times_ns: dict[tuple[str, CollectiveKind], int] = defaultdict(int)
+    counts: dict[str, Counts] = defaultdict(lambda: defaultdict(int))
     for row, phase in zip(rows.tolist(), phases.tolist(), strict=True):
         name, described = describe(timeline, pieces, row)
-        kind, group = collective_kind(name), _group(described)
-        times[group, kind] += float(pieces.dur_ns[row]) / steps / NS_PER_MS
+        kind = collective_kind(name)
+        group = f"{described.group} {described.group_ranks or described.group_size}"
+        times_ns[group, kind] += int(pieces.dur_ns[row])
         size = message_bytes(described)
         # What no host event launched stands nowhere in the step.
         if pieces.row[row] >= 0 and (size is None or size >= LEAST_BYTES):
-            counts[group][kind, phase] += 1 / steps
-    found: dict[str, float] = defaultdict(float)
-    for (group, kind), ms in times.items():
-        found[_purpose(kind, counts[group], trains=trains, has_tables=has_tables)] += ms
-    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+            counts[group][kind, phase] += 1
+    found_ns: dict[str, int] = defaultdict(int)
+    for (group, kind), spent_ns in times_ns.items():
+        purpose = _purpose(kind, counts[group], steps, trains=trains, has_tables=has_tables)
+        found_ns[purpose] += spent_ns
+    longest_first = sorted(found_ns.items(), key=lambda item: (-item[1], item[0]))
+    return {purpose: spent_ns / steps / NS_PER_MS for purpose, spent_ns in longest_first}
 
 
-def _group(described: Collective) -> str:
-    return f"{described.group} {described.group_ranks or described.group_size}"
-
-
-def _purpose(kind: CollectiveKind, counts: Counts, *, trains: bool, has_tables: bool) -> str:
+def _purpose(kind: CollectiveKind, counts: Counts, steps: int, *, trains: bool, has_tables: bool) -> str:
     """Return what the collectives of one kind in a process group are for, by all that the group does."""
 
     def often(which: CollectiveKind, *phases: int) -> float:
-        return sum(counts.get((which, phase), 0.0) for phase in phases)
+        return sum(counts.get((which, phase), 0) for phase in phases) / steps
 
     purpose = "unknown"
     if kind is CollectiveKind.ALL_TO_ALL and not has_tables:  # tables spread over ranks exchange rows too

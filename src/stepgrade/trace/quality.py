@@ -16,6 +16,7 @@ from stepgrade.trace.windows import StepMark
 from stepgrade.units import show_ms, show_share
 
 OVERHEAD_SHARE = 0.02
+WARM_UP_RATIO = 1.5  # a few steps that differ by less may differ for any reason
 EARLY_START_SHARE = 0.001
 UNATTRIBUTED_SHARE = 0.1
 HOST_SHARE = 0.2
@@ -68,7 +69,8 @@ def _check_steps(timeline: Timeline) -> Iterator[Note]:
             f"{warm} of {warm + steady} steps differ from later ones ({show_ms(first / 1e6)} at first, "
             f"{show_ms(later / 1e6)} later): {why}."
         )
-        yield Note("warm_up", text)
+        if max(first, later) > WARM_UP_RATIO * min(first, later):
+            yield Note("warm_up", text)
 
 
 def _check_profiler(timeline: Timeline) -> Iterator[Note]:

@@ -88,9 +88,10 @@ def merge_ranks(ranks: Sequence[RankProfile]) -> Profile:
     ledgers = [time.ledger for time in across.times if time.ledger]
     flops = [None if p.matmul_flops is None else p.matmul_flops / (p.steps or 1) for p in profiles]
     activity = merge_activities([p.activity for p in profiles if p.activity])
+    kinds: tuple[WorkKind, ...] = ("training", "inference")  # one rank that trains makes it training
     return Profile(
         source=Source(format=first.source.format, files=files, producer=first.source.producer),
-        work=_work_of(profiles),
+        work=next((kind for kind in kinds if any(p.work == kind for p in profiles)), "unknown"),
         steps=len(common) or None,
         recorded_steps=max(len(rank.steps) for rank in ranks),
         mean_step_ms=sum(across.step_ns) / len(common) / NS_PER_MS if common else None,
@@ -116,12 +117,6 @@ def merge_ranks(ranks: Sequence[RankProfile]) -> Profile:
         notes=merge_notes([across.notes, *(p.notes for p in profiles)]),
         warnings=by_weight(merge_notes([warnings, *(p.warnings for p in profiles)])),
     )
-
-
-def _work_of(profiles: Sequence[Profile]) -> WorkKind:
-    """Return training if any rank trains, else inference if any infers."""
-    kinds: tuple[WorkKind, ...] = ("training", "inference")
-    return next((kind for kind in kinds if any(p.work == kind for p in profiles)), "unknown")
 
 
 def compare_ranks(by_number: dict[int, RankProfile], common: Sequence[int]) -> AcrossRanks:

@@ -33,7 +33,15 @@ def merge_recordings(profiles: Sequence[Profile]) -> Profile:
     slowest = max(ranks, key=lambda profile: profile.mean_step_ms or 0.0)
     steps = slowest.steps or 1
     files = tuple(profile.source.files[0] for profile in ranks)
-    communication_ms = {number: _communication_ms(profile) for number, profile in by_rank.items()}
+    # How long a step communicates on each rank with nothing to hide it, waits included.
+    communication_ms = {
+        number: sum(
+            (phase.total_ms or 0.0) / (profile.steps or 1)
+            for phase in profile.phases
+            if phase.name == "communication"
+        )
+        for number, profile in by_rank.items()
+    }
     times = tuple(
         RankTime(
             rank=number,
@@ -48,6 +56,9 @@ def merge_recordings(profiles: Sequence[Profile]) -> Profile:
     activities = [profile.activity for profile in ranks if profile.activity is not None]
     activity = merge_activities(activities) if activities else Activity(driver="unseen")
     ledgers = [profile.ledger for profile in ranks if profile.ledger is not None]
+    covered = [profile.wall_coverage for profile in ranks if profile.wall_coverage is not None]
+    world = slowest.world_size or len(ranks)
+    missing = f"{len(ranks)} of {world} ranks were given: the throughput is theirs, not the whole run's"
     flops = [None if p.matmul_flops is None else p.matmul_flops / (p.steps or 1) for p in ranks]
     known = [flop for flop in flops if flop is not None]
     return structs.replace(
@@ -56,7 +67,7 @@ def merge_recordings(profiles: Sequence[Profile]) -> Profile:
         phases=merge_phases(ranks, steps),
         layers=merge_layers(ranks, steps),
         operations=merge_operations(ranks, steps, {file: place for place, file in enumerate(files)}),
-        wall_coverage=_mean_known([profile.wall_coverage for profile in ranks]),
+        wall_coverage=mean(covered) if covered else None,
         tokens_per_step=_sum_known([profile.tokens_per_step for profile in ranks]),
         samples_per_step=_sum_known([profile.samples_per_step for profile in ranks]),
         rank=None,
@@ -70,7 +81,10 @@ def merge_recordings(profiles: Sequence[Profile]) -> Profile:
             activity, skew_ms=mean([time.wait_ms or 0.0 for time in times]), straggler=straggler
         ),
         notes=merge_notes([[note for note in p.notes if note.code != "one_rank"] for p in ranks]),
-        warnings=(*_missing(ranks), *merge_notes([profile.warnings for profile in ranks])),
+        warnings=(
+            *((Note("ranks_missing", missing),) if world > len(ranks) else ()),
+            *merge_notes([profile.warnings for profile in ranks]),
+        ),
     )
 
 
@@ -91,12 +105,6 @@ def _by_rank(profiles: Sequence[Profile]) -> dict[int, Profile]:
         sizes = ", ".join(f"{profile.source.files[0]}: {profile.world_size}" for profile in profiles)
         raise BadInput(f"are of runs with different numbers of ranks ({sizes})")
     return dict(sorted(found.items()))
-
-
-def _communication_ms(profile: Profile) -> float:
-    """Return how long a step communicates on this rank with nothing to hide it, waits included."""
-    phases = (phase for phase in profile.phases if phase.name == "communication")
-    return sum((phase.total_ms or 0.0) / (profile.steps or 1) for phase in phases)
 
 
 def _straggler(times: Sequence[RankTime], step_ms: float) -> Straggler | None:
@@ -125,20 +133,7 @@ def _straggler(times: Sequence[RankTime], step_ms: float) -> Straggler | None:
     )
 
 
-def _missing(ranks: Sequence[Profile]) -> tuple[Note, ...]:
-    world = ranks[0].world_size or len(ranks)
-    if world <= len(ranks):
-        return ()
-    text = f"{len(ranks)} of {world} ranks were given: the throughput is theirs, not the whole run's"
-    return (Note("ranks_missing", text),)
-
-
 def _sum_known(figures: Sequence[float | None]) -> float | None:
     """Return the sum; None when a rank does not know its part."""
     known = [figure for figure in figures if figure is not None]
     return sum(known) if len(known) == len(figures) else None
-
-
-def _mean_known(figures: Sequence[float | None]) -> float | None:
-    known = [figure for figure in figures if figure is not None]
-    return mean(known) if known else None

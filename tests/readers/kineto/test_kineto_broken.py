@@ -63,7 +63,8 @@ def test_cut_anywhere_it_gives_the_events_before_the_cut(packed: bool) -> None:
         (b'"aten::mm"', b"null", COUNT, ""),
         (b'"aten::mm"', b'"\\ud800"', COUNT, ""),
         (b'"dur": 1.250', b'"dur": -1.250', COUNT - 1, "1 event left out, with a negative duration"),
-        (b'"dur": 1.250', b'"dur": "1.250"', COUNT - 1, "1 event left out, without a usable time"),
+        (b'"dur": 1.250', b'"dur": "1.250"', COUNT, ""),  # torch_npu writes times as text
+        (b'"dur": 1.250', b'"dur": "soon"', COUNT - 1, "1 event left out, without a usable time"),
         (b'"dur": 1.250', b'"dur": null', COUNT - 1, "1 event left out, without a usable time"),
         (b'"dur": 1.250', b'"dur": 1e400', COUNT - 1, "1 event left out, without a usable time"),
         (b'"dur": 1.250', b'"dur": NaN', COUNT - 1, "1 event left out, not valid JSON"),

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-warnings.warn("the script's own warning", stacklevel=1)
-atexit.register(print, "at exit")
+if __name__ == "__main__":  # spawned workers would write theirs into each other's lines
+    warnings.warn("the script's own warning", stacklevel=1)
+    atexit.register(print, "at exit")
 
 
 class Rows(Dataset):

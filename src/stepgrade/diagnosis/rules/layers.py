@@ -6,7 +6,7 @@ from stepgrade.contract.scorecard import FAST_BACKWARD_ADVICE
 from stepgrade.diagnosis.advice import is_full
 from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Evidence, Found, Levels, Rule, Worth
-from stepgrade.model import RECORDER, Profile
+from stepgrade.model import RECORDER
 from stepgrade.scoring.phases import PhaseKind, kind_of
 from stepgrade.statistics import quantile
 from stepgrade.units import how_often, show_count, show_ms, show_ratio, show_share
@@ -77,18 +77,13 @@ def fast_backward(context: RuleContext) -> Found | None:
     claim = f"Backward takes {show_ratio(context.ratio)} the time of forward; about 2x is usual."
     # A trace shows by count what was skipped: time alone is doubtful there, and on a processor, where other
     # programs run as well.
-    ratios = sorted(b / f for f, b in _samples_of_passes(context.profile) if f > 0.0)
+    samples = {kind_of(phase.name): phase.samples_ms for phase in context.profile.phases}
+    passes = zip(samples.get(PhaseKind.FORWARD, ()), samples.get(PhaseKind.BACKWARD, ()), strict=False)
+    ratios = sorted(backward / forward for forward, backward in passes if forward > 0.0)
     is_sure = len(ratios) < 2 or quantile(ratios, 0.9) < 1.0
     is_timed_only = context.profile.activity is None and context.profile.source.producer != RECORDER
     evidence: Evidence = {"backward_over_forward": context.ratio}
     return Found(severity="warning" if is_sure and is_timed_only else "info", claim=claim, evidence=evidence)
-
-
-def _samples_of_passes(profile: Profile) -> list[tuple[float, float]]:
-    """Return forward and backward of each step, where the source tells them."""
-    of_kind = {kind_of(phase.name): phase.samples_ms for phase in profile.phases}
-    passes = (of_kind.get(PhaseKind.FORWARD, ()), of_kind.get(PhaseKind.BACKWARD, ()))
-    return [*zip(*passes, strict=False)]
 
 
 def slow_backward(context: RuleContext) -> Found | None:

@@ -10,12 +10,6 @@ from stepgrade.units import show_share
 _USUAL_GAIN = 2.0  # between neighbouring precisions, where the device's figures are not known
 
 
-def _narrower(context: RuleContext) -> str | None:
-    """Return the 16-bit precision to go to; None where the catalogue knows of none that the device has."""
-    known = {dtype: context.can_compute_in(dtype) for dtype in ("bf16", "fp16")}
-    return next((dtype for dtype, can in known.items() if can is not False), None)
-
-
 def _mixed(context: RuleContext, dtype: str) -> str | None:
     """Return how PyTorch runs products in the precision, in the words of the device's own platform."""
     if context.runtime is not Runtime.PYTORCH:
@@ -41,7 +35,9 @@ def _saved_part(context: RuleContext, now: str, then: str) -> float:
 def fp32_matmuls(context: RuleContext) -> Found | None:
     by_dtype, limits = context.activity.matmul_dtype_ms, context.limits
     fp32_ms = by_dtype.get("fp32", 0.0)
-    share, then = context.busy_share(fp32_ms), _narrower(context)
+    share = context.busy_share(fp32_ms)
+    # None where the catalogue knows of no 16-bit precision that the device has.
+    then = next((dtype for dtype in ("bf16", "fp16") if context.can_compute_in(dtype) is not False), None)
     if not context.on_device or then is None or share < limits.precision_info_share:
         return None
     gain = share * _saved_part(context, "fp32", then)

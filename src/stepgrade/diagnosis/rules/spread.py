@@ -31,12 +31,12 @@ def unsteady_steps(context: RuleContext) -> Found | None:
         "lost_share": share,
     }
     levels = Levels(limits.spread_info_share, limits.spread_warning_share, limits.spread_critical_share)
-    if context.activity.driver == "host" and levels.severity(share) and not _have_one_cause(context):
+    if context.activity.driver == "host" and levels.severity(share) and not have_one_cause(context):
         return Found("info", claim, evidence, share)
     return levels.found(share, claim, evidence)
 
 
-def _have_one_cause(context: RuleContext) -> bool:
+def have_one_cause(context: RuleContext) -> bool:
     """Tell whether the same operation, or what is in none, makes the long steps long.
 
     On a processor other programs make steps longer too: all of a step, or now this operation, now that.

@@ -36,6 +36,7 @@ _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _CLOSE: Final = ord("]")
 _BROKEN: Final = "not valid JSON"
 _MOST_READINGS: Final = 8
+_LONG_VALUE: Final = 1 << 16
 
 
 class Losses(Struct):
@@ -149,18 +150,23 @@ class _Pieces:
         self._next: dict[re.Pattern[bytes], int] = {}
 
     def value_end(self, at: int) -> int | None:
-        """Return where the value at `at` ends, None if it is broken."""
-        characters, low = self._characters, 0
-        if self._patience < 0:
-            characters, low = self._characters[at : self.next_start(at)], at
-        try:
-            return low + int(scan_value(characters, at - low)[1])
-        except json.JSONDecodeError as error:
-            # What has no end was looked for to the end.
-            has_end = not error.msg.startswith("Unterminated")
-            self._patience -= error.pos - (at - low) if has_end else len(characters) - (at - low)
-        except (ValueError, RecursionError):
-            self._patience -= len(characters) - (at - low)
+        """Return where the value at `at` ends, None if it is broken.
+
+        It is looked for up to where the next event seems to begin; what only lacks its end there, further on.
+        An error counts the lines before it, so that only parts of the text are given to the scanner.
+        """
+        for high in (self.next_start(at), at + _LONG_VALUE, len(self._text)):
+            part = self._characters[at:high]
+            try:
+                return at + int(scan_value(part, 0)[1])
+            except json.JSONDecodeError as error:
+                lacks_end = error.msg.startswith("Unterminated") or error.pos >= len(part) - 1
+                self._patience -= len(part) if lacks_end else error.pos
+            except (ValueError, RecursionError):
+                lacks_end = False
+                self._patience -= len(part)
+            if not lacks_end or self._patience < 0:
+                break
         return None
 
     def next_start(self, at: int) -> int:

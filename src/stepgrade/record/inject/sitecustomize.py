@@ -1,15 +1,20 @@
 """Runs first in every Python that `stepgrade record` starts, and begins to record once torch is imported.
 
-Nothing but the standard library's smallest modules is imported before the script runs: what it sets for torch or
-numpy before it imports them, such as the number of threads, must still be heard.
+Nothing but the smallest modules is imported before the script runs: what it sets for torch or numpy before
+it imports them, such as the number of threads, must still be heard.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _SESSION = "STEPGRADE_SESSION"
 _PR_SET_PDEATHSIG, _SIGTERM = 1, 15
@@ -22,7 +27,9 @@ class AfterTorch:
         self._session = session
         self._path = list(sys.path)  # before the script's own folder is put first
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """Return the spec of torch, whose loader begins to record after its work; None for other modules."""
         if name != "torch":
             return None
@@ -34,13 +41,13 @@ class AfterTorch:
         loader, load = spec.loader, spec.loader.exec_module
 
         def load_and_record(module: ModuleType) -> None:
-            del loader.exec_module  # the class has it
+            del vars(loader)["exec_module"]  # the class has it
             load(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
                 self._record()
 
-        loader.exec_module = load_and_record  # type: ignore[method-assign]  undone as soon as it is called
+        vars(loader)["exec_module"] = load_and_record  # until it is called
         return spec
 
     def _record(self) -> None:
@@ -78,7 +85,7 @@ _begin()
 # The environment's own module of this name runs as it does without us.
 _ours = sys.modules.pop("sitecustomize", None)
 try:
-    import sitecustomize  # noqa: F401
+    import_module("sitecustomize")
 except ImportError as error:
     if error.name != "sitecustomize":
         raise

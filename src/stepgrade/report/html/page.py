@@ -76,7 +76,7 @@ def environment() -> Environment:
     made.filters |= {
         # A coordinate with as few digits as a screen can show.
         "place": lambda number: f"{number:.2f}".rstrip("0").rstrip("."),
-        "name": lambda text: shortened(text, _NAME_CELLS),
+        "name": lambda text: shortened(text, _NAME_CELLS, at_words=False),  # as report.js does
         "text": lambda text: shortened(text, _PROSE_CELLS),
         "prose": _prose,
         "ms": show_ms,

@@ -8,7 +8,7 @@
 
   // The same text for the same number as stepgrade.units writes.
   const MISSING = "–";
-  const unprintable = /[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\u{e0000}-\u{e007f}]/gu;
+  const unprintable = /[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff\u{e0000}-\u{e007f}]/gu;
   const TAIL = 40;
   const fixed = (value, digits, grouped = false) => {
     let text = value.toFixed(digits);
@@ -26,7 +26,7 @@
       if (Math.abs(value) >= size) return `${digits(value / size)} ${prefix}${unit}`;
     return `${digits(value)} ${unit}`;
   };
-  const spelt = (text) => text.replace(unprintable, (c) => {
+  const spelt = (text) => text.replace(/##(?=\w*\[)/g, "#\\x23").replace(unprintable, (c) => {
     const code = c.codePointAt(0);
     const [sign, width] = code > 0xffff ? ["U", 8] : code < 0x100 ? ["x", 2] : ["u", 4];
     return `\\${sign}${code.toString(16).padStart(width, "0")}`;
@@ -148,7 +148,7 @@
     link(cell, row) {
       const span = row.longest;
       const file = span && result().source.files[span.file]?.replaceAll("\\", "/").split("/").pop();
-      if (!file || file === "-") return cell;
+      if (!file || file === "-" || file.length > 255) return cell;
       const margin = Math.floor(span.dur_ns * Number(this.element.dataset.margin));
       const [begin, end] = [Math.max(0, span.start_ns - margin), span.start_ns + span.dur_ns + margin];
       const link = document.createElement("a");

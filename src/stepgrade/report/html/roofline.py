@@ -18,6 +18,7 @@ from stepgrade.units import show_ms, show_share, show_si
 DOTS_SHOWN = 60
 LABELLED = 6
 _CLASSES = ("gemm", "convolution", "attention", "norm", "elementwise", "reduction")
+_LEAST_DRAWN, _MOST_DRAWN = 1e-300, 1e300
 
 
 def view(card: Scorecard, flags: Mapping[str, str]) -> dict[str, Any]:
@@ -80,9 +81,7 @@ def _missing_roofs(found: Roofline, flags: Mapping[str, str]) -> str | None:
         return None
     missing = "Without the device's peaks there are no roofs: give {device}."
     if "compute" in kinds:
-        missing = (
-            "Its memory bandwidth is not known, so there is no roof of memory: give {peak_bw_gb_s}."
-        )
+        missing = "Its memory bandwidth is not known, so there is no roof of memory: give {peak_bw_gb_s}."
     elif "memory" in kinds:
         missing = "Its peak in this precision is not known, so there is no roof of arithmetic: "
         missing += "give {peak_tflops}."
@@ -91,7 +90,9 @@ def _missing_roofs(found: Roofline, flags: Mapping[str, str]) -> str | None:
 
 def _half_decades(values: list[float]) -> Scale:
     """Return an axis around the values, from one half of a power of ten to another."""
-    low, high = math.log10(min(values)), math.log10(max(values))
+    # Figures of a stranger may be beyond any number that can be drawn.
+    drawn = [min(max(value, _LEAST_DRAWN), _MOST_DRAWN) for value in values]
+    low, high = math.log10(min(drawn)), math.log10(max(drawn))
     ends = 10 ** (math.floor(low * 2 - 0.3) / 2), 10 ** (math.ceil(high * 2 + 0.3) / 2)
     return Scale(low=ends[0], high=ends[1], is_log=True)
 
