@@ -41,6 +41,8 @@ def _check_contents(timeline: Timeline) -> Iterator[Note]:
     for text in trace.lost:
         yield Note("lost", f"lost in reading: {text}")
         yield Note("truncated", text)
+    for text in trace.doubts:
+        yield Note("not_collected", text)
     if timeline.driver is Driver.UNSEEN:
         text = (
             f"The host drives a device, but no work of a device was recorded. {trace.profiler.record_device}"

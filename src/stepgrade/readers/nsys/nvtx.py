@@ -1,34 +1,37 @@
-"""NVTX ranges: operations as PyTorch's emit_nvtx names them, NCCL's calls, and all others."""
+"""NVTX ranges: operations as PyTorch's emit_nvtx and XLA name them, NCCL's calls, and all others."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from array import array
+from typing import Any, Final
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 
-from stepgrade.model.events import NONE, Inputs
+from stepgrade.model.events import NONE, Inputs, Longs
+from stepgrade.naming.torch_names import BACKWARD, LONGEST_NAME
+from stepgrade.readers.nsys.device import process_of, texts_of
+from stepgrade.readers.processes import Events
 from stepgrade.readers.sqlite import SqliteFile
 
 # torch.autograd.profiler.emit_nvtx: every part after the name is optional.
-_EMITTED = re.compile(
-    r"(?P<name>.*?)(?:, seq = (?P<seq>\d{1,18}))?(?:, op_id = \d+)?(?:, sizes = (?P<sizes>\[.*\]))?"
+_EMITTED: Final = re.compile(
+    r"(?P<name>.*?)(?:, seq = (?P<seq>\d{1,18}))?(?:, op_id = \d{1,30})?(?:, sizes = (?P<sizes>\[.*\]))?"
     r"(?:, input_op_ids = .*)?",
     re.DOTALL,
 )
-_EMITTED_PARTS = (", seq = ", ", op_id = ", ", sizes = ")
-_QUALIFIED = re.compile(r"[A-Za-z_]\w*::\w")
-_COLUMNS = ("start", "end", "globalTid", "text", "textId", "jsonText", "jsonTextId")
-_LONGEST_NAME = 1000
-
-
-class EmittedOps(Struct, kw_only=True):
-    """Operations that emit_nvtx wrote, a row each."""
-
-    names: list[str] = []
-    rows: list[tuple[int, int, int, int, int]] = []  # start, end, globalTid, sequence, place in `inputs`
-    inputs: dict[Inputs, int] = {}
+_EMITTED_PARTS: Final = (", seq = ", ", op_id = ", ", sizes = ")
+_QUALIFIED: Final = re.compile(r"[A-Za-z_]\w*::\w")
+# TSL:Thunk:#name=jit(step)/dot_general,hlo_op=fusion.12#, as XLA writes; modules have their program's number.
+_OF_XLA: Final = re.compile(
+    r"TSL:(?P<kind>Thunk|XlaModule):#.{0,2000}?hlo_(?:op|module)=(?P<name>[^,#]{1,500})"
+)
+_COLUMNS: Final = ("start", "end", "globalTid", "text", "textId", "jsonText", "jsonTextId")
+_RANGES: Final = 'where eventType in (59, 60) and "end" is not null'
+_LONGEST_TEXT: Final = 100_000
+_LONGEST_NAME: Final = 1000
 
 
 class CommunicationCall(Struct, frozen=True, kw_only=True):
@@ -40,62 +43,67 @@ class CommunicationCall(Struct, frozen=True, kw_only=True):
     payload: dict[str, Any]
 
 
-class NvtxRanges(Struct, kw_only=True):
-    """The ranges of a file, told apart by who wrote them."""
-
-    ops: EmittedOps
-    names: list[str]
-    rows: list[tuple[int, int, int]]  # start, end, globalTid of what is neither an operation nor NCCL's
-    calls: dict[int, list[CommunicationCall]]  # NCCL's, by globalTid
-
-
-def read_ranges(file: SqliteFile, strings: dict[int, str]) -> NvtxRanges:
-    """Return the ranges that have an end; marks and domains have none."""
-    found = NvtxRanges(ops=EmittedOps(names=[], rows=[], inputs={}), names=[], rows=[], calls={})
-    plain: list[tuple[str, tuple[int, int, int]]] = []
-    where = 'where eventType in (59, 60) and "end" is not null'
-    for start, end, thread, text, text_id, json, json_id in file.rows("NVTX_EVENTS", _COLUMNS, where):
+def add_ranges(file: SqliteFile, events: Events) -> dict[int, list[CommunicationCall]]:
+    """Add the ranges that have an end; return NCCL's calls by thread. Marks and domains have no end."""
+    numbers = file.whole_numbers("NVTX_EVENTS", ("textId", "jsonTextId"), _RANGES)
+    strings = texts_of(file, *numbers.values())
+    del numbers
+    rows = array("q")  # seven numbers for each range
+    calls: dict[int, list[CommunicationCall]] = {}
+    for start, end, thread, text, text_id, json, json_id in file.rows("NVTX_EVENTS", _COLUMNS, _RANGES):
         if not (isinstance(start, int) and isinstance(end, int) and isinstance(thread, int)):
             continue
-        name = text if isinstance(text, str) else strings.get(text_id, "")
-        place = (start, max(start, end), thread)
+        name = (text if isinstance(text, str) else strings.get(text_id, ""))[:_LONGEST_TEXT]
+        is_op, sequence, inputs = 0, NONE, NONE
         if name.startswith("nccl"):
-            payload = json if isinstance(json, str) else strings.get(json_id)
-            call = CommunicationCall(
-                name=name[:_LONGEST_NAME], start_ns=place[0], end_ns=place[1], payload=_payload(payload)
-            )
-            found.calls.setdefault(thread, []).append(call)
-        elif any(part in name for part in _EMITTED_PARTS):
-            _add_op(found.ops, name, place)
-        else:
-            plain.append((name[:_LONGEST_NAME], place))
-    # Operations that autograd does not follow are written by their name alone.
-    for name, place in plain:
-        if found.ops.names and _QUALIFIED.match(name) and not name.startswith("cub::"):
-            _add_op(found.ops, name, place)
-        else:
-            found.names.append(name)
-            found.rows.append(place)
-    for calls in found.calls.values():
-        calls.sort(key=lambda call: call.start_ns)
-    return found
+            payload = json if isinstance(json, str) else strings.get(json_id, "")
+            name = name[:_LONGEST_NAME]
+            call = CommunicationCall(name=name, start_ns=start, end_ns=end, payload=_decoded(payload))
+            calls.setdefault(thread, []).append(call)
+            continue
+        if any(part in name for part in _EMITTED_PARTS) and (parts := _EMITTED.fullmatch(name)):
+            is_op, name, sequence = 1, parts["name"], int(parts["seq"] or NONE)
+            if parts["sizes"]:
+                described = Inputs(dims=parts["sizes"].encode())
+                inputs = events.inputs.setdefault(described, len(events.inputs))
+        elif found := _OF_XLA.match(name):
+            is_op, name = int(found["kind"] == "Thunk"), found["name"]
+        rows.extend((start, end, thread, events.place(name[:_LONGEST_NAME]), is_op, sequence, inputs))
+    _add_rows(events, np.frombuffer(rows, np.int64).reshape(-1, 7) if rows else np.empty((0, 7), np.int64))
+    for of_thread in calls.values():
+        of_thread.sort(key=lambda call: call.start_ns)
+    return calls
 
 
-def _add_op(ops: EmittedOps, text: str, place: tuple[int, int, int]) -> None:
-    parts = _EMITTED.fullmatch(text)
-    if parts is None:
-        return
-    sizes = parts["sizes"]
-    inputs = NONE
-    if sizes:
-        inputs = ops.inputs.setdefault(Inputs(dims=sizes.encode()), len(ops.inputs))
-    ops.names.append(parts["name"][:_LONGEST_NAME])
-    ops.rows.append((*place, int(parts["seq"] or NONE), inputs))
+def _add_rows(events: Events, rows: Longs) -> None:
+    """Add ranges as operations or as annotations."""
+    name, is_op = rows[:, 3].astype(np.int32), rows[:, 4] > 0
+    texts = list(events.strings)
+    if is_op.any():
+        # Operations that autograd does not follow are written by their name alone.
+        qualified = [_QUALIFIED.match(text) is not None and not text.startswith("cub::") for text in texts]
+        is_op |= np.array(qualified, np.bool_)[name]
+    # Autograd's nodes name the number of the operation whose gradient they are.
+    is_node = np.array([BACKWARD.search(text, 0, LONGEST_NAME) is not None for text in texts], np.bool_)
+    for table, chosen in (("ops", is_op), ("ranges", ~is_op)):
+        start, end, thread, _, _, sequence, inputs = rows[chosen].T
+        of_op = {
+            "sequence": sequence,
+            "inputs": inputs.astype(np.int32),
+            "forward_thread": np.where(sequence >= 0, is_node[name[chosen]], NONE) if texts else sequence,
+        }
+        events.add(
+            table,
+            process=process_of(thread),
+            start=start,
+            end=end,
+            thread=thread,
+            name=name[chosen],
+            **(of_op if table == "ops" else {}),
+        )
 
 
-def _payload(text: str | None) -> dict[str, Any]:
-    if not text:
-        return {}
+def _decoded(text: str) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):

@@ -1,0 +1,141 @@
+"""What the device did, and the calls that asked for it, as CUPTI's tables of an export have them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import numpy as np
+
+from stepgrade.model.columns import distinct, groups
+from stepgrade.model.events import NONE, DeviceEvent, Longs, RangeKind
+from stepgrade.readers.processes import Events
+from stepgrade.readers.sqlite import SqliteFile
+
+CALLS: Final = "CUPTI_ACTIVITY_KIND_RUNTIME"
+KERNELS: Final = "CUPTI_ACTIVITY_KIND_KERNEL"
+COPIES: Final = "CUPTI_ACTIVITY_KIND_MEMCPY"
+MEMSETS: Final = "CUPTI_ACTIVITY_KIND_MEMSET"
+GRAPHS: Final = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+_PLACE: Final = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
+_DIRECTIONS: Final = {
+    1: (DeviceEvent.COPY_H2D, "HtoD"),
+    2: (DeviceEvent.COPY_D2H, "DtoH"),
+    8: (DeviceEvent.COPY_D2D, "DtoD"),
+    9: (DeviceEvent.COPY_OTHER, "HtoH"),
+    10: (DeviceEvent.COPY_D2D, "PtoP"),
+}
+_MEMORY: Final = {0: "Pageable", 1: "Pinned", 2: "Device", 4: "Managed"}
+_PID_BITS: Final = 24
+_UNKNOWN: Final = 1 << 30  # no process has this number: what a reduced copy of an export leaves out
+
+
+def process_of(numbers: Any) -> Any:
+    """Return the process in a globalPid or globalTid; a number of no process where there is none."""
+    return np.where(numbers < 0, _UNKNOWN, np.asarray(numbers, np.int64) >> _PID_BITS & 0xFFFFFF)
+
+
+def texts_of(file: SqliteFile, *columns: Longs) -> dict[int, str]:
+    """Return the texts of these numbers and of no others: the table also holds whole environments."""
+    used = distinct(np.concatenate([np.empty(0, np.int64), *(distinct(column) for column in columns)]))
+    return file.texts("StringIds", ("id", "value"), used)
+
+
+def add_device_work(file: SqliteFile, events: Events) -> None:
+    """Add kernels, copies, memsets, graphs, and the calls of the runtime and the driver."""
+    _add_calls(file, events)
+    kernels = file.whole_numbers(KERNELS, (*_PLACE, "demangledName", "shortName"))
+    names = np.where(kernels["demangledName"] >= 0, kernels["demangledName"], kernels["shortName"])
+    _add_work(events, kernels, names=events.places(names, texts_of(file, names)))
+    del kernels, names
+    copies = file.whole_numbers(COPIES, (*_PLACE, "bytes", "copyKind", "srcKind", "dstKind"))
+    # The kinds are small numbers: three in one.
+    kinds = groups(_three(copies["copyKind"], copies["srcKind"], copies["dstKind"]))
+    directions, places = [], []
+    for number in kinds.values.tolist():
+        kind, source, target = number >> 16 & 0xFF, number >> 8 & 0xFF, number & 0xFF
+        direction, word = _DIRECTIONS.get(kind, (DeviceEvent.COPY_OTHER, "other"))
+        ends = f" ({_MEMORY.get(source, '?')} -> {_MEMORY.get(target, '?')})" if source != 0xFF else ""
+        directions.append(direction)
+        places.append(events.place(f"Memcpy {word}{ends}"))
+    which = kinds.which
+    _add_work(
+        events,
+        copies,
+        names=np.array(places, np.int32)[which],
+        kind=np.array(directions, np.int8)[which],
+        bytes=copies["bytes"],
+    )
+    memsets = file.whole_numbers(MEMSETS, (*_PLACE, "bytes"))
+    _add_work(
+        events,
+        memsets,
+        names=events.place("Memset (Device)"),
+        kind=int(DeviceEvent.MEMSET),
+        bytes=memsets["bytes"],
+    )
+    # Graphs that were recorded as a whole: busy time of which no kernel is known.
+    graphs = file.whole_numbers(GRAPHS, (*_PLACE, "graphExecId"))
+    replayed = distinct(graphs["graphExecId"]).tolist()
+    names = events.places(graphs["graphExecId"], {number: f"CUDA graph {number}" for number in replayed})
+    _add_work(events, graphs, names=names)
+
+
+def add_overhead(file: SqliteFile, events: Events) -> None:
+    """Add the profiler's own work on host threads."""
+    table = file.whole_numbers("PROFILER_OVERHEAD", ("start", "end", "globalTid", "nameId"))
+    events.add(
+        "ranges",
+        process=process_of(table["globalTid"]),
+        thread=table["globalTid"],
+        name=events.places(table["nameId"], texts_of(file, table["nameId"])),
+        start=table["start"],
+        end=table["end"],
+        kind=int(RangeKind.OVERHEAD),
+    )
+
+
+def _add_calls(file: SqliteFile, events: Events) -> None:
+    calls = file.whole_numbers(CALLS, ("start", "end", "globalTid", "nameId", "correlationId"))
+    names = texts_of(file, calls["nameId"])
+    # cudaLaunchKernel_v7000: the version that the function came with.
+    plain = {number: re.sub(r"_v\d+$", "", text) for number, text in names.items()}
+    events.add(
+        "calls",
+        process=process_of(calls["globalTid"]),
+        thread=calls["globalTid"],
+        name=events.places(calls["nameId"], plain),
+        start=calls["start"],
+        end=calls["end"],
+        correlation=calls["correlationId"],
+    )
+
+
+def _add_work(events: Events, table: dict[str, Longs], names: Any, **more: Any) -> None:
+    events.add(
+        "work",
+        process=process_of(table["globalPid"]),
+        name=names,
+        start=table["start"],
+        end=table["end"],
+        device=np.maximum(0, table["deviceId"]),
+        stream=table["streamId"],
+        correlation=table["correlationId"],
+        **more,
+    )
+
+
+def _three(first: Longs, second: Longs, third: Longs) -> Longs:
+    columns = (np.asarray(column, np.int64) & 0xFF for column in (first, second, third))
+    high, middle, low = columns
+    return high << 16 | middle << 8 | low
+
+
+def settle_process(events: Events) -> None:
+    """Give work without a process that of the calls, where all are of one; else a process of its own."""
+    work, calls = events.table("work"), events.table("calls")
+    known = distinct(calls["process"][calls["process"] != _UNKNOWN])
+    only = int(known[0]) if len(known) == 1 else NONE
+    if only >= 0:
+        for table in (work, calls, events.table("ranges"), events.table("ops")):
+            table["process"] = np.where(table["process"] == _UNKNOWN, only, table["process"])
