@@ -64,7 +64,7 @@ def analyse_rank(trace: Trace) -> RankProfile:
     )
     profile = Profile(
         source=Source(format=trace.profiler.format, files=(trace.file,), producer=trace.profiler.producer),
-        work=find_work(trace),
+        work=find_work(timeline),
         steps=steps or None,
         recorded_steps=len(recorded_steps),
         mean_step_ms=total_ns / steps / NS_PER_MS if steps else None,

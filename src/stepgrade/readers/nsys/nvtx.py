@@ -18,8 +18,7 @@ from stepgrade.readers.sqlite import SqliteFile
 
 # torch.autograd.profiler.emit_nvtx: every part after the name is optional.
 _EMITTED: Final = re.compile(
-    r"(?P<name>.*?)(?:, seq = (?P<seq>\d{1,18}))?(?:, op_id = \d{1,30})?(?:, sizes = (?P<sizes>\[.*\]))?"
-    r"(?:, input_op_ids = .*)?",
+    r"(?P<name>.*?)(?:, seq = (?P<seq>\d{1,18}))?(?:, op_id = \d{1,30})?(?:, sizes = (?P<sizes>\[.*\]))?",
     re.DOTALL,
 )
 _EMITTED_PARTS: Final = (", seq = ", ", op_id = ", ", sizes = ")
@@ -61,7 +60,9 @@ def add_ranges(file: SqliteFile, events: Events) -> dict[int, list[Communication
             call = CommunicationCall(name=name, start_ns=start, end_ns=end, payload=_decoded(payload))
             calls.setdefault(thread, []).append(call)
             continue
-        if any(part in name for part in _EMITTED_PARTS) and (parts := _EMITTED.fullmatch(name)):
+        if any(part in name for part in _EMITTED_PARTS) and (
+            parts := _EMITTED.fullmatch(name.partition(", input_op_ids = ")[0])
+        ):
             is_op, name, sequence = 1, parts["name"], int(parts["seq"] or NONE)
             if parts["sizes"]:
                 described = Inputs(dims=parts["sizes"].encode())
