@@ -78,12 +78,7 @@ def chrome(*, key: str = "", **first: object) -> bytes:
 
 # What it is -> files that are; the real tool wrote them, or its own words are in them.
 FILES: dict[str, list[bytes]] = {
-    "a report of Nsight Systems": [b"NVIDIA Tegra Profiler Report 2024@6@2@25\n\x0bLocal "],
     "a report of Nsight Compute": [b"NVR\0" + bytes(200)],
-    "an Nsight Systems export": [
-        sqlite("create table StringIds (id integer, value text)", "create table CUPTI_ACTIVITY_KIND_KERNEL (start int)"),
-        sqlite("CREATE TABLE TARGET_INFO_GPU (name TEXT)"),
-    ],
     "a file of nvprof": [sqlite("create table CUPTI_ACTIVITY_KIND_DRIVER (_id_ int)", "create table StringTable (value)")],
     "a rocpd or rpd file of ROCm": [sqlite('create table "rocpd_op" (id int)'), sqlite("create table `rocpd_info_1` (a)")],
     "a history of stepgrade": [sqlite("create table stepgrade_run (id int)")],
@@ -192,10 +187,10 @@ def test_the_command_line_names_its_flags(stepgrade: Run, tmp_path: Path) -> Non
 def test_a_directory_without_traces_says_what_is_in_it(stepgrade: Run, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     assert stepgrade("score", tmp_path).err == f"stepgrade: {tmp_path}: holds no trace files\n"
-    (tmp_path / "run.sqlite").write_bytes(FILES["an Nsight Systems export"][0])
+    (tmp_path / "run.sqlite").write_bytes(FILES["a file of nvprof"][0])
     ran = stepgrade("score", tmp_path)
     assert ran.code == 2
-    assert ran.err.endswith("holds no trace files (run.sqlite is an Nsight Systems export)\n")
+    assert ran.err.endswith("holds no trace files (run.sqlite is a file of nvprof)\n")
 
 
 def test_real_checkpoints(tmp_path: Path) -> None:
@@ -273,8 +268,6 @@ def test_real_files_of_other_tools() -> None:
     if not folder.is_dir():
         pytest.skip("the real files of other tools are not beside this clone")
     expected = {
-        "nsys/*.sqlite": {"an Nsight Systems export"},
-        "nsys/*.nsys-rep": {"a report of Nsight Systems"},
         "rocprof/*.db": {"a rocpd or rpd file of ROCm"},
         "rocprof/*.rpd": {"a rocpd or rpd file of ROCm"},
         "rocprof/*.csv": {"a table of rocprof"},

@@ -44,7 +44,7 @@ _LATEST_NS: Final = 1 << 61
 _LONGEST_NAME: Final = 4000
 
 
-class FileFacts(Struct, frozen=True, kw_only=True):
+class CaptureFacts(Struct, frozen=True, kw_only=True):
     """What is known of a whole file."""
 
     name: str
@@ -77,6 +77,7 @@ class Events:
         self.thread_names: dict[int, str] = {}
         self._parts: dict[str, list[Columns]] = {name: [] for name in _MODELS}
         self._joined: dict[str, Columns] = {}
+        self._left: set[int] = set()
 
     def place(self, text: str) -> int:
         """Return the place of a text among `strings`."""
@@ -106,12 +107,16 @@ class Events:
     def join(self) -> None:
         """Put the parts of each table together, once all are added."""
         for table, model in _MODELS.items():
-            parts = self._parts.pop(table)
-            names = [*model.__struct_fields__, "process"]
-            self._joined[table] = {
-                name: np.concatenate([np.empty(0, np.int32), *(_part(part, name) for part in parts)])
-                for name in names
-            }
+            parts = [part for part in self._parts.pop(table) if len(part["start_ns"])]
+            self._joined[table] = {}
+            for name in (*model.__struct_fields__, "process"):
+                columns = [_part(part, name) for part in parts]
+                none = np.empty(
+                    0, np.int64 if name == "start_ns" else np.int8 if name == "kind" else np.int32
+                )
+                self._joined[table][name] = (
+                    columns[0] if len(columns) == 1 else np.concatenate([none, *columns])
+                )
 
     def table(self, name: str) -> Columns:
         """Return a table of all processes."""
@@ -121,13 +126,18 @@ class Events:
         """Return the processes whose device did more than set memory."""
         work = self._joined["work"]
         found: list[int] = distinct(work["process"][work["kind"] != DeviceEvent.MEMSET]).tolist()
+        self._left = set(found)
         return found
 
-    def trace_of(self, process: int, file: FileFacts, of: RankFacts) -> Trace:
-        """Return the timeline of one process; all processes of the file count from the same moment."""
+    def take(self, process: int, file: CaptureFacts, of: RankFacts) -> Trace:
+        """Return the timeline of one process, once; all processes of the file count from the same moment."""
         starts = [self._joined[name]["start_ns"] for name in ("work", "calls")]
         zero_ns = min(int(column.min()) for column in starts if len(column))
         tables = {name: _of_process(table, process) for name, table in self._joined.items()}
+        del starts
+        self._left.discard(process)
+        if not self._left:
+            self._joined.clear()  # traces are large: nothing is kept twice
         # What was open before anything was recorded starts with the recording.
         for name in ("ranges", "ops"):
             start = np.maximum(tables[name]["start_ns"], zero_ns)
@@ -171,7 +181,9 @@ class Events:
 
 
 def _part(part: Columns, name: str) -> Column:
-    """Return a column of a part, filled where a reader has nothing for it."""
+    """Take a column out of a part, filled where a reader has nothing for it."""
+    if name in part and name != "start_ns":
+        return part.pop(name)
     if name in part:
         return part[name]
     dtype = np.int8 if name == "kind" else np.int32
@@ -187,11 +199,13 @@ def _of_process(table: Columns, process: int) -> Columns:
 def _model(model: type[Table], table: Columns, zero_ns: int) -> Table:
     """Return the rows as the model has them, in order and counted from zero."""
     order = order_by_start(table["start_ns"], table["dur_ns"])
-    columns = {name: column[order] for name, column in table.items()}
+    is_sorted = bool((np.diff(order) > 0).all())
+    columns = {name: column if is_sorted else column[order] for name, column in table.items()}
+    del order
     columns["start_ns"] = columns["start_ns"] - zero_ns
-    columns["name"] = columns["name"].astype(np.int32)
+    columns["name"] = columns["name"].astype(np.int32, copy=False)
     if "kind" in columns:
-        columns["kind"] = columns["kind"].astype(np.int8)
+        columns["kind"] = columns["kind"].astype(np.int8, copy=False)
     return model(**columns)
 
 

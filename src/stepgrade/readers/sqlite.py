@@ -6,7 +6,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from typing import Any, Self
 from urllib.parse import quote
@@ -139,11 +139,11 @@ def has_table(source: ByteSource, sign: bytes, *tables: str) -> bool:
     # What can be read only once is known by its head alone.
     if not source.head.startswith(MAGIC) or not source.can_restart:
         return False
-    try:
-        with SqliteFile.opened(source) as file:
-            return any(table in file.tables for table in tables)
-    finally:
-        source.restart()
+    found = False
+    with suppress(BadInput), SqliteFile.opened(source) as file:  # what is damaged is not known to be ours
+        found = any(table in file.tables for table in tables)
+    source.restart()
+    return found
 
 
 def _quoted(name: str) -> str:

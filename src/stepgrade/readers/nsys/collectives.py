@@ -24,8 +24,10 @@ _DTYPES: Final = {
     "u8": ("byte", 1),
     "i32": ("int", 4),
     "i64": ("long", 8),
+    "u32": ("int", 4),
+    "u64": ("long", 8),
 }
-_DTYPE_IN_NAME: Final = re.compile(r"_(bf16|f16|f32|f64|i8|u8|i32|i64)_")
+_DTYPE_IN_NAME: Final = re.compile(r"_(bf16|f16|f32|f64|[iu](?:8|32|64))_")
 _COMMUNICATOR: Final = "NCCL communicator ID"
 _SIZE: Final = "Message size [bytes]"
 _RANKS: Final = "No. of ranks"

@@ -44,8 +44,11 @@ def texts_of(file: SqliteFile, *columns: Longs) -> dict[int, str]:
 def add_device_work(file: SqliteFile, events: Events) -> None:
     """Add kernels, copies, memsets, graphs, and the calls of the runtime and the driver."""
     _add_calls(file, events)
-    kernels = file.whole_numbers(KERNELS, (*_PLACE, "demangledName", "shortName"))
-    names = np.where(kernels["demangledName"] >= 0, kernels["demangledName"], kernels["shortName"])
+    kernels = file.whole_numbers(KERNELS, (*_PLACE, "demangledName"))
+    names = kernels["demangledName"]
+    if len(names) and names.min() < 0:
+        short = file.whole_numbers(KERNELS, ("start", "shortName"))["shortName"]
+        names = np.where(names >= 0, names, short)
     _add_work(events, kernels, names=events.places(names, texts_of(file, names)))
     del kernels, names
     copies = file.whole_numbers(COPIES, (*_PLACE, "bytes", "copyKind", "srcKind", "dstKind"))

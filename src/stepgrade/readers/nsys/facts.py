@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from stepgrade.model.events import Profiler, TraceDevice
 from stepgrade.readers.nsys.device import CALLS, COPIES, GRAPHS, KERNELS, MEMSETS
-from stepgrade.readers.processes import FileFacts
+from stepgrade.readers.processes import CaptureFacts
 from stepgrade.readers.sqlite import SqliteFile
 
 _RECORD: Final = "nsys profile --trace=cuda,nvtx python train.py"
@@ -38,7 +38,7 @@ _INCOMPLETE: Final = re.compile(
 _MISSING_SHARE: Final = 0.01
 
 
-def facts_of(file: SqliteFile, name: str) -> FileFacts:
+def facts_of(file: SqliteFile, name: str) -> CaptureFacts:
     """Return the version of the exporter and the time that events count from."""
     said: dict[str, str] = {}
     for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
@@ -57,7 +57,7 @@ def facts_of(file: SqliteFile, name: str) -> FileFacts:
     )
     epochs = [row[0] for row in file.rows("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",))]
     is_known = not is_shifted and len(epochs) == 1 and isinstance(epochs[0], int)
-    return FileFacts(
+    return CaptureFacts(
         name=name,
         profiler=PROFILER,
         era=f"Nsight Systems {version or 'of an unknown version'}" + (f", schema {schema}" if schema else ""),
@@ -108,7 +108,7 @@ def doubts_of(file: SqliteFile, process: int, events: int) -> Iterator[str]:
         return
     texts = [text for (text,) in file.rows("DIAGNOSTIC_EVENT", ("text",), where) if isinstance(text, str)]
     if any(_INCOMPLETE.search(text, 0, 500) for text in texts):
-        yield "Nsight Systems says that not all CUDA events were collected."
+        yield "Nsight Systems says that not all CUDA events may have been collected."
     collected = sum(int(found[1]) for text in texts if (found := _COLLECTED.match(text)))
     if collected - events > _MISSING_SHARE * collected:
         yield (

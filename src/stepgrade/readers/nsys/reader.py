@@ -51,5 +51,6 @@ def read_traces(source: ByteSource) -> Iterator[Trace]:
         if not found:
             problem, hint = why_empty(file)
             raise BadInput(problem, where=source.name, hint=hint)
+    del work, own
     for process, known in in_order(found):
-        yield events.trace_of(process, replace(facts, doubts=doubts[process]), known)
+        yield events.take(process, replace(facts, doubts=doubts[process]), known)
