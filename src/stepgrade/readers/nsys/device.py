@@ -80,8 +80,8 @@ def add_device_work(file: SqliteFile, events: Events) -> None:
     # Graphs that were recorded as a whole: busy time of which no kernel is known.
     graphs = file.whole_numbers(GRAPHS, (*_PLACE, "graphExecId"))
     replayed = distinct(graphs["graphExecId"]).tolist()
-    names = events.places(graphs["graphExecId"], {number: f"CUDA graph {number}" for number in replayed})
-    _add_work(events, graphs, names=names)
+    titles = {number: f"CUDA graph {number}" for number in replayed}
+    _add_work(events, graphs, names=events.places(graphs["graphExecId"], titles))
 
 
 def add_overhead(file: SqliteFile, events: Events) -> None:
