@@ -26,13 +26,14 @@ _DIRECTIONS: Final = {
     10: (DeviceEvent.COPY_D2D, "PtoP"),
 }
 _MEMORY: Final = {0: "Pageable", 1: "Pinned", 2: "Device", 4: "Managed"}
-_PID_BITS: Final = 24
+PID_BITS: Final = 24
+PID_MASK: Final = 0xFFFFFF
 _UNKNOWN: Final = 1 << 30  # no process has this number: what a reduced copy of an export leaves out
 
 
 def process_of(numbers: Any) -> Any:
     """Return the process in a globalPid or globalTid; a number of no process where there is none."""
-    return np.where(numbers < 0, _UNKNOWN, np.asarray(numbers, np.int64) >> _PID_BITS & 0xFFFFFF)
+    return np.where(numbers < 0, _UNKNOWN, np.asarray(numbers, np.int64) >> PID_BITS & PID_MASK)
 
 
 def texts_of(file: SqliteFile, *columns: Longs) -> dict[int, str]:
