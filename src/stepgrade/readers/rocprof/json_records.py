@@ -21,7 +21,7 @@ _GPU: Final = 2
 # Of a record of 850 bytes, ten numbers and their objects stay.
 _MEMORY_PER_BYTE: Final = 3
 _LARGEST_BYTES: Final = 4 << 30
-_MOST: Final = 1 << 62
+_MOST: Final = (1 << 62) - 1
 
 
 class _Handle(Struct, frozen=True):
