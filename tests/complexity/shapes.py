@@ -19,6 +19,7 @@ import stepgrade as sg
 from stepgrade.store import NewRun, open_history
 from tests.builders import make_step_profile
 from tests.readers.nsys.export import MS, Export
+from tests.readers.rocprof.files import write_csv, write_json, write_rocpd, write_rpd
 
 Files = dict[str, bytes]
 
@@ -577,6 +578,16 @@ def nsys_collectives(n: int) -> Files:
     return nsys(fill)
 
 
+def rocprof(write: Callable[[Path, int], Path]) -> Callable[[int], Files]:
+    """Return a training run of n steps as one of ROCm's profilers writes it."""
+
+    def make(n: int) -> Files:
+        with tempfile.TemporaryDirectory() as folder:
+            return {"f": write(Path(folder), n).read_bytes()}
+
+    return make
+
+
 KINETO = tuple(
     f"readers/kineto/{name}"
     for name in ("reader", "split", "chunks", "header", "decode", "tables", "assemble", "categories")
@@ -619,6 +630,10 @@ SHAPES: dict[str, Shape] = {
     "ranges of Nsight at one depth": Shape(nsys_ranges, covers=("readers/nsys/nvtx",), size=500),
     "processes of Nsight": Shape(nsys_processes, covers=("readers/processes",), size=10),
     "collectives of one group": Shape(nsys_collectives, covers=("readers/nsys/collectives",), size=200),
+    "steps of rocprofv3's JSON": Shape(rocprof(lambda folder, n: write_json(folder / "f", steps=n)), covers=("readers/rocprof/json_records", "readers/rocprof/facts", "readers/annotations"), size=60),
+    "steps of rocprofv3's CSV": Shape(rocprof(write_csv), covers=("readers/rocprof/csv_tables",), size=300),
+    "steps of rocpd": Shape(rocprof(lambda folder, n: write_rocpd(folder / "f", steps=n)), covers=("readers/rocprof/databases",), size=60),
+    "steps of rpd": Shape(rocprof(lambda folder, n: write_rpd(folder / "f", n)), covers=("readers/rocprof/databases",), size=60),
     "a file that is none of ours": Shape(lambda n: {"f": b"<html>" + b"<p>x</p>" * n}, covers=("readers/foreign",), size=2000),
     "events with Windows paths": Shape(windows_paths, covers=("readers/kineto/chunks",), size=1000),
     "events that nothing closes": Shape(unclosed, covers=("readers/kineto/chunks",), size=1000),

@@ -18,6 +18,12 @@ FOREIGN = {
     "store/git.py": {"--short"},
     "store/migrations.py": {"--upgrade"},
     "readers/nsys/__init__.py": {"--type", "--include-json"},
+    "readers/rocprof/facts.py": {
+        "--kernel-trace",
+        "--hip-trace",
+        "--memory-copy-trace",
+        "--marker-trace",
+    },
     "readers/nsys/facts.py": {"--type", "--include-json", "--trace"},
 }
 

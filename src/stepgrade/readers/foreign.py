@@ -40,15 +40,18 @@ _KNOWN = (
     # Profilers
     Foreign("a report of Nsight Compute", (rb"\ANVR\x00",), f"it times single kernels, not steps: {_TRACE}"),
     Foreign("a file of nvprof", (_OF_SQLITE, rb"CUPTI_ACTIVITY_KIND_"), _OTHER_TOOL),
-    Foreign("a rocpd or rpd file of ROCm", (_OF_SQLITE, rb"rocpd_"), _OTHER_TOOL),
     Foreign("a history of stepgrade", (_OF_SQLITE, rb"stepgrade_run"), supply="it as {history}"),
     Foreign("a database of MLflow", (_OF_SQLITE, rb"alembic_version"), _NO_STEPS),
     Foreign("an SQLite database", (_OF_SQLITE,), f"in no layout that stepgrade knows: {_TRACE}"),
-    Foreign("rocprofv3 JSON", (rb'"rocprofiler-sdk-tool"\s{0,9}:',), _OTHER_TOOL),
+    Foreign(
+        "a table of rocprofv3 beside that of kernels",
+        (rb'\A"?(?:Domain"?,"?Function|Kind"?,"?Direction|Node_Id"?,"?Logical)',),
+        "give the one whose name ends in kernel_trace.csv: this one is read with it",
+    ),
     Foreign(
         "a table of rocprof",
-        (rb'\A"?(?:Kind"?,"?Agent_Id|Domain"?,"?Function|Index"?,"?KernelName|Name"?,"?Calls"?,"?TotalDur)',),
-        _OTHER_TOOL,
+        (rb'\A"?(?:Index"?,"?KernelName|Name"?,"?Calls"?,"?TotalDur)',),
+        "it holds sums, or counters, not steps: record with rocprofv3",
     ),
     Foreign(
         "an XPlane of JAX or TensorFlow",

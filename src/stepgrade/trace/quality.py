@@ -116,7 +116,9 @@ def _check_times(timeline: Timeline) -> Iterator[Note]:
 def _check_device(timeline: Timeline) -> Iterator[Note]:
     on_device = timeline.driver is Driver.DEVICE
     missing = timeline.chosen & timeline.attribution.unlaunched
-    if on_device and timeline.steps.basis is not StepBasis.SPAN and missing.any():
+    # Where no launch at all was recorded, that is said of the host's operations.
+    by_launch = timeline.steps.basis is not StepBasis.SPAN and (timeline.links.call >= 0).any()
+    if on_device and by_launch and missing.any():
         count, total = int(missing.sum()), int(timeline.chosen.sum())
         before = int((missing & (timeline.trace.work.start_ns < timeline.windows.start_ns.min())).sum())
         text = f"{count} of {total} kernels and copies have no recorded launch"

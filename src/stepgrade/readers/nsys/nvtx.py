@@ -54,6 +54,6 @@ def add_ranges(file: SqliteFile, events: Events) -> dict[int, list[Communication
 def _decoded(text: str) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

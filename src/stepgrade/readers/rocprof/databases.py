@@ -117,7 +117,7 @@ def _agent(index: int, name: object, extra: object) -> TraceDevice:
     said: dict[str, Any] = {}
     try:
         decoded = msgspec.json.decode(extra) if isinstance(extra, str | bytes) else None
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         decoded = None
     said = decoded if isinstance(decoded, dict) else {}
     banks = said.get("mem_banks")
@@ -142,7 +142,7 @@ def _messages(file: SqliteFile, table: str) -> dict[int, str]:
     for key, extra in file.rows(table, ("id", "extdata"), "where extdata like '%message%'"):
         try:
             said = msgspec.json.decode(extra) if isinstance(extra, str | bytes) else None
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
         if isinstance(said, dict) and isinstance(said.get("message"), str):
             found[key] = said["message"]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from stepgrade.errors import BadInput
 from stepgrade.model.events import DeviceEvent, Ids, Kinds, Profiler, Trace, TraceDevice
@@ -58,7 +59,9 @@ def traces_of(
 ) -> Iterator[Trace]:
     """Yield the traces of all processes that used a device; raise BadInput if there is none."""
     events.join()
-    facts = CaptureFacts(name=name, profiler=PROFILER, era=era, versions={}, epoch_ns=None)
+    is_torch = any(text.startswith(("aten::", "void at::native")) for text in events.strings)
+    profiler = replace(PROFILER, producer="ROCm, of PyTorch") if is_torch else PROFILER
+    facts = CaptureFacts(name=name, profiler=profiler, era=era, versions={}, epoch_ns=None)
     work = events.table("work")
     is_nccl = any(text.startswith("nccl") for text in events.strings)
     found = [

@@ -126,15 +126,15 @@ def read_traces(source: ByteSource) -> Iterator[Trace]:
     del pieces
     try:
         found = msgspec.json.decode(text, type=_File)
-    except (msgspec.DecodeError, RecursionError) as error:
-        reason = "" if isinstance(error, RecursionError) else str(error)[:200]
-        raise BadJson(f"is not rocprofv3's JSON: {reason}", where=source.name) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        reason = f": {str(error)[:200]}" if isinstance(error, msgspec.DecodeError) else ""
+        raise BadJson(f"is not rocprofv3's JSON{reason}", where=source.name) from error
     del text
     events = Events()
     devices: dict[int, tuple[TraceDevice, ...]] = {}
     annotations = Annotations(events)
     for process in found.processes:
-        pid = process.metadata.pid
+        pid = process.metadata.pid & 0x7FFFFFFF
         gpus = [agent for agent in process.agents if agent.type == _GPU]
         numbers = {agent.id.handle: _ordinal(agent, place) for place, agent in enumerate(gpus)}
         devices[pid] = tuple(
