@@ -26,7 +26,7 @@ from simulated import Floats, Machine
 
 import stepgrade as sg
 from stepgrade.compare.change_points import change_points
-from stepgrade.compare.effect import NEAR_LEVEL, shift_of, widths_of
+from stepgrade.compare.effect import NEAR_LEVEL, p_value_of, shift_of, widths_of
 from stepgrade.compare.metrics import LEVEL, change_of
 from stepgrade.compare.noise import how_often, noise_of
 from stepgrade.config import Sensitivity
@@ -74,7 +74,7 @@ def verdicts(machine: Machine, *, runs: int, history: int, steps: int = 50, slow
         return change_of(metric, now, before, noise, sensitivity).outcome
     # The same decision without its intervals, which take four fifths of the time.
     shift, widths = shift_of(now, before), widths_of(now, before, noise)
-    if how_often(shift, widths) < LEVEL and abs(math.expm1(shift)) > sensitivity.allow:
+    if p_value_of(now, before, noise) < LEVEL and abs(math.expm1(shift)) > sensitivity.allow:
         return "regressed" if shift > 0.0 else "improved"
     room = math.log1p(sensitivity.detect) - shift
     return "no change" if room > 0.0 and how_often(room, widths) < NEAR_LEVEL else "cannot tell"

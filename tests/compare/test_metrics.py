@@ -170,7 +170,7 @@ def test_too_noisy_says_how_many_runs() -> None:
     wild = [run(ms) for ms in (80.0, 120.0, 95.0, 110.0, 100.0, 88.0, 105.0)]
     (change,) = changes_of([run(101.0)], wild)
     assert change.outcome == "cannot tell"
-    assert "about 36 more runs of this code" in change.more
+    assert "about 22 more runs of this code" in change.more
 
 
 def test_too_few_steps_says_how_many_steps() -> None:
