@@ -82,7 +82,7 @@ def read_config(text: str, where: str = DEFAULT_PATH) -> Config:
     try:
         document = parse_toml(text.encode("utf-8", "surrogateescape"))
     except ValueError as error:
-        raise BadConfig(f"is not valid TOML: {error}", where=where) from error
+        raise BadConfig(str(error), where=where) from error
     check_names(document, _TABLES, where)
     config = _converted(document, where)
     _check(config, where)
