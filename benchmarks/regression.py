@@ -51,7 +51,9 @@ NOISES: dict[str, dict[str, Any]] = {
     "13 %, normal": {"run_noise": 0.13},
     "1 %, Student's with 3 degrees": {"run_noise": 0.01, "heavy_tails": True},
     "2 %, Student's with 3 degrees": {"run_noise": 0.02, "heavy_tails": True},
+    "2 %, one run in five 6 % slower": {"run_noise": 0.02, "slow_kind": (0.2, 0.06)},
     "1 %, one run in five 6 % slower": {"run_noise": 0.01, "slow_kind": (0.2, 0.06)},
+    "none, one run in five 6 % slower": {"run_noise": 0.0, "slow_kind": (0.2, 0.06)},
 }
 
 Row = Sequence[object]
