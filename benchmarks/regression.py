@@ -38,7 +38,7 @@ from stepgrade.store import NewRun, open_history
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLES = ROOT.parent / "shared" / "samples" / "history"
-COMPARISONS = 2000
+COMPARISONS = 4000
 HISTORY = 10
 ROUNDS = 7
 _TCPD = ("nile", *(f"quality_control_{n}" for n in range(1, 6)), "run_log", "well_log")
