@@ -328,7 +328,7 @@ def test_what_sqlite_calls_a_lack_of_memory_is_damage(history: Path) -> None:
     sound = history.read_bytes()
     rows = [int.from_bytes(sound[at : at + 2]) for at in range(108, 108 + 2 * sound[104], 2)]
     memory_errors = 0
-    for end in (row + beyond for row in rows for beyond in range(4)):
+    for end in (row + beyond for row in rows for beyond in range(24)):
         history.write_bytes(sound[: end - 300] + b"\xff" * 300 + sound[end:])
         with closing(sqlite3.connect(history)) as raw:
             try:
