@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from itertools import compress
 
 from msgspec import Struct
 
@@ -99,9 +100,9 @@ def work_of(profile: Profile, operations: tuple[Operation, ...], limits: Limits)
     counted_ms = sum(op.ms or 0.0 for op in counted)
     calls_ms = 0.0
     if not _has_launches(profile):
-        short = [op for op in counted if (op.mean_ms or limits.short_call_us) * 1000.0 < limits.short_call_us]
-        calls_ms = sum(op.ms or 0.0 for op in short)
-        counted = [op for op in counted if op not in short]
+        is_short = [(op.mean_ms or limits.short_call_us) * 1000.0 < limits.short_call_us for op in counted]
+        calls_ms = sum(op.ms or 0.0 for op in compress(counted, is_short))
+        counted = [op for op, short in zip(counted, is_short, strict=True) if not short]
         counted_ms -= calls_ms
         arithmetic_ms = sum(op.ms or 0.0 for op in counted if _is_arithmetic(op) or is_slow(op, limits))
     else:
