@@ -17,7 +17,7 @@ import pytest
 
 from tests.builders import make_step_profile
 from tests.conftest import ROOT
-from tests.fuzz.inputs import CONFIG, MODEL, profiles, store
+from tests.fuzz.samples import CONFIG, MODEL, profiles, store
 from tests.kineto_text import kineto_text
 from tests.trace_builder import Run, make_trace
 

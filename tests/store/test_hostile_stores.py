@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -320,3 +321,23 @@ def test_odd_names_of_branches_and_commits(
         ran = stepgrade("history", "list", "--history", place)
         assert ran.code == 0
         assert "\x1b" not in ran.out
+
+
+def test_what_sqlite_calls_a_lack_of_memory_is_damage(history: Path) -> None:
+    """Seen in fuzzing: an absurd size of a row in the schema makes SQLite raise MemoryError with 39 MB in use."""
+    sound = history.read_bytes()
+    rows = [int.from_bytes(sound[at : at + 2]) for at in range(108, 108 + 2 * sound[104], 2)]
+    memory_errors = 0
+    for end in (row + beyond for row in rows for beyond in range(24)):
+        history.write_bytes(sound[: end - 300] + b"\xff" * 300 + sound[end:])
+        with closing(sqlite3.connect(history)) as raw:
+            try:
+                raw.execute("select name from sqlite_master").fetchall()
+            except MemoryError:
+                memory_errors += 1
+            except (sqlite3.Error, UnicodeError):
+                pass
+        with suppress(BadHistory), open_history(str(history), create=False) as store:
+            store.runs()
+    if sqlite3.sqlite_version_info < (3, 41):  # what a later one says of it is not ours
+        assert memory_errors

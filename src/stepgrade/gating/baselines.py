@@ -122,7 +122,8 @@ def _why_none(history: History, fingerprint: Fingerprint, branch: str) -> tuple[
 
 def _noise_elsewhere(history: History, which: Selection) -> float | None:
     """Return how much runs of the same project in other circumstances differ."""
-    others = [digest for digest in history.fingerprints() if digest not in (which.digests or ())]
+    own = set(which.digests or ())
+    others = [digest for digest in history.fingerprints() if digest not in own]
     return pooled_noise(
         [
             [

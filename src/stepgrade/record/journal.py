@@ -241,6 +241,7 @@ def recording_notes(recording: Recording, totals: Totals, *, is_warm: bool) -> l
             unwatched,
             f"{_steps(unwatched)} of an optimizer that is not watched left out: training went on with it",
         ),
+        "own_updates": (recording.own_steps, _own_updates(recording)),
         "device_clock": (
             recording.clock.name != "host",
             "times were measured with events on the device's stream",
@@ -252,6 +253,15 @@ def recording_notes(recording: Recording, totals: Totals, *, is_warm: bool) -> l
         "no_layer_forward": (layered and recording.saw_forward and not totals.forward_ns, compiled),
     }
     return [Note(code, text) for code, (applies, text) in possible.items() if applies]
+
+
+def _own_updates(recording: Recording) -> str:
+    if recording.own_updates.is_certain:
+        return "no torch optimizer was seen: a step ends when the weights have changed after a backward pass"
+    return (
+        "no torch optimizer was seen: each backward pass counts as a step, "
+        "which is too many where gradients are accumulated"
+    )
 
 
 def _steps(count: int) -> str:

@@ -121,6 +121,9 @@ class SqliteDatabase:
             yield
         except (OverflowError, UnicodeError) as error:
             raise BadHistory(f"cannot take this value: {error}", where=self.name) from error
+        except MemoryError as error:  # SQLite says so of sizes that make no sense too
+            problem, hint = _PROBLEMS[sqlite3.SQLITE_NOMEM]
+            raise BadHistory(problem, where=self.name, hint=hint) from error
         except sqlite3.Error as error:
             # The low byte of a code is what it has in common with its kind; Python's own errors have none.
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
@@ -163,12 +166,11 @@ def _schema_of(version: int) -> set[Row]:
 
 _KEPT = "runs that were saved before are still there"
 _LOCKED = (f"is locked by another process for more than {WAIT_S:.0f} s", "try again later")
+_RESTORE = "restore a copy, or save what can be read with `sqlite3 FILE .recover`"
 _PROBLEMS = {
     sqlite3.SQLITE_NOTADB: ("is not a history: no file of SQLite", "name another file"),
-    sqlite3.SQLITE_CORRUPT: (
-        "is damaged: parts of the file make no sense",
-        "restore a copy, or save what can be read with `sqlite3 FILE .recover`",
-    ),
+    sqlite3.SQLITE_CORRUPT: ("is damaged: parts of the file make no sense", _RESTORE),
+    sqlite3.SQLITE_NOMEM: ("is damaged, or asks for more memory than there is", _RESTORE),
     sqlite3.SQLITE_FULL: ("the disk is full: the run was not saved", _KEPT),
     sqlite3.SQLITE_IOERR: ("cannot be written (disk full, quota or I/O error): the run was not saved", _KEPT),
     sqlite3.SQLITE_READONLY: ("cannot be written: the file or its directory is read-only", _READ_ONLY_HINT),
