@@ -61,13 +61,15 @@ LOOPS_RUN = [
     ),
     Loop("convnet.py", 24, samples=8, arguments=("--epochs", "2"), bottlenecks=WORKING),
     Loop("convnet.py", 12, samples=8, arguments=("--epochs", "1"), launcher=("python",), bottlenecks=WORKING),
-    Loop("waves.py", 8, samples=None, bottlenecks=WORKING),
+    Loop("waves.py", 8, samples=4 * 6, bottlenecks=WORKING),
     Loop("gan.py", 40, samples=8, bottlenecks=WORKING),
     Loop("averaged.py", 30, samples=8, layers=3),
     Loop("compiled.py", 15, samples=4, tokens=48, layers=2, bottlenecks=WORKING),
-    Loop("spawned_ddp.py", 10, samples=4, layers=3, recordings=RANKS, arguments=("{port}",), bottlenecks=JOINED),
-    Loop("q_learning.py", 65, samples=8),
-    Loop("closed_streams.py", 8, samples=8, code=5),
+    Loop(
+        "spawned_ddp.py", 10, samples=4, layers=3, recordings=RANKS, arguments=("{port}",), bottlenecks=JOINED
+    ),
+    Loop("q_learning.py", 65, samples=16),
+    Loop("closed_streams.py", 8, samples=2, code=5),
 ]
 
 

@@ -21,7 +21,9 @@ tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", e
 torch.manual_seed(0)
 drawn = torch.randint(0, len(WORDS), (128, 15), generator=torch.Generator().manual_seed(0)).tolist()
 texts = Dataset.from_dict({"text": [" ".join(WORDS[number] for number in row) for row in drawn]})
-model = GPT2LMHeadModel(GPT2Config(vocab_size=len(vocabulary), n_positions=32, n_embd=32, n_layer=2, n_head=2))
+model = GPT2LMHeadModel(
+    GPT2Config(vocab_size=len(vocabulary), n_positions=32, n_embd=32, n_layer=2, n_head=2)
+)
 trainer = SFTTrainer(
     model=model,
     processing_class=tokenizer,
