@@ -278,7 +278,7 @@ class Recording:
         self._add_done_steps()
         if self._warmup <= 0 and not self.lines.is_running and self.timeline.live:
             self.lines.start(self.ended)
-        if self.saw_model:
+        if self.saw_model or (self.own_steps and not torch.cuda.is_initialized()):
             self.window.open_if_due(self.ended, self._device)
         if profiler is not None or self.window.is_open:
             self.timeline.restart_step()
