@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from stepgrade.model.columns import Mask, distinct, groups, narrow, order_by_start
+from stepgrade.model.columns import distinct, groups, narrow, order_by_start
 from stepgrade.model.events import (
     NONE,
     Collective,
@@ -133,8 +133,12 @@ class Events:
         """Return the timeline of one process, once; all processes of the file count from the same moment."""
         starts = [self._joined[name]["start_ns"] for name in ("work", "calls")]
         zero_ns = min(int(column.min()) for column in starts if len(column))
-        tables = {name: _of_process(table, process) for name, table in self._joined.items()}
-        del starts
+        tables: dict[str, Columns] = {}
+        for name, table in self._joined.items():
+            own = table["process"] == process
+            rows = slice(None) if own.all() else own
+            tables[name] = {field: table[field][rows] for field in table if field != "process"}
+        del starts, table
         self._left.discard(process)
         if not self._left:
             self._joined.clear()  # traces are large: nothing is kept twice
@@ -188,12 +192,6 @@ def _part(part: Columns, name: str) -> Column:
         return part[name]
     dtype = np.int8 if name == "kind" else np.int32
     return np.full(len(part["start_ns"]), _DEFAULTS.get(name, NONE), dtype)
-
-
-def _of_process(table: Columns, process: int) -> Columns:
-    own: Mask = table["process"] == process
-    rows = slice(None) if own.all() else own
-    return {name: column[rows] for name, column in table.items() if name != "process"}
 
 
 def _model(model: type[Table], table: Columns, zero_ns: int) -> Table:

@@ -11,6 +11,7 @@ from itertools import chain, islice
 from typing import Any, Self
 from urllib.parse import quote
 
+import msgspec
 import numpy as np
 
 from stepgrade.errors import BadInput
@@ -144,6 +145,17 @@ def has_table(source: ByteSource, sign: bytes, *tables: str) -> bool:
         found = any(table in file.tables for table in tables)
     source.restart()
     return found
+
+
+def json_object(value: object) -> dict[str, Any]:
+    """Return the object of a JSON text in a table, empty where it is none."""
+    if not isinstance(value, str | bytes):
+        return {}
+    try:
+        found = msgspec.json.decode(value)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _quoted(name: str) -> str:

@@ -25,6 +25,7 @@ _DIRECTIONS: Final = {
     9: (DeviceEvent.COPY_OTHER, "HtoH"),
     10: (DeviceEvent.COPY_D2D, "PtoP"),
 }
+_COPY_KINDS: Final = ("copyKind", "srcKind", "dstKind")
 _MEMORY: Final = {0: "Pageable", 1: "Pinned", 2: "Device", 4: "Managed"}
 PID_BITS: Final = 24
 PID_MASK: Final = 0xFFFFFF
@@ -44,7 +45,20 @@ def texts_of(file: SqliteFile, *columns: Longs) -> dict[int, str]:
 
 def add_device_work(file: SqliteFile, events: Events) -> None:
     """Add kernels, copies, memsets, graphs, and the calls of the runtime and the driver."""
-    _add_calls(file, events)
+    calls = file.whole_numbers(CALLS, ("start", "end", "globalTid", "nameId", "correlationId"))
+    functions = texts_of(file, calls["nameId"])
+    # cudaLaunchKernel_v7000: the version that the function came with.
+    plain = {number: re.sub(r"_v\d+$", "", text) for number, text in functions.items()}
+    events.add(
+        "calls",
+        process=process_of(calls["globalTid"]),
+        thread=calls["globalTid"],
+        name=events.places(calls["nameId"], plain),
+        start=calls["start"],
+        end=calls["end"],
+        correlation=calls["correlationId"],
+    )
+    del calls
     kernels = file.whole_numbers(KERNELS, (*_PLACE, "demangledName"))
     names = kernels["demangledName"]
     if len(names) and names.min() < 0:
@@ -52,14 +66,15 @@ def add_device_work(file: SqliteFile, events: Events) -> None:
         names = np.where(names >= 0, names, short)
     _add_work(events, kernels, names=events.places(names, texts_of(file, names)))
     del kernels, names
-    copies = file.whole_numbers(COPIES, (*_PLACE, "bytes", "copyKind", "srcKind", "dstKind"))
+    copies = file.whole_numbers(COPIES, (*_PLACE, "bytes", *_COPY_KINDS))
     # The kinds are small numbers: three in one.
-    kinds = groups(_three(copies["copyKind"], copies["srcKind"], copies["dstKind"]))
+    kind, source, target = (np.asarray(copies[name], np.int64) & 0xFF for name in _COPY_KINDS)
+    kinds = groups(kind << 16 | source << 8 | target)
     directions, places = [], []
     for number in kinds.values.tolist():
-        kind, source, target = number >> 16 & 0xFF, number >> 8 & 0xFF, number & 0xFF
-        direction, word = _DIRECTIONS.get(kind, (DeviceEvent.COPY_OTHER, "other"))
-        ends = f" ({_MEMORY.get(source, '?')} -> {_MEMORY.get(target, '?')})" if source != 0xFF else ""
+        direction, word = _DIRECTIONS.get(number >> 16, (DeviceEvent.COPY_OTHER, "other"))
+        first, last = number >> 8 & 0xFF, number & 0xFF
+        ends = f" ({_MEMORY.get(first, '?')} -> {_MEMORY.get(last, '?')})" if first != 0xFF else ""
         directions.append(direction)
         places.append(events.place(f"Memcpy {word}{ends}"))
     which = kinds.which
@@ -99,22 +114,6 @@ def add_overhead(file: SqliteFile, events: Events) -> None:
     )
 
 
-def _add_calls(file: SqliteFile, events: Events) -> None:
-    calls = file.whole_numbers(CALLS, ("start", "end", "globalTid", "nameId", "correlationId"))
-    names = texts_of(file, calls["nameId"])
-    # cudaLaunchKernel_v7000: the version that the function came with.
-    plain = {number: re.sub(r"_v\d+$", "", text) for number, text in names.items()}
-    events.add(
-        "calls",
-        process=process_of(calls["globalTid"]),
-        thread=calls["globalTid"],
-        name=events.places(calls["nameId"], plain),
-        start=calls["start"],
-        end=calls["end"],
-        correlation=calls["correlationId"],
-    )
-
-
 def _add_work(events: Events, table: dict[str, Longs], names: Any, **more: Any) -> None:
     events.add(
         "work",
@@ -127,12 +126,6 @@ def _add_work(events: Events, table: dict[str, Longs], names: Any, **more: Any) 
         correlation=table["correlationId"],
         **more,
     )
-
-
-def _three(first: Longs, second: Longs, third: Longs) -> Longs:
-    columns = (np.asarray(column, np.int64) & 0xFF for column in (first, second, third))
-    high, middle, low = columns
-    return high << 16 | middle << 8 | low
 
 
 def settle_process(events: Events) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import msgspec
 from msgspec import Struct
 
 from stepgrade.readers.annotations import Annotations
 from stepgrade.readers.nsys.device import PID_BITS, PID_MASK, texts_of
 from stepgrade.readers.processes import Events
-from stepgrade.readers.sqlite import SqliteFile
+from stepgrade.readers.sqlite import SqliteFile, json_object
 
 _COLUMNS: Final = ("start", "end", "globalTid", "text", "textId", "jsonText", "jsonTextId")
 _RANGES: Final = 'where eventType in (59, 60) and "end" is not null'
@@ -42,18 +41,10 @@ def add_ranges(file: SqliteFile, events: Events) -> dict[int, list[Communication
             continue
         payload = json if isinstance(json, str) else strings.get(json_id, "")
         call = CommunicationCall(
-            name=name[:_LONGEST_NAME], start_ns=start, end_ns=end, payload=_decoded(payload)
+            name=name[:_LONGEST_NAME], start_ns=start, end_ns=end, payload=json_object(payload)
         )
         calls.setdefault(thread, []).append(call)
     annotations.write()
     for of_thread in calls.values():
         of_thread.sort(key=lambda call: call.start_ns)
     return calls
-
-
-def _decoded(text: str) -> dict[str, Any]:
-    try:
-        found = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}

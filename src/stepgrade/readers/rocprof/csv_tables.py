@@ -69,8 +69,8 @@ def read_trace(source: ByteSource) -> Iterator[Trace]:
     # The table of kernels does not name the process: one writes it.
     pid = int(pids[0]) if len(pids) and pids[0] >= 0 else 0
     names = np.array([events.place(name) for name in kernels.texts("Kernel_Name")], np.int32)
-    agents = kernels.numbers("Agent_Id")
-    devices = np.maximum(0, agents - agents[agents >= 0].min(initial=1 << 20))
+    numbers = kernels.numbers("Agent_Id")
+    devices = np.maximum(0, numbers - numbers[numbers >= 0].min(initial=1 << 20))
     events.add("work", process=pid, name=names, kind=kinds_of(events, names), device=devices,
                stream=kernels.numbers("Queue_Id"), **_times(kernels))  # fmt: skip
     if copies := tables.get("memory_copy_trace"):
@@ -84,16 +84,22 @@ def read_trace(source: ByteSource) -> Iterator[Trace]:
                    **_times(calls))  # fmt: skip
     annotations = Annotations(events)
     if ranges := tables.get("marker_api_trace"):
-        rows = zip(
+        marks = zip(
             *(ranges.numbers(name).tolist() for name in ("Thread_Id", "Start_Timestamp", "End_Timestamp")),
             ranges.texts("Function"),
             strict=True,
         )
-        for thread, start, end, name in rows:
+        for thread, start, end, name in marks:
             if end > start >= 0:
                 annotations.add(pid, thread, start, end, name)
     annotations.write()
-    listed = _devices(tables.get("agent_info"))
+    listed: tuple[TraceDevice, ...] = ()
+    if agents := tables.get("agent_info"):
+        rows = zip(
+            agents.texts("Agent_Type"), agents.texts("Product_Name"), agents.texts("Name"), strict=True
+        )
+        gpus = [(product or name)[:200] for kind, product, name in rows if kind == "GPU"]
+        listed = tuple(TraceDevice(index=index, name=name or None) for index, name in enumerate(gpus))
     return traces_of(events, source.name, "rocprofv3 CSV", lambda _: listed)
 
 
@@ -111,12 +117,3 @@ def _times(table: _Table) -> dict[str, Longs]:
         "end": table.numbers("End_Timestamp"),
         "correlation": table.numbers("Correlation_Id"),
     }
-
-
-def _devices(agents: _Table | None) -> tuple[TraceDevice, ...]:
-    """Return the devices in the order of the table of agents."""
-    if agents is None:
-        return ()
-    rows = zip(agents.texts("Agent_Type"), agents.texts("Product_Name"), agents.texts("Name"), strict=True)
-    gpus = [(product or name)[:200] for kind, product, name in rows if kind == "GPU"]
-    return tuple(TraceDevice(index=index, name=name or None) for index, name in enumerate(gpus))

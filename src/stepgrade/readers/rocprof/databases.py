@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 
 from stepgrade.model.events import NONE, DeviceEvent, Trace, TraceDevice
@@ -17,7 +16,7 @@ from stepgrade.readers.annotations import Annotations
 from stepgrade.readers.processes import Events
 from stepgrade.readers.rocprof.facts import direction_of, kinds_of, traces_of
 from stepgrade.readers.source import ByteSource
-from stepgrade.readers.sqlite import SqliteFile
+from stepgrade.readers.sqlite import SqliteFile, json_object
 
 _DISPATCH: Final = "rocpd_kernel_dispatch"
 _MOST_CAPTURES: Final = 4096
@@ -98,13 +97,19 @@ def _add_rocpd(
     add_work("memory_copy", "name_id", strings, "dst_agent_id")
     calls = []
     regions = file.whole_numbers(table("region"), ("pid", "tid", "start", "end", "name_id", "event_id"))
-    messages = _messages(file, table("event")) if len(regions["start"]) else {}
+    # The texts of roctx ranges, which their events carry as JSON.
+    told = file.rows(table("event"), ("id", "extdata"), "where extdata like '%message%'")
+    messages = (
+        {key: json_object(extra).get("message") for key, extra in told} if len(regions["start"]) else {}
+    )
     for pid, tid, start, end, name, of in zip(*(column.tolist() for column in regions.values()), strict=True):
         category = strings.get(categories.get(of, NONE), "")
         process, thread = pids.get(pid, pid), threads.get(tid, tid)
         if category.startswith("MARKER"):
             if end > start:
-                annotations.add(process, thread, start, end, messages.get(of) or strings.get(name, "?"))
+                text = messages.get(of)
+                text = text if isinstance(text, str) else strings.get(name, "?")
+                annotations.add(process, thread, start, end, text)
         elif not category.startswith(("HSA", "KERNEL")):
             place = events.place(strings.get(name, "?"))
             calls.append((process, thread, start, end, place, stacks.get(of, NONE)))
@@ -114,12 +119,7 @@ def _add_rocpd(
 
 def _agent(index: int, name: object, extra: object) -> TraceDevice:
     """Return a device, with what the JSON beside its row says."""
-    said: dict[str, Any] = {}
-    try:
-        decoded = msgspec.json.decode(extra) if isinstance(extra, str | bytes) else None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        decoded = None
-    said = decoded if isinstance(decoded, dict) else {}
+    said = json_object(extra)
     banks = said.get("mem_banks")
     sizes = (
         [bank.get("size_in_bytes") for bank in banks if isinstance(bank, dict)]
@@ -134,19 +134,6 @@ def _agent(index: int, name: object, extra: object) -> TraceDevice:
         memory_bytes=memory if memory > 0 else None,
         sm_count=units if isinstance(units, int) and units > 0 else None,
     )
-
-
-def _messages(file: SqliteFile, table: str) -> dict[int, str]:
-    """Return the texts of roctx ranges, which their events carry as JSON."""
-    found = {}
-    for key, extra in file.rows(table, ("id", "extdata"), "where extdata like '%message%'"):
-        try:
-            said = msgspec.json.decode(extra) if isinstance(extra, str | bytes) else None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            continue
-        if isinstance(said, dict) and isinstance(said.get("message"), str):
-            found[key] = said["message"]
-    return found
 
 
 def _add_rpd(file: SqliteFile, events: Events) -> None:

@@ -136,7 +136,10 @@ def read_traces(source: ByteSource) -> Iterator[Trace]:
     for process in found.processes:
         pid = process.metadata.pid & 0x7FFFFFFF
         gpus = [agent for agent in process.agents if agent.type == _GPU]
-        numbers = {agent.id.handle: _ordinal(agent, place) for place, agent in enumerate(gpus)}
+        said = [agent.logical_node_type_id for agent in gpus]
+        are_ordinals = len(set(said)) == len(said) and all(0 <= number < 1 << 16 for number in said)
+        ordinals = said if are_ordinals else range(len(gpus))
+        numbers = {agent.id.handle: number for agent, number in zip(gpus, ordinals, strict=True)}
         devices[pid] = tuple(
             TraceDevice(
                 index=numbers[agent.id.handle],
@@ -148,7 +151,14 @@ def read_traces(source: ByteSource) -> Iterator[Trace]:
         )
         _add_kernels(events, pid, process, numbers)
         _add_copies(events, pid, process, numbers)
-        _add_calls(events, pid, process)
+        calls = process.buffer_records.hip_api
+        events.add(
+            "calls",
+            process=pid,
+            name=np.array([events.place(_operation(process, record)) for record in calls], np.int32),
+            thread=np.array([record.thread_id & _MOST for record in calls], np.int64),
+            **_columns(calls),
+        )
         texts = _marker_texts(process.strings.marker_api)
         for record in process.buffer_records.marker_api:
             if record.end_timestamp > record.start_timestamp:
@@ -163,10 +173,6 @@ def read_traces(source: ByteSource) -> Iterator[Trace]:
     del found
     annotations.write()
     return traces_of(events, source.name, "rocprofv3 JSON", lambda pid: devices.get(pid, ()))
-
-
-def _ordinal(agent: _Agent, place: int) -> int:
-    return agent.logical_node_type_id if 0 <= agent.logical_node_type_id < 1 << 16 else place
 
 
 def _time(value: int) -> int:
@@ -221,17 +227,6 @@ def _add_copies(events: Events, pid: int, process: _Process, devices: dict[int, 
             [record.stream_id.handle & _MOST if record.stream_id else NONE for record in records], np.int64
         ),
         bytes=np.array([_time(record.bytes) for record in records], np.int64),
-        **_columns(records),
-    )
-
-
-def _add_calls(events: Events, pid: int, process: _Process) -> None:
-    records = process.buffer_records.hip_api
-    events.add(
-        "calls",
-        process=pid,
-        name=np.array([events.place(_operation(process, record)) for record in records], np.int32),
-        thread=np.array([record.thread_id & _MOST for record in records], np.int64),
         **_columns(records),
     )
 
