@@ -120,7 +120,7 @@ def _disguised(
     return function
 
 
-def patch_backward(patches: Patches, timeline: StepTimeline) -> None:
+def patch_backward(patches: Patches, timeline: StepTimeline, on_end: Callable[[], None]) -> None:
     """Time every `loss.backward()`; one inside another (reentrant checkpointing) is part of it."""
 
     def timed(original: Callable[..., object], /, *args: object, **kwargs: object) -> object:
@@ -132,6 +132,7 @@ def patch_backward(patches: Patches, timeline: StepTimeline) -> None:
         finally:
             timeline.mark(BACKWARD_DONE)
             timeline.leave()
+            on_end()
 
     patches.wrap(torch.autograd, "backward", timed)
 

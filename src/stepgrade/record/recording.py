@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 import weakref
+from _thread import get_ident
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +28,7 @@ from stepgrade.record.clock import EventClock, HostClock, clock_for
 from stepgrade.record.environment import Sensors, autocast_dtype, device_of, sensors_for
 from stepgrade.record.layers import LayerHooks
 from stepgrade.record.lines import LineSampler
-from stepgrade.record.operations import OperationWindow
+from stepgrade.record.operations import OperationWindow, is_in_backward
 from stepgrade.record.timeline import (
     BACKWARD,
     COMMUNICATION,
@@ -44,6 +46,8 @@ from stepgrade.record.totals import Series, Totals, fold_step
 _is_compiling = torch.compiler.is_compiling
 # Steps whose device events are not done yet; more than this many in flight does not happen in training.
 _MOST_PENDING = 256
+# Steps in another thread, with none in the one that trained, after which training goes on there.
+_STEPS_ELSEWHERE = 3
 
 
 class EndedStep(Struct):
@@ -101,14 +105,17 @@ class Recording:
         self._optimizers: list[weakref.ref[Optimizer]] | None = []  # those that are watched; None for all
         self._main_optimizer: weakref.ref[Optimizer] | None = None
         self._other_optimizers: dict[int, tuple[int, int]] = {}  # edges and parts when they stepped
-        self.unwatched_steps = 0
+        self.unwatched_steps = self.elsewhere_steps = 0
+        self._since_here = 0  # steps in other threads since the last one in the thread that trains
+        self._ends_after_backward = False
         self._batches = BatchCounter()
         self._pending: deque[EndedStep] = deque()
 
     def start(self) -> None:
         """Wrap what torch has no hooks for and begin the first step."""
         self.calls.start(self._patches)
-        patches.patch_backward(self._patches, self.timeline)
+        self.window.start(self._patches)
+        patches.patch_backward(self._patches, self.timeline, self._after_backward)
         patches.patch_input(self._patches, self.timeline, self._is_watched, self._batches.add_batch)
         scaler = getattr(
             torch.amp, "GradScaler", torch.cuda.amp.GradScaler
@@ -237,6 +244,13 @@ class Recording:
         """Return the names of the phases by code."""
         return {code: name for name, code in self._phase_codes.items()}
 
+    def step_by_hand(self, loss: float | Tensor | None) -> None:
+        """End a step because the user says so."""
+        self.stepped_by_hand = True
+        if self._is_training_thread():
+            self.timeline.drop_open_phases()
+            self.end_step(loss)
+
     def end_step(self, loss: float | Tensor | None = None) -> None:
         """End the current step and begin the next one."""
         edges = self.timeline.end_step()
@@ -289,7 +303,8 @@ class Recording:
         if self._is_watched_optimizer(optimizer):
             self.timeline.leave()
         try:
-            self._stepped(optimizer)
+            if self.timeline.live and self._is_training_thread():
+                self._stepped(optimizer)
         except Exception as error:  # noqa: BLE001  whatever it is, the training goes on
             self._fail(error)
 
@@ -315,9 +330,39 @@ class Recording:
         if not is_watched:
             self.unwatched_steps += main is not None
             return
-        self._other_optimizers.clear()
         self._main_optimizer = weakref.ref(optimizer)
-        self.end_step()
+        # An optimizer that steps as soon as its gradient is there does so in the midst of the step.
+        in_midst = is_in_backward() and self.timeline.direction == BACKWARD
+        if not in_midst or self._ends_after_backward:
+            self._other_optimizers.clear()
+            self.end_step()
+        self._ends_after_backward = in_midst
+
+    def _after_backward(self) -> None:
+        """End the step that could not end inside the backward pass."""
+        if not is_in_backward() and not self.timeline.is_elsewhere:
+            if self._ends_after_backward and self.timeline.live:
+                self._ends_after_backward = False
+                self._other_optimizers.clear()
+                self.end_step()
+            elif not self.timeline.live or self.window.has_lapsed:
+                self.window.drop()
+
+    def _is_training_thread(self) -> bool:
+        """Tell whether this is the thread that trains: the first one, until only others step."""
+        here, before = get_ident(), self.timeline.thread
+        if before in (0, here):
+            self.timeline.thread, self._since_here = here, 0
+            return True
+        self._since_here += 1
+        self.elsewhere_steps += 1
+        if self._since_here >= _STEPS_ELSEWHERE or before not in sys._current_frames():  # noqa: SLF001
+            self.window.drop()
+            self.timeline.thread, self._since_here = here, 0
+            self.lines.follow(here)
+            self.timeline.drop_open_phases()
+            self.timeline.restart_step()
+        return False
 
     def _is_watched_optimizer(self, optimizer: Optimizer) -> bool:
         watched = self._optimizers
