@@ -266,7 +266,9 @@ def recording_notes(recording: Recording, totals: Totals, *, is_warm: bool) -> l
         ),
         "no_layer_forward": (layered and recording.saw_forward and not totals.forward_ns, compiled),
     }
-    return [Note(code, text) for code, (applies, text) in possible.items() if applies]
+    notes = [Note(code, text) for code, (applies, text) in possible.items() if applies]
+    busy = recording.contention.note() if recording.contention is not None else None
+    return notes if busy is None else [*notes, busy]
 
 
 def _lines(recording: Recording) -> object:

@@ -25,7 +25,7 @@ from stepgrade.record.batches import BatchCounter
 from stepgrade.record.blocks import find_blocks, unique_names, unwrap
 from stepgrade.record.calls import Around, ModuleCalls
 from stepgrade.record.clock import EventClock, HostClock, clock_for
-from stepgrade.record.environment import Sensors, autocast_dtype, device_of, sensors_for
+from stepgrade.record.environment import Contention, Sensors, autocast_dtype, device_of, sensors_for
 from stepgrade.record.layers import LayerHooks
 from stepgrade.record.lines import LineSampler
 from stepgrade.record.operations import OperationWindow, is_in_backward
@@ -76,6 +76,7 @@ class Recording:
     def __init__(self, *, warmup: int, ops_every: int | None) -> None:
         self.clock: HostClock | EventClock = HostClock()
         self.sensors: Sensors | None = None
+        self.contention: Contention | None = None
         self.timeline = StepTimeline(self.clock.now)
         self.calls = ModuleCalls(self.timeline, self._fail)
         self.layers = LayerHooks(self.timeline)
@@ -269,11 +270,13 @@ class Recording:
         )
         self.ended += 1
         self._add_done_steps()
-        if self._warmup <= 0 and not self.lines.is_running and self.timeline.live:
+        is_first = self._warmup <= 0 and self.contention is None and self.timeline.live
+        if is_first:
             self.lines.start(self.ended)
+            self.contention = Contention()
         if self.saw_model:
             self.window.open_if_due(self.ended, self._device)
-        if profiler is not None or self.window.is_open:
+        if is_first or profiler is not None or self.window.is_open:
             self.timeline.restart_step()
         if self.on_step is not None:
             self.on_step(self.ended)
