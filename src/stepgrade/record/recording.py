@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import signal
 import sys
+import traceback
 import weakref
 from _thread import get_ident
 from collections import deque
@@ -337,17 +339,21 @@ class Recording:
         # An optimizer that steps as soon as its gradient is there does so in the midst of the step.
         in_midst = is_in_backward() and self.timeline.direction == BACKWARD
         if not in_midst or self._ends_after_backward:
-            self._other_optimizers.clear()
-            self.end_step()
+            self._end_by_optimizer()
         self._ends_after_backward = in_midst
+
+    def _end_by_optimizer(self) -> None:
+        self._other_optimizers.clear()
+        if self.timeline.direction != BACKWARD:
+            self.timeline.drop_open_phases()  # that an interrupt left open
+        self.end_step()
 
     def _after_backward(self) -> None:
         """End the step that could not end inside the backward pass."""
         if not is_in_backward() and not self.timeline.is_elsewhere:
             if self._ends_after_backward and self.timeline.live:
                 self._ends_after_backward = False
-                self._other_optimizers.clear()
-                self.end_step()
+                self._end_by_optimizer()
             elif not self.timeline.live or self.window.has_lapsed:
                 self.window.drop()
 
@@ -436,7 +442,13 @@ class Recording:
         self.timeline.leave()
 
     def _fail(self, error: Exception) -> None:
-        """Stop recording because of an error of ours; what was measured until then is kept."""
+        """Stop recording because of an error of ours; what was measured until then is kept.
+
+        What a handler of the script raises because a signal has come, wherever it found us, is the script's.
+        """
+        handlers = {getattr(signal.getsignal(each), "__code__", None) for each in signal.valid_signals()}
+        if any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__)):
+            raise error
         self.detach()
         if self.on_failure is not None:
             self.on_failure(error)
