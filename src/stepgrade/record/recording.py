@@ -31,6 +31,7 @@ from stepgrade.record.environment import Contention, Sensors, autocast_dtype, de
 from stepgrade.record.layers import LayerHooks
 from stepgrade.record.lines import LineSampler
 from stepgrade.record.operations import OperationWindow, is_in_backward
+from stepgrade.record.own_updates import OwnUpdates
 from stepgrade.record.timeline import (
     BACKWARD,
     COMMUNICATION,
@@ -41,6 +42,7 @@ from stepgrade.record.timeline import (
     NONE,
     OPTIMIZER,
     PHASE_NAMES,
+    UPDATED,
     StepTimeline,
 )
 from stepgrade.record.totals import Series, Totals, fold_step
@@ -102,6 +104,7 @@ class Recording:
         self.on_model: Callable[[Module], None] | None = None  # for each model that is found
         self._warmup = warmup
         self._patches = patches.Patches()
+        self._patches_without_optimizer = patches.Patches()
         self._undo: list[Callable[[], None]] = []
         self._phase_codes = {name: code for code, name in PHASE_NAMES.items()}
         self._datasets: list[Dataset[object]] | None = []  # of the watched loaders; None for all
@@ -111,6 +114,8 @@ class Recording:
         self.unwatched_steps = self.elsewhere_steps = 0
         self._since_here = 0  # steps in other threads since the last one in the thread that trains
         self._ends_after_backward = False
+        self.own_updates = OwnUpdates()
+        self.own_steps = 0  # that no optimizer ended
         self._batches = BatchCounter()
         self._pending: deque[EndedStep] = deque()
 
@@ -119,7 +124,13 @@ class Recording:
         self.calls.start(self._patches)
         self.window.start(self._patches)
         patches.patch_backward(self._patches, self.timeline, self._after_backward)
-        patches.patch_input(self._patches, self.timeline, self._is_watched, self._batches.add_batch)
+        patches.patch_input(
+            self._patches,
+            self.timeline,
+            self._is_watched,
+            before=self._end_own_step,
+            on_batch=self._batches.add_batch,
+        )
         scaler = getattr(
             torch.amp, "GradScaler", torch.cuda.amp.GradScaler
         )  # torch 2.2 has it under cuda only
@@ -134,6 +145,11 @@ class Recording:
 
     def stop(self) -> None:
         """Remove all hooks and read the steps that are still on the device."""
+        if self.own_updates.passes and self.own_updates.is_possible and self.own_steps and self.timeline.live:
+            # The last one has no end: what follows it may be anything.
+            self.ended += 1
+            if self.on_step is not None:
+                self.on_step(self.ended)
         self.detach()
         self.pause()
 
@@ -141,6 +157,7 @@ class Recording:
         """Remove all hooks; what is still on the device is not read."""
         self.calls.stop()
         self.layers.release()
+        self._patches_without_optimizer.undo()
         self._patches.undo()
         while self._undo:
             self._undo.pop()()
@@ -218,8 +235,12 @@ class Recording:
             self._optimizers.append(weakref.ref(inner))
 
     def watch_every_optimizer(self) -> None:
-        """Time all optimizers, those that do not exist yet too."""
+        """Time all optimizers, those that do not exist yet too; without any the weights tell steps."""
         self._optimizers = None
+        self.own_updates.is_possible = True
+        patches.patch_until_optimizer(
+            self._patches_without_optimizer, self.timeline, self._leave_to_optimizer, self._after_backward
+        )
 
     def watch_loader(self, loader: object) -> bool:
         """Time the wait for each batch; return whether this kind of loader can be hooked."""
@@ -276,7 +297,7 @@ class Recording:
         if is_first:
             self.lines.start(self.ended)
             self.contention = Contention()
-        if self.saw_model:
+        if self.saw_model or (self.own_steps and not torch.cuda.is_initialized()):
             self.window.open_if_due(self.ended, self._device)
         if is_first or profiler is not None or self.window.is_open:
             self.timeline.restart_step()
@@ -348,15 +369,6 @@ class Recording:
             self.timeline.drop_open_phases()  # that an interrupt left open
         self.end_step()
 
-    def _after_backward(self) -> None:
-        """End the step that could not end inside the backward pass."""
-        if not is_in_backward() and not self.timeline.is_elsewhere:
-            if self._ends_after_backward and self.timeline.live:
-                self._ends_after_backward = False
-                self._end_by_optimizer()
-            elif not self.timeline.live or self.window.has_lapsed:
-                self.window.drop()
-
     def _is_training_thread(self) -> bool:
         """Tell whether this is the thread that trains: the first one, until only others step."""
         here, before = get_ident(), self.timeline.thread
@@ -372,6 +384,51 @@ class Recording:
             self.timeline.drop_open_phases()
             self.timeline.restart_step()
         return False
+
+    def _leave_to_optimizer(self) -> None:
+        """Tell steps by the optimizers, as soon as there is one."""
+        self.own_updates.is_possible = False
+        self._patches_without_optimizer.undo()
+
+    def _after_backward(self) -> None:
+        """End the step that could not end inside the backward pass; without an optimizer remember the weights.
+
+        A loop without a model has nothing else to tell a step by.
+        """
+        if is_in_backward() or self.timeline.is_elsewhere:
+            return
+        try:
+            if self._ends_after_backward and self.timeline.live:
+                self._ends_after_backward = False
+                self._end_by_optimizer()
+            elif not self.timeline.live or self.window.has_lapsed:
+                self.window.drop()
+            if self.own_updates.is_possible:
+                modules = (model.module() for model in self._models.values())
+                self.own_updates.remember(module for module in modules if module is not None)
+                if not self.saw_model:
+                    self._end_own_step()
+        except Exception as error:  # noqa: BLE001  whatever it is, the training goes on
+            self._fail(error)
+
+    def _end_own_step(self) -> None:
+        """End a step of a loop without an optimizer, when the next batch or forward follows an update."""
+        own, timeline = self.own_updates, self.timeline
+        if not own.passes or not own.is_possible or self.stepped_by_hand:
+            return
+        try:
+            if (
+                timeline.direction == NONE
+                and timeline.live
+                and own.is_step_over()
+                and self._is_training_thread()
+            ):
+                own.begin_step()
+                self.own_steps += 1
+                timeline.mark(UPDATED)
+                self.end_step()
+        except Exception as error:  # noqa: BLE001  as above
+            self._fail(error)
 
     def _is_watched_optimizer(self, optimizer: Optimizer) -> bool:
         watched = self._optimizers
@@ -420,12 +477,14 @@ class Recording:
         return Around(self._before_other, self._after_forward)
 
     def _before_other(self, module: Module, _args: object, _kwargs: object) -> None:
+        self._end_own_step()
         kind = type(unwrap(module))
         evaluated = not torch.is_grad_enabled() and any(kind is model.kind for model in self._models.values())
         self.timeline.enter(EVALUATION if evaluated else FORWARD)
 
     def _before_forward(self, module: Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         timeline = self.timeline
+        self._end_own_step()
         called = self._models.get(id(module))
         if called is not None:
             called.called_in_step = self.ended
