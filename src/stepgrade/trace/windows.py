@@ -200,12 +200,17 @@ def _marked(start: Longs, end: Longs, known: Mask, amount: Longs, *, on_device: 
         mark[~empty & ~known] = StepMark.OPEN
     full = ended if len(ended) else np.flatnonzero(~empty)
     # What a step of the second half does as well is how the run is, not its warm-up.
-    warm, later = 0, dur[full[len(full) // 2 :]]
+    warm, later = 0, np.sort(dur[full[len(full) // 2 :]])
+    nearest = np.searchsorted(later, dur[full])
     others = _Others(dur, kind, full)
     while (
         warm < len(full) // 2
         and others.is_off(int(full[warm]))
-        and (np.abs(later - dur[full[warm]]) > TOLERANCE * later).all()
+        # Of the later ones the next shorter and the next longer are the most alike.
+        and all(
+            abs(ns - int(dur[full[warm]])) > TOLERANCE * ns
+            for ns in later[max(0, nearest[warm] - 1) : nearest[warm] + 1].tolist()
+        )
     ):
         mark[full[warm]] = StepMark.WARM_UP
         warm += 1
