@@ -98,6 +98,18 @@ def test_operations_that_only_a_device_has_show_that_it_was_not_recorded() -> No
     assert "device_unseen" in warnings
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["aten::cudnn_is_acceptable", "aten::_scaled_dot_product_flash_attention", "aten::mkldnn_convolution"],
+)
+def test_what_a_processor_calls_as_well_shows_no_device(name: str) -> None:
+    out = TraceBuilder(devices=())
+    for step in range(5):
+        out.op(name, 1_000_000 * step, 500_000)
+        out.op("aten::flatten", 1_000_000 * step + 600_000, 5_000)
+    assert "device_unseen" not in {note.code for note in analyse_rank(out.trace()).profile.warnings}
+
+
 def conv_pass(out: TraceBuilder, at: int, dims: list[Any] | None = None) -> None:
     """Add the forward pass of a small network."""
     names = (
