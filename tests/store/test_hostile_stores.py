@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import stepgrade as sg
-from stepgrade.errors import BadHistory
+from stepgrade.errors import BadHistory, without_secrets
 from stepgrade.store import NewRun, Selection, open_history
 from tests.builders import make_profile, make_step_profile
 from tests.conftest import Ran
@@ -70,6 +70,21 @@ WRONG_PLACES = [
     f"host=h user=me password={SECRET}",
     f"user = me password = '{SECRET} x' host = h",
     f"dbname=x password={SECRET}",
+    f"postgresql:// me:{SECRET}@h/db",
+    f"postgresql:/me:{SECRET}@h/db",
+    f"postgresql//me:{SECRET}@h/db",
+    f"postgresql://me%3A{SECRET}%@h/db",
+    f"postgresql://me\uff1a{SECRET}@h/db",
+    f"postgresql://me:{SECRET}\uff20h/db",
+    f"postgresql://me:{SECRET}%00@h/db",
+    f"'postgresql://me:{SECRET}@h/db'",
+    f" postgresql://me:{SECRET}@h/db",
+    f"jdbc:postgresql://h/db?user=me&password={SECRET}",
+    f"//me:{SECRET}@h/db",
+    f"me:{SECRET}@h/db",
+    f"sqlite://me:{SECRET}@h/db",
+    f"Server=h;Uid=me;Password={SECRET};",
+    f"Server=h;Uid=me;Pwd={SECRET};",
     ":memory:",
     "sqlite:///:memory:",
 ]
@@ -85,6 +100,8 @@ WRONG_PLACES = [
         ["gate", "RUN", "--against", "history:main", "--history", "PLACE"],
         ["gate", "RUN", "--against", "PLACE"],
         ["score", "PLACE"],
+        ["score", "RUN", "--config", "PLACE"],
+        ["score", "RUN", "--device", "PLACE"],
         ["history", "PLACE"],
         ["PLACE"],
     ],
@@ -111,6 +128,27 @@ def test_every_spelling_of_a_url_reaches_the_server(stepgrade: Run, profile: Pat
     assert (ran.code, "no connection" in ran.err) == (2, True), ran.err
     assert "postgresql://me@127.0.0.1:1/none" in ran.err
     assert SECRET not in ran.err
+
+
+@pytest.mark.parametrize("name", ["./10:30@node.db", "a@b.db", "a:b.db", "10:30/a@b.db"])
+def test_a_file_may_have_such_a_name_where_it_is_plainly_one(
+    stepgrade: Run, profile: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(profile.parent)
+    ran = stepgrade("history", "add", profile, "--history", name)
+    assert ran.code == 0, ran.err
+    assert Path(name).exists()
+
+
+def test_messages_keep_what_is_no_password() -> None:
+    for text in (
+        "run.json: line 3: 'a@b' is no number",
+        "postgresql://me@127.0.0.1:1/none: no connection",
+        "https://example.org:8080/x is no file",
+        "C:\\runs\\x.json: no such file (write to a@b.org)",
+        "aten::mm took 3 ms",
+    ):
+        assert without_secrets(text) == text
 
 
 def test_the_place_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
