@@ -7,6 +7,7 @@ import os
 import shutil
 import sqlite3
 import stat
+import struct
 import subprocess
 import sys
 import zlib
@@ -422,3 +423,43 @@ def test_what_sqlite_calls_a_lack_of_memory_is_damage(history: Path) -> None:
             store.runs()
     if sqlite3.sqlite_version_info < (3, 41):  # what a later one says of it is not ours
         assert memory_errors
+
+
+def test_a_journal_beside_the_file_deletes_nothing(stepgrade: Run, history: Path, profile: Path) -> None:
+    """SQLite deletes the file that the journal of an unfinished transaction names: `history list` would do."""
+    victim = history.parent / "victim.txt"
+    magic, name = bytes.fromhex("d9d505f920a163d7"), str(victim).encode()
+    head = magic + struct.pack(">5I", 0, 1234, history.stat().st_size // 4096, 512, 4096)
+    lock_page = struct.pack(">I", 0x40000000 // 4096 + 1)
+    tail = lock_page + name + struct.pack(">2I", len(name), sum(name)) + magic
+    journal = history.with_name("history.db-journal")
+    link = history.with_name("linked.db")
+    link.symlink_to(history)
+
+    def plant() -> None:
+        victim.write_text("important")
+        journal.write_bytes(head.ljust(512, b"\0") + tail)
+
+    plant()
+    with closing(sqlite3.connect(history)) as raw:
+        raw.execute("select name from sqlite_master").fetchall()
+    assert not victim.exists(), "this SQLite deletes nothing any more"
+    for place in (history, link):
+        for words in (["list"], ["trend"], ["export"], ["add", profile]):
+            plant()
+            ran = stepgrade("history", *words, "--history", place)
+            assert (ran.code, "names another file" in ran.err) == (2, True), ran.err
+            assert victim.exists()
+            assert journal.exists()  # what else it may hold is the user's to judge
+
+
+@pytest.mark.parametrize("suffix", ["-journal", "-wal", "-shm"])
+def test_links_beside_the_file_are_not_written_through(
+    stepgrade: Run, history: Path, profile: Path, suffix: str
+) -> None:
+    victim = history.parent / "victim.txt"
+    victim.write_text("important")
+    history.with_name(f"history.db{suffix}").symlink_to(victim)
+    ran = stepgrade("history", "add", profile, "--history", history)
+    assert ran.code in (0, 2), ran.err
+    assert victim.read_text() == "important"
