@@ -107,7 +107,7 @@ lock: $(VENV)/.installed-integrations  ## write down the versions that are insta
 
 audit: $(VENV)/bin/python  ## look for known holes in what stepgrade and its extras bring (asks PyPI and OSV)
 	$(PIP) install pip-audit==2.10.1
-	$(BIN)/pip-audit --requirement requirements/lock.txt --no-deps --disable-pip
+	$(BIN)/pip-audit --strict --requirement requirements/lock.txt --no-deps --disable-pip
 
 sbom: $(VENV)/bin/python  ## write dist/stepgrade.cdx.json: what an install with the light extras is made of
 	$(PYTHON) -m venv $(VENV)/sbom
