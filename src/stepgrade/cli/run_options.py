@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 from argparse import Namespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepgrade.cli.parser import Parser
 from stepgrade.cli.streams import complain
@@ -14,9 +14,11 @@ from stepgrade.config import DEFAULT_PATH, Config, load_config
 from stepgrade.hardware.cost.conventions import CONVENTIONS, DEFAULT_CONVENTION
 from stepgrade.hardware.cost.plan import (
     CHECKPOINTING,
+    DEQUANTISE,
     LOSSES,
     METHODS,
     OPTIMIZERS,
+    ZERO_STAGE,
     Parallelism,
     Plan,
     find_dtype,
@@ -29,6 +31,27 @@ if TYPE_CHECKING:
     from stepgrade.model.scorecard import Scorecard
 
 WORK = ("training", "inference")
+# Options that only estimate and plan have, and the fields of Parallelism and Plan that they set.
+_SHARDING = {
+    "sequence_parallel": "sequence",
+    "context_parallel": "context",
+    "virtual_stages": "virtual",
+    "shard_group": "shard_group",
+}
+_MEMORY = {
+    name: name
+    for name in (
+        "kernels",
+        "weights",
+        "attention",
+        "quantisation",
+        "lora_dropout",
+        "offload",
+        "allocator",
+        "lengths",
+        "optimizer_in_backward",
+    )
+}
 
 
 def add_sources(parser: Parser) -> None:
@@ -93,13 +116,11 @@ def add_setup_options(parser: Parser) -> None:
     add("--dtype", default="bf16", metavar="NAME", help="precision of the arithmetic (default: bf16)")
     add("--method", choices=METHODS, default="full", help="what is trained (default: full)")
     add("--rank", type=int, default=16, metavar="R", help="rank of LoRA's adapters (default: 16)")
-    targets = ("all", "attention")
-    add("--lora-targets", choices=targets, default="all", help="default: all linear layers")
+    add("--lora-targets", default="all", metavar="NAMES", help="all, attention, or q,k,v,… (default: all)")
     add("--optimizer", choices=tuple(OPTIMIZERS), default="adamw", help="default: adamw")
     add("--checkpointing", choices=CHECKPOINTING, default="none", help="what is recomputed (default: none)")
     add("--loss", choices=tuple(LOSSES), default="upcast", help="how logits become a loss (default: upcast)")
-    kernels = ("fused", "unfused")
-    add("--dequantise", choices=kernels, default="unfused", help="QLoRA kernels (default: unfused)")
+    add("--dequantise", choices=DEQUANTISE, default="unfused", help="QLoRA kernels (default: unfused)")
     add(
         "--convention",
         choices=tuple(CONVENTIONS),
@@ -109,7 +130,7 @@ def add_setup_options(parser: Parser) -> None:
     )
     add = parser.add_argument_group("parallelism").add_argument
     add("--world-size", type=int, default=1, metavar="N", help="devices that share the run (default: 1)")
-    add("--data-parallel", choices=("ddp", "fsdp"), default="ddp", help="default: ddp")
+    add("--data-parallel", choices=tuple(ZERO_STAGE), default="ddp", help="default: ddp")
     add("--tensor-parallel", type=int, default=1, metavar="N", help="devices that share each matrix")
     add("--pipeline-parallel", type=int, default=1, metavar="N", help="stages that share the layers")
     add("--expert-parallel", type=int, default=1, metavar="N", help="devices that share the experts")
@@ -124,6 +145,7 @@ def setup_from(args: Namespace) -> Setup:
         tensor=args.tensor_parallel,
         pipeline=args.pipeline_parallel,
         expert=args.expert_parallel,
+        **_given(args, _SHARDING),
     )
     if args.model is not None and args.batch is not None and args.seq is not None:
         plan = Plan(
@@ -140,6 +162,7 @@ def setup_from(args: Namespace) -> Setup:
             dequantise=args.dequantise,
             packed_seq=args.packed_seq,
             parallel=parallel,
+            **_given(args, _MEMORY),
         )
     return Setup(
         device=args.device,
@@ -156,6 +179,12 @@ def setup_from(args: Namespace) -> Setup:
         dtype=dtype,
         devices=parallel.devices,
     )
+
+
+def _given(args: Namespace, fields: dict[str, str]) -> dict[str, Any]:
+    """Return what the options say that only some commands have, by the field that each sets."""
+    said = vars(args)
+    return {field: said[option] for option, field in fields.items() if option in said}
 
 
 def add_allow_different_option(parser: Parser) -> None:

@@ -33,7 +33,7 @@ class LinkTraffic(Struct, frozen=True, kw_only=True):
 def link_traffic(shape: ModelShape, plan: Plan) -> LinkTraffic:
     """Return what one device sends per optimizer step."""
     parallel, count = plan.parallel, plan.micro_batches
-    # Two all-reduces forward and two backward in every layer of the stage, on the device's part of a sequence.
+    # Two all-reduces forward and two backward in every layer of the stage, on a part of the sequence.
     peers, tokens = parallel.tensor, plan.tokens / parallel.context
     per_layer = 4 * 2 * (peers - 1) / peers * tokens * shape.hidden * plan.value_bytes
     # Activations sent on and gradients sent back across one boundary.

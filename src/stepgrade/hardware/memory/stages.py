@@ -96,7 +96,7 @@ def held_parameters(shape: ModelShape, plan: Plan, stage: Stage) -> Held:
 
 
 def expert_tensor(plan: Plan) -> int:
-    """Return how many devices share each expert's matrices: Megatron divides them as it divides the others."""
+    """Return how many devices share each expert's matrices; Megatron divides them like the others."""
     if plan.parallel.expert_tensor is not None:
         return plan.parallel.expert_tensor
     return plan.parallel.tensor if plan.kernels == "te" else 1
