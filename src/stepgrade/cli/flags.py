@@ -49,6 +49,13 @@ FLAGS = {
     "lengths": "--lengths NAME",
     "optimizer_in_backward": "--optimizer-in-backward",
     "anchor": "--anchor FILE",
+    # Plans, as in Cluster and PlanRequest
+    "plan_devices": "--devices N",
+    "global_batch": "--global-batch N",
+    "per_node": "--per-node N",
+    "network_gb_s": "--network GB_S",
+    "trainers": "--trainer NAME",
+    "most": "--top N",
     # Scoring
     "throughput_tok_s": "--throughput TOK_S",
     "tokens_per_step": "--tokens-per-step N",

@@ -101,23 +101,11 @@ def add_throughput_option(parser: Parser) -> None:
 
 def add_setup_options(parser: Parser) -> None:
     """Add how the device is named or described, the model, and how it is trained."""
-    add = parser.add_argument_group("hardware").add_argument
-    add("--device", metavar="KEY", help="the accelerator, such as h100-sxm5-80gb; see stepgrade devices")
-    add("--device-file", metavar="TOML", help="a description of your own device")
-    add("--peak-bw", dest="peak_bw_gb_s", type=float, metavar="GB_S", help="memory bandwidth")
-    add("--peak-tflops", type=float, metavar="TFLOPS", help="dense peak of --dtype")
-    add("--link", dest="link_gb_s", type=float, metavar="GB_S", help="link between devices, one direction")
-    add = parser.add_argument_group("run").add_argument
-    add("--model", metavar="CONFIG_JSON", help="the model's Hugging Face config.json, or the folder with it")
+    add_hardware_options(parser)
+    add = add_run_options(parser).add_argument
     add("--batch", type=int, metavar="N", help="sequences per micro-batch on one replica")
-    add("--seq", type=int, metavar="N", help="tokens per sequence")
     add("--micro-batches", type=int, default=1, metavar="N", help="micro-batches per step (default: 1)")
     add("--packed-seq", type=float, metavar="N", help="length of the texts packed into a sequence")
-    add("--dtype", default="bf16", metavar="NAME", help="precision of the arithmetic (default: bf16)")
-    add("--method", choices=METHODS, default="full", help="what is trained (default: full)")
-    add("--rank", type=int, default=16, metavar="R", help="rank of LoRA's adapters (default: 16)")
-    add("--lora-targets", default="all", metavar="NAMES", help="all, attention, or q,k,v,… (default: all)")
-    add("--optimizer", choices=tuple(OPTIMIZERS), default="adamw", help="default: adamw")
     add("--checkpointing", choices=CHECKPOINTING, default="none", help="what is recomputed (default: none)")
     add("--loss", choices=tuple(LOSSES), default="upcast", help="how logits become a loss (default: upcast)")
     add("--dequantise", choices=DEQUANTISE, default="unfused", help="QLoRA kernels (default: unfused)")
@@ -134,6 +122,30 @@ def add_setup_options(parser: Parser) -> None:
     add("--tensor-parallel", type=int, default=1, metavar="N", help="devices that share each matrix")
     add("--pipeline-parallel", type=int, default=1, metavar="N", help="stages that share the layers")
     add("--expert-parallel", type=int, default=1, metavar="N", help="devices that share the experts")
+
+
+def add_hardware_options(parser: Parser) -> None:
+    """Add how the device is named or described."""
+    add = parser.add_argument_group("hardware").add_argument
+    add("--device", metavar="KEY", help="the accelerator, such as h100-sxm5-80gb; see stepgrade devices")
+    add("--device-file", metavar="TOML", help="a description of your own device")
+    add("--peak-bw", dest="peak_bw_gb_s", type=float, metavar="GB_S", help="memory bandwidth")
+    add("--peak-tflops", type=float, metavar="TFLOPS", help="dense peak of --dtype")
+    add("--link", dest="link_gb_s", type=float, metavar="GB_S", help="link between devices, one direction")
+
+
+def add_run_options(parser: Parser) -> argparse._ArgumentGroup:
+    """Add the model, and how it is trained."""
+    group = parser.add_argument_group("run")
+    add = group.add_argument
+    add("--model", metavar="CONFIG_JSON", help="the model's Hugging Face config.json, or the folder with it")
+    add("--seq", type=int, metavar="N", help="tokens per sequence")
+    add("--dtype", default="bf16", metavar="NAME", help="precision of the arithmetic (default: bf16)")
+    add("--method", choices=METHODS, default="full", help="what is trained (default: full)")
+    add("--rank", type=int, default=16, metavar="R", help="rank of LoRA's adapters (default: 16)")
+    add("--lora-targets", default="all", metavar="NAMES", help="all, attention, or q,k,v,… (default: all)")
+    add("--optimizer", choices=tuple(OPTIMIZERS), default="adamw", help="default: adamw")
+    return group
 
 
 def setup_from(args: Namespace) -> Setup:

@@ -13,7 +13,7 @@ from stepgrade.hardware.memory.fit import Anchor
 _MOST_BYTES = 64 * 2**20
 _UNITS = {"gib": 2**30, "gb": 10**9, "mib": 2**20, "mb": 2**20}
 _FIGURE = r"([\d.,]+)\s*(GiB|GB|MiB|MB)?"
-# What each trainer prints, what the figure is, and its unit where the line does not say it (or says it wrongly).
+# What each trainer prints, what the figure is, and its unit where the line does not say it, or wrongly.
 _LINES: tuple[tuple[str, Literal["allocated", "reserved"], int | None], ...] = (
     (rf"\bmemory:\s*{_FIGURE}\s*\(", "reserved", None),  # torchtitan
     (rf"max allocated:\s*{_FIGURE}", "allocated", 2**20),  # Megatron-LM
@@ -26,7 +26,7 @@ _LINES: tuple[tuple[str, Literal["allocated", "reserved"], int | None], ...] = (
 
 
 def read_anchor(path: str) -> Anchor:
-    """Return the peak of the run in a JSON with `memory`, or in a log; raise BadInput where neither has one."""
+    """Return the peak of the run in a JSON with `memory`, or in a log; raise BadInput without one."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123  pathlib costs 4 ms at start
             raw = file.read(_MOST_BYTES + 1)

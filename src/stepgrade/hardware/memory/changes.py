@@ -180,29 +180,31 @@ def cheapest_changes(
         alone = way.apply(shape, plan)
         if alone is not None and verdict_of(need(alone), capacity) == "fits":
             return (_changed(way, now, need(alone), capacity),)
-    taken, changed = [], plan
-    for way in (*_WAYS, _WAYS[-2], _WAYS[-2]):  # tensor parallelism over two, four, eight devices
-        more = way.apply(shape, changed)
-        if more is None:
-            continue
-        before, after = need(changed), need(more)
-        if before.need_bytes - after.need_bytes < _WORTH * now.need_bytes:
-            continue
-        taken.append(way)
-        changed = more
-        if verdict_of(after, capacity) == "fits":
-            break
-    # What turned out not to be needed, dearest first.
-    for way in reversed(taken[:-1]):
-        fewer = [other for other in taken if other is not way]
-        if verdict_of(need(_applied(shape, plan, fewer)), capacity) == "fits":
-            taken = fewer
     found, changed = [], plan
-    for way in taken:
+    for way in _enough(shape, plan, capacity, need):
         more = _applied(shape, changed, [way])
         found.append(_changed(way, need(changed), need(more), capacity))
         changed = more
     return tuple(found)
+
+
+def _enough(shape: ModelShape, plan: Plan, capacity: float, need: Callable[[Plan], MemoryNeed]) -> list[_Way]:
+    """Return the changes to make together, cheapest first, none that turned out not to be needed."""
+    taken: list[_Way] = []
+    changed, worth = plan, _WORTH * need(plan).need_bytes
+    for way in (*_WAYS, _WAYS[-2], _WAYS[-2]):  # tensor parallelism over two, four, eight devices
+        more = way.apply(shape, changed)
+        if more is None or need(changed).need_bytes - need(more).need_bytes < worth:
+            continue
+        taken.append(way)
+        changed = more
+        if verdict_of(need(changed), capacity) == "fits":
+            break
+    for way in reversed(taken[:-1]):  # the dearest first
+        fewer = [other for other in taken if other is not way]
+        if verdict_of(need(_applied(shape, plan, fewer)), capacity) == "fits":
+            taken = fewer
+    return taken
 
 
 def _applied(shape: ModelShape, plan: Plan, ways: list[_Way]) -> Plan:

@@ -85,13 +85,14 @@ def memory_fit(
 
 
 def least_devices(shape: ModelShape, plan: Plan, capacity: float) -> int | None:
-    """Return how many devices (2, 4, 8, …) hold the run with FSDP and everything recomputed; None for none."""
+    """Return how many devices (2, 4, 8, …) hold the run with FSDP and everything recomputed, or None."""
     lean = structs.replace(plan, batch=1, checkpointing="full", allocator="expandable", loss="chunked")
-    for power in range(1, _MOST_DEVICES.bit_length()):
-        parallel = Parallelism(devices=2**power, data="fsdp")
-        need = memory_need(shape, structs.replace(lean, parallel=parallel))
+    devices = 2
+    while devices <= _MOST_DEVICES:
+        need = memory_need(shape, structs.replace(lean, parallel=Parallelism(devices=devices, data="fsdp")))
         if verdict_of(need, capacity) == "fits":
-            return 2**power
+            return devices
+        devices *= 2
     return None
 
 
@@ -104,7 +105,7 @@ def anchor_offset(shape: ModelShape, plan: Plan, anchor: Anchor) -> float:
 
 
 def largest_micro_batch(shape: ModelShape, plan: Plan, capacity: float, offset: float | None = None) -> int:
-    """Return how many sequences a micro-batch may have so that the run still fits; 0 when not even one does."""
+    """Return how many sequences a micro-batch may have so that the run still fits; 0 for not even one."""
 
     def fits(batch: int) -> bool:
         need = memory_need(shape, structs.replace(plan, batch=batch), offset)
