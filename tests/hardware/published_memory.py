@@ -195,14 +195,14 @@ def plan_of(row: Row) -> Plan:
         separate_embedding=row["loss"] == "chunk_seq",
     )
     kept = tuple(float(row[name] or 0) for name in ("weight_bytes", "grad_bytes", "master_bytes"))
-    weights = {
+    by_bytes: dict[tuple[float, ...], str] = {
         (2, 2, 0): "bf16",
         (4, 4, 0): "fp32",
         (2, 4, 4): "megatron",
         (2, 6, 4): "megatron-fp16",
         (2, 2, 4): "master",
         (2, 2, 8): "megatron-bf16-gradients",
-    }.get(kept, "master")
+    }
     states = float(row["optimizer_bytes"] or 8)
     optimizer = "adamw-bf16" if states == 4 else "adamw-8bit" if 1.5 < states < 3 else "adamw"
     is_litgpt = row["source"] == "litgpt"
@@ -218,7 +218,7 @@ def plan_of(row: Row) -> Plan:
         optimizer=optimizer,
         checkpointing=CHECKPOINTING.get(row["checkpointing"], row["checkpointing"]),
         loss=LOSSES.get(row["loss"], row["loss"]),
-        weights=weights,
+        weights=by_bytes.get(kept, "master"),
         kernels=kernels,
         quantisation=QUANTISATION.get(row["weight_bytes"], "nf4-double"),
         # The tables of litgpt and ms-swift are older than bitsandbytes 0.43.2.
