@@ -226,6 +226,7 @@ def recording_notes(recording: Recording, totals: Totals, *, is_warm: bool) -> l
     layered, every = bool(recording.layer_names), totals.samples.every
     evaluated, profiled, lost = recording.interrupted, recording.profiled, recording.lost
     unwatched, infinite = recording.unwatched_steps, recording.losses_not_finite
+    (small, large), unit = recording.sizes.uneven() or (0, 0), "tokens" if totals.tokens else "samples"
     compiled = (
         "the forward of the blocks was never seen, perhaps because they are inside one torch.compile graph; "
         "compile the blocks one by one to get their times"
@@ -240,6 +241,10 @@ def recording_notes(recording: Recording, totals: Totals, *, is_warm: bool) -> l
         "unwatched_steps": (
             unwatched,
             f"{_steps(unwatched)} of an optimizer that is not watched left out: training went on with it",
+        ),
+        "uneven_steps": (
+            large,
+            f"steps take longer the more they hold, most {small} to {large} {unit}",
         ),
         "own_updates": (recording.own_steps, _own_updates(recording)),
         "device_clock": (

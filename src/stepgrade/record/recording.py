@@ -41,7 +41,7 @@ from stepgrade.record.timeline import (
     UPDATED,
     StepTimeline,
 )
-from stepgrade.record.totals import Series, Totals, fold_step
+from stepgrade.record.totals import Series, StepSizes, Totals, fold_step
 
 _is_compiling = torch.compiler.is_compiling
 # Steps whose device events are not done yet; more than this many in flight does not happen in training.
@@ -84,6 +84,7 @@ class Recording:
         self._parts: weakref.WeakValueDictionary[int, Module] = weakref.WeakValueDictionary()
         self.window = OperationWindow(ops_every, warmup)
         self.warm, self.steady = Totals(), Totals()  # since `move_sums_to` was last called
+        self.sizes = StepSizes()
         self.loss = Series()
         self.ended = self.interrupted = self.profiled = self.lost = self.losses_not_finite = 0
         self._balance = 0  # how many more steps held an evaluation than did not
@@ -481,6 +482,7 @@ class Recording:
                 step.phases_ns[BACKWARD] -= exposed_ns
                 step.phases_ns[COMMUNICATION] += exposed_ns
             self._warmup -= 1
+            self.sizes.add(step.tokens or step.rows, step.wall_ns)
             (self.warm if self._warmup >= 0 else self.steady).add(step)
 
 
