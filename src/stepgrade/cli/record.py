@@ -23,7 +23,7 @@ from pathlib import Path
 from stepgrade.cli import output, recorded
 from stepgrade.cli.parser import Parser, add_color_option
 from stepgrade.cli.progress import progress_line
-from stepgrade.cli.run_options import add_setup_options, setup_from
+from stepgrade.cli.run_options import add_setup_options, config_from, setup_from
 from stepgrade.cli.streams import complain
 from stepgrade.errors import BadOption, StepgradeError
 from stepgrade.readers.load import load
@@ -63,6 +63,7 @@ def run(args: Namespace) -> int:
         "ops_every": args.ops_every,
         "warmup": args.warmup,
         "max_steps": args.steps,
+        "readable_by": config_from(args)[0].files.readable_by,
     }
     if args.repeat is not None or args.versus is not None:
         return recorded.run_repeated(args, options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from itertools import compress
 
 from msgspec import Struct
 
@@ -106,9 +107,9 @@ def work_of(profile: Profile, operations: tuple[Operation, ...], limits: Limits)
     counted_ms = sum(op.ms or 0.0 for op in counted)
     calls_ms = 0.0
     if not _has_launches(profile):
-        short = [op for op in counted if (op.mean_ms or limits.short_call_us) * 1000.0 < limits.short_call_us]
-        calls_ms = sum(op.ms or 0.0 for op in short)
-        counted = [op for op in counted if op not in short]
+        is_short = [(op.mean_ms or limits.short_call_us) * 1000.0 < limits.short_call_us for op in counted]
+        calls_ms = sum(op.ms or 0.0 for op in compress(counted, is_short))
+        counted = [op for op, short in zip(counted, is_short, strict=True) if not short]
         counted_ms -= calls_ms
         arithmetic_ms = sum(op.ms or 0.0 for op in counted if _is_arithmetic(op) or is_slow(op, limits))
     else:
@@ -123,7 +124,8 @@ def work_of(profile: Profile, operations: tuple[Operation, ...], limits: Limits)
     certain_ms = sum(
         op.ms or 0.0
         for op in counted
-        if _is_arithmetic(op) and (not _has_launches(profile) or has_many_rows(op, limits))
+        if (_is_arithmetic(op) and has_many_rows(op, limits))
+        or (not _has_launches(profile) and (_is_arithmetic(op) or is_slow(op, limits)))
     )
     drawn_ms = sum(op.ms or 0.0 for op in counted if _is_random(op))
     named_words = " and ".join(
@@ -261,7 +263,9 @@ def bottleneck_of_ledger(
         waits = sorted(waits, key=lambda cause: cause.bottleneck not in _HOST)
     longest, unexplained = max([of_host, *shares.values()]), ledger.unattributed or 0.0
     compute = (ledger.compute or 0.0) * (1.0 - work.calls_share)
-    least = max(limits.device_wait_share, limits.wait_over_work * compute)
+    # On a processor what the profiler itself takes lies between the operations as well.
+    over_work = limits.wait_over_work * (1.0 if _has_launches(profile) else 2.0)
+    least = max(limits.device_wait_share, over_work * compute)
     if max(longest, unexplained) < least:
         if compute > limits.busy_share:
             return busy_verdict(profile, compute, work)
