@@ -80,7 +80,7 @@ class StepSizes:
             return None
         ordered, tenth = sorted(sizes), len(sizes) // 10
         small, large = ordered[tenth], ordered[-1 - tenth]
-        if large < _UNEVEN_RATIO * small or min(times) == max(times):
+        if small == large or large < _UNEVEN_RATIO * small or min(times) == max(times):
             return None
         return (small, large) if correlation(sizes, times) >= _UNEVEN_CORRELATION else None
 
