@@ -32,6 +32,10 @@ def target_for(profile: Profile, setup: Setup) -> Target:
         # Ranks on one processor share it.
         figures = target.figures.shared_by(profile.recorded.processor_ranks)
         target = msgspec.structs.replace(target, figures=figures)
+    if profile.flops_per_token is not None and setup.model is None and setup.flops_per_token is None:
+        target = msgspec.structs.replace(
+            target, model_flops=profile.flops_per_token, convention=profile.flops_convention
+        )
     return msgspec.structs.replace(
         target,
         costs=_costs_seen(profile, setup, target.costs),
@@ -97,6 +101,10 @@ def _costs_seen(profile: Profile, setup: Setup, costs: Costs) -> Costs:
     """Return the costs with the recorded FLOPs of one token, when nothing better says what it costs."""
     if costs.flops is not None or costs.bytes is not None or setup.model is not None:
         return costs
+    if profile.flops_per_token is not None:
+        done = profile.hardware_flops_per_token or profile.flops_per_token
+        count = f"{show_si(done, 'FLOP')} per token ({profile.flops_convention}, from the log)"
+        return msgspec.structs.replace(costs, flops=done, flops_count=count)
     flops, tokens = profile.matmul_flops, profile.tokens_per_step
     if not (flops and tokens and profile.steps and is_well_known(profile)):
         return costs
