@@ -15,7 +15,7 @@ from msgspec import Struct
 from stepgrade.errors import BadInput
 from stepgrade.model.activity import Activity
 from stepgrade.model.notes import Note
-from stepgrade.model.step_log import StepLog
+from stepgrade.model.step_log import RunFacts, StepLog
 from stepgrade.units import show_ms
 
 RECORDER = "stepgrade recorder, PyTorch"  # the producer of what our own recorder writes
@@ -203,9 +203,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     matmul_flops: float | None = None  # of matrix products, convolutions and attention, over all steps
     matmul_known_share: float | None = None  # of their time, how much has its FLOPs known
     matmul_dtype: str | None = None
-    flops_per_token: float | None = None  # that the model needs, by the count that `flops_convention` names
-    hardware_flops_per_token: float | None = None  # with what is computed twice
-    flops_convention: str | None = None
+    facts: RunFacts | None = None  # of the model, where the source is a log
     log: StepLog | None = None  # the wall time of the whole run, where the source is a log
     activity: Activity | None = None
     peak_memory_bytes: float | None = None

@@ -7,8 +7,6 @@ from typing import Literal
 
 from msgspec import Struct
 
-from stepgrade.model.run import ChangePoint
-
 PauseKind = Literal["startup", "compile", "evaluation", "checkpoint", "stall", "restart", "idle"]
 
 
@@ -39,7 +37,23 @@ class StepLog(Struct, frozen=True, kw_only=True):
     is_mean: bool = False  # a row's step_s is a mean over its steps, pauses included
     clock_s: float = 0.0  # what the clock of the log cannot tell apart
     total_steps: float | None = None
-    changes: tuple[ChangePoint, ...] = ()  # of the level of `step_s`, by row
+
+
+class RunFacts(Struct, frozen=True, kw_only=True):
+    """What a log says of the model and of its own efficiency, as it says it."""
+
+    framework: str
+    config: str | None = None  # the text of a config.json
+    arguments: Mapping[str, str] = {}  # as Megatron calls them
+    name: str | None = None
+    seq: int | None = None
+    parameters: float | None = None
+    flops_per_token: float | None = None
+    convention: str | None = None  # by which it counts FLOPs, as `hardware` names it
+    counts_recompute: bool = False
+    mfu: float | None = None  # as printed, once the run was warm
+    tflops: float | None = None  # for each device
+    peak_flops: float | None = None  # that the printed MFU is taken against
 
 
 class Goodput(Struct, frozen=True, kw_only=True):

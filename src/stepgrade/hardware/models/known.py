@@ -12,9 +12,8 @@ _LLAMA2 = {"model_type": "llama", "vocab_size": 32_000}
 _GPT2 = {"model_type": "gpt2", "vocab_size": 50_257, "n_positions": 1024}
 
 
-def _row(
-    base: dict[str, Any], layers: int, hidden: int, heads: int, kv: int, ffn: int, *, tied: bool = False
-) -> dict[str, Any]:
+def _row(base: dict[str, Any], *sizes: int, tied: bool = False) -> dict[str, Any]:
+    layers, hidden, heads, kv, ffn = sizes
     return base | {
         "num_hidden_layers": layers,
         "hidden_size": hidden,

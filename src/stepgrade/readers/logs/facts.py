@@ -16,7 +16,7 @@ _MOST_CONFIG = 1 << 16
 
 
 class Fact(Struct, frozen=True):
-    """Something that a log tells once: a word that is in the line, the pattern, what it is called, its unit."""
+    """Something that a log tells once: a word of the line, its pattern, what it is called, its unit."""
 
     literal: bytes
     pattern: bytes
@@ -111,21 +111,65 @@ _ARGUMENT = re.compile(
     rb"^[^\n.]{0,120}?\b(\w{2,60}) \.{3,60} ?([\w.+-]{1,40}?)(?:\.{3,60}\w{1,12})?\s*$", re.M
 )
 ARGUMENTS = frozenset(
-    "hidden_size num_layers num_attention_heads num_query_groups group_query_attention ffn_hidden_size kv_channels "
-    "seq_length padded_vocab_size vocab_size micro_batch_size global_batch_size train_batch_size "
-    "train_micro_batch_size_per_gpu gradient_accumulation_steps tensor_model_parallel_size "
-    "pipeline_model_parallel_size model_parallel_size pipe_parallel_size world_size global_num_gpus bf16 fp16 "
-    "precision params_dtype swiglu recompute_granularity checkpoint_activations recompute_activations num_experts "
-    "moe_router_topk moe_ffn_hidden_size untie_embeddings_and_output_weights no_weight_tying log_interval".split()
+    {
+        "hidden_size",
+        "num_layers",
+        "num_attention_heads",
+        "num_query_groups",
+        "group_query_attention",
+        "ffn_hidden_size",
+        "kv_channels",
+        "seq_length",
+        "padded_vocab_size",
+        "vocab_size",
+        "micro_batch_size",
+        "global_batch_size",
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "model_parallel_size",
+        "pipe_parallel_size",
+        "world_size",
+        "global_num_gpus",
+        "bf16",
+        "fp16",
+        "precision",
+        "params_dtype",
+        "swiglu",
+        "recompute_granularity",
+        "checkpoint_activations",
+        "recompute_activations",
+        "num_experts",
+        "moe_router_topk",
+        "moe_ffn_hidden_size",
+        "untie_embeddings_and_output_weights",
+        "no_weight_tying",
+        "log_interval",
+    }
 )
 _DEVICE = re.compile(
-    rb"(?i)nvidia|tesla|geforce|[rg]tx|quadro|titan|amd|instinct|radeon|gaudi|tpu|\bmi\d{3}|\b[ahblv]\d{2,3}|\bg[bh]\d"
+    rb"(?i)nvidia|tesla|geforce|[rg]tx|quadro|titan|amd|instinct|radeon|gaudi|tpu"
+    rb"|\bmi\d{3}|\b[ahblv]\d{2,3}|\bg[bh]\d"
 )
+_PRECISIONS = {
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "fp16": "fp16",
+    "float16": "fp16",
+    "half": "fp16",
+    "fp32": "fp32",
+    "float32": "fp32",
+    "fp8": "fp8",
+    "e4m3": "fp8",
+}
+_MOST_SHARD = 2e10  # parameters that one device can train
 _MESH = re.compile(rb"parallelism: ((?:\w{1,16}=\d{1,6}(?:, )?){1,12})")
 _SMI = re.compile(rb"^\|\s+(\d{1,3})\s+([A-Z][\w .-]{2,40}?)(\.\.\.)?\s+(?:On|Off|N/A)\s+\|", re.M)
 _SMI_MEMORY = re.compile(rb"MiB /\s+(\d{2,7})MiB")
 _CONFIG = re.compile(rb"Model config \w{1,60} (\{)")
-_MESH_DEVICES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+_MESH_DEVICES = (b"pp", b"dp_replicate", b"dp_shard", b"cp", b"tp")
 
 
 class Header:
@@ -142,37 +186,37 @@ class Header:
     def read(self, text: bytes) -> None:
         """Look through a part of the log."""
         text = plain(text)
-        for fact in NUMBERS:
-            # Launchers print a world of one before they know better.
-            if (fact.name not in self.numbers or fact.name == "world") and fact.literal in text:
-                found = [
-                    number(match[1].replace(b"_", b"")) for match in re.finditer(fact.pattern, text, re.M)
-                ]
-                if fact.name == "world":
-                    found = [max(*found, self.numbers.get("world", 0.0), 0.0)] if found else []
-                if found and isfinite(found[0]):
-                    self.numbers[fact.name] = found[0] * fact.scale
+        self._read_numbers(text)
         for fact in TEXTS:
             if fact.name not in self.texts and fact.literal in text:
-                for match in re.finditer(fact.pattern, text, re.M):
-                    if fact.name != "device" or _DEVICE.search(match[1]):
-                        self.texts[fact.name] = _clean(match[1])
-                        break
+                names = (match[1] for match in re.finditer(fact.pattern, text, re.M))
+                found = next((name for name in names if fact.name != "device" or _DEVICE.search(name)), None)
+                if found is not None:
+                    self.texts[fact.name] = _clean(found)
         if b" ..." in text:
-            for name, value in _ARGUMENT.findall(text):
-                key = name.decode("ascii", "replace")
-                if key in ARGUMENTS:
-                    # What is printed later was worked out from what came before, such as the world size.
-                    self.arguments[key] = _clean(value)
-        if b"parallelism: " in text and (mesh := _MESH.search(text)) and "world" not in self.numbers:
-            sizes = dict(part.split(b"=") for part in mesh[1].rstrip(b", ").split(b", "))
-            counted = [int(sizes[name.encode()]) for name in _MESH_DEVICES if name.encode() in sizes]
-            if all(count > 0 for count in counted):
-                self.numbers["world"] = float(prod(counted))
+            # What is printed later was worked out from what came before, such as the world size.
+            found_now = ((name.decode("ascii", "replace"), value) for name, value in _ARGUMENT.findall(text))
+            self.arguments |= {name: _clean(value) for name, value in found_now if name in ARGUMENTS}
         if b"NVIDIA-SMI" in text or self.smi_devices:
             self._read_smi(text)
-        if self.config is None and b"Model config" in text and (opening := _CONFIG.search(text)):
+        if self.config is None and (opening := _CONFIG.search(text)) is not None:
             self.config = _object_at(text, opening.start(1))
+
+    def _read_numbers(self, text: bytes) -> None:
+        for fact in NUMBERS:
+            # Launchers print a world of one before they know better.
+            is_world = fact.name == "world"
+            if (fact.name not in self.numbers or is_world) and fact.literal in text:
+                every = re.finditer(fact.pattern, text, re.M)
+                found = [number(match[1].replace(b"_", b"")) for match in every]
+                if found and isfinite(found[0]):
+                    known = self.numbers.get("world", 0.0)
+                    self.numbers[fact.name] = max(*found, known) if is_world else found[0] * fact.scale
+        if b"parallelism: " in text and (mesh := _MESH.search(text)) and "world" not in self.numbers:
+            sizes = dict(part.split(b"=") for part in mesh[1].rstrip(b", ").split(b", "))
+            counted = [int(sizes[name]) for name in _MESH_DEVICES if name in sizes]
+            if all(count > 0 for count in counted):
+                self.numbers["world"] = float(prod(counted))
 
     def _read_smi(self, text: bytes) -> None:
         """Read the table of nvidia-smi, which cuts long names."""
@@ -192,36 +236,27 @@ class Header:
     def mlperf(self, event: dict[str, object]) -> dict[Column, float] | None:
         """Return the step that an event of MLPerf's log tells, or keep what it says of the run."""
         key, value, stamp = event.get("key"), event.get("value"), event.get("time_ms")
-        about = event.get("metadata")
-        about = about if isinstance(about, dict) else {}
-        if key == "submission_platform" and isinstance(value, str):
-            count, _, name = value.partition("x")
-            self.texts.setdefault("device", _clean((name if count.isdecimal() else value).encode()))
-        if key == "submission_benchmark" and isinstance(value, str):
-            self.texts.setdefault("model", _clean(value.encode()))
+        if isinstance(value, str) and key in ("submission_platform", "submission_benchmark"):
+            count, _, named = value.partition("x")  # 1xNVIDIA HGX B200
+            is_device = key == "submission_platform"
+            name = named if is_device and count.isdecimal() else value
+            self.texts.setdefault("device" if is_device else "model", _clean(name.encode()))
         if key == "global_batch_size" and isinstance(value, int | float):
             self.numbers.setdefault("global_batch_size", float(value))
-        if not isinstance(stamp, int | float):
+        about, batch = event.get("metadata"), self.numbers.get("global_batch_size")
+        done = about.get("samples_count", about.get("step")) if isinstance(about, dict) else None
+        if not (isinstance(stamp, int | float) and isinstance(done, int | float) and batch):
             return None
-        now = float(stamp) / 1e3
-        batch = self.numbers.get("global_batch_size")
-        samples = about.get("samples_count", about.get("step"))
-        if (
-            key == "tracked_stats"
-            and isinstance(value, dict)
-            and isinstance(value.get("max_memory_usage"), float)
-        ):
-            self.numbers["peak_bytes"] = value["max_memory_usage"] * 2.0**30
-        if key not in ("train_loss", "block_start", "block_stop", "run_stop"):
-            return None
-        if not isinstance(samples, int | float) or not batch:
-            return None
-        if key == "block_start" and samples > 0:  # it repeats where the block before it stopped
-            return None
-        row = {"step": float(samples) / batch, "time": now, "samples": float(samples), "step_samples": batch}
+        row = {"step": done / batch, "time": stamp / 1e3, "samples": float(done), "step_samples": batch}
+        if key == "tracked_stats" and isinstance(value, dict):
+            if isinstance(memory := value.get("max_memory_usage"), int | float):
+                self.numbers["peak_bytes"] = memory * 2.0**30
+            rate = value.get("throughput")
+            return row | {"samples_s": float(rate)} if isinstance(rate, int | float) and rate > 0 else None
         if key == "train_loss" and isinstance(value, int | float):
-            row["loss"] = float(value)
-        return row
+            return row | {"loss": float(value)}
+        # A block that starts later repeats where the one before it stopped.
+        return row if key in ("block_stop", "run_stop") or (key == "block_start" and not done) else None
 
     def mlperf_evaluation(self, event: dict[str, object]) -> float | None:
         """Return how long the evaluation took that this event ends, if it ends one."""
@@ -233,6 +268,40 @@ class Header:
         if event.get("key") != "eval_stop" or self._evaluated_since is None:
             return None
         return max(0.0, float(stamp) - self._evaluated_since) / 1e3
+
+    def whole(self, *names: str) -> int | None:
+        """Return the first of the arguments or numbers that the log tells, as a whole number above 0."""
+        for name in names:
+            text, value = self.arguments.get(name, ""), self.numbers.get(name)
+            value = float(text) if text.isdecimal() and len(text) < 16 else value
+            if value is not None and 1.0 <= value < 1e15 and value == int(value):
+                return int(value)
+        return None
+
+    @property
+    def precision(self) -> str | None:
+        """Return the precision that matrices are multiplied in, by its short name; None if not said."""
+        for name in ("bf16", "fp16"):
+            if self.arguments.get(name) == "True":
+                return name
+        texts = (
+            self.arguments.get("precision"),
+            self.texts.get("precision"),
+            self.arguments.get("params_dtype"),
+        )
+        names = (text.lower().removeprefix("torch.") for text in texts if text)
+        return next((_PRECISIONS[name] for name in names if name in _PRECISIONS), None)
+
+    @property
+    def parameters(self) -> float | None:
+        """Return the model's parameters; a log of Megatron's prints those of one model-parallel rank."""
+        shard = self.numbers.get("shard_parameters")
+        if "parameters" in self.numbers or shard is None:
+            return self.numbers.get("parameters")
+        if "tensor_model_parallel_size" not in self.arguments:  # older ones print those of all
+            return shard * (self.whole("model_parallel_size") or 1) if shard < _MOST_SHARD else shard
+        tensor = self.whole("tensor_model_parallel_size") or 1
+        return shard * tensor * (self.whole("pipeline_model_parallel_size") or 1)
 
 
 def _clean(text: bytes) -> str:

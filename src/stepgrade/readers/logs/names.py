@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from stepgrade.readers.logs.dialect import GIB, MIB, Column, duration, number
 
@@ -67,6 +68,7 @@ _EXACT: dict[str, Column] = {
         ),
         "step_s",
     ),
+    "interval_s": "interval_s",
     **dict.fromkeys(("ups", "batches_per_sec", "steps_per_second", "steps_per_sec", "it_s"), "steps_s"),
     **dict.fromkeys(
         (
@@ -96,14 +98,22 @@ _EXACT: dict[str, Column] = {
         ),
         "loss",
     ),
-    **dict.fromkeys(("eval_runtime", "eval time", "eval_time"), "eval_s"),
     **dict.fromkeys(("tflops", "tflops_per_gpu", "tflops_per_device"), "tflops_device"),
+}
+# Whole names, whose prefix matters.
+_WHOLE: dict[str, Column] = {
+    "train_runtime": "elapsed_s",
+    "eval_runtime": "eval_s",
+    "eval time": "eval_s",
+    "train/train_runtime": "elapsed_s",
 }
 _TOKENS = re.compile(r"(?:tok(?:en)?s?)[ _]?(?:/|per|_)[ _]?s|^tok_?s$|^tps$|^wps$|^tgs$", re.I)
 _SAMPLES = re.compile(r"(?:samples?|examples?|images?|seqs?|sequences?)[ _]?(?:/|per)[ _]?s", re.I)
 _STEPS = re.compile(r"(?:steps?|iters?|batches|it)[ _]?(?:/|per)[ _]?s", re.I)
 _MFU = re.compile(r"(?:^|[/_. ])mfu(?:$|[/_. %(])", re.I)
-_MEMORY = re.compile(r"memory|mem_|gpu_mem|peak_mem", re.I)
+_RATES = ((_MFU, "mfu"), (_TOKENS, "tok_s"), (_SAMPLES, "samples_s"), (_STEPS, "steps_s"))
+_MEMORY = re.compile(r"(?:max|peak).{0,40}mem|mem.{0,40}(?:max|peak)|^memory\(", re.I)
+_MILLISECONDS = re.compile(r"[_ /]?\(?(?:_ms| ms|/ms|\(ms\))$", re.I)
 _MEMORY_UNITS = (("gib", GIB), ("gb", GIB), ("mib", MIB), ("mb", MIB), ("byte", 1.0))
 # Means over the whole run so far, which are no step's own.
 _RUNNING = frozenset(
@@ -122,40 +132,26 @@ _EPOCH_MS, _EPOCH_S = 1e11, 1e8
 _LARGEST = 1e300
 
 
+@lru_cache(maxsize=8192)
 def meaning(name: str) -> tuple[Column, float] | None:
     """Return what the field of that name holds and its unit in ours; None where the name does not say."""
     lowered = name.strip().lower()
-    if lowered in _RUNNING:
-        return None
-    if lowered == "train_runtime":
-        return "elapsed_s", 1.0
-    if (
-        (known := _EXACT.get(lowered)) is not None
-        and known != "eval_s"
-        or lowered in ("eval_runtime", "eval time")
-    ):
-        return _EXACT[lowered], 1.0
-    if _NOT_TRAINING.match(lowered):
+    if lowered in _WHOLE:
+        return _WHOLE[lowered], 1.0
+    if lowered in _RUNNING or _NOT_TRAINING.match(lowered):
         return None
     bare = _PREFIX.sub("", _PREFIX.sub("", lowered))
-    if (known := _EXACT.get(bare)) is not None and known != "eval_s":
-        return known, 1.0
-    per_device = bool(_PER_DEVICE.search(lowered))
-    if bare.endswith(("_ms", " ms", "(ms)", "/ms")):
-        stem = re.sub(r"[_ /(]*ms\)?$", "", bare)
-        known = _EXACT.get(stem)
-        return (known, 1e-3) if known in ("step_s", "elapsed_s") else None
-    if _TOKENS.search(bare):
-        return ("tok_s_device" if per_device else "tok_s"), 1.0
-    if _SAMPLES.search(bare):
-        return ("samples_s_device" if per_device else "samples_s"), 1.0
-    if _STEPS.search(bare):
-        return "steps_s", 1.0
-    if _MFU.search(bare):
-        return "mfu", 1.0
-    if _MEMORY.search(lowered) and ("max" in lowered or "peak" in lowered or lowered.startswith("memory(")):
+    stem = _MILLISECONDS.sub("", bare)
+    known = _EXACT.get(stem)
+    if known is not None:
+        return known, 1.0 if stem == bare else 1e-3
+    if _MEMORY.search(lowered):
         return next((("memory_bytes", unit) for word, unit in _MEMORY_UNITS if word in lowered), None)
-    return None
+    on_device = "_device" if _PER_DEVICE.search(lowered) else ""
+    found = next((column for pattern, column in _RATES if pattern.search(bare)), None)
+    if found in ("tok_s", "samples_s"):
+        found += on_device
+    return (found, 1.0) if found else None
 
 
 def row_of(fields: Iterable[tuple[str, object]]) -> dict[Column, float]:
@@ -173,7 +169,7 @@ def row_of(fields: Iterable[tuple[str, object]]) -> dict[Column, float]:
         if isinstance(value, bool) or value is None:
             continue
         if isinstance(value, int | float):
-            figure = float(value) if -_LARGEST < value < _LARGEST or value != value else math.inf  # noqa: PLR0124
+            figure = float(value) if math.isnan(value) or abs(value) < _LARGEST else math.inf
         elif isinstance(value, str):
             text = value.encode("utf-8", "replace")
             figure = duration(text) if column == "elapsed_s" and not _is_number(value) else number(text)

@@ -44,50 +44,52 @@ def in_order(table: Table, *, counts_epochs: bool) -> tuple[Table, list[int]]:
     """Return the lines without repetitions, steps counted over all epochs, and where attempts begin."""
     if "step" not in table:
         return table, [0]
-    steps, totals = table["step"].tolist(), table.get("total")
-    elapsed = table["elapsed_s"].tolist() if "elapsed_s" in table else None
-    epochs = table["epoch"].tolist() if "epoch" in table and counts_epochs else None
+    steps, unknown = table["step"].tolist(), [nan] * len(table["step"])
+    totals = table["total"].tolist() if "total" in table and counts_epochs else unknown
+    epochs = table["epoch"].tolist() if "epoch" in table and counts_epochs else unknown
     kept: list[int] = []
-    numbers: list[float] = []
-    spent: list[float] = []
+    offsets: list[float] = []  # the steps of the epochs before
     attempts: list[int] = []
-    before = since = 0.0
-    for place, step in enumerate(steps):
-        if not isfinite(step) or step < 0.0:
+    begun: list[int] = []  # where a time that is counted from the start of an epoch or attempt begins again
+    before = 0.0
+    for place, number in enumerate(steps):
+        if not number >= 0.0:
             continue
-        step += before
-        last = numbers[-1] if numbers else -1.0
-        is_next = bool(numbers) and epochs is not None and epochs[place] > epochs[kept[-1]]
-        if numbers and step == last and not is_next:
-            continue
-        if numbers and (step < last or is_next):
-            total = float(totals[place]) if totals is not None else nan
-            if counts_epochs and isfinite(total) and total > 0.0:
-                begun = steps[place] <= _NEAR_START * total
-                if not is_next and not (begun and last - before >= _NEAR_END * total):
-                    continue  # another rank's bar, or one that was drawn again
-                before += total
-                since = spent[-1] if spent else 0.0
-                step = steps[place] + before
-            else:
-                following = next(
-                    (later for later in steps[place + 1 : place + 4] if later != steps[place]), None
-                )
-                if following is not None and following + before > last:
-                    continue  # a line of another rank that came late
+        if kept:
+            last, total = steps[kept[-1]], totals[place]
+            has_ended = number <= _NEAR_START * total and _NEAR_END * total <= last != number
+            is_next = epochs[place] > epochs[kept[-1]] or has_ended
+            if number == last and not is_next:
+                continue
+            if is_next:
+                before += total if isfinite(total) else last
+                begun.append(len(kept))
+            elif number < last:
+                if isfinite(total) or _is_straggler(steps, place, last):
+                    continue  # another rank's line, or a bar that was drawn again
                 attempts.append(len(kept))
-                since = spent[-1] if spent and elapsed is not None and elapsed[place] < spent[-1] else since
         kept.append(place)
-        numbers.append(step)
-        if elapsed is not None:
-            spent.append(
-                elapsed[place] + (since if elapsed[place] + since >= (spent[-1] if spent else 0.0) else 0.0)
-            )
+        offsets.append(before)
     table = _only(table, np.array(kept, dtype=np.int64))
-    table["step"] = np.array(numbers)
-    if elapsed is not None:
-        table["elapsed_s"] = np.array(spent)
+    table["step"] = table["step"] + np.array(offsets)
+    if "elapsed_s" in table:
+        table["elapsed_s"] = _over_all(table["elapsed_s"], begun, attempts)
     return table, [0, *attempts]
+
+
+def _over_all(elapsed: Floats, epochs: list[int], attempts: list[int]) -> Floats:
+    """Return a time that begins again with an epoch, or with an attempt, as one that goes on."""
+    starts = {*epochs, *(row for row in attempts if elapsed[row] < elapsed[row - 1])}
+    before = np.zeros(len(elapsed))
+    for row in starts:
+        before[row:] += elapsed[row - 1]
+    return elapsed + before
+
+
+def _is_straggler(steps: list[float], place: int, last: float) -> bool:
+    """Tell whether the run goes on after a line with an earlier step as if it had not been there."""
+    following = next((later for later in steps[place + 1 : place + 4] if later != steps[place]), None)
+    return following is not None and following > last
 
 
 def coarser(table: Table, attempts: list[int], least_s: float) -> tuple[Table, list[int]]:

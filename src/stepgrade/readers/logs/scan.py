@@ -1,4 +1,4 @@
-"""One pass over a log: the step lines of every dialect that it holds, its header, and what lies between steps.
+"""One pass over a log: the step lines of every dialect in it, its header, and what lies between steps.
 
 A line is looked at only where the anchor of a dialect stands in it, so that the rest of a log costs no more
 than searching for a few words. Memory does not grow with the log: of very many step lines neighbours are
@@ -17,6 +17,7 @@ from math import inf, isfinite, nan
 import msgspec
 from msgspec import Struct
 
+from stepgrade.model.step_log import PauseKind
 from stepgrade.readers.logs.dialect import (
     Column,
     Dialect,
@@ -66,11 +67,13 @@ _BAR = re.compile(
 _EPOCH = re.compile(rb"(?i)\bepoch:?\s{0,3}\[?(\d{1,6})")
 _PAIR = re.compile(rb"'([^'\n]{1,80})': ?(?:'([^'\n]{0,80})'|([-+.\deE]{1,40}|nan|inf|-inf))")
 _CHECKPOINT = re.compile(
-    rb"(?i)(?:sav(?:e|ed|ing)|writ(?:e|ing|ten)|wrote|upload(?:ed|ing)?)\b[^\n]{0,60}?(?:checkpoint|ckpt|state|model|weights)"
+    rb"(?i)(?:sav(?:e|ed|ing)|writ(?:e|ing|ten)|wrote|upload(?:ed|ing)?)\b[^\n]{0,60}?"
+    rb"(?:checkpoint|ckpt|state|model|weights)"
     rb"|(?:checkpoint|ckpt)[^\n]{0,60}?(?:sav(?:e|ed|ing)|written|took|done|finish)|save-checkpoint"
 )
 _EVALUATION = re.compile(
-    rb"(?i)\bval(?:id(?:ation)?)?[ _/-]{0,3}(?:loss|ppl|bpb|acc|step|metric|set)|\bvalidat(?:ion|ing)\b|\beval(?:uat\w{1,6})?\b"
+    rb"(?i)\bval(?:id(?:ation)?)?[ _/-]{0,3}(?:loss|ppl|bpb|acc|step|metric|set)|\bvalidat(?:ion|ing)\b"
+    rb"|\beval(?:uat\w{1,6})?\b"
     rb"|eval_(?:loss|runtime)|perplexity|\bCORE\b metric|^\[V\] step|evaluate"
 )
 _RESTART = re.compile(
@@ -82,7 +85,7 @@ _COMPILE = re.compile(rb"(?i)recompil|torch\._dynamo|compiling|autotun(?:e|ing)|
 _SECONDS = re.compile(
     rb"(?i)(?:in|took|time[:=]?|runtime'?:?)\s{0,3}'?(\d{1,9}(?:\.\d{1,9})?)\s?(ms|s\b|sec|min|'|,|\})"
 )
-EVENTS = (
+EVENTS: tuple[tuple[PauseKind, re.Pattern[bytes]], ...] = (
     ("checkpoint", _CHECKPOINT),
     ("evaluation", _EVALUATION),
     ("restart", _RESTART),
@@ -93,7 +96,7 @@ EVENTS = (
 class Event(Struct, frozen=True):
     """What a log says between two step lines: `at` is where the later of them is."""
 
-    kind: str
+    kind: PauseKind
     at: float
     seconds: float | None = None
 
@@ -389,14 +392,13 @@ class LogScanner:
         if not gap or dialect is MLPERF or not (is_late or went_back):
             return
         for kind, pattern in EVENTS:
-            found = None
-            for found in pattern.finditer(gap):  # the last of them has the time that it took
-                pass
-            if found is not None:
+            every = list(pattern.finditer(gap))
+            if every:
+                found = every[-1]  # which has the time that it took, if any
                 rest = gap[found.start() : found.end() + 200].split(b"\n", 1)[0]
                 self._add_event(kind, row["at"], _seconds_in(rest))
 
-    def _add_event(self, kind: str, at: float, seconds: float | None) -> None:
+    def _add_event(self, kind: PauseKind, at: float, seconds: float | None) -> None:
         if len(self._events) < _MOST_EVENTS:
             self._events.append(Event(kind, at, seconds))
 
