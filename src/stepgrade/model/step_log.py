@@ -11,8 +11,9 @@ PauseKind = Literal["startup", "compile", "evaluation", "checkpoint", "stall", "
 
 
 class Reason(Struct, frozen=True):
-    """What a log says between two step lines, and how long it says that it took."""
+    """What a log says before a row, and how long it says that it took."""
 
+    row: int
     kind: PauseKind
     seconds: float | None = None
 
@@ -29,7 +30,7 @@ class StepLog(Struct, frozen=True, kw_only=True):
     count: Sequence[float]  # of steps in the row
     wall_s: Sequence[float]
     step_s: Sequence[float]
-    reasons: Mapping[int, tuple[Reason, ...]] = {}  # by row
+    reasons: tuple[Reason, ...] = ()
     attempts: tuple[int, ...] = (0,)  # rows with which the run began, or began again
     before_s: float = 0.0  # from the first line to the first step
     after_s: float = 0.0  # from the last step to the last line

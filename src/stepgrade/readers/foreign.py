@@ -220,6 +220,11 @@ _KNOWN = (
         (rb"(?i)(?:loss|mlperf|:::MLL)[^\n]{0,200}(?:iteration|iter|step|batch|epoch)",),
         _UNKNOWN_LINES,
     ),
+    Foreign(
+        "the output of a run that broke off",
+        (rb"Traceback \(most recent call last\)|ChildFailedError|Root Cause \(first observed failure\)",),
+        "there is no step in it: nothing was trained, so nothing can be graded",
+    ),
 )
 
 

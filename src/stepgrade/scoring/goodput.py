@@ -16,11 +16,14 @@ from stepgrade.statistics import median, median_and_spread
 
 # Rows whose median is what a step takes there: enough for pauses not to move it, few enough to follow drift.
 _BLOCK = 32
+_LEAST_BLOCK = 8
 _MOST_BLOCKS = 512
 # A row is late beyond this many robust deviations and this share of its steps; half where the log says why.
 _SCORE = 5.0
 _LEAST_LATE = 0.03
 _EXPLAINED = 0.5
+# Drift must stand out from the noise of single rows by so much; a line's ends vary by sqrt(12) of it.
+_DRIFT_SCORE = 14.0
 # Slow steps recur if so many of the gaps between them are multiples of one.
 _REGULAR = 0.8
 _LEAST_RECURRING = 3
@@ -59,7 +62,10 @@ def wall_ledger(log: StepLog) -> WallLedger | None:
     spent: dict[str, float] = dict.fromkeys(GOODPUT_ACCOUNTS, 0.0)
     spent["startup"], spent["idle"] = log.before_s, log.after_s
     lost, again = _lost_rows(log), set(log.attempts)
-    typical = _typical_costs(log, usual)
+    reasons: dict[int, dict[PauseKind, float | None]] = {}
+    for reason in log.reasons:
+        reasons.setdefault(reason.row, {})[reason.kind] = reason.seconds
+    typical = _typical_costs(log, usual, reasons)
     pauses: list[Pause] = []
     lost_s = 0.0
     for row in range(rows):
@@ -69,22 +75,21 @@ def wall_ledger(log: StepLog) -> WallLedger | None:
             lost_s += wall
             continue
         expected = log.count[row] * usual[row]
-        reasons = log.reasons.get(row, ())
         late = wall - expected
         reach = max(
             _SCORE * spread[row] * log.count[row] ** 0.5, _LEAST_LATE * expected, 1.5 * log.clock_s
-        ) * (_EXPLAINED if reasons or row in again else 1.0)
+        ) * (_EXPLAINED if row in reasons or row in again else 1.0)
         if late <= reach:
             spent["productive"] += wall
             continue
         spent["productive"] += expected
-        for kind, seconds in _shared_out(log, row, late, typical):
+        for kind, seconds in _shared_out(log, row, late, reasons.get(row, {}), typical):
             spent[kind] += seconds
             pauses.append(Pause(kind, log.step[row], seconds, row))
     wall_s = sum(spent.values())
     shares = {name: seconds / wall_s for name, seconds in spent.items()}
-    steady = [row for row in range(rows) if row not in lost]
-    drift, drift_s = _drift(log, usual, steady)
+    steady = [row for row in range(rows) if row not in lost and row not in again]
+    drift, drift_s = _drift(log, usual, spread, steady)
     return WallLedger(
         goodput=Goodput(wall_s=wall_s, **shares),
         pauses=tuple(pauses),
@@ -121,7 +126,7 @@ def _usual(log: StepLog) -> tuple[list[float], list[float]]:
     known = [row for row in range(rows) if row not in set(log.attempts) and log.count[row] > 0.0]
     if not known:
         known = [row for row in range(rows) if log.count[row] > 0.0] or [0]
-    size = max(_BLOCK, -(-len(known) // _MOST_BLOCKS))
+    size = max(min(_BLOCK, len(known) // 8), _LEAST_BLOCK, -(-len(known) // _MOST_BLOCKS))
     usual, spread = [0.0] * rows, [0.0] * rows
     starts = list(range(0, len(known), size))
     if len(starts) > 1 and len(known) - starts[-1] < size // 2:
@@ -154,24 +159,25 @@ def _lost_rows(log: StepLog) -> set[int]:
     return lost
 
 
-def _typical_costs(log: StepLog, usual: Sequence[float]) -> dict[str, float]:
+def _typical_costs(
+    log: StepLog, usual: Sequence[float], reasons: dict[int, dict[PauseKind, float | None]]
+) -> dict[str, float]:
     """Return what a pause of each kind costs where it is the only one between two lines."""
     alone: dict[str, list[float]] = {}
-    for row, reasons in log.reasons.items():
-        kinds = {reason.kind for reason in reasons} & {"evaluation", "checkpoint"}
+    for row, why in reasons.items():
+        kinds = why.keys() & {"evaluation", "checkpoint"}
         late = log.wall_s[row] - log.count[row] * usual[row]
         if len(kinds) == 1 and late > 0.0 and row not in log.attempts:
-            alone.setdefault(kinds.pop(), []).append(late)
+            alone.setdefault(next(iter(kinds)), []).append(late)
     return {kind: median(costs) for kind, costs in alone.items()}
 
 
 def _shared_out(
-    log: StepLog, row: int, late: float, typical: dict[str, float]
+    log: StepLog, row: int, late: float, reasons: dict[PauseKind, float | None], typical: dict[str, float]
 ) -> list[tuple[PauseKind, float]]:
     """Return which pauses make a row late; together they take all of it."""
     if row in log.attempts:
         return [("restart" if row != log.attempts[0] else "compile", late)]
-    reasons = {reason.kind: reason.seconds for reason in log.reasons.get(row, ())}
     both: tuple[PauseKind, PauseKind] = ("evaluation", "checkpoint")
     if "evaluation" in reasons and "checkpoint" in reasons:
         for kind, other in (both, both[::-1]):
@@ -186,22 +192,47 @@ def _shared_out(
     return [("stall", late)]
 
 
-def _drift(log: StepLog, usual: Sequence[float], rows: Sequence[int]) -> tuple[float, float]:
-    """Return how much longer steps take at the end, by a line through what is usual, and what that cost."""
-    edges = [
-        rows[place]
-        for place in range(len(rows))
-        if place == 0 or usual[rows[place]] != usual[rows[place - 1]]
-    ]
-    if len(edges) < 4:
-        return 0.0, 0.0
-    levels = [usual[row] for row in rows]
+def _drift(
+    log: StepLog, usual: Sequence[float], spread: Sequence[float], rows: Sequence[int]
+) -> tuple[float, float]:
+    """Return how much longer steps take at the end than at the beginning, and what that cost.
+
+    Steps get slower little by little or all at once: a line, or two levels, whichever is nearer.
+    """
+    levels = []
+    for row in rows:
+        reach = _SCORE * spread[row]
+        each = log.wall_s[row] / log.count[row] if log.is_mean else log.step_s[row]
+        levels.append(min(max(each, usual[row] - reach), usual[row] + reach))
     count = len(levels)
-    middle, mean = (count - 1) / 2.0, sum(levels) / count
-    square = sum((place - middle) ** 2 for place in range(count))
-    slope = sum((place - middle) * level for place, level in enumerate(levels)) / square
-    start, end = mean - slope * middle, mean + slope * middle
-    if start <= 0.0:
+    if count < 4 * _LEAST_BLOCK:
         return 0.0, 0.0
-    extra = sum(max(0.0, usual[row] - start) * log.count[row] for row in rows)
-    return end / start - 1.0, extra if end > start else 0.0
+    start, end = min(_line(levels), _two_levels(levels))[1:]
+    noise = median(spread[row] for row in rows) / max(start, 1e-12)
+    if start <= 0.0 or end / start - 1.0 < _DRIFT_SCORE * noise / count**0.5:
+        return 0.0, 0.0
+    extra = sum((level - start) * log.count[row] for row, level in zip(rows, levels, strict=True))
+    return end / start - 1.0, max(0.0, extra)
+
+
+def _line(levels: Sequence[float]) -> tuple[float, float, float]:
+    """Return how far a line is from the levels (sum of squares), where it begins and where it ends."""
+    count, middle = len(levels), (len(levels) - 1) / 2.0
+    mean = sum(levels) / count
+    square = sum((place - middle) ** 2 for place in range(count))
+    slope = sum((place - middle) * (level - mean) for place, level in enumerate(levels)) / square
+    rest = sum((level - mean - slope * (place - middle)) ** 2 for place, level in enumerate(levels))
+    return rest, mean - slope * middle, mean + slope * middle
+
+
+def _two_levels(levels: Sequence[float]) -> tuple[float, float, float]:
+    """Return the same of the two levels that come nearest."""
+    count, total = len(levels), sum(levels)
+    squares = sum(level * level for level in levels)
+    best, so_far = (squares, levels[0], levels[0]), 0.0
+    for place, level in enumerate(levels[:-1], 1):
+        so_far += level
+        before, after = so_far / place, (total - so_far) / (count - place)
+        rest = squares - place * before * before - (count - place) * after * after
+        best = min(best, (max(rest, 0.0), before, after))
+    return best

@@ -36,15 +36,16 @@ class TokenCost(Struct, frozen=True, kw_only=True):
 def model_of(facts: RunFacts) -> ModelShape | None:
     """Return the model whose config, arguments or name a log prints; None where that is not known."""
     config: dict[str, Any] | str | None = facts.config or _config_of_arguments(facts.arguments, facts.seq)
-    if config is None and facts.name is not None:
-        config = known_model(facts.name)
+    is_named = config is None and facts.name is not None
+    if is_named:
+        config = known_model(facts.name or "")
     if config is None:
         return None
     try:
         shape = model_from_config(config if isinstance(config, str) else msgspec.json.encode(config))
     except BadInput:
         return None
-    if facts.parameters and abs(shape.parameters / facts.parameters - 1.0) > _PARAMETERS_AGREE:
+    if is_named and facts.parameters and abs(shape.parameters / facts.parameters - 1.0) > _PARAMETERS_AGREE:
         return None  # another model of that name
     return shape
 

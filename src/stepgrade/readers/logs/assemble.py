@@ -234,18 +234,19 @@ def _last_run(table: Table, attempts: list[int], header: Header) -> tuple[Table,
 def _step_log(scanned: ScannedLog, logged: LoggedSteps) -> StepLog:
     """Return the wall time row by row, with what the log says between rows."""
     table, paces, attempts = logged.table, logged.paces, logged.attempts
-    reasons: dict[int, list[Reason]] = {}
+    reasons: list[Reason] = []
     rows = len(table["step"])
     places = np.searchsorted(table["at"], [event.at for event in scanned.events]).tolist()
     for event, row in zip(scanned.events, places, strict=True):
         if row < rows:
-            reasons.setdefault(row, []).append(Reason(event.kind, event.seconds))
+            reasons.append(Reason(row, event.kind, event.seconds))
     usual = float(np.nanmedian(paces.step_s))
     begun = list(attempts)
-    for row, why in reasons.items():
+    for reason in reasons:
         # A run that goes on with the next step shows only in its pause and in what is printed.
+        row = reason.row
         is_late = paces.wall_s[row] > 3.0 * usual * paces.count[row]
-        if row and any(reason.kind == "restart" for reason in why) and is_late and row not in begun:
+        if row and reason.kind == "restart" and is_late and row not in begun:
             begun.append(row)
     before = after = 0.0
     if paces.has_clock:
@@ -263,7 +264,7 @@ def _step_log(scanned: ScannedLog, logged: LoggedSteps) -> StepLog:
         count=paces.count.tolist(),
         wall_s=wall.tolist(),
         step_s=step_s.tolist(),
-        reasons={row: tuple(why) for row, why in reasons.items()},
+        reasons=tuple(reasons),
         attempts=tuple(sorted(begun)),
         before_s=before,
         after_s=after,
@@ -285,7 +286,7 @@ def _samples(log: StepLog) -> tuple[Floats, Floats, list[Note]]:
     starts = [row for row in log.attempts if middle and samples[row] > _SLOW_START * middle]
     usable[starts] = False
     if log.is_mean:  # the time of a pause that the log explains is in that of its steps
-        paused = [row for row in log.reasons if samples[row] > _PAUSED * middle]
+        paused = [reason.row for reason in log.reasons if samples[reason.row] > _PAUSED * middle]
         usable[paused] = False
     if starts and starts[0] == 0:
         text = (

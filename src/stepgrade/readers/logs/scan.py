@@ -39,7 +39,7 @@ from stepgrade.readers.logs.frameworks import (
 )
 from stepgrade.readers.logs.names import row_of, totals_of
 
-MOST_ROWS = 1 << 17
+MOST_ROWS = 1 << 16
 # A step line is longer than this only where something else ran into it: the part around the anchor is read.
 LINE_BYTES = 4096
 _BLOCK_LINES = 80
@@ -118,11 +118,18 @@ class Rows:
         self.count = 0
         self.seen = 0
         self.stride = 1
-        self.nan_losses = 0
-        self.joined = 1  # lines in one row
+        self._order: tuple[Column, ...] = ()
+        self._in_order: list[array[float]] = []
 
     def add(self, row: dict[Column, float]) -> None:
         """Add a line; a column that it is the first to have is nan before it."""
+        if tuple(row) == self._order:  # laid out as the last: nothing is new and nothing missing
+            for column, value in zip(self._in_order, row.values(), strict=True):
+                column.append(value)
+            self.count += 1
+            if self.count >= MOST_ROWS:
+                self._join()
+            return
         for name, value in row.items():
             column = self.columns.get(name)
             if column is None:
@@ -132,6 +139,8 @@ class Rows:
         for column in self.columns.values():
             if len(column) < self.count:
                 column.append(nan)
+        self._order = tuple(row) if len(row) == len(self.columns) else ()
+        self._in_order = [self.columns[name] for name in self._order]
         if self.count >= MOST_ROWS:
             self._join()
 
@@ -144,8 +153,8 @@ class Rows:
         for name in self.columns:
             self.columns[name] = self.columns[name][1::2]
         self.count = len(next(iter(self.columns.values())))
-        self.joined *= 2
         self.stride *= 2
+        self._order = ()
 
 
 class _Template:
@@ -290,10 +299,10 @@ class LogScanner:
 
     def _read_lines(self, rows: Rows, text: bytes) -> None:
         dialect, anchor, has_returns = rows.dialect, rows.dialect.anchor, b"\r" in text
-        place = 0
+        place = done = 0
         before = min(self._ends.get(dialect.name, 0) - self._offset, 0)
         while (hit := text.find(anchor, place)) >= 0:
-            low = max(place, hit - LINE_BYTES)
+            low = max(done, hit - LINE_BYTES)
             start = text.rfind(b"\n", low, hit) + 1 or low
             end = text.find(b"\n", hit, hit + LINE_BYTES)
             end = min(hit + LINE_BYTES, len(text)) if end < 0 else end
@@ -303,10 +312,10 @@ class LogScanner:
                 end = back if back >= 0 else end
             if dialect.block:
                 end = _block_end(text, end)
-            place = max(end, hit + len(anchor))
+            place = done = max(end, hit + len(anchor))
             rows.seen += 1
-            if rows.stride > 1 and rows.seen % rows.stride:
-                continue
+            if rows.stride > 1:
+                place = _passed_by(rows, text, place, end - start)
             line = plain(text[start:end])
             self._at = float(self._offset + hit)
             row = self._row(dialect, line)
@@ -409,6 +418,22 @@ def scan(chunks: Iterator[bytes], own: tuple[Dialect, ...] = ()) -> ScannedLog:
     for chunk in chunks:
         scanner.feed(chunk)
     return scanner.result()
+
+
+def _passed_by(rows: Rows, text: bytes, place: int, line_bytes: int) -> int:
+    """Return where to look for the next step line, having passed by as many as are not read in full."""
+    anchor, passed = rows.dialect.anchor, 0
+    while passed < rows.stride - 1 and place < len(text):
+        # Lines of one layout are about as long as each other; how many there were is counted.
+        further = min(len(text), place + max(line_bytes, 1) * (rows.stride - 1 - passed))
+        found = text.count(anchor, place, further)
+        if not found:
+            next_one = text.find(anchor, further)
+            return next_one if next_one >= 0 else len(text)
+        passed += found
+        rows.seen += found
+        place = further
+    return place
 
 
 def _of_bar(line: bytes) -> dict[Column, float] | None:
