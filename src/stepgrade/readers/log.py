@@ -43,9 +43,10 @@ def recognises(source: ByteSource) -> bool:
 
 def read(source: ByteSource) -> Profile:
     """Return the last step profile in the log, else the run that its step lines tell of."""
-    from stepgrade.readers.logs.scan import LogScanner  # noqa: PLC0415  slow to import
+    from stepgrade.readers.logs.own import dialects_from  # noqa: PLC0415  slow to import
+    from stepgrade.readers.logs.scan import LogScanner  # noqa: PLC0415  as above
 
-    scanner = LogScanner()
+    scanner = LogScanner(dialects_from(source.options.dialects))
     found = _search(source, scanner.feed)
     if not isinstance(found, FoundText):
         from stepgrade.readers.logs.assemble import profile_of_log  # noqa: PLC0415  needs numpy

@@ -99,7 +99,9 @@ def test_the_shares_add_up_to_one_whatever_happens(dialect: str) -> None:
 
 def test_a_pause_says_how_often_it_comes() -> None:
     plan = PLANTED["late steps"][0]
-    (finding,) = (f for f in card_of(generate(plan, "megatron")[0]).findings if f.rule == "recurring-slow-steps")
+    (finding,) = (
+        f for f in card_of(generate(plan, "megatron")[0]).findings if f.rule == "recurring-slow-steps"
+    )
     assert finding.evidence["every_steps"] == plan.slow_every
     assert finding.evidence["median_s"] == pytest.approx(plan.slow_s, rel=0.05)
     assert "every 100 steps" in finding.claim

@@ -36,7 +36,12 @@ BY_HAND: dict[str, dict[str, Any]] = {
         "mfu": 0.2939,
     },
     "neox_70M_8gpu_512step.out.gz": {"step_ms": 598.9, "steps": 512, "tokens": 1_048_576, "world": 8},
-    "megatron_deepspeed_8gpu_tokendrop.log.gz": {"step_ms": 600.0, "steps": 2130, "tokens": 524_288, "world": 8},
+    "megatron_deepspeed_8gpu_tokendrop.log.gz": {
+        "step_ms": 600.0,
+        "steps": 2130,
+        "tokens": 524_288,
+        "world": 8,
+    },
     "bigscience_megatron_v100_n4_tp4_pp4.out": {
         "step_ms": 1380.0,
         "tokens": 4096,
@@ -45,14 +50,23 @@ BY_HAND: dict[str, dict[str, Any]] = {
     },
     "bigscience_meg_ds_zero_n16.out.gz": {"step_ms": 128_204.0, "steps": 4, "world": 64},
     "gptlab_stepavg_train.log.gz": {"step_ms": 4337.0, "steps": 7152},
-    "tf_resnet50_2n8g_timehistory.log": {"step_ms": 423.3, "steps": 600, "samples": 2048, "device": "v100-sxm2-16gb"},
+    "tf_resnet50_2n8g_timehistory.log": {
+        "step_ms": 423.3,
+        "steps": 600,
+        "samples": 2048,
+        "device": "v100-sxm2-16gb",
+    },
     "dschat_step1_opt1.3b.log": {"step_ms": 746.6, "samples": 128, "memory": 22.95 * 2**30},
     "llama_recipes_tqdm_llama2_7b.log": {"step_ms": 1656.3, "steps": 9330},
     "hf_deepspeed_gpt2_n16.out.gz": {"step_ms": 218_000.0, "steps": 4, "samples": 256, "world": 64},
     "hf_trainer_state_llava13b_2181steps.json": {"step_ms": 8469.8, "steps": 2181, "samples": 255.907},
     "mlperf_v0.5_gnmt_16ranks.txt.gz": {"step_ms": 58.0, "world": 16},
     "mlperf_v5.0/nvidia_nyx_n1_llama2_70b_lora_result_0.txt": {"step_ms": 1541.5, "samples": 8},
-    "mlperf_v5.0/amd_mi300x_llama2_70b_lora_result_0.txt": {"step_ms": 3946.0, "samples": 8, "device": "mi300x"},
+    "mlperf_v5.0/amd_mi300x_llama2_70b_lora_result_0.txt": {
+        "step_ms": 3946.0,
+        "samples": 8,
+        "device": "mi300x",
+    },
     "peft_benchmark_llama3.2-3B_L40S.json": {"step_ms": 159.5, "steps": 5000, "device": "l40s", "samples": 4},
     "albor_entrenar_rtx4090_distill.log": {"tokens": 32_768, "device": "rtx-4090", "printed": 0.145},
     "levanter_nohup.out.gz": {"step_ms": 100.0},
@@ -126,7 +140,9 @@ def test_the_printed_mfu_of_torchtitan_is_reproduced_in_every_run(tmp_path: Path
         assert card.device.key == "b200"
         (note,) = (note.text for note in card.notes if note.code == "printed_mfu")
         if profile.facts is not None and profile.facts.mfu and "make" in note:
-            shown = [float(word) for word in note.replace("%", " ").split() if word.replace(".", "", 1).isdigit()]
+            shown = [
+                float(word) for word in note.replace("%", " ").split() if word.replace(".", "", 1).isdigit()
+            ]
             assert shown[-1] == pytest.approx(shown[0], rel=0.011), note
             seen += 1
     assert seen >= 10
@@ -134,7 +150,9 @@ def test_the_printed_mfu_of_torchtitan_is_reproduced_in_every_run(tmp_path: Path
 
 def test_repeated_runs_of_one_record_have_their_own_steps(tmp_path: Path) -> None:
     for path in _unpacked(LOGS / "modded-nanogpt" / "20260717_fp8down_baseline.tar.xz", tmp_path)[:4]:
-        lines = [line for line in path.read_text().splitlines() if line.startswith("step:") and "val" not in line]
+        lines = [
+            line for line in path.read_text().splitlines() if line.startswith("step:") and "val" not in line
+        ]
         last = lines[-1]
         total_ms = float(last.split("train_time:")[1].split("ms")[0])
         profile = load(path)
@@ -148,7 +166,12 @@ METRICS_BY_HAND: dict[str, dict[str, float]] = {
     "hf5_trainer_state_tokens.json": {"tokens": 512, "steps": 40},
     "hf5_events.out.tfevents.1794811501.vm": {"tokens": 512, "steps": 40},
     "lightning_csvlogger_throughputmonitor.csv": {"tokens": 64, "samples": 4},
-    "megatron_gpt3-357m_events.out.tfevents.1623896925": {"tokens": 524_288, "world": 16, "steps": 100, "flops": 2.423e9},
+    "megatron_gpt3-357m_events.out.tfevents.1623896925": {
+        "tokens": 524_288,
+        "world": 16,
+        "steps": 100,
+        "flops": 2.423e9,
+    },
     "torch_summarywriter_events.out.tfevents.1794811520.vm": {"steps": 30, "step_ms": 20.0},
     "wandb_offline_run.wandb": {"steps": 30},
 }

@@ -222,7 +222,7 @@ def _last_run(table: Table, attempts: list[int], header: Header) -> tuple[Table,
     for start in attempts[1:]:
         end = steps[start - 1]
         aim = float(totals[start - 1]) if totals is not None else float(total or nan)
-        begins_anew = steps[start] <= max(steps[first], 1.0)
+        begins_anew = steps[start] <= max(2.0 * steps[first], 1.0)
         is_timed = "time" in table and np.isfinite(table["time"][start - 1 : start + 1]).all()
         if begins_anew and (end >= 0.98 * aim or not is_timed):
             first, runs = start, runs + 1

@@ -79,6 +79,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
     convention: str | None = None  # how the framework counts FLOPs, by its name in `hardware`
     printed_is: Literal["mfu", "hfu"] = "mfu"  # what its utilisation is
     peak_tflops: float | None = None  # which its utilisation is taken against, whatever the device
+    pattern: str | None = None  # of one's own, with a named group for each number, instead of fields
     rank: int = 0  # of two dialects that read the same lines, the lower is taken
 
 

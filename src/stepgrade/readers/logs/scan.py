@@ -38,10 +38,13 @@ from stepgrade.readers.logs.frameworks import (
     TQDM_SECONDS,
 )
 from stepgrade.readers.logs.names import row_of, totals_of
+from stepgrade.readers.logs.own import unit_of
 
 MOST_ROWS = 1 << 16
 # A step line is longer than this only where something else ran into it: the part around the anchor is read.
 LINE_BYTES = 4096
+# Patterns of one's own were tried on lines up to this long, and see no more of any.
+OWN_LINE_BYTES = 1024
 _BLOCK_LINES = 80
 _CARRIED_BYTES = 1 << 16
 # All dialects are looked for this long, and later in one chunk of eight until one is found.
@@ -131,10 +134,9 @@ class Rows:
                 self._join()
             return
         for name, value in row.items():
-            column = self.columns.get(name)
-            if column is None:
-                column = self.columns[name] = array("d", [nan]) * self.count
-            column.append(value)
+            if name not in self.columns:
+                self.columns[name] = array("d", [nan]) * self.count
+            self.columns[name].append(value)
         self.count += 1
         for column in self.columns.values():
             if len(column) < self.count:
@@ -164,9 +166,15 @@ class _Template:
         self._fields = [(field, field.compiled()) for field in dialect.fields]
         self._order: list[Field] = []
         self._whole: re.Pattern[bytes] | None = None
+        self._own = re.compile(dialect.pattern.encode()) if dialect.pattern else None
 
     def read(self, line: bytes) -> dict[Column, float]:
         """Return what the line says, in our units."""
+        if self._own is not None:
+            own = self._own.search(line[:OWN_LINE_BYTES])
+            found_now = own.groupdict().items() if own else ()
+            named = ((unit_of(name), text) for name, text in found_now if text)
+            return {column: number(text) * scale for (column, scale), text in named}
         if self._whole is not None and (match := self._whole.match(line)):
             return {
                 field.means: number(text) * field.scale
@@ -223,7 +231,11 @@ class LogScanner:
 
     def __init__(self, own: tuple[Dialect, ...] = ()) -> None:
         self._dialects = (*own, *DIALECTS)
-        self._templates = {dialect.name: _Template(dialect) for dialect in self._dialects if dialect.fields}
+        self._templates = {
+            dialect.name: _Template(dialect)
+            for dialect in self._dialects
+            if dialect.fields or dialect.pattern
+        }
         self._clocks = _Clocks()
         self._active: dict[str, Rows] = {}
         self._carried = b""
@@ -249,9 +261,9 @@ class LogScanner:
         self._read(text[:cut])
         self._carried = text[cut:]
 
-    def result(self) -> ScannedLog:
-        """Read the last line, which may be cut off, and return what was found."""
-        if self._carried:
+    def result(self, *, is_whole: bool = True) -> ScannedLog:
+        """Return what was found; the last line, which may be cut off, is read only of a log that is whole."""
+        if self._carried and is_whole:
             self._read(self._carried + b"\n")
             self._carried = b""
         return ScannedLog(
