@@ -17,7 +17,7 @@ import pytest
 
 from tests.builders import make_step_profile
 from tests.conftest import ROOT
-from tests.fuzz.inputs import CONFIG, MODEL, profiles, store
+from tests.fuzz.samples import CONFIG, MODEL, profiles, store
 from tests.kineto_text import kineto_text
 from tests.trace_builder import Run, make_trace
 
@@ -75,6 +75,20 @@ COMMANDS = {
         "--seq",
         "128",
     ],
+    "history add": ["history", "add", "run.json", "--history", "added.db"],
+    "history trend": ["history", "trend", "--history", "h.db"],
+    "history prune": ["history", "prune", "--keep", "50", "--yes", "--history", "h.db"],
+    "gate with repeats": [
+        "gate",
+        "run.json",
+        "--baseline",
+        "run.json",
+        "--repeat",
+        "run.json",
+        "--format",
+        "html",
+    ],
+    "completion": ["completion", "zsh"],
     "devices": ["devices"],
     "devices detected": ["devices", "--detect"],
     "help": ["--help"],
@@ -142,6 +156,28 @@ def test_no_command_imports_from_the_working_directory(trapped: Path, command: s
     ran = run(trapped, [sys.executable, "-P", "-c", start, *COMMANDS[command]])
     assert ran.returncode in (0, 1, 2, 3), ran.stderr
     assert "Traceback" not in ran.stderr
+    assert sprung(trapped) == ""
+
+
+def test_a_recording_imports_from_the_scripts_folder_only(trapped: Path) -> None:
+    """As Python runs a script: its folder is on the path, the working directory is not; what is ours is ours."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    folder = trapped / "scripts"
+    folder.mkdir(exist_ok=True)
+    for name in ("msgspec", "stepgrade"):
+        (folder / f"{name}.py").write_text(
+            f"open({str(trapped / 'SPRUNG')!r}, 'a').write('beside {name} ')\n"
+        )
+    (folder / "train.py").write_text(
+        "import torch\nm = torch.nn.Linear(4, 4)\no = torch.optim.SGD(m.parameters(), 0.1)\n"
+        "for _ in range(8):\n    m(torch.ones(2, 4)).sum().backward()\n    o.step()\n"
+    )
+    start = "import sys; from stepgrade.cli import main; sys.exit(main())"
+    words = ["record", "-o", "r.json", "--html", "r.html", "--save", "--history", "r.db", "scripts/train.py"]
+    ran = run(trapped, [sys.executable, "-P", "-c", start, *words])
+    assert ran.returncode == 0, ran.stderr
+    assert "recorded 8 steps" in ran.stderr
+    assert (trapped / "r.html").exists()
     assert sprung(trapped) == ""
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -146,10 +147,53 @@ def test_a_new_history_is_its_owners_alone(tmp_path: Path, umask: int, mode: int
         else:
             from stepgrade.store.sqlite import _make_file
 
-            _make_file(str(path))
+            _make_file(str(path), 0o600)
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+@pytest.mark.parametrize(
+    ("readable_by", "umask", "mode"),
+    [
+        ("owner", 0o002, 0o600),
+        ("group", 0o002, 0o660),
+        ("group", 0o022, 0o640),
+        ("group", 0o077, 0o600),
+        ("all", 0o002, 0o664),
+        ("all", 0o000, 0o666),
+        ("all", 0o027, 0o640),
+    ],
+)
+def test_a_project_shares_its_histories(
+    stepgrade: Run,
+    profile: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    readable_by: str,
+    umask: int,
+    mode: int,
+) -> None:
+    monkeypatch.chdir(profile.parent)
+    Path("stepgrade.toml").write_text(f'[files]\nreadable_by = "{readable_by}"\n')
+    before = os.umask(umask)
+    try:
+        for words in (["score", profile, "--save"], ["history", "add", profile]):
+            assert stepgrade(*words, "--history", f"{words[0]}.db").code == 0
+    finally:
+        os.umask(before)
+    for path in (Path("score.db"), Path("history.db")):
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+@pytest.mark.parametrize("wrong", ["readable_by = 'everybody'", "readable_by = 5", "readable = 'group'"])
+def test_nobody_else_is_let_in_by_a_misspelling(stepgrade: Run, profile: Path, wrong: str) -> None:
+    place = profile.parent / "new.db"
+    (profile.parent / "s.toml").write_text(f"[files]\n{wrong}\n")
+    ran = stepgrade("history", "add", profile, "--history", place, "--config", profile.parent / "s.toml")
+    assert ran.code == 2, ran.err
+    assert not place.exists()
+    with pytest.raises(ValueError, match="must be one of owner, group, all"):
+        open_history(str(place), readable_by="everybody")
 
 
 def test_an_existing_history_keeps_its_permissions(history: Path) -> None:
@@ -320,3 +364,23 @@ def test_odd_names_of_branches_and_commits(
         ran = stepgrade("history", "list", "--history", place)
         assert ran.code == 0
         assert "\x1b" not in ran.out
+
+
+def test_what_sqlite_calls_a_lack_of_memory_is_damage(history: Path) -> None:
+    """Seen in fuzzing: an absurd size of a row in the schema makes SQLite raise MemoryError with 39 MB in use."""
+    sound = history.read_bytes()
+    rows = [int.from_bytes(sound[at : at + 2]) for at in range(108, 108 + 2 * sound[104], 2)]
+    memory_errors = 0
+    for end in (row + beyond for row in rows for beyond in range(24)):
+        history.write_bytes(sound[: end - 300] + b"\xff" * 300 + sound[end:])
+        with closing(sqlite3.connect(history)) as raw:
+            try:
+                raw.execute("select name from sqlite_master").fetchall()
+            except MemoryError:
+                memory_errors += 1
+            except (sqlite3.Error, UnicodeError):
+                pass
+        with suppress(BadHistory), open_history(str(history), create=False) as store:
+            store.runs()
+    if sqlite3.sqlite_version_info < (3, 41):  # what a later one says of it is not ours
+        assert memory_errors

@@ -43,6 +43,8 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     average_tolerance: Annotated[float, share("ours: totals and averages are of the same steps")] = 0.05
 
     few_kernels: Annotated[float, amount("ours: the smallest model's step has more")] = 5.0
+    few_operations: Annotated[float, amount("ours: the smallest model's step has more")] = 20.0
+    shortest_step_ms: Annotated[float, amount("ours: shorter is one call of a few operations")] = 1.0
     startup_share: Annotated[float, share("ours: a fifth of the step in calls that come once")] = 0.20
     unexplained_share: Annotated[float, share("ours: a fifth of the step without a reason")] = 0.20
 

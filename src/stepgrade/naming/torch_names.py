@@ -38,6 +38,11 @@ LAUNCH_CALL = re.compile(
     r"^(cu|hip)\w*Launch\w*(Kernel|Graph)|^(cu(da)?|hip)GraphLaunch|^mtia.*[Ll]aunch"
     r"|^(ur|pi)EnqueueKernelLaunch|^zeCommandListAppendLaunch|^torch_to_npu$"
 )
+# Operations that only a device has; those of a processor have other names.
+DEVICE_OP = re.compile(
+    r"^aten::_?(cudnn_|miopen_|thnn_fused_|flash_attention_|efficient_attention_|scaled_dot_product_cudnn)"
+    r"|^aten::_scaled_dot_product_(efficient|flash)_attention(_backward)?$"
+)
 GRAPH_LAUNCH = re.compile(r"^(cu(da)?|hip)GraphLaunch")
 QUEUE_FULL = re.compile(r"^Command Buffer Full$")
 # Large embedding tables as recommenders have them.

@@ -23,7 +23,7 @@ from stepgrade.record.totals import Totals
 if TYPE_CHECKING:
     from stepgrade.record.recording import Recording
 
-from stepgrade.files import write_whole
+from stepgrade.files import MODES, write_whole
 
 JOURNAL_VERSION = 1
 _LEAST_GAP_SHARE = 0.005
@@ -33,8 +33,9 @@ _LONGEST_BYTES = 1 << 22  # of a journal; what it holds is added up then
 class Journal:
     """Appends lines to a file; where that fails it raises OSError and leaves no half line behind."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, readable_by: str = "owner") -> None:
         self.path = path
+        self._mode = MODES[readable_by]
         self._file: tuple[int, int] | None = None  # which file on which device is ours, once begun
         self._bytes = 0
 
@@ -57,7 +58,7 @@ class Journal:
         if _is_special(self.path):
             return  # a pipe or a device gets the final JSON only
         text = encode(head) + encode(line)
-        write_whole(self.path, text)
+        write_whole(self.path, text, new_mode=self._mode)
         self._file, self._bytes = _identity(self.path.stat()), len(text)
 
     def append(self, line: dict[str, object]) -> None:
@@ -87,12 +88,12 @@ class Journal:
             while (path := self.path.with_name(f"{self.path.stem}-{number}{self.path.suffix}")).exists():
                 number += 1
         try:
-            write_whole(path, text)
+            write_whole(path, text, new_mode=self._mode)
         except OSError:
             elsewhere = Path(tempfile.gettempdir()) / self.path.name
             if elsewhere.resolve() == self.path.resolve() or _is_special(elsewhere):
                 raise
-            write_whole(elsewhere, text)
+            write_whole(elsewhere, text, new_mode=self._mode)
             return elsewhere
         return path
 
@@ -241,6 +242,7 @@ def recording_notes(recording: Recording, totals: Totals, *, is_warm: bool) -> l
             unwatched,
             f"{_steps(unwatched)} of an optimizer that is not watched left out: training went on with it",
         ),
+        "own_updates": (recording.own_steps, _own_updates(recording)),
         "device_clock": (
             recording.clock.name != "host",
             "times were measured with events on the device's stream",
@@ -252,6 +254,15 @@ def recording_notes(recording: Recording, totals: Totals, *, is_warm: bool) -> l
         "no_layer_forward": (layered and recording.saw_forward and not totals.forward_ns, compiled),
     }
     return [Note(code, text) for code, (applies, text) in possible.items() if applies]
+
+
+def _own_updates(recording: Recording) -> str:
+    if recording.own_updates.is_certain:
+        return "no torch optimizer was seen: a step ends when the weights have changed after a backward pass"
+    return (
+        "no torch optimizer was seen: each backward pass counts as a step, "
+        "which is too many where gradients are accumulated"
+    )
 
 
 def _steps(count: int) -> str:

@@ -70,6 +70,7 @@ class Recorder:
         max_steps: int | None = None,
         flush_seconds: float = 1.0,
         config: dict[str, Any] | None = None,
+        readable_by: str = "owner",
     ) -> None:
         self.path = self._base = Path(path).absolute()  # the script may change its directory
         self.notes: list[Note] = []
@@ -87,7 +88,8 @@ class Recorder:
         self._in_session = False
         self._recording: Recording | None = None
         self._run = RunDescription(device={}, rank=0, world_size=1, versions={}, config={})
-        self._journal = Journal(self.path)
+        self._readable_by = readable_by
+        self._journal = Journal(self.path, readable_by)
         self._flushed_at = self._until_flush = 0.0
         self._warm, self._steady = Totals(), Totals()
         self._steps = 0
@@ -326,7 +328,7 @@ class Recorder:
         self.rank, world_size = environment.rank_and_world()
         self._run.rank, self._run.world_size = self.rank, world_size
         self.path = rank_path(self._base, self.rank, world_size)
-        self._journal = Journal(self.path)
+        self._journal = Journal(self.path, self._readable_by)
 
     def _after_step(self, step: int) -> None:
         if step == 1:

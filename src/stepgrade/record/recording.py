@@ -27,6 +27,7 @@ from stepgrade.record.environment import Sensors, autocast_dtype, device_of, sen
 from stepgrade.record.layers import LayerHooks
 from stepgrade.record.lines import LineSampler
 from stepgrade.record.operations import OperationWindow
+from stepgrade.record.own_updates import OwnUpdates
 from stepgrade.record.timeline import (
     BACKWARD,
     COMMUNICATION,
@@ -37,6 +38,7 @@ from stepgrade.record.timeline import (
     NONE,
     OPTIMIZER,
     PHASE_NAMES,
+    UPDATED,
     StepTimeline,
 )
 from stepgrade.record.totals import Series, Totals, fold_step
@@ -95,6 +97,7 @@ class Recording:
         self.on_model: Callable[[Module], None] | None = None  # for each model that is found
         self._warmup = warmup
         self._patches = patches.Patches()
+        self._patches_without_optimizer = patches.Patches()
         self._undo: list[Callable[[], None]] = []
         self._phase_codes = {name: code for code, name in PHASE_NAMES.items()}
         self._datasets: list[Dataset[object]] | None = []  # of the watched loaders; None for all
@@ -102,14 +105,22 @@ class Recording:
         self._main_optimizer: weakref.ref[Optimizer] | None = None
         self._other_optimizers: dict[int, tuple[int, int]] = {}  # edges and parts when they stepped
         self.unwatched_steps = 0
+        self.own_updates = OwnUpdates()
+        self.own_steps = 0  # that no optimizer ended
         self._batches = BatchCounter()
         self._pending: deque[EndedStep] = deque()
 
     def start(self) -> None:
         """Wrap what torch has no hooks for and begin the first step."""
         self.calls.start(self._patches)
-        patches.patch_backward(self._patches, self.timeline)
-        patches.patch_input(self._patches, self.timeline, self._is_watched, self._batches.add_batch)
+        patches.patch_backward(self._patches, self.timeline, self._after_backward)
+        patches.patch_input(
+            self._patches,
+            self.timeline,
+            self._is_watched,
+            before=self._end_own_step,
+            on_batch=self._batches.add_batch,
+        )
         scaler = getattr(
             torch.amp, "GradScaler", torch.cuda.amp.GradScaler
         )  # torch 2.2 has it under cuda only
@@ -124,6 +135,11 @@ class Recording:
 
     def stop(self) -> None:
         """Remove all hooks and read the steps that are still on the device."""
+        if self.own_updates.passes and self.own_updates.is_possible and self.own_steps and self.timeline.live:
+            # The last one has no end: what follows it may be anything.
+            self.ended += 1
+            if self.on_step is not None:
+                self.on_step(self.ended)
         self.detach()
         self.pause()
 
@@ -131,6 +147,7 @@ class Recording:
         """Remove all hooks; what is still on the device is not read."""
         self.calls.stop()
         self.layers.release()
+        self._patches_without_optimizer.undo()
         self._patches.undo()
         while self._undo:
             self._undo.pop()()
@@ -208,8 +225,12 @@ class Recording:
             self._optimizers.append(weakref.ref(inner))
 
     def watch_every_optimizer(self) -> None:
-        """Time all optimizers, those that do not exist yet too."""
+        """Time all optimizers, those that do not exist yet too; without any the weights tell steps."""
         self._optimizers = None
+        self.own_updates.is_possible = True
+        patches.patch_until_optimizer(
+            self._patches_without_optimizer, self.timeline, self._leave_to_optimizer, self._after_backward
+        )
 
     def watch_loader(self, loader: object) -> bool:
         """Time the wait for each batch; return whether this kind of loader can be hooked."""
@@ -257,7 +278,7 @@ class Recording:
         self._add_done_steps()
         if self._warmup <= 0 and not self.lines.is_running and self.timeline.live:
             self.lines.start(self.ended)
-        if self.saw_model:
+        if self.saw_model or (self.own_steps and not torch.cuda.is_initialized()):
             self.window.open_if_due(self.ended, self._device)
         if profiler is not None or self.window.is_open:
             self.timeline.restart_step()
@@ -319,6 +340,37 @@ class Recording:
         self._main_optimizer = weakref.ref(optimizer)
         self.end_step()
 
+    def _leave_to_optimizer(self) -> None:
+        """Tell steps by the optimizers, as soon as there is one."""
+        self.own_updates.is_possible = False
+        self._patches_without_optimizer.undo()
+
+    def _after_backward(self) -> None:
+        """Remember the weights; a loop without a model has nothing else to tell a step by."""
+        if not self.own_updates.is_possible:
+            return
+        try:
+            modules = (model.module() for model in self._models.values())
+            self.own_updates.remember(module for module in modules if module is not None)
+            if not self.saw_model:
+                self._end_own_step()
+        except Exception as error:  # noqa: BLE001  whatever it is, the training goes on
+            self._fail(error)
+
+    def _end_own_step(self) -> None:
+        """End a step of a loop without an optimizer, when the next batch or forward follows an update."""
+        own, timeline = self.own_updates, self.timeline
+        if not own.passes or not own.is_possible or self.stepped_by_hand:
+            return
+        try:
+            if timeline.direction == NONE and timeline.live and own.is_step_over():
+                own.begin_step()
+                self.own_steps += 1
+                timeline.mark(UPDATED)
+                self.end_step()
+        except Exception as error:  # noqa: BLE001  as above
+            self._fail(error)
+
     def _is_watched_optimizer(self, optimizer: Optimizer) -> bool:
         watched = self._optimizers
         return watched is None or any(found() is optimizer for found in watched)
@@ -366,12 +418,14 @@ class Recording:
         return Around(self._before_other, self._after_forward)
 
     def _before_other(self, module: Module, _args: object, _kwargs: object) -> None:
+        self._end_own_step()
         kind = type(unwrap(module))
         evaluated = not torch.is_grad_enabled() and any(kind is model.kind for model in self._models.values())
         self.timeline.enter(EVALUATION if evaluated else FORWARD)
 
     def _before_forward(self, module: Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         timeline = self.timeline
+        self._end_own_step()
         called = self._models.get(id(module))
         if called is not None:
             called.called_in_step = self.ended

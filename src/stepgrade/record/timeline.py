@@ -20,6 +20,7 @@ EVALUATION = 10
 BACKWARD_DONE = 11  # no phase: ends the layers whose input needs no gradient
 GRADIENTS = 12
 HOST = 13
+UPDATED = 14  # no phase: ends a step whose loop has updated the weights itself
 
 PHASE_NAMES = {
     INPUT: "input",

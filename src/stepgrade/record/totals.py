@@ -22,19 +22,22 @@ from stepgrade.record.timeline import (
     OPTIMIZER,
     RECOMPUTE_IN,
     RECOMPUTE_OUT,
+    UPDATED,
 )
 
 SAMPLES_KEPT = 4096
 _CLOSED_BY = {FWD_IN: FWD_OUT, RECOMPUTE_IN: RECOMPUTE_OUT, BWD_IN: BWD_OUT}
 # What the time in no phase was, by the main phases before and after it; a step begins after NONE.
-_MAIN = frozenset({FORWARD, BACKWARD, OPTIMIZER})
+_MAIN = frozenset({FORWARD, BACKWARD, OPTIMIZER, UPDATED})
 _GAPS = {
     (NONE, FORWARD): HOST,
     (OPTIMIZER, FORWARD): HOST,
     (BACKWARD, FORWARD): HOST,
     (FORWARD, FORWARD): FORWARD,
+    (NONE, BACKWARD): FORWARD,  # of tensors alone, without a module that is called
     (FORWARD, BACKWARD): LOSS,
     (BACKWARD, OPTIMIZER): GRADIENTS,
+    (BACKWARD, UPDATED): OPTIMIZER,
 }
 
 
@@ -138,7 +141,7 @@ def fold_step(
             else:
                 phases_ns[current] += time_ns - since_ns
             gaps.begin_phase(code)
-            current, since_ns = code, time_ns
+            current, since_ns = NONE if code == UPDATED else code, time_ns
     gaps.end_step()
     return step
 

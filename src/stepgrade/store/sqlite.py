@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 from stepgrade.errors import BadHistory, NoHistory
+from stepgrade.files import MODES
 from stepgrade.store.database import Row
 from stepgrade.store.migrations import MIGRATIONS
 
@@ -39,10 +40,10 @@ class SqliteDatabase:
         "blob": "blob",
     }
 
-    def __init__(self, path: str, *, create: bool) -> None:
+    def __init__(self, path: str, *, create: bool, new_mode: int = MODES["owner"]) -> None:
         self.name = path
         if create:
-            _make_file(path)
+            _make_file(path, new_mode)
         elif not os.path.isfile(path):  # noqa: PTH113
             raise NoHistory("there is no history here", where=path, hint="stepgrade history add starts one")
         try:
@@ -121,6 +122,9 @@ class SqliteDatabase:
             yield
         except (OverflowError, UnicodeError) as error:
             raise BadHistory(f"cannot take this value: {error}", where=self.name) from error
+        except MemoryError as error:  # SQLite says so of sizes that make no sense too
+            problem, hint = _PROBLEMS[sqlite3.SQLITE_NOMEM]
+            raise BadHistory(problem, where=self.name, hint=hint) from error
         except sqlite3.Error as error:
             # The low byte of a code is what it has in common with its kind; Python's own errors have none.
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
@@ -128,10 +132,11 @@ class SqliteDatabase:
             raise BadHistory(problem, where=self.name, hint=hint) from error
 
 
-def _make_file(path: str) -> None:
-    """Make the file and its folder where they are not there, readable by their owner only.
+def _make_file(path: str, mode: int) -> None:
+    """Make the file and its folder where they are not there, with that mode as far as the umask allows.
 
-    A link that leads nowhere is not followed: what it names was not asked for.
+    SQLite gives its own files beside it the same. A link that leads nowhere is not followed: what it names
+    was not asked for.
     """
     folder = os.path.dirname(path) or "."  # noqa: PTH120
     try:
@@ -142,7 +147,7 @@ def _make_file(path: str) -> None:
     except ValueError as error:
         raise BadHistory(f"is no name of a file: {error}", where=path) from error
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode))
     except FileExistsError as error:
         if not os.path.exists(path):  # noqa: PTH110
             raise BadHistory("is a link to a file that is not there", where=path) from error
@@ -163,12 +168,11 @@ def _schema_of(version: int) -> set[Row]:
 
 _KEPT = "runs that were saved before are still there"
 _LOCKED = (f"is locked by another process for more than {WAIT_S:.0f} s", "try again later")
+_RESTORE = "restore a copy, or save what can be read with `sqlite3 FILE .recover`"
 _PROBLEMS = {
     sqlite3.SQLITE_NOTADB: ("is not a history: no file of SQLite", "name another file"),
-    sqlite3.SQLITE_CORRUPT: (
-        "is damaged: parts of the file make no sense",
-        "restore a copy, or save what can be read with `sqlite3 FILE .recover`",
-    ),
+    sqlite3.SQLITE_CORRUPT: ("is damaged: parts of the file make no sense", _RESTORE),
+    sqlite3.SQLITE_NOMEM: ("is damaged, or asks for more memory than there is", _RESTORE),
     sqlite3.SQLITE_FULL: ("the disk is full: the run was not saved", _KEPT),
     sqlite3.SQLITE_IOERR: ("cannot be written (disk full, quota or I/O error): the run was not saved", _KEPT),
     sqlite3.SQLITE_READONLY: ("cannot be written: the file or its directory is read-only", _READ_ONLY_HINT),
