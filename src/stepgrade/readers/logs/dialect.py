@@ -6,6 +6,7 @@ import re
 from calendar import timegm
 from datetime import date
 from functools import lru_cache
+from math import isnan
 from typing import Literal
 
 from msgspec import Struct
@@ -41,7 +42,7 @@ MIB = float(2**20)
 _ESCAPES = re.compile(
     rb"\x1b(?:\[[0-9;:?]{0,32}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|[@-Z\\-_])?"
 )
-_THOUSANDS = re.compile(rb"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?(?:[eE][-+]?\d+)?")
+_THOUSANDS = re.compile(rb"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?(?:[eE][-+]?\d+)?")
 _LARGEST = 1e300
 
 
@@ -97,7 +98,7 @@ def number(text: bytes) -> float:
     except ValueError:
         lowered = text.lower().lstrip(b"+-")
         return float("inf") if lowered.startswith(b"inf") else float("nan")
-    return value if abs(value) < _LARGEST else float("inf")
+    return value if abs(value) < _LARGEST or isnan(value) else float("inf")
 
 
 # A clock at the beginning of a line, or anywhere in its first part.

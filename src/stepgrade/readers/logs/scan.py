@@ -56,6 +56,8 @@ _GAP_BYTES = 1 << 16
 _MOST_EVENTS = 20_000
 # What may stand between two fields of a line.
 _BETWEEN = rb"[^\n]{0,400}?"
+# The layout of a line is learned from the first lines, and from one of so many after them.
+_FIRST_LINES, _EVERY = 16, 64
 # After so many lines without a clock only one of as many is asked for it.
 _CLOCKLESS = 64
 # A step line this much later than usual is asked why.
@@ -164,6 +166,8 @@ class _Template:
 
     def __init__(self, dialect: Dialect) -> None:
         self._fields = [(field, field.compiled()) for field in dialect.fields]
+        self._needs = dialect.needs
+        self._lines = 0
         self._order: list[Field] = []
         self._whole: re.Pattern[bytes] | None = None
         self._own = re.compile(dialect.pattern.encode()) if dialect.pattern else None
@@ -175,7 +179,9 @@ class _Template:
             found_now = own.groupdict().items() if own else ()
             named = ((unit_of(name), text) for name, text in found_now if text)
             return {column: number(text) * scale for (column, scale), text in named}
-        if self._whole is not None and (match := self._whole.match(line)):
+        self._lines += 1
+        is_looked_at = self._lines <= _FIRST_LINES or self._lines % _EVERY == 0
+        if self._whole is not None and not is_looked_at and (match := self._whole.match(line)):
             return {
                 field.means: number(text) * field.scale
                 for field, text in zip(self._order, match.groups(), strict=True)
@@ -188,13 +194,10 @@ class _Template:
                 found.append((*match.span(), field))
         found.sort(key=lambda place: place[0])
         apart = all(one[1] <= other[0] for one, other in pairwise(found))
-        self._order = [field for _, _, field in found]
-        # Fields that overlap, such as a step and the total after it, are found one by one.
-        self._whole = (
-            re.compile(b"".join(_BETWEEN + f.compiled().pattern for f in self._order))
-            if apart and found
-            else None
-        )
+        # A line with fewer fields is no template for those with more; where fields overlap there is none.
+        if apart and len(found) > len(self._order) and all(need in row for need in self._needs):
+            self._order = [field for _, _, field in found]
+            self._whole = re.compile(b"".join(_BETWEEN + field.compiled().pattern for field in self._order))
         return row
 
 
@@ -436,12 +439,14 @@ def _passed_by(rows: Rows, text: bytes, place: int, line_bytes: int) -> int:
     """Return where to look for the next step line, having passed by as many as are not read in full."""
     anchor, passed = rows.dialect.anchor, 0
     while passed < rows.stride - 1 and place < len(text):
-        # Lines of one layout are about as long as each other; how many there were is counted.
+        # Lines of one layout are about as long as each other; how many there were is counted. The last
+        # one of a chunk is always read: it may be that of the log.
         further = min(len(text), place + max(line_bytes, 1) * (rows.stride - 1 - passed))
         found = text.count(anchor, place, further)
         if not found:
-            next_one = text.find(anchor, further)
-            return next_one if next_one >= 0 else len(text)
+            return further
+        if text.find(anchor, further) < 0:
+            return text.rfind(anchor, place)
         passed += found
         rows.seen += found
         place = further
