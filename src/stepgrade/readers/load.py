@@ -77,6 +77,12 @@ def _read(sources: Sequence[PathLike], input_format: str | None, options: ReadOp
             told = _read(logs, None, structs.replace(options, steps=None))
             if isinstance(explained, Profile) and isinstance(told, Profile):
                 return with_log(explained, told)
+    if len(sources) == 1 and input_format in (None, "metrics") and _has_metrics(os.fspath(sources[0])):
+        from stepgrade.readers.logs.directories import run_in  # noqa: PLC0415  only for such directories
+
+        run = run_in(os.fspath(sources[0]), options)
+        if run is not None:
+            return run
     # pathlib takes longer to import than a step profile to score.
     if len(sources) > 1 or os.path.isdir(sources[0]):  # noqa: PTH112
         from stepgrade.readers.ranks import read_run  # noqa: PLC0415  only for several files
@@ -94,6 +100,17 @@ def _read(sources: Sequence[PathLike], input_format: str | None, options: ReadOp
         if options.steps is not None:
             raise BadOption("picks steps from a trace, which this source is not", field="steps")
         return found
+
+
+def _has_metrics(path: str) -> bool:
+    """Tell by the names in a directory whether it may be a run of MLflow, TensorBoard or W&B."""
+    try:
+        with os.scandir(path) as entries:
+            names = [entry.name for entry in entries]
+    except OSError:  # no directory
+        return False
+    files = any("tfevents" in name or name.endswith(".wandb") or name == "meta.yaml" for name in names)
+    return files or os.path.basename(os.path.normpath(path)) == "mlruns"  # noqa: PTH119  as above
 
 
 def _is_log(source: PathLike, options: ReadOptions) -> bool:

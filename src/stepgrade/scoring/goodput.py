@@ -70,19 +70,16 @@ def wall_ledger(log: StepLog) -> WallLedger | None:
     lost_s = 0.0
     for row in range(rows):
         wall = log.wall_s[row]
-        if row in lost:
-            spent["restart"] += wall
-            lost_s += wall
-            continue
         expected = log.count[row] * usual[row]
         late = wall - expected
         reach = max(
             _SCORE * spread[row] * log.count[row] ** 0.5, _LEAST_LATE * expected, 1.5 * log.clock_s
         ) * (_EXPLAINED if row in reasons or row in again else 1.0)
+        steps_s = wall if late <= reach else expected
+        spent["restart" if row in lost else "productive"] += steps_s
+        lost_s += steps_s if row in lost else 0.0
         if late <= reach:
-            spent["productive"] += wall
             continue
-        spent["productive"] += expected
         for kind, seconds in _shared_out(log, row, late, reasons.get(row, {}), typical):
             spent[kind] += seconds
             pauses.append(Pause(kind, log.step[row], seconds, row))

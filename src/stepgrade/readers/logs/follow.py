@@ -71,6 +71,7 @@ class Followed:
         head = self._file.read(64)
         self._file.seek(0)
         if head.startswith(_GZIP):
+            self.close()
             hint = "stepgrade score reads it once it is done"
             raise BadInput("is gzipped: only what is plain can be followed", where=self.path, hint=hint)
         self._is_journal = head.startswith(_RECORDINGS)
