@@ -107,7 +107,7 @@ def _has_metrics(path: str) -> bool:
     try:
         with os.scandir(path) as entries:
             names = [entry.name for entry in entries]
-    except OSError:  # no directory
+    except (OSError, ValueError):  # no directory, or no path
         return False
     files = any("tfevents" in name or name.endswith(".wandb") or name == "meta.yaml" for name in names)
     return files or os.path.basename(os.path.normpath(path)) == "mlruns"  # noqa: PTH119  as above

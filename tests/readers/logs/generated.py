@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -150,3 +151,32 @@ def _lines(plan: Plan, dialect: str, truth: Truth) -> Iterator[str]:  # noqa: C9
     if plan.tail_s:
         pass_by("idle", plan.tail_s)
         yield stamp("done")
+
+
+def event(step: int, wall: float, tag: str, value: float) -> bytes:
+    """Return one record of an event file, written by hand."""
+    name = tag.encode()
+    item = b"\x0a" + bytes([len(name)]) + name + b"\x15" + struct.pack("<f", value)
+    summary = b"\x0a" + bytes([len(item)]) + item
+    data = (
+        b"\x09"
+        + struct.pack("<d", wall)
+        + b"\x10"
+        + bytes([step])
+        + b"\x2a"
+        + bytes([len(summary)])
+        + summary
+    )
+    return struct.pack("<Q", len(data)) + bytes(4) + data + bytes(4)
+
+
+def version() -> bytes:
+    data = b"\x09" + struct.pack("<d", 1e9) + b"\x1a\x0dbrain.Event:2"
+    return struct.pack("<Q", len(data)) + bytes(4) + data + bytes(4)
+
+
+EVENTS = version() + b"".join(
+    event(step, 1e9 + 2.0 * step, tag, value)
+    for step in range(1, 60)
+    for tag, value in (("train/loss", 2.0), ("perf/tokens_per_sec", 4096.0))
+)

@@ -19,43 +19,15 @@ from stepgrade.readers.logs.wire import fields
 from stepgrade.readers.registry import read_source
 from stepgrade.readers.source import ByteSource
 from tests.conftest import SHARED
+from tests.readers.logs.generated import EVENTS, version
 
 SAMPLES = SHARED / "samples" / "metrics"
-
-
-def event(step: int, wall: float, tag: str, value: float) -> bytes:
-    """Return one record of an event file, written by hand."""
-    name = tag.encode()
-    item = b"\x0a" + bytes([len(name)]) + name + b"\x15" + struct.pack("<f", value)
-    summary = b"\x0a" + bytes([len(item)]) + item
-    data = (
-        b"\x09"
-        + struct.pack("<d", wall)
-        + b"\x10"
-        + bytes([step])
-        + b"\x2a"
-        + bytes([len(summary)])
-        + summary
-    )
-    return struct.pack("<Q", len(data)) + bytes(4) + data + bytes(4)
-
-
-def version() -> bytes:
-    data = b"\x09" + struct.pack("<d", 1e9) + b"\x1a\x0dbrain.Event:2"
-    return struct.pack("<Q", len(data)) + bytes(4) + data + bytes(4)
 
 
 def read(text: bytes) -> sg.Profile:
     found = read_source(ByteSource(text))
     assert isinstance(found, sg.Profile)
     return found
-
-
-EVENTS = version() + b"".join(
-    event(step, 1e9 + 2.0 * step, tag, value)
-    for step in range(1, 60)
-    for tag, value in (("train/loss", 2.0), ("perf/tokens_per_sec", 4096.0))
-)
 
 
 def test_an_event_file_tells_steps_by_its_wall_times() -> None:
