@@ -2,8 +2,8 @@
 
     python benchmarks/nsys.py [--kernels 1000000] [--nsys-ai PATH_OF_ITS_COMMAND]
 
-The export is made here, with the tables and columns of schema 3.27. Each command runs in a process of its own:
-the time is the processor's, the memory the most that was resident. nsys-ai works on a copy, for it adds indexes.
+The export is made here, with the tables and columns of schema 3.27. Each command runs in its own process: the
+time is the processor's, the memory the most that was resident. nsys-ai gets a copy, for it adds indexes.
 """
 
 from __future__ import annotations
