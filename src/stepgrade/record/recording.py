@@ -391,7 +391,7 @@ class Recording:
         self._patches_without_optimizer.undo()
 
     def _after_backward(self) -> None:
-        """End the step that could not end inside the backward pass; without an optimizer remember the weights.
+        """End the step that could not end inside the backward pass, or remember the weights.
 
         A loop without a model has nothing else to tell a step by.
         """
