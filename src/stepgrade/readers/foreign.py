@@ -261,13 +261,10 @@ def refusal(source: ByteSource) -> UnknownFormat:
     """Return the error for a source that no reader takes: what it is, else which formats there are."""
     from stepgrade.readers.registry import readers  # noqa: PLC0415  which imports the readers, and they this
 
-    found = what_it_is(source.head)
     if not source.head.strip(b"\0 \t\r\n"):
-        return UnknownFormat(
-            "holds nothing but blanks or zero bytes",
-            where=source.name,
-            hint="was the disk full, or the machine switched off, while it was written?",
-        )
+        broken_off = "was the disk full, or the machine switched off, while it was written?"
+        return UnknownFormat("holds nothing but blanks or zero bytes", where=source.name, hint=broken_off)
+    found = what_it_is(source.head)
     if found is not None:
         hint, supply = found.advice or None, found.supply or None
         return UnknownFormat(f"is {found.what}", where=source.name, hint=hint, supply=supply)
