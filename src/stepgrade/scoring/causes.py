@@ -42,11 +42,16 @@ class Verdict(Struct, frozen=True, kw_only=True):
         """Tell whether the device waits, and is not limited by its own work."""
         return self.bottleneck not in _WORK
 
-    def evidence_with_line(self, profile: Profile) -> tuple[str, ...]:
-        """Return the evidence, and the line of the user's code that holds the step up where one is known."""
+    def evidence_with_line(self, profile: Profile, causes: tuple[Cause, ...]) -> tuple[str, ...]:
+        """Return the evidence, and the line of the user's code that holds much of the wait where one does."""
         wait = {Bottleneck.INPUT: "input", Bottleneck.HOST: "stall"}.get(self.bottleneck)
         lines = profile.activity.lines.get(wait, ()) if profile.activity and wait else ()
-        return (*self.evidence, f"mostly in {lines[0].shown}") if lines else self.evidence
+        share = next((cause.share for cause in causes if cause.bottleneck == self.bottleneck), 0.0)
+        wait_ms = share * (profile.mean_step_ms or 0.0)
+        if not lines or lines[0].ms < _NAMED_SHARE * wait_ms:
+            return self.evidence
+        much = "mostly" if lines[0].ms >= 0.5 * wait_ms else f"{show_share(lines[0].ms / wait_ms, 0)} of that"
+        return (*self.evidence, f"{much} in {lines[0].shown}")
 
 
 _WORDS = {
@@ -69,12 +74,14 @@ _PHASE_WORDS = {
     Bottleneck.UNKNOWN: "forward, backward and optimizer; what limits them needs operations with shapes",
 }
 # On a run without an accelerator the processor is the device, and nothing is launched.
-_PROCESSOR_HOST = "in Python, in work outside of the framework, or in calls of operations of microseconds"
+_PROCESSOR_HOST = "in Python or in work outside of the framework"
+_SHORT_CALLS = "in calls of operations of microseconds, which count as computing"
 _HOST = frozenset({Bottleneck.LAUNCH, Bottleneck.HOST})
 _WORK = frozenset({Bottleneck.COMPUTE, Bottleneck.MEMORY_BW, Bottleneck.UNKNOWN})
 # Arithmetic dominates these; the others move more bytes than they compute.
 _ARITHMETIC = {"gemm": "matrix products", "convolution": "convolutions", "attention": "attention"}
 LEAST_SHARE = 0.0005
+_NAMED_SHARE = 0.2  # of a wait, that a line of code holds at least where it is named
 _KNOWN_SHARE = 0.5
 
 
@@ -176,6 +183,13 @@ def rank_causes(profile: Profile, times: RunTimes, ledger: Ledger | None, work: 
             words[Bottleneck.UNKNOWN] = _WORK_OR_IDLE
         if not _has_launches(profile):
             words[Bottleneck.HOST] = _PROCESSOR_HOST
+            calls = (ledger.compute or 0.0) * work.calls_share
+            between = shares[Bottleneck.HOST] - calls
+            if calls > LEAST_SHARE:
+                words[Bottleneck.HOST] = (
+                    f"on calls rather than on work: {show_share(between)} {_PROCESSOR_HOST}, "
+                    f"{show_share(calls)} {_SHORT_CALLS}"
+                )
         start = f"the {_computing_part(profile)} spends {{share}} of the step"
     else:
         shares = {

@@ -17,6 +17,7 @@ NPU_KERNELS, NPU_CALLS = "npu_kernel", "npu_runtime"
 NPU_LAUNCHES = "async_npu"  # flows from an operation to its kernel, whose id is when that starts
 # The processes of the autograd profiler's own export, where Kineto is not built in.
 LEGACY_HOST, LEGACY_DEVICE = "CPU functions", "CUDA functions"
+LEGACY_KERNELS = "CUDA functions"  # times of operations on the device, one inside the other
 CALL_CATEGORIES = (
     "cuda_runtime",
     "cuda_driver",
@@ -29,7 +30,10 @@ CALL_CATEGORIES = (
     "privateuse1_driver",
     NPU_CALLS,
 )
-KERNEL_CATEGORIES = ("kernel", "Kernel", "concurrent_kernel", "mtia_ccp_events", "hpu_op", NPU_KERNELS)
+KERNEL_CATEGORIES = (
+    *("kernel", "Kernel", "concurrent_kernel", "mtia_ccp_events", "hpu_op"),
+    *(NPU_KERNELS, LEGACY_KERNELS),
+)
 COPY_CATEGORIES = ("gpu_memcpy", "Memcpy")
 MEMSET_CATEGORIES = ("gpu_memset", "Memset")
 ANNOTATION_CATEGORIES = ("user_annotation", OPERATOR_RANGES)
@@ -111,7 +115,7 @@ def legacy_category(name: str, pid: object) -> str | None:
     """
     if pid == LEGACY_HOST:
         return OP_CATEGORIES[0] if "::" in name or _AUTOGRAD_NODE.search(name) else OPERATOR_RANGES
-    return KERNEL_CATEGORIES[0] if pid == LEGACY_DEVICE else None
+    return LEGACY_KERNELS if pid == LEGACY_DEVICE else None
 
 
 def era_name(
