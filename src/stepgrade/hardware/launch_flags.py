@@ -81,7 +81,8 @@ def _deepspeed(plan: RankedPlan, run: Plan) -> str:
         "zero_optimization": {"stage": stage},
     }
     recompute = " --gradient_checkpointing" if plan.checkpointing == "full" else ""
-    return f"--deepspeed '{msgspec.json.encode(config).decode()}'{recompute}"
+    text = msgspec.json.format(msgspec.json.encode(config), indent=0).decode()  # with room to break a line
+    return f"--deepspeed '{text}'{recompute}"
 
 
 def _accelerate(plan: RankedPlan, run: Plan, devices: int) -> str:

@@ -348,7 +348,7 @@ def _rank(shape: ModelShape, figures: Figures, cluster: Cluster, judged: _Judged
         "memory_bandwidth": (moving - computing) / step if moving > computing else 0.0,
     }
     why = [
-        WhyNotBetter(reason, share, f"{show_share(share, 0)} of the step {_LOSSES[reason]}")
+        WhyNotBetter(reason, share, f"{_LOSSES[reason]} for {show_share(share, 0)} of the step")
         for reason, share in sorted(lost.items(), key=lambda item: -item[1])
         if share >= _REASON_SHARE
     ]
