@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import suppress
+from functools import partial
 from typing import BinaryIO
 
+# Who may read a new file of ours, before the umask takes away from it; who writes it may always.
+MODES = {"owner": 0o600, "group": 0o660, "all": 0o666}
 _STALE_SECONDS = 3600.0  # a draft that nobody has written to for so long has no writer any more
 _cleaned: set[str] = set()  # folders that this process has looked through, once
 
 
-def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
+def write_whole(path: str | os.PathLike[str], data: bytes, *, new_mode: int = MODES["all"]) -> None:
     """Put a new file in the place of `path`, safe on the disk when this returns; raise OSError.
 
     An interrupt, a full disk or a power failure leaves the old file as it was. A file keeps its permissions;
-    a device or a pipe is written to directly.
+    one that was not there gets `new_mode` as far as the umask allows. A device or a pipe is written to.
     """
     target = os.fspath(path)
     mode = None
@@ -26,7 +29,7 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
             special.write(data)
         return
     folder = os.path.dirname(target) or "."  # noqa: PTH120  as above
-    draft = _new_draft(folder)
+    draft = _new_draft(folder, new_mode)
     try:
         with draft:
             draft.write(data)
@@ -48,12 +51,13 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
             os.close(handle)
 
 
-def _new_draft(folder: str) -> BinaryIO:
+def _new_draft(folder: str, mode: int) -> BinaryIO:
     """Create a hidden file in the folder under a name that nobody can foresee, and never through a link."""
     while True:
         name = os.path.join(folder, f".stepgrade-{os.urandom(8).hex()}.tmp")  # noqa: PTH118  as above
         with suppress(FileExistsError):
-            draft = open(name, "xb")  # noqa: PTH123, SIM115  as above; the caller closes it
+            opener = partial(os.open, mode=mode)
+            draft = open(name, "xb", opener=opener)  # noqa: SIM115  the caller closes it
             _remove_stale_drafts(folder, os.fstat(draft.fileno()).st_mtime)
             return draft
 

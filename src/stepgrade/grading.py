@@ -161,7 +161,7 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         per_layer_summary=summaries,
         hotspot_ops=ranked[:HOTSPOTS_SHOWN],
         recommendations=_recommendations(context, found),
-        bottleneck_evidence=verdict.evidence_with_line(profile),
+        bottleneck_evidence=verdict.evidence_with_line(profile, causes),
         causes=causes,
         notes=_notes(context, v1_notes),
         fitness=(*(note for note in profile.warnings if not note.fatal), *phases.fitness),

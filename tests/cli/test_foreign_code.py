@@ -17,7 +17,7 @@ import pytest
 
 from tests.builders import make_step_profile
 from tests.conftest import ROOT
-from tests.fuzz.inputs import CONFIG, MODEL, profiles, store
+from tests.fuzz.samples import CONFIG, MODEL, profiles, store
 from tests.kineto_text import kineto_text
 from tests.trace_builder import Run, make_trace
 
@@ -75,6 +75,20 @@ COMMANDS = {
         "--seq",
         "128",
     ],
+    "history add": ["history", "add", "run.json", "--history", "added.db"],
+    "history trend": ["history", "trend", "--history", "h.db"],
+    "history prune": ["history", "prune", "--keep", "50", "--yes", "--history", "h.db"],
+    "gate with repeats": [
+        "gate",
+        "run.json",
+        "--baseline",
+        "run.json",
+        "--repeat",
+        "run.json",
+        "--format",
+        "html",
+    ],
+    "completion": ["completion", "zsh"],
     "devices": ["devices"],
     "devices detected": ["devices", "--detect"],
     "help": ["--help"],
@@ -145,6 +159,28 @@ def test_no_command_imports_from_the_working_directory(trapped: Path, command: s
     assert sprung(trapped) == ""
 
 
+def test_a_recording_imports_from_the_scripts_folder_only(trapped: Path) -> None:
+    """As Python runs a script: its folder is on the path, the working directory is not; what is ours is ours."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    folder = trapped / "scripts"
+    folder.mkdir(exist_ok=True)
+    for name in ("msgspec", "stepgrade"):
+        (folder / f"{name}.py").write_text(
+            f"open({str(trapped / 'SPRUNG')!r}, 'a').write('beside {name} ')\n"
+        )
+    (folder / "train.py").write_text(
+        "import torch\nm = torch.nn.Linear(4, 4)\no = torch.optim.SGD(m.parameters(), 0.1)\n"
+        "for _ in range(8):\n    m(torch.ones(2, 4)).sum().backward()\n    o.step()\n"
+    )
+    start = "import sys; from stepgrade.cli import main; sys.exit(main())"
+    words = ["record", "-o", "r.json", "--html", "r.html", "--save", "--history", "r.db", "scripts/train.py"]
+    ran = run(trapped, [sys.executable, "-P", "-c", start, *words])
+    assert ran.returncode == 0, ran.stderr
+    assert "recorded 8 steps" in ran.stderr
+    assert (trapped / "r.html").exists()
+    assert sprung(trapped) == ""
+
+
 def test_as_a_module_nothing_of_ours_is_imported_from_there_either(tmp_path: Path) -> None:
     """`python -m` itself looks into the current directory first; once it has found us, nothing more does."""
     for name in ("msgspec", "numpy", "json", "argparse", "gc", "tomllib", "sqlite3", "zlib"):
@@ -209,3 +245,35 @@ def test_the_actions_steps_run_nothing_of_the_checkout(trapped: Path, tmp_path: 
         ran = run(trapped, ["bash", "-c", step], **environment)
         assert "Traceback" not in ran.stderr
         assert sprung(trapped) == "", step
+
+
+@pytest.mark.parametrize(
+    "link", ["stepgrade-reports", "stepgrade-reports/gate.md", "stepgrade-reports/grade.svg"]
+)
+def test_the_action_writes_through_no_link_of_the_checkout(tmp_path: Path, link: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    victim = tmp_path / "elsewhere" / "gate.md"
+    victim.write_text("important")
+    place = tmp_path / link
+    place.parent.mkdir(exist_ok=True)
+    place.symlink_to(victim.parent if link == "stepgrade-reports" else victim)
+    ran = run(tmp_path, ["bash", str(ROOT / "action" / "gate.sh")], STEPGRADE_SOURCE="run.json")
+    assert (ran.returncode, "is a link" in ran.stderr) == (2, True), ran.stderr
+    assert victim.read_text() == "important"
+    assert [*victim.parent.iterdir()] == [victim]
+
+
+def test_the_actions_history_is_no_argument(tmp_path: Path) -> None:
+    """It may hold a password, and arguments are seen by every process of the machine."""
+    seen = tmp_path / "seen"
+    program = tmp_path / "stepgrade"
+    program.write_text(f'#!/bin/sh\necho "$@" > "{seen}"; echo "$STEPGRADE_HISTORY" >> "{seen}"\n')
+    program.chmod(0o755)
+    url = "postgresql://me:hunter2@h/db"
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    said = {"STEPGRADE_SOURCE": "run.json", "STEPGRADE_HISTORY": url, "PATH": path}
+    ran = run(tmp_path, ["bash", str(ROOT / "action" / "gate.sh")], **said)
+    assert ran.returncode == 0, ran.stderr
+    arguments, history = seen.read_text().splitlines()
+    assert "hunter2" not in arguments
+    assert history == url

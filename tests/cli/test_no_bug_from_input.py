@@ -13,6 +13,7 @@ import pytest
 from tests.builders import make_step_profile
 from tests.complexity.shapes import event, kernel, step, trace
 from tests.conftest import Ran
+from tests.fuzz.samples import profiles
 
 Command = Callable[..., Ran]
 HEAD = b'{"_recording": 1, "layers": ["a"]}\n'
@@ -200,3 +201,33 @@ def test_a_branch_that_is_no_text(
     Path("p.json").write_text(make_step_profile())
     assert answered(stepgrade("score", "p.json", "--save", "--history", "h.db")).code == 0
     answered(stepgrade("history", "list", "--history", "h.db"))
+
+
+ABSURD = (0, -1, 1e-320, 1e300, 1.7e308, -1e308)
+
+
+@pytest.mark.parametrize("figure", ABSURD)
+def test_absurd_figures_of_sampled_steps(figure: float, stepgrade: Command, tmp_path: Path) -> None:
+    """Seen in fuzzing: a class that takes no time in one run, and a ledger beyond any number."""
+    sound = json.loads(profiles()[4])
+    (tmp_path / "sound.json").write_text(json.dumps(sound))
+    for place in ("busy_ms", "model_ms", "steps", "parts", "avg_step_ms", "steps of the run", "phase"):
+        damaged = json.loads(profiles()[4])
+        sampled = damaged["stepgrade"]["sampled"]
+        if place == "parts":
+            for part in sampled["activity"]["parts"]:
+                part["ms"] = figure
+        elif place == "steps of the run":
+            damaged["steps"] = int(max(-1, min(figure, 2**62)))
+        elif place == "phase":
+            damaged["phases"]["forward"]["total_ms"] = figure
+        elif place == "avg_step_ms":
+            damaged[place] = figure
+        else:
+            sampled[place] = int(figure) if place == "steps" else figure
+        path = tmp_path / "damaged.json"
+        path.write_text(json.dumps(damaged))
+        for to in ("terminal", "json", "html"):
+            answered(stepgrade("score", path, "--format", to))
+            answered(stepgrade("parity", path, tmp_path / "sound.json", "--format", to))
+            answered(stepgrade("parity", tmp_path / "sound.json", path, "--format", to))

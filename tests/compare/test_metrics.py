@@ -166,11 +166,25 @@ def test_one_accident_in_history_moves_nothing() -> None:
     )
 
 
+def test_a_kind_of_machine_that_was_seen_before_is_no_change() -> None:
+    level = [run(100.0 + n % 3) for n in range(20)]
+    kinds = [*level[:6], run(115.0), *level[6:]]
+    (change,) = changes_of([run(115.0)], kinds)
+    assert change.outcome == "cannot tell"
+    assert "a machine of another kind" in change.why
+    assert change.low <= 0.0 < change.change
+    # Elsewhere it is as slow as ever, and so is a run that was the last: that may be the first of slower code.
+    assert changes_of([run(130.0)], kinds)[0].outcome == "regressed"
+    assert changes_of([run(115.0)], [*level, run(115.0)])[0].outcome == "regressed"
+    # What is far off is no kind of machine.
+    assert changes_of([run(160.0)], [*level[:6], run(160.0), *level[6:]])[0].outcome == "regressed"
+
+
 def test_too_noisy_says_how_many_runs() -> None:
     wild = [run(ms) for ms in (80.0, 120.0, 95.0, 110.0, 100.0, 88.0, 105.0)]
     (change,) = changes_of([run(101.0)], wild)
     assert change.outcome == "cannot tell"
-    assert "about 36 more runs of this code" in change.more
+    assert "about 22 more runs of this code" in change.more
 
 
 def test_too_few_steps_says_how_many_steps() -> None:

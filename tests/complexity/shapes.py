@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
 import tempfile
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -16,8 +17,14 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 import stepgrade as sg
+from stepgrade.model import Baseline, Fingerprint, Profile
+from stepgrade.model.events import Trace
+from stepgrade.readers.registry import read_source
+from stepgrade.readers.source import ByteSource
 from stepgrade.store import NewRun, open_history
 from tests.builders import make_step_profile
+from tests.complexity.measure import ANALYSIS
+from tests.fuzz.samples import DEVICE, MODEL
 
 Files = dict[str, bytes]
 
@@ -529,6 +536,260 @@ def toml_lists(n: int) -> Files:
     return {"c.toml": b"[rules]\nignore = [" + b'"x", ' * n + b"]\n", **profile()}
 
 
+def analysed(make: Callable[[int], Files]) -> Callable[[int], Files]:
+    """Return a shape's traces as they are once they are read, for sizes at which reading would hide the analysis."""
+
+    def read(n: int) -> Files:
+        made = read_source(ByteSource(make(n)["f"]))
+        assert not isinstance(made, Profile | Baseline)
+        return {"f": pickle.dumps([made] if isinstance(made, Trace) else [*made])}
+
+    return read
+
+
+def waits_of_callers(n: int) -> Files:
+    """Return waits, each of an operation of its own, under Python frames of their own."""
+
+    def inside(i: int) -> list[dict[str, Any]]:
+        frame = {"Python id": i + 1, "Python parent id": None}
+        return [
+            event("python_function", f"train.py({i}): f{i}", i * 10, 9, args=frame),
+            event("cpu_op", f"aten::item{i}", i * 10 + 1, 8),
+            event("cuda_runtime", "cudaStreamSynchronize", i * 10 + 4, 3),
+            *kernel("k", i * 10 + 2, i),
+        ]
+
+    return one_step(n, inside)
+
+
+def slow_first_calls(n: int) -> Files:
+    """Return calls that set a device up, each of a name of its own and long enough for that."""
+
+    def inside(i: int) -> list[dict[str, Any]]:
+        return [
+            event("cuda_runtime", f"cudaModuleLoad{i}", i * 10_000, 6_000),
+            *kernel("k", i * 10_000 + 7_000, i),
+        ]
+
+    return one_step(n, inside, each=10_000)
+
+
+def apart_steps_with_frames(n: int) -> Files:
+    """Return steps none of which the next one follows, in Python code, with the device late."""
+    rows = []
+    for i in range(n):
+        at = i * 1000
+        rows += [
+            step(3 * i, at, 90),
+            event("python_function", f"train.py({i % 7}): f", at, 95, args={"Python id": i}),
+        ]
+        rows += kernel("gemm", at + 30, i, 20)
+        rows[-1]["ts"] = at + 80  # the device ends the step after the host has
+    return trace(rows)
+
+
+def odd_kinds_of_modules(n: int) -> Files:
+    """Return kinds of modules with five instances, one of them far slower than the others, each with modules inside."""
+
+    def inside(i: int) -> list[dict[str, Any]]:
+        name = "".join(chr(97 + int(digit)) for digit in str(i))
+        rows = []
+        for part in range(5):
+            at = i * 1000 + part * 100
+            rows += [
+                event("python_function", f"nn.Module: {name}_{part}", at, 90),
+                event("python_function", f"nn.Module: In{name}_{part}", at + 1, 80),
+                event("cpu_op", "aten::mm", at + 2, 70),
+                *kernel("k", at + 3, 10 * i + part, 90 if part == 4 else 2),
+            ]
+        return rows
+
+    return one_step(n, inside, each=1000)
+
+
+def nest_of_kinds(n: int) -> Files:
+    """Return a deep nest of modules of different kinds, five times, once far slower, around many kernels."""
+    rows, number = [], 0
+    names = ["".join(chr(97 + int(digit)) for digit in str(i)) for i in range(n)]
+    for part in range(5):
+        base = part * 30 * n
+        for i, name in enumerate(names):
+            rows.append(event("python_function", f"nn.Module: {name}_{part}", base + i, 25 * n - 2 * i))
+        for i in range(n):
+            at = base + n + 10 * i
+            rows.append(event("cpu_op", "aten::mm", at, 8))
+            rows += kernel("gemm" if i % 2 else "softmax", at + 1, number, 9 if part == 4 else 1)
+            number += 1
+    return trace([step(1, 0, 200 * n), step(2, 200 * n, 10), *kernel("last", 200 * n + 1, 10**7), *rows])
+
+
+def blocks_that_wander(n: int) -> Files:
+    """Return modules that each run in two steps, so that blocks and steps grow together."""
+    rows = []
+    for i in range(n):
+        rows.append(step(i, i * 100, 90))
+        for part in (0, 1):
+            rows += [
+                event("python_function", f"nn.Module: Block_{i + part}", i * 100 + 5 + 40 * part, 30),
+                event("python_function", f"nn.Module: In_{i + part}", i * 100 + 6 + 40 * part, 25),
+                event("cpu_op", "aten::mm", i * 100 + 8 + 40 * part, 20),
+                *kernel("k", i * 100 + 10 + 40 * part, 2 * i + part),
+            ]
+    return trace(rows)
+
+
+def many_loops(n: int) -> Files:
+    """Return loops of 70 turns over one small operation each, one after the other, on a host without a device."""
+    rows = [event("cpu_op", f"aten::op{i % 9}", 80 * i + turn, 0.5) for i in range(n) for turn in range(70)]
+    return trace([step(1, 0, 80 * n), step(2, 80 * n, 10), *rows])
+
+
+def convolutions_on_threads(n: int) -> Files:
+    def inside(i: int) -> list[dict[str, Any]]:
+        args = {"Input Dims": [[8, 3, 32, 32], [16, 3, 3, 3]], "Input type": ["float", "float"]}
+        after = {"Input Dims": [[8, 16, 30, 30]], "Input type": ["float"]}
+        return [
+            event("cpu_op", "aten::convolution", i * 10, 4, tid=i + 10, args=args),
+            event("cpu_op", "aten::relu", i * 10 + 5, 4, tid=i + 10, args=after),
+            event("cuda_runtime", "cudaLaunchKernel", i * 10 + 1, 1, tid=i + 10, args={"correlation": i}),
+            event("kernel", "k", i * 10 + 3, 2, tid=7, args={"correlation": i, "device": 0, "stream": 7}),
+        ]
+
+    return one_step(n, inside)
+
+
+def tensors_of_one_product(n: int) -> Files:
+    dims = [[2 * i + 3, 2 * i + 4] for i in range(n)]
+    args = {"Input Dims": dims, "Input type": ["float"] * n, "kernel_backend": "triton"}
+    rows = [
+        event("cpu_op", "triton_tem_fused_mm_0", 1, 50, args=args),
+        *kernel("triton_tem_fused_mm_0", 5, 1),
+    ]
+    return trace([step(1, 0, 100), step(2, 100, 10), *kernel("last", 101, 10**7), *rows])
+
+
+def short_host_operations(n: int) -> Files:
+    return one_step(n, lambda i: [event("cpu_op", f"aten::op{i}", i * 10, 3)])
+
+
+def recordings_of_their_own(n: int) -> Files:
+    """Return recordings of one process, each with operations of its own and steps counted from 0."""
+    files = {}
+    for part in range(n):
+        rows = [
+            row
+            for i in range(3)
+            for row in (
+                step(i, i * 100, 90),
+                event("cpu_op", f"aten::op{part}", i * 100 + 1, 20),
+                *kernel(f"k{part}", i * 100 + 2, i),
+            )
+        ]
+        keys = {"baseTimeNanoseconds": 10**18 + part * 10**9, "distributedInfo": {"rank": 0, "world_size": 1}}
+        files[f"f/host_1.{part}.pt.trace.json"] = trace(rows, **keys)["f"]
+    return files
+
+
+def sampled_parts(n: int) -> Files:
+    """Return two recordings whose sampled steps have parts of n classes, half of them in both."""
+
+    def of(low: int) -> bytes:
+        parts = [
+            {
+                "work_class": f"c{i}",
+                "role": f"r{i}",
+                "direction": None,
+                "ms": 1.0,
+                "calls": 1.0,
+                "kernels": 0.0,
+            }
+            for i in range(low, low + n)
+        ]
+        ops = [{"name": f"aten::op{i}", "total_ms": 1.0, "calls": 1.0} for i in range(low, low + n)]
+        sampled = {
+            "steps": 1,
+            "model_ms": 50.0,
+            "operations": ops,
+            "activity": {"driver": "host", "parts": parts},
+        }
+        return profile(stepgrade={"sampled": sampled})["f"]
+
+    return {"f": of(0), "g": of(n // 2)}
+
+
+def fingerprints(n: int) -> Files:
+    """Return a history in which every run is of another model and batch, and only half of them comparable."""
+    with tempfile.TemporaryDirectory() as folder:
+        with open_history(str(Path(folder, "h.db"))) as store:
+            store.add_all(
+                NewRun(card=structs.replace(_card(), fingerprint=Fingerprint(model=f"m{i}")), branch="main")
+                for i in range(n)
+            )
+        body = Path(folder, "h.db").read_bytes()
+    return {"h.db": body, **profile(samples_ms=[100.0 + i % 9 for i in range(12)])}
+
+
+def noted(n: int) -> Files:
+    """Return a recording with n notes, each with a code of its own."""
+    return profile(stepgrade={"notes_coded": [{"code": f"c{i}", "text": f"note {i}"} for i in range(n)]})
+
+
+def lines_of_code(n: int) -> Files:
+    lines = [{"where": f"a{i}.py:{i}", "function": f"f{i}", "ms": 1.0} for i in range(n)]
+    return profile(
+        stepgrade={"lines": {f"stall{i}": [line] for i, line in enumerate(lines)} | {"stall": lines}}
+    )
+
+
+def empty_gzip_members(n: int) -> Files:
+    return {"f": gzip.compress(b"", 1, mtime=0) * n + gzip.compress(profile()["f"], 1, mtime=0)}
+
+
+def deep_json(n: int) -> Files:
+    return {"f": b'{"a": ' + b"[" * n + b"]" * n + b', "_profiler": "step_profiler_v2"}'}
+
+
+def escaped_names(n: int) -> Files:
+    """Return one name that is nothing but escapes, in every output."""
+    return profile(ops={"\u202e\x1b<&]]>|`" * n: 1.0})
+
+
+def spaces_before(n: int) -> Files:
+    return {"f": b" " * n + b"\n" * n + profile()["f"]}
+
+
+def runs_of_digits(n: int) -> Files:
+    return one_step(
+        8,
+        lambda i: [
+            event("user_annotation", "step" + "1a" * n + str(i), i * 10, 8),
+            *kernel("k", i * 10 + 1, i),
+        ],
+    )
+
+
+def open_brackets(n: int) -> Files:
+    """Return a log of lines that open what nothing closes, before a profile."""
+    return {"f": (b'{"_profiler": [' + b"{" * 40 + b"\n") * n + PROFILE_LINE.encode() + b"\n"}
+
+
+def config_values(n: int) -> Files:
+    return {
+        "config.json": json.dumps(
+            {
+                **json.loads(MODEL),
+                **{f"k{i}": {"a": [i]} for i in range(n)},
+                "layer_types": ["full_attention"] * n,
+                "num_hidden_layers": n,
+            }
+        ).encode()
+    }
+
+
+def device_table(n: int) -> Files:
+    return {"d.toml": DEVICE + b"".join(b"key%d = [%d]\n" % (i, i) for i in range(n)), **profile()}
+
+
 KINETO = tuple(
     f"readers/kineto/{name}"
     for name in ("reader", "split", "chunks", "header", "decode", "tables", "assemble", "categories")
@@ -596,4 +857,34 @@ SHAPES: dict[str, Shape] = {
     "budgets and waivers": Shape(budgets, ("gate", "f", "--baseline", "g", "--budgets", "c.toml"), ("config/__init__", "gating/budgets"), 50),
     "a key of many parts": Shape(dotted_keys, ("score", "f", "--config", "c.toml"), ("config/toml",), 2000),
     "a list in the configuration": Shape(toml_lists, ("score", "f", "--config", "c.toml"), ("config/toml",), 500),
+    # What an attacker would try who has read the code.
+    "waits of callers of their own": Shape(analysed(waits_of_callers), ANALYSIS, ("trace/activity", "trace/frames"), 600),
+    "calls that set up, by name": Shape(analysed(slow_first_calls), ANALYSIS, ("trace/activity",), 2000),
+    "steps apart in Python code": Shape(analysed(apart_steps_with_frames), ANALYSIS, ("trace/activity", "trace/frames"), 600),
+    "warm-up without end": Shape(analysed(warm_up), ANALYSIS, ("trace/windows",), 2000),
+    "odd kinds of modules": Shape(analysed(odd_kinds_of_modules), ANALYSIS, ("trace/layers",), 80),
+    "a nest of kinds of modules": Shape(analysed(nest_of_kinds), ANALYSIS, ("trace/layers",), 80),
+    "blocks that wander through steps": Shape(analysed(blocks_that_wander), ANALYSIS, ("trace/layers",), 150),
+    "loops one after the other": Shape(analysed(many_loops), ANALYSIS, ("trace/python_loops",), 60),
+    "convolutions on threads of their own": Shape(analysed(convolutions_on_threads), ANALYSIS, ("trace/call_costs",), 1000),
+    "tensors of one product": Shape(analysed(tensors_of_one_product), ANALYSIS, ("trace/costs",), 400),
+    "short operations on the host": Shape(short_host_operations, covers=("trace/operations",), size=300),
+    "recordings with operations of their own": Shape(recordings_of_their_own, covers=("trace/recordings",), size=6),
+    "parts of sampled steps": Shape(sampled_parts, ("parity", "f", "g", "--format", "html"), ("compare/canonical", "compare/decompose"), 150),
+    "fingerprints of a history": Shape(fingerprints, ("gate", "f", "--against", "history:main", "--allow-different", "all", *HISTORY), ("gating/baselines", "compare/noise"), 100),
+    "notes of a recording": Shape(noted, SCORE_HTML, ("readers/step_profile",), 300),
+    "notes of a recording on a terminal": Shape(noted, ("score", "f"), size=300),
+    "lines of the user's code": Shape(lines_of_code, covers=("readers/recording",), size=300),
+    "layers on a terminal": Shape(lambda n: profile(per_layer=[{"layer": i, "fwd_ms": 1.0, "bwd_ms": 2.0} for i in range(n)]), ("score", "f"), size=1000),
+    "operations of two runtimes as HTML": Shape(parity, ("parity", "f", "g", "--format", "html"), ("compare/parity",), 200),
+    "the gate as SARIF": Shape(cards, ("gate", "f", "--baseline", "g", "--format", "sarif"), ("compare/parts",), 200),
+    "members of a gzip file that are empty": Shape(empty_gzip_members, covers=("readers/source",), size=4000),
+    "brackets in brackets": Shape(deep_json, covers=("readers/source",), size=4000),
+    "a name of nothing but escapes, as HTML": Shape(escaped_names, SCORE_HTML, size=4000),
+    "a name of nothing but escapes, as JSON": Shape(escaped_names, size=4000),
+    "blanks before a profile": Shape(spaces_before, covers=("readers/source",), size=20000),
+    "names of digits and letters": Shape(runs_of_digits, covers=("trace/steps",), size=2000),
+    "lines that open what nothing closes": Shape(open_brackets, covers=("readers/log",), size=300),
+    "a model's description": Shape(config_values, ("estimate", "--model", "config.json", "--device", "h100-sxm5-80gb", "--batch", "1", "--seq", "128"), size=200),
+    "a device's description": Shape(device_table, ("score", "f", "--device-file", "d.toml"), size=300),
 }  # fmt: skip

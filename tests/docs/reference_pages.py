@@ -12,7 +12,7 @@ from msgspec import structs
 
 import stepgrade as sg
 from stepgrade import errors
-from stepgrade.config import Budget, GateTable, Waiver
+from stepgrade.config import Budget, FilesTable, GateTable, Waiver
 from stepgrade.config.limits import Limits
 
 API = """\
@@ -59,6 +59,9 @@ metric = "peak_memory_bytes"
 until = 2027-01-31
 reason = "the larger vocabulary"
 
+[files]
+readable_by = "group"
+
 [limits]
 input_warning_share = 0.05
 
@@ -89,6 +92,10 @@ _TABLES = {
         "until": "the last day on which it may",
         "reason": "why; it is shown with every report",
         "device": "for which devices, as a pattern",
+    }),
+    "[files]": (FilesTable, {
+        "readable_by": "who may read and write a new history, recording or journal, as far as the umask allows: with "
+        '`"group"` and a umask of 002 the group may do both, with 022 it may read',
     }),
 }  # fmt: skip
 

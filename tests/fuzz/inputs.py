@@ -1,7 +1,6 @@
 """What the fuzzer feeds to the commands: sound files of every format, stores and configurations, then damaged.
 
-Every file holds a canary where a stranger's own data can stand. Damage leaves a margin around it: it may be
-removed, but not moved to a place where a name is expected.
+Damage leaves a margin around the canary: it may be removed, but not moved to a place where a name is expected.
 """
 
 from __future__ import annotations
@@ -10,21 +9,26 @@ import gzip
 import json
 import random
 import re
-import tempfile
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
+from copy import deepcopy
+from functools import partial
 from typing import Any, NamedTuple
 
-import msgspec
+from stepgrade.readers.registry import BUILT_IN
+from tests.fuzz.samples import (
+    CANARY,
+    CONFIG,
+    DEVICE,
+    MODEL,
+    SAMPLES,
+    card,
+    journal,
+    logs,
+    profiles,
+    store,
+    traces,
+)
 
-import stepgrade as sg
-from stepgrade.store import NewRun, open_history
-from tests.builders import make_step_profile
-from tests.kineto_text import kineto_text
-from tests.trace_builder import Run, make_trace
-
-CANARY = "hf_canaryTOKEN0123456789"
 MARGIN = 160
 TOKENS = (
     b'"', b"'", b"{", b"}", b"[", b"]", b",", b":", b"\\", b"NaN", b"null", b"true", b"-", b"1e999", b"\0", b"},{",
@@ -103,7 +107,7 @@ def _with_odd_values(text: bytes, dice: random.Random) -> bytes:
             elif chance < 0.45 and isinstance(holder, list):
                 holder[key:key] = [inner] * dice.choice((1, 3, 50))
             else:
-                holder[key] = dice.choice(VALUES)
+                holder[key] = deepcopy(dice.choice(VALUES))  # which later damage may change
             break
     return json.dumps(document, indent=dice.choice((None, 1))).encode()
 
@@ -174,154 +178,6 @@ def packed(text: bytes, dice: random.Random) -> bytes:
     return zipped if chance < 0.92 else damaged(zipped, dice)
 
 
-@cache
-def traces() -> tuple[bytes, ...]:
-    """Return sound traces: on a device, on a host, of several ranks in one file, of 2021."""
-    texts = []
-    for run in (Run(steps=3, layers=2), Run(steps=2, layers=1)):
-        document = json.loads(kineto_text(make_trace(run)))
-        document["environ"] = {"HF_TOKEN": CANARY}
-        document["traceEvents"][len(document["traceEvents"]) // 2]["args"]["my_secret"] = CANARY
-        texts.append(json.dumps(document, indent=1).encode())
-        host = {
-            **document,
-            "traceEvents": [e for e in document["traceEvents"] if e["cat"] in ("cpu_op", "user_annotation")],
-        }
-        texts.append(json.dumps(host).encode())
-    small = json.loads(texts[2])["traceEvents"]
-    merged = [{**e, "pid": rank, "args": {**e["args"], "rank": rank}} for rank in range(3) for e in small]
-    texts.append(json.dumps({"traceEvents": merged}).encode())
-    texts.append(texts[2].replace(b'"cpu_op"', b'"Operator"').replace(b'"kernel"', b'"Kernel"'))
-    texts.append(json.dumps(small).encode())
-    return tuple(texts)
-
-
-@cache
-def profiles() -> tuple[bytes, ...]:
-    """Return sound profiles that are one JSON object."""
-    step = json.loads(make_step_profile())
-    step["my_secret"] = {"token": CANARY}
-    step["samples_ms"] = [100.0 + n % 7 for n in range(30)]
-    step["per_layer"] = [
-        {"layer": n, "fwd_ms": 1.0, "bwd_ms": 2.0, "ops": {"qkv": 0.5}, "x": CANARY} for n in range(4)
-    ]
-    recorded = {
-        **step,
-        "stepgrade": {
-            "world_size": 2,
-            "device": {"name": "NVIDIA H100 80GB HBM3", "kind": "cuda"},
-            "versions": {"torch": "2.13.0"},
-            "config": {"model": "Llama", "batch_size": 4, "autocast": "bf16"},
-            "loss": {"first": 4.0, "last": 2.0},
-            "notes_coded": [{"code": "a", "text": "b"}],
-            "hidden": CANARY,
-        },
-    }
-    parity = {
-        "runtime": "ours", "throughput_tok_s": 100.0, "step_time_ms": 10.0, "kernel_launches_per_step": 5,
-        "ops": {"qkv": 1.0, "mlp": 2.0, "attention": 0.5}, "my_secret": CANARY,
-    }  # fmt: skip
-    apr = {k: v for k, v in step.items() if k != "steps"} | {
-        "_profiler": "apr_training_profiler_v1",
-        "steps_profiled": 10,
-    }
-    return tuple(json.dumps(document, indent=2).encode() for document in (step, recorded, apr, parity))
-
-
-@cache
-def card() -> bytes:
-    """Return a sound scorecard with a canary among keys of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "p.json")
-        path.write_bytes(profiles()[1])
-        document = json.loads(sg.score(sg.load(path)).to_json())
-    return json.dumps({**document, "my_secret": CANARY}).encode()
-
-
-@cache
-def journal() -> bytes:
-    """Return a sound journal."""
-    head = {"_recording": 1, "layers": ["a", "b"], "tokens_per_step": 128, "stepgrade": {"hidden": CANARY}}
-    sums = {
-        "steps": 5,
-        "wall_ms": 50.0,
-        "phases_ms": {"forward": 20.0},
-        "layers_ms": [[0, 1.0, 2.0, 0.0]],
-        "samples_ms": [10.0] * 5,
-    }
-    lines = [head, {"warmup": sums}, *({"steady": sums, "recorded_steps": n, "x": CANARY} for n in range(3))]
-    return b"\n".join(map(msgspec.json.encode, lines)) + b"\n"
-
-
-@cache
-def logs() -> tuple[bytes, ...]:
-    """Return sound logs: plain text around a profile, and one that quotes it."""
-    profile = json.loads(profiles()[0])
-    text = json.dumps(
-        {"_profiler": "step_profiler_v2", **{k: v for k, v in profile.items() if k != "_profiler"}}
-    )
-    plain = f"epoch 1 loss 3.2\nexport HF_TOKEN={CANARY} \n" + "step\n" * 60 + text + "\ndone\n"
-    quoted = json.dumps({"stdout": plain, "env": {"TOKEN": CANARY}})
-    return plain.encode(), quoted.encode()
-
-
-@cache
-def store() -> bytes:
-    """Return a history of a dozen runs."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "p.json")
-        path.write_bytes(profiles()[1])
-        card = sg.score(sg.load(path))
-        with open_history(str(Path(folder, "history.db"))) as history:
-            for number in range(12):
-                history.add(
-                    NewRun(card=card, branch="main" if number % 3 else "dev", labels={"n": str(number)})
-                )
-        return Path(folder, "history.db").read_bytes()
-
-
-CONFIG = f"""# token {CANARY}
-[gate]
-allow = 0.02
-detect = 0.1
-cannot_tell = "pass"
-fail_on = ["grade:F"]
-
-[[budget]]
-metric = "step_time_ms"
-device = "*"
-at_most = 500.0
-
-[[budget]]
-metric = "op:q*"
-allow = 0.1
-
-[[waiver]]
-metric = "step_time_ms"
-until = 2030-01-01
-reason = "known"
-
-[limits]
-unexplained_share = 0.1
-
-[rules]
-ignore = []
-""".encode()
-DEVICE = b"""name = "Mine"
-peak_bw_gb_s = 1000.0
-memory_gb = 80.0
-
-[peak_tflops]
-bf16 = 500.0
-"""
-MODEL = json.dumps(
-    {
-        "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "head_dim": 128,
-        "tie_word_embeddings": False, "_name_or_path": CANARY,
-    },
-    indent=1,
-).encode()  # fmt: skip
 ODD_WORDS = (
     "0", "-1", "nan", "inf", "1e308", "1e-320", "9" * 30, "", " ", "\udcff", "\u202e", "é", "x" * 3000, "main\n::error::x",
     "=", "a=b", "%", "*", "../..", "2024-02-30", "9999-99-99", "18446744073709551616",
@@ -452,10 +308,9 @@ def _of_log(dice: random.Random) -> Input:
 
 
 def _of_named_format(dice: random.Random) -> Input:
-    text = damaged(
-        dice.choice((*profiles(), *traces()[:3], *logs(), journal(), card(), CONFIG, store()[:6000])), dice
-    )
-    name = dice.choice(("kineto", "journal", "scorecard", "parity_profile", "step_profile", "log", "nothing"))
+    sound = (*(text for texts in SAMPLES.values() for text in texts()), CONFIG, store()[:6000])
+    text = damaged(dice.choice(sound), dice)
+    name = dice.choice((*BUILT_IN, "nothing"))
     to = dice.choice(("terminal", "json"))
     return Input(
         "forced format", ("score", "f", "--input-format", name, "--format", to), {"f": packed(text, dice)}, to
@@ -463,16 +318,6 @@ def _of_named_format(dice: random.Random) -> Input:
 
 
 def _of_store(dice: random.Random) -> Input:
-    body = bytearray(store())
-    for _ in range(dice.choice((1, 2, 5, 40))):
-        at = dice.randrange(len(body))
-        if dice.random() < 0.5:
-            body[at] = dice.randrange(256)
-        else:
-            piece = dice.choice((dice.randbytes(40), b"\xff" * 300, b"\0" * 4096))
-            body[at : at + len(piece)] = piece
-    if dice.random() < 0.1:
-        del body[dice.randrange(len(body)) :]
     place = ("--history", "h.db")
     argv, to = dice.choice(
         (
@@ -486,7 +331,7 @@ def _of_store(dice: random.Random) -> Input:
             (("gate", "p.json", "--against", "history:main", "--format", "html", *place), "html"),
         )
     )
-    return Input("store", argv, {"h.db": bytes(body), "p.json": profiles()[1]}, to)
+    return Input("store", argv, {"h.db": damaged_bytes(store(), dice), "p.json": profiles()[1]}, to)
 
 
 def _of_config(dice: random.Random) -> Input:
@@ -576,19 +421,103 @@ def _of_words(dice: random.Random) -> Input:
     return Input("words", argv, files, to, environment)
 
 
+def damaged_bytes(data: bytes, dice: random.Random, most: int = 40) -> bytes:
+    """Return a binary file with some bytes changed, runs of bytes or pages overwritten, or its end cut off."""
+    body = bytearray(data)
+    for _ in range(dice.choice((1, 2, 5, most))):
+        at = dice.randrange(len(body))
+        if dice.random() < 0.5:
+            body[at] = dice.randrange(256)
+        else:
+            piece = dice.choice((dice.randbytes(40), b"\xff" * 300, b"\0" * 4096))
+            body[at : at + len(piece)] = piece
+    if dice.random() < 0.1:
+        del body[dice.randrange(len(body)) :]
+    return bytes(body)
+
+
+def _of_reader(name: str, dice: random.Random) -> Input:
+    """Return a damaged file of one reader, for every command that takes any file."""
+    sound = dice.choice(SAMPLES[name]())
+    text = damaged_bytes(sound, dice) if b"\0" in sound[:4096] else damaged(sound, dice)
+    command = dice.choice(("score", "score", "inspect", "convert", "parity", "gate"))
+    to = "json"
+    if command in ("score", "inspect"):
+        to = _formats(dice) if command == "score" else dice.choice(("terminal", "json", "markdown"))
+        argv: tuple[str, ...] = (
+            command,
+            "f",
+            "--format",
+            to,
+            *(_run_options(dice) if command == "score" else ()),
+        )
+    elif command == "convert":
+        argv = ("convert", "f")
+    else:
+        to = dice.choice(("json", "html", "terminal"))
+        argv = (command, "f", *(("--baseline",) if command == "gate" else ()), "g", "--format", to)
+    return Input(name, argv, {"f": packed(text, dice), "g": profiles()[1]}, to)
+
+
+HEADS = (
+    b"SQLite format 3\0", b"PK\x03\x04", b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b"\x80\x04\x95", b"\x7fELF", b"\n\x10/host:CPU",
+    b"GGUF", b"\x89HDF\r\n", b"%PDF-", b"<!doctype html>", b"\xff\xfe{", b"[", b"[[1,2],", b'[{"ph": ', b'{"traceEvents":[]}',
+    b"import os\n", b"# x\n", b"step,loss\n1,2\n", b"BZh91AY&SY", b"\xfd7zXZ\0", b"NVR\0", b"memray", b"version https://git-lfs",
+    b'{"nodes":', b'{"nbformat":', b'{"log_history":', b'{"verdict":', b" " * 70000, b"\n" * 70000, b"\0" * 70000,
+)  # fmt: skip
+
+
+def _of_stranger(dice: random.Random) -> Input:
+    """Return a file that begins like one of another program."""
+    rest = dice.choice(
+        (b"", dice.randbytes(300), damaged(dice.choice(profiles()), dice), b"step 1 loss 2\n" * 5000)
+    )
+    command = dice.choice(("score", "inspect", "convert"))
+    return Input("foreign", (command, "f"), {"f": packed(dice.choice(HEADS) + rest, dice)}, "terminal")
+
+
+def _of_repeats(dice: random.Random) -> Input:
+    """Return runs that are compared with several others: repeats, and recordings of several ranks."""
+    to = dice.choice(("terminal", "json", "html", "junit", "sarif"))
+    files = {f"{name}.json": damaged(profiles()[4], dice) for name in "abc"}
+    if dice.random() < 0.5:
+        argv: tuple[str, ...] = (
+            "gate",
+            "a.json",
+            "--repeat",
+            "b.json",
+            "--baseline",
+            "g.json",
+            "--baseline",
+            "c.json",
+        )
+        return Input("repeats", (*argv, "--format", to), {**files, "g.json": card()}, to)
+    to = _formats(dice)
+    recorded = {
+        f"runs/{name}": text.replace(b'"rank": 0', b'"rank": %d' % n)
+        for n, (name, text) in enumerate(files.items())
+    }
+    return Input("repeats", ("score", "runs", "--format", to), recorded, to)
+
+
+# Readers that have kinds of their own below; any other is fuzzed by its row in SAMPLES alone.
+_OWN_KINDS = ("kineto", "journal", "scorecard", "parity_profile", "step_profile", "log")
 KINDS: dict[str, tuple[int, Callable[[random.Random], Input]]] = {
-    "trace": (24, _of_trace),
+    "trace": (22, _of_trace),
     "ranks": (5, _of_ranks),
     "profile": (14, _of_profile),
     "baseline": (8, _of_baseline),
     "parity": (8, _of_parity),
-    "journal": (7, _of_journal),
-    "log": (7, _of_log),
+    "journal": (6, _of_journal),
+    "log": (6, _of_log),
     "forced format": (5, _of_named_format),
-    "store": (9, _of_store),
-    "configuration": (6, _of_config),
-    "device file": (5, _of_device),
+    "store": (8, _of_store),
+    "configuration": (5, _of_config),
+    "device file": (4, _of_device),
     "words": (4, _of_words),
+    "foreign": (2, _of_stranger),
+    "repeats": (4, _of_repeats),
+    **{name: (1 if name in _OWN_KINDS else 6, partial(_of_reader, name)) for name in SAMPLES},
 }
 _WEIGHTS = [weight for weight, _ in KINDS.values()]
 
@@ -600,10 +529,6 @@ def make_input(seed: int, number: int) -> Input:
     return make(dice)
 
 
-def prepare() -> dict[str, Any]:
-    """Make all sound files once, before the first process is forked."""
-    return {
-        "traces": len(traces()),
-        "profiles": len(profiles()),
-        "others": [card(), journal(), logs(), store()] and 4,
-    }
+def prepare() -> int:
+    """Make all sound files once, before the first process is forked, and return how many there are."""
+    return sum(len(sound()) for sound in SAMPLES.values()) + len((store(),))

@@ -2,6 +2,9 @@
 
     python -m tests.fuzz.run --count 100000      as `make fuzz` does
     python -m tests.fuzz.run --seconds 60        as `make check` does
+    python -m tests.fuzz.run --records FILE      the same, going on where an earlier run into FILE stopped
+    python -m tests.fuzz.run --first 50000 --count 10000      a part of the whole
+    python -m tests.fuzz.run --table FILE FILE   the table and the summary of parts
     python -m tests.fuzz.run --only 4711         one input again, with its output
 
 Commands run in forked processes that have everything imported, some dozens of inputs each; a process that dies
@@ -15,6 +18,7 @@ import io
 import json
 import mmap
 import os
+import re
 import resource
 import shutil
 import signal
@@ -25,15 +29,18 @@ import time
 import traceback
 import xml.etree.ElementTree as ET
 from collections import Counter
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 from stepgrade.cli import dispatch
 from stepgrade.readers import registry
-from tests.fuzz.inputs import CANARY, Input, make_input, prepare
+from tests.fuzz.inputs import Input, make_input, prepare
+from tests.fuzz.samples import CANARY
 
 CPU_S = 20  # for one input; the slowest honest one takes under a second
+WALL_S = 900  # for one that waits without end, on a machine however busy
 MEMORY_BYTES = 1 << 30  # beside what the process has when it starts
 READ_MEMORY = "200M"
 INPUTS_EACH = 40
@@ -96,8 +103,11 @@ def check_output(text: str, to: str) -> None:
         page.close()
         if page.open:
             raise ValueError(f"<{page.open[-1]}> is not closed")
-    elif to in ("terminal", "markdown") and any(sign in text for sign in "\x1b\x00\x9b\u202e"):
-        raise ValueError("control characters")
+    elif to in ("terminal", "markdown", "github"):
+        if any(sign in text for sign in "\x1b\x00\x9b\u202e"):
+            raise ValueError("control characters")
+        if to != "github" and re.search(r"(?m)^\s*::|##\w*\[", text):
+            raise ValueError("a command to a CI system")
 
 
 def run_input(item: Input) -> tuple[int, str, str]:
@@ -192,16 +202,26 @@ class Tally:
             lines.append(f"| {kind or '**all**'} | {' | '.join(f'{n:,}' for n in figures)} |")
         return "\n".join(lines)
 
+    def summary(self, seed: int) -> str:
+        """Return one line that says what was run and whether anything was wrong."""
+        numbers = sorted(record["number"] for record in self.records)
+        runs = f"{numbers[0]:,} to {numbers[-1]:,}" if numbers else "none"
+        whole = len(set(numbers)) == len(numbers) == (numbers[-1] - numbers[0] + 1 if numbers else 0)
+        gaps = "" if whole else ", with gaps or repeats"
+        return f"fuzz: {len(numbers):,} inputs (seed {seed}, numbers {runs}{gaps}), {len(self.wrong):,} wrong"
+
 
 def _work(seed: int, numbers: list[int], shown: mmap.mmap, write: int) -> None:
     """Run inputs in this process, which is the fork of one that has everything imported."""
     used = int(Path("/proc/self/statm").read_text().split()[5]) * 4096 if sys.platform == "linux" else 1 << 30
     resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY_BYTES, used + MEMORY_BYTES))
-    signal.signal(signal.SIGVTALRM, signal.SIG_DFL)
+    for end in (signal.SIGVTALRM, signal.SIGALRM):
+        signal.signal(end, signal.SIG_DFL)
     with os.fdopen(write, "wb") as results:
         for number in numbers:
             shown[:8] = struct.pack("<q", number)
             signal.setitimer(signal.ITIMER_VIRTUAL, CPU_S)
+            signal.alarm(WALL_S)
             item = make_input(seed, number)
             code, wrong = judge(item)
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
@@ -232,8 +252,12 @@ def run_batch(seed: int, numbers: list[int]) -> list[dict[str, Any]]:
         if status == 0:
             break
         at = struct.unpack("<q", shown[:8])[0]
-        hung = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGVTALRM
-        problem = f"hang: more than {CPU_S} s" if hung else f"exit code: died with status {status}"
+        hung = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGVTALRM, signal.SIGALRM)
+        problem = (
+            f"hang: more than {CPU_S} s of processor time, or {WALL_S} s"
+            if hung
+            else f"exit code: died with status {status}"
+        )
         records.append({"number": at, "kind": make_input(seed, at).kind, "code": -1, "wrong": [problem]})
         numbers = numbers[numbers.index(at) + 1 :]
     return records
@@ -250,12 +274,14 @@ def import_everything() -> None:
         judge(make_input(-1, number))
 
 
-def fuzz(seed: int, count: int, *, first: int = 0, seconds: float | None = None, jobs: int = 1) -> Tally:
-    """Run `count` inputs from number `first` on, or as many as `seconds` allow, `jobs` processes at a time."""
+def fuzz(
+    seed: int, numbers: list[int], tally: Tally, *, seconds: float | None = None, jobs: int = 1
+) -> Iterator[dict[str, Any]]:
+    """Run inputs, or as many as `seconds` allow, `jobs` processes at a time; yield what happened to each."""
     prepare()
     import_everything()
-    tally, began, said = Tally(), time.monotonic(), time.monotonic()
-    starts = iter(range(first, first + count, INPUTS_EACH))
+    began, said = time.monotonic(), time.monotonic()
+    starts = iter(range(0, len(numbers), INPUTS_EACH))
     readers: dict[int, Any] = {}
     while True:
         while len(readers) < jobs and not (seconds and time.monotonic() - began > seconds):
@@ -267,21 +293,19 @@ def fuzz(seed: int, count: int, *, first: int = 0, seconds: float | None = None,
             if child == 0:
                 os.close(read)
                 with os.fdopen(write, "wb") as results:
-                    results.write(
-                        json.dumps(
-                            run_batch(seed, [*range(start, min(first + count, start + INPUTS_EACH))])
-                        ).encode()
-                    )
+                    batch = run_batch(seed, numbers[start : start + INPUTS_EACH])
+                    results.write(json.dumps(batch).encode())
                 os._exit(0)
             os.close(write)
             readers[child] = os.fdopen(read, "rb")
         if not readers:
-            return tally
+            return
         child, results = next(iter(readers.items()))
         for record in json.loads(results.read()):
             tally.add(record)
             for problem in record["wrong"]:
                 print(f"input {record['number']} ({record['kind']}): {problem}", flush=True)
+            yield record
         results.close()
         os.waitpid(child, 0)
         del readers[child]
@@ -295,14 +319,16 @@ def fuzz(seed: int, count: int, *, first: int = 0, seconds: float | None = None,
 
 def main() -> int:
     """Run from the command line; 1 when anything was wrong."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", type=int)
     parser.add_argument("--first", type=int, default=0, help="the number of the first input")
-    parser.add_argument("--records", help="write what happened to this file, one JSON object per input")
+    parser.add_argument(
+        "--records", help="a file of what happened already, of the same seed; the rest is added"
+    )
     parser.add_argument("--table", nargs="+", help="print the table of such files and leave")
     args = parser.parse_args()
     if args.only is not None:
@@ -312,18 +338,21 @@ def main() -> int:
             Path(tempfile.gettempdir(), f"fuzz-{Path(name).name}").write_bytes(content)
         print(*run_input(item), sep="\n")
         return 0
-    if args.table:
-        tally = Tally()
-        for name in args.table:
-            for line in Path(name).read_text().splitlines():
-                tally.add(json.loads(line))
-    else:
-        tally = fuzz(args.seed, args.count, first=args.first, seconds=args.seconds, jobs=args.jobs)
-    if args.records:
-        Path(args.records).write_text("".join(json.dumps(record) + "\n" for record in tally.records))
+    tally = Tally()
+    for name in args.table or ([args.records] if args.records and Path(args.records).exists() else []):
+        for line in Path(name).read_text().splitlines():
+            tally.add(json.loads(line))
+    if not args.table:
+        done = {record["number"] for record in tally.records}
+        numbers = [n for n in range(args.first, args.first + args.count) if n not in done]
+        with Path(args.records or os.devnull).open("a") as records:
+            for record in fuzz(args.seed, numbers, tally, seconds=args.seconds, jobs=args.jobs):
+                records.write(json.dumps(record) + "\n")
+                records.flush()
     print(tally.table())
     for problem, count in Counter(problem for _, _, problem in tally.wrong).most_common(40):
         print(count, problem)
+    print(tally.summary(args.seed))
     return 1 if tally.wrong else 0
 
 

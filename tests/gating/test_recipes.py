@@ -21,8 +21,8 @@ CI = re.compile(r"GITHUB_|GITLAB_|CI_|CI$|GIT_|BUILDKITE|STEPGRADE_")
 
 
 def recipe(heading: str) -> str:
-    """Return the block of YAML under a heading of the page."""
-    return DOCS.split(f"### {heading}\n", 1)[1].split("```yaml\n", 1)[1].split("```", 1)[0]
+    """Return the block under a heading of the page."""
+    return re.split(r"```\w*\n", DOCS.split(f"### {heading}\n", 1)[1], maxsplit=2)[1]
 
 
 class Project:
@@ -94,11 +94,18 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path / "project")
 
 
-def test_gitlab(project: Project) -> None:
+@pytest.mark.parametrize(
+    ("heading", "line", "lets_through"),
+    [
+        ("GitLab", r"- (stepgrade gate .*)", "exit_codes: [3]"),
+        ("Jenkins", r"script: '(stepgrade gate [^']*)'", "if (code == 3) { unstable("),
+    ],
+)
+def test_a_command_of_the_recipes(project: Project, heading: str, line: str, lets_through: str) -> None:
     """Exit code 3, which the recipe lets through, until three runs are there; then 0, 1 and the waiver."""
-    text = recipe("GitLab")
-    (command,) = re.findall(r"- (stepgrade gate .*)", text)
-    assert "exit_codes: [3]" in text
+    text = recipe(heading)
+    (command,) = re.findall(line, text)
+    assert lets_through in text
     commits = []
     for number in range(3):
         commits.append(project.train())

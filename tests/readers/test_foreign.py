@@ -9,8 +9,10 @@ import io
 import json
 import lzma
 import marshal
+import os
 import pickle
 import re
+import socket
 import sqlite3
 import tarfile
 import zipfile
@@ -99,6 +101,8 @@ FILES: dict[str, list[bytes]] = {
     "an execution trace of PyTorch (ExecutionTraceObserver)": [
         b'{"schema": "1.1.1-chakra.0.0.4", "pid": 1, "nodes": [{"id": 1, "name": "aten::mm"}]}'
     ],
+    "a recording of perf": [b"PERFILE2\x68" + bytes(90)],
+    "a Perfetto trace": [b"\n\x52\x5a\x0c\x08\x01linux.ftrace\x10"],
     "a profile for speedscope": [b'{"$schema":"https://www.speedscope.app/file-format-schema.json","profiles":[]}'],
     "a recording of memray": [b"memray\0\x0b\0\0\0"],
     "a profile of cProfile": [profiled()],
@@ -148,7 +152,12 @@ FILES: dict[str, list[bytes]] = {
     "a Chrome trace of JAX or TensorFlow (XLA)": [chrome(args={"name": "/device:TPU:0"}), chrome(key="highres-ticks")],
     "a trace without events": [b'{"traceEvents": []}', b"[]", b" [ \n] "],
     "a Chrome trace that PyTorch did not write": [chrome(), b"[" + json.dumps(EVENT).encode() + b"]"],
-    "a Python script": [b'"""Train."""\nimport torch\n\nfor step in range(3):\n    print(step, "loss")\n', b"#!/usr/bin/env python\nfrom a import b\nx = 1\n"],
+    "an Ascend trace without PyTorch's operations (msprof)": [
+        b'[{"name": "aclnnMatmul", "ph": "X", "ts": "17180.123", "dur": "12.5", "args": {"Task Type": "AI_CORE"}}]'
+    ],
+    "a recording of a browser's network (HAR)": [b'{"log": {"version": "1.2", "creator": {"name": "x"}, "entries": []}}'],
+    "a stepgrade.toml": [b"[gate]\nallow = 0.01\n", b'# ours\n[[budget]]\nmetric = "mfu"\n'],
+    "a Python script": [b"import torch\nprint(torch.ones(1))\n", b'"""Train."""\nimport torch\n\nfor step in range(3):\n    print(step, "loss")\n', b"#!/usr/bin/env python\nfrom a import b\nx = 1\n"],
     "a text in Markdown": [b"# Title\n\nSee [this](that). Step 1: loss.\n"],
     "a table of metrics (CSV)": [b"epoch,step,train_loss\n0,1,2.5\n", b"_step\tthroughput\n1\t2\n"],
     "a training log": [
@@ -191,11 +200,47 @@ def test_the_command_line_names_its_flags(stepgrade: Run, tmp_path: Path) -> Non
 
 def test_a_directory_without_traces_says_what_is_in_it(stepgrade: Run, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
-    assert stepgrade("score", tmp_path).err == f"stepgrade: {tmp_path}: holds no trace files\n"
+    hint = "give a directory with the trace of each rank, or one trace"
+    assert stepgrade("score", tmp_path).err == f"stepgrade: {tmp_path}: holds no trace files ({hint})\n"
     (tmp_path / "run.sqlite").write_bytes(FILES["an Nsight Systems export"][0])
     ran = stepgrade("score", tmp_path)
     assert ran.code == 2
     assert ran.err.endswith("holds no trace files (run.sqlite is an Nsight Systems export)\n")
+
+
+@pytest.mark.parametrize("content", [b" \n\n ", bytes(600), b"\t"])
+def test_a_blank_file_says_so(content: bytes) -> None:
+    error = refused(content)
+    assert error.problem == "holds nothing but blanks or zero bytes"
+    assert error.hint
+
+
+def test_what_is_no_file_says_so(stepgrade: Run, tmp_path: Path) -> None:
+    place = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(place))
+        ran = stepgrade("score", place)
+    assert (ran.code, ran.out) == (2, "")
+    assert "is a socket or a device (name a file, or - to read standard input)" in ran.err
+
+
+def test_a_file_that_may_not_be_read_says_how_to_mend_it(
+    stepgrade: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "trace.json"
+    place.write_text("{}")
+    place.chmod(0)
+    if os.access(place, os.R_OK):  # root may read everything
+        monkeypatch.setattr("builtins.open", not_permitted)
+    ran = stepgrade("score", place)
+    assert (ran.code, ran.err) == (
+        2,
+        f"stepgrade: {place}: may not be read by this user (chmod +r gives the right)\n",
+    )
+
+
+def not_permitted(*_: object, **__: object) -> None:
+    raise PermissionError(13, "Permission denied")
 
 
 def test_real_checkpoints(tmp_path: Path) -> None:

@@ -69,3 +69,32 @@ def test_options_that_make_no_sense_are_refused_before_anything_runs(tmp_path: P
     for options in (("--steps", "0"), ("--repeat", "0"), ("--repeat", "2", "--baseline", "x.json")):
         ran = run("stepgrade", "record", *options, "train.py", cwd=tmp_path)
         assert ran.code == 2, ran.err
+
+
+def test_repeated_runs_are_what_the_gate_compares_the_next_one_with(tmp_path: Path) -> None:
+    """Five identical runs in the history: as fast a one passes, one that takes many times as long does not."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    kept = ("--save", "--branch", "main", "--history", "h.db")
+    ran = run("stepgrade", "record", "--repeat", "5", *kept, "-o", "a.json", "train.py", "0.02", cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    assert ran.out.count("trained 12") == 5
+    listed = run("stepgrade", "history", "list", "--history", "h.db", cwd=tmp_path)
+    assert listed.out.count("samples/s") >= 5, listed.out
+    slow = run("stepgrade", "record", "-o", "slow.json", "--quiet", "train.py", "0.4", cwd=tmp_path)
+    assert slow.code == 0, slow.err
+    against = ("--against", "history:main", "--history", "h.db")
+    assert run("stepgrade", "gate", "slow.json", *against, cwd=tmp_path).code == 1
+    same = run("stepgrade", "gate", "a.3.json", *against, cwd=tmp_path)
+    assert same.code in (0, 3), (
+        same.out + same.err
+    )  # a busy machine may not let it be told, but it did not fail
+
+
+def test_two_ways_to_train_are_compared_in_turns(tmp_path: Path) -> None:
+    """A script, and the same as a module that waits less."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = ("stepgrade", "record", "--repeat", "2", "--versus", "-m train 0", "-o", "run.json")
+    ran = run(*command, "train.py", "0.3", cwd=tmp_path)
+    assert ran.code == 1, ran.out + ran.err
+    names = sorted(path.name for path in tmp_path.glob("run.*.json"))
+    assert names == ["run.a1.json", "run.a2.json", "run.b1.json", "run.b2.json"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import stepgrade as sg
 from stepgrade.report import names
-from stepgrade.report.names import cells, printable, shortened, told_apart, wrapped
+from stepgrade.report.names import cells, json_text, printable, shortened, told_apart, wrapped
 from tests.report.html import cards
 
 TEXTS = st.text(st.sampled_from("ab ·é漢\u0301"), max_size=40)
@@ -132,3 +132,14 @@ def test_a_name_of_ten_megabytes_is_cut(to: str) -> None:
     name = "x" * 10_000_000
     made = cards.hostile_gate((name,) * 9) if to in ("junit", "sarif") else cards.hostile_card((name,) * 9)
     assert len(sg.render(made, to=to)) < 1_000_000
+
+
+@pytest.mark.parametrize(
+    "sign", "\u200b\u200c\u200d\u2060\ufeff\u034f\u115f\u3164\uffa0\u2800\u180e\U000e0061\U000e0100"
+)
+def test_what_cannot_be_seen_is_spelt_out(sign: str) -> None:
+    """Two names that look alike are told apart, in text and in JSON."""
+    assert printable(f"aten{sign}::mm").isascii()
+    document = json_text(json.dumps({"name": f"aten{sign}::mm"}, ensure_ascii=False))
+    assert document.isascii()
+    assert json.loads(document) == {"name": f"aten{sign}::mm"}

@@ -75,8 +75,13 @@ def run_both(
         folder = tmp_path / "here"
         folder.mkdir()
         for file in files:
-            shutil.copy(file, folder)
-        ended.append(run([*before, *words], folder))
+            if file.is_dir():
+                shutil.copytree(file, folder / file.name)
+            else:
+                shutil.copy(file, folder)
+        # `--` is for `record`, not for Python.
+        own = words[1:] if words[0] == "--" and not ended else words
+        ended.append(run([*before, *own], folder))
         folder.rename(tmp_path / f"ran-{len(ended)}")
     return ended[0], ended[1]
 
@@ -91,3 +96,8 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
+
+
+def is_graded(card: sg.Scorecard) -> bool:
+    """Tell whether a card says how good the run is: a grade, or the best that it can have."""
+    return card.grade in tuple("ABCDF") or card.grade_at_most in tuple("ABCDF")

@@ -39,6 +39,15 @@ class Work(NamedTuple):
     call: Call | None
 
 
+class Round(NamedTuple):
+    """A step on the host."""
+
+    number: int
+    start: int
+    end: int
+    is_followed: bool  # by the next one, at once
+
+
 class SlowStep(NamedTuple):
     number: int
     start: int
@@ -81,24 +90,116 @@ def device_work(trace: Trace) -> list[Work]:
     return found
 
 
-def marked_steps(trace: Trace) -> tuple[list[tuple[int, int, int]], int]:
-    """Return number, start and end of each mark on the thread that has most of them, and that thread."""
+def host_rounds(trace: Trace) -> tuple[list[Round], int]:
+    """Return the steps on the host and the thread of their loop: of marks, else of what a loop calls.
+
+    The first kind of sign counts whose steps launch at least half of what was launched.
+    """
+    named_ranges = [
+        (
+            trace.strings[trace.ranges.name[row]],
+            int(trace.ranges.start_ns[row]),
+            int(trace.ranges.start_ns[row] + trace.ranges.dur_ns[row]),
+            int(trace.ranges.thread[row]),
+        )
+        for row in range(len(trace.ranges.name))
+    ]
+    launches = _launches(trace)
+    whole = sum(ns for _, ns in launches)
+    for rounds, thread in (
+        _marked(named_ranges),
+        _optimized(trace, named_ranges),
+        _fetched(trace, named_ranges),
+    ):
+        inside = sum(ns for at, ns in launches if any(one.start <= at < one.end for one in rounds))
+        if rounds and 2 * inside >= whole:
+            return rounds, thread
+    return [], -1
+
+
+def _launches(trace: Trace) -> list[Span]:
+    """Return when each piece of work was launched and how long it took; of operations where no work is."""
+    table = trace.calls
+    started = {
+        int(table.correlation[row]): int(table.start_ns[row]) for row in reversed(range(len(table.name)))
+    }
+    found = [
+        (started[int(trace.work.correlation[row])], int(trace.work.dur_ns[row]))
+        for row in range(len(trace.work.name))
+        if int(trace.work.correlation[row]) in started
+    ]
+    ops = trace.ops
+    return found or [(int(ops.start_ns[row]), int(ops.dur_ns[row])) for row in range(len(ops.name))]
+
+
+NamedRange = tuple[str, int, int, int]
+
+
+def _commonest(values: list[int]) -> int:
+    counts = Counter(values)
+    return min(counts, key=lambda one: (-counts[one], one)) if counts else -1
+
+
+def _marked(ranges: list[NamedRange]) -> tuple[list[Round], int]:
+    """Return the steps of the profiler's marks on the thread that has most of them."""
     marks = []
-    for row in range(len(trace.ranges.name)):
-        match = re.match(r"^ProfilerStep\s*#\s*(\d+)", trace.strings[trace.ranges.name[row]])
+    for name, start, end, thread in ranges:
+        match = re.match(r"^ProfilerStep\s*#\s*(\d+)", name)
         if match:
-            start = int(trace.ranges.start_ns[row])
-            end = start + int(trace.ranges.dur_ns[row])
-            marks.append((int(match[1]), start, end, int(trace.ranges.thread[row])))
-    threads = Counter(mark[3] for mark in marks)
-    thread = min(threads, key=lambda one: (-threads[one], one)) if threads else -1
-    return sorted((mark[:3] for mark in marks if mark[3] == thread), key=lambda mark: mark[1]), thread
+            marks.append((start, end, int(match[1]), thread))
+    thread = _commonest([mark[3] for mark in marks])
+    marks = sorted((mark for mark in marks if mark[3] == thread), key=lambda mark: mark[0])
+    rounds = []
+    for place, (start, end, number, _) in enumerate(marks):
+        follows = False
+        if place + 1 < len(marks):
+            later = marks[place + 1]
+            follows = later[2] == number + 1 and later[0] - end <= max(end - start, 1_000_000) // 2
+        rounds.append(Round(number, start, marks[place + 1][0] if follows else end, follows))
+    return rounds, thread
+
+
+def _optimized(trace: Trace, ranges: list[NamedRange]) -> tuple[list[Round], int]:
+    """Return the steps that end with the optimizer that is called most."""
+    calls: dict[str, list[NamedRange]] = defaultdict(list)
+    for one in ranges:
+        if one[0].startswith("Optimizer.step#"):
+            calls[one[0]].append(one)
+    if not calls:
+        return [], -1
+    busiest = max(calls.values(), key=lambda those: (len(those), max(end for _, _, end, _ in those)))
+    edges = [_first(trace), *sorted(end for _, _, end, _ in busiest)]
+    return _rounds(edges), _commonest([thread for *_, thread in busiest])
+
+
+def _fetched(trace: Trace, ranges: list[NamedRange]) -> tuple[list[Round], int]:
+    """Return the steps that begin with a batch of the loader."""
+    loads = [one for one in ranges if one[0].startswith("enumerate(DataLoader)#")]
+    if len(loads) < 2:
+        return [], -1
+    thread = _commonest([one[3] for one in loads])
+    edges = sorted(start for _, start, _, where in loads if where == thread)
+    return _rounds([*edges, _last(trace)]), thread
+
+
+def _rounds(edges: list[int]) -> list[Round]:
+    pairs = list(pairwise(edges))
+    return [Round(place, *pair, place + 1 < len(pairs)) for place, pair in enumerate(pairs)]
+
+
+def _first(trace: Trace) -> int:
+    return min(int(start) for table in (trace.ops, trace.calls, trace.ranges) for start in table.start_ns)
+
+
+def _last(trace: Trace) -> int:
+    tables = (trace.ops, trace.calls, trace.ranges)
+    return max(int(end) for table in tables for end in table.start_ns + table.dur_ns)
 
 
 def slow_windows(trace: Trace) -> list[SlowStep]:
     """Return the steps from first work to next first work; a step that launched nothing ends the list."""
-    marks, _ = marked_steps(trace)
-    starts = [start for _, start, _ in marks]
+    rounds, _ = host_rounds(trace)
+    starts = [one.start for one in rounds]
     launched: dict[int, list[Work]] = defaultdict(list)
     for work in device_work(trace):
         if work.call is None:
@@ -106,12 +207,10 @@ def slow_windows(trace: Trace) -> list[SlowStep]:
         place = bisect_right(starts, work.call.start) - 1
         if place < 0:
             continue
-        follows = place + 1 < len(marks) and _follows(marks[place], marks[place + 1])
-        end = starts[place + 1] if follows else marks[place][2]
-        if work.call.start < end:
+        if work.call.start < rounds[place].end:
             launched[place].append(work)
-        elif place == len(marks) - 1:
-            launched[len(marks)].append(work)
+        elif place == len(rounds) - 1:
+            launched[len(rounds)].append(work)
     # Copies may run ahead on a stream of their own: the first work is on a stream that has kernels.
     streams = {work.stream for works in launched.values() for work in works if work.is_kernel}
     has_kernels = all(any(work.stream in streams for work in works) for works in launched.values())
@@ -122,28 +221,40 @@ def slow_windows(trace: Trace) -> list[SlowStep]:
     for place in sorted(begins, reverse=True):  # never later than the next step's
         begins[place] = min([begins[place], *(begins[later] for later in begins if later > place)])
     found = []
-    for place, (number, _, end) in enumerate(marks):
+    for place, one in enumerate(rounds):
         if place not in begins:
             break
         following = begins.get(place + 1)
-        joined = place + 1 < len(marks) and _follows(marks[place], marks[place + 1])
-        if following is not None and joined:
-            found.append(SlowStep(number, begins[place], following, True))
+        if following is not None and one.is_followed:
+            found.append(SlowStep(one.number, begins[place], following, True))
         else:
             last = max(work.end for work in launched[place])
-            found.append(SlowStep(number, begins[place], max(last, end), False))
+            found.append(SlowStep(one.number, begins[place], max(last, one.end), False))
     return found
 
 
-def _follows(one: tuple[int, int, int], other: tuple[int, int, int]) -> bool:
-    pause = max(one[2] - one[1], 1_000_000) // 2
-    return other[0] == one[0] + 1 and other[1] - one[2] <= pause
+def sample_of(works: list[Work], window: Span, most: int) -> tuple[list[Work], Span]:
+    """Return a part of the window with at most `most` pieces of work, in its middle, and the work around it.
+
+    What is left out ended long before or begins long after: it tells nothing of the part.
+    """
+    inside = sorted(
+        (work for work in works if work.start < window[1] and work.end > window[0]), key=lambda w: w.start
+    )
+    if len(inside) > most:
+        low = (len(inside) - most) // 2
+        window = (max(window[0], inside[low].start), min(window[1], inside[low + most].start))
+    before = sorted((work for work in works if work.end <= window[0]), key=lambda work: work.end)[-most:]
+    after = sorted((work for work in works if work.start >= window[1]), key=lambda work: work.start)[:most]
+    during = [work for work in works if work.start < window[1] and work.end > window[0]]
+    empty = [work for work in works if work.start == work.end]
+    return list({*before, *during, *after} - {*empty}), window
 
 
-def slow_ledger(trace: Trace, window: Span) -> Counter[str]:
+def slow_ledger(trace: Trace, window: Span, works: list[Work] | None = None) -> Counter[str]:
     """Return where the time of a window goes, one stretch between two moments after the other."""
-    works = device_work(trace)
-    _, loop = marked_steps(trace)
+    works = device_work(trace) if works is None else works
+    _, loop = host_rounds(trace)
     fetching = [
         (int(trace.ranges.start_ns[row]), int(trace.ranges.start_ns[row] + trace.ranges.dur_ns[row]))
         for row in range(len(trace.ranges.name))
@@ -161,11 +272,56 @@ def slow_ledger(trace: Trace, window: Span) -> Counter[str]:
             if wait:
                 moments.add(gap_start + wait[1] - wait[0])
     ordered = sorted(moment for moment in moments if window[0] <= moment <= window[1])
+    waiting = [span for span in waiting if span[0] < window[1] and span[1] > _idle_since(works, window)]
     idle = _idle(works, window)
     total: Counter[str] = Counter()
     for start, end in pairwise(ordered):
         total[_account(works, idle, fetching, waiting, start)] += end - start
     return total
+
+
+def _idle_since(works: list[Work], window: Span) -> int:
+    """Return where the gap begins in which the window begins."""
+    return max((work.end for work in works if work.end <= window[0]), default=0)
+
+
+def slow_host_ledger(trace: Trace, window: Span) -> Counter[str]:
+    """Return where the time of a window goes on a run without a device, moment by moment, thread by thread."""
+    events = [event for event in _host_events(trace) if event[0] < window[1] and event[1] > window[0]]
+    moments = sorted({*window, *(at for event in events for at in event[:2] if window[0] < at < window[1])})
+    total: Counter[str] = Counter()
+    for start, end in pairwise(moments):
+        running: dict[int, set[str]] = defaultdict(set)
+        for event in events:
+            if event[0] <= start < event[1]:
+                running[event[2]].add(event[3])
+        seen = set().union(*running.values())
+        if any(kinds == {"op"} for kinds in running.values()):
+            account = "compute"
+        elif "communication" in seen:
+            account = "exposed_communication"
+        else:
+            account = "idle_input" if "input" in seen else "idle_host"
+        total[account] += end - start
+    return total
+
+
+def _host_events(trace: Trace) -> list[tuple[int, int, int, str]]:
+    """Return start, end, thread and kind of operations, of collectives and of the loop's loading."""
+    _, loop = host_rounds(trace)
+    events: list[tuple[int, int, int, str]] = []
+    for row in range(len(trace.ops.name)):
+        start, name = int(trace.ops.start_ns[row]), trace.strings[trace.ops.name[row]]
+        kind = "communication" if name.startswith(("c10d::", "_c10d_", "record_param_comms")) else "op"
+        events.append((start, start + int(trace.ops.dur_ns[row]), int(trace.ops.thread[row]), kind))
+    for row in range(len(trace.ranges.name)):
+        start, name = int(trace.ranges.start_ns[row]), trace.strings[trace.ranges.name[row]]
+        thread, end = int(trace.ranges.thread[row]), start + int(trace.ranges.dur_ns[row])
+        if re.match(r"^(nccl|gloo|mpi|ucc):", name):
+            events.append((start, end, thread, "communication"))
+        elif thread == loop and INPUT.search(name[:120]):
+            events.append((start, end, thread, "input"))
+    return events
 
 
 def _account(works: list[Work], idle: list[Span], fetching: list[Span], waiting: list[Span], at: int) -> str:

@@ -10,10 +10,18 @@ from hypothesis import given, settings
 
 from stepgrade.model.events import Trace
 from stepgrade.trace import analyse_rank
+from stepgrade.trace.ledger import LedgerSpans
 from stepgrade.trace.timeline import build_timeline
 from tests.kineto_traces import read_file
 from tests.trace.conftest import SAMPLES as FOLDER
-from tests.trace.slow_steps import slow_ledger, slow_windows
+from tests.trace.slow_steps import (
+    device_work,
+    host_rounds,
+    sample_of,
+    slow_host_ledger,
+    slow_ledger,
+    slow_windows,
+)
 from tests.trace.test_invariants import RUNS
 from tests.trace_builder import Run, make_trace
 
@@ -33,15 +41,18 @@ if not SAMPLES:
         pytest.param(FOLDER, marks=pytest.mark.skip(reason="the real traces are not beside this clone"))
     ]
 OTHERS = ("aiu_", "ascend_")  # traces of other tools
-# Above this the second implementation, which looks at everything for every moment, takes too long.
-MOST_WORK = 2500
+# The second implementation looks at everything for every moment: of a step with more work a part is compared.
+MOST_WORK = 40
+MOST_OPERATIONS = 6000
 
 
 def assert_windows(trace: Trace) -> int:
     """Compare the steps whose end is known, and return how many there are."""
     timeline = build_timeline(trace)
-    if timeline.steps.basis != "profiler_step" or not timeline.windows.on_device:
+    rounds, thread = host_rounds(trace)
+    if not rounds or not timeline.windows.on_device:
         return 0
+    assert timeline.steps.thread == thread
     windows, ends = timeline.windows, timeline.windows.end_known.tolist()
     expected = [step for step in slow_windows(trace) if step.is_known]
     found = [
@@ -65,22 +76,58 @@ def assert_windows(trace: Trace) -> int:
 
 
 def assert_ledgers(trace: Trace, most: int = 3) -> None:
-    rank = analyse_rank(trace)
-    by_number = {step.number: step for step in rank.steps}
+    """Compare the accounts of a few steps, of a part of each where a step has much work."""
+    timeline, works = build_timeline(trace), device_work(trace)
+    assert timeline.ledger is not None
     for step in [step for step in slow_windows(trace) if step.is_known][:most]:
-        ledger = by_number[step.number].ledger
-        assert ledger is not None
-        found = {name: getattr(ledger, f"{name}_ns") for name in ACCOUNTS}
-        expected = slow_ledger(trace, (step.start, step.end))
+        around, window = sample_of(works, (step.start, step.end), MOST_WORK)
+        found = {name: covered(timeline.ledger, name, window) for name in ACCOUNTS}
+        expected = slow_ledger(trace, window, around)
         assert found == {name: expected[name] for name in ACCOUNTS}
 
 
-@given(RUNS.filter(lambda run: run.device and run.marks and run.steps > 1))
+def covered(ledger: LedgerSpans, account: str, window: tuple[int, int]) -> int:
+    """Return how much of a window the account has."""
+    spans = getattr(ledger, account)
+    return sum(
+        max(0, min(end, window[1]) - max(start, window[0]))
+        for start, end in zip(spans.starts.tolist(), spans.ends.tolist(), strict=True)
+    )
+
+
+def assert_host_ledgers(trace: Trace, most: int = 2) -> int:
+    """Compare the accounts of a run without a device, and return how many steps were compared."""
+    rank = analyse_rank(trace)
+    rounds, _ = host_rounds(trace)
+    if len(trace.work.name) or not rounds or rank.profile.activity is None:
+        return 0
+    if rank.profile.activity.driver != "host":
+        return 0
+    assert [(step.start_ns, step.start_ns + step.dur_ns) for step in rank.steps] == [
+        one[1:3] for one in rounds
+    ]
+    compared = [step for step in rank.steps if len(trace.ops.name) <= MOST_OPERATIONS][-most:]
+    for step in compared:
+        assert step.ledger is not None
+        expected = slow_host_ledger(trace, (step.start_ns, step.start_ns + step.dur_ns))
+        assert {name: getattr(step.ledger, f"{name}_ns") for name in ACCOUNTS} == {
+            name: expected[name] for name in ACCOUNTS
+        }
+    return len(compared)
+
+
+@given(RUNS.filter(lambda run: run.device and run.steps > 1))
 @settings(max_examples=40)
 def test_made_traces(run: Run) -> None:
     trace = make_trace(run)
     assert assert_windows(trace) >= run.steps - 1
     assert_ledgers(trace, 1)
+
+
+@given(RUNS.filter(lambda run: not (run.device or run.graph or run.reduce_ns) and run.steps > 1))
+@settings(max_examples=40)
+def test_made_traces_without_a_device(run: Run) -> None:
+    assert assert_host_ledgers(make_trace(run)) > 0
 
 
 @given(RUNS.filter(lambda run: run.device and run.steps > 1))
@@ -101,9 +148,9 @@ def read(path: Path) -> Trace:
 @pytest.mark.parametrize("path", SAMPLES)
 def test_real_traces(path: Path) -> None:
     trace = read(path)
-    complete = assert_windows(trace)
-    if complete and len(trace.work.name) <= MOST_WORK:
+    if assert_windows(trace):
         assert_ledgers(trace)
+    assert_host_ledgers(trace)
 
 
 @pytest.mark.parametrize("path", SAMPLES)

@@ -23,7 +23,7 @@ from pathlib import Path
 from stepgrade.cli import output, recorded
 from stepgrade.cli.parser import Parser, add_color_option
 from stepgrade.cli.progress import progress_line
-from stepgrade.cli.run_options import add_setup_options, setup_from
+from stepgrade.cli.run_options import add_setup_options, config_from, setup_from
 from stepgrade.cli.streams import complain
 from stepgrade.errors import BadOption, StepgradeError
 from stepgrade.readers.load import load
@@ -63,6 +63,7 @@ def run(args: Namespace) -> int:
         "ops_every": args.ops_every,
         "warmup": args.warmup,
         "max_steps": args.steps,
+        "readable_by": config_from(args)[0].files.readable_by,
     }
     if args.repeat is not None or args.versus is not None:
         return recorded.run_repeated(args, options)
@@ -104,6 +105,16 @@ def _tell(launched: Launched) -> None:
         )
         complain(f"recorded {steps} in {os.path.relpath(each.path)}{missing}")
     if not launched.recorded:
-        by_hand = "for a loop that updates its weights itself call step() of sg.watch(model) in it"
-        problem = launched.problem or f"none of its processes took a step of a torch optimizer ({by_hand})"
-        complain(f"no step was recorded: {problem}")
+        complain(f"no step was recorded: {launched.problem or _why_no_step(launched.frameworks)}")
+
+
+def _why_no_step(frameworks: tuple[str, ...]) -> str:
+    others = " and ".join(name for name in frameworks if name != "torch")
+    if "torch" in frameworks:
+        return (
+            "none of its processes took a step of a torch optimizer, or a backward pass and another after it "
+            "(in a loop that does neither call step() of sg.watch(model))"
+        )
+    if others:
+        return f"it trains with {others}, and only PyTorch is recorded; score what its own profiler writes"
+    return "none of its processes imported torch"

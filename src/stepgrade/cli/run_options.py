@@ -267,7 +267,7 @@ def save_run(card: Scorecard, args: Namespace) -> None:
         branch=args.branch or branch_here(),
         labels=dict(args.label),
     )
-    with open_history(args.history) as history:
+    with open_history(args.history, readable_by=config_from(args)[0].files.readable_by) as history:
         complain(f"kept as run {history.add(run)} in {history.name}")
 
 

@@ -110,7 +110,7 @@ def match(ours: tuple[PartTime, ...], theirs: tuple[PartTime, ...]) -> Matched:
     found: list[tuple[float, Matched]] = []
     for name, level in LEVELS.items():
         left, right = _totals(ours, level), _totals(theirs, level)
-        both = [key for key in left if key in right and key[:2] != UNKNOWN]
+        both = dict.fromkeys(key for key in left if key in right and key[:2] != UNKNOWN)
         gaps = [_gap(key, left[key], right[key]) for key in both]
         shares = []
         for totals in (left, right):

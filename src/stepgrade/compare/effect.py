@@ -8,17 +8,20 @@ top of the noise between runs (`compare/noise.py`).
 from __future__ import annotations
 
 import math
+from functools import cache
 
 from msgspec import Struct
 
 from stepgrade.compare.noise import (
-    MANY,
+    HEAVY_TAILS,
+    KNOWN_EXACTLY,
     RunNoise,
     Sample,
     Width,
     critical,
     exceeded,
     how_often,
+    two_sided,
     without_accidents,
 )
 from stepgrade.statistics import mean
@@ -27,7 +30,6 @@ from stepgrade.statistics import mean
 MOST_RUNS = 50
 # No noise that is given or assumed explains a change of this factor.
 SURE_FACTOR = 3.0
-_KNOWN_EXACTLY = 10_000
 # Beyond this a ratio does not fit into a float.
 _LARGEST_LOG = 700.0
 # To alarm takes 99.5 %; that a slowdown can be ruled out is said with 95 % on its side.
@@ -43,6 +45,7 @@ class Effect(Struct, frozen=True, kw_only=True):
     near_low: float  # no lower, and no higher, with 95 % confidence each
     near_high: float
     p_value: float
+    is_other_kind: bool  # beyond the noise, but where earlier runs of a second kind of machine lie
     sigma: float  # standard error of the logarithm
     run_sigma: float  # of it, what only more runs make smaller
 
@@ -52,25 +55,50 @@ def shift_of(now: Sample, before: Sample) -> float:
     return mean(now.logs) - mean(without_accidents(before.logs))
 
 
+def p_value_of(now: Sample, before: Sample, noise: RunNoise) -> float:
+    """Return how often noise alone puts runs so far from the level, or on a kind of machine seen before."""
+    shift = shift_of(now, before)
+    spread = math.sqrt(1.0 / len(now.values) + 1.0) * math.log1p(noise.told.share)
+    each = 1.0 / (len(before.values) + 1)
+    of_level = (1.0 - each * len(noise.other_kinds)) * how_often(shift, widths_of(now, before, noise))
+    return of_level + each * math.fsum(
+        two_sided((shift - kind) / spread, KNOWN_EXACTLY) for kind in noise.other_kinds
+    )
+
+
 def widths_of(now: Sample, before: Sample, noise: RunNoise) -> list[Width]:
     """Return the widths that the difference of two groups of runs may have by noise alone."""
     runs, earlier = len(now.values), len(without_accidents(before.logs))
     step_variance = now.step_variance / len(now.values) + before.step_variance / len(before.values)
+    steps = [sample.steps for sample in (now, before) if sample.steps]
+    tails = _tails_of_mean(runs)
     widths = []
     for width in noise.widths:
-        freedom, of_now = width.freedom, 1.0 / runs
-        if freedom < MANY:
-            # The mean of several runs has lighter tails, and the variance of one of them over their number.
-            freedom = runs * width.freedom
-            of_now *= (1.0 - 2.0 / freedom) / (1.0 - 2.0 / width.freedom)
-        variance = width.sigma**2 * (of_now + 1.0 / earlier) + step_variance
-        steps = [sample.steps for sample in (now, before) if sample.steps]
-        if noise.told.freedom is None and steps and step_variance:
-            # Of a noise that is taken as it is only the steps' part is estimated (Satterthwaite).
-            known = max(1.0, sum(steps) - len(steps))
-            freedom = int(min(_KNOWN_EXACTLY, known * (variance / step_variance) ** 2))
-        widths.append(Width(sigma=math.sqrt(variance), weight=width.weight, freedom=freedom))
+        for share, times in tails if width.has_heavy_tails else ((1.0, 1.0 / runs),):
+            variance = width.sigma**2 * (times + 1.0 / earlier) + step_variance
+            freedom = KNOWN_EXACTLY
+            if noise.told.freedom is None and steps and step_variance:
+                # Of a noise that is taken as it is only the steps' part is estimated (Satterthwaite).
+                known = max(1.0, sum(steps) - len(steps))
+                freedom = int(min(KNOWN_EXACTLY, known * (variance / step_variance) ** 2))
+            widths.append(Width(sigma=math.sqrt(variance), weight=width.weight * share, freedom=freedom))
     return widths
+
+
+@cache
+def _tails_of_mean(runs: int) -> tuple[tuple[float, float], ...]:
+    """Return the mean of several runs with heavy tails as normal distributions: their shares and variances.
+
+    The widest of the runs is of one kind, the others are as wide at most: exact for one run.
+    """
+    tails = []
+    below = variance_below = 0.0
+    for share, variance in HEAVY_TAILS:
+        upto, variance_upto = below + share, variance_below + share * variance
+        of_mean = (variance + (runs - 1) * variance_upto / upto) / runs**2
+        tails.append((upto**runs - below**runs, of_mean))
+        below, variance_below = upto, variance_upto
+    return tuple(tails)
 
 
 def effect_of(now: Sample, before: Sample, noise: RunNoise, level: float) -> Effect:
@@ -81,14 +109,20 @@ def effect_of(now: Sample, before: Sample, noise: RunNoise, level: float) -> Eff
         most = math.log(SURE_FACTOR) * (1.0 - 1e-9)
         reach, near = min(reach, most), min(near, most)
     runs = 1.0 / len(now.values) + 1.0 / len(without_accidents(before.logs))
+    p_value = p_value_of(now, before, noise)
+    low, high = shift - reach, shift + reach
+    is_other_kind = bool(noise.other_kinds) and p_value >= level and not low <= 0.0 <= high
+    if is_other_kind:
+        low, high = min(low, 0.0), max(high, 0.0)
     return Effect(
         change=_share(shift),
-        low=_share(shift - reach),
-        high=_share(shift + reach),
+        low=_share(low),
+        high=_share(high),
         near_low=_share(shift - near),
         near_high=_share(shift + near),
-        p_value=how_often(shift, widths),
-        sigma=near / critical(NEAR_LEVEL, _KNOWN_EXACTLY),
+        p_value=p_value,
+        is_other_kind=is_other_kind,
+        sigma=near / critical(NEAR_LEVEL, KNOWN_EXACTLY),
         run_sigma=math.sqrt(runs * math.fsum(width.weight * width.sigma**2 for width in noise.widths)),
     )
 
@@ -102,7 +136,7 @@ def runs_needed(effect: Effect, now_runs: int, before_runs: int, reach: float) -
 
     Where no number of them would: how many runs of the code and of its baseline each, and True.
     """
-    allowed = math.log1p(reach) / critical(NEAR_LEVEL, _KNOWN_EXACTLY)
+    allowed = math.log1p(reach) / critical(NEAR_LEVEL, KNOWN_EXACTLY)
     per_run = effect.sigma**2 / (1.0 / now_runs + 1.0 / before_runs)
     room = allowed**2 / per_run - 1.0 / before_runs if per_run else math.inf
     if room > 0.0:
@@ -112,7 +146,7 @@ def runs_needed(effect: Effect, now_runs: int, before_runs: int, reach: float) -
 
 def steps_needed(effect: Effect, steps: int, reach: float) -> int | None:
     """Return how many more steps narrow the interval to `reach`; None if the runs' noise is too large."""
-    allowed = math.log1p(reach) / critical(NEAR_LEVEL, _KNOWN_EXACTLY)
+    allowed = math.log1p(reach) / critical(NEAR_LEVEL, KNOWN_EXACTLY)
     room = allowed**2 - effect.run_sigma**2
     step_variance = effect.sigma**2 - effect.run_sigma**2
     if room <= 0.0 or step_variance <= 0.0:

@@ -136,6 +136,8 @@ def _level(sample: Sample) -> float:
 def _why(effect: Effect, metric: Metric, outcome: Outcome, sensitivity: Sensitivity) -> str:
     if outcome in ("regressed", "improved"):
         return f"beyond the noise: surely {show_delta(effect.low)} to {show_delta(effect.high)}"
+    if effect.is_other_kind:
+        return "no further from the others than an earlier run was: perhaps a machine of another kind"
     worst = effect.near_high if metric.worse == "up" else -effect.near_low
     if outcome == "no change" and not effect.low <= 0.0 <= effect.high:
         return f"beyond the noise, but no more than the {show_share(sensitivity.allow, 0)} that counts"

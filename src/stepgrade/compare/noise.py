@@ -3,8 +3,10 @@
 The width of the noise between runs is not a number but a belief: a grid of widths, each with a weight. It
 starts from what is usual, on other machines or in the same project's other runs, and every earlier run moves
 it. Each width is there twice, as normal noise and as noise with heavy tails (Student's, three degrees), for
-shared machines and clusters of two kinds of nodes give runs that no normal distribution would. What noise
-alone would show is the average over the grid, so that little knowledge makes a wide interval by itself.
+shared machines and clusters of two kinds of nodes give runs that no normal distribution would. What the steps
+of a run leave open is normal, and comes on top: runs that differ no more than their steps explain show that
+there is little noise between runs, of whatever shape. What noise alone would show is the average over the
+grid, so that little knowledge makes a wide interval by itself.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stepgrade.model.comparison import Metric, Noise, NoiseBasis
 from stepgrade.statistics import mean, median_and_spread
@@ -32,19 +34,35 @@ _USUAL_FACTOR = 0.7
 _POOLED_FACTOR = 0.5
 # Runs whose steps vary widely differ more themselves.
 _OF_STEPS = 0.5
-# How likely heavy tails are, before any run was seen.
-_HEAVY_WEIGHT = 0.4
-_HEAVY_FREEDOM = 3
-# A dozen runs outweigh what is usual, and have shown most second kinds of machines: hints are enough.
-_DOZEN = 12
-_HINT_FACTOR = 1.0
-_HINT_WEIGHT = 0.3
-_RATIO = 1.2
+# Ten runs outweigh what is usual: it is then only a hint.
+_MANY_RUNS = 10
+_HINT_FACTOR = 0.95
+# How likely heavy tails are before the runs are looked at: few runs seldom show what is rare, so that some of
+# it goes with their number.
+_HEAVY_WEIGHT = 0.3
+_HEAVY_UNSEEN = 6.0
+_HEAVY_MOST = 0.9
+# Student's distribution with three degrees as normal ones: how many of the runs, and their variance as a
+# multiple of its scale's square.
+HEAVY_TAILS = (
+    (0.0833, 0.346),
+    (0.5851, 0.959),
+    (0.2789, 3.316),
+    (0.0462, 13.49),
+    (0.0057, 57.0),
+    (0.0008, 292.0),
+)
+_RATIO = 1.3
 _LOWEST, _HIGHEST = 1.0 / 16.0, 20.0
 _NEGLIGIBLE = 1e-6
+_LEAST_DENSITY = 1e-300  # whose logarithm is a number
+_CLOSE = 1e-9
+_MOST_ROUNDS = 100
 # Runs this many robust deviations from the others are accidents and do not move the level.
 _ACCIDENT = 5.0
-_KNOWN_EXACTLY = 10_000
+# Kinds of machines that one calls the same do not differ by more.
+_KINDS_APART = 0.2
+KNOWN_EXACTLY = 10_000
 # With more degrees of freedom than this Student's distribution is the normal one to three digits.
 MANY = 500
 
@@ -79,14 +97,19 @@ class Width(Struct, frozen=True, kw_only=True):
 
     sigma: float
     weight: float = 1.0
-    freedom: int = _KNOWN_EXACTLY  # of its distribution: few are heavy tails
+    freedom: int = KNOWN_EXACTLY  # of its distribution
+    has_heavy_tails: bool = False  # Student's with three degrees, and `sigma` is its scale
 
 
 class RunNoise(Struct, frozen=True, kw_only=True):
-    """The noise between identical runs: as it is told, and the widths that it may have."""
+    """The noise between identical runs: as it is told, and the widths that it may have.
+
+    `other_kinds` are earlier runs that machines of another kind would explain, as logarithms from the level.
+    """
 
     told: Noise
     widths: tuple[Width, ...]
+    other_kinds: tuple[float, ...] = ()
 
 
 def known_noise(told: Noise) -> RunNoise:
@@ -114,22 +137,24 @@ def noise_of(
     least = LEAST_TIME_NOISE if metric.from_steps else 0.0
     usual = math.log1p(USUAL_SHARE * metric.assumed_noise if pooled is None else max(pooled, least))
     usual = max(usual, _OF_STEPS * max(now.step_spread, before.step_spread))
-    factor, heavy_weight = _USUAL_FACTOR if pooled is None else _POOLED_FACTOR, _HEAVY_WEIGHT
-    if freedom >= _DOZEN - 1:
-        factor, heavy_weight = _HINT_FACTOR, _HINT_WEIGHT
     # An accident is no part of the level, but it is one of the runs: the heavy tails hold it.
     level, level_now = mean(earlier), mean(now.logs)
     repeated = [log - level_now for log in now.logs] if len(now.values) > 1 else []
     apart = [log - level for log in before.logs] + repeated
     seen = len(before.values) - 1 + len(now.values) - 1
-    prior = _Prior(center=usual, factor=factor, heavy_weight=heavy_weight if metric.heavy_tails else 0.0)
+    factor = _USUAL_FACTOR if pooled is None else _POOLED_FACTOR
+    if seen + 1 >= _MANY_RUNS:
+        factor = _HINT_FACTOR
+    heavy_weight = min(_HEAVY_MOST, _HEAVY_WEIGHT + _HEAVY_UNSEEN / (seen + 1)) if metric.heavy_tails else 0.0
+    prior = _Prior(center=usual, factor=factor, heavy_weight=heavy_weight)
     widths = _weighed(apart, seen, before.step_variance, prior, least)
     if is_measured:
         squares = math.fsum((log - level) ** 2 for log in earlier) + math.fsum(log * log for log in repeated)
         # Runs cannot be steadier than their own steps leave them; copies of one run seem to be.
         share = max(least, math.expm1(math.sqrt(max(squares / freedom, before.step_variance))))
         basis: NoiseBasis = "measured" if len(earlier) >= LEAST_RUNS else "repeated"
-        return RunNoise(told=Noise(share=share, basis=basis, freedom=freedom), widths=widths)
+        told = Noise(share=share, basis=basis, freedom=freedom)
+        return RunNoise(told=told, widths=widths, other_kinds=_other_kinds(before.logs, earlier))
     share = math.expm1(math.sqrt(math.fsum(width.weight * width.sigma**2 for width in widths)))
     told = Noise(share=share, basis="usual" if pooled is None else "pooled", freedom=freedom)
     return RunNoise(told=told, widths=widths)
@@ -151,28 +176,29 @@ def _weighed(
     squares = math.fsum(log * log for log in apart)
     top = max(_HIGHEST * center, 4.0 * math.sqrt(squares / len(apart)))
     count = int(math.log(top / (_LOWEST * center)) / math.log(_RATIO)) + 1
-    heavy = _HEAVY_FREEDOM
-    # Student's density over the normal one, in their middles.
-    peak = math.lgamma((heavy + 1) / 2.0) - math.lgamma(heavy / 2.0) - 0.5 * math.log(heavy / 2.0)
     rows: list[tuple[float, Width]] = []
     for sigma in (_LOWEST * center * _RATIO**place for place in range(count)):
         variance = max(sigma * sigma + step_variance, math.log1p(least) ** 2)
-        # The prior of the width, and what the number of runs does to every likelihood.
-        common = -0.5 * (math.log(sigma / center) / prior.factor) ** 2 - 0.5 * freedom * math.log(variance)
         run_sigma = math.sqrt(max(variance - step_variance, 0.0))
-        normal = math.log1p(-prior.heavy_weight) + common - squares / 2.0 / variance
-        rows.append((normal, Width(sigma=run_sigma)))
+        of_width = -0.5 * (math.log(sigma / center) / prior.factor) ** 2
+        normal = -0.5 * freedom * math.log(variance) - squares / 2.0 / variance
+        rows.append((math.log1p(-prior.heavy_weight) + of_width + normal, Width(sigma=run_sigma)))
         if not prior.heavy_weight:
             continue
-        tails = math.fsum(math.log1p(log * log / heavy / variance) for log in apart)
+        kinds = [(share, run_sigma**2 * times + step_variance) for share, times in HEAVY_TAILS]
+        peaks = [(share / math.sqrt(kind), -0.5 / kind) for share, kind in kinds]
+        seen = math.fsum(
+            math.log(max(sum(peak * math.exp(log * log * by) for peak, by in peaks), _LEAST_DENSITY))
+            for log in apart
+        )
         # As many terms as there are degrees of freedom: the means were taken from the same runs.
-        seen = freedom * peak - (heavy + 1) / 2.0 * tails * freedom / len(apart)
-        rows.append((math.log(prior.heavy_weight) + common + seen, Width(sigma=run_sigma, freedom=heavy)))
+        heavy = math.log(prior.heavy_weight) + of_width + seen * freedom / len(apart)
+        rows.append((heavy, Width(sigma=run_sigma, has_heavy_tails=True)))
     highest = max(log for log, _ in rows)
     weights = [math.exp(log - highest) for log, _ in rows]
     total = math.fsum(weights)
     return tuple(
-        Width(sigma=width.sigma, weight=weight / total, freedom=width.freedom)
+        structs.replace(width, weight=weight / total)
         for weight, (_, width) in zip(weights, rows, strict=True)
         if weight > _NEGLIGIBLE * total
     )
@@ -184,6 +210,18 @@ def without_accidents(logs: Sequence[float]) -> list[float]:
         return list(logs)
     middle, deviation = median_and_spread(logs)
     return [log for log in logs if abs(log - middle) <= _ACCIDENT * deviation] if deviation else list(logs)
+
+
+def _other_kinds(logs: Sequence[float], ordinary: Sequence[float]) -> tuple[float, ...]:
+    """Return how far from the level the runs lie that machines of another kind would explain.
+
+    They are apart from the ordinary ones, but not by much, and ordinary ones followed: what came last may be
+    the first runs of slower code.
+    """
+    level = mean(ordinary)
+    last = max(place for place, log in enumerate(logs) if log in ordinary)
+    apart = (log - level for log in logs[:last] if log not in ordinary)
+    return tuple(log for log in apart if abs(log) < math.log1p(_KINDS_APART))
 
 
 def pooled_noise(series: Sequence[Sequence[float]]) -> float | None:
@@ -205,12 +243,32 @@ def critical(level: float, freedom: int) -> float:
 
 def exceeded(level: float, widths: Sequence[Width]) -> float:
     """Return what noise of these widths exceeds, in either direction, with the probability `level`."""
+
+    def above(shift: float) -> float:
+        return math.log(max(how_often(shift, widths), _LEAST_DENSITY) / level)
+
     low, high = 0.0, max(width.sigma for width in widths)
-    while high and how_often(high, widths) > level:
+    if not high:
+        return 0.0
+    at_low, at_high = above(low), above(high)
+    while at_high > 0.0:
+        low, at_low = high, at_high
         high *= 2.0
-    for _ in range(32):
-        middle = (low + high) / 2.0
-        low, high = (middle, high) if how_often(middle, widths) > level else (low, middle)
+        at_high = above(high)
+    # The secant, where an end that stays twice counts half (Illinois): a fraction of the work of halving.
+    stayed = 0.0
+    for _ in range(_MOST_ROUNDS):
+        middle = (low * at_high - high * at_low) / (at_high - at_low)
+        at_middle = above(middle)
+        if abs(at_middle) < _CLOSE:
+            return middle
+        if at_middle > 0.0:
+            low, at_low = middle, at_middle
+            at_high /= 2.0 if stayed > 0.0 else 1.0
+        else:
+            high, at_high = middle, at_middle
+            at_low /= 2.0 if stayed < 0.0 else 1.0
+        stayed = at_middle
     return high
 
 

@@ -121,7 +121,7 @@ def parity(ours: Profile | Path, theirs: Profile | Path) -> ParityReport:
         pairs = [(gap.name, gap.ours.ms, gap.theirs.ms) for gap in matched.gaps]
     # The operations that take time worth a look and are far behind, the longest first.
     least = LEAST_SHARE * max(add_up(ms for _, ms, _ in pairs), add_up(ms for _, _, ms in pairs))
-    late = sorted(((ms, name) for name, ms, other in pairs if ms / other > PARITY_RATIO), reverse=True)
+    late = sorted(((ms, name) for name, ms, other in pairs if ms > PARITY_RATIO * other), reverse=True)
     behind = tuple(name for ms, name in late if ms >= least)
     rates = _ratio(_throughput(theirs, their_times), _throughput(ours, our_times))
     steps = _ratio(our_times.typical_ms, their_times.typical_ms)

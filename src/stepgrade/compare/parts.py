@@ -13,9 +13,9 @@ from typing import Literal
 
 from msgspec.structs import asdict
 
-from stepgrade.compare.effect import shift_of, widths_of
+from stepgrade.compare.effect import p_value_of
 from stepgrade.compare.metrics import change_of
-from stepgrade.compare.noise import LEAST_RUNS, Sample, how_often, noise_of
+from stepgrade.compare.noise import LEAST_RUNS, Sample, noise_of
 from stepgrade.config import Sensitivity
 from stepgrade.model import Baseline
 from stepgrade.model.comparison import Change, Metric, PartChange, Shift, StepChange
@@ -56,8 +56,7 @@ def changed_parts(
                     name=name, title=name, unit="ms", worse="up", from_steps=True, heavy_tails=False
                 )
                 noise = noise_of(*samples, metric, given=sensitivity.run_noise, pooled=pooled_noise)
-                p_value = how_often(shift_of(*samples), widths_of(*samples, noise))
-                tested.append((metric, samples, noise, p_value))
+                tested.append((metric, samples, noise, p_value_of(*samples, noise)))
         # Intervals take longer than probabilities: only those of what stands.
         for (metric, samples, noise, _), is_real in zip(
             tested, beyond_chance([p_value for *_, p_value in tested]), strict=True

@@ -37,8 +37,8 @@ def compare_runs(
         return Comparison(differences=differing, is_comparable=False)
     changes = changes_of(now, before, sensitivity, pooled_noise)
     if not changes:
-        unmeasured = (Note("no_metric", "no metric is known on both sides"),)
-        return Comparison(differences=differing, unmeasured=unmeasured)
+        reasons = (Note("no_metric", "no metric is known on both sides"),)
+        return Comparison(differences=differing, reasons=reasons)
     # The run in the middle: its parts belong together, which medians of parts would not.
     latest, typical = now[-1], sorted(before, key=lambda run: run.step_ms or 0.0)[len(before) // 2]
     # What cannot be told is looked into as well: the parts may say what the whole does not.

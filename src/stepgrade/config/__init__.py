@@ -3,6 +3,7 @@
 [gate]        how sure, how sensitive; what counts as failing
 [[budget]]    what a metric may do on a device
 [[waiver]]    what is let through for now, until when and why
+[files]       who may read what is new
 [limits]      thresholds of the findings, and
 [rules]       which rules are ignored: diagnosis/settings.py checks both
 """
@@ -67,12 +68,19 @@ class Waiver(Struct, frozen=True, kw_only=True):
     device: str = "*"
 
 
+class FilesTable(Struct, frozen=True, kw_only=True):
+    """Table [files]: who may read a new history, recording or journal, as far as the umask allows."""
+
+    readable_by: Literal["owner", "group", "all"] = "owner"
+
+
 class Config(Struct, frozen=True, kw_only=True):
     """A whole stepgrade.toml: the gate, budgets and waivers; what it does not say has its default."""
 
     gate: GateTable = GateTable()
     budgets: tuple[Budget, ...] = field(name="budget", default=())
     waivers: tuple[Waiver, ...] = field(name="waiver", default=())
+    files: FilesTable = FilesTable()
     limits: dict[str, Any] = {}
     rules: dict[str, Any] = {}
 
@@ -82,7 +90,7 @@ def read_config(text: str, where: str = DEFAULT_PATH) -> Config:
     try:
         document = parse_toml(text.encode("utf-8", "surrogateescape"))
     except ValueError as error:
-        raise BadConfig(f"is not valid TOML: {error}", where=where) from error
+        raise BadConfig(str(error), where=where) from error
     check_names(document, _TABLES, where)
     config = _converted(document, where)
     _check(config, where)
@@ -111,13 +119,14 @@ def check_names(given: Iterable[str], known: Sequence[str], where: str) -> None:
 
 
 _ROWS = {"budget": Budget, "waiver": Waiver}
-_TABLES = ("gate", *_ROWS, "limits", "rules")
+_TABLES = ("gate", *_ROWS, "files", "limits", "rules")
 
 
 def _converted(document: dict[str, Any], path: str) -> Config:
     """Return the tables; names are checked first, for the nearest known one helps more than their type."""
-    if isinstance(document.get("gate"), dict):
-        check_names(document["gate"], GateTable.__struct_fields__, f"{path}: [gate]")
+    for name, table in (("gate", GateTable), ("files", FilesTable)):
+        if isinstance(document.get(name), dict):
+            check_names(document[name], table.__struct_fields__, f"{path}: [{name}]")
     for name, kind in _ROWS.items():
         rows = document.get(name)
         for number, row in enumerate(rows if isinstance(rows, list) else []):

@@ -15,30 +15,32 @@ _LARGEST = 2**63
 
 
 def parse_toml(raw: bytes) -> dict[str, Any]:
-    """Return the tables of a text; raise ValueError that says what is wrong with it."""
+    """Return the tables of a text; raise ValueError with a sentence that says what is wrong with it."""
     import tomllib  # noqa: PLC0415  only with a file
 
     if len(raw) > MOST_BYTES:
-        raise ValueError(f"more than {MOST_BYTES // 1024} KiB")
+        raise ValueError(f"is too large: more than {MOST_BYTES // 1024} KiB")
     try:
         text = raw.decode()
     except UnicodeDecodeError:
-        raise ValueError("not UTF-8, as TOML must be") from None
+        raise ValueError("is not TOML, which is text in UTF-8") from None
     if _LONG_KEY.search(text):
-        raise ValueError(f"a key of more than {_MOST_PARTS} parts")
+        raise ValueError(f"has a key of more than {_MOST_PARTS} parts")
     try:
         document = tomllib.loads(text)
-    except RecursionError:
-        raise ValueError("brackets are nested too deeply") from None
-    waiting: list[object] = [document]
+    except (RecursionError, tomllib.TOMLDecodeError) as error:
+        too_deep = "brackets are nested too deeply"
+        problem = too_deep if isinstance(error, RecursionError) else error
+        raise ValueError(f"is not valid TOML: {problem}") from None
+    waiting: list[tuple[str, object]] = [("", document)]
     while waiting:
-        value = waiting.pop()
+        name, value = waiting.pop()
         if isinstance(value, dict):
-            waiting.extend(value.values())
+            waiting.extend((f"{name}.{key}" if name else key, inner) for key, inner in value.items())
         elif isinstance(value, list):
-            waiting.extend(value)
+            waiting.extend((name, inner) for inner in value)
         elif isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
-            raise ValueError("a whole number of more than 64 bits")
+            raise ValueError(f"has a value that is too large for a whole number: {name}")
         elif isinstance(value, float) and value != value:  # noqa: PLR0124  NaN alone differs from itself
-            raise ValueError("a number that is none (nan)")
+            raise ValueError(f"has nan where a number is needed: {name}")
     return document

@@ -8,10 +8,10 @@ from stepgrade.compare.change_points import last_level
 from stepgrade.compare.effect import MOST_RUNS
 from stepgrade.compare.fingerprint import differences
 from stepgrade.compare.noise import LEAST_RUNS, pooled_noise
-from stepgrade.errors import BadOption
+from stepgrade.errors import BadOption, NoHistory
 from stepgrade.model import Baseline, Fingerprint, Note
 from stepgrade.model.scorecard import Scorecard
-from stepgrade.store.history import History, Selection
+from stepgrade.store.history import History, Selection, open_history
 
 # Far enough back to see where the present level began.
 _LOOK_BACK = 4 * MOST_RUNS
@@ -42,6 +42,26 @@ def branch_of(text: str) -> str:
             f"{text!r} names no runs to compare with", field="against", hint="write it like history:main"
         )
     return branch
+
+
+def earlier_runs(
+    card: Scorecard,
+    against: str,
+    allowed: frozenset[str],
+    *,
+    history: str | None = None,
+    machine: str | None = None,
+    max_memory: int | None = None,
+) -> BaselineRuns:
+    """Return the runs of the branch in `against` that are comparable with the card; none of a first run."""
+    branch = branch_of(against)
+    try:
+        with open_history(history, create=False, max_memory=max_memory) as store:
+            return runs_of_branch(store, card, branch, allowed, machine)
+    except NoHistory as error:
+        # The first run of a project: what it is saved into does not exist yet.
+        text = f"there is no history at {error.where} yet: nothing to compare with"
+        return BaselineRuns(name=f"{branch} in {error.where}", missing=Note("no_baseline", text))
 
 
 def runs_of_branch(
@@ -102,7 +122,8 @@ def _why_none(history: History, fingerprint: Fingerprint, branch: str) -> tuple[
 
 def _noise_elsewhere(history: History, which: Selection) -> float | None:
     """Return how much runs of the same project in other circumstances differ."""
-    others = [digest for digest in history.fingerprints() if digest not in (which.digests or ())]
+    own = set(which.digests or ())
+    others = [digest for digest in history.fingerprints() if digest not in own]
     return pooled_noise(
         [
             [

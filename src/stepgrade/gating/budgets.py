@@ -58,38 +58,32 @@ def judge(
         tuple(check.note for check in checks if check.status == status)
         for status in ("regressed", "cannot tell")
     )
-    code, reasons = EXIT_NOT_MEASURED, comparison.unmeasured
+    code, reasons = EXIT_NOT_MEASURED, comparison.reasons
     if failed:
         code, reasons = EXIT_GATE, failed
     elif not comparison.is_comparable:
         text = f"not comparable: {'; '.join(texts_of(comparison.differences))}"
-        reasons = (Note("not_comparable", text), *comparison.unmeasured)
-    elif undecided and config.gate.cannot_tell == "fail" and not comparison.unmeasured:
+        reasons = (Note("not_comparable", text), *comparison.reasons)
+    elif undecided and config.gate.cannot_tell == "fail" and not comparison.reasons:
         reasons = undecided
-    elif not comparison.unmeasured:
+    elif not comparison.reasons:
         code = EXIT_OK
     expired = [
         f"the waiver for {waiver.metric} expired on {waiver.until} ({waiver.reason}): renew it or remove it"
         for waiver in config.waivers
         if waiver.until < today
     ]
+    expired_notes = (Note("waiver_expired", text) for text in expired)
+    judged = structs.replace(comparison, reasons=reasons, notes=(*comparison.notes, *expired_notes))
     return GateReport(
+        **structs.asdict(judged),
         verdict=_WORDS[code][0],
         exit_code=code,
         source=", ".join(card.source.files),
-        baseline=comparison.baseline,
         grade=card.grade,
         grade_at_most=card.grade_at_most,
         efficiency=card.efficiency,
         checks=tuple(checks),
-        changes=comparison.changes,
-        parts=comparison.parts,
-        shifts=comparison.shifts,
-        differences=comparison.differences,
-        is_comparable=comparison.is_comparable,
-        step_change=comparison.step_change,
-        reasons=reasons,
-        notes=(*comparison.notes, *(Note("waiver_expired", text) for text in expired)),
     )
 
 

@@ -41,6 +41,16 @@ def parse_condition(text: str) -> Condition:
     )
 
 
+def grade_conditions(texts: Sequence[str]) -> list[Condition]:
+    """Read the gate's own conditions, which are on grades; raise BadOption for any other."""
+    conditions = [parse_condition(text) for text in texts]
+    if any(condition.severity for condition in conditions):
+        raise BadOption(
+            "the gate tests for regressions by itself", field="fail_on", hint="it takes grade:A to grade:F"
+        )
+    return conditions
+
+
 def check_conditions(conditions: Sequence[Condition], *, has_baseline: bool) -> None:
     """Raise BadOption for a condition on regressions when there is nothing to compare with."""
     if not has_baseline and any(condition.severity for condition in conditions):

@@ -12,18 +12,17 @@ from stepgrade.compare.fingerprint import allowed_fields
 from stepgrade.compare.runs import compare_runs
 from stepgrade.config import Config
 from stepgrade.diagnosis.settings import Settings
-from stepgrade.errors import BadOption, NoHistory
-from stepgrade.gating.baselines import BaselineRuns, branch_of, runs_of_branch
+from stepgrade.errors import BadOption
+from stepgrade.gating.baselines import BaselineRuns, earlier_runs
 from stepgrade.gating.budgets import judge
-from stepgrade.gating.fail_on import parse_condition
+from stepgrade.gating.fail_on import grade_conditions
 from stepgrade.grading import as_baseline, score
 from stepgrade.hardware.setup import Setup
-from stepgrade.model import Baseline, Note, Profile
+from stepgrade.model import Baseline, Profile
 from stepgrade.model.comparison import Comparison, GateReport
 from stepgrade.model.given import Path
 from stepgrade.model.profile import WorkKind
 from stepgrade.model.scorecard import Scorecard
-from stepgrade.store.history import open_history
 
 
 def gate(
@@ -65,42 +64,39 @@ def gate(
         )
         for run in given_runs
     ]
-    given = tuple(as_baseline(baseline, setup, tokens_per_step) for baseline in baselines)
-    conditions = [parse_condition(text) for text in (*config.gate.fail_on, *fail_on)]
-    if any(condition.severity for condition in conditions):
-        raise BadOption(
-            "the gate tests for regressions by itself", field="fail_on", hint="it takes grade:A to grade:F"
-        )
+    conditions = grade_conditions((*config.gate.fail_on, *fail_on))
     allowed = allowed_fields(config.gate.allow_different)
-    before = None
+    if against is not None and baselines:
+        raise BadOption("both baselines and a branch are given", field="against", hint="give one of them")
     if against is not None:
-        if given:
-            raise BadOption("both baselines and a branch are given", field="against", hint="give one of them")
-        branch = branch_of(against)
-        try:
-            with open_history(history, create=False, max_memory=max_memory) as store:
-                before = runs_of_branch(store, cards[0], branch, allowed, machine)
-        except NoHistory as error:
-            # The first run of a project: what it is saved into does not exist yet.
-            text = f"there is no history at {error.where} yet: nothing to compare with"
-            before = BaselineRuns(name=f"{branch} in {error.where}", missing=Note("no_baseline", text))
-    elif given:
+        before = earlier_runs(
+            cards[0], against, allowed, history=history, machine=machine, max_memory=max_memory
+        )
+        comparison = compare_with_earlier(cards, before, config, allowed)
+    elif baselines:
+        given = tuple(as_baseline(baseline, setup, tokens_per_step) for baseline in baselines)
         before = BaselineRuns(runs=given, name=", ".join(baseline.name for baseline in given))
-    elif not conditions and not any(budget.is_absolute for budget in config.budgets):
+        comparison = compare_with_earlier(cards, before, config, allowed)
+    elif conditions or any(budget.is_absolute for budget in config.budgets):
+        comparison = Comparison()
+    else:
         raise BadOption(
             "nothing to compare the run with", supply="{baselines}, {against}, {fail_on} or a budget"
         )
-    comparison = Comparison()
-    if before is not None and before.missing is not None:
-        comparison = Comparison(
+    return judge(cards[0], comparison, config, conditions, today or dt.date.today())  # noqa: DTZ011
+
+
+def compare_with_earlier(
+    cards: Sequence[Scorecard], before: BaselineRuns, config: Config, allowed: frozenset[str]
+) -> Comparison:
+    """Return what changed since the earlier runs, or why there are none."""
+    if before.missing is not None:
+        return Comparison(
             baseline=before.name,
-            unmeasured=(before.missing,),
+            reasons=(before.missing,),
             differences=before.differences,
             is_comparable=not before.differences,
         )
-    elif before is not None:
-        found = compare_runs(
-            [Baseline.of(card) for card in cards], before.runs, config.gate, allowed, before.pooled_noise
-        )
-        comparison = structs.replace(found, baseline=before.name, notes=(*before.notes, *found.notes))
-    return judge(cards[0], comparison, config, conditions, today or dt.date.today())  # noqa: DTZ011
+    now = [Baseline.of(card) for card in cards]
+    found = compare_runs(now, before.runs, config.gate, allowed, before.pooled_noise)
+    return structs.replace(found, baseline=before.name, notes=(*before.notes, *found.notes))

@@ -19,7 +19,7 @@ def read_device(path: str) -> Device:
     try:
         document = parse_toml(raw)
     except ValueError as error:
-        raise BadInput(f"not TOML: {error}", where=path) from error
+        raise BadInput(str(error), where=path) from error
     name = document.get("name")
     known = {"key": name if isinstance(name, str) and name else path, "source": path, **document}
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -154,8 +154,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
     differences: tuple[Note, ...] = ()  # between the fingerprints of the runs
     is_comparable: bool = True  # False: they differ, and that was not allowed
     step_change: StepChange | None = None
+    reasons: tuple[Note, ...] = ()  # why nothing could be compared; of a report: why it does not pass
     notes: tuple[Note, ...] = ()
-    unmeasured: tuple[Note, ...] = ()  # why there is nothing to compare with
 
 
 class Check(Struct, frozen=True, kw_only=True):
@@ -174,26 +174,17 @@ class Check(Struct, frozen=True, kw_only=True):
         return Note("failed_check", self.text, supply=supply)
 
 
-class GateReport(Result, frozen=True, kw_only=True):
-    """The gate's verdict, and everything that it rests on."""
+class GateReport(Result, Comparison, frozen=True, kw_only=True):
+    """The gate's verdict on a comparison, and everything that it rests on."""
 
     NOTES = ("differences", "reasons", "notes")
 
     verdict: Verdict
     exit_code: int
     source: str
-    baseline: str | None
     grade: str
     efficiency: float | None
     checks: tuple[Check, ...] = ()
-    changes: tuple[MetricChange, ...] = ()
-    parts: tuple[PartChange, ...] = ()
-    shifts: tuple[Shift, ...] = ()
-    differences: tuple[Note, ...] = ()
-    is_comparable: bool = True
-    step_change: StepChange | None = None
-    reasons: tuple[Note, ...] = ()
-    notes: tuple[Note, ...] = ()
     schema_version: int = 1
     grade_at_most: str | None = None
 
@@ -205,3 +196,12 @@ class GateReport(Result, frozen=True, kw_only=True):
     def further_reasons(self) -> tuple[Note, ...]:
         """Return the reasons that neither a failed check nor the differences say already."""
         return tuple(note for note in self.reasons if note.code not in ("failed_check", "not_comparable"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as its JSON has it, the verdict first."""
+        verdict: dict[str, Any] = {
+            "verdict": self.verdict,
+            "exit_code": self.exit_code,
+            "source": self.source,
+        }
+        return verdict | super().to_dict()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 
 from stepgrade.model.activity import Activity
 from stepgrade.model.profile import OpTime, check_figure
@@ -39,3 +39,12 @@ class SampledSteps(Struct, frozen=True, kw_only=True):
             figures += [(repr(op.name), figure) for figure in (op.total_ms, op.calls, op.flops, op.bytes)]
         for place, figure in figures:
             check_figure(f"sampled steps, {place}", figure)
+        unseen: list[object] = [to_builtins(self.activity)]
+        while unseen:
+            part = unseen.pop()
+            if isinstance(part, dict):
+                unseen += part.values()
+            elif isinstance(part, list | tuple):
+                unseen += part
+            elif isinstance(part, int | float):
+                check_figure("sampled steps, activity", part)

@@ -38,6 +38,12 @@ LAUNCH_CALL = re.compile(
     r"^(cu|hip)\w*Launch\w*(Kernel|Graph)|^(cu(da)?|hip)GraphLaunch|^mtia.*[Ll]aunch"
     r"|^(ur|pi)EnqueueKernelLaunch|^zeCommandListAppendLaunch|^torch_to_npu$"
 )
+# Operations that only a device has; those of a processor have other names.
+DEVICE_OP = re.compile(
+    r"^aten::_?((cudnn|miopen)_(convolution|batch_norm|depthwise|rnn|grid_sampler|affine_grid|attention)\w*"
+    r"|thnn_fused_(lstm|gru)_cell\w*|(flash|efficient)_attention_(forward|backward)"
+    r"|scaled_dot_product_(cudnn|efficient)_attention(_backward)?)$"
+)
 GRAPH_LAUNCH = re.compile(r"^(cu(da)?|hip)GraphLaunch")
 QUEUE_FULL = re.compile(r"^Command Buffer Full$")
 # Large embedding tables as recommenders have them.

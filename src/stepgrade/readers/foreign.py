@@ -74,6 +74,12 @@ _KNOWN = (
         (rb'"schema"\s{0,9}:\s{0,9}"[\d.]{1,20}(?:-chakra)?', rb'"nodes"\s{0,9}:'),
         f"it holds no times: {_TRACE}",
     ),
+    Foreign("a recording of perf", (rb"\APERFILE2",), f"it samples the processor, not steps: {_TRACE}"),
+    Foreign(
+        "a Perfetto trace",
+        (rb"\A\n[^\0]{0,200}(?:linux\.ftrace|perfetto|track_event)",),
+        f"save it as JSON only where PyTorch wrote it: {_TRACE}",
+    ),
     Foreign("a profile for speedscope", (rb"https?://www\.speedscope\.app/",), _OTHER_TOOL),
     Foreign("a recording of memray", (rb"\Amemray",), f"it holds allocations, not times: {_TRACE}"),
     Foreign("a profile of cProfile", (rb"\A[\xfb{][)\xa9(]\x03",), f"it knows Python only: {_TRACE}"),
@@ -186,14 +192,29 @@ _KNOWN = (
         "was it exported after the schedule had ended, or before it began? Export it in on_trace_ready, and "
         "call prof.step() in the loop",
     ),
+    Foreign(
+        "an Ascend trace without PyTorch's operations (msprof)",
+        (_OF_CHROME, rb'"(?:aclnn|AI_CORE|AI_VECTOR|MIX_AIC|Ascend|AscendCL@|HCCL|hcom_)'),
+        "trace with torch_npu.profiler, and give its trace_view.json",
+    ),
     Foreign("a Chrome trace that PyTorch did not write", (_OF_CHROME,), _TRACE),
+    Foreign(
+        "a recording of a browser's network (HAR)",
+        (rb'\A\s{0,99}\{\s{0,99}"log"\s{0,9}:', rb'"creator"\s{0,9}:', rb'"entries"\s{0,9}:'),
+        _TRACE,
+    ),
     # Text
+    Foreign(
+        "a stepgrade.toml",
+        (rb"(?m)^\[\[?(?:gate|limits|budget|waiver)\b",),
+        "it is read where it lies in the working directory; give a profile as well",
+    ),
     Foreign(
         "a Python script",
         (
             rb"\A(?:\xef\xbb\xbf)?\s{0,99}(?:[rR]?\"\"\"|'''|#|import |from )",
             rb"(?sm)\A(?!.{0,65536}^```).{0,6000}?^(?:import|from) {1,3}[\w.]{1,99}(?: import | as |,|$)",
-            rb"(?m)^(?: {4}|\t|def |class |if |for |with |@|\w{1,40} {0,3}= {0,3}\S)",
+            rb"(?m)^(?: {4}|\t|def |class |if |for |with |@|\w{1,40} {0,3}= {0,3}\S|[\w.]{1,60}\()",
         ),
         "stepgrade record runs it and records its steps",
     ),
@@ -231,6 +252,12 @@ def refusal(source: ByteSource) -> UnknownFormat:
     from stepgrade.readers.registry import readers  # noqa: PLC0415  which imports the readers, and they this
 
     found = what_it_is(source.head)
+    if not source.head.strip(b"\0 \t\r\n"):
+        return UnknownFormat(
+            "holds nothing but blanks or zero bytes",
+            where=source.name,
+            hint="was the disk full, or the machine switched off, while it was written?",
+        )
     if found is not None:
         hint, supply = found.advice or None, found.supply or None
         return UnknownFormat(f"is {found.what}", where=source.name, hint=hint, supply=supply)

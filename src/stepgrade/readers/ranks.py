@@ -177,12 +177,12 @@ def _rank_files(source: str, input_format: str | None, options: ReadOptions) -> 
     raise BadInput("holds no trace files", where=source, hint=_what_is_there(paths))
 
 
-def _what_is_there(paths: list[str]) -> str | None:
-    """Return what one of the first files of a directory is, if that is known."""
+def _what_is_there(paths: list[str]) -> str:
+    """Return what one of the first files of a directory is, if that is known, else what is looked for."""
     from stepgrade.readers.foreign import what_it_is  # noqa: PLC0415  only for what cannot be read
 
     for path in paths[:8]:
         with suppress(BadInput), ByteSource(path) as opened:
             if found := what_it_is(opened.head):
                 return f"{os.path.basename(path)} is {found.what}"  # noqa: PTH119  pathlib imports slowly
-    return None
+    return "give a directory with the trace of each rank, or one trace"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isfinite
+
 from msgspec import structs
 
 from stepgrade.model import LedgerTime, Profile
@@ -86,6 +88,8 @@ def _ledger(
     known = {_HOST, *_MODEL, *(phase for phases in _WAITS.values() for phase in phases)}
     parts["unattributed_ns"] = sum(ms for name, ms in phases_ms.items() if name not in known)
     parts["compute_ns"] = model_ms * min(1.0, sampled.busy_ms / sampled.model_ms)
+    if not isfinite(sum((total_ms, *parts.values())) * NS_PER_MS):
+        return None
     total_ns = round(total_ms * NS_PER_MS)
     accounts = {name: round(spent_ms * NS_PER_MS) for name, spent_ms in parts.items()}
     idle_ns = total_ns - sum(accounts.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -337,6 +338,12 @@ def _open(source: Readable) -> tuple[str, BinaryIO, int, str | None]:
         raise BadInput("is a directory", where=name, hint="name a profile inside it") from error
     except FileNotFoundError as error:
         raise BadInput("no such file", where=name, hint="use - to read standard input") from error
+    except PermissionError as error:
+        raise BadInput("may not be read by this user", where=name, hint="chmod +r gives the right") from error
     except (OSError, ValueError) as error:
+        if getattr(error, "errno", None) == errno.ENXIO:
+            raise BadInput(
+                "is a socket or a device", where=name, hint="name a file, or - to read standard input"
+            ) from error
         raise BadInput(f"cannot be read: {getattr(error, 'strerror', None) or error}", where=name) from error
     return name, file, os.fstat(file.fileno()).st_size, path

@@ -63,7 +63,8 @@ class BatchCounter:
             part.tokens += ids.numel() if reads.tokens or "input_ids" in kwargs else 0
         entering = _first_tensor((*args, kwargs), _DEPTH)
         if entering is not None:
-            in_columns = reads.time_first and entering.dim() == _SEQUENCE_DIM
+            dims = _SEQUENCE_DIM if entering.is_floating_point() else _TOKENS_DIM
+            in_columns = reads.time_first and entering.dim() == dims
             rows = entering.shape[1 if in_columns else 0]
             part.called[id(module)] = part.called.get(id(module), 0) + rows
 

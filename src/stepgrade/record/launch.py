@@ -22,6 +22,7 @@ from stepgrade.errors import BadInput, BadOption, MissingExtra
 
 SESSION, PARENT = "STEPGRADE_SESSION", "STEPGRADE_PARENT"
 OPTIONS = ".options.json"
+_IMPORTED = ".imported-"
 COUNTER = struct.Struct("<q")  # of the steps that a process has ended, at the start of its file
 _INJECTED = Path(__file__).parent / "inject"
 _PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz")
@@ -38,11 +39,15 @@ class RecordedProcess(Struct, frozen=True):
 
 
 class Launched(Struct, frozen=True):
-    """How a command ended: its code as `subprocess` has it, negative for a signal; what was recorded."""
+    """How a command ended: its code as `subprocess` has it, negative for a signal; what was recorded.
+
+    `frameworks` are those that its processes imported, by their packages' names.
+    """
 
     code: int
     recorded: list[RecordedProcess]
     problem: str | None
+    frameworks: tuple[str, ...] = ()
 
 
 def run_recorded(
@@ -75,7 +80,10 @@ def run_recorded(
         code = _run(words, {**os.environ, **own}, look)
         failed = session / ".failed"
         problem = failed.read_text(encoding="utf-8") if failed.exists() else None
-        return Launched(code=code, recorded=_recorded(session, path), problem=problem)
+        frameworks = tuple(
+            sorted(left.name.removeprefix(_IMPORTED) for left in session.glob(f"{_IMPORTED}*"))
+        )
+        return Launched(code=code, recorded=_recorded(session, path), problem=problem, frameworks=frameworks)
 
 
 def command_line(command: Sequence[str], *, as_module: bool = False) -> list[str]:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from stepgrade.model.activity import HostLine
 from stepgrade.naming.python_frames import read_frame
+from stepgrade.record.patches import is_ours
 from stepgrade.record.timeline import (
     AFTER_FORWARD,
     BACKWARD,
@@ -60,6 +61,7 @@ class LineSampler:
         self._thread = 0
         self._seconds: dict[_Place, float] = defaultdict(float)
         self._is_user: dict[CodeType, bool] = {}
+        self._callees: dict[_Place, tuple[str | None, bool | None]] = {}
         self._stop: _thread.LockType | None = None
         self._ended = _thread.allocate_lock()
         self._began = 0.0
@@ -74,6 +76,10 @@ class LineSampler:
         """Begin to look at the calling thread, at this step."""
         self._thread, self.first_step, self._began = _thread.get_ident(), step, time.monotonic()
         self.resume()
+
+    def follow(self, thread: int) -> None:
+        """Look at another thread from now on, if at any."""
+        self._thread = self._thread and thread
 
     def resume(self) -> None:
         """Look again after a pause."""
@@ -100,7 +106,9 @@ class LineSampler:
         """Return by what was waited for the lines that took longest, in milliseconds of a step."""
         by_line: dict[str, dict[tuple[str, str, str | None], float]] = defaultdict(lambda: defaultdict(float))
         for place, seconds in list(self._seconds.items()):
-            calls, is_operation = _callee(place)
+            if place not in self._callees:
+                self._callees[place] = _callee(place)
+            calls, is_operation = self._callees[place]
             wait = "stall" if place.phase in _MODEL else _WAITS.get(place.phase)
             is_waiting = is_operation is False if place.phase in _MODEL else is_operation is not True
             if wait is not None and (is_waiting or wait == "input"):
@@ -122,13 +130,23 @@ class LineSampler:
                 if stop.acquire(timeout=_FIRST_INTERVAL if is_early else _INTERVAL):
                     return
                 now = time.monotonic()
-                frame = sys._current_frames().get(self._thread) if self._timeline.live else None  # noqa: SLF001
-                place = self._place(frame, self._timeline.current)
+                place = self._look_once() if self._timeline.live else None
                 if place is not None and (place in self._seconds or len(self._seconds) < _MOST_PLACES):
                     self._seconds[place] += now - before
                 before = now
         finally:
             self._ended.release()
+
+    def _look_once(self) -> _Place | None:
+        """Return where the thread is; None when it went on while it was looked at."""
+        phase, frame = self._timeline.current, self._innermost()
+        at = None if frame is None else frame.f_lasti
+        place = self._place(frame, phase)
+        still = frame is self._innermost() and (frame is None or frame.f_lasti == at)
+        return place if still and self._timeline.current == phase else None
+
+    def _innermost(self) -> FrameType | None:
+        return sys._current_frames().get(self._thread)  # noqa: SLF001  no other way to see another thread
 
     def _place(self, frame: FrameType | None, phase: int) -> _Place | None:
         """Return the innermost function of the user's code, and what it called outside of it."""
@@ -137,12 +155,13 @@ class LineSampler:
             code = frame.f_code
             is_user = known.get(code)
             if is_user is None:
-                is_user = known[code] = read_frame(f"{code.co_filename}(1): {code.co_name}").is_user
+                theirs = read_frame(f"{code.co_filename}(1): {code.co_name}")
+                is_user = known[code] = theirs.is_user and not is_ours(code)
             if is_user:
                 module = frame.f_globals.get("__name__")
                 name = module if isinstance(module, str) else ""
                 return _Place(phase, code, frame.f_lasti, frame.f_lineno, name, called)
-            called, frame = code, frame.f_back
+            called, frame = called if is_ours(code) else code, frame.f_back
         return None
 
 
@@ -154,7 +173,8 @@ def _callee(place: _Place) -> tuple[str | None, bool | None]:
     if place.called is not None:
         # What is installed is named from its package on.
         path = place.called.co_filename.replace("\\", "/").rpartition("-packages/")[2]
-        name = read_frame(f"{path}(1): {place.called.co_name}").name
+        function = place.called.co_name if "<" in place.called.co_qualname else place.called.co_qualname
+        name = read_frame(f"{path}(1): {function}").name
         return name, name.split(".", 1)[0] in _OPERATIONS and not path.startswith(_NO_OPERATIONS)
     *_, position = (None, *place.code.co_positions())[: place.at // 2 + 2]
     line, end_line, start, end = position or (None, None, None, None)

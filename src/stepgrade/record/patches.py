@@ -120,26 +120,49 @@ def _disguised(
     return function
 
 
-def patch_backward(patches: Patches, timeline: StepTimeline) -> None:
+def patch_backward(patches: Patches, timeline: StepTimeline, on_done: Callable[[], None]) -> None:
     """Time every `loss.backward()`; one inside another (reentrant checkpointing) is part of it."""
+    patches.wrap(torch.autograd, "backward", partial(_backward, timeline, on_done))
 
-    def timed(original: Callable[..., object], /, *args: object, **kwargs: object) -> object:
-        if _is_compiling() or not timeline.live or timeline.direction == BACKWARD:
-            return original(*args, **kwargs)
-        timeline.enter(BACKWARD)
-        try:
-            return original(*args, **kwargs)
-        finally:
-            timeline.mark(BACKWARD_DONE)
-            timeline.leave()
 
-    patches.wrap(torch.autograd, "backward", timed)
+def _backward(
+    timeline: StepTimeline,
+    on_done: Callable[[], None],
+    original: Callable[..., object],
+    /,
+    *args: object,
+    **kwargs: object,
+) -> object:
+    if _is_compiling() or not timeline.live or timeline.direction == BACKWARD:
+        return original(*args, **kwargs)
+    timeline.enter(BACKWARD)
+    try:
+        return original(*args, **kwargs)
+    finally:
+        timeline.mark(BACKWARD_DONE)
+        timeline.leave()
+        on_done()
+
+
+def patch_until_optimizer(
+    patches: Patches, timeline: StepTimeline, on_optimizer: Callable[[], None], on_done: Callable[[], None]
+) -> None:
+    """Take `torch.autograd.grad` for a backward, as loops without an optimizer use it, until there is one."""
+
+    def seen(original: Callable[..., object], /, *args: object, **kwargs: object) -> object:
+        on_optimizer()
+        return original(*args, **kwargs)
+
+    patches.wrap(torch.autograd, "grad", partial(_backward, timeline, on_done))
+    patches.wrap(Optimizer, "add_param_group", seen)
 
 
 def patch_input(
     patches: Patches,
     timeline: StepTimeline,
     is_watched: Callable[[_BaseDataLoaderIter], bool],
+    *,
+    before: Callable[[], None],
     on_batch: Callable[[object], None],
 ) -> None:
     """Time the wait for each batch of the watched DataLoaders, and hand each batch to `on_batch`."""
@@ -147,6 +170,7 @@ def patch_input(
     def timed(original: Callable[..., object], iterator: _BaseDataLoaderIter) -> object:
         if not is_watched(iterator):
             return original(iterator)
+        before()
         timeline.enter(INPUT)
         try:
             batch = original(iterator)

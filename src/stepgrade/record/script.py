@@ -81,7 +81,7 @@ class ScriptRecorder(Recorder):
             self._counter, self._claim = mmap.mmap(handle, COUNTER.size), claim
             os.close(handle)
         self.path = path
-        self._journal = Journal(path)
+        self._journal = Journal(path, self._readable_by)
 
     def close(self) -> None:
         """Write the profile, and tell the parent when it had to go elsewhere."""

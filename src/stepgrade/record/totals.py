@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from statistics import correlation
 
 from stepgrade.record.timeline import (
     AFTER_FORWARD,
@@ -22,19 +23,24 @@ from stepgrade.record.timeline import (
     OPTIMIZER,
     RECOMPUTE_IN,
     RECOMPUTE_OUT,
+    UPDATED,
 )
 
 SAMPLES_KEPT = 4096
+# Steps are uneven when the larger ones hold so much more, and take longer as they do.
+_LEAST_SIZES, _UNEVEN_RATIO, _UNEVEN_CORRELATION = 10, 1.5, 0.7
 _CLOSED_BY = {FWD_IN: FWD_OUT, RECOMPUTE_IN: RECOMPUTE_OUT, BWD_IN: BWD_OUT}
 # What the time in no phase was, by the main phases before and after it; a step begins after NONE.
-_MAIN = frozenset({FORWARD, BACKWARD, OPTIMIZER})
+_MAIN = frozenset({FORWARD, BACKWARD, OPTIMIZER, UPDATED})
 _GAPS = {
     (NONE, FORWARD): HOST,
     (OPTIMIZER, FORWARD): HOST,
     (BACKWARD, FORWARD): HOST,
     (FORWARD, FORWARD): FORWARD,
+    (NONE, BACKWARD): FORWARD,  # of tensors alone, without a module that is called
     (FORWARD, BACKWARD): LOSS,
     (BACKWARD, OPTIMIZER): GRADIENTS,
+    (BACKWARD, UPDATED): OPTIMIZER,
 }
 
 
@@ -54,6 +60,29 @@ class Samples:
                 self.kept_ns = self.kept_ns[::2]
                 self.every *= 2
         self._seen += 1
+
+
+class StepSizes:
+    """How many tokens or samples steps hold beside how long they take, for loops whose steps are uneven."""
+
+    def __init__(self) -> None:
+        self._sizes, self._times = Samples(), Samples()  # thinned alike
+
+    def add(self, size: int, wall_ns: int) -> None:
+        """Add one more step."""
+        self._sizes.add(size)
+        self._times.add(wall_ns)
+
+    def uneven(self) -> tuple[int, int] | None:
+        """Return the sizes of small and of large steps where they differ much and the times go with them."""
+        sizes, times = self._sizes.kept_ns, self._times.kept_ns
+        if len(sizes) < _LEAST_SIZES:
+            return None
+        ordered, tenth = sorted(sizes), len(sizes) // 10
+        small, large = ordered[tenth], ordered[-1 - tenth]
+        if small == large or large < _UNEVEN_RATIO * small or min(times) == max(times):
+            return None
+        return (small, large) if correlation(sizes, times) >= _UNEVEN_CORRELATION else None
 
 
 class Totals:
@@ -138,7 +167,7 @@ def fold_step(
             else:
                 phases_ns[current] += time_ns - since_ns
             gaps.begin_phase(code)
-            current, since_ns = code, time_ns
+            current, since_ns = NONE if code == UPDATED else code, time_ns
     gaps.end_step()
     return step
 

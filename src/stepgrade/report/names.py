@@ -6,12 +6,12 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-# Control characters (C0, DEL, C1), line separators, invisible ones, marks that change the direction of
-# writing, and the two that are no characters, which XML refuses.
+# Control characters (C0, DEL, C1), line separators, those without width, fillers that look like a blank,
+# marks that change the direction of writing, and the two that are no characters, which XML refuses.
 # Patterns are kept as text: compiling them takes longer than all clean names of a scorecard.
 _UNPRINTABLE = (
-    "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
-    "\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff\U000e0000-\U000e007f]"
+    "[\x00-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
+    "\u2060-\u206f\u2800\u3164\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff\ud800-\udfff\U000e0000-\U000e0fff]"
 )
 # What CI systems obey wherever it stands in a line: Azure's and TeamCity's commands, and GitHub's old ones.
 _COMMAND = r"##(?=\w*\[)"
@@ -29,7 +29,7 @@ def printable(name: str) -> str:
     """Return `name` on one line, with everything spelt out that could act on a terminal or on a CI system."""
     if "##" in name:
         name = re.sub(_COMMAND, r"#\\x23", name)
-    return name if name.isprintable() else re.sub(_UNPRINTABLE, _spelt, name)
+    return name if name.isascii() and name.isprintable() else re.sub(_UNPRINTABLE, _spelt, name)
 
 
 def without_line_commands(lines: str, spelt: str = r"\x3a:") -> str:
@@ -120,7 +120,8 @@ def json_text(document: str) -> str:
     """Return JSON with unprintable characters and CI commands escaped; inside strings that means the same."""
     if "##" in document:
         document = re.sub(_COMMAND, r"#\\u0023", document)
-    return document if document.isprintable() else re.sub(_UNPRINTABLE, _json_escape, document)
+    is_plain = document.isascii() and document.isprintable()
+    return document if is_plain else re.sub(_UNPRINTABLE, _json_escape, document)
 
 
 def _spelt(match: re.Match[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from itertools import compress
 
 from msgspec import Struct
 
@@ -41,11 +42,16 @@ class Verdict(Struct, frozen=True, kw_only=True):
         """Tell whether the device waits, and is not limited by its own work."""
         return self.bottleneck not in _WORK
 
-    def evidence_with_line(self, profile: Profile) -> tuple[str, ...]:
-        """Return the evidence, and the line of the user's code that holds the step up where one is known."""
+    def evidence_with_line(self, profile: Profile, causes: tuple[Cause, ...]) -> tuple[str, ...]:
+        """Return the evidence, and the line of the user's code that holds much of the wait where one does."""
         wait = {Bottleneck.INPUT: "input", Bottleneck.HOST: "stall"}.get(self.bottleneck)
         lines = profile.activity.lines.get(wait, ()) if profile.activity and wait else ()
-        return (*self.evidence, f"mostly in {lines[0].shown}") if lines else self.evidence
+        share = next((cause.share for cause in causes if cause.bottleneck == self.bottleneck), 0.0)
+        wait_ms = share * (profile.mean_step_ms or 0.0)
+        if not lines or lines[0].ms < LEAST_LINE_SHARE * wait_ms:
+            return self.evidence
+        much = "mostly" if lines[0].ms >= 0.5 * wait_ms else f"{show_share(lines[0].ms / wait_ms, 0)} of that"
+        return (*self.evidence, f"{much} in {lines[0].shown}")
 
 
 _WORDS = {
@@ -68,12 +74,14 @@ _PHASE_WORDS = {
     Bottleneck.UNKNOWN: "forward, backward and optimizer; what limits them needs operations with shapes",
 }
 # On a run without an accelerator the processor is the device, and nothing is launched.
-_PROCESSOR_HOST = "in Python, in work outside of the framework, or in calls of operations of microseconds"
+_PROCESSOR_HOST = "in Python or in work outside of the framework"
+_SHORT_CALLS = "in calls of operations of microseconds, which count as computing"
 _HOST = frozenset({Bottleneck.LAUNCH, Bottleneck.HOST})
 _WORK = frozenset({Bottleneck.COMPUTE, Bottleneck.MEMORY_BW, Bottleneck.UNKNOWN})
 # Arithmetic dominates these; the others move more bytes than they compute.
 _ARITHMETIC = {"gemm": "matrix products", "convolution": "convolutions", "attention": "attention"}
 LEAST_SHARE = 0.0005
+LEAST_LINE_SHARE = 0.2  # of a wait, that a line of code holds at least where it is named
 _KNOWN_SHARE = 0.5
 
 
@@ -99,9 +107,9 @@ def work_of(profile: Profile, operations: tuple[Operation, ...], limits: Limits)
     counted_ms = sum(op.ms or 0.0 for op in counted)
     calls_ms = 0.0
     if not _has_launches(profile):
-        short = [op for op in counted if (op.mean_ms or limits.short_call_us) * 1000.0 < limits.short_call_us]
-        calls_ms = sum(op.ms or 0.0 for op in short)
-        counted = [op for op in counted if op not in short]
+        is_short = [(op.mean_ms or limits.short_call_us) * 1000.0 < limits.short_call_us for op in counted]
+        calls_ms = sum(op.ms or 0.0 for op in compress(counted, is_short))
+        counted = [op for op, short in zip(counted, is_short, strict=True) if not short]
         counted_ms -= calls_ms
         arithmetic_ms = sum(op.ms or 0.0 for op in counted if _is_arithmetic(op) or is_slow(op, limits))
     else:
@@ -116,7 +124,8 @@ def work_of(profile: Profile, operations: tuple[Operation, ...], limits: Limits)
     certain_ms = sum(
         op.ms or 0.0
         for op in counted
-        if _is_arithmetic(op) and (not _has_launches(profile) or has_many_rows(op, limits))
+        if (_is_arithmetic(op) and has_many_rows(op, limits))
+        or (not _has_launches(profile) and (_is_arithmetic(op) or is_slow(op, limits)))
     )
     drawn_ms = sum(op.ms or 0.0 for op in counted if _is_random(op))
     named_words = " and ".join(
@@ -174,6 +183,13 @@ def rank_causes(profile: Profile, times: RunTimes, ledger: Ledger | None, work: 
             words[Bottleneck.UNKNOWN] = _WORK_OR_IDLE
         if not _has_launches(profile):
             words[Bottleneck.HOST] = _PROCESSOR_HOST
+            calls = (ledger.compute or 0.0) * work.calls_share
+            between = shares[Bottleneck.HOST] - calls
+            if calls > LEAST_SHARE:
+                words[Bottleneck.HOST] = (
+                    f"on calls rather than on work: {show_share(between)} {_PROCESSOR_HOST}, "
+                    f"{show_share(calls)} {_SHORT_CALLS}"
+                )
         start = f"the {_computing_part(profile)} spends {{share}} of the step"
     else:
         shares = {
@@ -247,7 +263,9 @@ def bottleneck_of_ledger(
         waits = sorted(waits, key=lambda cause: cause.bottleneck not in _HOST)
     longest, unexplained = max([of_host, *shares.values()]), ledger.unattributed or 0.0
     compute = (ledger.compute or 0.0) * (1.0 - work.calls_share)
-    least = max(limits.device_wait_share, limits.wait_over_work * compute)
+    # On a processor what the profiler itself takes lies between the operations as well.
+    over_work = limits.wait_over_work * (1.0 if _has_launches(profile) else 2.0)
+    least = max(limits.device_wait_share, over_work * compute)
     if max(longest, unexplained) < least:
         if compute > limits.busy_share:
             return busy_verdict(profile, compute, work)

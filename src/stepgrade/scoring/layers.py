@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from msgspec import Struct
@@ -17,6 +18,8 @@ from stepgrade.statistics import median, median_and_spread
 from stepgrade.units import show_ratio
 
 Direction = Literal["forward", "backward"]
+
+_SINGLE_PRODUCT = re.compile(r"(Lazy)?(Linear|Bilinear|Conv(Transpose)?[123]d|Embedding(Bag)?)_\d+$")
 
 
 class SlowLayer(Struct, frozen=True, kw_only=True):
@@ -131,6 +134,10 @@ def is_always_slow(profile: Profile, number: int, direction: Direction, limits: 
 
     A processor's times are disturbed so often that one or two steps prove nothing.
     """
+    # Single products are of any size: the first and the last of a model are larger than those between.
+    name = next((layer.name for layer in profile.layers if layer.layer == number), None)
+    if name is not None and _SINGLE_PRODUCT.match(name):
+        return False
     # What calls other operations than most layers do is another kind of layer, not a slow one.
     names = {layer.layer: set(layer.ops_total_ms) for layer in profile.layers}
     shared = [

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from stepgrade.compare.fingerprint import differences, digest_of
 from stepgrade.errors import BadHistory, BadOption, did_you_mean
+from stepgrade.files import MODES
 from stepgrade.memory import default_limit
 from stepgrade.model import Fingerprint
 from stepgrade.model.comparison import METRICS
@@ -289,12 +290,21 @@ class History:
                     yield {**msgspec.to_builtins(row), "card": cards[row.id].to_dict()}
 
 
-def open_history(place: str | None = None, *, create: bool = True, max_memory: int | None = None) -> History:
+def open_history(
+    place: str | None = None,
+    *,
+    create: bool = True,
+    max_memory: int | None = None,
+    readable_by: str = "owner",
+) -> History:
     """Open the history at a path or a postgresql:// URL.
 
     The default is what STEPGRADE_HISTORY names, else .stepgrade/history.db in this directory. `max_memory` is
-    how many bytes the runs that are read at once may take, by default a quarter of the machine's.
+    how many bytes the runs that are read at once may take, by default a quarter of the machine's. A file that
+    is new may be read and written by its `readable_by`, owner, group or all, as far as the umask allows.
     """
+    if readable_by not in MODES:
+        raise BadOption(f"must be one of {', '.join(MODES)}", field="readable_by")
     url, name = place_of(place)
     if url is not None:
         from stepgrade.store.postgres import PostgresDatabase  # noqa: PLC0415  an extra
@@ -302,7 +312,7 @@ def open_history(place: str | None = None, *, create: bool = True, max_memory: i
         return History(PostgresDatabase(url, name), max_memory)
     from stepgrade.store.sqlite import SqliteDatabase  # noqa: PLC0415  not needed for a server
 
-    return History(SqliteDatabase(name, create=create), max_memory)
+    return History(SqliteDatabase(name, create=create, new_mode=MODES[readable_by]), max_memory)
 
 
 def _values(run: NewRun, digest: str) -> list[object]:

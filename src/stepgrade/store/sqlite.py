@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 from stepgrade.errors import BadHistory, NoHistory
+from stepgrade.files import MODES
 from stepgrade.store.database import Row
 from stepgrade.store.migrations import MIGRATIONS
 
@@ -26,6 +27,7 @@ _STEPS_BETWEEN_LOOKS = 100_000
 _LARGEST_VALUE = 64 << 20
 # Marks the file as ours ("sgrd"), so that somebody else's database is not written into.
 APPLICATION_ID = 0x73677264
+_JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")  # at the end of a journal, after the name of another one
 _SCHEMA = "select type, name, tbl_name, sql from sqlite_master where name not like 'sqlite!_%' escape '!'"
 _READ_ONLY_HINT = "name another place for the history, or make the directory writable"
 
@@ -39,12 +41,13 @@ class SqliteDatabase:
         "blob": "blob",
     }
 
-    def __init__(self, path: str, *, create: bool) -> None:
+    def __init__(self, path: str, *, create: bool, new_mode: int = MODES["owner"]) -> None:
         self.name = path
         if create:
-            _make_file(path)
+            _make_file(path, new_mode)
         elif not os.path.isfile(path):  # noqa: PTH113
             raise NoHistory("there is no history here", where=path, hint="stepgrade history add starts one")
+        _check_journal(path)
         try:
             self._connection = sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)
         except sqlite3.Error as error:
@@ -121,6 +124,9 @@ class SqliteDatabase:
             yield
         except (OverflowError, UnicodeError) as error:
             raise BadHistory(f"cannot take this value: {error}", where=self.name) from error
+        except MemoryError as error:  # SQLite says so of sizes that make no sense too
+            problem, hint = _PROBLEMS[sqlite3.SQLITE_NOMEM]
+            raise BadHistory(problem, where=self.name, hint=hint) from error
         except sqlite3.Error as error:
             # The low byte of a code is what it has in common with its kind; Python's own errors have none.
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
@@ -128,10 +134,26 @@ class SqliteDatabase:
             raise BadHistory(problem, where=self.name, hint=hint) from error
 
 
-def _make_file(path: str) -> None:
-    """Make the file and its folder where they are not there, readable by their owner only.
+def _check_journal(path: str) -> None:
+    """Raise BadHistory when the journal beside the file names another one, which SQLite would delete.
 
-    A link that leads nowhere is not followed: what it names was not asked for.
+    Only transactions over several files write such names, and ours are never of more than one.
+    """
+    journal = os.path.realpath(path) + "-journal"
+    end = b""
+    with suppress(OSError, ValueError), open(journal, "rb") as stream:  # noqa: PTH123  pathlib is slow to import
+        stream.seek(-len(_JOURNAL_MAGIC), os.SEEK_END)
+        end = stream.read()
+    if end == _JOURNAL_MAGIC:
+        problem = "has a journal beside it that names another file: no stepgrade wrote it"
+        raise BadHistory(problem, where=path, hint=f"remove {journal} if you do not know it")
+
+
+def _make_file(path: str, mode: int) -> None:
+    """Make the file and its folder where they are not there, with that mode as far as the umask allows.
+
+    SQLite gives its own files beside it the same. A link that leads nowhere is not followed: what it names
+    was not asked for.
     """
     folder = os.path.dirname(path) or "."  # noqa: PTH120
     try:
@@ -142,7 +164,7 @@ def _make_file(path: str) -> None:
     except ValueError as error:
         raise BadHistory(f"is no name of a file: {error}", where=path) from error
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode))
     except FileExistsError as error:
         if not os.path.exists(path):  # noqa: PTH110
             raise BadHistory("is a link to a file that is not there", where=path) from error
@@ -163,12 +185,11 @@ def _schema_of(version: int) -> set[Row]:
 
 _KEPT = "runs that were saved before are still there"
 _LOCKED = (f"is locked by another process for more than {WAIT_S:.0f} s", "try again later")
+_RESTORE = "restore a copy, or save what can be read with `sqlite3 FILE .recover`"
 _PROBLEMS = {
     sqlite3.SQLITE_NOTADB: ("is not a history: no file of SQLite", "name another file"),
-    sqlite3.SQLITE_CORRUPT: (
-        "is damaged: parts of the file make no sense",
-        "restore a copy, or save what can be read with `sqlite3 FILE .recover`",
-    ),
+    sqlite3.SQLITE_CORRUPT: ("is damaged: parts of the file make no sense", _RESTORE),
+    sqlite3.SQLITE_NOMEM: ("is damaged, or asks for more memory than there is", _RESTORE),
     sqlite3.SQLITE_FULL: ("the disk is full: the run was not saved", _KEPT),
     sqlite3.SQLITE_IOERR: ("cannot be written (disk full, quota or I/O error): the run was not saved", _KEPT),
     sqlite3.SQLITE_READONLY: ("cannot be written: the file or its directory is read-only", _READ_ONLY_HINT),

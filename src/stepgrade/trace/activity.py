@@ -58,6 +58,7 @@ SETS_UP = re.compile(
     r"|^(cuda|hip)Free$",
 )
 SETUP_NS, FEW_CALLS = 5_000_000, 20
+WAITS_WITH_LINES = 50
 # Runtimes whose events have categories of their own, and how the calls of others begin.
 _OWN_CATEGORIES = ("mtia", "xpu", "hpu")
 _PLATFORMS = (
@@ -168,16 +169,12 @@ def startup_ms(timeline: Timeline, steps: int) -> float:
     if ledger is None or not len(rows):
         return 0.0
     # What is as slow every time, as freeing memory can be, is no start.
-    usual = {
-        name: float(np.median(calls.dur_ns[calls.name == name]))
-        for name in distinct(calls.name[rows]).tolist()
-    }
-    count = {name: int((calls.name == name).sum()) for name in usual}
-    rare = [
-        row
-        for row in rows.tolist()
-        if count[int(calls.name[row])] <= FEW_CALLS or calls.dur_ns[row] > 50 * usual[int(calls.name[row])]
-    ]
+    by_length = np.lexsort((calls.dur_ns, calls.name))
+    name = calls.name[by_length]
+    first, after = (np.searchsorted(name, calls.name[rows], side=side) for side in ("left", "right"))
+    dur_ns = calls.dur_ns.astype(np.float64)
+    usual = (dur_ns[by_length[(first + after - 1) // 2]] + dur_ns[by_length[(first + after) // 2]]) / 2
+    rare = rows[(after - first <= FEW_CALLS) | (dur_ns[rows] > 50 * usual)]
     spans = iv.union(calls.start_ns[rare], (calls.start_ns + calls.dur_ns)[rare])
     idle = iv.merge(ledger.idle_host, ledger.idle_sync, ledger.unattributed)
     return _steady_ms(timeline, iv.intersect(spans, idle), steps)
@@ -220,14 +217,17 @@ def as_recorded(timeline: Timeline, spans: iv.Spans) -> iv.Spans:
     what it did at its start.
     """
     windows, steps = timeline.windows, timeline.steps
-    if windows.on_device:
-        for index in np.flatnonzero(~windows.end_known & (windows.dur_ns > 0)).tolist():
-            start, end = int(steps.start_ns[index]), int(steps.end_ns[index])
-            after = iv.clip(spans, end, max(end, int(windows.end_ns[index])))
-            spans = iv.merge(
-                iv.subtract(spans, after), iv.Spans(after.starts - (end - start), after.ends - (end - start))
-            )
-    return spans
+    moving = np.flatnonzero(~windows.end_known & (windows.dur_ns > 0))
+    if not windows.on_device or not len(moving):
+        return spans
+    end = np.maximum.accumulate(windows.end_ns[moving])
+    # Steps may end on the host before the device has ended the ones before: each has the time after those.
+    start = np.maximum(steps.end_ns[moving], np.append(steps.end_ns[moving[:1]], end[:-1]))
+    which, other = iv.overlaps(spans, start, end)
+    back = (steps.end_ns - steps.start_ns)[moving[which]]
+    starts, ends = np.maximum(spans.starts[other], start[which]), np.minimum(spans.ends[other], end[which])
+    kept = iv.subtract(spans, iv.union(starts, ends))
+    return iv.merge(kept, iv.union(starts - back, ends - back))
 
 
 def stall_ns(timeline: Timeline) -> float:
@@ -381,11 +381,17 @@ def tally_waits(timeline: Timeline, frames: LoopFrames, steps: int) -> tuple[Wai
     total = np.bincount(which, weights=calls.dur_ns[rows])
     idle = np.bincount(which, weights=_idle_after(timeline, rows))
     found = []
-    for place, (value, count, ns, idle_ns) in enumerate(
-        zip(values.tolist(), counts.tolist(), total.tolist(), idle.tolist(), strict=True)
-    ):
-        alike = rows[which == place]
-        lines = frames.lines_at(calls.start_ns[alike], calls.dur_ns[alike].astype(np.int64), steps)
+    # Only the longest are looked up in the user's code: nobody reads the lines of thousands.
+    is_long = np.zeros(len(values), np.bool_)
+    is_long[np.argsort(-total, kind="stable")[:WAITS_WITH_LINES]] = True
+    by_value = rows[np.argsort(which, kind="stable")]
+    ends = np.cumsum(counts)
+    columns = (values, counts, total, idle, ends, is_long)
+    for value, count, ns, idle_ns, end, looked_up in zip(*(each.tolist() for each in columns), strict=True):
+        lines: tuple[HostLine, ...] = ()
+        if looked_up:
+            alike = by_value[end - count : end]
+            lines = frames.lines_at(calls.start_ns[alike], calls.dur_ns[alike].astype(np.int64), steps)
         pair, direction = divmod(value, len(_DIRECTIONS))
         call, caller = divmod(pair, width)
         found.append(

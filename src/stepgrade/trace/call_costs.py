@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from stepgrade.model.columns import among, distinct, groups
+from stepgrade.model.columns import among, groups
 from stepgrade.model.events import Ids, Longs
 from stepgrade.naming.torch_names import Mask, classes_of
 from stepgrade.naming.work_class import MATMULS
@@ -125,20 +125,30 @@ def _give_by_results(timeline: Timeline, costs: CallCosts, ops: NDArray[np.intp]
     """
     table, inputs = timeline.trace.ops, timeline.trace.inputs
     ends: Longs = table.start_ns[ops] + table.dur_ns[ops]
-    for thread in distinct(table.thread[ops]).tolist():
-        others = np.flatnonzero((table.thread == thread) & (table.inputs >= 0))
-        others = others[np.lexsort((table.inputs[others], table.start_ns[others]))]
-        wanting = np.flatnonzero(table.thread[ops] == thread)
-        after = np.searchsorted(table.start_ns[others], ends[wanting])
-        for step in range(_MOST_BETWEEN):
-            near = after + step < len(others)
-            wanting, after = wanting[near], after[near]
-            takers = others[after + step]
-            pairs, which = _pairs(table.inputs[ops[wanting]], table.inputs[takers])
-            found = [cost_of_result(inputs[own], inputs[taker]) for own, taker in pairs]
-            known = np.array([cost is not UNKNOWN for cost in found], np.bool_)[which]
-            costs.give(ops[wanting[known]], found, which[known])
-            wanting, after = wanting[~known], after[~known]
+    others = np.flatnonzero(table.inputs >= 0)
+    others = others[np.lexsort((table.inputs[others], table.start_ns[others], table.thread[others]))]
+    wanting = np.arange(len(ops))
+    # Where in the order of threads and times each of them ends; the ends sort before what starts then.
+    order = np.lexsort(
+        (
+            np.repeat([1, 0], [len(others), len(ops)]),
+            np.append(table.start_ns[others], ends),
+            np.append(table.thread[others], table.thread[ops]),
+        )
+    )
+    place = np.empty(len(order), np.intp)
+    place[order] = np.cumsum(order < len(others))
+    after = place[len(others) :]
+    for step in range(_MOST_BETWEEN):
+        near = after + step < len(others)
+        near[near] = table.thread[others[after[near] + step]] == table.thread[ops[wanting[near]]]
+        wanting, after = wanting[near], after[near]
+        takers = others[after + step]
+        pairs, which = _pairs(table.inputs[ops[wanting]], table.inputs[takers])
+        found = [cost_of_result(inputs[own], inputs[taker]) for own, taker in pairs]
+        known = np.array([cost is not UNKNOWN for cost in found], np.bool_)[which]
+        costs.give(ops[wanting[known]], found, which[known])
+        wanting, after = wanting[~known], after[~known]
 
 
 def _give_from_around(

@@ -22,6 +22,7 @@ NORM_BACKWARD_FLOPS_PER_ELEMENT = 8
 # What decoding a stranger's text may raise: no JSON, no UTF-8, nested too deep.
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 Dims = tuple[int, ...]
+_MOST_TENSORS = 64  # of a compiler's kernel, among which the factors of its product are looked for
 _ITEM_BYTES = {
     name: size
     for size, names in (
@@ -208,7 +209,7 @@ def grouped_cost(shapes: Shapes) -> Cost:
 
 def template_cost(shapes: Shapes) -> Cost:
     """Return the cost of a compiler's product: two of its tensors are multiplied into a later one."""
-    tensors = [dims for dims in shapes.dims if dims and len(dims) in (2, 3)]
+    tensors = [dims for dims in shapes.dims if dims and len(dims) in (2, 3)][:_MOST_TENSORS]
     for place, left in enumerate(tensors):
         for right in tensors[place + 1 :]:
             made = (*left[:-1], right[-1])

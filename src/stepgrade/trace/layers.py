@@ -60,6 +60,7 @@ USUAL_BLOCKS = 0.75  # of the blocks, at least, are not slow
 KINDS_OF_WORK = 3  # that blocks share, for a slow one to be known as one of them
 LONGEST_SEQUENCE = 4000
 SEQUENCES = 1 << 40
+MOST_SAMPLES = 4  # for each piece of work: a block of a model has some in every step
 MOST_THREADS = 32  # that may have made the nodes of one forward thread; a run has one or two
 NO_NODE, UNMADE = -2, -3
 
@@ -98,7 +99,8 @@ class Frames(NamedTuple):
     kind: list[str]
     own_ns: Longs  # device time launched in it and in no frame inside it, in the steady steps
     work_frame: Ids  # of each piece of that time, in order: the frame
-    work_class: Kinds  # and the kind of work
+    work_places: dict[int, Longs]  # and where in that order each kind of work stands
+    by_parent: Ids  # the frames in the order of their parents
 
 
 _WEIGHTED = (WorkClass.GEMM, WorkClass.CONVOLUTION, WorkClass.ATTENTION)
@@ -126,16 +128,21 @@ def find_layers(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Layers:
         np.bincount(block[inside], weights=pieces.dur_ns[inside], minlength=len(blocks.names)).tolist()
         for inside in (chosen & (block >= 0) for chosen in (forward, backward, recompute))
     )
-    # The time of each block in each steady step: a block that is slow once is not a slow one.
+    # The time of each block in each steady step: a block that is slow once is not a slow one. Thousands of
+    # blocks that run in few of thousands of steps have none: they are no layers of one model.
     place = np.cumsum(timeline.windows.steady) - 1
     count = int(timeline.windows.steady.sum())
+    if len(blocks.names) * count > MOST_SAMPLES * len(block):
+        count = 0
     samples = [
         np.bincount(
             block[inside].astype(np.int64) * count + place[pieces.step[inside]],
             weights=pieces.dur_ns[inside],
             minlength=len(blocks.names) * count,
-        ).reshape(-1, max(count, 1))
+        ).reshape(-1, count)
         * scale
+        if count
+        else np.zeros((len(blocks.names), 0))
         for inside in (chosen & (block >= 0) for chosen in (forward, backward))
     ]
     # The time of each operation in each block.
@@ -318,7 +325,7 @@ def _find_frames(
     tree = timeline.tree
     rows = np.flatnonzero(is_frame).astype(np.int32)
     if not len(rows):
-        return Frames(rows, rows, [], np.zeros(0, np.int64), rows, np.zeros(0, np.int8))
+        return Frames(rows, rows, [], np.zeros(0, np.int64), rows, {}, rows)
     place = np.full(len(tree.kind), NONE, np.int32)
     place[rows] = np.arange(len(rows), dtype=np.int32)
     around = pick(place, nearest(tree.parent, is_frame))
@@ -329,7 +336,10 @@ def _find_frames(
     kinds = {name: kind_of(timeline.trace.strings[name]) for name in distinct(tree.name[rows]).tolist()}
     names = [kinds[name] for name in tree.name[rows].tolist()]
     parent = pick(around, tree.parent[rows])
-    return Frames(rows, parent, names, own, frame[inside], pieces.work_class[inside])
+    done = pieces.work_class[inside]
+    places = {number: np.flatnonzero(done == number) for number in distinct(done).tolist()}
+    by_parent = np.argsort(parent, kind="stable").astype(np.int32)
+    return Frames(rows, parent, names, own, frame[inside], places, by_parent)
 
 
 class _Kind(NamedTuple):
@@ -434,13 +444,17 @@ def _differ_by_slow_ones(
     frames_inside = np.bincount(which, weights=last[outer] - outer) / np.bincount(which)
     if (frames_inside[slow] > 2 * frames_inside[~slow].max() + 1).any():
         return False
-    starts, ends = (np.searchsorted(frames.work_frame, edge) for edge in (outer, last[outer] + 1))
-    work: list[set[int]] = [set() for _ in held]
-    for instance, start, end in zip(which.tolist(), starts.tolist(), ends.tolist(), strict=True):
-        work[instance].update(frames.work_class[start:end].tolist())
-    common = set.intersection(*(work[instance] for instance in np.flatnonzero(~slow).tolist()))
-    common -= {WorkClass.COPY, WorkClass.OTHER}  # all modules do these
-    return len(common) >= KINDS_OF_WORK and all(common <= done for done in work)
+    edges = [np.searchsorted(frames.work_frame, edge) for edge in (outer, last[outer] + 1)]
+    common = 0  # kinds of work that all do
+    for work_class, places in frames.work_places.items():
+        if work_class in (WorkClass.COPY, WorkClass.OTHER):  # all modules do these
+            continue
+        starts, ends = (np.searchsorted(places, edge) for edge in edges)
+        does = np.bincount(which, weights=ends > starts, minlength=len(held)) > 0
+        if does[~slow].all() and not does[slow].all():
+            return False
+        common += bool(does.all())
+    return common >= KINDS_OF_WORK
 
 
 def _are_built_alike(
@@ -450,12 +464,14 @@ def _are_built_alike(
     most = np.sort(held)[: len(held) // 2 + 1]
     if len(most) < FEWEST_BLOCKS or not most.any() or not _are_of_one_size(most):
         return False
-    instance = np.full(len(frames.row), NONE, np.int32)
-    instance[outer] = which
-    holder = pick(instance, frames.parent)
+    starts, ends = (
+        np.searchsorted(frames.parent, outer, side=side, sorter=frames.by_parent)
+        for side in ("left", "right")
+    )
     parts: dict[int, dict[int, str]] = {}
-    for place in np.flatnonzero(holder >= 0).tolist():
-        parts.setdefault(int(holder[place]), {})[int(names[place])] = frames.kind[place]
+    for instance, start, end in zip(which.tolist(), starts.tolist(), ends.tolist(), strict=True):
+        for place in frames.by_parent[start:end].tolist():
+            parts.setdefault(instance, {})[int(names[place])] = frames.kind[place]
     builds = {tuple(sorted(kinds.values())) for kinds in parts.values()}
     # What wraps a single module says nothing of it.
     return len(parts) == len(distinct(which)) and len(builds) == 1 and len(builds.pop()) > 1

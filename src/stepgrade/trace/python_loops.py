@@ -48,8 +48,11 @@ def find_turns(names: Ids, starts: Longs) -> Turns:
                 found.append((first, last, period))
     # A turn repeated twice is one of twice the length as well: the shorter one says it.
     kept: list[tuple[int, int, int]] = []
+    taken = np.zeros(len(names), np.bool_)
     for first, last, period in sorted(found, key=lambda turn: (turn[0] - turn[1], turn[2])):
-        if all(last < other[0] or first > other[1] for other in kept):
+        # None that is kept is shorter: one that overlaps this stretch holds its first or its last place.
+        if not (taken[first] or taken[last]):
+            taken[first : last + 1] = True
             kept.append((first, last, period))
     columns = np.array(kept, np.int64).reshape(-1, 3).T
     return Turns(*columns)

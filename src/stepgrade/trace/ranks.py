@@ -323,7 +323,7 @@ def _mean_samples(
     if len({profile.steps for profile in profiles}) != 1:
         return {}
     sums: dict[str, list[float]] = {}
-    for part in (part for parts in of_ranks for part in parts):
+    for part in (part for parts in of_ranks for part in parts if part.samples_ms):
         row = sums.setdefault(part.name, [0.0] * (profiles[0].steps or 0))
         for place, ms in enumerate(part.samples_ms):
             row[place] += ms / len(profiles)

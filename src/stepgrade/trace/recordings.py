@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from msgspec import structs
 
@@ -11,6 +12,9 @@ from stepgrade.trace.activity import merge_activities
 from stepgrade.trace.ledger import add_ledgers
 from stepgrade.trace.quality import by_weight
 from stepgrade.trace.ranks import RankProfile, RankStep, merge_notes
+
+_FEW_RECORDINGS = 4  # a part that fewer than one in so many have has no times by step
+Part = TypeVar("Part", PhaseTime, OpTime)
 
 
 def join_recordings(ranks: Sequence[RankProfile]) -> list[RankProfile]:
@@ -26,10 +30,14 @@ def _join(parts: Sequence[RankProfile]) -> RankProfile:
     first = min(rank.base_ns or 0 for rank in parts)
     parts = sorted(parts, key=lambda rank: rank.base_ns or 0)
     steps: list[RankStep] = []
+    taken: set[int] = set()
+    highest = -1
     for rank in parts:
         # Steps without marks are counted from 0 in each recording.
-        again = bool({step.number for step in rank.steps} & {step.number for step in steps})
-        offset = max((step.number for step in steps), default=-1) + 1 if again else 0
+        numbers = [step.number for step in rank.steps]
+        offset = highest + 1 if not taken.isdisjoint(numbers) else 0
+        taken.update(number + offset for number in numbers)
+        highest = max((number + offset for number in numbers if number + offset > highest), default=highest)
         shift = (rank.base_ns or 0) - first
         steps += [
             structs.replace(step, number=step.number + offset, start_ns=step.start_ns + shift)
@@ -62,7 +70,7 @@ def _join_profiles(profiles: Sequence[Profile], files: tuple[str, ...]) -> Profi
         phases=_join_phases(profiles, steps),
         layers=_join_layers(profiles),
         operations=_join_operations(profiles, files),
-        typical_step=_in_files(first.typical_step, first, files),
+        typical_step=_in_files(first.typical_step, first, _places(files)),
         launches_per_step=sum(per_step) / steps or None if steps else None,
         ledger=add_ledgers(ledgers) if ledgers else None,
         matmul_flops=sum(f or 0.0 for f in flops) if None not in flops else None,
@@ -74,26 +82,42 @@ def _join_profiles(profiles: Sequence[Profile], files: tuple[str, ...]) -> Profi
     )
 
 
-def _in_files(span: Span | None, profile: Profile, files: tuple[str, ...]) -> Span | None:
-    return structs.replace(span, file=files.index(profile.source.files[0])) if span else None
+def _places(files: Sequence[str]) -> dict[str, int]:
+    """Return where each file stands, the first time that it does."""
+    return {file: place for place, file in reversed([*enumerate(files)])}
 
 
-def _join_samples(
-    profiles: Sequence[Profile], parts: Sequence[PhaseTime | OpTime | None]
-) -> tuple[float, ...]:
-    """Return the time of a part in each steady step, 0 in those of a recording that does not have it."""
+def _in_files(span: Span | None, profile: Profile, places: dict[str, int]) -> Span | None:
+    return structs.replace(span, file=places[profile.source.files[0]]) if span else None
+
+
+def _by_name(parts: Sequence[Sequence[Part]]) -> dict[str, dict[int, Part]]:
+    """Return the recordings' parts of each name, by the place of the recording."""
+    found: dict[str, dict[int, Part]] = {}
+    for place, of_one in enumerate(parts):
+        for part in of_one:
+            found.setdefault(part.name, {})[place] = part
+    return found
+
+
+def _join_samples(profiles: Sequence[Profile], parts: Mapping[int, Part]) -> tuple[float, ...]:
+    """Return the time of a part in each steady step, 0 in those of a recording that does not have it.
+
+    What is in few of many recordings has none: a part of its own in each would take their square.
+    """
+    if len(parts) * _FEW_RECORDINGS < len(profiles):
+        return ()
     samples: list[float] = []
-    for profile, part in zip(profiles, parts, strict=True):
-        samples += part.samples_ms if part is not None else [0.0] * (profile.steps or 0)
+    for place, profile in enumerate(profiles):
+        samples += parts[place].samples_ms if place in parts else [0.0] * (profile.steps or 0)
     return tuple(samples)
 
 
 def _join_phases(profiles: Sequence[Profile], steps: int) -> tuple[PhaseTime, ...]:
-    by_name = [{phase.name: phase for phase in profile.phases} for profile in profiles]
     joined = []
-    for name in dict.fromkeys(phase.name for profile in profiles for phase in profile.phases):
-        total_ms = sum((phases[name].total_ms or 0.0) for phases in by_name if name in phases)
-        samples_ms = _join_samples(profiles, [phases.get(name) for phases in by_name])
+    for name, phases in _by_name([profile.phases for profile in profiles]).items():
+        total_ms = sum(phase.total_ms or 0.0 for phase in phases.values())
+        samples_ms = _join_samples(profiles, phases)
         joined.append(
             PhaseTime(
                 name=name, total_ms=total_ms, per_step_ms=total_ms / max(steps, 1), samples_ms=samples_ms
@@ -126,16 +150,12 @@ def _join_layers(profiles: Sequence[Profile]) -> tuple[LayerTime, ...]:
 
 
 def _join_operations(profiles: Sequence[Profile], files: tuple[str, ...]) -> tuple[OpTime, ...]:
-    by_name = [{op.name: op for op in profile.operations} for profile in profiles]
+    places = _places(files)
     joined = []
-    for name in dict.fromkeys(op.name for profile in profiles for op in profile.operations):
-        alike = [ops[name] for ops in by_name if name in ops]
+    for ops in _by_name([profile.operations for profile in profiles]).values():
+        alike = [*ops.values()]
         flops, sizes = [op.flops for op in alike], [op.bytes for op in alike]
-        spans = [
-            _in_files(ops[name].longest, p, files)
-            for ops, p in zip(by_name, profiles, strict=True)
-            if name in ops
-        ]
+        spans = [_in_files(op.longest, profiles[place], places) for place, op in ops.items()]
         joined.append(
             structs.replace(
                 alike[0],
@@ -144,7 +164,7 @@ def _join_operations(profiles: Sequence[Profile], files: tuple[str, ...]) -> tup
                 flops=sum(f or 0.0 for f in flops) if None not in flops else None,
                 bytes=sum(size or 0.0 for size in sizes) if None not in sizes else None,
                 longest=max((span for span in spans if span), key=lambda span: span.dur_ns, default=None),
-                samples_ms=_join_samples(profiles, [ops.get(name) for ops in by_name]),
+                samples_ms=_join_samples(profiles, ops),
             )
         )
     return tuple(sorted(joined, key=lambda op: (-op.total_ms, op.name)))

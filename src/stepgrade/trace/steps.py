@@ -53,7 +53,12 @@ _ONCE_A_PASS = re.compile(
 )
 
 
+# Of these no layer has one: where a round does, the rounds are whole passes.
+_WHOLE_PASS = re.compile(
+    r"^aten::(adaptive_avg_pool\w*|cross_entropy_loss|nll_loss\w*|mse_loss|log_softmax|argmax)$"
+)
 SHORTEST_ROUND = 4  # operations
+SHORTEST_LOOP = 2  # of one that does what a model does once in a pass
 _ALL_PERIODS = 4000  # the longest sequence in which every period is tried
 _PERIODS_TRIED = 100
 _RANGES_TRIED = 50
@@ -270,13 +275,16 @@ def _from_operations(trace: Trace, tree: HostTree, links: Links, thread: int) ->
     ops = trace.ops
     rows = np.flatnonzero(outermost_operations(tree) & (ops.thread == thread))
     names = ops.name[rows]
-    found = longest_repetition(names)
+    found = longest_repetition(names, SHORTEST_LOOP)
+    if found is not None and found[1] < SHORTEST_ROUND and not _is_pass(trace, names, found, _ONCE_A_PASS):
+        found = longest_repetition(names)
     if found is None:
         return None
     start, period, length = found
-    is_whole = start == 0 and length == len(names)
-    once = named(trace.strings, names[start : start + period], _ONCE_A_PASS)
-    if length < REPEATED_SHARE * len(names) or not (is_whole or once.any()):
+    is_whole = start == 0 and length == len(names) and length % period == 0
+    # What comes before the loop, making the model for one, is not of its rounds.
+    least = 0.5 if _is_pass(trace, names, found, _WHOLE_PASS) else REPEATED_SHARE
+    if length < least * len(names) or not (is_whole or _is_pass(trace, names, found, _ONCE_A_PASS)):
         return None
     # Rounds are counted from the end that the repetition shares with the loop.
     first = start + length % period if start > 0 and start + length == len(names) else start
@@ -296,13 +304,19 @@ def _from_operations(trace: Trace, tree: HostTree, links: Links, thread: int) ->
     return _chain(StepBasis.OPERATIONS, edges, thread)
 
 
-def longest_repetition(names: Ids) -> tuple[int, int, int] | None:
+def _is_pass(trace: Trace, names: Ids, found: tuple[int, int, int], pattern: re.Pattern[str]) -> bool:
+    """Tell whether a round of the repetition holds what a model does once in a pass."""
+    start, period, _ = found
+    return bool(named(trace.strings, names[start : start + period], pattern).any())
+
+
+def longest_repetition(names: Ids, shortest: int = SHORTEST_ROUND) -> tuple[int, int, int] | None:
     """Return where the longest stretch that repeats itself starts, its period and its length; None without.
 
     Of several periods the shortest whose stretch is nearly as long as any counts, for twice a period is one
     as well. In a long sequence only the usual distances between two of a name that is seldom are tried.
     """
-    periods = np.arange(SHORTEST_ROUND, len(names) // 2 + 1)
+    periods = np.arange(shortest, len(names) // 2 + 1)
     if len(names) > _ALL_PERIODS:
         order = np.argsort(names, kind="stable")
         near = names[order][1:] == names[order][:-1]
@@ -310,7 +324,7 @@ def longest_repetition(names: Ids) -> tuple[int, int, int] | None:
         rare = values[np.argsort(count, kind="stable")][: len(values) // 2 + 1]
         distances, _, times = groups(np.diff(order)[near & among(names[order][1:], rare)])
         periods = np.sort(distances[np.argsort(-times, kind="stable")][:_PERIODS_TRIED])
-        periods = periods[(periods >= SHORTEST_ROUND) & (periods <= len(names) // 2)]
+        periods = periods[(periods >= shortest) & (periods <= len(names) // 2)]
     found = []
     for period in periods.tolist():
         breaks = np.flatnonzero(np.append(names[:-period] != names[period:], True))

@@ -23,6 +23,7 @@ from stepgrade.model.events import (
 from stepgrade.naming.torch_names import (
     BACKWARD,
     COMMUNICATION_RANGE,
+    DEVICE_OP,
     INPUT,
     LAUNCH_CALL,
     OPTIMIZER,
@@ -100,7 +101,8 @@ def build_timeline(trace: Trace) -> Timeline:
         names = (trace.strings[name] for name in trace.ranges.name[collectives].tolist())
         nccl = any(name.startswith("nccl:") for name in names)
         launches = named(trace.strings, trace.calls.name, LAUNCH_CALL).any()
-        driver = Driver.UNSEEN if launches or nccl else Driver.HOST
+        on_device = named(trace.strings, trace.ops.name, DEVICE_OP).any()
+        driver = Driver.UNSEEN if launches or nccl or on_device else Driver.HOST
     # Each row of the tree lies in what its own name and those of the rows above it say.
     bits = np.zeros(max(len(trace.strings), 1), np.int8)
     for pattern, bit in ((INPUT, IN_INPUT), (BACKWARD, IN_BACKWARD), (OPTIMIZER, IN_OPTIMIZER)):

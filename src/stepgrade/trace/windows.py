@@ -12,7 +12,7 @@ in the trace: it is shown up to the end of its last work, or of its step on the 
 not steady. Where no step's end is known, as in a trace of one step, these are all there is; each then begins
 where the host begins it, unless the device still has earlier work to do. If some step launched nothing, the
 device does not show where steps begin and host windows are used. A trace without steps is one window, from
-the first work to the end of the last.
+the first work, or from the wait for its batch, to the end of the last.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from stepgrade.model.columns import among, distinct
 from stepgrade.model.events import NONE, DeviceEvent, DeviceWork, Ids, Longs, Trace
-from stepgrade.naming.torch_names import Mask
+from stepgrade.naming.torch_names import LOADER, Mask, named
 from stepgrade.trace import intervals as iv
 from stepgrade.trace.links import Links
 from stepgrade.trace.steps import HostSteps, StepBasis, steps_of
@@ -125,7 +125,8 @@ def find_windows(trace: Trace, attribution: Attribution, steps: HostSteps, chose
     used = int(filled[-1]) + 1 if len(filled) else 0
     if steps.basis is StepBasis.SPAN and chosen.any():
         start = work.start_ns[chosen]
-        first, last = start.min(), (start + work.dur_ns[chosen]).max()
+        waits = trace.ranges.start_ns[named(trace.strings, trace.ranges.name, LOADER)]
+        first, last = np.append(waits, start).min(), (start + work.dur_ns[chosen]).max()
         known = np.ones(1, np.bool_)
         return _marked(np.array([first]), np.array([last]), known, np.array([len(start)]), on_device=True)
     if not used:
@@ -199,12 +200,17 @@ def _marked(start: Longs, end: Longs, known: Mask, amount: Longs, *, on_device: 
         mark[~empty & ~known] = StepMark.OPEN
     full = ended if len(ended) else np.flatnonzero(~empty)
     # What a step of the second half does as well is how the run is, not its warm-up.
-    warm, later = 0, dur[full[len(full) // 2 :]]
+    warm, later = 0, np.sort(dur[full[len(full) // 2 :]])
+    nearest = np.searchsorted(later, dur[full])
     others = _Others(dur, kind, full)
     while (
         warm < len(full) // 2
         and others.is_off(int(full[warm]))
-        and (np.abs(later - dur[full[warm]]) > TOLERANCE * later).all()
+        # Of the later ones the next shorter and the next longer are the most alike.
+        and all(
+            abs(ns - int(dur[full[warm]])) > TOLERANCE * ns
+            for ns in later[max(0, nearest[warm] - 1) : nearest[warm] + 1].tolist()
+        )
     ):
         mark[full[warm]] = StepMark.WARM_UP
         warm += 1

@@ -78,7 +78,11 @@ def hand_written_norm(context: RuleContext) -> Found | None:
 
 
 def unfused_loss(context: RuleContext) -> Found | None:
-    ops = [op for op in context.operations if any(word in op.name for word in _LOSS_WORDS)]
+    ops = [
+        op
+        for op in context.operations
+        if any(word in op.name for word in _LOSS_WORDS) and "binary" not in op.name  # one class each
+    ]
     if not ops or context.is_compiled:
         return None
     share, limits = context.busy_share(sum(op.ms or 0.0 for op in ops)), context.limits

@@ -46,6 +46,12 @@ def unexplained_idle(context: RuleContext) -> Found | None:
 
 def hardly_any_work(context: RuleContext) -> Found | None:
     kernels, busy, limits = context.activity.kernels, context.account("compute"), context.limits
+    step_ms = context.times.typical_ms
+    if context.activity.driver == "host" and step_ms is not None and step_ms < limits.shortest_step_ms:
+        calls = sum(op.calls or 0.0 for op in context.operations)
+        if calls < limits.few_operations:
+            claim = f"A step has {show_count(round(calls))} operations and takes {show_ms(step_ms)}."
+            return Found("warning", claim, {"operations": calls, "step_ms": step_ms})
     if kernels is None or not context.on_device or context.ledger is None:
         return None
     working = busy + context.account("exposed_communication")

@@ -12,6 +12,7 @@ from stepgrade.units import show_count, show_ms, show_share
 
 _ACCOUNT = "idle_input"
 _BECAUSE = "prefetching hides all of it but what the first batch of an epoch takes"
+_WORKERS = "_MultiProcessingDataLoaderIter"
 _ON_MAIN_THREAD = "_SingleProcessDataLoaderIter"
 
 
@@ -31,6 +32,8 @@ def _line(context: RuleContext) -> HostLine | None:
 def input_wait(context: RuleContext) -> Found | None:
     share = _input_share(context)
     claim = f"{show_share(share)} of the step is spent waiting for input."
+    if (context.profile.steps or 2) == 1 and context.activity.loader == _WORKERS:
+        claim += " It is one batch: of the first the wait holds the start of the loader's workers."
     return _levels(context.limits).found(share, claim, {"input_share": share}, line=_line(context))
 
 

@@ -91,6 +91,8 @@ def assemble(tables: Tables, facts: FileFacts) -> list[Trace]:
         tuple(tables.strings),
         tables.categories,
     )
+    if counts[categories.LEGACY_KERNELS]:
+        columns["work"] = _innermost(columns["work"])
     _set_copy_directions(columns["work"], strings)
     # The settings that the events themselves prove.
     evidence = {
@@ -133,6 +135,23 @@ def assemble(tables: Tables, facts: FileFacts) -> list[Trace]:
         by_rank = np.argsort(table["rank"], kind="stable")
         table.update({field: column[by_rank] for field, column in table.items()})
     return [Trace(rank=rank, **(shared | _of_rank(columns, shared, rank))) for rank in ranks]
+
+
+def _innermost(work: Columns) -> Columns:
+    """Return the rows that others inside them do not fill: what is filled is an operation, not a kernel."""
+    order = np.lexsort((-work["dur_ns"], work["start_ns"], work["device"]))
+    ends = (work["start_ns"] + work["dur_ns"]).tolist()
+    starts, devices, lengths = (work[name].tolist() for name in ("start_ns", "device", "dur_ns"))
+    filled = [0] * len(order)
+    around: list[int] = []
+    for row in order.tolist():
+        while around and (devices[around[-1]] != devices[row] or ends[around[-1]] <= starts[row]):
+            around.pop()
+        if around:
+            filled[around[-1]] += lengths[row]
+        around.append(row)
+    kept = np.flatnonzero(2 * np.array(filled) <= work["dur_ns"])
+    return {name: column[kept] for name, column in work.items()}
 
 
 def _models(columns: dict[str, Columns]) -> dict[str, Any]:

@@ -15,6 +15,9 @@ OP_CATEGORIES = ("cpu_op", OPERATOR_CATEGORY)
 # Ours, for what torch_npu writes of Ascend's devices and of their runtime without a category.
 NPU_KERNELS, NPU_CALLS = "npu_kernel", "npu_runtime"
 NPU_LAUNCHES = "async_npu"  # flows from an operation to its kernel, whose id is when that starts
+# The processes of the autograd profiler's own export, where Kineto is not built in.
+LEGACY_HOST, LEGACY_DEVICE = "CPU functions", "CUDA functions"
+LEGACY_KERNELS = "CUDA functions"  # times of operations on the device, one inside the other
 CALL_CATEGORIES = (
     "cuda_runtime",
     "cuda_driver",
@@ -27,7 +30,10 @@ CALL_CATEGORIES = (
     "privateuse1_driver",
     NPU_CALLS,
 )
-KERNEL_CATEGORIES = ("kernel", "Kernel", "concurrent_kernel", "mtia_ccp_events", "hpu_op", NPU_KERNELS)
+KERNEL_CATEGORIES = (
+    *("kernel", "Kernel", "concurrent_kernel", "mtia_ccp_events", "hpu_op"),
+    *(NPU_KERNELS, LEGACY_KERNELS),
+)
 COPY_CATEGORIES = ("gpu_memcpy", "Memcpy")
 MEMSET_CATEGORIES = ("gpu_memset", "Memset")
 ANNOTATION_CATEGORIES = ("user_annotation", OPERATOR_RANGES)
@@ -64,6 +70,7 @@ SEEN_CATEGORIES = (
     }
 )
 
+_AUTOGRAD_NODE = re.compile(r"Backward\d*$|AccumulateGrad$")
 MODULE_PREFIX = "nn.Module: "
 # Before 2022 an annotation was an `Operator` like any other; these are the ones that PyTorch itself makes.
 _ANNOTATION_PREFIXES = (
@@ -96,6 +103,21 @@ def npu_category(name: str, task: object) -> str | None:
     return NPU_KERNELS if is_work else None
 
 
+def uncategorised(name: str, pid: object, task: object) -> str | None:
+    """Return the category of an event that has none; None for what is no work."""
+    return legacy_category(name, pid) or npu_category(name, task)
+
+
+def legacy_category(name: str, pid: object) -> str | None:
+    """Return the category of an event of the autograd profiler, which knows two processes and no categories.
+
+    Its annotations look like operations of before 2022; autograd's nodes have no namespace either.
+    """
+    if pid == LEGACY_HOST:
+        return OP_CATEGORIES[0] if "::" in name or _AUTOGRAD_NODE.search(name) else OPERATOR_RANGES
+    return LEGACY_KERNELS if pid == LEGACY_DEVICE else None
+
+
 def era_name(
     *, is_list: bool, keys: Iterable[str], categories: Iterable[str], text_times: bool, merged: bool
 ) -> str:
@@ -120,6 +142,7 @@ _CATEGORY: Final = re.compile(
     rb'"cat"\s*:\s*"(?:' + b"|".join(re.escape(c.encode()) for c in sorted(USED_CATEGORIES)) + rb')"'
 )
 _NPU: Final = re.compile(rb'"Ascend Hardware"|"torch_to_npu"|"AscendCL@')
+_LEGACY: Final = re.compile(rb'"pid"\s*:\s*"(?:CPU|CUDA) functions"')
 _AIU: Final = re.compile(rb'"TS1"\s*:\s*"\d+"[^}]{0,200}"TS5"\s*:')
 _OTHER: Final = re.compile(rb'"(?:rocprofiler-sdk-tool|highres-ticks)"\s*:')
 
@@ -127,7 +150,7 @@ _OTHER: Final = re.compile(rb'"(?:rocprofiler-sdk-tool|highres-ticks)"\s*:')
 def looks_like_kineto(head: bytes) -> bool:
     """Tell from the first bytes of the text (64 KB are plenty) whether Kineto wrote it."""
     start = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
-    has_category = _CATEGORY.search(head) is not None or _NPU.search(head) is not None
+    has_category = any(sign.search(head) is not None for sign in (_CATEGORY, _NPU, _LEGACY))
     if start == b"[" or has_category:
         return has_category and start in (b"[", b"{")
     key = _KEYS.search(head)

@@ -32,6 +32,9 @@ _EDGE: Final = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|arg
 _ARRAY_END: Final = re.compile(rb'\}\s*\]\s*(?:,\s*"\w[^"\\]*"\s*:|\}\s*$|$)')
 _GAP: Final = re.compile(rb"[\s,\0]*")
 _CONTROL: Final = re.compile(rb"[\x00-\x1f]")
+# What Windows' paths are where the writer did not escape them: no escape of JSON begins so.
+_BARE_BACKSLASH: Final = re.compile(rb'(?<!\\)(?:\\\\)*\\(?!["\\/bfnrtu])')
+_BACKSLASH: Final = re.compile(rb'(\\\\|\\["/]|\\u[0-9a-fA-F]{4})|\\')
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _CLOSE: Final = ord("]")
 _BROKEN: Final = "not valid JSON"
@@ -90,11 +93,17 @@ class ChunkReader:
                     return
             self.tables.add(decode_text_timed(chunk), from_texts)
         except _ODD_VALUES:
-            self.read_pieces(bytes(chunk[1:-1]), offset)
+            text = bytes(chunk[1:-1])
+            if _BARE_BACKSLASH.search(text):
+                self.read(memoryview(b"[" + with_slashes(text) + b"]"), offset)
+            else:
+                self.read_pieces(text, offset)
 
     def read_pieces(self, text: bytes, offset: int) -> None:
         """Add what is intact of `text`; set `end` to the place where the array of events closes in it."""
         events: list[Event] = []
+        if _BARE_BACKSLASH.search(text):
+            text = with_slashes(text)
         pieces = _Pieces(text)
         at = _next_value(text, 0)
         while at < len(text):
@@ -126,6 +135,11 @@ class ChunkReader:
         except DECODE_ERRORS:
             self.losses.add(_BROKEN, offset)
         return None
+
+
+def with_slashes(text: bytes) -> bytes:
+    """Return JSON of the same length in which the backslashes of unescaped paths are slashes."""
+    return _BACKSLASH.sub(lambda found: found[1] or b"/", text)
 
 
 def _next_value(text: bytes, at: int) -> int:

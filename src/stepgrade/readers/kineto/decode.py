@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import Raw, Struct, field
 
 from stepgrade.model.events import NONE, Longs
-from stepgrade.readers.kineto.categories import NPU_LAUNCHES, USED_CATEGORIES, npu_category
+from stepgrade.readers.kineto.categories import NPU_LAUNCHES, USED_CATEGORIES, uncategorised
 
 T = TypeVar("T")
 _NO_TEXT: Final = Raw(b"")
@@ -123,7 +123,8 @@ def repair(loose: LooseEvent) -> Event | None:
         event.cat = ""  # it names a thread, whatever else it says it is
         return event
     is_launch = event.cat == NPU_LAUNCHES and event.ph == "s"
-    if event.cat not in USED_CATEGORIES and not is_launch and not npu_category(event.name, event.args.task):
+    is_known = uncategorised(event.name, event.pid, event.args.task) is not None
+    if event.cat not in USED_CATEGORIES and not is_launch and not is_known:
         return event if event.cat else None
     if event.ph != "X" and not is_launch:
         return None

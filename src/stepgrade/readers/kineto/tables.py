@@ -156,7 +156,7 @@ class Tables:
         if ranges:
             by_category[categories.OPERATOR_RANGES] = ranges
             by_category[categories.OPERATOR_CATEGORY] = operators
-        _sort_npu_events(by_category)
+        _sort_uncategorised(by_category)
         rows = _rows(by_category, LONG_FRAME_US if clock is not from_ns else LONG_FRAME_US * 1000)
         if rows.events:
             columns = self._columns(rows, clock)
@@ -321,10 +321,12 @@ def _length(dur: object) -> float:
     return 0.0
 
 
-def _sort_npu_events(by_category: Sorted) -> None:
-    """Put the events of torch_npu that have no category where they belong; its launches become calls."""
+def _sort_uncategorised(by_category: Sorted) -> None:
+    """Put events that have no category where they belong; the launches of torch_npu become calls."""
     for event in by_category.get("", ()):
-        category = categories.npu_category(event.name, event.args.task) if event.ph == "X" else None
+        if event.ph != "X":
+            continue
+        category = categories.uncategorised(event.name, event.pid, event.args.task)
         if category is not None:
             by_category.setdefault(category, []).append(event)
             if category == categories.NPU_CALLS and isinstance(event.pid, int):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _SESSION = "STEPGRADE_SESSION"
 _PR_SET_PDEATHSIG, _SIGTERM = 1, 15
+_FRAMEWORKS = ("torch", "jax", "tensorflow", "mlx", "paddle", "mindspore")
 
 
 class AfterTorch:
@@ -31,6 +32,8 @@ class AfterTorch:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return the spec of torch, whose loader begins to record after its work; None for other modules."""
+        if name in _FRAMEWORKS:
+            self._leave(f".imported-{name}", "")
         if name != "torch":
             return None
         others = (finder for finder in list(sys.meta_path) if finder is not self)
@@ -58,13 +61,17 @@ class AfterTorch:
 
             record_here(self._session)
         except Exception as error:  # noqa: BLE001  the script must run whatever is wrong with us
-            try:
-                with open(os.path.join(self._session, ".failed"), "w", encoding="utf-8") as said:  # noqa: PTH118, PTH123
-                    said.write(f"{sys.executable}: {error!r}")
-            except OSError:
-                pass
+            self._leave(".failed", f"{sys.executable}: {error!r}")
         finally:
             sys.path[:] = path
+
+    def _leave(self, name: str, text: str) -> None:
+        """Leave word for the parent process; without it the script runs as well."""
+        try:
+            with open(os.path.join(self._session, name), "w", encoding="utf-8") as said:  # noqa: PTH118, PTH123
+                said.write(text)
+        except OSError:
+            pass
 
 
 def _begin() -> None:

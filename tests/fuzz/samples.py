@@ -1,0 +1,371 @@
+"""Sound files of every reader, with stores, configurations and descriptions: what the fuzzer damages.
+
+Every file holds a canary where a stranger's own data can stand. A reader without a row in SAMPLES fails
+`test_registry.py`; with one, its files are fuzzed without more.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import stepgrade as sg
+from stepgrade.store import NewRun, open_history
+from tests.builders import make_step_profile
+from tests.kineto_text import kineto_text
+from tests.trace_builder import Run, make_trace
+
+CANARY = "hf_canaryTOKEN0123456789"
+
+
+@cache
+def traces() -> tuple[bytes, ...]:
+    """Return sound traces: on a device, on a host, of several ranks in one file, of 2021."""
+    texts = []
+    for run in (Run(steps=3, layers=2), Run(steps=2, layers=1)):
+        document = json.loads(kineto_text(make_trace(run)))
+        document["environ"] = {"HF_TOKEN": CANARY}
+        document["traceEvents"][len(document["traceEvents"]) // 2]["args"]["my_secret"] = CANARY
+        texts.append(json.dumps(document, indent=1).encode())
+        host = {
+            **document,
+            "traceEvents": [e for e in document["traceEvents"] if e["cat"] in ("cpu_op", "user_annotation")],
+        }
+        texts.append(json.dumps(host).encode())
+    small = json.loads(texts[2])["traceEvents"]
+    merged = [{**e, "pid": rank, "args": {**e["args"], "rank": rank}} for rank in range(3) for e in small]
+    texts.append(json.dumps({"traceEvents": merged}).encode())
+    texts.append(texts[2].replace(b'"cpu_op"', b'"Operator"').replace(b'"kernel"', b'"Kernel"'))
+    texts.append(json.dumps(small).encode())
+    texts.append(_everything_traced())
+    return tuple(texts)
+
+
+def _everything_traced() -> bytes:
+    """Return a trace with a little of everything that a profiler writes: frames, collectives, memory, flows."""
+    rows: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "python"}},
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "args": {"name": "thread 1 (python)"}},
+    ]
+
+    def add(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> None:
+        rows.append(
+            {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": ts, "dur": dur, "args": args}
+        )
+
+    for number in range(3):
+        at = 1000.0 * number
+        frame = {"Python id": 3 * number + 1, "Python parent id": None, "Python thread": 0}
+        add("user_annotation", f"ProfilerStep#{number}", at, 990)
+        add("python_function", "train.py(12): loop", at + 1, 980, **frame)
+        add(
+            "python_function",
+            "nn.Module: Block_0",
+            at + 20,
+            200,
+            **{"Python id": 3 * number + 2, "Python parent id": 3 * number + 1},
+        )
+        add("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at + 2, 15)
+        add("cpu_op", "aten::to", at + 18, 3, **{"External id": 9})
+        add("cuda_runtime", "cudaMemcpyAsync", at + 19, 1, correlation=100 * number + 1)
+        add(
+            "gpu_memcpy",
+            "Memcpy HtoD (Pageable -> Device)",
+            at + 22,
+            4,
+            7,
+            correlation=100 * number + 1,
+            device=0,
+            stream=7,
+            bytes=4096,
+        )
+        dims = {
+            "Input Dims": [[8, 64], [64, 64]],
+            "Input type": ["c10::BFloat16", "c10::BFloat16"],
+            "Concrete Inputs": ["", ""],
+            "Sequence number": number,
+            "Fwd thread id": 0,
+        }
+        for part in range(4):
+            add("cpu_op", "aten::mm", at + 30 + 20 * part, 15, **dims)
+            add(
+                "cuda_runtime",
+                "cudaLaunchKernel",
+                at + 32 + 20 * part,
+                5,
+                correlation=100 * number + 10 + part,
+            )
+            add(
+                "kernel",
+                "ampere_bf16_s16816gemm_bf16_128x64_tn",
+                at + 40 + 20 * part,
+                18,
+                7,
+                correlation=100 * number + 10 + part,
+                device=0,
+                stream=7,
+                grid=[8, 1, 1],
+                block=[128, 1, 1],
+                **{"est. achieved occupancy %": 25},
+            )
+        add(
+            "cpu_op",
+            "autograd::engine::evaluate_function: MmBackward0",
+            at + 300,
+            50,
+            2,
+            **{**dims, "Fwd thread id": 1},
+        )
+        add("cuda_runtime", "cudaLaunchKernel", at + 310, 5, 2, correlation=100 * number + 30)
+        add(
+            "kernel",
+            "ncclDevKernel_AllReduce_Sum_bf16_RING_LL",
+            at + 360,
+            80,
+            13,
+            correlation=100 * number + 30,
+            device=0,
+            stream=13,
+            **{
+                "Collective name": "allreduce",
+                "In msg nelems": 4096,
+                "Out msg nelems": 4096,
+                "Group size": 2,
+                "dtype": "BFloat16",
+                "Process Group Name": "0",
+                "Process Group Ranks": "[0, 1]",
+            },
+        )
+        add("user_annotation", "Optimizer.step#AdamW.step", at + 500, 100)
+        add("cpu_op", "aten::_fused_adamw_", at + 510, 60)
+        add("cuda_runtime", "cudaLaunchKernel", at + 520, 5, correlation=100 * number + 40)
+        add(
+            "kernel",
+            "void at::native::multi_tensor_apply_kernel<x>",
+            at + 530,
+            40,
+            7,
+            correlation=100 * number + 40,
+            device=0,
+            stream=7,
+        )
+        add("cuda_runtime", "cudaStreamSynchronize", at + 700, 50)
+        add("cpu_op", "aten::item", at + 690, 70)
+        add("overhead", "Buffer Flush", at + 800, 5)
+        add("gpu_memset", "Memset (Device)", at + 810, 1, 7, device=0, stream=7, bytes=64)
+        rows.append(
+            {
+                "ph": "i",
+                "cat": "cpu_instant_event",
+                "name": "[memory]",
+                "pid": 1,
+                "tid": 1,
+                "ts": at + 31,
+                "s": "t",
+                "args": {
+                    "Bytes": 1 << 20,
+                    "Addr": 4711,
+                    "Device Type": 1,
+                    "Device Id": 0,
+                    "Total Allocated": 5 << 20,
+                    "Total Reserved": 8 << 20,
+                },
+            }
+        )
+        rows.append(
+            {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": number, "pid": 1, "tid": 1, "ts": at + 32}
+        )
+        rows.append(
+            {
+                "ph": "f",
+                "bp": "e",
+                "cat": "ac2g",
+                "name": "ac2g",
+                "id": number,
+                "pid": 0,
+                "tid": 7,
+                "ts": at + 40,
+            }
+        )
+    rows[5]["args"]["my_secret"] = CANARY
+    return json.dumps(
+        {
+            "schemaVersion": 1,
+            "deviceProperties": [{"id": 0, "name": "NVIDIA A100-SXM4-80GB", "totalGlobalMem": 85_000_000_000, "numSms": 108}],
+            "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 2, "pg_count": 1, "pg_config": [{"pg_name": "0", "pg_desc": "default_pg", "ranks": [0, 1], "pg_size": 2}]},
+            "cuda_runtime_version": 12040, "profile_memory": 1, "with_stack": 1, "record_shapes": 1, "environ": {"HF_TOKEN": CANARY},
+            "baseTimeNanoseconds": 1_700_000_000_000_000_000,
+            "traceEvents": rows,
+        },
+        indent=1,
+    ).encode()  # fmt: skip
+
+
+@cache
+def profiles() -> tuple[bytes, ...]:
+    """Return sound profiles that are one JSON object."""
+    step = json.loads(make_step_profile())
+    step["my_secret"] = {"token": CANARY}
+    step["samples_ms"] = [100.0 + n % 7 for n in range(30)]
+    step["per_layer"] = [
+        {"layer": n, "fwd_ms": 1.0, "bwd_ms": 2.0, "ops": {"qkv": 0.5}, "x": CANARY} for n in range(4)
+    ]
+    recorded = {
+        **step,
+        "stepgrade": {
+            "world_size": 2,
+            "device": {"name": "NVIDIA H100 80GB HBM3", "kind": "cuda"},
+            "versions": {"torch": "2.13.0"},
+            "config": {"model": "Llama", "batch_size": 4, "autocast": "bf16"},
+            "loss": {"first": 4.0, "last": 2.0},
+            "notes_coded": [{"code": "a", "text": "b"}],
+            "hidden": CANARY,
+        },
+    }
+    parity = {
+        "runtime": "ours", "throughput_tok_s": 100.0, "step_time_ms": 10.0, "kernel_launches_per_step": 5,
+        "ops": {"qkv": 1.0, "mlp": 2.0, "attention": 0.5}, "my_secret": CANARY,
+    }  # fmt: skip
+    apr = {k: v for k, v in step.items() if k != "steps"} | {
+        "_profiler": "apr_training_profiler_v1",
+        "steps_profiled": 10,
+    }
+    documents = (step, recorded, apr, parity, _sampled(recorded))
+    return tuple(json.dumps(document, indent=2).encode() for document in documents)
+
+
+def _sampled(recorded: dict[str, Any]) -> dict[str, Any]:
+    """Return a recording with everything that a sampled step adds."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "t.json")
+        path.write_bytes(traces()[-1])
+        traced = sg.load(path)
+    operations = [
+        {"name": op.name, "total_ms": op.total_ms, "calls": op.calls, "flops": op.flops, "bytes": op.bytes}
+        for op in traced.operations
+    ]
+    sampled = {
+        "steps": 2, "model_ms": 120.0, "busy_ms": 80.0, "tokens": 256.0, "samples": 8.0, "matmul_flops": 1e9,
+        "matmul_known_share": 1.0, "matmul_dtype": "bf16", "operations": operations,
+        "activity": msgspec.to_builtins(traced.activity), "hidden": CANARY,
+    }  # fmt: skip
+    lines = {"stall": [{"where": "train.py:12", "function": "loop", "calls": "sleep", "ms": 3.0}]}
+    more = {"sampled": sampled, "lines": lines, "rank": 0, "recorded_steps": 30}
+    return {**recorded, "stepgrade": {**recorded["stepgrade"], **more}}
+
+
+@cache
+def card() -> bytes:
+    """Return a sound scorecard with a canary among keys of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "p.json")
+        path.write_bytes(profiles()[1])
+        document = json.loads(sg.score(sg.load(path)).to_json())
+    return json.dumps({**document, "my_secret": CANARY}).encode()
+
+
+@cache
+def journal() -> bytes:
+    """Return a sound journal."""
+    head = {"_recording": 1, "layers": ["a", "b"], "tokens_per_step": 128, "stepgrade": {"hidden": CANARY}}
+    sums = {
+        "steps": 5,
+        "wall_ms": 50.0,
+        "phases_ms": {"forward": 20.0},
+        "layers_ms": [[0, 1.0, 2.0, 0.0]],
+        "samples_ms": [10.0] * 5,
+    }
+    lines = [head, {"warmup": sums}, *({"steady": sums, "recorded_steps": n, "x": CANARY} for n in range(3))]
+    return b"\n".join(map(msgspec.json.encode, lines)) + b"\n"
+
+
+@cache
+def logs() -> tuple[bytes, ...]:
+    """Return sound logs: plain text around a profile, and one that quotes it."""
+    profile = json.loads(profiles()[0])
+    text = json.dumps(
+        {"_profiler": "step_profiler_v2", **{k: v for k, v in profile.items() if k != "_profiler"}}
+    )
+    plain = f"epoch 1 loss 3.2\nexport HF_TOKEN={CANARY} \n" + "step\n" * 60 + text + "\ndone\n"
+    quoted = json.dumps({"stdout": plain, "env": {"TOKEN": CANARY}})
+    return plain.encode(), quoted.encode()
+
+
+@cache
+def store() -> bytes:
+    """Return a history of a dozen runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "p.json")
+        path.write_bytes(profiles()[1])
+        card = sg.score(sg.load(path))
+        with open_history(str(Path(folder, "history.db"))) as history:
+            for number in range(12):
+                history.add(
+                    NewRun(
+                        card=card,
+                        branch="main" if number % 3 else "dev",
+                        labels={"n": str(number)},
+                        added_at=f"2026-01-{number + 1:02}T00:00:00+00:00",
+                    )
+                )
+        return Path(folder, "history.db").read_bytes()
+
+
+CONFIG = f"""# token {CANARY}
+[gate]
+allow = 0.02
+detect = 0.1
+cannot_tell = "pass"
+fail_on = ["grade:F"]
+
+[[budget]]
+metric = "step_time_ms"
+device = "*"
+at_most = 500.0
+
+[[budget]]
+metric = "op:q*"
+allow = 0.1
+
+[[waiver]]
+metric = "step_time_ms"
+until = 2030-01-01
+reason = "known"
+
+[limits]
+unexplained_share = 0.1
+
+[rules]
+ignore = []
+""".encode()
+DEVICE = b"""name = "Mine"
+peak_bw_gb_s = 1000.0
+memory_gb = 80.0
+
+[peak_tflops]
+bf16 = 500.0
+"""
+MODEL = json.dumps(
+    {
+        "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "head_dim": 128,
+        "tie_word_embeddings": False, "_name_or_path": CANARY,
+    },
+    indent=1,
+).encode()  # fmt: skip
+
+
+SAMPLES: dict[str, Callable[[], tuple[bytes, ...]]] = {
+    "kineto": traces,
+    "journal": lambda: (journal(),),
+    "scorecard": lambda: (card(),),
+    "parity_profile": lambda: (profiles()[3],),
+    "step_profile": lambda: (*profiles()[:3], profiles()[4]),
+    "log": logs,
+}

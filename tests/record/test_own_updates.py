@@ -1,0 +1,163 @@
+"""Loops without a torch optimizer: their steps are told by the weights, and what cannot be told is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import stepgrade as sg
+from tests.record.test_processes import run
+
+HEAD = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+def update():
+    for weight in model.parameters():
+        weight.data.add_(weight.grad, alpha=-0.01)
+"""
+ONCE = """
+for x in torch.randn(12, 4, 8):
+    model.zero_grad()
+    model(x).square().mean().backward()
+    update()
+"""
+# Gradients are set to zero after the forward, as some loops do.
+ZEROED_LATE = """
+for x in torch.randn(12, 4, 8):
+    loss = model(x).square().mean()
+    for weight in model.parameters():
+        if weight.grad is not None:
+            weight.grad.zero_()
+    loss.backward()
+    update()
+"""
+ACCUMULATED = """
+for number, (x,) in enumerate(DataLoader(TensorDataset(torch.randn(12 * 3 * 4, 8)), batch_size=4)):
+    model(x).square().mean().backward()
+    if number % 3 == 2:
+        update()
+        model.zero_grad()
+"""
+WITH_GRAD = """
+for x in torch.randn(12, 4, 8):
+    gradients = torch.autograd.grad(model(x).square().mean(), list(model.parameters()))
+    with torch.no_grad():
+        for weight, gradient in zip(model.parameters(), gradients):
+            weight -= 0.01 * gradient
+"""
+EVALUATED = """
+for epoch in range(3):
+    for x in torch.randn(4, 4, 8):
+        model.zero_grad()
+        model(x).square().mean().backward()
+        update()
+    with torch.no_grad():
+        model(torch.randn(4, 8))
+"""
+LOOPS = {
+    "once": (ONCE, 4.0),
+    "zeroed late": (ZEROED_LATE, 4.0),
+    "accumulated": (ACCUMULATED, 12.0),
+    "autograd.grad": (WITH_GRAD, 4.0),
+    "evaluated": (EVALUATED, 4.0),
+}
+
+
+def record(folder: Path, text: str) -> tuple[sg.Profile, str]:
+    (folder / "train.py").write_text(text)
+    ran = run("stepgrade", "record", "-o", "run.json", "train.py", cwd=folder)
+    assert ran.code == 0, ran.err
+    return sg.load(folder / "run.json"), ran.err
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_step_is_from_one_update_of_the_weights_to_the_next(tmp_path: Path, loop: str) -> None:
+    text, samples = LOOPS[loop]
+    profile, said = record(tmp_path, HEAD + text)
+    assert profile.recorded_steps == 12
+    assert "recorded 12 steps" in said
+    assert profile.samples_per_step == samples
+    assert {"forward", "backward", "optimizer"} <= {phase.name for phase in profile.phases}
+    assert profile.ledger is not None  # a step was sampled
+    (note,) = [note for note in profile.notes if note.code == "own_updates"]
+    assert "the weights have changed" in note.text
+
+
+def test_tensors_without_a_module_are_counted_by_their_backward_passes(tmp_path: Path) -> None:
+    profile, _ = record(
+        tmp_path,
+        """
+import torch
+weight = torch.randn(16, 16, requires_grad=True)
+for _ in range(12):
+    (torch.randn(8, 16) @ weight).square().mean().backward()
+    with torch.no_grad():
+        weight -= 0.01 * weight.grad
+        weight.grad = None
+""",
+    )
+    assert profile.recorded_steps == 12
+    assert profile.samples_per_step is None
+    assert {"forward", "backward"} <= {phase.name for phase in profile.phases}
+    assert any("each backward pass counts" in note.text for note in profile.notes)
+
+
+def test_an_optimizer_counts_its_own_steps_however_the_gradients_are(tmp_path: Path) -> None:
+    profile, _ = record(
+        tmp_path,
+        HEAD
+        + """
+before = torch.autograd.grad
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+assert torch.autograd.grad is not before  # it is torch's own again
+for number, x in enumerate(torch.randn(24, 4, 8)):
+    model(x).square().mean().backward()
+    if number % 2:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+""",
+    )
+    assert profile.recorded_steps == 12
+    assert profile.samples_per_step == 8
+    assert not any(note.code == "own_updates" for note in profile.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("import jax", "it trains with jax, and only PyTorch is recorded"),
+        ("print('done')", "none of its processes imported torch"),
+        ("import torch", "none of its processes took a step of a torch optimizer"),
+    ],
+)
+def test_what_cannot_be_recorded_is_said_plainly(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "jax.py").touch()
+    (tmp_path / "train.py").write_text(text)
+    ran = run("stepgrade", "record", "train.py", cwd=tmp_path)
+    assert ran.code == 0
+    assert why in ran.err
+
+
+def test_steps_that_hold_more_and_take_longer_are_uneven_and_not_unsteady(tmp_path: Path) -> None:
+    loop = """
+import time, torch
+from torch import nn
+torch.set_num_threads(1)
+model = nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for number in range(24):
+    time.sleep(0.01 * (number % 6) ** 2)
+    model(torch.randn(4 + 4 * (number % {sizes}), 8)).sum().backward()
+    optimizer.step()
+"""
+    uneven, _ = record(tmp_path, loop.format(sizes=6))
+    assert any(note.code == "uneven_steps" for note in uneven.notes)
+    assert not {"unsteady-steps", "drifting-steps"} & {found.rule for found in sg.score(uneven).findings}
+    even, _ = record(tmp_path, loop.format(sizes=1))
+    assert not any(note.code == "uneven_steps" for note in even.notes)
+    assert "unsteady-steps" in {found.rule for found in sg.score(even).findings}
