@@ -20,6 +20,7 @@ from stepgrade.model.finding import Finding
 from stepgrade.model.given import Path, baseline_given, profile_given
 from stepgrade.model.profile import STEP_PROFILER_V2, WorkKind
 from stepgrade.model.scorecard import UNGRADED, DeviceUse, RankRow, Scorecard, StepStats
+from stepgrade.model.step_log import StepLog
 from stepgrade.scoring.bound import why_ungraded
 from stepgrade.scoring.causes import (
     bottleneck_of_ledger,
@@ -31,6 +32,7 @@ from stepgrade.scoring.causes import (
 from stepgrade.scoring.contradictions import contradictions
 from stepgrade.scoring.efficiency import ScoreOptions, efficiency_of
 from stepgrade.scoring.fingerprint import fingerprint_of
+from stepgrade.scoring.goodput import wall_ledger
 from stepgrade.scoring.layers import backward_forward_ratio, layer_summaries, layers_of_step, slow_layers
 from stepgrade.scoring.operations import drop_impossible_counts, operations_of_step, total_by_operation
 from stepgrade.scoring.phases import phases_of_step
@@ -38,11 +40,14 @@ from stepgrade.scoring.reference import bottleneck_note
 from stepgrade.scoring.runtime import Runtime, runtime_of
 from stepgrade.scoring.step_times import RunTimes, kept, times_of
 from stepgrade.scoring.target import target_for
-from stepgrade.statistics import mean
+from stepgrade.statistics import mean, median
 from stepgrade.units import show_count, show_ms
 
 # An info is worth a line of advice from this share of the step on.
 WORTH_A_LINE = 0.05
+# The level of a long run's steps is looked at in so many stretches; smaller changes are of no interest.
+_MOST_LEVELS = 512
+_LEAST_LEVEL_CHANGE = 0.03
 _GOOD_GRADES = {str(grade) for grade in Grade if grade > Grade.C}
 
 
@@ -125,6 +130,7 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         verdict = bottleneck_of_ledger(profile, of_device, causes, work, limits)
     else:
         verdict = bottleneck_of_phases(profile, phases, efficiency, limits)
+    wall = wall_ledger(profile.log) if profile.log is not None else None
     context = RuleContext(
         profile=profile,
         times=times,
@@ -141,6 +147,8 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         work=options.work or profile.work,
         activity=profile.activity.scaled(times.scale) if profile.activity else NOTHING_DONE,
         limits=limits,
+        wall=wall,
+        level_changes=_level_changes(profile.log) if profile.log is not None else (),
     )
     found = findings(context, settings.ignored_rules)
     reasons, bound = why_ungraded(profile, options, efficiency, ledger)
@@ -189,7 +197,19 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         roofs=(*target.figures.compute(target.dtype), *target.figures.bandwidth()),
         typical_step=profile.typical_step,
         fingerprint=fingerprint_of(profile, options),
+        goodput=wall.goodput if wall is not None else None,
     )
+
+
+def _level_changes(log: StepLog) -> tuple[float, ...]:
+    """Return the steps from which on steps take another time, by the medians of some rows each."""
+    from stepgrade.compare.change_points import change_points  # noqa: PLC0415  needs numpy
+
+    size = max(8, -(-len(log.step_s) // _MOST_LEVELS))
+    starts = range(0, len(log.step_s) - size // 2, size)
+    levels = [median(log.step_s[start : start + size]) for start in starts]
+    found = change_points(levels, least_change=_LEAST_LEVEL_CHANGE)
+    return tuple(log.step[min(change.index * size, len(log.step) - 1)] for change in found)
 
 
 def _recommendations(context: RuleContext, found: tuple[Finding, ...]) -> tuple[str, ...]:

@@ -121,9 +121,6 @@ FILES: dict[str, list[bytes]] = {
     "a Parquet file": [b"PAR1\x15\0\0"],
     "an array of NumPy": [saved_arrays(np.save)],
     "arrays of NumPy (npz)": [saved_arrays(np.savez)],
-    "a TensorBoard event file": [b"\x18" + bytes(7) + b'\xa3\x7fK"\t\xb3\xb9T\xd7\xac2\xd8A\x1a\rbrain.Event:2}'],
-    "a file of Weights & Biases": [b":W&B\xe1\xbe\0\x32\x04"],
-    "a trainer_state.json of Hugging Face": [b'{"epoch": 1.0, "global_step": 40, "log_history": [{"loss": 2.5, "step": 1}]}'],
     "a zip archive": [zipped("trace.json")],
     "a tar archive": [tarred()],
     "compressed by zstd": [b"\x28\xb5\x2f\xfd\x04\x58\0\0"],
@@ -159,12 +156,14 @@ FILES: dict[str, list[bytes]] = {
     "a stepgrade.toml": [b"[gate]\nallow = 0.01\n", b'# ours\n[[budget]]\nmetric = "mfu"\n'],
     "a Python script": [b"import torch\nprint(torch.ones(1))\n", b'"""Train."""\nimport torch\n\nfor step in range(3):\n    print(step, "loss")\n', b"#!/usr/bin/env python\nfrom a import b\nx = 1\n"],
     "a text in Markdown": [b"# Title\n\nSee [this](that). Step 1: loss.\n"],
-    "a table of metrics (CSV)": [b"epoch,step,train_loss\n0,1,2.5\n", b"_step\tthroughput\n1\t2\n"],
+    "a table of metrics (CSV)": [b"epoch,train_loss\n0,2.5\n", b"_step\tthroughput\n1\t2\n"],
+    "a table of timm's benchmarks": [b"model,train_samples_per_sec,train_step_time\nresnet50,100,20\n"],
     "a training log": [
-        b"iteration 10/ 500 | elapsed time per iteration (ms): 812.1 | lm loss: 9.1E+00\n",
+        b"epoch 3, batch 7, loss 2.5 in 3 sec\n",
         b':::MLLOG {"key": "train_loss", "metadata": {"step": 3}}\n',
-        b'{"loss": 2.1, "step": 1}\n{"loss": 2.0, "step": 2}\n',
+        b'{"key": "x", "loss": "low", "epoch": "first"}\nstep of the loss\n',
     ],
+    "the output of a run that broke off": [b"Traceback (most recent call last):\n  x\nRuntimeError: no\n"],
 }  # fmt: skip
 
 
@@ -267,7 +266,7 @@ def test_text_and_json_of_no_kind_name_every_format() -> None:
     ):
         error = refused(content)
         assert error.problem == words
-        for name in ("kineto", "journal", "scorecard", "parity_profile", "step_profile", "log"):
+        for name in ("kineto", "journal", "scorecard", "parity_profile", "step_profile", "metrics", "log"):
             assert name in (error.hint or "")
 
 
@@ -324,8 +323,6 @@ def test_real_files_of_other_tools() -> None:
         "rocprof/*.rpd": {"a rocpd or rpd file of ROCm"},
         "rocprof/*.csv": {"a table of rocprof"},
         "rocprof/*.json.gz": {"rocprofv3 JSON"},
-        "metrics/*tfevents*": {"a TensorBoard event file"},
-        "metrics/*.wandb": {"a file of Weights & Biases"},
         "metrics/*.tar.gz": {"a tar archive"},
         "memory/snapshots/*.pickle": {"a memory snapshot of PyTorch"},
         "memory/timeline/*.gz": {"a memory timeline of PyTorch"},

@@ -27,6 +27,10 @@ _UNPACK = "unpack it, and give what is inside"
 _WEIGHTS = f"weights say nothing about speed: {_TRACE}"
 _OTHER_TOOL = f"stepgrade does not read it yet: {_TRACE}"
 _NO_STEPS = f"it has no step profile in it: {_TRACE}"
+_UNKNOWN_LINES = (
+    "its lines are in no dialect that stepgrade knows, or it stopped before the first step; [[dialect]] in "
+    "stepgrade.toml says what their numbers mean"
+)
 _SOURCE_OF = "the profile that it was made from"
 _OF_SQLITE = rb"\ASQLite format 3\x00"
 _OF_PICKLE = rb"\A\x80[\x02-\x05]"
@@ -118,10 +122,6 @@ _KNOWN = (
     Foreign("a Parquet file", (rb"\APAR1",), _TRACE),
     Foreign("an array of NumPy", (rb"\A\x93NUMPY",), _TRACE),
     Foreign("arrays of NumPy (npz)", (_OF_ZIP, rb"(?s)\APK.{28}[^\0]{0,200}\.npy"), _TRACE),
-    # Trackers
-    Foreign("a TensorBoard event file", (rb"(?s)\A.{12,60}brain\.Event:\d",), _NO_STEPS),
-    Foreign("a file of Weights & Biases", (rb"\A:W&B",), _NO_STEPS),
-    Foreign("a trainer_state.json of Hugging Face", (rb'"log_history"\s{0,9}:',), _NO_STEPS),
     # Archives and what is no file of its own
     Foreign("a zip archive", (_OF_ZIP,), _UNPACK),
     Foreign("a tar archive", (rb"(?s)\A.{257}ustar",), _UNPACK),
@@ -220,21 +220,31 @@ _KNOWN = (
     ),
     Foreign("a text in Markdown", (rb"\A#{1,3} ", rb"(?m)^## |^```|\]\("), _TRACE),
     Foreign(
+        "a table of timm's benchmarks",
+        (rb"\Amodel,[^\n]{0,400}train_samples_per_sec",),
+        "each of its rows is a run of its own: give the log of one",
+    ),
+    Foreign(
         "a table of metrics (CSV)",
         (
             rb"(?i)\A[^\n{\[]{0,1000}\b_?(?:step|epoch|iter\w{0,9}|\w{0,20}loss|throughput)\b[^\n{]{0,1000}\n[^\n]{0,999}[,\t]",
         ),
-        _NO_STEPS,
+        "no column says which step a row is of, or none how long it took",
     ),
     Foreign(
         "a training log",
         (rb"(?i)\b(?:iter\w{0,6}|step|batch|epoch)s?\b[^\n]{0,200}(?:loss|\blr\b|\d ?ms\b|sec|tok|%\|)",),
-        _NO_STEPS,
+        _UNKNOWN_LINES,
     ),
     Foreign(
         "a training log",
         (rb"(?i)(?:loss|mlperf|:::MLL)[^\n]{0,200}(?:iteration|iter|step|batch|epoch)",),
-        _NO_STEPS,
+        _UNKNOWN_LINES,
+    ),
+    Foreign(
+        "the output of a run that broke off",
+        (rb"Traceback \(most recent call last\)|ChildFailedError|Root Cause \(first observed failure\)",),
+        "there is no step in it: nothing was trained, so nothing can be graded",
     ),
 )
 
