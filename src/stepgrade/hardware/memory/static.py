@@ -66,8 +66,8 @@ def static_memory(shape: ModelShape, plan: Plan, stage: Stage, held: Held) -> St
     expert_shards = max(1.0, shards * parallel.tensor / (parallel.expert * expert_tensor(plan)))
     weights = optimizer = gradients = 0.0
     if plan.is_frozen:
-        adapters = _adapters(shape, plan, stage)
-        frozen = _frozen_bytes(plan, held)
+        adapters = adapter_parameters(shape, plan, stage)
+        frozen = frozen_bytes(plan, held)
         by_weights = shards if parallel.zero_stage >= 3 else 1
         weights = (frozen + adapters * each.weight) / by_weights
         gradients = adapters * each.gradient / (shards if parallel.zero_stage >= 2 else 1)
@@ -110,14 +110,14 @@ def optimizer_temporaries(plan: Plan, stage: Stage, static: Static, each: Stored
     return 0.0
 
 
-def _adapters(shape: ModelShape, plan: Plan, stage: Stage) -> float:
+def adapter_parameters(shape: ModelShape, plan: Plan, stage: Stage) -> float:
     """Return the adapters' parameters of one device; the thin matrices are divided on one side only."""
     inside = sum(count * layer.adapter_size(plan.rank, plan.lora_targets) for layer, count in stage.layers)
     head = plan.rank * (shape.hidden + shape.vocab) if "head" in plan.lora_targets.split(",") else 0
     return inside + (head if stage.is_last else 0)
 
 
-def _frozen_bytes(plan: Plan, held: Held) -> float:
+def frozen_bytes(plan: Plan, held: Held) -> float:
     """Return the bytes of the frozen weights: quantised matrices, and what is never quantised."""
     tables = held.embedding + held.head + held.vectors
     if plan.method != "qlora":
