@@ -210,7 +210,8 @@ def rank_plans(shape: ModelShape, figures: Figures, run: Plan, request: PlanRequ
         )
     ]
     if not plans:
-        notes.append(Note("no_plan", "no way to share the run fits", supply="more {plan_devices}"))
+        text = f"no way to share {global_batch:,} sequences among {cluster.devices} devices fits"
+        notes.append(Note("no_plan", text, supply="more {plan_devices}, or another {global_batch}"))
     return PlanTable(
         device=device.name,
         devices=cluster.devices,

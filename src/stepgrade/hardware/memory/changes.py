@@ -119,7 +119,7 @@ _WAYS = (
         "8-bit AdamW",
         "5 % slower",
         _when(
-            lambda plan: plan.optimizer.startswith("adamw") and "8bit" not in plan.optimizer,
+            lambda plan: plan.optimizer in ("adamw", "adamw-fp32", "adamw-bf16"),
             optimizer="adamw-8bit",
         ),
     ),

@@ -8,11 +8,12 @@ from stepgrade.hardware.cost.plan import DTYPES, WEIGHTS, Plan
 from stepgrade.hardware.memory.stages import Held, Stage, expert_tensor
 from stepgrade.hardware.models.shape import ModelShape
 
-# Bytes of the optimizer's states per trained parameter; 8-bit states have an fp32 scale in 256.
+# Bytes of the optimizer's states per trained parameter; 8-bit states have an fp32 scale in 256, 4-bit in 128.
 _STATES = {
     "adamw-fp32": 8.0,
     "adamw-bf16": 4.0,
     "adamw-8bit": 2.0 + 2 * 4 / 256,
+    "adamw-4bit": 1.0 + 2 * 4 / 128,
     "sgd": 0.0,
 }
 # bitsandbytes' NF4 with blocks of 64 keeps half a byte and an fp32 scale; fp32 is what
