@@ -12,7 +12,7 @@ from msgspec import structs
 
 import stepgrade as sg
 from stepgrade import errors
-from stepgrade.config import Budget, FilesTable, GateTable, Waiver
+from stepgrade.config import Budget, DialectTable, FilesTable, GateTable, Waiver
 from stepgrade.config.limits import Limits
 
 API = """\
@@ -92,6 +92,13 @@ _TABLES = {
         "until": "the last day on which it may",
         "reason": "why; it is shown with every report",
         "device": "for which devices, as a pattern",
+    }),
+    "[[dialect]]": (DialectTable, {
+        "name": "what the framework is called in notes",
+        "contains": "text that is in every step line, and in few others",
+        "fields": "what stands before each number, by what the number means ([logs.md](logs.md))",
+        "pattern": "instead of fields: a pattern with a named group for each number",
+        "mean": "what printed times are the mean of: the step, the steps since the last line, all steps so far",
     }),
     "[files]": (FilesTable, {
         "readable_by": "who may read and write a new history, recording or journal, as far as the umask allows: with "
