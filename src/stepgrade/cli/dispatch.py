@@ -27,7 +27,8 @@ COMMANDS = {
     "history": "runs over time: add, list, show, trend, prune, export",
     "convert": "any profile as step profile JSON",
     "inspect": "what is in a file, and is it fit to be graded",
-    "estimate": "what a run could reach on a device, and why",
+    "estimate": "what a run could reach on a device, whether it fits, and why",
+    "plan": "which way of running it on many devices fits and is fastest",
     "devices": "the catalogue of accelerators; what this machine has",
     "completion": "the completion of bash, zsh or fish",
 }

@@ -80,6 +80,7 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sync_warning_share: Annotated[float, share("XProf (smart rule): 10 % waiting for the host")] = 0.10
     sync_critical_share: Annotated[float, share("nsys-ai: 20 % in synchronisation")] = 0.20
     reads_per_step: Annotated[float, amount("PyTorch pattern matcher: 10 repeats of one index")] = 10.0
+    many_reads_per_step: Annotated[float, amount("ours: a loop over the values of a tensor")] = 300.0
 
     # Launches and host work.
     launch_info_share: Annotated[float, share("XProf: 3 % to 5 %")] = 0.05

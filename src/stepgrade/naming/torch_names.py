@@ -40,8 +40,9 @@ LAUNCH_CALL = re.compile(
 )
 # Operations that only a device has; those of a processor have other names.
 DEVICE_OP = re.compile(
-    r"^aten::_?(cudnn_|miopen_|thnn_fused_|flash_attention_|efficient_attention_|scaled_dot_product_cudnn)"
-    r"|^aten::_scaled_dot_product_(efficient|flash)_attention(_backward)?$"
+    r"^aten::_?((cudnn|miopen)_(convolution|batch_norm|depthwise|rnn|grid_sampler|affine_grid|attention)\w*"
+    r"|thnn_fused_(lstm|gru)_cell\w*|(flash|efficient)_attention_(forward|backward)"
+    r"|scaled_dot_product_(cudnn|efficient)_attention(_backward)?)$"
 )
 GRAPH_LAUNCH = re.compile(r"^(cu(da)?|hip)GraphLaunch")
 QUEUE_FULL = re.compile(r"^Command Buffer Full$")

@@ -263,8 +263,11 @@ def refusal(source: ByteSource) -> UnknownFormat:
 
     found = what_it_is(source.head)
     if not source.head.strip(b"\0 \t\r\n"):
-        hint = "was the disk full, or the machine switched off, while it was written?"
-        return UnknownFormat("holds nothing but blanks or zero bytes", where=source.name, hint=hint)
+        return UnknownFormat(
+            "holds nothing but blanks or zero bytes",
+            where=source.name,
+            hint="was the disk full, or the machine switched off, while it was written?",
+        )
     if found is not None:
         hint, supply = found.advice or None, found.supply or None
         return UnknownFormat(f"is {found.what}", where=source.name, hint=hint, supply=supply)

@@ -31,6 +31,9 @@ _OPS = {
     "fbgemm": re.compile(r"^fbgemm::|SplitLookupFunction|^split_embedding"),
     "loss_scale": re.compile(r"^aten::_amp_foreach_non_finite_check_and_unscale_$"),
 }
+_CONVOLUTION = re.compile(r"^aten::(conv[23]d|convolution)$")
+_IMAGE_SIZES = 4  # batch, channels, height and width; a video's frames are a fifth
+_CHANNELS = (1, 3)
 _OPS_IN_CONTEXT = {
     "zero_fill": (re.compile(r"^aten::(zero_|_foreach_zero_|fill_)$"), IN_OPTIMIZER),
     "isnan_in_backward": (re.compile(r"^aten::isnan$"), IN_BACKWARD),
@@ -164,6 +167,36 @@ def count_tokens(timeline: Timeline) -> Tokens | None:
     if len(inputs) % passes == 0:
         tokens //= len(inputs) // passes
     return Tokens(tokens, inputs[0][1] if len(inputs[0]) == 2 else None)
+
+
+def count_images(timeline: Timeline) -> int | None:
+    """Return the images, or videos, of a steady step; None without recorded shapes or without any.
+
+    They are what the first convolution takes in, where it has an image's one or three channels; a step of
+    several batches calls it once for each.
+    """
+    trace = timeline.trace
+    steady = np.flatnonzero(timeline.windows.steady)
+    if not len(steady):
+        return None
+    in_step = (steps_of(trace.ops.start_ns, timeline.steps) == steady[0]) & (trace.ops.inputs >= 0)
+    in_forward = (timeline.context[timeline.tree.of_op] & IN_BACKWARD) == 0
+    rows = np.flatnonzero(in_step & in_forward & named(trace.strings, trace.ops.name, _CONVOLUTION))
+    rows = rows[np.argsort(trace.ops.start_ns[rows], kind="stable")]
+    first: tuple[int, tuple[int, ...]] | None = None
+    images = 0
+    for row in rows.tolist():
+        shapes = decode_shapes(trace.inputs[int(trace.ops.inputs[row])])
+        image, weight = (shapes.tensor(0), shapes.tensor(1)) if shapes else (None, None)
+        if not image or not weight:
+            continue
+        if first is None:
+            if len(image) < _IMAGE_SIZES or image[1] not in _CHANNELS:
+                return None
+            first = (int(trace.ops.name[row]), weight)
+        if first == (int(trace.ops.name[row]), weight):
+            images += image[0]
+    return images or None
 
 
 def _feed_the_model(timeline: Timeline, tokens: Sequence[int]) -> bool:

@@ -138,7 +138,7 @@ def assemble(tables: Tables, facts: FileFacts) -> list[Trace]:
 
 
 def _innermost(work: Columns) -> Columns:
-    """Return the rows that other rows inside them do not fill: what is filled is an operation, not a kernel."""
+    """Return the rows that others inside them do not fill: what is filled is an operation, not a kernel."""
     order = np.lexsort((-work["dur_ns"], work["start_ns"], work["device"]))
     ends = (work["start_ns"] + work["dur_ns"]).tolist()
     starts, devices, lengths = (work[name].tolist() for name in ("start_ns", "device", "dur_ns"))
