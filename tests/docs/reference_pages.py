@@ -168,7 +168,10 @@ def _table(name: str, kind: type[msgspec.Struct], meanings: dict[str, str]) -> s
     hints = typing.get_type_hints(kind)
     rows = [f"## `{name}`\n", "| key | type | default | meaning |", "|---|---|---|---|"]
     for field in structs.fields(kind):
-        default = "required" if field.required else f"`{msgspec.json.encode(field.default).decode()}`"
+        value = field.default
+        if value is msgspec.NODEFAULT and not field.required:
+            value = field.default_factory()
+        default = "required" if field.required else f"`{msgspec.json.encode(value).decode()}`"
         rows.append(
             f"| `{field.encode_name}` | {_type(hints[field.name])} | {default} | {meanings[field.name]} |"
         )
