@@ -55,6 +55,17 @@ def test_a_planted_fault_is_named_first_with_its_line(tmp_path: Path, fault: str
         assert card.bottleneck == "host"
 
 
+@pytest.mark.parametrize("fault", FAULTS)
+@measured
+def test_a_planted_fault_is_named_first_in_a_larger_step_too(tmp_path: Path, fault: str) -> None:
+    make, function, rules = FAULTS[fault]
+    record(tmp_path / "fault.json", KINDS["GPT"](), make(), stacks=True)
+    first = sg.score(sg.load(tmp_path / "fault.json")).findings[0]
+    assert first.rule in rules
+    assert first.severity != "info"
+    assert first.evidence["function"] == function
+
+
 @measured
 def test_a_late_rank_over_gloo_is_named_first_with_its_line(tmp_path: Path) -> None:
     for meeting in tmp_path.glob("*"):

@@ -94,9 +94,13 @@ def usable_cores() -> int:
 
 
 class OtherLoad:
-    """How much of the processor other programs take from now on; by Linux's own count."""
+    """How much of the processor other programs take from now on; by Linux's own count.
 
-    def __init__(self) -> None:
+    With a `root` that process and all below it are not other programs, else this one alone is not.
+    """
+
+    def __init__(self, root: int | None = None) -> None:
+        self._root = root
         self._cores = _cores_here()
         self._before = self._spent()
 
@@ -109,7 +113,7 @@ class OtherLoad:
         return min(1.0, max(0.0, busy_s - own_s) / whole_s) if whole_s > 0 else None
 
     def _spent(self) -> tuple[float, float, float] | None:
-        """Return the seconds that the cores were busy, that this process used, and that have passed."""
+        """Return the seconds that the cores were busy, that our processes used, and that have passed."""
         busy = whole = 0.0
         try:
             ticks = os.sysconf("SC_CLK_TCK")
@@ -123,7 +127,22 @@ class OtherLoad:
         except (OSError, ValueError, AttributeError, IndexError):
             return None
         used = os.times()
-        return (busy, used.user + used.system, whole) if whole else None
+        own = used.user + used.system if self._root is None else _ticks_below(self._root) / ticks
+        return (busy, own, whole) if whole else None
+
+
+def _ticks_below(root: int) -> int:
+    """Return what a process and all below it have used; of those that have ended their parent knows."""
+    used, waiting = 0, [str(root)]
+    while waiting:
+        folder = f"/proc/{waiting.pop()}"
+        with suppress(OSError, ValueError):  # it has just ended
+            with open(f"{folder}/stat", encoding="utf-8", errors="replace") as stat:  # noqa: PTH123  as above
+                used += sum(int(figure) for figure in stat.read().rpartition(")")[2].split()[11:15])
+            for thread in os.listdir(f"{folder}/task"):  # noqa: PTH208  as above
+                with open(f"{folder}/task/{thread}/children", encoding="ascii") as children:  # noqa: PTH123
+                    waiting += children.read().split()
+    return used
 
 
 def _cores_here() -> frozenset[str]:

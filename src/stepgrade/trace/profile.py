@@ -13,7 +13,7 @@ from stepgrade.model.notes import Note
 from stepgrade.model.profile import Profile, Recorded, Source, Span
 from stepgrade.trace.activity import capability_by_kernels, measure_activity
 from stepgrade.trace.collectives import find_arrivals
-from stepgrade.trace.counts import count_launches, count_tokens
+from stepgrade.trace.counts import count_images, count_launches, count_tokens
 from stepgrade.trace.layers import Layers, find_layers
 from stepgrade.trace.ledger import add_ledgers
 from stepgrade.trace.matmuls import most_of
@@ -28,9 +28,6 @@ from stepgrade.trace.timeline import Driver, Timeline, build_timeline
 from stepgrade.trace.windows import StepMark
 from stepgrade.trace.work import find_work
 from stepgrade.units import NS_PER_MS, show_count, show_ms
-
-FORMAT = "kineto"
-PRODUCER = "torch.profiler"
 
 
 def profile_of_traces(traces: Iterable[Trace]) -> Profile:
@@ -65,9 +62,10 @@ def analyse_rank(trace: Trace) -> RankProfile:
         capability=(device.capability if device else None) or capability_by_kernels(trace),
         sequence=tokens.sequence if tokens else None,
     )
+    work = find_work(timeline)
     profile = Profile(
-        source=Source(format=FORMAT, files=(trace.file,), producer=PRODUCER),
-        work=find_work(trace),
+        source=Source(format=trace.profiler.format, files=(trace.file,), producer=trace.profiler.producer),
+        work=work,
         steps=steps or None,
         recorded_steps=len(recorded_steps),
         mean_step_ms=total_ns / steps / NS_PER_MS if steps else None,
@@ -81,6 +79,7 @@ def analyse_rank(trace: Trace) -> RankProfile:
             else None
         ),
         tokens_per_step=tokens.per_step if tokens else None,
+        samples_per_step=count_images(timeline) if work == "inference" and tokens is None else None,
         launches_per_step=count_launches(timeline, pieces) / max(steps, 1) or None,
         ledger=add_ledgers(ledgers) if ledgers and total_ns else None,
         world_size=trace.world_size,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from msgspec import structs
+
 from stepgrade.config.limits import Limits
 from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Evidence, Found, Levels, Remedy, Rule, Worth
@@ -120,9 +122,12 @@ def scalar_read_loop(context: RuleContext) -> Found | None:
     claim = (
         f"{show_count(round(reads))} single values are read in each step: {show_share(share)} of its time."
     )
-    return _levels(limits).found(
-        share, claim, {"reads": reads, "share": share}, line=lines[0] if lines else None
-    )
+    line = lines[0] if lines else None
+    found = _levels(limits).found(share, claim, {"reads": reads, "share": share}, line=line)
+    # Hundreds are a loop over values, whatever else the step does: on a device each would stop it.
+    if found is not None and found.severity == "info" and reads >= limits.many_reads_per_step:
+        return structs.replace(found, severity="warning")
+    return found
 
 
 RULES = (
