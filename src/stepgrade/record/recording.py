@@ -465,7 +465,8 @@ class Recording:
         One that is trained is a model. A teacher, a frozen encoder or a part of a model that is called by
         itself is part of forward; a copy of a model that is called without gradients, an evaluation.
         """
-        if next(module.parameters(), None) is None:
+        first = next(module.parameters(), None)
+        if first is None or first.is_meta:  # which is only counted, as by those who count FLOPs
             return None
         if (
             self.on_model is not None
