@@ -42,30 +42,31 @@ _OF_CHROME = rb'"traceEvents"\s{0,9}:|\A\s{0,99}\[\s{0,99}\{[^\[\]]{0,9999}?"ph"
 # Asked in this order: the more precise before the more general.
 _KNOWN = (
     # Profilers
-    Foreign("a report of Nsight Systems", (rb"\ANVIDIA (?:Tegra Profiler|Nsight Systems)",), _OTHER_TOOL),
     Foreign("a report of Nsight Compute", (rb"\ANVR\x00",), f"it times single kernels, not steps: {_TRACE}"),
-    Foreign(
-        "an Nsight Systems export",
-        (_OF_SQLITE, rb"(?i)create table.{0,3}(?:StringIds|TARGET_INFO_)"),
-        _OTHER_TOOL,
-    ),
     Foreign("a file of nvprof", (_OF_SQLITE, rb"CUPTI_ACTIVITY_KIND_"), _OTHER_TOOL),
-    Foreign("a rocpd or rpd file of ROCm", (_OF_SQLITE, rb"rocpd_"), _OTHER_TOOL),
     Foreign("a history of stepgrade", (_OF_SQLITE, rb"stepgrade_run"), supply="it as {history}"),
     Foreign("a database of MLflow", (_OF_SQLITE, rb"alembic_version"), _NO_STEPS),
     Foreign("an SQLite database", (_OF_SQLITE,), f"in no layout that stepgrade knows: {_TRACE}"),
-    Foreign("rocprofv3 JSON", (rb'"rocprofiler-sdk-tool"\s{0,9}:',), _OTHER_TOOL),
+    Foreign(
+        "a table of rocprofv3 beside that of kernels",
+        (rb'\A"?(?:Domain"?,"?Function|Kind"?,"?Direction|Node_Id"?,"?Logical)',),
+        "give the one whose name ends in kernel_trace.csv: this one is read with it",
+    ),
     Foreign(
         "a table of rocprof",
-        (rb'\A"?(?:Kind"?,"?Agent_Id|Domain"?,"?Function|Index"?,"?KernelName|Name"?,"?Calls"?,"?TotalDur)',),
-        _OTHER_TOOL,
+        (rb'\A"?(?:Index"?,"?KernelName|Name"?,"?Calls"?,"?TotalDur)',),
+        "it holds sums, or counters, not steps: record with rocprofv3",
     ),
     Foreign(
         "an XPlane of JAX or TensorFlow",
         (rb"\A\n", rb"/(?:host|device|task):(?:CPU|GPU|TPU|CUSTOM|metadata|python)"),
         _OTHER_TOOL,
     ),
-    Foreign("a summary table of Nsight Systems", (rb"Total Time \(ns\)",), _OTHER_TOOL),
+    Foreign(
+        "a summary table of Nsight Systems",
+        (rb"Total Time \(ns\)",),
+        "it holds sums, not steps: give the export in SQLite that it was made from",
+    ),
     Foreign("a table of Nsight Compute", (rb'\A[^\n]{0,2000}"Kernel Name","Context","Stream"',), _OTHER_TOOL),
     Foreign("the output of nvidia-smi", (rb"NVIDIA-SMI \d",), _TRACE),
     Foreign(
