@@ -54,7 +54,7 @@ def run_once(argv: tuple[str, ...], files: dict[str, bytes]) -> int:
         return 0
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for name, content in files.items():
-            Path(name).parent.mkdir(exist_ok=True)
+            Path(name).parent.mkdir(parents=True, exist_ok=True)
             Path(name).write_bytes(content)
         # What a smaller run has looked up is looked up again.
         for module in [module for name, module in sys.modules.items() if name.startswith("stepgrade")]:

@@ -21,6 +21,7 @@ _INTERRUPTED = 130
 COMMANDS = {
     "score": "the scorecard of a run",
     "record": "run a training script and record its steps",
+    "watch": "follow a growing log or recording",
     "parity": "two runtimes, operation by operation",
     "gate": "pass, or fail the build",
     "history": "runs over time: add, list, show, trend, prune, export",

@@ -75,6 +75,7 @@ def load_run(args: Namespace, *sources: str) -> Profile:
             max_bytes=args.max_bytes,
             max_memory=args.max_memory,
             progress=line.show_bytes if line else None,
+            dialects=config_from(args)[0].dialects if "config" in args else load_config().dialects,
         )
 
 
@@ -148,21 +149,30 @@ def add_run_options(parser: Parser) -> argparse._ArgumentGroup:
     return group
 
 
-def setup_from(args: Namespace) -> Setup:
-    """Return what the command line says of hardware and run; raise BadOption where it makes no sense."""
+def setup_from(args: Namespace, profile: Profile | None = None) -> Setup:
+    """Return what the command line says of hardware and run; raise BadOption where it makes no sense.
+
+    What a log says of its run completes it: batch, sequence, devices.
+    """
     dtype, plan = find_dtype(args.dtype), None
+    batch, seq, world_size = args.batch, args.seq, args.world_size
+    if profile is not None and profile.log is not None and profile.recorded is not None:
+        seq = seq or profile.recorded.seq
+        batch = batch or profile.recorded.batch
+        if world_size == 1:
+            world_size = profile.world_size or 1
     parallel = Parallelism(
-        devices=args.world_size,
+        devices=world_size,
         data=args.data_parallel,
         tensor=args.tensor_parallel,
         pipeline=args.pipeline_parallel,
         expert=args.expert_parallel,
         **_given(args, _SHARDING),
     )
-    if args.model is not None and args.batch is not None and args.seq is not None:
+    if args.model is not None and batch is not None and seq is not None:
         plan = Plan(
-            batch=args.batch,
-            seq=args.seq,
+            batch=batch,
+            seq=seq,
             micro_batches=args.micro_batches,
             dtype=dtype,
             method=args.method,

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Protocol, Self, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from stepgrade.config import DialectTable
 from stepgrade.contract.decode import decode_json
 from stepgrade.errors import BadInput, BadJson, TooLarge
 from stepgrade.memory import check_json, default_limit
@@ -47,6 +48,7 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
     max_bytes: int = DEFAULT_MAX_BYTES
     max_memory: int | None = None  # bytes that what is decoded may take; None is a quarter of the machine's
     progress: Progress | None = None
+    dialects: tuple[DialectTable, ...] = ()  # of logs, one's own
 
 
 class ByteSource:

@@ -238,6 +238,7 @@ def recording_notes(recording: Recording, totals: Totals, *, is_warm: bool) -> l
     layered, every = bool(recording.layer_names), totals.samples.every
     evaluated, profiled, lost = recording.interrupted, recording.profiled, recording.lost
     unwatched, infinite = recording.unwatched_steps, recording.losses_not_finite
+    (small, large), unit = recording.sizes.uneven() or (0, 0), "tokens" if totals.tokens else "samples"
     compiled = (
         "the forward of the blocks was never seen, perhaps because they are inside one torch.compile graph; "
         "compile the blocks one by one to get their times"
@@ -256,6 +257,10 @@ def recording_notes(recording: Recording, totals: Totals, *, is_warm: bool) -> l
         "steps_elsewhere": (
             recording.elsewhere_steps,
             f"{_steps(recording.elsewhere_steps)} of another thread left out: one thread is followed",
+        ),
+        "uneven_steps": (
+            large,
+            f"steps take longer the more they hold, most {small} to {large} {unit}",
         ),
         "own_updates": (recording.own_steps, _own_updates(recording)),
         "device_clock": (

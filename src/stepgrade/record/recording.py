@@ -45,7 +45,7 @@ from stepgrade.record.timeline import (
     UPDATED,
     StepTimeline,
 )
-from stepgrade.record.totals import Series, Totals, fold_step
+from stepgrade.record.totals import Series, StepSizes, Totals, fold_step
 
 _is_compiling = torch.compiler.is_compiling
 # Steps whose device events are not done yet; more than this many in flight does not happen in training.
@@ -91,6 +91,7 @@ class Recording:
         self._parts: weakref.WeakValueDictionary[int, Module] = weakref.WeakValueDictionary()
         self.window = OperationWindow(ops_every, warmup)
         self.warm, self.steady = Totals(), Totals()  # since `move_sums_to` was last called
+        self.sizes = StepSizes()
         self.loss = Series()
         self.ended = self.interrupted = self.profiled = self.lost = self.losses_not_finite = 0
         self._balance = 0  # how many more steps held an evaluation than did not
@@ -391,7 +392,7 @@ class Recording:
         self._patches_without_optimizer.undo()
 
     def _after_backward(self) -> None:
-        """End the step that could not end inside the backward pass; without an optimizer remember the weights.
+        """End the step that could not end inside the backward pass; with no optimizer remember the weights.
 
         A loop without a model has nothing else to tell a step by.
         """
@@ -546,6 +547,7 @@ class Recording:
                 step.phases_ns[BACKWARD] -= exposed_ns
                 step.phases_ns[COMMUNICATION] += exposed_ns
             self._warmup -= 1
+            self.sizes.add(step.tokens or step.rows, step.wall_ns)
             (self.warm if self._warmup >= 0 else self.steady).add(step)
 
 

@@ -3,6 +3,7 @@
 from stepgrade.trace.profile import analyse_rank, analyse_trace, profile_of_traces
 from stepgrade.trace.ranks import RankProfile, merge_ranks
 from stepgrade.trace.recorded_ranks import merge_recordings
+from stepgrade.trace.with_log import with_log
 
 __all__ = [
     "RankProfile",
@@ -11,4 +12,5 @@ __all__ = [
     "merge_ranks",
     "merge_recordings",
     "profile_of_traces",
+    "with_log",
 ]
