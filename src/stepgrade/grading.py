@@ -117,10 +117,8 @@ def as_baseline(
 
 def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Settings) -> Scorecard:
     target, limits = options.target, settings.limits
-    ranked, phases = (
-        tuple(rank_operations(total_by_operation(profile))),
-        phases_of_step(profile, times, limits),
-    )
+    ranked = tuple(rank_operations(total_by_operation(profile)))
+    phases = phases_of_step(profile, times, limits)
     efficiency = efficiency_of(profile, times, options)
     operations = operations_of_step(ranked, profile, times, target.figures, target.dtype)
     summaries = layer_summaries(profile)
