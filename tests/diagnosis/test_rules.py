@@ -249,7 +249,7 @@ FIRES: dict[str, Profile] = {
     "slow-checkpoints": logged({80: 200.0}, "checkpoint"),
     "long-evaluations": logged({80: 200.0}, "evaluation"),
     "recurring-slow-steps": logged({80: 200.0}),
-    "restarts": logged({80: 200.0}, attempts=(0, 80)),
+    "run-restarts": logged({80: 200.0}, attempts=(0, 80)),
     "slower-run": logged(dict.fromkeys(range(80, 160), 2.0)),
     "slow-start": logged(before_s=200.0),
     "unsteady-steps": steps(*[90.0] * 9, 400.0),
