@@ -7,10 +7,8 @@ Every file holds a canary where a stranger's own data can stand. A reader withou
 from __future__ import annotations
 
 import json
-import sqlite3
 import tempfile
 from collections.abc import Callable
-from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from stepgrade.store import NewRun, open_history
 from tests.builders import make_step_profile
 from tests.kineto_text import kineto_text
 from tests.readers.logs.generated import DIALECTS, EVENTS, Plan, generate
-from tests.readers.nsys.export import MS, Export
+from tests.readers.nsys.export import two_ranks
 from tests.readers.rocprof.files import write_csv, write_json, write_rocpd, write_rpd
 from tests.trace_builder import Run, make_trace
 
@@ -386,24 +384,14 @@ MODEL = json.dumps(
 
 @cache
 def nsys() -> tuple[bytes, ...]:
-    """Return a sound export of Nsight Systems, with a canary in a table that nobody reads."""
+    """Return a sound export of Nsight Systems; the canary is in its environment."""
     with tempfile.TemporaryDirectory() as folder:
-        export = Export(Path(folder) / "f")
-        for number in range(3):
-            at = number * 10 * MS
-            export.range(f"step {number}", at, at + 9 * MS, 7)
-            export.range("aten::mm, seq = 1, sizes = [[8, 64], [64, 64]]", at + 10, at + MS, 7)
-            export.kernel("ampere_sgemm_128x64_nn", at + MS, at + 5 * MS, 7, launch=at + 20)
-        path = export.close()
-        with closing(sqlite3.connect(path)) as connection, connection:
-            connection.execute("create table mine (secret text)")
-            connection.execute("insert into mine values (?)", (CANARY,))
-        return (path.read_bytes(),)
+        return (two_ranks(Path(folder) / "run.sqlite").read_bytes(),)
 
 
 @cache
 def rocprof() -> tuple[bytes, ...]:
-    """Return sound files of ROCm's profilers: JSON, a table, and both kinds of databases."""
+    """Return a sound file of each of ROCm's formats; the canary is in commands and environments."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         paths = (
