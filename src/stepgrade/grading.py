@@ -117,13 +117,10 @@ def as_baseline(
 
 def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Settings) -> Scorecard:
     target, limits = options.target, settings.limits
-    ranked, phases = (
-        tuple(rank_operations(total_by_operation(profile))),
-        phases_of_step(profile, times, limits),
-    )
-    efficiency = efficiency_of(profile, times, options)
+    ranked = tuple(rank_operations(total_by_operation(profile)))
+    phases = phases_of_step(profile, times, limits)
+    efficiency, summaries = efficiency_of(profile, times, options), layer_summaries(profile)
     operations = operations_of_step(ranked, profile, times, target.figures, target.dtype)
-    summaries = layer_summaries(profile)
     ratio, ratio_note = backward_forward_ratio(profile, phases, summaries)
     work, of_device = work_of(profile, operations, limits), Ledger.of(profile.ledger)
     ledger = of_device or phases.ledger

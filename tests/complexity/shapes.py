@@ -904,7 +904,7 @@ SHAPES: dict[str, Shape] = {
     "lines of every dialect": Shape(lines_of_every_dialect, covers=("readers/logs/scan",), size=300),
     "a line of nothing but anchors": Shape(one_line_of_anchors, covers=("readers/logs/scan",), size=2000),
     "a log that is followed": Shape(step_lines, ("watch", "f", "--once"), ("readers/logs/follow",), 300),
-    "a log beside a trace": Shape(lambda n: {**step_lines(n), "g": trace([row for i in range(n) for row in (step(i, i * 1000, 900), *kernel("k", i * 1000 + 10, i))])["f"]}, ("score", "f", "g", "--format", "json"), ("trace/with_log",), 100),
+    "a log beside a trace": Shape(lambda n: {**step_lines(n), "g": trace([row for i in range(n) for row in (step(i, i * 1000, 900), *kernel("k", i * 1000 + 10, i))])["f"]}, ("score", "f", "g", "--format", "json"), ("trace/logged_run",), 100),
     "a table of metrics": Shape(table_of_metrics, covers=("readers/metrics", "readers/logs/tables", "readers/logs/records", "readers/logs/names"), size=400),
     "an event file": Shape(event_file, covers=("readers/logs/tensorboard", "readers/logs/wire"), size=400),
     "a file of W&B": Shape(wandb_file, covers=("readers/logs/wandb",), size=400),
