@@ -28,6 +28,8 @@ from tests.complexity.measure import ANALYSIS
 from tests.fuzz.samples import DEVICE, MODEL
 from tests.readers.logs.generated import event as tensorboard_event
 from tests.readers.logs.generated import version
+from tests.readers.nsys.export import MS, Export
+from tests.readers.rocprof.files import write_csv, write_json, write_rocpd, write_rpd
 
 Files = dict[str, bytes]
 
@@ -588,6 +590,63 @@ def toml_lists(n: int) -> Files:
     return {"c.toml": b"[rules]\nignore = [" + b'"x", ' * n + b"]\n", **profile()}
 
 
+def nsys(fill: Callable[[Export], object]) -> Files:
+    """Return an export of Nsight Systems that `fill` puts events into, with two kernels of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        export = Export(Path(folder) / "f")
+        for start in (0, 10 * MS):
+            export.kernel("gemm", start, start + MS, 7, launch=start)
+        fill(export)
+        return {"f": export.close().read_bytes()}
+
+
+def nsys_kernels(n: int) -> Files:
+    return nsys(
+        lambda export: [
+            (export.range(f"step {i}", i * MS, (i + 1) * MS - 1, 7), export.kernel(f"k{i % 50}", i * MS, i * MS + 9000, 7))
+            for i in range(n)
+        ]
+    )  # fmt: skip
+
+
+def nsys_ranges(n: int) -> Files:
+    return nsys(lambda export: [export.range(f"aten::mm, seq = {i}, sizes = [[{i}, 2], [2, 3]]", i * 20, i * 20 + 9, 7) for i in range(n)])  # fmt: skip
+
+
+def nsys_processes(n: int) -> Files:
+    return nsys(
+        lambda export: [export.kernel("gemm", i * MS, i * MS + 9000, 7 + i, device=i) for i in range(n)]
+    )
+
+
+def nsys_collectives(n: int) -> Files:
+    """Return collectives whose calls are all in one group, which is the worst for finding its start."""
+
+    def fill(export: Export) -> None:
+        group = {"NCCL communicator ID": 5, "No. of ranks": 2, "Rank": 0}
+        export.range("ncclCommInitRank", 0, 10, 7, payload=group)
+        export.range("ncclGroupStart", 10, 11, 7)
+        for i in range(n):
+            message = {"NCCL communicator ID": 5, "Message size [bytes]": 1 << 20}
+            export.range("ncclSend", 20 + i, 20 + i, 7, payload=message)
+            export.kernel(
+                "ncclDevKernel_SendRecv(x)", (i + 1) * MS, (i + 1) * MS + 9000, 7, launch=10**4 * n + i
+            )
+        export.range("ncclGroupEnd", 10**3 * n, 10**5 * n, 7)
+
+    return nsys(fill)
+
+
+def rocprof(write: Callable[[Path, int], Path]) -> Callable[[int], Files]:
+    """Return a training run of n steps as one of ROCm's profilers writes it."""
+
+    def make(n: int) -> Files:
+        with tempfile.TemporaryDirectory() as folder:
+            return {"f": write(Path(folder), n).read_bytes()}
+
+    return make
+
+
 def analysed(make: Callable[[int], Files]) -> Callable[[int], Files]:
     """Return a shape's traces as they are once they are read, for sizes at which reading would hide the analysis."""
 
@@ -880,6 +939,14 @@ SHAPES: dict[str, Shape] = {
     "recordings of ranks": Shape(recorded_ranks, ("score", "f", "--format", "json"), ("trace/recorded_ranks",), 10),
     "recordings of one process": Shape(recordings, ("score", "f", "--format", "json"), ("trace/recordings",), 6),
     "operations of sampled steps": Shape(sampled, covers=("readers/recording",), size=300),
+    "kernels and steps of Nsight": Shape(nsys_kernels, covers=(*(f"readers/nsys/{name}" for name in ("reader", "device", "facts")), "readers/sqlite", "readers/processes"), size=300),
+    "ranges of Nsight at one depth": Shape(nsys_ranges, covers=("readers/nsys/nvtx",), size=500),
+    "processes of Nsight": Shape(nsys_processes, covers=("readers/processes",), size=10),
+    "collectives of one group": Shape(nsys_collectives, covers=("readers/nsys/collectives",), size=200),
+    "steps of rocprofv3's JSON": Shape(rocprof(lambda folder, n: write_json(folder / "f", steps=n)), covers=("readers/rocprof/json_records", "readers/rocprof/facts", "readers/annotations"), size=60),
+    "steps of rocprofv3's CSV": Shape(rocprof(write_csv), covers=("readers/rocprof/csv_tables",), size=300),
+    "steps of rocpd": Shape(rocprof(lambda folder, n: write_rocpd(folder / "f", steps=n)), covers=("readers/rocprof/databases",), size=60),
+    "steps of rpd": Shape(rocprof(lambda folder, n: write_rpd(folder / "f", n)), covers=("readers/rocprof/databases",), size=60),
     "a file that is none of ours": Shape(lambda n: {"f": b"<html>" + b"<p>x</p>" * n}, covers=("readers/foreign",), size=2000),
     "events with Windows paths": Shape(windows_paths, covers=("readers/kineto/chunks",), size=1000),
     "events that nothing closes": Shape(unclosed, covers=("readers/kineto/chunks",), size=1000),
@@ -909,7 +976,7 @@ SHAPES: dict[str, Shape] = {
     "an event file": Shape(event_file, covers=("readers/logs/tensorboard", "readers/logs/wire"), size=400),
     "a file of W&B": Shape(wandb_file, covers=("readers/logs/wandb",), size=400),
     "the records of a trainer": Shape(records_of_a_trainer, covers=("readers/metrics",), size=300),
-    "a store of MLflow": Shape(mlflow_store, ("score", "mlruns", "--format", "json"), ("readers/logs/directories",), 400),
+    "a store of MLflow": Shape(mlflow_store, ("score", "mlruns", "--format", "json"), ("readers/logs/directories", "readers/logs/mlflow"), 400),
     "operations of two runtimes": Shape(parity, ("parity", "f", "g", "--format", "json"), ("readers/parity_profile", "compare/parity", "compare/canonical", "compare/decompose", "compare/matrix"), 100),
     "a scorecard as baseline": Shape(cards, ("gate", "f", "--baseline", "g", "--format", "json"), ("readers/scorecard", "compare/runs", "compare/parts", "compare/metrics", "compare/effect", "compare/fingerprint"), 100),
     "runs of a history, listed": Shape(history, ("history", "list", "--limit", "100000", *HISTORY), ("store/history", "store/sqlite"), 100),

@@ -80,19 +80,15 @@ def chrome(*, key: str = "", **first: object) -> bytes:
 
 # What it is -> files that are; the real tool wrote them, or its own words are in them.
 FILES: dict[str, list[bytes]] = {
-    "a report of Nsight Systems": [b"NVIDIA Tegra Profiler Report 2024@6@2@25\n\x0bLocal "],
     "a report of Nsight Compute": [b"NVR\0" + bytes(200)],
-    "an Nsight Systems export": [
-        sqlite("create table StringIds (id integer, value text)", "create table CUPTI_ACTIVITY_KIND_KERNEL (start int)"),
-        sqlite("CREATE TABLE TARGET_INFO_GPU (name TEXT)"),
-    ],
     "a file of nvprof": [sqlite("create table CUPTI_ACTIVITY_KIND_DRIVER (_id_ int)", "create table StringTable (value)")],
-    "a rocpd or rpd file of ROCm": [sqlite('create table "rocpd_op" (id int)'), sqlite("create table `rocpd_info_1` (a)")],
     "a history of stepgrade": [sqlite("create table stepgrade_run (id int)")],
-    "a database of MLflow": [sqlite("create table alembic_version (v text)", "create table experiments (id int)")],
     "an SQLite database": [sqlite("create table notes (text)")],
-    "rocprofv3 JSON": [b'{"rocprofiler-sdk-tool":[{"metadata":{}}]}'],
-    "a table of rocprof": [b'"Kind","Agent_Id","Queue_Id"\n"KERNEL","1","2"\n', b"Index,KernelName,gpu-id\n0,k,1\n"],
+    "a table of rocprofv3 beside that of kernels": [
+        b'"Domain","Function","Process_Id"\n"HIP","hipMalloc","1"\n',
+        b'"Kind","Direction","Stream_Id"\n',
+    ],
+    "a table of rocprof": [b"Index,KernelName,gpu-id\n0,k,1\n", b'"Name","Calls","TotalDurationNs"\n'],
     "an XPlane of JAX or TensorFlow": [b"\n\x20\x08\x01\x12\x09/host:CPU\x1a\0\n\x10\x12\x0d/device:GPU:0\0"],
     "a summary table of Nsight Systems": [b"Time (%),Total Time (ns),Instances\n50.0,100,2\n"],
     "a table of Nsight Compute": [b'"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream"\n'],
@@ -201,10 +197,10 @@ def test_a_directory_without_traces_says_what_is_in_it(stepgrade: Run, tmp_path:
     (tmp_path / "notes.txt").write_text("hello")
     hint = "give a directory with the trace of each rank, or one trace"
     assert stepgrade("score", tmp_path).err == f"stepgrade: {tmp_path}: holds no trace files ({hint})\n"
-    (tmp_path / "run.sqlite").write_bytes(FILES["an Nsight Systems export"][0])
+    (tmp_path / "run.sqlite").write_bytes(FILES["a file of nvprof"][0])
     ran = stepgrade("score", tmp_path)
     assert ran.code == 2
-    assert ran.err.endswith("holds no trace files (run.sqlite is an Nsight Systems export)\n")
+    assert ran.err.endswith("holds no trace files (run.sqlite is a file of nvprof)\n")
 
 
 @pytest.mark.parametrize("content", [b" \n\n ", bytes(600), b"\t"])
@@ -317,12 +313,7 @@ def test_real_files_of_other_tools() -> None:
     if not folder.is_dir():
         pytest.skip("the real files of other tools are not beside this clone")
     expected = {
-        "nsys/*.sqlite": {"an Nsight Systems export"},
-        "nsys/*.nsys-rep": {"a report of Nsight Systems"},
-        "rocprof/*.db": {"a rocpd or rpd file of ROCm"},
-        "rocprof/*.rpd": {"a rocpd or rpd file of ROCm"},
-        "rocprof/*.csv": {"a table of rocprof"},
-        "rocprof/*.json.gz": {"rocprofv3 JSON"},
+        "rocprof/*hip_api_trace.csv": {"a table of rocprofv3 beside that of kernels"},
         "metrics/*.tar.gz": {"a tar archive"},
         "memory/snapshots/*.pickle": {"a memory snapshot of PyTorch"},
         "memory/timeline/*.gz": {"a memory timeline of PyTorch"},

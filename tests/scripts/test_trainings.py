@@ -40,11 +40,11 @@ ACCELERATE_SCRIPT = ("-m", "accelerate.test_utils.scripts.test_script")
 BORING = Training(
     "lightning", ("lightning_boring.py",), 128, samples=1, bottlenecks=frozenset({"host", "input", "unknown"})
 )
-# Two checks of three trainings, of three epochs of four batches of eight.
+# Two checks of five trainings (two of them in half precision), of three epochs of four batches of eight.
 ACCELERATED = Training(
     "accelerate",
     ACCELERATE_SCRIPT,
-    2 * 3 * 3 * 4,
+    2 * 5 * 3 * 4,
     samples=8,
     bottlenecks=frozenset({"host", "input", "unknown"}),
     launcher=("python",),
@@ -66,7 +66,7 @@ ALL = (
     # Each rank draws batches of 8, but the training that they are compared with has all 16.
     ACCELERATED._replace(
         launcher=(*ACCELERATE, "2"),
-        samples=(8 + 8 + 16) / 3,
+        samples=(16 + 4 * 8) / 5,
         recordings=RANKS,
         bottlenecks=frozenset({"host", "input", "communication", "unknown"}),
     ),
@@ -105,8 +105,9 @@ def test_a_training_of_a_package_ends_as_it_does_by_itself_and_is_recorded(
         assert profile.tokens_per_step == training.tokens
         assert not any(note.code in ("recorder_failed", "not_ended") for note in profile.notes)
         assert {"forward", "backward", "optimizer"} <= {phase.name for phase in profile.phases}
-        if training.launcher[-1:] != ("2",):
-            assert profile.samples_per_step == training.samples
+        # Accelerate's script also reads loaders that it does not train on, and not all its steps are alike.
+        off = 0.05 if training.package == "accelerate" else 0.0
+        assert profile.samples_per_step == pytest.approx(training.samples, rel=off)
         card = sg.score(profile)
         assert is_graded(card), card.ungraded_because
         assert card.bottleneck in training.bottlenecks, card.bottleneck_evidence

@@ -26,7 +26,6 @@ _TRACE = "trace a few steps with torch.profiler, or run the script under stepgra
 _UNPACK = "unpack it, and give what is inside"
 _WEIGHTS = f"weights say nothing about speed: {_TRACE}"
 _OTHER_TOOL = f"stepgrade does not read it yet: {_TRACE}"
-_NO_STEPS = f"it has no step profile in it: {_TRACE}"
 _UNKNOWN_LINES = (
     "its lines are in no dialect that stepgrade knows, or it stopped before the first step; [[dialect]] in "
     "stepgrade.toml says what their numbers mean"
@@ -42,30 +41,30 @@ _OF_CHROME = rb'"traceEvents"\s{0,9}:|\A\s{0,99}\[\s{0,99}\{[^\[\]]{0,9999}?"ph"
 # Asked in this order: the more precise before the more general.
 _KNOWN = (
     # Profilers
-    Foreign("a report of Nsight Systems", (rb"\ANVIDIA (?:Tegra Profiler|Nsight Systems)",), _OTHER_TOOL),
     Foreign("a report of Nsight Compute", (rb"\ANVR\x00",), f"it times single kernels, not steps: {_TRACE}"),
-    Foreign(
-        "an Nsight Systems export",
-        (_OF_SQLITE, rb"(?i)create table.{0,3}(?:StringIds|TARGET_INFO_)"),
-        _OTHER_TOOL,
-    ),
     Foreign("a file of nvprof", (_OF_SQLITE, rb"CUPTI_ACTIVITY_KIND_"), _OTHER_TOOL),
-    Foreign("a rocpd or rpd file of ROCm", (_OF_SQLITE, rb"rocpd_"), _OTHER_TOOL),
     Foreign("a history of stepgrade", (_OF_SQLITE, rb"stepgrade_run"), supply="it as {history}"),
-    Foreign("a database of MLflow", (_OF_SQLITE, rb"alembic_version"), _NO_STEPS),
     Foreign("an SQLite database", (_OF_SQLITE,), f"in no layout that stepgrade knows: {_TRACE}"),
-    Foreign("rocprofv3 JSON", (rb'"rocprofiler-sdk-tool"\s{0,9}:',), _OTHER_TOOL),
+    Foreign(
+        "a table of rocprofv3 beside that of kernels",
+        (rb'\A"?(?:Domain"?,"?Function|Kind"?,"?Direction|Node_Id"?,"?Logical)',),
+        "give the one whose name ends in kernel_trace.csv: this one is read with it",
+    ),
     Foreign(
         "a table of rocprof",
-        (rb'\A"?(?:Kind"?,"?Agent_Id|Domain"?,"?Function|Index"?,"?KernelName|Name"?,"?Calls"?,"?TotalDur)',),
-        _OTHER_TOOL,
+        (rb'\A"?(?:Index"?,"?KernelName|Name"?,"?Calls"?,"?TotalDur)',),
+        "it holds sums, or counters, not steps: record with rocprofv3",
     ),
     Foreign(
         "an XPlane of JAX or TensorFlow",
         (rb"\A\n", rb"/(?:host|device|task):(?:CPU|GPU|TPU|CUSTOM|metadata|python)"),
         _OTHER_TOOL,
     ),
-    Foreign("a summary table of Nsight Systems", (rb"Total Time \(ns\)",), _OTHER_TOOL),
+    Foreign(
+        "a summary table of Nsight Systems",
+        (rb"Total Time \(ns\)",),
+        "it holds sums, not steps: give the export in SQLite that it was made from",
+    ),
     Foreign("a table of Nsight Compute", (rb'\A[^\n]{0,2000}"Kernel Name","Context","Stream"',), _OTHER_TOOL),
     Foreign("the output of nvidia-smi", (rb"NVIDIA-SMI \d",), _TRACE),
     Foreign(
@@ -261,13 +260,10 @@ def refusal(source: ByteSource) -> UnknownFormat:
     """Return the error for a source that no reader takes: what it is, else which formats there are."""
     from stepgrade.readers.registry import readers  # noqa: PLC0415  which imports the readers, and they this
 
-    found = what_it_is(source.head)
     if not source.head.strip(b"\0 \t\r\n"):
-        return UnknownFormat(
-            "holds nothing but blanks or zero bytes",
-            where=source.name,
-            hint="was the disk full, or the machine switched off, while it was written?",
-        )
+        broken_off = "was the disk full, or the machine switched off, while it was written?"
+        return UnknownFormat("holds nothing but blanks or zero bytes", where=source.name, hint=broken_off)
+    found = what_it_is(source.head)
     if found is not None:
         hint, supply = found.advice or None, found.supply or None
         return UnknownFormat(f"is {found.what}", where=source.name, hint=hint, supply=supply)

@@ -62,7 +62,7 @@ WAITS_WITH_LINES = 50
 # Runtimes whose events have categories of their own, and how the calls of others begin.
 _OWN_CATEGORIES = ("mtia", "xpu", "hpu")
 _PLATFORMS = (
-    ("rocm", re.compile(r"hip[A-Z]|AMD\b")),
+    ("rocm", re.compile(r"hip[A-Z]|AMD\b|__amd_|Cijk_")),
     ("cuda", re.compile(r"cu(da)?[A-Z]|NVIDIA\b|Tesla\b|GeForce\b|Quadro\b")),
     ("npu", re.compile(r"acl[a-z]|Ascend")),
 )
@@ -147,6 +147,7 @@ def find_platform(timeline: Timeline) -> str | None:
         return own
     names = [trace.strings[index] for index in distinct(trace.calls.name).tolist()]
     names += [device.name or "" for device in trace.devices]
+    names += [trace.strings[index] for index in distinct(trace.work.name).tolist()]  # no calls may be there
     return next((name for name, start in _PLATFORMS if any(start.match(text) for text in names)), None)
 
 

@@ -110,7 +110,9 @@ def slower_run(context: RuleContext) -> Found | None:
         how += f", most of it from step {wall.level_changes[0]:,.0f} on"
         evidence["first_change"] = wall.level_changes[0]
     claim = f"{how}: {show_ms(wall.drift_s * 1e3)}, {show_share(share)} of the wall time."
-    return Found("warning" if 1.0 + wall.drift >= limits.run_drift_warning else "info", claim, evidence, share)
+    return Found(
+        "warning" if 1.0 + wall.drift >= limits.run_drift_warning else "info", claim, evidence, share
+    )
 
 
 def slow_start(context: RuleContext) -> Found | None:
