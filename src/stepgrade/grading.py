@@ -119,9 +119,8 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
     target, limits = options.target, settings.limits
     ranked = tuple(rank_operations(total_by_operation(profile)))
     phases = phases_of_step(profile, times, limits)
-    efficiency = efficiency_of(profile, times, options)
+    efficiency, summaries = efficiency_of(profile, times, options), layer_summaries(profile)
     operations = operations_of_step(ranked, profile, times, target.figures, target.dtype)
-    summaries = layer_summaries(profile)
     ratio, ratio_note = backward_forward_ratio(profile, phases, summaries)
     work, of_device = work_of(profile, operations, limits), Ledger.of(profile.ledger)
     ledger = of_device or phases.ledger

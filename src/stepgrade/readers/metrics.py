@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import structs
+
 from stepgrade.contract.decode import decode_json
-from stepgrade.model import Profile
+from stepgrade.model import Note, Profile
 from stepgrade.readers.base import Reader
 from stepgrade.readers.source import ByteSource
 
 _STATE, _PEFT = "log_history", frozenset({"run_info", "train_info"})
 _EVENTS = b"brain.Event:"
 _WANDB = b":W&B"
+_SQLITE = b"SQLite format 3\0"
 
 
 def recognises(source: ByteSource) -> bool:
@@ -25,6 +28,11 @@ def _kind(source: ByteSource) -> str | None:
         return "wandb"
     if _EVENTS in head[:64]:
         return "tensorboard"
+    if head.startswith(_SQLITE):
+        from stepgrade.readers.logs.mlflow import SIGN, TABLE  # noqa: PLC0415  only for what is SQLite
+        from stepgrade.readers.sqlite import has_table  # noqa: PLC0415  as above
+
+        return "mlflow" if has_table(source, SIGN, TABLE) else None
     if not source.is_text:
         return None
     if head.lstrip()[:1] == b"{":
@@ -52,14 +60,21 @@ def read(source: ByteSource) -> Profile:
         "trainer_state": "Hugging Face Trainer",
         "peft": "PEFT's benchmark",
         "csv": "a table of metrics",
+        "mlflow": "MLflow",
     }
     if kind is None:
         raise refusal(source)
-    log = RecordLog(kind, names[kind])
+    log, runs = RecordLog(kind, names[kind]), 1
     if kind == "wandb":
         wandb.read_wandb(source.chunks(), log)
     elif kind == "tensorboard":
         tensorboard.read_events(source.chunks(), log)
+    elif kind == "mlflow":
+        from stepgrade.readers.logs.mlflow import read_database  # noqa: PLC0415  as above
+        from stepgrade.readers.sqlite import SqliteFile  # noqa: PLC0415
+
+        with SqliteFile.opened(source) as file:
+            runs = read_database(file, source.name, log)
     elif kind == "csv":
         tables.read_csv(source.chunks(), tables.separator_of(source.head) or ",", log)
     else:
@@ -68,12 +83,15 @@ def read(source: ByteSource) -> Profile:
     profile = profile_of_log(log.scanned(), source.name, names[kind])
     if profile is None:
         raise refusal(source)
+    if runs > 1:
+        text = f"the database holds {runs} runs: this is the one that began last"
+        return structs.replace(profile, notes=(*profile.notes, Note("last_of_several", text)))
     return profile
 
 
 READER = Reader(
     name="metrics",
-    summary="metric files: TensorBoard, Weights & Biases, CSV, trainer_state.json",
+    summary="metric files: TensorBoard, Weights & Biases, MLflow, CSV, trainer_state.json",
     recognises=recognises,
     read=read,
 )

@@ -175,7 +175,7 @@ def facts_of(header: LogHeader, logged: LoggedSteps, tokens: float | None) -> Ru
         seq=header.whole("seq_length"),
         parameters=header.parameters,
         flops_per_token=flops,
-        convention=dialect.convention,
+        convention=None if logged.framework == "GPT-NeoX" else dialect.convention,  # it leaves the head out
         counts_recompute=counts_recompute,
         mfu=_late_median(table, "mfu"),
         tflops=_late_median(table, "tflops_device"),
