@@ -24,10 +24,8 @@ def recognises(source: ByteSource) -> bool:
 
 def _kind(source: ByteSource) -> str | None:
     head = source.head
-    if head.startswith(_WANDB):
-        return "wandb"
-    if _EVENTS in head[:64]:
-        return "tensorboard"
+    if head.startswith(_WANDB) or _EVENTS in head[:64]:
+        return "wandb" if head.startswith(_WANDB) else "tensorboard"
     if head.startswith(_SQLITE):
         from stepgrade.readers.logs.mlflow import SIGN, TABLE  # noqa: PLC0415  only for what is SQLite
         from stepgrade.readers.sqlite import has_table  # noqa: PLC0415  as above
