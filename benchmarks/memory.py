@@ -84,7 +84,7 @@ def eleuther(case: Case) -> float:
     model /= world if stage >= 3 else 1
     tokens, d = plan.tokens, shape.hidden
     per_layer = tokens * d * (10 + 24 / parallel.tensor)
-    if plan.checkpointing != "full":
+    if plan.checkpointing == "none":
         per_layer += tokens * 5 * layer.heads * plan.seq / parallel.tensor
     return model + states + gradients + per_layer * shape.depth
 

@@ -63,7 +63,9 @@ def test_a_run_that_does_not_fit_is_out_of_reach(config: str, capsys: pytest.Cap
     shown = capsys.readouterr().out
     for text in ("out of reach", "does not fit", "The cheapest changes that make it fit", "when the loss is"):
         assert text in shown
-    found = answer(capsys, *ESTIMATE, "--model", config)["memory"]
+    whole = answer(capsys, *ESTIMATE, "--model", config)
+    found = whole["memory"]
+    assert whole["is_reachable"] is False
     assert found["verdict"] == "does_not_fit"
     assert found["largest_micro_batch"] == 0
     assert found["low_bytes"] < found["need_bytes"] < found["high_bytes"]

@@ -122,7 +122,7 @@ WITHOUT_LIMIT = {
     "fp16-beside-bf16",
     "data-parallel",
     "fast-backward",
-    "restarts",
+    "run-restarts",
     "skipped-steps",
     "no-backward",
     "truncated-trace",

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from stepgrade.hardware.cost.plan import Parallelism, Plan
+from stepgrade.hardware.cost.plan import CHECKPOINTING as KNOWN_CHECKPOINTING
+from stepgrade.hardware.cost.plan import LOSSES as KNOWN_LOSSES
+from stepgrade.hardware.cost.plan import OFFLOAD, WEIGHTS, Parallelism, Plan
 from stepgrade.hardware.memory.allocator import context_bytes
 from stepgrade.hardware.memory.device import stage_memory
 from stepgrade.hardware.memory.need import MemoryNeed, need_of
@@ -169,7 +171,9 @@ def shape_of(row: Row) -> ModelShape:
 
 
 def plan_of(row: Row) -> Plan:
-    kernels, method = KERNELS[row["kernels"]], row["method"]
+    kernels, method = KERNELS.get(row["kernels"], "eager"), row["method"]
+    loss = LOSSES.get(row["loss"], row["loss"])
+    checkpointing = CHECKPOINTING.get(row["checkpointing"], row["checkpointing"])
     zero = whole(row, "zero", 0)
     data = {0: "ddp", 1: "zero1", 2: "zero2", 3: "fsdp"}[zero]
     if row["reshard"] == "no":
@@ -195,16 +199,11 @@ def plan_of(row: Row) -> Plan:
         separate_embedding=row["loss"] == "chunk_seq",
     )
     kept = tuple(float(row[name] or 0) for name in ("weight_bytes", "grad_bytes", "master_bytes"))
-    by_bytes: dict[tuple[float, ...], str] = {
-        (2, 2, 0): "bf16",
-        (4, 4, 0): "fp32",
-        (2, 4, 4): "megatron",
-        (2, 6, 4): "megatron-fp16",
-        (2, 2, 4): "master",
-        (2, 2, 8): "megatron-bf16-gradients",
-    }
-    states = float(row["optimizer_bytes"] or 8)
-    optimizer = "adamw-bf16" if states == 4 else "adamw-8bit" if 1.5 < states < 3 else "adamw"
+    # The way of keeping weights whose bytes are nearest; the first of them where gradients are freed at once.
+    weights = min(WEIGHTS, key=lambda name: sum(abs(a - b) for a, b in zip(WEIGHTS[name], kept, strict=True)))
+    states = float(row["optimizer_bytes"]) if row["optimizer_bytes"] else 8.0
+    sizes = {8.0: "adamw", 4.0: "adamw-bf16", 2.03: "adamw-8bit", 1.06: "adamw-4bit", 0.0: "sgd"}
+    optimizer = sizes[min(sizes, key=lambda size: abs(size - states))]
     is_litgpt = row["source"] == "litgpt"
     return Plan(
         batch=whole(row, "micro_batch"),
@@ -216,9 +215,11 @@ def plan_of(row: Row) -> Plan:
         lora_targets=",".join(TARGETS[letter] for letter in row["lora_targets"]) or "all",
         lora_dropout=row["source"] in ("litgpt", "ms-swift"),  # 0.05 by default in both
         optimizer=optimizer,
-        checkpointing=CHECKPOINTING.get(row["checkpointing"], row["checkpointing"]),
-        loss=LOSSES.get(row["loss"], row["loss"]),
-        weights=by_bytes.get(kept, "master"),
+        checkpointing=checkpointing if checkpointing in KNOWN_CHECKPOINTING else "none",
+        loss=loss if loss in KNOWN_LOSSES else "upcast",
+        offload=row["offload"] if row["offload"] in OFFLOAD else "none",
+        optimizer_in_backward=row["grad_bytes"] == "0",
+        weights=weights,
         kernels=kernels,
         quantisation=QUANTISATION.get(row["weight_bytes"], "nf4-double"),
         # The tables of litgpt and ms-swift are older than bitsandbytes 0.43.2.

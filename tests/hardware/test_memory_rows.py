@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import permutations
 
 import pytest
 
@@ -54,3 +55,23 @@ def test_measurements_that_cannot_be_true_are_named() -> None:
     assert len(impossible) == 3
     for case in impossible:
         assert (case.measured or 0.0) < predict(case).low
+
+
+def test_a_measured_run_of_the_same_setup_takes_some_of_the_error_off() -> None:
+    """Pairs of rows of constant length that differ in micro-batch and sequence alone, each from the other."""
+    setups: dict[tuple[str, ...], list[Case]] = {}
+    differ = {"id", "source_ref", "seq", "micro_batch", "measured_gib", "notes", "oom_capacity_gib"}
+    for case in (case for case in MEASURED if case.plan.lengths == "fixed"):
+        key = tuple(value for name, value in case.row.items() if name not in differ)
+        setups.setdefault(key, []).append(case)
+    alone, anchored = [], []
+    for some in setups.values():
+        for case, other in permutations(some, 2):
+            if (case.plan.batch, case.plan.seq) == (other.plan.batch, other.plan.seq):
+                continue
+            measured, said, theirs = case.measured or 1.0, predict(case).bytes, predict(other)
+            alone.append(abs(said / measured - 1))
+            anchored.append(abs((said + (other.measured or 0.0) - theirs.bytes) / measured - 1))
+    assert len(anchored) > 90
+    assert median(sorted(anchored)) <= 0.01
+    assert median(sorted(anchored)) < median(sorted(alone))

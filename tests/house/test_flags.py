@@ -27,12 +27,14 @@ FOREIGN = {
     "readers/nsys/facts.py": {"--type", "--include-json", "--trace"},
 }
 
+TRAINERS_FLAGS = "hardware/launch_flags.py"  # writes nothing but flags of the programs that train
+
 
 def test_no_text_outside_the_command_line_holds_a_flag() -> None:
     found = []
     for path in SRC.rglob("*.py"):
         place = path.relative_to(SRC)
-        if place.parts[0] == "cli":
+        if place.parts[0] == "cli" or place.as_posix() == TRAINERS_FLAGS:
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):

@@ -83,7 +83,6 @@ FILES: dict[str, list[bytes]] = {
     "a report of Nsight Compute": [b"NVR\0" + bytes(200)],
     "a file of nvprof": [sqlite("create table CUPTI_ACTIVITY_KIND_DRIVER (_id_ int)", "create table StringTable (value)")],
     "a history of stepgrade": [sqlite("create table stepgrade_run (id int)")],
-    "a database of MLflow": [sqlite("create table alembic_version (v text)", "create table experiments (id int)")],
     "an SQLite database": [sqlite("create table notes (text)")],
     "a table of rocprofv3 beside that of kernels": [
         b'"Domain","Function","Process_Id"\n"HIP","hipMalloc","1"\n',

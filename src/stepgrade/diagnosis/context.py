@@ -42,7 +42,6 @@ class RuleContext(Struct, frozen=True, kw_only=True):
     activity: Activity = NOTHING_DONE  # of the typical step; an empty one when the source has no timeline
     limits: Limits = DEFAULT_LIMITS
     wall: WallLedger | None = None  # of the whole run, where the source is a log
-    level_changes: tuple[float, ...] = ()  # steps from which on its steps take another time
 
     @property
     def on_device(self) -> bool:

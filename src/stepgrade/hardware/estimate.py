@@ -40,7 +40,10 @@ class Utilisation(Struct, frozen=True, kw_only=True):
 
 
 class Estimate(Result, frozen=True, kw_only=True):
-    """The ceilings of a planned run, all in tok/s per device, and whether one device can hold it."""
+    """The ceilings of a planned run, all in tok/s per device, and whether one device can hold it.
+
+    `is_reachable` is False for a run that does not fit, and None where that cannot be told.
+    """
 
     NOTES = ("notes",)
 
@@ -57,6 +60,7 @@ class Estimate(Result, frozen=True, kw_only=True):
     crossing_tokens: float | None
     utilisation: Utilisation | None = None
     memory: MemoryFit | None = None
+    is_reachable: bool | None = None
     notes: tuple[Note, ...] = ()
 
 
@@ -75,7 +79,9 @@ def estimate(
         raise BadOption("an estimate needs the hardware", supply="{device}, or {peak_bw_gb_s}")
     shape = read_model(setup.model)
     found = estimate_plan(figures, costs_of(setup, shape), setup.plan, throughput_tok_s)
-    return structs.replace(found, memory=memory_fit(shape, setup.plan, figures.device, anchor))
+    memory = memory_fit(shape, setup.plan, figures.device, anchor)
+    reachable = {"fits": True, "does_not_fit": False}.get(memory.verdict or "")
+    return structs.replace(found, memory=memory, is_reachable=reachable)
 
 
 def estimate_plan(figures: Figures, costs: ModelCosts, plan: Plan, tok_s: float | None = None) -> Estimate:

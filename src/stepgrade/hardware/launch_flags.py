@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 def launch_flags(plan: RankedPlan, run: Plan, devices: int, global_batch: int) -> str:
     """Return what starts the plan in its trainer: flags, or DeepSpeed's configuration."""
     if plan.trainer == "torchtitan":
-        return _torchtitan(plan, run, global_batch)
+        return torchtitan_flags(plan, run, global_batch)
     if plan.trainer == "megatron":
-        return _megatron(plan, run, global_batch)
-    return _deepspeed(plan, run) if plan.trainer == "deepspeed" else _accelerate(plan, run, devices)
+        return megatron_flags(plan, run, global_batch)
+    return deepspeed_flags(plan, run) if plan.trainer == "deepspeed" else accelerate_flags(plan, run, devices)
 
 
-def _torchtitan(plan: RankedPlan, run: Plan, global_batch: int) -> str:
+def torchtitan_flags(plan: RankedPlan, run: Plan, global_batch: int) -> str:
+    """Return torchtitan's flags; its local batch is a whole step where there is a pipeline."""
     is_sharded = plan.data.startswith("fsdp")
     degrees = {
         "tensor": plan.tensor,
@@ -48,7 +49,8 @@ def _torchtitan(plan: RankedPlan, run: Plan, global_batch: int) -> str:
     return " ".join(f"--{name} {value}" for name, value in flags.items()) + " --compile.enable"
 
 
-def _megatron(plan: RankedPlan, run: Plan, global_batch: int) -> str:
+def megatron_flags(plan: RankedPlan, run: Plan, global_batch: int) -> str:
+    """Return Megatron-LM's flags, without those that would be 1."""
     sizes = {
         "tensor-model-parallel-size": plan.tensor,
         "pipeline-model-parallel-size": plan.pipeline,
@@ -71,7 +73,7 @@ def _megatron(plan: RankedPlan, run: Plan, global_batch: int) -> str:
     return " ".join((*(f"--{name} {value}" for name, value in flags.items()), *switches))
 
 
-def _deepspeed(plan: RankedPlan, run: Plan) -> str:
+def deepspeed_flags(plan: RankedPlan, run: Plan) -> str:
     """Return DeepSpeed's configuration; the layers are recomputed by Transformers' own switch."""
     stage = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}[plan.data]
     config = {
@@ -81,10 +83,12 @@ def _deepspeed(plan: RankedPlan, run: Plan) -> str:
         "zero_optimization": {"stage": stage},
     }
     recompute = " --gradient_checkpointing" if plan.checkpointing == "full" else ""
-    return f"--deepspeed '{msgspec.json.encode(config).decode()}'{recompute}"
+    text = msgspec.json.format(msgspec.json.encode(config), indent=0).decode()  # with room to break a line
+    return f"--deepspeed '{text}'{recompute}"
 
 
-def _accelerate(plan: RankedPlan, run: Plan, devices: int) -> str:
+def accelerate_flags(plan: RankedPlan, run: Plan, devices: int) -> str:
+    """Return the command that launches it with Accelerate: DDP or FSDP."""
     start = (
         f"accelerate launch --num_processes {devices} --mixed_precision {run.dtype}"
         f" --gradient_accumulation_steps {plan.micro_batches}"

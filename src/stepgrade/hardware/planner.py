@@ -88,9 +88,7 @@ class Cluster(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.devices < 1 or self.per_node < 1 or not self.network_gb_s > 0:
-            raise BadOption(
-                "devices, devices per node and the network's rate must be above 0", field="devices"
-            )
+            raise BadOption("devices, devices per node and the network's rate must be above 0")
 
 
 class WhyNotBetter(Struct, frozen=True):
@@ -184,12 +182,12 @@ def rank_plans(shape: ModelShape, figures: Figures, run: Plan, request: PlanRequ
         if run.is_frozen and not trainer.trains_adapters:
             continue
         own = structs.replace(run, kernels=trainer.kernels, weights=trainer.weights, allocator="expandable")
-        for parallel in _ways_to_share(shape, own, cluster, trainer):
+        for parallel in ways_to_share(shape, own, cluster, trainer):
             shared = structs.replace(own, parallel=parallel)
-            for found, need in _plans_that_fit(shape, shared, global_batch, capacity, trainer):
+            for found, need in plans_that_fit(shape, shared, global_batch, capacity, trainer):
                 considered += 1
                 judged = _Judged(name=name, plan=found, need=need, verdict=verdict_of(need, capacity))
-                ranked = _rank(shape, figures, cluster, judged)
+                ranked = ranked_plan(shape, figures, cluster, judged)
                 other = best.get((name, parallel))
                 if other is None or _order(ranked) < _order(other):
                     best[name, parallel] = ranked
@@ -210,7 +208,8 @@ def rank_plans(shape: ModelShape, figures: Figures, run: Plan, request: PlanRequ
         )
     ]
     if not plans:
-        notes.append(Note("no_plan", "no way to share the run fits", supply="more {plan_devices}"))
+        text = f"no way to share {global_batch:,} sequences among {cluster.devices} devices fits"
+        notes.append(Note("no_plan", text, supply="more {plan_devices}, or another {global_batch}"))
     return PlanTable(
         device=device.name,
         devices=cluster.devices,
@@ -224,7 +223,7 @@ def rank_plans(shape: ModelShape, figures: Figures, run: Plan, request: PlanRequ
     )
 
 
-def _ways_to_share(shape: ModelShape, run: Plan, cluster: Cluster, trainer: Trainer) -> Iterator[Parallelism]:
+def ways_to_share(shape: ModelShape, run: Plan, cluster: Cluster, trainer: Trainer) -> Iterator[Parallelism]:
     """Yield every way of the trainer that divides heads, layers and experts among the devices."""
     world = cluster.devices
     if trainer.is_data_parallel_only:
@@ -253,10 +252,10 @@ def _ways_to_share(shape: ModelShape, run: Plan, cluster: Cluster, trainer: Trai
                         context=context,
                         expert=expert,
                     )
-                    yield from _sharded(shape, one, trainer)
+                    yield from sharded_ways(shape, one, trainer)
 
 
-def _sharded(shape: ModelShape, one: Parallelism, trainer: Trainer) -> Iterator[Parallelism]:
+def sharded_ways(shape: ModelShape, one: Parallelism, trainer: Trainer) -> Iterator[Parallelism]:
     """Yield the schedules and shardings of one division of the devices."""
     ways = trainer.data if one.shards > 1 else ("ddp",)
     if one.pipeline > 1:
@@ -270,7 +269,7 @@ def _sharded(shape: ModelShape, one: Parallelism, trainer: Trainer) -> Iterator[
             yield structs.replace(one, virtual=virtual, data=data)
 
 
-def _plans_that_fit(
+def plans_that_fit(
     shape: ModelShape, run: Plan, global_batch: int, capacity: float, trainer: Trainer
 ) -> Iterator[tuple[Plan, MemoryNeed]]:
     """Yield, for each micro-batch, the plan that recomputes least and is not ruled out by memory."""
@@ -323,7 +322,7 @@ _LOSSES: dict[Reason, str] = {
 }
 
 
-def _rank(shape: ModelShape, figures: Figures, cluster: Cluster, judged: _Judged) -> RankedPlan:
+def ranked_plan(shape: ModelShape, figures: Figures, cluster: Cluster, judged: _Judged) -> RankedPlan:
     """Return the plan with the throughput that it allows, and what keeps it from more."""
     plan, need = judged.plan, judged.need
     costs, parallel = model_costs(shape, plan), plan.parallel
@@ -338,7 +337,7 @@ def _rank(shape: ModelShape, figures: Figures, cluster: Cluster, judged: _Judged
     busy = max(computing, moving)
     slots = plan.micro_batches * parallel.virtual
     bubble = busy * (parallel.pipeline - 1) / slots
-    exposed = _exposed_s(figures, costs, plan, cluster, busy)
+    exposed = exposed_seconds(figures, costs, plan, cluster, busy)
     step = busy + bubble + exposed
     recomputed = (costs.flops.hardware - costs.flops.model) * own / rate if computing >= moving else 0.0
     lost: dict[Reason, float] = {
@@ -348,7 +347,7 @@ def _rank(shape: ModelShape, figures: Figures, cluster: Cluster, judged: _Judged
         "memory_bandwidth": (moving - computing) / step if moving > computing else 0.0,
     }
     why = [
-        WhyNotBetter(reason, share, f"{show_share(share, 0)} of the step {_LOSSES[reason]}")
+        WhyNotBetter(reason, share, f"{_LOSSES[reason]} for {show_share(share, 0)} of the step")
         for reason, share in sorted(lost.items(), key=lambda item: -item[1])
         if share >= _REASON_SHARE
     ]
@@ -384,7 +383,7 @@ def _rank(shape: ModelShape, figures: Figures, cluster: Cluster, judged: _Judged
     )
 
 
-def _exposed_s(figures: Figures, costs: ModelCosts, plan: Plan, cluster: Cluster, busy: float) -> float:
+def exposed_seconds(figures: Figures, costs: ModelCosts, plan: Plan, cluster: Cluster, busy: float) -> float:
     """Return the seconds per step in which a device waits for what others send."""
     link = costs.link
     if link is None:

@@ -26,7 +26,6 @@ _TRACE = "trace a few steps with torch.profiler, or run the script under stepgra
 _UNPACK = "unpack it, and give what is inside"
 _WEIGHTS = f"weights say nothing about speed: {_TRACE}"
 _OTHER_TOOL = f"stepgrade does not read it yet: {_TRACE}"
-_NO_STEPS = f"it has no step profile in it: {_TRACE}"
 _UNKNOWN_LINES = (
     "its lines are in no dialect that stepgrade knows, or it stopped before the first step; [[dialect]] in "
     "stepgrade.toml says what their numbers mean"
@@ -45,7 +44,6 @@ _KNOWN = (
     Foreign("a report of Nsight Compute", (rb"\ANVR\x00",), f"it times single kernels, not steps: {_TRACE}"),
     Foreign("a file of nvprof", (_OF_SQLITE, rb"CUPTI_ACTIVITY_KIND_"), _OTHER_TOOL),
     Foreign("a history of stepgrade", (_OF_SQLITE, rb"stepgrade_run"), supply="it as {history}"),
-    Foreign("a database of MLflow", (_OF_SQLITE, rb"alembic_version"), _NO_STEPS),
     Foreign("an SQLite database", (_OF_SQLITE,), f"in no layout that stepgrade knows: {_TRACE}"),
     Foreign(
         "a table of rocprofv3 beside that of kernels",
@@ -262,13 +260,10 @@ def refusal(source: ByteSource) -> UnknownFormat:
     """Return the error for a source that no reader takes: what it is, else which formats there are."""
     from stepgrade.readers.registry import readers  # noqa: PLC0415  which imports the readers, and they this
 
-    found = what_it_is(source.head)
     if not source.head.strip(b"\0 \t\r\n"):
-        return UnknownFormat(
-            "holds nothing but blanks or zero bytes",
-            where=source.name,
-            hint="was the disk full, or the machine switched off, while it was written?",
-        )
+        broken_off = "was the disk full, or the machine switched off, while it was written?"
+        return UnknownFormat("holds nothing but blanks or zero bytes", where=source.name, hint=broken_off)
+    found = what_it_is(source.head)
     if found is not None:
         hint, supply = found.advice or None, found.supply or None
         return UnknownFormat(f"is {found.what}", where=source.name, hint=hint, supply=supply)

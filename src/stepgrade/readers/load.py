@@ -74,15 +74,15 @@ def _read(sources: Sequence[PathLike], input_format: str | None, options: ReadOp
             from stepgrade.trace import with_log  # noqa: PLC0415  only for a log beside a trace
 
             explained = _read([source for source in sources if source not in logs], None, options)
-            told = _read(logs, None, structs.replace(options, steps=None))
-            if isinstance(explained, Profile) and isinstance(told, Profile):
-                return with_log(explained, told)
+            long_run = _read(logs, None, structs.replace(options, steps=None))
+            if isinstance(explained, Profile) and isinstance(long_run, Profile):
+                return with_log(explained, long_run)
     if len(sources) == 1 and input_format in (None, "metrics") and _has_metrics(os.fspath(sources[0])):
         from stepgrade.readers.logs.directories import run_in  # noqa: PLC0415  only for such directories
 
-        run = run_in(os.fspath(sources[0]), options)
-        if run is not None:
-            return run
+        told = run_in(os.fspath(sources[0]), options)
+        if told is not None:
+            return told
     # pathlib takes longer to import than a step profile to score.
     if len(sources) > 1 or os.path.isdir(sources[0]):  # noqa: PTH112
         from stepgrade.readers.ranks import read_run  # noqa: PLC0415  only for several files

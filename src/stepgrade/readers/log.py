@@ -73,7 +73,14 @@ def find_profile(source: ByteSource) -> FoundText:
 def _search(source: ByteSource, watch: Callable[[bytes], None] | None = None) -> FoundText | int | None:
     """Return the last whole profile, else the line of one that is cut off; `watch` sees all chunks."""
     cut_line: int | None = None
-    for chunks in (_watched(source.chunks(), watch), _quoted_texts(source)):
+
+    def watched() -> Iterator[bytes]:
+        for chunk in source.chunks():
+            if watch is not None:
+                watch(chunk)
+            yield chunk
+
+    for chunks in (watched(), _quoted_texts(source)):
         found: FoundText | None = None
         for line, text in _Scanner(chunks).objects():
             if text is None:
@@ -83,13 +90,6 @@ def _search(source: ByteSource, watch: Callable[[bytes], None] | None = None) ->
         if found is not None:
             return found
     return cut_line
-
-
-def _watched(chunks: Iterable[bytes], watch: Callable[[bytes], None] | None) -> Iterator[bytes]:
-    for chunk in chunks:
-        if watch is not None:
-            watch(chunk)
-        yield chunk
 
 
 def _refusal(source: ByteSource, cut_line: int | None) -> StepgradeError:
@@ -126,7 +126,10 @@ class _Scanner:
     def objects(self) -> Iterator[tuple[int, bytes | None]]:
         """Yield the line and text of each object that starts with the key; None for one without an end."""
         while True:
-            while not (opening := self._opening()):
+            # Looking for the key first is much faster than the pattern.
+            while self._text.find(_KEY, self._at) < 0 or not (
+                opening := _OPENING.search(self._text, self._at)
+            ):
                 self._skip_to(max(self._at, len(self._text) - _OPENING_BYTES))
                 if not self._read_on():
                     return
@@ -135,11 +138,6 @@ class _Scanner:
             text = self._text[self._at : end] if end else None
             yield line, text if text and _is_json(text) else None
             self._skip_to(end or self._at + 1)
-
-    def _opening(self) -> re.Match[bytes] | None:
-        if self._text.find(_KEY, self._at) < 0:  # much faster than the pattern
-            return None
-        return _OPENING.search(self._text, self._at)
 
     def _object_end(self) -> int | None:
         """Return where the object at hand ends; None when the text, or another profile, comes first."""

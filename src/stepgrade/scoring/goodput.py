@@ -6,6 +6,7 @@ what the log says between its lines tells of which kind. Times add up to the wal
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -47,6 +48,7 @@ class WallLedger(Struct, frozen=True, kw_only=True):
     lost_steps: float
     drift: float  # how much longer a step takes at the end than at the beginning, as a share
     drift_s: float  # what that cost
+    level_changes: tuple[float, ...] = ()  # steps from which on steps take another time
 
     def of(self, kind: PauseKind) -> tuple[Pause, ...]:
         """Return the pauses of one kind, in order."""
@@ -58,10 +60,10 @@ def wall_ledger(log: StepLog) -> WallLedger | None:
     rows = len(log.wall_s)
     if not rows or sum(log.wall_s) <= 0.0:
         return None
-    usual, spread = _usual(log)
+    usual, spread = usual_steps(log)
     spent: dict[str, float] = dict.fromkeys(GOODPUT_ACCOUNTS, 0.0)
     spent["startup"], spent["idle"] = log.before_s, log.after_s
-    lost, again = _lost_rows(log), set(log.attempts)
+    lost, again = lost_rows(log), set(log.attempts)
     reasons: dict[int, dict[PauseKind, float | None]] = {}
     for reason in log.reasons:
         reasons.setdefault(reason.row, {})[reason.kind] = reason.seconds
@@ -80,13 +82,15 @@ def wall_ledger(log: StepLog) -> WallLedger | None:
         lost_s += steps_s if row in lost else 0.0
         if late <= reach:
             continue
-        for kind, seconds in _shared_out(log, row, late, reasons.get(row, {}), typical):
+        for kind, seconds in shared_out(log, row, late, reasons.get(row, {}), typical):
             spent[kind] += seconds
             pauses.append(Pause(kind, log.step[row], seconds, row))
     wall_s = sum(spent.values())
+    if not 0.0 < wall_s < math.inf:
+        return None
     shares = {name: seconds / wall_s for name, seconds in spent.items()}
     steady = [row for row in range(rows) if row not in lost and row not in again]
-    drift, drift_s = _drift(log, usual, spread, steady)
+    drift, drift_s = drift_of(log, usual, spread, steady)
     return WallLedger(
         goodput=Goodput(wall_s=wall_s, **shares),
         pauses=tuple(pauses),
@@ -114,7 +118,7 @@ def period_of(steps: Sequence[float], coarse: float) -> float | None:
     return period if fitting >= _REGULAR * len(gaps) else None
 
 
-def _usual(log: StepLog) -> tuple[list[float], list[float]]:
+def usual_steps(log: StepLog) -> tuple[list[float], list[float]]:
     """Return for every row what one of its steps takes, and how much that varies, by the rows around it."""
     rows = len(log.wall_s)
     per_step = [wall / count if count else 0.0 for wall, count in zip(log.wall_s, log.count, strict=True)]
@@ -144,7 +148,7 @@ def _usual(log: StepLog) -> tuple[list[float], list[float]]:
     return usual, spread
 
 
-def _lost_rows(log: StepLog) -> set[int]:
+def lost_rows(log: StepLog) -> set[int]:
     """Return the rows whose steps were done again after the run went back."""
     lost: set[int] = set()
     for start in log.attempts[1:]:
@@ -169,7 +173,7 @@ def _typical_costs(
     return {kind: median(costs) for kind, costs in alone.items()}
 
 
-def _shared_out(
+def shared_out(
     log: StepLog, row: int, late: float, reasons: dict[PauseKind, float | None], typical: dict[str, float]
 ) -> list[tuple[PauseKind, float]]:
     """Return which pauses make a row late; together they take all of it."""
@@ -189,7 +193,7 @@ def _shared_out(
     return [("stall", late)]
 
 
-def _drift(
+def drift_of(
     log: StepLog, usual: Sequence[float], spread: Sequence[float], rows: Sequence[int]
 ) -> tuple[float, float]:
     """Return how much longer steps take at the end than at the beginning, and what that cost.

@@ -35,7 +35,7 @@ class TokenCost(Struct, frozen=True, kw_only=True):
 
 def model_of(facts: RunFacts) -> ModelShape | None:
     """Return the model whose config, arguments or name a log prints; None where that is not known."""
-    config: dict[str, Any] | str | None = facts.config or _config_of_arguments(facts.arguments, facts.seq)
+    config: dict[str, Any] | str | None = facts.config or config_of_arguments(facts.arguments, facts.seq)
     is_named = config is None and facts.name is not None
     if is_named:
         config = known_model(facts.name or "")
@@ -50,7 +50,7 @@ def model_of(facts: RunFacts) -> ModelShape | None:
     return shape
 
 
-def _config_of_arguments(arguments: Mapping[str, str], seq: int | None) -> dict[str, Any] | None:
+def config_of_arguments(arguments: Mapping[str, str], seq: int | None) -> dict[str, Any] | None:
     """Return what the arguments of Megatron or GPT-NeoX describe, in the words of a config.json."""
 
     def whole(*names: str) -> int | None:
@@ -97,7 +97,8 @@ def token_cost(facts: RunFacts) -> TokenCost | None:
         with suppress(BadOption):
             return _by_shape(shape, facts, facts.seq)
     if facts.flops_per_token:
-        return _counted_by(facts.framework, facts.flops_per_token)
+        flops, words = facts.flops_per_token, f"as {facts.framework} counts"
+        return TokenCost(model=flops, hardware=flops, convention=words, theirs=flops, theirs_named=words)
     parameters = float(shape.active_parameters) if shape is not None else facts.parameters
     if not parameters:
         return None
@@ -120,12 +121,6 @@ def _by_shape(shape: ModelShape, facts: RunFacts, seq: int) -> TokenCost:
         theirs=None if theirs is None else theirs.hardware if facts.counts_recompute else theirs.model,
         theirs_named=f"{facts.framework}: {own.formula}" if own else None,
     )
-
-
-def _counted_by(framework: str, flops: float) -> TokenCost:
-    """Return the cost of a token as the framework itself counts it."""
-    words = f"as {framework} counts"
-    return TokenCost(model=flops, hardware=flops, convention=words, theirs=flops, theirs_named=words)
 
 
 def printed_note(

@@ -45,7 +45,9 @@ def target_for(profile: Profile, setup: Setup) -> Target:
         said = token_cost(profile.facts)
         if said is not None and setup.model is None and setup.flops_per_token is None:
             target = msgspec.structs.replace(target, model_flops=said.model, convention=said.convention)
-        peak, rate = target.figures.peak("bf16"), _rate(profile)
+        peak, rate = target.figures.peak("bf16"), None
+        if profile.tokens_per_step and profile.samples_ms:
+            rate = profile.tokens_per_step / profile.counted_ranks / median(profile.samples_ms) * 1e3
         notes = (*notes, *printed_note(profile.facts, said, rate, peak.per_s if peak else None))
     return msgspec.structs.replace(
         target,
@@ -106,13 +108,6 @@ def _device_seen(profile: Profile, setup: Setup) -> tuple[str | None, tuple[Note
         return None, (Note("device_unknown", text, supply=error.supply or ""),)
     # `h100` is the name of several devices: the profile says which of them is meant.
     return (key if not meant or key in meant else None), ()
-
-
-def _rate(profile: Profile) -> float | None:
-    """Return the tokens per second of one device, by the median step of a log."""
-    if not profile.tokens_per_step or not profile.samples_ms:
-        return None
-    return profile.tokens_per_step / profile.counted_ranks / median(profile.samples_ms) * 1e3
 
 
 def _costs_seen(profile: Profile, setup: Setup, costs: Costs, said: TokenCost | None) -> Costs:

@@ -1,9 +1,9 @@
 """Traces to a Profile: from the events of each rank, whatever profiler wrote them, to one run."""
 
+from stepgrade.trace.logged_run import with_log
 from stepgrade.trace.profile import analyse_rank, analyse_trace, profile_of_traces
 from stepgrade.trace.ranks import RankProfile, merge_ranks
 from stepgrade.trace.recorded_ranks import merge_recordings
-from stepgrade.trace.with_log import with_log
 
 __all__ = [
     "RankProfile",

@@ -18,8 +18,8 @@ PLANTED = {
     "both": (Plan(checkpoint_every=400, evaluate_every=250), "slow-checkpoints"),
     "late steps": (Plan(slow_every=100), "recurring-slow-steps"),
     "late steps, each logged": (Plan(every=1, slow_every=50, slow_s=1.5), "recurring-slow-steps"),
-    "restart": (Plan(breaks_at=1250, resumes_at=1000), "restarts"),
-    "restart without loss": (Plan(breaks_at=1250, resumes_at=1250), "restarts"),
+    "restart": (Plan(breaks_at=1250, resumes_at=1000), "run-restarts"),
+    "restart without loss": (Plan(breaks_at=1250, resumes_at=1250), "run-restarts"),
     "drift": (Plan(drift=0.08), "slower-run"),
     "start": (Plan(startup_s=100.0, first_s=30.0, tail_s=50.0), "slow-start"),
 }

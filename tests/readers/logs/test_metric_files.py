@@ -114,6 +114,25 @@ def test_a_store_of_mlflow_is_a_run_and_several_are_asked_about(tmp_path: Path) 
     assert load(tmp_path / "mlruns" / "1" / "b").recorded_steps == 49
 
 
+def test_a_database_of_mlflow_is_its_last_run(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
+    for number in (1, 2):
+        run = client.create_run("0", start_time=1000 * number).info.run_id
+        client.log_param(run, "seq_len", 128)
+        client.log_param(run, "api_key", "SECRET-1")
+        for step in range(1, 30):
+            client.log_metric(run, "loss", 2.5, timestamp=1_700_000_000_000 + step * 500 * number, step=step)
+        client.log_metric(run, "loss", float("nan"), timestamp=1_700_000_000_000 + 30 * 500 * number, step=30)
+    profile = load(tmp_path / "mlflow.db")
+    assert profile.mean_step_ms == pytest.approx(1000.0)
+    assert profile.recorded_steps == 30
+    codes = {note.code for note in (*profile.notes, *profile.warnings)}
+    assert "last_of_several" in codes
+    assert codes & {"diverged", "loss_nan"}
+    assert "SECRET" not in repr(profile.recorded) + repr(profile.facts)
+
+
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 def test_tables_with_any_separator_and_empty_cells(separator: str) -> None:
     rows = [("epoch", "step", "train/loss", "elapsed", "val_loss")]

@@ -77,4 +77,4 @@ def test_planted_checkpoints_and_a_planted_restart_are_found(tmp_path: Path) -> 
     assert seconds["checkpoint"] == pytest.approx(truth["checkpoint_s"], rel=0.15)
     # Until the first line after it, of which five steps are work, and the steps that were done again.
     assert seconds["restart"] == pytest.approx(resumed - broke + truth["lost_s"], rel=0.15)
-    assert {"slow-checkpoints", "restarts"} <= {finding.rule for finding in card.findings}
+    assert {"slow-checkpoints", "run-restarts"} <= {finding.rule for finding in card.findings}

@@ -101,16 +101,18 @@ def restarts(context: RuleContext) -> Found | None:
 
 def slower_run(context: RuleContext) -> Found | None:
     log, wall, limits = context.profile.log, context.wall, context.limits
-    if log is None or wall is None or not limits.run_drift <= wall.drift <= limits.run_drift_most:
+    if log is None or wall is None or not limits.run_drift <= 1.0 + wall.drift <= limits.run_drift_most:
         return None
     share = wall.drift_s / wall.goodput.wall_s
     evidence: Evidence = {"drift": wall.drift, "seconds": wall.drift_s, "share": share}
     how = f"Steps get {show_share(wall.drift)} slower over the run"
-    if context.level_changes:
-        how += f", most of it from step {context.level_changes[0]:,.0f} on"
-        evidence["first_change"] = context.level_changes[0]
+    if wall.level_changes:
+        how += f", most of it from step {wall.level_changes[0]:,.0f} on"
+        evidence["first_change"] = wall.level_changes[0]
     claim = f"{how}: {show_ms(wall.drift_s * 1e3)}, {show_share(share)} of the wall time."
-    return Found("warning" if wall.drift >= limits.run_drift_warning else "info", claim, evidence, share)
+    return Found(
+        "warning" if 1.0 + wall.drift >= limits.run_drift_warning else "info", claim, evidence, share
+    )
 
 
 def slow_start(context: RuleContext) -> Found | None:
@@ -131,7 +133,7 @@ RULES = (
         sees="The run stands still while it saves checkpoints.",
         evidence="how many, how long each, every how many steps, their share of the wall time",
         fix="Save asynchronously, to fast local storage first, or more rarely.",
-        fix_pytorch="Save asynchronously (torch.distributed.checkpoint.async_save; --async-save in "
+        fix_pytorch="Save asynchronously (torch.distributed.checkpoint.async_save; async-save in "
         "Megatron-LM, checkpoint.async_mode in torchtitan), to local disks first, or more rarely.",
         fix_jax="Use Orbax's AsyncCheckpointer (async_checkpointing in MaxText), or save  more rarely.",
         wrong_when="an evaluation ran at the same step, and the log does not say how long each took",
@@ -164,7 +166,7 @@ RULES = (
         sources="as slow-checkpoints",
     ),
     Rule(
-        name="restarts",
+        name="run-restarts",
         find=restarts,
         sees="The run broke off and began again, perhaps with steps that it had done before.",
         evidence="how often, how long until it went on, the steps done again",

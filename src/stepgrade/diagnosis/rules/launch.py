@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from stepgrade.config.limits import Limits
 from stepgrade.contract.scorecard import LAUNCH_ADVICE
 from stepgrade.diagnosis.advice import fewer_launches, fused_operations
@@ -12,6 +14,15 @@ from stepgrade.scoring.causes import LEAST_LINE_SHARE
 from stepgrade.scoring.phases import PhaseKind
 from stepgrade.units import show_count, show_ms, show_share
 
+# What PyTorch puts around the operations of a model, of a backward pass and of an optimizer.
+_CALLING = frozenset(
+    f"torch.{name}"
+    for name in (
+        *("wrapper", "_call_impl", "_wrapped_call_impl", "__getattr__", "step", "backward", "_use_grad"),
+        *("decorate_context", "profile_hook_step", "_engine_run_backward", "_single_tensor_adam"),
+    )
+)
+_MOSTLY = 0.5
 _ACCOUNT = "idle_host"
 _GENERAL = "Launch fewer, larger kernels: fuse operations, or replay the step as a graph."
 _JAX = "Put the whole training step under one jit, and several steps under lax.scan."
@@ -94,7 +105,12 @@ def host_stall(context: RuleContext) -> Found | None:
             f"{show_ms(gaps.longest_ms)} at a time."
         )
         numbers: Evidence = {"stall_share": own, "in_most_steps": sure, "longest_ms": gaps.longest_ms}
-        return _stall_levels(context.limits).found(sure, claim, numbers, gain=own, line=line)
+        found = _stall_levels(context.limits).found(sure, claim, numbers, gain=own, line=line)
+        # Between the framework's own calls a step only loses time where other programs stop the process.
+        calling = sum(one.ms for one in lines if one.calls in _CALLING)
+        if found is not None and calling > _MOSTLY * sum(one.ms for one in lines):
+            return structs.replace(found, severity="info")
+        return found
     # Host work hides behind the device's as far as the host waits for it; of more, some is done elsewhere.
     hidden = context.step_share(
         sum(

@@ -34,6 +34,7 @@ OPTIMIZERS: dict[str, float] = {
     "adamw-fp32": 28.0,
     "adamw-bf16": 14.0,
     "adamw-8bit": 10.0,
+    "adamw-4bit": 9.0,
     "sgd": 6.0,
     "sgd-momentum": 14.0,
     "muon": 20.0,  # one state instead of two

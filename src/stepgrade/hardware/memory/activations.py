@@ -55,11 +55,11 @@ def layer_activations(hidden: int, layer: Layer, plan: Plan) -> LayerActivations
     return LayerActivations(
         norms=layer.norms * _norm(hidden, layer, plan) / split,
         inputs=0.0 if plan.is_frozen else norm_inputs * value * hidden / split_inputs,
-        attention=_attention(layer, plan) / tensor,
-        scores=_scores(layer, plan) / tensor,
+        attention=attention_activations(layer, plan) / tensor,
+        scores=score_activations(layer, plan) / tensor,
         ffn=_dense_width(layer) * _ffn(layer, plan) / tensor,
-        experts=_experts(hidden, layer, plan),
-        adapters=_adapters(layer, plan) / split_inputs,
+        experts=expert_activations(hidden, layer, plan),
+        adapters=adapter_activations(layer, plan) / split_inputs,
         dropout=2.0 * hidden / split if layer.has_dropout else 0.0,
         fixed=_FP32 * hidden * layer.norms * (layer.norm == "gemma") * (plan.kernels == "transformers"),
     )
@@ -119,7 +119,7 @@ def _norm(width: float, layer: Layer, plan: Plan) -> float:
     return _FP32 * width + trained * (_FP32 if is_fp32 else value) * width + _FP32
 
 
-def _attention(layer: Layer, plan: Plan) -> float:
+def attention_activations(layer: Layer, plan: Plan) -> float:
     """Return what attention keeps of a token: query, key, value, its output, and their norms."""
     value, by_name = plan.value_bytes, {linear.name: linear for linear in layer.linears}
     query, key = float(layer.query_width), float(layer.kv_width)
@@ -144,7 +144,7 @@ def _attention(layer: Layer, plan: Plan) -> float:
     return kept
 
 
-def _scores(layer: Layer, plan: Plan) -> float:
+def score_activations(layer: Layer, plan: Plan) -> float:
     """Return what attention that is written out keeps of a token's scores."""
     if plan.attention == "flash":
         return 0.0
@@ -179,7 +179,7 @@ def _ffn(layer: Layer, plan: Plan) -> float:
     return value * (kept - plan.is_frozen)
 
 
-def _experts(hidden: int, layer: Layer, plan: Plan) -> float:
+def expert_activations(hidden: int, layer: Layer, plan: Plan) -> float:
     """Return what router and experts keep of a token, when tokens are spread evenly."""
     if not layer.expert_count:
         return 0.0
@@ -193,7 +193,7 @@ def _experts(hidden: int, layer: Layer, plan: Plan) -> float:
     return (_FP32 * layer.expert_count + met * inside) / split
 
 
-def _adapters(layer: Layer, plan: Plan) -> float:
+def adapter_activations(layer: Layer, plan: Plan) -> float:
     """Return what LoRA's thin matrices keep of a token."""
     if not plan.is_frozen:
         return 0.0

@@ -29,7 +29,16 @@ _REPORTED_GIB = {
     "mi210": 63.98,
     "v100-sxm2-32gb": 31.74,
     "v100-pcie-32gb": 31.74,
+    "v100-sxm2-16gb": 15.77,
+    "v100-pcie-16gb": 15.77,
+    "h200-sxm": 139.8,
+    # Cards that check GDDR memory for errors keep a part of it for that.
     "t4": 14.56,
+    "a10": 22.06,
+    "a10g": 22.06,
+    "l4": 22.03,
+    "l40": 44.4,
+    "l40s": 44.4,
 }
 # Of a GPU that is not among them: the binary gigabytes of its name, less what the firmware keeps.
 _REPORTED_SHARE = 0.985

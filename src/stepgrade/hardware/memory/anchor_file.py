@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta, Struct
 
 from stepgrade.errors import BadInput, TooLarge
 from stepgrade.hardware.memory.fit import Anchor
 
 _MOST_BYTES = 64 * 2**20
 _UNITS = {"gib": 2**30, "gb": 10**9, "mib": 2**20, "mb": 2**20}
-_FIGURE = r"([\d.,]+)\s*(GiB|GB|MiB|MB)?"
+_FIGURE = r"(\d[\d,]{0,15}(?:\.\d{1,15})?)\s*(GiB|GB|MiB|MB)?"
+_MOST_MEMORY = 2**60
+_Bytes = Annotated[float, Meta(gt=0, lt=_MOST_MEMORY)]
+_Count = Annotated[int, Meta(ge=1, lt=2**40)]
 # What each trainer prints, what the figure is, and its unit where the line does not say it, or wrongly.
 _LINES: tuple[tuple[str, Literal["allocated", "reserved"], int | None], ...] = (
     (rf"\bmemory:\s*{_FIGURE}\s*\(", "reserved", None),  # torchtitan
@@ -36,7 +40,7 @@ def read_anchor(path: str) -> Anchor:
         raise TooLarge(
             f"more than {_MOST_BYTES // 2**20} MiB: give the part of the log with the memory", where=path
         )
-    anchor = _from_json(raw) or _from_log(raw.decode("utf-8", "replace"))
+    anchor = anchor_from_json(raw) or anchor_from_log(raw.decode("utf-8", "replace"))
     if anchor is None:
         hint = (
             "give a JSON with memory.peak_bytes or memory.reserved_bytes, or a trainer's log that prints it"
@@ -45,42 +49,50 @@ def read_anchor(path: str) -> Anchor:
     return anchor
 
 
-def _from_json(raw: bytes) -> Anchor | None:
+class _Memory(Struct):
+    """What a JSON says of its run's peak."""
+
+    reserved_bytes: _Bytes | None = None
+    peak_bytes: _Bytes | None = None
+
+
+class _Run(Struct):
+    """What a JSON says of its run's micro-batch."""
+
+    batch: _Count | None = None
+    seq: _Count | None = None
+
+
+class _Document(Struct):
+    """The parts of a scorecard or an estimate that are read."""
+
+    memory: _Memory
+    plan: _Run | None = None
+
+
+def anchor_from_json(raw: bytes) -> Anchor | None:
+    """Return the peak that a JSON has under `memory`; None where it is none, or has no such thing."""
     try:
-        document = msgspec.json.decode(raw)
+        document = msgspec.json.decode(raw, type=_Document)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return None
-    memory = document.get("memory") if isinstance(document, dict) else None
-    if not isinstance(memory, dict):
-        return None
-    run = document.get("plan")
-    shape = {name: _whole(run, name) for name in ("batch", "seq")}
-    for name, kind in (("reserved_bytes", "reserved"), ("peak_bytes", "allocated")):
-        value = memory.get(name)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 2**60:
-            is_reserved = kind == "reserved"
-            return Anchor(peak_bytes=value, kind="reserved" if is_reserved else "allocated", **shape)
+    run, memory = document.plan or _Run(), document.memory
+    if memory.reserved_bytes is not None:
+        return Anchor(peak_bytes=memory.reserved_bytes, kind="reserved", batch=run.batch, seq=run.seq)
+    if memory.peak_bytes is not None:
+        return Anchor(peak_bytes=memory.peak_bytes, kind="allocated", batch=run.batch, seq=run.seq)
     return None
 
 
-def _whole(document: Any, name: str) -> int | None:
-    value = document.get(name) if isinstance(document, dict) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-
-def _from_log(text: str) -> Anchor | None:
+def anchor_from_log(text: str) -> Anchor | None:
+    """Return the highest peak of a trainer's log; the first step has no optimizer states yet."""
     for pattern, kind, unit in _LINES:
         found = re.findall(pattern, text)
-        sizes = [_bytes(figure, unit or _UNITS.get(name.casefold(), 2**30)) for figure, name in found]
-        # The first step has no optimizer states yet: the most counts.
-        most = max((size for size in sizes if size is not None), default=0.0)
-        if most > 0:
+        sizes = [
+            float(figure.replace(",", "")) * (unit or _UNITS.get(name.casefold(), 2**30))
+            for figure, name in found
+        ]
+        most = max(sizes, default=0.0)
+        if 0 < most < _MOST_MEMORY:
             return Anchor(peak_bytes=most, kind=kind)
     return None
-
-
-def _bytes(figure: str, unit: int) -> float | None:
-    try:
-        return float(figure.replace(",", "").rstrip(".")) * unit
-    except ValueError:
-        return None

@@ -42,7 +42,7 @@ def sharing_buffers(plan: Plan, held: Held, static: Static) -> Buffers:
         return Buffers()
     if parallel.zero_stage == 0:
         return Buffers(always=static.gradients)  # DDP's buckets
-    value = min(plan.weight_bytes, plan.value_bytes) if is_frozen else plan.value_bytes
+    value = plan.weight_bytes if plan.method == "qlora" else plan.value_bytes
     root = held.head if parallel.separate_embedding else held.embedding + held.head
     unit = max(_LAYERS_AT_ONCE * held.largest_layer, root)
     if parallel.data.startswith("zero"):

@@ -15,7 +15,7 @@ from stepgrade.hardware.models.shape import ModelShape
 _WORTH = 0.01
 
 
-class Change(Struct, frozen=True, kw_only=True):
+class MemoryChange(Struct, frozen=True, kw_only=True):
     """One change: what it saves after those before it, its price in words, and whether the run fits then."""
 
     change: str
@@ -119,7 +119,7 @@ _WAYS = (
         "8-bit AdamW",
         "5 % slower",
         _when(
-            lambda plan: plan.optimizer.startswith("adamw") and "8bit" not in plan.optimizer,
+            lambda plan: plan.optimizer in ("adamw", "adamw-fp32", "adamw-bf16"),
             optimizer="adamw-8bit",
         ),
     ),
@@ -164,7 +164,7 @@ _WAYS = (
 
 def cheapest_changes(
     shape: ModelShape, plan: Plan, capacity: float, anchor_offset: float | None = None
-) -> tuple[Change, ...]:
+) -> tuple[MemoryChange, ...]:
     """Return the cheapest change after which the run fits, else the fewest of them, cheapest first.
 
     Where all of them together are not enough, return them all; nothing where the run fits already.
@@ -181,14 +181,16 @@ def cheapest_changes(
         if alone is not None and verdict_of(need(alone), capacity) == "fits":
             return (_changed(way, now, need(alone), capacity),)
     found, changed = [], plan
-    for way in _enough(shape, plan, capacity, need):
+    for way in changes_together(shape, plan, capacity, need):
         more = _applied(shape, changed, [way])
         found.append(_changed(way, need(changed), need(more), capacity))
         changed = more
     return tuple(found)
 
 
-def _enough(shape: ModelShape, plan: Plan, capacity: float, need: Callable[[Plan], MemoryNeed]) -> list[_Way]:
+def changes_together(
+    shape: ModelShape, plan: Plan, capacity: float, need: Callable[[Plan], MemoryNeed]
+) -> list[_Way]:
     """Return the changes to make together, cheapest first, none that turned out not to be needed."""
     taken: list[_Way] = []
     changed, worth = plan, _WORTH * need(plan).need_bytes
@@ -213,8 +215,8 @@ def _applied(shape: ModelShape, plan: Plan, ways: list[_Way]) -> Plan:
     return plan
 
 
-def _changed(way: _Way, before: MemoryNeed, after: MemoryNeed, capacity: float) -> Change:
-    return Change(
+def _changed(way: _Way, before: MemoryNeed, after: MemoryNeed, capacity: float) -> MemoryChange:
+    return MemoryChange(
         change=way.name,
         text=way.text,
         saves_bytes=before.need_bytes - after.need_bytes,

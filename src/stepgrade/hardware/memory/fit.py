@@ -9,7 +9,7 @@ from msgspec import Struct, structs
 from stepgrade.hardware.catalogue import Device
 from stepgrade.hardware.cost.plan import Parallelism, Plan
 from stepgrade.hardware.memory.allocator import capacity_bytes
-from stepgrade.hardware.memory.changes import Change, cheapest_changes
+from stepgrade.hardware.memory.changes import MemoryChange, cheapest_changes
 from stepgrade.hardware.memory.device import Phase
 from stepgrade.hardware.memory.need import Verdict, memory_need, verdict_of
 from stepgrade.hardware.models.shape import ModelShape
@@ -46,7 +46,7 @@ class MemoryFit(Struct, frozen=True, kw_only=True):
     phase: Phase
     stage: int
     largest_micro_batch: int | None
-    changes: tuple[Change, ...] = ()
+    changes: tuple[MemoryChange, ...] = ()
     least_devices: int | None = None
     is_anchored: bool = False
 
@@ -59,7 +59,7 @@ def memory_fit(
     need, capacity = memory_need(shape, plan, offset), capacity_bytes(device)
     verdict: Verdict | None = None
     most: int | None = None
-    changes: tuple[Change, ...] = ()
+    changes: tuple[MemoryChange, ...] = ()
     devices: int | None = None
     if capacity is not None:
         verdict, most = verdict_of(need, capacity), largest_micro_batch(shape, plan, capacity, offset)

@@ -8,11 +8,12 @@ from stepgrade.hardware.cost.plan import DTYPES, WEIGHTS, Plan
 from stepgrade.hardware.memory.stages import Held, Stage, expert_tensor
 from stepgrade.hardware.models.shape import ModelShape
 
-# Bytes of the optimizer's states per trained parameter; 8-bit states have an fp32 scale in 256.
+# Bytes of the optimizer's states per trained parameter; 8-bit states have an fp32 scale in 256, 4-bit in 128.
 _STATES = {
     "adamw-fp32": 8.0,
     "adamw-bf16": 4.0,
     "adamw-8bit": 2.0 + 2 * 4 / 256,
+    "adamw-4bit": 1.0 + 2 * 4 / 128,
     "sgd": 0.0,
 }
 # bitsandbytes' NF4 with blocks of 64 keeps half a byte and an fp32 scale; fp32 is what
@@ -66,8 +67,8 @@ def static_memory(shape: ModelShape, plan: Plan, stage: Stage, held: Held) -> St
     expert_shards = max(1.0, shards * parallel.tensor / (parallel.expert * expert_tensor(plan)))
     weights = optimizer = gradients = 0.0
     if plan.is_frozen:
-        adapters = _adapters(shape, plan, stage)
-        frozen = _frozen_bytes(plan, held)
+        adapters = adapter_parameters(shape, plan, stage)
+        frozen = frozen_bytes(plan, held)
         by_weights = shards if parallel.zero_stage >= 3 else 1
         weights = (frozen + adapters * each.weight) / by_weights
         gradients = adapters * each.gradient / (shards if parallel.zero_stage >= 2 else 1)
@@ -110,14 +111,14 @@ def optimizer_temporaries(plan: Plan, stage: Stage, static: Static, each: Stored
     return 0.0
 
 
-def _adapters(shape: ModelShape, plan: Plan, stage: Stage) -> float:
+def adapter_parameters(shape: ModelShape, plan: Plan, stage: Stage) -> float:
     """Return the adapters' parameters of one device; the thin matrices are divided on one side only."""
     inside = sum(count * layer.adapter_size(plan.rank, plan.lora_targets) for layer, count in stage.layers)
     head = plan.rank * (shape.hidden + shape.vocab) if "head" in plan.lora_targets.split(",") else 0
     return inside + (head if stage.is_last else 0)
 
 
-def _frozen_bytes(plan: Plan, held: Held) -> float:
+def frozen_bytes(plan: Plan, held: Held) -> float:
     """Return the bytes of the frozen weights: quantised matrices, and what is never quantised."""
     tables = held.embedding + held.head + held.vectors
     if plan.method != "qlora":

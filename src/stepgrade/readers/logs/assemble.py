@@ -13,14 +13,15 @@ from stepgrade.model.profile import LOG
 from stepgrade.model.step_log import Reason, RunFacts, StepLog
 from stepgrade.readers.logs.amounts import (
     device_of,
+    middle_of,
     peak_memory,
     samples_per_step,
     tokens_per_step,
     tokens_said,
     world_size,
 )
-from stepgrade.readers.logs.dialect import Dialect, clock_kind
-from stepgrade.readers.logs.facts import Header
+from stepgrade.readers.logs.dialect import clock_kind
+from stepgrade.readers.logs.facts import LogHeader
 from stepgrade.readers.logs.order import Floats, Table, coarser, in_order, table_of
 from stepgrade.readers.logs.paces import COARSE_S, Paces, is_coarse, paces_of
 from stepgrade.readers.logs.scan import Rows, ScannedLog
@@ -71,15 +72,20 @@ def logged_steps(scanned: ScannedLog) -> LoggedSteps | None:
         return None
     dialect, header = rows.dialect, scanned.header
     table, ranks = table_of(rows)
-    table, attempts = in_order(table, counts_epochs=_counts_epochs(scanned, dialect, table))
+    total = header.whole("total_steps")
+    is_of_all = total is not None and "total" in table and bool((table["total"] == total).any())
+    table, attempts = in_order(table, counts_epochs=dialect.restarts_at_epochs and not is_of_all)
     if not len(table["step"]):
         return None
-    table, attempts, runs = _last_run(table, attempts, header)
+    table, attempts, runs = last_run(table, attempts, header)
     world, said = world_size(header, ranks), tokens_said(table, header)
     if is_coarse(table):
         table, attempts = coarser(table, attempts, COARSE_S)
     paces = paces_of(table, dialect, world, said)
-    framework = _framework(dialect, rows)
+    framework = dialect.framework
+    if dialect.name == "megatron":  # its kin print the same line, with fields of their own
+        of_deepspeed = "Megatron-DeepSpeed" if "tokens" in table else framework
+        framework = "GPT-NeoX" if "samples_s" in table and "samples" not in table else of_deepspeed
     notes = [Note("from_training_log", f"read from the step lines of a log of {framework}"), *paces.notes]
     if runs > 1:
         notes.append(Note("last_of_several", f"the log holds {runs} runs: this is the last one"))
@@ -107,10 +113,10 @@ def profile_of_log(scanned: ScannedLog, name: str, producer: str | None = None) 
     if logged is None:
         return _from_totals(scanned, name)
     if not np.isfinite(logged.paces.step_s).any():
-        return _from_totals(scanned, name) or _without_times(scanned, name, logged)
+        return _from_totals(scanned, name) or without_times(scanned, name, logged)
     header, table, paces = scanned.header, logged.table, logged.paces
-    log = _step_log(scanned, logged)
-    samples, counts, left_out = _samples(log)
+    log = step_log_of(scanned, logged)
+    samples, counts, left_out = samples_of(log)
     tokens = tokens_per_step(table, header, paces, logged.world, logged.said_tokens)
     return Profile(
         source=Source(format=LOG, files=(name,), producer=producer or f"log of {logged.framework}"),
@@ -126,7 +132,7 @@ def profile_of_log(scanned: ScannedLog, name: str, producer: str | None = None) 
         device=device_of(header),
         matmul_dtype=header.precision,
         peak_memory_bytes=peak_memory(table, header),
-        facts=_facts(header, logged, tokens),
+        facts=facts_of(header, logged, tokens),
         recorded=_recorded(header),
         log=log,
         contents={"step lines": f"{len(table['step']):,} of {logged.framework}"},
@@ -135,7 +141,7 @@ def profile_of_log(scanned: ScannedLog, name: str, producer: str | None = None) 
     )
 
 
-def _recorded(header: Header) -> Recorded:
+def _recorded(header: LogHeader) -> Recorded:
     layers, hidden = header.arguments.get("num_layers"), header.arguments.get("hidden_size")
     shape = f"{layers} layers of {hidden}" if layers and hidden else None
     return Recorded(
@@ -147,7 +153,7 @@ def _recorded(header: Header) -> Recorded:
     )
 
 
-def _facts(header: Header, logged: LoggedSteps, tokens: float | None) -> RunFacts:
+def facts_of(header: LogHeader, logged: LoggedSteps, tokens: float | None) -> RunFacts:
     """Return what the log says of the model, and of its own efficiency."""
     dialect, table, numbers = logged.rows.dialect, logged.table, header.numbers
     recomputes = header.arguments.get("checkpoint_activations") == "True" and dialect.name == "megatron"
@@ -159,8 +165,8 @@ def _facts(header: Header, logged: LoggedSteps, tokens: float | None) -> RunFact
     of_step = numbers.get("device_step_flops")
     if flops is None and of_step and tokens:
         flops = of_step * (logged.world or 1) / tokens
-    if flops is None and not counts_recompute:
-        flops = _printed_flops(table)
+    if flops is None and not counts_recompute and {"tflops_device", "tok_s_device"} <= table.keys():
+        flops = middle_of(table["tflops_device"] * 1e12 / table["tok_s_device"])
     return RunFacts(
         framework=logged.framework,
         config=header.config.decode("utf-8", "replace") if header.config else None,
@@ -169,21 +175,12 @@ def _facts(header: Header, logged: LoggedSteps, tokens: float | None) -> RunFact
         seq=header.whole("seq_length"),
         parameters=header.parameters,
         flops_per_token=flops,
-        convention=dialect.convention,
+        convention=None if logged.framework == "GPT-NeoX" else dialect.convention,  # it leaves the head out
         counts_recompute=counts_recompute,
         mfu=_late_median(table, "mfu"),
         tflops=_late_median(table, "tflops_device"),
         peak_flops=numbers.get("peak_flops") or (dialect.peak_tflops * 1e12 if dialect.peak_tflops else None),
     )
-
-
-def _printed_flops(table: Table) -> float | None:
-    """Return the FLOPs of a token that a log's TFLOP/s and tokens per second of one device make."""
-    if "tflops_device" not in table or "tok_s_device" not in table:
-        return None
-    each = table["tflops_device"] * 1e12 / table["tok_s_device"]
-    each = each[np.isfinite(each) & (each > 0.0)]
-    return float(np.median(each)) if len(each) else None
 
 
 def _late_median(table: Table, name: str) -> float | None:
@@ -196,25 +193,11 @@ def _late_median(table: Table, name: str) -> float | None:
     return float(np.median(late)) if len(late) else None
 
 
-def _counts_epochs(scanned: ScannedLog, dialect: Dialect, table: Table) -> bool:
-    """Tell whether the counter begins again with each epoch; the bar of the Trainer is of all of them."""
-    total = scanned.header.whole("total_steps")
-    return dialect.restarts_at_epochs and not (total and "total" in table and (table["total"] == total).any())
-
-
 def _is_known(columns: dict[str, array[float]], name: str) -> bool:
     return name in columns and any(isfinite(value) for value in columns[name])
 
 
-def _framework(dialect: Dialect, rows: Rows) -> str:
-    if dialect.name == "megatron":
-        if "samples_s" in rows.columns and "samples" not in rows.columns:
-            return "GPT-NeoX"
-        return "Megatron-DeepSpeed" if "tokens" in rows.columns else dialect.framework
-    return dialect.framework
-
-
-def _last_run(table: Table, attempts: list[int], header: Header) -> tuple[Table, list[int], int]:
+def last_run(table: Table, attempts: list[int], header: LogHeader) -> tuple[Table, list[int], int]:
     """Return the last of several runs in one log: one that begins anew after the one before was done."""
     steps, totals = table["step"], table.get("total")
     total = header.whole("total_steps")
@@ -231,7 +214,7 @@ def _last_run(table: Table, attempts: list[int], header: Header) -> tuple[Table,
     return table, [start - first for start in attempts if start >= first], runs
 
 
-def _step_log(scanned: ScannedLog, logged: LoggedSteps) -> StepLog:
+def step_log_of(scanned: ScannedLog, logged: LoggedSteps) -> StepLog:
     """Return the wall time row by row, with what the log says between rows."""
     table, paces, attempts = logged.table, logged.paces, logged.attempts
     reasons: list[Reason] = []
@@ -277,7 +260,7 @@ def _step_log(scanned: ScannedLog, logged: LoggedSteps) -> StepLog:
     )
 
 
-def _samples(log: StepLog) -> tuple[Floats, Floats, list[Note]]:
+def samples_of(log: StepLog) -> tuple[Floats, Floats, list[Note]]:
     """Return the seconds of one step of every row that holds no pause, and the rows' numbers of steps."""
     samples, counts = np.array(log.step_s), np.array(log.count)
     notes: list[Note] = []
@@ -328,7 +311,7 @@ def _losses(scanned: ScannedLog, logged: LoggedSteps) -> tuple[Note, ...]:
     return (Note("loss_nan", f"the loss is no number in {int(bad.sum())} of {len(bad)} lines, first{where}"),)
 
 
-def _without_times(scanned: ScannedLog, name: str, logged: LoggedSteps) -> Profile:
+def without_times(scanned: ScannedLog, name: str, logged: LoggedSteps) -> Profile:
     """Return a profile of a log that has steps and no time: shown with the reason why it has no grade."""
     lines = f"{show_count(len(logged.table['step']))} step lines of {logged.framework}"
     text = f"{lines}, and no time in any of them"

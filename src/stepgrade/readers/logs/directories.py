@@ -29,7 +29,7 @@ def run_in(path: str, options: ReadOptions) -> Profile | None:
         raise BadInput(problem, where=path, hint="give the folder of one of them")
     if stores:
         log = RecordLog("mlflow", "MLflow")
-        _read_store(stores[0], log)
+        read_store(stores[0], log)
         return profile_of_log(log.scanned(), path, "MLflow")
     files = _files(path)
     for mark, name, producer, read in (
@@ -68,7 +68,7 @@ def _stores(path: str, depth: int = _DEPTH) -> list[str]:
     return [store for folder in folders[:_MOST_FILES] for store in _stores(folder, depth - 1)]
 
 
-def _read_store(store: str, log: RecordLog) -> None:
+def read_store(store: str, log: RecordLog) -> None:
     """Add the metrics of a run: a file each, with lines of milliseconds, value and step."""
     root = os.path.join(store, "metrics")  # noqa: PTH118  as above
     rows: dict[int, dict[str, object]] = {}

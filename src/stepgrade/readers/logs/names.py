@@ -172,7 +172,7 @@ def row_of(fields: Iterable[tuple[str, object]]) -> dict[Column, float]:
             figure = float(value) if math.isnan(value) or abs(value) < _LARGEST else math.inf
         elif isinstance(value, str):
             text = value.encode("utf-8", "replace")
-            figure = duration(text) if column == "elapsed_s" and not _is_number(value) else number(text)
+            figure = duration(text) if column == "elapsed_s" and set(value) & set(":hmsd") else number(text)
         else:
             continue
         if column == "time":
@@ -202,11 +202,3 @@ def totals_of(fields: Mapping[str, object]) -> tuple[float, float | None, float 
     if runtime is None or (samples_s is None and steps_s is None):
         return None
     return runtime, samples_s, steps_s
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

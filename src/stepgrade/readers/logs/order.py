@@ -30,13 +30,13 @@ def table_of(rows: Rows) -> tuple[Table, int]:
         if ranks > 1:
             table = _only(table, table["rank"] == numbers[int(np.argmax(counts))])
     if "total" in table and rows.dialect.restarts_at_epochs and "elapsed_s" in table:
-        table = _only(table, table["total"] == _longest_bar(table))
+        table = _only(table, table["total"] == longest_bar(table))
         if len(table["step"]) >= 2 * len(np.unique(table["step"])) and "epoch" not in table:
             # Several ranks draw the same bar: the first to show a step counts.
             table = _only(table, np.sort(np.unique(table["step"], return_index=True)[1]))
             table = _only(table, np.maximum.accumulate(table["step"]) == table["step"])
     if rows.dialect.micro:
-        table = _whole_steps(table)
+        table = whole_steps(table)
     return table, ranks
 
 
@@ -65,7 +65,8 @@ def in_order(table: Table, *, counts_epochs: bool) -> tuple[Table, list[int]]:
                 before += total if isfinite(total) else last
                 begun.append(len(kept))
             elif number < last:
-                if isfinite(total) or _is_straggler(steps, place, last):
+                later = [step for step in steps[place + 1 : place + 4] if step != number][:1]
+                if isfinite(total) or any(step > last for step in later):
                     continue  # another rank's line, or a bar that was drawn again
                 attempts.append(len(kept))
         kept.append(place)
@@ -73,23 +74,17 @@ def in_order(table: Table, *, counts_epochs: bool) -> tuple[Table, list[int]]:
     table = _only(table, np.array(kept, dtype=np.int64))
     table["step"] = table["step"] + np.array(offsets)
     if "elapsed_s" in table:
-        table["elapsed_s"] = _over_all(table["elapsed_s"], begun, attempts)
+        table["elapsed_s"] = over_all(table["elapsed_s"], begun, attempts)
     return table, [0, *attempts]
 
 
-def _over_all(elapsed: Floats, epochs: list[int], attempts: list[int]) -> Floats:
+def over_all(elapsed: Floats, epochs: list[int], attempts: list[int]) -> Floats:
     """Return a time that begins again with an epoch, or with an attempt, as one that goes on."""
     starts = {*epochs, *(row for row in attempts if elapsed[row] < elapsed[row - 1])}
     before = np.zeros(len(elapsed))
     for row in starts:
         before[row:] += elapsed[row - 1]
     return elapsed + before
-
-
-def _is_straggler(steps: list[float], place: int, last: float) -> bool:
-    """Tell whether the run goes on after a line with an earlier step as if it had not been there."""
-    following = next((later for later in steps[place + 1 : place + 4] if later != steps[place]), None)
-    return following is not None and following > last
 
 
 def coarser(table: Table, attempts: list[int], least_s: float) -> tuple[Table, list[int]]:
@@ -117,7 +112,7 @@ def _only(table: Table, chosen: NDArray[np.generic]) -> Table:
     return {name: column[chosen] for name, column in table.items()}
 
 
-def _longest_bar(table: Table) -> float:
+def longest_bar(table: Table) -> float:
     """Return the total of the bar that took longest: others are of downloads, shards or evaluation."""
     totals = table["total"]
     return max(
@@ -127,7 +122,7 @@ def _longest_bar(table: Table) -> float:
     )
 
 
-def _whole_steps(table: Table) -> Table:
+def whole_steps(table: Table) -> Table:
     """Return one line for each step, with the time of all its micro-batches."""
     steps = table["step"]
     ends = np.append(np.flatnonzero(np.diff(steps)), len(steps) - 1)

@@ -34,10 +34,11 @@ _HARD = ("a", "0", " ", ",", ".", "=", ":", "a ", "0 ", "0,", "a=", "x:0 ", "ste
 
 def dialects_from(tables: Sequence[DialectTable]) -> tuple[Dialect, ...]:
     """Return the dialects that a stepgrade.toml describes; raise BadConfig at the one that is wrong."""
-    return tuple(_dialect(table, f"dialect[{number}]") for number, table in enumerate(tables))
+    return tuple(dialect_of(table, f"dialect[{number}]") for number, table in enumerate(tables))
 
 
-def _dialect(table: DialectTable, where: str) -> Dialect:
+def dialect_of(table: DialectTable, where: str) -> Dialect:
+    """Return the dialect that one table describes; raise BadConfig at `where`."""
     if not table.contains.strip():
         raise BadConfig("needs some text that is in every line", where=f"{where}.contains")
     if bool(table.pattern) == bool(table.fields):

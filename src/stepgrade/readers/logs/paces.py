@@ -35,7 +35,7 @@ def paces_of(table: Table, dialect: Dialect, world: int | None, step_tokens: flo
     rows = len(table["step"])
     unknown = np.full(rows, nan)
     is_mean = dialect.mean == "interval"
-    counts = _counts(table["step"], is_mean=is_mean)
+    counts = counts_of(table["step"], is_mean=is_mean)
     times, elapsed = table.get("time", unknown), table.get("elapsed_s", unknown)
     has_clock = (
         rows > 1 and bool(np.isfinite(times).mean() > 0.8) and bool(np.nanmax(times) > np.nanmin(times))
@@ -45,14 +45,18 @@ def paces_of(table: Table, dialect: Dialect, world: int | None, step_tokens: flo
     clock_s = 0.0
     if np.isfinite(wall).any():
         clock_s = 1.0 if bool(np.all(since[np.isfinite(since)] % 1.0 == 0.0)) else 0.001
-    step_s = _said(table, dialect, counts, world, step_tokens)
+    step_s = said_times(table, dialect, counts, world, step_tokens)
     if not np.isfinite(step_s).any():
         step_s, is_mean = wall / counts, True
         if not has_clock and isfinite(elapsed[0]) and table["step"][0] > 0.0:
             counts[0] = table["step"][0]
             step_s[0] = elapsed[0] / counts[0]
     elif "step_s" in table and "elapsed_s" in table:
-        step_s = _in_seconds(step_s, np.diff(elapsed) / counts[1:])
+        by_clock = np.diff(elapsed) / counts[1:]
+        known = by_clock[by_clock > 0.0]
+        # A field that is called dt may be in milliseconds.
+        if len(known) and 500.0 < float(np.nanmedian(step_s) / np.median(known)) < 2000.0:
+            step_s = step_s / 1e3
     step_s = np.where(np.isfinite(step_s) & (step_s >= 0.0), step_s, nan)
     if not isfinite(step_s[0]) and np.isfinite(step_s).any():
         step_s[0] = np.nanmedian(step_s)  # when the first step began is not said
@@ -75,7 +79,7 @@ def paces_of(table: Table, dialect: Dialect, world: int | None, step_tokens: flo
     )
 
 
-def _counts(steps: Floats, *, is_mean: bool) -> Floats:
+def counts_of(steps: Floats, *, is_mean: bool) -> Floats:
     """Return how many steps each line covers; the first as many as others, no more than there were."""
     counts = np.diff(steps, prepend=steps[0])
     later = counts[1:][counts[1:] > 0.0]
@@ -85,7 +89,7 @@ def _counts(steps: Floats, *, is_mean: bool) -> Floats:
     return np.where(counts <= 0.0, usual if is_mean else 1.0, counts)
 
 
-def _said(
+def said_times(
     table: Table, dialect: Dialect, counts: Floats, world: int | None, step_tokens: float | None
 ) -> Floats:
     """Return the seconds of a step that a log prints, or that its rates make; nan where it does neither."""
@@ -97,13 +101,6 @@ def _said(
             candidates += [1.0 / table.get("steps_s", unknown), (step_tokens or nan) / rate]
             candidates.append(table.get("step_samples", unknown) / table.get("samples_s", unknown))
     return next((found for found in candidates if np.isfinite(found).any()), unknown)
-
-
-def _in_seconds(step_s: Floats, by_clock: Floats) -> Floats:
-    """Return step times in seconds: a field that is called dt may be in milliseconds."""
-    by_clock = by_clock[np.isfinite(by_clock) & (by_clock > 0.0)]
-    ratio = float(np.nanmedian(step_s) / np.median(by_clock)) if len(by_clock) else 1.0
-    return step_s / 1e3 if 500.0 < ratio < 2000.0 else step_s
 
 
 def is_coarse(table: Table) -> bool:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from math import inf, isfinite
 
 from stepgrade.readers.logs.dialect import Column, Dialect
-from stepgrade.readers.logs.facts import ARGUMENTS, Header
+from stepgrade.readers.logs.facts import ARGUMENTS, LogHeader
 from stepgrade.readers.logs.names import row_of, totals_of
-from stepgrade.readers.logs.scan import Event, Rows, ScannedLog, Totals
+from stepgrade.readers.logs.scan import LogEvent, Rows, RunTotals, ScannedLog
 
 # What trainers call their settings, and what a log's header calls them.
 _SETTINGS = {
@@ -46,11 +46,11 @@ class RecordLog:
 
     def __init__(self, name: str, framework: str) -> None:
         dialect = Dialect(name=name, framework=framework, anchor=b"", fields=(), mean="interval")
-        self.header = Header()
+        self.header = LogHeader()
         self._rows = Rows(dialect)
         self._pending: dict[Column, float] = {}
-        self._events: list[Event] = []
-        self._totals: list[Totals] = []
+        self._events: list[LogEvent] = []
+        self._totals: list[RunTotals] = []
         self._count = 0
         self._evaluated_at = -1
 
@@ -58,19 +58,19 @@ class RecordLog:
         """Add one record, whose fields are known by name."""
         totals = totals_of(record)
         if totals is not None and "loss" not in record:
-            self._totals.append(Totals(*totals))
+            self._totals.append(RunTotals(*totals))
             return
         row = row_of(record.items())
         is_evaluation = any(name.lower().startswith(_EVALUATION) for name in record)
         if is_evaluation and "eval_s" not in row and self._evaluated_at != self._count:
             self._evaluated_at = self._count
-            self._events.append(Event("evaluation", float(self._count) + 1.5))
+            self._events.append(LogEvent("evaluation", float(self._count) + 1.5))
         self.add_row(row)
 
     def add_row(self, row: dict[Column, float]) -> None:
         """Add what a record says, in our units."""
         if (evaluated := row.pop("eval_s", None)) is not None:
-            self._events.append(Event("evaluation", float(self._count) + 1.5, evaluated))
+            self._events.append(LogEvent("evaluation", float(self._count) + 1.5, evaluated))
         if "loss" in row and not isfinite(row["loss"]):
             row["loss"] = inf
         step = row.get("step")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Iterator
-from contextlib import suppress
 from itertools import pairwise
 from math import inf, isfinite, nan
 
@@ -28,7 +27,7 @@ from stepgrade.readers.logs.dialect import (
     number,
     plain,
 )
-from stepgrade.readers.logs.facts import Header
+from stepgrade.readers.logs.facts import LogHeader
 from stepgrade.readers.logs.frameworks import (
     DIALECTS,
     JSON_LINES,
@@ -98,7 +97,7 @@ EVENTS: tuple[tuple[PauseKind, re.Pattern[bytes]], ...] = (
 )
 
 
-class Event(Struct, frozen=True):
+class LogEvent(Struct, frozen=True):
     """What a log says between two step lines: `at` is where the later of them is."""
 
     kind: PauseKind
@@ -106,7 +105,7 @@ class Event(Struct, frozen=True):
     seconds: float | None = None
 
 
-class Totals(Struct, frozen=True):
+class RunTotals(Struct, frozen=True):
     """What a trainer prints at the end: the whole run's time and its mean rates."""
 
     runtime_s: float
@@ -222,9 +221,9 @@ class ScannedLog(Struct, frozen=True, kw_only=True):
     """What one pass over a log found."""
 
     rows: list[Rows]
-    header: Header
-    events: list[Event]
-    totals: list[Totals]
+    header: LogHeader
+    events: list[LogEvent]
+    totals: list[RunTotals]
     times: dict[int, tuple[float, float]]  # by the kind of clock: the first and the last of the log
     size_bytes: int
 
@@ -246,9 +245,9 @@ class LogScanner:
         self._at = 0.0  # of the line at hand
         self._chunks = 0
         self._found_at: int | None = None
-        self._events: list[Event] = []
-        self._totals: list[Totals] = []
-        self._header = Header()
+        self._events: list[LogEvent] = []
+        self._totals: list[RunTotals] = []
+        self._header = LogHeader()
         self._times: dict[int, list[float]] = {}  # by the kind of clock: the first and the last
         self._pace: dict[str, tuple[float, float, float]] = {}  # time, step, usual seconds of a step
         self._ends: dict[str, int] = {}  # where the last step line of a dialect ends
@@ -258,7 +257,7 @@ class LogScanner:
         text = self._carried + chunk if self._carried else chunk
         cut = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
         if any(rows.dialect.block for rows in self._active.values()):
-            cut = _before_open_block(text, cut)
+            cut = before_open_block(text, cut)
         if len(text) - cut > _CARRIED_BYTES:
             cut = len(text) - LINE_BYTES  # a line without an end
         self._read(text[:cut])
@@ -326,11 +325,11 @@ class LogScanner:
                 back = text.find(b"\r", hit, end)
                 end = back if back >= 0 else end
             if dialect.block:
-                end = _block_end(text, end)
+                end = block_end(text, end)
             place = done = max(end, hit + len(anchor))
             rows.seen += 1
             if rows.stride > 1:
-                place = _passed_by(rows, text, place, end - start)
+                place = passed_by(rows, text, place, end - start)
             line = plain(text[start:end])
             self._at = float(self._offset + hit)
             row = self._row(dialect, line)
@@ -345,7 +344,7 @@ class LogScanner:
     def _row(self, dialect: Dialect, line: bytes) -> dict[Column, float] | None:
         """Return what a line says; None for one that only looks like a step's."""
         if dialect in (TQDM_SECONDS, TQDM_RATE):
-            row = _of_bar(line)
+            row = bar_state(line)
         elif dialect is PRINTED_DICTS or dialect is JSON_LINES or dialect is MLPERF:
             row = self._of_object(dialect, line)
         else:
@@ -385,7 +384,7 @@ class LogScanner:
             return self._header.mlperf(fields)
         totals = totals_of(fields)
         if totals is not None and "loss" not in fields:
-            self._totals.append(Totals(*totals))
+            self._totals.append(RunTotals(*totals))
             return None
         row = row_of(fields.items())
         if "eval_s" in row or ("eval_loss" in fields and "loss" not in row):
@@ -420,11 +419,13 @@ class LogScanner:
             if every:
                 found = every[-1]  # which has the time that it took, if any
                 rest = gap[found.start() : found.end() + 200].split(b"\n", 1)[0]
-                self._add_event(kind, row["at"], _seconds_in(rest))
+                said = _SECONDS.search(rest)
+                unit = {b"ms": 1e-3, b"mi": 60.0}.get(said[2][:2].lower(), 1.0) if said else 1.0
+                self._add_event(kind, row["at"], float(said[1]) * unit if said else None)
 
     def _add_event(self, kind: PauseKind, at: float, seconds: float | None) -> None:
         if len(self._events) < _MOST_EVENTS:
-            self._events.append(Event(kind, at, seconds))
+            self._events.append(LogEvent(kind, at, seconds))
 
 
 def scan(chunks: Iterator[bytes], own: tuple[Dialect, ...] = ()) -> ScannedLog:
@@ -435,7 +436,7 @@ def scan(chunks: Iterator[bytes], own: tuple[Dialect, ...] = ()) -> ScannedLog:
     return scanner.result()
 
 
-def _passed_by(rows: Rows, text: bytes, place: int, line_bytes: int) -> int:
+def passed_by(rows: Rows, text: bytes, place: int, line_bytes: int) -> int:
     """Return where to look for the next step line, having passed by as many as are not read in full."""
     anchor, passed = rows.dialect.anchor, 0
     while passed < rows.stride - 1 and place < len(text):
@@ -453,7 +454,7 @@ def _passed_by(rows: Rows, text: bytes, place: int, line_bytes: int) -> int:
     return place
 
 
-def _of_bar(line: bytes) -> dict[Column, float] | None:
+def bar_state(line: bytes) -> dict[Column, float] | None:
     """Return the last state of the progress bars in a line."""
     row: dict[Column, float] | None = None
     for match in _BAR.finditer(line):
@@ -467,16 +468,7 @@ def _of_bar(line: bytes) -> dict[Column, float] | None:
     return row
 
 
-def _seconds_in(text: bytes) -> float | None:
-    match = _SECONDS.search(text)
-    if match is None:
-        return None
-    with suppress(ValueError):
-        return float(match[1]) * {b"ms": 1e-3, b"mi": 60.0}.get(match[2][:2].lower(), 1.0)
-    return None
-
-
-def _before_open_block(text: bytes, cut: int) -> int:
+def before_open_block(text: bytes, cut: int) -> int:
     """Return where the last line begins whose indented lines may go on in the next chunk."""
     start = cut
     for _ in range(_BLOCK_LINES):
@@ -486,7 +478,7 @@ def _before_open_block(text: bytes, cut: int) -> int:
     return cut
 
 
-def _block_end(text: bytes, end: int) -> int:
+def block_end(text: bytes, end: int) -> int:
     """Return where the indented lines after a line end."""
     for _ in range(_BLOCK_LINES):
         if text[end + 1 : end + 2] not in (b" ", b"\t"):

@@ -33,7 +33,7 @@ def separator_of(head: bytes) -> str | None:
 
 def read_csv(chunks: Iterable[bytes], separator: str, log: RecordLog) -> None:
     """Add the rows of a table; empty cells are left out, and a last row that is cut off ends it."""
-    rows = csv.reader(_lines(chunks), delimiter=separator)
+    rows = csv.reader(lines_of(chunks), delimiter=separator)
     names = [_named(name) for name in next(rows, [])][:_MOST_COLUMNS]
     wanted = [
         (place, name)
@@ -94,7 +94,7 @@ def _named(name: str) -> str:
     return "" if name.endswith(_BOUNDS) else _EXPORTED.sub("", name)
 
 
-def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
+def lines_of(chunks: Iterable[bytes]) -> Iterator[str]:
     """Yield the lines as text, without those that are longer than any row."""
     rest = b""
     for chunk in chain(chunks, (b"\n",)):

@@ -94,7 +94,7 @@ def _add(item: memoryview, step: int, stamp: float | None, log: RecordLog, tags:
         if tag.endswith(_TEXT):
             _setting(tag.removesuffix(_TEXT), tensor, log)
             return
-        scalar = _number(tensor)
+        scalar = number_of(tensor)
     if scalar is None or tag.endswith(_SAMPLES_AXIS):
         return
     is_known = tags.setdefault(tag, meaning(tag) is not None or tag.startswith("eval/"))
@@ -106,7 +106,7 @@ def _add(item: memoryview, step: int, stamp: float | None, log: RecordLog, tags:
     log.add(row)
 
 
-def _number(tensor: memoryview) -> float | None:
+def number_of(tensor: memoryview) -> float | None:
     """Return the number of a tensor that holds one."""
     dtype, content = 0, None
     for number, kind, value in fields(tensor):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import msgspec
 
@@ -41,7 +42,7 @@ def records(chunks: Iterable[bytes]) -> Iterator[memoryview]:
     held = bytearray()
     parts = bytearray()
     is_first = True
-    for chunk in _with_end(chunks):
+    for chunk in chain(chunks, (None,)):
         if chunk is not None:
             held += chunk
         while len(held) >= _BLOCK or (chunk is None and held):
@@ -61,11 +62,6 @@ def records(chunks: Iterable[bytes]) -> Iterator[memoryview]:
                     yield memoryview(bytes(parts))
                     parts.clear()
                 place += length
-
-
-def _with_end(chunks: Iterable[bytes]) -> Iterator[bytes | None]:
-    yield from chunks
-    yield None
 
 
 def _items(message: memoryview) -> Iterator[tuple[str | None, object]]:

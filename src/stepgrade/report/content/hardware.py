@@ -183,10 +183,9 @@ def estimate(found: Estimate, flags: Mapping[str, str]) -> Iterator[Block]:
         reach = (
             f"{show_rate(found.bound_by.tok_s)}{each} is the most that {ROOFS[found.bound_by.kind]} allows"
         )
-        verdict = found.memory.verdict if found.memory is not None else None
-        if verdict == "does_not_fit":
+        if found.is_reachable is False:
             reach += ", out of reach: it does not fit into the memory"
-        elif verdict == "too_close":
+        elif found.memory is not None and found.memory.verdict == "too_close":
             reach += ", if it fits into the memory, which is too close to call"
         yield Paragraph(reach, style="title")
         if found.achievable is not None:

@@ -62,7 +62,7 @@ def memory_blocks(found: Estimate, memory: MemoryFit) -> Iterator[Block]:
     if memory.largest_micro_batch is not None:
         fits = f"{memory.largest_micro_batch:,} sequences of {found.plan.seq:,} tokens"
         rows["micro-batch"] = (
-            f"at most {fits}" if memory.largest_micro_batch else "not even one sequence fits"
+            f"at most {fits}" if memory.largest_micro_batch else "not one sequence is sure to fit"
         )
     if memory.is_anchored:
         rows["anchor"] = "predicted from the run that was measured"

@@ -24,6 +24,11 @@ def with_log(trace: Profile, log: Profile) -> Profile:
         hint = "score them one by one"
         raise BadInput("one of trace and log has no step times", where=log.source.shown, hint=hint)
     in_log_ms, in_trace_ms = median(log.samples_ms), median(trace.samples_ms or (trace.mean_step_ms,))
+    factor = max(in_trace_ms, in_log_ms) / min(in_trace_ms, in_log_ms)
+    doubts: tuple[Note, ...] = ()
+    if factor >= _TOO_FAR:
+        text = f"the steps of log and trace differ by {factor:.0f} times: are they of the same run?"
+        doubts = (Note("log_of_another_run", text, fatal=True),)
     tokens, ranks = log.tokens_per_step, log.counted_ranks
     if tokens is None:
         tokens, ranks = trace.tokens_per_step, trace.counted_ranks
@@ -46,7 +51,7 @@ def with_log(trace: Profile, log: Profile) -> Profile:
         log=log.log,
         peak_memory_bytes=max(filter(None, (trace.peak_memory_bytes, log.peak_memory_bytes)), default=None),
         notes=(*trace.notes, *log.notes, _compared(in_trace_ms, in_log_ms)),
-        warnings=(*trace.warnings, *log.warnings, *_doubts(in_trace_ms, in_log_ms)),
+        warnings=(*trace.warnings, *log.warnings, *doubts),
     )
 
 
@@ -61,11 +66,3 @@ def _compared(in_trace_ms: float, in_log_ms: float) -> Note:
         return Note("log_and_trace", f"{both}: {why}")
     why = f"what a run does between steps, or on other ranks, makes it {show_share(-more)} longer than traced"
     return Note("log_and_trace", f"{both}: {why}")
-
-
-def _doubts(in_trace_ms: float, in_log_ms: float) -> tuple[Note, ...]:
-    factor = max(in_trace_ms, in_log_ms) / min(in_trace_ms, in_log_ms)
-    if factor < _TOO_FAR:
-        return ()
-    text = f"the steps of log and trace differ by {factor:.0f} times: are they of the same run?"
-    return (Note("log_of_another_run", text, fatal=True),)
