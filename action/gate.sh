@@ -12,12 +12,19 @@ add_lines() {
 }
 
 reports=${STEPGRADE_REPORTS:-stepgrade-reports}
+# A checkout could bring links under these names: what they point to is not ours to write.
+for place in "$reports" "$reports"/gate.{md,json,xml,sarif,html} "$reports/grade.svg"; do
+    if [ -L "$place" ]; then
+        echo "stepgrade: $place is a link: no report is written through it" >&2
+        exit 2
+    fi
+done
 mkdir -p "$reports" || exit 2
 add_lines "" "${STEPGRADE_SOURCE:?no source was given}"
 add_lines --repeat "${STEPGRADE_REPEAT:-}"
 add_lines --baseline "${STEPGRADE_BASELINE:-}"
 add_lines --against "${STEPGRADE_AGAINST:-}"
-add_lines --history "${STEPGRADE_HISTORY:-}"
+# The history stays in STEPGRADE_HISTORY, where the command finds it: an argument could be seen by every process.
 add_lines --budgets "${STEPGRADE_BUDGETS:-}"
 add_lines "" "${STEPGRADE_OPTIONS:-}"
 if [ "${STEPGRADE_SAVE:-false}" = true ]; then words+=(--save); fi

@@ -27,6 +27,7 @@ from stepgrade.model.events import (
     Trace,
     TraceDevice,
 )
+from stepgrade.readers.kineto.assemble import PROFILER
 
 COMPUTE_STREAM, COMMUNICATION_STREAM = 7, 13
 MAIN, AUTOGRAD = 0, 1
@@ -130,6 +131,7 @@ class TraceBuilder:
     def trace(self) -> Trace:
         return Trace(
             file=self.file,
+            profiler=PROFILER,
             rank=self.rank,
             world_size=self.world_size,
             backend=None,

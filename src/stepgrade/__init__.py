@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from stepgrade.hardware.catalogue import devices
     from stepgrade.hardware.cost.plan import Plan
     from stepgrade.hardware.estimate import estimate
+    from stepgrade.hardware.memory.fit import Anchor
+    from stepgrade.hardware.planner import Cluster, PlanRequest, plan
     from stepgrade.hardware.setup import Setup
     from stepgrade.inspection import inspect
     from stepgrade.model import Baseline, Profile
@@ -33,11 +35,14 @@ if TYPE_CHECKING:
 
 # Where each public name lives: it is imported when first asked for, `stepgrade --version` needs none of it.
 _HOMES = {
+    "Anchor": "hardware.memory.fit",
     "Baseline": "model",
+    "Cluster": "hardware.planner",
     "Config": "config",
     "GateReport": "model.comparison",
     "ParityReport": "compare.parity",
     "Plan": "hardware.cost.plan",
+    "PlanRequest": "hardware.planner",
     "Profile": "model",
     "Recorder": "record",
     "Scorecard": "model.scorecard",
@@ -55,6 +60,7 @@ _HOMES = {
     "load_config": "config",
     "load_settings": "diagnosis.settings",
     "parity": "compare.parity",
+    "plan": "hardware.planner",
     "render": "report",
     "score": "grading",
     "watch": "record",
@@ -62,11 +68,14 @@ _HOMES = {
 _NAMED_OTHERWISE = {"history": "open_history"}
 
 __all__ = [
+    "Anchor",
     "Baseline",
+    "Cluster",
     "Config",
     "GateReport",
     "ParityReport",
     "Plan",
+    "PlanRequest",
     "Profile",
     "Recorder",
     "Scorecard",
@@ -85,6 +94,7 @@ __all__ = [
     "load_config",
     "load_settings",
     "parity",
+    "plan",
     "render",
     "score",
     "watch",

@@ -60,14 +60,17 @@ def name_fields(template: str, flags: Mapping[str, str]) -> str:
 def without_secrets(text: str) -> str:
     """Return a message without the passwords of URLs and connection settings in it, however odd they are."""
     lower = text.lower()
-    if "://" not in text and "postgres" not in lower and "password" not in lower:
+    if not any(sign in lower for sign in ("://", "postgres", "password", "pwd", "@", "\uff20")):
         return text
     import re  # noqa: PLC0415  only for such texts
 
-    # A password may hold any character, so all is left out between the user's colon and the last @.
-    text = re.sub(r"(?i)((?:://|postgres\w*:)[^:@/\s]*):[^\n]*@", r"\1:…@", text)
+    # A password may hold any character, so all is left out between the user's colon and the last @; without
+    # anything that looks like a URL, only what has no space in it. Signs may be of full width, or escaped.
+    user, colon, sign = r"[^:\uff1a@\uff20/\s]*", r"(?:[:\uff1a]|%3a)", r"[@\uff20]"
+    text = re.sub(rf"(?i)((?:://|postgres\w*:/?)\s*{user}?){colon}(?!//)[^\n]*{sign}", r"\1:…@", text)
+    text = re.sub(rf"(?i)({user}?){colon}(?!//)[^\s@\uff20…]+{sign}", r"\1:…@", text)
     text = re.sub(r"(://[^:@/\s]*):(?!\d+(?:[/?\s'\")]|$))(?!…@)[^\s'\"]+", r"\1:…", text)
-    return re.sub(r"(?i)(password\s*=\s*)('(?:[^'\\]|\\.)*'|(?:\\.|[^&\s\\])*)", r"\1…", text)
+    return re.sub(r"(?i)((?:password|pwd)\s*=\s*)('(?:[^'\\]|\\.)*'|(?:\\.|[^&;\s\\])*)", r"\1…", text)
 
 
 class StepgradeError(Exception):

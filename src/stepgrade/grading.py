@@ -20,6 +20,7 @@ from stepgrade.model.finding import Finding
 from stepgrade.model.given import Path, baseline_given, profile_given
 from stepgrade.model.profile import STEP_PROFILER_V2, WorkKind
 from stepgrade.model.scorecard import UNGRADED, DeviceUse, RankRow, Scorecard, StepStats
+from stepgrade.model.step_log import StepLog
 from stepgrade.scoring.bound import why_ungraded
 from stepgrade.scoring.causes import (
     bottleneck_of_ledger,
@@ -31,6 +32,7 @@ from stepgrade.scoring.causes import (
 from stepgrade.scoring.contradictions import contradictions
 from stepgrade.scoring.efficiency import ScoreOptions, efficiency_of
 from stepgrade.scoring.fingerprint import fingerprint_of
+from stepgrade.scoring.goodput import WallLedger, wall_ledger
 from stepgrade.scoring.layers import backward_forward_ratio, layer_summaries, layers_of_step, slow_layers
 from stepgrade.scoring.operations import drop_impossible_counts, operations_of_step, total_by_operation
 from stepgrade.scoring.phases import phases_of_step
@@ -38,11 +40,14 @@ from stepgrade.scoring.reference import bottleneck_note
 from stepgrade.scoring.runtime import Runtime, runtime_of
 from stepgrade.scoring.step_times import RunTimes, kept, times_of
 from stepgrade.scoring.target import target_for
-from stepgrade.statistics import mean
+from stepgrade.statistics import mean, median
 from stepgrade.units import show_count, show_ms
 
 # An info is worth a line of advice from this share of the step on.
 WORTH_A_LINE = 0.05
+# The level of a long run's steps is looked at in so many stretches; smaller changes are of no interest.
+_MOST_LEVELS = 512
+_LEAST_LEVEL_CHANGE = 0.03
 _GOOD_GRADES = {str(grade) for grade in Grade if grade > Grade.C}
 
 
@@ -114,13 +119,12 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
     target, limits = options.target, settings.limits
     ranked = tuple(rank_operations(total_by_operation(profile)))
     phases = phases_of_step(profile, times, limits)
-    efficiency = efficiency_of(profile, times, options)
+    efficiency, summaries = efficiency_of(profile, times, options), layer_summaries(profile)
     operations = operations_of_step(ranked, profile, times, target.figures, target.dtype)
-    summaries = layer_summaries(profile)
     ratio, ratio_note = backward_forward_ratio(profile, phases, summaries)
     work, of_device = work_of(profile, operations, limits), Ledger.of(profile.ledger)
     ledger = of_device or phases.ledger
-    causes = rank_causes(profile, times, ledger, work)
+    causes, wall = rank_causes(profile, times, ledger, work), _whole_run(profile.log)
     if of_device:
         verdict = bottleneck_of_ledger(profile, of_device, causes, work, limits)
     else:
@@ -141,12 +145,13 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         work=options.work or profile.work,
         activity=profile.activity.scaled(times.scale) if profile.activity else NOTHING_DONE,
         limits=limits,
+        wall=wall,
     )
     found = findings(context, settings.ignored_rules)
     reasons, bound = why_ungraded(profile, options, efficiency, ledger)
     if of_device and work_gains_more(found):
         verdict = prefer_work(verdict, profile, of_device, work, limits)
-    v1_notes = (bottleneck_note(profile, verdict.bottleneck, efficiency.share), ratio_note)
+    of_v1 = bottleneck_note(profile, verdict.bottleneck, efficiency.share), ratio_note
     return Scorecard(
         grade=UNGRADED if reasons else efficiency.grade,
         grade_at_most=bound.grade if bound else None,
@@ -163,7 +168,7 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         recommendations=_recommendations(context, found),
         bottleneck_evidence=verdict.evidence_with_line(profile, causes),
         causes=causes,
-        notes=_notes(context, v1_notes),
+        notes=_notes(context, of_v1),
         fitness=(*(note for note in profile.warnings if not note.fatal), *phases.fitness),
         ungraded_because=reasons,
         source=profile.source,
@@ -189,7 +194,23 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         roofs=(*target.figures.compute(target.dtype), *target.figures.bandwidth()),
         typical_step=profile.typical_step,
         fingerprint=fingerprint_of(profile, options),
+        goodput=wall.goodput if wall is not None else None,
     )
+
+
+def _whole_run(log: StepLog | None) -> WallLedger | None:
+    """Return where the wall time of a logged run went, and from which steps on steps take another time."""
+    ledger = wall_ledger(log) if log is not None else None
+    if log is None or ledger is None:
+        return None
+    from stepgrade.compare.change_points import change_points  # noqa: PLC0415  needs numpy
+
+    size = max(8, -(-len(log.step_s) // _MOST_LEVELS))
+    starts = range(0, len(log.step_s) - size // 2, size)
+    levels = [median(log.step_s[start : start + size]) for start in starts]
+    found = change_points(levels, least_change=_LEAST_LEVEL_CHANGE)
+    changes = tuple(log.step[min(change.index * size, len(log.step) - 1)] for change in found)
+    return structs.replace(ledger, level_changes=changes)
 
 
 def _recommendations(context: RuleContext, found: tuple[Finding, ...]) -> tuple[str, ...]:

@@ -245,3 +245,35 @@ def test_the_actions_steps_run_nothing_of_the_checkout(trapped: Path, tmp_path: 
         ran = run(trapped, ["bash", "-c", step], **environment)
         assert "Traceback" not in ran.stderr
         assert sprung(trapped) == "", step
+
+
+@pytest.mark.parametrize(
+    "link", ["stepgrade-reports", "stepgrade-reports/gate.md", "stepgrade-reports/grade.svg"]
+)
+def test_the_action_writes_through_no_link_of_the_checkout(tmp_path: Path, link: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    victim = tmp_path / "elsewhere" / "gate.md"
+    victim.write_text("important")
+    place = tmp_path / link
+    place.parent.mkdir(exist_ok=True)
+    place.symlink_to(victim.parent if link == "stepgrade-reports" else victim)
+    ran = run(tmp_path, ["bash", str(ROOT / "action" / "gate.sh")], STEPGRADE_SOURCE="run.json")
+    assert (ran.returncode, "is a link" in ran.stderr) == (2, True), ran.stderr
+    assert victim.read_text() == "important"
+    assert [*victim.parent.iterdir()] == [victim]
+
+
+def test_the_actions_history_is_no_argument(tmp_path: Path) -> None:
+    """It may hold a password, and arguments are seen by every process of the machine."""
+    seen = tmp_path / "seen"
+    program = tmp_path / "stepgrade"
+    program.write_text(f'#!/bin/sh\necho "$@" > "{seen}"; echo "$STEPGRADE_HISTORY" >> "{seen}"\n')
+    program.chmod(0o755)
+    url = "postgresql://me:hunter2@h/db"
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    said = {"STEPGRADE_SOURCE": "run.json", "STEPGRADE_HISTORY": url, "PATH": path}
+    ran = run(tmp_path, ["bash", str(ROOT / "action" / "gate.sh")], **said)
+    assert ran.returncode == 0, ran.stderr
+    arguments, history = seen.read_text().splitlines()
+    assert "hunter2" not in arguments
+    assert history == url

@@ -64,7 +64,7 @@ def test_segments_are_never_too_short(values: list[float]) -> None:
 
 
 def test_the_work_grows_hardly_faster_than_the_series() -> None:
-    """Processor time of this process alone, and a ratio: eight times the points, 64 times if quadratic."""
+    """Processor time of this process alone, the least of three, and a ratio: 64 times if it were quadratic."""
     change_points(noise(1_000))  # what is loaded once
 
     def spent_s(half: int) -> float:
@@ -74,4 +74,5 @@ def test_the_work_grows_hardly_faster_than_the_series() -> None:
         assert abs(found.index - half) <= 2
         return time.process_time() - start
 
-    assert spent_s(50_000) < 32.0 * max(spent_s(6_250), 0.01)
+    small, large = (min(spent_s(half) for _ in range(3)) for half in (6_250, 50_000))
+    assert large < 32.0 * max(small, 0.01)

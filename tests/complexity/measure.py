@@ -37,7 +37,7 @@ MOST = 1.2
 ANALYSIS = ("analysis",)
 SIZES = (1, 2, 4)
 WARM_UP = 0.25  # the first run of a shape imports what it needs
-IN_ONE_PROCESS = 6
+IN_ONE_PROCESS = 3
 
 
 def run_once(argv: tuple[str, ...], files: dict[str, bytes]) -> int:
@@ -54,7 +54,7 @@ def run_once(argv: tuple[str, ...], files: dict[str, bytes]) -> int:
         return 0
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for name, content in files.items():
-            Path(name).parent.mkdir(exist_ok=True)
+            Path(name).parent.mkdir(parents=True, exist_ok=True)
             Path(name).write_bytes(content)
         # What a smaller run has looked up is looked up again.
         for module in [module for name, module in sys.modules.items() if name.startswith("stepgrade")]:

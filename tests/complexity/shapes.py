@@ -19,12 +19,17 @@ from msgspec import structs
 import stepgrade as sg
 from stepgrade.model import Baseline, Fingerprint, Profile
 from stepgrade.model.events import Trace
+from stepgrade.readers.logs.frameworks import DIALECTS
 from stepgrade.readers.registry import read_source
 from stepgrade.readers.source import ByteSource
 from stepgrade.store import NewRun, open_history
 from tests.builders import make_step_profile
 from tests.complexity.measure import ANALYSIS
 from tests.fuzz.samples import DEVICE, MODEL
+from tests.readers.logs.generated import event as tensorboard_event
+from tests.readers.logs.generated import version
+from tests.readers.nsys.export import MS, Export
+from tests.readers.rocprof.files import write_csv, write_json, write_rocpd, write_rpd
 
 Files = dict[str, bytes]
 
@@ -464,6 +469,55 @@ def quoted_log(n: int) -> Files:
     return {"f": json.dumps({"lines": ['epoch {} \\ "x" loss' * 3] * n + [PROFILE_LINE + "\n"]}).encode()}
 
 
+def step_lines(n: int) -> Files:
+    """Return a log of n steps with a checkpoint, an evaluation and a restart every so often."""
+    lines = []
+    for i in range(n):
+        stamp = f"2026-03-{1 + i // 80_000:02d} {i // 3600 % 24:02d}:{i // 60 % 60:02d}:{i % 60:02d},000"
+        lines.append(
+            f"[{stamp}] iteration {i + 1 - (i > n // 2) * 9}/ {n} | elapsed time per iteration (ms): 1000.0 | lm loss: 2.0 |"
+        )
+        if i % 7 == 0:
+            lines.append(f"[{stamp}] saved checkpoint, validation loss 2.0")
+    return {"f": "\n".join(lines).encode()}
+
+
+def lines_of_every_dialect(n: int) -> Files:
+    anchors = b"\n".join(dialect.anchor + b" 1 2 3 x" for dialect in DIALECTS)
+    return {"f": (anchors + b"\n") * (n // 10 + 1) + step_lines(n)["f"]}
+
+
+def one_line_of_anchors(n: int) -> Files:
+    return {"f": b"tps: step: 1 loss: " * n + b"\n" + step_lines(50)["f"]}
+
+
+def table_of_metrics(n: int) -> Files:
+    return {"f": ("step,loss,elapsed\n" + "".join(f"{i},2.5,{i * 0.5}\n" for i in range(n))).encode()}
+
+
+def event_file(n: int) -> Files:
+    return {
+        "f": version() + b"".join(tensorboard_event(i % 120, 1e9 + i, "train/loss", 2.0) for i in range(n))
+    }
+
+
+def wandb_file(n: int) -> Files:
+    items = b"".join(b"\x0a\x0e\x0a\x05_step\x82\x01\x04%4d" % (i % 9999) for i in range(8))
+    record = b"\x12" + bytes([len(items) % 128]) + items[: len(items) % 128]
+    chunk = bytes(4) + len(record).to_bytes(2, "little") + b"\x01" + record
+    return {"f": b":W&B\xe1\xbe\x00" + chunk * n}
+
+
+def records_of_a_trainer(n: int) -> Files:
+    history = [{"step": i, "loss": 2.5, "train_runtime": i * 0.5} for i in range(1, n + 1)]
+    return {"f": json.dumps({"log_history": history, "global_step": n}).encode()}
+
+
+def mlflow_store(n: int) -> Files:
+    lines = "".join(f"{1_700_000_000_000 + i * 500} 2.5 {i}\n" for i in range(1, n + 1))
+    return {"mlruns/1/a/meta.yaml": b"status: 3\n", "mlruns/1/a/metrics/loss": lines.encode()}
+
+
 def parity(n: int) -> Files:
     def of(name: str, low: int) -> bytes:
         ops = {f"op_{i}": 1.0 + i % 7 for i in range(low, low + n)}
@@ -534,6 +588,63 @@ def dotted_keys(n: int) -> Files:
 
 def toml_lists(n: int) -> Files:
     return {"c.toml": b"[rules]\nignore = [" + b'"x", ' * n + b"]\n", **profile()}
+
+
+def nsys(fill: Callable[[Export], object]) -> Files:
+    """Return an export of Nsight Systems that `fill` puts events into, with two kernels of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        export = Export(Path(folder) / "f")
+        for start in (0, 10 * MS):
+            export.kernel("gemm", start, start + MS, 7, launch=start)
+        fill(export)
+        return {"f": export.close().read_bytes()}
+
+
+def nsys_kernels(n: int) -> Files:
+    return nsys(
+        lambda export: [
+            (export.range(f"step {i}", i * MS, (i + 1) * MS - 1, 7), export.kernel(f"k{i % 50}", i * MS, i * MS + 9000, 7))
+            for i in range(n)
+        ]
+    )  # fmt: skip
+
+
+def nsys_ranges(n: int) -> Files:
+    return nsys(lambda export: [export.range(f"aten::mm, seq = {i}, sizes = [[{i}, 2], [2, 3]]", i * 20, i * 20 + 9, 7) for i in range(n)])  # fmt: skip
+
+
+def nsys_processes(n: int) -> Files:
+    return nsys(
+        lambda export: [export.kernel("gemm", i * MS, i * MS + 9000, 7 + i, device=i) for i in range(n)]
+    )
+
+
+def nsys_collectives(n: int) -> Files:
+    """Return collectives whose calls are all in one group, which is the worst for finding its start."""
+
+    def fill(export: Export) -> None:
+        group = {"NCCL communicator ID": 5, "No. of ranks": 2, "Rank": 0}
+        export.range("ncclCommInitRank", 0, 10, 7, payload=group)
+        export.range("ncclGroupStart", 10, 11, 7)
+        for i in range(n):
+            message = {"NCCL communicator ID": 5, "Message size [bytes]": 1 << 20}
+            export.range("ncclSend", 20 + i, 20 + i, 7, payload=message)
+            export.kernel(
+                "ncclDevKernel_SendRecv(x)", (i + 1) * MS, (i + 1) * MS + 9000, 7, launch=10**4 * n + i
+            )
+        export.range("ncclGroupEnd", 10**3 * n, 10**5 * n, 7)
+
+    return nsys(fill)
+
+
+def rocprof(write: Callable[[Path, int], Path]) -> Callable[[int], Files]:
+    """Return a training run of n steps as one of ROCm's profilers writes it."""
+
+    def make(n: int) -> Files:
+        with tempfile.TemporaryDirectory() as folder:
+            return {"f": write(Path(folder), n).read_bytes()}
+
+    return make
 
 
 def analysed(make: Callable[[int], Files]) -> Callable[[int], Files]:
@@ -828,6 +939,14 @@ SHAPES: dict[str, Shape] = {
     "recordings of ranks": Shape(recorded_ranks, ("score", "f", "--format", "json"), ("trace/recorded_ranks",), 10),
     "recordings of one process": Shape(recordings, ("score", "f", "--format", "json"), ("trace/recordings",), 6),
     "operations of sampled steps": Shape(sampled, covers=("readers/recording",), size=300),
+    "kernels and steps of Nsight": Shape(nsys_kernels, covers=(*(f"readers/nsys/{name}" for name in ("reader", "device", "facts")), "readers/sqlite", "readers/processes"), size=300),
+    "ranges of Nsight at one depth": Shape(nsys_ranges, covers=("readers/nsys/nvtx",), size=500),
+    "processes of Nsight": Shape(nsys_processes, covers=("readers/processes",), size=10),
+    "collectives of one group": Shape(nsys_collectives, covers=("readers/nsys/collectives",), size=200),
+    "steps of rocprofv3's JSON": Shape(rocprof(lambda folder, n: write_json(folder / "f", steps=n)), covers=("readers/rocprof/json_records", "readers/rocprof/facts", "readers/annotations"), size=60),
+    "steps of rocprofv3's CSV": Shape(rocprof(write_csv), covers=("readers/rocprof/csv_tables",), size=300),
+    "steps of rocpd": Shape(rocprof(lambda folder, n: write_rocpd(folder / "f", steps=n)), covers=("readers/rocprof/databases",), size=60),
+    "steps of rpd": Shape(rocprof(lambda folder, n: write_rpd(folder / "f", n)), covers=("readers/rocprof/databases",), size=60),
     "a file that is none of ours": Shape(lambda n: {"f": b"<html>" + b"<p>x</p>" * n}, covers=("readers/foreign",), size=2000),
     "events with Windows paths": Shape(windows_paths, covers=("readers/kineto/chunks",), size=1000),
     "events that nothing closes": Shape(unclosed, covers=("readers/kineto/chunks",), size=1000),
@@ -848,6 +967,16 @@ SHAPES: dict[str, Shape] = {
     "profiles in a log": Shape(log, covers=("readers/log",), size=20),
     "profiles in a log that are cut off": Shape(cut_profiles, covers=("readers/log",), size=1000),
     "strings of a quoted log": Shape(quoted_log, covers=("readers/log",), size=1000),
+    "step lines of a log": Shape(step_lines, covers=("readers/logs/scan", "readers/logs/assemble", "readers/logs/order", "readers/logs/paces", "readers/logs/amounts", "readers/logs/dialect", "readers/logs/frameworks", "readers/logs/facts", "readers/logs/own"), size=300),
+    "lines of every dialect": Shape(lines_of_every_dialect, covers=("readers/logs/scan",), size=300),
+    "a line of nothing but anchors": Shape(one_line_of_anchors, covers=("readers/logs/scan",), size=2000),
+    "a log that is followed": Shape(step_lines, ("watch", "f", "--once"), ("readers/logs/follow",), 300),
+    "a log beside a trace": Shape(lambda n: {**step_lines(n), "g": trace([row for i in range(n) for row in (step(i, i * 1000, 900), *kernel("k", i * 1000 + 10, i))])["f"]}, ("score", "f", "g", "--format", "json"), ("trace/logged_run",), 100),
+    "a table of metrics": Shape(table_of_metrics, covers=("readers/metrics", "readers/logs/tables", "readers/logs/records", "readers/logs/names"), size=400),
+    "an event file": Shape(event_file, covers=("readers/logs/tensorboard", "readers/logs/wire"), size=400),
+    "a file of W&B": Shape(wandb_file, covers=("readers/logs/wandb",), size=400),
+    "the records of a trainer": Shape(records_of_a_trainer, covers=("readers/metrics",), size=300),
+    "a store of MLflow": Shape(mlflow_store, ("score", "mlruns", "--format", "json"), ("readers/logs/directories", "readers/logs/mlflow"), 400),
     "operations of two runtimes": Shape(parity, ("parity", "f", "g", "--format", "json"), ("readers/parity_profile", "compare/parity", "compare/canonical", "compare/decompose", "compare/matrix"), 100),
     "a scorecard as baseline": Shape(cards, ("gate", "f", "--baseline", "g", "--format", "json"), ("readers/scorecard", "compare/runs", "compare/parts", "compare/metrics", "compare/effect", "compare/fingerprint"), 100),
     "runs of a history, listed": Shape(history, ("history", "list", "--limit", "100000", *HISTORY), ("store/history", "store/sqlite"), 100),
@@ -858,15 +987,15 @@ SHAPES: dict[str, Shape] = {
     "a key of many parts": Shape(dotted_keys, ("score", "f", "--config", "c.toml"), ("config/toml",), 2000),
     "a list in the configuration": Shape(toml_lists, ("score", "f", "--config", "c.toml"), ("config/toml",), 500),
     # What an attacker would try who has read the code.
-    "waits of callers of their own": Shape(analysed(waits_of_callers), ANALYSIS, ("trace/activity", "trace/frames"), 4000),
-    "calls that set up, by name": Shape(analysed(slow_first_calls), ANALYSIS, ("trace/activity",), 4000),
-    "steps apart in Python code": Shape(analysed(apart_steps_with_frames), ANALYSIS, ("trace/activity", "trace/frames"), 2000),
-    "warm-up without end": Shape(analysed(warm_up), ANALYSIS, ("trace/windows",), 8000),
-    "odd kinds of modules": Shape(analysed(odd_kinds_of_modules), ANALYSIS, ("trace/layers",), 500),
-    "a nest of kinds of modules": Shape(analysed(nest_of_kinds), ANALYSIS, ("trace/layers",), 250),
-    "blocks that wander through steps": Shape(analysed(blocks_that_wander), ANALYSIS, ("trace/layers",), 400),
+    "waits of callers of their own": Shape(analysed(waits_of_callers), ANALYSIS, ("trace/activity", "trace/frames"), 600),
+    "calls that set up, by name": Shape(analysed(slow_first_calls), ANALYSIS, ("trace/activity",), 2000),
+    "steps apart in Python code": Shape(analysed(apart_steps_with_frames), ANALYSIS, ("trace/activity", "trace/frames"), 600),
+    "warm-up without end": Shape(analysed(warm_up), ANALYSIS, ("trace/windows",), 2000),
+    "odd kinds of modules": Shape(analysed(odd_kinds_of_modules), ANALYSIS, ("trace/layers",), 80),
+    "a nest of kinds of modules": Shape(analysed(nest_of_kinds), ANALYSIS, ("trace/layers",), 80),
+    "blocks that wander through steps": Shape(analysed(blocks_that_wander), ANALYSIS, ("trace/layers",), 150),
     "loops one after the other": Shape(analysed(many_loops), ANALYSIS, ("trace/python_loops",), 60),
-    "convolutions on threads of their own": Shape(analysed(convolutions_on_threads), ANALYSIS, ("trace/call_costs",), 2000),
+    "convolutions on threads of their own": Shape(analysed(convolutions_on_threads), ANALYSIS, ("trace/call_costs",), 1000),
     "tensors of one product": Shape(analysed(tensors_of_one_product), ANALYSIS, ("trace/costs",), 400),
     "short operations on the host": Shape(short_host_operations, covers=("trace/operations",), size=300),
     "recordings with operations of their own": Shape(recordings_of_their_own, covers=("trace/recordings",), size=6),

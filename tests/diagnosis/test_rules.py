@@ -33,6 +33,7 @@ from stepgrade.model.activity import (
     Straggler,
     WaitTally,
 )
+from stepgrade.model.step_log import PauseKind, Reason, StepLog
 from tests.builders import make_layers, make_phases, make_profile
 from tests.conftest import ROOT
 
@@ -132,6 +133,24 @@ def steps(*samples_ms: float) -> Profile:
     return trace(samples_ms=samples_ms)
 
 
+def logged(walls: dict[int, float] | None = None, *kinds: PauseKind, **known: Any) -> Profile:
+    """Return a run of 1,600 s in 160 rows of ten steps, some of which took longer by so many seconds."""
+    late = walls or {}
+    wall_s = [10.0 + late.get(row, 0.0) for row in range(160)]
+    reasons = tuple(Reason(row, kind) for row in late for kind in kinds)
+    defaults: dict[str, Any] = {
+        "framework": "torchtitan",
+        "step": [10.0 * (row + 1) for row in range(160)],
+        "count": [10.0] * 160,
+        "wall_s": wall_s,
+        "step_s": [1.0] * 160,
+        "reasons": reasons,
+        "has_clock": True,
+        "is_mean": True,
+    }
+    return make_profile(log=StepLog(**(defaults | known)))
+
+
 def talk(count: float, each_bytes: float, ms: float = 30.0) -> tuple[CollectiveTally, ...]:
     return (CollectiveTally(name="allreduce", group_size=8, count=count, ms=ms, bytes=count * each_bytes),)
 
@@ -227,6 +246,12 @@ FIRES: dict[str, Profile] = {
     "slow-backward": trace(phases=make_phases(forward=10.0, backward=60.0)),
     "skipped-steps": trace(skipped_steps=2, skipped_part="backward pass"),
     "no-backward": trace(phases=make_phases(forward=50.0), marks={"optimizer_step": 1.0}),
+    "slow-checkpoints": logged({80: 200.0}, "checkpoint"),
+    "long-evaluations": logged({80: 200.0}, "evaluation"),
+    "recurring-slow-steps": logged({80: 200.0}),
+    "run-restarts": logged({80: 200.0}, attempts=(0, 80)),
+    "slower-run": logged(dict.fromkeys(range(80, 160), 2.0)),
+    "slow-start": logged(before_s=200.0),
     "unsteady-steps": steps(*[90.0] * 9, 400.0),
     "drifting-steps": steps(*[80.0] * 12, *[100.0] * 12),
     "memory-nearly-full": trace(peak_memory_bytes=78.0 * 2**30),

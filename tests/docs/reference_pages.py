@@ -12,7 +12,7 @@ from msgspec import structs
 
 import stepgrade as sg
 from stepgrade import errors
-from stepgrade.config import Budget, FilesTable, GateTable, Waiver
+from stepgrade.config import Budget, DialectTable, FilesTable, GateTable, Waiver
 from stepgrade.config.limits import Limits
 
 API = """\
@@ -93,6 +93,13 @@ _TABLES = {
         "reason": "why; it is shown with every report",
         "device": "for which devices, as a pattern",
     }),
+    "[[dialect]]": (DialectTable, {
+        "name": "what the framework is called in notes",
+        "contains": "text that is in every step line, and in few others",
+        "fields": "what stands before each number, by what the number means ([logs.md](logs.md))",
+        "pattern": "instead of fields: a pattern with a named group for each number",
+        "mean": "what printed times are the mean of: the step, the steps since the last line, all steps so far",
+    }),
     "[files]": (FilesTable, {
         "readable_by": "who may read and write a new history, recording or journal, as far as the umask allows: with "
         '`"group"` and a umask of 002 the group may do both, with 022 it may read',
@@ -161,7 +168,10 @@ def _table(name: str, kind: type[msgspec.Struct], meanings: dict[str, str]) -> s
     hints = typing.get_type_hints(kind)
     rows = [f"## `{name}`\n", "| key | type | default | meaning |", "|---|---|---|---|"]
     for field in structs.fields(kind):
-        default = "required" if field.required else f"`{msgspec.json.encode(field.default).decode()}`"
+        value = field.default
+        if value is msgspec.NODEFAULT and not field.required:
+            value = field.default_factory()
+        default = "required" if field.required else f"`{msgspec.json.encode(value).decode()}`"
         rows.append(
             f"| `{field.encode_name}` | {_type(hints[field.name])} | {default} | {meanings[field.name]} |"
         )

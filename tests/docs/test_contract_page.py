@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 
 import msgspec
+import pytest
 
 import stepgrade as sg
+from stepgrade.hardware.memory.fit import MemoryFit
+from stepgrade.hardware.planner import PlanTable
 from stepgrade.model.scorecard import Scorecard
 from tests.conftest import ROOT
 from tests.docs.json_fields import fields_by_place
@@ -15,9 +18,9 @@ PAGE = (ROOT / "docs" / "contract.md").read_text(encoding="utf-8")
 _ADDED_TO_JSON = {"": ("notes_coded",)}  # made of the notes when the JSON is written
 
 
-def described() -> dict[str, tuple[str, ...]]:
+def described(title: str = "Fields of a v2 scorecard") -> dict[str, tuple[str, ...]]:
     """Return the fields that the page's tables list, by the places in the heading above each."""
-    section = PAGE.split("## Fields of a v2 scorecard", 1)[1].split("\n## ", 1)[0]
+    section = PAGE.split(f"## {title}", 1)[1].split("\n## ", 1)[0]
     found: dict[str, tuple[str, ...]] = {}
     for part in re.split(r"^### ", "Top level\n" + section, flags=re.MULTILINE):
         heading, _, text = part.partition("\n")
@@ -39,3 +42,11 @@ def test_every_field_is_described_and_nothing_else() -> None:
 def test_the_json_has_those_fields_at_the_top() -> None:
     card = sg.score(sg.load(ROOT / "examples" / "runs" / "gpt_naive.json"))
     assert set(msgspec.json.decode(card.to_json())) == set(described()[""])
+
+
+@pytest.mark.parametrize(
+    ("title", "result"), [("Fields of an estimate's memory", MemoryFit), ("Fields of a plan", PlanTable)]
+)
+def test_memory_and_plans_are_described(title: str, result: type[msgspec.Struct]) -> None:
+    wanted = {place: set(fields) for place, fields in fields_by_place(result).items()}
+    assert {place: set(fields) for place, fields in described(title).items()} == wanted

@@ -19,6 +19,9 @@ import stepgrade as sg
 from stepgrade.store import NewRun, open_history
 from tests.builders import make_step_profile
 from tests.kineto_text import kineto_text
+from tests.readers.logs.generated import DIALECTS, EVENTS, Plan, generate
+from tests.readers.nsys.export import two_ranks
+from tests.readers.rocprof.files import write_csv, write_json, write_rocpd, write_rpd
 from tests.trace_builder import Run, make_trace
 
 CANARY = "hf_canaryTOKEN0123456789"
@@ -294,7 +297,25 @@ def logs() -> tuple[bytes, ...]:
     )
     plain = f"epoch 1 loss 3.2\nexport HF_TOKEN={CANARY} \n" + "step\n" * 60 + text + "\ndone\n"
     quoted = json.dumps({"stdout": plain, "env": {"TOKEN": CANARY}})
-    return plain.encode(), quoted.encode()
+    return plain.encode(), quoted.encode(), *training_logs()
+
+
+def training_logs() -> tuple[bytes, ...]:
+    """Return sound logs of several frameworks, with a header, a secret in it, and pauses."""
+    header = f"export HF_TOKEN={CANARY} \nGPU: NVIDIA H100 80GB HBM3 | x\n  hidden_size ..... 1024\n"
+    plan = Plan(steps=60, every=1, checkpoint_every=20, evaluate_every=15, breaks_at=45, resumes_at=40)
+    return tuple(header.encode() + generate(plan, dialect)[0] for dialect in DIALECTS)
+
+
+def metrics() -> tuple[bytes, ...]:
+    """Return sound files of metrics: a table, an event file, the JSON of a trainer."""
+    table = "step,loss,elapsed,note\n" + "".join(f"{n},2.5,{n * 0.5},{CANARY}\n" for n in range(1, 40))
+    records = [
+        {"step": n, "loss": 2.5, "train_runtime": n * 0.5, "num_input_tokens_seen": n * 64}
+        for n in range(1, 40)
+    ]
+    state = {"log_history": records, "global_step": 39, "train_batch_size": 4, "secret": CANARY}
+    return table.encode(), EVENTS, json.dumps(state).encode()
 
 
 @cache
@@ -361,11 +382,35 @@ MODEL = json.dumps(
 ).encode()  # fmt: skip
 
 
+@cache
+def nsys() -> tuple[bytes, ...]:
+    """Return a sound export of Nsight Systems; the canary is in its environment."""
+    with tempfile.TemporaryDirectory() as folder:
+        return (two_ranks(Path(folder) / "run.sqlite").read_bytes(),)
+
+
+@cache
+def rocprof() -> tuple[bytes, ...]:
+    """Return a sound file of each of ROCm's formats; the canary is in commands and environments."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        paths = (
+            write_json(place / "a.json", steps=3),
+            write_csv(place, 3),
+            write_rocpd(place / "a.db", steps=3),
+            write_rpd(place / "a.rpd", 3),
+        )
+        return tuple(path.read_bytes() for path in paths)
+
+
 SAMPLES: dict[str, Callable[[], tuple[bytes, ...]]] = {
     "kineto": traces,
+    "nsys": nsys,
+    "rocprof": rocprof,
     "journal": lambda: (journal(),),
     "scorecard": lambda: (card(),),
     "parity_profile": lambda: (profiles()[3],),
     "step_profile": lambda: (*profiles()[:3], profiles()[4]),
+    "metrics": metrics,
     "log": logs,
 }

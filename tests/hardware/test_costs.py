@@ -298,7 +298,7 @@ def test_an_unknown_convention_lists_those_there_are() -> None:
         {"checkpointing": "some"},
         {"packed_seq": 4096.0},
         {"packed_seq": 0.0},
-        {"lora_targets": "head"},
+        {"lora_targets": "heads"},
     ],
 )
 def test_a_plan_that_makes_no_sense(fields: Any) -> None:

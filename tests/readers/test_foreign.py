@@ -80,19 +80,15 @@ def chrome(*, key: str = "", **first: object) -> bytes:
 
 # What it is -> files that are; the real tool wrote them, or its own words are in them.
 FILES: dict[str, list[bytes]] = {
-    "a report of Nsight Systems": [b"NVIDIA Tegra Profiler Report 2024@6@2@25\n\x0bLocal "],
     "a report of Nsight Compute": [b"NVR\0" + bytes(200)],
-    "an Nsight Systems export": [
-        sqlite("create table StringIds (id integer, value text)", "create table CUPTI_ACTIVITY_KIND_KERNEL (start int)"),
-        sqlite("CREATE TABLE TARGET_INFO_GPU (name TEXT)"),
-    ],
     "a file of nvprof": [sqlite("create table CUPTI_ACTIVITY_KIND_DRIVER (_id_ int)", "create table StringTable (value)")],
-    "a rocpd or rpd file of ROCm": [sqlite('create table "rocpd_op" (id int)'), sqlite("create table `rocpd_info_1` (a)")],
     "a history of stepgrade": [sqlite("create table stepgrade_run (id int)")],
-    "a database of MLflow": [sqlite("create table alembic_version (v text)", "create table experiments (id int)")],
     "an SQLite database": [sqlite("create table notes (text)")],
-    "rocprofv3 JSON": [b'{"rocprofiler-sdk-tool":[{"metadata":{}}]}'],
-    "a table of rocprof": [b'"Kind","Agent_Id","Queue_Id"\n"KERNEL","1","2"\n', b"Index,KernelName,gpu-id\n0,k,1\n"],
+    "a table of rocprofv3 beside that of kernels": [
+        b'"Domain","Function","Process_Id"\n"HIP","hipMalloc","1"\n',
+        b'"Kind","Direction","Stream_Id"\n',
+    ],
+    "a table of rocprof": [b"Index,KernelName,gpu-id\n0,k,1\n", b'"Name","Calls","TotalDurationNs"\n'],
     "an XPlane of JAX or TensorFlow": [b"\n\x20\x08\x01\x12\x09/host:CPU\x1a\0\n\x10\x12\x0d/device:GPU:0\0"],
     "a summary table of Nsight Systems": [b"Time (%),Total Time (ns),Instances\n50.0,100,2\n"],
     "a table of Nsight Compute": [b'"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream"\n'],
@@ -121,9 +117,6 @@ FILES: dict[str, list[bytes]] = {
     "a Parquet file": [b"PAR1\x15\0\0"],
     "an array of NumPy": [saved_arrays(np.save)],
     "arrays of NumPy (npz)": [saved_arrays(np.savez)],
-    "a TensorBoard event file": [b"\x18" + bytes(7) + b'\xa3\x7fK"\t\xb3\xb9T\xd7\xac2\xd8A\x1a\rbrain.Event:2}'],
-    "a file of Weights & Biases": [b":W&B\xe1\xbe\0\x32\x04"],
-    "a trainer_state.json of Hugging Face": [b'{"epoch": 1.0, "global_step": 40, "log_history": [{"loss": 2.5, "step": 1}]}'],
     "a zip archive": [zipped("trace.json")],
     "a tar archive": [tarred()],
     "compressed by zstd": [b"\x28\xb5\x2f\xfd\x04\x58\0\0"],
@@ -159,12 +152,14 @@ FILES: dict[str, list[bytes]] = {
     "a stepgrade.toml": [b"[gate]\nallow = 0.01\n", b'# ours\n[[budget]]\nmetric = "mfu"\n'],
     "a Python script": [b"import torch\nprint(torch.ones(1))\n", b'"""Train."""\nimport torch\n\nfor step in range(3):\n    print(step, "loss")\n', b"#!/usr/bin/env python\nfrom a import b\nx = 1\n"],
     "a text in Markdown": [b"# Title\n\nSee [this](that). Step 1: loss.\n"],
-    "a table of metrics (CSV)": [b"epoch,step,train_loss\n0,1,2.5\n", b"_step\tthroughput\n1\t2\n"],
+    "a table of metrics (CSV)": [b"epoch,train_loss\n0,2.5\n", b"_step\tthroughput\n1\t2\n"],
+    "a table of timm's benchmarks": [b"model,train_samples_per_sec,train_step_time\nresnet50,100,20\n"],
     "a training log": [
-        b"iteration 10/ 500 | elapsed time per iteration (ms): 812.1 | lm loss: 9.1E+00\n",
+        b"epoch 3, batch 7, loss 2.5 in 3 sec\n",
         b':::MLLOG {"key": "train_loss", "metadata": {"step": 3}}\n',
-        b'{"loss": 2.1, "step": 1}\n{"loss": 2.0, "step": 2}\n',
+        b'{"key": "x", "loss": "low", "epoch": "first"}\nstep of the loss\n',
     ],
+    "the output of a run that broke off": [b"Traceback (most recent call last):\n  x\nRuntimeError: no\n"],
 }  # fmt: skip
 
 
@@ -202,10 +197,10 @@ def test_a_directory_without_traces_says_what_is_in_it(stepgrade: Run, tmp_path:
     (tmp_path / "notes.txt").write_text("hello")
     hint = "give a directory with the trace of each rank, or one trace"
     assert stepgrade("score", tmp_path).err == f"stepgrade: {tmp_path}: holds no trace files ({hint})\n"
-    (tmp_path / "run.sqlite").write_bytes(FILES["an Nsight Systems export"][0])
+    (tmp_path / "run.sqlite").write_bytes(FILES["a file of nvprof"][0])
     ran = stepgrade("score", tmp_path)
     assert ran.code == 2
-    assert ran.err.endswith("holds no trace files (run.sqlite is an Nsight Systems export)\n")
+    assert ran.err.endswith("holds no trace files (run.sqlite is a file of nvprof)\n")
 
 
 @pytest.mark.parametrize("content", [b" \n\n ", bytes(600), b"\t"])
@@ -267,7 +262,7 @@ def test_text_and_json_of_no_kind_name_every_format() -> None:
     ):
         error = refused(content)
         assert error.problem == words
-        for name in ("kineto", "journal", "scorecard", "parity_profile", "step_profile", "log"):
+        for name in ("kineto", "journal", "scorecard", "parity_profile", "step_profile", "metrics", "log"):
             assert name in (error.hint or "")
 
 
@@ -318,14 +313,7 @@ def test_real_files_of_other_tools() -> None:
     if not folder.is_dir():
         pytest.skip("the real files of other tools are not beside this clone")
     expected = {
-        "nsys/*.sqlite": {"an Nsight Systems export"},
-        "nsys/*.nsys-rep": {"a report of Nsight Systems"},
-        "rocprof/*.db": {"a rocpd or rpd file of ROCm"},
-        "rocprof/*.rpd": {"a rocpd or rpd file of ROCm"},
-        "rocprof/*.csv": {"a table of rocprof"},
-        "rocprof/*.json.gz": {"rocprofv3 JSON"},
-        "metrics/*tfevents*": {"a TensorBoard event file"},
-        "metrics/*.wandb": {"a file of Weights & Biases"},
+        "rocprof/*hip_api_trace.csv": {"a table of rocprofv3 beside that of kernels"},
         "metrics/*.tar.gz": {"a tar archive"},
         "memory/snapshots/*.pickle": {"a memory snapshot of PyTorch"},
         "memory/timeline/*.gz": {"a memory timeline of PyTorch"},

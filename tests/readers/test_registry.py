@@ -42,7 +42,7 @@ def test_an_unknown_name_gets_the_nearest_or_all(tmp_path: Path) -> None:
     (tmp_path / "p").write_text(PARITY)
     with pytest.raises(UnknownFormat, match="did you mean kineto"):
         load(tmp_path / "p", input_format="kinetto")
-    with pytest.raises(UnknownFormat, match=r"one of kineto, journal, .*step_profile"):
+    with pytest.raises(UnknownFormat, match=r"one of kineto, nsys, rocprof, .*step_profile"):
         load(tmp_path / "p", input_format="xyzzy")
 
 
@@ -97,7 +97,7 @@ def test_a_bomb_of_zeros_is_not_unpacked(tmp_path: Path) -> None:
     block = gzip.compress(bytes(2**26), compresslevel=1)
     path.write_bytes(block * 32)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(UnknownFormat, match="binary"):
+    with pytest.raises(UnknownFormat, match="zero bytes"):
         load(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
 

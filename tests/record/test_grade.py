@@ -296,10 +296,11 @@ class TestWindow:
         with sg.Recorder(loop.model, path=tmp_path / "run.json") as recorder:
             loop.run(each)
         assert "aten::add" in seen
-        # No later step is sampled instead: torch has crashed under one profiler soon after another.
-        assert [place for place, is_open in enumerate(opened, 1) if is_open] == [2]
+        # A later step is sampled instead, when ranges that are open now are over.
+        assert [place for place, is_open in enumerate(opened, 1) if is_open] == [2, 5]
         profile = sg.load(tmp_path / "run.json")
-        assert (profile.recorded_steps, profile.steps, profile.matmul_flops) == (10, 7, None)
+        assert (profile.recorded_steps, profile.steps) == (10, 6)
+        assert profile.matmul_flops is not None
 
     def test_none_is_taken_when_that_is_asked_for(self, tmp_path: Path) -> None:
         profile = train(*count_mlp()[:2], tmp_path / "run.json", ops_every=0)

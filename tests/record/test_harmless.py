@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import gc
+import inspect
 import io
 import os
 import pickle
+import signal
 import subprocess
 import sys
+import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -122,6 +127,213 @@ def pruned(model: nn.Module, _optimizer: object) -> Tensor:
     return copied.blocks[0].linear.weight
 
 
+def normed(model: nn.Module, _optimizer: object) -> Tensor:
+    copied = copy.deepcopy(model)
+    torch.nn.utils.parametrizations.weight_norm(copied.blocks[0].linear)
+    nn.utils.parametrize.register_parametrization(copied.head, "weight", nn.Identity())
+    copied(X).sum().backward()
+    copied = copy.deepcopy(copied)
+    nn.utils.parametrize.remove_parametrizations(copied.head, "weight")
+    return copied(X)
+
+
+def quantized(model: nn.Module, _optimizer: object) -> Tensor:
+    return torch.ao.quantization.quantize_dynamic(model.eval(), {nn.Linear}, dtype=torch.qint8)(X)
+
+
+def ensemble(model: nn.Module, _optimizer: object) -> Tensor:
+    weights, buffers = torch.func.stack_module_state([model, copy.deepcopy(model)])
+    base = copy.deepcopy(model).to("meta")
+    return torch.func.vmap(
+        lambda weights, buffers, x: torch.func.functional_call(base, (weights, buffers), (x,)), (0, 0, None)
+    )(weights, buffers, X)
+
+
+def hooked(model: nn.Module, _optimizer: object) -> list[str]:
+    """Hooks of all kinds, of the script's own and of all modules, in their order."""
+    seen: list[str] = []
+    every = torch.nn.modules.module
+    handles = [
+        model.register_forward_pre_hook(lambda *_: seen.append("before")),
+        model.register_forward_hook(lambda *_: seen.append("after")),
+        model.blocks[0].register_full_backward_hook(lambda *_: seen.append("backward")),
+        model.blocks[1].register_full_backward_pre_hook(lambda *_: seen.append("before backward")),
+        every.register_module_forward_hook(lambda module, *_: seen.append(type(module).__name__)),
+        torch.autograd.graph.register_multi_grad_hook(
+            list(model.parameters()), lambda gradients: seen.append(str(len(gradients)))
+        ),
+    ]
+    model(X).sum().backward()
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+class Interrupted(BaseException):
+    pass
+
+
+def raising(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+    """Errors in hooks, in forward and in backward, which the script catches before it goes on."""
+    caught = []
+
+    def refuse(*_: object) -> None:
+        raise Interrupted("the script's own")
+
+    for place in (
+        model.register_forward_pre_hook,
+        model.blocks[1].register_forward_hook,
+        model.blocks[1].register_full_backward_hook,
+        optimizer.register_step_pre_hook,
+        optimizer.register_step_post_hook,
+    ):
+        handle = place(refuse)
+        try:
+            model(X).sum().backward()
+            optimizer.step()
+        except Interrupted as error:
+            caught.append(f"{error}, {error.__traceback__.tb_frame.f_code.co_name}")
+        handle.remove()
+    return caught
+
+
+def anomalies(model: nn.Module, _optimizer: object) -> str:
+    with torch.autograd.set_detect_anomaly(True):
+        x = (X * 0.0).requires_grad_()
+        (model(x).sum() * torch.sqrt(x.sum())).backward()
+    return "no anomaly"
+
+
+def dispatched(model: nn.Module, _optimizer: object) -> list[str]:
+    """What a mode sees that looks at every operation."""
+    seen: list[str] = []
+
+    class Look(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Look():
+        model(X).sum().backward()
+    return seen
+
+
+def packed(model: nn.Module, _optimizer: object) -> Tensor:
+    """Activations that are kept elsewhere, and a reentrant checkpoint around them."""
+    kept: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> int:
+        kept.append(tensor.clone())
+        return len(kept) - 1
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda place: kept[place]):
+        model(X).sum().backward()
+    x = X.clone().requires_grad_()
+    checkpoint(model, x, use_reentrant=True).sum().backward()
+    return x.grad
+
+
+class OwnCall(nn.Module):
+    """A model that has a `__call__` of its own, as some libraries do."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def __call__(self, *args: object) -> object:
+        return super().__call__(*args), "its own"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+def own_call(model: nn.Module, _optimizer: object) -> str:
+    given, words = OwnCall(model)(X)
+    given.sum().backward()
+    return words
+
+
+def wrapped_by_the_script(model: nn.Module, _optimizer: object) -> list[str]:
+    """A script that wraps what every module's call goes through, as tracers do."""
+    seen: list[str] = []
+    before = nn.Module.__call__
+
+    def call(self: nn.Module, *args: object, **kwargs: object) -> object:
+        seen.append(type(self).__name__)
+        return before(self, *args, **kwargs)
+
+    nn.Module.__call__ = call
+    try:
+        model(X)
+    finally:
+        nn.Module.__call__ = before
+    return seen
+
+
+def across_processes(model: nn.Module, _optimizer: object) -> int:
+    """A forked process that trains on a model in shared memory, as Hogwild does."""
+    shared = copy.deepcopy(model).share_memory()
+
+    def train() -> None:
+        optimizer = torch.optim.SGD(shared.parameters(), 1e-3)
+        for _ in range(3):
+            shared(X).sum().backward()
+            optimizer.step()
+
+    process = torch.multiprocessing.get_context("fork").Process(target=train)
+    process.start()
+    process.join(60)
+    return process.exitcode
+
+
+def in_a_loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[int]:
+    """Steps in tasks of asyncio, and in a generator that is closed half way."""
+
+    async def step(number: int) -> int:
+        model(X).sum().backward()
+        await asyncio.sleep(0)
+        optimizer.step()
+        return number
+
+    async def several() -> list[int]:
+        return await asyncio.gather(*(step(number) for number in range(3)))
+
+    def steps() -> Iterator[int]:
+        with torch.enable_grad():
+            for number in range(9):
+                model(X).sum().backward()
+                yield number
+                optimizer.step()
+
+    begun = steps()
+    found = [*asyncio.run(several()), next(begun), next(begun)]
+    begun.close()
+    return found
+
+
+def flops_of(model: nn.Module) -> dict[str, object]:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        model(X).sum().backward()
+    return {
+        name: {str(op): count for op, count in found.items()} for name, found in counter.flop_counts.items()
+    }
+
+
+def inferred(model: nn.Module) -> Tensor:
+    with torch.inference_mode():
+        return model(X).clone()
+
+
+def in_a_thread(model: nn.Module, _optimizer: object) -> Tensor:
+    given = []
+    thread = threading.Thread(target=lambda: given.append(copy.deepcopy(model)(X)))
+    thread.start()
+    thread.join()
+    return given[0]
+
+
 DONE: dict[str, Callable[[nn.Module, torch.optim.Optimizer], object]] = {
     "torch.save": saved,
     "torch.save of an activation": saved_activation,
@@ -160,6 +372,33 @@ DONE: dict[str, Callable[[nn.Module, torch.optim.Optimizer], object]] = {
     "the optimizer's own step": lambda _, optimizer: (
         optimizer.step.__func__ is type(optimizer).step,
         sorted(vars(optimizer)),
+    ),
+    "weight norm": normed,
+    "quantization": quantized,
+    "an ensemble": ensemble,
+    "hooks in their order": hooked,
+    "errors in hooks": raising,
+    "detection of anomalies": anomalies,
+    "a dispatch mode": dispatched,
+    "saved tensors elsewhere": packed,
+    "a call of its own": own_call,
+    "a script that wraps calls": wrapped_by_the_script,
+    "a forked process that trains": across_processes,
+    "asyncio and generators": in_a_loop,
+    "a thread": in_a_thread,
+    "a shallow copy": lambda model, _: copy.copy(model)(X),
+    "FLOPs by torch's own counter": lambda model, _: flops_of(model),
+    "inference mode": lambda model, _: inferred(model),
+    "signatures": lambda model, _: [
+        str(inspect.signature(function))
+        for function in (model.__call__, torch.autograd.backward, torch.optim.Optimizer.zero_grad)
+    ],
+    "sources": lambda *_: [
+        inspect.getsource(function)
+        for function in (nn.Module.__call__, torch.autograd.backward, torch.optim.Optimizer.zero_grad)
+    ],
+    "gradcheck": lambda model, _: torch.autograd.gradcheck(
+        copy.deepcopy(model).double(), (X[:1].double().requires_grad_(),)
     ),
     "what a model holds": lambda model, _: [sorted(vars(part)) for part in model.modules()],
     "hooks of a module": lambda model, _: [len(part._forward_hooks) for part in model.modules()],
@@ -305,6 +544,46 @@ def test_an_error_of_ours_ends_the_recording_and_not_the_training(
             optimizer.step()
     assert sg.load(tmp_path / "run.json").recorded_steps == 5
     assert [note.code for note in recorder.notes] == ["recorder_failed"]
+
+
+def test_an_error_that_a_signal_raises_inside_our_code_is_the_scripts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A time limit by SIGALRM may strike anywhere: the script gets it, and recording goes on."""
+
+    raised = [0]
+
+    def time_is_up(*_: object) -> None:
+        raised[0] += 1
+        raise TimeoutError("the script's own")
+
+    left, now = [0], time.perf_counter_ns  # looks at the clock until the signal comes
+
+    def strike() -> int:
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGALRM)
+        return now()
+
+    monkeypatch.setattr(time, "perf_counter_ns", strike)
+    before = signal.signal(signal.SIGALRM, time_is_up)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    caught = 0
+    try:
+        with ScriptRecorder(path=tmp_path / "run.json", ops_every=0) as recorder:
+            for step in range(20):
+                left[0] = step  # a bit later each time
+                try:
+                    model(X).sum().backward()
+                    optimizer.step()
+                except TimeoutError:
+                    caught += 1
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert caught == raised[0] > 5
+    assert not recorder.notes
+    assert sg.load(tmp_path / "run.json").recorded_steps >= 20 - caught
 
 
 class TestNewModels:

@@ -7,6 +7,7 @@ import os
 import shutil
 import sqlite3
 import stat
+import struct
 import subprocess
 import sys
 import zlib
@@ -17,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import stepgrade as sg
-from stepgrade.errors import BadHistory
+from stepgrade.errors import BadHistory, without_secrets
 from stepgrade.store import NewRun, Selection, open_history
 from tests.builders import make_profile, make_step_profile
 from tests.conftest import Ran
@@ -70,6 +71,21 @@ WRONG_PLACES = [
     f"host=h user=me password={SECRET}",
     f"user = me password = '{SECRET} x' host = h",
     f"dbname=x password={SECRET}",
+    f"postgresql:// me:{SECRET}@h/db",
+    f"postgresql:/me:{SECRET}@h/db",
+    f"postgresql//me:{SECRET}@h/db",
+    f"postgresql://me%3A{SECRET}%@h/db",
+    f"postgresql://me\uff1a{SECRET}@h/db",
+    f"postgresql://me:{SECRET}\uff20h/db",
+    f"postgresql://me:{SECRET}%00@h/db",
+    f"'postgresql://me:{SECRET}@h/db'",
+    f" postgresql://me:{SECRET}@h/db",
+    f"jdbc:postgresql://h/db?user=me&password={SECRET}",
+    f"//me:{SECRET}@h/db",
+    f"me:{SECRET}@h/db",
+    f"sqlite://me:{SECRET}@h/db",
+    f"Server=h;Uid=me;Password={SECRET};",
+    f"Server=h;Uid=me;Pwd={SECRET};",
     ":memory:",
     "sqlite:///:memory:",
 ]
@@ -85,6 +101,8 @@ WRONG_PLACES = [
         ["gate", "RUN", "--against", "history:main", "--history", "PLACE"],
         ["gate", "RUN", "--against", "PLACE"],
         ["score", "PLACE"],
+        ["score", "RUN", "--config", "PLACE"],
+        ["score", "RUN", "--device", "PLACE"],
         ["history", "PLACE"],
         ["PLACE"],
     ],
@@ -111,6 +129,27 @@ def test_every_spelling_of_a_url_reaches_the_server(stepgrade: Run, profile: Pat
     assert (ran.code, "no connection" in ran.err) == (2, True), ran.err
     assert "postgresql://me@127.0.0.1:1/none" in ran.err
     assert SECRET not in ran.err
+
+
+@pytest.mark.parametrize("name", ["./10:30@node.db", "a@b.db", "a:b.db", "10:30/a@b.db"])
+def test_a_file_may_have_such_a_name_where_it_is_plainly_one(
+    stepgrade: Run, profile: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(profile.parent)
+    ran = stepgrade("history", "add", profile, "--history", name)
+    assert ran.code == 0, ran.err
+    assert Path(name).exists()
+
+
+def test_messages_keep_what_is_no_password() -> None:
+    for text in (
+        "run.json: line 3: 'a@b' is no number",
+        "postgresql://me@127.0.0.1:1/none: no connection",
+        "https://example.org:8080/x is no file",
+        "C:\\runs\\x.json: no such file (write to a@b.org)",
+        "aten::mm took 3 ms",
+    ):
+        assert without_secrets(text) == text
 
 
 def test_the_place_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,3 +423,43 @@ def test_what_sqlite_calls_a_lack_of_memory_is_damage(history: Path) -> None:
             store.runs()
     if sqlite3.sqlite_version_info < (3, 41):  # what a later one says of it is not ours
         assert memory_errors
+
+
+def test_a_journal_beside_the_file_deletes_nothing(stepgrade: Run, history: Path, profile: Path) -> None:
+    """SQLite deletes the file that the journal of an unfinished transaction names: `history list` would do."""
+    victim = history.parent / "victim.txt"
+    magic, name = bytes.fromhex("d9d505f920a163d7"), str(victim).encode()
+    head = magic + struct.pack(">5I", 0, 1234, history.stat().st_size // 4096, 512, 4096)
+    lock_page = struct.pack(">I", 0x40000000 // 4096 + 1)
+    tail = lock_page + name + struct.pack(">2I", len(name), sum(name)) + magic
+    journal = history.with_name("history.db-journal")
+    link = history.with_name("linked.db")
+    link.symlink_to(history)
+
+    def plant() -> None:
+        victim.write_text("important")
+        journal.write_bytes(head.ljust(512, b"\0") + tail)
+
+    plant()
+    with closing(sqlite3.connect(history)) as raw:
+        raw.execute("select name from sqlite_master").fetchall()
+    assert not victim.exists(), "this SQLite deletes nothing any more"
+    for place in (history, link):
+        for words in (["list"], ["trend"], ["export"], ["add", profile]):
+            plant()
+            ran = stepgrade("history", *words, "--history", place)
+            assert (ran.code, "names another file" in ran.err) == (2, True), ran.err
+            assert victim.exists()
+            assert journal.exists()  # what else it may hold is the user's to judge
+
+
+@pytest.mark.parametrize("suffix", ["-journal", "-wal", "-shm"])
+def test_links_beside_the_file_are_not_written_through(
+    stepgrade: Run, history: Path, profile: Path, suffix: str
+) -> None:
+    victim = history.parent / "victim.txt"
+    victim.write_text("important")
+    history.with_name(f"history.db{suffix}").symlink_to(victim)
+    ran = stepgrade("history", "add", profile, "--history", history)
+    assert ran.code in (0, 2), ran.err
+    assert victim.read_text() == "important"

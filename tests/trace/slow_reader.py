@@ -23,6 +23,7 @@ from stepgrade.model.events import (
     Trace,
     TraceDevice,
 )
+from stepgrade.readers.kineto.assemble import PROFILER
 
 OPS = {"cpu_op", "Operator"}
 CALLS = {"cuda_runtime", "cuda_driver", "Runtime", "mtia_runtime"}
@@ -123,6 +124,7 @@ class _Builder:
             "ranges": self.ranges(),
         }
         return Trace(
+            profiler=PROFILER,
             file=self.file,
             rank=info.get("rank"),
             world_size=info.get("world_size"),

@@ -21,12 +21,14 @@ _INTERRUPTED = 130
 COMMANDS = {
     "score": "the scorecard of a run",
     "record": "run a training script and record its steps",
+    "watch": "follow a growing log or recording",
     "parity": "two runtimes, operation by operation",
     "gate": "pass, or fail the build",
     "history": "runs over time: add, list, show, trend, prune, export",
     "convert": "any profile as step profile JSON",
     "inspect": "what is in a file, and is it fit to be graded",
-    "estimate": "what a run could reach on a device, and why",
+    "estimate": "what a run could reach on a device, whether it fits, and why",
+    "plan": "which way of running it on many devices fits and is fastest",
     "devices": "the catalogue of accelerators; what this machine has",
     "completion": "the completion of bash, zsh or fish",
 }

@@ -1,7 +1,8 @@
-r"""Show what a run could reach on a device, and why.
+r"""Show what a run could reach on a device, whether it fits, and why.
 
 The ceilings of arithmetic, memory and link; where the bytes go; the batch at which the limit changes.
-With --throughput, the MFU and HFU of a run that was measured.
+What one device holds at its peak, the largest micro-batch that fits, the cheapest change that makes it fit.
+With --throughput, the MFU and HFU of a run that was measured; with --anchor, memory predicted from its peak.
 
   stepgrade estimate --model config.json --device rtx-4090 --batch 4 --seq 512 --method qlora
   stepgrade estimate --model config.json --device h100-sxm5-80gb --batch 2 --seq 8192 --world-size 8 \
@@ -13,6 +14,12 @@ from __future__ import annotations
 from argparse import Namespace
 
 from stepgrade.cli import output
+from stepgrade.cli.memory_options import (
+    add_anchor_options,
+    add_memory_options,
+    add_sharding_options,
+    anchor_from,
+)
 from stepgrade.cli.parser import Parser, add_output_options
 from stepgrade.cli.run_options import add_setup_options, add_throughput_option, setup_from
 from stepgrade.errors import EXIT_OK
@@ -23,11 +30,14 @@ def add_options(parser: Parser) -> None:
     """Declare the command line."""
     add_throughput_option(parser)
     add_setup_options(parser)
+    add_sharding_options(parser)
+    add_memory_options(parser)
+    add_anchor_options(parser)
     add_output_options(parser)
 
 
 def run(args: Namespace) -> int:
     """Print the estimate."""
-    found = estimate(setup_from(args), throughput_tok_s=args.throughput_tok_s)
+    found = estimate(setup_from(args), throughput_tok_s=args.throughput_tok_s, anchor=anchor_from(args))
     output.write_result(found, args.format, args.output, args.color)
     return EXIT_OK

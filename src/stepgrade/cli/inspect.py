@@ -2,10 +2,13 @@
 
 Formats are found by content; each may be gzipped:
   kineto          PyTorch traces of torch.profiler, of every era; several are the ranks of one run
+  nsys            Nsight Systems, exported as SQLite; its processes are the ranks of one run
+  rocprof         ROCm: JSON, CSV and rocpd of rocprofv3, and rpd
   step_profile    step_profiler_v2 or apr_training_profiler_v1 JSON
   journal         the journal of stepgrade's recorder, of a run that was killed or still runs
   parity_profile  ParityProfile JSON: runtime, throughput, launches, time per operation
-  log             a training log that holds a step profile among its other lines
+  metrics         TensorBoard's event files, W&B's, MLflow's folders, CSV, trainer_state.json
+  log             a training log: the step lines of its framework, or a step profile among them
 
 Exit code 3 means that the file holds no measurement.
 """

@@ -65,8 +65,9 @@ def write(text: str, output: str | None) -> None:
     try:
         # What a link points to is written, and the link stays.
         write_whole(os.path.realpath(output), text.encode("utf-8", "replace"))
-    except OSError as error:
-        raise BadInput(f"cannot be written: {error.strerror or error}", where=output) from error
+    except (OSError, ValueError) as error:
+        problem = getattr(error, "strerror", None) or error
+        raise BadInput(f"cannot be written: {problem}", where=output) from error
 
 
 def write_raw(text: str, output: str | None) -> None:

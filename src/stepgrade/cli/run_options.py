@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 from argparse import Namespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepgrade.cli.parser import Parser
 from stepgrade.cli.streams import complain
@@ -14,9 +14,11 @@ from stepgrade.config import DEFAULT_PATH, Config, load_config
 from stepgrade.hardware.cost.conventions import CONVENTIONS, DEFAULT_CONVENTION
 from stepgrade.hardware.cost.plan import (
     CHECKPOINTING,
+    DEQUANTISE,
     LOSSES,
     METHODS,
     OPTIMIZERS,
+    ZERO_STAGE,
     Parallelism,
     Plan,
     find_dtype,
@@ -29,6 +31,27 @@ if TYPE_CHECKING:
     from stepgrade.model.scorecard import Scorecard
 
 WORK = ("training", "inference")
+# Options that only estimate and plan have, and the fields of Parallelism and Plan that they set.
+_SHARDING = {
+    "sequence_parallel": "sequence",
+    "context_parallel": "context",
+    "virtual_stages": "virtual",
+    "shard_group": "shard_group",
+}
+_MEMORY = {
+    name: name
+    for name in (
+        "kernels",
+        "weights",
+        "attention",
+        "quantisation",
+        "lora_dropout",
+        "offload",
+        "allocator",
+        "lengths",
+        "optimizer_in_backward",
+    )
+}
 
 
 def add_sources(parser: Parser) -> None:
@@ -52,6 +75,7 @@ def load_run(args: Namespace, *sources: str) -> Profile:
             max_bytes=args.max_bytes,
             max_memory=args.max_memory,
             progress=line.show_bytes if line else None,
+            dialects=config_from(args)[0].dialects if "config" in args else load_config().dialects,
         )
 
 
@@ -78,28 +102,14 @@ def add_throughput_option(parser: Parser) -> None:
 
 def add_setup_options(parser: Parser) -> None:
     """Add how the device is named or described, the model, and how it is trained."""
-    add = parser.add_argument_group("hardware").add_argument
-    add("--device", metavar="KEY", help="the accelerator, such as h100-sxm5-80gb; see stepgrade devices")
-    add("--device-file", metavar="TOML", help="a description of your own device")
-    add("--peak-bw", dest="peak_bw_gb_s", type=float, metavar="GB_S", help="memory bandwidth")
-    add("--peak-tflops", type=float, metavar="TFLOPS", help="dense peak of --dtype")
-    add("--link", dest="link_gb_s", type=float, metavar="GB_S", help="link between devices, one direction")
-    add = parser.add_argument_group("run").add_argument
-    add("--model", metavar="CONFIG_JSON", help="the model's Hugging Face config.json, or the folder with it")
+    add_hardware_options(parser)
+    add = add_run_options(parser).add_argument
     add("--batch", type=int, metavar="N", help="sequences per micro-batch on one replica")
-    add("--seq", type=int, metavar="N", help="tokens per sequence")
     add("--micro-batches", type=int, default=1, metavar="N", help="micro-batches per step (default: 1)")
     add("--packed-seq", type=float, metavar="N", help="length of the texts packed into a sequence")
-    add("--dtype", default="bf16", metavar="NAME", help="precision of the arithmetic (default: bf16)")
-    add("--method", choices=METHODS, default="full", help="what is trained (default: full)")
-    add("--rank", type=int, default=16, metavar="R", help="rank of LoRA's adapters (default: 16)")
-    targets = ("all", "attention")
-    add("--lora-targets", choices=targets, default="all", help="default: all linear layers")
-    add("--optimizer", choices=tuple(OPTIMIZERS), default="adamw", help="default: adamw")
     add("--checkpointing", choices=CHECKPOINTING, default="none", help="what is recomputed (default: none)")
     add("--loss", choices=tuple(LOSSES), default="upcast", help="how logits become a loss (default: upcast)")
-    kernels = ("fused", "unfused")
-    add("--dequantise", choices=kernels, default="unfused", help="QLoRA kernels (default: unfused)")
+    add("--dequantise", choices=DEQUANTISE, default="unfused", help="QLoRA kernels (default: unfused)")
     add(
         "--convention",
         choices=tuple(CONVENTIONS),
@@ -109,26 +119,60 @@ def add_setup_options(parser: Parser) -> None:
     )
     add = parser.add_argument_group("parallelism").add_argument
     add("--world-size", type=int, default=1, metavar="N", help="devices that share the run (default: 1)")
-    add("--data-parallel", choices=("ddp", "fsdp"), default="ddp", help="default: ddp")
+    add("--data-parallel", choices=tuple(ZERO_STAGE), default="ddp", help="default: ddp")
     add("--tensor-parallel", type=int, default=1, metavar="N", help="devices that share each matrix")
     add("--pipeline-parallel", type=int, default=1, metavar="N", help="stages that share the layers")
     add("--expert-parallel", type=int, default=1, metavar="N", help="devices that share the experts")
 
 
-def setup_from(args: Namespace) -> Setup:
-    """Return what the command line says of hardware and run; raise BadOption where it makes no sense."""
+def add_hardware_options(parser: Parser) -> None:
+    """Add how the device is named or described."""
+    add = parser.add_argument_group("hardware").add_argument
+    add("--device", metavar="KEY", help="the accelerator, such as h100-sxm5-80gb; see stepgrade devices")
+    add("--device-file", metavar="TOML", help="a description of your own device")
+    add("--peak-bw", dest="peak_bw_gb_s", type=float, metavar="GB_S", help="memory bandwidth")
+    add("--peak-tflops", type=float, metavar="TFLOPS", help="dense peak of --dtype")
+    add("--link", dest="link_gb_s", type=float, metavar="GB_S", help="link between devices, one direction")
+
+
+def add_run_options(parser: Parser) -> argparse._ArgumentGroup:
+    """Add the model, and how it is trained."""
+    group = parser.add_argument_group("run")
+    add = group.add_argument
+    add("--model", metavar="CONFIG_JSON", help="the model's Hugging Face config.json, or the folder with it")
+    add("--seq", type=int, metavar="N", help="tokens per sequence")
+    add("--dtype", default="bf16", metavar="NAME", help="precision of the arithmetic (default: bf16)")
+    add("--method", choices=METHODS, default="full", help="what is trained (default: full)")
+    add("--rank", type=int, default=16, metavar="R", help="rank of LoRA's adapters (default: 16)")
+    add("--lora-targets", default="all", metavar="NAMES", help="all, attention, or q,k,v,… (default: all)")
+    add("--optimizer", choices=tuple(OPTIMIZERS), default="adamw", help="default: adamw")
+    return group
+
+
+def setup_from(args: Namespace, profile: Profile | None = None) -> Setup:
+    """Return what the command line says of hardware and run; raise BadOption where it makes no sense.
+
+    What a log says of its run completes it: batch, sequence, devices.
+    """
     dtype, plan = find_dtype(args.dtype), None
+    batch, seq, world_size = args.batch, args.seq, args.world_size
+    if profile is not None and profile.log is not None and profile.recorded is not None:
+        seq = seq or profile.recorded.seq
+        batch = batch or profile.recorded.batch
+        if world_size == 1:
+            world_size = profile.world_size or 1
     parallel = Parallelism(
-        devices=args.world_size,
+        devices=world_size,
         data=args.data_parallel,
         tensor=args.tensor_parallel,
         pipeline=args.pipeline_parallel,
         expert=args.expert_parallel,
+        **_given(args, _SHARDING),
     )
-    if args.model is not None and args.batch is not None and args.seq is not None:
+    if args.model is not None and batch is not None and seq is not None:
         plan = Plan(
-            batch=args.batch,
-            seq=args.seq,
+            batch=batch,
+            seq=seq,
             micro_batches=args.micro_batches,
             dtype=dtype,
             method=args.method,
@@ -140,6 +184,7 @@ def setup_from(args: Namespace) -> Setup:
             dequantise=args.dequantise,
             packed_seq=args.packed_seq,
             parallel=parallel,
+            **_given(args, _MEMORY),
         )
     return Setup(
         device=args.device,
@@ -156,6 +201,12 @@ def setup_from(args: Namespace) -> Setup:
         dtype=dtype,
         devices=parallel.devices,
     )
+
+
+def _given(args: Namespace, fields: dict[str, str]) -> dict[str, Any]:
+    """Return what the options say that only some commands have, by the field that each sets."""
+    said = vars(args)
+    return {field: said[option] for option, field in fields.items() if option in said}
 
 
 def add_allow_different_option(parser: Parser) -> None:

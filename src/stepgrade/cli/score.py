@@ -1,12 +1,13 @@
 r"""Grade the run in SOURCE against what its hardware allows.
 
-SOURCE is a PyTorch trace (torch.profiler), a recording of stepgrade record or its journal, a step
-profile or ParityProfile (JSON), or a training log that holds one, plain or gzipped, or - for standard
-input. Several traces or recordings, or a directory of them, are the ranks of one run. Without a
-throughput and a ceiling the run is shown but not graded.
+SOURCE is a PyTorch trace (torch.profiler), a training log or a metrics file (TensorBoard, W&B, CSV, …), a
+recording of stepgrade record or its journal, a step profile or ParityProfile (JSON), plain or gzipped, or
+- for standard input. Several traces or recordings, or a directory of them, are the ranks of one run; a log
+beside a trace is of the same run. Without a throughput and a ceiling the run is shown but not graded.
 
   stepgrade score profile.json --throughput 194 --device rtx-4060-laptop
-  stepgrade score train.log.gz --tokens-per-step 2048 --device gb10
+  stepgrade score train.log --device h100-sxm5-80gb --model config.json
+  stepgrade score train.log trace.json.gz
   stepgrade score profile.json --throughput 2140 --device rtx-4060-laptop \
                   --model config.json --batch 4 --seq 512 --method qlora
   stepgrade score rank0.json.gz rank1.json.gz --device h100-sxm5-80gb
@@ -70,8 +71,10 @@ def run(args: Namespace) -> int:
 
 
 def _score(args: Namespace) -> Scorecard:
-    setup = run_options.setup_from(args)
+    if args.model is None:
+        run_options.setup_from(args)  # what makes no sense is refused before anything is read
     profile = run_options.load_run(args)
+    setup = run_options.setup_from(args, profile)
     before = None
     if args.baseline is not None:
         before = load_baseline(args.baseline, max_bytes=args.max_bytes, max_memory=args.max_memory)

@@ -36,11 +36,11 @@ _POOLED_FACTOR = 0.5
 _OF_STEPS = 0.5
 # Ten runs outweigh what is usual: it is then only a hint.
 _MANY_RUNS = 10
-_HINT_FACTOR = 0.9
+_HINT_FACTOR = 0.95
 # How likely heavy tails are before the runs are looked at: few runs seldom show what is rare, so that some of
 # it goes with their number.
-_HEAVY_WEIGHT = 0.3
-_HEAVY_UNSEEN = 6.0
+_HEAVY_WEIGHT = 0.4
+_HEAVY_UNSEEN = 5.0
 _HEAVY_MOST = 0.9
 # Student's distribution with three degrees as normal ones: how many of the runs, and their variance as a
 # multiple of its scale's square.

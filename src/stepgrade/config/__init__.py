@@ -3,6 +3,7 @@
 [gate]        how sure, how sensitive; what counts as failing
 [[budget]]    what a metric may do on a device
 [[waiver]]    what is let through for now, until when and why
+[[dialect]]   what the lines of one's own logs mean: readers/logs/own.py checks it
 [files]       who may read what is new
 [limits]      thresholds of the findings, and
 [rules]       which rules are ignored: diagnosis/settings.py checks both
@@ -68,6 +69,19 @@ class Waiver(Struct, frozen=True, kw_only=True):
     device: str = "*"
 
 
+class DialectTable(Struct, frozen=True, kw_only=True):
+    """One [[dialect]]: text that is in every step line, and what its numbers mean.
+
+    `fields` names what stands before each number, `pattern` has a named group for each instead.
+    """
+
+    name: str
+    contains: str
+    fields: dict[str, str] = {}
+    pattern: str = ""
+    mean: Literal["step", "interval", "running"] = "step"
+
+
 class FilesTable(Struct, frozen=True, kw_only=True):
     """Table [files]: who may read a new history, recording or journal, as far as the umask allows."""
 
@@ -80,6 +94,7 @@ class Config(Struct, frozen=True, kw_only=True):
     gate: GateTable = GateTable()
     budgets: tuple[Budget, ...] = field(name="budget", default=())
     waivers: tuple[Waiver, ...] = field(name="waiver", default=())
+    dialects: tuple[DialectTable, ...] = field(name="dialect", default=())
     files: FilesTable = FilesTable()
     limits: dict[str, Any] = {}
     rules: dict[str, Any] = {}
@@ -118,7 +133,7 @@ def check_names(given: Iterable[str], known: Sequence[str], where: str) -> None:
             raise BadConfig(f"there is no {name!r}", where=where, hint=did_you_mean(name, known))
 
 
-_ROWS = {"budget": Budget, "waiver": Waiver}
+_ROWS = {"budget": Budget, "waiver": Waiver, "dialect": DialectTable}
 _TABLES = ("gate", *_ROWS, "files", "limits", "rules")
 
 
@@ -155,7 +170,8 @@ def _check(config: Config, path: str) -> None:
     for place, bound in bounds.items():
         if bound is not None and not isfinite(bound):
             raise BadConfig(f"must be a number, not {bound:g}", where=f"{path}: {place}")
-    for name, rows in (("budget", config.budgets), ("waiver", config.waivers)):
+    counted = (("budget", config.budgets), ("waiver", config.waivers), ("dialect", config.dialects))
+    for name, rows in counted:
         if len(rows) > MOST_ROWS:
             raise BadConfig(f"more than {MOST_ROWS} of them", where=f"{path}: {name}")
     for number, waiver in enumerate(config.waivers):

@@ -179,6 +179,15 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     drift_steps_share: Annotated[float, share("ours: of the later half, above the earlier's median")] = 0.80
     drift_least_steps: Annotated[int, whole("TraceML: 20 steps before it is called a trend")] = 20
 
+    # The whole run, as its log tells it.
+    pause_info_share: Annotated[float, share("ours: 2 % of the wall time")] = 0.02
+    pause_warning_share: Annotated[float, share("ours: 5 % of the wall time")] = 0.05
+    pause_critical_share: Annotated[float, share("ours: 20 % of the wall time")] = 0.20
+    run_drift: Annotated[float, amount("ours: the end is 3 % slower than the beginning")] = 1.03
+    run_drift_warning: Annotated[float, amount("ours: 5 % slower")] = 1.05
+    run_drift_most: Annotated[float, amount("ours: beyond half again it is another batch or sequence")] = 1.5
+    long_run_s: Annotated[float, amount("ours: ten minutes; a shorter run is a trial")] = 600.0
+
     # Memory.
     memory_warning_share: Annotated[float, share("TraceML: step peak at 92 %")] = 0.92
     memory_critical_share: Annotated[float, share("TraceML: step peak at 97 %")] = 0.97

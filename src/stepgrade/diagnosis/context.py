@@ -12,6 +12,7 @@ from stepgrade.model.profile import WorkKind
 from stepgrade.model.scorecard import Cause, Operation
 from stepgrade.scoring.causes import Verdict
 from stepgrade.scoring.efficiency import Efficiency
+from stepgrade.scoring.goodput import WallLedger
 from stepgrade.scoring.layers import SlowLayer
 from stepgrade.scoring.phases import PhaseKind, PhasesOfStep
 from stepgrade.scoring.runtime import Runtime
@@ -40,6 +41,7 @@ class RuleContext(Struct, frozen=True, kw_only=True):
     work: WorkKind = "unknown"  # what the steps hold, as given or else as the source shows
     activity: Activity = NOTHING_DONE  # of the typical step; an empty one when the source has no timeline
     limits: Limits = DEFAULT_LIMITS
+    wall: WallLedger | None = None  # of the whole run, where the source is a log
 
     @property
     def on_device(self) -> bool:

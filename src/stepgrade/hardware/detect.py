@@ -94,9 +94,13 @@ def usable_cores() -> int:
 
 
 class OtherLoad:
-    """How much of the processor other programs take from now on; by Linux's own count."""
+    """How much of the processor other programs take from now on; by Linux's own count.
 
-    def __init__(self) -> None:
+    With a `root` that process and all below it are not other programs, else this one alone is not.
+    """
+
+    def __init__(self, root: int | None = None) -> None:
+        self._root = root
         self._cores = _cores_here()
         self._before = self._spent()
 
@@ -109,11 +113,12 @@ class OtherLoad:
         return min(1.0, max(0.0, busy_s - own_s) / whole_s) if whole_s > 0 else None
 
     def _spent(self) -> tuple[float, float, float] | None:
-        """Return the seconds that the cores were busy, that this process used, and that have passed."""
+        """Return the seconds that the cores were busy, that our processes used, and that have passed."""
         busy = whole = 0.0
         try:
             ticks = os.sysconf("SC_CLK_TCK")
-            with open("/proc/stat", encoding="ascii") as lines:  # noqa: PTH123  no path to join
+            # Bytes: a process that has given up its rights may not be able to load a codec any more.
+            with open("/proc/stat", "rb") as lines:  # noqa: PTH123  no path to join
                 for line in lines:
                     name, *figures = line.split()
                     if name in self._cores:
@@ -123,13 +128,28 @@ class OtherLoad:
         except (OSError, ValueError, AttributeError, IndexError):
             return None
         used = os.times()
-        return (busy, used.user + used.system, whole) if whole else None
+        own = used.user + used.system if self._root is None else _ticks_below(self._root) / ticks
+        return (busy, own, whole) if whole else None
 
 
-def _cores_here() -> frozenset[str]:
+def _ticks_below(root: int) -> int:
+    """Return what a process and all below it have used; of those that have ended their parent knows."""
+    used, waiting = 0, [root]
+    while waiting:
+        folder = f"/proc/{waiting.pop()}"
+        with suppress(OSError, ValueError):  # it has just ended
+            with open(f"{folder}/stat", "rb") as stat:  # noqa: PTH123  as above
+                used += sum(int(figure) for figure in stat.read().rpartition(b")")[2].split()[11:15])
+            for thread in os.listdir(f"{folder}/task"):  # noqa: PTH208  as above
+                with open(f"{folder}/task/{thread}/children", "rb") as children:  # noqa: PTH123
+                    waiting += map(int, children.read().split())
+    return used
+
+
+def _cores_here() -> frozenset[bytes]:
     affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
     numbers = affinity(0) if affinity is not None else set(range(os.cpu_count() or 1))
-    return frozenset(f"cpu{number}" for number in numbers)
+    return frozenset(b"cpu%d" % number for number in numbers)
 
 
 def _answer(

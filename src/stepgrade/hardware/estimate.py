@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stepgrade.errors import BadOption
 from stepgrade.hardware.catalogue import Device
@@ -15,6 +15,8 @@ from stepgrade.hardware.ceilings import (
 )
 from stepgrade.hardware.cost.model_costs import ModelCosts
 from stepgrade.hardware.cost.plan import Plan
+from stepgrade.hardware.memory.fit import Anchor, MemoryFit, memory_fit
+from stepgrade.hardware.models.hf_config import read_model
 from stepgrade.hardware.setup import Setup, check_above_zero, costs_of, figures_of, planned_target
 from stepgrade.model.ceiling import Ceiling
 from stepgrade.model.notes import Note, Result
@@ -38,7 +40,10 @@ class Utilisation(Struct, frozen=True, kw_only=True):
 
 
 class Estimate(Result, frozen=True, kw_only=True):
-    """The ceilings of a planned run, all in tok/s per device."""
+    """The ceilings of a planned run, all in tok/s per device, and whether one device can hold it.
+
+    `is_reachable` is False for a run that does not fit, and None where that cannot be told.
+    """
 
     NOTES = ("notes",)
 
@@ -54,18 +59,29 @@ class Estimate(Result, frozen=True, kw_only=True):
     intensity_flops_per_byte: float
     crossing_tokens: float | None
     utilisation: Utilisation | None = None
+    memory: MemoryFit | None = None
+    is_reachable: bool | None = None
     notes: tuple[Note, ...] = ()
 
 
-def estimate(setup: Setup, *, throughput_tok_s: float | None = None) -> Estimate:
-    """Return what a run could reach on its device; with its throughput also its MFU and HFU."""
+def estimate(
+    setup: Setup, *, throughput_tok_s: float | None = None, anchor: Anchor | None = None
+) -> Estimate:
+    """Return what a run could reach on its device, and whether it fits; with its throughput also its MFU.
+
+    `anchor` is the peak memory of a run of the same setup that was measured: memory is predicted from it.
+    """
     check_above_zero(throughput_tok_s=throughput_tok_s)
     if setup.model is None or setup.plan is None:
         raise BadOption("an estimate needs the model", supply="{model} with {batch} and {seq}")
     figures = figures_of(setup)
     if not figures.bandwidth() and not figures.compute(setup.plan.dtype):
         raise BadOption("an estimate needs the hardware", supply="{device}, or {peak_bw_gb_s}")
-    return estimate_plan(figures, costs_of(setup), setup.plan, throughput_tok_s)
+    shape = read_model(setup.model)
+    found = estimate_plan(figures, costs_of(setup, shape), setup.plan, throughput_tok_s)
+    memory = memory_fit(shape, setup.plan, figures.device, anchor)
+    reachable = {"fits": True, "does_not_fit": False}.get(memory.verdict or "")
+    return structs.replace(found, memory=memory, is_reachable=reachable)
 
 
 def estimate_plan(figures: Figures, costs: ModelCosts, plan: Plan, tok_s: float | None = None) -> Estimate:

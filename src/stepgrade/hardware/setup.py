@@ -27,6 +27,7 @@ from stepgrade.units import show_si
 
 if TYPE_CHECKING:
     from stepgrade.hardware.cost.model_costs import ModelCosts
+    from stepgrade.hardware.models.shape import ModelShape
 
 CPU_KEY = "cpu"
 DEFAULT_DTYPE = "bf16"
@@ -210,8 +211,8 @@ def chosen_device(setup: Setup) -> Device | None:
     return Device(key=CPU_KEY, name=measured.name, source=f"measured here on {measured.date[:10]}")
 
 
-def costs_of(setup: Setup) -> ModelCosts:
-    """Return what one token of the run costs; raise BadInput at the config's field."""
+def costs_of(setup: Setup, shape: ModelShape | None = None) -> ModelCosts:
+    """Return what one token of the run costs; raise BadInput at the config's field, unless it was read."""
     from stepgrade.hardware.cost.conventions import find_convention  # noqa: PLC0415  only with a model
     from stepgrade.hardware.cost.model_costs import model_costs  # noqa: PLC0415  as above
     from stepgrade.hardware.models.hf_config import read_model  # noqa: PLC0415  as above
@@ -219,7 +220,7 @@ def costs_of(setup: Setup) -> ModelCosts:
     if setup.model is None or setup.plan is None:
         raise BadOption("the costs of a run come from its model", supply="{model} with {batch} and {seq}")
     convention = find_convention(setup.convention) if setup.convention is not None else None
-    return model_costs(read_model(setup.model), setup.plan, convention)
+    return model_costs(shape or read_model(setup.model), setup.plan, convention)
 
 
 def device_facts(name: str, state: str | None = None) -> DeviceFacts:

@@ -14,9 +14,12 @@ from numpy.typing import NDArray
 
 Whole = TypeVar("Whole", bound=np.integer[Any])
 Mask = NDArray[np.bool_]
+Column = NDArray[Any]
 _SHORT = 256
 _FEW = 8
 _BLOCK_ROWS = 1 << 16
+# On Windows numpy 1 adds 32-bit integers up in 32 bits.
+_SUMS_ARE_LONG = np.dtype(int).itemsize == 8
 
 
 class Groups(NamedTuple):
@@ -63,6 +66,26 @@ def among(column: NDArray[Whole], values: Iterable[int] | NDArray[Any]) -> Mask:
     place = np.minimum(np.searchsorted(wanted, column), len(wanted) - 1)
     np.equal(wanted[place], column, out=found)
     return found
+
+
+def narrow(column: Column) -> Column:
+    """Return the integers in 32 bits if all of them fit, as nearly always all but times do."""
+    limits = np.iinfo(np.int32)
+    if column.dtype != np.int64 or not _SUMS_ARE_LONG:
+        return column
+    fits = column.min(initial=0) >= limits.min and column.max(initial=0) <= limits.max
+    return column.astype(np.int32) if fits else column
+
+
+def order_by_start(start_ns: Column, dur_ns: Column) -> NDArray[np.intp]:
+    """Return the order of events by start; of those that start together the longer one is first."""
+    order = np.argsort(start_ns, kind="stable")
+    starts, durs = start_ns[order], dur_ns[order]
+    tied = starts[1:] == starts[:-1]
+    if (tied & (durs[1:] > durs[:-1])).any():
+        members = np.flatnonzero(np.append(tied, False) | np.append(False, tied))
+        order[members] = order[members[np.lexsort((-durs[members], starts[members]))]]
+    return order
 
 
 def _table_low(column: NDArray[Whole]) -> int | None:

@@ -152,10 +152,22 @@ class TraceDevice(DeviceSeen, frozen=True, kw_only=True):
     capability: str | None = None
 
 
+class Profiler(Struct, frozen=True, kw_only=True):
+    """What wrote a trace, and how it is told to record more: a sentence each."""
+
+    format: str  # the reader's name
+    producer: str
+    mark_steps: str
+    record_operations: str
+    record_device: str
+    record_layers: str
+
+
 class Trace(Struct, frozen=True, eq=False, kw_only=True):
     """Everything one rank's trace tells, ready to be analysed."""
 
     file: str
+    profiler: Profiler
     rank: int | None
     world_size: int | None
     backend: str | None
@@ -174,6 +186,7 @@ class Trace(Struct, frozen=True, eq=False, kw_only=True):
     recorded: frozenset[str]  # profiler settings that were on: shapes, stacks, memory, modules
     era: str
     lost: tuple[str, ...] = ()  # what the reader had to leave out, in words
+    doubts: tuple[str, ...] = ()  # what the profiler itself said was not recorded, a sentence each
     threads: tuple[TraceThread, ...] = ()
     device_ranges: DeviceRanges | None = None
     process: str | None = None  # the process that recorded it, where other files are of the same one

@@ -15,11 +15,13 @@ from msgspec import Struct
 from stepgrade.errors import BadInput
 from stepgrade.model.activity import Activity
 from stepgrade.model.notes import Note
+from stepgrade.model.step_log import RunFacts, StepLog
 from stepgrade.units import show_ms
 
 RECORDER = "stepgrade recorder, PyTorch"  # the producer of what our own recorder writes
 STEP_PROFILER_V2 = "step_profiler_v2"  # the formats that contract v1 reads, each also called as its producer
 APR_PROFILER_V1 = "apr_training_profiler_v1"
+LOG = "log"
 WorkKind = Literal["training", "inference", "unknown"]  # what the steps hold
 LARGEST_COUNT = 2**64 - 1  # contract v1's counts are unsigned, of 64 bits
 
@@ -169,6 +171,7 @@ class Recorded(Struct, frozen=True, kw_only=True):
     processor_ranks: int = 1  # that ran on it
     model: str | None = None
     batch: int | None = None
+    seq: int | None = None
     precision: str | None = None
 
 
@@ -200,6 +203,8 @@ class Profile(Struct, frozen=True, kw_only=True):
     matmul_flops: float | None = None  # of matrix products, convolutions and attention, over all steps
     matmul_known_share: float | None = None  # of their time, how much has its FLOPs known
     matmul_dtype: str | None = None
+    facts: RunFacts | None = None  # of the model, where the source is a log
+    log: StepLog | None = None  # the wall time of the whole run, where the source is a log
     activity: Activity | None = None
     peak_memory_bytes: float | None = None
     recorded: Recorded | None = None
@@ -261,6 +266,8 @@ class Profile(Struct, frozen=True, kw_only=True):
         """Tell whether the source measured nothing that could be shown."""
         measured = (self.mean_step_ms, self.throughput_tok_s)
         parts = (self.phases, self.layers, self.operations)
+        if self.source.format == LOG and self.unfit:
+            return False  # its steps are known, and why they have no time
         return all(figure is None for figure in measured) and not any(parts)
 
 

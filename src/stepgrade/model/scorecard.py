@@ -16,6 +16,7 @@ from stepgrade.model.comparison import MetricChange, Shift, StepChange
 from stepgrade.model.finding import Finding
 from stepgrade.model.notes import Result, texts_to_notes
 from stepgrade.model.profile import WorkKind
+from stepgrade.model.step_log import Goodput
 from stepgrade.units import show_share
 
 UNGRADED = "ungraded"
@@ -191,6 +192,7 @@ class Scorecard(Result, frozen=True, kw_only=True):
     work: WorkKind = "unknown"
     cost_known_share: float | None = None  # of the time in operations that do arithmetic
     grade_at_most: str | None = None  # of an ungraded run: no better than this, whatever is not known
+    goodput: Goodput | None = None  # of the wall time of a logged run
 
     @classmethod
     def from_json(cls, text: bytes | str) -> Scorecard:

@@ -15,8 +15,13 @@ from stepgrade.naming.work_class import WorkClass, classify
 Mask = NDArray[np.bool_]
 
 STEP = re.compile(r"^ProfilerStep\s*#\s*(\d{1,30})")
-OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
-OPTIMIZER = re.compile(r"^Optimizer\.(step|zero_grad)#|^##\s*(optimizer|zero_grad)\b", re.IGNORECASE)
+# PyTorch's own range, or one that a user named so.
+OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#|^(?i:optimi[sz]er[ _.]?step)\b")
+OPTIMIZER = re.compile(
+    r"^Optimizer\.(step|zero_grad)#|^##\s*(optimizer|zero_grad)\b|^optimi[sz]er([ _.]?step)?$|^zero[ _]grad$",
+    re.IGNORECASE,
+)
+WARM_UP = re.compile(r"\bwarm[-_ ]?up|_warmup\b", re.IGNORECASE)
 LOADER = re.compile(r"^enumerate\(DataLoader\)#")
 INPUT = re.compile(
     r"^enumerate\(DataLoader\)#|\bdata_?load|(load|wait_for|fetch|next|get)_(\w+_)?batch\b|\bwait_for_data",
@@ -25,6 +30,9 @@ INPUT = re.compile(
 BACKWARD = re.compile(r"^autograd::engine::evaluate_function|Backward\d*\b|^torch::autograd::AccumulateGrad")
 BACKWARD_RANGE = re.compile(r"^##\s*backward\b|\bbackward\b", re.IGNORECASE)
 FORWARD_RANGE = re.compile(r"^##\s*forward\b|\.forward$", re.IGNORECASE)
+# Ranges that users put around the passes of a step.
+FORWARD_PASS = re.compile(r"(\b|_)(forward|fwd)(\b|_)", re.IGNORECASE)
+BACKWARD_PASS = re.compile(r"^(?!.*(forward|fwd)).*(\b|_)(backward|bwd)(\b|_)", re.IGNORECASE)
 COMMUNICATION_RANGE = re.compile(r"^(nccl|gloo|mpi|ucc|hccl|xccl|oneccl):")
 COMMUNICATION_OP = re.compile(r"^(c10d::|_c10d_functional|record_param_comms|symm_mem::)")
 COLLECTIVE = re.compile(r"^(nccl|gloo|mpi|ucc|hccl|xccl|oneccl):|^c10d::")

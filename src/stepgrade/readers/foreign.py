@@ -26,7 +26,10 @@ _TRACE = "trace a few steps with torch.profiler, or run the script under stepgra
 _UNPACK = "unpack it, and give what is inside"
 _WEIGHTS = f"weights say nothing about speed: {_TRACE}"
 _OTHER_TOOL = f"stepgrade does not read it yet: {_TRACE}"
-_NO_STEPS = f"it has no step profile in it: {_TRACE}"
+_UNKNOWN_LINES = (
+    "its lines are in no dialect that stepgrade knows, or it stopped before the first step; [[dialect]] in "
+    "stepgrade.toml says what their numbers mean"
+)
 _SOURCE_OF = "the profile that it was made from"
 _OF_SQLITE = rb"\ASQLite format 3\x00"
 _OF_PICKLE = rb"\A\x80[\x02-\x05]"
@@ -38,30 +41,30 @@ _OF_CHROME = rb'"traceEvents"\s{0,9}:|\A\s{0,99}\[\s{0,99}\{[^\[\]]{0,9999}?"ph"
 # Asked in this order: the more precise before the more general.
 _KNOWN = (
     # Profilers
-    Foreign("a report of Nsight Systems", (rb"\ANVIDIA (?:Tegra Profiler|Nsight Systems)",), _OTHER_TOOL),
     Foreign("a report of Nsight Compute", (rb"\ANVR\x00",), f"it times single kernels, not steps: {_TRACE}"),
-    Foreign(
-        "an Nsight Systems export",
-        (_OF_SQLITE, rb"(?i)create table.{0,3}(?:StringIds|TARGET_INFO_)"),
-        _OTHER_TOOL,
-    ),
     Foreign("a file of nvprof", (_OF_SQLITE, rb"CUPTI_ACTIVITY_KIND_"), _OTHER_TOOL),
-    Foreign("a rocpd or rpd file of ROCm", (_OF_SQLITE, rb"rocpd_"), _OTHER_TOOL),
     Foreign("a history of stepgrade", (_OF_SQLITE, rb"stepgrade_run"), supply="it as {history}"),
-    Foreign("a database of MLflow", (_OF_SQLITE, rb"alembic_version"), _NO_STEPS),
     Foreign("an SQLite database", (_OF_SQLITE,), f"in no layout that stepgrade knows: {_TRACE}"),
-    Foreign("rocprofv3 JSON", (rb'"rocprofiler-sdk-tool"\s{0,9}:',), _OTHER_TOOL),
+    Foreign(
+        "a table of rocprofv3 beside that of kernels",
+        (rb'\A"?(?:Domain"?,"?Function|Kind"?,"?Direction|Node_Id"?,"?Logical)',),
+        "give the one whose name ends in kernel_trace.csv: this one is read with it",
+    ),
     Foreign(
         "a table of rocprof",
-        (rb'\A"?(?:Kind"?,"?Agent_Id|Domain"?,"?Function|Index"?,"?KernelName|Name"?,"?Calls"?,"?TotalDur)',),
-        _OTHER_TOOL,
+        (rb'\A"?(?:Index"?,"?KernelName|Name"?,"?Calls"?,"?TotalDur)',),
+        "it holds sums, or counters, not steps: record with rocprofv3",
     ),
     Foreign(
         "an XPlane of JAX or TensorFlow",
         (rb"\A\n", rb"/(?:host|device|task):(?:CPU|GPU|TPU|CUSTOM|metadata|python)"),
         _OTHER_TOOL,
     ),
-    Foreign("a summary table of Nsight Systems", (rb"Total Time \(ns\)",), _OTHER_TOOL),
+    Foreign(
+        "a summary table of Nsight Systems",
+        (rb"Total Time \(ns\)",),
+        "it holds sums, not steps: give the export in SQLite that it was made from",
+    ),
     Foreign("a table of Nsight Compute", (rb'\A[^\n]{0,2000}"Kernel Name","Context","Stream"',), _OTHER_TOOL),
     Foreign("the output of nvidia-smi", (rb"NVIDIA-SMI \d",), _TRACE),
     Foreign(
@@ -118,10 +121,6 @@ _KNOWN = (
     Foreign("a Parquet file", (rb"\APAR1",), _TRACE),
     Foreign("an array of NumPy", (rb"\A\x93NUMPY",), _TRACE),
     Foreign("arrays of NumPy (npz)", (_OF_ZIP, rb"(?s)\APK.{28}[^\0]{0,200}\.npy"), _TRACE),
-    # Trackers
-    Foreign("a TensorBoard event file", (rb"(?s)\A.{12,60}brain\.Event:\d",), _NO_STEPS),
-    Foreign("a file of Weights & Biases", (rb"\A:W&B",), _NO_STEPS),
-    Foreign("a trainer_state.json of Hugging Face", (rb'"log_history"\s{0,9}:',), _NO_STEPS),
     # Archives and what is no file of its own
     Foreign("a zip archive", (_OF_ZIP,), _UNPACK),
     Foreign("a tar archive", (rb"(?s)\A.{257}ustar",), _UNPACK),
@@ -220,21 +219,31 @@ _KNOWN = (
     ),
     Foreign("a text in Markdown", (rb"\A#{1,3} ", rb"(?m)^## |^```|\]\("), _TRACE),
     Foreign(
+        "a table of timm's benchmarks",
+        (rb"\Amodel,[^\n]{0,400}train_samples_per_sec",),
+        "each of its rows is a run of its own: give the log of one",
+    ),
+    Foreign(
         "a table of metrics (CSV)",
         (
             rb"(?i)\A[^\n{\[]{0,1000}\b_?(?:step|epoch|iter\w{0,9}|\w{0,20}loss|throughput)\b[^\n{]{0,1000}\n[^\n]{0,999}[,\t]",
         ),
-        _NO_STEPS,
+        "no column says which step a row is of, or none how long it took",
     ),
     Foreign(
         "a training log",
         (rb"(?i)\b(?:iter\w{0,6}|step|batch|epoch)s?\b[^\n]{0,200}(?:loss|\blr\b|\d ?ms\b|sec|tok|%\|)",),
-        _NO_STEPS,
+        _UNKNOWN_LINES,
     ),
     Foreign(
         "a training log",
         (rb"(?i)(?:loss|mlperf|:::MLL)[^\n]{0,200}(?:iteration|iter|step|batch|epoch)",),
-        _NO_STEPS,
+        _UNKNOWN_LINES,
+    ),
+    Foreign(
+        "the output of a run that broke off",
+        (rb"Traceback \(most recent call last\)|ChildFailedError|Root Cause \(first observed failure\)",),
+        "there is no step in it: nothing was trained, so nothing can be graded",
     ),
 )
 
@@ -251,10 +260,10 @@ def refusal(source: ByteSource) -> UnknownFormat:
     """Return the error for a source that no reader takes: what it is, else which formats there are."""
     from stepgrade.readers.registry import readers  # noqa: PLC0415  which imports the readers, and they this
 
-    found = what_it_is(source.head)
     if not source.head.strip(b"\0 \t\r\n"):
-        hint = "was the disk full, or the machine switched off, while it was written?"
-        return UnknownFormat("holds nothing but blanks or zero bytes", where=source.name, hint=hint)
+        broken_off = "was the disk full, or the machine switched off, while it was written?"
+        return UnknownFormat("holds nothing but blanks or zero bytes", where=source.name, hint=broken_off)
+    found = what_it_is(source.head)
     if found is not None:
         hint, supply = found.advice or None, found.supply or None
         return UnknownFormat(f"is {found.what}", where=source.name, hint=hint, supply=supply)

@@ -10,11 +10,12 @@ from msgspec import Meta, Struct, field
 from stepgrade.errors import BadInput
 from stepgrade.memory import check, check_json
 from stepgrade.model import RECORDER, LayerTime, PhaseTime, Profile, Source
+from stepgrade.model.activity import HostLine
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import STEP_PROFILER_V2
 from stepgrade.model.sampled import SampledSteps
 from stepgrade.readers.base import Reader
-from stepgrade.readers.recording import with_sampled
+from stepgrade.readers.recording import with_lines, with_sampled
 from stepgrade.readers.source import ByteSource
 from stepgrade.readers.step_profile import RecorderHead, circumstances_of, contents_of, device_of
 from stepgrade.units import show_ms
@@ -52,6 +53,7 @@ class _Line(Struct, frozen=True):
     recorded_steps: int | None = None
     loss: dict[str, float] | None = None
     sampled: SampledSteps | None = None
+    lines: dict[str, tuple[HostLine, ...]] | None = None  # of all steps until then
 
 
 def recognises(source: ByteSource) -> bool:
@@ -71,43 +73,22 @@ def read(source: ByteSource) -> Profile:
     if head.version != _KNOWN_VERSION:
         hint = "update stepgrade"
         raise BadInput(f"the recording has version {head.version}, which is newer", where="line 1", hint=hint)
-    steady, warmup, last, torn = _Total(), _Total(), _Line(), 0
-    sampled: SampledSteps | None = None
+    found = _Contents()
     for text in lines:
-        check(len(text) * _LINE_BYTES, source.memory_bytes)
-        try:
-            last = msgspec.json.decode(text, type=_Line)
-        except _NO_LINE:
-            torn += 1
-            continue
-        sampled = last.sampled or sampled
-        for total, sums in ((steady, last.steady), (warmup, last.warmup)):
-            if sums is not None:
-                total.add(sums)
-                check(total.memory_bytes, source.memory_bytes)
-    total = steady if steady.parts else warmup
+        found.add(text, source.memory_bytes)
+    total = found.steady if found.steady.parts else found.warmup
     if not total.parts:
         raise BadInput("the recording holds no whole step", where=source.name)
-    lost = (
-        "" if head.flush_seconds is None else f", at most {show_ms(head.flush_seconds * 1e3)} before it ended"
-    )
-    unended = f"the recording was not ended: this is what it held when it was last written{lost}"
-    notes = [Note("not_ended", unended)]
-    if not steady.parts:
-        slower = "only warm-up steps were recorded: they may be slower than the run is"
-        notes.append(Note("warm_up_only", slower))
-    if torn:
-        notes.append(Note("torn", f"lines of the recording that cannot be read and are left out: {torn}"))
     covered = sum(total.phases_ms.values()) / total.wall_ms if total.wall_ms else None
     profile = Profile(
         source=Source(format=STEP_PROFILER_V2, files=(source.name,), producer=RECORDER),
         work="training",  # it records optimizer steps
         steps=total.steps,
-        mean_step_ms=total.wall_ms / total.steps if total.steps else None,
+        mean_step_ms=total.per_step(total.wall_ms),
         samples_ms=total.samples_ms,
         wall_coverage=None if covered is None else min(1.0, covered),
         phases=tuple(
-            PhaseTime(name=phase, total_ms=ms, per_step_ms=ms / total.steps if total.steps else None)
+            PhaseTime(name=phase, total_ms=ms, per_step_ms=total.per_step(ms))
             for phase, ms in sorted(total.phases_ms.items())
         ),
         layers=tuple(
@@ -120,18 +101,57 @@ def read(source: ByteSource) -> Profile:
             )
             for layer, (forward_ms, backward_ms, recompute_ms) in sorted(total.layers_ms.items())
         ),
-        tokens_per_step=head.tokens_per_step
-        or (total.tokens / total.steps if total.tokens and total.steps else None),
-        samples_per_step=total.rows / total.steps if total.rows and total.steps else None,
-        recorded_steps=last.recorded_steps,
+        tokens_per_step=head.tokens_per_step or total.per_step(total.tokens) or None,
+        samples_per_step=total.per_step(total.rows) or None,
+        recorded_steps=found.last.recorded_steps,
         world_size=head.stepgrade.world_size,
         rank=head.stepgrade.rank,
         device=device_of(head.stepgrade.device),
         recorded=circumstances_of(head.stepgrade),
-        contents=contents_of(msgspec.structs.replace(head.stepgrade, loss=last.loss)),
-        notes=tuple(notes),
+        contents=contents_of(msgspec.structs.replace(head.stepgrade, loss=found.last.loss)),
+        notes=found.notes(head.flush_seconds),
     )
-    return with_sampled(profile, sampled)
+    profile = with_sampled(profile, found.sampled)
+    return profile if found.lines is None else with_lines(profile, found.lines)
+
+
+class _Contents:
+    """What the lines of a journal hold together."""
+
+    def __init__(self) -> None:
+        self.steady, self.warmup = _Total(), _Total()
+        self.last = _Line()
+        self.sampled: SampledSteps | None = None
+        self.lines: dict[str, tuple[HostLine, ...]] | None = None
+        self._torn = 0
+
+    def add(self, text: bytes, memory_bytes: int) -> None:
+        """Add a line; count it when it cannot be read."""
+        check(len(text) * _LINE_BYTES, memory_bytes)
+        try:
+            self.last = msgspec.json.decode(text, type=_Line)
+        except _NO_LINE:
+            self._torn += 1
+            return
+        self.sampled = self.last.sampled or self.sampled
+        self.lines = self.lines if self.last.lines is None else self.last.lines
+        for total, sums in ((self.steady, self.last.steady), (self.warmup, self.last.warmup)):
+            if sums is not None:
+                total.add(sums)
+                check(total.memory_bytes, memory_bytes)
+
+    def notes(self, flush_seconds: float | None) -> tuple[Note, ...]:
+        """Return what a reader should know of a run that did not end by itself."""
+        lost = "" if flush_seconds is None else f", at most {show_ms(flush_seconds * 1e3)} before it ended"
+        unended = f"the recording was not ended: this is what it held when it was last written{lost}"
+        slower = "only warm-up steps were recorded: they may be slower than the run is"
+        torn = f"lines of the recording that cannot be read and are left out: {self._torn}"
+        possible = (
+            (True, Note("not_ended", unended)),
+            (not self.steady.parts, Note("warm_up_only", slower)),
+            (self._torn, Note("torn", torn)),
+        )
+        return tuple(note for applies, note in possible if applies)
 
 
 class _Total:
@@ -149,13 +169,24 @@ class _Total:
     def samples_ms(self) -> tuple[float, ...]:
         """Return the samples of all lines, as many steps apart as in the line with the fewest."""
         most = max((every for every, _ in self._samples), default=1)
-        return tuple(sample for every, samples in self._samples for sample in samples[:: most // every])
+        kept, due, step = [], 0, 0
+        for every, samples in self._samples:
+            for sample in samples:
+                if step >= due:
+                    kept.append(sample)
+                    due += most
+                step += every
+        return tuple(kept)
 
     @property
     def memory_bytes(self) -> int:
         """Return how much memory the sum may take until the result is written."""
         parts = len(self.phases_ms) + len(self.layers_ms)
         return self._sample_count * _SAMPLE_BYTES + parts * _PART_BYTES
+
+    def per_step(self, total: float) -> float | None:
+        """Return a sum as the mean of a step; None without a step."""
+        return total / self.steps if self.steps else None
 
     def add(self, part: _Sums) -> None:
         """Add the sums of one line."""

@@ -6,6 +6,9 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
+from stepgrade.config import DialectTable
 from stepgrade.errors import BadOption, UnknownFormat
 from stepgrade.model import Baseline, Profile
 from stepgrade.readers import registry
@@ -15,6 +18,8 @@ from stepgrade.readers.source import DEFAULT_MAX_BYTES, ByteSource, PathLike, Pr
 if TYPE_CHECKING:
     from stepgrade.readers.base import Traces
 
+_LOGS = ("log", "metrics")
+
 
 def load(
     *sources: PathLike,
@@ -23,14 +28,19 @@ def load(
     max_bytes: int = DEFAULT_MAX_BYTES,
     max_memory: int | None = None,
     progress: Progress | None = None,
+    dialects: Sequence[DialectTable] = (),
 ) -> Profile:
     """Read a run from a path, or from standard input for `-`; the format is found by content.
 
-    Several PyTorch traces, or a directory of them, are the ranks of one run. `steps` keeps only the
+    Several PyTorch traces, or a directory of them, are the ranks of one run; a log beside them is that of the
+    same run. `steps` keeps only the
     steps from the first to the last number; `max_memory` is how many bytes what is decoded may take, by
-    default a quarter of the machine's; `progress` is called with the bytes read and the bytes to read.
+    default a quarter of the machine's; `progress` is called with the bytes read and the bytes to read;
+    `dialects` say what the lines of one's own logs mean, as `load_config` reads them.
     """
-    options = ReadOptions(steps=steps, max_bytes=max_bytes, max_memory=max_memory, progress=progress)
+    options = ReadOptions(
+        steps=steps, max_bytes=max_bytes, max_memory=max_memory, progress=progress, dialects=tuple(dialects)
+    )
     found = _read(sources, input_format, options)
     if isinstance(found, Baseline):
         supply = "it as {baseline}, or the profile that it was made from"
@@ -58,6 +68,21 @@ def read_json_text(
 
 
 def _read(sources: Sequence[PathLike], input_format: str | None, options: ReadOptions) -> Profile | Baseline:
+    if len(sources) > 1 and input_format is None:
+        logs = [source for source in sources if _is_log(source, options)]
+        if len(logs) == 1:
+            from stepgrade.trace import with_log  # noqa: PLC0415  only for a log beside a trace
+
+            explained = _read([source for source in sources if source not in logs], None, options)
+            long_run = _read(logs, None, structs.replace(options, steps=None))
+            if isinstance(explained, Profile) and isinstance(long_run, Profile):
+                return with_log(explained, long_run)
+    if len(sources) == 1 and input_format in (None, "metrics") and _has_metrics(os.fspath(sources[0])):
+        from stepgrade.readers.logs.directories import run_in  # noqa: PLC0415  only for such directories
+
+        told = run_in(os.fspath(sources[0]), options)
+        if told is not None:
+            return told
     # pathlib takes longer to import than a step profile to score.
     if len(sources) > 1 or os.path.isdir(sources[0]):  # noqa: PTH112
         from stepgrade.readers.ranks import read_run  # noqa: PLC0415  only for several files
@@ -75,6 +100,24 @@ def _read(sources: Sequence[PathLike], input_format: str | None, options: ReadOp
         if options.steps is not None:
             raise BadOption("picks steps from a trace, which this source is not", field="steps")
         return found
+
+
+def _has_metrics(path: str) -> bool:
+    """Tell by the names in a directory whether it may be a run of MLflow, TensorBoard or W&B."""
+    try:
+        with os.scandir(path) as entries:
+            names = [entry.name for entry in entries]
+    except (OSError, ValueError):  # no directory, or no path
+        return False
+    files = any("tfevents" in name or name.endswith(".wandb") or name == "meta.yaml" for name in names)
+    return files or os.path.basename(os.path.normpath(path)) == "mlruns"  # noqa: PTH119  as above
+
+
+def _is_log(source: PathLike, options: ReadOptions) -> bool:
+    if os.path.isdir(source):  # noqa: PTH112  as above
+        return False
+    with ByteSource(source, structs.replace(options, progress=None)) as opened:
+        return registry.reader_for(opened).name in _LOGS
 
 
 def _profile_of(found: Traces, options: ReadOptions) -> Profile:

@@ -1,15 +1,15 @@
-"""Training logs that hold a step profile: a JSON object among other text, found by its first key."""
+"""Training logs: a step profile in JSON among other text, found by its first key, else the step lines."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 import msgspec
 from msgspec import Struct
 
-from stepgrade.errors import BadInput
+from stepgrade.errors import BadInput, StepgradeError
 from stepgrade.model import Profile
 from stepgrade.model.notes import Note
 from stepgrade.readers import step_profile
@@ -20,6 +20,7 @@ from stepgrade.readers.source import ByteSource
 MAX_OBJECT_BYTES = 16 * 2**20
 
 # Both emitters write "_profiler" first. Between the brace and the key there is only white space.
+_KEY = b'"_profiler"'
 _OPENING = re.compile(rb'\{\s{0,256}"_profiler"')
 _OPENING_BYTES = 512
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
@@ -41,8 +42,19 @@ def recognises(source: ByteSource) -> bool:
 
 
 def read(source: ByteSource) -> Profile:
-    """Return the last step profile in the log."""
-    found = find_profile(source)
+    """Return the last step profile in the log, else the run that its step lines tell of."""
+    from stepgrade.readers.logs.own import dialects_from  # noqa: PLC0415  slow to import
+    from stepgrade.readers.logs.scan import LogScanner  # noqa: PLC0415  as above
+
+    scanner = LogScanner(dialects_from(source.options.dialects))
+    found = _search(source, scanner.feed)
+    if not isinstance(found, FoundText):
+        from stepgrade.readers.logs.assemble import profile_of_log  # noqa: PLC0415  needs numpy
+
+        run = profile_of_log(scanner.result(), source.name)
+        if run is None:
+            raise _refusal(source, found)
+        return run
     profile = step_profile.profile_from_json(found.text, source.name)
     notes = [Note("from_log", f"read from a log, line {found.line}")]
     if found.count > 1:
@@ -52,8 +64,23 @@ def read(source: ByteSource) -> Profile:
 
 def find_profile(source: ByteSource) -> FoundText:
     """Return the last whole profile; raise BadInput when it is cut off, UnknownFormat when there is none."""
+    found = _search(source)
+    if not isinstance(found, FoundText):
+        raise _refusal(source, found)
+    return found
+
+
+def _search(source: ByteSource, watch: Callable[[bytes], None] | None = None) -> FoundText | int | None:
+    """Return the last whole profile, else the line of one that is cut off; `watch` sees all chunks."""
     cut_line: int | None = None
-    for chunks in (source.chunks(), _quoted_texts(source)):
+
+    def watched() -> Iterator[bytes]:
+        for chunk in source.chunks():
+            if watch is not None:
+                watch(chunk)
+            yield chunk
+
+    for chunks in (watched(), _quoted_texts(source)):
         found: FoundText | None = None
         for line, text in _Scanner(chunks).objects():
             if text is None:
@@ -62,14 +89,19 @@ def find_profile(source: ByteSource) -> FoundText:
                 found = FoundText(text=text, line=line, count=found.count + 1 if found else 1)
         if found is not None:
             return found
+    return cut_line
+
+
+def _refusal(source: ByteSource, cut_line: int | None) -> StepgradeError:
+    """Return why nothing can be read: JSON that is broken, a profile that is cut off, something else."""
     from stepgrade.readers.foreign import refusal, what_it_is  # noqa: PLC0415  only for what cannot be read
 
     if source.json_error is not None and what_it_is(source.head) is None:
-        raise source.json_error.at(source.name)
+        return source.json_error.at(source.name)
     if cut_line is not None:
         problem = "the profile is cut off or its JSON is broken"
-        raise BadInput(problem, where=f"{source.name}: line {cut_line}", hint="is the file whole?")
-    raise refusal(source)
+        return BadInput(problem, where=f"{source.name}: line {cut_line}", hint="is the file whole?")
+    return refusal(source)
 
 
 def _quoted_texts(source: ByteSource) -> Iterator[bytes]:
@@ -94,7 +126,10 @@ class _Scanner:
     def objects(self) -> Iterator[tuple[int, bytes | None]]:
         """Yield the line and text of each object that starts with the key; None for one without an end."""
         while True:
-            while not (opening := _OPENING.search(self._text, self._at)):
+            # Looking for the key first is much faster than the pattern.
+            while self._text.find(_KEY, self._at) < 0 or not (
+                opening := _OPENING.search(self._text, self._at)
+            ):
                 self._skip_to(max(self._at, len(self._text) - _OPENING_BYTES))
                 if not self._read_on():
                     return
@@ -145,7 +180,7 @@ def _is_json(text: bytes) -> bool:
 
 READER = Reader(
     name="log",
-    summary="a training log that holds a step profile among its other lines",
+    summary="a training log: the step lines of its framework, or a step profile among its lines",
     recognises=recognises,
     read=read,
 )

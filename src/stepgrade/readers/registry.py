@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from stepgrade.readers.base import Traces
 
 # Asked in this order: what the first bytes show, then JSON objects by their keys, then any text.
-BUILT_IN = ("kineto", "journal", "scorecard", "parity_profile", "step_profile", "log")
+BUILT_IN = (
+    *("kineto", "nsys", "rocprof", "journal", "scorecard"),
+    *("parity_profile", "step_profile", "metrics", "log"),
+)
 PLUG_IN_GROUP = "stepgrade.readers"
 
 

@@ -24,11 +24,11 @@ class _Reads(Struct, frozen=True):
 
 
 class _Part(Struct):
-    """What came in until an optimizer stepped."""
+    """What came in until an optimizer stepped: rows of each batch, and of each call of a module."""
 
     tokens: int = 0
-    loaded: int = 0
-    called: dict[int, int] = {}
+    loaded: list[int] = []
+    called: dict[int, list[int]] = {}
 
 
 class BatchCounter:
@@ -36,17 +36,20 @@ class BatchCounter:
 
     Samples are the rows of what the loader gives: a GAN calls its discriminator several times with one
     batch. Without a loader the module that sees the fewest counts, for it is called once with each batch.
+    Some loops load a batch ahead, to know which one is the last: it is counted in the step that it is for.
     """
 
     def __init__(self) -> None:
         self._parts = [_Part()]
+        self._ahead: list[int] = []
         self._reads: WeakKeyDictionary[Module, _Reads] = WeakKeyDictionary()
 
     def add_batch(self, batch: object) -> None:
         """Add a batch that a training loader gave."""
         if torch.is_grad_enabled():
             entering = _first_tensor(batch, _DEPTH)
-            self._parts[-1].loaded += entering.shape[0] if entering is not None else 0
+            if entering is not None:
+                self._parts[-1].loaded.append(entering.shape[0])
 
     def add_call(self, module: Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Add a call of a model with gradients; integers in two dimensions are tokens."""
@@ -66,7 +69,7 @@ class BatchCounter:
             dims = _SEQUENCE_DIM if entering.is_floating_point() else _TOKENS_DIM
             in_columns = reads.time_first and entering.dim() == dims
             rows = entering.shape[1 if in_columns else 0]
-            part.called[id(module)] = part.called.get(id(module), 0) + rows
+            part.called.setdefault(id(module), []).append(rows)
 
     def mark(self) -> int:
         """End a part of the step; return how many there are by now."""
@@ -76,12 +79,17 @@ class BatchCounter:
     def take(self, parts: int | None = None) -> tuple[int, int]:
         """Return tokens and samples of the step that ends, or of its first parts, 0 where not known."""
         taken, self._parts = self._parts[:parts], self._parts[len(self._parts[:parts]) :] or [_Part()]
-        called: dict[int, int] = defaultdict(int)
+        called: dict[int, list[int]] = defaultdict(list)
         for part in taken:
             for module, rows in part.called.items():
                 called[module] += rows
-        loaded = sum(part.loaded for part in taken)
-        return sum(part.tokens for part in taken), loaded or min(called.values(), default=0)
+        tokens = sum(part.tokens for part in taken)
+        loaded = self._ahead + [rows for part in taken for rows in part.loaded]
+        if not loaded:
+            return tokens, min(map(sum, called.values()), default=0)
+        used = max(min(map(len, called.values()), default=len(loaded)), len(loaded) - 1)
+        self._ahead = loaded[used:]
+        return tokens, sum(loaded[:used])
 
 
 def _first_tensor(value: object, depth: int) -> Tensor | None:

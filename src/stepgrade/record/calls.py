@@ -102,7 +102,7 @@ class ModuleCalls:
             around = find(id(module))
             if around is None and timeline.direction != NONE:  # inside a model, as most modules are
                 return original(module, *args, **kwargs)
-            if compiler() is not None or is_tracing():  # in a graph there is nothing to time
+            if timeline.is_elsewhere or compiler() is not None or is_tracing():  # in a graph nothing is timed
                 return original(module, *args, **kwargs)
             try:
                 around = around or self.on_unknown(module)

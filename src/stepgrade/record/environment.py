@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import os
 import platform
+import time
+from _thread import get_native_id
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from stepgrade._version import __version__
-from stepgrade.hardware.detect import processor
+from stepgrade.hardware.detect import OtherLoad, processor
+from stepgrade.model.notes import Note
 from stepgrade.record.blocks import unwrap
 from stepgrade.record.totals import Series
+from stepgrade.units import show_share
 
 if TYPE_CHECKING:
     import torch
     from torch.nn import Module
 
 _PACKAGES = ("torch", "transformers", "accelerate", "lightning", "deepspeed", "flash-attn", "triton", "numpy")
+# Of the training's time spent in waiting for a core, and of the cores taken by other programs, from where on
+# both together are told: runs that are compared differ by about as much anyway.
+_NOTABLE_WAIT, _NOTABLE_LOAD = 0.05, 0.1
 _CLOCK_SM, _CLOCK_MEMORY, _TEMPERATURE_GPU = 1, 2, 0  # NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU
 
 
@@ -128,6 +135,41 @@ def peak_memory_bytes(kind: object) -> float | None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return float(peak if platform.system() == "Darwin" else peak * 1024)
+
+
+class Contention:
+    """How long the calling thread waits for a core from now on, and how much of the cores others take.
+
+    By Linux's own count, read at the beginning and at the end. Loader workers are the training's own, and so
+    are other ranks, for they have the same parent.
+    """
+
+    def __init__(self) -> None:
+        self._load = OtherLoad(os.getppid() if rank_and_world()[1] > 1 else os.getpid())
+        self._path = f"/proc/self/task/{get_native_id()}/schedstat"
+        self._began, self._waited_before = time.monotonic(), self._waited_s()
+
+    def note(self) -> Note | None:
+        """Return a remark when other programs held the training up, as far as that is known."""
+        waited_s, others = self._waited_s(), self._load.share()
+        passed_s = time.monotonic() - self._began
+        if waited_s is None or self._waited_before is None or others is None or passed_s <= 0:
+            return None
+        waiting = (waited_s - self._waited_before) / passed_s
+        if waiting < _NOTABLE_WAIT or others < _NOTABLE_LOAD:
+            return None
+        text = (
+            f"the machine was busy: other programs took {show_share(others)} of its cores, and the training "
+            f"waited for one {show_share(waiting)} of the time; on a quiet machine it is faster"
+        )
+        return Note("busy_machine", text)
+
+    def _waited_s(self) -> float | None:
+        try:
+            with open(self._path, "rb") as figures:  # noqa: PTH123  no path to join
+                return int(figures.read().split()[1]) / 1e9
+        except (OSError, ValueError, IndexError):
+            return None
 
 
 class Sensors:

@@ -50,13 +50,15 @@ class Journal:
 
     @property
     def is_due_to_be_whole(self) -> bool:
-        """Tell whether the next line has to hold everything: the first one, or one after very many."""
-        return self._file is None or self._bytes > _LONGEST_BYTES
+        """Tell whether the next line has to hold everything: the first, one after many, or of a lost file."""
+        return self._file is None or self._bytes > _LONGEST_BYTES or not self.path.exists()
 
     def write(self, head: dict[str, object], line: dict[str, object]) -> None:
         """Put a new journal of two lines, its head and the sums over all steps, in the place of any file."""
         if _is_special(self.path):
             return  # a pipe or a device gets the final JSON only
+        if self._file is not None and self.path.exists():
+            self._check_ours(self.path.stat())
         text = encode(head) + encode(line)
         write_whole(self.path, text, new_mode=self._mode)
         self._file, self._bytes = _identity(self.path.stat()), len(text)
@@ -65,8 +67,7 @@ class Journal:
         """Add one line."""
         # Opened each time: a script that closes all files could have given our number to one of its own.
         with self.path.open("r+b") as stream:
-            if _identity(os.fstat(stream.fileno())) != self._file:
-                raise FileExistsError(errno.EEXIST, "another program has replaced it")
+            self._check_ours(os.fstat(stream.fileno()))
             end = stream.seek(0, os.SEEK_END)
             try:
                 stream.write(encode(line))
@@ -76,6 +77,10 @@ class Journal:
                 with suppress(OSError):
                     stream.truncate(end)
                 raise
+
+    def _check_ours(self, found: os.stat_result) -> None:
+        if _identity(found) != self._file:
+            raise FileExistsError(errno.EEXIST, "another program has replaced it")
 
     def finish(self, text: bytes) -> Path:
         """Replace the journal by the final JSON; where that fails, write into the temporary directory.
@@ -136,14 +141,19 @@ def journal_head(
     return {
         "_recording": JOURNAL_VERSION,
         "flush_seconds": flush_seconds,
-        "layers": recording.layer_names,
+        "layers": list(recording.layer_names),
         "tokens_per_step": tokens_per_step,
-        "stepgrade": asdict(run),
+        "stepgrade": {**asdict(run), "config": dict(run.config)},
     }
 
 
-def journal_line(recording: Recording, warm: Totals, steady: Totals) -> dict[str, object]:
-    """Return a line of a journal: sums over some steps of the warm-up, and over steady ones."""
+def journal_line(
+    recording: Recording, warm: Totals, steady: Totals, *, with_lines: bool = False
+) -> dict[str, object]:
+    """Return a line of a journal: sums over some steps of the warm-up, and over steady ones.
+
+    With the lines of Python that held all steps up until now.
+    """
 
     def sums(totals: Totals) -> dict[str, object] | None:
         if not totals.steps:
@@ -165,6 +175,7 @@ def journal_line(recording: Recording, warm: Totals, steady: Totals) -> dict[str
         "recorded_steps": recording.ended,
         "loss": recording.loss.summary(),
         "sampled": None if recording.window.is_written else to_builtins(recording.window.sampled),
+        "lines": _lines(recording) if with_lines else None,
     }
 
 
@@ -216,7 +227,7 @@ def step_profile(
             "clock": recording.clock.name,
             "loss": recording.loss.summary(),
             "sampled": to_builtins(recording.window.sampled),
-            "lines": to_builtins(recording.lines.lines(recording.ended - recording.lines.first_step)),
+            "lines": _lines(recording),
             "sensors": recording.sensors.summary() if recording.sensors else None,
         },
     }
@@ -227,6 +238,7 @@ def recording_notes(recording: Recording, totals: Totals, *, is_warm: bool) -> l
     layered, every = bool(recording.layer_names), totals.samples.every
     evaluated, profiled, lost = recording.interrupted, recording.profiled, recording.lost
     unwatched, infinite = recording.unwatched_steps, recording.losses_not_finite
+    (small, large), unit = recording.sizes.uneven() or (0, 0), "tokens" if totals.tokens else "samples"
     compiled = (
         "the forward of the blocks was never seen, perhaps because they are inside one torch.compile graph; "
         "compile the blocks one by one to get their times"
@@ -242,6 +254,14 @@ def recording_notes(recording: Recording, totals: Totals, *, is_warm: bool) -> l
             unwatched,
             f"{_steps(unwatched)} of an optimizer that is not watched left out: training went on with it",
         ),
+        "steps_elsewhere": (
+            recording.elsewhere_steps,
+            f"{_steps(recording.elsewhere_steps)} of another thread left out: one thread is followed",
+        ),
+        "uneven_steps": (
+            large,
+            f"steps take longer the more they hold, most {small} to {large} {unit}",
+        ),
         "own_updates": (recording.own_steps, _own_updates(recording)),
         "device_clock": (
             recording.clock.name != "host",
@@ -253,7 +273,13 @@ def recording_notes(recording: Recording, totals: Totals, *, is_warm: bool) -> l
         ),
         "no_layer_forward": (layered and recording.saw_forward and not totals.forward_ns, compiled),
     }
-    return [Note(code, text) for code, (applies, text) in possible.items() if applies]
+    notes = [Note(code, text) for code, (applies, text) in possible.items() if applies]
+    busy = recording.contention.note() if recording.contention is not None else None
+    return notes if busy is None else [*notes, busy]
+
+
+def _lines(recording: Recording) -> object:
+    return to_builtins(recording.lines.lines(recording.ended - recording.lines.first_step))
 
 
 def _own_updates(recording: Recording) -> str:

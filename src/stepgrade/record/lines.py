@@ -61,6 +61,7 @@ class LineSampler:
         self._thread = 0
         self._seconds: dict[_Place, float] = defaultdict(float)
         self._is_user: dict[CodeType, bool] = {}
+        self._callees: dict[_Place, tuple[str | None, bool | None]] = {}
         self._stop: _thread.LockType | None = None
         self._ended = _thread.allocate_lock()
         self._began = 0.0
@@ -75,6 +76,10 @@ class LineSampler:
         """Begin to look at the calling thread, at this step."""
         self._thread, self.first_step, self._began = _thread.get_ident(), step, time.monotonic()
         self.resume()
+
+    def follow(self, thread: int) -> None:
+        """Look at another thread from now on, if at any."""
+        self._thread = self._thread and thread
 
     def resume(self) -> None:
         """Look again after a pause."""
@@ -101,7 +106,9 @@ class LineSampler:
         """Return by what was waited for the lines that took longest, in milliseconds of a step."""
         by_line: dict[str, dict[tuple[str, str, str | None], float]] = defaultdict(lambda: defaultdict(float))
         for place, seconds in list(self._seconds.items()):
-            calls, is_operation = _callee(place)
+            if place not in self._callees:
+                self._callees[place] = _callee(place)
+            calls, is_operation = self._callees[place]
             wait = "stall" if place.phase in _MODEL else _WAITS.get(place.phase)
             is_waiting = is_operation is False if place.phase in _MODEL else is_operation is not True
             if wait is not None and (is_waiting or wait == "input"):

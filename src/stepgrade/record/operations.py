@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _thread
+import gc
 import logging
 import os
 import tempfile
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import torch
 from msgspec import structs
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
 
 from stepgrade.model.profile import Profile
 from stepgrade.model.sampled import SampledSteps
@@ -23,10 +25,12 @@ _log = logging.getLogger("stepgrade.record")
 _WITHOUT_WARM_UP = 5
 _MODEL_PHASES = (FORWARD, LOSS, BACKWARD, GRADIENTS, OPTIMIZER)
 _OPERATIONS_KEPT = 200
-_MOST_TRIES = 1  # torch has crashed under one profiler soon after another
+_MOST_TRIES = 5
+_STEPS_BETWEEN = 2  # windows: ranges that are not Python's are over by then
 # Such a step has some million operations: reading its trace would hold the training up.
 _MOST_TRACE_BYTES = 512 * 2**20
 _STARTS = ("_prepare_profiler", "_enable_profiler")
+_ANY_PROFILER = "ProfilerStep"  # counts its steps while there is one
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
 
 
@@ -36,6 +40,11 @@ class OperationWindow:
     A step's trace is analysed as any other trace, so operations, FLOPs and precision are what `score` would
     say of it. The profiler watches what is dispatched: no forward is run twice and nothing of the model, its
     gradients or the random numbers is touched.
+
+    A range that begins under one profiler and ends under the next makes torch write into memory that it has
+    freed, and a profiler that starts or stops inside a backward pass is lost, for torch restores the thread's
+    state after it: so ranges are ended with their window, and no window begins or ends in a backward pass.
+    A profiler of the script's own that warms up is lost under ours: there is no window until it is done.
     """
 
     def __init__(self, every: int | None, warmup: int) -> None:
@@ -44,33 +53,49 @@ class OperationWindow:
         self._every = every
         self._first = warmup - 1 if warmup > 1 else _WITHOUT_WARM_UP
         self._tries = 0
-        self._has_closed = False
         self._not_before = 0
+        self._thread = 0
+        self._is_starting = False
+        self._is_script_profiling = False
+        self._has_lapsed = False
+        self._ranges: list[record_function] = []  # that began in this window
         self._profiler: profile | None = None
         self._mark: record_function | None = None
         self._patches = Patches()
         self._on_processor = True
+
+    def start(self, patches: Patches) -> None:
+        """Begin to see when the script profiles by itself."""
+        for name in _STARTS:
+            patches.wrap(torch.autograd.profiler, name, self._give_way)
+        patches.wrap(torch.autograd.profiler, "_disable_profiler", self._after_profiler)
+        if _ANY_PROFILER in torch.autograd.profiler.KinetoStepTracker._step_dict:  # noqa: SLF001
+            known = (each for each in gc.get_objects() if isinstance(each, profile))
+            self._is_script_profiling = any(each.current_action != ProfilerAction.NONE for each in known)
 
     @property
     def is_open(self) -> bool:
         """Tell whether the current step is being profiled."""
         return self._profiler is not None
 
+    @property
+    def has_lapsed(self) -> bool:
+        """Tell whether the profiled step ended where the profiler could not."""
+        return self._has_lapsed
+
     def open_if_due(self, step: int, device: torch.device | None) -> None:
         """Start profiling when it is this step's turn, unless the user is profiling it."""
+        if self._is_script_profiling or torch.autograd.profiler._is_profiler_enabled:  # noqa: SLF001
+            self._not_before = step + _STEPS_BETWEEN  # torch allows one profiler at a time
         wants_first = (
             self._every != 0 and step >= self._first and self.sampled is None and self._tries < _MOST_TRIES
         )
-        if self._has_closed:
-            # A range that is open now, such as the optimizer's own, began under the profiler that has just
-            # ended. Were it to end under the next one, torch would write into memory that it has freed.
-            self._has_closed, self._not_before = False, step + 2
-        if step < self._not_before:
-            return
         is_nth = bool(self._every) and step > 0 and step % (self._every or 1) == 0
-        if not (wants_first or is_nth) or torch.autograd.profiler._is_profiler_enabled:  # noqa: SLF001
-            return  # torch allows one profiler at a time, and has no public way to ask
+        if step < self._not_before or not (wants_first or is_nth) or is_in_backward():
+            return
         self._tries += 1
+        self._not_before = step + 1 + _STEPS_BETWEEN
+        self._thread = _thread.get_ident()
         self._on_processor = device is None or device.type == "cpu"
         # What a device does is recorded only when asked for: its profiler stays loaded afterwards.
         activities = None if self._every and not self._on_processor else [ProfilerActivity.CPU]
@@ -78,26 +103,39 @@ class OperationWindow:
         if not quiet:
             os.environ[_LOG_LEVEL] = "99"  # else it writes to standard error
         try:
+            self._is_starting = True
             profiler = profile(activities=activities, record_shapes=True)
             profiler.__enter__()
         finally:
+            self._is_starting = False
             if not quiet:
                 del os.environ[_LOG_LEVEL]
         self._profiler = profiler
-        for name in _STARTS:
-            self._patches.wrap(torch.autograd.profiler, name, self._give_way)
+        self._patches.wrap(record_function, "__enter__", self._note_range)
         self._mark = record_function("ProfilerStep#0")
         self._mark.__enter__()
 
     def close(self) -> profile | None:
-        """Stop profiling and return the profiler with what it saw; None when it was not the step's turn."""
-        profiler, self._profiler = self._profiler, None
-        if profiler is not None and self._mark is not None:
-            self._patches.undo()
-            self._mark.__exit__(None, None, None)
-            profiler.__exit__(None, None, None)
-            self._has_closed = True
-        return profiler
+        """Stop profiling and return the profiler with what it saw; None when it was not the step's turn.
+
+        Only the thread that began can stop it, and not in a backward pass: until then it is left as it is.
+        """
+        profiler, mark = self._profiler, self._mark
+        if profiler is None or mark is None:
+            return None
+        if self._thread != _thread.get_ident() or is_in_backward():
+            self._has_lapsed = True
+            return None
+        is_whole = not self._has_lapsed
+        self._profiler, self._has_lapsed = None, False
+        self._patches.undo()
+        mark.__exit__(None, None, None)
+        # To end a range again, as whoever began it will, does nothing.
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001  as torch does
+            while self._ranges:
+                torch.ops.profiler._record_function_exit._RecordFunction(self._ranges.pop().record)  # noqa: SLF001
+        profiler.__exit__(None, None, None)
+        return profiler if is_whole else None
 
     def keep(self, profiler: profile, step: Totals) -> None:
         """Add what a profiled step did; one that cannot be read is left out."""
@@ -137,10 +175,30 @@ class OperationWindow:
         """Stop profiling a step that did not end; it would count as a whole one."""
         self.close()
 
+    def _note_range(self, original: Callable[..., object], entered: record_function, /) -> object:
+        """Remember a range that begins in this window, in the thread that is profiled."""
+        given = original(entered)
+        if _thread.get_ident() == self._thread:
+            self._ranges.append(entered)
+        return given
+
     def _give_way(self, original: Callable[..., object], /, *args: object, **kwargs: object) -> object:
-        """Let a profiler start that the user's code starts inside our window."""
-        self.drop()
+        """Let a profiler start that the user's code starts, be it inside our window."""
+        if not self._is_starting:
+            self.drop()
+            self._is_script_profiling = True
         return original(*args, **kwargs)
+
+    def _after_profiler(self, original: Callable[..., object], /, *args: object, **kwargs: object) -> object:
+        """See a profiler end."""
+        given = original(*args, **kwargs)
+        self._is_script_profiling = False
+        return given
+
+
+def is_in_backward() -> bool:
+    """Tell whether this thread is inside a backward pass, at the end of which torch restores its state."""
+    return int(torch._C._current_graph_task_id()) != -1  # noqa: SLF001  no public way to ask
 
 
 def _analyse(profiler: profile) -> Profile | None:

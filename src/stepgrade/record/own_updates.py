@@ -35,19 +35,19 @@ class OwnUpdates:
         self._seen: list[_Seen] = []
 
     def remember(self, models: Iterable[Module]) -> None:
-        """Look at the weights that a backward pass gave gradients."""
+        """Look at the weights after a backward pass, at those first that it gave gradients."""
         self.passes += 1
         if not self._seen or any(seen.weight() is None for seen in self._seen):
             found = {id(weight): weight for model in models for weight in model.parameters()}
             readable = [
                 weight
                 for weight in found.values()
-                if weight.grad is not None
+                if weight.requires_grad
                 and weight.device.type == "cpu"
                 and weight.layout is torch.strided
                 and type(weight.data) is Tensor
             ]
-            chosen = sorted(readable, key=Tensor.numel)[:_WEIGHTS]
+            chosen = sorted(readable, key=lambda weight: (weight.grad is None, weight.numel()))[:_WEIGHTS]
             self._seen = [_Seen(weakref.ref(weight), _some_of(weight).clone()) for weight in chosen]
             return
         for seen in self._seen:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("stepgrade.record")
 T = TypeVar("T")
+_LINES_SECONDS = 1.0  # between lines of Python in the journal, which take longer to sum up than steps
 _FLUSHING_SHARE = (
     0.002  # of the time may go into the journal, which is flushed the more often the cheaper it is
 )
@@ -90,7 +91,8 @@ class Recorder:
         self._run = RunDescription(device={}, rank=0, world_size=1, versions={}, config={})
         self._readable_by = readable_by
         self._journal = Journal(self.path, readable_by)
-        self._flushed_at = self._until_flush = 0.0
+        self._flushed_at = self._until_flush = self._lines_at = 0.0
+        self._head: dict[str, object] = {}  # of the journal
         self._warm, self._steady = Totals(), Totals()
         self._steps = 0
         self._json: bytes | None = None  # the step profile, once closed
@@ -174,9 +176,7 @@ class Recorder:
         """End a training step; the loss may be a number or a tensor, which is read later."""
         recording = self._recording
         if recording is not None and recording.timeline.live:
-            recording.stepped_by_hand = True
-            recording.timeline.drop_open_phases()
-            recording.end_step(loss)
+            recording.step_by_hand(loss)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -214,16 +214,24 @@ class Recorder:
             recording.sensors.read()
         self._add_autocast(recording)
         window = recording.window
+        head = journal_head(recording, self._run, self._tokens_per_step, self._flush_seconds)
+        is_whole = self._journal.is_due_to_be_whole or head != self._head
+        with_lines = recording.lines.is_running and (
+            is_whole or self._flushed_at - self._lines_at >= _LINES_SECONDS
+        )
         try:
-            if self._journal.is_due_to_be_whole:
+            if is_whole:
                 window.is_written = False
                 recording.move_sums_to(self._warm, self._steady)
-                head = journal_head(recording, self._run, self._tokens_per_step, self._flush_seconds)
-                self._journal.write(head, journal_line(recording, self._warm, self._steady))
+                line = journal_line(recording, self._warm, self._steady, with_lines=with_lines)
+                self._journal.write(head, line)
+                self._head = head
             else:
-                self._journal.append(journal_line(recording, recording.warm, recording.steady))
+                line = journal_line(recording, recording.warm, recording.steady, with_lines=with_lines)
+                self._journal.append(line)
                 recording.move_sums_to(self._warm, self._steady)
             window.is_written = window.sampled is not None
+            self._lines_at = self._flushed_at if with_lines else self._lines_at
         except OSError as error:
             if not has_code(self.notes, "flush_failed"):
                 self._warn_of_file(error, "stepgrade will try again", code="flush_failed")

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+import signal
+import sys
+import traceback
 import weakref
+from _thread import get_ident
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -23,10 +27,10 @@ from stepgrade.record.batches import BatchCounter
 from stepgrade.record.blocks import find_blocks, unique_names, unwrap
 from stepgrade.record.calls import Around, ModuleCalls
 from stepgrade.record.clock import EventClock, HostClock, clock_for
-from stepgrade.record.environment import Sensors, autocast_dtype, device_of, sensors_for
+from stepgrade.record.environment import Contention, Sensors, autocast_dtype, device_of, sensors_for
 from stepgrade.record.layers import LayerHooks
 from stepgrade.record.lines import LineSampler
-from stepgrade.record.operations import OperationWindow
+from stepgrade.record.operations import OperationWindow, is_in_backward
 from stepgrade.record.own_updates import OwnUpdates
 from stepgrade.record.timeline import (
     BACKWARD,
@@ -41,11 +45,13 @@ from stepgrade.record.timeline import (
     UPDATED,
     StepTimeline,
 )
-from stepgrade.record.totals import Series, Totals, fold_step
+from stepgrade.record.totals import Series, StepSizes, Totals, fold_step
 
 _is_compiling = torch.compiler.is_compiling
 # Steps whose device events are not done yet; more than this many in flight does not happen in training.
 _MOST_PENDING = 256
+# Steps in another thread, with none in the one that trained, after which training goes on there.
+_STEPS_ELSEWHERE = 3
 
 
 class EndedStep(Struct):
@@ -74,6 +80,7 @@ class Recording:
     def __init__(self, *, warmup: int, ops_every: int | None) -> None:
         self.clock: HostClock | EventClock = HostClock()
         self.sensors: Sensors | None = None
+        self.contention: Contention | None = None
         self.timeline = StepTimeline(self.clock.now)
         self.calls = ModuleCalls(self.timeline, self._fail)
         self.layers = LayerHooks(self.timeline)
@@ -84,6 +91,7 @@ class Recording:
         self._parts: weakref.WeakValueDictionary[int, Module] = weakref.WeakValueDictionary()
         self.window = OperationWindow(ops_every, warmup)
         self.warm, self.steady = Totals(), Totals()  # since `move_sums_to` was last called
+        self.sizes = StepSizes()
         self.loss = Series()
         self.ended = self.interrupted = self.profiled = self.lost = self.losses_not_finite = 0
         self._balance = 0  # how many more steps held an evaluation than did not
@@ -104,7 +112,9 @@ class Recording:
         self._optimizers: list[weakref.ref[Optimizer]] | None = []  # those that are watched; None for all
         self._main_optimizer: weakref.ref[Optimizer] | None = None
         self._other_optimizers: dict[int, tuple[int, int]] = {}  # edges and parts when they stepped
-        self.unwatched_steps = 0
+        self.unwatched_steps = self.elsewhere_steps = 0
+        self._since_here = 0  # steps in other threads since the last one in the thread that trains
+        self._ends_after_backward = False
         self.own_updates = OwnUpdates()
         self.own_steps = 0  # that no optimizer ended
         self._batches = BatchCounter()
@@ -113,6 +123,7 @@ class Recording:
     def start(self) -> None:
         """Wrap what torch has no hooks for and begin the first step."""
         self.calls.start(self._patches)
+        self.window.start(self._patches)
         patches.patch_backward(self._patches, self.timeline, self._after_backward)
         patches.patch_input(
             self._patches,
@@ -258,6 +269,16 @@ class Recording:
         """Return the names of the phases by code."""
         return {code: name for name, code in self._phase_codes.items()}
 
+    def step_by_hand(self, loss: float | Tensor | None) -> None:
+        """End a step because the user says so."""
+        self.stepped_by_hand = True
+        try:
+            if self._is_training_thread():
+                self.timeline.drop_open_phases()
+                self.end_step(loss)
+        except Exception as error:  # noqa: BLE001  whatever it is, the training goes on
+            self._fail(error)
+
     def end_step(self, loss: float | Tensor | None = None) -> None:
         """End the current step and begin the next one."""
         edges = self.timeline.end_step()
@@ -276,11 +297,13 @@ class Recording:
         )
         self.ended += 1
         self._add_done_steps()
-        if self._warmup <= 0 and not self.lines.is_running and self.timeline.live:
+        is_first = self._warmup <= 0 and self.contention is None and self.timeline.live
+        if is_first:
             self.lines.start(self.ended)
+            self.contention = Contention()
         if self.saw_model or (self.own_steps and not torch.cuda.is_initialized()):
             self.window.open_if_due(self.ended, self._device)
-        if profiler is not None or self.window.is_open:
+        if is_first or profiler is not None or self.window.is_open:
             self.timeline.restart_step()
         if self.on_step is not None:
             self.on_step(self.ended)
@@ -310,7 +333,8 @@ class Recording:
         if self._is_watched_optimizer(optimizer):
             self.timeline.leave()
         try:
-            self._stepped(optimizer)
+            if self.timeline.live and self._is_training_thread():
+                self._stepped(optimizer)
         except Exception as error:  # noqa: BLE001  whatever it is, the training goes on
             self._fail(error)
 
@@ -336,9 +360,34 @@ class Recording:
         if not is_watched:
             self.unwatched_steps += main is not None
             return
-        self._other_optimizers.clear()
         self._main_optimizer = weakref.ref(optimizer)
+        # An optimizer that steps as soon as its gradient is there does so in the midst of the step.
+        in_midst = is_in_backward() and self.timeline.direction == BACKWARD
+        if not in_midst or self._ends_after_backward:
+            self._end_by_optimizer()
+        self._ends_after_backward = in_midst
+
+    def _end_by_optimizer(self) -> None:
+        self._other_optimizers.clear()
+        if self.timeline.direction != BACKWARD:
+            self.timeline.drop_open_phases()  # that an interrupt left open
         self.end_step()
+
+    def _is_training_thread(self) -> bool:
+        """Tell whether this is the thread that trains: the first one, until only others step."""
+        here, before = get_ident(), self.timeline.thread
+        if before in (0, here):
+            self.timeline.thread, self._since_here = here, 0
+            return True
+        self._since_here += 1
+        self.elsewhere_steps += 1
+        if self._since_here >= _STEPS_ELSEWHERE or before not in sys._current_frames():  # noqa: SLF001
+            self.window.drop()
+            self.timeline.thread, self._since_here = here, 0
+            self.lines.follow(here)
+            self.timeline.drop_open_phases()
+            self.timeline.restart_step()
+        return False
 
     def _leave_to_optimizer(self) -> None:
         """Tell steps by the optimizers, as soon as there is one."""
@@ -346,14 +395,23 @@ class Recording:
         self._patches_without_optimizer.undo()
 
     def _after_backward(self) -> None:
-        """Remember the weights; a loop without a model has nothing else to tell a step by."""
-        if not self.own_updates.is_possible:
+        """End the step that could not end inside the backward pass; with no optimizer remember the weights.
+
+        A loop without a model has nothing else to tell a step by.
+        """
+        if is_in_backward() or self.timeline.is_elsewhere:
             return
         try:
-            modules = (model.module() for model in self._models.values())
-            self.own_updates.remember(module for module in modules if module is not None)
-            if not self.saw_model:
-                self._end_own_step()
+            if self._ends_after_backward and self.timeline.live:
+                self._ends_after_backward = False
+                self._end_by_optimizer()
+            elif not self.timeline.live or self.window.has_lapsed:
+                self.window.drop()
+            if self.own_updates.is_possible:
+                modules = (model.module() for model in self._models.values())
+                self.own_updates.remember(module for module in modules if module is not None)
+                if not self.saw_model:
+                    self._end_own_step()
         except Exception as error:  # noqa: BLE001  whatever it is, the training goes on
             self._fail(error)
 
@@ -363,7 +421,12 @@ class Recording:
         if not own.passes or not own.is_possible or self.stepped_by_hand:
             return
         try:
-            if timeline.direction == NONE and timeline.live and own.is_step_over():
+            if (
+                timeline.direction == NONE
+                and timeline.live
+                and own.is_step_over()
+                and self._is_training_thread()
+            ):
                 own.begin_step()
                 self.own_steps += 1
                 timeline.mark(UPDATED)
@@ -405,7 +468,8 @@ class Recording:
         One that is trained is a model. A teacher, a frozen encoder or a part of a model that is called by
         itself is part of forward; a copy of a model that is called without gradients, an evaluation.
         """
-        if next(module.parameters(), None) is None:
+        first = next(module.parameters(), None)
+        if first is None or first.is_meta:  # which is only counted, as by those who count FLOPs
             return None
         if (
             self.on_model is not None
@@ -442,7 +506,13 @@ class Recording:
         self.timeline.leave()
 
     def _fail(self, error: Exception) -> None:
-        """Stop recording because of an error of ours; what was measured until then is kept."""
+        """Stop recording because of an error of ours; what was measured until then is kept.
+
+        What a handler of the script raises because a signal has come, wherever it found us, is the script's.
+        """
+        handlers = {getattr(signal.getsignal(each), "__code__", None) for each in signal.valid_signals()}
+        if any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__)):
+            raise error
         self.detach()
         if self.on_failure is not None:
             self.on_failure(error)
@@ -481,6 +551,7 @@ class Recording:
                 step.phases_ns[BACKWARD] -= exposed_ns
                 step.phases_ns[COMMUNICATION] += exposed_ns
             self._warmup -= 1
+            self.sizes.add(step.tokens or step.rows, step.wall_ns)
             (self.warm if self._warmup >= 0 else self.steady).add(step)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from _thread import get_ident
 from collections.abc import Callable
 from typing import Any
 
@@ -62,6 +63,7 @@ class StepTimeline:
     def __init__(self, now: Callable[[], Any]) -> None:
         self.edges: list[Any] = []
         self.now = now
+        self.thread = 0  # that trains, once it has stepped
         self.live = False
         self.current = NONE
         self.direction = NONE
@@ -73,9 +75,14 @@ class StepTimeline:
         self.live = True
         self.restart_step()
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Tell whether this thread is not the one that trains, nor one that works for its backward pass."""
+        return self.thread not in (0, get_ident()) and self.direction != BACKWARD
+
     def enter(self, code: int) -> None:
         """Begin a phase that a hook found; a forward inside backward is recomputation, and stays there."""
-        if not self.live:
+        if not self.live or self.is_elsewhere:
             return
         self._outer.append((self.current, self.direction))
         if code in _DIRECTIONS:
@@ -87,7 +94,7 @@ class StepTimeline:
 
     def leave(self) -> None:
         """End the phase that began last; what follows a forward may be the loss."""
-        if not self._outer:
+        if not self._outer or self.is_elsewhere:
             return  # the step ended in between
         left = self.current
         current, self.direction = self._outer.pop()
@@ -99,7 +106,7 @@ class StepTimeline:
 
     def enter_user_phase(self, code: int) -> None:
         """Begin a phase that the user named."""
-        if not self.live:
+        if not self.live or self.is_elsewhere:
             return
         self._outer.append((self.current, self.direction))
         self._user_phases += 1
@@ -109,6 +116,8 @@ class StepTimeline:
 
     def leave_user_phase(self) -> None:
         """End the phase that the user named."""
+        if self.is_elsewhere:
+            return
         self._user_phases = max(0, self._user_phases - 1)
         self.leave()
 
@@ -119,7 +128,7 @@ class StepTimeline:
 
     def span(self, start: Any, code: int) -> None:
         """Add a phase that began at `start` and ends now; nothing was marked since."""
-        if self._user_phases or not self.live:
+        if self._user_phases or not self.live or self.is_elsewhere:
             return
         edges = self.edges
         edges += (start, code, self.now(), self.current)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from statistics import correlation
 
 from stepgrade.record.timeline import (
     AFTER_FORWARD,
@@ -26,6 +27,8 @@ from stepgrade.record.timeline import (
 )
 
 SAMPLES_KEPT = 4096
+# Steps are uneven when the larger ones hold so much more, and take longer as they do.
+_LEAST_SIZES, _UNEVEN_RATIO, _UNEVEN_CORRELATION = 10, 1.5, 0.7
 _CLOSED_BY = {FWD_IN: FWD_OUT, RECOMPUTE_IN: RECOMPUTE_OUT, BWD_IN: BWD_OUT}
 # What the time in no phase was, by the main phases before and after it; a step begins after NONE.
 _MAIN = frozenset({FORWARD, BACKWARD, OPTIMIZER, UPDATED})
@@ -57,6 +60,29 @@ class Samples:
                 self.kept_ns = self.kept_ns[::2]
                 self.every *= 2
         self._seen += 1
+
+
+class StepSizes:
+    """How many tokens or samples steps hold beside how long they take, for loops whose steps are uneven."""
+
+    def __init__(self) -> None:
+        self._sizes, self._times = Samples(), Samples()  # thinned alike
+
+    def add(self, size: int, wall_ns: int) -> None:
+        """Add one more step."""
+        self._sizes.add(size)
+        self._times.add(wall_ns)
+
+    def uneven(self) -> tuple[int, int] | None:
+        """Return the sizes of small and of large steps where they differ much and the times go with them."""
+        sizes, times = self._sizes.kept_ns, self._times.kept_ns
+        if len(sizes) < _LEAST_SIZES:
+            return None
+        ordered, tenth = sorted(sizes), len(sizes) // 10
+        small, large = ordered[tenth], ordered[-1 - tenth]
+        if small == large or large < _UNEVEN_RATIO * small or min(times) == max(times):
+            return None
+        return (small, large) if correlation(sizes, times) >= _UNEVEN_CORRELATION else None
 
 
 class Totals:

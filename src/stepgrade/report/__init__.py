@@ -28,6 +28,7 @@ _CONTENT = {
     "stepgrade.hardware.measure.Measured": ("hardware", "measurement"),
     "stepgrade.compare.repeats.Repeats": ("repeats", "blocks"),
     "stepgrade.hardware.estimate.Estimate": ("hardware", "estimate"),
+    "stepgrade.hardware.planner.PlanTable": ("memory", "plans"),
 }
 _WITH_PAGE = ("scorecard", "gate", "parity")
 
@@ -48,7 +49,7 @@ def render(
     names = (f"{base.__module__}.{base.__qualname__}" for base in type(result).__mro__)
     found = next((_CONTENT[name] for name in names if name in _CONTENT), None)
     if found is None:
-        hint = "give a scorecard, a comparison, a gate report, an inspection, a device or an estimate"
+        hint = "give a scorecard, a comparison, a gate report, an inspection, a device, an estimate or plans"
         raise BadOption(f"cannot render {type(result).__name__}", hint=hint)
     kind, function = found
     formats = GATE_FORMATS if kind == "gate" else FORMATS

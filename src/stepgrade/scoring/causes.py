@@ -48,7 +48,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
         lines = profile.activity.lines.get(wait, ()) if profile.activity and wait else ()
         share = next((cause.share for cause in causes if cause.bottleneck == self.bottleneck), 0.0)
         wait_ms = share * (profile.mean_step_ms or 0.0)
-        if not lines or lines[0].ms < _NAMED_SHARE * wait_ms:
+        if not lines or lines[0].ms < LEAST_LINE_SHARE * wait_ms:
             return self.evidence
         much = "mostly" if lines[0].ms >= 0.5 * wait_ms else f"{show_share(lines[0].ms / wait_ms, 0)} of that"
         return (*self.evidence, f"{much} in {lines[0].shown}")
@@ -81,7 +81,7 @@ _WORK = frozenset({Bottleneck.COMPUTE, Bottleneck.MEMORY_BW, Bottleneck.UNKNOWN}
 # Arithmetic dominates these; the others move more bytes than they compute.
 _ARITHMETIC = {"gemm": "matrix products", "convolution": "convolutions", "attention": "attention"}
 LEAST_SHARE = 0.0005
-_NAMED_SHARE = 0.2  # of a wait, that a line of code holds at least where it is named
+LEAST_LINE_SHARE = 0.2  # of a wait, that a line of code holds at least where it is named
 _KNOWN_SHARE = 0.5
 
 

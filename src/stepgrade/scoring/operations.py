@@ -133,6 +133,8 @@ def _roof_of(op: OpTime, profile: Profile, figures: Figures, dtype: str) -> tupl
     bytes_s = next((rate.per_s for rate in figures.bandwidth()), None)
     if (flops_s if kind in _PRODUCTS else bytes_s) is None or op.total_ms <= 0.0:
         return None, None
+    if kind not in _PRODUCTS and not op.bytes:
+        return None, None  # where types were not recorded, as by NVTX, bytes are not known
     compute = op.flops / flops_s * 1000.0 if op.flops and flops_s else 0.0
     memory = op.bytes / bytes_s * 1000.0 if op.bytes and bytes_s else 0.0
     if not compute and not memory:

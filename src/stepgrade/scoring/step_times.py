@@ -79,7 +79,8 @@ class RunTimes(Struct, frozen=True, kw_only=True):
     @property
     def scale(self) -> float:
         """Return the typical step over the mean one: a mean per step times this is of the typical step."""
-        return self.typical_ms / self.mean_ms if self.typical_ms and self.mean_ms else 1.0
+        ratio = self.typical_ms / self.mean_ms if self.typical_ms and self.mean_ms else 1.0
+        return ratio if math.isfinite(ratio) else 1.0  # a mean beyond all measure is no mean of these steps
 
     def share(self, total_ms: float) -> float | None:
         """Return a total over all profiled steps as a share of their time; None if that is not known."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from stepgrade.errors import BadInput, UnknownDevice
@@ -11,7 +13,11 @@ from stepgrade.hardware.identify import identify
 from stepgrade.hardware.measured import measured_for
 from stepgrade.hardware.setup import CPU_KEY, DEFAULT_DTYPE, Setup, Target, target_of
 from stepgrade.model import Note, Profile
+from stepgrade.statistics import median
 from stepgrade.units import show_si
+
+if TYPE_CHECKING:
+    from stepgrade.scoring.logged import TokenCost
 
 # Below this share of the matmuls' time, their FLOPs are too incomplete to stand for the run.
 LEAST_KNOWN_SHARE = 0.80
@@ -32,9 +38,20 @@ def target_for(profile: Profile, setup: Setup) -> Target:
         # Ranks on one processor share it.
         figures = target.figures.shared_by(profile.recorded.processor_ranks)
         target = msgspec.structs.replace(target, figures=figures)
+    said = None
+    if profile.facts is not None:
+        from stepgrade.scoring.logged import printed_note, token_cost  # noqa: PLC0415  only for logs
+
+        said = token_cost(profile.facts)
+        if said is not None and setup.model is None and setup.flops_per_token is None:
+            target = msgspec.structs.replace(target, model_flops=said.model, convention=said.convention)
+        peak, rate = target.figures.peak("bf16"), None
+        if profile.tokens_per_step and profile.samples_ms:
+            rate = profile.tokens_per_step / profile.counted_ranks / median(profile.samples_ms) * 1e3
+        notes = (*notes, *printed_note(profile.facts, said, rate, peak.per_s if peak else None))
     return msgspec.structs.replace(
         target,
-        costs=_costs_seen(profile, setup, target.costs),
+        costs=_costs_seen(profile, setup, target.costs, said),
         device_basis=basis,
         notes=(*target.notes, *notes),
     )
@@ -93,10 +110,13 @@ def _device_seen(profile: Profile, setup: Setup) -> tuple[str | None, tuple[Note
     return (key if not meant or key in meant else None), ()
 
 
-def _costs_seen(profile: Profile, setup: Setup, costs: Costs) -> Costs:
+def _costs_seen(profile: Profile, setup: Setup, costs: Costs, said: TokenCost | None) -> Costs:
     """Return the costs with the recorded FLOPs of one token, when nothing better says what it costs."""
     if costs.flops is not None or costs.bytes is not None or setup.model is not None:
         return costs
+    if said is not None:
+        count = f"{show_si(said.hardware, 'FLOP')} per token ({said.convention}, from the log)"
+        return msgspec.structs.replace(costs, flops=said.hardware, flops_count=count)
     flops, tokens = profile.matmul_flops, profile.tokens_per_step
     if not (flops and tokens and profile.steps and is_well_known(profile)):
         return costs

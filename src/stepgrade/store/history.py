@@ -142,7 +142,9 @@ class History:
     def series(self, metric: str, which: Selection) -> list[tuple[int, float]]:
         """Return (id, value) of one metric, oldest first: no more than a trend needs."""
         if metric not in KEPT_METRICS:
-            raise BadHistory(f"keeps no metric called {metric!r}", hint=did_you_mean(metric, KEPT_METRICS))
+            raise BadHistory(
+                f"the history keeps no metric called {metric!r}", hint=did_you_mean(metric, KEPT_METRICS)
+            )
         where, values = _where(which)
         joint = "and" if where else "where"
         sql = (

@@ -28,14 +28,18 @@ def place_of(name: str | None) -> tuple[str | None, str]:
     name = name or os.environ.get(VARIABLE) or DEFAULT_PATH
     scheme, sign, rest = name.partition("://")
     if re.match(r"(?i)postgres(?:ql)?(?:\+\w*)?:", name):
-        if not sign or not re.fullmatch(_URL, rest) or "%" in re.sub("%[0-9A-Fa-f]{2}", "", rest):
+        if not sign or not re.fullmatch(_URL, rest) or "%" in re.sub("%(?!00)[0-9A-Fa-f]{2}", "", rest):
             raise BadHistory("the PostgreSQL URL is not well formed", hint=_URL_HINT)
         return f"postgresql://{rest}", without_password(f"postgresql://{rest}")
-    if re.search(r"(?i)(?:^|\s)(?:host|hostaddr|dbname|user|password|service)\s*=", name):
+    settings = r"(?i)(?:^|[\s;&?])(?:host|hostaddr|server|dbname|database|user|uid|password|pwd|service)\s*="
+    if re.search(settings, name):
         raise BadHistory("a history is not named by connection settings", hint=_WHICH)
     path = name.removeprefix("sqlite:///")
-    if sign and scheme != "sqlite":
+    if sign and (scheme != "sqlite" or path == name):
         raise BadHistory("there is no history of this kind", hint=_WHICH)
+    # USER:PASSWORD@HOST in a path is a URL that lost its beginning, unless it plainly is a path.
+    if re.search(r"[:\uff1a][^/\\]*[@\uff20]", path) and not re.match(r"\.{0,2}/(?!/)|[A-Za-z]:[\\/]", path):
+        raise BadHistory("is no name of a file, and no URL", hint=f"{_WHICH}, or write ./ before the file's")
     if path == ":memory:" or not path:
         raise BadHistory("a history in memory would be gone at once", hint=_WHICH)
     return None, path

@@ -27,6 +27,7 @@ _STEPS_BETWEEN_LOOKS = 100_000
 _LARGEST_VALUE = 64 << 20
 # Marks the file as ours ("sgrd"), so that somebody else's database is not written into.
 APPLICATION_ID = 0x73677264
+_JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")  # at the end of a journal, after the name of another one
 _SCHEMA = "select type, name, tbl_name, sql from sqlite_master where name not like 'sqlite!_%' escape '!'"
 _READ_ONLY_HINT = "name another place for the history, or make the directory writable"
 
@@ -46,6 +47,7 @@ class SqliteDatabase:
             _make_file(path, new_mode)
         elif not os.path.isfile(path):  # noqa: PTH113
             raise NoHistory("there is no history here", where=path, hint="stepgrade history add starts one")
+        _check_journal(path)
         try:
             self._connection = sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)
         except sqlite3.Error as error:
@@ -130,6 +132,21 @@ class SqliteDatabase:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             problem, hint = _PROBLEMS.get(code, (f"SQLite says: {error}", None))
             raise BadHistory(problem, where=self.name, hint=hint) from error
+
+
+def _check_journal(path: str) -> None:
+    """Raise BadHistory when the journal beside the file names another one, which SQLite would delete.
+
+    Only transactions over several files write such names, and ours are never of more than one.
+    """
+    journal = os.path.realpath(path) + "-journal"
+    end = b""
+    with suppress(OSError, ValueError), open(journal, "rb") as stream:  # noqa: PTH123  pathlib is slow to import
+        stream.seek(-len(_JOURNAL_MAGIC), os.SEEK_END)
+        end = stream.read()
+    if end == _JOURNAL_MAGIC:
+        problem = "has a journal beside it that names another file: no stepgrade wrote it"
+        raise BadHistory(problem, where=path, hint=f"remove {journal} if you do not know it")
 
 
 def _make_file(path: str, mode: int) -> None:

@@ -58,10 +58,11 @@ SETS_UP = re.compile(
     r"|^(cuda|hip)Free$",
 )
 SETUP_NS, FEW_CALLS = 5_000_000, 20
+WAITS_WITH_LINES = 50
 # Runtimes whose events have categories of their own, and how the calls of others begin.
 _OWN_CATEGORIES = ("mtia", "xpu", "hpu")
 _PLATFORMS = (
-    ("rocm", re.compile(r"hip[A-Z]|AMD\b")),
+    ("rocm", re.compile(r"hip[A-Z]|AMD\b|__amd_|Cijk_")),
     ("cuda", re.compile(r"cu(da)?[A-Z]|NVIDIA\b|Tesla\b|GeForce\b|Quadro\b")),
     ("npu", re.compile(r"acl[a-z]|Ascend")),
 )
@@ -146,6 +147,7 @@ def find_platform(timeline: Timeline) -> str | None:
         return own
     names = [trace.strings[index] for index in distinct(trace.calls.name).tolist()]
     names += [device.name or "" for device in trace.devices]
+    names += [trace.strings[index] for index in distinct(trace.work.name).tolist()]  # no calls may be there
     return next((name for name, start in _PLATFORMS if any(start.match(text) for text in names)), None)
 
 
@@ -380,13 +382,17 @@ def tally_waits(timeline: Timeline, frames: LoopFrames, steps: int) -> tuple[Wai
     total = np.bincount(which, weights=calls.dur_ns[rows])
     idle = np.bincount(which, weights=_idle_after(timeline, rows))
     found = []
+    # Only the longest are looked up in the user's code: nobody reads the lines of thousands.
+    is_long = np.zeros(len(values), np.bool_)
+    is_long[np.argsort(-total, kind="stable")[:WAITS_WITH_LINES]] = True
     by_value = rows[np.argsort(which, kind="stable")]
     ends = np.cumsum(counts)
-    for value, count, ns, idle_ns, end in zip(
-        values.tolist(), counts.tolist(), total.tolist(), idle.tolist(), ends.tolist(), strict=True
-    ):
-        alike = by_value[end - count : end]
-        lines = frames.lines_at(calls.start_ns[alike], calls.dur_ns[alike].astype(np.int64), steps)
+    columns = (values, counts, total, idle, ends, is_long)
+    for value, count, ns, idle_ns, end, looked_up in zip(*(each.tolist() for each in columns), strict=True):
+        lines: tuple[HostLine, ...] = ()
+        if looked_up:
+            alike = by_value[end - count : end]
+            lines = frames.lines_at(calls.start_ns[alike], calls.dur_ns[alike].astype(np.int64), steps)
         pair, direction = divmod(value, len(_DIRECTIONS))
         call, caller = divmod(pair, width)
         found.append(

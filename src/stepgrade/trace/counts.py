@@ -55,7 +55,9 @@ _CALLS = {
 }
 # Python takes a few microseconds between two reads of a loop; a longer pause is other work.
 _READ_PAUSE_NS = 50_000
-_EMBEDDING_LOOKUP = "aten::embedding"
+# Some models index a table of weights instead.
+_LOOKUPS = ("aten::embedding", "aten::index")
+_SMALLEST_VOCABULARY = 256
 _FEW_SHARE = 0.1
 _PRODUCT = re.compile(r"^aten::(mm|addmm|linear|matmul|_scaled_mm|_grouped_mm)$")
 _SIZES_TRIED = 16
@@ -109,7 +111,7 @@ def class_in_range(timeline: Timeline, pattern: re.Pattern[str]) -> str | None:
     """Return the class that a range like `enumerate(DataLoader)#Class.method` names, the first by name."""
     strings, ranges = timeline.trace.strings, timeline.trace.ranges
     chosen = distinct(ranges.name[named(strings, ranges.name, pattern)])
-    names = sorted(strings[index] for index in chosen.tolist())
+    names = sorted(strings[index] for index in chosen.tolist() if "#" in strings[index])
     return names[0].split("#", 1)[1].split(".", 1)[0] if names else None
 
 
@@ -145,15 +147,18 @@ def count_tokens(timeline: Timeline) -> Tokens | None:
     trace, tree = timeline.trace, timeline.tree
     steady = np.flatnonzero(timeline.windows.steady)
     step = steps_of(trace.ops.start_ns, timeline.steps)
-    names = {index for index, text in enumerate(trace.strings) if text == _EMBEDDING_LOOKUP}
-    lookups = among(trace.ops.name, names) & (trace.ops.inputs >= 0) & among(step, steady)
-    in_forward = (timeline.context[tree.of_op] & IN_BACKWARD) == 0
+    usable = (trace.ops.inputs >= 0) & among(step, steady)
+    usable &= (timeline.context[tree.of_op] & IN_BACKWARD) == 0
     found: dict[int, tuple[int, tuple[int, ...]]] = {}
-    for row in np.flatnonzero(lookups & in_forward).tolist():
-        shapes = decode_shapes(trace.inputs[int(trace.ops.inputs[row])])
-        table, places = (shapes.tensor(0), shapes.tensor(1)) if shapes else (None, None)
-        if table and places and len(table) == 2:
-            found[row] = (table[0], places)
+    for name in _LOOKUPS:
+        lookups = named(trace.strings, trace.ops.name, re.compile(f"^{name}$"))
+        for row in np.flatnonzero(lookups & usable).tolist() if not found else ():
+            shapes = decode_shapes(trace.inputs[int(trace.ops.inputs[row])])
+            table, places = (shapes.tensor(0), shapes.tensor(1)) if shapes else (None, None)
+            if not table or not places or len(table) != 2:
+                continue
+            if name == _LOOKUPS[0] or (table[0] >= _SMALLEST_VOCABULARY and len(places) == 2):
+                found[row] = (table[0], places)
     if not found:
         return None
     vocabulary = max(rows for rows, _ in found.values())

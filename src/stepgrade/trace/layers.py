@@ -108,7 +108,7 @@ _ACCUMULATE = re.compile(r"^torch::autograd::AccumulateGrad")
 _NOTES = {
     LayerBasis.RANGES: "Layers are the record_function ranges whose names differ by a number.",
     LayerBasis.PATTERN: "Layers are found from the repeating pattern of operations: the trace names no "
-    "modules. Record with with_stack=True to see them by name.",
+    "modules. {}",
 }
 
 
@@ -167,7 +167,7 @@ def find_layers(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Layers:
         )
         for index, name in enumerate(blocks.names)
     )
-    text = _NOTES.get(blocks.basis)
+    text = _NOTES.get(blocks.basis, "").format(timeline.trace.profiler.record_layers)
     return Layers(blocks.basis, times, recompute_ns, Note("layers_basis", text) if text else None)
 
 
@@ -200,12 +200,13 @@ def _why_none(timeline: Timeline) -> str:
             "record_function range, or record an eager step with with_stack=True."
         )
     if not (tree.kind == OP).any():
-        return "Layers cannot be told apart: no host operations were recorded. Record ProfilerActivity.CPU."
+        how = trace.profiler.record_operations
+        return f"Layers cannot be told apart: no host operations were recorded. {how}"
     if (tree.kind == MODULE).any():
         return "No layers: no kind of module that is there several times holds most of the forward pass."
     return (
         "Layers cannot be told apart: no module frames, no numbered ranges, no repeating pattern that holds "
-        "most of the forward pass. Record with with_stack=True."
+        f"most of the forward pass. {trace.profiler.record_layers}"
     )
 
 

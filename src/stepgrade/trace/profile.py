@@ -29,9 +29,6 @@ from stepgrade.trace.windows import StepMark
 from stepgrade.trace.work import find_work
 from stepgrade.units import NS_PER_MS, show_count, show_ms
 
-FORMAT = "kineto"
-PRODUCER = "torch.profiler"
-
 
 def profile_of_traces(traces: Iterable[Trace]) -> Profile:
     """Return the profile of a run; the traces of its ranks are taken one by one and not kept."""
@@ -65,9 +62,9 @@ def analyse_rank(trace: Trace) -> RankProfile:
         capability=(device.capability if device else None) or capability_by_kernels(trace),
         sequence=tokens.sequence if tokens else None,
     )
-    work = find_work(trace)
+    work = find_work(timeline)
     profile = Profile(
-        source=Source(format=FORMAT, files=(trace.file,), producer=PRODUCER),
+        source=Source(format=trace.profiler.format, files=(trace.file,), producer=trace.profiler.producer),
         work=work,
         steps=steps or None,
         recorded_steps=len(recorded_steps),

@@ -41,18 +41,22 @@ def _check_contents(timeline: Timeline) -> Iterator[Note]:
     for text in trace.lost:
         yield Note("lost", f"lost in reading: {text}")
         yield Note("truncated", text)
+    for text in trace.doubts:
+        yield Note("not_collected", text)
     if timeline.driver is Driver.UNSEEN:
-        text = "The host drives a device, but no work of a device was recorded. Record ProfilerActivity.CUDA."
+        text = (
+            f"The host drives a device, but no work of a device was recorded. {trace.profiler.record_device}"
+        )
         yield Note("device_unseen", text, fatal=True)
     elif timeline.driver is Driver.DEVICE and not len(trace.ops.name):
-        text = "No host operations were recorded: only kernels are known. Record ProfilerActivity.CPU."
+        text = f"No host operations were recorded: only kernels are known. {trace.profiler.record_operations}"
         yield Note("host_unseen", text)
 
 
 def _check_steps(timeline: Timeline) -> Iterator[Note]:
     windows, basis = timeline.windows, timeline.steps.basis
     if basis is StepBasis.SPAN:
-        text = "The trace has no steps. Call prof.step() once in each iteration while recording."
+        text = f"The trace has no steps. {timeline.trace.profiler.mark_steps}"
         yield Note("no_steps", text, fatal=True)
     steady = int(windows.steady.sum())
     warm = windows.mark.count(StepMark.WARM_UP)
@@ -114,7 +118,9 @@ def _check_times(timeline: Timeline) -> Iterator[Note]:
 def _check_device(timeline: Timeline) -> Iterator[Note]:
     on_device = timeline.driver is Driver.DEVICE
     missing = timeline.chosen & timeline.attribution.unlaunched
-    if on_device and timeline.steps.basis is not StepBasis.SPAN and missing.any():
+    # Where no launch at all was recorded, that is said of the host's operations.
+    by_launch = timeline.steps.basis is not StepBasis.SPAN and (timeline.links.call >= 0).any()
+    if on_device and by_launch and missing.any():
         count, total = int(missing.sum()), int(timeline.chosen.sum())
         before = int((missing & (timeline.trace.work.start_ns < timeline.windows.start_ns.min())).sum())
         text = f"{count} of {total} kernels and copies have no recorded launch"

@@ -2,13 +2,15 @@
 
 Without marks a step is one round of the loop: from one Optimizer.step to the next, from batch to batch, from
 forward pass to forward pass; where there is no backward pass, one run of the range or of the model that is
-run again and again, or of the operations that are. Whatever they are found from, steps hold most of the
-device's work: those that do not are not the steps of the run.
+run again and again, or of the operations or kernels that are. Whatever they are found from, steps hold most
+of what the device computes: those that do not are not the steps of the run. Weights that are copied and sent
+before the first step, and what a range calls warm-up, do not count.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 from stepgrade.model.columns import among, groups
 from stepgrade.model.events import (
     NONE,
+    DeviceEvent,
     DeviceWork,
     HostCalls,
     HostOps,
@@ -29,12 +32,16 @@ from stepgrade.model.events import (
 )
 from stepgrade.naming.torch_names import (
     BACKWARD,
+    BACKWARD_PASS,
     COMPILED,
+    FORWARD_PASS,
     FRAMEWORK_RANGE,
     INPUT,
     LOADER,
+    LONGEST_NAME,
     OPTIMIZER_STEP,
     STEP,
+    WARM_UP,
     Mask,
     matching,
     named,
@@ -46,12 +53,19 @@ MOST_SHARE = 0.8  # of it, for a repeated range or module to be the steps
 REPEATED_SHARE = 0.9  # of the operations, for a repetition of them to be the steps
 # Ranges that count rounds of a loop; others whose names differ by a number may be layers.
 _ROUND = re.compile(r"step|iter|batch|epoch|round|loop|request", re.IGNORECASE)
+_COUNTED = re.compile(r"\b(train(ing)?[ _-]?)?(step|iter(ation)?)\b[ _#:.-]*\d*", re.IGNORECASE)
 # What a model does once in a pass, at its start or its end: a repetition that holds one is no layer.
 _ONCE_A_PASS = re.compile(
     r"^aten::(embedding|adaptive_avg_pool\w*|cross_entropy_loss|nll_loss\w*|mse_loss|log_softmax|argmax|topk"
     r"|multinomial|randn?|randint|item|to|_local_scalar_dense|flatten)$"
 )
-
+# The same of kernels; and a graph that is replayed is a whole.
+_KERNEL_ONCE_A_PASS = re.compile(
+    r"multi_tensor_apply|adam|fused_?sgd|nll_loss|cross_?entropy|log_?softmax|(?<!rotary_)embedding|indexselect"
+    r"|^CUDA graph",
+    re.IGNORECASE,
+)
+_COLLECTIVE_KERNEL = re.compile(r"^(nccl|rccl)")
 
 # Of these no layer has one: where a round does, the rounds are whole passes.
 _WHOLE_PASS = re.compile(
@@ -72,7 +86,9 @@ class StepBasis(StrEnum):
     LOADER = "loader"
     BACKWARD = "backward"
     RANGE = "range"
+    PASSES = "passes"
     OPERATIONS = "operations"
+    KERNELS = "kernels"
     SPAN = "span"
 
 
@@ -81,7 +97,9 @@ NOTES = {
     StepBasis.LOADER: "The trace marks no steps: each begins with the loader's next batch.",
     StepBasis.BACKWARD: "The trace marks no steps: each begins with the forward pass after a backward pass.",
     StepBasis.RANGE: "The trace marks no steps: each is one run of the range or model that repeats.",
+    StepBasis.PASSES: "The trace marks no steps: each begins with the range of a forward pass.",
     StepBasis.OPERATIONS: "The trace marks no steps: each is one round of the operations that repeat.",
+    StepBasis.KERNELS: "The trace marks no steps: each is one round of the kernels that repeat.",
     StepBasis.SPAN: "The trace marks no steps and shows no repetition: the whole trace is taken as one step.",
 }
 
@@ -97,22 +115,84 @@ class HostSteps(NamedTuple):
     thread: int  # the thread that runs the loop, or NONE
 
 
+class Computed(NamedTuple):
+    """What steps are to hold: when it was launched, and how long it took."""
+
+    when_ns: Longs
+    dur_ns: Longs
+    warm_up: tuple[Longs, Longs]  # start and end of the ranges that say they are
+
+    def shares(self, start: Longs, end: Longs) -> NDArray[np.float64]:
+        """Return the share of each span in all of it."""
+        place = np.searchsorted(start, self.when_ns, side="right") - 1
+        inside = (place >= 0) & (self.when_ns < end[place])
+        total = int(self.dur_ns.sum())
+        sums = np.bincount(place[inside], weights=self.dur_ns[inside], minlength=len(start))
+        return sums / total if total else np.full(len(start), 1 / len(start))
+
+    def is_warm_up(self, times: Longs) -> Mask:
+        """Tell which times lie in a range that is called warm-up."""
+        return _in_spans(times, *self.warm_up)
+
+
 def find_steps(trace: Trace, tree: HostTree, links: Links) -> HostSteps:
     """Return the steps of the trace; without any sign of them the whole span is one step."""
     thread = loop_thread(trace, links)
-    found = (
-        _from_marks(trace),
-        _from_optimizer(trace),
-        _from_loader(trace),
-        _from_backward(trace, tree),
-        _from_ranges(trace, tree, links, thread),
-        _from_operations(trace, tree, links, thread),
-    )
-    for steps in found:
-        if steps is not None and _shares_of(trace, links, steps.start_ns, steps.end_ns).sum() >= LEAST_SHARE:
+    computed = _what_was_computed(trace, links)
+
+    def signs() -> Iterator[HostSteps | None]:
+        """Yield what each sign of steps shows, the plainest first; the later ones take long to look for."""
+        yield _from_marks(trace)
+        yield _from_optimizer(trace)
+        yield _from_loader(trace)
+        yield _from_backward(trace, tree)
+        # Autograd may launch more than the loop: the thread whose ranges take longest is looked at too.
+        threads = [thread]
+        if len(trace.ranges.name):
+            threads.append(int(np.bincount(trace.ranges.thread, weights=trace.ranges.dur_ns).argmax()))
+        for find in (_from_ranges, _from_passes):
+            for place in dict.fromkeys(threads):
+                yield find(trace, tree, computed, place)
+        yield _from_operations(trace, tree, computed, thread)
+        yield _from_kernels(trace, links, computed, thread)
+
+    for steps in signs():
+        if steps is not None and computed.shares(steps.start_ns, steps.end_ns).sum() >= LEAST_SHARE:
             return steps
     extent = _extent(trace.ops, trace.calls, trace.work, trace.ranges)
     return _chain(StepBasis.SPAN, np.array(extent, np.int64), thread)
+
+
+def _what_was_computed(trace: Trace, links: Links) -> Computed:
+    """Return the kernels that were launched, else all work that was, else operations."""
+    work, ranges = trace.work, trace.ranges
+    rows = np.flatnonzero(named(trace.strings, ranges.name, WARM_UP))
+    start, end = ranges.start_ns[rows], (ranges.start_ns + ranges.dur_ns)[rows]
+    outer: Mask = np.append(True, start[1:] >= np.maximum.accumulate(end)[:-1])[: len(start)]
+    warm_up = (start[outer], end[outer])
+    known = links.call >= 0
+    if known.any():
+        when, dur = links.launch_ns, work.dur_ns
+        computes = known & (work.kind == DeviceEvent.KERNEL)
+        computes &= ~named(trace.strings, work.name, _COLLECTIVE_KERNEL)
+    elif len(trace.ops.name) or not len(work.name):
+        when, dur = trace.ops.start_ns, trace.ops.dur_ns
+        known = computes = np.ones(len(when), np.bool_)
+    else:
+        when, dur, known = work.start_ns, work.dur_ns, np.ones(len(work.name), np.bool_)
+        computes = (work.kind == DeviceEvent.KERNEL) & ~named(trace.strings, work.name, _COLLECTIVE_KERNEL)
+    for wanted in (computes, ~_in_spans(when, *warm_up)):
+        if (known & wanted).any():
+            known = known & wanted
+    return Computed(when[known], dur[known], warm_up)
+
+
+def _in_spans(times: Longs, start: Longs, end: Longs) -> Mask:
+    """Tell which times lie in one of the spans, which are in order and apart."""
+    if not len(start):
+        return np.zeros(len(times), np.bool_)
+    place = np.searchsorted(start, times, side="right") - 1
+    return (place >= 0) & (times < end[np.maximum(place, 0)])
 
 
 def loop_thread(trace: Trace, links: Links) -> int:
@@ -122,20 +202,6 @@ def loop_thread(trace: Trace, links: Links) -> int:
         return int(np.bincount(links.thread[launched], weights=trace.work.dur_ns[launched]).argmax())
     threads = np.concatenate([table.thread for table in (trace.ranges, trace.ops, trace.calls)])
     return int(np.bincount(threads).argmax()) if len(threads) else NONE
-
-
-def _shares_of(trace: Trace, links: Links, start: Longs, end: Longs) -> NDArray[np.float64]:
-    """Return the share of each span in all work launched, or in all operations where no work is."""
-    known = links.call >= 0
-    if known.any():
-        when, weight = links.launch_ns[known], trace.work.dur_ns[known]
-    else:
-        when, weight = trace.ops.start_ns, trace.ops.dur_ns
-    place = np.searchsorted(start, when, side="right") - 1
-    inside = (place >= 0) & (when < end[place])
-    total = int(weight.sum())
-    sums = np.bincount(place[inside], weights=weight[inside], minlength=len(start))
-    return sums / total if total else np.full(len(start), 1 / len(start))
 
 
 def _chain(basis: StepBasis, edges: Longs, thread: int) -> HostSteps:
@@ -227,7 +293,7 @@ def outermost_operations(tree: HostTree) -> Mask:
     return pick(nearest(tree.parent, tree.kind == OP), tree.parent[tree.of_op]) < 0
 
 
-def _from_ranges(trace: Trace, tree: HostTree, links: Links, thread: int) -> HostSteps | None:
+def _from_ranges(trace: Trace, tree: HostTree, computed: Computed, thread: int) -> HostSteps | None:
     """Return the runs of the outermost module, or of the named range, that holds most of the work."""
     ranges, strings = trace.ranges, trace.strings
     if not len(ranges.name):
@@ -239,6 +305,8 @@ def _from_ranges(trace: Trace, tree: HostTree, links: Links, thread: int) -> Hos
     for pattern in (FRAMEWORK_RANGE, COMPILED, INPUT):
         usable &= ~named(strings, ranges.name[rows], pattern)
     rows = rows[usable]
+    warm = computed.is_warm_up(ranges.start_ns[rows])
+    rows = rows if warm.all() else rows[~warm]
     kinds: dict[str, list[int]] = {}
     for row, name in zip(rows.tolist(), ranges.name[rows].tolist(), strict=True):
         text = strings[name]
@@ -252,9 +320,10 @@ def _from_ranges(trace: Trace, tree: HostTree, links: Links, thread: int) -> Hos
         end = start + ranges.dur_ns[members]
         outer: Mask = np.append(True, start[1:] >= np.maximum.accumulate(end)[:-1])  # none lies in another
         start, end = start[outer], end[outer]
-        share = float(_shares_of(trace, links, start, end).sum()) if len(start) > 1 else 0.0
+        share = float(computed.shares(start, end).sum()) if len(start) > 1 else 0.0
         rank = (round(share, 2), float(np.mean(end - start)))
-        if share >= MOST_SHARE and (best is None or rank > best[:2]):
+        says_so = _COUNTED.search(strings[int(ranges.name[members[0]])], 0, LONGEST_NAME)
+        if share >= (LEAST_SHARE if says_so else MOST_SHARE) and (best is None or rank > best[:2]):
             best = (*rank, start, end)
     if best is None:
         return None
@@ -265,7 +334,65 @@ def _from_ranges(trace: Trace, tree: HostTree, links: Links, thread: int) -> Hos
     return HostSteps(StepBasis.RANGE, np.arange(len(start)), start, end, joined, thread)
 
 
-def _from_operations(trace: Trace, tree: HostTree, links: Links, thread: int) -> HostSteps | None:
+def _from_passes(trace: Trace, _: HostTree, computed: Computed, thread: int) -> HostSteps | None:
+    """Return steps that begin with the first range of a forward pass after one of a backward pass."""
+    ranges, strings = trace.ranges, trace.strings
+    backward = named(strings, ranges.name, BACKWARD_PASS)
+    forward = named(strings, ranges.name, FORWARD_PASS) & ~backward
+    rows = np.flatnonzero((forward | backward) & (ranges.thread == thread))
+    warm = computed.is_warm_up(ranges.start_ns[rows])
+    rows = rows if warm.all() else rows[~warm]
+    begins = forward[rows] & np.append(True, backward[rows][:-1])[: len(rows)]
+    if not begins.any() or not backward[rows].any():
+        return None
+    end = (ranges.start_ns + ranges.dur_ns)[rows].max()
+    edges = np.append(ranges.start_ns[rows[begins]], max(end, computed.when_ns.max(initial=0) + 1))
+    return _chain(StepBasis.PASSES, edges.astype(np.int64), thread)
+
+
+def _from_kernels(trace: Trace, links: Links, computed: Computed, thread: int) -> HostSteps | None:
+    """Return the rounds in which the same kernels are launched, or run where no launch was recorded.
+
+    Where operations were recorded they tell more: kernels of a layer repeat as well.
+    """
+    work = trace.work
+    launched = links.call >= 0
+    if 2 * int((links.op >= 0).sum()) > len(work.name):
+        return None
+    chosen = work.kind == DeviceEvent.KERNEL
+    if launched.any():
+        chosen &= launched
+        when = links.launch_ns
+    elif len(work.name):
+        # Streams run beside each other: the order on one of them is that of its launches.
+        which = groups(np.where(chosen, work.stream, NONE)).which
+        busy = np.bincount(which, weights=work.dur_ns * ~named(trace.strings, work.name, _COLLECTIVE_KERNEL))
+        chosen &= which == int(busy.argmax())
+        when = work.start_ns
+    rows = np.flatnonzero(chosen)
+    if len(rows) < 2 * SHORTEST_ROUND:
+        return None
+    rows = rows[np.argsort(when[rows], kind="stable")]
+    names = work.name[rows]
+    found = longest_repetition(names)
+    if found is None:
+        return None
+    start, period, length = found
+    once = named(trace.strings, names[start : start + period], _KERNEL_ONCE_A_PASS)
+    if not (once.any() or (start == 0 and length == len(names))):
+        return None
+    first = start + length % period if start > 0 and start + length == len(names) else start
+    places = np.arange(first, start + length - period + 1, period)
+    after = places[-1] + period
+    last = int(when[rows[after]]) if after < len(rows) else int(when[rows[-1]]) + 1
+    edges = np.append(when[rows[places]], last).astype(np.int64)
+    shares = computed.shares(edges[:-1], edges[1:])
+    usual = float(np.median(shares))
+    alike = (np.abs(shares - usual) <= 0.5 * usual).mean()
+    return _chain(StepBasis.KERNELS, edges, thread) if min(alike, shares.sum()) >= MOST_SHARE else None
+
+
+def _from_operations(trace: Trace, tree: HostTree, computed: Computed, thread: int) -> HostSteps | None:
     """Return the rounds of a loop that calls the same operations again and again, from first to last.
 
     A stack of equal layers repeats as well, but inside one module, with something before and after it: a
@@ -296,7 +423,7 @@ def _from_operations(trace: Trace, tree: HostTree, links: Links, thread: int) ->
     last = rows[after - 1]
     end = ops.start_ns[rows[after]] if after < len(rows) else ops.start_ns[last] + ops.dur_ns[last]
     edges = np.append(ops.start_ns[rows[places]], end).astype(np.int64)
-    shares = _shares_of(trace, links, edges[:-1], edges[1:])
+    shares = computed.shares(edges[:-1], edges[1:])
     usual = float(np.median(shares))
     alike = (np.abs(shares - usual) <= 0.5 * usual).mean() if len(trace.work.name) else 1.0
     if ((module[1:] == module[:-1]) & (module[1:] >= 0)).any() or min(alike, shares.sum()) < MOST_SHARE:

@@ -22,6 +22,7 @@ from stepgrade.model.events import (
 )
 from stepgrade.naming.torch_names import (
     BACKWARD,
+    BACKWARD_PASS,
     COMMUNICATION_RANGE,
     DEVICE_OP,
     INPUT,
@@ -33,6 +34,7 @@ from stepgrade.naming.torch_names import (
     named,
 )
 from stepgrade.naming.work_class import WorkClass
+from stepgrade.trace import intervals as iv
 from stepgrade.trace.ledger import HostState, LedgerSpans, device_ledger, find_host_state, host_ledger
 from stepgrade.trace.links import HostTree, Links, build_tree, inherit, link_work
 from stepgrade.trace.steps import HostSteps, find_steps, steps_of
@@ -116,7 +118,7 @@ def build_timeline(trace: Trace) -> Timeline:
     return Timeline(
         trace=trace,
         tree=tree,
-        context=inherit(tree.parent, bits[tree.name]),
+        context=_find_context(trace, tree, bits, steps.thread),
         links=links,
         steps=steps,
         attribution=attribution,
@@ -129,6 +131,25 @@ def build_timeline(trace: Trace) -> Timeline:
         ledger=ledger,
         impossible=impossible,
     )
+
+
+def _find_context(trace: Trace, tree: HostTree, bits: Kinds, thread: int) -> Kinds:
+    """Return for each row of the tree what its own name and those of the rows above it say.
+
+    Where no operation shows a backward pass, the user's ranges do, by time: autograd launches from threads
+    of its own.
+    """
+    context = inherit(tree.parent, bits[tree.name])
+    passes = named(trace.strings, trace.ranges.name, BACKWARD_PASS) & (trace.ranges.thread == thread)
+    if not passes.any() or named(trace.strings, trace.ops.name, BACKWARD).any():
+        return context
+    start = trace.ranges.start_ns[passes]
+    spans = iv.union(start, start + trace.ranges.dur_ns[passes])
+    calls = trace.calls
+    place = np.searchsorted(spans.starts, calls.start_ns, side="right") - 1
+    inside = (place >= 0) & (calls.start_ns < spans.ends[np.maximum(place, 0)])
+    context[tree.of_call[inside]] |= IN_BACKWARD
+    return context
 
 
 def drop_impossible_events(trace: Trace) -> tuple[Trace, int]:

@@ -103,6 +103,9 @@ def attribute(work: DeviceWork, links: Links, steps: HostSteps) -> Attribution:
     unlaunched = links.call < 0
     if steps.basis is StepBasis.SPAN:
         return Attribution(np.zeros(len(step), np.int32), unlaunched, unlaunched, links.launch_ns)
+    if steps.basis is StepBasis.KERNELS and unlaunched.all():
+        nowhere = np.zeros(len(step), np.bool_)  # no step was inferred: the device itself shows them
+        return Attribution(steps_of(work.start_ns, steps), nowhere, unlaunched, work.start_ns)
     step[unlaunched] = NONE
     if not unlaunched.any() or unlaunched.all():
         return Attribution(step, unlaunched & (step >= 0), unlaunched, links.launch_ns)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 from stepgrade.model.columns import distinct
-from stepgrade.model.events import Ids, Trace
+from stepgrade.model.events import Ids, Longs
 from stepgrade.model.profile import WorkKind
-from stepgrade.naming.torch_names import BACKWARD, BACKWARD_RANGE, OPTIMIZER_STEP, named
+from stepgrade.naming.torch_names import BACKWARD, BACKWARD_RANGE, OPTIMIZER_STEP, Mask, named
+from stepgrade.trace.timeline import Timeline
 
 # Optimizers and the gradients' own operations, where no range or autograd node names them.
 _TRAINING_OP = re.compile(
@@ -29,22 +30,35 @@ _INFERENCE_NAME = re.compile(
 LONGEST_KERNEL_NAME = 2000
 
 
-def find_work(trace: Trace) -> WorkKind:
+def find_work(timeline: Timeline) -> WorkKind:
     """Return training if a backward pass or an optimizer was seen, inference if only forward passes were.
 
     Autograd nodes, the number of a forward thread, ranges and kernels tell a backward pass. What is replayed
-    from a graph shows by its kernels. Without operations, names must say that it is inference.
+    from a graph shows by its kernels. Without operations, names must say that it is inference. What was done
+    before the first step and after the last, as a warm-up is, does not count.
     """
-    strings, ops = trace.strings, trace.ops
-    if _any_named(strings, ops.name, BACKWARD, _TRAINING_OP) or (ops.forward_thread > 0).any():
+    trace, steps = timeline.trace, timeline.steps
+    first, last = int(steps.start_ns.min()), int(steps.end_ns.max())
+
+    def within(start_ns: Longs, dur_ns: Longs) -> Mask:
+        return (start_ns < last) & (start_ns + dur_ns > first)
+
+    strings, ops, work = trace.strings, trace.ops, trace.work
+    seen_ops = within(ops.start_ns, ops.dur_ns)
+    if _any_named(strings, ops.name[seen_ops], BACKWARD, _TRAINING_OP):
         return "training"
-    if _any_named(strings, trace.ranges.name, OPTIMIZER_STEP, BACKWARD_RANGE, _TRAINING_RANGE):
+    if (ops.forward_thread[seen_ops] > 0).any():
         return "training"
-    kernels = [strings[name] for name in distinct(trace.work.name).tolist()]
+    ranges = trace.ranges.name[within(trace.ranges.start_ns, trace.ranges.dur_ns)]
+    if _any_named(strings, ranges, OPTIMIZER_STEP, BACKWARD_RANGE, _TRAINING_RANGE):
+        return "training"
+    launched = timeline.attribution.launch_ns
+    in_steps = (launched < 0) | ((launched >= first) & (launched < last))
+    kernels = [strings[name] for name in distinct(work.name[in_steps]).tolist()]
     if any(_TRAINING_KERNEL.search(name, 0, LONGEST_KERNEL_NAME) for name in kernels):
         return "training"
     told = any(_INFERENCE_NAME.search(name, 0, LONGEST_KERNEL_NAME) for name in kernels)
-    seen = len(ops.name) or told or _any_named(strings, trace.ranges.name, _INFERENCE_NAME)
+    seen = seen_ops.any() or told or _any_named(strings, ranges, _INFERENCE_NAME)
     return "inference" if seen else "unknown"
 
 

@@ -11,6 +11,7 @@ from stepgrade.diagnosis.rules import (
     elementwise,
     fitness,
     gemm,
+    goodput,
     input,  # noqa: A004  the area is called so
     launch,
     layers,
@@ -41,6 +42,7 @@ AREAS: dict[str, tuple[Rule, ...]] = {
     "communication": communication.RULES,
     "ranks": ranks.RULES,
     "layers": layers.RULES,
+    "goodput": goodput.RULES,
     "spread": spread.RULES,
     "memory": memory.RULES,
     "fitness": fitness.RULES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stepgrade.config.limits import Limits
 from stepgrade.diagnosis.context import RuleContext
-from stepgrade.diagnosis.rules.base import Evidence, Found, Levels, Rule, Worth
+from stepgrade.diagnosis.rules.base import Evidence, Found, Levels, Remedy, Rule, Worth
 from stepgrade.model.activity import CollectiveTally
 from stepgrade.scoring.phases import PhaseKind
 from stepgrade.scoring.runtime import Runtime
@@ -270,6 +270,14 @@ RULES = (
         sees="Collectives move data at less than half of the link's rate.",
         evidence="bytes per second over the link, the link's rate",
         fix="Check that the collectives use the fast link (NCCL_DEBUG=INFO) and its topology.",
+        fix_where=(
+            Remedy(
+                "on AMD's devices",
+                lambda context: context.platform == "rocm",
+                "Compare with rccl-tests on the same machine, and check the topology (NCCL_DEBUG=INFO); over "
+                "PCIe RCCL copies directly between devices only with HSA_FORCE_FINE_GRAIN_PCIE=1.",
+            ),
+        ),
         wrong_when="the time includes waiting for late ranks, or the ranks are on several machines",
         check="The collectives reach the link's rate.",
         worth=Worth(_ACCOUNT, 0.5, "large messages reach 70 to 90 % of a link"),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from stepgrade.config.limits import Limits
 from stepgrade.diagnosis.advice import larger_batch
 from stepgrade.diagnosis.context import RuleContext
-from stepgrade.diagnosis.rules.base import Evidence, Found, Levels, Rule, Worth
+from stepgrade.diagnosis.rules.base import Evidence, Found, Levels, Remedy, Rule, Worth
 from stepgrade.model.activity import GemmTally
 from stepgrade.units import show_count, show_share
 
@@ -175,6 +175,14 @@ RULES = (
         fix="Check clocks and power, then the kernel: another library or autotuning may choose a better one.",
         fix_pytorch="Check clocks and power; try torch.compile(mode='max-autotune') or TunableOp for this "
         "shape.",
+        fix_where=(
+            Remedy(
+                "on AMD's devices",
+                lambda context: context.platform == "rocm",
+                "Let hipBLASLt multiply where it does not yet (TORCH_BLAS_PREFER_HIPBLASLT=1), then tune the "
+                "shape (PYTORCH_TUNABLEOP_ENABLED=1); check clocks and power.",
+            ),
+        ),
         wrong_when="the device named is not the one it ran on, or its peak is stated with sparsity",
         check="The product reaches the published achievable rate.",
         worth=Worth("compute", 0.4, "published achievable rates are 50 to 87 % of the peak"),

@@ -10,6 +10,7 @@ from stepgrade.diagnosis.advice import fewer_launches, fused_operations
 from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Evidence, Found, Levels, Remedy, Rule, Worth
 from stepgrade.diagnosis.rules.synchronisation import is_outlasted
+from stepgrade.scoring.causes import LEAST_LINE_SHARE
 from stepgrade.scoring.phases import PhaseKind
 from stepgrade.units import show_count, show_ms, show_share
 
@@ -179,7 +180,9 @@ def uncovered_time(context: RuleContext) -> Found | None:
 def host_phases(context: RuleContext) -> Found | None:
     share = context.phase_share(PhaseKind.HOST)
     claim = f"Host work takes {show_share(share)} of the step."
-    line = next(iter(context.activity.lines.get("stall", ())), None)
+    lines = context.activity.lines.get("stall", ())
+    # A line that holds little of it would be the wrong place to look at.
+    line = lines[0] if lines and context.step_share(lines[0].ms) >= LEAST_LINE_SHARE * share else None
     return _stall_levels(context.limits).found(share, claim, {"host_share": share}, line=line)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stepgrade.config.limits import Limits
 from stepgrade.diagnosis.context import RuleContext
-from stepgrade.diagnosis.rules.base import Found, Levels, Rule, Worth
+from stepgrade.diagnosis.rules.base import Found, Levels, Remedy, Rule, Worth
 from stepgrade.units import show_share
 
 _READS = frozenset({"aten::item", "aten::_local_scalar_dense"})
@@ -28,7 +28,7 @@ def device_copies(context: RuleContext) -> Found | None:
     # Parts leave copies between host and device out; a processor has none, and small ones stay in its cache.
     share = context.busy_share(sum(part.ms for part in context.activity.parts if part.work_class == "copy"))
     if context.activity.driver == "host":
-        share = context.busy_share(sum(op.ms or 0.0 for op in copies))
+        share = min(context.class_share("copy"), context.busy_share(sum(op.ms or 0.0 for op in copies)))
     longest = copies[0].name if copies else "copies"
     place = "memory" if context.activity.driver == "host" else "the device"
     claim = f"Copies within {place} take {show_share(share)} of the step, {longest} the most."
@@ -43,6 +43,14 @@ RULES = (
         evidence="share of the step in conversion kernels",
         fix="Keep activations and weights in the layout that the convolutions want.",
         fix_pytorch="model.to(memory_format=torch.channels_last), and the inputs as well.",
+        fix_where=(
+            Remedy(
+                "on AMD's devices",
+                lambda context: context.platform == "rocm",
+                "With PYTORCH_MIOPEN_SUGGEST_NHWC=1, without which MIOpen converts, keep the model and its "
+                "inputs in memory_format=torch.channels_last.",
+            ),
+        ),
         wrong_when="a library converts inside of a faster algorithm",
         check="No nchwToNhwc kernels in the trace.",
         worth=Worth("compute", 0.8, "the conversions go away; the convolutions stay as they are"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Evidence, Found, Levels, Rule, Worth
+from stepgrade.model.notes import has_code
 from stepgrade.statistics import median
 from stepgrade.units import show_count, show_ms, show_share
 
@@ -12,7 +13,7 @@ _ALL = "compute+exposed_communication+exposed_copy+idle_input+idle_host+idle_syn
 
 def unsteady_steps(context: RuleContext) -> Found | None:
     samples, limits = context.profile.samples_ms, context.limits
-    if len(samples) < limits.spread_least_steps:
+    if len(samples) < limits.spread_least_steps or _is_uneven(context):
         return None
     usual_ms, mean_ms = median(samples), sum(samples) / len(samples)
     long = [ms for ms in samples if ms > limits.spread_ratio * usual_ms]
@@ -34,6 +35,11 @@ def unsteady_steps(context: RuleContext) -> Found | None:
     if context.activity.driver == "host" and levels.severity(share) and not have_one_cause(context):
         return Found("info", claim, evidence, share)
     return levels.found(share, claim, evidence)
+
+
+def _is_uneven(context: RuleContext) -> bool:
+    """Tell whether steps take longer because they hold more, as our recorder knows."""
+    return has_code(context.profile.notes, "uneven_steps")
 
 
 def have_one_cause(context: RuleContext) -> bool:
@@ -62,7 +68,7 @@ def have_one_cause(context: RuleContext) -> bool:
 
 def drifting_steps(context: RuleContext) -> Found | None:
     samples, limits = context.profile.samples_ms, context.limits
-    if len(samples) < limits.drift_least_steps:
+    if len(samples) < limits.drift_least_steps or _is_uneven(context):
         return None
     half = len(samples) // 2
     early_ms, late_ms = median(samples[:half]), median(samples[half:])

@@ -91,6 +91,9 @@ def flops_per_token(counts: Counts, plan: Plan, convention: Convention) -> Flops
     recomputed = 0.0
     if plan.checkpointing == "selective":
         recomputed = attention / 3
+    elif plan.checkpointing == "op":
+        # Of q, k, v, o, gate, up and down every second is computed again: about a third of the layers.
+        recomputed = 2 * (weights - counts.head) / 3
     elif plan.checkpointing == "full":
         again = weights - counts.head if convention.recompute == "layers" else weights
         recomputed = 2 * again + attention / 3

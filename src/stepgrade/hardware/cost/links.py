@@ -16,12 +16,13 @@ class LinkTraffic(Struct, frozen=True, kw_only=True):
     tensor: float
     pipeline: float
     expert: float
+    context: float
     tokens: float
 
     @property
     def total(self) -> float:
         """Return all bytes that one device sends per step."""
-        return self.data + self.tensor + self.pipeline + self.expert
+        return self.data + self.tensor + self.pipeline + self.expert + self.context
 
     @property
     def per_token(self) -> float:
@@ -32,34 +33,42 @@ class LinkTraffic(Struct, frozen=True, kw_only=True):
 def link_traffic(shape: ModelShape, plan: Plan) -> LinkTraffic:
     """Return what one device sends per optimizer step."""
     parallel, count = plan.parallel, plan.micro_batches
-    # Two all-reduces forward and two backward in every layer of the device's stage.
-    peers = parallel.tensor
-    per_layer = 4 * 2 * (peers - 1) / peers * plan.tokens * shape.hidden * plan.value_bytes
+    # Two all-reduces forward and two backward in every layer of the stage, on a part of the sequence.
+    peers, tokens = parallel.tensor, plan.tokens / parallel.context
+    per_layer = 4 * 2 * (peers - 1) / peers * tokens * shape.hidden * plan.value_bytes
     # Activations sent on and gradients sent back across one boundary.
-    boundary = count * 2 * plan.tokens * shape.hidden * plan.value_bytes / parallel.tensor
+    boundary = count * 2 * tokens * shape.hidden * plan.value_bytes / parallel.tensor
     # Tokens dispatched to experts and back, forward and backward, in every layer with experts.
     visits = sum(
         layer.count * max((linear.active for linear in layer.linears if linear.copies > 1), default=0)
         for layer in shape.layers
     )
     peers = parallel.expert
-    per_visit = 4 * (peers - 1) / peers * plan.tokens * shape.hidden * plan.value_bytes
+    per_visit = 4 * (peers - 1) / peers * tokens * shape.hidden * plan.value_bytes
+    # Keys and values go around the ring forward, and backward with their gradients.
+    ring = 3 * (parallel.context - 1) * tokens * plan.value_bytes / parallel.tensor
+    keys = sum(layer.count * 2 * layer.kv_width for layer in shape.layers) / parallel.pipeline
     return LinkTraffic(
         data=_data_bytes(shape, plan),
         tensor=count * shape.depth / parallel.pipeline * per_layer,
         pipeline=boundary if parallel.pipeline > 1 else 0.0,
         expert=count * visits * per_visit / parallel.pipeline,
-        tokens=plan.tokens * count / (parallel.tensor * parallel.pipeline),
+        context=count * keys * ring,
+        tokens=tokens * count / (parallel.tensor * parallel.pipeline),
     )
 
 
 def _data_bytes(shape: ModelShape, plan: Plan) -> float:
     """Return gradients all-reduced, or weights gathered twice and gradients scattered per micro-batch."""
-    replicas = plan.parallel.replicas
-    others = (replicas - 1) / replicas
+    shards = plan.parallel.shards
+    others = (shards - 1) / shards
     share = 1 / (plan.parallel.tensor * plan.parallel.pipeline)
     gradients = trained_parameters(shape, plan) * plan.value_bytes
-    if plan.parallel.data == "ddp":
+    if plan.parallel.zero_stage < 3:
         return 2 * others * gradients * share
     gathered = shape.parameters * plan.weight_bytes + (gradients if plan.is_frozen else 0.0)
-    return others * plan.micro_batches * (2 * gathered + gradients) * share
+    # Kept for the backward pass, or for the whole step where a pipeline would gather them over and over.
+    if plan.parallel.pipeline > 1:
+        return others * (gathered + gradients) * share
+    passes = 1 if plan.parallel.data == "fsdp-no-reshard" else 2
+    return others * plan.micro_batches * (passes * gathered + gradients) * share

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Literal
 
 from msgspec import Struct
 
@@ -35,11 +34,54 @@ OPTIMIZERS: dict[str, float] = {
     "adamw-fp32": 28.0,
     "adamw-bf16": 14.0,
     "adamw-8bit": 10.0,
+    "adamw-4bit": 9.0,
     "sgd": 6.0,
+    "sgd-momentum": 14.0,
+    "muon": 20.0,  # one state instead of two
 }
-CHECKPOINTING = ("none", "selective", "full")
+# Selective recomputes attention's scores, op every second matmul and what lies between them, full a layer.
+CHECKPOINTING = ("none", "selective", "op", "op-all", "full")
 # Bytes of loss traffic per token and vocabulary entry.
-LOSSES: dict[str, float] = {"upcast": 26.0, "chunked": 6.0, "fused": 2.0}
+LOSSES: dict[str, float] = {
+    "upcast": 26.0,  # logits.float(), then cross_entropy
+    "upcast-copy": 34.0,  # as above, with a shifted copy
+    "plain": 12.0,  # cross_entropy of the logits as they are
+    "plain-copy": 16.0,
+    "parallel": 26.0,  # DTensor's loss_parallel
+    "megatron": 16.0,  # over a vocabulary that tensor parallelism divides
+    "megatron-native": 16.0,  # the same with --cross-entropy-loss-fusion
+    "compiled": 8.0,
+    "chunked": 6.0,
+    "chunked-head": 6.0,  # the head is inside the chunks
+    "fused": 2.0,  # Liger's fused linear cross-entropy
+}
+# How weights, gradients and the optimizer's master copy are kept: bytes of each.
+WEIGHTS: dict[str, tuple[float, float, float]] = {
+    "master": (2.0, 2.0, 4.0),  # DeepSpeed, and torch with a master copy
+    "bf16": (2.0, 2.0, 0.0),  # nothing in fp32
+    "fp32": (4.0, 4.0, 0.0),  # autocast, or FSDP's mixed precision
+    "megatron": (2.0, 4.0, 4.0),  # gradients summed in fp32
+    "megatron-fp16": (2.0, 6.0, 4.0),  # Megatron in fp16: fp16 gradients and fp32 ones
+    "megatron-bf16-gradients": (2.0, 2.0, 8.0),
+}
+# Whose modules run, which decides what autograd keeps.
+# bitsandbytes before 0.43.2 ("unfused-old") also kept the input of every quantised matrix.
+DEQUANTISE = ("fused", "unfused", "unfused-old")
+# Bytes of one quantised weight: half a byte or one, and a scale in 64 or 128.
+QUANTISATION: dict[str, float] = {
+    "nf4": 0.5 + 4 / 64,
+    "nf4-double": 0.5 + 1 / 64 + 4 / 16_384,  # with a scale of scales in 16,384
+    "gptq-4": 0.53,
+    "gptq-8": 1.03,
+}
+KERNELS = ("transformers", "eager", "eager-unfused", "compiled", "te")
+ATTENTION = ("flash", "written-out")
+OFFLOAD = ("none", "optimizer", "parameters", "activations")
+ALLOCATORS = ("default", "expandable")
+LENGTHS = ("fixed", "variable")
+# How data parallelism shards: the ZeRO stage, or FSDP (stage 3).
+ZERO_STAGE = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3, "fsdp-no-reshard": 3}
+LORA_TARGETS = ("all", "attention", "q", "k", "v", "o", "gate", "up", "down", "head")
 MOST = 2**40
 
 
@@ -54,31 +96,65 @@ def _check_known(field: str, value: str, known: Collection[str]) -> None:
 
 
 class Parallelism(Struct, frozen=True, kw_only=True):
-    """How the devices share the work; what tensor and pipeline parallelism leave is data parallel."""
+    """How the devices share the work; what tensor, pipeline and context leave is data parallel.
+
+    `expert_tensor` divides each expert's matrices (None: as `tensor` does under Megatron, else not);
+    `shard_group` is how many devices share the shards where it is not all (HSDP, Megatron's instances of the
+    distributed optimizer); `separate_embedding` says that FSDP gathers the embedding apart from the head.
+    """
 
     devices: int = 1
-    data: Literal["ddp", "fsdp"] = "ddp"
+    data: str = "ddp"
     tensor: int = 1
+    sequence: bool = False
     pipeline: int = 1
+    virtual: int = 1
+    context: int = 1
     expert: int = 1
+    expert_tensor: int | None = None
+    shard_group: int | None = None
+    separate_embedding: bool = False
 
     def __post_init__(self) -> None:
         _check_whole("devices", self.devices)
         _check_whole("tensor", self.tensor)
         _check_whole("pipeline", self.pipeline)
         _check_whole("expert", self.expert)
-        _check_known("data", self.data, ("ddp", "fsdp"))
-        if self.devices % (self.tensor * self.pipeline):
-            raise BadOption(
-                f"{self.tensor} x {self.pipeline} (tensor x pipeline) does not divide {self.devices} devices"
-            )
+        _check_whole("virtual", self.virtual)
+        _check_whole("context", self.context)
+        if self.expert_tensor is not None:
+            _check_whole("expert_tensor", self.expert_tensor)
+        _check_known("data", self.data, ZERO_STAGE)
+        if self.virtual > 1 and self.pipeline == 1:
+            raise BadOption("virtual stages need a pipeline", field="virtual", supply="{pipeline}")
+        if self.devices % (self.tensor * self.pipeline * self.context):
+            product, names = f"{self.tensor} x {self.pipeline}", "tensor x pipeline"
+            if self.context > 1:
+                product, names = f"{product} x {self.context}", f"{names} x context"
+            raise BadOption(f"{product} ({names}) does not divide {self.devices} devices")
+        if self.shard_group is not None:
+            _check_whole("shard_group", self.shard_group)
+            peers = self.replicas * self.context
+            if peers % self.shard_group:
+                problem = f"{self.shard_group} does not divide the {peers} data-parallel devices"
+                raise BadOption(problem, field="shard_group")
         if self.devices % self.expert:
             raise BadOption(f"expert parallelism over {self.expert} does not divide {self.devices} devices")
 
     @property
     def replicas(self) -> int:
         """Return how many data-parallel copies there are."""
-        return self.devices // (self.tensor * self.pipeline)
+        return self.devices // (self.tensor * self.pipeline * self.context)
+
+    @property
+    def zero_stage(self) -> int:
+        """Return what data parallelism shards: 1 optimizer states, 2 also gradients, 3 also weights."""
+        return ZERO_STAGE[self.data]
+
+    @property
+    def shards(self) -> int:
+        """Return how many devices share what is sharded: replicas, and the devices that split a sequence."""
+        return self.shard_group or self.replicas * self.context
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -95,11 +171,20 @@ class Plan(Struct, frozen=True, kw_only=True):
     method: str = "full"
     rank: int = 16
     lora_targets: str = "all"
+    lora_dropout: bool = False
     optimizer: str = "adamw"
     checkpointing: str = "none"
     loss: str = "upcast"
+    quantisation: str = "nf4-double"
     dequantise: str = "unfused"
     packed_seq: float | None = None
+    weights: str = "master"
+    kernels: str = "transformers"
+    attention: str = "flash"
+    offload: str = "none"
+    allocator: str = "default"
+    lengths: str = "fixed"
+    optimizer_in_backward: bool = False
     parallel: Parallelism = Parallelism()
 
     def __post_init__(self) -> None:
@@ -109,11 +194,19 @@ class Plan(Struct, frozen=True, kw_only=True):
         _check_whole("rank", self.rank)
         _check_known("dtype", self.dtype, DTYPES)
         _check_known("method", self.method, METHODS)
-        _check_known("lora_targets", self.lora_targets, ("all", "attention"))
+        for target in self.lora_targets.split(","):
+            _check_known("lora_targets", target, LORA_TARGETS)
         _check_known("optimizer", self.optimizer, OPTIMIZERS)
         _check_known("checkpointing", self.checkpointing, CHECKPOINTING)
         _check_known("loss", self.loss, LOSSES)
-        _check_known("dequantise", self.dequantise, ("fused", "unfused"))
+        _check_known("dequantise", self.dequantise, DEQUANTISE)
+        _check_known("quantisation", self.quantisation, QUANTISATION)
+        _check_known("weights", self.weights, WEIGHTS)
+        _check_known("kernels", self.kernels, KERNELS)
+        _check_known("attention", self.attention, ATTENTION)
+        _check_known("offload", self.offload, OFFLOAD)
+        _check_known("allocator", self.allocator, ALLOCATORS)
+        _check_known("lengths", self.lengths, LENGTHS)
         if self.packed_seq is not None and not 0 < self.packed_seq <= self.seq:
             problem = f"must be above 0 and at most the sequence, not {self.packed_seq:g}"
             raise BadOption(problem, field="packed_seq")
@@ -131,8 +224,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     @property
     def weight_bytes(self) -> float:
         """Return the bytes of one weight of the layers, as they are stored."""
-        # NF4 with double quantisation: half a byte, one scale in 64, one scale of scales in 16,384.
-        return 0.5 + 1 / 64 + 4 / 16_384 if self.method == "qlora" else DTYPES[self.dtype]
+        return QUANTISATION[self.quantisation] if self.method == "qlora" else DTYPES[self.dtype]
 
     @property
     def value_bytes(self) -> float:

@@ -46,7 +46,7 @@ def traffic_per_token(shape: ModelShape, plan: Plan) -> Traffic:
     # Written once in the first micro-batch of a step, read and written in each that follows.
     gradient_accesses = 2 - 1 / plan.micro_batches
     trained = adapters if plan.is_frozen else shape.layer_weights + shape.head
-    sharers = plan.parallel.replicas if plan.parallel.data == "fsdp" else 1
+    sharers = plan.parallel.shards if plan.parallel.zero_stage else 1
     optimizer = trained_parameters(shape, plan) * OPTIMIZERS[plan.optimizer] / sharers
     # Backward moves twice what forward does, recomputing once more.
     passes = 3.0 + (plan.checkpointing == "full") - 0.5 * plan.is_frozen
@@ -72,7 +72,7 @@ def _weight_bytes(shape: ModelShape, plan: Plan, adapters: int) -> float:
     """Return the bytes of one micro-batch: forward, input gradients, and once more when recomputing."""
     passes = 3 if plan.checkpointing == "full" else 2
     per_weight = plan.weight_bytes
-    if plan.method == "qlora" and plan.dequantise == "unfused":
+    if plan.method == "qlora" and plan.dequantise != "fused":
         per_weight += UNFUSED_EXTRA_BYTES
     # Of the experts only those that live on this device.
     experts = sum(layer.count * layer.expert_weights for layer in shape.layers)

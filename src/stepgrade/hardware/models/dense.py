@@ -69,7 +69,14 @@ def qwen3(fields: Fields) -> ModelShape:
 
 def normed_attention(fields: Fields, widths: Sizes) -> Attention:
     """Return attention with a norm over each query and key head."""
-    return biased_attention(fields, widths, vectors=2 * widths.head_dim)
+    attention = biased_attention(fields, widths, vectors=2 * widths.head_dim)
+    return structs.replace(attention, qk_norms="per_head")
+
+
+def whole_normed_attention(fields: Fields, widths: Sizes) -> Attention:
+    """Return attention with a norm over the whole query and one over the whole key."""
+    attention = biased_attention(fields, widths, vectors=widths.query_width + widths.kv_width)
+    return structs.replace(attention, qk_norms="whole")
 
 
 def qwen_spans(fields: Fields, depth: int) -> AttentionSpans:
@@ -83,8 +90,9 @@ def qwen_spans(fields: Fields, depth: int) -> AttentionSpans:
 def olmo2(fields: Fields) -> ModelShape:
     """Read OLMo 2: norms over the whole query and key, after attention and feed-forward."""
     widths = sizes(fields)
-    attention = biased_attention(fields, widths, vectors=widths.query_width + widths.kv_width)
-    return put_together(fields, widths, attention, gated_ffn(widths.hidden, fields.whole(FFN_WIDTH)))
+    attention = whole_normed_attention(fields, widths)
+    ffn = gated_ffn(widths.hidden, fields.whole(FFN_WIDTH))
+    return put_together(fields, widths, attention, ffn, Frame(norm="rms_fp32"))
 
 
 def starcoder2(fields: Fields) -> ModelShape:
@@ -109,7 +117,7 @@ def gemma(fields: Fields) -> ModelShape:
     """Read Gemma 1: heads of 256 whatever the hidden size, tied embeddings."""
     widths = sizes(fields, head_dim=256)
     ffn = gated_ffn(widths.hidden, fields.whole(FFN_WIDTH))
-    return put_together(fields, widths, biased_attention(fields, widths), ffn, Frame(tied=True))
+    return put_together(fields, widths, biased_attention(fields, widths), ffn, Frame(norm="gemma", tied=True))
 
 
 def gemma2(fields: Fields) -> ModelShape:
@@ -118,7 +126,7 @@ def gemma2(fields: Fields) -> ModelShape:
     ffn = gated_ffn(widths.hidden, fields.whole(FFN_WIDTH))
     spans = alternating(fields, widths.depth, lambda index: index % 2 == 0, 4096)
     attention = biased_attention(fields, widths)
-    return put_together(fields, widths, attention, ffn, Frame(spans=spans, norms=4, tied=True))
+    return put_together(fields, widths, attention, ffn, Frame(spans=spans, norms=4, norm="gemma", tied=True))
 
 
 def gemma3(fields: Fields) -> ModelShape:
@@ -128,7 +136,7 @@ def gemma3(fields: Fields) -> ModelShape:
     ffn = gated_ffn(widths.hidden, text.whole(FFN_WIDTH))
     pattern = text.whole("sliding_window_pattern", "_sliding_window_pattern", default=6)
     spans = alternating(text, widths.depth, lambda index: (index + 1) % pattern != 0, 4096)
-    frame = Frame(spans=spans, norms=4, tied=True)
+    frame = Frame(spans=spans, norms=4, norm="gemma", tied=True)
     shape = put_together(text, widths, normed_attention(text, widths), ffn, frame)
     if not fields.has("vision_config"):
         return shape
@@ -139,9 +147,12 @@ def gpt2(fields: Fields) -> ModelShape:
     """Read GPT-2: biases everywhere, a table of positions, tied embeddings."""
     widths = _old_sizes(fields, hidden="n_embd", depth="n_layer", heads="n_head")
     ffn = plain_ffn(widths.hidden, fields.whole("n_inner", default=4 * widths.hidden), bias=True)
-    attention = fused_attention(widths, bias=True)
+    attention = structs.replace(fused_attention(widths, bias=True), rotates=False)
     positions = fields.whole("n_positions", "n_ctx") * widths.hidden
-    return put_together(fields, widths, attention, ffn, Frame(norm_vectors=2, tied=True, positions=positions))
+    dropout = fields.number("resid_pdrop", 0.1, allows_zero=True) > 0
+    ffn = structs.replace(ffn, activation="gelu_new")
+    frame = Frame(norm_vectors=2, has_dropout=dropout, tied=True, positions=positions)
+    return put_together(fields, widths, attention, ffn, frame)
 
 
 def mpt(fields: Fields) -> ModelShape:
@@ -149,7 +160,7 @@ def mpt(fields: Fields) -> ModelShape:
     widths = _old_sizes(fields, hidden="d_model", depth="n_layers", heads="n_heads")
     bias = not fields.flag("no_bias", default=True)
     ffn = plain_ffn(widths.hidden, round(fields.number("expansion_ratio", 4) * widths.hidden), bias=bias)
-    attention = fused_attention(widths, bias=bias)
+    attention = structs.replace(fused_attention(widths, bias=bias), rotates=False)
     positions, how = 0, fields.inner("attn_config")
     if how is not None and not how.flag("alibi", default=True) and not how.flag("rope", default=False):
         positions = fields.whole("max_seq_len") if fields.flag("learned_pos_emb", default=True) else 0

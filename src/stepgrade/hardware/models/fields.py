@@ -50,11 +50,13 @@ class Fields:
             raise self.refuse(name, f"must be a text, not {_shown(value)}")
         return value
 
-    def number(self, name: str, default: float) -> float:
-        """Return a positive number, or `default` when it is absent."""
+    def number(self, name: str, default: float, *, allows_zero: bool = False) -> float:
+        """Return a positive number (or 0 where that makes sense), or `default` when it is absent."""
         value = self._values.get(name)
         if value is None:
             return default
+        if allows_zero and value == 0 and not isinstance(value, bool):
+            return 0.0
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < MOST_WIDE:
             raise self.refuse(name, f"must be a positive number, not {_shown(value)}")
         return float(value)

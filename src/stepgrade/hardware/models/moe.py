@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from stepgrade.hardware.models.dense import FFN_WIDTH, normed_attention, qwen_spans
+from stepgrade.hardware.models.dense import FFN_WIDTH, normed_attention, qwen_spans, whole_normed_attention
 from stepgrade.hardware.models.fields import MOST_LAYERS, Fields
 from stepgrade.hardware.models.parts import (
     Attention,
@@ -38,7 +38,7 @@ def mixtral(fields: Fields) -> ModelShape:
 def olmoe(fields: Fields) -> ModelShape:
     """Read OLMoE: experts, and norms over the whole query and key."""
     widths = sizes(fields)
-    attention = biased_attention(fields, widths, vectors=widths.query_width + widths.kv_width)
+    attention = whole_normed_attention(fields, widths)
     ffn = _experts(fields, widths.hidden, fields.whole(FFN_WIDTH), "num_experts")
     return put_together(fields, widths, attention, ffn)
 
@@ -130,6 +130,7 @@ def _latent_attention(fields: Fields, widths: Sizes) -> Attention:
         score_width=heads * (rope + plain + value) / 2,
         query_width=q,
         kv_width=q,
+        heads=heads,
         vectors=latent + rank,
     )
 
@@ -149,9 +150,8 @@ def _assembled(
 ) -> ModelShape:
     """Return the model whose layers differ in their feed-forward: so many of each."""
     extra = fields.whole("num_nextn_predict_layers", default=0, least=0)
-    norms = 2 * widths.hidden
     return structs.replace(
         put_together(fields, widths, attention, groups[0][1]),
-        layers=tuple(layer(count, attention, ffn, norms=norms) for count, ffn in groups if count),
+        layers=tuple(layer(n, widths.hidden, attention, ffn, Frame()) for n, ffn in groups if n),
         notes=("the layers that predict further tokens are not counted",) if extra else (),
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from msgspec import Struct, structs
 
 from stepgrade.hardware.models.fields import MOST_LAYERS, Fields
-from stepgrade.hardware.models.shape import Layer, Linear, ModelShape
+from stepgrade.hardware.models.shape import Layer, Linear, ModelShape, NormKind
 
 WINDOWED_TYPES = frozenset({"sliding_attention", "chunked_attention"})
 FULL_TYPES = frozenset({"full_attention"})
@@ -41,7 +42,10 @@ class Attention(Struct, frozen=True, kw_only=True):
     score_width: float
     query_width: int
     kv_width: int
+    heads: int
     vectors: int = 0
+    qk_norms: Literal["none", "per_head", "whole"] = "none"
+    rotates: bool = True
 
 
 class FeedForward(Struct, frozen=True, kw_only=True):
@@ -50,6 +54,7 @@ class FeedForward(Struct, frozen=True, kw_only=True):
     linears: tuple[Linear, ...]
     width: int
     gated: bool = True
+    activation: Literal["fused", "gelu_new"] = "fused"
 
 
 def sizes(fields: Fields, *, head_dim: int | None = None) -> Sizes:
@@ -81,7 +86,9 @@ def grouped_attention(
         Linear(name="v", inputs=d, outputs=k, bias=qkv_bias),
         Linear(name="o", inputs=q, outputs=d, bias=out_bias),
     )
-    return Attention(linears=linears, score_width=q, query_width=q, kv_width=k, vectors=vectors)
+    return Attention(
+        linears=linears, score_width=q, query_width=q, kv_width=k, heads=sizes.heads, vectors=vectors
+    )
 
 
 def biased_attention(fields: Fields, sizes: Sizes, *, default: bool = False, vectors: int = 0) -> Attention:
@@ -97,7 +104,7 @@ def fused_attention(sizes: Sizes, *, bias: bool) -> Attention:
         Linear(name="qkv", inputs=d, outputs=q + 2 * k, bias=bias),
         Linear(name="o", inputs=q, outputs=d, bias=bias),
     )
-    return Attention(linears=linears, score_width=q, query_width=q, kv_width=k)
+    return Attention(linears=linears, score_width=q, query_width=q, kv_width=k, heads=sizes.heads)
 
 
 def gated_ffn(hidden: int, width: int, *, bias: bool = False) -> FeedForward:
@@ -144,19 +151,27 @@ def with_shared(routed: FeedForward, shared: FeedForward) -> FeedForward:
 
 
 def layer(
-    count: int, attention: Attention, ffn: FeedForward, *, norms: int, window: int | None = None
+    count: int, hidden: int, attention: Attention, ffn: FeedForward, frame: Frame, window: int | None = None
 ) -> Layer:
-    """Return `count` layers of attention and feed-forward with `norms` norm parameters each."""
+    """Return `count` layers of attention and feed-forward with the norms of `frame`."""
     return Layer(
         count=count,
         linears=attention.linears + ffn.linears,
-        vectors=attention.vectors + norms,
+        vectors=attention.vectors + frame.norms * frame.norm_vectors * hidden,
         score_width=attention.score_width,
         query_width=attention.query_width,
         kv_width=attention.kv_width,
         ffn_width=ffn.width,
+        heads=attention.heads,
         gated=ffn.gated,
         window=window,
+        norms=frame.norms,
+        norm=frame.norm or ("layer" if frame.norm_vectors > 1 else "rms"),
+        qk_norms=0 if attention.qk_norms == "none" else 2,
+        qk_norm_per_head=attention.qk_norms == "per_head",
+        rotates=attention.rotates,
+        activation=ffn.activation,
+        has_dropout=frame.has_dropout,
     )
 
 
@@ -206,6 +221,8 @@ class Frame(Struct, frozen=True, kw_only=True):
     spans: AttentionSpans | None = None
     norms: int = 2  # in each layer
     norm_vectors: int = 1  # of the hidden size in each norm
+    norm: NormKind | None = None  # else a layer norm where it has two vectors
+    has_dropout: bool = False
     tied: bool = False
     positions: int = 0
     extra_vectors: int = 0
@@ -217,8 +234,7 @@ def put_together(
     """Return the model of equal layers inside `frame`, with one more norm at the end."""
     frame = frame or Frame()
     spans = frame.spans or AttentionSpans(full=widths.depth)
-    norms = frame.norms * frame.norm_vectors * widths.hidden
-    layers = [layer(count, attention, ffn, norms=norms, window=window) for count, window in spans.groups()]
+    layers = [layer(n, widths.hidden, attention, ffn, frame, window) for n, window in spans.groups()]
     return ModelShape(
         architecture=fields.text("model_type") or "",
         hidden=widths.hidden,

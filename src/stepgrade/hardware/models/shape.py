@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
+
+# "rms_fp32" multiplies by its weight in fp32 (OLMo 2), "gemma" by one plus its weight.
+NormKind = Literal["rms", "rms_fp32", "gemma", "layer"]
 
 # What LoRA adapts; routers and latent down-projections are left alone, as the common presets do.
 _ATTENTION = frozenset({"q", "k", "v", "o", "qkv"})
+_FUSED = {"qkv": frozenset({"q", "k", "v"}), "gate_up": frozenset({"gate", "up"})}
 
 
 class Linear(Struct, frozen=True, kw_only=True):
@@ -39,8 +45,34 @@ class Layer(Struct, frozen=True, kw_only=True):
     query_width: int
     kv_width: int
     ffn_width: int
+    heads: int
     gated: bool = True
     window: int | None = None
+    norms: int = 2  # over the hidden size
+    norm: NormKind = "rms"
+    qk_norms: int = 0  # norms of the query and the key: 0, or 2
+    qk_norm_per_head: bool = True
+    rotates: bool = True  # query and key, by their positions
+    activation: Literal["fused", "gelu_new"] = "fused"  # gelu_new is written out, operation by operation
+    has_dropout: bool = False  # after attention and feed-forward
+
+    @property
+    def expert_width(self) -> int:
+        """Return the width of one expert; 0 without experts."""
+        return max(
+            (linear.inputs for linear in self.linears if linear.copies > 1 and linear.name == "down"),
+            default=0,
+        )
+
+    @property
+    def expert_count(self) -> int:
+        """Return how many experts there are; 0 without any."""
+        return max((linear.copies for linear in self.linears if linear.copies > 1), default=0)
+
+    @property
+    def experts_met(self) -> int:
+        """Return how many experts a token meets; 0 without any."""
+        return max((linear.active for linear in self.linears if linear.copies > 1), default=0)
 
     @property
     def weights(self) -> int:
@@ -69,13 +101,19 @@ class Layer(Struct, frozen=True, kw_only=True):
 
     def adapter_size(self, rank: int, targets: str, *, active: bool = False) -> int:
         """Return the LoRA parameters of one layer: two thin matrices beside each target."""
-        chosen = [
-            linear
-            for linear in self.linears
-            if (linear.name in _ATTENTION if targets == "attention" else linear.name != "router")
-        ]
-        copies = ((linear.active if active else linear.copies, linear) for linear in chosen)
+        copies = ((linear.active if active else linear.copies, linear) for linear in self.adapted(targets))
         return sum(count * rank * (linear.inputs + linear.outputs) for count, linear in copies)
+
+    def adapted(self, targets: str) -> list[Linear]:
+        """Return the matrices that LoRA adapts: "all", those of "attention", or some by name ("q,v")."""
+        if targets == "all":
+            return [linear for linear in self.linears if linear.name != "router"]
+        names = set(targets.split(","))
+        if "attention" in names:
+            names |= _ATTENTION
+        # A matrix that holds several is adapted when one of them is.
+        names |= {whole for whole, parts in _FUSED.items() if names & parts}
+        return [linear for linear in self.linears if linear.name in names]
 
 
 class ModelShape(Struct, frozen=True, kw_only=True):
@@ -126,5 +164,8 @@ class ModelShape(Struct, frozen=True, kw_only=True):
         return sum(layer.count * layer.active_weights for layer in self.layers) + self.head
 
     def adapters(self, rank: int, targets: str, *, active: bool = False) -> int:
-        """Return the LoRA parameters of that rank on `targets` ("all" linear layers or "attention")."""
-        return sum(layer.count * layer.adapter_size(rank, targets, active=active) for layer in self.layers)
+        """Return the LoRA parameters of that rank on `targets`: "all", "attention" or names ("q,v,head")."""
+        head = rank * (self.hidden + self.vocab) if "head" in targets.split(",") else 0
+        return head + sum(
+            layer.count * layer.adapter_size(rank, targets, active=active) for layer in self.layers
+        )

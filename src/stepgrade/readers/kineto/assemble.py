@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from stepgrade.model.columns import distinct
+from stepgrade.model.columns import distinct, narrow, order_by_start
 from stepgrade.model.events import (
     NONE,
     DeviceEvent,
@@ -20,6 +20,7 @@ from stepgrade.model.events import (
     HostRanges,
     Ids,
     Inputs,
+    Profiler,
     Trace,
     TraceThread,
 )
@@ -46,8 +47,14 @@ _REFERENCES: Final = {
 }
 # Times of today count 10**18 ns from 1970; clocks that start with the machine stay far below.
 _EPOCH_NS: Final = 10**18
-# On Windows numpy 1 adds 32-bit integers up in 32 bits.
-_SUMS_ARE_LONG: Final = np.dtype(int).itemsize == 8
+PROFILER: Final = Profiler(
+    format="kineto",
+    producer="torch.profiler",
+    mark_steps="Call prof.step() once in each iteration while recording.",
+    record_operations="Record ProfilerActivity.CPU.",
+    record_device="Record ProfilerActivity.CUDA.",
+    record_layers="Record with with_stack=True.",
+)
 _COPY_WORDS: Final = (
     (DeviceEvent.COPY_H2D, ("HtoD", "HostToDevice")),
     (DeviceEvent.COPY_D2H, ("DtoH", "DeviceToHost")),
@@ -104,6 +111,7 @@ def assemble(tables: Tables, facts: FileFacts) -> list[Trace]:
     header, base_ns = facts.header, zero_ns if zero_ns > _EPOCH_NS else None
     shared: dict[str, Any] = {
         "file": facts.name,
+        "profiler": PROFILER,
         "world_size": header.world_size,
         "backend": header.backend,
         "base_ns": base_ns if header.base_ns is None else header.base_ns + zero_ns,
@@ -183,28 +191,14 @@ def _of_rank(columns: dict[str, Columns], shared: dict[str, Any], rank: int) -> 
 def _take_sorted(table: EventTable) -> Columns:
     """Take the columns out of a table, by start, longer first among equals, in 32 bits where they fit."""
     start_ns, dur_ns = table.take("start_ns"), table.take("dur_ns")
-    order = np.argsort(start_ns, kind="stable")
-    starts, durs = start_ns[order], dur_ns[order]
-    tied = starts[1:] == starts[:-1]
-    if (tied & (durs[1:] > durs[:-1])).any():
-        members = np.flatnonzero(np.append(tied, False) | np.append(False, tied))
-        order[members] = order[members[np.lexsort((-durs[members], starts[members]))]]
+    order = order_by_start(start_ns, dur_ns)
     in_order = bool((np.diff(order) > 0).all())
-    columns = {"start_ns": start_ns, "dur_ns": _narrow(dur_ns)}
-    del starts, durs, tied, start_ns, dur_ns
+    columns = {"start_ns": start_ns, "dur_ns": narrow(dur_ns)}
+    del start_ns, dur_ns
     for name in table.dtypes:
-        column = columns[name] if name in columns else _narrow(table.take(name))
+        column = columns[name] if name in columns else narrow(table.take(name))
         columns[name] = column if in_order else column[order]
     return columns
-
-
-def _narrow(column: NDArray[Any]) -> NDArray[Any]:
-    """Return the integers in 32 bits if all of them fit, as nearly always all but times do."""
-    limits = np.iinfo(np.int32)
-    if column.dtype != np.int64 or not _SUMS_ARE_LONG:
-        return column
-    fits = column.min(initial=0) >= limits.min and column.max(initial=0) <= limits.max
-    return column.astype(np.int32) if fits else column
 
 
 def _renumber_inputs(tables: Tables, ops: Columns) -> tuple[Inputs, ...]:

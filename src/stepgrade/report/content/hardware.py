@@ -24,6 +24,7 @@ from stepgrade.report.blocks import (
     bullets,
     facts,
 )
+from stepgrade.report.content.memory import memory_blocks
 from stepgrade.report.words import BASES, ROOFS, plural
 from stepgrade.units import show_bytes, show_count, show_figure, show_rate, show_share, show_si
 
@@ -182,6 +183,10 @@ def estimate(found: Estimate, flags: Mapping[str, str]) -> Iterator[Block]:
         reach = (
             f"{show_rate(found.bound_by.tok_s)}{each} is the most that {ROOFS[found.bound_by.kind]} allows"
         )
+        if found.is_reachable is False:
+            reach += ", out of reach: it does not fit into the memory"
+        elif found.memory is not None and found.memory.verdict == "too_close":
+            reach += ", if it fits into the memory, which is too close to call"
         yield Paragraph(reach, style="title")
         if found.achievable is not None:
             rate, limit = show_rate(found.achievable.tok_s), ROOFS[found.achievable.kind]
@@ -203,6 +208,8 @@ def estimate(found: Estimate, flags: Mapping[str, str]) -> Iterator[Block]:
     counted = [f"{limit.kind}: {limit.convention}" for limit in found.ceilings]
     for text in (*counted, *dict.fromkeys(limit.source for limit in found.ceilings)):
         yield Paragraph(text, style="dim", indent=4, only="brief")
+    if found.memory is not None:
+        yield from memory_blocks(found, found.memory)
     yield from _token(found)
     reached = found.utilisation
     if reached is not None:

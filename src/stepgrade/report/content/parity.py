@@ -77,13 +77,10 @@ def meaning(report: ParityReport, ours: str, theirs: str) -> str:
     """Return what the answer rests on: the time as a whole, and the operations that both have."""
     if report.standing == "unknown":
         return "too little of the time is in operations that both have"
-    count, behind = len(report.compared), len(report.behind)
-    if behind:
-        verb = "are" if behind > 1 else "is"
-        parts = f"{behind} of {count} operations that both have {verb} more than 10 % slower in {ours}"
-    else:
-        least = f"none of {show_share(LEAST_SHARE)} of the time or more"
-        parts = f"of {count} operations that both have, {least} is 10 % slower in {ours}"
+    # Small operations have ratios too, in the tables, and decide nothing.
+    counted = f"{len(report.behind) or 'none'} of {show_share(LEAST_SHARE)} of the time or more"
+    slower = "are more than 10 % slower" if len(report.behind) > 1 else "is more than 10 % slower"
+    parts = f"of {len(report.compared)} operations that both have, {counted} {slower} in {ours}"
     if report.time_ratio is None:
         return parts
     return f"{ours} takes {show_ratio(report.time_ratio)} the time of {theirs}; {parts}"

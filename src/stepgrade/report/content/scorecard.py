@@ -8,8 +8,9 @@ from stepgrade.contract.types import LEAST_EFFICIENCY
 from stepgrade.model import Ledger
 from stepgrade.model.finding import Finding
 from stepgrade.model.notes import has_code, texts_of
-from stepgrade.model.profile import ACCOUNTS
+from stepgrade.model.profile import ACCOUNTS, LOG
 from stepgrade.model.scorecard import AT_MOST, UNGRADED, Arithmetic, Scorecard, StepStats
+from stepgrade.model.step_log import GOODPUT_ACCOUNTS
 from stepgrade.report.blocks import (
     Badge,
     Bar,
@@ -80,6 +81,7 @@ def blocks(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Block]:
     if card.baseline is not None:
         yield from _regressions(card, card.baseline)
     yield from _where_time_goes(card)
+    yield from _goodput(card)
     yield from _operations(card)
     yield from _layers_and_ranks(card)
     yield from _advice(card, flags)
@@ -273,7 +275,33 @@ def _where_time_goes(card: Scorecard) -> Iterator[Block]:
     yield Bars(("Phase", "Per step", "Share"), drawn)
 
 
+def _goodput(card: Scorecard) -> Iterator[Block]:
+    """Yield where the wall time of a logged run went."""
+    goodput = card.goodput
+    if goodput is None:
+        return
+    spent = {
+        "productive": goodput.productive,
+        "startup": goodput.startup,
+        "compile": goodput.compile,
+        "evaluation": goodput.evaluation,
+        "checkpoint": goodput.checkpoint,
+        "stall": goodput.stall,
+        "restart": goodput.restart,
+        "idle": goodput.idle,
+    }
+    yield Heading(f"Where the {show_ms(goodput.wall_s * 1e3)} of the run went")
+    rows = (
+        _timed(GOODPUT_ACCOUNTS[name], share, share * goodput.wall_s * 1e3)
+        for name, share in spent.items()
+        if share > LEAST_SHARE or name == "productive"
+    )
+    yield Bars(("The run", "Of the wall time", "Share"), tuple(rows))
+
+
 def _operations(card: Scorecard) -> Iterator[Block]:
+    if not card.hotspot_ops and card.source.format == LOG:
+        return  # no log lists operations
     if not card.hotspot_ops:
         yield Heading("Hotspots")
         yield Paragraph("none: the profile lists no operations")

@@ -86,7 +86,7 @@ def stacked(slices: Iterable[Slice]) -> tuple[Mark, ...]:
 def even_ticks(low: float, high: float, most: int = 5) -> list[float]:
     """Return at most `most` + 1 round values from low to high."""
     span = high - low
-    if not span > 0.0:
+    if not 0.0 < span < math.inf:
         return [low]
     rough = span / most
     power = 10.0 ** math.floor(math.log10(rough))

@@ -1,0 +1,223 @@
+"""What autograd keeps of each token for the backward pass, part by part, and what checkpointing leaves of it.
+
+The eager and compiled columns are counted to the byte on real models; Transformer Engine's fits the
+memory that Megatron-LM's own tests record.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from stepgrade.hardware.cost.plan import Plan
+from stepgrade.hardware.memory.stages import expert_tensor
+from stepgrade.hardware.models.shape import Layer, Linear, ModelShape
+
+_FP32 = 4.0
+_INDEX = 8.0  # bytes of a token's number
+
+
+class LayerActivations(Struct, frozen=True, kw_only=True):
+    """Bytes per token that one layer keeps, by what they are; `fixed` is what does not grow with tokens."""
+
+    norms: float
+    inputs: float  # of the matrices behind the norms
+    attention: float
+    scores: float  # attention written out, quadratic in the sequence
+    ffn: float
+    experts: float
+    adapters: float
+    dropout: float
+    fixed: float = 0.0
+
+    @property
+    def per_token(self) -> float:
+        """Return the bytes of one token."""
+        return (
+            self.norms
+            + self.inputs
+            + self.attention
+            + self.scores
+            + self.ffn
+            + self.experts
+            + self.adapters
+            + self.dropout
+        )
+
+
+def layer_activations(hidden: int, layer: Layer, plan: Plan) -> LayerActivations:
+    """Return what one layer keeps of a token on one device when nothing is recomputed."""
+    parallel, value = plan.parallel, plan.value_bytes
+    tensor = parallel.tensor
+    split = tensor if parallel.sequence else 1
+    # Megatron gathers a sequence's parts again in backward; torch keeps the gathered input.
+    split_inputs = split if plan.kernels == "te" else 1
+    norm_inputs = min(layer.norms, 2)
+    return LayerActivations(
+        norms=layer.norms * _norm(hidden, layer, plan) / split,
+        inputs=0.0 if plan.is_frozen else norm_inputs * value * hidden / split_inputs,
+        attention=attention_activations(layer, plan) / tensor,
+        scores=score_activations(layer, plan) / tensor,
+        ffn=_dense_width(layer) * _ffn(layer, plan) / tensor,
+        experts=expert_activations(hidden, layer, plan),
+        adapters=adapter_activations(layer, plan) / split_inputs,
+        dropout=2.0 * hidden / split if layer.has_dropout else 0.0,
+        fixed=_FP32 * hidden * layer.norms * (layer.norm == "gemma") * (plan.kernels == "transformers"),
+    )
+
+
+def checkpointed(hidden: int, layer: Layer, plan: Plan) -> float:
+    """Return the bytes per token that one layer keeps under the plan's checkpointing."""
+    whole = layer_activations(hidden, layer, plan)
+    value, tensor = plan.value_bytes, plan.parallel.tensor
+    split = tensor if plan.parallel.sequence else 1
+    query, key = layer.query_width, layer.kv_width
+    width = _dense_width(layer) + layer.experts_met * layer.expert_width
+    statistics = _FP32 * layer.heads / tensor
+    match plan.checkpointing:
+        case "full":
+            kept = value * hidden / split
+        case "op":
+            # The layer's input, the outputs of every second matmul, and attention's. With torch's sequence
+            # parallelism the last matmul's output is whole, and both scattered sums are kept beside it.
+            wide = 2 * hidden if split == 1 else hidden + 3 * hidden / split
+            if plan.kernels == "compiled":
+                wide -= hidden  # no gradient needs the last matmul's output, and the compiler drops it
+            kept = value * wide + value * (2 * query + key + width) / tensor + statistics
+        case "op-all":
+            wide = 2 * width if layer.gated else width
+            kept = value * 3 * hidden / split + value * (2 * query + 2 * key + wide) / tensor + statistics
+        case "selective":
+            kept = whole.per_token - whole.scores
+        case _:
+            kept = whole.per_token
+    return min(kept, whole.per_token)
+
+
+def outside_layers(shape: ModelShape, plan: Plan) -> float:
+    """Return the bytes per token that the last norm and the head keep."""
+    split = plan.parallel.tensor if plan.parallel.sequence else 1
+    last = shape.layers[-1]
+    # LoRA on the head keeps its input as well.
+    has_input = not plan.is_frozen or "head" in plan.lora_targets.split(",")
+    return (
+        _norm(shape.hidden, last, plan) + plan.value_bytes * shape.hidden * has_input
+    ) / split + 2 * _INDEX
+
+
+def _norm(width: float, layer: Layer, plan: Plan) -> float:
+    """Return what one norm over `width` values keeps of a token."""
+    value = plan.value_bytes
+    if layer.norm == "layer":
+        return value * width + 2 * _FP32
+    trained = 0.0 if plan.is_frozen else 1.0
+    if plan.kernels == "te":
+        return value * width
+    if plan.kernels in ("compiled", "eager"):
+        return value * width + _FP32
+    # Written out: the input in fp32, and what is multiplied by the weight, if that is trained.
+    is_fp32 = layer.norm != "rms" or plan.kernels == "eager-unfused"
+    return _FP32 * width + trained * (_FP32 if is_fp32 else value) * width + _FP32
+
+
+def attention_activations(layer: Layer, plan: Plan) -> float:
+    """Return what attention keeps of a token: query, key, value, its output, and their norms."""
+    value, by_name = plan.value_bytes, {linear.name: linear for linear in layer.linears}
+    query, key = float(layer.query_width), float(layer.kv_width)
+    if plan.attention == "written-out":
+        key = query  # keys and values are repeated for every query head
+    kept = value * (2 * query + 2 * key) + (0.0 if plan.attention == "written-out" else _FP32 * layer.heads)
+    if "kv_up" in by_name:
+        # Latent attention: the small vectors before and after their norms, and values of a size of their own.
+        down, up, out = by_name["kv_down"], by_name["kv_up"], by_name["o"]
+        latent = 2 * up.inputs + (down.outputs - up.inputs)
+        if "q_up" in by_name:
+            latent += 2 * by_name["q_up"].inputs
+        kept += value * (latent * plan.parallel.tensor + 2 * (out.inputs - query))
+    is_view = "qkv" in by_name and layer.rotates and plan.attention == "flash"
+    if is_view and plan.kernels not in ("compiled", "te"):
+        kept += value * (query + key)  # the value is a view into all three as they were, which stay
+    if layer.qk_norms:
+        width = layer.query_width + layer.kv_width
+        heads = layer.heads * width / layer.query_width if layer.qk_norm_per_head else 2.0
+        each = _norm(1.0, layer, plan) - _FP32 if plan.kernels != "te" else value
+        kept += each * width + (_FP32 * heads if plan.kernels != "te" else 0.0)
+    return kept
+
+
+def score_activations(layer: Layer, plan: Plan) -> float:
+    """Return what attention that is written out keeps of a token's scores."""
+    if plan.attention == "flash":
+        return 0.0
+    span = plan.seq / plan.parallel.context
+    if plan.kernels == "transformers":
+        each = _FP32 + plan.value_bytes  # softmax in fp32, and its copy
+    elif plan.kernels == "te":
+        each = 2 * plan.value_bytes + 1 if layer.has_dropout else plan.value_bytes
+    else:
+        each = _FP32 if plan.kernels == "compiled" else plan.value_bytes
+    return layer.heads * span * each
+
+
+def backward_temporaries(hidden: int, layer: Layer, plan: Plan) -> float:
+    """Return the bytes per token of gradients that one layer's backward pass has at once."""
+    width = (_dense_width(layer) + layer.experts_met * layer.expert_width) / plan.parallel.tensor
+    return plan.value_bytes * ((3 if layer.gated else 2) * width + 2 * hidden)
+
+
+def _dense_width(layer: Layer) -> float:
+    """Return the width of the feed-forward that every token meets."""
+    return layer.ffn_width - layer.experts_met * layer.expert_width
+
+
+def _ffn(layer: Layer, plan: Plan) -> float:
+    """Return what a feed-forward keeps of a token, for each unit of its width."""
+    value, is_eager = plan.value_bytes, plan.kernels not in ("compiled", "te")
+    if layer.gated:
+        kept = 4 if is_eager else 3  # gate, its activation, up, product
+        return value * (kept - (plan.is_frozen and is_eager))
+    kept = 5 if layer.activation == "gelu_new" and plan.kernels == "transformers" else 2
+    return value * (kept - plan.is_frozen)
+
+
+def expert_activations(hidden: int, layer: Layer, plan: Plan) -> float:
+    """Return what router and experts keep of a token, when tokens are spread evenly."""
+    if not layer.expert_count:
+        return 0.0
+    split = plan.parallel.tensor if plan.parallel.sequence else 1
+    gathered = min(expert_tensor(plan), split)
+    met = layer.experts_met
+    value = plan.value_bytes
+    # Weighting the experts' hidden values by the router's keeps one more of them where there is no gate.
+    weighted = 0.0 if layer.gated else value
+    inside = value * hidden * (gathered + 1) + layer.expert_width * (_ffn(layer, plan) + weighted)
+    return (_FP32 * layer.expert_count + met * inside) / split
+
+
+def adapter_activations(layer: Layer, plan: Plan) -> float:
+    """Return what LoRA's thin matrices keep of a token."""
+    if not plan.is_frozen:
+        return 0.0
+    kept = 0.0
+    if plan.method == "qlora" and plan.dequantise == "unfused-old":
+        kept = plan.value_bytes * sum(
+            {_input_of(linear): linear.active * linear.inputs for linear in layer.linears}.values()
+        )
+    targets: list[Linear] = layer.adapted(plan.lora_targets)
+    size = _FP32 if plan.kernels == "transformers" else plan.value_bytes
+    # An input in another precision is copied for every target; else those that share it keep it once.
+    shared = {_input_of(linear): linear.active * linear.inputs for linear in targets}
+    every = sum(linear.active * linear.inputs for linear in targets)
+    inputs = every if size != plan.value_bytes else sum(shared.values())
+    # Attention keeps its output anyway.
+    if size == plan.value_bytes and "o" in shared:
+        inputs -= shared["o"]
+    ranks = plan.rank * sum(linear.active for linear in targets)
+    if plan.lora_dropout:
+        return kept + (size + 1) * every + size * ranks  # each target has a mask and a copy of its own
+    return kept + size * (inputs + ranks)
+
+
+def _input_of(linear: Linear) -> str:
+    return {"q": "norm", "k": "norm", "v": "norm", "qkv": "norm", "gate": "norm2", "up": "norm2"}.get(
+        linear.name, linear.name
+    )

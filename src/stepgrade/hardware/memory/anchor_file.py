@@ -1,0 +1,98 @@
+"""The peak memory of a measured run, from its JSON or from the lines that trainers print."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from stepgrade.errors import BadInput, TooLarge
+from stepgrade.hardware.memory.fit import Anchor
+
+_MOST_BYTES = 64 * 2**20
+_UNITS = {"gib": 2**30, "gb": 10**9, "mib": 2**20, "mb": 2**20}
+_FIGURE = r"(\d[\d,]{0,15}(?:\.\d{1,15})?)\s*(GiB|GB|MiB|MB)?"
+_MOST_MEMORY = 2**60
+_Bytes = Annotated[float, Meta(gt=0, lt=_MOST_MEMORY)]
+_Count = Annotated[int, Meta(ge=1, lt=2**40)]
+# What each trainer prints, what the figure is, and its unit where the line does not say it, or wrongly.
+_LINES: tuple[tuple[str, Literal["allocated", "reserved"], int | None], ...] = (
+    (rf"\bmemory:\s*{_FIGURE}\s*\(", "reserved", None),  # torchtitan
+    (rf"max allocated:\s*{_FIGURE}", "allocated", 2**20),  # Megatron-LM
+    (rf"\bMax_MA\s+{_FIGURE}", "allocated", 2**30),  # DeepSpeed, whose GB are binary
+    (rf"peak memory allocat(?:ed|ion):\s*{_FIGURE}", "allocated", None),  # torchtune, modded-nanogpt
+    (rf"\bMemory used:\s*{_FIGURE}", "allocated", None),  # litgpt, whose GB are decimal
+    (rf"\bmem\s+{_FIGURE}", "allocated", None),  # NeMo AutoModel
+    (rf"memory/max_allocated \(GiB\)\W+{_FIGURE}", "allocated", 2**30),  # axolotl
+)
+
+
+def read_anchor(path: str) -> Anchor:
+    """Return the peak of the run in a JSON with `memory`, or in a log; raise BadInput without one."""
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123  pathlib costs 4 ms at start
+            raw = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise BadInput(f"cannot be read: {error.strerror}", where=path) from error
+    if len(raw) > _MOST_BYTES:
+        raise TooLarge(
+            f"more than {_MOST_BYTES // 2**20} MiB: give the part of the log with the memory", where=path
+        )
+    anchor = anchor_from_json(raw) or anchor_from_log(raw.decode("utf-8", "replace"))
+    if anchor is None:
+        hint = (
+            "give a JSON with memory.peak_bytes or memory.reserved_bytes, or a trainer's log that prints it"
+        )
+        raise BadInput("no peak memory in it", where=path, hint=hint)
+    return anchor
+
+
+class _Memory(Struct):
+    """What a JSON says of its run's peak."""
+
+    reserved_bytes: _Bytes | None = None
+    peak_bytes: _Bytes | None = None
+
+
+class _Run(Struct):
+    """What a JSON says of its run's micro-batch."""
+
+    batch: _Count | None = None
+    seq: _Count | None = None
+
+
+class _Document(Struct):
+    """The parts of a scorecard or an estimate that are read."""
+
+    memory: _Memory
+    plan: _Run | None = None
+
+
+def anchor_from_json(raw: bytes) -> Anchor | None:
+    """Return the peak that a JSON has under `memory`; None where it is none, or has no such thing."""
+    try:
+        document = msgspec.json.decode(raw, type=_Document)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+    run, memory = document.plan or _Run(), document.memory
+    if memory.reserved_bytes is not None:
+        return Anchor(peak_bytes=memory.reserved_bytes, kind="reserved", batch=run.batch, seq=run.seq)
+    if memory.peak_bytes is not None:
+        return Anchor(peak_bytes=memory.peak_bytes, kind="allocated", batch=run.batch, seq=run.seq)
+    return None
+
+
+def anchor_from_log(text: str) -> Anchor | None:
+    """Return the highest peak of a trainer's log; the first step has no optimizer states yet."""
+    for pattern, kind, unit in _LINES:
+        found = re.findall(pattern, text)
+        sizes = [
+            float(figure.replace(",", "")) * (unit or _UNITS.get(name.casefold(), 2**30))
+            for figure, name in found
+        ]
+        most = max(sizes, default=0.0)
+        if 0 < most < _MOST_MEMORY:
+            return Anchor(peak_bytes=most, kind=kind)
+    return None

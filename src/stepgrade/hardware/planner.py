@@ -1,0 +1,411 @@
+"""Ways to share a run among devices: those that fit, ranked by the throughput that they allow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from msgspec import Struct, structs
+
+from stepgrade.errors import BadOption, did_you_mean
+from stepgrade.hardware.ceilings import FLOPS_PER_TFLOP, Figures, utilisation
+from stepgrade.hardware.cost.model_costs import ModelCosts, model_costs
+from stepgrade.hardware.cost.plan import Parallelism, Plan
+from stepgrade.hardware.launch_flags import launch_flags
+from stepgrade.hardware.memory.allocator import capacity_bytes
+from stepgrade.hardware.memory.need import MemoryNeed, Verdict, memory_need, verdict_of
+from stepgrade.hardware.models.hf_config import read_model
+from stepgrade.hardware.models.shape import ModelShape
+from stepgrade.hardware.setup import Setup, figures_of
+from stepgrade.model.notes import Note, Result
+from stepgrade.units import BYTES_PER_GB, show_share
+
+# One 400 Gbit/s adapter for each device, which is what most clusters of such nodes have.
+DEFAULT_NETWORK_GB_S = 50.0
+DEFAULT_PER_NODE = 8
+# Gradients and gathered weights travel while the backward pass computes, two thirds of the step.
+_HIDDEN_BEHIND = 2 / 3
+_LONG_SEQUENCE = 32_768  # from here on a sequence may be worth sharing
+_REASON_SHARE = 0.01
+
+Reason = Literal["bubble", "recompute", "exposed_link", "memory_bandwidth", "too_close"]
+
+
+class Trainer(Struct, frozen=True, kw_only=True):
+    """What a trainer can do, and how it keeps what it trains; checkpointing from fastest to leanest."""
+
+    kernels: str
+    weights: str
+    losses: tuple[str, ...]
+    data: tuple[str, ...]
+    checkpointing: tuple[str, ...]
+    is_data_parallel_only: bool = False
+    trains_adapters: bool = False
+
+
+TRAINERS = {
+    "torchtitan": Trainer(
+        kernels="compiled",
+        weights="fp32",
+        losses=("chunked",),
+        data=("ddp", "fsdp-no-reshard", "fsdp"),
+        checkpointing=("none", "op", "full"),
+    ),
+    "megatron": Trainer(
+        kernels="te",
+        weights="megatron",
+        losses=("megatron",),
+        data=("ddp", "zero1"),
+        checkpointing=("none", "full"),
+    ),
+    "deepspeed": Trainer(
+        kernels="transformers",
+        weights="master",
+        losses=("upcast", "chunked"),
+        data=("ddp", "zero1", "zero2", "zero3"),
+        checkpointing=("none", "full"),
+        is_data_parallel_only=True,
+        trains_adapters=True,
+    ),
+    "accelerate": Trainer(
+        kernels="transformers",
+        weights="fp32",
+        losses=("upcast", "chunked"),
+        data=("ddp", "fsdp-no-reshard", "fsdp"),
+        checkpointing=("none", "full"),
+        is_data_parallel_only=True,
+        trains_adapters=True,
+    ),
+}
+
+
+class Cluster(Struct, frozen=True, kw_only=True):
+    """So many equal devices: how many share a node, and what each can send to other nodes."""
+
+    devices: int
+    per_node: int = DEFAULT_PER_NODE
+    network_gb_s: float = DEFAULT_NETWORK_GB_S
+
+    def __post_init__(self) -> None:
+        if self.devices < 1 or self.per_node < 1 or not self.network_gb_s > 0:
+            raise BadOption("devices, devices per node and the network's rate must be above 0")
+
+
+class WhyNotBetter(Struct, frozen=True):
+    """One thing that keeps a plan from being faster, and the share of the step that it takes."""
+
+    reason: Reason
+    share: float | None
+    text: str
+
+
+class RankedPlan(Struct, frozen=True, kw_only=True):
+    """One way to run it; `tok_s` is of all devices, at the best rates that were measured if they are known.
+
+    The memory is that of `trainer`, and `flags` start the plan in it.
+    """
+
+    trainer: str
+    tensor: int
+    sequence: bool
+    pipeline: int
+    virtual: int
+    context: int
+    expert: int
+    replicas: int
+    data: str
+    checkpointing: str
+    loss: str
+    micro_batch: int
+    micro_batches: int
+    verdict: Verdict
+    need_bytes: float
+    low_bytes: float
+    high_bytes: float
+    tok_s: float
+    tok_s_per_device: float
+    mfu: float | None
+    why_not_better: tuple[WhyNotBetter, ...]
+    flags: str
+
+
+class PlanTable(Result, frozen=True, kw_only=True):
+    """The plans that fit, fastest first, then those too close to call; `considered` counts all of them."""
+
+    NOTES = ("notes",)
+
+    device: str
+    devices: int
+    model: str
+    global_batch: int
+    seq: int
+    capacity_bytes: float
+    considered: int
+    plans: tuple[RankedPlan, ...]
+    notes: tuple[Note, ...] = ()
+
+
+class PlanRequest(Struct, frozen=True, kw_only=True):
+    """What is to be planned: where the run runs, the batch of a step, and which trainers could run it."""
+
+    cluster: Cluster
+    global_batch: int  # sequences per step
+    trainers: tuple[str, ...] = tuple(TRAINERS)
+    most: int = 10
+
+    def __post_init__(self) -> None:
+        if self.global_batch < 1 or self.most < 1:
+            raise BadOption("must be a whole number, 1 or more", field="global_batch")
+        unknown = [name for name in self.trainers if name not in TRAINERS]
+        if unknown:
+            hint = did_you_mean(unknown[0], TRAINERS)
+            raise BadOption(f"{unknown[0]!r} is not known", field="trainers", hint=hint)
+
+
+def plan(setup: Setup, request: PlanRequest) -> PlanTable:
+    """Return the best ways to run `setup` on a cluster; of its plan everything is kept but what is chosen."""
+    if setup.model is None or setup.plan is None:
+        raise BadOption("a plan needs the model", supply="{model} with {seq}")
+    return rank_plans(read_model(setup.model), figures_of(setup), setup.plan, request)
+
+
+def rank_plans(shape: ModelShape, figures: Figures, run: Plan, request: PlanRequest) -> PlanTable:
+    """Return the best ways to train `run` on a cluster: batch, checkpointing and parallelism are chosen."""
+    cluster, global_batch = request.cluster, request.global_batch
+    device, capacity = figures.device, capacity_bytes(figures.device)
+    if device is None or capacity is None:
+        raise BadOption("a plan needs a device whose memory is known", supply="{device}")
+    best: dict[tuple[str, Parallelism], RankedPlan] = {}
+    considered = 0
+    for name in request.trainers:
+        trainer = TRAINERS[name]
+        if run.is_frozen and not trainer.trains_adapters:
+            continue
+        own = structs.replace(run, kernels=trainer.kernels, weights=trainer.weights, allocator="expandable")
+        for parallel in ways_to_share(shape, own, cluster, trainer):
+            shared = structs.replace(own, parallel=parallel)
+            for found, need in plans_that_fit(shape, shared, global_batch, capacity, trainer):
+                considered += 1
+                judged = _Judged(name=name, plan=found, need=need, verdict=verdict_of(need, capacity))
+                ranked = ranked_plan(shape, figures, cluster, judged)
+                other = best.get((name, parallel))
+                if other is None or _order(ranked) < _order(other):
+                    best[name, parallel] = ranked
+    every = sorted(best.values(), key=_order)
+    # The best of each trainer is shown, however many of another's are faster.
+    first = {ranked.trainer: place for place, ranked in reversed(tuple(enumerate(every)))}
+    chosen = [
+        ranked for place, ranked in enumerate(every) if place < request.most or place == first[ranked.trainer]
+    ]
+    plans = tuple(
+        structs.replace(ranked, flags=launch_flags(ranked, run, cluster.devices, global_batch))
+        for ranked in chosen
+    )
+    notes = [
+        Note(
+            "network",
+            f"{cluster.per_node} devices per node, {cluster.network_gb_s:g} GB/s each between nodes",
+        )
+    ]
+    if not plans:
+        text = f"no way to share {global_batch:,} sequences among {cluster.devices} devices fits"
+        notes.append(Note("no_plan", text, supply="more {plan_devices}, or another {global_batch}"))
+    return PlanTable(
+        device=device.name,
+        devices=cluster.devices,
+        model=f"{shape.architecture}, {shape.parameters:,} parameters",
+        global_batch=global_batch,
+        seq=run.seq,
+        capacity_bytes=capacity,
+        considered=considered,
+        plans=plans,
+        notes=tuple(notes),
+    )
+
+
+def ways_to_share(shape: ModelShape, run: Plan, cluster: Cluster, trainer: Trainer) -> Iterator[Parallelism]:
+    """Yield every way of the trainer that divides heads, layers and experts among the devices."""
+    world = cluster.devices
+    if trainer.is_data_parallel_only:
+        for data in trainer.data if world > 1 else ("ddp",):
+            yield Parallelism(devices=world, data=data)
+        return
+    contexts = (1, 2, 4, 8) if run.seq >= _LONG_SEQUENCE else (1,)
+    experts = max(layer.expert_count for layer in shape.layers)
+    for tensor in (1, 2, 4, 8):
+        divides = all(layer.heads % tensor == 0 and layer.ffn_width % tensor == 0 for layer in shape.layers)
+        if tensor > cluster.per_node or world % tensor or not divides:
+            continue
+        for pipeline in _divisors(world // tensor, shape.depth):
+            for context in contexts:
+                if world % (tensor * pipeline * context):
+                    continue
+                replicas = world // (tensor * pipeline * context)
+                for expert in _divisors(replicas * context, experts) if experts else (1,):
+                    if experts and experts % expert:
+                        continue
+                    one = Parallelism(
+                        devices=world,
+                        tensor=tensor,
+                        sequence=tensor > 1,
+                        pipeline=pipeline,
+                        context=context,
+                        expert=expert,
+                    )
+                    yield from sharded_ways(shape, one, trainer)
+
+
+def sharded_ways(shape: ModelShape, one: Parallelism, trainer: Trainer) -> Iterator[Parallelism]:
+    """Yield the schedules and shardings of one division of the devices."""
+    ways = trainer.data if one.shards > 1 else ("ddp",)
+    if one.pipeline > 1:
+        ways = tuple(way for way in ways if way != "fsdp")  # it would gather at every turn
+    virtuals = [1]
+    if one.pipeline > 1 and shape.depth % one.pipeline == 0:
+        stage = shape.depth // one.pipeline
+        virtuals += [virtual for virtual in (2, 4) if stage % virtual == 0]
+    for virtual in virtuals:
+        for data in ways:
+            yield structs.replace(one, virtual=virtual, data=data)
+
+
+def plans_that_fit(
+    shape: ModelShape, run: Plan, global_batch: int, capacity: float, trainer: Trainer
+) -> Iterator[tuple[Plan, MemoryNeed]]:
+    """Yield, for each micro-batch, the plan that recomputes least and is not ruled out by memory."""
+    parallel = run.parallel
+    if global_batch % parallel.replicas:
+        return
+    per_replica = global_batch // parallel.replicas
+    batches = [
+        batch
+        for batch in _divisors(per_replica, per_replica)
+        if per_replica // batch >= parallel.pipeline  # else the pipeline is never full
+        and (parallel.virtual == 1 or (per_replica // batch) % parallel.pipeline == 0)
+    ]
+    settled: set[int] = set()
+    for loss in trainer.losses:
+        for checkpointing in trainer.checkpointing:
+            for batch in batches:
+                if batch in settled:
+                    continue
+                plan = structs.replace(
+                    run,
+                    batch=batch,
+                    micro_batches=per_replica // batch,
+                    checkpointing=checkpointing,
+                    loss=loss,
+                )
+                need = memory_need(shape, plan)
+                verdict = verdict_of(need, capacity)
+                if verdict == "does_not_fit":
+                    break  # a larger batch needs no less
+                if verdict == "fits":
+                    settled.add(batch)  # with more recomputing it would only be slower
+                yield plan, need
+
+
+class _Judged(Struct, frozen=True, kw_only=True):
+    """A trainer's plan, and whether it fits."""
+
+    name: str
+    plan: Plan
+    need: MemoryNeed
+    verdict: Verdict
+
+
+_LOSSES: dict[Reason, str] = {
+    "bubble": "the pipeline is empty",
+    "recompute": "layers are computed again",
+    "exposed_link": "devices wait for each other's data",
+    "memory_bandwidth": "memory is slower than arithmetic",
+}
+
+
+def ranked_plan(shape: ModelShape, figures: Figures, cluster: Cluster, judged: _Judged) -> RankedPlan:
+    """Return the plan with the throughput that it allows, and what keeps it from more."""
+    plan, need = judged.plan, judged.need
+    costs, parallel = model_costs(shape, plan), plan.parallel
+    tokens = plan.tokens * plan.micro_batches * parallel.replicas
+    own = tokens / parallel.devices
+    rates, bandwidths = figures.compute(plan.dtype), figures.bandwidth()
+    if not rates:
+        raise BadOption(f"no {plan.dtype} peak is known", field="device", supply="{peak_tflops}")
+    rate = rates[-1].per_s  # measured where somebody measured it
+    computing = costs.flops.hardware * own / rate
+    moving = costs.traffic.total * own / bandwidths[0].per_s if bandwidths else 0.0
+    busy = max(computing, moving)
+    slots = plan.micro_batches * parallel.virtual
+    bubble = busy * (parallel.pipeline - 1) / slots
+    exposed = exposed_seconds(figures, costs, plan, cluster, busy)
+    step = busy + bubble + exposed
+    recomputed = (costs.flops.hardware - costs.flops.model) * own / rate if computing >= moving else 0.0
+    lost: dict[Reason, float] = {
+        "bubble": bubble / step,
+        "recompute": recomputed / step,
+        "exposed_link": exposed / step,
+        "memory_bandwidth": (moving - computing) / step if moving > computing else 0.0,
+    }
+    why = [
+        WhyNotBetter(reason, share, f"{_LOSSES[reason]} for {show_share(share, 0)} of the step")
+        for reason, share in sorted(lost.items(), key=lambda item: -item[1])
+        if share >= _REASON_SHARE
+    ]
+    if judged.verdict == "too_close":
+        why.insert(0, WhyNotBetter("too_close", None, "too close to call whether it fits"))
+    peak = figures.peak(plan.dtype)
+    tok_s = tokens / step
+    return RankedPlan(
+        trainer=judged.name,
+        tensor=parallel.tensor,
+        sequence=parallel.sequence,
+        pipeline=parallel.pipeline,
+        virtual=parallel.virtual,
+        context=parallel.context,
+        expert=parallel.expert,
+        replicas=parallel.replicas,
+        data=parallel.data,
+        checkpointing=plan.checkpointing,
+        loss=plan.loss,
+        micro_batch=plan.batch,
+        micro_batches=plan.micro_batches,
+        verdict=judged.verdict,
+        need_bytes=need.need_bytes,
+        low_bytes=need.low_bytes,
+        high_bytes=need.high_bytes,
+        tok_s=tok_s,
+        tok_s_per_device=tok_s / parallel.devices,
+        mfu=utilisation(tok_s, costs.flops.model, peak.per_s / FLOPS_PER_TFLOP, parallel.devices)
+        if peak
+        else None,
+        why_not_better=tuple(why),
+        flags="",
+    )
+
+
+def exposed_seconds(figures: Figures, costs: ModelCosts, plan: Plan, cluster: Cluster, busy: float) -> float:
+    """Return the seconds per step in which a device waits for what others send."""
+    link = costs.link
+    if link is None:
+        return 0.0
+    rates, network = figures.link(), cluster.network_gb_s * BYTES_PER_GB
+    inside = rates[0].per_s if rates else network
+    parallel = plan.parallel
+
+    def seconds(amount: float, span: int) -> float:
+        return amount / (inside if span <= cluster.per_node else min(inside, network))
+
+    near = parallel.tensor * parallel.context
+    waits = seconds(link.tensor, parallel.tensor) + seconds(link.expert, near * parallel.expert)
+    waits += seconds(link.pipeline * parallel.virtual, parallel.devices)
+    hidden = seconds(link.data, parallel.devices) + seconds(link.context, near)
+    return waits + max(0.0, hidden - _HIDDEN_BEHIND * busy)
+
+
+def _order(plan: RankedPlan) -> tuple[bool, float, float]:
+    """Return the place of a plan: those that fit first, the fastest first, and with the least memory."""
+    return plan.verdict != "fits", -plan.tok_s, plan.need_bytes
+
+
+def _divisors(number: int, most: int) -> list[int]:
+    return [part for part in range(1, min(number, most) + 1) if number % part == 0]

@@ -1,0 +1,93 @@
+"""What a logged run worked on: devices, tokens and samples of a step, memory."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stepgrade.model import DeviceSeen
+from stepgrade.readers.logs.facts import LogHeader
+from stepgrade.readers.logs.order import Floats, Table
+from stepgrade.readers.logs.paces import Paces
+
+# What is printed with few digits agrees to this with batch times sequence.
+_SAME_TOKENS = 0.02
+
+
+def world_size(header: LogHeader, ranks: int = 1) -> int | None:
+    """Return how many devices trained, by what the log says first; None where nothing does."""
+    said = header.whole("global_num_gpus", "world_size", "world")
+    micro, rank = header.numbers.get("micro_tokens"), header.numbers.get("rank_tokens")
+    if micro and rank:
+        said = max(said or 1, round(micro / rank))
+    if said is None and (local := header.whole("local_world")):
+        said = local * (header.whole("nodes") or 1)
+    if said is None:
+        batch, each = header.whole("global_batch_size"), header.whole("micro_batch_size")
+        steps = header.whole("accumulation") or 1
+        if batch and each and batch % (each * steps) == 0:
+            said = batch // (each * steps)
+    return said if said is not None else ranks if ranks > 1 else None
+
+
+def device_of(header: LogHeader) -> DeviceSeen | None:
+    """Return the device as the log names it."""
+    name, size = header.texts.get("device"), header.numbers.get("device_bytes")
+    return DeviceSeen(name=name, memory_bytes=round(size) if size else None) if name else None
+
+
+def tokens_said(table: Table, header: LogHeader) -> float | None:
+    """Return the tokens of one step of all devices, as the log says them outright."""
+    if "step_tokens" in table and np.isfinite(table["step_tokens"]).any():
+        return float(np.nanmedian(table["step_tokens"]))
+    if said := header.numbers.get("step_tokens"):
+        return said
+    seq = header.whole("seq_length")
+    batch = header.whole("global_batch_size", "train_batch_size")
+    if batch is None and "step_samples" in table and np.isfinite(table["step_samples"]).any():
+        batch = round(float(np.nanmedian(table["step_samples"])))
+    return float(seq * batch) if seq and batch else None
+
+
+def tokens_per_step(
+    table: Table, header: LogHeader, paces: Paces, world: int | None, said: float | None
+) -> float | None:
+    """Return the tokens of a step of all devices: as counted, else by rate and time, else as the log says."""
+    counted = _gained(table, "tokens", paces)
+    if counted is not None:
+        return counted
+    rate = table.get("tok_s")
+    if rate is None and "tok_s_device" in table:
+        rate = table["tok_s_device"] * (world or 1)
+    measured = middle_of(rate * paces.step_s) if rate is not None else None
+    if measured is not None and not (said and abs(measured / said - 1.0) < _SAME_TOKENS):
+        return measured
+    samples, seq = _gained(table, "samples", paces), header.whole("seq_length")
+    return said or (samples * seq if samples and seq else None)
+
+
+def samples_per_step(table: Table, header: LogHeader, paces: Paces) -> float | None:
+    """Return the samples of a step of all devices."""
+    if "step_samples" in table and np.isfinite(table["step_samples"]).any():
+        return float(np.nanmedian(table["step_samples"]))
+    if said := header.whole("global_batch_size", "train_batch_size"):
+        return float(said)
+    counted = _gained(table, "samples", paces)
+    return counted or (middle_of(table["samples_s"] * paces.step_s) if "samples_s" in table else None)
+
+
+def _gained(table: Table, name: str, paces: Paces) -> float | None:
+    """Return by how much a count that only grows does so in a step."""
+    return middle_of(np.diff(table[name]) / paces.count[1:]) if name in table else None
+
+
+def middle_of(values: Floats) -> float | None:
+    """Return the median of the values that are known and above 0; None without any."""
+    values = values[np.isfinite(values) & (values > 0.0)]
+    return float(np.median(values)) if len(values) else None
+
+
+def peak_memory(table: Table, header: LogHeader) -> float | None:
+    """Return the most memory of a device that the log tells of."""
+    if "memory_bytes" in table and np.isfinite(table["memory_bytes"]).any():
+        return float(np.nanmax(table["memory_bytes"]))
+    return header.numbers.get("peak_bytes")

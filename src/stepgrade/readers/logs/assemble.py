@@ -1,0 +1,364 @@
+"""From the lines of a log to a profile: step times, throughput, costs, wall time, and what they rest on."""
+
+from __future__ import annotations
+
+from array import array
+from math import isfinite, nan
+
+import numpy as np
+from msgspec import Struct
+
+from stepgrade.model import Note, Profile, Recorded, Source
+from stepgrade.model.profile import LOG
+from stepgrade.model.step_log import Reason, RunFacts, StepLog
+from stepgrade.readers.logs.amounts import (
+    device_of,
+    middle_of,
+    peak_memory,
+    samples_per_step,
+    tokens_per_step,
+    tokens_said,
+    world_size,
+)
+from stepgrade.readers.logs.dialect import clock_kind
+from stepgrade.readers.logs.facts import LogHeader
+from stepgrade.readers.logs.order import Floats, Table, coarser, in_order, table_of
+from stepgrade.readers.logs.paces import COARSE_S, Paces, is_coarse, paces_of
+from stepgrade.readers.logs.scan import Rows, ScannedLog
+from stepgrade.units import show_count, show_ms
+
+# A first line this much slower than the others holds the start of the run.
+_SLOW_START = 1.3
+# A line this much faster among the first was written before its step was done.
+_DISPATCHED = 0.25
+_FIRST_LINES = 5
+# A line this much slower, with an evaluation or a checkpoint before it, is not of steps alone.
+_PAUSED = 1.05
+# From this share of the last losses on, a run has diverged.
+_TAIL = 0.1
+_TIME_COLUMNS = ("step_s", "interval_s", "steps_s", "elapsed_s", "time")
+
+
+def best_rows(scanned: ScannedLog) -> Rows | None:
+    """Return the step lines that tell most: with times before those without, then the most precise."""
+
+    def worth(rows: Rows) -> tuple[bool, bool, int, int]:
+        columns = rows.columns
+        timed = any(_is_known(columns, name) for name in _TIME_COLUMNS)
+        rated = any(_is_known(columns, name) for name in ("tok_s", "tok_s_device", "samples_s"))
+        return timed, timed or rated, -rows.dialect.rank, rows.count
+
+    with_steps = [rows for rows in scanned.rows if "step" in rows.columns or rows.dialect.counts_lines]
+    return max(with_steps, key=worth, default=None)
+
+
+class LoggedSteps(Struct, frozen=True, kw_only=True):
+    """The step lines that tell most, put in order and timed."""
+
+    rows: Rows
+    framework: str
+    table: Table
+    attempts: list[int]
+    paces: Paces
+    world: int | None
+    said_tokens: float | None
+    notes: tuple[Note, ...]
+
+
+def logged_steps(scanned: ScannedLog) -> LoggedSteps | None:
+    """Return the steps of the run that a log tells of, the last one of several; None without any step."""
+    rows = best_rows(scanned)
+    if rows is None:
+        return None
+    dialect, header = rows.dialect, scanned.header
+    table, ranks = table_of(rows)
+    total = header.whole("total_steps")
+    is_of_all = total is not None and "total" in table and bool((table["total"] == total).any())
+    table, attempts = in_order(table, counts_epochs=dialect.restarts_at_epochs and not is_of_all)
+    if not len(table["step"]):
+        return None
+    table, attempts, runs = last_run(table, attempts, header)
+    world, said = world_size(header, ranks), tokens_said(table, header)
+    if is_coarse(table):
+        table, attempts = coarser(table, attempts, COARSE_S)
+    paces = paces_of(table, dialect, world, said)
+    framework = dialect.framework
+    if dialect.name == "megatron":  # its kin print the same line, with fields of their own
+        of_deepspeed = "Megatron-DeepSpeed" if "tokens" in table else framework
+        framework = "GPT-NeoX" if "samples_s" in table and "samples" not in table else of_deepspeed
+    notes = [Note("from_training_log", f"read from the step lines of a log of {framework}"), *paces.notes]
+    if runs > 1:
+        notes.append(Note("last_of_several", f"the log holds {runs} runs: this is the last one"))
+    if ranks > 1:
+        text = f"{ranks} ranks wrote to the log: the lines of one of them are read"
+        notes.append(Note("ranks_in_log", text))
+    if rows.stride > 1:
+        text = f"of {show_count(rows.seen)} step lines one of {rows.stride} was read in full"
+        notes.append(Note("lines_sampled", text))
+    return LoggedSteps(
+        rows=rows,
+        framework=framework,
+        table=table,
+        attempts=attempts,
+        paces=paces,
+        world=world,
+        said_tokens=said,
+        notes=tuple(notes),
+    )
+
+
+def profile_of_log(scanned: ScannedLog, name: str, producer: str | None = None) -> Profile | None:
+    """Return the run that a log tells of; None where it holds no step."""
+    logged = logged_steps(scanned)
+    if logged is None:
+        return _from_totals(scanned, name)
+    if not np.isfinite(logged.paces.step_s).any():
+        return _from_totals(scanned, name) or without_times(scanned, name, logged)
+    header, table, paces = scanned.header, logged.table, logged.paces
+    log = step_log_of(scanned, logged)
+    samples, counts, left_out = samples_of(log)
+    tokens = tokens_per_step(table, header, paces, logged.world, logged.said_tokens)
+    return Profile(
+        source=Source(format=LOG, files=(name,), producer=producer or f"log of {logged.framework}"),
+        work="training",
+        steps=round(float(counts.sum())),
+        recorded_steps=round(float(np.sum(paces.count))),
+        mean_step_ms=float(np.average(samples, weights=counts)) * 1e3,
+        samples_ms=tuple((samples * 1e3).tolist()),
+        tokens_per_step=tokens,
+        samples_per_step=samples_per_step(table, header, paces),
+        counted_ranks=logged.world or 1,
+        world_size=logged.world,
+        device=device_of(header),
+        matmul_dtype=header.precision,
+        peak_memory_bytes=peak_memory(table, header),
+        facts=facts_of(header, logged, tokens),
+        recorded=_recorded(header),
+        log=log,
+        contents={"step lines": f"{len(table['step']):,} of {logged.framework}"},
+        notes=(*logged.notes, *left_out),
+        warnings=_losses(scanned, logged),
+    )
+
+
+def _recorded(header: LogHeader) -> Recorded:
+    layers, hidden = header.arguments.get("num_layers"), header.arguments.get("hidden_size")
+    shape = f"{layers} layers of {hidden}" if layers and hidden else None
+    return Recorded(
+        model=header.texts.get("model", shape),
+        batch=header.whole("micro_batch_size", "train_micro_batch_size_per_gpu"),
+        seq=header.whole("seq_length"),
+        precision=header.precision,
+        versions={"torch": header.texts["torch"]} if "torch" in header.texts else {},
+    )
+
+
+def facts_of(header: LogHeader, logged: LoggedSteps, tokens: float | None) -> RunFacts:
+    """Return what the log says of the model, and of its own efficiency."""
+    dialect, table, numbers = logged.rows.dialect, logged.table, header.numbers
+    recomputes = header.arguments.get("checkpoint_activations") == "True" and dialect.name == "megatron"
+    counts_recompute = dialect.printed_is == "hfu" or recomputes
+    arguments = dict(header.arguments)
+    if padded := header.whole("padded_vocab_size"):
+        arguments["padded_vocab_size"] = str(padded)
+    flops = numbers.get("flops_per_token")
+    of_step = numbers.get("device_step_flops")
+    if flops is None and of_step and tokens:
+        flops = of_step * (logged.world or 1) / tokens
+    if flops is None and not counts_recompute and {"tflops_device", "tok_s_device"} <= table.keys():
+        flops = middle_of(table["tflops_device"] * 1e12 / table["tok_s_device"])
+    return RunFacts(
+        framework=logged.framework,
+        config=header.config.decode("utf-8", "replace") if header.config else None,
+        arguments=arguments,
+        name=header.texts.get("model"),
+        seq=header.whole("seq_length"),
+        parameters=header.parameters,
+        flops_per_token=flops,
+        convention=None if logged.framework == "GPT-NeoX" else dialect.convention,  # it leaves the head out
+        counts_recompute=counts_recompute,
+        mfu=_late_median(table, "mfu"),
+        tflops=_late_median(table, "tflops_device"),
+        peak_flops=numbers.get("peak_flops") or (dialect.peak_tflops * 1e12 if dialect.peak_tflops else None),
+    )
+
+
+def _late_median(table: Table, name: str) -> float | None:
+    """Return the median of what is printed once the run is warm."""
+    if name not in table:
+        return None
+    rows = len(table["step"])
+    late = table[name][max(1, rows // 10) if rows > 1 else 0 :]
+    late = late[np.isfinite(late)]
+    return float(np.median(late)) if len(late) else None
+
+
+def _is_known(columns: dict[str, array[float]], name: str) -> bool:
+    return name in columns and any(isfinite(value) for value in columns[name])
+
+
+def last_run(table: Table, attempts: list[int], header: LogHeader) -> tuple[Table, list[int], int]:
+    """Return the last of several runs in one log: one that begins anew after the one before was done."""
+    steps, totals = table["step"], table.get("total")
+    total = header.whole("total_steps")
+    first, runs = 0, 1
+    for start in attempts[1:]:
+        end = steps[start - 1]
+        aim = float(totals[start - 1]) if totals is not None else float(total or nan)
+        begins_anew = steps[start] <= max(2.0 * steps[first], 1.0)
+        is_timed = "time" in table and np.isfinite(table["time"][start - 1 : start + 1]).all()
+        if begins_anew and (end >= 0.98 * aim or not is_timed):
+            first, runs = start, runs + 1
+    if first:
+        table = {name: column[first:] for name, column in table.items()}
+    return table, [start - first for start in attempts if start >= first], runs
+
+
+def step_log_of(scanned: ScannedLog, logged: LoggedSteps) -> StepLog:
+    """Return the wall time row by row, with what the log says between rows."""
+    table, paces, attempts = logged.table, logged.paces, logged.attempts
+    reasons: list[Reason] = []
+    rows = len(table["step"])
+    places = np.searchsorted(table["at"], [event.at for event in scanned.events]).tolist()
+    for event, row in zip(scanned.events, places, strict=True):
+        if row < rows:
+            reasons.append(Reason(row, event.kind, event.seconds))
+    usual = float(np.nanmedian(paces.step_s))
+    begun = list(attempts)
+    for reason in reasons:
+        # A run that goes on with the next step shows only in its pause and in what is printed.
+        row = reason.row
+        is_late = paces.wall_s[row] > 3.0 * usual * paces.count[row]
+        if row and reason.kind == "restart" and is_late and row not in begun:
+            begun.append(row)
+    before = after = 0.0
+    if paces.has_clock:
+        times = table["time"]
+        first, last = scanned.times.get(clock_kind(float(times[0])), (nan, nan))
+        of_first = float(paces.step_s[0] * paces.count[0]) if isfinite(paces.step_s[0]) else 0.0
+        before = max(0.0, float(times[0]) - first - of_first) if isfinite(first) else 0.0
+        after = max(0.0, last - float(times[-1])) if isfinite(last) else 0.0
+    wall = np.nan_to_num(paces.wall_s, nan=0.0)
+    step_s = np.where(np.isfinite(paces.step_s), paces.step_s, wall / paces.count)
+    totals = table.get("total")
+    return StepLog(
+        framework=logged.framework,
+        step=table["step"].tolist(),
+        count=paces.count.tolist(),
+        wall_s=wall.tolist(),
+        step_s=step_s.tolist(),
+        reasons=tuple(reasons),
+        attempts=tuple(sorted(begun)),
+        before_s=before,
+        after_s=after,
+        has_clock=paces.has_clock,
+        is_mean=paces.is_mean,
+        clock_s=paces.clock_s,
+        total_steps=float(totals[-1])
+        if totals is not None and bool(totals[-1] >= table["step"][-1])
+        else None,
+    )
+
+
+def samples_of(log: StepLog) -> tuple[Floats, Floats, list[Note]]:
+    """Return the seconds of one step of every row that holds no pause, and the rows' numbers of steps."""
+    samples, counts = np.array(log.step_s), np.array(log.count)
+    notes: list[Note] = []
+    usable = samples > 0.0
+    middle = float(np.median(samples[1:][usable[1:]])) if usable[1:].any() else 0.0
+    starts = [row for row in log.attempts if middle and samples[row] > _SLOW_START * middle]
+    usable[starts] = False
+    if log.is_mean:  # the time of a pause that the log explains is in that of its steps
+        paused = [reason.row for reason in log.reasons if samples[reason.row] > _PAUSED * middle]
+        usable[paused] = False
+    if starts and starts[0] == 0:
+        text = (
+            f"the first line, {show_ms(samples[0] * 1e3)} a step, holds the start of the run and is left out"
+        )
+        notes.append(Note("start_left_out", text))
+    dispatched = [
+        row for row in range(min(_FIRST_LINES, len(samples))) if 0.0 < samples[row] < _DISPATCHED * middle
+    ]
+    if dispatched:
+        usable[dispatched] = False
+        text = (
+            f"{len(dispatched)} of the first lines were written before their step was done, and are left out"
+        )
+        notes.append(Note("dispatched", text))
+    if not usable.any():
+        return samples, counts, []
+    return samples[usable], counts[usable], notes
+
+
+def _losses(scanned: ScannedLog, logged: LoggedSteps) -> tuple[Note, ...]:
+    """Say where the loss is no number: a run that diverged is not a fast run."""
+    losses, steps = logged.table.get("loss"), logged.table["step"]
+    if losses is None:
+        with_loss = [rows.columns["loss"] for rows in scanned.rows if "loss" in rows.columns]
+        if not with_loss:
+            return ()
+        losses, steps = np.frombuffer(with_loss[0]), np.zeros(0)
+    steps = steps[~np.isnan(losses)] if len(steps) else steps
+    bad = np.isinf(losses[~np.isnan(losses)])
+    if not bad.any():
+        return ()
+    first = int(np.argmax(bad))
+    tail = max(1, int(_TAIL * len(bad)))
+    where = f" from step {steps[first]:,.0f}" if len(steps) else ""
+    if bad[-tail:].all():
+        text = f"the loss is no number{where} on: the run has diverged, and how fast it was says nothing"
+        return (Note("diverged", text, fatal=True),)
+    return (Note("loss_nan", f"the loss is no number in {int(bad.sum())} of {len(bad)} lines, first{where}"),)
+
+
+def without_times(scanned: ScannedLog, name: str, logged: LoggedSteps) -> Profile:
+    """Return a profile of a log that has steps and no time: shown with the reason why it has no grade."""
+    lines = f"{show_count(len(logged.table['step']))} step lines of {logged.framework}"
+    text = f"{lines}, and no time in any of them"
+    warning = Note(
+        "no_step_times", f"{text}: print how long a step takes, or log with timestamps", fatal=True
+    )
+    return Profile(
+        source=Source(format=LOG, files=(name,), producer=f"log of {logged.framework}"),
+        work="training",
+        recorded_steps=len(logged.table["step"]),
+        tokens_per_step=logged.said_tokens,
+        device=device_of(scanned.header),
+        notes=logged.notes,
+        warnings=(warning, *_losses(scanned, logged)),
+    )
+
+
+def _from_totals(scanned: ScannedLog, name: str) -> Profile | None:
+    """Return the run by the totals that a trainer prints at its end."""
+    header = scanned.header
+    steps, seconds, samples_s = header.whole("total_steps"), header.numbers.get("train_seconds"), None
+    if scanned.totals:
+        totals = scanned.totals[-1]
+        seconds, samples_s = totals.runtime_s, totals.samples_s
+        if steps is None and totals.steps_s:
+            steps = round(seconds * totals.steps_s) or None
+    if not steps or not seconds:
+        return None
+    world = world_size(header)
+    batch = header.whole("global_batch_size")
+    samples = float(batch) if batch else samples_s * seconds / steps if samples_s else None
+    seq = header.whole("seq_length")
+    return Profile(
+        source=Source(format=LOG, files=(name,), producer="log of a trainer"),
+        work="training",
+        steps=steps,
+        mean_step_ms=seconds / steps * 1e3,
+        samples_per_step=samples,
+        tokens_per_step=samples * seq if samples and seq else None,
+        counted_ranks=world or 1,
+        world_size=world,
+        device=device_of(header),
+        matmul_dtype=header.precision,
+        recorded=_recorded(header),
+        notes=(
+            Note(
+                "from_totals", "the log has only the totals of the run: start-up and pauses are in the mean"
+            ),
+        ),
+    )

@@ -1,0 +1,98 @@
+"""A log or a recording that still grows: what was added since the last look, whatever happens to the file."""
+
+from __future__ import annotations
+
+import os
+from typing import BinaryIO
+
+from stepgrade.errors import BadInput
+from stepgrade.model import Profile
+from stepgrade.readers.logs.dialect import Dialect
+from stepgrade.readers.logs.scan import LogScanner
+from stepgrade.readers.source import CHUNK_BYTES, ByteSource
+
+_GZIP = b"\x1f\x8b"
+_RECORDINGS = (b'{"_recording":', b'{"_profiler":')  # a journal, and what takes its place at the end
+# What a look reads at most, so that the first one of a large log does not take all the time.
+MOST_AT_ONCE = 64 << 20
+
+
+class Followed:
+    """One file by its path: read on where the last look ended, or anew where it was cut or replaced."""
+
+    def __init__(self, path: str, dialects: tuple[Dialect, ...] = ()) -> None:
+        self.path = path
+        self._dialects = dialects
+        self.begun_again = 0  # how often the file was cut or replaced
+        self.changed_at: float | None = None
+        self._file: BinaryIO | None = None
+        self._identity: tuple[int, int] | None = None
+        self._read_bytes = 0
+        self._scanner = LogScanner(dialects)
+        self._is_journal = False
+        self._profile: Profile | None = None
+
+    def look(self) -> Profile | None:
+        """Return the run as far as the file tells it now; None while it tells of no step.
+
+        Raise BadInput for a file that was never there, or that is no text.
+        """
+        try:
+            state = os.stat(self.path)  # noqa: PTH116  pathlib is slow to import
+        except OSError as error:
+            if self._identity is None:
+                raise BadInput(f"cannot be read: {error.strerror or error}", where=self.path) from error
+            return self._profile  # between two files of a rotation
+        identity = (state.st_dev, state.st_ino)
+        if self._identity != identity or state.st_size < self._read_bytes:
+            self.begun_again += self._identity is not None
+            self._begin(identity)
+        if state.st_size == self._read_bytes and self._profile is not None:
+            return self._profile
+        self.changed_at = state.st_mtime
+        if self._is_journal:
+            self._profile, self._read_bytes = self._recording(), state.st_size
+            return self._profile
+        return self._read_on()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _begin(self, identity: tuple[int, int]) -> None:
+        self.close()
+        try:
+            self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115, PTH123  closed by `close`
+        except OSError as error:
+            raise BadInput(f"cannot be read: {error.strerror or error}", where=self.path) from error
+        self._identity, self._read_bytes, self._scanner = identity, 0, LogScanner(self._dialects)
+        head = self._file.read(64)
+        self._file.seek(0)
+        if head.startswith(_GZIP):
+            self.close()
+            hint = "stepgrade score reads it once it is done"
+            raise BadInput("is gzipped: only what is plain can be followed", where=self.path, hint=hint)
+        self._is_journal = head.startswith(_RECORDINGS)
+
+    def _recording(self) -> Profile | None:
+        from stepgrade.readers.registry import read_source  # noqa: PLC0415  only for recordings
+
+        try:
+            with ByteSource(self.path) as source:
+                found = read_source(source)
+        except BadInput:  # half a line, or no step so far
+            return self._profile
+        return found if isinstance(found, Profile) else self._profile
+
+    def _read_on(self) -> Profile | None:
+        from stepgrade.readers.logs.assemble import profile_of_log  # noqa: PLC0415  needs numpy
+
+        done = 0
+        while self._file is not None and done < MOST_AT_ONCE and (chunk := self._file.read(CHUNK_BYTES)):
+            self._scanner.feed(chunk)
+            done += len(chunk)
+        self._read_bytes += done
+        self._profile = profile_of_log(self._scanner.result(is_whole=False), self.path) or self._profile
+        return self._profile

@@ -1,0 +1,204 @@
+"""What the fields of a metrics file mean, by the names that trackers and trainers give them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+
+from stepgrade.readers.logs.dialect import GIB, MIB, Column, duration, number
+
+_PREFIX = re.compile(
+    r"^(?:train|trainer|training|timing|perf|performance|throughput|system|metrics)[/._ ]+", re.I
+)
+_PER_DEVICE = re.compile(r"device|gpu|per_rank|per_chip", re.I)
+# Exact names first, in lower case and without the prefixes above.
+_EXACT: dict[str, Column] = {
+    **dict.fromkeys(
+        (
+            "step",
+            "global_step",
+            "_step",
+            "iteration",
+            "iter",
+            "current_steps",
+            "num_updates",
+            "steps",
+            "batch_idx",
+        ),
+        "step",
+    ),
+    **dict.fromkeys(("max_steps", "total_steps"), "total"),
+    **dict.fromkeys(
+        (
+            "_runtime",
+            "runtime",
+            "time",
+            "elapsed",
+            "elapsed_time",
+            "elapsed time",
+            "elapsed_s",
+            "time_total_s",
+            "wall",
+        ),
+        "elapsed_s",
+    ),
+    **dict.fromkeys(("timestamp", "_timestamp", "wall_time", "datetime", "unix_time"), "time"),
+    **dict.fromkeys(
+        (
+            "step_time",
+            "step_time_s",
+            "step_time_sec",
+            "dt",
+            "iter_time",
+            "iteration_time",
+            "iteration-time",
+            "iteration_time_s",
+            "time_this_iter_s",
+            "step_timing",
+            "train_step_timing",
+            "train_step_timing in s",
+            "train_step_time",
+            "seconds_per_step",
+            "sec_per_step",
+            "time_per_step",
+            "step_duration",
+            "step_s",
+        ),
+        "step_s",
+    ),
+    "interval_s": "interval_s",
+    **dict.fromkeys(("ups", "batches_per_sec", "steps_per_second", "steps_per_sec", "it_s"), "steps_s"),
+    **dict.fromkeys(
+        (
+            "num_input_tokens_seen",
+            "total_tokens",
+            "consumed_tokens",
+            "consumed tokens",
+            "tokens_seen",
+            "tokens_total",
+            "num_tokens",
+            "lengths",
+        ),
+        "tokens",
+    ),
+    **dict.fromkeys(("consumed_samples", "samples", "samples_seen", "samples_count"), "samples"),
+    **dict.fromkeys(("tokens_per_step", "batch_tokens", "wpb"), "step_tokens"),
+    **dict.fromkeys(("global_batch_size", "batch-size", "batch_size", "bsz"), "step_samples"),
+    **dict.fromkeys(
+        (
+            "loss",
+            "train_loss",
+            "lm loss",
+            "reduced_train_loss",
+            "crossentropyloss",
+            "train loss",
+            "loss/train",
+        ),
+        "loss",
+    ),
+    **dict.fromkeys(("tflops", "tflops_per_gpu", "tflops_per_device"), "tflops_device"),
+}
+# Whole names, whose prefix matters.
+_WHOLE: dict[str, Column] = {
+    "train_runtime": "elapsed_s",
+    "eval_runtime": "eval_s",
+    "eval time": "eval_s",
+    "train/train_runtime": "elapsed_s",
+}
+_TOKENS = re.compile(r"(?:tok(?:en)?s?)[ _]?(?:/|per|_)[ _]?s|^tok_?s$|^tps$|^wps$|^tgs$", re.I)
+_SAMPLES = re.compile(r"(?:samples?|examples?|images?|seqs?|sequences?)[ _]?(?:/|per)[ _]?s", re.I)
+_STEPS = re.compile(r"(?:steps?|iters?|batches|it)[ _]?(?:/|per)[ _]?s", re.I)
+_MFU = re.compile(r"(?:^|[/_. ])mfu(?:$|[/_. %(])", re.I)
+_RATES = ((_MFU, "mfu"), (_TOKENS, "tok_s"), (_SAMPLES, "samples_s"), (_STEPS, "steps_s"))
+_MEMORY = re.compile(r"(?:max|peak).{0,40}mem|mem.{0,40}(?:max|peak)|^memory\(", re.I)
+_MILLISECONDS = re.compile(r"[_ /]?\(?(?:_ms| ms|/ms|\(ms\))$", re.I)
+_MEMORY_UNITS = (("gib", GIB), ("gb", GIB), ("mib", MIB), ("mb", MIB), ("byte", 1.0))
+# Means over the whole run so far, which are no step's own.
+_RUNNING = frozenset(
+    {
+        "throughput",
+        "train_tokens_per_second",
+        "train_samples_per_second",
+        "train_steps_per_second",
+        "train_speed(iter/s)",
+    }
+)
+_NOT_TRAINING = re.compile(r"^(?:eval|valid|val|test)[/_. ]", re.I)
+TOTALS = ("train_runtime", "train_samples_per_second", "train_steps_per_second")
+_OF_TOTAL = "global_step/max_steps"
+_EPOCH_MS, _EPOCH_S = 1e11, 1e8
+_LARGEST = 1e300
+
+
+@lru_cache(maxsize=8192)
+def meaning(name: str) -> tuple[Column, float] | None:
+    """Return what the field of that name holds and its unit in ours; None where the name does not say."""
+    lowered = name.strip().lower()
+    if lowered in _WHOLE:
+        return _WHOLE[lowered], 1.0
+    if lowered in _RUNNING or _NOT_TRAINING.match(lowered):
+        return None
+    bare = _PREFIX.sub("", _PREFIX.sub("", lowered))
+    stem = _MILLISECONDS.sub("", bare)
+    known = _EXACT.get(stem)
+    if known is not None:
+        return known, 1.0 if stem == bare else 1e-3
+    if _MEMORY.search(lowered):
+        return next((("memory_bytes", unit) for word, unit in _MEMORY_UNITS if word in lowered), None)
+    on_device = "_device" if _PER_DEVICE.search(lowered) else ""
+    found = next((column for pattern, column in _RATES if pattern.search(bare)), None)
+    if found in ("tok_s", "samples_s"):
+        found += on_device
+    return (found, 1.0) if found else None
+
+
+def row_of(fields: Iterable[tuple[str, object]]) -> dict[Column, float]:
+    """Return what the fields of one record say, in our units; fields that say nothing known are left out."""
+    row: dict[Column, float] = {}
+    for name, value in fields:
+        if name == _OF_TOTAL and isinstance(value, str):
+            step, _, total = value.partition("/")
+            row["step"], row["total"] = number(step.encode()), number(total.encode())
+            continue
+        known = meaning(name)
+        if known is None or known[0] in row:
+            continue
+        column, scale = known
+        if isinstance(value, bool) or value is None:
+            continue
+        if isinstance(value, int | float):
+            figure = float(value) if math.isnan(value) or abs(value) < _LARGEST else math.inf
+        elif isinstance(value, str):
+            text = value.encode("utf-8", "replace")
+            figure = duration(text) if column == "elapsed_s" and set(value) & set(":hmsd") else number(text)
+        else:
+            continue
+        if column == "time":
+            figure = seconds_of(figure)
+        elif column == "mfu" and figure > 1.5:
+            figure /= 100.0
+        row[column] = figure * scale
+    return row
+
+
+def seconds_of(stamp: float) -> float:
+    """Return a time stamp in seconds: those of milliseconds and nanoseconds are told by their size."""
+    while stamp > _EPOCH_MS:
+        stamp /= 1e3
+    return stamp
+
+
+def totals_of(fields: Mapping[str, object]) -> tuple[float, float | None, float | None] | None:
+    """Return the whole run's seconds, samples/s and steps/s, as the Trainer prints them at the end."""
+    found = []
+    for name in TOTALS:
+        value = fields.get(name)
+        figure = number(value.encode()) if isinstance(value, str) else value
+        usable = isinstance(figure, int | float) and not isinstance(figure, bool) and 0.0 < figure < _LARGEST
+        found.append(float(figure) if usable and isinstance(figure, int | float) else None)
+    runtime, samples_s, steps_s = found
+    if runtime is None or (samples_s is None and steps_s is None):
+        return None
+    return runtime, samples_s, steps_s

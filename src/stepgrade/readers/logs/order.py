@@ -1,0 +1,132 @@
+"""Step lines in the order of the run: one rank, one progress bar, every step once for each attempt."""
+
+from __future__ import annotations
+
+from math import isfinite, nan
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepgrade.readers.logs.dialect import Column
+from stepgrade.readers.logs.scan import Rows
+
+Floats = NDArray[np.float64]
+Table = dict[Column, Floats]
+# An epoch ends when the counter begins again after this much of its total.
+_NEAR_END = 0.9
+_NEAR_START = 0.5
+_HALF_DAY_S, _DAY_S = 43_200.0, 86_400.0
+
+
+def table_of(rows: Rows) -> tuple[Table, int]:
+    """Return the columns of one rank's lines, and how many ranks wrote to the log."""
+    table = {name: np.frombuffer(column, dtype=np.float64).copy() for name, column in rows.columns.items()}
+    if rows.dialect.counts_lines and "step" not in table:
+        table["step"] = np.arange(1.0, rows.count + 1.0)
+    ranks = 1
+    if "rank" in table:
+        numbers, counts = np.unique(table["rank"][np.isfinite(table["rank"])], return_counts=True)
+        ranks = len(numbers)
+        if ranks > 1:
+            table = _only(table, table["rank"] == numbers[int(np.argmax(counts))])
+    if "total" in table and rows.dialect.restarts_at_epochs and "elapsed_s" in table:
+        table = _only(table, table["total"] == longest_bar(table))
+        if len(table["step"]) >= 2 * len(np.unique(table["step"])) and "epoch" not in table:
+            # Several ranks draw the same bar: the first to show a step counts.
+            table = _only(table, np.sort(np.unique(table["step"], return_index=True)[1]))
+            table = _only(table, np.maximum.accumulate(table["step"]) == table["step"])
+    if rows.dialect.micro:
+        table = whole_steps(table)
+    return table, ranks
+
+
+def in_order(table: Table, *, counts_epochs: bool) -> tuple[Table, list[int]]:
+    """Return the lines without repetitions, steps counted over all epochs, and where attempts begin."""
+    if "step" not in table:
+        return table, [0]
+    steps, unknown = table["step"].tolist(), [nan] * len(table["step"])
+    totals = table["total"].tolist() if "total" in table and counts_epochs else unknown
+    epochs = table["epoch"].tolist() if "epoch" in table and counts_epochs else unknown
+    kept: list[int] = []
+    offsets: list[float] = []  # the steps of the epochs before
+    attempts: list[int] = []
+    begun: list[int] = []  # where a time that is counted from the start of an epoch or attempt begins again
+    before = 0.0
+    for place, number in enumerate(steps):
+        if not number >= 0.0:
+            continue
+        if kept:
+            last, total = steps[kept[-1]], totals[place]
+            has_ended = number <= _NEAR_START * total and _NEAR_END * total <= last != number
+            is_next = epochs[place] > epochs[kept[-1]] or has_ended
+            if number == last and not is_next:
+                continue
+            if is_next:
+                before += total if isfinite(total) else last
+                begun.append(len(kept))
+            elif number < last:
+                later = [step for step in steps[place + 1 : place + 4] if step != number][:1]
+                if isfinite(total) or any(step > last for step in later):
+                    continue  # another rank's line, or a bar that was drawn again
+                attempts.append(len(kept))
+        kept.append(place)
+        offsets.append(before)
+    table = _only(table, np.array(kept, dtype=np.int64))
+    table["step"] = table["step"] + np.array(offsets)
+    if "elapsed_s" in table:
+        table["elapsed_s"] = over_all(table["elapsed_s"], begun, attempts)
+    return table, [0, *attempts]
+
+
+def over_all(elapsed: Floats, epochs: list[int], attempts: list[int]) -> Floats:
+    """Return a time that begins again with an epoch, or with an attempt, as one that goes on."""
+    starts = {*epochs, *(row for row in attempts if elapsed[row] < elapsed[row - 1])}
+    before = np.zeros(len(elapsed))
+    for row in starts:
+        before[row:] += elapsed[row - 1]
+    return elapsed + before
+
+
+def coarser(table: Table, attempts: list[int], least_s: float) -> tuple[Table, list[int]]:
+    """Return lines so far apart that the clock of a log can time the steps between them."""
+    name = "elapsed_s" if "elapsed_s" in table else "time"
+    times = table[name].tolist()
+    starts = set(attempts)
+    kept: list[int] = []
+    for place, now in enumerate(times):
+        if not kept or place in starts or now - times[kept[-1]] >= least_s or place + 1 in starts:
+            kept.append(place)
+    places = {old: new for new, old in enumerate(kept)}
+    return _only(table, np.array(kept, dtype=np.int64)), [places[start] for start in attempts]
+
+
+def later_by(times: Floats) -> Floats:
+    """Return the seconds from each time to the next; a clock without a date begins again at midnight."""
+    gaps = np.diff(times)
+    return (
+        np.where(gaps < -_HALF_DAY_S, gaps + _DAY_S, gaps) if np.nanmax(times, initial=0.0) < _DAY_S else gaps
+    )
+
+
+def _only(table: Table, chosen: NDArray[np.generic]) -> Table:
+    return {name: column[chosen] for name, column in table.items()}
+
+
+def longest_bar(table: Table) -> float:
+    """Return the total of the bar that took longest: others are of downloads, shards or evaluation."""
+    totals = table["total"]
+    return max(
+        np.unique(totals[np.isfinite(totals)]).tolist(),
+        key=lambda total: (float(np.nanmax(table["elapsed_s"][totals == total])), total),
+        default=nan,
+    )
+
+
+def whole_steps(table: Table) -> Table:
+    """Return one line for each step, with the time of all its micro-batches."""
+    steps = table["step"]
+    ends = np.append(np.flatnonzero(np.diff(steps)), len(steps) - 1)
+    merged = _only(table, ends)
+    starts = np.append(0, ends[:-1] + 1)
+    merged["step_s"] = np.add.reduceat(table["step_s"], starts)
+    return merged

@@ -1,0 +1,113 @@
+"""How long steps took: as a log prints it, else from its rates, else by its clock."""
+
+from __future__ import annotations
+
+from math import isfinite, nan
+
+import numpy as np
+from msgspec import Struct
+
+from stepgrade.model import Note
+from stepgrade.readers.logs.dialect import Dialect
+from stepgrade.readers.logs.order import Floats, Table, later_by
+
+_HOUR_S = 3600.0
+# A clock may be set by an hour; what else takes just as long is rare.
+_JUMP_S = 5.0
+# A clock of whole seconds times a stretch as long as this to 5 %.
+COARSE_S = 20.0
+
+
+class Paces(Struct, frozen=True, kw_only=True):
+    """How long the steps of every row took, by what the log says of it."""
+
+    step_s: Floats
+    count: Floats
+    wall_s: Floats
+    has_clock: bool
+    is_mean: bool
+    clock_s: float
+    notes: tuple[Note, ...]
+
+
+def paces_of(table: Table, dialect: Dialect, world: int | None, step_tokens: float | None) -> Paces:
+    """Return how long steps took, and by which clock pauses between them can be seen."""
+    rows = len(table["step"])
+    unknown = np.full(rows, nan)
+    is_mean = dialect.mean == "interval"
+    counts = counts_of(table["step"], is_mean=is_mean)
+    times, elapsed = table.get("time", unknown), table.get("elapsed_s", unknown)
+    has_clock = (
+        rows > 1 and bool(np.isfinite(times).mean() > 0.8) and bool(np.nanmax(times) > np.nanmin(times))
+    )
+    since = times if has_clock else elapsed
+    wall = np.append(nan, later_by(since)) if np.isfinite(since).any() else unknown
+    clock_s = 0.0
+    if np.isfinite(wall).any():
+        clock_s = 1.0 if bool(np.all(since[np.isfinite(since)] % 1.0 == 0.0)) else 0.001
+    step_s = said_times(table, dialect, counts, world, step_tokens)
+    if not np.isfinite(step_s).any():
+        step_s, is_mean = wall / counts, True
+        if not has_clock and isfinite(elapsed[0]) and table["step"][0] > 0.0:
+            counts[0] = table["step"][0]
+            step_s[0] = elapsed[0] / counts[0]
+    elif "step_s" in table and "elapsed_s" in table:
+        by_clock = np.diff(elapsed) / counts[1:]
+        known = by_clock[by_clock > 0.0]
+        # A field that is called dt may be in milliseconds.
+        if len(known) and 500.0 < float(np.nanmedian(step_s) / np.median(known)) < 2000.0:
+            step_s = step_s / 1e3
+    step_s = np.where(np.isfinite(step_s) & (step_s >= 0.0), step_s, nan)
+    if not isfinite(step_s[0]) and np.isfinite(step_s).any():
+        step_s[0] = np.nanmedian(step_s)  # when the first step began is not said
+    own = step_s * counts
+    notes: tuple[Note, ...] = ()
+    is_hour = np.isfinite(own) & (np.abs(wall - own - _HOUR_S) < _JUMP_S) & (own < _HOUR_S / 4.0)
+    jumps = (wall < 0.0) | is_hour if has_clock else np.zeros(rows, dtype=np.bool_)
+    if jumps.any():
+        wall = np.where(jumps, own, wall)
+        text = f"the clock of the log jumps {int(jumps.sum())} times: the steps' own times count there"
+        notes = (Note("clock_jumped", text),)
+    return Paces(
+        step_s=step_s,
+        count=counts,
+        wall_s=np.where(np.isfinite(wall), wall, own),
+        has_clock=has_clock,
+        is_mean=is_mean,
+        clock_s=clock_s,
+        notes=notes,
+    )
+
+
+def counts_of(steps: Floats, *, is_mean: bool) -> Floats:
+    """Return how many steps each line covers; the first as many as others, no more than there were."""
+    counts = np.diff(steps, prepend=steps[0])
+    later = counts[1:][counts[1:] > 0.0]
+    usual = float(np.median(later)) if len(later) else 1.0
+    first = max(min(usual, float(steps[0])), 1.0) if is_mean and steps[0] > 0.0 else 1.0
+    counts[0] = first
+    return np.where(counts <= 0.0, usual if is_mean else 1.0, counts)
+
+
+def said_times(
+    table: Table, dialect: Dialect, counts: Floats, world: int | None, step_tokens: float | None
+) -> Floats:
+    """Return the seconds of a step that a log prints, or that its rates make; nan where it does neither."""
+    unknown = np.full(len(counts), nan)
+    candidates = [table.get("step_s", unknown), table.get("interval_s", unknown) / counts]
+    if dialect.mean != "running":
+        rate = table.get("tok_s", table.get("tok_s_device", unknown) * (world or 1))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            candidates += [1.0 / table.get("steps_s", unknown), (step_tokens or nan) / rate]
+            candidates.append(table.get("step_samples", unknown) / table.get("samples_s", unknown))
+    return next((found for found in candidates if np.isfinite(found).any()), unknown)
+
+
+def is_coarse(table: Table) -> bool:
+    """Tell whether steps are timed by a clock of whole seconds alone."""
+    if any(name in table for name in ("step_s", "interval_s", "steps_s")) or len(table["step"]) < 3:
+        return False
+    times = table.get("elapsed_s", table.get("time"))
+    if times is None or not np.isfinite(times).all() or not bool(np.all(times % 1.0 == 0.0)):
+        return False
+    return float(times[-1] - times[0]) > 2.0 * COARSE_S and float(np.median(np.diff(times))) < COARSE_S

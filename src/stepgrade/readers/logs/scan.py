@@ -1,0 +1,490 @@
+"""One pass over a log: the step lines of every dialect in it, its header, and what lies between steps.
+
+A line is looked at only where the anchor of a dialect stands in it, so that the rest of a log costs no more
+than searching for a few words. Memory does not grow with the log: of very many step lines neighbours are
+joined, and then only every second, fourth, … one is read in full.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Iterator
+from itertools import pairwise
+from math import inf, isfinite, nan
+
+import msgspec
+from msgspec import Struct
+
+from stepgrade.model.step_log import PauseKind
+from stepgrade.readers.logs.dialect import (
+    Column,
+    Dialect,
+    Field,
+    clock_kind,
+    clock_of,
+    duration,
+    number,
+    plain,
+)
+from stepgrade.readers.logs.facts import LogHeader
+from stepgrade.readers.logs.frameworks import (
+    DIALECTS,
+    JSON_LINES,
+    MLPERF,
+    PRINTED_DICTS,
+    TQDM_RATE,
+    TQDM_SECONDS,
+)
+from stepgrade.readers.logs.names import row_of, totals_of
+from stepgrade.readers.logs.own import unit_of
+
+MOST_ROWS = 1 << 16
+# A step line is longer than this only where something else ran into it: the part around the anchor is read.
+LINE_BYTES = 4096
+# Patterns of one's own were tried on lines up to this long, and see no more of any.
+OWN_LINE_BYTES = 1024
+_BLOCK_LINES = 80
+_CARRIED_BYTES = 1 << 16
+# All dialects are looked for this long, and later in one chunk of eight until one is found.
+_PROBE_BYTES = 8 << 20
+_PROBE_EVERY = 8
+_HEADER_BYTES = 4 << 20
+# What is read between two step lines to tell why the second came late.
+_GAP_BYTES = 1 << 16
+_MOST_EVENTS = 20_000
+# What may stand between two fields of a line.
+_BETWEEN = rb"[^\n]{0,400}?"
+# The layout of a line is learned from the first lines, and from one of so many after them.
+_FIRST_LINES, _EVERY = 16, 64
+# After so many lines without a clock only one of as many is asked for it.
+_CLOCKLESS = 64
+# A step line this much later than usual is asked why.
+_LATE = 1.08
+_RANK = re.compile(
+    rb"^\s{0,4}(?:\[(?:rank|default)?[ _]?(\d{1,6})\]:?|(\d{1,6}):\s?|(?:worker|rank)[-_ ]?(\d{1,6})[:\]])"
+)
+_OLMO_RANK = re.compile(rb"\brank=(\d{1,6})\]")
+_BAR = re.compile(
+    rb"(\d{1,9})/(\d{1,9}) \[((?:\d{1,4}:)?\d{1,4}:\d\d)<([^,\]]{1,20}), {0,8}([\d.]{1,12})(s/it|it/s)"
+)
+_EPOCH = re.compile(rb"(?i)\bepoch:?\s{0,3}\[?(\d{1,6})")
+_PAIR = re.compile(rb"'([^'\n]{1,80})': ?(?:'([^'\n]{0,80})'|([-+.\deE]{1,40}|nan|inf|-inf))")
+_CHECKPOINT = re.compile(
+    rb"(?i)(?:sav(?:e|ed|ing)|writ(?:e|ing|ten)|wrote|upload(?:ed|ing)?)\b[^\n]{0,60}?"
+    rb"(?:checkpoint|ckpt|state|model|weights)"
+    rb"|(?:checkpoint|ckpt)[^\n]{0,60}?(?:sav(?:e|ed|ing)|written|took|done|finish)|save-checkpoint"
+)
+_EVALUATION = re.compile(
+    rb"(?i)\bval(?:id(?:ation)?)?[ _/-]{0,3}(?:loss|ppl|bpb|acc|step|metric|set)|\bvalidat(?:ion|ing)\b"
+    rb"|\beval(?:uat\w{1,6})?\b"
+    rb"|eval_(?:loss|runtime)|perplexity|\bCORE\b metric|^\[V\] step|evaluate"
+)
+_RESTART = re.compile(
+    rb"(?i)Traceback \(most recent call last\)|out of memory|NCCL (?:error|timeout)|\bSIG(?:TERM|KILL|ABRT)\b"
+    rb"|resum(?:e|ed|ing)\b|load(?:ed|ing)? (?:the )?checkpoint|restart(?:ed|ing)?\b|Training starts at step"
+    rb"|srun: error|torchrun|slurmstepd|world size"
+)
+_COMPILE = re.compile(rb"(?i)recompil|torch\._dynamo|compiling|autotun(?:e|ing)|cudagraph|XLA compil")
+_SECONDS = re.compile(
+    rb"(?i)(?:in|took|time[:=]?|runtime'?:?)\s{0,3}'?(\d{1,9}(?:\.\d{1,9})?)\s?(ms|s\b|sec|min|'|,|\})"
+)
+EVENTS: tuple[tuple[PauseKind, re.Pattern[bytes]], ...] = (
+    ("checkpoint", _CHECKPOINT),
+    ("evaluation", _EVALUATION),
+    ("restart", _RESTART),
+    ("compile", _COMPILE),
+)
+
+
+class LogEvent(Struct, frozen=True):
+    """What a log says between two step lines: `at` is where the later of them is."""
+
+    kind: PauseKind
+    at: float
+    seconds: float | None = None
+
+
+class RunTotals(Struct, frozen=True):
+    """What a trainer prints at the end: the whole run's time and its mean rates."""
+
+    runtime_s: float
+    samples_s: float | None
+    steps_s: float | None
+
+
+class Rows:
+    """The step lines of one dialect, a column for each thing that they tell; nan where one does not."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self.dialect = dialect
+        self.columns: dict[Column, array[float]] = {}
+        self.count = 0
+        self.seen = 0
+        self.stride = 1
+        self._order: tuple[Column, ...] = ()
+        self._in_order: list[array[float]] = []
+
+    def add(self, row: dict[Column, float]) -> None:
+        """Add a line; a column that it is the first to have is nan before it."""
+        if tuple(row) == self._order:  # laid out as the last: nothing is new and nothing missing
+            for column, value in zip(self._in_order, row.values(), strict=True):
+                column.append(value)
+            self.count += 1
+            if self.count >= MOST_ROWS:
+                self._join()
+            return
+        for name, value in row.items():
+            if name not in self.columns:
+                self.columns[name] = array("d", [nan]) * self.count
+            self.columns[name].append(value)
+        self.count += 1
+        for column in self.columns.values():
+            if len(column) < self.count:
+                column.append(nan)
+        self._order = tuple(row) if len(row) == len(self.columns) else ()
+        self._in_order = [self.columns[name] for name in self._order]
+        if self.count >= MOST_ROWS:
+            self._join()
+
+    def _join(self) -> None:
+        """Keep every second row, with the time of the one before it in its own."""
+        durations = self.columns.get("step_s")
+        if durations is not None:
+            for place in range(0, self.count - 1, 2):
+                durations[place + 1] = (durations[place] + durations[place + 1]) / 2.0
+        for name in self.columns:
+            self.columns[name] = self.columns[name][1::2]
+        self.count = len(next(iter(self.columns.values())))
+        self.stride *= 2
+        self._order = ()
+
+
+class _Template:
+    """Finds the fields of a line: by one pattern where a line is laid out as the last, else one by one."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._fields = [(field, field.compiled()) for field in dialect.fields]
+        self._needs = dialect.needs
+        self._lines = 0
+        self._order: list[Field] = []
+        self._whole: re.Pattern[bytes] | None = None
+        self._own = re.compile(dialect.pattern.encode()) if dialect.pattern else None
+
+    def read(self, line: bytes) -> dict[Column, float]:
+        """Return what the line says, in our units."""
+        if self._own is not None:
+            own = self._own.search(line[:OWN_LINE_BYTES])
+            found_now = own.groupdict().items() if own else ()
+            named = ((unit_of(name), text) for name, text in found_now if text)
+            return {column: number(text) * scale for (column, scale), text in named}
+        self._lines += 1
+        is_looked_at = self._lines <= _FIRST_LINES or self._lines % _EVERY == 0
+        if self._whole is not None and not is_looked_at and (match := self._whole.match(line)):
+            return {
+                field.means: number(text) * field.scale
+                for field, text in zip(self._order, match.groups(), strict=True)
+            }
+        row: dict[Column, float] = {}
+        found: list[tuple[int, int, Field]] = []
+        for field, pattern in self._fields:
+            if field.means not in row and (match := pattern.search(line)):
+                row[field.means] = number(match[1]) * field.scale
+                found.append((*match.span(), field))
+        found.sort(key=lambda place: place[0])
+        apart = all(one[1] <= other[0] for one, other in pairwise(found))
+        # A line with fewer fields is no template for those with more; where fields overlap there is none.
+        if apart and len(found) > len(self._order) and all(need in row for need in self._needs):
+            self._order = [field for _, _, field in found]
+            self._whole = re.compile(b"".join(_BETWEEN + field.compiled().pattern for field in self._order))
+        return row
+
+
+class _Clocks:
+    """Finds the clock of a line where the line before had it; logs without clocks are soon not asked."""
+
+    def __init__(self) -> None:
+        self._lines = 0
+        self._found = 0
+
+    def read(self, line: bytes) -> float:
+        """Return when the line was written; nan where it does not say."""
+        self._lines += 1
+        if not self._found and self._lines > _CLOCKLESS and self._lines % _CLOCKLESS:
+            return nan
+        stamp = clock_of(line)
+        self._found += isfinite(stamp)
+        return stamp
+
+
+class ScannedLog(Struct, frozen=True, kw_only=True):
+    """What one pass over a log found."""
+
+    rows: list[Rows]
+    header: LogHeader
+    events: list[LogEvent]
+    totals: list[RunTotals]
+    times: dict[int, tuple[float, float]]  # by the kind of clock: the first and the last of the log
+    size_bytes: int
+
+
+class LogScanner:
+    """Reads a log chunk by chunk; `result` is what was found so far."""
+
+    def __init__(self, own: tuple[Dialect, ...] = ()) -> None:
+        self._dialects = (*own, *DIALECTS)
+        self._templates = {
+            dialect.name: _Template(dialect)
+            for dialect in self._dialects
+            if dialect.fields or dialect.pattern
+        }
+        self._clocks = _Clocks()
+        self._active: dict[str, Rows] = {}
+        self._carried = b""
+        self._offset = 0  # of what is carried, in the log
+        self._at = 0.0  # of the line at hand
+        self._chunks = 0
+        self._found_at: int | None = None
+        self._events: list[LogEvent] = []
+        self._totals: list[RunTotals] = []
+        self._header = LogHeader()
+        self._times: dict[int, list[float]] = {}  # by the kind of clock: the first and the last
+        self._pace: dict[str, tuple[float, float, float]] = {}  # time, step, usual seconds of a step
+        self._ends: dict[str, int] = {}  # where the last step line of a dialect ends
+
+    def feed(self, chunk: bytes) -> None:
+        """Read on."""
+        text = self._carried + chunk if self._carried else chunk
+        cut = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
+        if any(rows.dialect.block for rows in self._active.values()):
+            cut = before_open_block(text, cut)
+        if len(text) - cut > _CARRIED_BYTES:
+            cut = len(text) - LINE_BYTES  # a line without an end
+        self._read(text[:cut])
+        self._carried = text[cut:]
+
+    def result(self, *, is_whole: bool = True) -> ScannedLog:
+        """Return what was found; the last line, which may be cut off, is read only of a log that is whole."""
+        if self._carried and is_whole:
+            self._read(self._carried + b"\n")
+            self._carried = b""
+        return ScannedLog(
+            rows=[rows for rows in self._active.values() if rows.count],
+            header=self._header,
+            events=self._events,
+            totals=self._totals,
+            times={kind: (first, last) for kind, (first, last) in self._times.items()},
+            size_bytes=self._offset,
+        )
+
+    def _read(self, text: bytes) -> None:
+        if not text:
+            return
+        self._chunks += 1
+        is_probed = (
+            self._offset < _PROBE_BYTES + (self._found_at or 0)
+            if self._found_at is not None or self._offset < _PROBE_BYTES
+            else self._chunks % _PROBE_EVERY == 0
+        )
+        for dialect in self._dialects:
+            known = self._active.get(dialect.name)
+            if (known is not None or is_probed) and dialect.anchor in text:
+                rows = known or Rows(dialect)
+                self._read_lines(rows, text)
+                if known is None and rows.count:
+                    self._active[dialect.name] = rows
+                    if self._found_at is None and dialect.rank < TQDM_RATE.rank:
+                        self._found_at = self._offset
+        if self._offset < _HEADER_BYTES:
+            self._header.read(text)
+        self._note_times(text)
+        self._offset += len(text)
+
+    def _note_times(self, text: bytes) -> None:
+        """Keep the first and the last time of every kind of clock that the log has."""
+        lines = text[-LINE_BYTES:].split(b"\n")
+        if self._offset < _CARRIED_BYTES or not self._times:
+            lines = text[:_CARRIED_BYTES].split(b"\n") + lines
+        for line in lines:
+            stamp = clock_of(plain(line[:LINE_BYTES]))
+            if isfinite(stamp):
+                known = self._times.setdefault(clock_kind(stamp), [stamp, stamp])
+                known[1] = stamp
+
+    def _read_lines(self, rows: Rows, text: bytes) -> None:
+        dialect, anchor, has_returns = rows.dialect, rows.dialect.anchor, b"\r" in text
+        place = done = 0
+        before = min(self._ends.get(dialect.name, 0) - self._offset, 0)
+        while (hit := text.find(anchor, place)) >= 0:
+            low = max(done, hit - LINE_BYTES)
+            start = text.rfind(b"\n", low, hit) + 1 or low
+            end = text.find(b"\n", hit, hit + LINE_BYTES)
+            end = min(hit + LINE_BYTES, len(text)) if end < 0 else end
+            if has_returns:
+                start = max(start, text.rfind(b"\r", low, hit) + 1)
+                back = text.find(b"\r", hit, end)
+                end = back if back >= 0 else end
+            if dialect.block:
+                end = block_end(text, end)
+            place = done = max(end, hit + len(anchor))
+            rows.seen += 1
+            if rows.stride > 1:
+                place = passed_by(rows, text, place, end - start)
+            line = plain(text[start:end])
+            self._at = float(self._offset + hit)
+            row = self._row(dialect, line)
+            if row is None:
+                continue
+            row["at"] = self._at
+            self._ask_why_late(dialect, row, text[max(0, before, start - _GAP_BYTES) : start])
+            before = end
+            rows.add(row)
+        self._ends[dialect.name] = self._offset + max(before, 0)
+
+    def _row(self, dialect: Dialect, line: bytes) -> dict[Column, float] | None:
+        """Return what a line says; None for one that only looks like a step's."""
+        if dialect in (TQDM_SECONDS, TQDM_RATE):
+            row = bar_state(line)
+        elif dialect is PRINTED_DICTS or dialect is JSON_LINES or dialect is MLPERF:
+            row = self._of_object(dialect, line)
+        else:
+            row = self._templates[dialect.name].read(line)
+        if row and "loss" in row and not isfinite(row["loss"]):
+            row["loss"] = inf  # nan is a line without a loss
+        if not row or any(need not in row for need in dialect.needs if not dialect.counts_lines):
+            return None
+        if "time" not in row and isfinite(stamp := self._clocks.read(line)):
+            row["time"] = stamp
+        rank = _RANK.match(line) or _OLMO_RANK.search(line, 0, 200)
+        if rank is not None:
+            row["rank"] = float(next(group for group in rank.groups() if group is not None))
+        return row
+
+    def _of_object(self, dialect: Dialect, line: bytes) -> dict[Column, float] | None:
+        """Return what an object of JSON, or a dict that Python printed, says."""
+        fields: dict[str, object]
+        if dialect is PRINTED_DICTS:
+            pairs = _PAIR.findall(line, line.find(b"{'"))
+            fields = {
+                key.decode("utf-8", "replace"): (quoted or bare).decode("utf-8", "replace")
+                for key, quoted, bare in pairs
+            }
+        else:
+            try:
+                found = msgspec.json.decode(line[line.find(b"{") : line.rfind(b"}") + 1])
+            except (msgspec.DecodeError, RecursionError, UnicodeError):
+                return None
+            if not isinstance(found, dict):
+                return None
+            fields = found
+        if dialect is MLPERF:
+            evaluated_s = self._header.mlperf_evaluation(fields)
+            if evaluated_s is not None:
+                self._add_event("evaluation", self._at, evaluated_s)
+            return self._header.mlperf(fields)
+        totals = totals_of(fields)
+        if totals is not None and "loss" not in fields:
+            self._totals.append(RunTotals(*totals))
+            return None
+        row = row_of(fields.items())
+        if "eval_s" in row or ("eval_loss" in fields and "loss" not in row):
+            self._add_event("evaluation", self._at, row.get("eval_s"))
+            return None
+        has_time = any(
+            name in row for name in ("step_s", "elapsed_s", "time", "tok_s", "tok_s_device", "steps_s")
+        )
+        return row if "loss" in row or ("step" in row and has_time) else None
+
+    def _ask_why_late(self, dialect: Dialect, row: dict[Column, float], gap: bytes) -> None:
+        """Note what stands between this step line and the one before it, if it came later than usual."""
+        step, stamp = row.get("step", nan), row.get("time", nan)
+        took = row.get("step_s", nan)
+        last, last_step, usual = self._pace.get(dialect.name, (nan, nan, nan))
+        spent = (stamp - last) / max(step - last_step, 1.0) if step > last_step else nan
+        longest = (
+            max(spent, took) if isfinite(spent) and isfinite(took) else spent if isfinite(spent) else took
+        )
+        went_back = step < last_step
+        if not isfinite(longest):
+            is_late = bool(gap)
+        else:
+            is_late = not isfinite(usual) or longest > _LATE * usual
+            shorter = min(longest, usual) if isfinite(usual) else longest
+            usual = 0.9 * usual + 0.1 * longest if isfinite(usual) and longest < 2.0 * usual else shorter
+        self._pace[dialect.name] = (stamp, step, usual)
+        if not gap or dialect is MLPERF or not (is_late or went_back):
+            return
+        for kind, pattern in EVENTS:
+            every = list(pattern.finditer(gap))
+            if every:
+                found = every[-1]  # which has the time that it took, if any
+                rest = gap[found.start() : found.end() + 200].split(b"\n", 1)[0]
+                said = _SECONDS.search(rest)
+                unit = {b"ms": 1e-3, b"mi": 60.0}.get(said[2][:2].lower(), 1.0) if said else 1.0
+                self._add_event(kind, row["at"], float(said[1]) * unit if said else None)
+
+    def _add_event(self, kind: PauseKind, at: float, seconds: float | None) -> None:
+        if len(self._events) < _MOST_EVENTS:
+            self._events.append(LogEvent(kind, at, seconds))
+
+
+def scan(chunks: Iterator[bytes], own: tuple[Dialect, ...] = ()) -> ScannedLog:
+    """Return what the chunks of a log hold."""
+    scanner = LogScanner(own)
+    for chunk in chunks:
+        scanner.feed(chunk)
+    return scanner.result()
+
+
+def passed_by(rows: Rows, text: bytes, place: int, line_bytes: int) -> int:
+    """Return where to look for the next step line, having passed by as many as are not read in full."""
+    anchor, passed = rows.dialect.anchor, 0
+    while passed < rows.stride - 1 and place < len(text):
+        # Lines of one layout are about as long as each other; how many there were is counted. The last
+        # one of a chunk is always read: it may be that of the log.
+        further = min(len(text), place + max(line_bytes, 1) * (rows.stride - 1 - passed))
+        found = text.count(anchor, place, further)
+        if not found:
+            return further
+        if text.find(anchor, further) < 0:
+            return text.rfind(anchor, place)
+        passed += found
+        rows.seen += found
+        place = further
+    return place
+
+
+def bar_state(line: bytes) -> dict[Column, float] | None:
+    """Return the last state of the progress bars in a line."""
+    row: dict[Column, float] | None = None
+    for match in _BAR.finditer(line):
+        elapsed = duration(match[3])
+        if isfinite(elapsed):
+            shown = float(match[5]) if match[5].count(b".") < 2 and match[5] != b"." else nan
+            row = {"step": float(match[1]), "total": float(match[2]), "elapsed_s": elapsed}
+            if (epoch := _EPOCH.search(line)) is not None:
+                row["epoch"] = float(epoch[1])
+            row["shown_s"] = shown if match[6] == b"s/it" else 1.0 / shown if shown else nan
+    return row
+
+
+def before_open_block(text: bytes, cut: int) -> int:
+    """Return where the last line begins whose indented lines may go on in the next chunk."""
+    start = cut
+    for _ in range(_BLOCK_LINES):
+        start = text.rfind(b"\n", 0, max(start - 1, 0)) + 1
+        if text[start : start + 1] not in (b" ", b"\t"):
+            return start or cut
+    return cut
+
+
+def block_end(text: bytes, end: int) -> int:
+    """Return where the indented lines after a line end."""
+    for _ in range(_BLOCK_LINES):
+        if text[end + 1 : end + 2] not in (b" ", b"\t"):
+            break
+        following = text.find(b"\n", end + 1)
+        if following < 0:
+            return len(text)
+        end = following
+    return end

@@ -1,0 +1,105 @@
+"""Tables and documents of metrics: CSV, the Trainer's trainer_state.json, PEFT's benchmark results."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+from stepgrade.readers.logs.names import meaning
+from stepgrade.readers.logs.records import RecordLog
+
+_MOST_COLUMNS = 4096
+_MOST_CELL = 4096
+_EXPORTED = re.compile(r"^.{1,200}? - (?=[^-])")
+_BOUNDS = ("__MIN", "__MAX")
+_HEAD_BYTES = 1 << 16
+
+
+def separator_of(head: bytes) -> str | None:
+    """Return what separates the columns of a table whose names tell steps; None for what is no such table."""
+    line = head[:_HEAD_BYTES].lstrip(b"\xef\xbb\xbf").split(b"\n", 1)[0].decode("utf-8", "replace").strip()
+    if not line or line[0] in "{[<":
+        return None
+    for separator in ",;\t":
+        names = [_named(name) for name in line.split(separator)]
+        known = {found[0] for name in names if (found := meaning(name)) is not None}
+        if len(names) > 1 and "step" in known and len(known) > 1:
+            return separator
+    return None
+
+
+def read_csv(chunks: Iterable[bytes], separator: str, log: RecordLog) -> None:
+    """Add the rows of a table; empty cells are left out, and a last row that is cut off ends it."""
+    rows = csv.reader(lines_of(chunks), delimiter=separator)
+    names = [_named(name) for name in next(rows, [])][:_MOST_COLUMNS]
+    wanted = [
+        (place, name)
+        for place, name in enumerate(names)
+        if name and (meaning(name) or name.startswith("val"))
+    ]
+    try:
+        for row in rows:
+            log.add(
+                {name: row[place][:_MOST_CELL] for place, name in wanted if place < len(row) and row[place]}
+            )
+    except csv.Error:  # a field of more than 128 kB
+        return
+
+
+def read_trainer_state(state: dict[str, Any], log: RecordLog) -> None:
+    """Add what trainer_state.json keeps of a run: its log, its steps, its batch."""
+    for name, known in (("train_batch_size", "micro_batch_size"), ("global_step", "total_steps")):
+        value = state.get(name)
+        if isinstance(value, int) and value > 0:
+            log.header.numbers[known] = float(value)
+    history = state.get("log_history")
+    for record in history if isinstance(history, list) else []:
+        if isinstance(record, dict):
+            log.add(record)
+    flops, tokens = state.get("total_flos"), state.get("num_input_tokens_seen")
+    if isinstance(flops, int | float) and isinstance(tokens, int | float) and flops > 0 and tokens > 0:
+        log.header.numbers["flops_per_token"] = flops / tokens
+
+
+def read_peft(document: dict[str, Any], log: RecordLog) -> None:
+    """Add the intervals of a benchmark of PEFT's; evaluation is timed apart from training."""
+    about = document.get("meta_info", {})
+    system = about.get("system_info", {}) if isinstance(about, dict) else {}
+    if isinstance(system, dict):
+        log.set("gpu", system.get("accelerator"))
+    run = document.get("run_info", {})
+    settings = run.get("train_config", {}) if isinstance(run, dict) else {}
+    for name in ("dtype", "batch_size") if isinstance(settings, dict) else ():
+        log.set(name, settings.get(name))
+    train = document.get("train_info", {})
+    metrics = train.get("metrics", []) if isinstance(train, dict) else []
+    for record in metrics if isinstance(metrics, list) else []:
+        if not isinstance(record, dict):
+            continue
+        took = record.get("train time")
+        names = ("step", "tokens / sec", "eval time", "elapsed time", "train samples")
+        row = {name: record[name] for name in names if name in record}
+        log.add(row | {"loss": record.get("train loss"), "interval_s": took})
+    peak = train.get("accelerator_memory_max") if isinstance(train, dict) else None
+    if isinstance(peak, int | float) and peak > 0:
+        log.header.numbers["peak_bytes"] = float(peak)
+
+
+def _named(name: str) -> str:
+    """Return the name of a column without the run that W&B puts before it; none for its bounds."""
+    name = name.strip().strip('"')
+    return "" if name.endswith(_BOUNDS) else _EXPORTED.sub("", name)
+
+
+def lines_of(chunks: Iterable[bytes]) -> Iterator[str]:
+    """Yield the lines as text, without those that are longer than any row."""
+    rest = b""
+    for chunk in chain(chunks, (b"\n",)):
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            if line.strip() and len(line) <= _HEAD_BYTES * 16:
+                yield line.replace(b"\0", b"").decode("utf-8-sig", "replace")
+        rest = rest if len(rest) <= _HEAD_BYTES * 16 else b""

@@ -1,0 +1,137 @@
+"""TensorBoard's event files: scalars by tag and step, and the settings that trainers write as text."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable, Iterator
+from math import isfinite
+
+import msgspec
+
+from stepgrade.readers.logs.names import meaning
+from stepgrade.readers.logs.records import RecordLog
+from stepgrade.readers.logs.wire import (
+    BYTES,
+    DOUBLE,
+    FLOAT,
+    VARINT,
+    double_of,
+    fields,
+    float_of,
+    signed,
+    text_of,
+)
+
+SIGN = re.compile(rb"(?s)\A.{8}.{4}\x09.{8}.{0,24}?brain\.Event:\d")
+_LENGTH = struct.Struct("<Q")
+_FRAME = 12  # length and its checksum, before the data; four bytes of checksum after it
+# A record longer than this is an image, a graph or damage: passed over, or the end.
+_MOST_RECORD = 64 << 20
+_TEXT = "/text_summary"
+_SAMPLES_AXIS = (" vs samples", " vs tokens", "-vs-samples")
+_CONFIG_TAGS = frozenset({"model_config", "model config"})
+_ARGUMENT_TAGS = frozenset({"args", "hparams", "config"})
+
+
+def read_events(chunks: Iterable[bytes], log: RecordLog) -> None:
+    """Add the scalars and texts of one file; a record that is cut off ends it."""
+    tags: dict[str, bool] = {}
+    for record in records(chunks):
+        step, stamp, summary = 0, None, None
+        for number, kind, value in fields(record):
+            if number == 1 and kind == DOUBLE:
+                stamp = double_of(value)
+            elif number == 2 and kind == VARINT and isinstance(value, int):
+                step = signed(value)
+            elif number == 5 and kind == BYTES:
+                summary = value
+        if summary is None or isinstance(summary, int):
+            continue
+        for number, kind, item in fields(memoryview(summary)):
+            if number == 1 and kind == BYTES and not isinstance(item, int):
+                _add(memoryview(item), step, stamp, log, tags)
+
+
+def records(chunks: Iterable[bytes]) -> Iterator[memoryview]:
+    """Yield the data of each record of a TFRecord stream; lengths beyond the stream's end stop it."""
+    held, wanted, skip = bytearray(), _FRAME, 0
+    length: int | None = None
+    for chunk in chunks:
+        if skip:
+            passed = min(skip, len(chunk))
+            skip -= passed
+            held += chunk[passed:]
+        else:
+            held += chunk
+        place = 0
+        while not skip and len(held) - place >= wanted:
+            if length is None:
+                (length,) = _LENGTH.unpack_from(held, place)
+                place += _FRAME
+                wanted = length + 4
+                if length > _MOST_RECORD:
+                    skip = max(0, wanted - (len(held) - place))
+                    place = min(len(held), place + wanted)
+                    length, wanted = None, _FRAME
+                continue
+            yield memoryview(bytes(held[place : place + length]))
+            place += wanted
+            length, wanted = None, _FRAME
+        del held[:place]
+
+
+def _add(item: memoryview, step: int, stamp: float | None, log: RecordLog, tags: dict[str, bool]) -> None:
+    tag, scalar, tensor = "", None, None
+    for number, kind, value in fields(item):
+        if number == 1 and kind == BYTES:
+            tag = text_of(value, 400) or ""
+        elif number == 2 and kind == FLOAT:
+            scalar = float_of(value)
+        elif number == 8 and kind == BYTES and not isinstance(value, int):
+            tensor = memoryview(value)
+    if tensor is not None:
+        if tag.endswith(_TEXT):
+            _setting(tag.removesuffix(_TEXT), tensor, log)
+            return
+        scalar = number_of(tensor)
+    if scalar is None or tag.endswith(_SAMPLES_AXIS):
+        return
+    is_known = tags.setdefault(tag, meaning(tag) is not None or tag.startswith("eval/"))
+    row: dict[str, object] = {"step": step}
+    if stamp is not None and isfinite(stamp):
+        row["wall_time"] = stamp
+    if is_known and meaning(tag) != ("step", 1.0):
+        row[tag] = scalar
+    log.add(row)
+
+
+def number_of(tensor: memoryview) -> float | None:
+    """Return the number of a tensor that holds one."""
+    dtype, content = 0, None
+    for number, kind, value in fields(tensor):
+        if number == 1 and kind == VARINT and isinstance(value, int):
+            dtype = value
+        elif number in (4, 5, 6) and not isinstance(value, int):
+            content = value
+    if content is None or len(content) not in (4, 8):
+        return None
+    return double_of(content) if dtype == 2 or len(content) == 8 else float_of(content)
+
+
+def _setting(name: str, tensor: memoryview, log: RecordLog) -> None:
+    """Keep what a text says of the model and the run."""
+    text = next((text_of(value) for number, _, value in fields(tensor) if number == 8), None)
+    if text is None:
+        return
+    if name in _CONFIG_TAGS:
+        log.header.config = text.encode()
+    elif name in _ARGUMENT_TAGS:
+        try:
+            arguments = msgspec.json.decode(text)
+        except (msgspec.DecodeError, RecursionError):
+            return
+        for key, value in arguments.items() if isinstance(arguments, dict) else ():
+            log.set(str(key), value)
+    else:
+        log.set(name, text.strip())

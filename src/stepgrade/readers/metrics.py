@@ -1,0 +1,95 @@
+"""Metric files: TensorBoard, Weights & Biases, tables of CSV, and the JSON that trainers keep of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import structs
+
+from stepgrade.contract.decode import decode_json
+from stepgrade.model import Note, Profile
+from stepgrade.readers.base import Reader
+from stepgrade.readers.source import ByteSource
+
+_STATE, _PEFT = "log_history", frozenset({"run_info", "train_info"})
+_EVENTS = b"brain.Event:"
+_WANDB = b":W&B"
+_SQLITE = b"SQLite format 3\0"
+
+
+def recognises(source: ByteSource) -> bool:
+    """Tell by the first bytes, the keys of a document or the names of columns."""
+    return _kind(source) is not None
+
+
+def _kind(source: ByteSource) -> str | None:
+    head = source.head
+    if head.startswith(_WANDB) or _EVENTS in head[:64]:
+        return "wandb" if head.startswith(_WANDB) else "tensorboard"
+    if head.startswith(_SQLITE):
+        from stepgrade.readers.logs.mlflow import SIGN, TABLE  # noqa: PLC0415  only for what is SQLite
+        from stepgrade.readers.sqlite import has_table  # noqa: PLC0415  as above
+
+        return "mlflow" if has_table(source, SIGN, TABLE) else None
+    if not source.is_text:
+        return None
+    if head.lstrip()[:1] == b"{":
+        keys = source.json_keys or frozenset()
+        return "trainer_state" if _STATE in keys else "peft" if keys >= _PEFT else None
+    if b"\n" in head and any(word in head[:4096].lower() for word in (b"step", b"iter", b"update")):
+        from stepgrade.readers.logs.tables import separator_of  # noqa: PLC0415  only for what may be a table
+
+        return "csv" if separator_of(head) is not None else None
+    return None
+
+
+def read(source: ByteSource) -> Profile:
+    """Return the run that the metrics tell of."""
+    # What needs numpy is imported only here.
+    from stepgrade.readers.foreign import refusal  # noqa: PLC0415
+    from stepgrade.readers.logs import tables, tensorboard, wandb  # noqa: PLC0415
+    from stepgrade.readers.logs.assemble import profile_of_log  # noqa: PLC0415
+    from stepgrade.readers.logs.records import RecordLog  # noqa: PLC0415
+
+    kind = _kind(source)
+    names = {
+        "wandb": "Weights & Biases",
+        "tensorboard": "TensorBoard",
+        "trainer_state": "Hugging Face Trainer",
+        "peft": "PEFT's benchmark",
+        "csv": "a table of metrics",
+        "mlflow": "MLflow",
+    }
+    if kind is None:
+        raise refusal(source)
+    log, runs = RecordLog(kind, names[kind]), 1
+    if kind == "wandb":
+        wandb.read_wandb(source.chunks(), log)
+    elif kind == "tensorboard":
+        tensorboard.read_events(source.chunks(), log)
+    elif kind == "mlflow":
+        from stepgrade.readers.logs.mlflow import read_database  # noqa: PLC0415  as above
+        from stepgrade.readers.sqlite import SqliteFile  # noqa: PLC0415
+
+        with SqliteFile.opened(source) as file:
+            runs = read_database(file, source.name, log)
+    elif kind == "csv":
+        tables.read_csv(source.chunks(), tables.separator_of(source.head) or ",", log)
+    else:
+        decoded = decode_json(source.document(), dict[str, Any])
+        (tables.read_trainer_state if kind == "trainer_state" else tables.read_peft)(decoded, log)
+    profile = profile_of_log(log.scanned(), source.name, names[kind])
+    if profile is None:
+        raise refusal(source)
+    if runs > 1:
+        text = f"the database holds {runs} runs: this is the one that began last"
+        return structs.replace(profile, notes=(*profile.notes, Note("last_of_several", text)))
+    return profile
+
+
+READER = Reader(
+    name="metrics",
+    summary="metric files: TensorBoard, Weights & Biases, MLflow, CSV, trainer_state.json",
+    recognises=recognises,
+    read=read,
+)

@@ -1,0 +1,122 @@
+"""What NCCL's own ranges say of the communication kernels that they launched, and of a process's rank."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from stepgrade.model.events import NONE, Collective, DeviceEvent
+from stepgrade.readers.nsys.device import process_of
+from stepgrade.readers.nsys.nvtx import CommunicationCall
+from stepgrade.readers.processes import Events
+
+# As kernels name their type: ncclDevKernel_AllReduce_Sum_bf16_RING_LL.
+_DTYPES: Final = {
+    "f16": ("half", 2),
+    "bf16": ("bfloat16", 2),
+    "f32": ("float", 4),
+    "f64": ("double", 8),
+    "i8": ("char", 1),
+    "u8": ("byte", 1),
+    "i32": ("int", 4),
+    "i64": ("long", 8),
+    "u32": ("int", 4),
+    "u64": ("long", 8),
+}
+_DTYPE_IN_NAME: Final = re.compile(r"_(bf16|f16|f32|f64|[iu](?:8|32|64))_")
+_COMMUNICATOR: Final = "NCCL communicator ID"
+_SIZE: Final = "Message size [bytes]"
+_RANKS: Final = "No. of ranks"
+_GROUP_START, _GROUP_END = "ncclGroupStart", "ncclGroupEnd"
+_MOST_RANKS: Final = 1 << 20
+_MOST_IN_GROUP: Final = 4096
+
+
+class Communicators:
+    """The communicators of a process: how many ranks each has, and which one the process is."""
+
+    def __init__(self, calls: dict[int, list[CommunicationCall]], process: int) -> None:
+        self.calls = {
+            thread: found for thread, found in calls.items() if int(process_of(np.int64(thread))) == process
+        }
+        self.sizes: dict[int, int] = {}
+        self.rank: int | None = None
+        self.world_size: int | None = None
+        for call in (call for of_thread in self.calls.values() for call in of_thread):
+            group, ranks, rank = (call.payload.get(key) for key in (_COMMUNICATOR, _RANKS, "Rank"))
+            if not (isinstance(group, int) and isinstance(ranks, int) and 0 < ranks < _MOST_RANKS):
+                continue
+            self.sizes[group] = ranks
+            # The largest communicator is the run itself.
+            if isinstance(rank, int) and 0 <= rank < ranks and ranks >= (self.world_size or 0):
+                self.rank, self.world_size = rank, ranks
+
+    def describe(self, kernel: str, calls: Sequence[CommunicationCall]) -> Collective:
+        """Return what is known of the collective that a kernel carries out for the calls of a group."""
+        payload: dict[str, Any] = {}
+        for call in calls:
+            payload |= call.payload
+        group = payload.get(_COMMUNICATOR)
+        ranks = self.sizes.get(group) if isinstance(group, int) else None
+        found = _DTYPE_IN_NAME.search(kernel)
+        dtype, item_bytes = _DTYPES[found[1]] if found else ("byte", 1)
+        names = {call.name.removeprefix("nccl").lower() for call in calls}
+        name = names.pop() if len(names) == 1 else "send_recv" if names <= {"send", "recv"} else "group"
+        # What is sent is what another rank receives: counted once.
+        counted = [call for call in calls if call.name != "ncclRecv"] or calls
+        sizes = [size for call in counted if isinstance(size := call.payload.get(_SIZE), int) and size >= 0]
+        elements = sum(sizes) // item_bytes if len(sizes) == len(counted) else None
+        # NCCL counts what one rank gives to an all-gather, and what one gets from a reduce-scatter.
+        whole = elements * ranks if elements is not None and ranks is not None else elements
+        return Collective(
+            name=name,
+            in_elements=whole if name == "reducescatter" else elements,
+            out_elements=whole if name == "allgather" else elements,
+            dtype=dtype,
+            group_size=ranks,
+            group=None if group is None else str(group)[:40],
+        )
+
+
+def describe_kernels(events: Events, process: int, communicators: Communicators) -> None:
+    """Join NCCL's kernels to NCCL's calls by the launch, and note what is known of each."""
+    work, calls = events.table("work"), events.table("calls")
+    texts = list(events.strings)
+    is_nccl = np.array([text.startswith("nccl") for text in texts], np.bool_)
+    own = (work["process"] == process) & (work["kind"] == DeviceEvent.KERNEL)
+    rows = np.flatnonzero(own & is_nccl[work["name"]]) if texts else np.empty(0, np.intp)
+    if not len(rows) or not communicators.calls:
+        return
+    of_process = np.flatnonzero(calls["process"] == process)
+    launches = dict(zip(calls["correlation"][of_process].tolist(), of_process.tolist(), strict=True))
+    starts = {thread: [call.start_ns for call in found] for thread, found in communicators.calls.items()}
+    for row in rows.tolist():
+        launch = launches.get(int(work["correlation"][row]), NONE)
+        thread = int(calls["thread"][launch]) if launch >= 0 else NONE
+        if thread not in starts:
+            continue
+        of_thread = communicators.calls[thread]
+        found = calls_at(of_thread, starts[thread], int(calls["start_ns"][launch]))
+        if found:
+            made = communicators.describe(texts[int(work["name"][row])], found)
+            work["collective"][row] = events.collectives.setdefault(made, len(events.collectives))
+
+
+def calls_at(calls: list[CommunicationCall], starts: list[int], time_ns: int) -> list[CommunicationCall]:
+    """Return NCCL's calls that launched something at this time: the one around it, or those of its group."""
+    place = bisect_right(starts, time_ns) - 1
+    # The call may lie inside another, as those of a group do.
+    while place >= 0 and calls[place].end_ns < time_ns and place > bisect_right(starts, time_ns) - 4:
+        place -= 1
+    if place < 0 or calls[place].end_ns < time_ns:
+        return []
+    if calls[place].name != _GROUP_END:
+        return [calls[place]]
+    first = place
+    while first > 0 and calls[first].name != _GROUP_START and place - first < _MOST_IN_GROUP:
+        first -= 1
+    return [call for call in calls[first:place] if _SIZE in call.payload]

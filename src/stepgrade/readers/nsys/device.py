@@ -1,0 +1,138 @@
+"""What the device did, and the calls that asked for it, as CUPTI's tables of an export have them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import numpy as np
+
+from stepgrade.model.columns import distinct, groups
+from stepgrade.model.events import NONE, DeviceEvent, Longs, RangeKind
+from stepgrade.readers.processes import Events
+from stepgrade.readers.sqlite import SqliteFile
+
+CALLS: Final = "CUPTI_ACTIVITY_KIND_RUNTIME"
+KERNELS: Final = "CUPTI_ACTIVITY_KIND_KERNEL"
+COPIES: Final = "CUPTI_ACTIVITY_KIND_MEMCPY"
+MEMSETS: Final = "CUPTI_ACTIVITY_KIND_MEMSET"
+GRAPHS: Final = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+_PLACE: Final = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
+_DIRECTIONS: Final = {
+    1: (DeviceEvent.COPY_H2D, "HtoD"),
+    2: (DeviceEvent.COPY_D2H, "DtoH"),
+    8: (DeviceEvent.COPY_D2D, "DtoD"),
+    9: (DeviceEvent.COPY_OTHER, "HtoH"),
+    10: (DeviceEvent.COPY_D2D, "PtoP"),
+}
+_COPY_KINDS: Final = ("copyKind", "srcKind", "dstKind")
+_MEMORY: Final = {0: "Pageable", 1: "Pinned", 2: "Device", 4: "Managed"}
+PID_BITS: Final = 24
+PID_MASK: Final = 0xFFFFFF
+_UNKNOWN: Final = 1 << 30  # no process has this number: what a reduced copy of an export leaves out
+
+
+def process_of(numbers: Any) -> Any:
+    """Return the process in a globalPid or globalTid; a number of no process where there is none."""
+    return np.where(numbers < 0, _UNKNOWN, np.asarray(numbers, np.int64) >> PID_BITS & PID_MASK)
+
+
+def texts_of(file: SqliteFile, *columns: Longs) -> dict[int, str]:
+    """Return the texts of these numbers and of no others: the table also holds whole environments."""
+    used = distinct(np.concatenate([np.empty(0, np.int64), *(distinct(column) for column in columns)]))
+    return file.texts("StringIds", ("id", "value"), used)
+
+
+def add_device_work(file: SqliteFile, events: Events) -> None:
+    """Add kernels, copies, memsets, graphs, and the calls of the runtime and the driver."""
+    calls = file.whole_numbers(CALLS, ("start", "end", "globalTid", "nameId", "correlationId"))
+    functions = texts_of(file, calls["nameId"])
+    # cudaLaunchKernel_v7000: the version that the function came with.
+    plain = {number: re.sub(r"_v\d+$", "", text) for number, text in functions.items()}
+    events.add(
+        "calls",
+        process=process_of(calls["globalTid"]),
+        thread=calls["globalTid"],
+        name=events.places(calls["nameId"], plain),
+        start=calls["start"],
+        end=calls["end"],
+        correlation=calls["correlationId"],
+    )
+    del calls
+    kernels = file.whole_numbers(KERNELS, (*_PLACE, "demangledName"))
+    names = kernels["demangledName"]
+    if len(names) and names.min() < 0:
+        short = file.whole_numbers(KERNELS, ("start", "shortName"))["shortName"]
+        names = np.where(names >= 0, names, short)
+    _add_work(events, kernels, names=events.places(names, texts_of(file, names)))
+    del kernels, names
+    copies = file.whole_numbers(COPIES, (*_PLACE, "bytes", *_COPY_KINDS))
+    # The kinds are small numbers: three in one.
+    kind, source, target = (np.asarray(copies[name], np.int64) & 0xFF for name in _COPY_KINDS)
+    kinds = groups(kind << 16 | source << 8 | target)
+    directions, places = [], []
+    for number in kinds.values.tolist():
+        direction, word = _DIRECTIONS.get(number >> 16, (DeviceEvent.COPY_OTHER, "other"))
+        first, last = number >> 8 & 0xFF, number & 0xFF
+        ends = f" ({_MEMORY.get(first, '?')} -> {_MEMORY.get(last, '?')})" if first != 0xFF else ""
+        directions.append(direction)
+        places.append(events.place(f"Memcpy {word}{ends}"))
+    which = kinds.which
+    _add_work(
+        events,
+        copies,
+        names=np.array(places, np.int32)[which],
+        kind=np.array(directions, np.int8)[which],
+        bytes=copies["bytes"],
+    )
+    memsets = file.whole_numbers(MEMSETS, (*_PLACE, "bytes"))
+    _add_work(
+        events,
+        memsets,
+        names=events.place("Memset (Device)"),
+        kind=int(DeviceEvent.MEMSET),
+        bytes=memsets["bytes"],
+    )
+    # Graphs that were recorded as a whole: busy time of which no kernel is known.
+    graphs = file.whole_numbers(GRAPHS, (*_PLACE, "graphExecId"))
+    replayed = distinct(graphs["graphExecId"]).tolist()
+    titles = {number: f"CUDA graph {number}" for number in replayed}
+    _add_work(events, graphs, names=events.places(graphs["graphExecId"], titles))
+
+
+def add_overhead(file: SqliteFile, events: Events) -> None:
+    """Add the profiler's own work on host threads."""
+    table = file.whole_numbers("PROFILER_OVERHEAD", ("start", "end", "globalTid", "nameId"))
+    events.add(
+        "ranges",
+        process=process_of(table["globalTid"]),
+        thread=table["globalTid"],
+        name=events.places(table["nameId"], texts_of(file, table["nameId"])),
+        start=table["start"],
+        end=table["end"],
+        kind=int(RangeKind.OVERHEAD),
+    )
+
+
+def _add_work(events: Events, table: dict[str, Longs], names: Any, **more: Any) -> None:
+    events.add(
+        "work",
+        process=process_of(table["globalPid"]),
+        name=names,
+        start=table["start"],
+        end=table["end"],
+        device=np.maximum(0, table["deviceId"]),
+        stream=table["streamId"],
+        correlation=table["correlationId"],
+        **more,
+    )
+
+
+def settle_process(events: Events) -> None:
+    """Give work without a process that of the calls, where all are of one; else a process of its own."""
+    work, calls = events.table("work"), events.table("calls")
+    known = distinct(calls["process"][calls["process"] != _UNKNOWN])
+    only = int(known[0]) if len(known) == 1 else NONE
+    if only >= 0:
+        for table in (work, calls, events.table("ranges"), events.table("ops")):
+            table["process"] = np.where(table["process"] == _UNKNOWN, only, table["process"])

@@ -1,0 +1,53 @@
+"""Read what ROCm's profilers write: rocprofv3 as JSON, CSV or rocpd, and rpd of rocmProfileData."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from stepgrade.readers.base import Reader
+from stepgrade.readers.source import ByteSource
+
+if TYPE_CHECKING:
+    from stepgrade.model.events import Trace
+
+_JSON = re.compile(rb'\A\s{0,99}\{\s{0,99}"rocprofiler-sdk-tool"\s{0,9}:')
+_CSV = re.compile(rb'\A"?Kind"?,"?Agent_Id"?,"?Queue_Id"?,')
+_TABLES = rb"(?i)create (?:table|view).{0,20}rocpd_(?:op|kernel_dispatch|api|info_agent|string)"
+
+
+def recognises(source: ByteSource) -> bool:
+    """Tell by the first key of JSON, the first line of a kernel trace, or the tables of SQLite."""
+    if _JSON.match(source.head) or _CSV.match(source.head):
+        return True
+    if not source.head.startswith(b"SQLite format 3\0"):
+        return False
+    from stepgrade.readers.sqlite import has_table  # noqa: PLC0415  needs numpy
+
+    return has_table(source, _TABLES, "rocpd_op", "rocpd_kernel_dispatch")
+
+
+def read(source: ByteSource) -> Iterator[Trace]:
+    """Yield a trace for each process that used a device: they are the ranks of one run."""
+    # What needs numpy is imported only here.
+    if _JSON.match(source.head):
+        from stepgrade.readers.rocprof.json_records import read_traces  # noqa: PLC0415
+
+        return read_traces(source)
+    if _CSV.match(source.head):
+        from stepgrade.readers.rocprof.csv_tables import read_trace  # noqa: PLC0415
+
+        return read_trace(source)
+    from stepgrade.readers.rocprof.databases import read_database  # noqa: PLC0415
+
+    return read_database(source)
+
+
+READER = Reader(
+    name="rocprof",
+    summary="ROCm: rocprofv3 JSON, CSV and rocpd, and rpd; its processes are the ranks of one run",
+    recognises=recognises,
+    read=read,
+    rank_files=(".json", ".json.gz", ".csv", ".csv.gz", ".db", ".rpd", ".rpd.gz"),
+)

@@ -1,0 +1,249 @@
+"""rocprofv3's JSON: records of each process, decoded into the few fields that matter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from stepgrade.errors import BadJson, TooLarge
+from stepgrade.memory import check
+from stepgrade.model.events import NONE, Trace, TraceDevice
+from stepgrade.readers.annotations import Annotations
+from stepgrade.readers.processes import Events
+from stepgrade.readers.rocprof.facts import direction_of, kinds_of, traces_of
+from stepgrade.readers.source import ByteSource
+
+_GPU: Final = 2
+# Of a record of 850 bytes, ten numbers and their objects stay.
+_MEMORY_PER_BYTE: Final = 3
+_LARGEST_BYTES: Final = 4 << 30
+_MOST: Final = (1 << 62) - 1
+
+
+class _Handle(Struct, frozen=True):
+    handle: int = 0
+
+
+class _Correlation(Struct, frozen=True):
+    internal: int = NONE
+
+
+class _Dispatch(Struct, frozen=True):
+    agent_id: _Handle = _Handle()
+    queue_id: _Handle = _Handle()
+    kernel_id: int = NONE
+
+
+class _Record(Struct, frozen=True):
+    """One record of any kind."""
+
+    start_timestamp: int = 0
+    end_timestamp: int = 0
+    thread_id: int = 0
+    operation: int = NONE
+    kind: int = NONE
+    correlation_id: _Correlation = _Correlation()
+    dispatch_info: _Dispatch | None = None
+    stream_id: _Handle | None = None
+    dst_agent_id: _Handle | None = None
+    src_agent_id: _Handle | None = None
+    bytes: int = NONE
+
+
+class _Records(Struct, frozen=True):
+    kernel_dispatch: list[_Record] = []
+    hip_api: list[_Record] = []
+    marker_api: list[_Record] = []
+    memory_copy: list[_Record] = []
+
+
+class _Bank(Struct, frozen=True):
+    size_in_bytes: int = 0
+
+
+class _Agent(Struct, frozen=True):
+    id: _Handle = _Handle()
+    type: int = 0
+    logical_node_type_id: int = NONE
+    product_name: str = ""
+    name: str = ""
+    cu_count: int = 0
+    mem_banks: list[_Bank] = []
+
+
+class _Symbol(Struct, frozen=True):
+    kernel_id: int = NONE
+    formatted_kernel_name: str = ""
+    kernel_name: str = ""
+
+
+class _Operations(Struct, frozen=True):
+    operations: list[str] = []
+
+
+class _Text(Struct, frozen=True):
+    key: int = NONE
+    value: str = ""
+
+
+class _Strings(Struct, frozen=True):
+    buffer_records: list[_Operations] = []
+    marker_api: Any = None
+
+
+class _Metadata(Struct, frozen=True):
+    pid: int = 0
+
+
+class _Process(Struct, frozen=True):
+    """What is kept of a process: nothing of its command, its node or its configuration."""
+
+    metadata: _Metadata = _Metadata()
+    agents: list[_Agent] = []
+    strings: _Strings = _Strings()
+    kernel_symbols: list[_Symbol] = []
+    buffer_records: _Records = _Records()
+
+
+class _File(Struct, frozen=True, rename={"processes": "rocprofiler-sdk-tool"}):
+    processes: list[_Process]
+
+
+def read_traces(source: ByteSource) -> Iterator[Trace]:
+    """Yield a trace for each process."""
+    pieces, size = [], 0
+    for chunk in source.chunks():
+        size += len(chunk)
+        check(size * _MEMORY_PER_BYTE, source.memory_bytes, source.name)
+        if size > _LARGEST_BYTES:
+            raise TooLarge("is larger than 4 GiB", where=source.name)
+        pieces.append(chunk)
+    text = b"".join(pieces)
+    del pieces
+    try:
+        found = msgspec.json.decode(text, type=_File)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        reason = f": {str(error)[:200]}" if isinstance(error, msgspec.DecodeError) else ""
+        raise BadJson(f"is not rocprofv3's JSON{reason}", where=source.name) from error
+    del text
+    events = Events()
+    devices: dict[int, tuple[TraceDevice, ...]] = {}
+    annotations = Annotations(events)
+    for process in found.processes:
+        pid = process.metadata.pid & 0x7FFFFFFF
+        gpus = [agent for agent in process.agents if agent.type == _GPU]
+        said = [agent.logical_node_type_id for agent in gpus]
+        are_ordinals = len(set(said)) == len(said) and all(0 <= number < 1 << 16 for number in said)
+        ordinals = said if are_ordinals else range(len(gpus))
+        numbers = {agent.id.handle: number for agent, number in zip(gpus, ordinals, strict=True)}
+        devices[pid] = tuple(
+            TraceDevice(
+                index=numbers[agent.id.handle],
+                name=(agent.product_name or agent.name)[:200] or None,
+                memory_bytes=sum(bank.size_in_bytes for bank in agent.mem_banks) or None,
+                sm_count=agent.cu_count or None,
+            )
+            for agent in gpus
+        )
+        _add_kernels(events, pid, process, numbers)
+        _add_copies(events, pid, process, numbers)
+        calls = process.buffer_records.hip_api
+        events.add(
+            "calls",
+            process=pid,
+            name=np.array([events.place(_operation(process, record)) for record in calls], np.int32),
+            thread=np.array([record.thread_id & _MOST for record in calls], np.int64),
+            **_columns(calls),
+        )
+        texts = _marker_texts(process.strings.marker_api)
+        for record in process.buffer_records.marker_api:
+            if record.end_timestamp > record.start_timestamp:
+                message = texts.get(record.correlation_id.internal) or _operation(process, record)
+                annotations.add(
+                    pid,
+                    record.thread_id & _MOST,
+                    _time(record.start_timestamp),
+                    _time(record.end_timestamp),
+                    message,
+                )
+    del found
+    annotations.write()
+    return traces_of(events, source.name, "rocprofv3 JSON", lambda pid: devices.get(pid, ()))
+
+
+def _time(value: int) -> int:
+    return min(max(value, -_MOST), _MOST)
+
+
+def _columns(records: Sequence[_Record]) -> dict[str, Any]:
+    """Return what every record has."""
+    return {
+        "start": np.array([_time(record.start_timestamp) for record in records], np.int64),
+        "end": np.array([_time(record.end_timestamp) for record in records], np.int64),
+        "correlation": np.array([record.correlation_id.internal & _MOST for record in records], np.int64),
+    }
+
+
+def _add_kernels(events: Events, pid: int, process: _Process, devices: dict[int, int]) -> None:
+    records = process.buffer_records.kernel_dispatch
+    symbols = {
+        symbol.kernel_id: symbol.formatted_kernel_name or symbol.kernel_name or "?"
+        for symbol in process.kernel_symbols
+    }
+    infos = [record.dispatch_info or _Dispatch() for record in records]
+    names = np.array([events.place(symbols.get(info.kernel_id, "?")) for info in infos], np.int32)
+    events.add(
+        "work",
+        process=pid,
+        name=names,
+        kind=kinds_of(events, names),
+        device=np.array([devices.get(info.agent_id.handle, 0) for info in infos], np.int32),
+        stream=np.array([info.queue_id.handle & _MOST for info in infos], np.int64),
+        **_columns(records),
+    )
+
+
+def _add_copies(events: Events, pid: int, process: _Process, devices: dict[int, int]) -> None:
+    records = process.buffer_records.memory_copy
+    found = [direction_of(_operation(process, record)) for record in records]
+    ends = [(record.dst_agent_id, record.src_agent_id) for record in records]
+    events.add(
+        "work",
+        process=pid,
+        name=np.array([events.place(word) for _, word in found], np.int32),
+        kind=np.array([kind for kind, _ in found], np.int8),
+        device=np.array(
+            [
+                next((devices[agent.handle] for agent in both if agent and agent.handle in devices), 0)
+                for both in ends
+            ],
+            np.int32,
+        ),
+        stream=np.array(
+            [record.stream_id.handle & _MOST if record.stream_id else NONE for record in records], np.int64
+        ),
+        bytes=np.array([_time(record.bytes) for record in records], np.int64),
+        **_columns(records),
+    )
+
+
+def _operation(process: _Process, record: _Record) -> str:
+    """Return the name of a record's operation."""
+    kinds = process.strings.buffer_records
+    operations = kinds[record.kind].operations if 0 <= record.kind < len(kinds) else []
+    return operations[record.operation] if 0 <= record.operation < len(operations) else "?"
+
+
+def _marker_texts(found: Any) -> dict[int, str]:
+    """Return the texts of roctx ranges by correlation, written as pairs of key and value or as an object."""
+    if isinstance(found, dict):
+        pairs = found.items()
+        return {int(key): text for key, text in pairs if str(key).isdecimal() and isinstance(text, str)}
+    try:
+        return {text.key: text.value for text in msgspec.convert(found or [], list[_Text])}
+    except msgspec.ValidationError:
+        return {}

@@ -1,0 +1,63 @@
+"""A run that still goes on, in a line for a pipe and a few lines for a terminal."""
+
+from __future__ import annotations
+
+from stepgrade.model.scorecard import UNGRADED, Scorecard
+from stepgrade.model.step_log import StepLog
+from stepgrade.report.names import shortened
+from stepgrade.units import show_ms, show_rate, show_samples_rate, show_share
+
+_MESSAGE_CELLS = 160
+_ALARMS_SHOWN = 4
+
+
+def facts(card: Scorecard, log: StepLog | None, silent_s: float | None) -> dict[str, str]:
+    """Return what is known of the run now, by name, in the order in which it is shown."""
+    shown: dict[str, str] = {}
+    last, total = (log.step[-1], log.total_steps) if log is not None and log.step else (None, None)
+    if last is not None:
+        shown["step"] = f"{last:,.0f}" + (f" of {total:,.0f}" if total else "")
+    elif card.steps is not None and card.steps.count:
+        shown["step"] = f"{card.steps.count:,}"
+    if card.step_time_ms is not None:
+        shown["a step"] = show_ms(card.step_time_ms)
+    if card.throughput_tok_s is not None:
+        shown["rate"] = show_rate(card.throughput_tok_s)
+    elif card.samples_s is not None:
+        shown["rate"] = show_samples_rate(card.samples_s)
+    if card.mfu is not None:
+        shown["MFU"] = show_share(card.mfu)
+    shown["grade"] = card.grade if card.grade == UNGRADED else f"{card.grade} ({show_share(card.efficiency)})"
+    if card.goodput is not None:
+        shown["goodput"] = show_share(card.goodput.productive)
+        if last is not None and total and total > last and card.step_time_ms:
+            left_ms = (total - last) * card.step_time_ms / max(card.goodput.productive, 0.01)
+            shown["to go"] = show_ms(left_ms)
+    if silent_s is not None:
+        shown["last line"] = f"{show_ms(silent_s * 1e3)} ago"
+    return shown
+
+
+def alarms(card: Scorecard, silent_s: float | None, usual_s: float | None) -> tuple[str, ...]:
+    """Return what someone should look at now: a run that stands still or diverges, and what it loses."""
+    found = []
+    if silent_s is not None and usual_s and silent_s > max(10.0 * usual_s, 60.0):
+        found.append(f"no line for {show_ms(silent_s * 1e3)}: one comes every {show_ms(usual_s * 1e3)}")
+    found += [
+        note.text for note in (*card.ungraded_because, *card.fitness) if note.code in ("diverged", "loss_nan")
+    ]
+    found += [finding.claim for finding in card.findings if finding.severity != "info"]
+    return tuple(shortened(text, _MESSAGE_CELLS) for text in found[:_ALARMS_SHOWN])
+
+
+def line(clock: str, shown: dict[str, str], warned: tuple[str, ...]) -> str:
+    """Return all of it as one line."""
+    parts = [f"{name} {text}" for name, text in shown.items()]
+    return " | ".join([clock, *parts, *(f"! {text}" for text in warned)])
+
+
+def screen(path: str, clock: str, shown: dict[str, str], warned: tuple[str, ...]) -> list[str]:
+    """Return all of it as lines for a terminal."""
+    rows = [f"stepgrade watch · {shortened(path, _MESSAGE_CELLS)} · {clock}", ""]
+    rows += [f"  {name:<10} {text}" for name, text in shown.items()]
+    return [*rows, *([""] if warned else []), *(f"  ! {text}" for text in warned)]

@@ -1,0 +1,46 @@
+"""The pages of single formats show cards of real files, as they are today."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, Ran
+
+PAGES = sorted((ROOT / "docs" / "formats").glob("*.md"))
+SAMPLES = ROOT.parent / "shared" / "samples"
+CARD = re.compile(r"^<!-- card of (\S+?)(?: with (.+?))? -->\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+Run = Callable[..., Ran]
+
+
+@pytest.mark.samples
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_cards_are_those_of_the_samples(page: Path, stepgrade: Run, pytestconfig: pytest.Config) -> None:
+    text = page.read_text(encoding="utf-8")
+    if not SAMPLES.is_dir():
+        pytest.skip("the samples are not beside this clone")
+
+    def replayed(block: re.Match[str]) -> str:
+        path, options = block[1], (block[2] or "").split()
+        out = stepgrade("score", SAMPLES / path, *options, "--color", "never").out
+        # The first line names the file where it lies here.
+        shown = "\n".join(out.rstrip().splitlines()[2:])
+        said = f" with {block[2]}" if block[2] else ""
+        return f"<!-- card of {path}{said} -->\n```text\n{shown}\n```"
+
+    real = CARD.sub(replayed, text)
+    if pytestconfig.getoption("--update-golden"):
+        page.write_text(real, encoding="utf-8")
+        text = real
+    assert text == real
+
+
+def test_every_page_has_a_recipe_and_a_card() -> None:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert "## Record" in text, page.name
+        assert all(found[3].strip() for found in CARD.finditer(text)), page.name
+        assert CARD.search(text), page.name

@@ -1,0 +1,77 @@
+"""The memory model against published measurements: errors, bands, and verdicts on runs that did and did not fit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import permutations
+
+import pytest
+
+from stepgrade.hardware.memory.need import verdict_of
+from stepgrade.statistics import median
+from tests.hardware.published_memory import Case, case_of, cases, held_out, predict, rows
+
+CASES = cases()
+MEASURED = [case for case in CASES if case.measured is not None]
+
+
+def errors(found: list[Case]) -> list[float]:
+    return sorted(abs(predict(case).bytes / (case.measured or 1.0) - 1) for case in found)
+
+
+@pytest.mark.parametrize("chosen", [CASES, held_out(CASES)[1]], ids=["all", "kept aside"])
+def test_full_fine_tunes_are_predicted_within_a_few_percent(chosen: list[Case]) -> None:
+    found = errors([case for case in chosen if case.measured and case.row["method"] == "full"])
+    assert len(found) > 50
+    assert median(found) <= 0.05
+    assert found[int(0.9 * (len(found) - 1))] <= 0.10
+
+
+def test_adapters_are_predicted_as_well_as_their_bands_say() -> None:
+    assert median(errors([case for case in MEASURED if case.row["method"] == "lora"])) <= 0.10
+    assert median(errors([case for case in MEASURED if case.row["method"] == "qlora"])) <= 0.16
+
+
+def test_bands_hold_for_95_of_100_rows() -> None:
+    found = [(case, predict(case)) for case in MEASURED]
+    inside = [case for case, said in found if said.low <= (case.measured or 0.0) <= said.high]
+    assert len(inside) >= 0.95 * len(MEASURED)
+
+
+def test_no_verdict_is_wrong_and_most_are_given() -> None:
+    said: Counter[tuple[str, str]] = Counter()
+    for case in CASES:
+        if case.capacity is not None:
+            said["oom" if case.is_oom else "ran", verdict_of(predict(case).need, case.capacity)] += 1
+    assert said["oom", "fits"] == 0
+    assert said["ran", "does_not_fit"] == 0
+    assert said["oom", "does_not_fit"] >= 10
+    assert said["ran", "fits"] >= 3 * said["ran", "too_close"]
+
+
+def test_measurements_that_cannot_be_true_are_named() -> None:
+    """litgpt publishes full fine-tunes that need more than it says it measured, and than the card has."""
+    impossible = [case_of(row) for row in rows(usable="no") if "IMPOSSIBLE" in row["notes"]]
+    assert len(impossible) == 3
+    for case in impossible:
+        assert (case.measured or 0.0) < predict(case).low
+
+
+def test_a_measured_run_of_the_same_setup_takes_some_of_the_error_off() -> None:
+    """Pairs of rows of constant length that differ in micro-batch and sequence alone, each from the other."""
+    setups: dict[tuple[str, ...], list[Case]] = {}
+    differ = {"id", "source_ref", "seq", "micro_batch", "measured_gib", "notes", "oom_capacity_gib"}
+    for case in (case for case in MEASURED if case.plan.lengths == "fixed"):
+        key = tuple(value for name, value in case.row.items() if name not in differ)
+        setups.setdefault(key, []).append(case)
+    alone, anchored = [], []
+    for some in setups.values():
+        for case, other in permutations(some, 2):
+            if (case.plan.batch, case.plan.seq) == (other.plan.batch, other.plan.seq):
+                continue
+            measured, said, theirs = case.measured or 1.0, predict(case).bytes, predict(other)
+            alone.append(abs(said / measured - 1))
+            anchored.append(abs((said + (other.measured or 0.0) - theirs.bytes) / measured - 1))
+    assert len(anchored) > 90
+    assert median(sorted(anchored)) <= 0.01
+    assert median(sorted(anchored)) < median(sorted(alone))

@@ -1,0 +1,160 @@
+"""Plans: every one fits as `estimate` would say, they are ranked, and each says what keeps it from more."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import structs
+
+import stepgrade as sg
+from stepgrade.errors import BadOption
+from stepgrade.hardware.catalogue import find_device
+from stepgrade.hardware.ceilings import Figures
+from stepgrade.hardware.cost.plan import Parallelism, Plan
+from stepgrade.hardware.estimate import estimate
+from stepgrade.hardware.models.hf_config import model_from_config
+from stepgrade.hardware.planner import TRAINERS, Cluster, PlanRequest, RankedPlan, rank_plans
+from stepgrade.hardware.setup import Setup
+from tests.hardware import model_configs as configs
+
+DEVICES = 64
+REQUEST = PlanRequest(cluster=Cluster(devices=DEVICES), global_batch=512, most=1000)
+RUN = Plan(batch=1, seq=8192)
+
+
+def ranked(
+    config: Any, device: str = "h100-sxm5-80gb", run: Plan = RUN, request: PlanRequest = REQUEST
+) -> Any:
+    shape = model_from_config(json.dumps(config))
+    return rank_plans(shape, Figures(device=find_device(device)), run, request)
+
+
+LLAMA = ranked(configs.LLAMA3_70B)
+
+
+def as_run(found: RankedPlan, run: Plan = RUN, devices: int = DEVICES) -> Plan:
+    """Return a ranked plan as the command line of `estimate` would give it."""
+    trainer = TRAINERS[found.trainer]
+    return structs.replace(
+        run,
+        batch=found.micro_batch,
+        micro_batches=found.micro_batches,
+        checkpointing=found.checkpointing,
+        loss=found.loss,
+        kernels=trainer.kernels,
+        weights=trainer.weights,
+        allocator="expandable",
+        parallel=Parallelism(
+            devices=devices,
+            data=found.data,
+            tensor=found.tensor,
+            sequence=found.sequence,
+            pipeline=found.pipeline,
+            virtual=found.virtual,
+            context=found.context,
+            expert=found.expert,
+        ),
+    )
+
+
+def test_a_plans_memory_is_what_estimate_says(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(configs.LLAMA3_70B))
+    for found in LLAMA.plans:
+        setup = Setup(device="h100-sxm5-80gb", model=str(config), plan=as_run(found))
+        memory = estimate(setup).memory
+        assert memory is not None
+        assert (memory.need_bytes, memory.verdict) == (found.need_bytes, found.verdict)
+        assert (memory.low_bytes, memory.high_bytes) == (found.low_bytes, found.high_bytes)
+
+
+def test_plans_use_every_device_and_the_whole_batch() -> None:
+    assert len(LLAMA.plans) > 20
+    for found in LLAMA.plans:
+        assert found.tensor * found.pipeline * found.context * found.replicas == DEVICES
+        assert found.micro_batch * found.micro_batches * found.replicas == REQUEST.global_batch
+        assert found.micro_batches >= found.pipeline
+
+
+def test_those_that_fit_come_first_and_the_fastest_of_them_first() -> None:
+    verdicts = [found.verdict for found in LLAMA.plans]
+    assert set(verdicts) <= {"fits", "too_close"}
+    assert verdicts == sorted(verdicts)
+    speeds = [found.tok_s for found in LLAMA.plans if found.verdict == "fits"]
+    assert speeds == sorted(speeds, reverse=True)
+
+
+def test_no_plan_is_faster_than_the_hardware() -> None:
+    assert all(0 < (found.mfu or 0) < 1 for found in LLAMA.plans)
+
+
+def test_each_says_what_keeps_it_from_more() -> None:
+    for found in LLAMA.plans:
+        reasons = {why.reason: why.share for why in found.why_not_better}
+        assert sum(share or 0.0 for share in reasons.values()) < 1
+        assert ("too_close" in reasons) == (found.verdict == "too_close")
+        if found.checkpointing == "full":
+            assert (reasons["recompute"] or 0.0) > 0.1
+        if found.pipeline == 1:
+            assert "bubble" not in reasons
+
+
+def test_every_trainer_has_its_best_plan_and_how_to_start_it() -> None:
+    few = ranked(configs.LLAMA3_70B, request=structs.replace(REQUEST, most=1))
+    starts = {found.trainer: found.flags for found in few.plans}
+    assert set(starts) == set(TRAINERS)
+    assert "--parallelism.tensor_parallel_degree" in starts["torchtitan"]
+    assert "--tensor-model-parallel-size" in starts["megatron"]
+    assert starts["accelerate"].startswith("accelerate launch")
+    config = msgspec.json.decode(starts["deepspeed"].split("'")[1])
+    best = next(found for found in few.plans if found.trainer == "deepspeed")
+    assert config["train_micro_batch_size_per_gpu"] == best.micro_batch
+    assert config["gradient_accumulation_steps"] == best.micro_batches
+
+
+def test_a_small_model_is_not_cut_up() -> None:
+    """What fits one device is best copied to all of them, without recomputing anything."""
+    run = Plan(batch=1, seq=1024)
+    request = PlanRequest(cluster=Cluster(devices=8), global_batch=256)
+    best = ranked(configs.GPT2, run=run, request=request).plans[0]
+    assert (best.tensor, best.pipeline, best.context, best.checkpointing) == (1, 1, 1, "none")
+
+
+def test_a_model_too_large_for_the_cluster_has_no_plan() -> None:
+    request = PlanRequest(cluster=Cluster(devices=8), global_batch=64)
+    found = ranked(configs.LLAMA3_405B, request=request)
+    assert found.plans == ()
+    assert "no_plan" in {note.code for note in found.notes}
+
+
+def test_experts_are_spread() -> None:
+    found = ranked(configs.QWEN3_235B, run=Plan(batch=1, seq=4096))
+    assert any(plan.expert > 1 for plan in found.plans)
+
+
+def test_adapters_are_planned_for_those_who_train_them() -> None:
+    run = Plan(batch=1, seq=2048, method="qlora")
+    request = PlanRequest(cluster=Cluster(devices=8), global_batch=64)
+    assert {plan.trainer for plan in ranked(configs.LLAMA3_8B, run=run, request=request).plans} == {
+        "deepspeed",
+        "accelerate",
+    }
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: PlanRequest(cluster=Cluster(devices=8), global_batch=0),
+        lambda: PlanRequest(cluster=Cluster(devices=8), global_batch=8, trainers=("torchtitans",)),
+        lambda: Cluster(devices=0),
+        lambda: Cluster(devices=8, network_gb_s=-1),
+        lambda: sg.plan(Setup(device="h100-sxm5-80gb"), REQUEST),
+    ],
+)
+def test_what_makes_no_sense_is_refused(wrong: Any) -> None:
+    with pytest.raises(BadOption):
+        wrong()

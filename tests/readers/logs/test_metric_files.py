@@ -1,0 +1,175 @@
+"""Metric files of trackers: written by the trackers' own libraries, cut anywhere, and damaged on purpose."""
+
+from __future__ import annotations
+
+import random
+import struct
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import stepgrade as sg
+from stepgrade.errors import StepgradeError
+from stepgrade.readers.load import load
+from stepgrade.readers.logs import tensorboard, wandb
+from stepgrade.readers.logs.names import meaning, row_of, seconds_of
+from stepgrade.readers.logs.records import RecordLog
+from stepgrade.readers.logs.wire import fields
+from stepgrade.readers.registry import read_source
+from stepgrade.readers.source import ByteSource
+from tests.conftest import SHARED
+from tests.readers.logs.generated import EVENTS, version
+
+SAMPLES = SHARED / "samples" / "metrics"
+
+
+def read(text: bytes) -> sg.Profile:
+    found = read_source(ByteSource(text))
+    assert isinstance(found, sg.Profile)
+    return found
+
+
+def test_an_event_file_tells_steps_by_its_wall_times() -> None:
+    profile = read(EVENTS)
+    assert profile.mean_step_ms == pytest.approx(2000.0)
+    assert profile.tokens_per_step == pytest.approx(8192.0)
+
+
+@pytest.mark.parametrize("cut", [30, 200, 1000, len(EVENTS) - 5])
+def test_a_file_that_is_cut_anywhere_is_read_so_far(cut: int) -> None:
+    log = RecordLog("a", "b")
+    tensorboard.read_events([EVENTS[:cut]], log)
+    assert len(log.scanned().rows) in (0, 1)
+
+
+def test_pieces_make_no_difference() -> None:
+    whole, pieces = RecordLog("a", "b"), RecordLog("a", "b")
+    tensorboard.read_events([EVENTS], whole)
+    tensorboard.read_events([EVENTS[at : at + 3] for at in range(0, len(EVENTS), 3)], pieces)
+    assert whole.scanned().rows[0].columns == pieces.scanned().rows[0].columns
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_damaged_bytes_never_raise_more_than_our_errors(seed: int) -> None:
+    dice = random.Random(seed)
+    for text in (EVENTS, b":W&B\xe1\xbe\x00" + bytes(dice.randrange(256) for _ in range(3000))):
+        damaged = bytearray(text)
+        for _ in range(dice.randrange(1, 60)):
+            damaged[dice.randrange(len(damaged))] = dice.randrange(256)
+        list(fields(memoryview(bytes(damaged))))
+        for reader in (tensorboard.read_events, wandb.read_wandb):
+            reader([bytes(damaged)], RecordLog("a", "b"))
+        with suppress(StepgradeError):
+            read_source(ByteSource(bytes(damaged)))
+
+
+def test_a_length_beyond_the_file_takes_no_memory() -> None:
+    text = version() + struct.pack("<Q", 1 << 60) + bytes(100)
+    log = RecordLog("a", "b")
+    tensorboard.read_events([text], log)
+    assert log.scanned().rows == []
+
+
+@pytest.mark.skipif(not SAMPLES.is_dir(), reason="the samples are not here")
+def test_a_wandb_file_cut_at_any_block_is_read_so_far() -> None:
+    text = (SAMPLES / "wandb_offline_run.wandb").read_bytes()
+    counts = []
+    for cut in range(8, len(text), 997):
+        log = RecordLog("wandb", "W&B")
+        wandb.read_wandb([text[:cut]], log)
+        counts.append(sum(rows.count for rows in log.scanned().rows))
+    assert counts == sorted(counts)
+    assert counts[-1] > 20
+
+
+def test_torch_itself_writes_what_is_read(tmp_path: Path) -> None:
+    board = pytest.importorskip("torch.utils.tensorboard")
+    writer = board.SummaryWriter(str(tmp_path))
+    for step in range(1, 40):
+        writer.add_scalar("step_time_s", 0.25, step, walltime=1e9 + step)
+        writer.add_scalar("tokens_per_sec", 1000.0, step, walltime=1e9 + step)
+    writer.close()
+    profile = load(tmp_path)
+    assert profile.mean_step_ms == pytest.approx(250.0)
+    assert profile.tokens_per_step == pytest.approx(250.0)
+
+
+def mlflow_run(root: Path, steps: int) -> None:
+    (root / "metrics" / "train").mkdir(parents=True)
+    (root / "params").mkdir()
+    (root / "meta.yaml").write_text("status: 3\n")
+    (root / "params" / "seq_len").write_text("128")
+    (root / "metrics" / "train" / "loss").write_text(
+        "".join(f"{1_700_000_000_000 + s * 500} 2.5 {s}\n" for s in range(1, steps))
+    )
+
+
+def test_a_store_of_mlflow_is_a_run_and_several_are_asked_about(tmp_path: Path) -> None:
+    mlflow_run(tmp_path / "mlruns" / "1" / "a", 50)
+    assert load(tmp_path / "mlruns").mean_step_ms == pytest.approx(500.0)
+    mlflow_run(tmp_path / "mlruns" / "1" / "b", 50)
+    with pytest.raises(StepgradeError, match="2 runs of MLflow"):
+        load(tmp_path / "mlruns")
+    assert load(tmp_path / "mlruns" / "1" / "b").recorded_steps == 49
+
+
+def test_a_database_of_mlflow_is_its_last_run(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
+    for number in (1, 2):
+        run = client.create_run("0", start_time=1000 * number).info.run_id
+        client.log_param(run, "seq_len", 128)
+        client.log_param(run, "api_key", "SECRET-1")
+        for step in range(1, 30):
+            client.log_metric(run, "loss", 2.5, timestamp=1_700_000_000_000 + step * 500 * number, step=step)
+        client.log_metric(run, "loss", float("nan"), timestamp=1_700_000_000_000 + 30 * 500 * number, step=30)
+    profile = load(tmp_path / "mlflow.db")
+    assert profile.mean_step_ms == pytest.approx(1000.0)
+    assert profile.recorded_steps == 30
+    codes = {note.code for note in (*profile.notes, *profile.warnings)}
+    assert "last_of_several" in codes
+    assert codes & {"diverged", "loss_nan"}
+    assert "SECRET" not in repr(profile.recorded) + repr(profile.facts)
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_tables_with_any_separator_and_empty_cells(separator: str) -> None:
+    rows = [("epoch", "step", "train/loss", "elapsed", "val_loss")]
+    for step in range(1, 80):
+        rows.append(("0", str(step), "2.5", f"{step * 0.75:.3f}", ""))
+        if step % 20 == 0:
+            rows.append(("0", str(step), "", "", "2.4"))
+    text = "\n".join(separator.join(row) for row in rows) + "\n"
+    profile = read(text.encode())
+    assert profile.mean_step_ms == pytest.approx(750.0)
+    assert profile.recorded_steps == 79
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "scale"),
+    [
+        ("trainer/global_step", "step", 1.0),
+        ("perf/step_time_ms", "step_s", 1e-3),
+        ("train/device/samples_per_sec", "samples_s_device", 1.0),
+        ("tokens_per_second_per_gpu", "tok_s_device", 1.0),
+        ("tps", "tok_s", 1.0),
+        ("device/mfu", "mfu", 1.0),
+        ("_runtime", "elapsed_s", 1.0),
+        ("memory(GiB)", "memory_bytes", 2.0**30),
+    ],
+)
+def test_names_say_what_they_mean(name: str, column: str, scale: float) -> None:
+    assert meaning(name) == (column, scale)
+
+
+@pytest.mark.parametrize(
+    "name", ["eval/tokens_per_sec", "train_tokens_per_second", "lr", "throughput", "val_loss"]
+)
+def test_other_names_mean_nothing_of_a_step(name: str) -> None:
+    assert meaning(name) is None
+
+
+def test_time_stamps_are_told_by_their_size() -> None:
+    assert seconds_of(1_700_000_000.0) == seconds_of(1_700_000_000_000.0) == 1_700_000_000.0
+    assert row_of([("timestamp", 1_700_000_000_123), ("step", 3)])["time"] == pytest.approx(1_700_000_000.123)
