@@ -23,17 +23,14 @@ def recognises(source: ByteSource) -> bool:
 
 def _kind(source: ByteSource) -> str | None:
     head = source.head
-    if head.startswith(_WANDB):
-        return "wandb"
-    if _EVENTS in head[:64]:
-        return "tensorboard"
+    by_sign = "wandb" if head.startswith(_WANDB) else "tensorboard" if _EVENTS in head[:64] else None
     if head.startswith(_SQLITE):
         from stepgrade.readers.logs.mlflow import SIGN, TABLE  # noqa: PLC0415  only for what is SQLite
         from stepgrade.readers.sqlite import has_table  # noqa: PLC0415  as above
 
         return "mlflow" if has_table(source, SIGN, TABLE) else None
-    if not source.is_text:
-        return None
+    if by_sign is not None or not source.is_text:
+        return by_sign
     if head.lstrip()[:1] == b"{":
         keys = source.json_keys or frozenset()
         return "trainer_state" if _STATE in keys else "peft" if keys >= _PEFT else None
