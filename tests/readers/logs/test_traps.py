@@ -189,6 +189,20 @@ def test_micro_batches_add_up_to_steps() -> None:
     assert read(log).mean_step_ms == pytest.approx(400.0)
 
 
+def test_a_rate_without_step_times_is_a_rate() -> None:
+    log = "".join(
+        f"Step {step} | loss:1.5 lr:2e-05 tokens_per_second_per_gpu:1234.5\n" for step in range(1, 40)
+    )
+    card = sg.score(read("world size: 4\n" + log))
+    assert card.throughput_tok_s == pytest.approx(4 * 1234.5)
+    assert card.step_time_ms is None
+    printed = "".join(
+        f"{{'loss': '5.5', 'epoch': '0.1', 'train_runtime': '{n * 0.2:.4f}', 'num_input_tokens_seen': '{n * 2560}'}}\n"
+        for n in range(1, 40)
+    )
+    assert sg.score(read(printed)).throughput_tok_s == pytest.approx(12_800.0, rel=0.01)
+
+
 def test_a_log_of_huge_size_is_thinned_and_says_so() -> None:
     log, truth = generate(
         Plan(steps=140_000, every=1, step_s=0.01, slow_every=20_000, slow_s=40.0), "megatron"
