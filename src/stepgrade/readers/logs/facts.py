@@ -192,7 +192,11 @@ class LogHeader:
                 names = (match[1] for match in re.finditer(fact.pattern, text, re.M))
                 found = next((name for name in names if fact.name != "device" or _DEVICE.search(name)), None)
                 if found is not None:
-                    self.texts[fact.name] = _clean(found)
+                    # Of a path only its end: the rest says who trained, and where.
+                    is_path = found.startswith((b"/", b".", b"~")) or found.count(b"/") > 1
+                    self.texts[fact.name] = _clean(
+                        found.rstrip(b"/").rsplit(b"/", 1)[-1] if is_path else found
+                    )
         if b" ..." in text:
             # What is printed later was worked out from what came before, such as the world size.
             found_now = ((name.decode("ascii", "replace"), value) for name, value in _ARGUMENT.findall(text))
