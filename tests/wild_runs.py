@@ -138,7 +138,10 @@ class Loop:
         way, times = ("bwd" if backward else "fwd"), self.fault("attention")
         if not times:
             name = "backward" if backward else "forward"
-            self.op(f"aten::_flash_attention_{name}", self.vendor.flash.format(way=way), dur)
+            op = f"aten::_flash_attention_{name}"
+            if self.run.cpu:  # a processor's has another name
+                op = "aten::_scaled_dot_product_flash_attention_for_cpu" + ("_backward" if backward else "")
+            self.op(op, self.vendor.flash.format(way=way), dur)
             return
         kernel = self.vendor.products[BF16][0]
         known: dict[str, Any] = {"dims": [[64, 512, 64], [64, 64, 512]], "types": [BF16] * 2}

@@ -13,10 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stepgrade as sg
-from stepgrade.compare.effect import effect_of
+from stepgrade.compare.effect import effect_of, widths_of
 from stepgrade.compare.metrics import COMPARED, changes_of
 from stepgrade.compare.noise import (
+    HEAVY_TAILS,
+    RunNoise,
     Sample,
+    Width,
     critical,
     exceeded,
     how_often,
@@ -267,6 +270,31 @@ def test_the_effect_does_not_depend_on_the_unit(unit: float, slower: float) -> N
 def test_students_table(freedom: int, t: float) -> None:
     assert critical(0.01, freedom) == pytest.approx(t, abs=6e-4)
     assert two_sided(t, freedom) == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("t", [0.5, 1.0, 2.0, 3.18, 5.84, 7.45, 12.9])
+def test_heavy_tails_are_students_with_three_degrees(t: float) -> None:
+    """A few normal distributions stand for Student's, which is the other implementation here."""
+    shares = [Width(sigma=math.sqrt(variance), weight=share) for share, variance in HEAVY_TAILS]
+    assert math.fsum(share.weight for share in shares) == pytest.approx(1.0, abs=1e-3)
+    assert how_often(t, shares) == pytest.approx(two_sided(t, 3), rel=0.15)
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_the_mean_of_several_runs_has_lighter_tails(count: int) -> None:
+    """Against means that are drawn: at the distance that one in fifty of them exceeds."""
+    noise = RunNoise(
+        told=Noise(share=0.02, basis="measured", freedom=9), widths=(Width(sigma=0.01, has_heavy_tails=True),)
+    )
+    now, before = Sample(values=(100.0,) * count), Sample(values=(100.0,) * 1000)
+    widths = widths_of(now, before, noise)
+    chance = random.Random(count)
+
+    def student() -> float:
+        return chance.gauss(0.0, 0.01) / math.sqrt(sum(chance.gauss(0.0, 1.0) ** 2 for _ in range(3)) / 3.0)
+
+    means = sorted(abs(sum(student() for _ in range(count)) / count) for _ in range(20_000))
+    assert how_often(means[-400], widths) == pytest.approx(0.02, rel=0.25)
 
 
 def test_the_tail_never_rises() -> None:

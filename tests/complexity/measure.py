@@ -37,7 +37,7 @@ MOST = 1.2
 ANALYSIS = ("analysis",)
 SIZES = (1, 2, 4)
 WARM_UP = 0.25  # the first run of a shape imports what it needs
-IN_ONE_PROCESS = 6
+IN_ONE_PROCESS = 3
 
 
 def run_once(argv: tuple[str, ...], files: dict[str, bytes]) -> int:

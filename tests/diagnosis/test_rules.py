@@ -184,7 +184,7 @@ FIRES: dict[str, Profile] = {
     "device-synchronize": trace(lost={"idle_sync": 0.2}, waits=wait("cudaDeviceSynchronize")),
     "blocking-copy-sync": trace(lost={"idle_sync": 0.2}, waits=wait("cudaMemcpyAsync", "aten::copy_")),
     "sync-wait": trace(lost={"idle_sync": 0.2}),
-    "scalar-read-loop": host(lost={"idle_host": 0.4}, marks={"item": 500.0}, scalar_read_ms=35.0),
+    "scalar-read-loop": host(lost={"idle_host": 0.4}, marks={"item": 200.0}, scalar_read_ms=35.0),
     "short-kernels": trace(lost={"idle_host": 0.4}, kernels=kernels(2000.0, 10.0), gaps=gaps()),
     "launch-gaps": trace(lost={"idle_host": 0.3}, kernels=kernels(), gaps=gaps()),
     "host-stall": trace(lost={"idle_host": 0.3}, gaps=gaps(stall_ms=28.0, stalls=3.0, longest_ms=20.0)),
@@ -483,3 +483,42 @@ def test_ranks_are_needed_for_a_profile_of_ranks() -> None:
     ranks = tuple(RankTime(rank=rank, mean_step_ms=STEP_MS) for rank in range(4))
     card = card_of(msgspec.structs.replace(FIRES["straggler-rank"], ranks=ranks))
     assert card.findings[0].evidence["rank"] == 3.0
+
+
+def test_hundreds_of_values_read_are_a_warning_however_long_the_step() -> None:
+    few, many = (
+        host(lost={"idle_host": 0.4}, marks={"item": reads}, scalar_read_ms=4.0) for reads in (200.0, 900.0)
+    )
+    levels = [
+        next(f.severity for f in sg.score(run).findings if f.rule == "scalar-read-loop")
+        for run in (few, many)
+    ]
+    assert levels == ["info", "warning"]
+
+
+def test_time_between_the_framework_s_own_calls_is_a_remark() -> None:
+    long = gaps(stall_ms=28.0, stalls=3.0, longest_ms=20.0)
+    levels = []
+    for calls in ("torch.wrapper", "torch.save"):
+        line = HostLine(where="train.py:3", function="step", calls=calls, ms=28.0)
+        run = host(lost={"idle_host": 0.3}, gaps=long, lines={"stall": (line,)})
+        levels.append(next(f.severity for f in sg.score(run).findings if f.rule == "host-stall"))
+    assert levels[0] == "info"
+    assert levels[1] != "info"
+
+
+def test_values_that_are_read_are_no_copies() -> None:
+    read = OpTime(name="aten::item", total_ms=200.0, calls=1000.0, kind="copy")
+    copied = OpTime(name="aten::copy_", total_ms=200.0, calls=10.0, kind="copy")
+    found = [
+        any(f.rule == "device-copies" for f in sg.score(host(ops=(*GEMMS, op))).findings)
+        for op in (read, copied)
+    ]
+    assert found == [False, True]
+
+
+def test_a_few_operations_on_a_processor_are_no_run() -> None:
+    op = OpTime(name="aten::mm", total_ms=1.0, calls=20.0, kind="gemm")
+    run = host(ops=(op,), mean_step_ms=0.1, samples_ms=(0.1,) * 10)
+    assert any(f.rule == "hardly-any-work" for f in sg.score(run).findings)
+    assert not any(f.rule == "hardly-any-work" for f in sg.score(host()).findings)

@@ -20,6 +20,8 @@ from stepgrade.store import NewRun, open_history
 from tests.builders import make_step_profile
 from tests.kineto_text import kineto_text
 from tests.readers.logs.generated import DIALECTS, EVENTS, Plan, generate
+from tests.readers.nsys.export import two_ranks
+from tests.readers.rocprof.files import write_csv, write_json, write_rocpd, write_rpd
 from tests.trace_builder import Run, make_trace
 
 CANARY = "hf_canaryTOKEN0123456789"
@@ -380,8 +382,31 @@ MODEL = json.dumps(
 ).encode()  # fmt: skip
 
 
+@cache
+def nsys() -> tuple[bytes, ...]:
+    """Return a sound export of Nsight Systems; the canary is in its environment."""
+    with tempfile.TemporaryDirectory() as folder:
+        return (two_ranks(Path(folder) / "run.sqlite").read_bytes(),)
+
+
+@cache
+def rocprof() -> tuple[bytes, ...]:
+    """Return a sound file of each of ROCm's formats; the canary is in commands and environments."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        paths = (
+            write_json(place / "a.json", steps=3),
+            write_csv(place, 3),
+            write_rocpd(place / "a.db", steps=3),
+            write_rpd(place / "a.rpd", 3),
+        )
+        return tuple(path.read_bytes() for path in paths)
+
+
 SAMPLES: dict[str, Callable[[], tuple[bytes, ...]]] = {
     "kineto": traces,
+    "nsys": nsys,
+    "rocprof": rocprof,
     "journal": lambda: (journal(),),
     "scorecard": lambda: (card(),),
     "parity_profile": lambda: (profiles()[3],),

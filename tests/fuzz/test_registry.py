@@ -91,3 +91,17 @@ def test_parts_add_up_to_one_table(tmp_path: Path) -> None:
     tally.add(json.loads('{"number": 9, "kind": "a", "code": -1, "wrong": ["hang: more than 20 s"]}'))
     assert tally.summary(3).endswith("with gaps or repeats), 1 wrong")
     assert "| a | 3 |" in tally.table()
+
+
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [
+        ("metrics", "metrics:113:x"),  # a number of 5,000 digits
+        ("metrics", "metrics:137:x"),  # steps that take no time
+        ("metrics", "metrics:353:x"),
+        ("nsys", "nsys:376:x"),  # a size of a row for which SQLite raises MemoryError
+    ],
+)
+def test_what_was_found_stays_cured(kind: str, seed: str) -> None:
+    code, wrong = judge(KINDS[kind][1](random.Random(seed)))
+    assert (code in (0, 1, 2, 3), wrong) == (True, [])

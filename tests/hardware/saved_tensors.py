@@ -30,10 +30,10 @@ def saved_bytes(model: torch.nn.Module, forward: Callable[[], Any]) -> int:
 class LivePeak(TorchDispatchMode):
     """Follow the storages that operations make while they are alive, and keep the most bytes at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *there: torch.Tensor) -> None:
         super().__init__()
         self.now = self.peak = 0
-        self._known: set[int] = set()
+        self._known = {tensor.untyped_storage()._cdata for tensor in there}  # before it began
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

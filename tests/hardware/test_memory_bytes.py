@@ -13,6 +13,7 @@ transformers = pytest.importorskip("transformers")
 
 from stepgrade.hardware.cost.plan import Plan
 from stepgrade.hardware.memory.activations import layer_activations, outside_layers
+from stepgrade.hardware.memory.device import WORKSPACE_BYTES, stage_memory
 from stepgrade.hardware.memory.loss import loss_memory
 from stepgrade.hardware.models.hf_config import model_from_config
 from stepgrade.hardware.models.shape import ModelShape
@@ -166,3 +167,45 @@ def test_the_peak_of_a_loss(name: str, loss: Any) -> None:
     expected = loss_memory(shape, Plan(batch=1, seq=tokens, loss=name)).per_token * tokens
     weights = 2 * vocab * hidden
     assert live.peak == pytest.approx(expected + weights, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("depth", "vocab", "checkpointing", "phase"),
+    [(3, 512, "none", "loss"), (6, 256, "full", "optimizer"), (3, 8192, "full", "loss")],
+)
+def test_a_whole_step_is_as_high_as_predicted_and_at_that_moment(
+    depth: int, vocab: int, checkpointing: str, phase: str
+) -> None:
+    """Forward, backward and AdamW of a real model, every storage followed while it lives."""
+    batch, seq = 2 if vocab < 8192 else 4, 64
+    config = transformers.AutoConfig.for_model(
+        "llama",
+        hidden_size=128,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=384,
+        vocab_size=vocab,
+        num_hidden_layers=depth,
+        use_cache=False,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    model = model.to(torch.bfloat16).train()
+    if checkpointing == "full":
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    ids = torch.randint(0, vocab, (batch, seq))
+    peaks = {}
+    for _ in range(2):  # the first step makes the optimizer's states
+        states = [tensor for state in optimizer.state.values() for tensor in state.values()]
+        there = [*model.parameters(), *model.buffers(), *states]
+        with LivePeak(*there) as live:
+            model(input_ids=ids, labels=ids).loss.backward()
+            peaks["loss"], live.peak = live.peak, live.now
+            optimizer.step()
+            peaks["optimizer"] = live.peak
+            optimizer.zero_grad(set_to_none=True)
+    plan = Plan(batch=batch, seq=seq, weights="bf16", kernels="transformers", checkpointing=checkpointing)
+    found = stage_memory(model_from_config(json.dumps(config.to_dict())), plan, 0)
+    fixed = sum(tensor.nbytes for tensor in there)
+    assert found.phase == phase == max(peaks, key=lambda name: peaks[name])
+    assert found.allocated - WORKSPACE_BYTES == pytest.approx(fixed + max(peaks.values()), rel=0.01)

@@ -6,6 +6,7 @@ import builtins
 import gzip
 import io
 import os
+import random
 import threading
 from pathlib import Path
 from typing import Any
@@ -145,3 +146,27 @@ def test_a_trace_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "open", counting)
     load(FUSED)
     assert [str(file) for file in opened].count(str(FUSED)) == 1
+
+
+class _Trickle(io.RawIOBase):
+    """A pipe that gives as many bytes as it likes."""
+
+    def __init__(self, data: bytes, dice: random.Random) -> None:
+        self._data, self._dice = io.BytesIO(data), dice
+
+    def read(self, size: int = -1) -> bytes:
+        return self._data.read(min(size, self._dice.choice((1, 2, 7, 100, 1 << 17))))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_gzip_streams_one_after_the_other(seed: int) -> None:
+    """Of any length, empty ones too, cut anywhere by a pipe, with and without isal, and whatever follows them."""
+    dice = random.Random(seed)
+    count = dice.choice((1, 2, 3, 40, 900))
+    lengths = dice.choice(((0, 1, 2, 5), (0, 300, 5000), (1, 5000, 200_000)))[: 3 if count < 900 else 2]
+    parts = [bytes(dice.choices(b"abc \n", k=dice.choice(lengths))) for _ in range(count)] + [b"end"]
+    packed = b"".join(gzip.compress(part, dice.choice((1, 6)), mtime=0) for part in parts)
+    packed += dice.choice((b"", b"\0" * 10, b"junk", b"\x1f"))
+    for given in (packed, _Trickle(packed, dice)):
+        with ByteSource(given) as source:  # type: ignore[arg-type]
+            assert b"".join(source.chunks()) == b"".join(parts)

@@ -56,10 +56,10 @@ def test_it_holds_what_was_recorded(
     path, wholes = tmp_path / "run.json", 0
     write = journal.write_whole
 
-    def count(*arguments: object) -> None:
+    def count(*arguments: object, **options: object) -> None:
         nonlocal wholes
         wholes += 1
-        write(*arguments)
+        write(*arguments, **options)
 
     monkeypatch.setattr(journal, "write_whole", count)
     with sg.Recorder(path=path, optimizer=optimizer, flush_seconds=1e9, layers=["1", "2"]) as recorder:

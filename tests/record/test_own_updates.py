@@ -161,3 +161,12 @@ for number in range(24):
     even, _ = record(tmp_path, loop.format(sizes=1))
     assert not any(note.code == "uneven_steps" for note in even.notes)
     assert "unsteady-steps" in {found.rule for found in sg.score(even).findings}
+
+
+def test_a_model_without_data_is_none_that_trains(tmp_path: Path) -> None:
+    """Those who count FLOPs call one on torch's meta device first, as litgpt does."""
+    meta = "with torch.device('meta'):\n    nn.Linear(8, 8)(torch.randn(2, 8)).sum().backward()\n"
+    profile, _ = record(tmp_path, HEAD + meta + ONCE)
+    assert profile.recorded_steps == 12 + 1  # its backward pass has a step's place, before the first
+    assert profile.samples_per_step == 4
+    assert not any(note.code == "recorder_failed" for note in profile.notes)

@@ -20,6 +20,12 @@ only_in_full = pytest.mark.skipif(
     "STEPGRADE_SCRIPTS" not in os.environ, reason="takes long: `make test-scripts` runs it"
 )
 
+# What can hold up a loop that loads nothing and talks to nobody. The models are so small that it is mostly the
+# host, but on a busy machine operations are interrupted and look as long as those of large tensors.
+ALONE = frozenset({"host", "compute", "memory_bw", "unknown"})
+FED = ALONE | {"input"}  # from a DataLoader
+JOINED = ALONE | {"communication"}
+
 
 class Ended(NamedTuple):
     """How a process ended, what it wrote, and the files that it left."""

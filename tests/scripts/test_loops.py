@@ -9,17 +9,10 @@ from typing import NamedTuple
 import pytest
 
 import stepgrade as sg
-from tests.scripts.running import free_port, is_graded, only_in_full, recordings, run_both
+from tests.scripts.running import ALONE, FED, JOINED, free_port, is_graded, only_in_full, recordings, run_both
 
 LOOPS = Path(__file__).parent / "loops"
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-
-
-# Tensors so small that a step is little but calls; a busy machine can hide what it waits for.
-TINY = frozenset({"host", "unknown"})
-FED = TINY | {"input"}  # from a DataLoader
-WORKING = TINY | {"compute"}  # with products or convolutions of some size
-JOINED = TINY | {"communication"}
 
 
 class Loop(NamedTuple):
@@ -29,7 +22,7 @@ class Loop(NamedTuple):
     steps: int
     samples: float | None
     tokens: float | None = None
-    bottlenecks: frozenset[str] = TINY
+    bottlenecks: frozenset[str] = ALONE
     layers: int = 0
     recordings: tuple[str, ...] = ("stepgrade.json",)
     arguments: tuple[str, ...] = ()
@@ -48,7 +41,7 @@ FAST = [
 ]
 LOOPS_RUN = [
     *FAST,
-    Loop("gpt_with_accumulation.py", 12, samples=3 * 4, tokens=3 * 4 * 16, layers=3, bottlenecks=WORKING),
+    Loop("gpt_with_accumulation.py", 12, samples=3 * 4, tokens=3 * 4 * 16, layers=3),
     Loop(
         "gpt_ddp.py",
         20,
@@ -59,12 +52,12 @@ LOOPS_RUN = [
         launcher=TORCHRUN,
         bottlenecks=JOINED | FED,
     ),
-    Loop("convnet.py", 24, samples=8, arguments=("--epochs", "2"), bottlenecks=WORKING),
-    Loop("convnet.py", 12, samples=8, arguments=("--epochs", "1"), launcher=("python",), bottlenecks=WORKING),
-    Loop("waves.py", 8, samples=4 * 6, bottlenecks=WORKING),
-    Loop("gan.py", 40, samples=8, bottlenecks=WORKING),
+    Loop("convnet.py", 24, samples=8, arguments=("--epochs", "2"), bottlenecks=FED),
+    Loop("convnet.py", 12, samples=8, arguments=("--epochs", "1"), launcher=("python",), bottlenecks=FED),
+    Loop("waves.py", 8, samples=4 * 6),
+    Loop("gan.py", 40, samples=8, bottlenecks=FED),
     Loop("averaged.py", 30, samples=8, layers=3),
-    Loop("compiled.py", 15, samples=4, tokens=48, layers=2, bottlenecks=WORKING),
+    Loop("compiled.py", 15, samples=4, tokens=48, layers=2),
     Loop(
         "spawned_ddp.py", 10, samples=4, layers=3, recordings=RANKS, arguments=("{port}",), bottlenecks=JOINED
     ),

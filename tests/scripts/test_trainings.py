@@ -12,7 +12,17 @@ from typing import NamedTuple
 import pytest
 
 import stepgrade as sg
-from tests.scripts.running import Ended, free_port, is_graded, only_in_full, recordings, run_both
+from tests.scripts.running import (
+    ALONE,
+    FED,
+    JOINED,
+    Ended,
+    free_port,
+    is_graded,
+    only_in_full,
+    recordings,
+    run_both,
+)
 
 TRAININGS = Path(__file__).parent / "trainings"
 LOOPS = Path(__file__).parent / "loops"
@@ -28,7 +38,7 @@ class Training(NamedTuple):
     steps: int
     tokens: float | None = None
     samples: float | None = None
-    bottlenecks: frozenset[str] = frozenset({"host", "unknown"})
+    bottlenecks: frozenset[str] = ALONE
     launcher: tuple[str, ...] = ()
     recordings: tuple[str, ...] = ("stepgrade.json",)
 
@@ -37,16 +47,14 @@ RANKS = ("stepgrade.rank0.json", "stepgrade.rank1.json")
 ACCELERATE = ("accelerate", "launch", "--cpu", "--main_process_port", "{port}", "--num_processes")
 ACCELERATE_SCRIPT = ("-m", "accelerate.test_utils.scripts.test_script")
 # Two epochs of 64 batches of one sample, through a layer of 32 x 2.
-BORING = Training(
-    "lightning", ("lightning_boring.py",), 128, samples=1, bottlenecks=frozenset({"host", "input", "unknown"})
-)
+BORING = Training("lightning", ("lightning_boring.py",), 128, samples=1, bottlenecks=FED)
 # Two checks of five trainings (two of them in half precision), of three epochs of four batches of eight.
 ACCELERATED = Training(
     "accelerate",
     ACCELERATE_SCRIPT,
     2 * 5 * 3 * 4,
     samples=8,
-    bottlenecks=frozenset({"host", "input", "unknown"}),
+    bottlenecks=FED,
     launcher=("python",),
 )
 FAST = (BORING,)
@@ -59,7 +67,7 @@ ALL = (
         12,
         tokens=2 * 2 * 35,
         samples=4,
-        bottlenecks=frozenset({"host", "compute", "unknown"}),
+        bottlenecks=FED,
     ),
     ACCELERATED,
     ACCELERATED._replace(launcher=(*ACCELERATE, "1")),
@@ -68,11 +76,11 @@ ALL = (
         launcher=(*ACCELERATE, "2"),
         samples=(16 + 4 * 8) / 5,
         recordings=RANKS,
-        bottlenecks=frozenset({"host", "input", "communication", "unknown"}),
+        bottlenecks=FED | JOINED,
     ),
     # Sentences of 15 words and an end, in batches of four, two of which make a step.
-    Training("trl", ("trl_sft.py",), 14, tokens=2 * 4 * 16, samples=8),
-    Training("litgpt", ("litgpt_pretrain.py",), 12, tokens=8 * 16, samples=8),
+    Training("trl", ("trl_sft.py",), 14, tokens=2 * 4 * 16, samples=8, bottlenecks=FED),
+    Training("litgpt", ("litgpt_pretrain.py",), 12, tokens=8 * 16, samples=8, bottlenecks=FED),
     Training("hydra", ("hydra_app.py",), 12, samples=16),
     Training("hydra", ("hydra_app.py", "steps=9", "batch=4"), 9, samples=4, launcher=("python",)),
 )

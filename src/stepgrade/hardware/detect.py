@@ -117,7 +117,8 @@ class OtherLoad:
         busy = whole = 0.0
         try:
             ticks = os.sysconf("SC_CLK_TCK")
-            with open("/proc/stat", encoding="ascii") as lines:  # noqa: PTH123  no path to join
+            # Bytes: a process that has given up its rights may not be able to load a codec any more.
+            with open("/proc/stat", "rb") as lines:  # noqa: PTH123  no path to join
                 for line in lines:
                     name, *figures = line.split()
                     if name in self._cores:
@@ -133,22 +134,22 @@ class OtherLoad:
 
 def _ticks_below(root: int) -> int:
     """Return what a process and all below it have used; of those that have ended their parent knows."""
-    used, waiting = 0, [str(root)]
+    used, waiting = 0, [root]
     while waiting:
         folder = f"/proc/{waiting.pop()}"
         with suppress(OSError, ValueError):  # it has just ended
-            with open(f"{folder}/stat", encoding="utf-8", errors="replace") as stat:  # noqa: PTH123  as above
-                used += sum(int(figure) for figure in stat.read().rpartition(")")[2].split()[11:15])
+            with open(f"{folder}/stat", "rb") as stat:  # noqa: PTH123  as above
+                used += sum(int(figure) for figure in stat.read().rpartition(b")")[2].split()[11:15])
             for thread in os.listdir(f"{folder}/task"):  # noqa: PTH208  as above
-                with open(f"{folder}/task/{thread}/children", encoding="ascii") as children:  # noqa: PTH123
-                    waiting += children.read().split()
+                with open(f"{folder}/task/{thread}/children", "rb") as children:  # noqa: PTH123
+                    waiting += map(int, children.read().split())
     return used
 
 
-def _cores_here() -> frozenset[str]:
+def _cores_here() -> frozenset[bytes]:
     affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
     numbers = affinity(0) if affinity is not None else set(range(os.cpu_count() or 1))
-    return frozenset(f"cpu{number}" for number in numbers)
+    return frozenset(b"cpu%d" % number for number in numbers)
 
 
 def _answer(

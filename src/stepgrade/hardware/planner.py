@@ -88,9 +88,7 @@ class Cluster(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.devices < 1 or self.per_node < 1 or not self.network_gb_s > 0:
-            raise BadOption(
-                "devices, devices per node and the network's rate must be above 0", field="devices"
-            )
+            raise BadOption("devices, devices per node and the network's rate must be above 0")
 
 
 class WhyNotBetter(Struct, frozen=True):

@@ -34,6 +34,7 @@ MAX_DOCUMENT_BYTES = 256 * 2**20
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _PACKED_BYTES = 1 << 17
+_FIRST_FED_BYTES = 1 << 10
 # Traces are 12 to 30 times smaller in gzip.
 _USUAL_GZIP_RATIO = 14
 # Below this size of a gzipped file, importing isal takes longer than it saves.
@@ -288,6 +289,8 @@ class _Gunzip:
 
                 self._make, self._error = isal_zlib.decompressobj, isal_zlib.error
         self._inflate: _Inflater = self._make(wbits=31)
+        self._block, self._at = b"", 0  # of the file, and how far it was given to `_inflate`
+        self._fed_at_once = _FIRST_FED_BYTES
         self._at_end = False
         self.damage: str | None = None
 
@@ -297,12 +300,15 @@ class _Gunzip:
         while not self._at_end:
             if self._inflate.eof:
                 # Several gzip streams may follow each other; anything else after the end is ignored.
-                packed = self._inflate.unused_data or self._read(_PACKED_BYTES)
-                if not packed.startswith(_GZIP_MAGIC):
+                self._at -= len(self._inflate.unused_data)
+                while len(self._block) - self._at < len(_GZIP_MAGIC) and (more := self._read(_PACKED_BYTES)):
+                    self._block, self._at = self._block[self._at :] + more, 0
+                if not self._block.startswith(_GZIP_MAGIC, self._at):
                     self._at_end = True
                     break
-                self._inflate = self._make(wbits=31)
-            packed = packed or self._read(_PACKED_BYTES)
+                self._inflate, self._fed_at_once = self._make(wbits=31), _FIRST_FED_BYTES
+                packed = b""  # isal leaves the next stream in its tail as well
+            packed = packed or self._feed()
             if not packed:
                 self._stop("the gzip data ends early")
                 break
@@ -315,6 +321,15 @@ class _Gunzip:
                 return text
             packed = self._inflate.unconsumed_tail
         return b""
+
+    def _feed(self) -> bytes:
+        """Return the next bytes of the file: few at first, for what a short stream leaves is copied."""
+        if self._at >= len(self._block):
+            self._block, self._at = self._read(_PACKED_BYTES), 0
+        fed = self._block[self._at : self._at + self._fed_at_once]
+        self._at += len(fed)
+        self._fed_at_once = min(4 * self._fed_at_once, _PACKED_BYTES)
+        return fed
 
     def _stop(self, damage: str) -> None:
         self.damage = damage

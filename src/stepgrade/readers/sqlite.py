@@ -129,6 +129,9 @@ class SqliteFile:
             # SQLite's own messages may hold damaged names.
             text = re.sub(r"[^\x20-\x7e]+", "?", str(error))[:120]
             raise BadInput(f"cannot be read as SQLite: {text}", where=self._source.name, hint=hint) from error
+        except MemoryError as error:  # SQLite says so of sizes that make no sense too
+            problem = "is damaged, or asks for more memory than there is"
+            raise BadInput(problem, where=self._source.name) from error
         except OverflowError as error:
             raise BadInput("holds a number beyond 64 bits", where=self._source.name) from error
 

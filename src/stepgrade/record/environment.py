@@ -166,7 +166,7 @@ class Contention:
 
     def _waited_s(self) -> float | None:
         try:
-            with open(self._path, encoding="ascii") as figures:  # noqa: PTH123  no path to join
+            with open(self._path, "rb") as figures:  # noqa: PTH123  no path to join
                 return int(figures.read().split()[1]) / 1e9
         except (OSError, ValueError, IndexError):
             return None

@@ -272,9 +272,12 @@ class Recording:
     def step_by_hand(self, loss: float | Tensor | None) -> None:
         """End a step because the user says so."""
         self.stepped_by_hand = True
-        if self._is_training_thread():
-            self.timeline.drop_open_phases()
-            self.end_step(loss)
+        try:
+            if self._is_training_thread():
+                self.timeline.drop_open_phases()
+                self.end_step(loss)
+        except Exception as error:  # noqa: BLE001  whatever it is, the training goes on
+            self._fail(error)
 
     def end_step(self, loss: float | Tensor | None = None) -> None:
         """End the current step and begin the next one."""
@@ -465,7 +468,8 @@ class Recording:
         One that is trained is a model. A teacher, a frozen encoder or a part of a model that is called by
         itself is part of forward; a copy of a model that is called without gradients, an evaluation.
         """
-        if next(module.parameters(), None) is None:
+        first = next(module.parameters(), None)
+        if first is None or first.is_meta:  # which is only counted, as by those who count FLOPs
             return None
         if (
             self.on_model is not None

@@ -91,6 +91,13 @@ class ScriptRecorder(Recorder):
             with suppress(OSError), self._claim.open("ab") as claim:
                 claim.write(os.fsencode(self.path))
 
+    def _after_failure(self, error: Exception) -> None:
+        """Leave word for the parent where there will be no recording to hold the note."""
+        super()._after_failure(error)
+        if self._session is not None and not self.steps:
+            with suppress(OSError):
+                Path(self._session, ".failed").write_text(self.notes[-1].text, encoding="utf-8")
+
     def _after_step(self, step: int) -> None:
         super()._after_step(step)
         if self._counter is not None:

@@ -6,6 +6,7 @@ what the log says between its lines tells of which kind. Times add up to the wal
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -85,6 +86,8 @@ def wall_ledger(log: StepLog) -> WallLedger | None:
             spent[kind] += seconds
             pauses.append(Pause(kind, log.step[row], seconds, row))
     wall_s = sum(spent.values())
+    if not 0.0 < wall_s < math.inf:
+        return None
     shares = {name: seconds / wall_s for name, seconds in spent.items()}
     steady = [row for row in range(rows) if row not in lost and row not in again]
     drift, drift_s = drift_of(log, usual, spread, steady)

@@ -43,8 +43,9 @@ def union(starts: Longs, ends: Longs) -> Spans:
 
 def merge(*sets: Spans) -> Spans:
     """Return the time covered by at least one of the sets."""
-    if not sets:
-        return NOTHING
+    sets = tuple(spans for spans in sets if len(spans.starts))
+    if len(sets) < 2:
+        return sets[0] if sets else NOTHING
     return union(
         np.concatenate([spans.starts for spans in sets]), np.concatenate([spans.ends for spans in sets])
     )
@@ -64,9 +65,13 @@ def intersect(left: Spans, right: Spans) -> Spans:
 def overlaps(spans: Spans, starts: Longs, ends: Longs) -> tuple[Longs, Longs]:
     """Return each pair of a window and an interval of `spans` that overlap, by their places."""
     first = np.searchsorted(spans.ends, starts, side="right")
-    last = np.searchsorted(spans.starts, ends, side="left")
-    count = np.maximum(last - first, 0)
-    other = np.repeat(first - (np.cumsum(count) - count), count)
+    count = np.searchsorted(spans.starts, ends, side="left")
+    count -= first
+    np.maximum(count, 0, out=count)
+    first -= np.cumsum(count)
+    first += count
+    other = np.repeat(first, count)
+    del first
     other += np.arange(len(other))
     return np.repeat(np.arange(len(starts)), count), other
 
@@ -94,8 +99,8 @@ def clip(spans: Spans, start_ns: int, end_ns: int) -> Spans:
 
 def subtract(left: Spans, right: Spans) -> Spans:
     """Return the time of `left` that `right` does not cover."""
-    if not len(left.starts):
-        return NOTHING
+    if not len(left.starts) or not len(right.starts):
+        return left
     return intersect(left, gaps(right, int(left.starts[0]), int(left.ends[-1])))
 
 

@@ -138,8 +138,9 @@ def device_ledger(
     idle = iv.gaps(iv.merge(busy, copy), *extent)
     launch = _launch_after(idle, trace, links, chosen)
     known = launch >= 0
-    gap = Spans(idle.starts[known], idle.ends[known])
+    gap = idle if known.all() else Spans(idle.starts[known], idle.ends[known])
     ready = np.clip(launch[known], gap.starts, gap.ends)
+    del launch
     dispatched = np.minimum(ready + DISPATCH_NS, gap.ends)
     late = iv.union(gap.starts, ready)
     fetched = iv.intersect(late, host.fetching)

@@ -10,6 +10,7 @@ before the first step, and what a range calls warm-up, do not count.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -138,33 +139,28 @@ def find_steps(trace: Trace, tree: HostTree, links: Links) -> HostSteps:
     """Return the steps of the trace; without any sign of them the whole span is one step."""
     thread = loop_thread(trace, links)
     computed = _what_was_computed(trace, links)
-    found = (
-        _from_marks(trace),
-        _from_optimizer(trace),
-        _from_loader(trace),
-        _from_backward(trace, tree),
-        *(
-            find(trace, tree, computed, place)
-            for find in (_from_ranges, _from_passes)
-            for place in _threads_with_ranges(trace, thread)
-        ),
-        _from_operations(trace, tree, computed, thread),
-        _from_kernels(trace, links, computed, thread),
-    )
-    for steps in found:
+
+    def signs() -> Iterator[HostSteps | None]:
+        """Yield what each sign of steps shows, the plainest first; the later ones take long to look for."""
+        yield _from_marks(trace)
+        yield _from_optimizer(trace)
+        yield _from_loader(trace)
+        yield _from_backward(trace, tree)
+        # Autograd may launch more than the loop: the thread whose ranges take longest is looked at too.
+        threads = [thread]
+        if len(trace.ranges.name):
+            threads.append(int(np.bincount(trace.ranges.thread, weights=trace.ranges.dur_ns).argmax()))
+        for find in (_from_ranges, _from_passes):
+            for place in dict.fromkeys(threads):
+                yield find(trace, tree, computed, place)
+        yield _from_operations(trace, tree, computed, thread)
+        yield _from_kernels(trace, links, computed, thread)
+
+    for steps in signs():
         if steps is not None and computed.shares(steps.start_ns, steps.end_ns).sum() >= LEAST_SHARE:
             return steps
     extent = _extent(trace.ops, trace.calls, trace.work, trace.ranges)
     return _chain(StepBasis.SPAN, np.array(extent, np.int64), thread)
-
-
-def _threads_with_ranges(trace: Trace, thread: int) -> list[int]:
-    """Return the thread that launches most, then the one whose ranges take longest: autograd launches too."""
-    ranges = trace.ranges
-    if not len(ranges.name):
-        return [thread]
-    other = int(np.bincount(ranges.thread, weights=ranges.dur_ns).argmax())
-    return [thread] if other == thread else [thread, other]
 
 
 def _what_was_computed(trace: Trace, links: Links) -> Computed:

@@ -28,7 +28,7 @@ TABLES = {
     "NVTX_EVENTS": "start integer, end integer, eventType integer, text text, globalTid integer, "
     "textId integer, jsonText text, jsonTextId integer",
 }
-SECRET = "AWS_SECRET_ACCESS_KEY=canary-9f2"  # noqa: S105
+SECRET = "HF_TOKEN=hf_canaryTOKEN0123456789"  # noqa: S105
 EPOCH_NS = 1_790_000_000_000_000_000
 MS = 1_000_000
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 MS = 1_000_000
 BOOT = 342_331_000_000_000
-SECRET = "AWS_SECRET_ACCESS_KEY=canary-4d1"  # noqa: S105
+SECRET = "HF_TOKEN=hf_canaryTOKEN0123456789"  # noqa: S105
 GEMM = "Cijk_Ailk_Bljk_BBS_BH_MT128x128x64"
 FILL = "__amd_rocclr_fillBufferAligned"
 

@@ -7,6 +7,8 @@ from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Found, Levels, Remedy, Rule, Worth
 from stepgrade.units import show_share
 
+_READS = frozenset({"aten::item", "aten::_local_scalar_dense"})
+
 
 def _levels(limits: Limits) -> Levels:
     return Levels(limits.layout_info_share, limits.layout_warning_share, limits.layout_critical_share)
@@ -21,11 +23,12 @@ def layout_conversions(context: RuleContext) -> Found | None:
 def device_copies(context: RuleContext) -> Found | None:
     if context.is_compiled:  # a generated kernel that copies does more than that
         return None
-    copies = [op for op in context.operations if op.kind == "copy"]
+    # A value that is read has its own rule.
+    copies = [op for op in context.operations if op.kind == "copy" and op.name not in _READS]
     # Parts leave copies between host and device out; a processor has none, and small ones stay in its cache.
     share = context.busy_share(sum(part.ms for part in context.activity.parts if part.work_class == "copy"))
     if context.activity.driver == "host":
-        share = context.class_share("copy")
+        share = min(context.class_share("copy"), context.busy_share(sum(op.ms or 0.0 for op in copies)))
     longest = copies[0].name if copies else "copies"
     place = "memory" if context.activity.driver == "host" else "the device"
     claim = f"Copies within {place} take {show_share(share)} of the step, {longest} the most."

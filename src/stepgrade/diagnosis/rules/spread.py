@@ -89,7 +89,7 @@ RULES = (
         evidence="how many steps, the longest, the median, what the mean loses to the median",
         fix="Find what those steps do besides: logging, checkpoints, evaluation, garbage collection, "
         "recompiling.",
-        wrong_when="steps are of several kinds by design; that larger batches take longer our recorder knows",
+        wrong_when="steps are of several kinds by design",
         check="The mean of the steps comes down to their median.",
         worth=Worth(_ALL, 0.7, "what is rare can mostly be made asynchronous"),
         sources="GPF-16, NAI-12, SM-09, ME-05",

@@ -11,11 +11,12 @@ from stepgrade.report.names import shortened
 from stepgrade.units import show_ms
 
 COLUMNS_SHOWN = 256
+MOST_MS = 1e300  # what is longer cannot be drawn
 
 
 def view(card: Scorecard, flags: Mapping[str, str]) -> dict[str, Any]:
     """Return the columns, or why there are none."""
-    shown = [layer for layer in card.layers if sum(_parts(layer).values()) > 0.0][:COLUMNS_SHOWN]
+    shown = [layer for layer in card.layers if 0.0 < sum(_parts(layer).values()) < MOST_MS][:COLUMNS_SHOWN]
     if not shown:
         why = next((note.said(flags) for note in card.notes if note.code == "no_layers"), None)
         unknown = "The source tells no layers apart. "
