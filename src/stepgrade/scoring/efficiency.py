@@ -174,7 +174,9 @@ def _what_is_missing(
 ) -> tuple[Note, ...]:
     """Say what a grade would need: the rate of a run whose FLOPs are not known, its hardware, its costs."""
     reasons = []
-    if rate is None and profile.samples_per_step is None and not is_well_known(profile):
+    # Samples have a cost where their operations were recorded, which no log does.
+    has_samples = profile.samples_per_step is not None and profile.source.format != LOG
+    if rate is None and not has_samples and not is_well_known(profile):
         supply = "{throughput_tok_s} or {tokens_per_step}"
         reasons.append(Note("no_throughput", "the throughput is not known", supply=supply))
     if roof is not None:

@@ -176,6 +176,7 @@ def facts_of(header: LogHeader, logged: LoggedSteps, tokens: float | None) -> Ru
         flops_per_token=flops,
         convention=None if logged.framework == "GPT-NeoX" else dialect.convention,  # it leaves the head out
         counts_recompute=counts_recompute,
+        mixes_fp8=dialect.name == "llm.q" and header.precision == "fp8",
         mfu=mfu if mfu and mfu > 0.0 else None,  # nanoGPT and llm.c print -100 % for what they do not know
         tflops=_late_median(table, "tflops_device"),
         peak_flops=numbers.get("peak_flops") or (dialect.peak_tflops * 1e12 if dialect.peak_tflops else None),
