@@ -52,6 +52,7 @@ class RunFacts(Struct, frozen=True, kw_only=True):
     flops_per_token: float | None = None
     convention: str | None = None  # by which it counts FLOPs, as `hardware` names it
     counts_recompute: bool = False
+    mixes_fp8: bool = False  # it counts the layers' products at the peak of fp8, the rest at that of bf16
     mfu: float | None = None  # as printed, once the run was warm
     tflops: float | None = None  # for each device
     peak_flops: float | None = None  # that the printed MFU is taken against

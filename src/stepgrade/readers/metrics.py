@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import msgspec
 from msgspec import structs
 
 from stepgrade.contract.decode import decode_json
@@ -24,15 +23,14 @@ def recognises(source: ByteSource) -> bool:
 
 def _kind(source: ByteSource) -> str | None:
     head = source.head
-    if head.startswith(_WANDB) or _EVENTS in head[:64]:
-        return "wandb" if head.startswith(_WANDB) else "tensorboard"
+    by_sign = "wandb" if head.startswith(_WANDB) else "tensorboard" if _EVENTS in head[:64] else None
     if head.startswith(_SQLITE):
         from stepgrade.readers.logs.mlflow import SIGN, TABLE  # noqa: PLC0415  only for what is SQLite
         from stepgrade.readers.sqlite import has_table  # noqa: PLC0415  as above
 
         return "mlflow" if has_table(source, SIGN, TABLE) else None
-    if not source.is_text:
-        return None
+    if by_sign is not None or not source.is_text:
+        return by_sign
     if head.lstrip()[:1] == b"{":
         keys = source.json_keys or frozenset()
         return "trainer_state" if _STATE in keys else "peft" if keys >= _PEFT else None
@@ -76,7 +74,8 @@ def read(source: ByteSource) -> Profile:
     elif kind == "csv":
         tables.read_csv(source.chunks(), tables.separator_of(source.head) or ",", log)
     else:
-        decoded = decode_json(source.document(), dict[str, Any])
+        document = decode_json(source.document(), dict[str, msgspec.Raw])
+        decoded = {key: msgspec.json.decode(value) for key, value in document.items()}
         (tables.read_trainer_state if kind == "trainer_state" else tables.read_peft)(decoded, log)
     profile = profile_of_log(log.scanned(), source.name, names[kind])
     if profile is None:

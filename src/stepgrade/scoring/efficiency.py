@@ -12,7 +12,7 @@ from stepgrade.hardware.ceilings import lowest, why_above_one
 from stepgrade.hardware.setup import Target, check_above_zero
 from stepgrade.model import Note, Profile
 from stepgrade.model.ceiling import Ceiling
-from stepgrade.model.profile import WorkKind
+from stepgrade.model.profile import LOG, WorkKind
 from stepgrade.model.scorecard import UNGRADED, Arithmetic, Throughput
 from stepgrade.scoring.step_times import RunTimes
 from stepgrade.scoring.target import LEAST_KNOWN_SHARE, is_well_known
@@ -55,11 +55,7 @@ class Efficiency(Struct, frozen=True, kw_only=True):
 def efficiency_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> Efficiency:
     """Compare the run's throughput with the lowest ceiling."""
     throughput, target = throughput_of(profile, times, options), options.target
-    rate = throughput.tok_s / target.devices if throughput else None
-    is_given = options.throughput_tok_s is not None or options.tokens_per_step is not None
-    if throughput and profile.tokens_per_step and throughput.tokens_per_step and not is_given:
-        # Tokens that a profile counted are those of the ranks that it holds.
-        rate = throughput.tok_s / profile.counted_ranks
+    rate = throughput.tok_s / devices_of(profile, throughput, options) if throughput else None
     ceilings = target.ceilings
     roof = lowest(ceilings)
     if roof is not None and not (math.isfinite(roof.tok_s) and roof.tok_s > 0.0):
@@ -111,6 +107,17 @@ def efficiency_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> E
         arithmetic=arithmetic,
         notes=tuple(notes),
     )
+
+
+def devices_of(profile: Profile, throughput: Throughput, options: ScoreOptions) -> int:
+    """Return how many devices share the throughput: those that were counted, else those that are given."""
+    devices = options.target.devices
+    if options.throughput_tok_s is not None or options.tokens_per_step is not None:
+        return devices
+    if profile.source.format == LOG:  # a log prints what all of them do, and not always how many they are
+        return max(profile.counted_ranks, devices)
+    # Tokens that a profile counted are those of the ranks that it holds.
+    return profile.counted_ranks if profile.tokens_per_step and throughput.tokens_per_step else devices
 
 
 def arithmetic_of(profile: Profile, times: RunTimes, target: Target) -> Arithmetic | None:
@@ -167,7 +174,9 @@ def _what_is_missing(
 ) -> tuple[Note, ...]:
     """Say what a grade would need: the rate of a run whose FLOPs are not known, its hardware, its costs."""
     reasons = []
-    if rate is None and profile.samples_per_step is None and not is_well_known(profile):
+    # Samples have a cost where their operations were recorded, which no log does.
+    has_samples = profile.samples_per_step is not None and profile.source.format != LOG
+    if rate is None and not has_samples and not is_well_known(profile):
         supply = "{throughput_tok_s} or {tokens_per_step}"
         reasons.append(Note("no_throughput", "the throughput is not known", supply=supply))
     if roof is not None:

@@ -31,6 +31,7 @@ class TokenCost(Struct, frozen=True, kw_only=True):
     convention: str
     theirs: float | None = None  # by the framework's own convention
     theirs_named: str | None = None
+    outside_layers: float = 0.0  # of theirs: attention and the head
 
 
 def model_of(facts: RunFacts) -> ModelShape | None:
@@ -120,11 +121,16 @@ def _by_shape(shape: ModelShape, facts: RunFacts, seq: int) -> TokenCost:
         convention=ours.convention,
         theirs=None if theirs is None else theirs.hardware if facts.counts_recompute else theirs.model,
         theirs_named=f"{facts.framework}: {own.formula}" if own else None,
+        outside_layers=theirs.attention + 6.0 * shape.head if theirs is not None else 0.0,
     )
 
 
 def printed_note(
-    facts: RunFacts, cost: TokenCost | None, rate: float | None, known_peak: float | None
+    facts: RunFacts,
+    cost: TokenCost | None,
+    rate: float | None,
+    known_peak: float | None,
+    fp8_peak: float | None = None,
 ) -> tuple[Note, ...]:
     """Say what utilisation the log prints, and what `rate`, in tokens per second and device, makes of it."""
     peak = facts.peak_flops or known_peak
@@ -138,6 +144,9 @@ def printed_note(
         return ()
     if cost is None or cost.theirs is None or not rate or not peak:
         return (Note("printed_mfu", said),)
-    ours = show_share(rate * cost.theirs / peak)
-    how = f"counted its way ({cost.theirs_named}, {peak / 1e12:,.0f} TFLOP/s) the steps make {ours}"
+    reached, against = rate * cost.theirs / peak, f"{peak / 1e12:,.0f} TFLOP/s"
+    if facts.mixes_fp8 and fp8_peak:
+        reached = rate * ((cost.theirs - cost.outside_layers) / fp8_peak + cost.outside_layers / peak)
+        against = f"layers over {fp8_peak / 1e12:,.0f} and the rest over {against}"
+    how = f"counted its way ({cost.theirs_named}, {against}) the steps make {show_share(reached)}"
     return (Note("printed_mfu", f"{said}; {how}"),)

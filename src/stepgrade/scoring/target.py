@@ -45,10 +45,13 @@ def target_for(profile: Profile, setup: Setup) -> Target:
         said = token_cost(profile.facts)
         if said is not None and setup.model is None and setup.flops_per_token is None:
             target = msgspec.structs.replace(target, model_flops=said.model, convention=said.convention)
-        peak, rate = target.figures.peak("bf16"), None
+        peak, fp8, rate = target.figures.peak("bf16"), target.figures.peak("fp8"), None
         if profile.tokens_per_step and profile.samples_ms:
             rate = profile.tokens_per_step / profile.counted_ranks / median(profile.samples_ms) * 1e3
-        notes = (*notes, *printed_note(profile.facts, said, rate, peak.per_s if peak else None))
+        notes = (
+            *notes,
+            *printed_note(profile.facts, said, rate, *(each.per_s if each else None for each in (peak, fp8))),
+        )
     return msgspec.structs.replace(
         target,
         costs=_costs_seen(profile, setup, target.costs, said),

@@ -114,6 +114,7 @@ def test_a_store_of_mlflow_is_a_run_and_several_are_asked_about(tmp_path: Path) 
     assert load(tmp_path / "mlruns" / "1" / "b").recorded_steps == 49
 
 
+@pytest.mark.filterwarnings("ignore")  # those of MLflow's own libraries
 def test_a_database_of_mlflow_is_its_last_run(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")

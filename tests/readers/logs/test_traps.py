@@ -189,6 +189,38 @@ def test_micro_batches_add_up_to_steps() -> None:
     assert read(log).mean_step_ms == pytest.approx(400.0)
 
 
+def test_the_speed_of_light_of_llm_q_is_reproduced() -> None:
+    """The figures are those of its README: Qwen2.5-0.5B in fp8 on an RTX 4090."""
+    header = "  Device 0: NVIDIA GeForce RTX 4090\n./train --model=Qwen/Qwen2.5-0.5B --matmul-dtype=e4m3 --seq-len=1024\n"
+    lines = "".join(
+        f"[T] step {step:5} [ 39.8%] | time:  1708 ms | norm 4.8 | loss   3.33 | tps 38370 | sol 47.0%\n"
+        for step in range(30)
+    )
+    card = sg.score(read(header + lines))
+    (note,) = (note.text for note in card.notes if note.code == "printed_mfu")
+    assert note.startswith("the log prints an MFU of 47.0 %")
+    assert float(note.rsplit(" ", 2)[-2]) == pytest.approx(47.0, rel=0.01)
+
+
+def test_a_step_number_without_end_is_no_step() -> None:
+    hostile = f"step {'9' * 400}/1 | loss: 1 | dt: 1.00ms | tok/sec: {'9' * 400}\n"
+    assert read(steps(40) + hostile).recorded_steps == 40
+
+
+def test_a_rate_without_step_times_is_a_rate() -> None:
+    log = "".join(
+        f"Step {step} | loss:1.5 lr:2e-05 tokens_per_second_per_gpu:1234.5\n" for step in range(1, 40)
+    )
+    card = sg.score(read("world size: 4\n" + log))
+    assert card.throughput_tok_s == pytest.approx(4 * 1234.5)
+    assert card.step_time_ms is None
+    printed = "".join(
+        f"{{'loss': '5.5', 'epoch': '0.1', 'train_runtime': '{n * 0.2:.4f}', 'num_input_tokens_seen': '{n * 2560}'}}\n"
+        for n in range(1, 40)
+    )
+    assert sg.score(read(printed)).throughput_tok_s == pytest.approx(12_800.0, rel=0.01)
+
+
 def test_a_log_of_huge_size_is_thinned_and_says_so() -> None:
     log, truth = generate(
         Plan(steps=140_000, every=1, step_s=0.01, slow_every=20_000, slow_s=40.0), "megatron"

@@ -28,7 +28,7 @@ def device_copies(context: RuleContext) -> Found | None:
     # Parts leave copies between host and device out; a processor has none, and small ones stay in its cache.
     share = context.busy_share(sum(part.ms for part in context.activity.parts if part.work_class == "copy"))
     if context.activity.driver == "host":
-        share = context.busy_share(sum(op.ms or 0.0 for op in copies))
+        share = min(context.class_share("copy"), context.busy_share(sum(op.ms or 0.0 for op in copies)))
     longest = copies[0].name if copies else "copies"
     place = "memory" if context.activity.driver == "host" else "the device"
     claim = f"Copies within {place} take {show_share(share)} of the step, {longest} the most."

@@ -37,15 +37,14 @@ def device_of(header: LogHeader) -> DeviceSeen | None:
 
 def tokens_said(table: Table, header: LogHeader) -> float | None:
     """Return the tokens of one step of all devices, as the log says them outright."""
-    if "step_tokens" in table and np.isfinite(table["step_tokens"]).any():
-        return float(np.nanmedian(table["step_tokens"]))
+    if "step_tokens" in table and (told := middle_of(table["step_tokens"])) is not None:
+        return told
     if said := header.numbers.get("step_tokens"):
         return said
     seq = header.whole("seq_length")
     batch = header.whole("global_batch_size", "train_batch_size")
-    if batch is None and "step_samples" in table and np.isfinite(table["step_samples"]).any():
-        batch = round(float(np.nanmedian(table["step_samples"])))
-    return float(seq * batch) if seq and batch else None
+    samples = float(batch) if batch else middle_of(table["step_samples"]) if "step_samples" in table else None
+    return seq * samples if seq and samples else None
 
 
 def tokens_per_step(
@@ -67,8 +66,8 @@ def tokens_per_step(
 
 def samples_per_step(table: Table, header: LogHeader, paces: Paces) -> float | None:
     """Return the samples of a step of all devices."""
-    if "step_samples" in table and np.isfinite(table["step_samples"]).any():
-        return float(np.nanmedian(table["step_samples"]))
+    if "step_samples" in table and (told := middle_of(table["step_samples"])) is not None:
+        return told
     if said := header.whole("global_batch_size", "train_batch_size"):
         return float(said)
     counted = _gained(table, "samples", paces)
@@ -88,6 +87,6 @@ def middle_of(values: Floats) -> float | None:
 
 def peak_memory(table: Table, header: LogHeader) -> float | None:
     """Return the most memory of a device that the log tells of."""
-    if "memory_bytes" in table and np.isfinite(table["memory_bytes"]).any():
-        return float(np.nanmax(table["memory_bytes"]))
-    return header.numbers.get("peak_bytes")
+    known = table["memory_bytes"] if "memory_bytes" in table else np.zeros(0)
+    known = known[np.isfinite(known) & (known > 0.0)]
+    return float(known.max()) if len(known) else header.numbers.get("peak_bytes")

@@ -110,10 +110,9 @@ def logged_steps(scanned: ScannedLog) -> LoggedSteps | None:
 def profile_of_log(scanned: ScannedLog, name: str, producer: str | None = None) -> Profile | None:
     """Return the run that a log tells of; None where it holds no step."""
     logged = logged_steps(scanned)
-    if logged is None:
-        return _from_totals(scanned, name)
-    if not np.isfinite(logged.paces.step_s).any():
-        return _from_totals(scanned, name) or without_times(scanned, name, logged)
+    if logged is None or not np.isfinite(logged.paces.step_s).any():
+        found = _from_totals(scanned, name) or rates_alone(scanned, name)
+        return found or (without_times(scanned, name, logged) if logged is not None else None)
     header, table, paces = scanned.header, logged.table, logged.paces
     log = step_log_of(scanned, logged)
     samples, counts, left_out = samples_of(log)
@@ -161,7 +160,7 @@ def facts_of(header: LogHeader, logged: LoggedSteps, tokens: float | None) -> Ru
     arguments = dict(header.arguments)
     if padded := header.whole("padded_vocab_size"):
         arguments["padded_vocab_size"] = str(padded)
-    flops = numbers.get("flops_per_token")
+    flops, mfu = numbers.get("flops_per_token"), _late_median(table, "mfu")
     of_step = numbers.get("device_step_flops")
     if flops is None and of_step and tokens:
         flops = of_step * (logged.world or 1) / tokens
@@ -177,7 +176,8 @@ def facts_of(header: LogHeader, logged: LoggedSteps, tokens: float | None) -> Ru
         flops_per_token=flops,
         convention=None if logged.framework == "GPT-NeoX" else dialect.convention,  # it leaves the head out
         counts_recompute=counts_recompute,
-        mfu=_late_median(table, "mfu"),
+        mixes_fp8=dialect.name == "llm.q" and header.precision == "fp8",
+        mfu=mfu if mfu and mfu > 0.0 else None,  # nanoGPT and llm.c print -100 % for what they do not know
         tflops=_late_median(table, "tflops_device"),
         peak_flops=numbers.get("peak_flops") or (dialect.peak_tflops * 1e12 if dialect.peak_tflops else None),
     )
@@ -309,6 +309,34 @@ def _losses(scanned: ScannedLog, logged: LoggedSteps) -> tuple[Note, ...]:
         text = f"the loss is no number{where} on: the run has diverged, and how fast it was says nothing"
         return (Note("diverged", text, fatal=True),)
     return (Note("loss_nan", f"the loss is no number in {int(bad.sum())} of {len(bad)} lines, first{where}"),)
+
+
+def rates_alone(scanned: ScannedLog, name: str) -> Profile | None:
+    """Return a run of which a log prints only tokens per second, or tokens and the time so far."""
+    world = world_size(scanned.header)
+    for rows in scanned.rows:
+        table, _ = table_of(rows)
+        rate = table.get("tok_s")
+        if rate is None and "tok_s_device" in table:
+            rate = table["tok_s_device"] * (world or 1)
+        if rate is None and {"tokens", "elapsed_s"} <= table.keys():
+            rate = np.diff(table["tokens"]) / np.maximum(np.diff(table["elapsed_s"]), 1e-9)
+        tok_s = middle_of(rate) if rate is not None else None
+        if tok_s is not None:
+            text = f"the log of {rows.dialect.framework} prints a rate, and not how long its steps take"
+            return Profile(
+                source=Source(format=LOG, files=(name,), producer=f"log of {rows.dialect.framework}"),
+                work="training",
+                throughput_tok_s=tok_s,
+                counted_ranks=world or 1,
+                world_size=world,
+                device=device_of(scanned.header),
+                matmul_dtype=scanned.header.precision,
+                peak_memory_bytes=peak_memory(table, scanned.header),
+                recorded=_recorded(scanned.header),
+                notes=(Note("rate_only", text),),
+            )
+    return None
 
 
 def without_times(scanned: ScannedLog, name: str, logged: LoggedSteps) -> Profile:

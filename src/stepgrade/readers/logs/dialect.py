@@ -101,6 +101,13 @@ def number(text: bytes) -> float:
     return value if abs(value) < _LARGEST or isnan(value) else float("inf")
 
 
+def figure_of(value: object) -> float | None:
+    """Return a number of a JSON text as one that can be reckoned with; None for all else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _LARGEST:
+        return None
+    return float(value)
+
+
 # A clock at the beginning of a line, or anywhere in its first part.
 _CLOCK = re.compile(
     rb"(?:(?P<year>\d{4})[-/](?P<month>\d\d)[-/](?P<day>\d\d)[ T_-]{1,2}|(?P<us>\d\d/\d\d/\d{2,4}),?[ T]"

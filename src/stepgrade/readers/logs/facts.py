@@ -8,7 +8,7 @@ from math import isfinite, prod
 import msgspec
 from msgspec import Struct
 
-from stepgrade.readers.logs.dialect import Column, number, plain
+from stepgrade.readers.logs.dialect import Column, figure_of, number, plain
 
 _N = rb"([-+]?\d[\d,_]{0,24}(?:\.\d{1,12})?(?:[eE][-+]?\d{1,3})?)"
 _MOST_TEXT = 120
@@ -192,7 +192,11 @@ class LogHeader:
                 names = (match[1] for match in re.finditer(fact.pattern, text, re.M))
                 found = next((name for name in names if fact.name != "device" or _DEVICE.search(name)), None)
                 if found is not None:
-                    self.texts[fact.name] = _clean(found)
+                    # Of a path only its end: the rest says who trained, and where.
+                    is_path = found.startswith((b"/", b".", b"~")) or found.count(b"/") > 1
+                    self.texts[fact.name] = _clean(
+                        found.rstrip(b"/").rsplit(b"/", 1)[-1] if is_path else found
+                    )
         if b" ..." in text:
             # What is printed later was worked out from what came before, such as the world size.
             found_now = ((name.decode("ascii", "replace"), value) for name, value in _ARGUMENT.findall(text))
@@ -235,39 +239,39 @@ class LogHeader:
 
     def mlperf(self, event: dict[str, object]) -> dict[Column, float] | None:
         """Return the step that an event of MLPerf's log tells, or keep what it says of the run."""
-        key, value, stamp = event.get("key"), event.get("value"), event.get("time_ms")
+        key, value, stamp = event.get("key"), event.get("value"), figure_of(event.get("time_ms"))
         if isinstance(value, str) and key in ("submission_platform", "submission_benchmark"):
             count, _, named = value.partition("x")  # 1xNVIDIA HGX B200
             is_device = key == "submission_platform"
             name = named if is_device and count.isdecimal() else value
             self.texts.setdefault("device" if is_device else "model", _clean(name.encode()))
-        if key == "global_batch_size" and isinstance(value, int | float):
-            self.numbers.setdefault("global_batch_size", float(value))
+        if key == "global_batch_size" and (size := figure_of(value)):
+            self.numbers.setdefault("global_batch_size", size)
         about, batch = event.get("metadata"), self.numbers.get("global_batch_size")
-        done = about.get("samples_count", about.get("step")) if isinstance(about, dict) else None
-        if not (isinstance(stamp, int | float) and isinstance(done, int | float) and batch):
+        done = figure_of(about.get("samples_count", about.get("step"))) if isinstance(about, dict) else None
+        if stamp is None or done is None or not batch:
             return None
-        row = {"step": done / batch, "time": stamp / 1e3, "samples": float(done), "step_samples": batch}
+        row = {"step": done / batch, "time": stamp / 1e3, "samples": done, "step_samples": batch}
         if key == "tracked_stats" and isinstance(value, dict):
-            if isinstance(memory := value.get("max_memory_usage"), int | float):
+            if (memory := figure_of(value.get("max_memory_usage"))) is not None:
                 self.numbers["peak_bytes"] = memory * 2.0**30
-            rate = value.get("throughput")
-            return row | {"samples_s": float(rate)} if isinstance(rate, int | float) and rate > 0 else None
-        if key == "train_loss" and isinstance(value, int | float):
-            return row | {"loss": float(value)}
+            rate = figure_of(value.get("throughput"))
+            return row | {"samples_s": rate} if rate and rate > 0.0 else None
+        if key == "train_loss" and (loss := figure_of(value)) is not None:
+            return row | {"loss": loss}
         # A block that starts later repeats where the one before it stopped.
         return row if key in ("block_stop", "run_stop") or (key == "block_start" and not done) else None
 
     def mlperf_evaluation(self, event: dict[str, object]) -> float | None:
         """Return how long the evaluation took that this event ends, if it ends one."""
-        stamp = event.get("time_ms")
-        if not isinstance(stamp, int | float):
+        stamp = figure_of(event.get("time_ms"))
+        if stamp is None:
             return None
         if event.get("key") == "eval_start":
-            self._evaluated_since = float(stamp)
+            self._evaluated_since = stamp
         if event.get("key") != "eval_stop" or self._evaluated_since is None:
             return None
-        return max(0.0, float(stamp) - self._evaluated_since) / 1e3
+        return max(0.0, stamp - self._evaluated_since) / 1e3
 
     def whole(self, *names: str) -> int | None:
         """Return the first of the arguments or numbers that the log tells, as a whole number above 0."""

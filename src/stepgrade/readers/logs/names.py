@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-from stepgrade.readers.logs.dialect import GIB, MIB, Column, duration, number
+from stepgrade.readers.logs.dialect import GIB, MIB, Column, duration, figure_of, number
 
 _PREFIX = re.compile(
     r"^(?:train|trainer|training|timing|perf|performance|throughput|system|metrics)[/._ ]+", re.I
@@ -169,7 +169,9 @@ def row_of(fields: Iterable[tuple[str, object]]) -> dict[Column, float]:
         if isinstance(value, bool) or value is None:
             continue
         if isinstance(value, int | float):
-            figure = float(value) if math.isnan(value) or abs(value) < _LARGEST else math.inf
+            known_figure = figure_of(value)
+            is_nan = isinstance(value, float) and math.isnan(value)
+            figure = known_figure if known_figure is not None else math.nan if is_nan else math.inf
         elif isinstance(value, str):
             text = value.encode("utf-8", "replace")
             figure = duration(text) if column == "elapsed_s" and set(value) & set(":hmsd") else number(text)

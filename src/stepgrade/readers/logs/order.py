@@ -15,6 +15,7 @@ Table = dict[Column, Floats]
 # An epoch ends when the counter begins again after this much of its total.
 _NEAR_END = 0.9
 _NEAR_START = 0.5
+_MOST_STEPS = 1e15  # no run has as many: the digits are of something else
 _HALF_DAY_S, _DAY_S = 43_200.0, 86_400.0
 
 
@@ -53,7 +54,7 @@ def in_order(table: Table, *, counts_epochs: bool) -> tuple[Table, list[int]]:
     begun: list[int] = []  # where a time that is counted from the start of an epoch or attempt begins again
     before = 0.0
     for place, number in enumerate(steps):
-        if not number >= 0.0:
+        if not 0.0 <= number < _MOST_STEPS:
             continue
         if kept:
             last, total = steps[kept[-1]], totals[place]

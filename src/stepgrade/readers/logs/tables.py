@@ -8,11 +8,13 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
+from stepgrade.readers.logs.dialect import figure_of
 from stepgrade.readers.logs.names import meaning
 from stepgrade.readers.logs.records import RecordLog
 
 _MOST_COLUMNS = 4096
 _MOST_CELL = 4096
+_MOST_COUNT = 1 << 53
 _EXPORTED = re.compile(r"^.{1,200}? - (?=[^-])")
 _BOUNDS = ("__MIN", "__MAX")
 _HEAD_BYTES = 1 << 16
@@ -53,14 +55,14 @@ def read_trainer_state(state: dict[str, Any], log: RecordLog) -> None:
     """Add what trainer_state.json keeps of a run: its log, its steps, its batch."""
     for name, known in (("train_batch_size", "micro_batch_size"), ("global_step", "total_steps")):
         value = state.get(name)
-        if isinstance(value, int) and value > 0:
+        if isinstance(value, int) and 0 < value < _MOST_COUNT:
             log.header.numbers[known] = float(value)
     history = state.get("log_history")
     for record in history if isinstance(history, list) else []:
         if isinstance(record, dict):
             log.add(record)
-    flops, tokens = state.get("total_flos"), state.get("num_input_tokens_seen")
-    if isinstance(flops, int | float) and isinstance(tokens, int | float) and flops > 0 and tokens > 0:
+    flops, tokens = figure_of(state.get("total_flos")), figure_of(state.get("num_input_tokens_seen"))
+    if flops and tokens and flops > 0 and tokens > 0:
         log.header.numbers["flops_per_token"] = flops / tokens
 
 
@@ -84,8 +86,8 @@ def read_peft(document: dict[str, Any], log: RecordLog) -> None:
         row = {name: record[name] for name in names if name in record}
         log.add(row | {"loss": record.get("train loss"), "interval_s": took})
     peak = train.get("accelerator_memory_max") if isinstance(train, dict) else None
-    if isinstance(peak, int | float) and peak > 0:
-        log.header.numbers["peak_bytes"] = float(peak)
+    if (most := figure_of(peak)) is not None and most > 0:
+        log.header.numbers["peak_bytes"] = most
 
 
 def _named(name: str) -> str:
