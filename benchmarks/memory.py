@@ -149,7 +149,10 @@ def main() -> None:
     found = cases(path)
     show(found, f"{path.name}, {len(found)} rows")
     if path == default:
-        show(held_out(found)[1], "the third that was kept aside while the model was made")
+        show(
+            held_out(found)[1],
+            "a random third, which was looked at before the last rules and the bands were settled",
+        )
     measured = [(case.measured, predict(case)) for case in found if case.measured]
     inside = sum(band.low <= size <= band.high for size, band in measured)
     print(f"\nbands hold for {inside} of {len(measured)} rows ({100 * inside / len(measured):.1f} %)")

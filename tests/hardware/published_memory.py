@@ -102,7 +102,7 @@ def cases(path: Path = HERE / "published_memory.csv") -> list[Case]:
 
 
 def held_out(found: Iterable[Case]) -> tuple[list[Case], list[Case]]:
-    """Return two thirds to develop with, and the random third that was kept aside meanwhile."""
+    """Return two thirds to develop with, and a random third that was first looked at late, not never."""
     mixed = sorted(found, key=lambda case: case.row["id"])
     random.Random(18).shuffle(mixed)
     cut = len(mixed) // 3
