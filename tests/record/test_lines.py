@@ -156,3 +156,23 @@ def test_it_can_be_stopped_at_any_time() -> None:
         assert sampler.is_running
     sampler.pause()
     assert sampler.lines(1) == {}
+
+
+def test_what_follows_the_last_step_is_in_none(tmp_path: Path) -> None:
+    """Seen in a public script that reads its best model again after training, in a line outside of the loop."""
+    script = """
+        import time, torch
+        model = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for step in range(12):
+            time.sleep(0.03)
+            model(torch.randn(8, 4)).sum().backward()
+            optimizer.step()
+        time.sleep(2)
+    """
+    (tmp_path / "train.py").write_text(textwrap.dedent(script))
+    command = [sys.executable, "-m", "stepgrade", "record", "--quiet", "train.py"]
+    subprocess.run(command, cwd=tmp_path, check=True, env={"PYTHONPATH": str(ROOT / "src")})
+    activity = sg.load(tmp_path / "stepgrade.json").activity
+    assert activity is not None
+    assert {line.where for line in activity.lines["stall"]} == {"train.py:6"}

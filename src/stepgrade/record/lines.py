@@ -60,6 +60,9 @@ class LineSampler:
         self._timeline = timeline
         self._thread = 0
         self._seconds: dict[_Place, float] = defaultdict(float)
+        # Of the step that has not ended: what follows the last step, such as a test of the model, is in none.
+        self._of_step: dict[_Place, float] = defaultdict(float)
+        self._ended_steps = 0
         self._is_user: dict[CodeType, bool] = {}
         self._callees: dict[_Place, tuple[str | None, bool | None]] = {}
         self._stop: _thread.LockType | None = None
@@ -101,6 +104,7 @@ class LineSampler:
             stop.release()
             with self._ended:
                 pass
+            self._keep_ended()
 
     def lines(self, steps: int) -> dict[str, list[HostLine]]:
         """Return by what was waited for the lines that took longest, in milliseconds of a step."""
@@ -131,11 +135,22 @@ class LineSampler:
                     return
                 now = time.monotonic()
                 place = self._look_once() if self._timeline.live else None
-                if place is not None and (place in self._seconds or len(self._seconds) < _MOST_PLACES):
-                    self._seconds[place] += now - before
+                self._keep_ended()
+                if place is not None and (place in self._of_step or len(self._of_step) < _MOST_PLACES):
+                    self._of_step[place] += now - before
                 before = now
         finally:
             self._ended.release()
+
+    def _keep_ended(self) -> None:
+        """Keep what was seen in a step once that has ended."""
+        if self._timeline.ended == self._ended_steps:
+            return
+        self._ended_steps = self._timeline.ended
+        for place, seconds in self._of_step.items():
+            if place in self._seconds or len(self._seconds) < _MOST_PLACES:
+                self._seconds[place] += seconds
+        self._of_step.clear()
 
     def _look_once(self) -> _Place | None:
         """Return where the thread is; None when it went on while it was looked at."""

@@ -62,6 +62,7 @@ class StepTimeline:
 
     def __init__(self, now: Callable[[], Any]) -> None:
         self.edges: list[Any] = []
+        self.ended = 0  # steps
         self.now = now
         self.thread = 0  # that trains, once it has stepped
         self.live = False
@@ -145,6 +146,7 @@ class StepTimeline:
         The list itself stays the same: hooks keep a reference to it.
         """
         stamp = self.now()
+        self.ended += 1
         done = [*self.edges, stamp, NONE]
         self.edges.clear()
         self.edges += (stamp, self.current)
@@ -153,6 +155,7 @@ class StepTimeline:
     def split_step(self, position: int) -> list[Any]:
         """Return the edges before a place in the list, as a step that ended there; the rest is the next."""
         stamp = self.edges[position - 2]
+        self.ended += 1
         done = [*self.edges[:position], stamp, NONE]
         self.edges[:position] = [stamp, NONE]
         return done
