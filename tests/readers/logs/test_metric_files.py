@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import struct
 from contextlib import suppress
@@ -174,3 +175,5 @@ def test_other_names_mean_nothing_of_a_step(name: str) -> None:
 def test_time_stamps_are_told_by_their_size() -> None:
     assert seconds_of(1_700_000_000.0) == seconds_of(1_700_000_000_000.0) == 1_700_000_000.0
     assert row_of([("timestamp", 1_700_000_000_123), ("step", 3)])["time"] == pytest.approx(1_700_000_000.123)
+    assert seconds_of(1_700_000_000_000_000_000.0) == 1_700_000_000.0
+    assert all(math.isnan(seconds_of(absurd)) for absurd in (math.inf, math.nan, 1e300))

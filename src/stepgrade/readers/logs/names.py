@@ -186,10 +186,12 @@ def row_of(fields: Iterable[tuple[str, object]]) -> dict[Column, float]:
 
 
 def seconds_of(stamp: float) -> float:
-    """Return a time stamp in seconds: those of milliseconds and nanoseconds are told by their size."""
-    while stamp > _EPOCH_MS:
+    """Return a time stamp in seconds: milli-, micro- and nanoseconds are told by their size; NaN is no time."""
+    for _ in range(4):
+        if stamp <= _EPOCH_MS:
+            return stamp
         stamp /= 1e3
-    return stamp
+    return math.nan
 
 
 def totals_of(fields: Mapping[str, object]) -> tuple[float, float | None, float | None] | None:
