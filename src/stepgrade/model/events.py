@@ -116,6 +116,16 @@ class DeviceRanges(Struct, frozen=True, eq=False, kw_only=True):
     external_id: Wholes
 
 
+class Compiled(Struct, frozen=True, kw_only=True):
+    """What the compiler of a whole program says of one of its operations."""
+
+    path: str = ""  # the scopes of the program that it comes from
+    direction: str | None = None  # forward, backward, recompute, optimizer
+    layer: str | None = None
+    flops: int | None = None  # of one execution
+    bytes: int | None = None
+
+
 class Inputs(Struct, frozen=True, kw_only=True):
     """The recorded inputs of an operation, as raw JSON texts (kept once, decoded when asked for)."""
 
@@ -123,6 +133,7 @@ class Inputs(Struct, frozen=True, kw_only=True):
     types: bytes = b"[]"
     concrete: bytes = b"[]"
     strides: bytes = b"[]"
+    compiled: Compiled | None = None
 
 
 class Collective(Struct, frozen=True, kw_only=True):

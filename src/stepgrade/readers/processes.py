@@ -129,10 +129,14 @@ class Events:
         self._left = set(found)
         return found
 
-    def take(self, process: int, file: CaptureFacts, of: RankFacts) -> Trace:
-        """Return the timeline of one process, once; all processes of the file count from the same moment."""
+    def take(self, process: int, file: CaptureFacts, of: RankFacts, *, zero_ns: int | None = None) -> Trace:
+        """Return the timeline of one process, once; all processes of the file count from the same moment.
+
+        It is that of the first work or call, unless it is given.
+        """
         starts = [self._joined[name]["start_ns"] for name in ("work", "calls")]
-        zero_ns = min(int(column.min()) for column in starts if len(column))
+        if zero_ns is None:
+            zero_ns = min(int(column.min()) for column in starts if len(column))
         tables: dict[str, Columns] = {}
         for name, table in self._joined.items():
             own = table["process"] == process
