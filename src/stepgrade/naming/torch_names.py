@@ -26,7 +26,8 @@ OPTIMIZER = re.compile(
 WARM_UP = re.compile(r"\bwarm[-_ ]?up|_warmup\b", re.IGNORECASE)
 LOADER = re.compile(r"^enumerate\(DataLoader\)#")
 INPUT = re.compile(
-    r"^enumerate\(DataLoader\)#|\bdata_?load|(load|wait_for|fetch|next|get)_(\w+_)?batch\b|\bwait_for_data",
+    r"^enumerate\(DataLoader\)#|\bdata_?load|(load|wait_for|fetch|next|get)_(\w+_)?batch\b|\bwait_for_data"
+    r"|^(input|data)([ _-]?(pipeline|wait|fetch|loading))?$|^infeed\b",
     re.IGNORECASE,
 )
 BACKWARD = re.compile(r"^autograd::engine::evaluate_function|Backward\d*\b|^torch::autograd::AccumulateGrad")

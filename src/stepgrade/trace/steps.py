@@ -231,6 +231,9 @@ def _from_marks(trace: Trace, basis: StepBasis, pattern: re.Pattern[str]) -> Hos
         return None
     thread = int(np.bincount(ranges.thread[rows]).argmax())
     rows = rows[ranges.thread[rows] == thread]
+    others = np.delete(ranges.thread, rows)
+    if basis is StepBasis.EXECUTIONS and len(others):
+        thread = int(np.bincount(others).argmax())  # executions lie on no thread: the loop is on another
     rows = rows[np.argsort(ranges.start_ns[rows], kind="stable")]
     marks = [pattern.search(trace.strings[name]) for name in ranges.name[rows].tolist()]
     number = np.array([min(int(mark[1]), 2**62) if mark else NONE for mark in marks], np.int64)

@@ -20,7 +20,7 @@ CONTROL_FLOW: Final = frozenset({"while", "conditional", "call", "async-start", 
 # Numbers of XLA's types: the name that PyTorch has for the same, and the bytes of an element.
 _TYPES: Final = {
     1: ("bool", 1),
-    **{number: ("signed char", 1) for number in (2, 21, 26)},
+    **dict.fromkeys((2, 21, 26), ("signed char", 1)),
     3: ("short", 2),
     4: ("int", 4),
     5: ("long", 8),
@@ -41,8 +41,22 @@ _TYPES: Final = {
 }
 _TUPLE: Final = 13
 _ARITHMETIC: Final = frozenset(
-    "add subtract multiply divide maximum minimum power exponential log tanh logistic rsqrt sqrt negate cosine sine"
-    " exponential-minus-one log-plus-one erf abs compare select clamp reduce reduce-window atan2 cbrt sign".split()
+    (
+        *(
+            "add",
+            "subtract",
+            "multiply",
+            "divide",
+            "maximum",
+            "minimum",
+            "power",
+            "exponential",
+            "log",
+            "tanh",
+        ),
+        *("logistic", "rsqrt", "sqrt", "negate", "cosine", "sine", "exponential-minus-one", "log-plus-one"),
+        *("erf", "abs", "compare", "select", "clamp", "reduce", "reduce-window", "atan2", "cbrt", "sign"),
+    )
 )
 _LARGEST: Final = 1 << 62
 _DEEPEST: Final = 64
@@ -223,8 +237,8 @@ class Module:
     def trips(self, loop: Instruction) -> int | None:
         """Return how often a loop runs, where the compiler knows it."""
         known = self.config_of(loop).get("known_trip_count")
-        count = known.get("n") if isinstance(known, dict) else None
-        return int(count) if str(count).isdecimal() and 0 < int(str(count)[:9]) < 1 << 20 else None
+        count = str(known.get("n")) if isinstance(known, dict) else ""
+        return int(count) if count.isdecimal() and len(count) < 8 and int(count) else None
 
     def arithmetic_flops(self, instruction: Instruction) -> int:
         """Return the FLOPs of what is no product: one for each element that arithmetic makes."""
@@ -260,7 +274,9 @@ def _whole(data: bytes, field: Field) -> Dims:
 
 
 def _read_shape(data: bytes, place: int, end: int, depth: int = 0) -> Shape:
-    kind, dims, parts = 0, (), []
+    kind = 0
+    dims: Dims = ()
+    parts: list[Shape] = []
     for field in walk(data, place, end):
         if field.number == 2 and field.kind == VARINT:
             kind = field.value
@@ -284,52 +300,43 @@ def _read_groups(data: bytes, field: Field) -> int:
 
 
 def _read_instruction(data: bytes, place: int, end: int) -> Instruction:
-    found = Instruction()
+    numbers: dict[int, int] = {}
+    parts: dict[int, Field] = {}
+    operands: list[int] = []
+    called: list[int] = []
     for field in walk(data, place, end):
-        number, is_length = field.number, field.kind == LENGTH
-        if number == 35 and field.kind == VARINT:
-            found.number = field.value
-        elif number == 36:
-            found.operands = (*found.operands, *_whole(data, field))
-        elif number == 38:
-            found.called = (*found.called, *_whole(data, field))
-        elif number == 58 and field.kind == VARINT:
-            found.batch_groups = max(1, min(field.value, 1 << 30))
-        elif not is_length:
-            continue
-        elif number == 1:
-            found.name = _text(data, field)
-        elif number == 2:
-            found.opcode = _text(data, field)
-        elif number == 3:
-            found.shape = _read_shape(data, field.value, field.after)
-        elif number == 7:
-            found.path = next(
-                (
-                    _text(data, part)
-                    for part in walk(data, field.value, field.after)
-                    if part.number == 2 and part.kind == LENGTH
-                ),
-                "",
-            )
-        elif number == 15:
-            found.base_dilation = _read_dilation(data, field)
-        elif number == 16:
-            numbers = {
-                part.number: part.value
-                for part in walk(data, field.value, field.after)
-                if part.kind == VARINT
-            }
-            found.kernel_features = numbers.get(4, 0)
-        elif number == 28:
-            found.target = _text(data, field)
-        elif number == 30:
-            found.dot = _read_dot(data, field)
-        elif number == 43:
-            found.config = (field.value, field.after)
-        elif number == 49:
-            found.group_size = _read_groups(data, field)
-    return found
+        if field.number in (36, 38):
+            (operands if field.number == 36 else called).extend(_whole(data, field))
+        elif field.kind == VARINT:
+            numbers[field.number] = field.value
+        elif field.kind == LENGTH:
+            parts.setdefault(field.number, field)
+
+    def text(number: int) -> str:
+        return _text(data, parts[number]) if number in parts else ""
+
+    def inside(number: int) -> Iterator[Field]:
+        part = parts.get(number)
+        return walk(data, part.value, part.after) if part else iter(())
+
+    config, shape, groups = parts.get(43), parts.get(3), parts.get(49)
+    kernel = {part.number: part.value for part in inside(16) if part.kind == VARINT}
+    return Instruction(
+        name=text(1),
+        opcode=text(2),
+        shape=_read_shape(data, shape.value, shape.after) if shape else Shape(),
+        path=next((_text(data, part) for part in inside(7) if (part.number, part.kind) == (2, LENGTH)), ""),
+        target=text(28),
+        number=numbers.get(35, 0),
+        operands=tuple(operands),
+        called=tuple(called),
+        dot=_read_dot(data, parts[30]) if 30 in parts else None,
+        kernel_features=kernel.get(4, 0) if 16 in parts else None,
+        base_dilation=_read_dilation(data, parts[15]) if 15 in parts else 1,
+        batch_groups=max(1, min(numbers.get(58, 1), 1 << 30)),
+        group_size=_read_groups(data, groups) if groups else None,
+        config=(config.value, config.after) if config else (0, 0),
+    )
 
 
 def _read_dilation(data: bytes, field: Field) -> int:

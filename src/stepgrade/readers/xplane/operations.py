@@ -10,6 +10,7 @@ from msgspec import Struct, json
 
 from stepgrade.model.columns import groups
 from stepgrade.model.events import NONE, Collective, Compiled, Ids, Inputs, Longs
+from stepgrade.readers.processes import Events
 from stepgrade.readers.xplane.hlo import CONTROL_FLOW, Instruction, Module
 from stepgrade.readers.xplane.paths import direction_of, layer_of, plain_path, primitive_of
 from stepgrade.readers.xplane.planes import Plane, Space
@@ -211,6 +212,16 @@ class PlaneOperations(Struct, kw_only=True):
     operations: list[Operation]
     which: Ids  # of each event, or NONE
 
+    def parted(self, rows: Longs) -> tuple[Longs, Longs]:
+        """Return the rows that are work, and those of loops and calls around others."""
+        around = np.array([*(one.is_control_flow for one in self.operations), False], np.bool_)
+        control = around[self.which[rows]]
+        return rows[~control], rows[control]
+
+    def places(self, events: Events) -> Ids:
+        """Return where the name of each operation is kept."""
+        return np.array([*(events.place(one.name) for one in self.operations), 0], np.int32)
+
 
 def operations_of(plane: Plane, programs: Programs) -> PlaneOperations:
     """Return the operation of each event that names one, by itself or as a TPU does."""
@@ -281,7 +292,7 @@ class Executions(Struct, kw_only=True):
 
 
 def describe(found: PlaneOperations, rows: Longs, run: Longs, start_ns: Longs) -> Executions:
-    """Return what is known of the execution in each row: of a loop's operations with the round they ran in."""
+    """Return what is known of the execution in each row: in a loop, with the round that it ran in."""
     which = found.which[rows]
     order = np.lexsort((start_ns, run, which))
     same = (which[order][1:] == which[order][:-1]) & (run[order][1:] == run[order][:-1])
@@ -304,7 +315,7 @@ def describe(found: PlaneOperations, rows: Longs, run: Longs, start_ns: Longs) -
 
 
 def _layer_name(operation: Operation, turn: int) -> str | None:
-    """Return the layer: the numbered scope, else the round of the loop, which a backward pass runs in reverse."""
+    """Return the layer: the numbered scope, else the round of the loop; a backward pass runs in reverse."""
     if operation.layer:
         return f"{operation.layer[0]}_{operation.layer[1]}"
     if turn < 0 or operation.trips is None:

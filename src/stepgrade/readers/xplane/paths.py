@@ -1,4 +1,4 @@
-"""Where an operation comes from: the path that JAX gives it, as jit(step)/transpose(jvp(layer_3))/mlp/dot_general."""
+"""Where an operation comes from, by its path in JAX: jit(step)/transpose(jvp(layer_3))/mlp/dot_general."""
 
 from __future__ import annotations
 

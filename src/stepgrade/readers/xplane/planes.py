@@ -29,8 +29,8 @@ TEXTS: Final = (
 Stat: TypeAlias = int | float | str | tuple[int, int]  # bytes: where they begin and end
 # What the runtime writes about itself, thousands of times a step.
 _NOISE: Final = re.compile(
-    r"ThreadpoolListener::|ThunkExecutor::|end: |Wait for (donation|usage) holds|PythonRefManager::|\$builtins "
-    r"|(Record|Add)(Usage|Hold)|MemoryDeallocation$|MemoryAllocation$"
+    r"ThreadpoolListener::|ThunkExecutor::|end: |Wait for (donation|usage) holds|PythonRefManager::"
+    r"|\$builtins |(Record|Add)(Usage|Hold)|MemoryDeallocation$|MemoryAllocation$"
 )
 _CHUNK: Final = 1 << 18
 _LONGEST_TEXT: Final = 4000
@@ -239,7 +239,8 @@ class _Parts:
         """Return the stats of the plane, or of one metadata, by their names."""
         found: dict[str, Stat] = {}
         for place in places:
-            name, value = "", None
+            name = ""
+            value: Stat | None = None
             for field in walk(self.data, *place):
                 if field.number == 1 and field.kind == VARINT:
                     name = self.stat_names.get(field.value, "")

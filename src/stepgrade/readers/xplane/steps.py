@@ -59,7 +59,7 @@ class Executions(Struct, kw_only=True):
         return np.searchsorted(self.start_ns, times, side="right").astype(np.int64)
 
 
-def add_steps(events: Events, host: list[Plane], executions: Executions, *, on_device: bool) -> None:
+def add_steps(events: Events, host: list[Plane], executions: Executions, *, own_clock: bool) -> None:
     """Add the steps as ranges.
 
     A loop that does not wait marks only when it asked for a step: then a step is from one execution of the
@@ -74,10 +74,10 @@ def add_steps(events: Events, host: list[Plane], executions: Executions, *, on_d
             start[of_mark] - executions.start_ns, 0
         )
         runs_apart = late.sum() > _LATE_SHARE * (executions.end_ns - executions.start_ns).sum()
-        if on_device or runs_apart:
+        if own_clock or runs_apart:
             _add(events, "XlaStep", number, *_one_by_one(executions, per_step), thread=STEP_THREAD)
             return
-    if len(number) and not on_device:
+    if len(number) and not own_clock:
         _add(events, "ProfilerStep", number, start, end, thread=line)
     elif len(executions.start_ns) > 1:
         numbers = np.arange(len(executions.start_ns))
