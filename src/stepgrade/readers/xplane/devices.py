@@ -15,7 +15,6 @@ from stepgrade.readers.rocprof.facts import kind_of_kernel
 from stepgrade.readers.xplane.operations import PlaneOperations, describe, touches_host
 from stepgrade.readers.xplane.planes import MISSING, Plane
 from stepgrade.readers.xplane.steps import Executions
-from stepgrade.trace import intervals as iv
 
 _COPY: Final = re.compile(r"mem(cpy|set)", re.IGNORECASE)
 _ASYNC_COPY: Final = re.compile(r"%?copy-(start|done)")
@@ -37,7 +36,7 @@ def work_rows(plane: Plane) -> Longs:
 
 
 def add_tpu(events: Events, number: int, plane: Plane, operations: PlaneOperations) -> Executions:
-    """Add the operations of a TPU, each of which is work as well; return how its main program was executed."""
+    """Add the operations of a TPU, each of which is work as well; return the runs of its main program."""
     table, rows = plane.events, work_rows(plane)
     leaves, control = operations.parted(rows[operations.which[rows] >= 0])
     identity = np.arange(len(leaves), dtype=np.int64)
@@ -59,9 +58,9 @@ def add_tpu(events: Events, number: int, plane: Plane, operations: PlaneOperatio
     executions = Executions.of_modules(plane)
     runs = executions.at(table.start_ns[leaves])
     add_operations(events, plane, operations, leaves, {"external_id": identity}, runs)
-    own = own_time(plane, control, leaves)
+    start, end = own_time(plane, control, leaves)
     name = events.place("control flow")
-    events.add("work", process=0, name=name, device=number, stream=0, start=own.starts, end=own.ends)
+    events.add("work", process=0, name=name, device=number, stream=0, start=start, end=end)
     return executions
 
 
@@ -134,11 +133,19 @@ def add_operations(
     )
 
 
-def own_time(plane: Plane, control: Longs, leaves: Longs) -> iv.Spans:
-    """Return the time of loops and calls beyond what runs in them, on whichever thread."""
+def own_time(plane: Plane, control: Longs, leaves: Longs) -> tuple[Longs, Longs]:
+    """Return starts and ends of the time of loops and calls beyond what runs in them, on whichever thread."""
     table = plane.events
-    around = iv.union(table.start_ns[control], table.end_ns[control])
-    return iv.subtract(around, iv.union(table.start_ns[leaves], table.end_ns[leaves]))
+    times = np.concatenate(
+        [column[rows] for rows in (control, leaves) for column in (table.start_ns, table.end_ns)]
+    )
+    order = np.argsort(times, kind="stable")
+    opens = np.repeat([1, -1, 0, 0], [len(control), len(control), len(leaves), len(leaves)])
+    works = np.repeat([0, 0, 1, -1], [len(control), len(control), len(leaves), len(leaves)])
+    times = times[order]
+    only = (np.cumsum(opens[order]) > 0) & (np.cumsum(works[order]) == 0)
+    places = np.flatnonzero(only[:-1] & (times[1:] > times[:-1]))
+    return times[places], times[places + 1]
 
 
 def _collectives(events: Events, operations: PlaneOperations) -> Ids:

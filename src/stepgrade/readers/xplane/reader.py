@@ -107,7 +107,7 @@ class _Profile:
             else:
                 executions = add_tpu(events, number, plane, operations)
             add_steps(events, self.host, executions, own_clock=not is_streams(plane))
-            yield self._take(events, number, len(self.devices), (device_of(plane, number),))
+            yield self._take(events, len(self.devices), (device_of(plane, number),), operations)
         for plane in () if self.devices else self.host:
             operations = operations_of(plane, self.programs)
             ordinal = np.maximum(plane.events.numbers["device_ordinal"], 0)
@@ -117,12 +117,16 @@ class _Profile:
                 executions = _add_cpu(events, plane, operations, ordinal == number)
                 self._add_host(events)
                 add_steps(events, self.host, executions, own_clock=False)
-                yield self._take(events, number, len(numbers), ())
+                yield self._take(events, len(numbers), (), operations)
 
-    def _take(self, events: Events, number: int, count: int, devices: tuple[TraceDevice, ...]) -> Trace:
+    def _take(
+        self, events: Events, count: int, devices: tuple[TraceDevice, ...], operations: PlaneOperations
+    ) -> Trace:
+        """Return the trace of one device. Its number is that of its host: which rank it is, is not said."""
+        sizes = (one.collective.group_size or 0 for one in operations.operations if one.collective)
+        world_size = max(count, *sizes, 1)
         events.join()
-        rank, world_size = (number, count) if count > 1 else (None, None)
-        known = RankFacts(rank=rank, world_size=world_size, devices=devices)
+        known = RankFacts(world_size=world_size if world_size > 1 else None, devices=devices)
         return events.take(0, self.facts, known, zero_ns=self.zero_ns)
 
     def _add_host(self, events: Events) -> None:
@@ -155,8 +159,8 @@ def _add_cpu(events: Events, plane: Plane, operations: PlaneOperations, own: Mas
     leaves, control = operations.parted(np.flatnonzero(own & (operations.which >= 0)))
     threads = table.line[leaves].astype(np.int64)
     add_operations(events, plane, operations, leaves, {"thread": threads}, table.numbers["run_id"][leaves])
-    extra = own_time(plane, control, leaves)
+    start, end = own_time(plane, control, leaves)
     thread = int(table.line[control[0]]) if len(control) else 0
     name = events.place("control flow")
-    events.add("ops", process=0, thread=thread, name=name, start=extra.starts, end=extra.ends)
+    events.add("ops", process=0, thread=thread, name=name, start=start, end=end)
     return Executions.of_runs(plane, leaves)
