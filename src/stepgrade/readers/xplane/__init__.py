@@ -12,16 +12,15 @@ from stepgrade.readers.source import ByteSource
 if TYPE_CHECKING:
     from stepgrade.model.events import Trace
 
-# A list of planes: the first has a number, or none, and a name.
+# A list of planes, and the name of one of them.
 _PLANE = re.compile(
-    rb"(?s)\A\n[\x80-\xff]{0,9}[\x00-\x7f](?:\x08[\x80-\xff]{0,9}[\x00-\x7f])?\x12[\x00-\x7f]"
-    rb"(?:/host:|/device:|Task Environment|#)"
+    rb"(?s)\A\n.{1,65000}?\x12[\x04-\x7f](?:/host:(?:CPU|metadata|python)|/device:[A-Z]|Task Environment)"
 )
 
 
 def recognises(source: ByteSource) -> bool:
-    """Tell by the name of the first plane."""
-    return _PLANE.match(source.head) is not None
+    """Tell by the name of a plane; text is none."""
+    return source.head[:1] == b"\n" and _PLANE.match(source.head) is not None
 
 
 def read(source: ByteSource) -> Iterator[Trace]:
