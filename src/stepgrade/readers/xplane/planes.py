@@ -34,7 +34,7 @@ _NOISE: Final = re.compile(
 )
 _CHUNK: Final = 1 << 18
 _LONGEST_TEXT: Final = 4000
-_MOST: Final = 1 << 62
+_MOST: Final = 1 << 60
 _EVENT: Final = 4 << 3 | LENGTH
 
 
@@ -147,6 +147,10 @@ class _Parts:
         self.metadata_stats: list[dict[str, Stat]] = []
         for entry in names:
             self._add_metadata(*entry)
+        keys = np.array([*self.metadata], np.uint64).view(np.int64)
+        order = np.argsort(keys, kind="stable")
+        self.keys: Longs = keys[order]
+        self.places: Ids = np.array([*self.metadata.values()], np.int32)[order]
 
     def plane(self) -> Plane:
         """Return the plane with its events decoded."""
@@ -262,25 +266,21 @@ class _Parts:
         """Return some of the events without what is noise, and how many of them could be read."""
         count = len(starts)
         metadata, offset, duration = (np.zeros(count, np.int64) for _ in range(3))
-        known, summed = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+        known, summed, dropped = (np.zeros(count, np.bool_) for _ in range(3))
         stats: list[tuple[Longs, Longs, Longs]] = []
-        for part in rounds(self.data, starts, ends):
+        quiet = np.array([_NOISE.match(text) is None for text in self.names] + [False], np.bool_)
+        name = np.full(count, NONE, np.int32)
+        for part in rounds(self.data, starts, ends, dropped):
             for number, column in ((1, metadata), (2, offset), (3, duration)):
                 message, value, _ = part.taking(number, VARINT)
                 column[message] = value
-                if number == 1:
+                if number == 1 and len(message):
                     known[message] = True
+                    name[message] = self._names_of(value)
+                    dropped[message] = ~quiet[name[message]]
             summed[part.taking(5, VARINT)[0]] = True
             stats.append(part.taking(4, LENGTH))
-        keys = np.array(sorted(self.metadata), np.uint64).view(np.int64)
-        order = np.argsort(keys, kind="stable")
-        places = np.array([self.metadata[key] for key in sorted(self.metadata)], np.int32)
-        name = np.full(count, NONE, np.int32)
-        if len(keys):
-            found = np.minimum(np.searchsorted(keys[order], metadata), len(keys) - 1)
-            name = np.where(keys[order][found] == metadata, places[order][found], NONE).astype(np.int32)
-        quiet = np.array([_NOISE.match(text) is None for text in self.names] + [False], np.bool_)
-        keep = known & ~summed & quiet[name] & (offset >= 0) & (duration >= 0)
+        keep = known & ~summed & ~dropped & (offset >= 0) & (duration >= 0)
         rows = np.flatnonzero(keep)
         place = np.full(count, NONE, np.int64)
         place[rows] = np.arange(len(rows))
@@ -294,10 +294,19 @@ class _Parts:
             numbers={key: self._of_metadata(name[rows], key) for key in NUMBERS},
             texts={key: self._text_of_metadata(name[rows], key) for key in TEXTS},
         )
-        for message, value, size in stats:
-            wanted = place[message] >= 0
-            self._add_stats(table, place[message[wanted]], value[wanted], size[wanted])
+        message, value, size = (
+            np.concatenate([part[side] for part in stats] or [starts[:0]]) for side in range(3)
+        )
+        wanted = place[message] >= 0
+        self._add_stats(table, place[message[wanted]], value[wanted], size[wanted])
         return table, int(known.sum())
+
+    def _names_of(self, metadata: Longs) -> Ids:
+        """Return the place of the name of each event."""
+        if not len(self.keys):
+            return np.full(len(metadata), NONE, np.int32)
+        found = np.minimum(np.searchsorted(self.keys, metadata), len(self.keys) - 1)
+        return np.where(self.keys[found] == metadata, self.places[found], NONE).astype(np.int32)
 
     def _of_metadata(self, name: Ids, key: str) -> Longs:
         """Return a number that metadata has for all of its events."""

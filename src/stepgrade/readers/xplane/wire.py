@@ -114,13 +114,20 @@ def run_of(data: bytes, place: int, end: int, tag: int, found: array[int]) -> in
     return place
 
 
-def rounds(data: bytes, starts: Longs, ends: Longs) -> Iterator[Round]:
-    """Yield the fields of all messages: the first of each, then the second of each, and so on."""
+def rounds(
+    data: bytes, starts: Longs, ends: Longs, dropped: NDArray[np.bool_] | None = None
+) -> Iterator[Round]:
+    """Yield the fields of all messages: the first of each, then the second of each, and so on.
+
+    A message that is marked in `dropped` in between has no more fields.
+    """
     octets: Bytes = np.frombuffer(data, np.uint8)
     message = np.arange(len(starts), dtype=np.int64)
     place, end = starts, ends
     for _ in range(_ROUNDS):
         left = place < end
+        if dropped is not None:
+            left &= ~dropped[message]
         if not left.all():
             message, place, end = message[left], place[left], end[left]
         if not len(message):
