@@ -32,6 +32,7 @@ from tests.readers.nsys.export import MS, Export
 from tests.readers.rocprof.files import write_csv, write_json, write_rocpd, write_rpd
 from tests.readers.xplane.files import (
     PlaneFile,
+    chrome_trace,
     cpu_profile,
     gpu_profile,
     hlo,
@@ -993,6 +994,7 @@ SHAPES: dict[str, Shape] = {
     "devices of XLA": Shape(lambda n: {"f": tpu_profile(3, n)}, covers=("readers/xplane/reader",), size=10),
     "stats, names and lines of XLA": Shape(xplane_stats, covers=("readers/xplane/planes",), size=300),
     "computations that call each other": Shape(xplane_hlo, covers=("readers/xplane/hlo",), size=50),
+    "steps of a Chrome trace of XLA": Shape(lambda n: {"f": chrome_trace(n)}, covers=("readers/xplane/chrome", "readers/xla_trace"), size=100),
     "a file that is none of ours": Shape(lambda n: {"f": b"<html>" + b"<p>x</p>" * n}, covers=("readers/foreign",), size=2000),
     "events with Windows paths": Shape(windows_paths, covers=("readers/kineto/chunks",), size=1000),
     "events that nothing closes": Shape(unclosed, covers=("readers/kineto/chunks",), size=1000),

@@ -141,7 +141,7 @@ FILES: dict[str, list[bytes]] = {
     "a notebook of Jupyter": [b'{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}'],
     "a trace of VizTracer": [chrome(key="viztracer_metadata", cat="FEE")],
     "a timeline of Horovod": [b'[\n{"name": "process_name", "ph": "M"},\n{"ph": "B", "name": "NEGOTIATE_ALLREDUCE"}]'],
-    "a Chrome trace of JAX or TensorFlow (XLA)": [chrome(args={"name": "/device:TPU:0"}), chrome(key="highres-ticks")],
+    "a Chrome trace of JAX or TensorFlow (XLA)": [chrome(key="highres-ticks")],
     "a trace without events": [b'{"traceEvents": []}', b"[]", b" [ \n] "],
     "a Chrome trace that PyTorch did not write": [chrome(), b"[" + json.dumps(EVENT).encode() + b"]"],
     "an Ascend trace without PyTorch's operations (msprof)": [

@@ -178,7 +178,7 @@ _KNOWN = (
     Foreign(
         "a Chrome trace of JAX or TensorFlow (XLA)",
         (_OF_CHROME, rb'/(?:device|host):(?:CPU|GPU|TPU)|"highres-ticks"'),
-        _OTHER_TOOL,
+        "give the .xplane.pb that lies beside it",
     ),
     Foreign(
         "a trace without events",

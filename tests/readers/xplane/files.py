@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 US = 1_000_000  # picoseconds
 Value = int | float | str | bytes
@@ -273,6 +273,23 @@ def tpu_profile(steps: int = 4, devices: int = 2) -> bytes:
     return b"".join(out)
 
 
-def write(path: Path, data: bytes) -> Path:
-    path.write_bytes(data)
-    return path
+def chrome_trace(steps: int = 3, devices: int = 1) -> bytes:
+    """Return a Chrome trace as JAX makes it of a profile of the processor."""
+    events: list[dict[str, object]] = [
+        {"ph": "M", "pid": 701, "name": "process_name", "args": {"name": "/host:CPU"}},
+        {"ph": "M", "pid": 701, "name": "process_sort_index", "args": {"sort_index": 701}},
+        {"ph": "M", "pid": 701, "tid": 1, "name": "thread_name", "args": {"name": "python"}},
+    ]
+
+    def add(name: str, tid: int, ts: float, dur: float, **args: str) -> None:
+        events.append({"ph": "X", "pid": 701, "tid": tid, "ts": ts, "dur": dur, "name": name, "args": args})
+
+    for step in range(steps):
+        at = 1000.0 * step
+        add("train", 1, at, 990.5, step_num=str(step))
+        for device in range(devices):
+            for place in range(4):
+                run = {"hlo_op": f"dot.{place}", "hlo_module": "jit_step", "run_id": str(step - 2)}
+                add(f"dot.{place}", 2 + device, at + 100 * place, 80.25, device_ordinal=str(device), **run)
+    head = {"displayTimeUnit": "ns", "metadata": {"highres-ticks": True}}
+    return json.dumps({**head, "traceEvents": [*events, {}]}).encode()

@@ -16,7 +16,14 @@ from stepgrade.model.events import DeviceEvent, Trace
 from stepgrade.readers.registry import read_source, reader_for
 from stepgrade.readers.source import ByteSource, ReadOptions
 from stepgrade.trace.profile import analyse_trace
-from tests.readers.xplane.files import FORWARD_FLOPS, PlaneFile, cpu_profile, gpu_profile, tpu_profile
+from tests.readers.xplane.files import (
+    FORWARD_FLOPS,
+    PlaneFile,
+    chrome_trace,
+    cpu_profile,
+    gpu_profile,
+    tpu_profile,
+)
 
 SHARED = Path(__file__).parents[4] / "shared"
 SAMPLES = SHARED / "samples" / "xplane"
@@ -208,3 +215,27 @@ def test_nothing_of_host_user_or_source_is_kept(path: Path) -> None:
         kept = " ".join((*trace.strings, *(str(one.compiled) for one in trace.inputs)))
         assert "experimental/users" not in kept
         assert "tw003" not in kept
+
+
+def test_a_chrome_trace_of_jax_has_steps_and_operations(tmp_path: Path) -> None:
+    (tmp_path / "t.trace.json").write_bytes(chrome_trace(steps=4, devices=2))
+    profile = sg.load(tmp_path / "t.trace.json")
+    assert profile.source.format == "xla_trace"
+    assert profile.recorded_steps == 4
+    assert len(profile.ranks) == 2
+    (tmp_path / "host.xplane.pb").write_bytes(cpu_profile())
+    assert sg.load(tmp_path).source.format == "xplane"  # of a directory with both
+
+
+@pytest.mark.skipif(not SAMPLES.exists(), reason="needs the shared samples")
+@pytest.mark.parametrize("name", ["jax_cpu_dp2.trace", "jax_cpu_dp2.perfetto", "jax_cpu_remat.trace"])
+def test_a_chrome_trace_says_the_same_as_the_profile_that_it_was_made_from(name: str) -> None:
+    ours = sg.load(SAMPLES / f"{name}.json.gz")
+    whole = sg.load(SAMPLES / f"{name.partition('.')[0]}.xplane.pb")
+    assert ours.steps == whole.steps
+    assert ours.samples_ms == pytest.approx(whole.samples_ms, abs=1e-4)
+    assert ours.ledger is not None
+    assert whole.ledger is not None
+    assert ours.ledger.compute_ns + ours.ledger.exposed_communication_ns == pytest.approx(
+        whole.ledger.compute_ns + whole.ledger.exposed_communication_ns, rel=1e-3
+    )

@@ -28,7 +28,7 @@ TEXTS: Final = (
 )
 Stat: TypeAlias = int | float | str | tuple[int, int]  # bytes: where they begin and end
 # What the runtime writes about itself, thousands of times a step.
-_NOISE: Final = re.compile(
+NOISE: Final = re.compile(
     r"ThreadpoolListener::|ThunkExecutor::|end: |Wait for (donation|usage) holds|PythonRefManager::"
     r"|\$builtins |(Record|Add)(Usage|Hold)|MemoryDeallocation$|MemoryAllocation$"
 )
@@ -268,7 +268,7 @@ class _Parts:
         metadata, offset, duration = (np.zeros(count, np.int64) for _ in range(3))
         known, summed, dropped = (np.zeros(count, np.bool_) for _ in range(3))
         stats: list[tuple[Longs, Longs, Longs]] = []
-        quiet = np.array([_NOISE.match(text) is None for text in self.names] + [False], np.bool_)
+        quiet = np.array([NOISE.match(text) is None for text in self.names] + [False], np.bool_)
         name = np.full(count, NONE, np.int32)
         for part in rounds(self.data, starts, ends, dropped):
             for number, column in ((1, metadata), (2, offset), (3, duration)):

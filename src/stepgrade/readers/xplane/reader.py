@@ -15,7 +15,7 @@ import numpy as np
 from stepgrade.errors import BadInput
 from stepgrade.memory import check
 from stepgrade.model.columns import distinct
-from stepgrade.model.events import Trace, TraceDevice
+from stepgrade.model.events import Profiler, Trace, TraceDevice
 from stepgrade.naming.torch_names import Mask
 from stepgrade.readers.processes import CaptureFacts, Events, RankFacts
 from stepgrade.readers.source import ByteSource
@@ -52,19 +52,23 @@ def read_traces(source: ByteSource) -> Iterator[Trace]:
         pieces.append(chunk)
     data = b"".join(pieces)
     del pieces
-    space = read_space(data)
+    return traces_of(data, read_space(data), source.name, PROFILER)
+
+
+def traces_of(data: bytes, space: Space, name: str, profiler: Profiler) -> Iterator[Trace]:
+    """Yield the traces of a profile's devices; raise BadInput where none worked."""
     found = False
-    for trace in _Profile(data, space, source.name).traces():
+    for trace in _Profile(data, space, name, profiler).traces():
         found = True
         yield trace
     if found:
         return
-    if space.is_cut or not any(plane.lines for plane in space.planes):
+    if space.is_cut:
         problem = "is a damaged XPlane: its planes cannot be read"
-        raise BadInput(problem, where=source.name, hint="was it copied as text, or cut off?")
+        raise BadInput(problem, where=name, hint="was it copied as text, or cut off?")
     raise BadInput(
-        "is an XPlane without any operations of a device",
-        where=source.name,
+        "is a profile of XLA without any operations of a device",
+        where=name,
         hint="trace some steps inside jax.profiler.trace(directory), and wait for their results in it",
     )
 
@@ -72,7 +76,7 @@ def read_traces(source: ByteSource) -> Iterator[Trace]:
 class _Profile:
     """A file on the way to the traces of its devices."""
 
-    def __init__(self, data: bytes, space: Space, name: str) -> None:
+    def __init__(self, data: bytes, space: Space, name: str, profiler: Profiler) -> None:
         self.programs = Programs(data, space)
         self.host = [plane for plane in space.planes if plane.name.startswith("/host:CPU")]
         self.devices = [
@@ -87,8 +91,8 @@ class _Profile:
             doubts.append("The profile is cut off: what stood after its end is missing.")
         self.facts = CaptureFacts(
             name=name,
-            profiler=PROFILER,
-            era="XPlane",
+            profiler=profiler,
+            era=profiler.producer,
             versions=versions_of(space),
             epoch_ns=epoch_of(space),
             doubts=tuple(doubts),
