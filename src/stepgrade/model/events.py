@@ -202,4 +202,5 @@ class Trace(Struct, frozen=True, eq=False, kw_only=True):
     device_ranges: DeviceRanges | None = None
     process: str | None = None  # the process that recorded it, where other files are of the same one
     frames: HostFrames | None = None
+    tokens: tuple[int, ...] | None = None  # the sizes of those that a compiled step takes
     categories: dict[str, int] = {}  # how many events of each category we know the file holds

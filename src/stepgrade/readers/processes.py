@@ -62,6 +62,7 @@ class RankFacts(Struct, frozen=True, kw_only=True):
     world_size: int | None = None
     backend: str | None = None
     devices: tuple[TraceDevice, ...] = ()
+    tokens: tuple[int, ...] | None = None
 
 
 class Events:
@@ -169,6 +170,7 @@ class Events:
             base_ns=None if file.epoch_ns is None else file.epoch_ns + zero_ns,
             file_zero_ns=zero_ns,
             devices=of.devices,
+            tokens=of.tokens,
             versions=file.versions,
             strings=tuple(self.strings),
             inputs=tuple(self.inputs),

@@ -67,6 +67,7 @@ def test_flops_and_layers_are_those_of_the_program(train: Callable[..., Run], fl
     profile = run.profile
     assert profile.work == "training"
     assert profile.recorded_steps == 6
+    assert profile.tokens_per_step == 4 * 64
     assert len(profile.layers) == 4
     assert all(layer.fwd_total_ms > 0 and layer.bwd_total_ms > 0 for layer in profile.layers)
     assert any(layer.recompute_total_ms > 0 for layer in profile.layers) == ("--remat" in flags)
@@ -115,5 +116,6 @@ def test_two_devices_are_two_ranks_that_communicate(train: Callable[..., Run]) -
     assert [flops_by_direction(trace)["forward"] for trace in traces] == [6 * run.forward_flops] * 2
     profile = run.profile
     assert profile.world_size == 2
+    assert profile.tokens_per_step == 4 * 64  # of each
     assert len(profile.ranks) == 2
     assert any(phase.name == "communication" for phase in profile.phases)

@@ -15,7 +15,16 @@ from stepgrade.memory import check
 from stepgrade.model.events import NONE, Ids, Longs, Trace
 from stepgrade.readers.source import ByteSource
 from stepgrade.readers.xplane.facts import PROFILER
-from stepgrade.readers.xplane.planes import MISSING, NOISE, NUMBERS, TEXTS, EventTable, Line, Plane, Space
+from stepgrade.readers.xplane.planes import (
+    MISSING,
+    NOISE,
+    NUMBERS,
+    TEXTS,
+    Plane,
+    PlaneEvents,
+    PlaneLine,
+    PlaneSpace,
+)
 from stepgrade.readers.xplane.reader import traces_of
 
 _MEMORY_PER_BYTE: Final = 8
@@ -69,7 +78,7 @@ def read_traces(source: ByteSource) -> Iterator[Trace]:
             own.setdefault(event.pid, []).append(event)
     del events, pieces
     planes = [_plane(name, own.get(process, ()), threads) for process, name in names.items()]
-    return traces_of(b"", Space(planes=planes, is_cut=False), source.name, _PROFILER)
+    return traces_of(b"", PlaneSpace(planes=planes, is_cut=False), source.name, _PROFILER)
 
 
 def _plane(name: str, events: Sequence[_Event], threads: dict[tuple[int, int], str]) -> Plane:
@@ -83,7 +92,7 @@ def _plane(name: str, events: Sequence[_Event], threads: dict[tuple[int, int], s
         value = event.args.get(key)
         return texts.setdefault(value[:4000], len(texts)) if isinstance(value, str) else NONE
 
-    table = EventTable(
+    table = PlaneEvents(
         line=np.array(line, np.int32),
         name=np.array(named, np.int32),
         start_ns=_nanoseconds([event.ts for event in events]),
@@ -94,7 +103,7 @@ def _plane(name: str, events: Sequence[_Event], threads: dict[tuple[int, int], s
     return Plane(
         name=name[:200],
         stats={},
-        lines=[Line(place & 0xFFFFFFFF, threads.get((pid, place), ""), 0) for pid, place in lines],
+        lines=[PlaneLine(place & 0xFFFFFFFF, threads.get((pid, place), ""), 0) for pid, place in lines],
         names=[*names],
         shown=[*names],
         metadata=[{} for _ in names],

@@ -14,7 +14,7 @@ from stepgrade.readers.rocprof.facts import direction_of as copy_direction
 from stepgrade.readers.rocprof.facts import kind_of_kernel
 from stepgrade.readers.xplane.operations import PlaneOperations, describe, touches_host
 from stepgrade.readers.xplane.planes import MISSING, Plane
-from stepgrade.readers.xplane.steps import Executions
+from stepgrade.readers.xplane.steps import ProgramRuns
 
 _COPY: Final = re.compile(r"mem(cpy|set)", re.IGNORECASE)
 _ASYNC_COPY: Final = re.compile(r"%?copy-(start|done)")
@@ -35,7 +35,7 @@ def work_rows(plane: Plane) -> Longs:
     return np.flatnonzero(lines[plane.events.line]).astype(np.int64)
 
 
-def add_tpu(events: Events, number: int, plane: Plane, operations: PlaneOperations) -> Executions:
+def add_tpu(events: Events, number: int, plane: Plane, operations: PlaneOperations) -> ProgramRuns:
     """Add the operations of a TPU, each of which is work as well; return the runs of its main program."""
     table, rows = plane.events, work_rows(plane)
     leaves, control = operations.parted(rows[operations.which[rows] >= 0])
@@ -55,7 +55,7 @@ def add_tpu(events: Events, number: int, plane: Plane, operations: PlaneOperatio
         external_id=identity,
         collective=_collectives(events, operations)[operations.which[leaves]],
     )
-    executions = Executions.of_modules(plane)
+    executions = ProgramRuns.of_modules(plane)
     runs = executions.at(table.start_ns[leaves])
     add_operations(events, plane, operations, leaves, {"external_id": identity}, runs)
     start, end = own_time(plane, control, leaves)
@@ -66,7 +66,7 @@ def add_tpu(events: Events, number: int, plane: Plane, operations: PlaneOperatio
 
 def add_gpu(
     events: Events, number: int, plane: Plane, operations: PlaneOperations, host: list[Plane]
-) -> Executions:
+) -> ProgramRuns:
     """Add the kernels and copies of a GPU, and the operations that they are of."""
     table, rows = plane.events, work_rows(plane)
     rows = rows[np.lexsort((table.start_ns[rows], table.line[rows]))]
@@ -103,7 +103,7 @@ def add_gpu(
     more = {"external_id": identity[starts[named]], "end": table.end_ns[ends[named]]}
     leaves = rows[starts[named]]
     add_operations(events, plane, operations, leaves, more, np.zeros(len(leaves), np.int64))
-    return Executions.of_modules(plane)
+    return ProgramRuns.of_modules(plane)
 
 
 def add_operations(

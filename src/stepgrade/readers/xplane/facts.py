@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from stepgrade.model.events import Profiler, TraceDevice
-from stepgrade.readers.xplane.planes import Plane, Space, Stat
+from stepgrade.readers.xplane.planes import Plane, PlaneSpace, Stat
 
 PROFILER: Final = Profiler(
     format="xplane",
@@ -71,7 +71,7 @@ def _positive(value: Stat | None) -> int | None:
     return value if isinstance(value, int) and 0 < value < 1 << 62 else None
 
 
-def versions_of(space: Space) -> dict[str, str]:
+def versions_of(space: PlaneSpace) -> dict[str, str]:
     """Return the versions that were recorded."""
     found = {}
     for plane in space.planes:
@@ -82,7 +82,7 @@ def versions_of(space: Space) -> dict[str, str]:
     return found
 
 
-def epoch_of(space: Space) -> int | None:
+def epoch_of(space: PlaneSpace) -> int | None:
     """Return the epoch nanoseconds of the profile's start."""
     times = (plane.stats.get("profile_start_time") for plane in space.planes)
     return next((time for time in times if isinstance(time, int) and 0 < time < 1 << 62), None)

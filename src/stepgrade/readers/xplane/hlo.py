@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from stepgrade.readers.xplane.wire import LENGTH, VARINT, Field, varint, walk
+from stepgrade.readers.xplane.wire import LENGTH, VARINT, WireField, varint, walk
 
 Dims = tuple[int, ...]
 CONTROL_FLOW: Final = frozenset({"while", "conditional", "call", "async-start", "async-done"})
@@ -255,11 +255,11 @@ class Module:
         return min(sum(operands) + instruction.shape.bytes, _LARGEST)
 
 
-def _text(data: bytes, field: Field) -> str:
+def _text(data: bytes, field: WireField) -> str:
     return data[field.value : min(field.after, field.value + 4000)].decode("utf-8", "replace")
 
 
-def _whole(data: bytes, field: Field) -> Dims:
+def _whole(data: bytes, field: WireField) -> Dims:
     """Return the whole numbers of a field that may be packed or not."""
     if field.kind == VARINT:
         return (field.value,)
@@ -287,21 +287,21 @@ def _read_shape(data: bytes, place: int, end: int, depth: int = 0) -> Shape:
     return Shape(kind, tuple(min(size, _LARGEST) for size in dims), tuple(parts))
 
 
-def _read_dot(data: bytes, field: Field) -> tuple[Dims, Dims]:
+def _read_dot(data: bytes, field: WireField) -> tuple[Dims, Dims]:
     axes: dict[int, Dims] = {}
     for part in walk(data, field.value, field.after):
         axes[part.number] = (*axes.get(part.number, ()), *_whole(data, part))
     return axes.get(1, ()), axes.get(3, ())
 
 
-def _read_groups(data: bytes, field: Field) -> int:
+def _read_groups(data: bytes, field: WireField) -> int:
     """Return how many devices a group of replicas has."""
     return sum(len(_whole(data, part)) for part in walk(data, field.value, field.after) if part.number == 1)
 
 
 def _read_instruction(data: bytes, place: int, end: int) -> Instruction:
     numbers: dict[int, int] = {}
-    parts: dict[int, Field] = {}
+    parts: dict[int, WireField] = {}
     operands: list[int] = []
     called: list[int] = []
     for field in walk(data, place, end):
@@ -315,7 +315,7 @@ def _read_instruction(data: bytes, place: int, end: int) -> Instruction:
     def text(number: int) -> str:
         return _text(data, parts[number]) if number in parts else ""
 
-    def inside(number: int) -> Iterator[Field]:
+    def inside(number: int) -> Iterator[WireField]:
         part = parts.get(number)
         return walk(data, part.value, part.after) if part else iter(())
 
@@ -339,7 +339,7 @@ def _read_instruction(data: bytes, place: int, end: int) -> Instruction:
     )
 
 
-def _read_dilation(data: bytes, field: Field) -> int:
+def _read_dilation(data: bytes, field: WireField) -> int:
     """Return into how many places the elements of a convolution's input are spread."""
     product = 1
     for window in walk(data, field.value, field.after):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Final
 
@@ -11,9 +12,9 @@ from msgspec import Struct, json
 from stepgrade.model.columns import groups
 from stepgrade.model.events import NONE, Collective, Compiled, Ids, Inputs, Longs
 from stepgrade.readers.processes import Events
-from stepgrade.readers.xplane.hlo import CONTROL_FLOW, Instruction, Module
+from stepgrade.readers.xplane.hlo import CONTROL_FLOW, Dims, Instruction, Module
 from stepgrade.readers.xplane.paths import direction_of, layer_of, plain_path, primitive_of
-from stepgrade.readers.xplane.planes import Plane, Space
+from stepgrade.readers.xplane.planes import Plane, PlaneSpace
 
 COLLECTIVE: Final = re.compile(
     r"(all-reduce|all-gather|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute|collective-broadcast"
@@ -22,10 +23,11 @@ COLLECTIVE: Final = re.compile(
 _NUMBER: Final = re.compile(r"[.\d]+$")
 _PRODUCTS: Final = {"dot": "dot_general", "convolution": "conv_general_dilated"}
 _MOST_ITERATIONS: Final = 512
+_WHOLE_NUMBERS: Final = (4, 5, 8)  # 32 and 64 bits with a sign, 32 without
 _HOST_MEMORY: Final = "S(5)"
 
 
-class Operation(Struct, kw_only=True):
+class HloOperation(Struct, kw_only=True):
     """One operation of a program."""
 
     name: str
@@ -41,6 +43,7 @@ class Operation(Struct, kw_only=True):
     trips: int | None = None
     inner: int = 1  # how often it runs in one round of that loop
     collective: Collective | None = None
+    program: Module | None = None
 
     def described(self, layer: str | None) -> Inputs:
         """Return what is known of one execution."""
@@ -56,7 +59,7 @@ class Operation(Struct, kw_only=True):
 class Programs:
     """The programs of a profile by their numbers; one is decoded when its first operation is asked for."""
 
-    def __init__(self, data: bytes, space: Space) -> None:
+    def __init__(self, data: bytes, space: PlaneSpace) -> None:
         self._data = data
         self._places: dict[tuple[str, int | None], tuple[int, int]] = {}
         self._modules: dict[tuple[int, int], tuple[Module, dict[str, str | None]]] = {}
@@ -85,13 +88,13 @@ class Programs:
                 return found
         return None
 
-    def operation(self, module: str, program: int, hlo: str, path: str, seen: frozenset[str]) -> Operation:
+    def operation(self, module: str, program: int, hlo: str, path: str, seen: frozenset[str]) -> HloOperation:
         """Return what is known of an operation; `seen` are those of its program that have events."""
         found = self.find(module, program, hlo)
         if found is None:
             path = plain_path(path)
             opcode = _NUMBER.sub("", hlo.lstrip("%"))
-            return Operation(
+            return HloOperation(
                 name=_name(opcode, opcode, path),
                 hlo=hlo,
                 path=path,
@@ -130,7 +133,7 @@ def _passes(module: Module) -> dict[str, str | None]:
 
 def _from_module(
     module: Module, one: Instruction, passes: dict[str, str | None], path: str, seen: frozenset[str]
-) -> Operation:
+) -> HloOperation:
     inside = [*module.inside(one)]
     # What a loop or a call runs has events of its own, as a rule.
     is_control_flow = one.opcode in CONTROL_FLOW and any(other.name in seen for other in inside[1:])
@@ -149,7 +152,7 @@ def _from_module(
     inner = 1
     for caller in loops[: loops.index(loop)] if loop else ():
         inner *= module.trips(caller) or 1
-    return Operation(
+    return HloOperation(
         name=_name(
             _PRODUCTS.get(opcode, "dot_general" if products else opcode), one.opcode, path, one.target
         ),
@@ -165,6 +168,7 @@ def _from_module(
         trips=module.trips(loop) if loop else None,
         inner=inner,
         collective=_collective(opcode, one, module),
+        program=module,
     )
 
 
@@ -206,10 +210,15 @@ def _collective(opcode: str, one: Instruction | None, module: Module | None) -> 
     )
 
 
+def _is_tokens(one: Instruction) -> bool:
+    is_rows = 2 <= len(one.shape.dims) <= 3 and one.shape.dims[-1] > 1
+    return one.opcode == "parameter" and one.shape.type in _WHOLE_NUMBERS and is_rows
+
+
 class PlaneOperations(Struct, kw_only=True):
     """The operations of a plane's events."""
 
-    operations: list[Operation]
+    operations: list[HloOperation]
     which: Ids  # of each event, or NONE
 
     def parted(self, rows: Longs) -> tuple[Longs, Longs]:
@@ -217,6 +226,27 @@ class PlaneOperations(Struct, kw_only=True):
         around = np.array([*(one.is_control_flow for one in self.operations), False], np.bool_)
         control = around[self.which[rows]]
         return rows[~control], rows[control]
+
+    def world_size(self, devices: int) -> int | None:
+        """Return how many devices there are in all, by those of the file and by the groups of collectives."""
+        sizes = (one.collective.group_size or 0 for one in self.operations if one.collective)
+        count = max(devices, *sizes, 1)
+        return count if count > 1 else None
+
+    def tokens(self, spent_ns: Longs) -> Dims | None:
+        """Return the sizes of the tokens that the program with the most time takes: whole numbers in rows."""
+        known = [one.program for one in self.operations]
+        programs = {id(program): program for program in known if program is not None}
+        total = dict.fromkeys(programs, 0.0)
+        per_operation = np.bincount(self.which[self.which >= 0], spent_ns[self.which >= 0], len(known))
+        for program, time in zip(known, per_operation.tolist(), strict=True):
+            if program is not None:
+                total[id(program)] += time
+        if not total:
+            return None
+        main = programs[max(total, key=lambda key: total[key])]
+        sizes = [one.shape.dims for one in main.computations.get(main.entry, ()) if _is_tokens(one)]
+        return max(sizes, key=math.prod, default=None)
 
     def places(self, events: Events) -> Ids:
         """Return where the name of each operation is kept."""
@@ -263,7 +293,7 @@ def operations_of(plane: Plane, programs: Programs) -> PlaneOperations:
     return PlaneOperations(operations=operations, which=which.astype(np.int32))
 
 
-def _with_stats(plane: Plane, row: int, operation: Operation) -> Operation:
+def _with_stats(plane: Plane, row: int, operation: HloOperation) -> HloOperation:
     """Return an operation with what a TPU's metadata says of it."""
     stats = plane.metadata[int(plane.events.name[row])]
     flops, moved = stats.get("model_flops", stats.get("flops")), stats.get("bytes_accessed")
@@ -284,14 +314,14 @@ def touches_host(text: str) -> bool:
     return _HOST_MEMORY in text
 
 
-class Executions(Struct, kw_only=True):
+class DescribedRuns(Struct, kw_only=True):
     """What is known of executions of operations; those alike share it."""
 
     described: list[Inputs]
     which: Longs
 
 
-def describe(found: PlaneOperations, rows: Longs, run: Longs, start_ns: Longs) -> Executions:
+def describe(found: PlaneOperations, rows: Longs, run: Longs, start_ns: Longs) -> DescribedRuns:
     """Return what is known of the execution in each row: in a loop, with the round that it ran in."""
     which = found.which[rows]
     order = np.lexsort((start_ns, run, which))
@@ -311,10 +341,10 @@ def describe(found: PlaneOperations, rows: Longs, run: Longs, start_ns: Longs) -
         index, round_ = divmod(kind, _MOST_ITERATIONS + 1)
         operation = found.operations[index]
         described.append(operation.described(_layer_name(operation, round_ - 1)))
-    return Executions(described=described, which=kinds.which.astype(np.int64))
+    return DescribedRuns(described=described, which=kinds.which.astype(np.int64))
 
 
-def _layer_name(operation: Operation, turn: int) -> str | None:
+def _layer_name(operation: HloOperation, turn: int) -> str | None:
     """Return the layer: the numbered scope, else the round of the loop; a backward pass runs in reverse."""
     if operation.layer:
         return f"{operation.layer[0]}_{operation.layer[1]}"

@@ -38,7 +38,7 @@ _MOST: Final = 1 << 60
 _EVENT: Final = 4 << 3 | LENGTH
 
 
-class Line(Struct, frozen=True):
+class PlaneLine(Struct, frozen=True):
     """One line of a plane: a stream, a thread, or a sort of events."""
 
     number: int
@@ -46,7 +46,7 @@ class Line(Struct, frozen=True):
     timestamp_ns: int
 
 
-class EventTable(Struct, frozen=True, kw_only=True):
+class PlaneEvents(Struct, frozen=True, kw_only=True):
     """The events of a plane in the order of the file; `MISSING` or NONE for a stat that one does not have."""
 
     line: Ids
@@ -56,9 +56,9 @@ class EventTable(Struct, frozen=True, kw_only=True):
     numbers: dict[str, Longs]
     texts: dict[str, Ids]  # in Plane.texts
 
-    def rows(self, chosen: Longs) -> EventTable:
+    def rows(self, chosen: Longs) -> PlaneEvents:
         """Return some of the events."""
-        return EventTable(
+        return PlaneEvents(
             line=self.line[chosen],
             name=self.name[chosen],
             start_ns=self.start_ns[chosen],
@@ -73,23 +73,23 @@ class Plane(Struct, kw_only=True):
 
     name: str
     stats: dict[str, Stat]
-    lines: list[Line]
+    lines: list[PlaneLine]
     names: list[str]  # of events, by their metadata
     shown: list[str]  # shorter names of the same
     metadata: list[dict[str, Stat]]  # stats of each of these names
     texts: list[str]
-    events: EventTable
+    events: PlaneEvents
     damaged: int  # events that could not be read
 
 
-class Space(Struct, kw_only=True):
+class PlaneSpace(Struct, kw_only=True):
     """All planes of one file."""
 
     planes: list[Plane]
     is_cut: bool
 
 
-def read_space(data: bytes) -> Space:
+def read_space(data: bytes) -> PlaneSpace:
     """Return the planes of a profile; files that follow one another in one are one profile."""
     planes, place = [], 0
     is_cut = False
@@ -103,7 +103,7 @@ def read_space(data: bytes) -> Space:
         place = field.after
         if field.number == 1 and field.kind == LENGTH:
             planes.append(_Parts(data, field.value, field.value + field.size).plane())
-    return Space(planes=planes, is_cut=is_cut)
+    return PlaneSpace(planes=planes, is_cut=is_cut)
 
 
 class _Parts:
@@ -112,7 +112,7 @@ class _Parts:
     def __init__(self, data: bytes, place: int, end: int) -> None:
         self.data = data
         self.name = ""
-        self.lines: list[Line] = []
+        self.lines: list[PlaneLine] = []
         self.found = array("q")  # where events begin and end
         self.counts: list[int] = []  # of events, line by line
         self.stat_names: dict[int, str] = {}
@@ -166,7 +166,7 @@ class _Parts:
         joined = (
             tables[0]
             if len(tables) == 1
-            else EventTable(
+            else PlaneEvents(
                 line=np.concatenate([part.line for part in tables]),
                 name=np.concatenate([part.name for part in tables]),
                 start_ns=np.concatenate([part.start_ns for part in tables]),
@@ -208,7 +208,7 @@ class _Parts:
                 number, timestamp = (field.value, timestamp) if field.number == 1 else (number, field.value)
             elif field.kind == LENGTH and field.number in (2, 11):
                 name = name or self._text(field.value, field.after)
-        self.lines.append(Line(number, name, min(timestamp, _MOST)))
+        self.lines.append(PlaneLine(number, name, min(timestamp, _MOST)))
         self.counts.append((len(self.found) - before) // 2)
 
     def _entry(self, place: int, end: int) -> tuple[int, tuple[int, int]]:
@@ -262,7 +262,7 @@ class _Parts:
                 found[name] = value
         return found
 
-    def _decode(self, starts: Longs, ends: Longs, line: Ids) -> tuple[EventTable, int]:
+    def _decode(self, starts: Longs, ends: Longs, line: Ids) -> tuple[PlaneEvents, int]:
         """Return some of the events without what is noise, and how many of them could be read."""
         count = len(starts)
         metadata, offset, duration = (np.zeros(count, np.int64) for _ in range(3))
@@ -286,7 +286,7 @@ class _Parts:
         place[rows] = np.arange(len(rows))
         zero = np.array([one.timestamp_ns for one in self.lines] or [0], np.int64)[line[rows]]
         offset, duration = np.minimum(offset[rows], _MOST), np.minimum(duration[rows], _MOST)
-        table = EventTable(
+        table = PlaneEvents(
             line=line[rows],
             name=name[rows],
             start_ns=zero + offset // 1000,
@@ -319,7 +319,7 @@ class _Parts:
         table = [self._place(value) if isinstance(value, str) else NONE for value in values]
         return np.array([*table, NONE], np.int32)[name]
 
-    def _add_stats(self, table: EventTable, row: Longs, starts: Longs, sizes: Longs) -> None:
+    def _add_stats(self, table: PlaneEvents, row: Longs, starts: Longs, sizes: Longs) -> None:
         """Write the stats that matter into the table."""
         identity = np.full(len(row), NONE, np.int64)
         value, size, kind = (np.zeros(len(row), np.int64) for _ in range(3))

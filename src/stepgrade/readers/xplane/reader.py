@@ -15,7 +15,7 @@ import numpy as np
 from stepgrade.errors import BadInput
 from stepgrade.memory import check
 from stepgrade.model.columns import distinct
-from stepgrade.model.events import Profiler, Trace, TraceDevice
+from stepgrade.model.events import Profiler, Trace
 from stepgrade.naming.torch_names import Mask
 from stepgrade.readers.processes import CaptureFacts, Events, RankFacts
 from stepgrade.readers.source import ByteSource
@@ -29,11 +29,11 @@ from stepgrade.readers.xplane.devices import (
 )
 from stepgrade.readers.xplane.facts import PROFILER, device_of, epoch_of, versions_of
 from stepgrade.readers.xplane.operations import PlaneOperations, Programs, operations_of
-from stepgrade.readers.xplane.planes import MISSING, Plane, Space, read_space
-from stepgrade.readers.xplane.steps import Executions, add_steps
+from stepgrade.readers.xplane.planes import MISSING, Plane, PlaneSpace, read_space
+from stepgrade.readers.xplane.steps import ProgramRuns, add_steps
 
 # What is decoded takes several times the bytes of its file.
-_MEMORY_PER_BYTE: Final = 6
+_MEMORY_PER_BYTE: Final = 9
 _DEVICE: Final = re.compile(r"/device:(?!CUSTOM)[A-Z]\w{1,20}:(\d{1,6})")
 _OF_RUNTIME: Final = re.compile(r"(cu|cuda|hip)[A-Z]\w*")
 # What programs annotate, and calls of compiled functions; the rest of the runtime's names have colons.
@@ -55,7 +55,7 @@ def read_traces(source: ByteSource) -> Iterator[Trace]:
     return traces_of(data, read_space(data), source.name, PROFILER)
 
 
-def traces_of(data: bytes, space: Space, name: str, profiler: Profiler) -> Iterator[Trace]:
+def traces_of(data: bytes, space: PlaneSpace, name: str, profiler: Profiler) -> Iterator[Trace]:
     """Yield the traces of a profile's devices; raise BadInput where none worked."""
     found = False
     for trace in _Profile(data, space, name, profiler).traces():
@@ -76,7 +76,7 @@ def traces_of(data: bytes, space: Space, name: str, profiler: Profiler) -> Itera
 class _Profile:
     """A file on the way to the traces of its devices."""
 
-    def __init__(self, data: bytes, space: Space, name: str, profiler: Profiler) -> None:
+    def __init__(self, data: bytes, space: PlaneSpace, name: str, profiler: Profiler) -> None:
         self.programs = Programs(data, space)
         self.host = [plane for plane in space.planes if plane.name.startswith("/host:CPU")]
         self.devices = [
@@ -111,7 +111,12 @@ class _Profile:
             else:
                 executions = add_tpu(events, number, plane, operations)
             add_steps(events, self.host, executions, own_clock=not is_streams(plane))
-            yield self._take(events, len(self.devices), (device_of(plane, number),), operations)
+            known = RankFacts(
+                world_size=operations.world_size(len(self.devices)),
+                devices=(device_of(plane, number),),
+                tokens=operations.tokens(plane.events.end_ns - plane.events.start_ns),
+            )
+            yield self._take(events, known)
         for plane in () if self.devices else self.host:
             operations = operations_of(plane, self.programs)
             ordinal = np.maximum(plane.events.numbers["device_ordinal"], 0)
@@ -121,16 +126,15 @@ class _Profile:
                 executions = _add_cpu(events, plane, operations, ordinal == number)
                 self._add_host(events)
                 add_steps(events, self.host, executions, own_clock=False)
-                yield self._take(events, len(numbers), (), operations)
+                known = RankFacts(
+                    world_size=operations.world_size(len(numbers)),
+                    tokens=operations.tokens(plane.events.end_ns - plane.events.start_ns),
+                )
+                yield self._take(events, known)
 
-    def _take(
-        self, events: Events, count: int, devices: tuple[TraceDevice, ...], operations: PlaneOperations
-    ) -> Trace:
+    def _take(self, events: Events, known: RankFacts) -> Trace:
         """Return the trace of one device. Its number is that of its host: which rank it is, is not said."""
-        sizes = (one.collective.group_size or 0 for one in operations.operations if one.collective)
-        world_size = max(count, *sizes, 1)
         events.join()
-        known = RankFacts(world_size=world_size if world_size > 1 else None, devices=devices)
         return events.take(0, self.facts, known, zero_ns=self.zero_ns)
 
     def _add_host(self, events: Events) -> None:
@@ -157,7 +161,7 @@ class _Profile:
                 )
 
 
-def _add_cpu(events: Events, plane: Plane, operations: PlaneOperations, own: Mask) -> Executions:
+def _add_cpu(events: Events, plane: Plane, operations: PlaneOperations, own: Mask) -> ProgramRuns:
     """Add the operations that the host itself runs for one of its devices."""
     table = plane.events
     leaves, control = operations.parted(np.flatnonzero(own & (operations.which >= 0)))
@@ -167,4 +171,4 @@ def _add_cpu(events: Events, plane: Plane, operations: PlaneOperations, own: Mas
     thread = int(table.line[control[0]]) if len(control) else 0
     name = events.place("control flow")
     events.add("ops", process=0, thread=thread, name=name, start=start, end=end)
-    return Executions.of_runs(plane, leaves)
+    return ProgramRuns.of_runs(plane, leaves)

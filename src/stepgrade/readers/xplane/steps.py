@@ -16,14 +16,14 @@ STEP_THREAD: Final = (1 << 40) + 1
 _LATE_SHARE: Final = 0.05
 
 
-class Executions(Struct, kw_only=True):
+class ProgramRuns(Struct, kw_only=True):
     """The executions of the program that takes the most time, in order."""
 
     start_ns: Longs
     end_ns: Longs
 
     @classmethod
-    def of_runs(cls, plane: Plane, rows: Longs) -> Executions:
+    def of_runs(cls, plane: Plane, rows: Longs) -> ProgramRuns:
         """Return them by the number of the run that operations carry."""
         table = plane.events
         rows = rows[table.numbers["run_id"][rows] != MISSING]
@@ -41,7 +41,7 @@ class Executions(Struct, kw_only=True):
         return cls(start_ns=start[order], end_ns=end[order])
 
     @classmethod
-    def of_modules(cls, plane: Plane) -> Executions:
+    def of_modules(cls, plane: Plane) -> ProgramRuns:
         """Return them by the line that has an event for each."""
         table = plane.events
         lines = np.array([line.name == "XLA Modules" for line in plane.lines] or [False], np.bool_)
@@ -59,7 +59,7 @@ class Executions(Struct, kw_only=True):
         return np.searchsorted(self.start_ns, times, side="right").astype(np.int64)
 
 
-def add_steps(events: Events, host: list[Plane], executions: Executions, *, own_clock: bool) -> None:
+def add_steps(events: Events, host: list[Plane], executions: ProgramRuns, *, own_clock: bool) -> None:
     """Add the steps as ranges.
 
     A loop that does not wait marks only when it asked for a step: then a step is from one execution of the
@@ -84,7 +84,7 @@ def add_steps(events: Events, host: list[Plane], executions: Executions, *, own_
         _add(events, "XlaStep", numbers, *_one_by_one(executions, 1), thread=STEP_THREAD)
 
 
-def _one_by_one(executions: Executions, per_step: int) -> tuple[Longs, Longs]:
+def _one_by_one(executions: ProgramRuns, per_step: int) -> tuple[Longs, Longs]:
     """Return where steps of so many executions each begin and end: at the next one's start."""
     start = executions.start_ns[::per_step]
     return start, np.append(start[1:], executions.end_ns[-1])

@@ -53,7 +53,7 @@ def varint(data: bytes, place: int, end: int) -> tuple[int, int]:
     raise ValueError("a damaged number")
 
 
-class Field(NamedTuple):
+class WireField(NamedTuple):
     """One field of one message."""
 
     number: int
@@ -63,14 +63,14 @@ class Field(NamedTuple):
     after: int  # where the next field begins
 
 
-def field_at(data: bytes, place: int, end: int, *, may_be_cut: bool = False) -> Field | None:
+def field_at(data: bytes, place: int, end: int, *, may_be_cut: bool = False) -> WireField | None:
     """Return the field at a place; None if it is damaged, or longer than its message unless it may be cut."""
     try:
         key, place = varint(data, place, end)
         kind = key & 7
         if kind == VARINT:
             value, place = varint(data, place, end)
-            return Field(key >> 3, kind, value, 0, place)
+            return WireField(key >> 3, kind, value, 0, place)
         if kind == LENGTH:
             size, place = varint(data, place, end)
         else:
@@ -81,10 +81,10 @@ def field_at(data: bytes, place: int, end: int, *, may_be_cut: bool = False) -> 
         if not may_be_cut or kind != LENGTH:
             return None
         size = end - place
-    return Field(key >> 3, kind, place, size, place + size)
+    return WireField(key >> 3, kind, place, size, place + size)
 
 
-def walk(data: bytes, place: int, end: int, *, may_be_cut: bool = False) -> Iterator[Field]:
+def walk(data: bytes, place: int, end: int, *, may_be_cut: bool = False) -> Iterator[WireField]:
     """Yield the fields of one message; stop where it is damaged."""
     while place < end:
         field = field_at(data, place, end, may_be_cut=may_be_cut)
