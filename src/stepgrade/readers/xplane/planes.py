@@ -32,7 +32,7 @@ NOISE: Final = re.compile(
     r"ThreadpoolListener::|ThunkExecutor::|end: |Wait for (donation|usage) holds|PythonRefManager::"
     r"|\$builtins |(Record|Add)(Usage|Hold)|MemoryDeallocation$|MemoryAllocation$"
 )
-_CHUNK: Final = 1 << 18
+_CHUNK: Final = 1 << 15  # events that are decoded at once: more take more memory and are no faster
 _LONGEST_TEXT: Final = 4000
 _MOST: Final = 1 << 60
 _EVENT: Final = 4 << 3 | LENGTH
@@ -147,10 +147,24 @@ class _Parts:
         self.metadata_stats: list[dict[str, Stat]] = []
         for entry in names:
             self._add_metadata(*entry)
+        self._lay_out_metadata()
+
+    def _lay_out_metadata(self) -> None:
+        """Put what metadata says of all its events into tables by its place, with one more place for none."""
         keys = np.array([*self.metadata], np.uint64).view(np.int64)
         order = np.argsort(keys, kind="stable")
         self.keys: Longs = keys[order]
         self.places: Ids = np.array([*self.metadata.values()], np.int32)[order]
+        self.of_names: dict[str, Longs] = {}
+        self.texts_of_names: dict[str, Ids] = {}
+        for name in NUMBERS:
+            values = (stats.get(name) for stats in self.metadata_stats)
+            numbers = [value if isinstance(value, int) else MISSING for value in values]
+            self.of_names[name] = np.array([*numbers, MISSING], np.int64)
+        for name in TEXTS:
+            values = (stats.get(name) for stats in self.metadata_stats)
+            places = [self._place(value) if isinstance(value, str) else NONE for value in values]
+            self.texts_of_names[name] = np.array([*places, NONE], np.int32)
 
     def plane(self) -> Plane:
         """Return the plane with its events decoded."""
@@ -291,8 +305,8 @@ class _Parts:
             name=name[rows],
             start_ns=zero + offset // 1000,
             end_ns=zero + (offset + duration) // 1000,
-            numbers={key: self._of_metadata(name[rows], key) for key in NUMBERS},
-            texts={key: self._text_of_metadata(name[rows], key) for key in TEXTS},
+            numbers={key: table[name[rows]] for key, table in self.of_names.items()},
+            texts={key: table[name[rows]] for key, table in self.texts_of_names.items()},
         )
         message, value, size = (
             np.concatenate([part[side] for part in stats] or [starts[:0]]) for side in range(3)
@@ -307,17 +321,6 @@ class _Parts:
             return np.full(len(metadata), NONE, np.int32)
         found = np.minimum(np.searchsorted(self.keys, metadata), len(self.keys) - 1)
         return np.where(self.keys[found] == metadata, self.places[found], NONE).astype(np.int32)
-
-    def _of_metadata(self, name: Ids, key: str) -> Longs:
-        """Return a number that metadata has for all of its events."""
-        values = (stats.get(key) for stats in self.metadata_stats)
-        table = [value if isinstance(value, int) else MISSING for value in values]
-        return np.array([*table, MISSING], np.int64)[name]
-
-    def _text_of_metadata(self, name: Ids, key: str) -> Ids:
-        values = (stats.get(key) for stats in self.metadata_stats)
-        table = [self._place(value) if isinstance(value, str) else NONE for value in values]
-        return np.array([*table, NONE], np.int32)[name]
 
     def _add_stats(self, table: PlaneEvents, row: Longs, starts: Longs, sizes: Longs) -> None:
         """Write the stats that matter into the table."""
