@@ -60,6 +60,7 @@ _ARITHMETIC: Final = frozenset(
 )
 _LARGEST: Final = 1 << 62
 _DEEPEST: Final = 64
+_MOST_CALLED: Final = 32  # computations that a fusion calls; circles of them take no longer
 
 
 class Shape(Struct, frozen=True):
@@ -122,7 +123,7 @@ class Module:
         self.instructions: dict[int, Instruction] = {}
         self.by_name: dict[str, Instruction] = {}
         self.computations: dict[int, list[Instruction]] = {}
-        self.roots: dict[int, int] = {}
+        self.passes: dict[int, set[str | None]] = {}  # of each computation and of what it calls
         self.entry = 0
         for field in walk(data, place, end):
             if field.number == 1 and field.kind == LENGTH:
@@ -144,27 +145,23 @@ class Module:
 
     def _read_computation(self, place: int, end: int) -> None:
         number, found = 0, []
-        root = 0
         for field in walk(self.data, place, end):
             if field.number == 2 and field.kind == LENGTH:
                 found.append(_read_instruction(self.data, field.value, field.after))
             elif field.number == 5 and field.kind == VARINT:
                 number = field.value
-            elif field.number == 6 and field.kind == VARINT:
-                root = field.value
         self.computations[number] = found
-        self.roots[number] = root
         for instruction in found:
             instruction.computation = number
             self.instructions[instruction.number] = instruction
             self.by_name.setdefault(instruction.name, instruction)
 
     def inside(self, instruction: Instruction) -> Iterator[Instruction]:
-        """Yield an instruction and all that it calls, each once."""
+        """Yield an instruction and what it calls, each once: of a fusion all, of a loop its first parts."""
         seen: set[int] = set()
         waiting = [*instruction.called]
         yield instruction
-        while waiting:
+        while waiting and len(seen) < _MOST_CALLED:
             number = waiting.pop()
             if number in seen:
                 continue

@@ -142,7 +142,9 @@ def _from_module(
     path = plain_path(one.path or path or next((other.path for other in inside if other.path), ""))
     main = max(products, key=lambda found: found[1])[0] if products else one
     opcode = next((other.opcode for other in counted if COLLECTIVE.match(other.opcode)), main.opcode)
-    unknown = one.opcode == "custom-call" and not products
+    # How often a loop without events of its own ran, and which branch was taken, is not known.
+    unknown = one.opcode in ("while", "conditional") and not is_control_flow
+    unknown |= one.opcode == "custom-call" and not products
     flops = None if unknown else sum(found[1] for found in products)
     if not products and not unknown:
         flops = 0 if is_control_flow else module.arithmetic_flops(one)
@@ -174,8 +176,13 @@ def _from_module(
 
 def _is_whole_step(module: Module, loop: Instruction, passes: dict[str, str | None]) -> bool:
     """Tell whether a loop's body has a forward and a backward pass: its rounds are batches, not layers."""
-    inside = {passes.get(one.name) for one in module.inside(loop)}
-    return {"forward", "backward"} <= inside
+    if not module.passes:
+        for number, body in module.computations.items():
+            own = {passes.get(one.name) for one in body}
+            module.passes.setdefault(number, set()).update(own)
+            for caller in module.around(body[0]) if body else ():
+                module.passes.setdefault(caller.computation, set()).update(own)
+    return any({"forward", "backward"} <= module.passes.get(number, set()) for number in loop.called)
 
 
 def _name(opcode: str, own: str, path: str, target: str = "") -> str:
