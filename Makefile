@@ -102,6 +102,7 @@ bench: $(VENV)/.installed-dev  ## start-up times, the recorder, and traces of 10
 	$(BIN)/python benchmarks/recorder.py
 	$(BIN)/python benchmarks/kineto/run.py --peers
 	$(BIN)/python benchmarks/nsys.py
+	$(BIN)/python benchmarks/xplane.py
 
 kills: $(VENV)/.installed-dev  ## kill every writer, and the database server, 500 times each (half an hour)
 	STEPGRADE_KILLS=500 $(BIN)/python -m pytest -q tests/store/test_kills.py tests/record/test_kills.py

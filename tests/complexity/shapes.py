@@ -30,6 +30,17 @@ from tests.readers.logs.generated import event as tensorboard_event
 from tests.readers.logs.generated import version
 from tests.readers.nsys.export import MS, Export
 from tests.readers.rocprof.files import write_csv, write_json, write_rocpd, write_rpd
+from tests.readers.xplane.files import (
+    PlaneFile,
+    chrome_trace,
+    cpu_profile,
+    gpu_profile,
+    hlo,
+    instruction,
+    text,
+    tpu_profile,
+    whole,
+)
 
 Files = dict[str, bytes]
 
@@ -647,6 +658,36 @@ def rocprof(write: Callable[[Path, int], Path]) -> Callable[[int], Files]:
     return make
 
 
+def xplane_stats(n: int) -> Files:
+    """Return an event with many stats, and many lines, names and stats that are used once."""
+    plane = PlaneFile("/host:CPU")
+    for i in range(n):
+        plane.event(plane.line(f"line {i}"), f"name {i}", i, 1, **{f"stat {i}": f"text {i}"})
+    many = text(1, text(2, "/host:CPU") + text(3, text(4, whole(1, 1) + text(4, whole(1, 1)) * n)))
+    return {"f": cpu_profile() + plane.encoded() + many}
+
+
+def xplane_hlo(n: int) -> Files:
+    """Return a program of computations that call each other, in a chain and in circles."""
+    path = "jit(f)/" + "jvp(" * 50 + "a/" * 50
+    chain = {
+        i + 2: [
+            instruction(2 * i, f"fusion.{i}", "fusion", (8,), path=f"{path}layer_{i}/add", called=(i + 3, 2)),
+            instruction(2 * i + 1, f"while.{i}", "while", (8,), operands=(2 * i,), called=(i + 1,)),
+        ]
+        for i in range(n)
+    }
+    about = PlaneFile("/host:metadata")
+    about.metadata("jit_f(1)", Hlo__Proto=hlo("jit_f", chain))
+    host = PlaneFile("/host:CPU")
+    line = host.line("python")
+    for i in range(n):
+        host.event(
+            line, f"while.{i}", i, 1, hlo_op=f"while.{i}", hlo_module="jit_f", program_id=1, run_id=i % 3
+        )
+    return {"f": about.encoded() + host.encoded()}
+
+
 def analysed(make: Callable[[int], Files]) -> Callable[[int], Files]:
     """Return a shape's traces as they are once they are read, for sizes at which reading would hide the analysis."""
 
@@ -947,6 +988,13 @@ SHAPES: dict[str, Shape] = {
     "steps of rocprofv3's CSV": Shape(rocprof(write_csv), covers=("readers/rocprof/csv_tables",), size=300),
     "steps of rocpd": Shape(rocprof(lambda folder, n: write_rocpd(folder / "f", steps=n)), covers=("readers/rocprof/databases",), size=60),
     "steps of rpd": Shape(rocprof(lambda folder, n: write_rpd(folder / "f", n)), covers=("readers/rocprof/databases",), size=60),
+    "steps of XLA on the processor": Shape(lambda n: {"f": cpu_profile(n)}, covers=(*(f"readers/xplane/{name}" for name in ("reader", "planes", "wire", "operations", "steps", "paths", "facts")), "trace/compiled"), size=40),
+    "steps of XLA on a GPU": Shape(lambda n: {"f": gpu_profile(n)}, covers=("readers/xplane/devices",), size=100),
+    "steps of XLA on a TPU": Shape(lambda n: {"f": tpu_profile(n, 1)}, covers=("readers/xplane/devices",), size=100),
+    "devices of XLA": Shape(lambda n: {"f": tpu_profile(3, n)}, covers=("readers/xplane/reader",), size=10),
+    "stats, names and lines of XLA": Shape(xplane_stats, covers=("readers/xplane/planes",), size=300),
+    "computations that call each other": Shape(xplane_hlo, covers=("readers/xplane/hlo",), size=50),
+    "steps of a Chrome trace of XLA": Shape(lambda n: {"f": chrome_trace(n)}, covers=("readers/xplane/chrome", "readers/xla_trace"), size=100),
     "a file that is none of ours": Shape(lambda n: {"f": b"<html>" + b"<p>x</p>" * n}, covers=("readers/foreign",), size=2000),
     "events with Windows paths": Shape(windows_paths, covers=("readers/kineto/chunks",), size=1000),
     "events that nothing closes": Shape(unclosed, covers=("readers/kineto/chunks",), size=1000),

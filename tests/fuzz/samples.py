@@ -22,6 +22,7 @@ from tests.kineto_text import kineto_text
 from tests.readers.logs.generated import DIALECTS, EVENTS, Plan, generate
 from tests.readers.nsys.export import two_ranks
 from tests.readers.rocprof.files import write_csv, write_json, write_rocpd, write_rpd
+from tests.readers.xplane.files import PlaneFile, chrome_trace, cpu_profile, gpu_profile, tpu_profile
 from tests.trace_builder import Run, make_trace
 
 CANARY = "hf_canaryTOKEN0123456789"
@@ -403,10 +404,19 @@ def rocprof() -> tuple[bytes, ...]:
         return tuple(path.read_bytes() for path in paths)
 
 
+@cache
+def xplane() -> tuple[bytes, ...]:
+    """Return sound profiles of XLA; the canary is in the settings of their task."""
+    task = PlaneFile("Task Environment", {"profile_options": CANARY, "source": CANARY}).encoded()
+    return tuple(made + task for made in (cpu_profile(), gpu_profile(), tpu_profile()))
+
+
 SAMPLES: dict[str, Callable[[], tuple[bytes, ...]]] = {
     "kineto": traces,
     "nsys": nsys,
     "rocprof": rocprof,
+    "xplane": xplane,
+    "xla_trace": lambda: (chrome_trace(), chrome_trace(devices=2)),
     "journal": lambda: (journal(),),
     "scorecard": lambda: (card(),),
     "parity_profile": lambda: (profiles()[3],),

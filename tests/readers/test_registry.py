@@ -42,7 +42,7 @@ def test_an_unknown_name_gets_the_nearest_or_all(tmp_path: Path) -> None:
     (tmp_path / "p").write_text(PARITY)
     with pytest.raises(UnknownFormat, match="did you mean kineto"):
         load(tmp_path / "p", input_format="kinetto")
-    with pytest.raises(UnknownFormat, match=r"one of kineto, nsys, rocprof, .*step_profile"):
+    with pytest.raises(UnknownFormat, match=r"one of kineto, nsys, rocprof, xplane, .*step_profile"):
         load(tmp_path / "p", input_format="xyzzy")
 
 

@@ -116,6 +116,16 @@ class DeviceRanges(Struct, frozen=True, eq=False, kw_only=True):
     external_id: Wholes
 
 
+class Compiled(Struct, frozen=True, kw_only=True):
+    """What the compiler of a whole program says of one of its operations."""
+
+    path: str = ""  # the scopes of the program that it comes from
+    direction: str | None = None  # forward, backward, recompute, optimizer
+    layer: str | None = None
+    flops: int | None = None  # of one execution
+    bytes: int | None = None
+
+
 class Inputs(Struct, frozen=True, kw_only=True):
     """The recorded inputs of an operation, as raw JSON texts (kept once, decoded when asked for)."""
 
@@ -123,6 +133,7 @@ class Inputs(Struct, frozen=True, kw_only=True):
     types: bytes = b"[]"
     concrete: bytes = b"[]"
     strides: bytes = b"[]"
+    compiled: Compiled | None = None
 
 
 class Collective(Struct, frozen=True, kw_only=True):
@@ -191,4 +202,5 @@ class Trace(Struct, frozen=True, eq=False, kw_only=True):
     device_ranges: DeviceRanges | None = None
     process: str | None = None  # the process that recorded it, where other files are of the same one
     frames: HostFrames | None = None
+    tokens: tuple[int, ...] | None = None  # the sizes of those that a compiled step takes
     categories: dict[str, int] = {}  # how many events of each category we know the file holds

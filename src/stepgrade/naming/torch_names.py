@@ -15,6 +15,8 @@ from stepgrade.naming.work_class import WorkClass, classify
 Mask = NDArray[np.bool_]
 
 STEP = re.compile(r"^ProfilerStep\s*#\s*(\d{1,30})")
+# One execution of a compiled program after another, as the reader of such profiles writes it.
+EXECUTION = re.compile(r"^XlaStep#(\d{1,30})")
 # PyTorch's own range, or one that a user named so.
 OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#|^(?i:optimi[sz]er[ _.]?step)\b")
 OPTIMIZER = re.compile(
@@ -24,7 +26,8 @@ OPTIMIZER = re.compile(
 WARM_UP = re.compile(r"\bwarm[-_ ]?up|_warmup\b", re.IGNORECASE)
 LOADER = re.compile(r"^enumerate\(DataLoader\)#")
 INPUT = re.compile(
-    r"^enumerate\(DataLoader\)#|\bdata_?load|(load|wait_for|fetch|next|get)_(\w+_)?batch\b|\bwait_for_data",
+    r"^enumerate\(DataLoader\)#|\bdata_?load|(load|wait_for|fetch|next|get)_(\w+_)?batch\b|\bwait_for_data"
+    r"|^(input|data)([ _-]?(pipeline|wait|fetch|loading))?$|^infeed\b",
     re.IGNORECASE,
 )
 BACKWARD = re.compile(r"^autograd::engine::evaluate_function|Backward\d*\b|^torch::autograd::AccumulateGrad")
@@ -34,7 +37,10 @@ FORWARD_RANGE = re.compile(r"^##\s*forward\b|\.forward$", re.IGNORECASE)
 FORWARD_PASS = re.compile(r"(\b|_)(forward|fwd)(\b|_)", re.IGNORECASE)
 BACKWARD_PASS = re.compile(r"^(?!.*(forward|fwd)).*(\b|_)(backward|bwd)(\b|_)", re.IGNORECASE)
 COMMUNICATION_RANGE = re.compile(r"^(nccl|gloo|mpi|ucc|hccl|xccl|oneccl):")
-COMMUNICATION_OP = re.compile(r"^(c10d::|_c10d_functional|record_param_comms|symm_mem::)")
+COMMUNICATION_OP = re.compile(
+    r"^(c10d::|_c10d_functional|record_param_comms|symm_mem::)"
+    r"|^(all-reduce|all-gather|reduce-scatter|(ragged-)?all-to-all|collective-(permute|broadcast))(-start|-done)?$"
+)
 COLLECTIVE = re.compile(r"^(nccl|gloo|mpi|ucc|hccl|xccl|oneccl):|^c10d::")
 COMPILED = re.compile(r"^## Call CompiledFxGraph|^Torch-Compiled Region|^CompiledFunction")
 SYNC_CALL = re.compile(

@@ -56,11 +56,6 @@ _KNOWN = (
         "it holds sums, or counters, not steps: record with rocprofv3",
     ),
     Foreign(
-        "an XPlane of JAX or TensorFlow",
-        (rb"\A\n", rb"/(?:host|device|task):(?:CPU|GPU|TPU|CUSTOM|metadata|python)"),
-        _OTHER_TOOL,
-    ),
-    Foreign(
         "a summary table of Nsight Systems",
         (rb"Total Time \(ns\)",),
         "it holds sums, not steps: give the export in SQLite that it was made from",
@@ -183,7 +178,7 @@ _KNOWN = (
     Foreign(
         "a Chrome trace of JAX or TensorFlow (XLA)",
         (_OF_CHROME, rb'/(?:device|host):(?:CPU|GPU|TPU)|"highres-ticks"'),
-        _OTHER_TOOL,
+        "give the .xplane.pb that lies beside it",
     ),
     Foreign(
         "a trace without events",

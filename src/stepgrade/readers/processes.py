@@ -62,6 +62,7 @@ class RankFacts(Struct, frozen=True, kw_only=True):
     world_size: int | None = None
     backend: str | None = None
     devices: tuple[TraceDevice, ...] = ()
+    tokens: tuple[int, ...] | None = None
 
 
 class Events:
@@ -129,10 +130,14 @@ class Events:
         self._left = set(found)
         return found
 
-    def take(self, process: int, file: CaptureFacts, of: RankFacts) -> Trace:
-        """Return the timeline of one process, once; all processes of the file count from the same moment."""
+    def take(self, process: int, file: CaptureFacts, of: RankFacts, *, zero_ns: int | None = None) -> Trace:
+        """Return the timeline of one process, once; all processes of the file count from the same moment.
+
+        It is that of the first work or call, unless it is given.
+        """
         starts = [self._joined[name]["start_ns"] for name in ("work", "calls")]
-        zero_ns = min(int(column.min()) for column in starts if len(column))
+        if zero_ns is None:
+            zero_ns = min(int(column.min()) for column in starts if len(column))
         tables: dict[str, Columns] = {}
         for name, table in self._joined.items():
             own = table["process"] == process
@@ -165,6 +170,7 @@ class Events:
             base_ns=None if file.epoch_ns is None else file.epoch_ns + zero_ns,
             file_zero_ns=zero_ns,
             devices=of.devices,
+            tokens=of.tokens,
             versions=file.versions,
             strings=tuple(self.strings),
             inputs=tuple(self.inputs),

@@ -15,6 +15,7 @@ from stepgrade.model.columns import among, groups
 from stepgrade.model.events import Ids, Longs
 from stepgrade.naming.torch_names import Mask, classes_of
 from stepgrade.naming.work_class import MATMULS
+from stepgrade.trace.compiled import compiled_of
 from stepgrade.trace.costs import CONVOLUTIONS, UNKNOWN, Cost, cost_of, cost_of_result
 from stepgrade.trace.links import nearest, pick
 from stepgrade.trace.pieces import Pieces
@@ -67,6 +68,8 @@ def find_costs(timeline: Timeline, pieces: Pieces, rows: Ids) -> CallCosts:
     recorded = np.flatnonzero((used | product) & (trace.ops.inputs >= 0))
     pairs, which = _pairs(trace.ops.name[recorded], trace.ops.inputs[recorded])
     costs.give(recorded, [cost_of(trace.strings[name], trace.inputs[given]) for name, given in pairs], which)
+    if compiled_of(trace):
+        return costs  # none calls another: those of two streams may only lie over each other
     convolutions = [index for index, text in enumerate(trace.strings) if text in CONVOLUTIONS]
     wanting = used & among(trace.ops.name, convolutions) & (trace.ops.inputs >= 0)
     _give_by_results(timeline, costs, np.flatnonzero(wanting & np.isnan(costs.flops())))

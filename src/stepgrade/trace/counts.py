@@ -145,6 +145,8 @@ def count_tokens(timeline: Timeline) -> Tokens | None:
     feed the model: most products have a row for each of them, unlike those beside a text encoder's.
     """
     trace, tree = timeline.trace, timeline.tree
+    if trace.tokens:
+        return Tokens(math.prod(trace.tokens), trace.tokens[-1])
     steady = np.flatnonzero(timeline.windows.steady)
     step = steps_of(trace.ops.start_ns, timeline.steps)
     usable = (trace.ops.inputs >= 0) & among(step, steady)

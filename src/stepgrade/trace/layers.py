@@ -39,6 +39,7 @@ from stepgrade.naming.torch_names import (
 )
 from stepgrade.naming.work_class import WorkClass
 from stepgrade.trace import phases
+from stepgrade.trace.compiled import in_direction, layers_by_scope
 from stepgrade.trace.links import MODULE, OP, RANGE, inherit, nearest, pick
 from stepgrade.trace.pieces import Pieces
 from stepgrade.trace.steps import steps_of
@@ -71,6 +72,7 @@ class LayerBasis(StrEnum):
     MODULES = "modules"
     RANGES = "ranges"
     PATTERN = "pattern"
+    SCOPES = "scopes"
 
 
 class Layers(NamedTuple):
@@ -116,13 +118,19 @@ def find_layers(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Layers:
     """Return the layers of the steady steps."""
     in_backward = pieces.steady & (phase == phases.BACKWARD)
     again = pick(_recomputed(timeline).astype(np.int8), pieces.row) > 0
+    again |= pick(in_direction(timeline.trace, "recompute").astype(np.int8), pieces.op) > 0
     forward = pieces.steady & (phase == phases.FORWARD)
     backward, recompute = in_backward & ~again, in_backward & again
     recompute_ns = int(pieces.dur_ns[recompute].sum())
-    blocks = find_blocks(timeline, pieces, forward) if timeline.driver is not Driver.UNSEEN else None
-    if blocks is None:
-        return Layers(None, (), recompute_ns, Note("no_layers", _why_none(timeline)))
-    block = _blocks_of_pieces(timeline, pieces, blocks, in_backward)
+    scoped = layers_by_scope(timeline.trace, pieces.op, pieces.dur_ns, forward)
+    if scoped is not None:
+        blocks = Blocks(LayerBasis.SCOPES, pieces.row[:0], pieces.row[:0], scoped[0])
+        block = scoped[1]
+    else:
+        found = find_blocks(timeline, pieces, forward) if timeline.driver is not Driver.UNSEEN else None
+        if found is None:
+            return Layers(None, (), recompute_ns, Note("no_layers", _why_none(timeline)))
+        blocks, block = found, _blocks_of_pieces(timeline, pieces, found, in_backward)
     scale = 1 / NS_PER_MS
     forward_ns, backward_ns, again_ns = (
         np.bincount(block[inside], weights=pieces.dur_ns[inside], minlength=len(blocks.names)).tolist()

@@ -18,6 +18,7 @@ from stepgrade.naming.roles import role_of
 from stepgrade.naming.torch_names import BACKWARD, classes_of, matching
 from stepgrade.naming.work_class import MATMULS, WorkClass, classify
 from stepgrade.trace.call_costs import find_costs
+from stepgrade.trace.compiled import compiled_of
 from stepgrade.trace.layers import match_forward
 from stepgrade.trace.ledger import HOST_COPIES
 from stepgrade.trace.links import MODULE, nearest, pick
@@ -72,7 +73,8 @@ def sum_operations(timeline: Timeline, pieces: Pieces) -> Operations:
             known_flops += int(flops[known].sum())
         # What has no known class may do arithmetic; on a host, what calls others has a time of its own too.
         is_library = ("::" in name or timeline.driver is Driver.DEVICE) and not name.startswith(_PLAIN)
-        if is_matmul or (work_class is WorkClass.OTHER and is_library):
+        is_told = len(linked) == len(group) and not np.isnan(flops).any()  # a compiler knows all that it does
+        if is_matmul or (work_class is WorkClass.OTHER and is_library and not is_told):
             arithmetic_ns += total_ns
         all_linked, longest = len(linked) == len(group), pieces.longest(group)
         found.append(
@@ -163,6 +165,11 @@ def _find_roles(timeline: Timeline, pieces: Pieces, rows: Ids) -> tuple[Ids, lis
     for index, role in roles.items():
         table[index] = names.index(role)
     own = table[pieces.name[rows]]
+    scopes = [role_of(one.path) if one else None for one in compiled_of(timeline.trace)]
+    if scopes:
+        names = sorted({*names, *(role for role in scopes if role)})
+        by_scope = np.array([*(names.index(role) if role else NONE for role in scopes), NONE], np.int32)
+        return by_scope[pick(ops.inputs, pieces.op[rows])], names
     if not len(tree.name):
         return own, names
     module_row = pieces.row[rows]

@@ -10,6 +10,7 @@ from stepgrade.model.columns import among, groups
 from stepgrade.model.events import NONE, Ids, Kinds, Longs, Wholes
 from stepgrade.naming.torch_names import COLLECTIVE, Mask, classes_of, matching
 from stepgrade.naming.work_class import MATMULS, WorkClass
+from stepgrade.trace.compiled import compiled_of
 from stepgrade.trace.links import nearest, pick, self_times
 from stepgrade.trace.steps import steps_of
 from stepgrade.trace.timeline import Driver, Timeline
@@ -83,11 +84,19 @@ def find_pieces(timeline: Timeline) -> Pieces:
         kernel=kernel,
         work=rows,
         work_class=timeline.classes[own],
-        context=np.maximum(pick(timeline.context, row), 0),
+        context=np.maximum(pick(timeline.context, row), 0) | _context_by_compiler(timeline, op),
         steady=timeline.windows.is_steady(step),
         label=label,
         labels=labels,
     )
+
+
+def _context_by_compiler(timeline: Timeline, op: Ids) -> Kinds:
+    """Return what a compiler says of the operation of each piece, whichever call launched it."""
+    trace = timeline.trace
+    if not compiled_of(trace):
+        return np.zeros(len(op), np.int8)
+    return np.maximum(pick(timeline.context, pick(timeline.tree.of_op, op)), 0)
 
 
 def _label(

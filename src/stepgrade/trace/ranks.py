@@ -79,6 +79,7 @@ def merge_ranks(ranks: Sequence[RankProfile]) -> Profile:
     common = sorted(set.intersection(*steady))
     warnings = tuple(_find_warnings([*by_number.values()], common))
     first = ranks[0].profile
+    stated = _first_known(rank.profile.world_size or None for rank in ranks)
     if len(ranks) == 1:
         return structs.replace(first, warnings=by_weight([*warnings, *first.warnings]))
     profiles = [rank.profile for rank in by_number.values()]
@@ -104,7 +105,7 @@ def merge_ranks(ranks: Sequence[RankProfile]) -> Profile:
         launches_per_step=mean([p.launches_per_step or 0.0 for p in profiles]) or None,
         ledger=add_ledgers(ledgers) if ledgers else None,
         ranks=across.times,
-        world_size=_first_known(rank.profile.world_size or None for rank in ranks),
+        world_size=max(stated, len(ranks)) if stated else None,  # files of several hosts have a part each
         device=_first_known(p.device for p in profiles),
         matmul_flops=mean([f or 0.0 for f in flops]) * len(common) if None not in flops else None,
         matmul_known_share=min(

@@ -34,6 +34,7 @@ from stepgrade.naming.torch_names import (
     BACKWARD,
     BACKWARD_PASS,
     COMPILED,
+    EXECUTION,
     FORWARD_PASS,
     FRAMEWORK_RANGE,
     INPUT,
@@ -82,6 +83,7 @@ class StepBasis(StrEnum):
     """What the steps were found from."""
 
     PROFILER_STEP = "profiler_step"
+    EXECUTIONS = "executions"
     OPTIMIZER = "optimizer"
     LOADER = "loader"
     BACKWARD = "backward"
@@ -93,6 +95,7 @@ class StepBasis(StrEnum):
 
 
 NOTES = {
+    StepBasis.EXECUTIONS: "Steps are the executions of the program that takes the most time.",
     StepBasis.OPTIMIZER: "The trace marks no steps: each ends with an Optimizer.step.",
     StepBasis.LOADER: "The trace marks no steps: each begins with the loader's next batch.",
     StepBasis.BACKWARD: "The trace marks no steps: each begins with the forward pass after a backward pass.",
@@ -142,7 +145,8 @@ def find_steps(trace: Trace, tree: HostTree, links: Links) -> HostSteps:
 
     def signs() -> Iterator[HostSteps | None]:
         """Yield what each sign of steps shows, the plainest first; the later ones take long to look for."""
-        yield _from_marks(trace)
+        yield _from_marks(trace, StepBasis.PROFILER_STEP, STEP)
+        yield _from_marks(trace, StepBasis.EXECUTIONS, EXECUTION)
         yield _from_optimizer(trace)
         yield _from_loader(trace)
         yield _from_backward(trace, tree)
@@ -219,16 +223,19 @@ def _extent(*tables: HostOps | HostCalls | HostRanges | DeviceWork) -> tuple[int
     return min(starts, default=0), max(ends, default=0)
 
 
-def _from_marks(trace: Trace) -> HostSteps | None:
-    """Return the steps that `ProfilerStep#n` ranges mark."""
+def _from_marks(trace: Trace, basis: StepBasis, pattern: re.Pattern[str]) -> HostSteps | None:
+    """Return the steps that ranges such as `ProfilerStep#n` mark."""
     ranges = trace.ranges
-    rows = np.flatnonzero(named(trace.strings, ranges.name, STEP))
+    rows = np.flatnonzero(named(trace.strings, ranges.name, pattern))
     if not len(rows):
         return None
     thread = int(np.bincount(ranges.thread[rows]).argmax())
     rows = rows[ranges.thread[rows] == thread]
+    others = np.delete(ranges.thread, rows)
+    if basis is StepBasis.EXECUTIONS and len(others):
+        thread = int(np.bincount(others).argmax())  # executions lie on no thread: the loop is on another
     rows = rows[np.argsort(ranges.start_ns[rows], kind="stable")]
-    marks = [STEP.search(trace.strings[name]) for name in ranges.name[rows].tolist()]
+    marks = [pattern.search(trace.strings[name]) for name in ranges.name[rows].tolist()]
     number = np.array([min(int(mark[1]), 2**62) if mark else NONE for mark in marks], np.int64)
     start = ranges.start_ns[rows]
     own_end = start + ranges.dur_ns[rows]
@@ -237,7 +244,7 @@ def _from_marks(trace: Trace) -> HostSteps | None:
     follows = (np.diff(number) == 1) & (start[1:] - own_end[:-1] <= longest_pause)
     joined = np.append(follows, False)
     end = np.where(joined, np.append(start[1:], NONE), own_end)
-    return HostSteps(StepBasis.PROFILER_STEP, number, start, end, joined, thread)
+    return HostSteps(basis, number, start, end, joined, thread)
 
 
 def _from_optimizer(trace: Trace) -> HostSteps | None:

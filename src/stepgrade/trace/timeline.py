@@ -35,6 +35,7 @@ from stepgrade.naming.torch_names import (
 )
 from stepgrade.naming.work_class import WorkClass
 from stepgrade.trace import intervals as iv
+from stepgrade.trace.compiled import in_direction
 from stepgrade.trace.ledger import HostState, LedgerSpans, device_ledger, find_host_state, host_ledger
 from stepgrade.trace.links import HostTree, Links, build_tree, inherit, link_work
 from stepgrade.trace.steps import HostSteps, find_steps, steps_of
@@ -139,7 +140,10 @@ def _find_context(trace: Trace, tree: HostTree, bits: Kinds, thread: int) -> Kin
     Where no operation shows a backward pass, the user's ranges do, by time: autograd launches from threads
     of its own.
     """
-    context = inherit(tree.parent, bits[tree.name])
+    own = bits[tree.name]
+    for directions, bit in ((("backward", "recompute"), IN_BACKWARD), (("optimizer",), IN_OPTIMIZER)):
+        own[tree.of_op[in_direction(trace, *directions)]] |= bit
+    context = inherit(tree.parent, own)
     passes = named(trace.strings, trace.ranges.name, BACKWARD_PASS) & (trace.ranges.thread == thread)
     if not passes.any() or named(trace.strings, trace.ops.name, BACKWARD).any():
         return context

@@ -103,7 +103,7 @@ def attribute(work: DeviceWork, links: Links, steps: HostSteps) -> Attribution:
     unlaunched = links.call < 0
     if steps.basis is StepBasis.SPAN:
         return Attribution(np.zeros(len(step), np.int32), unlaunched, unlaunched, links.launch_ns)
-    if steps.basis is StepBasis.KERNELS and unlaunched.all():
+    if steps.basis in (StepBasis.KERNELS, StepBasis.EXECUTIONS) and unlaunched.all():
         nowhere = np.zeros(len(step), np.bool_)  # no step was inferred: the device itself shows them
         return Attribution(steps_of(work.start_ns, steps), nowhere, unlaunched, work.start_ns)
     step[unlaunched] = NONE
@@ -136,7 +136,7 @@ def find_windows(trace: Trace, attribution: Attribution, steps: HostSteps, chose
         # Where the host computes, a mark ends the last step too; what was found in operations does not.
         step = steps_of(trace.ops.start_ns, steps)
         amount = np.bincount(step[(step >= 0) & (step < count)], minlength=count)
-        known = steps.joined | (steps.basis is StepBasis.PROFILER_STEP)
+        known = steps.joined | (steps.basis in (StepBasis.PROFILER_STEP, StepBasis.EXECUTIONS))
         return _marked(steps.start_ns, steps.end_ns, known, amount, on_device=False)
     if not amount[:used].all():
         return _marked(steps.start_ns, steps.end_ns, steps.joined, amount, on_device=False)

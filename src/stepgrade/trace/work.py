@@ -8,6 +8,7 @@ from stepgrade.model.columns import distinct
 from stepgrade.model.events import Ids, Longs
 from stepgrade.model.profile import WorkKind
 from stepgrade.naming.torch_names import BACKWARD, BACKWARD_RANGE, OPTIMIZER_STEP, Mask, named
+from stepgrade.trace.compiled import in_direction
 from stepgrade.trace.timeline import Timeline
 
 # Optimizers and the gradients' own operations, where no range or autograd node names them.
@@ -45,6 +46,8 @@ def find_work(timeline: Timeline) -> WorkKind:
 
     strings, ops, work = trace.strings, trace.ops, trace.work
     seen_ops = within(ops.start_ns, ops.dur_ns)
+    if (in_direction(trace, "backward", "optimizer") & seen_ops).any():
+        return "training"
     if _any_named(strings, ops.name[seen_ops], BACKWARD, _TRAINING_OP):
         return "training"
     if (ops.forward_thread[seen_ops] > 0).any():

@@ -139,6 +139,8 @@ RULES = (
         evidence="milliseconds of repeated work a step, how full the memory is",
         fix="If memory has room, checkpoint fewer layers or only the cheap parts.",
         fix_pytorch="If memory has room, checkpoint every second block, or use selective checkpointing.",
+        fix_jax="If memory has room, give jax.checkpoint a policy that keeps the products "
+        "(jax.checkpoint_policies.dots_saveable), or leave it out in some layers.",
         wrong_when="memory is full: recomputing is then what lets the batch fit",
         check="Less is repeated, and memory stays below its size.",
         worth=Worth("compute", 0.5, "memory usually has room for part of it"),

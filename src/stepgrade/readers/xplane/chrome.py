@@ -1,0 +1,127 @@
+"""Chrome traces that jax.profiler makes of a profile: the same planes and lines, no HLO and fewer stats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from stepgrade.errors import BadJson
+from stepgrade.memory import check
+from stepgrade.model.events import NONE, Ids, Longs, Trace
+from stepgrade.readers.source import ByteSource
+from stepgrade.readers.xplane.facts import PROFILER
+from stepgrade.readers.xplane.planes import (
+    MISSING,
+    NOISE,
+    NUMBERS,
+    TEXTS,
+    Plane,
+    PlaneEvents,
+    PlaneLine,
+    PlaneSpace,
+)
+from stepgrade.readers.xplane.reader import traces_of
+
+_MEMORY_PER_BYTE: Final = 8
+_LATEST_US: Final = 1e15
+_PROFILER: Final = replace(
+    PROFILER,
+    format="xla_trace",
+    producer="JAX (trace.json)",
+    record_operations="Give the .xplane.pb that lies beside it: trace.json.gz has no HLO.",
+    record_layers="Give the .xplane.pb that lies beside it: it says which scopes an operation is of.",
+)
+
+
+class _Event(Struct, frozen=True):
+    """One event, or the name of a process or thread."""
+
+    ph: str = ""
+    pid: int = 0
+    tid: int = 0
+    ts: float = 0.0
+    dur: float = 0.0
+    name: str = ""
+    args: dict[str, Any] = {}
+
+
+class _File(Struct, frozen=True, rename={"events": "traceEvents"}):
+    events: list[_Event] = []
+
+
+def read_traces(source: ByteSource) -> Iterator[Trace]:
+    """Yield a trace for each device that worked."""
+    pieces, size = [], 0
+    for chunk in source.chunks():
+        size += len(chunk)
+        check(size * _MEMORY_PER_BYTE, source.memory_bytes, source.name)
+        pieces.append(chunk)
+    try:
+        events = msgspec.json.decode(b"".join(pieces), type=_File).events
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        reason = f": {str(error)[:200]}" if isinstance(error, msgspec.DecodeError) else ""
+        raise BadJson(f"is not a trace of JAX{reason}", where=source.name) from error
+    names = {event.pid: str(event.args.get("name", "")) for event in events if event.name == "process_name"}
+    threads = {
+        (event.pid, event.tid): str(event.args.get("name", ""))
+        for event in events
+        if event.name == "thread_name"
+    }
+    own: dict[int, list[_Event]] = {}
+    for event in events:
+        if event.ph == "X" and event.pid in names and NOISE.match(event.name) is None:
+            own.setdefault(event.pid, []).append(event)
+    del events, pieces
+    planes = [_plane(name, own.get(process, ()), threads) for process, name in names.items()]
+    return traces_of(b"", PlaneSpace(planes=planes, is_cut=False), source.name, _PROFILER)
+
+
+def _plane(name: str, events: Sequence[_Event], threads: dict[tuple[int, int], str]) -> Plane:
+    lines: dict[tuple[int, int], int] = {}
+    names: dict[str, int] = {}
+    texts: dict[str, int] = {}
+    line = [lines.setdefault((event.pid, event.tid), len(lines)) for event in events]
+    named = [names.setdefault(event.name[:4000], len(names)) for event in events]
+
+    def text(event: _Event, key: str) -> int:
+        value = event.args.get(key)
+        return texts.setdefault(value[:4000], len(texts)) if isinstance(value, str) else NONE
+
+    table = PlaneEvents(
+        line=np.array(line, np.int32),
+        name=np.array(named, np.int32),
+        start_ns=_nanoseconds([event.ts for event in events]),
+        end_ns=_nanoseconds([event.ts + event.dur for event in events]),
+        numbers={key: np.array([_number(event, key) for event in events], np.int64) for key in NUMBERS},
+        texts={key: _ids([text(event, key) for event in events]) for key in TEXTS},
+    )
+    return Plane(
+        name=name[:200],
+        stats={},
+        lines=[PlaneLine(place & 0xFFFFFFFF, threads.get((pid, place), ""), 0) for pid, place in lines],
+        names=[*names],
+        shown=[*names],
+        metadata=[{} for _ in names],
+        texts=[*texts],
+        events=table,
+        damaged=0,
+    )
+
+
+def _ids(values: list[int]) -> Ids:
+    return np.array(values, np.int32)
+
+
+def _nanoseconds(times: list[float]) -> Longs:
+    return np.rint(np.clip(np.array(times, np.float64), -_LATEST_US, _LATEST_US) * 1000).astype(np.int64)
+
+
+def _number(event: _Event, key: str) -> int:
+    """Return a whole number that was written as text."""
+    value = str(event.args.get(key, ""))
+    return int(value) if len(value) < 19 and value.removeprefix("-").isdecimal() else int(MISSING)

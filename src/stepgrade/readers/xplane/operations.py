@@ -1,0 +1,361 @@
+"""The operations of a profile's programs, as the model has them: names, costs, passes and layers."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Final
+
+import numpy as np
+from msgspec import Struct, json
+
+from stepgrade.model.columns import groups
+from stepgrade.model.events import NONE, Collective, Compiled, Ids, Inputs, Longs
+from stepgrade.readers.processes import Events
+from stepgrade.readers.xplane.hlo import CONTROL_FLOW, Dims, Instruction, Module
+from stepgrade.readers.xplane.paths import direction_of, layer_of, plain_path, primitive_of
+from stepgrade.readers.xplane.planes import Plane, PlaneSpace
+
+COLLECTIVE: Final = re.compile(
+    r"(all-reduce|all-gather|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute|collective-broadcast"
+    r"|send|recv)(-start|-done)?(?=[.\d]|$)"
+)
+_NUMBER: Final = re.compile(r"[.\d]+$")
+_PRODUCTS: Final = {"dot": "dot_general", "convolution": "conv_general_dilated"}
+_MOST_ITERATIONS: Final = 512
+_WHOLE_NUMBERS: Final = (4, 5, 8)  # 32 and 64 bits with a sign, 32 without
+_HOST_MEMORY: Final = "S(5)"
+
+
+class HloOperation(Struct, kw_only=True):
+    """One operation of a program."""
+
+    name: str
+    hlo: str  # its name in the program
+    path: str = ""
+    direction: str | None = None
+    layer: tuple[str, int] | None = None
+    flops: int | None = None
+    bytes: int | None = None
+    types: tuple[str, ...] = ()
+    is_control_flow: bool = False
+    loop: str = ""  # the loop whose rounds are the layers
+    trips: int | None = None
+    inner: int = 1  # how often it runs in one round of that loop
+    collective: Collective | None = None
+    program: Module | None = None
+
+    def described(self, layer: str | None) -> Inputs:
+        """Return what is known of one execution."""
+        return Inputs(
+            dims=b"[]",
+            types=json.encode(self.types),
+            compiled=Compiled(
+                path=self.path, direction=self.direction, layer=layer, flops=self.flops, bytes=self.bytes
+            ),
+        )
+
+
+class Programs:
+    """The programs of a profile by their numbers; one is decoded when its first operation is asked for."""
+
+    def __init__(self, data: bytes, space: PlaneSpace) -> None:
+        self._data = data
+        self._places: dict[tuple[str, int | None], tuple[int, int]] = {}
+        self._modules: dict[tuple[int, int], tuple[Module, dict[str, str | None]]] = {}
+        for plane in space.planes:
+            for name, stats in zip(plane.names, plane.metadata, strict=True):
+                proto = stats.get("Hlo Proto") or stats.get("hlo_proto")
+                if not isinstance(proto, tuple):
+                    continue
+                module, _, number = name.removesuffix(")").rpartition("(")
+                program = stats.get("program_id")
+                said = int(number) if number.isdecimal() and len(number) < 21 else None
+                for key in (said, program if isinstance(program, int) else None, None):
+                    self._places.setdefault((module or name, key), proto)
+
+    def find(self, module: str, program: int, hlo: str) -> tuple[Module, dict[str, str | None]] | None:
+        """Return the program that has an operation, and the passes of what it holds."""
+        for key in ((module, program), (module, program & 0xFFFFFFFFFFFFFFFF), (module, None)):
+            place = self._places.get(key)
+            if place is None:
+                continue
+            if place not in self._modules:
+                decoded = Module(self._data, *place)
+                self._modules[place] = decoded, _passes(decoded)
+            found = self._modules[place]
+            if hlo in found[0].by_name:
+                return found
+        return None
+
+    def operation(self, module: str, program: int, hlo: str, path: str, seen: frozenset[str]) -> HloOperation:
+        """Return what is known of an operation; `seen` are those of its program that have events."""
+        found = self.find(module, program, hlo)
+        if found is None:
+            path = plain_path(path)
+            opcode = _NUMBER.sub("", hlo.lstrip("%"))
+            return HloOperation(
+                name=_name(opcode, opcode, path),
+                hlo=hlo,
+                path=path,
+                direction=direction_of(path),
+                layer=layer_of(path),
+                is_control_flow=opcode in CONTROL_FLOW,
+                collective=_collective(opcode, None, None),
+            )
+        decoded, passes = found
+        return _from_module(decoded, decoded.by_name[hlo], passes, path, seen)
+
+
+def _passes(module: Module) -> dict[str, str | None]:
+    """Return the pass of each instruction: by its path, else by what it works on.
+
+    What takes a gradient and has no path of a pass is the optimizer's. An instruction that the compiler made,
+    without a path, belongs with its operands.
+    """
+    found: dict[int, str | None] = {}
+    named: dict[str, str | None] = {}
+    trains = any("transpose(" in one.path for one in module.instructions.values())
+    for instruction in module.instructions.values():  # operands come before what uses them
+        own = direction_of(instruction.path) if instruction.path else None
+        if own is None and instruction.called and not instruction.path:
+            inner = (direction_of(one.path) for one in module.inside(instruction) if one.path)
+            own = next((direction for direction in inner if direction), None)
+        if own is None and trains:
+            above = [found.get(number) for number in instruction.operands]
+            if "backward" in above or "optimizer" in above:
+                own = "optimizer" if instruction.path or "optimizer" in above else "backward"
+            elif not instruction.path:
+                own = next((direction for direction in above if direction), None)
+        found[instruction.number] = named[instruction.name] = own
+    return named
+
+
+def _from_module(
+    module: Module, one: Instruction, passes: dict[str, str | None], path: str, seen: frozenset[str]
+) -> HloOperation:
+    inside = [*module.inside(one)]
+    # What a loop or a call runs has events of its own, as a rule.
+    is_control_flow = one.opcode in CONTROL_FLOW and any(other.name in seen for other in inside[1:])
+    counted = [one] if is_control_flow else inside
+    products = [(other, flops) for other in counted if (flops := module.product_flops(other)) is not None]
+    path = plain_path(one.path or path or next((other.path for other in inside if other.path), ""))
+    main = max(products, key=lambda found: found[1])[0] if products else one
+    opcode = next((other.opcode for other in counted if COLLECTIVE.match(other.opcode)), main.opcode)
+    # How often a loop without events of its own ran, and which branch was taken, is not known.
+    unknown = one.opcode in ("while", "conditional") and not is_control_flow
+    unknown |= one.opcode == "custom-call" and not products
+    flops = None if unknown else sum(found[1] for found in products)
+    if not products and not unknown:
+        flops = 0 if is_control_flow else module.arithmetic_flops(one)
+    typed = [module.operand(main, place).first.type_name for place in range(min(2, len(main.operands)))]
+    loops = [caller for caller in module.around(one) if caller.opcode == "while"]
+    loop = next((caller for caller in reversed(loops) if not _is_whole_step(module, caller, passes)), None)
+    inner = 1
+    for caller in loops[: loops.index(loop)] if loop else ():
+        inner *= module.trips(caller) or 1
+    return HloOperation(
+        name=_name(
+            _PRODUCTS.get(opcode, "dot_general" if products else opcode), one.opcode, path, one.target
+        ),
+        hlo=one.name,
+        path=path,
+        direction=passes.get(one.name),
+        layer=layer_of(path),
+        flops=flops,
+        bytes=0 if is_control_flow else module.moved_bytes(one),
+        types=tuple(name for name in typed if name),
+        is_control_flow=is_control_flow,
+        loop=loop.name if loop else "",
+        trips=module.trips(loop) if loop else None,
+        inner=inner,
+        collective=_collective(opcode, one, module),
+        program=module,
+    )
+
+
+def _is_whole_step(module: Module, loop: Instruction, passes: dict[str, str | None]) -> bool:
+    """Tell whether a loop's body has a forward and a backward pass: its rounds are batches, not layers."""
+    if not module.passes:
+        for number, body in module.computations.items():
+            own = {passes.get(one.name) for one in body}
+            module.passes.setdefault(number, set()).update(own)
+            for caller in module.around(body[0]) if body else ():
+                module.passes.setdefault(caller.computation, set()).update(own)
+    return any({"forward", "backward"} <= module.passes.get(number, set()) for number in loop.called)
+
+
+def _name(opcode: str, own: str, path: str, target: str = "") -> str:
+    """Return the name that an operation goes by: what the program calls it, else what the compiler does."""
+    if opcode in _PRODUCTS.values() or COLLECTIVE.match(opcode) or own in CONTROL_FLOW:
+        return opcode
+    if own == "custom-call":
+        return target or primitive_of(path) or own
+    primitive = primitive_of(path)
+    if primitive in _PRODUCTS.values():
+        primitive = ""  # a product's bias or layout: the product itself is elsewhere
+    if own == "fusion" or own.endswith("fusion"):
+        return f"{primitive} fusion" if primitive else "fusion"
+    return primitive if primitive and not own.startswith("copy") else own
+
+
+def _collective(opcode: str, one: Instruction | None, module: Module | None) -> Collective | None:
+    """Return what a collective says of its message."""
+    if COLLECTIVE.match(opcode) is None:
+        return None
+    name = COLLECTIVE.sub(lambda found: found[1], opcode)
+    if one is None or module is None:
+        return Collective(name=name)
+    sent = module.operand(one, 0).first
+    made = one.shape.first
+    return Collective(
+        name=name,
+        in_elements=sent.elements or None,
+        out_elements=made.elements,
+        dtype=(made.type_name or "").removeprefix("c10::").replace("signed char", "char") or None,
+        group_size=one.group_size,
+    )
+
+
+def _is_tokens(one: Instruction) -> bool:
+    is_rows = 2 <= len(one.shape.dims) <= 3 and one.shape.dims[-1] > 1
+    return one.opcode == "parameter" and one.shape.type in _WHOLE_NUMBERS and is_rows
+
+
+class PlaneOperations(Struct, kw_only=True):
+    """The operations of a plane's events."""
+
+    operations: list[HloOperation]
+    which: Ids  # of each event, or NONE
+
+    def parted(self, rows: Longs) -> tuple[Longs, Longs]:
+        """Return the rows that are work, and those of loops and calls around others."""
+        around = np.array([*(one.is_control_flow for one in self.operations), False], np.bool_)
+        control = around[self.which[rows]]
+        return rows[~control], rows[control]
+
+    def world_size(self, devices: int) -> int | None:
+        """Return how many devices there are in all, by those of the file and by the groups of collectives."""
+        sizes = (one.collective.group_size or 0 for one in self.operations if one.collective)
+        count = max(devices, *sizes, 1)
+        return count if count > 1 else None
+
+    def tokens(self, spent_ns: Longs) -> Dims | None:
+        """Return the sizes of the tokens that the program with the most time takes: whole numbers in rows."""
+        known = [one.program for one in self.operations]
+        programs = {id(program): program for program in known if program is not None}
+        total = dict.fromkeys(programs, 0.0)
+        per_operation = np.bincount(self.which[self.which >= 0], spent_ns[self.which >= 0], len(known))
+        for program, time in zip(known, per_operation.tolist(), strict=True):
+            if program is not None:
+                total[id(program)] += time
+        if not total:
+            return None
+        main = programs[max(total, key=lambda key: total[key])]
+        sizes = [one.shape.dims for one in main.computations.get(main.entry, ()) if _is_tokens(one)]
+        return max(sizes, key=math.prod, default=None)
+
+    def places(self, events: Events) -> Ids:
+        """Return where the name of each operation is kept."""
+        return np.array([*(events.place(one.name) for one in self.operations), 0], np.int32)
+
+
+def operations_of(plane: Plane, programs: Programs) -> PlaneOperations:
+    """Return the operation of each event that names one, by itself or as a TPU does."""
+    events, texts = plane.events, plane.texts
+    is_op_line = np.array([line.name == "XLA Ops" for line in plane.lines] or [False], np.bool_)[events.line]
+    named = events.texts["hlo_op"] >= 0
+    chosen = named | is_op_line
+    hlo = np.where(is_op_line, -2 - events.name, events.texts["hlo_op"]).astype(np.int64)
+    path = np.where(events.texts["name"] >= 0, events.texts["name"], events.texts["tf_op"])
+    which = np.zeros(len(chosen), np.int64)
+    for column in (hlo, events.texts["hlo_module"], events.numbers["program_id"], path):
+        values = groups(column)
+        which = groups(which * len(values.values) + values.which).which.astype(np.int64)
+    rows = np.flatnonzero(chosen)
+    found = groups(which[rows])
+    which = np.full(len(chosen), NONE, np.int64)
+    which[rows] = found.which
+    firsts = np.empty(len(found.values), np.int64)
+    firsts[found.which[::-1]] = rows[::-1]
+
+    def text(column: Ids, row: int) -> str:
+        return texts[int(column[row])] if column[row] >= 0 else ""
+
+    def name_of(row: int) -> str:
+        return (
+            plane.shown[int(events.name[row])].lstrip("%")
+            if is_op_line[row]
+            else text(events.texts["hlo_op"], row)
+        )
+
+    seen = frozenset(map(name_of, firsts.tolist()))
+    operations = []
+    for row in firsts.tolist():
+        program = int(events.numbers["program_id"][row])
+        module = text(events.texts["hlo_module"], row)
+        said = texts[int(path[row])] if path[row] >= 0 and texts[int(path[row])] != "XlaModule:" else ""
+        operation = programs.operation(module, program, name_of(row), said, seen)
+        operations.append(_with_stats(plane, row, operation) if is_op_line[row] else operation)
+    return PlaneOperations(operations=operations, which=which.astype(np.int32))
+
+
+def _with_stats(plane: Plane, row: int, operation: HloOperation) -> HloOperation:
+    """Return an operation with what a TPU's metadata says of it."""
+    stats = plane.metadata[int(plane.events.name[row])]
+    flops, moved = stats.get("model_flops", stats.get("flops")), stats.get("bytes_accessed")
+    category = stats.get("hlo_category")
+    if isinstance(category, str) and category in CONTROL_FLOW:
+        operation.is_control_flow = True
+    if isinstance(category, str) and "convolution" in category:
+        operation.name = "dot_general" if "dot_general" in operation.path else "conv_general_dilated"
+    if isinstance(flops, int) and not operation.is_control_flow:
+        operation.flops = max(flops, 0)
+    if isinstance(moved, int):
+        operation.bytes = max(moved, 0)
+    return operation
+
+
+def touches_host(text: str) -> bool:
+    """Tell whether a copy's text names the host's memory."""
+    return _HOST_MEMORY in text
+
+
+class DescribedRuns(Struct, kw_only=True):
+    """What is known of executions of operations; those alike share it."""
+
+    described: list[Inputs]
+    which: Longs
+
+
+def describe(found: PlaneOperations, rows: Longs, run: Longs, start_ns: Longs) -> DescribedRuns:
+    """Return what is known of the execution in each row: in a loop, with the round that it ran in."""
+    which = found.which[rows]
+    order = np.lexsort((start_ns, run, which))
+    same = (which[order][1:] == which[order][:-1]) & (run[order][1:] == run[order][:-1])
+    first = np.maximum.accumulate(np.where(np.append(True, ~same)[: len(order)], np.arange(len(order)), 0))
+    turn = np.empty(len(order), np.int64)
+    turn[order] = np.arange(len(order)) - first
+    loops = [
+        bool(one.loop) and (one.trips or _MOST_ITERATIONS + 1) <= _MOST_ITERATIONS for one in found.operations
+    ]
+    trips = np.array([one.trips or 1 for one in found.operations] or [1], np.int64)[which]
+    inner = np.array([one.inner for one in found.operations] or [1], np.int64)[which]
+    turn = np.where(np.array(loops or [False], np.bool_)[which], turn // inner % trips, NONE)
+    kinds = groups(which.astype(np.int64) * (_MOST_ITERATIONS + 1) + turn + 1)
+    described = []
+    for kind in kinds.values.tolist():
+        index, round_ = divmod(kind, _MOST_ITERATIONS + 1)
+        operation = found.operations[index]
+        described.append(operation.described(_layer_name(operation, round_ - 1)))
+    return DescribedRuns(described=described, which=kinds.which.astype(np.int64))
+
+
+def _layer_name(operation: HloOperation, turn: int) -> str | None:
+    """Return the layer: the numbered scope, else the round of the loop; a backward pass runs in reverse."""
+    if operation.layer:
+        return f"{operation.layer[0]}_{operation.layer[1]}"
+    if turn < 0 or operation.trips is None:
+        return None
+    is_reverse = operation.direction in ("backward", "recompute")
+    return f"scan_{operation.trips - 1 - turn if is_reverse else turn}"

@@ -1,0 +1,241 @@
+"""XPlane files: built ones whose every figure is known, and real ones against independent figures."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import stepgrade as sg
+from stepgrade.errors import BadInput, TooLarge
+from stepgrade.model.events import DeviceEvent, Trace
+from stepgrade.readers.registry import read_source, reader_for
+from stepgrade.readers.source import ByteSource, ReadOptions
+from stepgrade.trace.profile import analyse_trace
+from tests.readers.xplane.files import (
+    FORWARD_FLOPS,
+    PlaneFile,
+    chrome_trace,
+    cpu_profile,
+    gpu_profile,
+    tpu_profile,
+)
+
+SHARED = Path(__file__).parents[4] / "shared"
+SAMPLES = SHARED / "samples" / "xplane"
+FIGURES = SHARED / "reference_figures" / "own_xplane.json"
+_NAMES = {"jaxprof_noscan": "jax_cpu_noscan", "jaxprof_remat": "jax_cpu_remat", "jaxprof_dp2": "jax_cpu_dp2"}
+
+
+def traces_of(source: bytes | Path) -> list[Trace]:
+    with ByteSource(source) as opened:
+        assert reader_for(opened).name == "xplane"
+        return [*read_source(opened)]  # type: ignore[misc]
+
+
+def flops_by_direction(trace: Trace) -> Counter[str]:
+    """Add up the matrix products of all executions by pass."""
+    found: Counter[str] = Counter()
+    for name, inputs in zip(trace.ops.name.tolist(), trace.ops.inputs.tolist(), strict=True):
+        compiled = trace.inputs[inputs].compiled if inputs >= 0 else None
+        if trace.strings[name] == "dot_general" and compiled is not None:
+            found[compiled.direction or "forward"] += compiled.flops or 0
+    return found
+
+
+def busy_ms(trace: Trace) -> float:
+    """Return the union of the device's work, walked in order: no code of the project."""
+    total, reached = 0, -1
+    order = np.argsort(trace.work.start_ns, kind="stable")
+    for start, dur in zip(
+        trace.work.start_ns[order].tolist(), trace.work.dur_ns[order].tolist(), strict=True
+    ):
+        end = start + dur
+        total += max(0, end - max(start, reached))
+        reached = max(reached, end)
+    return total / 1e6
+
+
+def test_steps_passes_layers_and_flops_of_a_scan() -> None:
+    (trace,) = traces_of(cpu_profile(steps=4, trips=4))
+    assert flops_by_direction(trace) == {
+        "forward": 4 * 4 * FORWARD_FLOPS,
+        "backward": 4 * 4 * 2 * FORWARD_FLOPS,
+        "recompute": 4 * 4 * FORWARD_FLOPS,
+    }
+    profile = analyse_trace(trace)
+    assert profile.steps == 4
+    assert profile.contents["steps from"] == "profiler_step"
+    assert profile.work == "training"
+    assert [layer.name for layer in profile.layers] == ["scan_0", "scan_1", "scan_2", "scan_3"]
+    for place, layer in enumerate(profile.layers):
+        assert layer.fwd_total_ms == pytest.approx(4 * (11 + place) / 1000)
+        assert layer.bwd_total_ms == pytest.approx(4 * 2 * (10 + place) / 1000)
+        assert layer.recompute_total_ms == pytest.approx(4 * (10 + place) / 1000)
+    phases = {phase.name: phase.per_step_ms for phase in profile.phases}
+    assert phases["optimizer"] == pytest.approx(0.005)
+    assert phases["communication"] == pytest.approx(0.007)
+    assert phases["forward"] == pytest.approx((4 * 11 + 6) / 1000)
+    assert profile.ledger is not None
+    assert profile.ledger.idle_input_ns == 4 * 20_000
+    assert profile.ledger.exposed_communication_ns == 4 * 7_000
+    assert trace.base_ns == 1_700_000_000_000_000_000 + 5000
+    assert trace.versions == {"jax": "0.10.2"}
+
+
+def test_steps_without_marks_are_executions_of_the_program() -> None:
+    (trace,) = traces_of(cpu_profile(steps=5, marks=False))
+    profile = analyse_trace(trace)
+    assert profile.contents["steps from"] == "executions"
+    assert profile.recorded_steps == 5
+
+
+def test_devices_of_one_host_are_ranks() -> None:
+    traces = traces_of(cpu_profile(devices=2))
+    assert [trace.world_size for trace in traces] == [2, 2]
+    assert traces[0].base_ns == traces[1].base_ns
+    assert flops_by_direction(traces[0]) == flops_by_direction(traces[1])
+
+
+def test_a_gpu_is_read_from_its_streams_alone() -> None:
+    (trace,) = traces_of(gpu_profile(steps=3, kernels=6))
+    assert Counter(trace.work.kind.tolist()) == {DeviceEvent.KERNEL: 18, DeviceEvent.COPY_H2D: 3}
+    assert trace.work.bytes[trace.work.kind == DeviceEvent.COPY_H2D].tolist() == [4096] * 3
+    assert busy_ms(trace) == pytest.approx(3 * (6 * 0.05 + 0.02))
+    assert trace.devices[0].name == "NVIDIA A100-SXM4-80GB"
+    profile = analyse_trace(trace)
+    assert profile.recorded_steps == 3
+    assert profile.launches_per_step == 7  # six kernels and a copy
+    assert {layer.name for layer in profile.layers} == {"layer_0", "layer_1"}
+
+
+def test_a_tpu_counts_a_loop_by_its_own_time_and_a_wait_as_a_copy() -> None:
+    traces = traces_of(tpu_profile(steps=4, devices=2))
+    assert [trace.devices[0].name for trace in traces] == ["TPU v6 Lite"] * 2
+    trace = traces[0]
+    names = Counter(trace.strings[name] for name in trace.work.name.tolist())
+    assert names == {"dot_general": 8, "all-reduce": 4, "copy-done": 4, "control flow": 12}
+    assert busy_ms(trace) == pytest.approx(4 * 0.85)
+    assert int(trace.work.dur_ns.sum()) == 4 * 850_000
+    profile = analyse_trace(trace)
+    assert profile.recorded_steps == 4
+    assert profile.steps
+    assert profile.ledger is not None
+    per_step = profile.ledger.total_ns / profile.steps
+    assert per_step == pytest.approx(1_000_000)
+    assert profile.ledger.exposed_copy_ns / profile.steps == pytest.approx(250_000)
+    assert profile.ledger.exposed_communication_ns / profile.steps == pytest.approx(100_000)
+    assert profile.matmul_flops == 2 * 4096 * profile.steps
+
+
+def test_files_that_follow_one_another_are_one_profile(tmp_path: Path) -> None:
+    path = tmp_path / "two.pb"
+    path.write_bytes(tpu_profile(devices=1) + gpu_profile())
+    assert len(traces_of(path)) == 2
+
+
+def test_a_gzipped_file_and_a_directory_of_hosts_are_read(tmp_path: Path) -> None:
+    folder = tmp_path / "plugins" / "profile" / "2026"
+    folder.mkdir(parents=True)
+    (folder / "a.xplane.pb").write_bytes(cpu_profile())
+    (folder / "b.xplane.pb.gz").write_bytes(gzip.compress(cpu_profile()))
+    profile = sg.load(folder)
+    assert profile.world_size == 2
+    assert [rank.rank for rank in profile.ranks] == [0, 1]
+    (folder / "a.xplane.pb").write_bytes(tpu_profile(devices=2))
+    (folder / "b.xplane.pb.gz").write_bytes(gzip.compress(tpu_profile(devices=2)))
+    profile = sg.load(folder)
+    assert profile.world_size == 4
+    assert [rank.rank for rank in profile.ranks] == [0, 1, 2, 3]
+    assert profile.source.format == "xplane"
+
+
+def test_what_is_damaged_is_said(tmp_path: Path) -> None:
+    whole = cpu_profile(steps=6)
+    (trace,) = traces_of(whole[: int(len(whole) * 0.99)])
+    assert any("cut off" in doubt for doubt in trace.doubts)
+    with pytest.raises(BadInput, match="damaged"):
+        traces_of(whole[:60])
+    with pytest.raises(BadInput, match="without any operations"):
+        traces_of(PlaneFile("/host:CPU", _lines=[(1, "python", 0, [])]).encoded())
+    with pytest.raises(TooLarge), ByteSource(whole, ReadOptions(max_memory=1000)) as opened:
+        [*read_source(opened)]  # type: ignore[misc]
+
+
+@pytest.mark.skipif(not FIGURES.exists(), reason="needs the shared samples")
+@pytest.mark.parametrize("name", json.loads(FIGURES.read_text())["files"] if FIGURES.exists() else [])
+def test_real_files_agree_with_independent_figures(name: str) -> None:
+    figures = json.loads(FIGURES.read_text())["files"][name]
+    traces = traces_of(SAMPLES / f"{_NAMES.get(name, name)}.xplane.pb")
+    total: Counter[str] = Counter()
+    for trace in traces:
+        total += flops_by_direction(trace)
+    expected = figures["matmul_flops"]
+    assert {key: total[key] for key in ("forward", "backward", "recompute")} == {
+        key: expected[key] for key in ("forward", "backward", "recompute")
+    }
+    devices = [plane for plane in figures["planes"].values() if "busy_ms" in plane]
+    for trace, plane in zip(traces, devices, strict=False):
+        assert busy_ms(trace) == pytest.approx(plane["busy_ms"], rel=1e-3)
+    for number, _, _, dur in figures["steps"]:
+        place = next(
+            row
+            for row, text in enumerate(trace.strings[name] for name in trace.ranges.name.tolist())
+            if text == f"ProfilerStep#{number}"
+        )
+        assert trace.ranges.dur_ns[place] / 1e6 == pytest.approx(dur, abs=0.001)
+
+
+@pytest.mark.skipif(not SAMPLES.exists(), reason="needs the shared samples")
+def test_a_step_of_the_samples_has_exactly_its_flops() -> None:
+    for name, ranks in (("jax_cpu_noscan", 1), ("jax_cpu_dp2", 2)):
+        profiles = [analyse_trace(trace) for trace in traces_of(SAMPLES / f"{name}.xplane.pb")]
+        assert len(profiles) == ranks
+        assert sum((one.matmul_flops or 0) / (one.steps or 1) for one in profiles) == 3_019_898_880
+
+
+@pytest.mark.skipif(not SAMPLES.exists(), reason="needs the shared samples")
+def test_a_profile_that_was_copied_as_text_is_refused() -> None:
+    with pytest.raises(BadInput, match="damaged"):
+        traces_of(SAMPLES / "xprof_tpu_inference_2_CORRUPT_utf8.xplane.pb")
+
+
+@pytest.mark.skipif(not SAMPLES.exists(), reason="needs the shared samples")
+@pytest.mark.parametrize("path", sorted(SAMPLES.glob("*.xplane.pb")), ids=lambda path: path.name)
+def test_nothing_of_host_user_or_source_is_kept(path: Path) -> None:
+    try:
+        traces = traces_of(path)
+    except BadInput:
+        return
+    for trace in traces:
+        kept = " ".join((*trace.strings, *(str(one.compiled) for one in trace.inputs)))
+        assert "experimental/users" not in kept
+        assert "tw003" not in kept
+
+
+def test_a_chrome_trace_of_jax_has_steps_and_operations(tmp_path: Path) -> None:
+    (tmp_path / "t.trace.json").write_bytes(chrome_trace(steps=4, devices=2))
+    profile = sg.load(tmp_path / "t.trace.json")
+    assert profile.source.format == "xla_trace"
+    assert profile.recorded_steps == 4
+    assert len(profile.ranks) == 2
+    (tmp_path / "host.xplane.pb").write_bytes(cpu_profile())
+    assert sg.load(tmp_path).source.format == "xplane"  # of a directory with both
+
+
+@pytest.mark.skipif(not SAMPLES.exists(), reason="needs the shared samples")
+@pytest.mark.parametrize("name", ["jax_cpu_dp2.trace", "jax_cpu_dp2.perfetto", "jax_cpu_remat.trace"])
+def test_a_chrome_trace_says_the_same_as_the_profile_that_it_was_made_from(name: str) -> None:
+    ours = sg.load(SAMPLES / f"{name}.json.gz")
+    whole = sg.load(SAMPLES / f"{name.partition('.')[0]}.xplane.pb")
+    assert ours.steps == whole.steps
+    assert ours.samples_ms == pytest.approx(whole.samples_ms, abs=1e-4)
+    assert ours.ledger is not None
+    assert whole.ledger is not None
+    assert ours.ledger.compute_ns + ours.ledger.exposed_communication_ns == pytest.approx(
+        whole.ledger.compute_ns + whole.ledger.exposed_communication_ns, rel=1e-3
+    )
