@@ -30,6 +30,7 @@ from tests.readers.logs.generated import event as tensorboard_event
 from tests.readers.logs.generated import version
 from tests.readers.nsys.export import MS, Export
 from tests.readers.rocprof.files import write_csv, write_json, write_rocpd, write_rpd
+from tests.readers.snapshot.snapshots import Recorded, train
 
 Files = dict[str, bytes]
 
@@ -637,6 +638,30 @@ def nsys_collectives(n: int) -> Files:
     return nsys(fill)
 
 
+def snapshot(n: int) -> Files:
+    """Return a memory snapshot of n steps."""
+    return {"f": train(steps=n).pickled()}
+
+
+def snapshot_of_stacks(n: int) -> Files:
+    """Return a snapshot whose allocations are each of a line of their own, with deep stacks."""
+    run = Recorded()
+    outer = [{"name": f"f{i}", "filename": f"/home/me/a{i}.py", "line": i} for i in range(50)]
+    for i in range(n):
+        run.frames["forward"] = [{"name": "f", "filename": f"/home/me/m{i}.py", "line": i}, *outer]
+        run.alloc(1 << 20, "forward")
+    return {"f": run.pickled()}
+
+
+def snapshot_of_one_list(n: int) -> Files:
+    """Return a snapshot in which the same lists stand in many places."""
+    value = train(steps=n // 20 + 1).value()
+    blocks = value["segments"][0]["blocks"] * n
+    value["segments"] = [{**value["segments"][0], "blocks": blocks} for _ in range(n)]
+    value["device_traces"] = value["device_traces"] * n
+    return {"f": pickle.dumps(value)}
+
+
 def rocprof(write: Callable[[Path, int], Path]) -> Callable[[int], Files]:
     """Return a training run of n steps as one of ROCm's profilers writes it."""
 
@@ -947,6 +972,9 @@ SHAPES: dict[str, Shape] = {
     "steps of rocprofv3's CSV": Shape(rocprof(write_csv), covers=("readers/rocprof/csv_tables",), size=300),
     "steps of rocpd": Shape(rocprof(lambda folder, n: write_rocpd(folder / "f", steps=n)), covers=("readers/rocprof/databases",), size=60),
     "steps of rpd": Shape(rocprof(lambda folder, n: write_rpd(folder / "f", n)), covers=("readers/rocprof/databases",), size=60),
+    "steps of a memory snapshot": Shape(snapshot, covers=("readers/snapshot/plain_pickle", "readers/snapshot/reader", "trace/allocations", "trace/memory"), size=30),
+    "stacks of a memory snapshot": Shape(snapshot_of_stacks, SCORE_HTML, ("readers/snapshot/reader",), 60),
+    "lists of a snapshot in many places": Shape(snapshot_of_one_list, covers=("readers/snapshot/reader",), size=100),
     "a file that is none of ours": Shape(lambda n: {"f": b"<html>" + b"<p>x</p>" * n}, covers=("readers/foreign",), size=2000),
     "events with Windows paths": Shape(windows_paths, covers=("readers/kineto/chunks",), size=1000),
     "events that nothing closes": Shape(unclosed, covers=("readers/kineto/chunks",), size=1000),

@@ -7,6 +7,7 @@ Every file holds a canary where a stranger's own data can stand. A reader withou
 from __future__ import annotations
 
 import json
+import pickle
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -22,6 +23,7 @@ from tests.kineto_text import kineto_text
 from tests.readers.logs.generated import DIALECTS, EVENTS, Plan, generate
 from tests.readers.nsys.export import two_ranks
 from tests.readers.rocprof.files import write_csv, write_json, write_rocpd, write_rpd
+from tests.readers.snapshot.snapshots import train
 from tests.trace_builder import Run, make_trace
 
 CANARY = "hf_canaryTOKEN0123456789"
@@ -403,10 +405,22 @@ def rocprof() -> tuple[bytes, ...]:
         return tuple(path.read_bytes() for path in paths)
 
 
+@cache
+def snapshots() -> tuple[bytes, ...]:
+    """Return sound memory snapshots of two protocols; the canary is where a user's own words can stand."""
+    run = train(steps=5, layers=3, leak=1 << 20)
+    run.fail(1 << 30, free=1 << 20)
+    value = {**run.value(spare=4096), "my_secret": CANARY}
+    for entry in value["device_traces"][0]:
+        entry["user_metadata"] = CANARY
+    return pickle.dumps(value, 4), pickle.dumps(value, 2)
+
+
 SAMPLES: dict[str, Callable[[], tuple[bytes, ...]]] = {
     "kineto": traces,
     "nsys": nsys,
     "rocprof": rocprof,
+    "snapshot": snapshots,
     "journal": lambda: (journal(),),
     "scorecard": lambda: (card(),),
     "parity_profile": lambda: (profiles()[3],),

@@ -4,6 +4,7 @@ Formats are found by content; each may be gzipped:
   kineto          PyTorch traces of torch.profiler, of every era; several are the ranks of one run
   nsys            Nsight Systems, exported as SQLite; its processes are the ranks of one run
   rocprof         ROCm: JSON, CSV and rocpd of rocprofv3, and rpd
+  snapshot        memory snapshots of PyTorch: what held the memory, and why it ran out
   step_profile    step_profiler_v2 or apr_training_profiler_v1 JSON
   journal         the journal of stepgrade's recorder, of a run that was killed or still runs
   parity_profile  ParityProfile JSON: runtime, throughput, launches, time per operation
