@@ -168,21 +168,40 @@ def split_base(found: Replay) -> tuple[float, float, float]:
 
 def curve_between(found: Replay, low: int, high: int, start_ns: int) -> MemoryCurve | None:
     """Return the memory of the events from `low` to before `high`: of each stretch the moment with most."""
-    if high - low < 2:
-        return None
-    total = found.total[low:high]
-    edges = np.linspace(0, len(total), min(_MOST_POINTS, len(total)) + 1).astype(np.int64)
-    picks = np.array([a + int(total[a:b].argmax()) for a, b in pairwise(edges.tolist())]) + low
+    picks = _moments(found, low, high)
     base = dict(zip((WEIGHTS, OPTIMIZER, OTHER), split_base(found), strict=True))
     held: dict[str, tuple[float, ...]] = {}
     for number, name in enumerate(CATEGORIES):
         level = _levels(found, found.blocks.category == number)[picks] + base.get(number, 0.0)
         if level.any():
             held[name] = tuple(np.maximum(level, 0.0).tolist())
-    times = found.events.time_ns[picks]
+    return _curve(found, picks, start_ns, held)
+
+
+def total_curve(found: Replay, low: int, high: int, start_ns: int) -> MemoryCurve | None:
+    """Return the same where the parts cannot be told apart."""
+    picks = _moments(found, low, high)
+    return _curve(
+        found, picks, start_ns, {CATEGORIES[OTHER]: tuple(found.total[picks].astype(float).tolist())}
+    )
+
+
+def _moments(found: Replay, low: int, high: int) -> Longs:
+    total = found.total[low:high]
+    edges = np.linspace(0, len(total), min(_MOST_POINTS, len(total)) + 1).astype(np.int64)
+    picks = [low + a + int(total[a:b].argmax()) for a, b in pairwise(edges.tolist())]
+    return np.array(picks, np.int64)
+
+
+def _curve(
+    found: Replay, picks: Longs, start_ns: int, held: dict[str, tuple[float, ...]]
+) -> MemoryCurve | None:
+    if len(picks) < 2:
+        return None
     has_times = bool((found.events.time_ns >= 0).all())
+    at = (found.events.time_ns[picks] - start_ns) / 1e6 if has_times else picks.astype(float)
     return MemoryCurve(
-        at_ms=tuple(((times - start_ns) / 1e6).tolist()) if has_times else tuple(map(float, picks.tolist())),
+        at_ms=tuple(np.maximum(at, 0.0).tolist()),
         has_times=has_times,
         categories=held,
         peak_index=int(found.total[picks].argmax()),

@@ -56,6 +56,7 @@ USED_CATEGORIES = frozenset(
 )
 FLOW_CATEGORIES = frozenset(("ac2g", "async", "async_gpu", "async_cpu_to_gpu", "fwdbwd", NPU_LAUNCHES))
 MEMORY_CATEGORY = "cpu_instant_event"
+MEMORY_EVENT = "[memory]"
 SEEN_CATEGORIES = (
     USED_CATEGORIES
     | FLOW_CATEGORIES

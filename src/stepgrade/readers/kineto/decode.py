@@ -54,6 +54,13 @@ class Args(Struct, frozen=True, gc=False):
     rank: Any = NONE
     label: Any = field(name="name", default=None)
     task: Any = field(name="Task Type", default=None)
+    memory_kind: Any = field(name="Device Type", default=NONE)
+    memory_device: Any = field(name="Device Id", default=NONE)
+    memory_bytes: Any = field(name="Bytes", default=NONE)
+    address: Any = field(name="Addr", default=NONE)
+    allocated: Any = field(name="Total Allocated", default=NONE)
+    reserved: Any = field(name="Total Reserved", default=NONE)
+    order: Any = field(name="Ev Idx", default=NONE)
 
 
 _NO_ARGS: Final = Args()

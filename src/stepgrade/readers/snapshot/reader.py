@@ -15,6 +15,7 @@ from stepgrade.model.allocations import (
     IN_OPTIMIZER,
     IN_SETUP,
     IN_ZERO_GRAD,
+    STATES_PER_WEIGHT,
     Allocations,
     MemoryRecording,
 )
@@ -37,8 +38,6 @@ _LONGEST_PATH = 1000
 _LARGEST = 1 << 53  # a time of today in microseconds, or an address, and no more
 _GROWS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 _CHANGES = {"alloc": 1, "free_completed": -1}
-# How many values of a weight's size an optimizer keeps for each weight.
-_STATES = {"Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adamax": 2, "Adagrad": 1, "RMSprop": 1}
 
 
 class _Stack(NamedTuple):
@@ -97,7 +96,7 @@ def read_snapshot(source: ByteSource) -> MemoryRecording:
             tag=table[:, 4].astype(np.int32),
             makers=tuple(history.makers),
             base_bytes=base,
-            states_per_weight=_STATES.get(optimizer, 0),
+            states_per_weight=STATES_PER_WEIGHT.get(optimizer, 0),
             reserved=reserved_base + table[:, 5],
         ),
         has_phases=history.has_frames,
