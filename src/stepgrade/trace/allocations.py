@@ -35,7 +35,7 @@ from stepgrade.model.memory import (
 )
 from stepgrade.naming.torch_names import Mask
 
-_MOST_POINTS = 240
+_MOST_POINTS = 160
 _MOST_HOLDERS = 12
 # A level that rises with every step, by more than rounding.
 _LEAST_STEPS = 4
