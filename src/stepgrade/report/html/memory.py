@@ -56,9 +56,8 @@ def _curve(curve: MemoryCurve) -> dict[str, Any]:
             height = scale.place(curve.categories[name][place])
             floor -= height
             if height > 0.0:
-                parts.append(
-                    Mark(x=x, y=floor, width=max(end - x, 0.1) + 0.08  # no gap between two, height=height, look=f"memory-{name}")
-                )
+                width = max(end - x, 0.1) + 0.08  # a little over the next: no gap shows between two
+                parts.append(Mark(x=x, y=floor, width=width, height=height, look=f"memory-{name}"))
         when = show_ms(at) if curve.has_times else f"event {at:,.0f}"
         made = ", ".join(
             f"{name} {show_bytes(curve.categories[name][place])}"
