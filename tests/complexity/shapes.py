@@ -483,6 +483,14 @@ def step_lines(n: int) -> Files:
     return {"f": "\n".join(lines).encode()}
 
 
+FAILED = (
+    b"\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.06 GiB. GPU 4 has a total capacity of 178.35 GiB "
+    b"of which 343.44 MiB is free. Process 1 has 96.66 GiB memory in use. Including non-PyTorch memory, this process has "
+    b"81.32 GiB memory in use. Of the allocated memory 79.17 GiB is allocated by PyTorch, and 575.27 MiB is reserved by "
+    b"PyTorch but unallocated.\n"
+)
+
+
 def lines_of_every_dialect(n: int) -> Files:
     anchors = b"\n".join(dialect.anchor + b" 1 2 3 x" for dialect in DIALECTS)
     return {"f": (anchors + b"\n") * (n // 10 + 1) + step_lines(n)["f"]}
@@ -995,8 +1003,10 @@ SHAPES: dict[str, Shape] = {
     "profiles in a log": Shape(log, covers=("readers/log",), size=20),
     "profiles in a log that are cut off": Shape(cut_profiles, covers=("readers/log",), size=1000),
     "strings of a quoted log": Shape(quoted_log, covers=("readers/log",), size=1000),
-    "step lines of a log": Shape(step_lines, covers=("readers/logs/scan", "readers/logs/assemble", "readers/logs/order", "readers/logs/paces", "readers/logs/amounts", "readers/logs/dialect", "readers/logs/frameworks", "readers/logs/facts", "readers/logs/own"), size=300),
+    "step lines of a log": Shape(step_lines, covers=("readers/logs/scan", "readers/logs/assemble", "readers/logs/order", "readers/logs/paces", "readers/logs/amounts", "readers/logs/dialect", "readers/logs/frameworks", "readers/logs/facts", "readers/logs/failures", "readers/logs/own"), size=300),
     "lines of every dialect": Shape(lines_of_every_dialect, covers=("readers/logs/scan",), size=300),
+    "words about memory": Shape(lambda n: {"f": b"out of memory RESOURCE_EXHAUSTED 9 GiB " * n + b"\n" + step_lines(50)["f"]}, covers=("readers/logs/failures",), size=2000),
+    "messages of failed allocations": Shape(lambda n: {"f": step_lines(50)["f"] + FAILED * n}, covers=("readers/logs/failures",), size=200),
     "a line of nothing but anchors": Shape(one_line_of_anchors, covers=("readers/logs/scan",), size=2000),
     "a log that is followed": Shape(step_lines, ("watch", "f", "--once"), ("readers/logs/follow",), 300),
     "a log beside a trace": Shape(lambda n: {**step_lines(n), "g": trace([row for i in range(n) for row in (step(i, i * 1000, 900), *kernel("k", i * 1000 + 10, i))])["f"]}, ("score", "f", "g", "--format", "json"), ("trace/logged_run",), 100),

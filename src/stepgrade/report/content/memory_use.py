@@ -15,11 +15,13 @@ _HOLDERS_SHOWN = 6
 
 def memory_use_blocks(memory: Memory | None) -> Iterator[Block]:
     """Yield the memory at its peak; nothing where the source does not tell of it."""
-    if memory is None or memory.peak_bytes is None:
+    if memory is None:
         return
     if memory.out_of_memory is not None:
         yield Heading("Out of memory")
         yield bullets(failure_lines(memory.out_of_memory))
+    if memory.peak_bytes is None:
+        return
     yield Heading("Memory of the device")
     yield facts(dict(memory_rows(memory)), _NAME_WIDTH)
     whole = sum(memory.categories.values())
