@@ -646,6 +646,40 @@ def nsys_collectives(n: int) -> Files:
     return nsys(fill)
 
 
+def allocations(n: int) -> Files:
+    """Return a step whose operations each allocate, and free what the one before them did."""
+
+    def inside(i: int) -> list[dict[str, Any]]:
+        def change(at: float, size: int, address: int) -> dict[str, Any]:
+            args = {
+                "Device Type": 1,
+                "Device Id": 0,
+                "Bytes": size,
+                "Addr": address,
+                "Total Allocated": 10**6,
+                "Total Reserved": 10**7,
+                "Ev Idx": 2 * i + (size < 0),
+            }
+            return {
+                "ph": "i",
+                "cat": "cpu_instant_event",
+                "name": "[memory]",
+                "pid": 1,
+                "tid": 1,
+                "ts": at,
+                "args": args,
+            }
+
+        return [
+            event("cpu_op", f"aten::op{i}", i * 10, 8),
+            change(i * 10 + 2, 512 * (i + 1), i + 1),
+            change(i * 10 + 4, -512 * max(i, 1), max(i, 1)),
+            *kernel("k", i * 10 + 1, i),
+        ]
+
+    return one_step(n, inside)
+
+
 def snapshot(n: int) -> Files:
     """Return a memory snapshot of n steps."""
     return {"f": train(steps=n).pickled()}
@@ -980,6 +1014,7 @@ SHAPES: dict[str, Shape] = {
     "steps of rocprofv3's CSV": Shape(rocprof(write_csv), covers=("readers/rocprof/csv_tables",), size=300),
     "steps of rocpd": Shape(rocprof(lambda folder, n: write_rocpd(folder / "f", steps=n)), covers=("readers/rocprof/databases",), size=60),
     "steps of rpd": Shape(rocprof(lambda folder, n: write_rpd(folder / "f", n)), covers=("readers/rocprof/databases",), size=60),
+    "allocations of a trace": Shape(allocations, covers=("trace/memory", "trace/allocations"), size=200),
     "steps of a memory snapshot": Shape(snapshot, covers=("readers/snapshot/plain_pickle", "readers/snapshot/reader", "trace/allocations", "trace/memory"), size=30),
     "stacks of a memory snapshot": Shape(snapshot_of_stacks, SCORE_HTML, ("readers/snapshot/reader",), 60),
     "lists of a snapshot in many places": Shape(snapshot_of_one_list, covers=("readers/snapshot/reader",), size=100),

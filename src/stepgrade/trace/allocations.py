@@ -63,12 +63,18 @@ class Replay(NamedTuple):
 
 def replay(events: Allocations) -> Replay:
     """Return who held what after each event."""
-    blocks = _pair(events)
+    blocks, total = _pair(events), np.cumsum(events.delta)
     # A processor's allocator counts from when recording began, but frees what was there before as well.
-    base = max(events.base_bytes, int(blocks.size[blocks.born < 0].sum()))
-    total = base + np.cumsum(events.delta)
+    before = int(blocks.size[blocks.born < 0].sum()) if has_addresses(events) else -int(total.min(initial=0))
+    base = max(events.base_bytes, before)
+    total += base
     peak = int(total.argmax()) if len(total) else 0
     return Replay(events._replace(base_bytes=base), blocks, total, peak)
+
+
+def has_addresses(events: Allocations) -> bool:
+    """Tell whether it is known which allocation a free belongs to."""
+    return not ((events.address == NONE) | (events.address == 0)).any()
 
 
 def _levels(found: Replay, chosen: Mask) -> Longs:

@@ -27,6 +27,7 @@ from stepgrade.trace.allocations import (
     categories_at,
     curve_between,
     growth_of,
+    has_addresses,
     holders_of,
     live_at,
     replay,
@@ -79,12 +80,13 @@ def _memory_of_recording(recording: MemoryRecording) -> Memory:
     if not len(events.delta):  # only what is held at the end is known
         return known
     found = replay(events)
+    tells_parts = recording.has_phases and has_addresses(events)
     peak_bytes, reserved = float(found.total[found.peak]), float(events.reserved[found.peak])
     maker = events.makers[int(events.tag[found.peak])]
     return Memory(
         peak_bytes=peak_bytes,
         reserved_bytes=max(float(events.reserved.max()), peak_bytes),
-        categories=categories_at(found, found.peak) if recording.has_phases else {},
+        categories=categories_at(found, found.peak) if tells_parts else {},
         peak_at=PeakPlace(op=maker.op, where=maker.where),
         fragmentation=max(0.0, 1.0 - peak_bytes / reserved) if reserved > 0 else None,
         largest_free_bytes=known.largest_free_bytes,
@@ -95,8 +97,8 @@ def _memory_of_recording(recording: MemoryRecording) -> Memory:
         out_of_memory=recording.failed,
         curve=(
             curve_between(found, 0, len(found.total), int(events.time_ns[0]))
-            if recording.has_phases
-            else None
+            if tells_parts
+            else total_curve(found, 0, len(found.total), int(events.time_ns[0]))
         ),
     )
 
@@ -156,7 +158,7 @@ def memory_of_trace(timeline: Timeline, layers: Layers) -> Memory | None:
         retries=_retries(timeline) if len(trace.calls.name) else None,
         curve=total_curve(found, low, high, start_ns),
     )
-    if (chosen.address == NONE).any():  # of 2021: what is freed cannot be told
+    if not has_addresses(found.events):  # of 2021: what is freed cannot be told
         return known
     return structs.replace(
         known,

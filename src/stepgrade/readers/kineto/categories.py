@@ -92,6 +92,11 @@ def is_annotation(name: str, inputs: Iterable[Raw]) -> bool:
     return name.startswith(_ANNOTATION_PREFIXES) or ("::" not in name and not any(map(bytes, inputs)))
 
 
+def is_allocation(name: str, ph: str) -> bool:
+    """Tell whether an event is an allocation or a free; those of 2021 have no category."""
+    return name == MEMORY_EVENT and ph in {"i", "I"}
+
+
 def npu_category(name: str, task: object) -> str | None:
     """Return the category of an event of torch_npu that has none; None for what is no work.
 

@@ -343,9 +343,9 @@ def _rows(by_category: Sorted, long_frame: float) -> _Rows:
 
 
 def _memory_events(by_category: Sorted) -> list[Event]:
-    """Return allocations and frees; those of 2021 have no category."""
+    """Return allocations and frees."""
     found = _pick(by_category, (categories.MEMORY_CATEGORY, ""))
-    return [event for event in found if event.name == categories.MEMORY_EVENT and event.ph in {"i", "I"}]
+    return [event for event in found if categories.is_allocation(event.name, event.ph)]
 
 
 def _length(dur: object) -> float:
