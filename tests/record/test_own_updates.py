@@ -151,7 +151,7 @@ torch.set_num_threads(1)
 model = nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
 for number in range(24):
-    time.sleep(0.01 * (number % 6) ** 2)
+    time.sleep(0.003 * (number % 6) ** 3)
     model(torch.randn(4 + 4 * (number % {sizes}), 8)).sum().backward()
     optimizer.step()
 """

@@ -49,6 +49,7 @@ def run(words: list[str], folder: Path) -> Ended:
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "HF_HUB_OFFLINE": "1",
+        "ACCELERATE_USE_CPU": "true",
         "PYTHONHASHSEED": "0",
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "NO_COLOR": "1",

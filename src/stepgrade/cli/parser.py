@@ -65,6 +65,10 @@ class Parser(argparse.ArgumentParser):
         choices = [action.choices for action in self._actions if isinstance(action.choices, dict)]
         return choices[0] if choices else {}
 
+    def _parse_optional(self, arg_string: str):  # type: ignore[no-untyped-def]  # as argparse does not either
+        """Take a command in one argument, such as "-m train 3", for a value: no flag goes on with a blank."""
+        return None if arg_string[2:3] == " " else super()._parse_optional(arg_string)
+
     def _check_value(self, action: argparse.Action, value: object) -> None:
         """Refuse what is not among the choices, with the one that was most likely meant."""
         if action.choices is None or value in action.choices:

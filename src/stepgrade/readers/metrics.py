@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import Any
+
 from msgspec import structs
 
 from stepgrade.contract.decode import decode_json
@@ -74,8 +75,7 @@ def read(source: ByteSource) -> Profile:
     elif kind == "csv":
         tables.read_csv(source.chunks(), tables.separator_of(source.head) or ",", log)
     else:
-        document = decode_json(source.document(), dict[str, msgspec.Raw])
-        decoded = {key: msgspec.json.decode(value) for key, value in document.items()}
+        decoded = decode_json(source.document(), dict[str, Any])
         (tables.read_trainer_state if kind == "trainer_state" else tables.read_peft)(decoded, log)
     profile = profile_of_log(log.scanned(), source.name, names[kind])
     if profile is None:

@@ -322,7 +322,9 @@ class Recording:
         self.warm, self.steady = Totals(), Totals()
 
     def before_optimizer(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-        """Begin the optimizer's phase."""
+        """Begin the optimizer's phase; from the first one on no weights tell steps."""
+        if self.own_updates.is_possible:  # it was made before the recording began
+            self._leave_to_optimizer()
         if not _is_compiling() and self._is_watched_optimizer(optimizer):
             self.timeline.enter(OPTIMIZER)
 

@@ -37,7 +37,6 @@ _GAPS = {
     (OPTIMIZER, FORWARD): HOST,
     (BACKWARD, FORWARD): HOST,
     (FORWARD, FORWARD): FORWARD,
-    (NONE, BACKWARD): FORWARD,  # of tensors alone, without a module that is called
     (FORWARD, BACKWARD): LOSS,
     (BACKWARD, OPTIMIZER): GRADIENTS,
     (BACKWARD, UPDATED): OPTIMIZER,
@@ -154,7 +153,7 @@ def fold_step(
     step.steps, step.wall_ns = 1, times_ns[-1] - times_ns[0]
     step.samples.add(step.wall_ns)
     phases_ns = step.phases_ns
-    layers, gaps = _Layers(step, ends_by), _Gaps(phases_ns)
+    layers, gaps = _Layers(step, ends_by), _Gaps(phases_ns, updates_itself=UPDATED in codes)
     current, since_ns = NONE, times_ns[0]
     for time_ns, code in zip(times_ns, codes, strict=True):
         if code >= LAYER_BASE:
@@ -175,10 +174,12 @@ def fold_step(
 class _Gaps:
     """Time in no phase, kept until the next main phase shows what it was."""
 
-    def __init__(self, phases_ns: dict[int, int]) -> None:
+    def __init__(self, phases_ns: dict[int, int], *, updates_itself: bool) -> None:
         self.open_ns = 0
         self._phases_ns = phases_ns
         self._last = NONE
+        # A loop of bare tensors, which calls no module and no optimizer.
+        self._unseen = FORWARD if updates_itself else None
 
     def begin_phase(self, code: int) -> None:
         """Name the time since the last main phase, when another one begins."""
@@ -186,7 +187,8 @@ class _Gaps:
             return
         if code == OPTIMIZER and self._last != BACKWARD:
             return  # `zero_grad` before forward or backward: the gap ends with those
-        self._close(_GAPS.get((self._last, code)))
+        starts_with_backward = self._last == NONE and code == BACKWARD
+        self._close(self._unseen if starts_with_backward else _GAPS.get((self._last, code)))
         self._last = code
 
     def end_step(self) -> None:

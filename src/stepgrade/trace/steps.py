@@ -359,14 +359,15 @@ def _from_kernels(trace: Trace, links: Links, computed: Computed, thread: int) -
     launched = links.call >= 0
     if 2 * int((links.op >= 0).sum()) > len(work.name):
         return None
-    chosen = work.kind == DeviceEvent.KERNEL
+    # Collectives alone, as some traces hold them, show no round of a loop.
+    chosen = (work.kind == DeviceEvent.KERNEL) & ~named(trace.strings, work.name, _COLLECTIVE_KERNEL)
     if launched.any():
         chosen &= launched
         when = links.launch_ns
     elif len(work.name):
         # Streams run beside each other: the order on one of them is that of its launches.
         which = groups(np.where(chosen, work.stream, NONE)).which
-        busy = np.bincount(which, weights=work.dur_ns * ~named(trace.strings, work.name, _COLLECTIVE_KERNEL))
+        busy = np.bincount(which, weights=work.dur_ns * chosen)
         chosen &= which == int(busy.argmax())
         when = work.start_ns
     rows = np.flatnonzero(chosen)

@@ -343,7 +343,8 @@ class LogScanner:
             place = done = max(end, hit + len(anchor))
             rows.seen += 1
             if rows.stride > 1:
-                place = passed_by(rows, text, place, end - start)
+                # How far step lines are apart, with what stands between them, so far in this log.
+                place = passed_by(rows, text, place, (self._offset + hit) // rows.seen)
             line = plain(text[start:end])
             self._at = float(self._offset + hit)
             row = self._row(dialect, line)
@@ -450,13 +451,13 @@ def scan(chunks: Iterator[bytes], own: tuple[Dialect, ...] = ()) -> ScannedLog:
     return scanner.result()
 
 
-def passed_by(rows: Rows, text: bytes, place: int, line_bytes: int) -> int:
+def passed_by(rows: Rows, text: bytes, place: int, apart_bytes: int) -> int:
     """Return where to look for the next step line, having passed by as many as are not read in full."""
     anchor, passed = rows.dialect.anchor, 0
     while passed < rows.stride - 1 and place < len(text):
-        # Lines of one layout are about as long as each other; how many there were is counted. The last
+        # They are about as far apart as they were so far; how many there were is counted. The last
         # one of a chunk is always read: it may be that of the log.
-        further = min(len(text), place + max(line_bytes, 1) * (rows.stride - 1 - passed))
+        further = min(len(text), place + max(apart_bytes, 1) * (rows.stride - 1 - passed))
         found = text.count(anchor, place, further)
         if not found:
             return further

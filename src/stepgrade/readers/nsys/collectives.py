@@ -94,26 +94,37 @@ def describe_kernels(events: Events, process: int, communicators: Communicators)
     of_process = np.flatnonzero(calls["process"] == process)
     launches = dict(zip(calls["correlation"][of_process].tolist(), of_process.tolist(), strict=True))
     starts = {thread: [call.start_ns for call in found] for thread, found in communicators.calls.items()}
+    made: dict[tuple[int, int, int], int] = {}  # a group launches many kernels, and is gone through once
     for row in rows.tolist():
         launch = launches.get(int(work["correlation"][row]), NONE)
         thread = int(calls["thread"][launch]) if launch >= 0 else NONE
         if thread not in starts:
             continue
-        of_thread = communicators.calls[thread]
-        found = calls_at(of_thread, starts[thread], int(calls["start_ns"][launch]))
-        if found:
-            made = communicators.describe(texts[int(work["name"][row])], found)
-            work["collective"][row] = events.collectives.setdefault(made, len(events.collectives))
+        of_thread, name = communicators.calls[thread], int(work["name"][row])
+        place = call_around(of_thread, starts[thread], int(calls["start_ns"][launch]))
+        if place is None:
+            continue
+        if (thread, place, name) not in made:
+            found = calls_launched_by(of_thread, place)
+            told = communicators.describe(texts[name], found) if found else None
+            made[thread, place, name] = (
+                NONE if told is None else events.collectives.setdefault(told, len(events.collectives))
+            )
+        if made[thread, place, name] != NONE:
+            work["collective"][row] = made[thread, place, name]
 
 
-def calls_at(calls: list[CommunicationCall], starts: list[int], time_ns: int) -> list[CommunicationCall]:
-    """Return NCCL's calls that launched something at this time: the one around it, or those of its group."""
+def call_around(calls: list[CommunicationCall], starts: list[int], time_ns: int) -> int | None:
+    """Return the place of NCCL's call that lies around this time."""
     place = bisect_right(starts, time_ns) - 1
     # The call may lie inside another, as those of a group do.
     while place >= 0 and calls[place].end_ns < time_ns and place > bisect_right(starts, time_ns) - 4:
         place -= 1
-    if place < 0 or calls[place].end_ns < time_ns:
-        return []
+    return None if place < 0 or calls[place].end_ns < time_ns else place
+
+
+def calls_launched_by(calls: list[CommunicationCall], place: int) -> list[CommunicationCall]:
+    """Return the calls whose work the one at this place launches: itself, or those of its group."""
     if calls[place].name != _GROUP_END:
         return [calls[place]]
     first = place
