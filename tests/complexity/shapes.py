@@ -1017,7 +1017,7 @@ SHAPES: dict[str, Shape] = {
     "allocations of a trace": Shape(allocations, covers=("trace/memory", "trace/allocations"), size=200),
     "steps of a memory snapshot": Shape(snapshot, covers=("readers/snapshot/plain_pickle", "readers/snapshot/reader", "trace/allocations", "trace/memory"), size=30),
     "stacks of a memory snapshot": Shape(snapshot_of_stacks, SCORE_HTML, ("readers/snapshot/reader",), 60),
-    "lists of a snapshot in many places": Shape(snapshot_of_one_list, covers=("readers/snapshot/reader",), size=100),
+    "lists of a snapshot in many places": Shape(snapshot_of_one_list, covers=("readers/snapshot/reader",), size=800),
     "a file that is none of ours": Shape(lambda n: {"f": b"<html>" + b"<p>x</p>" * n}, covers=("readers/foreign",), size=2000),
     "events with Windows paths": Shape(windows_paths, covers=("readers/kineto/chunks",), size=1000),
     "events that nothing closes": Shape(unclosed, covers=("readers/kineto/chunks",), size=1000),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -62,14 +63,11 @@ def read_snapshot(source: ByteSource) -> MemoryRecording:
         raise BadInput("is a pickle, and no memory snapshot: it has no segments")
     traces = [_rows(trace) for trace in _once(_list(snapshot, "device_traces"))] or [[]]
     segments = _rows(_list(snapshot, "segments"))
-    busiest = max(
-        range(len(traces)),
-        key=lambda number: (
-            len(traces[number]),
-            sum(_size(segment, "total_size") for segment in segments if _is_on(segment, number)),
-        ),
-    )
-    own = [segment for segment in segments if _is_on(segment, busiest)]
+    reserved: Counter[int] = Counter()
+    for segment in segments:
+        reserved[_device_of(segment)] += _size(segment, "total_size")
+    busiest = max(range(len(traces)), key=lambda number: (len(traces[number]), reserved[number]))
+    own = [segment for segment in segments if _device_of(segment) == busiest]
     blocks = [row for part in _once([segment.get("blocks") for segment in own]) for row in _rows(part)]
     held = _Held(
         allocated=sum(_size(block, "size") for block in blocks if _is_active(block)),
@@ -263,8 +261,8 @@ def _is_active(block: Row) -> bool:
     return str(block.get("state")).startswith("active")
 
 
-def _is_on(segment: Row, number: int) -> bool:
-    return segment.get("device", 0) == number
+def _device_of(segment: Row) -> int:
+    return _size(segment, "device")
 
 
 def _list(row: Row, key: str) -> list[Plain]:
