@@ -37,7 +37,7 @@ def memory_use_blocks(memory: Memory | None) -> Iterator[Block]:
         yield Table(
             (Column("From", fills=True), Column("As", width=12), Column("Bytes", width=10, right=True)),
             tuple(
-                (shortened(holder.shown, 60), holder.category or "", show_bytes(holder.bytes))
+                (shortened(holder.shown, 60), shortened(holder.category or "", 20), show_bytes(holder.bytes))
                 for holder in memory.holders[:_HOLDERS_SHOWN]
             ),
         )

@@ -33,7 +33,7 @@ def view(card: Scorecard) -> dict[str, Any] | None:
         "rows": memory_rows(memory),
         "curve": _curve(memory.curve) if memory.curve else None,
         "holders": [
-            (shortened(holder.shown, 120), holder.category or "", show_bytes(holder.bytes))
+            (shortened(holder.shown, 120), shortened(holder.category or "", 20), show_bytes(holder.bytes))
             for holder in memory.holders
         ],
     }
