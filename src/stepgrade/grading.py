@@ -23,6 +23,7 @@ from stepgrade.model.scorecard import UNGRADED, DeviceUse, RankRow, Scorecard, S
 from stepgrade.model.step_log import StepLog
 from stepgrade.scoring.bound import why_ungraded
 from stepgrade.scoring.causes import (
+    Verdict,
     bottleneck_of_ledger,
     bottleneck_of_phases,
     prefer_work,
@@ -34,6 +35,7 @@ from stepgrade.scoring.efficiency import ScoreOptions, efficiency_of
 from stepgrade.scoring.fingerprint import fingerprint_of
 from stepgrade.scoring.goodput import WallLedger, wall_ledger
 from stepgrade.scoring.layers import backward_forward_ratio, layer_summaries, layers_of_step, slow_layers
+from stepgrade.scoring.memory import memory_of_run
 from stepgrade.scoring.operations import drop_impossible_counts, operations_of_step, total_by_operation
 from stepgrade.scoring.phases import phases_of_step
 from stepgrade.scoring.reference import bottleneck_note
@@ -118,13 +120,12 @@ def as_baseline(
 def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Settings) -> Scorecard:
     target, limits = options.target, settings.limits
     ranked = tuple(rank_operations(total_by_operation(profile)))
-    phases = phases_of_step(profile, times, limits)
-    efficiency, summaries = efficiency_of(profile, times, options), layer_summaries(profile)
+    phases, summaries = phases_of_step(profile, times, limits), layer_summaries(profile)
+    efficiency = efficiency_of(profile, times, options)
     operations = operations_of_step(ranked, profile, times, target.figures, target.dtype)
     ratio, ratio_note = backward_forward_ratio(profile, phases, summaries)
     work, of_device = work_of(profile, operations, limits), Ledger.of(profile.ledger)
-    ledger = of_device or phases.ledger
-    causes, wall = rank_causes(profile, times, ledger, work), _whole_run(profile.log)
+    causes = rank_causes(profile, times, ledger := of_device or phases.ledger, work)
     if of_device:
         verdict = bottleneck_of_ledger(profile, of_device, causes, work, limits)
     else:
@@ -145,13 +146,13 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         work=options.work or profile.work,
         activity=profile.activity.scaled(times.scale) if profile.activity else NOTHING_DONE,
         limits=limits,
-        wall=wall,
+        wall=_whole_run(profile.log),
+        memory=memory_of_run(profile, target),
     )
     found = findings(context, settings.ignored_rules)
     reasons, bound = why_ungraded(profile, options, efficiency, ledger)
     if of_device and work_gains_more(found):
         verdict = prefer_work(verdict, profile, of_device, work, limits)
-    of_v1 = bottleneck_note(profile, verdict.bottleneck, efficiency.share), ratio_note
     return Scorecard(
         grade=UNGRADED if reasons else efficiency.grade,
         grade_at_most=bound.grade if bound else None,
@@ -168,7 +169,7 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         recommendations=_recommendations(context, found),
         bottleneck_evidence=verdict.evidence_with_line(profile, causes),
         causes=causes,
-        notes=_notes(context, of_v1),
+        notes=_notes(context, verdict, ratio_note),
         fitness=(*(note for note in profile.warnings if not note.fatal), *phases.fitness),
         ungraded_because=reasons,
         source=profile.source,
@@ -191,10 +192,11 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         arithmetic=efficiency.arithmetic,
         findings=found,
         peak_memory_bytes=profile.peak_memory_bytes,
+        memory=context.memory,
         roofs=(*target.figures.compute(target.dtype), *target.figures.bandwidth()),
         typical_step=profile.typical_step,
         fingerprint=fingerprint_of(profile, options),
-        goodput=wall.goodput if wall is not None else None,
+        goodput=context.wall.goodput if context.wall is not None else None,
     )
 
 
@@ -271,11 +273,12 @@ def _steps(profile: Profile, times: RunTimes) -> StepStats | None:
     )
 
 
-def _notes(context: RuleContext, v1_notes: Sequence[Note | None]) -> tuple[Note, ...]:
+def _notes(context: RuleContext, verdict: Verdict, ratio_note: Note | None) -> tuple[Note, ...]:
     """Return all notes; the last say what operations and steps include, and what the median leaves out."""
     profile = context.profile
     notes = [*profile.notes, *context.efficiency.notes, *context.phases.notes]
-    notes += [note for note in v1_notes if note is not None]
+    of_v1 = bottleneck_note(profile, verdict.bottleneck, context.efficiency.share)
+    notes += [note for note in (of_v1, ratio_note) if note is not None]
     steady, count = context.times.steady, len(profile.samples_ms)
     if profile.operations and profile.source.producer == STEP_PROFILER_V2:
         text = "hotspots include the operations listed for the whole model; contract v1 does not read those"

@@ -30,6 +30,7 @@ from tests.readers.logs.generated import event as tensorboard_event
 from tests.readers.logs.generated import version
 from tests.readers.nsys.export import MS, Export
 from tests.readers.rocprof.files import write_csv, write_json, write_rocpd, write_rpd
+from tests.readers.snapshot.snapshots import Recorded, train
 from tests.readers.xplane.files import (
     PlaneFile,
     chrome_trace,
@@ -493,6 +494,14 @@ def step_lines(n: int) -> Files:
     return {"f": "\n".join(lines).encode()}
 
 
+FAILED = (
+    b"\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.06 GiB. GPU 4 has a total capacity of 178.35 GiB "
+    b"of which 343.44 MiB is free. Process 1 has 96.66 GiB memory in use. Including non-PyTorch memory, this process has "
+    b"81.32 GiB memory in use. Of the allocated memory 79.17 GiB is allocated by PyTorch, and 575.27 MiB is reserved by "
+    b"PyTorch but unallocated.\n"
+)
+
+
 def lines_of_every_dialect(n: int) -> Files:
     anchors = b"\n".join(dialect.anchor + b" 1 2 3 x" for dialect in DIALECTS)
     return {"f": (anchors + b"\n") * (n // 10 + 1) + step_lines(n)["f"]}
@@ -646,6 +655,64 @@ def nsys_collectives(n: int) -> Files:
         export.range("ncclGroupEnd", 10**3 * n, 10**5 * n, 7)
 
     return nsys(fill)
+
+
+def allocations(n: int) -> Files:
+    """Return a step whose operations each allocate, and free what the one before them did."""
+
+    def inside(i: int) -> list[dict[str, Any]]:
+        def change(at: float, size: int, address: int) -> dict[str, Any]:
+            args = {
+                "Device Type": 1,
+                "Device Id": 0,
+                "Bytes": size,
+                "Addr": address,
+                "Total Allocated": 10**6,
+                "Total Reserved": 10**7,
+                "Ev Idx": 2 * i + (size < 0),
+            }
+            return {
+                "ph": "i",
+                "cat": "cpu_instant_event",
+                "name": "[memory]",
+                "pid": 1,
+                "tid": 1,
+                "ts": at,
+                "args": args,
+            }
+
+        return [
+            event("cpu_op", f"aten::op{i}", i * 10, 8),
+            change(i * 10 + 2, 512 * (i + 1), i + 1),
+            change(i * 10 + 4, -512 * max(i, 1), max(i, 1)),
+            *kernel("k", i * 10 + 1, i),
+        ]
+
+    return one_step(n, inside)
+
+
+def snapshot(n: int) -> Files:
+    """Return a memory snapshot of n steps."""
+    return {"f": train(steps=n).pickled()}
+
+
+def snapshot_of_stacks(n: int) -> Files:
+    """Return a snapshot whose allocations are each of a line of their own, with deep stacks."""
+    run = Recorded()
+    outer = [{"name": f"f{i}", "filename": f"/home/me/a{i}.py", "line": i} for i in range(50)]
+    for i in range(n):
+        run.frames["forward"] = [{"name": "f", "filename": f"/home/me/m{i}.py", "line": i}, *outer]
+        run.alloc(1 << 20, "forward")
+    return {"f": run.pickled()}
+
+
+def snapshot_of_one_list(n: int) -> Files:
+    """Return a snapshot in which the same lists stand in many places."""
+    value = train(steps=n // 20 + 1).value()
+    blocks = value["segments"][0]["blocks"] * n
+    value["segments"] = [{**value["segments"][0], "blocks": blocks} for _ in range(n)]
+    value["device_traces"] = value["device_traces"] * n
+    return {"f": pickle.dumps(value)}
 
 
 def rocprof(write: Callable[[Path, int], Path]) -> Callable[[int], Files]:
@@ -995,6 +1062,10 @@ SHAPES: dict[str, Shape] = {
     "stats, names and lines of XLA": Shape(xplane_stats, covers=("readers/xplane/planes",), size=300),
     "computations that call each other": Shape(xplane_hlo, covers=("readers/xplane/hlo",), size=50),
     "steps of a Chrome trace of XLA": Shape(lambda n: {"f": chrome_trace(n)}, covers=("readers/xplane/chrome", "readers/xla_trace"), size=100),
+    "allocations of a trace": Shape(allocations, covers=("trace/memory", "trace/allocations"), size=200),
+    "steps of a memory snapshot": Shape(snapshot, covers=("readers/snapshot/plain_pickle", "readers/snapshot/reader", "trace/allocations", "trace/memory"), size=30),
+    "stacks of a memory snapshot": Shape(snapshot_of_stacks, SCORE_HTML, ("readers/snapshot/reader",), 60),
+    "lists of a snapshot in many places": Shape(snapshot_of_one_list, covers=("readers/snapshot/reader",), size=800),
     "a file that is none of ours": Shape(lambda n: {"f": b"<html>" + b"<p>x</p>" * n}, covers=("readers/foreign",), size=2000),
     "events with Windows paths": Shape(windows_paths, covers=("readers/kineto/chunks",), size=1000),
     "events that nothing closes": Shape(unclosed, covers=("readers/kineto/chunks",), size=1000),
@@ -1015,8 +1086,10 @@ SHAPES: dict[str, Shape] = {
     "profiles in a log": Shape(log, covers=("readers/log",), size=20),
     "profiles in a log that are cut off": Shape(cut_profiles, covers=("readers/log",), size=1000),
     "strings of a quoted log": Shape(quoted_log, covers=("readers/log",), size=1000),
-    "step lines of a log": Shape(step_lines, covers=("readers/logs/scan", "readers/logs/assemble", "readers/logs/order", "readers/logs/paces", "readers/logs/amounts", "readers/logs/dialect", "readers/logs/frameworks", "readers/logs/facts", "readers/logs/own"), size=300),
+    "step lines of a log": Shape(step_lines, covers=("readers/logs/scan", "readers/logs/assemble", "readers/logs/order", "readers/logs/paces", "readers/logs/amounts", "readers/logs/dialect", "readers/logs/frameworks", "readers/logs/facts", "readers/logs/failures", "readers/logs/own"), size=300),
     "lines of every dialect": Shape(lines_of_every_dialect, covers=("readers/logs/scan",), size=300),
+    "words about memory": Shape(lambda n: {"f": b"out of memory RESOURCE_EXHAUSTED 9 GiB " * n + b"\n" + step_lines(50)["f"]}, covers=("readers/logs/failures",), size=2000),
+    "messages of failed allocations": Shape(lambda n: {"f": step_lines(50)["f"] + FAILED * n}, covers=("readers/logs/failures",), size=200),
     "a line of nothing but anchors": Shape(one_line_of_anchors, covers=("readers/logs/scan",), size=2000),
     "a log that is followed": Shape(step_lines, ("watch", "f", "--once"), ("readers/logs/follow",), 300),
     "a log beside a trace": Shape(lambda n: {**step_lines(n), "g": trace([row for i in range(n) for row in (step(i, i * 1000, 900), *kernel("k", i * 1000 + 10, i))])["f"]}, ("score", "f", "g", "--format", "json"), ("trace/logged_run",), 100),

@@ -110,6 +110,12 @@ LIMITS: list[tuple[str, str, float, str]] = [
     ("slow-start", "log.before_s", LESS, "pause_info_share"),
     ("unsteady-steps", "samples_ms.9", LESS, "spread_ratio"),
     ("drifting-steps", " ".join(f"samples_ms.{step}" for step in range(12, 24)), LESS, "drift_ratio"),
+    ("memory-grows", "memory.growth.bytes_per_step", LESS, "growth_bytes"),
+    ("memory-fragmented", "memory.fragmentation", LESS, "fragmentation_share"),
+    ("loss-dominates-memory", "memory.holders.0.bytes", LESS, "loss_memory_share"),
+    ("optimizer-unsharded", "memory.peak_bytes", MORE, "optimizer_memory_share"),
+    ("activations-kept", "memory.categories.activations", LESS, "activation_memory_share"),
+    ("activations-kept", "peak_memory_bytes", LESS, "memory_tight_share"),
     ("memory-nearly-full", "peak_memory_bytes", LESS, "memory_warning_share"),
     ("memory-idle", "peak_memory_bytes", MORE, "memory_idle_share"),
     ("hardly-any-work", "activity.kernels.count", MORE, "few_kernels"),
@@ -119,6 +125,8 @@ LIMITS: list[tuple[str, str, float, str]] = [
 ]
 # Rules that see something or not: there is no limit, or it is one of nature.
 WITHOUT_LIMIT = {
+    "out-of-memory",
+    "allocator-retries",
     "fp16-beside-bf16",
     "data-parallel",
     "fast-backward",
@@ -136,6 +144,8 @@ WITHOUT_LIMIT = {
 }
 # Rules that never say more than a remark, whatever the share.
 REMARKS = {
+    "optimizer-unsharded",
+    "activations-kept",
     "dispatch-latency",
     "zero-grad-fills",
     "fragmented-elementwise",

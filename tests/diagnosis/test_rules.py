@@ -33,6 +33,7 @@ from stepgrade.model.activity import (
     Straggler,
     WaitTally,
 )
+from stepgrade.model.memory import Holder, Memory, MemoryGrowth, OutOfMemory
 from stepgrade.model.step_log import PauseKind, Reason, StepLog
 from tests.builders import make_layers, make_phases, make_profile
 from tests.conftest import ROOT
@@ -254,6 +255,28 @@ FIRES: dict[str, Profile] = {
     "slow-start": logged(before_s=200.0),
     "unsteady-steps": steps(*[90.0] * 9, 400.0),
     "drifting-steps": steps(*[80.0] * 12, *[100.0] * 12),
+    "out-of-memory": trace(
+        memory=Memory(peak_bytes=7e10, out_of_memory=OutOfMemory(asked_bytes=2e9, free_bytes=1e8))
+    ),
+    "memory-grows": trace(
+        memory=Memory(
+            peak_bytes=4e10,
+            growth=MemoryGrowth(
+                bytes_per_step=3e7, steps=8, holders=(Holder(bytes=1e8, where="train.py:7"),)
+            ),
+        )
+    ),
+    "allocator-retries": trace(memory=Memory(peak_bytes=4e10, retries=3)),
+    "memory-fragmented": trace(memory=Memory(peak_bytes=5e10, reserved_bytes=7e10, fragmentation=0.28)),
+    "loss-dominates-memory": trace(
+        memory=Memory(peak_bytes=4e10, holders=(Holder(bytes=2e10, op="aten::_log_softmax"),))
+    ),
+    "optimizer-unsharded": trace(
+        world_size=8, memory=Memory(peak_bytes=4e10, categories={"weights": 8e9, "optimizer": 1.6e10})
+    ),
+    "activations-kept": trace(
+        peak_memory_bytes=7.2e10, memory=Memory(peak_bytes=7.2e10, categories={"activations": 5e10})
+    ),
     "memory-nearly-full": trace(peak_memory_bytes=78.0 * 2**30),
     "memory-idle": trace(lost={"idle_host": 0.4}, gaps=gaps(), peak_memory_bytes=10.0 * 2**30),
     "truncated-trace": flaw("truncated"),

@@ -7,6 +7,7 @@ Every file holds a canary where a stranger's own data can stand. A reader withou
 from __future__ import annotations
 
 import json
+import pickle
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -22,6 +23,7 @@ from tests.kineto_text import kineto_text
 from tests.readers.logs.generated import DIALECTS, EVENTS, Plan, generate
 from tests.readers.nsys.export import two_ranks
 from tests.readers.rocprof.files import write_csv, write_json, write_rocpd, write_rpd
+from tests.readers.snapshot.snapshots import train
 from tests.readers.xplane.files import PlaneFile, chrome_trace, cpu_profile, gpu_profile, tpu_profile
 from tests.trace_builder import Run, make_trace
 
@@ -411,12 +413,24 @@ def xplane() -> tuple[bytes, ...]:
     return tuple(made + task for made in (cpu_profile(), gpu_profile(), tpu_profile()))
 
 
+@cache
+def snapshots() -> tuple[bytes, ...]:
+    """Return sound memory snapshots of two protocols; the canary is where a user's own words can stand."""
+    run = train(steps=5, layers=3, leak=1 << 20)
+    run.fail(1 << 30, free=1 << 20)
+    value = {**run.value(spare=4096), "my_secret": CANARY}
+    for entry in value["device_traces"][0]:
+        entry["user_metadata"] = CANARY
+    return pickle.dumps(value, 4), pickle.dumps(value, 2)
+
+
 SAMPLES: dict[str, Callable[[], tuple[bytes, ...]]] = {
     "kineto": traces,
     "nsys": nsys,
     "rocprof": rocprof,
     "xplane": xplane,
     "xla_trace": lambda: (chrome_trace(), chrome_trace(devices=2)),
+    "snapshot": snapshots,
     "journal": lambda: (journal(),),
     "scorecard": lambda: (card(),),
     "parity_profile": lambda: (profiles()[3],),

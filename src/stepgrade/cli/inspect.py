@@ -6,6 +6,7 @@ Formats are found by content; each may be gzipped:
   rocprof         ROCm: JSON, CSV and rocpd of rocprofv3, and rpd
   xplane          JAX and XLA: .xplane.pb of GPU, TPU or CPU; its devices are the ranks of one run
   xla_trace       trace.json.gz of jax.profiler, where its .xplane.pb is gone
+  snapshot        memory snapshots of PyTorch: what held the memory, and why it ran out
   step_profile    step_profiler_v2 or apr_training_profiler_v1 JSON
   journal         the journal of stepgrade's recorder, of a run that was killed or still runs
   parity_profile  ParityProfile JSON: runtime, throughput, launches, time per operation

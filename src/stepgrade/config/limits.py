@@ -192,6 +192,13 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     memory_warning_share: Annotated[float, share("TraceML: step peak at 92 %")] = 0.92
     memory_critical_share: Annotated[float, share("TraceML: step peak at 97 %")] = 0.97
     memory_idle_share: Annotated[float, share("alloc: below 50 % the batch can grow")] = 0.50
+    memory_tight_share: Annotated[float, share("ours: from 75 % on, saved memory is needed")] = 0.75
+    fragmentation_share: Annotated[float, share("published runs: 3 to 6 % with constant shapes")] = 0.15
+    fragmentation_bytes: Annotated[float, amount("ours: a gibibyte; less is rounding")] = 2.0**30
+    loss_memory_share: Annotated[float, share("ours: a quarter of the peak")] = 0.25
+    optimizer_memory_share: Annotated[float, share("ours: a quarter of the peak")] = 0.25
+    activation_memory_share: Annotated[float, share("ours: half of the peak")] = 0.50
+    growth_bytes: Annotated[float, amount("ours: a mebibyte with every step")] = 2.0**20
 
 
 DEFAULT_LIMITS = Limits()

@@ -8,12 +8,14 @@ from stepgrade.config.limits import DEFAULT_LIMITS, Limits
 from stepgrade.hardware.setup import Target
 from stepgrade.model import Ledger, Profile
 from stepgrade.model.activity import Activity
+from stepgrade.model.memory import Memory
 from stepgrade.model.profile import WorkKind
 from stepgrade.model.scorecard import Cause, Operation
 from stepgrade.scoring.causes import Verdict
 from stepgrade.scoring.efficiency import Efficiency
 from stepgrade.scoring.goodput import WallLedger
 from stepgrade.scoring.layers import SlowLayer
+from stepgrade.scoring.memory import capacity_of
 from stepgrade.scoring.phases import PhaseKind, PhasesOfStep
 from stepgrade.scoring.runtime import Runtime
 from stepgrade.scoring.step_times import RunTimes
@@ -42,6 +44,7 @@ class RuleContext(Struct, frozen=True, kw_only=True):
     activity: Activity = NOTHING_DONE  # of the typical step; an empty one when the source has no timeline
     limits: Limits = DEFAULT_LIMITS
     wall: WallLedger | None = None  # of the whole run, where the source is a log
+    memory: Memory | None = None
 
     @property
     def on_device(self) -> bool:
@@ -136,8 +139,5 @@ class RuleContext(Struct, frozen=True, kw_only=True):
     @property
     def memory_share(self) -> float | None:
         """Return the peak of the device's memory as a share of its size; None when either is not known."""
-        used, seen, device = self.profile.peak_memory_bytes, self.profile.device, self.target.device
-        size = seen.memory_bytes if seen and seen.memory_bytes else None
-        if size is None and device is not None and device.memory_gb:
-            size = int(device.memory_gb * 2**30)
+        used, size = self.profile.peak_memory_bytes, capacity_of(self.profile, self.target)
         return used / size if used and size else None

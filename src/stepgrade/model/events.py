@@ -105,6 +105,20 @@ class HostFrames(Struct, frozen=True, eq=False, kw_only=True):
     thread: Ids
 
 
+class MemoryEvents(Struct, frozen=True, eq=False, kw_only=True):
+    """Allocations and frees, at the host's call; numbers that the profiler did not write are NONE."""
+
+    start_ns: Longs
+    thread: Ids
+    kind: Wholes  # of device, as c10::DeviceType numbers them: 0 is the processor
+    device: Wholes
+    bytes: Longs  # less than 0 for a free
+    address: Longs
+    allocated: Longs  # on the device after the event
+    reserved: Longs
+    order: Wholes  # the profiler's own number of the event
+
+
 class DeviceRanges(Struct, frozen=True, eq=False, kw_only=True):
     """Annotations as the profiler projects them on streams (`gpu_user_annotation`): not busy time."""
 
@@ -203,4 +217,5 @@ class Trace(Struct, frozen=True, eq=False, kw_only=True):
     process: str | None = None  # the process that recorded it, where other files are of the same one
     frames: HostFrames | None = None
     tokens: tuple[int, ...] | None = None  # the sizes of those that a compiled step takes
+    memory: MemoryEvents | None = None
     categories: dict[str, int] = {}  # how many events of each category we know the file holds

@@ -11,9 +11,10 @@ from stepgrade.model import Baseline, Profile
 from stepgrade.readers.source import ByteSource
 
 if TYPE_CHECKING:
-    from stepgrade.model.events import Trace  # needs numpy
+    from stepgrade.model.allocations import MemoryRecording  # needs numpy
+    from stepgrade.model.events import Trace
 
-    Traces: TypeAlias = Trace | Iterator[Trace]
+    Traces: TypeAlias = Trace | Iterator[Trace] | MemoryRecording
 
 
 class Reader(Struct, frozen=True, kw_only=True):
@@ -22,9 +23,9 @@ class Reader(Struct, frozen=True, kw_only=True):
     `recognises` tells by the bytes, never by the file's name, whether a source is in the format.
 
     `read` returns what the source holds: a Profile where it holds sums or averages, a Trace where it holds
-    a timeline, an iterator of Traces (see `one_by_one`) where it holds several ranks, a Baseline where it
-    holds the result of a run. It raises BadInput with the place of what is wrong and, for
-    a file that the user can turn into one that is read, a hint that says how.
+    a timeline, an iterator of Traces (see `one_by_one`) where it holds several ranks, a MemoryRecording where
+    it holds allocations only, a Baseline where it holds the result of a run. It raises BadInput with the
+    place of what is wrong and, for a file that the user can turn into one that is read, a hint that says how.
     """
 
     name: str

@@ -83,12 +83,6 @@ _KNOWN = (
     Foreign("a profile of cProfile", (rb"\A[\xfb{][)\xa9(]\x03",), f"it knows Python only: {_TRACE}"),
     # PyTorch's other files
     Foreign(
-        "a memory snapshot of PyTorch",
-        (_OF_PICKLE, rb"segments.{1,9}", rb"total_size|device_traces|allocated_size"),
-        "it holds allocations, not times, and pytorch.org/memory_viz shows it; record the trace with "
-        "profile_memory=True to see memory in a scorecard",
-    ),
-    Foreign(
         "a memory timeline of PyTorch",
         (rb"\A\s{0,9}\[\[-?\d{1,20}, ?-?\d{1,20},",),
         "export the trace too (export_chrome_trace), recorded with profile_memory=True",

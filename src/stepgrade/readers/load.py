@@ -123,9 +123,14 @@ def _is_log(source: PathLike, options: ReadOptions) -> bool:
 def _profile_of(found: Traces, options: ReadOptions) -> Profile:
     """Turn traces into a profile: the one place where reading goes on in `trace`."""
     # What needs numpy is imported only here: it takes longer than a step profile to score.
+    from stepgrade.model.allocations import MemoryRecording  # noqa: PLC0415
     from stepgrade.model.events import Trace  # noqa: PLC0415
-    from stepgrade.trace import profile_of_traces  # noqa: PLC0415
+    from stepgrade.trace import profile_of_memory, profile_of_traces  # noqa: PLC0415
 
+    if isinstance(found, MemoryRecording):
+        if options.steps is not None:
+            raise BadOption("picks steps from a trace, which this source is not", field="steps")
+        return profile_of_memory(found)
     traces = one_by_one([found]) if isinstance(found, Trace) else found
     del found
     if options.steps is None:

@@ -50,8 +50,12 @@ def read(source: ByteSource) -> Profile:
     found = _search(source, scanner.feed)
     if not isinstance(found, FoundText):
         from stepgrade.readers.logs.assemble import profile_of_log  # noqa: PLC0415  needs numpy
+        from stepgrade.readers.logs.failures import with_failure  # noqa: PLC0415  as above
 
-        run = profile_of_log(scanner.result(), source.name)
+        scanned = scanner.result()
+        run = profile_of_log(scanned, source.name)
+        if scanned.failed is not None:
+            run = with_failure(run, scanned.failed, source.name)
         if run is None:
             raise _refusal(source, found)
         return run

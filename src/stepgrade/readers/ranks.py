@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from stepgrade.errors import BadInput, BadOption
 from stepgrade.model import Baseline, Profile
+from stepgrade.model.allocations import MemoryRecording
 from stepgrade.model.events import Trace
 from stepgrade.readers import registry
 from stepgrade.readers.base import one_by_one
@@ -99,7 +100,7 @@ def _read_all(files: list[RankFile], options: ReadOptions) -> Iterator[Trace]:
 
         with ByteSource(path, replace(options, progress=report)) as source:
             found = registry.read_source(source, input_format)
-            if isinstance(found, Profile | Baseline):
+            if isinstance(found, Profile | Baseline | MemoryRecording):
                 raise _not_a_trace(path)
             waiting = one_by_one([found]) if isinstance(found, Trace) else found
             del found  # who takes a trace decides how long it is kept

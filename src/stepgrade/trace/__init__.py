@@ -1,6 +1,7 @@
 """Traces to a Profile: from the events of each rank, whatever profiler wrote them, to one run."""
 
 from stepgrade.trace.logged_run import with_log
+from stepgrade.trace.memory import profile_of_memory
 from stepgrade.trace.profile import analyse_rank, analyse_trace, profile_of_traces
 from stepgrade.trace.ranks import RankProfile, merge_ranks
 from stepgrade.trace.recorded_ranks import merge_recordings
@@ -11,6 +12,7 @@ __all__ = [
     "analyse_trace",
     "merge_ranks",
     "merge_recordings",
+    "profile_of_memory",
     "profile_of_traces",
     "with_log",
 ]

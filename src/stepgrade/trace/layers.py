@@ -82,6 +82,7 @@ class Layers(NamedTuple):
     times: tuple[LayerTime, ...]
     recompute_ns: int  # forward work done again, in layers and outside
     note: Note | None
+    blocks: Blocks | None = None
 
 
 class Blocks(NamedTuple):
@@ -130,7 +131,7 @@ def find_layers(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Layers:
         found = find_blocks(timeline, pieces, forward) if timeline.driver is not Driver.UNSEEN else None
         if found is None:
             return Layers(None, (), recompute_ns, Note("no_layers", _why_none(timeline)))
-        blocks, block = found, _blocks_of_pieces(timeline, pieces, found, in_backward)
+        blocks, block = found, blocks_of_rows(timeline, found, pieces.row, in_backward)
     scale = 1 / NS_PER_MS
     forward_ns, backward_ns, again_ns = (
         np.bincount(block[inside], weights=pieces.dur_ns[inside], minlength=len(blocks.names)).tolist()
@@ -176,7 +177,7 @@ def find_layers(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Layers:
         for index, name in enumerate(blocks.names)
     )
     text = _NOTES.get(blocks.basis, "").format(timeline.trace.profiler.record_layers)
-    return Layers(blocks.basis, times, recompute_ns, Note("layers_basis", text) if text else None)
+    return Layers(blocks.basis, times, recompute_ns, Note("layers_basis", text) if text else None, blocks)
 
 
 def _recomputed(timeline: Timeline) -> Mask:
@@ -218,13 +219,13 @@ def _why_none(timeline: Timeline) -> str:
     )
 
 
-def _blocks_of_pieces(timeline: Timeline, pieces: Pieces, blocks: Blocks, in_backward: Mask) -> Ids:
-    """Return the block of each piece, or NONE."""
+def blocks_of_rows(timeline: Timeline, blocks: Blocks, of: Ids, in_backward: Mask) -> Ids:
+    """Return the block that each of these rows of the host tree is in, or NONE."""
     tree, trace = timeline.tree, timeline.trace
     opens = np.full(len(tree.kind), NONE, np.int32)
     opens[blocks.row] = blocks.block
     of_row = pick(opens, nearest(tree.parent, opens >= 0))
-    own = pick(of_row, pieces.row)
+    own = pick(of_row, of)
     # The block of each autograd node is that of its forward operation: NONE if that lies outside of all.
     of_node = np.full(len(tree.kind), NO_NODE, np.int32)
     node = matching(trace.strings, BACKWARD)[trace.ops.name] if len(trace.ops.name) else np.zeros(0, np.bool_)
@@ -237,7 +238,7 @@ def _blocks_of_pieces(timeline: Timeline, pieces: Pieces, blocks: Blocks, in_bac
         before = rows[np.maximum.accumulate(known)]
         same_thread = trace.ops.thread[tree.origin[rows]] == trace.ops.thread[tree.origin[before]]
         of_node[rows] = np.where(same_thread & (of_node[before] != UNMADE), of_node[before], NONE)
-    around = pick(of_node, pick(nearest(tree.parent, of_node != NO_NODE), pieces.row))
+    around = pick(of_node, pick(nearest(tree.parent, of_node != NO_NODE), of))
     return np.where(in_backward & (own < 0), around, own)
 
 

@@ -17,6 +17,7 @@ from stepgrade.trace.counts import count_images, count_launches, count_tokens
 from stepgrade.trace.layers import Layers, find_layers
 from stepgrade.trace.ledger import add_ledgers
 from stepgrade.trace.matmuls import most_of
+from stepgrade.trace.memory import memory_of_trace
 from stepgrade.trace.operations import sum_operations
 from stepgrade.trace.phases import find_phases, sum_phases
 from stepgrade.trace.pieces import find_pieces
@@ -63,6 +64,7 @@ def analyse_rank(trace: Trace) -> RankProfile:
         sequence=tokens.sequence if tokens else None,
     )
     work = find_work(timeline)
+    memory = memory_of_trace(timeline, layers)
     profile = Profile(
         source=Source(format=trace.profiler.format, files=(trace.file,), producer=trace.profiler.producer),
         work=work,
@@ -92,6 +94,8 @@ def analyse_rank(trace: Trace) -> RankProfile:
         matmul_known_share=operations.known_share,
         matmul_dtype=most_of(activity.matmul_dtype_ms),
         activity=activity,
+        memory=memory,
+        peak_memory_bytes=memory.peak_bytes if memory else None,
         recorded=Recorded(versions=trace.versions, settings=tuple(sorted(trace.recorded))),
         contents=_describe_contents(timeline, layers),
         notes=tuple(_find_notes(timeline, layers)),

@@ -89,6 +89,8 @@ def merge_ranks(ranks: Sequence[RankProfile]) -> Profile:
     ledgers = [time.ledger for time in across.times if time.ledger]
     flops = [None if p.matmul_flops is None else p.matmul_flops / (p.steps or 1) for p in profiles]
     activity = merge_activities([p.activity for p in profiles if p.activity])
+    # The rank that holds most decides whether the run fits.
+    memory = max((p.memory for p in profiles if p.memory), key=lambda m: m.peak_bytes or 0.0, default=None)
     kinds: tuple[WorkKind, ...] = ("training", "inference")  # one rank that trains makes it training
     return Profile(
         source=Source(format=first.source.format, files=files, producer=first.source.producer),
@@ -113,6 +115,8 @@ def merge_ranks(ranks: Sequence[RankProfile]) -> Profile:
         ),
         matmul_dtype=_first_known(p.matmul_dtype for p in profiles),
         activity=structs.replace(activity, skew_ms=across.skew_ms, straggler=across.straggler),
+        memory=memory,
+        peak_memory_bytes=memory.peak_bytes if memory else None,
         recorded=first.recorded,
         contents=merge_contents(ranks, by_number),
         notes=merge_notes([across.notes, *(p.notes for p in profiles)]),

@@ -15,6 +15,7 @@ from stepgrade.model import LayerTime, Ledger, Note, OpTime, Profile, Source, Sp
 from stepgrade.model.ceiling import Roof
 from stepgrade.model.comparison import Check, GateReport, PartChange, Shift
 from stepgrade.model.finding import Finding
+from stepgrade.model.memory import Holder, Memory, OutOfMemory, PeakPlace
 from stepgrade.model.scorecard import Operation, RankRow, Scorecard, StepStats
 from tests.builders import make_ops, make_profile
 from tests.conftest import ROOT
@@ -221,6 +222,11 @@ def hostile_card(names: tuple[str, ...] = HOSTILE) -> sg.Scorecard:
     return changed(
         card, phases=phases, findings=findings, recommendations=names, bottleneck=evil, bottleneck_evidence=names,
         baseline=evil, ungraded_because=noted(names),
+        memory=Memory(
+            peak_bytes=1e9, categories={"weights": 6e8, "other": 4e8}, peak_at=PeakPlace(op=evil, layer=evil, where=evil),
+            holders=tuple(Holder(bytes=1e8, op=name, where=name, category=name) for name in names),
+            out_of_memory=OutOfMemory(asked_bytes=1e9, where=evil),
+        ),
     )  # fmt: skip
 
 

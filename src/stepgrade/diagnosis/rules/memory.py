@@ -1,11 +1,24 @@
-"""Rules about the device's memory: full, or hardly used."""
+"""Rules about the device's memory: what it holds, how it is lost, when it runs out, or is hardly used."""
 
 from __future__ import annotations
 
+import re
+
 from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Found, Rule
+from stepgrade.model.memory import Memory, OutOfMemory
 from stepgrade.scoring.causes import Bottleneck
-from stepgrade.units import show_share
+from stepgrade.units import show_bytes, show_count, show_share
+
+# What a loss over a vocabulary allocates beside the logits themselves.
+_LOSS = re.compile(r"log_softmax|nll_loss|cross_entropy|CrossEntropy|NllLoss", re.IGNORECASE)
+_EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+# In the order of what they cost in speed.
+_WAYS_OUT = (
+    f"In the order of their price: {_EXPANDABLE}; a loss in chunks or fused with the head; torch.compile; "
+    "sharded optimizer states (ZeRO-1, FSDP), or 8-bit ones; selective activation checkpointing; a smaller "
+    "micro-batch with gradient accumulation; full activation checkpointing."
+)
 
 
 def memory_nearly_full(context: RuleContext) -> Found | None:
@@ -31,7 +44,203 @@ def memory_idle(context: RuleContext) -> Found | None:
     return Found("info", claim, {"memory_share": share})
 
 
+def out_of_memory(context: RuleContext) -> Found | None:
+    failed = context.memory.out_of_memory if context.memory else None
+    if failed is None:
+        return None
+    asked = show_bytes(failed.asked_bytes) if failed.asked_bytes is not None else "An allocation"
+    claim = f"The run ended out of memory: {asked} could not be had"
+    told = {
+        "asked_bytes": failed.asked_bytes,
+        "free_bytes": failed.free_bytes,
+        "allocated_bytes": failed.allocated_bytes,
+        "unallocated_bytes": failed.unallocated_bytes,
+        "other_processes_bytes": failed.other_processes_bytes,
+    }
+    evidence: dict[str, float | str] = {name: size for name, size in told.items() if size is not None}
+    reason, remedy = _why_it_failed(failed, context.memory)
+    return Found("critical", f"{claim}{reason}.", evidence, remedy=remedy)
+
+
+def _why_it_failed(failed: OutOfMemory, memory: Memory | None) -> tuple[str, str]:
+    """Return what took the memory, and the cheapest way out."""
+    asked, others = failed.asked_bytes or 0.0, failed.other_processes_bytes or 0.0
+    if others > asked:
+        reason = f", while other processes hold {show_bytes(others)} of the device"
+        return reason, f"End the other processes on the device, or run on another one. {_WAYS_OUT}"
+    if (failed.unallocated_bytes or 0.0) >= asked > 0.0:
+        reason = f", though {show_bytes(failed.unallocated_bytes or 0.0)} are reserved and in no tensor"
+        return reason, f"The memory is in fragments: set {_EXPANDABLE}. It costs no time."
+    held = memory.categories if memory else {}
+    most = max(held, key=lambda name: held[name], default=None)
+    if most is None:
+        in_tensors = failed.allocated_bytes
+        return (f" beside {show_bytes(in_tensors)} in tensors" if in_tensors else ""), _WAYS_OUT
+    return f"; most of the memory holds {most} ({show_bytes(held[most])})", _WAYS_OUT
+
+
+def memory_fragmented(context: RuleContext) -> Found | None:
+    memory, limits = context.memory, context.limits
+    if memory is None or memory.fragmentation is None or memory.reserved_bytes is None:
+        return None
+    lost = memory.fragmentation * memory.reserved_bytes
+    capacity = memory.capacity_bytes
+    has_room = capacity is not None and memory.reserved_bytes < limits.memory_tight_share * capacity
+    if memory.fragmentation < limits.fragmentation_share or lost < limits.fragmentation_bytes or has_room:
+        return None
+    claim = (
+        f"{show_bytes(lost)} of device memory, {show_share(memory.fragmentation)} of what is reserved, are "
+        "in no tensor at the peak."
+    )
+    return Found("warning", claim, {"fragmentation": memory.fragmentation, "lost_bytes": lost})
+
+
+def allocator_retries(context: RuleContext) -> Found | None:
+    retries = context.memory.retries if context.memory else None
+    if not retries:
+        return None
+    times = "once" if retries == 1 else f"{show_count(retries)} times"
+    claim = f"The allocator found no room {times}, gave its memory back to the device and asked again."
+    return Found("warning", claim, {"retries": float(retries)})
+
+
+def loss_dominates_memory(context: RuleContext) -> Found | None:
+    memory = context.memory
+    if memory is None or not memory.peak_bytes:
+        return None
+    held = sum(holder.bytes for holder in memory.holders if holder.op and _LOSS.search(holder.op))
+    share = held / memory.peak_bytes
+    if share < context.limits.loss_memory_share:
+        return None
+    claim = f"The loss makes the peak: {show_bytes(held)} of it, {show_share(share)}, are its own."
+    return Found("warning", claim, {"loss_bytes": held, "loss_share": share})
+
+
+def optimizer_unsharded(context: RuleContext) -> Found | None:
+    memory, ranks = context.memory, context.profile.world_size or 1
+    states = memory.categories.get("optimizer", 0.0) if memory else 0.0
+    if memory is None or not memory.peak_bytes or ranks < 2 or context.parallelism not in {"data", None}:
+        return None
+    share = states / memory.peak_bytes
+    weights = memory.categories.get("weights", 0.0)
+    # States in shards are smaller than the weights that they are for.
+    if share < context.limits.optimizer_memory_share or states < weights:
+        return None
+    claim = (
+        f"Every one of {ranks} ranks holds all optimizer states: {show_bytes(states)}, {show_share(share)} "
+        "of the peak."
+    )
+    return Found("info", claim, {"optimizer_bytes": states, "ranks": float(ranks)})
+
+
+def activations_kept(context: RuleContext) -> Found | None:
+    memory, limits = context.memory, context.limits
+    if memory is None or not memory.peak_bytes or (context.activity.recompute_ms or 0.0) > 0.0:
+        return None
+    kept = memory.categories.get("activations", 0.0)
+    tight = memory.out_of_memory is not None or (context.memory_share or 0.0) >= limits.memory_tight_share
+    if kept < limits.activation_memory_share * memory.peak_bytes or not tight:
+        return None
+    claim = (
+        f"{show_bytes(kept)} of activations, {show_share(kept / memory.peak_bytes)} of the peak, are kept "
+        "for the backward pass, and none are recomputed."
+    )
+    return Found("info", claim, {"activation_bytes": kept})
+
+
+def memory_grows(context: RuleContext) -> Found | None:
+    growth = context.memory.growth if context.memory else None
+    if growth is None or growth.bytes_per_step < context.limits.growth_bytes:
+        return None
+    where = growth.holders[0].shown if growth.holders else None
+    claim = f"Memory grows by {show_bytes(growth.bytes_per_step)} with every step"
+    left = context.memory.headroom_bytes if context.memory else None
+    if left is not None and left > 0.0:
+        claim += f", and is full after {show_count(int(left / growth.bytes_per_step))} more"
+    evidence: dict[str, float | str] = {"bytes_per_step": growth.bytes_per_step, "steps": float(growth.steps)}
+    if where is not None:
+        evidence["allocated_by"] = where
+        claim += f": {where} allocates it"
+    return Found("warning", f"{claim}.", evidence)
+
+
 RULES = (
+    Rule(
+        name="out-of-memory",
+        find=out_of_memory,
+        sees="The log or snapshot ends with an allocation that failed.",
+        evidence="what was asked, what was free, what held the memory, what else was on the device",
+        fix=_WAYS_OUT,
+        wrong_when="the run caught the error and went on with a smaller batch",
+        check="The run goes on past the place where it ended.",
+        sources="MEM-1.6, MEM-4",
+    ),
+    Rule(
+        name="memory-grows",
+        find=memory_grows,
+        sees="More memory is held after every step than after the one before.",
+        evidence="bytes more with every step, and who allocates what stays",
+        fix="Keep no tensor of a step that still has its graph: store loss.item() or loss.detach(), and "
+        "clear lists of outputs.",
+        wrong_when="a buffer is filled up to a size that is known, such as a cache",
+        check="What is held at the end of a step stays the same.",
+        sources="MEM-5.1",
+    ),
+    Rule(
+        name="allocator-retries",
+        find=allocator_retries,
+        sees="In the steady steps the allocator gives memory back to the device and asks for it again.",
+        evidence="how often",
+        fix="Leave more room: a smaller micro-batch, or less that is held.",
+        fix_pytorch=f"{_EXPANDABLE}; no empty_cache() in the loop; leave more room on the device.",
+        wrong_when="the run calls empty_cache() on purpose, as before an evaluation",
+        check="num_alloc_retries in torch.cuda.memory_stats() stays 0.",
+        sources="MEM-1.6",
+    ),
+    Rule(
+        name="memory-fragmented",
+        find=memory_fragmented,
+        sees="Much of what the framework has reserved is in no tensor when most is needed.",
+        evidence="share and bytes of what is reserved that are in no tensor at the peak",
+        fix="Allocate in few sizes: pad batches to a few lengths.",
+        fix_pytorch=f"Set {_EXPANDABLE}; it costs no time. Pad batches to a few lengths.",
+        wrong_when="another phase of the run, such as an evaluation, needs that much",
+        check="Reserved and allocated memory come closer.",
+        sources="MEM-1.6",
+    ),
+    Rule(
+        name="loss-dominates-memory",
+        find=loss_dominates_memory,
+        sees="What the loss allocates for all tokens and the whole vocabulary makes the peak.",
+        evidence="bytes of the loss at the peak, and their share",
+        fix="Compute the loss in chunks of tokens, or fused with the head.",
+        fix_pytorch="A loss in chunks, or one fused with the head (Liger's fused linear cross-entropy); "
+        "torch.compile the loss.",
+        wrong_when="the vocabulary is small and the batch is meant to be that large",
+        check="The peak moves to another operation.",
+        sources="MEM-1.4",
+    ),
+    Rule(
+        name="optimizer-unsharded",
+        find=optimizer_unsharded,
+        sees="Several ranks hold the same optimizer states.",
+        evidence="bytes of the states at the peak, and the number of ranks",
+        fix="Shard the optimizer states over the ranks: ZeRO-1 adds no traffic.",
+        fix_pytorch="ZeroRedundancyOptimizer, or FSDP's fully_shard.",
+        wrong_when="the memory is not needed for anything else",
+        check="The states take a share of one over the number of ranks.",
+        sources="MEM-1.1, MEM-1.5",
+    ),
+    Rule(
+        name="activations-kept",
+        find=activations_kept,
+        sees="Most of a memory that is nearly full holds activations, and none are recomputed.",
+        evidence="bytes of activations at the peak",
+        fix="Recompute what is cheap: selective activation checkpointing keeps the matrix products.",
+        wrong_when="written-out attention holds them: a fused one drops them without recomputing",
+        check="The peak falls, and the step takes at most a tenth longer.",
+        sources="MEM-1.3, MEM-4",
+    ),
     Rule(
         name="memory-nearly-full",
         find=memory_nearly_full,

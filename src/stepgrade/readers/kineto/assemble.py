@@ -20,6 +20,7 @@ from stepgrade.model.events import (
     HostRanges,
     Ids,
     Inputs,
+    MemoryEvents,
     Profiler,
     Trace,
     TraceThread,
@@ -37,6 +38,7 @@ _MODELS: Final = {
     "ranges": HostRanges,
     "frames": HostFrames,
     "device_ranges": DeviceRanges,
+    "memory": MemoryEvents,
 }
 # Columns that are places in what the whole file shares.
 _REFERENCES: Final = {
@@ -79,7 +81,7 @@ def assemble(tables: Tables, facts: FileFacts) -> list[Trace]:
     starts = [
         table["start_ns"].min()
         for name, table in columns.items()
-        if len(table["start_ns"]) and name != "frames"
+        if len(table["start_ns"]) and name not in {"frames", "memory"}
     ]
     if not starts:
         return []
@@ -91,7 +93,7 @@ def assemble(tables: Tables, facts: FileFacts) -> list[Trace]:
     # Threads are told apart by their ids as text: 2021 wrote the same id as text and as a number.
     labels = [(str(process), str(thread)) for process, thread in tables.threads]
     threads = {label: number for number, label in enumerate(dict.fromkeys(labels))}
-    for name in ("ops", "calls", "ranges", "frames"):
+    for name in ("ops", "calls", "ranges", "frames", "memory"):
         _renumber(columns[name], "thread", [threads[label] for label in labels])
     inputs, strings, counts = (
         _renumber_inputs(tables, columns["ops"]),

@@ -56,6 +56,7 @@ USED_CATEGORIES = frozenset(
 )
 FLOW_CATEGORIES = frozenset(("ac2g", "async", "async_gpu", "async_cpu_to_gpu", "fwdbwd", NPU_LAUNCHES))
 MEMORY_CATEGORY = "cpu_instant_event"
+MEMORY_EVENT = "[memory]"
 SEEN_CATEGORIES = (
     USED_CATEGORIES
     | FLOW_CATEGORIES
@@ -89,6 +90,11 @@ _ANNOTATION_PREFIXES = (
 def is_annotation(name: str, inputs: Iterable[Raw]) -> bool:
     """Tell whether an `Operator` of 2020 or 2021 is a named range and not an operation."""
     return name.startswith(_ANNOTATION_PREFIXES) or ("::" not in name and not any(map(bytes, inputs)))
+
+
+def is_allocation(name: str, ph: str) -> bool:
+    """Tell whether an event is an allocation or a free; those of 2021 have no category."""
+    return name == MEMORY_EVENT and ph in {"i", "I"}
 
 
 def npu_category(name: str, task: object) -> str | None:

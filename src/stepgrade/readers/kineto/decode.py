@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import Raw, Struct, field
 
 from stepgrade.model.events import NONE, Longs
-from stepgrade.readers.kineto.categories import NPU_LAUNCHES, USED_CATEGORIES, uncategorised
+from stepgrade.readers.kineto.categories import NPU_LAUNCHES, USED_CATEGORIES, is_allocation, uncategorised
 
 T = TypeVar("T")
 _NO_TEXT: Final = Raw(b"")
@@ -54,6 +54,13 @@ class Args(Struct, frozen=True, gc=False):
     rank: Any = NONE
     label: Any = field(name="name", default=None)
     task: Any = field(name="Task Type", default=None)
+    memory_kind: Any = field(name="Device Type", default=NONE)
+    memory_device: Any = field(name="Device Id", default=NONE)
+    memory_bytes: Any = field(name="Bytes", default=NONE)
+    address: Any = field(name="Addr", default=NONE)
+    allocated: Any = field(name="Total Allocated", default=NONE)
+    reserved: Any = field(name="Total Reserved", default=NONE)
+    order: Any = field(name="Ev Idx", default=NONE)
 
 
 _NO_ARGS: Final = Args()
@@ -124,13 +131,14 @@ def repair(loose: LooseEvent) -> Event | None:
         return event
     is_launch = event.cat == NPU_LAUNCHES and event.ph == "s"
     is_known = uncategorised(event.name, event.pid, event.args.task) is not None
-    if event.cat not in USED_CATEGORIES and not is_launch and not is_known:
+    is_instant = is_launch or is_allocation(event.name, event.ph)
+    if event.cat not in USED_CATEGORIES and not is_instant and not is_known:
         return event if event.cat else None
-    if event.ph != "X" and not is_launch:
+    if event.ph != "X" and not is_instant:
         return None
     try:
         event.ts = text_ns(bytes(loose.ts))
-        event.dur = 0 if is_launch else text_ns(bytes(loose.dur))
+        event.dur = 0 if is_instant else text_ns(bytes(loose.dur))
     except ValueError:
         raise Unusable("without a usable time") from None
     if event.dur < 0:

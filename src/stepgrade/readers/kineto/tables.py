@@ -120,6 +120,13 @@ class Tables:
             "ranges": EventTable(**_COMMON, kind="b", thread="i", python_id="q", python_parent="q"),
             "frames": EventTable(**_COMMON, thread="i"),
             "device_ranges": EventTable(**_COMMON, device="i", stream="q"),
+            "memory": EventTable(
+                **{name: code for name, code in _COMMON.items() if name != "external_id"},
+                thread="i",
+                **dict.fromkeys(
+                    ("kind", "device", "bytes", "address", "allocated", "reserved", "order"), "q"
+                ),
+            ),
         }
 
     @property
@@ -158,15 +165,19 @@ class Tables:
             by_category[categories.OPERATOR_CATEGORY] = operators
         _sort_uncategorised(by_category)
         rows = _rows(by_category, LONG_FRAME_US if clock is not from_ns else LONG_FRAME_US * 1000)
+        # Both are made before either is added.
+        allocations = _memory_events(by_category)
+        memory = self._memory_columns(allocations, clock)
         if rows.events:
             columns = self._columns(rows, clock)
             for name, part in rows.parts.items():
                 if part.start < part.stop:
                     self.tables[name].append(columns[name])
+        if memory is not None:
+            self.tables["memory"].append(memory)
         self.categories.update({category: len(those) for category, those in by_category.items()})
+        self.categories[categories.MEMORY_CATEGORY] += sum(not event.cat for event in allocations)
         for event in by_category.get("", ()):
-            if event.name == "[memory]":
-                self.categories[categories.MEMORY_CATEGORY] += 1
             if event.ph == "M" and event.name == "thread_name" and isinstance(event.args.label, str):
                 self.thread_names.setdefault((str(event.pid), str(event.tid)), event.args.label)
 
@@ -231,6 +242,25 @@ class Tables:
             own[name] |= {key: column[part] for key, column in common.items()}
             own[name]["thread"] = threads[part]
         return own
+
+    def _memory_columns(self, events: Events, clock: Clock) -> Batch | None:
+        if not events:
+            return None
+        args = [event.args for event in events]
+        return {
+            "name": array("i", [self.strings[categories.MEMORY_EVENT]]) * len(events),
+            "start_ns": clock([event.ts for event in events]),
+            "dur_ns": array("q", [0]) * len(events),
+            "rank": self._rank_column(events, args),
+            "thread": self._threads(events),
+            "kind": longs([arg.memory_kind for arg in args]),
+            "device": longs([arg.memory_device for arg in args]),
+            "bytes": longs([arg.memory_bytes for arg in args]),
+            "address": longs([arg.address for arg in args]),
+            "allocated": longs([arg.allocated for arg in args]),
+            "reserved": longs([arg.reserved for arg in args]),
+            "order": longs([arg.order for arg in args]),
+        }
 
     def _threads(self, events: Events) -> array[int]:
         processes, threads = [event.pid for event in events], [event.tid for event in events]
@@ -310,6 +340,12 @@ def _rows(by_category: Sorted, long_frame: float) -> _Rows:
     }
     events = [event for those in tables.values() for event in those]
     return _Rows(events, parts, ends[3], range_kinds, work_kinds)
+
+
+def _memory_events(by_category: Sorted) -> list[Event]:
+    """Return allocations and frees."""
+    found = _pick(by_category, (categories.MEMORY_CATEGORY, ""))
+    return [event for event in found if categories.is_allocation(event.name, event.ph)]
 
 
 def _length(dur: object) -> float:

@@ -128,7 +128,7 @@ _RUNNING = frozenset(
 _NOT_TRAINING = re.compile(r"^(?:eval|valid|val|test)[/_. ]", re.I)
 TOTALS = ("train_runtime", "train_samples_per_second", "train_steps_per_second")
 _OF_TOTAL = "global_step/max_steps"
-_EPOCH_MS, _EPOCH_S = 1e11, 1e8
+_EPOCH_MS = 1e11
 _LARGEST = 1e300
 
 
@@ -186,7 +186,7 @@ def row_of(fields: Iterable[tuple[str, object]]) -> dict[Column, float]:
 
 
 def seconds_of(stamp: float) -> float:
-    """Return a time stamp in seconds: milli-, micro- and nanoseconds are told by their size; NaN is no time."""
+    """Return a time stamp in seconds: milli-, micro- and nanoseconds are told by their size, else NaN."""
     for _ in range(4):
         if stamp <= _EPOCH_MS:
             return stamp

@@ -16,6 +16,7 @@ from math import inf, isfinite, nan
 import msgspec
 from msgspec import Struct
 
+from stepgrade.model.memory import OutOfMemory
 from stepgrade.model.step_log import PauseKind
 from stepgrade.readers.logs.dialect import (
     Column,
@@ -28,6 +29,7 @@ from stepgrade.readers.logs.dialect import (
     plain,
 )
 from stepgrade.readers.logs.facts import LogHeader
+from stepgrade.readers.logs.failures import last_failure
 from stepgrade.readers.logs.frameworks import (
     DIALECTS,
     JSON_LINES,
@@ -226,6 +228,7 @@ class ScannedLog(Struct, frozen=True, kw_only=True):
     totals: list[RunTotals]
     times: dict[int, tuple[float, float]]  # by the kind of clock: the first and the last of the log
     size_bytes: int
+    failed: OutOfMemory | None = None  # an allocation, after which no step came
 
 
 class LogScanner:
@@ -250,6 +253,7 @@ class LogScanner:
         self._header = LogHeader()
         self._times: dict[int, list[float]] = {}  # by the kind of clock: the first and the last
         self._pace: dict[str, tuple[float, float, float]] = {}  # time, step, usual seconds of a step
+        self._failed: tuple[int, OutOfMemory] | None = None  # where, and what the message says
         self._ends: dict[str, int] = {}  # where the last step line of a dialect ends
 
     def feed(self, chunk: bytes) -> None:
@@ -275,7 +279,14 @@ class LogScanner:
             totals=self._totals,
             times={kind: (first, last) for kind, (first, last) in self._times.items()},
             size_bytes=self._offset,
+            failed=self._last_failure(),
         )
+
+    def _last_failure(self) -> OutOfMemory | None:
+        """Return the allocation that failed and ended the run: no step line comes after it."""
+        ends = [self._ends.get(name, 0) for name, rows in self._active.items() if rows.count]
+        last_step = max(ends, default=0)
+        return self._failed[1] if self._failed is not None and self._failed[0] >= last_step else None
 
     def _read(self, text: bytes) -> None:
         if not text:
@@ -298,6 +309,9 @@ class LogScanner:
         if self._offset < _HEADER_BYTES:
             self._header.read(text)
         self._note_times(text)
+        failure = last_failure(text)
+        if failure is not None:
+            self._failed = (self._offset + failure[0], failure[1])
         self._offset += len(text)
 
     def _note_times(self, text: bytes) -> None:

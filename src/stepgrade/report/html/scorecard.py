@@ -14,7 +14,7 @@ from stepgrade.model.finding import Finding
 from stepgrade.model.notes import NO_FLAGS, texts_of
 from stepgrade.model.scorecard import AT_MOST, UNGRADED, Scorecard
 from stepgrade.report.content.scorecard import GRADES, gain, headline, is_worth_showing
-from stepgrade.report.html import changes, layers, ledger, perfetto, ranks, roofline, steps
+from stepgrade.report.html import changes, layers, ledger, memory, perfetto, ranks, roofline, steps
 from stepgrade.report.html.page import ROWS_KEPT
 from stepgrade.report.html.plot import Mark, Scale, joined
 from stepgrade.report.names import printable, shortened
@@ -64,6 +64,7 @@ def view(card: Scorecard, flags: Mapping[str, str]) -> dict[str, Any]:
             "margin": perfetto.MARGIN,
         },
         "steps": steps.view(card),
+        "memory": memory.view(card),
         # The first are on the first screen as well.
         "findings": {
             "rows": findings,

@@ -1,0 +1,242 @@
+"""Decode a pickle that holds plain values only, and refuse every other one at the first opcode that says so.
+
+`pickle.load` runs what the file says, and one of nine bytes makes it take gigabytes. Here only opcodes exist
+that make dicts, lists, tuples, texts and numbers. Nothing is sized by a number in the file: what a file makes
+grows with its bytes, and what it would take is compared with the limit while it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from struct import unpack
+from typing import Final, TypeAlias
+
+from stepgrade.errors import BadInput
+from stepgrade.memory import check
+
+Plain: TypeAlias = bool | int | float | str | list["Plain"] | tuple["Plain", ...] | dict[str, "Plain"] | None
+
+DEEPEST: Final = 32  # marks that are open at once; a snapshot has eight
+LONGEST_TEXT: Final = 1 << 16
+LONGEST_INTEGER: Final = 9  # bytes: all of 64 bits, and a sign
+_LONGEST_ARGUMENT: Final = LONGEST_TEXT + 16
+_NEWEST_PROTOCOL: Final = 5
+# Measured, and rounded up: an object with its place on the stack, in the memo and in what holds it.
+_OBJECT_BYTES: Final = 120
+_NUMBER_BYTES: Final = 48
+_ITEM_BYTES: Final = 16
+_PAIR_BYTES: Final = 64
+_CHARACTER_BYTES: Final = 4
+_GET, _LONG_GET, _MEMOIZE, _STOP = b"hj\x94."
+_FRAME_BYTES: Final = 8
+# What is refused, by what it would do.
+_CALLS: Final = "could run code"
+_REFUSED: Final = {
+    **dict.fromkeys(b"c\x93i", ("GLOBAL", _CALLS)),
+    **dict.fromkeys(b"R\x81\x92o", ("REDUCE", _CALLS)),
+    **dict.fromkeys(b"b", ("BUILD", _CALLS)),
+    **dict.fromkeys(b"\x82\x83\x84", ("EXT", _CALLS)),
+    **dict.fromkeys(b"PQ", ("PERSID", _CALLS)),
+    **dict.fromkeys(b"\x8f\x90\x91", ("SET", "is in no snapshot")),
+    **dict.fromkeys(b"BC\x8e\x96\x97\x98", ("BYTES", "is in no snapshot")),
+    **dict.fromkeys(b"\x8b\x8d", ("LONG4", "can claim more than the file holds")),
+    **dict.fromkeys(b"ISLVFTUpgld012", ("of protocol 0", "is in no snapshot")),
+}
+
+
+def decode(chunks: Iterator[bytes], most_bytes: int) -> Plain:
+    """Return the value of a pickle; raise BadInput if it is not plain, TooLarge beyond `most_bytes`."""
+    try:
+        return _Machine(chunks, most_bytes).run()
+    except (IndexError, TypeError):
+        # A stack that is empty, or something that cannot hold what is put into it.
+        raise BadInput("is a pickle that is damaged: its opcodes do not fit together") from None
+
+
+class _Machine:
+    """The stack of a pickle, what it keeps to use again, and the bytes from a place on."""
+
+    def __init__(self, chunks: Iterator[bytes], most_bytes: int) -> None:
+        self._chunks, self._most_bytes = chunks, most_bytes
+        self.data, self.place = b"", 0
+        self.before = 0  # bytes that were left behind
+        self.is_last = False  # nothing comes after `data`
+        self.stack: list[Plain] = []
+        self.marked: list[list[Plain]] = []  # the stacks below the open marks
+        self.memo: list[Plain] = []
+        self.needed = 0
+        self.frame_end = 0
+
+    def run(self) -> Plain:
+        """Return the value that the opcodes make."""
+        memo = self.memo
+        while True:
+            # Beyond this place an opcode may not be whole; at the end of the source all there is counts.
+            safe = self._move()
+            while self.place <= safe and self.needed <= self._most_bytes:
+                data, place = self.data, self.place
+                code = data[place]
+                self.place = place + 1
+                if code == _GET:  # most opcodes are this one and the next two
+                    self.stack.append(memo[data[place + 1]])
+                    self.place = place + 2
+                elif code == _LONG_GET:
+                    self.stack.append(memo[self._whole(4)])
+                elif code == _MEMOIZE:
+                    memo.append(self.stack[-1])
+                elif code == _STOP:
+                    if self.marked or len(self.stack) != 1:
+                        raise IndexError
+                    check(self.needed, self._most_bytes)
+                    return self.stack[0]
+                elif code in _OPCODES:
+                    _OPCODES[code](self, code)
+                else:
+                    name, why = _REFUSED.get(code, (f"{code:#04x}", "is not known"))
+                    raise self._refusal(name, why)
+                self.needed += _ITEM_BYTES
+
+    def _move(self) -> int:
+        """Read on until there is enough for any opcode, or the source ends; return up to where it is."""
+        check(self.needed, self._most_bytes)
+        self.before += self.place
+        pieces, size = [self.data[self.place :]], len(self.data) - self.place
+        while size <= _LONGEST_ARGUMENT and not self.is_last:
+            chunk = next(self._chunks, b"")
+            self.is_last = not chunk
+            pieces.append(chunk)
+            size += len(chunk)
+        self.data, self.place = b"".join(pieces), 0
+        if not size:
+            raise _cut_off()
+        return size - 1 if self.is_last else size - _LONGEST_ARGUMENT
+
+    def _part(self, size: int) -> bytes:
+        """Return so many bytes and go on behind them."""
+        part = self.data[self.place : self.place + size]
+        if len(part) < size:
+            raise _cut_off()
+        self.place += size
+        return part
+
+    def _whole(self, size: int) -> int:
+        return int.from_bytes(self._part(size), "little")
+
+    def _refusal(self, name: str, why: str) -> BadInput:
+        where = f"at byte {self.before + self.place - 1}"
+        hint = "a snapshot of torch.cuda.memory holds plain values only: write it again"
+        return BadInput(f"is a pickle with the opcode {name}, which {why}, {where}", hint=hint)
+
+    def _since_mark(self) -> list[Plain]:
+        items, self.stack = self.stack, self.marked.pop()
+        return items
+
+    def protocol(self, _: int) -> None:
+        if self.before + self.place != 1 or not 2 <= self._whole(1) <= _NEWEST_PROTOCOL:
+            raise self._refusal("PROTO", "does not begin the file, or is not known")
+
+    def frame(self, _: int) -> None:
+        begins, size = self.before + self.place + _FRAME_BYTES, self._whole(_FRAME_BYTES)
+        if not size or begins < self.frame_end:
+            raise self._refusal("FRAME", "is empty, or inside another one")
+        self.frame_end = begins + size
+
+    def mark(self, _: int) -> None:
+        if len(self.marked) >= DEEPEST:
+            raise self._refusal("MARK", f"nests deeper than {DEEPEST}")
+        self.marked.append(self.stack)
+        self.stack = []
+
+    def put(self, code: int) -> None:
+        if self._whole(1 if code == ord("q") else 4) != len(self.memo):
+            raise self._refusal("BINPUT", "does not number what it keeps one by one")
+        self.memo.append(self.stack[-1])
+
+    def integer(self, code: int) -> None:
+        self.needed += _NUMBER_BYTES
+        self.stack.append(self._whole({ord("K"): 1, ord("M"): 2}[code]))
+
+    def signed_integer(self, code: int) -> None:
+        size = 4 if code == ord("J") else self._whole(1)
+        if size > LONGEST_INTEGER:
+            raise self._refusal("LONG1", "is longer than 64 bits")
+        self.needed += _NUMBER_BYTES
+        self.stack.append(int.from_bytes(self._part(size), "little", signed=True))
+
+    def number(self, _: int) -> None:
+        self.needed += _NUMBER_BYTES
+        self.stack.append(unpack(">d", self._part(8))[0])
+
+    def text(self, code: int) -> None:
+        size = self._whole(4 if code == ord("X") else 1)
+        if size > LONGEST_TEXT:
+            raise self._refusal("BINUNICODE", f"is longer than {LONGEST_TEXT} bytes")
+        self.needed += _OBJECT_BYTES + size * _CHARACTER_BYTES
+        self.stack.append(self._part(size).decode(errors="replace"))
+
+    def constant(self, code: int) -> None:
+        self.stack.append({0x88: True, 0x89: False, ord("N"): None}[code])
+
+    def empty(self, code: int) -> None:
+        self.needed += _OBJECT_BYTES
+        self.stack.append({} if code == ord("}") else [])
+
+    def make_tuple(self, code: int) -> None:
+        if code == ord("t"):
+            items = self._since_mark()
+        else:
+            left = len(self.stack) - (code - 0x84 if code > 0x84 else 0)
+            if left < 0:
+                raise IndexError
+            items = self.stack[left:]
+            del self.stack[left:]
+        self.needed += _OBJECT_BYTES + len(items) * _ITEM_BYTES
+        self.stack.append(tuple(items))
+
+    def append(self, code: int) -> None:
+        items = self._since_mark() if code == ord("e") else [self.stack.pop()]
+        into = self.stack[-1]
+        if type(into) is not list:
+            raise TypeError
+        into.extend(items)
+        self.needed += len(items) * _ITEM_BYTES
+
+    def set_items(self, code: int) -> None:
+        if code == ord("u"):
+            items = self._since_mark()
+        else:
+            items = self.stack[-2:]
+            del self.stack[-2:]
+        into = self.stack[-1]
+        if type(into) is not dict or len(items) % 2:
+            raise TypeError
+        for place in range(0, len(items), 2):
+            key = items[place]
+            if type(key) is not str:  # numbers can be made to collide
+                raise TypeError
+            into[key] = items[place + 1]
+        self.needed += len(items) * _PAIR_BYTES // 2
+
+
+_METHODS: Final = {
+    b"\x80": _Machine.protocol,
+    b"\x95": _Machine.frame,
+    b"(": _Machine.mark,
+    b"qr": _Machine.put,
+    b"KM": _Machine.integer,
+    b"J\x8a": _Machine.signed_integer,
+    b"G": _Machine.number,
+    b"\x8cX": _Machine.text,
+    b"N\x88\x89": _Machine.constant,
+    b"}]": _Machine.empty,
+    b")t\x85\x86\x87": _Machine.make_tuple,
+    b"ae": _Machine.append,
+    b"su": _Machine.set_items,
+}
+_OPCODES: Final[dict[int, Callable[[_Machine, int], None]]] = {
+    code: method for codes, method in _METHODS.items() for code in codes
+}
+
+
+def _cut_off() -> BadInput:
+    return BadInput("is a pickle that is cut off", hint="was the process killed while it was written?")

@@ -1,0 +1,227 @@
+"""Pickles of plain values decode as Python decodes them; every other one is refused, and costs nothing."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import pickletools
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepgrade.errors import BadInput, TooLarge
+from stepgrade.readers.snapshot.plain_pickle import DEEPEST, LONGEST_TEXT, decode
+
+SAMPLES = Path(__file__).parents[4] / "shared/samples/memory/hostile"
+PLENTY = 1 << 30
+TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | TEXTS,
+    lambda inner: (
+        st.lists(inner, max_size=5)
+        | st.dictionaries(TEXTS, inner, max_size=5)
+        | st.lists(inner, max_size=4).map(tuple)
+    ),
+    max_leaves=40,
+)
+
+
+def parts(data: bytes, size: int) -> Iterator[bytes]:
+    return (data[start : start + size] for start in range(0, len(data), size))
+
+
+def refused(data: bytes, most_bytes: int = PLENTY) -> BadInput:
+    with pytest.raises(BadInput) as caught:
+        decode(parts(data, 1 << 16), most_bytes)
+    return caught.value
+
+
+@settings(deadline=None)
+@given(VALUES, st.sampled_from([2, 3, 4, 5]), st.integers(1, 50))
+def test_plain_values_are_what_python_makes_of_them(value: Any, protocol: int, size: int) -> None:
+    data = pickle.dumps(value, protocol)
+    assert repr(decode(parts(data, size), PLENTY)) == repr(pickle.loads(data))  # noqa: S301  our own
+
+
+def test_a_value_that_stands_in_two_places_is_one() -> None:
+    frames = [{"name": "f"}]
+    both = decode(parts(pickle.dumps([frames, frames]), 9), PLENTY)
+    assert isinstance(both, list)
+    assert both[0] is both[1]
+
+
+def test_texts_and_chunks_meet_at_every_place() -> None:
+    value = ["x" * n for n in (0, 1, 255, 256, 257, 60_000)] * 20
+    data = pickle.dumps([value, [text + "y" for text in value]])
+    for size in (1 << 12, 65_537, 1 << 20):
+        assert decode(parts(data, size), PLENTY) == pickle.loads(data)  # noqa: S301  our own
+
+
+class Calls:
+    def __reduce__(self) -> Any:
+        return os.system, ("echo ran > /tmp/never",)
+
+
+class State:
+    def __init__(self) -> None:
+        self.a = 1
+
+
+ALLOWED = frozenset(
+    [
+        "PROTO",
+        "FRAME",
+        "MARK",
+        "BINPUT",
+        "LONG_BINPUT",
+        "BINGET",
+        "LONG_BINGET",
+        "MEMOIZE",
+        "BININT",
+        "BININT1",
+        "BININT2",
+        "LONG1",
+        "BINFLOAT",
+        "BINUNICODE",
+        "SHORT_BINUNICODE",
+        "NONE",
+        "NEWTRUE",
+        "NEWFALSE",
+        "EMPTY_DICT",
+        "EMPTY_LIST",
+        "EMPTY_TUPLE",
+        "TUPLE",
+        "TUPLE1",
+        "TUPLE2",
+        "TUPLE3",
+        "APPEND",
+        "APPENDS",
+        "SETITEM",
+        "SETITEMS",
+        "STOP",
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    "opcode", [op for op in pickletools.opcodes if op.name not in ALLOWED], ids=lambda op: op.name
+)
+def test_every_other_opcode_is_refused_by_its_byte(opcode: Any) -> None:
+    error = refused(b"\x80\x04]" + opcode.code.encode("latin-1") + b"\x01" * 20 + b"\n.")
+    assert "with the opcode" in error.problem
+
+
+@pytest.mark.parametrize("value", [Calls(), State(), {1, 2}, b"x" * 9, bytearray(9), {1: 2}, len, 1 << 80])
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
+def test_what_is_not_plain_is_refused(value: object, protocol: int) -> None:
+    refused(pickle.dumps({"segments": value}, protocol))
+
+
+def test_what_a_file_claims_takes_no_memory() -> None:
+    """Each of these makes `pickle.load` allocate, or would if it believed the file."""
+    claims = {
+        "a memo of 2**28 places": b"\x80\x02]r\x00\x00\x00\x10.",
+        "a memo of 2**32 places": b"\x80\x02]r\xff\xff\xff\xff.",
+        "a text of 4 GiB": b"\x80\x02X\xff\xff\xff\xff.",
+        "a text of 2**63 bytes": b"\x80\x04\x8d" + b"\xff" * 7 + b"\x7f.",
+        "an integer of 2 GiB": b"\x80\x02\x8b\xff\xff\xff\x7f.",
+        "a bytearray of 8 GiB": b"\x80\x05\x96\x00\x00\x00\x00\x02\x00\x00\x00.",
+        "a frame of 2**63 bytes": b"\x80\x04\x95" + b"\xff" * 7 + b"\x7f]",
+        "frames without end": b"\x80\x04" + (b"\x95" + bytes(8)) * 200_000,
+        "frames in frames": b"\x80\x04" + (b"\x95\xff\xff\xff\xff\0\0\0\0") * 200_000,
+        "marks without end": b"\x80\x04" + b"(" * 2_000_000,
+        "a place that was never kept": b"\x80\x04]j\xff\xff\xff\x7f.",
+    }
+    tracemalloc.start()
+    try:
+        for what, data in claims.items():
+            tracemalloc.reset_peak()
+            before, _ = tracemalloc.get_traced_memory()
+            refused(data)
+            _, peak = tracemalloc.get_traced_memory()
+            assert peak - before < 1 << 20, what
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "piece", [b"]", b"}", b")", b"K\x01\x85", b"\x8a\x08" + b"\x7f" * 8, b"\x8c\x01a", b"h\x00", b"\x94"]
+)
+def test_memory_stays_within_the_limit_however_small_the_pieces(piece: bytes) -> None:
+    """The estimate covers what is made: with a limit of 4 MiB no file makes more than that."""
+    data = b"\x80\x04]\x94" + piece * 400_000
+    limit = 4 << 20
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        with pytest.raises(TooLarge):
+            decode(parts(data, 1 << 14), limit)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak - before < limit + (1 << 20)
+
+
+def test_dicts_and_lists_are_within_the_limit_too() -> None:
+    for piece in (b"}h\x00Ns", b"]h\x00a", b"](h\x00h\x00h\x00e"):
+        data = b"\x80\x04\x8c\x01k\x94" + piece * 300_000
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            with pytest.raises(TooLarge):
+                decode(parts(data, 1 << 14), 4 << 20)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak - before < 5 << 20, piece
+
+
+def test_nesting_has_an_end() -> None:
+    deep: list[Any] = []
+    for _ in range(DEEPEST + 5):
+        deep = [deep, 1]
+    assert "nests deeper" in refused(pickle.dumps(deep)).problem
+    # Without marks nothing is held for a level but the value itself.
+    assert decode(parts(b"\x80\x04" + b"]" * 5000 + b"a" * 4999 + b".", 999), PLENTY) is not None
+
+
+def test_a_list_that_holds_itself_ends() -> None:
+    assert isinstance(decode(parts(b"\x80\x04]\x94h\x00a.", 3), PLENTY), list)
+
+
+@pytest.mark.parametrize("size", range(0, 400, 7))
+def test_a_file_that_is_cut_off_is_refused(size: int) -> None:
+    data = pickle.dumps(
+        {"segments": [{"address": 1 << 40, "frames": ["é" * 9, 1.5, (1, 2)]}] * 9, "more": [*range(90)]}
+    )
+    refused(data[: min(size, len(data) - 1)])
+
+
+@settings(deadline=None, max_examples=300)
+@given(VALUES, st.data())
+def test_damage_ends_in_a_value_or_a_refusal(value: Any, data: st.DataObject) -> None:
+    body = bytearray(pickle.dumps([value, value], data.draw(st.sampled_from([2, 4]))))
+    for _ in range(data.draw(st.integers(1, 4))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        decode(parts(bytes(body), 64), 1 << 24)
+    except BadInput:
+        return
+
+
+def test_the_longest_text_is_read_and_a_longer_one_is_not() -> None:
+    longest = "x" * LONGEST_TEXT
+    assert decode(parts(pickle.dumps(longest), 1 << 12), PLENTY) == longest
+    refused(pickle.dumps(longest + "x"))
+
+
+@pytest.mark.skipif(not SAMPLES.exists(), reason="the samples are not here")
+def test_hostile_samples_are_refused() -> None:
+    for path in sorted(SAMPLES.iterdir()):
+        if not path.name.startswith("valid"):
+            assert refused(path.read_bytes()).problem, path.name
