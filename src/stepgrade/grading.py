@@ -173,7 +173,7 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         fitness=(*(note for note in profile.warnings if not note.fatal), *phases.fitness),
         ungraded_because=reasons,
         source=profile.source,
-        device=_device(target),
+        device=_device(target, efficiency.devices),
         steps=_steps(profile, times),
         throughput=efficiency.throughput,
         samples_s=efficiency.samples_s,
@@ -236,8 +236,8 @@ def _rank_rows(profile: Profile) -> tuple[RankRow, ...]:
     )
 
 
-def _device(target: Target) -> DeviceUse | None:
-    device, count = target.device, target.devices if target.devices > 1 else None
+def _device(target: Target, devices: int) -> DeviceUse | None:
+    device, count = target.device, devices if devices > 1 else None
     if device is not None:
         basis = target.device_basis or ("given as a file" if device.is_by_hand else "given")
         if device.key == CPU_KEY:

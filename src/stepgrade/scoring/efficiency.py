@@ -40,6 +40,7 @@ class Efficiency(Struct, frozen=True, kw_only=True):
     """The share of the lowest ceiling that a run reached, with its grade."""
 
     throughput: Throughput | None
+    devices: int  # that share it
     ceilings: tuple[Ceiling, ...]
     roof: Ceiling | None  # the lowest ceiling, the one that counts
     share: float | None
@@ -55,7 +56,8 @@ class Efficiency(Struct, frozen=True, kw_only=True):
 def efficiency_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> Efficiency:
     """Compare the run's throughput with the lowest ceiling."""
     throughput, target = throughput_of(profile, times, options), options.target
-    rate = throughput.tok_s / devices_of(profile, throughput, options) if throughput else None
+    devices = devices_of(profile, throughput, options) if throughput else target.devices
+    rate = throughput.tok_s / devices if throughput else None
     ceilings = target.ceilings
     roof = lowest(ceilings)
     if roof is not None and not (math.isfinite(roof.tok_s) and roof.tok_s > 0.0):
@@ -96,6 +98,7 @@ def efficiency_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> E
     samples = profile.samples_per_step
     return Efficiency(
         throughput=throughput,
+        devices=devices,
         samples_s=samples / times.typical_ms * 1000.0 if samples and times.typical_ms else None,
         ceilings=ceilings,
         roof=roof,

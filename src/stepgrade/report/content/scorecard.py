@@ -112,7 +112,9 @@ def _grade(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Block]:
         rests_on = f"{_arithmetic(card.arithmetic)}{on}, {counted}"
     else:
         roof = card.ceilings[0]
-        rests_on = f"{show_rate(card.throughput_tok_s)} of {show_rate(roof.tok_s)}{on}: {roof.convention}"
+        each = f"{show_count(card.device.count)} x " if card.device and card.device.count else ""
+        roof_rate = f"{each}{show_rate(roof.tok_s)}"
+        rests_on = f"{show_rate(card.throughput_tok_s)} of {roof_rate}{on}: {roof.convention}"
     yield Badge(
         card.grade,
         _BADGES.get(card.grade, "badge-none"),
