@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import pickle
 import subprocess
 import sys
 import zlib
@@ -18,6 +19,9 @@ from stepgrade.errors import TooLarge
 from stepgrade.memory import check_json, default_limit, json_bytes
 from stepgrade.store import NewRun, open_history
 from tests.builders import make_profile, make_step_profile
+from tests.readers.nsys.export import Export
+from tests.readers.snapshot.snapshots import train
+from tests.readers.xplane.files import PlaneFile
 
 LIMIT = 128 << 20
 # What Python, its libraries and the text itself take beside what is decoded.
@@ -57,6 +61,50 @@ BOMBS = {
 }  # fmt: skip
 
 
+def kernels_of_nsight(place: Path) -> bytes:
+    """Return an export of more kernels than fit."""
+    made = Export(place)
+    name = made.string("kernel")
+    made.connection.executemany(
+        "insert into CUPTI_ACTIVITY_KIND_KERNEL values (?, ?, 0, 7, ?, 1, ?, ?)",
+        ((n * 10, n * 10 + 5, n, name, name) for n in range(3_000_000)),
+    )
+    made.connection.commit()
+    made.connection.close()
+    return place.read_bytes()
+
+
+def names_of_xla() -> bytes:
+    """Return a profile of more names than fit."""
+    plane = PlaneFile("/device:GPU:0")
+    line = plane.line("Stream #1")
+    for n in range(400_000):
+        plane.event(line, f"kernel {n:x}", n * 10, 5, flops=3)
+    return plane.encoded()
+
+
+def entries_of_a_snapshot() -> bytes:
+    """Return a snapshot in which some entries are listed again and again, two bytes for each."""
+    value = train(steps=3).value()
+    value["device_traces"] = [value["device_traces"][0] * 20_000]
+    return pickle.dumps(value, 4)
+
+
+XLA_EVENT = b',{"ph":"X","pid":1,"tid":1,"ts":1,"dur":1,"name":"f","args":{"hlo_op":"x","hlo_module":"m"}}'
+XLA_HEAD = b'{"metadata":{"highres-ticks":true},"traceEvents":[{"ph":"M","pid":1,"name":"process_name","args":{"name":"/device:GPU:0"}}'
+BINARY_BOMBS: dict[str, Callable[[Path], bytes]] = {
+    "kernels of Nsight": kernels_of_nsight,
+    "names of XLA": lambda _: names_of_xla(),
+    "entries of a snapshot": lambda _: entries_of_a_snapshot(),
+    "events of XLA as text": lambda _: repeated(XLA_HEAD, XLA_EVENT, b"]}", 100 << 20),
+}
+STREAMED = {
+    "step lines of a log": lambda: repeated(b"", b"step: 5  loss: 8.1  memory: 0.3GiB(0.4%)  tps: 100  tflops: 1.0  mfu: 1.0%\n", b"", 24 << 20),
+    "one line of a log": lambda: repeated(b"step: 1  loss: ", b"1", b"\nstep: 2  loss: 8.1  tps: 100\n", 200 << 20),
+    "rows of a table": lambda: repeated(b"step,train/loss,step_time\n", b"7,1.0,0.5\n", b"", 6 << 20),
+}  # fmt: skip
+
+
 def run(tmp_path: Path, *words: str) -> tuple[int, int, str]:
     """Run a command in a process of its own; return its exit code, its largest memory and what it said."""
     ran = subprocess.run(
@@ -82,6 +130,25 @@ def test_bombs_are_refused_within_the_limit(bomb: str, tmp_path: Path) -> None:
     assert peak < LIMIT + BESIDE, f"{peak >> 20} MiB"
     assert "the limit is 128.0 MiB" in said, said
     assert "--max-memory SIZE" in said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells how much memory a process took")
+@pytest.mark.parametrize("bomb", BINARY_BOMBS)
+def test_bombs_of_other_profilers_are_refused_within_the_limit(bomb: str, tmp_path: Path) -> None:
+    (tmp_path / "bomb").write_bytes(BINARY_BOMBS[bomb](tmp_path / "made"))
+    code, peak, said = run(tmp_path, "score", "bomb", "--max-memory", str(LIMIT))
+    assert code == 2, said
+    assert peak < LIMIT + BESIDE, f"{peak >> 20} MiB"
+    assert "--max-memory SIZE" in said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells how much memory a process took")
+@pytest.mark.parametrize("bomb", STREAMED)
+def test_what_is_streamed_takes_no_more_for_more(bomb: str, tmp_path: Path) -> None:
+    (tmp_path / "bomb").write_bytes(STREAMED[bomb]())
+    code, peak, said = run(tmp_path, "score", "bomb", "--max-memory", str(LIMIT))
+    assert code in (0, 2), said
+    assert peak < LIMIT, f"{peak >> 20} MiB"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells how much memory a process took")
