@@ -203,7 +203,7 @@ def test_a_branch_that_is_no_text(
     answered(stepgrade("history", "list", "--history", "h.db"))
 
 
-ABSURD = (0, -1, 1e-320, 1e300, 1.7e308, -1e308)
+ABSURD = (0, -1, 1e-320, 1e300, 1.7e308, -1e308, 10**400, -(10**400))
 
 
 @pytest.mark.parametrize("figure", ABSURD)

@@ -134,8 +134,10 @@ def test_memory_that_grows_with_every_step(tmp_path: Path) -> None:
     assert memory.growth.holders[0].op == "aten::_log_softmax"
 
 
-@pytest.mark.parametrize("bad", [None, "x", [], {}, 1.5, -1, 1 << 62, 1 << 80, True])
-@pytest.mark.parametrize("name", ["Device Type", "Device Id", "Bytes", "Addr", "Total Allocated", "Ev Idx"])
+@pytest.mark.parametrize("bad", [None, "x", [], {}, 1.5, -1, 1 << 62, (1 << 63) - 1, -1 << 63, 1 << 80, True])
+@pytest.mark.parametrize(
+    "name", ["Device Type", "Device Id", "Bytes", "Addr", "Total Allocated", "Total Reserved", "Ev Idx"]
+)
 def test_values_of_the_wrong_kind_end_in_a_profile(tmp_path: Path, name: str, bad: Any) -> None:
     run = Run(base=30 * MIB)
     run.step(0, 0.0)

@@ -6,7 +6,7 @@ are totals over the profiled steps where the name says so. What the source did n
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterator
 from typing import Literal
 
@@ -275,5 +275,7 @@ class Profile(Struct, frozen=True, kw_only=True):
 
 def check_figure(place: str, value: float | None) -> None:
     """Raise BadInput unless the figure is a finite number of 0 or more, or None."""
-    if value is not None and not (math.isfinite(value) and value >= 0.0):
-        raise BadInput(f"must be a finite number of 0 or more, not {value:g}", where=place)
+    # Whole numbers of JSON may be larger than any float.
+    if value is not None and not 0.0 <= value <= sys.float_info.max:
+        shown = f"{value:g}" if isinstance(value, float) or abs(value) < 1e300 else "one beyond all measure"
+        raise BadInput(f"must be a finite number of 0 or more, not {shown}", where=place)

@@ -44,6 +44,7 @@ _ZERO_GRAD = re.compile(r"^Optimizer\.zero_grad#|^##\s*zero_grad\b|^zero[ _]grad
 _OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#(\w{1,60})")
 _TAKES = re.compile(r"^(cuda|hip)(Malloc|MallocAsync)$|^(cu|hip)MemCreate$")
 _GIVES_BACK = re.compile(r"^(cuda|hip)(Free|FreeAsync)$|^(cu|hip)MemRelease$")
+_MORE_THAN_ANY = 1 << 50
 _PROCESSOR = 0
 
 
@@ -174,7 +175,9 @@ def _of_device(timeline: Timeline) -> MemoryEvents | None:
     memory = timeline.trace.memory
     if memory is None or not len(memory.bytes):
         return None
-    usable = (memory.bytes != 0) & (np.abs(memory.bytes) < 1 << 50) & (memory.kind >= 0)
+    usable = (memory.bytes != 0) & (memory.kind >= 0)
+    for column in (memory.bytes, memory.allocated, memory.reserved):  # more than any device has is no size
+        usable &= (column > -_MORE_THAN_ANY) & (column < _MORE_THAN_ANY)
     on_device = usable & (memory.kind != _PROCESSOR)
     if not on_device.any() and timeline.driver is not Driver.HOST:
         return None  # the host's memory says nothing about the device's
