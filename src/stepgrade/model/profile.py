@@ -277,5 +277,5 @@ def check_figure(place: str, value: float | None) -> None:
     """Raise BadInput unless the figure is a finite number of 0 or more, or None."""
     # Whole numbers of JSON may be larger than any float.
     if value is not None and not 0.0 <= value <= sys.float_info.max:
-        shown = f"{value:g}" if isinstance(value, float) or abs(value) < 1e300 else "one beyond all measure"
+        shown = "one beyond all measure" if abs(value) > sys.float_info.max else f"{value:g}"
         raise BadInput(f"must be a finite number of 0 or more, not {shown}", where=place)
