@@ -24,7 +24,8 @@ def shifted(trace: Trace, by_ns: int) -> Trace:
     """Return the trace with all times moved."""
     moved = {
         name: msgspec.structs.replace(getattr(trace, name), start_ns=getattr(trace, name).start_ns + by_ns)
-        for name in (*TABLES, *(["frames"] if trace.frames is not None else []))
+        for name in (*TABLES, "frames", "memory")
+        if getattr(trace, name) is not None
     }
     return msgspec.structs.replace(trace, **moved)
 
