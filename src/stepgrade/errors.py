@@ -6,7 +6,8 @@
     │   ├── UnknownFormat       no reader recognises the text, or no reader has that name
     │   ├── TooLarge            more bytes than the limit allows
     │   ├── BadHistory          a history that cannot be opened, read or written
-    │   │   └── NoHistory       there is none at that place yet
+    │   │   ├── NoHistory       there is none at that place yet
+    │   │   └── KeyTaken        a run's key stands for another run
     │   ├── BadConfig           a stepgrade.toml that says something wrong
     │   └── UnknownArchitecture a model whose costs are not modelled
     ├── UnknownDevice           a device that is not in the catalogue (a LookupError)
@@ -133,6 +134,10 @@ class BadHistory(BadInput):
 
 class NoHistory(BadHistory):
     """There is no history at that place yet."""
+
+
+class KeyTaken(BadHistory):
+    """The key of a run that is to be kept stands for another run."""
 
 
 class BadConfig(BadInput):

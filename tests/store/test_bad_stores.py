@@ -193,7 +193,7 @@ def test_a_full_file_system(stepgrade: Run, tmp_path: Path, profile: Path) -> No
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", disk], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", disk], capture_output=True, check=False
     )
     if mounted.returncode:
         pytest.skip("this machine does not let root mount a file system")

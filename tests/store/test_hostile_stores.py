@@ -20,6 +20,8 @@ import pytest
 import stepgrade as sg
 from stepgrade.errors import BadHistory, without_secrets
 from stepgrade.store import NewRun, Selection, open_history
+from stepgrade.store.migrations import MIGRATIONS
+from stepgrade.store.sqlite import APPLICATION_ID, SqliteDatabase
 from tests.builders import make_profile, make_step_profile
 from tests.conftest import Ran
 
@@ -405,8 +407,15 @@ def test_odd_names_of_branches_and_commits(
         assert "\x1b" not in ran.out
 
 
-def test_what_sqlite_calls_a_lack_of_memory_is_damage(history: Path) -> None:
+def test_what_sqlite_calls_a_lack_of_memory_is_damage(tmp_path: Path) -> None:
     """Seen in fuzzing: an absurd size of a row in the schema makes SQLite raise MemoryError with 39 MB in use."""
+    history = tmp_path / "history.db"
+    with closing(sqlite3.connect(history)) as raw:  # of an older version: its schema is on the first page
+        for statements in MIGRATIONS[:2]:
+            for statement in statements:
+                raw.execute(statement.format(**SqliteDatabase.words))
+        raw.execute(f"pragma application_id = {APPLICATION_ID}")
+        raw.execute("pragma user_version = 2")
     sound = history.read_bytes()
     rows = [int.from_bytes(sound[at : at + 2]) for at in range(108, 108 + 2 * sound[104], 2)]
     memory_errors = 0

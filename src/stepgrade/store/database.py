@@ -20,7 +20,7 @@ class Database(Protocol):
         ...
 
     def insert(self, sql: str, values: Sequence[Any]) -> int:
-        """Run an insert into a table with an id, and return the new id."""
+        """Run an insert into a table with an id, and return it; 0 when a conflict left nothing to do."""
         ...
 
     def transaction(self, *, exclusive: bool = False) -> AbstractContextManager[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -14,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from stepgrade.compare.fingerprint import differences, digest_of
-from stepgrade.errors import BadHistory, BadOption, did_you_mean
+from stepgrade.errors import BadHistory, BadOption, KeyTaken, did_you_mean
 from stepgrade.files import MODES
 from stepgrade.memory import default_limit
 from stepgrade.model import Fingerprint
@@ -48,6 +49,10 @@ _COLUMNS = (
     *KEPT_METRICS,
     "step_sigma",
 )
+RUN_COLUMNS = ("id", *_COLUMNS)
+# Beside those: what a run of a team has.
+_ORIGIN = ("project", "upload_key", "upload_digest", "added_by", "device_hours", "has_findings")
+DEFAULT_PROJECT = "default"
 
 
 class NewRun(Struct, frozen=True, kw_only=True):
@@ -58,6 +63,17 @@ class NewRun(Struct, frozen=True, kw_only=True):
     branch: str | None = None
     labels: dict[str, str] = {}
     added_at: str | None = None  # ISO 8601 with its zone; None is now
+    key: str | None = None  # a second run with the same one is not kept twice; None makes one
+    added_by: str | None = None
+    device_hours: float | None = None  # of the whole training; None is what was recorded of it
+
+
+class RunOrigin(Struct, frozen=True, kw_only=True):
+    """How a run came into the history."""
+
+    key: str | None
+    added_by: str | None
+    device_hours: float | None
 
 
 class Selection(Struct, frozen=True, kw_only=True):
@@ -66,21 +82,47 @@ class Selection(Struct, frozen=True, kw_only=True):
     branch: str | None = None
     digests: tuple[str, ...] | None = None
     labels: dict[str, str] = {}
+    grade: str | None = None
+    commit: str | None = None  # or how it begins
+    added_by: str | None = None
+    since: str | None = None  # ISO 8601, as added_at
+    until: str | None = None
+    before: int | None = None  # runs with a lower number than this
+    after: int | None = None
     limit: int | None = None  # the newest ones
 
 
 class History:
     """A store of runs. Use it in a `with` block."""
 
-    def __init__(self, database: Database, max_memory: int | None = None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        max_memory: int | None = None,
+        project: str = DEFAULT_PROJECT,
+        *,
+        is_migrated: bool = False,
+    ) -> None:
         self._database = database
         self._most_bytes = default_limit() if max_memory is None else max_memory
+        self.project = project  # the only one whose runs are seen
         self.damaged: dict[int, str] = {}  # runs that could not be read, and why; they are passed over
+        if is_migrated:
+            return
         try:
             migrate(database)
         except BadHistory:
             database.close()
             raise
+
+    @property
+    def database(self) -> Database:
+        """Return the connection, for the tables beside the runs."""
+        return self._database
+
+    def of_project(self, name: str) -> History:
+        """Return the history of another project on the same connection."""
+        return History(self._database, self._most_bytes, name, is_migrated=True)
 
     @property
     def name(self) -> str:
@@ -100,44 +142,114 @@ class History:
         return self.add_all([run])[0]
 
     def add_all(self, runs: Iterable[NewRun]) -> list[int]:
-        """Keep several runs, all or none, and return their numbers."""
-        columns, marks = ", ".join(_COLUMNS), ", ".join("?" * len(_COLUMNS))
+        """Keep several runs, all or none, and return their numbers; one that was kept before keeps its own.
+
+        Raise KeyTaken when a run's key stands for another run.
+        """
+        names = (*_COLUMNS, *_ORIGIN)
+        columns, marks = ", ".join(names), ", ".join("?" * len(names))
         numbers = []
         with self._database.transaction():
             for run in runs:
                 fingerprint = run.card.fingerprint or Fingerprint()
                 digest = digest_of(fingerprint)
+                text = _text_of(run.card)
+                key = run.key or os.urandom(16).hex()
+                content = _digest_of_run(run, text)
+                if (earlier := self._number_of(key, content)) is not None:
+                    numbers.append(earlier)
+                    continue
                 self._database.execute(
                     "insert into stepgrade_fingerprint (digest, body) values (?, ?) "
                     "on conflict (digest) do nothing",
                     (digest, msgspec.json.encode(fingerprint, order="sorted").decode()),
                 )
+                hours = device_hours(run.card) if run.device_hours is None else run.device_hours
                 number = self._database.insert(
-                    f"insert into stepgrade_run ({columns}) values ({marks})",  # noqa: S608  our own names
-                    _values(run, digest),
+                    f"insert into stepgrade_run ({columns}) values ({marks}) "  # noqa: S608  our own names
+                    "on conflict (project, upload_key) do nothing",
+                    [*_values(run, digest), self.project, key, content, run.added_by, hours, 1],
                 )
-                body = _compressed(run.card)
+                if not number:  # another connection was first
+                    numbers.append(self._number_of(key, content) or 0)
+                    continue
                 self._database.execute(
-                    "insert into stepgrade_card (run_id, body) values (?, ?)", (number, body)
+                    "insert into stepgrade_card (run_id, body) values (?, ?)", (number, zlib.compress(text))
                 )
+                self.keep_findings(number, run.card)
                 numbers.append(number)
         return numbers
 
+    def _number_of(self, key: str, content: str) -> int | None:
+        """Return the run that has this key; raise KeyTaken when it is another one."""
+        sql = "select id, upload_digest from stepgrade_run where project = ? and upload_key = ?"
+        for number, other in self._database.execute(sql, (self.project, key)):
+            if other != content:
+                raise KeyTaken(
+                    f"its key belongs to run {number}, which is another one",
+                    where=self.name,
+                    hint="a new run needs a key of its own",
+                )
+            return int(number)
+        return None
+
+    def keep_findings(self, number: int, card: Scorecard) -> None:
+        """Keep what a run's findings are worth, so that those of all runs can be added up."""
+        for found in card.findings:
+            self._database.execute(
+                "insert into stepgrade_finding (run_id, rule, severity, claim, gain_low, gain_high) "
+                "values (?, ?, ?, ?, ?, ?)",
+                (number, found.rule, found.severity, found.claim, found.gain_low, found.gain_high),
+            )
+
+    def without_findings(self, limit: int) -> list[int]:
+        """Return runs that were kept before findings were, newest first."""
+        sql = "select id from stepgrade_run where project = ? and has_findings = 0 order by id desc limit ?"
+        return [int(row[0]) for row in self._database.execute(sql, (self.project, limit))]
+
+    def fill_findings(self, numbers: Sequence[int]) -> None:
+        """Keep the findings and device-hours of runs that were kept before there was a place for them."""
+        cards = self.cards(numbers)
+        for number in numbers:
+            with self._database.transaction():
+                hours = None
+                if number in cards:
+                    self.keep_findings(number, cards[number])
+                    hours = device_hours(cards[number])
+                self._database.execute(
+                    "update stepgrade_run set has_findings = 1, device_hours = coalesce(device_hours, ?) "
+                    "where id = ?",
+                    (hours, number),
+                )
+
+    def origins(self, numbers: Sequence[int]) -> dict[int, RunOrigin]:
+        """Return how some runs came here."""
+        sql = "select id, upload_key, added_by, device_hours from stepgrade_run where project = ? and id in"
+        return {
+            number: RunOrigin(key=key, added_by=added_by, device_hours=hours)
+            for number, key, added_by, hours in self._rows_of(sql, numbers, self.project)
+        }
+
     def runs(self, which: Selection = Selection()) -> list[RunRow]:  # noqa: B008  frozen
         """Return runs, oldest first."""
-        where, values = _where(which)
-        names = ", ".join(("id", *_COLUMNS))
+        where, values = conditions(which, self.project)
+        names = ", ".join(RUN_COLUMNS)
         order = "order by id desc limit ?" if which.limit is not None else "order by id"
         if which.limit is not None:
             values.append(which.limit)
         rows = self._database.execute(f"select {names} from stepgrade_run {where} {order}", values)  # noqa: S608
+        found = self.as_runs(rows)
+        return found[::-1] if which.limit is not None else found
+
+    def as_runs(self, rows: Iterable[Row]) -> list[RunRow]:
+        """Return rows of RUN_COLUMNS as runs; those that make no sense are passed over."""
         found = []
         for row in rows:
             try:
                 found.append(_row(row))
             except (msgspec.DecodeError, msgspec.ValidationError, TypeError, UnicodeError):
                 self._pass_over(row[0], "its row makes no sense")
-        return found[::-1] if which.limit is not None else found
+        return found
 
     def series(self, metric: str, which: Selection) -> list[tuple[int, float]]:
         """Return (id, value) of one metric, oldest first: no more than a trend needs."""
@@ -145,10 +257,9 @@ class History:
             raise BadHistory(
                 f"the history keeps no metric called {metric!r}", hint=did_you_mean(metric, KEPT_METRICS)
             )
-        where, values = _where(which)
-        joint = "and" if where else "where"
+        where, values = conditions(which, self.project)
         sql = (
-            f"select id, {metric} from stepgrade_run {where} {joint} {metric} is not null "  # noqa: S608
+            f"select id, {metric} from stepgrade_run {where} and {metric} is not null "  # noqa: S608
             "order by id desc"
         )
         if which.limit is not None:
@@ -164,7 +275,8 @@ class History:
 
     def commits(self, numbers: Sequence[int]) -> dict[int, str | None]:
         """Return the commits of some runs."""
-        return dict(self._rows_of("select id, git_commit from stepgrade_run where id in", numbers))
+        sql = "select id, git_commit from stepgrade_run where project = ? and id in"
+        return dict(self._rows_of(sql, numbers, self.project))
 
     def card(self, number: int) -> Scorecard:
         """Return the scorecard of a run; raise BadHistory when it is not there or damaged."""
@@ -178,14 +290,18 @@ class History:
 
         So is one for which the memory does not suffice. Raise BadHistory when there is no such run.
         """
-        sql = "select run_id, body from stepgrade_card where run_id in"
+        # Of this project alone: a number is no key to others' runs.
+        sql = (
+            "select run_id, body from stepgrade_card join stepgrade_run on stepgrade_run.id = run_id "
+            "where project = ? and run_id in"
+        )
         try:
-            bodies: dict[int, bytes] = dict(self._rows_of(sql, numbers))
+            bodies: dict[int, bytes] = dict(self._rows_of(sql, numbers, self.project))
         except BadHistory:  # one unreadable page fails the whole query
             bodies = {}
             for number in numbers:
                 try:
-                    bodies.update(self._rows_of(sql, [number]))
+                    bodies.update(self._rows_of(sql, [number], self.project))
                 except BadHistory as error:
                     self._pass_over(number, error.problem)
         found = {}
@@ -229,15 +345,19 @@ class History:
     def _pass_over(self, number: object, problem: str) -> None:
         self.damaged[number if isinstance(number, int) else -1] = problem
 
-    def _rows_of(self, sql: str, numbers: Sequence[int]) -> Iterator[Row]:
-        """Yield (id, value) of some runs, with as few queries as the database's limit allows."""
+    def _rows_of(self, sql: str, numbers: Sequence[int], *before: str) -> Iterator[Row]:
+        """Yield the rows of some runs, with as few queries as the database's limit allows."""
         for start in range(0, len(numbers), _AT_ONCE):
             some = numbers[start : start + _AT_ONCE]
-            yield from self._database.execute(f"{sql} ({', '.join('?' * len(some))})", some)
+            yield from self._database.execute(f"{sql} ({', '.join('?' * len(some))})", [*before, *some])
 
     def fingerprints(self) -> dict[str, Fingerprint]:
-        """Return every fingerprint by its digest."""
-        rows = self._database.execute("select digest, body from stepgrade_fingerprint")
+        """Return every fingerprint of the project's runs by its digest."""
+        rows = self._database.execute(
+            "select digest, body from stepgrade_fingerprint where exists (select 1 from stepgrade_run "
+            "where project = ? and stepgrade_run.digest = stepgrade_fingerprint.digest)",
+            (self.project,),
+        )
         found = {}
         for digest, body in rows:
             with suppress(msgspec.DecodeError, msgspec.ValidationError, TypeError, UnicodeError):
@@ -264,7 +384,8 @@ class History:
         newer: dict[tuple[str, str | None], int] = {}
         chosen = []
         rows = self._database.execute(
-            "select id, digest, branch, added_at from stepgrade_run order by id desc"
+            "select id, digest, branch, added_at from stepgrade_run where project = ? order by id desc",
+            (self.project,),
         )
         for number, digest, branch, added_at in rows:
             rank = newer.get((digest, branch), 0)
@@ -278,8 +399,10 @@ class History:
         """Remove these runs, all or none."""
         with self._database.transaction():
             for number in numbers:
-                self._database.execute("delete from stepgrade_card where run_id = ?", (number,))
-                self._database.execute("delete from stepgrade_run where id = ?", (number,))
+                mine = "(select id from stepgrade_run where id = ? and project = ?)"
+                for table, column in (("finding", "run_id"), ("card", "run_id"), ("run", "id")):
+                    sql = f"delete from stepgrade_{table} where {column} in {mine}"  # noqa: S608  our own names
+                    self._database.execute(sql, (number, self.project))
 
     def export(self, which: Selection = Selection()) -> Iterator[dict[str, Any]]:  # noqa: B008  frozen
         """Yield every run that can be read with its scorecard, oldest first, ready to be written as JSON."""
@@ -298,8 +421,9 @@ def open_history(
     create: bool = True,
     max_memory: int | None = None,
     readable_by: str = "owner",
+    project: str = DEFAULT_PROJECT,
 ) -> History:
-    """Open the history at a path or a postgresql:// URL.
+    """Open the history at a path or a postgresql:// URL, or that of one `project` in a team's.
 
     The default is what STEPGRADE_HISTORY names, else .stepgrade/history.db in this directory. `max_memory` is
     how many bytes the runs that are read at once may take, by default a quarter of the machine's. A file that
@@ -311,10 +435,10 @@ def open_history(
     if url is not None:
         from stepgrade.store.postgres import PostgresDatabase  # noqa: PLC0415  an extra
 
-        return History(PostgresDatabase(url, name), max_memory)
+        return History(PostgresDatabase(url, name), max_memory, project)
     from stepgrade.store.sqlite import SqliteDatabase  # noqa: PLC0415  not needed for a server
 
-    return History(SqliteDatabase(name, create=create, new_mode=MODES[readable_by]), max_memory)
+    return History(SqliteDatabase(name, create=create, new_mode=MODES[readable_by]), max_memory, project)
 
 
 def _values(run: NewRun, digest: str) -> list[object]:
@@ -341,29 +465,45 @@ def _text(words: str) -> str:
     return words.encode("utf-8", "backslashreplace").decode()
 
 
-def _where(which: Selection) -> tuple[str, list[Any]]:
-    parts: list[str] = []
-    values: list[Any] = []
-    if which.branch is not None:
-        parts.append("branch = ?")
-        values.append(_text(which.branch))
+def conditions(which: Selection, project: str) -> tuple[str, list[Any]]:
+    """Return the `where` of a selection in a project, and its values."""
+    parts: list[str] = ["project = ?"]
+    values: list[Any] = [project]
+    given = {
+        "branch = ?": which.branch,
+        "grade = ?": which.grade,
+        "added_by = ?": which.added_by,
+        "added_at >= ?": which.since,
+        "added_at < ?": which.until,
+        "id < ?": which.before,
+        "id > ?": which.after,
+        "git_commit like ? escape '~'": None if which.commit is None else f"{_literal(which.commit)}%",
+    }
+    for part, value in given.items():
+        if value is not None:
+            parts.append(part)
+            values.append(_text(value) if isinstance(value, str) else value)
     if which.digests is not None:
         parts.append(f"digest in ({', '.join('?' * len(which.digests)) or 'null'})")
         values += which.digests
     for name, value in sorted(which.labels.items()):
         # Names and values are JSON texts in the column, so their quotes end them.
         encoded = [msgspec.json.encode(_text(text)).decode() for text in (name, value)]
-        pattern = ":".join(encoded)
-        for sign in "~%_":
-            pattern = pattern.replace(sign, f"~{sign}")
         parts.append("labels like ? escape '~'")
-        values.append(f"%{pattern}%")
-    return f"where {' and '.join(parts)}" if parts else "", values
+        values.append(f"%{_literal(':'.join(encoded))}%")
+    return f"where {' and '.join(parts)}", values
+
+
+def _literal(text: str) -> str:
+    """Return a text as a pattern that matches nothing else."""
+    for sign in "~%_":
+        text = text.replace(sign, f"~{sign}")
+    return text
 
 
 def _row(row: Row) -> RunRow:
     """Return a run as it was kept; raise what msgspec raises where a foreign hand wrote something else."""
-    values = dict(zip(("id", *_COLUMNS), row, strict=True))
+    values = dict(zip(RUN_COLUMNS, row, strict=True))
     metrics = {name: values[name] for name in KEPT_METRICS if values[name] is not None}
     if not all(isinstance(value, int | float) and isfinite(value) for value in metrics.values()):
         raise TypeError("a metric is no number")
@@ -378,7 +518,27 @@ def _row(row: Row) -> RunRow:
     )
 
 
-def _compressed(card: Scorecard) -> bytes:
+def device_hours(card: Scorecard) -> float | None:
+    """Return the device-hours that a card's source covers; None where it does not tell."""
+    devices = card.fingerprint.world_size if card.fingerprint else None
+    devices = devices or (card.device.count if card.device else None) or len(card.ranks) or 1
+    if card.goodput is not None:
+        return card.goodput.wall_s * devices / 3600.0
+    count = card.steps.count if card.steps else None
+    if not count or card.step_time_ms is None:
+        return None
+    return count * card.step_time_ms / 1000.0 * devices / 3600.0
+
+
+def _digest_of_run(run: NewRun, text: bytes) -> str:
+    """Return what tells a run that is sent again from another with the same key."""
+    import hashlib  # noqa: PLC0415  only when something is kept
+
+    origin = _text(repr((run.commit, run.branch, sorted(run.labels.items()))))
+    return hashlib.sha256(text + origin.encode()).hexdigest()
+
+
+def _text_of(card: Scorecard) -> bytes:
     """Return a card as it is kept; raise BadHistory for one that could not be read back."""
     text = card.to_json().encode()
     try:
@@ -387,4 +547,4 @@ def _compressed(card: Scorecard) -> bytes:
         raise BadHistory(f"the run was not kept, since it could not be read back: {error}") from error
     if len(text) > _LARGEST_CARD:
         raise BadHistory(f"the run was not kept: a scorecard of {len(text)} bytes is beyond {_LARGEST_CARD}")
-    return zlib.compress(text)
+    return text

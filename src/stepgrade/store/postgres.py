@@ -46,8 +46,9 @@ class PostgresDatabase:
             return cursor.fetchall() if cursor.description else []
 
     def insert(self, sql: str, values: Sequence[Any]) -> int:
-        """Insert a row and return its id."""
-        return int(self.execute(f"{sql} returning id", values)[0][0])
+        """Insert a row and return its id; 0 when a conflict left nothing to do."""
+        rows = self.execute(f"{sql} returning id", values)
+        return int(rows[0][0]) if rows else 0
 
     @contextmanager
     def transaction(self, *, exclusive: bool = False) -> Iterator[None]:

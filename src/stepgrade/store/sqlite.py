@@ -41,7 +41,10 @@ class SqliteDatabase:
         "blob": "blob",
     }
 
-    def __init__(self, path: str, *, create: bool, new_mode: int = MODES["owner"]) -> None:
+    def __init__(
+        self, path: str, *, create: bool, new_mode: int = MODES["owner"], is_pooled: bool = False
+    ) -> None:
+        """Open the file; a pooled connection goes from thread to thread, one at a time."""
         self.name = path
         if create:
             _make_file(path, new_mode)
@@ -49,7 +52,9 @@ class SqliteDatabase:
             raise NoHistory("there is no history here", where=path, hint="stepgrade history add starts one")
         _check_journal(path)
         try:
-            self._connection = sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)
+            self._connection = sqlite3.connect(
+                path, timeout=WAIT_S, isolation_level=None, check_same_thread=not is_pooled
+            )
         except sqlite3.Error as error:
             raise BadHistory(f"cannot be opened: {error}", where=path, hint=_READ_ONLY_HINT) from error
         # The file may come from a stranger's checkout: its own expressions are not trusted, no value is
@@ -86,9 +91,10 @@ class SqliteDatabase:
             return self._connection.execute(sql, tuple(values)).fetchall()
 
     def insert(self, sql: str, values: Sequence[Any]) -> int:
-        """Insert a row and return its id."""
+        """Insert a row and return its id; 0 when a conflict left nothing to do."""
         with self._errors():
-            return int(self._connection.execute(sql, tuple(values)).lastrowid or 0)
+            cursor = self._connection.execute(sql, tuple(values))
+            return int(cursor.lastrowid or 0) if cursor.rowcount else 0
 
     @contextmanager
     def transaction(self, *, exclusive: bool = False) -> Iterator[None]:  # noqa: ARG002  immediate is both
