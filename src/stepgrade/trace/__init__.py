@@ -3,10 +3,11 @@
 from stepgrade.trace.logged_run import with_log
 from stepgrade.trace.memory import profile_of_memory
 from stepgrade.trace.profile import analyse_rank, analyse_trace, profile_of_traces
-from stepgrade.trace.ranks import RankProfile, merge_ranks
+from stepgrade.trace.ranks import PackedRank, RankProfile, merge_ranks
 from stepgrade.trace.recorded_ranks import merge_recordings
 
 __all__ = [
+    "PackedRank",
     "RankProfile",
     "analyse_rank",
     "analyse_trace",

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Sequence
-from math import fsum
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-from msgspec import Struct, structs
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from stepgrade.model.activity import (
@@ -27,7 +25,6 @@ from stepgrade.model.columns import among, distinct, groups
 from stepgrade.model.events import NONE, DeviceEvent, Ids, Kinds, Longs, Trace
 from stepgrade.naming.torch_names import GRAPH_LAUNCH, LAUNCH_CALL, LOADER, OPTIMIZER_STEP, Mask, named
 from stepgrade.naming.work_class import RANDOM, WorkClass
-from stepgrade.statistics import mean
 from stepgrade.trace import intervals as iv
 from stepgrade.trace.collectives import tally_collectives
 from stepgrade.trace.counts import (
@@ -440,75 +437,3 @@ def _idle_after(timeline: Timeline, rows: Longs) -> NDArray[np.float64]:
     inside = (place >= 0) & (opened <= end[np.maximum(place, 0)])
     np.add.at(idle, order[place[inside]], (spans.ends - spans.starts)[inside])
     return idle
-
-
-def merge_activities(activities: Sequence[Activity]) -> Activity:
-    """Return the activity of the mean rank."""
-    first = activities[0]
-    return Activity(
-        driver=first.driver,
-        kernels=_average([a.kernels for a in activities if a.kernels]),
-        gaps=_average([a.gaps for a in activities if a.gaps]),
-        copies=_average_rows([a.copies for a in activities], lambda c: (c.direction, c.memory, c.during)),
-        waits=_average_rows([a.waits for a in activities], lambda w: (w.call, w.caller, w.direction)),
-        collectives=_average_rows([a.collectives for a in activities], lambda c: (c.name, c.group_size)),
-        communication_ms=mean([a.communication_ms for a in activities]),
-        optimizer=_average([a.optimizer for a in activities if a.optimizer]),
-        gemms=_average_rows([a.gemms for a in activities], lambda g: (g.batch, g.m, g.k, g.n, g.dtype)),
-        parts=_average_rows(
-            [a.parts for a in activities], lambda p: (p.work_class, p.role, p.direction, p.dtype)
-        ),
-        matmul_dtype_ms=_average_dicts([a.matmul_dtype_ms for a in activities]),
-        marks=_average_dicts([a.marks for a in activities]),
-        parallelism_ms=_average_dicts([a.parallelism_ms for a in activities]),
-        kernel_group_ms=_average_dicts([a.kernel_group_ms for a in activities]),
-        class_kernels=_average_dicts([a.class_kernels for a in activities]),
-        input_ms=first.input_ms,
-        loader=next((a.loader for a in activities if a.loader), None),
-        scalar_read_ms=mean([a.scalar_read_ms for a in activities]),
-        loop=next((a.loop for a in activities if a.loop), None),
-        backward_passes=first.backward_passes,
-        skipped_steps=max(a.skipped_steps for a in activities),
-        skipped_part=next((a.skipped_part for a in activities if a.skipped_part), None),
-        recompute_ms=mean([a.recompute_ms for a in activities]),
-        capability=first.capability,
-        platform=first.platform,
-        startup_ms=mean([a.startup_ms for a in activities]),
-        lines=next((a.lines for a in activities if a.lines), {}),
-        sequence=next((a.sequence for a in activities if a.sequence), None),
-    )
-
-
-def _average(rows: Sequence[Figures], count: int = 0) -> Figures | None:
-    """Return the first row with its figures averaged: their sum, divided by `count` or the number of rows.
-
-    Figures are floats; one that is None in some row becomes None. Booleans are and-ed.
-    """
-    if not rows:
-        return None
-    averaged: dict[str, Any] = {}
-    columns = [structs.asdict(row) for row in rows]
-    for name in columns[0]:
-        values = [column[name] for column in columns]
-        if isinstance(values[0], bool):
-            averaged[name] = all(values)
-        elif any(isinstance(value, float) for value in values):
-            averaged[name] = None if None in values else fsum(values) / (count or len(rows))
-    return structs.replace(rows[0], **averaged)
-
-
-def _average_rows(of_ranks: Sequence[tuple[Row, ...]], key: Callable[[Row], Hashable]) -> tuple[Row, ...]:
-    """Return the ranks' rows with equal keys added up and divided by the number of ranks, longest first."""
-    alike: dict[Hashable, list[Row]] = {}
-    for row in (row for rows in of_ranks for row in rows):
-        alike.setdefault(key(row), []).append(row)
-    averaged = [_average(rows, len(of_ranks)) for rows in alike.values()]
-    return tuple(sorted((row for row in averaged if row), key=lambda row: -row.ms))
-
-
-def _average_dicts(of_ranks: Sequence[dict[str, float]]) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for figures in of_ranks:
-        for name, figure in figures.items():
-            total[name] = total.get(name, 0.0) + figure / len(of_ranks)
-    return total

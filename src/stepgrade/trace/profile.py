@@ -12,10 +12,10 @@ from stepgrade.model.events import Trace, TraceDevice
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import Profile, Recorded, Source, Span
 from stepgrade.trace.activity import capability_by_kernels, measure_activity
-from stepgrade.trace.collectives import find_arrivals
 from stepgrade.trace.counts import count_images, count_launches, count_tokens
 from stepgrade.trace.layers import Layers, find_layers
 from stepgrade.trace.ledger import add_ledgers
+from stepgrade.trace.matching import find_arrivals
 from stepgrade.trace.matmuls import most_of
 from stepgrade.trace.memory import memory_of_trace
 from stepgrade.trace.operations import sum_operations

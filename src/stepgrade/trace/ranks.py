@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias, TypeVar
 
+import msgspec
 from msgspec import Struct, structs
 
-from stepgrade.model.activity import Straggler
+from stepgrade.model.activity import HostLine, Straggler
 from stepgrade.model.notes import Note
-from stepgrade.model.profile import (
-    ACCOUNTS,
-    LayerTime,
-    LedgerTime,
-    OpTime,
-    PhaseTime,
-    Profile,
-    RankTime,
-    Source,
-    Span,
-    WorkKind,
-)
-from stepgrade.statistics import mean, median
-from stepgrade.trace.activity import merge_activities
-from stepgrade.trace.collectives import Arrival, MatchedCollectives, match_collectives
+from stepgrade.model.profile import ACCOUNTS, LedgerTime, Profile, RankTime, Source
+from stepgrade.statistics import median
 from stepgrade.trace.ledger import add_ledgers
+from stepgrade.trace.matching import Arrivals, MatchedCollectives, Matching
+from stepgrade.trace.mean_rank import MeanRank, in_file
 from stepgrade.trace.quality import by_weight
 from stepgrade.units import NS_PER_MS, show_ms, show_share
 
 OWN_TROUBLE_SHARE = 0.02
-_OF_THE_FILE = ("trace", "events", "recorded", "devices", "versions")
+_LEVEL = 1  # of zlib: a higher one takes three times as long for a tenth less
 Known = TypeVar("Known")
 
 
@@ -51,8 +41,63 @@ class RankProfile(Struct, frozen=True, kw_only=True):
     rank: int | None
     base_ns: int | None  # epoch nanoseconds that the steps' times count from
     steps: tuple[RankStep, ...]
-    arrivals: tuple[Arrival, ...]
+    arrivals: Arrivals
     process: str | None = None
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Return the files that the rank was recorded in."""
+        return self.profile.source.files
+
+    @property
+    def world_size(self) -> int | None:
+        """Return how many ranks the run has, as far as this one knows."""
+        return self.profile.world_size or None
+
+    def unpacked(self) -> RankProfile:
+        """Return the rank itself: it is as it is."""
+        return self
+
+
+class PackedRank(Struct, frozen=True, kw_only=True):
+    """One rank in few bytes: what is needed of all ranks at once, and the rest packed."""
+
+    rank: int | None
+    base_ns: int | None
+    steps: tuple[RankStep, ...]
+    process: str | None
+    files: tuple[str, ...]
+    world_size: int | None
+    body: bytes  # the rank's profile and arrivals, as MessagePack in zlib
+
+    @classmethod
+    def of(cls, rank: RankProfile) -> PackedRank:
+        """Return the rank packed."""
+        body = zlib.compress(msgspec.msgpack.encode((rank.profile, rank.arrivals)), _LEVEL)
+        return cls(
+            rank=rank.rank,
+            base_ns=rank.base_ns,
+            steps=rank.steps,
+            process=rank.process,
+            files=rank.files,
+            world_size=rank.world_size,
+            body=body,
+        )
+
+    def unpacked(self) -> RankProfile:
+        """Return the rank as it was packed, under the files that it has now."""
+        profile, arrivals = msgspec.msgpack.decode(zlib.decompress(self.body), type=tuple[Profile, Arrivals])
+        return RankProfile(
+            profile=structs.replace(profile, source=structs.replace(profile.source, files=self.files)),
+            rank=self.rank,
+            base_ns=self.base_ns,
+            steps=self.steps,
+            arrivals=arrivals,
+            process=self.process,
+        )
+
+
+AnyRank: TypeAlias = RankProfile | PackedRank
 
 
 class AcrossRanks(NamedTuple):
@@ -65,8 +110,8 @@ class AcrossRanks(NamedTuple):
     notes: tuple[Note, ...]
 
 
-def merge_ranks(ranks: Sequence[RankProfile]) -> Profile:
-    """Return the profile of the run whose ranks these are."""
+def merge_ranks(ranks: Sequence[AnyRank]) -> Profile:
+    """Return the profile of the run whose ranks these are; packed ones are unpacked one by one."""
     # Ranks without a number get the lowest free ones; where two have the same, all get their place.
     numbers = [rank.rank for rank in ranks if rank.rank is not None]
     taken = set(numbers)
@@ -78,53 +123,59 @@ def merge_ranks(ranks: Sequence[RankProfile]) -> Profile:
     steady = [{step.number for step in rank.steps if step.steady} for rank in by_number.values()]
     common = sorted(set.intersection(*steady))
     warnings = tuple(_find_warnings([*by_number.values()], common))
-    first = ranks[0].profile
-    stated = _first_known(rank.profile.world_size or None for rank in ranks)
     if len(ranks) == 1:
+        first = ranks[0].unpacked().profile
         return structs.replace(first, warnings=by_weight([*warnings, *first.warnings]))
-    profiles = [rank.profile for rank in by_number.values()]
-    across = compare_ranks(by_number, common)
-    files = tuple(dict.fromkeys(rank.profile.source.files[0] for rank in ranks))
+    files = tuple(dict.fromkeys(rank.files[0] for rank in ranks))
     places = {file: place for place, file in enumerate(files)}
+    mean_rank, matching, lines = MeanRank(len(ranks), len(common), places), Matching(), {}
+    for number, packed in by_number.items():
+        rank = packed.unpacked()
+        mean_rank.add(rank.profile)
+        matching.add(number, rank.arrivals)
+        if rank.profile.activity:
+            lines[number] = rank.profile.activity.lines
+    across = compare_ranks(by_number, common, matching, lines)
+    first = mean_rank.first or ranks[0].unpacked().profile
+    stated = _first_known(rank.world_size for rank in ranks)
     ledgers = [time.ledger for time in across.times if time.ledger]
-    flops = [None if p.matmul_flops is None else p.matmul_flops / (p.steps or 1) for p in profiles]
-    activity = merge_activities([p.activity for p in profiles if p.activity])
-    # The rank that holds most decides whether the run fits.
-    memory = max((p.memory for p in profiles if p.memory), key=lambda m: m.peak_bytes or 0.0, default=None)
-    kinds: tuple[WorkKind, ...] = ("training", "inference")  # one rank that trains makes it training
+    activity = mean_rank.activity
     return Profile(
         source=Source(format=first.source.format, files=files, producer=first.source.producer),
-        work=next((kind for kind in kinds if any(p.work == kind for p in profiles)), "unknown"),
+        work=mean_rank.work,
         steps=len(common) or None,
         recorded_steps=max(len(rank.steps) for rank in ranks),
         mean_step_ms=sum(across.step_ns) / len(common) / NS_PER_MS if common else None,
         samples_ms=tuple(ns / NS_PER_MS for ns in across.step_ns),
-        phases=merge_phases(profiles, len(common)),
-        layers=merge_layers(profiles, len(common)),
-        operations=merge_operations(profiles, len(common), places),
-        typical_step=_in_file(profiles[0].typical_step, profiles[0], places),
-        tokens_per_step=_first_known(p.tokens_per_step for p in profiles),
-        launches_per_step=mean([p.launches_per_step or 0.0 for p in profiles]) or None,
+        phases=mean_rank.phases,
+        layers=mean_rank.layers,
+        operations=mean_rank.operations,
+        typical_step=in_file(first.typical_step, first, places),
+        tokens_per_step=mean_rank.known["tokens_per_step"],
+        launches_per_step=mean_rank.launches_per_step,
         ledger=add_ledgers(ledgers) if ledgers else None,
         ranks=across.times,
         world_size=max(stated, len(ranks)) if stated else None,  # files of several hosts have a part each
-        device=_first_known(p.device for p in profiles),
-        matmul_flops=mean([f or 0.0 for f in flops]) * len(common) if None not in flops else None,
-        matmul_known_share=min(
-            (p.matmul_known_share for p in profiles if p.matmul_known_share is not None), default=None
-        ),
-        matmul_dtype=_first_known(p.matmul_dtype for p in profiles),
-        activity=structs.replace(activity, skew_ms=across.skew_ms, straggler=across.straggler),
-        memory=memory,
-        peak_memory_bytes=memory.peak_bytes if memory else None,
+        device=mean_rank.known["device"],
+        matmul_flops=mean_rank.matmul_flops,
+        matmul_known_share=mean_rank.matmul_known_share,
+        matmul_dtype=mean_rank.known["matmul_dtype"],
+        activity=activity and structs.replace(activity, skew_ms=across.skew_ms, straggler=across.straggler),
+        memory=mean_rank.memory,
+        peak_memory_bytes=mean_rank.memory.peak_bytes if mean_rank.memory else None,
         recorded=first.recorded,
-        contents=merge_contents(ranks, by_number),
-        notes=merge_notes([across.notes, *(p.notes for p in profiles)]),
-        warnings=by_weight(merge_notes([warnings, *(p.warnings for p in profiles)])),
+        contents=mean_rank.contents(by_number),
+        notes=(*across.notes, *mean_rank.notes.all),
+        warnings=by_weight([*warnings, *mean_rank.warnings.all]),
     )
 
 
-def compare_ranks(by_number: dict[int, RankProfile], common: Sequence[int]) -> AcrossRanks:
+def compare_ranks(
+    by_number: Mapping[int, AnyRank],
+    common: Sequence[int],
+    matching: Matching,
+    lines: Mapping[int, Mapping[str, tuple[HostLine, ...]]],
+) -> AcrossRanks:
     """Return how long each rank and each common step took, and which rank the others wait for."""
     ranks = [*by_number.values()]
     steps, numbers = max(len(common), 1), set(common)
@@ -134,11 +185,8 @@ def compare_ranks(by_number: dict[int, RankProfile], common: Sequence[int]) -> A
         dur_ns[number] = [of_step[step] for step in common]
     # Times can be compared if the epochs are known, or if all ranks are of one merged file.
     undated = [rank.base_ns is None for rank in ranks]
-    share_clock = not any(undated) or (
-        all(undated) and len({rank.profile.source.files for rank in ranks}) == 1
-    )
-    arrivals = {number: rank.arrivals for number, rank in by_number.items()} if share_clock else {}
-    matched = match_collectives(arrivals, numbers, max(map(sum, dur_ns.values())))
+    share_clock = not any(undated) or (all(undated) and len({rank.files for rank in ranks}) == 1)
+    matched = matching.match(common, max(map(sum, dur_ns.values()))) if share_clock else None
     waits = {wait.rank: wait.wait_ns for wait in matched.ranks} if matched else {}
     times = []
     for number, rank in by_number.items():
@@ -152,10 +200,10 @@ def compare_ranks(by_number: dict[int, RankProfile], common: Sequence[int]) -> A
             )
         )
     straggler = _describe_straggler(matched, times, steps) if matched else None
-    late = by_number[straggler.rank].profile.activity if straggler else None
-    if straggler and late:  # the line that its host is in while its own step waits
-        lines = late.lines.get("input" if straggler.trouble == "idle_input" else "stall", ())
-        straggler = structs.replace(straggler, line=lines[0] if lines else None)
+    if straggler:  # the line that its host is in while its own step waits
+        waiting = "input" if straggler.trouble == "idle_input" else "stall"
+        of_host = lines.get(straggler.rank, {}).get(waiting, ())
+        straggler = structs.replace(straggler, line=of_host[0] if of_host else None)
     # Ranks whose clocks cannot be compared give the longest of their own times.
     longest = [max(of_ranks) for of_ranks in zip(*dur_ns.values(), strict=True)]
     return AcrossRanks(
@@ -168,7 +216,7 @@ def compare_ranks(by_number: dict[int, RankProfile], common: Sequence[int]) -> A
 
 
 def _slowest_chain(
-    by_number: dict[int, RankProfile], common: Sequence[int], matched: MatchedCollectives
+    by_number: Mapping[int, AnyRank], common: Sequence[int], matched: MatchedCollectives
 ) -> list[int]:
     """Return how long each common step took the run.
 
@@ -215,7 +263,7 @@ def _describe_straggler(
 
 
 def _find_notes(
-    by_number: dict[int, RankProfile],
+    by_number: Mapping[int, AnyRank],
     times: Sequence[RankTime],
     matched: MatchedCollectives | None,
     straggler: Straggler | None,
@@ -245,8 +293,8 @@ def _find_notes(
         yield Note("clocks_corrected", f"Clocks were corrected by the common ends of collectives: {shifts}.")
 
 
-def _find_warnings(ranks: Sequence[RankProfile], common: Sequence[int]) -> Iterator[Note]:
-    world = _first_known(rank.profile.world_size or None for rank in ranks)
+def _find_warnings(ranks: Sequence[AnyRank], common: Sequence[int]) -> Iterator[Note]:
+    world = _first_known(rank.world_size for rank in ranks)
     if world and world > len(ranks):
         were = "was" if len(ranks) == 1 else "were"
         text = f"{len(ranks)} of {world} ranks {were} given: waiting can be seen, but not for whom."
@@ -271,106 +319,5 @@ def _find_warnings(ranks: Sequence[RankProfile], common: Sequence[int]) -> Itera
         yield Note("started_apart", text)
 
 
-def merge_notes(of_ranks: Sequence[Sequence[Note]]) -> tuple[Note, ...]:
-    """Return each note once; where several ranks have one, the first with how many more do."""
-    merged: dict[tuple[str, int], Note] = {}
-    for notes in of_ranks:
-        seen: Counter[str] = Counter()
-        for note in notes:
-            key = (note.code, seen[note.code])  # a rank may have several notes of one code
-            seen[note.code] += 1
-            first = merged.get(key)
-            merged[key] = structs.replace(first, more_ranks=first.more_ranks + 1) if first else note
-    return tuple(merged.values())
-
-
 def _first_known(values: Iterable[Known | None]) -> Known | None:
     return next((value for value in values if value is not None), None)
-
-
-def merge_contents(ranks: Sequence[RankProfile], by_number: dict[int, RankProfile]) -> dict[str, str]:
-    """Return what the traces contain: each text once, and which ranks they are."""
-    merged: dict[str, str] = {}
-    for name in _OF_THE_FILE:
-        contents = [rank.profile.contents for rank in ranks]
-        texts = list(dict.fromkeys(content[name] for content in contents if name in content))
-        if texts:
-            merged[name] = texts[0] if len(texts) == 1 else f"{texts[0]} (and others)"
-    merged["ranks"] = ", ".join(map(str, by_number))
-    for name in ("steps from", "layers from"):
-        text = _first_known(rank.profile.contents.get(name) for rank in by_number.values())
-        if text:
-            merged[name] = text
-    return merged
-
-
-def _in_file(span: Span | None, profile: Profile, places: dict[str, int]) -> Span | None:
-    """Return the span of one rank with the place that its file has in the run."""
-    return structs.replace(span, file=places[profile.source.files[0]]) if span else None
-
-
-def merge_phases(profiles: Sequence[Profile], steps: int) -> tuple[PhaseTime, ...]:
-    """Return the phases of the mean rank."""
-    per_step: dict[str, float] = {}
-    for phase in (phase for profile in profiles for phase in profile.phases):
-        per_step[phase.name] = per_step.get(phase.name, 0.0) + (phase.per_step_ms or 0.0) / len(profiles)
-    samples = _mean_samples(profiles, [profile.phases for profile in profiles])
-    return tuple(
-        PhaseTime(name=name, total_ms=ms * steps, per_step_ms=ms, samples_ms=samples.get(name, ()))
-        for name, ms in per_step.items()
-    )
-
-
-def _mean_samples(
-    profiles: Sequence[Profile], of_ranks: Sequence[Sequence[PhaseTime | OpTime]]
-) -> dict[str, tuple[float, ...]]:
-    """Return by name the time in each steady step on the mean rank; nothing when the ranks' steps differ."""
-    if len({profile.steps for profile in profiles}) != 1:
-        return {}
-    sums: dict[str, list[float]] = {}
-    for part in (part for parts in of_ranks for part in parts if part.samples_ms):
-        row = sums.setdefault(part.name, [0.0] * (profiles[0].steps or 0))
-        for place, ms in enumerate(part.samples_ms):
-            row[place] += ms / len(profiles)
-    return {name: tuple(row) for name, row in sums.items()}
-
-
-def merge_layers(profiles: Sequence[Profile], steps: int) -> tuple[LayerTime, ...]:
-    """Return the layers of the first rank that has them: ranks may have different parts of a model."""
-    profile = next((profile for profile in profiles if profile.layers), None)
-    if profile is None:
-        return ()
-    scale = steps / (profile.steps or 1)
-    return tuple(
-        structs.replace(
-            layer,
-            fwd_total_ms=(layer.fwd_total_ms or 0.0) * scale,
-            bwd_total_ms=(layer.bwd_total_ms or 0.0) * scale,
-            recompute_total_ms=(layer.recompute_total_ms or 0.0) * scale,
-            ops_total_ms={name: ms * scale for name, ms in layer.ops_total_ms.items()},
-        )
-        for layer in profile.layers
-    )
-
-
-def merge_operations(profiles: Sequence[Profile], steps: int, places: dict[str, int]) -> tuple[OpTime, ...]:
-    """Return the operations of the mean rank; work is known only where every rank knows it."""
-    merged: dict[str, OpTime] = {}
-    samples = _mean_samples(profiles, [profile.operations for profile in profiles])
-    for profile in profiles:
-        scale = steps / (profile.steps or 1) / len(profiles)
-        for op in profile.operations:
-            before = merged.get(op.name, OpTime(name=op.name, total_ms=0.0, calls=0.0, flops=0.0, bytes=0.0))
-            longest = _in_file(op.longest, profile, places)
-            if before.longest and (not longest or before.longest.dur_ns >= longest.dur_ns):
-                longest = before.longest
-            merged[op.name] = structs.replace(
-                op,
-                total_ms=op.total_ms * scale + before.total_ms,
-                calls=(op.calls or 0.0) * scale + (before.calls or 0.0),
-                flops=None if op.flops is None or before.flops is None else op.flops * scale + before.flops,
-                bytes=None if op.bytes is None or before.bytes is None else op.bytes * scale + before.bytes,
-                longest=longest,
-                samples_ms=samples.get(op.name, ()),
-            )
-    return tuple(sorted(merged.values(), key=lambda op: (-op.total_ms, op.name)))

@@ -10,9 +10,8 @@ from stepgrade.errors import BadInput
 from stepgrade.model import RECORDER, Note, Profile, RankTime, Source
 from stepgrade.model.activity import Activity, Straggler
 from stepgrade.statistics import mean, median
-from stepgrade.trace.activity import merge_activities
 from stepgrade.trace.ledger import add_ledgers
-from stepgrade.trace.ranks import merge_layers, merge_notes, merge_operations, merge_phases
+from stepgrade.trace.mean_rank import MeanRank, merge_notes
 
 # A rank that the others wait for less than this share of the step is no straggler, but noise.
 LEAST_WAIT_SHARE = 0.02
@@ -53,20 +52,20 @@ def merge_recordings(profiles: Sequence[Profile]) -> Profile:
         for number, profile in by_rank.items()
     )
     straggler = _straggler(times, slowest.mean_step_ms or 0.0)
-    activities = [profile.activity for profile in ranks if profile.activity is not None]
-    activity = merge_activities(activities) if activities else Activity(driver="unseen")
+    mean_rank = MeanRank(len(ranks), steps, {file: place for place, file in enumerate(files)})
+    for profile in ranks:
+        mean_rank.add(profile)
+    activity = mean_rank.activity or Activity(driver="unseen")
     ledgers = [profile.ledger for profile in ranks if profile.ledger is not None]
     covered = [profile.wall_coverage for profile in ranks if profile.wall_coverage is not None]
     world = slowest.world_size or len(ranks)
     missing = f"{len(ranks)} of {world} ranks were given: the throughput is theirs, not the whole run's"
-    flops = [None if p.matmul_flops is None else p.matmul_flops / (p.steps or 1) for p in ranks]
-    known = [flop for flop in flops if flop is not None]
     return structs.replace(
         slowest,
         source=Source(format=slowest.source.format, files=files, producer=RECORDER),
-        phases=merge_phases(ranks, steps),
-        layers=merge_layers(ranks, steps),
-        operations=merge_operations(ranks, steps, {file: place for place, file in enumerate(files)}),
+        phases=mean_rank.phases,
+        layers=mean_rank.layers,
+        operations=mean_rank.operations,
         wall_coverage=mean(covered) if covered else None,
         tokens_per_step=_sum_known([profile.tokens_per_step for profile in ranks]),
         samples_per_step=_sum_known([profile.samples_per_step for profile in ranks]),
@@ -74,7 +73,7 @@ def merge_recordings(profiles: Sequence[Profile]) -> Profile:
         counted_ranks=len(ranks),
         ranks=times,
         ledger=add_ledgers(ledgers) if len(ledgers) == len(ranks) else None,
-        matmul_flops=mean(known) * steps if len(known) == len(ranks) else None,
+        matmul_flops=mean_rank.matmul_flops,
         matmul_known_share=min(profile.matmul_known_share or 0.0 for profile in ranks),
         peak_memory_bytes=max(profile.peak_memory_bytes or 0.0 for profile in ranks) or None,
         activity=structs.replace(
@@ -83,7 +82,7 @@ def merge_recordings(profiles: Sequence[Profile]) -> Profile:
         notes=merge_notes([[note for note in p.notes if note.code != "one_rank"] for p in ranks]),
         warnings=(
             *((Note("ranks_missing", missing),) if world > len(ranks) else ()),
-            *merge_notes([profile.warnings for profile in ranks]),
+            *mean_rank.warnings.all,
         ),
     )
 

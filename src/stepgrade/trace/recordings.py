@@ -7,22 +7,26 @@ from typing import TypeVar
 
 from msgspec import structs
 
-from stepgrade.model.profile import LayerTime, OpTime, PhaseTime, Profile, Span
-from stepgrade.trace.activity import merge_activities
+from stepgrade.model.profile import LayerTime, OpTime, PhaseTime, Profile
 from stepgrade.trace.ledger import add_ledgers
+from stepgrade.trace.matching import Arrivals
+from stepgrade.trace.mean_rank import in_file, merge_activities, merge_notes
 from stepgrade.trace.quality import by_weight
-from stepgrade.trace.ranks import RankProfile, RankStep, merge_notes
+from stepgrade.trace.ranks import AnyRank, RankProfile, RankStep
 
 _FEW_RECORDINGS = 4  # a part that fewer than one in so many have has no times by step
 Part = TypeVar("Part", PhaseTime, OpTime)
 
 
-def join_recordings(ranks: Sequence[RankProfile]) -> list[RankProfile]:
+def join_recordings(ranks: Sequence[AnyRank]) -> list[AnyRank]:
     """Return one rank for each process; recordings that name no process are ranks of their own."""
-    processes: dict[str, list[RankProfile]] = {}
+    processes: dict[str, list[AnyRank]] = {}
     for place, rank in enumerate(ranks):
         processes.setdefault(rank.process or f"file {place}", []).append(rank)
-    return [parts[0] if len(parts) == 1 else _join(parts) for parts in processes.values()]
+    return [
+        parts[0] if len(parts) == 1 else _join([part.unpacked() for part in parts])
+        for parts in processes.values()
+    ]
 
 
 def _join(parts: Sequence[RankProfile]) -> RankProfile:
@@ -49,7 +53,7 @@ def _join(parts: Sequence[RankProfile]) -> RankProfile:
         parts[0],
         profile=_join_profiles(profiles, tuple(rank.profile.source.files[0] for rank in parts)),
         steps=tuple(steps),
-        arrivals=(),  # collectives are matched within one recording of all ranks
+        arrivals=Arrivals(),  # collectives are matched within one recording of all ranks
     )
 
 
@@ -70,7 +74,7 @@ def _join_profiles(profiles: Sequence[Profile], files: tuple[str, ...]) -> Profi
         phases=_join_phases(profiles, steps),
         layers=_join_layers(profiles),
         operations=_join_operations(profiles, files),
-        typical_step=_in_files(first.typical_step, first, _places(files)),
+        typical_step=in_file(first.typical_step, first, _places(files)),
         launches_per_step=sum(per_step) / steps or None if steps else None,
         ledger=add_ledgers(ledgers) if ledgers else None,
         matmul_flops=sum(f or 0.0 for f in flops) if None not in flops else None,
@@ -85,10 +89,6 @@ def _join_profiles(profiles: Sequence[Profile], files: tuple[str, ...]) -> Profi
 def _places(files: Sequence[str]) -> dict[str, int]:
     """Return where each file stands, the first time that it does."""
     return {file: place for place, file in reversed([*enumerate(files)])}
-
-
-def _in_files(span: Span | None, profile: Profile, places: dict[str, int]) -> Span | None:
-    return structs.replace(span, file=places[profile.source.files[0]]) if span else None
 
 
 def _by_name(parts: Sequence[Sequence[Part]]) -> dict[str, dict[int, Part]]:
@@ -155,7 +155,7 @@ def _join_operations(profiles: Sequence[Profile], files: tuple[str, ...]) -> tup
     for ops in _by_name([profile.operations for profile in profiles]).values():
         alike = [*ops.values()]
         flops, sizes = [op.flops for op in alike], [op.bytes for op in alike]
-        spans = [_in_files(op.longest, profiles[place], places) for place, op in ops.items()]
+        spans = [in_file(op.longest, profiles[place], places) for place, op in ops.items()]
         joined.append(
             structs.replace(
                 alike[0],
