@@ -144,7 +144,7 @@ def logged(walls: dict[int, float] | None = None, *kinds: PauseKind, **known: An
         "step": [10.0 * (row + 1) for row in range(160)],
         "count": [10.0] * 160,
         "wall_s": wall_s,
-        "step_s": [1.0] * 160,
+        "step_s": [wall / 10.0 for wall in wall_s],
         "reasons": reasons,
         "has_clock": True,
         "is_mean": True,

@@ -184,6 +184,7 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pause_warning_share: Annotated[float, share("ours: 5 % of the wall time")] = 0.05
     pause_critical_share: Annotated[float, share("ours: 20 % of the wall time")] = 0.20
     run_drift: Annotated[float, amount("ours: the end is 3 % slower than the beginning")] = 1.03
+    run_drift_share: Annotated[float, share("ours: 1 % of the wall time")] = 0.01
     run_drift_warning: Annotated[float, amount("ours: 5 % slower")] = 1.05
     run_drift_most: Annotated[float, amount("ours: beyond half again it is another batch or sequence")] = 1.5
     long_run_s: Annotated[float, amount("ours: ten minutes; a shorter run is a trial")] = 600.0

@@ -213,9 +213,17 @@ _KNOWN = (
         "each of its rows is a run of its own: give the log of one",
     ),
     Foreign(
+        "a table of runs",
+        (
+            rb"(?i)\A[^\n]{0,400}\b(?:tokens_per_sec|tok_s|throughput|mfu\w{0,9})\b[^\n]{0,400}\b(?:command|commit)\b",
+        ),
+        "each of its rows is a run of its own: give the log of one",
+    ),
+    Foreign(
         "a table of metrics (CSV)",
         (
             rb"(?i)\A[^\n{\[]{0,1000}\b_?(?:step|epoch|iter\w{0,9}|\w{0,20}loss|throughput)\b[^\n{]{0,1000}\n[^\n]{0,999}[,\t]",
+            rb"\A[^\n:]{0,2000}\n",  # names of columns: lines such as `step 5: loss 2.3` are of a log
         ),
         "no column says which step a row is of, or none how long it took",
     ),
@@ -228,6 +236,11 @@ _KNOWN = (
         "a training log",
         (rb"(?i)(?:loss|mlperf|:::MLL)[^\n]{0,200}(?:iteration|iter|step|batch|epoch)",),
         _UNKNOWN_LINES,
+    ),
+    Foreign(
+        "JSON, an object to a line, of which none tells a step",
+        (rb"\A\{\"[^\n]{0,4000}\}\s{0,9}\n\{\"",),
+        "a step needs its number and a loss, a time or a rate, by names that docs/logs.md tells",
     ),
     Foreign(
         "the output of a run that broke off",

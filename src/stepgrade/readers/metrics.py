@@ -7,11 +7,13 @@ from typing import Any
 from msgspec import structs
 
 from stepgrade.contract.decode import decode_json
+from stepgrade.errors import UnknownFormat
 from stepgrade.model import Note, Profile
 from stepgrade.readers.base import Reader
 from stepgrade.readers.source import ByteSource
 
 _STATE, _PEFT = "log_history", frozenset({"run_info", "train_info"})
+_STATE_KEY = b'"log_history"'
 _EVENTS = b"brain.Event:"
 _WANDB = b":W&B"
 _SQLITE = b"SQLite format 3\0"
@@ -34,7 +36,9 @@ def _kind(source: ByteSource) -> str | None:
         return by_sign
     if head.lstrip()[:1] == b"{":
         keys = source.json_keys or frozenset()
-        return "trainer_state" if _STATE in keys else "peft" if keys >= _PEFT else None
+        # The state of a run that diverged holds NaN, which is no JSON.
+        is_state = _STATE in keys or (source.json_error is not None and _STATE_KEY in head)
+        return "trainer_state" if is_state else "peft" if keys >= _PEFT else None
     if b"\n" in head and any(word in head[:4096].lower() for word in (b"step", b"iter", b"update")):
         from stepgrade.readers.logs.tables import separator_of  # noqa: PLC0415  only for what may be a table
 
@@ -75,9 +79,16 @@ def read(source: ByteSource) -> Profile:
     elif kind == "csv":
         tables.read_csv(source.chunks(), tables.separator_of(source.head) or ",", log)
     else:
-        decoded = decode_json(source.document(), dict[str, Any])
+        from stepgrade.readers.logs.names import with_nan_quoted  # noqa: PLC0415  as above
+
+        document = source.document()
+        is_json = source.json_error is None
+        decoded = decode_json(document if is_json else with_nan_quoted(document), dict[str, Any])
         (tables.read_trainer_state if kind == "trainer_state" else tables.read_peft)(decoded, log)
     profile = profile_of_log(log.scanned(), source.name, names[kind])
+    if profile is None and kind in ("tensorboard", "wandb"):
+        hint = "log a scalar, such as the loss, with the number of its step"
+        raise UnknownFormat(f"is a file of {names[kind]} without a scalar", where=source.name, hint=hint)
     if profile is None:
         raise refusal(source)
     if runs > 1:

@@ -78,8 +78,10 @@ def wall_ledger(log: StepLog) -> WallLedger | None:
             _SCORE * spread[row] * log.count[row] ** 0.5, _LEAST_LATE * expected, 1.5 * log.clock_s
         ) * (_EXPLAINED if row in reasons or row in again else 1.0)
         steps_s = wall if late <= reach else expected
-        spent["restart" if row in lost else "productive"] += steps_s
-        lost_s += steps_s if row in lost else 0.0
+        done_again = steps_s * lost.get(row, 0.0)
+        spent["restart"] += done_again
+        spent["productive"] += steps_s - done_again
+        lost_s += done_again
         if late <= reach:
             continue
         for kind, seconds in shared_out(log, row, late, reasons.get(row, {}), typical):
@@ -95,7 +97,7 @@ def wall_ledger(log: StepLog) -> WallLedger | None:
         goodput=Goodput(wall_s=wall_s, **shares),
         pauses=tuple(pauses),
         lost_s=lost_s,
-        lost_steps=sum(log.count[row] for row in lost),
+        lost_steps=sum(log.count[row] * share for row, share in lost.items()),
         drift=drift,
         drift_s=drift_s,
     )
@@ -139,8 +141,8 @@ def usual_steps(log: StepLog) -> tuple[list[float], list[float]]:
         block = known[start:stop]
         middle, deviation = median_and_spread([per_step[row] for row in block])
         own = median([said[row] for row in block])
-        if not log.is_mean and 0.0 < own < middle:
-            # The log times steps alone: what the clock has besides is not theirs.
+        if 0.0 < own < middle:
+            # The log times steps alone: what the clock has besides is not theirs, be it in every row.
             middle = own
             deviation = median_and_spread([said[row] for row in block])[1]
         for row in range(edges[number], edges[number + 1]):
@@ -148,14 +150,15 @@ def usual_steps(log: StepLog) -> tuple[list[float], list[float]]:
     return usual, spread
 
 
-def lost_rows(log: StepLog) -> set[int]:
-    """Return the rows whose steps were done again after the run went back."""
-    lost: set[int] = set()
+def lost_rows(log: StepLog) -> dict[int, float]:
+    """Return the rows whose steps were done again after the run went back, with the share of them."""
+    lost: dict[int, float] = {}
     for start in log.attempts[1:]:
         resumed = log.step[start] - log.count[start]
         row = start - 1
         while row >= 0 and log.step[row] > resumed:
-            lost.add(row)
+            share = (log.step[row] - resumed) / max(log.count[row], 1.0)
+            lost[row] = max(lost.get(row, 0.0), min(1.0, share))
             row -= 1
     return lost
 
@@ -209,7 +212,9 @@ def drift_of(
     if count < 4 * _LEAST_BLOCK:
         return 0.0, 0.0
     start, end = min(_line(levels), _two_levels(levels))[1:]
-    noise = median(spread[row] for row in rows) / max(start, 1e-12)
+    # What a clock cannot tell apart looks like drift: a row is timed by two of its readings.
+    unclear = log.clock_s / 6**0.5 / max(median(log.count[row] for row in rows), 1.0)
+    noise = max(median(spread[row] for row in rows), unclear) / max(start, 1e-12)
     if start <= 0.0 or end / start - 1.0 < _DRIFT_SCORE * noise / count**0.5:
         return 0.0, 0.0
     extra = sum((level - start) * log.count[row] for row, level in zip(rows, levels, strict=True))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import stepgrade as sg
-from stepgrade.errors import StepgradeError
+from stepgrade.errors import StepgradeError, UnknownFormat
 from stepgrade.readers.load import load
 from stepgrade.readers.logs import tensorboard, wandb
 from stepgrade.readers.logs.names import meaning, row_of, seconds_of
@@ -94,6 +94,43 @@ def test_torch_itself_writes_what_is_read(tmp_path: Path) -> None:
     profile = load(tmp_path)
     assert profile.mean_step_ms == pytest.approx(250.0)
     assert profile.tokens_per_step == pytest.approx(250.0)
+
+
+def test_tags_that_count_other_steps_are_no_restarts(tmp_path: Path) -> None:
+    board = pytest.importorskip("torch.utils.tensorboard")
+    writer = board.SummaryWriter(str(tmp_path))
+    now = 1e9 + 0.125
+    for epoch in range(6):
+        for step in range(epoch * 100, epoch * 100 + 100, 5):
+            now += 1.0
+            writer.add_scalar("Loss/train", 2.0, step, walltime=now)
+        for step in range(epoch * 300, epoch * 300 + 300, 100):  # counted by batches of its own
+            now += 2.0
+            writer.add_scalar("Loss/valid", 2.0, step, walltime=now)
+        writer.add_scalar("accuracy_of_epoch", 0.5, epoch, walltime=now)
+    writer.close()
+    card = sg.score(load(tmp_path))
+    assert card.step_time_ms == pytest.approx(200.0)
+    assert card.goodput is not None
+    assert card.goodput.restart == 0.0
+    assert card.goodput.evaluation == pytest.approx(5 * 6.0 / (6 * 26.0 - 6.0), rel=0.02)
+
+
+def test_a_run_that_resumes_in_the_same_file_goes_back_in_its_own_tags(tmp_path: Path) -> None:
+    board = pytest.importorskip("torch.utils.tensorboard")
+    writer = board.SummaryWriter(str(tmp_path))
+    for place, step in enumerate([*range(100), *range(60, 160)]):
+        writer.add_scalar("train/loss", 2.0, step, walltime=1e9 + place)
+        writer.add_scalar("train/tokens_per_sec", 1000.0, step, walltime=1e9 + place)
+    writer.close()
+    card = sg.score(load(tmp_path))
+    assert card.goodput is not None
+    assert card.goodput.restart == pytest.approx(0.2, abs=0.015)
+
+
+def test_an_event_file_without_scalars_is_named() -> None:
+    with pytest.raises(UnknownFormat, match="without a scalar"):
+        read(version())
 
 
 def mlflow_run(root: Path, steps: int) -> None:

@@ -9,6 +9,8 @@ from stepgrade.scoring.goodput import Pause, period_of
 from stepgrade.statistics import median
 from stepgrade.units import show_count, show_ms, show_share
 
+# The longest pause is told beside the median where it is so much longer.
+_FAR_LONGER = 2.0
 _RUN = "compute+exposed_communication+exposed_copy+idle_input+idle_host+idle_sync+unattributed"
 
 
@@ -71,9 +73,11 @@ def recurring_slow_steps(context: RuleContext) -> Found | None:
     if not pauses:
         return None
     often, evidence = _every(context, pauses)
-    each = show_ms(median(pause.seconds for pause in pauses) * 1e3)
+    each = median(pause.seconds for pause in pauses)
+    most = max(pause.seconds for pause in pauses)
+    by = show_ms(each * 1e3) + (f" ({show_ms(most * 1e3)} at most)" if most > _FAR_LONGER * each else "")
     lost = f"{show_share(share)} of the wall time"
-    claim = f"Steps are late {often}, by {each}, and the log does not say why: {lost}."
+    claim = f"Steps are late {often}, by {by}, and the log does not say why: {lost}."
     return levels.found(share, claim, evidence | {"share": share})
 
 
@@ -104,6 +108,8 @@ def slower_run(context: RuleContext) -> Found | None:
     if log is None or wall is None or not limits.run_drift <= 1.0 + wall.drift <= limits.run_drift_most:
         return None
     share = wall.drift_s / wall.goodput.wall_s
+    if share < limits.run_drift_share:
+        return None
     evidence: Evidence = {"drift": wall.drift, "seconds": wall.drift_s, "share": share}
     how = f"Steps get {show_share(wall.drift)} slower over the run"
     if wall.level_changes:

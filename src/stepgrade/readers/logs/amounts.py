@@ -29,6 +29,20 @@ def world_size(header: LogHeader, ranks: int = 1) -> int | None:
     return said if said is not None else ranks if ranks > 1 else None
 
 
+def world_by_rates(table: Table, paces: Paces | None = None) -> int | None:
+    """Return how many devices there are by a rate of all of them beside that of one; None where none fits."""
+    each, together = table.get("tok_s_device"), table.get("tok_s")
+    if together is None and paces is not None and "tokens" in table:
+        gained = np.diff(table["tokens"], prepend=np.nan)
+        together = gained / paces.count / paces.step_s
+    if each is None or together is None:
+        return None
+    ratio = middle_of(together / each)
+    if ratio is None or ratio < 1.0 - _SAME_TOKENS or abs(ratio / round(ratio) - 1.0) > _SAME_TOKENS:
+        return None
+    return round(ratio)
+
+
 def device_of(header: LogHeader) -> DeviceSeen | None:
     """Return the device as the log names it."""
     name, size = header.texts.get("device"), header.numbers.get("device_bytes")
@@ -76,7 +90,10 @@ def samples_per_step(table: Table, header: LogHeader, paces: Paces) -> float | N
 
 def _gained(table: Table, name: str, paces: Paces) -> float | None:
     """Return by how much a count that only grows does so in a step."""
-    return middle_of(np.diff(table[name]) / paces.count[1:]) if name in table else None
+    if name not in table:
+        return None
+    known = np.isfinite(table[name])  # which lines of one kind alone may tell
+    return middle_of(np.diff(table[name][known]) / np.maximum(np.diff(np.cumsum(paces.count)[known]), 1.0))
 
 
 def middle_of(values: Floats) -> float | None:

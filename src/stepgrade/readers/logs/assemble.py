@@ -18,12 +18,14 @@ from stepgrade.readers.logs.amounts import (
     samples_per_step,
     tokens_per_step,
     tokens_said,
+    world_by_rates,
     world_size,
 )
 from stepgrade.readers.logs.dialect import clock_kind
 from stepgrade.readers.logs.facts import LogHeader
+from stepgrade.readers.logs.frameworks import MLPERF
 from stepgrade.readers.logs.order import Floats, Table, coarser, in_order, table_of
-from stepgrade.readers.logs.paces import COARSE_S, Paces, is_coarse, paces_of
+from stepgrade.readers.logs.paces import COARSE_S, Paces, is_coarse, paces_of, steps_apart
 from stepgrade.readers.logs.scan import Rows, ScannedLog
 from stepgrade.units import show_count, show_ms
 
@@ -34,8 +36,10 @@ _DISPATCHED = 0.25
 _FIRST_LINES = 5
 # A line this much slower, with an evaluation or a checkpoint before it, is not of steps alone.
 _PAUSED = 1.05
+_MOST_SHARE = 1.5  # of the peak; what is larger is in per cent
 # From this share of the last losses on, a run has diverged.
 _TAIL = 0.1
+_BESIDE = ("tokens", "memory_bytes", "tok_s_device", "tflops_device")
 _TIME_COLUMNS = ("step_s", "interval_s", "steps_s", "elapsed_s", "time")
 
 
@@ -50,6 +54,23 @@ def best_rows(scanned: ScannedLog) -> Rows | None:
 
     with_steps = [rows for rows in scanned.rows if "step" in rows.columns or rows.dialect.counts_lines]
     return max(with_steps, key=worth, default=None)
+
+
+def with_what_stands_beside(table: Table, scanned: ScannedLog, rows: Rows) -> None:
+    """Add what lines of other dialects say that have no number of a step: those of the last step before them.
+
+    The Trainer's dicts stand beside a progress bar, Megatron-Bridge's utilisation beside Megatron's line.
+    """
+    for other in scanned.rows:
+        if other is rows or "step" in other.columns or not len(table["at"]):
+            continue
+        places = np.searchsorted(table["at"], np.frombuffer(other.columns["at"]), side="right") - 1
+        for name in _BESIDE:
+            if name in table or name not in other.columns:
+                continue
+            column = np.full(len(table["step"]), nan)
+            column[np.maximum(places, 0)] = np.frombuffer(other.columns[name])
+            table[name] = column
 
 
 class LoggedSteps(Struct, frozen=True, kw_only=True):
@@ -78,10 +99,13 @@ def logged_steps(scanned: ScannedLog) -> LoggedSteps | None:
     if not len(table["step"]):
         return None
     table, attempts, runs = last_run(table, attempts, header)
-    world, said = world_size(header, ranks), tokens_said(table, header)
+    apart = steps_apart(table["step"])
     if is_coarse(table):
         table, attempts = coarser(table, attempts, COARSE_S)
-    paces = paces_of(table, dialect, world, said)
+    with_what_stands_beside(table, scanned, rows)
+    world, said = world_size(header, ranks) or world_by_rates(table), tokens_said(table, header)
+    paces = paces_of(table, dialect, world, said, apart)
+    world = world or world_by_rates(table, paces)
     framework = dialect.framework
     if dialect.name == "megatron":  # its kin print the same line, with fields of their own
         of_deepspeed = "Megatron-DeepSpeed" if "tokens" in table else framework
@@ -161,6 +185,8 @@ def facts_of(header: LogHeader, logged: LoggedSteps, tokens: float | None) -> Ru
     if padded := header.whole("padded_vocab_size"):
         arguments["padded_vocab_size"] = str(padded)
     flops, mfu = numbers.get("flops_per_token"), _late_median(table, "mfu")
+    if mfu is not None and mfu > _MOST_SHARE:
+        mfu /= 100.0  # metric files have shares and per cents under the same name
     of_step = numbers.get("device_step_flops")
     if flops is None and of_step and tokens:
         flops = of_step * (logged.world or 1) / tokens
@@ -235,11 +261,19 @@ def step_log_of(scanned: ScannedLog, logged: LoggedSteps) -> StepLog:
     if paces.has_clock:
         times = table["time"]
         first, last = scanned.times.get(clock_kind(float(times[0])), (nan, nan))
+        if logged.rows.dialect is MLPERF:  # other lines of it may be of another time zone
+            first, last = scanned.header.event_times or (nan, nan)
         of_first = float(paces.step_s[0] * paces.count[0]) if isfinite(paces.step_s[0]) else 0.0
         before = max(0.0, float(times[0]) - first - of_first) if isfinite(first) else 0.0
         after = max(0.0, last - float(times[-1])) if isfinite(last) else 0.0
     wall = np.nan_to_num(paces.wall_s, nan=0.0)
     step_s = np.where(np.isfinite(paces.step_s), paces.step_s, wall / paces.count)
+    for reason in reasons if paces.is_mean else ():
+        # A pause whose length the log prints, inside the time that it gives for the steps of its line.
+        row, paused = reason.row, reason.seconds or 0.0
+        inside = float(step_s[row] * paces.count[row]) - (float(wall[row]) - paused)
+        if paused and inside > paused / 2.0 and paused < float(step_s[row] * paces.count[row]):
+            step_s[row] -= paused / paces.count[row]
     totals = table.get("total")
     return StepLog(
         framework=logged.framework,
@@ -342,10 +376,10 @@ def rates_alone(scanned: ScannedLog, name: str) -> Profile | None:
 def without_times(scanned: ScannedLog, name: str, logged: LoggedSteps) -> Profile:
     """Return a profile of a log that has steps and no time: shown with the reason why it has no grade."""
     lines = f"{show_count(len(logged.table['step']))} step lines of {logged.framework}"
-    text = f"{lines}, and no time in any of them"
-    warning = Note(
-        "no_step_times", f"{text}: print how long a step takes, or log with timestamps", fatal=True
-    )
+    text = f"{lines}, and no time in any of them: print how long a step takes, or log with timestamps"
+    if logged.rows.dialect is MLPERF:
+        text = "the events of this benchmark of MLPerf count epochs, not samples: a step's time is not known"
+    warning = Note("no_step_times", text, fatal=True)
     return Profile(
         source=Source(format=LOG, files=(name,), producer=f"log of {logged.framework}"),
         work="training",

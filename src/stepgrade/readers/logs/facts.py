@@ -8,7 +8,7 @@ from math import isfinite, prod
 import msgspec
 from msgspec import Struct
 
-from stepgrade.readers.logs.dialect import Column, figure_of, number, plain
+from stepgrade.readers.logs.dialect import number, plain
 
 _N = rb"([-+]?\d[\d,_]{0,24}(?:\.\d{1,12})?(?:[eE][-+]?\d{1,3})?)"
 _MOST_TEXT = 120
@@ -91,6 +91,7 @@ NUMBERS: tuple[Said, ...] = (
 _NAME = rb"([A-Za-z0-9][\w .()/+-]{1,60}?)"
 TEXTS: tuple[Said, ...] = (
     Said(b"CUDA capacity", rb"CUDA capacity: " + _NAME + rb" with ", "device"),
+    Said(b"Num GPUs", rb"(?:\bGPU: |/\|\s+)" + _NAME + rb"\. Num GPUs", "device"),
     Said(b"GPU: ", rb"\bGPU: " + _NAME + rb"(?:\. |\.?$| \||, | \(\d)", "device"),
     Said(b"Device 0: ", rb"Device 0: " + _NAME + rb"$", "device"),
     Said(b"flops undefined for", rb"flops undefined for: " + _NAME + rb"(?:,|$)", "device"),
@@ -166,6 +167,7 @@ _PRECISIONS = {
 }
 _MOST_SHARD = 2e10  # parameters that one device can train
 _MESH = re.compile(rb"parallelism: ((?:\w{1,16}=\d{1,6}(?:, )?){1,12})")
+_OLD_MESH = re.compile(rb"device mesh with \[[\w', ]{1,120}\], \[(\d{1,6}(?:, \d{1,6}){0,7})\]")
 _SMI = re.compile(rb"^\|\s+(\d{1,3})\s+([A-Z][\w .-]{2,40}?)(\.\.\.)?\s+(?:On|Off|N/A)\s+\|", re.M)
 _SMI_MEMORY = re.compile(rb"MiB /\s+(\d{2,7})MiB")
 _CONFIG = re.compile(rb"Model config \w{1,60} (\{)")
@@ -181,7 +183,7 @@ class LogHeader:
         self.arguments: dict[str, str] = {}
         self.config: bytes | None = None
         self.smi_devices = 0
-        self._evaluated_since: float | None = None
+        self.event_times: tuple[float, float] | None = None  # of MLPerf's events: the first and the last
 
     def read(self, text: bytes) -> None:
         """Look through a part of the log."""
@@ -194,13 +196,13 @@ class LogHeader:
                 if found is not None:
                     # Of a path only its end: the rest says who trained, and where.
                     is_path = found.startswith((b"/", b".", b"~")) or found.count(b"/") > 1
-                    self.texts[fact.name] = _clean(
+                    self.texts[fact.name] = clean(
                         found.rstrip(b"/").rsplit(b"/", 1)[-1] if is_path else found
                     )
         if b" ..." in text:
             # What is printed later was worked out from what came before, such as the world size.
             found_now = ((name.decode("ascii", "replace"), value) for name, value in _ARGUMENT.findall(text))
-            self.arguments |= {name: _clean(value) for name, value in found_now if name in ARGUMENTS}
+            self.arguments |= {name: clean(value) for name, value in found_now if name in ARGUMENTS}
         if b"NVIDIA-SMI" in text or self.smi_devices:
             self._read_smi(text)
         if self.config is None and (opening := _CONFIG.search(text)) is not None:
@@ -221,6 +223,8 @@ class LogHeader:
             counted = [int(sizes[name]) for name in _MESH_DEVICES if name in sizes]
             if all(count > 0 for count in counted):
                 self.numbers["world"] = float(prod(counted))
+        if b"device mesh with [" in text and (mesh := _OLD_MESH.search(text)) and "world" not in self.numbers:
+            self.numbers["world"] = float(prod(int(size) for size in mesh[1].split(b", ")) or 1)
 
     def _read_smi(self, text: bytes) -> None:
         """Read the table of nvidia-smi, which cuts long names."""
@@ -228,7 +232,7 @@ class LogHeader:
         for found in _SMI.finditer(text):
             numbers.add(found[1])
             is_cut = found[3] is not None
-            self.texts.setdefault("device", _clean(found[2]))
+            self.texts.setdefault("device", clean(found[2]))
         if numbers and not self.smi_devices:
             self.smi_devices = len(numbers)
             memory = _SMI_MEMORY.search(text)
@@ -236,42 +240,6 @@ class LogHeader:
                 self.numbers.setdefault("device_bytes", float(memory[1]) * 2.0**20)
                 if is_cut:  # what is missing of "Tesla V100-SXM2..." is its memory
                     self.texts["device"] += f"-{round(float(memory[1]) / 1024.0)}GB"
-
-    def mlperf(self, event: dict[str, object]) -> dict[Column, float] | None:
-        """Return the step that an event of MLPerf's log tells, or keep what it says of the run."""
-        key, value, stamp = event.get("key"), event.get("value"), figure_of(event.get("time_ms"))
-        if isinstance(value, str) and key in ("submission_platform", "submission_benchmark"):
-            count, _, named = value.partition("x")  # 1xNVIDIA HGX B200
-            is_device = key == "submission_platform"
-            name = named if is_device and count.isdecimal() else value
-            self.texts.setdefault("device" if is_device else "model", _clean(name.encode()))
-        if key == "global_batch_size" and (size := figure_of(value)):
-            self.numbers.setdefault("global_batch_size", size)
-        about, batch = event.get("metadata"), self.numbers.get("global_batch_size")
-        done = figure_of(about.get("samples_count", about.get("step"))) if isinstance(about, dict) else None
-        if stamp is None or done is None or not batch:
-            return None
-        row = {"step": done / batch, "time": stamp / 1e3, "samples": done, "step_samples": batch}
-        if key == "tracked_stats" and isinstance(value, dict):
-            if (memory := figure_of(value.get("max_memory_usage"))) is not None:
-                self.numbers["peak_bytes"] = memory * 2.0**30
-            rate = figure_of(value.get("throughput"))
-            return row | {"samples_s": rate} if rate and rate > 0.0 else None
-        if key == "train_loss" and (loss := figure_of(value)) is not None:
-            return row | {"loss": loss}
-        # A block that starts later repeats where the one before it stopped.
-        return row if key in ("block_stop", "run_stop") or (key == "block_start" and not done) else None
-
-    def mlperf_evaluation(self, event: dict[str, object]) -> float | None:
-        """Return how long the evaluation took that this event ends, if it ends one."""
-        stamp = figure_of(event.get("time_ms"))
-        if stamp is None:
-            return None
-        if event.get("key") == "eval_start":
-            self._evaluated_since = stamp
-        if event.get("key") != "eval_stop" or self._evaluated_since is None:
-            return None
-        return max(0.0, stamp - self._evaluated_since) / 1e3
 
     def whole(self, *names: str) -> int | None:
         """Return the first of the arguments or numbers that the log tells, as a whole number above 0."""
@@ -308,7 +276,7 @@ class LogHeader:
         return shard * tensor * (self.whole("pipeline_model_parallel_size") or 1)
 
 
-def _clean(text: bytes) -> str:
+def clean(text: bytes) -> str:
     """Return a name from a log without what a terminal would act on."""
     shown = text.decode("utf-8", "replace").strip()[:_MOST_TEXT]
     return "".join(letter for letter in shown if letter.isprintable())

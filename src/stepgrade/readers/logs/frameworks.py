@@ -12,7 +12,7 @@ TORCHTITAN = Dialect(
     framework="torchtitan",
     anchor=b"tps: ",
     fields=(
-        Field("step:", "step"),
+        Field("(?<!validate )step:", "step"),  # a validation has a line of its own, with a rate
         Field("loss:", "loss"),
         Field("memory:", "memory_bytes", GIB, "GiB"),
         Field("tps:", "tok_s_device"),
@@ -48,6 +48,8 @@ MEGATRON = Dialect(
         Field("tokens/sec/gpu:", "tok_s_device"),
         Field("tokens/s/GPU inst/harmonic mean:", "tok_s_device"),
         Field(r"tokens per GPU \(tokens/s/GPU\):", "tok_s_device"),
+        Field(r"tokens per gpu per second \(tgs\):", "tok_s_device"),
+        Field("hip mem usage/free/total/usage_ratio:", "memory_bytes", GIB, "GB/"),
         Field("samples/sec:", "samples_s"),
         Field("samples per second:", "samples_s"),
         Field("lm loss:", "loss"),
@@ -71,6 +73,7 @@ NEMO = Dialect(
         Field(r"consumed_samples[:=]", "samples"),
         Field(r"global_batch_size[:=]", "step_samples"),
         Field(r"reduced_train_loss[:=]", "loss"),
+        Field(r"max_memory_allocated[:=]", "memory_bytes"),
     ),
     needs=("step", "step_s"),
     convention="causal-exact",
@@ -78,14 +81,13 @@ NEMO = Dialect(
 _AUTOMODEL = Dialect(
     name="nemo-automodel",
     framework="NeMo Automodel",
-    anchor=b"/gpu) | num_label_tokens",
+    anchor=b" GiB | tps ",
     fields=(
         Field("step ", "step"),
         Field("loss ", "loss"),
         Field("mem ", "memory_bytes", GIB, " GiB"),
         Field("tps ", "tok_s"),
         Field(r"tps [\d.,]+\(", "tok_s_device"),
-        Field("num_label_tokens ", "step_tokens"),
     ),
     convention="automodel-lora",
 )
@@ -155,6 +157,18 @@ _NANOGPT = Dialect(
     convention="nanogpt",
     peak_tflops=312.0,
 )
+_NANOGPT_OLD = Dialect(
+    name="nanogpt-2022",
+    framework="nanoGPT",
+    anchor=b", time ",
+    fields=(
+        Field("iter ", "step", after=":"),
+        Field("loss ", "loss"),
+        Field(", time ", "step_s", _MS, r"ms\s*$"),
+    ),
+    needs=("step", "step_s"),
+    rank=1,
+)
 _LLAMA2_C = Dialect(
     name="llama2.c",
     framework="llama2.c",
@@ -218,6 +232,9 @@ _LLM_C_MAIN = Dialect(
     anchor=b" trl:",
     fields=(Field("^s:", "step"), Field("trl:", "loss")),
 )
+_LLM_C_EVAL = Dialect(
+    name="llm.c-eval", framework="llm.c", anchor=b" tel:", fields=(Field("^s:", "step"),), rank=3
+)
 LLM_Q = Dialect(
     name="llm.q",
     framework="llm.q",
@@ -226,7 +243,7 @@ LLM_Q = Dialect(
         Field("step ", "step"),
         Field("time:", "step_s", _MS, " ms"),
         Field("loss ", "loss"),
-        Field("tps ", "tok_s", 1e3, "k"),
+        Field("tps ", "tok_s", 1e3, " ?k"),
         Field("tps ", "tok_s"),
         Field("sol ", "mfu", _PERCENT, "%"),
     ),
@@ -236,11 +253,11 @@ LLM_Q = Dialect(
 _LITGPT = Dialect(
     name="litgpt",
     framework="LitGPT",
-    anchor=b"| iter time: ",
+    anchor=b" iter time: ",
     fields=(
         Field(r"iter +\d+ +step ", "step"),
-        Field("loss train:", "loss"),
-        Field("iter time:", "step_s", _MS, " ms"),
+        Field("loss(?: train:)?", "loss"),
+        Field("iter time:", "step_s", _MS, " ?ms"),
         Field("iter time:", "step_s", 1.0, r" ?s\b"),
     ),
     needs=("step", "step_s"),
@@ -386,7 +403,7 @@ PRINTED_DICTS = Dialect(
     name="huggingface", framework="Hugging Face Trainer", anchor=b"{'", fields=(), needs=("loss",), rank=1
 )
 MLPERF = Dialect(
-    name="mlperf", framework="MLPerf", anchor=b":::MLLOG", fields=(), needs=("step", "time"), mean="interval"
+    name="mlperf", framework="MLPerf", anchor=b":::", fields=(), needs=("step", "time"), mean="interval"
 )
 
 DIALECTS: tuple[Dialect, ...] = (
@@ -400,11 +417,13 @@ DIALECTS: tuple[Dialect, ...] = (
     _DEEPSPEED,
     NANOCHAT,
     _NANOGPT,
+    _NANOGPT_OLD,
     _LLAMA2_C,
     _MODDED,
     _LLM_C,
     _LLM_C_OLD,
     _LLM_C_MAIN,
+    _LLM_C_EVAL,
     LLM_Q,
     _LITGPT,
     _TORCHTUNE,

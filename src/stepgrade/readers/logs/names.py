@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-from stepgrade.readers.logs.dialect import GIB, MIB, Column, duration, figure_of, number
+from stepgrade.readers.logs.dialect import GIB, MIB, Column, clock_of, duration, figure_of, number
 
 _PREFIX = re.compile(
     r"^(?:train|trainer|training|timing|perf|performance|throughput|system|metrics)[/._ ]+", re.I
@@ -84,7 +84,7 @@ _EXACT: dict[str, Column] = {
         "tokens",
     ),
     **dict.fromkeys(("consumed_samples", "samples", "samples_seen", "samples_count"), "samples"),
-    **dict.fromkeys(("tokens_per_step", "batch_tokens", "wpb"), "step_tokens"),
+    **dict.fromkeys(("tokens_per_step", "num_tokens_per_step", "batch_tokens", "wpb"), "step_tokens"),
     **dict.fromkeys(("global_batch_size", "batch-size", "batch_size", "bsz"), "step_samples"),
     **dict.fromkeys(
         (
@@ -107,7 +107,7 @@ _WHOLE: dict[str, Column] = {
     "eval time": "eval_s",
     "train/train_runtime": "elapsed_s",
 }
-_TOKENS = re.compile(r"(?:tok(?:en)?s?)[ _]?(?:/|per|_)[ _]?s|^tok_?s$|^tps$|^wps$|^tgs$", re.I)
+_TOKENS = re.compile(r"(?:tok(?:en)?s?)[ _]?(?:/|per|_)[ _]?s|^tok_?s$|^tps(?:$|_per)|^wps$|^tgs$", re.I)
 _SAMPLES = re.compile(r"(?:samples?|examples?|images?|seqs?|sequences?)[ _]?(?:/|per)[ _]?s", re.I)
 _STEPS = re.compile(r"(?:steps?|iters?|batches|it)[ _]?(?:/|per)[ _]?s", re.I)
 _MFU = re.compile(r"(?:^|[/_. ])mfu(?:$|[/_. %(])", re.I)
@@ -174,15 +174,27 @@ def row_of(fields: Iterable[tuple[str, object]]) -> dict[Column, float]:
             figure = known_figure if known_figure is not None else math.nan if is_nan else math.inf
         elif isinstance(value, str):
             text = value.encode("utf-8", "replace")
-            figure = duration(text) if column == "elapsed_s" and set(value) & set(":hmsd") else number(text)
+            if column == "time" and ":" in value:  # 2026-04-01T16:15:16.374Z
+                figure = clock_of(text)
+            else:
+                is_long = column == "elapsed_s" and set(value) & set(":hmsd")
+                figure = duration(text) if is_long else number(text)
         else:
             continue
         if column == "time":
             figure = seconds_of(figure)
-        elif column == "mfu" and figure > 1.5:
-            figure /= 100.0
         row[column] = figure * scale
     return row
+
+
+_STRING_OR_NAN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|-?\b(?:NaN|Infinity)\b', re.DOTALL)
+
+
+def with_nan_quoted(text: bytes) -> bytes:
+    """Return JSON as Python writes it with what is no number in quotes, so that it is JSON."""
+    return _STRING_OR_NAN.sub(
+        lambda found: found[0] if found[0].startswith(b'"') else b'"' + found[0] + b'"', text
+    )
 
 
 def seconds_of(stamp: float) -> float:

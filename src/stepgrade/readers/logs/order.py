@@ -97,6 +97,8 @@ def coarser(table: Table, attempts: list[int], least_s: float) -> tuple[Table, l
     for place, now in enumerate(times):
         if not kept or place in starts or now - times[kept[-1]] >= least_s or place + 1 in starts:
             kept.append(place)
+    if kept[-1] != len(times) - 1:
+        kept.append(len(times) - 1)  # with which the run ends, however soon after the one before
     places = {old: new for new, old in enumerate(kept)}
     return _only(table, np.array(kept, dtype=np.int64)), [places[start] for start in attempts]
 

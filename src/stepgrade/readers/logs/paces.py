@@ -30,12 +30,25 @@ class Paces(Struct, frozen=True, kw_only=True):
     notes: tuple[Note, ...]
 
 
-def paces_of(table: Table, dialect: Dialect, world: int | None, step_tokens: float | None) -> Paces:
-    """Return how long steps took, and by which clock pauses between them can be seen."""
+def steps_apart(steps: Floats) -> float:
+    """Return how many steps lie between two lines of a log, as a rule."""
+    later = np.diff(steps)
+    later = later[later > 0.0]
+    return float(np.median(later)) if len(later) else 1.0
+
+
+def paces_of(
+    table: Table, dialect: Dialect, world: int | None, step_tokens: float | None, apart: float | None = None
+) -> Paces:
+    """Return how long steps took, and by which clock pauses between them can be seen.
+
+    `apart` is how many steps a line covers where not all lines of the log are in the table.
+    """
     rows = len(table["step"])
     unknown = np.full(rows, nan)
     is_mean = dialect.mean == "interval"
-    counts = counts_of(table["step"], is_mean=is_mean)
+    usual = apart if apart is not None else steps_apart(table["step"])
+    counts = counts_of(table["step"], usual if is_mean else 1.0)
     times, elapsed = table.get("time", unknown), table.get("elapsed_s", unknown)
     has_clock = (
         rows > 1 and bool(np.isfinite(times).mean() > 0.8) and bool(np.nanmax(times) > np.nanmin(times))
@@ -79,14 +92,11 @@ def paces_of(table: Table, dialect: Dialect, world: int | None, step_tokens: flo
     )
 
 
-def counts_of(steps: Floats, *, is_mean: bool) -> Floats:
-    """Return how many steps each line covers; the first as many as others, no more than there were."""
+def counts_of(steps: Floats, usual: float) -> Floats:
+    """Return how many steps each line covers; the first of an attempt as many as others, if there were."""
     counts = np.diff(steps, prepend=steps[0])
-    later = counts[1:][counts[1:] > 0.0]
-    usual = float(np.median(later)) if len(later) else 1.0
-    first = max(min(usual, float(steps[0])), 1.0) if is_mean and steps[0] > 0.0 else 1.0
-    counts[0] = first
-    return np.where(counts <= 0.0, usual if is_mean else 1.0, counts)
+    counts[0] = max(min(usual, float(steps[0])), 1.0)
+    return np.where(counts <= 0.0, usual, counts)
 
 
 def said_times(

@@ -38,7 +38,8 @@ from stepgrade.readers.logs.frameworks import (
     TQDM_RATE,
     TQDM_SECONDS,
 )
-from stepgrade.readers.logs.names import row_of, totals_of
+from stepgrade.readers.logs.mlperf import MlperfEvents
+from stepgrade.readers.logs.names import row_of, totals_of, with_nan_quoted
 from stepgrade.readers.logs.own import unit_of
 
 MOST_ROWS = 1 << 16
@@ -68,7 +69,9 @@ _RANK = re.compile(
 )
 _OLMO_RANK = re.compile(rb"\brank=(\d{1,6})\]")
 _BAR = re.compile(
-    rb"(\d{1,9})/(\d{1,9}) \[((?:\d{1,4}:)?\d{1,4}:\d\d)<([^,\]]{1,20}), {0,8}([\d.]{1,12})(s/it|it/s)"
+    rb"(\d{1,9})/(\d{1,9}) (?:\[((?:\d{1,4}:)?\d{1,4}:\d\d)<[^,\]]{1,20}, {0,8}"
+    # Rich, as Lightning draws it, has a dot between the time that was and the time that is left.
+    rb"|(\d{1,4}:\d\d:\d\d) \xe2\x80\xa2 [-\d:]{1,12} )([\d.]{1,12})(s/it|it/s)"
 )
 _EPOCH = re.compile(rb"(?i)\bepoch:?\s{0,3}\[?(\d{1,6})")
 _PAIR = re.compile(rb"'([^'\n]{1,80})': ?(?:'([^'\n]{0,80})'|([-+.\deE]{1,40}|nan|inf|-inf))")
@@ -78,7 +81,7 @@ _CHECKPOINT = re.compile(
     rb"|(?:checkpoint|ckpt)[^\n]{0,60}?(?:sav(?:e|ed|ing)|written|took|done|finish)|save-checkpoint"
 )
 _EVALUATION = re.compile(
-    rb"(?i)\bval(?:id(?:ation)?)?[ _/-]{0,3}(?:loss|ppl|bpb|acc|step|metric|set)|\bvalidat(?:ion|ing)\b"
+    rb"(?i)\bval(?:id(?:ation)?)?[ _/-]{0,3}(?:loss|ppl|bpb|acc|step|metric|set)|\bvalidat(?:e|ion|ing)\b"
     rb"|\beval(?:uat\w{1,6})?\b"
     rb"|eval_(?:loss|runtime)|perplexity|\bCORE\b metric|^\[V\] step|evaluate"
 )
@@ -251,6 +254,7 @@ class LogScanner:
         self._events: list[LogEvent] = []
         self._totals: list[RunTotals] = []
         self._header = LogHeader()
+        self._mlperf = MlperfEvents(self._header)
         self._times: dict[int, list[float]] = {}  # by the kind of clock: the first and the last
         self._pace: dict[str, tuple[float, float, float]] = {}  # time, step, usual seconds of a step
         self._failed: tuple[int, OutOfMemory] | None = None  # where, and what the message says
@@ -385,18 +389,21 @@ class LogScanner:
                 for key, quoted, bare in pairs
             }
         else:
+            text = line[line.find(b"{") : line.rfind(b"}") + 1]
+            if b"NaN" in text or b"Infinity" in text:
+                text = with_nan_quoted(text)
             try:
-                found = msgspec.json.decode(line[line.find(b"{") : line.rfind(b"}") + 1])
+                found = msgspec.json.decode(text)
             except (msgspec.DecodeError, RecursionError, UnicodeError):
                 return None
             if not isinstance(found, dict):
                 return None
             fields = found
         if dialect is MLPERF:
-            evaluated_s = self._header.mlperf_evaluation(fields)
+            evaluated_s = self._mlperf.evaluation_s(fields)
             if evaluated_s is not None:
                 self._add_event("evaluation", self._at, evaluated_s)
-            return self._header.mlperf(fields)
+            return self._mlperf.row(fields)
         totals = totals_of(fields)
         if totals is not None and "loss" not in fields:
             self._totals.append(RunTotals(*totals))
@@ -473,7 +480,7 @@ def bar_state(line: bytes) -> dict[Column, float] | None:
     """Return the last state of the progress bars in a line."""
     row: dict[Column, float] | None = None
     for match in _BAR.finditer(line):
-        elapsed = duration(match[3])
+        elapsed = duration(match[3] or match[4])
         if isfinite(elapsed):
             shown = float(match[5]) if match[5].count(b".") < 2 and match[5] != b"." else nan
             row = {"step": float(match[1]), "total": float(match[2]), "elapsed_s": elapsed}

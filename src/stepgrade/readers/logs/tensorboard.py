@@ -30,13 +30,14 @@ _FRAME = 12  # length and its checksum, before the data; four bytes of checksum 
 _MOST_RECORD = 64 << 20
 _TEXT = "/text_summary"
 _SAMPLES_AXIS = (" vs samples", " vs tokens", "-vs-samples")
+_OF_EVALUATION = re.compile(r"(?:^|[/_. -])(?:eval|evaluation|val|valid|validation|test)(?:$|[/_. -])", re.I)
 _CONFIG_TAGS = frozenset({"model_config", "model config"})
 _ARGUMENT_TAGS = frozenset({"args", "hparams", "config"})
 
 
 def read_events(chunks: Iterable[bytes], log: RecordLog) -> None:
     """Add the scalars and texts of one file; a record that is cut off ends it."""
-    tags: dict[str, bool] = {}
+    axes = _Axes()
     for record in records(chunks):
         step, stamp, summary = 0, None, None
         for number, kind, value in fields(record):
@@ -50,7 +51,7 @@ def read_events(chunks: Iterable[bytes], log: RecordLog) -> None:
             continue
         for number, kind, item in fields(memoryview(summary)):
             if number == 1 and kind == BYTES and not isinstance(item, int):
-                _add(memoryview(item), step, stamp, log, tags)
+                _add(memoryview(item), step, stamp, log, axes)
 
 
 def records(chunks: Iterable[bytes]) -> Iterator[memoryview]:
@@ -81,7 +82,29 @@ def records(chunks: Iterable[bytes]) -> Iterator[memoryview]:
         del held[:place]
 
 
-def _add(item: memoryview, step: int, stamp: float | None, log: RecordLog, tags: dict[str, bool]) -> None:
+class _Axes:
+    """Tells which tags count the same steps: others are of evaluations, or count epochs or samples."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, int] = {}  # by tag
+        self._others: set[str] = set()
+        self._newest = 0
+
+    def has(self, tag: str, step: int) -> bool:
+        """Tell whether a scalar is of a training step."""
+        if tag in self._others:
+            return False
+        went_back = self._last.get(tag, step) > step
+        self._last[tag] = step
+        if _OF_EVALUATION.search(tag) or (step < self._newest and not went_back):
+            # A run that resumes goes back in the tags that it had before; a tag that lags counts otherwise.
+            self._others.add(tag)
+            return False
+        self._newest = step
+        return True
+
+
+def _add(item: memoryview, step: int, stamp: float | None, log: RecordLog, axes: _Axes) -> None:
     tag, scalar, tensor = "", None, None
     for number, kind, value in fields(item):
         if number == 1 and kind == BYTES:
@@ -90,20 +113,23 @@ def _add(item: memoryview, step: int, stamp: float | None, log: RecordLog, tags:
             scalar = float_of(value)
         elif number == 8 and kind == BYTES and not isinstance(value, int):
             tensor = memoryview(value)
-    if tensor is not None:
-        if tag.endswith(_TEXT):
-            _setting(tag.removesuffix(_TEXT), tensor, log)
-            return
-        scalar = number_of(tensor)
-    if scalar is None or tag.endswith(_SAMPLES_AXIS):
+    if tensor is not None and tag.endswith(_TEXT):
+        _setting(tag.removesuffix(_TEXT), tensor, log)
         return
-    is_known = tags.setdefault(tag, meaning(tag) is not None or tag.startswith("eval/"))
-    row: dict[str, object] = {"step": step}
-    if stamp is not None and isfinite(stamp):
-        row["wall_time"] = stamp
-    if is_known and meaning(tag) != ("step", 1.0):
-        row[tag] = scalar
-    log.add(row)
+    scalar = scalar if tensor is None else number_of(tensor)
+    if scalar is not None and not tag.endswith(_SAMPLES_AXIS):
+        _add_scalar(tag, scalar, step, stamp, log, axes)
+
+
+def _add_scalar(tag: str, scalar: float, step: int, stamp: float | None, log: RecordLog, axes: _Axes) -> None:
+    is_known = meaning(tag) not in (None, ("step", 1.0))
+    if axes.has(tag, step):
+        row: dict[str, object] = {"step": step, tag: scalar} if is_known else {"step": step}
+        if stamp is not None and isfinite(stamp):
+            row["wall_time"] = stamp
+        log.add(row)
+    elif _OF_EVALUATION.search(tag):
+        log.add({tag if tag.startswith("eval") else f"eval/{tag}": scalar})
 
 
 def number_of(tensor: memoryview) -> float | None:

@@ -1,0 +1,127 @@
+"""MLPerf's events, `:::MLLOG` and `:::SYSJSON`: the steps that they tell, and the system that ran them."""
+
+from __future__ import annotations
+
+import re
+from math import prod
+
+from stepgrade.readers.logs.dialect import Column, figure_of
+from stepgrade.readers.logs.facts import LogHeader, clean
+
+# A platform is so many nodes; boards of NVIDIA's have eight devices, and servers say how many.
+_NODES = re.compile(r"^\d{1,5}x(?=[A-Za-z])")
+_BOARD = re.compile(r"\b[DH]GX[ -]?(G?[ABH]\d{2,3})\b")
+_ON_BOARD = {"H100": "H100-SXM5-80GB"}  # of several with that name, the one on such boards
+_SERVER = re.compile(r"x\d{1,2}[x-]?((?:NVIDIA |AMD )?[A-Z]{1,2}\d{2,3}[\w -]{0,30})$")
+_MOST_DEVICES = 1 << 24
+_SETTINGS = {"global_batch_size": "global_batch_size", "max_sequence_length": "seq_length"}
+
+
+class MlperfEvents:
+    """Goes through the events of a log; what they say of the run is kept in its header."""
+
+    def __init__(self, header: LogHeader) -> None:
+        self._header = header
+        self._evaluated_since: float | None = None
+        self._block_since: float | None = None  # when a block began that no other event is of
+        self._block: float | None = None  # how much a block is to train
+
+    def row(self, event: dict[str, object]) -> dict[Column, float] | None:
+        """Return the step that an event tells, if it tells one."""
+        stamp = figure_of(event.get("time_ms"))
+        if stamp is None:
+            self._read_system(event)
+            return None
+        first, _ = self._header.event_times or (stamp / 1e3, 0.0)
+        self._header.event_times = (first, stamp / 1e3)
+        self._read_setting(event)
+        batch, done = self._header.numbers.get("global_batch_size"), self._samples_done(event)
+        if done is None or not batch:
+            return None
+        row = {"step": done / batch, "time": stamp / 1e3, "samples": done, "step_samples": batch}
+        return self._told(event, stamp, row)
+
+    def _told(
+        self, event: dict[str, object], stamp: float, row: dict[Column, float]
+    ) -> dict[Column, float] | None:
+        """Return what an event says of the samples so far; None for one that only repeats it."""
+        key, value = event.get("key"), event.get("value")
+        if key in ("tracked_stats", "train_loss"):
+            self._block_since = None
+        if key == "tracked_stats" and isinstance(value, dict):
+            if (memory := figure_of(value.get("max_memory_usage"))) is not None:
+                self._header.numbers["peak_bytes"] = memory * 2.0**30
+            rate = figure_of(value.get("throughput"))
+            return row | {"samples_s": rate} if rate and rate > 0.0 else None
+        if key == "train_loss" and (loss := figure_of(value)) is not None:
+            return row | {"loss": loss}
+        if key == "block_stop" and self._block_since is not None:
+            # From here to the next block it may evaluate: only this much is of steps.
+            return row | {"interval_s": max(0.0, stamp - self._block_since) / 1e3}
+        if key == "block_start":
+            self._block_since = stamp
+        # A block that starts later repeats where the one before it stopped.
+        is_start = key in ("block_start", "run_start") and not row["step"]
+        return row if is_start or key in ("block_stop", "run_stop") else None
+
+    def evaluation_s(self, event: dict[str, object]) -> float | None:
+        """Return how long the evaluation took that this event ends, if it ends one."""
+        stamp = figure_of(event.get("time_ms"))
+        if stamp is None:
+            return None
+        if event.get("key") == "eval_start":
+            self._evaluated_since = stamp
+        if event.get("key") != "eval_stop" or self._evaluated_since is None:
+            return None
+        return max(0.0, stamp - self._evaluated_since) / 1e3
+
+    def _samples_done(self, event: dict[str, object]) -> float | None:
+        """Return the samples that were trained on up to an event; None where it counts epochs.
+
+        Benchmarks count samples, tokens (GPT-3, as epoch_num) or epochs under the same names.
+        """
+        key, about = event.get("key"), event.get("metadata")
+        if key == "run_start":
+            return 0.0
+        if not isinstance(about, dict):
+            return None
+        first, of_block = figure_of(about.get("first_epoch_num")), figure_of(about.get("epoch_count"))
+        if key == "block_start":
+            self._block = of_block
+        elif first is not None:
+            first += of_block if of_block is not None else self._block or 0.0
+        samples = figure_of(about.get("samples_count", about.get("step")))
+        epochs = figure_of(about.get("epoch_num", first))
+        done = samples if samples is not None else epochs
+        if done is None or 0.0 < done < self._header.numbers.get("global_batch_size", 0.0):
+            return None  # a step has at least a batch: this one is of epochs
+        seq = self._header.numbers.get("seq_length")
+        return done / seq if samples is None and seq and done % seq == 0.0 else done
+
+    def _read_setting(self, event: dict[str, object]) -> None:
+        key, value = event.get("key"), event.get("value")
+        if isinstance(value, str) and key == "submission_benchmark":
+            self._header.texts.setdefault("model", clean(value.encode()))
+        elif isinstance(value, str) and key == "submission_platform":
+            self._read_platform(value)
+        elif isinstance(key, str) and key in _SETTINGS and (size := figure_of(value)):
+            self._header.numbers.setdefault(_SETTINGS[key], size)
+
+    def _read_system(self, system: dict[str, object]) -> None:
+        """Keep which devices a system has, and how many."""
+        name = system.get("accelerator_model_name")
+        if isinstance(name, str):
+            self._header.texts["device"] = clean(name.encode())
+        counts = [system.get(key) for key in ("number_of_nodes", "accelerators_per_node")]
+        sizes = [int(count) for count in counts if isinstance(count, str) and count.isdecimal()]
+        if len(sizes) == len(counts) and 0 < prod(sizes) < _MOST_DEVICES:
+            self._header.numbers["world"] = float(prod(sizes))
+
+    def _read_platform(self, platform: str) -> None:
+        """Keep the device of 64xNVIDIA DGX H100, 1xXE9680x8H100-SXM-80GB or 1xMI300X."""
+        named = _NODES.sub("", platform)
+        if (board := _BOARD.search(named)) is not None:
+            named = _ON_BOARD.get(board[1], f"NVIDIA {board[1]}")
+        elif (server := _SERVER.search(named)) is not None:
+            named = server[1]
+        self._header.texts.setdefault("device", clean(named.encode()))
