@@ -107,7 +107,6 @@ LIMITS: list[tuple[str, str, float, str]] = [
     ("long-evaluations", "log.wall_s.80", LESS, "pause_info_share"),
     ("recurring-slow-steps", "log.wall_s.80", LESS, "pause_info_share"),
     ("slower-run", " ".join(f"log.wall_s.{row}" for row in range(80, 160)), LESS, "run_drift"),
-    ("slower-run", " ".join(f"log.wall_s.{row}" for row in range(80, 160)), LESS, "run_drift_share"),
     ("slow-start", "log.before_s", LESS, "pause_info_share"),
     ("unsteady-steps", "samples_ms.9", LESS, "spread_ratio"),
     ("drifting-steps", " ".join(f"samples_ms.{step}" for step in range(12, 24)), LESS, "drift_ratio"),

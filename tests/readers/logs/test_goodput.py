@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 
 import pytest
@@ -109,3 +110,27 @@ def test_a_pause_says_how_often_it_comes() -> None:
 
 def test_the_planted_plans_differ() -> None:
     assert len({tuple(asdict(plan).items()) for plan, _ in PLANTED.values()}) == len(PLANTED)
+
+
+def test_what_a_clock_of_whole_seconds_cannot_tell_is_no_drift() -> None:
+    # 5.06 s a step, ten to a line: 50 or 51 s by the clock, as a real log of ms-swift's has it.
+    lines = [
+        json.dumps(
+            {"global_step/max_steps": f"{step}/430", "loss": 1.0, "elapsed_time": f"{int(step * 5.06)}s"}
+        )
+        for step in range(10, 431, 10)
+    ]
+    card = card_of("\n".join(lines).encode())
+    assert card.step_time_ms == pytest.approx(5060.0, rel=0.02)
+    assert not card.findings
+
+
+def test_steps_that_were_done_again_count_alone_where_a_line_covers_more() -> None:
+    def line(step: int, at_s: int) -> str:
+        clock = f"2025-03-04 {at_s // 3600:02}:{at_s // 60 % 60:02}:{at_s % 60:02}"
+        return f"[titan] {clock} - step: {step}  loss: 7.4  memory: 4.0GiB  tps: 8,192  mfu: 1.0%\n"
+
+    steps = [*range(1, 101), *range(61, 161)]
+    card = card_of("".join(line(step, place) for place, step in enumerate(steps)).encode())
+    assert card.goodput is not None
+    assert card.goodput.restart * card.goodput.wall_s == pytest.approx(40.0, abs=1.5)
