@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from stepgrade.compare.fingerprint import allowed_fields
-from stepgrade.contract import Grade
+from stepgrade.config.limits import Limits
+from stepgrade.contract import Grade, LayerSummary
 from stepgrade.contract.scorecard import HOTSPOTS_SHOWN, rank_operations
 from stepgrade.diagnosis.advice import advice_for
 from stepgrade.diagnosis.context import NOTHING_DONE, RuleContext
@@ -36,7 +37,12 @@ from stepgrade.scoring.fingerprint import fingerprint_of
 from stepgrade.scoring.goodput import WallLedger, wall_ledger
 from stepgrade.scoring.layers import backward_forward_ratio, layer_summaries, layers_of_step, slow_layers
 from stepgrade.scoring.memory import memory_of_run
-from stepgrade.scoring.operations import drop_impossible_counts, operations_of_step, total_by_operation
+from stepgrade.scoring.operations import (
+    RankedOperation,
+    drop_impossible_counts,
+    operations_of_step,
+    total_by_operation,
+)
 from stepgrade.scoring.phases import phases_of_step
 from stepgrade.scoring.reference import bottleneck_note
 from stepgrade.scoring.runtime import Runtime, runtime_of
@@ -117,10 +123,16 @@ def as_baseline(
     return earlier
 
 
-def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Settings) -> Scorecard:
-    target, limits = options.target, settings.limits
-    ranked = tuple(rank_operations(total_by_operation(profile)))
-    phases, summaries = phases_of_step(profile, times, limits), layer_summaries(profile)
+def _examine(
+    profile: Profile,
+    times: RunTimes,
+    options: ScoreOptions,
+    ranked: Sequence[RankedOperation],
+    summaries: tuple[LayerSummary, ...],
+    limits: Limits,
+) -> tuple[RuleContext, Note | None]:
+    """Return everything that the rules look at, and a note on the ratio of backward to forward."""
+    target, phases = options.target, phases_of_step(profile, times, limits)
     efficiency = efficiency_of(profile, times, options)
     operations = operations_of_step(ranked, profile, times, target.figures, target.dtype)
     ratio, ratio_note = backward_forward_ratio(profile, phases, summaries)
@@ -149,36 +161,45 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         wall=_whole_run(profile.log),
         memory=memory_of_run(profile, target),
     )
+    return context, ratio_note
+
+
+def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Settings) -> Scorecard:
+    target, limits = options.target, settings.limits
+    ranked, summaries = tuple(rank_operations(total_by_operation(profile))), layer_summaries(profile)
+    context, ratio_note = _examine(profile, times, options, ranked, summaries, limits)
+    efficiency, operations, verdict = context.efficiency, context.operations, context.verdict
     found = findings(context, settings.ignored_rules)
-    reasons, bound = why_ungraded(profile, options, efficiency, ledger)
+    reasons, bound = why_ungraded(profile, options, efficiency, context.ledger)
+    of_device = Ledger.of(profile.ledger)
     if of_device and work_gains_more(found):
-        verdict = prefer_work(verdict, profile, of_device, work, limits)
+        verdict = prefer_work(verdict, profile, of_device, work_of(profile, operations, limits), limits)
     return Scorecard(
         grade=UNGRADED if reasons else efficiency.grade,
         grade_at_most=bound.grade if bound else None,
         cost_known_share=profile.matmul_known_share,
-        work=options.work or profile.work,
+        work=context.work,
         efficiency=efficiency.share,
         bottleneck=verdict.bottleneck.value,
         throughput_tok_s=efficiency.throughput.tok_s if efficiency.throughput else None,
         step_time_ms=times.typical_ms,
-        forward_backward_ratio=ratio,
+        forward_backward_ratio=context.ratio,
         wall_coverage=profile.wall_coverage,
         per_layer_summary=summaries,
         hotspot_ops=ranked[:HOTSPOTS_SHOWN],
         recommendations=_recommendations(context, found),
-        bottleneck_evidence=verdict.evidence_with_line(profile, causes),
-        causes=causes,
+        bottleneck_evidence=verdict.evidence_with_line(profile, context.causes),
+        causes=context.causes,
         notes=_notes(context, verdict, ratio_note),
-        fitness=(*(note for note in profile.warnings if not note.fatal), *phases.fitness),
+        fitness=(*(note for note in profile.warnings if not note.fatal), *context.phases.fitness),
         ungraded_because=reasons,
         source=profile.source,
         device=_device(target, efficiency.devices),
         steps=_steps(profile, times),
         throughput=efficiency.throughput,
         samples_s=efficiency.samples_s,
-        ledger=ledger,
-        phases=phases.shares,
+        ledger=context.ledger,
+        phases=context.phases.shares,
         launches_per_step=profile.launches_per_step,
         ceilings=efficiency.ceilings,
         mfu=efficiency.mfu,
@@ -193,6 +214,7 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         findings=found,
         peak_memory_bytes=profile.peak_memory_bytes,
         memory=context.memory,
+        hang=profile.hang,
         roofs=(*target.figures.compute(target.dtype), *target.figures.bandwidth()),
         typical_step=profile.typical_step,
         fingerprint=fingerprint_of(profile, options),
@@ -219,8 +241,10 @@ def _recommendations(context: RuleContext, found: tuple[Finding, ...]) -> tuple[
     """Return what to do: what the findings say, and about the bottleneck where none of them does."""
     worth = [finding for finding in found if finding.severity != "info" or finding.gain_high >= WORTH_A_LINE]
     are_severe = any(finding.severity != "info" for finding in worth)
-    general = context.efficiency.grade not in _GOOD_GRADES and (
-        context.runtime is Runtime.REFERENCE or not are_severe
+    general = (
+        context.profile.hang is None
+        and context.efficiency.grade not in _GOOD_GRADES
+        and (context.runtime is Runtime.REFERENCE or not are_severe)
     )
     advice = [advice_for(context)] if general else []
     advice += [finding.remedy for finding in worth]

@@ -28,6 +28,17 @@ def show_ms(ms: float | None) -> str:
     return f"{ms * 1000:.1f} µs"
 
 
+def show_ranks(ranks: tuple[int, ...]) -> str:
+    """Return ranks in words: rank 3; ranks 0 to 6; ranks 0, 2 and 4; of many scattered ones the first."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    if len(ranks) > 8:
+        return f"ranks {', '.join(map(str, ranks[:6]))} and {len(ranks) - 6} more"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}" if ranks else "no rank"
+
+
 def show_share(share: float | None, digits: int = 1) -> str:
     """Return a share (0 to 1) as a percentage."""
     if share is None or not math.isfinite(share):

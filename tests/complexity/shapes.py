@@ -715,6 +715,27 @@ def snapshot_of_one_list(n: int) -> Files:
     return {"f": pickle.dumps(value)}
 
 
+def flight_recorders(n: int) -> Files:
+    """Return the dumps of n ranks of a run that hangs, each with the last n collectives."""
+    from tests.readers.test_flight_recorder import call  # beside the tests of what they hold
+
+    groups = {"0": {"name": "0", "desc": "default_pg", "ranks": str([*range(n)])}}
+    entries = [call(number) for number in range(1, n + 1)]
+    value = {"version": "2.10", "pg_config": groups, "entries": entries}
+    behind = value | {"entries": entries[:-1]}
+    return {f"rank{rank}": pickle.dumps(value if rank % 7 else behind, 2) for rank in range(8)}
+
+
+def flight_recorder_of_one_list(n: int) -> Files:
+    """Return a dump in which the same lists stand in every entry."""
+    from tests.readers.test_flight_recorder import call
+
+    frames = [{"name": "f", "filename": "/x/torch/d.py", "line": 5}] * n
+    sizes = [[1] * n] * n
+    entries = [call(number, frames=frames, input_sizes=sizes) for number in range(1, n + 1)]
+    return {"f": pickle.dumps({"version": "2.10", "pg_config": {}, "entries": entries}, 2)}
+
+
 def rocprof(write: Callable[[Path, int], Path]) -> Callable[[int], Files]:
     """Return a training run of n steps as one of ROCm's profilers writes it."""
 
@@ -1063,9 +1084,11 @@ SHAPES: dict[str, Shape] = {
     "computations that call each other": Shape(xplane_hlo, covers=("readers/xplane/hlo",), size=50),
     "steps of a Chrome trace of XLA": Shape(lambda n: {"f": chrome_trace(n)}, covers=("readers/xplane/chrome", "readers/xla_trace"), size=100),
     "allocations of a trace": Shape(allocations, covers=("trace/memory", "trace/allocations"), size=200),
-    "steps of a memory snapshot": Shape(snapshot, covers=("readers/snapshot/plain_pickle", "readers/snapshot/reader", "trace/allocations", "trace/memory"), size=30),
+    "steps of a memory snapshot": Shape(snapshot, covers=("readers/plain_pickle", "readers/snapshot/reader", "trace/allocations", "trace/memory"), size=30),
     "stacks of a memory snapshot": Shape(snapshot_of_stacks, SCORE_HTML, ("readers/snapshot/reader",), 60),
     "lists of a snapshot in many places": Shape(snapshot_of_one_list, covers=("readers/snapshot/reader",), size=800),
+    "dumps of the Flight Recorder": Shape(flight_recorders, ("score", *(f"rank{rank}" for rank in range(8))), ("readers/flight_recorder", "trace/hang"), 100),
+    "lists of the Flight Recorder in many places": Shape(flight_recorder_of_one_list, covers=("readers/flight_recorder",), size=200),
     "a file that is none of ours": Shape(lambda n: {"f": b"<html>" + b"<p>x</p>" * n}, covers=("readers/foreign",), size=2000),
     "events with Windows paths": Shape(windows_paths, covers=("readers/kineto/chunks",), size=1000),
     "events that nothing closes": Shape(unclosed, covers=("readers/kineto/chunks",), size=1000),

@@ -125,6 +125,10 @@ LIMITS: list[tuple[str, str, float, str]] = [
 ]
 # Rules that see something or not: there is no limit, or it is one of nature.
 WITHOUT_LIMIT = {
+    "rank-never-arrived",
+    "collectives-differ",
+    "ranks-wait-for-each-other",
+    "collective-unfinished",
     "out-of-memory",
     "allocator-retries",
     "fp16-beside-bf16",

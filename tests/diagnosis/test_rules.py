@@ -33,6 +33,7 @@ from stepgrade.model.activity import (
     Straggler,
     WaitTally,
 )
+from stepgrade.model.hang import Difference, Hang, RankCall
 from stepgrade.model.memory import Holder, Memory, MemoryGrowth, OutOfMemory
 from stepgrade.model.step_log import PauseKind, Reason, StepLog
 from tests.builders import make_layers, make_phases, make_profile
@@ -255,6 +256,20 @@ FIRES: dict[str, Profile] = {
     "slow-start": logged(before_s=200.0),
     "unsteady-steps": steps(*[90.0] * 9, 400.0),
     "drifting-steps": steps(*[80.0] * 12, *[100.0] * 12),
+    "rank-never-arrived": trace(
+        hang=Hang(kind="missing_rank", group="default_pg", sequence=3, waiting=(0, 1), missing=(2,))
+    ),
+    "collectives-differ": trace(
+        hang=Hang(
+            kind="mismatch",
+            group="default_pg",
+            sequence=3,
+            differ_in="kind",
+            differences=(Difference(ranks=(1,), value="broadcast"), Difference(ranks=(0,), value="barrier")),
+        )
+    ),
+    "ranks-wait-for-each-other": trace(hang=Hang(kind="deadlock", circle=(RankCall(ranks=(0,)),))),
+    "collective-unfinished": trace(hang=Hang(kind="unfinished", group="a", sequence=3, waiting=(0, 1))),
     "out-of-memory": trace(
         memory=Memory(peak_bytes=7e10, out_of_memory=OutOfMemory(asked_bytes=2e9, free_bytes=1e8))
     ),

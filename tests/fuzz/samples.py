@@ -424,6 +424,30 @@ def snapshots() -> tuple[bytes, ...]:
     return pickle.dumps(value, 4), pickle.dumps(value, 2)
 
 
+@cache
+def flight_recorders() -> tuple[bytes, ...]:
+    """Return sound dumps of the Flight Recorder, as a pickle and as JSON."""
+    frames = [{"name": "step", "filename": "/home/me/train.py", "line": 7}]
+    entries = [
+        {
+            "record_id": number,
+            "collective_seq_id": number + 1,
+            "process_group": ["0", "default_pg"],
+            "profiling_name": "nccl:all_reduce" if number % 5 else "nccl:recv 0<-1",
+            "is_p2p": number % 5 == 0,
+            "input_sizes": [[4, 8]],
+            "input_dtypes": ["Float"],
+            "state": "completed" if number < 29 else "started",
+            "frames": frames,
+            "note": CANARY,
+        }
+        for number in range(30)
+    ]
+    groups = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
+    value = {"version": "2.10", "pg_config": groups, "entries": entries, "my_secret": CANARY}
+    return pickle.dumps(value, 2), json.dumps(value).encode()
+
+
 SAMPLES: dict[str, Callable[[], tuple[bytes, ...]]] = {
     "kineto": traces,
     "nsys": nsys,
@@ -431,6 +455,7 @@ SAMPLES: dict[str, Callable[[], tuple[bytes, ...]]] = {
     "xplane": xplane,
     "xla_trace": lambda: (chrome_trace(), chrome_trace(devices=2)),
     "snapshot": snapshots,
+    "flight_recorder": flight_recorders,
     "journal": lambda: (journal(),),
     "scorecard": lambda: (card(),),
     "parity_profile": lambda: (profiles()[3],),

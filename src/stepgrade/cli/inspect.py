@@ -1,17 +1,18 @@
 """Show what SOURCE holds, what cannot be known from it, and how to supply that.
 
 Formats are found by content; each may be gzipped:
-  kineto          PyTorch traces of torch.profiler, of every era; several are the ranks of one run
-  nsys            Nsight Systems, exported as SQLite; its processes are the ranks of one run
-  rocprof         ROCm: JSON, CSV and rocpd of rocprofv3, and rpd
-  xplane          JAX and XLA: .xplane.pb of GPU, TPU or CPU; its devices are the ranks of one run
-  xla_trace       trace.json.gz of jax.profiler, where its .xplane.pb is gone
-  snapshot        memory snapshots of PyTorch: what held the memory, and why it ran out
-  step_profile    step_profiler_v2 or apr_training_profiler_v1 JSON
-  journal         the journal of stepgrade's recorder, of a run that was killed or still runs
-  parity_profile  ParityProfile JSON: runtime, throughput, launches, time per operation
-  metrics         TensorBoard's event files, W&B's, MLflow's folders, CSV, trainer_state.json
-  log             a training log: the step lines of its framework, or a step profile among them
+  kineto           PyTorch traces of torch.profiler, of every era; several are the ranks of one run
+  nsys             Nsight Systems, exported as SQLite; its processes are the ranks of one run
+  rocprof          ROCm: JSON, CSV and rocpd of rocprofv3, and rpd
+  xplane           JAX and XLA: .xplane.pb of GPU, TPU or CPU; its devices are the ranks of one run
+  xla_trace        trace.json.gz of jax.profiler, where its .xplane.pb is gone
+  snapshot         memory snapshots of PyTorch: what held the memory, and why it ran out
+  flight_recorder  dumps of PyTorch's Flight Recorder: whom a run that hangs waits for
+  step_profile     step_profiler_v2 or apr_training_profiler_v1 JSON
+  journal          the journal of stepgrade's recorder, of a run that was killed or still runs
+  parity_profile   ParityProfile JSON: runtime, throughput, launches, time per operation
+  metrics          TensorBoard's event files, W&B's, MLflow's folders, CSV, trainer_state.json
+  log              a training log: the step lines of its framework, or a step profile among them
 
 Exit code 3 means that the file holds no measurement.
 """

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from stepgrade.errors import BadInput
 from stepgrade.model.activity import Activity
+from stepgrade.model.hang import Hang
 from stepgrade.model.memory import Memory
 from stepgrade.model.notes import Note
 from stepgrade.model.step_log import RunFacts, StepLog
@@ -209,6 +210,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     activity: Activity | None = None
     peak_memory_bytes: float | None = None
     memory: Memory | None = None
+    hang: Hang | None = None  # of a run that stands still
     recorded: Recorded | None = None
     typical_step: Span | None = None  # where the steady step of middle length is
     contents: dict[str, str] = {}  # what else the source holds, in words, for people
@@ -268,8 +270,9 @@ class Profile(Struct, frozen=True, kw_only=True):
         """Tell whether the source measured nothing that could be shown."""
         measured = (self.mean_step_ms, self.throughput_tok_s)
         parts = (self.phases, self.layers, self.operations)
-        if self.unfit and (self.source.format == LOG or self.memory is not None):
-            return False  # its steps, or its memory, are known, and why there is no time
+        known = self.source.format == LOG or self.memory is not None or self.hang is not None
+        if self.unfit and known:
+            return False  # its steps, its memory or where it hangs are known, and why there is no time
         return all(figure is None for figure in measured) and not any(parts)
 
 

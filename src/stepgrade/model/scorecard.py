@@ -14,6 +14,7 @@ from stepgrade.model import Fingerprint, Ledger, Note, Source, Span
 from stepgrade.model.ceiling import Ceiling, Roof
 from stepgrade.model.comparison import MetricChange, Shift, StepChange
 from stepgrade.model.finding import Finding
+from stepgrade.model.hang import Hang
 from stepgrade.model.memory import Memory
 from stepgrade.model.notes import Result, texts_to_notes
 from stepgrade.model.profile import WorkKind
@@ -195,6 +196,7 @@ class Scorecard(Result, frozen=True, kw_only=True):
     grade_at_most: str | None = None  # of an ungraded run: no better than this, whatever is not known
     goodput: Goodput | None = None  # of the wall time of a logged run
     memory: Memory | None = None
+    hang: Hang | None = None  # of dumps of the Flight Recorder
 
     @classmethod
     def from_json(cls, text: bytes | str) -> Scorecard:

@@ -85,14 +85,7 @@ def _read(sources: Sequence[PathLike], input_format: str | None, options: ReadOp
             return told
     # pathlib takes longer to import than a step profile to score.
     if len(sources) > 1 or os.path.isdir(sources[0]):  # noqa: PTH112
-        from stepgrade.readers.ranks import read_run  # noqa: PLC0415  only for several files
-
-        run = read_run(sources, input_format, options)
-        if not isinstance(run, list):
-            return _profile_of(run, options)
-        from stepgrade.trace import merge_recordings  # noqa: PLC0415  as above
-
-        return merge_recordings(run)
+        return _read_several(sources, input_format, options)
     with ByteSource(sources[0], options) as source:
         found = registry.read_source(source, input_format)
         if not isinstance(found, Profile | Baseline):
@@ -100,6 +93,21 @@ def _read(sources: Sequence[PathLike], input_format: str | None, options: ReadOp
         if options.steps is not None:
             raise BadOption("picks steps from a trace, which this source is not", field="steps")
         return found
+
+
+def _read_several(sources: Sequence[PathLike], input_format: str | None, options: ReadOptions) -> Profile:
+    from stepgrade.model.hang import FlightRecord  # noqa: PLC0415  only for several files
+    from stepgrade.readers.ranks import read_run  # noqa: PLC0415  as above
+
+    run = read_run(sources, input_format, options)
+    if not isinstance(run, list):
+        return _profile_of(run, options)
+    from stepgrade.trace import merge_recordings, profile_of_flight_records  # noqa: PLC0415  as above
+
+    dumps = [rank for rank in run if isinstance(rank, FlightRecord)]
+    if dumps:
+        return profile_of_flight_records(dumps)
+    return merge_recordings([rank for rank in run if not isinstance(rank, FlightRecord)])
 
 
 def _has_metrics(path: str) -> bool:
@@ -125,11 +133,14 @@ def _profile_of(found: Traces, options: ReadOptions) -> Profile:
     # What needs numpy is imported only here: it takes longer than a step profile to score.
     from stepgrade.model.allocations import MemoryRecording  # noqa: PLC0415
     from stepgrade.model.events import Trace  # noqa: PLC0415
-    from stepgrade.trace import profile_of_memory, profile_of_traces  # noqa: PLC0415
+    from stepgrade.model.hang import FlightRecord  # noqa: PLC0415
+    from stepgrade.trace import profile_of_flight_records, profile_of_memory, profile_of_traces  # noqa: PLC0415
 
-    if isinstance(found, MemoryRecording):
+    if isinstance(found, MemoryRecording | FlightRecord):
         if options.steps is not None:
             raise BadOption("picks steps from a trace, which this source is not", field="steps")
+        if isinstance(found, FlightRecord):
+            return profile_of_flight_records([found])
         return profile_of_memory(found)
     traces = one_by_one([found]) if isinstance(found, Trace) else found
     del found

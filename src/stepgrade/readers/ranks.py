@@ -15,12 +15,14 @@ from stepgrade.errors import BadInput, BadOption
 from stepgrade.model import Baseline, Profile
 from stepgrade.model.allocations import MemoryRecording
 from stepgrade.model.events import Trace
+from stepgrade.model.hang import FlightRecord
 from stepgrade.readers import registry
 from stepgrade.readers.base import one_by_one
 from stepgrade.readers.source import ByteSource, PathLike, ReadOptions
 
 RankFile: TypeAlias = tuple[str, str]  # its path and the name of its format
 _RECORDINGS = frozenset({"step_profile", "journal"})  # profiles already, each of one rank
+_DUMPS = "flight_recorder"
 
 
 def read_ranks(
@@ -37,21 +39,25 @@ def read_ranks(
 
 def read_run(
     sources: Sequence[PathLike], input_format: str | None, options: ReadOptions
-) -> Iterator[Trace] | list[Profile]:
-    """Return the traces of a run's ranks or, where they were recorded by us, the profile of each."""
+) -> Iterator[Trace] | list[Profile] | list[FlightRecord]:
+    """Return the traces of a run's ranks or, where there are none, what was recorded or dumped of each."""
     files = _all_files(sources, input_format, options)
-    if any(name not in _RECORDINGS for _, name in files):
+    formats = {name for _, name in files}
+    if formats - _RECORDINGS and formats != {_DUMPS}:
         return _read_all(files, options)
     if options.steps is not None:
         raise BadOption("picks steps from a trace, which recordings are not", field="steps")
-    profiles = []
+    profiles, dumps = list[Profile](), list[FlightRecord]()
     for path, name in files:
         with ByteSource(path, replace(options, progress=None)) as source:
             found = registry.read_source(source, name)
-        if not isinstance(found, Profile):
+        if isinstance(found, Profile):
+            profiles.append(found)
+        elif isinstance(found, FlightRecord):
+            dumps.append(found)
+        else:
             raise _not_a_trace(path)
-        profiles.append(found)
-    return profiles
+    return dumps or profiles
 
 
 def _all_files(sources: Sequence[PathLike], input_format: str | None, options: ReadOptions) -> list[RankFile]:
@@ -100,7 +106,7 @@ def _read_all(files: list[RankFile], options: ReadOptions) -> Iterator[Trace]:
 
         with ByteSource(path, replace(options, progress=report)) as source:
             found = registry.read_source(source, input_format)
-            if isinstance(found, Profile | Baseline | MemoryRecording):
+            if isinstance(found, Profile | Baseline | MemoryRecording | FlightRecord):
                 raise _not_a_trace(path)
             waiting = one_by_one([found]) if isinstance(found, Trace) else found
             del found  # who takes a trace decides how long it is kept

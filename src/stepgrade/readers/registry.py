@@ -16,7 +16,17 @@ if TYPE_CHECKING:
 
 # Asked in this order: what the first bytes show, then JSON objects by their keys, then any text.
 BUILT_IN = (
-    *("kineto", "nsys", "rocprof", "xplane", "xla_trace", "snapshot", "journal", "scorecard"),
+    *(
+        "kineto",
+        "nsys",
+        "rocprof",
+        "xplane",
+        "xla_trace",
+        "snapshot",
+        "flight_recorder",
+        "journal",
+        "scorecard",
+    ),
     *("parity_profile", "step_profile", "metrics", "log"),
 )
 PLUG_IN_GROUP = "stepgrade.readers"

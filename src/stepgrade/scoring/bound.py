@@ -44,7 +44,9 @@ def why_ungraded(
             "the steps are inference, a forward pass without backward or optimizer; a grade is for training"
         )
         unfit = (Note("inference", text, supply="{work}" if options.work is None else ""), *unfit)
-    reasons = (*unfit, *efficiency.ungraded_because)
+    # Where no step was timed, no figure that could be given would make a grade.
+    untimed = profile.hang is not None
+    reasons = unfit if untimed else (*unfit, *efficiency.ungraded_because)
     if unfit or not reasons:
         return reasons, None
     bound = bound_of(profile, ledger, efficiency.arithmetic, efficiency.roof)

@@ -1,5 +1,6 @@
 """Traces to a Profile: from the events of each rank, whatever profiler wrote them, to one run."""
 
+from stepgrade.trace.hang import profile_of_flight_records
 from stepgrade.trace.logged_run import with_log
 from stepgrade.trace.memory import profile_of_memory
 from stepgrade.trace.profile import analyse_rank, analyse_trace, profile_of_traces
@@ -13,6 +14,7 @@ __all__ = [
     "analyse_trace",
     "merge_ranks",
     "merge_recordings",
+    "profile_of_flight_records",
     "profile_of_memory",
     "profile_of_traces",
     "with_log",

@@ -12,6 +12,7 @@ from stepgrade.diagnosis.rules import (
     fitness,
     gemm,
     goodput,
+    hang,
     input,  # noqa: A004  the area is called so
     launch,
     layers,
@@ -29,6 +30,7 @@ from stepgrade.model.finding import Finding
 
 # Each area is a module here and a page under docs/rules/.
 AREAS: dict[str, tuple[Rule, ...]] = {
+    "hang": hang.RULES,
     "input": input.RULES,
     "transfer": transfer.RULES,
     "synchronisation": synchronisation.RULES,

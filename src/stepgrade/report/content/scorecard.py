@@ -76,6 +76,12 @@ def blocks(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Block]:
 
         yield from difference_blocks(card.differences, flags, compared=bool(card.compared))
     yield Space()
+    if card.hang is not None:
+        from stepgrade.report.content.hang import hang_blocks  # noqa: PLC0415  for dumps only
+
+        yield from hang_blocks(card.hang)
+        yield from _advice(card, flags)
+        return
     yield from _grade(card, flags)
     yield Space()
     yield Facts(tuple(_facts(card)))

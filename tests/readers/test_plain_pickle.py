@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepgrade.errors import BadInput, TooLarge
-from stepgrade.readers.snapshot.plain_pickle import DEEPEST, LONGEST_TEXT, decode
+from stepgrade.readers.plain_pickle import DEEPEST, LONGEST_TEXT, decode
 
 SAMPLES = Path(__file__).parents[4] / "shared/samples/memory/hostile"
 PLENTY = 1 << 30

@@ -16,7 +16,7 @@ from stepgrade.memory import check
 
 Plain: TypeAlias = bool | int | float | str | list["Plain"] | tuple["Plain", ...] | dict[str, "Plain"] | None
 
-DEEPEST: Final = 32  # marks that are open at once; a snapshot has eight
+DEEPEST: Final = 32  # marks that are open at once; a memory snapshot has eight
 LONGEST_TEXT: Final = 1 << 16
 LONGEST_INTEGER: Final = 9  # bytes: all of 64 bits, and a sign
 _LONGEST_ARGUMENT: Final = LONGEST_TEXT + 16
@@ -37,10 +37,10 @@ _REFUSED: Final = {
     **dict.fromkeys(b"b", ("BUILD", _CALLS)),
     **dict.fromkeys(b"\x82\x83\x84", ("EXT", _CALLS)),
     **dict.fromkeys(b"PQ", ("PERSID", _CALLS)),
-    **dict.fromkeys(b"\x8f\x90\x91", ("SET", "is in no snapshot")),
-    **dict.fromkeys(b"BC\x8e\x96\x97\x98", ("BYTES", "is in no snapshot")),
+    **dict.fromkeys(b"\x8f\x90\x91", ("SET", "PyTorch does not write")),
+    **dict.fromkeys(b"BC\x8e\x96\x97\x98", ("BYTES", "PyTorch does not write")),
     **dict.fromkeys(b"\x8b\x8d", ("LONG4", "can claim more than the file holds")),
-    **dict.fromkeys(b"ISLVFTUpgld012", ("of protocol 0", "is in no snapshot")),
+    **dict.fromkeys(b"ISLVFTUpgld012", ("of protocol 0", "PyTorch does not write")),
 }
 
 
@@ -124,7 +124,7 @@ class _Machine:
 
     def _refusal(self, name: str, why: str) -> BadInput:
         where = f"at byte {self.before + self.place - 1}"
-        hint = "a snapshot of torch.cuda.memory holds plain values only: write it again"
+        hint = "what PyTorch dumps holds plain values only: write it again"
         return BadInput(f"is a pickle with the opcode {name}, which {why}, {where}", hint=hint)
 
     def _since_mark(self) -> list[Plain]:
