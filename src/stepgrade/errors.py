@@ -7,6 +7,7 @@
     │   ├── TooLarge            more bytes than the limit allows
     │   ├── BadHistory          a history that cannot be opened, read or written
     │   │   ├── NoHistory       there is none at that place yet
+    │   │   ├── NoSuchRun       it has no run of that number
     │   │   └── KeyTaken        a run's key stands for another run
     │   ├── BadConfig           a stepgrade.toml that says something wrong
     │   └── UnknownArchitecture a model whose costs are not modelled
@@ -134,6 +135,10 @@ class BadHistory(BadInput):
 
 class NoHistory(BadHistory):
     """There is no history at that place yet."""
+
+
+class NoSuchRun(BadHistory):
+    """The history has no run of that number."""
 
 
 class KeyTaken(BadHistory):

@@ -25,6 +25,8 @@ COMMANDS = {
     "parity": "two runtimes, operation by operation",
     "gate": "pass, or fail the build",
     "history": "runs over time: add, list, show, trend, prune, export",
+    "serve": "the team's server: pages, uploads from CI, alerts",
+    "admin": "tokens, projects and copies of a server's store",
     "convert": "any profile as step profile JSON",
     "inspect": "what is in a file, and is it fit to be graded",
     "estimate": "what a run could reach on a device, whether it fits, and why",

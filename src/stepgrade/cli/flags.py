@@ -74,6 +74,16 @@ FLAGS = {
     "branch": "--branch NAME",
     "keep": "--keep N",
     "older_than": "--older-than YYYY-MM-DD",
+    # The server
+    "host": "--host ADDRESS",
+    "port": "--port N",
+    "tokens": "--tokens",
+    "trusted_proxy": "--trusted-proxy ADDRESS",
+    "public_url": "--public-url URL",
+    "tls_cert": "--tls-cert FILE",
+    "tls_key": "--tls-key FILE",
+    "workers": "--workers N",
+    "days": "--days N",
     # Reading, recording, writing
     "input_format": "--input-format NAME",
     "steps": "--steps FIRST-LAST",

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from stepgrade.compare.fingerprint import differences, digest_of
-from stepgrade.errors import BadHistory, BadOption, KeyTaken, did_you_mean
+from stepgrade.errors import BadHistory, BadOption, KeyTaken, NoSuchRun, did_you_mean
 from stepgrade.files import MODES
 from stepgrade.memory import default_limit
 from stepgrade.model import Fingerprint
@@ -53,6 +53,7 @@ RUN_COLUMNS = ("id", *_COLUMNS)
 # Beside those: what a run of a team has.
 _ORIGIN = ("project", "upload_key", "upload_digest", "added_by", "device_hours", "has_findings")
 DEFAULT_PROJECT = "default"
+NO_BRANCH = ""  # in a selection: runs of which no branch is known
 
 
 class NewRun(Struct, frozen=True, kw_only=True):
@@ -193,6 +194,11 @@ class History:
             return int(number)
         return None
 
+    def run_with_key(self, key: str) -> int | None:
+        """Return the run that was kept with this key; None when there is none."""
+        sql = "select id from stepgrade_run where project = ? and upload_key = ?"
+        return next((int(row[0]) for row in self._database.execute(sql, (self.project, key))), None)
+
     def keep_findings(self, number: int, card: Scorecard) -> None:
         """Keep what a run's findings are worth, so that those of all runs can be added up."""
         for found in card.findings:
@@ -310,7 +316,7 @@ class History:
             if number in self.damaged or number in found:
                 continue
             if number not in bodies:
-                raise BadHistory(f"has no run {number}", where=self.name, hint="stepgrade history list")
+                raise NoSuchRun(f"has no run {number}", where=self.name, hint="stepgrade history list")
             try:
                 inflate = zlib.decompressobj()
                 text = inflate.decompress(bodies.pop(number), _LARGEST_CARD)
@@ -469,8 +475,10 @@ def conditions(which: Selection, project: str) -> tuple[str, list[Any]]:
     """Return the `where` of a selection in a project, and its values."""
     parts: list[str] = ["project = ?"]
     values: list[Any] = [project]
+    if which.branch == NO_BRANCH:
+        parts.append("branch is null")
     given = {
-        "branch = ?": which.branch,
+        "branch = ?": which.branch or None,
         "grade = ?": which.grade,
         "added_by = ?": which.added_by,
         "added_at >= ?": which.since,

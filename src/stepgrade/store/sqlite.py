@@ -67,6 +67,9 @@ class SqliteDatabase:
                 self._connection.execute("pragma cell_size_check = on")
                 self._connection.execute("pragma synchronous = extra")
                 self._connection.execute("pragma foreign_keys = on")
+                if is_pooled:
+                    # Readers and the writer do not wait for each other; a commit still reaches the disk.
+                    self._connection.execute("pragma journal_mode = wal")
                 # Both are read at once, since another process may be making the store at this moment.
                 self._connection.execute("begin")
                 schema = set(self._connection.execute(_SCHEMA))
@@ -138,6 +141,27 @@ class SqliteDatabase:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             problem, hint = _PROBLEMS.get(code, (f"SQLite says: {error}", None))
             raise BadHistory(problem, where=self.name, hint=hint) from error
+
+
+def leave_wal(path: str) -> None:
+    """Put what a server wrote into the file itself, if nobody else has it open."""
+    with suppress(sqlite3.Error), closing(sqlite3.connect(path, timeout=1.0)) as connection:
+        connection.execute("pragma journal_mode = delete")
+
+
+def copy_sqlite(source: str, target: str) -> None:
+    """Write a whole copy of a history that may be in use; raise BadHistory when either file cannot be."""
+    SqliteDatabase(source, create=False).close()  # a history of ours, or it is refused here
+    if os.path.exists(target):  # noqa: PTH110
+        raise BadHistory("is there already", where=target, hint="name a file that is not there yet")
+    _make_file(target, MODES["owner"])
+    try:
+        with closing(sqlite3.connect(source)) as before, closing(sqlite3.connect(target)) as after:
+            before.backup(after)
+            after.execute("pragma journal_mode = delete")
+    except sqlite3.Error as error:
+        os.unlink(target)  # noqa: PTH108
+        raise BadHistory(f"cannot be copied: {error}", where=source) from error
 
 
 def _check_journal(path: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepgrade.errors import MissingExtra
 from stepgrade.model.notes import Result
-from stepgrade.report.html.page import compose
+from stepgrade.report.html.page import PageFrame, compose, policy
 
 if TYPE_CHECKING:
     from stepgrade.compare.parity import ParityReport
@@ -19,6 +19,12 @@ def page_of(kind: str, result: Result, flags: Mapping[str, str]) -> str:
     """Return a scorecard, a parity or a gate report as a whole page; raise MissingExtra without Jinja2."""
     view: dict[str, Any] = import_module(f"stepgrade.report.html.{kind}").view(result, flags)
     return compose(f"{kind}.html", view, result)
+
+
+def framed_page(kind: str, result: Result, frame: PageFrame) -> tuple[str, str]:
+    """Return the page of a result with a server's links above it, and the policy that it keeps to."""
+    view: dict[str, Any] = import_module(f"stepgrade.report.html.{kind}").view(result, {})
+    return compose(f"{kind}.html", view, result, frame), policy()
 
 
 def card_for_notebooks(result: Scorecard | ParityReport) -> str | None:

@@ -29,7 +29,23 @@ _PROSE_CELLS = 800
 _OPTION = r"(?<![\w-])(--[a-z][a-z-]*)"
 
 
-def compose(template: str, view: dict[str, Any], result: Result) -> str:
+class PageFrame(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server shows above a report: links to its own pages, and how the run came to it."""
+
+    links: tuple[tuple[str, str], ...]
+    facts: tuple[tuple[str, str], ...] = ()
+
+
+def policy() -> str:
+    """Return what a page may do: our script and our style, by their digests, and nothing from elsewhere."""
+    style, script = _asset("report.css"), _asset("report.js")
+    return (
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def compose(template: str, view: dict[str, Any], result: Result, frame: PageFrame | None = None) -> str:
     """Return the whole page; the same result gives the same bytes."""
     style, script = _asset("report.css"), _asset("report.js")
     text = result.to_json()
@@ -45,9 +61,8 @@ def compose(template: str, view: dict[str, Any], result: Result) -> str:
         | {
             "style": style,
             "script": script,
-            # Exactly our script and our style, by their digests, and nothing from anywhere else.
-            "policy": f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
-            "base-uri 'none'; form-action 'none'",
+            "policy": policy(),
+            "frame": frame,
             "json": safe,
             "version": __version__,
         },

@@ -1,0 +1,319 @@
+"""Alerts: one for each change of level for the worse, its state, and the messages that tell of it."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from stepgrade.compare.change_points import LEAST_SEGMENT, change_points
+from stepgrade.errors import BadOption
+from stepgrade.model.comparison import METRICS, RATES
+from stepgrade.store.database import Row
+from stepgrade.store.history import KEPT_METRICS, NO_BRANCH, History, Selection
+from stepgrade.store.tables import is_better
+from stepgrade.store.team import moment_after, now
+from stepgrade.store.trend import LEAST_CHANGE
+
+State = Literal["open", "acknowledged", "waived", "resolved"]
+STATES: tuple[State, ...] = ("open", "acknowledged", "waived", "resolved")
+WATCHED = tuple(name for name in ("step_time_ms", *RATES, "peak_memory_bytes") if name in KEPT_METRICS)
+_LOOK_BACK = 200
+_MOST_REASON = 500
+# A message that fails is tried again after these seconds, then no more.
+RETRIES_S = (10, 60, 600, 3_600, 21_600)
+CHANNELS = ("webhook", "slack", "teams", "discord", "email", "github", "gitlab")
+
+
+class Alert(Struct, frozen=True, kw_only=True):
+    """A change for the worse: between which runs and commits, and what people said of it."""
+
+    id: int
+    project: str
+    metric: str
+    branch: str | None
+    digest: str
+    last_run: int
+    first_run: int
+    last_commit: str | None
+    first_commit: str | None
+    level_before: float
+    level_after: float
+    opened_at: str
+    state: State
+    reason: str
+    changed_by: str
+    changed_at: str
+    waived_until: str | None
+
+    @property
+    def change(self) -> float:
+        """Return the change as a share of the level before."""
+        return (self.level_after - self.level_before) / abs(self.level_before) if self.level_before else 0.0
+
+
+class QuietHours(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The hours (UTC) in which nothing is sent; `begin` equal to `end` is none."""
+
+    begin: int = 0
+    end: int = 0
+
+    def next_moment(self, at: dt.datetime) -> dt.datetime:
+        """Return `at`, or the end of the quiet hours that it lies in."""
+        length, since = (self.end - self.begin) % 24, (at.hour - self.begin) % 24
+        if since >= length:
+            return at
+        return at.replace(minute=0, second=0, microsecond=0) + dt.timedelta(hours=length - since)
+
+
+class Channel(Struct, frozen=True, kw_only=True):
+    """Whom to tell of a project's alerts; `target` and `secret` are shown to nobody."""
+
+    id: int
+    project: str
+    kind: str
+    target: str
+    secret: str
+    quiet: QuietHours
+    created_at: str
+
+
+class Message(Struct, frozen=True, kw_only=True):
+    """One message about one alert on one channel."""
+
+    id: int
+    channel_id: int
+    alert_id: int
+    event: str
+    tries: int
+
+
+_COLUMNS = Alert.__struct_fields__
+
+
+class Alerts:
+    """The alerts of one project."""
+
+    def __init__(self, history: History) -> None:
+        self._history, self._database = history, history.database
+
+    def look(self, branch: str | None, digest: str) -> list[Alert]:
+        """Look for changes of level in one series of runs, and return the alerts that are new.
+
+        A change that has its alert keeps it, wherever more runs move its place by a little, and is resolved
+        when the level is back.
+        """
+        opened = []
+        for metric in WATCHED:
+            which = Selection(branch=branch or NO_BRANCH, digests=(digest,), limit=_LOOK_BACK)
+            series = self._history.series(metric, which)
+            found = change_points([value for _, value in series], least_change=LEAST_CHANGE)
+            if not found:
+                continue
+            numbers = [number for number, _ in series]
+            known = self._of_series(metric, branch, digest)
+            for place, change in enumerate(found):
+                near = set(numbers[max(0, change.index - LEAST_SEGMENT) : change.index + LEAST_SEGMENT + 1])
+                if is_better(metric, change.change):
+                    self._resolve(known, numbers[change.index], change.after, metric)
+                elif not any(alert.first_run in near for alert in known):
+                    ends = found[place + 1 :]
+                    if any(
+                        is_better(metric, later.change) and later.after <= change.before for later in ends
+                    ):
+                        continue  # over before anybody was told
+                    number = self._open(
+                        metric, branch, digest, numbers, change.index, (change.before, change.after)
+                    )
+                    opened.append(self.alert(number))
+        return [alert for alert in opened if alert is not None]
+
+    def _of_series(self, metric: str, branch: str | None, digest: str) -> list[Alert]:
+        rows = self._database.execute(
+            f"select {', '.join(_COLUMNS)} from stepgrade_alert "  # noqa: S608
+            "where project = ? and metric = ? and coalesce(branch, '') = ? and digest = ?",
+            (self._history.project, metric, branch or "", digest),
+        )
+        return [_alert(row) for row in rows]
+
+    def _open(
+        self,
+        metric: str,
+        branch: str | None,
+        digest: str,
+        numbers: Sequence[int],
+        index: int,
+        levels: tuple[float, float],
+    ) -> int:
+        last, first = numbers[index - 1], numbers[index]
+        commits = self._history.commits([last, first])
+        values: list[object] = [self._history.project, metric, branch, digest, last, first, commits.get(last)]
+        values += [commits.get(first), *levels, now(), "open", "", "stepgrade", now(), None]
+        marks = ", ".join("?" * len(values))
+        return self._database.insert(
+            f"insert into stepgrade_alert ({', '.join(_COLUMNS[1:])}) values ({marks})",  # noqa: S608
+            values,
+        )
+
+    def _resolve(self, known: Sequence[Alert], first_run: int, level: float, metric: str) -> None:
+        """Close alerts from before `first_run` whose level is back at what it was, or better."""
+        for alert in known:
+            half = (alert.level_before + alert.level_after) / 2
+            is_back = level < half if METRICS[metric].worse == "up" else level > half
+            if alert.state != "resolved" and alert.first_run < first_run and is_back:
+                self.change(
+                    alert.id, "resolved", reason=f"the level is back since run {first_run}", who="stepgrade"
+                )
+
+    def alert(self, number: int) -> Alert | None:
+        """Return one alert of the project."""
+        rows = self._database.execute(
+            f"select {', '.join(_COLUMNS)} from stepgrade_alert where project = ? and id = ?",  # noqa: S608
+            (self._history.project, number),
+        )
+        return _alert(rows[0]) if rows else None
+
+    def listed(self, states: Sequence[str] = STATES, limit: int = 200) -> list[Alert]:
+        """Return alerts in these states, newest first."""
+        marks = ", ".join("?" * len(states)) or "null"
+        rows = self._database.execute(
+            f"select {', '.join(_COLUMNS)} from stepgrade_alert "  # noqa: S608
+            f"where project = ? and state in ({marks}) order by id desc limit ?",
+            (self._history.project, *states, limit),
+        )
+        return [_alert(row) for row in rows]
+
+    def change(self, number: int, state: str, *, reason: str, who: str, until: dt.date | None = None) -> None:
+        """Give an alert another state; acknowledging and waiving need a reason, waiving also a day."""
+        if state not in STATES:
+            raise BadOption(f"there is no state called {state[:40]!r}", hint=f"one of {', '.join(STATES)}")
+        if state in ("acknowledged", "waived") and not reason.strip():
+            raise BadOption("a reason is needed", field="reason")
+        if len(reason) > _MOST_REASON:
+            raise BadOption(f"a reason has up to {_MOST_REASON} characters", field="reason")
+        today = dt.datetime.now(dt.UTC).date()
+        if state == "waived" and (until is None or not today <= until <= today + dt.timedelta(days=366)):
+            raise BadOption("a waiver ends on a day from today to a year ahead", field="until")
+        self._database.execute(
+            "update stepgrade_alert set state = ?, reason = ?, changed_by = ?, changed_at = ?, "
+            "waived_until = ? where project = ? and id = ?",
+            (
+                state,
+                reason.strip(),
+                who,
+                now(),
+                until.isoformat() if until and state == "waived" else None,
+                self._history.project,
+                number,
+            ),
+        )
+
+    def reopen_expired(self, today: dt.date) -> list[Alert]:
+        """Open the alerts again whose waiver has ended, and return them."""
+        rows = self._database.execute(
+            f"select {', '.join(_COLUMNS)} from stepgrade_alert "  # noqa: S608
+            "where project = ? and state = 'waived' and waived_until < ?",
+            (self._history.project, today.isoformat()),
+        )
+        found = []
+        for alert in map(_alert, rows):
+            reason = f"its waiver ended on {alert.waived_until}: {alert.reason}"[:_MOST_REASON]
+            self.change(alert.id, "open", reason=reason, who="stepgrade")
+            found.append(alert)
+        return found
+
+    def count_open(self) -> int:
+        """Return how many are open."""
+        sql = "select count(*) from stepgrade_alert where project = ? and state = 'open'"
+        return int(self._database.execute(sql, (self._history.project,))[0][0])
+
+    def channels(self) -> list[Channel]:
+        """Return whom to tell."""
+        rows = self._database.execute(
+            "select id, project, kind, target, secret, settings, created_at from stepgrade_channel "
+            "where project = ? order by id",
+            (self._history.project,),
+        )
+        return [_channel(row) for row in rows]
+
+    def add_channel(self, kind: str, target: str, secret: str, quiet: QuietHours) -> int:
+        """Add whom to tell."""
+        if kind not in CHANNELS:
+            raise BadOption(f"there is no channel called {kind[:40]!r}", hint=f"one of {', '.join(CHANNELS)}")
+        if not (0 <= quiet.begin < 24 and 0 <= quiet.end < 24):
+            raise BadOption("quiet hours are from 0 to 23", field="quiet")
+        return self._database.insert(
+            "insert into stepgrade_channel (project, kind, target, secret, settings, created_at) "
+            "values (?, ?, ?, ?, ?, ?)",
+            (self._history.project, kind, target, secret, msgspec.json.encode(quiet).decode(), now()),
+        )
+
+    def remove_channel(self, number: int) -> None:
+        """Tell somebody no more."""
+        self._database.execute(
+            "delete from stepgrade_channel where project = ? and id = ?", (self._history.project, number)
+        )
+
+    def announce(self, alert: Alert, event: str) -> None:
+        """Put one message for each channel into the queue: a second one about the same is not sent."""
+        at = dt.datetime.now(dt.UTC)
+        for channel in self.channels():
+            due = channel.quiet.next_moment(at).isoformat(timespec="seconds")
+            self._database.execute(
+                "insert into stepgrade_message (channel_id, alert_id, event, tries, next_at) "
+                "values (?, ?, ?, 0, ?) on conflict (channel_id, alert_id, event) do nothing",
+                (channel.id, alert.id, event, due),
+            )
+
+    def claim_due(self, limit: int = 20) -> list[tuple[Message, Channel, Alert]]:
+        """Return messages of the project that are due, each to one caller alone for a minute."""
+        with self._database.transaction(exclusive=True):
+            rows = self._database.execute(
+                "select m.id, m.channel_id, m.alert_id, m.event, m.tries from stepgrade_message m "
+                "join stepgrade_channel c on c.id = m.channel_id "
+                "where m.sent_at is null and m.next_at <= ? and m.tries <= ? and c.project = ? "
+                "order by m.id limit ?",
+                (now(), len(RETRIES_S), self._history.project, limit),
+            )
+            for row in rows:
+                self._database.execute(
+                    "update stepgrade_message set tries = tries + 1, next_at = ? where id = ?",
+                    (moment_after(seconds=60), row[0]),
+                )
+        channels = {channel.id: channel for channel in self.channels()}
+        claimed = []
+        for row in rows:
+            message = Message(**dict(zip(Message.__struct_fields__, row, strict=True)))
+            alert = self.alert(message.alert_id)
+            if alert is not None and message.channel_id in channels:
+                claimed.append((message, channels[message.channel_id], alert))
+        return claimed
+
+    def settle(self, message: Message, problem: str | None) -> None:
+        """Write down that a message was sent, or when it is tried again."""
+        if problem is None:
+            sql, values = "sent_at = ?, problem = null", (now(),)
+        else:
+            wait = RETRIES_S[min(message.tries, len(RETRIES_S) - 1)]
+            sql, values = "next_at = ?, problem = ?", (moment_after(seconds=wait), problem[:_MOST_REASON])  # type: ignore[assignment]
+        self._database.execute(f"update stepgrade_message set {sql} where id = ?", (*values, message.id))  # noqa: S608
+
+
+def _alert(row: Row) -> Alert:
+    return Alert(**dict(zip(_COLUMNS, row, strict=True)))
+
+
+def _channel(row: Row) -> Channel:
+    number, project, kind, target, secret, quiet, created_at = row
+    return Channel(
+        id=number,
+        project=project,
+        kind=kind,
+        target=target,
+        secret=secret,
+        quiet=msgspec.json.decode(quiet, type=QuietHours),
+        created_at=created_at,
+    )

@@ -1,0 +1,77 @@
+"""A few connections to one store that the threads of a server take in turns."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from stepgrade.errors import BadHistory
+from stepgrade.store.database import Database
+from stepgrade.store.history import History
+from stepgrade.store.place import place_of
+
+_WAIT_S = 30.0
+
+
+class Pool:
+    """Connections that are opened when needed, at most `size`, and kept until `close`."""
+
+    def __init__(self, place: str | None, size: int = 8) -> None:
+        self._url, self.name = place_of(place)
+        self._free: queue.LifoQueue[Database | None] = queue.LifoQueue()
+        for _ in range(size):
+            self._free.put(None)
+        self._size = size
+
+    @property
+    def is_file(self) -> bool:
+        """Return whether the store is a file of SQLite."""
+        return self._url is None
+
+    @contextmanager
+    def history(self, project: str = "default") -> Iterator[History]:
+        """Lend a history; a connection that failed is closed, and the next caller opens another."""
+        try:
+            database = self._free.get(timeout=_WAIT_S)
+        except queue.Empty:
+            raise BadHistory("every connection is busy", where=self.name, hint="try again later") from None
+        is_sound = False
+        try:
+            if database is None:
+                database = self._opened()
+                history = History(database, project=project)
+            else:
+                history = History(database, project=project, is_migrated=True)
+            try:
+                yield history
+                is_sound = True
+            except BadHistory:
+                raise
+            except BaseException:
+                is_sound = True  # not the connection's fault
+                raise
+        finally:
+            if not is_sound and database is not None:
+                database.close()
+            self._free.put(database if is_sound else None)
+
+    def close(self) -> None:
+        """Close every connection; a file of SQLite is then whole in itself again."""
+        for _ in range(self._size):
+            database = self._free.get(timeout=_WAIT_S)
+            if database is not None:
+                database.close()
+        if self._url is None:
+            from stepgrade.store.sqlite import leave_wal  # noqa: PLC0415  as below
+
+            leave_wal(self.name)
+
+    def _opened(self) -> Database:
+        if self._url is not None:
+            from stepgrade.store.postgres import PostgresDatabase  # noqa: PLC0415  an extra
+
+            return PostgresDatabase(self._url, self.name)
+        from stepgrade.store.sqlite import SqliteDatabase  # noqa: PLC0415  not needed for a server
+
+        return SqliteDatabase(self.name, create=True, is_pooled=True)

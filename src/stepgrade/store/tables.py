@@ -1,0 +1,166 @@
+"""Questions to all runs of a project: the sorted table, the best configurations, what findings cost."""
+
+from __future__ import annotations
+
+from msgspec import Struct, structs
+
+from stepgrade.errors import BadOption, did_you_mean
+from stepgrade.model.comparison import METRICS
+from stepgrade.model.run import RunRow
+from stepgrade.store.history import RUN_COLUMNS, History, Selection, conditions
+
+# What the table can be sorted by; each has an index.
+SORTS = ("added", "step_time_ms", "throughput_tok_s", "efficiency")
+# Findings are added up over so many of the newest runs, best configurations looked for among so many.
+FINDINGS_RUNS = 1_000
+GROUPED_RUNS = 20_000
+
+
+class RunPage(Struct, frozen=True, kw_only=True):
+    """Some runs of a table, and where the next page begins; None on the last."""
+
+    runs: tuple[RunRow, ...]
+    next: str | None
+
+
+class Configuration(Struct, frozen=True, kw_only=True):
+    """The runs with one fingerprint, and their best figures."""
+
+    digest: str
+    runs: int
+    newest: int
+    step_time_ms: float | None
+    throughput_tok_s: float | None
+
+
+class FindingCost(Struct, frozen=True, kw_only=True):
+    """What one rule finds over many runs, with what it costs in device-hours."""
+
+    rule: str
+    severity: str
+    claim: str  # of the newest run
+    runs: int
+    newest: int
+    gain_low: float  # the mean share of a step
+    gain_high: float
+    hours_low: float | None
+    hours_high: float | None
+
+
+def page_of_runs(
+    history: History,
+    which: Selection,
+    *,
+    sort: str = "added",
+    is_rising: bool = False,
+    after: str | None = None,
+) -> RunPage:
+    """Return one page of runs, at most `which.limit`; `after` is the `next` of the page before.
+
+    Sorted by a metric, runs without it are left out. Raise BadOption for a sort that there is not.
+    """
+    if sort not in SORTS:
+        raise BadOption(f"runs cannot be sorted by {sort!r}", hint=did_you_mean(sort, SORTS))
+    limit = which.limit or 50
+    where, values = conditions(structs.replace(which, limit=None), history.project)
+    column, sign, order = (
+        ("id" if sort == "added" else sort),
+        "><"[not is_rising],
+        ("asc" if is_rising else "desc"),
+    )
+    if after is not None:
+        value, _, number = after.rpartition("~")
+        try:
+            place = float(value or 0), int(number)
+        except ValueError:
+            raise BadOption("is no place in the table", field="after") from None
+        if column == "id":
+            where, values = f"{where} and id {sign} ?", [*values, place[1]]
+        else:
+            where = f"{where} and ({column} {sign} ? or ({column} = ? and id {sign} ?))"
+            values += [place[0], *place]
+    if column != "id":
+        where = f"{where} and {column} is not null"
+    sql = f"select {', '.join(RUN_COLUMNS)} from stepgrade_run {where} "  # noqa: S608  our own names
+    sql += f"order by {column} {order}{'' if column == 'id' else f', id {order}'} limit ?"
+    rows = history.database.execute(sql, [*values, limit + 1])
+    last = dict(zip(RUN_COLUMNS, rows[limit - 1], strict=True)) if len(rows) > limit else None
+    value = "" if last is None or column == "id" else repr(last[column])
+    return RunPage(
+        runs=tuple(history.as_runs(rows[:limit])),
+        next=None if last is None else f"{value}~{last['id']}",
+    )
+
+
+def configurations(history: History, which: Selection) -> list[Configuration]:
+    """Return the fingerprints of the newest runs with their best figures, the newest first."""
+    where, values = conditions(structs.replace(which, limit=None), history.project)
+    rows = history.database.execute(
+        "select digest, count(*), max(id), min(step_time_ms), max(throughput_tok_s) from ("  # noqa: S608
+        f"select id, digest, step_time_ms, throughput_tok_s from stepgrade_run {where} "
+        "order by id desc limit ?) as newest group by digest order by max(id) desc",
+        [*values, GROUPED_RUNS],
+    )
+    return [Configuration(**dict(zip(Configuration.__struct_fields__, row, strict=True))) for row in rows]
+
+
+def finding_costs(history: History, which: Selection) -> list[FindingCost]:
+    """Return what each rule found in the newest runs, what costs most first."""
+    where, values = conditions(structs.replace(which, limit=None), history.project)
+    limit = min(which.limit or FINDINGS_RUNS, FINDINGS_RUNS)
+    rows = history.database.execute(
+        "select rule, max(severity), count(distinct run_id), max(run_id), avg(gain_low), avg(gain_high), "  # noqa: S608
+        "sum(gain_low * device_hours), sum(gain_high * device_hours) from ("
+        f"select id, device_hours from stepgrade_run {where} order by id desc limit ?) as newest "
+        "join stepgrade_finding on run_id = newest.id group by rule "
+        "order by coalesce(sum(gain_high * device_hours), 0) desc, sum(gain_high) desc, rule",
+        [*values, limit],
+    )
+    found = []
+    for rule, severity, runs, newest, low, high, hours_low, hours_high in rows:
+        sql = "select claim from stepgrade_finding where run_id = ? and rule = ?"
+        claims = history.database.execute(sql, (newest, rule))
+        found.append(
+            FindingCost(
+                rule=rule,
+                severity=severity,
+                claim=str(claims[0][0]) if claims else "",
+                runs=runs,
+                newest=newest,
+                gain_low=low,
+                gain_high=high,
+                hours_low=hours_low,
+                hours_high=hours_high,
+            )
+        )
+    return found
+
+
+def newest_series(history: History, metric: str, digest: str, branch: str | None, limit: int) -> list[float]:
+    """Return the last values of a metric in the same circumstances, oldest first."""
+    return [
+        value for _, value in history.series(metric, Selection(digests=(digest,), branch=branch, limit=limit))
+    ]
+
+
+def count_runs(history: History) -> int:
+    """Return how many runs the project has."""
+    sql = "select count(*) from stepgrade_run where project = ?"
+    return int(history.database.execute(sql, (history.project,))[0][0])
+
+
+def branches_of(history: History) -> list[str]:
+    """Return the branches of the project by name, found by steps over the index."""
+    found: list[str] = []
+    while len(found) < 100:
+        sql = "select min(branch) from stepgrade_run where project = ? and branch > ?"
+        ((name,),) = history.database.execute(sql, (history.project, found[-1] if found else ""))
+        if name is None:
+            break
+        found.append(str(name))
+    return found
+
+
+def is_better(metric: str, change: float) -> bool:
+    """Return whether a change of a metric is for the better."""
+    return change < 0 if METRICS[metric].worse == "up" else change > 0

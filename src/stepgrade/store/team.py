@@ -1,0 +1,274 @@
+"""The team's own tables: projects, tokens of which only hashes are kept, sessions, and who did what."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import hmac
+import re
+import secrets
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from stepgrade.errors import BadOption
+from stepgrade.store.database import Database, Row
+
+Role = Literal["reader", "uploader", "admin"]
+ROLES: tuple[Role, ...] = ("reader", "uploader", "admin")  # each may do what those before it may
+PROJECT_NAME = r"[a-z0-9][a-z0-9._-]{0,62}"
+TOKEN_PREFIX = "sg_"  # noqa: S105  what secret scanners look for, no secret itself
+SESSION_HOURS = 12
+_SHOWN = 7
+_MOST_TEXT = 200
+# How exactly "last used" is known: a write for every request would cost more than it tells.
+_USED_EVERY_S = 300
+
+
+class ProjectSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a project decides for itself."""
+
+    price_per_device_hour: float | None = None
+    currency: str = "USD"
+    keep_runs: int | None = None  # the newest of every branch and fingerprint
+    keep_days: int | None = None
+    commit_url: str | None = None  # such as https://github.com/team/model/commit/{commit}
+    branches: tuple[str, ...] = ()  # whose changes make alerts; empty is every branch
+
+
+class Project(Struct, frozen=True, kw_only=True):
+    """A project and its settings."""
+
+    name: str
+    created_at: str
+    settings: ProjectSettings
+
+
+class Token(Struct, frozen=True, kw_only=True):
+    """A token without its secret; `project` None is every project."""
+
+    id: int
+    name: str
+    shown: str
+    project: str | None
+    role: Role
+    created_at: str
+    created_by: str
+    expires_at: str
+    used_at: str | None
+    revoked_at: str | None
+
+    def allows(self, role: Role, project: str | None) -> bool:
+        """Return whether it lets somebody do what takes a role in a project, or in all of them (None)."""
+        return self.project in (None, project) and ROLES.index(self.role) >= ROLES.index(role)
+
+
+class AuditEntry(Struct, frozen=True, kw_only=True):
+    """One thing that was done."""
+
+    id: int
+    at: str
+    who: str
+    what: str
+    project: str | None
+    subject: str
+
+
+_TOKEN_COLUMNS = ", ".join(Token.__struct_fields__)
+
+
+def now() -> str:
+    """Return this moment as it is kept."""
+    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+
+
+def moment_after(*, days: float = 0.0, hours: float = 0.0, seconds: float = 0.0) -> str:
+    """Return a moment to come as it is kept."""
+    later = dt.datetime.now(dt.UTC) + dt.timedelta(days=days, hours=hours, seconds=seconds)
+    return later.isoformat(timespec="seconds")
+
+
+def digest_of_secret(secret: str) -> str:
+    """Return what is kept of a secret: 32 random bytes need no slow hash."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class Team:
+    """Who may do what, on a store's connection."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def projects(self) -> list[Project]:
+        """Return every project by name."""
+        rows = self._database.execute(
+            "select name, created_at, settings from stepgrade_project order by name"
+        )
+        return [_project(row) for row in rows]
+
+    def project(self, name: str) -> Project | None:
+        """Return a project; None when there is none of that name."""
+        sql = "select name, created_at, settings from stepgrade_project where name = ?"
+        return next((_project(row) for row in self._database.execute(sql, (name,))), None)
+
+    def add_project(self, name: str) -> bool:
+        """Make a project; False when it is there already. Raise BadOption for a name that is none."""
+        if not re.fullmatch(PROJECT_NAME, name):
+            hint = "small letters, digits, dots, dashes and underscores, at most 63"
+            raise BadOption(f"{name[:80]!r} is no name of a project", hint=hint)
+        if self.project(name) is not None:
+            return False
+        self._database.execute(
+            "insert into stepgrade_project (name, created_at, settings) values (?, ?, ?) "
+            "on conflict (name) do nothing",
+            (name, now(), "{}"),
+        )
+        return True
+
+    def set_project(self, name: str, settings: ProjectSettings) -> None:
+        """Change what a project decided."""
+        body = msgspec.json.encode(settings).decode()
+        self._database.execute("update stepgrade_project set settings = ? where name = ?", (body, name))
+
+    def remove_project(self, name: str) -> None:
+        """Remove a project with its runs, alerts, channels and tokens, all or nothing."""
+        of_project = "(select id from stepgrade_run where project = ?)"
+        with self._database.transaction():
+            for table, column, of in (
+                ("channel", "project", "(?)"),
+                ("alert", "project", "(?)"),
+                ("token", "project", "(?)"),
+                ("finding", "run_id", of_project),
+                ("card", "run_id", of_project),
+                ("run", "project", "(?)"),
+                ("project", "name", "(?)"),
+            ):
+                self._database.execute(f"delete from stepgrade_{table} where {column} in {of}", (name,))  # noqa: S608
+
+    def add_token(
+        self, name: str, role: Role, *, project: str | None, days: int, created_by: str
+    ) -> tuple[str, Token]:
+        """Make a token and return its secret, which is shown this once, and what is kept of it."""
+        if role not in ROLES:
+            raise BadOption(f"there is no role called {role!r}", hint=f"one of {', '.join(ROLES)}")
+        if not 1 <= days <= 3650:
+            raise BadOption("a token lives from 1 to 3,650 days", field="days")
+        if not 0 < len(name) <= _MOST_TEXT:
+            raise BadOption(f"a token needs a name of up to {_MOST_TEXT} characters")
+        if project is not None and self.project(project) is None:
+            raise BadOption(f"there is no project called {project[:80]!r}")
+        secret = TOKEN_PREFIX + secrets.token_urlsafe(32)
+        number = self._database.insert(
+            "insert into stepgrade_token (name, shown, digest, project, role, created_at, created_by, "
+            "expires_at) values (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                name,
+                secret[:_SHOWN] + "…",
+                digest_of_secret(secret),
+                project,
+                role,
+                now(),
+                created_by,
+                moment_after(days=days),
+            ),
+        )
+        return secret, next(token for token in self.tokens() if token.id == number)
+
+    def tokens(self, project: str | None = None) -> list[Token]:
+        """Return every token, or those of a project, newest first."""
+        where, values = ("where project = ?", (project,)) if project is not None else ("", ())
+        rows = self._database.execute(
+            f"select {_TOKEN_COLUMNS} from stepgrade_token {where} order by id desc",  # noqa: S608
+            values,
+        )
+        return [_token(row) for row in rows]
+
+    def token_of(self, secret: str) -> Token | None:
+        """Return the token with this secret while it is valid, and note that it was used."""
+        rows = self._database.execute(
+            f"select {_TOKEN_COLUMNS} from stepgrade_token "  # noqa: S608
+            "where digest = ? and revoked_at is null and expires_at > ?",
+            (digest_of_secret(secret), now()),
+        )
+        if not rows:
+            return None
+        token = _token(rows[0])
+        if token.used_at is None or token.used_at < moment_after(seconds=-_USED_EVERY_S):
+            self._database.execute("update stepgrade_token set used_at = ? where id = ?", (now(), token.id))
+        return token
+
+    def revoke(self, number: int) -> bool:
+        """End a token and the sessions that it opened; False when there is none."""
+        if not self._database.execute("select 1 from stepgrade_token where id = ?", (number,)):
+            return False
+        with self._database.transaction():
+            self._database.execute(
+                "update stepgrade_token set revoked_at = coalesce(revoked_at, ?) where id = ?",
+                (now(), number),
+            )
+            self._database.execute("delete from stepgrade_session where token_id = ?", (number,))
+        return True
+
+    def open_session(self, token: Token) -> str:
+        """Return the secret of a new session of a browser; it ends with its token, or after half a day."""
+        secret = secrets.token_urlsafe(32)
+        ends = min(token.expires_at, moment_after(hours=SESSION_HOURS))
+        with self._database.transaction():
+            self._database.execute("delete from stepgrade_session where expires_at <= ?", (now(),))
+            self._database.execute(
+                "insert into stepgrade_session (digest, token_id, form_key, expires_at) values (?, ?, ?, ?)",
+                (digest_of_secret(secret), token.id, secrets.token_urlsafe(24), ends),
+            )
+        return secret
+
+    def session_of(self, secret: str) -> tuple[Token, str] | None:
+        """Return the token of a browser's session and the key of its forms while it lasts."""
+        columns = ", ".join(f"stepgrade_token.{name}" for name in Token.__struct_fields__)
+        rows = self._database.execute(
+            f"select {columns}, form_key from stepgrade_session "  # noqa: S608
+            "join stepgrade_token on stepgrade_token.id = token_id "
+            "where stepgrade_session.digest = ? and stepgrade_session.expires_at > ? "
+            "and revoked_at is null and stepgrade_token.expires_at > ?",
+            (digest_of_secret(secret), now(), now()),
+        )
+        return (_token(rows[0][:-1]), str(rows[0][-1])) if rows else None
+
+    def close_session(self, secret: str) -> None:
+        """End a session."""
+        self._database.execute("delete from stepgrade_session where digest = ?", (digest_of_secret(secret),))
+
+    def note(self, who: str, what: str, *, project: str | None = None, subject: str = "") -> None:
+        """Write down what was done."""
+        self._database.execute(
+            "insert into stepgrade_audit (at, who, what, project, subject) values (?, ?, ?, ?, ?)",
+            (now(), who[:_MOST_TEXT], what, project, subject[:_MOST_TEXT]),
+        )
+
+    def audit(
+        self, *, project: str | None = None, before: int | None = None, limit: int = 100
+    ) -> list[AuditEntry]:
+        """Return what was done, newest first."""
+        parts, values = ["id < ?"], [before or 2**62]
+        if project is not None:
+            parts.append("project = ?")
+        rows = self._database.execute(
+            "select id, at, who, what, project, subject from stepgrade_audit "  # noqa: S608
+            f"where {' and '.join(parts)} order by id desc limit ?",
+            [*values, *([project] if project is not None else []), limit],
+        )
+        return [AuditEntry(**dict(zip(AuditEntry.__struct_fields__, row, strict=True))) for row in rows]
+
+
+def same_secret(one: str, other: str) -> bool:
+    """Return whether two secrets are the same, in a time that tells nothing."""
+    return hmac.compare_digest(one.encode("utf-8", "replace"), other.encode("utf-8", "replace"))
+
+
+def _token(row: Row) -> Token:
+    return Token(**dict(zip(Token.__struct_fields__, row, strict=True)))
+
+
+def _project(row: Row) -> Project:
+    settings = msgspec.json.decode(row[2], type=ProjectSettings)
+    return Project(name=row[0], created_at=row[1], settings=settings)

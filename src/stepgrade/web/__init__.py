@@ -1,0 +1,1 @@
+"""The team's server: pages, an interface for programs, notifications, and answers for assistants."""

@@ -1,0 +1,202 @@
+"""Who is asking, and whether they may: bearer tokens, browsers' sessions, the word of a proxy."""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Literal
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+from starlette.requests import Request
+
+from stepgrade.store.team import ROLES, Role, Team, Token, same_secret
+from stepgrade.web.settings import ServerSettings
+
+SESSION_COOKIE = "stepgrade_session"
+FORM_COOKIE = "stepgrade_form"
+FORM_FIELD = "form_key"
+USER_HEADERS = ("x-forwarded-user", "x-forwarded-email")
+GROUPS_HEADER = "x-forwarded-groups"
+_MOST_NAME = 200
+_MOST_COUNTED = 10_000
+# Wrong tokens of one address within a minute, until it has to wait.
+WRONG_PER_MINUTE = 20
+
+
+class Refused(Exception):
+    """A request that is answered with this status and nothing else."""
+
+    def __init__(self, status: int, problem: str, *, retry_after_s: int | None = None) -> None:
+        super().__init__(problem)
+        self.status, self.problem, self.retry_after_s = status, problem, retry_after_s
+
+
+class Identity(Struct, frozen=True, kw_only=True):
+    """Somebody who asks; `rights` are roles by project, None standing for every project."""
+
+    name: str
+    rights: Mapping[str | None, Role]
+    by: Literal["localhost", "token", "session", "proxy", "nobody"]
+    form_key: str = ""  # what a form of theirs must carry
+
+    def may(self, role: Role, project: str | None) -> bool:
+        """Return whether they may do what takes this role in a project, or in every project (None)."""
+        held = [self.rights[name] for name in (None, project) if name in self.rights]
+        return any(ROLES.index(one) >= ROLES.index(role) for one in held)
+
+    @property
+    def sees(self) -> frozenset[str] | None:
+        """Return the projects that they may read; None is all."""
+        return None if None in self.rights else frozenset(name for name in self.rights if name is not None)
+
+
+NOBODY = Identity(name="nobody", rights={}, by="nobody")
+
+
+class Limiter:
+    """So many events a minute of each key: a bucket that fills again as time goes by."""
+
+    def __init__(self, per_minute: int) -> None:
+        self._per_minute = per_minute
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def take(self, key: str, *, at: float | None = None) -> float:
+        """Count one event and return 0, or the seconds to wait when there were too many."""
+        at = time.monotonic() if at is None else at
+        with self._lock:
+            left, since = self._left.pop(key, (float(self._per_minute), at))
+            left = min(float(self._per_minute), left + (at - since) * self._per_minute / 60.0)
+            waits = 0.0 if left >= 1.0 else (1.0 - left) * 60.0 / self._per_minute
+            self._left[key] = (left - 1.0 if not waits else left, at)
+            while len(self._left) > _MOST_COUNTED:
+                self._left.popitem(last=False)
+        return waits
+
+    def waits(self, key: str, *, at: float | None = None) -> float:
+        """Return the seconds to wait without counting anything."""
+        at = time.monotonic() if at is None else at
+        with self._lock:
+            left, since = self._left.get(key, (float(self._per_minute), at))
+        left += (at - since) * self._per_minute / 60.0
+        return 0.0 if left >= 1.0 else (1.0 - left) * 60.0 / self._per_minute
+
+
+class Door:
+    """Tells who a request is from."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._settings = settings
+        self._networks = settings.networks
+        self._wrong = Limiter(WRONG_PER_MINUTE)
+
+    def identify(self, request: Request, team: Team) -> Identity:
+        """Return who asks; raise Refused for a wrong token, or a proxy that says two things."""
+        written = request.headers.getlist("authorization")
+        if len(written) > 1:
+            raise Refused(400, "more than one Authorization")
+        if written:
+            return self._bearer(written[0], request, team)
+        if self._settings.access == "proxy" and (found := self._by_proxy(request)) is not None:
+            return found
+        secret = request.cookies.get(SESSION_COOKIE)
+        if (
+            secret
+            and self._settings.access != "localhost"
+            and (session := team.session_of(secret)) is not None
+        ):
+            token, form_key = session
+            return Identity(
+                name=token.name, rights={token.project: token.role}, by="session", form_key=form_key
+            )
+        form_key = request.cookies.get(FORM_COOKIE) or secrets.token_urlsafe(24)
+        if self._settings.access == "localhost":
+            return Identity(name="localhost", rights={None: "admin"}, by="localhost", form_key=form_key)
+        return Identity(name="nobody", rights={}, by="nobody", form_key=form_key)
+
+    def _bearer(self, written: str, request: Request, team: Team) -> Identity:
+        kind, _, secret = written.partition(" ")
+        if kind.lower() != "bearer":
+            raise Refused(401, "a bearer token is asked for")
+        token = self.token(secret.strip(), request, team)
+        return Identity(name=token.name, rights={token.project: token.role}, by="token")
+
+    def token(self, secret: str, request: Request, team: Team) -> Token:
+        """Return a valid token; raise Refused for another, and after too many of them for a while at all."""
+        address = request.client.host if request.client else ""
+        if waits := self._wrong.waits(address):
+            raise Refused(429, "too many wrong tokens", retry_after_s=int(waits) + 1)
+        token = team.token_of(secret)
+        if token is None:
+            self._wrong.take(address)
+            raise Refused(401, "the token is not known, has ended, or was revoked")
+        return token
+
+    def is_trusted(self, request: Request) -> bool:
+        """Return whether the other end of the connection is the proxy."""
+        try:
+            address = ipaddress.ip_address(request.client.host if request.client else "")
+        except ValueError:
+            return False
+        return any(address in network for network in self._networks)
+
+    def _by_proxy(self, request: Request) -> Identity | None:
+        """Return whom the proxy names; nobody else's word counts."""
+        if not self.is_trusted(request):
+            return None
+        for header in (*USER_HEADERS, GROUPS_HEADER):
+            if len(request.headers.getlist(header)) > 1:
+                raise Refused(400, "the proxy's headers come twice")
+        names = [name for header in USER_HEADERS if (name := request.headers.get(header, "").strip())]
+        if not names:
+            return None
+        groups = [text.strip() for text in request.headers.get(GROUPS_HEADER, "").split(",")]
+        held = {*names, *filter(None, groups)}
+        role: Role = "reader"
+        if held & set(self._settings.proxy_uploaders):
+            role = "uploader"
+        if held & set(self._settings.proxy_admins):
+            role = "admin"
+        form_key = request.cookies.get(FORM_COOKIE) or secrets.token_urlsafe(24)
+        return Identity(name=names[0][:_MOST_NAME], rights={None: role}, by="proxy", form_key=form_key)
+
+
+def check_names(request: Request, settings: ServerSettings) -> None:
+    """Raise Refused when a request calls us by a name that is not ours, as a page does that rebinds its own."""
+    if "\0" in request.url.path or "%00" in str(request.url):
+        raise Refused(400, "no name holds that sign")
+    if settings.hosts is None:
+        return
+    host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+    if host not in settings.hosts:
+        raise Refused(421, "this server answers to localhost alone")
+
+
+def check_origin(request: Request, settings: ServerSettings) -> None:
+    """Raise Refused when another site's page sends the request; programs name no origin."""
+    site = request.headers.get("sec-fetch-site")
+    if site is not None and site not in ("same-origin", "none"):
+        raise Refused(403, "the request comes from another site")
+    origin = request.headers.get("origin")
+    if origin is None:
+        return
+    host = request.headers.get("host", "")
+    own = {*settings.origins, f"{request.url.scheme}://{host}"}
+    if settings.is_secure:
+        own.add(f"https://{host}")
+    if origin not in own:
+        raise Refused(403, "the request comes from another site")
+
+
+def check_form(who: Identity, request: Request, given: str) -> None:
+    """Raise Refused when a form does not carry the key of the page that it was on."""
+    expected = who.form_key
+    if who.by != "session" and expected != request.cookies.get(FORM_COOKIE, ""):
+        raise Refused(403, "the form is not from a page of ours: load it again")
+    if not given or not same_secret(given, expected):
+        raise Refused(403, "the form is not from a page of ours: load it again")

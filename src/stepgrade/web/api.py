@@ -1,0 +1,563 @@
+"""What programs ask for: JSON in and out, under /api/v1."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import re
+from typing import Any
+
+import msgspec
+from msgspec import structs
+from starlette.responses import Response
+
+from stepgrade.compare.fingerprint import FIELDS
+from stepgrade.errors import BadOption
+from stepgrade.model import Fingerprint
+from stepgrade.model.run import RunRow, Trend
+from stepgrade.model.scorecard import Scorecard
+from stepgrade.store.alerts import CHANNELS, Alert, Alerts, QuietHours
+from stepgrade.store.history import KEPT_METRICS, NewRun, RunOrigin, Selection
+from stepgrade.store.tables import FindingCost, count_runs, finding_costs, page_of_runs
+from stepgrade.store.team import AuditEntry, Project, ProjectSettings, Role, Token
+from stepgrade.store.trend import trend_of
+from stepgrade.web.access import Refused
+from stepgrade.web.bodies import (
+    AlertChange,
+    MadeToken,
+    MetricSeries,
+    NewChannel,
+    NewToken,
+    ProjectName,
+    RunEntries,
+    RunEntry,
+    RunKept,
+    RunUpload,
+    ShownChannel,
+)
+from stepgrade.web.calls import Call, Endpoint, json_answer, table_answer
+from stepgrade.web.comparing import Compared, compare_cards
+from stepgrade.web.outgoing import check_target
+from stepgrade.web.traces import score_upload
+
+_KEY = r"[A-Za-z0-9._:-]{1,128}"
+_MOST_PAGE = 500
+_MOST_CARDS = 20
+
+
+def selection(call: Call, limit: int | None = None) -> Selection:
+    """Return the runs that the address asks for."""
+    labels: dict[str, str] = {}
+    for text in call.request.query_params.getlist("label"):
+        name, sign, value = text.partition("=")
+        if sign and name:
+            labels[name] = value
+    chosen = {name: wanted for name in FIELDS if name != "versions" and (wanted := call.query(name))}
+    digests: tuple[str, ...] | None = None
+    if (digest := call.query("fingerprint")) is not None:
+        digests = (digest,)
+    elif chosen:
+        digests = tuple(
+            digest
+            for digest, other in call.history.fingerprints().items()
+            if all(_shown(getattr(other, name)) == wanted for name, wanted in chosen.items())
+        )
+    return Selection(
+        branch=call.query("branch"),
+        digests=digests,
+        labels=labels,
+        grade=call.query("grade"),
+        commit=call.query("commit"),
+        added_by=call.query("by"),
+        since=call.query("since"),
+        until=call.query("until"),
+        limit=limit,
+    )
+
+
+def _shown(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def list_projects(call: Call) -> Response:
+    """Answer with the projects that the asker may see."""
+    sees = call.who.sees
+    return json_answer([one for one in call.team.projects() if sees is None or one.name in sees])
+
+
+def add_project(call: Call) -> Response:
+    """Make a project."""
+    name = call.read(ProjectName).name
+    is_new = call.team.add_project(name)
+    if is_new:
+        call.note("project made", name)
+    return json_answer(call.team.project(name), 201 if is_new else 200)
+
+
+def show_project(call: Call) -> Response:
+    """Answer with a project's settings."""
+    return json_answer(call.project)
+
+
+def change_project(call: Call) -> Response:
+    """Change a project's settings, all of them."""
+    assert call.project is not None  # noqa: S101  the path has one
+    settings = checked_settings(call.read(ProjectSettings))
+    call.team.set_project(call.project.name, settings)
+    call.note("settings changed")
+    return json_answer(call.team.project(call.project.name))
+
+
+def checked_settings(settings: ProjectSettings) -> ProjectSettings:
+    """Return settings that make sense; raise Refused otherwise."""
+    price, url = settings.price_per_device_hour, settings.commit_url
+    if price is not None and not (math.isfinite(price) and 0 <= price <= 1e6):
+        raise Refused(400, "a price is from 0 to 1,000,000")
+    if not re.fullmatch(r"[A-Z]{3}", settings.currency):
+        raise Refused(400, "a currency has three capital letters, such as EUR")
+    if any(
+        value is not None and not 1 <= value <= 10**7 for value in (settings.keep_runs, settings.keep_days)
+    ):
+        raise Refused(400, "what is kept is a whole number of 1 or more")
+    if url is not None and not re.fullmatch(r"https?://[\w.:/~@%+=&?#-]*\{commit\}[\w.:/-]*", url):
+        raise Refused(400, "write it like https://host/team/model/commit/{commit}")
+    return settings
+
+
+def remove_project(call: Call) -> Response:
+    """Remove a project and all that is in it."""
+    assert call.project is not None  # noqa: S101
+    call.team.remove_project(call.project.name)
+    call.team.note(call.who.name, "project removed", subject=call.project.name)
+    return Response(status_code=204)
+
+
+def add_run(call: Call) -> Response:
+    """Keep a run that is sent; the same key again answers with the run that is there."""
+    if waits := call.server.uploads.take(call.who.name):
+        raise Refused(429, "too many uploads", retry_after_s=int(waits) + 1)
+    key = call.request.headers.get("idempotency-key")
+    if key is not None and not re.fullmatch(_KEY, key):
+        raise Refused(400, "Idempotency-Key has up to 128 letters, digits and . _ : -")
+    upload: RunUpload = call.read(RunUpload)
+    try:
+        card = Scorecard.from_json(bytes(upload.card))
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeError, TypeError, RecursionError) as error:
+        raise Refused(400, f"the scorecard is not one: {str(error)[:200]}") from None
+    return kept(call, card, upload, key)
+
+
+def kept(call: Call, card: Scorecard, upload: RunUpload, key: str | None) -> Response:
+    """Keep a scorecard, look whether its series changed, and answer with its number."""
+    if upload.added_at is not None:
+        try:
+            moment = dt.datetime.fromisoformat(upload.added_at)
+        except ValueError:
+            raise Refused(400, "added_at is a moment like 2026-03-01T12:00:00+00:00") from None
+        if moment.tzinfo is None:
+            raise Refused(400, "added_at needs its zone")
+        upload = structs.replace(upload, added_at=moment.astimezone(dt.UTC).isoformat(timespec="seconds"))
+    earlier = None if key is None else call.history.run_with_key(key)
+    number = call.history.add(
+        NewRun(
+            card=card,
+            commit=upload.commit,
+            branch=upload.branch or None,
+            labels=upload.labels,
+            added_at=upload.added_at,
+            key=key,
+            added_by=call.who.name,
+            device_hours=upload.device_hours,
+        )
+    )
+    is_new = number != earlier
+    opened: list[Alert] = []
+    if is_new:
+        call.server.uploaded += 1
+        opened = look_for_changes(call, number)
+    answer = RunKept(id=number, is_new=is_new, alerts=tuple(alert.id for alert in opened))
+    return json_answer(answer, 201 if is_new else 200)
+
+
+def look_for_changes(call: Call, number: int) -> list[Alert]:
+    """Return the alerts that a new run opens, with their messages in the queue."""
+    assert call.project is not None  # noqa: S101
+    (run,) = call.history.runs(Selection(after=number - 1, before=number + 1))
+    branches = call.project.settings.branches
+    if branches and run.branch not in branches:
+        return []
+    alerts = Alerts(call.history)
+    opened = alerts.look(run.branch, run.digest)
+    for alert in opened:
+        alerts.announce(alert, "opened")
+    return opened
+
+
+def add_trace(call: Call) -> Response:
+    """Score a profile that is sent, in a process with limits, and keep the scorecard."""
+    if not call.server.settings.accepts_traces:
+        raise Refused(403, "this server takes scorecards alone")
+    if waits := call.server.uploads.take(call.who.name):
+        raise Refused(429, "too many uploads", retry_after_s=int(waits) + 1)
+    card = score_upload(call.body, call.server.settings, call.query("device"))
+    upload = RunUpload(card=msgspec.Raw(b""), commit=call.query("commit"), branch=call.query("branch"))
+    return kept(call, card, upload, call.request.headers.get("idempotency-key"))
+
+
+def list_runs(call: Call) -> Response:
+    """Answer with a page of runs."""
+    has_cards = call.query("cards") == "1"
+    limit = call.number("limit", 50, _MOST_CARDS if has_cards else _MOST_PAGE)
+    page = page_of_runs(
+        call.history,
+        selection(call, limit),
+        sort=call.query("sort") or "added",
+        is_rising=call.query("order") == "rising",
+        after=call.query("after"),
+    )
+    entries = entries_of(call, page.runs, has_cards=has_cards)
+    if (table := table_answer(call, [flat(entry) for entry in entries], "runs")) is not None:
+        return table
+    return json_answer(RunEntries(runs=entries, next=page.next))
+
+
+def entries_of(call: Call, runs: tuple[RunRow, ...], *, has_cards: bool = False) -> list[RunEntry]:
+    """Return runs with what goes with them."""
+    numbers = [run.id for run in runs]
+    origins, prints = call.history.origins(numbers), call.history.fingerprints()
+    cards = call.history.cards(numbers) if has_cards else {}
+    return [
+        RunEntry(
+            run=run,
+            origin=origins.get(run.id, RunOrigin(key=None, added_by=None, device_hours=None)),
+            fingerprint=prints.get(run.digest, Fingerprint()),
+            card=cards[run.id].to_dict() if run.id in cards else None,
+        )
+        for run in runs
+    ]
+
+
+def flat(entry: RunEntry) -> dict[str, Any]:
+    """Return a run as one row of a table."""
+    run, origin, where = entry.run, entry.origin, entry.fingerprint
+    row: dict[str, Any] = {"id": run.id, "added_at": run.added_at, "branch": run.branch, "commit": run.commit}
+    row |= {"grade": run.grade, **run.metrics, "device": where.device, "model": where.model}
+    row |= {
+        "batch": where.batch,
+        "seq": where.seq,
+        "world_size": where.world_size,
+        "precision": where.precision,
+    }
+    return row | {"fingerprint": run.digest, "labels": run.labels, **msgspec.to_builtins(origin)}
+
+
+def show_run(call: Call) -> Response:
+    """Answer with one run and its scorecard."""
+    number = call.place()
+    found = call.history.runs(Selection(after=number - 1, before=number + 1))
+    if not found:
+        raise Refused(404, "there is no such run")
+    return json_answer(entries_of(call, tuple(found), has_cards=True)[0])
+
+
+def remove_run(call: Call) -> Response:
+    """Remove one run."""
+    number = call.place()
+    if not call.history.runs(Selection(after=number - 1, before=number + 1)):
+        raise Refused(404, "there is no such run")
+    call.history.remove([number])
+    call.note("run removed", str(number))
+    return Response(status_code=204)
+
+
+def _metric(call: Call) -> str:
+    name = str(call.request.path_params["metric"])
+    if name not in KEPT_METRICS:
+        raise Refused(404, f"there is no such metric; there are {', '.join(KEPT_METRICS)}")
+    return name
+
+
+def series(call: Call) -> Response:
+    """Answer with a metric of the chosen runs."""
+    which = selection(call, call.number("limit", 1000, 100_000))
+    digests = tuple(call.request.query_params.getlist("fingerprint"))
+    which = structs.replace(which, digests=digests or which.digests)
+    return json_answer(MetricSeries(points=call.history.series(_metric(call), which)))
+
+
+def trend(call: Call) -> Response:
+    """Answer with a metric over time and where its level changed."""
+    which = selection(call, call.number("limit", 1000, 10_000))
+    return json_answer(trend_of(call.history, _metric(call), which))
+
+
+def fingerprints(call: Call) -> Response:
+    """Answer with the circumstances of the project's runs."""
+    return json_answer(call.history.fingerprints())
+
+
+def compare(call: Call) -> Response:
+    """Answer with the comparison of run `b` with run `a`."""
+    most = 2**62
+    return json_answer(compare_cards(call.history, call.number("a", 0, most), call.number("b", 0, most)))
+
+
+def findings(call: Call) -> Response:
+    """Answer with what holds the newest runs back, and what it costs."""
+    costs = finding_costs(call.history, selection(call, call.number("limit", 1000, 1000)))
+    rows = [msgspec.to_builtins(cost) for cost in costs]
+    return table_answer(call, rows, "findings") or json_answer(costs)
+
+
+def list_alerts(call: Call) -> Response:
+    """Answer with alerts, newest first."""
+    states = call.request.query_params.getlist("state")
+    alerts = Alerts(call.history)
+    found = alerts.listed(states) if states else alerts.listed()
+    rows = [msgspec.to_builtins(alert) for alert in found]
+    return table_answer(call, rows, "alerts") or json_answer(found)
+
+
+def change_alert(call: Call) -> Response:
+    """Acknowledge, waive, resolve or open an alert."""
+    change: AlertChange = call.read(AlertChange)
+    return json_answer(changed_alert(call, change))
+
+
+def changed_alert(call: Call, change: AlertChange) -> Alert | None:
+    """Return an alert after somebody spoke of it; raise Refused when there is none."""
+    number, alerts = call.place(), Alerts(call.history)
+    if alerts.alert(number) is None:
+        raise Refused(404, "there is no such alert")
+    alerts.change(number, change.state, reason=change.reason, who=call.who.name, until=change.until)
+    call.note(f"alert {change.state}", f"{number}: {change.reason}")
+    return alerts.alert(number)
+
+
+def list_channels(call: Call) -> Response:
+    """Answer with whom the project tells."""
+    return json_answer(
+        [shown_channel(one.id, one.kind, one.target, one.quiet) for one in Alerts(call.history).channels()]
+    )
+
+
+def shown_channel(number: int, kind: str, target: str, quiet: QuietHours) -> ShownChannel:
+    """Return a channel as people may see it: the path of a webhook is its password."""
+    shown = target if kind == "email" else "/".join(target.split("/")[:3]) + "/…"
+    return ShownChannel(id=number, kind=kind, target=shown, quiet=quiet)
+
+
+def add_channel(call: Call) -> Response:
+    """Add whom to tell of alerts."""
+    new: NewChannel = call.read(NewChannel)
+    number = added_channel(call, new)
+    return json_answer(shown_channel(number, new.kind, new.target, new.quiet), 201)
+
+
+def added_channel(call: Call, new: NewChannel) -> int:
+    """Add a channel when its target is one that we would send to; return its number."""
+    if new.kind not in CHANNELS:
+        raise BadOption(f"there is no channel called {new.kind!r}", hint=f"one of {', '.join(CHANNELS)}")
+    check_target(new.kind, new.target, call.server.settings)
+    number = Alerts(call.history).add_channel(new.kind, new.target, new.secret, new.quiet)
+    call.note("channel added", f"{number}: {new.kind}")
+    return number
+
+
+def remove_channel(call: Call) -> Response:
+    """Tell somebody no more."""
+    Alerts(call.history).remove_channel(call.place())
+    call.note("channel removed", str(call.place()))
+    return Response(status_code=204)
+
+
+def list_tokens(call: Call) -> Response:
+    """Answer with all tokens, without their secrets."""
+    return json_answer(call.team.tokens())
+
+
+def add_token(call: Call) -> Response:
+    """Make a token."""
+    new: NewToken = call.read(NewToken)
+    secret, token = call.team.add_token(
+        new.name, new.role, project=new.project, days=new.days, created_by=call.who.name
+    )
+    call.note("token made", f"{token.id}: {token.name}, {token.role} of {token.project or 'every project'}")
+    return json_answer(MadeToken(secret=secret, token=token), 201)
+
+
+def revoke_token(call: Call) -> Response:
+    """End a token."""
+    if not call.team.revoke(call.place()):
+        raise Refused(404, "there is no such token")
+    call.note("token revoked", str(call.place()))
+    return Response(status_code=204)
+
+
+def audit(call: Call) -> Response:
+    """Answer with what was done, newest first."""
+    before = call.number("before", 2**62, 2**62)
+    found = call.team.audit(before=before, limit=call.number("limit", 100, 1000))
+    rows = [msgspec.to_builtins(entry) for entry in found]
+    return table_answer(call, rows, "audit") or json_answer(found)
+
+
+def count(call: Call) -> Response:
+    """Answer with how many runs the project has."""
+    return json_answer({"runs": count_runs(call.history)})
+
+
+_ROOT, _PROJECT = "/api/v1", "/api/v1/projects/{project}"
+_FILTERS = ("branch", "fingerprint", "grade", "commit", "by", "since", "until", "label", "device", "model")
+_TABLE = ("sort", "order", "after", "limit", "cards", "format")
+
+
+def _reads(path: str, handle: Any, summary: str, answer: Any, query: tuple[str, ...] = ()) -> Endpoint:
+    return Endpoint(
+        method="GET",
+        path=_PROJECT + path,
+        handle=handle,
+        needs="reader",
+        summary=summary,
+        answer=answer,
+        query=query,
+    )
+
+
+def _does(method: str, path: str, handle: Any, needs: Role, summary: str, **more: Any) -> Endpoint:
+    return Endpoint(method=method, path=path, handle=handle, needs=needs, summary=summary, **more)
+
+
+ENDPOINTS: tuple[Endpoint, ...] = (
+    _does(
+        "GET",
+        f"{_ROOT}/projects",
+        list_projects,
+        "reader",
+        "the projects you may see",
+        any_project=True,
+        answer=list[Project],
+    ),
+    _does(
+        "POST",
+        f"{_ROOT}/projects",
+        add_project,
+        "admin",
+        "make a project",
+        body=ProjectName,
+        answer=Project,
+        status=201,
+    ),
+    _reads("", show_project, "a project's settings", Project),
+    _does(
+        "PUT",
+        _PROJECT,
+        change_project,
+        "admin",
+        "change a project's settings",
+        body=ProjectSettings,
+        answer=Project,
+    ),
+    _does("DELETE", _PROJECT, remove_project, "admin", "remove a project with its runs", status=204),
+    _reads("/runs", list_runs, "a page of runs", RunEntries, _FILTERS + _TABLE),
+    _does(
+        "POST",
+        f"{_PROJECT}/runs",
+        add_run,
+        "uploader",
+        "keep a run",
+        body=RunUpload,
+        answer=RunKept,
+        status=201,
+    ),
+    _does(
+        "POST",
+        f"{_PROJECT}/traces",
+        add_trace,
+        "uploader",
+        "score a profile here and keep it",
+        answer=RunKept,
+        status=201,
+        query=("device", "commit", "branch"),
+    ),
+    _reads("/runs/{number}", show_run, "one run with its scorecard", RunEntry),
+    _does("DELETE", f"{_PROJECT}/runs/{{number}}", remove_run, "admin", "remove a run", status=204),
+    _reads("/count", count, "how many runs there are", dict[str, int]),
+    _reads("/series/{metric}", series, "a metric of the chosen runs", MetricSeries, (*_FILTERS, "limit")),
+    _reads(
+        "/trend/{metric}", trend, "a metric over time and its changes of level", Trend, (*_FILTERS, "limit")
+    ),
+    _reads("/fingerprints", fingerprints, "the circumstances of the runs", dict[str, Fingerprint]),
+    _reads("/compare", compare, "run b compared with run a", Compared, ("a", "b")),
+    _reads(
+        "/findings",
+        findings,
+        "what holds the runs back, by cost",
+        list[FindingCost],
+        (*_FILTERS, "limit", "format"),
+    ),
+    _reads("/alerts", list_alerts, "alerts, newest first", list[Alert], ("state", "format")),
+    _does(
+        "POST",
+        f"{_PROJECT}/alerts/{{number}}",
+        change_alert,
+        "uploader",
+        "acknowledge, waive, resolve or open an alert",
+        body=AlertChange,
+        answer=Alert,
+    ),
+    _does(
+        "GET",
+        f"{_PROJECT}/channels",
+        list_channels,
+        "admin",
+        "whom the project tells",
+        answer=list[ShownChannel],
+    ),
+    _does(
+        "POST",
+        f"{_PROJECT}/channels",
+        add_channel,
+        "admin",
+        "tell somebody of alerts",
+        body=NewChannel,
+        answer=ShownChannel,
+        status=201,
+    ),
+    _does(
+        "DELETE",
+        f"{_PROJECT}/channels/{{number}}",
+        remove_channel,
+        "admin",
+        "tell somebody no more",
+        status=204,
+    ),
+    _does(
+        "GET",
+        f"{_ROOT}/tokens",
+        list_tokens,
+        "admin",
+        "all tokens, without their secrets",
+        answer=list[Token],
+    ),
+    _does(
+        "POST",
+        f"{_ROOT}/tokens",
+        add_token,
+        "admin",
+        "make a token",
+        body=NewToken,
+        answer=MadeToken,
+        status=201,
+    ),
+    _does("DELETE", f"{_ROOT}/tokens/{{number}}", revoke_token, "admin", "end a token", status=204),
+    _does(
+        "GET",
+        f"{_ROOT}/audit",
+        audit,
+        "admin",
+        "what was done by whom",
+        answer=list[AuditEntry],
+        query=("before", "limit", "format"),
+    ),
+)

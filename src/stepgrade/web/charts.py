@@ -1,0 +1,112 @@
+"""The trend of a metric as a chart: points that lead to runs, levels with their noise, changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from stepgrade.model.run import LevelChange, Trend
+from stepgrade.report.content.comparison import show_metric
+from stepgrade.report.html.plot import Scale, Tick, even_ticks, joined
+from stepgrade.statistics import MAD_TO_SIGMA
+from stepgrade.store.tables import is_better
+from stepgrade.units import show_delta
+
+POINTS_SHOWN = 300
+# The band holds about 95 of 100 runs when nothing changes.
+_SIGMAS = 2.0
+
+
+def trend_view(trend: Trend, commits: Mapping[int, str | None]) -> dict[str, Any]:
+    """Return the chart of a trend; many runs are drawn as some points, each the median of its neighbours."""
+    values = [point.value for point in trend.points]
+    bands = _bands(trend)
+    low, high = min(values), max(values)
+    room = (high - low) * 0.1 or abs(high) * 0.05 or 1.0
+    scale = Scale(low=low - room if low - room > 0 else min(low, 0.0), high=high + room)
+    count = len(values)
+    each = -(-count // POINTS_SHOWN)
+    points = []
+    for start in range(0, count, each):
+        some = trend.points[start : start + each]
+        middle = sorted(some, key=lambda point: point.value)[len(some) // 2]
+        name = f"run {some[0].id}" if len(some) == 1 else f"runs {some[0].id} to {some[-1].id}"
+        commit = (commits.get(middle.id) or "")[:10]
+        points.append(
+            {
+                "x": (start + len(some) / 2) / count * 100.0,
+                "y": 100.0 - scale.place(middle.value),
+                "run": middle.id,
+                "tip": joined(f"{name}: {show_metric(trend.metric, middle.value)}", commit),
+            }
+        )
+    return {
+        "points": points,
+        "per_point": each,
+        "bands": [
+            {
+                "x": begin / count * 100.0,
+                "width": (end - begin) / count * 100.0,
+                "y": 100.0 - scale.place(top),
+                "height": max(scale.place(top) - scale.place(bottom), 0.4),
+                "level": 100.0 - scale.place(level),
+            }
+            for begin, end, level, bottom, top in bands
+        ],
+        "changes": [_change(trend, change, count) for change in trend.changes],
+        "y_ticks": [
+            Tick(at=100.0 - scale.place(value), text=show_metric(trend.metric, value))
+            for value in even_ticks(scale.low, scale.high)
+        ],
+        "first": trend.points[0].id,
+        "last": trend.points[-1].id,
+        "now": show_metric(trend.metric, bands[-1][2]),
+        "noise": _noise(bands[-1]),
+    }
+
+
+def spark(values: Sequence[float]) -> str | None:
+    """Return a small line as the points of a polyline in a box of 100 by 24; None for too few values."""
+    if len(values) < 2:
+        return None
+    scale = Scale(low=min(values), high=max(values))
+    step = 100.0 / (len(values) - 1)
+    return " ".join(
+        f"{place * step:.1f},{22.0 - scale.place(value) * 0.2:.1f}" for place, value in enumerate(values)
+    )
+
+
+def _bands(trend: Trend) -> list[tuple[int, int, float, float, float]]:
+    """Return each level: where it begins and ends, its median, and the band of its noise."""
+    edges = [0, *(change.index for change in trend.changes), len(trend.points)]
+    found = []
+    for begin, end in pairwise(edges):
+        values = [point.value for point in trend.points[begin:end]]
+        level = median(values)
+        reach = _SIGMAS * MAD_TO_SIGMA * median(abs(value - level) for value in values)
+        found.append((begin, end, level, level - reach, level + reach))
+    return found
+
+
+def _noise(band: tuple[int, int, float, float, float]) -> str | None:
+    begin, end, level, _, top = band
+    if end - begin < 4 or not level:
+        return None
+    return f"{abs((top - level) / level) * 100.0:.1f} %"
+
+
+def _change(trend: Trend, change: LevelChange, count: int) -> dict[str, Any]:
+    return {
+        "x": change.index / count * 100.0,
+        "look": "faster" if is_better(trend.metric, change.change) else "slower",
+        "word": "better" if is_better(trend.metric, change.change) else "worse",
+        "delta": show_delta(change.change),
+        "before": show_metric(trend.metric, change.before),
+        "after": show_metric(trend.metric, change.after),
+        "last": change.last.id,
+        "first": change.first.id,
+        "last_commit": change.last_commit,
+        "first_commit": change.first_commit,
+    }

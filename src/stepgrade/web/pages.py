@@ -1,0 +1,579 @@
+"""What people look at: each page answers one question, works without a script, and has its table as CSV."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import msgspec
+from msgspec import structs
+from starlette.responses import RedirectResponse, Response
+
+from stepgrade.errors import NotMeasured
+from stepgrade.model import Fingerprint
+from stepgrade.model.run import RunRow
+from stepgrade.report.content.comparison import show_metric, title_of
+from stepgrade.report.html import framed_page
+from stepgrade.report.html.gate import view as gate_view
+from stepgrade.report.html.page import PageFrame
+from stepgrade.report.names import shortened
+from stepgrade.store.alerts import CHANNELS, STATES, Alert, Alerts, QuietHours
+from stepgrade.store.history import KEPT_METRICS, Selection
+from stepgrade.store.tables import (
+    FINDINGS_RUNS,
+    SORTS,
+    branches_of,
+    configurations,
+    count_runs,
+    finding_costs,
+    is_better,
+    newest_series,
+    page_of_runs,
+)
+from stepgrade.store.team import ROLES, ProjectSettings
+from stepgrade.store.trend import trend_of
+from stepgrade.units import show_delta, show_share
+from stepgrade.web import api
+from stepgrade.web.access import SESSION_COOKIE, Refused
+from stepgrade.web.bodies import AlertChange, NewChannel
+from stepgrade.web.calls import Call, Endpoint, set_cookie, table_answer
+from stepgrade.web.charts import spark, trend_view
+from stepgrade.web.comparing import report_on
+from stepgrade.web.page import fill, style
+
+_LISTED = 50
+_TREND_RUNS = 300
+_SPARK_RUNS = 30
+_GROUPS = ("device", "model", "batch", "precision")
+
+
+def _page(call: Call, template: str, view: dict[str, Any], status: int = 200) -> Response:
+    around = {
+        "who": call.who,
+        "is_open": call.server.settings.access == "localhost",
+        "project": call.project.name if call.project else None,
+        "form_key": call.who.form_key,
+        "is_admin": call.who.may("admin", call.project.name if call.project else None),
+        "may_change": call.who.may("uploader", call.project.name if call.project else None),
+        "csv": _address(call, format="csv"),
+        "json": _address(call, format="json"),
+    }
+    return Response(fill(template, around | view), status, media_type="text/html; charset=utf-8")
+
+
+def _address(call: Call, **changed: object) -> str:
+    """Return the address of this page with some of its fields changed; None leaves one out."""
+    fields = [(name, value) for name, value in call.request.query_params.multi_items() if name not in changed]
+    fields += [(name, str(value)) for name, value in changed.items() if value is not None]
+    return f"{call.request.url.path}?{urlencode(fields)}" if fields else call.request.url.path
+
+
+def _back(path: str) -> Response:
+    return RedirectResponse(path, 303)
+
+
+def home(call: Call) -> Response:
+    """Answer how we are: every project with its grade, its trend and its open alerts."""
+    sees, rows = call.who.sees, []
+    for project in call.team.projects():
+        if sees is not None and project.name not in sees:
+            continue
+        history = call.history.of_project(project.name)
+        newest = history.runs(Selection(limit=1))
+        row: dict[str, Any] = {
+            "project": project.name,
+            "open_alerts": Alerts(history).count_open(),
+            "_spark": None,
+        }
+        row |= {
+            "runs": count_runs(history),
+            "grade": None,
+            "added_at": None,
+            "branch": None,
+            "step_time_ms": None,
+        }
+        row |= {"change": None}
+        if newest:
+            run = newest[0]
+            values = newest_series(history, "step_time_ms", run.digest, run.branch, _SPARK_RUNS)
+            row |= {"grade": run.grade, "added_at": run.added_at, "branch": run.branch, "id": run.id}
+            row |= {"step_time_ms": run.metrics.get("step_time_ms"), "_spark": spark(values)}
+            if len(values) > 1 and values[0]:
+                row["change"] = values[-1] / values[0] - 1.0
+                row["_look"] = "faster" if is_better("step_time_ms", row["change"]) else "slower"
+        rows.append(row)
+    public = [{name: value for name, value in row.items() if not name.startswith("_")} for row in rows]
+    if (table := table_answer(call, public, "projects")) is not None:
+        return table
+    for row in rows:
+        row["shown_step"] = show_metric("step_time_ms", row["step_time_ms"])
+        row["shown_change"] = "" if row["change"] is None else show_delta(row["change"])
+    address = call.server.settings.public_url or str(call.request.base_url).rstrip("/")
+    return _page(call, "projects.html", {"title": "How are we?", "rows": rows, "address": address})
+
+
+def open_project(call: Call) -> Response:
+    """Lead to what changed."""
+    return _back(f"/p/{quote(_name(call))}/trend")
+
+
+def _name(call: Call) -> str:
+    assert call.project is not None  # noqa: S101  the path has one
+    return call.project.name
+
+
+def trend(call: Call) -> Response:
+    """Answer what changed: a metric over the runs of a branch, its levels, their noise, its commits."""
+    metric = call.query("metric") or "step_time_ms"
+    which = structs.replace(api.selection(call), limit=call.number("limit", _TREND_RUNS, 5000))
+    view: dict[str, Any] = {
+        "title": f"{title_of(metric).capitalize()}: what changed?",
+        "metric": metric,
+        "metrics": [(name, title_of(name)) for name in KEPT_METRICS],
+        "branches": branches_of(call.history),
+        "branch": which.branch,
+        "fingerprints": [
+            (digest, circumstances(print_))
+            for digest, print_ in sorted(call.history.fingerprints().items())[:200]
+        ],
+        "fingerprint": call.query("fingerprint"),
+        "limit": which.limit,
+        "chart": None,
+    }
+    if metric not in KEPT_METRICS:
+        raise Refused(404, "there is no such metric")
+    try:
+        found = trend_of(call.history, metric, which)
+    except NotMeasured as error:
+        return _page(call, "trend.html", view | {"why": error.problem})
+    commits = call.history.commits([point.id for point in found.points])
+    rows: list[dict[str, Any]] = [
+        {"run": point.id, "commit": commits.get(point.id), metric: point.value}
+        for point in reversed(found.points)
+    ]
+    if (table := table_answer(call, rows, f"trend-{metric}")) is not None:
+        return table
+    cells = [(row["run"], (row["commit"] or "")[:12], show_metric(metric, row[metric])) for row in rows]
+    url = call.project.settings.commit_url if call.project else None
+    view |= {
+        "chart": trend_view(found, commits),
+        "where": circumstances(call.history.fingerprints().get(found.digest, Fingerprint())),
+        "count": len(found.points),
+        "rows": cells,
+        "commit_url": url,
+    }
+    return _page(call, "trend.html", view)
+
+
+def circumstances(of: Fingerprint) -> str:
+    """Return a fingerprint in a line."""
+    parts = [
+        of.device,
+        of.model,
+        f"batch {of.batch}" if of.batch else None,
+        f"seq {of.seq}" if of.seq else None,
+    ]
+    parts += [of.precision, f"{of.world_size} ranks" if of.world_size else None]
+    return shortened(" · ".join(part for part in parts if part) or "circumstances not known", 120)
+
+
+def runs(call: Call) -> Response:
+    """Answer which is fastest: the runs, filtered, sorted and grouped, and the best of each model."""
+    sort, is_rising = call.query("sort") or "added", call.query("order") == "rising"
+    limit = call.number("limit", _LISTED, 500)
+    which = api.selection(call, limit)
+    page = page_of_runs(call.history, which, sort=sort, is_rising=is_rising, after=call.query("after"))
+    entries = api.entries_of(call, page.runs)
+    if (table := table_answer(call, [api.flat(entry) for entry in entries], "runs")) is not None:
+        return table
+    heads = []
+    for name, title in (("added", "added"), *((name, title_of(name)) for name in SORTS[1:])):
+        turned = {"sort": name, "order": "rising" if name == "step_time_ms" else None}
+        if sort == name:
+            turned["order"] = "falling" if is_rising else "rising"
+        state = ("ascending" if is_rising else "descending") if sort == name else None
+        heads.append({"title": title, "href": _address(call, **turned, after=None), "sorted": state})
+    group = call.query("group") if call.query("group") in _GROUPS else None
+    view = {
+        "title": "Which is fastest?",
+        "heads": heads,
+        "rows": [_run_row(entry.run, entry.fingerprint) for entry in entries],
+        "next": None if page.next is None else _address(call, after=page.next),
+        "first": _address(call, after=None) if call.query("after") else None,
+        "branches": branches_of(call.history),
+        "given": {
+            name: call.query(name) or "" for name in ("branch", "grade", "commit", "device", "model", "by")
+        },
+        "label": call.query("label") or "",
+        "groups": _GROUPS,
+        "group": group,
+        "best": _best(call, which, group),
+        "count": count_runs(call.history),
+    }
+    return _page(call, "runs.html", view)
+
+
+def _run_row(run: RunRow, where: Fingerprint) -> dict[str, Any]:
+    return {
+        "id": run.id,
+        "added": run.added_at[:16].replace("T", " "),
+        "branch": run.branch or "",
+        "commit": (run.commit or "")[:10],
+        "grade": run.grade,
+        "where": circumstances(where),
+        "labels": ", ".join(f"{name}={value}" for name, value in sorted(run.labels.items())),
+        **{name: show_metric(name, run.metrics.get(name)) for name in SORTS[1:]},
+    }
+
+
+def _best(call: Call, which: Selection, group: str | None) -> list[dict[str, Any]]:
+    """Return the best configuration of each model, or of each group, by throughput, else by step time."""
+    prints = call.history.fingerprints()
+    best: dict[str, tuple[tuple[int, float], dict[str, Any]]] = {}
+    for one in configurations(call.history, which):
+        where = prints.get(one.digest, Fingerprint())
+        key = str(getattr(where, group or "model") or "not known")
+        worth = (
+            (1, one.throughput_tok_s) if one.throughput_tok_s else (0, -(one.step_time_ms or float("inf")))
+        )
+        row = {
+            "of": shortened(key, 80),
+            "where": circumstances(where),
+            "digest": one.digest,
+            "runs": one.runs,
+            "newest": one.newest,
+            "step": show_metric("step_time_ms", one.step_time_ms),
+            "rate": show_metric("throughput_tok_s", one.throughput_tok_s),
+        }
+        if key not in best or worth > best[key][0]:
+            best[key] = (worth, row)
+    return [row for _, row in sorted(best.values(), key=lambda pair: pair[1]["of"])][:100]
+
+
+def run(call: Call) -> Response:
+    """Answer with this run: the report, with the way to the project around it."""
+    number = call.place()
+    found = call.history.runs(Selection(after=number - 1, before=number + 1))
+    if not found:
+        raise Refused(404, "there is no such run")
+    row, name = found[0], quote(_name(call))
+    earlier = call.history.runs(Selection(before=number, digests=(row.digest,), branch=row.branch, limit=1))
+    links = [("Projects", "/"), (_name(call), f"/p/{name}/trend"), ("Runs", f"/p/{name}/runs")]
+    if earlier:
+        links.append((f"Compare with run {earlier[0].id}", f"/p/{name}/compare?a={earlier[0].id}&b={number}"))
+    origin = call.history.origins([number]).get(number)
+    facts = [("run", str(number)), ("added", row.added_at), ("branch", row.branch), ("commit", row.commit)]
+    facts += [("by", origin.added_by if origin else None), *sorted(row.labels.items())]
+    frame = PageFrame(
+        links=tuple(links), facts=tuple((key, shortened(value, 80)) for key, value in facts if value)
+    )
+    page, policy = framed_page("scorecard", call.history.card(number), frame)
+    headers = {"content-security-policy": f"{policy}; frame-ancestors 'none'"}
+    return Response(page, media_type="text/html; charset=utf-8", headers=headers)
+
+
+def compare(call: Call) -> Response:
+    """Answer with these two: what changed, the way from one step to the other, each operation."""
+    newest = call.history.runs(Selection(limit=200))
+    view: dict[str, Any] = {
+        "title": "These two: what is different?",
+        "choices": [(one.id, _choice(one)) for one in reversed(newest)],
+        "a": call.query("a"),
+        "b": call.query("b"),
+        "found": None,
+    }
+    if call.query("a") is None or call.query("b") is None:
+        return _page(call, "compare.html", view)
+    a, b = call.number("a", 0, 2**62), call.number("b", 0, 2**62)
+    report, pairs = report_on(call.history, a, b)
+    if (
+        table := table_answer(call, [msgspec.to_builtins(pair) for pair in pairs], f"runs-{a}-{b}")
+    ) is not None:
+        return table
+    view |= {"found": gate_view(report, {}), "a": str(a), "b": str(b)}
+    view["pairs"] = [
+        {
+            "name": pair.name,
+            "before": show_metric("step_time_ms", pair.before_ms),
+            "now": show_metric("step_time_ms", pair.now_ms),
+            "ratio": pair.ratio,
+        }
+        for pair in pairs
+    ]
+    return _page(call, "compare.html", view)
+
+
+def _choice(one: RunRow) -> str:
+    parts = [
+        f"run {one.id}",
+        one.branch,
+        (one.commit or "")[:10],
+        show_metric("step_time_ms", one.metrics.get("step_time_ms")),
+    ]
+    return shortened(" · ".join(part for part in parts if part), 100)
+
+
+def findings(call: Call) -> Response:
+    """Answer what holds us back: findings over the newest runs, by what they cost."""
+    costs = finding_costs(
+        call.history, api.selection(call, call.number("limit", FINDINGS_RUNS, FINDINGS_RUNS))
+    )
+    settings = call.project.settings if call.project else ProjectSettings()
+    price = settings.price_per_device_hour
+    rows = []
+    for cost in costs:
+        row = msgspec.to_builtins(cost)
+        row["cost_low"] = None if price is None or cost.hours_low is None else cost.hours_low * price
+        row["cost_high"] = None if price is None or cost.hours_high is None else cost.hours_high * price
+        rows.append(row)
+    if (table := table_answer(call, rows, "findings")) is not None:
+        return table
+    most = max((row["hours_high"] or 0.0 for row in rows), default=0.0)
+    for row in rows:
+        row["width"] = (row["hours_high"] or 0.0) / most * 100.0 if most else row["gain_high"] * 100.0
+        row["gain"] = f"{show_share(row['gain_low'])} to {show_share(row['gain_high'])}"
+        row["hours"] = (
+            "not known" if row["hours_high"] is None else _range(row["hours_low"], row["hours_high"])
+        )
+        row["money"] = None if row["cost_high"] is None else _range(row["cost_low"], row["cost_high"])
+    view = {
+        "title": "What holds us back?",
+        "rows": rows,
+        "price": price,
+        "currency": settings.currency,
+        "most": FINDINGS_RUNS,
+        "branches": branches_of(call.history),
+        "branch": call.query("branch"),
+    }
+    return _page(call, "findings.html", view)
+
+
+def _range(low: float, high: float) -> str:
+    texts = [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in (low, high)]
+    return texts[0] if texts[0] == texts[1] else f"{texts[0]} to {texts[1]}"
+
+
+def alerts(call: Call) -> Response:
+    """Answer with alerts: what got worse, and what was said of it."""
+    states = [state for state in call.request.query_params.getlist("state") if state in STATES]
+    found = Alerts(call.history).listed(states) if states else Alerts(call.history).listed()
+    if (table := table_answer(call, [msgspec.to_builtins(one) for one in found], "alerts")) is not None:
+        return table
+    today = dt.datetime.now(dt.UTC).date()
+    view = {
+        "title": "Alerts: what got worse?",
+        "groups": [
+            (state, [_alert_view(one) for one in found if one.state == state])
+            for state in STATES
+            if not states or state in states
+        ],
+        "found": found,
+        "today": today.isoformat(),
+        "soon": (today + dt.timedelta(days=14)).isoformat(),
+        "last_day": (today + dt.timedelta(days=366)).isoformat(),
+    }
+    return _page(call, "alerts.html", view)
+
+
+def _alert_view(one: Alert) -> dict[str, Any]:
+    return {
+        "id": one.id,
+        "title": title_of(one.metric),
+        "metric": one.metric,
+        "branch": one.branch,
+        "digest": one.digest,
+        "before": show_metric(one.metric, one.level_before),
+        "after": show_metric(one.metric, one.level_after),
+        "change": show_delta(one.change),
+        "last_run": one.last_run,
+        "first_run": one.first_run,
+        "last_commit": (one.last_commit or "")[:12],
+        "first_commit": (one.first_commit or "")[:12],
+        "opened": one.opened_at[:16].replace("T", " "),
+        "state": one.state,
+        "reason": one.reason,
+        "by": one.changed_by,
+        "until": one.waived_until,
+    }
+
+
+def change_alert(call: Call) -> Response:
+    """Acknowledge, waive or open an alert, and come back."""
+    fields = call.form()
+    until = None
+    if fields.get("until") and fields.get("state") == "waived":
+        try:
+            until = dt.date.fromisoformat(fields["until"])
+        except ValueError:
+            raise Refused(400, "a day is written like 2026-03-01") from None
+    change = AlertChange(state=fields.get("state", ""), reason=fields.get("reason", ""), until=until)
+    api.changed_alert(call, change)
+    return _back(f"/p/{quote(_name(call))}/alerts#alert-{call.place()}")
+
+
+def settings(call: Call) -> Response:
+    """Answer how the project is set up: price, retention, and whom to tell."""
+    channels = [
+        api.shown_channel(one.id, one.kind, one.target, one.quiet) for one in Alerts(call.history).channels()
+    ]
+    found = call.project.settings if call.project else ProjectSettings()
+    view = {"title": "Settings", "settings": found, "channels": channels, "kinds": CHANNELS}
+    return _page(call, "settings.html", view)
+
+
+def change_settings(call: Call) -> Response:
+    """Change the project's settings, and come back."""
+    fields = call.form()
+    try:
+        new = ProjectSettings(
+            price_per_device_hour=float(text) if (text := fields.get("price")) else None,
+            currency=fields.get("currency") or "USD",
+            keep_runs=int(text) if (text := fields.get("keep_runs")) else None,
+            keep_days=int(text) if (text := fields.get("keep_days")) else None,
+            commit_url=fields.get("commit_url") or None,
+            branches=tuple(name for name in (fields.get("branches") or "").split() if name),
+        )
+    except ValueError:
+        raise Refused(400, "a number is not one") from None
+    call.team.set_project(_name(call), api.checked_settings(new))
+    call.note("settings changed")
+    return _back(f"/p/{quote(_name(call))}/settings")
+
+
+def add_channel(call: Call) -> Response:
+    """Add whom to tell, and come back."""
+    fields = call.form()
+    hours = [fields.get(name, "0") or "0" for name in ("quiet_begin", "quiet_end")]
+    if not all(text.isascii() and text.isdecimal() and len(text) < 3 for text in hours):
+        raise Refused(400, "quiet hours are from 0 to 23")
+    quiet = QuietHours(begin=int(hours[0]), end=int(hours[1]))
+    new = NewChannel(
+        kind=fields.get("kind", ""),
+        target=fields.get("target", ""),
+        secret=fields.get("secret", ""),
+        quiet=quiet,
+    )
+    api.added_channel(call, new)
+    return _back(f"/p/{quote(_name(call))}/settings")
+
+
+def remove_channel(call: Call) -> Response:
+    """Tell somebody no more, and come back."""
+    api.remove_channel(call)
+    return _back(f"/p/{quote(_name(call))}/settings")
+
+
+def admin(call: Call) -> Response:
+    """Answer who may come in, and what was done."""
+    found = call.team.audit(limit=call.number("limit", 100, 1000))
+    if (table := table_answer(call, [msgspec.to_builtins(one) for one in found], "audit")) is not None:
+        return table
+    view = {
+        "title": "Who may come in?",
+        "tokens": call.team.tokens(),
+        "audit": found,
+        "roles": ROLES,
+        "projects": [one.name for one in call.team.projects()],
+        "secret": None,
+    }
+    return _page(call, "admin.html", view)
+
+
+def add_token(call: Call) -> Response:
+    """Make a token and show its secret this once."""
+    fields = call.form()
+    days = fields.get("days", "90")
+    role = next((one for one in ROLES if one == fields.get("role")), None)
+    if role is None or not (days.isascii() and days.isdecimal() and len(days) < 5):
+        raise Refused(400, "a token has a role, and lives from 1 to 3,650 days")
+    secret, token = call.team.add_token(
+        fields.get("name", ""),
+        role,
+        project=fields.get("project") or None,
+        days=int(days),
+        created_by=call.who.name,
+    )
+    call.note("token made", f"{token.id}: {token.name}, {token.role} of {token.project or 'every project'}")
+    view = {
+        "title": "Who may come in?",
+        "tokens": call.team.tokens(),
+        "audit": call.team.audit(limit=100),
+        "roles": ROLES,
+        "projects": [one.name for one in call.team.projects()],
+        "secret": secret,
+    }
+    return _page(call, "admin.html", view)
+
+
+def revoke_token(call: Call) -> Response:
+    """End a token, and come back."""
+    api.revoke_token(call)
+    return _back("/admin")
+
+
+def add_project(call: Call) -> Response:
+    """Make a project, and go there."""
+    name = call.form().get("name", "").strip()
+    if call.team.add_project(name):
+        call.note("project made", name)
+    return _back(f"/p/{quote(name)}/trend")
+
+
+def login(call: Call) -> Response:
+    """Ask for a token."""
+    return _page(call, "login.html", {"title": "Sign in"})
+
+
+def sign_in(call: Call) -> Response:
+    """Open a session for a token; one that the browser brought along is ended and never taken over."""
+    old = call.request.cookies.get(SESSION_COOKIE)
+    if old:
+        call.team.close_session(old)
+    token = call.server.door.token(call.form().get("token", "").strip(), call.request, call.team)
+    response = _back("/")
+    set_cookie(response, call.server.settings, SESSION_COOKIE, call.team.open_session(token))
+    call.team.note(token.name, "signed in")
+    return response
+
+
+def sign_out(call: Call) -> Response:
+    """End the session."""
+    call.team.close_session(call.request.cookies.get(SESSION_COOKIE, ""))
+    response = _back("/login")
+    response.delete_cookie(SESSION_COOKIE, path="/")
+    return response
+
+
+def css(_: Call) -> Response:
+    """Answer with the style of every page."""
+    return Response(style(), media_type="text/css", headers={"cache-control": "max-age=3600"})
+
+
+def _at(path: str, handle: Any, needs: Any, summary: str, method: str = "GET", **more: Any) -> Endpoint:
+    return Endpoint(method=method, path=path, handle=handle, needs=needs, summary=summary, **more)
+
+
+ENDPOINTS: tuple[Endpoint, ...] = (
+    _at("/", home, "reader", "how are we?", any_project=True),
+    _at("/login", login, None, "sign in"),
+    _at("/login", sign_in, None, "open a session", "POST"),
+    _at("/logout", sign_out, "reader", "end a session", "POST", any_project=True),
+    _at("/static/style.css", css, None, "the style"),
+    _at("/projects", add_project, "admin", "make a project", "POST"),
+    _at("/admin", admin, "admin", "tokens and audit"),
+    _at("/admin/tokens", add_token, "admin", "make a token", "POST"),
+    _at("/admin/tokens/{number}/revoke", revoke_token, "admin", "end a token", "POST"),
+    _at("/p/{project}", open_project, "reader", "a project"),
+    _at("/p/{project}/trend", trend, "reader", "what changed?"),
+    _at("/p/{project}/runs", runs, "reader", "which is fastest?"),
+    _at("/p/{project}/runs/{number}", run, "reader", "this run"),
+    _at("/p/{project}/compare", compare, "reader", "these two"),
+    _at("/p/{project}/findings", findings, "reader", "what holds us back?"),
+    _at("/p/{project}/alerts", alerts, "reader", "alerts"),
+    _at("/p/{project}/alerts/{number}", change_alert, "uploader", "speak of an alert", "POST"),
+    _at("/p/{project}/settings", settings, "admin", "settings"),
+    _at("/p/{project}/settings", change_settings, "admin", "change settings", "POST"),
+    _at("/p/{project}/channels", add_channel, "admin", "tell somebody", "POST"),
+    _at("/p/{project}/channels/{number}/remove", remove_channel, "admin", "tell somebody no more", "POST"),
+)

@@ -1,0 +1,98 @@
+"""The life of the server's process: bind first, then serve until somebody asks it to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import structs
+
+from stepgrade.errors import BadOption, MissingExtra
+from stepgrade.web.settings import ServerSettings, check
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+_VARIABLE = "STEPGRADE_SERVER_SETTINGS"  # how the processes of one server get their settings
+_STOP_S = 20
+_MOST_CONNECTIONS = 1_000
+
+
+def serve(settings: ServerSettings, ready: Callable[[str], None]) -> None:
+    """Serve until the process is asked to stop; `ready` is called with the address once it is bound.
+
+    Requests under way are finished first. Raise BadOption for settings that are none of the three ways, or an
+    address that is taken, and MissingExtra without the packages.
+    """
+    try:
+        import uvicorn  # noqa: PLC0415  an extra
+        from uvicorn.supervisors import Multiprocess  # noqa: PLC0415  as above
+
+        from stepgrade.web.app import make_app  # noqa: PLC0415  as above
+    except ImportError as error:
+        raise MissingExtra(
+            "the server needs more packages", hint="pip install 'stepgrade[server]'"
+        ) from error
+    listening = _bound(check(settings))
+    settings = structs.replace(settings, port=listening.getsockname()[1])
+    app: Starlette | str = (
+        "stepgrade.web.serving:app_of_process" if settings.workers > 1 else make_app(settings)
+    )
+    if settings.workers > 1:
+        os.environ[_VARIABLE] = msgspec.json.encode(settings).decode()
+    config = uvicorn.Config(
+        app,
+        factory=settings.workers > 1,
+        host=settings.host,
+        port=settings.port,
+        workers=settings.workers,
+        proxy_headers=False,  # who is asking is decided in access.py alone
+        server_header=False,
+        access_log=False,
+        log_level="warning",
+        ws="none",
+        lifespan="on",
+        limit_concurrency=_MOST_CONNECTIONS,
+        timeout_graceful_shutdown=_STOP_S,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+    )
+    scheme = "https" if settings.tls_cert else "http"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)  # uvicorn stops, and hands the signal on to this
+    ready(settings.public_url or f"{scheme}://{host}:{settings.port}")
+    server = uvicorn.Server(config)
+    if settings.workers > 1:
+        Multiprocess(config, sockets=[listening]).run()
+    else:
+        server.run(sockets=[listening])
+    if not server.started and settings.workers == 1:
+        raise BadOption("the server could not start", hint="the lines above say why")
+
+
+def app_of_process() -> Starlette:
+    """Return the application of one of several processes."""
+    from stepgrade.web.app import make_app  # noqa: PLC0415  an extra
+
+    return make_app(msgspec.json.decode(os.environ[_VARIABLE], type=ServerSettings))
+
+
+def _bound(settings: ServerSettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((settings.host, settings.port))
+    except OSError as error:
+        listening.close()
+        place = f"{settings.host}:{settings.port}"
+        raise BadOption(
+            f"cannot listen at {place}: {error.strerror or error}", supply="another {port}"
+        ) from error
+    listening.set_inheritable(True)
+    return listening

@@ -1,0 +1,123 @@
+"""How the server is reached. There are three ways, each asked for by name; anything else refuses to start."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Literal
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from stepgrade.errors import BadOption
+
+Access = Literal["localhost", "tokens", "proxy"]
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+class Mail(Struct, frozen=True, kw_only=True):
+    """The server that takes e-mail; a password is read from STEPGRADE_SMTP_PASSWORD."""
+
+    host: str
+    port: int = 587
+    sender: str = "stepgrade@localhost"
+    user: str | None = None
+    starttls: bool = True
+
+
+class ServerSettings(Struct, frozen=True, kw_only=True):
+    """Everything that an operator decides."""
+
+    place: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 8765
+    access: Access = "localhost"
+    trusted_proxies: tuple[str, ...] = ()
+    proxy_admins: tuple[str, ...] = ()  # users or groups, as the proxy names them
+    proxy_uploaders: tuple[str, ...] = ()
+    public_url: str | None = None  # as browsers see it, when something stands in front
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    workers: int = 1
+    most_bytes: int = 2 << 20  # of a request's body once unpacked; a scorecard is some hundred kilobytes
+    uploads_per_minute: int = 120  # of one token
+    accepts_traces: bool = False
+    most_trace_bytes: int = 64 << 20
+    most_trace_s: float = 120.0
+    private_webhooks: bool = False  # webhooks to addresses of the own network
+    mail: Mail | None = None
+
+    @property
+    def is_secure(self) -> bool:
+        """Return whether browsers come over TLS."""
+        return self.tls_cert is not None or (self.public_url or "").startswith("https://")
+
+    @property
+    def networks(self) -> tuple[Network, ...]:
+        """Return the addresses whose word on who is asking counts."""
+        return tuple(ipaddress.ip_network(text, strict=False) for text in self.trusted_proxies)
+
+    @property
+    def origins(self) -> frozenset[str]:
+        """Return where our own pages come from, as browsers write it."""
+        scheme = "https" if self.tls_cert else "http"
+        names = LOOPBACK_NAMES if is_loopback(self.host) else (self.host,)
+        own = {f"{scheme}://{f'[{name}]' if ':' in name else name}:{self.port}" for name in names}
+        if self.public_url is not None:
+            parts = urlsplit(self.public_url)
+            own.add(f"{parts.scheme}://{parts.netloc}")
+        return frozenset(own)
+
+    @property
+    def hosts(self) -> frozenset[str] | None:
+        """Return the names that a request may call us by; None is any, where tokens protect us."""
+        if self.access != "localhost":
+            return None
+        return frozenset(urlsplit(origin).hostname or "" for origin in self.origins)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a name or address is this machine's own."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _check_proxies(settings: ServerSettings) -> None:
+    if (settings.access == "proxy") != bool(settings.trusted_proxies):
+        raise BadOption("a proxy is trusted by its address, and in that way alone", supply="{trusted_proxy}")
+    for text in settings.trusted_proxies:
+        try:
+            network = ipaddress.ip_network(text, strict=False)
+        except ValueError:
+            raise BadOption(f"{text!r} is no address or network", field="trusted_proxy") from None
+        if network.prefixlen == 0:
+            raise BadOption("everybody would be trusted to say who they are", field="trusted_proxy")
+
+
+def check(settings: ServerSettings) -> ServerSettings:
+    """Return the settings when they are one of the three ways; raise BadOption otherwise."""
+    if settings.access == "localhost" and not is_loopback(settings.host):
+        raise BadOption(
+            f"without accounts the server is reached from this machine alone, not at {settings.host}",
+            field="host",
+            supply="{tokens} or {trusted_proxy}",
+        )
+    _check_proxies(settings)
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        raise BadOption("a certificate needs its key", supply="{tls_cert} and {tls_key}")
+    if settings.public_url is not None:
+        parts = urlsplit(settings.public_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
+            raise BadOption("write it like https://stepgrade.example.org", field="public_url")
+    if settings.access == "tokens" and not settings.is_secure and not is_loopback(settings.host):
+        raise BadOption(
+            "tokens would cross the network for everybody to read",
+            supply="{tls_cert} and {tls_key}, or {public_url} where TLS ends in front of the server",
+        )
+    if not 0 <= settings.port < 65_536:
+        raise BadOption("ports are from 0 to 65,535", field="port")
+    if not 1 <= settings.workers <= 64:
+        raise BadOption("from 1 to 64 processes", field="workers")
+    return settings
