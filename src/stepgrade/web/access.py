@@ -167,7 +167,7 @@ class Door:
 
 
 def check_names(request: Request, settings: ServerSettings) -> None:
-    """Raise Refused when a request calls us by a name that is not ours, as a page does that rebinds its own."""
+    """Raise Refused when a request calls us by a name that is not ours: its page rebinds its own."""
     if "\0" in request.url.path or "%00" in str(request.url):
         raise Refused(400, "no name holds that sign")
     if settings.hosts is None:
