@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from tests.hardware.published_memory import Case, cases, held_out, predict  # noqa: E402
+from tests.hardware.published_memory import Case, cases, held_out, predict, unknown_words  # noqa: E402
 
 from stepgrade.hardware.memory.need import verdict_of  # noqa: E402  what it is run from comes first
 from stepgrade.hardware.memory.static import stored  # noqa: E402
@@ -148,6 +149,9 @@ def main() -> None:
     path = parser.parse_args().rows
     found = cases(path)
     show(found, f"{path.name}, {len(found)} rows")
+    unknown = Counter(word for case in found for word in unknown_words(case.row))
+    for word, count in unknown.items():
+        print(f"not understood, and taken as the commonest: {word} in {count} rows")
     if path == default:
         show(
             held_out(found)[1],
@@ -156,12 +160,11 @@ def main() -> None:
     measured = [(case.measured, predict(case)) for case in found if case.measured]
     inside = sum(band.low <= size <= band.high for size, band in measured)
     print(f"\nbands hold for {inside} of {len(measured)} rows ({100 * inside / len(measured):.1f} %)")
-    verdicts: dict[tuple[str, str], int] = {}
+    verdicts: Counter[tuple[str, str]] = Counter()
     for case in found:
         if case.capacity is not None:
             ended = "ran out of memory" if case.is_oom else "ran"
-            said = ended, verdict_of(predict(case).need, case.capacity)
-            verdicts[said] = verdicts.get(said, 0) + 1
+            verdicts[ended, verdict_of(predict(case).need, case.capacity)] += 1
     for (what, verdict), count in sorted(verdicts.items()):
         print(f"{what:<18} {verdict:<13} {count:>4}")
 

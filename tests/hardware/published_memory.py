@@ -32,11 +32,20 @@ LOSSES = {
     "loss_parallel": "parallel",
     "upcast_old": "upcast-copy",
     "chunk_seq": "chunked-head",
+    "upcast_copy": "upcast-copy",
+    "plain_old": "plain-copy",
+    "plain_copy": "plain-copy",
     "megatron_native": "megatron-native",
     "liger": "fused",
 }
 QUANTISATION = {"0.5625": "nf4", "0.53": "gptq-4", "1.03": "gptq-8"}
-CHECKPOINTING = {"op_all": "op-all", "": "none"}
+CHECKPOINTING = {
+    "op_all": "op-all",
+    "every2": "every-second",
+    "every_2": "every-second",
+    "every_second": "every-second",
+    "": "none",
+}
 TARGETS = {"q": "q", "k": "k", "v": "v", "o": "o", "g": "gate", "u": "up", "d": "down", "h": "head"}
 # What drivers report, in GiB, for the devices as the rows name them.
 CAPACITY_GIB = {
@@ -107,6 +116,18 @@ def held_out(found: Iterable[Case]) -> tuple[list[Case], list[Case]]:
     random.Random(18).shuffle(mixed)
     cut = len(mixed) // 3
     return mixed[cut:], mixed[:cut]
+
+
+def unknown_words(row: Row) -> list[str]:
+    """Return what a row says that is not understood: it is taken as the commonest, and should be named."""
+    loss, checkpointing = row["loss"], row["checkpointing"]
+    words = {
+        "kernels": row["kernels"] in KERNELS,
+        "loss": LOSSES.get(loss, loss) in KNOWN_LOSSES,
+        "checkpointing": CHECKPOINTING.get(checkpointing, checkpointing) in KNOWN_CHECKPOINTING,
+        "offload": row["offload"] in ("", *OFFLOAD),
+    }
+    return [f"{column}={row[column]}" for column, is_known in words.items() if not is_known]
 
 
 def whole(row: Row, column: str, default: int = 1) -> int:
@@ -196,7 +217,7 @@ def plan_of(row: Row) -> Plan:
         expert_tensor=int(etp[1]) if etp else None,
         shard_group=shards,
         # torchtitan gathers the head alone since the middle of 2025; its chunked loss came later.
-        separate_embedding=row["loss"] == "chunk_seq",
+        separate_embedding=row["loss"] == "chunk_seq" or "head alone" in row["notes"],
     )
     kept = tuple(float(row[name] or 0) for name in ("weight_bytes", "grad_bytes", "master_bytes"))
     # The way of keeping weights whose bytes are nearest; the first of them where gradients are freed at once.

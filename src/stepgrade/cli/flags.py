@@ -35,6 +35,7 @@ FLAGS = {
     "tensor": "--tensor-parallel N",
     "pipeline": "--pipeline-parallel N",
     "expert": "--expert-parallel N",
+    "expert_tensor": "--expert-tensor-parallel N",
     "context": "--context-parallel N",
     "sequence": "--sequence-parallel",
     "virtual": "--virtual-stages N",

@@ -43,6 +43,8 @@ def add_sharding_options(parser: Parser) -> None:
     add("--sequence-parallel", action=BooleanOptionalAction, default=False, help="with tensor parallelism")
     add("--context-parallel", type=int, default=1, metavar="N", help="devices that share each sequence")
     add("--virtual-stages", type=int, default=1, metavar="N", help="interleaved parts of a pipeline stage")
+    add("--expert-tensor-parallel", type=int, metavar="N", help="devices that share each expert's matrices")
+    add("--separate-embedding", action="store_true", help="FSDP gathers the head alone, as torchtitan does")
     add("--shard-group", type=int, metavar="N", help="devices that share the shards (default: all replicas)")
 
 

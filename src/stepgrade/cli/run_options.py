@@ -36,6 +36,8 @@ _SHARDING = {
     "sequence_parallel": "sequence",
     "context_parallel": "context",
     "virtual_stages": "virtual",
+    "expert_tensor_parallel": "expert_tensor",
+    "separate_embedding": "separate_embedding",
     "shard_group": "shard_group",
 }
 _MEMORY = {

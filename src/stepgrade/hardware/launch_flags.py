@@ -1,4 +1,7 @@
-"""A plan as the flags that start it in its trainer."""
+"""A plan as the flags that start it in its trainer.
+
+They are those of torchtitan 0.2, Megatron-LM, and the Trainer of Transformers with DeepSpeed or Accelerate.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,24 @@ import msgspec
 from stepgrade.hardware.cost.plan import Plan
 
 if TYPE_CHECKING:
-    from stepgrade.hardware.planner import RankedPlan
+    from stepgrade.hardware.planner import Cluster, PlanRequest, RankedPlan
+
+# How many stages of a pipeline each device has in torchtitan's interleaved schedule unless it is told.
+_USUAL_STAGES = 2
 
 
-def launch_flags(plan: RankedPlan, run: Plan, devices: int, global_batch: int) -> str:
-    """Return what starts the plan in its trainer: flags, or DeepSpeed's configuration."""
+def launch_flags(plan: RankedPlan, run: Plan, depth: int, request: PlanRequest) -> str:
+    """Return what starts the plan of a model with `depth` layers in its trainer."""
     if plan.trainer == "torchtitan":
-        return torchtitan_flags(plan, run, global_batch)
+        return torchtitan_flags(plan, run, depth, request.global_batch)
     if plan.trainer == "megatron":
-        return megatron_flags(plan, run, global_batch)
-    return deepspeed_flags(plan, run) if plan.trainer == "deepspeed" else accelerate_flags(plan, run, devices)
+        return megatron_flags(plan, run, request.global_batch)
+    if plan.trainer == "deepspeed":
+        return deepspeed_flags(plan, run)
+    return accelerate_flags(plan, run, request.cluster)
 
 
-def torchtitan_flags(plan: RankedPlan, run: Plan, global_batch: int) -> str:
+def torchtitan_flags(plan: RankedPlan, run: Plan, depth: int, global_batch: int) -> str:
     """Return torchtitan's flags; its local batch is a whole step where there is a pipeline."""
     is_sharded = plan.data.startswith("fsdp")
     degrees = {
@@ -43,6 +51,12 @@ def torchtitan_flags(plan: RankedPlan, run: Plan, global_batch: int) -> str:
     if plan.pipeline > 1:
         flags["parallelism.pipeline_parallel_schedule"] = "Interleaved1F1B" if plan.virtual > 1 else "1F1B"
         flags["parallelism.pipeline_parallel_microbatch_size"] = plan.micro_batch
+        # Else the first and the last stage get a layer less, for the embedding and the head.
+        flags["parallelism.pipeline_parallel_first_stage_less_layers"] = 0
+        flags["parallelism.pipeline_parallel_last_stage_less_layers"] = 0
+        if plan.virtual > _USUAL_STAGES:
+            stages = plan.pipeline * plan.virtual
+            flags["parallelism.pipeline_parallel_layers_per_stage"] = depth // stages
     flags["activation_checkpoint.mode"] = "selective" if plan.checkpointing == "op" else plan.checkpointing
     if plan.checkpointing == "op":
         flags["activation_checkpoint.selective_ac_option"] = "op"
@@ -58,11 +72,16 @@ def megatron_flags(plan: RankedPlan, run: Plan, global_batch: int) -> str:
         "context-parallel-size": plan.context,
         "expert-model-parallel-size": plan.expert,
     }
-    flags = {name: size for name, size in sizes.items() if size > 1} | {
-        "micro-batch-size": plan.micro_batch,
-        "global-batch-size": global_batch,
-        "seq-length": run.seq,
-    }
+    whole = {} if plan.expert_tensor is None else {"expert-tensor-parallel-size": plan.expert_tensor}
+    flags = (
+        {name: size for name, size in sizes.items() if size > 1}
+        | whole
+        | {
+            "micro-batch-size": plan.micro_batch,
+            "global-batch-size": global_batch,
+            "seq-length": run.seq,
+        }
+    )
     switches = ["--fp16" if run.dtype == "fp16" else "--bf16"] if run.value_bytes == 2 else []
     if plan.sequence:
         switches.append("--sequence-parallel")
@@ -73,8 +92,21 @@ def megatron_flags(plan: RankedPlan, run: Plan, global_batch: int) -> str:
     return " ".join((*(f"--{name} {value}" for name, value in flags.items()), *switches))
 
 
+def trainer_flags(plan: RankedPlan, run: Plan) -> str:
+    """Return the arguments of Transformers' Trainer: batch, precision, and what a module of its own does."""
+    flags: dict[str, int | str] = {
+        "per_device_train_batch_size": plan.micro_batch,
+        "gradient_accumulation_steps": plan.micro_batches,
+    }
+    if run.value_bytes == 2:
+        flags["fp16" if run.dtype == "fp16" else "bf16"] = "true"
+    if plan.loss == "fused":
+        flags["use_liger_kernel"] = "true"
+    return " ".join(f"--{name} {value}" for name, value in flags.items())
+
+
 def deepspeed_flags(plan: RankedPlan, run: Plan) -> str:
-    """Return DeepSpeed's configuration; the layers are recomputed by Transformers' own switch."""
+    """Return the Trainer's arguments with DeepSpeed's configuration, which must say the same."""
     stage = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}[plan.data]
     config = {
         "train_micro_batch_size_per_gpu": plan.micro_batch,
@@ -82,22 +114,29 @@ def deepspeed_flags(plan: RankedPlan, run: Plan) -> str:
         "fp16" if run.dtype == "fp16" else "bf16": {"enabled": run.value_bytes == 2},
         "zero_optimization": {"stage": stage},
     }
-    recompute = " --gradient_checkpointing" if plan.checkpointing == "full" else ""
+    recompute = " --gradient_checkpointing true" if plan.checkpointing == "full" else ""
     text = msgspec.json.format(msgspec.json.encode(config), indent=0).decode()  # with room to break a line
-    return f"--deepspeed '{text}'{recompute}"
+    return f"{trainer_flags(plan, run)}{recompute} --deepspeed '{text}'"
 
 
-def accelerate_flags(plan: RankedPlan, run: Plan, devices: int) -> str:
-    """Return the command that launches it with Accelerate: DDP or FSDP."""
-    start = (
-        f"accelerate launch --num_processes {devices} --mixed_precision {run.dtype}"
-        f" --gradient_accumulation_steps {plan.micro_batches}"
-    )
-    if plan.data == "ddp":
-        return start + (" --multi_gpu" if devices > 1 else "")
-    reshard = "true" if plan.data == "fsdp" else "false"
-    recompute = "true" if plan.checkpointing == "full" else "false"
-    return (
-        f"{start} --use_fsdp --fsdp_version 2 --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP"
-        f" --fsdp_reshard_after_forward {reshard} --fsdp_activation_checkpointing {recompute}"
-    )
+def accelerate_flags(plan: RankedPlan, run: Plan, cluster: Cluster) -> str:
+    """Return the command that launches it with Accelerate (DDP or FSDP), and the script's arguments."""
+    words = [f"accelerate launch --num_processes {cluster.devices}"]
+    if cluster.devices > cluster.per_node:
+        words.append(f"--num_machines {-(-cluster.devices // cluster.per_node)}")
+    if run.value_bytes == 2:
+        words.append(f"--mixed_precision {'fp16' if run.dtype == 'fp16' else 'bf16'}")
+    is_sharded = plan.data != "ddp"
+    if is_sharded:
+        reshard = "true" if plan.data == "fsdp" else "false"
+        recompute = "true" if plan.checkpointing == "full" else "false"
+        words.append(
+            "--use_fsdp --fsdp_version 2 --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP"
+            f" --fsdp_reshard_after_forward {reshard} --fsdp_activation_checkpointing {recompute}"
+        )
+    elif cluster.devices > 1:
+        words.append("--multi_gpu")
+    words.append(f"train.py {trainer_flags(plan, run)}")
+    if plan.checkpointing == "full" and not is_sharded:
+        words.append("--gradient_checkpointing true")
+    return " ".join(words)

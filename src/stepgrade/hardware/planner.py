@@ -25,7 +25,8 @@ DEFAULT_NETWORK_GB_S = 50.0
 DEFAULT_PER_NODE = 8
 # Gradients and gathered weights travel while the backward pass computes, two thirds of the step.
 _HIDDEN_BEHIND = 2 / 3
-_LONG_SEQUENCE = 32_768  # from here on a sequence may be worth sharing
+# How many devices may share a sequence from which length on: Megatron-LM's recipes begin with 2 at 8,192.
+_CONTEXTS = {8192: (1, 2), 32_768: (1, 2, 4, 8)}
 _REASON_SHARE = 0.01
 
 Reason = Literal["bubble", "recompute", "exposed_link", "memory_bandwidth", "too_close"]
@@ -41,15 +42,20 @@ class Trainer(Struct, frozen=True, kw_only=True):
     checkpointing: tuple[str, ...]
     is_data_parallel_only: bool = False
     trains_adapters: bool = False
+    divides_experts: bool = False  # among the devices of tensor parallelism, unless it is told not to
+    mixes_ddp: bool = True  # plain copies with tensor, pipeline, context or expert parallelism
+    gathers_head_alone: bool = False  # FSDP's last group is the head, without the embedding
 
 
 TRAINERS = {
     "torchtitan": Trainer(
         kernels="compiled",
         weights="fp32",
-        losses=("chunked",),
+        losses=("compiled",),
         data=("ddp", "fsdp-no-reshard", "fsdp"),
         checkpointing=("none", "op", "full"),
+        mixes_ddp=False,
+        gathers_head_alone=True,
     ),
     "megatron": Trainer(
         kernels="te",
@@ -57,11 +63,12 @@ TRAINERS = {
         losses=("megatron",),
         data=("ddp", "zero1"),
         checkpointing=("none", "full"),
+        divides_experts=True,
     ),
     "deepspeed": Trainer(
         kernels="transformers",
         weights="master",
-        losses=("upcast", "chunked"),
+        losses=("upcast", "fused"),
         data=("ddp", "zero1", "zero2", "zero3"),
         checkpointing=("none", "full"),
         is_data_parallel_only=True,
@@ -70,7 +77,7 @@ TRAINERS = {
     "accelerate": Trainer(
         kernels="transformers",
         weights="fp32",
-        losses=("upcast", "chunked"),
+        losses=("upcast", "fused"),
         data=("ddp", "fsdp-no-reshard", "fsdp"),
         checkpointing=("none", "full"),
         is_data_parallel_only=True,
@@ -112,6 +119,7 @@ class RankedPlan(Struct, frozen=True, kw_only=True):
     virtual: int
     context: int
     expert: int
+    expert_tensor: int | None
     replicas: int
     data: str
     checkpointing: str
@@ -198,8 +206,7 @@ def rank_plans(shape: ModelShape, figures: Figures, run: Plan, request: PlanRequ
         ranked for place, ranked in enumerate(every) if place < request.most or place == first[ranked.trainer]
     ]
     plans = tuple(
-        structs.replace(ranked, flags=launch_flags(ranked, run, cluster.devices, global_batch))
-        for ranked in chosen
+        structs.replace(ranked, flags=launch_flags(ranked, run, shape.depth, request)) for ranked in chosen
     )
     notes = [
         Note(
@@ -230,7 +237,7 @@ def ways_to_share(shape: ModelShape, run: Plan, cluster: Cluster, trainer: Train
         for data in trainer.data if world > 1 else ("ddp",):
             yield Parallelism(devices=world, data=data)
         return
-    contexts = (1, 2, 4, 8) if run.seq >= _LONG_SEQUENCE else (1,)
+    contexts = max((ways for seq, ways in _CONTEXTS.items() if run.seq >= seq), default=(1,), key=len)
     experts = max(layer.expert_count for layer in shape.layers)
     for tensor in (1, 2, 4, 8):
         divides = all(layer.heads % tensor == 0 and layer.ffn_width % tensor == 0 for layer in shape.layers)
@@ -240,24 +247,38 @@ def ways_to_share(shape: ModelShape, run: Plan, cluster: Cluster, trainer: Train
             for context in contexts:
                 if world % (tensor * pipeline * context):
                     continue
-                replicas = world // (tensor * pipeline * context)
-                for expert in _divisors(replicas * context, experts) if experts else (1,):
-                    if experts and experts % expert:
-                        continue
-                    one = Parallelism(
-                        devices=world,
-                        tensor=tensor,
-                        sequence=tensor > 1,
-                        pipeline=pipeline,
-                        context=context,
-                        expert=expert,
-                    )
-                    yield from sharded_ways(shape, one, trainer)
+                one = Parallelism(
+                    devices=world,
+                    tensor=tensor,
+                    sequence=tensor > 1,
+                    pipeline=pipeline,
+                    context=context,
+                    separate_embedding=trainer.gathers_head_alone,
+                )
+                for spread in spread_experts(experts, one, trainer):
+                    yield from sharded_ways(shape, spread, trainer)
+
+
+def spread_experts(experts: int, one: Parallelism, trainer: Trainer) -> Iterator[Parallelism]:
+    """Yield the ways to spread so many experts: each whole on one device, or divided like other matrices."""
+    if not experts:
+        yield one
+        return
+    peers = one.replicas * one.context
+    for expert in _divisors(peers, experts):
+        if experts % expert == 0:
+            yield structs.replace(one, expert=expert)
+    if one.tensor > 1 and trainer.divides_experts:
+        for expert in _divisors(peers * one.tensor, experts):
+            if experts % expert == 0 and expert > 1:
+                yield structs.replace(one, expert=expert, expert_tensor=1)
 
 
 def sharded_ways(shape: ModelShape, one: Parallelism, trainer: Trainer) -> Iterator[Parallelism]:
     """Yield the schedules and shardings of one division of the devices."""
     ways = trainer.data if one.shards > 1 else ("ddp",)
+    if one.shards > 1 and one.replicas < one.devices and not trainer.mixes_ddp:
+        ways = tuple(way for way in ways if way != "ddp")
     if one.pipeline > 1:
         ways = tuple(way for way in ways if way != "fsdp")  # it would gather at every turn
     virtuals = [1]
@@ -363,6 +384,7 @@ def ranked_plan(shape: ModelShape, figures: Figures, cluster: Cluster, judged: _
         virtual=parallel.virtual,
         context=parallel.context,
         expert=parallel.expert,
+        expert_tensor=parallel.expert_tensor,
         replicas=parallel.replicas,
         data=parallel.data,
         checkpointing=plan.checkpointing,
@@ -396,7 +418,8 @@ def exposed_seconds(figures: Figures, costs: ModelCosts, plan: Plan, cluster: Cl
         return amount / (inside if span <= cluster.per_node else min(inside, network))
 
     near = parallel.tensor * parallel.context
-    waits = seconds(link.tensor, parallel.tensor) + seconds(link.expert, near * parallel.expert)
+    waits = seconds(link.tensor, parallel.tensor)
+    waits += seconds(link.expert, plan.expert_tensor * parallel.expert)
     waits += seconds(link.pipeline * parallel.virtual, parallel.devices)
     hidden = seconds(link.data, parallel.devices) + seconds(link.context, near)
     return waits + max(0.0, hidden - _HIDDEN_BEHIND * busy)

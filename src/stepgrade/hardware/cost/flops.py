@@ -94,9 +94,9 @@ def flops_per_token(counts: Counts, plan: Plan, convention: Convention) -> Flops
     elif plan.checkpointing == "op":
         # Of q, k, v, o, gate, up and down every second is computed again: about a third of the layers.
         recomputed = 2 * (weights - counts.head) / 3
-    elif plan.checkpointing == "full":
+    elif plan.checkpointing in ("full", "every-second"):
         again = weights - counts.head if convention.recompute == "layers" else weights
-        recomputed = 2 * again + attention / 3
+        recomputed = (2 * again + attention / 3) * plan.recomputed_share
     return Flops(
         convention=convention.name,
         model=model,

@@ -44,7 +44,9 @@ def link_traffic(shape: ModelShape, plan: Plan) -> LinkTraffic:
         for layer in shape.layers
     )
     peers = parallel.expert
-    per_visit = 4 * (peers - 1) / peers * tokens * shape.hidden * plan.value_bytes
+    # With sequence parallelism each device sends its own part, unless an expert's matrices are divided too.
+    own = tokens / (parallel.tensor if parallel.sequence and plan.expert_tensor == 1 else 1)
+    per_visit = 4 * (peers - 1) / peers * own * shape.hidden * plan.value_bytes
     # Keys and values go around the ring forward, and backward with their gradients.
     ring = 3 * (parallel.context - 1) * tokens * plan.value_bytes / parallel.tensor
     keys = sum(layer.count * 2 * layer.kv_width for layer in shape.layers) / parallel.pipeline

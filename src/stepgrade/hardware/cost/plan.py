@@ -39,8 +39,9 @@ OPTIMIZERS: dict[str, float] = {
     "sgd-momentum": 14.0,
     "muon": 20.0,  # one state instead of two
 }
-# Selective recomputes attention's scores, op every second matmul and what lies between them, full a layer.
-CHECKPOINTING = ("none", "selective", "op", "op-all", "full")
+# Selective recomputes attention's scores, op every second matmul and what lies between them, full each layer,
+# every-second each second layer.
+CHECKPOINTING = ("none", "selective", "op", "op-all", "every-second", "full")
 # Bytes of loss traffic per token and vocabulary entry.
 LOSSES: dict[str, float] = {
     "upcast": 26.0,  # logits.float(), then cross_entropy
@@ -64,7 +65,6 @@ WEIGHTS: dict[str, tuple[float, float, float]] = {
     "megatron-fp16": (2.0, 6.0, 4.0),  # Megatron in fp16: fp16 gradients and fp32 ones
     "megatron-bf16-gradients": (2.0, 2.0, 8.0),
 }
-# Whose modules run, which decides what autograd keeps.
 # bitsandbytes before 0.43.2 ("unfused-old") also kept the input of every quantised matrix.
 DEQUANTISE = ("fused", "unfused", "unfused-old")
 # Bytes of one quantised weight: half a byte or one, and a scale in 64 or 128.
@@ -74,6 +74,7 @@ QUANTISATION: dict[str, float] = {
     "gptq-4": 0.53,
     "gptq-8": 1.03,
 }
+# Whose modules run, which decides what autograd keeps.
 KERNELS = ("transformers", "eager", "eager-unfused", "compiled", "te")
 ATTENTION = ("flash", "written-out")
 OFFLOAD = ("none", "optimizer", "parameters", "activations")
@@ -220,6 +221,18 @@ class Plan(Struct, frozen=True, kw_only=True):
     def is_frozen(self) -> bool:
         """Tell whether only adapters are trained."""
         return self.method != "full"
+
+    @property
+    def expert_tensor(self) -> int:
+        """Return how many devices share each expert's matrices; Megatron divides them like the others."""
+        if self.parallel.expert_tensor is not None:
+            return self.parallel.expert_tensor
+        return self.parallel.tensor if self.kernels == "te" else 1
+
+    @property
+    def recomputed_share(self) -> float:
+        """Return the share of the layers that are computed again as a whole."""
+        return {"full": 1.0, "every-second": 0.5}.get(self.checkpointing, 0.0)
 
     @property
     def weight_bytes(self) -> float:

@@ -49,7 +49,7 @@ def traffic_per_token(shape: ModelShape, plan: Plan) -> Traffic:
     sharers = plan.parallel.shards if plan.parallel.zero_stage else 1
     optimizer = trained_parameters(shape, plan) * OPTIMIZERS[plan.optimizer] / sharers
     # Backward moves twice what forward does, recomputing once more.
-    passes = 3.0 + (plan.checkpointing == "full") - 0.5 * plan.is_frozen
+    passes = 3.0 + plan.recomputed_share - 0.5 * plan.is_frozen
     values = 0.0  # that one token's forward pass reads and writes
     for layer in shape.layers:
         ffn = (6 if layer.gated else 4) * layer.ffn_width
@@ -70,7 +70,7 @@ def trained_parameters(shape: ModelShape, plan: Plan) -> int:
 
 def _weight_bytes(shape: ModelShape, plan: Plan, adapters: int) -> float:
     """Return the bytes of one micro-batch: forward, input gradients, and once more when recomputing."""
-    passes = 3 if plan.checkpointing == "full" else 2
+    passes = 2 + plan.recomputed_share
     per_weight = plan.weight_bytes
     if plan.method == "qlora" and plan.dequantise != "fused":
         per_weight += UNFUSED_EXTRA_BYTES

@@ -9,7 +9,6 @@ from __future__ import annotations
 from msgspec import Struct
 
 from stepgrade.hardware.cost.plan import Plan
-from stepgrade.hardware.memory.stages import expert_tensor
 from stepgrade.hardware.models.shape import Layer, Linear, ModelShape
 
 _FP32 = 4.0
@@ -52,8 +51,11 @@ def layer_activations(hidden: int, layer: Layer, plan: Plan) -> LayerActivations
     # Megatron gathers a sequence's parts again in backward; torch keeps the gathered input.
     split_inputs = split if plan.kernels == "te" else 1
     norm_inputs = min(layer.norms, 2)
+    norms = layer.norms * _norm(hidden, layer, plan)
+    if layer.is_parallel:
+        norms -= value * hidden  # both keep the same
     return LayerActivations(
-        norms=layer.norms * _norm(hidden, layer, plan) / split,
+        norms=norms / split,
         inputs=0.0 if plan.is_frozen else norm_inputs * value * hidden / split_inputs,
         attention=attention_activations(layer, plan) / tensor,
         scores=score_activations(layer, plan) / tensor,
@@ -61,13 +63,12 @@ def layer_activations(hidden: int, layer: Layer, plan: Plan) -> LayerActivations
         experts=expert_activations(hidden, layer, plan),
         adapters=adapter_activations(layer, plan) / split_inputs,
         dropout=2.0 * hidden / split if layer.has_dropout else 0.0,
-        fixed=_FP32 * hidden * layer.norms * (layer.norm == "gemma") * (plan.kernels == "transformers"),
+        fixed=_scale_bytes(hidden, layer) if plan.kernels == "transformers" else 0.0,
     )
 
 
-def checkpointed(hidden: int, layer: Layer, plan: Plan) -> float:
-    """Return the bytes per token that one layer keeps under the plan's checkpointing."""
-    whole = layer_activations(hidden, layer, plan)
+def checkpointed(hidden: int, layer: Layer, plan: Plan, whole: LayerActivations) -> float:
+    """Return the bytes per token that one layer, or each on average, keeps under the plan's checkpointing."""
     value, tensor = plan.value_bytes, plan.parallel.tensor
     split = tensor if plan.parallel.sequence else 1
     query, key = layer.query_width, layer.kv_width
@@ -76,6 +77,8 @@ def checkpointed(hidden: int, layer: Layer, plan: Plan) -> float:
     match plan.checkpointing:
         case "full":
             kept = value * hidden / split
+        case "every-second":
+            kept = (value * hidden / split + whole.per_token) / 2
         case "op":
             # The layer's input, the outputs of every second matmul, and attention's. With torch's sequence
             # parallelism the last matmul's output is whole, and both scattered sums are kept beside it.
@@ -104,6 +107,13 @@ def outside_layers(shape: ModelShape, plan: Plan) -> float:
     ) / split + 2 * _INDEX
 
 
+def _scale_bytes(hidden: int, layer: Layer) -> float:
+    """Return the bytes of one plus the weight of each norm, which Gemma's modules keep."""
+    if layer.norm != "gemma":
+        return 0.0
+    return _FP32 * (layer.norms * hidden + layer.qk_norms * layer.query_width / layer.heads)
+
+
 def _norm(width: float, layer: Layer, plan: Plan) -> float:
     """Return what one norm over `width` values keeps of a token."""
     value = plan.value_bytes
@@ -128,13 +138,15 @@ def attention_activations(layer: Layer, plan: Plan) -> float:
     kept = value * (2 * query + 2 * key) + (0.0 if plan.attention == "written-out" else _FP32 * layer.heads)
     if "kv_up" in by_name:
         # Latent attention: the small vectors before and after their norms, and values of a size of their own.
-        down, up, out = by_name["kv_down"], by_name["kv_up"], by_name["o"]
-        latent = 2 * up.inputs + (down.outputs - up.inputs)
-        if "q_up" in by_name:
-            latent += 2 * by_name["q_up"].inputs
-        kept += value * (latent * plan.parallel.tensor + 2 * (out.inputs - query))
-    is_view = "qkv" in by_name and layer.rotates and plan.attention == "flash"
-    if is_view and plan.kernels not in ("compiled", "te"):
+        down, out = by_name["kv_down"], by_name["o"]
+        ups = [by_name[name].inputs for name in ("kv_up", "q_up") if name in by_name]
+        latent = sum(_norm(width, layer, plan) + value * width for width in ups)
+        latent += value * (down.outputs - by_name["kv_up"].inputs)
+        kept += latent * plan.parallel.tensor + value * 2 * (out.inputs - query)
+    if _is_copied(layer, plan) and not plan.is_frozen:
+        kept += value * by_name["o"].inputs
+    is_view = "qkv" in by_name and layer.rotation != "none" and plan.attention == "flash"
+    if is_view and plan.kernels != "te":
         kept += value * (query + key)  # the value is a view into all three as they were, which stay
     if layer.qk_norms:
         width = layer.query_width + layer.kv_width
@@ -142,6 +154,15 @@ def attention_activations(layer: Layer, plan: Plan) -> float:
         each = _norm(1.0, layer, plan) - _FP32 if plan.kernels != "te" else value
         kept += each * width + (_FP32 * heads if plan.kernels != "te" else 0.0)
     return kept
+
+
+def _is_copied(layer: Layer, plan: Plan) -> bool:
+    """Tell whether the last matrix of attention reads a copy of its output.
+
+    Joining the parts of each head lays the query out by heads, the output is laid out like it, and the matrix
+    needs it by tokens.
+    """
+    return layer.rotation == "part" and plan.attention == "flash" and plan.kernels != "te"
 
 
 def score_activations(layer: Layer, plan: Plan) -> float:
@@ -174,7 +195,7 @@ def _ffn(layer: Layer, plan: Plan) -> float:
     value, is_eager = plan.value_bytes, plan.kernels not in ("compiled", "te")
     if layer.gated:
         kept = 4 if is_eager else 3  # gate, its activation, up, product
-        return value * (kept - (plan.is_frozen and is_eager))
+        return value * (kept - plan.is_frozen)  # the product is the input of a matrix
     kept = 5 if layer.activation == "gelu_new" and plan.kernels == "transformers" else 2
     return value * (kept - plan.is_frozen)
 
@@ -184,13 +205,14 @@ def expert_activations(hidden: int, layer: Layer, plan: Plan) -> float:
     if not layer.expert_count:
         return 0.0
     split = plan.parallel.tensor if plan.parallel.sequence else 1
-    gathered = min(expert_tensor(plan), split)
-    met = layer.experts_met
-    value = plan.value_bytes
+    gathered = min(plan.expert_tensor, split)
+    met, value = layer.experts_met, plan.value_bytes
     # Weighting the experts' hidden values by the router's keeps one more of them where there is no gate.
     weighted = 0.0 if layer.gated else value
     inside = value * hidden * (gathered + 1) + layer.expert_width * (_ffn(layer, plan) + weighted)
-    return (_FP32 * layer.expert_count + met * inside) / split
+    # A shared expert's output is weighted by a gate of its own.
+    gates = sum(1 for linear in layer.linears if linear.name == "router" and linear.outputs == 1)
+    return (_FP32 * layer.expert_count + met * inside + gates * value * hidden) / split
 
 
 def adapter_activations(layer: Layer, plan: Plan) -> float:
@@ -209,7 +231,7 @@ def adapter_activations(layer: Layer, plan: Plan) -> float:
     every = sum(linear.active * linear.inputs for linear in targets)
     inputs = every if size != plan.value_bytes else sum(shared.values())
     # Attention keeps its output anyway.
-    if size == plan.value_bytes and "o" in shared:
+    if size == plan.value_bytes and "o" in shared and not _is_copied(layer, plan):
         inputs -= shared["o"]
     ranks = plan.rank * sum(linear.active for linear in targets)
     if plan.lora_dropout:

@@ -38,14 +38,15 @@ def sharing_buffers(plan: Plan, held: Held, static: Static) -> Buffers:
         return Buffers(always=layers * plan.value_bytes, gradients=held.largest_layer * plan.value_bytes)
     if plan.weights == "megatron-fp16":
         return Buffers(flattened=2.0 * held.total)
-    if parallel.shards == 1 or (plan.kernels == "te" and parallel.zero_stage < 3):
+    is_deepspeed = parallel.data.startswith("zero") and plan.kernels != "te"  # on one device too
+    if (parallel.shards == 1 and not is_deepspeed) or (plan.kernels == "te" and parallel.zero_stage < 3):
         return Buffers()
     if parallel.zero_stage == 0:
         return Buffers(always=static.gradients)  # DDP's buckets
     value = plan.weight_bytes if plan.method == "qlora" else plan.value_bytes
     root = held.head if parallel.separate_embedding else held.embedding + held.head
     unit = max(_LAYERS_AT_ONCE * held.largest_layer, root)
-    if parallel.data.startswith("zero"):
+    if is_deepspeed:
         trained = 0.0 if is_frozen else held.total
         # One bucket fills while another is sent.
         buckets = 2 * min(_BUCKET, trained) * plan.value_bytes + min(_BUCKET, trained) * plan.value_bytes

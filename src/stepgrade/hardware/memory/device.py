@@ -84,11 +84,14 @@ def stage_memory(shape: ModelShape, plan: Plan, rank: int) -> StageMemory:
     kept = again = one_layer = 0.0
     for layer, count in stage.layers:
         whole = layer_activations(shape.hidden, layer, plan)
-        per_token = checkpointed(shape.hidden, layer, plan)
+        per_token = checkpointed(shape.hidden, layer, plan, whole)
         stay = min(count, 2) if plan.offload == "activations" else count
         kept += stay * stage.in_flight * (per_token * tokens + whole.fixed)
         working = backward_temporaries(shape.hidden, layer, plan)
-        again = max(again, (whole.per_token - per_token + working) * tokens)
+        recomputed = whole.per_token - per_token
+        if plan.checkpointing == "every-second":
+            recomputed *= 2  # of two layers one has lost everything, the other nothing
+        again = max(again, (recomputed + working) * tokens)
         one_layer = max(one_layer, (whole.per_token + working) * tokens)
     loss = 0.0
     if stage.is_last:

@@ -26,6 +26,10 @@ _FUSED_COPIES = 2
 _FUSED_PER_VALUE = 8.0
 
 
+# A compiled loss keeps the logits alone; where the head is frozen, their gradient exists in one of 8 chunks.
+_FROZEN_CHUNKED = 2.0 + 2.0 / 8
+
+
 class LossMemory(Struct, frozen=True, kw_only=True):
     """Bytes of the loss on one device: per token, and whatever the number of tokens."""
 
@@ -37,6 +41,9 @@ def loss_memory(shape: ModelShape, plan: Plan) -> LossMemory:
     """Return what the loss holds at its peak."""
     tensor = plan.parallel.tensor
     per_token = _PER_ENTRY[plan.loss] * shape.vocab / tensor
+    is_frozen = plan.is_frozen and "head" not in plan.lora_targets.split(",")
+    if is_frozen and plan.loss == "chunked" and plan.kernels == "compiled":
+        per_token = _FROZEN_CHUNKED * shape.vocab / tensor
     if plan.value_bytes > 2:
         # Nothing is cast, and what would be two bytes are four.
         per_token = {"upcast": 12.0, "upcast-copy": 16.0}.get(plan.loss, 2 * _PER_ENTRY[plan.loss])

@@ -72,7 +72,7 @@ def stage_of(shape: ModelShape, plan: Plan, rank: int) -> Stage:
 def held_parameters(shape: ModelShape, plan: Plan, stage: Stage) -> Held:
     """Return the parameters of one device of the stage."""
     tensor = plan.parallel.tensor
-    split = plan.parallel.expert * expert_tensor(plan)
+    split = plan.parallel.expert * plan.expert_tensor
     matrices = experts = vectors = largest = 0.0
     for layer, count in stage.layers:
         of_experts = sum(part.copies * part.size for part in layer.linears if part.copies > 1) / split
@@ -93,10 +93,3 @@ def held_parameters(shape: ModelShape, plan: Plan, stage: Stage) -> Held:
         head=shape.head / tensor if has_head else 0.0,
         largest_layer=largest,
     )
-
-
-def expert_tensor(plan: Plan) -> int:
-    """Return how many devices share each expert's matrices; Megatron divides them like the others."""
-    if plan.parallel.expert_tensor is not None:
-        return plan.parallel.expert_tensor
-    return plan.parallel.tensor if plan.kernels == "te" else 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from stepgrade.hardware.cost.plan import DTYPES, WEIGHTS, Plan
-from stepgrade.hardware.memory.stages import Held, Stage, expert_tensor
+from stepgrade.hardware.memory.stages import Held, Stage
 from stepgrade.hardware.models.shape import ModelShape
 
 # Bytes of the optimizer's states per trained parameter; 8-bit states have an fp32 scale in 256, 4-bit in 128.
@@ -19,6 +19,9 @@ _STATES = {
 # bitsandbytes' NF4 with blocks of 64 keeps half a byte and an fp32 scale; fp32 is what
 # prepare_model_for_kbit_training makes of embedding, head and norms.
 _KBIT_REST = 4.0
+# DeepSpeed's step makes one flat copy of a shard's gradients and one in fp32; stage 3 does so in groups.
+_FLAT_GRADIENT = 4.0 + 2.0
+_GROUP = 1e9
 # Newton-Schulz iterations keep so many bf16 copies of the matrix that Muon updates.
 _MUON_MATRICES = 4
 
@@ -64,7 +67,7 @@ def static_memory(shape: ModelShape, plan: Plan, stage: Stage, held: Held) -> St
     parallel, each = plan.parallel, stored(plan)
     shards = parallel.shards
     # Those who hold the same experts: fewer than those who hold the same attention.
-    expert_shards = max(1.0, shards * parallel.tensor / (parallel.expert * expert_tensor(plan)))
+    expert_shards = max(1.0, shards * parallel.tensor / (parallel.expert * plan.expert_tensor))
     weights = optimizer = gradients = 0.0
     if plan.is_frozen:
         adapters = adapter_parameters(shape, plan, stage)
@@ -102,6 +105,10 @@ def static_memory(shape: ModelShape, plan: Plan, stage: Stage, held: Held) -> St
 
 def optimizer_temporaries(plan: Plan, stage: Stage, static: Static, each: Stored) -> float:
     """Return what the optimizer's step allocates besides its states."""
+    is_deepspeed = plan.parallel.data.startswith("zero") and plan.kernels != "te"
+    if is_deepspeed and plan.weights == "master" and plan.offload == "none" and not plan.is_frozen:
+        sharded = static.optimizer / each.states if each.states else 0.0
+        return _FLAT_GRADIENT * (min(sharded, _GROUP) if plan.parallel.zero_stage == 3 else sharded)
     if plan.optimizer == "muon":
         largest = max((part.weights for layer, _ in stage.layers for part in layer.linears), default=0)
         return _MUON_MATRICES * 2.0 * largest / plan.parallel.tensor

@@ -108,7 +108,7 @@ def starcoder2(fields: Fields) -> ModelShape:
 def phi3(fields: Fields) -> ModelShape:
     """Read Phi-3 and Phi-4: q, k and v in one matrix, gate and up in one matrix."""
     widths = sizes(fields)
-    attention = fused_attention(widths, bias=False)
+    attention = structs.replace(fused_attention(widths, bias=False), rotation="part")
     ffn = fused_gated_ffn(widths.hidden, fields.whole(FFN_WIDTH))
     return put_together(fields, widths, attention, ffn, Frame(spans=same_everywhere(fields, widths.depth)))
 
@@ -147,7 +147,7 @@ def gpt2(fields: Fields) -> ModelShape:
     """Read GPT-2: biases everywhere, a table of positions, tied embeddings."""
     widths = _old_sizes(fields, hidden="n_embd", depth="n_layer", heads="n_head")
     ffn = plain_ffn(widths.hidden, fields.whole("n_inner", default=4 * widths.hidden), bias=True)
-    attention = structs.replace(fused_attention(widths, bias=True), rotates=False)
+    attention = structs.replace(fused_attention(widths, bias=True), rotation="none")
     positions = fields.whole("n_positions", "n_ctx") * widths.hidden
     dropout = fields.number("resid_pdrop", 0.1, allows_zero=True) > 0
     ffn = structs.replace(ffn, activation="gelu_new")
@@ -160,7 +160,7 @@ def mpt(fields: Fields) -> ModelShape:
     widths = _old_sizes(fields, hidden="d_model", depth="n_layers", heads="n_heads")
     bias = not fields.flag("no_bias", default=True)
     ffn = plain_ffn(widths.hidden, round(fields.number("expansion_ratio", 4) * widths.hidden), bias=bias)
-    attention = structs.replace(fused_attention(widths, bias=bias), rotates=False)
+    attention = structs.replace(fused_attention(widths, bias=bias), rotation="none")
     positions, how = 0, fields.inner("attn_config")
     if how is not None and not how.flag("alibi", default=True) and not how.flag("rope", default=False):
         positions = fields.whole("max_seq_len") if fields.flag("learned_pos_emb", default=True) else 0
@@ -173,8 +173,9 @@ def gpt_neox(fields: Fields) -> ModelShape:
     widths = sizes(fields)
     bias = fields.flag("attention_bias", default=True)
     ffn = plain_ffn(widths.hidden, fields.whole(FFN_WIDTH), bias=True)
-    attention = fused_attention(widths, bias=bias)
-    return put_together(fields, widths, attention, ffn, Frame(norm_vectors=2))
+    attention = structs.replace(fused_attention(widths, bias=bias), rotation="part")
+    is_parallel = fields.flag("use_parallel_residual", default=True)
+    return put_together(fields, widths, attention, ffn, Frame(norm_vectors=2, is_parallel=is_parallel))
 
 
 def phi(fields: Fields) -> ModelShape:
@@ -182,7 +183,10 @@ def phi(fields: Fields) -> ModelShape:
     widths = sizes(fields)
     vectors = 4 * widths.head_dim if fields.flag("qk_layernorm", default=False) else 0
     attention = grouped_attention(widths, qkv_bias=True, out_bias=True, vectors=vectors)
+    attention = structs.replace(attention, rotation="part")
     ffn = plain_ffn(widths.hidden, fields.whole(FFN_WIDTH), bias=True)
+    if fields.text("hidden_act") in (None, "gelu_new"):
+        ffn = structs.replace(ffn, activation="gelu_new")
     frame = Frame(norms=1, norm_vectors=2, extra_vectors=widths.vocab)
     return put_together(fields, widths, attention, ffn, frame)
 

@@ -132,6 +132,7 @@ def _latent_attention(fields: Fields, widths: Sizes) -> Attention:
         kv_width=q,
         heads=heads,
         vectors=latent + rank,
+        rotation="part",
     )
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 from msgspec import Struct, structs
 
 from stepgrade.hardware.models.fields import MOST_LAYERS, Fields
-from stepgrade.hardware.models.shape import Layer, Linear, ModelShape, NormKind
+from stepgrade.hardware.models.shape import Layer, Linear, ModelShape, NormKind, Rotation
 
 WINDOWED_TYPES = frozenset({"sliding_attention", "chunked_attention"})
 FULL_TYPES = frozenset({"full_attention"})
@@ -45,7 +45,7 @@ class Attention(Struct, frozen=True, kw_only=True):
     heads: int
     vectors: int = 0
     qk_norms: Literal["none", "per_head", "whole"] = "none"
-    rotates: bool = True
+    rotation: Rotation = "whole"
 
 
 class FeedForward(Struct, frozen=True, kw_only=True):
@@ -169,7 +169,8 @@ def layer(
         norm=frame.norm or ("layer" if frame.norm_vectors > 1 else "rms"),
         qk_norms=0 if attention.qk_norms == "none" else 2,
         qk_norm_per_head=attention.qk_norms == "per_head",
-        rotates=attention.rotates,
+        rotation=attention.rotation,
+        is_parallel=frame.is_parallel,
         activation=ffn.activation,
         has_dropout=frame.has_dropout,
     )
@@ -223,6 +224,7 @@ class Frame(Struct, frozen=True, kw_only=True):
     norm_vectors: int = 1  # of the hidden size in each norm
     norm: NormKind | None = None  # else a layer norm where it has two vectors
     has_dropout: bool = False
+    is_parallel: bool = False
     tied: bool = False
     positions: int = 0
     extra_vectors: int = 0

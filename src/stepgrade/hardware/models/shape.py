@@ -8,6 +8,8 @@ from msgspec import Struct
 
 # "rms_fp32" multiplies by its weight in fp32 (OLMo 2), "gemma" by one plus its weight.
 NormKind = Literal["rms", "rms_fp32", "gemma", "layer"]
+# What positions do to query and key: "part" rotates a part of each head and joins it with the rest again.
+Rotation = Literal["none", "whole", "part"]
 
 # What LoRA adapts; routers and latent down-projections are left alone, as the common presets do.
 _ATTENTION = frozenset({"q", "k", "v", "o", "qkv"})
@@ -52,7 +54,8 @@ class Layer(Struct, frozen=True, kw_only=True):
     norm: NormKind = "rms"
     qk_norms: int = 0  # norms of the query and the key: 0, or 2
     qk_norm_per_head: bool = True
-    rotates: bool = True  # query and key, by their positions
+    rotation: Rotation = "whole"
+    is_parallel: bool = False  # attention and feed-forward have norms of the same input
     activation: Literal["fused", "gelu_new"] = "fused"  # gelu_new is written out, operation by operation
     has_dropout: bool = False  # after attention and feed-forward
 

@@ -133,7 +133,7 @@ def _plan_table(found: PlanTable) -> Table:
         *(Column(name, width=4, right=True, title=name) for name in used),
         Column("sharing", width=18),
         Column("batch", width=7, title="Micro-batches"),
-        Column("again", width=4, title="Recomputed"),
+        Column("redone", width=6, title="Recomputed"),
         Column("verdict", fills=True, only="full"),
     )
     rows = tuple(
@@ -167,10 +167,15 @@ def _sharing(plan: RankedPlan) -> str:
     """Return a plan in a few words, without what it does not use."""
     sizes = {"TP": plan.tensor, "PP": plan.pipeline, "CP": plan.context, "EP": plan.expert}
     words = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+    if plan.expert_tensor is not None:
+        words.append("whole experts")
     if plan.virtual > 1:
         words.append(f"{plan.virtual} virtual stages")
     words.append(f"{plan.data} {plan.replicas}" if plan.replicas > 1 else "one replica")
-    words.append(f"micro-batch {plan.micro_batch} x {plan.micro_batches}")
+    of = "micro-batches of" if plan.micro_batches > 1 else "micro-batch of"
+    words.append(f"{plan.micro_batches} {of} {plan.micro_batch}")
+    if plan.loss == "fused":
+        words.append("fused loss")
     words.append(
         "nothing recomputed" if plan.checkpointing == "none" else f"{plan.checkpointing} checkpointing"
     )
