@@ -131,6 +131,25 @@ def test_more_recomputing_never_keeps_more(shape: Any, plan: Plan) -> None:
 
 
 @given(shapes, plans())
+def test_every_second_layer_lies_halfway_between_none_and_all(shape: Any, plan: Plan) -> None:
+    none, some, full = (
+        stage_memory(shape, structs.replace(plan, checkpointing=name), 0).phases["loss"].activations
+        for name in ("none", "every-second", "full")
+    )
+    if plan.offload != "activations":
+        assert some == pytest.approx((none + full) / 2)
+
+
+def test_deepspeeds_step_copies_the_gradients_of_its_shard() -> None:
+    """One flat copy of 2 bytes and one in fp32; its third stage at most for 10^9 of them at once."""
+    shape = SHAPES["LLAMA3_8B"]
+    for data, count in (("zero1", shape.parameters / 2), ("zero2", shape.parameters / 2), ("zero3", 1e9)):
+        plan = Plan(batch=1, seq=128, parallel=Parallelism(devices=2, data=data))
+        step = stage_memory(shape, plan, 0).phases["optimizer"].optimizer
+        assert step - 12 * shape.parameters / 2 == pytest.approx(6 * count)
+
+
+@given(shapes, plans())
 def test_parts_add_up_and_the_band_is_around_the_need(shape: Any, plan: Plan) -> None:
     found = memory_need(shape, plan)
     assert sum(found.parts.values()) == pytest.approx(found.need_bytes)

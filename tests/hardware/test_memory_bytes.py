@@ -33,8 +33,9 @@ WIDTHS = {
     "use_cache": False,
 }
 NO_DROPOUT = {"residual_dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0}
-# What each architecture needs besides, and the bytes of one value of its table of rotations.
-ARCHITECTURES: dict[str, tuple[dict[str, Any], int]] = {
+# What each architecture needs besides, and the bytes of its table of rotations for one value of a head: a value
+# takes 2 or 4, and some rotate only a part of each head.
+ARCHITECTURES: dict[str, tuple[dict[str, Any], float]] = {
     "llama": ({}, 2),
     "mistral": ({"sliding_window": None}, 2),
     "qwen2": ({}, 2),
@@ -42,6 +43,10 @@ ARCHITECTURES: dict[str, tuple[dict[str, Any], int]] = {
     "gemma": ({"head_dim": HEAD_DIM}, 2),
     "olmo2": ({}, 4),
     "starcoder2": ({"sliding_window": None, **NO_DROPOUT}, 2),
+    "phi": ({"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attention_dropout": 0.0}, 2 / 2),
+    "phi3": ({"pad_token_id": 0, "sliding_window": None}, 2),
+    "gpt_neox": ({"num_key_value_heads": HEADS, "hidden_dropout": 0.0, "attention_dropout": 0.0}, 2 / 4),
+    "gemma3_text": ({"head_dim": HEAD_DIM}, 2),
 }
 ATTENTION = {"sdpa": "flash", "eager": "written-out"}
 
@@ -49,7 +54,7 @@ ATTENTION = {"sdpa": "flash", "eager": "written-out"}
 def made(name: str, attention: str = "sdpa", depth: int = 2) -> tuple[Any, ModelShape]:
     """Return a small model of the architecture in bf16, and its shape as read from its own config."""
     config = transformers.AutoConfig.for_model(
-        name, **WIDTHS, **ARCHITECTURES[name][0], num_hidden_layers=depth
+        name, **(WIDTHS | ARCHITECTURES[name][0]), num_hidden_layers=depth
     )
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     return model.to(torch.bfloat16).train(), model_from_config(json.dumps(config.to_dict()))
@@ -101,6 +106,23 @@ def test_compiled_layers_keep_what_is_predicted(name: str) -> None:
     assert kept[1] - kept[0] == layer_activations(HIDDEN, shape.layers[0], plan).per_token * TOKENS
 
 
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+@pytest.mark.parametrize("targets", ["q,v", "q,k,v,o,gate,up,down"])
+def test_compiled_layers_with_adapters_keep_what_is_predicted(targets: str) -> None:
+    kept = []
+    for depth in (2, 3):
+        torch._dynamo.reset()
+        model, shape = made("llama", depth=depth)
+        adapt(model, targets, torch.bfloat16)
+        for layer in model.model.layers:
+            layer.compile(backend="aot_eager_decomp_partition")
+        kept_by(model)
+        kept.append(kept_by(model))
+    torch._dynamo.reset()
+    plan = Plan(batch=BATCH, seq=SEQ, method="lora", rank=8, lora_targets=targets, kernels="compiled")
+    assert kept[1] - kept[0] == layer_activations(HIDDEN, shape.layers[0], plan).per_token * TOKENS
+
+
 class Adapted(torch.nn.Module):
     """A frozen matrix with two thin ones beside it, as PEFT (fp32) and torchtune (bf16) write it."""
 
@@ -117,17 +139,21 @@ class Adapted(torch.nn.Module):
         return result + thin.to(result.dtype)
 
 
-@pytest.mark.parametrize("targets", ["q,v", "q,k,v,o", "q,k,v,o,gate,up,down"])
-@pytest.mark.parametrize("kernels", ["transformers", "eager"])
-def test_adapters_keep_what_is_predicted(kernels: str, targets: str) -> None:
-    model, shape = made("llama")
+def adapt(model: Any, targets: str, dtype: Any) -> None:
+    """Freeze a model, and put adapters of rank 8 beside some of its matrices."""
     model.requires_grad_(requires_grad=False)
     model.get_input_embeddings().register_forward_hook(lambda _module, _inputs, out: out.requires_grad_())
-    dtype = torch.float32 if kernels == "transformers" else torch.bfloat16
     for layer in model.model.layers:
         for name in targets.split(","):
             parent = layer.self_attn if name in "qkvo" else layer.mlp
             setattr(parent, f"{name}_proj", Adapted(getattr(parent, f"{name}_proj"), 8, dtype, 0.0))
+
+
+@pytest.mark.parametrize("targets", ["q,v", "q,k,v,o", "q,k,v,o,gate,up,down"])
+@pytest.mark.parametrize("kernels", ["transformers", "eager"])
+def test_adapters_keep_what_is_predicted(kernels: str, targets: str) -> None:
+    model, shape = made("llama")
+    adapt(model, targets, torch.float32 if kernels == "transformers" else torch.bfloat16)
     plan = Plan(batch=BATCH, seq=SEQ, method="lora", rank=8, lora_targets=targets, kernels=kernels)
     expected = predicted(shape, plan)
     if kernels == "eager":  # the model's norms are written out, whoever wrote the adapters

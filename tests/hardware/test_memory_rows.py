@@ -9,9 +9,20 @@ import pytest
 
 from stepgrade.hardware.memory.need import verdict_of
 from stepgrade.statistics import median
-from tests.hardware.published_memory import Case, case_of, cases, held_out, predict, rows
+from tests.hardware.published_memory import (
+    HERE,
+    Case,
+    case_of,
+    cases,
+    held_out,
+    predict,
+    rows,
+    unknown_words,
+)
 
 CASES = cases()
+# Tables of projects that are not among the others; each row's loss, kernels and sharding are those of its source.
+OTHERS = cases(HERE / "other_memory.csv")
 MEASURED = [case for case in CASES if case.measured is not None]
 
 
@@ -19,10 +30,12 @@ def errors(found: list[Case]) -> list[float]:
     return sorted(abs(predict(case).bytes / (case.measured or 1.0) - 1) for case in found)
 
 
-@pytest.mark.parametrize("chosen", [CASES, held_out(CASES)[1]], ids=["all", "kept aside"])
+@pytest.mark.parametrize(
+    "chosen", [CASES, held_out(CASES)[1], OTHERS], ids=["all", "kept aside", "other projects"]
+)
 def test_full_fine_tunes_are_predicted_within_a_few_percent(chosen: list[Case]) -> None:
     found = errors([case for case in chosen if case.measured and case.row["method"] == "full"])
-    assert len(found) > 50
+    assert len(found) > 40
     assert median(found) <= 0.05
     assert found[int(0.9 * (len(found) - 1))] <= 0.10
 
@@ -32,15 +45,22 @@ def test_adapters_are_predicted_as_well_as_their_bands_say() -> None:
     assert median(errors([case for case in MEASURED if case.row["method"] == "qlora"])) <= 0.16
 
 
-def test_bands_hold_for_95_of_100_rows() -> None:
-    found = [(case, predict(case)) for case in MEASURED]
+@pytest.mark.parametrize("chosen", [MEASURED, OTHERS], ids=["all", "other projects"])
+def test_bands_hold_for_95_of_100_rows(chosen: list[Case]) -> None:
+    found = [(case, predict(case)) for case in chosen]
     inside = [case for case, said in found if said.low <= (case.measured or 0.0) <= said.high]
-    assert len(inside) >= 0.95 * len(MEASURED)
+    assert len(inside) >= 0.95 * len(chosen)
+
+
+def test_every_word_of_the_tables_is_understood_and_another_is_named() -> None:
+    assert not [word for case in (*CASES, *OTHERS) for word in unknown_words(case.row)]
+    odd = CASES[0].row | {"loss": "by_hand", "checkpointing": "some"}
+    assert unknown_words(odd) == ["loss=by_hand", "checkpointing=some"]
 
 
 def test_no_verdict_is_wrong_and_most_are_given() -> None:
     said: Counter[tuple[str, str]] = Counter()
-    for case in CASES:
+    for case in (*CASES, *OTHERS):
         if case.capacity is not None:
             said["oom" if case.is_oom else "ran", verdict_of(predict(case).need, case.capacity)] += 1
     assert said["oom", "fits"] == 0

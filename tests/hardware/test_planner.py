@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ def ranked(
 
 
 LLAMA = ranked(configs.LLAMA3_70B)
+MIXTRAL = ranked(configs.MIXTRAL_8X7B)
 
 
 def as_run(found: RankedPlan, run: Plan = RUN, devices: int = DEVICES) -> Plan:
@@ -57,15 +59,18 @@ def as_run(found: RankedPlan, run: Plan = RUN, devices: int = DEVICES) -> Plan:
             virtual=found.virtual,
             context=found.context,
             expert=found.expert,
+            expert_tensor=found.expert_tensor,
+            separate_embedding=trainer.gathers_head_alone,
         ),
     )
 
 
-def test_a_plans_memory_is_what_estimate_says(tmp_path: Path) -> None:
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps(configs.LLAMA3_70B))
-    for found in LLAMA.plans:
-        setup = Setup(device="h100-sxm5-80gb", model=str(config), plan=as_run(found))
+@pytest.mark.parametrize(("config", "table"), [(configs.LLAMA3_70B, LLAMA), (configs.MIXTRAL_8X7B, MIXTRAL)])
+def test_a_plans_memory_is_what_estimate_says(config: Any, table: Any, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    for found in table.plans:
+        setup = Setup(device="h100-sxm5-80gb", model=str(path), plan=as_run(found))
         memory = estimate(setup).memory
         assert memory is not None
         assert (memory.need_bytes, memory.verdict) == (found.need_bytes, found.verdict)
@@ -109,11 +114,57 @@ def test_every_trainer_has_its_best_plan_and_how_to_start_it() -> None:
     assert set(starts) == set(TRAINERS)
     assert "--parallelism.tensor_parallel_degree" in starts["torchtitan"]
     assert "--tensor-model-parallel-size" in starts["megatron"]
-    assert starts["accelerate"].startswith("accelerate launch")
     config = msgspec.json.decode(starts["deepspeed"].split("'")[1])
     best = next(found for found in few.plans if found.trainer == "deepspeed")
     assert config["train_micro_batch_size_per_gpu"] == best.micro_batch
     assert config["gradient_accumulation_steps"] == best.micro_batches
+    assert f"--per_device_train_batch_size {best.micro_batch} " in starts["deepspeed"]  # else both disagree
+
+
+def test_accelerate_and_transformers_understand_what_starts_a_plan() -> None:
+    launch = pytest.importorskip("accelerate.commands.launch")
+    arguments = pytest.importorskip("transformers").TrainingArguments
+    known = {field.name for field in dataclasses.fields(arguments)}
+    for found in (found for found in LLAMA.plans if found.trainer in ("accelerate", "deepspeed")):
+        words = found.flags.split(" --deepspeed ")[0].split()
+        if found.trainer == "accelerate":
+            parsed = launch.launch_command_parser().parse_args(words[2:])
+            assert (parsed.num_processes, parsed.num_machines) == (DEVICES, DEVICES // 8)
+            assert parsed.use_fsdp == found.data.startswith("fsdp")
+            words = parsed.training_script_args
+        assert {word.removeprefix("--") for word in words if word.startswith("--")} <= known
+
+
+def test_torchtitan_is_asked_for_nothing_that_it_refuses() -> None:
+    """It has no DDP beside another parallelism, two stages per device unless told, and whole stages."""
+    some = [found for found in (*LLAMA.plans, *MIXTRAL.plans) if found.trainer == "torchtitan"]
+    assert {found.virtual for found in some} >= {1, 2, 4}
+    for found in some:
+        is_mixed = found.tensor * found.pipeline * found.context * found.expert > 1
+        assert not (found.data == "ddp" and found.replicas > 1 and is_mixed)
+        flags = dict(zip(found.flags.split()[:-1:2], found.flags.split()[1:-1:2], strict=True))
+        layers = flags.get("--parallelism.pipeline_parallel_layers_per_stage")
+        assert (layers is not None) == (found.virtual > 2)
+        if found.pipeline > 1:
+            assert flags["--parallelism.pipeline_parallel_first_stage_less_layers"] == "0"
+
+
+def test_the_plan_of_a_published_recipe_is_among_the_best() -> None:
+    """NVIDIA trains Llama 3 70B on 64 H100s with TP 4, PP 4 and CP 2, Mixtral 8x7B with PP 4 and EP 8."""
+    best = [(found.tensor, found.pipeline, found.context) for found in LLAMA.plans[:3]]
+    assert (4, 4, 2) in best
+    found = next(
+        found for found in MIXTRAL.plans if (found.tensor, found.pipeline, found.expert) == (1, 4, 8)
+    )
+    assert found.verdict == "fits"
+    assert found.tok_s > 0.95 * MIXTRAL.plans[0].tok_s
+
+
+def test_whole_experts_are_a_plan_of_their_own() -> None:
+    whole = [found for found in MIXTRAL.plans if found.expert_tensor == 1]
+    assert whole
+    assert all("--expert-tensor-parallel-size 1" in found.flags for found in whole)
+    assert {found.trainer for found in whole} == {"megatron"}
 
 
 def test_a_small_model_is_not_cut_up() -> None:

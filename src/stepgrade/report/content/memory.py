@@ -90,8 +90,9 @@ def memory_blocks(found: Estimate, memory: MemoryFit) -> Iterator[Block]:
 
 def plans(found: PlanTable, flags: Mapping[str, str]) -> Iterator[Block]:
     """Yield the plans as a table, why each is not better, and the flags that start the best of them."""
-    run = f"{found.model}, {found.global_batch:,} x {found.seq:,} tokens per step"
-    yield Title("Plans", f"stepgrade · {found.devices} x {found.device} · {run}")
+    step = f"{found.global_batch:,} x {found.seq:,} tokens per step"
+    run = f"{found.model}, {step}"
+    yield Title("Plans", f"stepgrade · {found.devices} x {found.device} · {step}")
     yield Space()
     yield Paragraph(f"{found.devices} x {found.device}: {run}", only="full")
     if not found.plans:
@@ -108,7 +109,7 @@ def plans(found: PlanTable, flags: Mapping[str, str]) -> Iterator[Block]:
             shown.add(plan.trainer)
     considered = f"{show_count(found.considered)} plans considered"
     capacity = f"each device has {show_bytes(found.capacity_bytes)}"
-    notes = (f"{considered}; {capacity}", *texts_of(found.notes, flags))
+    notes = (found.model, f"{considered}; {capacity}", *texts_of(found.notes, flags))
     yield Heading("Notes")
     yield bullets(notes, style="dim")
 
@@ -143,7 +144,7 @@ def _plan_table(found: PlanTable) -> Table:
             show_bytes(plan.need_bytes),
             TRAINERS[plan.trainer],
             *(cells[place] for cells in used.values()),
-            f"{plan.data} {plan.replicas}" if plan.replicas > 1 else "one replica",
+            _copies(plan),
             f"{plan.micro_batches}x{plan.micro_batch}",
             plan.checkpointing,
             VERDICTS[plan.verdict],
@@ -171,7 +172,7 @@ def _sharing(plan: RankedPlan) -> str:
         words.append("whole experts")
     if plan.virtual > 1:
         words.append(f"{plan.virtual} virtual stages")
-    words.append(f"{plan.data} {plan.replicas}" if plan.replicas > 1 else "one replica")
+    words.append(_copies(plan))
     of = "micro-batches of" if plan.micro_batches > 1 else "micro-batch of"
     words.append(f"{plan.micro_batches} {of} {plan.micro_batch}")
     if plan.loss == "fused":
@@ -180,3 +181,9 @@ def _sharing(plan: RankedPlan) -> str:
         "nothing recomputed" if plan.checkpointing == "none" else f"{plan.checkpointing} checkpointing"
     )
     return ", ".join(words)
+
+
+def _copies(plan: RankedPlan) -> str:
+    """Return how a plan shards, and among how many: those that share a sequence hold shards as replicas do."""
+    peers = plan.replicas * plan.context
+    return f"{plan.data} {peers}" if peers > 1 else "one replica"
