@@ -184,6 +184,6 @@ def _sharing(plan: RankedPlan) -> str:
 
 
 def _copies(plan: RankedPlan) -> str:
-    """Return how a plan shards, and among how many: those that share a sequence hold shards as replicas do."""
+    """Return how a plan shards, and among how many: devices that share a sequence hold shards as well."""
     peers = plan.replicas * plan.context
     return f"{plan.data} {peers}" if peers > 1 else "one replica"
