@@ -11,6 +11,7 @@ from stepgrade.contract import Grade
 from stepgrade.gating.run import gate
 from stepgrade.hardware.setup import Setup
 from stepgrade.model import LedgerTime, OpTime, Profile
+from stepgrade.model.notes import Note
 from stepgrade.model.scorecard import Scorecard
 from tests.builders import make_phases, make_profile
 
@@ -59,6 +60,19 @@ def test_no_device_is_more_efficient_than_it_is_busy(compute: int, grade: str) -
     report = gate([card], fail_on=["grade:F"])
     assert f"ungraded, {grade} or lower" in sg.render(report, to="badge")
     assert Scorecard.from_json(card.to_json()).grade_at_most == grade
+
+
+def test_a_timeline_that_is_never_idle_bounds_it_as_well() -> None:
+    assert sg.score(make_profile(phases=(), ledger=ledger_of(100))).grade_at_most == "A"
+
+
+@pytest.mark.parametrize(("work", "grade"), [("training", "D"), ("unknown", None), ("inference", None)])
+def test_training_without_steps_is_bounded_by_what_was_recorded(work: str, grade: str | None) -> None:
+    no_steps = Note("no_steps", "The trace has no steps.", fatal=True)
+    run = make_profile(phases=(), work=work, ledger=ledger_of(16), warnings=(no_steps,))
+    card = sg.score(run)
+    assert (card.grade, card.grade_at_most) == ("ungraded", grade)
+    assert "no_steps" in [note.code for note in card.ungraded_because]
 
 
 def test_phases_bound_it_by_the_time_that_is_waiting() -> None:

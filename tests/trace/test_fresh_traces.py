@@ -160,6 +160,20 @@ def test_layers_of_two_operations_are_no_steps() -> None:
     assert build_timeline(out.trace()).steps.basis == "span"
 
 
+@pytest.mark.parametrize("grows", [False, True], ids=["the same sizes", "a longer batch each time"])
+def test_rounds_begin_where_the_first_layer_takes_other_sizes(grows: bool) -> None:
+    out = TraceBuilder(devices=(), recorded=frozenset({"shapes"}))
+    for step in range(6):
+        for layer in range(7):
+            rows = 8 + step if grows else 8
+            sizes = [[rows, 3 if layer == 0 else 64], [64, 3 if layer == 0 else 64]]
+            for place, name in enumerate(("aten::conv2d", "aten::batch_norm", "aten::relu")):
+                at = 21_000_000 * step + 3_000_000 * layer + 1_000_000 * place
+                out.op(name, at, 900_000, dims=sizes)
+    # Where no size comes back the names show rounds as well, though not which layer begins them.
+    assert len(build_timeline(out.trace()).steps.number) == (21 if grows else 6)
+
+
 @pytest.mark.parametrize("passes", [1, 2])
 def test_images_of_a_step_are_what_the_first_convolution_takes_in(passes: int) -> None:
     out = TraceBuilder(devices=(), recorded=frozenset({"shapes"}))

@@ -24,6 +24,7 @@ class Run:
         self.total, self.kind, self.early, self.on_host = base, kind, early, on_host
         self.sizes: dict[int, int] = {}
         self.next = 1
+        self.device: dict[str, Any] | None = None
 
     def change(self, at: float, size: int, address: int) -> None:
         self.total += size
@@ -67,7 +68,8 @@ class Run:
 
     def memory(self, folder: Path) -> Memory | None:
         path = folder / "t.json"
-        path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": self.rows}))
+        devices = {} if self.device is None else {"deviceProperties": [self.device]}
+        path.write_text(json.dumps({"schemaVersion": 1, **devices, "traceEvents": self.rows}))
         return sg.load(path).memory
 
 
@@ -132,6 +134,33 @@ def test_memory_that_grows_with_every_step(tmp_path: Path) -> None:
     assert memory.growth is not None
     assert memory.growth.bytes_per_step == 3 * MIB
     assert memory.growth.holders[0].op == "aten::_log_softmax"
+
+
+@pytest.mark.parametrize(
+    ("times", "capacity_mib", "retries"),
+    [
+        ((131, 132, 133, 134), 220, 4),  # one of each of the four steps
+        ((131, 132, 133, 134), None, 4),
+        ((131, 132, 350, 360), 220, 0),  # freed by itself, asked for by another operation
+        ((131, 132, 133, 134), 4000, 0),  # a library sets itself up on a device that has room
+    ],
+)
+def test_only_an_allocation_that_frees_and_asks_again_is_a_retry(
+    tmp_path: Path, times: tuple[int, ...], capacity_mib: int | None, retries: int
+) -> None:
+    run = Run(base=0)
+    for number in range(5):
+        run.step(number, 1000.0 * number)
+        names = ("cudaMalloc", "cudaFree", "cudaFree", "cudaMalloc")
+        run.rows += [
+            event("cuda_runtime", name, 1000.0 * number + at, 0.5)
+            for name, at in zip(names, times, strict=True)
+        ]
+    if capacity_mib is not None:
+        run.device = {"id": 0, "name": "NVIDIA H100", "totalGlobalMem": capacity_mib * MIB}
+    memory = run.memory(tmp_path)
+    assert memory is not None
+    assert memory.retries == retries
 
 
 @pytest.mark.parametrize("bad", [None, "x", [], {}, 1.5, -1, 1 << 62, (1 << 63) - 1, -1 << 63, 1 << 80, True])

@@ -13,7 +13,7 @@ from stepgrade.units import show_share
 
 # Operations of other classes move memory; none of the FLOPs that a grade counts are in them.
 _MAY_COMPUTE = ("attention", "convolution", "gemm", "other", None)
-# More of the step than this bounds nothing.
+# Of phases more of the step than this bounds nothing; a timeline has seen all of it.
 _MOST_SHARE = 0.995
 
 
@@ -47,7 +47,7 @@ def why_ungraded(
     # Where no step was timed, no figure that could be given would make a grade.
     untimed = profile.hang is not None
     reasons = unfit if untimed else (*unfit, *efficiency.ungraded_because)
-    if unfit or not reasons:
+    if not reasons or untimed or work == "inference" or (unfit and work != "training"):
         return reasons, None
     bound = bound_of(profile, ledger, efficiency.arithmetic, efficiency.roof)
     return (*reasons, *((bound.note,) if bound else ())), bound
@@ -73,7 +73,9 @@ def bound_of(
         rest = f", what has no count takes {show_share(uncounted)} of the step" if uncounted >= 0.0005 else ""
         bounds.append(Bound(share=arithmetic.share + uncounted, because=f"{counted}{rest}"))
     lowest = min(bounds, key=lambda bound: bound.share, default=None)
-    return lowest if lowest is not None and lowest.share < _MOST_SHARE else None
+    if lowest is None or (lowest.share >= _MOST_SHARE and profile.ledger is None):
+        return None
+    return lowest
 
 
 def _by_ledger(profile: Profile, ledger: Ledger | None, roof: Ceiling | None) -> Bound | None:

@@ -43,6 +43,9 @@ from stepgrade.trace.timeline import Driver, Timeline
 _ZERO_GRAD = re.compile(r"^Optimizer\.zero_grad#|^##\s*zero_grad\b|^zero[ _]grad$", re.IGNORECASE)
 _OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#(\w{1,60})")
 _TAKES = re.compile(r"^(cuda|hip)(Malloc|MallocAsync)$|^(cu|hip)MemCreate$")
+# With less than this reserved nobody asked in vain.
+_ROOMY_SHARE = 0.5
+_ASKS_AGAIN = re.compile(rb"tg+(?=t)")  # t takes memory, g gives it back
 _GIVES_BACK = re.compile(r"^(cuda|hip)(Free|FreeAsync)$|^(cu|hip)MemRelease$")
 _MORE_THAN_ANY = 1 << 50
 _PROCESSOR = 0
@@ -156,7 +159,7 @@ def memory_of_trace(timeline: Timeline, layers: Layers) -> Memory | None:
         peak_at=PeakPlace(op=maker.op, where=maker.where, layer=_layer_at(timeline, layers, row[found.peak])),
         fragmentation=max(0.0, 1.0 - peak_bytes / reserved) if reserved > 0 else None,
         from_before_bytes=float(found.events.base_bytes),
-        retries=_retries(timeline) if len(trace.calls.name) else None,
+        retries=_retries(timeline, float(chosen.reserved.max())) if len(trace.calls.name) else None,
         curve=total_curve(found, low, high, start_ns),
     )
     if not has_addresses(found.events):  # of 2021: what is freed cannot be told
@@ -266,11 +269,28 @@ def _states_per_weight(timeline: Timeline) -> int:
     return STATES_PER_WEIGHT.get(match[1], 0) if match else 0
 
 
-def _retries(timeline: Timeline) -> int:
-    """Return how often, in the steady steps, memory was given back to the device and asked for again."""
+def _retries(timeline: Timeline, reserved_bytes: float) -> int:
+    """Return how often, in the steady steps, an allocation gave memory back to the device and asked again.
+
+    Between the two requests nothing else is done. Libraries that set themselves up do the same, on a device
+    that has room.
+    """
     trace = timeline.trace
+    capacities = [device.memory_bytes for device in trace.devices if device.memory_bytes]
+    if capacities and 0.0 < reserved_bytes < _ROOMY_SHARE * min(capacities):
+        return 0
     takes = named(trace.strings, trace.calls.name, _TAKES)
-    calls = np.flatnonzero(takes | named(trace.strings, trace.calls.name, _GIVES_BACK))
-    calls = calls[timeline.in_steady_step(trace.calls.start_ns[calls])]
-    again = takes[calls[1:]] & ~takes[calls[:-1]]
-    return int(again.sum())
+    gives = named(trace.strings, trace.calls.name, _GIVES_BACK)
+    if not takes.any() or not gives.any():
+        return 0
+    rows = np.flatnonzero(takes | gives)
+    rows = rows[timeline.in_steady_step(trace.calls.start_ns[rows])]
+    letters = np.where(takes[rows], ord("t"), ord("g"))
+    order = np.lexsort(
+        (
+            np.concatenate([trace.ops.start_ns, trace.calls.start_ns[rows]]),
+            np.concatenate([trace.ops.thread, trace.calls.thread[rows]]),
+        )
+    )
+    kinds = np.concatenate([np.full(len(trace.ops.name), ord("o")), letters])[order]
+    return len(_ASKS_AGAIN.findall(kinds.astype(np.uint8).tobytes()))

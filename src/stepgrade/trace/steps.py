@@ -74,6 +74,7 @@ _WHOLE_PASS = re.compile(
 )
 SHORTEST_ROUND = 4  # operations
 SHORTEST_LOOP = 2  # of one that does what a model does once in a pass
+_NEARLY = 0.95  # of the longest stretch, to be as good
 _ALL_PERIODS = 4000  # the longest sequence in which every period is tried
 _PERIODS_TRIED = 100
 _RANGES_TRIED = 50
@@ -410,11 +411,14 @@ def _from_operations(trace: Trace, tree: HostTree, computed: Computed, thread: i
     ops = trace.ops
     rows = np.flatnonzero(outermost_operations(tree) & (ops.thread == thread))
     names = ops.name[rows]
-    found = longest_repetition(names, SHORTEST_LOOP)
-    if found is not None and found[1] < SHORTEST_ROUND and not _is_pass(trace, names, found, _ONCE_A_PASS):
-        found = longest_repetition(names)
+    found = _rounds_of(trace, names, names)
     if found is None:
         return None
+    # Sizes tell the first layer of a pass from the others, unless they change from round to round.
+    sized = groups(names.astype(np.int64) * (len(trace.inputs) + 1) + ops.inputs[rows] + 1).which
+    by_sizes = _rounds_of(trace, names, sized.astype(np.int32))
+    if by_sizes is not None and by_sizes[2] >= _NEARLY * found[2]:
+        found = by_sizes
     start, period, length = found
     is_whole = start == 0 and length == len(names) and length % period == 0
     # What comes before the loop, making the model for one, is not of its rounds.
@@ -437,6 +441,14 @@ def _from_operations(trace: Trace, tree: HostTree, computed: Computed, thread: i
     if ((module[1:] == module[:-1]) & (module[1:] >= 0)).any() or min(alike, shares.sum()) < MOST_SHARE:
         return None
     return _chain(StepBasis.OPERATIONS, edges, thread)
+
+
+def _rounds_of(trace: Trace, names: Ids, signs: Ids) -> tuple[int, int, int] | None:
+    """Return the longest repetition of the signs that is a round of a loop by its length or by its names."""
+    found = longest_repetition(signs, SHORTEST_LOOP)
+    if found is not None and found[1] < SHORTEST_ROUND and not _is_pass(trace, names, found, _ONCE_A_PASS):
+        found = longest_repetition(signs)
+    return found
 
 
 def _is_pass(trace: Trace, names: Ids, found: tuple[int, int, int], pattern: re.Pattern[str]) -> bool:
@@ -468,7 +480,7 @@ def longest_repetition(names: Ids, shortest: int = SHORTEST_ROUND) -> tuple[int,
         if lengths[longest] >= period:  # at least two whole rounds
             found.append((int(breaks[longest] - lengths[longest]), period, int(lengths[longest]) + period))
     most = max((length for _, _, length in found), default=0)
-    return next((stretch for stretch in found if stretch[2] >= 0.95 * most), None)
+    return next((stretch for stretch in found if stretch[2] >= _NEARLY * most), None)
 
 
 def steps_of(times: Longs, steps: HostSteps) -> Ids:
