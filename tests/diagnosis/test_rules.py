@@ -362,6 +362,16 @@ def test_a_rule_alone_gives_a_complete_finding(name: str) -> None:
     assert finding.gain_high == 0.0 or finding.gain_basis
 
 
+def test_any_number_of_rows_is_well_aligned() -> None:
+    products = (
+        *gemm(788, 768, 3072, 30.0),
+        *gemm(768, 788, 3072, 30.0),
+    )  # a layer, and its weight's gradient
+    assert "misaligned-gemm" not in {found.rule for found in sg.score(trace(gemms=products)).findings}
+    narrow = (*products, *gemm(788, 3072, 769, 30.0))
+    assert "misaligned-gemm" in {found.rule for found in sg.score(trace(gemms=narrow)).findings}
+
+
 @pytest.mark.parametrize("name", FIRES)
 def test_an_ignored_rule_is_silent(name: str) -> None:
     card = card_of(FIRES[name], settings=Settings(ignored_rules=frozenset({name})))
@@ -545,14 +555,23 @@ def test_time_between_the_framework_s_own_calls_is_a_remark() -> None:
     assert levels[1] != "info"
 
 
-def test_values_that_are_read_are_no_copies() -> None:
+def test_values_that_are_read_and_tensors_that_are_filled_are_no_copies() -> None:
     read = OpTime(name="aten::item", total_ms=200.0, calls=1000.0, kind="copy")
+    filled = OpTime(name="aten::fill_", total_ms=200.0, calls=10.0, kind="copy")
     copied = OpTime(name="aten::copy_", total_ms=200.0, calls=10.0, kind="copy")
     found = [
         any(f.rule == "device-copies" for f in sg.score(host(ops=(*GEMMS, op))).findings)
-        for op in (read, copied)
+        for op in (read, filled, copied)
     ]
-    assert found == [False, True]
+    assert found == [False, False, True]
+
+
+@pytest.mark.parametrize(("classes", "is_found"), [(10, False), (32_000, True)])
+def test_the_loss_of_a_few_classes_is_not_one_over_a_vocabulary(classes: int, is_found: bool) -> None:
+    # The hidden layer is wider than a vocabulary need be: the loss itself says over what it goes.
+    loss = op("aten::_log_softmax", "softmax", 15.0, bytes=2.0 * 4 * 128 * classes * STEPS)
+    run = trace(ops=(loss, *GEMMS), gemms=gemm(128, 512, 2048, 30.0))
+    assert any(found.rule == "unfused-loss" for found in sg.score(run).findings) == is_found
 
 
 def test_a_few_operations_on_a_processor_are_no_run() -> None:

@@ -87,6 +87,9 @@ def unfused_loss(context: RuleContext) -> Found | None:
         return None
     share, limits = context.busy_share(sum(op.ms or 0.0 for op in ops)), context.limits
     # Of a few classes the logits are small: what they take is not worth a kernel of its own.
+    sizes = [op.bytes / op.calls for op in ops if op.bytes and op.calls]
+    if max(sizes, default=limits.large_tensor_bytes) < limits.large_tensor_bytes:
+        return None
     sides = [max(gemm.m, gemm.n, gemm.k) for gemm in context.activity.gemms]
     if max(sides, default=limits.vocabulary_classes) < limits.vocabulary_classes:
         return None

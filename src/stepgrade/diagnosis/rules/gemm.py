@@ -48,10 +48,15 @@ def _is_memory_bound(context: RuleContext, gemm: GemmTally) -> bool | None:
 
 def misaligned_gemm(context: RuleContext) -> Found | None:
     multiple = max(1, context.limits.gemm_multiple)
-    chosen, share = _chosen(
-        context,
-        lambda gemm: gemm.dtype in _NARROW and any(side % multiple for side in (gemm.m, gemm.n, gemm.k)),
-    )
+    # Rows lie one after the other in memory, however many there are; a weight's gradient adds up over them.
+    rows = {gemm.m for gemm in context.activity.gemms if gemm.batch == 1}
+
+    def is_misaligned(gemm: GemmTally) -> bool:
+        is_over_rows = gemm.batch == 1 and gemm.k in rows
+        sides = (gemm.n,) if is_over_rows else (gemm.n, gemm.k)
+        return gemm.dtype in _NARROW and any(side % multiple for side in sides)
+
+    chosen, share = _chosen(context, is_misaligned)
     if not chosen:
         return None
     claim = (
@@ -144,9 +149,9 @@ RULES = (
     Rule(
         name="misaligned-gemm",
         find=misaligned_gemm,
-        sees="A 16-bit product has a side that is not a multiple of 8, so slower kernels run.",
+        sees="A 16-bit product has a width that is not a multiple of 8, so slower kernels run.",
         evidence="sizes of the longest such product, calls per step, share of the step",
-        fix="Pad the side to a multiple of 8, better 64: hidden sizes, vocabulary, batch times sequence.",
+        fix="Pad the side to a multiple of 8, better 64: hidden sizes, vocabulary, the length in attention.",
         wrong_when="the kernel pads by itself; its name then says align8 all the same",
         check="All sides are multiples of 8 and the product takes less time.",
         worth=Worth("compute", 0.4, "an aligned product measured up to twice as fast, most of them less"),

@@ -7,7 +7,11 @@ from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Found, Levels, Remedy, Rule, Worth
 from stepgrade.units import show_share
 
-_READS = frozenset({"aten::item", "aten::_local_scalar_dense"})
+# A value that is read has its own rule; a tensor that is filled was not copied.
+_NO_COPIES = frozenset(
+    f"aten::{name}"
+    for name in ("item", "_local_scalar_dense", "fill_", "zero_", "zeros", "zeros_like", "new_zeros")
+)
 
 
 def _levels(limits: Limits) -> Levels:
@@ -23,8 +27,7 @@ def layout_conversions(context: RuleContext) -> Found | None:
 def device_copies(context: RuleContext) -> Found | None:
     if context.is_compiled:  # a generated kernel that copies does more than that
         return None
-    # A value that is read has its own rule.
-    copies = [op for op in context.operations if op.kind == "copy" and op.name not in _READS]
+    copies = [op for op in context.operations if op.kind == "copy" and op.name not in _NO_COPIES]
     # Parts leave copies between host and device out; a processor has none, and small ones stay in its cache.
     share = context.busy_share(sum(part.ms for part in context.activity.parts if part.work_class == "copy"))
     if context.activity.driver == "host":
