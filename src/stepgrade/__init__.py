@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from stepgrade.report import render
     from stepgrade.report.step_profile import convert
     from stepgrade.store.history import open_history as history
+    from stepgrade.trace.own_costs import register_cost
+    from stepgrade.trace.recorded_inputs import Cost
 
 # Where each public name lives: it is imported when first asked for, `stepgrade --version` needs none of it.
 _HOMES = {
@@ -39,6 +41,7 @@ _HOMES = {
     "Baseline": "model",
     "Cluster": "hardware.planner",
     "Config": "config",
+    "Cost": "trace.recorded_inputs",
     "GateReport": "model.comparison",
     "ParityReport": "compare.parity",
     "Plan": "hardware.cost.plan",
@@ -61,6 +64,7 @@ _HOMES = {
     "load_settings": "diagnosis.settings",
     "parity": "compare.parity",
     "plan": "hardware.planner",
+    "register_cost": "trace.own_costs",
     "render": "report",
     "score": "grading",
     "watch": "record",
@@ -72,6 +76,7 @@ __all__ = [
     "Baseline",
     "Cluster",
     "Config",
+    "Cost",
     "GateReport",
     "ParityReport",
     "Plan",
@@ -95,6 +100,7 @@ __all__ = [
     "load_settings",
     "parity",
     "plan",
+    "register_cost",
     "render",
     "score",
     "watch",

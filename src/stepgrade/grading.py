@@ -39,6 +39,7 @@ from stepgrade.scoring.layers import backward_forward_ratio, layer_summaries, la
 from stepgrade.scoring.memory import memory_of_run
 from stepgrade.scoring.operations import (
     RankedOperation,
+    counted_share,
     drop_impossible_counts,
     operations_of_step,
     total_by_operation,
@@ -178,6 +179,7 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         grade=UNGRADED if reasons else efficiency.grade,
         grade_at_most=bound.grade if bound else None,
         cost_known_share=profile.matmul_known_share,
+        counted_share=counted_share(operations),
         work=context.work,
         efficiency=efficiency.share,
         bottleneck=verdict.bottleneck.value,

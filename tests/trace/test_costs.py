@@ -123,7 +123,7 @@ def test_costs(
         ("aten::mm", [["x", 16], [16, 4]]),
         ("aten::cudnn_convolution", [IMAGE, KERNEL]),
         ("aten::_flash_attention_forward", [[2048, 16, 64]] * 3),
-        ("aten::nonzero", [[8, 4]]),
+        ("aten::unique_consecutive", [[8, 4]]),
     ],
 )
 def test_what_the_sizes_do_not_tell_is_none(name: str, dims: list[Any]) -> None:

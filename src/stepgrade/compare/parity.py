@@ -36,6 +36,16 @@ class OneSided(Struct, frozen=True, kw_only=True):
     ms: float
 
 
+class ShapeGap(Struct, frozen=True, kw_only=True):
+    """The calls of an operation of both with inputs of one shape, in milliseconds per step."""
+
+    op: str
+    shape: str
+    ours_ms: float
+    theirs_ms: float
+    ratio: float
+
+
 class ParityReport(Result, frozen=True, kw_only=True):
     """Contract v1's comparison, and how much of each side's time it speaks for.
 
@@ -57,6 +67,7 @@ class ParityReport(Result, frozen=True, kw_only=True):
     ours_matched_share: float | None = None
     theirs_matched_share: float | None = None
     gaps: tuple[ParityGap, ...] = ()
+    shapes: tuple[ShapeGap, ...] = ()  # of the operations of both, most time lost first
     only_ours: tuple[OneSided, ...] = ()
     only_theirs: tuple[OneSided, ...] = ()
     matched_by: str = "name"  # or the level of the canonical operations
@@ -140,6 +151,7 @@ def parity(ours: Profile | Path, theirs: Profile | Path) -> ParityReport:
         ours_matched_share=shares[0],
         theirs_matched_share=shares[1],
         gaps=tuple(gaps),
+        shapes=_shape_gaps((ours, our_times), (theirs, their_times), scale),
         only_ours=_one_sided(our_ops, their_ops),
         only_theirs=_one_sided(their_ops, our_ops),
         matched_by="name" if by_name else matched.level,
@@ -181,6 +193,29 @@ def _ops_of_step(profile: Profile, times: RunTimes, scale: float = 1.0) -> dict[
             f"{missing} in this profile, so there is nothing to compare", where=profile.source.files[0]
         )
     return ops
+
+
+def _shape_gaps(
+    ours: tuple[Profile, RunTimes], theirs: tuple[Profile, RunTimes], scale: float
+) -> tuple[ShapeGap, ...]:
+    """Return the shapes that both have, most time lost first: one that is slower hides among others."""
+    others = _ms_by_shape(*theirs, scale)
+    found = [
+        ShapeGap(op=op, shape=shape, ours_ms=ms, theirs_ms=other, ratio=ms / other)
+        for (op, shape), ms in _ms_by_shape(*ours, 1.0).items()
+        if (other := others.get((op, shape)))
+    ]
+    return tuple(sorted(found, key=lambda gap: (gap.theirs_ms - gap.ours_ms, gap.op, gap.shape)))
+
+
+def _ms_by_shape(profile: Profile, times: RunTimes, scale: float) -> dict[tuple[str, str], float]:
+    found: dict[tuple[str, str], float] = {}
+    for op in profile.operations:
+        for row in op.shapes:
+            if row.shape and row.total_ms > 0.0:
+                ms = (times.per_step(row.total_ms) or 0.0) * scale
+                found[op.name, row.shape] = found.get((op.name, row.shape), 0.0) + ms
+    return found
 
 
 def _one_sided(ops: dict[str, float], others: dict[str, float]) -> tuple[OneSided, ...]:

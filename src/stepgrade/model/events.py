@@ -147,6 +147,7 @@ class Inputs(Struct, frozen=True, kw_only=True):
     types: bytes = b"[]"
     concrete: bytes = b"[]"
     strides: bytes = b"[]"
+    is_triton: bool = False  # of a Triton kernel: the inputs are all its pointers, results included
     compiled: Compiled | None = None
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stepgrade.errors import BadInput
 from stepgrade.model.activity import Activity
@@ -26,6 +26,7 @@ APR_PROFILER_V1 = "apr_training_profiler_v1"
 LOG = "log"
 WorkKind = Literal["training", "inference", "unknown"]  # what the steps hold
 LARGEST_COUNT = 2**64 - 1  # contract v1's counts are unsigned, of 64 bits
+PRODUCTS = ("gemm", "convolution", "attention")  # the kinds of operations that arithmetic may limit
 
 
 class Source(Struct, frozen=True, kw_only=True):
@@ -73,8 +74,31 @@ class LayerTime(Struct, frozen=True, kw_only=True):
     ops_total_ms: dict[str, float] = {}
 
 
+class ShapeTime(Struct, frozen=True, kw_only=True):
+    """The calls of an operation whose inputs have one shape; FLOPs and bytes are of all of them."""
+
+    shape: str | None  # None: not recorded, or the sum of the rows that are too many to list
+    total_ms: float
+    calls: float
+    flops: float | None = None
+    bytes: float | None = None
+    at_most: bool = False  # a bound: how much of a tensor is used, or how a product was made, is not known
+
+
+class KernelTime(Struct, frozen=True, kw_only=True):
+    """One kernel under an operation; figures of its launches are means, weighted by time."""
+
+    name: str
+    total_ms: float
+    calls: float
+    occupancy: float | None = None  # share of the warps that a multiprocessor can hold
+    blocks_per_sm: float | None = None
+    registers: float | None = None  # of a thread
+    tensor_cores: bool | None = None  # None: its name does not say
+
+
 class OpTime(Struct, frozen=True, kw_only=True):
-    """One operation."""
+    """One operation; FLOPs and bytes are of the calls whose own are known."""
 
     name: str
     total_ms: float
@@ -82,9 +106,45 @@ class OpTime(Struct, frozen=True, kw_only=True):
     kind: str | None = None
     flops: float | None = None
     bytes: float | None = None
+    known_share: float | None = None  # of its time, how much has FLOPs or bytes; None: all or nothing
     dtype: str | None = None
     samples_ms: tuple[float, ...] = ()
     longest: Span | None = None  # where its longest call is
+    shapes: tuple[ShapeTime, ...] = ()  # where inputs were recorded: they add up to the operation
+    kernels: tuple[KernelTime, ...] = ()  # the longest
+
+    @property
+    def rows(self) -> tuple[ShapeTime, ...]:
+        """Return its calls by shape; where no shapes are known, those with known work and the others."""
+        if self.shapes:
+            return self.shapes
+        known, calls = 1.0 if self.known_share is None else self.known_share, self.calls or 0.0
+        row = ShapeTime(
+            shape=None,
+            total_ms=self.total_ms * known,
+            calls=calls * known,
+            flops=self.flops,
+            bytes=self.bytes,
+        )
+        if known >= 1.0:
+            return (row,)
+        rest = ShapeTime(shape=None, total_ms=self.total_ms * (1.0 - known), calls=calls * (1.0 - known))
+        return (row, rest) if known > 0.0 else (rest,)
+
+    def with_rows(self, rows: tuple[ShapeTime, ...]) -> OpTime:
+        """Return the operation with these rows, and what is known of them together."""
+        flops = [row.flops for row in rows if row.flops is not None]
+        moved = [row.bytes for row in rows if row.bytes is not None]
+        # Of what no product is, FLOPs alone say nothing: memory limits it.
+        is_product = self.kind in PRODUCTS
+        known_ms = sum(row.total_ms for row in rows if row.bytes is not None or (is_product and row.flops))
+        return structs.replace(
+            self,
+            shapes=rows if any(row.shape for row in rows) else (),
+            flops=sum(flops) if flops else None,
+            bytes=sum(moved) if moved else None,
+            known_share=min(1.0, known_ms / self.total_ms) if self.total_ms else None,
+        )
 
 
 # What the device does in the time of each account, for people.

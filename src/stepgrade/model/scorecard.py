@@ -41,6 +41,19 @@ class LayerStep(Struct, frozen=True, kw_only=True):
     slow: tuple[str, ...] = ()  # forward, backward: where it takes clearly longer than the other layers
 
 
+class ShapeRow(Struct, frozen=True, kw_only=True):
+    """The calls of an operation whose inputs have one shape, in the typical step."""
+
+    shape: str | None
+    ms: float | None = None
+    calls: float | None = None
+    flops: float | None = None
+    bytes: float | None = None
+    at_most: bool = False  # a bound: how much of a tensor is used, or how a product was made, is not known
+    roof: str | None = None
+    roof_share: float | None = None
+
+
 class Operation(Struct, frozen=True, kw_only=True):
     """One operation in the typical step: its time, and that as a share of the step.
 
@@ -55,6 +68,7 @@ class Operation(Struct, frozen=True, kw_only=True):
     calls: float | None = None
     flops: float | None = None
     bytes: float | None = None
+    known_share: float | None = None  # of its time, how much has FLOPs or bytes
     roof_share: float | None = None  # of what the device allows for its FLOPs and bytes
     roof: str | None = None  # compute or memory, whichever is lower
     mean_ms: float | None = None  # of a call
@@ -62,6 +76,7 @@ class Operation(Struct, frozen=True, kw_only=True):
     bytes_per_s: float | None = None
     longest: Span | None = None
     samples_ms: tuple[float, ...] = ()
+    shapes: tuple[ShapeRow, ...] = ()  # longest first; they add up to the operation
 
 
 class Cause(Struct, frozen=True, kw_only=True):
@@ -193,6 +208,7 @@ class Scorecard(Result, frozen=True, kw_only=True):
     typical_step: Span | None = None
     work: WorkKind = "unknown"
     cost_known_share: float | None = None  # of the time in operations that do arithmetic
+    counted_share: float | None = None  # of the operations' time without communication: FLOPs or bytes known
     grade_at_most: str | None = None  # of an ungraded run: no better than this, whatever is not known
     goodput: Goodput | None = None  # of the wall time of a logged run
     memory: Memory | None = None

@@ -31,3 +31,21 @@ _LONGEST = 250
 def precision_of_kernel(name: str) -> str | None:
     """Return the precision that a product's kernel multiplies in; None if its name does not say."""
     return next((precision for precision, rule in _RULES if rule.search(name, 0, _LONGEST)), None)
+
+
+# Copies are compiled for the width of what they copy or for its type, other loops for its type.
+_WIDTH = re.compile(r"OpaqueType<(\d{1,2})")
+_COPIED = re.compile(r"CatArray\w*<(?:\w+::)*(\w+)")
+_TYPES = re.compile(r"\b(BFloat16|Half|double|float)\b")
+_ITEM_BYTES = {"BFloat16": 2, "Half": 2, "short": 2, "double": 8, "long": 8, "float": 4, "int": 4, "bool": 1}
+
+
+@lru_cache(maxsize=2_000)
+def item_bytes_of_kernel(name: str) -> int | None:
+    """Return how many bytes an element has that a loop over tensors handles, by its template."""
+    text = name[: 4 * _LONGEST]
+    width = _WIDTH.search(text)
+    if width:
+        return min(int(width[1]), 16) or None
+    found = _COPIED.search(text) or _TYPES.search(text)
+    return _ITEM_BYTES.get(found[1]) if found else None

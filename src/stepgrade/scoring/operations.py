@@ -10,13 +10,14 @@ from stepgrade.hardware.catalogue import cache_bytes
 from stepgrade.hardware.ceilings import Figures
 from stepgrade.hardware.setup import CPU_KEY, Target
 from stepgrade.model import Note, OpTime, Profile
-from stepgrade.model.scorecard import Operation
+from stepgrade.model.profile import PRODUCTS, ShapeTime
+from stepgrade.model.scorecard import Operation, ShapeRow
 from stepgrade.naming.roles import class_of
 from stepgrade.scoring.step_times import RunTimes, kept_of_part
 
-_PRODUCTS = frozenset({"gemm", "convolution", "attention"})
 # Clocks above the one that a data sheet's peak is for, and timers: up to so much above its roof is at it.
 MOST = 1.05
+_ROOFS = ("compute", "memory")
 RankedOperation = tuple[str, float, float]  # name, total ms, percent of all operations
 
 
@@ -54,11 +55,9 @@ def operations_of_step(
         calls, flops, moved = (
             None if total is None else total / times.steps for total in (op.calls, op.flops, op.bytes)
         )
+        rows = [_shape_row(op, row, profile, times, (figures, dtype)) for row in op.rows]
+        roof, reached = _roof_of_rows(rows)
         # How long a call takes and how fast it is do not depend on the step: these are means over all steps.
-        mean_ms = total_ms / times.steps
-        roof, reached = _roof_of(structs.replace(op, total_ms=total_ms), profile, figures, dtype)
-        if _is_measured(figures) and (reached or 0.0) > MOST:
-            roof = reached = None  # from a cache, which has no roof here, or measured too low
         found.append(
             Operation(
                 name=name,
@@ -68,16 +67,64 @@ def operations_of_step(
                 calls=calls,
                 flops=flops,
                 bytes=moved,
-                mean_ms=mean_ms / calls if calls else None,
-                flops_per_s=flops / mean_ms * 1000.0 if flops and mean_ms > 0.0 else None,
-                bytes_per_s=moved / mean_ms * 1000.0 if moved and mean_ms > 0.0 else None,
+                known_share=op.known_share,
+                mean_ms=total_ms / times.steps / calls if calls else None,
+                flops_per_s=_rate([(row.flops, row.total_ms) for row in op.rows]),
+                bytes_per_s=_rate([(row.bytes, row.total_ms) for row in op.rows]),
                 roof=roof,
-                roof_share=1.0 if reached and 1.0 < reached <= MOST else reached,
+                roof_share=reached,
                 longest=op.longest,
                 samples_ms=kept_of_part(op.samples_ms, share, place),
+                shapes=tuple(rows) if op.shapes else (),
             )
         )
     return tuple(found)
+
+
+def counted_share(operations: Sequence[Operation]) -> float | None:
+    """Return how much of the operations' time, without communication, has its FLOPs or bytes known."""
+    computing = [op for op in operations if op.kind != "communication" and op.ms]
+    whole_ms = sum(op.ms or 0.0 for op in computing)
+    known_ms = sum((op.ms or 0.0) * (op.known_share or 0.0) for op in computing)
+    return known_ms / whole_ms if whole_ms and any(op.known_share is not None for op in computing) else None
+
+
+def _shape_row(
+    op: OpTime, row: ShapeTime, profile: Profile, times: RunTimes, hardware: tuple[Figures, str]
+) -> ShapeRow:
+    roof, reached = _roof_of(op, row, profile, *hardware)
+    steps = times.steps or 1
+    if reached and reached > MOST and (row.at_most or _is_measured(hardware[0])):
+        roof = reached = None  # a bound; from a cache, which has no roof here; or measured too low
+    return ShapeRow(
+        shape=row.shape,
+        ms=times.per_step(row.total_ms),
+        calls=row.calls / steps,
+        flops=None if row.flops is None else row.flops / steps,
+        bytes=None if row.bytes is None else row.bytes / steps,
+        at_most=row.at_most,
+        roof=roof,
+        roof_share=1.0 if reached and 1.0 < reached <= MOST else reached,
+    )
+
+
+def _roof_of_rows(rows: Sequence[ShapeRow]) -> tuple[str | None, float | None]:
+    """Return the roof that most of the rows' time would be under, and the share of their roofs they reach."""
+    known = [row for row in rows if row.roof_share is not None and row.ms]
+    least = {
+        roof: sum((r.roof_share or 0.0) * (r.ms or 0.0) for r in known if r.roof == roof) for roof in _ROOFS
+    }
+    whole_ms = sum(row.ms or 0.0 for row in known)
+    if not whole_ms:
+        return next((row.roof for row in rows if row.roof), None), None
+    return max(_ROOFS, key=lambda roof: least[roof]), sum(least.values()) / whole_ms
+
+
+def _rate(amounts: Sequence[tuple[float | None, float]]) -> float | None:
+    """Return how much a second the calls do of which that is known."""
+    known = [(amount, ms) for amount, ms in amounts if amount is not None]
+    total, ms = sum(amount for amount, _ in known), sum(ms for _, ms in known)
+    return total / ms * 1000.0 if total and ms > 0.0 else None
 
 
 def _is_measured(figures: Figures) -> bool:
@@ -97,53 +144,64 @@ def drop_impossible_counts(profile: Profile, target: Target) -> Profile:
     if _is_measured(figures):
         return profile
     wrong = {
-        op.name: op
+        (op.name, row)
         for op in listed
-        if steps and op.total_ms > 0.0 and (_roof_of(op, profile, figures, target.dtype)[1] or 0.0) > MOST
+        for row in op.rows
+        if steps
+        and row.total_ms > 0.0
+        and not row.at_most
+        and (_roof_of(op, row, profile, figures, target.dtype)[1] or 0.0) > MOST
     }
     if not wrong:
         return profile
-    names = ", ".join(wrong)
+    names = ", ".join(dict.fromkeys(op.name for op in listed for row in op.rows if (op.name, row) in wrong))
     text = f"the sizes of {names} give more work than the device can do in their time: not counted"
-    products = [op for op in listed if op.kind in _PRODUCTS]
-    lost = [op for op in wrong.values() if op in products and op.flops]
-    whole_ms, flops = sum(op.total_ms for op in products), sum(op.flops or 0.0 for op in lost)
+    products = {op.name for op in listed if op.kind in PRODUCTS}
+    lost = [row for name, row in wrong if name in products and row.flops]
+    whole_ms = sum(op.total_ms for op in listed if op.name in products)
     share = profile.matmul_known_share
     return structs.replace(
         profile,
-        operations=tuple(
-            structs.replace(op, flops=None, bytes=None) if op.name in wrong else op for op in listed
-        ),
-        matmul_flops=max(0.0, (profile.matmul_flops or 0.0) - flops) or None,
-        matmul_known_share=share and max(0.0, share - sum(op.total_ms for op in lost) / max(whole_ms, 1e-9)),
+        operations=tuple(_without(op, {row for name, row in wrong if name == op.name}) for op in listed),
+        matmul_flops=max(0.0, (profile.matmul_flops or 0.0) - sum(row.flops or 0.0 for row in lost)) or None,
+        matmul_known_share=share
+        and max(0.0, share - sum(row.total_ms for row in lost) / max(whole_ms, 1e-9)),
         notes=(*profile.notes, Note("count_above_roof", text)),
     )
 
 
-def _roof_of(op: OpTime, profile: Profile, figures: Figures, dtype: str) -> tuple[str | None, float | None]:
-    """Return which roof of an operation is lower, and the share of it that was reached; None if not known.
+def _without(op: OpTime, wrong: set[ShapeTime]) -> OpTime:
+    """Return the operation without the FLOPs and bytes of these rows."""
+    if not wrong:
+        return op
+    rows = tuple(structs.replace(row, flops=None, bytes=None) if row in wrong else row for row in op.rows)
+    return op.with_rows(rows)
 
-    An operation is compared with the peak of its own precision where that was recorded. Of one rate alone a
-    roof is known only where that one is what usually limits such operations.
+
+def _roof_of(
+    op: OpTime, row: ShapeTime, profile: Profile, figures: Figures, dtype: str
+) -> tuple[str | None, float | None]:
+    """Return which roof of calls of an operation is lower, and the share of it that was reached.
+
+    Both are None if not known. An operation is compared with the peak of its own precision where that was
+    recorded. Of one rate alone a roof is known only where that one is what usually limits such operations.
     """
     kind, precision = op.kind or class_of(op.name).label, op.dtype
     if precision is None or (precision == "fp32" and profile.matmul_dtype == "tf32"):
         precision = profile.matmul_dtype or dtype
     flops_s = next((rate.per_s for rate in figures.compute(precision)), None)
     bytes_s = next((rate.per_s for rate in figures.bandwidth()), None)
-    if (flops_s if kind in _PRODUCTS else bytes_s) is None or op.total_ms <= 0.0:
+    if (flops_s if kind in PRODUCTS else bytes_s) is None or row.total_ms <= 0.0:
         return None, None
-    if kind not in _PRODUCTS and not op.bytes:
+    if not (row.flops if kind in PRODUCTS else row.bytes):
         return None, None  # where types were not recorded, as by NVTX, bytes are not known
-    compute = op.flops / flops_s * 1000.0 if op.flops and flops_s else 0.0
-    memory = op.bytes / bytes_s * 1000.0 if op.bytes and bytes_s else 0.0
-    if not compute and not memory:
-        return None, None
+    compute = row.flops / flops_s * 1000.0 if row.flops and flops_s else 0.0
+    memory = row.bytes / bytes_s * 1000.0 if row.bytes and bytes_s else 0.0
     if compute >= memory:
-        return "compute", compute / op.total_ms
-    if memory > op.total_ms and bytes_s:
+        return "compute", compute / row.total_ms
+    if memory > row.total_ms and bytes_s:
         # What a call reads may still be in the cache, and what it writes may stay there.
-        cached = 2.0 * cache_bytes(figures.device) * (op.calls or 1.0)
-        if ((op.bytes or 0.0) - cached) / bytes_s * 1000.0 <= op.total_ms and compute <= op.total_ms:
+        cached = 2.0 * cache_bytes(figures.device) * (row.calls or 1.0)
+        if ((row.bytes or 0.0) - cached) / bytes_s * 1000.0 <= row.total_ms and compute <= row.total_ms:
             return "memory", None
-    return "memory", memory / op.total_ms
+    return "memory", memory / row.total_ms

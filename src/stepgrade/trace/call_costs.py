@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 
 from stepgrade.model.columns import among, groups
 from stepgrade.model.events import Ids, Longs
+from stepgrade.naming.precision import item_bytes_of_kernel
 from stepgrade.naming.torch_names import Mask, classes_of
 from stepgrade.naming.work_class import MATMULS
 from stepgrade.trace.compiled import compiled_of
-from stepgrade.trace.costs import CONVOLUTIONS, UNKNOWN, Cost, cost_of, cost_of_result
+from stepgrade.trace.costs import CONVOLUTIONS, cost_of, cost_of_result
 from stepgrade.trace.links import nearest, pick
 from stepgrade.trace.pieces import Pieces
+from stepgrade.trace.recorded_inputs import UNKNOWN, Cost
 from stepgrade.trace.timeline import Driver, Timeline
 
 _UNKNOWN, _FREE = -1, -2
@@ -28,6 +30,7 @@ _REST_SHARE = 0.01
 _MOST_BETWEEN = 8
 # How deep operations with a product's name lie in each other.
 _DEEPEST = 8
+_WIDEST = 32  # more bytes than any element has
 Floats = NDArray[np.float64]
 
 
@@ -55,6 +58,10 @@ class CallCosts:
         """Return the bytes of each operation, NaN where they are not known."""
         return np.array([*(cost.bytes for cost in self._costs), 0.0, None], np.float64)[self._sort]
 
+    def at_most(self) -> Mask:
+        """Tell of which operations the bytes are a bound."""
+        return np.array([*(cost.at_most for cost in self._costs), False, False], np.bool_)[self._sort]
+
 
 def find_costs(timeline: Timeline, pieces: Pieces, rows: Ids) -> CallCosts:
     """Return the cost of a call of each operation that has one of these pieces."""
@@ -66,8 +73,15 @@ def find_costs(timeline: Timeline, pieces: Pieces, rows: Ids) -> CallCosts:
     product = among(classes_of(trace.strings, trace.ops.name), MATMULS)
     costs = CallCosts(len(used))
     recorded = np.flatnonzero((used | product) & (trace.ops.inputs >= 0))
-    pairs, which = _pairs(trace.ops.name[recorded], trace.ops.inputs[recorded])
-    costs.give(recorded, [cost_of(trace.strings[name], trace.inputs[given]) for name, given in pairs], which)
+    items = _list_items(timeline, pieces, linked)
+    pairs, which = _pairs(
+        trace.ops.name[recorded], trace.ops.inputs[recorded].astype(np.int64) * _WIDEST + items[recorded]
+    )
+    found = [
+        cost_of(trace.strings[name], trace.inputs[given // _WIDEST], given % _WIDEST or None)
+        for name, given in pairs
+    ]
+    costs.give(recorded, found, which)
     if compiled_of(trace):
         return costs  # none calls another: those of two streams may only lie over each other
     convolutions = [index for index, text in enumerate(trace.strings) if text in CONVOLUTIONS]
@@ -114,7 +128,28 @@ def _nearest_above(timeline: Timeline, wanted: Mask) -> Ids:
     return pick(tree.origin, pick(nearest(tree.parent, rows), tree.parent[tree.of_op]))
 
 
-def _pairs(left: Ids, right: Ids) -> tuple[list[tuple[int, int]], NDArray[np.intp]]:
+def _list_items(timeline: Timeline, pieces: Pieces, linked: Ids) -> Longs:
+    """Return how many bytes the elements of each operation have whose types were not recorded, else 0.
+
+    Types of lists never are, and those of early 2021 not at all; the kernels carry them in their names.
+    """
+    trace = timeline.trace
+    items = np.zeros(len(trace.ops.name), np.int64)
+    of_lists = [
+        place
+        for place, inputs in enumerate(trace.inputs)
+        if inputs.types == b"[]" or b"TensorList" in inputs.types
+    ]
+    if timeline.driver is not Driver.DEVICE or not of_lists:
+        return items
+    rows = linked[among(trace.ops.inputs[pieces.op[linked]], of_lists)]
+    kernels, which, _ = groups(pieces.kernel[rows])
+    widths = np.array([item_bytes_of_kernel(trace.strings[name]) or 0 for name in kernels.tolist()], np.int64)
+    items[pieces.op[rows]] = widths[which] if len(widths) else 0
+    return items
+
+
+def _pairs(left: Ids, right: Ids | Longs) -> tuple[list[tuple[int, int]], NDArray[np.intp]]:
     """Return the pairs of two columns that occur, and for each row the place of its own."""
     width = int(right.max(initial=0)) + 1
     values, which, _ = groups(left.astype(np.int64) * width + right)

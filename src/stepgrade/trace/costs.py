@@ -8,152 +8,60 @@ written once, an element that a broadcast repeats once. What the sizes do not te
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import msgspec
-from msgspec import Struct
+from msgspec import structs
 
 from stepgrade.model.events import Inputs
 from stepgrade.naming.work_class import WorkClass, classify
+from stepgrade.trace.library_costs import LIBRARIES
+from stepgrade.trace.moving_costs import MOVING
+from stepgrade.trace.own_costs import plugged_in, registered
+from stepgrade.trace.recorded_inputs import UNKNOWN, Cost, Dims, Rule, Shapes, decode_shapes, plus, times
+from stepgrade.trace.triton_costs import GENERATED, triton_cost
 
 NORM_FLOPS_PER_ELEMENT = 5
 NORM_BACKWARD_FLOPS_PER_ELEMENT = 8
-# What decoding a stranger's text may raise: no JSON, no UTF-8, nested too deep.
-UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
-Dims = tuple[int, ...]
 _MOST_TENSORS = 64  # of a compiler's kernel, among which the factors of its product are looked for
-_ITEM_BYTES = {
-    name: size
-    for size, names in (
-        (1, ("bool", "signed char", "unsigned char", "c10::float8_e4m3fn", "c10::float8_e5m2")),
-        (1, ("c10::float8_e4m3fnuz", "c10::float8_e5m2fnuz")),
-        (2, ("c10::bfloat16", "c10::half", "bfloat16", "half", "short", "short int")),
-        (4, ("float", "int")),
-        (8, ("double", "long", "long int", "c10::complex<float>")),
-        (16, ("c10::complex<double>",)),
-    )
-    for name in names
-}
 
 
-class Shapes(NamedTuple):
-    """The decoded inputs of an operation, in the order of its parameters."""
+def cost_of(name: str, inputs: Inputs, item: int | None = None) -> Cost:
+    """Return the cost of one call of the operation with these recorded inputs.
 
-    dims: tuple[Dims | None, ...]  # None: not a tensor, or a list of tensors
-    lists: tuple[tuple[Dims, ...], ...]  # lists of tensors, in order
-    item_bytes: tuple[int | None, ...]
-    concrete: tuple[Any, ...]
-    strides: tuple[Dims | None, ...] = ()
-
-    def tensor(self, place: int) -> Dims | None:
-        """Return the sizes of the tensor at `place`; None if it is none or is not known."""
-        return self.dims[place] if place < len(self.dims) else None
-
-    def value(self, place: int) -> Any:
-        """Return the plain value at `place`, None if it was not recorded."""
-        return self.concrete[place] if place < len(self.concrete) else None
-
-    def item_size(self) -> int | None:
-        """Return the bytes of an element of the first tensor whose type is known."""
-        sizes = zip(self.dims, self.item_bytes, strict=False)
-        return next((size for dims, size in sizes if dims and size), None)
-
-    def elements(self, place: int) -> int:
-        """Return how many elements of the tensor at `place` are in memory: expanded ones count once."""
-        dims = self.tensor(place) or ()
-        strides = self.strides[place] if place < len(self.strides) else None
-        if not strides or len(strides) != len(dims):
-            return math.prod(dims)
-        reach = 1 + sum((size - 1) * stride for size, stride in zip(dims, strides, strict=True) if size)
-        return min(math.prod(dims), reach)
-
-    def bytes_at(self, *places: int) -> int | None:
-        """Return the bytes of the tensors at these places in memory; None if a type is not known."""
-        total = 0
-        for place in places:
-            if not self.tensor(place):
-                continue
-            size = self.item_bytes[place] if place < len(self.item_bytes) else None
-            if size is None:
-                return None
-            total += self.elements(place) * size
-        return total
-
-
-def decode_shapes(inputs: Inputs) -> Shapes | None:
-    """Return the decoded inputs, None if they do not have the form PyTorch writes."""
-    try:
-        dims, types, concrete, strides = (
-            msgspec.json.decode(text) for text in (inputs.dims, inputs.types, inputs.concrete, inputs.strides)
-        )
-    except UNREADABLE:
-        return None
-    if not all(isinstance(part, list) for part in (dims, types, concrete, strides)):
-        return None
-    nested = [part for part in dims if isinstance(part, list) and part and isinstance(part[0], list)]
-    return Shapes(
-        dims=tuple(_decode_dims(part) for part in dims),
-        lists=tuple(tuple(d for d in map(_decode_dims, part) if d is not None) for part in nested),
-        item_bytes=tuple(_ITEM_BYTES.get(str(name).lower()) for name in types),
-        concrete=tuple(_decode_value(text) for text in concrete),
-        strides=tuple(_decode_dims(part) for part in strides),
-    )
-
-
-def _decode_dims(sizes: Any) -> Dims | None:
-    if not isinstance(sizes, list) or not all(type(size) is int and 0 <= size < 2**40 for size in sizes):
-        return None
-    return tuple(sizes)
-
-
-def _decode_value(text: Any) -> Any:
-    """Return numbers, booleans and lists of them; None for everything else."""
-    if not isinstance(text, str):
-        return text if isinstance(text, int | float) else None
-    plain = text.replace("True", "true").replace("False", "false")
-    try:
-        return msgspec.json.decode(plain) if len(plain) < 200 else None
-    except UNREADABLE:
-        return None
-
-
-class Cost(Struct, frozen=True, kw_only=True):
-    """The cost of one call; None where the sizes do not tell."""
-
-    flops: int | None = None
-    bytes: int | None = None
-
-
-UNKNOWN = Cost()
-Rule = Callable[[Shapes], Cost]
-
-
-def cost_of(name: str, inputs: Inputs) -> Cost:
-    """Return the cost of one call of the operation with these recorded inputs."""
+    `item` is how many bytes an element has whose type was not recorded, where a kernel says so.
+    """
     if inputs.compiled is not None:
         return Cost(flops=inputs.compiled.flops, bytes=inputs.compiled.bytes)
-    rule = _RULES.get(name.removeprefix("aten::"))
-    if rule is None and name.startswith("aten::"):
-        work_class = classify(name)
-        is_norm_backward = work_class is WorkClass.NORM and "backward" in name
-        rule = _NORM_BACKWARD if is_norm_backward else _CLASS_RULES.get(work_class)
-        if work_class is WorkClass.ELEMENTWISE:
-            rule = _elementwise(name.removeprefix("aten::"))
-    elif rule is None and name.startswith(_TEMPLATES) and "mm" in name:
-        rule = template_cost
-    shapes = decode_shapes(inputs) if rule else None
+    rule = _rule_of(name, is_triton=inputs.is_triton)
+    shapes = decode_shapes(inputs, item) if rule else None
     return rule(shapes) if rule and shapes else UNKNOWN
 
 
-def _plus(*amounts: int | None) -> int | None:
-    """Return the sum, None if one is not known."""
-    known = [amount for amount in amounts if amount is not None]
-    return sum(known) if len(known) == len(amounts) else None
+def _rule_of(name: str, *, is_triton: bool) -> Rule | None:
+    """Return how the cost of an operation follows from its sizes: by its name, else by its class."""
+    plain = name.removeprefix("aten::")
+    rule = registered(name) or _RULES.get(plain) or LIBRARIES.get(name)
+    if rule is not None:
+        return rule
+    if is_triton or name.startswith(GENERATED):
+        return _triton(name)
+    if not name.startswith("aten::"):
+        return plugged_in(name)
+    if plain in MOVING:
+        return MOVING[plain]
+    work_class = classify(name)
+    if work_class is WorkClass.ELEMENTWISE:
+        return _elementwise(plain)
+    is_norm_backward = work_class is WorkClass.NORM and "backward" in name
+    return _NORM_BACKWARD if is_norm_backward else _CLASS_RULES.get(work_class)
 
 
-def _times(count: int, size: int | None) -> int | None:
-    return None if size is None else count * size
+def _triton(name: str) -> Rule:
+    def rule(shapes: Shapes) -> Cost:
+        flops = template_cost(shapes).flops if name.startswith(_TEMPLATES) and "mm" in name else None
+        return structs.replace(triton_cost(name, shapes), flops=flops)
+
+    return rule
 
 
 def broadcast(*shapes: Dims) -> Dims:
@@ -179,7 +87,7 @@ def _matmul_at(place: int, result_size: int | None = None) -> Rule:
         batch = math.prod(broadcast(rows[:-2], columns[:-2]))
         made = batch * rows[-2] * columns[-1]
         size = result_size or shapes.item_size()
-        moved = _plus(shapes.bytes_at(place, place + 1), _times(made, size))
+        moved = plus(shapes.bytes_at(place, place + 1), times(made, size))
         return Cost(flops=2 * made * rows[-1], bytes=moved)
 
     return rule
@@ -191,7 +99,7 @@ def linear_cost(shapes: Shapes) -> Cost:
     if not data or not weight or len(weight) != 2 or data[-1] != weight[1]:
         return UNKNOWN
     made = math.prod(data[:-1]) * weight[0]
-    moved = _plus(shapes.bytes_at(0, 1), _times(made, shapes.item_size()))
+    moved = plus(shapes.bytes_at(0, 1), times(made, shapes.item_size()))
     return Cost(flops=2 * made * data[-1], bytes=moved)
 
 
@@ -206,7 +114,7 @@ def grouped_cost(shapes: Shapes) -> Cost:
     batch = left[0] if len(left) == len(right) == 3 else 1
     flops = 2 * batch * left[-2] * left[-1] * right[-1]
     made = batch * left[-2] * right[-1]
-    return Cost(flops=flops, bytes=_plus(shapes.bytes_at(0, 1), _times(made, shapes.item_size())))
+    return Cost(flops=flops, bytes=plus(shapes.bytes_at(0, 1), times(made, shapes.item_size())))
 
 
 def template_cost(shapes: Shapes) -> Cost:
@@ -261,7 +169,7 @@ def _convolution(places: Places) -> Rule:
 def convolution_cost(shapes: Shapes, result: Dims) -> Cost:
     """Return the cost of a convolution whose result has these sizes."""
     made, weight = math.prod(result), shapes.tensor(1) or ()
-    moved = _plus(shapes.bytes_at(0, 1), _times(made, shapes.item_size()))
+    moved = plus(shapes.bytes_at(0, 1), times(made, shapes.item_size()))
     return Cost(flops=2 * made * math.prod(weight[1:]), bytes=moved)
 
 
@@ -290,7 +198,7 @@ def _convolution_backward(grad: int, data: int, mask: int | None, transposed: in
         once = 2 * math.prod(shapes.tensor(data if is_transposed else grad) or ()) * math.prod(weight[1:])
         # For the gradient of one of the two, the other is read; the result has the size of the first.
         moved = [shapes.bytes_at(grad, data, 2) for is_wanted in wanted if is_wanted]
-        return Cost(flops=once * sum(wanted), bytes=_plus(*moved))
+        return Cost(flops=once * sum(wanted), bytes=plus(*moved))
 
     return rule
 
@@ -330,7 +238,7 @@ def _attention(places: AttentionPlaces) -> Rule:
             return UNKNOWN  # how long each sequence is, is not recorded
         along = 3 - places.heads
         moved = shapes.bytes_at(places.first, places.first, places.first + 1, places.first + 2)
-        moved = _times(places.passes, moved)
+        moved = times(places.passes, moved)
         mask = None if places.causal is None else shapes.value(places.causal)
         window = None if places.window is None else shapes.value(places.window)
         if (mask is None and query[along] > 1) or (type(window) is int and window >= 0):
@@ -354,9 +262,9 @@ def _recurrent(passes: int) -> Rule:
         if not data or len(data) not in (2, 3) or not weights:
             return UNKNOWN
         positions = math.prod(data[:-1])
-        moved = _times(math.prod(data) + sum(map(math.prod, weights)), shapes.item_size())
+        moved = times(math.prod(data) + sum(map(math.prod, weights)), shapes.item_size())
         flops = 2 * positions * sum(map(math.prod, weights)) * passes
-        return Cost(flops=flops, bytes=_times(passes, moved))
+        return Cost(flops=flops, bytes=times(passes, moved))
 
     return rule
 
@@ -370,7 +278,7 @@ def embedding_cost(shapes: Shapes) -> Cost:
     if not weight or places is None or len(weight) != 2:
         return UNKNOWN
     count = math.prod(places)
-    moved = _times((count + min(count, weight[0])) * weight[1], shapes.item_size())
+    moved = times((count + min(count, weight[0])) * weight[1], shapes.item_size())
     return Cost(flops=0, bytes=None if moved is None else moved + 8 * count)
 
 
@@ -378,9 +286,9 @@ def _streamed(each: int, passes: int) -> Rule:
     """Return the rule of `each` FLOPs for an element that is read or written `passes` times."""
 
     def rule(shapes: Shapes) -> Cost:
-        if not shapes.tensor(0):
+        if not shapes.is_tensor(0) and not shapes.tensor(0):
             return UNKNOWN
-        return Cost(flops=each * math.prod(shapes.tensor(0) or ()), bytes=_times(passes, shapes.bytes_at(0)))
+        return Cost(flops=each * math.prod(shapes.tensor(0) or ()), bytes=times(passes, shapes.bytes_at(0)))
 
     return rule
 
@@ -390,25 +298,33 @@ def _elementwise(name: str) -> Rule:
     in_place, plain = name.endswith("_"), name.strip("_")
 
     def rule(shapes: Shapes) -> Cost:
-        places = [place for place, dims in enumerate(shapes.dims) if dims]
+        places = shapes.tensors
         places = places[: _ARITY.get(plain, len(places))]  # one more is what the result is written to
-        sizes = [dims for place in places if (dims := shapes.tensor(place))]
+        sizes = [dims for place in places if (dims := shapes.tensor(place)) is not None]
         if not sizes:
             return UNKNOWN
         result = math.prod(broadcast(*sizes))
-        items = [shapes.item_bytes[place] for place in places if place < len(shapes.item_bytes)]
+        # A tensor of one element without sizes does not widen the result.
+        wide = [place for place in places if shapes.tensor(place)] or places
+        items = [shapes.item_bytes[place] for place in wide if place < len(shapes.item_bytes)]
         known = [item for item in items if item is not None]
         size = 1 if plain.startswith(_TRUTHS) else max(known, default=None)
-        written = shapes.bytes_at(places[0]) if in_place else _times(result, size)
-        return Cost(flops=result, bytes=_plus(shapes.bytes_at(*places), written))
+        written = shapes.bytes_at(places[0]) if in_place else times(result, size)
+        moved = plus(shapes.bytes_at(*places), written)
+        return Cost(flops=result, bytes=moved, at_most=not shapes.strides)
 
     return rule
 
 
 def copy_cost(shapes: Shapes) -> Cost:
-    """Return the traffic of reading the source and writing the target, each at its own width."""
-    places = [place for place, dims in enumerate(shapes.dims) if dims]
-    return Cost(flops=0, bytes=shapes.bytes_at(*places)) if len(places) == 2 else UNKNOWN
+    """Return the traffic of reading the source and writing the target, each at its own width.
+
+    Without strides an expanded source looks as large as the target.
+    """
+    places = shapes.tensors
+    if len(places) != 2:
+        return UNKNOWN
+    return Cost(flops=0, bytes=shapes.bytes_at(*places), at_most=not shapes.strides)
 
 
 def _foreach(read: int | None, written: int) -> Rule:
@@ -419,7 +335,7 @@ def _foreach(read: int | None, written: int) -> Rule:
             return UNKNOWN
         sizes = [sum(map(math.prod, tensors)) for tensors in shapes.lists]
         moved = sum(sizes if read is None else sizes[-read:] if read else ()) + sizes[0] * written
-        return Cost(flops=sizes[0], bytes=_times(moved, next((s for s in shapes.item_bytes if s), None)))
+        return Cost(flops=sizes[0], bytes=times(moved, shapes.list_item))
 
     return rule
 

@@ -13,8 +13,8 @@ from stepgrade.model.columns import among, groups
 from stepgrade.model.events import NONE, Ids, Inputs, Kinds, Trace, Wholes
 from stepgrade.naming.precision import PRECISIONS, precision_of_kernel
 from stepgrade.naming.work_class import MATMULS
-from stepgrade.trace.costs import UNREADABLE, decode_shapes
 from stepgrade.trace.pieces import Pieces
+from stepgrade.trace.recorded_inputs import UNREADABLE, decode_shapes
 from stepgrade.units import NS_PER_MS
 
 _DTYPES = {

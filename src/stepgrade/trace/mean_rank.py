@@ -14,6 +14,7 @@ from stepgrade.model.activity import Activity
 from stepgrade.model.memory import Memory
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import LayerTime, OpTime, PhaseTime, Profile, Span, WorkKind
+from stepgrade.trace.shapes import add_shapes
 
 _OF_THE_FILE = ("trace", "events", "recorded", "devices", "versions")
 _OF_THE_RUN = ("steps from", "layers from")
@@ -101,24 +102,25 @@ class MeanRank:
                     row[place] += ms / self._count
 
     def _add_operations(self, profile: Profile) -> None:
-        """Add up operations of one name; work is known only where every rank knows it."""
+        """Add up operations of one name; what is known of them is what the ranks know together."""
         scale = self._steps / (profile.steps or 1) / self._count
         for op in profile.operations:
             before = self._operations.get(op.name)
             if before is None:
-                before = OpTime(name=op.name, total_ms=0.0, calls=0.0, flops=0.0, bytes=0.0)
+                before = OpTime(name=op.name, total_ms=0.0, calls=0.0)
             longest = in_file(op.longest, profile, self._places)
             if before.longest and (not longest or before.longest.dur_ns >= longest.dur_ns):
                 longest = before.longest
-            self._operations[op.name] = structs.replace(
+            whole = structs.replace(
                 op,
                 total_ms=op.total_ms * scale + before.total_ms,
                 calls=(op.calls or 0.0) * scale + (before.calls or 0.0),
-                flops=None if op.flops is None or before.flops is None else op.flops * scale + before.flops,
-                bytes=None if op.bytes is None or before.bytes is None else op.bytes * scale + before.bytes,
                 longest=longest,
                 samples_ms=(),
             )
+            rows = add_shapes([op.rows], scale)
+            known = before.rows if before.total_ms else ()
+            self._operations[op.name] = whole.with_rows(add_shapes([known, rows]))
 
     def _samples_of(self, which: int, name: str) -> tuple[float, ...]:
         """Return the time in each steady step; nothing when the ranks' steps differ."""

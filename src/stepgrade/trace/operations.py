@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from msgspec import structs
-from numpy.typing import NDArray
 
 from stepgrade.model.activity import PartTime
 from stepgrade.model.columns import among, distinct, groups
@@ -25,6 +23,7 @@ from stepgrade.trace.links import MODULE, nearest, pick
 from stepgrade.trace.matmuls import most_of, precisions_of, time_by_precision
 from stepgrade.trace.phases import PHASES
 from stepgrade.trace.pieces import Pieces, per_steady_step
+from stepgrade.trace.shapes import time_by_shape
 from stepgrade.trace.timeline import Driver, Timeline
 from stepgrade.units import NS_PER_MS
 
@@ -52,7 +51,8 @@ def sum_operations(timeline: Timeline, pieces: Pieces) -> Operations:
     labels = pieces.label[rows]
     edges = np.flatnonzero(labels[1:] != labels[:-1]) + 1
     costs = find_costs(timeline, pieces, rows)
-    flops_of, bytes_of = costs.flops(), costs.bytes()
+    flops_of = costs.flops()
+    shapes = time_by_shape(timeline.trace, pieces, rows, costs)
     found: list[OpTime] = []
     members: dict[str, Ids] = {}
     arithmetic_ns = known_ns = known_flops = 0
@@ -76,23 +76,20 @@ def sum_operations(timeline: Timeline, pieces: Pieces) -> Operations:
         is_told = len(linked) == len(group) and not np.isnan(flops).any()  # a compiler knows all that it does
         if is_matmul or (work_class is WorkClass.OTHER and is_library and not is_told):
             arithmetic_ns += total_ns
-        all_linked, longest = len(linked) == len(group), pieces.longest(group)
-        found.append(
-            OpTime(
-                name=name,
-                total_ms=total_ns / NS_PER_MS,
-                calls=float(len(calls) + len(group) - len(linked)),
-                kind=work_class.label,
-                flops=_sum_known(flops) if all_linked else None,
-                bytes=_sum_known(bytes_of[calls]) if all_linked else None,
-                dtype=_precision(timeline, pieces, group) if is_matmul else None,
-                longest=Span(
-                    file=0,
-                    start_ns=timeline.trace.file_zero_ns + int(pieces.start_ns[longest]),
-                    dur_ns=int(pieces.dur_ns[longest]),
-                ),
-            )
+        longest = pieces.longest(group)
+        op = OpTime(
+            name=name,
+            total_ms=total_ns / NS_PER_MS,
+            calls=float(len(calls) + len(group) - len(linked)),
+            kind=work_class.label,
+            dtype=_precision(timeline, pieces, group) if is_matmul else None,
+            longest=Span(
+                file=0,
+                start_ns=timeline.trace.file_zero_ns + int(pieces.start_ns[longest]),
+                dur_ns=int(pieces.dur_ns[longest]),
+            ),
         )
+        found.append(op.with_rows(shapes[int(pieces.label[group[0]])]))
         members[name] = group
     found.sort(key=lambda op: (-op.total_ms, op.name))
     # An operation has a time for each step. That thousands of them have one for each of thousands of steps
@@ -111,12 +108,6 @@ def _precision(timeline: Timeline, pieces: Pieces, group: Ids) -> str | None:
     products = group[among(pieces.work_class[group], MATMULS)]
     precisions = precisions_of(timeline.trace, pieces, products)
     return most_of(time_by_precision(precisions, pieces.dur_ns[products]))
-
-
-def _sum_known(amounts: NDArray[np.float64]) -> float | None:
-    """Return the sum, None if one is not known."""
-    total = float(amounts.sum())
-    return None if math.isnan(total) else float(int(total))
 
 
 def tally_parts(timeline: Timeline, pieces: Pieces, phase: Kinds, steps: int) -> tuple[PartTime, ...]:

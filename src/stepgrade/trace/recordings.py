@@ -13,6 +13,7 @@ from stepgrade.trace.matching import Arrivals
 from stepgrade.trace.mean_rank import in_file, merge_activities, merge_notes
 from stepgrade.trace.quality import by_weight
 from stepgrade.trace.ranks import AnyRank, RankProfile, RankStep
+from stepgrade.trace.shapes import add_shapes
 
 _FEW_RECORDINGS = 4  # a part that fewer than one in so many have has no times by step
 Part = TypeVar("Part", PhaseTime, OpTime)
@@ -154,17 +155,13 @@ def _join_operations(profiles: Sequence[Profile], files: tuple[str, ...]) -> tup
     joined = []
     for ops in _by_name([profile.operations for profile in profiles]).values():
         alike = [*ops.values()]
-        flops, sizes = [op.flops for op in alike], [op.bytes for op in alike]
         spans = [in_file(op.longest, profiles[place], places) for place, op in ops.items()]
-        joined.append(
-            structs.replace(
-                alike[0],
-                total_ms=sum(op.total_ms for op in alike),
-                calls=sum(op.calls or 0.0 for op in alike),
-                flops=sum(f or 0.0 for f in flops) if None not in flops else None,
-                bytes=sum(size or 0.0 for size in sizes) if None not in sizes else None,
-                longest=max((span for span in spans if span), key=lambda span: span.dur_ns, default=None),
-                samples_ms=_join_samples(profiles, ops),
-            )
+        whole = structs.replace(
+            alike[0],
+            total_ms=sum(op.total_ms for op in alike),
+            calls=sum(op.calls or 0.0 for op in alike),
+            longest=max((span for span in spans if span), key=lambda span: span.dur_ns, default=None),
+            samples_ms=_join_samples(profiles, ops),
         )
+        joined.append(whole.with_rows(add_shapes([op.rows for op in alike])))
     return tuple(sorted(joined, key=lambda op: (-op.total_ms, op.name)))

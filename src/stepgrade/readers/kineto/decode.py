@@ -42,6 +42,7 @@ class Args(Struct, frozen=True, gc=False):
     types: Raw = field(name="Input type", default=_NO_TEXT)
     concrete: Raw = field(name="Concrete Inputs", default=_NO_TEXT)
     strides: Raw = field(name="Input Strides", default=_NO_TEXT)
+    backend: Raw = field(name="kernel_backend", default=_NO_TEXT)
     python_id: Any = field(name="Python id", default=NONE)
     python_parent: Any = field(name="Python parent id", default=NONE)
     collective: Any = field(name="Collective name", default=None)

@@ -211,7 +211,7 @@ class Tables:
                 "inputs": array(
                     "i",
                     [
-                        inputs[seam((a.dims, a.dims_old, a.types, a.concrete, a.strides))]
+                        inputs[seam((a.dims, a.dims_old, a.types, a.concrete, a.strides, a.backend))]
                         for a in parts["ops"]
                     ],
                 ),
@@ -398,12 +398,14 @@ def _count(value: object) -> int | None:
 
 def split_inputs(joined: bytes) -> Inputs | None:
     """Return the inputs out of one key of `Tables.inputs`; None where an operation recorded none."""
-    dims, dims_old, types, concrete, strides = (part or b"[]" for part in joined.split(_SEAM))
+    *parts, backend = joined.split(_SEAM)
+    dims, dims_old, types, concrete, strides = (part or b"[]" for part in parts)
     if dims == b"[]":
         dims = dims_old
     if dims == types == concrete == b"[]":
         return None
-    return Inputs(dims=dims, types=types, concrete=concrete, strides=strides)
+    is_triton = backend == b'"triton"'
+    return Inputs(dims=dims, types=types, concrete=concrete, strides=strides, is_triton=is_triton)
 
 
 def longs(values: Sequence[Any]) -> array[int]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from stepgrade.compare.decompose import Decomposition
 from stepgrade.compare.matrix import ParityMatrix
 from stepgrade.compare.parity import LEAST_SHARE, ParityReport
 from stepgrade.contract import ParityGap
+from stepgrade.contract.parity import PARITY_RATIO
 from stepgrade.model.notes import texts_of
 from stepgrade.report.blocks import (
     Badge,
@@ -31,6 +33,8 @@ from stepgrade.report.names import shortened, told_apart
 from stepgrade.units import show_ms, show_ratio, show_share
 
 GAPS_SHOWN = 15
+SHAPES_SHOWN = 5
+SHAPES_KEPT = 100
 PARTS_SHOWN = 8
 ONE_SIDED_SHOWN = 5
 _NAME_CELLS = 24
@@ -133,14 +137,29 @@ def _operations(report: ParityReport, ours: str, theirs: str) -> Iterator[Block]
     yield from _gap_rows(report.compared, like, header)
     if not by_name:
         yield from _gap_rows(report.gaps, " by name", header, only="full")
+    # Where an operation has several shapes, one that is slower hides among those that are not.
+    several = Counter(gap.op for gap in report.shapes)
+    shapes = [
+        ParityGap(op=f"{gap.op} {gap.shape}", apr_ms=gap.ours_ms, baseline_ms=gap.theirs_ms, ratio=gap.ratio)
+        for gap in report.shapes
+        if several[gap.op] > 1
+    ]
+    slower = sum(gap.ratio > PARITY_RATIO for gap in shapes)
+    yield from _gap_rows(shapes[:SHAPES_KEPT], " by shape", header, shown=min(slower, SHAPES_SHOWN))
 
 
 def _gap_rows(
-    gaps: Sequence[ParityGap], like: str, header: tuple[str, str, str, str], only: Only = None
+    gaps: Sequence[ParityGap],
+    like: str,
+    header: tuple[str, str, str, str],
+    only: Only = None,
+    shown: int | None = None,
 ) -> Iterator[Block]:
     """Yield operations of both with their times, most time lost first."""
     if not gaps:
         return
+    only = "full" if shown == 0 else only
+    shown = GAPS_SHOWN if shown is None else shown
     ours, theirs = header[1:3]
     yield Heading(
         f"Time per step{like}, {ours} / {theirs}, most time lost first",
@@ -158,9 +177,9 @@ def _gap_rows(
             narrow=f"{cells[0]:>9} {cells[2]:>6}",
         )
         rows.append(row)
-    yield Bars(header, shorten(rows, GAPS_SHOWN), only=only)
+    yield Bars(header, shorten(rows, shown), only=only)
     if only is None:
-        yield from more(len(rows), GAPS_SHOWN, len(rows))
+        yield from more(len(rows), shown, len(rows))
 
 
 def matrix_blocks(matrix: ParityMatrix, _flags: Mapping[str, str]) -> Iterator[Block]:

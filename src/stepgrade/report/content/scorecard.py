@@ -28,6 +28,7 @@ from stepgrade.report.blocks import (
     more,
     shorten,
 )
+from stepgrade.report.content.details import detail_blocks
 from stepgrade.report.content.memory_use import memory_use_blocks
 from stepgrade.report.words import ROOFS, plural
 from stepgrade.units import (
@@ -91,6 +92,7 @@ def blocks(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Block]:
     yield from _goodput(card)
     yield from memory_use_blocks(card.memory)
     yield from _operations(card)
+    yield from detail_blocks(card)
     yield from _layers_and_ranks(card)
     yield from _advice(card, flags)
 

@@ -13,6 +13,7 @@ from stepgrade.model import Span
 from stepgrade.model.finding import Finding
 from stepgrade.model.notes import NO_FLAGS, texts_of
 from stepgrade.model.scorecard import AT_MOST, UNGRADED, Scorecard
+from stepgrade.report.content.details import details
 from stepgrade.report.content.hang import VERDICTS, hang_rows
 from stepgrade.report.content.scorecard import GRADES, gain, headline, is_worth_showing
 from stepgrade.report.html import changes, layers, ledger, memory, perfetto, ranks, roofline, steps
@@ -64,6 +65,10 @@ def view(card: Scorecard, flags: Mapping[str, str]) -> dict[str, Any]:
             "address": perfetto.ADDRESS,
             "margin": perfetto.MARGIN,
         },
+        "details": [
+            (each, [(printable(row.name), *row.cells) for row in each.rows[:ROWS_KEPT]])
+            for each in details(card)
+        ],
         "steps": steps.view(card),
         "memory": memory.view(card),
         "hang": {"verdict": VERDICTS[card.hang.kind], "rows": [*hang_rows(card.hang)]} if card.hang else None,

@@ -1,0 +1,151 @@
+"""The recorded inputs of an operation, decoded: what rules work its FLOPs and bytes out from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from stepgrade.model.events import Inputs
+
+# What decoding a stranger's text may raise: no JSON, no UTF-8, nested too deep.
+UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+Dims = tuple[int, ...]
+_ITEM_BYTES = {
+    name: size
+    for size, names in (
+        (1, ("bool", "signed char", "unsigned char", "c10::float8_e4m3fn", "c10::float8_e5m2")),
+        (1, ("c10::float8_e4m3fnuz", "c10::float8_e5m2fnuz", "c10::float8_e8m0fnu", "byte", "char")),
+        (2, ("c10::bfloat16", "c10::half", "bfloat16", "half", "short", "short int")),
+        (4, ("float", "int")),
+        (8, ("double", "long", "long int", "c10::complex<float>")),
+        (16, ("c10::complex<double>",)),
+    )
+    for name in names
+}
+_PLAIN_VALUES = ("Int", "Bool", "Double", "Float")  # of 2021; the types of tensors are lower case
+
+
+class Shapes(NamedTuple):
+    """The decoded inputs of an operation, in the order of its parameters."""
+
+    dims: tuple[Dims | None, ...]  # None: not a tensor, or a list of tensors
+    lists: tuple[tuple[Dims, ...], ...]  # lists of tensors, in order
+    item_bytes: tuple[int | None, ...]
+    concrete: tuple[Any, ...]
+    strides: tuple[Dims | None, ...] = ()
+    list_item: int | None = None  # bytes of an element of the lists
+
+    def tensor(self, place: int) -> Dims | None:
+        """Return the sizes of the tensor at `place`; None if it is none or is not known."""
+        return self.dims[place] if place < len(self.dims) else None
+
+    def is_tensor(self, place: int) -> bool:
+        """Tell whether a tensor stands at `place`, one of a single element without sizes included."""
+        dims = self.tensor(place)
+        return bool(dims) or (dims is not None and self.item_bytes[place : place + 1] not in ((), (None,)))
+
+    @property
+    def tensors(self) -> list[int]:
+        """Return the places of all tensors."""
+        return [place for place in range(len(self.dims)) if self.is_tensor(place)]
+
+    def value(self, place: int) -> Any:
+        """Return the plain value at `place`, None if it was not recorded."""
+        return self.concrete[place] if place < len(self.concrete) else None
+
+    def item_size(self) -> int | None:
+        """Return the bytes of an element of the first tensor whose type is known."""
+        sizes = zip(self.dims, self.item_bytes, strict=False)
+        return next((size for dims, size in sizes if dims and size), None)
+
+    def elements(self, place: int) -> int:
+        """Return how many elements of the tensor at `place` are in memory: expanded ones count once."""
+        dims = self.tensor(place) or ()
+        strides = self.strides[place] if place < len(self.strides) else None
+        if not strides or len(strides) != len(dims):
+            return math.prod(dims)
+        reach = 1 + sum((size - 1) * stride for size, stride in zip(dims, strides, strict=True) if size)
+        return min(math.prod(dims), reach)
+
+    def bytes_at(self, *places: int) -> int | None:
+        """Return the bytes of the tensors at these places in memory; None if a type is not known."""
+        total = 0
+        for place in places:
+            if not self.is_tensor(place):
+                continue
+            size = self.item_bytes[place] if place < len(self.item_bytes) else None
+            if size is None:
+                return None
+            total += self.elements(place) * size
+        return total
+
+
+def decode_shapes(inputs: Inputs, item: int | None = None) -> Shapes | None:
+    """Return the decoded inputs, None if they do not have the form PyTorch writes.
+
+    `item` is how many bytes an element has whose type was not recorded, where something else tells.
+    """
+    try:
+        dims, types, concrete, strides = (
+            msgspec.json.decode(text) for text in (inputs.dims, inputs.types, inputs.concrete, inputs.strides)
+        )
+    except UNREADABLE:
+        return None
+    if not all(isinstance(part, list) for part in (dims, types, concrete, strides)):
+        return None
+    sizes = tuple(decode_dims(part) for part in dims)
+    items = [None if name in _PLAIN_VALUES else _ITEM_BYTES.get(str(name).lower()) for name in types]
+    nested = [part for part in dims if isinstance(part, list) and part and isinstance(part[0], list)]
+    return Shapes(
+        dims=sizes,
+        lists=tuple(tuple(d for d in map(decode_dims, part) if d is not None) for part in nested),
+        item_bytes=tuple(items if types else [item if part else None for part in sizes]),
+        concrete=tuple(_decode_value(text) for text in concrete),
+        strides=tuple(decode_dims(part) for part in strides),
+        list_item=item or next((size for size in items if size), None),
+    )
+
+
+def decode_dims(sizes: Any) -> Dims | None:
+    """Return the sizes of a tensor, None for anything else."""
+    if not isinstance(sizes, list) or not all(type(size) is int and 0 <= size < 2**40 for size in sizes):
+        return None
+    return tuple(sizes)
+
+
+def _decode_value(text: Any) -> Any:
+    """Return numbers, booleans and lists of them; None for everything else."""
+    if not isinstance(text, str):
+        return text if isinstance(text, int | float) else None
+    plain = text.replace("True", "true").replace("False", "false")
+    try:
+        return msgspec.json.decode(plain) if len(plain) < 200 else None
+    except UNREADABLE:
+        return None
+
+
+class Cost(Struct, frozen=True, kw_only=True):
+    """The cost of one call; None where the sizes do not tell."""
+
+    flops: int | None = None
+    bytes: int | None = None
+    at_most: bool = False  # the bytes are a bound
+
+
+UNKNOWN = Cost()
+Rule = Callable[[Shapes], Cost]
+
+
+def plus(*amounts: int | None) -> int | None:
+    """Return the sum, None if one is not known."""
+    known = [amount for amount in amounts if amount is not None]
+    return sum(known) if len(known) == len(amounts) else None
+
+
+def times(count: int, size: int | None) -> int | None:
+    """Return the product, None if the size is not known."""
+    return None if size is None else count * size
