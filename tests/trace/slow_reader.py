@@ -161,6 +161,8 @@ class _Builder:
                 dims=_raw(dims),
                 types=_raw(args.get("Input type", [])),
                 concrete=_raw(args.get("Concrete Inputs", [])),
+                strides=_raw(args.get("Input Strides", [])),
+                is_triton=args.get("kernel_backend") == "triton",
             )
         )
 

@@ -128,9 +128,20 @@ class RuleContext(Struct, frozen=True, kw_only=True):
         """
         if self.activity.driver != "host":
             return True
-        if op.bytes and op.calls:
-            return op.bytes / op.calls >= self.limits.large_tensor_bytes
-        return (op.mean_ms or 0.0) >= self.limits.large_operation_ms
+        if not op.shapes:
+            return self._is_large_call(op.bytes, op.calls, op.mean_ms)
+        # Most calls may be small, and most of the time be in the large ones.
+        large = (
+            row.ms or 0.0
+            for row in op.shapes
+            if self._is_large_call(row.bytes, row.calls, (row.ms or 0.0) / (row.calls or 1.0))
+        )
+        return 2.0 * sum(large) >= (op.ms or 0.0)
+
+    def _is_large_call(self, moved: float | None, calls: float | None, mean_ms: float | None) -> bool:
+        if moved and calls:
+            return moved / calls >= self.limits.large_tensor_bytes
+        return (mean_ms or 0.0) >= self.limits.large_operation_ms
 
     def phase_share(self, kind: PhaseKind) -> float:
         """Return the share of the step in phases of this kind, 0 when there are none."""

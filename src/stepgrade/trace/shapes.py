@@ -81,7 +81,7 @@ def time_by_shape(
         alike.append(
             ShapeTime(
                 shape=shape_text(trace.inputs[samples[number - 1]]) if is_listed else None,
-                total_ms=total_ns[place] / NS_PER_MS,
+                total_ms=float(total_ns[place]) / NS_PER_MS,
                 calls=float(counts[place]),
                 flops=float(int(sums[0][place])) if flags & 2 else None,
                 bytes=float(int(sums[1][place])) if flags & 1 else None,
