@@ -32,6 +32,8 @@ def comparable(rank: RankProfile) -> RankProfile:
         warnings=(),
         device=None,
         activity=activity,
+        memory=None,  # the slow reader does not read it
+        peak_memory_bytes=None,
     )
     return msgspec.structs.replace(plain, profile=profile, base_ns=None)
 

@@ -10,7 +10,7 @@ import math
 from typing import NamedTuple
 
 from stepgrade.trace.moving_costs import INDEX_BYTES, each_once, passes_over
-from stepgrade.trace.recorded_inputs import UNKNOWN, Cost, Dims, Rule, Shapes, plus, times
+from stepgrade.trace.recorded_inputs import UNKNOWN, Cost, Rule, Shapes, plus, times
 
 
 class PackedPlaces(NamedTuple):
@@ -131,14 +131,14 @@ def _packed_linear(data: int, packed: int) -> Rule:
     return rule
 
 
-def _unpack_4bit(shapes: Shapes) -> Cost:
+def unpack_4bit_cost(shapes: Shapes) -> Cost:
     """Return the traffic of writing two values of 16 bits for each byte."""
     if not shapes.is_tensor(0):
         return UNKNOWN
     return Cost(flops=0, bytes=plus(shapes.bytes_at(*shapes.tensors), 4 * shapes.elements(0)))
 
 
-def _int4_pack_mm(shapes: Shapes) -> Cost:
+def int4_pack_cost(shapes: Shapes) -> Cost:
     """Return the cost of PyTorch's product with packed four bits: its scales say how many columns it has."""
     given, scales = shapes.tensor(0), shapes.tensor(3)
     if not given or not scales or len(scales) != 3:
@@ -158,20 +158,15 @@ def _experts(data: int, up: int, down: int, chosen: int) -> Rule:
         rows = math.prod(ids)
         flops = 2 * rows * (first[1] * first[2] + second[1] * second[2])
         used = min(rows, first[0])  # an expert that no token was sent to is not read
-        weights = [times(used, _slice_bytes(shapes, place)) for place in (up, down)]
-        moved = plus(*weights, times(2, shapes.bytes_at(data)))
+        weights = shapes.bytes_at(up, down)
+        read = None if weights is None else weights * used // max(first[0], 1)
+        moved = plus(read, times(2, shapes.bytes_at(data)))
         return Cost(flops=flops, bytes=moved, at_most=True)
 
     return rule
 
 
-def _slice_bytes(shapes: Shapes, place: int) -> int | None:
-    dims: Dims = shapes.tensor(place) or ()
-    whole = shapes.bytes_at(place)
-    return None if whole is None or not dims else whole // max(dims[0], 1)
-
-
-def _permuted_tokens(data: int, chosen: int) -> Rule:
+def permuted_tokens(data: int, chosen: int) -> Rule:
     """Return the rule of copying every token once for each expert chosen for it."""
 
     def rule(shapes: Shapes) -> Cost:
@@ -184,13 +179,13 @@ def _permuted_tokens(data: int, chosen: int) -> Rule:
     return rule
 
 
-def _fused_loss(shapes: Shapes) -> Cost:
+def fused_loss_cost(shapes: Shapes) -> Cost:
     """Return the cost of Liger's last layer with its loss: logits and both gradients, made in the forward."""
     one = _linear(0, 1)(shapes)
     return Cost(flops=times(3, one.flops), bytes=times(3, shapes.bytes_at(0, 1)))
 
 
-def _to_mx(shapes: Shapes) -> Cost:
+def to_mx_cost(shapes: Shapes) -> Cost:
     """Return the traffic of writing one byte for each element, and a scale for each 32 of them."""
     if not shapes.tensor(0):
         return UNKNOWN
@@ -198,14 +193,14 @@ def _to_mx(shapes: Shapes) -> Cost:
     return Cost(flops=count, bytes=plus(shapes.bytes_at(0), count + count // 32))
 
 
-def _rotated(shapes: Shapes) -> Cost:
+def rotary_cost(shapes: Shapes) -> Cost:
     """Return the traffic of rotating queries and keys in place; of the table only the used rows are read."""
     if not shapes.tensor(1):
         return UNKNOWN
     return Cost(flops=0, bytes=plus(times(2, shapes.bytes_at(1, 2)), shapes.bytes_at(0)))
 
 
-def _cached(shapes: Shapes) -> Cost:
+def cache_write_cost(shapes: Shapes) -> Cost:
     """Return the traffic of copying keys and values into a cache of perhaps another width."""
     if not shapes.tensor(0) or len(shapes.item_bytes) < 4:
         return UNKNOWN
@@ -226,7 +221,7 @@ def _rows_quantised(extra: int, to_item: int) -> Rule:
     return rule
 
 
-def _table_lookup(shapes: Shapes) -> Cost:
+def table_lookup_cost(shapes: Shapes) -> Cost:
     """Return the traffic of FBGEMM's lookup: at most a row of the widest table for each index."""
     weights = next((place for place in (1, 0) if (shapes.tensor(place) or (0,))[0]), None)
     width, index, bags = shapes.value(8), shapes.tensor(11), shapes.tensor(12)
@@ -254,7 +249,7 @@ LIBRARIES: dict[str, Rule] = {
     **dict.fromkeys(("tex_ts::te_gemm_ts", "te_gemm_ts"), product_into(0, 5, 10)),
     **dict.fromkeys(("_Linear", "_LayerNormLinear"), _linear(1, 0)),
     **dict.fromkeys(
-        ("moe_permute_fwd", "tex::moe_permute_fwd", "_moe_permute_index_map"), _permuted_tokens(0, 1)
+        ("moe_permute_fwd", "tex::moe_permute_fwd", "_moe_permute_index_map"), permuted_tokens(0, 1)
     ),
     # Liger
     **dict.fromkeys(("LigerRMSNormFunction", "LigerLayerNormFunction"), _NORM_FORWARD),
@@ -263,9 +258,9 @@ LIBRARIES: dict[str, Rule] = {
     **dict.fromkeys(("LigerSiLUMulFunctionBackward", "LigerGELUMulFunctionBackward"), passes_over(0, 5)),
     "LigerRopeFunction": each_once(0, 1),
     "LigerCrossEntropyFunction": each_once(0),
-    "LigerFusedLinearCrossEntropyFunction": _fused_loss,
+    "LigerFusedLinearCrossEntropyFunction": fused_loss_cost,
     # bitsandbytes
-    "bitsandbytes::dequantize_4bit": _unpack_4bit,
+    "bitsandbytes::dequantize_4bit": unpack_4bit_cost,
     "bitsandbytes::gemv_4bit": _packed_linear(0, 1),
     "MatMul4Bit": _packed_linear(0, 1),
     **dict.fromkeys(
@@ -277,10 +272,11 @@ LIBRARIES: dict[str, Rule] = {
         each_once(1, 2, 3),
     ),
     # torchao, and PyTorch's own for its quantised weights
-    "aten::_weight_int4pack_mm": _int4_pack_mm,
+    "aten::_weight_int4pack_mm": int4_pack_cost,
     "aten::_weight_int8pack_mm": _linear(0, 1),
     **dict.fromkeys(
-        ("torchao::triton_to_mxfp8_dim0", "torchao::triton_to_mxfp8_dim1", "torchao::mxfp8_quantize"), _to_mx
+        ("torchao::triton_to_mxfp8_dim0", "torchao::triton_to_mxfp8_dim1", "torchao::mxfp8_quantize"),
+        to_mx_cost,
     ),
     **dict.fromkeys(
         (
@@ -297,8 +293,8 @@ LIBRARIES: dict[str, Rule] = {
     ),
     **dict.fromkeys(("_C::static_scaled_fp8_quant", "_C::dynamic_scaled_fp8_quant"), each_once()),
     "_C::fused_add_rms_norm": each_once(0, 1),
-    "_C::rotary_embedding": _rotated,
-    "_C_cache_ops::reshape_and_cache_flash": _cached,
+    "_C::rotary_embedding": rotary_cost,
+    "_C_cache_ops::reshape_and_cache_flash": cache_write_cost,
     **dict.fromkeys(("vllm::outplace_fused_experts", "vllm::inplace_fused_experts"), _experts(0, 1, 2, 4)),
     "aiter::fused_moe_": _experts(0, 1, 2, 4),
     "aiter::_groupnorm_run": _NORM_FORWARD,
@@ -320,5 +316,5 @@ LIBRARIES: dict[str, Rule] = {
         ("fbgemm::permute_2D_sparse_data", "fbgemm::permute_sparse_features"), each_once(1, 2, 3)
     ),
     "fbgemm::bounds_check_indices": each_once(),
-    "fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function": _table_lookup,
+    "fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function": table_lookup_cost,
 }

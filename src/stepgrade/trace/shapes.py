@@ -8,10 +8,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 from msgspec import structs
-from numpy.typing import NDArray
 
 from stepgrade.model.columns import groups
-from stepgrade.model.events import NONE, Ids, Inputs, Longs, Trace
+from stepgrade.model.events import NONE, Ids, Inputs, Trace
 from stepgrade.model.profile import ShapeTime
 from stepgrade.naming.torch_names import Mask
 from stepgrade.trace.call_costs import CallCosts
@@ -52,7 +51,11 @@ def time_by_shape(
     if not len(rows):
         return {}
     op = pieces.op[rows]
-    shape_of = _number_shapes(trace.inputs)
+    numbers: dict[tuple[bytes, bytes], int] = {}
+    shape_of = np.array(
+        [*(numbers.setdefault((each.dims, each.types), len(numbers)) for each in trace.inputs), NONE],
+        np.int32,
+    )
     shape = shape_of[pick(trace.ops.inputs, op)] if len(trace.ops.name) else np.full(len(rows), NONE)
     flops, moved, bound = (
         np.append(column, none)[op]  # the last is that of what no operation launched
@@ -60,27 +63,29 @@ def time_by_shape(
     )
     bound |= _makes_fewer(trace, pieces, rows)
     known = 2 * ~np.isnan(flops) + ~np.isnan(moved)
-    width = int(shape_of.max(initial=0)) + 2
+    width = len(numbers) + 1
     key = (pieces.label[rows].astype(np.int64) * width + shape + 1) * _KNOWN + known
     values, which, _ = groups(key)
     total_ns = np.bincount(which, pieces.dur_ns[rows])
     # A call is one operation, however many pieces it has; what none launched is a call itself.
     own = np.where(op >= 0, op, len(trace.ops.name) + np.arange(len(rows)))
-    first = _firsts(which.astype(np.int64) * (len(trace.ops.name) + len(rows)) + own)
+    pair = which.astype(np.int64) * (len(trace.ops.name) + len(rows)) + own
+    order = np.argsort(pair, kind="stable")
+    first = order[np.append(True, pair[order[1:]] != pair[order[:-1]])]
     of_call = which[first]
     counts = np.bincount(of_call, minlength=len(values))
     sums = [np.bincount(of_call, np.nan_to_num(column[first]), len(values)) for column in (flops, moved)]
     bounded = np.bincount(which, bound, len(values)) > 0
     found: dict[int, list[ShapeTime]] = {}
-    samples = _sample_inputs(shape_of)
+    texts = [Inputs(dims=dims, types=types) for dims, types in numbers]
     for place in np.argsort(-total_ns, kind="stable").tolist():
-        pair, flags = divmod(int(values[place]), _KNOWN)
-        label, number = divmod(pair, width)
+        with_shape, flags = divmod(int(values[place]), _KNOWN)
+        label, number = divmod(with_shape, width)
         alike = found.setdefault(label, [])
         is_listed = len(alike) < MOST_SHAPES and number > 0
         alike.append(
             ShapeTime(
-                shape=shape_text(trace.inputs[samples[number - 1]]) if is_listed else None,
+                shape=shape_text(texts[number - 1]) if is_listed else None,
                 total_ms=float(total_ns[place]) / NS_PER_MS,
                 calls=float(counts[place]),
                 flops=float(int(sums[0][place])) if flags & 2 else None,
@@ -98,28 +103,6 @@ def _makes_fewer(trace: Trace, pieces: Pieces, rows: Ids) -> Mask:
         index >= 0 and _TRANSFORMED.search(trace.strings[index]) is not None for index in kernels.tolist()
     ]
     return np.array(fewer, np.bool_)[which]
-
-
-def _number_shapes(inputs: Sequence[Inputs]) -> Ids:
-    """Return a number for the sizes and types of each of the inputs, and NONE for none."""
-    numbers: dict[tuple[bytes, bytes], int] = {}
-    own = [numbers.setdefault((each.dims, each.types), len(numbers)) for each in inputs]
-    return np.array([*own, NONE], np.int32)
-
-
-def _sample_inputs(shape_of: Ids) -> list[int]:
-    """Return for each shape the place of inputs that have it."""
-    samples = np.zeros(int(shape_of.max(initial=NONE)) + 1, np.int64)
-    samples[shape_of[:-1]] = np.arange(len(shape_of) - 1)
-    return [*map(int, samples)]
-
-
-def _firsts(column: Longs) -> NDArray[np.intp]:
-    """Return where each value of a column stands first."""
-    order = np.argsort(column, kind="stable")
-    ordered = column[order]
-    firsts: NDArray[np.intp] = order[np.append(True, ordered[1:] != ordered[:-1])]
-    return firsts
 
 
 def shape_text(inputs: Inputs) -> str | None:
