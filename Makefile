@@ -105,7 +105,7 @@ bench: $(VENV)/.installed-dev  ## start-up times, the recorder, and traces of 10
 	$(BIN)/python benchmarks/xplane.py
 
 kills: $(VENV)/.installed-dev  ## kill every writer, and the database server, 500 times each (half an hour)
-	STEPGRADE_KILLS=500 $(BIN)/python -m pytest -q tests/store/test_kills.py tests/record/test_kills.py
+	STEPGRADE_KILLS=500 $(BIN)/python -m pytest -q tests/store/test_kills.py tests/record/test_kills.py tests/web/test_exchange.py
 
 lock: $(VENV)/.installed-integrations  ## write down the versions that are installed (make lock LOCK= takes the newest)
 	$(BIN)/python tests/packaging/lock.py > requirements/lock.txt

@@ -7,6 +7,8 @@
     │   ├── TooLarge            more bytes than the limit allows
     │   ├── BadHistory          a history that cannot be opened, read or written
     │   │   ├── NoHistory       there is none at that place yet
+    │   │   ├── Unreachable     the server that has it does not answer
+    │   │   ├── NotLetIn        it wants another token, or none was given
     │   │   ├── NoSuchRun       it has no run of that number
     │   │   └── KeyTaken        a run's key stands for another run
     │   ├── BadConfig           a stepgrade.toml that says something wrong
@@ -135,6 +137,14 @@ class BadHistory(BadInput):
 
 class NoHistory(BadHistory):
     """There is no history at that place yet."""
+
+
+class Unreachable(BadHistory):
+    """The server that has the history does not answer."""
+
+
+class NotLetIn(BadHistory):
+    """The server that has the history wants another token."""
 
 
 class NoSuchRun(BadHistory):

@@ -6,10 +6,14 @@
   stepgrade history show 12
   stepgrade history prune --keep 500
   stepgrade history export -o runs.jsonl
+  stepgrade history push --to https://stepgrade.example.org/llm
+  stepgrade history pull --from https://stepgrade.example.org/llm
 
-The history is .stepgrade/history.db, or what --history or else STEPGRADE_HISTORY names: a file, or a database
-of PostgreSQL. Its password is read from PGPASSWORD, ~/.pgpass or the file that PGPASSFILE names: an argument
-could be seen by everyone on the machine.
+The history is .stepgrade/history.db, or what --history or else STEPGRADE_HISTORY names: a file, a database of
+PostgreSQL, or a project on a team's server (https://SERVER/PROJECT, with a token in STEPGRADE_TOKEN). While
+the server does not answer, what is saved waits in .stepgrade/outbox; push sends it. A database's password is
+read from PGPASSWORD, ~/.pgpass or the file that PGPASSFILE names: an argument could be seen by everyone on
+the machine.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from stepgrade.cli.parser import (
 )
 from stepgrade.cli.streams import complain
 from stepgrade.compare.fingerprint import allowed_fields
-from stepgrade.errors import EXIT_OK, BadOption
+from stepgrade.errors import EXIT_BAD_INPUT, EXIT_OK, BadOption, NoHistory
 from stepgrade.grading import score
 from stepgrade.report.history import FORMATS, render_runs, render_trend
 from stepgrade.report.names import json_text
@@ -47,6 +51,8 @@ ACTIONS = {
     "trend": "a metric over time, and where its level changed",
     "prune": "remove old runs",
     "export": "every run with its scorecard, one JSON object per line",
+    "push": "send what a server has not: runs that wait, and those of this history",
+    "pull": "keep here what a server has",
 }
 
 
@@ -95,6 +101,13 @@ def add_options(parser: Parser) -> None:
     prune("--yes", action="store_true", help="remove them without asking")
     run_options.add_history_option(actions["prune"])
 
+    for name, flag in (("push", "--to"), ("pull", "--from")):
+        run_options.add_history_option(actions[name])
+        actions[name].add_argument(
+            flag, dest="server", required=True, metavar="URL", help="https://SERVER/PROJECT"
+        )
+    actions["pull"].add_argument("--branch", metavar="NAME", help="only runs of this branch")
+
     _add_selection(actions["export"])
     add_output_file(actions["export"])
 
@@ -127,6 +140,8 @@ def run(args: Namespace) -> int:
     if args.action == "prune" and args.keep is None and args.older_than is None:
         hint = "give --keep N or --older-than YYYY-MM-DD"
         raise BadOption("which runs to remove is not given", where="history prune", hint=hint)
+    if args.action in ("push", "pull"):
+        return _exchange(args)
     with open_history(args.history, create=False) as history:
         if args.action == "show":
             output.write_result(history.card(args.run), args.format, args.output, args.color)
@@ -141,6 +156,28 @@ def run(args: Namespace) -> int:
         if history.damaged:
             complain(f"passed over in {history.name}: {history.damage()}")
     return EXIT_OK
+
+
+def _exchange(args: Namespace) -> int:
+    """Send runs to a server, or keep here what it has."""
+    from stepgrade.store.remote import RemoteHistory, pull, push  # noqa: PLC0415  needs ssl
+
+    with RemoteHistory(args.server) as remote:
+        if args.action == "pull":
+            with open_history(args.history) as local:
+                new, here = pull(local, remote, Selection(branch=args.branch))
+            output.write(f"{new} new from {remote.name}, {here} were here\n", None)
+            return EXIT_OK
+        waited = remote.send_waiting()
+        try:
+            with open_history(args.history, create=False) as local:
+                sent, there = push(local, remote)
+        except NoHistory:
+            sent = there = 0
+        for problem in remote.refused:
+            complain(f"not taken by {remote.name}, and kept here: {problem}")
+        output.write(f"{waited + sent} sent to {remote.name}, {there} were there\n", None)
+        return EXIT_BAD_INPUT if remote.refused else EXIT_OK
 
 
 def _prune(history: History, args: Namespace) -> None:

@@ -248,7 +248,8 @@ def add_history_option(parser: Parser) -> None:
     parser.add_argument(
         "--history",
         metavar="PLACE",
-        help="a file, or postgresql://… (default: STEPGRADE_HISTORY, else .stepgrade/history.db)",
+        help="a file, postgresql://… or https://SERVER/PROJECT with a token in STEPGRADE_TOKEN "
+        "(default: STEPGRADE_HISTORY, else .stepgrade/history.db)",
     )
 
 
@@ -280,7 +281,15 @@ def save_run(card: Scorecard, args: Namespace) -> None:
         labels=dict(args.label),
     )
     with open_history(args.history, readable_by=config_from(args)[0].files.readable_by) as history:
-        complain(f"kept as run {history.add(run)} in {history.name}")
+        number = history.add(run)
+        for problem in getattr(history, "refused", ()):
+            complain(f"not taken by {history.name}, and kept here: {problem}")
+        if number:
+            complain(f"kept as run {number} in {history.name}")
+        else:
+            complain(
+                f"{history.name} does not answer: the run waits in .stepgrade/outbox, history push sends it"
+            )
 
 
 def label(text: str) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from stepgrade.compare.change_points import last_level
 from stepgrade.compare.effect import MOST_RUNS
 from stepgrade.compare.fingerprint import differences
 from stepgrade.compare.noise import LEAST_RUNS, pooled_noise
-from stepgrade.errors import BadOption, NoHistory
+from stepgrade.errors import BadOption, NoHistory, Unreachable
 from stepgrade.model import Baseline, Fingerprint, Note
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.store.history import History, Selection, open_history
@@ -58,6 +58,9 @@ def earlier_runs(
     try:
         with open_history(history, create=False, max_memory=max_memory) as store:
             return runs_of_branch(store, card, branch, allowed, machine)
+    except Unreachable as error:
+        text = f"{error.where} {error.problem}: nothing to compare with"
+        return BaselineRuns(name=f"{branch} in {error.where}", missing=Note("no_baseline", text))
     except NoHistory as error:
         # The first run of a project: what it is saved into does not exist yet.
         text = f"there is no history at {error.where} yet: nothing to compare with"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -25,7 +26,7 @@ from stepgrade.model.scorecard import Scorecard
 from stepgrade.scoring.step_times import step_times
 from stepgrade.store.database import Database, Row
 from stepgrade.store.migrations import migrate
-from stepgrade.store.place import place_of
+from stepgrade.store.place import VARIABLE, place_of
 from stepgrade.units import show_bytes
 
 # As the columns of stepgrade_run have them.
@@ -198,6 +199,13 @@ class History:
         """Return the run that was kept with this key; None when there is none."""
         sql = "select id from stepgrade_run where project = ? and upload_key = ?"
         return next((int(row[0]) for row in self._database.execute(sql, (self.project, key))), None)
+
+    def set_key(self, number: int, key: str) -> None:
+        """Give a run of before there were keys the one that it has elsewhere."""
+        self._database.execute(
+            "update stepgrade_run set upload_key = ? where project = ? and id = ? and upload_key is null",
+            (key, self.project, number),
+        )
 
     def keep_findings(self, number: int, card: Scorecard) -> None:
         """Keep what a run's findings are worth, so that those of all runs can be added up."""
@@ -429,14 +437,20 @@ def open_history(
     readable_by: str = "owner",
     project: str = DEFAULT_PROJECT,
 ) -> History:
-    """Open the history at a path or a postgresql:// URL, or that of one `project` in a team's.
+    """Open the history at a path, a postgresql:// URL, or https://SERVER/PROJECT with STEPGRADE_TOKEN.
 
     The default is what STEPGRADE_HISTORY names, else .stepgrade/history.db in this directory. `max_memory` is
     how many bytes the runs that are read at once may take, by default a quarter of the machine's. A file that
     is new may be read and written by its `readable_by`, owner, group or all, as far as the umask allows.
+    `project` is one of those in a team's file or database.
     """
     if readable_by not in MODES:
         raise BadOption(f"must be one of {', '.join(MODES)}", field="readable_by")
+    named = place or os.environ.get(VARIABLE)
+    if named and re.match(r"(?i)https?:", named):
+        from stepgrade.store.remote import RemoteHistory  # noqa: PLC0415  needs ssl
+
+        return RemoteHistory(named, max_memory)
     url, name = place_of(place)
     if url is not None:
         from stepgrade.store.postgres import PostgresDatabase  # noqa: PLC0415  an extra

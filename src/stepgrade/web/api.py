@@ -54,8 +54,8 @@ def selection(call: Call, limit: int | None = None) -> Selection:
             labels[name] = value
     chosen = {name: wanted for name in FIELDS if name != "versions" and (wanted := call.query(name))}
     digests: tuple[str, ...] | None = None
-    if (digest := call.query("fingerprint")) is not None:
-        digests = (digest,)
+    if asked := [text for text in call.request.query_params.getlist("fingerprint") if text][:500]:
+        digests = tuple(asked)
     elif chosen:
         digests = tuple(
             digest
@@ -280,8 +280,6 @@ def _metric(call: Call) -> str:
 def series(call: Call) -> Response:
     """Answer with a metric of the chosen runs."""
     which = selection(call, call.number("limit", 1000, 100_000))
-    digests = tuple(call.request.query_params.getlist("fingerprint"))
-    which = structs.replace(which, digests=digests or which.digests)
     return json_answer(MetricSeries(points=call.history.series(_metric(call), which)))
 
 

@@ -63,10 +63,14 @@ def serve(settings: ServerSettings, ready: Callable[[str], None]) -> None:
     )
     scheme = "https" if settings.tls_cert else "http"
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)  # uvicorn stops, and hands the signal on to this
-    ready(settings.public_url or f"{scheme}://{host}:{settings.port}")
     server = uvicorn.Server(config)
+
+    def stop(*_: object) -> None:
+        server.should_exit = True  # before uvicorn listens to signals itself, and after it has stopped
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    ready(settings.public_url or f"{scheme}://{host}:{settings.port}")
     if settings.workers > 1:
         Multiprocess(config, sockets=[listening]).run()
     else:
@@ -88,6 +92,7 @@ def _bound(settings: ServerSettings) -> socket.socket:
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((settings.host, settings.port))
+        listening.listen(_MOST_CONNECTIONS)  # who comes from now on waits until we are ready
     except OSError as error:
         listening.close()
         place = f"{settings.host}:{settings.port}"
