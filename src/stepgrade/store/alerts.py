@@ -237,7 +237,13 @@ class Alerts:
             "where project = ? order by id",
             (self._history.project,),
         )
-        return [_channel(row) for row in rows]
+        names = ("id", "project", "kind", "target", "secret", "quiet", "created_at")
+        return [
+            Channel(
+                **dict(zip(names, row, strict=True)) | {"quiet": msgspec.json.decode(row[5], type=QuietHours)}
+            )
+            for row in rows
+        ]
 
     def add_channel(self, kind: str, target: str, secret: str, quiet: QuietHours) -> int:
         """Add whom to tell."""
@@ -304,16 +310,3 @@ class Alerts:
 
 def _alert(row: Row) -> Alert:
     return Alert(**dict(zip(_COLUMNS, row, strict=True)))
-
-
-def _channel(row: Row) -> Channel:
-    number, project, kind, target, secret, quiet, created_at = row
-    return Channel(
-        id=number,
-        project=project,
-        kind=kind,
-        target=target,
-        secret=secret,
-        quiet=msgspec.json.decode(quiet, type=QuietHours),
-        created_at=created_at,
-    )

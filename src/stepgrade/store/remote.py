@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from stepgrade.errors import BadHistory, BadOption, NoSuchRun, NotLetIn, Unreachable
-from stepgrade.files import write_whole
+from stepgrade.files import MODES, write_whole
 from stepgrade.memory import default_limit
 from stepgrade.model import Fingerprint
 from stepgrade.model.run import RunRow
@@ -74,7 +74,7 @@ def address_of(place: str) -> Address:
     if not host or "@" in parts.netloc or parts.query or parts.fragment or not path:
         raise BadHistory("is no address of a project on a server", hint=_WRONG)
     scheme = parts.scheme.lower()
-    if scheme == "http" and not _is_here(host):
+    if scheme == "http" and not is_loopback(host):
         raise BadHistory("a token would cross the network for everybody to read", hint="write https://")
     base, _, project = path.rpartition("/")
     prefix = f"{'/' + base if base else ''}/api/v1/projects/{quote(project, safe='')}"
@@ -83,7 +83,8 @@ def address_of(place: str) -> Address:
     )
 
 
-def _is_here(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether a name or address is this machine's own."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -120,7 +121,14 @@ class RemoteHistory(History):
                 self.send_waiting()
                 numbers.append(self._send(key, body))
             except Unreachable:
-                self._keep(_Waiting(server=self.name, key=key, body=body))
+                waiting = msgspec.json.encode(_Waiting(server=self.name, key=key, body=body))
+                try:
+                    self._outbox.mkdir(parents=True, exist_ok=True, mode=0o700)
+                    name = f"run-{time.time_ns():020}-{key[:32]}.json"
+                    write_whole(self._outbox / name, waiting, new_mode=MODES["owner"])
+                except OSError as error:
+                    why = f"the server does not answer, and the run cannot be kept: {error.strerror or error}"
+                    raise BadHistory(why, where=str(self._outbox)) from error
                 numbers.append(0)
         return numbers
 
@@ -157,15 +165,6 @@ class RemoteHistory(History):
             path.unlink()
             sent += 1
         return sent
-
-    def _keep(self, one: _Waiting) -> None:
-        try:
-            self._outbox.mkdir(parents=True, exist_ok=True, mode=0o700)
-            name = f"run-{time.time_ns():020}-{one.key[:32]}.json"
-            write_whole(self._outbox / name, msgspec.json.encode(one))
-        except OSError as error:
-            problem = f"the server does not answer, and the run cannot be kept: {error.strerror or error}"
-            raise BadHistory(problem, where=str(self._outbox)) from error
 
     def _send(self, key: str, body: dict[str, Any]) -> int:
         packed = gzip.compress(msgspec.json.encode(body), 6)
@@ -290,7 +289,13 @@ class RemoteHistory(History):
         for is_fresh in (self._connection is None, True):
             try:
                 if self._connection is None:
-                    self._connection = self._connected()
+                    host, port = self._address.host, self._address.port
+                    self._connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+                    if self._address.scheme == "https":
+                        safe = ssl.create_default_context()
+                        self._connection = http.client.HTTPSConnection(
+                            host, port, timeout=_TIMEOUT_S, context=safe
+                        )
                 self._connection.request(method, target, body, headers)
                 answer = self._connection.getresponse()
                 text = answer.read(_MOST_ANSWER + 1)
@@ -307,14 +312,6 @@ class RemoteHistory(History):
             after = answer.getheader("retry-after") or "1"
             return answer.status, float(after) if after.isdecimal() else 1.0, text
         raise AssertionError  # the second connection is a fresh one
-
-    def _connected(self) -> http.client.HTTPConnection:
-        host, port = self._address.host, self._address.port
-        if self._address.scheme == "http":
-            return http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
-        return http.client.HTTPSConnection(
-            host, port, timeout=_TIMEOUT_S, context=ssl.create_default_context()
-        )
 
 
 def _fields(which: Selection) -> list[tuple[str, object]]:

@@ -60,7 +60,7 @@ def selection(call: Call, limit: int | None = None) -> Selection:
         digests = tuple(
             digest
             for digest, other in call.history.fingerprints().items()
-            if all(_shown(getattr(other, name)) == wanted for name, wanted in chosen.items())
+            if all(f"{getattr(other, name)}".removesuffix(".0") == wanted for name, wanted in chosen.items())
         )
     return Selection(
         branch=call.query("branch"),
@@ -73,10 +73,6 @@ def selection(call: Call, limit: int | None = None) -> Selection:
         until=call.query("until"),
         limit=limit,
     )
-
-
-def _shown(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def list_projects(call: Call) -> Response:

@@ -117,7 +117,7 @@ def make_app(settings: ServerSettings) -> Starlette:
 
     @asynccontextmanager
     async def life(_: Starlette) -> AsyncIterator[None]:
-        await anyio.to_thread.run_sync(_open_store, server)
+        await anyio.to_thread.run_sync(server.open)
         keeper = Housekeeper(server)
         keeper.start()
         try:
@@ -133,9 +133,3 @@ def make_app(settings: ServerSettings) -> Starlette:
     app = Starlette(routes=[route(one) for one in ENDPOINTS], lifespan=life, exception_handlers=handlers)
     app.state.server = server
     return app
-
-
-def _open_store(server: Server) -> None:
-    """Open the store before anybody asks, so that a wrong place is told at the start."""
-    with server.pool.history():
-        pass

@@ -68,6 +68,12 @@ class Endpoint(Struct, frozen=True, kw_only=True):
         """Return whether people look at it, in a browser."""
         return not self.path.startswith(("/api/", "/healthz", "/readyz", "/metrics", "/openapi.json"))
 
+    def most_bytes(self, settings: ServerSettings) -> int:
+        """Return how long a body may be."""
+        if self.is_page:
+            return _MOST_FORM
+        return settings.most_trace_bytes if self.path.endswith("/traces") else settings.most_bytes
+
 
 class Server:
     """What all requests share."""
@@ -83,6 +89,11 @@ class Server:
         self.seconds: dict[str, float] = {}
         self.uploaded = 0
         self._lock = threading.Lock()
+
+    def open(self) -> None:
+        """Open the store before anybody asks, so that a wrong place is told at the start."""
+        with self.pool.history():
+            pass
 
     def count(self, endpoint: Endpoint, status: int, seconds: float) -> None:
         """Remember that a request was answered."""
@@ -213,7 +224,7 @@ async def answer(server: Server, endpoint: Endpoint, request: Request) -> Respon
             access.check_origin(request, server.settings)
             # Who may not send anything is told so before it is read.
             await anyio.to_thread.run_sync(_let_in, server, endpoint, request, limiter=server.limiter)
-            body = await read_body(request, _most_bytes(endpoint, server.settings))
+            body = await read_body(request, endpoint.most_bytes(server.settings))
         response = await anyio.to_thread.run_sync(
             _answered, server, endpoint, request, body, limiter=server.limiter
         )
@@ -237,12 +248,6 @@ def with_headers(response: Response, settings: ServerSettings) -> Response:
     if settings.is_secure:
         response.headers["strict-transport-security"] = "max-age=31536000"
     return response
-
-
-def _most_bytes(endpoint: Endpoint, settings: ServerSettings) -> int:
-    if endpoint.is_page:
-        return _MOST_FORM
-    return settings.most_trace_bytes if endpoint.path.endswith("/traces") else settings.most_bytes
 
 
 def _let_in(server: Server, endpoint: Endpoint, request: Request) -> None:

@@ -27,6 +27,8 @@ def trend_view(trend: Trend, commits: Mapping[int, str | None]) -> dict[str, Any
     room = (high - low) * 0.1 or abs(high) * 0.05 or 1.0
     scale = Scale(low=low - room if low - room > 0 else min(low, 0.0), high=high + room)
     count = len(values)
+    begin, end, level, _, top = bands[-1]
+    noise = f"{abs(top / level - 1.0) * 100.0:.1f} %" if end - begin >= 4 and level else None
     each = -(-count // POINTS_SHOWN)
     points = []
     for start in range(0, count, each):
@@ -63,7 +65,7 @@ def trend_view(trend: Trend, commits: Mapping[int, str | None]) -> dict[str, Any
         "first": trend.points[0].id,
         "last": trend.points[-1].id,
         "now": show_metric(trend.metric, bands[-1][2]),
-        "noise": _noise(bands[-1]),
+        "noise": noise,
     }
 
 
@@ -88,13 +90,6 @@ def _bands(trend: Trend) -> list[tuple[int, int, float, float, float]]:
         reach = _SIGMAS * MAD_TO_SIGMA * median(abs(value - level) for value in values)
         found.append((begin, end, level, level - reach, level + reach))
     return found
-
-
-def _noise(band: tuple[int, int, float, float, float]) -> str | None:
-    begin, end, level, _, top = band
-    if end - begin < 4 or not level:
-        return None
-    return f"{abs((top - level) / level) * 100.0:.1f} %"
 
 
 def _change(trend: Trend, change: LevelChange, count: int) -> dict[str, Any]:

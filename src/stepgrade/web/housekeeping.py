@@ -12,6 +12,7 @@ from stepgrade.store.history import History, Selection
 from stepgrade.store.team import Project, Team
 from stepgrade.web.calls import LOG, Server
 from stepgrade.web.outgoing import NotSent, send
+from stepgrade.web.settings import ServerSettings
 
 _EVERY_S = 2.0
 _RETENTION_EVERY_S = 3_600.0
@@ -51,30 +52,16 @@ class Housekeeper:
             projects = Team(history.database).projects()
         for project in projects:
             with self._server.pool.history(project.name) as history:
-                self._reopen(history, today)
-                self._send(history)
+                alerts = Alerts(history)
+                for alert in alerts.reopen_expired(today):
+                    alerts.announce(alert, "waiver ended")
+                send_due(history, self._server.settings)
                 if numbers := history.without_findings(_FILLED_AT_ONCE):
                     history.fill_findings(numbers)
                 if is_pruning:
                     self.prune(history, project, today)
         if is_pruning:
             self._pruned_at = time.monotonic()
-
-    def _reopen(self, history: History, today: dt.date) -> None:
-        alerts = Alerts(history)
-        for alert in alerts.reopen_expired(today):
-            alerts.announce(alert, "waiver ended")
-
-    def _send(self, history: History) -> None:
-        alerts = Alerts(history)
-        for message, channel, alert in alerts.claim_due():
-            problem = None
-            try:
-                send(message, channel, alert, self._server.settings)
-            except NotSent as error:
-                problem = str(error)
-                LOG.warning("message %s on channel %s was not sent: %s", message.id, channel.id, problem)
-            alerts.settle(message, problem)
 
     def prune(self, history: History, project: Project, today: dt.date) -> None:
         """Remove what the project keeps no longer, but for runs with the label `pinned`."""
@@ -94,3 +81,16 @@ class Housekeeper:
             project=project.name,
             subject=f"{len(numbers - pinned)} by the project's settings",
         )
+
+
+def send_due(history: History, settings: ServerSettings) -> None:
+    """Send the messages of a project that are due; those that fail are tried again later."""
+    alerts = Alerts(history)
+    for message, channel, alert in alerts.claim_due():
+        problem = None
+        try:
+            send(message, channel, alert, settings)
+        except NotSent as error:
+            problem = str(error)
+            LOG.warning("message %s on channel %s was not sent: %s", message.id, channel.id, problem)
+        alerts.settle(message, problem)

@@ -24,8 +24,9 @@ from stepgrade.report.content.comparison import show_metric
 from stepgrade.report.markdown import write
 from stepgrade.report.names import shortened
 from stepgrade.store.alerts import Alert, Channel, Message
+from stepgrade.store.remote import is_loopback
 from stepgrade.units import show_delta
-from stepgrade.web.settings import ServerSettings, is_loopback
+from stepgrade.web.settings import ServerSettings
 
 _TIMEOUT_S = 10.0
 _MOST_ANSWER = 64 << 10
@@ -172,7 +173,7 @@ def send(message: Message, channel: Channel, alert: Alert, settings: ServerSetti
     except BadOption as error:
         raise NotSent(error.problem) from None
     if channel.kind == "email":
-        _send_mail(channel, alert, message.event, settings)
+        send_mail(channel, alert, message.event, settings)
         return
     body = msgspec.json.encode(payload(channel, alert, message.event, settings))
     at = str(int(time.time()))
@@ -197,7 +198,8 @@ def signature(secret: str, at: str, body: bytes) -> str:
     return "sha256=" + hmac.new(secret.encode(), at.encode() + b"." + body, hashlib.sha256).hexdigest()
 
 
-def _send_mail(channel: Channel, alert: Alert, event: str, settings: ServerSettings) -> None:
+def send_mail(channel: Channel, alert: Alert, event: str, settings: ServerSettings) -> None:
+    """Send one message by e-mail; raise NotSent when the mail server does not take it."""
     mail = settings.mail
     if mail is None:
         raise NotSent("this server sends no e-mail")

@@ -275,10 +275,14 @@ def run(call: Call) -> Response:
 
 def compare(call: Call) -> Response:
     """Answer with these two: what changed, the way from one step to the other, each operation."""
-    newest = call.history.runs(Selection(limit=200))
+    choices = []
+    for one in reversed(call.history.runs(Selection(limit=200))):
+        step = show_metric("step_time_ms", one.metrics.get("step_time_ms"))
+        parts = [f"run {one.id}", one.branch, (one.commit or "")[:10], step]
+        choices.append((one.id, shortened(" · ".join(part for part in parts if part), 100)))
     view: dict[str, Any] = {
         "title": "These two: what is different?",
-        "choices": [(one.id, _choice(one)) for one in reversed(newest)],
+        "choices": choices,
         "a": call.query("a"),
         "b": call.query("b"),
         "found": None,
@@ -302,16 +306,6 @@ def compare(call: Call) -> Response:
         for pair in pairs
     ]
     return _page(call, "compare.html", view)
-
-
-def _choice(one: RunRow) -> str:
-    parts = [
-        f"run {one.id}",
-        one.branch,
-        (one.commit or "")[:10],
-        show_metric("step_time_ms", one.metrics.get("step_time_ms")),
-    ]
-    return shortened(" · ".join(part for part in parts if part), 100)
 
 
 def findings(call: Call) -> Response:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from stepgrade.errors import BadOption
+from stepgrade.store.remote import is_loopback
 
 Access = Literal["localhost", "tokens", "proxy"]
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -74,14 +75,6 @@ class ServerSettings(Struct, frozen=True, kw_only=True):
         if self.access != "localhost":
             return None
         return frozenset(urlsplit(origin).hostname or "" for origin in self.origins)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a name or address is this machine's own."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _check_proxies(settings: ServerSettings) -> None:
