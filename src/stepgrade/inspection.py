@@ -35,8 +35,9 @@ class Inspection(Result, frozen=True, kw_only=True):
 
 
 _RATE = "{throughput_tok_s} or {tokens_per_step}"
+_UNGRADED_WITHOUT = Note("missing", "a grade needs it", supply=_RATE)
 _MISSING = {
-    "throughput": Note("missing", "a grade needs it", supply=_RATE),
+    "throughput": Note("missing", "how much the run does in a second is not known", supply=_RATE),
     "step time": Note("missing", "the source has no average step time"),
     "phases": Note("missing", "where a step's time goes is not known"),
     "layers": Note("missing", "layers cannot be compared"),
@@ -62,6 +63,8 @@ def inspect(profile: Profile | Path) -> Inspection:
         throughput = show_rate(profile.throughput_tok_s)
     elif profile.tokens_per_step and times.typical_ms:
         throughput = f"{show_count(profile.tokens_per_step)} tokens per step"
+    elif profile.samples_per_step and times.typical_ms:
+        throughput = f"{show_count(profile.samples_per_step)} samples per step"
     found: dict[str, str | None] = {
         **profile.contents,
         "device": profile.device.name if profile.device else None,
@@ -75,10 +78,11 @@ def inspect(profile: Profile | Path) -> Inspection:
         "launches per step": show_count(profile.launches_per_step) if profile.launches_per_step else None,
         "bottleneck by its producer": profile.claimed_bottleneck,
     }
+    missing = _MISSING if is_graded else {**_MISSING, "throughput": _UNGRADED_WITHOUT}
     return Inspection(
         source=profile.source,
         holds={name: text for name, text in found.items() if text is not None},
-        missing={name: note for name, note in _MISSING.items() if found[name] is None},
+        missing={name: note for name, note in missing.items() if found[name] is None},
         fitness=card.fitness if card is not None else profile.warnings,
         notes=profile.notes,
         # What the user can give is no reason against the file; to call inference training is no figure.

@@ -30,6 +30,7 @@ PROFILE = str(ROOT / "examples" / "runs" / "gpt_naive.json")
         (["hist"], "did you mean history?"),
         ([PROFILE], f"did you mean stepgrade score {PROFILE}?"),
         ([str(ROOT / "examples" / "train_gpt.py")], "did you mean stepgrade record "),
+        (["record", PROFILE], f"to grade a profile: stepgrade score {PROFILE}"),
         (["score", "--devcie", "h100", PROFILE], "there is no --devcie: did you mean --device?"),
         (["score", PROFILE, "--through-put=3"], "did you mean --throughput?"),
         (["history", "list", "--brnch", "main"], "did you mean --branch?"),

@@ -372,6 +372,14 @@ def test_any_number_of_rows_is_well_aligned() -> None:
     assert "misaligned-gemm" in {found.rule for found in sg.score(trace(gemms=narrow)).findings}
 
 
+@pytest.mark.parametrize("name", ["unsteady-steps", "drifting-steps"])
+def test_what_other_programs_may_have_cost_is_no_fault_of_the_loop(name: str) -> None:
+    busy = msgspec.structs.replace(FIRES[name], notes=(Note("busy_machine", "others took the cores"),))
+    (found,) = [found for found in card_of(busy).findings if found.rule == name]
+    assert (found.severity, found.gain_high) == ("info", 0.0)
+    assert "quiet machine" in found.remedy
+
+
 @pytest.mark.parametrize("name", FIRES)
 def test_an_ignored_rule_is_silent(name: str) -> None:
     card = card_of(FIRES[name], settings=Settings(ignored_rules=frozenset({name})))

@@ -326,6 +326,23 @@ def inferred(model: nn.Module) -> Tensor:
         return model(X).clone()
 
 
+def lazy(_model: nn.Module, _optimizer: object) -> Tensor:
+    """A model whose weights have their shapes only after the first call, trained for itself."""
+    model = nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(1))
+    model(X)  # its shapes are known from here on
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, 0.5)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    for _ in range(2):
+        model(X).sum().backward()
+        optimizer.step()
+    return model(X)
+
+
+def functional_loss(model: nn.Module) -> Callable[[dict[str, Tensor]], Tensor]:
+    return lambda weights: torch.func.functional_call(model, weights, (X,)).sum()
+
+
 def in_a_thread(model: nn.Module, _optimizer: object) -> Tensor:
     given = []
     thread = threading.Thread(target=lambda: given.append(copy.deepcopy(model)(X)))
@@ -386,6 +403,10 @@ DONE: dict[str, Callable[[nn.Module, torch.optim.Optimizer], object]] = {
     "a forked process that trains": across_processes,
     "asyncio and generators": in_a_loop,
     "a thread": in_a_thread,
+    "a lazy model": lazy,
+    "gradients of a function": lambda model, _: torch.func.grad(functional_loss(model))(
+        {name: parameter.detach() for name, parameter in model.named_parameters()}
+    )["head.weight"],
     "a shallow copy": lambda model, _: copy.copy(model)(X),
     "FLOPs by torch's own counter": lambda model, _: flops_of(model),
     "inference mode": lambda model, _: inferred(model),
@@ -449,6 +470,25 @@ def recording(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callab
     yield start
     for recorder in started:
         recorder.close()
+
+
+def test_a_lazy_model_is_recorded_from_its_first_step_on(
+    recording: Callable[..., Recorder], tmp_path: Path
+) -> None:
+    blocks = (nn.Sequential(nn.LazyLinear(8), nn.ReLU()) for _ in range(3))
+    model = nn.Sequential(*blocks, nn.LazyLinear(1))
+    recorder = recording(model)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    for _ in range(6):
+        model(X).sum().backward()
+        optimizer.step()
+        if not isinstance(recorder, ScriptRecorder):
+            recorder.step()
+    recorder.close()
+    profile = sg.load(tmp_path / "run.json")
+    assert profile.recorded_steps == 6
+    assert profile.samples_per_step == len(X)
+    assert not any(note.code == "recorder_failed" for note in profile.notes)
 
 
 @pytest.mark.parametrize("thing", DONE)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 import stepgrade as sg
+from stepgrade.model import Note
+from stepgrade.record.totals import StepSizes
 from tests.record.test_processes import run
 
 HEAD = """
@@ -143,24 +146,23 @@ def test_what_cannot_be_recorded_is_said_plainly(tmp_path: Path, text: str, why:
     assert why in ran.err
 
 
+def sized(steps: list[tuple[int, int]]) -> StepSizes:
+    sizes = StepSizes()
+    for size, wall_ns in steps:
+        sizes.add(size, wall_ns)
+    return sizes
+
+
 def test_steps_that_hold_more_and_take_longer_are_uneven_and_not_unsteady(tmp_path: Path) -> None:
-    loop = """
-import time, torch
-from torch import nn
-torch.set_num_threads(1)
-model = nn.Linear(8, 8)
-optimizer = torch.optim.SGD(model.parameters(), 0.01)
-for number in range(24):
-    time.sleep(0.003 * (number % 6) ** 3)
-    model(torch.randn(4 + 4 * (number % {sizes}), 8)).sum().backward()
-    optimizer.step()
-"""
-    uneven, _ = record(tmp_path, loop.format(sizes=6))
-    assert any(note.code == "uneven_steps" for note in uneven.notes)
-    assert not {"unsteady-steps", "drifting-steps"} & {found.rule for found in sg.score(uneven).findings}
-    even, _ = record(tmp_path, loop.format(sizes=1))
-    assert not any(note.code == "uneven_steps" for note in even.notes)
-    assert "unsteady-steps" in {found.rule for found in sg.score(even).findings}
+    times = [400_000_000 if number % 6 == 5 else 90_000_000 for number in range(24)]
+    assert sized([(24 if ns > 90_000_000 else 4, ns) for ns in times]).uneven() == (4, 24)
+    assert sized([(4, ns) for ns in times]).uneven() is None
+    profile, _ = record(tmp_path, HEAD + ONCE)
+    spread = structs.replace(profile, samples_ms=tuple(ns / 1e6 for ns in times), notes=())
+    rules = {"unsteady-steps", "drifting-steps"}
+    assert rules & {found.rule for found in sg.score(spread).findings}
+    uneven = structs.replace(spread, notes=(*spread.notes, Note("uneven_steps", "some hold more")))
+    assert not rules & {found.rule for found in sg.score(uneven).findings}
 
 
 def test_a_model_without_data_is_none_that_trains(tmp_path: Path) -> None:
@@ -170,3 +172,43 @@ def test_a_model_without_data_is_none_that_trains(tmp_path: Path) -> None:
     assert profile.recorded_steps == 12 + 1  # its backward pass has a step's place, before the first
     assert profile.samples_per_step == 4
     assert not any(note.code == "recorder_failed" for note in profile.notes)
+
+
+OF_FUNCTIONS = """
+weights = {name: weight.detach() for name, weight in model.named_parameters()}
+def loss(weights, x):
+    return torch.func.functional_call(model, weights, (x,)).square().mean()
+for x in torch.randn(12, 4, 8):
+    gradients = torch.func.grad(loss)(weights, x)
+    weights = {name: weight - 0.01 * gradients[name] for name, weight in weights.items()}
+"""
+
+
+def test_functions_of_weights_are_counted_by_their_gradients(tmp_path: Path) -> None:
+    profile, _ = record(tmp_path, HEAD + OF_FUNCTIONS)
+    assert profile.recorded_steps == 12
+    assert profile.samples_per_step == 4
+    assert not any(note.code == "recorder_failed" for note in profile.notes)
+    assert any("each backward pass counts" in note.text for note in profile.notes)
+
+
+COMPILED = """
+optimizer = torch.optim.AdamW(model.parameters())
+step = torch.compile(optimizer.step, backend="eager")
+for number, x in enumerate(torch.randn(24, 4, 8)):
+    model(x).square().mean().backward()
+    if number % 2:
+        step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    "watched", ["", "import stepgrade as sg\nsg.watch(model, optimizer, path='run.json')\n"]
+)
+def test_the_steps_of_a_compiled_optimizer_are_told_by_its_weights(tmp_path: Path, watched: str) -> None:
+    """The first two count as one: only then is it known that there are any."""
+    profile, said = record(tmp_path, HEAD + COMPILED.replace("step = ", f"{watched}step = "))
+    assert profile.recorded_steps in (11, 12), said
+    assert profile.samples_per_step == 8
+    assert any("steps are not seen" in note.text for note in profile.notes)

@@ -14,6 +14,7 @@ from torch import nn
 
 import stepgrade as sg
 from stepgrade.errors import BadInput
+from stepgrade.record.batches import BatchCounter
 from stepgrade.record.blocks import find_blocks
 from stepgrade.record.timeline import (
     AFTER_FORWARD,
@@ -228,3 +229,26 @@ class TestJournal:
         path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
         with pytest.raises(BadInput, match=words):
             sg.load(path)
+
+
+IMAGE, SCALAR = torch.zeros(3, 8, 8), torch.zeros(())
+BATCHES = {
+    "a tensor": (torch.zeros(8, 3), 8),
+    "inputs and labels": ([torch.zeros(8, 3), torch.zeros(8)], 8),
+    "a map": ({"name": ["a"] * 8, "pixels": torch.zeros(8, 3, 4, 4)}, 8),
+    "two inputs as a pair, two labels": (([torch.zeros(8, 3)] * 2, [torch.zeros(8)] * 2), 8),
+    "images of several sizes, each with its boxes": (
+        ((IMAGE, torch.zeros(3, 4, 8)) * 3, tuple({"boxes": torch.zeros(number, 4)} for number in range(6))),
+        6,
+    ),
+    "one such image": (((IMAGE,), ({"boxes": torch.zeros(2, 4)},)), 1),
+    "lists of images and of labels": ([[IMAGE] * 5, [SCALAR] * 5], 5),
+}
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+def test_the_samples_of_a_batch_are_counted(kind: str) -> None:
+    batch, samples = BATCHES[kind]
+    counter = BatchCounter()
+    counter.add_batch(batch)
+    assert counter.take() == (0, samples)

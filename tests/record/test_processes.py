@@ -422,3 +422,33 @@ def test_importing_the_names_needs_no_torch() -> None:
     )
     assert ran.stdout == "False\n"
     assert "recording needs torch (pip install 'stepgrade[torch]')" in ran.stderr
+
+
+@pytest.mark.parametrize("to_all", [True, False])
+def test_a_signal_reaches_the_script_once(tmp_path: Path, *, to_all: bool) -> None:
+    """Also one for all processes, as `timeout`, Slurm and systemd send it: the script has it already then."""
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent(
+            """
+            import signal, time
+            got = []
+            signal.signal(signal.SIGUSR1, lambda number, _: got.append(number))
+            signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
+            print("ready", flush=True)
+            while signal.SIGTERM not in got:
+                time.sleep(0.01)
+            print(got)
+            """
+        )
+    )
+    command = [sys.executable, "-m", "stepgrade", "record", "--quiet", "train.py"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "ready\n"
+        (os.killpg if to_all else os.kill)(running.pid, signal.SIGUSR1)
+        time.sleep(1.0)  # a second one would have come by now
+        os.kill(running.pid, signal.SIGTERM)
+        assert running.stdout.read() == f"{[int(signal.SIGUSR1), int(signal.SIGTERM)]}\n"
+        assert running.wait() == 0

@@ -22,6 +22,7 @@ from stepgrade.report.content import gate as gate_content
 from stepgrade.report.content import parity as parity_content
 from stepgrade.report.content import scorecard as scorecard_content
 from stepgrade.report.names import markdown, printable
+from tests.builders import make_profile
 from tests.conftest import ROOT
 from tests.report.html import cards
 
@@ -224,3 +225,15 @@ def test_no_message_is_recognised_by_its_words(path: Path) -> None:
             constant = isinstance(node.left, ast.Constant) and isinstance(node.left.value, str)
             found = within and constant and any(map(is_text_of_a_message, node.comparators))
             assert not found, f"{path}:{node.lineno}"
+
+
+def test_rates_in_samples_stay_in_their_columns() -> None:
+    before = make_profile(samples_per_step=64.0, samples_ms=(100.0,) * 10)
+    now = make_profile(samples_per_step=64.0, samples_ms=(1030.0,) * 10, mean_step_ms=1030.0)
+    lines = str(sg.gate(now, baselines=[before])).splitlines()
+    head = next(line for line in lines if line.startswith("Metric"))
+    rows = [line for line in lines if line.startswith(("  step time", "  samples"))]
+    assert len(rows) == 2
+    assert {row.find("  +") + 2 if "  +" in row else row.find("  -") + 2 for row in rows} == {
+        head.find("change")
+    }

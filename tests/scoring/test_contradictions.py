@@ -163,3 +163,9 @@ def test_inspect_and_score_never_contradict_each_other_on_real_files() -> None:
         seen["graded" if is_graded else "fit" if inspection.fit else "not fit"] += 1
     assert seen["fit"] > 3, seen
     assert seen["not fit"] > 3, seen
+
+
+def test_a_run_without_tokens_is_not_asked_for_them_where_it_has_a_grade() -> None:
+    images = make_profile(samples_per_step=64.0)
+    assert sg.inspect(images).holds["throughput"] == "64 samples per step"
+    assert "a grade needs it" in str(sg.inspect(make_profile()).missing["throughput"])

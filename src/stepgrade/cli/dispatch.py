@@ -42,8 +42,9 @@ commands:
 exit codes:
   0 fine, 1 the gate says no, 2 usage or bad input, 3 could not be measured, 70 a bug in stepgrade
 
-example:
-  stepgrade score profile.json --throughput 194 --device rtx-4060-laptop
+examples:
+  stepgrade record train.py --lr 3e-4
+  stepgrade score trace.json.gz
   stepgrade COMMAND --help describes each command
 """
 

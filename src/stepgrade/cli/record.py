@@ -103,17 +103,20 @@ def _tell(launched: Launched) -> None:
         missing = (
             f"; the last {lost} are not in it" if lost > 1 else "; the last one is not in it" if lost else ""
         )
-        complain(f"recorded {steps} in {os.path.relpath(each.path)}{missing}")
+        complain(f"recorded {steps} in {each.path}{missing}")
     if not launched.recorded:
-        complain(f"no step was recorded: {launched.problem or _why_no_step(launched.frameworks)}")
+        complain(f"no step was recorded: {launched.problem or _why_no_step(launched)}")
 
 
-def _why_no_step(frameworks: tuple[str, ...]) -> str:
-    others = " and ".join(name for name in frameworks if name != "torch")
-    if "torch" in frameworks:
+def _why_no_step(launched: Launched) -> str:
+    others = " and ".join(name for name in launched.frameworks if name != "torch")
+    if "torch" in launched.frameworks and launched.code:
+        code = f" with exit code {launched.code}" if launched.code > 0 else ""
+        return f"the script ended{code} before a step was seen"
+    if "torch" in launched.frameworks:
         return (
             "none of its processes took a step of a torch optimizer, or a backward pass and another after it "
-            "(in a loop that does neither call step() of sg.watch(model))"
+            "(in a loop that does neither, or is compiled as a whole, call step() of sg.watch(model))"
         )
     if others:
         return f"it trains with {others}, and only PyTorch is recorded; score what its own profiler writes"

@@ -36,7 +36,7 @@ METRICS = {
     for metric in (
         Metric(name="step_time_ms", title="step time", unit="ms", worse="up", from_steps=True),
         Metric(name="throughput_tok_s", title="throughput", unit="tok/s", from_steps=True),
-        Metric(name="samples_s", title="samples per second", unit="samples/s", from_steps=True),
+        Metric(name="samples_s", title="samples", unit="samples/s", from_steps=True),
         Metric(name="efficiency", title="efficiency", unit="share"),
         Metric(name="mfu", title="MFU", unit="share"),
         Metric(name="hfu", title="HFU", unit="share"),

@@ -47,9 +47,9 @@ class BatchCounter:
     def add_batch(self, batch: object) -> None:
         """Add a batch that a training loader gave."""
         if torch.is_grad_enabled():
-            entering = _first_tensor(batch, _DEPTH)
+            rows, entering = _listed(batch), _first_tensor(batch, _DEPTH)
             if entering is not None:
-                self._parts[-1].loaded.append(entering.shape[0])
+                self._parts[-1].loaded.append(rows or entering.shape[0])
 
     def add_call(self, module: Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Add a call of a model with gradients; integers in two dimensions are tokens."""
@@ -68,7 +68,7 @@ class BatchCounter:
         if entering is not None:
             dims = _SEQUENCE_DIM if entering.is_floating_point() else _TOKENS_DIM
             in_columns = reads.time_first and entering.dim() == dims
-            rows = entering.shape[1 if in_columns else 0]
+            rows = _listed(args) or entering.shape[1 if in_columns else 0]
             part.called.setdefault(id(module), []).append(rows)
 
     def mark(self) -> int:
@@ -90,6 +90,26 @@ class BatchCounter:
         used = max(min(map(len, called.values()), default=len(loaded)), len(loaded) - 1)
         self._ahead = loaded[used:]
         return tokens, sum(loaded[:used])
+
+
+def _listed(batch: object) -> int | None:
+    """Return the samples of a batch that is no tensor but one list for each thing that a sample has.
+
+    Detection has it so, for images differ in size. Two inputs as a pair look the same, but all of their rows
+    agree.
+    """
+    if not isinstance(batch, tuple | list) or not batch:
+        return None
+    parts = [part for part in batch if isinstance(part, tuple | list)]
+    if len(parts) != len(batch) or len({len(part) for part in parts}) != 1:
+        return None
+    rows = {
+        None if entering is None else entering.shape[0]
+        for part in parts
+        for sample in part
+        for entering in [_first_tensor(sample, _DEPTH)]
+    }
+    return len(parts[0]) if len(rows) > 1 else None
 
 
 def _first_tensor(value: object, depth: int) -> Tensor | None:

@@ -39,9 +39,12 @@ def find_blocks(model: Module, named: Sequence[str] | None) -> list[NamedModule]
     if not groups:
         return []
 
+    from torch.nn.parameter import is_lazy  # noqa: PLC0415  an extra
+
     def size(group: list[NamedModule]) -> tuple[int, int]:
         depth = group[0][0].count(".")
-        return sum(parameter.numel() for _, block in group for parameter in block.parameters()), -depth
+        parameters = (parameter for _, block in group for parameter in block.parameters())
+        return sum(parameter.numel() for parameter in parameters if not is_lazy(parameter)), -depth
 
     return [(_without_wrappers(name), module) for name, module in max(groups, key=size)]
 

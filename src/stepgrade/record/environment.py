@@ -68,14 +68,20 @@ def describe_loop(optimizer: object, loader: object) -> dict[str, object]:
 
 
 def describe_model(model: Module) -> dict[str, object]:
-    """Return class, size and precision of the model, and how it is wrapped."""
+    """Return class, size and precision of the model, and how it is wrapped.
+
+    A lazy model has no size before its first call.
+    """
+    from torch.nn.parameter import is_lazy  # noqa: PLC0415  an extra
+
     parameters = list(model.parameters())
+    has_size = not any(is_lazy(parameter) for parameter in parameters)
     bare = unwrap(model)
     found = {
         "model": type(bare).__name__,
         "wrapper": type(model).__name__ if bare is not model else None,
-        "parameters": sum(parameter.numel() for parameter in parameters),
-        "trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
+        "parameters": sum(p.numel() for p in parameters) if has_size else None,
+        "trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad) if has_size else None,
         "parameter_dtype": str(parameters[0].dtype).removeprefix("torch.") if parameters else None,
     }
     return {name: value for name, value in found.items() if value is not None}

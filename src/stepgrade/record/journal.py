@@ -246,7 +246,7 @@ def recording_notes(recording: Recording, totals: Totals, *, is_warm: bool) -> l
     possible = {
         "warm_up_only": (is_warm, "only warm-up steps were recorded: later steps may be faster"),
         "step_times_thinned": (every > 1, f"the time of one step in {every} is kept"),
-        "evaluation_steps": (evaluated, f"{_steps(evaluated)} with an evaluation in them left out"),
+        "evaluation_steps": (evaluated, f"left out: {_steps(evaluated)} with an evaluation"),
         "profiled_steps": (profiled, f"{_steps(profiled)} under torch.profiler left out of the times"),
         "lost_steps": (lost, f"{_steps(lost)} missing: the device was too far behind the host"),
         "loss_not_finite": (infinite, f"the loss of {_steps(infinite)} was not a finite number"),
@@ -283,6 +283,11 @@ def _lines(recording: Recording) -> object:
 
 
 def _own_updates(recording: Recording) -> str:
+    if recording.own_updates.has_optimizer:
+        return (
+            "the optimizer's steps are not seen, as inside torch.compile: a step ends when the weights have "
+            "changed after a backward pass"
+        )
     if recording.own_updates.is_certain:
         return "no torch optimizer was seen: a step ends when the weights have changed after a backward pass"
     return (

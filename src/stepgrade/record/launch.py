@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -26,9 +27,17 @@ _IMPORTED = ".imported-"
 COUNTER = struct.Struct("<q")  # of the steps that a process has ended, at the start of its file
 _INJECTED = Path(__file__).parent / "inject"
 _PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz")
+_NO_SCRIPTS = {  # what people give instead, and what they mean
+    ".ipynb": ("is a notebook", "jupyter nbconvert makes a script of it"),
+    ".sh": ("is a script for the shell", "stepgrade record bash {}"),
+    ".json": ("is no script", "to grade a profile: stepgrade score {}"),
+    ".gz": ("is no script", "to grade a profile: stepgrade score {}"),
+}
 _BETWEEN_LOOKS_SECONDS = 0.2
 _SENT_ON = ("SIGINT", "SIGQUIT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 _SI_KERNEL = 0x80
+_SENT_TO_ALL_SECONDS = 0.05
+_MOST_FILES = 1 << 16
 
 
 class RecordedProcess(Struct, frozen=True):
@@ -96,6 +105,9 @@ def command_line(command: Sequence[str], *, as_module: bool = False) -> list[str
     first = Path(words[0])
     is_package = (first / "__main__.py").is_file()
     is_program = os.access(first, os.X_OK) and first.suffix not in _PYTHON_FILES
+    if first.is_file() and not is_program and first.suffix in _NO_SCRIPTS:
+        problem, hint = _NO_SCRIPTS[first.suffix]
+        raise BadInput(problem, where=words[0], hint=hint.format(first))
     if is_package or (first.is_file() and not is_program):
         return [_python(), *words]
     program = shutil.which(words[0])
@@ -110,10 +122,14 @@ def die_by(signal_number: int) -> None:
     with suppress(ValueError, OSError):
         signal.signal(signal_number, signal.SIG_DFL)
         if sys.platform != "win32":
-            import resource  # noqa: PLC0415  not on Windows
-
-            resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+            _leave_no_core()
         os.kill(os.getpid(), signal_number)
+
+
+def _leave_no_core() -> None:
+    import resource  # noqa: PLC0415  not on Windows
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 def _python() -> str:
@@ -144,20 +160,72 @@ def _run(words: list[str], environment: dict[str, str], look: Callable[[], None]
 def _run_with_signals(words: list[str], environment: dict[str, str], look: Callable[[], None]) -> int:
     numbers = [getattr(signal, name) for name in _SENT_ON]
     expected = {number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN}
-    expected.add(signal.SIGCHLD)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, expected)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*expected, signal.SIGCHLD})
     unblock = partial(signal.pthread_sigmask, signal.SIG_SETMASK, mask)
+    witness = _Witness(expected)
     try:
         process = subprocess.Popen(words, env=environment, preexec_fn=unblock)  # noqa: S603, PLW1509  one thread
         while process.poll() is None:
-            arrived = signal.sigtimedwait(expected, _BETWEEN_LOOKS_SECONDS)
+            arrived = signal.sigtimedwait({*expected, signal.SIGCHLD}, _BETWEEN_LOOKS_SECONDS)
             if arrived is None:
                 look()
-            elif arrived.si_signo != signal.SIGCHLD and arrived.si_code != _SI_KERNEL:
-                process.send_signal(arrived.si_signo)  # else a terminal has sent it to the training as well
+            elif arrived.si_signo == signal.SIGCHLD or arrived.si_code == _SI_KERNEL:
+                continue  # a terminal has sent it to the training as well
+            elif not witness.has_got(arrived.si_signo):
+                process.send_signal(arrived.si_signo)
     finally:
+        witness.close()
         unblock()
     return process.returncode
+
+
+class _Witness:
+    """A process that does nothing but die of signals, to tell what was sent to us all from what we alone got.
+
+    `timeout`, Slurm and systemd signal every process of a group or a job: the training has it then, and must
+    not get it twice.
+    """
+
+    def __init__(self, deadly: set[int]) -> None:
+        self._deadly = deadly
+        self._pid, self._pipe = 0, 0
+        self._begin()
+
+    def _begin(self) -> None:
+        heard, self._pipe = os.pipe()
+        self._pid = os.fork()
+        if self._pid:
+            os.close(heard)
+            return
+        try:  # nothing of Python's own may run here at the end
+            for number in self._deadly:
+                signal.signal(number, signal.SIG_DFL)
+            os.closerange(0, heard)  # whoever reads our output waits for all that hold it
+            os.closerange(heard + 1, _MOST_FILES)
+            _leave_no_core()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, self._deadly)
+            os.read(heard, 1)  # until we are gone, however that happened
+        finally:
+            os._exit(0)
+
+    def has_got(self, number: int) -> bool:
+        """Tell whether this signal, which has reached us, was sent to the others too."""
+        until = time.monotonic() + _SENT_TO_ALL_SECONDS  # they are signalled one by one
+        is_sent = False
+        while not is_sent and time.monotonic() < until:
+            time.sleep(_SENT_TO_ALL_SECONDS / 10)
+            found, status = os.waitpid(self._pid, os.WNOHANG)
+            if found:
+                is_sent = os.WIFSIGNALED(status) and os.WTERMSIG(status) == number
+                os.close(self._pipe)
+                self._begin()
+        signal.sigtimedwait({number}, 0)  # some signal us twice: by ourselves, and with the others
+        return is_sent
+
+    def close(self) -> None:
+        """End it."""
+        os.close(self._pipe)
+        os.waitpid(self._pid, 0)
 
 
 def _recorded(session: Path, path: Path) -> list[RecordedProcess]:

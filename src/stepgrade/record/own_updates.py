@@ -9,9 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
+from torch.optim import Optimizer
 
 _WEIGHTS = 4  # that are looked at, the smallest ones: biases and norms, which every step changes
 _ELEMENTS = 1024  # of each of them
+_is_transforming = torch._C._functorch.peek_interpreter_stack  # noqa: SLF001  no public way to ask
 
 
 class _Seen(NamedTuple):
@@ -25,19 +27,56 @@ class OwnUpdates:
     """Tells whether the weights were updated since the last backward pass.
 
     Where they did not change although there are gradients, more of these are being accumulated. What a device
-    holds is not read, for the training would wait: each of its backward passes is taken for a step.
+    holds is not read, for the training would wait: each of its backward passes is taken for a step, and so is
+    each of `torch.func.grad`, whose weights are no model's and may not be kept.
+
+    The steps of an optimizer inside torch.compile are not seen. Its weights are known, and torch counts the
+    changes of each on the host, so that nothing is read.
     """
 
     def __init__(self) -> None:
-        self.is_possible = False  # until there is an optimizer
+        self.is_possible = False  # until there is an optimizer, or where its steps are not seen
         self.is_certain = True  # every step was told by weights that could be read
         self.passes = 0  # since the last step ended
         self._seen: list[_Seen] = []
+        self._optimizer: weakref.ref[Optimizer] | None = None  # that has not been seen to step
+        self._changes: list[int] = []
+        self._has_changed = False
 
-    def remember(self, models: Iterable[Module]) -> None:
+    def leave_to(self, optimizer: Optimizer) -> None:
+        """Tell no more steps, unless this optimizer turns out to step unseen."""
+        self.is_possible = False
+        self._optimizer, self._changes = weakref.ref(optimizer), []
+
+    def see_step(self) -> None:
+        """Tell no more steps: an optimizer does."""
+        self.is_possible, self._optimizer = False, None
+
+    @property
+    def has_optimizer(self) -> bool:
+        """Tell whether there is an optimizer that has not been seen to step."""
+        return self._optimizer is not None
+
+    def look(self, models: Iterable[Module]) -> None:
         """Look at the weights after a backward pass, at those first that it gave gradients."""
+        if self._optimizer is not None:
+            before, self._changes = self._changes, self._count_changes()
+            self._has_changed |= len(before) == len(self._changes) > 0 and before != self._changes
+            self.is_possible |= self._has_changed
+            self.passes += 1
+        elif self.is_possible:
+            self._remember(models)
+
+    def _count_changes(self) -> list[int]:
+        optimizer = None if self._optimizer is None else self._optimizer()
+        groups = [] if optimizer is None else optimizer.param_groups
+        return [weight._version for group in groups for weight in group["params"]]  # noqa: SLF001  no other way
+
+    def _remember(self, models: Iterable[Module]) -> None:
         self.passes += 1
-        if not self._seen or any(seen.weight() is None for seen in self._seen):
+        if _is_transforming() is not None:
+            self._seen = []
+        elif not self._seen or any(seen.weight() is None for seen in self._seen):
             found = {id(weight): weight for model in models for weight in model.parameters()}
             readable = [
                 weight
@@ -49,16 +88,18 @@ class OwnUpdates:
             ]
             chosen = sorted(readable, key=lambda weight: (weight.grad is None, weight.numel()))[:_WEIGHTS]
             self._seen = [_Seen(weakref.ref(weight), _some_of(weight).clone()) for weight in chosen]
-            return
-        for seen in self._seen:
-            weight = seen.weight()
-            if weight is not None:
-                seen.elements.copy_(_some_of(weight))
+        else:
+            for seen in self._seen:
+                weight = seen.weight()
+                if weight is not None:
+                    seen.elements.copy_(_some_of(weight))
 
     def is_step_over(self) -> bool:
         """Tell whether the weights have changed, or their gradients were reset, since the last look."""
+        if self._optimizer is not None:
+            return self._has_changed or self._count_changes() != self._changes
         weights = [(weight, seen.elements) for seen in self._seen if (weight := seen.weight()) is not None]
-        if not weights:
+        if not weights or _is_transforming() is not None:
             self.is_certain = False
             return True
         return any(not torch.equal(_some_of(weight), before) for weight, before in weights) or not any(
@@ -67,7 +108,8 @@ class OwnUpdates:
 
     def begin_step(self) -> None:
         """Count backward passes anew."""
-        self.passes = 0
+        self.passes, self._has_changed = 0, False
+        self._changes = self._count_changes()
 
 
 def _some_of(weight: Tensor) -> Tensor:

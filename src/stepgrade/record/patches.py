@@ -145,13 +145,18 @@ def _backward(
 
 
 def patch_until_optimizer(
-    patches: Patches, timeline: StepTimeline, on_optimizer: Callable[[], None], on_done: Callable[[], None]
+    patches: Patches,
+    timeline: StepTimeline,
+    on_optimizer: Callable[[Optimizer], None],
+    on_done: Callable[[], None],
 ) -> None:
     """Take `torch.autograd.grad` for a backward, as loops without an optimizer use it, until there is one."""
 
-    def seen(original: Callable[..., object], /, *args: object, **kwargs: object) -> object:
-        on_optimizer()
-        return original(*args, **kwargs)
+    def seen(
+        original: Callable[..., object], optimizer: Optimizer, /, *args: object, **kwargs: object
+    ) -> object:
+        on_optimizer(optimizer)
+        return original(optimizer, *args, **kwargs)
 
     patches.wrap(torch.autograd, "grad", partial(_backward, timeline, on_done))
     patches.wrap(Optimizer, "add_param_group", seen)

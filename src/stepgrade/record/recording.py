@@ -16,6 +16,7 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.profiler import profile
@@ -234,6 +235,8 @@ class Recording:
         if self._optimizers is not None:
             inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
             self._optimizers.append(weakref.ref(inner))
+            if not self.stepped_by_hand:
+                self.own_updates.leave_to(inner)
 
     def watch_every_optimizer(self) -> None:
         """Time all optimizers, those that do not exist yet too; without any the weights tell steps."""
@@ -323,9 +326,12 @@ class Recording:
 
     def before_optimizer(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         """Begin the optimizer's phase; from the first one on no weights tell steps."""
+        if _is_compiling():
+            return
         if self.own_updates.is_possible:  # it was made before the recording began
-            self._leave_to_optimizer()
-        if not _is_compiling() and self._is_watched_optimizer(optimizer):
+            self._patches_without_optimizer.undo()
+        self.own_updates.see_step()
+        if self._is_watched_optimizer(optimizer):
             self.timeline.enter(OPTIMIZER)
 
     def after_optimizer(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
@@ -391,9 +397,9 @@ class Recording:
             self.timeline.restart_step()
         return False
 
-    def _leave_to_optimizer(self) -> None:
+    def _leave_to_optimizer(self, optimizer: Optimizer) -> None:
         """Tell steps by the optimizers, as soon as there is one."""
-        self.own_updates.is_possible = False
+        self.own_updates.leave_to(optimizer)
         self._patches_without_optimizer.undo()
 
     def _after_backward(self) -> None:
@@ -409,11 +415,10 @@ class Recording:
                 self._end_by_optimizer()
             elif not self.timeline.live or self.window.has_lapsed:
                 self.window.drop()
-            if self.own_updates.is_possible:
-                modules = (model.module() for model in self._models.values())
-                self.own_updates.remember(module for module in modules if module is not None)
-                if not self.saw_model:
-                    self._end_own_step()
+            modules = (model.module() for model in self._models.values())
+            self.own_updates.look(module for module in modules if module is not None)
+            if not self.saw_model:
+                self._end_own_step()
         except Exception as error:  # noqa: BLE001  whatever it is, the training goes on
             self._fail(error)
 
@@ -478,6 +483,7 @@ class Recording:
             and id(module) not in self._parts
             and torch.is_grad_enabled()
             and any(parameter.requires_grad for parameter in module.parameters())
+            and not any(is_lazy(parameter) for parameter in module.parameters())  # then at its next call
         ):
             self.on_model(module)
             return Around(self._before_forward, self._after_forward) if self._models.get(id(module)) else None

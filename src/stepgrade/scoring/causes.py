@@ -75,6 +75,8 @@ _PHASE_WORDS = {
 }
 # On a run without an accelerator the processor is the device, and nothing is launched.
 _PROCESSOR_HOST = "in Python or in work outside of the framework"
+# Of a step that nothing would be left of without its cause there is nothing to say.
+_ALL_OF_IT = 0.995
 _SHORT_CALLS = "in calls of operations of microseconds, which count as computing"
 _HOST = frozenset({Bottleneck.LAUNCH, Bottleneck.HOST})
 _WORK = frozenset({Bottleneck.COMPUTE, Bottleneck.MEMORY_BW, Bottleneck.UNKNOWN})
@@ -205,7 +207,9 @@ def rank_causes(profile: Profile, times: RunTimes, ledger: Ledger | None, work: 
         Cause(
             bottleneck=name.value,
             share=share,
-            remaining_ms=None if times.typical_ms is None else times.typical_ms * (1.0 - share),
+            remaining_ms=None
+            if times.typical_ms is None or share >= _ALL_OF_IT
+            else times.typical_ms * (1.0 - share),
             evidence=f"{start.format(share=show_share(share))} {words[name]}",
         )
         for name, share in shares.items()

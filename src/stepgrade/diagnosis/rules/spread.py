@@ -10,6 +10,11 @@ from stepgrade.units import show_count, show_ms, show_share
 
 _ALL = "compute+exposed_communication+exposed_copy+idle_input+idle_host+idle_sync+unattributed"
 
+_HELD_UP = "Other programs took the cores meanwhile."
+_ON_A_QUIET_MACHINE = (
+    "Record again on a quiet machine: what other programs cost is not told from what the training does."
+)
+
 
 def unsteady_steps(context: RuleContext) -> Found | None:
     samples, limits = context.profile.samples_ms, context.limits
@@ -32,9 +37,16 @@ def unsteady_steps(context: RuleContext) -> Found | None:
         "lost_share": share,
     }
     levels = Levels(limits.spread_info_share, limits.spread_warning_share, limits.spread_critical_share)
+    if levels.severity(share) and _was_held_up(context):
+        return Found("info", f"{claim} {_HELD_UP}", evidence, remedy=_ON_A_QUIET_MACHINE)
     if context.activity.driver == "host" and levels.severity(share) and not have_one_cause(context):
         return Found("info", claim, evidence, share)
     return levels.found(share, claim, evidence)
+
+
+def _was_held_up(context: RuleContext) -> bool:
+    """Tell whether other programs held the training up, as our recorder knows."""
+    return has_code(context.profile.notes, "busy_machine")
 
 
 def _is_uneven(context: RuleContext) -> bool:
@@ -76,9 +88,10 @@ def drifting_steps(context: RuleContext) -> Found | None:
     if late_ms < limits.drift_ratio * early_ms or slower < limits.drift_steps_share:
         return None
     claim = f"Later steps take {show_ms(late_ms)}, earlier ones {show_ms(early_ms)}."
-    return Found(
-        "warning", claim, {"early_ms": early_ms, "late_ms": late_ms}, share=(1.0 - early_ms / late_ms) / 2
-    )
+    evidence: Evidence = {"early_ms": early_ms, "late_ms": late_ms}
+    if _was_held_up(context):
+        return Found("info", f"{claim} {_HELD_UP}", evidence, remedy=_ON_A_QUIET_MACHINE)
+    return Found("warning", claim, evidence, share=(1.0 - early_ms / late_ms) / 2)
 
 
 RULES = (
@@ -89,7 +102,7 @@ RULES = (
         evidence="how many steps, the longest, the median, what the mean loses to the median",
         fix="Find what those steps do besides: logging, checkpoints, evaluation, garbage collection, "
         "recompiling.",
-        wrong_when="steps are of several kinds by design",
+        wrong_when="steps are of several kinds by design, or the machine was busy without our knowing",
         check="The mean of the steps comes down to their median.",
         worth=Worth(_ALL, 0.7, "what is rare can mostly be made asynchronous"),
         sources="GPF-16, NAI-12, SM-09, ME-05",

@@ -42,6 +42,7 @@ _KINDS = {"ledger": "device", "new operation": "operation", "gone operation": "o
 # Below this the table of shifts has no room left for names.
 _LEAST_TABLE = 64
 _FIGURE = 11
+_TITLE = 17
 
 
 def title_of(metric: str) -> str:
@@ -114,14 +115,6 @@ def change_table(changes: Sequence[MetricChange]) -> tuple[Block, ...]:
     """Return every metric before and now, with the interval of its change, its verdict and its noise."""
     if not changes:
         return ()
-    columns = (
-        Column("Metric", width=17),
-        Column("before", width=_FIGURE, right=True),
-        Column("now", width=_FIGURE, right=True),
-        Column("change, surely within", gap=2),
-        Column("verdict", only="full"),
-        Column("noise from run to run", only="full"),
-    )
     rows = tuple(
         (
             title_of(change.metric),
@@ -132,6 +125,15 @@ def change_table(changes: Sequence[MetricChange]) -> tuple[Block, ...]:
             show_noise(change.noise),
         )
         for change in changes
+    )
+    figure = max(_FIGURE, *(len(shown) for row in rows for shown in row[1:3]))
+    columns = (
+        Column("Metric", width=_TITLE if figure == _FIGURE else max(len(row[0]) for row in rows)),
+        Column("before", width=figure, right=True),
+        Column("now", width=figure, right=True),
+        Column("change, surely within", gap=2),
+        Column("verdict", only="full"),
+        Column("noise from run to run", only="full"),
     )
     title = Heading("Before and now", only="full")
     return title, Table(columns, rows, is_spaced=True, narrow_head="Before, now, surely within")
