@@ -17,6 +17,7 @@
     ├── BadOption               options that do not fit together or lack a partner
     ├── MissingExtra            an optional package that is not installed
     └── NotMeasured             the profile does not hold what the question needs
+        └── EngineFailed        what should have read the run is gone, or of another version
 
 Anything else that escapes is a bug in stepgrade and keeps its traceback.
 """
@@ -179,3 +180,7 @@ class NotMeasured(StepgradeError):
     """The profile does not hold what the question needs."""
 
     exit_code = EXIT_NOT_MEASURED
+
+
+class EngineFailed(NotMeasured):
+    """What should have read the run is gone, or is of another version."""

@@ -1064,7 +1064,7 @@ SHAPES: dict[str, Shape] = {
     "host threads and their names": Shape(threads, covers=("trace/links",), size=800),
     "python frames": Shape(frames, covers=("trace/frames", "trace/python_loops"), size=200),
     "ranks of one file": Shape(merged_ranks, covers=("trace/ranks", "readers/kineto/assemble", "trace/quality"), size=10),
-    "ranks in files of their own": Shape(rank_files, covers=("readers/ranks", "trace/parallelism", "trace/mean_rank"), size=6),
+    "ranks in files of their own": Shape(rank_files, covers=("readers/ranks", "readers/many", "trace/parallelism", "trace/mean_rank"), size=6),
     "recordings of ranks": Shape(recorded_ranks, ("score", "f", "--format", "json"), ("trace/recorded_ranks",), 10),
     "recordings of one process": Shape(recordings, ("score", "f", "--format", "json"), ("trace/recordings",), 6),
     "operations of sampled steps": Shape(sampled, covers=("readers/recording",), size=300),

@@ -35,6 +35,11 @@ class ProgressLine:
         self._next = time.monotonic() + _SILENT_SECONDS
         self._shown = False
         self._last = (0, time.monotonic())
+        self._ranks = ""
+
+    def count_ranks(self, done: int, total: int) -> None:
+        """Keep how many ranks are read, for the next time that the line is shown."""
+        self._ranks = f"{done} of {total} ranks, " if total > 1 else ""
 
     def show_bytes(self, done_bytes: int, total_bytes: int) -> None:
         """Show how much of the input is read."""
@@ -43,7 +48,7 @@ class ProgressLine:
             return
         self._next, self._shown = now + _BETWEEN_SECONDS, True
         share = f" of {show_bytes(total_bytes)}, {done_bytes / total_bytes:.0%}" if total_bytes else ""
-        self._write(f"{_CLEAR_LINE}reading: {show_bytes(done_bytes)}{share}")
+        self._write(f"{_CLEAR_LINE}reading: {self._ranks}{show_bytes(done_bytes)}{share}")
 
     def show_steps(self, steps: int) -> None:
         """Show how many steps are recorded, and how long one takes."""

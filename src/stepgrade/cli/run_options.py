@@ -62,6 +62,22 @@ def add_sources(parser: Parser) -> None:
     parser.add_argument(
         "--steps", type=step_range, metavar="FIRST-LAST", help="only these steps of a trace, such as 3-7"
     )
+    add = parser.add_argument_group("many ranks").add_argument
+    add(
+        "--engine",
+        metavar="NAME",
+        help="where ranks are read: here, pool (of processes; the default where it pays), dask (on this "
+        "machine), or dask://HOST:PORT",
+    )
+    add("--workers", type=int, metavar="N", help="processes that read (default: as cores and memory allow)")
+    add(
+        "--unreadable",
+        dest="most_unreadable",
+        type=share,
+        default=0.05,
+        metavar="SHARE",
+        help="go on while at most this share of the ranks cannot be read (default: 5%%)",
+    )
 
 
 def load_run(args: Namespace, *sources: str) -> Profile:
@@ -77,6 +93,10 @@ def load_run(args: Namespace, *sources: str) -> Profile:
             max_bytes=args.max_bytes,
             max_memory=args.max_memory,
             progress=line.show_bytes if line else None,
+            rank_progress=line.count_ranks if line else None,
+            engine=args.engine,
+            workers=args.workers,
+            most_unreadable=args.most_unreadable,
             dialects=config_from(args)[0].dialects if "config" in args else load_config().dialects,
         )
 
@@ -298,6 +318,15 @@ def label(text: str) -> tuple[str, str]:
     if not sign or not name:
         raise argparse.ArgumentTypeError(f"{text!r} is not a label; write it like machine=dgx-3")
     return name, value
+
+
+def share(text: str) -> float:
+    """Return the share of a text like 5% or 0.05."""
+    match = re.fullmatch(r"(\d{1,3}(?:\.\d{1,9})?)\s*(%?)", text.strip())
+    found = float(match[1]) / (100 if match[2] else 1) if match else 2.0
+    if found > 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share; write it like 5% or 0.05")
+    return found
 
 
 def step_range(text: str) -> tuple[int, int]:

@@ -13,7 +13,14 @@ from stepgrade.errors import BadOption, UnknownFormat
 from stepgrade.model import Baseline, Profile
 from stepgrade.readers import registry
 from stepgrade.readers.base import one_by_one
-from stepgrade.readers.source import DEFAULT_MAX_BYTES, ByteSource, PathLike, Progress, ReadOptions
+from stepgrade.readers.source import (
+    DEFAULT_MAX_BYTES,
+    MOST_UNREADABLE,
+    ByteSource,
+    PathLike,
+    Progress,
+    ReadOptions,
+)
 
 if TYPE_CHECKING:
     from stepgrade.readers.base import Traces
@@ -28,18 +35,36 @@ def load(
     max_bytes: int = DEFAULT_MAX_BYTES,
     max_memory: int | None = None,
     progress: Progress | None = None,
+    rank_progress: Progress | None = None,
     dialects: Sequence[DialectTable] = (),
+    engine: str | None = None,
+    workers: int | None = None,
+    most_unreadable: float = MOST_UNREADABLE,
 ) -> Profile:
     """Read a run from a path, or from standard input for `-`; the format is found by content.
 
     Several PyTorch traces, or a directory of them, are the ranks of one run; a log beside them is that of the
-    same run. `steps` keeps only the
-    steps from the first to the last number; `max_memory` is how many bytes what is decoded may take, by
-    default a quarter of the machine's; `progress` is called with the bytes read and the bytes to read;
-    `dialects` say what the lines of one's own logs mean, as `load_config` reads them.
+    same run. `steps` keeps only the steps from the first to the last number; `max_memory` is how many bytes
+    what is decoded may take, by default a quarter of the machine's; `progress` is called with the bytes read
+    and the bytes to read, `rank_progress` with the ranks; `dialects` say what the lines of one's own logs
+    mean, as `load_config` reads them. Ranks are read where `engine` says, "here", "pool", "dask" or
+    "dask://HOST:PORT", by so many `workers`; a run goes on without ranks that cannot be read while those are
+    no larger a share than `most_unreadable`.
     """
+    if workers is not None and workers < 1:
+        raise BadOption("must be 1 or more", field="workers")
+    if not 0.0 <= most_unreadable <= 1.0:
+        raise BadOption("must be a share from 0 to 1", field="most_unreadable")
     options = ReadOptions(
-        steps=steps, max_bytes=max_bytes, max_memory=max_memory, progress=progress, dialects=tuple(dialects)
+        steps=steps,
+        max_bytes=max_bytes,
+        max_memory=max_memory,
+        progress=progress,
+        rank_progress=rank_progress,
+        dialects=tuple(dialects),
+        engine=engine,
+        workers=workers,
+        most_unreadable=most_unreadable,
     )
     found = _read(sources, input_format, options)
     if isinstance(found, Baseline):
@@ -97,13 +122,16 @@ def _read(sources: Sequence[PathLike], input_format: str | None, options: ReadOp
 
 def _read_several(sources: Sequence[PathLike], input_format: str | None, options: ReadOptions) -> Profile:
     from stepgrade.model.hang import FlightRecord  # noqa: PLC0415  only for several files
-    from stepgrade.readers.ranks import read_run  # noqa: PLC0415  as above
+    from stepgrade.readers.ranks import are_traces, find_rank_files, read_recordings  # noqa: PLC0415  as above
 
-    run = read_run(sources, input_format, options)
-    if not isinstance(run, list):
-        return _profile_of(run, options)
+    files = find_rank_files(sources, input_format, options)
+    if are_traces(files):
+        from stepgrade.readers.many import profile_of_files  # noqa: PLC0415  as above
+
+        return profile_of_files(files, options)
     from stepgrade.trace import merge_recordings, profile_of_flight_records  # noqa: PLC0415  as above
 
+    run = read_recordings(files, options)
     dumps = [rank for rank in run if isinstance(rank, FlightRecord)]
     if dumps:
         return profile_of_flight_records(dumps)

@@ -35,7 +35,7 @@ PLUG_IN_GROUP = "stepgrade.readers"
 def readers() -> Iterator[Reader]:
     """Yield every reader in the order in which they are asked; the one that takes any text is last."""
     for name in BUILT_IN[:-1]:
-        yield _built_in(name)
+        yield built_in(name)
     from importlib.metadata import entry_points  # noqa: PLC0415  slow to import, rarely needed
 
     hint = "mend or uninstall the package that brings it"
@@ -48,7 +48,7 @@ def readers() -> Iterator[Reader]:
             problem = f"the reader {point.name!r} is not a stepgrade.readers.base.Reader"
             raise UnknownFormat(problem, hint=hint)
         yield reader
-    yield _built_in(BUILT_IN[-1])
+    yield built_in(BUILT_IN[-1])
 
 
 def read_source(source: ByteSource, input_format: str | None = None) -> Profile | Baseline | Traces:
@@ -70,7 +70,7 @@ def read_source(source: ByteSource, input_format: str | None = None) -> Profile 
 def reader_for(source: ByteSource, input_format: str | None = None) -> Reader:
     """Return the reader of that name, else the first that recognises the source; raise UnknownFormat."""
     if input_format in BUILT_IN:
-        return _built_in(input_format)
+        return built_in(input_format)
     for reader in readers():
         if reader.name == input_format or (input_format is None and reader.recognises(source)):
             return reader
@@ -82,6 +82,7 @@ def reader_for(source: ByteSource, input_format: str | None = None) -> Reader:
     raise refusal(source)
 
 
-def _built_in(name: str) -> Reader:
+def built_in(name: str) -> Reader:
+    """Return the reader of that name, which is one of BUILT_IN."""
     reader: Reader = import_module(f"stepgrade.readers.{name}").READER
     return reader

@@ -27,6 +27,7 @@ Progress: TypeAlias = Callable[[int, int], None]  # bytes of the file read, byte
 
 STANDARD_INPUT = "-"
 DEFAULT_MAX_BYTES = 16 * 2**30
+MOST_UNREADABLE = 0.05  # of the ranks: a run goes on without a few, but is then not all of the run
 HEAD_BYTES = 64 * 2**10
 CHUNK_BYTES = 2**20
 # Profiles that are one JSON object are small; what is larger is looked through in chunks only.
@@ -49,6 +50,10 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
     max_memory: int | None = None  # bytes that what is decoded may take; None is a quarter of the machine's
     progress: Progress | None = None
     dialects: tuple[DialectTable, ...] = ()  # of logs, one's own
+    engine: str | None = None  # where the files of ranks are read; None: in this process, or a pool if large
+    workers: int | None = None  # processes that read them; None is as many as cores and memory allow
+    most_unreadable: float = MOST_UNREADABLE  # share of the ranks that may be unreadable
+    rank_progress: Progress | None = None  # as `progress`, of ranks
 
 
 class ByteSource:
@@ -59,9 +64,15 @@ class ByteSource:
     `fill`, `damage` says why the text ended early, if it did.
     """
 
-    def __init__(self, source: Readable, options: ReadOptions = ReadOptions()) -> None:  # noqa: B008  frozen
+    def __init__(
+        self,
+        source: Readable,
+        options: ReadOptions = ReadOptions(),  # noqa: B008  frozen
+        name: str | None = None,
+    ) -> None:
         self.options = options
         self.name, self._file, self.size_bytes, self._path = _open(source)
+        self.name = name or self.name
         self._close_at_end = self._path is not None
         try:
             self._start()
@@ -336,6 +347,11 @@ class _Gunzip:
         self._at_end = True
 
 
+def shown_path(path: str) -> str:
+    """Return the path as text: it may hold bytes that are none."""
+    return path.encode("utf-8", "backslashreplace").decode()
+
+
 def _open(source: Readable) -> tuple[str, BinaryIO, int, str | None]:
     """Return the name, the open file, its size (0 where it cannot be known) and its path, if it has one."""
     if isinstance(source, bytes):
@@ -347,7 +363,7 @@ def _open(source: Readable) -> tuple[str, BinaryIO, int, str | None]:
         if sys.stdin is None:
             raise BadInput("is closed", where="standard input", hint="name a file")
         return "standard input", sys.stdin.buffer, 0, None
-    name = path.encode("utf-8", "backslashreplace").decode()  # a path may hold bytes that are no text
+    name = shown_path(path)
     try:
         # pathlib takes longer to import than a step profile to read.
         file = open(path, "rb", buffering=0)  # noqa: SIM115, PTH123  closed by the source

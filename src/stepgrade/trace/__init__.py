@@ -6,12 +6,14 @@ from stepgrade.trace.memory import profile_of_memory
 from stepgrade.trace.profile import analyse_rank, analyse_trace, profile_of_traces
 from stepgrade.trace.ranks import PackedRank, RankProfile, merge_ranks
 from stepgrade.trace.recorded_ranks import merge_recordings
+from stepgrade.trace.recordings import join_recordings
 
 __all__ = [
     "PackedRank",
     "RankProfile",
     "analyse_rank",
     "analyse_trace",
+    "join_recordings",
     "merge_ranks",
     "merge_recordings",
     "profile_of_flight_records",

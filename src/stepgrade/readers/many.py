@@ -1,0 +1,159 @@
+"""The ranks of a run, each file read where an engine says, and merged to one profile.
+
+What is made of a file is the same wherever it is read, and ranks are merged in the order of their numbers: so
+the profile does not depend on how many workers there were, which of them read what, or who came first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import islice
+
+import msgspec
+from msgspec import Struct, structs
+
+from stepgrade.engine import Work, cores, open_engine
+from stepgrade.engine.base import Report, run_item
+from stepgrade.errors import BadInput, TooLarge
+from stepgrade.memory import default_limit
+from stepgrade.model.notes import Note
+from stepgrade.model.profile import Profile
+from stepgrade.readers.ranks import Processes, RankFile, Recording, traces_in
+from stepgrade.readers.source import ByteSource, ReadOptions
+from stepgrade.readers.steps import only_steps
+from stepgrade.trace import PackedRank, analyse_rank, join_recordings, merge_ranks
+
+SCHEMA = 1  # of what a worker sends and a cache keeps: one more whenever a field of it changes
+# Below this a pool takes longer to start than the files take to read.
+LEAST_BYTES_FOR_POOL = 8 << 20
+# What reading a file takes at most, of its size: text in memory, and its events in columns beside it.
+_MEMORY_PER_BYTE = 2
+_MEMORY_PER_PACKED_BYTE = 28
+_PACKED = (".gz", ".zst")
+_ANALYSE = "stepgrade.readers.many:analyse_file"
+_MOST_LISTED = 3
+
+
+class FileTask(Struct, frozen=True, kw_only=True):
+    """What a worker is told: which file to read, and how."""
+
+    file: RankFile
+    steps: tuple[int, int] | None
+    max_bytes: int
+    max_memory: int
+
+
+class FileRanks(Struct, frozen=True, kw_only=True):
+    """What a worker answers: the ranks of the file, each packed, and what tells it from others."""
+
+    schema: int
+    ranks: tuple[PackedRank, ...]
+    recordings: tuple[Recording, ...]
+
+
+def analyse_file(item: bytes, report: Report) -> bytes:
+    """Read one file and return its ranks in few bytes; the function that engines run."""
+    task = msgspec.msgpack.decode(item, type=FileTask)
+    options = ReadOptions(
+        steps=task.steps,
+        max_bytes=task.max_bytes,
+        max_memory=task.max_memory,
+        progress=lambda done_bytes, _: report(done_bytes),
+    )
+    ranks, recordings = [], []
+    with ByteSource(task.file.path, options, task.file.name) as source:
+        traces = traces_in(source, task.file.format)
+        if task.steps is not None:
+            traces = only_steps(traces, task.steps)
+        while trace := list(islice(traces, 1)):  # which keeps none of them
+            recordings.append(Recording.of(trace[0], task.file.name))
+            ranks.append(PackedRank.of(analyse_rank(trace.pop())))
+    return msgspec.msgpack.encode(FileRanks(schema=SCHEMA, ranks=tuple(ranks), recordings=tuple(recordings)))
+
+
+def profile_of_files(files: Sequence[RankFile], options: ReadOptions) -> Profile:
+    """Return the profile of the run whose ranks are in these files."""
+    read, unread = _read(files, options)
+    processes = Processes()
+    ranks = []
+    for place, found in sorted(read.items()):
+        for rank, own in zip(found.ranks, found.recordings, strict=True):
+            known = rank
+            if len(files) > 1:
+                known = structs.replace(rank, rank=own.rank, process=processes.process_of(own))
+            ranks.append(structs.replace(known, files=(files[place].name,)))
+    profile = merge_ranks(join_recordings(ranks))
+    if not unread:
+        return profile
+    listed = "; ".join(str(error) for _, error in sorted(unread.items())[:_MOST_LISTED])
+    more = f"; and {len(unread) - _MOST_LISTED} more" if len(unread) > _MOST_LISTED else ""
+    text = f"{len(unread)} of {len(files)} ranks could not be read, and are left out: {listed}{more}."
+    return structs.replace(profile, warnings=(Note("ranks_unreadable", text), *profile.warnings))
+
+
+def _read(
+    files: Sequence[RankFile], options: ReadOptions
+) -> tuple[dict[int, FileRanks], dict[int, BadInput]]:
+    """Return what each file holds, and why some could not be read; raise BadInput for too many of those."""
+    memory = default_limit() if options.max_memory is None else options.max_memory
+    name, workers = _choose_engine(files, options, memory)
+    tasks = [
+        FileTask(file=file, steps=options.steps, max_bytes=options.max_bytes, max_memory=memory // workers)
+        for file in files
+    ]
+    total_bytes = sum(file.size_bytes for file in files)
+    done_bytes = [0] * len(files)
+    read: dict[int, FileRanks] = {}
+    unread: dict[int, BadInput] = {}
+
+    def report(place: int, done: int) -> None:
+        done_bytes[place] = done
+        if options.progress is not None:
+            options.progress(sum(done_bytes), total_bytes)
+        if options.rank_progress is not None:
+            options.rank_progress(len(read) + len(unread), len(files))
+
+    engine = open_engine(name, workers)
+    try:
+        work = Work(function=_ANALYSE, items=[msgspec.msgpack.encode(task) for task in tasks])
+        for place, outcome in engine.map(work, report):
+            known = outcome
+            if workers > 1 and outcome.error == TooLarge.__name__:
+                # What is too large for one of many workers may fit when it has all the memory.
+                alone = structs.replace(tasks[place], max_memory=memory)
+                known = run_item(_ANALYSE, msgspec.msgpack.encode(alone), partial(report, place))
+            try:
+                read[place] = msgspec.msgpack.decode(known.value(), type=FileRanks)
+            except BadInput as error:
+                unread[place] = error
+            if len(unread) > options.most_unreadable * len(files):
+                raise _too_many(files, unread)
+            report(place, files[place].size_bytes)
+    finally:
+        engine.close()
+    return read, unread
+
+
+def _too_many(files: Sequence[RankFile], unread: dict[int, BadInput]) -> BadInput:
+    """Return the first error, with how many others there are."""
+    error = unread[min(unread)]
+    if len(unread) == 1:
+        return error
+    problem = f"{error.problem}; {len(unread) - 1} more of {len(files)} ranks could not be read either"
+    return BadInput(problem, where=error.where, hint=error.hint, supply="a larger {most_unreadable}")
+
+
+def _choose_engine(files: Sequence[RankFile], options: ReadOptions, memory: int) -> tuple[str, int]:
+    """Return the name of the engine and how many workers it may have, by cores, files and memory."""
+    largest = max(
+        file.size_bytes * (_MEMORY_PER_PACKED_BYTE if file.path.endswith(_PACKED) else _MEMORY_PER_BYTE)
+        for file in files
+    )
+    fitting = max(1, memory // largest) if largest else len(files)
+    workers = min(options.workers or cores(), len(files), fitting)
+    name = options.engine
+    if name is None:
+        is_large = sum(file.size_bytes for file in files) >= LEAST_BYTES_FOR_POOL
+        name = "pool" if workers > 1 and is_large else "here"
+    return name, 1 if name == "here" else workers

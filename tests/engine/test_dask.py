@@ -1,0 +1,86 @@
+"""Dask: two real workers, one that is killed, a scheduler that goes away, and one that is not there."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepgrade as sg
+from stepgrade.errors import EngineFailed
+from tests.cluster import Planned, write_ranks
+from tests.conftest import Ran
+
+distributed = pytest.importorskip("distributed")
+pytestmark = [
+    # Tornado and Dask leave sockets to the garbage collector when a scheduler goes away under them.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
+]
+PLAN = Planned(world=8, tensor=1, pipeline=1, steps=3, slow_rank=5)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Any]:
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50
+    ) as started:
+        yield started
+
+
+def test_two_workers_read_the_same_run_and_the_users_cluster_stays(cluster: Any, tmp_path: Path) -> None:
+    write_ranks(tmp_path, PLAN)
+    engine = cluster.scheduler_address.replace("tcp://", "dask://")
+    assert sg.load(tmp_path, engine=engine) == sg.load(tmp_path, engine="here")
+    with distributed.Client(cluster) as client:
+        assert client.submit(sum, [1, 2]).result() == 3  # who else uses it still can
+
+
+def test_a_worker_that_dies_is_replaced_and_its_ranks_tried_again(cluster: Any, tmp_path: Path) -> None:
+    write_ranks(tmp_path, PLAN)
+    killed: list[int] = []
+
+    def kill_one(done: int, _: int) -> None:
+        if done == 1 and not killed:
+            killed.append(next(iter(cluster.workers.values())).process.pid)
+            os.kill(killed[0], signal.SIGKILL)
+
+    engine = cluster.scheduler_address.replace("tcp://", "dask://")
+    profile = sg.load(tmp_path, engine=engine, rank_progress=kill_one)
+    assert killed
+    assert profile == sg.load(tmp_path, engine="here")
+
+
+def test_a_scheduler_that_goes_away_is_said(tmp_path: Path) -> None:
+    write_ranks(tmp_path, PLAN)
+    cluster = distributed.LocalCluster(
+        n_workers=1, threads_per_worker=1, dashboard_address=None, silence_logs=50
+    )
+    engine = cluster.scheduler_address.replace("tcp://", "dask://")
+    closed: list[bool] = []
+
+    def close(*_: int) -> None:
+        if not closed:
+            closed.append(True)
+            cluster.close()
+
+    with pytest.raises(EngineFailed, match="is gone"):
+        sg.load(tmp_path, engine=engine, rank_progress=close)
+    assert closed
+
+
+def test_a_scheduler_that_is_not_there_is_said(
+    tmp_path: Path, stepgrade: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepgrade.engine.on_dask._SECONDS_TO_ANSWER", 1)
+    write_ranks(tmp_path, PLAN)
+    ran = stepgrade("score", tmp_path, "--engine", "dask://127.0.0.1:9")
+    assert ran.code == 2
+    assert "no Dask scheduler answers at 127.0.0.1:9" in ran.err
+    assert "Traceback" not in ran.err
