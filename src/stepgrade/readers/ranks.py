@@ -175,18 +175,22 @@ def _not_a_trace(source: str) -> BadInput:
     return BadInput("is not a trace", where=source, hint=hint)
 
 
+def _single_file(source: str, input_format: str | None, options: ReadOptions) -> RankFile:
+    if input_format in registry.BUILT_IN:
+        only = registry.built_in(input_format)
+    else:
+        with ByteSource(source, replace(options, progress=None)) as opened:
+            only = registry.reader_for(opened, input_format)
+    if not only.rank_files:
+        raise _not_a_trace(source)
+    size = os.path.getsize(source) if os.path.isfile(source) else 0  # noqa: PTH113, PTH202
+    return RankFile(path=source, format=only.name, name=shown_path(source), size_bytes=size)
+
+
 def _rank_files(source: str, input_format: str | None, options: ReadOptions) -> list[RankFile]:
     """Return the file, or the files of the first format that has any in the directory, rank10 after rank9."""
     if not os.path.isdir(source):  # noqa: PTH112
-        if input_format in registry.BUILT_IN:
-            only = registry.built_in(input_format)
-        else:
-            with ByteSource(source, replace(options, progress=None)) as opened:
-                only = registry.reader_for(opened, input_format)
-        if not only.rank_files:
-            raise _not_a_trace(source)
-        size = os.path.getsize(source) if os.path.isfile(source) else 0  # noqa: PTH113, PTH202
-        return [RankFile(path=source, format=only.name, name=shown_path(source), size_bytes=size)]
+        return [_single_file(source, input_format, options)]
     try:
         with os.scandir(source) as entries:
             # Unlike entry.is_file(), this does not raise for a link that leads to itself.
