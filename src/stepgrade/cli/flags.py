@@ -91,7 +91,6 @@ FLAGS = {
     "max_bytes": "--max-bytes SIZE",
     "max_memory": "--max-memory SIZE",
     "engine": "--engine NAME",
-    "workers": "--workers N",
     "most_unreadable": "--unreadable SHARE",
     "layers": "--layers NAME",
     "ops_every": "--ops-every N",
