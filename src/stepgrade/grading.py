@@ -35,7 +35,13 @@ from stepgrade.scoring.contradictions import contradictions
 from stepgrade.scoring.efficiency import ScoreOptions, efficiency_of
 from stepgrade.scoring.fingerprint import fingerprint_of
 from stepgrade.scoring.goodput import WallLedger, wall_ledger
-from stepgrade.scoring.layers import backward_forward_ratio, layer_summaries, layers_of_step, slow_layers
+from stepgrade.scoring.layers import (
+    backward_forward_ratio,
+    layer_summaries,
+    layers_of_step,
+    modules_of_step,
+    slow_layers,
+)
 from stepgrade.scoring.memory import memory_of_run
 from stepgrade.scoring.operations import (
     RankedOperation,
@@ -211,6 +217,7 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         bytes_per_token=target.traffic_bytes,
         operations=operations,
         layers=layers_of_step(profile, times, context.slow_layers),
+        modules=modules_of_step(profile, times),
         ranks=_rank_rows(profile),
         arithmetic=efficiency.arithmetic,
         findings=found,

@@ -1049,7 +1049,7 @@ SHAPES: dict[str, Shape] = {
     "names of kernels": Shape(kernel_names, covers=("trace/counts", "trace/activity"), size=300),
     "threads and forward threads": Shape(forward_threads, covers=("trace/layers",), size=200),
     "kinds of ranges": Shape(ranges, covers=("trace/layers",), size=200),
-    "kinds of modules": Shape(modules, covers=("trace/layers",), size=200),
+    "kinds of modules": Shape(modules, covers=("trace/layers", "trace/places"), size=200),
     "blocks of a model": Shape(blocks, SCORE_HTML, ("trace/layers",), 100),
     "a nest followed by siblings": Shape(nest, covers=("trace/links",), size=4000),
     "a nest of matrix products": Shape(nest_of_matmuls, covers=("trace/operations",), size=1500),

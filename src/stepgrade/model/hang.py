@@ -9,7 +9,7 @@ from msgspec import Struct
 HangKind = Literal["missing_rank", "mismatch", "deadlock", "unfinished", "one_rank", "none"]
 
 
-class CollectiveCall(Struct, frozen=True, kw_only=True):
+class FlightCall(Struct, frozen=True, kw_only=True):
     """One call of a collective by one rank; `peers` are the sender and the receiver of a message."""
 
     group: str
@@ -30,7 +30,7 @@ class FlightRecord(Struct, frozen=True, kw_only=True):
     rank: int | None
     groups: dict[str, tuple[int, ...]]  # the ranks of each group, where the dump lists them
     descriptions: dict[str, str]  # of groups: default_pg, mesh_tp, …
-    calls: tuple[CollectiveCall, ...]
+    calls: tuple[FlightCall, ...]
     is_whole: bool  # the first call of the process is still in it
 
 

@@ -97,6 +97,17 @@ class KernelTime(Struct, frozen=True, kw_only=True):
     tensor_cores: bool | None = None  # None: its name does not say
 
 
+class ModuleTime(Struct, frozen=True, kw_only=True):
+    """One module of the model with all that is in it; `parent` is the place of the module around it."""
+
+    name: str
+    parent: int | None = None
+    fwd_total_ms: float = 0.0
+    bwd_total_ms: float = 0.0
+    recompute_total_ms: float = 0.0
+    ops_total_ms: dict[str, float] = {}  # of what it does itself, not the modules in it
+
+
 class OpTime(Struct, frozen=True, kw_only=True):
     """One operation; FLOPs and bytes are of the calls whose own are known."""
 
@@ -112,6 +123,8 @@ class OpTime(Struct, frozen=True, kw_only=True):
     longest: Span | None = None  # where its longest call is
     shapes: tuple[ShapeTime, ...] = ()  # where inputs were recorded: they add up to the operation
     kernels: tuple[KernelTime, ...] = ()  # the longest
+    where: str | None = None  # "file.py:line" of the user's code that most of its time comes from
+    module: str | None = None  # the modules around that, outermost first
 
     @property
     def rows(self) -> tuple[ShapeTime, ...]:
@@ -248,6 +261,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     wall_coverage: float | None = None
     phases: tuple[PhaseTime, ...] = ()
     layers: tuple[LayerTime, ...] = ()
+    modules: tuple[ModuleTime, ...] = ()  # of all depths, a parent before what is in it
     operations: tuple[OpTime, ...] = ()
     runtime: str | None = None
     throughput_tok_s: float | None = None

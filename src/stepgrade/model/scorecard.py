@@ -54,6 +54,18 @@ class ShapeRow(Struct, frozen=True, kw_only=True):
     roof_share: float | None = None
 
 
+class ModuleStep(Struct, frozen=True, kw_only=True):
+    """One module in the typical step, with all that is in it; `parent` is the place of the one around it."""
+
+    name: str
+    parent: int | None = None
+    fwd_ms: float
+    bwd_ms: float
+    recompute_ms: float
+    share: float  # of the step
+    ops: dict[str, float] = {}  # the longest of what it does itself, in ms
+
+
 class Operation(Struct, frozen=True, kw_only=True):
     """One operation in the typical step: its time, and that as a share of the step.
 
@@ -75,6 +87,8 @@ class Operation(Struct, frozen=True, kw_only=True):
     flops_per_s: float | None = None
     bytes_per_s: float | None = None
     longest: Span | None = None
+    where: str | None = None  # "file.py:line" of the user's code that most of its time comes from
+    module: str | None = None  # the kinds of the modules around that: GPT.Block.Attention
     samples_ms: tuple[float, ...] = ()
     shapes: tuple[ShapeRow, ...] = ()  # longest first; they add up to the operation
 
@@ -193,6 +207,7 @@ class Scorecard(Result, frozen=True, kw_only=True):
     bytes_per_token: float | None = None
     operations: tuple[Operation, ...] = ()
     layers: tuple[LayerStep, ...] = ()
+    modules: tuple[ModuleStep, ...] = ()  # of all depths, a parent before what is in it
     ranks: tuple[RankRow, ...] = ()
     arithmetic: Arithmetic | None = None
     findings: tuple[Finding, ...] = ()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepgrade.contract.decode import decode_json
 from stepgrade.errors import BadInput
-from stepgrade.model.hang import CollectiveCall, FlightRecord
+from stepgrade.model.hang import FlightCall, FlightRecord
 from stepgrade.naming.python_frames import read_frame
 from stepgrade.readers.base import Reader
 from stepgrade.readers.source import ByteSource
@@ -72,7 +72,7 @@ def read(source: ByteSource) -> FlightRecord:
     )
 
 
-def _call(row: Mapping[str, Plain], group: str, frames: dict[int, str | None]) -> CollectiveCall:
+def _call(row: Mapping[str, Plain], group: str, frames: dict[int, str | None]) -> FlightCall:
     name = _text(row.get("profiling_name")).partition(":")[2] or _text(row.get("profiling_name"))
     message = _MESSAGE.match(name)
     peers = None
@@ -82,7 +82,7 @@ def _call(row: Mapping[str, Plain], group: str, frames: dict[int, str | None]) -
     is_message = row.get("is_p2p") is True
     types = row.get("input_dtypes")
     state = _text(row.get("state"))
-    return CollectiveCall(
+    return FlightCall(
         group=group,
         sequence=_number(row, "p2p_seq_id" if is_message else "collective_seq_id") or _number(row, "seq_id"),
         name=name or "collective",

@@ -11,12 +11,15 @@ from stepgrade.config.limits import Limits
 from stepgrade.contract import LayerSummary, PerLayerData
 from stepgrade.contract.scorecard import add_up, layer_summary, longest_operation
 from stepgrade.model import RECORDER, Note, Profile
-from stepgrade.model.scorecard import LayerStep
+from stepgrade.model.scorecard import LayerStep, ModuleStep
 from stepgrade.scoring.phases import PhaseKind, PhasesOfStep
 from stepgrade.scoring.step_times import RunTimes
 from stepgrade.statistics import median, median_and_spread
 from stepgrade.units import show_ratio
 
+# Less of the step than this is narrower than a dot on most screens.
+LEAST_MODULE_SHARE = 0.0005
+MODULE_OPS_KEPT = 6
 Direction = Literal["forward", "backward"]
 
 _SINGLE_PRODUCT = re.compile(r"(Lazy)?(Linear|Bilinear|Conv(Transpose)?[123]d|Embedding(Bag)?)_\d+$")
@@ -163,3 +166,33 @@ def is_always_slow(profile: Profile, number: int, direction: Direction, limits: 
         usual = median(times[step] for times in samples.values() if len(times) > step)
         slow += samples[number][step] > limits.outlier_ratio * usual
     return slow >= limits.outlier_steps_share * steps
+
+
+def modules_of_step(profile: Profile, times: RunTimes) -> tuple[ModuleStep, ...]:
+    """Return the modules of the typical step that take part of it worth a mark on a screen."""
+    found: list[ModuleStep] = []
+    places: dict[int, int] = {}
+    for place, module in enumerate(profile.modules if times.steps else ()):
+        total = module.fwd_total_ms + module.bwd_total_ms + module.recompute_total_ms
+        share, is_kept = times.share(total), module.parent is None or module.parent in places
+        if share is None or share < LEAST_MODULE_SHARE or not is_kept:
+            continue
+        longest = sorted(module.ops_total_ms.items(), key=lambda item: (-item[1], item[0]))
+        places[place] = len(found)
+        found.append(
+            ModuleStep(
+                name=module.name,
+                parent=None if module.parent is None else places[module.parent],
+                fwd_ms=times.per_step(module.fwd_total_ms) or 0.0,
+                bwd_ms=times.per_step(module.bwd_total_ms) or 0.0,
+                recompute_ms=times.per_step(module.recompute_total_ms) or 0.0,
+                share=share,
+                ops={
+                    name: ms
+                    for name, total_ms in longest[:MODULE_OPS_KEPT]
+                    if (ms := times.per_step(total_ms))
+                    and (times.share(total_ms) or 0.0) >= LEAST_MODULE_SHARE
+                },
+            )
+        )
+    return tuple(found)

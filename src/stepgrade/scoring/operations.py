@@ -74,6 +74,8 @@ def operations_of_step(
                 roof=roof,
                 roof_share=reached,
                 longest=op.longest,
+                where=op.where,
+                module=op.module,
                 samples_ms=kept_of_part(op.samples_ms, share, place),
                 shapes=tuple(rows) if op.shapes else (),
             )

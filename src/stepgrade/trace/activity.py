@@ -35,7 +35,7 @@ from stepgrade.trace.counts import (
     group_kernels,
     scalar_reads,
 )
-from stepgrade.trace.frames import NO_FRAMES, LoopFrames, find_loop_frames
+from stepgrade.trace.frames import NO_FRAMES, LoopFrames
 from stepgrade.trace.ledger import HOST_COPIES, LedgerSpans, waiting_calls
 from stepgrade.trace.links import OP, nearest, pick
 from stepgrade.trace.matmuls import matmul_time_by_dtype, tally_gemms
@@ -94,7 +94,7 @@ def measure_activity(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Activi
     skipped, part = count_skipped_steps(timeline, pieces)
     class_counts = np.bincount(pieces.work_class[pieces.steady], minlength=len(WorkClass)).tolist()
     dtype_ns = matmul_time_by_dtype(trace, pieces)
-    frames = find_loop_frames(trace, timeline.steps.thread)
+    frames = timeline.frames
     return Activity(
         driver=timeline.driver.value,
         kernels=tally_kernels(timeline, pieces, steps) if on_device else None,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from stepgrade.model.hang import CollectiveCall, Difference, FlightRecord, Hang, RankCall
+from stepgrade.model.hang import Difference, FlightCall, FlightRecord, Hang, RankCall
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import Profile, Source
 from stepgrade.units import show_count
@@ -44,8 +44,8 @@ class _Place(NamedTuple):
 class _Calls(NamedTuple):
     """The calls of all ranks, by rank and by place."""
 
-    of_rank: dict[int, list[tuple[_Place, CollectiveCall]]]
-    at: dict[_Place, dict[int, CollectiveCall]]
+    of_rank: dict[int, list[tuple[_Place, FlightCall]]]
+    at: dict[_Place, dict[int, FlightCall]]
     members: dict[str, tuple[int, ...]]  # of each group; () where neither dumps nor calls tell
     listed: frozenset[str]  # groups whose members the dumps list
     reached: dict[tuple[int, str, tuple[int, int] | None], int]  # the highest number that a rank has called
@@ -124,8 +124,8 @@ def _name(record: FlightRecord, group: str) -> str:
 
 
 def _sort_calls(by_rank: dict[int, FlightRecord]) -> _Calls:
-    of_rank: dict[int, list[tuple[_Place, CollectiveCall]]] = {}
-    at: dict[_Place, dict[int, CollectiveCall]] = defaultdict(dict)
+    of_rank: dict[int, list[tuple[_Place, FlightCall]]] = {}
+    at: dict[_Place, dict[int, FlightCall]] = defaultdict(dict)
     seen: dict[str, set[int]] = defaultdict(set)
     listed: dict[str, tuple[int, ...]] = {}
     everyone: set[str] = set()  # groups of all ranks
@@ -182,7 +182,7 @@ def _find_mismatch(calls: _Calls, names: dict[str, str]) -> Hang | None:
     return None
 
 
-def _differences(values: dict[int, str], calls: dict[int, CollectiveCall]) -> Iterator[Difference]:
+def _differences(values: dict[int, str], calls: dict[int, FlightCall]) -> Iterator[Difference]:
     """Yield what ranks gave, rarest first: it is likelier to be wrong."""
     by_value: dict[str, list[int]] = defaultdict(list)
     for rank, value in values.items():
@@ -195,7 +195,7 @@ def _differences(values: dict[int, str], calls: dict[int, CollectiveCall]) -> It
 
 def _find_missing(calls: _Calls, names: dict[str, str]) -> Hang | None:
     """Return the ranks that others wait for and that wait for nobody, or the circle in which all wait."""
-    by_place: dict[_Place, dict[int, CollectiveCall]] = defaultdict(dict)
+    by_place: dict[_Place, dict[int, FlightCall]] = defaultdict(dict)
     for rank, own in calls.of_rank.items():
         if own and own[-1][1].state != "completed":
             by_place[own[-1][0]][rank] = own[-1][1]
@@ -227,7 +227,7 @@ def _find_missing(calls: _Calls, names: dict[str, str]) -> Hang | None:
 
 
 def _row(
-    ranks: Iterable[int], call: CollectiveCall, place: _Place, calls: _Calls, names: dict[str, str]
+    ranks: Iterable[int], call: FlightCall, place: _Place, calls: _Calls, names: dict[str, str]
 ) -> RankCall:
     return RankCall(
         ranks=tuple(ranks),
@@ -269,7 +269,7 @@ def _last_calls(calls: _Calls, names: dict[str, str]) -> Iterator[RankCall]:
         yield structs.replace(row, ranks=tuple(ranks))
 
 
-def _shown(place: _Place, call: CollectiveCall, calls: _Calls) -> str:
+def _shown(place: _Place, call: FlightCall, calls: _Calls) -> str:
     """Return the name of a call; of a message with the ranks that it goes between."""
     if place.peers is None:
         return call.name

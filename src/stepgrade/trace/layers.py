@@ -82,6 +82,7 @@ class Layers(NamedTuple):
     times: tuple[LayerTime, ...]
     recompute_ns: int  # forward work done again, in layers and outside
     note: Note | None
+    again: Mask  # of the pieces: forward work that is done again
     blocks: Blocks | None = None
 
 
@@ -130,7 +131,7 @@ def find_layers(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Layers:
     else:
         found = find_blocks(timeline, pieces, forward) if timeline.driver is not Driver.UNSEEN else None
         if found is None:
-            return Layers(None, (), recompute_ns, Note("no_layers", _why_none(timeline)))
+            return Layers(None, (), recompute_ns, Note("no_layers", _why_none(timeline)), again)
         blocks, block = found, blocks_of_rows(timeline, found, pieces.row, in_backward)
     scale = 1 / NS_PER_MS
     forward_ns, backward_ns, again_ns = (
@@ -177,7 +178,8 @@ def find_layers(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Layers:
         for index, name in enumerate(blocks.names)
     )
     text = _NOTES.get(blocks.basis, "").format(timeline.trace.profiler.record_layers)
-    return Layers(blocks.basis, times, recompute_ns, Note("layers_basis", text) if text else None, blocks)
+    note = Note("layers_basis", text) if text else None
+    return Layers(blocks.basis, times, recompute_ns, note, again, blocks)
 
 
 def _recomputed(timeline: Timeline) -> Mask:
@@ -221,16 +223,23 @@ def _why_none(timeline: Timeline) -> str:
 
 def blocks_of_rows(timeline: Timeline, blocks: Blocks, of: Ids, in_backward: Mask) -> Ids:
     """Return the block that each of these rows of the host tree is in, or NONE."""
-    tree, trace = timeline.tree, timeline.trace
+    tree = timeline.tree
     opens = np.full(len(tree.kind), NONE, np.int32)
     opens[blocks.row] = blocks.block
     of_row = pick(opens, nearest(tree.parent, opens >= 0))
     own = pick(of_row, of)
-    # The block of each autograd node is that of its forward operation: NONE if that lies outside of all.
+    # The block of an autograd node is that of its forward operation: NONE if that lies outside of all.
+    around = pick(of_row, makers_of_rows(timeline, of))
+    return np.where(in_backward & (own < 0), around, own)
+
+
+def makers_of_rows(timeline: Timeline, of: Ids) -> Ids:
+    """Return for rows inside an autograd node the row of the forward operation that made it, or NONE."""
+    tree, trace = timeline.tree, timeline.trace
     of_node = np.full(len(tree.kind), NO_NODE, np.int32)
     node = matching(trace.strings, BACKWARD)[trace.ops.name] if len(trace.ops.name) else np.zeros(0, np.bool_)
     maker = match_forward(trace, node)
-    of_node[tree.of_op[node]] = np.where(maker >= 0, pick(of_row, pick(tree.of_op, maker)), UNMADE)
+    of_node[tree.of_op[node]] = np.where(maker >= 0, pick(tree.of_op, maker), UNMADE)
     # A node without a forward operation goes with the node before it on its thread.
     rows = np.flatnonzero(of_node != NO_NODE)
     if len(rows):
@@ -238,8 +247,7 @@ def blocks_of_rows(timeline: Timeline, blocks: Blocks, of: Ids, in_backward: Mas
         before = rows[np.maximum.accumulate(known)]
         same_thread = trace.ops.thread[tree.origin[rows]] == trace.ops.thread[tree.origin[before]]
         of_node[rows] = np.where(same_thread & (of_node[before] != UNMADE), of_node[before], NONE)
-    around = pick(of_node, pick(nearest(tree.parent, of_node != NO_NODE), of))
-    return np.where(in_backward & (own < 0), around, own)
+    return pick(of_node, pick(nearest(tree.parent, of_node != NO_NODE), of))
 
 
 def match_forward(trace: Trace, node: Mask) -> Ids:

@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 from stepgrade.model.activity import Activity
 from stepgrade.model.memory import Memory
 from stepgrade.model.notes import Note
-from stepgrade.model.profile import LayerTime, OpTime, PhaseTime, Profile, Span, WorkKind
+from stepgrade.model.profile import LayerTime, ModuleTime, OpTime, PhaseTime, Profile, Span, WorkKind
 from stepgrade.trace.shapes import add_shapes
 
 _OF_THE_FILE = ("trace", "events", "recorded", "devices", "versions")
@@ -31,6 +31,7 @@ _BY_NAME = ("matmul_dtype_ms", "marks", "parallelism_ms", "kernel_group_ms", "cl
 _MEANS = ("communication_ms", "scalar_read_ms", "recompute_ms", "startup_ms")
 _FIRST_KNOWN = ("loader", "loop", "skipped_part", "lines", "sequence")
 Figures = TypeVar("Figures", bound=Struct)
+Part = TypeVar("Part", LayerTime, ModuleTime)
 
 
 class MeanRank:
@@ -48,6 +49,7 @@ class MeanRank:
         self._launches = array("d")
         self._contents: dict[str, dict[str, None]] = {}
         self.layers: tuple[LayerTime, ...] = ()
+        self.modules: tuple[ModuleTime, ...] = ()
         self.memory: Memory | None = None
         self.matmul_known_share: float | None = None
         self.works: set[WorkKind] = set()
@@ -68,7 +70,9 @@ class MeanRank:
         self._add_operations(profile)
         self._add_sums(profile)
         if profile.layers and not self.layers:
-            self.layers = _scaled(profile.layers, self._steps / (profile.steps or 1))
+            self.layers = scaled(profile.layers, self._steps / (profile.steps or 1))
+        if profile.modules and not self.modules:
+            self.modules = scaled(profile.modules, self._steps / (profile.steps or 1))
         if profile.activity:
             self._activity.add(profile.activity)
         self.works.add(profile.work)
@@ -197,7 +201,8 @@ def in_file(span: Span | None, profile: Profile, places: dict[str, int]) -> Span
     return structs.replace(span, file=places[profile.source.files[0]]) if span else None
 
 
-def _scaled(layers: Sequence[LayerTime], scale: float) -> tuple[LayerTime, ...]:
+def scaled(parts: Sequence[Part], scale: float) -> tuple[Part, ...]:
+    """Return layers or modules with their totals for another number of steps."""
     return tuple(
         structs.replace(
             layer,
@@ -206,7 +211,7 @@ def _scaled(layers: Sequence[LayerTime], scale: float) -> tuple[LayerTime, ...]:
             recompute_total_ms=(layer.recompute_total_ms or 0.0) * scale,
             ops_total_ms={name: ms * scale for name, ms in layer.ops_total_ms.items()},
         )
-        for layer in layers
+        for layer in parts
     )
 
 

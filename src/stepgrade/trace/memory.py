@@ -33,7 +33,6 @@ from stepgrade.trace.allocations import (
     replay,
     total_curve,
 )
-from stepgrade.trace.frames import find_loop_frames
 from stepgrade.trace.layers import Layers, blocks_of_rows
 from stepgrade.trace.links import OP, find_parents, inherit, nearest, pick
 from stepgrade.trace.timeline import IN_BACKWARD as BACKWARD_BIT
@@ -242,7 +241,7 @@ def _phases_of(timeline: Timeline, row: Ids) -> Kinds:
 
 def _lines_at(timeline: Timeline, events: MemoryEvents) -> Longs:
     """Return the name of the user's function that the loop's thread was in at each event, or NONE."""
-    frames = find_loop_frames(timeline.trace, timeline.steps.thread)
+    frames = timeline.frames
     found = np.full(len(events.bytes), NONE, np.int64)
     if not len(frames.start_ns):
         return found

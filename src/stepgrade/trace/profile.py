@@ -21,6 +21,7 @@ from stepgrade.trace.memory import memory_of_trace
 from stepgrade.trace.operations import sum_operations
 from stepgrade.trace.phases import find_phases, sum_phases
 from stepgrade.trace.pieces import find_pieces
+from stepgrade.trace.places import find_places
 from stepgrade.trace.quality import check_quality
 from stepgrade.trace.ranks import RankProfile, RankStep, merge_ranks
 from stepgrade.trace.recordings import join_recordings
@@ -50,6 +51,7 @@ def analyse_rank(trace: Trace) -> RankProfile:
     phase = find_phases(timeline, pieces)
     layers = find_layers(timeline, pieces, phase)
     operations = sum_operations(timeline, pieces)
+    places = find_places(timeline, pieces, phase, layers.again)
     tokens = count_tokens(timeline)
     device = _find_device(timeline)
     recorded_steps = _list_steps(timeline)
@@ -74,7 +76,13 @@ def analyse_rank(trace: Trace) -> RankProfile:
         samples_ms=tuple(step.dur_ns / NS_PER_MS for step in steady),
         phases=sum_phases(timeline, pieces, phase),
         layers=layers.times,
-        operations=operations.times,
+        modules=places.modules,
+        operations=tuple(
+            structs.replace(op, where=place.where, module=place.module)
+            if (place := places.of_label.get(op.name))
+            else op
+            for op in operations.times
+        ),
         typical_step=(
             Span(file=0, start_ns=trace.file_zero_ns + typical.start_ns, dur_ns=typical.dur_ns)
             if typical

@@ -149,6 +149,7 @@ def merge_ranks(ranks: Sequence[AnyRank]) -> Profile:
         samples_ms=tuple(ns / NS_PER_MS for ns in across.step_ns),
         phases=mean_rank.phases,
         layers=mean_rank.layers,
+        modules=mean_rank.modules,
         operations=mean_rank.operations,
         typical_step=in_file(first.typical_step, first, places),
         tokens_per_step=mean_rank.known["tokens_per_step"],

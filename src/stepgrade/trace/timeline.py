@@ -36,6 +36,7 @@ from stepgrade.naming.torch_names import (
 from stepgrade.naming.work_class import WorkClass
 from stepgrade.trace import intervals as iv
 from stepgrade.trace.compiled import in_direction
+from stepgrade.trace.frames import LoopFrames, find_loop_frames
 from stepgrade.trace.ledger import HostState, LedgerSpans, device_ledger, find_host_state, host_ledger
 from stepgrade.trace.links import HostTree, Links, build_tree, inherit, link_work
 from stepgrade.trace.steps import HostSteps, find_steps, steps_of
@@ -71,6 +72,7 @@ class Timeline(NamedTuple):
     driver: Driver
     host: HostState
     ledger: LedgerSpans | None
+    frames: LoopFrames  # what the Python code of the loop's thread was in
     impossible: int  # events left out because of impossible times
 
     def in_steady_step(self, times: Longs) -> Mask:
@@ -130,6 +132,7 @@ def build_timeline(trace: Trace) -> Timeline:
         driver=driver,
         host=host,
         ledger=ledger,
+        frames=find_loop_frames(trace, steps.thread),
         impossible=impossible,
     )
 

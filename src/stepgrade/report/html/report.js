@@ -128,6 +128,12 @@
         const isolated = document.createElement("bdi");
         isolated.textContent = text;
         cell.append(isolated);
+        const place = [row.where, row.module].filter(Boolean).join(" · ");
+        if (place) {
+          const below = document.createElement("bdi");
+          Object.assign(below, { className: "place", textContent: shortened(place, 120) });
+          cell.append(below);
+        }
         return cell;
       }
       cell.className = column.as === "text" ? "kind" : "number";

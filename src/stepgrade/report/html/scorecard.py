@@ -16,7 +16,7 @@ from stepgrade.model.scorecard import AT_MOST, UNGRADED, Scorecard
 from stepgrade.report.content.details import details
 from stepgrade.report.content.hang import VERDICTS, hang_rows
 from stepgrade.report.content.scorecard import GRADES, gain, headline, is_worth_showing
-from stepgrade.report.html import changes, layers, ledger, memory, perfetto, ranks, roofline, steps
+from stepgrade.report.html import changes, layers, ledger, memory, modules, perfetto, ranks, roofline, steps
 from stepgrade.report.html.page import ROWS_KEPT
 from stepgrade.report.html.plot import Mark, Scale, joined
 from stepgrade.report.names import printable, shortened
@@ -52,6 +52,7 @@ def view(card: Scorecard, flags: Mapping[str, str]) -> dict[str, Any]:
                 {
                     "op": op,
                     "name": shortened(op.name, 200),
+                    "place": shortened(joined(op.where, op.module), 120),
                     "width": (op.ms or 0.0) / longest * 100.0 if longest else 0.0,
                     "link": perfetto.link(op.longest, card.source),
                 }
@@ -70,6 +71,7 @@ def view(card: Scorecard, flags: Mapping[str, str]) -> dict[str, Any]:
             for each in details(card)
         ],
         "steps": steps.view(card),
+        "modules": modules.view(card),
         "memory": memory.view(card),
         "hang": {"verdict": VERDICTS[card.hang.kind], "rows": [*hang_rows(card.hang)]} if card.hang else None,
         # The first are on the first screen as well.
