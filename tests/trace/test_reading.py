@@ -32,6 +32,7 @@ def comparable(rank: RankProfile) -> RankProfile:
         warnings=(),
         device=None,
         activity=activity,
+        operations=tuple(msgspec.structs.replace(op, where=None) for op in plain.profile.operations),
         memory=None,  # the slow reader does not read it
         peak_memory_bytes=None,
     )
