@@ -39,7 +39,7 @@ CASES: dict[str, tuple[str, list[str]]] = {
     "*adamhook_after*": ("compute", []),
     "*8xH100_rank0*": ("communication", ["exposed-communication"]),
     "*8xH100*": ("communication", ["straggler-rank"]),
-    "part_cpu_only*": ("memory_bw", ["elementwise-chains"]),
+    "part_cpu_only*": ("compute", ["elementwise-chains"]),
     "saf_amg_final*": ("memory_bw", ["elementwise-chains", "sync-wait", "device-copies"]),
     "tl_b200_eager*": ("launch", ["short-kernels", "host-stall"]),
     "tl_h100_bert*": ("launch", ["launch-gaps"]),

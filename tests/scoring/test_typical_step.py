@@ -98,6 +98,7 @@ def test_every_time_of_an_activity_is_scaled() -> None:
         "parallelism_ms",
         "kernel_group_ms",
         "scalar_read_ms",
+        "dropout_ms",
         "recompute_ms",
         "skew_ms",
     }

@@ -272,6 +272,16 @@ def random_numbers(count: int = 60) -> Step:
     return draw_noise
 
 
+def random_masks(count: int = 20) -> Step:
+    chances = torch.full((200_000,), 0.5)
+
+    def draw_masks() -> None:
+        for _ in range(count):
+            torch.bernoulli(chances)
+
+    return draw_masks
+
+
 def python_work(count: int = 400_000) -> Step:
     def count_words() -> None:
         total = 0.0
@@ -288,6 +298,7 @@ FAULTS: dict[str, tuple[Callable[[], Step], str, set[str]]] = {
     "torch.save in the loop": (save_whole, "save_model", {"host-stall"}),
     "Python RNN": (python_rnn, "run_over_time", {"python-loop"}),
     "random numbers": (random_numbers, "draw_noise", {"random-numbers"}),
+    "random masks": (random_masks, "draw_masks", {"random-numbers"}),
     "Python between operations": (python_work, "count_words", {"host-stall"}),
 }
 

@@ -160,6 +160,21 @@ def test_layers_of_two_operations_are_no_steps() -> None:
     assert build_timeline(out.trace()).steps.basis == "span"
 
 
+@pytest.mark.parametrize(("outer", "is_found"), [("aten::dropout", False), ("aten::bernoulli", True)])
+def test_random_numbers_of_dropout_are_the_model_s_own(outer: str, is_found: bool) -> None:
+    out = TraceBuilder(devices=())
+    for step in range(6):
+        at = 100_000_000 * step
+        out.range(f"ProfilerStep#{step}", at, 100_000_000)
+        out.op("aten::linear", at, 30_000_000)
+        out.op(outer, at + 31_000_000, 60_000_000)
+        out.op("aten::bernoulli_", at + 31_100_000, 59_800_000)
+    profile = analyse_rank(out.trace()).profile
+    card = sg.score(profile)
+    assert any(found.rule == "random-numbers" for found in card.findings) == is_found
+    assert card.bottleneck == "compute"  # drawn one by one, whoever draws them
+
+
 @pytest.mark.parametrize("grows", [False, True], ids=["the same sizes", "a longer batch each time"])
 def test_rounds_begin_where_the_first_layer_takes_other_sizes(grows: bool) -> None:
     out = TraceBuilder(devices=(), recorded=frozenset({"shapes"}))

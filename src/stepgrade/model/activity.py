@@ -162,6 +162,7 @@ class Activity(Struct, frozen=True, kw_only=True):
     input_ms: tuple[float, ...] = ()  # waiting for input in each steady step, of the first rank
     loader: str | None = None
     scalar_read_ms: float = 0.0
+    dropout_ms: float = 0.0  # in random numbers that dropout draws, on a processor
     loop: LoopTally | None = None
     backward_passes: float | None = None
     skipped_steps: int = 0  # steady steps without a backward pass or optimizer, while others have it
@@ -215,6 +216,7 @@ class Activity(Struct, frozen=True, kw_only=True):
             parallelism_ms={name: ms * factor for name, ms in self.parallelism_ms.items()},
             kernel_group_ms={name: ms * factor for name, ms in self.kernel_group_ms.items()},
             scalar_read_ms=self.scalar_read_ms * factor,
+            dropout_ms=self.dropout_ms * factor,
             loop=loop and structs.replace(loop, ms=loop.ms * factor, backward_ms=loop.backward_ms * factor),
             recompute_ms=self.recompute_ms * factor,
             startup_ms=self.startup_ms * factor,

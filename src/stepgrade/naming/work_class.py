@@ -271,9 +271,10 @@ _VIEWS = frozenset(
         ),
     )
 )
-# Draws numbers one by one; what dropout draws goes by dropout's own names.
+# Draws numbers one by one. What dropout draws, on a processor, is called the same.
 RANDOM = re.compile(
-    r"^aten::(rand\w*|normal\w*|uniform_?|random_|exponential_|geometric_|cauchy_|log_normal_|multinomial|poisson)$"
+    r"^aten::(rand\w*|normal\w*|uniform_?|random_|bernoulli_?|exponential_|geometric_|cauchy_|log_normal_"
+    r"|multinomial|poisson)$"
 )
 # Kernels that Inductor generates are named after the operations around them. Those with a pointwise or
 # reducing loop hold no matrix product, attention or transfer, whatever stands in their name, and a cast or a

@@ -118,8 +118,10 @@ def work_of(profile: Profile, operations: tuple[Operation, ...], limits: Limits)
         arithmetic_ms = sum(op.ms or 0.0 for op in counted if _is_arithmetic(op))
     whole_ms = sum(op.ms or 0.0 for op in operations)
     has_roofs = sum(op.ms or 0.0 for op in operations if op.roof is not None) > 0.5 * whole_ms
-    times = {kind: sum(op.ms or 0.0 for op in operations if op.kind == kind) for kind in _ARITHMETIC}
-    longest = sorted(times, key=lambda kind: -times[kind])
+    times = {
+        words: sum(op.ms or 0.0 for op in operations if op.kind == kind)
+        for kind, words in _ARITHMETIC.items()
+    }
     # What has no class may be anything: it is left out, unless it is most of the time.
     other_ms = sum(op.ms or 0.0 for op in counted if op.kind == "other" and not _is_random(op))
     is_known = counted_ms - other_ms > _KNOWN_SHARE * counted_ms
@@ -129,17 +131,17 @@ def work_of(profile: Profile, operations: tuple[Operation, ...], limits: Limits)
         if (_is_arithmetic(op) and has_many_rows(op, limits))
         or (not _has_launches(profile) and (_is_arithmetic(op) or is_slow(op, limits)))
     )
-    drawn_ms = sum(op.ms or 0.0 for op in counted if _is_random(op))
-    named_words = " and ".join(
-        _ARITHMETIC[kind] for kind in longest if times[kind] > 0.05 * sum(times.values())
-    )
+    if not _has_launches(profile):
+        times["random numbers"] = sum(op.ms or 0.0 for op in counted if _is_random(op))
+    longest = sorted(times, key=lambda words: -times[words])
+    most = [words for words in longest if times[words] > 0.05 * sum(times.values())]
     return Work(
         arithmetic_share=min(1.0, arithmetic_ms / (counted_ms - other_ms)) if is_known else None,
         has_roofs=has_roofs,
         is_certain=has_roofs
         or any(phase.name == "backward" for phase in profile.phases)
         or certain_ms > _KNOWN_SHARE * arithmetic_ms,
-        products="random numbers" if drawn_ms > sum(times.values()) else named_words or "arithmetic",
+        products=" and ".join(filter(None, (", ".join(most[:-1]), *most[-1:]))) or "arithmetic",
         calls_share=calls_ms / (counted_ms + calls_ms) if calls_ms else 0.0,
     )
 

@@ -23,7 +23,15 @@ from stepgrade.model.activity import (
 )
 from stepgrade.model.columns import among, distinct, groups
 from stepgrade.model.events import NONE, DeviceEvent, Ids, Kinds, Longs, Trace
-from stepgrade.naming.torch_names import GRAPH_LAUNCH, LAUNCH_CALL, LOADER, OPTIMIZER_STEP, Mask, named
+from stepgrade.naming.torch_names import (
+    GRAPH_LAUNCH,
+    LAUNCH_CALL,
+    LOADER,
+    OPTIMIZER_STEP,
+    Mask,
+    matching,
+    named,
+)
 from stepgrade.naming.work_class import RANDOM, WorkClass
 from stepgrade.trace import intervals as iv
 from stepgrade.trace.collectives import tally_collectives
@@ -37,7 +45,7 @@ from stepgrade.trace.counts import (
 )
 from stepgrade.trace.frames import NO_FRAMES, LoopFrames
 from stepgrade.trace.ledger import HOST_COPIES, LedgerSpans, waiting_calls
-from stepgrade.trace.links import OP, nearest, pick
+from stepgrade.trace.links import OP, inherit, nearest, pick
 from stepgrade.trace.matmuls import matmul_time_by_dtype, tally_gemms
 from stepgrade.trace.operations import tally_parts
 from stepgrade.trace.parallelism import communication_by_purpose
@@ -70,6 +78,7 @@ _ARCHITECTURES = (
     ("9.0", re.compile(r"(nvjet|sm90)_")),
     ("10.0", re.compile(r"sm10\d_")),
 )
+_DROPOUT = re.compile(r"^aten::\w*dropout")
 _COPIES = {DeviceEvent.COPY_H2D: "h2d", DeviceEvent.COPY_D2H: "d2h", DeviceEvent.COPY_OTHER: "other"}
 _DURING = ((IN_OPTIMIZER, "optimizer"), (IN_BACKWARD, "backward"), (IN_INPUT, "input"))
 _DIRECTIONS = (None, "h2d", "d2h")
@@ -118,6 +127,7 @@ def measure_activity(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Activi
         input_ms=tuple((windows.in_steady(ledger.idle_input) / NS_PER_MS).tolist()) if ledger else (),
         loader=class_in_range(timeline, LOADER),
         scalar_read_ms=_steady_ms(timeline, scalar_reads(timeline), steps),
+        dropout_ms=_steady_ms(timeline, random_draws(timeline, of_dropout=True), steps),
         loop=tally_loop(timeline, frames, steps) if timeline.driver is Driver.HOST else None,
         backward_passes=count_backward_passes(timeline),
         skipped_steps=skipped,
@@ -193,7 +203,7 @@ def find_lines(timeline: Timeline, frames: LoopFrames, steps: int) -> dict[str, 
         "launch": iv.Spans(late.starts[~long], late.ends[~long]),
         "input": iv.intersect(ledger.idle_input, steady),
         "reads": iv.intersect(scalar_reads(timeline), steady),
-        "random": iv.intersect(random_draws(timeline.trace), steady),
+        "random": iv.intersect(random_draws(timeline, of_dropout=False), steady),
     }
     return {
         name: lines
@@ -202,10 +212,16 @@ def find_lines(timeline: Timeline, frames: LoopFrames, steps: int) -> dict[str, 
     }
 
 
-def random_draws(trace: Trace) -> iv.Spans:
-    """Return the time in operations that draw random numbers."""
-    drawn = named(trace.strings, trace.ops.name, RANDOM)
-    return iv.union(trace.ops.start_ns[drawn], (trace.ops.start_ns + trace.ops.dur_ns)[drawn])
+def random_draws(timeline: Timeline, *, of_dropout: bool) -> iv.Spans:
+    """Return the time in operations that draw random numbers, for dropout or for something else."""
+    trace, tree = timeline.trace, timeline.tree
+    drawn = np.flatnonzero(named(trace.strings, trace.ops.name, RANDOM))
+    if not len(drawn):
+        return iv.union(trace.ops.start_ns[:0], trace.ops.start_ns[:0])
+    drops = matching(trace.strings, _DROPOUT)[tree.name] & (tree.kind == OP)
+    inside = inherit(tree.parent, drops.astype(np.int8))[tree.of_op[drawn]] > 0
+    rows = drawn[inside == of_dropout]
+    return iv.union(trace.ops.start_ns[rows], (trace.ops.start_ns + trace.ops.dur_ns)[rows])
 
 
 def as_recorded(timeline: Timeline, spans: iv.Spans) -> iv.Spans:

@@ -28,7 +28,7 @@ _KEYS: dict[str, Callable[[Any], Hashable]] = {
 }
 _SINGLE = ("kernels", "gaps", "optimizer")
 _BY_NAME = ("matmul_dtype_ms", "marks", "parallelism_ms", "kernel_group_ms", "class_kernels")
-_MEANS = ("communication_ms", "scalar_read_ms", "recompute_ms", "startup_ms")
+_MEANS = ("communication_ms", "scalar_read_ms", "dropout_ms", "recompute_ms", "startup_ms")
 _FIRST_KNOWN = ("loader", "loop", "skipped_part", "lines", "sequence")
 Figures = TypeVar("Figures", bound=Struct)
 Part = TypeVar("Part", LayerTime, ModuleTime)

@@ -105,7 +105,8 @@ def random_numbers(context: RuleContext) -> Found | None:
     if context.activity.driver != "host":
         return None
     ops = [op for op in context.operations if RANDOM.match(op.name)]
-    share, limits = context.busy_share(sum(op.ms or 0.0 for op in ops)), context.limits
+    own_ms = sum(op.ms or 0.0 for op in ops) - context.activity.dropout_ms
+    share, limits = context.busy_share(max(0.0, own_ms)), context.limits
     if not ops:
         return None
     claim = f"Making random numbers takes {show_share(share)} of the step, {ops[0].name} the most."
