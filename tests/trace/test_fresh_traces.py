@@ -175,6 +175,19 @@ def test_random_numbers_of_dropout_are_the_model_s_own(outer: str, is_found: boo
     assert card.bottleneck == "compute"  # drawn one by one, whoever draws them
 
 
+@pytest.mark.parametrize(("rest_ms", "layers"), [(1, 5), (500, 0)])
+def test_a_pattern_that_holds_little_of_the_time_shows_no_layers(rest_ms: int, layers: int) -> None:
+    out = TraceBuilder(devices=())
+    for step in range(4):
+        at = 1_000_000_000 * step
+        out.range(f"ProfilerStep#{step}", at, 1_000_000_000)
+        for place in range(20):
+            name = ("aten::layer_norm", "aten::linear", "aten::gelu", "aten::add")[place % 4]
+            out.op(name, at + 2_000_000 * place, 1_900_000)
+        out.op("aten::grid_sampler", at + 50_000_000, rest_ms * 1_000_000)
+    assert len(analyse_rank(out.trace()).profile.layers) == layers
+
+
 @pytest.mark.parametrize("grows", [False, True], ids=["the same sizes", "a longer batch each time"])
 def test_rounds_begin_where_the_first_layer_takes_other_sizes(grows: bool) -> None:
     out = TraceBuilder(devices=(), recorded=frozenset({"shapes"}))

@@ -40,7 +40,7 @@ if not SAMPLES:
     SAMPLES = [
         pytest.param(FOLDER, marks=pytest.mark.skip(reason="the real traces are not beside this clone"))
     ]
-OTHERS = ("aiu_", "ascend_")  # traces of other tools
+OTHERS = ("aiu_",)  # traces of other tools
 # The second implementation looks at everything for every moment: of a step with more work a part is compared.
 MOST_WORK = 40
 MOST_OPERATIONS = 6000
@@ -75,15 +75,23 @@ def assert_windows(trace: Trace) -> int:
     return len(expected)
 
 
-def assert_ledgers(trace: Trace, most: int = 3) -> None:
-    """Compare the accounts of a few steps, of a part of each where a step has much work."""
+def assert_ledgers(trace: Trace, most: int = 3) -> int:
+    """Compare the accounts of a few steps, of a part of each where a step has much work; return how many.
+
+    Where no step's end is known by marks the windows are those that were found, whatever they were found from.
+    """
     timeline, works = build_timeline(trace), device_work(trace)
-    assert timeline.ledger is not None
-    for step in [step for step in slow_windows(trace) if step.is_known][:most]:
-        around, window = sample_of(works, (step.start, step.end), MOST_WORK)
+    if timeline.ledger is None or not timeline.windows.on_device:
+        return 0
+    spans = [(step.start, step.end) for step in slow_windows(trace) if step.is_known]
+    found_spans = zip(timeline.windows.start_ns.tolist(), timeline.windows.end_ns.tolist(), strict=True)
+    compared = (spans or [*found_spans])[:most]
+    for span in compared:
+        around, window = sample_of(works, span, MOST_WORK)
         found = {name: covered(timeline.ledger, name, window) for name in ACCOUNTS}
         expected = slow_ledger(trace, window, around)
         assert found == {name: expected[name] for name in ACCOUNTS}
+    return len(compared)
 
 
 def covered(ledger: LedgerSpans, account: str, window: tuple[int, int]) -> int:
@@ -99,13 +107,12 @@ def assert_host_ledgers(trace: Trace, most: int = 2) -> int:
     """Compare the accounts of a run without a device, and return how many steps were compared."""
     rank = analyse_rank(trace)
     rounds, _ = host_rounds(trace)
-    if len(trace.work.name) or not rounds or rank.profile.activity is None:
+    if len(trace.work.name) or rank.profile.activity is None or rank.profile.activity.driver != "host":
         return 0
-    if rank.profile.activity.driver != "host":
-        return 0
-    assert [(step.start_ns, step.start_ns + step.dur_ns) for step in rank.steps] == [
-        one[1:3] for one in rounds
-    ]
+    if rounds:
+        assert [(step.start_ns, step.start_ns + step.dur_ns) for step in rank.steps] == [
+            one[1:3] for one in rounds
+        ]
     compared = [step for step in rank.steps if len(trace.ops.name) <= MOST_OPERATIONS][-most:]
     for step in compared:
         assert step.ledger is not None
@@ -121,7 +128,7 @@ def assert_host_ledgers(trace: Trace, most: int = 2) -> int:
 def test_made_traces(run: Run) -> None:
     trace = make_trace(run)
     assert assert_windows(trace) >= run.steps - 1
-    assert_ledgers(trace, 1)
+    assert assert_ledgers(trace, 1) == 1
 
 
 @given(RUNS.filter(lambda run: not (run.device or run.graph or run.reduce_ns) and run.steps > 1))
@@ -148,9 +155,10 @@ def read(path: Path) -> Trace:
 @pytest.mark.parametrize("path", SAMPLES)
 def test_real_traces(path: Path) -> None:
     trace = read(path)
-    if assert_windows(trace):
-        assert_ledgers(trace)
-    assert_host_ledgers(trace)
+    assert_windows(trace)
+    compared = assert_ledgers(trace) + assert_host_ledgers(trace)
+    # Nothing is compared where the device was not recorded, or where a processor has more operations than can be.
+    assert compared or not len(trace.work.name)
 
 
 @pytest.mark.parametrize("path", SAMPLES)

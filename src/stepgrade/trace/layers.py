@@ -138,6 +138,10 @@ def find_layers(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Layers:
         np.bincount(block[inside], weights=pieces.dur_ns[inside], minlength=len(blocks.names)).tolist()
         for inside in (chosen & (block >= 0) for chosen in (forward, backward, recompute))
     )
+    # A pattern is found in names: what it holds shows only here.
+    forward_of_all = int(pieces.dur_ns[forward].sum())
+    if blocks.basis is LayerBasis.PATTERN and not sum(forward_ns) >= HELD * forward_of_all > 0:
+        return Layers(None, (), recompute_ns, Note("no_layers", _why_none(timeline)))
     # The time of each block in each steady step: a block that is slow once is not a slow one. Thousands of
     # blocks that run in few of thousands of steps have none: they are no layers of one model.
     place = np.cumsum(timeline.windows.steady) - 1
