@@ -308,7 +308,10 @@ def slow_host_ledger(trace: Trace, window: Span) -> Counter[str]:
 
 def _host_events(trace: Trace) -> list[tuple[int, int, int, str]]:
     """Return start, end, thread and kind of operations, of collectives and of the loop's loading."""
-    _, loop = host_rounds(trace)
+    loop = host_rounds(trace)[1]
+    if loop < 0:  # no rounds are seen: the loop is where most happens
+        tables = (trace.ranges, trace.ops, trace.calls)
+        loop = _commonest([int(thread) for table in tables for thread in table.thread])
     events: list[tuple[int, int, int, str]] = []
     for row in range(len(trace.ops.name)):
         start, name = int(trace.ops.start_ns[row]), trace.strings[trace.ops.name[row]]
