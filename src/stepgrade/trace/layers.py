@@ -141,7 +141,7 @@ def find_layers(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Layers:
     # A pattern is found in names: what it holds shows only here.
     forward_of_all = int(pieces.dur_ns[forward].sum())
     if blocks.basis is LayerBasis.PATTERN and not sum(forward_ns) >= HELD * forward_of_all > 0:
-        return Layers(None, (), recompute_ns, Note("no_layers", _why_none(timeline)))
+        return Layers(None, (), recompute_ns, Note("no_layers", _why_none(timeline)), again)
     # The time of each block in each steady step: a block that is slow once is not a slow one. Thousands of
     # blocks that run in few of thousands of steps have none: they are no layers of one model.
     place = np.cumsum(timeline.windows.steady) - 1
