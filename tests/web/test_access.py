@@ -20,6 +20,7 @@ TABLE: dict[tuple[str, str], tuple[str, tuple[str, dict[str, Any]] | None, int]]
     ("GET", "/metrics"): ("any", None, 200),
     ("GET", "/openapi.json"): ("anonymous", None, 200),
     ("GET", "/static/style.css"): ("anonymous", None, 200),
+    ("GET", "/favicon.ico"): ("anonymous", None, 204),
     ("GET", "/login"): ("anonymous", None, 200),
     ("GET", "/"): ("any", None, 200),
     ("GET", "/admin"): ("admin", None, 200),

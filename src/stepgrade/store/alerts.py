@@ -106,10 +106,14 @@ class Alerts:
         A change that has its alert keeps it, wherever more runs move its place by a little, and is resolved
         when the level is back.
         """
-        opened = []
+        opened, has_steps = [], False
         for metric in WATCHED:
             which = Selection(branch=branch or NO_BRANCH, digests=(digest,), limit=_LOOK_BACK)
             series = self._history.series(metric, which)
+            if metric == "step_time_ms":
+                has_steps = bool(series)
+            elif metric in RATES and has_steps:
+                continue  # of the same work both say the same thing
             found = change_points([value for _, value in series], least_change=LEAST_CHANGE)
             if not found:
                 continue

@@ -109,7 +109,7 @@ def finding_costs(history: History, which: Selection) -> list[FindingCost]:
     where, values = conditions(structs.replace(which, limit=None), history.project)
     limit = min(which.limit or FINDINGS_RUNS, FINDINGS_RUNS)
     rows = history.database.execute(
-        "select rule, max(severity), count(distinct run_id), max(run_id), avg(gain_low), avg(gain_high), "  # noqa: S608
+        "select rule, count(distinct run_id), max(run_id), avg(gain_low), avg(gain_high), "  # noqa: S608
         "sum(gain_low * device_hours), sum(gain_high * device_hours) from ("
         f"select id, device_hours from stepgrade_run {where} order by id desc limit ?) as newest "
         "join stepgrade_finding on run_id = newest.id group by rule "
@@ -117,13 +117,13 @@ def finding_costs(history: History, which: Selection) -> list[FindingCost]:
         [*values, limit],
     )
     found = []
-    for rule, severity, runs, newest, low, high, hours_low, hours_high in rows:
-        sql = "select claim from stepgrade_finding where run_id = ? and rule = ?"
+    for rule, runs, newest, low, high, hours_low, hours_high in rows:
+        sql = "select claim, severity from stepgrade_finding where run_id = ? and rule = ?"
         claims = history.database.execute(sql, (newest, rule))
         found.append(
             FindingCost(
                 rule=rule,
-                severity=severity,
+                severity=str(claims[0][1]) if claims else "",
                 claim=str(claims[0][0]) if claims else "",
                 runs=runs,
                 newest=newest,

@@ -23,7 +23,8 @@ def trend_view(trend: Trend, commits: Mapping[int, str | None]) -> dict[str, Any
     """Return the chart of a trend; many runs are drawn as some points, each the median of its neighbours."""
     values = [point.value for point in trend.points]
     bands = _bands(trend)
-    low, high = min(values), max(values)
+    low = min(*values, *(band[3] for band in bands))
+    high = max(*values, *(band[4] for band in bands))
     room = (high - low) * 0.1 or abs(high) * 0.05 or 1.0
     scale = Scale(low=low - room if low - room > 0 else min(low, 0.0), high=high + room)
     count = len(values)

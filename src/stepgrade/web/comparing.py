@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from stepgrade.compare.fingerprint import FIELDS
+from stepgrade.compare.noise import pooled_noise
 from stepgrade.config import Config
 from stepgrade.gating.baselines import BaselineRuns
 from stepgrade.gating.budgets import judge
@@ -15,9 +16,10 @@ from stepgrade.gating.run import compare_with_earlier
 from stepgrade.model import Baseline
 from stepgrade.model.comparison import GateReport
 from stepgrade.model.scorecard import Scorecard
-from stepgrade.store.history import History
+from stepgrade.store.history import History, Selection
 
 OPERATIONS_SHOWN = 50
+_NOISE_RUNS = 100
 
 
 class OperationPair(Struct, frozen=True, kw_only=True):
@@ -47,7 +49,10 @@ def compare_cards(history: History, a: int, b: int) -> Compared:
 def report_on(history: History, a: int, b: int) -> tuple[GateReport, list[OperationPair]]:
     """Return the gate's report on run `b` against run `a`, whatever differs, and their operations."""
     before, now = history.card(a), history.card(b)
-    earlier = BaselineRuns(runs=(Baseline.of(before, f"run {a}"),), name=f"run {a}")
+    (run,) = history.runs(Selection(after=a - 1, before=a + 1))
+    which = Selection(digests=(run.digest,), branch=run.branch, limit=_NOISE_RUNS)
+    noise = pooled_noise([[value for _, value in history.series("step_time_ms", which)]])
+    earlier = BaselineRuns(runs=(Baseline.of(before, f"run {a}"),), name=f"run {a}", pooled_noise=noise)
     config = Config()
     comparison = compare_with_earlier([now], earlier, config, frozenset(FIELDS))
     today = dt.datetime.now(dt.UTC).date()

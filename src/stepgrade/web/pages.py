@@ -45,6 +45,7 @@ from stepgrade.web.page import fill, style
 _LISTED = 50
 _TREND_RUNS = 300
 _SPARK_RUNS = 30
+_SHIPPED = ("main", "master", "trunk")
 _GROUPS = ("device", "model", "batch", "precision")
 
 
@@ -80,7 +81,9 @@ def home(call: Call) -> Response:
         if sees is not None and project.name not in sees:
             continue
         history = call.history.of_project(project.name)
-        newest = history.runs(Selection(limit=1))
+        recent = history.runs(Selection(limit=_SPARK_RUNS))
+        # What the team ships says more of it than a branch that somebody tries.
+        newest = [run for run in recent if run.branch in _SHIPPED][-1:] or recent[-1:]
         row: dict[str, Any] = {
             "project": project.name,
             "open_alerts": Alerts(history).count_open(),
@@ -544,6 +547,11 @@ def css(_: Call) -> Response:
     return Response(style(), media_type="text/css", headers={"cache-control": "max-age=3600"})
 
 
+def icon(_: Call) -> Response:
+    """Answer that there is no picture, so that browsers do not ask again."""
+    return Response(status_code=204, headers={"cache-control": "max-age=86400"})
+
+
 def _at(path: str, handle: Any, needs: Any, summary: str, method: str = "GET", **more: Any) -> Endpoint:
     return Endpoint(method=method, path=path, handle=handle, needs=needs, summary=summary, **more)
 
@@ -554,6 +562,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _at("/login", sign_in, None, "open a session", "POST"),
     _at("/logout", sign_out, "reader", "end a session", "POST", any_project=True),
     _at("/static/style.css", css, None, "the style"),
+    _at("/favicon.ico", icon, None, "no picture"),
     _at("/projects", add_project, "admin", "make a project", "POST"),
     _at("/admin", admin, "admin", "tokens and audit"),
     _at("/admin/tokens", add_token, "admin", "make a token", "POST"),
