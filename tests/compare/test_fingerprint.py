@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+import stepgrade as sg
 from stepgrade.compare.fingerprint import FIELDS, allowed_fields, differences, digest_of
-from stepgrade.errors import BadOption
+from stepgrade.errors import EXIT_NOT_MEASURED, BadOption
 from stepgrade.model import Fingerprint
 from stepgrade.model.notes import texts_of
+from tests.builders import make_profile
 
 H100 = Fingerprint(device="h100", batch=32, versions={"cuda": "12.4", "torch": "2.6"})
 
@@ -42,3 +44,20 @@ def test_allowed_fields() -> None:
     assert allowed_fields(["all"]) == set(FIELDS)
     with pytest.raises(BadOption, match="colour"):
         allowed_fields(["colour"])
+
+
+def test_steps_that_hold_as_much_on_average_are_alike() -> None:
+    """Batches of several sizes, or a shorter last one, never add up to the same twice."""
+    before = Fingerprint(samples_per_step=62.5)
+    assert not differences(Fingerprint(samples_per_step=62.9), before)
+    (found,) = differences(Fingerprint(samples_per_step=4096.0), before)
+    assert found.text == "samples_per_step: 4,096 now, 62.5 in the baseline"
+
+
+def test_samples_count_where_there_are_no_tokens() -> None:
+    images = sg.score(make_profile(samples_per_step=64.0))
+    tokens = sg.score(make_profile(samples_per_step=64.0, tokens_per_step=1024.0))
+    assert images.fingerprint.samples_per_step == 64.0
+    assert tokens.fingerprint.samples_per_step is None
+    more = make_profile(samples_per_step=128.0, mean_step_ms=190.0)
+    assert sg.gate(more, baselines=[images]).exit_code == EXIT_NOT_MEASURED

@@ -184,6 +184,18 @@ for x in torch.randn(12, 4, 8):
 """
 
 
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (("python", "-I", "train.py"), "is a Python that heeds PYTHONPATH"),
+        (("train.py", "fails"), "the script ended with exit code 7 before a step was seen"),
+    ],
+)
+def test_why_there_is_no_step(tmp_path: Path, command: tuple[str, ...], why: str) -> None:
+    (tmp_path / "train.py").write_text("import sys, torch\nif sys.argv[1:]:\n    sys.exit(7)\n")
+    assert why in run("stepgrade", "record", *command, cwd=tmp_path).err
+
+
 def test_functions_of_weights_are_counted_by_their_gradients(tmp_path: Path) -> None:
     profile, _ = record(tmp_path, HEAD + OF_FUNCTIONS)
     assert profile.recorded_steps == 12

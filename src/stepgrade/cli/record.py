@@ -120,4 +120,6 @@ def _why_no_step(launched: Launched) -> str:
         )
     if others:
         return f"it trains with {others}, and only PyTorch is recorded; score what its own profiler writes"
+    if not launched.had_python:
+        return "none of its processes is a Python that heeds PYTHONPATH (python -I and -E do not)"
     return "none of its processes imported torch"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 
 import msgspec
@@ -13,6 +14,9 @@ from stepgrade.model import Fingerprint, Note
 
 ALL = "all"
 FIELDS = Fingerprint.__struct_fields__
+# What a step holds on average, and how far two runs of the same code may be apart in it.
+_AVERAGES = ("tokens_per_step", "samples_per_step")
+_SAME_WORK = 0.01
 
 
 def allowed_fields(texts: Sequence[str]) -> frozenset[str]:
@@ -50,8 +54,15 @@ def differences(
     return tuple(
         Note(field, f"{name}: {_shown(here)} now, {_shown(there)} in the baseline")
         for field, name, here, there in rows
-        if here != there and field not in allowed
+        if field not in allowed and not _are_alike(field, here, there)
     )
+
+
+def _are_alike(field: str, here: object, there: object) -> bool:
+    """Tell whether two values mean the same circumstances; batches of several sizes are so on average."""
+    if field in _AVERAGES and isinstance(here, float | int) and isinstance(there, float | int):
+        return math.isclose(here, there, rel_tol=_SAME_WORK)
+    return here == there
 
 
 def _shown(value: object) -> str:

@@ -29,7 +29,7 @@ from stepgrade.units import show_figure, show_share
 # Checked unless a budget for the same metric says otherwise.
 DEFAULT_METRICS = ("step_time_ms", *RATES, "peak_memory_bytes")
 # With these a step is another amount of work, and only the rate can be compared.
-_WORK = ("tokens_per_step", "batch", "seq", "world_size")
+_WORK = ("tokens_per_step", "samples_per_step", "batch", "seq", "world_size")
 _PARTS = {"op": "operation", "layer": "layer"}
 # What an exit code says of the whole, and of one check.
 _WORDS: dict[int, tuple[Verdict, Status]] = {

@@ -14,6 +14,7 @@ class Fingerprint(Struct, frozen=True, kw_only=True, omit_defaults=True):
     batch: int | None = None
     seq: int | None = None
     tokens_per_step: float | None = None
+    samples_per_step: float | None = None  # where there are no tokens
     precision: str | None = None
     world_size: int | None = None
     versions: dict[str, str] = {}

@@ -50,13 +50,15 @@ class RecordedProcess(Struct, frozen=True):
 class Launched(Struct, frozen=True):
     """How a command ended: its code as `subprocess` has it, negative for a signal; what was recorded.
 
-    `frameworks` are those that its processes imported, by their packages' names.
+    `frameworks` are those that its processes imported, by their packages' names; `had_python` tells whether
+    any of them was a Python that we could look into.
     """
 
     code: int
     recorded: list[RecordedProcess]
     problem: str | None
     frameworks: tuple[str, ...] = ()
+    had_python: bool = True
 
 
 def run_recorded(
@@ -92,7 +94,13 @@ def run_recorded(
         frameworks = tuple(
             sorted(left.name.removeprefix(_IMPORTED) for left in session.glob(f"{_IMPORTED}*"))
         )
-        return Launched(code=code, recorded=_recorded(session, path), problem=problem, frameworks=frameworks)
+        return Launched(
+            code=code,
+            recorded=_recorded(session, path),
+            problem=problem,
+            frameworks=frameworks,
+            had_python=(session / ".python").exists(),
+        )
 
 
 def command_line(command: Sequence[str], *, as_module: bool = False) -> list[str]:

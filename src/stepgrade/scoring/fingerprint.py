@@ -18,6 +18,7 @@ def fingerprint_of(profile: Profile, options: ScoreOptions) -> Fingerprint:
     profiler = profile.source.producer or profile.source.format
     if recorded.settings:  # shapes and stacks cost time
         profiler = f"{profiler} with {', '.join(recorded.settings)}"
+    tokens = options.tokens_per_step or profile.tokens_per_step
     precision = target.dtype if target.model else profile.matmul_dtype or recorded.precision
     return Fingerprint(
         device=device,
@@ -25,7 +26,8 @@ def fingerprint_of(profile: Profile, options: ScoreOptions) -> Fingerprint:
         model=target.model or recorded.model,
         batch=target.batch or recorded.batch,
         seq=target.seq,
-        tokens_per_step=options.tokens_per_step or profile.tokens_per_step,
+        tokens_per_step=tokens,
+        samples_per_step=profile.samples_per_step if tokens is None else None,
         precision=short_dtype(precision) if precision else None,
         world_size=profile.world_size,
         versions=recorded.versions,

@@ -33,7 +33,7 @@ class AfterTorch:
     ) -> ModuleSpec | None:
         """Return the spec of torch, whose loader begins to record after its work; None for other modules."""
         if name in _FRAMEWORKS:
-            self._leave(f".imported-{name}", "")
+            self.leave(f".imported-{name}", "")
         if name != "torch":
             return None
         others = (finder for finder in list(sys.meta_path) if finder is not self)
@@ -61,11 +61,11 @@ class AfterTorch:
 
             record_here(self._session)
         except Exception as error:  # noqa: BLE001  the script must run whatever is wrong with us
-            self._leave(".failed", f"{sys.executable}: {error!r}")
+            self.leave(".failed", f"{sys.executable}: {error!r}")
         finally:
             sys.path[:] = path
 
-    def _leave(self, name: str, text: str) -> None:
+    def leave(self, name: str, text: str) -> None:
         """Leave word for the parent process; without it the script runs as well."""
         try:
             with open(os.path.join(self._session, name), "w", encoding="utf-8") as said:  # noqa: PTH118, PTH123
@@ -80,12 +80,14 @@ def _begin() -> None:
     session = os.environ.get(_SESSION)
     if session is None or not os.path.isdir(session):  # noqa: PTH112
         return  # the command has ended, and this process has outlived it
+    after_torch = AfterTorch(session)
+    after_torch.leave(".python", "")
     if os.environ.get("STEPGRADE_PARENT") == str(os.getppid()) and sys.platform == "linux":
         import ctypes  # noqa: PLC0415  only in one process
 
         # Whoever kills the command without warning means the training.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGTERM)
-    sys.meta_path.insert(0, AfterTorch(session))
+    sys.meta_path.insert(0, after_torch)
 
 
 _begin()
