@@ -6,8 +6,10 @@ A reader, or a module of the analysis, that no shape covers fails `test_registry
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import pickle
+import tarfile
 import tempfile
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -366,6 +368,16 @@ def rank_files(n: int) -> Files:
         )["f"]
         for rank in range(n)
     }
+
+
+def archive_of_ranks(n: int) -> Files:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, data in rank_files(n).items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    return {"f": packed.getvalue()}
 
 
 def windows_paths(n: int) -> Files:
@@ -1064,6 +1076,7 @@ SHAPES: dict[str, Shape] = {
     "host threads and their names": Shape(threads, covers=("trace/links",), size=800),
     "python frames": Shape(frames, covers=("trace/frames", "trace/python_loops"), size=200),
     "ranks of one file": Shape(merged_ranks, covers=("trace/ranks", "readers/kineto/assemble", "trace/quality"), size=10),
+    "ranks in an archive": Shape(archive_of_ranks, covers=("readers/archives",), size=6),
     "ranks in files of their own": Shape(rank_files, covers=("readers/ranks", "readers/many", "trace/parallelism", "trace/mean_rank"), size=6),
     "recordings of ranks": Shape(recorded_ranks, ("score", "f", "--format", "json"), ("trace/recorded_ranks",), 10),
     "recordings of one process": Shape(recordings, ("score", "f", "--format", "json"), ("trace/recordings",), 6),

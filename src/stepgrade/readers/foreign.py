@@ -24,6 +24,8 @@ class Foreign(Struct, frozen=True):
 
 _TRACE = "trace a few steps with torch.profiler, or run the script under stepgrade record"
 _UNPACK = "unpack it, and give what is inside"
+_NO_TRACES = "it holds no traces: unpack it, and give what is inside"
+ARCHIVES = ("a zip archive", "a tar archive")
 _WEIGHTS = f"weights say nothing about speed: {_TRACE}"
 _OTHER_TOOL = f"stepgrade does not read it yet: {_TRACE}"
 _UNKNOWN_LINES = (
@@ -111,12 +113,19 @@ _KNOWN = (
     Foreign("an array of NumPy", (rb"\A\x93NUMPY",), _TRACE),
     Foreign("arrays of NumPy (npz)", (_OF_ZIP, rb"(?s)\APK.{28}[^\0]{0,200}\.npy"), _TRACE),
     # Archives and what is no file of its own
-    Foreign("a zip archive", (_OF_ZIP,), _UNPACK),
-    Foreign("a tar archive", (rb"(?s)\A.{257}ustar",), _UNPACK),
-    Foreign("compressed by zstd", (rb"\A\x28\xb5\x2f\xfd",), "only gzip is unpacked here: use zstd -d first"),
-    Foreign("compressed by xz", (rb"\A\xfd7zXZ\0",), "only gzip is unpacked here: use xz -d first"),
-    Foreign("compressed by bzip2", (rb"\ABZh[1-9]1AY&SY",), "only gzip is unpacked here: use bzip2 -d first"),
-    Foreign("compressed by lz4", (rb"\A\x04\x22\x4d\x18",), "only gzip is unpacked here: use lz4 -d first"),
+    Foreign("a zip archive", (_OF_ZIP,), _NO_TRACES),
+    Foreign("a tar archive", (rb"(?s)\A.{257}ustar",), _NO_TRACES),
+    Foreign("compressed by xz", (rb"\A\xfd7zXZ\0",), "only gzip and zstd are unpacked here: use xz -d first"),
+    Foreign(
+        "compressed by bzip2",
+        (rb"\ABZh[1-9]1AY&SY",),
+        "only gzip and zstd are unpacked here: use bzip2 -d first",
+    ),
+    Foreign(
+        "compressed by lz4",
+        (rb"\A\x04\x22\x4d\x18",),
+        "only gzip and zstd are unpacked here: use lz4 -d first",
+    ),
     Foreign("a 7z archive", (rb"\A7z\xbc\xaf\x27\x1c",), _UNPACK),
     Foreign("gzipped twice", (rb"\A\x1f\x8b\x08",), "unpack it once"),
     Foreign(

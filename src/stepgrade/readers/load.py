@@ -109,9 +109,12 @@ def _read(sources: Sequence[PathLike], input_format: str | None, options: ReadOp
         if told is not None:
             return told
     # pathlib takes longer to import than a step profile to score.
-    if len(sources) > 1 or os.path.isdir(sources[0]):  # noqa: PTH112
+    only = os.fspath(sources[0])
+    if len(sources) > 1 or os.path.isdir(only) or ("://" in only and _is_remote_folder(only)):  # noqa: PTH112
         return _read_several(sources, input_format, options)
-    with ByteSource(sources[0], options) as source:
+    with ByteSource(only, options) as source:
+        if input_format is None and source.is_archive:
+            return _read_archive(source, options)
         found = registry.read_source(source, input_format)
         if not isinstance(found, Profile | Baseline):
             return _profile_of(found, options)
@@ -136,6 +139,32 @@ def _read_several(sources: Sequence[PathLike], input_format: str | None, options
     if dumps:
         return profile_of_flight_records(dumps)
     return merge_recordings([rank for rank in run if not isinstance(rank, FlightRecord)])
+
+
+def _read_archive(source: ByteSource, options: ReadOptions) -> Profile:
+    """Return the run whose ranks are in an archive, which is unpacked for as long as they are read."""
+    import tempfile  # noqa: PLC0415  only for archives
+
+    from stepgrade.readers.archives import unpack  # noqa: PLC0415  as above
+    from stepgrade.readers.foreign import ARCHIVES, refusal, what_it_is  # noqa: PLC0415  as above
+    from stepgrade.readers.many import profile_of_files  # noqa: PLC0415  as above
+    from stepgrade.readers.ranks import traces_among  # noqa: PLC0415  as above
+
+    known = what_it_is(source.head)
+    if known is None or known.what not in ARCHIVES:  # weights and arrays are zip archives too
+        raise refusal(source)
+    with tempfile.TemporaryDirectory(prefix="stepgrade-", ignore_cleanup_errors=True) as folder:
+        unpacked = [(one.path, one.name) for one in unpack(source, folder)]
+        files = traces_among(unpacked, None)
+        if not files:
+            raise refusal(source)
+        return profile_of_files(files, options)
+
+
+def _is_remote_folder(source: str) -> bool:
+    from stepgrade.readers.remote import find, is_url  # noqa: PLC0415  few sources are
+
+    return is_url(source) and find(source) is not None
 
 
 def _has_metrics(path: str) -> bool:

@@ -19,10 +19,11 @@ from stepgrade.errors import BadInput, TooLarge
 from stepgrade.memory import default_limit
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import Profile
+from stepgrade.readers import registry
 from stepgrade.readers.ranks import Processes, RankFile, Recording, traces_in
 from stepgrade.readers.source import ByteSource, ReadOptions
 from stepgrade.readers.steps import only_steps
-from stepgrade.trace import PackedRank, analyse_rank, join_recordings, merge_ranks
+from stepgrade.trace import PackedRank, RankProfile, analyse_rank, join_recordings, merge_ranks
 
 SCHEMA = 1  # of what a worker sends and a cache keeps: one more whenever a field of it changes
 # Below this a pool takes longer to start than the files take to read.
@@ -33,6 +34,7 @@ _MEMORY_PER_PACKED_BYTE = 28
 _PACKED = (".gz", ".zst")
 _ANALYSE = "stepgrade.readers.many:analyse_file"
 _MOST_LISTED = 3
+_STILL_WRITTEN = "was written to while it was read"
 
 
 class FileTask(Struct, frozen=True, kw_only=True):
@@ -63,13 +65,30 @@ def analyse_file(item: bytes, report: Report) -> bytes:
     )
     ranks, recordings = [], []
     with ByteSource(task.file.path, options, task.file.name) as source:
-        traces = traces_in(source, task.file.format)
-        if task.steps is not None:
-            traces = only_steps(traces, task.steps)
-        while trace := list(islice(traces, 1)):  # which keeps none of them
-            recordings.append(Recording.of(trace[0], task.file.name))
-            ranks.append(PackedRank.of(analyse_rank(trace.pop())))
-    return msgspec.msgpack.encode(FileRanks(schema=SCHEMA, ranks=tuple(ranks), recordings=tuple(recordings)))
+        if task.file.format is None and not registry.reader_for(source).rank_files:
+            return msgspec.msgpack.encode(FileRanks(schema=SCHEMA, ranks=(), recordings=()))  # no trace
+        try:
+            traces = traces_in(source, task.file.format)
+            if task.steps is not None:
+                traces = only_steps(traces, task.steps)
+            while trace := list(islice(traces, 1)):  # which keeps none of them
+                recordings.append(Recording.of(trace[0], task.file.name))
+                ranks.append(analyse_rank(trace.pop()))
+        except BadInput as error:
+            if not source.was_written():
+                raise
+            raise BadInput(error.problem, where=error.where, hint=f"it {_STILL_WRITTEN}") from error
+        if source.was_written():
+            note = Note("still_written", f"{task.file.name} {_STILL_WRITTEN}: its end may be missing.")
+            ranks = [with_warning(rank, note) for rank in ranks]
+    packed = tuple(map(PackedRank.of, ranks))
+    return msgspec.msgpack.encode(FileRanks(schema=SCHEMA, ranks=packed, recordings=tuple(recordings)))
+
+
+def with_warning(rank: RankProfile, note: Note) -> RankProfile:
+    """Return the rank with one more warning."""
+    profile = structs.replace(rank.profile, warnings=(note, *rank.profile.warnings))
+    return structs.replace(rank, profile=profile)
 
 
 def profile_of_files(files: Sequence[RankFile], options: ReadOptions) -> Profile:
@@ -83,6 +102,8 @@ def profile_of_files(files: Sequence[RankFile], options: ReadOptions) -> Profile
             if len(files) > 1:
                 known = structs.replace(rank, rank=own.rank, process=processes.process_of(own))
             ranks.append(structs.replace(known, files=(files[place].name,)))
+    if not ranks:
+        raise BadInput("holds no trace files", where=files[0].name)
     profile = merge_ranks(join_recordings(ranks))
     if not unread:
         return profile

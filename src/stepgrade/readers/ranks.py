@@ -18,6 +18,7 @@ from stepgrade.model.events import Trace
 from stepgrade.model.hang import FlightRecord
 from stepgrade.readers import registry
 from stepgrade.readers.base import one_by_one
+from stepgrade.readers.remote import find, is_url, shown_url
 from stepgrade.readers.source import ByteSource, PathLike, ReadOptions, shown_path
 
 _RECORDINGS = frozenset({"step_profile", "journal"})  # profiles already, each of one rank
@@ -27,8 +28,8 @@ _DUMPS = "flight_recorder"
 class RankFile(Struct, frozen=True, kw_only=True):
     """One file of a run's ranks."""
 
-    path: str
-    format: str | None
+    path: str  # or URL
+    format: str | None  # None where whoever reads it looks first whether it is a trace at all
     name: str  # as it is shown
     size_bytes: int = 0  # 0 where it is not known
 
@@ -184,11 +185,14 @@ def _single_file(source: str, input_format: str | None, options: ReadOptions) ->
     if not only.rank_files:
         raise _not_a_trace(source)
     size = os.path.getsize(source) if os.path.isfile(source) else 0  # noqa: PTH113, PTH202
-    return RankFile(path=source, format=only.name, name=shown_path(source), size_bytes=size)
+    name = shown_url(source) if is_url(source) else shown_path(source)
+    return RankFile(path=source, format=only.name, name=name, size_bytes=size)
 
 
 def _rank_files(source: str, input_format: str | None, options: ReadOptions) -> list[RankFile]:
     """Return the file, or the files of the first format that has any in the directory, rank10 after rank9."""
+    if is_url(source):
+        return _remote_files(source, input_format, options)
     if not os.path.isdir(source):  # noqa: PTH112
         return [_single_file(source, input_format, options)]
     try:
@@ -197,20 +201,54 @@ def _rank_files(source: str, input_format: str | None, options: ReadOptions) -> 
             paths = [entry.path for entry in entries if os.path.isfile(entry.path)]  # noqa: PTH113
     except OSError as error:
         raise BadInput(f"cannot be read: {error.strerror or error}", where=source) from error
-    paths.sort(key=lambda path: [(len(part), part) for part in re.split(r"(\d+)", path)])
+    paths.sort(key=_naturally)
+    files = traces_among([(path, shown_path(path)) for path in paths], input_format)
+    if not files:
+        raise BadInput("holds no trace files", where=source, hint=_what_is_there(paths))
+    return files
+
+
+def _naturally(path: str) -> list[tuple[int, str]]:
+    """Return what sorts rank10 after rank9."""
+    return [(len(part), part) for part in re.split(r"(\d+)", path)]
+
+
+def _remote_files(source: str, input_format: str | None, options: ReadOptions) -> list[RankFile]:
+    """Return the file of a store, or those that a directory or pattern stands for; none of them is opened."""
+    found = find(source)
+    if found is None:
+        return [_single_file(source, input_format, options)]
+    endings = tuple(
+        ending
+        for reader in registry.readers()
+        if input_format in (None, reader.name)
+        for ending in reader.rank_files
+    )
+    files = [
+        RankFile(path=one.url, format=input_format, name=one.name, size_bytes=one.size_bytes)
+        for one in sorted(found, key=lambda one: _naturally(one.name))
+        if one.name.endswith(endings)
+    ]
+    if not files:
+        raise BadInput("holds no trace files", where=shown_url(source))
+    return files
+
+
+def traces_among(paths: Sequence[tuple[str, str]], input_format: str | None) -> list[RankFile]:
+    """Return the files of the first format that has any, given their paths and names."""
     for reader in registry.readers():
         files = []
         if input_format in (None, reader.name):
-            for path in paths:
+            for path, name in paths:
                 if path.endswith(reader.rank_files):
                     # What cannot be read is not a trace.
                     with suppress(BadInput), ByteSource(path) as opened:
                         if reader.recognises(opened):
-                            size, name = os.path.getsize(path), shown_path(path)  # noqa: PTH202
+                            size = os.path.getsize(path)  # noqa: PTH202
                             files.append(RankFile(path=path, format=reader.name, name=name, size_bytes=size))
         if files:
             return files
-    raise BadInput("holds no trace files", where=source, hint=_what_is_there(paths))
+    return []
 
 
 def _what_is_there(paths: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""One way to bytes: a path, bytes, an open file or standard input, plain or gzipped, within one limit."""
+"""One way to bytes: a path, a URL, bytes, an open file or standard input, packed or not, within one limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from stepgrade.config import DialectTable
 from stepgrade.contract.decode import decode_json
-from stepgrade.errors import BadInput, BadJson, TooLarge
+from stepgrade.errors import BadInput, BadJson, MissingExtra, TooLarge
 from stepgrade.memory import check_json, default_limit
 from stepgrade.units import show_bytes
 
@@ -33,7 +33,10 @@ CHUNK_BYTES = 2**20
 # Profiles that are one JSON object are small; what is larger is looked through in chunks only.
 MAX_DOCUMENT_BYTES = 256 * 2**20
 
+ZIP_MAGIC = b"PK\x03\x04"
+_TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
 _GZIP_MAGIC = b"\x1f\x8b"
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _PACKED_BYTES = 1 << 17
 _FIRST_FED_BYTES = 1 << 10
 # Traces are 12 to 30 times smaller in gzip.
@@ -73,7 +76,9 @@ class ByteSource:
         self.options = options
         self.name, self._file, self.size_bytes, self._path = _open(source)
         self.name = name or self.name
-        self._close_at_end = self._path is not None
+        self._given_source = source
+        self._close_at_end = isinstance(source, str | os.PathLike) and source != STANDARD_INPUT
+        self._stamp = self._stamp_now()
         try:
             self._start()
         except BaseException:
@@ -85,10 +90,14 @@ class ByteSource:
         self.text_bytes = 0  # of the text in it
         self._keys: frozenset[str] | BadJson | None = None
         self._unread = b""
-        first = self._read_file(2)
-        if len(first) == 1:  # a pipe gives what it has
-            first += self._read_file(1)
-        self._gunzip = _Gunzip(self._read_file, self.size_bytes) if first == _GZIP_MAGIC else None
+        first = b""
+        while len(first) < len(_ZSTD_MAGIC) and (more := self._read_file(len(_ZSTD_MAGIC) - len(first))):
+            first += more  # a pipe gives what it has
+        self._gunzip: _Gunzip | _Unzstd | None = None
+        if first.startswith(_GZIP_MAGIC):
+            self._gunzip = _Gunzip(self._read_file, self.size_bytes)
+        elif first == _ZSTD_MAGIC:
+            self._gunzip = _Unzstd(self._read_file, self.name)
         self.done_bytes, self._unread = 0, first
         self._kept = b""  # the text from its beginning, as far as it is held in memory
         self._given = 0  # of what is kept, by `fill`
@@ -106,8 +115,13 @@ class ByteSource:
 
     @property
     def is_gzip(self) -> bool:
-        """Tell whether the bytes are gzipped."""
+        """Tell whether the bytes are packed, by gzip or zstd."""
         return self._gunzip is not None
+
+    @property
+    def is_archive(self) -> bool:
+        """Tell whether the bytes, once unpacked, begin a tar or zip archive."""
+        return self.head.startswith(ZIP_MAGIC) or self.head.startswith(_TAR_MAGIC, _TAR_MAGIC_AT)
 
     @property
     def is_text(self) -> bool:
@@ -212,6 +226,22 @@ class ByteSource:
         """Give the decompressed bytes as a file that can be read in any order."""
         with self.path() as path, open(path, "rb") as file:  # noqa: PTH123  as above
             yield file
+
+    def was_written(self) -> bool:
+        """Tell whether the file has changed since it was opened: whoever writes it is not done."""
+        return self._stamp_now() != self._stamp
+
+    def _stamp_now(self) -> tuple[object, ...]:
+        if self._path is not None:
+            with suppress(OSError):
+                found = os.stat(self._path)  # noqa: PTH116  pathlib imports slowly
+                return found.st_size, found.st_mtime_ns
+        if self._path is None and self._close_at_end and self.size_bytes:
+            from stepgrade.readers.remote import stamp  # noqa: PLC0415  few sources are remote
+
+            with suppress(BadInput):
+                return stamp(os.fspath(self._given_source))  # type: ignore[arg-type]  # it is a URL
+        return ()
 
     def close(self) -> None:
         """Close the file, if it was opened here."""
@@ -347,6 +377,50 @@ class _Gunzip:
         self._at_end = True
 
 
+class _Unzstd:
+    """Zstandard, as gzip above: gives back all that it could unpack before the data broke off."""
+
+    def __init__(self, read: Callable[[int], bytes], where: str) -> None:
+        self._read = read
+        try:
+            try:
+                from compression import zstd  # type: ignore[import-not-found]  # noqa: PLC0415  since Python 3.14
+            except ImportError:
+                from backports import zstd  # noqa: PLC0415  an extra
+        except ImportError as error:
+            hint = "pip install 'stepgrade[zstd]'"
+            raise MissingExtra("unpacking zstd needs a package", where=where, hint=hint) from error
+        self._zstd: Any = zstd
+        self._inflate: Any = zstd.ZstdDecompressor()
+        self._packed = b""
+        self._at_end = False
+        self.damage: str | None = None
+
+    def read(self, most: int) -> bytes:
+        """Return up to `most` bytes of text, none at the end."""
+        while not self._at_end:
+            if self._inflate.eof:  # several frames may follow each other
+                self._packed = self._inflate.unused_data or self._read(_PACKED_BYTES)
+                if not self._packed:
+                    self._at_end = True
+                    break
+                self._inflate = self._zstd.ZstdDecompressor()
+            elif self._inflate.needs_input and not self._packed:
+                self._packed = self._read(_PACKED_BYTES)
+                if not self._packed:
+                    self.damage, self._at_end = "the zstd data ends early", True
+                    break
+            try:
+                text: bytes = self._inflate.decompress(self._packed, most)
+            except self._zstd.ZstdError:
+                self.damage, self._at_end = "the zstd data is damaged", True
+                break
+            self._packed = b""
+            if text:
+                return text
+        return b""
+
+
 def shown_path(path: str) -> str:
     """Return the path as text: it may hold bytes that are none."""
     return path.encode("utf-8", "backslashreplace").decode()
@@ -363,6 +437,16 @@ def _open(source: Readable) -> tuple[str, BinaryIO, int, str | None]:
         if sys.stdin is None:
             raise BadInput("is closed", where="standard input", hint="name a file")
         return "standard input", sys.stdin.buffer, 0, None
+    if "://" in path:
+        from stepgrade.readers.remote import is_url, open_url, shown_url  # noqa: PLC0415  few sources are
+
+        if is_url(path):
+            remote, size = open_url(path)
+            return shown_url(path), remote, size, None
+    return _open_file(path)
+
+
+def _open_file(path: str) -> tuple[str, BinaryIO, int, str | None]:
     name = shown_path(path)
     try:
         # pathlib takes longer to import than a step profile to read.

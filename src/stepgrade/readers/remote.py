@@ -1,0 +1,180 @@
+"""Files of an object store or a web server, by fsspec: found, opened, and shown without secrets.
+
+Credentials come from where the store's own library finds them (environment, profile, role of the machine). Of
+a URL the user's name, password and query never leave this module: names and errors are without them, and what
+a library says in an error is not passed on, for it may quote a signed URL.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, BinaryIO
+
+from msgspec import Struct
+
+from stepgrade.errors import BadInput, BadOption, MissingExtra
+
+# What to install for each kind of store; fsspec knows many more, some of which run programs.
+STORES = {
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gs",
+    "gcs": "gs",
+    "az": "az",
+    "abfs": "az",
+    "abfss": "az",
+    "http": "http",
+    "https": "http",
+    "memory": "remote",
+}
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_BLOCK_BYTES = 4 << 20
+_GLOB = frozenset("*?[")
+_STAMPS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated", "mtime", "created")
+
+
+class RemoteFile(Struct, frozen=True, kw_only=True):
+    """A file of a store: its URL as it was given, and how it is shown."""
+
+    url: str
+    name: str
+    size_bytes: int = 0  # 0 where it is not known
+
+
+def is_url(source: str) -> bool:
+    """Tell whether the source is a URL; a path of Windows is none."""
+    return _URL.match(source) is not None
+
+
+def shown_url(url: str) -> str:
+    """Return the URL without user, password, query and fragment."""
+    match = _URL.match(url)
+    if match is None:
+        return url
+    place = re.split(r"[?#]", match[2], maxsplit=1)[0] if match[1].lower().startswith("http") else match[2]
+    host, slash, path = place.partition("/")
+    return f"{match[1]}://{host.rpartition('@')[2]}{slash}{path}"
+
+
+def find(url: str) -> list[RemoteFile] | None:
+    """Return the files that a pattern or a directory stands for; None for a single file."""
+    files, path = _store(url)
+    is_web = url.lower().startswith("http")
+    scheme = url.partition("://")[0]
+    with _in_words(url):
+        if not is_web and _GLOB & set(path):
+            found = files.glob(path, detail=True)
+        elif not is_web and (url.endswith("/") or files.isdir(path)):
+            found = {one["name"]: one for one in files.ls(path, detail=True)}
+        else:
+            return None
+    return [
+        RemoteFile(
+            url=f"{scheme}://{name.lstrip('/')}",
+            name=shown_url(f"{scheme}://{name.lstrip('/')}"),
+            size_bytes=int(one.get("size") or 0),
+        )
+        for name, one in found.items()
+        if one.get("type") == "file"
+    ]
+
+
+def open_url(url: str) -> tuple[BinaryIO, int]:
+    """Return the open file and its size, 0 where it cannot be read twice."""
+    files, path = _store(url)
+    with _in_words(url):
+        file = files.open(path, "rb", block_size=_BLOCK_BYTES, cache_type="readahead")
+    size = int(getattr(file, "size", None) or 0)
+    opened: Any = _InWords(file, url)
+    return opened, size
+
+
+def stamp(url: str) -> tuple[object, ...]:
+    """Return what changes when the file is written again."""
+    files, path = _store(url)
+    with _in_words(url):
+        files.invalidate_cache()
+        info = files.info(path)
+    return (info.get("size"), *(str(info[name]) for name in _STAMPS if name in info))
+
+
+def _store(url: str) -> tuple[Any, str]:
+    """Return the file system of a URL and the path in it."""
+    scheme = url.partition("://")[0].lower()
+    if scheme not in STORES or "::" in url:
+        known = ", ".join(f"{name}://" for name in STORES)
+        raise BadOption("is in no store that is read", where=shown_url(url), hint=f"one of {known}")
+    hint = f"pip install 'stepgrade[{STORES[scheme]}]'"
+    try:
+        from fsspec.core import url_to_fs  # noqa: PLC0415  an extra
+
+        files, path = url_to_fs(url)
+    except ImportError as error:
+        raise MissingExtra(f"reading {scheme}:// needs a package", hint=hint) from error
+    except Exception as error:  # noqa: BLE001  every store has errors of its own
+        raise _said(error, url) from None
+    return files, path
+
+
+@contextmanager
+def _in_words(url: str) -> Iterator[None]:
+    """Turn what a store's library raises into one line of ours."""
+    try:
+        yield
+    except BadInput:
+        raise
+    except Exception as error:  # noqa: BLE001  every store has errors of its own
+        raise _said(error, url) from None  # the cause may quote the signed URL
+
+
+def _status_of(error: BaseException | None) -> int | None:
+    """Return the status of HTTP that an error, or what it came from, speaks of."""
+    while error is not None:
+        status = getattr(error, "status", None)
+        response = getattr(error, "response", None)
+        if isinstance(response, dict):  # botocore's
+            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", status)
+        if isinstance(status, int):
+            return status
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _said(error: Exception, url: str) -> BadInput:
+    name, status = shown_url(url), _status_of(error)
+    if isinstance(error, PermissionError) or status in (401, 403):
+        hint = "the store refuses these credentials, or has no such file and does not say so"
+        return BadInput("may not be read", where=name, hint=hint)
+    origin = error.__cause__ or error.__context__
+    if status is None and isinstance(origin, OSError) and not isinstance(origin, FileNotFoundError):
+        return BadInput("cannot be read: the store is not reached", where=name, hint="is the address right?")
+    if isinstance(error, FileNotFoundError) or status == 404:
+        return BadInput("no such file", where=name, hint="is the name right, and the run over?")
+    if "Credentials" in type(error).__name__:
+        return BadInput("needs credentials", where=name, hint="set them as for the store's own command")
+    if isinstance(error, TimeoutError):
+        return BadInput("the store does not answer in time", where=name)
+    what = f"{type(error).__name__}, status {status}" if status else type(error).__name__
+    return BadInput(f"cannot be read: {what}", where=name)
+
+
+class _InWords:
+    """A remote file whose errors are ours."""
+
+    def __init__(self, file: Any, url: str) -> None:
+        self._file, self._url = file, url
+
+    def read(self, most: int = -1) -> bytes:
+        with _in_words(self._url):
+            data: bytes = self._file.read(most)
+            return data
+
+    def seek(self, place: int) -> int:
+        with _in_words(self._url):
+            at: int = self._file.seek(place)
+            return at
+
+    def close(self) -> None:
+        self._file.close()

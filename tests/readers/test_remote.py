@@ -1,0 +1,289 @@
+"""Ranks on an object store, on a web server, in memory, in archives, and packed by zstd."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import tarfile
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepgrade as sg
+from stepgrade.errors import BadInput, BadOption, TooLarge
+from stepgrade.readers.remote import is_url, shown_url
+from stepgrade.readers.source import ByteSource
+from tests.cluster import Planned, write_ranks
+from tests.conftest import Ran
+
+fsspec = pytest.importorskip("fsspec")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of botocore and moto
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # aiohttp's sessions end with the process
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+PLAN = Planned(world=4, tensor=1, pipeline=1, steps=3, slow_rank=2)
+SECRET = "hunter2"  # noqa: S105  what must not be shown
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    write_ranks(folder, PLAN)
+    (folder / "config.json").write_text('{"batch": 4}')
+    return folder
+
+
+def facts(profile: sg.Profile) -> object:
+    """Return what does not depend on where the files are."""
+    return profile.ranks, profile.samples_ms, profile.operations, profile.activity
+
+
+def test_urls_are_shown_without_secrets() -> None:
+    signed = f"https://me:{SECRET}@host:8080/a/rank0.json?X-Amz-Signature={SECRET}&x=1#{SECRET}"
+    assert shown_url(signed) == "https://host:8080/a/rank0.json"
+    assert shown_url("s3://bucket/a b/rank0.json") == "s3://bucket/a b/rank0.json"
+    assert not is_url(r"C:\traces\rank0.json")
+    for odd in ("ssh://host/x", "github://a:b@/x", "zip://x::s3://y", "file:///etc/passwd"):
+        with pytest.raises(BadOption, match="in no store"):
+            sg.load(odd)
+
+
+def test_memory_and_patterns(folder: Path) -> None:
+    files = fsspec.filesystem("memory")
+    for path in folder.iterdir():
+        files.pipe(f"/run/{path.name}", path.read_bytes())
+    here = facts(sg.load(*sorted(folder.glob("rank*"))))
+    for url in ("memory://run", "memory://run/", "memory://run/rank*.json"):
+        profile = sg.load(url)
+        assert facts(profile) == here
+        assert profile.source.files == tuple(f"memory://run/rank{number}.json" for number in range(4))
+    with pytest.raises(BadInput, match="holds no trace files"):
+        sg.load("memory://run/*.pt")
+    with pytest.raises(BadInput, match="no such file"):
+        sg.load("memory://run/rank9.json")
+    files.rm("/run", recursive=True)
+
+
+class Store(BaseHTTPRequestHandler):
+    """A web server that answers in ranges, slowly, and not to everybody."""
+
+    root: Path
+    delay = 0.0
+    asked: list[str]
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        time.sleep(self.delay)
+        type(self).asked.append(f"{self.command} {self.path} {self.headers.get('Range')}")
+        name = self.path.partition("?")[0].lstrip("/")
+        if name.startswith("secret"):
+            self.send_error(403)
+        elif not (self.root / name).is_file():
+            self.send_error(404)
+        else:
+            data = (self.root / name).read_bytes()
+            first, last = 0, len(data) - 1
+            wanted = self.headers.get("Range")
+            if wanted:
+                start, _, end = wanted.removeprefix("bytes=").partition("-")
+                first, last = int(start), min(int(end or last), last)
+            self.send_response(206 if wanted else 200)
+            self.send_header("Accept-Ranges", "bytes")
+            self.send_header("Content-Length", str(last - first + 1))
+            if wanted:
+                self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(data[first : last + 1])
+
+
+@pytest.fixture
+def web(folder: Path) -> Iterator[str]:
+    Store.root, Store.delay, Store.asked = folder, 0.0, []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Store) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_web_server_with_ranges_slow_answers_and_refusals(
+    web: str, folder: Path, stepgrade: Callable[..., Ran]
+) -> None:
+    Store.delay = 0.05
+    urls = [f"http://{web}/rank{number}.json?X-Amz-Signature={SECRET}" for number in range(4)]
+    ran = stepgrade("score", *urls, "--format", "json")
+    assert ran.code == 0
+    assert SECRET not in ran.out + ran.err
+    assert f"http://{web}/rank0.json" in ran.out
+    assert any("bytes=" in line for line in Store.asked)
+    here = facts(sg.load(*sorted(folder.glob("rank*"))))
+    assert facts(sg.load(*urls, engine="pool", workers=2)) == here
+    for name, word in (("secret.json", "may not be read"), ("rank99.json", "no such file")):
+        ran = stepgrade("score", f"http://me:{SECRET}@{web}/{name}?Signature={SECRET}")
+        assert ran.code == 2
+        assert word in ran.err
+        assert SECRET not in ran.err
+        assert "Traceback" not in ran.err
+        assert ran.err.count("\n") == 1
+    gone = stepgrade("score", "http://127.0.0.1:9/rank0.json")
+    assert gone.code == 2
+    assert "cannot be read" in gone.err
+
+
+@pytest.fixture(scope="module")
+def bucket(folder: Path) -> Iterator[str]:
+    moto_server = pytest.importorskip("moto.server")
+    s3fs, boto3 = pytest.importorskip("s3fs"), pytest.importorskip("boto3")
+    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "testing")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+        patch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        files = s3fs.S3FileSystem()
+        region = {"LocationConstraint": "eu-west-1"}
+        boto3.client("s3").create_bucket(Bucket="traces", CreateBucketConfiguration=region)
+        for path in sorted(folder.iterdir()):
+            packed = gzip.compress(path.read_bytes()) if path.name.startswith("rank") else path.read_bytes()
+            files.pipe(f"traces/run 7/{path.name}{'.gz' if path.name.startswith('rank') else ''}", packed)
+        yield "s3://traces/run 7"
+        s3fs.S3FileSystem.clear_instance_cache()
+    server.stop()
+
+
+def test_an_object_store_gives_the_same_run(bucket: str, folder: Path, stepgrade: Callable[..., Ran]) -> None:
+    here = facts(sg.load(*sorted(folder.glob("rank*"))))
+    for engine in ("here", "pool"):
+        assert facts(sg.load(bucket, engine=engine, workers=2)) == here
+    assert facts(sg.load(f"{bucket}/rank*.json.gz")) == here
+    one = sg.load(f"{bucket}/rank1.json.gz")
+    assert one.source.files == ("s3://traces/run 7/rank1.json.gz",)
+    for url in (f"{bucket}/rank9.json.gz", "s3://no-such-bucket/rank0.json"):
+        ran = stepgrade("score", url)
+        assert ran.code == 2
+        assert "no such file" in ran.err
+        assert SECRET not in ran.err
+
+
+def test_a_file_that_is_still_written_is_noticed(tmp_path: Path) -> None:
+    paths = write_ranks(tmp_path, PLAN)
+
+    def write_on(*_: int) -> None:
+        with paths[1].open("ab") as file:
+            file.write(b" ")
+
+    import msgspec
+
+    from stepgrade.readers.many import FileTask, analyse_file
+    from stepgrade.readers.ranks import RankFile
+
+    file = RankFile(path=str(paths[1]), format="kineto", name="rank1.json")
+    task = FileTask(file=file, steps=None, max_bytes=1 << 30, max_memory=1 << 30)
+    answer = analyse_file(msgspec.msgpack.encode(task), write_on)
+    from stepgrade.readers.many import FileRanks
+
+    (rank,) = msgspec.msgpack.decode(answer, type=FileRanks).ranks
+    assert rank.unpacked().profile.warnings[0].code == "still_written"
+
+
+def tar_of(entries: dict[str, bytes], mode: str = "w") -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode=mode) as archive:  # type: ignore[call-overload]
+        for name, data in entries.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    return packed.getvalue()
+
+
+def zip_of(entries: dict[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in entries.items():
+            archive.writestr(name, data)
+    return packed.getvalue()
+
+
+PACKERS: dict[str, Any] = {
+    "ranks.tar": tar_of,
+    "ranks.tar.gz": lambda entries: tar_of(entries, "w:gz"),
+    "ranks.zip": zip_of,
+}
+
+
+@pytest.mark.parametrize("name", PACKERS)
+def test_archives_of_ranks(name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names in an archive decide nothing: what climbs out of it is read where everything else is."""
+    names = ["run/rank0.json", "../../rank1.json", "/etc/rank2.json", "a/b/../rank3.json"]
+    entries = {inside: (folder / f"rank{number}.json").read_bytes() for number, inside in enumerate(names)}
+    entries["run/config.json"] = b"{}"
+    (tmp_path / name).write_bytes(PACKERS[name](entries))
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(kept))
+    profile = sg.load(tmp_path / name)
+    assert facts(profile) == facts(sg.load(*sorted(folder.glob("rank*"))))
+    assert profile.source.files[0] == f"{tmp_path / name}/run/rank0.json"
+    assert list(kept.iterdir()) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", name]
+
+
+def test_archives_that_are_no_run_or_too_large(tmp_path: Path, stepgrade: Callable[..., Ran]) -> None:
+    links = io.BytesIO()
+    with tarfile.open(fileobj=links, mode="w") as archive:
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE):
+            entry = tarfile.TarInfo("rank0.json")
+            entry.type, entry.linkname = kind, "/etc/passwd"
+            archive.addfile(entry)
+    bomb = zip_of({"rank0.json": b" " * (8 << 20)})
+    cut = tar_of({"rank0.json": b"x" * 4096})[:2048]
+    for name, data, word in (
+        ("links.tar", links.getvalue(), "holds no traces"),
+        ("bomb.zip", bomb, "more than the limit"),
+        ("cut.tar", cut, "damaged"),
+        ("cut.zip", bomb[:300], "damaged"),
+    ):
+        (tmp_path / name).write_bytes(data)
+        ran = stepgrade("score", tmp_path / name, "--max-bytes", "1MiB")
+        assert (ran.code, word in ran.err, "Traceback" in ran.err) == (2, True, False), (name, ran.err)
+
+
+def test_zstd_is_unpacked_like_gzip(folder: Path, tmp_path: Path) -> None:
+    zstd = pytest.importorskip("backports.zstd")
+    text = (folder / "rank0.json").read_bytes()
+    packed = tmp_path / "rank0.json.zst"
+    packed.write_bytes(zstd.compress(text[:1000]) + zstd.compress(text[1000:]))
+    assert sg.load(packed).samples_ms == sg.load(folder / "rank0.json").samples_ms
+    with ByteSource(packed) as source:
+        assert b"".join(source.chunks()) == text
+    packed.write_bytes(zstd.compress(text)[:-20])
+    with pytest.raises(BadInput, match="zstd data ends early"), ByteSource(packed) as source:
+        list(source.chunks())
+    bomb = tmp_path / "bomb.zst"
+    bomb.write_bytes(zstd.compress(b'{"traceEvents": [' + b" " * (64 << 20)))
+    assert bomb.stat().st_size < 10_000
+    with pytest.raises(TooLarge):
+        sg.load(bomb, max_bytes=1 << 20)
+    damaged = bytearray(zstd.compress(os.urandom(100_000)))
+    damaged[10:60] = bytes(50)
+    packed.write_bytes(damaged)
+    with pytest.raises(BadInput):
+        sg.load(packed)
