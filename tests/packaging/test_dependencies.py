@@ -32,7 +32,9 @@ def test_a_dependency_has_an_upper_bound(wanted: packaging_requirements.Requirem
     )
 
 
-@pytest.mark.parametrize("wanted", requirements("test", "dev", "integrations", "html", "postgres"), ids=str)
+@pytest.mark.parametrize(
+    "wanted", requirements("test", "dev", "integrations", "html", "postgres", "server", "mcp"), ids=str
+)
 def test_the_lock_holds_it_within_its_bounds(wanted: packaging_requirements.Requirement) -> None:
     name = re.sub(r"[-_.]+", "-", wanted.name).lower()
     if name != "stepgrade":

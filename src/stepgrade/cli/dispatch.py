@@ -27,6 +27,7 @@ COMMANDS = {
     "history": "runs over time: add, list, show, trend, prune, export",
     "serve": "the team's server: pages, uploads from CI, alerts",
     "admin": "tokens, projects and copies of a server's store",
+    "mcp": "answers for assistants, over the Model Context Protocol",
     "convert": "any profile as step profile JSON",
     "inspect": "what is in a file, and is it fit to be graded",
     "estimate": "what a run could reach on a device, whether it fits, and why",

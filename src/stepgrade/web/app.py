@@ -18,6 +18,7 @@ from stepgrade.store.migrations import MIGRATIONS
 from stepgrade.web import api, calls, pages
 from stepgrade.web.calls import Call, Endpoint, Server, json_answer
 from stepgrade.web.housekeeping import Housekeeper
+from stepgrade.web.mounted import mounted_assistant
 from stepgrade.web.openapi import describe
 from stepgrade.web.settings import ServerSettings, check
 
@@ -121,15 +122,24 @@ def make_app(settings: ServerSettings) -> Starlette:
         keeper = Housekeeper(server)
         keeper.start()
         try:
-            yield
+            if assistant is None:
+                yield
+            else:
+                async with assistant.running():
+                    yield
         finally:
             await anyio.to_thread.run_sync(keeper.stop)
             await anyio.to_thread.run_sync(server.pool.close)
 
+    assistant = mounted_assistant(server)
     handlers: dict[Any, Callable[[Request, Exception], Coroutine[Any, Any, Response]]] = {
         HTTPException: not_found,
         Exception: failed,
     }
-    app = Starlette(routes=[route(one) for one in ENDPOINTS], lifespan=life, exception_handlers=handlers)
+    app = Starlette(
+        routes=[*(route(one) for one in ENDPOINTS), *([assistant.route] if assistant else [])],
+        lifespan=life,
+        exception_handlers=handlers,
+    )
     app.state.server = server
     return app

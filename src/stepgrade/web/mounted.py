@@ -1,0 +1,91 @@
+"""The assistant's protocol inside the server, at /mcp: a token asks about the projects that it may read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import Any
+
+import anyio
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from stepgrade.errors import BadOption, MissingExtra
+from stepgrade.store.history import History
+from stepgrade.store.team import Team
+from stepgrade.web import access, calls
+from stepgrade.web.access import Identity, Refused
+from stepgrade.web.answers import Roots
+from stepgrade.web.assistant import make_assistant, opened_by_request
+from stepgrade.web.calls import Endpoint, Server
+
+
+class Mounted(Struct, frozen=True):
+    """The route, and what has to run while it is served."""
+
+    route: BaseRoute
+    running: Callable[[], AbstractAsyncContextManager[None]]
+
+
+class _Guarded:
+    """Lets in who may read something, and tells the tools who it is."""
+
+    def __init__(self, server: Server, inner: ASGIApp) -> None:
+        self._server, self._inner = server, inner
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        nothing = Endpoint(method="POST", path="/api/mcp", handle=_never, needs=None, summary="")
+        settings = self._server.settings
+        try:
+            access.check_names(request, settings)
+            access.check_origin(request, settings)
+            who = await anyio.to_thread.run_sync(self._identify, request, limiter=self._server.limiter)
+        except Refused as refused:
+            answer = calls.problem(nothing, request, refused.status, refused.problem)
+            await calls.with_headers(answer, settings)(scope, receive, send)
+            return
+
+        @contextmanager
+        def opens(project: str) -> Iterator[History]:
+            if not who.may("reader", project):
+                raise BadOption("there is no such project")
+            with self._server.pool.history(project) as history:
+                yield history
+
+        token = opened_by_request.set(opens)
+        try:
+            await self._inner(scope, receive, send)
+        finally:
+            opened_by_request.reset(token)
+
+    def _identify(self, request: Request) -> Identity:
+        with self._server.pool.history() as history:
+            who = self._server.door.identify(request, Team(history.database))
+        if who.by == "session" or not who.rights:
+            raise Refused(401, "a token is asked for")
+        return who
+
+
+def _never(_: Any) -> Any:
+    raise NotImplementedError
+
+
+def mounted_assistant(server: Server) -> Mounted | None:
+    """Return the route of the protocol; None where its SDK is not installed."""
+    try:
+        assistant = make_assistant(Roots([]), None, has_files=False)
+        from mcp.server.transport_security import TransportSecuritySettings  # noqa: PLC0415  an extra
+    except MissingExtra:
+        return None
+    # Names and origins are checked above, for every way to be reached.
+    unchecked = TransportSecuritySettings(enable_dns_rebinding_protection=False)
+    inner = assistant.streamable_http_app(
+        json_response=True, stateless_http=True, max_request_body_size=1 << 20, transport_security=unchecked
+    )
+    manager = assistant.session_manager
+    return Mounted(
+        route=Route("/mcp", _Guarded(server, inner), methods=["POST", "GET", "DELETE"]), running=manager.run
+    )

@@ -1,0 +1,57 @@
+"""Requests made from the server's own description, by schemathesis: no answer may be a bug or break the description.
+
+`make fuzz-server` runs it; `python -m tests.web.fuzz_description 50` makes so many requests of each endpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.conftest import ROOT
+from tests.web.live import live_server
+from tests.web.scenes import fill
+
+
+def main(examples: int) -> int:
+    """Start a server with something in it, let schemathesis ask, and return its exit code."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "team.db"
+        fill(place, runs=12)
+        made = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "stepgrade",
+                "admin",
+                "token",
+                "--name",
+                "fuzz",
+                "--role",
+                "admin",
+                "--history",
+                place,
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=ROOT,
+        )
+        with live_server(place, "--tokens", "--uploads-per-minute", "100000") as server:
+            command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json"]
+            command += [
+                "--header",
+                f"Authorization: Bearer {made.stdout.strip()}",
+                "--phases",
+                "examples,coverage,fuzzing",
+            ]
+            command += ["--max-examples", str(examples), "--seed", "21", "--continue-on-failure"]
+            command += ["--checks", "not_a_server_error,content_type_conformance,response_schema_conformance"]
+            return subprocess.run(command, check=False, cwd=folder, env=os.environ).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 50))
