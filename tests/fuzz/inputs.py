@@ -476,6 +476,75 @@ def _of_stranger(dice: random.Random) -> Input:
     return Input("foreign", (command, "f"), {"f": packed(dice.choice(HEADS) + rest, dice)}, "terminal")
 
 
+def _of_directory(dice: random.Random) -> Input:
+    """Return a directory that is one run: of TensorBoard, of W&B or of MLflow, or a log beside a trace."""
+    to = _formats(dice)
+    table, events, state, wandb, _ = SAMPLES["metrics"]()
+    values = b"".join(b"%d 2.5 %d\n" % (1_700_000_000_000 + 500 * step, step) for step in range(1, 60))
+    store = {
+        "runs/meta.yaml": b"status: 3\n",
+        "runs/metrics/train/loss": damaged(values, dice),
+        "runs/params/batch_size": damaged(b"8", dice),
+        "runs/params/api_key": CANARY.encode(),
+    }
+    files = dice.choice(
+        (
+            {"runs/events.out.tfevents.1": damaged_bytes(events, dice), "runs/events.out.tfevents.2": events},
+            {"runs/run.wandb": damaged_bytes(wandb, dice)},
+            store,
+            {"runs/a.csv": damaged(table, dice), "runs/trainer_state.json": damaged(state, dice)},
+        )
+    )
+    if dice.random() < 0.3:
+        both = {"a": damaged(dice.choice(logs()[2:]), dice), "b": damaged(traces()[2], dice)}
+        return Input("directory", ("score", "a", "b", "--format", to), both, to)
+    command = dice.choice(("score", "inspect")) if to != "html" else "score"
+    return Input("directory", (command, "runs", "--format", to), files, to)
+
+
+def _of_watch(dice: random.Random) -> Input:
+    text = damaged(dice.choice((*logs(), journal(), profiles()[1])), dice)
+    return Input("watch", ("watch", "run.log", "--once", *_run_options(dice)), {"run.log": text})
+
+
+def _of_dialect(dice: random.Random) -> Input:
+    """Return a log that is read with a pattern of its own, of which some are hard."""
+    hard = dice.choice(
+        (
+            r"step=(?P<step>\d+) took (?P<step_ms>[\d.]+)",
+            r"step=(?P<step>((\|+))+)z",
+            r"step=(?P<step>(?:a|a)*)z",
+            r"(?P<step>.*)\|.*\|.*\|.*\|.*!",
+            r"(?P<step>(?:\w+\s?){2,})$",
+            r"(?P<step>\d+){3}(?:0|1|[01])*x",
+        )
+    )
+    text = f'[[dialect]]\nname = "own"\ncontains = "step="\npattern = \'{hard}\'\n'.encode()
+    line = b"step=1 took 2.5 " + dice.choice((b"|", b"a", b"0", b"a ", b"01")) * 200
+    log = damaged(b"".join(b"%s\nstep=%d took 100.5\n" % (line, n) for n in range(40)), dice)
+    config = damaged(text, dice) if dice.random() < 0.3 else text
+    argv = (dice.choice(("score", "watch")), "run.log", "--config", "c.toml")
+    return Input(
+        "dialect", (*argv, *(("--once",) if argv[0] == "watch" else ())), {"run.log": log, "c.toml": config}
+    )
+
+
+def _of_plan(dice: random.Random) -> Input:
+    """Return a plan of many devices, or an estimate beside the peak of a run that was measured."""
+    to = dice.choice(("terminal", "json", "markdown"))
+    files = {"config.json": damaged(MODEL, dice)}
+    common = ("--model", "config.json", "--device", "h100-sxm5-80gb", "--seq", "2048", "--format", to)
+    if dice.random() < 0.5:
+        argv: tuple[str, ...] = ("estimate", *common, "--batch", "4", "--anchor", "a")
+        files["a"] = damaged(dice.choice((*profiles()[:2], *SAMPLES["snapshot"]())), dice)
+        return Input("plan", argv, files, to)
+    counts = ("8", "64", "0", "7", "1e3", "4096", "9" * 30, "nan", "-1")
+    argv = ("plan", *common, "--devices", dice.choice(counts), "--global-batch", dice.choice(counts))
+    if dice.random() < 0.3:
+        argv += (dice.choice(("--per-node", "--network", "--top", "--rank")), dice.choice(ODD_WORDS))
+    return Input("plan", argv, files, to)
+
+
 def _of_repeats(dice: random.Random) -> Input:
     """Return runs that are compared with several others: repeats, and recordings of several ranks."""
     to = dice.choice(("terminal", "json", "html", "junit", "sarif"))
@@ -517,6 +586,10 @@ KINDS: dict[str, tuple[int, Callable[[random.Random], Input]]] = {
     "words": (4, _of_words),
     "foreign": (2, _of_stranger),
     "repeats": (4, _of_repeats),
+    "directory": (5, _of_directory),
+    "watch": (2, _of_watch),
+    "dialect": (1, _of_dialect),
+    "plan": (2, _of_plan),
     **{name: (1 if name in _OWN_KINDS else 6, partial(_of_reader, name)) for name in SAMPLES},
 }
 _WEIGHTS = [weight for weight, _ in KINDS.values()]

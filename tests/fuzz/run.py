@@ -8,18 +8,22 @@
     python -m tests.fuzz.run --only 4711         one input again, with its output
 
 Commands run in forked processes that have everything imported, some dozens of inputs each; a process that dies
-or hangs is replaced, and the input at fault is written down.
+or hangs is replaced, and the input at fault is written down and run again, alone: a machine that sleeps or is
+moved can lose minutes in the middle of anything, so a hang counts when it comes twice. One that came once is
+shown, with where it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import io
 import json
 import mmap
 import os
 import re
 import resource
+import shlex
 import shutil
 import signal
 import struct
@@ -121,7 +125,7 @@ def run_input(item: Input) -> tuple[int, str, str]:
     try:
         os.chdir(folder)
         for name, content in item.files.items():
-            Path(name).parent.mkdir(exist_ok=True)
+            Path(name).parent.mkdir(parents=True, exist_ok=True)
             Path(name).write_bytes(content)
         os.environ.update(item.environment)
         sys.stdin, sys.stdout, sys.stderr = io.TextIOWrapper(io.BytesIO()), out, err
@@ -208,6 +212,9 @@ class Tally:
         runs = f"{numbers[0]:,} to {numbers[-1]:,}" if numbers else "none"
         whole = len(set(numbers)) == len(numbers) == (numbers[-1] - numbers[0] + 1 if numbers else 0)
         gaps = "" if whole else ", with gaps or repeats"
+        slowest = max(self.records, key=lambda record: record.get("cpu_s", 0.0), default={})
+        if slowest.get("cpu_s"):
+            gaps += f"; the slowest, {slowest['number']}, took {slowest['cpu_s']} s of processor time"
         return f"fuzz: {len(numbers):,} inputs (seed {seed}, numbers {runs}{gaps}), {len(self.wrong):,} wrong"
 
 
@@ -217,15 +224,19 @@ def _work(seed: int, numbers: list[int], shown: mmap.mmap, write: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY_BYTES, used + MEMORY_BYTES))
     for end in (signal.SIGVTALRM, signal.SIGALRM):
         signal.signal(end, signal.SIG_DFL)
+        faulthandler.register(end, file=sys.__stderr__ or sys.stderr, chain=True)  # says where, then ends us
     with os.fdopen(write, "wb") as results:
         for number in numbers:
+            item = make_input(seed, number)
             shown[:8] = struct.pack("<q", number)
+            began = time.process_time()
             signal.setitimer(signal.ITIMER_VIRTUAL, CPU_S)
             signal.alarm(WALL_S)
-            item = make_input(seed, number)
             code, wrong = judge(item)
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-            record = {"number": number, "kind": item.kind, "code": code, "wrong": wrong}
+            signal.alarm(0)
+            took = round(time.process_time() - began, 2)
+            record = {"number": number, "kind": item.kind, "code": code, "wrong": wrong, "cpu_s": took}
             results.write(json.dumps(record).encode() + b"\n")
             results.flush()
 
@@ -234,6 +245,7 @@ def run_batch(seed: int, numbers: list[int]) -> list[dict[str, Any]]:
     """Run inputs in forked processes and return what happened, also for those that killed theirs."""
     records: list[dict[str, Any]] = []
     shown = mmap.mmap(-1, 8)
+    hung_once: set[int] = set()
     while numbers:
         read, write = os.pipe()
         child = os.fork()
@@ -252,15 +264,33 @@ def run_batch(seed: int, numbers: list[int]) -> list[dict[str, Any]]:
         if status == 0:
             break
         at = struct.unpack("<q", shown[:8])[0]
+        item = make_input(seed, at)
+        numbers = numbers[numbers.index(at) + 1 :]
         hung = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGVTALRM, signal.SIGALRM)
+        if hung and at not in hung_once:
+            hung_once.add(at)
+            numbers = [at, *numbers]
+            print(f"input {at} ({item.kind}) hung and is run again: {keep(item, seed, at)}", flush=True)
+            continue
         problem = (
-            f"hang: more than {CPU_S} s of processor time, or {WALL_S} s"
+            f"hang: more than {CPU_S} s of processor time, or {WALL_S} s, twice"
             if hung
             else f"exit code: died with status {status}"
         )
-        records.append({"number": at, "kind": make_input(seed, at).kind, "code": -1, "wrong": [problem]})
-        numbers = numbers[numbers.index(at) + 1 :]
+        records.append({"number": at, "kind": item.kind, "code": -1, "wrong": [problem]})
     return records
+
+
+def keep(item: Input, seed: int, number: int) -> str:
+    """Write the files of an input into a folder and return the command line that runs it there."""
+    folder = Path(tempfile.gettempdir(), f"stepgrade-fuzz-{seed}-{number}")
+    for name, content in item.files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    settings = "".join(f"{name}={value!r} " for name, value in item.environment.items())
+    return f"cd {folder} && {settings}stepgrade {shlex.join(item.argv)}".encode(
+        "utf-8", "backslashreplace"
+    ).decode()
 
 
 def import_everything() -> None:
@@ -305,6 +335,8 @@ def fuzz(
             tally.add(record)
             for problem in record["wrong"]:
                 print(f"input {record['number']} ({record['kind']}): {problem}", flush=True)
+                item = make_input(seed, record["number"])
+                print(f"    {keep(item, seed, record['number'])}", flush=True)
             yield record
         results.close()
         os.waitpid(child, 0)
@@ -333,9 +365,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.only is not None:
         item = make_input(args.seed, args.only)
-        print(item.kind, item.argv)
-        for name, content in item.files.items():
-            Path(tempfile.gettempdir(), f"fuzz-{Path(name).name}").write_bytes(content)
+        print(item.kind, keep(item, args.seed, args.only), sep="\n")
         print(*run_input(item), sep="\n")
         return 0
     tally = Tally()

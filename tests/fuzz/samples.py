@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import pickle
+import sqlite3
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -310,15 +312,61 @@ def training_logs() -> tuple[bytes, ...]:
     return tuple(header.encode() + generate(plan, dialect)[0] for dialect in DIALECTS)
 
 
+@cache
 def metrics() -> tuple[bytes, ...]:
-    """Return sound files of metrics: a table, an event file, the JSON of a trainer."""
+    """Return sound files of metrics: a table, an event file, the JSON of a trainer, W&B's and MLflow's own."""
     table = "step,loss,elapsed,note\n" + "".join(f"{n},2.5,{n * 0.5},{CANARY}\n" for n in range(1, 40))
     records = [
         {"step": n, "loss": 2.5, "train_runtime": n * 0.5, "num_input_tokens_seen": n * 64}
         for n in range(1, 40)
     ]
     state = {"log_history": records, "global_step": 39, "train_batch_size": 4, "secret": CANARY}
-    return table.encode(), EVENTS, json.dumps(state).encode()
+    return table.encode(), EVENTS, json.dumps(state).encode(), wandb_file(), mlflow_database()
+
+
+def wandb_file() -> bytes:
+    """Return an offline file of Weights & Biases, written by hand; the canary is among its settings."""
+
+    def field(number: int, content: bytes) -> bytes:
+        key, size = number << 3 | 2, len(content)
+        head = bytes([key]) if key < 128 else bytes([key & 127 | 128, key >> 7])
+        return head + (bytes([size]) if size < 128 else bytes([size & 127 | 128, size >> 7])) + content
+
+    def item(name: str, value: object) -> bytes:
+        return field(1, field(1, name.encode()) + field(16, json.dumps(value).encode()))
+
+    settings = item("api_key", {"value": CANARY}) + item("batch_size", {"value": 8})
+    records = [field(17, field(4, settings))]
+    for step in range(1, 60):
+        values = {"_step": step, "_runtime": 0.5 * step, "train/loss": 2.5, "_timestamp": 1e9 + 0.5 * step}
+        records.append(field(2, b"".join(item(name, value) for name, value in values.items())))
+    framed = b"".join(bytes(4) + len(record).to_bytes(2, "little") + b"\x01" + record for record in records)
+    return b":W&B\xe1\xbe\x00" + framed
+
+
+def mlflow_database() -> bytes:
+    """Return a database as MLflow makes it, of one run; the canary is among its settings and tags."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "mlflow.db")
+        with closing(sqlite3.connect(path)) as file, file:
+            file.execute("create table runs (run_uuid text primary key, start_time bigint)")
+            file.execute("create table latest_metrics (key text, value float, run_uuid text)")
+            file.execute(
+                "create table metrics (key text, value float, timestamp bigint, run_uuid text, step bigint,"
+                " is_nan boolean)"
+            )
+            file.execute("create table params (key text, value text, run_uuid text)")
+            file.execute("create table tags (key text, value text, run_uuid text)")
+            file.execute("insert into runs values ('a', 1000)")
+            file.executemany(
+                "insert into metrics values ('loss', 2.5, ?, 'a', ?, 0)",
+                [(1_700_000_000_000 + 500 * step, step) for step in range(1, 60)],
+            )
+            file.executemany(
+                "insert into params values (?, ?, 'a')", [("api_key", CANARY), ("batch_size", "8")]
+            )
+            file.execute("insert into tags values ('mlflow.user', ?, 'a')", (CANARY,))
+        return path.read_bytes()
 
 
 @cache
@@ -367,6 +415,11 @@ unexplained_share = 0.1
 
 [rules]
 ignore = []
+
+[[dialect]]
+name = "mine"
+contains = "step="
+pattern = 'step=(?P<step>\\d+) took (?P<step_ms>[\\d.]+)'
 """.encode()
 DEVICE = b"""name = "Mine"
 peak_bw_gb_s = 1000.0

@@ -13,10 +13,9 @@ from stepgrade.naming.torch_names import BACKWARD, LONGEST_NAME
 from stepgrade.readers.processes import Events
 
 # torch.autograd.profiler.emit_nvtx: every part after the name is optional.
-_EMITTED: Final = re.compile(
-    r"(?P<name>.*?)(?:, seq = (?P<seq>\d{1,18}))?(?:, op_id = \d{1,30})?(?:, sizes = (?P<sizes>\[.*\]))?",
-    re.DOTALL,
-)
+_SIZES: Final = ", sizes = ["
+_NUMBERS: Final = re.compile(r"(?:, seq = (?P<seq>\d{1,18}))?(?:, op_id = \d{1,30})?\Z")
+_NUMBERS_LENGTH: Final = 80
 _EMITTED_PARTS: Final = (", seq = ", ", op_id = ", ", sizes = ")
 _QUALIFIED: Final = re.compile(r"[A-Za-z_]\w*::\w")
 # TSL:Thunk:#name=jit(step)/dot_general,hlo_op=fusion.12#, as XLA writes; modules have their program's number.
@@ -38,13 +37,15 @@ class Annotations:
     def add(self, process: int, thread: int, start: int, end: int, text: str) -> None:
         """Add a range; what the text says beside the name is taken apart."""
         name, is_op, sequence, inputs = text[:_LONGEST_TEXT], 0, NONE, NONE
-        if any(part in name for part in _EMITTED_PARTS) and (
-            parts := _EMITTED.fullmatch(name.partition(", input_op_ids = ")[0])
-        ):
-            is_op, name, sequence = 1, parts["name"], int(parts["seq"] or NONE)
-            if parts["sizes"]:
-                described = Inputs(dims=parts["sizes"].encode())
+        if any(part in name for part in _EMITTED_PARTS):
+            is_op, name = 1, name.partition(", input_op_ids = ")[0]
+            if name.endswith("]") and _SIZES in name:
+                name, _, sizes = name.partition(_SIZES)
+                described = Inputs(dims=f"[{sizes}".encode())
                 inputs = self._events.inputs.setdefault(described, len(self._events.inputs))
+            numbers = _NUMBERS.search(name, max(0, len(name) - _NUMBERS_LENGTH))
+            if numbers is not None and numbers[0]:
+                name, sequence = name[: numbers.start()], int(numbers["seq"] or NONE)
         elif found := _OF_XLA.match(name):
             is_op, name = int(found["kind"] == "Thunk"), found["name"]
         place = self._events.place(name[:_LONGEST_NAME])

@@ -6,7 +6,6 @@ names them: each carries where it comes from itself.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 
 import numpy as np
@@ -15,7 +14,7 @@ from stepgrade.model.events import NONE, Compiled, Ids, Kinds, Trace
 from stepgrade.naming.torch_names import Mask
 from stepgrade.trace.links import pick
 
-_NUMBER = re.compile(r"(.*?)(\d+)$")
+_DIGITS = "0123456789"
 _HELD = 0.5  # of the forward pass, for numbered scopes to be its layers
 
 
@@ -40,14 +39,15 @@ def layers_by_scope(
 ) -> tuple[tuple[str, ...], Ids] | None:
     """Return the layers and the one of each piece; None where scopes do not hold most of the forward pass."""
     layers = [one.layer if one else None for one in compiled_of(trace)]
-    kinds = Counter(_NUMBER.sub(r"\1", layer) for layer in set(layers) if layer)
-    kept = {layer for layer in layers if layer and kinds[_NUMBER.sub(r"\1", layer)] > 1}
+    kinds = Counter(layer.rstrip(_DIGITS) for layer in set(layers) if layer)
+    kept = {layer for layer in layers if layer and kinds[layer.rstrip(_DIGITS)] > 1}
     if not kept:
         return None
 
-    def order(layer: str) -> tuple[str, int]:
-        found = _NUMBER.match(layer)
-        return (found[1], int(found[2])) if found else (layer, 0)
+    def order(layer: str) -> tuple[str, int, str]:
+        kind = layer.rstrip(_DIGITS)
+        number = layer[len(kind) :].lstrip("0")
+        return kind, len(number), number  # longer is larger, with however many digits
 
     names = tuple(sorted(kept, key=order))
     places = {name: place for place, name in enumerate(names)}

@@ -174,7 +174,7 @@ _LLAMA2_C = Dialect(
     framework="llama2.c",
     anchor=b"ms | mfu ",
     fields=(
-        Field(r"^\s*", "step", after=r" \| loss"),
+        Field("^", "step", after=r" \| loss"),
         Field("loss ", "loss"),
         Field(r"\| ", "step_s", _MS, "ms"),
         Field("mfu ", "mfu", _PERCENT, "%"),

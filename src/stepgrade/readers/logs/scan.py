@@ -40,13 +40,11 @@ from stepgrade.readers.logs.frameworks import (
 )
 from stepgrade.readers.logs.mlperf import MlperfEvents
 from stepgrade.readers.logs.names import row_of, totals_of, with_nan_quoted
-from stepgrade.readers.logs.own import unit_of
+from stepgrade.readers.logs.own import OwnPattern, unit_of
 
 MOST_ROWS = 1 << 16
 # A step line is longer than this only where something else ran into it: the part around the anchor is read.
 LINE_BYTES = 4096
-# Patterns of one's own were tried on lines up to this long, and see no more of any.
-OWN_LINE_BYTES = 1024
 _BLOCK_LINES = 80
 _CARRIED_BYTES = 1 << 16
 # All dialects are looked for this long, and later in one chunk of eight until one is found.
@@ -174,14 +172,12 @@ class _Template:
         self._lines = 0
         self._order: list[Field] = []
         self._whole: re.Pattern[bytes] | None = None
-        self._own = re.compile(dialect.pattern.encode()) if dialect.pattern else None
+        self._own = OwnPattern(dialect.pattern, dialect.framework) if dialect.pattern else None
 
     def read(self, line: bytes) -> dict[Column, float]:
         """Return what the line says, in our units."""
         if self._own is not None:
-            own = self._own.search(line[:OWN_LINE_BYTES])
-            found_now = own.groupdict().items() if own else ()
-            named = ((unit_of(name), text) for name, text in found_now if text)
+            named = ((unit_of(name), text) for name, text in self._own.groups(line).items() if text)
             return {column: number(text) * scale for (column, scale), text in named}
         self._lines += 1
         is_looked_at = self._lines <= _FIRST_LINES or self._lines % _EVERY == 0
@@ -201,7 +197,10 @@ class _Template:
         # A line with fewer fields is no template for those with more; where fields overlap there is none.
         if apart and len(found) > len(self._order) and all(need in row for need in self._needs):
             self._order = [field for _, _, field in found]
-            self._whole = re.compile(b"".join(_BETWEEN + field.compiled().pattern for field in self._order))
+            # Each field is taken where it first stands: what follows it is never tried at its other places,
+            # of which a hostile line has as many as it likes.
+            parts = (b"(?>" + _BETWEEN + field.compiled().pattern + b")" for field in self._order)
+            self._whole = re.compile(b"".join(parts))
         return row
 
 

@@ -22,6 +22,7 @@ _GPU: Final = 2
 _MEMORY_PER_BYTE: Final = 3
 _LARGEST_BYTES: Final = 4 << 30
 _MOST: Final = (1 << 62) - 1
+_MOST_DIGITS: Final = 20  # of a number of 64 bits
 
 
 class _Handle(Struct, frozen=True):
@@ -241,8 +242,8 @@ def _operation(process: _Process, record: _Record) -> str:
 def _marker_texts(found: Any) -> dict[int, str]:
     """Return the texts of roctx ranges by correlation, written as pairs of key and value or as an object."""
     if isinstance(found, dict):
-        pairs = found.items()
-        return {int(key): text for key, text in pairs if str(key).isdecimal() and isinstance(text, str)}
+        pairs = ((str(key), text) for key, text in found.items() if isinstance(text, str))
+        return {int(key): text for key, text in pairs if key.isdecimal() and len(key) < _MOST_DIGITS}
     try:
         return {text.key: text.value for text in msgspec.convert(found or [], list[_Text])}
     except msgspec.ValidationError:

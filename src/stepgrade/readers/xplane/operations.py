@@ -20,7 +20,6 @@ COLLECTIVE: Final = re.compile(
     r"(all-reduce|all-gather|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute|collective-broadcast"
     r"|send|recv)(-start|-done)?(?=[.\d]|$)"
 )
-_NUMBER: Final = re.compile(r"[.\d]+$")
 _PRODUCTS: Final = {"dot": "dot_general", "convolution": "conv_general_dilated"}
 _MOST_ITERATIONS: Final = 512
 _WHOLE_NUMBERS: Final = (4, 5, 8)  # 32 and 64 bits with a sign, 32 without
@@ -93,7 +92,7 @@ class Programs:
         found = self.find(module, program, hlo)
         if found is None:
             path = plain_path(path)
-            opcode = _NUMBER.sub("", hlo.lstrip("%"))
+            opcode = hlo.lstrip("%").rstrip(".0123456789")
             return HloOperation(
                 name=_name(opcode, opcode, path),
                 hlo=hlo,
