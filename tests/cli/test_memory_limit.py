@@ -6,10 +6,12 @@ import gzip
 import json
 import os
 import pickle
+import sqlite3
 import subprocess
 import sys
 import zlib
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,10 @@ from stepgrade.errors import TooLarge
 from stepgrade.memory import check_json, default_limit, json_bytes
 from stepgrade.store import NewRun, open_history
 from tests.builders import make_profile, make_step_profile
+from tests.fuzz.samples import mlflow_database, wandb_file
+from tests.readers.logs.generated import event, version
 from tests.readers.nsys.export import Export
+from tests.readers.rocprof.files import write_csv
 from tests.readers.snapshot.snapshots import train
 from tests.readers.xplane.files import PlaneFile
 
@@ -90,17 +95,38 @@ def entries_of_a_snapshot() -> bytes:
     return pickle.dumps(value, 4)
 
 
+def steps_of_mlflow(place: Path) -> bytes:
+    """Return a database with more steps than fit."""
+    place.write_bytes(mlflow_database())
+    with closing(sqlite3.connect(place)) as file, file:
+        steps = ((1_700_000_000_000 + n, n) for n in range(700_000))
+        file.executemany("insert into metrics values ('loss', 2.5, ?, 'a', ?, 0)", steps)
+    return place.read_bytes()
+
+
+def rows_of_rocprof(place: Path) -> bytes:
+    """Return a table of ROCm's with more kernels than fit, gzipped."""
+    place.mkdir()
+    head, row, *_ = write_csv(place, 3).read_bytes().split(b"\n")
+    return repeated(head + b"\n", row + b"\n", b"", 60 << 20)
+
+
 XLA_EVENT = b',{"ph":"X","pid":1,"tid":1,"ts":1,"dur":1,"name":"f","args":{"hlo_op":"x","hlo_module":"m"}}'
 XLA_HEAD = b'{"metadata":{"highres-ticks":true},"traceEvents":[{"ph":"M","pid":1,"name":"process_name","args":{"name":"/device:GPU:0"}}'
 BINARY_BOMBS: dict[str, Callable[[Path], bytes]] = {
     "kernels of Nsight": kernels_of_nsight,
     "names of XLA": lambda _: names_of_xla(),
     "entries of a snapshot": lambda _: entries_of_a_snapshot(),
+    "steps of MLflow": steps_of_mlflow,
+    "rows of ROCm's table": rows_of_rocprof,
+    "records of a trainer": lambda _: repeated(b'{"log_history":[{"step":1}', b',{"step":1}', b"]}"),
     "events of XLA as text": lambda _: repeated(XLA_HEAD, XLA_EVENT, b"]}", 100 << 20),
 }
 STREAMED = {
     "step lines of a log": lambda: repeated(b"", b"step: 5  loss: 8.1  memory: 0.3GiB(0.4%)  tps: 100  tflops: 1.0  mfu: 1.0%\n", b"", 24 << 20),
     "one line of a log": lambda: repeated(b"step: 1  loss: ", b"1", b"\nstep: 2  loss: 8.1  tps: 100\n", 200 << 20),
+    "scalars of TensorBoard": lambda: gzip.compress(version() + event(1, 1e9, "train/loss", 2.0) * 40_000, 1),
+    "records of W&B": lambda: gzip.compress(wandb_file() + wandb_file()[7:] * 300, 1),
     "rows of a table": lambda: repeated(b"step,train/loss,step_time\n", b"7,1.0,0.5\n", b"", 6 << 20),
 }  # fmt: skip
 
@@ -149,6 +175,36 @@ def test_what_is_streamed_takes_no_more_for_more(bomb: str, tmp_path: Path) -> N
     code, peak, said = run(tmp_path, "score", "bomb", "--max-memory", str(LIMIT))
     assert code in (0, 2), said
     assert peak < LIMIT, f"{peak >> 20} MiB"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells how much memory a process took")
+def test_a_directory_of_mlflow_keeps_to_the_limit(tmp_path: Path) -> None:
+    metrics = tmp_path / "mlruns" / "1" / "a" / "metrics"
+    metrics.mkdir(parents=True)
+    (metrics.parent / "meta.yaml").write_text("status: 3\n")
+    (metrics / "loss").write_bytes(b"".join(b"%d 2.5 %d\n" % (n, n) for n in range(400_000)))
+    code, peak, said = run(tmp_path, "score", "mlruns", "--max-memory", str(LIMIT))
+    assert (code, "the limit is 128.0 MiB" in said) == (2, True), said
+    assert peak < LIMIT + BESIDE, f"{peak >> 20} MiB"
+    with (metrics / "loss").open("wb") as file:  # one line, of which the disk holds nothing
+        file.truncate(3 << 30)
+    code, peak, said = run(tmp_path, "score", "mlruns", "--max-memory", str(LIMIT), "--max-bytes", "300M")
+    assert (code, "--max-bytes SIZE" in said) == (2, True), said
+    assert peak < LIMIT
+
+
+def test_pipes_and_devices_in_a_directory_are_not_waited_for(tmp_path: Path) -> None:
+    metrics = tmp_path / "mlruns" / "1" / "a" / "metrics"
+    params = metrics.parent / "params"
+    metrics.mkdir(parents=True)
+    params.mkdir()
+    (metrics.parent / "meta.yaml").write_text("status: 3\n")
+    (metrics / "loss").write_bytes(b"".join(b"%d 2.5 %d\n" % (n * 500, n) for n in range(1, 60)))
+    for name in ("step_time", "tokens_per_sec"):
+        (metrics / name).symlink_to("/dev/zero")
+    os.mkfifo(metrics / "samples_per_sec")
+    os.mkfifo(params / "batch_size")
+    assert sg.load(tmp_path / "mlruns").mean_step_ms == pytest.approx(500.0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells how much memory a process took")

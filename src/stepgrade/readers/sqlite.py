@@ -23,6 +23,7 @@ from stepgrade.readers.source import ByteSource
 MAGIC = b"SQLite format 3\0"
 _BLOCK_ROWS = 1 << 16
 _LARGEST_VALUE = 1 << 24
+_DEFENSIVE = 1010  # SQLITE_DBCONFIG_DEFENSIVE
 _STEPS_BETWEEN_LOOKS = 1_000_000
 # A query goes through a table once; the largest export that was seen takes seconds.
 _QUERY_S = 600.0
@@ -48,13 +49,15 @@ class SqliteFile:
             self._connection.text_factory = lambda text: text.decode("utf-8", "replace")
             self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LARGEST_VALUE)
             self._connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+            if hasattr(self._connection, "setconfig"):  # from Python 3.12 on
+                self._connection.setconfig(_DEFENSIVE, True)  # noqa: FBT003  as SQLite has it
             self._connection.set_progress_handler(
                 lambda: time.monotonic() > self._deadline, _STEPS_BETWEEN_LOOKS
             )
             self._connection.execute("pragma trusted_schema = off")
             self._connection.execute("pragma cell_size_check = on")
             plain = self._connection.execute(
-                "select name from sqlite_master where type = 'table' and sql not like 'create virtual%'"
+                "select name from sqlite_master where type = 'table' and sql like 'create table%'"
             ).fetchall()
             self.tables: dict[str, frozenset[str]] = {}
             for (name,) in plain:

@@ -23,6 +23,7 @@ from stepgrade.store.migrations import MIGRATIONS
 WAIT_S = 60.0
 # A trend over a hundred thousand runs takes half a second.
 _QUERY_S = 60.0
+_DEFENSIVE = 1010  # SQLITE_DBCONFIG_DEFENSIVE
 _STEPS_BETWEEN_LOOKS = 100_000
 _LARGEST_VALUE = 64 << 20
 # Marks the file as ours ("sgrd"), so that somebody else's database is not written into.
@@ -60,6 +61,8 @@ class SqliteDatabase:
         # The file may come from a stranger's checkout: its own expressions are not trusted, no value is
         # larger than any we write, and no query may go on for ever.
         self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LARGEST_VALUE)
+        if hasattr(self._connection, "setconfig"):  # from Python 3.12 on
+            self._connection.setconfig(_DEFENSIVE, True)  # noqa: FBT003  as SQLite has it
         self._connection.set_progress_handler(lambda: time.monotonic() > self._deadline, _STEPS_BETWEEN_LOOKS)
         try:
             with self._errors():

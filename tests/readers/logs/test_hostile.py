@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import random
+import re
 import time
 import tracemalloc
+from collections.abc import Iterator
+from re import _parser  # type: ignore[attr-defined]
 
+import numpy as np
 import pytest
 
 import stepgrade as sg
 from stepgrade.config import DialectTable, read_config
-from stepgrade.errors import BadConfig, StepgradeError
+from stepgrade.errors import BadConfig, BadInput, StepgradeError
+from stepgrade.readers.logs.dialect import Dialect
+from stepgrade.readers.logs.facts import NUMBERS, TEXTS
 from stepgrade.readers.logs.frameworks import DIALECTS
-from stepgrade.readers.logs.own import check_pattern, dialects_from
-from stepgrade.readers.logs.scan import LogScanner
+from stepgrade.readers.logs.order import longest_bar, over_all
+from stepgrade.readers.logs.own import OwnPattern, check_pattern, dialects_from, hard_lines, shortest
+from stepgrade.readers.logs.records import RecordLog
+from stepgrade.readers.logs.scan import MOST_EVENTS, LogScanner
 from stepgrade.readers.registry import read_source
 from stepgrade.readers.source import ByteSource, ReadOptions
 from tests.readers.logs.generated import Plan, generate
@@ -72,6 +82,14 @@ def test_a_line_of_ten_megabytes_is_passed_by() -> None:
         r"(?P<step>(\s*a?)*)b",
         r"(?P<step>a)\1",
         r"(?P<step>[a-z]*[a-z]*[a-z]*[a-z]*[a-z]*!)",
+        r"step=(?P<step>((\|+))+)z",
+        r"step=(?P<step>\d+)(?:(?:q)+)+$",
+        r"step=(?P<step>(?:ab|a|b)*)z",
+        r"step=(?P<step>\d+) .*\|.*\|.*\|.*\|.*!",
+        r"(?P<step>(?:(?:$){9999}){9999})",
+        r"(?P<step>(?:x{0,9}){40})y",
+        r"<(?P<step>" + "q?" * 60 + "q" * 60 + ")",
+        r"(?P<step>a)(?(step)b|c)",
     ],
 )
 def test_a_pattern_that_may_take_forever_is_refused_at_once(pattern: str) -> None:
@@ -79,6 +97,84 @@ def test_a_pattern_that_may_take_forever_is_refused_at_once(pattern: str) -> Non
     with pytest.raises(BadConfig):
         check_pattern(pattern, "here")
     assert time.process_time() - begun < 20.0
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"\[train\] (?P<step>\d+) .* (?P<step_s>[\d.]+) s/step",
+        r"(?i)step[:=]\s*(?P<step>\d{1,9})\b.*? loss[:=] ?(?P<loss>\S+) .*? (?P<step_ms>[\d.]+) ?ms",
+        r"iter (?P<step>\d{1,3}(?:,\d{3})*)/(?P<total>[\d,]+) \| (?:time|took) (?P<step_ms>\S+)",
+    ],
+)
+def test_patterns_as_people_write_them_are_taken(pattern: str) -> None:
+    assert "step" in check_pattern(pattern, "here")
+
+
+def test_a_pattern_has_so_many_seconds_for_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepgrade.readers.logs.own._MOST_LOG_S", -1.0)
+    pattern = OwnPattern(r"step=(?P<step>\d+)", "mine")
+    with pytest.raises(BadInput, match="the pattern of mine: takes more than"):
+        pattern.groups(b"step=1")
+
+
+@pytest.mark.parametrize(
+    "dialect", [dialect for dialect in DIALECTS if len(dialect.fields) > 2], ids=lambda dialect: dialect.name
+)
+def test_fields_again_and_again_take_linear_time(dialect: Dialect) -> None:
+    """Of n places of each of six fields, n to the sixth ways to fail: hours for a line of 4 kB."""
+    fields = [shortest(_parser.parse(field.compiled().pattern)) for field in dialect.fields]
+    sound = dialect.anchor + b" ".join(fields) + dialect.anchor + b"\n"
+    hard = dialect.anchor + b"".join((field + b" ") * (380 // (len(field) + 1)) for field in fields[:-1])
+    scanner = LogScanner()
+    begun = time.process_time()
+    scanner.feed(sound * 20 + (hard + dialect.anchor + b"\n") * 40)
+    scanner.result()
+    assert time.process_time() - begun < 20.0
+
+
+# Only ever held to a whole name or to its beginning, so that a search through it says nothing.
+NEVER_SEARCHED = {
+    "stepgrade.readers.annotations._QUALIFIED",
+    "stepgrade.readers.nsys.facts._VERSION",
+    "stepgrade.readers.xplane.paths._WRAPPED",
+}
+
+
+def patterns_of_ours() -> Iterator[tuple[str, re.Pattern[bytes]]]:
+    """Yield every pattern of the package that a stranger's text is searched with, by its name."""
+    for found in pkgutil.walk_packages(sg.__path__, "stepgrade."):
+        if not found.name.startswith(("stepgrade.record", "stepgrade.__main__")):
+            for name, value in vars(importlib.import_module(found.name)).items():
+                if isinstance(value, re.Pattern):
+                    text = value.pattern if isinstance(value.pattern, bytes) else value.pattern.encode()
+                    yield f"{found.name}.{name}", re.compile(text, value.flags & ~re.UNICODE)
+    for dialect in DIALECTS:
+        yield from ((f"{dialect.name}: {field.means}", field.compiled()) for field in dialect.fields)
+    for fact in (*NUMBERS, *TEXTS):
+        yield f"header: {fact.name}", re.compile(fact.pattern, re.MULTILINE)
+
+
+def test_no_pattern_of_ours_takes_the_square_of_a_line() -> None:
+    slow, searched = {}, 0
+    for name, pattern in patterns_of_ours():
+        if name in NEVER_SEARCHED:
+            continue
+        searched += 1
+        for head, part in hard_lines(_parser.parse(pattern.pattern, pattern.flags)):
+            for size, most_s in (
+                (2_000, 0.003),
+                (20_000, 1.0),
+            ):  # only what takes its time at first is tried on
+                line = (head + part * (size // len(part) + 1))[:size] + b"\0"
+                begun = time.process_time()
+                list(pattern.finditer(line))
+                if time.process_time() - begun < most_s:
+                    break
+            else:
+                slow[name] = head, part
+    assert slow == {}
+    assert searched > 300
 
 
 @pytest.mark.parametrize(
@@ -117,3 +213,28 @@ def test_a_dialect_of_ones_own_is_read(table: DialectTable) -> None:
     assert isinstance(profile, sg.Profile)
     assert profile.mean_step_ms == pytest.approx(250.5, rel=0.01)
     assert profile.recorded_steps == 59
+
+
+def test_times_that_begin_again_add_up_in_one_pass() -> None:
+    dice = np.random.default_rng(5)
+    elapsed = dice.uniform(0.0, 9.0, 400)
+    epochs = sorted(dice.choice(np.arange(1, 400), 90, replace=False).tolist())
+    attempts = sorted(dice.choice(np.arange(1, 400), 90, replace=False).tolist())
+    expected = elapsed.copy()
+    for row in {*epochs, *(row for row in attempts if elapsed[row] < elapsed[row - 1])}:
+        expected[row:] += elapsed[row - 1]
+    assert over_all(elapsed, epochs, attempts) == pytest.approx(expected)
+    totals = dice.integers(1, 60, 400).astype(float)
+    by_hand = max({*totals.tolist()}, key=lambda total: (elapsed[totals == total].max(), total))
+    assert longest_bar({"total": totals, "elapsed_s": elapsed}) == by_hand
+
+
+def test_events_and_totals_of_records_are_not_kept_without_end() -> None:
+    log = RecordLog("a", "b")
+    for step in range(MOST_EVENTS + 500):
+        log.add({"step": step, "eval_loss": 2.0})
+        log.add({"train_runtime": 5.0, "train_steps_per_second": float(step)})
+    scanned = log.scanned()
+    assert len(scanned.events) == MOST_EVENTS
+    assert scanned.totals is not None
+    assert scanned.totals.steps_s == MOST_EVENTS + 499.0

@@ -16,6 +16,7 @@ import stepgrade as sg
 from stepgrade.errors import StepgradeError
 from stepgrade.model.events import DeviceEvent, Trace
 from stepgrade.readers.registry import read_source
+from stepgrade.readers.rocprof.json_records import _marker_texts
 from stepgrade.readers.source import ByteSource
 from tests.conftest import ROOT, Ran
 from tests.readers.rocprof.files import GEMM, MS, SECRET, write_csv, write_json, write_rocpd, write_rpd
@@ -225,3 +226,8 @@ def test_a_small_memory_is_kept_to(tmp_path: Path) -> None:
 def test_kernel_names_are_kept_whole(tmp_path: Path) -> None:
     (trace, _) = traces_of(write_json(tmp_path / "x.json"))
     assert GEMM in trace.strings
+
+
+def test_a_correlation_of_thousands_of_digits_is_passed_over() -> None:
+    """Python refuses to make a number of more than 4,300 digits."""
+    assert _marker_texts({"9" * 5000: "a", "7": "b", "8": 5, "x": "c"}) == {7: "b"}

@@ -250,13 +250,13 @@ def step_log_of(scanned: ScannedLog, logged: LoggedSteps) -> StepLog:
         if row < rows:
             reasons.append(Reason(row, event.kind, event.seconds))
     usual = float(np.nanmedian(paces.step_s))
-    begun = list(attempts)
+    begun = set(attempts)
     for reason in reasons:
         # A run that goes on with the next step shows only in its pause and in what is printed.
         row = reason.row
         is_late = paces.wall_s[row] > 3.0 * usual * paces.count[row]
-        if row and reason.kind == "restart" and is_late and row not in begun:
-            begun.append(row)
+        if row and reason.kind == "restart" and is_late:
+            begun.add(row)
     before = after = 0.0
     if paces.has_clock:
         times = table["time"]
@@ -395,8 +395,7 @@ def _from_totals(scanned: ScannedLog, name: str) -> Profile | None:
     """Return the run by the totals that a trainer prints at its end."""
     header = scanned.header
     steps, seconds, samples_s = header.whole("total_steps"), header.numbers.get("train_seconds"), None
-    if scanned.totals:
-        totals = scanned.totals[-1]
+    if (totals := scanned.totals) is not None:
         seconds, samples_s = totals.runtime_s, totals.samples_s
         if steps is None and totals.steps_s:
             steps = round(seconds * totals.steps_s) or None

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from stepgrade.errors import BadInput, TooLarge
+from stepgrade.errors import BadInput
+from stepgrade.memory import check
 from stepgrade.model import Profile
 from stepgrade.readers.logs.assemble import profile_of_log
 from stepgrade.readers.logs.names import meaning
 from stepgrade.readers.logs.records import RecordLog
+from stepgrade.readers.logs.tables import lines_of
 from stepgrade.readers.logs.tensorboard import read_events
 from stepgrade.readers.logs.wandb import read_wandb
 from stepgrade.readers.source import ByteSource, ReadOptions
 
 _MOST_FILES = 2000
-_MOST_STEPS = 1 << 20
+_VALUE_BYTES = 400  # a row with one value, measured and rounded up
 _MOST_SETTING = 4096
 _DEPTH = 3
 
@@ -29,7 +31,7 @@ def run_in(path: str, options: ReadOptions) -> Profile | None:
         raise BadInput(problem, where=path, hint="give the folder of one of them")
     if stores:
         log = RecordLog("mlflow", "MLflow")
-        read_store(stores[0], log)
+        read_store(stores[0], log, options)
         return profile_of_log(log.scanned(), path, "MLflow")
     files = _files(path)
     for mark, name, producer, read in (
@@ -40,10 +42,7 @@ def run_in(path: str, options: ReadOptions) -> Profile | None:
         if chosen:
             log = RecordLog(name, producer)
             for file in chosen[:_MOST_FILES]:
-                with (
-                    suppress(BadInput),
-                    ByteSource(file, options) as source,
-                ):  # an empty file of another writer
+                with ByteSource(file, options) as source:
                     read(source.chunks(), log)
             return profile_of_log(log.scanned(), path, producer)
     return None
@@ -51,7 +50,12 @@ def run_in(path: str, options: ReadOptions) -> Profile | None:
 
 def _files(path: str) -> list[str]:
     with os.scandir(path) as entries:
-        return [entry.path for entry in entries if entry.is_file()]
+        return [entry.path for entry in entries if _holds_something(entry.path)]
+
+
+def _holds_something(path: str) -> bool:
+    """Tell whether this is a plain file with bytes in it: for a pipe or a device one would wait forever."""
+    return os.path.isfile(path) and os.path.getsize(path) > 0  # noqa: PTH113, PTH202  as above
 
 
 def _stores(path: str, depth: int = _DEPTH) -> list[str]:
@@ -68,15 +72,20 @@ def _stores(path: str, depth: int = _DEPTH) -> list[str]:
     return [store for folder in folders[:_MOST_FILES] for store in _stores(folder, depth - 1)]
 
 
-def read_store(store: str, log: RecordLog) -> None:
+def read_store(store: str, log: RecordLog, options: ReadOptions) -> None:
     """Add the metrics of a run: a file each, with lines of milliseconds, value and step."""
     root = os.path.join(store, "metrics")  # noqa: PTH118  as above
     rows: dict[int, dict[str, object]] = {}
+    taken = 0
     for folder, _, names in os.walk(root):
-        for name in names:
-            key = os.path.relpath(os.path.join(folder, name), root)  # noqa: PTH118  as above
-            if meaning(key) is not None:
-                _read_metric(os.path.join(folder, name), key, rows)  # noqa: PTH118  as above
+        for name in sorted(names)[:_MOST_FILES]:
+            path = os.path.join(folder, name)  # noqa: PTH118  as above
+            key = os.path.relpath(path, root)
+            if meaning(key) is not None and _holds_something(path):
+                with ByteSource(path, options) as source:
+                    for line in lines_of(source.chunks()):
+                        taken += _add_value(line, key, rows)
+                        check(taken * _VALUE_BYTES, source.memory_bytes, path)
     for step in sorted(rows):
         log.add(rows[step])
     params = os.path.join(store, "params")  # noqa: PTH118  as above
@@ -85,13 +94,13 @@ def read_store(store: str, log: RecordLog) -> None:
             log.set(os.path.basename(file), opened.read(_MOST_SETTING).strip())  # noqa: PTH119  as above
 
 
-def _read_metric(path: str, key: str, rows: dict[int, dict[str, object]]) -> None:
-    with open(path, errors="replace") as lines:  # noqa: PTH123  as above
-        for line in lines:
-            parts = line[:200].split()
-            with suppress(ValueError, IndexError):
-                stamp, value, step = float(parts[0]), float(parts[1]), int(parts[2])
-                row = rows.setdefault(step, {"step": step, "timestamp": stamp})
-                row[key] = value
-            if len(rows) > _MOST_STEPS:
-                raise TooLarge(f"has metrics of more than {_MOST_STEPS:,} steps", where=path)
+def _add_value(line: str, key: str, rows: dict[int, dict[str, object]]) -> int:
+    """Add what a line of a metric says, and return how many values are new."""
+    try:
+        stamp, value, step = line[:200].split()[:3]
+        row = rows.setdefault(int(step), {"step": int(step), "timestamp": float(stamp)})
+        is_new = key not in row
+        row[key] = float(value)
+    except ValueError:
+        return 0
+    return is_new

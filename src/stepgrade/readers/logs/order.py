@@ -81,11 +81,10 @@ def in_order(table: Table, *, counts_epochs: bool) -> tuple[Table, list[int]]:
 
 def over_all(elapsed: Floats, epochs: list[int], attempts: list[int]) -> Floats:
     """Return a time that begins again with an epoch, or with an attempt, as one that goes on."""
-    starts = {*epochs, *(row for row in attempts if elapsed[row] < elapsed[row - 1])}
+    starts = sorted({*epochs, *(row for row in attempts if elapsed[row] < elapsed[row - 1])})
     before = np.zeros(len(elapsed))
-    for row in starts:
-        before[row:] += elapsed[row - 1]
-    return elapsed + before
+    before[starts] = elapsed[np.array(starts, dtype=np.int64) - 1]
+    return elapsed + np.cumsum(before)
 
 
 def coarser(table: Table, attempts: list[int], least_s: float) -> tuple[Table, list[int]]:
@@ -117,12 +116,11 @@ def _only(table: Table, chosen: NDArray[np.generic]) -> Table:
 
 def longest_bar(table: Table) -> float:
     """Return the total of the bar that took longest: others are of downloads, shards or evaluation."""
-    totals = table["total"]
-    return max(
-        np.unique(totals[np.isfinite(totals)]).tolist(),
-        key=lambda total: (float(np.nanmax(table["elapsed_s"][totals == total])), total),
-        default=nan,
-    )
+    longest: dict[float, float] = {}
+    for total, elapsed in zip(table["total"].tolist(), table["elapsed_s"].tolist(), strict=True):
+        if isfinite(total) and isfinite(elapsed):
+            longest[total] = max(longest.get(total, elapsed), elapsed)
+    return max(longest, key=lambda total: (longest[total], total), default=nan)
 
 
 def whole_steps(table: Table) -> Table:

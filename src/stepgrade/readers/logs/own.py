@@ -30,11 +30,12 @@ NAMES = (*COLUMNS, *_UNITS)
 _MOST_PATTERN = 1000
 # A line of this many bytes must be looked through in so many seconds of the processor, shorter ones first; of
 # a longer line no more is seen.
-_LONGEST, _MOST_S = 1024, 0.02
+_LONGEST, _MOST_S = 1024, 0.05
 _SOON_S = 5e-5
 # On all lines of a log together; a hundred thousand of them take seconds.
 _MOST_LOG_S = 120.0
 _HARD = (b"a", b"0", b" ", b",", b".", b"=", b":", b"a ", b"0 ", b"0,", b"a=", b"x:0 ", b"step 1 ")
+_MOST_REPEATS = 24  # each that may be there or not doubles the ways
 _MOST_COUNT = 64  # of a repetition inside another, which must be exact
 _REPEATS = (_parser.MAX_REPEAT, _parser.MIN_REPEAT, _parser.POSSESSIVE_REPEAT)
 _GROUPS = (_parser.SUBPATTERN, _parser.ATOMIC_GROUP, _parser.ASSERT, _parser.ASSERT_NOT)
@@ -119,14 +120,20 @@ def check_pattern(pattern: str, where: str) -> tuple[str, ...]:
         compiled = re.compile(pattern.encode())
     except (re.error, OverflowError, RecursionError) as error:
         raise BadConfig(f"is no pattern: {error}", where=where) from error
+    if (
+        sum(1 for operator, of in _in_a_row(parsed) if operator in _REPEATS and of[0] != of[1])
+        > _MOST_REPEATS
+    ):
+        raise BadConfig(f"has more than {_MOST_REPEATS} repetitions", where=where, hint=hint)
+    least = int(parsed.getwidth()[0])  # what is shorter fails at once, and says nothing
     for part, repeated in hard_lines(parsed):
-        size = 4.0
-        while size <= _LONGEST:
-            line = (part + repeated * (int(size) // len(repeated) + 1))[: int(size)] + b"\x00"
+        more = 4.0
+        while (size := least + int(more)) <= _LONGEST:
+            line = (part + repeated * (size // len(repeated) + 1))[:size] + b"\x00"
             took = _search_s(compiled, line)
             if took > _MOST_S and _search_s(compiled, line) > _MOST_S:  # twice: a machine may be busy once
                 raise BadConfig("takes too long on lines that are hard for it", where=where, hint=hint)
-            size *= 1.6 if took < _SOON_S else 1.1
+            more *= 1.6 if took < _SOON_S else 1.25
     return tuple(compiled.groupindex)
 
 

@@ -8,7 +8,7 @@ from math import inf, isfinite
 from stepgrade.readers.logs.dialect import Column, Dialect
 from stepgrade.readers.logs.facts import ARGUMENTS, LogHeader
 from stepgrade.readers.logs.names import row_of, totals_of
-from stepgrade.readers.logs.scan import LogEvent, Rows, RunTotals, ScannedLog
+from stepgrade.readers.logs.scan import MOST_EVENTS, LogEvent, Rows, RunTotals, ScannedLog
 
 # What trainers call their settings, and what a log's header calls them.
 _SETTINGS = {
@@ -50,7 +50,7 @@ class RecordLog:
         self._rows = Rows(dialect)
         self._pending: dict[Column, float] = {}
         self._events: list[LogEvent] = []
-        self._totals: list[RunTotals] = []
+        self._totals: RunTotals | None = None
         self._count = 0
         self._evaluated_at = -1
 
@@ -58,19 +58,19 @@ class RecordLog:
         """Add one record, whose fields are known by name."""
         totals = totals_of(record)
         if totals is not None and "loss" not in record:
-            self._totals.append(RunTotals(*totals))
+            self._totals = RunTotals(*totals)
             return
         row = row_of(record.items())
         is_evaluation = any(name.lower().startswith(_EVALUATION) for name in record)
         if is_evaluation and "eval_s" not in row and self._evaluated_at != self._count:
             self._evaluated_at = self._count
-            self._events.append(LogEvent("evaluation", float(self._count) + 1.5))
+            self._add_evaluation(None)
         self.add_row(row)
 
     def add_row(self, row: dict[Column, float]) -> None:
         """Add what a record says, in our units."""
         if (evaluated := row.pop("eval_s", None)) is not None:
-            self._events.append(LogEvent("evaluation", float(self._count) + 1.5, evaluated))
+            self._add_evaluation(evaluated)
         if "loss" in row and not isfinite(row["loss"]):
             row["loss"] = inf
         step = row.get("step")
@@ -80,6 +80,10 @@ class RecordLog:
             self._flush()
         for column, value in row.items():
             self._pending.setdefault(column, value)
+
+    def _add_evaluation(self, seconds: float | None) -> None:
+        if len(self._events) < MOST_EVENTS:
+            self._events.append(LogEvent("evaluation", float(self._count) + 1.5, seconds))
 
     def set(self, name: str, value: object) -> None:
         """Keep a setting of the run, if it is one of those that matter; nothing else of a config is kept."""

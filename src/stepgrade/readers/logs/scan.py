@@ -53,7 +53,7 @@ _PROBE_EVERY = 8
 _HEADER_BYTES = 4 << 20
 # What is read between two step lines to tell why the second came late.
 _GAP_BYTES = 1 << 16
-_MOST_EVENTS = 20_000
+MOST_EVENTS = 20_000
 # What may stand between two fields of a line.
 _BETWEEN = rb"[^\n]{0,400}?"
 # The layout of a line is learned from the first lines, and from one of so many after them.
@@ -227,7 +227,7 @@ class ScannedLog(Struct, frozen=True, kw_only=True):
     rows: list[Rows]
     header: LogHeader
     events: list[LogEvent]
-    totals: list[RunTotals]
+    totals: RunTotals | None  # the last
     times: dict[int, tuple[float, float]]  # by the kind of clock: the first and the last of the log
     size_bytes: int
     failed: OutOfMemory | None = None  # an allocation, after which no step came
@@ -251,7 +251,7 @@ class LogScanner:
         self._chunks = 0
         self._found_at: int | None = None
         self._events: list[LogEvent] = []
-        self._totals: list[RunTotals] = []
+        self._totals: RunTotals | None = None
         self._header = LogHeader()
         self._mlperf = MlperfEvents(self._header)
         self._times: dict[int, list[float]] = {}  # by the kind of clock: the first and the last
@@ -405,7 +405,7 @@ class LogScanner:
             return self._mlperf.row(fields)
         totals = totals_of(fields)
         if totals is not None and "loss" not in fields:
-            self._totals.append(RunTotals(*totals))
+            self._totals = RunTotals(*totals)
             return None
         row = row_of(fields.items())
         if "eval_s" in row or ("eval_loss" in fields and "loss" not in row):
@@ -445,7 +445,7 @@ class LogScanner:
                 self._add_event(kind, row["at"], float(said[1]) * unit if said else None)
 
     def _add_event(self, kind: PauseKind, at: float, seconds: float | None) -> None:
-        if len(self._events) < _MOST_EVENTS:
+        if len(self._events) < MOST_EVENTS:
             self._events.append(LogEvent(kind, at, seconds))
 
 

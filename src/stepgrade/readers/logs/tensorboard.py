@@ -28,6 +28,7 @@ _LENGTH = struct.Struct("<Q")
 _FRAME = 12  # length and its checksum, before the data; four bytes of checksum after it
 # A record longer than this is an image, a graph or damage: passed over, or the end.
 _MOST_RECORD = 64 << 20
+_MOST_TAGS = 1 << 16  # no run has as many; what a stranger adds takes no memory
 _TEXT = "/text_summary"
 _SAMPLES_AXIS = (" vs samples", " vs tokens", "-vs-samples")
 _OF_EVALUATION = re.compile(r"(?:^|[/_. -])(?:eval|evaluation|val|valid|validation|test)(?:$|[/_. -])", re.I)
@@ -92,7 +93,7 @@ class _Axes:
 
     def has(self, tag: str, step: int) -> bool:
         """Tell whether a scalar is of a training step."""
-        if tag in self._others:
+        if tag in self._others or (len(self._last) >= _MOST_TAGS and tag not in self._last):
             return False
         went_back = self._last.get(tag, step) > step
         self._last[tag] = step
