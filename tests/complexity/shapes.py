@@ -708,6 +708,12 @@ def snapshot(n: int) -> Files:
     return {"f": train(steps=n).pickled()}
 
 
+def memory_timeline(n: int) -> Files:
+    """Return a memory timeline of n events."""
+    rows = [[1_794_811_706_585_954_000 + i, 2 + 2 * (i % 2), 512 * (-1) ** i, 4] for i in range(n)]
+    return {"f": json.dumps([[-1, 1, 4096, 0], *rows]).encode()}
+
+
 def snapshot_of_stacks(n: int) -> Files:
     """Return a snapshot whose allocations are each of a line of their own, with deep stacks."""
     run = Recorded()
@@ -1098,6 +1104,7 @@ SHAPES: dict[str, Shape] = {
     "steps of a Chrome trace of XLA": Shape(lambda n: {"f": chrome_trace(n)}, covers=("readers/xplane/chrome", "readers/xla_trace"), size=100),
     "allocations of a trace": Shape(allocations, covers=("trace/memory", "trace/allocations"), size=200),
     "steps of a memory snapshot": Shape(snapshot, covers=("readers/plain_pickle", "readers/snapshot/reader", "trace/allocations", "trace/memory"), size=30),
+    "events of a memory timeline": Shape(memory_timeline, covers=("readers/memory_timeline", "trace/memory"), size=3000),
     "stacks of a memory snapshot": Shape(snapshot_of_stacks, SCORE_HTML, ("readers/snapshot/reader",), 60),
     "lists of a snapshot in many places": Shape(snapshot_of_one_list, covers=("readers/snapshot/reader",), size=800),
     "dumps of the Flight Recorder": Shape(flight_recorders, ("score", *(f"rank{rank}" for rank in range(8))), ("readers/flight_recorder", "trace/hang"), 100),

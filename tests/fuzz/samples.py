@@ -478,6 +478,16 @@ def snapshots() -> tuple[bytes, ...]:
 
 
 @cache
+def memory_timelines() -> tuple[bytes, ...]:
+    """Return sound memory timelines, as sums and as events; they hold numbers only, and no place for a canary."""
+    sums = [[0, 1000, 2000, 10, i % 7, 50 * i, 30, 5, 1] for i in range(40)]
+    times = [1_794_811_706_585_954 + 1000 * i for i in range(40)]
+    events = [[-1, 1, 4096 + i, i % 8] for i in range(20)]
+    events += [[1_794_811_706_585_954_000 + 1000 * i, 2 + 2 * (i % 2), 512 * (-1) ** i, 4] for i in range(40)]
+    return json.dumps([times, sums]).encode(), json.dumps(events).encode()
+
+
+@cache
 def flight_recorders() -> tuple[bytes, ...]:
     """Return sound dumps of the Flight Recorder, as a pickle and as JSON."""
     frames = [{"name": "step", "filename": "/home/me/train.py", "line": 7}]
@@ -508,6 +518,7 @@ SAMPLES: dict[str, Callable[[], tuple[bytes, ...]]] = {
     "xplane": xplane,
     "xla_trace": lambda: (chrome_trace(), chrome_trace(devices=2)),
     "snapshot": snapshots,
+    "memory_timeline": memory_timelines,
     "flight_recorder": flight_recorders,
     "journal": lambda: (journal(),),
     "scorecard": lambda: (card(),),

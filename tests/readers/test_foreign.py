@@ -100,7 +100,7 @@ FILES: dict[str, list[bytes]] = {
     "a profile for speedscope": [b'{"$schema":"https://www.speedscope.app/file-format-schema.json","profiles":[]}'],
     "a recording of memray": [b"memray\0\x0b\0\0\0"],
     "a profile of cProfile": [profiled()],
-    "a memory timeline of PyTorch": [b"[[-1, 1, 512, 7], [-1, 1, 512, 7]]", b"[[1790857026, 1790857027, 1790857028], [[3, 4]]]"],
+    "a memory timeline of PyTorch as a picture": [b'<html>\n<head><meta charset="utf-8" /><title>GPU Memory Timeline HTML</title></head>\n<body>'],
     "a flight recorder's dump of NCCL": [pickle.dumps({"version": "2.4", "nccl_version": "2.21.5", "entries": []})],
     "a checkpoint of torch.save": [
         zipped("model/data.pkl"),
@@ -311,7 +311,7 @@ def test_real_files_of_other_tools() -> None:
     expected = {
         "rocprof/*hip_api_trace.csv": {"a table of rocprofv3 beside that of kernels"},
         "metrics/*.tar.gz": {"a tar archive"},
-        "memory/timeline/*.gz": {"a memory timeline of PyTorch"},
+        "memory/timeline/*.html": {"a memory timeline of PyTorch as a picture"},
     }
     for pattern, whats in expected.items():
         files = sorted(folder.glob(pattern))

@@ -7,6 +7,7 @@ Formats are found by content; each may be gzipped:
   xplane           JAX and XLA: .xplane.pb of GPU, TPU or CPU; its devices are the ranks of one run
   xla_trace        trace.json.gz of jax.profiler, where its .xplane.pb is gone
   snapshot         memory snapshots of PyTorch: what held the memory, and why it ran out
+  memory_timeline  memory timelines of PyTorch: what held the memory over time, by category
   flight_recorder  dumps of PyTorch's Flight Recorder: whom a run that hangs waits for
   step_profile     step_profiler_v2 or apr_training_profiler_v1 JSON
   journal          the journal of stepgrade's recorder, of a run that was killed or still runs

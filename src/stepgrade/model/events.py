@@ -21,6 +21,7 @@ NONE = -1
 
 Ids: TypeAlias = NDArray[np.int32]
 Longs: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
 Wholes: TypeAlias = NDArray[np.signedinteger[Any]]  # of 32 bits where all of them fit, else of 64
 Kinds: TypeAlias = NDArray[np.int8]
 

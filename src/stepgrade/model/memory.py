@@ -62,9 +62,9 @@ class OutOfMemory(Struct, frozen=True, kw_only=True):
     @property
     def context_bytes(self) -> float | None:
         """Return what this process holds outside of the framework: the driver's context, NCCL, libraries."""
-        if self.process_bytes is None or self.allocated_bytes is None or self.unallocated_bytes is None:
+        if self.process_bytes is None or self.allocated_bytes is None:
             return None
-        return max(0.0, self.process_bytes - self.allocated_bytes - self.unallocated_bytes)
+        return max(0.0, self.process_bytes - self.allocated_bytes - (self.unallocated_bytes or 0.0))
 
 
 class Memory(Struct, frozen=True, kw_only=True):

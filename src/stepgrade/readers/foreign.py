@@ -85,9 +85,9 @@ _KNOWN = (
     Foreign("a profile of cProfile", (rb"\A[\xfb{][)\xa9(]\x03",), f"it knows Python only: {_TRACE}"),
     # PyTorch's other files
     Foreign(
-        "a memory timeline of PyTorch",
-        (rb"\A\s{0,9}\[\[-?\d{1,20}, ?-?\d{1,20},",),
-        "export the trace too (export_chrome_trace), recorded with profile_memory=True",
+        "a memory timeline of PyTorch as a picture",
+        (rb"\A\s{0,9}<html>", rb"<title>GPU Memory Timeline HTML</title>"),
+        "export it to a name that ends in .json.gz or .raw.json.gz, or give the trace itself",
     ),
     Foreign(
         "a flight recorder's dump of NCCL",

@@ -23,6 +23,7 @@ BUILT_IN = (
         "xplane",
         "xla_trace",
         "snapshot",
+        "memory_timeline",
         "flight_recorder",
         "journal",
         "scorecard",

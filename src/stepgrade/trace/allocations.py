@@ -20,7 +20,7 @@ from stepgrade.model.allocations import (
     IN_ZERO_GRAD,
     Allocations,
 )
-from stepgrade.model.events import NONE, Ids, Kinds, Longs
+from stepgrade.model.events import NONE, Floats, Ids, Kinds, Longs
 from stepgrade.model.memory import (
     ACTIVATIONS,
     CATEGORIES,
@@ -174,7 +174,7 @@ def split_base(found: Replay) -> tuple[float, float, float]:
 
 def curve_between(found: Replay, low: int, high: int, start_ns: int) -> MemoryCurve | None:
     """Return the memory of the events from `low` to before `high`: of each stretch the moment with most."""
-    picks = _moments(found, low, high)
+    picks = low + moments_of(found.total[low:high])
     base = dict(zip((WEIGHTS, OPTIMIZER, OTHER), split_base(found), strict=True))
     held: dict[str, tuple[float, ...]] = {}
     for number, name in enumerate(CATEGORIES):
@@ -186,17 +186,16 @@ def curve_between(found: Replay, low: int, high: int, start_ns: int) -> MemoryCu
 
 def total_curve(found: Replay, low: int, high: int, start_ns: int) -> MemoryCurve | None:
     """Return the same where the parts cannot be told apart."""
-    picks = _moments(found, low, high)
+    picks = low + moments_of(found.total[low:high])
     return _curve(
         found, picks, start_ns, {CATEGORIES[OTHER]: tuple(found.total[picks].astype(float).tolist())}
     )
 
 
-def _moments(found: Replay, low: int, high: int) -> Longs:
-    total = found.total[low:high]
+def moments_of(total: Longs | Floats) -> Longs:
+    """Return the numbers of a few moments, enough for a curve: of each stretch the one with most."""
     edges = np.linspace(0, len(total), min(_MOST_POINTS, len(total)) + 1).astype(np.int64)
-    picks = [low + a + int(total[a:b].argmax()) for a, b in pairwise(edges.tolist())]
-    return np.array(picks, np.int64)
+    return np.array([a + int(total[a:b].argmax()) for a, b in pairwise(edges.tolist())], np.int64)
 
 
 def _curve(

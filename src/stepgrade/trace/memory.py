@@ -17,8 +17,18 @@ from stepgrade.model.allocations import (
     MemoryRecording,
 )
 from stepgrade.model.columns import groups
-from stepgrade.model.events import NONE, HostCalls, HostOps, HostRanges, Ids, Kinds, Longs, MemoryEvents
-from stepgrade.model.memory import Holder, Memory, PeakPlace
+from stepgrade.model.events import (
+    NONE,
+    Floats,
+    HostCalls,
+    HostOps,
+    HostRanges,
+    Ids,
+    Kinds,
+    Longs,
+    MemoryEvents,
+)
+from stepgrade.model.memory import Holder, Memory, MemoryCurve, PeakPlace
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import Profile, Source
 from stepgrade.naming.python_frames import read_frame
@@ -30,6 +40,7 @@ from stepgrade.trace.allocations import (
     has_addresses,
     holders_of,
     live_at,
+    moments_of,
     replay,
     total_curve,
 )
@@ -47,6 +58,11 @@ _ROOMY_SHARE = 0.5
 _ASKS_AGAIN = re.compile(rb"tg+(?=t)")  # t takes memory, g gives it back
 _GIVES_BACK = re.compile(r"^(cuda|hip)(Free|FreeAsync)$|^(cu|hip)MemRelease$")
 _MORE_THAN_ANY = 1 << 50
+_NO_STEP_TIMES = Note(
+    "no_step_times",
+    "A recording of memory holds allocations, not the times of steps: a trace of the same run can be graded.",
+    fatal=True,
+)
 _PROCESSOR = 0
 
 
@@ -61,14 +77,35 @@ def profile_of_memory(recording: MemoryRecording) -> Profile:
         peak_memory_bytes=memory.peak_bytes,
         contents=recording.contents,
         notes=recording.notes,
-        warnings=(
-            Note(
-                "no_step_times",
-                "A recording of memory holds allocations, not the times of steps: a trace of the same run "
-                "can be graded.",
-                fatal=True,
-            ),
+        warnings=(_NO_STEP_TIMES,),
+    )
+
+
+def profile_of_levels(at_ms: Floats, levels: dict[str, Floats], *, file: str, reader: str) -> Profile:
+    """Return the profile of a timeline: bytes of each category at moments in order of time."""
+    total = np.sum(list(levels.values()), axis=0)
+    peak = int(total.argmax())
+    picks = moments_of(total)
+    held = {name: level for name, level in levels.items() if level.any()}
+    parts = {name: float(level[peak]) for name, level in held.items() if level[peak] > 0}
+    curve = MemoryCurve(
+        at_ms=tuple(at_ms[picks].tolist()),
+        has_times=bool(np.ptp(at_ms) > 0),
+        categories={name: tuple(np.maximum(level[picks], 0.0).tolist()) for name, level in held.items()},
+        peak_index=int(total[picks].argmax()),
+    )
+    is_training = any(levels[name].any() for name in ("gradients", "optimizer") if name in levels)
+    return Profile(
+        source=Source(format=reader, files=(file,), producer="torch"),
+        work="training" if is_training else "unknown",
+        memory=Memory(
+            peak_bytes=float(total[peak]),
+            categories=parts,
+            curve=curve if len(picks) > 1 else None,
         ),
+        peak_memory_bytes=float(total[peak]),
+        contents={"moments": f"{len(total):,}"},
+        warnings=(_NO_STEP_TIMES,),
     )
 
 

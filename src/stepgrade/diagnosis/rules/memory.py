@@ -48,7 +48,7 @@ def out_of_memory(context: RuleContext) -> Found | None:
     failed = context.memory.out_of_memory if context.memory else None
     if failed is None:
         return None
-    asked = show_bytes(failed.asked_bytes) if failed.asked_bytes is not None else "An allocation"
+    asked = show_bytes(failed.asked_bytes) if failed.asked_bytes is not None else "an allocation"
     claim = f"The run ended out of memory: {asked} could not be had"
     told = {
         "asked_bytes": failed.asked_bytes,

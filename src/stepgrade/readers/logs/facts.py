@@ -25,7 +25,7 @@ class Said(Struct, frozen=True):
 
 
 _BILLION = 1e9
-# The first that a log holds counts.
+# The first that a log holds counts, but of those in _MOST_OF.
 NUMBERS: tuple[Said, ...] = (
     Said(b"CUDA capacity", rb"CUDA capacity: [^\n]{1,80}? with " + _N + rb"GiB", "device_bytes", 2.0**30),
     Said(b"Max memory", rb"Max memory: " + _N + rb" GB", "device_bytes", 2.0**30),
@@ -87,7 +87,13 @@ NUMBERS: tuple[Said, ...] = (
     Said(b"Peak memory usage", rb"Peak memory usage: " + _N + rb"MiB", "peak_bytes", 2.0**20),
     Said(b"peak memory allocated", rb"peak memory allocated: " + _N + rb" MiB", "peak_bytes", 2.0**20),
     Said(b"Peak reserved memory =", rb"Peak reserved memory = " + _N + rb" GB", "peak_bytes", 2.0**30),
+    # Megatron-LM writes a line for each rank, in binary megabytes, DeepSpeed one whenever it is asked.
+    Said(b"max allocated: ", rb"\| max allocated: " + _N, "peak_bytes", 2.0**20),
+    Said(b"Max_MA ", rb"\bMax_MA " + _N + rb" GB", "peak_bytes", 2.0**30),
+    Said(b"Memory used: ", rb"\bMemory used: " + _N + rb" GB", "peak_bytes", 1e9),  # litgpt's are decimal
 )
+# What several lines tell, of ranks or of moments: the most counts.
+_MOST_OF = ("world", "peak_bytes")
 _NAME = rb"([A-Za-z0-9][\w .()/+-]{1,60}?)"
 TEXTS: tuple[Said, ...] = (
     Said(b"CUDA capacity", rb"CUDA capacity: " + _NAME + rb" with ", "device"),
@@ -211,13 +217,13 @@ class LogHeader:
     def _read_numbers(self, text: bytes) -> None:
         for fact in NUMBERS:
             # Launchers print a world of one before they know better.
-            is_world = fact.name == "world"
-            if (fact.name not in self.numbers or is_world) and fact.literal in text:
+            takes_most = fact.name in _MOST_OF
+            if (fact.name not in self.numbers or takes_most) and fact.literal in text:
                 every = re.finditer(fact.pattern, text, re.M)
-                found = [number(match[1].replace(b"_", b"")) for match in every]
+                found = [number(match[1].replace(b"_", b"")) * fact.scale for match in every]
                 if found and isfinite(found[0]):
-                    known = self.numbers.get("world", 0.0)
-                    self.numbers[fact.name] = max(*found, known) if is_world else found[0] * fact.scale
+                    known = self.numbers.get(fact.name, 0.0)
+                    self.numbers[fact.name] = max(*found, known) if takes_most else found[0]
         if b"parallelism: " in text and (mesh := _MESH.search(text)) and "world" not in self.numbers:
             sizes = dict(part.split(b"=") for part in mesh[1].rstrip(b", ").split(b", "))
             counted = [int(sizes[name]) for name in _MESH_DEVICES if name in sizes]

@@ -12,17 +12,46 @@ from stepgrade.model.notes import Note
 from stepgrade.model.profile import LOG
 
 SIGN = b"out of memory"
-XLA_SIGN = b"RESOURCE_EXHAUSTED"
+# The last of these is the message; what XLA and NCCL say has other words.
+_SIGNS = (SIGN, b"RESOURCE_EXHAUSTED", b"Failed to CUDA ", b"CUBLAS_STATUS_ALLOC_FAILED")
+# Messages of the driver and of its libraries, which have no figures; other words about memory are no message.
+_BARE_MESSAGE = re.compile(
+    rb"(?:CUDA|HIP|XPU) error: (?:out of memory|hipErrorOutOfMemory)|_STATUS_ALLOC_FAILED"
+)
+_BEFORE = 40  # bytes of such a message before its sign
 _LONGEST = 4000
 _UNITS = {b"": 1.0, b"K": 2.0**10, b"M": 2.0**20, b"G": 2.0**30, b"T": 2.0**40}
 _SIZE = rb"(\d{1,15}(?:\.\d{1,9})?) ?([KMGT]?)(?:i?B|bytes)\b"
+_SHORT = rb"(\d{1,15}(?:\.\d{1,9})?)([KMGT])\b"  # as XLA writes it for TPUs
 # What each figure follows, or comes before. 2017 to 2022 wrote "(GPU 0; 15.90 GiB total capacity; ...)".
 _FIGURES = {
-    "asked_bytes": (rb"[Tt]ried to allocate " + _SIZE, rb"trying to allocate " + _SIZE),
-    "capacity_bytes": (rb"total capacity of " + _SIZE, _SIZE + rb" total capacity"),
-    "free_bytes": (rb"of which " + _SIZE + rb" is free", _SIZE + rb" free\b"),
+    "asked_bytes": (
+        rb"[Tt]ried to allocate " + _SIZE,
+        rb"trying to allocate " + _SIZE,
+        rb"Out of memory allocating " + _SIZE,
+        rb"Attempting to (?:allocate|reserve) " + _SHORT,
+        rb"memory space hbm\. Used " + _SHORT,  # by a whole program
+        rb"Failed to CUDA \w{1,20}(?: async)? " + _SIZE,
+    ),
+    # PyTorch 2.0 and 2.1 wrote "capacty".
+    "capacity_bytes": (
+        rb"total capaci?ty of " + _SIZE,
+        _SIZE + rb" total capacity",
+        rb"max allowed: " + _SIZE,
+        rb"memory space hbm\. Used [\d.]{1,20}[KMGT] of " + _SHORT,
+    ),
+    "free_bytes": (
+        rb"of which " + _SIZE + rb" is free",
+        _SIZE + rb" free\b",
+        rb"There are " + _SHORT + rb" free",
+    ),
     "process_bytes": (rb"this process has " + _SIZE,),
-    "allocated_bytes": (_SIZE + rb" is allocated by PyTorch", _SIZE + rb" already allocated"),
+    "allocated_bytes": (
+        _SIZE + rb" is allocated by PyTorch",
+        _SIZE + rb" already allocated",
+        rb"MPS allocated: " + _SIZE,
+    ),
+    "beside_bytes": (rb"other allocations: " + _SIZE,),  # of this process, outside of PyTorch's own
     "unallocated_bytes": (
         _SIZE + rb" is reserved by PyTorch but unallocated",
         _SIZE + rb" cached",
@@ -35,16 +64,18 @@ _OTHERS = re.compile(rb"Process \d{1,10} has " + _SIZE)
 
 def last_failure(text: bytes) -> tuple[int, OutOfMemory] | None:
     """Return where the last message of a failed allocation is, and what it says; None without one."""
-    at = max(text.rfind(SIGN), text.rfind(XLA_SIGN))
+    at = max(text.rfind(sign) for sign in _SIGNS)
     while at >= 0:
         end = text.find(b"\n\n", at, at + _LONGEST)
         message = text[at : end if end >= 0 else at + _LONGEST]
         # Of several messages, as the ranks write them, only the first of those at hand.
         following = message.find(SIGN, len(SIGN))
         found = _read(message[:following] if following >= 0 else message)
+        if found is None and _BARE_MESSAGE.search(text, max(0, at - _BEFORE), at + _BEFORE):
+            found = OutOfMemory()
         if found is not None:
             return at, found
-        at = max(text.rfind(SIGN, 0, at), text.rfind(XLA_SIGN, 0, at))
+        at = max(text.rfind(sign, 0, at) for sign in _SIGNS)
         if len(text) - at > 64 * _LONGEST:  # words about memory, and no message
             return None
     return None
@@ -58,18 +89,27 @@ def _read(message: bytes) -> OutOfMemory | None:
             found[name] = float(match[1]) * _UNITS[match[2]]
     if "asked_bytes" not in found:
         return None
+    allocated = found.get("allocated_bytes")
     reserved = found.pop("reserved_bytes", None)
-    if reserved is not None and "allocated_bytes" in found:
-        found["unallocated_bytes"] = max(0.0, reserved - found["allocated_bytes"])
-    others = sum(float(number) * _UNITS[unit] for number, unit in _OTHERS.findall(message))
+    if reserved is not None and allocated is not None:
+        found["unallocated_bytes"] = max(0.0, reserved - allocated)
+    if allocated is not None and "beside_bytes" in found:
+        found["process_bytes"] = allocated + found["beside_bytes"]
+    others = [float(number) * _UNITS[unit] for number, unit in _OTHERS.findall(message)]
+    if allocated is not None and "process_bytes" not in found:
+        # A process in a container does not find itself among those that it lists.
+        own = [size for size in others if size >= allocated + found.get("unallocated_bytes", 0.0)]
+        if own and sum(others) + allocated > found.get("capacity_bytes", float("inf")):
+            found["process_bytes"] = min(own)
+            others.remove(min(own))
     return OutOfMemory(
         asked_bytes=found.get("asked_bytes"),
         free_bytes=found.get("free_bytes"),
         capacity_bytes=found.get("capacity_bytes"),
         process_bytes=found.get("process_bytes"),
-        allocated_bytes=found.get("allocated_bytes"),
+        allocated_bytes=allocated,
         unallocated_bytes=found.get("unallocated_bytes"),
-        other_processes_bytes=others or None,
+        other_processes_bytes=sum(others) or None,
     )
 
 

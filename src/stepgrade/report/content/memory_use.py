@@ -72,9 +72,14 @@ def memory_rows(memory: Memory) -> Iterator[tuple[str, str]]:
 def failure_lines(failed: OutOfMemory) -> Iterator[str]:
     """Yield what was asked, what held the memory, and what else was on the device."""
     where = f" in {shortened(failed.where, 80)}" if failed.where else ""
+    if failed.asked_bytes is None and failed.allocated_bytes is None:
+        yield "The driver or one of its libraries found no room; its message has no figures."
     if failed.asked_bytes is not None:
-        had = f", and the device had {show_bytes(failed.free_bytes or 0.0)} free"
-        also = had if failed.free_bytes is not None else ""
+        also = ""
+        if failed.free_bytes is not None:
+            also = f", and the device had {show_bytes(failed.free_bytes)} free"
+        elif failed.allocated_bytes is None and failed.capacity_bytes is not None:
+            also = f", and the device has {show_bytes(failed.capacity_bytes)}"
         yield f"{show_bytes(failed.asked_bytes)} were asked for{where}{also}."
     if failed.allocated_bytes is not None:
         of = f" of {show_bytes(failed.capacity_bytes)}" if failed.capacity_bytes else ""
