@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from stepgrade.model.events import Ids, Kinds, Longs
+from stepgrade.model.events import Floats, Ids, Kinds, Longs
 from stepgrade.model.memory import Holder, OutOfMemory
 from stepgrade.model.notes import Note
 
@@ -35,6 +35,15 @@ class Allocations(NamedTuple):
     base_bytes: int  # allocated before the first one
     states_per_weight: int  # how many states of its size the optimizer has for each weight
     reserved: Longs  # by the framework after each event; NONE where it is not known
+
+
+class MemoryTimeline(Struct, frozen=True, eq=False, kw_only=True):
+    """What one device held over time, already told apart: bytes of each category at the same moments."""
+
+    file: str
+    format: str  # the reader's name
+    at_ms: Floats  # from the first moment
+    levels: dict[str, Floats]
 
 
 class MemoryRecording(Struct, frozen=True, eq=False, kw_only=True):

@@ -11,11 +11,11 @@ from stepgrade.model import Baseline, Profile
 from stepgrade.readers.source import ByteSource
 
 if TYPE_CHECKING:
-    from stepgrade.model.allocations import MemoryRecording  # needs numpy
+    from stepgrade.model.allocations import MemoryRecording, MemoryTimeline  # needs numpy
     from stepgrade.model.events import Trace
     from stepgrade.model.hang import FlightRecord
 
-    Traces: TypeAlias = Trace | Iterator[Trace] | MemoryRecording | FlightRecord
+    Traces: TypeAlias = Trace | Iterator[Trace] | MemoryRecording | MemoryTimeline | FlightRecord
 
 
 class Reader(Struct, frozen=True, kw_only=True):

@@ -188,12 +188,12 @@ def _is_log(source: PathLike, options: ReadOptions) -> bool:
 def _profile_of(found: Traces, options: ReadOptions) -> Profile:
     """Turn traces into a profile: the one place where reading goes on in `trace`."""
     # What needs numpy is imported only here: it takes longer than a step profile to score.
-    from stepgrade.model.allocations import MemoryRecording  # noqa: PLC0415
+    from stepgrade.model.allocations import MemoryRecording, MemoryTimeline  # noqa: PLC0415
     from stepgrade.model.events import Trace  # noqa: PLC0415
     from stepgrade.model.hang import FlightRecord  # noqa: PLC0415
     from stepgrade.trace import profile_of_flight_records, profile_of_memory, profile_of_traces  # noqa: PLC0415
 
-    if isinstance(found, MemoryRecording | FlightRecord):
+    if isinstance(found, MemoryRecording | MemoryTimeline | FlightRecord):
         if options.steps is not None:
             raise BadOption("picks steps from a trace, which this source is not", field="steps")
         if isinstance(found, FlightRecord):

@@ -13,7 +13,7 @@ from stepgrade.readers.base import Reader
 from stepgrade.readers.source import ByteSource
 
 if TYPE_CHECKING:
-    from stepgrade.model import Profile
+    from stepgrade.model.allocations import MemoryTimeline
     from stepgrade.model.events import Floats
 
 # [[times], [[sizes], …]], and rows of time, action, bytes and category.
@@ -32,9 +32,9 @@ def recognises(source: ByteSource) -> bool:
     return _EVENTS.match(source.head) is not None or _SUMS.match(source.head) is not None
 
 
-def read(source: ByteSource) -> Profile:
+def read(source: ByteSource) -> MemoryTimeline:
     """Return what the memory held, by category and over time; a timeline has no times of steps."""
-    from stepgrade.trace.memory import profile_of_levels  # noqa: PLC0415  needs numpy
+    from stepgrade.model.allocations import MemoryTimeline  # noqa: PLC0415  needs numpy
 
     is_sums = _EVENTS.match(source.head) is None
     document = source.document()
@@ -44,7 +44,7 @@ def read(source: ByteSource) -> Profile:
         raise BadInput(f"is no whole memory timeline: {error}", where=source.name) from error
     if not len(at_ms) or not all(abs(level).max() < _MOST_BYTES for level in levels.values()):
         raise BadInput("holds no sizes that a memory could have", where=source.name)
-    return profile_of_levels(at_ms, levels, file=source.name, reader=READER.name)
+    return MemoryTimeline(file=source.name, format=READER.name, at_ms=at_ms, levels=levels)
 
 
 def _sums(document: bytes) -> tuple[Floats, dict[str, Floats]]:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from stepgrade.errors import BadInput, BadOption
 from stepgrade.model import Baseline, Profile
-from stepgrade.model.allocations import MemoryRecording
+from stepgrade.model.allocations import MemoryRecording, MemoryTimeline
 from stepgrade.model.events import Trace
 from stepgrade.model.hang import FlightRecord
 from stepgrade.readers import registry
@@ -153,7 +153,7 @@ class Processes:
 def traces_in(source: ByteSource, input_format: str | None) -> Iterator[Trace]:
     """Return the ranks of one file; raise BadInput for what is no trace."""
     found = registry.read_source(source, input_format)
-    if isinstance(found, Profile | Baseline | MemoryRecording | FlightRecord):
+    if isinstance(found, Profile | Baseline | MemoryRecording | MemoryTimeline | FlightRecord):
         raise _not_a_trace(source.name)
     return one_by_one([found]) if isinstance(found, Trace) else found
 

@@ -15,11 +15,11 @@ from stepgrade.model.allocations import (
     STATES_PER_WEIGHT,
     Allocations,
     MemoryRecording,
+    MemoryTimeline,
 )
 from stepgrade.model.columns import groups
 from stepgrade.model.events import (
     NONE,
-    Floats,
     HostCalls,
     HostOps,
     HostRanges,
@@ -66,8 +66,10 @@ _NO_STEP_TIMES = Note(
 _PROCESSOR = 0
 
 
-def profile_of_memory(recording: MemoryRecording) -> Profile:
+def profile_of_memory(recording: MemoryRecording | MemoryTimeline) -> Profile:
     """Return the profile of a recording that holds memory and no times of steps."""
+    if isinstance(recording, MemoryTimeline):
+        return _profile_of_timeline(recording)
     memory, phase = _memory_of_recording(recording), recording.events.phase
     is_training = recording.has_phases and bool((phase != IN_FORWARD).any())
     return Profile(
@@ -81,8 +83,8 @@ def profile_of_memory(recording: MemoryRecording) -> Profile:
     )
 
 
-def profile_of_levels(at_ms: Floats, levels: dict[str, Floats], *, file: str, reader: str) -> Profile:
-    """Return the profile of a timeline: bytes of each category at moments in order of time."""
+def _profile_of_timeline(timeline: MemoryTimeline) -> Profile:
+    at_ms, levels = timeline.at_ms, timeline.levels
     total = np.sum(list(levels.values()), axis=0)
     peak = int(total.argmax())
     picks = moments_of(total)
@@ -96,7 +98,7 @@ def profile_of_levels(at_ms: Floats, levels: dict[str, Floats], *, file: str, re
     )
     is_training = any(levels[name].any() for name in ("gradients", "optimizer") if name in levels)
     return Profile(
-        source=Source(format=reader, files=(file,), producer="torch"),
+        source=Source(format=timeline.format, files=(timeline.file,), producer="torch"),
         work="training" if is_training else "unknown",
         memory=Memory(
             peak_bytes=float(total[peak]),
