@@ -224,6 +224,7 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         peak_memory_bytes=profile.peak_memory_bytes,
         memory=context.memory,
         hang=profile.hang,
+        views=profile.views,
         roofs=(*target.figures.compute(target.dtype), *target.figures.bandwidth()),
         typical_step=profile.typical_step,
         fingerprint=fingerprint_of(profile, options),

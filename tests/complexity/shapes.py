@@ -1078,7 +1078,7 @@ SHAPES: dict[str, Shape] = {
     "collectives": Shape(collectives, covers=("trace/collectives", "trace/matching"), size=400),
     "waits of the host": Shape(waits, covers=("trace/activity",), size=200),
     "copies on streams of their own": Shape(copies, covers=("trace/activity",), size=800),
-    "streams and devices": Shape(streams, covers=("trace/windows",), size=800),
+    "streams and devices": Shape(streams, covers=("trace/windows", "trace/step_view"), size=800),
     "host threads and their names": Shape(threads, covers=("trace/links",), size=800),
     "python frames": Shape(frames, covers=("trace/frames", "trace/python_loops"), size=200),
     "ranks of one file": Shape(merged_ranks, covers=("trace/ranks", "readers/kineto/assemble", "trace/quality"), size=10),

@@ -18,6 +18,7 @@ from stepgrade.model.hang import Hang
 from stepgrade.model.memory import Memory
 from stepgrade.model.notes import Note
 from stepgrade.model.step_log import RunFacts, StepLog
+from stepgrade.model.step_view import StepView
 from stepgrade.units import show_ms
 
 RECORDER = "stepgrade recorder, PyTorch"  # the producer of what our own recorder writes
@@ -286,6 +287,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     memory: Memory | None = None
     hang: Hang | None = None  # of a run that stands still
     recorded: Recorded | None = None
+    views: tuple[StepView, ...] = ()  # one step of each rank, to be drawn; of many ranks the first
     typical_step: Span | None = None  # where the steady step of middle length is
     contents: dict[str, str] = {}  # what else the source holds, in words, for people
     notes: tuple[Note, ...] = ()

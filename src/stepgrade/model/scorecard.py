@@ -19,6 +19,7 @@ from stepgrade.model.memory import Memory
 from stepgrade.model.notes import Result, texts_to_notes
 from stepgrade.model.profile import WorkKind
 from stepgrade.model.step_log import Goodput
+from stepgrade.model.step_view import StepView
 from stepgrade.units import show_share
 
 UNGRADED = "ungraded"
@@ -228,6 +229,13 @@ class Scorecard(Result, frozen=True, kw_only=True):
     goodput: Goodput | None = None  # of the wall time of a logged run
     memory: Memory | None = None
     hang: Hang | None = None  # of dumps of the Flight Recorder
+    views: tuple[StepView, ...] = ()  # one step of each rank, to be drawn; not in the JSON
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the card as its JSON has it: what is only drawn is left out."""
+        document = super().to_dict()
+        del document["views"]
+        return document
 
     @classmethod
     def from_json(cls, text: bytes | str) -> Scorecard:

@@ -25,6 +25,7 @@ from stepgrade.trace.places import find_places
 from stepgrade.trace.quality import check_quality
 from stepgrade.trace.ranks import RankProfile, RankStep, merge_ranks
 from stepgrade.trace.recordings import join_recordings
+from stepgrade.trace.step_view import view_step
 from stepgrade.trace.steps import NOTES
 from stepgrade.trace.timeline import Driver, Timeline, build_timeline
 from stepgrade.trace.windows import StepMark
@@ -77,6 +78,7 @@ def analyse_rank(trace: Trace) -> RankProfile:
         phases=sum_phases(timeline, pieces, phase),
         layers=layers.times,
         modules=places.modules,
+        views=tuple(view for view in (view_step(timeline, pieces, phase),) if view is not None),
         operations=tuple(
             structs.replace(op, where=place.where, module=place.module)
             if (place := places.of_label.get(op.name))

@@ -12,6 +12,7 @@ from msgspec import Struct, structs
 from stepgrade.model.activity import HostLine, Straggler
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import ACCOUNTS, LedgerTime, Profile, RankTime, Source
+from stepgrade.model.step_view import StepView
 from stepgrade.statistics import median
 from stepgrade.trace.ledger import add_ledgers
 from stepgrade.trace.matching import Arrivals, MatchedCollectives, Matching
@@ -107,6 +108,7 @@ class AcrossRanks(NamedTuple):
     step_ns: list[int]  # of the slowest chain
     skew_ms: float | None
     straggler: Straggler | None
+    clock_offsets_ns: Mapping[int, int]
     notes: tuple[Note, ...]
 
 
@@ -129,12 +131,14 @@ def merge_ranks(ranks: Sequence[AnyRank]) -> Profile:
     files = tuple(dict.fromkeys(rank.files[0] for rank in ranks))
     places = {file: place for place, file in enumerate(files)}
     mean_rank, matching, lines = MeanRank(len(ranks), len(common), places), Matching(), {}
+    views: list[StepView] = []
     for number, packed in by_number.items():
         rank = packed.unpacked()
         mean_rank.add(rank.profile)
         matching.add(number, rank.arrivals)
         if rank.profile.activity:
             lines[number] = rank.profile.activity.lines
+        views += [structs.replace(view, rank=number) for view in rank.profile.views]
     across = compare_ranks(by_number, common, matching, lines)
     first = mean_rank.first or ranks[0].unpacked().profile
     stated = _first_known(rank.world_size for rank in ranks)
@@ -150,6 +154,7 @@ def merge_ranks(ranks: Sequence[AnyRank]) -> Profile:
         phases=mean_rank.phases,
         layers=mean_rank.layers,
         modules=mean_rank.modules,
+        views=_on_one_clock(views, across.clock_offsets_ns),
         operations=mean_rank.operations,
         typical_step=in_file(first.typical_step, first, places),
         tokens_per_step=mean_rank.known["tokens_per_step"],
@@ -169,6 +174,19 @@ def merge_ranks(ranks: Sequence[AnyRank]) -> Profile:
         notes=(*across.notes, *mean_rank.notes.all),
         warnings=by_weight([*warnings, *mean_rank.warnings.all]),
     )
+
+
+def _on_one_clock(views: Sequence[StepView], offsets_ns: Mapping[int, int]) -> tuple[StepView, ...]:
+    """Return the drawn steps that are the same one, each where the ranks' common clock says it begins."""
+    same = [view for view in views if view.number == views[0].number]
+    shifted = [structs.replace(view, at_ns=view.at_ns - offsets_ns.get(view.rank or 0, 0)) for view in same]
+    # Clocks that are a step apart are not one.
+    spread = max((view.at_ns for view in shifted), default=0) - min(
+        (view.at_ns for view in shifted), default=0
+    )
+    if spread > max((view.dur_ns for view in shifted), default=0):
+        return tuple(structs.replace(view, at_ns=0) for view in shifted)
+    return tuple(shifted)
 
 
 def compare_ranks(
@@ -212,6 +230,7 @@ def compare_ranks(
         step_ns=_slowest_chain(by_number, common, matched) if matched else longest,
         skew_ms=matched.skew_ns / steps / NS_PER_MS if matched else None,
         straggler=straggler,
+        clock_offsets_ns=matched.clock_offsets_ns if matched else {},
         notes=tuple(_find_notes(by_number, times, matched, straggler)),
     )
 

@@ -16,7 +16,10 @@ from stepgrade.model.ceiling import Roof
 from stepgrade.model.comparison import Check, GateReport, PartChange, Shift
 from stepgrade.model.finding import Finding
 from stepgrade.model.memory import Holder, Memory, OutOfMemory, PeakPlace
-from stepgrade.model.scorecard import Operation, RankRow, Scorecard, StepStats
+from stepgrade.model.profile import ACCOUNTS
+from stepgrade.model.scorecard import ModuleStep, Operation, RankRow, Scorecard, StepStats
+from stepgrade.model.step_view import Lane, LaneKind, StepView
+from stepgrade.trace.phases import PHASES
 from tests.builders import make_ops, make_profile
 from tests.conftest import ROOT
 
@@ -152,6 +155,19 @@ def full_card(ranks: int = 8, ops: int = 60) -> sg.Scorecard:
         roofs=_roofs(),
         fitness=noted(("Only 2 of 4 steps are steady.",)),
         typical_step=Span(file=0, start_ns=1_700_000_000_000_000_000, dur_ns=5_000_000),
+        views=tuple(make_view(rank) for rank in range(min(ranks, 3))),
+        modules=tuple(
+            ModuleStep(
+                name=f"Block_{place}",
+                parent=None if place == 0 else (place - 1) // 3,
+                fwd_ms=30.0 / 3 ** (place > 0),
+                bwd_ms=60.0 / 3 ** (place > 0),
+                recompute_ms=0.0,
+                share=0.9 / 3 ** (place > 0),
+                ops={"aten::mm": 3.0},
+            )
+            for place in range(4)
+        ),
         steps=StepStats(count=60, median_ms=100.0, samples_ms=(*(100.0 + n % 7 for n in range(59)), 300.0)),
     )
 
@@ -227,7 +243,32 @@ def hostile_card(names: tuple[str, ...] = HOSTILE) -> sg.Scorecard:
             holders=tuple(Holder(bytes=1e8, op=name, where=name, category=name) for name in names),
             out_of_memory=OutOfMemory(asked_bytes=1e9, where=evil),
         ),
+        modules=tuple(
+            ModuleStep(name=name, parent=place - 1 if place else None, fwd_ms=9.0, bwd_ms=9.0, recompute_ms=0.0, share=0.2,
+                       ops={name: 3.0})
+            for place, name in enumerate(names)
+        ),
+        views=tuple(make_view(rank, names) for rank in range(2)),
     )  # fmt: skip
+
+
+def make_view(rank: int, names: tuple[str, ...] = ("forward", "backward")) -> StepView:
+    """Return a step that is drawn, a slice for each name on every lane."""
+    count = len(names)
+
+    def lane(kind: LaneKind, looks: tuple[str, ...]) -> Lane:
+        return Lane(
+            kind=kind, name=names[0], start_ns=tuple(range(0, count * 1_000_000, 1_000_000)), dur_ns=(900_000,) * count,
+            label=names, look=tuple(looks[place % len(looks)] for place in range(count)), count=(1, *(7,) * (count - 1)),
+        )  # fmt: skip
+
+    lanes = (
+        lane("ledger", tuple(ACCOUNTS)),
+        lane("phases", PHASES),
+        lane("stream", ("gemm", "copy", "communication", "norm")),
+        lane("thread", ("other", "wait")),
+    )
+    return StepView(rank=rank, number=4, at_ns=10**18 + rank * 200_000, dur_ns=count * 1_000_000, lanes=lanes)
 
 
 def hostile_parity(names: tuple[str, ...] = HOSTILE) -> sg.ParityReport:

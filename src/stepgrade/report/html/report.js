@@ -204,6 +204,18 @@
     next.focus();
   });
 
+  // The step over time, wider than the screen: the stretch in the middle stays in the middle.
+  const lanes = document.querySelector(".lanes");
+  for (const button of all("[data-zoom]")) {
+    button.parentElement.hidden = false;
+    button.addEventListener("click", () => {
+      const middle = (lanes.scrollLeft + lanes.clientWidth / 2) / lanes.scrollWidth;
+      lanes.firstElementChild.style.width = `${Number(button.dataset.zoom) * 100}%`;
+      lanes.scrollLeft = middle * lanes.scrollWidth - lanes.clientWidth / 2;
+      for (const other of all("[data-zoom]")) other.setAttribute("aria-pressed", String(other === button));
+    });
+  }
+
   const theme = document.getElementById("theme");
   const isDark = () => (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
   const press = () => theme.setAttribute("aria-pressed", String(isDark()));

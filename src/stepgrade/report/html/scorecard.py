@@ -16,7 +16,18 @@ from stepgrade.model.scorecard import AT_MOST, UNGRADED, Scorecard
 from stepgrade.report.content.details import details
 from stepgrade.report.content.hang import VERDICTS, hang_rows
 from stepgrade.report.content.scorecard import GRADES, gain, headline, is_worth_showing
-from stepgrade.report.html import changes, layers, ledger, memory, modules, perfetto, ranks, roofline, steps
+from stepgrade.report.html import (
+    changes,
+    layers,
+    ledger,
+    memory,
+    modules,
+    perfetto,
+    ranks,
+    roofline,
+    steps,
+    timeline,
+)
 from stepgrade.report.html.page import ROWS_KEPT
 from stepgrade.report.html.plot import Mark, Scale, joined
 from stepgrade.report.names import printable, shortened
@@ -71,6 +82,7 @@ def view(card: Scorecard, flags: Mapping[str, str]) -> dict[str, Any]:
             for each in details(card)
         ],
         "steps": steps.view(card),
+        "timeline": timeline.view(card),
         "modules": modules.view(card),
         "memory": memory.view(card),
         "hang": {"verdict": VERDICTS[card.hang.kind], "rows": [*hang_rows(card.hang)]} if card.hang else None,

@@ -1,0 +1,174 @@
+"""Draw one step: its ledger, its phases, the streams of the device and the threads of the host.
+
+Events that a screen cannot show apart are gathered into one slice, which is named after the longest of them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stepgrade.model.columns import groups
+from stepgrade.model.events import Kinds, Wholes
+from stepgrade.model.profile import ACCOUNTS
+from stepgrade.model.step_view import Lane, LaneKind, StepView
+from stepgrade.naming.torch_names import classes_of
+from stepgrade.naming.work_class import WorkClass
+from stepgrade.trace import intervals as iv
+from stepgrade.trace.ledger import waiting_calls
+from stepgrade.trace.links import OP, nearest, pick
+from stepgrade.trace.phases import PHASES
+from stepgrade.trace.pieces import Pieces
+from stepgrade.trace.timeline import Driver, Timeline
+
+SLICES = 400  # across a step: a dot of a wide screen holds two or three
+RANKS_VIEWED = 16  # of thousands, the first: nobody reads more
+STREAMS_SHOWN = 6
+THREADS_SHOWN = 3
+LONGEST_NAME = 80
+_WAIT = len(WorkClass)  # beside the classes of work: the host waits for the device
+
+
+def view_step(timeline: Timeline, pieces: Pieces, phase: Kinds) -> StepView | None:
+    """Return the steady step in the middle of the run; None without one, or where no device was seen."""
+    steady, rank = np.flatnonzero(timeline.windows.steady), timeline.trace.rank
+    if not len(steady) or (rank is not None and rank >= RANKS_VIEWED) or timeline.driver is Driver.UNSEEN:
+        return None
+    step = int(steady[len(steady) // 2])
+    begin, end = int(timeline.windows.start_ns[step]), int(timeline.windows.end_ns[step])
+    if end <= begin:
+        return None
+    lanes = [_ledger_lane(timeline, begin, end), _phase_lane(pieces, phase, begin, end)]
+    lanes += _stream_lanes(timeline, pieces, begin, end)
+    lanes += _thread_lanes(timeline, begin, end)
+    return StepView(
+        rank=rank,
+        number=int(timeline.steps.number[step]),
+        at_ns=(timeline.trace.base_ns or 0) + begin,
+        dur_ns=end - begin,
+        lanes=tuple(lane for lane in lanes if lane is not None and lane.start_ns),
+    )
+
+
+def _ledger_lane(timeline: Timeline, begin: int, end: int) -> Lane | None:
+    if timeline.ledger is None:
+        return None
+    names = list(ACCOUNTS)
+    spans = [iv.clip(spans, begin, end) for spans in timeline.ledger[: len(names)]]
+    start = np.concatenate([part.starts for part in spans])
+    stop = np.concatenate([part.ends for part in spans])
+    account = np.repeat(np.arange(len(names)), [len(part.starts) for part in spans])
+    return _lane("ledger", "the device", (begin, end), (start, stop, account, account), names, names)
+
+
+def _phase_lane(pieces: Pieces, phase: Kinds, begin: int, end: int) -> Lane | None:
+    stop = pieces.start_ns + pieces.dur_ns
+    inside = (stop > begin) & (pieces.start_ns < end) & (pieces.dur_ns > 0)
+    rows = np.flatnonzero(inside)
+    rows = rows[np.argsort(pieces.start_ns[rows], kind="stable")]
+    if not len(rows):
+        return None
+    # One behind the other, those of the same phase are one stretch.
+    kind = phase[rows].astype(np.int64)
+    first = np.flatnonzero(np.append(True, kind[1:] != kind[:-1]))
+    start = pieces.start_ns[rows][first]
+    ends = np.minimum(np.maximum.reduceat(stop[rows], first), np.append(start[1:], end))
+    names = list(PHASES)
+    return _lane("phases", "phases", (begin, end), (start, ends, kind[first], kind[first]), names, names)
+
+
+def _stream_lanes(timeline: Timeline, pieces: Pieces, begin: int, end: int) -> list[Lane | None]:
+    if timeline.driver is not Driver.DEVICE:
+        return []
+    work = timeline.trace.work
+    stop = pieces.start_ns + pieces.dur_ns
+    rows = np.flatnonzero((stop > begin) & (pieces.start_ns < end))
+    stream = work.stream[pieces.work[rows]]
+    values, which, _ = groups(stream)
+    busy = np.bincount(which, weights=pieces.dur_ns[rows], minlength=len(values))
+    classes = [member.label for member in WorkClass]
+    return [
+        _lane(
+            "stream",
+            f"stream {int(values[place])}",
+            (begin, end),
+            (
+                pieces.start_ns[rows][which == place],
+                stop[rows][which == place],
+                pieces.label[rows][which == place],
+                pieces.work_class[rows][which == place],
+            ),
+            pieces.labels,
+            classes,
+        )
+        for place in np.argsort(-busy, kind="stable")[:STREAMS_SHOWN].tolist()
+    ]
+
+
+def _thread_lanes(timeline: Timeline, begin: int, end: int) -> list[Lane | None]:
+    """Return the outermost operations of the busiest threads, and when they waited for the device."""
+    trace, tree = timeline.trace, timeline.tree
+    if not len(tree.kind):
+        return []
+    outer = pick(nearest(tree.parent, tree.kind == OP), tree.parent) < 0
+    op = tree.origin[np.flatnonzero((tree.kind == OP) & outer)]
+    waits = np.flatnonzero(waiting_calls(trace, timeline.links, timeline.steps))
+    start = np.concatenate([trace.ops.start_ns[op], trace.calls.start_ns[waits]])
+    stop = start + np.concatenate([trace.ops.dur_ns[op], trace.calls.dur_ns[waits]])
+    name = np.concatenate([trace.ops.name[op], trace.calls.name[waits]])
+    thread = np.concatenate([trace.ops.thread[op], trace.calls.thread[waits]])
+    look = np.concatenate(
+        [classes_of(trace.strings, trace.ops.name[op]), np.full(len(waits), _WAIT, np.int8)]
+    )
+    inside = (stop > begin) & (start < end)
+    values, which, _ = groups(thread[inside])
+    busy = np.bincount(which, weights=(stop - start)[inside], minlength=len(values))
+    looks = [*(member.label for member in WorkClass), "wait"]
+    lanes = []
+    for place in np.argsort(-busy, kind="stable")[:THREADS_SHOWN].tolist():
+        own = np.flatnonzero(inside)[which == place]
+        told = trace.threads[int(values[place])] if trace.threads else None
+        title = "training loop" if int(values[place]) == timeline.steps.thread else "another thread"
+        if told is not None and told.name and title != "training loop":
+            title = told.name[:LONGEST_NAME]
+        columns = (start[own], stop[own], name[own], look[own])
+        lanes.append(_lane("thread", title, (begin, end), columns, trace.strings, looks))
+    return lanes
+
+
+def _lane(
+    kind: LaneKind,
+    name: str,
+    extent: tuple[int, int],
+    columns: tuple[Wholes, Wholes, Wholes, Wholes],
+    labels: list[str] | tuple[str, ...],
+    looks: list[str],
+) -> Lane | None:
+    """Return a lane of the events (start, end, label, look), gathered to what can be shown."""
+    begin, end = extent
+    start, stop, label, look = columns
+    start, stop = np.clip(start, begin, end), np.clip(stop, begin, end)
+    kept = np.flatnonzero(stop > start)
+    if not len(kept):
+        return None
+    kept = kept[np.argsort(start[kept], kind="stable")]
+    start, stop, label, look = start[kept], stop[kept], label[kept], look[kept]
+    # What runs at once on one lane is cut where the next begins: a lane shows one thing at a time.
+    stop = np.minimum(stop, np.append(start[1:], end))
+    start, stop, label, look = (column[stop > start] for column in (start, stop, label, look))
+    width = max((end - begin) // SLICES, 1)
+    is_short = stop - start < width
+    bucket = np.where(is_short, (start - begin) // width, -1)
+    joins = np.append(False, is_short[1:] & is_short[:-1] & (bucket[1:] == bucket[:-1]))
+    first = np.flatnonzero(~joins)
+    slice_of = np.cumsum(~joins) - 1
+    order = np.lexsort((stop - start, slice_of))
+    longest = order[np.append(slice_of[order][1:] != slice_of[order][:-1], True)]
+    return Lane(
+        kind=kind,
+        name=name,
+        start_ns=tuple((start[first] - begin).tolist()),
+        dur_ns=tuple((np.maximum.reduceat(stop, first) - start[first]).tolist()),
+        label=tuple(labels[int(value)][:LONGEST_NAME] for value in label[longest]),
+        look=tuple(looks[int(value)] for value in look[longest]),
+        count=tuple(np.diff(np.append(first, len(start))).tolist()),
+    )

@@ -1,0 +1,81 @@
+"""The drawn step: slices of a lane are in order, lie in the step, stand for every event, and lose no time."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stepgrade as sg
+from stepgrade.trace.step_view import SLICES, _lane
+from tests.conftest import ROOT
+
+TRACE = ROOT / "examples" / "traces" / "gpt_naive.json.gz"
+
+
+def test_the_step_in_the_middle_of_a_real_run() -> None:
+    profile = sg.load(TRACE)
+    (view,) = profile.views
+    assert {lane.kind for lane in view.lanes} == {"ledger", "phases", "thread"}
+    for lane in view.lanes:
+        ends = [start + dur for start, dur in zip(lane.start_ns, lane.dur_ns, strict=True)]
+        assert min(lane.dur_ns) > 0
+        assert lane.start_ns[0] >= 0
+        assert ends[-1] <= view.dur_ns
+        assert all(end <= start for end, start in zip(ends, lane.start_ns[1:], strict=False))
+        assert len(lane.start_ns) <= 2 * SLICES
+    ledger = next(lane for lane in view.lanes if lane.kind == "ledger")
+    assert sum(ledger.dur_ns) == view.dur_ns  # every nanosecond of a step is in an account
+    phases = next(lane for lane in view.lanes if lane.kind == "phases")
+    assert list(dict.fromkeys(phases.label))[:2] == ["forward", "backward"]
+
+
+def test_what_is_drawn_is_not_in_the_json() -> None:
+    card = sg.score(TRACE)
+    assert card.views
+    document = json.loads(card.to_json())
+    assert "views" not in document
+    assert sg.Scorecard.from_json(card.to_json()).views == ()
+
+
+@given(st.lists(st.tuples(st.integers(-500, 9_500), st.integers(0, 3_000), st.integers(0, 3)), max_size=60))
+def test_a_lane_shows_one_thing_at_a_time_and_counts_all(events: list[tuple[int, int, int]]) -> None:
+    begin, end = 0, 9_000
+    columns = [np.array([event[place] for event in events], np.int64) for place in (0, 1, 2)]
+    stop = columns[0] + columns[1]
+    names = ["a", "b", "c", "d"]
+    lane = _lane("stream", "s", (begin, end), (columns[0], stop, columns[2], columns[2]), names, names)
+    starts = {(max(s, 0), min(s + d, end)) for s, d, _ in events if min(s + d, end) > max(s, 0)}
+    if lane is None:
+        assert not starts
+        return
+    covered = np.zeros(end, np.bool_)
+    for s, e in starts:
+        covered[s:e] = True
+    shown = np.zeros(end, np.int64)
+    for s, d in zip(lane.start_ns, lane.dur_ns, strict=True):
+        shown[s : s + d] += 1
+    assert shown.max() == 1
+    assert set(lane.label) <= set(names)
+    # Nothing is drawn where nothing was, but for gaps too short to be seen between short events.
+    width = max((end - begin) // SLICES, 1)
+    assert int(((shown > 0) & ~covered).sum()) <= width * len(lane.start_ns)
+    assert sum(lane.count) <= len(events)
+    assert all(a < b for a, b in pairwise(lane.start_ns))
+
+
+@pytest.mark.samples
+def test_ranks_are_on_one_clock() -> None:
+    folder = ROOT.parent / "shared" / "samples" / "kineto"
+    files = sorted(folder.glob("modded-nanogpt_20251211_8xH100_rank*.json.gz"))
+    if not files:
+        pytest.skip("the real traces are not beside this clone")
+    profile = sg.load(*files)
+    assert [view.rank for view in profile.views] == [*range(8)]
+    assert len({view.number for view in profile.views}) == 1
+    begins = [view.at_ns for view in profile.views]
+    assert max(begins) - min(begins) < max(view.dur_ns for view in profile.views)
