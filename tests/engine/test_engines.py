@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stepgrade as sg
-from stepgrade.engine import Done, Work
+from stepgrade.engine import Done, Job
 from stepgrade.engine.base import Here, Outcome, ReportItem, decode_outcome, run_item
-from stepgrade.engine.pool import Pool
+from stepgrade.engine.pool import ProcessPool
 from stepgrade.errors import BadInput, BadOption, EngineFailed, TooLarge
 from tests.cluster import Planned, write_ranks
 from tests.conftest import Ran
@@ -52,7 +52,7 @@ class Shuffled:
     def __init__(self, order: list[int], known: dict[bytes, Outcome]) -> None:
         self._order, self._known = order, known
 
-    def map(self, work: Work, report: ReportItem) -> Iterator[Done]:  # noqa: ARG002  as of all engines
+    def map(self, work: Job, report: ReportItem) -> Iterator[Done]:  # noqa: ARG002  as of all engines
         for place in self._order:
             item = work.items[place]
             if item not in self._known:
@@ -84,7 +84,7 @@ def with_pipe(folder: Path, tmp_path: Path) -> tuple[list[Path], bytes]:
     return [*paths[:-1], pipe], paths[-1].read_bytes()
 
 
-def waiting_process(pool: Pool) -> int:
+def waiting_process(pool: ProcessPool) -> int:
     """Return the process that waits for the pipe, when it is the only one left."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
@@ -100,7 +100,7 @@ def test_a_process_that_is_killed_is_replaced_and_its_rank_tried_again(
     folder: Path, tmp_path: Path, kills: int
 ) -> None:
     item = msgspec.msgpack.encode(str(tmp_path / "unused"))
-    pool = Pool(1)
+    pool = ProcessPool(1)
     pipe = tmp_path / "held"
     os.mkfifo(pipe)
     item = msgspec.msgpack.encode(
@@ -124,7 +124,7 @@ def test_a_process_that_is_killed_is_replaced_and_its_rank_tried_again(
     thread = threading.Thread(target=kill_then_write)
     thread.start()
     try:
-        work = Work(function="stepgrade.readers.many:analyse_file", items=[item])
+        work = Job(function="stepgrade.readers.many:analyse_file", items=[item])
         (done,) = pool.map(work, lambda *_: None)
     finally:
         pool.close()
@@ -162,7 +162,7 @@ def test_what_is_too_large_for_one_of_many_is_read_alone(
     seen: list[int] = []
 
     class Narrow(Here):
-        def map(self, work: Work, report: ReportItem) -> Iterator[Done]:
+        def map(self, work: Job, report: ReportItem) -> Iterator[Done]:
             for place, outcome in super().map(work, report):
                 seen.append(place)
                 too_large = Outcome(error=TooLarge.__name__, problem="would take too much")

@@ -5,6 +5,6 @@ named in bytes, and so are results: no engine pickles our classes, and what come
 version is refused.
 """
 
-from stepgrade.engine.base import Done, Engine, Outcome, Work, cores, open_engine
+from stepgrade.engine.base import Done, Engine, Job, Outcome, cores, open_engine
 
-__all__ = ["Done", "Engine", "Outcome", "Work", "cores", "open_engine"]
+__all__ = ["Done", "Engine", "Job", "Outcome", "cores", "open_engine"]

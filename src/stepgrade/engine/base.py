@@ -43,7 +43,7 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
         raise RuntimeError(self.problem)  # a bug, with its traceback in its words
 
 
-class Work(Struct, frozen=True, kw_only=True):
+class Job(Struct, frozen=True, kw_only=True):
     """A function of ours by its name, such as "stepgrade.readers.load:analyse_file", and its items.
 
     The function takes an item and a `Report`, and returns bytes.
@@ -63,7 +63,7 @@ class Done(NamedTuple):
 class Engine(Protocol):
     """Where work is done."""
 
-    def map(self, work: Work, report: ReportItem) -> Iterator[Done]:
+    def map(self, work: Job, report: ReportItem) -> Iterator[Done]:
         """Yield what becomes of each item, as it comes; report how far those are that take long."""
         ...
 
@@ -117,7 +117,7 @@ def decode_outcome(data: bytes, who: str) -> Outcome:
 class Here:
     """This process, one item after the other."""
 
-    def map(self, work: Work, report: ReportItem) -> Iterator[Done]:
+    def map(self, work: Job, report: ReportItem) -> Iterator[Done]:
         """Yield what becomes of each item, in their order."""
         for place, item in enumerate(work.items):
             yield Done(place, run_item(work.function, item, partial(report, place)))
@@ -138,9 +138,9 @@ def open_engine(name: str, workers: int) -> Engine:
     if name == "here":
         return Here()
     if name == "pool":
-        from stepgrade.engine.pool import Pool  # noqa: PLC0415  only with several files
+        from stepgrade.engine.pool import ProcessPool  # noqa: PLC0415  only with several files
 
-        return Pool(workers)
+        return ProcessPool(workers)
     if name == "dask" or name.startswith("dask://"):
         from stepgrade.engine.on_dask import OnDask  # noqa: PLC0415  an extra
 

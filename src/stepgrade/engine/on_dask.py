@@ -1,4 +1,4 @@
-"""Work on Dask: a cluster of this machine's processes, or the scheduler that the user has."""
+"""Job on Dask: a cluster of this machine's processes, or the scheduler that the user has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from stepgrade.engine.base import TRIES, Done, ReportItem, Work, decode_outcome, died, run_item
+from stepgrade.engine.base import TRIES, Done, Job, ReportItem, decode_outcome, died, run_item
 from stepgrade.errors import BadOption, EngineFailed, MissingExtra
 
 # A task of Dask costs some 8 ms: several files make one, yet every worker gets some.
@@ -53,7 +53,7 @@ class OnDask:
             )
             self._client = distributed.Client(self._cluster)
 
-    def map(self, work: Work, report: ReportItem) -> Iterator[Done]:  # noqa: ARG002  workers report nothing
+    def map(self, work: Job, report: ReportItem) -> Iterator[Done]:  # noqa: ARG002  workers report nothing
         """Yield what becomes of each item, as it comes."""
         self._wait_for_workers()
         workers = max(1, len(self._client.scheduler_info(n_workers=-1)["workers"]))
@@ -66,7 +66,7 @@ class OnDask:
             problem = "the Dask scheduler, or the way to it, is gone"
             raise EngineFailed(problem, hint="nothing was written; start it, and run this again") from error
 
-    def _run(self, work: Work, batches: list[list[int]], tries: int) -> Iterator[Done]:
+    def _run(self, work: Job, batches: list[list[int]], tries: int) -> Iterator[Done]:
         """Yield the outcomes of batches; those of a worker that died are tried again one by one."""
         futures = {
             self._client.submit(

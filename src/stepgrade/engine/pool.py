@@ -20,7 +20,7 @@ from typing import IO
 
 import msgspec
 
-from stepgrade.engine.base import TRIES, Done, Outcome, ReportItem, Work, died, run_item
+from stepgrade.engine.base import TRIES, Done, Job, Outcome, ReportItem, died, run_item
 
 _FRAME = struct.Struct("<cI")
 _CALL, _REPORT, _DONE = b"C", b"R", b"D"
@@ -30,7 +30,7 @@ _START = "import sys; sys.path[:] = sys.argv[1:]; from stepgrade.engine.pool imp
 _PATIENCE_SECONDS = 2.0
 
 
-class Pool:
+class ProcessPool:
     """Several processes with one item at a time; one that dies is replaced, and its item tried again."""
 
     def __init__(self, workers: int) -> None:
@@ -43,7 +43,7 @@ class Pool:
         # What the processes keep in files is removed with this, however they end.
         self._folder = tempfile.TemporaryDirectory(prefix="stepgrade-", ignore_cleanup_errors=True)
 
-    def map(self, work: Work, report: ReportItem) -> Iterator[Done]:
+    def map(self, work: Job, report: ReportItem) -> Iterator[Done]:
         """Yield what becomes of each item, as it comes."""
         for place, item in enumerate(work.items):
             self._todo.put((place, item, TRIES))

@@ -35,14 +35,14 @@ def unpack(source: ByteSource, folder: str) -> list[Unpacked]:
     files: list[Unpacked] = []
     total = 0
     try:
-        for name, member in _members(source):
+        for name, member in members_of(source):
             if len(files) >= MOST_FILES:
                 raise TooLarge(f"holds more than {MOST_FILES} files", where=source.name)
             base = name.replace("\\", "/").rpartition("/")[2]
             # A number keeps names apart, the end tells formats apart; nothing of the folders in it is used.
             safe = "".join(sign if sign.isalnum() or sign in "._-" else "_" for sign in base)
             path = os.path.join(folder, f"{len(files)}-{safe[-_LONGEST_ENDING:]}")  # noqa: PTH118  as elsewhere
-            size = _copy(member, path, source, total)
+            size = copy_member(member, path, source, total)
             total += size
             files.append(Unpacked(path, f"{source.name}/{name}", size))
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
@@ -52,7 +52,8 @@ def unpack(source: ByteSource, folder: str) -> list[Unpacked]:
     return files
 
 
-def _members(source: ByteSource) -> Iterator[tuple[str, IO[bytes]]]:
+def members_of(source: ByteSource) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yield the name and the content of each regular file, to be read before the next."""
     if source.head.startswith(ZIP_MAGIC):
         with source.seekable() as file, zipfile.ZipFile(file) as packed:
             for info in packed.infolist():
@@ -68,7 +69,8 @@ def _members(source: ByteSource) -> Iterator[tuple[str, IO[bytes]]]:
                 yield entry.name, inside
 
 
-def _copy(member: IO[bytes], path: str, source: ByteSource, before: int) -> int:
+def copy_member(member: IO[bytes], path: str, source: ByteSource, before: int) -> int:
+    """Write one file and return its size; raise TooLarge when it is too much with those `before`."""
     size, limit = 0, source.options.max_bytes
     with open(path, "xb") as copy:  # noqa: PTH123  as elsewhere
         while chunk := member.read(CHUNK_BYTES):

@@ -110,11 +110,11 @@ def _read(sources: Sequence[PathLike], input_format: str | None, options: ReadOp
             return told
     # pathlib takes longer to import than a step profile to score.
     only = os.fspath(sources[0])
-    if len(sources) > 1 or os.path.isdir(only) or ("://" in only and _is_remote_folder(only)):  # noqa: PTH112
+    if len(sources) > 1 or os.path.isdir(only) or ("://" in only and is_remote_folder(only)):  # noqa: PTH112
         return _read_several(sources, input_format, options)
     with ByteSource(only, options) as source:
         if input_format is None and source.is_archive:
-            return _read_archive(source, options)
+            return read_archive(source, options)
         found = registry.read_source(source, input_format)
         if not isinstance(found, Profile | Baseline):
             return _profile_of(found, options)
@@ -141,7 +141,7 @@ def _read_several(sources: Sequence[PathLike], input_format: str | None, options
     return merge_recordings([rank for rank in run if not isinstance(rank, FlightRecord)])
 
 
-def _read_archive(source: ByteSource, options: ReadOptions) -> Profile:
+def read_archive(source: ByteSource, options: ReadOptions) -> Profile:
     """Return the run whose ranks are in an archive, which is unpacked for as long as they are read."""
     import tempfile  # noqa: PLC0415  only for archives
 
@@ -161,7 +161,8 @@ def _read_archive(source: ByteSource, options: ReadOptions) -> Profile:
         return profile_of_files(files, options)
 
 
-def _is_remote_folder(source: str) -> bool:
+def is_remote_folder(source: str) -> bool:
+    """Tell whether a URL stands for several files: a directory of a store, or a pattern."""
     from stepgrade.readers.remote import find, is_url  # noqa: PLC0415  few sources are
 
     return is_url(source) and find(source) is not None

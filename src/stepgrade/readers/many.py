@@ -13,14 +13,14 @@ from itertools import islice
 import msgspec
 from msgspec import Struct, structs
 
-from stepgrade.engine import Work, cores, open_engine
+from stepgrade.engine import Job, cores, open_engine
 from stepgrade.engine.base import Report, run_item
 from stepgrade.errors import BadInput, TooLarge
 from stepgrade.memory import default_limit
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import Profile
 from stepgrade.readers import registry
-from stepgrade.readers.ranks import Processes, RankFile, Recording, traces_in
+from stepgrade.readers.ranks import Processes, RankFile, RankRecording, traces_in
 from stepgrade.readers.source import ByteSource, ReadOptions
 from stepgrade.readers.steps import only_steps
 from stepgrade.trace import PackedRank, RankProfile, analyse_rank, join_recordings, merge_ranks
@@ -51,7 +51,7 @@ class FileRanks(Struct, frozen=True, kw_only=True):
 
     schema: int
     ranks: tuple[PackedRank, ...]
-    recordings: tuple[Recording, ...]
+    recordings: tuple[RankRecording, ...]
 
 
 def analyse_file(item: bytes, report: Report) -> bytes:
@@ -72,7 +72,7 @@ def analyse_file(item: bytes, report: Report) -> bytes:
             if task.steps is not None:
                 traces = only_steps(traces, task.steps)
             while trace := list(islice(traces, 1)):  # which keeps none of them
-                recordings.append(Recording.of(trace[0], task.file.name))
+                recordings.append(RankRecording.of(trace[0], task.file.name))
                 ranks.append(analyse_rank(trace.pop()))
         except BadInput as error:
             if not source.was_written():
@@ -93,7 +93,7 @@ def with_warning(rank: RankProfile, note: Note) -> RankProfile:
 
 def profile_of_files(files: Sequence[RankFile], options: ReadOptions) -> Profile:
     """Return the profile of the run whose ranks are in these files."""
-    read, unread = _read(files, options)
+    read, unread = read_files(files, options)
     processes = Processes()
     ranks = []
     for place, found in sorted(read.items()):
@@ -113,12 +113,12 @@ def profile_of_files(files: Sequence[RankFile], options: ReadOptions) -> Profile
     return structs.replace(profile, warnings=(Note("ranks_unreadable", text), *profile.warnings))
 
 
-def _read(
+def read_files(
     files: Sequence[RankFile], options: ReadOptions
 ) -> tuple[dict[int, FileRanks], dict[int, BadInput]]:
     """Return what each file holds, and why some could not be read; raise BadInput for too many of those."""
     memory = default_limit() if options.max_memory is None else options.max_memory
-    name, workers = _choose_engine(files, options, memory)
+    name, workers = choose_engine(files, options, memory)
     tasks = [
         FileTask(file=file, steps=options.steps, max_bytes=options.max_bytes, max_memory=memory // workers)
         for file in files
@@ -137,7 +137,7 @@ def _read(
 
     engine = open_engine(name, workers)
     try:
-        work = Work(function=_ANALYSE, items=[msgspec.msgpack.encode(task) for task in tasks])
+        work = Job(function=_ANALYSE, items=[msgspec.msgpack.encode(task) for task in tasks])
         for place, outcome in engine.map(work, report):
             known = outcome
             if workers > 1 and outcome.error == TooLarge.__name__:
@@ -149,14 +149,14 @@ def _read(
             except BadInput as error:
                 unread[place] = error
             if len(unread) > options.most_unreadable * len(files):
-                raise _too_many(files, unread)
+                raise unreadable_ranks(files, unread)
             report(place, files[place].size_bytes)
     finally:
         engine.close()
     return read, unread
 
 
-def _too_many(files: Sequence[RankFile], unread: dict[int, BadInput]) -> BadInput:
+def unreadable_ranks(files: Sequence[RankFile], unread: dict[int, BadInput]) -> BadInput:
     """Return the first error, with how many others there are."""
     error = unread[min(unread)]
     if len(unread) == 1:
@@ -165,7 +165,7 @@ def _too_many(files: Sequence[RankFile], unread: dict[int, BadInput]) -> BadInpu
     return BadInput(problem, where=error.where, hint=error.hint, supply="a larger {most_unreadable}")
 
 
-def _choose_engine(files: Sequence[RankFile], options: ReadOptions, memory: int) -> tuple[str, int]:
+def choose_engine(files: Sequence[RankFile], options: ReadOptions, memory: int) -> tuple[str, int]:
     """Return the name of the engine and how many workers it may have, by cores, files and memory."""
     largest = max(
         file.size_bytes * (_MEMORY_PER_PACKED_BYTE if file.path.endswith(_PACKED) else _MEMORY_PER_BYTE)

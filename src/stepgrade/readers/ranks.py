@@ -79,7 +79,7 @@ def find_rank_files(
     return files
 
 
-class Recording(Struct, frozen=True, kw_only=True):
+class RankRecording(Struct, frozen=True, kw_only=True):
     """What tells a trace from those of other processes: its file, rank and process, and when it was."""
 
     name: str
@@ -90,7 +90,7 @@ class Recording(Struct, frozen=True, kw_only=True):
     end_ns: int | None
 
     @classmethod
-    def of(cls, trace: Trace, name: str) -> Recording:
+    def of(cls, trace: Trace, name: str) -> RankRecording:
         """Return what the trace in a file of that name says; its rank is else what the name says."""
         # pathlib takes longer to import than a small trace to read.
         base = os.path.basename(name)  # noqa: PTH119
@@ -112,13 +112,13 @@ class Recording(Struct, frozen=True, kw_only=True):
             end_ns=end,
         )
 
-    def is_apart(self, other: Recording) -> bool:
+    def is_apart(self, other: RankRecording) -> bool:
         """Tell whether both say when they were, and one was over before the other began."""
         if self.start_ns is None or self.end_ns is None or other.start_ns is None or other.end_ns is None:
             return False
         return self.end_ns <= other.start_ns or other.end_ns <= self.start_ns
 
-    def is_of_process(self, other: Recording) -> bool:
+    def is_of_process(self, other: RankRecording) -> bool:
         """Tell whether both are recordings of one process, one after the other."""
         if self.rank != other.rank or not self.is_apart(other):
             return False
@@ -131,9 +131,9 @@ class Processes:
     """The processes of a run, told apart by their recordings in the order of the files."""
 
     def __init__(self) -> None:
-        self._of_rank: dict[int | None, list[Recording]] = {}
+        self._of_rank: dict[int | None, list[RankRecording]] = {}
 
-    def process_of(self, own: Recording) -> str:
+    def process_of(self, own: RankRecording) -> str:
         """Return which process a recording is of; raise BadInput where it is of another run."""
         alike = self._of_rank.setdefault(own.rank, [])
         of_process = next((place for place, other in enumerate(alike) if own.is_of_process(other)), None)
@@ -166,7 +166,7 @@ def _read_all(files: list[RankFile], options: ReadOptions) -> Iterator[Trace]:
             waiting = traces_in(source, file.format)
             while trace := list(islice(waiting, 1)):
                 if len(files) > 1:
-                    own = Recording.of(trace[0], file.name)
+                    own = RankRecording.of(trace[0], file.name)
                     trace[0] = replace(trace[0], rank=own.rank, process=processes.process_of(own))
                 yield trace.pop()
 
@@ -192,7 +192,7 @@ def _single_file(source: str, input_format: str | None, options: ReadOptions) ->
 def _rank_files(source: str, input_format: str | None, options: ReadOptions) -> list[RankFile]:
     """Return the file, or the files of the first format that has any in the directory, rank10 after rank9."""
     if is_url(source):
-        return _remote_files(source, input_format, options)
+        return remote_files(source, input_format, options)
     if not os.path.isdir(source):  # noqa: PTH112
         return [_single_file(source, input_format, options)]
     try:
@@ -213,7 +213,7 @@ def _naturally(path: str) -> list[tuple[int, str]]:
     return [(len(part), part) for part in re.split(r"(\d+)", path)]
 
 
-def _remote_files(source: str, input_format: str | None, options: ReadOptions) -> list[RankFile]:
+def remote_files(source: str, input_format: str | None, options: ReadOptions) -> list[RankFile]:
     """Return the file of a store, or those that a directory or pattern stands for; none of them is opened."""
     found = find(source)
     if found is None:

@@ -129,7 +129,7 @@ def _in_words(url: str) -> Iterator[None]:
         raise _said(error, url) from None  # the cause may quote the signed URL
 
 
-def _status_of(error: BaseException | None) -> int | None:
+def status_of(error: BaseException | None) -> int | None:
     """Return the status of HTTP that an error, or what it came from, speaks of."""
     while error is not None:
         status = getattr(error, "status", None)
@@ -143,7 +143,7 @@ def _status_of(error: BaseException | None) -> int | None:
 
 
 def _said(error: Exception, url: str) -> BadInput:
-    name, status = shown_url(url), _status_of(error)
+    name, status = shown_url(url), status_of(error)
     if isinstance(error, PermissionError) or status in (401, 403):
         hint = "the store refuses these credentials, or has no such file and does not say so"
         return BadInput("may not be read", where=name, hint=hint)

@@ -443,10 +443,11 @@ def _open(source: Readable) -> tuple[str, BinaryIO, int, str | None]:
         if is_url(path):
             remote, size = open_url(path)
             return shown_url(path), remote, size, None
-    return _open_file(path)
+    return open_local(path)
 
 
-def _open_file(path: str) -> tuple[str, BinaryIO, int, str | None]:
+def open_local(path: str) -> tuple[str, BinaryIO, int, str | None]:
+    """Return what `_open` does for a file of this machine; raise BadInput with what the system says."""
     name = shown_path(path)
     try:
         # pathlib takes longer to import than a step profile to read.
