@@ -168,8 +168,24 @@ def _optimized(trace: Trace, ranges: list[NamedRange]) -> tuple[list[Round], int
     if not calls:
         return [], -1
     busiest = max(calls.values(), key=lambda those: (len(those), max(end for _, _, end, _ in those)))
-    edges = [_first(trace), *sorted(end for _, _, end, _ in busiest)]
-    return _rounds(edges), _commonest([thread for *_, thread in busiest])
+    loop = _commonest([thread for *_, thread in busiest])
+    busiest.sort(key=lambda one: one[1])
+    sizes = [
+        sum(
+            start <= int(trace.ops.start_ns[row]) < end and int(trace.ops.thread[row]) == loop
+            for row in range(len(trace.ops.name))
+        )
+        for _, start, end, _ in busiest
+    ]
+    # Optimizers that take turns, each with its own number of operations from its second time on, share a step.
+    turns = 1
+    for each in (4, 3, 2, 1):
+        if len(sizes) >= 3 * each and all(
+            sizes[place] == sizes[place + each] for place in range(each, len(sizes) - each)
+        ):
+            turns = each
+    edges = [_first(trace), *sorted(end for _, _, end, _ in busiest)[turns - 1 :: turns]]
+    return _rounds(edges), loop
 
 
 def _fetched(trace: Trace, ranges: list[NamedRange]) -> tuple[list[Round], int]:

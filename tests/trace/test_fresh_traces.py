@@ -188,6 +188,18 @@ def test_a_pattern_that_holds_little_of_the_time_shows_no_layers(rest_ms: int, l
     assert len(analyse_rank(out.trace()).profile.layers) == layers
 
 
+def test_a_driver_that_gives_no_kernels_away_is_not_asked_to_be_recorded() -> None:
+    out = TraceBuilder()
+    for step in range(4):
+        at = 10_000_000 * step
+        out.range(f"ProfilerStep#{step}", at, 10_000_000)
+        out.op("aten::mm", at + 100_000, 900_000)
+        out.call("cudaLaunchKernel", at + 300_000, 10_000)
+    card = sg.score(analyse_rank(out.trace()).profile)
+    assert card.findings[0].rule == "device-unseen"
+    assert not any("ProfilerActivity" in advice for advice in card.recommendations)
+
+
 @pytest.mark.parametrize("grows", [False, True], ids=["the same sizes", "a longer batch each time"])
 def test_rounds_begin_where_the_first_layer_takes_other_sizes(grows: bool) -> None:
     out = TraceBuilder(devices=(), recorded=frozenset({"shapes"}))
@@ -289,7 +301,7 @@ def test_an_xpu_that_was_not_recorded_is_said() -> None:
     for step in range(4):
         out.op("aten::mm", 1_000_000 * step, 50_000)
         out.call("urEnqueueKernelLaunch", 1_000_000 * step + 10_000, 5_000)
-    assert "device_unseen" in {note.code for note in analyse_rank(out.trace()).profile.warnings}
+    assert "kernels_missing" in {note.code for note in analyse_rank(out.trace()).profile.warnings}
 
 
 def test_products_of_a_compiler_s_templates_are_counted() -> None:

@@ -266,3 +266,26 @@ def test_what_the_steps_hold(sign: Callable[[TraceBuilder], object], work: str) 
     made = TraceBuilder()
     sign(made)
     assert analyse_trace(made.trace()).work == work
+
+
+@pytest.mark.parametrize(
+    ("updates", "steps"),
+    [
+        ((9, 14, 5, 8, 5, 8, 5, 8), 4),  # a GAN: the first time of each makes its states
+        ((9, 8, 8, 8, 8, 8, 8, 8), 8),  # one optimizer
+        ((5, 8, 3, 8, 7, 5, 8, 2), 8),  # no turns
+        ((5, 8, 5, 8), 4),  # too few to tell
+    ],
+)
+def test_optimizers_of_one_kind_that_take_turns_share_a_step(updates: tuple[int, ...], steps: int) -> None:
+    out = TraceBuilder(devices=())
+    for place, tensors in enumerate(updates):
+        at = 10_000_000 * place
+        out.op("aten::linear", at, 1_000_000, sequence=place)
+        out.op("autograd::engine::evaluate_function: AddmmBackward0", at + 2_000_000, 1_000_000)
+        out.range("Optimizer.step#Adam.step", at + 5_000_000, 4_000_000)
+        for tensor in range(tensors):
+            out.op("aten::addcdiv_", at + 5_100_000 + 100_000 * tensor, 50_000)
+    found = build_timeline(out.trace()).steps
+    assert found.basis == "optimizer"
+    assert len(found.number) == steps

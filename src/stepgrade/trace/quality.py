@@ -8,7 +8,7 @@ import numpy as np
 
 from stepgrade.model.events import RangeKind
 from stepgrade.model.notes import Note
-from stepgrade.naming.torch_names import QUEUE_FULL, named
+from stepgrade.naming.torch_names import LAUNCH_CALL, QUEUE_FULL, named
 from stepgrade.trace import intervals as iv
 from stepgrade.trace.steps import StepBasis
 from stepgrade.trace.timeline import Driver, Timeline
@@ -43,7 +43,10 @@ def _check_contents(timeline: Timeline) -> Iterator[Note]:
         yield Note("truncated", text)
     for text in trace.doubts:
         yield Note("not_collected", text)
-    if timeline.driver is Driver.UNSEEN:
+    if timeline.driver is Driver.UNSEEN and named(trace.strings, trace.calls.name, LAUNCH_CALL).any():
+        text = "Launches were recorded, but no work of the device: its driver did not give any away."
+        yield Note("kernels_missing", text, fatal=True)
+    elif timeline.driver is Driver.UNSEEN:
         text = (
             f"The host drives a device, but no work of a device was recorded. {trace.profiler.record_device}"
         )

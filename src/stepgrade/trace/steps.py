@@ -72,6 +72,7 @@ _COLLECTIVE_KERNEL = re.compile(r"^(nccl|rccl)")
 _WHOLE_PASS = re.compile(
     r"^aten::(adaptive_avg_pool\w*|cross_entropy_loss|nll_loss\w*|mse_loss|log_softmax|argmax)$"
 )
+MOST_TURNS = 4  # of optimizers with one name, in one step
 SHORTEST_ROUND = 4  # operations
 SHORTEST_LOOP = 2  # of one that does what a model does once in a pass
 _NEARLY = 0.95  # of the longest stretch, to be as good
@@ -249,7 +250,10 @@ def _from_marks(trace: Trace, basis: StepBasis, pattern: re.Pattern[str]) -> Hos
 
 
 def _from_optimizer(trace: Trace) -> HostSteps | None:
-    """Return steps that end where the optimizer's step ends; of several optimizers the busiest counts."""
+    """Return steps that end where the optimizer's step ends; of several optimizers the busiest counts.
+
+    Optimizers of one kind have one name: where two take turns, as those of a GAN do, both are of one step.
+    """
     ranges = trace.ranges
     rows = np.flatnonzero(named(trace.strings, ranges.name, OPTIMIZER_STEP))
     if not len(rows):
@@ -259,9 +263,17 @@ def _from_optimizer(trace: Trace) -> HostSteps | None:
     last = np.full(len(names), NONE, np.int64)
     np.maximum.at(last, which, ends)
     chosen = names[np.lexsort((last, counts))[-1]]
-    of_chosen = ranges.name[rows] == chosen
-    thread = int(np.bincount(ranges.thread[rows[of_chosen]]).argmax())
-    edges = np.append(_extent(trace.ops, trace.calls, ranges)[0], np.sort(ends[of_chosen]))
+    of_chosen = rows[ranges.name[rows] == chosen]
+    of_chosen = of_chosen[np.argsort(ranges.start_ns[of_chosen], kind="stable")]
+    thread = int(np.bincount(ranges.thread[of_chosen]).argmax())
+    # An optimizer calls as many operations each time but the first: numbers that alternate are of several.
+    called = np.sort(trace.ops.start_ns[trace.ops.thread == thread])
+    start = ranges.start_ns[of_chosen]
+    end = start + ranges.dur_ns[of_chosen]
+    calls = np.searchsorted(called, end) - np.searchsorted(called, start)
+    periods = [period for period in range(1, MOST_TURNS + 1) if len(calls) >= 3 * period]
+    turns = next((each for each in periods if (calls[each:-each] == calls[2 * each :]).all()), 1)
+    edges = np.append(_extent(trace.ops, trace.calls, ranges)[0], np.sort(end)[turns - 1 :: turns])
     return _chain(StepBasis.OPTIMIZER, edges.astype(np.int64), thread)
 
 

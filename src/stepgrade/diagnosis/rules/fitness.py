@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stepgrade.diagnosis.context import RuleContext
-from stepgrade.diagnosis.rules.base import Found, Rule
+from stepgrade.diagnosis.rules.base import Found, Remedy, Rule
 from stepgrade.model.finding import Severity
 from stepgrade.units import show_count, show_ms, show_share
 
@@ -16,13 +16,14 @@ _OF_START = (
 )
 
 
-def warning_of_source(code: str, severity: Severity) -> Callable[[RuleContext], Found | None]:
-    """Return a function that repeats the reader's warning of this code."""
+def warning_of_source(severity: Severity, *codes: str) -> Callable[[RuleContext], Found | None]:
+    """Return a function that repeats the reader's warning of one of these codes."""
 
     def find(context: RuleContext) -> Found | None:
-        text = next((note.text for note in context.profile.warnings if note.code == code), None)
-        if text is None:
+        note = next((note for note in context.profile.warnings if note.code in codes), None)
+        if note is None:
             return None
+        code, text = note.code, note.text
         # On a processor steps differ because other programs run as well.
         level = "info" if code == "warm_up" and context.activity.driver == "host" else severity
         return Found(severity=level, claim=text, evidence={"flaw": code}, warning=code)
@@ -115,7 +116,7 @@ def above_roof(context: RuleContext) -> Found | None:
 RULES = (
     Rule(
         name="truncated-trace",
-        find=warning_of_source("truncated", "warning"),
+        find=warning_of_source("warning", "truncated"),
         sees="The file is cut off or damaged: part of what happened is missing.",
         evidence="what the reader had to leave out",
         fix="Record again and let the export finish; check the disk's space.",
@@ -125,7 +126,7 @@ RULES = (
     ),
     Rule(
         name="warm-up-only",
-        find=warning_of_source("warm_up", "warning"),
+        find=warning_of_source("warning", "warm_up"),
         sees="Most of the recorded steps are warm-up: compiling, autotuning, growing memory.",
         evidence="how many steps differ from the later ones, and by how much",
         fix="Record later: skip the first ten steps and record at least five.",
@@ -136,7 +137,7 @@ RULES = (
     ),
     Rule(
         name="no-steps",
-        find=warning_of_source("no_steps", "info"),
+        find=warning_of_source("info", "no_steps"),
         sees="The recording marks no steps, so that its span counts as one.",
         evidence="no step marks, no repeating pattern",
         fix="Mark steps while recording.",
@@ -147,11 +148,19 @@ RULES = (
     ),
     Rule(
         name="device-unseen",
-        find=warning_of_source("device_unseen", "warning"),
+        find=warning_of_source("warning", "device_unseen", "kernels_missing"),
         sees="The host drives a device whose work was not recorded.",
         evidence="launches without kernels",
         fix="Record the device as well.",
         fix_pytorch="activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA].",
+        fix_where=(
+            Remedy(
+                "whose launches were recorded",
+                lambda context: any(note.code == "kernels_missing" for note in context.profile.warnings),
+                "Check why the driver gives no kernels away: another profiler beside it, a virtual machine, "
+                "or a driver that lets only administrators profile.",
+            ),
+        ),
         wrong_when="never",
         check="Kernels are in the trace.",
         sources="TML-12",
@@ -197,7 +206,7 @@ RULES = (
     ),
     Rule(
         name="profiler-overhead",
-        find=warning_of_source("profiler_overhead", "info"),
+        find=warning_of_source("info", "profiler_overhead"),
         sees="The profiler itself was at work during the steady steps.",
         evidence="share of the steady steps in the profiler's own work",
         fix="Record fewer steps, without stacks, memory and shapes, after a warm-up of the profiler.",
@@ -207,7 +216,7 @@ RULES = (
     ),
     Rule(
         name="recording-slows-host",
-        find=warning_of_source("host_slowed", "info"),
+        find=warning_of_source("info", "host_slowed"),
         sees="The device waits for a host that recording itself slows (stacks, shapes, memory).",
         evidence="share of the step waiting for the host, what was recorded",
         fix="Record once more without stacks, shapes and memory, and compare the step time.",
@@ -217,7 +226,7 @@ RULES = (
     ),
     Rule(
         name="clocks-apart",
-        find=warning_of_source("clocks", "info"),
+        find=warning_of_source("info", "clocks"),
         sees="Kernels start before their launch: the clocks of host and device do not agree.",
         evidence="how many, and by how much",
         fix="Record again with newer tools; do not trust gaps shorter than the difference.",

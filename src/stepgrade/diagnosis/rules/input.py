@@ -42,7 +42,7 @@ def loader_on_main_thread(context: RuleContext) -> Found | None:
         return None
     share = _input_share(context)
     claim = (
-        f"Batches are made on the training loop's own thread: {show_share(share)} of the step is spent "
+        f"Batches are made on the loop's own thread: {show_share(share)} of the step is spent "
         "waiting for them."
     )
     evidence: Evidence = {"input_share": share, "loader": _ON_MAIN_THREAD}
@@ -70,7 +70,7 @@ RULES = (
     Rule(
         name="loader-on-main-thread",
         find=loader_on_main_thread,
-        sees="Batches are made on the training loop's own thread, while the device waits.",
+        sees="Batches are made on the loop's own thread, while the device waits.",
         evidence="the iterator's class, share of the step spent waiting for input",
         fix="Make batches in other processes, ahead of the step.",
         fix_pytorch="Give the DataLoader num_workers of 4 or more (it has 0) with persistent_workers=True: "
