@@ -155,8 +155,15 @@ _TYPES: dict[str, Any] = {"name": np.int32, "thread": np.int32, "device": np.int
 _TYPES |= {"collective": np.int32, "kind": np.int8}
 
 
+def _is_optional(default: Any) -> bool:
+    return default is None
+
+
 def _table(kind: Any, rows: list[tuple[int, ...]]) -> Any:
-    fields = kind.__struct_fields__
+    # What a table may go without is left out.
+    fields = kind.__struct_fields__[
+        : len(kind.__struct_fields__) - sum(map(_is_optional, kind.__struct_defaults__))
+    ]
     columns: Any = zip(*rows, strict=True) if rows else [()] * len(fields)
     pairs = zip(fields, columns, strict=True)
     return kind(**{name: np.array(column, _TYPES.get(name, np.int64)) for name, column in pairs})

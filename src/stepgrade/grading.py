@@ -42,6 +42,7 @@ from stepgrade.scoring.layers import (
     modules_of_step,
     slow_layers,
 )
+from stepgrade.scoring.links import collective_fits, collective_rows, expert_use, pipeline_use
 from stepgrade.scoring.memory import memory_of_run
 from stepgrade.scoring.operations import (
     RankedOperation,
@@ -220,6 +221,10 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         modules=modules_of_step(profile, times),
         ranks=_rank_rows(profile),
         arithmetic=efficiency.arithmetic,
+        collectives=collective_rows(profile.links, profile.steps or 1, target.figures),
+        collective_fits=collective_fits(profile.links),
+        pipeline=pipeline_use(profile.links, profile.steps or 1),
+        experts=expert_use(profile.links, profile.steps or 1),
         findings=found,
         peak_memory_bytes=profile.peak_memory_bytes,
         memory=context.memory,

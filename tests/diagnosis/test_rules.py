@@ -33,6 +33,7 @@ from stepgrade.model.activity import (
     Straggler,
     WaitTally,
 )
+from stepgrade.model.collectives import Communication, Exchange, Pipeline, StageTime
 from stepgrade.model.hang import Difference, Hang, RankCall
 from stepgrade.model.memory import Holder, Memory, MemoryGrowth, OutOfMemory
 from stepgrade.model.step_log import PauseKind, Reason, StepLog
@@ -153,6 +154,14 @@ def logged(walls: dict[int, float] | None = None, *kinds: PauseKind, **known: An
     return make_profile(log=StepLog(**(defaults | known)))
 
 
+def stage(rank: int, busy_ms: float) -> StageTime:
+    """Return what one stage does in ten steps of 100 ms."""
+    rest = STEP_MS - busy_ms
+    return StageTime(
+        rank=rank, busy_ms=busy_ms * STEPS, transfer_ms=0.0, wait_ms=rest * STEPS, bubble_ms=rest * STEPS
+    )
+
+
 def talk(count: float, each_bytes: float, ms: float = 30.0) -> tuple[CollectiveTally, ...]:
     return (CollectiveTally(name="allreduce", group_size=8, count=count, ms=ms, bytes=count * each_bytes),)
 
@@ -242,6 +251,28 @@ FIRES: dict[str, Profile] = {
     "data-parallel": trace(lost={"idle_host": 0.3}, marks={"data_parallel": 1.0}),
     "straggler-rank": trace(lost={"exposed_communication": 0.2}, straggler=LATE, skew_ms=15.0),
     "uneven-ranks": trace(lost={"exposed_communication": 0.2}, skew_ms=15.0),
+    "slow-stage": trace(
+        lost={"exposed_communication": 0.4},
+        links=Communication(
+            pipeline=Pipeline(
+                stages=tuple(stage(*of) for of in ((0, 40), (1, 40), (2, 60), (3, 40))), micro_batches=4
+            )
+        ),
+    ),
+    "uneven-experts": trace(
+        lost={"exposed_communication": 0.4},
+        links=Communication(
+            exchanges=(
+                Exchange(
+                    group="ep",
+                    calls=40.0,
+                    ranks=(*range(8),),
+                    received_bytes=(*[1e9] * 7, 2e9),
+                    wait_ms=200.0,
+                ),
+            )
+        ),
+    ),
     "slow-layer": trace(layers=make_layers(*[(50.0, 100.0)] * 5, (150.0, 100.0))),
     "recomputed-forward": trace(recompute_ms=20.0),
     "fast-backward": trace(layers=make_layers((10.0, 5.0))),

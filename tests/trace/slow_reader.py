@@ -215,6 +215,7 @@ class _Builder:
             external_id=self.longs(events, "External id", "external id"),
             python_id=self.longs(events, "Python id"),
             python_parent=self.longs(events, "Python parent id"),
+            inputs=np.array([self.input_of(e.get("args", {})) for e in events], np.int32),
         )
 
 

@@ -167,6 +167,8 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     straggler_info_share: Annotated[float, share("ours: 3 % of the step")] = 0.03
     straggler_warning_share: Annotated[float, share("as exposed communication; TraceML has 10 %")] = 0.05
     straggler_critical_share: Annotated[float, share("TraceML: 20 % of the step")] = 0.20
+    slow_stage_ratio: Annotated[float, amount("ours: a quarter more than the median of the others")] = 1.25
+    uneven_experts_ratio: Annotated[float, amount("ours: a fifth more tokens than the mean rank")] = 1.2
 
     # Spread of steps.
     spread_ratio: Annotated[float, amount("nsys-ai: 1.5 times the median")] = 1.5

@@ -95,6 +95,7 @@ class HostRanges(Struct, frozen=True, eq=False, kw_only=True):
     external_id: Wholes
     python_id: Wholes  # "Python id" of a module frame
     python_parent: Wholes
+    inputs: Ids | None = None  # index into Trace.inputs, where annotations have any
 
 
 class HostFrames(Struct, frozen=True, eq=False, kw_only=True):
@@ -162,6 +163,7 @@ class Collective(Struct, frozen=True, kw_only=True):
     group_size: int | None = None
     group: str | None = None
     group_ranks: str | None = None
+    peer: int | None = None  # of a message: the rank that it goes to or comes from
 
 
 class TraceThread(Struct, frozen=True, kw_only=True):

@@ -94,6 +94,69 @@ class Operation(Struct, frozen=True, kw_only=True):
     shapes: tuple[ShapeRow, ...] = ()  # longest first; they add up to the operation
 
 
+class CollectiveRow(Struct, frozen=True, kw_only=True):
+    """The calls of a collective with one message size in one process group, in one step of the mean rank.
+
+    Rates are over the time in which data moved: from the last arrival on where several ranks are known, else
+    over all of it, and then they are lower bounds.
+    """
+
+    name: str
+    group: str
+    group_size: int | None = None
+    nodes: str | None = None  # one, several
+    bytes: float | None = None  # of one call
+    calls: float | None = None
+    ms: float | None = None
+    wait_ms: float | None = None
+    algbw_gb_s: float | None = None
+    busbw_gb_s: float | None = None
+    link_share: float | None = None  # of the rate of the device's link, by busbw
+    at_least: bool = False
+
+
+class CollectiveFit(Struct, frozen=True, kw_only=True):
+    """A line through the sizes of a collective: what a call takes whatever its size, and the rate beyond."""
+
+    name: str
+    group: str
+    latency_us: float
+    gb_s: float
+    sizes: int
+
+
+class StageRow(Struct, frozen=True, kw_only=True):
+    """One stage of a pipeline in one step."""
+
+    rank: int
+    busy_ms: float
+    bubble_ms: float
+    transfer_ms: float
+    wait_ms: float  # of the bubble, in receives until the peer sent
+    bubble_share: float
+
+
+class PipelineUse(Struct, frozen=True, kw_only=True):
+    """A pipeline: its stages, their bubble, and the one that its schedule cannot avoid."""
+
+    stages: tuple[StageRow, ...]
+    micro_batches: float
+    bubble_share: float
+    ideal_bubble_share: float
+
+
+class ExpertUse(Struct, frozen=True, kw_only=True):
+    """Exchanges of tokens in one step: what each rank receives, and what waiting for the busiest costs."""
+
+    group: str
+    calls: float
+    ranks: tuple[int, ...]
+    received_bytes: tuple[float, ...]
+    max_over_mean: float | None
+    busiest_rank: int
+    wait_ms: float
+
+
 class Cause(Struct, frozen=True, kw_only=True):
     """One thing that takes time: its share of the step, and the step without it."""
 
@@ -211,6 +274,10 @@ class Scorecard(Result, frozen=True, kw_only=True):
     modules: tuple[ModuleStep, ...] = ()  # of all depths, a parent before what is in it
     ranks: tuple[RankRow, ...] = ()
     arithmetic: Arithmetic | None = None
+    collectives: tuple[CollectiveRow, ...] = ()
+    collective_fits: tuple[CollectiveFit, ...] = ()
+    pipeline: PipelineUse | None = None
+    experts: tuple[ExpertUse, ...] = ()
     findings: tuple[Finding, ...] = ()
     baseline: str | None = None
     differences: tuple[Note, ...] = ()  # from the baseline; unless allowed, nothing is compared

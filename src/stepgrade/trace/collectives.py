@@ -59,7 +59,12 @@ def describe(timeline: Timeline, pieces: Pieces, row: int) -> tuple[str, Collect
 
 def message_bytes(collective: Collective) -> int | None:
     """Return the bytes of the larger side of a collective, None if they were not recorded."""
-    size = _ITEM_BYTES.get((collective.dtype or "").lower().removeprefix("c10::"))
+    size = item_bytes(collective)
     if size is None or collective.in_elements is None or collective.out_elements is None:
         return None
     return size * max(collective.in_elements, collective.out_elements)
+
+
+def item_bytes(collective: Collective) -> int | None:
+    """Return how many bytes an element of its messages has."""
+    return _ITEM_BYTES.get((collective.dtype or "").lower().removeprefix("c10::"))

@@ -10,6 +10,7 @@ one process group after the other: first how far the clocks are apart, then who 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -17,16 +18,21 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from stepgrade.model.collectives import CollectiveTime, Exchange
 from stepgrade.model.columns import among, distinct, narrow
-from stepgrade.model.events import NONE, Collective, Longs
-from stepgrade.naming.torch_names import COMMUNICATION_RANGE, named
+from stepgrade.model.events import NONE, Collective, Longs, Trace
+from stepgrade.naming.collective_kind import CollectiveKind, collective_kind
+from stepgrade.naming.torch_names import COMMUNICATION_OP, COMMUNICATION_RANGE, named
 from stepgrade.naming.work_class import WorkClass
-from stepgrade.trace.collectives import describe, message_bytes
+from stepgrade.trace.collectives import describe, item_bytes, message_bytes
 from stepgrade.trace.pieces import Pieces
+from stepgrade.trace.recorded_inputs import Shapes, decode_shapes
 from stepgrade.trace.steps import steps_of
 from stepgrade.trace.timeline import Driver, Timeline
+from stepgrade.units import NS_PER_MS
 
 CLOCKS_APART_NS = 1_000_000
+_MESSAGES = ("send", "recv")
 STRAGGLER_SHARE = 0.01
 # Rows of a process group that are looked at together: more take memory, fewer take time.
 _BLOCK_ROWS = 1 << 22
@@ -47,6 +53,8 @@ class CollectiveCall(Struct, frozen=True, kw_only=True, order=True):
     name: str
     group: ProcessGroup
     bytes: int = NONE  # of the larger side
+    received: int = NONE  # bytes that this rank gets, of an exchange
+    peer: int = NONE  # of a message: the rank that it goes to or comes from
 
 
 class Arrivals(Struct, frozen=True, kw_only=True):
@@ -101,6 +109,18 @@ class MatchedCollectives(Struct, frozen=True, kw_only=True):
     skew_ns: int  # mean wait of a rank, all collectives added up
     straggler: RankWait | None  # the rank that the others waited for, if one stands out
     clock_offsets_ns: dict[int, int]  # corrected differences of the ranks' clocks, where there were any
+    rates: tuple[CollectiveTime, ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
+    messages: tuple[RankMessages, ...] = ()  # of a pipeline's stages
+
+
+class RankMessages(Struct, frozen=True, kw_only=True):
+    """What one rank receives from others: until they sent, and while it is on its way; whom it sends to."""
+
+    rank: int
+    wait_ns: int
+    transfer_ns: int
+    sent: dict[int, int]  # how many messages went to which rank
 
 
 def find_arrivals(timeline: Timeline, pieces: Pieces) -> Arrivals:
@@ -130,8 +150,15 @@ def find_arrivals(timeline: Timeline, pieces: Pieces) -> Arrivals:
                     size=described.group_size or 0,
                     ranks=described.group_ranks or "",
                 )
-            size = message_bytes(described)
-            call = CollectiveCall(name=name, group=group, bytes=NONE if size is None else size)
+            size, item = message_bytes(described), item_bytes(described)
+            is_exchange = collective_kind(name) is CollectiveKind.ALL_TO_ALL and item is not None
+            call = CollectiveCall(
+                name=name,
+                group=group,
+                bytes=NONE if size is None else size,
+                received=(item or 0) * (described.out_elements or 0) if is_exchange else NONE,
+                peer=NONE if described.peer is None else described.peer,
+            )
             known[name, described] = call
         start = int(pieces.start_ns[row]) + (trace.base_ns or 0)
         found.append((call, int(numbers[pieces.step[row]]), start, int(pieces.dur_ns[row])))
@@ -145,18 +172,66 @@ def arrivals_on_host(timeline: Timeline) -> Arrivals:
     rows = np.flatnonzero(named(trace.strings, ranges.name, COMMUNICATION_RANGE))
     rows = rows[np.argsort(ranges.start_ns[rows], kind="stable")]
     steps = steps_of(ranges.start_ns[rows], timeline.steps)
+    calls = calls_on_host(trace, rows)
     return Arrivals.of(
         [
             (
-                CollectiveCall(name=trace.strings[int(ranges.name[row])], group=ProcessGroup()),
+                call,
                 int(numbers[index]),
                 int(ranges.start_ns[row]) + (trace.base_ns or 0),
                 int(ranges.dur_ns[row]),
             )
-            for row, index in zip(rows.tolist(), steps.tolist(), strict=True)
+            for row, index, call in zip(rows.tolist(), steps.tolist(), calls, strict=True)
             if 0 <= index < len(numbers)
         ]
     )
+
+
+def calls_on_host(trace: Trace, rows: NDArray[np.intp]) -> list[CollectiveCall]:
+    """Return what each of these ranges is: its message, and of the operation that asked for it the peer.
+
+    Operations and ranges of one kind are in the same order, on whichever threads they are.
+    """
+    ops, ranges = trace.ops, trace.ranges
+    asked: dict[str, list[Shapes | None]] = {}
+    own = np.flatnonzero(named(trace.strings, ops.name, COMMUNICATION_OP) & (ops.inputs >= 0))
+    for row in own[np.argsort(ops.start_ns[own], kind="stable")].tolist():
+        shapes = decode_shapes(trace.inputs[int(ops.inputs[row])])
+        name = trace.strings[int(ops.name[row])]
+        asked.setdefault(_kind_on_host(name), []).append(shapes)
+    names = [trace.strings[int(name)] for name in ranges.name[rows].tolist()]
+    counts = Counter(map(_kind_on_host, names))
+    found = []
+    seen: Counter[str] = Counter()
+    for name, row in zip(names, rows.tolist(), strict=True):
+        kind = _kind_on_host(name)
+        # Where one was not recorded, nobody knows which.
+        places = asked.get(kind, [])
+        shapes = places[seen[kind]] if len(places) == counts[kind] else None
+        seen[kind] += 1
+        place = NONE if ranges.inputs is None else int(ranges.inputs[row])
+        message = decode_shapes(trace.inputs[place]) if place >= 0 else None
+        size = message.bytes_at(*message.tensors) if message and message.tensors else None
+        received = shapes.bytes_at(0) if shapes and kind is CollectiveKind.ALL_TO_ALL else None
+        peer = shapes.value(2) if shapes and kind in _MESSAGES else None
+        found.append(
+            CollectiveCall(
+                name=name,
+                group=ProcessGroup(),
+                bytes=NONE if size is None else max(size, received or 0),
+                received=NONE if received is None else received,
+                peer=peer if type(peer) is int and 0 <= peer < 1 << 31 else NONE,
+            )
+        )
+    return found
+
+
+def _kind_on_host(name: str) -> str:
+    """Return what a range or operation does: send and recv are two kinds."""
+    kind = collective_kind(name)
+    if kind is CollectiveKind.SEND_RECEIVE:
+        return "send" if "send" in name else "recv"
+    return kind
 
 
 class _Rows(NamedTuple):
@@ -199,6 +274,8 @@ class Matching:
         self._ranks: list[int] = []
         self._start_ns: list[Longs] = []
         self._dur_ns: list[NDArray[Any]] = []
+        self._calls: list[tuple[NDArray[Any], tuple[CollectiveCall, ...]]] = []
+        self._steps: list[NDArray[Any]] = []
         self._columns: dict[bytes, bytes] = {}  # kept once: ranks have most of them in common
         self._members: dict[ProcessGroup, list[tuple[int, _Program]]] = {}
 
@@ -209,6 +286,8 @@ class Matching:
         self._start_ns.append(arrivals.starts_ns)
         self._dur_ns.append(narrow(np.frombuffer(arrivals.dur_ns, "<i8")))
         call, step = (self._columns.setdefault(column, column) for column in (arrivals.call, arrivals.step))
+        self._calls.append((np.frombuffer(call, "<i4"), arrivals.calls))
+        self._steps.append(np.frombuffer(step, "<i8"))
         for group in {one.group: None for one in arrivals.calls}:
             self._members.setdefault(group, []).append((place, (call, step, arrivals.calls)))
 
@@ -223,11 +302,13 @@ class Matching:
             if len(members) > 1
         ]
         offsets_ns = self._find_clock_offsets(meetings)
-        waits = _Waits(len(self._ranks))
+        waits, rates = _Waits(len(self._ranks)), Rates(self._ranks)
         for meeting in meetings:
             for block in self._blocks(meeting, offsets_ns):
                 waits.add(block)
-        if not waits.matched:
+                rates.add(block, meeting.calls[block.keys], self._received(meeting, block))
+        messages = self._messages(set(steps), offsets_ns)
+        if not waits.matched and not messages:
             return None
         ranks = tuple(
             RankWait(rank=self._ranks[place], wait_ns=wait, caused_ns=caused, last=last)
@@ -237,8 +318,8 @@ class Matching:
             if met
         )
         # A straggler caused more than half of all waiting and came last more often than its share.
-        worst = max(ranks, key=lambda wait: (wait.caused_ns, -wait.rank))
-        stands_out = (
+        worst = max(ranks, key=lambda wait: (wait.caused_ns, -wait.rank), default=None)
+        stands_out = worst is not None and (
             2 * worst.caused_ns > sum(wait.caused_ns for wait in ranks)
             and worst.last * len(ranks) > waits.matched
             and worst.caused_ns > STRAGGLER_SHARE * total_ns
@@ -246,11 +327,61 @@ class Matching:
         return MatchedCollectives(
             matched=waits.matched,
             ranks=ranks,
-            skew_ns=sum(wait.wait_ns for wait in ranks) // len(ranks),
+            skew_ns=sum(wait.wait_ns for wait in ranks) // max(len(ranks), 1),
             straggler=worst if stands_out else None,
             clock_offsets_ns={
                 rank: offset for rank, offset in zip(self._ranks, offsets_ns.tolist(), strict=True) if offset
             },
+            rates=rates.collectives,
+            exchanges=rates.exchanges,
+            messages=messages,
+        )
+
+    def _received(self, meeting: _Meetings, block: _Block) -> Longs | None:
+        """Return what each member of an exchange gets, in bytes; None where no member says."""
+        if all(call.received == NONE for call in meeting.calls[block.keys]):
+            return None
+        found = np.zeros(block.start_ns.shape, np.int64)
+        for line, (place, own) in enumerate(zip(block.places, block.cells, strict=True)):
+            call, calls = self._calls[place]
+            sizes = np.array([one.received for one in calls], np.int64)
+            found[line, own.key] = np.maximum(sizes[call[own.row]], 0)
+        return found
+
+    def _messages(self, steps: set[int], offsets_ns: Longs) -> tuple[RankMessages, ...]:
+        """Return what each rank receives from its peers in these steps, split by when they sent it.
+
+        The messages of two ranks in one direction are in the same order on both sides.
+        """
+        sent: dict[tuple[int, int, int], list[int]] = {}  # by step, from and to: when each was sent
+        received: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+        counts: dict[int, Counter[int]] = {}
+        for place, rank in enumerate(self._ranks):
+            call, calls = self._calls[place]
+            is_message = np.array([one.peer != NONE for one in calls], np.bool_)
+            rows = np.flatnonzero(is_message[call]) if len(call) else ()
+            for row in rows:
+                one, step = calls[call[row]], int(self._steps[place][row])
+                start = int(self._start_ns[place][row] - offsets_ns[place])
+                if step in steps and "send" in one.name:
+                    sent.setdefault((step, rank, one.peer), []).append(start)
+                    counts.setdefault(rank, Counter())[one.peer] += 1
+                elif step in steps:
+                    whole = start, int(self._dur_ns[place][row])
+                    received.setdefault((step, one.peer, rank), []).append(whole)
+        waits: dict[int, list[int]] = {rank: [0, 0] for rank in counts}
+        for (step, source, target), those in received.items():
+            times = sent.get((step, source, target), [])
+            if len(times) != len(those):
+                continue  # one side's were not all recorded
+            for when, (start, dur) in zip(times, those, strict=True):
+                wait = min(max(when - start, 0), dur)
+                pair = waits.setdefault(target, [0, 0])
+                pair[0] += wait
+                pair[1] += dur - wait
+        return tuple(
+            RankMessages(rank=rank, wait_ns=wait, transfer_ns=transfer, sent=dict(counts.get(rank, {})))
+            for rank, (wait, transfer) in sorted(waits.items())
         )
 
     def _meetings_of(
@@ -262,7 +393,7 @@ class Matching:
         for program in {program: None for _, program in members}:
             call, step = np.frombuffer(program[0], "<i4"), np.frombuffer(program[1], "<i8")
             numbers = [names.setdefault(one.name, len(names)) for one in program[2]]
-            is_own = np.array([one.group == group for one in program[2]], np.bool_)
+            is_own = np.array([one.group == group and one.peer == NONE for one in program[2]], np.bool_)
             rows = np.flatnonzero(is_own[call] & among(step, steps))
             at = np.searchsorted(steps, step[rows])
             by_step = np.argsort(at, kind="stable")
@@ -361,3 +492,88 @@ class _Waits:
         np.add.at(caused, places[latest[counts]], (waited // np.maximum(count - 1, 1)).sum(axis=0)[counts])
         np.add.at(last, places[latest[counts]], 1)
         self.matched += int(counts.sum())
+
+
+class Rates:
+    """How long data moved in collectives of each kind and size, and what exchanges brought to each rank."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self._ranks = ranks
+        self._sums: dict[CollectiveCall, Longs] = {}  # calls, time of a rank, waiting of a rank, moving
+        self._received: dict[ProcessGroup, Longs] = {}
+        self._exchanges: dict[ProcessGroup, Longs] = {}  # calls, waiting of a rank
+
+    def add(self, block: _Block, calls: Sequence[CollectiveCall], received: Longs | None) -> None:
+        """Add the collectives of one block that two or more took part in."""
+        count = block.took_part.sum(axis=0)
+        latest = block.start_ns.max(axis=0, initial=_LEAST)
+        # The last to arrive waits for nobody: its time is what the data took, whatever the clocks say.
+        moving = np.where(block.took_part, block.dur_ns, _MOST).min(axis=0, initial=_MOST)
+        waited = np.minimum(latest - block.start_ns, block.dur_ns) * block.took_part
+        whole = np.maximum(count, 1)
+        columns = np.stack(
+            [np.ones_like(moving), block.dur_ns.sum(axis=0) // whole, waited.sum(axis=0) // whole, moving],
+            axis=1,
+        )
+        for place, call in enumerate(calls):
+            if count[place] < 2:
+                continue
+            kind = CollectiveCall(name=call.name, group=call.group, bytes=call.bytes)
+            self._sums[kind] = self._sums.get(kind, np.zeros(4, np.int64)) + columns[place]
+            if received is not None and call.received != NONE:
+                own = self._received.setdefault(call.group, np.zeros(len(self._ranks), np.int64))
+                own[block.places] += received[:, place]
+                row = columns[place, [0, 2]]
+                self._exchanges[call.group] = self._exchanges.get(call.group, np.zeros(2, np.int64)) + row
+
+    @property
+    def collectives(self) -> tuple[CollectiveTime, ...]:
+        """Return the collectives, longest first."""
+        found = [
+            collective_time(call, calls, total, wait_ms=wait / NS_PER_MS, moving_ms=moving / NS_PER_MS)
+            for call, (calls, total, wait, moving) in ((c, s.tolist()) for c, s in self._sums.items())
+        ]
+        return tuple(sorted(found, key=lambda one: (-one.total_ms, one.name, one.bytes or 0.0)))
+
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """Return the exchanges of each group."""
+        return tuple(
+            Exchange(
+                group=group.name,
+                calls=float(self._exchanges[group][0]),
+                wait_ms=int(self._exchanges[group][1]) / NS_PER_MS,
+                ranks=tuple(self._ranks),
+                received_bytes=tuple(map(float, received.tolist())),
+            )
+            for group, received in self._received.items()
+        )
+
+
+def collective_time(call: CollectiveCall, calls: int, total_ns: int, **times_ms: float) -> CollectiveTime:
+    """Return so many calls of a collective with what they took a rank."""
+    return CollectiveTime(
+        name=call.name,
+        group=call.group.name,
+        group_size=call.group.size or None,
+        ranks=call.group.ranks,
+        bytes=None if call.bytes == NONE else float(call.bytes),
+        calls=float(calls),
+        total_ms=total_ns / NS_PER_MS,
+        **times_ms,
+    )
+
+
+def collectives_of_rank(arrivals: Arrivals, steps: Sequence[int]) -> tuple[CollectiveTime, ...]:
+    """Return the collectives of one rank in these steps, longest first."""
+    call, step = np.frombuffer(arrivals.call, "<i4"), np.frombuffer(arrivals.step, "<i8")
+    rows = among(step, np.array(steps, np.int64)) if len(steps) else np.zeros(len(step), np.bool_)
+    dur_ns = np.frombuffer(arrivals.dur_ns, "<i8")
+    count = np.bincount(call[rows], minlength=len(arrivals.calls))
+    total = np.bincount(call[rows], dur_ns[rows], len(arrivals.calls))
+    found = [
+        collective_time(one, int(count[place]), int(total[place]))
+        for place, one in enumerate(arrivals.calls)
+        if count[place]
+    ]
+    return tuple(sorted(found, key=lambda one: (-one.total_ms, one.name, one.bytes or 0.0)))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from msgspec import structs
 
+from stepgrade.model.collectives import Communication
 from stepgrade.model.columns import distinct
 from stepgrade.model.events import Trace, TraceDevice
 from stepgrade.model.notes import Note
@@ -15,7 +16,7 @@ from stepgrade.trace.activity import capability_by_kernels, measure_activity
 from stepgrade.trace.counts import count_images, count_launches, count_tokens
 from stepgrade.trace.layers import Layers, find_layers
 from stepgrade.trace.ledger import add_ledgers
-from stepgrade.trace.matching import find_arrivals
+from stepgrade.trace.matching import collectives_of_rank, find_arrivals
 from stepgrade.trace.matmuls import most_of
 from stepgrade.trace.memory import memory_of_trace
 from stepgrade.trace.operations import sum_operations
@@ -111,12 +112,17 @@ def analyse_rank(trace: Trace) -> RankProfile:
         notes=tuple(_find_notes(timeline, layers)),
         warnings=check_quality(timeline),
     )
+    arrivals = find_arrivals(timeline, pieces)
+    links = Communication(
+        collectives=collectives_of_rank(arrivals, [step.number for step in steady]),
+        node_devices=len(trace.devices) or None,
+    )
     return RankProfile(
-        profile=profile,
+        profile=structs.replace(profile, links=links) if links.collectives else profile,
         rank=trace.rank,
         base_ns=trace.base_ns,
         steps=recorded_steps,
-        arrivals=find_arrivals(timeline, pieces),
+        arrivals=arrivals,
         process=trace.process,
     )
 

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from stepgrade.model.activity import HostLine, Straggler
+from stepgrade.model.collectives import Communication, Pipeline, StageTime
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import ACCOUNTS, LedgerTime, Profile, RankTime, Source
 from stepgrade.model.step_view import StepView
@@ -110,6 +111,7 @@ class AcrossRanks(NamedTuple):
     straggler: Straggler | None
     clock_offsets_ns: Mapping[int, int]
     notes: tuple[Note, ...]
+    links: Communication | None = None
 
 
 def merge_ranks(ranks: Sequence[AnyRank]) -> Profile:
@@ -143,6 +145,7 @@ def merge_ranks(ranks: Sequence[AnyRank]) -> Profile:
     first = mean_rank.first or ranks[0].unpacked().profile
     stated = _first_known(rank.world_size for rank in ranks)
     ledgers = [time.ledger for time in across.times if time.ledger]
+    of_node = first.links.node_devices if first.links else None
     activity = mean_rank.activity
     return Profile(
         source=Source(format=first.source.format, files=files, producer=first.source.producer),
@@ -166,6 +169,7 @@ def merge_ranks(ranks: Sequence[AnyRank]) -> Profile:
         matmul_flops=mean_rank.matmul_flops,
         matmul_known_share=mean_rank.matmul_known_share,
         matmul_dtype=mean_rank.known["matmul_dtype"],
+        links=structs.replace(across.links, node_devices=of_node) if across.links else first.links,
         activity=activity and structs.replace(activity, skew_ms=across.skew_ms, straggler=across.straggler),
         memory=mean_rank.memory,
         peak_memory_bytes=mean_rank.memory.peak_bytes if mean_rank.memory else None,
@@ -232,7 +236,31 @@ def compare_ranks(
         straggler=straggler,
         clock_offsets_ns=matched.clock_offsets_ns if matched else {},
         notes=tuple(_find_notes(by_number, times, matched, straggler)),
+        links=links_between(matched, times, steps) if matched else None,
     )
+
+
+def links_between(matched: MatchedCollectives, times: Sequence[RankTime], steps: int) -> Communication:
+    """Return what the ranks tell each other; stages are those that send messages, in the order of ranks."""
+    ledgers = {time.rank: time.ledger for time in times}
+    stages = []
+    for one in matched.messages:
+        ledger = ledgers.get(one.rank)
+        busy = ledger.compute_ns if ledger else 0
+        whole = ledger.total_ns if ledger else 0
+        transfer = min(one.transfer_ns, max(whole - busy, 0))
+        stages.append(
+            StageTime(
+                rank=one.rank,
+                busy_ms=busy / NS_PER_MS,
+                transfer_ms=transfer / NS_PER_MS,
+                wait_ms=one.wait_ns / NS_PER_MS,
+                bubble_ms=(whole - busy - transfer) / NS_PER_MS,
+            )
+        )
+    most = max((count for one in matched.messages for count in one.sent.values()), default=0)
+    pipeline = Pipeline(stages=tuple(stages), micro_batches=most / steps) if len(stages) > 1 else None
+    return Communication(collectives=matched.rates, pipeline=pipeline, exchanges=matched.exchanges)
 
 
 def _slowest_chain(

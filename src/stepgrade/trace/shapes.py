@@ -61,7 +61,7 @@ def time_by_shape(
         np.append(column, none)[op]  # the last is that of what no operation launched
         for column, none in ((costs.flops(), np.nan), (costs.bytes(), np.nan), (costs.at_most(), False))
     )
-    bound |= _makes_fewer(trace, pieces, rows)
+    bound |= makes_fewer(trace, pieces, rows)
     known = 2 * ~np.isnan(flops) + ~np.isnan(moved)
     width = len(numbers) + 1
     key = (pieces.label[rows].astype(np.int64) * width + shape + 1) * _KNOWN + known
@@ -96,7 +96,7 @@ def time_by_shape(
     return {label: add_shapes([alike]) for label, alike in found.items()}
 
 
-def _makes_fewer(trace: Trace, pieces: Pieces, rows: Ids) -> Mask:
+def makes_fewer(trace: Trace, pieces: Pieces, rows: Ids) -> Mask:
     """Tell which pieces are of convolutions that transform their data and multiply less than is counted."""
     kernels, which, _ = groups(pieces.kernel[rows])
     fewer = [
@@ -138,7 +138,7 @@ def add_shapes(of_parts: Iterable[Sequence[ShapeTime]], scale: float = 1.0) -> t
     alike: dict[tuple[str | None, bool, bool], ShapeTime] = {}
     for row in (row for rows in of_parts for row in rows):
         key = (row.shape, row.flops is not None, row.bytes is not None)
-        alike[key] = _sum_rows(alike[key], row) if key in alike else row
+        alike[key] = add_rows(alike[key], row) if key in alike else row
     rows = sorted(alike.values(), key=lambda row: (-row.total_ms, row.shape or ""))
     if len(rows) > MOST_SHAPES + _KNOWN:
         rest = [structs.replace(row, shape=None) for row in rows[MOST_SHAPES:]]
@@ -155,7 +155,8 @@ def add_shapes(of_parts: Iterable[Sequence[ShapeTime]], scale: float = 1.0) -> t
     )
 
 
-def _sum_rows(left: ShapeTime, right: ShapeTime) -> ShapeTime:
+def add_rows(left: ShapeTime, right: ShapeTime) -> ShapeTime:
+    """Return two rows of one shape as one."""
     return structs.replace(
         left,
         total_ms=left.total_ms + right.total_ms,

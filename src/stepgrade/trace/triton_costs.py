@@ -44,7 +44,7 @@ def triton_cost(name: str, shapes: Shapes) -> Cost:
     if not _IN_PART.search(name) or not name.startswith(GENERATED):
         return Cost(bytes=sum(known))
     moved = 0
-    elements = _elements_of_kernel(shapes)
+    elements = elements_of_kernel(shapes)
     for place, size in zip(places, known, strict=True):
         count = shapes.elements(place)
         if elements is not None and count > elements:
@@ -54,7 +54,7 @@ def triton_cost(name: str, shapes: Shapes) -> Cost:
     return Cost(bytes=moved, at_most=True)
 
 
-def _elements_of_kernel(shapes: Shapes) -> int | None:
+def elements_of_kernel(shapes: Shapes) -> int | None:
     """Return how many elements the loops of a generated kernel have: its last arguments say."""
     counts = [
         value

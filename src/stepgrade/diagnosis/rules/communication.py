@@ -115,7 +115,8 @@ def _remedy(context: RuleContext, of_link: float | None) -> str | None:
     if lacks_ranks and (of_link or 1.0) < _MOSTLY_WAITING:
         return _WAITING
     name = next((each.name.lower().replace("_", "") for each in context.activity.collectives), "")
-    fitting = _BY_PARALLELISM.get(context.parallelism or "")
+    links = context.profile.links
+    fitting = _BY_PARALLELISM.get("pipeline" if links and links.pipeline else context.parallelism or "")
     if fitting is None:
         fitting = next((remedy for part, remedy in _REMEDIES if part in name), None)
     if context.work == "inference" and fitting in (None, _REDUCING, _SHARDING):

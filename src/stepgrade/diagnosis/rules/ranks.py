@@ -5,6 +5,7 @@ from __future__ import annotations
 from stepgrade.config.limits import Limits
 from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Evidence, Found, Levels, Remedy, Rule, Worth
+from stepgrade.statistics import median
 from stepgrade.units import show_ms, show_share
 
 _REASONS = {
@@ -59,7 +60,76 @@ def uneven_ranks(context: RuleContext) -> Found | None:
     return _levels(context.limits).found(share, claim, {"wait_ms": skew_ms, "share": share})
 
 
+def slow_stage(context: RuleContext) -> Found | None:
+    links, steps = context.profile.links, context.profile.steps or 1
+    pipeline = links.pipeline if links else None
+    if pipeline is None:
+        return None
+    slowest = max(pipeline.stages, key=lambda stage: (stage.busy_ms, -stage.rank))
+    others = [stage.busy_ms for stage in pipeline.stages if stage is not slowest]
+    usual = median(others)
+    if slowest.busy_ms < context.limits.slow_stage_ratio * usual:
+        return None
+    lost_ms = (slowest.busy_ms - usual) / steps * context.times.scale
+    share = min(context.step_share(lost_ms), context.account("exposed_communication"))
+    claim = (
+        f"The pipeline's stage on rank {slowest.rank} computes {show_ms(slowest.busy_ms / steps)} a step, "
+        f"the others {show_ms(usual / steps)}: they wait for it."
+    )
+    evidence: Evidence = {
+        "rank": float(slowest.rank),
+        "busy_ms": slowest.busy_ms / steps,
+        "others_ms": usual / steps,
+        "micro_batches": pipeline.micro_batches,
+        "ideal_bubble_share": pipeline.ideal_bubble,
+    }
+    return _levels(context.limits).found(share, claim, evidence)
+
+
+def uneven_experts(context: RuleContext) -> Found | None:
+    links, steps = context.profile.links, context.profile.steps or 1
+    exchanges = links.exchanges if links else ()
+    worst = max(exchanges, key=lambda one: one.max_over_mean or 0.0, default=None)
+    ratio = worst.max_over_mean if worst else None
+    if worst is None or ratio is None or ratio < context.limits.uneven_experts_ratio:
+        return None
+    rank = worst.busiest_rank
+    wait_ms = worst.wait_ms / steps
+    share = context.step_share(wait_ms * context.times.scale)
+    claim = (
+        f"Rank {rank} receives {ratio:.2f}x the tokens of the mean rank in all-to-alls; ranks wait "
+        f"{show_ms(wait_ms)} a step in these, {show_share(share)} of it."
+    )
+    evidence: Evidence = {"rank": float(rank), "max_over_mean": ratio, "wait_ms": wait_ms}
+    return _levels(context.limits).found(share, claim, evidence)
+
+
 RULES = (
+    Rule(
+        name="slow-stage",
+        find=slow_stage,
+        sees="One stage of a pipeline computes longer than the others, which wait for its messages.",
+        evidence="the rank, its computing and that of the others in a step, micro-batches, the bubble that "
+        "the schedule cannot avoid",
+        fix="Move layers from that stage to others: the first and last also hold embedding and loss.",
+        wrong_when="the stages run on devices of different speed on purpose",
+        check="All stages are busy for as long, and the bubble is near its schedule's.",
+        worth=Worth("exposed_communication", 0.8, "the slowest stage sets the pace of all"),
+        explains=("exposed-communication", "weak-overlap", "straggler-rank", "uneven-ranks"),
+        sources="ours: zero-bubble, Megatron",
+    ),
+    Rule(
+        name="uneven-experts",
+        find=uneven_experts,
+        sees="One rank receives more tokens for its experts than the others, and they wait for it.",
+        evidence="the rank, what it receives over the mean, milliseconds a step that ranks wait in these",
+        fix="Balance the router: a load-balancing loss or bias, a capacity factor, more experts per rank.",
+        wrong_when="the all-to-alls carry something else than tokens",
+        check="The busiest rank receives about the mean, and waiting in all-to-alls shrinks.",
+        worth=Worth("exposed_communication", 0.8, "the busiest rank sets the pace of all"),
+        explains=("exposed-communication", "weak-overlap", "straggler-rank", "uneven-ranks"),
+        sources="ours: Megatron, DeepEP",
+    ),
     Rule(
         name="straggler-rank",
         find=straggler_rank,

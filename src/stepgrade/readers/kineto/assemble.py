@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -96,7 +97,7 @@ def assemble(tables: Tables, facts: FileFacts) -> list[Trace]:
     for name in ("ops", "calls", "ranges", "frames", "memory"):
         _renumber(columns[name], "thread", [threads[label] for label in labels])
     inputs, strings, counts = (
-        _renumber_inputs(tables, columns["ops"]),
+        _renumber_inputs(tables, (columns["ops"], columns["ranges"])),
         tuple(tables.strings),
         tables.categories,
     )
@@ -203,13 +204,14 @@ def _take_sorted(table: EventTable) -> Columns:
     return columns
 
 
-def _renumber_inputs(tables: Tables, ops: Columns) -> tuple[Inputs, ...]:
+def _renumber_inputs(tables: Tables, of_hosts: Sequence[Columns]) -> tuple[Inputs, ...]:
     kept: dict[Inputs, int] = {}
     places = []
     for joined in tables.inputs:
         inputs = split_inputs(joined)
         places.append(NONE if inputs is None else kept.setdefault(inputs, len(kept)))
-    _renumber(ops, "inputs", places)
+    for table in of_hosts:
+        _renumber(table, "inputs", places)
     return tuple(kept)
 
 

@@ -52,6 +52,8 @@ class Args(Struct, frozen=True, gc=False):
     group_size: Any = field(name="Group size", default=None)
     group: Any = field(name="Process Group Name", default=None)
     group_ranks: Any = field(name="Process Group Ranks", default=None)
+    source_rank: Any = field(name="Src Rank", default=None)
+    target_rank: Any = field(name="Dst Rank", default=None)
     rank: Any = NONE
     label: Any = field(name="name", default=None)
     task: Any = field(name="Task Type", default=None)

@@ -117,7 +117,9 @@ class Tables:
             "work": EventTable(
                 **_COMMON, kind="b", device="i", stream="q", correlation="q", bytes="q", collective="i"
             ),
-            "ranges": EventTable(**_COMMON, kind="b", thread="i", python_id="q", python_parent="q"),
+            "ranges": EventTable(
+                **_COMMON, kind="b", thread="i", python_id="q", python_parent="q", inputs="i"
+            ),
             "frames": EventTable(**_COMMON, thread="i"),
             "device_ranges": EventTable(**_COMMON, device="i", stream="q"),
             "memory": EventTable(
@@ -184,6 +186,11 @@ class Tables:
     def _columns(self, rows: _Rows, clock: Clock) -> dict[str, Batch]:
         """Return the columns of each table; those that all have are made at once, because calls are slow."""
         seam, inputs = _SEAM.join, self.inputs
+
+        def input_column(those: Sequence[Args]) -> array[int]:
+            texts = [(a.dims, a.dims_old, a.types, a.concrete, a.strides, a.backend) for a in those]
+            return array("i", [inputs[seam(text)] for text in texts])
+
         args = [event.args for event in rows.events]
         durations = clock([event.dur for event in rows.events])
         if durations.min() < 0:
@@ -208,19 +215,14 @@ class Tables:
             "ops": {
                 "sequence": longs([arg.sequence for arg in parts["ops"]]),
                 "forward_thread": longs([arg.forward_thread for arg in parts["ops"]]),
-                "inputs": array(
-                    "i",
-                    [
-                        inputs[seam((a.dims, a.dims_old, a.types, a.concrete, a.strides, a.backend))]
-                        for a in parts["ops"]
-                    ],
-                ),
+                "inputs": input_column(parts["ops"]),
             },
             "calls": {"correlation": longs([arg.correlation for arg in parts["calls"]])},
             "ranges": {
                 "kind": rows.range_kinds,
                 "python_id": longs([arg.python_id for arg in parts["ranges"]]),
                 "python_parent": longs([arg.python_parent for arg in parts["ranges"]]),
+                "inputs": input_column(parts["ranges"]),
             },
             "frames": {},
             "work": {
@@ -295,6 +297,7 @@ class Tables:
                     group_size=_count(arg.group_size),
                     group=_text(arg.group),
                     group_ranks=_text(arg.group_ranks),
+                    peer=_count(arg.target_rank if arg.collective == "send" else arg.source_rank),
                 )
                 numbers[place] = self.collectives[collective]
         return numbers

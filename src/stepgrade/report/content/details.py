@@ -1,4 +1,4 @@
-"""Tables beneath the figures: operations by shape. A terminal shows the rows that matter, a document all."""
+"""Tables beneath the figures: shapes, collectives, stages. A terminal shows what matters, a document all."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from msgspec import Struct
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.report.blocks import Bar, Bars, Block, Heading, Only, more, shorten
 from stepgrade.report.names import shortened
-from stepgrade.units import show_count, show_ms, show_share
+from stepgrade.units import MISSING, show_bytes, show_count, show_ms, show_share
 
 ROWS_KEPT = 100  # in a document
-_SHAPES_SHOWN = 4
+_SHAPES_SHOWN, _COLLECTIVES_SHOWN, _RANKS_SHOWN = 4, 4, 8
+_LEAST_IMBALANCE = 1.05  # of what ranks receive: below, nobody looks at them
 # Below a hundredth of the step nobody looks for what a shape loses.
 _LEAST_LOSS = 0.01
 
@@ -30,7 +31,10 @@ class Detail(Struct, frozen=True):
 
 def details(card: Scorecard) -> Iterator[Detail]:
     """Yield the tables that the card has anything for."""
-    yield from _shapes(card)
+    yield from shapes(card)
+    yield from collectives(card)
+    yield from stages(card)
+    yield from experts(card)
 
 
 def detail_blocks(card: Scorecard) -> Iterator[Block]:
@@ -45,7 +49,7 @@ def detail_blocks(card: Scorecard) -> Iterator[Block]:
             yield from more(len(detail.rows), detail.shown, ROWS_KEPT)
 
 
-def _shapes(card: Scorecard) -> Iterator[Detail]:
+def shapes(card: Scorecard) -> Iterator[Detail]:
     """Yield what loses most against its own roof, by operation and shape."""
     rows = [
         (row.ms * (1.0 - row.roof_share), op.name, row)
@@ -79,3 +83,88 @@ def _shapes(card: Scorecard) -> Iterator[Detail]:
         tuple(bars),
         min(sum(lost >= least for lost, _, _ in rows), _SHAPES_SHOWN),
     )
+
+
+def collectives(card: Scorecard) -> Iterator[Detail]:
+    """Yield collectives by message size, with their rates."""
+    bars = []
+    for row in card.collectives:
+        rate = "" if row.busbw_gb_s is None else f"{'≥ ' if row.at_least else ''}{row.busbw_gb_s:,.4g} GB/s"
+        size = MISSING if row.bytes is None else show_bytes(row.bytes)
+        group = f", {row.group_size} ranks" if row.group_size else ""
+        calls = show_count(None if row.calls is None else round(row.calls, 1))
+        share = show_share(row.link_share, 0) if row.link_share is not None else ""
+        cells = show_ms(row.ms), show_ms(row.wait_ms) if row.wait_ms is not None else MISSING, rate, share
+        bars.append(
+            Bar(
+                f"{shortened(row.name, 60)} {size}{group}",
+                row.ms or 0.0,
+                f"{cells[0]:>9} {rate:>13} {share:>5}",
+                (*cells, f"{row.algbw_gb_s:,.4g} GB/s" if row.algbw_gb_s else MISSING, calls),
+                narrow=f"{cells[0]:>9} {rate:>13}",
+            )
+        )
+    if not bars:
+        return
+    fits = "".join(
+        f" {shortened(fit.name, 40)}: {fit.latency_us:,.3g} µs a call and {fit.gb_s:,.4g} GB/s beyond."
+        for fit in card.collective_fits
+    )
+    yield Detail(
+        "collectives",
+        "Collectives by message size: time, bus bandwidth, share of the link",
+        "One row for each collective, group and size of its message. Rates are over the time from the last "
+        f"rank's arrival on; with one rank alone they are lower bounds.{fits}",
+        ("Collective", "Per step", "Of it waiting", "Bus bandwidth", "Of the link", "Bandwidth", "Calls"),
+        tuple(bars),
+        min(len(bars), _COLLECTIVES_SHOWN),
+    )
+
+
+def stages(card: Scorecard) -> Iterator[Detail]:
+    """Yield the stages of a pipeline."""
+    if card.pipeline is None:
+        return
+    bars = []
+    for stage in card.pipeline.stages:
+        cells = tuple(show_ms(ms) for ms in (stage.busy_ms, stage.bubble_ms, stage.transfer_ms))
+        bars.append(
+            Bar(
+                f"rank {stage.rank}",
+                stage.busy_ms,
+                f"{cells[0]:>9} busy {cells[1]:>9} bubble {cells[2]:>9} transfer",
+                (*cells, show_share(stage.bubble_share)),
+                narrow=f"{cells[0]:>9} / {cells[1]:>9}",
+            )
+        )
+    ideal = show_share(card.pipeline.ideal_bubble_share)
+    yield Detail(
+        "pipeline",
+        f"Pipeline: a bubble of {show_share(card.pipeline.bubble_share)}, {ideal} is its schedule's",
+        "Each stage's time in a step: computing, waiting for others, and while messages are on their way.",
+        ("Stage", "Busy", "Bubble", "Transfer", "Bubble of the step"),
+        tuple(bars),
+        len(bars),
+    )
+
+
+def experts(card: Scorecard) -> Iterator[Detail]:
+    """Yield what each rank receives in exchanges of tokens, where they differ."""
+    for use in card.experts:
+        if use.max_over_mean is None:
+            continue
+        bars = tuple(
+            Bar(f"rank {rank}", size, show_bytes(size), (show_bytes(size),))
+            for rank, size in sorted(
+                zip(use.ranks, use.received_bytes, strict=True), key=lambda each: -each[1]
+            )
+        )
+        yield Detail(
+            "experts",
+            f"Exchanges: the busiest rank gets {use.max_over_mean:.2f}x the mean; ranks wait "
+            f"{show_ms(use.wait_ms)} in them",
+            "What each rank receives in the all-to-alls of a step: with experts, its tokens.",
+            ("Rank", "Receives"),
+            bars,
+            min(len(bars), _RANKS_SHOWN) if use.max_over_mean > _LEAST_IMBALANCE else 0,
+        )

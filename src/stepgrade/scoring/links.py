@@ -1,0 +1,140 @@
+"""Collectives beside the device's link: algorithmic and bus bandwidth, latency; pipelines and experts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from stepgrade.hardware.ceilings import Figures
+from stepgrade.model.collectives import CollectiveTime, Communication
+from stepgrade.model.scorecard import CollectiveFit, CollectiveRow, ExpertUse, PipelineUse, StageRow
+from stepgrade.naming.collective_kind import CollectiveKind, collective_kind
+from stepgrade.statistics import mean
+
+# Of what an all-reduce moves, each byte crosses the links twice, once to be added and once to be told.
+_TRIPS = {
+    CollectiveKind.ALL_REDUCE: 2.0,
+    CollectiveKind.ALL_GATHER: 1.0,
+    CollectiveKind.REDUCE_SCATTER: 1.0,
+    CollectiveKind.ALL_TO_ALL: 1.0,
+}
+FEWEST_SIZES = 3  # for a line through them
+_GB, _MS_PER_S = 1e9, 1e3
+
+
+def collective_rows(links: Communication | None, steps: int, figures: Figures) -> tuple[CollectiveRow, ...]:
+    """Return the collectives of a step, longest first."""
+    found = []
+    link = next((rate.per_s for rate in figures.link()), None)
+    for one in links.collectives if links else ():
+        seconds = (one.total_ms if one.moving_ms is None else one.moving_ms) / _MS_PER_S
+        rate = one.bytes * one.calls / seconds / _GB if one.bytes and seconds > 0.0 else None
+        bus = None if rate is None else rate * bus_factor(one.name, one.group_size)
+        nodes = nodes_of(one, links.node_devices if links else None)
+        found.append(
+            CollectiveRow(
+                name=one.name,
+                group=one.group,
+                group_size=one.group_size,
+                nodes=nodes,
+                bytes=one.bytes,
+                calls=one.calls / steps,
+                ms=one.total_ms / steps,
+                wait_ms=None if one.wait_ms is None else one.wait_ms / steps,
+                algbw_gb_s=rate,
+                busbw_gb_s=bus,
+                # The link is that between the devices of one node.
+                link_share=bus * _GB / link if bus and link and nodes != "several" else None,
+                at_least=one.moving_ms is None,
+            )
+        )
+    return tuple(found)
+
+
+def bus_factor(name: str, ranks: int | None) -> float:
+    """Return how much of a message crosses each link, as NCCL's own tests count it."""
+    trips = _TRIPS.get(collective_kind(name))
+    return 1.0 if trips is None or not ranks else trips * (ranks - 1) / ranks
+
+
+def nodes_of(one: CollectiveTime, of_node: int | None) -> str | None:
+    """Return whether a group has one node or several; ranks are numbered node by node."""
+    if not of_node or not one.group_size:
+        return None
+    members = [int(text) for text in re.findall(r"\d{1,9}", one.ranks[:2000])]
+    if one.group_size > of_node:
+        return "several"
+    return ("one" if len({rank // of_node for rank in members}) == 1 else "several") if members else None
+
+
+def collective_fits(links: Communication | None) -> tuple[CollectiveFit, ...]:
+    """Return for each collective of a group the line t = latency + bytes / rate through its sizes.
+
+    Only where the last arrival is known: before it, time is waiting.
+    """
+    alike: dict[tuple[str, str], list[CollectiveTime]] = {}
+    for one in links.collectives if links else ():
+        if one.bytes and one.moving_ms and one.calls:
+            alike.setdefault((one.name, one.group), []).append(one)
+    found = []
+    for (name, group), those in alike.items():
+        line = line_through(
+            [(one.bytes or 0.0, (one.moving_ms or 0.0) / one.calls / _MS_PER_S) for one in those]
+        )
+        if line is not None:
+            fit = CollectiveFit(
+                name=name, group=group, latency_us=line[0] * 1e6, gb_s=1.0 / line[1] / _GB, sizes=len(those)
+            )
+            found.append(fit)
+    return tuple(found)
+
+
+def line_through(points: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
+    """Return where the straight line through the points begins and how it rises; None if it does not."""
+    if len({size for size, _ in points}) < FEWEST_SIZES:
+        return None
+    middle, height = mean([size for size, _ in points]), mean([time for _, time in points])
+    spread = sum((size - middle) ** 2 for size, _ in points)
+    rise = sum((size - middle) * (time - height) for size, time in points) / spread
+    begin = height - rise * middle
+    return (max(begin, 0.0), rise) if rise > 0.0 else None
+
+
+def pipeline_use(links: Communication | None, steps: int) -> PipelineUse | None:
+    """Return the pipeline of a step; the bubble is that of the mean stage."""
+    pipeline = links.pipeline if links else None
+    if pipeline is None:
+        return None
+    stages = tuple(
+        StageRow(
+            rank=stage.rank,
+            busy_ms=stage.busy_ms / steps,
+            bubble_ms=stage.bubble_ms / steps,
+            transfer_ms=stage.transfer_ms / steps,
+            wait_ms=stage.wait_ms / steps,
+            bubble_share=stage.bubble_ms / max(stage.busy_ms + stage.bubble_ms + stage.transfer_ms, 1e-9),
+        )
+        for stage in pipeline.stages
+    )
+    return PipelineUse(
+        stages=stages,
+        micro_batches=pipeline.micro_batches,
+        bubble_share=mean([stage.bubble_share for stage in stages]),
+        ideal_bubble_share=pipeline.ideal_bubble,
+    )
+
+
+def expert_use(links: Communication | None, steps: int) -> tuple[ExpertUse, ...]:
+    """Return the exchanges of a step."""
+    return tuple(
+        ExpertUse(
+            group=one.group,
+            calls=one.calls / steps,
+            ranks=one.ranks,
+            received_bytes=tuple(size / steps for size in one.received_bytes),
+            max_over_mean=one.max_over_mean,
+            busiest_rank=one.busiest_rank,
+            wait_ms=one.wait_ms / steps,
+        )
+        for one in (links.exchanges if links else ())
+    )
