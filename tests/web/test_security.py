@@ -355,7 +355,7 @@ def test_tokens_cannot_be_guessed(site: Site) -> None:
     codes = [site.client.get(RUNS, headers=wrong).status_code for _ in range(WRONG_PER_MINUTE + 5)]
     assert codes[0] == 401
     assert codes[-1] == 429
-    assert site.from_address("198.51.100.7").get(RUNS, headers=site.bearer("reader")).status_code == 200
+    assert site.client.get(RUNS, headers=site.bearer("reader")).status_code == 200  # behind the same address
 
 
 def test_a_limiter_fills_again() -> None:

@@ -78,14 +78,6 @@ class Limiter:
                 self._left.popitem(last=False)
         return waits
 
-    def waits(self, key: str, *, at: float | None = None) -> float:
-        """Return the seconds to wait without counting anything."""
-        at = time.monotonic() if at is None else at
-        with self._lock:
-            left, since = self._left.get(key, (float(self._per_minute), at))
-        left += (at - since) * self._per_minute / 60.0
-        return 0.0 if left >= 1.0 else (1.0 - left) * 60.0 / self._per_minute
-
 
 class Door:
     """Tells who a request is from."""
@@ -127,15 +119,16 @@ class Door:
         return Identity(name=token.name, rights={token.project: token.role}, by="token")
 
     def token(self, secret: str, request: Request, team: Team) -> Token:
-        """Return a valid token; raise Refused for another, and after too many of them for a while at all."""
-        address = request.client.host if request.client else ""
-        if waits := self._wrong.waits(address):
-            raise Refused(429, "too many wrong tokens", retry_after_s=int(waits) + 1)
+        """Return a valid token; raise Refused for another, and with a pause when there are many of them.
+
+        Whoever has a valid token is let in whatever others behind the same address try.
+        """
         token = team.token_of(secret)
-        if token is None:
-            self._wrong.take(address)
-            raise Refused(401, "the token is not known, has ended, or was revoked")
-        return token
+        if token is not None:
+            return token
+        if waits := self._wrong.take(request.client.host if request.client else ""):
+            raise Refused(429, "too many wrong tokens", retry_after_s=int(waits) + 1)
+        raise Refused(401, "the token is not known, has ended, or was revoked")
 
     def is_trusted(self, request: Request) -> bool:
         """Return whether the other end of the connection is the proxy."""
