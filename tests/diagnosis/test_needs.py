@@ -13,7 +13,7 @@ from stepgrade.diagnosis.needs import NEEDS
 from stepgrade.diagnosis.rules import RULE_NAMES, RULES
 from stepgrade.diagnosis.settings import Settings
 from stepgrade.hardware.setup import Setup
-from stepgrade.model import DeviceSeen, Profile
+from stepgrade.model import DeviceSeen, Note, Profile
 from stepgrade.model.profile import Recorded
 from tests.diagnosis.test_rules import FIRES, gaps, host, kernels, trace
 
@@ -187,6 +187,9 @@ def test_a_remedy_for_one_kind_of_run_is_not_given_to_another(rule: Any) -> None
         "on AMD's devices": {"platform": "rocm"},
         "on processors": {"driver": "host", "platform": "cpu", "device": None},
         "with FBGEMM's tables": {"marks": {"fbgemm": 1.0}},
+        "whose launches were recorded": {
+            "warnings": (Note("kernels_missing", "Launches were recorded.", fatal=True),)
+        },
     }
     usual = on(FIRES[rule.name], work="training", platform="cuda")
     for remedy in rule.fix_where:
