@@ -472,6 +472,35 @@ def recording(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callab
         recorder.close()
 
 
+class Around(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+def can_be_nested(depth: int) -> bool:
+    model: nn.Module = nn.Linear(8, 8)
+    for _ in range(depth):
+        model = Around(model)
+    try:
+        model(X)
+    except RecursionError:
+        return False
+    return True
+
+
+def test_modules_can_be_nested_as_deep_as_without(recording: Callable[..., Recorder]) -> None:
+    limit = sys.getrecursionlimit()
+    deepest = max(depth for depth in range(0, limit, 10) if can_be_nested(depth))
+    recorder = recording()
+    assert can_be_nested(deepest)
+    recorder.close()
+    assert sys.getrecursionlimit() == limit
+
+
 def test_a_lazy_model_is_recorded_from_its_first_step_on(
     recording: Callable[..., Recorder], tmp_path: Path
 ) -> None:

@@ -49,20 +49,15 @@ def differences(
                 for name in sorted(here)
                 if name in there
             ]
-        elif here is not None and there is not None:
+        elif here is None or there is None:
+            continue
+        elif field not in _AVERAGES or not math.isclose(here, there, rel_tol=_SAME_WORK):
             rows.append((field, field, here, there))
     return tuple(
         Note(field, f"{name}: {_shown(here)} now, {_shown(there)} in the baseline")
         for field, name, here, there in rows
-        if field not in allowed and not _are_alike(field, here, there)
+        if here != there and field not in allowed
     )
-
-
-def _are_alike(field: str, here: object, there: object) -> bool:
-    """Tell whether two values mean the same circumstances; batches of several sizes are so on average."""
-    if field in _AVERAGES and isinstance(here, float | int) and isinstance(there, float | int):
-        return math.isclose(here, there, rel_tol=_SAME_WORK)
-    return here == there
 
 
 def _shown(value: object) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ After = Callable[[Module, object, object], None]
 
 
 _compiler = torch._C._dynamo.eval_frame  # noqa: SLF001  no public way to ask
+# Of Python, which a module's call takes without us; it counts one more in some versions.
+_FRAMES_OF_A_CALL = 3
 
 
 def _looking() -> object:
@@ -50,6 +53,7 @@ class ModuleCalls:
         self._timeline = timeline
         self._fail = fail
         self._undo: Callable[[], None] = lambda: None
+        self._depth = 0  # the limit of Python's recursion, as it was
         self._watched: dict[int, Around] = {}
         self._alive: dict[int, weakref.ref[Module]] = {}
 
@@ -59,10 +63,17 @@ class ModuleCalls:
         patches.replace(Module, "__call__", self._wrapper(original))
         _tell_compiler(original, Module.__call__)
         self._undo = partial(_tell_compiler, Module.__call__, original)
+        # Modules inside modules reach Python's limit as deep as without us: each call takes one more frame.
+        before = self._depth = sys.getrecursionlimit()
+        sys.setrecursionlimit(before + before // _FRAMES_OF_A_CALL)
 
     def stop(self) -> None:
         """Forget every module; a compiled model may keep our function, which then does nothing."""
         self._undo()
+        if self._depth and sys.getrecursionlimit() == self._depth + self._depth // _FRAMES_OF_A_CALL:
+            with suppress(RecursionError):  # the script is deeper at this very moment
+                sys.setrecursionlimit(self._depth)
+        self._depth = 0
         self.on_unknown = _ignore
         self._watched.clear()
         self._alive.clear()

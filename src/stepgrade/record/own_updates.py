@@ -59,22 +59,12 @@ class OwnUpdates:
 
     def look(self, models: Iterable[Module]) -> None:
         """Look at the weights after a backward pass, at those first that it gave gradients."""
+        self.passes += 1
         if self._optimizer is not None:
             before, self._changes = self._changes, self._count_changes()
             self._has_changed |= len(before) == len(self._changes) > 0 and before != self._changes
             self.is_possible |= self._has_changed
-            self.passes += 1
-        elif self.is_possible:
-            self._remember(models)
-
-    def _count_changes(self) -> list[int]:
-        optimizer = None if self._optimizer is None else self._optimizer()
-        groups = [] if optimizer is None else optimizer.param_groups
-        return [weight._version for group in groups for weight in group["params"]]  # noqa: SLF001  no other way
-
-    def _remember(self, models: Iterable[Module]) -> None:
-        self.passes += 1
-        if _is_transforming() is not None:
+        elif not self.is_possible or _is_transforming() is not None:
             self._seen = []
         elif not self._seen or any(seen.weight() is None for seen in self._seen):
             found = {id(weight): weight for model in models for weight in model.parameters()}
@@ -93,6 +83,11 @@ class OwnUpdates:
                 weight = seen.weight()
                 if weight is not None:
                     seen.elements.copy_(_some_of(weight))
+
+    def _count_changes(self) -> list[int]:
+        optimizer = None if self._optimizer is None else self._optimizer()
+        groups = [] if optimizer is None else optimizer.param_groups
+        return [weight._version for group in groups for weight in group["params"]]  # noqa: SLF001  no other way
 
     def is_step_over(self) -> bool:
         """Tell whether the weights have changed, or their gradients were reset, since the last look."""

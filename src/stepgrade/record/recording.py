@@ -193,7 +193,7 @@ class Recording:
             self._pending.clear()
             self.timeline.restart_step()
         self.watch_calls(model)
-        if self.ddp is None and hasattr(model, "_get_ddp_logging_data"):
+        if self.ddp is None and hasattr(type(model), "_get_ddp_logging_data"):
             self.ddp = patches.DdpTimers(model, on_host=self.clock.name == "host")
         found = find_blocks(model, layers)
         fresh = [(name, block) for name, block in found if id(block) not in self._blocks]
