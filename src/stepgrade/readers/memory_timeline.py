@@ -39,7 +39,7 @@ def read(source: ByteSource) -> MemoryTimeline:
     is_sums = _EVENTS.match(source.head) is None
     document = source.document()
     try:
-        at_ms, levels = _sums(document) if is_sums else _events(document)
+        at_ms, levels = levels_of_sums(document) if is_sums else levels_of_events(document)
     except BadJson as error:
         raise BadInput(f"is no whole memory timeline: {error}", where=source.name) from error
     if not len(at_ms) or not all(abs(level).max() < _MOST_BYTES for level in levels.values()):
@@ -47,7 +47,8 @@ def read(source: ByteSource) -> MemoryTimeline:
     return MemoryTimeline(file=source.name, format=READER.name, at_ms=at_ms, levels=levels)
 
 
-def _sums(document: bytes) -> tuple[Floats, dict[str, Floats]]:
+def levels_of_sums(document: bytes) -> tuple[Floats, dict[str, Floats]]:
+    """Return the moments in milliseconds, and the bytes of each category at them, as the sums tell."""
     import numpy as np  # noqa: PLC0415  only to read
 
     times, rows = decode_json(document, tuple[list[float], list[list[float]]])
@@ -58,7 +59,8 @@ def _sums(document: bytes) -> tuple[Floats, dict[str, Floats]]:
     return (np.array(times, float) - (times[0] if times else 0.0)) / 1e3, _by_category(columns)
 
 
-def _events(document: bytes) -> tuple[Floats, dict[str, Floats]]:
+def levels_of_events(document: bytes) -> tuple[Floats, dict[str, Floats]]:
+    """Return the same from what each event adds or takes away."""
     import numpy as np  # noqa: PLC0415  only to read
 
     rows = decode_json(document, list[tuple[_Long, int, _Long, _Number]])

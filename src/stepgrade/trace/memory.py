@@ -69,8 +69,8 @@ _PROCESSOR = 0
 def profile_of_memory(recording: MemoryRecording | MemoryTimeline) -> Profile:
     """Return the profile of a recording that holds memory and no times of steps."""
     if isinstance(recording, MemoryTimeline):
-        return _profile_of_timeline(recording)
-    memory, phase = _memory_of_recording(recording), recording.events.phase
+        return profile_of_timeline(recording)
+    memory, phase = memory_of_recording(recording), recording.events.phase
     is_training = recording.has_phases and bool((phase != IN_FORWARD).any())
     return Profile(
         source=Source(format=recording.format, files=(recording.file,), producer=recording.producer),
@@ -83,7 +83,8 @@ def profile_of_memory(recording: MemoryRecording | MemoryTimeline) -> Profile:
     )
 
 
-def _profile_of_timeline(timeline: MemoryTimeline) -> Profile:
+def profile_of_timeline(timeline: MemoryTimeline) -> Profile:
+    """Return the profile of a timeline, which tells the categories itself."""
     at_ms, levels = timeline.at_ms, timeline.levels
     total = np.sum(list(levels.values()), axis=0)
     peak = int(total.argmax())
@@ -111,7 +112,8 @@ def _profile_of_timeline(timeline: MemoryTimeline) -> Profile:
     )
 
 
-def _memory_of_recording(recording: MemoryRecording) -> Memory:
+def memory_of_recording(recording: MemoryRecording) -> Memory:
+    """Return what a recording of allocations tells of the memory."""
     events = recording.events
     known = Memory(
         peak_bytes=float(recording.held_bytes),

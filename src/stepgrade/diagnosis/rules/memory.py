@@ -58,11 +58,11 @@ def out_of_memory(context: RuleContext) -> Found | None:
         "other_processes_bytes": failed.other_processes_bytes,
     }
     evidence: dict[str, float | str] = {name: size for name, size in told.items() if size is not None}
-    reason, remedy = _why_it_failed(failed, context.memory)
+    reason, remedy = why_it_failed(failed, context.memory)
     return Found("critical", f"{claim}{reason}.", evidence, remedy=remedy)
 
 
-def _why_it_failed(failed: OutOfMemory, memory: Memory | None) -> tuple[str, str]:
+def why_it_failed(failed: OutOfMemory, memory: Memory | None) -> tuple[str, str]:
     """Return what took the memory, and the cheapest way out."""
     asked, others = failed.asked_bytes or 0.0, failed.other_processes_bytes or 0.0
     if others > asked:

@@ -51,7 +51,7 @@ def link_traffic(shape: ModelShape, plan: Plan) -> LinkTraffic:
     ring = 3 * (parallel.context - 1) * tokens * plan.value_bytes / parallel.tensor
     keys = sum(layer.count * 2 * layer.kv_width for layer in shape.layers) / parallel.pipeline
     return LinkTraffic(
-        data=_data_bytes(shape, plan),
+        data=data_parallel_bytes(shape, plan),
         tensor=count * shape.depth / parallel.pipeline * per_layer,
         pipeline=boundary if parallel.pipeline > 1 else 0.0,
         expert=count * visits * per_visit / parallel.pipeline,
@@ -60,7 +60,7 @@ def link_traffic(shape: ModelShape, plan: Plan) -> LinkTraffic:
     )
 
 
-def _data_bytes(shape: ModelShape, plan: Plan) -> float:
+def data_parallel_bytes(shape: ModelShape, plan: Plan) -> float:
     """Return gradients all-reduced, or weights gathered twice and gradients scattered per micro-batch."""
     shards = plan.parallel.shards
     others = (shards - 1) / shards

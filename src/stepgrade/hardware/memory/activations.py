@@ -54,6 +54,8 @@ def layer_activations(hidden: int, layer: Layer, plan: Plan) -> LayerActivations
     norms = layer.norms * _norm(hidden, layer, plan)
     if layer.is_parallel:
         norms -= value * hidden  # both keep the same
+    # Gemma's modules keep one plus the weight of each norm.
+    scales = layer.norms * hidden + layer.qk_norms * layer.query_width / layer.heads
     return LayerActivations(
         norms=norms / split,
         inputs=0.0 if plan.is_frozen else norm_inputs * value * hidden / split_inputs,
@@ -63,7 +65,7 @@ def layer_activations(hidden: int, layer: Layer, plan: Plan) -> LayerActivations
         experts=expert_activations(hidden, layer, plan),
         adapters=adapter_activations(layer, plan) / split_inputs,
         dropout=2.0 * hidden / split if layer.has_dropout else 0.0,
-        fixed=_scale_bytes(hidden, layer) if plan.kernels == "transformers" else 0.0,
+        fixed=_FP32 * scales if layer.norm == "gemma" and plan.kernels == "transformers" else 0.0,
     )
 
 
@@ -105,13 +107,6 @@ def outside_layers(shape: ModelShape, plan: Plan) -> float:
     return (
         _norm(shape.hidden, last, plan) + plan.value_bytes * shape.hidden * has_input
     ) / split + 2 * _INDEX
-
-
-def _scale_bytes(hidden: int, layer: Layer) -> float:
-    """Return the bytes of one plus the weight of each norm, which Gemma's modules keep."""
-    if layer.norm != "gemma":
-        return 0.0
-    return _FP32 * (layer.norms * hidden + layer.qk_norms * layer.query_width / layer.heads)
 
 
 def _norm(width: float, layer: Layer, plan: Plan) -> float:

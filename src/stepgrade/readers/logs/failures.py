@@ -70,7 +70,7 @@ def last_failure(text: bytes) -> tuple[int, OutOfMemory] | None:
         message = text[at : end if end >= 0 else at + _LONGEST]
         # Of several messages, as the ranks write them, only the first of those at hand.
         following = message.find(SIGN, len(SIGN))
-        found = _read(message[:following] if following >= 0 else message)
+        found = read_message(message[:following] if following >= 0 else message)
         if found is None and _BARE_MESSAGE.search(text, max(0, at - _BEFORE), at + _BEFORE):
             found = OutOfMemory()
         if found is not None:
@@ -81,7 +81,8 @@ def last_failure(text: bytes) -> tuple[int, OutOfMemory] | None:
     return None
 
 
-def _read(message: bytes) -> OutOfMemory | None:
+def read_message(message: bytes) -> OutOfMemory | None:
+    """Return the figures of a message; None where it does not say what was asked for."""
     found: dict[str, float] = {}
     for name, patterns in _PATTERNS.items():
         match = next((match for pattern in patterns if (match := pattern.search(message))), None)

@@ -75,7 +75,7 @@ def read_snapshot(source: ByteSource) -> MemoryRecording:
         largest_free=max((_size(block, "size") for block in blocks if not _is_active(block)), default=0),
     )
     spans, optimizer = _optimizer_spans(_rows(_list(snapshot, "external_annotations")))
-    history = _walk(traces[busiest], spans)
+    history = walk_history(traces[busiest], spans)
     if not held.allocated and not history.rows:
         raise BadInput("is a memory snapshot in which nothing is allocated")
     # What happened is counted back from what is held at the end.
@@ -103,7 +103,7 @@ def read_snapshot(source: ByteSource) -> MemoryRecording:
         largest_free_bytes=held.largest_free,
         step_ends=tuple(history.step_ends),
         retries=history.retries if history.rows else None,
-        failed=_failure(history, base, reserved_base),
+        failed=failure_in(history, base, reserved_base),
         contents=_contents(history, len(own), held, snapshot),
         notes=_notes(history),
     )
@@ -122,7 +122,7 @@ class _History(NamedTuple):
     failed: tuple[int, int, int, int, str | None] | None  # asked, free, allocated, reserved, where
 
 
-def _walk(entries: Sequence[Row], spans: Sequence[tuple[int, int]]) -> _History:
+def walk_history(entries: Sequence[Row], spans: Sequence[tuple[int, int]]) -> _History:
     """Return what the entries say; `spans` are the optimizer's steps."""
     stacks: dict[int, _Stack] = {}
     makers: dict[Holder, int] = {}
@@ -155,7 +155,7 @@ def _walk(entries: Sequence[Row], spans: Sequence[tuple[int, int]]) -> _History:
     return _History(rows, makers, allocated, reserved, step_ends, retries, has_frames, failed)
 
 
-def _failure(history: _History, base: int, reserved_base: int) -> OutOfMemory | None:
+def failure_in(history: _History, base: int, reserved_base: int) -> OutOfMemory | None:
     """Return what an entry of the kind `oom` says: what was asked, what was free, what was held then."""
     if history.failed is None:
         return None
