@@ -43,6 +43,8 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest
     # What was measured on the developer's machine must not show up in golden text.
     state = tmp_path_factory.getbasetemp() / "state" / "measured.json"
     monkeypatch.setenv("STEPGRADE_STATE", str(state))
+    # What another test, or the developer, has read before must not be taken for reading.
+    monkeypatch.setenv("STEPGRADE_CACHE", str(tmp_path_factory.mktemp("cache", numbered=True)))
 
 
 @pytest.fixture

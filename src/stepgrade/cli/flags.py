@@ -91,6 +91,8 @@ FLAGS = {
     "max_bytes": "--max-bytes SIZE",
     "max_memory": "--max-memory SIZE",
     "engine": "--engine NAME",
+    "sample_ranks": "--sample-ranks N",
+    "cache": "--no-cache",
     "most_unreadable": "--unreadable SHARE",
     "layers": "--layers NAME",
     "ops_every": "--ops-every N",

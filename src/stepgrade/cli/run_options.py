@@ -70,6 +70,10 @@ def add_sources(parser: Parser) -> None:
         "machine), or dask://HOST:PORT",
     )
     add("--workers", type=int, metavar="N", help="processes that read (default: as cores and memory allow)")
+    add("--sample-ranks", type=int, metavar="N", help="look at N ranks only, spread over all: a first look")
+    add(
+        "--no-cache", action="store_true", help="neither keep what is made of each rank, nor use what is kept"
+    )
     add(
         "--unreadable",
         dest="most_unreadable",
@@ -97,6 +101,8 @@ def load_run(args: Namespace, *sources: str) -> Profile:
             engine=args.engine,
             workers=args.workers,
             most_unreadable=args.most_unreadable,
+            sample_ranks=args.sample_ranks,
+            cache=not args.no_cache,
             dialects=config_from(args)[0].dialects if "config" in args else load_config().dialects,
         )
 

@@ -40,6 +40,8 @@ def load(
     engine: str | None = None,
     workers: int | None = None,
     most_unreadable: float = MOST_UNREADABLE,
+    sample_ranks: int | None = None,
+    cache: bool = True,
 ) -> Profile:
     """Read a run from a path, or from standard input for `-`; the format is found by content.
 
@@ -49,10 +51,13 @@ def load(
     and the bytes to read, `rank_progress` with the ranks; `dialects` say what the lines of one's own logs
     mean, as `load_config` reads them. Ranks are read where `engine` says, "here", "pool", "dask" or
     "dask://HOST:PORT", by so many `workers`; a run goes on without ranks that cannot be read while those are
-    no larger a share than `most_unreadable`.
+    no larger a share than `most_unreadable`; `sample_ranks` looks at so many of them only. What is made of a
+    rank's file is kept in the user's cache directory for the next time, unless `cache` is False.
     """
     if workers is not None and workers < 1:
         raise BadOption("must be 1 or more", field="workers")
+    if sample_ranks is not None and sample_ranks < 2:
+        raise BadOption("must be 2 or more", field="sample_ranks")
     if not 0.0 <= most_unreadable <= 1.0:
         raise BadOption("must be a share from 0 to 1", field="most_unreadable")
     options = ReadOptions(
@@ -65,6 +70,8 @@ def load(
         engine=engine,
         workers=workers,
         most_unreadable=most_unreadable,
+        sample_ranks=sample_ranks,
+        cache=cache,
     )
     found = _read(sources, input_format, options)
     if isinstance(found, Baseline):

@@ -6,7 +6,10 @@ the profile does not depend on how many workers there were, which of them read w
 
 from __future__ import annotations
 
+import os
+import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 
@@ -15,12 +18,14 @@ from msgspec import Struct, structs
 
 from stepgrade.engine import Job, cores, open_engine
 from stepgrade.engine.base import Report, run_item
+from stepgrade.engine.cache import Cache, key_of
 from stepgrade.errors import BadInput, TooLarge
 from stepgrade.memory import default_limit
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import Profile
 from stepgrade.readers import registry
 from stepgrade.readers.ranks import Processes, RankFile, RankRecording, traces_in
+from stepgrade.readers.remote import is_url
 from stepgrade.readers.source import ByteSource, ReadOptions
 from stepgrade.readers.steps import only_steps
 from stepgrade.trace import PackedRank, RankProfile, analyse_rank, join_recordings, merge_ranks
@@ -44,6 +49,7 @@ class FileTask(Struct, frozen=True, kw_only=True):
     steps: tuple[int, int] | None
     max_bytes: int
     max_memory: int
+    cache: bool = False
 
 
 class FileRanks(Struct, frozen=True, kw_only=True):
@@ -52,11 +58,37 @@ class FileRanks(Struct, frozen=True, kw_only=True):
     schema: int
     ranks: tuple[PackedRank, ...]
     recordings: tuple[RankRecording, ...]
+    is_unfinished: bool = False  # the file was written to while it was read
 
 
 def analyse_file(item: bytes, report: Report) -> bytes:
-    """Read one file and return its ranks in few bytes; the function that engines run."""
+    """Return the ranks of one file in few bytes, read now or kept from before; what engines run."""
     task = msgspec.msgpack.decode(item, type=FileTask)
+    cache, key = Cache(), ""
+    if task.cache and not is_url(task.file.path) and os.path.isfile(task.file.path):  # noqa: PTH113  pathlib is slow
+        name = os.path.basename(task.file.name)  # noqa: PTH119  which may tell the rank
+        key = key_of(task.file.path, (SCHEMA, task.file.format, task.steps, name))
+        if kept := kept_ranks(cache, key, task.file.name):
+            return kept
+    ranks = _analyse(task, report)
+    result = msgspec.msgpack.encode(ranks)
+    if key and not ranks.is_unfinished:
+        cache.put(key, result)
+    return result
+
+
+def kept_ranks(cache: Cache, key: str, name: str) -> bytes | None:
+    """Return what is kept, under the name that the file has now; None for what does not decode."""
+    with suppress(msgspec.DecodeError, BadInput, zlib.error):
+        found = msgspec.msgpack.decode(cache.get(key) or b"", type=FileRanks)
+        for rank in found.ranks:
+            rank.unpacked()
+        recordings = tuple(structs.replace(one, name=name) for one in found.recordings)
+        return msgspec.msgpack.encode(structs.replace(found, recordings=recordings))
+    return None
+
+
+def _analyse(task: FileTask, report: Report) -> FileRanks:
     options = ReadOptions(
         steps=task.steps,
         max_bytes=task.max_bytes,
@@ -66,7 +98,7 @@ def analyse_file(item: bytes, report: Report) -> bytes:
     ranks, recordings = [], []
     with ByteSource(task.file.path, options, task.file.name) as source:
         if task.file.format is None and not registry.reader_for(source).rank_files:
-            return msgspec.msgpack.encode(FileRanks(schema=SCHEMA, ranks=(), recordings=()))  # no trace
+            return FileRanks(schema=SCHEMA, ranks=(), recordings=())  # no trace
         try:
             traces = traces_in(source, task.file.format)
             if task.steps is not None:
@@ -78,11 +110,16 @@ def analyse_file(item: bytes, report: Report) -> bytes:
             if not source.was_written():
                 raise
             raise BadInput(error.problem, where=error.where, hint=f"it {_STILL_WRITTEN}") from error
-        if source.was_written():
+        is_unfinished = source.was_written()
+        if is_unfinished:
             note = Note("still_written", f"{task.file.name} {_STILL_WRITTEN}: its end may be missing.")
             ranks = [with_warning(rank, note) for rank in ranks]
-    packed = tuple(map(PackedRank.of, ranks))
-    return msgspec.msgpack.encode(FileRanks(schema=SCHEMA, ranks=packed, recordings=tuple(recordings)))
+    return FileRanks(
+        schema=SCHEMA,
+        ranks=tuple(map(PackedRank.of, ranks)),
+        recordings=tuple(recordings),
+        is_unfinished=is_unfinished,
+    )
 
 
 def with_warning(rank: RankProfile, note: Note) -> RankProfile:
@@ -93,6 +130,16 @@ def with_warning(rank: RankProfile, note: Note) -> RankProfile:
 
 def profile_of_files(files: Sequence[RankFile], options: ReadOptions) -> Profile:
     """Return the profile of the run whose ranks are in these files."""
+    if options.sample_ranks is not None and options.sample_ranks < len(files):
+        last = len(files) - 1
+        places = {round(place * last / (options.sample_ranks - 1)) for place in range(options.sample_ranks)}
+        looked_at = [files[place] for place in sorted(places)]
+        text = (
+            f"{len(looked_at)} of {len(files)} ranks were looked at, spread over all: a slow rank, host or "
+            "link among the others is not seen, and waiting for it shows without its cause."
+        )
+        profile = profile_of_files(looked_at, structs.replace(options, sample_ranks=None))
+        return structs.replace(profile, warnings=(Note("ranks_sampled", text), *profile.warnings))
     read, unread = read_files(files, options)
     processes = Processes()
     ranks = []
@@ -120,7 +167,13 @@ def read_files(
     memory = default_limit() if options.max_memory is None else options.max_memory
     name, workers = choose_engine(files, options, memory)
     tasks = [
-        FileTask(file=file, steps=options.steps, max_bytes=options.max_bytes, max_memory=memory // workers)
+        FileTask(
+            file=file,
+            steps=options.steps,
+            max_bytes=options.max_bytes,
+            max_memory=memory // workers,
+            cache=options.cache,
+        )
         for file in files
     ]
     total_bytes = sum(file.size_bytes for file in files)

@@ -56,6 +56,8 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
     engine: str | None = None  # where the files of ranks are read; None: in this process, or a pool if large
     workers: int | None = None  # processes that read them; None is as many as cores and memory allow
     most_unreadable: float = MOST_UNREADABLE  # share of the ranks that may be unreadable
+    cache: bool = False  # keep what is made of each rank's file, and take it from there the next time
+    sample_ranks: int | None = None  # files of ranks that are looked at, spread over all; None is all
     rank_progress: Progress | None = None  # as `progress`, of ranks
 
 
