@@ -57,7 +57,7 @@ def fill(place: str, runs: int) -> int:
         first = history.add(NewRun(card=card, branch="main", commit="c0"))
         columns = [name.strip() for name in _COLUMNS.split(",")]
         chosen = [
-            f"t.{name}" if name != "step_time_ms" else "t.step_time_ms * (1 + (i % 17) * 0.001)"
+            f"t.{name}" if name != "step_time_ms" else "t.step_time_ms * (1 + (i - i / 17 * 17) * 0.001)"
             for name in columns
         ]
         database = history.database

@@ -145,6 +145,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "create unique index stepgrade_message_once on stepgrade_message (channel_id, alert_id, event)",
         "create index stepgrade_message_due on stepgrade_message (sent_at, next_at)",
     ),
+    # A grade that few of a hundred thousand runs have is found at once.
+    ("create index stepgrade_run_by_grade on stepgrade_run (project, grade, branch, id)",),
 )
 
 

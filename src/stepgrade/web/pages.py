@@ -22,6 +22,7 @@ from stepgrade.store.alerts import CHANNELS, STATES, Alert, Alerts, QuietHours
 from stepgrade.store.history import KEPT_METRICS, Selection
 from stepgrade.store.tables import (
     FINDINGS_RUNS,
+    GROUPED_RUNS,
     SORTS,
     branches_of,
     configurations,
@@ -212,6 +213,7 @@ def runs(call: Call) -> Response:
         "groups": _GROUPS,
         "group": group,
         "best": _best(call, which, group),
+        "grouped": GROUPED_RUNS,
         "count": count_runs(call.history),
     }
     return _page(call, "runs.html", view)
