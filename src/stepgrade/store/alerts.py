@@ -280,6 +280,9 @@ class Alerts:
 
     def claim_due(self, limit: int = 20) -> list[tuple[Message, Channel, Alert]]:
         """Return messages of the project that are due, each to one caller alone for a minute."""
+        waiting = "select 1 from stepgrade_message where sent_at is null and next_at <= ? limit 1"
+        if not self._database.execute(waiting, (now(),)):
+            return []  # as nearly always: no lock is taken
         with self._database.transaction(exclusive=True):
             rows = self._database.execute(
                 "select m.id, m.channel_id, m.alert_id, m.event, m.tries from stepgrade_message m "

@@ -74,13 +74,11 @@ class Housekeeper:
             return
         which = Selection(after=min(numbers) - 1, before=max(numbers) + 1)
         pinned = {run.id for run in history.runs(which) if PINNED in run.labels}
-        history.remove(sorted(numbers - pinned))
-        Team(history.database).note(
-            "stepgrade",
-            "runs removed",
-            project=project.name,
-            subject=f"{len(numbers - pinned)} by the project's settings",
-        )
+        gone = sorted(numbers - pinned)
+        if gone:
+            history.remove(gone)
+            told = f"{len(gone)} by the project's settings"
+            Team(history.database).note("stepgrade", "runs removed", project=project.name, subject=told)
 
 
 def send_due(history: History, settings: ServerSettings) -> None:
