@@ -156,6 +156,42 @@ def shapes_of_matmuls(n: int) -> Files:
     return one_step(n, inside)
 
 
+def shapes_of_library_operations(n: int) -> Files:
+    """Return calls of libraries, of Triton's kernels and of what moves data, each with a size of its own."""
+    names = (
+        *("flash_attn::_flash_attn_forward", "triton_poi_fused_add_0", "aten::cat", "aten::index_select"),
+        *(
+            "aten::_foreach_add_",
+            "my::own",
+            "bitsandbytes::dequantize_4bit",
+            "aten::embedding_dense_backward",
+        ),
+    )
+
+    def inside(i: int) -> list[dict[str, Any]]:
+        sizes = [[2, i + 1, 8, 64]] * 3 if i % 8 == 0 else [[[i + 1, 64]] * 5, [i + 1, 64], [i + 1]]
+        args = {"Input Dims": sizes, "Input type": ["c10::BFloat16"] * 3, "Concrete Inputs": ["", "", "1"]}
+        return [event("cpu_op", names[i % 8], i * 10, 8, args=args), *kernel(f"k{i % 9}", i * 10 + 1, i)]
+
+    return one_step(n, inside)
+
+
+def events_of_mlperf(n: int) -> Files:
+    """Return a log of MLPerf with n blocks."""
+    lines = ['{"key": "global_batch_size", "value": 8, "time_ms": 1700000000000, "metadata": {}}']
+    for i in range(n):
+        for key, at in (("block_start", 0), ("block_stop", 96)):
+            about = {"first_epoch_num": i * 384, "epoch_count": 384, "samples_count": i * 384}
+            event_ = {
+                "key": key,
+                "value": None,
+                "time_ms": 1_700_000_000_000 + (i * 100 + at) * 1000,
+                "metadata": about,
+            }
+            lines.append(json.dumps(event_))
+    return {"f": "\n".join(f":::MLLOG {line}" for line in lines).encode()}
+
+
 def kernel_names(n: int) -> Files:
     return one_step(n, lambda i: kernel(f"sgemm_{i}", i * 10, i))
 
@@ -1063,6 +1099,8 @@ SHAPES: dict[str, Shape] = {
     "operations by name": Shape(operations, covers=("trace/operations", "trace/pieces", "trace/phases"), size=200),
     "operations in steps of their own": Shape(steps_of_operations, covers=("trace/operations",), size=200),
     "operations on the host": Shape(host_operations, covers=("trace/ledger", "trace/links"), size=3000),
+    "shapes of library operations": Shape(shapes_of_library_operations, covers=("trace/shapes", "trace/library_costs", "trace/moving_costs", "trace/own_costs", "trace/recorded_inputs", "trace/triton_costs"), size=200),
+    "events of MLPerf": Shape(events_of_mlperf, covers=("readers/logs/mlperf",), size=300),
     "shapes of matrix products": Shape(shapes_of_matmuls, covers=("trace/matmuls", "trace/costs", "trace/call_costs"), size=200),
     "names of kernels": Shape(kernel_names, covers=("trace/counts", "trace/activity"), size=300),
     "threads and forward threads": Shape(forward_threads, covers=("trace/layers",), size=200),
