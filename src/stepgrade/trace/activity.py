@@ -289,10 +289,12 @@ def tally_gaps(timeline: Timeline, ledger: LedgerSpans, steps: int) -> HostGaps:
     host's own work, which no wait brought about.
     """
     windows = timeline.windows
+    whole = iv.intersect(iv.merge(ledger.idle_host, ledger.idle_sync), _steady_spans(timeline))
+    longest = int((whole.ends - whole.starts).max(initial=0))
+    del whole
     spans = iv.intersect(ledger.idle_host, _steady_spans(timeline))
     lengths = spans.ends - spans.starts
     after_wait = iv.span_at(timeline.host.waiting, _gap_openings(ledger, spans)) >= 0
-    whole = iv.intersect(iv.merge(ledger.idle_host, ledger.idle_sync), _steady_spans(timeline))
     waited = iv.total_ns(iv.intersect(timeline.host.waiting, _steady_spans(timeline)))
     ahead = max(0, waited - int(windows.in_steady(ledger.idle_sync).sum()))
     opened = int(lengths[after_wait].sum())
@@ -304,7 +306,7 @@ def tally_gaps(timeline: Timeline, ledger: LedgerSpans, steps: int) -> HostGaps:
         stall_ms=float((lengths * own)[long].sum()) / steps / NS_PER_MS,
         stalls=float(long.sum()) / steps,
         steady_stall_ms=float(np.percentile(per_step, 25)) / NS_PER_MS if len(per_step) else None,
-        longest_ms=float((whole.ends - whole.starts).max(initial=0)) / NS_PER_MS,
+        longest_ms=longest / NS_PER_MS,
         dispatch_ms=_steady_ms(timeline, ledger.dispatch, steps),
         stall_from_ms=stall_ns(timeline) / NS_PER_MS,
     )

@@ -37,6 +37,8 @@ def union(starts: Longs, ends: Longs) -> Spans:
     opens = np.empty(len(starts), np.bool_)
     opens[0] = True
     np.greater(starts[1:], reached[:-1], out=opens[1:])
+    if opens.all():  # apart already, as the kernels of one stream are
+        return Spans(starts, ends)
     closes = np.append(opens[1:], True)
     return Spans(starts[opens], reached[closes])
 
@@ -55,6 +57,8 @@ def intersect(left: Spans, right: Spans) -> Spans:
     """Return the time covered by both sets."""
     if not len(left.starts) or not len(right.starts):
         return NOTHING
+    if len(right.starts) == 1:
+        return clip(left, int(right.starts[0]), int(right.ends[0]))
     which, other = overlaps(right, left.starts, left.ends)
     starts, ends = left.starts[which], left.ends[which]
     np.maximum(starts, right.starts[other], out=starts)
@@ -90,11 +94,19 @@ def gaps(spans: Spans, start_ns: int, end_ns: int) -> Spans:
 
 def clip(spans: Spans, start_ns: int, end_ns: int) -> Spans:
     """Return the part of `spans` between `start_ns` and `end_ns`."""
-    if not len(spans.starts) or (spans.starts[0] >= start_ns and spans.ends[-1] <= end_ns):
-        return spans
-    starts, ends = np.maximum(spans.starts, start_ns), np.minimum(spans.ends, end_ns)
-    real = ends > starts
-    return Spans(starts[real], ends[real])
+    first = int(np.searchsorted(spans.ends, start_ns, side="right"))
+    last = int(np.searchsorted(spans.starts, end_ns, side="left"))
+    if first >= last or end_ns <= start_ns:
+        return NOTHING
+    # Only the first and the last can reach beyond: the others are not copied.
+    starts, ends = spans.starts[first:last], spans.ends[first:last]
+    if starts[0] < start_ns:
+        starts = starts.copy()
+        starts[0] = start_ns
+    if ends[-1] > end_ns:
+        ends = ends.copy()
+        ends[-1] = end_ns
+    return Spans(starts, ends)
 
 
 def subtract(left: Spans, right: Spans) -> Spans:
@@ -113,7 +125,9 @@ def covered_before(spans: Spans, times: Longs) -> Longs:
     """Return, for each time, how much of `spans` lies before it."""
     if not len(spans.starts):
         return np.zeros(len(times), np.int64)
-    until = np.append(0, np.cumsum(spans.ends - spans.starts))
+    until = np.zeros(len(spans.starts) + 1, np.int64)
+    np.subtract(spans.ends, spans.starts, out=until[1:])
+    np.cumsum(until[1:], out=until[1:])
     index = np.searchsorted(spans.starts, times, side="right")
     inside = np.minimum(times, spans.ends[np.maximum(index - 1, 0)]) - spans.starts[np.maximum(index - 1, 0)]
     return until[np.maximum(index - 1, 0)] + np.where(index > 0, inside, 0)

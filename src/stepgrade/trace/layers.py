@@ -352,8 +352,11 @@ def _find_frames(
     place[rows] = np.arange(len(rows), dtype=np.int32)
     around = pick(place, nearest(tree.parent, is_frame))
     frame = pick(around, pieces.row)
-    inside = np.flatnonzero(forward & (frame >= 0))
-    inside = inside[np.argsort(frame[inside], kind="stable")]
+    inside = np.flatnonzero(forward & (frame >= 0)).astype(np.int32)
+    held = frame[inside]
+    if (held[1:] < held[:-1]).any():
+        inside = inside[np.argsort(held, kind="stable").astype(np.int32)]
+    del held
     own = np.bincount(frame[inside], weights=pieces.dur_ns[inside], minlength=len(rows)).astype(np.int64)
     kinds = {name: kind_of(timeline.trace.strings[name]) for name in distinct(tree.name[rows]).tolist()}
     names = [kinds[name] for name in tree.name[rows].tolist()]

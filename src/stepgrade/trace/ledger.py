@@ -181,7 +181,10 @@ def _launch_after(idle: Spans, trace: Trace, links: Links, chosen: Mask) -> Long
     launched, known = links.launch_ns.copy(), links.call >= 0
     launched[known] += trace.calls.dur_ns[links.call[known]]
     start, launched = trace.work.start_ns[usable], launched[usable]
-    order = np.lexsort((-launched, start)).astype(np.int32)
+    if (start[1:] > start[:-1]).all():
+        order = np.arange(len(start), dtype=np.int32)
+    else:
+        order = np.lexsort((-launched, start)).astype(np.int32)
     place = np.searchsorted(start[order], idle.ends, side="left")
     launch = launched[order[np.minimum(place, len(order) - 1)]]
     open_end = idle.ends if known.any() else np.full(len(idle.ends), -1, np.int64)

@@ -98,7 +98,7 @@ def build_timeline(trace: Trace) -> Timeline:
     # What carries a collective's description is communication, whatever its name.
     classes = np.where(work.collective >= 0, WorkClass.COMMUNICATION, classes_of(trace.strings, work.name))
     copies = (work.kind != DeviceEvent.KERNEL) & (classes != WorkClass.COMMUNICATION)
-    classes = np.where(copies, WorkClass.COPY, classes)
+    classes = np.where(copies, WorkClass.COPY, classes).astype(np.int8)
     host = find_host_state(trace, links, steps)
     driver = Driver.DEVICE
     if not len(work.name):

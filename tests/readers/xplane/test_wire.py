@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,7 +27,7 @@ def test_many_messages_at_once_have_the_fields_of_each_alone(messages: list[byte
     starts = ends - np.array([len(message) for message in messages], np.int64)
     found: dict[int, list[tuple[int, ...]]] = {}
     for part in rounds(data, starts, ends):
-        for row in zip(*(column.tolist() for column in part), strict=True):
+        for row in zip(*(column.tolist() for column in part[:5]), strict=True):
             found.setdefault(row[0], []).append(row[1:])
     for index, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
         alone = [
@@ -44,10 +42,9 @@ def test_many_messages_at_once_have_the_fields_of_each_alone(messages: list[byte
 @given(st.lists(st.binary(max_size=300), max_size=20), st.binary(max_size=9))
 def test_a_run_is_walked_as_far_as_it_goes(messages: list[bytes], rest: bytes) -> None:
     data = b"".join(text(4, message) for message in messages) + rest
-    found = array("q")
-    place = run_of(data, 0, len(data), 4 << 3 | 2, found)
+    starts, ends, place = run_of(data, 0, len(data), 4 << 3 | 2)
     walked = [(field.value, field.after) for field in walk(data, 0, len(data)) if field.number == 4]
-    pairs = [*zip(found[::2], found[1::2], strict=True)]
+    pairs = [*zip(starts.tolist(), ends.tolist(), strict=True)]
     assert pairs == walked[: len(pairs)]
     assert place == (pairs[-1][1] if pairs else 0)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from array import array
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -32,7 +31,7 @@ NOISE: Final = re.compile(
     r"ThreadpoolListener::|ThunkExecutor::|end: |Wait for (donation|usage) holds|PythonRefManager::"
     r"|\$builtins |(Record|Add)(Usage|Hold)|MemoryDeallocation$|MemoryAllocation$"
 )
-_CHUNK: Final = 1 << 15  # events that are decoded at once: more take more memory and are no faster
+_CHUNK: Final = 1 << 14  # events that are decoded at once: more take more memory and are no faster
 _LONGEST_TEXT: Final = 4000
 _MOST: Final = 1 << 60
 _EVENT: Final = 4 << 3 | LENGTH
@@ -113,7 +112,7 @@ class _Parts:
         self.data = data
         self.name = ""
         self.lines: list[PlaneLine] = []
-        self.found = array("q")  # where events begin and end
+        self.found: list[tuple[Longs, Longs]] = []  # where events begin and end
         self.counts: list[int] = []  # of events, line by line
         self.stat_names: dict[int, str] = {}
         self.text_places: dict[str, int] = {}
@@ -168,7 +167,9 @@ class _Parts:
 
     def plane(self) -> Plane:
         """Return the plane with its events decoded."""
-        starts, ends = np.frombuffer(self.found or array("q"), np.int64).reshape(-1, 2).T
+        none = np.zeros(0, np.int64)
+        starts, ends = (np.concatenate([none, *(part[side] for part in self.found)]) for side in (0, 1))
+        self.found.clear()
         line = np.repeat(np.arange(len(self.counts), dtype=np.int32), self.counts)
         parts, damaged = [], 0
         for first in range(0, max(len(starts), 1), _CHUNK):
@@ -209,21 +210,25 @@ class _Parts:
 
     def _add_line(self, place: int, end: int) -> None:
         number, name, timestamp = 0, "", 0
-        before = len(self.found)
+        count = 0
         while place < end:
-            place = run_of(self.data, place, end, _EVENT, self.found)
+            starts, ends, place = run_of(self.data, place, end, _EVENT)
+            if len(starts):
+                self.found.append((starts, ends))
+                count += len(starts)
             field = field_at(self.data, place, end) if place < end else None
             if field is None:
                 break
             place = field.after
             if field.number == 4 and field.kind == LENGTH:
-                self.found.extend((field.value, field.after))
+                self.found.append((np.array([field.value]), np.array([field.after])))
+                count += 1
             elif field.kind == VARINT and field.number in (1, 3):
                 number, timestamp = (field.value, timestamp) if field.number == 1 else (number, field.value)
             elif field.kind == LENGTH and field.number in (2, 11):
                 name = name or self._text(field.value, field.after)
         self.lines.append(PlaneLine(number, name, min(timestamp, _MOST)))
-        self.counts.append((len(self.found) - before) // 2)
+        self.counts.append(count)
 
     def _entry(self, place: int, end: int) -> tuple[int, tuple[int, int]]:
         """Return the key of an entry of a map, and where its value is."""
@@ -326,9 +331,16 @@ class _Parts:
         """Write the stats that matter into the table."""
         identity = np.full(len(row), NONE, np.int64)
         value, size, kind = (np.zeros(len(row), np.int64) for _ in range(3))
-        for part in rounds(self.data, starts, starts + sizes):
+        known = {key for key, name in self.stat_names.items() if name in table.numbers or name in table.texts}
+        wanted = np.array(sorted(known), np.uint64).view(np.int64) if known else np.zeros(1, np.int64) + NONE
+        unwanted = np.zeros(len(row), np.bool_)
+        for part in rounds(self.data, starts, starts + sizes, unwanted):
             message, number, _ = part.taking(1, VARINT)
             identity[message] = number
+            nearest = wanted[np.minimum(np.searchsorted(wanted, number), len(wanted) - 1)]
+            unwanted[message] = nearest != number
+            if part.is_uniform and len(part.number) and part.number[0] == 1:
+                continue
             given = part.number > 1
             at = part.message[given]
             value[at], size[at], kind[at] = part.value[given], part.size[given], part.number[given]
@@ -343,8 +355,10 @@ class _Parts:
                 table.numbers[name][row[numbers]] = value[numbers]
                 continue
             refers = own[kind[own] == 7]
-            texts = {ref: self._place(self.stat_names.get(ref, "")) for ref in set(value[refers].tolist())}
-            table.texts[name][row[refers]] = [texts[ref] for ref in value[refers].tolist()]
+            texts = sorted(set(value[refers].tolist()))
+            places = np.array([self._place(self.stat_names.get(ref, "")) for ref in texts], np.int32)
+            if len(refers):
+                table.texts[name][row[refers]] = places[np.searchsorted(np.array(texts), value[refers])]
             written = own[kind[own] == 5]
             table.texts[name][row[written]] = [
                 self._place(self._text(first, first + length))

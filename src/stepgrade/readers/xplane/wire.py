@@ -31,9 +31,14 @@ class Round(NamedTuple):
     kind: Longs
     value: Longs  # of a length: where the bytes begin
     size: Longs  # in bytes, of a length
+    is_uniform: bool = False  # all have the same number and kind, as they mostly do
 
     def taking(self, number: int, kind: int) -> tuple[Longs, Longs, Longs]:
         """Return message, value and size of the fields with this number and of this kind."""
+        if self.is_uniform and len(self.number):
+            if self.number[0] == number and self.kind[0] == kind:
+                return self.message, self.value, self.size
+            return self.message[:0], self.value[:0], self.size[:0]
         chosen = (self.number == number) & (self.kind == kind)
         return self.message[chosen], self.value[chosen], self.size[chosen]
 
@@ -94,24 +99,27 @@ def walk(data: bytes, place: int, end: int, *, may_be_cut: bool = False) -> Iter
         place = field.after
 
 
-def run_of(data: bytes, place: int, end: int, tag: int, found: array[int]) -> int:
-    """Add where the messages that follow each other under a tag begin and end; return where the run ends."""
-    add = found.append
-    while place + 4 < end and data[place] == tag:
+def run_of(data: bytes, place: int, end: int, tag: int) -> tuple[Longs, Longs, int]:
+    """Return where the messages that follow each other under a tag begin and end, and where the run ends."""
+    found = array("q")
+    add, last = found.append, end - 4
+    while place < last and data[place] == tag:
         size = data[place + 1]
-        begins = place + 2
+        after = place + 2 + size
         if size > 0x7F:
-            more = data[begins]
+            more = data[place + 2]
             if more > 0x7F:
                 break  # longer than 16 KB
-            begins += 1
-            size = (size & 0x7F) | more << 7
-        if size > end - begins:
+            after += (more << 7) - 0x7F
+        if after > end:
             break
-        place = begins + size
-        add(begins)
         add(place)
-    return place
+        place = after
+    if not found:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64), place
+    records = np.frombuffer(found, np.int64)
+    octets: Bytes = np.frombuffer(data, np.uint8)
+    return records + 2 + (octets[records + 1] > 0x7F), np.append(records[1:], place), place
 
 
 def rounds(
@@ -135,21 +143,33 @@ def rounds(
         key, place, sound = _varints(octets, place, end)
         kind, number = key & 7, key >> 3
         value, after, readable = _varints(octets, place, end)
-        size = np.zeros(len(place), np.int64)
-        is_length = kind == LENGTH
-        size[is_length] = value[is_length]
-        fixed = (kind == FIXED64) | (kind == FIXED32)
-        size[fixed] = np.where(kind[fixed] == FIXED64, 8, 4)
-        begins = np.where(is_length, after, place)
-        is_number = kind == VARINT
-        sound &= fixed | ((is_number | is_length) & readable)
-        sound &= is_number | ((size >= 0) & (size <= end - begins))
+        is_uniform = bool((key == key[0]).all())
+        if is_uniform and kind[0] == VARINT:
+            size = np.zeros(len(place), np.int64)
+            sound &= readable
+        elif is_uniform and kind[0] == LENGTH:
+            size, value = value, after
+            after = after + size
+            sound &= readable & (size >= 0) & (after <= end)
+        else:
+            is_number, is_length = kind == VARINT, kind == LENGTH
+            fixed = (kind == FIXED64) | (kind == FIXED32)
+            size = np.where(is_length, value, np.where(fixed, np.where(kind == FIXED64, 8, 4), 0))
+            begins = np.where(is_length, after, place)
+            sound &= fixed | ((is_number | is_length) & readable)
+            sound &= is_number | ((size >= 0) & (size <= end - begins))
+            value, after = np.where(is_number, value, begins), np.where(is_number, after, begins + size)
         if not sound.all():
             message, end = message[sound], end[sound]
             number, kind, value, size = number[sound], kind[sound], value[sound], size[sound]
-            begins, after, is_number = begins[sound], after[sound], is_number[sound]
-        yield Round(message, number, kind, np.where(is_number, value, begins), size)
-        place = np.where(is_number, after, begins + size)
+            after = after[sound]
+        yield Round(message, number, kind, value, size, is_uniform)
+        place = after
+    yield from _walked_alone(data, message, place, end)
+
+
+def _walked_alone(data: bytes, message: Longs, place: Longs, end: Longs) -> Iterator[Round]:
+    """Yield what is left of messages with very many fields."""
     rest: list[tuple[int, int, int, int, int]] = []
     for index, first, last in zip(message.tolist(), place.tolist(), end.tolist(), strict=True):
         for field in walk(data, first, last):
@@ -159,8 +179,54 @@ def rounds(
         yield Round(*np.array(rest, np.int64).T)
 
 
+_EIGHT: Final = 8
+_STOPS: Final = np.uint64(0x8080808080808080)
+_ONE: Final = np.uint64(1)
+# Seven bits of every byte move together in three steps: pairs, fours, eights.
+_FOLDS: Final = tuple(
+    (np.uint64(low), np.uint64(high), np.uint64(shift))
+    for low, high, shift in (
+        (0x007F007F007F007F, 0x7F007F007F007F00, 1),
+        (0x00003FFF00003FFF, 0x3FFF00003FFF0000, 2),
+        (0x000000000FFFFFFF, 0x0FFFFFFF00000000, 4),
+    )
+)
+
+
 def _varints(octets: Bytes, place: Longs, end: Longs) -> tuple[Longs, Longs, NDArray[np.bool_]]:
     """Return the numbers at these places, where they end, and which of them are sound."""
+    if not len(place) or len(octets) < _EIGHT:
+        return _varints_by_byte(octets, place, end)
+    sound = place < end
+    byte = octets[np.minimum(place, len(octets) - 1)]
+    value = byte.astype(np.int64)
+    after = place + 1
+    longer = np.flatnonzero(byte > 0x7F)
+    if not len(longer):
+        return value, after, sound
+    # Eight bytes from every place on are one number; the first without its highest bit ends the varint.
+    at = place[longer]
+    inside = at + _EIGHT <= len(octets)
+    words = np.lib.stride_tricks.as_strided(
+        octets[:_EIGHT].view("<u8"), shape=(len(octets) - _EIGHT + 1,), strides=(1,), writeable=False
+    )
+    word = words[np.where(inside, at, 0)]
+    stop = ~word & _STOPS
+    stop &= ~stop + _ONE  # its lowest bit
+    word &= (stop << _ONE) - _ONE
+    for low, high, shift in _FOLDS:
+        word = (word & low) | ((word & high) >> shift)
+    value[longer] = word.view(np.int64)
+    after[longer] = at + (np.frexp(stop.astype(np.float64))[1] >> 3)
+    sound[longer] &= after[longer] <= end[longer]
+    slow = longer[~inside | (stop == 0)]
+    if len(slow):  # more than eight bytes, or the last of the file
+        value[slow], after[slow], sound[slow] = _varints_by_byte(octets, place[slow], end[slow])
+    return value, after, sound
+
+
+def _varints_by_byte(octets: Bytes, place: Longs, end: Longs) -> tuple[Longs, Longs, NDArray[np.bool_]]:
+    """Return the same of varints of any length, byte by byte."""
     sound = place < end
     byte = octets[np.where(sound, place, 0)] if len(octets) else np.zeros(len(place), np.uint8)
     value = (byte & 0x7F).astype(np.int64)
