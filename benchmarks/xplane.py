@@ -1,6 +1,6 @@
-"""Time and memory of an XPlane file of a million events.
+"""Time and memory of an XPlane file of a million events, beside xprof where a Python that has it is given.
 
-    python benchmarks/xplane.py [--events 1000000]
+    python benchmarks/xplane.py [--events 1000000] [--xprof PYTHON_WITH_XPROF]
 
 The file is made here: operations of a host's device with the stats that JAX writes of each, and as many
 events of the runtime's own. Each measurement runs in its own process: the time is the processor's, the
@@ -28,6 +28,10 @@ STATS = (
     "jit_step",
 )
 PER_STEP = 1000
+OVERVIEW = (
+    "import sys; from xprof.convert import raw_to_tool_data; "
+    "raw_to_tool_data.xspace_to_tool_data([sys.argv[1]], 'overview_page', {})"
+)
 READ = (
     "import sys; from stepgrade.readers.xplane.planes import read_space; "
     "read_space(open(sys.argv[1], 'rb').read())"
@@ -103,7 +107,9 @@ def main() -> None:
     """Measure reading alone and the whole score."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--events", type=int, default=1_000_000)
-    events = parser.parse_args().events
+    parser.add_argument("--xprof", help="a Python that has xprof")
+    options = parser.parse_args()
+    events = options.events
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "host.xplane.pb"
         make(path, events)
@@ -111,6 +117,8 @@ def main() -> None:
         print(f"{size / 1e6:.0f} MB, {events:,} events")
         measure("decoding into columns", [sys.executable, "-c", READ, str(path)], size)
         measure("stepgrade score", [sys.executable, "-m", "stepgrade", "score", str(path)], size)
+        if options.xprof:
+            measure("xprof, overview_page", [options.xprof, "-c", OVERVIEW, str(path)], size)
 
 
 if __name__ == "__main__":

@@ -421,7 +421,8 @@ class LogScanner:
         step, stamp = row.get("step", nan), row.get("time", nan)
         took = row.get("step_s", nan)
         last, last_step, usual = self._pace.get(dialect.name, (nan, nan, nan))
-        spent = (stamp - last) / max(step - last_step, 1.0) if step > last_step else nan
+        # A clock that was set back times nothing: what is usual stays what it was.
+        spent = (stamp - last) / max(step - last_step, 1.0) if step > last_step and stamp >= last else nan
         longest = (
             max(spent, took) if isfinite(spent) and isfinite(took) else spent if isfinite(spent) else took
         )
