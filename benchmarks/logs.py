@@ -20,17 +20,18 @@ OTHER = "[rank0]:[titan] 2025-06-16 22:30:48,735 - root - INFO - [GC] Performing
 
 def make(path: Path, size: int) -> None:
     """Write the log: a step every two seconds."""
-    began, step, written = datetime(2025, 6, 1), 0, 0  # noqa: DTZ001  as logs write it
+    began, first, written = datetime(2025, 6, 1), 1, 0  # noqa: DTZ001  as logs write it
     with path.open("w") as file:
         while written < size:
             lines = []
-            for step in range(step + 1, step + 5001):
+            for step in range(first, first + 5000):
                 clock = (began + timedelta(seconds=2 * step)).strftime("%Y-%m-%d %H:%M:%S,735")
                 lines.append(
                     f"[rank0]:[titan] {clock} - root - INFO - step: {step}  loss:  6.1384  memory: "
                     "49.66GiB(52.28%)  tps: 5,856  tflops: 339.16  mfu: 34.29%\n" + OTHER * 4
                 )
             written += file.write("".join(lines))
+            first += 5000
 
 
 def main() -> None:
