@@ -33,7 +33,7 @@ SHARED = Path(__file__).parents[2].parent / "shared" / "hardware" / "accelerator
 def test_every_row_and_every_figure_is_there() -> None:
     with TABLE.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(all_devices()) == len(rows) == 166
+    assert len(all_devices()) == len(rows) == 180
     for row in rows:
         device = all_devices()[row["key"]]
         assert device.name == row["name"]
@@ -147,6 +147,11 @@ SEEN = [
     ("Tesla V100-DGXS-16GB", 16_945_512_448, 80, "v100-dgxs-32gb"),
     ("NVIDIA PG509-210", 85_198_045_184, 108, "a100-sxm4-80gb"),
     ("Quadro GP100", 17_066_885_120, 56, "quadro-gp100"),
+    ("NVIDIA GeForce RTX 2070", 8_589_410_304, 36, "rtx-2070"),
+    ("NVIDIA GeForce GTX 1650", 4_294_639_616, 14, "gtx-1650"),
+    ("GeForce GTX 1070", 8_513_978_368, 15, "gtx-1070"),
+    ("NVIDIA GeForce RTX 3050 Laptop GPU", 4_294_508_544, 16, "rtx-3050-laptop"),
+    ("NVIDIA TITAN X (Pascal)", 12_787_122_176, 28, "titan-x-pascal"),
     ("NVIDIA A2", 15_846_408_192, 10, "a2"),
 ]
 
@@ -193,7 +198,7 @@ def test_a_part_has_its_share_of_the_whole() -> None:
 
 
 def test_the_tables_of_units_name_devices_that_exist() -> None:
-    assert len(COUNTED) == 78
+    assert len(COUNTED) == 92
     assert compute_units("mi250x-gcd") == 110
     assert compute_units("no such device") is None
     assert memory_sizes_gb(all_devices()["rtx-4060-ti"]) == (8, 16)
