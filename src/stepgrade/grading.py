@@ -221,6 +221,7 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         modules=modules_of_step(profile, times),
         ranks=_rank_rows(profile),
         arithmetic=efficiency.arithmetic,
+        compile=profile.compilation,
         collectives=collective_rows(profile.links, profile.steps or 1, target.figures),
         collective_fits=collective_fits(profile.links),
         pipeline=pipeline_use(profile.links, profile.steps or 1),

@@ -34,6 +34,7 @@ from stepgrade.model.activity import (
     WaitTally,
 )
 from stepgrade.model.collectives import Communication, Exchange, Pipeline, StageTime
+from stepgrade.model.compilation import Compilation, CompiledFrame, GraphBreak
 from stepgrade.model.hang import Difference, Hang, RankCall
 from stepgrade.model.memory import Holder, Memory, MemoryGrowth, OutOfMemory
 from stepgrade.model.step_log import PauseKind, Reason, StepLog
@@ -154,6 +155,25 @@ def logged(walls: dict[int, float] | None = None, *kinds: PauseKind, **known: An
     return make_profile(log=StepLog(**(defaults | known)))
 
 
+def compilation(recompiles: int, ms: float) -> Compilation:
+    """Return what was compiled in ten steps of 100 ms, with two breaks in each step."""
+    return Compilation(
+        ms_per_step=0.0,
+        total_ms=ms,
+        recorded_ms=STEPS * STEP_MS,
+        steps_left_out=recompiles,
+        compiles=recompiles + 1,
+        recompiles=recompiles,
+        graph_breaks=2.0,
+        guard_ms=0.1,
+        cudagraph_records=0,
+        frames=(
+            CompiledFrame(frame="0", compiles=recompiles + 1, recompiles=recompiles, ms=ms, where="a.py:3"),
+        ),
+        breaks=(GraphBreak(where="a.py:8", function="f", per_step=2.0),),
+    )
+
+
 def stage(rank: int, busy_ms: float) -> StageTime:
     """Return what one stage does in ten steps of 100 ms."""
     rest = STEP_MS - busy_ms
@@ -251,6 +271,8 @@ FIRES: dict[str, Profile] = {
     "data-parallel": trace(lost={"idle_host": 0.3}, marks={"data_parallel": 1.0}),
     "straggler-rank": trace(lost={"exposed_communication": 0.2}, straggler=LATE, skew_ms=15.0),
     "uneven-ranks": trace(lost={"exposed_communication": 0.2}, skew_ms=15.0),
+    "recompiling": trace(lost={"idle_host": 0.4}, compilation=compilation(recompiles=3, ms=500.0)),
+    "graph-breaks": trace(lost={"idle_host": 0.1}, compilation=compilation(recompiles=0, ms=0.0)),
     "slow-stage": trace(
         lost={"exposed_communication": 0.4},
         links=Communication(

@@ -167,6 +167,10 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     straggler_info_share: Annotated[float, share("ours: 3 % of the step")] = 0.03
     straggler_warning_share: Annotated[float, share("as exposed communication; TraceML has 10 %")] = 0.05
     straggler_critical_share: Annotated[float, share("TraceML: 20 % of the step")] = 0.20
+    compile_info_share: Annotated[float, share("ours: 2 % of what was recorded")] = 0.02
+    compile_warning_share: Annotated[float, share("ours: 10 % of what was recorded")] = 0.10
+    compile_critical_share: Annotated[float, share("ours: a third of what was recorded")] = 0.33
+    graph_breaks: Annotated[float, amount("ours: one in each step")] = 1.0
     slow_stage_ratio: Annotated[float, amount("ours: a quarter more than the median of the others")] = 1.25
     uneven_experts_ratio: Annotated[float, amount("ours: a fifth more tokens than the mean rank")] = 1.2
 

@@ -15,6 +15,7 @@ from msgspec import Struct, structs
 from stepgrade.errors import BadInput
 from stepgrade.model.activity import Activity
 from stepgrade.model.collectives import Communication
+from stepgrade.model.compilation import Compilation
 from stepgrade.model.hang import Hang
 from stepgrade.model.memory import Memory
 from stepgrade.model.notes import Note
@@ -285,6 +286,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     log: StepLog | None = None  # the wall time of the whole run, where the source is a log
     activity: Activity | None = None
     links: Communication | None = None  # what ranks tell each other
+    compilation: Compilation | None = None  # of torch.compile
     peak_memory_bytes: float | None = None
     memory: Memory | None = None
     hang: Hang | None = None  # of a run that stands still

@@ -13,6 +13,7 @@ from stepgrade.errors import MissingExtra
 from stepgrade.model import Fingerprint, Ledger, Note, Source, Span
 from stepgrade.model.ceiling import Ceiling, Roof
 from stepgrade.model.comparison import MetricChange, Shift, StepChange
+from stepgrade.model.compilation import Compilation
 from stepgrade.model.finding import Finding
 from stepgrade.model.hang import Hang
 from stepgrade.model.memory import Memory
@@ -274,6 +275,7 @@ class Scorecard(Result, frozen=True, kw_only=True):
     modules: tuple[ModuleStep, ...] = ()  # of all depths, a parent before what is in it
     ranks: tuple[RankRow, ...] = ()
     arithmetic: Arithmetic | None = None
+    compile: Compilation | None = None
     collectives: tuple[CollectiveRow, ...] = ()
     collective_fits: tuple[CollectiveFit, ...] = ()
     pipeline: PipelineUse | None = None

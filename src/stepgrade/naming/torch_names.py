@@ -36,6 +36,8 @@ FORWARD_RANGE = re.compile(r"^##\s*forward\b|\.forward$", re.IGNORECASE)
 # Ranges that users put around the passes of a step.
 FORWARD_PASS = re.compile(r"(\b|_)(forward|fwd)(\b|_)", re.IGNORECASE)
 BACKWARD_PASS = re.compile(r"^(?!.*(forward|fwd)).*(\b|_)(backward|bwd)(\b|_)", re.IGNORECASE)
+# Around all that torch.compile does to compile a function, and its backward pass.
+COMPILES = re.compile(r"^entire_(frame|backward)_compile$")
 COMMUNICATION_RANGE = re.compile(r"^(nccl|gloo|mpi|ucc|hccl|xccl|oneccl):")
 COMMUNICATION_OP = re.compile(
     r"^(c10d::|_c10d_functional|record_param_comms|symm_mem::)"

@@ -28,6 +28,7 @@ from stepgrade.model.profile import LedgerTime
 from stepgrade.naming.torch_names import (
     COMMUNICATION_OP,
     COMMUNICATION_RANGE,
+    COMPILES,
     INPUT,
     SYNC_CALL,
     Mask,
@@ -215,7 +216,9 @@ def host_ledger(trace: Trace, steps: HostSteps, extent: tuple[int, int]) -> Ledg
         apart(ops, communicates), apart(ranges, named(trace.strings, ranges.name, COMMUNICATION_RANGE))
     )
     load = apart(ranges, named(trace.strings, ranges.name, INPUT) & (ranges.thread == steps.thread))
-    compute = together(iv.subtract(apart(ops, ~communicates), iv.merge(collectives, load)))
+    # What a compiler traces is not computed: the step waits for it.
+    compiling = apart(ops, named(trace.strings, ops.name, COMPILES))
+    compute = together(iv.subtract(apart(ops, ~communicates), iv.merge(collectives, load, compiling)))
     communication = together(collectives)
     exposed = iv.subtract(communication, compute)
     waiting = iv.subtract(together(load), iv.merge(compute, exposed))

@@ -13,6 +13,7 @@ from stepgrade.model.events import Trace, TraceDevice
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import Profile, Recorded, Source, Span
 from stepgrade.trace.activity import capability_by_kernels, measure_activity
+from stepgrade.trace.compilation import find_compilation
 from stepgrade.trace.counts import count_images, count_launches, count_tokens
 from stepgrade.trace.layers import Layers, find_layers
 from stepgrade.trace.ledger import add_ledgers
@@ -29,7 +30,7 @@ from stepgrade.trace.recordings import join_recordings
 from stepgrade.trace.step_view import view_step
 from stepgrade.trace.steps import NOTES
 from stepgrade.trace.timeline import Driver, Timeline, build_timeline
-from stepgrade.trace.windows import StepMark
+from stepgrade.trace.windows import StepMark, Windows
 from stepgrade.trace.work import find_work
 from stepgrade.units import NS_PER_MS, show_count, show_ms
 
@@ -105,6 +106,7 @@ def analyse_rank(trace: Trace) -> RankProfile:
         matmul_known_share=operations.known_share,
         matmul_dtype=most_of(activity.matmul_dtype_ms),
         activity=activity,
+        compilation=find_compilation(timeline),
         memory=memory,
         peak_memory_bytes=memory.peak_bytes if memory else None,
         recorded=Recorded(versions=trace.versions, settings=tuple(sorted(trace.recorded))),
@@ -186,6 +188,7 @@ def _find_notes(timeline: Timeline, layers: Layers) -> Iterator[Note]:
             times = f"{took} {show_ms(theirs / NS_PER_MS)}, the others {show_ms(usual / NS_PER_MS)}"
             reason = "the profiler's flush" if mark is StepMark.FLUSH else reason
             yield Note(f"{place}_steps_left_out", f"The {which} left out as {reason}: {times}.")
+    yield from compiling_notes(windows)
     if StepMark.OPEN in windows.mark:
         text = f"The last of {count} steps is left out: its end is not in the trace."
         yield Note("last_step_open", text)
@@ -204,3 +207,15 @@ def _find_notes(timeline: Timeline, layers: Layers) -> Iterator[Note]:
     if len(distinct(timeline.trace.work.device)) > 1:
         text = f"The trace has several devices; the ledger covers device {timeline.device}, the busiest."
         yield Note("several_devices", text)
+
+
+def compiling_notes(windows: Windows) -> Iterator[Note]:
+    """Yield how many steps are left out because something was compiled in them."""
+    count = len(windows.mark)
+    compiling = windows.dur_ns[[mark is StepMark.COMPILING for mark in windows.mark]]
+    if len(compiling):
+        text = (
+            f"{len(compiling)} of {count} steps {'is' if len(compiling) == 1 else 'are'} left out because "
+            f"torch.compile compiled in them: {show_ms(float(compiling.sum()) / NS_PER_MS)} in all."
+        )
+        yield Note("compiling_steps_left_out", text)

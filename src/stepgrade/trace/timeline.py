@@ -40,7 +40,7 @@ from stepgrade.trace.frames import LoopFrames, find_loop_frames
 from stepgrade.trace.ledger import HostState, LedgerSpans, device_ledger, find_host_state, host_ledger
 from stepgrade.trace.links import HostTree, Links, build_tree, inherit, link_work
 from stepgrade.trace.steps import HostSteps, find_steps, steps_of
-from stepgrade.trace.windows import Attribution, Windows, attribute, find_windows
+from stepgrade.trace.windows import Attribution, Windows, attribute, compile_spans, find_windows
 
 IN_INPUT, IN_BACKWARD, IN_OPTIMIZER = 1, 2, 4
 LONGEST_NS = 24 * 3600 * 10**9
@@ -94,7 +94,8 @@ def build_timeline(trace: Trace) -> Timeline:
         devices, which, _ = groups(work.device[numbered])
         device = int(devices[np.bincount(which, weights=work.dur_ns[numbered]).argmax()])
     chosen = work.device == (NONE if device is None else device)
-    windows = find_windows(trace, attribution, steps, chosen)
+    compiling = compile_spans(trace)
+    windows = find_windows(trace, attribution, steps, chosen, compiling).without(compiling)
     # What carries a collective's description is communication, whatever its name.
     classes = np.where(work.collective >= 0, WorkClass.COMMUNICATION, classes_of(trace.strings, work.name))
     copies = (work.kind != DeviceEvent.KERNEL) & (classes != WorkClass.COMMUNICATION)

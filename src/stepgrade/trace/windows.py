@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from stepgrade.model.columns import among, distinct
 from stepgrade.model.events import NONE, DeviceEvent, DeviceWork, Ids, Longs, Trace
-from stepgrade.naming.torch_names import LOADER, Mask, named
+from stepgrade.naming.torch_names import COMPILES, LOADER, Mask, named
 from stepgrade.trace import intervals as iv
 from stepgrade.trace.links import Links
 from stepgrade.trace.steps import HostSteps, StepBasis, steps_of
@@ -39,6 +39,9 @@ HARDLY_ANY = 0.1  # of the work of a usual step: what the loop leaves after its 
 DRAINED = 0.02  # of a step: that much of earlier work may still run when the host begins it
 
 
+COMPILING_SHARE = 0.05  # of a step, for it to be no steady one
+
+
 class StepMark(StrEnum):
     """Whether a step is representative of the run, or why not."""
 
@@ -47,6 +50,7 @@ class StepMark(StrEnum):
     FLUSH = "flush"
     EMPTY = "empty"
     OPEN = "open"  # its end is not in the trace
+    COMPILING = "compiling"
 
 
 class Attribution(NamedTuple):
@@ -78,6 +82,18 @@ class Windows(NamedTuple):
         """Tell which steps are representative of the run."""
         return np.array([mark == StepMark.STEADY for mark in self.mark], np.bool_)
 
+    def without(self, spans: iv.Spans) -> Windows:
+        """Return these with the steps that lie in `spans` to a good part no longer steady, if others are."""
+        much = iv.covered_within(spans, self.start_ns, self.end_ns) > COMPILING_SHARE * self.dur_ns
+        if not (self.steady & ~much).any():
+            return self
+        steady = self.steady
+        marks = [
+            StepMark.COMPILING if much[place] and (steady[place] or mark is StepMark.WARM_UP) else mark
+            for place, mark in enumerate(self.mark)
+        ]
+        return self._replace(mark=tuple(marks))
+
     def is_steady(self, step: Ids) -> Mask:
         """Tell for each index of a step whether that step is steady; NONE and those past the last are not."""
         known = np.append(self.steady, [False, False])
@@ -92,6 +108,12 @@ class Windows(NamedTuple):
         """Return how much of the steady steps' time `spans` covers, from 0 to 1."""
         total = int(self.dur_ns[self.steady].sum())
         return float(self.in_steady(spans).sum() / max(total, 1))
+
+
+def compile_spans(trace: Trace) -> iv.Spans:
+    """Return when something was being compiled, on whichever thread."""
+    rows = named(trace.strings, trace.ops.name, COMPILES)
+    return iv.union(trace.ops.start_ns[rows], (trace.ops.start_ns + trace.ops.dur_ns)[rows])
 
 
 def attribute(work: DeviceWork, links: Links, steps: HostSteps) -> Attribution:
@@ -120,7 +142,9 @@ def attribute(work: DeviceWork, links: Links, steps: HostSteps) -> Attribution:
     return Attribution(step, unlaunched & (step >= 0), unlaunched, links.launch_ns)
 
 
-def find_windows(trace: Trace, attribution: Attribution, steps: HostSteps, chosen: Mask) -> Windows:
+def find_windows(
+    trace: Trace, attribution: Attribution, steps: HostSteps, chosen: Mask, compiling: iv.Spans
+) -> Windows:
     """Return the window of each step on the device whose work is `chosen`."""
     work, count = trace.work, len(steps.start_ns)
     amount = np.bincount(attribution.step[chosen & (attribution.step >= 0)], minlength=count + 1)[:count]
@@ -135,6 +159,7 @@ def find_windows(trace: Trace, attribution: Attribution, steps: HostSteps, chose
     if not used:
         # Where the host computes, a mark ends the last step too; what was found in operations does not.
         step = steps_of(trace.ops.start_ns, steps)
+        step[iv.span_at(compiling, trace.ops.start_ns) >= 0] = NONE  # what is traced is not computed
         amount = np.bincount(step[(step >= 0) & (step < count)], minlength=count)
         known = steps.joined | (steps.basis in (StepBasis.PROFILER_STEP, StepBasis.EXECUTIONS))
         return _marked(steps.start_ns, steps.end_ns, known, amount, on_device=False)

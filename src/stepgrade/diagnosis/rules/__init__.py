@@ -8,6 +8,7 @@ from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules import (
     attention,
     communication,
+    compilation,
     elementwise,
     fitness,
     gemm,
@@ -35,6 +36,7 @@ AREAS: dict[str, tuple[Rule, ...]] = {
     "transfer": transfer.RULES,
     "synchronisation": synchronisation.RULES,
     "launch": launch.RULES,
+    "compilation": compilation.RULES,
     "precision": precision.RULES,
     "attention": attention.RULES,
     "gemm": gemm.RULES,

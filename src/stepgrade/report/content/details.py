@@ -12,7 +12,7 @@ from stepgrade.report.names import shortened
 from stepgrade.units import MISSING, show_bytes, show_count, show_ms, show_share
 
 ROWS_KEPT = 100  # in a document
-_SHAPES_SHOWN, _COLLECTIVES_SHOWN, _RANKS_SHOWN = 4, 4, 8
+_SHAPES_SHOWN, _COLLECTIVES_SHOWN, _RANKS_SHOWN, _FRAMES_SHOWN = 4, 4, 8, 3
 _LEAST_IMBALANCE = 1.05  # of what ranks receive: below, nobody looks at them
 # Below a hundredth of the step nobody looks for what a shape loses.
 _LEAST_LOSS = 0.01
@@ -35,6 +35,7 @@ def details(card: Scorecard) -> Iterator[Detail]:
     yield from collectives(card)
     yield from stages(card)
     yield from experts(card)
+    yield from compiled(card)
 
 
 def detail_blocks(card: Scorecard) -> Iterator[Block]:
@@ -145,6 +146,27 @@ def stages(card: Scorecard) -> Iterator[Detail]:
         ("Stage", "Busy", "Bubble", "Transfer", "Bubble of the step"),
         tuple(bars),
         len(bars),
+    )
+
+
+def compiled(card: Scorecard) -> Iterator[Detail]:
+    """Yield what torch.compile compiled while it was recorded."""
+    found = card.compile
+    if found is None or not found.frames:
+        return
+    bars = []
+    for frame in found.frames:
+        cells = show_ms(frame.ms), show_count(frame.compiles), show_count(frame.recompiles)
+        name = f"frame {frame.frame}" + (f", {shortened(frame.where, 80)}" if frame.where else "")
+        bars.append(Bar(name, frame.ms, f"{cells[0]:>9}, {frame.recompiles} again", cells))
+    yield Detail(
+        "compile",
+        f"torch.compile: {show_ms(found.total_ms)}, {found.recompiles} of {found.compiles} compiled again",
+        f"Graphs break {found.graph_breaks:.3g} times in a steady step; looking for compiled code whose "
+        f"guards hold takes {show_ms(found.guard_ms)} of it.",
+        ("Function", "Time", "Compilations", "Again"),
+        tuple(bars),
+        min(len(bars), _FRAMES_SHOWN),
     )
 
 
