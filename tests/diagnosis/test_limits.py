@@ -100,7 +100,7 @@ LIMITS: list[tuple[str, str, float, str]] = [
     ("straggler-rank", "ledger.exposed_communication_ns", LESS, "straggler_info_share"),
     ("straggler-rank", "activity.straggler.caused_ms", LESS, "straggler_info_share"),
     ("uneven-ranks", "activity.skew_ms", LESS, "straggler_info_share"),
-    ("recompiling", "compilation.total_ms", LESS, "compile_info_share"),
+    ("compiles-again", "compilation.total_ms", LESS, "compile_info_share"),
     ("graph-breaks", "compilation.graph_breaks", LESS, "graph_breaks"),
     ("slow-stage", "links.pipeline.stages.2.busy_ms", LESS, "slow_stage_ratio"),
     ("uneven-experts", "links.exchanges.0.received_bytes.7", LESS, "uneven_experts_ratio"),

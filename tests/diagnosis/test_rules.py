@@ -271,7 +271,7 @@ FIRES: dict[str, Profile] = {
     "data-parallel": trace(lost={"idle_host": 0.3}, marks={"data_parallel": 1.0}),
     "straggler-rank": trace(lost={"exposed_communication": 0.2}, straggler=LATE, skew_ms=15.0),
     "uneven-ranks": trace(lost={"exposed_communication": 0.2}, skew_ms=15.0),
-    "recompiling": trace(lost={"idle_host": 0.4}, compilation=compilation(recompiles=3, ms=500.0)),
+    "compiles-again": trace(lost={"idle_host": 0.4}, compilation=compilation(recompiles=3, ms=500.0)),
     "graph-breaks": trace(lost={"idle_host": 0.1}, compilation=compilation(recompiles=0, ms=0.0)),
     "slow-stage": trace(
         lost={"exposed_communication": 0.4},

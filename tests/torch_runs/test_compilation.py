@@ -40,7 +40,7 @@ def test_recompilations_are_counted_and_left_out(tmp_path: Path) -> None:
     assert "compiled_run.py" in frame.where
     assert any(note.code == "compiling_steps_left_out" for note in card.notes)
     rules = [finding.rule for finding in card.findings]
-    assert rules[0] == "recompiling"
+    assert rules[0] == "compiles-again"
     assert "fast-backward" not in rules
 
 
@@ -60,4 +60,4 @@ def test_a_whole_graph_has_no_breaks(tmp_path: Path) -> None:
     card = record(tmp_path / "trace.json", odd_sizes={}, breaks=False)
     assert card.compile is not None
     assert (card.compile.graph_breaks, card.compile.recompiles) == (0.0, 0)
-    assert not {"graph-breaks", "recompiling"} & {finding.rule for finding in card.findings}
+    assert not {"graph-breaks", "compiles-again"} & {finding.rule for finding in card.findings}

@@ -35,6 +35,7 @@ def comparable(rank: RankProfile) -> RankProfile:
         operations=tuple(msgspec.structs.replace(op, where=None) for op in plain.profile.operations),
         memory=None,  # the slow reader does not read it
         peak_memory_bytes=None,
+        views=(),
     )
     return msgspec.structs.replace(plain, profile=profile, base_ns=None)
 

@@ -53,7 +53,7 @@ def breaking_graphs(context: RuleContext) -> Found | None:
 
 RULES = (
     Rule(
-        name="recompiling",
+        name="compiles-again",
         find=recompiling,
         sees="torch.compile compiles functions again while the run is recorded.",
         evidence="compilations, how many were not a function's first, their time, the function's line",
