@@ -14,8 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import stepgrade as sg
 from stepgrade.errors import BadInput, TooLarge
+from stepgrade.readers import flight_recorder
 from stepgrade.readers.plain_pickle import DEEPEST, LONGEST_TEXT, decode
+from stepgrade.readers.source import ByteSource
+from tests.readers.snapshot.snapshots import train
 
 SAMPLES = Path(__file__).parents[4] / "shared/samples/memory/hostile"
 PLENTY = 1 << 30
@@ -225,3 +229,35 @@ def test_hostile_samples_are_refused() -> None:
     for path in sorted(SAMPLES.iterdir()):
         if not path.name.startswith("valid"):
             assert refused(path.read_bytes()).problem, path.name
+
+
+def test_lists_that_hold_each_other_are_no_text(tmp_path: Path) -> None:
+    """A pickle of 400 bytes whose text has more characters than there are atoms, where a name is expected."""
+    nested: list[object] = ["x"]
+    for _ in range(18):
+        nested = [nested] * 8
+    row = {"record_id": 0, "profiling_name": nested, "state": nested, "process_group": (nested, nested)}
+    dump = {
+        "nccl_version": "2",
+        "pg_config": {"0": {"name": nested, "ranks": nested}},
+        "entries": [{**row, "frames": [{"filename": nested, "name": nested, "line": 1}]}],
+    }
+    (tmp_path / "nccl_trace_rank_0").write_bytes(pickle.dumps(dump, 2))
+    sg.load(tmp_path / "nccl_trace_rank_0")
+    value = train(steps=3).value()
+    for entry in value["device_traces"][0]:
+        entry["action"] = nested if entry["action"] == "segment_alloc" else entry["action"]
+        entry["frames"] = [{"filename": nested, "name": nested, "line": 1}]
+    (tmp_path / "snapshot.pickle").write_bytes(pickle.dumps(value, 4))
+    sg.load(tmp_path / "snapshot.pickle")
+
+
+def test_one_list_of_ranks_in_every_group_is_one(tmp_path: Path) -> None:
+    ranks = list(range(5000))
+    groups = {str(n): {"name": str(n), "ranks": ranks} for n in range(4000)}
+    dump = {"nccl_version": "2", "pg_config": groups, "entries": []}
+    (tmp_path / "nccl_trace_rank_0").write_bytes(pickle.dumps(dump, 2))
+    with ByteSource(tmp_path / "nccl_trace_rank_0") as source:
+        found = flight_recorder.read(source)
+    assert len({id(members) for members in found.groups.values()}) == 1
+    assert len(found.groups) == 4000

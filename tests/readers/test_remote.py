@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import random
 import tarfile
 import threading
 import time
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 import stepgrade as sg
-from stepgrade.errors import BadInput, BadOption, TooLarge
+from stepgrade.errors import BadInput, BadOption, StepgradeError, TooLarge
 from stepgrade.readers.remote import is_url, shown_url
 from stepgrade.readers.source import ByteSource
 from tests.cluster import Planned, write_ranks
@@ -264,6 +265,77 @@ def test_archives_that_are_no_run_or_too_large(tmp_path: Path, stepgrade: Callab
         (tmp_path / name).write_bytes(data)
         ran = stepgrade("score", tmp_path / name, "--max-bytes", "1MiB")
         assert (ran.code, word in ran.err, "Traceback" in ran.err) == (2, True, False), (name, ran.err)
+
+
+def hostile_archives() -> dict[str, bytes]:
+    """Return archives that make Python's own readers take memory or raise what is no error of theirs."""
+    long_name = tarfile.TarInfo("x")
+    long_name.type, long_name.size = tarfile.XHDTYPE, 8 << 30
+    folders = io.BytesIO()
+    with tarfile.open(fileobj=folders, mode="w") as archive:
+        entry = tarfile.TarInfo("d")
+        entry.type = tarfile.DIRTYPE
+        for _ in range(40):
+            archive.addfile(entry)
+    odd = {}
+    for name, method in (("bzip2", zipfile.ZIP_BZIP2), ("lzma", zipfile.ZIP_LZMA)):
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w", method) as archive:
+            archive.writestr("rank0.json", b"x" * 500)
+        odd[f"{name}.zip"] = packed.getvalue().replace(b"BZh9", b"BZh0")
+    sound = zip_of({"rank0.json": b"{}"})
+    listed = bytearray(sound)
+    at = listed.rfind(b"PK\x05\x06")
+    listed[at + 12 : at + 16] = (0x7FFF_FFFF).to_bytes(4, "little")
+    return {
+        "long.tar": tar_of({"a": b""})[:512] + long_name.tobuf() + bytes(1 << 20),
+        "folders.tar": folders.getvalue(),
+        "list.zip": bytes(listed),
+        **odd,
+    }
+
+
+@pytest.mark.parametrize("name", hostile_archives())
+def test_hostile_archives_are_refused_in_one_line(
+    name: str, tmp_path: Path, stepgrade: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepgrade.readers.archives.MOST_FILES", 3)
+    (tmp_path / name).write_bytes(hostile_archives()[name])
+    ran = stepgrade("score", tmp_path / name)
+    assert (ran.code, ran.err.count("\n")) == (2, 1), ran.err
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_damaged_archives_raise_errors_of_ours_alone(seed: int, tmp_path: Path) -> None:
+    dice = random.Random(seed)
+    sound = dice.choice(list(PACKERS.values()))({"rank0.json": b"{}" * 300, "d/rank1.json": b"[]"})
+    body = bytearray(sound)
+    for _ in range(dice.choice((1, 2, 8, 40))):
+        body[dice.randrange(len(body))] = dice.randrange(256)
+    path = tmp_path / "f"
+    path.write_bytes(bytes(body[: dice.choice((len(body), len(body), dice.randrange(len(body))))]))
+    with pytest.raises(StepgradeError):
+        sg.load(path)
+
+
+def test_short_frames_of_zstd_are_not_copied_once_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows a frame was copied whole for every one of them: a thousand times the file."""
+    zstd = pytest.importorskip("backports.zstd")
+    data = zstd.compress(b"ab") * 6000
+    fed = 0
+    with ByteSource(data) as source:
+        unpacker: Any = source._gunzip
+        feed = unpacker._feed
+
+        def counted() -> bytes:
+            nonlocal fed
+            given: bytes = feed()
+            fed += len(given)
+            return given
+
+        monkeypatch.setattr(unpacker, "_feed", counted)
+        assert b"".join(source.chunks()) == b"ab" * 6000
+    assert fed < 200 * len(data)
 
 
 def test_zstd_is_unpacked_like_gzip(folder: Path, tmp_path: Path) -> None:

@@ -7,11 +7,12 @@ ours, and all of them together are no larger than a source may be.
 from __future__ import annotations
 
 import os
+import struct
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from typing import IO, NamedTuple
+from typing import IO, BinaryIO, NamedTuple, Self
 
 from stepgrade.errors import BadInput, TooLarge
 from stepgrade.readers.source import CHUNK_BYTES, ZIP_MAGIC, ByteSource
@@ -20,6 +21,32 @@ from stepgrade.units import show_bytes
 MOST_FILES = 100_000
 _KEPT_FREE_BYTES = 1 << 30  # of the disk
 _LONGEST_ENDING = 40
+# The list of what a zip holds is read as a whole, and so are long names in a tar.
+_MOST_LIST_BYTES = 64 << 20
+_MOST_NAME_BYTES = 1 << 20
+_ZIP_END_BYTES = 98 + (1 << 16)  # where the list is, with the longest remark
+_IN_ZIP64 = 0xFFFF_FFFF
+_MOST_ENTRIES = 10  # folders and links, for each file
+_LONG_NAMES = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
+# What Python's own readers raise for bytes that make no sense, beside errors of their own.
+_DAMAGE = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    NotImplementedError,
+    ValueError,
+    OverflowError,
+    IndexError,
+    KeyError,
+    struct.error,
+)
 
 
 class Unpacked(NamedTuple):
@@ -45,7 +72,9 @@ def unpack(source: ByteSource, folder: str) -> list[Unpacked]:
             size = copy_member(member, path, source, total)
             total += size
             files.append(Unpacked(path, f"{source.name}/{name}", size))
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+    except BadInput:  # which is a ValueError as well
+        raise
+    except _DAMAGE as error:
         raise BadInput("the archive is damaged", where=source.name) from error
     except RuntimeError as error:  # zipfile's way to say that it needs a password
         raise BadInput("the archive is encrypted", where=source.name) from error
@@ -55,18 +84,52 @@ def unpack(source: ByteSource, folder: str) -> list[Unpacked]:
 def members_of(source: ByteSource) -> Iterator[tuple[str, IO[bytes]]]:
     """Yield the name and the content of each regular file, to be read before the next."""
     if source.head.startswith(ZIP_MAGIC):
-        with source.seekable() as file, zipfile.ZipFile(file) as packed:
+        with source.seekable() as file, open_zip(file, source) as packed:
             for info in packed.infolist():
+                if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    hint = "pack it again with zip, or as a tar"
+                    raise BadInput(
+                        "the archive is packed in a way that is not read", where=source.name, hint=hint
+                    )
                 if not info.is_dir():
                     with packed.open(info) as member:
                         yield info.filename, member
         return
     stream = _Stream(source.chunks())
-    with tarfile.open(fileobj=stream, mode="r|") as archive:  # type: ignore[call-overload]  # it only reads
-        for entry in archive:
+    with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Entry) as archive:  # type: ignore[call-overload]  # it only reads
+        for count, entry in enumerate(archive):
+            archive.members = []  # which would keep every entry that was passed
+            if count >= _MOST_ENTRIES * MOST_FILES:
+                raise TooLarge(f"holds more than {_MOST_ENTRIES * MOST_FILES:,} entries", where=source.name)
             inside = archive.extractfile(entry) if entry.isreg() else None
             if inside is not None:
                 yield entry.name, inside
+
+
+def open_zip(file: BinaryIO, source: ByteSource) -> zipfile.ZipFile:
+    """Open a zip whose list of files is not larger than any honest one."""
+    file.seek(0, os.SEEK_END)
+    file.seek(max(0, file.tell() - _ZIP_END_BYTES))
+    end = file.read()
+    at = end.rfind(b"PK\x05\x06")
+    listed = int.from_bytes(end[at + 12 : at + 16], "little") if at >= 0 else 0
+    if listed == _IN_ZIP64 and (further := end.rfind(b"PK\x06\x06")) >= 0:
+        listed = int.from_bytes(end[further + 40 : further + 48], "little")
+    if listed > _MOST_LIST_BYTES:
+        raise TooLarge(f"lists files in more than {show_bytes(_MOST_LIST_BYTES)}", where=source.name)
+    return zipfile.ZipFile(file)
+
+
+class _Entry(tarfile.TarInfo):
+    """An entry of a tar whose names are no longer than any honest one's: they are read as a whole."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """Return the entry that a header describes."""
+        entry = super().frombuf(buf, encoding, errors)
+        if entry.type in _LONG_NAMES and entry.size > _MOST_NAME_BYTES:
+            raise tarfile.ReadError("a name of megabytes")
+        return entry
 
 
 def copy_member(member: IO[bytes], path: str, source: ByteSource, before: int) -> int:
@@ -92,11 +155,17 @@ class _Stream:
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
-        self._rest = b""
+        self._chunk, self._at = b"", 0  # and how far it was given
 
     def read(self, most: int) -> bytes:
         """Return the next bytes: fewer than asked for only at the end."""
-        while len(self._rest) < most and (chunk := next(self._chunks, b"")):
-            self._rest += chunk
-        data, self._rest = self._rest[:most], self._rest[most:]
-        return data
+        parts, left = [], most
+        while left:
+            if self._at >= len(self._chunk):
+                self._chunk, self._at = next(self._chunks, b""), 0
+            if not (part := self._chunk[self._at : self._at + left]):
+                break
+            self._at += len(part)
+            left -= len(part)
+            parts.append(part)
+        return b"".join(parts)

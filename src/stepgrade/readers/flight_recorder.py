@@ -11,6 +11,7 @@ from stepgrade.errors import BadInput
 from stepgrade.model.hang import FlightCall, FlightRecord
 from stepgrade.naming.python_frames import read_frame
 from stepgrade.readers.base import Reader
+from stepgrade.readers.plain_pickle import text_of
 from stepgrade.readers.source import ByteSource
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ _KEYS = frozenset({"entries", "pg_config"})
 _RANK_IN_NAME = re.compile(r"rank[-_. ]?(\d{1,6})(?!\d)|(\d{1,6})(?:\.[A-Za-z]+)*$", re.IGNORECASE)
 _MESSAGE = re.compile(r"^(send|recv) ?(\d{1,6})(->|<-)(\d{1,6})$")
 _STATES = ("scheduled", "started", "completed")
-_LONGEST_TEXT = 200
 _LONGEST_PATH = 1000
 _LARGEST = 1 << 53
 _MOST_SIZES = 8
@@ -59,8 +59,8 @@ def read(source: ByteSource) -> FlightRecord:
         named = row.get("process_group")
         group = str(_number(row, "pg_id"))
         if isinstance(named, tuple | list) and len(named) == 2:
-            group = _text(named[0])
-            descriptions.setdefault(group, _text(named[1]))
+            group = text_of(named[0])
+            descriptions.setdefault(group, text_of(named[1]))
         calls.append(_call(row, group, frames))
     return FlightRecord(
         file=source.name,
@@ -73,7 +73,7 @@ def read(source: ByteSource) -> FlightRecord:
 
 
 def _call(row: Mapping[str, Plain], group: str, frames: dict[int, str | None]) -> FlightCall:
-    name = _text(row.get("profiling_name")).partition(":")[2] or _text(row.get("profiling_name"))
+    name = text_of(row.get("profiling_name")).partition(":")[2] or text_of(row.get("profiling_name"))
     message = _MESSAGE.match(name)
     peers = None
     if message is not None:
@@ -81,14 +81,14 @@ def _call(row: Mapping[str, Plain], group: str, frames: dict[int, str | None]) -
         peers = (own, other) if name == "send" else (other, own)
     is_message = row.get("is_p2p") is True
     types = row.get("input_dtypes")
-    state = _text(row.get("state"))
+    state = text_of(row.get("state"))
     return FlightCall(
         group=group,
         sequence=_number(row, "p2p_seq_id" if is_message else "collective_seq_id") or _number(row, "seq_id"),
         name=name or "collective",
         input_sizes=_sizes(row.get("input_sizes")),
         output_sizes=_sizes(row.get("output_sizes")),
-        dtype=_text(types[0]) if isinstance(types, list) and types else "",
+        dtype=text_of(types[0]) if isinstance(types, list) and types else "",
         state=state if state in _STATES else "scheduled",
         where=_user_line(row.get("frames"), frames),
         peers=peers,
@@ -102,8 +102,8 @@ def _user_line(frames: object, known: dict[int, str | None]) -> str | None:
     if id(frames) not in known:
         lines = (
             read_frame(
-                f"{_text(frame.get('filename'), _LONGEST_PATH)}({_number(frame, 'line')}): "
-                f"{_text(frame.get('name'), _LONGEST_PATH)}"
+                f"{text_of(frame.get('filename'), _LONGEST_PATH)}({_number(frame, 'line')}): "
+                f"{text_of(frame.get('name'), _LONGEST_PATH)}"
             )
             for frame in frames[:_MOST_FRAMES]
             if isinstance(frame, dict)
@@ -117,7 +117,7 @@ def _sizes(tensors: object) -> str:
     if not isinstance(tensors, list):
         return ""
     dims = [tensor[:_MOST_SIZES] if isinstance(tensor, list) else [] for tensor in tensors[:_MOST_SIZES]]
-    texts = ("[" + ", ".join(str(size) for size in tensor if type(size) is int) + "]" for tensor in dims)
+    texts = ("[" + ", ".join(text_of(size) for size in tensor if type(size) is int) + "]" for tensor in dims)
     more = f" and {len(tensors) - _MOST_SIZES} more" if len(tensors) > _MOST_SIZES else ""
     return ", ".join(texts) + more
 
@@ -126,18 +126,27 @@ def _groups(document: Mapping[str, object]) -> tuple[dict[str, tuple[int, ...]],
     """Return the ranks of each group and what it is called; gloo leaves both out."""
     config = document.get("pg_config")
     ranks, descriptions = dict[str, tuple[int, ...]](), dict[str, str]()
+    known: dict[int, tuple[int, ...]] = {}  # by the list itself: one can be that of every group of a file
     for key, group in (config if isinstance(config, dict) else {}).items():
         if not isinstance(group, dict):
             continue
-        name = _text(group.get("name")) or _text(key)
+        name = text_of(group.get("name")) or text_of(key)
         listed = group.get("ranks")
-        text = listed if isinstance(listed, str) else _text(listed, _LARGEST)
-        members = tuple(int(digits) for digits in re.findall(r"\d{1,9}", text))
-        if members:
+        if id(listed) not in known:
+            known[id(listed)] = _members(listed)
+        if members := known[id(listed)]:
             ranks[name] = members
-        if description := _text(group.get("desc")):
+        if description := text_of(group.get("desc")):
             descriptions[name] = description
     return ranks, descriptions
+
+
+def _members(listed: object) -> tuple[int, ...]:
+    """Return the ranks of a group, which PyTorch writes as text or as a list."""
+    if isinstance(listed, str):
+        return tuple(int(digits) for digits in re.findall(r"\d{1,9}", listed))
+    ranks = listed if isinstance(listed, list | tuple) else ()
+    return tuple(rank for rank in ranks if type(rank) is int and 0 <= rank < _LARGEST)
 
 
 def _rank(document: Mapping[str, object], name: str) -> int | None:
@@ -157,10 +166,6 @@ def _number(row: Mapping[str, Plain], key: str) -> int:
     """Return a number of an entry, 0 where it is none, or none that makes sense."""
     value = row.get(key)
     return value if type(value) is int and 0 <= value < _LARGEST else 0
-
-
-def _text(value: object, longest: int = _LONGEST_TEXT) -> str:
-    return "" if value is None else str(value)[:longest]
 
 
 READER = Reader(

@@ -318,11 +318,31 @@ class _Inflater(Protocol):
     def decompress(self, packed: bytes, max_length: int, /) -> bytes: ...
 
 
-class _Gunzip:
+class _Unpacker:
+    """The bytes of a packed file, as they are fed to what unpacks them."""
+
+    def __init__(self, read: Callable[[int], bytes]) -> None:
+        self._read = read
+        self._block, self._at = b"", 0  # of the file, and how far it was fed
+        self._fed_at_once = _FIRST_FED_BYTES
+        self._at_end = False
+        self.damage: str | None = None
+
+    def _feed(self) -> bytes:
+        """Return the next bytes of the file: few at first, for what a short stream leaves is copied."""
+        if self._at >= len(self._block):
+            self._block, self._at = self._read(_PACKED_BYTES), 0
+        fed = self._block[self._at : self._at + self._fed_at_once]
+        self._at += len(fed)
+        self._fed_at_once = min(4 * self._fed_at_once, _PACKED_BYTES)
+        return fed
+
+
+class _Gunzip(_Unpacker):
     """Gunzip that gives back all it could unpack before the stream broke off."""
 
     def __init__(self, read: Callable[[int], bytes], size_bytes: int) -> None:
-        self._read = read
+        super().__init__(read)
         self._make: Any = zlib.decompressobj
         self._error: Any = zlib.error
         if not 0 < size_bytes < _LEAST_BYTES_FOR_ISAL:
@@ -332,10 +352,6 @@ class _Gunzip:
 
                 self._make, self._error = isal_zlib.decompressobj, isal_zlib.error
         self._inflate: _Inflater = self._make(wbits=31)
-        self._block, self._at = b"", 0  # of the file, and how far it was given to `_inflate`
-        self._fed_at_once = _FIRST_FED_BYTES
-        self._at_end = False
-        self.damage: str | None = None
 
     def read(self, most: int) -> bytes:
         """Return up to `most` bytes of text, none at the end."""
@@ -365,25 +381,16 @@ class _Gunzip:
             packed = self._inflate.unconsumed_tail
         return b""
 
-    def _feed(self) -> bytes:
-        """Return the next bytes of the file: few at first, for what a short stream leaves is copied."""
-        if self._at >= len(self._block):
-            self._block, self._at = self._read(_PACKED_BYTES), 0
-        fed = self._block[self._at : self._at + self._fed_at_once]
-        self._at += len(fed)
-        self._fed_at_once = min(4 * self._fed_at_once, _PACKED_BYTES)
-        return fed
-
     def _stop(self, damage: str) -> None:
         self.damage = damage
         self._at_end = True
 
 
-class _Unzstd:
+class _Unzstd(_Unpacker):
     """Zstandard, as gzip above: gives back all that it could unpack before the data broke off."""
 
     def __init__(self, read: Callable[[int], bytes], where: str) -> None:
-        self._read = read
+        super().__init__(read)
         try:
             try:
                 from compression import zstd  # type: ignore[import-not-found]  # noqa: PLC0415  since Python 3.14
@@ -394,30 +401,25 @@ class _Unzstd:
             raise MissingExtra("unpacking zstd needs a package", where=where, hint=hint) from error
         self._zstd: Any = zstd
         self._inflate: Any = zstd.ZstdDecompressor()
-        self._packed = b""
-        self._at_end = False
-        self.damage: str | None = None
 
     def read(self, most: int) -> bytes:
         """Return up to `most` bytes of text, none at the end."""
         while not self._at_end:
+            packed = b""
             if self._inflate.eof:  # several frames may follow each other
-                self._packed = self._inflate.unused_data or self._read(_PACKED_BYTES)
-                if not self._packed:
-                    self._at_end = True
-                    break
-                self._inflate = self._zstd.ZstdDecompressor()
-            elif self._inflate.needs_input and not self._packed:
-                self._packed = self._read(_PACKED_BYTES)
-                if not self._packed:
-                    self.damage, self._at_end = "the zstd data ends early", True
-                    break
+                self._at -= len(self._inflate.unused_data)
+                self._inflate, self._fed_at_once = self._zstd.ZstdDecompressor(), _FIRST_FED_BYTES
+                packed = self._feed()
+                self._at_end = not packed
+            elif self._inflate.needs_input and not (packed := self._feed()):
+                self.damage, self._at_end = "the zstd data ends early", True
+            if self._at_end:
+                break
             try:
-                text: bytes = self._inflate.decompress(self._packed, most)
+                text: bytes = self._inflate.decompress(packed, most)
             except self._zstd.ZstdError:
                 self.damage, self._at_end = "the zstd data is damaged", True
                 break
-            self._packed = b""
             if text:
                 return text
         return b""

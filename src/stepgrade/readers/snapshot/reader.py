@@ -24,7 +24,7 @@ from stepgrade.model.events import NONE, Longs
 from stepgrade.model.memory import Holder, OutOfMemory
 from stepgrade.model.notes import Note
 from stepgrade.naming.python_frames import read_frame
-from stepgrade.readers.plain_pickle import Plain, decode
+from stepgrade.readers.plain_pickle import Plain, decode, text_of
 from stepgrade.readers.source import ByteSource
 from stepgrade.units import show_bytes, show_count
 
@@ -130,7 +130,7 @@ def walk_history(entries: Sequence[Row], spans: Sequence[tuple[int, int]]) -> _H
     reserved = allocated = 0
     failed, retries, gave_back, step_ends = None, 0, False, list[int]()
     for entry in entries:
-        action, size = str(entry.get("action")), _size(entry, "size")
+        action, size = text_of(entry.get("action")), _size(entry, "size")
         if action in _GROWS:
             reserved += _GROWS[action] * size
             # An allocator that finds no room gives back what it holds, and asks for more again.
@@ -192,8 +192,8 @@ def _stack(entry: Row, known: dict[int, _Stack]) -> _Stack:
         if not isinstance(frame, dict):
             continue
         path, name = (
-            str(frame.get("filename", ""))[:_LONGEST_PATH],
-            str(frame.get("name", ""))[:_LONGEST_PATH],
+            text_of(frame.get("filename"), _LONGEST_PATH),
+            text_of(frame.get("name"), _LONGEST_PATH),
         )
         if not path.endswith((".py", ">")):
             continue
@@ -222,7 +222,7 @@ def _optimizer_spans(annotations: Sequence[Row]) -> tuple[list[tuple[int, int]],
     """Return when the optimizer's steps began and ended, and its class."""
     spans, began, kind = list[tuple[int, int]](), None, ""
     for note in annotations:
-        step = _OPTIMIZER_STEP.match(str(note.get("name", ""))[:_LONGEST_PATH])
+        step = _OPTIMIZER_STEP.match(text_of(note.get("name"), _LONGEST_PATH))
         if step is None:
             continue
         kind, time_ns = step[1], _size(note, "time_us") * 1000
@@ -258,7 +258,7 @@ def _notes(history: _History) -> tuple[Note, ...]:
 
 
 def _is_active(block: Row) -> bool:
-    return str(block.get("state")).startswith("active")
+    return text_of(block.get("state")).startswith("active")
 
 
 def _device_of(segment: Row) -> int:
