@@ -39,22 +39,25 @@ def score_upload(body: bytes, settings: ServerSettings, device: str | None) -> S
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
     with tempfile.TemporaryDirectory(prefix="stepgrade-trace-") as folder:
-        path = Path(folder) / "profile"
+        path, card = Path(folder) / "profile", Path(folder) / "card"
         path.write_bytes(body)
         try:
-            ran = subprocess.run(  # noqa: S603  our own program
-                [sys.executable, "-I", "-c", _SCORE, str(path), device or "", str(most)],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                cwd=folder,
-                env={"PATH": os.defpath, "HOME": folder},
-                preexec_fn=limits,
-                timeout=settings.most_trace_s,
-                check=False,
-            )
+            with card.open("wb") as written:  # a file, for a pipe knows no limit of size
+                subprocess.run(  # noqa: S603  our own program
+                    [sys.executable, "-I", "-c", _SCORE, str(path), device or "", str(most)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=written,
+                    stderr=subprocess.DEVNULL,
+                    cwd=folder,
+                    env={"PATH": os.defpath, "HOME": folder},
+                    preexec_fn=limits,
+                    timeout=settings.most_trace_s,
+                    check=False,
+                )
         except subprocess.TimeoutExpired:
             raise Refused(422, "scoring it takes too long here") from None
+        answer = card.read_bytes()
     try:
-        return Scorecard.from_json(ran.stdout)
+        return Scorecard.from_json(answer)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeError, TypeError):
         raise Refused(422, "it cannot be scored: try stepgrade inspect") from None
