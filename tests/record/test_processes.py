@@ -424,8 +424,17 @@ def test_importing_the_names_needs_no_torch() -> None:
     assert "recording needs torch (pip install 'stepgrade[torch]')" in ran.stderr
 
 
-@pytest.mark.parametrize("to_all", [True, False])
-def test_a_signal_reaches_the_script_once(tmp_path: Path, *, to_all: bool) -> None:
+def to_those_called(pid: int, number: int) -> None:
+    """Signal the processes of a group that are called as the first one, as `pkill -f "stepgrade record"` does."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            same_group = os.getpgid(int(process.name)) == pid
+            if same_group and b"record" in (process / "cmdline").read_bytes():
+                os.kill(int(process.name), number)
+
+
+@pytest.mark.parametrize("send", [os.kill, os.killpg, to_those_called])
+def test_a_signal_reaches_the_script_once(tmp_path: Path, send: Callable[[int, int], None]) -> None:
     """Also one for all processes, as `timeout`, Slurm and systemd send it: the script has it already then."""
     (tmp_path / "train.py").write_text(
         textwrap.dedent(
@@ -447,7 +456,7 @@ def test_a_signal_reaches_the_script_once(tmp_path: Path, *, to_all: bool) -> No
     ) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == "ready\n"
-        (os.killpg if to_all else os.kill)(running.pid, signal.SIGUSR1)
+        send(running.pid, signal.SIGUSR1)
         time.sleep(1.0)  # a second one would have come by now
         os.kill(running.pid, signal.SIGTERM)
         assert running.stdout.read() == f"{[int(signal.SIGUSR1), int(signal.SIGTERM)]}\n"

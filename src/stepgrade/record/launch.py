@@ -10,7 +10,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -37,7 +36,6 @@ _BETWEEN_LOOKS_SECONDS = 0.2
 _SENT_ON = ("SIGINT", "SIGQUIT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 _SI_KERNEL = 0x80
 _SENT_TO_ALL_SECONDS = 0.05
-_MOST_FILES = 1 << 16
 
 
 class RecordedProcess(Struct, frozen=True):
@@ -191,49 +189,51 @@ class _Witness:
     """A process that does nothing but die of signals, to tell what was sent to us all from what we alone got.
 
     `timeout`, Slurm and systemd signal every process of a group or a job: the training has it then, and must
-    not get it twice.
+    not get it twice. It is called neither like us nor like the training, for some signal by name.
     """
 
     def __init__(self, deadly: set[int]) -> None:
         self._deadly = deadly
-        self._pid, self._pipe = 0, 0
-        self._begin()
+        self._program = shutil.which("cat")  # which ends when we do, as then its input does
+        self._process = self._begin()
 
-    def _begin(self) -> None:
-        heard, self._pipe = os.pipe()
-        self._pid = os.fork()
-        if self._pid:
-            os.close(heard)
-            return
-        try:  # nothing of Python's own may run here at the end
+    def _begin(self) -> subprocess.Popen[bytes] | None:
+        if self._program is None:
+            return None
+
+        def prepare() -> None:
             for number in self._deadly:
                 signal.signal(number, signal.SIG_DFL)
-            os.closerange(0, heard)  # whoever reads our output waits for all that hold it
-            os.closerange(heard + 1, _MOST_FILES)
             _leave_no_core()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, self._deadly)
-            os.read(heard, 1)  # until we are gone, however that happened
-        finally:
-            os._exit(0)
+
+        quiet = subprocess.DEVNULL  # whoever reads our output waits for all that hold it
+        return subprocess.Popen(  # noqa: S603  as above
+            [self._program],
+            stdin=subprocess.PIPE,
+            stdout=quiet,
+            stderr=quiet,
+            preexec_fn=prepare,  # noqa: PLW1509  as above
+        )
 
     def has_got(self, number: int) -> bool:
         """Tell whether this signal, which has reached us, was sent to the others too."""
-        until = time.monotonic() + _SENT_TO_ALL_SECONDS  # they are signalled one by one
-        is_sent = False
-        while not is_sent and time.monotonic() < until:
-            time.sleep(_SENT_TO_ALL_SECONDS / 10)
-            found, status = os.waitpid(self._pid, os.WNOHANG)
-            if found:
-                is_sent = os.WIFSIGNALED(status) and os.WTERMSIG(status) == number
-                os.close(self._pipe)
-                self._begin()
+        if self._process is None:
+            return False
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_SENT_TO_ALL_SECONDS)  # they are signalled one by one
+        is_sent = self._process.poll() == -number
+        if self._process.returncode is not None:
+            self.close()
+            self._process = self._begin()
         signal.sigtimedwait({number}, 0)  # some signal us twice: by ourselves, and with the others
         return is_sent
 
     def close(self) -> None:
         """End it."""
-        os.close(self._pipe)
-        os.waitpid(self._pid, 0)
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+            self._process.wait()
 
 
 def _recorded(session: Path, path: Path) -> list[RecordedProcess]:
