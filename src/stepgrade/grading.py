@@ -66,6 +66,8 @@ _MOST_LEVELS = 512
 _LEAST_LEVEL_CHANGE = 0.03
 _GOOD_GRADES = {str(grade) for grade in Grade if grade > Grade.C}
 
+MOST_RANK_ROWS = 512  # with as many, the JSON and the page stay as small as they are
+
 
 def score(
     profile: Profile | Path,
@@ -220,6 +222,7 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         layers=layers_of_step(profile, times, context.slow_layers),
         modules=modules_of_step(profile, times),
         ranks=_rank_rows(profile),
+        many_ranks=profile.many_ranks,
         arithmetic=efficiency.arithmetic,
         compile=profile.compilation,
         collectives=collective_rows(profile.links, profile.steps or 1, target.figures),
@@ -268,11 +271,17 @@ def _recommendations(context: RuleContext, found: tuple[Finding, ...]) -> tuple[
 
 
 def _rank_rows(profile: Profile) -> tuple[RankRow, ...]:
+    """Return a row for each rank; of very many those at both ends, and others spread between them."""
+    ranks = sorted(profile.ranks, key=lambda rank: (rank.wait_ms or 0.0, rank.rank))
+    if len(ranks) > MOST_RANK_ROWS:
+        last = len(ranks) - 1
+        places = {round(place * last / (MOST_RANK_ROWS - 1)) for place in range(MOST_RANK_ROWS)}
+        ranks = [ranks[place] for place in places]
     return tuple(
         RankRow(
             rank=rank.rank, ledger=Ledger.of(rank.ledger), step_ms=rank.mean_step_ms, wait_ms=rank.wait_ms
         )
-        for rank in profile.ranks
+        for rank in sorted(ranks, key=lambda rank: rank.rank)
     )
 
 

@@ -17,6 +17,7 @@ from stepgrade.model.activity import Activity
 from stepgrade.model.collectives import Communication
 from stepgrade.model.compilation import Compilation
 from stepgrade.model.hang import Hang
+from stepgrade.model.many_ranks import ManyRanks
 from stepgrade.model.memory import Memory
 from stepgrade.model.notes import Note
 from stepgrade.model.step_log import RunFacts, StepLog
@@ -286,6 +287,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     log: StepLog | None = None  # the wall time of the whole run, where the source is a log
     activity: Activity | None = None
     links: Communication | None = None  # what ranks tell each other
+    many_ranks: ManyRanks | None = None  # what they tell together
     compilation: Compilation | None = None  # of torch.compile
     peak_memory_bytes: float | None = None
     memory: Memory | None = None

@@ -16,6 +16,7 @@ from stepgrade.model.comparison import MetricChange, Shift, StepChange
 from stepgrade.model.compilation import Compilation
 from stepgrade.model.finding import Finding
 from stepgrade.model.hang import Hang
+from stepgrade.model.many_ranks import ManyRanks
 from stepgrade.model.memory import Memory
 from stepgrade.model.notes import Result, texts_to_notes
 from stepgrade.model.profile import WorkKind
@@ -274,6 +275,7 @@ class Scorecard(Result, frozen=True, kw_only=True):
     layers: tuple[LayerStep, ...] = ()
     modules: tuple[ModuleStep, ...] = ()  # of all depths, a parent before what is in it
     ranks: tuple[RankRow, ...] = ()
+    many_ranks: ManyRanks | None = None  # what they tell together, also where not all of them have a row
     arithmetic: Arithmetic | None = None
     compile: Compilation | None = None
     collectives: tuple[CollectiveRow, ...] = ()

@@ -16,11 +16,13 @@ from stepgrade.model.profile import ACCOUNTS, LedgerTime, Profile, RankTime, Sou
 from stepgrade.model.step_view import StepView
 from stepgrade.statistics import median
 from stepgrade.trace.ledger import add_ledgers
-from stepgrade.trace.matching import Arrivals, MatchedCollectives, Matching
+from stepgrade.trace.many_ranks import RankParts, describe_ranks, notes_of
+from stepgrade.trace.matching import Arrivals, MatchedCollectives, Matching, ProcessGroup
 from stepgrade.trace.mean_rank import MeanRank, in_file
 from stepgrade.trace.quality import by_weight
 from stepgrade.units import NS_PER_MS, show_ms, show_share
 
+MOST_VIEWS = 32  # ranks whose typical step is drawn
 OWN_TROUBLE_SHARE = 0.02
 _LEVEL = 1  # of zlib: a higher one takes three times as long for a tenth less
 Known = TypeVar("Known")
@@ -134,19 +136,33 @@ def merge_ranks(ranks: Sequence[AnyRank]) -> Profile:
     places = {file: place for place, file in enumerate(files)}
     mean_rank, matching, lines = MeanRank(len(ranks), len(common), places), Matching(), {}
     views: list[StepView] = []
-    for number, packed in by_number.items():
+    groups: set[tuple[ProcessGroup, str]] = set()
+    every = -(-len(by_number) // MOST_VIEWS)
+    for place, (number, packed) in enumerate(by_number.items()):
         rank = packed.unpacked()
+        groups.update((call.group, call.name) for call in rank.arrivals.calls)
         mean_rank.add(rank.profile)
         matching.add(number, rank.arrivals)
         if rank.profile.activity:
             lines[number] = rank.profile.activity.lines
-        views += [structs.replace(view, rank=number) for view in rank.profile.views]
+        if place % every == 0:  # more than a screen shows
+            views += [structs.replace(view, rank=number) for view in rank.profile.views]
     across = compare_ranks(by_number, common, matching, lines)
     first = mean_rank.first or ranks[0].unpacked().profile
     stated = _first_known(rank.world_size for rank in ranks)
     ledgers = [time.ledger for time in across.times if time.ledger]
     of_node = first.links.node_devices if first.links else None
     activity = mean_rank.activity
+    numbered = set(common)
+    many = describe_ranks(
+        across.times,
+        {
+            number: [step.ledger for step in rank.steps if step.ledger and step.number in numbered]
+            for number, rank in by_number.items()
+        },
+        RankParts(groups=frozenset(groups), per_host=of_node),
+        across.links.collectives if across.links else (),
+    )
     return Profile(
         source=Source(format=first.source.format, files=files, producer=first.source.producer),
         work=mean_rank.work,
@@ -176,7 +192,8 @@ def merge_ranks(ranks: Sequence[AnyRank]) -> Profile:
         peak_memory_bytes=mean_rank.memory.peak_bytes if mean_rank.memory else None,
         recorded=first.recorded,
         contents=mean_rank.contents(by_number),
-        notes=(*across.notes, *mean_rank.notes.all),
+        many_ranks=many,
+        notes=(*across.notes, *(notes_of(many) if many else ()), *mean_rank.notes.all),
         warnings=by_weight([*warnings, *mean_rank.warnings.all]),
     )
 

@@ -360,6 +360,21 @@ def _layers_and_ranks(card: Scorecard) -> Iterator[Block]:
             for row in sorted(card.ranks, key=lambda row: row.rank)
             for wait, step in ((show_ms(row.wait_ms), show_ms(row.step_ms)),)
         ]
+        many = card.many_ranks
+        spread = next((one for one in many.spreads if one.figure == "waiting"), None) if many else None
+        if many and spread and many.ranks > ROWS_KEPT:
+            ends = (
+                (f"least: rank {spread.least_rank}", spread.least_ms),
+                ("a quarter less than", spread.lower_ms),
+                ("half less than", spread.median_ms),
+                ("a quarter more than", spread.upper_ms),
+                (f"most: rank {spread.most_rank}", spread.most_ms),
+            )
+            yield Bars(
+                (f"Of {many.ranks} ranks", "Waits per step"),
+                tuple(Bar(name, ms, f"{show_ms(ms):>9}", (show_ms(ms),)) for name, ms in ends),
+            )
+            return
         yield Bars(("Rank", "Waits per step", "Of"), shorten(ranks[:ROWS_KEPT], RANKS_SHOWN))
         yield from more(len(ranks), RANKS_SHOWN, ROWS_KEPT)
 

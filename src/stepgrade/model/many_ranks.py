@@ -1,0 +1,48 @@
+"""What many ranks tell together, however many they are: in so many figures, not in a row for each."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class RankSpread(Struct, frozen=True, kw_only=True):
+    """One figure over all ranks, in milliseconds of a step, and who is at both ends."""
+
+    figure: str  # step, busy (all of a step but waiting for and moving data), waiting
+    least_ms: float
+    lower_ms: float  # a quarter of the ranks is below
+    median_ms: float
+    upper_ms: float
+    most_ms: float
+    least_rank: int
+    most_rank: int
+
+
+class RankGroups(Struct, frozen=True, kw_only=True):
+    """The process groups of one parallel dimension."""
+
+    dimension: str  # data, tensor, pipeline, expert
+    groups: int
+    size: int  # ranks of each
+
+
+class SlowPart(Struct, frozen=True, kw_only=True):
+    """Ranks that are slower than the others, or a group whose data moves slower."""
+
+    kind: str  # rank, host, stage, link
+    name: str
+    ranks: str
+    slower: float  # than the others, as a share of theirs
+    always: float | None = None  # share of the steps in which it is so
+
+
+class ManyRanks(Struct, frozen=True, kw_only=True):
+    """The ranks of a run as a whole."""
+
+    ranks: int
+    hosts: int | None  # None where devices of a host are not known
+    per_host: int | None
+    spreads: tuple[RankSpread, ...] = ()
+    groups: tuple[RankGroups, ...] = ()
+    slow: tuple[SlowPart, ...] = ()
+    wandering: bool = False  # in nearly every step some rank is slow, and hardly ever the same
