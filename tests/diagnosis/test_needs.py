@@ -139,6 +139,12 @@ BOTH_SIDES: dict[str, tuple[str, str, Profile, Profile]] = {
         FIRES["heavy-embedding"],
         on(FIRES["heavy-embedding"], marks={"fbgemm": 4.0}),
     ),
+    "PyTorch's profiler": (
+        "host-stall",
+        "with_stack",
+        FIRES["host-stall"],
+        on(FIRES["host-stall"], source=msgspec.structs.replace(FIRES["host-stall"].source, format="nsys")),
+    ),
     "stacks that were not recorded": (
         "host-stall",
         "with_stack",

@@ -640,3 +640,8 @@ def test_a_few_operations_on_a_processor_are_no_run() -> None:
     run = host(ops=(op,), mean_step_ms=0.1, samples_ms=(0.1,) * 10)
     assert any(f.rule == "hardly-any-work" for f in sg.score(run).findings)
     assert not any(f.rule == "hardly-any-work" for f in sg.score(host()).findings)
+
+
+def test_what_xla_has_fused_is_no_chain_to_fuse() -> None:
+    ops = (op("mul fusion", "elementwise", 45.0), op("dot_general", "gemm", 45.0))
+    assert "elementwise-chains" not in {finding.rule for finding in sg.score(trace(ops=ops)).findings}

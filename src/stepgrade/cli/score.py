@@ -1,9 +1,10 @@
 r"""Grade the run in SOURCE against what its hardware allows.
 
-SOURCE is a PyTorch trace (torch.profiler), a training log or a metrics file (TensorBoard, W&B, CSV, …), a
-recording of stepgrade record or its journal, a step profile or ParityProfile (JSON), plain or gzipped, or
-- for standard input. Several traces or recordings, or a directory of them, are the ranks of one run; a log
-beside a trace is of the same run. Without a throughput and a ceiling the run is shown but not graded.
+SOURCE is a trace (torch.profiler, Nsight Systems' sqlite export, JAX's .xplane.pb, rocprofv3, rpd), a
+training log or a metrics file (TensorBoard, W&B, CSV, …), a recording of stepgrade record or its journal,
+a step profile or ParityProfile (JSON), plain or gzipped, or - for standard input. Several traces or
+recordings, or a directory of them, are the ranks of one run; a log beside a trace is of the same run.
+Without a throughput and a ceiling the run is shown but not graded.
 
   stepgrade score profile.json --throughput 194 --device rtx-4060-laptop
   stepgrade score train.log --device h100-sxm5-80gb --model config.json

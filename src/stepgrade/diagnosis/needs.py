@@ -20,7 +20,15 @@ class Need(NamedTuple):
     is_met: Callable[[RuleContext], bool]
 
 
+# What another profiler wrote cannot be recorded again with the settings of PyTorch's.
+_OTHER_PROFILERS = frozenset({"nsys", "rocprof", "xplane", "xla_trace"})
+
 NEEDS = (
+    Need(
+        "PyTorch's profiler",
+        re.compile(r"with_stack|CPU and CUDA activities"),
+        lambda context: context.profile.source.format not in _OTHER_PROFILERS,
+    ),
     Need(
         "a device that torch.cuda drives",
         re.compile(

@@ -10,6 +10,7 @@ from stepgrade.model.events import RangeKind
 from stepgrade.model.notes import Note
 from stepgrade.naming.torch_names import LAUNCH_CALL, QUEUE_FULL, named
 from stepgrade.trace import intervals as iv
+from stepgrade.trace.compiled import compiled_of
 from stepgrade.trace.steps import StepBasis
 from stepgrade.trace.timeline import Driver, Timeline
 from stepgrade.trace.windows import StepMark
@@ -90,6 +91,8 @@ def _check_profiler(timeline: Timeline) -> Iterator[Note]:
         text = f"The profiler itself was at work for {show_share(share)} of the steady steps."
         yield Note("profiler_overhead", text)
     heavy = sorted(timeline.trace.recorded & {"stacks", "memory", "shapes"})
+    if compiled_of(timeline.trace):
+        heavy = [name for name in heavy if name != "shapes"]  # they are the program's, and cost nothing
     if timeline.ledger is None or not heavy or timeline.driver is not Driver.DEVICE:
         return
     share = timeline.windows.steady_share(timeline.ledger.idle_host)

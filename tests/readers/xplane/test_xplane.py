@@ -227,6 +227,14 @@ def test_a_chrome_trace_of_jax_has_steps_and_operations(tmp_path: Path) -> None:
     assert sg.load(tmp_path).source.format == "xplane"  # of a directory with both
 
 
+def test_a_fusion_without_its_program_may_be_anything(tmp_path: Path) -> None:
+    text = chrome_trace(steps=4).replace(b"dot.", b"add_multiply_fusion.")
+    (tmp_path / "t.trace.json").write_bytes(text)
+    card = sg.score(sg.load(tmp_path / "t.trace.json"))
+    assert card.bottleneck not in ("memory_bw", "compute")
+    assert "elementwise-chains" not in {finding.rule for finding in card.findings}
+
+
 @pytest.mark.skipif(not SAMPLES.exists(), reason="needs the shared samples")
 @pytest.mark.parametrize("name", ["jax_cpu_dp2.trace", "jax_cpu_dp2.perfetto", "jax_cpu_remat.trace"])
 def test_a_chrome_trace_says_the_same_as_the_profile_that_it_was_made_from(name: str) -> None:

@@ -23,7 +23,11 @@ def elementwise_chains(context: RuleContext) -> Found | None:
         for part in context.activity.parts
         if part.direction == "optimizer" and part.work_class in kinds
     )
-    share = max(0.0, context.class_share(*kinds) - context.busy_share(optimizer_ms))
+    # XLA has fused what is called a fusion: nothing is left to fuse there.
+    fused_ms = sum(
+        op.ms or 0.0 for op in context.operations if op.kind in kinds and op.name.endswith("fusion")
+    )
+    share = max(0.0, context.class_share(*kinds) - context.busy_share(optimizer_ms + fused_ms))
     levels = Levels(
         limits.elementwise_info_share, limits.elementwise_warning_share, limits.elementwise_critical_share
     )

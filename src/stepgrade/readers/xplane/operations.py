@@ -20,6 +20,7 @@ COLLECTIVE: Final = re.compile(
     r"(all-reduce|all-gather|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute|collective-broadcast"
     r"|send|recv)(-start|-done)?(?=[.\d]|$)"
 )
+_UNKNOWN_FUSION: Final = "fused computation"
 _PRODUCTS: Final = {"dot": "dot_general", "convolution": "conv_general_dilated"}
 _MOST_ITERATIONS: Final = 512
 _WHOLE_NUMBERS: Final = (4, 5, 8)  # 32 and 64 bits with a sign, 32 without
@@ -93,8 +94,10 @@ class Programs:
         if found is None:
             path = plain_path(path)
             opcode = hlo.lstrip("%").rstrip(".0123456789")
+            # Without its HLO a fusion may be anything, a product too.
+            is_unknown = opcode.endswith("fusion") and not path
             return HloOperation(
-                name=_name(opcode, opcode, path),
+                name=_UNKNOWN_FUSION if is_unknown else _name(opcode, opcode, path),
                 hlo=hlo,
                 path=path,
                 direction=direction_of(path),
