@@ -43,6 +43,7 @@ from tests.readers.xplane.files import (
     text,
     tpu_profile,
     whole,
+    xla_allocations,
 )
 
 Files = dict[str, bytes]
@@ -1135,6 +1136,7 @@ SHAPES: dict[str, Shape] = {
     "steps of rpd": Shape(rocprof(lambda folder, n: write_rpd(folder / "f", n)), covers=("readers/rocprof/databases",), size=60),
     "steps of XLA on the processor": Shape(lambda n: {"f": cpu_profile(n)}, covers=(*(f"readers/xplane/{name}" for name in ("reader", "planes", "wire", "operations", "steps", "paths", "facts")), "trace/compiled"), size=40),
     "steps of XLA on a GPU": Shape(lambda n: {"f": gpu_profile(n)}, covers=("readers/xplane/devices",), size=100),
+    "allocations of XLA": Shape(lambda n: {"f": gpu_profile() + xla_allocations(n, allocator_name="GPU_0_bfc")}, covers=("readers/xplane/allocations",), size=1000),
     "steps of XLA on a TPU": Shape(lambda n: {"f": tpu_profile(n, 1)}, covers=("readers/xplane/devices",), size=100),
     "devices of XLA": Shape(lambda n: {"f": tpu_profile(3, n)}, covers=("readers/xplane/reader",), size=10),
     "stats, names and lines of XLA": Shape(xplane_stats, covers=("readers/xplane/planes",), size=300),

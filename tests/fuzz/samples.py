@@ -26,7 +26,14 @@ from tests.readers.logs.generated import DIALECTS, EVENTS, Plan, generate
 from tests.readers.nsys.export import two_ranks
 from tests.readers.rocprof.files import write_csv, write_json, write_rocpd, write_rpd
 from tests.readers.snapshot.snapshots import train
-from tests.readers.xplane.files import PlaneFile, chrome_trace, cpu_profile, gpu_profile, tpu_profile
+from tests.readers.xplane.files import (
+    PlaneFile,
+    chrome_trace,
+    cpu_profile,
+    gpu_profile,
+    tpu_profile,
+    xla_allocations,
+)
 from tests.trace_builder import Run, make_trace
 
 CANARY = "hf_canaryTOKEN0123456789"
@@ -463,7 +470,8 @@ def rocprof() -> tuple[bytes, ...]:
 def xplane() -> tuple[bytes, ...]:
     """Return sound profiles of XLA; the canary is in the settings of their task."""
     task = PlaneFile("Task Environment", {"profile_options": CANARY, "source": CANARY}).encoded()
-    return tuple(made + task for made in (cpu_profile(), gpu_profile(), tpu_profile()))
+    in_use = gpu_profile() + xla_allocations(allocator_name="GPU_0_bfc")
+    return tuple(made + task for made in (cpu_profile(), in_use, tpu_profile()))
 
 
 @cache

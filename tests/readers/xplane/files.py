@@ -237,6 +237,19 @@ def gpu_profile(steps: int = 3, kernels: int = 6) -> bytes:
     return device.encoded() + host.encoded()
 
 
+def xla_allocations(blocks: int = 6, size: int = 1 << 20, **where: Value) -> bytes:
+    """Return a plane of the host with what the allocator writes: blocks that are made, then given back."""
+    plane = PlaneFile("/host:CPU allocator")
+    line = plane.line("python")
+    for number in range(2 * blocks):
+        is_made = number < blocks
+        held = (number + 1 if is_made else 2 * blocks - number - 1) * size
+        name = "MemoryAllocation" if is_made else "MemoryDeallocation"
+        told = {"bytes_allocated": held, "bytes_reserved": 0, "allocation_bytes": size, **where}
+        plane.event(line, name, 10.0 + 5 * number, 0.0, **told)
+    return plane.encoded()
+
+
 def tpu_profile(steps: int = 4, devices: int = 2) -> bytes:
     """Return a profile of TPUs: a loop around operations, a collective, a wait for a copy from the host."""
     out = []

@@ -6,6 +6,7 @@ import gzip
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from tests.readers.xplane.files import (
     cpu_profile,
     gpu_profile,
     tpu_profile,
+    xla_allocations,
 )
 
 SHARED = Path(__file__).parents[4] / "shared"
@@ -247,3 +249,33 @@ def test_a_chrome_trace_says_the_same_as_the_profile_that_it_was_made_from(name:
     assert ours.ledger.compute_ns + ours.ledger.exposed_communication_ns == pytest.approx(
         whole.ledger.compute_ns + whole.ledger.exposed_communication_ns, rel=1e-3
     )
+
+
+@pytest.mark.parametrize("where", [{"allocator_name": "GPU_0_bfc"}, {"index_on_host": 0}])
+def test_the_memory_in_use_after_each_allocation(tmp_path: Path, where: dict[str, Any]) -> None:
+    path = tmp_path / "gpu.xplane.pb"
+    path.write_bytes(gpu_profile() + xla_allocations(blocks=6, size=1 << 20, **where))
+    memory = sg.load(path).memory
+    assert memory is not None
+    assert memory.peak_bytes == 6 << 20
+    assert memory.curve is not None
+    assert max(memory.curve.categories["other"]) == 6 << 20
+
+
+@pytest.mark.parametrize("where", [{"allocator_name": "xla_gpu_host_bfc"}, {"index_on_host": 7}, {}])
+def test_the_memory_of_the_host_or_of_another_device_is_not_the_devices(
+    tmp_path: Path, where: dict[str, Any]
+) -> None:
+    path = tmp_path / "gpu.xplane.pb"
+    path.write_bytes(gpu_profile() + xla_allocations(**where))
+    assert sg.load(path).memory is None
+
+
+@pytest.mark.samples
+def test_real_allocations_reach_the_peak_that_the_allocator_tells() -> None:
+    folder = SHARED / "samples/xplane"
+    if not folder.is_dir():
+        pytest.skip("the real profiles are not beside this clone")
+    memory = sg.load(folder / "tl_jax_te_fused_attn.xplane.pb").memory
+    assert memory is not None
+    assert memory.peak_bytes == 663_228_416  # its own peak_bytes_in_use

@@ -31,6 +31,10 @@ NOISE: Final = re.compile(
     r"ThreadpoolListener::|ThunkExecutor::|end: |Wait for (donation|usage) holds|PythonRefManager::"
     r"|\$builtins |(Record|Add)(Usage|Hold)|MemoryDeallocation$|MemoryAllocation$"
 )
+# What the allocator writes of each block; of these the few stats that tell how much was in use after it.
+ALLOCATIONS: Final = ("MemoryAllocation", "MemoryDeallocation")
+_ALLOCATION_NUMBERS: Final = ("bytes_allocated", "bytes_reserved", "allocation_bytes", "index_on_host")
+_ALLOCATION_TEXTS: Final = ("allocator_name",)
 _CHUNK: Final = 1 << 14  # events that are decoded at once: more take more memory and are no faster
 _LONGEST_TEXT: Final = 4000
 _MOST: Final = 1 << 60
@@ -79,6 +83,22 @@ class Plane(Struct, kw_only=True):
     texts: list[str]
     events: PlaneEvents
     damaged: int  # events that could not be read
+    allocations: PlaneEvents | None = None  # apart from the others, which are rarely so many
+
+
+def joined(tables: list[PlaneEvents]) -> PlaneEvents:
+    """Return tables of the same columns as one."""
+    if len(tables) == 1:
+        return tables[0]
+    numbers, texts = tables[0].numbers, tables[0].texts
+    return PlaneEvents(
+        line=np.concatenate([part.line for part in tables]),
+        name=np.concatenate([part.name for part in tables]),
+        start_ns=np.concatenate([part.start_ns for part in tables]),
+        end_ns=np.concatenate([part.end_ns for part in tables]),
+        numbers={key: np.concatenate([part.numbers[key] for part in tables]) for key in numbers},
+        texts={key: np.concatenate([part.texts[key] for part in tables]) for key in texts},
+    )
 
 
 class PlaneSpace(Struct, kw_only=True):
@@ -116,6 +136,7 @@ class _Parts:
         self.counts: list[int] = []  # of events, line by line
         self.stat_names: dict[int, str] = {}
         self.text_places: dict[str, int] = {}
+        self.allocations: list[PlaneEvents] = []
         stats, names = [], []
         for field in walk(data, place, end, may_be_cut=True):
             inside = field.value, field.value + field.size
@@ -177,19 +198,6 @@ class _Parts:
             part = self._decode(starts[chunk], ends[chunk], line[chunk])
             damaged += len(starts[chunk]) - part[1]
             parts.append(part[0])
-        tables = [part for part in parts if len(part.line)] or parts[:1]
-        joined = (
-            tables[0]
-            if len(tables) == 1
-            else PlaneEvents(
-                line=np.concatenate([part.line for part in tables]),
-                name=np.concatenate([part.name for part in tables]),
-                start_ns=np.concatenate([part.start_ns for part in tables]),
-                end_ns=np.concatenate([part.end_ns for part in tables]),
-                numbers={key: np.concatenate([part.numbers[key] for part in tables]) for key in NUMBERS},
-                texts={key: np.concatenate([part.texts[key] for part in tables]) for key in TEXTS},
-            )
-        )
         return Plane(
             name=self.name,
             stats=self.stats,
@@ -198,8 +206,9 @@ class _Parts:
             shown=self.shown,
             metadata=self.metadata_stats,
             texts=list(self.text_places),
-            events=joined,
+            events=joined([part for part in parts if len(part.line)] or parts[:1]),
             damaged=damaged,
+            allocations=joined(self.allocations) if self.allocations else None,
         )
 
     def _text(self, place: int, end: int) -> str:
@@ -299,6 +308,10 @@ class _Parts:
                     dropped[message] = ~quiet[name[message]]
             summed[part.taking(5, VARINT)[0]] = True
             stats.append(part.taking(4, LENGTH))
+        in_memory = np.array([text in ALLOCATIONS for text in self.names] + [False], np.bool_)
+        chosen = np.flatnonzero(known & in_memory[name] & (offset >= 0))
+        if len(chosen):
+            self._add_allocations(starts[chosen], ends[chosen], line[chosen], name[chosen])
         keep = known & ~summed & ~dropped & (offset >= 0) & (duration >= 0)
         rows = np.flatnonzero(keep)
         place = np.full(count, NONE, np.int64)
@@ -319,6 +332,31 @@ class _Parts:
         wanted = place[message] >= 0
         self._add_stats(table, place[message[wanted]], value[wanted], size[wanted])
         return table, int(known.sum())
+
+    def _add_allocations(self, starts: Longs, ends: Longs, line: Ids, name: Ids) -> None:
+        """Keep what some events of the allocator tell."""
+        count = len(starts)
+        offset = np.zeros(count, np.int64)
+        stats: list[tuple[Longs, Longs, Longs]] = []
+        for part in rounds(self.data, starts, ends, np.zeros(count, np.bool_)):
+            message, value, _ = part.taking(2, VARINT)
+            offset[message] = value
+            stats.append(part.taking(4, LENGTH))
+        zero = np.array([one.timestamp_ns for one in self.lines] or [0], np.int64)[line]
+        start = zero + np.clip(offset, 0, _MOST) // 1000
+        table = PlaneEvents(
+            line=line,
+            name=name,
+            start_ns=start,
+            end_ns=start,
+            numbers={key: np.full(count, MISSING, np.int64) for key in _ALLOCATION_NUMBERS},
+            texts={key: np.full(count, NONE, np.int32) for key in _ALLOCATION_TEXTS},
+        )
+        row, value, size = (
+            np.concatenate([part[side] for part in stats] or [starts[:0]]) for side in range(3)
+        )
+        self._add_stats(table, row, value, size)
+        self.allocations.append(table)
 
     def _names_of(self, metadata: Longs) -> Ids:
         """Return the place of the name of each event."""

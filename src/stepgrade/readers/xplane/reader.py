@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
+from msgspec import structs
 
 from stepgrade.errors import BadInput
 from stepgrade.memory import check
@@ -19,6 +20,7 @@ from stepgrade.model.events import Profiler, Trace
 from stepgrade.naming.torch_names import Mask
 from stepgrade.readers.processes import CaptureFacts, Events, RankFacts
 from stepgrade.readers.source import ByteSource
+from stepgrade.readers.xplane.allocations import memory_events
 from stepgrade.readers.xplane.devices import (
     add_gpu,
     add_operations,
@@ -116,7 +118,8 @@ class _Profile:
                 devices=(device_of(plane, number),),
                 tokens=operations.tokens(plane.events.end_ns - plane.events.start_ns),
             )
-            yield self._take(events, known)
+            memory = memory_events(self.host, number, self.zero_ns)
+            yield structs.replace(self._take(events, known), memory=memory)
         for plane in () if self.devices else self.host:
             operations = operations_of(plane, self.programs)
             ordinal = np.maximum(plane.events.numbers["device_ordinal"], 0)
