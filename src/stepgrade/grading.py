@@ -225,6 +225,7 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         many_ranks=profile.many_ranks,
         arithmetic=efficiency.arithmetic,
         compile=profile.compilation,
+        kernel_use=profile.kernel_use,
         collectives=collective_rows(profile.links, profile.steps or 1, target.figures),
         collective_fits=collective_fits(profile.links),
         pipeline=pipeline_use(profile.links, profile.steps or 1),

@@ -36,6 +36,8 @@ def comparable(rank: RankProfile) -> RankProfile:
         memory=None,  # the slow reader does not read it
         peak_memory_bytes=None,
         views=(),
+        kernel_use=None,  # nor how kernels were launched
+        operations=tuple(msgspec.structs.replace(op, kernels=()) for op in plain.profile.operations),
     )
     return msgspec.structs.replace(plain, profile=profile, base_ns=None)
 

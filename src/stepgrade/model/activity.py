@@ -104,6 +104,16 @@ class KernelTally(Struct, frozen=True, kw_only=True):
     outrun_share: float = 0.0  # of the kernels, how many are shorter than the call that launched them
 
 
+class KernelUse(Struct, frozen=True, kw_only=True):
+    """How the kernels of a step fill the device; shares from 0 to 1, None where the profiler does not say."""
+
+    sm_efficiency: float | None = None  # multiprocessors with a block, of all of them over the step
+    occupancy: float | None = None  # of the warps they can hold, while such kernels run
+    occupancy_known_share: float | None = None  # of the kernels' time
+    tensor_core_share: float | None = None  # of the matrix products' time, on tensor cores
+    tensor_core_known_share: float | None = None  # of that time, in kernels whose names say
+
+
 class HostGaps(Struct, frozen=True, kw_only=True):
     """The device's waits for its host: after a wait of the host, in long gaps, at launches."""
 

@@ -82,6 +82,7 @@ class DeviceWork(Struct, frozen=True, eq=False, kw_only=True):
     external_id: Wholes
     bytes: Wholes
     collective: Ids  # index into Trace.collectives
+    launch: Ids | None = None  # index into Trace.launches, where the profiler says how kernels were launched
 
 
 class HostRanges(Struct, frozen=True, eq=False, kw_only=True):
@@ -166,6 +167,14 @@ class Collective(Struct, frozen=True, kw_only=True):
     peer: int | None = None  # of a message: the rank that it goes to or comes from
 
 
+class KernelLaunch(Struct, frozen=True, kw_only=True):
+    """How a kernel was laid over the device; None where the profiler does not say."""
+
+    occupancy: float | None = None  # share of the warps that a multiprocessor can hold, as estimated
+    blocks_per_sm: float | None = None
+    registers: int | None = None  # of a thread
+
+
 class TraceThread(Struct, frozen=True, kw_only=True):
     """One host thread, by the ids and the name that the trace gives it."""
 
@@ -208,6 +217,7 @@ class Trace(Struct, frozen=True, eq=False, kw_only=True):
     strings: tuple[str, ...]
     inputs: tuple[Inputs, ...]
     collectives: tuple[Collective, ...]
+    launches: tuple[KernelLaunch, ...] = ()
     ops: HostOps
     calls: HostCalls
     work: DeviceWork

@@ -13,7 +13,7 @@ from typing import Literal
 from msgspec import Struct, structs
 
 from stepgrade.errors import BadInput
-from stepgrade.model.activity import Activity
+from stepgrade.model.activity import Activity, KernelUse
 from stepgrade.model.collectives import Communication
 from stepgrade.model.compilation import Compilation
 from stepgrade.model.hang import Hang
@@ -289,6 +289,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     links: Communication | None = None  # what ranks tell each other
     many_ranks: ManyRanks | None = None  # what they tell together
     compilation: Compilation | None = None  # of torch.compile
+    kernel_use: KernelUse | None = None
     peak_memory_bytes: float | None = None
     memory: Memory | None = None
     hang: Hang | None = None  # of a run that stands still

@@ -11,6 +11,7 @@ from msgspec import Struct, field
 from stepgrade.contract import LayerSummary, Regression
 from stepgrade.errors import MissingExtra
 from stepgrade.model import Fingerprint, Ledger, Note, Source, Span
+from stepgrade.model.activity import KernelUse
 from stepgrade.model.ceiling import Ceiling, Roof
 from stepgrade.model.comparison import MetricChange, Shift, StepChange
 from stepgrade.model.compilation import Compilation
@@ -69,6 +70,18 @@ class ModuleStep(Struct, frozen=True, kw_only=True):
     ops: dict[str, float] = {}  # the longest of what it does itself, in ms
 
 
+class KernelRow(Struct, frozen=True, kw_only=True):
+    """One kernel under an operation, in the typical step; figures of its launches are means by time."""
+
+    name: str
+    ms: float | None = None
+    calls: float | None = None
+    occupancy: float | None = None
+    blocks_per_sm: float | None = None
+    registers: float | None = None
+    tensor_cores: bool | None = None  # of matrix products; None where the name does not say
+
+
 class Operation(Struct, frozen=True, kw_only=True):
     """One operation in the typical step: its time, and that as a share of the step.
 
@@ -94,6 +107,7 @@ class Operation(Struct, frozen=True, kw_only=True):
     module: str | None = None  # the kinds of the modules around that: GPT.Block.Attention
     samples_ms: tuple[float, ...] = ()
     shapes: tuple[ShapeRow, ...] = ()  # longest first; they add up to the operation
+    kernels: tuple[KernelRow, ...] = ()  # the longest
 
 
 class CollectiveRow(Struct, frozen=True, kw_only=True):
@@ -278,6 +292,7 @@ class Scorecard(Result, frozen=True, kw_only=True):
     many_ranks: ManyRanks | None = None  # what they tell together, also where not all of them have a row
     arithmetic: Arithmetic | None = None
     compile: Compilation | None = None
+    kernel_use: KernelUse | None = None
     collectives: tuple[CollectiveRow, ...] = ()
     collective_fits: tuple[CollectiveFit, ...] = ()
     pipeline: PipelineUse | None = None

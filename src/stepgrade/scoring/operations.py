@@ -11,7 +11,7 @@ from stepgrade.hardware.ceilings import Figures
 from stepgrade.hardware.setup import CPU_KEY, Target
 from stepgrade.model import Note, OpTime, Profile
 from stepgrade.model.profile import PRODUCTS, ShapeTime
-from stepgrade.model.scorecard import Operation, ShapeRow
+from stepgrade.model.scorecard import KernelRow, Operation, ShapeRow
 from stepgrade.naming.roles import class_of
 from stepgrade.scoring.step_times import RunTimes, kept_of_part
 
@@ -78,6 +78,18 @@ def operations_of_step(
                 module=op.module,
                 samples_ms=kept_of_part(op.samples_ms, share, place),
                 shapes=tuple(rows) if op.shapes else (),
+                kernels=tuple(
+                    KernelRow(
+                        name=kernel.name,
+                        ms=times.per_step(kernel.total_ms),
+                        calls=kernel.calls / times.steps,
+                        occupancy=kernel.occupancy,
+                        blocks_per_sm=kernel.blocks_per_sm,
+                        registers=kernel.registers,
+                        tensor_cores=kernel.tensor_cores,
+                    )
+                    for kernel in op.kernels
+                ),
             )
         )
     return tuple(found)

@@ -92,7 +92,7 @@ class MeanRank:
         shares = [s for s in (self.matmul_known_share, profile.matmul_known_share) if s is not None]
         self.matmul_known_share = min(shares, default=None)
         self._launches.append(profile.launches_per_step or 0.0)
-        for name in ("tokens_per_step", "device", "matmul_dtype", "compilation"):
+        for name in ("tokens_per_step", "device", "matmul_dtype", "compilation", "kernel_use"):
             if self.known.get(name) is None:
                 self.known[name] = getattr(profile, name)
 

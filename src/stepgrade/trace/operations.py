@@ -17,6 +17,7 @@ from stepgrade.naming.torch_names import BACKWARD, classes_of, matching
 from stepgrade.naming.work_class import MATMULS, WorkClass, classify
 from stepgrade.trace.call_costs import find_costs
 from stepgrade.trace.compiled import compiled_of
+from stepgrade.trace.kernels import kernels_by_label
 from stepgrade.trace.layers import match_forward
 from stepgrade.trace.ledger import HOST_COPIES
 from stepgrade.trace.links import MODULE, nearest, pick
@@ -53,6 +54,7 @@ def sum_operations(timeline: Timeline, pieces: Pieces) -> Operations:
     costs = find_costs(timeline, pieces, rows)
     flops_of = costs.flops()
     shapes = time_by_shape(timeline.trace, pieces, rows, costs)
+    kernels = kernels_by_label(timeline, pieces, rows)
     found: list[OpTime] = []
     members: dict[str, Ids] = {}
     arithmetic_ns = known_ns = known_flops = 0
@@ -88,6 +90,7 @@ def sum_operations(timeline: Timeline, pieces: Pieces) -> Operations:
                 start_ns=timeline.trace.file_zero_ns + int(pieces.start_ns[longest]),
                 dur_ns=int(pieces.dur_ns[longest]),
             ),
+            kernels=kernels.get(int(pieces.label[group[0]]), ()),
         )
         found.append(op.with_rows(shapes[int(pieces.label[group[0]])]))
         members[name] = group

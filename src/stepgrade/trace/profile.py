@@ -15,6 +15,7 @@ from stepgrade.model.profile import Profile, Recorded, Source, Span
 from stepgrade.trace.activity import capability_by_kernels, measure_activity
 from stepgrade.trace.compilation import find_compilation
 from stepgrade.trace.counts import count_images, count_launches, count_tokens
+from stepgrade.trace.kernels import kernel_use
 from stepgrade.trace.layers import Layers, find_layers
 from stepgrade.trace.ledger import add_ledgers
 from stepgrade.trace.matching import collectives_of_rank, find_arrivals
@@ -107,6 +108,7 @@ def analyse_rank(trace: Trace) -> RankProfile:
         matmul_dtype=most_of(activity.matmul_dtype_ms),
         activity=activity,
         compilation=find_compilation(timeline),
+        kernel_use=kernel_use(timeline, pieces),
         memory=memory,
         peak_memory_bytes=memory.peak_bytes if memory else None,
         recorded=Recorded(versions=trace.versions, settings=tuple(sorted(trace.recorded))),

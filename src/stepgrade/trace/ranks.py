@@ -186,6 +186,7 @@ def merge_ranks(ranks: Sequence[AnyRank]) -> Profile:
         matmul_known_share=mean_rank.matmul_known_share,
         matmul_dtype=mean_rank.known["matmul_dtype"],
         compilation=mean_rank.known["compilation"],
+        kernel_use=mean_rank.known["kernel_use"],
         links=structs.replace(across.links, node_devices=of_node) if across.links else first.links,
         activity=activity and structs.replace(activity, skew_ms=across.skew_ms, straggler=across.straggler),
         memory=mean_rank.memory,

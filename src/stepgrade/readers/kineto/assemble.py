@@ -21,6 +21,7 @@ from stepgrade.model.events import (
     HostRanges,
     Ids,
     Inputs,
+    KernelLaunch,
     MemoryEvents,
     Profiler,
     Trace,
@@ -47,6 +48,7 @@ _REFERENCES: Final = {
     "thread": "threads",
     "inputs": "inputs",
     "collective": "collectives",
+    "launch": "launches",
 }
 # Times of today count 10**18 ns from 1970; clocks that start with the machine stay far below.
 _EPOCH_NS: Final = 10**18
@@ -124,6 +126,7 @@ def assemble(tables: Tables, facts: FileFacts) -> list[Trace]:
         "strings": strings,
         "inputs": inputs,
         "collectives": tuple(tables.collectives),
+        "launches": tuple(_launch(*launch) for launch in tables.launches),
         "threads": tuple(
             TraceThread(process=process, thread=thread, name=tables.thread_names.get((process, thread)))
             for process, thread in threads
@@ -202,6 +205,19 @@ def _take_sorted(table: EventTable) -> Columns:
         column = columns[name] if name in columns else narrow(table.take(name))
         columns[name] = column if in_order else column[order]
     return columns
+
+
+def _launch(occupancy: float | None, blocks: float | None, registers: float | None) -> KernelLaunch:
+    """Return how a kernel was launched. It ran: an occupancy of 0 is one that Kineto could not work out."""
+    sound = [
+        None if value is None or not 0 < value < 1 << 40 else value
+        for value in (occupancy, blocks, registers)
+    ]
+    return KernelLaunch(
+        occupancy=None if sound[0] is None else min(sound[0] / 100.0, 1.0),
+        blocks_per_sm=None if sound[1] is None else float(sound[1]),
+        registers=None if sound[2] is None else int(sound[2]),
+    )
 
 
 def _renumber_inputs(tables: Tables, of_hosts: Sequence[Columns]) -> tuple[Inputs, ...]:

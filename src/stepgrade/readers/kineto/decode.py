@@ -55,6 +55,9 @@ class Args(Struct, frozen=True, gc=False):
     source_rank: Any = field(name="Src Rank", default=None)
     target_rank: Any = field(name="Dst Rank", default=None)
     rank: Any = NONE
+    occupancy: Any = field(name="est. achieved occupancy %", default=None)
+    blocks_per_sm: Any = field(name="blocks per SM", default=None)
+    registers: Any = field(name="registers per thread", default=None)
     label: Any = field(name="name", default=None)
     task: Any = field(name="Task Type", default=None)
     memory_kind: Any = field(name="Device Type", default=NONE)

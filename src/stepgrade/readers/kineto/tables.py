@@ -48,6 +48,7 @@ _THING_BYTES: Final = 500
 _CHARACTER_BYTES: Final = 4
 # Inputs are numbered by their joined texts; a NUL cannot occur in JSON.
 _SEAM: Final = b"\0"
+_FIGURES: Final = (int, float, type(None))
 
 
 class Interner(dict[Key, int], Generic[Key]):
@@ -108,6 +109,7 @@ class Tables:
         self.threads: Interner[tuple[Any, Any]] = Interner()
         self.inputs: Interner[bytes] = Interner()
         self.collectives: Interner[Collective] = Interner()
+        self.launches: Interner[tuple[Any, Any, Any]] = Interner()
         self.thread_names: dict[tuple[str, str], str] = {}
         self.pid_ranks: dict[Any, int] = {}
         self.categories: Counter[str] = Counter()
@@ -115,7 +117,14 @@ class Tables:
             "ops": EventTable(**_COMMON, thread="i", sequence="q", forward_thread="q", inputs="i"),
             "calls": EventTable(**_COMMON, thread="i", correlation="q"),
             "work": EventTable(
-                **_COMMON, kind="b", device="i", stream="q", correlation="q", bytes="q", collective="i"
+                **_COMMON,
+                kind="b",
+                device="i",
+                stream="q",
+                correlation="q",
+                bytes="q",
+                collective="i",
+                launch="i",
             ),
             "ranges": EventTable(
                 **_COMMON, kind="b", thread="i", python_id="q", python_parent="q", inputs="i"
@@ -139,6 +148,7 @@ class Tables:
             self.threads,
             self.inputs,
             self.collectives,
+            self.launches,
             self.thread_names,
             self.categories,
         )
@@ -230,6 +240,7 @@ class Tables:
                 "correlation": longs([arg.correlation for arg in parts["work"]]),
                 "bytes": longs([arg.size for arg in parts["work"]]),
                 "collective": self._collective_column(parts["work"]),
+                "launch": self._launch_column(parts["work"]),
                 **{key: column[:work] for key, column in places.items()},
             },
             "device_ranges": {key: column[work:] for key, column in places.items()},
@@ -281,6 +292,13 @@ class Tables:
         ranked = zip(events, whole, strict=True)
         self.pid_ranks.update({event.pid: rank for event, rank in ranked if rank != NONE})
         return array("i", [self.pid_ranks.get(event.pid, NONE) for event in events])
+
+    def _launch_column(self, args: Sequence[Args]) -> array[int]:
+        """Return how each kernel was launched; the texts of strangers are no figures, and count as none."""
+        launches = [(arg.occupancy, arg.blocks_per_sm, arg.registers) for arg in args]
+        known = [all(type(value) in _FIGURES for value in launch) for launch in launches]
+        pairs = zip(launches, known, strict=True)
+        return array("i", [self.launches[launch] if is_known else NONE for launch, is_known in pairs])
 
     def _collective_column(self, args: Sequence[Args]) -> array[int]:
         names = [arg.collective for arg in args]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from stepgrade.model.activity import KernelUse
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.report.blocks import Bar, Bars, Block, Heading, Only, more, shorten
 from stepgrade.report.names import shortened
@@ -13,6 +14,8 @@ from stepgrade.units import MISSING, show_bytes, show_count, show_ms, show_share
 
 ROWS_KEPT = 100  # in a document
 _SHAPES_SHOWN, _COLLECTIVES_SHOWN, _RANKS_SHOWN, _FRAMES_SHOWN = 4, 4, 8, 3
+_OPERATIONS_WITH_KERNELS = 20
+_LEAST_KNOWN = 0.5  # of the kernels' time, for a mean of them to be told
 _LEAST_IMBALANCE = 1.05  # of what ranks receive: below, nobody looks at them
 # Below a hundredth of the step nobody looks for what a shape loses.
 _LEAST_LOSS = 0.01
@@ -36,6 +39,7 @@ def details(card: Scorecard) -> Iterator[Detail]:
     yield from stages(card)
     yield from experts(card)
     yield from compiled(card)
+    yield from kernels(card)
 
 
 def detail_blocks(card: Scorecard) -> Iterator[Block]:
@@ -147,6 +151,42 @@ def stages(card: Scorecard) -> Iterator[Detail]:
         tuple(bars),
         len(bars),
     )
+
+
+def kernels(card: Scorecard) -> Iterator[Detail]:
+    """Yield the kernels under the longest operations, for documents."""
+    bars = []
+    for op in card.operations[:_OPERATIONS_WITH_KERNELS]:
+        for kernel in op.kernels:
+            cores = MISSING if kernel.tensor_cores is None else "yes" if kernel.tensor_cores else "no"
+            blocks, registers = (
+                MISSING if figure is None else f"{figure:,.3g}"
+                for figure in (kernel.blocks_per_sm, kernel.registers)
+            )
+            occupancy = MISSING if kernel.occupancy is None else show_share(kernel.occupancy, 0)
+            cells = shortened(op.name, 60), show_ms(kernel.ms), occupancy, blocks, registers, cores
+            bars.append(Bar(shortened(kernel.name, 120), kernel.ms or 0.0, show_ms(kernel.ms), cells))
+    if bars:
+        yield Detail(
+            "kernels",
+            "Kernels of the longest operations",
+            f"{kernel_sentence(card.kernel_use)} Occupancy is what the profiler estimates; where it writes "
+            "0, it could not.",
+            ("Kernel", "Operation", "Per step", "Occupancy", "Blocks per SM", "Registers", "Tensor cores"),
+            tuple(bars),
+        )
+
+
+def kernel_sentence(use: KernelUse | None) -> str:
+    """Return how kernels fill the device, in words; empty where nothing is known."""
+    said = []
+    if use is not None and use.sm_efficiency is not None:
+        said.append(f"{show_share(use.sm_efficiency)} of the multiprocessors have work")
+    if use is not None and use.occupancy is not None and (use.occupancy_known_share or 0.0) >= _LEAST_KNOWN:
+        said.append(f"those that have hold {show_share(use.occupancy)} of the warps they can")
+    if use is not None and use.tensor_core_share is not None:
+        said.append(f"tensor cores do {show_share(use.tensor_core_share)} of the matrix products' time")
+    return f"{'; '.join(said)}." if said else ""
 
 
 def compiled(card: Scorecard) -> Iterator[Detail]:

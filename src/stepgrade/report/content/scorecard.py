@@ -28,7 +28,7 @@ from stepgrade.report.blocks import (
     more,
     shorten,
 )
-from stepgrade.report.content.details import detail_blocks
+from stepgrade.report.content.details import detail_blocks, kernel_sentence
 from stepgrade.report.content.memory_use import memory_use_blocks
 from stepgrade.report.words import ROOFS, plural
 from stepgrade.units import (
@@ -176,6 +176,8 @@ def _facts(card: Scorecard) -> Iterator[Fact]:
         yield Fact("Arithmetic", f"{_arithmetic(card.arithmetic)}, {_counted(card.arithmetic)}")
     if card.mfu is not None:
         yield Fact("MFU", f"{show_share(card.mfu)} ({card.flops_convention}), HFU {show_share(card.hfu)}")
+    if sentence := kernel_sentence(card.kernel_use):
+        yield Fact("Kernels", sentence.removesuffix("."), only="full")
     ratio, coverage, launches = card.forward_backward_ratio, card.wall_coverage, card.launches_per_step
     for name, value, text in (
         ("Backward", ratio, f"{show_ratio(ratio)} the time of forward"),

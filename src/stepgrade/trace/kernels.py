@@ -1,0 +1,114 @@
+"""Kernels under operations, and how they fill the device."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepgrade.model.activity import KernelUse
+from stepgrade.model.columns import groups
+from stepgrade.model.events import DeviceEvent, Ids, Trace
+from stepgrade.model.profile import KernelTime
+from stepgrade.naming.tensor_cores import uses_tensor_cores
+from stepgrade.naming.work_class import MATMULS, WorkClass
+from stepgrade.trace.pieces import Pieces
+from stepgrade.trace.timeline import Driver, Timeline
+from stepgrade.units import NS_PER_MS
+
+MOST_KERNELS = 8  # of an operation
+Floats = NDArray[np.float64]
+
+
+def _launch_figures(trace: Trace, work: Ids) -> tuple[Floats, Floats, Floats]:
+    """Return occupancy, blocks of a multiprocessor and registers of each piece, NaN where not known."""
+    launch = trace.work.launch
+    if launch is None or not trace.launches:
+        nothing = np.full(len(work), np.nan)
+        return nothing, nothing, nothing
+    found = []
+    for name in ("occupancy", "blocks_per_sm", "registers"):
+        column = np.array([*(getattr(one, name) for one in trace.launches), None], np.float64)
+        found.append(column[launch[work]])
+    return found[0], found[1], found[2]
+
+
+def kernels_by_label(timeline: Timeline, pieces: Pieces, rows: Ids) -> dict[int, tuple[KernelTime, ...]]:
+    """Return the longest kernels of these pieces under each label."""
+    if timeline.driver is not Driver.DEVICE or not len(rows):
+        return {}
+    trace = timeline.trace
+    width = len(trace.strings) + 1
+    values, which, counts = groups(pieces.label[rows].astype(np.int64) * width + pieces.kernel[rows])
+    dur = pieces.dur_ns[rows].astype(np.float64)
+    total = np.bincount(which, dur)
+    classes = np.zeros(len(values), np.int64)
+    classes[which] = pieces.work_class[rows]
+    means = []
+    for column in _launch_figures(trace, pieces.work[rows]):
+        known = ~np.isnan(column)
+        weight = np.bincount(which, dur * known, len(values))
+        amount = np.bincount(which, dur * np.where(known, column, 0.0), len(values))
+        means.append(np.where(weight > 0, amount / np.maximum(weight, 1.0), np.nan))
+    found: dict[int, list[KernelTime]] = {}
+    for place in np.argsort(-total, kind="stable").tolist():
+        label, kernel = divmod(int(values[place]), width)
+        alike = found.setdefault(label, [])
+        if len(alike) < MOST_KERNELS:
+            occupancy, blocks, registers = (_known(mean[place]) for mean in means)
+            is_product = WorkClass(int(classes[place])) in MATMULS
+            alike.append(
+                KernelTime(
+                    name=trace.strings[kernel],
+                    total_ms=float(total[place]) / NS_PER_MS,
+                    calls=float(counts[place]),
+                    occupancy=occupancy,
+                    blocks_per_sm=blocks,
+                    registers=registers,
+                    tensor_cores=uses_tensor_cores(trace.strings[kernel]) if is_product else None,
+                )
+            )
+    return {label: tuple(alike) for label, alike in found.items()}
+
+
+def _known(figure: float) -> float | None:
+    return None if np.isnan(figure) else float(figure)
+
+
+def kernel_use(timeline: Timeline, pieces: Pieces) -> KernelUse | None:
+    """Return how the kernels of the steady steps fill the device; None where nothing says.
+
+    A multiprocessor without a block is idle: the time of each kernel counts by how many have one. What cannot
+    be told for most of the time is not known.
+    """
+    if timeline.driver is not Driver.DEVICE:
+        return None
+    trace, windows = timeline.trace, timeline.windows
+    rows = np.flatnonzero(pieces.steady & (trace.work.kind[pieces.work] == DeviceEvent.KERNEL)).astype(
+        np.int32
+    )
+    step_ns = float(windows.dur_ns[windows.steady].sum())
+    if not len(rows) or not step_ns:
+        return None
+    dur = pieces.dur_ns[rows].astype(np.float64)
+    occupancy, blocks, _ = _launch_figures(trace, pieces.work[rows])
+    told, filled = ~np.isnan(occupancy), ~np.isnan(blocks)
+    products = np.array([WorkClass(int(one)) in MATMULS for one in range(len(WorkClass))])[
+        pieces.work_class[rows]
+    ]
+    kernels, which, _ = groups(pieces.kernel[rows])
+    says = [uses_tensor_cores(trace.strings[index]) for index in kernels.tolist()]
+    tensor = np.array([one is True for one in says])[which] & products
+    named = np.array([one is not None for one in says])[which] & products
+    whole, product_ns = float(dur.sum()), float(dur[products].sum())
+    is_filled = float(dur[filled].sum()) > 0.5 * whole
+    return KernelUse(
+        sm_efficiency=float((dur * np.minimum(np.nan_to_num(blocks), 1.0)).sum()) / step_ns
+        if is_filled
+        else None,
+        occupancy=float((dur * np.nan_to_num(occupancy))[told].sum() / dur[told].sum())
+        if told.any()
+        else None,
+        occupancy_known_share=float(dur[told].sum()) / whole,
+        tensor_core_share=float(dur[tensor].sum()) / product_ns if product_ns and named.any() else None,
+        tensor_core_known_share=float(dur[named].sum()) / product_ns if product_ns else None,
+    )
