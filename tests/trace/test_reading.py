@@ -32,12 +32,13 @@ def comparable(rank: RankProfile) -> RankProfile:
         warnings=(),
         device=None,
         activity=activity,
-        operations=tuple(msgspec.structs.replace(op, where=None) for op in plain.profile.operations),
+        operations=tuple(
+            msgspec.structs.replace(op, where=None, kernels=()) for op in plain.profile.operations
+        ),
         memory=None,  # the slow reader does not read it
         peak_memory_bytes=None,
         views=(),
         kernel_use=None,  # nor how kernels were launched
-        operations=tuple(msgspec.structs.replace(op, kernels=()) for op in plain.profile.operations),
     )
     return msgspec.structs.replace(plain, profile=profile, base_ns=None)
 
