@@ -56,6 +56,9 @@ TRAPS = sorted(
 )
 COMMANDS = {
     "score": ["score", "run.json"],
+    "serve, refused after its imports": ["serve", "--no-browser", "--host", "192.0.2.1"],
+    "admin": ["admin", "tokens", "--history", "new.db"],
+    "mcp until its input ends": ["mcp", "--root", "."],
     "score a trace as JSON": ["score", "trace.json", "--format", "json"],
     "score as HTML": ["score", "trace.json", "--format", "html"],
     "score with a configuration": ["score", "run.json", "--config", "stepgrade.toml"],
@@ -168,6 +171,7 @@ def run(folder: Path, words: list[str], **more: str) -> subprocess.CompletedProc
         words,
         cwd=folder,
         env={**environment, **more},
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=600,  # however busy the machine is
