@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     from stepgrade.web.settings import Mail
 
 
+_WHO = {
+    "localhost": "to this machine alone",
+    "tokens": "to whoever has a token",
+    "proxy": "to whom the proxy lets in, and to tokens",
+}
+
+
 def add_options(parser: Parser) -> None:
     """Declare the command line."""
     run_options.add_history_option(parser)
@@ -92,7 +99,7 @@ def run(args: Namespace) -> int:
     )
 
     def ready(address: str) -> None:
-        complain(f"serving {settings.access} at {address} (Ctrl-C stops)")
+        complain(f"serving at {address}, {_WHO[settings.access]} (Ctrl-C stops)")
         has_screen = bool(os.environ.get("DISPLAY") or sys.platform in ("darwin", "win32"))
         if settings.access == "localhost" and not args.no_browser and has_screen and sys.stderr.isatty():
             import webbrowser  # noqa: PLC0415  only where there is one
