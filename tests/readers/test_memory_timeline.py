@@ -64,6 +64,13 @@ def test_it_is_shown_and_not_graded(tmp_path: Path) -> None:
     assert "activations" in shown
 
 
+def test_every_colour_of_the_curve_is_in_the_legend(tmp_path: Path) -> None:
+    """Gradients that are made after the peak have a colour as well."""
+    late = [*EVENTS[:6], *EVENTS[7:], [TIME_US * 1000 + 6_000_000, 2, 300, 5]]
+    page = render(sg.score(load(tmp_path / "timeline.json", late)), to="html")
+    assert "none at the peak" in page
+
+
 @pytest.mark.parametrize(
     "document",
     [

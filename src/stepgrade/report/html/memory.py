@@ -18,17 +18,21 @@ def view(card: Scorecard) -> dict[str, Any] | None:
     memory = card.memory
     if memory is None or not (memory.categories or memory.curve or memory.out_of_memory):
         return None
-    whole = sum(memory.categories.values())
+    held, whole = memory.categories, sum(memory.categories.values())
+    # What is not there at the peak may still have its colour in the curve.
+    drawn = {name for name, sizes in memory.curve.categories.items() if any(sizes)} if memory.curve else set()
     return {
         "legend": [
             Slice(
                 name=name,
-                share=size / whole,
-                figures=f"{show_bytes(size)} ({show_share(size / whole)})",
+                share=held[name] / whole if held.get(name) else 0.0,
+                figures=f"{show_bytes(held[name])} ({show_share(held[name] / whole)})"
+                if held.get(name)
+                else "none at the peak",
                 look=f"memory-{name}",
             )
             for name in CATEGORIES
-            if (size := memory.categories.get(name))
+            if held and (held.get(name) or name in drawn)
         ],
         "rows": memory_rows(memory),
         "curve": _curve(memory.curve) if memory.curve else None,
