@@ -17,7 +17,8 @@ TABLES = ("ops", "calls", "work", "ranges")
 
 def picked(table: Any, rows: Any) -> Any:
     """Return the table with only these rows, in this order."""
-    return type(table)(**{name: getattr(table, name)[rows] for name in table.__struct_fields__})
+    columns = {name: getattr(table, name) for name in table.__struct_fields__}
+    return type(table)(**{name: column[rows] for name, column in columns.items() if column is not None})
 
 
 def shifted(trace: Trace, by_ns: int) -> Trace:

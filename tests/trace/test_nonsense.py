@@ -32,7 +32,11 @@ def spoiled(trace: Trace, seed: int) -> Trace:
 
 
 def _spoil(table: Any, chance: np.random.Generator) -> Any:
-    columns = {name: getattr(table, name).copy() for name in table.__struct_fields__}
+    columns = {
+        name: column.copy()
+        for name in table.__struct_fields__
+        if (column := getattr(table, name)) is not None
+    }
     for name, column in columns.items():
         hit = chance.random(len(column)) < chance.choice([0, 0.01, 0.2])
         if name in ("start_ns", "dur_ns"):

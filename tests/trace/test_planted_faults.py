@@ -33,8 +33,8 @@ FAULTS = {
     ),
     "an optimizer's step begins the next one late": (
         "trace/steps.py",
-        "ends = ranges.start_ns[rows] + ranges.dur_ns[rows]\n    names, which",
-        "ends = ranges.start_ns[rows]\n    names, which",
+        "end = start + ranges.dur_ns[of_chosen]\n    calls =",
+        "end = start\n    calls =",
     ),
     "a stream is dropped": (
         "trace/timeline.py",
@@ -68,8 +68,8 @@ FAULTS = {
     ),
     "operations of the loader are compute": (
         "trace/ledger.py",
-        "iv.subtract(apart(ops, ~communicates), iv.merge(collectives, load))",
-        "iv.subtract(apart(ops, ~communicates), collectives)",
+        "iv.subtract(apart(ops, ~communicates), iv.merge(collectives, load, compiling))",
+        "iv.subtract(apart(ops, ~communicates), iv.merge(collectives, compiling))",
     ),
     "overlapping work is added up": (
         "trace/intervals.py",
