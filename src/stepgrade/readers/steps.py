@@ -57,4 +57,5 @@ def _starts_in(rows: Any, low: int, high: int) -> Mask:
 
 
 def _keep(rows: Rows, mask: Mask) -> Rows:
-    return type(rows)(**{name: column[mask] for name, column in asdict(rows).items()})
+    columns = {name: column for name, column in asdict(rows).items() if column is not None}
+    return type(rows)(**{name: column[mask] for name, column in columns.items()})

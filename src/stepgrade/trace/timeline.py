@@ -183,4 +183,5 @@ def _possible_rows(table: Table) -> Table:
     possible = (start >= 0) & (start <= LATEST_NS) & (dur >= 0) & (dur <= LONGEST_NS)
     if possible.all():
         return table
-    return type(table)(**{name: column[possible] for name, column in structs.asdict(table).items()})
+    columns = {name: column for name, column in structs.asdict(table).items() if column is not None}
+    return type(table)(**{name: column[possible] for name, column in columns.items()})
