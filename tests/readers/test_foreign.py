@@ -101,7 +101,6 @@ FILES: dict[str, list[bytes]] = {
     "a recording of memray": [b"memray\0\x0b\0\0\0"],
     "a profile of cProfile": [profiled()],
     "a memory timeline of PyTorch as a picture": [b'<html>\n<head><meta charset="utf-8" /><title>GPU Memory Timeline HTML</title></head>\n<body>'],
-    "a flight recorder's dump of NCCL": [pickle.dumps({"version": "2.4", "nccl_version": "2.21.5", "entries": []})],
     "a checkpoint of torch.save": [
         zipped("model/data.pkl"),
         zipped("archive/constants.pkl"),

@@ -90,11 +90,6 @@ _KNOWN = (
         "export it to a name that ends in .json.gz or .raw.json.gz, or give the trace itself",
     ),
     Foreign(
-        "a flight recorder's dump of NCCL",
-        (_OF_PICKLE, rb"pg_config|nccl_version"),
-        f"it holds collectives only: {_TRACE}",
-    ),
-    Foreign(
         "a checkpoint of torch.save",
         (_OF_ZIP, rb"(?s)\APK.{28}[^\0]{0,200}/(?:data|constants)\.pkl"),
         _WEIGHTS,
