@@ -364,7 +364,7 @@ def _layers_and_ranks(card: Scorecard) -> Iterator[Block]:
         ]
         many = card.many_ranks
         spread = next((one for one in many.spreads if one.figure == "waiting"), None) if many else None
-        if many and spread and many.ranks > ROWS_KEPT:
+        if many and spread and many.ranks > RANKS_SHOWN:
             ends = (
                 (f"least: rank {spread.least_rank}", spread.least_ms),
                 ("a quarter less than", spread.lower_ms),
