@@ -95,6 +95,8 @@ FILES: dict[str, list[bytes]] = {
     "an execution trace of PyTorch (ExecutionTraceObserver)": [
         b'{"schema": "1.1.1-chakra.0.0.4", "pid": 1, "nodes": [{"id": 1, "name": "aten::mm"}]}'
     ],
+    "a table of runs": [b"name,tokens_per_sec,commit\nbase,19000,0a1b2c\nfast,21000,3d4e5f\n"],
+    "JSON, an object to a line, of which none tells a step": [b'{"a": 1}\n{"a": 2}\n'],
     "a recording of perf": [b"PERFILE2\x68" + bytes(90)],
     "a Perfetto trace": [b"\n\x52\x5a\x0c\x08\x01linux.ftrace\x10"],
     "a profile for speedscope": [b'{"$schema":"https://www.speedscope.app/file-format-schema.json","profiles":[]}'],
