@@ -55,6 +55,7 @@ def without_place(rank: RankProfile) -> RankProfile:
             msgspec.structs.replace(op, longest=_at_zero(op.longest)) for op in rank.profile.operations
         ),
         typical_step=_at_zero(rank.profile.typical_step),
+        views=tuple(msgspec.structs.replace(view, at_ns=0) for view in rank.profile.views),
     )
     return msgspec.structs.replace(rank, profile=profile, steps=steps, arrivals=arrivals)
 
