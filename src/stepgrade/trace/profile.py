@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from msgspec import structs
@@ -18,7 +18,7 @@ from stepgrade.trace.counts import count_images, count_launches, count_tokens
 from stepgrade.trace.kernels import kernel_use
 from stepgrade.trace.layers import Layers, find_layers
 from stepgrade.trace.ledger import add_ledgers
-from stepgrade.trace.matching import collectives_of_rank, find_arrivals
+from stepgrade.trace.matching import Arrivals, collectives_of_rank, find_arrivals
 from stepgrade.trace.matmuls import most_of
 from stepgrade.trace.memory import memory_of_trace
 from stepgrade.trace.operations import sum_operations
@@ -117,18 +117,20 @@ def analyse_rank(trace: Trace) -> RankProfile:
         warnings=check_quality(timeline),
     )
     arrivals = find_arrivals(timeline, pieces)
-    links = Communication(
-        collectives=collectives_of_rank(arrivals, [step.number for step in steady]),
-        node_devices=len(trace.devices) or None,
-    )
     return RankProfile(
-        profile=structs.replace(profile, links=links) if links.collectives else profile,
+        profile=structs.replace(profile, links=_communication(arrivals, steady, trace)),
         rank=trace.rank,
         base_ns=trace.base_ns,
         steps=recorded_steps,
         arrivals=arrivals,
         process=trace.process,
     )
+
+
+def _communication(arrivals: Arrivals, steady: Sequence[RankStep], trace: Trace) -> Communication | None:
+    """Return the collectives of one rank in its steady steps; None without any."""
+    found = collectives_of_rank(arrivals, [step.number for step in steady])
+    return Communication(collectives=found, node_devices=len(trace.devices) or None) if found else None
 
 
 def _list_steps(timeline: Timeline) -> tuple[RankStep, ...]:
