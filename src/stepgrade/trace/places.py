@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import structs
 
 from stepgrade.model.columns import groups
 from stepgrade.model.events import NONE, Ids, Kinds
-from stepgrade.model.profile import ModuleTime
+from stepgrade.model.profile import ModuleTime, OpTime
 from stepgrade.naming.python_frames import read_frame
 from stepgrade.naming.torch_names import Mask
 from stepgrade.naming.work_class import WorkClass
@@ -37,6 +38,11 @@ class CodePlaces(NamedTuple):
 
     modules: tuple[ModuleTime, ...]
     of_label: dict[str, Place]
+
+    def put_into(self, op: OpTime) -> OpTime:
+        """Return the operation with the place that it comes from, if that is known."""
+        place = self.of_label.get(op.name)
+        return op if place is None else structs.replace(op, where=place.where, module=place.module)
 
 
 def find_places(timeline: Timeline, pieces: Pieces, phase: Kinds, again: Mask) -> CodePlaces:

@@ -82,12 +82,7 @@ def analyse_rank(trace: Trace) -> RankProfile:
         layers=layers.times,
         modules=places.modules,
         views=tuple(view for view in (view_step(timeline, pieces, phase),) if view is not None),
-        operations=tuple(
-            structs.replace(op, where=place.where, module=place.module)
-            if (place := places.of_label.get(op.name))
-            else op
-            for op in operations.times
-        ),
+        operations=tuple(map(places.put_into, operations.times)),
         typical_step=(
             Span(file=0, start_ns=trace.file_zero_ns + typical.start_ns, dur_ns=typical.dur_ns)
             if typical
