@@ -199,7 +199,8 @@ def test_pipes_and_devices_in_a_directory_are_not_waited_for(tmp_path: Path) -> 
     metrics.mkdir(parents=True)
     params.mkdir()
     (metrics.parent / "meta.yaml").write_text("status: 3\n")
-    (metrics / "loss").write_bytes(b"".join(b"%d 2.5 %d\n" % (n * 500, n) for n in range(1, 60)))
+    began = 1_700_000_000_000  # milliseconds since the epoch, as MLflow writes them
+    (metrics / "loss").write_bytes(b"".join(b"%d 2.5 %d\n" % (began + n * 500, n) for n in range(1, 60)))
     for name in ("step_time", "tokens_per_sec"):
         (metrics / name).symlink_to("/dev/zero")
     os.mkfifo(metrics / "samples_per_sec")

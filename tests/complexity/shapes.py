@@ -177,6 +177,21 @@ def shapes_of_library_operations(n: int) -> Files:
     return one_step(n, inside)
 
 
+def compiled_frames(n: int) -> Files:
+    """Return n frames that are compiled, each in a function of its own that goes on after a break."""
+
+    def inside(i: int) -> list[dict[str, Any]]:
+        at, line = i * 40, f"/home/me/train.py({i + 1})"
+        return [
+            event("python_function", f"{line}: torch_dynamo_resume_in_f{i}_at_{i + 1}", at, 38),
+            event("cpu_op", "entire_frame_compile", at + 1, 10),
+            event("cpu_op", f"Torch-Compiled Region: {i}/{i % 3}", at + 12, 20),
+            *kernel(f"k{i}", at + 13, i, **{"est. achieved occupancy %": 50, "blocks per SM": 2.0}),
+        ]
+
+    return one_step(n, inside)
+
+
 def events_of_mlperf(n: int) -> Files:
     """Return a log of MLPerf with n blocks."""
     lines = ['{"key": "global_batch_size", "value": 8, "time_ms": 1700000000000, "metadata": {}}']
@@ -1101,6 +1116,7 @@ SHAPES: dict[str, Shape] = {
     "operations in steps of their own": Shape(steps_of_operations, covers=("trace/operations",), size=200),
     "operations on the host": Shape(host_operations, covers=("trace/ledger", "trace/links"), size=3000),
     "shapes of library operations": Shape(shapes_of_library_operations, covers=("trace/shapes", "trace/library_costs", "trace/moving_costs", "trace/own_costs", "trace/recorded_inputs", "trace/triton_costs"), size=200),
+    "frames that are compiled": Shape(compiled_frames, covers=("trace/compilation", "trace/kernels"), size=100),
     "events of MLPerf": Shape(events_of_mlperf, covers=("readers/logs/mlperf",), size=300),
     "shapes of matrix products": Shape(shapes_of_matmuls, covers=("trace/matmuls", "trace/costs", "trace/call_costs"), size=200),
     "names of kernels": Shape(kernel_names, covers=("trace/counts", "trace/activity"), size=300),

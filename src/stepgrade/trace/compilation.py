@@ -12,9 +12,9 @@ from collections import Counter, defaultdict
 
 import numpy as np
 
-from stepgrade.model.columns import distinct
+from stepgrade.model.columns import groups
 from stepgrade.model.compilation import Compilation, CompiledFrame, GraphBreak
-from stepgrade.model.events import Ids, Trace
+from stepgrade.model.events import Trace
 from stepgrade.naming.python_frames import read_frame
 from stepgrade.naming.torch_names import Mask, matching
 from stepgrade.trace import intervals as iv
@@ -22,12 +22,13 @@ from stepgrade.trace.timeline import Timeline
 from stepgrade.trace.windows import StepMark, compile_spans
 from stepgrade.units import NS_PER_MS
 
+_FRAMES_LOOKED_UP = 50
 _FRAME = re.compile(r"^entire_frame_compile$")
-_REGION = re.compile(r"^Torch-Compiled Region: (\d+)/(\d+)")
+_REGION = re.compile(r"^Torch-Compiled Region: (\d{1,9})/(\d{1,9})(?!\d)")
 _LOOKUP = re.compile(r"^TorchDynamo Cache Lookup$")
 _GRAPH_RECORD = re.compile(r"CUDAGraphNode\.record|^cudagraphify\b")
-_COMPILE_ID = re.compile(r"^entire_frame_compile_data: .*compile_id=(\d+)/(\d+)")
-_RESUME = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)$")
+_COMPILE_ID = re.compile(r"^entire_frame_compile_data: .*compile_id=(\d{1,9})/(\d{1,9})(?!\d)")
+_RESUME = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d{1,9})$")
 
 
 def find_compilation(timeline: Timeline) -> Compilation | None:
@@ -86,17 +87,18 @@ def compiled_frames(trace: Trace) -> tuple[CompiledFrame, ...]:
         spent[frame].append(float(ops.dur_ns[row]) / NS_PER_MS)
         again[frame] += number > 0
         first_at.setdefault(frame, row)
-    compiled = [
+    longest = sorted(spent, key=lambda frame: (-sum(spent[frame]), frame))
+    return tuple(
         CompiledFrame(
             frame=frame,
-            compiles=len(times),
+            compiles=len(spent[frame]),
             recompiles=again[frame],
-            ms=sum(times),
-            where=_where(trace, first_at[frame]),
+            ms=sum(spent[frame]),
+            # Looking for a line takes a walk through all frames: thousands of compiled ones get none.
+            where=_where(trace, first_at[frame]) if place < _FRAMES_LOOKED_UP else None,
         )
-        for frame, times in spent.items()
-    ]
-    return tuple(sorted(compiled, key=lambda one: (-one.ms, one.frame)))
+        for place, frame in enumerate(longest)
+    )
 
 
 def _where(trace: Trace, row: int) -> str | None:
@@ -120,14 +122,13 @@ def graph_breaks(timeline: Timeline, regions: Mask, steps: int) -> tuple[GraphBr
     frames, strings = trace.frames, trace.strings
     if frames is not None and len(frames.name):
         chosen = timeline.in_steady_step(frames.start_ns)
-        names: Ids = frames.name[chosen]
+        names, _, counts = groups(frames.name[chosen])
         found = []
-        for name in distinct(names).tolist():
+        for name, count in zip(names.tolist(), counts.tolist(), strict=True):
             resumed = _RESUME.search(strings[name])
             if resumed:
                 seen = read_frame(strings[name])
-                count = float((names == name).sum()) / steps
-                found.append(GraphBreak(where=seen.where, function=resumed[1], per_step=count))
+                found.append(GraphBreak(where=seen.where, function=resumed[1], per_step=count / steps))
         if found:
             return tuple(sorted(found, key=lambda one: (-one.per_step, one.where or "")))
     # Without stacks: a region inside another one is what comes after a break.

@@ -87,9 +87,9 @@ def kernel_use(timeline: Timeline, pieces: Pieces) -> KernelUse | None:
         np.int32
     )
     step_ns = float(windows.dur_ns[windows.steady].sum())
-    if not len(rows) or not step_ns:
-        return None
     dur = pieces.dur_ns[rows].astype(np.float64)
+    if not dur.any() or not step_ns:  # there is none, or none that took any time
+        return None
     occupancy, blocks, _ = _launch_figures(trace, pieces.work[rows])
     told, filled = ~np.isnan(occupancy), ~np.isnan(blocks)
     products = np.array([WorkClass(int(one)) in MATMULS for one in range(len(WorkClass))])[
@@ -106,7 +106,7 @@ def kernel_use(timeline: Timeline, pieces: Pieces) -> KernelUse | None:
         if is_filled
         else None,
         occupancy=float((dur * np.nan_to_num(occupancy))[told].sum() / dur[told].sum())
-        if told.any()
+        if dur[told].any()
         else None,
         occupancy_known_share=float(dur[told].sum()) / whole,
         tensor_core_share=float(dur[tensor].sum()) / product_ns if product_ns and named.any() else None,
