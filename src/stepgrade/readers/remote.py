@@ -29,7 +29,7 @@ STORES = {
     "https": "http",
     "memory": "remote",
 }
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,31})://(.*)", re.DOTALL)
 _BLOCK_BYTES = 4 << 20
 _GLOB = frozenset("*?[")
 _STAMPS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "updated", "mtime", "created")
