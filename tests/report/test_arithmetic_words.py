@@ -24,10 +24,12 @@ def page(card: sg.Scorecard) -> str:
     ("known", "is_shown"), [(0.0, False), (0.004, False), (0.49, False), (0.51, True), (None, True)]
 )
 def test_a_rate_counted_from_next_to_nothing_is_not_shown(known: float | None, is_shown: bool) -> None:
-    done = Arithmetic(achieved_flops_s=2e9, peak_flops_s=None, share=None, dtype="fp32", known_share=known)
+    done = Arithmetic(
+        achieved_flops_s=7.773e9, peak_flops_s=None, share=None, dtype="fp32", known_share=known
+    )
     card = structs.replace(sg.score(TRACE), arithmetic=done, mfu=None)
     for text in (sg.render(card), sg.render(card, to="markdown"), page(card)):
-        assert ("2.00 GFLOP/s" in text) == is_shown
+        assert ("7.77 GFLOP/s" in text) == is_shown
         assert "shapes of 0 %" not in text
 
 

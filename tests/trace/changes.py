@@ -9,6 +9,7 @@ import numpy as np
 
 from stepgrade.model.events import Trace
 from stepgrade.model.profile import Span
+from stepgrade.model.step_view import StepView
 from stepgrade.trace import RankProfile
 from stepgrade.trace.timeline import Timeline, build_timeline
 
@@ -55,9 +56,15 @@ def without_place(rank: RankProfile) -> RankProfile:
             msgspec.structs.replace(op, longest=_at_zero(op.longest)) for op in rank.profile.operations
         ),
         typical_step=_at_zero(rank.profile.typical_step),
-        views=tuple(msgspec.structs.replace(view, at_ns=0) for view in rank.profile.views),
+        views=tuple(map(_unnamed, rank.profile.views)),
     )
     return msgspec.structs.replace(rank, profile=profile, steps=steps, arrivals=arrivals)
+
+
+def _unnamed(view: StepView) -> StepView:
+    """Return the drawn step without when it was and without the streams' numbers, which may be any."""
+    lanes = tuple(msgspec.structs.replace(lane, name="") for lane in view.lanes)
+    return msgspec.structs.replace(view, at_ns=0, lanes=lanes)
 
 
 def _at_zero(span: Span | None) -> Span | None:

@@ -44,3 +44,8 @@ def one_by_one(traces: list[Trace]) -> Iterator[Trace]:
     """Yield the traces and keep none of them alive: they are large."""
     while traces:
         yield traces.pop(0)
+
+
+def text_of(value: object, longest: int = 200) -> str:
+    """Return a text or a number as text, nothing for the rest: lists that hold each other have no end."""
+    return str(value)[:longest] if isinstance(value, str | int | float) else ""

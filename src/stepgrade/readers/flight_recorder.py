@@ -10,8 +10,7 @@ from stepgrade.contract.decode import decode_json
 from stepgrade.errors import BadInput
 from stepgrade.model.hang import FlightCall, FlightRecord
 from stepgrade.naming.python_frames import read_frame
-from stepgrade.readers.base import Reader
-from stepgrade.readers.plain_pickle import text_of
+from stepgrade.readers.base import Reader, text_of
 from stepgrade.readers.source import ByteSource
 
 if TYPE_CHECKING:

@@ -240,8 +240,3 @@ _OPCODES: Final[dict[int, Callable[[_Machine, int], None]]] = {
 
 def _cut_off() -> BadInput:
     return BadInput("is a pickle that is cut off", hint="was the process killed while it was written?")
-
-
-def text_of(value: object, longest: int = 200) -> str:
-    """Return a text or a number as text, nothing for the rest: lists that hold each other have no end."""
-    return str(value)[:longest] if isinstance(value, str | int | float) else ""

@@ -145,7 +145,8 @@ def _list_items(timeline: Timeline, pieces: Pieces, linked: Ids) -> Longs:
     rows = linked[among(trace.ops.inputs[pieces.op[linked]], of_lists)]
     kernels, which, _ = groups(pieces.kernel[rows])
     widths = np.array([item_bytes_of_kernel(trace.strings[name]) or 0 for name in kernels.tolist()], np.int64)
-    items[pieces.op[rows]] = widths[which] if len(widths) else 0
+    if len(widths):  # of several kernels, those that say nothing do not count, in whatever order they ran
+        np.maximum.at(items, pieces.op[rows], widths[which])
     return items
 
 

@@ -71,7 +71,8 @@ def kernels_by_label(timeline: Timeline, pieces: Pieces, rows: Ids) -> dict[int,
 
 
 def _known(figure: float) -> float | None:
-    return None if np.isnan(figure) else float(figure)
+    """Return a mean with six digits, which do not depend on the order in which it was added up."""
+    return None if np.isnan(figure) else float(f"{figure:.6g}")
 
 
 def kernel_use(timeline: Timeline, pieces: Pieces) -> KernelUse | None:
@@ -102,10 +103,10 @@ def kernel_use(timeline: Timeline, pieces: Pieces) -> KernelUse | None:
     whole, product_ns = float(dur.sum()), float(dur[products].sum())
     is_filled = float(dur[filled].sum()) > 0.5 * whole
     return KernelUse(
-        sm_efficiency=float((dur * np.minimum(np.nan_to_num(blocks), 1.0)).sum()) / step_ns
+        sm_efficiency=_known((dur * np.minimum(np.nan_to_num(blocks), 1.0)).sum() / step_ns)
         if is_filled
         else None,
-        occupancy=float((dur * np.nan_to_num(occupancy))[told].sum() / dur[told].sum())
+        occupancy=_known((dur * np.nan_to_num(occupancy))[told].sum() / dur[told].sum())
         if dur[told].any()
         else None,
         occupancy_known_share=float(dur[told].sum()) / whole,

@@ -64,7 +64,7 @@ def _phase_lane(pieces: Pieces, phase: Kinds, begin: int, end: int) -> Lane | No
     stop = pieces.start_ns + pieces.dur_ns
     inside = (stop > begin) & (pieces.start_ns < end) & (pieces.dur_ns > 0)
     rows = np.flatnonzero(inside)
-    rows = rows[np.argsort(pieces.start_ns[rows], kind="stable")]
+    rows = rows[np.lexsort((phase[rows], stop[rows], pieces.start_ns[rows]))]
     if not len(rows):
         return None
     # One behind the other, those of the same phase are one stretch.
@@ -150,7 +150,8 @@ def _lane(
     kept = np.flatnonzero(stop > start)
     if not len(kept):
         return None
-    kept = kept[np.argsort(start[kept], kind="stable")]
+    # Of what starts together the longest is last, and the order of the file does not matter.
+    kept = kept[np.lexsort((look[kept], label[kept], stop[kept], start[kept]))]
     start, stop, label, look = start[kept], stop[kept], label[kept], look[kept]
     # What runs at once on one lane is cut where the next begins: a lane shows one thing at a time.
     stop = np.minimum(stop, np.append(start[1:], end))
@@ -161,7 +162,7 @@ def _lane(
     joins = np.append(False, is_short[1:] & is_short[:-1] & (bucket[1:] == bucket[:-1]))
     first = np.flatnonzero(~joins)
     slice_of = np.cumsum(~joins) - 1
-    order = np.lexsort((stop - start, slice_of))
+    order = np.lexsort((label, stop - start, slice_of))
     longest = order[np.append(slice_of[order][1:] != slice_of[order][:-1], True)]
     return Lane(
         kind=kind,

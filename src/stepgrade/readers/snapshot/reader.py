@@ -24,7 +24,8 @@ from stepgrade.model.events import NONE, Longs
 from stepgrade.model.memory import Holder, OutOfMemory
 from stepgrade.model.notes import Note
 from stepgrade.naming.python_frames import read_frame
-from stepgrade.readers.plain_pickle import Plain, decode, text_of
+from stepgrade.readers.base import text_of
+from stepgrade.readers.plain_pickle import Plain, decode
 from stepgrade.readers.source import ByteSource
 from stepgrade.units import show_bytes, show_count
 
