@@ -128,12 +128,13 @@ def _plan_table(found: PlanTable) -> Table:
     used = {name: cells for name, cells in sizes.items() if set(cells) != {"1"}}
     columns = (
         Column("", width=2, right=True, title="Place"),
-        Column("tok/s", width=9, right=True, title="tok/s"),
-        Column("memory", width=9, right=True),
+        Column("tok/s", width=8, right=True, title="tok/s"),
+        Column("memory", width=8, right=True),
         Column("trainer", width=11),
-        *(Column(name, width=4, right=True, title=name) for name in used),
-        Column("sharing", width=18),
-        Column("batch", width=7, title="Micro-batches"),
+        # Four of them, and all the others, fit into 80 columns.
+        *(Column(name, width=4 if name == "PP" else 2, right=True, title=name) for name in used),
+        Column("sharing", width=17),
+        Column("batch", width=6, title="Micro-batches"),
         Column("redone", width=6, title="Recomputed"),
         Column("verdict", fills=True, only="full"),
     )
