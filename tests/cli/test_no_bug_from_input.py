@@ -231,3 +231,16 @@ def test_absurd_figures_of_sampled_steps(figure: float, stepgrade: Command, tmp_
             answered(stepgrade("score", path, "--format", to))
             answered(stepgrade("parity", path, tmp_path / "sound.json", "--format", to))
             answered(stepgrade("parity", tmp_path / "sound.json", path, "--format", to))
+
+
+@pytest.mark.parametrize("zero", [(1 << 63) - 1, (1 << 63) - 10_000, 1 << 62, -5])
+def test_a_date_that_no_clock_shows(zero: int, stepgrade: Command, tmp_path: Path) -> None:
+    """Collectives are laid on the clock that ranks share: their times are added to the file's date."""
+    rows = [
+        row
+        for i in range(3)
+        for row in (step(i, i * 100, 90), *kernel("ncclDevKernel_AllReduce", i * 100 + 9, i))
+    ]
+    path = tmp_path / "t.json"
+    path.write_bytes(trace(rows, baseTimeNanoseconds=zero)["f"])
+    answered(stepgrade("score", path))

@@ -1,7 +1,7 @@
 """Run the commands on damaged inputs, each within limits of time and memory, and count what must not happen.
 
     python -m tests.fuzz.run --count 100000      as `make fuzz` does
-    python -m tests.fuzz.run --seconds 60        as `make check` does
+    python -m tests.fuzz.run --seconds 60 --count 10000      as `make check` does
     python -m tests.fuzz.run --records FILE      the same, going on where an earlier run into FILE stopped
     python -m tests.fuzz.run --first 50000 --count 10000      a part of the whole
     python -m tests.fuzz.run --table FILE FILE   the table and the summary of parts

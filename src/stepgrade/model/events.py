@@ -13,11 +13,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import force_setattr
 from numpy.typing import NDArray
 
 from stepgrade.model.profile import DeviceSeen
 
 NONE = -1
+_LAST_DATE_NS = 1 << 62  # in the year 2116
 
 Ids: TypeAlias = NDArray[np.int32]
 Longs: TypeAlias = NDArray[np.int64]
@@ -233,3 +235,8 @@ class Trace(Struct, frozen=True, eq=False, kw_only=True):
     tokens: tuple[int, ...] | None = None  # the sizes of those that a compiled step takes
     memory: MemoryEvents | None = None
     categories: dict[str, int] = {}  # how many events of each category we know the file holds
+
+    def __post_init__(self) -> None:
+        """Leave out a date that no clock can show: times are added to it in 64 bits."""
+        if self.base_ns is not None and not 0 <= self.base_ns <= _LAST_DATE_NS:
+            force_setattr(self, "base_ns", None)
