@@ -6,6 +6,7 @@ from stepgrade.contract import Bottleneck as BottleneckV1
 from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.needs import fitting
 from stepgrade.model import RECORDER
+from stepgrade.model.profile import LOG
 from stepgrade.scoring.causes import Bottleneck
 from stepgrade.scoring.runtime import Runtime
 from stepgrade.units import show_share
@@ -24,6 +25,10 @@ _RECORD_PYTORCH = (
     "Record again with record_shapes=True and both CPU and CUDA activities: that shows what limits the "
     "kernels."
 )
+_RECORD_BESIDE_LOG = (
+    "Profile a few steps of this run and score the trace together with the log: a log tells how fast it is, "
+    "a trace why."
+)
 
 
 def advice_for(context: RuleContext) -> str:
@@ -33,7 +38,9 @@ def advice_for(context: RuleContext) -> str:
         return BottleneckV1(bottleneck.value).recommendation()
     advice = _GENERAL[bottleneck]
     if bottleneck is Bottleneck.UNKNOWN:
-        if profile.source.producer == RECORDER and not profile.operations:
+        if profile.source.format == LOG:
+            advice = _RECORD_BESIDE_LOG
+        elif profile.source.producer == RECORDER and not profile.operations:
             advice = "Record operations too (ops_every=50): they show what fills the step."
         elif context.runtime is Runtime.PYTORCH:
             advice = _RECORD_PYTORCH

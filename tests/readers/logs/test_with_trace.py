@@ -66,3 +66,10 @@ def test_both_are_given_in_any_order(trace: sg.Profile, tmp_path: Path) -> None:
     assert cards[0].goodput is not None
     assert len(cards[0].source.files) == 2
     assert msgspec.json.decode(cards[0].to_json())["goodput"]["wall_s"] > 0
+
+
+def test_a_log_alone_is_told_to_bring_a_trace_not_to_set_a_profiler_right() -> None:
+    profile = read_source(ByteSource(generate(Plan(steps=300, step_s=0.5), "megatron")[0]))
+    assert isinstance(profile, sg.Profile)
+    (advice,) = sg.score(profile).recommendations
+    assert "trace together with the log" in advice
