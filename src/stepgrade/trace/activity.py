@@ -45,7 +45,7 @@ from stepgrade.trace.counts import (
 )
 from stepgrade.trace.frames import NO_FRAMES, LoopFrames
 from stepgrade.trace.ledger import HOST_COPIES, LedgerSpans, waiting_calls
-from stepgrade.trace.links import OP, inherit, nearest, pick
+from stepgrade.trace.links import OP, inherit, pick
 from stepgrade.trace.matmuls import matmul_time_by_dtype, tally_gemms
 from stepgrade.trace.operations import tally_parts
 from stepgrade.trace.parallelism import communication_by_purpose
@@ -322,8 +322,10 @@ def _gap_openings(ledger: LedgerSpans, spans: iv.Spans) -> Longs:
     busy = iv.merge(ledger.compute, ledger.communication, ledger.copy)
     if not len(busy.ends):
         return spans.starts
-    place = np.searchsorted(busy.ends, spans.starts, side="right") - 1
-    opened: Longs = np.where(place >= 0, busy.ends[np.maximum(place, 0)], spans.starts)
+    place = np.searchsorted(busy.ends, spans.starts, side="right").astype(np.int32) - 1
+    opened: Longs = busy.ends[place]
+    first = int(np.searchsorted(place, 0))  # those before all work opened the gap themselves
+    opened[:first] = spans.starts[:first]
     return opened
 
 
@@ -389,7 +391,7 @@ def tally_waits(timeline: Timeline, frames: LoopFrames, steps: int) -> tuple[Wai
     rows = np.flatnonzero(waits & timeline.in_steady_step(calls.start_ns))
     if not len(rows):
         return ()
-    operation = pick(nearest(tree.parent, tree.kind == OP), tree.of_call[rows])
+    operation = pick(tree.op, tree.of_call[rows])
     width = len(strings) + 1
     key = calls.name[rows].astype(np.int64) * width + pick(tree.name, operation).astype(np.int64) + 1
     directions = _copy_directions(timeline, rows, operation)
@@ -424,17 +426,19 @@ def tally_waits(timeline: Timeline, frames: LoopFrames, steps: int) -> tuple[Wai
     return tuple(sorted(found, key=lambda wait: (-wait.ms, wait.call, wait.caller or "")))
 
 
-def _copy_directions(timeline: Timeline, rows: Longs, operation: Ids) -> Longs:
+def _copy_directions(timeline: Timeline, rows: Longs, operation: Ids) -> Kinds:
     """Return the direction of the copy that each wait was for (its own, or its operation's), 0 for none."""
     work, links, tree = timeline.trace.work, timeline.links, timeline.tree
     copies = np.flatnonzero(
         (links.call >= 0) & among(work.kind, (DeviceEvent.COPY_H2D, DeviceEvent.COPY_D2H))
     )
-    direction = np.where(work.kind[copies] == DeviceEvent.COPY_H2D, 1, 2)
-    by_call = np.zeros(len(timeline.trace.calls.name), np.int64)
+    if not len(copies):
+        return np.zeros(len(rows), np.int8)
+    direction = np.where(work.kind[copies] == DeviceEvent.COPY_H2D, 1, 2).astype(np.int8)
+    by_call = np.zeros(len(timeline.trace.calls.name), np.int8)
     by_call[links.call[copies]] = direction
-    copying = pick(nearest(tree.parent, tree.kind == OP), tree.of_call[links.call[copies]])
-    by_operation = np.zeros(len(tree.kind), np.int64)
+    copying = pick(tree.op, tree.of_call[links.call[copies]])
+    by_operation = np.zeros(len(tree.kind), np.int8)
     by_operation[copying[copying >= 0]] = direction[copying >= 0]
     around = np.where(operation >= 0, pick(by_operation, operation), 0)
     return np.where(by_call[rows] > 0, by_call[rows], around)
@@ -451,7 +455,7 @@ def _idle_after(timeline: Timeline, rows: Longs) -> NDArray[np.float64]:
     start = calls.start_ns[rows][order]
     end = start + calls.dur_ns[rows][order]
     opened = _gap_openings(ledger, spans)
-    place = np.searchsorted(start, opened, side="right") - 1
-    inside = (place >= 0) & (opened <= end[np.maximum(place, 0)])
-    np.add.at(idle, order[place[inside]], (spans.ends - spans.starts)[inside])
+    place = np.searchsorted(start, opened, side="right").astype(np.int32) - 1
+    inside = np.flatnonzero((place >= 0) & (opened <= end[np.maximum(place, 0)]))
+    np.add.at(idle, order[place[inside]], spans.ends[inside] - spans.starts[inside])
     return idle

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepgrade.model.events import Longs
+from stepgrade.model.events import Ids, Longs
 
 
 class Spans(NamedTuple):
@@ -32,7 +32,10 @@ def union(starts: Longs, ends: Longs) -> Spans:
         starts, ends = starts[real], ends[real]
     if (starts[1:] < starts[:-1]).any():
         order = np.argsort(starts, kind="stable").astype(np.int32)
-        starts, ends = starts[order], ends[order]
+        starts = starts[order]  # one after the other: what was is no longer needed
+        ends = ends[order]
+        del order
+    del real
     reached = np.maximum.accumulate(ends)
     opens = np.empty(len(starts), np.bool_)
     opens[0] = True
@@ -66,18 +69,18 @@ def intersect(left: Spans, right: Spans) -> Spans:
     return Spans(starts, ends)
 
 
-def overlaps(spans: Spans, starts: Longs, ends: Longs) -> tuple[Longs, Longs]:
+def overlaps(spans: Spans, starts: Longs, ends: Longs) -> tuple[Ids, Ids]:
     """Return each pair of a window and an interval of `spans` that overlap, by their places."""
-    first = np.searchsorted(spans.ends, starts, side="right")
-    count = np.searchsorted(spans.starts, ends, side="left")
+    first = np.searchsorted(spans.ends, starts, side="right").astype(np.int32)
+    count = np.searchsorted(spans.starts, ends, side="left").astype(np.int32)
     count -= first
     np.maximum(count, 0, out=count)
     first -= np.cumsum(count)
     first += count
     other = np.repeat(first, count)
     del first
-    other += np.arange(len(other))
-    return np.repeat(np.arange(len(starts)), count), other
+    other += np.arange(len(other), dtype=np.int32)
+    return np.repeat(np.arange(len(starts), dtype=np.int32), count), other
 
 
 def gaps(spans: Spans, start_ns: int, end_ns: int) -> Spans:

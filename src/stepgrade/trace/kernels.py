@@ -23,7 +23,7 @@ def _launch_figures(trace: Trace, work: Ids) -> tuple[Floats, Floats, Floats]:
     """Return occupancy, blocks of a multiprocessor and registers of each piece, NaN where not known."""
     launch = trace.work.launch
     if launch is None or not trace.launches:
-        nothing = np.full(len(work), np.nan)
+        nothing = np.broadcast_to(np.nan, len(work))
         return nothing, nothing, nothing
     found = []
     for name in ("occupancy", "blocks_per_sm", "registers"):

@@ -103,7 +103,7 @@ class Frames(NamedTuple):
     kind: list[str]
     own_ns: Longs  # device time launched in it and in no frame inside it, in the steady steps
     work_frame: Ids  # of each piece of that time, in order: the frame
-    work_places: dict[int, Longs]  # and where in that order each kind of work stands
+    work_places: dict[int, Ids]  # and where in that order each kind of work stands
     by_parent: Ids  # the frames in the order of their parents
 
 
@@ -352,19 +352,21 @@ def _find_frames(
     place[rows] = np.arange(len(rows), dtype=np.int32)
     around = pick(place, nearest(tree.parent, is_frame))
     frame = pick(around, pieces.row)
+    parent = pick(around, tree.parent[rows])
+    del place, around
     inside = np.flatnonzero(forward & (frame >= 0)).astype(np.int32)
     held = frame[inside]
     if (held[1:] < held[:-1]).any():
         inside = inside[np.argsort(held, kind="stable").astype(np.int32)]
     del held
-    own = np.bincount(frame[inside], weights=pieces.dur_ns[inside], minlength=len(rows)).astype(np.int64)
+    frame = frame[inside]
+    own = np.bincount(frame, weights=pieces.dur_ns[inside], minlength=len(rows)).astype(np.int64)
     kinds = {name: kind_of(timeline.trace.strings[name]) for name in distinct(tree.name[rows]).tolist()}
     names = [kinds[name] for name in tree.name[rows].tolist()]
-    parent = pick(around, tree.parent[rows])
     done = pieces.work_class[inside]
-    places = {number: np.flatnonzero(done == number) for number in distinct(done).tolist()}
+    places = {number: np.flatnonzero(done == number).astype(np.int32) for number in distinct(done).tolist()}
     by_parent = np.argsort(parent, kind="stable").astype(np.int32)
-    return Frames(rows, parent, names, own, frame[inside], places, by_parent)
+    return Frames(rows, parent, names, own, frame, places, by_parent)
 
 
 class _Kind(NamedTuple):
@@ -518,9 +520,9 @@ def _from_pattern(timeline: Timeline) -> Blocks | None:
     It consists of the outermost operations of the loop's thread outside input, backward and optimizer.
     """
     tree, ops = timeline.tree, timeline.trace.ops
-    if matching(timeline.trace.strings, COMPILED)[tree.name].any():
+    if not len(ops.name) or matching(timeline.trace.strings, COMPILED)[tree.name].any():
         return None
-    outer = pick(nearest(tree.parent, tree.kind == OP), tree.parent) < 0
+    outer = pick(tree.op, tree.parent) < 0
     apart = (timeline.context & (IN_BACKWARD | IN_INPUT | IN_OPTIMIZER)) > 0
     rows = np.flatnonzero((tree.kind == OP) & outer & ~apart).astype(np.int32)
     rows = rows[ops.thread[tree.origin[rows]] == timeline.steps.thread]

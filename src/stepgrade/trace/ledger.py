@@ -108,7 +108,7 @@ def find_host_state(trace: Trace, links: Links, steps: HostSteps) -> HostState:
     waits = waiting_calls(trace, links, steps)
     return HostState(
         fetching=iv.union(ranges.start_ns[loads], (ranges.start_ns + ranges.dur_ns)[loads]),
-        waiting=iv.union(calls.start_ns[waits], (calls.start_ns + calls.dur_ns)[waits]),
+        waiting=iv.union(calls.start_ns[waits], calls.start_ns[waits] + calls.dur_ns[waits]),
     )
 
 
@@ -117,11 +117,10 @@ def waiting_calls(trace: Trace, links: Links, steps: HostSteps) -> Mask:
     calls = trace.calls
     drivers = np.append(distinct(links.thread[links.thread >= 0]), steps.thread)
     waits = named(trace.strings, calls.name, SYNC_CALL)
-    end = calls.start_ns + calls.dur_ns
     copies = np.flatnonzero((links.call >= 0) & among(trace.work.kind, HOST_COPIES))
     done = trace.work.start_ns[copies] + trace.work.dur_ns[copies]
-    stayed = links.call[copies][end[links.call[copies]] >= done]
-    waits[stayed] = True
+    of_copy = links.call[copies]
+    waits[of_copy[calls.start_ns[of_copy] + calls.dur_ns[of_copy] >= done]] = True
     return waits & among(calls.thread, drivers)
 
 

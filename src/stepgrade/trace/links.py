@@ -29,6 +29,7 @@ class HostTree(NamedTuple):
     origin: Ids  # row in its own table
     name: Ids
     parent: Ids  # row in this tree, or NONE
+    op: Ids  # row in this tree of the nearest operation at or above, or NONE
     of_op: Ids  # row in this tree of each operation
     of_call: Ids
 
@@ -42,11 +43,15 @@ def build_tree(trace: Trace) -> HostTree:
     row = np.empty(len(order), np.int32)
     row[order] = np.arange(len(order), dtype=np.int32)
     _, of_op, of_call = np.split(row, np.cumsum(lengths)[:2])
+    parent = find_parents(_starts(trace)[order], _ends(trace)[order], thread)
+    del thread
+    kind = _kinds(trace)[order]
     return HostTree(
-        kind=_kinds(trace)[order],
+        kind=kind,
         origin=np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])[order],
         name=np.concatenate([table.name for table in tables])[order],
-        parent=find_parents(_starts(trace)[order], _ends(trace)[order], thread),
+        parent=parent,
+        op=nearest(parent, kind == OP),
         of_op=of_op,
         of_call=of_call,
     )
@@ -151,6 +156,8 @@ def pick(column: NDArray[Whole], rows: Ids) -> NDArray[Whole]:
 
 def nearest(parent: Ids, wanted: Mask) -> Ids:
     """Return for each row the nearest row at or above it for which `wanted` holds, or NONE."""
+    if not wanted.any():
+        return np.broadcast_to(np.int32(NONE), len(wanted))
     found = np.arange(len(wanted), dtype=np.int32)
     found[~wanted] = NONE
     for block in _blocks(len(found)):
@@ -173,6 +180,8 @@ def _jumped(jump: Ids, above: Ids, block: slice) -> Ids:
 def inherit(parent: Ids, bits: Kinds) -> Kinds:
     """Return the bits of each row together with those of every row above it."""
     gathered = bits.copy()
+    if not bits.any():
+        return gathered
     for block in _blocks(len(gathered)):
         here, jump = gathered[block], parent[block].copy()
         open_rows = np.flatnonzero(jump >= 0)
@@ -198,7 +207,7 @@ def link_work(trace: Trace, tree: HostTree) -> Links:
     """Return the launching call and the operation of every piece of device work."""
     call = _rows_by_id(trace.calls.correlation, trace.work.correlation)
     call_row = pick(tree.of_call, call)
-    op = pick(tree.origin, pick(nearest(tree.parent, tree.kind == OP), call_row))
+    op = pick(tree.origin, pick(tree.op, call_row))
     for external in (pick(trace.calls.external_id, call), trace.work.external_id):
         missing = np.flatnonzero(op < 0)
         op[missing] = _rows_by_id(trace.ops.external_id, external[missing])
@@ -224,7 +233,7 @@ def _rows_by_id(ids: Wholes, wanted: Wholes) -> Ids:
 
 def self_times(trace: Trace, tree: HostTree) -> Longs:
     """Return for each operation its time in ns without the operations nested in it."""
-    above = pick(nearest(tree.parent, tree.kind == OP), tree.parent[tree.of_op])
+    above = pick(tree.op, tree.parent[tree.of_op])
     inside = above >= 0
     owner = tree.origin[above[inside]]
     nested = np.bincount(owner, weights=trace.ops.dur_ns[inside], minlength=len(trace.ops.name))

@@ -45,7 +45,7 @@ from stepgrade.trace.allocations import (
     total_curve,
 )
 from stepgrade.trace.layers import Layers, blocks_of_rows
-from stepgrade.trace.links import OP, find_parents, inherit, nearest, pick
+from stepgrade.trace.links import find_parents, inherit, pick
 from stepgrade.trace.timeline import IN_BACKWARD as BACKWARD_BIT
 from stepgrade.trace.timeline import IN_OPTIMIZER as OPTIMIZER_BIT
 from stepgrade.trace.timeline import Driver, Timeline
@@ -155,7 +155,7 @@ def memory_of_trace(timeline: Timeline, layers: Layers) -> Memory | None:
     row = _rows_around(timeline, chosen)
     # Operations and lines of code are looked up once for each pair that occurs.
     tree, trace = timeline.tree, timeline.trace
-    op = pick(tree.name, pick(nearest(tree.parent, tree.kind == OP), row))
+    op = pick(tree.name, pick(tree.op, row))
     line = _lines_at(timeline, chosen)
     pairs, tag, _ = groups(op.astype(np.int64) * (len(trace.strings) + 1) + line + 1)
     makers = []
@@ -271,7 +271,7 @@ def _phases_of(timeline: Timeline, row: Ids) -> Kinds:
         bits = matching(strings, _ZERO_GRAD)[tree.name].astype(np.int8)
         clears = pick(inherit(tree.parent, bits), row) > 0
         context = np.where(row >= 0, pick(timeline.context, row), np.int8(0))
-        phase[pick(nearest(tree.parent, tree.kind == OP), row) >= 0] = IN_FORWARD
+        phase[pick(tree.op, row) >= 0] = IN_FORWARD
         phase[(context & OPTIMIZER_BIT) > 0] = IN_OPTIMIZER
         phase[(context & BACKWARD_BIT) > 0] = IN_BACKWARD
         phase[clears] = IN_ZERO_GRAD

@@ -24,7 +24,7 @@ from stepgrade.trace.links import MODULE, nearest, pick
 from stepgrade.trace.matmuls import most_of, precisions_of, time_by_precision
 from stepgrade.trace.phases import PHASES
 from stepgrade.trace.pieces import Pieces, per_steady_step
-from stepgrade.trace.shapes import time_by_shape
+from stepgrade.trace.shapes import CallShapes
 from stepgrade.trace.timeline import Driver, Timeline
 from stepgrade.units import NS_PER_MS
 
@@ -53,7 +53,7 @@ def sum_operations(timeline: Timeline, pieces: Pieces) -> Operations:
     edges = np.flatnonzero(labels[1:] != labels[:-1]) + 1
     costs = find_costs(timeline, pieces, rows)
     flops_of = costs.flops()
-    shapes = time_by_shape(timeline.trace, pieces, rows, costs)
+    shapes = CallShapes(timeline.trace, pieces, costs)
     kernels = kernels_by_label(timeline, pieces, rows)
     found: list[OpTime] = []
     members: dict[str, Ids] = {}
@@ -92,7 +92,7 @@ def sum_operations(timeline: Timeline, pieces: Pieces) -> Operations:
             ),
             kernels=kernels.get(int(pieces.label[group[0]]), ()),
         )
-        found.append(op.with_rows(shapes[int(pieces.label[group[0]])]))
+        found.append(op.with_rows(shapes.of(group, calls, linked, per_call)))
         members[name] = group
     found.sort(key=lambda op: (-op.total_ms, op.name))
     # An operation has a time for each step. That thousands of them have one for each of thousands of steps

@@ -12,7 +12,7 @@ from stepgrade.naming.torch_names import BACKWARD, matching
 from stepgrade.trace import intervals as iv
 from stepgrade.trace.frames import LoopFrames
 from stepgrade.trace.layers import match_forward
-from stepgrade.trace.links import OP, nearest, pick
+from stepgrade.trace.links import OP, pick
 from stepgrade.trace.timeline import IN_BACKWARD, IN_INPUT, IN_OPTIMIZER, Timeline
 from stepgrade.units import NS_PER_MS
 
@@ -61,7 +61,7 @@ def find_turns(names: Ids, starts: Longs) -> Turns:
 def tally_loop(timeline: Timeline, frames: LoopFrames, steps: int) -> LoopTally | None:
     """Return the loops over small operations of a steady step, with their part of the backward pass."""
     tree, ops = timeline.tree, timeline.trace.ops
-    outer = pick(nearest(tree.parent, tree.kind == OP), tree.parent) < 0
+    outer = pick(tree.op, tree.parent) < 0
     apart = (timeline.context & (IN_BACKWARD | IN_INPUT | IN_OPTIMIZER)) > 0
     rows = tree.origin[np.flatnonzero((tree.kind == OP) & outer & ~apart)]
     rows = rows[(ops.thread[rows] == timeline.steps.thread) & timeline.in_steady_step(ops.start_ns[rows])]
@@ -75,7 +75,7 @@ def tally_loop(timeline: Timeline, frames: LoopFrames, steps: int) -> LoopTally 
     spans = iv.union(start[turns.first], end[turns.last])
     # A node of the backward pass belongs to the loop that made it.
     node = matching(timeline.trace.strings, BACKWARD)[ops.name]
-    above = pick(nearest(tree.parent, tree.kind == OP), tree.parent[tree.of_op])
+    above = pick(tree.op, tree.parent[tree.of_op])
     outermost = node & (above < 0) & timeline.in_steady_step(ops.start_ns)
     made = np.full(len(node), NONE, np.int32)
     made[node] = match_forward(timeline.trace, node)

@@ -8,13 +8,12 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 from msgspec import structs
+from numpy.typing import NDArray
 
-from stepgrade.model.columns import groups
+from stepgrade.model.columns import distinct, groups
 from stepgrade.model.events import NONE, Ids, Inputs, Trace
 from stepgrade.model.profile import ShapeTime
-from stepgrade.naming.torch_names import Mask
 from stepgrade.trace.call_costs import CallCosts
-from stepgrade.trace.links import pick
 from stepgrade.trace.pieces import Pieces
 from stepgrade.trace.recorded_inputs import UNREADABLE, decode_dims
 from stepgrade.units import NS_PER_MS
@@ -44,65 +43,62 @@ _TRANSFORMED = re.compile(r"winograd|fft", re.IGNORECASE)
 _KNOWN = 4  # whether FLOPs are known, whether bytes are
 
 
-def time_by_shape(
-    trace: Trace, pieces: Pieces, rows: Ids, costs: CallCosts
-) -> dict[int, tuple[ShapeTime, ...]]:
-    """Return for each label the calls of these pieces by the shape of their inputs, longest first."""
-    if not len(rows):
-        return {}
-    op = pieces.op[rows]
-    numbers: dict[tuple[bytes, bytes], int] = {}
-    shape_of = np.array(
-        [*(numbers.setdefault((each.dims, each.types), len(numbers)) for each in trace.inputs), NONE],
-        np.int32,
-    )
-    shape = shape_of[pick(trace.ops.inputs, op)] if len(trace.ops.name) else np.full(len(rows), NONE)
-    flops, moved, bound = (
-        np.append(column, none)[op]  # the last is that of what no operation launched
-        for column, none in ((costs.flops(), np.nan), (costs.bytes(), np.nan), (costs.at_most(), False))
-    )
-    bound |= makes_fewer(trace, pieces, rows)
-    known = 2 * ~np.isnan(flops) + ~np.isnan(moved)
-    width = len(numbers) + 1
-    key = (pieces.label[rows].astype(np.int64) * width + shape + 1) * _KNOWN + known
-    values, which, _ = groups(key)
-    total_ns = np.bincount(which, pieces.dur_ns[rows])
-    # A call is one operation, however many pieces it has; what none launched is a call itself.
-    own = np.where(op >= 0, op, len(trace.ops.name) + np.arange(len(rows)))
-    pair = which.astype(np.int64) * (len(trace.ops.name) + len(rows)) + own
-    order = np.argsort(pair, kind="stable")
-    first = order[np.append(True, pair[order[1:]] != pair[order[:-1]])]
-    of_call = which[first]
-    counts = np.bincount(of_call, minlength=len(values))
-    sums = [np.bincount(of_call, np.nan_to_num(column[first]), len(values)) for column in (flops, moved)]
-    bounded = np.bincount(which, bound, len(values)) > 0
-    found: dict[int, list[ShapeTime]] = {}
-    texts = [Inputs(dims=dims, types=types) for dims, types in numbers]
-    for place in np.argsort(-total_ns, kind="stable").tolist():
-        with_shape, flags = divmod(int(values[place]), _KNOWN)
-        label, number = divmod(with_shape, width)
-        alike = found.setdefault(label, [])
-        is_listed = len(alike) < MOST_SHAPES and number > 0
-        alike.append(
-            ShapeTime(
-                shape=shape_text(texts[number - 1]) if is_listed else None,
-                total_ms=float(total_ns[place]) / NS_PER_MS,
-                calls=float(counts[place]),
-                flops=float(int(sums[0][place])) if flags & 2 else None,
-                bytes=float(int(sums[1][place])) if flags & 1 else None,
-                at_most=bool(bounded[place]),
+class CallShapes:
+    """What tells the calls of one operation apart: the shapes of their inputs, and what is known of each."""
+
+    def __init__(self, trace: Trace, pieces: Pieces, costs: CallCosts) -> None:
+        numbers: dict[tuple[bytes, bytes], int] = {}
+        shape_of = [numbers.setdefault((each.dims, each.types), len(numbers)) for each in trace.inputs]
+        self._pieces = pieces
+        self._inputs = trace.ops.inputs
+        self._shape_of_inputs = np.array([*shape_of, NONE], np.int32)  # the last is that of none
+        self._shapes = [Inputs(dims=dims, types=types) for dims, types in numbers]
+        self._flops, self._bytes, self._at_most = costs.flops(), costs.bytes(), costs.at_most()
+        # Convolutions that transform their data multiply less than is counted.
+        self._transforms = np.zeros(len(trace.strings) + 1, np.bool_)
+        for index in distinct(pieces.kernel).tolist():
+            self._transforms[index] = index >= 0 and _TRANSFORMED.search(trace.strings[index]) is not None
+
+    def of(self, group: Ids, calls: Ids, linked: Ids, per_call: NDArray[np.intp]) -> tuple[ShapeTime, ...]:
+        """Return the calls of one operation by the shape of their inputs, longest first.
+
+        A call is one operation, however many pieces it has: `per_call` says of which call each of the
+        `linked` pieces is. Those of the group that no operation launched are a call each.
+        """
+        pieces, flops, moved = self._pieces, self._flops[calls], self._bytes[calls]
+        known = 2 * ~np.isnan(flops) + ~np.isnan(moved)
+        shape = self._shape_of_inputs[self._inputs[calls]]
+        values, which, counts = groups((shape + 1) * _KNOWN + known)
+        of_piece = which[per_call]
+        total_ns = np.bincount(of_piece, pieces.dur_ns[linked], len(values))
+        sums = [np.bincount(which, np.nan_to_num(column), len(values)) for column in (flops, moved)]
+        bounded = np.bincount(which, self._at_most[calls], len(values))
+        bounded += np.bincount(of_piece, self._transforms[pieces.kernel[linked]], len(values))
+        found: list[ShapeTime] = []
+        for place in np.argsort(-total_ns, kind="stable").tolist():
+            number, flags = divmod(int(values[place]), _KNOWN)
+            is_listed = len(found) < MOST_SHAPES and number > 0
+            found.append(
+                ShapeTime(
+                    shape=shape_text(self._shapes[number - 1]) if is_listed else None,
+                    total_ms=float(total_ns[place]) / NS_PER_MS,
+                    calls=float(counts[place]),
+                    flops=float(int(sums[0][place])) if flags & 2 else None,
+                    bytes=float(int(sums[1][place])) if flags & 1 else None,
+                    at_most=bool(bounded[place]),
+                )
             )
-        )
-    return {label: add_shapes([alike]) for label, alike in found.items()}
-
-
-def makes_fewer(trace: Trace, pieces: Pieces, rows: Ids) -> Mask:
-    """Tell which pieces are of convolutions that transform their data and multiply less than is counted."""
-    kernels, which, _ = groups(pieces.kernel[rows])
-    fewer = [
-        index >= 0 and _TRANSFORMED.search(trace.strings[index]) is not None for index in kernels.tolist()
-    ]
-    return np.array(fewer, np.bool_)[which]
+        if len(linked) < len(group):
+            alone = group[pieces.op[group] < 0]
+            found.append(
+                ShapeTime(
+                    shape=None,
+                    total_ms=float(pieces.dur_ns[alone].sum()) / NS_PER_MS,
+                    calls=float(len(alone)),
+                    at_most=bool(self._transforms[pieces.kernel[alone]].any()),
+                )
+            )
+        return add_shapes([found])
 
 
 def shape_text(inputs: Inputs) -> str | None:

@@ -15,7 +15,7 @@ from stepgrade.naming.torch_names import classes_of
 from stepgrade.naming.work_class import WorkClass
 from stepgrade.trace import intervals as iv
 from stepgrade.trace.ledger import waiting_calls
-from stepgrade.trace.links import OP, nearest, pick
+from stepgrade.trace.links import OP, pick
 from stepgrade.trace.phases import PHASES
 from stepgrade.trace.pieces import Pieces
 from stepgrade.trace.timeline import Driver, Timeline
@@ -109,7 +109,7 @@ def _thread_lanes(timeline: Timeline, begin: int, end: int) -> list[Lane | None]
     trace, tree = timeline.trace, timeline.tree
     if not len(tree.kind):
         return []
-    outer = pick(nearest(tree.parent, tree.kind == OP), tree.parent) < 0
+    outer = pick(tree.op, tree.parent) < 0
     op = tree.origin[np.flatnonzero((tree.kind == OP) & outer)]
     waits = np.flatnonzero(waiting_calls(trace, timeline.links, timeline.steps))
     start = np.concatenate([trace.ops.start_ns[op], trace.calls.start_ns[waits]])

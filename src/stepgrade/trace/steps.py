@@ -310,7 +310,7 @@ def _from_backward(trace: Trace, tree: HostTree) -> HostSteps | None:
 
 def outermost_operations(tree: HostTree) -> Mask:
     """Tell which operations lie in no other operation, whatever ranges and modules are around them."""
-    return pick(nearest(tree.parent, tree.kind == OP), tree.parent[tree.of_op]) < 0
+    return pick(tree.op, tree.parent[tree.of_op]) < 0
 
 
 def _from_ranges(trace: Trace, tree: HostTree, computed: Computed, thread: int) -> HostSteps | None:
