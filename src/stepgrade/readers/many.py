@@ -30,7 +30,7 @@ from stepgrade.readers.source import ByteSource, ReadOptions
 from stepgrade.readers.steps import only_steps
 from stepgrade.trace import PackedRank, RankProfile, analyse_rank, join_recordings, merge_ranks
 
-SCHEMA = 1  # of what a worker sends and a cache keeps: one more whenever a field of it changes
+SCHEMA = 2  # of what a worker sends and a cache keeps: one more whenever a field of it changes
 # Below this a pool takes longer to start than the files take to read.
 LEAST_BYTES_FOR_POOL = 8 << 20
 # What reading a file takes at most, of its size: text in memory, and its events in columns beside it.
@@ -180,6 +180,7 @@ def read_files(
     done_bytes = [0] * len(files)
     read: dict[int, FileRanks] = {}
     unread: dict[int, BadInput] = {}
+    known: dict[bytes, bytes] = {}
 
     def report(place: int, done: int) -> None:
         done_bytes[place] = done
@@ -192,13 +193,15 @@ def read_files(
     try:
         work = Job(function=_ANALYSE, items=[msgspec.msgpack.encode(task) for task in tasks])
         for place, outcome in engine.map(work, report):
-            known = outcome
+            answer = outcome
             if workers > 1 and outcome.error == TooLarge.__name__:
                 # What is too large for one of many workers may fit when it has all the memory.
                 alone = structs.replace(tasks[place], max_memory=memory)
-                known = run_item(_ANALYSE, msgspec.msgpack.encode(alone), partial(report, place))
+                answer = run_item(_ANALYSE, msgspec.msgpack.encode(alone), partial(report, place))
             try:
-                read[place] = msgspec.msgpack.decode(known.value(), type=FileRanks)
+                found = msgspec.msgpack.decode(answer.value(), type=FileRanks)
+                shared = tuple(rank.sharing(known) for rank in found.ranks)
+                read[place] = structs.replace(found, ranks=shared)
             except BadInput as error:
                 unread[place] = error
             if len(unread) > options.most_unreadable * len(files):

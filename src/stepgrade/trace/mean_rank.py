@@ -14,7 +14,7 @@ from stepgrade.model.activity import Activity
 from stepgrade.model.memory import Memory
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import LayerTime, ModuleTime, OpTime, PhaseTime, Profile, Span, WorkKind
-from stepgrade.trace.shapes import add_shapes
+from stepgrade.trace.operation_columns import MeanOperations, PackedOperations
 
 _OF_THE_FILE = ("trace", "events", "recorded", "devices", "versions")
 _OF_THE_RUN = ("steps from", "layers from")
@@ -41,8 +41,8 @@ class MeanRank:
         self._count, self._steps = count, steps  # of ranks, and of the steps that they share
         self._places = places  # of the files in the run
         self._phases: dict[str, float] = {}
-        self._operations: dict[str, OpTime] = {}
-        self._samples: tuple[dict[str, list[float]], dict[str, list[float]]] = {}, {}  # of both
+        self._operations = MeanOperations()
+        self._samples: dict[str, list[float]] = {}  # of phases
         self._counts_of_steps: set[int | None] = set()
         self._activity = MeanActivity()
         self._flops: list[float] | None = []
@@ -57,17 +57,21 @@ class MeanRank:
         self.notes, self.warnings = NotesOnce(), NotesOnce()
         self.known: dict[str, Any] = {}  # what the first rank says that knows it
 
-    def add(self, profile: Profile) -> None:
-        """Add one rank."""
+    def add(self, profile: Profile, operations: PackedOperations | None = None) -> None:
+        """Add one rank, with its operations where the profile is without them."""
         self.first = self.first or profile
         self._counts_of_steps.add(profile.steps)
         for phase in profile.phases:
             before = self._phases.get(phase.name, 0.0)
             self._phases[phase.name] = before + (phase.per_step_ms or 0.0) / self._count
         if len(self._counts_of_steps) == 1:
-            self._add_samples(self._samples[0], profile.phases, profile.steps or 0)
-            self._add_samples(self._samples[1], profile.operations, profile.steps or 0)
-        self._add_operations(profile)
+            self._add_samples(profile.phases, profile.steps or 0)
+        self._operations.add(
+            operations or PackedOperations.of(profile.operations),
+            self._steps / (profile.steps or 1) / self._count,
+            1 / self._count if len(self._counts_of_steps) == 1 else None,
+            self._places[profile.source.files[0]],
+        )
         self._add_sums(profile)
         if profile.layers and not self.layers:
             self.layers = scaled(profile.layers, self._steps / (profile.steps or 1))
@@ -96,39 +100,12 @@ class MeanRank:
             if self.known.get(name) is None:
                 self.known[name] = getattr(profile, name)
 
-    def _add_samples(
-        self, sums: dict[str, list[float]], parts: Sequence[PhaseTime | OpTime], steps: int
-    ) -> None:
-        for part in parts:
-            if part.samples_ms:
-                row = sums.setdefault(part.name, [0.0] * steps)
-                for place, ms in enumerate(part.samples_ms):
+    def _add_samples(self, phases: Sequence[PhaseTime], steps: int) -> None:
+        for phase in phases:
+            if phase.samples_ms:
+                row = self._samples.setdefault(phase.name, [0.0] * steps)
+                for place, ms in enumerate(phase.samples_ms):
                     row[place] += ms / self._count
-
-    def _add_operations(self, profile: Profile) -> None:
-        """Add up operations of one name; what is known of them is what the ranks know together."""
-        scale = self._steps / (profile.steps or 1) / self._count
-        for op in profile.operations:
-            before = self._operations.get(op.name)
-            if before is None:
-                before = OpTime(name=op.name, total_ms=0.0, calls=0.0)
-            longest = in_file(op.longest, profile, self._places)
-            if before.longest and (not longest or before.longest.dur_ns >= longest.dur_ns):
-                longest = before.longest
-            whole = structs.replace(
-                op,
-                total_ms=op.total_ms * scale + before.total_ms,
-                calls=(op.calls or 0.0) * scale + (before.calls or 0.0),
-                longest=longest,
-                samples_ms=(),
-            )
-            rows = add_shapes([op.rows], scale)
-            known = before.rows if before.total_ms else ()
-            self._operations[op.name] = whole.with_rows(add_shapes([known, rows]))
-
-    def _samples_of(self, which: int, name: str) -> tuple[float, ...]:
-        """Return the time in each steady step; nothing when the ranks' steps differ."""
-        return tuple(self._samples[which].get(name, ())) if len(self._counts_of_steps) == 1 else ()
 
     @property
     def work(self) -> WorkKind:
@@ -139,9 +116,13 @@ class MeanRank:
     @property
     def phases(self) -> tuple[PhaseTime, ...]:
         """Return the phases."""
+        samples = self._samples if len(self._counts_of_steps) == 1 else {}  # else the ranks' steps differ
         return tuple(
             PhaseTime(
-                name=name, total_ms=ms * self._steps, per_step_ms=ms, samples_ms=self._samples_of(0, name)
+                name=name,
+                total_ms=ms * self._steps,
+                per_step_ms=ms,
+                samples_ms=tuple(samples.get(name, ())),
             )
             for name, ms in self._phases.items()
         )
@@ -149,10 +130,8 @@ class MeanRank:
     @property
     def operations(self) -> tuple[OpTime, ...]:
         """Return the operations, the longest first."""
-        found = [
-            structs.replace(op, samples_ms=self._samples_of(1, name)) for name, op in self._operations.items()
-        ]
-        return tuple(sorted(found, key=lambda op: (-op.total_ms, op.name)))
+        steps = next(iter(self._counts_of_steps)) if len(self._counts_of_steps) == 1 else None
+        return self._operations.result(steps)
 
     @property
     def activity(self) -> Activity | None:

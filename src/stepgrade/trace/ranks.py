@@ -12,19 +12,19 @@ from msgspec import Struct, structs
 from stepgrade.model.activity import HostLine, Straggler
 from stepgrade.model.collectives import Communication, Pipeline, StageTime
 from stepgrade.model.notes import Note
-from stepgrade.model.profile import ACCOUNTS, LedgerTime, Profile, RankTime, Source
+from stepgrade.model.profile import ACCOUNTS, LayerTime, LedgerTime, ModuleTime, Profile, RankTime, Source
 from stepgrade.model.step_view import StepView
 from stepgrade.statistics import median
 from stepgrade.trace.ledger import add_ledgers
 from stepgrade.trace.many_ranks import RankParts, describe_ranks, notes_of
-from stepgrade.trace.matching import Arrivals, MatchedCollectives, Matching, ProcessGroup
+from stepgrade.trace.matching import Arrivals, MatchedCollectives, Matching
 from stepgrade.trace.mean_rank import MeanRank, in_file
+from stepgrade.trace.operation_columns import FAST, PackedOperations, pack
 from stepgrade.trace.quality import by_weight
 from stepgrade.units import NS_PER_MS, show_ms, show_share
 
 MOST_VIEWS = 32  # ranks whose typical step is drawn
 OWN_TROUBLE_SHARE = 0.02
-_LEVEL = 1  # of zlib: a higher one takes three times as long for a tenth less
 Known = TypeVar("Known")
 
 
@@ -62,9 +62,16 @@ class RankProfile(Struct, frozen=True, kw_only=True):
         """Return the rank itself: it is as it is."""
         return self
 
+    def packed(self) -> PackedRank:
+        """Return the rank packed."""
+        return PackedRank.of(self)
+
 
 class PackedRank(Struct, frozen=True, kw_only=True):
-    """One rank in few bytes: what is needed of all ranks at once, and the rest packed."""
+    """One rank in few bytes: what is needed of all ranks at once, and the rest packed by who needs it.
+
+    Packed is what is MessagePack in zlib.
+    """
 
     rank: int | None
     base_ns: int | None
@@ -72,12 +79,18 @@ class PackedRank(Struct, frozen=True, kw_only=True):
     process: str | None
     files: tuple[str, ...]
     world_size: int | None
-    body: bytes  # the rank's profile and arrivals, as MessagePack in zlib
+    body: bytes  # packed: the profile without what follows
+    operations: PackedOperations
+    layers: bytes  # packed, as the next two: a run shows those of one or few ranks
+    modules: bytes
+    views: bytes
+    program: bytes  # packed: its collectives without their times, which most ranks have in common
+    times: bytes  # when each began and how long it took, in zlib
 
     @classmethod
     def of(cls, rank: RankProfile) -> PackedRank:
         """Return the rank packed."""
-        body = zlib.compress(msgspec.msgpack.encode((rank.profile, rank.arrivals)), _LEVEL)
+        profile, arrivals = rank.profile, rank.arrivals
         return cls(
             rank=rank.rank,
             base_ns=rank.base_ns,
@@ -85,20 +98,70 @@ class PackedRank(Struct, frozen=True, kw_only=True):
             process=rank.process,
             files=rank.files,
             world_size=rank.world_size,
-            body=body,
+            body=pack(structs.replace(profile, operations=(), layers=(), modules=(), views=())),
+            operations=PackedOperations.of(profile.operations),
+            layers=pack(profile.layers),
+            modules=pack(profile.modules),
+            views=pack(profile.views),
+            program=pack(structs.replace(arrivals, start_ns=b"", dur_ns=b"")),
+            times=zlib.compress(arrivals.start_ns + arrivals.dur_ns, FAST),
         )
+
+    def lean(self) -> Profile:
+        """Return the profile without its parts that are packed apart, under the files that it has now."""
+        profile = _unpack(self.body, _PROFILE)
+        return structs.replace(profile, source=structs.replace(profile.source, files=self.files))
+
+    def arrivals(self, programs: dict[bytes, Arrivals]) -> Arrivals:
+        """Return its collectives; `programs` are those of ranks before, and this one's is put to them."""
+        program = programs.get(self.program)
+        if program is None:
+            program = programs[self.program] = _unpack(self.program, _ARRIVALS)
+        times = zlib.decompress(self.times)
+        half = len(times) // 2
+        return structs.replace(program, start_ns=times[:half], dur_ns=times[half:])
 
     def unpacked(self) -> RankProfile:
         """Return the rank as it was packed, under the files that it has now."""
-        profile, arrivals = msgspec.msgpack.decode(zlib.decompress(self.body), type=tuple[Profile, Arrivals])
         return RankProfile(
-            profile=structs.replace(profile, source=structs.replace(profile.source, files=self.files)),
+            profile=structs.replace(
+                self.lean(),
+                operations=self.operations.unpacked(),
+                layers=_unpack(self.layers, _LAYERS),
+                modules=_unpack(self.modules, _MODULES),
+                views=_unpack(self.views, _VIEWS),
+            ),
             rank=self.rank,
             base_ns=self.base_ns,
             steps=self.steps,
-            arrivals=arrivals,
+            arrivals=self.arrivals({}),
             process=self.process,
         )
+
+    def packed(self) -> PackedRank:
+        """Return the rank itself: it is as it is."""
+        return self
+
+    def sharing(self, known: dict[bytes, bytes]) -> PackedRank:
+        """Return the rank with the bytes that others have too kept once; `known` are those so far."""
+        names = known.setdefault(self.operations.names, self.operations.names)
+        return structs.replace(
+            self,
+            operations=structs.replace(self.operations, names=names),
+            program=known.setdefault(self.program, self.program),
+        )
+
+
+_PROFILE = msgspec.msgpack.Decoder(Profile)
+_ARRIVALS = msgspec.msgpack.Decoder(Arrivals)
+_LAYERS = msgspec.msgpack.Decoder(tuple[LayerTime, ...])
+_MODULES = msgspec.msgpack.Decoder(tuple[ModuleTime, ...])
+_VIEWS = msgspec.msgpack.Decoder(tuple[StepView, ...])
+_NOTHING = pack(())
+
+
+def _unpack(packed: bytes, decoder: msgspec.msgpack.Decoder[Known]) -> Known:
+    return decoder.decode(zlib.decompress(packed))
 
 
 AnyRank: TypeAlias = RankProfile | PackedRank
@@ -118,14 +181,7 @@ class AcrossRanks(NamedTuple):
 
 def merge_ranks(ranks: Sequence[AnyRank]) -> Profile:
     """Return the profile of the run whose ranks these are; packed ones are unpacked one by one."""
-    # Ranks without a number get the lowest free ones; where two have the same, all get their place.
-    numbers = [rank.rank for rank in ranks if rank.rank is not None]
-    taken = set(numbers)
-    free = (number for number in range(len(ranks)) if number not in taken)
-    by_number = dict(enumerate(ranks))
-    if len(taken) == len(numbers):
-        named = {next(free) if rank.rank is None else rank.rank: rank for rank in ranks}
-        by_number = dict(sorted(named.items()))
+    by_number = number_ranks(ranks)
     steady = [{step.number for step in rank.steps if step.steady} for rank in by_number.values()]
     common = sorted(set.intersection(*steady))
     warnings = tuple(_find_warnings([*by_number.values()], common))
@@ -136,17 +192,21 @@ def merge_ranks(ranks: Sequence[AnyRank]) -> Profile:
     places = {file: place for place, file in enumerate(files)}
     mean_rank, matching, lines = MeanRank(len(ranks), len(common), places), Matching(), {}
     views: list[StepView] = []
-    groups: set[tuple[ProcessGroup, str]] = set()
+    programs: dict[bytes, Arrivals] = {}
     every = -(-len(by_number) // MOST_VIEWS)
-    for place, (number, packed) in enumerate(by_number.items()):
-        rank = packed.unpacked()
-        groups.update((call.group, call.name) for call in rank.arrivals.calls)
-        mean_rank.add(rank.profile)
-        matching.add(number, rank.arrivals)
-        if rank.profile.activity:
-            lines[number] = rank.profile.activity.lines
+    for place, (number, rank) in enumerate(by_number.items()):
+        packed = rank.packed()
+        profile = packed.lean()
         if place % every == 0:  # more than a screen shows
-            views += [structs.replace(view, rank=number) for view in rank.profile.views]
+            views += [structs.replace(view, rank=number) for view in _unpack(packed.views, _VIEWS)]
+        if packed.layers != _NOTHING and not mean_rank.layers:
+            profile = structs.replace(profile, layers=_unpack(packed.layers, _LAYERS))
+        if packed.modules != _NOTHING and not mean_rank.modules:
+            profile = structs.replace(profile, modules=_unpack(packed.modules, _MODULES))
+        mean_rank.add(profile, packed.operations)
+        matching.add(number, packed.arrivals(programs))
+        if profile.activity:
+            lines[number] = profile.activity.lines
     across = compare_ranks(by_number, common, matching, lines)
     first = mean_rank.first or ranks[0].unpacked().profile
     stated = _first_known(rank.world_size for rank in ranks)
@@ -160,7 +220,12 @@ def merge_ranks(ranks: Sequence[AnyRank]) -> Profile:
             number: [step.ledger for step in rank.steps if step.ledger and step.number in numbered]
             for number, rank in by_number.items()
         },
-        RankParts(groups=frozenset(groups), per_host=of_node),
+        RankParts(
+            groups=frozenset(
+                (call.group, call.name) for program in programs.values() for call in program.calls
+            ),
+            per_host=of_node,
+        ),
         across.links.collectives if across.links else (),
     )
     return Profile(
@@ -197,6 +262,20 @@ def merge_ranks(ranks: Sequence[AnyRank]) -> Profile:
         notes=(*across.notes, *(notes_of(many) if many else ()), *mean_rank.notes.all),
         warnings=by_weight([*warnings, *mean_rank.warnings.all]),
     )
+
+
+def number_ranks(ranks: Sequence[AnyRank]) -> dict[int, AnyRank]:
+    """Return the ranks by number, in order: those without one get the lowest free ones.
+
+    Where two have the same, all get their place.
+    """
+    numbers = [rank.rank for rank in ranks if rank.rank is not None]
+    taken = set(numbers)
+    if len(taken) < len(numbers):
+        return dict(enumerate(ranks))
+    free = (number for number in range(len(ranks)) if number not in taken)
+    named = {next(free) if rank.rank is None else rank.rank: rank for rank in ranks}
+    return dict(sorted(named.items()))
 
 
 def _on_one_clock(views: Sequence[StepView], offsets_ns: Mapping[int, int]) -> tuple[StepView, ...]:
