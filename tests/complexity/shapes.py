@@ -1138,7 +1138,7 @@ SHAPES: dict[str, Shape] = {
     "python frames": Shape(frames, covers=("trace/frames", "trace/python_loops"), size=200),
     "ranks of one file": Shape(merged_ranks, covers=("trace/ranks", "readers/kineto/assemble", "trace/quality"), size=10),
     "ranks in an archive": Shape(archive_of_ranks, covers=("readers/archives",), size=6),
-    "ranks in files of their own": Shape(rank_files, covers=("readers/ranks", "readers/many", "trace/many_ranks", "trace/parallelism", "trace/mean_rank"), size=6),
+    "ranks in files of their own": Shape(rank_files, covers=("readers/ranks", "readers/many", "trace/many_ranks", "trace/parallelism", "trace/mean_rank", "trace/operation_columns"), size=6),
     "recordings of ranks": Shape(recorded_ranks, ("score", "f", "--format", "json"), ("trace/recorded_ranks",), 10),
     "recordings of one process": Shape(recordings, ("score", "f", "--format", "json"), ("trace/recordings",), 6),
     "operations of sampled steps": Shape(sampled, covers=("readers/recording",), size=300),

@@ -21,7 +21,7 @@ from stepgrade.model.notes import Note
 from stepgrade.model.profile import LedgerTime, RankTime
 from stepgrade.naming.collective_kind import CollectiveKind, collective_kind
 from stepgrade.statistics import median, quantile
-from stepgrade.trace.matching import ProcessGroup
+from stepgrade.trace.matching import Arrivals, ProcessGroup
 from stepgrade.trace.mean_rank import show_numbers
 from stepgrade.units import NS_PER_MS, show_share
 
@@ -39,6 +39,12 @@ class RankParts(Struct, frozen=True, kw_only=True):
 
     groups: frozenset[tuple[ProcessGroup, str]]  # and the name of a collective in it
     per_host: int | None
+
+    @classmethod
+    def of(cls, programs: Iterable[Arrivals], per_host: int | None) -> RankParts:
+        """Return what the ranks' collectives tell."""
+        groups = frozenset((call.group, call.name) for program in programs for call in program.calls)
+        return cls(groups=groups, per_host=per_host)
 
 
 def describe_ranks(

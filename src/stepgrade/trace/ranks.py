@@ -107,10 +107,15 @@ class PackedRank(Struct, frozen=True, kw_only=True):
             times=zlib.compress(arrivals.start_ns + arrivals.dur_ns, FAST),
         )
 
-    def lean(self) -> Profile:
-        """Return the profile without its parts that are packed apart, under the files that it has now."""
+    def lean(self, *, layers: bool, modules: bool) -> Profile:
+        """Return the profile under the files that it has now, with layers and modules if asked for."""
         profile = _unpack(self.body, _PROFILE)
-        return structs.replace(profile, source=structs.replace(profile.source, files=self.files))
+        return structs.replace(
+            profile,
+            source=structs.replace(profile.source, files=self.files),
+            layers=_unpack(self.layers, _LAYERS) if layers and self.layers != _NOTHING else (),
+            modules=_unpack(self.modules, _MODULES) if modules and self.modules != _NOTHING else (),
+        )
 
     def arrivals(self, programs: dict[bytes, Arrivals]) -> Arrivals:
         """Return its collectives; `programs` are those of ranks before, and this one's is put to them."""
@@ -125,10 +130,8 @@ class PackedRank(Struct, frozen=True, kw_only=True):
         """Return the rank as it was packed, under the files that it has now."""
         return RankProfile(
             profile=structs.replace(
-                self.lean(),
+                self.lean(layers=True, modules=True),
                 operations=self.operations.unpacked(),
-                layers=_unpack(self.layers, _LAYERS),
-                modules=_unpack(self.modules, _MODULES),
                 views=_unpack(self.views, _VIEWS),
             ),
             rank=self.rank,
@@ -196,13 +199,9 @@ def merge_ranks(ranks: Sequence[AnyRank]) -> Profile:
     every = -(-len(by_number) // MOST_VIEWS)
     for place, (number, rank) in enumerate(by_number.items()):
         packed = rank.packed()
-        profile = packed.lean()
+        profile = packed.lean(layers=not mean_rank.layers, modules=not mean_rank.modules)
         if place % every == 0:  # more than a screen shows
             views += [structs.replace(view, rank=number) for view in _unpack(packed.views, _VIEWS)]
-        if packed.layers != _NOTHING and not mean_rank.layers:
-            profile = structs.replace(profile, layers=_unpack(packed.layers, _LAYERS))
-        if packed.modules != _NOTHING and not mean_rank.modules:
-            profile = structs.replace(profile, modules=_unpack(packed.modules, _MODULES))
         mean_rank.add(profile, packed.operations)
         matching.add(number, packed.arrivals(programs))
         if profile.activity:
@@ -220,12 +219,7 @@ def merge_ranks(ranks: Sequence[AnyRank]) -> Profile:
             number: [step.ledger for step in rank.steps if step.ledger and step.number in numbered]
             for number, rank in by_number.items()
         },
-        RankParts(
-            groups=frozenset(
-                (call.group, call.name) for program in programs.values() for call in program.calls
-            ),
-            per_host=of_node,
-        ),
+        RankParts.of([*programs.values()], of_node),
         across.links.collectives if across.links else (),
     )
     return Profile(
