@@ -321,3 +321,9 @@ def test_real_files_of_other_tools() -> None:
             with pytest.raises(UnknownFormat) as caught:
                 sg.load(file)
             assert caught.value.problem.removeprefix("is ") in whats, file.name
+
+
+def test_a_vocabulary_that_holds_our_words_is_no_profile() -> None:
+    words = {f"token{number}": number for number in range(5000)} | {"steps": 1, "phases": 2, "work": 3}
+    with pytest.raises(UnknownFormat, match="JSON of no kind"):
+        read_source(ByteSource(json.dumps(words).encode()))

@@ -20,6 +20,7 @@ from stepgrade.readers.source import ByteSource
 
 _MOST_NOTES = 100  # our recorder writes a handful
 _KEYS = {"_profiler", "avg_step_ms", "phases", "per_layer", "steps", "steps_profiled"}
+_MOST_KEYS = 1000  # a tokenizer's vocabulary holds the word "steps" too, among its thousands
 
 
 class _Phase(Struct, frozen=True):
@@ -84,7 +85,8 @@ class _Document(Struct, frozen=True):
 
 def recognises(source: ByteSource) -> bool:
     """Tell whether the source is one JSON object with a step profile's keys."""
-    return bool((source.json_keys or frozenset()) & _KEYS)
+    keys = source.json_keys or frozenset()
+    return len(keys) <= _MOST_KEYS and bool(keys & _KEYS)
 
 
 def read(source: ByteSource) -> Profile:
