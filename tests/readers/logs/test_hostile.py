@@ -238,3 +238,20 @@ def test_events_and_totals_of_records_are_not_kept_without_end() -> None:
     assert len(scanned.events) == MOST_EVENTS
     assert scanned.totals is not None
     assert scanned.totals.steps_s == MOST_EVENTS + 499.0
+
+
+@pytest.mark.parametrize(
+    ("table", "steps"),
+    [
+        (b"\r%s", 39),  # csv takes a carriage return in the middle of a line for a mistake of the file's
+        (b"%s\rloss\r\n", 39),
+        (b"%s40,2.5,20.0,a\rb\n41,2.5,20.5,c\n", 41),
+        (b"%s40,2.5,20.0,\"" + b"x" * 200_000 + b"\"\n41,2.5,20.5,c\n42,2.5,21.0,c\n", 42),
+    ],
+)  # fmt: skip
+def test_a_row_that_is_none_costs_that_row(table: bytes, steps: int) -> None:
+    rows = b"".join(b"%d,2.5,%.1f,note\n" % (step, step / 2) for step in range(1, 40))
+    profile = read_source(ByteSource(table % (b"step,loss,elapsed,note\n" + rows)))
+    assert isinstance(profile, sg.Profile)
+    assert profile.recorded_steps == steps
+    assert profile.mean_step_ms == pytest.approx(500.0)

@@ -34,21 +34,26 @@ def separator_of(head: bytes) -> str | None:
 
 
 def read_csv(chunks: Iterable[bytes], separator: str, log: RecordLog) -> None:
-    """Add the rows of a table; empty cells are left out, and a last row that is cut off ends it."""
-    rows = csv.reader(lines_of(chunks), delimiter=separator)
+    """Add the rows of a table; empty cells are left out, and so are rows that are none."""
+    rows = _sound(csv.reader(lines_of(chunks), delimiter=separator))
     names = [_named(name) for name in next(rows, [])][:_MOST_COLUMNS]
     wanted = [
         (place, name)
         for place, name in enumerate(names)
         if name and (meaning(name) or name.startswith("val"))
     ]
-    try:
-        for row in rows:
-            log.add(
-                {name: row[place][:_MOST_CELL] for place, name in wanted if place < len(row) and row[place]}
-            )
-    except csv.Error:  # a field of more than 128 kB
-        return
+    for row in rows:
+        log.add({name: row[place][:_MOST_CELL] for place, name in wanted if place < len(row) and row[place]})
+
+
+def _sound(rows: Iterator[list[str]]) -> Iterator[list[str]]:
+    while True:
+        try:
+            yield next(rows)
+        except StopIteration:
+            return
+        except csv.Error:  # a field of more than 128 kB, such as one whose quote is never closed
+            continue
 
 
 def read_trainer_state(state: dict[str, Any], log: RecordLog) -> None:
@@ -103,5 +108,6 @@ def lines_of(chunks: Iterable[bytes]) -> Iterator[str]:
         *whole, rest = (rest + chunk).split(b"\n")
         for line in whole:
             if line.strip() and len(line) <= _HEAD_BYTES * 16:
-                yield line.replace(b"\0", b"").decode("utf-8-sig", "replace")
+                text = line.strip(b"\r").replace(b"\r", b" ").replace(b"\0", b"")
+                yield text.decode("utf-8-sig", "replace")
         rest = rest if len(rest) <= _HEAD_BYTES * 16 else b""
