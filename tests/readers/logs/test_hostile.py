@@ -246,7 +246,7 @@ def test_events_and_totals_of_records_are_not_kept_without_end() -> None:
         (b"\r%s", 39),  # csv takes a carriage return in the middle of a line for a mistake of the file's
         (b"%s\rloss\r\n", 39),
         (b"%s40,2.5,20.0,a\rb\n41,2.5,20.5,c\n", 41),
-        (b"%s40,2.5,20.0,\"" + b"x" * 200_000 + b"\"\n41,2.5,20.5,c\n42,2.5,21.0,c\n", 42),
+        (b'%s40,2.5,20.0,"' + b"x" * 200_000 + b'"\n41,2.5,20.5,c\n42,2.5,21.0,c\n', 42),
     ],
 )  # fmt: skip
 def test_a_row_that_is_none_costs_that_row(table: bytes, steps: int) -> None:
