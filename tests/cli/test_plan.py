@@ -53,6 +53,23 @@ def test_plans_as_markdown(config: str, capsys: pytest.CaptureFixture[str]) -> N
     assert "| Place | tok/s |" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("flag", "number"),
+    [("--global-batch", 10**30), ("--global-batch", 0), ("--devices", 10**20), ("--top", 0)],
+)
+def test_more_than_anyone_runs_is_refused_at_once(
+    flag: str, number: int, config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*PLAN, "--model", config, flag, str(number)]) == 2
+    assert capsys.readouterr().err.startswith(f"stepgrade: {flag}: must be a whole number")
+
+
+def test_a_batch_of_very_many_sequences_is_planned(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = ["plan", "--device", "h100-sxm5-80gb", "--devices", "8", "--global-batch", "1000000000"]
+    found = answer(capsys, *plan, "--seq", "2048", "--model", config)
+    assert found["plans"]
+
+
 def test_a_plan_needs_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(PLAN) == 2
     assert "--model" in capsys.readouterr().err

@@ -28,6 +28,10 @@ _HIDDEN_BEHIND = 2 / 3
 # How many devices may share a sequence from which length on: Megatron-LM's recipes begin with 2 at 8,192.
 _CONTEXTS = {8192: (1, 2), 32_768: (1, 2, 4, 8)}
 _REASON_SHARE = 0.01
+# Far beyond what anyone runs; every way to share them out is looked at.
+_MOST_DEVICES = 10_000_000
+_MOST_SEQUENCES = 1_000_000_000
+_MOST_AT_ONCE = 1 << 14  # sequences of a micro-batch
 
 Reason = Literal["bubble", "recompute", "exposed_link", "memory_bandwidth", "too_close"]
 
@@ -96,6 +100,8 @@ class Cluster(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.devices < 1 or self.per_node < 1 or not self.network_gb_s > 0:
             raise BadOption("devices, devices per node and the network's rate must be above 0")
+        if self.devices > _MOST_DEVICES:
+            raise BadOption(f"must be a whole number from 1 to {_MOST_DEVICES:,}", field="plan_devices")
 
 
 class WhyNotBetter(Struct, frozen=True):
@@ -162,8 +168,10 @@ class PlanRequest(Struct, frozen=True, kw_only=True):
     most: int = 10
 
     def __post_init__(self) -> None:
-        if self.global_batch < 1 or self.most < 1:
-            raise BadOption("must be a whole number, 1 or more", field="global_batch")
+        if not 1 <= self.global_batch <= _MOST_SEQUENCES:
+            raise BadOption(f"must be a whole number from 1 to {_MOST_SEQUENCES:,}", field="global_batch")
+        if self.most < 1:
+            raise BadOption("must be a whole number, 1 or more", field="most")
         unknown = [name for name in self.trainers if name not in TRAINERS]
         if unknown:
             hint = did_you_mean(unknown[0], TRAINERS)
@@ -300,7 +308,7 @@ def plans_that_fit(
     per_replica = global_batch // parallel.replicas
     batches = [
         batch
-        for batch in _divisors(per_replica, per_replica)
+        for batch in _divisors(per_replica, _MOST_AT_ONCE)
         if per_replica // batch >= parallel.pipeline  # else the pipeline is never full
         and (parallel.virtual == 1 or (per_replica // batch) % parallel.pipeline == 0)
     ]
