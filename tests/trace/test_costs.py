@@ -10,6 +10,8 @@ import pytest
 from stepgrade.model.events import Inputs
 from stepgrade.trace import analyse_trace
 from stepgrade.trace.costs import cost_of
+from tests.complexity.shapes import event, step, trace
+from tests.kineto_traces import read_trace
 from tests.trace_builder import Run, make_trace
 
 BF16, F32 = "c10::BFloat16", "float"
@@ -157,3 +159,23 @@ def test_tokens_come_from_the_embedding() -> None:
     assert profile.activity is not None
     assert (profile.tokens_per_step, profile.activity.sequence) == (128, 32)
     assert analyse_trace(make_trace(Run(shapes=False))).tokens_per_step is None
+
+
+def test_a_product_and_the_operation_in_it_that_computes_are_one_call() -> None:
+    """By the number of products it is told whether a backward pass is whole: two for each of the forward pass."""
+    rows = []
+    for number in range(4):
+        at = number * 1000
+        rows += [
+            step(number, at, 900),
+            event("cpu_op", "aten::linear", at + 10, 200),
+            event("cpu_op", "aten::addmm", at + 20, 150),
+            event("cpu_op", "autograd::engine::evaluate_function: AddmmBackward0", at + 300, 400),
+            event("cpu_op", "AddmmBackward0", at + 310, 350),
+            event("cpu_op", "aten::mm", at + 320, 100),
+            event("cpu_op", "aten::mm", at + 450, 100),
+        ]
+    profile = analyse_trace(read_trace(trace(rows)["f"]))
+    assert profile.activity is not None
+    products = {part.direction: part.calls for part in profile.activity.parts if part.work_class == "gemm"}
+    assert products == {"forward": 1.0, "backward": 2.0}

@@ -126,12 +126,17 @@ def tally_parts(timeline: Timeline, pieces: Pieces, phase: Kinds, steps: int) ->
     classes = np.where(by_name == WorkClass.OTHER, pieces.work_class[rows], by_name)
     roles, names = _find_roles(timeline, pieces, rows)
     key = (classes.astype(np.int64) * (len(names) + 1) + roles + 1) * len(PHASES) + phase[rows]
+    is_inner = np.zeros(len(rows), bool)
+    if not on_device:  # aten::linear and the aten::addmm in it are pieces of their own, but one product
+        class_of = np.full(len(timeline.tree.name), NONE, classes.dtype)
+        class_of[pieces.row[rows]] = classes
+        is_inner = pick(class_of, pick(timeline.tree.parent, pieces.row[rows])) == classes
     found = []
     for value in distinct(key).tolist():
         rest, phase_index = divmod(value, len(PHASES))
         work_class, role = divmod(rest, len(names) + 1)
         group = rows[key == value]
-        ops = pieces.op[group]
+        ops = pieces.op[rows[(key == value) & ~is_inner]]
         linked = ops[ops >= 0]
         direction = PHASES[phase_index]
         found.append(
