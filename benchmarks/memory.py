@@ -11,15 +11,21 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
+from tests.hardware.bands import Trial, bands_of, tried, without_each_source  # noqa: E402
 from tests.hardware.published_memory import Case, cases, held_out, predict, unknown_words  # noqa: E402
 
-from stepgrade.hardware.memory.need import verdict_of  # noqa: E402  what it is run from comes first
+from stepgrade.hardware.memory.need import (  # noqa: E402  what it is run from comes first
+    BANDS,
+    Band,
+    kinds_of,
+    verdict_of,
+)
 from stepgrade.hardware.memory.static import stored  # noqa: E402
 from stepgrade.statistics import median  # noqa: E402
 
@@ -157,15 +163,33 @@ def main() -> None:
             held_out(found)[1],
             "a random third, which was looked at before the last rules and the bands were settled",
         )
-    measured = [(case.measured, predict(case)) for case in found if case.measured]
-    inside = sum(band.low <= size <= band.high for size, band in measured)
-    print(f"\nbands hold for {inside} of {len(measured)} rows ({100 * inside / len(measured):.1f} %)")
-    verdicts: Counter[tuple[str, str]] = Counter()
+    show_bands(found, BANDS, "bands of every row")
+    if path == default:
+        others = cases(ROOT / "tests" / "hardware" / "other_memory.csv")
+        show_bands(others, bands_of(found), "other_memory.csv with the bands of these rows alone")
+        print("\nboth tables, each source with the bands that the others give")
+        show_trial(without_each_source([*found, *others]))
+
+
+def show_bands(found: list[Case], bands: Mapping[str, Band], title: str) -> None:
+    """Print how often bands hold, what they say of runs that did or did not fit, and what is too close."""
+    print(f"\n{title}")
+    show_trial(tried(found, bands))
     for case in found:
-        if case.capacity is not None:
-            ended = "ran out of memory" if case.is_oom else "ran"
-            verdicts[ended, verdict_of(predict(case).need, case.capacity)] += 1
-    for (what, verdict), count in sorted(verdicts.items()):
+        need = predict(case, bands).need
+        if case.capacity is not None and verdict_of(need, case.capacity) == "too_close":
+            took = f"took {case.measured / case.capacity:.0%}" if case.measured else "ran out of memory"
+            kinds = "+".join(kinds_of(case.shape, case.plan))
+            least, most = need.need_bytes / case.capacity, need.high_bytes / case.capacity
+            said = f"needs {least:.0%} of it, at most {most:.0%}"
+            print(f"  too close: row {case.row['id']}, {kinds}, {case.plan.lengths} length: {said}; {took}")
+
+
+def show_trial(trial: Trial) -> None:
+    """Print what came of one set of bands."""
+    share = 100 * trial.inside / trial.rows if trial.rows else 0.0
+    print(f"bands hold for {trial.inside} of {trial.rows} rows ({share:.1f} %)")
+    for (what, verdict), count in sorted(trial.said.items()):
         print(f"{what:<18} {verdict:<13} {count:>4}")
 
 

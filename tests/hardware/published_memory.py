@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import random
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from msgspec import Struct
@@ -13,9 +13,9 @@ from msgspec import Struct
 from stepgrade.hardware.cost.plan import CHECKPOINTING as KNOWN_CHECKPOINTING
 from stepgrade.hardware.cost.plan import LOSSES as KNOWN_LOSSES
 from stepgrade.hardware.cost.plan import OFFLOAD, WEIGHTS, Parallelism, Plan
-from stepgrade.hardware.memory.allocator import context_bytes
-from stepgrade.hardware.memory.device import stage_memory
-from stepgrade.hardware.memory.need import MemoryNeed, need_of
+from stepgrade.hardware.memory.allocator import context_bytes, fragment_bytes
+from stepgrade.hardware.memory.device import StageMemory, stage_memory
+from stepgrade.hardware.memory.need import BANDS, Band, MemoryNeed, error_band, need_of
 from stepgrade.hardware.models.parts import Attention, FeedForward, Frame, layer
 from stepgrade.hardware.models.shape import Linear, ModelShape
 
@@ -91,14 +91,36 @@ class Predicted(Struct, frozen=True):
     need: MemoryNeed
 
 
-def predict(case: Case) -> Predicted:
+class Held(Struct, frozen=True):
+    """What was predicted of the device that was measured, and of each moment what lasts and what passes."""
+
+    memory: StageMemory
+    moments: tuple[tuple[float, float], ...]
+
+    @property
+    def allocated(self) -> float:
+        return self.memory.allocated
+
+
+def held_in(case: Case) -> Held:
     ranks = [case.stage] if case.stage >= 0 else sorted({0, case.plan.parallel.pipeline - 1})
     memory = max((stage_memory(case.shape, case.plan, rank) for rank in ranks), key=lambda one: one.reserved)
-    need = need_of(case.shape, case.plan, memory)
-    context = context_bytes(case.plan)
-    share = 1.0 if case.is_reserved else memory.allocated / memory.reserved
-    low, high = (need.low_bytes - context) * share, (need.high_bytes - context) * share
-    return Predicted(memory.reserved * share, low, high, need)
+    moments = []
+    for part in memory.phases.values():
+        kept = memory.pools + fragment_bytes(case.plan, part.lasting, part.passing)
+        moments.append((part.lasting, part.passing + (kept if case.is_reserved else 0.0)))
+    return Held(memory, tuple(moments))
+
+
+def predict(case: Case, bands: Mapping[str, Band] = BANDS) -> Predicted:
+    held = held_in(case)
+    need = need_of(case.shape, case.plan, held.memory, bands=bands)
+    low = need.low_bytes - context_bytes(case.plan)
+    if case.is_reserved:
+        return Predicted(held.memory.reserved, low, need.reserved_high_bytes, need)
+    band = error_band(case.shape, case.plan, bands)
+    high = max(band.most(lasting, passing) for lasting, passing in held.moments)
+    return Predicted(held.allocated, low, high, need)
 
 
 def rows(path: Path = HERE / "published_memory.csv", usable: str = "yes") -> list[Row]:
@@ -187,7 +209,8 @@ def shape_of(row: Row) -> ModelShape:
         hidden=d,
         vocab=whole(row, "V"),
         layers=(layer(depth, d, attention, ffn, frame),),
-        tied=row["tied"] == "yes",
+        # litgpt's fine-tunes keep head and embedding apart, also of models that tie them.
+        tied=row["tied"] == "yes" and row["source"] != "litgpt",
     )
 
 

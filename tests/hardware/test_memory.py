@@ -157,6 +157,25 @@ def test_parts_add_up_and_the_band_is_around_the_need(shape: Any, plan: Plan) ->
     assert all(part >= 0 for part in found.parts.values())
 
 
+@given(shapes, plans())
+def test_what_the_allocator_gives_back_is_not_needed(shape: Any, plan: Plan) -> None:
+    """A full device holds less than the allocator keeps where there is room, and never less than tensors take."""
+    found = memory_need(shape, plan)
+    context, rounding = found.parts["context"], 1 + 1e-12
+    assert found.allocated_bytes <= (found.need_bytes - context) * rounding
+    assert found.need_bytes - context <= found.reserved_bytes * rounding
+    assert found.reserved_bytes <= found.reserved_high_bytes * rounding
+    assert found.high_bytes - context <= found.reserved_high_bytes * rounding
+
+
+@given(shapes, plans())
+def test_a_larger_batch_never_fits_where_a_smaller_does_not(shape: Any, plan: Plan) -> None:
+    """Also where the moment that decides changes with it."""
+    found = [memory_need(shape, structs.replace(plan, batch=size)) for size in (1, 2, 3, 5, 9)]
+    for ends in ([one.low_bytes for one in found], [one.high_bytes for one in found]):
+        assert ends == sorted(ends)
+
+
 @given(shapes, plans(), st.sampled_from((2, 4)))
 def test_the_worst_stage_is_the_first_or_the_last(shape: Any, plan: Plan, stages: int) -> None:
     parallel = Parallelism(devices=stages, pipeline=stages)

@@ -11,6 +11,11 @@ _FRAGMENTS = {"expandable": 0.03, "default": 0.06}
 # Where lengths vary, blocks of one length do not fit the next: of what a step allocates, so much more.
 _VARYING = 1.5
 _MOST_VARYING = 1.5  # on top of that
+# What of it stays when memory runs short: cached blocks go back to the driver then, parts of blocks do not.
+# The most that 40 out-of-memory errors with expandable segments left unused; for constant shapes without them
+# all is taken to stay. Of varying lengths, runs that filled their device bound it to 0.6 of a step's bytes.
+_FRAGMENTS_AT_LIMIT = {"expandable": 0.007, "default": _FRAGMENTS["default"]}
+_VARYING_AT_LIMIT = 0.5
 # The driver's context, alone and with NCCL's buffers: what OOM messages leave unexplained.
 _CONTEXT = 0.5 * GIB
 _CONTEXT_WITH_PEERS = 1.6 * GIB
@@ -47,13 +52,23 @@ _REPORTED_SHARE = 0.985
 def fragment_bytes(plan: Plan, lasting: float, passing: float) -> float:
     """Return how much more the allocator reserves than tensors take: those that last, those of one step."""
     share = _FRAGMENTS[plan.allocator]
-    varies = plan.lengths == "variable" and plan.allocator == "default"
-    return share * lasting + (_VARYING if varies else share) * passing
+    return share * lasting + (_VARYING if blocks_vary(plan) else share) * passing
 
 
-def varying_bytes(passing: float) -> float:
+def fragment_bytes_at_limit(plan: Plan, lasting: float, passing: float) -> float:
+    """Return how much of that is left when the device is full and the allocator gives back what it can."""
+    share = _FRAGMENTS_AT_LIMIT[plan.allocator]
+    return share * (lasting + passing) + (_VARYING_AT_LIMIT * passing if blocks_vary(plan) else 0.0)
+
+
+def blocks_vary(plan: Plan) -> bool:
+    """Tell whether blocks of one step do not fit the next."""
+    return plan.lengths == "variable" and plan.allocator == "default"
+
+
+def varying_bytes(plan: Plan, passing: float) -> float:
     """Return how much more than usual blocks of many lengths may take."""
-    return _MOST_VARYING * passing
+    return _MOST_VARYING * passing if blocks_vary(plan) else 0.0
 
 
 def context_bytes(plan: Plan) -> float:

@@ -43,17 +43,14 @@ class Parts(Struct, frozen=True, kw_only=True):
         return self.activations + self.loss + self.buffers
 
     @property
+    def lasting(self) -> float:
+        """Return the bytes that stay from step to step."""
+        return self.weights + self.gradients + self.optimizer + self.workspace
+
+    @property
     def total(self) -> float:
         """Return all bytes."""
-        return (
-            self.weights
-            + self.gradients
-            + self.optimizer
-            + self.activations
-            + self.loss
-            + self.buffers
-            + self.workspace
-        )
+        return self.lasting + self.passing
 
 
 class StageMemory(Struct, frozen=True, kw_only=True):
@@ -135,9 +132,7 @@ def stage_memory(shape: ModelShape, plan: Plan, rank: int) -> StageMemory:
         "optimizer": parts(static.gradients, 0.0, states=temporary),
     }
     peak = max(phases, key=lambda phase: phases[phase].total)
-    reserved = max(
-        part.total + fragment_bytes(plan, part.total - part.passing, part.passing) for part in phases.values()
-    )
+    reserved = max(part.total + fragment_bytes(plan, part.lasting, part.passing) for part in phases.values())
     return StageMemory(
         stage=rank,
         phase=peak,

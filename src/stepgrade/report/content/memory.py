@@ -57,10 +57,14 @@ def memory_blocks(found: Estimate, memory: MemoryFit) -> Iterator[Block]:
     rows = {"needs": f"{show_bytes(memory.need_bytes)} ({band})"}
     if memory.capacity_bytes is not None and memory.verdict is not None:
         rows["has"] = f"{show_bytes(memory.capacity_bytes)} as its driver reports: {VERDICTS[memory.verdict]}"
+    taken = memory.reserved_bytes + memory.parts["context"]
+    if show_bytes(taken) != show_bytes(memory.need_bytes):
+        rows["takes"] = f"{show_bytes(taken)} where there is room: the allocator keeps what it can"
     stage = f" on pipeline stage {memory.stage + 1}" if found.plan.parallel.pipeline > 1 else ""
     rows["peak"] = PHASES[memory.phase] + stage
     if memory.largest_micro_batch is not None:
-        fits = f"{memory.largest_micro_batch:,} sequences of {found.plan.seq:,} tokens"
+        many = "sequence" if memory.largest_micro_batch == 1 else "sequences"
+        fits = f"{memory.largest_micro_batch:,} {many} of {found.plan.seq:,} tokens"
         rows["micro-batch"] = (
             f"at most {fits}" if memory.largest_micro_batch else "not one sequence is sure to fit"
         )
