@@ -532,14 +532,16 @@ def _of_dialect(dice: random.Random) -> Input:
 def _of_plan(dice: random.Random) -> Input:
     """Return a plan of many devices, or an estimate beside the peak of a run that was measured."""
     to = dice.choice(("terminal", "json", "markdown"))
-    files = {"config.json": damaged(MODEL, dice)}
+    files = {"config.json": MODEL if dice.random() < 0.5 else damaged(MODEL, dice)}
     common = ("--model", "config.json", "--device", "h100-sxm5-80gb", "--seq", "2048", "--format", to)
     if dice.random() < 0.5:
         argv: tuple[str, ...] = ("estimate", *common, "--batch", "4", "--anchor", "a")
-        files["a"] = damaged(dice.choice((*profiles()[:2], *SAMPLES["snapshot"]())), dice)
+        peaks = (b'{"memory": {"peak_bytes": 17179869184}}', b'{"memory": {"reserved_bytes": 9e10}}')
+        files["a"] = damaged(dice.choice((*peaks, *profiles()[:2], *SAMPLES["snapshot"]())), dice)
         return Input("plan", argv, files, to)
-    counts = ("8", "64", "0", "7", "1e3", "4096", "9" * 30, "nan", "-1")
-    argv = ("plan", *common, "--devices", dice.choice(counts), "--global-batch", dice.choice(counts))
+    odd = ("0", "7", "1e3", "1000000000", "9" * 30, "nan", "-1")
+    counts = [dice.choice(odd if dice.random() < 0.2 else ("8", "64", "512", "4096")) for _ in range(2)]
+    argv = ("plan", *common, "--devices", counts[0], "--global-batch", counts[1])
     if dice.random() < 0.3:
         argv += (dice.choice(("--per-node", "--network", "--top", "--rank")), dice.choice(ODD_WORDS))
     return Input("plan", argv, files, to)
