@@ -259,10 +259,17 @@ def _whole_run(log: StepLog | None) -> WallLedger | None:
 
 def _recommendations(context: RuleContext, found: tuple[Finding, ...]) -> tuple[str, ...]:
     """Return what to do: what the findings say, and about the bottleneck where none of them does."""
-    worth = [finding for finding in found if finding.severity != "info" or finding.gain_high >= WORTH_A_LINE]
+    # Without steps there is no share of one that a remedy could be worth.
+    untimed = context.profile.compilation is not None and context.profile.mean_step_ms is None
+    worth = [
+        finding
+        for finding in found
+        if untimed or finding.severity != "info" or finding.gain_high >= WORTH_A_LINE
+    ]
     are_severe = any(finding.severity != "info" for finding in worth)
     general = (
         context.profile.hang is None
+        and not untimed
         and context.efficiency.grade not in _GOOD_GRADES
         and (context.runtime is Runtime.REFERENCE or not are_severe)
     )

@@ -806,6 +806,27 @@ def flight_recorder_of_one_list(n: int) -> Files:
     return {"f": pickle.dumps({"version": "2.10", "pg_config": {}, "entries": entries}, 2)}
 
 
+def compile_logs(n: int) -> Files:
+    """Return the log of n frames of torch.compile, each compiled again and broken for a reason of its own."""
+    from tests.readers.test_torch_trace import broken, guard, metrics  # beside the tests of what they hold
+
+    records = [
+        metrics(frame, 0)
+        + guard(frame, 1, f"{frame}/0: tensor 'x{frame}' size")
+        + metrics(frame, 1)
+        + broken(f"Graph break in user code at /w/a.py:{frame}\nReason: {frame}\n", frame)
+        for frame in range(1, n + 1)
+    ]
+    return {"f": "".join(records).encode()}
+
+
+def compile_log_of_long_payloads(n: int) -> Files:
+    """Return a log of torch.compile whose reasons are as long as the file, in one line and in many."""
+    from tests.readers.test_torch_trace import broken, guard, metrics
+
+    return {"f": (metrics(0) + broken("File " * n + "\nFile \n" * n) + guard(0, 1, "[" * n)).encode()}
+
+
 def rocprof(write: Callable[[Path, int], Path]) -> Callable[[int], Files]:
     """Return a training run of n steps as one of ROCm's profilers writes it."""
 
@@ -1165,6 +1186,8 @@ SHAPES: dict[str, Shape] = {
     "lists of a snapshot in many places": Shape(snapshot_of_one_list, covers=("readers/snapshot/reader",), size=800),
     "dumps of the Flight Recorder": Shape(flight_recorders, ("score", *(f"rank{rank}" for rank in range(8))), ("readers/flight_recorder", "trace/hang"), 100),
     "lists of the Flight Recorder in many places": Shape(flight_recorder_of_one_list, covers=("readers/flight_recorder",), size=200),
+    "frames of a log of torch.compile": Shape(compile_logs, covers=("readers/torch_trace", "trace/compile_logs"), size=200),
+    "long reasons in a log of torch.compile": Shape(compile_log_of_long_payloads, covers=("readers/torch_trace",), size=2000),
     "a file that is none of ours": Shape(lambda n: {"f": b"<html>" + b"<p>x</p>" * n}, covers=("readers/foreign",), size=2000),
     "events with Windows paths": Shape(windows_paths, covers=("readers/kineto/chunks",), size=1000),
     "events that nothing closes": Shape(unclosed, covers=("readers/kineto/chunks",), size=1000),

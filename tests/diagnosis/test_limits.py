@@ -102,6 +102,7 @@ LIMITS: list[tuple[str, str, float, str]] = [
     ("uneven-ranks", "activity.skew_ms", LESS, "straggler_info_share"),
     ("compiles-again", "compilation.total_ms", LESS, "compile_info_share"),
     ("graph-breaks", "compilation.graph_breaks", LESS, "graph_breaks"),
+    ("graphs-recorded-again", "compilation.cudagraph_rerecords", LESS, "cudagraph_rerecords"),
     ("slow-stage", "links.pipeline.stages.2.busy_ms", LESS, "slow_stage_ratio"),
     ("uneven-experts", "links.exchanges.0.received_bytes.7", LESS, "uneven_experts_ratio"),
     ("uneven-experts", "links.exchanges.0.wait_ms", LESS, "straggler_info_share"),

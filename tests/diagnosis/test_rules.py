@@ -273,6 +273,15 @@ FIRES: dict[str, Profile] = {
     "uneven-ranks": trace(lost={"exposed_communication": 0.2}, skew_ms=15.0),
     "compiles-again": trace(lost={"idle_host": 0.4}, compilation=compilation(recompiles=3, ms=500.0)),
     "graph-breaks": trace(lost={"idle_host": 0.1}, compilation=compilation(recompiles=0, ms=0.0)),
+    "graphs-recorded-again": trace(
+        lost={"idle_host": 0.1},
+        compilation=msgspec.structs.replace(
+            compilation(recompiles=0, ms=0.0),
+            cudagraph_records=1200,
+            cudagraph_rerecords=1100,
+            graph_breaks=0.0,
+        ),
+    ),
     "slow-stage": trace(
         lost={"exposed_communication": 0.4},
         links=Communication(

@@ -519,6 +519,25 @@ def flight_recorders() -> tuple[bytes, ...]:
     return pickle.dumps(value, 2), json.dumps(value).encode()
 
 
+@cache
+def torch_traces() -> tuple[bytes, ...]:
+    """Return sound logs of torch.compile."""
+    from tests.readers.test_torch_trace import broken, guard, line, metrics
+
+    event = {"name": "CUDAGraphNode.record", "ph": "B", "args": {"compile_id": "0/0", "is_backward": False}}
+    records = [line(str=[f"/home/{CANARY}/train.py", 0])]
+    for number in range(10):
+        records += [
+            line(dynamo_start={"stack": []}, frame_id=number % 3, frame_compile_id=number // 3),
+            guard(number % 3, number // 3, f'["0/1: tensor \'x\' size {number}", "0/0: other"]'),
+            broken("Graph break in user code at /w/a.py:7\nGraph Break Reason: x\n", number % 3),
+            metrics(number % 3, number // 3, rank=1, note=CANARY),
+            line(json.dumps(event, indent=0), chromium_event={}),
+            line(f"def forward(self, {CANARY}): ...", inductor_output_code={}, frame_id=0),
+        ]
+    return ("".join(records).encode(),)
+
+
 SAMPLES: dict[str, Callable[[], tuple[bytes, ...]]] = {
     "kineto": traces,
     "nsys": nsys,
@@ -528,6 +547,7 @@ SAMPLES: dict[str, Callable[[], tuple[bytes, ...]]] = {
     "snapshot": snapshots,
     "memory_timeline": memory_timelines,
     "flight_recorder": flight_recorders,
+    "torch_trace": torch_traces,
     "journal": lambda: (journal(),),
     "scorecard": lambda: (card(),),
     "parity_profile": lambda: (profiles()[3],),

@@ -9,6 +9,7 @@ Formats are found by content; each may be gzipped:
   snapshot         memory snapshots of PyTorch: what held the memory, and why it ran out
   memory_timeline  memory timelines of PyTorch: what held the memory over time, by category
   flight_recorder  dumps of PyTorch's Flight Recorder: whom a run that hangs waits for
+  torch_trace      logs of torch.compile (TORCH_TRACE): its times, guards that fail, graph breaks
   step_profile     step_profiler_v2 or apr_training_profiler_v1 JSON
   journal          the journal of stepgrade's recorder, of a run that was killed or still runs
   parity_profile   ParityProfile JSON: runtime, throughput, launches, time per operation

@@ -171,6 +171,7 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     compile_warning_share: Annotated[float, share("ours: 10 % of what was recorded")] = 0.10
     compile_critical_share: Annotated[float, share("ours: a third of what was recorded")] = 0.33
     graph_breaks: Annotated[float, amount("ours: one in each step")] = 1.0
+    cudagraph_rerecords: Annotated[float, amount("of a graph; torch warns from 8 sizes on")] = 8.0
     slow_stage_ratio: Annotated[float, amount("ours: a quarter more than the median of the others")] = 1.25
     uneven_experts_ratio: Annotated[float, amount("ours: a fifth more tokens than the mean rank")] = 1.2
 

@@ -353,9 +353,9 @@ class Profile(Struct, frozen=True, kw_only=True):
         """Tell whether the source measured nothing that could be shown."""
         measured = (self.mean_step_ms, self.throughput_tok_s)
         parts = (self.phases, self.layers, self.operations)
-        known = self.source.format == LOG or self.memory is not None or self.hang is not None
-        if self.unfit and known:
-            return False  # its steps, its memory or where it hangs are known, and why there is no time
+        known = (self.memory, self.hang, self.compilation)
+        if self.unfit and (self.source.format == LOG or any(part is not None for part in known)):
+            return False  # its steps, its memory or the like are known, and why there is no time
         return all(figure is None for figure in measured) and not any(parts)
 
 

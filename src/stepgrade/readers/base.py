@@ -12,10 +12,11 @@ from stepgrade.readers.source import ByteSource
 
 if TYPE_CHECKING:
     from stepgrade.model.allocations import MemoryRecording, MemoryTimeline  # needs numpy
+    from stepgrade.model.compilation import CompileLog
     from stepgrade.model.events import Trace
     from stepgrade.model.hang import FlightRecord
 
-    Traces: TypeAlias = Trace | Iterator[Trace] | MemoryRecording | MemoryTimeline | FlightRecord
+    Traces: TypeAlias = Trace | Iterator[Trace] | MemoryRecording | MemoryTimeline | FlightRecord | CompileLog
 
 
 class Reader(Struct, frozen=True, kw_only=True):
@@ -25,9 +26,10 @@ class Reader(Struct, frozen=True, kw_only=True):
 
     `read` returns what the source holds: a Profile where it holds sums or averages, a Trace where it holds
     a timeline, an iterator of Traces (see `one_by_one`) where it holds several ranks, a MemoryRecording where
-    it holds allocations only, a FlightRecord where it holds the last collectives of a rank, a Baseline where
-    it holds the result of a run. It raises BadInput with the place of what is wrong and, for a file that the
-    user can turn into one that is read, a hint that says how.
+    it holds allocations only, a FlightRecord where it holds the last collectives of a rank, a CompileLog
+    where it holds what was compiled, a Baseline where it holds the result of a run. It raises BadInput with
+    the place of what is wrong and, for a file that the user can turn into one that is read, a hint that says
+    how.
     """
 
     name: str

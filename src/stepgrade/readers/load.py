@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from stepgrade.readers.base import Traces
 
 _LOGS = ("log", "metrics")
+_COMPILE_LOG = "torch_trace"
 
 
 def load(
@@ -101,14 +102,9 @@ def read_json_text(
 
 def _read(sources: Sequence[PathLike], input_format: str | None, options: ReadOptions) -> Profile | Baseline:
     if len(sources) > 1 and input_format is None:
-        logs = [source for source in sources if _is_log(source, options)]
-        if len(logs) == 1:
-            from stepgrade.trace import with_log  # noqa: PLC0415  only for a log beside a trace
-
-            explained = _read([source for source in sources if source not in logs], None, options)
-            long_run = _read(logs, None, structs.replace(options, steps=None))
-            if isinstance(explained, Profile) and isinstance(long_run, Profile):
-                return with_log(explained, long_run)
+        told = _read_with_logs(sources, options)
+        if told is not None:
+            return told
     if len(sources) == 1 and input_format in (None, "metrics") and _has_metrics(os.fspath(sources[0])):
         from stepgrade.readers.logs.directories import run_in  # noqa: PLC0415  only for such directories
 
@@ -130,8 +126,34 @@ def _read(sources: Sequence[PathLike], input_format: str | None, options: ReadOp
         return found
 
 
+def _read_with_logs(sources: Sequence[PathLike], options: ReadOptions) -> Profile | Baseline | None:
+    """Return a run of which there are logs beside the traces; None where there are none."""
+    formats = [_format_of(source, options) for source in sources]
+    compiled = [source for source, name in zip(sources, formats, strict=True) if name == _COMPILE_LOG]
+    logs = [source for source, name in zip(sources, formats, strict=True) if name in _LOGS]
+    if 0 < len(compiled) < len(sources):
+        from stepgrade.model.compilation import CompileLog  # noqa: PLC0415  only for such logs
+        from stepgrade.readers.ranks import find_rank_files, read_recordings  # noqa: PLC0415  as above
+        from stepgrade.trace import with_compile_logs  # noqa: PLC0415  as above
+
+        files = find_rank_files(compiled, _COMPILE_LOG, options)
+        found = read_recordings(files, structs.replace(options, steps=None))
+        explained = _read([source for source in sources if source not in compiled], None, options)
+        if isinstance(explained, Profile):
+            return with_compile_logs(explained, [log for log in found if isinstance(log, CompileLog)])
+    elif len(logs) == 1:
+        from stepgrade.trace import with_log  # noqa: PLC0415  only for a log beside a trace
+
+        explained = _read([source for source in sources if source not in logs], None, options)
+        long_run = _read(logs, None, structs.replace(options, steps=None))
+        if isinstance(explained, Profile) and isinstance(long_run, Profile):
+            return with_log(explained, long_run)
+    return None
+
+
 def _read_several(sources: Sequence[PathLike], input_format: str | None, options: ReadOptions) -> Profile:
-    from stepgrade.model.hang import FlightRecord  # noqa: PLC0415  only for several files
+    from stepgrade.model.compilation import CompileLog  # noqa: PLC0415  only for several files
+    from stepgrade.model.hang import FlightRecord  # noqa: PLC0415  as above
     from stepgrade.readers.ranks import are_traces, find_rank_files, read_recordings  # noqa: PLC0415  as above
 
     files = find_rank_files(sources, input_format, options)
@@ -139,13 +161,18 @@ def _read_several(sources: Sequence[PathLike], input_format: str | None, options
         from stepgrade.readers.many import profile_of_files  # noqa: PLC0415  as above
 
         return profile_of_files(files, options)
-    from stepgrade.trace import merge_recordings, profile_of_flight_records  # noqa: PLC0415  as above
+    from stepgrade.trace import (  # noqa: PLC0415  as above
+        merge_recordings,
+        profile_of_compile_logs,
+        profile_of_flight_records,
+    )
 
     run = read_recordings(files, options)
-    dumps = [rank for rank in run if isinstance(rank, FlightRecord)]
-    if dumps:
+    if dumps := [rank for rank in run if isinstance(rank, FlightRecord)]:
         return profile_of_flight_records(dumps)
-    return merge_recordings([rank for rank in run if not isinstance(rank, FlightRecord)])
+    if logs := [rank for rank in run if isinstance(rank, CompileLog)]:
+        return profile_of_compile_logs(logs)
+    return merge_recordings([rank for rank in run if isinstance(rank, Profile)])
 
 
 def read_archive(source: ByteSource, options: ReadOptions) -> Profile:
@@ -186,26 +213,44 @@ def _has_metrics(path: str) -> bool:
     return files or os.path.basename(os.path.normpath(path)) == "mlruns"  # noqa: PTH119  as above
 
 
-def _is_log(source: PathLike, options: ReadOptions) -> bool:
+def _format_of(source: PathLike, options: ReadOptions) -> str | None:
+    """Return the format of a file; of a directory only whether it holds logs of torch.compile."""
     if os.path.isdir(source):  # noqa: PTH112  as above
-        return False
+        return _COMPILE_LOG if _has_compile_logs(os.fspath(source)) else None
     with ByteSource(source, structs.replace(options, progress=None)) as opened:
-        return registry.reader_for(opened).name in _LOGS
+        return registry.reader_for(opened).name
+
+
+def _has_compile_logs(folder: str) -> bool:
+    """Tell whether all files of a directory have the names that TORCH_TRACE gives."""
+    try:
+        names = os.listdir(folder)  # noqa: PTH208  as above
+    except OSError:  # whoever reads it says why
+        return False
+    return bool(names) and all(name.startswith("dedicated_log_torch_trace_") for name in names)
 
 
 def _profile_of(found: Traces, options: ReadOptions) -> Profile:
     """Turn traces into a profile: the one place where reading goes on in `trace`."""
     # What needs numpy is imported only here: it takes longer than a step profile to score.
     from stepgrade.model.allocations import MemoryRecording, MemoryTimeline  # noqa: PLC0415
+    from stepgrade.model.compilation import CompileLog  # noqa: PLC0415
     from stepgrade.model.events import Trace  # noqa: PLC0415
     from stepgrade.model.hang import FlightRecord  # noqa: PLC0415
-    from stepgrade.trace import profile_of_flight_records, profile_of_memory, profile_of_traces  # noqa: PLC0415
+    from stepgrade.trace import (  # noqa: PLC0415
+        profile_of_compile_logs,
+        profile_of_flight_records,
+        profile_of_memory,
+        profile_of_traces,
+    )
 
-    if isinstance(found, MemoryRecording | MemoryTimeline | FlightRecord):
+    if isinstance(found, MemoryRecording | MemoryTimeline | FlightRecord | CompileLog):
         if options.steps is not None:
             raise BadOption("picks steps from a trace, which this source is not", field="steps")
         if isinstance(found, FlightRecord):
             return profile_of_flight_records([found])
+        if isinstance(found, CompileLog):
+            return profile_of_compile_logs([found])
         return profile_of_memory(found)
     traces = one_by_one([found]) if isinstance(found, Trace) else found
     del found

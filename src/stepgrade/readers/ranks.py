@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from stepgrade.errors import BadInput, BadOption
 from stepgrade.model import Baseline, Profile
 from stepgrade.model.allocations import MemoryRecording, MemoryTimeline
+from stepgrade.model.compilation import CompileLog
 from stepgrade.model.events import Trace
 from stepgrade.model.hang import FlightRecord
 from stepgrade.readers import registry
@@ -22,7 +23,8 @@ from stepgrade.readers.remote import find, is_url, shown_url
 from stepgrade.readers.source import ByteSource, PathLike, ReadOptions, shown_path
 
 _RECORDINGS = frozenset({"step_profile", "journal"})  # profiles already, each of one rank
-_DUMPS = "flight_recorder"
+# Of each rank too, but not of its time: last collectives, and what was compiled.
+_WITHOUT_STEPS = frozenset({"flight_recorder", "torch_trace"})
 
 
 class RankFile(Struct, frozen=True, kw_only=True):
@@ -47,16 +49,18 @@ def read_ranks(
 
 
 def are_traces(files: Sequence[RankFile]) -> bool:
-    """Tell whether the files are traces: neither recordings of ours nor dumps of the Flight Recorder."""
+    """Tell whether the files are traces: neither recordings of ours nor dumps or logs without steps."""
     formats = {file.format for file in files}
-    return bool(formats - _RECORDINGS) and formats != {_DUMPS}
+    return bool(formats - _RECORDINGS) and not (len(formats) == 1 and formats <= _WITHOUT_STEPS)
 
 
-def read_recordings(files: Sequence[RankFile], options: ReadOptions) -> list[Profile] | list[FlightRecord]:
-    """Return what was recorded by us, or dumped, of each rank."""
+def read_recordings(
+    files: Sequence[RankFile], options: ReadOptions
+) -> list[Profile] | list[FlightRecord] | list[CompileLog]:
+    """Return what was recorded by us, dumped or logged of each rank."""
     if options.steps is not None:
         raise BadOption("picks steps from a trace, which recordings are not", field="steps")
-    profiles, dumps = list[Profile](), list[FlightRecord]()
+    profiles, dumps, logs = list[Profile](), list[FlightRecord](), list[CompileLog]()
     for file in files:
         with ByteSource(file.path, replace(options, progress=None), file.name) as source:
             found = registry.read_source(source, file.format)
@@ -64,9 +68,11 @@ def read_recordings(files: Sequence[RankFile], options: ReadOptions) -> list[Pro
             profiles.append(found)
         elif isinstance(found, FlightRecord):
             dumps.append(found)
+        elif isinstance(found, CompileLog):
+            logs.append(found)
         else:
             raise _not_a_trace(file.name)
-    return dumps or profiles
+    return dumps or logs or profiles
 
 
 def find_rank_files(
@@ -153,7 +159,7 @@ class Processes:
 def traces_in(source: ByteSource, input_format: str | None) -> Iterator[Trace]:
     """Return the ranks of one file; raise BadInput for what is no trace."""
     found = registry.read_source(source, input_format)
-    if isinstance(found, Profile | Baseline | MemoryRecording | MemoryTimeline | FlightRecord):
+    if isinstance(found, Profile | Baseline | MemoryRecording | MemoryTimeline | FlightRecord | CompileLog):
         raise _not_a_trace(source.name)
     return one_by_one([found]) if isinstance(found, Trace) else found
 

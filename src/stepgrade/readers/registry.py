@@ -26,6 +26,7 @@ BUILT_IN = (
         "memory_timeline",
         "journal",
         "flight_recorder",
+        "torch_trace",
         "scorecard",
     ),
     *("parity_profile", "step_profile", "metrics", "log"),

@@ -45,7 +45,7 @@ def why_ungraded(
         )
         unfit = (Note("inference", text, supply="{work}" if options.work is None else ""), *unfit)
     # Where no step was timed, no figure that could be given would make a grade.
-    untimed = profile.hang is not None
+    untimed = profile.hang is not None or (profile.compilation is not None and profile.mean_step_ms is None)
     reasons = unfit if untimed else (*unfit, *efficiency.ungraded_because)
     if not reasons or untimed or work == "inference" or (unfit and work != "training"):
         return reasons, None

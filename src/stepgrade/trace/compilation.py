@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 import numpy as np
 
 from stepgrade.model.columns import groups
-from stepgrade.model.compilation import Compilation, CompiledFrame, GraphBreak
+from stepgrade.model.compilation import Compilation, CompiledFrame, GraphBreak, StepCompilation
 from stepgrade.model.events import Trace
 from stepgrade.naming.python_frames import read_frame
 from stepgrade.naming.torch_names import Mask, matching
@@ -23,6 +23,7 @@ from stepgrade.trace.windows import StepMark, compile_spans
 from stepgrade.units import NS_PER_MS
 
 _FRAMES_LOOKED_UP = 50
+_STEPS_KEPT = 100
 _FRAME = re.compile(r"^entire_frame_compile$")
 _REGION = re.compile(r"^Torch-Compiled Region: (\d{1,9})/(\d{1,9})(?!\d)")
 _LOOKUP = re.compile(r"^TorchDynamo Cache Lookup$")
@@ -51,11 +52,23 @@ def find_compilation(timeline: Timeline) -> Compilation | None:
         steps_left_out=windows.mark.count(StepMark.COMPILING),
         compiles=sum(frame.compiles for frame in frames),
         recompiles=sum(frame.recompiles for frame in frames),
-        graph_breaks=sum(one.per_step for one in breaks),
+        graph_breaks=sum(one.per_step or 0.0 for one in breaks),
         guard_ms=float(ops.dur_ns[lookups].sum()) / steps / NS_PER_MS,
         cudagraph_records=int(matching(strings, _GRAPH_RECORD)[ops.name].sum()),
         frames=frames,
         breaks=breaks,
+        steps=compiling_steps(timeline, spans),
+    )
+
+
+def compiling_steps(timeline: Timeline, spans: iv.Spans) -> tuple[StepCompilation, ...]:
+    """Return how much was compiled in each step that compiled anything, the longest first."""
+    windows = timeline.windows
+    spent = iv.covered_within(spans, windows.start_ns, windows.end_ns)
+    longest = np.argsort(-spent, kind="stable")[: min(int((spent > 0).sum()), _STEPS_KEPT)]
+    return tuple(
+        StepCompilation(step=int(timeline.steps.number[row]), ms=float(spent[row]) / NS_PER_MS)
+        for row in longest.tolist()
     )
 
 
@@ -130,7 +143,7 @@ def graph_breaks(timeline: Timeline, regions: Mask, steps: int) -> tuple[GraphBr
                 seen = read_frame(strings[name])
                 found.append(GraphBreak(where=seen.where, function=resumed[1], per_step=count / steps))
         if found:
-            return tuple(sorted(found, key=lambda one: (-one.per_step, one.where or "")))
+            return tuple(sorted(found, key=lambda one: (-(one.per_step or 0.0), one.where or "")))
     # Without stacks: a region inside another one is what comes after a break.
     rows = np.flatnonzero(regions)
     start, end = trace.ops.start_ns[rows], (trace.ops.start_ns + trace.ops.dur_ns)[rows]

@@ -190,24 +190,58 @@ def kernel_sentence(use: KernelUse | None) -> str:
 
 
 def compiled(card: Scorecard) -> Iterator[Detail]:
-    """Yield what torch.compile compiled while it was recorded."""
+    """Yield what torch.compile compiled, and where graphs break."""
     found = card.compile
-    if found is None or not found.frames:
+    if found is None:
         return
     bars = []
     for frame in found.frames:
         cells = show_ms(frame.ms), show_count(frame.compiles), show_count(frame.recompiles)
-        name = f"frame {frame.frame}" + (f", {shortened(frame.where, 80)}" if frame.where else "")
-        bars.append(Bar(name, frame.ms, f"{cells[0]:>9}, {frame.recompiles} again", cells))
-    yield Detail(
-        "compile",
-        f"torch.compile: {show_ms(found.total_ms)}, {found.recompiles} of {found.compiles} compiled again",
-        f"Graphs break {found.graph_breaks:.3g} times in a steady step; looking for compiled code whose "
-        f"guards hold takes {show_ms(found.guard_ms)} of it.",
-        ("Function", "Time", "Compilations", "Again"),
-        tuple(bars),
-        min(len(bars), _FRAMES_SHOWN),
-    )
+        told = [frame.function, frame.where]
+        name = ", ".join((f"frame {frame.frame}", *(shortened(text, 80) for text in told if text)))
+        guard = shortened(frame.guards[0].reason, 200) if frame.guards else ""
+        bars.append(Bar(name, frame.ms, f"{cells[0]:>9}, {frame.recompiles} again", (*cells, guard)))
+    if bars:
+        about = []
+        if found.graph_breaks is not None:
+            about.append(f"Graphs break {found.graph_breaks:.3g} times in a steady step")
+        if found.guard_ms is not None:
+            about.append(f"looking for compiled code whose guards hold takes {show_ms(found.guard_ms)} of it")
+        if found.steps:
+            steps = ", ".join(f"{show_ms(one.ms)} in step {one.step}" for one in found.steps[:_FRAMES_SHOWN])
+            about.append(f"compiling takes {steps}")
+        total = show_ms(found.total_ms if found.logged_ms is None else found.logged_ms)
+        yield Detail(
+            "compile",
+            f"torch.compile: {total}, {found.recompiles} of {found.compiles} compiled again",
+            f"{'; '.join(about)}." if about else "",
+            ("Function", "Time", "Compilations", "Again", "Guard that failed"),
+            tuple(bars),
+            min(len(bars), _FRAMES_SHOWN),
+        )
+    broken = [(one, one.reason) for one in found.breaks if one.reason]
+    if broken:
+        yield Detail(
+            "graph-breaks",
+            "Where compiled graphs break, and why",
+            "One row for each line at which a compiled graph ends: how many compilations broke there, and, "
+            "where a trace tells, how often in a step.",
+            ("Line", "Compilations", "In a step", "Why"),
+            tuple(
+                Bar(
+                    " ".join((shortened(one.where or "", 80), shortened(reason.split(": ")[0], 80))),
+                    float(one.compiles or 0),
+                    f"{show_count(one.compiles)}x",
+                    (
+                        show_count(one.compiles),
+                        MISSING if one.per_step is None else f"{one.per_step:.3g}",
+                        shortened(reason, 200),
+                    ),
+                )
+                for one, reason in broken
+            ),
+            min(len(broken), _FRAMES_SHOWN),
+        )
 
 
 def experts(card: Scorecard) -> Iterator[Detail]:

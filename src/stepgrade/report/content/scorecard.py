@@ -85,6 +85,10 @@ def blocks(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Block]:
         return
     yield from _grade(card, flags)
     yield Space()
+    if card.steps is None and card.compile is not None:  # a log of torch.compile alone
+        yield from detail_blocks(card)
+        yield from _advice(card, flags)
+        return
     yield Facts(tuple(_facts(card)))
     if card.baseline is not None:
         yield from _regressions(card, card.baseline)

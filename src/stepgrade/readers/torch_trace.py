@@ -1,0 +1,334 @@
+"""Read what torch.compile logs where TORCH_TRACE names a directory: a line of JSON for each event.
+
+A record is a line `V1117 05:41:40.476000 9755 torch/_dynamo/utils.py:2009] {"compilation_metrics": …}`; what
+belongs to it follows in lines that begin with a tab: graphs and generated code, nearly all of the file, and
+skipped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from math import isfinite
+
+import msgspec
+from msgspec import Struct
+
+from stepgrade.errors import BadInput, TooLarge
+from stepgrade.model.compilation import CompiledFrame, CompileLog, FailedGuard, GraphBreak
+from stepgrade.naming.python_frames import read_frame, without_address
+from stepgrade.readers.base import Reader
+from stepgrade.readers.source import ByteSource
+
+_HEADER = rb"[VIWEC]\d{4} \d\d:\d\d:\d\d\.\d{3,9} \d{1,20} [^\s\]]{1,500}:\d{1,9}\] "
+_FIRST_LINE = re.compile(rb"\A" + _HEADER + rb'\{"')
+# The name of what is recorded is the first key.
+_WANTED = re.compile(
+    _HEADER
+    + rb'(\{"(?:compilation_metrics|bwd_compilation_metrics|dynamo_start|artifact|chromium_event)": .*)',
+    re.DOTALL,
+)
+_LONGEST_LINE = 4 << 20
+_LONGEST_PAYLOAD = 256 << 10
+_LONGEST_TEXT = 300
+_BYTES_OF_FRAME = 2000
+_LARGEST = 1 << 53
+_MOST_ROWS = 1000
+_MOST_GUARDS = 8  # of a frame
+_MOST_KINDS_OF_GUARDS = 64
+_GUARDS, _BREAK = "recompile_reasons", "dynamo_graph_break_reason"
+_GRAPH_RECORDED = "CUDAGraphNode.record"
+_COMPILE_ID = re.compile(r"^!?\d+(?:/\d+)*: ")
+_NUMBERS = re.compile(r"\d+")
+_BREAK_AT = re.compile(r"^Graph break in user code at (.{1,1000}):(\d{1,9})$", re.MULTILINE)
+_FRAME_LINE = re.compile(r'^\s*File "(.{1,1000})", line (\d{1,9}), in (\S{1,300})$', re.MULTILINE)
+_REASON = re.compile(r"^(?:Graph Break )?Reason: (.*)$|^(Graph break: .*)$", re.MULTILINE)
+_EXPLAINED = re.compile(r"^(\S.*)\n+ {2}Explanation: (.*)$", re.MULTILINE)
+_TRACEBACKS = re.compile(r"^(?:Traceback \(most recent call last\)|NoneType: None)", re.MULTILINE)
+_RANK_IN_NAME = re.compile(r"rank_(\d{1,6})(?!\d)")
+
+
+class _Artifact(Struct):
+    name: str = ""
+
+
+class _EventArgs(Struct):
+    compile_id: str | None = None
+    is_backward: bool | None = None
+
+
+class _Event(Struct):
+    name: str = ""
+    ph: str = ""
+    args: _EventArgs = msgspec.field(default_factory=_EventArgs)
+
+
+class _Metrics(Struct):
+    co_name: str | None = None
+    co_filename: str | None = None
+    co_firstlineno: int | None = None
+    start_time: float | None = None
+    duration_us: float | None = None
+    entire_frame_compile_time_s: float | None = None
+    inductor_compile_time_s: float | None = None
+    fail_reason: str | None = None
+    is_runtime: bool | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Return how long it took; versions say it in their own way, and backward passes in another."""
+        told = (
+            self.entire_frame_compile_time_s,
+            (self.duration_us or 0.0) / 1e6,
+            self.inductor_compile_time_s,
+        )
+        return next((value for value in told if value and isfinite(value) and 0 < value < _LARGEST), 0.0)
+
+
+class _Record(Struct):
+    compilation_metrics: _Metrics | None = None
+    bwd_compilation_metrics: _Metrics | None = None
+    dynamo_start: dict[str, object] | None = None
+    chromium_event: dict[str, object] | None = None
+    artifact: _Artifact | None = None
+    compiled_autograd_id: int | None = None
+    frame_id: int | None = None
+    frame_compile_id: int | None = None
+    rank: int | None = None
+
+    @property
+    def frame(self) -> str | None:
+        """Return the number of the frame, with that of compiled autograd where it is of one."""
+        numbers = [number for number in (self.compiled_autograd_id, self.frame_id) if number is not None]
+        if not all(0 <= number < _LARGEST for number in numbers):
+            return None
+        sign = "!" if self.compiled_autograd_id is not None else ""
+        return sign + "/".join(map(str, numbers)) if numbers else None
+
+
+class _Frame:
+    """What was seen of one frame so far."""
+
+    def __init__(self) -> None:
+        self.compiles: set[int] = set()
+        self.seconds = 0.0
+        self.function: str | None = None
+        self.where: str | None = None
+        self.failure: str | None = None
+        self.guards: Counter[str] = Counter()
+        self.last_guard: dict[str, str] = {}
+
+    def add_metrics(self, metrics: _Metrics) -> None:
+        self.seconds += metrics.seconds
+        if metrics.co_name and self.function is None:
+            self.function = metrics.co_name[:_LONGEST_TEXT]
+            self.where = _place(metrics.co_filename or "", metrics.co_firstlineno or 0, metrics.co_name)
+        if metrics.fail_reason:
+            self.failure = _sentence(metrics.fail_reason)
+
+    def add_guard(self, reason: str) -> None:
+        """Count a reason; those that differ in their numbers only are one."""
+        kind = _NUMBERS.sub("#", reason)
+        if kind in self.last_guard or len(self.last_guard) < _MOST_KINDS_OF_GUARDS:
+            self.guards[kind] += 1
+            self.last_guard[kind] = reason
+
+    def row(self, frame: str) -> CompiledFrame:
+        compiles = max(len(self.compiles), 1)
+        return CompiledFrame(
+            frame=frame,
+            compiles=compiles,
+            recompiles=compiles - (0 in self.compiles or not self.compiles),
+            ms=self.seconds * 1e3,
+            where=self.where,
+            function=self.function,
+            guards=tuple(
+                FailedGuard(reason=self.last_guard[kind], count=count)
+                for kind, count in self.guards.most_common(_MOST_GUARDS)
+            ),
+            failure=self.failure,
+        )
+
+
+class _Seen:
+    """What was seen of the whole log so far."""
+
+    def __init__(self) -> None:
+        self.frames: dict[str, _Frame] = {}
+        self.breaks: Counter[tuple[str | None, str | None, str]] = Counter()
+        self.recorded_graphs: Counter[tuple[str | None, bool | None]] = Counter()
+        self.rank: int | None = None
+        self.records = self.unread = 0
+
+    def add(self, text: bytes, payload: str) -> None:
+        """Take in one record with the lines that follow it."""
+        try:
+            record = msgspec.json.decode(text, type=_Record)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            self.unread += 1
+            return
+        self.records += 1
+        if record.rank is not None and 0 <= record.rank < _LARGEST:
+            self.rank = record.rank
+        if record.chromium_event is not None:
+            self._add_event(payload)
+        elif record.frame is not None and record.artifact is not None:
+            if record.artifact.name == _BREAK:
+                self.breaks[_broken_at(payload)] += 1
+            elif record.artifact.name == _GUARDS and (reason := _first_reason(payload)):
+                self.frames.setdefault(record.frame, _Frame()).add_guard(reason)
+        elif record.frame is not None:
+            self._add_compilation(record, record.frame)
+
+    def _add_compilation(self, record: _Record, frame: str) -> None:
+        metrics, number = (
+            record.compilation_metrics or record.bwd_compilation_metrics,
+            record.frame_compile_id,
+        )
+        if metrics is not None and metrics.is_runtime:
+            return  # what running compiled code took: nothing was compiled
+        seen = self.frames.setdefault(frame, _Frame())
+        if metrics is not None:
+            seen.add_metrics(metrics)
+        if number is not None and 0 <= number < _LARGEST and record.bwd_compilation_metrics is None:
+            seen.compiles.add(number)
+
+    def _add_event(self, payload: str) -> None:
+        if _GRAPH_RECORDED not in payload:
+            return
+        try:
+            event = msgspec.json.decode(payload, type=_Event)
+        except (msgspec.DecodeError, RecursionError):
+            self.unread += 1
+            return
+        if event.name == _GRAPH_RECORDED and event.ph == "B":
+            compile_id = (event.args.compile_id or "")[:_LONGEST_TEXT] or None
+            self.recorded_graphs[compile_id, event.args.is_backward] += 1
+
+
+def recognises(source: ByteSource) -> bool:
+    """Tell by the first line: the prefix of torch's logs, and an object of JSON."""
+    return _FIRST_LINE.match(source.head) is not None
+
+
+def read(source: ByteSource) -> CompileLog:
+    """Return what one process compiled."""
+    seen = _Seen()
+    for text, payload in _records(source):
+        seen.add(text, payload)
+        if (
+            len(seen.frames) + len(seen.breaks) + len(seen.recorded_graphs)
+        ) * _BYTES_OF_FRAME > source.memory_bytes:
+            raise TooLarge("has more compiled frames than memory allows", where=source.name)
+    if not seen.records:
+        raise BadInput(
+            "is a log of torch without anything that was compiled",
+            hint="give the files that TORCH_TRACE=directory makes",
+        )
+    frames = sorted(
+        (frame.row(name) for name, frame in seen.frames.items()), key=lambda row: (-row.ms, row.frame)
+    )
+    named = _RANK_IN_NAME.search(source.name)
+    recorded = seen.recorded_graphs
+    return CompileLog(
+        file=source.name,
+        rank=int(named[1]) if seen.rank is None and named else seen.rank,
+        total_ms=sum(frame.ms for frame in frames),
+        compiles=sum(frame.compiles for frame in frames),
+        recompiles=sum(frame.recompiles for frame in frames),
+        cudagraph_records=recorded.total(),
+        cudagraph_rerecords=recorded.total() - len(recorded),
+        frames=tuple(frames[:_MOST_ROWS]),
+        breaks=tuple(
+            GraphBreak(where=where, function=function, reason=reason, compiles=count)
+            for (where, function, reason), count in seen.breaks.most_common(_MOST_ROWS)
+        ),
+        unread=seen.unread,
+    )
+
+
+def _records(source: ByteSource) -> Iterator[tuple[bytes, str]]:
+    """Yield the JSON of each record that says something of compilation, with the lines that follow it."""
+    wanted: bytes | None = None
+    payload: list[bytes] = []
+    size = 0
+    for line in _lines(source):
+        if line.startswith(b"\t"):
+            if wanted is not None and size < _LONGEST_PAYLOAD:
+                payload.append(line[1:])
+                size += len(line)
+            continue
+        if wanted is not None:
+            yield wanted, b"\n".join(payload).decode(errors="replace")
+        found = _WANTED.match(line)
+        wanted, payload, size = found[1] if found else None, [], 0
+    if wanted is not None:
+        yield wanted, b"\n".join(payload).decode(errors="replace")
+
+
+def _lines(source: ByteSource) -> Iterator[bytes]:
+    """Yield the lines as they are; of one that is too long to be a record, only its beginning."""
+    begun = b""
+    for chunk in source.chunks():
+        first, *others = chunk.split(b"\n")
+        if len(begun) < _LONGEST_LINE:
+            begun += first
+        if others:
+            yield begun
+            yield from others[:-1]
+            begun = others[-1]
+    if begun:
+        yield begun
+
+
+def _place(path: str, line: int, function: str) -> str | None:
+    """Return file.py:line as it is shown; None for what has no line."""
+    return (
+        read_frame(f"{path[:1000]}({line}): {function[:_LONGEST_TEXT]}").where if path and line > 0 else None
+    )
+
+
+def _sentence(text: str) -> str:
+    """Return the first line of a text that has one."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")[:_LONGEST_TEXT]
+
+
+def _first_reason(payload: str) -> str:
+    """Return which guard of the code compiled last failed: the first of the list, or the only one."""
+    text = payload
+    if payload.startswith("["):
+        try:
+            listed = msgspec.json.decode(payload, type=list[str])
+        except (msgspec.DecodeError, RecursionError):
+            return ""
+        text = listed[0] if listed else ""
+    # Behind the guard stands the line of torch that made it.
+    return _COMPILE_ID.sub("", _sentence(text)).split("  # ")[0].strip()
+
+
+def _broken_at(payload: str) -> tuple[str | None, str | None, str]:
+    """Return where a graph breaks, in which function, and why."""
+    own = _TRACEBACKS.split(payload, maxsplit=1)[0]  # what follows is torch's own stack
+    lines = [
+        (int(number), function, read_frame(f"{path}({number}): {function}"))
+        for path, number, function in _FRAME_LINE.findall(own)
+    ]
+    lines = [each for each in lines if each[2].is_user] or lines
+    at = _BREAK_AT.search(own)
+    function = lines[-1][1] if lines else None
+    where = _place(at[1], int(at[2]), function or "") if at else lines[-1][2].where if lines else None
+    explained, told = _EXPLAINED.search(own), _REASON.search(own)
+    reason = (told[1] or told[2]) if told else own
+    if explained:
+        reason = f"{explained[1].removeprefix('Graph Break Reason: ')}: {explained[2]}"
+    return where, function, _sentence(without_address(reason))
+
+
+READER = Reader(
+    name="torch_trace",
+    summary="logs of torch.compile (TORCH_TRACE): compile times, guards that fail, graph breaks and why",
+    recognises=recognises,
+    read=read,
+    rank_files=(".log",),
+)
