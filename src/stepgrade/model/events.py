@@ -175,6 +175,16 @@ class KernelLaunch(Struct, frozen=True, kw_only=True):
     occupancy: float | None = None  # share of the warps that a multiprocessor can hold, as estimated
     blocks_per_sm: float | None = None
     registers: int | None = None  # of a thread
+    block_threads: int | None = None  # these two only where the occupancy is not known
+    shared_bytes: int | None = None  # of a block
+
+
+class SmLimits(Struct, frozen=True, kw_only=True):
+    """What a multiprocessor of a device holds."""
+
+    threads: int
+    registers: int
+    shared_bytes: int
 
 
 class TraceThread(Struct, frozen=True, kw_only=True):
@@ -190,6 +200,7 @@ class TraceDevice(DeviceSeen, frozen=True, kw_only=True):
 
     index: int
     capability: str | None = None
+    limits: SmLimits | None = None
 
 
 class Profiler(Struct, frozen=True, kw_only=True):

@@ -7,10 +7,11 @@ from numpy.typing import NDArray
 
 from stepgrade.model.activity import KernelUse
 from stepgrade.model.columns import groups
-from stepgrade.model.events import DeviceEvent, Ids, Trace
+from stepgrade.model.events import DeviceEvent, Ids, Longs, TraceDevice
 from stepgrade.model.profile import KernelTime
 from stepgrade.naming.tensor_cores import uses_tensor_cores
 from stepgrade.naming.work_class import MATMULS, WorkClass
+from stepgrade.trace.occupancy import occupancy_of
 from stepgrade.trace.pieces import Pieces
 from stepgrade.trace.timeline import Driver, Timeline
 from stepgrade.units import NS_PER_MS
@@ -19,17 +20,34 @@ MOST_KERNELS = 8  # of an operation
 Floats = NDArray[np.float64]
 
 
-def _launch_figures(trace: Trace, work: Ids) -> tuple[Floats, Floats, Floats]:
+def find_device(timeline: Timeline) -> TraceDevice | None:
+    """Return the analysed device as the trace describes it.
+
+    ROCm numbers agents, not devices: that all are alike is as good as a match.
+    """
+    listed = timeline.trace.devices
+    match = next((device for device in listed if device.index == timeline.device), None)
+    if match is None and len({device.name for device in listed}) == 1:
+        return listed[0]
+    return match
+
+
+def _launch_figures(timeline: Timeline, work: Ids) -> tuple[Floats, Floats, Floats]:
     """Return occupancy, blocks of a multiprocessor and registers of each piece, NaN where not known."""
-    launch = trace.work.launch
-    if launch is None or not trace.launches:
+    launch, launches = timeline.trace.work.launch, timeline.trace.launches
+    if launch is None or not launches:
         nothing = np.broadcast_to(np.nan, len(work))
         return nothing, nothing, nothing
-    found = []
-    for name in ("occupancy", "blocks_per_sm", "registers"):
-        column = np.array([*(getattr(one, name) for one in trace.launches), None], np.float64)
-        found.append(column[launch[work]])
-    return found[0], found[1], found[2]
+    device = find_device(timeline)
+    limits, capability = (device.limits, device.capability) if device is not None else (None, None)
+    columns = (
+        [occupancy_of(one, limits, capability) for one in launches],
+        [one.blocks_per_sm for one in launches],
+        [one.registers for one in launches],
+    )
+    rows = launch[work]
+    occupancy, blocks, registers = (np.array([*column, None], np.float64)[rows] for column in columns)
+    return occupancy, blocks, registers
 
 
 def kernels_by_label(timeline: Timeline, pieces: Pieces, rows: Ids) -> dict[int, tuple[KernelTime, ...]]:
@@ -44,7 +62,7 @@ def kernels_by_label(timeline: Timeline, pieces: Pieces, rows: Ids) -> dict[int,
     classes = np.zeros(len(values), np.int64)
     classes[which] = pieces.work_class[rows]
     means = []
-    for column in _launch_figures(trace, pieces.work[rows]):
+    for column in _launch_figures(timeline, pieces.work[rows]):
         known = ~np.isnan(column)
         weight = np.bincount(which, dur * known, len(values))
         amount = np.bincount(which, dur * np.where(known, column, 0.0), len(values))
@@ -78,8 +96,7 @@ def _known(figure: float) -> float | None:
 def kernel_use(timeline: Timeline, pieces: Pieces) -> KernelUse | None:
     """Return how the kernels of the steady steps fill the device; None where nothing says.
 
-    A multiprocessor without a block is idle: the time of each kernel counts by how many have one. What cannot
-    be told for most of the time is not known.
+    What cannot be told for most of the time is not known.
     """
     if timeline.driver is not Driver.DEVICE:
         return None
@@ -91,7 +108,7 @@ def kernel_use(timeline: Timeline, pieces: Pieces) -> KernelUse | None:
     dur = pieces.dur_ns[rows].astype(np.float64)
     if not dur.any() or not step_ns:  # there is none, or none that took any time
         return None
-    occupancy, blocks, _ = _launch_figures(trace, pieces.work[rows])
+    occupancy, blocks, _ = _launch_figures(timeline, pieces.work[rows])
     told, filled = ~np.isnan(occupancy), ~np.isnan(blocks)
     products = np.array([WorkClass(int(one)) in MATMULS for one in range(len(WorkClass))])[
         pieces.work_class[rows]
@@ -103,9 +120,7 @@ def kernel_use(timeline: Timeline, pieces: Pieces) -> KernelUse | None:
     whole, product_ns = float(dur.sum()), float(dur[products].sum())
     is_filled = float(dur[filled].sum()) > 0.5 * whole
     return KernelUse(
-        sm_efficiency=_known((dur * np.minimum(np.nan_to_num(blocks), 1.0)).sum() / step_ns)
-        if is_filled
-        else None,
+        sm_efficiency=_known(sm_filled_ns(timeline) / step_ns) if is_filled else None,
         occupancy=_known((dur * np.nan_to_num(occupancy))[told].sum() / dur[told].sum())
         if dur[told].any()
         else None,
@@ -113,3 +128,30 @@ def kernel_use(timeline: Timeline, pieces: Pieces) -> KernelUse | None:
         tensor_core_share=float(dur[tensor].sum()) / product_ns if product_ns and named.any() else None,
         tensor_core_known_share=float(dur[named].sum()) / product_ns if product_ns else None,
     )
+
+
+def sm_filled_ns(timeline: Timeline) -> float:
+    """Return how long the multiprocessors had a block in the steady steps, all of them for 1 ns being 1.
+
+    A multiprocessor without a block is idle. Kernels that run beside each other fill the device together.
+    """
+    work, windows = timeline.trace.work, timeline.windows
+    rows = np.flatnonzero((work.kind == DeviceEvent.KERNEL) & (work.device == timeline.device)).astype(
+        np.int32
+    )
+    _, blocks, _ = _launch_figures(timeline, rows)
+    rows, blocks = rows[~np.isnan(blocks)], blocks[~np.isnan(blocks)]
+    start = work.start_ns[rows]
+    time = np.concatenate((start, start + work.dur_ns[rows]))
+    order = np.argsort(time, kind="stable")
+    time = time[order]
+    filled = np.clip(np.cumsum(np.concatenate((blocks, -blocks))[order]), 0.0, 1.0)
+    until = np.append(0.0, np.cumsum(filled[:-1] * np.diff(time)))  # up to each change
+
+    def before(at: Longs) -> Floats:
+        place = np.searchsorted(time, at, side="right") - 1
+        known = np.maximum(place, 0)
+        return np.where(place < 0, 0.0, until[known] + filled[known] * (at - time[known]))
+
+    steady = windows.steady
+    return float((before(windows.end_ns[steady]) - before(windows.start_ns[steady])).sum())

@@ -9,13 +9,13 @@ from msgspec import structs
 
 from stepgrade.model.collectives import Communication
 from stepgrade.model.columns import distinct
-from stepgrade.model.events import Trace, TraceDevice
+from stepgrade.model.events import Trace
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import Profile, Recorded, Source, Span
 from stepgrade.trace.activity import capability_by_kernels, measure_activity
 from stepgrade.trace.compilation import find_compilation
 from stepgrade.trace.counts import count_images, count_launches, count_tokens
-from stepgrade.trace.kernels import kernel_use
+from stepgrade.trace.kernels import find_device, kernel_use
 from stepgrade.trace.layers import Layers, find_layers
 from stepgrade.trace.ledger import add_ledgers
 from stepgrade.trace.matching import Arrivals, collectives_of_rank, find_arrivals
@@ -57,7 +57,7 @@ def analyse_rank(trace: Trace) -> RankProfile:
     operations = sum_operations(timeline, pieces)
     places = find_places(timeline, pieces, phase, layers.again)
     tokens = count_tokens(timeline)
-    device = _find_device(timeline)
+    device = find_device(timeline)
     recorded_steps = _list_steps(timeline)
     steady = [step for step in recorded_steps if step.steady]
     steps, total_ns = len(steady), sum(step.dur_ns for step in steady)
@@ -141,18 +141,6 @@ def _list_steps(timeline: Timeline) -> tuple[RankStep, ...]:
         )
         for index, number in enumerate(timeline.steps.number.tolist())
     )
-
-
-def _find_device(timeline: Timeline) -> TraceDevice | None:
-    """Return the analysed device as the trace describes it.
-
-    ROCm numbers agents, not devices: that all are alike is as good as a match.
-    """
-    listed = timeline.trace.devices
-    match = next((device for device in listed if device.index == timeline.device), None)
-    if match is None and len({device.name for device in listed}) == 1:
-        return listed[0]
-    return match
 
 
 def _describe_contents(timeline: Timeline, layers: Layers) -> dict[str, str]:

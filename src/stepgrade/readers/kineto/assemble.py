@@ -207,16 +207,18 @@ def _take_sorted(table: EventTable) -> Columns:
     return columns
 
 
-def _launch(occupancy: float | None, blocks: float | None, registers: float | None) -> KernelLaunch:
+def _launch(*figures: float | None) -> KernelLaunch:
     """Return how a kernel was launched. It ran: an occupancy of 0 is one that Kineto could not work out."""
-    sound = [
-        None if value is None or not 0 < value < 1 << 40 else value
-        for value in (occupancy, blocks, registers)
-    ]
+    occupancy, blocks, registers, threads = (
+        None if value is None or not 0 < value < 1 << 40 else value for value in figures[:4]
+    )
+    shared = figures[4]
     return KernelLaunch(
-        occupancy=None if sound[0] is None else min(sound[0] / 100.0, 1.0),
-        blocks_per_sm=None if sound[1] is None else float(sound[1]),
-        registers=None if sound[2] is None else int(sound[2]),
+        occupancy=None if occupancy is None else min(occupancy / 100.0, 1.0),
+        blocks_per_sm=None if blocks is None else float(blocks),
+        registers=None if registers is None else int(registers),
+        block_threads=None if threads is None else int(threads),
+        shared_bytes=None if shared is None or not 0 <= shared < 1 << 40 else int(shared),
     )
 
 

@@ -58,6 +58,8 @@ class Args(Struct, frozen=True, gc=False):
     occupancy: Any = field(name="est. achieved occupancy %", default=None)
     blocks_per_sm: Any = field(name="blocks per SM", default=None)
     registers: Any = field(name="registers per thread", default=None)
+    block: Raw = _NO_TEXT
+    shared: Any = field(name="shared memory", default=None)
     label: Any = field(name="name", default=None)
     task: Any = field(name="Task Type", default=None)
     memory_kind: Any = field(name="Device Type", default=NONE)

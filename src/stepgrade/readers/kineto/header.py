@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, Struct, field
 
 from stepgrade.errors import BadInput
-from stepgrade.model.events import TraceDevice
+from stepgrade.model.events import SmLimits, TraceDevice
 from stepgrade.readers.kineto.decode import DECODE_ERRORS, scan_value
 from stepgrade.readers.source import ByteSource
 
@@ -224,6 +224,7 @@ def header_of(keys: dict[str, Any]) -> Header:
             memory_bytes=whole(properties.get("totalGlobalMem")),
             sm_count=whole(properties.get("numSms")),
             capability=None if major is None else f"{major}.{minor or 0}",
+            limits=sm_limits(properties),
         )
         devices.append(device)
     return Header(
@@ -241,6 +242,15 @@ def header_of(keys: dict[str, Any]) -> Header:
         recorded=frozenset(_FLAGS[key] for key in _FLAGS if keys.get(key) in (1, "1")),
         names=frozenset(keys),
     )
+
+
+def sm_limits(properties: dict[str, Any]) -> SmLimits | None:
+    """Return what a multiprocessor holds; None where something is missing, as on ROCm."""
+    names = ("maxThreadsPerMultiprocessor", "regsPerMultiprocessor", "sharedMemPerMultiprocessor")
+    threads, registers, shared = (whole(properties.get(name)) for name in names)
+    if not threads or not registers or not shared:
+        return None
+    return SmLimits(threads=threads, registers=registers, shared_bytes=shared)
 
 
 def whole(value: object) -> int | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import suppress
-from itertools import accumulate
+from functools import lru_cache
+from itertools import accumulate, chain
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -48,7 +50,20 @@ _THING_BYTES: Final = 500
 _CHARACTER_BYTES: Final = 4
 # Inputs are numbered by their joined texts; a NUL cannot occur in JSON.
 _SEAM: Final = b"\0"
-_FIGURES: Final = (int, float, type(None))
+_FIGURES: Final = frozenset((int, float, type(None)))
+_BLOCK: Final = re.compile(rb"\[\s*(\d{1,5})\s*,\s*(\d{1,5})\s*,\s*(\d{1,5})\s*\]")
+
+
+@lru_cache(maxsize=1000)
+def _threads_in(text: bytes) -> int | None:
+    found = _BLOCK.fullmatch(text)
+    return int(found[1]) * int(found[2]) * int(found[3]) or None if found else None
+
+
+def _threads_of(block: Raw) -> int | None:
+    """Return the threads of a block, [x, y, z]; None for what is no block."""
+    text = bytes(block)
+    return _threads_in(text) if len(text) <= 100 else None
 
 
 class Interner(dict[Key, int], Generic[Key]):
@@ -109,7 +124,7 @@ class Tables:
         self.threads: Interner[tuple[Any, Any]] = Interner()
         self.inputs: Interner[bytes] = Interner()
         self.collectives: Interner[Collective] = Interner()
-        self.launches: Interner[tuple[Any, Any, Any]] = Interner()
+        self.launches: Interner[tuple[Any, ...]] = Interner()
         self.thread_names: dict[tuple[str, str], str] = {}
         self.pid_ranks: dict[Any, int] = {}
         self.categories: Counter[str] = Counter()
@@ -295,8 +310,16 @@ class Tables:
 
     def _launch_column(self, args: Sequence[Args]) -> array[int]:
         """Return how each kernel was launched; the texts of strangers are no figures, and count as none."""
-        launches = [(arg.occupancy, arg.blocks_per_sm, arg.registers) for arg in args]
-        known = [all(type(value) in _FIGURES for value in launch) for launch in launches]
+        launches = [
+            (arg.occupancy, arg.blocks_per_sm, arg.registers, None, None)
+            if arg.occupancy != 0
+            # The occupancy can be worked out from these.
+            else (0, arg.blocks_per_sm, arg.registers, _threads_of(arg.block), arg.shared)
+            for arg in args
+        ]
+        if set(map(type, chain.from_iterable(launches))) <= _FIGURES:
+            return array("i", [self.launches[launch] for launch in launches])
+        known = [_FIGURES.issuperset(map(type, launch)) for launch in launches]
         pairs = zip(launches, known, strict=True)
         return array("i", [self.launches[launch] if is_known else NONE for launch, is_known in pairs])
 

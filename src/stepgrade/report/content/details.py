@@ -171,7 +171,7 @@ def kernels(card: Scorecard) -> Iterator[Detail]:
             "kernels",
             "Kernels of the longest operations",
             f"{kernel_sentence(card.kernel_use)} Occupancy is what the profiler estimates; where it writes "
-            "0, it could not.",
+            "0, it is worked out from registers, shared memory and blocks.",
             ("Kernel", "Operation", "Per step", "Occupancy", "Blocks per SM", "Registers", "Tensor cores"),
             tuple(bars),
         )
