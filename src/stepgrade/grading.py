@@ -42,7 +42,7 @@ from stepgrade.scoring.layers import (
     modules_of_step,
     slow_layers,
 )
-from stepgrade.scoring.links import collective_fits, collective_rows, expert_use, pipeline_use
+from stepgrade.scoring.links import collective_fits, collective_rows, copy_rows, expert_use, pipeline_use
 from stepgrade.scoring.memory import memory_of_run
 from stepgrade.scoring.operations import (
     RankedOperation,
@@ -226,6 +226,7 @@ def _card(profile: Profile, times: RunTimes, options: ScoreOptions, settings: Se
         arithmetic=efficiency.arithmetic,
         compile=profile.compilation,
         kernel_use=profile.kernel_use,
+        copies=copy_rows(profile.activity),
         collectives=collective_rows(profile.links, profile.steps or 1, target.figures),
         collective_fits=collective_fits(profile.links),
         pipeline=pipeline_use(profile.links, profile.steps or 1),

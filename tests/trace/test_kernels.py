@@ -92,3 +92,76 @@ def test_kernels_are_listed_under_their_operation(tmp_path: Path) -> None:
     assert use.occupancy == pytest.approx(0.5)
     assert use.occupancy_known_share == pytest.approx(1 / 3)
     assert use.tensor_core_share == pytest.approx(2 / 3)
+
+
+def with_counters(path: Path) -> Path:
+    """Add samples of two counters to the made trace, as Kineto writes them: one each 250 µs, of device 0."""
+    document = json.loads(made(path).read_text())
+    for place in range(20):
+        for name, value in (("sm__cycles_active.avg", 100.0 + place), ("dram__bytes.sum", 2)):
+            document["traceEvents"].append(
+                {
+                    "ph": "C",
+                    "cat": "hardware_counters",
+                    "name": name,
+                    "pid": "GPU 0 Counters",
+                    "tid": 0,
+                    "ts": 250 * place,
+                    "args": {"": value},
+                }
+            )
+    odd = {"ph": "C", "cat": "hardware_counters", "name": "other", "ts": 10, "tid": 0}
+    document["traceEvents"] += [
+        odd | {"pid": "GPU 1 Counters", "args": {"": 5.0}},
+        odd | {"pid": "GPU 0 Counters", "args": {"": "many"}},
+        odd | {"pid": "GPU 0 Counters", "args": {}},
+        odd | {"pid": 7, "args": {"": 1.0}},
+    ]
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_counters_of_the_device_are_read(tmp_path: Path) -> None:
+    card = sg.score(sg.load(with_counters(tmp_path / "trace.json")))
+    assert card.kernel_use is not None
+    assert card.steps is not None
+    samples = 4 * (card.steps.steady or 0)
+    found = {counter.name: counter for counter in card.kernel_use.counters}
+    assert set(found) == {"sm__cycles_active.avg", "dram__bytes.sum"}
+    active, moved = found["sm__cycles_active.avg"], found["dram__bytes.sum"]
+    assert (moved.mean, moved.least, moved.most) == (2.0, 2.0, 2.0)
+    assert moved.samples == active.samples
+    assert abs(active.samples - samples) <= 4  # a step of the device begins when the one before it ends
+    assert active.least < active.mean < active.most
+    assert active.mean == pytest.approx((active.least + active.most) / 2)
+    assert "sm__cycles_active.avg" in sg.render(card)
+
+
+def test_the_queue_is_what_was_launched_and_has_not_begun(tmp_path: Path) -> None:
+    use = sg.score(sg.load(made(tmp_path / "trace.json"))).kernel_use
+    assert use is not None
+    assert use.queue is not None
+    # Launched 1 and 11 µs into the step, begun after 20 and 420 µs.
+    assert use.queue.mean == pytest.approx((19 + 409) / 1000, rel=0.01)
+    assert use.queue.empty_share == pytest.approx(1 - 419 / 1000, rel=0.01)
+    assert use.queue.known_share == 1.0
+
+
+def test_copies_have_their_bandwidth_by_direction_and_memory(tmp_path: Path) -> None:
+    path = made(tmp_path / "trace.json")
+    document = json.loads(path.read_text())
+    for step in range(4):
+        for place, (name, size) in enumerate(
+            [("Memcpy HtoD (Pageable -> Device)", 50_000), ("Memcpy DtoH (Device -> Pinned)", 250_000)]
+        ):
+            number, at = 1000 + 10 * step + place, 1000 * step + 700 + 60 * place
+            document["traceEvents"] += [
+                event("cudaMemcpyAsync", "cuda_runtime", at - 1, 1, correlation=number),
+                event(*(name, "gpu_memcpy", at, 50), device=0, stream=7, correlation=number, bytes=size),
+            ]
+    path.write_text(json.dumps(document))
+    rows = {(row.direction, row.memory): row for row in sg.score(sg.load(path)).copies}
+    assert set(rows) == {("h2d", "pageable"), ("d2h", "pinned")}
+    slow, fast = rows["h2d", "pageable"], rows["d2h", "pinned"]
+    assert (slow.calls, slow.ms, slow.bytes) == (1.0, pytest.approx(0.05), 50_000.0)
+    assert (slow.gb_s, fast.gb_s) == (pytest.approx(1.0), pytest.approx(5.0))

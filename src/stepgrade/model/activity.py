@@ -104,6 +104,24 @@ class KernelTally(Struct, frozen=True, kw_only=True):
     outrun_share: float = 0.0  # of the kernels, how many are shorter than the call that launched them
 
 
+class QueueDepth(Struct, frozen=True, kw_only=True):
+    """Kernels and copies that were launched and have not begun, over the steady steps."""
+
+    mean: float
+    empty_share: float  # of the steps' time, with nothing left to begin
+    known_share: float  # of the kernels and copies, how many have a recorded launch
+
+
+class CounterMean(Struct, frozen=True, kw_only=True):
+    """One counter of the device in the steady steps, under the name that the profiler gives it."""
+
+    name: str
+    mean: float
+    least: float
+    most: float
+    samples: int
+
+
 class KernelUse(Struct, frozen=True, kw_only=True):
     """How the kernels of a step fill the device; shares from 0 to 1, None where the profiler does not say."""
 
@@ -112,6 +130,8 @@ class KernelUse(Struct, frozen=True, kw_only=True):
     occupancy_known_share: float | None = None  # of the kernels' time
     tensor_core_share: float | None = None  # of the matrix products' time, on tensor cores
     tensor_core_known_share: float | None = None  # of that time, in kernels whose names say
+    queue: QueueDepth | None = None
+    counters: tuple[CounterMean, ...] = ()
 
 
 class HostGaps(Struct, frozen=True, kw_only=True):

@@ -124,6 +124,15 @@ class MemoryEvents(Struct, frozen=True, eq=False, kw_only=True):
     order: Wholes  # the profiler's own number of the event
 
 
+class DeviceCounters(Struct, frozen=True, eq=False, kw_only=True):
+    """Samples of the device's own counters, each of the stretch of time that begins with it."""
+
+    name: Ids
+    start_ns: Longs
+    device: Ids
+    value: NDArray[np.float64]
+
+
 class DeviceRanges(Struct, frozen=True, eq=False, kw_only=True):
     """Annotations as the profiler projects them on streams (`gpu_user_annotation`): not busy time."""
 
@@ -245,6 +254,7 @@ class Trace(Struct, frozen=True, eq=False, kw_only=True):
     frames: HostFrames | None = None
     tokens: tuple[int, ...] | None = None  # the sizes of those that a compiled step takes
     memory: MemoryEvents | None = None
+    counters: DeviceCounters | None = None
     categories: dict[str, int] = {}  # how many events of each category we know the file holds
 
     def __post_init__(self) -> None:

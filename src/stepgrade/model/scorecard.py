@@ -82,6 +82,17 @@ class KernelRow(Struct, frozen=True, kw_only=True):
     tensor_cores: bool | None = None  # of matrix products; None where the name does not say
 
 
+class CopyRow(Struct, frozen=True, kw_only=True):
+    """Copies between host and device in a step, of one direction and one kind of host memory."""
+
+    direction: str  # h2d, d2h, other
+    memory: str | None = None  # pinned, pageable; None where the trace does not say
+    calls: float
+    ms: float
+    bytes: float | None = None
+    gb_s: float | None = None  # of the copies whose size is known
+
+
 class Operation(Struct, frozen=True, kw_only=True):
     """One operation in the typical step: its time, and that as a share of the step.
 
@@ -293,6 +304,7 @@ class Scorecard(Result, frozen=True, kw_only=True):
     arithmetic: Arithmetic | None = None
     compile: Compilation | None = None
     kernel_use: KernelUse | None = None
+    copies: tuple[CopyRow, ...] = ()
     collectives: tuple[CollectiveRow, ...] = ()
     collective_fits: tuple[CollectiveFit, ...] = ()
     pipeline: PipelineUse | None = None

@@ -1,4 +1,4 @@
-"""Collectives beside the device's link: algorithmic and bus bandwidth, latency; pipelines and experts."""
+"""What crosses links: collectives with their bandwidth and latency, copies, pipelines, experts."""
 
 from __future__ import annotations
 
@@ -6,8 +6,16 @@ import re
 from collections.abc import Sequence
 
 from stepgrade.hardware.ceilings import Figures
+from stepgrade.model.activity import Activity, CopyTally
 from stepgrade.model.collectives import CollectiveTime, Communication
-from stepgrade.model.scorecard import CollectiveFit, CollectiveRow, ExpertUse, PipelineUse, StageRow
+from stepgrade.model.scorecard import (
+    CollectiveFit,
+    CollectiveRow,
+    CopyRow,
+    ExpertUse,
+    PipelineUse,
+    StageRow,
+)
 from stepgrade.naming.collective_kind import CollectiveKind, collective_kind
 from stepgrade.statistics import mean
 
@@ -49,6 +57,28 @@ def collective_rows(links: Communication | None, steps: int, figures: Figures) -
             )
         )
     return tuple(found)
+
+
+def copy_rows(activity: Activity | None) -> tuple[CopyRow, ...]:
+    """Return the copies between host and device of a step, by direction and memory, longest first."""
+    alike: dict[tuple[str, str | None], list[CopyTally]] = {}
+    for tally in activity.copies if activity else ():
+        alike.setdefault((tally.direction, tally.memory), []).append(tally)
+    found = []
+    for (direction, memory), tallies in alike.items():
+        sized = [(tally.bytes, tally.ms) for tally in tallies if tally.bytes is not None]
+        moved, took_ms = sum(size for size, _ in sized), sum(ms for _, ms in sized)
+        found.append(
+            CopyRow(
+                direction=direction,
+                memory=memory,
+                calls=sum(tally.count for tally in tallies),
+                ms=sum(tally.ms for tally in tallies),
+                bytes=moved if len(sized) == len(tallies) else None,
+                gb_s=moved / took_ms * _MS_PER_S / _GB if took_ms > 0.0 else None,
+            )
+        )
+    return tuple(sorted(found, key=lambda row: (-row.ms, row.direction, row.memory or "")))
 
 
 def bus_factor(name: str, ranks: int | None) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from stepgrade.model.activity import KernelUse
+from stepgrade.model.activity import CounterMean, KernelUse, QueueDepth
 from stepgrade.model.columns import groups
 from stepgrade.model.events import DeviceEvent, Ids, Longs, TraceDevice
 from stepgrade.model.profile import KernelTime
@@ -14,9 +14,11 @@ from stepgrade.naming.work_class import MATMULS, WorkClass
 from stepgrade.trace.occupancy import occupancy_of
 from stepgrade.trace.pieces import Pieces
 from stepgrade.trace.timeline import Driver, Timeline
+from stepgrade.trace.windows import Windows
 from stepgrade.units import NS_PER_MS
 
 MOST_KERNELS = 8  # of an operation
+_MOST_COUNTERS = 100
 Floats = NDArray[np.float64]
 
 
@@ -127,7 +129,32 @@ def kernel_use(timeline: Timeline, pieces: Pieces) -> KernelUse | None:
         occupancy_known_share=float(dur[told].sum()) / whole,
         tensor_core_share=float(dur[tensor].sum()) / product_ns if product_ns and named.any() else None,
         tensor_core_known_share=float(dur[named].sum()) / product_ns if product_ns else None,
+        queue=queue_depth(timeline),
+        counters=counter_means(timeline),
     )
+
+
+class _Level:
+    """How much of something there is over time: what begins is added, what ends is taken away."""
+
+    def __init__(self, starts: Longs, ends: Longs, amounts: Floats) -> None:
+        time = np.concatenate((starts, ends))
+        order = np.argsort(time, kind="stable")
+        self._time = time[order]
+        self.level = np.cumsum(np.concatenate((amounts, -amounts))[order])
+
+    def over_steady(self, amount: Floats, windows: Windows) -> float:
+        """Return the sum of what is asked of each level, by nanoseconds of the steady steps."""
+        time = self._time
+        until = np.append(0.0, np.cumsum(amount[:-1] * np.diff(time)))  # up to each change
+
+        def before(at: Longs) -> Floats:
+            place = np.searchsorted(time, at, side="right") - 1
+            known = np.maximum(place, 0)
+            return np.where(place < 0, 0.0, until[known] + amount[known] * (at - time[known]))
+
+        steady = windows.steady
+        return float((before(windows.end_ns[steady]) - before(windows.start_ns[steady])).sum())
 
 
 def sm_filled_ns(timeline: Timeline) -> float:
@@ -135,23 +162,59 @@ def sm_filled_ns(timeline: Timeline) -> float:
 
     A multiprocessor without a block is idle. Kernels that run beside each other fill the device together.
     """
-    work, windows = timeline.trace.work, timeline.windows
-    rows = np.flatnonzero((work.kind == DeviceEvent.KERNEL) & (work.device == timeline.device)).astype(
-        np.int32
-    )
+    work = timeline.trace.work
+    rows = np.flatnonzero(timeline.chosen & (work.kind == DeviceEvent.KERNEL)).astype(np.int32)
     _, blocks, _ = _launch_figures(timeline, rows)
     rows, blocks = rows[~np.isnan(blocks)], blocks[~np.isnan(blocks)]
+    if not len(rows):
+        return 0.0
     start = work.start_ns[rows]
-    time = np.concatenate((start, start + work.dur_ns[rows]))
-    order = np.argsort(time, kind="stable")
-    time = time[order]
-    filled = np.clip(np.cumsum(np.concatenate((blocks, -blocks))[order]), 0.0, 1.0)
-    until = np.append(0.0, np.cumsum(filled[:-1] * np.diff(time)))  # up to each change
+    filled = _Level(start, start + work.dur_ns[rows], blocks)
+    return filled.over_steady(np.clip(filled.level, 0.0, 1.0), timeline.windows)
 
-    def before(at: Longs) -> Floats:
-        place = np.searchsorted(time, at, side="right") - 1
-        known = np.maximum(place, 0)
-        return np.where(place < 0, 0.0, until[known] + filled[known] * (at - time[known]))
 
-    steady = windows.steady
-    return float((before(windows.end_ns[steady]) - before(windows.start_ns[steady])).sum())
+def queue_depth(timeline: Timeline) -> QueueDepth | None:
+    """Return how far the host is ahead of the device; None where no launches were recorded.
+
+    A launch counts from when its call begins until what it launched begins.
+    """
+    trace, windows = timeline.trace, timeline.windows
+    chosen = np.flatnonzero(timeline.chosen & windows.is_steady(timeline.attribution.step))
+    launched = chosen[timeline.links.call[chosen] >= 0]
+    step_ns = float(windows.dur_ns[windows.steady].sum())
+    if not len(launched) or not step_ns:
+        return None
+    # Those of all steps: what an earlier step launched may still wait in this one.
+    rows = np.flatnonzero(timeline.chosen & (timeline.links.call >= 0))
+    begun = trace.work.start_ns[rows]
+    issued = np.minimum(trace.calls.start_ns[timeline.links.call[rows]], begun)
+    queue = _Level(issued, begun, np.ones(len(rows)))
+    waiting = queue.over_steady((queue.level > 0.5).astype(np.float64), windows)
+    return QueueDepth(
+        mean=float(f"{queue.over_steady(queue.level, windows) / step_ns:.6g}"),
+        empty_share=float(f"{max(0.0, 1.0 - waiting / step_ns):.6g}"),
+        known_share=len(launched) / len(chosen),
+    )
+
+
+def counter_means(timeline: Timeline) -> tuple[CounterMean, ...]:
+    """Return the device's counters in the steady steps; samples are of equal stretches of time."""
+    counters, windows = timeline.trace.counters, timeline.windows
+    if counters is None or not len(counters.name):
+        return ()
+    step = np.searchsorted(windows.start_ns, counters.start_ns, side="right") - 1
+    inside = (step >= 0) & (counters.device == (timeline.device or 0))
+    inside &= windows.steady[np.maximum(step, 0)] & (counters.start_ns < windows.end_ns[np.maximum(step, 0)])
+    names, which, counts = groups(counters.name[inside])
+    value = counters.value[inside]
+    total = np.bincount(which, value, len(names))
+    return tuple(
+        CounterMean(
+            name=timeline.trace.strings[name],
+            mean=float(f"{total[place] / counts[place]:.6g}"),
+            least=float(value[which == place].min()),
+            most=float(value[which == place].max()),
+            samples=int(counts[place]),
+        )
+        for place, name in enumerate(names.tolist()[:_MOST_COUNTERS])
+    )

@@ -107,6 +107,7 @@ def check(trace: Trace) -> None:
             ("thread", trace.threads),
             ("inputs", trace.inputs),
             ("collective", trace.collectives),
+            ("launch", trace.launches),
         ):
             if column in rows.__struct_fields__:
                 assert NONE <= getattr(rows, column).min() <= getattr(rows, column).max() < len(held)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,23 @@ def test_more_processes_read_the_same(processes: int, patient: None, tmp_path: P
     for table in TABLES:
         assert (getattr(one, table).start_ns == getattr(many, table).start_ns).all()
     assert (one.base_ns, one.lost, one.categories) == (many.base_ns, many.lost, many.categories)
+
+
+def test_launches_of_kernels_are_told_apart(patient: None, tmp_path: Path) -> None:
+    kernels = [
+        {
+            **{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 10 * place, "dur": 5},
+            "args": {"device": 0, "stream": 7, "registers per thread": 1 + place % 97, "blocks per SM": 1.5},
+        }
+        for place in range(2000)
+    ]
+    file = tmp_path / "t.json"
+    file.write_text(json.dumps({"schemaVersion": 1, "traceEvents": kernels}))
+    for processes in (1, 2):
+        (trace,) = read_file(file, processes=processes)
+        assert trace.work.launch is not None
+        registers = [trace.launches[place].registers for place in trace.work.launch.tolist()]
+        assert registers == [1 + place % 97 for place in range(2000)]
 
 
 def test_losses_of_all_processes_are_counted(patient: None) -> None:

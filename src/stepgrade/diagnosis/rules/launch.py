@@ -86,6 +86,13 @@ def launch_gaps(context: RuleContext) -> Found | None:
         evidence["launches"] = launches
         count = f" ({show_count(round(launches))} launches a step)"
     claim = f"The device waits for launches for {show_share(share)} of the step{count}."
+    use = context.profile.kernel_use
+    if use is not None and use.queue is not None and use.queue.known_share >= _MOSTLY:
+        evidence |= {"queue_depth": use.queue.mean, "queue_empty_share": use.queue.empty_share}
+        claim += (
+            f" {use.queue.mean:,.2g} launches are ahead of it on average; for "
+            f"{show_share(use.queue.empty_share)} of the step there is none."
+        )
     return _levels(context.limits).found(share, claim, evidence, remedy=fewer_launches(context))
 
 

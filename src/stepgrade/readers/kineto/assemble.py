@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from stepgrade.model.columns import distinct, narrow, order_by_start
 from stepgrade.model.events import (
     NONE,
+    DeviceCounters,
     DeviceEvent,
     DeviceRanges,
     DeviceWork,
@@ -41,6 +42,7 @@ _MODELS: Final = {
     "frames": HostFrames,
     "device_ranges": DeviceRanges,
     "memory": MemoryEvents,
+    "counters": DeviceCounters,
 }
 # Columns that are places in what the whole file shares.
 _REFERENCES: Final = {
@@ -84,7 +86,7 @@ def assemble(tables: Tables, facts: FileFacts) -> list[Trace]:
     starts = [
         table["start_ns"].min()
         for name, table in columns.items()
-        if len(table["start_ns"]) and name not in {"frames", "memory"}
+        if len(table["start_ns"]) and name not in {"frames", "memory", "counters"}
     ]
     if not starts:
         return []

@@ -57,11 +57,14 @@ USED_CATEGORIES = frozenset(
 FLOW_CATEGORIES = frozenset(("ac2g", "async", "async_gpu", "async_cpu_to_gpu", "fwdbwd", NPU_LAUNCHES))
 MEMORY_CATEGORY = "cpu_instant_event"
 MEMORY_EVENT = "[memory]"
+# Samples of the device's counters (CUPTI's PM sampling), from August 2026 on.
+COUNTER_CATEGORY = "hardware_counters"
 SEEN_CATEGORIES = (
     USED_CATEGORIES
     | FLOW_CATEGORIES
     | {
         MEMORY_CATEGORY,
+        COUNTER_CATEGORY,
         "Trace",
         "cuda_sync",
         "cuda_event",

@@ -61,6 +61,7 @@ class Args(Struct, frozen=True, gc=False):
     block: Raw = _NO_TEXT
     shared: Any = field(name="shared memory", default=None)
     label: Any = field(name="name", default=None)
+    value: Any = field(name="", default=None)  # of a counter
     task: Any = field(name="Task Type", default=None)
     memory_kind: Any = field(name="Device Type", default=NONE)
     memory_device: Any = field(name="Device Id", default=NONE)

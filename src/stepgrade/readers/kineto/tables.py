@@ -27,6 +27,7 @@ _DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "q": np.dtype(np.int64),
     "i": np.dtype(np.int32),
     "b": np.dtype(np.int8),
+    "d": np.dtype(np.float64),
 }
 Events: TypeAlias = Sequence[Event]
 Batch: TypeAlias = dict[str, Any]
@@ -51,6 +52,8 @@ _CHARACTER_BYTES: Final = 4
 # Inputs are numbered by their joined texts; a NUL cannot occur in JSON.
 _SEAM: Final = b"\0"
 _FIGURES: Final = frozenset((int, float, type(None)))
+_COUNTERS_OF: Final = re.compile(r"GPU (\d{1,4}) Counters\Z")
+_LARGEST_VALUE: Final = 1e300
 _BLOCK: Final = re.compile(rb"\[\s*(\d{1,5})\s*,\s*(\d{1,5})\s*,\s*(\d{1,5})\s*\]")
 
 
@@ -153,6 +156,7 @@ class Tables:
                     ("kind", "device", "bytes", "address", "allocated", "reserved", "order"), "q"
                 ),
             ),
+            "counters": EventTable(name="i", start_ns="q", dur_ns="q", rank="i", device="i", value="d"),
         }
 
     @property
@@ -192,16 +196,15 @@ class Tables:
             by_category[categories.OPERATOR_CATEGORY] = operators
         _sort_uncategorised(by_category)
         rows = _rows(by_category, LONG_FRAME_US if clock is not from_ns else LONG_FRAME_US * 1000)
-        # Both are made before either is added.
         allocations = _memory_events(by_category)
-        memory = self._memory_columns(allocations, clock)
+        samples = by_category.get(categories.COUNTER_CATEGORY, ())
+        # All are made before any is added.
+        batches = self._memory_columns(allocations, clock) | self._counter_columns(samples, clock)
         if rows.events:
             columns = self._columns(rows, clock)
-            for name, part in rows.parts.items():
-                if part.start < part.stop:
-                    self.tables[name].append(columns[name])
-        if memory is not None:
-            self.tables["memory"].append(memory)
+            batches |= {name: columns[name] for name, part in rows.parts.items() if part.start < part.stop}
+        for name, batch in batches.items():
+            self.tables[name].append(batch)
         self.categories.update({category: len(those) for category, those in by_category.items()})
         self.categories[categories.MEMORY_CATEGORY] += sum(not event.cat for event in allocations)
         for event in by_category.get("", ()):
@@ -271,11 +274,11 @@ class Tables:
             own[name]["thread"] = threads[part]
         return own
 
-    def _memory_columns(self, events: Events, clock: Clock) -> Batch | None:
+    def _memory_columns(self, events: Events, clock: Clock) -> dict[str, Batch]:
         if not events:
-            return None
+            return {}
         args = [event.args for event in events]
-        return {
+        columns: Batch = {
             "name": array("i", [self.strings[categories.MEMORY_EVENT]]) * len(events),
             "start_ns": clock([event.ts for event in events]),
             "dur_ns": array("q", [0]) * len(events),
@@ -289,6 +292,30 @@ class Tables:
             "reserved": longs([arg.reserved for arg in args]),
             "order": longs([arg.order for arg in args]),
         }
+        return {"memory": columns}
+
+    def _counter_columns(self, events: Events, clock: Clock) -> dict[str, Batch]:
+        """Return the samples of counters, without those that do not say of which device or how much."""
+        told = [
+            (event, int(found[1]), float(event.args.value))
+            for event in events
+            if event.ph == "C"
+            and type(event.args.value) in (int, float)
+            and abs(event.args.value) < _LARGEST_VALUE
+            and (found := _COUNTERS_OF.match(str(event.pid)))
+        ]
+        if not told:
+            return {}
+        those = [event for event, _, _ in told]
+        columns: Batch = {
+            "name": array("i", [self.strings[event.name] for event in those]),
+            "start_ns": clock([event.ts for event in those]),
+            "dur_ns": array("q", [0]) * len(told),
+            "rank": self._rank_column(those, [event.args for event in those]),
+            "device": array("i", [device for _, device, _ in told]),
+            "value": array("d", [value for _, _, value in told]),
+        }
+        return {"counters": columns}
 
     def _threads(self, events: Events) -> array[int]:
         processes, threads = [event.pid for event in events], [event.tid for event in events]

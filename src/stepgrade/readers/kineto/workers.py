@@ -42,6 +42,7 @@ class Findings(Struct, kw_only=True):
     threads: list[tuple[Any, Any]]
     inputs: list[bytes]
     collectives: list[Collective]
+    launches: list[tuple[float | int | None, ...]]
     thread_names: list[tuple[str, str, str]]
     pid_ranks: list[tuple[Any, int]]
     categories: dict[str, int]
@@ -139,6 +140,7 @@ def _merge(reader: ChunkReader, findings: Findings, answers: IO[bytes]) -> None:
             ("thread", [tables.threads[thread] for thread in findings.threads]),
             ("inputs", [tables.inputs[inputs] for inputs in findings.inputs]),
             ("collective", [tables.collectives[collective] for collective in findings.collectives]),
+            ("launch", [tables.launches[launch] for launch in findings.launches]),
         )
     }
     for process, thread, name in findings.thread_names:
@@ -202,6 +204,7 @@ def main() -> None:
         threads=list(tables.threads),
         inputs=list(tables.inputs),
         collectives=list(tables.collectives),
+        launches=list(tables.launches),
         thread_names=[(*thread, name) for thread, name in tables.thread_names.items()],
         pid_ranks=list(tables.pid_ranks.items()),
         categories=dict(tables.categories),

@@ -15,6 +15,9 @@ from stepgrade.units import MISSING, show_bytes, show_count, show_ms, show_share
 ROWS_KEPT = 100  # in a document
 _SHAPES_SHOWN, _COLLECTIVES_SHOWN, _RANKS_SHOWN, _FRAMES_SHOWN = 4, 4, 8, 3
 _OPERATIONS_WITH_KERNELS = 20
+_COPIES_SHOWN, _COUNTERS_SHOWN = 4, 8
+_LEAST_EXPOSED = 0.02  # of the step, in copies that nothing hides
+_DIRECTIONS = {"h2d": "host to device", "d2h": "device to host"}
 _LEAST_KNOWN = 0.5  # of the kernels' time, for a mean of them to be told
 _LEAST_IMBALANCE = 1.05  # of what ranks receive: below, nobody looks at them
 # Below a hundredth of the step nobody looks for what a shape loses.
@@ -39,7 +42,9 @@ def details(card: Scorecard) -> Iterator[Detail]:
     yield from stages(card)
     yield from experts(card)
     yield from compiled(card)
+    yield from copies(card)
     yield from kernels(card)
+    yield from counters(card)
 
 
 def detail_blocks(card: Scorecard) -> Iterator[Block]:
@@ -153,6 +158,50 @@ def stages(card: Scorecard) -> Iterator[Detail]:
     )
 
 
+def copies(card: Scorecard) -> Iterator[Detail]:
+    """Yield copies between host and device; a terminal shows them where the device waits for them."""
+    bars = []
+    for row in card.copies:
+        rate = MISSING if row.gb_s is None else f"{row.gb_s:,.3g} GB/s"
+        size = MISSING if row.bytes is None else show_bytes(row.bytes)
+        cells = show_ms(row.ms), rate, size, show_count(round(row.calls, 1))
+        way = _DIRECTIONS.get(row.direction, row.direction)
+        name = way if row.memory is None else f"{way}, {row.memory}"
+        bars.append(Bar(name, row.ms, f"{cells[0]:>9} {rate:>11}", cells))
+    exposed = card.ledger.exposed_copy if card.ledger is not None else None
+    if bars:
+        yield Detail(
+            "copies",
+            "Copies between host and device",
+            "Of a step, by direction and kind of the host's memory: time, bandwidth, bytes and calls.",
+            ("Copies", "Per step", "Bandwidth", "Bytes", "Calls"),
+            tuple(bars),
+            min(len(bars), _COPIES_SHOWN) if (exposed or 0.0) >= _LEAST_EXPOSED else 0,
+        )
+
+
+def counters(card: Scorecard) -> Iterator[Detail]:
+    """Yield what the device's own counters say of the steady steps."""
+    found = card.kernel_use.counters if card.kernel_use is not None else ()
+    if found:
+        yield Detail(
+            "counters",
+            "Counters of the device: mean, least and most in the steady steps",
+            "Samples of the device's hardware counters, under the names that the profiler gives them.",
+            ("Counter", "Mean", "Least", "Most", "Samples"),
+            tuple(
+                Bar(
+                    shortened(one.name, 120),
+                    one.mean,
+                    f"{one.mean:>12,.5g}",
+                    (f"{one.mean:,.5g}", f"{one.least:,.5g}", f"{one.most:,.5g}", show_count(one.samples)),
+                )
+                for one in found
+            ),
+            min(len(found), _COUNTERS_SHOWN),
+        )
+
+
 def kernels(card: Scorecard) -> Iterator[Detail]:
     """Yield the kernels under the longest operations, for documents."""
     bars = []
@@ -186,6 +235,11 @@ def kernel_sentence(use: KernelUse | None) -> str:
         said.append(f"those that have hold {show_share(use.occupancy)} of the warps they can")
     if use is not None and use.tensor_core_share is not None:
         said.append(f"tensor cores do {show_share(use.tensor_core_share)} of the matrix products' time")
+    if use is not None and use.queue is not None and use.queue.known_share >= _LEAST_KNOWN:
+        said.append(
+            f"{use.queue.mean:,.3g} launches wait to begin on average, none for "
+            f"{show_share(use.queue.empty_share)} of the step"
+        )
     return f"{'; '.join(said)}." if said else ""
 
 
