@@ -132,6 +132,23 @@ def test_what_the_sizes_do_not_tell_is_none(name: str, dims: list[Any]) -> None:
     assert cost(name, dims, [F32] * 3, []) == (None, None)
 
 
+def test_a_matrix_times_its_own_transpose_counts_half() -> None:
+    def flops(name: str, *dims: list[int]) -> int | None:
+        inputs = Inputs(
+            dims=json.dumps([*dims, []]).encode(),
+            types=b'["c10::BFloat16", "c10::BFloat16", "Scalar"]',
+            concrete=b'["", "", "768"]',
+            is_triton=True,
+        )
+        return cost_of(name, inputs).flops
+
+    assert flops("XXT_kernel_0", [2, 768, 3072], [2, 768, 768]) == 2 * 768 * 769 * 3072
+    assert flops("my_syrk", [64, 32], [64, 64]) == 64 * 65 * 32
+    assert flops("XXT_kernel_0", [2, 768, 3072], [2, 3072, 3072]) is None
+    assert flops("XXT_kernel_0", [768]) is None
+    assert flops("copy_kernel", [2, 768, 768], [2, 768, 768]) is None
+
+
 def test_unknown_element_types_leave_the_flops() -> None:
     assert cost("aten::mm", [[8, 16], [16, 4]], ["nv_fp4"] * 2, []) == (1024, None)
 

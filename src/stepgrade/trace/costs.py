@@ -18,7 +18,7 @@ from stepgrade.trace.library_costs import LIBRARIES
 from stepgrade.trace.moving_costs import MOVING
 from stepgrade.trace.own_costs import plugged_in, registered
 from stepgrade.trace.recorded_inputs import UNKNOWN, Cost, Dims, Rule, Shapes, decode_shapes, plus, times
-from stepgrade.trace.triton_costs import GENERATED, triton_cost
+from stepgrade.trace.triton_costs import GENERATED, symmetric_flops, triton_cost
 
 NORM_FLOPS_PER_ELEMENT = 5
 NORM_BACKWARD_FLOPS_PER_ELEMENT = 8
@@ -58,7 +58,8 @@ def _rule_of(name: str, *, is_triton: bool) -> Rule | None:
 
 def _triton(name: str) -> Rule:
     def rule(shapes: Shapes) -> Cost:
-        flops = template_cost(shapes).flops if name.startswith(_TEMPLATES) and "mm" in name else None
+        is_template = name.startswith(_TEMPLATES) and "mm" in name
+        flops = template_cost(shapes).flops if is_template else symmetric_flops(name, shapes)
         return structs.replace(triton_cost(name, shapes), flops=flops)
 
     return rule

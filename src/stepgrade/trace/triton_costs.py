@@ -29,6 +29,8 @@ _INTO_ROWS = re.compile(r"embedding_dense_backward|index_put|scatter|index_add")
 _ONLY_WRITTEN = re.compile(
     r"zeros|ones|full|empty|arange|rand|fill|new_|embedding_dense_backward|index_put|scatter"
 )
+# A matrix times its own transpose, as BLAS (syrk) and the Muon optimizer call it.
+_SYMMETRIC = re.compile(r"xxt|syrk", re.IGNORECASE)
 _FEWEST_ELEMENTS = 2
 
 
@@ -63,3 +65,18 @@ def elements_of_kernel(shapes: Shapes) -> int | None:
     ]
     elements = math.prod(counts)
     return elements if counts and elements >= _FEWEST_ELEMENTS else None
+
+
+def symmetric_flops(name: str, shapes: Shapes) -> int | None:
+    """Return the FLOPs of [..., m, k] times its own transpose, [..., m, m]; None where it is no such product.
+
+    The result is symmetric: half of it and the diagonal are worked out, and that is what counts.
+    """
+    places = shapes.tensors
+    if not _SYMMETRIC.search(name) or len(places) != 2:
+        return None
+    given, made = (shapes.tensor(place) for place in places)
+    if not given or not made or len(given) < 2 or made != (*given[:-1], given[-2]):
+        return None
+    *batch, rows, inner = given
+    return math.prod(batch) * rows * (rows + 1) * inner
