@@ -192,6 +192,20 @@ def compiled_frames(n: int) -> Files:
     return one_step(n, inside)
 
 
+def launches_and_counters(n: int) -> Files:
+    """Return n kernels, each laid over the device in its own way, and as many samples of many counters."""
+    rows = [step(1, 0, n * 10), step(2, n * 10, 10), *kernel("last", n * 10 + 1, 10**7)]
+    for i in range(n):
+        how = {"blocks per SM": 1.0 + i, "registers per thread": 32 + i % 200, "shared memory": i}
+        how |= {"est. achieved occupancy %": 0, "block": [128, 1, 1]}
+        rows += kernel("k", i * 10, i, **how)
+        sample = event("hardware_counters", f"counter{i % 300}", i * 10, ph="C", pid="GPU 0 Counters")
+        rows.append(sample | {"args": {"": float(i)}})
+    device = {"id": 0, "name": "NVIDIA H100", "numSms": 132, "computeMajor": 9, "computeMinor": 0}
+    device |= {"maxThreadsPerMultiprocessor": 2048, "regsPerMultiprocessor": 65536}
+    return trace(rows, deviceProperties=[device | {"sharedMemPerMultiprocessor": 233472}])
+
+
 def events_of_mlperf(n: int) -> Files:
     """Return a log of MLPerf with n blocks."""
     lines = ['{"key": "global_batch_size", "value": 8, "time_ms": 1700000000000, "metadata": {}}']
@@ -1137,6 +1151,7 @@ SHAPES: dict[str, Shape] = {
     "operations in steps of their own": Shape(steps_of_operations, covers=("trace/operations",), size=200),
     "operations on the host": Shape(host_operations, covers=("trace/ledger", "trace/links"), size=3000),
     "shapes of library operations": Shape(shapes_of_library_operations, covers=("trace/shapes", "trace/library_costs", "trace/moving_costs", "trace/own_costs", "trace/recorded_inputs", "trace/triton_costs"), size=200),
+    "launches of kernels and samples of counters": Shape(launches_and_counters, covers=("trace/kernels", "trace/occupancy"), size=200),
     "frames that are compiled": Shape(compiled_frames, covers=("trace/compilation", "trace/kernels"), size=100),
     "events of MLPerf": Shape(events_of_mlperf, covers=("readers/logs/mlperf",), size=300),
     "shapes of matrix products": Shape(shapes_of_matmuls, covers=("trace/matmuls", "trace/costs", "trace/call_costs"), size=200),

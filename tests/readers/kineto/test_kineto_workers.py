@@ -48,7 +48,13 @@ def test_more_processes_read_the_same(processes: int, patient: None, tmp_path: P
 def test_launches_of_kernels_are_told_apart(patient: None, tmp_path: Path) -> None:
     kernels = [
         {
-            "ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 10 * place, "dur": 5,
+            "ph": "X",
+            "cat": "kernel",
+            "name": "k",
+            "pid": 0,
+            "tid": 7,
+            "ts": 10 * place,
+            "dur": 5,
             "args": {"device": 0, "stream": 7, "registers per thread": 1 + place % 97, "blocks per SM": 1.5},
         }
         for place in range(2000)
