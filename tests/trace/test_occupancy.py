@@ -44,7 +44,7 @@ def launch(threads: int, registers: int, shared: int, blocks: float) -> KernelLa
     ],
 )
 def test_what_is_scarce_limits_the_blocks(given: KernelLaunch, expected: float) -> None:
-    assert occupancy_of(given, H100, "9.0") == pytest.approx(expected)
+    assert occupancy_of(given, H100, "9.0") == pytest.approx(expected, abs=1e-4)
 
 
 def test_what_is_not_known_stays_so() -> None:

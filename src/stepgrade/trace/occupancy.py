@@ -50,4 +50,5 @@ def occupancy_of(launch: KernelLaunch, limits: SmLimits | None, capability: str 
     blocks = min(limits.threads // _WARP // warps, of_registers, of_shared, most_blocks)
     if blocks < 1:  # it ran, so something is not as it is taken to be
         return None
-    return min(1.0, min(float(blocks), launch.blocks_per_sm or 0.0) * threads / limits.threads)
+    held = min(float(blocks), launch.blocks_per_sm or 0.0) * threads / limits.threads
+    return round(min(1.0, held), 4)  # finer than the profiler's own whole percents

@@ -18,7 +18,13 @@ import numpy as np
 from msgspec import Raw, Struct, field
 
 from stepgrade.model.events import NONE, Longs
-from stepgrade.readers.kineto.categories import NPU_LAUNCHES, USED_CATEGORIES, is_allocation, uncategorised
+from stepgrade.readers.kineto.categories import (
+    COUNTER_CATEGORY,
+    NPU_LAUNCHES,
+    USED_CATEGORIES,
+    is_allocation,
+    uncategorised,
+)
 
 T = TypeVar("T")
 _NO_TEXT: Final = Raw(b"")
@@ -140,7 +146,8 @@ def repair(loose: LooseEvent) -> Event | None:
         return event
     is_launch = event.cat == NPU_LAUNCHES and event.ph == "s"
     is_known = uncategorised(event.name, event.pid, event.args.task) is not None
-    is_instant = is_launch or is_allocation(event.name, event.ph)
+    is_sample = event.cat == COUNTER_CATEGORY and event.ph == "C"
+    is_instant = is_launch or is_sample or is_allocation(event.name, event.ph)
     if event.cat not in USED_CATEGORIES and not is_instant and not is_known:
         return event if event.cat else None
     if event.ph != "X" and not is_instant:
