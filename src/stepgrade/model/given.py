@@ -1,13 +1,17 @@
-"""What callers give for a run: a profile as it is, or the path of a file, which is read first."""
+"""What callers give for a run: a profile or its traces as they are, or a path, which is read first."""
 
 from __future__ import annotations
 
 import os
-from typing import TypeAlias
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, TypeAlias
 
 from stepgrade.errors import BadOption
 from stepgrade.model.baseline import Baseline
 from stepgrade.model.profile import Profile
+
+if TYPE_CHECKING:
+    from stepgrade.model.events import Trace
 
 Path: TypeAlias = str | os.PathLike[str]
 
@@ -34,3 +38,12 @@ def baseline_given(given: object) -> Baseline | Profile:
         return load_baseline(given)
     problem = f"{type(given).__name__} is no earlier run"
     raise BadOption(problem, hint="give a path, a scorecard, or what stepgrade.load_baseline returns")
+
+
+def traces_given(given: Path | Iterable[Trace]) -> Iterable[Trace]:
+    """Return the traces of a run's ranks, read from their file or directory where a path is given."""
+    if isinstance(given, str | os.PathLike):
+        from stepgrade.readers.ranks import read_ranks  # noqa: PLC0415  as above
+
+        return read_ranks([given])
+    return given

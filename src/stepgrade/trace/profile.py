@@ -23,7 +23,7 @@ from stepgrade.trace.matmuls import most_of
 from stepgrade.trace.memory import memory_of_trace
 from stepgrade.trace.operations import sum_operations
 from stepgrade.trace.phases import find_phases, sum_phases
-from stepgrade.trace.pieces import find_pieces
+from stepgrade.trace.pieces import Pieces, find_pieces
 from stepgrade.trace.places import find_places
 from stepgrade.trace.quality import check_quality
 from stepgrade.trace.ranks import RankProfile, RankStep, merge_ranks
@@ -50,8 +50,12 @@ def analyse_trace(trace: Trace) -> Profile:
 def analyse_rank(trace: Trace) -> RankProfile:
     """Return the profile of one rank's trace, with what merging ranks needs beside it."""
     timeline = build_timeline(trace)
+    return analyse_timeline(timeline, find_pieces(timeline))
+
+
+def analyse_timeline(timeline: Timeline, pieces: Pieces) -> RankProfile:
+    """Return the profile of one rank, whose trace was put together already."""
     trace = timeline.trace
-    pieces = find_pieces(timeline)
     phase = find_phases(timeline, pieces)
     layers = find_layers(timeline, pieces, phase)
     operations = sum_operations(timeline, pieces)
