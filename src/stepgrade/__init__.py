@@ -34,10 +34,12 @@ if TYPE_CHECKING:
     from stepgrade.store.history import open_history as history
     from stepgrade.trace.own_costs import register_cost
     from stepgrade.trace.recorded_inputs import Cost
+    from stepgrade.whatif import AssumedChange, WhatIf, what_if
 
 # Where each public name lives: it is imported when first asked for, `stepgrade --version` needs none of it.
 _HOMES = {
     "Anchor": "hardware.memory.fit",
+    "AssumedChange": "whatif",
     "Baseline": "model",
     "Cluster": "hardware.planner",
     "Config": "config",
@@ -52,6 +54,7 @@ _HOMES = {
     "Settings": "diagnosis.settings",
     "Setup": "hardware.setup",
     "StepgradeError": "errors",
+    "WhatIf": "whatif",
     "convert": "report.step_profile",
     "devices": "hardware.catalogue",
     "estimate": "hardware.estimate",
@@ -68,11 +71,13 @@ _HOMES = {
     "render": "report",
     "score": "grading",
     "watch": "record",
+    "what_if": "whatif",
 }
 _NAMED_OTHERWISE = {"history": "open_history"}
 
 __all__ = [
     "Anchor",
+    "AssumedChange",
     "Baseline",
     "Cluster",
     "Config",
@@ -87,6 +92,7 @@ __all__ = [
     "Settings",
     "Setup",
     "StepgradeError",
+    "WhatIf",
     "__version__",
     "convert",
     "devices",
@@ -104,6 +110,7 @@ __all__ = [
     "render",
     "score",
     "watch",
+    "what_if",
 ]
 
 

@@ -11,6 +11,7 @@ import stepgrade as sg
 from stepgrade.hardware.memory.fit import MemoryFit
 from stepgrade.hardware.planner import PlanTable
 from stepgrade.model.scorecard import Scorecard
+from stepgrade.whatif import WhatIf
 from tests.conftest import ROOT
 from tests.docs.json_fields import fields_by_place
 
@@ -47,7 +48,12 @@ def test_the_json_has_those_fields_at_the_top() -> None:
 
 
 @pytest.mark.parametrize(
-    ("title", "result"), [("Fields of an estimate's memory", MemoryFit), ("Fields of a plan", PlanTable)]
+    ("title", "result"),
+    [
+        ("Fields of an estimate's memory", MemoryFit),
+        ("Fields of a plan", PlanTable),
+        ("Fields of a what-if", WhatIf),
+    ],
 )
 def test_memory_and_plans_are_described(title: str, result: type[msgspec.Struct]) -> None:
     wanted = {place: set(fields) for place, fields in fields_by_place(result).items()}

@@ -214,7 +214,10 @@ def _run_options(dice: random.Random) -> list[str]:
 
 def _of_trace(dice: random.Random) -> Input:
     text = packed(damaged(dice.choice(traces()), dice), dice)
-    command = dice.choice(("score", "score", "inspect", "convert", "gate"))
+    command = dice.choice(("score", "score", "inspect", "convert", "gate", "whatif"))
+    if command == "whatif":
+        to = dice.choice(("terminal", "json", "markdown"))
+        return Input("trace", ("whatif", "t.json", "--format", to, *_changes(dice)), {"t.json": text}, to)
     if command == "gate":
         to = dice.choice(("junit", "sarif", "html", "json", "badge", "github"))
         return Input(
@@ -232,11 +235,25 @@ def _of_trace(dice: random.Random) -> Input:
     return Input("trace", (command, "t.json", "--format", to, *words), {"t.json": text}, to)
 
 
+def _changes(dice: random.Random) -> list[str]:
+    """Return changes of a step: none, sound ones, or an odd word for one."""
+    words = []
+    if dice.random() < 0.4:
+        words += ["--faster", dice.choice(("gemm=2x", "*=3x", "host=1.5", "communication=0.5x", "input=9"))]
+    if dice.random() < 0.3:
+        words += ["--without", dice.choice(("sync", "data", "communication", "aten::*", "k", *ODD_WORDS))]
+    if dice.random() < 0.2:
+        words += dice.choice((["--launches", "0"], ["--launches", dice.choice(ODD_WORDS)], ["--link", "2x"]))
+    return words
+
+
 def _of_ranks(dice: random.Random) -> Input:
     files = {
         f"runs/rank{n}.json": packed(damaged(traces()[2], dice), dice) for n in range(dice.choice((1, 2, 3)))
     }
     files["runs/other.json"] = damaged(profiles()[0], dice)
+    if dice.random() < 0.2:
+        return Input("ranks", ("whatif", "runs", "--format", "json", *_changes(dice)), files, "json")
     to = _formats(dice)
     return Input("ranks", ("score", "runs", "--format", to), files, to)
 

@@ -25,7 +25,7 @@ from stepgrade.web.answers import MOST_CHARACTERS, Roots, brief_card
 from stepgrade.web.assistant import make_assistant
 
 TRACE = "examples/traces/gpt_naive.json.gz"
-READS = {"history", "findings", "compare", "score", "inspect", "estimate", "plan"}
+READS = {"history", "findings", "compare", "score", "inspect", "what_if", "estimate", "plan"}
 
 
 def asked(server: Any, *calls: tuple[str, dict[str, Any]]) -> list[tuple[bool, str]]:
@@ -66,6 +66,8 @@ def test_every_tool_answers(tmp_path: Path) -> None:
     calls = [
         ("score", {"path": TRACE}),
         ("inspect", {"path": TRACE}),
+        ("what_if", {"path": TRACE, "faster": {"gemm": 2}, "without": ["aten::copy_"]}),
+        ("what_if", {"path": TRACE}),
         (
             "compare",
             {"before": "examples/traces/gpt_naive.json.gz", "now": "examples/traces/gpt_fused.json.gz"},
@@ -94,6 +96,19 @@ def test_a_card_is_short_and_the_same_as_the_command_line(stepgrade: Callable[..
             else full[name]
         )
     assert found["findings"][0]["rule"] == full["findings"][0]["rule"]
+
+
+def test_a_what_if_is_the_same_as_the_command_line(tmp_path: Path, stepgrade: Callable[..., Any]) -> None:
+    calls = [("what_if", {"path": TRACE, "faster": {"gemm": 2}}), ("what_if", {"path": TRACE, "link": 2})]
+    (failed, text), (refused, why) = asked(assistant(tmp_path), *calls)
+    full = json.loads(stepgrade("whatif", ROOT / TRACE, "--faster", "gemm=2x", "--format", "json").out)
+    found = json.loads(text)
+    assert not failed
+    assert len(text) / 4 < 1_500
+    assert found["answers"][0]["step_ms"] == pytest.approx(full["answers"][0]["step_ms"], rel=1e-4)
+    assert found["answers"][0]["changes"] == ["gemm 2x as fast"]
+    assert refused
+    assert "nothing in the step is 'link'" in why
 
 
 def test_the_roots_cannot_be_left(tmp_path: Path) -> None:
@@ -125,7 +140,7 @@ def test_the_roots_cannot_be_left(tmp_path: Path) -> None:
     with pytest.raises(BadOption):
         Roots([]).path("good.json")
     server = make_assistant(roots, None)
-    calls = [(name, {"path": "/etc/passwd"}) for name in ("score", "inspect")]
+    calls = [(name, {"path": "/etc/passwd"}) for name in ("score", "inspect", "what_if")]
     calls.append(("compare", {"before": "/etc/passwd", "now": "/etc/passwd"}))
     model = {"model": "/etc/passwd", "device": "h100-sxm5-80gb", "seq": 1}
     calls += [("estimate", model | {"batch": 1}), ("plan", model | {"devices": 8, "global_batch": 8})]

@@ -20,6 +20,7 @@ _INTERRUPTED = 130
 
 COMMANDS = {
     "score": "the scorecard of a run",
+    "whatif": "the same step with something changed",
     "record": "run a training script and record its steps",
     "watch": "follow a growing log or recording",
     "parity": "two runtimes, operation by operation",

@@ -57,6 +57,8 @@ FLAGS = {
     "network_gb_s": "--network GB_S",
     "trainers": "--trainer NAME",
     "most": "--top N",
+    # What if
+    "changes": "--faster WHAT=SPEED",
     # Scoring
     "throughput_tok_s": "--throughput TOK_S",
     "tokens_per_step": "--tokens-per-step N",

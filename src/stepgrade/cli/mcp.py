@@ -3,9 +3,10 @@
   stepgrade mcp                                  reads files below this folder
   stepgrade mcp --root traces --root models --history https://stepgrade.example.org/llm
 
-An assistant can score, inspect, compare, plan and estimate files below the roots, and ask the history for
-trends and findings. Nothing is written unless --allow-saving is given. Answers are the fields of the JSON
-that matter, at most about 1,500 tokens. Needs `pip install 'stepgrade[mcp]'`.
+An assistant can score, inspect, compare, plan and estimate files below the roots, ask what a step would take
+if something were different, and ask the history for trends and findings. Nothing is written unless
+--allow-saving is given. Answers are the fields of the JSON that matter, at most about 1,500 tokens.
+Needs `pip install 'stepgrade[mcp]'`.
 """
 
 from __future__ import annotations

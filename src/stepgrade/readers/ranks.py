@@ -178,7 +178,7 @@ def _read_all(files: list[RankFile], options: ReadOptions) -> Iterator[Trace]:
 
 
 def _not_a_trace(source: str) -> BadInput:
-    hint = "several sources are the ranks of one run, and only traces have ranks"
+    hint = "traces are of torch.profiler, Nsight Systems, JAX or ROCm; several are the ranks of one run"
     return BadInput("is not a trace", where=source, hint=hint)
 
 

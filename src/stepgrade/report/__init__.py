@@ -29,6 +29,7 @@ _CONTENT = {
     "stepgrade.compare.repeats.Repeats": ("repeats", "blocks"),
     "stepgrade.hardware.estimate.Estimate": ("hardware", "estimate"),
     "stepgrade.hardware.planner.PlanTable": ("memory", "plans"),
+    "stepgrade.whatif.answers.WhatIf": ("whatif", "blocks"),
 }
 _WITH_PAGE = ("scorecard", "gate", "parity")
 

@@ -19,6 +19,8 @@ from stepgrade.hardware.setup import Setup
 from stepgrade.inspection import inspect
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.readers.load import load
+from stepgrade.readers.ranks import read_ranks
+from stepgrade.readers.source import ReadOptions
 from stepgrade.report import render
 from stepgrade.store.history import History, NewRun, open_history
 from stepgrade.web.answers import (
@@ -30,6 +32,7 @@ from stepgrade.web.answers import (
     history_answer,
 )
 from stepgrade.web.comparing import report_on
+from stepgrade.whatif import AssumedChange, what_if
 
 if TYPE_CHECKING:
     from mcp.server import MCPServer
@@ -81,6 +84,27 @@ class Tools:
     def inspect(self, path: str) -> Any:
         """Return what a file holds, what it does not, and whether it would be graded."""
         return brief(inspect(load(self._roots.path(path), max_bytes=_MOST_BYTES)).to_dict())
+
+    def what_if(
+        self,
+        path: str,
+        faster: dict[str, float] | None = None,
+        without: list[str] | None = None,
+        link: float | None = None,
+        launches: int | None = None,
+    ) -> Any:
+        """Return what a step of a trace would take with changes, and what then bounds it.
+
+        faster: {"gemm": 2} doubles its speed; without: as if it took no time; both name a kind of work
+        (communication, attention, …), host, data, sync, or a part of the names of operations. link: times as
+        fast; launches: so many a step, 0 as one CUDA graph. Without any of them what is worth trying is told.
+        """
+        changes = [AssumedChange(what=what, speed=speed) for what, speed in (faster or {}).items()]
+        changes += [AssumedChange(what=what) for what in without or ()]
+        changes += [AssumedChange(what="link", speed=link)] if link is not None else []
+        changes += [AssumedChange(what="launches", launches=launches)] if launches is not None else []
+        options = ReadOptions(max_bytes=_MOST_BYTES)
+        return brief(what_if(read_ranks([self._roots.path(path)], options=options), changes).to_dict())
 
     def estimate(self, model: str, device: str, batch: int, seq: int, method: str = "full") -> Any:
         """Return what a run could reach on a device and whether it fits. model: path of a config.json."""
@@ -148,7 +172,7 @@ def make_assistant(
     tools = Tools(roots, opens)
     asked: list[Callable[..., Any]] = [tools.history, tools.findings, tools.compare]
     if has_files:
-        asked += [tools.score, tools.inspect, tools.estimate, tools.plan]
+        asked += [tools.score, tools.inspect, tools.what_if, tools.estimate, tools.plan]
         made.resource("stepgrade://report/{path}", mime_type="text/markdown")(told(tools.report))
     for tool in asked:
         made.add_tool(told(tool), annotations=ToolAnnotations(read_only_hint=True), structured_output=False)

@@ -22,10 +22,11 @@ _HOST = {"host": Edge.HOST, "input": Edge.INPUT, "data": Edge.INPUT}
 _CLASSES = {member.label: member for member in WorkClass}
 _LONGEST = 4096  # kernels of templates have long names
 _MOST_SPEED = 1e6
+_NAME_SHOWN = 60
 
 
-class Change(Struct, frozen=True, kw_only=True):
-    """One thing that is different: a class of work, names like a pattern, host, input, sync, link, launches."""
+class AssumedChange(Struct, frozen=True, kw_only=True):
+    """One thing that differs: a kind of work, names of operations, host, input, sync, link or launches."""
 
     what: str
     speed: float = math.inf  # how many times as fast; infinite is without it
@@ -44,7 +45,7 @@ class Change(Struct, frozen=True, kw_only=True):
             return f"{show_count(self.launches or 0)} launches" if self.launches else "all launches as one"
         if self.speed == math.inf:
             return f"without {self.what}"
-        return f"{self.what} {self.speed:g}× as fast"
+        return f"{self.what} {self.speed:g}x as fast"
 
 
 class Changed(NamedTuple):
@@ -56,7 +57,7 @@ class Changed(NamedTuple):
     does_less: bool  # matrix products were left out: FLOPs are not what they were
 
 
-def apply(graph: StepGraph, changes: tuple[Change, ...]) -> Changed:
+def apply(graph: StepGraph, changes: tuple[AssumedChange, ...]) -> Changed:
     """Return the edges with all changes; raise BadOption for one that the step has nothing of."""
     edges = graph.edges
     lag, kept = edges.lag_ns.astype(np.float64), np.ones(len(edges.before), np.bool_)
@@ -92,10 +93,11 @@ def _rows_of(graph: StepGraph, what: str) -> Mask:
     """Return the edges that a change is about."""
     edges, pieces = graph.edges, graph.pieces
     if what == SYNC:
-        return edges.kind == Edge.SYNC
+        waits: Mask = edges.kind == Edge.SYNC
+        return waits
     if what in _HOST or what == LAUNCHES:
         of_host: Mask = (edges.kind == _HOST.get(what, Edge.HOST)) & (edges.lag_ns > 0)
-        return of_host if graph.has_host else np.zeros(len(edges.before), np.bool_)
+        return of_host & (what != LAUNCHES or graph.launches > 0)
     wanted = _CLASSES.get(COMMUNICATION if what == LINK else what.lower())
     if wanted is not None:
         chosen = pieces.work_class == wanted
@@ -108,7 +110,8 @@ def _rows_of(graph: StepGraph, what: str) -> Mask:
             fits = {name for name, low in names.items() if pattern.match(low)}
         elif not fits:
             fits = {name for name, low in names.items() if text in low}
-        chosen = np.array([bool(fits & {*both}) for both in zip(pieces.label, pieces.kernel, strict=True)], np.bool_)
+        pairs = zip(pieces.label, pieces.kernel, strict=True)
+        chosen = np.array([bool(fits & {*pair}) for pair in pairs], np.bool_)
     rows = edges.piece >= 0
     rows[rows] = chosen[edges.piece[rows]]
     return rows
@@ -116,10 +119,11 @@ def _rows_of(graph: StepGraph, what: str) -> Mask:
 
 def _meant(graph: StepGraph, what: str) -> str:
     """Return a hint: the nearest name, or the longest that there are."""
-    labels = longest_operations(graph, 5)
-    known = (*_CLASSES, *_HOST, SYNC, *dict.fromkeys(graph.pieces.label))
-    meant = nearest(what, known)
-    return f"did you mean {meant}?" if meant else f"the longest are {', '.join(labels)}"
+    kinds = [kind for kind in (*_CLASSES, *_HOST, SYNC) if _rows_of(graph, kind).any()]
+    meant = nearest(what, [*kinds, *dict.fromkeys((*graph.pieces.label, *graph.pieces.kernel))])
+    if meant is not None:
+        return f"did you mean {meant[:_NAME_SHOWN]}?"
+    return f"the longest are {', '.join(label[:_NAME_SHOWN] for label in longest_operations(graph, 5))}"
 
 
 def longest_operations(graph: StepGraph, most: int) -> list[str]:

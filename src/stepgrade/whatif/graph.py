@@ -7,9 +7,9 @@ lengths. Edges marked `back` come from the step before: a step that is replayed 
 shows the time that it takes in the long run.
 
 The threads that drive a device are taken as one, in the order of their calls: those of PyTorch take turns. A
-trace does not say which stream waits for which. Evidence is a recorded call that makes one wait, and work that
-starts just when work of another stream ends; both are edges of their own. That work came after other work on
-another stream, whether it had to or not, is an edge as well (ORDER), with which a replay changes least.
+trace does not say which stream waits for which. Evidence is a recorded call that makes one wait, and work
+that starts just when work of another stream ends (STREAM). That work came after other work on another stream,
+whether it had to or not, is an edge as well (ORDER), with which a replay changes least.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,7 +77,7 @@ class Edges(NamedTuple):
         return cls(*(np.concatenate(columns) for columns in zip(*several, strict=True)))
 
     @classmethod
-    def of(cls, kind: Edge, before: Longs, after: Longs, lag_ns: Longs, **more: NDArray[np.generic]) -> Edges:
+    def of(cls, kind: Edge, before: Longs, after: Longs, lag_ns: NDArray[Any], **more: NDArray[Any]) -> Edges:
         """Return edges of one kind; `more` has their pieces, or tells which are back."""
         rows = len(before)
         piece = np.asarray(more.get("piece", np.full(rows, NONE)), np.int32)
@@ -144,7 +144,9 @@ class _Sources(NamedTuple):
 
     def last_of(self, several: Sequence[Rows]) -> Rows:
         """Return of each row's several the one that ended last."""
-        return np.array(several)[self.ends(np.array(several)).argmax(axis=0), np.arange(len(several[0]))]
+        rows = np.array(several, np.intp)
+        last: Rows = rows[self.ends(rows).argmax(axis=0), np.arange(rows.shape[1])]
+        return last
 
 
 def graph_of_rank(timeline: Timeline, pieces: Pieces, arrivals: Arrivals, number: int) -> StepGraph:
@@ -255,7 +257,7 @@ class _DeviceStep:
         place = np.searchsorted(own, theirs, side="right") - from_end
         known = place >= np.searchsorted(own, theirs, side="left")
         earlier, place = earlier[known], place[known]
-        # Where the step before has nothing on a stream, or is not there, the last work comes first all the same.
+        # Where the step before has nothing on a stream, its last work comes before its first all the same.
         values = distinct(self.stream)
         new = values[~among(values, theirs)] if len(theirs) else values
         last = order[np.searchsorted(own, new, side="right") - 1]

@@ -11,6 +11,7 @@ from stepgrade.errors import NotMeasured
 from stepgrade.model.events import Longs
 from stepgrade.naming.torch_names import Mask
 from stepgrade.naming.work_class import WorkClass
+from stepgrade.trace.ledger import DISPATCH_NS
 from stepgrade.whatif.graph import Edge, StepGraph
 
 MOST_ROUNDS = 12
@@ -21,10 +22,10 @@ _NAMES = {
     Edge.MOVE: WorkClass.COMMUNICATION.label,
     Edge.SYNC: "sync",
 }
-_DISPATCH = "launch latency"
+_DISPATCH, _UNKNOWN = "launch latency", "unattributed"
 
 
-class Replay(NamedTuple):
+class ReplayedStep(NamedTuple):
     """How long a step takes, and what its time is made of: what the longest chain of waiting went through."""
 
     step_ns: float
@@ -41,7 +42,7 @@ class Replayer:
         rank[self._order] = np.arange(graph.nodes)
         self._rows = np.argsort(rank[edges.after], kind="stable")
 
-    def replay(self, lag_ns: Longs, kept: Mask) -> Replay:
+    def replay(self, lag_ns: Longs, kept: Mask) -> ReplayedStep:
         """Return the step with these lengths, of the edges that are kept."""
         edges = self._graph.edges
         rows = self._rows[kept[self._rows]]
@@ -72,7 +73,7 @@ class Replayer:
             node = before[place]
             if back[place]:
                 chosen.pop()
-        return Replay(step_ns, dict(parts.most_common()))
+        return ReplayedStep(step_ns, dict(parts.most_common()))
 
     def _part(self, edge: int) -> str:
         """Return what the time of an edge is called."""
@@ -80,7 +81,8 @@ class Replayer:
         if kind is Edge.WORK:
             piece = int(self._graph.edges.piece[edge])
             return WorkClass(int(self._graph.pieces.work_class[piece])).label
-        return _NAMES.get(kind, _DISPATCH)
+        short = self._graph.edges.lag_ns[edge] <= DISPATCH_NS
+        return _NAMES.get(kind, _DISPATCH if short else _UNKNOWN)
 
 
 def _order_of(graph: StepGraph) -> Longs:

@@ -1,0 +1,108 @@
+r"""Tell what a step of the trace in SOURCE would take if something were different.
+
+The typical step is replayed: what the host called, what each stream ran, and what waited for what. The replay
+of the unchanged step must take what was measured, else there is no answer. Several sources, or a directory of
+them, are the ranks of one run. Without a change those are tried that would be worth something.
+
+  stepgrade whatif trace.json.gz
+  stepgrade whatif trace.json.gz --faster attention=2x
+  stepgrade whatif trace.json.gz --without communication --without data
+  stepgrade whatif rank0.json.gz rank1.json.gz --link 2x
+  stepgrade whatif trace.json.gz --launches 0
+
+WHAT is a kind of work (communication, attention, gemm, norm, optimizer, elementwise, copy, …), host, data
+(waiting for input), sync (waits for the device), or a part of the names of operations or kernels, with * for
+anything: 'aten::*norm*'. Of several changes each is told alone, then all together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from argparse import Namespace
+
+from stepgrade.cli import output
+from stepgrade.cli.parser import Parser, add_input_options, add_output_options
+from stepgrade.cli.run_options import WORK, step_range
+from stepgrade.errors import EXIT_OK
+from stepgrade.hardware.setup import Setup
+
+
+def add_options(parser: Parser) -> None:
+    """Declare the command line."""
+    parser.add_argument("sources", metavar="SOURCE", nargs="+")
+    add = parser.add_argument_group("changes").add_argument
+    often = "may be repeated"
+    add(
+        "--faster",
+        action="append",
+        default=[],
+        type=named_speed,
+        metavar="WHAT=SPEED",
+        help=f"gemm=2x; {often}",
+    )
+    add("--without", action="append", default=[], metavar="WHAT", help=f"as if it took no time; {often}")
+    add(
+        "--link",
+        dest="link_speed",
+        type=speed,
+        metavar="SPEED",
+        help="data moves so much faster: 2x",
+    )
+    add("--launches", type=int, metavar="N", help="N launches a step; 0: all at once, as a CUDA graph does")
+    add = parser.add_argument
+    add("--steps", type=step_range, metavar="FIRST-LAST", help="only these steps of a trace, such as 3-7")
+    add("--device", metavar="KEY", help="the accelerator, to grade on; see stepgrade devices")
+    add("--tokens-per-step", type=float, metavar="N", help="tokens in one step, to work the throughput out")
+    add("--work", choices=WORK, help="what the steps hold, where the source does not show it")
+    add_input_options(parser)
+    add_output_options(parser)
+
+
+def run(args: Namespace) -> int:
+    """Print the step with each change."""
+    # What needs numpy is imported here: the help does without.
+    from stepgrade.cli.progress import progress_line  # noqa: PLC0415
+    from stepgrade.readers.ranks import read_ranks  # noqa: PLC0415
+    from stepgrade.readers.source import ReadOptions  # noqa: PLC0415
+    from stepgrade.readers.steps import only_steps  # noqa: PLC0415
+    from stepgrade.whatif import AssumedChange, what_if  # noqa: PLC0415
+
+    changes = [AssumedChange(what=what, speed=times) for what, times in args.faster]
+    changes += [AssumedChange(what=what) for what in args.without]
+    if args.link_speed is not None:
+        changes.append(AssumedChange(what="link", speed=args.link_speed))
+    if args.launches is not None:
+        changes.append(AssumedChange(what="launches", launches=args.launches))
+    with progress_line() as line:
+        options = ReadOptions(
+            max_bytes=args.max_bytes,
+            max_memory=args.max_memory,
+            progress=line.show_bytes if line else None,
+        )
+        traces = read_ranks(args.sources, args.input_format, options)
+        found = what_if(
+            only_steps(traces, args.steps) if args.steps else traces,
+            changes,
+            setup=Setup(device=args.device),
+            tokens_per_step=args.tokens_per_step,
+            work=args.work,
+        )
+    output.write_result(found, args.format, args.output, args.color)
+    return EXIT_OK
+
+
+def named_speed(text: str) -> tuple[str, float]:
+    """Return what is faster and by how much, of a text like gemm=2x."""
+    what, sign, times = text.rpartition("=")
+    if not sign or not what:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a change; write it like gemm=2x")
+    return what, speed(times)
+
+
+def speed(text: str) -> float:
+    """Return how many times as fast something is, of a text like 2x or 1.5."""
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)\s*x?", text.strip().lower())
+    if not match or float(match[1]) == 0.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a speed; write it like 2x or 1.5x")
+    return float(match[1])
