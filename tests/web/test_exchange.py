@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,9 @@ from stepgrade.errors import BadHistory, NotLetIn, Unreachable
 from stepgrade.gating.baselines import runs_of_branch
 from stepgrade.store import NewRun, Selection, open_history
 from stepgrade.store.remote import RemoteHistory, address_of
-from stepgrade.store.team import Team
 from stepgrade.store.trend import trend_of
 from tests.conftest import ROOT, Ran
+from tests.store.server import running_server
 from tests.web.conftest import card
 from tests.web.live import Live, live_server
 
@@ -246,9 +247,45 @@ def test_every_acknowledged_run_outlives_the_server(place: str) -> None:
     """Kill -9 of the server at random moments under uploads; the same runs are sent until they are acknowledged."""
     moments = random.Random(7)
     server = Live(place, "--uploads-per-minute", "100000")
-    with open_history(place) as history:
-        assert Team(history.database).project("default") is not None
     acknowledged: dict[str, int] = {}
+    try:
+        with sending(server, acknowledged):
+            for _ in range(KILLS):
+                await_one_more(acknowledged)
+                time.sleep(moments.random() * 0.3)
+                server.kill()
+                server.start()
+    finally:
+        server.stop()
+    assert_all_are_kept(place, acknowledged)
+
+
+def test_every_acknowledged_run_outlives_the_database() -> None:
+    """Kill -9 of PostgreSQL under uploads through the server, now and then of the server in the same moment."""
+    moments = random.Random(11)
+    with running_server(fsync=True) as database:
+        server = Live(database.url, "--uploads-per-minute", "100000")
+        acknowledged: dict[str, int] = {}
+        try:
+            with sending(server, acknowledged):
+                for number in range(KILLS):
+                    await_one_more(acknowledged)
+                    time.sleep(moments.random() * 0.3)
+                    database.kill()
+                    if number % 3 == 1:
+                        server.kill()
+                    database.start()
+                    if number % 3 == 1:
+                        server.start()
+                await_one_more(acknowledged)  # the server that stayed has found its database again
+        finally:
+            server.stop()
+        assert_all_are_kept(database.url, acknowledged)
+
+
+@contextmanager
+def sending(server: Live, acknowledged: dict[str, int]) -> Iterator[None]:
+    """Upload from three threads, each run under its key until the server has said that it is kept."""
     stop = threading.Event()
 
     def send(name: str) -> None:
@@ -266,18 +303,21 @@ def test_every_acknowledged_run_outlives_the_server(place: str) -> None:
     for thread in threads:
         thread.start()
     try:
-        for _ in range(KILLS):
-            count, end = len(acknowledged), time.monotonic() + 60.0
-            while len(acknowledged) == count and time.monotonic() < end:
-                time.sleep(0.01)
-            time.sleep(moments.random() * 0.3)
-            server.kill()
-            server.start()
+        yield
     finally:
         stop.set()
         for thread in threads:
             thread.join()
-        server.stop()
+
+
+def await_one_more(acknowledged: dict[str, int]) -> None:
+    count, end = len(acknowledged), time.monotonic() + 60.0
+    while len(acknowledged) == count and time.monotonic() < end:
+        time.sleep(0.01)
+    assert len(acknowledged) > count, "nothing was acknowledged for a minute"
+
+
+def assert_all_are_kept(place: str, acknowledged: dict[str, int]) -> None:
     with open_history(place, create=False) as history:
         kept = {run.id: run.commit for run in history.runs()}
         assert {number: key for key, number in acknowledged.items()}.items() <= kept.items()
