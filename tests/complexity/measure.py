@@ -52,7 +52,12 @@ def run_once(argv: tuple[str, ...], files: dict[str, bytes]) -> int:
         profile_of_traces(traces)
         os.getppid()
         return 0
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.chdir(folder),
+        tempfile.TemporaryDirectory() as kept,
+    ):
+        os.environ["STEPGRADE_CACHE"] = kept  # what a smaller run has kept is worked out again
         for name, content in files.items():
             Path(name).parent.mkdir(parents=True, exist_ok=True)
             Path(name).write_bytes(content)

@@ -1202,7 +1202,7 @@ SHAPES: dict[str, Shape] = {
     "steps of a memory snapshot": Shape(snapshot, covers=("readers/plain_pickle", "readers/snapshot/reader", "trace/allocations", "trace/memory"), size=30),
     "events of a memory timeline": Shape(memory_timeline, covers=("readers/memory_timeline", "trace/memory"), size=3000),
     "stacks of a memory snapshot": Shape(snapshot_of_stacks, SCORE_HTML, ("readers/snapshot/reader",), 60),
-    "lists of a snapshot in many places": Shape(snapshot_of_one_list, covers=("readers/snapshot/reader",), size=800),
+    "lists of a snapshot in many places": Shape(snapshot_of_one_list, covers=("readers/snapshot/reader",), size=1600),
     "dumps of the Flight Recorder": Shape(flight_recorders, ("score", *(f"rank{rank}" for rank in range(8))), ("readers/flight_recorder", "trace/hang"), 100),
     "lists of the Flight Recorder in many places": Shape(flight_recorder_of_one_list, covers=("readers/flight_recorder",), size=200),
     "frames of a log of torch.compile": Shape(compile_logs, covers=("readers/torch_trace", "trace/compile_logs"), size=200),
