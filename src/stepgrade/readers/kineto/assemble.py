@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
@@ -52,6 +54,7 @@ _REFERENCES: Final = {
     "collective": "collectives",
     "launch": "launches",
 }
+_BLOCK: Final = re.compile(rb"\[\s*(\d{1,5})\s*,\s*(\d{1,5})\s*,\s*(\d{1,5})\s*\]")
 # Times of today count 10**18 ns from 1970; clocks that start with the machine stay far below.
 _EPOCH_NS: Final = 10**18
 PROFILER: Final = Profiler(
@@ -209,17 +212,24 @@ def _take_sorted(table: EventTable) -> Columns:
     return columns
 
 
-def _launch(*figures: float | None) -> KernelLaunch:
+def _launch(
+    occupancy: float | None,
+    blocks: float | None,
+    registers: float | None,
+    shared: float | None = None,
+    block: bytes = b"",
+) -> KernelLaunch:
     """Return how a kernel was launched. It ran: an occupancy of 0 is one that Kineto could not work out."""
-    occupancy, blocks, registers, threads = (
-        None if value is None or not 0 < value < 1 << 40 else value for value in figures[:4]
-    )
-    shared = figures[4]
+    sound = [
+        None if value is None or not 0 < value < 1 << 40 else value
+        for value in (occupancy, blocks, registers)
+    ]
+    sizes = _BLOCK.fullmatch(block)
     return KernelLaunch(
-        occupancy=None if occupancy is None else min(occupancy / 100.0, 1.0),
-        blocks_per_sm=None if blocks is None else float(blocks),
-        registers=None if registers is None else int(registers),
-        block_threads=None if threads is None else int(threads),
+        occupancy=None if sound[0] is None else min(sound[0] / 100.0, 1.0),
+        blocks_per_sm=None if sound[1] is None else float(sound[1]),
+        registers=None if sound[2] is None else int(sound[2]),
+        block_threads=math.prod(map(int, sizes.groups())) or None if sizes else None,
         shared_bytes=None if shared is None or not 0 <= shared < 1 << 40 else int(shared),
     )
 

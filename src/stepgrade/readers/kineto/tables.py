@@ -7,7 +7,6 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import suppress
-from functools import lru_cache
 from itertools import accumulate, chain
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -51,22 +50,10 @@ _THING_BYTES: Final = 500
 _CHARACTER_BYTES: Final = 4
 # Inputs are numbered by their joined texts; a NUL cannot occur in JSON.
 _SEAM: Final = b"\0"
-_FIGURES: Final = frozenset((int, float, type(None)))
+_FIGURES: Final = frozenset((int, float, bytes, type(None)))
 _COUNTERS_OF: Final = re.compile(r"GPU (\d{1,4}) Counters\Z")
 _LARGEST_VALUE: Final = 1e300
-_BLOCK: Final = re.compile(rb"\[\s*(\d{1,5})\s*,\s*(\d{1,5})\s*,\s*(\d{1,5})\s*\]")
-
-
-@lru_cache(maxsize=1000)
-def _threads_in(text: bytes) -> int | None:
-    found = _BLOCK.fullmatch(text)
-    return int(found[1]) * int(found[2]) * int(found[3]) or None if found else None
-
-
-def _threads_of(block: Raw) -> int | None:
-    """Return the threads of a block, [x, y, z]; None for what is no block."""
-    text = bytes(block)
-    return _threads_in(text) if len(text) <= 100 else None
+_LONGEST_BLOCK: Final = 64  # of the text [x, y, z]
 
 
 class Interner(dict[Key, int], Generic[Key]):
@@ -338,10 +325,10 @@ class Tables:
     def _launch_column(self, args: Sequence[Args]) -> array[int]:
         """Return how each kernel was launched; the texts of strangers are no figures, and count as none."""
         launches = [
-            (arg.occupancy, arg.blocks_per_sm, arg.registers, None, None)
+            (arg.occupancy, arg.blocks_per_sm, arg.registers)
             if arg.occupancy != 0
             # The occupancy can be worked out from these.
-            else (0, arg.blocks_per_sm, arg.registers, _threads_of(arg.block), arg.shared)
+            else (0, arg.blocks_per_sm, arg.registers, arg.shared, bytes(arg.block)[:_LONGEST_BLOCK])
             for arg in args
         ]
         if set(map(type, chain.from_iterable(launches))) <= _FIGURES:

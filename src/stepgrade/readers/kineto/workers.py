@@ -42,7 +42,7 @@ class Findings(Struct, kw_only=True):
     threads: list[tuple[Any, Any]]
     inputs: list[bytes]
     collectives: list[Collective]
-    launches: list[tuple[float | int | None, ...]]
+    launches: list[tuple[float | bytes | None, ...]]
     thread_names: list[tuple[str, str, str]]
     pid_ranks: list[tuple[Any, int]]
     categories: dict[str, int]
