@@ -132,6 +132,36 @@ def test_what_the_sizes_do_not_tell_is_none(name: str, dims: list[Any]) -> None:
     assert cost(name, dims, [F32] * 3, []) == (None, None)
 
 
+def test_packed_sequences_of_unknown_lengths_bound_the_flops() -> None:
+    """Any lengths that add up to the tokens, none longer than the longest, have FLOPs within the bounds."""
+    tokens, heads, width, longest, count = 64, 2, 8, 24, 6
+    dims = [[tokens, heads, width]] * 3 + [[]] * 4 + [[count + 1]] * 2 + [[]] * 25
+    for causal, window in (("False", -1), ("True", -1), ("True", 5)):
+        concrete = (
+            [""] * 12 + [str(longest)] * 2 + [""] * 9 + ["0.1", causal, str(window), str(min(window, 0))]
+        )
+        inputs = Inputs(
+            dims=json.dumps(dims).encode(),
+            types=json.dumps(["c10::BFloat16"] * 3 + [""] * 4 + ["int"] * 2 + [""] * 25).encode(),
+            concrete=json.dumps([*concrete, *[""] * (34 - len(concrete))]).encode(),
+        )
+        found = cost_of("flash_attn_3::fwd", inputs)
+        assert found.flops is None
+        assert found.flops_within is not None
+        for lengths in ([11, 11, 11, 11, 10, 10], [24, 24, 16, 0, 0, 0], [24, 20, 10, 5, 4, 1]):
+            pairs = sum(
+                1
+                for length in lengths
+                for row in range(length)
+                for column in range(length)
+                if (causal == "False" or column <= row) and (window < 0 or row - column <= window)
+            )
+            flops = pairs * 4 * heads * width
+            assert found.flops_within[0] <= flops
+            # Without a window a causal mask is counted as half of all pairs, without the diagonal's half.
+            assert flops <= found.flops_within[1] + 4 * heads * width * tokens
+
+
 def test_a_matrix_times_its_own_transpose_counts_half() -> None:
     def flops(name: str, *dims: list[int]) -> int | None:
         inputs = Inputs(

@@ -87,6 +87,8 @@ class ShapeTime(Struct, frozen=True, kw_only=True):
     flops: float | None = None
     bytes: float | None = None
     at_most: bool = False  # a bound: how much of a tensor is used, or how a product was made, is not known
+    flops_least: float | None = None  # bounds, where the FLOPs are not known
+    flops_most: float | None = None
 
 
 class KernelTime(Struct, frozen=True, kw_only=True):

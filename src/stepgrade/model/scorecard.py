@@ -54,6 +54,8 @@ class ShapeRow(Struct, frozen=True, kw_only=True):
     flops: float | None = None
     bytes: float | None = None
     at_most: bool = False  # a bound: how much of a tensor is used, or how a product was made, is not known
+    flops_least: float | None = None  # bounds, where the FLOPs are not known
+    flops_most: float | None = None
     roof: str | None = None
     roof_share: float | None = None
 

@@ -117,6 +117,8 @@ def _shape_row(
         flops=None if row.flops is None else row.flops / steps,
         bytes=None if row.bytes is None else row.bytes / steps,
         at_most=row.at_most,
+        flops_least=None if row.flops_least is None else row.flops_least / steps,
+        flops_most=None if row.flops_most is None else row.flops_most / steps,
         roof=roof,
         roof_share=1.0 if reached and 1.0 < reached <= MOST else reached,
     )

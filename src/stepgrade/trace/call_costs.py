@@ -58,6 +58,12 @@ class CallCosts:
         """Return the bytes of each operation, NaN where they are not known."""
         return np.array([*(cost.bytes for cost in self._costs), 0.0, None], np.float64)[self._sort]
 
+    def flops_within(self) -> tuple[Floats, Floats]:
+        """Return the least and the most FLOPs of each operation, NaN where there are no bounds."""
+        bounds = [*(cost.flops_within or (None, None) for cost in self._costs), (None, None), (None, None)]
+        least, most = np.array(bounds, np.float64).T
+        return least[self._sort], most[self._sort]
+
     def at_most(self) -> Mask:
         """Tell of which operations the bytes are a bound."""
         return np.array([*(cost.at_most for cost in self._costs), False, False], np.bool_)[self._sort]

@@ -27,7 +27,8 @@ class PackedPlaces(NamedTuple):
 def packed_attention(places: PackedPlaces) -> Rule:
     """Return the rule of packed attention; its FLOPs are known only if all sequences have one length.
 
-    They have if so many of the longest fill the tensor. Without starts it is plain attention in a batch.
+    They have if so many of the longest fill the tensor; else their number and the longest bound the FLOPs.
+    Without starts it is plain attention in a batch.
     """
 
     def rule(shapes: Shapes) -> Cost:
@@ -36,6 +37,13 @@ def packed_attention(places: PackedPlaces) -> Rule:
         if not query or not key or not value or not len(query) == len(key) == len(value):
             return UNKNOWN
         moved = times(places.passes, shapes.bytes_at(first, first, first + 1, first + 2))
+        window = (
+            None if places.window is None else (shapes.value(places.window), shapes.value(places.window + 1))
+        )
+        causal, per_pair = (
+            shapes.value(places.causal),
+            2 * query[-2] * (query[-1] + value[-1]) * places.passes,
+        )
         starts = shapes.tensor(places.starts)
         if len(query) == 4 and not starts:
             sequences, lengths = query[0], (query[1], key[1])
@@ -43,19 +51,39 @@ def packed_attention(places: PackedPlaces) -> Rule:
             sequences = starts[0] - 1
             lengths = shapes.value(places.longest), shapes.value(places.longest + 1)
             if (lengths[0], lengths[1]) != (query[0] / max(sequences, 1), key[0] / max(sequences, 1)):
-                return Cost(bytes=moved)
+                within = None
+                if query[0] == key[0] and lengths[0] == lengths[1]:
+                    within = packed_pairs(query[0], sequences, lengths[0], causal, window)
+                return Cost(
+                    bytes=moved,
+                    flops_within=within and (within[0] * per_pair, within[1] * per_pair),
+                )
         else:
             return Cost(bytes=moved)
-        window = (
-            None if places.window is None else (shapes.value(places.window), shapes.value(places.window + 1))
-        )
-        pairs = score_pairs((int(lengths[0]), int(lengths[1])), shapes.value(places.causal), window)
+        pairs = score_pairs((int(lengths[0]), int(lengths[1])), causal, window)
         if pairs is None:
             return Cost(bytes=moved)
-        flops = 2 * sequences * pairs * query[-2] * (query[-1] + value[-1]) * places.passes
-        return Cost(flops=flops, bytes=moved)
+        return Cost(flops=sequences * pairs * per_pair, bytes=moved)
 
     return rule
+
+
+def packed_pairs(
+    tokens: int, sequences: int, longest: object, causal: object, window: tuple[object, object] | None
+) -> tuple[int, int] | None:
+    """Return the fewest and the most pairs of query and key of so many sequences; None if not known.
+
+    Longer sequences have more pairs for each token: the fewest are those of sequences of one length, the most
+    those of as many of the longest as there are tokens for.
+    """
+    if type(longest) is not int or not 0 < longest <= tokens or not 0 < sequences <= tokens:
+        return None
+    each = tokens // sequences
+    least = score_pairs((each, each), causal, window)
+    most = score_pairs((longest, longest), causal, window)
+    if least is None or most is None:
+        return None
+    return sequences * least, max(-(-tokens * most // longest), sequences * least)
 
 
 def score_pairs(lengths: tuple[int, int], causal: object, window: tuple[object, object] | None) -> int | None:

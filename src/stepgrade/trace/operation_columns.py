@@ -20,7 +20,7 @@ from stepgrade.trace.shapes import MOST_SHAPES, add_shapes
 
 FAST = 1  # the level of zlib: a higher one takes three times as long for a tenth less
 _FIGURES = ("total_ms", "calls", "flops", "bytes", "known_share")
-_ROW_FIGURES = _FIGURES[:4]
+_ROW_FIGURES = (*_FIGURES[:4], "flops_least", "flops_most")
 # Ranks may have shapes of their own, as experts do: beyond so many of one operation they are one row.
 _MOST_ROWS = 8 * MOST_SHAPES
 _MOST_PLANS = 256  # that are kept; ranks of one run need a few

@@ -134,6 +134,7 @@ class Cost(Struct, frozen=True, kw_only=True):
     flops: int | None = None
     bytes: int | None = None
     at_most: bool = False  # the bytes are a bound
+    flops_within: tuple[int, int] | None = None  # the least and the most, where the FLOPs are not known
 
 
 UNKNOWN = Cost()

@@ -54,6 +54,7 @@ class CallShapes:
         self._shape_of_inputs = np.array([*shape_of, NONE], np.int32)  # the last is that of none
         self._shapes = [Inputs(dims=dims, types=types) for dims, types in numbers]
         self._flops, self._bytes, self._at_most = costs.flops(), costs.bytes(), costs.at_most()
+        self._within = costs.flops_within()
         # Convolutions that transform their data multiply less than is counted.
         self._transforms = np.zeros(len(trace.strings) + 1, np.bool_)
         for index in distinct(pieces.kernel).tolist():
@@ -72,6 +73,8 @@ class CallShapes:
         of_piece = which[per_call]
         total_ns = np.bincount(of_piece, pieces.dur_ns[linked], len(values))
         sums = [np.bincount(which, np.nan_to_num(column), len(values)) for column in (flops, moved)]
+        # Only where all calls of a shape have bounds do they add up to some.
+        least, most = (np.bincount(which, column[calls], len(values)) for column in self._within)
         bounded = np.bincount(which, self._at_most[calls], len(values))
         bounded += np.bincount(of_piece, self._transforms[pieces.kernel[linked]], len(values))
         found: list[ShapeTime] = []
@@ -86,6 +89,8 @@ class CallShapes:
                     flops=float(int(sums[0][place])) if flags & 2 else None,
                     bytes=float(int(sums[1][place])) if flags & 1 else None,
                     at_most=bool(bounded[place]),
+                    flops_least=None if np.isnan(least[place]) else float(least[place]),
+                    flops_most=None if np.isnan(most[place]) else float(most[place]),
                 )
             )
         if len(linked) < len(group):
@@ -146,6 +151,8 @@ def add_shapes(of_parts: Iterable[Sequence[ShapeTime]], scale: float = 1.0) -> t
             calls=row.calls * scale,
             flops=None if row.flops is None else row.flops * scale,
             bytes=None if row.bytes is None else row.bytes * scale,
+            flops_least=None if row.flops_least is None else row.flops_least * scale,
+            flops_most=None if row.flops_most is None else row.flops_most * scale,
         )
         for row in rows
     )
@@ -157,7 +164,14 @@ def add_rows(left: ShapeTime, right: ShapeTime) -> ShapeTime:
         left,
         total_ms=left.total_ms + right.total_ms,
         calls=left.calls + right.calls,
-        flops=None if left.flops is None or right.flops is None else left.flops + right.flops,
-        bytes=None if left.bytes is None or right.bytes is None else left.bytes + right.bytes,
+        flops=_both(left.flops, right.flops),
+        bytes=_both(left.bytes, right.bytes),
+        flops_least=_both(left.flops_least, right.flops_least),
+        flops_most=_both(left.flops_most, right.flops_most),
         at_most=left.at_most or right.at_most,
     )
+
+
+def _both(left: float | None, right: float | None) -> float | None:
+    """Return the sum, None if one is not known."""
+    return None if left is None or right is None else left + right
