@@ -625,6 +625,18 @@ def test_time_between_the_framework_s_own_calls_is_a_remark() -> None:
     assert levels[1] != "info"
 
 
+def test_the_device_waits_for_no_longer_than_it_idles() -> None:
+    """What a wait hides lies in gaps that may count as the host's own too."""
+    waits = (WaitTally(call="cudaStreamSynchronize", caller=None, count=1.0, ms=20.0, idle_ms=85.0),)
+    run = trace(
+        lost={"idle_host": 0.85, "idle_sync": 0.05},
+        gaps=gaps(stall_ms=85.0, stalls=1.0, longest_ms=85.0),
+        waits=waits,
+    )
+    found = next(found for found in sg.score(run).findings if found.rule == "host-stall")
+    assert found.evidence["stall_share"] == pytest.approx(0.9)
+
+
 def test_values_that_are_read_and_tensors_that_are_filled_are_no_copies() -> None:
     read = OpTime(name="aten::item", total_ms=200.0, calls=1000.0, kind="copy")
     filled = OpTime(name="aten::fill_", total_ms=200.0, calls=10.0, kind="copy")

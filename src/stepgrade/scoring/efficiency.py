@@ -82,7 +82,7 @@ def efficiency_of(profile: Profile, times: RunTimes, options: ScoreOptions) -> E
         )
         reasons = (*reasons, Note("few_shapes", text))
     notes = [*target.notes]
-    if _whose(profile) and profile.counted_ranks == 1:
+    if _is_one_of_several(profile) and profile.counted_ranks == 1:
         text = f"this is rank {profile.rank} of {profile.world_size}: the throughput is its own alone"
         notes.append(Note("one_rank", text, supply="the files of all ranks"))
     if target.uses_reference_traffic:
@@ -168,8 +168,14 @@ def _whose(profile: Profile) -> str:
     """Return whose throughput it is, when a run has several ranks."""
     if profile.counted_ranks > 1:
         return f", all {profile.counted_ranks} ranks together"
-    is_one = profile.rank is not None and (profile.world_size or 1) > 1
-    return f", of rank {profile.rank} of {profile.world_size} alone" if is_one else ""
+    if _is_one_of_several(profile):
+        return f", of rank {profile.rank} of {profile.world_size} alone"
+    # Ranks that share a model work on the same tokens: those of all cannot be added up.
+    return f", of one of {len(profile.ranks)} ranks" if len(profile.ranks) > 1 else ""
+
+
+def _is_one_of_several(profile: Profile) -> bool:
+    return profile.rank is not None and (profile.world_size or 1) > 1
 
 
 def _what_is_missing(

@@ -7,7 +7,7 @@ names its launching call by a correlation number. A graph launch is one call for
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count
+from itertools import count, pairwise
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -107,8 +107,12 @@ def find_parents(start: Longs, end: Longs, thread: Ids) -> Ids:
     depth instead, and the rows are walked one by one.
     """
     parent = np.arange(-1, len(start) - 1, dtype=np.int32)
-    if len(start):
-        parent[1:][thread[1:] != thread[:-1]] = NONE
+    edges = (np.flatnonzero(thread[1:] != thread[:-1]) + 1).tolist()
+    for first, after in pairwise([0, *edges, len(start)] if len(start) else []):
+        # What starts after all before it have ended has no parent: no need to look.
+        parent[first] = NONE
+        reached = np.maximum.accumulate(end[first : after - 1])
+        parent[first + 1 : after][start[first + 1 : after] >= reached] = NONE
     for block in _blocks(len(parent)):
         open_rows = np.flatnonzero(parent[block] >= 0) + block.start
         for round_number in count():

@@ -91,3 +91,15 @@ def test_the_samples_are_read_or_named() -> None:
     assert profile.ledger is not None
     with pytest.raises(BadInput, match="Spyre"):
         sg.load(SAMPLES / "aiu_allreduce_tp4.json.gz")
+
+
+def test_a_queue_of_mtia_that_waits_for_another_does_no_work(tmp_path: Path) -> None:
+    names = ("fc-dtype_Float", "event_wait", "Wait For Event", "dma_request", "await_norm")
+    kernel = {"ph": "X", "cat": "mtia_ccp_events", "pid": 0, "tid": 3, "dur": 90.0}
+    events = [kernel | {"name": name, "ts": 100.0 * place} for place, name in enumerate(names)]
+    path = tmp_path / "mtia.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    (trace,) = read_file(path)
+    found = [trace.strings[name] for name in trace.work.name.tolist()]
+    assert found == ["fc-dtype_Float", "dma_request", "await_norm"]
+    assert trace.categories["mtia_ccp_events"] == 3

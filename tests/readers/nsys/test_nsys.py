@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 import stepgrade as sg
 from stepgrade.errors import StepgradeError
@@ -227,13 +228,18 @@ def test_two_processes_are_two_ranks_although_their_numbers_collide(tmp_path: Pa
 
 
 def test_a_run_of_two_ranks_is_scored(tmp_path: Path) -> None:
-    card = sg.score(sg.load(two_ranks(tmp_path / "run.sqlite", steps=8)))
+    profile = sg.load(two_ranks(tmp_path / "run.sqlite", steps=8))
+    card = sg.score(profile)
     assert card.steps is not None
     assert card.steps.median_ms == pytest.approx(10.0, rel=0.01)
     assert card.ledger is not None
     assert card.ledger.compute == pytest.approx(0.5, abs=0.01)
     assert card.source.format == "nsys"
     assert len(card.ranks) == 2
+    # Tokens that are counted in a trace are one rank's; whether the others have the same ones is not known.
+    rate = sg.score(structs.replace(profile, tokens_per_step=2048)).throughput
+    assert rate is not None
+    assert rate.basis.endswith("of one of 2 ranks")
 
 
 def test_nothing_of_the_environment_is_kept(tmp_path: Path) -> None:

@@ -138,6 +138,10 @@ def test_files_that_follow_one_another_are_one_profile(tmp_path: Path) -> None:
     path = tmp_path / "two.pb"
     path.write_bytes(tpu_profile(devices=1) + gpu_profile())
     assert len(traces_of(path)) == 2
+    # Each machine's devices have the ranges of their own host, not of all.
+    for profile in (cpu_profile(), gpu_profile()):
+        (alone,) = traces_of(profile)
+        assert [len(trace.ranges.name) for trace in traces_of(profile * 3)] == 3 * [len(alone.ranges.name)]
 
 
 def test_a_gzipped_file_and_a_directory_of_hosts_are_read(tmp_path: Path) -> None:
@@ -198,6 +202,15 @@ def test_a_step_of_the_samples_has_exactly_its_flops() -> None:
         profiles = [analyse_trace(trace) for trace in traces_of(SAMPLES / f"{name}.xplane.pb")]
         assert len(profiles) == ranks
         assert sum((one.matmul_flops or 0) / (one.steps or 1) for one in profiles) == 3_019_898_880
+
+
+@pytest.mark.skipif(not SAMPLES.exists(), reason="needs the shared samples")
+def test_the_calls_that_run_every_program_are_no_steps() -> None:
+    """Of 42 executions 18 are products and hold the time; the runtime runs all of them by the same call."""
+    (trace,) = traces_of(SAMPLES / "tl_mi300_jax08_gemm.xplane.pb")
+    profile = analyse_trace(trace)
+    assert profile.recorded_steps == 18
+    assert {op.name for op in profile.operations} == {"dot_general"}
 
 
 @pytest.mark.skipif(not SAMPLES.exists(), reason="needs the shared samples")

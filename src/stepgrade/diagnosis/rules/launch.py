@@ -126,7 +126,8 @@ def host_stall(context: RuleContext) -> Found | None:
             if is_outlasted(context, wait)
         )
     )
-    share = own + hidden
+    # What a wait hides may lie in gaps of the host's own: the device waits for no longer than it idles.
+    share = min(own + hidden, context.account(_ACCOUNT, "idle_sync"))
     waited = context.step_share(sum(wait.ms for wait in context.activity.waits))
     gain = max(min(share, waited), share * _ELSEWHERE)
     claim = (

@@ -30,8 +30,9 @@ CALL_CATEGORIES = (
     "privateuse1_driver",
     NPU_CALLS,
 )
+MTIA_KERNELS = "mtia_ccp_events"
 KERNEL_CATEGORIES = (
-    *("kernel", "Kernel", "concurrent_kernel", "mtia_ccp_events", "hpu_op"),
+    *("kernel", "Kernel", "concurrent_kernel", MTIA_KERNELS, "hpu_op"),
     *(NPU_KERNELS, LEGACY_KERNELS),
 )
 COPY_CATEGORIES = ("gpu_memcpy", "Memcpy")
@@ -75,6 +76,9 @@ SEEN_CATEGORIES = (
 )
 
 _AUTOGRAD_NODE = re.compile(r"Backward\d*$|AccumulateGrad$")
+_WAIT_OF_MTIA = re.compile(
+    r"(event|semaphore|stream|barrier|fence)[ _-]?wait\b|wait[ _-]?(for[ _-])?(event|semaphore)", re.I
+)
 MODULE_PREFIX = "nn.Module: "
 # Before 2022 an annotation was an `Operator` like any other; these are the ones that PyTorch itself makes.
 _ANNOTATION_PREFIXES = (
@@ -98,6 +102,11 @@ def is_annotation(name: str, inputs: Iterable[Raw]) -> bool:
 def is_allocation(name: str, ph: str) -> bool:
     """Tell whether an event is an allocation or a free; those of 2021 have no category."""
     return name == MEMORY_EVENT and ph in {"i", "I"}
+
+
+def is_wait_of_mtia(name: str) -> bool:
+    """Tell whether what MTIA lists with its kernels is a queue that waits for another: no work."""
+    return _WAIT_OF_MTIA.match(name) is not None
 
 
 def npu_category(name: str, task: object) -> str | None:

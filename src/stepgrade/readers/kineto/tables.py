@@ -181,7 +181,7 @@ class Tables:
         if ranges:
             by_category[categories.OPERATOR_RANGES] = ranges
             by_category[categories.OPERATOR_CATEGORY] = operators
-        _sort_uncategorised(by_category)
+        _sort_by_name(by_category)
         rows = _rows(by_category, LONG_FRAME_US if clock is not from_ns else LONG_FRAME_US * 1000)
         allocations = _memory_events(by_category)
         samples = by_category.get(categories.COUNTER_CATEGORY, ())
@@ -415,8 +415,14 @@ def _length(dur: object) -> float:
     return 0.0
 
 
-def _sort_uncategorised(by_category: Sorted) -> None:
-    """Put events that have no category where they belong; the launches of torch_npu become calls."""
+def _sort_by_name(by_category: Sorted) -> None:
+    """Put events where they belong that have no category, or whose category holds other things too.
+
+    The launches of torch_npu become calls.
+    """
+    if on_mtia := by_category.get(categories.MTIA_KERNELS):
+        working = [event for event in on_mtia if not categories.is_wait_of_mtia(event.name)]
+        by_category[categories.MTIA_KERNELS] = working
     for event in by_category.get("", ()):
         if event.ph != "X":
             continue

@@ -7,7 +7,7 @@ import re
 from typing import Final
 
 import numpy as np
-from msgspec import Struct, json
+from msgspec import Struct, json, structs
 
 from stepgrade.model.columns import groups
 from stepgrade.model.events import NONE, Collective, Compiled, Ids, Inputs, Longs
@@ -63,6 +63,8 @@ class Programs:
         self._data = data
         self._places: dict[tuple[str, int | None], tuple[int, int]] = {}
         self._modules: dict[tuple[int, int], tuple[Module, dict[str, str | None]]] = {}
+        self._operations: dict[tuple[int, str, str, frozenset[str]], HloOperation] = {}
+        self._seen: dict[frozenset[str], frozenset[str]] = {}
         for plane in space.planes:
             for name, stats in zip(plane.names, plane.metadata, strict=True):
                 proto = stats.get("Hlo Proto") or stats.get("hlo_proto")
@@ -106,7 +108,11 @@ class Programs:
                 collective=_collective(opcode, None, None),
             )
         decoded, passes = found
-        return _from_module(decoded, decoded.by_name[hlo], passes, path, seen)
+        # Devices run the same program: what is known of an operation is worked out for the first of them.
+        key = (id(decoded), hlo, path, self._seen.setdefault(seen, seen))
+        if key not in self._operations:
+            self._operations[key] = _from_module(decoded, decoded.by_name[hlo], passes, path, seen)
+        return self._operations[key]
 
 
 def _passes(module: Module) -> dict[str, str | None]:
@@ -304,6 +310,7 @@ def operations_of(plane: Plane, programs: Programs) -> PlaneOperations:
 
 def _with_stats(plane: Plane, row: int, operation: HloOperation) -> HloOperation:
     """Return an operation with what a TPU's metadata says of it."""
+    operation = structs.replace(operation)
     stats = plane.metadata[int(plane.events.name[row])]
     flops, moved = stats.get("model_flops", stats.get("flops")), stats.get("bytes_accessed")
     category = stats.get("hlo_category")
@@ -333,17 +340,20 @@ class DescribedRuns(Struct, kw_only=True):
 def describe(found: PlaneOperations, rows: Longs, run: Longs, start_ns: Longs) -> DescribedRuns:
     """Return what is known of the execution in each row: in a loop, with the round that it ran in."""
     which = found.which[rows]
-    order = np.lexsort((start_ns, run, which))
-    same = (which[order][1:] == which[order][:-1]) & (run[order][1:] == run[order][:-1])
-    first = np.maximum.accumulate(np.where(np.append(True, ~same)[: len(order)], np.arange(len(order)), 0))
-    turn = np.empty(len(order), np.int64)
-    turn[order] = np.arange(len(order)) - first
-    loops = [
-        bool(one.loop) and (one.trips or _MOST_ITERATIONS + 1) <= _MOST_ITERATIONS for one in found.operations
-    ]
-    trips = np.array([one.trips or 1 for one in found.operations] or [1], np.int64)[which]
-    inner = np.array([one.inner for one in found.operations] or [1], np.int64)[which]
-    turn = np.where(np.array(loops or [False], np.bool_)[which], turn // inner % trips, NONE)
+    loops = np.array(
+        [bool(one.loop) and 0 < (one.trips or 0) <= _MOST_ITERATIONS for one in found.operations] or [False],
+        np.bool_,
+    )
+    turn = np.full(len(which), NONE, np.int64)
+    inside = np.flatnonzero(loops[which])
+    inside = inside[np.lexsort((start_ns[inside], run[inside], which[inside]))]
+    if len(inside):
+        own, of_run = which[inside], run[inside]
+        begins = np.append(True, (own[1:] != own[:-1]) | (of_run[1:] != of_run[:-1]))
+        place = np.arange(len(inside))
+        trips = np.array([one.trips or 1 for one in found.operations], np.int64)[own]
+        inner = np.array([one.inner for one in found.operations], np.int64)[own]
+        turn[inside] = (place - np.maximum.accumulate(np.where(begins, place, 0))) // inner % trips
     kinds = groups(which.astype(np.int64) * (_MOST_ITERATIONS + 1) + turn + 1)
     described = []
     for kind in kinds.values.tolist():

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import Final, TypeAlias
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from msgspec import Struct
 
+from stepgrade.model.columns import Column, distinct, groups
 from stepgrade.model.events import NONE, Ids, Longs
 from stepgrade.readers.xplane.wire import FIXED64, LENGTH, VARINT, doubles, field_at, rounds, run_of, walk
 
 MISSING: Final = np.iinfo(np.int64).min
-NUMBERS: Final = (
-    *("program_id", "run_id", "device_ordinal", "step_num", "correlation_id", "flops", "model_flops"),
-    "bytes_accessed",
-)
-TEXTS: Final = (
-    "hlo_op",
-    "hlo_module",
-    "tf_op",
-    "name",
-    "memcpy_details",
-    "hlo_category",
-    "shape_with_layout",
-)
+NUMBERS: Final = ("program_id", "run_id", "device_ordinal", "step_num", "correlation_id")
+TEXTS: Final = ("hlo_op", "hlo_module", "tf_op", "name", "memcpy_details")
 Stat: TypeAlias = int | float | str | tuple[int, int]  # bytes: where they begin and end
 # What the runtime writes about itself, thousands of times a step.
 NOISE: Final = re.compile(
@@ -39,6 +30,9 @@ _CHUNK: Final = 1 << 14  # events that are decoded at once: more take more memor
 _LONGEST_TEXT: Final = 4000
 _MOST: Final = 1 << 60
 _EVENT: Final = 4 << 3 | LENGTH
+_FIRST: Final = 1 << 3 | VARINT
+_NO_IDS: Final = np.empty(0, np.int32)
+_NO_TIMES: Final = np.empty(0, np.int64)
 
 
 class PlaneLine(Struct, frozen=True):
@@ -59,17 +53,6 @@ class PlaneEvents(Struct, frozen=True, kw_only=True):
     numbers: dict[str, Longs]
     texts: dict[str, Ids]  # in Plane.texts
 
-    def rows(self, chosen: Longs) -> PlaneEvents:
-        """Return some of the events."""
-        return PlaneEvents(
-            line=self.line[chosen],
-            name=self.name[chosen],
-            start_ns=self.start_ns[chosen],
-            end_ns=self.end_ns[chosen],
-            numbers={name: column[chosen] for name, column in self.numbers.items()},
-            texts={name: column[chosen] for name, column in self.texts.items()},
-        )
-
 
 class Plane(Struct, kw_only=True):
     """One device, or the host, with its events."""
@@ -86,18 +69,33 @@ class Plane(Struct, kw_only=True):
     allocations: PlaneEvents | None = None  # apart from the others, which are rarely so many
 
 
-def joined(tables: list[PlaneEvents]) -> PlaneEvents:
-    """Return tables of the same columns as one."""
-    if len(tables) == 1:
-        return tables[0]
-    numbers, texts = tables[0].numbers, tables[0].texts
+class _Chunk(NamedTuple):
+    """Some events of a plane that were decoded at once, with the stats that any of them has."""
+
+    line: Ids
+    name: Ids
+    start_ns: Longs
+    end_ns: Longs
+    stats: dict[str, Column]
+
+
+def _joined(chunks: list[_Chunk], numbers: Iterable[str], texts: Iterable[str]) -> PlaneEvents:
+    """Return chunks as one table; a stat that none has is one value, kept once."""
+    count = sum(len(chunk.line) for chunk in chunks)
+
+    def column(name: str, none: Any) -> Column:
+        if not any(name in chunk.stats for chunk in chunks):
+            return np.broadcast_to(none, count)
+        parts = (chunk.stats.pop(name, np.broadcast_to(none, len(chunk.line))) for chunk in chunks)
+        return np.concatenate([*parts])
+
     return PlaneEvents(
-        line=np.concatenate([part.line for part in tables]),
-        name=np.concatenate([part.name for part in tables]),
-        start_ns=np.concatenate([part.start_ns for part in tables]),
-        end_ns=np.concatenate([part.end_ns for part in tables]),
-        numbers={key: np.concatenate([part.numbers[key] for part in tables]) for key in numbers},
-        texts={key: np.concatenate([part.texts[key] for part in tables]) for key in texts},
+        line=np.concatenate([_NO_IDS, *(chunk.line for chunk in chunks)]),
+        name=np.concatenate([_NO_IDS, *(chunk.name for chunk in chunks)]),
+        start_ns=np.concatenate([_NO_TIMES, *(chunk.start_ns for chunk in chunks)]),
+        end_ns=np.concatenate([_NO_TIMES, *(chunk.end_ns for chunk in chunks)]),
+        numbers={name: column(name, np.int64(MISSING)) for name in numbers},
+        texts={name: column(name, np.int32(NONE)) for name in texts},
     )
 
 
@@ -136,7 +134,7 @@ class _Parts:
         self.counts: list[int] = []  # of events, line by line
         self.stat_names: dict[int, str] = {}
         self.text_places: dict[str, int] = {}
-        self.allocations: list[PlaneEvents] = []
+        self.allocations: list[_Chunk] = []
         stats, names = [], []
         for field in walk(data, place, end, may_be_cut=True):
             inside = field.value, field.value + field.size
@@ -175,29 +173,31 @@ class _Parts:
         order = np.argsort(keys, kind="stable")
         self.keys: Longs = keys[order]
         self.places: Ids = np.array([*self.metadata.values()], np.int32)[order]
-        self.of_names: dict[str, Longs] = {}
-        self.texts_of_names: dict[str, Ids] = {}
-        for name in NUMBERS:
-            values = (stats.get(name) for stats in self.metadata_stats)
-            numbers = [value if isinstance(value, int) else MISSING for value in values]
-            self.of_names[name] = np.array([*numbers, MISSING], np.int64)
-        for name in TEXTS:
-            values = (stats.get(name) for stats in self.metadata_stats)
-            places = [self._place(value) if isinstance(value, str) else NONE for value in values]
-            self.texts_of_names[name] = np.array([*places, NONE], np.int32)
+        self.is_noise = np.array([NOISE.match(text) is not None for text in self.names] + [True], np.bool_)
+        self.is_allocation = np.array([text in ALLOCATIONS for text in self.names] + [False], np.bool_)
+        self.of_names: dict[str, Column] = {}  # what some name has, by the place of the name
+        for key in (*NUMBERS, *TEXTS):
+            values = [stats.get(key) for stats in self.metadata_stats]
+            if key in NUMBERS and any(isinstance(value, int) for value in values):
+                numbers = [value if isinstance(value, int) else MISSING for value in values]
+                self.of_names[key] = np.array([*numbers, MISSING], np.int64)
+            elif key in TEXTS and any(isinstance(value, str) for value in values):
+                places = [self._place(value) if isinstance(value, str) else NONE for value in values]
+                self.of_names[key] = np.array([*places, NONE], np.int32)
 
     def plane(self) -> Plane:
         """Return the plane with its events decoded."""
-        none = np.zeros(0, np.int64)
-        starts, ends = (np.concatenate([none, *(part[side] for part in self.found)]) for side in (0, 1))
+        starts, ends = (np.concatenate([_NO_TIMES, *(part[side] for part in self.found)]) for side in (0, 1))
         self.found.clear()
         line = np.repeat(np.arange(len(self.counts), dtype=np.int32), self.counts)
-        parts, damaged = [], 0
-        for first in range(0, max(len(starts), 1), _CHUNK):
-            chunk = slice(first, first + _CHUNK)
-            part = self._decode(starts[chunk], ends[chunk], line[chunk])
-            damaged += len(starts[chunk]) - part[1]
-            parts.append(part[0])
+        chunks, damaged = [], 0
+        for first in range(0, len(starts), _CHUNK):
+            rows = slice(first, first + _CHUNK)
+            chunk, readable = self._decode(starts[rows], ends[rows], line[rows])
+            damaged += len(starts[rows]) - readable
+            chunks.append(chunk)
+        del starts, ends, line
+        allocations = _joined(self.allocations, _ALLOCATION_NUMBERS, _ALLOCATION_TEXTS)
         return Plane(
             name=self.name,
             stats=self.stats,
@@ -206,9 +206,9 @@ class _Parts:
             shown=self.shown,
             metadata=self.metadata_stats,
             texts=list(self.text_places),
-            events=joined([part for part in parts if len(part.line)] or parts[:1]),
+            events=_joined(chunks, NUMBERS, TEXTS),
             damaged=damaged,
-            allocations=joined(self.allocations) if self.allocations else None,
+            allocations=allocations if self.allocations else None,
         )
 
     def _text(self, place: int, end: int) -> str:
@@ -290,73 +290,56 @@ class _Parts:
                 found[name] = value
         return found
 
-    def _decode(self, starts: Longs, ends: Longs, line: Ids) -> tuple[PlaneEvents, int]:
+    def _decode(self, starts: Longs, ends: Longs, line: Ids) -> tuple[_Chunk, int]:
         """Return some of the events without what is noise, and how many of them could be read."""
         count = len(starts)
-        metadata, offset, duration = (np.zeros(count, np.int64) for _ in range(3))
+        offset, duration = (np.zeros(count, np.int64) for _ in range(2))
         known, summed, dropped = (np.zeros(count, np.bool_) for _ in range(3))
-        stats: list[tuple[Longs, Longs, Longs]] = []
-        quiet = np.array([NOISE.match(text) is None for text in self.names] + [False], np.bool_)
         name = np.full(count, NONE, np.int32)
+        stats: dict[str, Column] = {}
         for part in rounds(self.data, starts, ends, dropped):
-            for number, column in ((1, metadata), (2, offset), (3, duration)):
+            message, value, _ = part.taking(1, VARINT)
+            if len(message):
+                known[message] = True
+                name[message] = self._names_of(value)
+                dropped[message] = self.is_noise[name[message]]
+            for number, column in ((2, offset), (3, duration)):
                 message, value, _ = part.taking(number, VARINT)
                 column[message] = value
-                if number == 1 and len(message):
-                    known[message] = True
-                    name[message] = self._names_of(value)
-                    dropped[message] = ~quiet[name[message]]
             summed[part.taking(5, VARINT)[0]] = True
-            stats.append(part.taking(4, LENGTH))
-        in_memory = np.array([text in ALLOCATIONS for text in self.names] + [False], np.bool_)
-        chosen = np.flatnonzero(known & in_memory[name] & (offset >= 0))
+            self._add_stats(stats, count, (*NUMBERS, *TEXTS), part.taking(4, LENGTH))
+        chosen = np.flatnonzero(known & self.is_allocation[name] & (offset >= 0))
         if len(chosen):
             self._add_allocations(starts[chosen], ends[chosen], line[chosen], name[chosen])
-        keep = known & ~summed & ~dropped & (offset >= 0) & (duration >= 0)
-        rows = np.flatnonzero(keep)
-        place = np.full(count, NONE, np.int64)
-        place[rows] = np.arange(len(rows))
+        for key, table in self.of_names.items():
+            own = stats.get(key)
+            said = table[name]
+            stats[key] = said if own is None else np.where(own == table[-1], said, own)
+        rows = np.flatnonzero(known & ~summed & ~dropped & (offset >= 0) & (duration >= 0))
         zero = np.array([one.timestamp_ns for one in self.lines] or [0], np.int64)[line[rows]]
         offset, duration = np.minimum(offset[rows], _MOST), np.minimum(duration[rows], _MOST)
-        table = PlaneEvents(
+        chunk = _Chunk(
             line=line[rows],
             name=name[rows],
             start_ns=zero + offset // 1000,
             end_ns=zero + (offset + duration) // 1000,
-            numbers={key: table[name[rows]] for key, table in self.of_names.items()},
-            texts={key: table[name[rows]] for key, table in self.texts_of_names.items()},
+            stats={key: column[rows] for key, column in stats.items()},
         )
-        message, value, size = (
-            np.concatenate([part[side] for part in stats] or [starts[:0]]) for side in range(3)
-        )
-        wanted = place[message] >= 0
-        self._add_stats(table, place[message[wanted]], value[wanted], size[wanted])
-        return table, int(known.sum())
+        return chunk, int(known.sum())
 
     def _add_allocations(self, starts: Longs, ends: Longs, line: Ids, name: Ids) -> None:
         """Keep what some events of the allocator tell."""
         count = len(starts)
         offset = np.zeros(count, np.int64)
-        stats: list[tuple[Longs, Longs, Longs]] = []
-        for part in rounds(self.data, starts, ends, np.zeros(count, np.bool_)):
+        stats: dict[str, Column] = {}
+        for part in rounds(self.data, starts, ends):
             message, value, _ = part.taking(2, VARINT)
             offset[message] = value
-            stats.append(part.taking(4, LENGTH))
+            told = part.taking(4, LENGTH)
+            self._add_stats(stats, count, (*_ALLOCATION_NUMBERS, *_ALLOCATION_TEXTS), told)
         zero = np.array([one.timestamp_ns for one in self.lines] or [0], np.int64)[line]
         start = zero + np.clip(offset, 0, _MOST) // 1000
-        table = PlaneEvents(
-            line=line,
-            name=name,
-            start_ns=start,
-            end_ns=start,
-            numbers={key: np.full(count, MISSING, np.int64) for key in _ALLOCATION_NUMBERS},
-            texts={key: np.full(count, NONE, np.int32) for key in _ALLOCATION_TEXTS},
-        )
-        row, value, size = (
-            np.concatenate([part[side] for part in stats] or [starts[:0]]) for side in range(3)
-        )
-        self._add_stats(table, row, value, size)
-        self.allocations.append(table)
+        self.allocations.append(_Chunk(line=line, name=name, start_ns=start, end_ns=start, stats=stats))
 
     def _names_of(self, metadata: Longs) -> Ids:
         """Return the place of the name of each event."""
@@ -365,40 +348,63 @@ class _Parts:
         found = np.minimum(np.searchsorted(self.keys, metadata), len(self.keys) - 1)
         return np.where(self.keys[found] == metadata, self.places[found], NONE).astype(np.int32)
 
-    def _add_stats(self, table: PlaneEvents, row: Longs, starts: Longs, sizes: Longs) -> None:
-        """Write the stats that matter into the table."""
-        identity = np.full(len(row), NONE, np.int64)
-        value, size, kind = (np.zeros(len(row), np.int64) for _ in range(3))
-        known = {key for key, name in self.stat_names.items() if name in table.numbers or name in table.texts}
-        wanted = np.array(sorted(known), np.uint64).view(np.int64) if known else np.zeros(1, np.int64) + NONE
-        unwanted = np.zeros(len(row), np.bool_)
-        for part in rounds(self.data, starts, starts + sizes, unwanted):
+    def _add_stats(
+        self,
+        columns: dict[str, Column],
+        count: int,
+        wanted: tuple[str, ...],
+        told: tuple[Longs, Longs, Longs],
+    ) -> None:
+        """Write one stat of each of several events into the columns of those that matter."""
+        row, starts, sizes = told
+        if not len(row):
+            return
+        ends = starts + sizes
+        # The stats of events that are alike come in one order: mostly all have the same name.
+        for key, of in self._by_identity(starts, ends):
+            name = self.stat_names.get(key, "")
+            if name not in wanted:
+                continue
+            is_number = name in NUMBERS or name in _ALLOCATION_NUMBERS
+            if name not in columns:
+                none, dtype = (MISSING, np.int64) if is_number else (NONE, np.int32)
+                columns[name] = np.full(count, none, dtype)
+            self._write(columns[name], row[of], starts[of], ends[of])
+
+    def _by_identity(self, starts: Longs, ends: Longs) -> Iterator[tuple[int, slice | Longs]]:
+        """Yield the numbers of stats' names that occur, and which of the stats have each."""
+        octets = np.frombuffer(self.data, np.uint8)
+        tag, short = octets[starts.clip(max=len(octets) - 1)], octets.take(starts + 1, mode="clip")
+        if (
+            short[0] < 0x80
+            and (tag == _FIRST).all()
+            and (short == short[0]).all()
+            and (ends - starts > 1).all()
+        ):
+            yield int(short[0]), slice(None)
+            return
+        identity = np.full(len(starts), NONE, np.int64)
+        for part in rounds(self.data, starts, ends):
             message, number, _ = part.taking(1, VARINT)
             identity[message] = number
-            nearest = wanted[np.minimum(np.searchsorted(wanted, number), len(wanted) - 1)]
-            unwanted[message] = nearest != number
-            if part.is_uniform and len(part.number) and part.number[0] == 1:
+        for key in distinct(identity).tolist():
+            yield key & 0xFFFFFFFFFFFFFFFF, np.flatnonzero(identity == key)
+
+    def _write(self, column: Column, row: Longs, starts: Longs, ends: Longs) -> None:
+        """Write the values of stats of one name into their column."""
+        for part in rounds(self.data, starts, ends):
+            if column.dtype == np.int64:  # of numbers
+                for field in (3, 4):
+                    message, value, _ = part.taking(field, VARINT)
+                    column[row[message]] = value
                 continue
-            given = part.number > 1
-            at = part.message[given]
-            value[at], size[at], kind[at] = part.value[given], part.size[given], part.number[given]
-        for key, name in self.stat_names.items():
-            if name not in table.numbers and name not in table.texts:
-                continue
-            own = np.flatnonzero(identity == key)
-            if not len(own):
-                continue
-            if name in table.numbers:
-                numbers = own[(kind[own] == 3) | (kind[own] == 4)]
-                table.numbers[name][row[numbers]] = value[numbers]
-                continue
-            refers = own[kind[own] == 7]
-            texts = sorted(set(value[refers].tolist()))
-            places = np.array([self._place(self.stat_names.get(ref, "")) for ref in texts], np.int32)
-            if len(refers):
-                table.texts[name][row[refers]] = places[np.searchsorted(np.array(texts), value[refers])]
-            written = own[kind[own] == 5]
-            table.texts[name][row[written]] = [
+            message, value, _ = part.taking(7, VARINT)
+            if len(message):
+                refers, which, _ = groups(value)
+                texts = (self.stat_names.get(ref & 0xFFFFFFFFFFFFFFFF, "") for ref in refers.tolist())
+                column[row[message]] = np.array([*map(self._place, texts)], np.int32)[which]
+            message, value, size = part.taking(5, LENGTH)
+            column[row[message]] = [
                 self._place(self._text(first, first + length))
-                for first, length in zip(value[written].tolist(), size[written].tolist(), strict=True)
+                for first, length in zip(value.tolist(), size.tolist(), strict=True)
             ]

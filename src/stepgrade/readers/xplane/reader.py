@@ -38,9 +38,12 @@ from stepgrade.readers.xplane.steps import ProgramRuns, add_steps
 _MEMORY_PER_BYTE: Final = 9
 _DEVICE: Final = re.compile(r"/device:(?!CUSTOM)[A-Z]\w{1,20}:(\d{1,6})")
 _OF_RUNTIME: Final = re.compile(r"(cu|cuda|hip)[A-Z]\w*")
-# What programs annotate, and calls of compiled functions; the rest of the runtime's names have colons.
+# What programs annotate, and calls of compiled functions; of the runtime's own names most have colons. It
+# runs every program by the same calls: they say nothing of which one, and are no steps.
 _ANNOTATION: Final = re.compile(
-    r"(?!\$|.*::|end: |Rendezvous|ParseArguments|Handle inputs|D2D Dispatch).+", re.DOTALL
+    r"(?!\$|.*::|end: |Rendezvous|ParseArguments|Handle inputs|D2D Dispatch|PJRT_|ThenExecuteCallback"
+    r"|ComputeSemaphore|Resolve constant globals|Build buffer allocations|MakeOutputBuffers).+",
+    re.DOTALL,
 )
 _MOST_DEVICES: Final = 4096
 
@@ -80,12 +83,16 @@ class _Profile:
 
     def __init__(self, data: bytes, space: PlaneSpace, name: str, profiler: Profiler) -> None:
         self.programs = Programs(data, space)
-        self.host = [plane for plane in space.planes if plane.name.startswith("/host:CPU")]
-        self.devices = [
-            (int(found[1]), plane)
-            for plane in space.planes
-            if (found := _DEVICE.fullmatch(plane.name)) and len(work_rows(plane))
-        ]
+        self.hosts: list[list[Plane]] = []
+        self.devices: list[tuple[int, Plane, list[Plane]]] = []
+        for planes in _by_machine(space.planes):
+            host = [plane for plane in planes if plane.name.startswith("/host:CPU")]
+            self.hosts.append(host)
+            self.devices += [
+                (int(found[1]), plane, host)
+                for plane in planes
+                if (found := _DEVICE.fullmatch(plane.name)) and len(work_rows(plane))
+            ]
         self.devices.sort(key=lambda device: device[0])
         damaged = sum(plane.damaged for plane in space.planes)
         doubts = [f"{damaged:,} events of the profile are damaged and left out."] if damaged else []
@@ -104,64 +111,80 @@ class _Profile:
 
     def traces(self) -> Iterator[Trace]:
         """Yield the traces of all devices, else of the host's own."""
-        for number, plane in self.devices:
+        for number, plane, host in self.devices:
             events = Events()
             operations = operations_of(plane, self.programs)
             if is_streams(plane):
-                executions = add_gpu(events, number, plane, operations, self.host)
-                self._add_host(events)
+                executions = add_gpu(events, number, plane, operations, host)
+                _add_host(events, host)
             else:
                 executions = add_tpu(events, number, plane, operations)
-            add_steps(events, self.host, executions, own_clock=not is_streams(plane))
+            add_steps(events, host, executions, own_clock=not is_streams(plane))
             known = RankFacts(
                 world_size=operations.world_size(len(self.devices)),
                 devices=(device_of(plane, number),),
                 tokens=operations.tokens(plane.events.end_ns - plane.events.start_ns),
             )
-            memory = memory_events(self.host, number, self.zero_ns)
+            memory = memory_events(host, number, self.zero_ns)
             yield structs.replace(self._take(events, known), memory=memory)
-        for plane in () if self.devices else self.host:
-            operations = operations_of(plane, self.programs)
-            ordinal = np.maximum(plane.events.numbers["device_ordinal"], 0)
-            numbers = distinct(ordinal[operations.which >= 0]).tolist()[:_MOST_DEVICES]
-            for number in numbers:
-                events = Events()
-                executions = _add_cpu(events, plane, operations, ordinal == number)
-                self._add_host(events)
-                add_steps(events, self.host, executions, own_clock=False)
-                known = RankFacts(
-                    world_size=operations.world_size(len(numbers)),
-                    tokens=operations.tokens(plane.events.end_ns - plane.events.start_ns),
-                )
-                yield self._take(events, known)
+        if not self.devices:
+            yield from self._traces_of_hosts()
+
+    def _traces_of_hosts(self) -> Iterator[Trace]:
+        for host in self.hosts:
+            for plane in host:
+                operations = operations_of(plane, self.programs)
+                ordinal = np.maximum(plane.events.numbers["device_ordinal"], 0)
+                numbers = distinct(ordinal[operations.which >= 0]).tolist()[:_MOST_DEVICES]
+                for number in numbers:
+                    events = Events()
+                    executions = _add_cpu(events, plane, operations, ordinal == number)
+                    _add_host(events, host)
+                    add_steps(events, host, executions, own_clock=False)
+                    known = RankFacts(
+                        world_size=operations.world_size(len(numbers)),
+                        tokens=operations.tokens(plane.events.end_ns - plane.events.start_ns),
+                    )
+                    yield self._take(events, known)
 
     def _take(self, events: Events, known: RankFacts) -> Trace:
         """Return the trace of one device. Its number is that of its host: which rank it is, is not said."""
         events.join()
         return events.take(0, self.facts, known, zero_ns=self.zero_ns)
 
-    def _add_host(self, events: Events) -> None:
-        """Add the calls of the device's runtime and what programs annotate."""
-        for plane in self.host:
-            table, names = plane.events, plane.names
-            calls, ranges = (np.zeros(len(names) + 1, np.bool_) for _ in range(2))
-            for index in distinct(table.name).tolist():
-                calls[index] = _OF_RUNTIME.match(names[index]) is not None
-                ranges[index] = _ANNOTATION.fullmatch(names[index]) is not None
-            is_call = calls[table.name] & (table.numbers["correlation_id"] != MISSING)
-            plain = (table.texts["hlo_op"] < 0) & (table.numbers["step_num"] == MISSING)
-            for sort, chosen in (("calls", is_call), ("ranges", ranges[table.name] & plain & ~is_call)):
-                rows = np.flatnonzero(chosen)
-                more = {"correlation": table.numbers["correlation_id"][rows]} if sort == "calls" else {}
-                events.add(
-                    sort,
-                    process=0,
-                    thread=table.line[rows],
-                    name=events.places(table.name[rows], dict(enumerate(names))),
-                    start=table.start_ns[rows],
-                    end=table.end_ns[rows],
-                    **more,
-                )
+
+def _by_machine(planes: list[Plane]) -> list[list[Plane]]:
+    """Return the planes of each machine: files that follow one another repeat the names of their planes."""
+    found: list[list[Plane]] = []
+    for plane in planes:
+        if not found or any(plane.name == other.name for other in found[-1]):
+            found.append([])
+        found[-1].append(plane)
+    return found
+
+
+def _add_host(events: Events, host: list[Plane]) -> None:
+    """Add the calls of the device's runtime and what programs annotate."""
+    for plane in host:
+        table, names = plane.events, plane.names
+        calls, ranges = (np.zeros(len(names) + 1, np.bool_) for _ in range(2))
+        for index in distinct(table.name).tolist():
+            calls[index] = _OF_RUNTIME.match(names[index]) is not None
+            ranges[index] = _ANNOTATION.fullmatch(names[index]) is not None
+        is_call = calls[table.name] & (table.numbers["correlation_id"] != MISSING)
+        plain = (table.texts["hlo_op"] < 0) & (table.numbers["step_num"] == MISSING)
+        for sort, chosen in (("calls", is_call), ("ranges", ranges[table.name] & plain & ~is_call)):
+            rows = np.flatnonzero(chosen)
+            more = {"correlation": table.numbers["correlation_id"][rows]} if sort == "calls" else {}
+            events.add(
+                sort,
+                process=0,
+                thread=table.line[rows],
+                name=events.places(table.name[rows], dict(enumerate(names))),
+                start=table.start_ns[rows],
+                end=table.end_ns[rows],
+                **more,
+            )
 
 
 def _add_cpu(events: Events, plane: Plane, operations: PlaneOperations, own: Mask) -> ProgramRuns:

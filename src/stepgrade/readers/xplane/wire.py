@@ -140,18 +140,22 @@ def rounds(
             message, place, end = message[left], place[left], end[left]
         if not len(message):
             return
-        key, place, sound = _varints(octets, place, end)
-        kind, number = key & 7, key >> 3
-        value, after, readable = _varints(octets, place, end)
-        is_uniform = bool((key == key[0]).all())
-        if is_uniform and kind[0] == VARINT:
-            size = np.zeros(len(place), np.int64)
-            sound &= readable
-        elif is_uniform and kind[0] == LENGTH:
-            size, value = value, after
-            after = after + size
-            sound &= readable & (size >= 0) & (after <= end)
+        tag = octets[place]
+        first = int(tag[0])
+        if first < 0x80 and first & 7 in (VARINT, LENGTH) and (tag == first).all():
+            is_uniform = True
+            number, kind = np.broadcast_to([[first >> 3], [first & 7]], (2, len(message)))
+            value, after, sound = _varints(octets, place + 1, end)
+            size = np.broadcast_to(0, len(message))
+            if first & 7 == LENGTH:
+                size, value = value, after
+                after = after + size
+                sound &= (size >= 0) & (after <= end)
         else:
+            is_uniform = False
+            key, place, sound = _varints(octets, place, end)
+            number, kind = key >> 3, key & 7
+            value, after, readable = _varints(octets, place, end)
             is_number, is_length = kind == VARINT, kind == LENGTH
             fixed = (kind == FIXED64) | (kind == FIXED32)
             size = np.where(is_length, value, np.where(fixed, np.where(kind == FIXED64, 8, 4), 0))
@@ -198,7 +202,7 @@ def _varints(octets: Bytes, place: Longs, end: Longs) -> tuple[Longs, Longs, NDA
     if not len(place) or len(octets) < _EIGHT:
         return _varints_by_byte(octets, place, end)
     sound = place < end
-    byte = octets[np.minimum(place, len(octets) - 1)]
+    byte = octets.take(place, mode="clip")
     value = byte.astype(np.int64)
     after = place + 1
     longer = np.flatnonzero(byte > 0x7F)
