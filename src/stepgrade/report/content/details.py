@@ -251,7 +251,7 @@ def compiled(card: Scorecard) -> Iterator[Detail]:
     bars = []
     for frame in found.frames:
         cells = show_ms(frame.ms), show_count(frame.compiles), show_count(frame.recompiles)
-        told = [frame.function, frame.where]
+        told = [frame.function, _file_of(frame.where)]
         name = ", ".join((f"frame {frame.frame}", *(shortened(text, 80) for text in told if text)))
         guard = shortened(frame.guards[0].reason, 200) if frame.guards else ""
         bars.append(Bar(name, frame.ms, f"{cells[0]:>9}, {frame.recompiles} again", (*cells, guard)))
@@ -283,7 +283,7 @@ def compiled(card: Scorecard) -> Iterator[Detail]:
             ("Line", "Compilations", "In a step", "Why"),
             tuple(
                 Bar(
-                    " ".join((shortened(one.where or "", 80), shortened(reason.split(": ")[0], 80))),
+                    " ".join((shortened(_file_of(one.where), 80), shortened(reason.split(": ")[0], 80))),
                     float(one.compiles or 0),
                     f"{show_count(one.compiles)}x",
                     (
@@ -296,6 +296,11 @@ def compiled(card: Scorecard) -> Iterator[Detail]:
             ),
             min(len(broken), _FRAMES_SHOWN),
         )
+
+
+def _file_of(where: str | None) -> str:
+    """Return file.py:line without its directories: the line must not be cut off."""
+    return (where or "").rsplit("/", 1)[-1]
 
 
 def experts(card: Scorecard) -> Iterator[Detail]:
