@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import BinaryIO
@@ -15,6 +16,13 @@ _cleaned: set[str] = set()  # folders that this process has looked through, once
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes, *, new_mode: int = MODES["all"]) -> None:
+    """Put a new file with this content in the place of `path`, as `write_by` does; raise OSError."""
+    write_by(path, lambda file: file.write(data), new_mode=new_mode)
+
+
+def write_by(
+    path: str | os.PathLike[str], write: Callable[[BinaryIO], object], *, new_mode: int = MODES["all"]
+) -> None:
     """Put a new file in the place of `path`, safe on the disk when this returns; raise OSError.
 
     An interrupt, a full disk or a power failure leaves the old file as it was. A file keeps its permissions;
@@ -26,13 +34,13 @@ def write_whole(path: str | os.PathLike[str], data: bytes, *, new_mode: int = MO
         mode = os.stat(target).st_mode  # noqa: PTH116  pathlib takes milliseconds to import
     if mode is not None and not stat.S_ISREG(mode):
         with open(target, "wb") as special:  # noqa: PTH123  as above
-            special.write(data)
+            write(special)
         return
     folder = os.path.dirname(target) or "."  # noqa: PTH120  as above
     draft = _new_draft(folder, new_mode)
     try:
         with draft:
-            draft.write(data)
+            write(draft)
             draft.flush()
             os.fsync(draft.fileno())
         if mode is not None:

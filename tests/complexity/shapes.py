@@ -388,6 +388,17 @@ def streams(n: int) -> Files:
     return one_step(n, lambda i: kernel("k", i * 10, i, stream=i, device=i % 97))
 
 
+def overlaps(n: int) -> Files:
+    """Return kernels and operations that all reach into those after them."""
+    return one_step(
+        n,
+        lambda i: [
+            event("cpu_op", "aten::a", i * 10, 15 * n - i),
+            *kernel("k", i * 10, i, dur=25 + i),
+        ],
+    )
+
+
 def threads(n: int) -> Files:
     return one_step(
         n,
@@ -1174,6 +1185,7 @@ SHAPES: dict[str, Shape] = {
     "waits of the host": Shape(waits, covers=("trace/activity",), size=200),
     "copies on streams of their own": Shape(copies, covers=("trace/activity",), size=800),
     "streams and devices": Shape(streams, covers=("trace/windows", "trace/step_view"), size=800),
+    "overlapping events for Perfetto": Shape(overlaps, ("score", "f", "--format", "perfetto", "-o", "out"), ("trace/tracks", "readers/again"), 200),
     "host threads and their names": Shape(threads, covers=("trace/links",), size=800),
     "python frames": Shape(frames, covers=("trace/frames", "trace/python_loops"), size=200),
     "ranks of one file": Shape(merged_ranks, covers=("trace/ranks", "readers/kineto/assemble", "trace/quality"), size=10),

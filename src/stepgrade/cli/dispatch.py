@@ -30,6 +30,7 @@ COMMANDS = {
     "admin": "tokens, projects and copies of a server's store",
     "mcp": "answers for assistants, over the Model Context Protocol",
     "convert": "any profile as step profile JSON",
+    "open": "a trace in Perfetto, from this machine",
     "inspect": "what is in a file, and is it fit to be graded",
     "estimate": "what a run could reach on a device, whether it fits, and why",
     "plan": "which way of running it on many devices fits and is fastest",

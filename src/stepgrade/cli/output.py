@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TextIO
+from typing import BinaryIO, TextIO, cast
 
 from stepgrade import report
 from stepgrade.cli.flags import FLAGS
 from stepgrade.cli.streams import send
 from stepgrade.errors import BadInput, BadOption
-from stepgrade.files import write_whole
+from stepgrade.files import write_by, write_whole
 from stepgrade.model.notes import Result
 from stepgrade.report.names import printable
 
@@ -65,6 +66,29 @@ def write(text: str, output: str | None) -> None:
     try:
         # What a link points to is written, and the link stays.
         write_whole(os.path.realpath(output), text.encode("utf-8", "replace"))
+    except (OSError, ValueError) as error:
+        problem = getattr(error, "strerror", None) or error
+        raise BadInput(f"cannot be written: {problem}", where=output) from error
+
+
+def write_bytes(write_to: Callable[[BinaryIO], object], output: str | None) -> None:
+    """Let a file be written, packed where its name ends in .gz, or standard output; raise BadInput."""
+    if output is None or output == "-":
+        if _is_terminal() or sys.stdout is None:
+            raise BadOption("this format is not for a terminal", hint="name a file with -o run.pftrace")
+        send("")
+        write_to(sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+        return
+
+    def packed(file: BinaryIO) -> None:
+        import gzip  # noqa: PLC0415  only for such names
+
+        with gzip.GzipFile(fileobj=file, mode="wb", filename="", mtime=0, compresslevel=6) as pack:
+            write_to(cast("BinaryIO", pack))
+
+    try:
+        write_by(os.path.realpath(output), packed if output.endswith(".gz") else write_to)
     except (OSError, ValueError) as error:
         problem = getattr(error, "strerror", None) or error
         raise BadInput(f"cannot be written: {problem}", where=output) from error

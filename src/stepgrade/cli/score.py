@@ -22,12 +22,15 @@ from argparse import Namespace
 from stepgrade.cli import contract_v1, output, run_options
 from stepgrade.cli.parser import Parser, add_contract_option, add_input_options, add_output_options
 from stepgrade.cli.streams import complain
+from stepgrade.cli.timeline import check_timeline, write_timeline
 from stepgrade.contract import TrainingScorecard
 from stepgrade.gating.fail_on import check_conditions, decide, parse_condition
 from stepgrade.grading import score
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.readers.load import load_baseline
 from stepgrade.report import FORMATS
+
+_PERFETTO = "perfetto"
 
 
 def add_options(parser: Parser) -> None:
@@ -51,7 +54,7 @@ def add_options(parser: Parser) -> None:
     add_contract_option(parser)
     run_options.add_setup_options(parser)
     add_input_options(parser)
-    add_output_options(parser, FORMATS)
+    add_output_options(parser, (*FORMATS, _PERFETTO))
 
 
 def run(args: Namespace) -> int:
@@ -59,6 +62,8 @@ def run(args: Namespace) -> int:
     conditions = [parse_condition(text) for text in args.fail_on]
     check_conditions(conditions, has_baseline=args.baseline is not None)
     card: Scorecard | TrainingScorecard
+    if args.format == _PERFETTO:
+        check_timeline(args)
     if args.contract == "v1":
         card, comparable = contract_v1.score_v1(args), args.baseline is not None
         output.write_raw(contract_v1.render_v1(card, to=args.format), args.output)
@@ -89,7 +94,10 @@ def _score(args: Namespace) -> Scorecard:
         tokens_per_step=args.tokens_per_step,
         work=args.work,
     )
-    output.write_result(card, args.format, args.output, args.color)
+    if args.format == _PERFETTO:
+        write_timeline(card, args, args.output)
+    else:
+        output.write_result(card, args.format, args.output, args.color)
     if args.save:
         run_options.save_run(card, args)
     return card

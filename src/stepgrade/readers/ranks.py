@@ -45,7 +45,7 @@ def read_ranks(
 
     A rank is what the file says of itself, else what its name says, else None.
     """
-    return _read_all(find_rank_files(sources, input_format, options), options)
+    return traces_of(find_rank_files(sources, input_format, options), options)
 
 
 def are_traces(files: Sequence[RankFile]) -> bool:
@@ -164,7 +164,7 @@ def traces_in(source: ByteSource, input_format: str | None) -> Iterator[Trace]:
     return one_by_one([found]) if isinstance(found, Trace) else found
 
 
-def _read_all(files: list[RankFile], options: ReadOptions) -> Iterator[Trace]:
+def traces_of(files: list[RankFile], options: ReadOptions) -> Iterator[Trace]:
     """Yield the traces and keep none of them; raise BadInput for those that are of different runs."""
     processes = Processes()
     for file in files:

@@ -11,7 +11,7 @@ one process group after the other: first how far the clocks are apart, then who 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from stepgrade.model.collectives import CollectiveTime, Exchange
 from stepgrade.model.columns import among, distinct, narrow
 from stepgrade.model.events import NONE, Collective, Longs, Trace
+from stepgrade.model.tracks import CollectiveWait
 from stepgrade.naming.collective_kind import CollectiveKind, collective_kind
 from stepgrade.naming.torch_names import COMMUNICATION_OP, COMMUNICATION_RANGE, named
 from stepgrade.naming.work_class import WorkClass
@@ -337,6 +338,30 @@ class Matching:
             messages=messages,
         )
 
+    def waits(self, steps: Sequence[int], offsets_ns: Mapping[int, int]) -> tuple[CollectiveWait, ...]:
+        """Return each wait of a rank for the last one to arrive, in these steps, with clocks set right."""
+        offsets = np.array([offsets_ns.get(rank, 0) for rank in self._ranks], np.int64)
+        numbers = np.array(sorted(steps), np.int64)
+        found = []
+        for group, members in sorted(self._members.items()):
+            if len(members) < 2:
+                continue
+            meeting = self._meetings_of(group, members, numbers)
+            for block in self._blocks(meeting, offsets):
+                latest, until, waited = _waits_of(block)
+                for line, column in zip(*(side.tolist() for side in np.nonzero(waited)), strict=True):
+                    found.append(
+                        CollectiveWait(
+                            rank=self._ranks[block.places[line]],
+                            start_ns=int(block.start_ns[line, column]),
+                            dur_ns=int(waited[line, column]),
+                            late=self._ranks[block.places[latest[column]]],
+                            until_ns=int(until[column]),
+                            name=meeting.calls[block.keys.start + column].name,
+                        )
+                    )
+        return tuple(found)
+
     def _received(self, meeting: _Meetings, block: _Block) -> Longs | None:
         """Return what each member of an exchange gets, in bytes; None where no member says."""
         if all(call.received == NONE for call in meeting.calls[block.keys]):
@@ -469,6 +494,16 @@ def _middle_end(block: _Block) -> Longs:
     return middle
 
 
+def _waits_of(block: _Block) -> tuple[NDArray[np.intp], Longs, Longs]:
+    """Return which member came last to each collective, when, and how long each of the others waited."""
+    # Of those who come together the lowest rank is the last.
+    latest = np.argmax(block.start_ns, axis=0)
+    until = block.start_ns[latest, np.arange(block.start_ns.shape[1])]
+    waited = np.minimum(until - block.start_ns, block.dur_ns)
+    waited *= block.took_part & (block.took_part.sum(axis=0) > 1)
+    return latest, until, waited
+
+
 class _Waits:
     """Who waited and who was waited for, added up block by block."""
 
@@ -482,11 +517,7 @@ class _Waits:
         count = block.took_part.sum(axis=0)
         counts = count > 1
         places = np.array(block.places)
-        # Of those who come together the lowest rank is the last.
-        latest = np.argmax(block.start_ns, axis=0)
-        until = block.start_ns[latest, np.arange(len(count))]
-        waited = np.minimum(until - block.start_ns, block.dur_ns)
-        waited *= block.took_part & counts
+        latest, _, waited = _waits_of(block)
         np.add.at(wait, places, waited.sum(axis=1))
         np.add.at(met, places, (block.took_part & counts).sum(axis=1))
         np.add.at(caused, places[latest[counts]], (waited // np.maximum(count - 1, 1)).sum(axis=0)[counts])

@@ -70,6 +70,26 @@ def sum_phases(timeline: Timeline, pieces: Pieces, phase: Kinds) -> tuple[PhaseT
     return tuple(found[index] for index in sorted(found))
 
 
+def phase_stretches(
+    pieces: Pieces, phase: Kinds, extent: tuple[int, int] | None = None
+) -> tuple[Longs, Longs, Kinds] | None:
+    """Return when phases began and ended, and which; what is of one phase in a row is one stretch."""
+    stop = pieces.start_ns + pieces.dur_ns
+    inside = pieces.dur_ns > 0
+    if extent is not None:
+        inside &= (stop > extent[0]) & (pieces.start_ns < extent[1])
+    rows = np.flatnonzero(inside)
+    if not len(rows):
+        return None
+    rows = rows[np.lexsort((phase[rows], stop[rows], pieces.start_ns[rows]))]
+    kind = phase[rows]
+    first = np.flatnonzero(np.append(True, kind[1:] != kind[:-1]))
+    start = pieces.start_ns[rows][first]
+    last = int(stop[rows].max()) if extent is None else extent[1]
+    ends = np.minimum(np.maximum.reduceat(stop[rows], first), np.append(start[1:], last))
+    return start, ends, kind[first]
+
+
 def _phase_time(name: str, own_ns: int, step_ns: Longs) -> PhaseTime:
     # Work of a steady step may run outside of its window: the samples can add up to less than the total.
     per_step_ms = own_ns / len(step_ns) / NS_PER_MS

@@ -184,7 +184,8 @@ class AcrossRanks(NamedTuple):
 
 def merge_ranks(ranks: Sequence[AnyRank]) -> Profile:
     """Return the profile of the run whose ranks these are; packed ones are unpacked one by one."""
-    by_number = number_ranks(ranks)
+    places = number_ranks([rank.rank for rank in ranks])
+    by_number = {number: ranks[place] for number, place in places.items()}
     steady = [{step.number for step in rank.steps if step.steady} for rank in by_number.values()]
     common = sorted(set.intersection(*steady))
     warnings = tuple(_find_warnings([*by_number.values()], common))
@@ -192,8 +193,8 @@ def merge_ranks(ranks: Sequence[AnyRank]) -> Profile:
         first = ranks[0].unpacked().profile
         return structs.replace(first, warnings=by_weight([*warnings, *first.warnings]))
     files = tuple(dict.fromkeys(rank.files[0] for rank in ranks))
-    places = {file: place for place, file in enumerate(files)}
-    mean_rank, matching, lines = MeanRank(len(ranks), len(common), places), Matching(), {}
+    of_file = {file: place for place, file in enumerate(files)}
+    mean_rank, matching, lines = MeanRank(len(ranks), len(common), of_file), Matching(), {}
     views: list[StepView] = []
     programs: dict[bytes, Arrivals] = {}
     every = -(-len(by_number) // MOST_VIEWS)
@@ -234,7 +235,7 @@ def merge_ranks(ranks: Sequence[AnyRank]) -> Profile:
         modules=mean_rank.modules,
         views=_on_one_clock(views, across.clock_offsets_ns),
         operations=mean_rank.operations,
-        typical_step=in_file(first.typical_step, first, places),
+        typical_step=in_file(first.typical_step, first, of_file),
         tokens_per_step=mean_rank.known["tokens_per_step"],
         launches_per_step=mean_rank.launches_per_step,
         ledger=add_ledgers(ledgers) if ledgers else None,
@@ -258,18 +259,27 @@ def merge_ranks(ranks: Sequence[AnyRank]) -> Profile:
     )
 
 
-def number_ranks(ranks: Sequence[AnyRank]) -> dict[int, AnyRank]:
-    """Return the ranks by number, in order: those without one get the lowest free ones.
+def number_ranks(stated: Sequence[int | None]) -> dict[int, int]:
+    """Return which of the ranks has which number, in their order.
 
-    Where two have the same, all get their place.
+    Those without a number get the lowest free ones; where two have the same, all get their place.
     """
-    numbers = [rank.rank for rank in ranks if rank.rank is not None]
+    numbers = [number for number in stated if number is not None]
     taken = set(numbers)
     if len(taken) < len(numbers):
-        return dict(enumerate(ranks))
-    free = (number for number in range(len(ranks)) if number not in taken)
-    named = {next(free) if rank.rank is None else rank.rank: rank for rank in ranks}
+        return {place: place for place in range(len(stated))}
+    free = (number for number in range(len(stated)) if number not in taken)
+    named = {next(free) if number is None else number: place for place, number in enumerate(stated)}
     return dict(sorted(named.items()))
+
+
+def share_clock(ranks: Sequence[tuple[int | None, tuple[str, ...]]]) -> bool:
+    """Tell, by the epochs and files of ranks, whether times of one can be compared with those of another.
+
+    They can be where the epochs are known, or where all ranks are of one merged file.
+    """
+    undated = [base_ns is None for base_ns, _ in ranks]
+    return not any(undated) or (all(undated) and len({files for _, files in ranks}) == 1)
 
 
 def _on_one_clock(views: Sequence[StepView], offsets_ns: Mapping[int, int]) -> tuple[StepView, ...]:
@@ -298,10 +308,8 @@ def compare_ranks(
     for number, rank in by_number.items():
         of_step = {step.number: step.dur_ns for step in rank.steps}
         dur_ns[number] = [of_step[step] for step in common]
-    # Times can be compared if the epochs are known, or if all ranks are of one merged file.
-    undated = [rank.base_ns is None for rank in ranks]
-    share_clock = not any(undated) or (all(undated) and len({rank.files for rank in ranks}) == 1)
-    matched = matching.match(common, max(map(sum, dur_ns.values()))) if share_clock else None
+    can_compare = share_clock([(rank.base_ns, rank.files) for rank in ranks])
+    matched = matching.match(common, max(map(sum, dur_ns.values()))) if can_compare else None
     waits = {wait.rank: wait.wait_ns for wait in matched.ranks} if matched else {}
     times = []
     for number, rank in by_number.items():

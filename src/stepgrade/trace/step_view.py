@@ -16,7 +16,7 @@ from stepgrade.naming.work_class import WorkClass
 from stepgrade.trace import intervals as iv
 from stepgrade.trace.ledger import waiting_calls
 from stepgrade.trace.links import OP, pick
-from stepgrade.trace.phases import PHASES
+from stepgrade.trace.phases import PHASES, phase_stretches
 from stepgrade.trace.pieces import Pieces
 from stepgrade.trace.timeline import Driver, Timeline
 
@@ -61,19 +61,13 @@ def _ledger_lane(timeline: Timeline, begin: int, end: int) -> Lane | None:
 
 
 def _phase_lane(pieces: Pieces, phase: Kinds, begin: int, end: int) -> Lane | None:
-    stop = pieces.start_ns + pieces.dur_ns
-    inside = (stop > begin) & (pieces.start_ns < end) & (pieces.dur_ns > 0)
-    rows = np.flatnonzero(inside)
-    rows = rows[np.lexsort((phase[rows], stop[rows], pieces.start_ns[rows]))]
-    if not len(rows):
+    found = phase_stretches(pieces, phase, (begin, end))
+    if found is None:
         return None
-    # One behind the other, those of the same phase are one stretch.
-    kind = phase[rows].astype(np.int64)
-    first = np.flatnonzero(np.append(True, kind[1:] != kind[:-1]))
-    start = pieces.start_ns[rows][first]
-    ends = np.minimum(np.maximum.reduceat(stop[rows], first), np.append(start[1:], end))
+    start, ends, kind = found
+    which = kind.astype(np.int64)
     names = list(PHASES)
-    return _lane("phases", "phases", (begin, end), (start, ends, kind[first], kind[first]), names, names)
+    return _lane("phases", "phases", (begin, end), (start, ends, which, which), names, names)
 
 
 def _stream_lanes(timeline: Timeline, pieces: Pieces, begin: int, end: int) -> list[Lane | None]:

@@ -1,0 +1,441 @@
+"""A run as one file for Perfetto: every rank on one clock, with its ledger, its waits and the findings.
+
+The file is a stream of protobuf packets (perfetto/trace/trace.proto). Events come by the million, so packets
+are made in columns: the bytes of all packets side by side, with a mask of those that a packet has.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepgrade.model.events import NONE, Longs, Trace
+from stepgrade.model.finding import Finding
+from stepgrade.model.scorecard import UNGRADED, Scorecard
+from stepgrade.model.tracks import Counter, RanksTogether, RankTracks, Track
+from stepgrade.report.content.scorecard import gain, headline
+from stepgrade.report.names import shortened
+from stepgrade.trace.tracks import RankCollector, lay
+from stepgrade.units import NS_PER_MS, show_ms
+
+Bytes: TypeAlias = NDArray[np.uint8]
+Mask: TypeAlias = NDArray[np.bool_]
+
+_NAME_CELLS = 200
+_ROWS_AT_ONCE = 1 << 16
+_COPY_BYTES = 1 << 20
+# Numbers of Perfetto's own.
+_BEGIN, _END, _COUNTER = 1, 2, 4
+_BOOT_CLOCK, _OWN_CLOCK = 6, 64
+_STATE_CLEARED, _NEEDS_STATE = 1, 2
+_IN_ORDER = 3  # of tracks: as their ranks say
+_BYTES_UNIT = 3
+# Fields of packets and of what is in them.
+_PACKET, _CLOCKS, _TIMESTAMP, _SEQUENCE, _EVENT, _INTERNED = 1, 6, 8, 10, 11, 12
+_FLAGS, _DEFAULTS, _CLOCK_ID, _DESCRIPTOR = 13, 59, 58, 60
+_CATEGORY_IID, _ANNOTATION, _TYPE, _NAME_IID, _TRACK, _NAME = 3, 4, 9, 10, 11, 23
+_COUNTER_VALUE, _FLOW = 30, 47
+_OPERATION_IID, _STEP_IID = 1, 2  # names of what is told of a slice
+# Tracks of the whole run, and of each rank: room for the tracks in it.
+_RUN, _FINDINGS = 1, 2
+_OF_RANK = 32
+_LATE, _WAITS, _PINNED, _FIRST_TRACK = 1, 1 << 20, 1 << 21, 1 << 22
+_WAIT_FLOW = 1 << 62
+
+
+class Shown(NamedTuple):
+    """What the written file shows first: a typical step, on its clock."""
+
+    start_ns: int
+    dur_ns: int
+
+
+def write(card: Scorecard, traces: Iterable[Trace], out: BinaryIO) -> Shown | None:
+    """Write the traces of a run's ranks with what was found in them; each is taken in turn and not kept."""
+    collector = RankCollector()
+    heads: list[_Head] = []
+    with tempfile.TemporaryFile() as spool:
+        for place, rank in enumerate(map(collector.add, traces)):
+            before = spool.tell()
+            for part in _rank_packets(rank, place):
+                spool.write(part)
+            heads.append(_Head.of(rank, spool.tell() - before))
+            del rank
+        together = collector.together()
+        out.write(_clocks(heads, together))
+        out.write(_run_packets(card, heads, together))
+        spool.seek(0)
+        while part := spool.read(_COPY_BYTES):
+            out.write(part)
+    first = next((head for head in heads if head.typical_step is not None), None)
+    if first is None or first.typical_step is None:
+        return None
+    offset = together.offsets_ns[heads.index(first)]
+    return Shown(first.base_ns - offset + first.typical_step[0], first.typical_step[1])
+
+
+class _Head(NamedTuple):
+    """What is kept of a rank's tracks once they are written."""
+
+    file: str
+    base_ns: int
+    file_zero_ns: int
+    extent: tuple[int, int]  # from its first event to its last
+    tracks: tuple[tuple[str, str], ...]  # kind and name of each
+    longest: dict[str, tuple[int, int]]
+    typical_step: tuple[int, int] | None
+    bytes: int
+
+    @classmethod
+    def of(cls, rank: RankTracks, size: int) -> _Head:
+        ends = [int((track.start_ns + track.dur_ns).max()) for track in rank.tracks if len(track.label)]
+        begins = [int(track.start_ns.min()) for track in rank.tracks if len(track.label)]
+        return cls(
+            file=rank.file,
+            base_ns=rank.base_ns,
+            file_zero_ns=rank.file_zero_ns,
+            extent=(min(begins, default=0), max(ends, default=0)),
+            tracks=(
+                *((track.kind, track.name) for track in rank.tracks),
+                *(("counter", counter.name) for counter in rank.counters),
+            ),
+            longest=rank.longest,
+            typical_step=rank.typical_step,
+            bytes=size,
+        )
+
+
+def _uuid(place: int, track: int = 0) -> int:
+    return (place + 1 << _OF_RANK) + track
+
+
+# --- One packet at a time: what is written once for a rank, a wait or a finding.
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
+
+
+def _field(number: int, value: int | str | bytes) -> bytes:
+    """Return a field: a whole number, or a text or message with its length."""
+    if isinstance(value, int):
+        return _varint(number << 3) + _varint(value)
+    content = value.encode("utf-8", "replace") if isinstance(value, str) else value
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+def _packet(*fields: bytes, sequence: int = 1) -> bytes:
+    return _field(_PACKET, b"".join((*fields, _field(_SEQUENCE, sequence))))
+
+
+def _descriptor(uuid: int, name: str, parent: int = 0, *, rank: int = 0, more: bytes = b"") -> bytes:
+    """Return a track; what is in it is in the order of the ranks given."""
+    fields = [
+        _field(1, uuid),
+        _field(2, shortened(name, _NAME_CELLS)),
+        _field(11, _IN_ORDER),
+        _field(12, rank),
+    ]
+    if parent:
+        fields.append(_field(5, parent))
+    return _packet(_field(_DESCRIPTOR, b"".join([*fields, more])))
+
+
+def _slice(
+    track: int, span: tuple[int, int], name: str, told: dict[str, str], flows: Iterable[int] = ()
+) -> bytes:
+    """Return the beginning and the end of a slice with what is told of it; flows join slices by arrows."""
+    start, dur = span
+    event = [_field(_TYPE, _BEGIN), _field(_TRACK, track), _field(_NAME, shortened(name, _NAME_CELLS))]
+    event += [
+        _field(_ANNOTATION, _field(10, key) + _field(6, shortened(text)))
+        for key, text in told.items()
+        if text
+    ]
+    event += [_varint(_FLOW << 3 | 1) + flow.to_bytes(8, "little") for flow in flows]
+    end = _field(_TYPE, _END) + _field(_TRACK, track)
+    return _packet(_field(_TIMESTAMP, start), _field(_EVENT, b"".join(event))) + _packet(
+        _field(_TIMESTAMP, start + dur), _field(_EVENT, end)
+    )
+
+
+def _clocks(heads: list[_Head], together: RanksTogether) -> bytes:
+    """Return how the clock of each rank relates to the one that all are shown on."""
+    least = min((head.base_ns for head in heads), default=0)
+    shared = max(least, 0) + max(0, -min(together.offsets_ns, default=0))
+    found = []
+    for place, offset in enumerate(together.offsets_ns):
+        pair = ((_BOOT_CLOCK, shared), (_OWN_CLOCK, shared + offset))
+        clocks = [_field(1, _field(1, clock) + _field(2, at)) for clock, at in pair]
+        found.append(
+            _packet(_field(_CLOCKS, b"".join([*clocks, _field(2, _BOOT_CLOCK)])), sequence=place + 2)
+        )
+    return b"".join(found)
+
+
+def _run_packets(card: Scorecard, heads: list[_Head], together: RanksTogether) -> bytes:
+    """Return the tracks of all ranks, the findings, and the waits with arrows to whom they waited for."""
+    found = [_packet(_field(_FLAGS, _STATE_CLEARED))]
+    whole = _whole_extent(heads, together)
+    found.append(_descriptor(_RUN, "stepgrade: the run", rank=0))
+    told = {
+        "bottleneck": card.bottleneck,
+        "step": "" if card.step_time_ms is None else show_ms(card.step_time_ms),
+        "clock": together.basis,
+        "files": ", ".join(card.source.files[:8]),
+    }
+    title = "not graded" if card.grade == UNGRADED else f"{card.grade}: {headline(card)}"
+    found.append(_slice(_RUN, whole, title, told))
+    for number, finding in enumerate(card.findings):
+        uuid = _FINDINGS + number
+        found.append(_descriptor(uuid, f"{finding.severity}: {finding.rule}", _RUN, rank=number))
+        found.append(_slice(uuid, whole, finding.claim, _told_of(finding)))
+    for place, head in enumerate(heads):
+        found += _rank_descriptors(place, head, together)
+        found += _pins(card, place, head, together)
+    found += _wait_packets(together)
+    return b"".join(found)
+
+
+def _whole_extent(heads: list[_Head], together: RanksTogether) -> tuple[int, int]:
+    shifts = [head.base_ns - offset for head, offset in zip(heads, together.offsets_ns, strict=True)]
+    begin = min((shift + head.extent[0] for head, shift in zip(heads, shifts, strict=True)), default=0)
+    end = max((shift + head.extent[1] for head, shift in zip(heads, shifts, strict=True)), default=0)
+    return max(begin, 0), max(end - max(begin, 0), 0)
+
+
+def _rank_descriptors(place: int, head: _Head, together: RanksTogether) -> Iterator[bytes]:
+    number, group = together.ranks[place], _uuid(place)
+    name = f"rank {number}" if len(together.ranks) > 1 else "the rank"
+    yield _descriptor(group, f"{name}: {head.file}", rank=place + 1)
+    for track, (kind, title) in enumerate(head.tracks):
+        more = _field(8, _field(3, _BYTES_UNIT)) if kind == "counter" else b""
+        yield _descriptor(group + _FIRST_TRACK + track, title, group, rank=_FIRST_TRACK + track, more=more)
+
+
+def _pins(card: Scorecard, place: int, head: _Head, together: RanksTogether) -> Iterator[bytes]:
+    """Yield what findings are about at the places where it is: a stretch of the ledger, or a call."""
+    group, shift = _uuid(place), head.base_ns - together.offsets_ns[place]
+    spans = {op.name: op.longest for op in card.operations if op.longest is not None}
+    for number, finding in enumerate(card.findings):
+        named = next(
+            (text for text in finding.evidence.values() if isinstance(text, str) and text in spans), None
+        )
+        at = None
+        if named is not None and card.source.files[spans[named].file] == head.file:
+            at = spans[named].start_ns - head.file_zero_ns, spans[named].dur_ns
+        elif named is None and finding.account is not None and finding.severity != "info":
+            at = head.longest.get(finding.account)
+        if at is not None and shift + at[0] >= 0:
+            uuid = group + _PINNED + number
+            yield _descriptor(uuid, f"{finding.severity}: {finding.rule}", group, rank=_PINNED + number)
+            yield _slice(uuid, (shift + at[0], at[1]), finding.claim, _told_of(finding))
+
+
+def _told_of(finding: Finding) -> dict[str, str]:
+    evidence = ((name.replace("_", " "), str(value)) for name, value in finding.evidence.items())
+    return {
+        "severity": finding.severity,
+        "what to do": finding.remedy,
+        "gain": gain(finding),
+        "how to check": finding.check,
+        "where": finding.where or "",
+        "evidence": ", ".join(f"{name} {value}" for name, value in evidence),
+    }
+
+
+def _wait_packets(together: RanksTogether) -> Iterator[bytes]:
+    """Yield a slice for each wait, and one where the rank arrives that was waited for; arrows join them."""
+    waits = together.waits
+    of_rank: dict[int, list[int]] = {}
+    arrivals: dict[int, dict[tuple[int, str], list[int]]] = {}
+    for number in sorted(
+        range(len(waits)), key=lambda number: (waits[number].start_ns, -waits[number].dur_ns)
+    ):
+        of_rank.setdefault(waits[number].rank, []).append(number)
+        late = arrivals.setdefault(waits[number].late, {})
+        late.setdefault((waits[number].until_ns, waits[number].name), []).append(number)
+    for place, rank in enumerate(together.ranks):
+        group, own = _uuid(place), of_rank.get(rank, [])
+        layer, dur = lay(
+            np.array([waits[number].start_ns for number in own], np.int64),
+            np.array([waits[number].dur_ns for number in own], np.int64),
+        )
+        for part in range(int(layer.max(initial=NONE)) + 1):
+            title = "waits for other ranks" + (f", overlapping {part}" if part else "")
+            yield _descriptor(group + _WAITS + part, title, group, rank=_WAITS + part)
+        for number, track, length in zip(own, layer.tolist(), dur.tolist(), strict=True):
+            wait = waits[number]
+            told = {"collective": wait.name, "wait": show_ms(wait.dur_ns / NS_PER_MS)}
+            span, name = (wait.start_ns, length), f"waits for rank {wait.late}"
+            yield _slice(group + _WAITS + track, span, name, told, [_WAIT_FLOW + number])
+        if rank in arrivals:
+            yield _descriptor(group + _LATE, "others wait for this rank", group, rank=_LATE)
+        for (until, name), which in sorted(arrivals.get(rank, {}).items()):
+            longest = max(waits[number].dur_ns for number in which)
+            told = {"collective": name, "others wait": show_ms(longest / NS_PER_MS)}
+            flows = [_WAIT_FLOW + number for number in which]
+            yield _slice(group + _LATE, (until, 0), "arrives last", told, flows)
+
+
+# --- Many packets at once: the events of a rank.
+
+
+class _Part(NamedTuple):
+    """Some bytes of every row, and which of them a row has."""
+
+    content: Bytes
+    has: Mask
+
+    @property
+    def sizes(self) -> Longs:
+        found: Longs = self.has.sum(axis=1)
+        return found
+
+
+def _same(content: bytes, rows: int) -> _Part:
+    row = np.frombuffer(content, np.uint8)
+    return _Part(np.broadcast_to(row, (rows, len(row))), np.ones((rows, len(row)), np.bool_))
+
+
+def _varints(values: Longs | NDArray[Any]) -> _Part:
+    """Return each number in as few groups of seven bits as it takes."""
+    values = values.astype(np.uint64)
+    width = max(1, -(-int(values.max(initial=0)).bit_length() // 7))
+    shifts = np.arange(width, dtype=np.uint64) * np.uint64(7)
+    groups = values[:, None] >> shifts
+    has = groups > 0
+    has[:, 0] = True
+    content = (groups & np.uint64(0x7F)).astype(np.uint8)
+    content[:, :-1] |= (has[:, 1:] * 0x80).astype(np.uint8)
+    return _Part(content, has)
+
+
+def _numbers(number: int, values: Longs | NDArray[Any], present: Mask | None = None) -> _Part:
+    """Return a field of whole numbers; of rows that are not `present` nothing."""
+    joined = _together(_same(_varint(number << 3), len(values)), _varints(np.maximum(values, 0)))
+    return joined if present is None else _Part(joined.content, joined.has & present[:, None])
+
+
+def _flow_ids(values: Longs) -> _Part:
+    """Return the field of a flow, which is eight bytes, for the rows that have one."""
+    eight = np.ascontiguousarray(values.astype("<u8")).view(np.uint8).reshape(-1, 8)
+    joined = _together(
+        _same(_varint(_FLOW << 3 | 1), len(values)), _Part(eight, np.ones(eight.shape, np.bool_))
+    )
+    return _Part(joined.content, joined.has & (values != 0)[:, None])
+
+
+def _together(*parts: _Part) -> _Part:
+    return _Part(np.hstack([part.content for part in parts]), np.hstack([part.has for part in parts]))
+
+
+def _message(number: int, *parts: _Part, present: Mask | None = None) -> _Part:
+    """Return a field that is a message, with its length before it."""
+    inner = _together(*parts)
+    head = _together(_same(_varint(number << 3 | 2), len(inner.content)), _varints(inner.sizes))
+    whole = _together(head, inner)
+    return whole if present is None else _Part(whole.content, whole.has & present[:, None])
+
+
+def _rank_packets(rank: RankTracks, place: int) -> Iterator[bytes]:
+    """Yield the packets of one rank, on its own clock; texts come first, each of them once."""
+    columns = [
+        column
+        for track in rank.tracks
+        for column in (track.label, track.category, track.operation)
+        if column is not None
+    ]
+    used = np.zeros(len(rank.strings) + 1, np.bool_)
+    for column in columns:
+        used[column] = True  # NONE is the last, which no text has
+    interned = [_field(3, _field(1, _OPERATION_IID) + _field(2, "operation"))]
+    interned.append(_field(3, _field(1, _STEP_IID) + _field(2, "step")))
+    for number in np.flatnonzero(used[:-1]).tolist():
+        text = _field(1, number + 1) + _field(2, shortened(rank.strings[number], _NAME_CELLS))
+        interned += [_field(field, text) for field in (1, 2, 29)]
+    first = _field(_FLAGS, _STATE_CLEARED) + _field(_DEFAULTS, _field(_CLOCK_ID, _OWN_CLOCK))
+    yield _packet(first, _field(_INTERNED, b"".join(interned)), sequence=place + 2)
+    for number, track in enumerate(rank.tracks):
+        uuid = _uuid(place, _FIRST_TRACK + number)
+        yield from _slice_packets(track, rank.base_ns, place, uuid)
+    for number, counter in enumerate(rank.counters):
+        uuid = _uuid(place, _FIRST_TRACK + len(rank.tracks) + number)
+        yield from _counter_packets(counter, rank.base_ns, place, uuid)
+
+
+def _slice_packets(track: Track, base_ns: int, place: int, uuid: int) -> Iterator[bytes]:
+    """Yield the beginnings and ends of slices in the order in which a stack takes them."""
+    count = len(track.label)
+    row = np.tile(np.arange(count), 2)
+    is_end = np.repeat([False, True], count)
+    at = np.concatenate([track.start_ns, track.start_ns + track.dur_ns])
+    is_empty = np.tile(track.dur_ns == 0, 2)
+    # Of what happens at once: ends, inner ones first; beginnings, outer ones first; what takes no time.
+    turn = np.where(is_empty, 2, np.where(is_end, 0, 1))
+    tie = np.where(is_empty, 2 * row + is_end, np.where(is_end, -row, row))
+    order = np.lexsort((tie, turn, at))
+    for first in range(0, len(order), _ROWS_AT_ONCE):
+        some = order[first : first + _ROWS_AT_ONCE]
+        yield _packets_of(track, row[some], is_end[some], at[some] + base_ns, place, uuid)
+
+
+def _packets_of(track: Track, row: Longs, is_end: Mask, at: Longs, place: int, uuid: int) -> bytes:
+    count, begins = len(row), ~is_end
+
+    def known(column: Longs | NDArray[Any] | None) -> Longs:
+        return np.full(count, NONE, np.int64) if column is None else column[row].astype(np.int64)
+
+    category, operation, step, launched = map(
+        known, (track.category, track.operation, track.step, track.launched)
+    )
+    flow = np.where(begins & (launched > 0), launched + (place + 1 << 40), 0)
+    event = _message(
+        _EVENT,
+        _numbers(_TYPE, np.where(is_end, _END, _BEGIN)),
+        _same(_field(_TRACK, uuid), count),
+        _numbers(_NAME_IID, known(track.label) + 1, begins),
+        _numbers(_CATEGORY_IID, category + 1, begins & (category >= 0)),
+        _message(
+            _ANNOTATION,
+            _same(_field(1, _OPERATION_IID), count),
+            _numbers(17, operation + 1),
+            present=begins & (operation >= 0),
+        ),
+        _message(
+            _ANNOTATION,
+            _same(_field(1, _STEP_IID), count),
+            _numbers(3, step),
+            present=begins & (step >= 0),
+        ),
+        _flow_ids(flow),
+    )
+    return _flat(event, at, place)
+
+
+def _counter_packets(counter: Counter, base_ns: int, place: int, uuid: int) -> Iterator[bytes]:
+    for first in range(0, len(counter.at_ns), _ROWS_AT_ONCE):
+        some = slice(first, first + _ROWS_AT_ONCE)
+        count = len(counter.at_ns[some])
+        event = _message(
+            _EVENT,
+            _same(_field(_TYPE, _COUNTER) + _field(_TRACK, uuid), count),
+            _numbers(_COUNTER_VALUE, counter.value[some]),
+        )
+        yield _flat(event, counter.at_ns[some] + base_ns, place)
+
+
+def _flat(event: _Part, at: Longs, place: int) -> bytes:
+    """Return the packets one behind the other."""
+    tail = _field(_SEQUENCE, place + 2) + _field(_FLAGS, _NEEDS_STATE)
+    whole = _message(_PACKET, _numbers(_TIMESTAMP, at), event, _same(tail, len(at)))
+    return whole.content[whole.has].tobytes()

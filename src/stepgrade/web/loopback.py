@@ -1,0 +1,163 @@
+"""One file for Perfetto's page, from this machine to this machine: one path, two methods, one origin.
+
+Any page that a browser has open can send requests to 127.0.0.1. So the path cannot be guessed, a request must
+name this machine as its host (a name that was rebound to 127.0.0.1 does not), and the answer may be read by
+Perfetto's page alone.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, BinaryIO
+from urllib.parse import quote
+
+from stepgrade.errors import BadInput
+
+PAGE = "https://ui.perfetto.dev"
+ADDRESS = "127.0.0.1"
+PORT = 9001  # the only one that the policy of Perfetto's page lets it ask
+_SILENT_SECONDS = 30.0
+_MOST_AT_ONCE = 8
+_COPY_BYTES = 1 << 20
+
+
+class TraceServer:
+    """Serves one open file until it is closed."""
+
+    def __init__(self, file: BinaryIO, name: str, *, port: int = PORT) -> None:
+        self.path = f"/{secrets.token_urlsafe(16)}/{quote(os.path.basename(name), safe='')}"  # noqa: PTH119  a name
+        self.fetched = threading.Event()  # once all of it was sent
+        self._file, self._size = file, os.fstat(file.fileno()).st_size
+        try:
+            self._server = _Server((ADDRESS, port), self)
+        except OSError as error:
+            problem = f"port {port} of this machine cannot be listened on: {error.strerror or error}"
+            raise BadInput(problem, hint="Perfetto's page asks no other; end what uses it") from error
+        self.port = self._server.server_port
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """Return where the file is."""
+        return f"http://{ADDRESS}:{self.port}{self.path}"
+
+    def link(self, start_ns: int | None = None, end_ns: int | None = None) -> str:
+        """Return the address that opens the file in Perfetto's page, at a stretch of time if one is given."""
+        stretch = "" if start_ns is None else f"&visStart={start_ns}&visEnd={end_ns}"
+        return f"{PAGE}/#!/?url={quote(self.address, safe='')}{stretch}"
+
+    def is_own_host(self, host: str | None) -> bool:
+        """Tell whether a request was meant for this machine by one of its own names."""
+        return host in (f"{ADDRESS}:{self.port}", f"localhost:{self.port}")
+
+    def send(self, into: Any) -> None:
+        """Send the file as it was when it was opened, however many ask at once."""
+        at = 0
+        while at < self._size:
+            part = os.pread(self._file.fileno(), min(_COPY_BYTES, self._size - at), at)
+            if not part:  # it was cut meanwhile
+                return
+            into.write(part)
+            at += len(part)
+        self.fetched.set()
+
+    def wait(self, seconds: float, *, once: bool) -> None:
+        """Return after so long, or when the file has been fetched if `once`."""
+        (self.fetched if once else threading.Event()).wait(seconds)
+
+    @property
+    def size_bytes(self) -> int:
+        """Return how large the file is."""
+        return self._size
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, address: tuple[str, int], owner: TraceServer) -> None:
+        self.owner = owner
+        self._places = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Take a request up while there is room, and hang up otherwise."""
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and make room."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a browser that hung up."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = _SILENT_SECONDS
+    server_version = "stepgrade"
+    sys_version = ""
+    protocol_version = "HTTP/1.0"  # one request a connection
+
+    def do_GET(self) -> None:
+        """Send the file."""
+        if self._is_allowed():
+            self._head(HTTPStatus.OK, self.server.owner.size_bytes)
+            with suppress(ConnectionError, socket.timeout):
+                self.server.owner.send(self.wfile)
+
+    def do_HEAD(self) -> None:
+        """Tell how large the file is."""
+        if self._is_allowed():
+            self._head(HTTPStatus.OK, self.server.owner.size_bytes)
+
+    def _is_allowed(self) -> bool:
+        owner = self.server.owner
+        origin = self.headers.get("Origin")
+        if not owner.is_own_host(self.headers.get("Host")) or origin not in (None, PAGE):
+            self._head(HTTPStatus.FORBIDDEN)
+            return False
+        if not secrets.compare_digest(self.path.encode("utf-8", "replace"), owner.path.encode()):
+            self._head(HTTPStatus.NOT_FOUND)
+            return False
+        return True
+
+    def _head(self, status: HTTPStatus, size: int = 0) -> None:
+        self.send_response(status)
+        if status is HTTPStatus.OK:
+            self.send_header("Access-Control-Allow-Origin", PAGE)
+            self.send_header("Vary", "Origin")
+            self.send_header("Content-Type", "application/octet-stream")
+        if status is HTTPStatus.METHOD_NOT_ALLOWED:
+            self.send_header("Allow", "GET, HEAD")
+        self.send_header("Content-Length", str(size))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.end_headers()
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Refuse without a page: an unknown method, or what is no request at all."""
+        del message, explain
+        known = HTTPStatus(code)
+        self._head(HTTPStatus.METHOD_NOT_ALLOWED if known is HTTPStatus.NOT_IMPLEMENTED else known)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  its name in the standard library
+        """Write no log: it would hold the path."""
