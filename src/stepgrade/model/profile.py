@@ -112,6 +112,8 @@ class ModuleTime(Struct, frozen=True, kw_only=True):
     bwd_total_ms: float = 0.0
     recompute_total_ms: float = 0.0
     ops_total_ms: dict[str, float] = {}  # of what it does itself, not the modules in it
+    kernels_total_ms: dict[str, dict[str, float]] = {}  # of each of these operations, on a device
+    held_bytes: float | None = None  # what its forward pass leaves allocated in a step, with all in it
 
 
 class OpTime(Struct, frozen=True, kw_only=True):

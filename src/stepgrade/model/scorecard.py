@@ -69,7 +69,9 @@ class ModuleStep(Struct, frozen=True, kw_only=True):
     bwd_ms: float
     recompute_ms: float
     share: float  # of the step
+    memory_bytes: float | None = None  # that its forward pass leaves allocated
     ops: dict[str, float] = {}  # the longest of what it does itself, in ms
+    kernels: dict[str, dict[str, float]] = {}  # the longest of each of these operations, in ms
 
 
 class KernelRow(Struct, frozen=True, kw_only=True):

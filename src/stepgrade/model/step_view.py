@@ -21,6 +21,15 @@ class Lane(Struct, frozen=True, kw_only=True):
     count: tuple[int, ...]  # of events that the slice stands for
 
 
+class StepWait(Struct, frozen=True, kw_only=True):
+    """A wait for the last rank to arrive at a collective."""
+
+    start_ns: int  # from the start of the step
+    dur_ns: int
+    late: int  # the rank that was waited for
+    name: str  # of the collective
+
+
 class StepView(Struct, frozen=True, kw_only=True):
     """One step of one rank; `at_ns` is when it begins, on a clock that the ranks share where one is known."""
 
@@ -29,3 +38,4 @@ class StepView(Struct, frozen=True, kw_only=True):
     at_ns: int
     dur_ns: int
     lanes: tuple[Lane, ...]
+    waits: tuple[StepWait, ...] = ()  # the longest

@@ -30,7 +30,7 @@ from stepgrade.readers.source import ByteSource, ReadOptions
 from stepgrade.readers.steps import only_steps
 from stepgrade.trace import PackedRank, RankProfile, analyse_rank, join_recordings, merge_ranks
 
-SCHEMA = 2  # of what a worker sends and a cache keeps: one more whenever a field of it changes
+SCHEMA = 3  # of what a worker sends and a cache keeps: one more whenever a field of it changes
 # Below this a pool takes longer to start than the files take to read.
 LEAST_BYTES_FOR_POOL = 8 << 20
 # What reading a file takes at most, of its size: text in memory, and its events in columns beside it.

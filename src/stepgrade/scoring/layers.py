@@ -20,6 +20,7 @@ from stepgrade.units import show_ratio
 # Less of the step than this is narrower than a dot on most screens.
 LEAST_MODULE_SHARE = 0.0005
 MODULE_OPS_KEPT = 6
+MODULE_KERNELS_KEPT = 3
 Direction = Literal["forward", "backward"]
 
 _SINGLE_PRODUCT = re.compile(r"(Lazy)?(Linear|Bilinear|Conv(Transpose)?[123]d|Embedding(Bag)?)_\d+$")
@@ -179,6 +180,11 @@ def modules_of_step(profile: Profile, times: RunTimes) -> tuple[ModuleStep, ...]
             continue
         longest = sorted(module.ops_total_ms.items(), key=lambda item: (-item[1], item[0]))
         places[place] = len(found)
+        kept = [
+            name
+            for name, total_ms in longest[:MODULE_OPS_KEPT]
+            if (times.share(total_ms) or 0.0) >= LEAST_MODULE_SHARE
+        ]
         found.append(
             ModuleStep(
                 name=module.name,
@@ -187,12 +193,22 @@ def modules_of_step(profile: Profile, times: RunTimes) -> tuple[ModuleStep, ...]
                 bwd_ms=times.per_step(module.bwd_total_ms) or 0.0,
                 recompute_ms=times.per_step(module.recompute_total_ms) or 0.0,
                 share=share,
-                ops={
-                    name: ms
-                    for name, total_ms in longest[:MODULE_OPS_KEPT]
-                    if (ms := times.per_step(total_ms))
-                    and (times.share(total_ms) or 0.0) >= LEAST_MODULE_SHARE
+                memory_bytes=module.held_bytes,
+                ops={name: times.per_step(module.ops_total_ms[name]) or 0.0 for name in kept},
+                kernels={
+                    name: longest_kernels
+                    for name in kept
+                    if (longest_kernels := _longest_kernels(module.kernels_total_ms.get(name, {}), times))
                 },
             )
         )
     return tuple(found)
+
+
+def _longest_kernels(total_ms: dict[str, float], times: RunTimes) -> dict[str, float]:
+    longest = sorted(total_ms.items(), key=lambda item: (-item[1], item[0]))[:MODULE_KERNELS_KEPT]
+    return {
+        name: ms
+        for name, total in longest
+        if (ms := times.per_step(total)) and (times.share(total) or 0.0) >= LEAST_MODULE_SHARE
+    }

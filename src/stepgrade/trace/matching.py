@@ -338,29 +338,23 @@ class Matching:
             messages=messages,
         )
 
-    def waits(self, steps: Sequence[int], offsets_ns: Mapping[int, int]) -> tuple[CollectiveWait, ...]:
-        """Return each wait of a rank for the last one to arrive, in these steps, with clocks set right."""
+    def waits(self, steps: Sequence[int], offsets_ns: Mapping[int, int]) -> Iterator[CollectiveWait]:
+        """Yield each wait of a rank for the last one to arrive, in these steps, with clocks set right."""
         offsets = np.array([offsets_ns.get(rank, 0) for rank in self._ranks], np.int64)
         numbers = np.array(sorted(steps), np.int64)
-        found = []
-        for group, members in sorted(self._members.items()):
-            if len(members) < 2:
-                continue
-            meeting = self._meetings_of(group, members, numbers)
+        several = [(group, members) for group, members in sorted(self._members.items()) if len(members) > 1]
+        for meeting in (self._meetings_of(group, members, numbers) for group, members in several):
             for block in self._blocks(meeting, offsets):
                 latest, until, waited = _waits_of(block)
-                for line, column in zip(*(side.tolist() for side in np.nonzero(waited)), strict=True):
-                    found.append(
-                        CollectiveWait(
-                            rank=self._ranks[block.places[line]],
-                            start_ns=int(block.start_ns[line, column]),
-                            dur_ns=int(waited[line, column]),
-                            late=self._ranks[block.places[latest[column]]],
-                            until_ns=int(until[column]),
-                            name=meeting.calls[block.keys.start + column].name,
-                        )
+                for line, column in np.argwhere(waited).tolist():
+                    yield CollectiveWait(
+                        rank=self._ranks[block.places[line]],
+                        start_ns=int(block.start_ns[line, column]),
+                        dur_ns=int(waited[line, column]),
+                        late=self._ranks[block.places[latest[column]]],
+                        until_ns=int(until[column]),
+                        name=meeting.calls[block.keys.start + column].name,
                     )
-        return tuple(found)
 
     def _received(self, meeting: _Meetings, block: _Block) -> Longs | None:
         """Return what each member of an exchange gets, in bytes; None where no member says."""

@@ -76,7 +76,17 @@ class MeanRank:
         if profile.layers and not self.layers:
             self.layers = scaled(profile.layers, self._steps / (profile.steps or 1))
         if profile.modules and not self.modules:
-            self.modules = scaled(profile.modules, self._steps / (profile.steps or 1))
+            scale = self._steps / (profile.steps or 1)
+            self.modules = tuple(
+                structs.replace(
+                    module,
+                    kernels_total_ms={
+                        op: {name: ms * scale for name, ms in kernels.items()}
+                        for op, kernels in module.kernels_total_ms.items()
+                    },
+                )
+                for module in scaled(profile.modules, scale)
+            )
         if profile.activity:
             self._activity.add(profile.activity)
         self.works.add(profile.work)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import structs
@@ -147,12 +148,24 @@ def memory_of_recording(recording: MemoryRecording) -> Memory:
     )
 
 
-def memory_of_trace(timeline: Timeline, layers: Layers) -> Memory | None:
-    """Return what the memory of the analysed device held, from the profiler's `[memory]` events."""
+class LocatedEvents(NamedTuple):
+    """Allocations and frees of the analysed device, and the row of the host tree that each happens in."""
+
+    events: MemoryEvents
+    row: Ids
+
+
+def locate_memory(timeline: Timeline) -> LocatedEvents | None:
+    """Return the profiler's `[memory]` events of the analysed device; None without any."""
     chosen = _of_device(timeline)
-    if chosen is None:
+    return None if chosen is None else LocatedEvents(chosen, _rows_around(timeline, chosen))
+
+
+def memory_of_trace(timeline: Timeline, layers: Layers, located: LocatedEvents | None) -> Memory | None:
+    """Return what the memory of the analysed device held."""
+    if located is None:
         return None
-    row = _rows_around(timeline, chosen)
+    chosen, row = located
     # Operations and lines of code are looked up once for each pair that occurs.
     tree, trace = timeline.tree, timeline.trace
     op = pick(tree.name, pick(tree.op, row))

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import structs
 
 from stepgrade.model.columns import groups
-from stepgrade.model.events import NONE, Ids, Kinds
+from stepgrade.model.events import NONE, Floats, Ids, Kinds
 from stepgrade.model.profile import ModuleTime, OpTime
 from stepgrade.naming.python_frames import read_frame
 from stepgrade.naming.torch_names import Mask
@@ -19,6 +19,7 @@ from stepgrade.naming.work_class import WorkClass
 from stepgrade.trace import phases
 from stepgrade.trace.layers import MODULE_PREFIX, makers_of_rows
 from stepgrade.trace.links import MODULE, nearest, pick
+from stepgrade.trace.memory import LocatedEvents
 from stepgrade.trace.pieces import Pieces
 from stepgrade.trace.timeline import IN_BACKWARD, Timeline
 from stepgrade.units import NS_PER_MS
@@ -45,7 +46,9 @@ class CodePlaces(NamedTuple):
         return op if place is None else structs.replace(op, where=place.where, module=place.module)
 
 
-def find_places(timeline: Timeline, pieces: Pieces, phase: Kinds, again: Mask) -> CodePlaces:
+def find_places(
+    timeline: Timeline, pieces: Pieces, phase: Kinds, again: Mask, located: LocatedEvents | None = None
+) -> CodePlaces:
     """Return where the work of the steady steps comes from; `again` is forward work done once more."""
     rows = np.flatnonzero(pieces.steady & (pieces.row >= 0)).astype(np.int32)
     own, tree = pieces.row[rows], timeline.tree
@@ -61,7 +64,10 @@ def find_places(timeline: Timeline, pieces: Pieces, phase: Kinds, again: Mask) -
     is_own = pieces.work_class[rows] != WorkClass.COMMUNICATION
     node = np.where(is_own, pick(nodes.of_row, pick(module, source)), NONE).astype(np.int32)
     return CodePlaces(
-        modules=_add_up(nodes, node, pieces, rows, _directions(phase[rows], again[rows])),
+        modules=_with_memory(
+            _add_up(nodes, node, pieces, rows, _directions(phase[rows], again[rows])),
+            None if located is None else _held_bytes(timeline, nodes, module, located),
+        ),
         of_label=_places_of_labels(timeline, pieces, rows, source, nodes, node),
     )
 
@@ -120,15 +126,25 @@ def _directions(phase: Kinds, again: Mask) -> Kinds:
     return direction
 
 
-def _add_up(nodes: _Nodes, node: Ids, pieces: Pieces, rows: Ids, direction: Kinds) -> tuple[ModuleTime, ...]:
-    """Return the time of each module with all that is in it, and of the operations that it calls itself."""
+def _add_up(
+    nodes: _Nodes, node: Ids, pieces: Pieces, rows: Ids, direction: Kinds
+) -> tuple[tuple[int, ModuleTime], ...]:
+    """Return the time of each module with all that is in it, and of what it calls itself, by its node."""
     inside = (node >= 0) & (direction < _OTHER)
     count, dur_ns, width = len(nodes.name), pieces.dur_ns[rows], len(pieces.labels)
-    pairs, which, _ = groups(node[inside].astype(np.int64) * width + pieces.label[rows[inside]])
+    deep = int(pieces.kernel.max(initial=NONE)) + 2
+    pair = node[inside].astype(np.int64) * width + pieces.label[rows[inside]]
+    triples, which, _ = groups(pair * deep + pieces.kernel[rows[inside]] + 1)
     own: list[dict[str, float]] = [{} for _ in range(count)]
-    times = np.bincount(which, weights=dur_ns[inside], minlength=len(pairs))
-    for pair, ns in zip(pairs.tolist(), times.tolist(), strict=True):
-        own[pair // width][pieces.labels[pair % width]] = ns / NS_PER_MS
+    of_kernel: list[dict[str, dict[str, float]]] = [{} for _ in range(count)]
+    times = np.bincount(which, weights=dur_ns[inside], minlength=len(triples))
+    for triple, ns in zip(triples.tolist(), times.tolist(), strict=True):
+        place, label = divmod(triple // deep, width)
+        name, kernel = pieces.labels[label], triple % deep - 1
+        own[place][name] = own[place].get(name, 0.0) + ns / NS_PER_MS
+        if kernel >= 0:
+            known = of_kernel[place].setdefault(name, {})
+            known[pieces.labels[kernel]] = ns / NS_PER_MS
     sums = np.bincount(
         node[inside].astype(np.int64) * _OTHER + direction[inside],
         weights=dur_ns[inside],
@@ -140,16 +156,40 @@ def _add_up(nodes: _Nodes, node: Ids, pieces: Pieces, rows: Ids, direction: Kind
     order = [place for place in range(count) if sums[place].any()]
     number = {place: index for index, place in enumerate(order)}
     return tuple(
-        ModuleTime(
-            name=nodes.name[place],
-            parent=number.get(nodes.parent[place]),
-            fwd_total_ms=float(sums[place][_FORWARD]) / NS_PER_MS,
-            bwd_total_ms=float(sums[place][_BACKWARD]) / NS_PER_MS,
-            recompute_total_ms=float(sums[place][_AGAIN]) / NS_PER_MS,
-            ops_total_ms=own[place],
+        (
+            place,
+            ModuleTime(
+                name=nodes.name[place],
+                parent=number.get(nodes.parent[place]),
+                fwd_total_ms=float(sums[place][_FORWARD]) / NS_PER_MS,
+                bwd_total_ms=float(sums[place][_BACKWARD]) / NS_PER_MS,
+                recompute_total_ms=float(sums[place][_AGAIN]) / NS_PER_MS,
+                ops_total_ms=own[place],
+                kernels_total_ms=of_kernel[place],
+            ),
         )
         for place in order
     )
+
+
+def _held_bytes(timeline: Timeline, nodes: _Nodes, module: Ids, located: LocatedEvents) -> Floats:
+    """Return what the forward pass of each module leaves allocated in a steady step, with all in it."""
+    events, row = located
+    node = pick(nodes.of_row, pick(module, row))
+    in_forward = (node >= 0) & ((pick(timeline.context, row) & IN_BACKWARD) == 0)
+    in_forward &= timeline.in_steady_step(events.start_ns)
+    held = np.bincount(node[in_forward], weights=events.bytes[in_forward], minlength=len(nodes.name))
+    for child in range(len(nodes.name) - 1, -1, -1):  # a parent has a lower number than what is in it
+        if nodes.parent[child] >= 0:
+            held[nodes.parent[child]] += held[child]
+    per_step: Floats = held / max(int(timeline.windows.steady.sum()), 1)
+    return per_step
+
+
+def _with_memory(modules: tuple[tuple[int, ModuleTime], ...], held: Floats | None) -> tuple[ModuleTime, ...]:
+    if held is None:
+        return tuple(module for _, module in modules)
+    return tuple(structs.replace(module, held_bytes=float(held[place])) for place, module in modules)
 
 
 def _places_of_labels(

@@ -20,7 +20,7 @@ from stepgrade.trace.layers import Layers, find_layers
 from stepgrade.trace.ledger import add_ledgers
 from stepgrade.trace.matching import Arrivals, collectives_of_rank, find_arrivals
 from stepgrade.trace.matmuls import most_of
-from stepgrade.trace.memory import memory_of_trace
+from stepgrade.trace.memory import locate_memory, memory_of_trace
 from stepgrade.trace.operations import sum_operations
 from stepgrade.trace.phases import find_phases, sum_phases
 from stepgrade.trace.pieces import Pieces, find_pieces
@@ -59,7 +59,8 @@ def analyse_timeline(timeline: Timeline, pieces: Pieces) -> RankProfile:
     phase = find_phases(timeline, pieces)
     layers = find_layers(timeline, pieces, phase)
     operations = sum_operations(timeline, pieces)
-    places = find_places(timeline, pieces, phase, layers.again)
+    located = locate_memory(timeline)
+    places = find_places(timeline, pieces, phase, layers.again, located)
     tokens = count_tokens(timeline)
     device = find_device(timeline)
     recorded_steps = _list_steps(timeline)
@@ -74,7 +75,7 @@ def analyse_timeline(timeline: Timeline, pieces: Pieces) -> RankProfile:
         sequence=tokens.sequence if tokens else None,
     )
     work = find_work(timeline)
-    memory = memory_of_trace(timeline, layers)
+    memory = memory_of_trace(timeline, layers, located)
     profile = Profile(
         source=Source(format=trace.profiler.format, files=(trace.file,), producer=trace.profiler.producer),
         work=work,

@@ -13,7 +13,7 @@ from stepgrade.model.activity import HostLine, Straggler
 from stepgrade.model.collectives import Communication, Pipeline, StageTime
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import ACCOUNTS, LayerTime, LedgerTime, ModuleTime, Profile, RankTime, Source
-from stepgrade.model.step_view import StepView
+from stepgrade.model.step_view import StepView, StepWait
 from stepgrade.statistics import median
 from stepgrade.trace.ledger import add_ledgers
 from stepgrade.trace.many_ranks import RankParts, describe_ranks, notes_of
@@ -24,6 +24,8 @@ from stepgrade.trace.quality import by_weight
 from stepgrade.units import NS_PER_MS, show_ms, show_share
 
 MOST_VIEWS = 32  # ranks whose typical step is drawn
+MOST_WAITS = 12  # of a rank that are drawn
+LEAST_WAIT_SHARE = 0.002  # of a step: what is shorter cannot be seen
 OWN_TROUBLE_SHARE = 0.02
 Known = TypeVar("Known")
 
@@ -197,11 +199,10 @@ def merge_ranks(ranks: Sequence[AnyRank]) -> Profile:
     mean_rank, matching, lines = MeanRank(len(ranks), len(common), of_file), Matching(), {}
     views: list[StepView] = []
     programs: dict[bytes, Arrivals] = {}
-    every = -(-len(by_number) // MOST_VIEWS)
-    for place, (number, rank) in enumerate(by_number.items()):
+    for number, rank in by_number.items():
         packed = rank.packed()
         profile = packed.lean(layers=not mean_rank.layers, modules=not mean_rank.modules)
-        if place % every == 0:  # more than a screen shows
+        if len(views) < MOST_VIEWS:
             views += [structs.replace(view, rank=number) for view in _unpack(packed.views, _VIEWS)]
         mean_rank.add(profile, packed.operations)
         matching.add(number, packed.arrivals(programs))
@@ -233,7 +234,7 @@ def merge_ranks(ranks: Sequence[AnyRank]) -> Profile:
         phases=mean_rank.phases,
         layers=mean_rank.layers,
         modules=mean_rank.modules,
-        views=_on_one_clock(views, across.clock_offsets_ns),
+        views=_with_waits(_on_one_clock(views, across.clock_offsets_ns), matching, across),
         operations=mean_rank.operations,
         typical_step=in_file(first.typical_step, first, of_file),
         tokens_per_step=mean_rank.known["tokens_per_step"],
@@ -293,6 +294,27 @@ def _on_one_clock(views: Sequence[StepView], offsets_ns: Mapping[int, int]) -> t
     if spread > max((view.dur_ns for view in shifted), default=0):
         return tuple(structs.replace(view, at_ns=0) for view in shifted)
     return tuple(shifted)
+
+
+def _with_waits(views: tuple[StepView, ...], matching: Matching, across: AcrossRanks) -> tuple[StepView, ...]:
+    """Return the drawn steps with the longest waits in them, and for which rank each was."""
+    if across.links is None or not views or views[0].at_ns == 0:
+        return views
+    waits: dict[int, list[StepWait]] = {}
+    begins = {view.rank: view for view in views}
+    for wait in matching.waits([views[0].number], across.clock_offsets_ns):
+        view = begins.get(wait.rank)
+        if view is not None and wait.dur_ns >= LEAST_WAIT_SHARE * view.dur_ns:
+            start = wait.start_ns - view.at_ns
+            drawn = StepWait(start_ns=start, dur_ns=wait.dur_ns, late=wait.late, name=wait.name)
+            waits.setdefault(wait.rank, []).append(drawn)
+    longest = {rank: sorted(those, key=lambda one: -one.dur_ns)[:MOST_WAITS] for rank, those in waits.items()}
+    return tuple(
+        structs.replace(
+            view, waits=tuple(sorted(longest.get(view.rank or 0, ()), key=lambda one: one.start_ns))
+        )
+        for view in views
+    )
 
 
 def compare_ranks(

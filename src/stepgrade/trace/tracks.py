@@ -91,7 +91,7 @@ class RankCollector:
             ranks=tuple(ranks),
             offsets_ns=tuple(offsets.get(number, 0) for number in ranks),
             basis=basis,
-            waits=matching.waits(everywhere, offsets),
+            waits=tuple(matching.waits(everywhere, offsets)),
         )
 
 

@@ -1,4 +1,4 @@
-"""The modules of a model as an icicle: each as wide as its time, what is in it below it, operations last."""
+"""The modules of a model as an icicle, each as wide as its time: modules, operations, their kernels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from stepgrade.model.scorecard import ModuleStep, Scorecard
 from stepgrade.report.html.plot import Mark, joined
 from stepgrade.report.names import shortened
-from stepgrade.units import show_ms, show_share
+from stepgrade.units import show_bytes, show_ms, show_share
 
 MARKS_SHOWN = 1_500
 LEVELS_SHOWN = 14
@@ -44,6 +44,12 @@ def view(card: Scorecard) -> dict[str, Any] | None:
         "levels": [[mark for at, mark in marks if at == level] for level in range(levels)],
         "height": 100.0 / levels,
         "share": show_share(sum(module.share for module in modules if module.parent is None)),
+        "has_kernels": any(module.kernels for module in modules),
+        "header": (
+            *("module", "forward", "backward", "forward again"),
+            *(("memory",) if modules[0].memory_bytes is not None else ()),
+            "of the step",
+        ),
         "rows": [_row(modules, place) for place in longest[:ROWS_SHOWN]],
         "left_out": max(0, len(modules) - ROWS_SHOWN),
     }
@@ -53,6 +59,11 @@ def _ms(module: ModuleStep) -> float:
     return module.fwd_ms + module.bwd_ms + module.recompute_ms
 
 
+def _signed(count: float) -> str:
+    """Return bytes, of which a module may free more than it allocates."""
+    return f"−{show_bytes(-count)}" if count < 0 else show_bytes(count)
+
+
 def _mark(module: ModuleStep, x: float, width: float) -> Mark:
     name = shortened(module.name, 60)
     tip = joined(
@@ -60,19 +71,33 @@ def _mark(module: ModuleStep, x: float, width: float) -> Mark:
         f"forward {show_ms(module.fwd_ms)}" if module.fwd_ms else None,
         f"backward {show_ms(module.bwd_ms)}" if module.bwd_ms else None,
         f"forward again {show_ms(module.recompute_ms)}" if module.recompute_ms else None,
+        None if module.memory_bytes is None else f"leaves {_signed(module.memory_bytes)} allocated",
     )
     return Mark(x=x, width=width, tip=tip, look=_look("module", name, width), label=_label(name, width))
 
 
 def _operations(module: ModuleStep, level: int, x: float, whole_ms: float) -> list[tuple[int, Mark]]:
-    """Return what a module does itself, beside the modules in it."""
+    """Return what a module does itself, beside the modules in it, and the kernels of that."""
     marks = []
     for name, ms in module.ops.items():
-        width = ms / whole_ms * 100.0
+        width, shown = ms / whole_ms * 100.0, shortened(name, 60)
         if width >= LEAST_WIDTH:
-            tip = f"{shortened(name, 60)} in {shortened(module.name, 60)}: {show_ms(ms)}"
-            shown = shortened(name, 60)
+            tip = f"{shown} in {shortened(module.name, 60)}: {show_ms(ms)}"
             look = _look("operation", shown, width)
+            marks.append((level, Mark(x=x, width=width, tip=tip, look=look, label=_label(shown, width))))
+            marks += _kernels(module, name, (level + 1, x, whole_ms))
+        x += width
+    return marks
+
+
+def _kernels(module: ModuleStep, operation: str, at: tuple[int, float, float]) -> list[tuple[int, Mark]]:
+    level, x, whole_ms = at
+    marks = []
+    for name, ms in module.kernels.get(operation, {}).items():
+        width, shown = ms / whole_ms * 100.0, shortened(name, 60)
+        if width >= LEAST_WIDTH:
+            tip = f"{shortened(name, 120)} of {shortened(operation, 60)}: {show_ms(ms)}"
+            look = _look("kernel", shown, width)
             marks.append((level, Mark(x=x, width=width, tip=tip, look=look, label=_label(shown, width))))
         x += width
     return marks
@@ -97,4 +122,5 @@ def _row(modules: tuple[ModuleStep, ...], place: int) -> tuple[str, ...]:
             break
         at = parent
     times = (show_ms(ms) for ms in (module.fwd_ms, module.bwd_ms, module.recompute_ms))
-    return shortened(".".join(reversed(path)), 160), *times, show_share(module.share)
+    memory = () if module.memory_bytes is None else (_signed(module.memory_bytes),)
+    return shortened(".".join(reversed(path)), 160), *times, *memory, show_share(module.share)

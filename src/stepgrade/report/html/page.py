@@ -130,7 +130,7 @@ def _cut(document: dict[str, Any]) -> dict[str, Any]:
             case str():
                 return shortened(value, _PROSE_CELLS)
             case dict():
-                kept = {} if name == "ops" else value  # of each layer; the largest part, shown nowhere
+                kept = {} if name in ("ops", "kernels") else value  # the largest part, and drawn already
                 pairs = list(kept.items())[:ROWS_KEPT]
                 return {shortened(key, _NAME_CELLS): cut(inner, key) for key, inner in pairs}
             case list():

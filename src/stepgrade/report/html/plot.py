@@ -22,6 +22,7 @@ class Mark(Struct, frozen=True, kw_only=True):
     tip: str = ""
     look: str = ""
     label: str = ""
+    id: str = ""
 
 
 class Line(Struct, frozen=True, kw_only=True):
@@ -33,6 +34,7 @@ class Line(Struct, frozen=True, kw_only=True):
     y2: float
     look: str = ""
     label: str = ""
+    tip: str = ""
     is_rising: bool = False
 
 

@@ -204,17 +204,25 @@
     next.focus();
   });
 
-  // The step over time, wider than the screen: the stretch in the middle stays in the middle.
+  // The step over time, wider than the screen: the stretch in the middle stays in the middle, a phase fills the screen.
   const lanes = document.querySelector(".lanes");
-  for (const button of all("[data-zoom]")) {
-    button.parentElement.hidden = false;
-    button.addEventListener("click", () => {
+  const widen = (times) => { lanes.firstElementChild.style.width = `${times * 100}%`; };
+  for (const radio of all("input[name=zoom]"))
+    radio.addEventListener("change", () => {
       const middle = (lanes.scrollLeft + lanes.clientWidth / 2) / lanes.scrollWidth;
-      lanes.firstElementChild.style.width = `${Number(button.dataset.zoom) * 100}%`;
+      widen(Number(radio.value));
       lanes.scrollLeft = middle * lanes.scrollWidth - lanes.clientWidth / 2;
-      for (const other of all("[data-zoom]")) other.setAttribute("aria-pressed", String(other === button));
     });
-  }
+  for (const link of all("a[data-times]"))
+    link.addEventListener("click", (event) => {
+      event.preventDefault();
+      widen(Number(link.dataset.times));
+      for (const radio of all("input[name=zoom]")) radio.checked = false;
+      const mark = document.getElementById(link.hash.slice(1));
+      const names = lanes.querySelector(".lane-name").getBoundingClientRect().width;
+      lanes.scrollLeft += mark.getBoundingClientRect().left - lanes.getBoundingClientRect().left - names - 12;
+      mark.focus({ preventScroll: true });
+    });
 
   const theme = document.getElementById("theme");
   const isDark = () => (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";

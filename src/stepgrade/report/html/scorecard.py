@@ -82,7 +82,7 @@ def view(card: Scorecard, flags: Mapping[str, str]) -> dict[str, Any]:
             for each in details(card)
         ],
         "steps": steps.view(card),
-        "timeline": timeline.view(card),
+        "timeline": timeline.view(card, flags),
         "modules": modules.view(card),
         "memory": memory.view(card),
         "hang": {"verdict": VERDICTS[card.hang.kind], "rows": [*hang_rows(card.hang)]} if card.hang else None,

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from msgspec import structs
+
+from stepgrade.errors import name_fields
 from stepgrade.model.finding import Finding
+from stepgrade.model.notes import NO_FLAGS
 from stepgrade.model.profile import ACCOUNTS
 from stepgrade.model.scorecard import Scorecard
-from stepgrade.model.step_view import Lane
-from stepgrade.report.html.plot import Mark, Scale, Tick, even_ticks, joined
+from stepgrade.model.step_view import Lane, StepView
+from stepgrade.report.html.plot import Line, Mark, Scale, Tick, even_ticks, joined
 from stepgrade.report.names import shortened
 from stepgrade.units import NS_PER_MS, show_count, show_ms
 
 RANKS_SHOWN = 8
 SLICES_SHOWN = 6_000  # on the page, of all ranks
+ROW_HEIGHT = 26  # of a rank's waits, in dots
+MOST_TIMES = 64.0  # so many times as wide as the screen
 # What limits the work of a class decides its colour: arithmetic, moving data, talking, waiting.
 _ARITHMETIC = ("gemm", "convolution", "attention")
 _WORK = {"communication": "communication", "copy": "copies", "wait": "the host waits", "other": "other work"}
@@ -21,7 +28,7 @@ _LANES = {"ledger": "device", "phases": "phases"}
 _LEGENDS = {"ledger": "The device", "phases": "Phases", "work": "Streams and threads"}
 
 
-def view(card: Scorecard) -> dict[str, Any] | None:
+def view(card: Scorecard, flags: Mapping[str, str] = NO_FLAGS) -> dict[str, Any] | None:
     """Return the lanes of each rank; None where no step can be drawn."""
     views = card.views[:RANKS_SHOWN]
     if not views:
@@ -33,6 +40,7 @@ def view(card: Scorecard) -> dict[str, Any] | None:
     kept = [
         [_lane(lane, view.at_ns - begin, scale, most, card.findings) for lane in view.lanes] for view in views
     ]
+    jumps = _jumps(views[0], kept[0])
     looks = {kind: dict[str, None]() for kind in _LEGENDS}
     for lane in (lane for view in views for lane in view.lanes):
         looks["work" if lane.kind in ("stream", "thread") else lane.kind].update(dict.fromkeys(lane.look))
@@ -49,12 +57,72 @@ def view(card: Scorecard) -> dict[str, Any] | None:
             Tick(at=scale.place(ms * NS_PER_MS), text=show_ms(ms))
             for ms in even_ticks(0.0, (end - begin) / NS_PER_MS, 3)
         ],
+        "jumps": jumps,
+        "another": name_fields("Another one is drawn with {steps}.", flags),
+        "waits": _waits(views, begin, scale),
         "has_pins": any(mark.label for lanes in kept for lane in lanes for mark in lane["marks"]),
         "legends": [
             {"name": _LEGENDS[kind], "rows": list(dict.fromkeys(_legend(kind, look) for look in seen))}
             for kind, seen in looks.items()
             if seen
         ],
+    }
+
+
+def _jumps(view: StepView, lanes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the phases that can be gone to: where each begins, and how much wider it fills the screen."""
+    found = []
+    for lane, drawn in zip(view.lanes, lanes, strict=True):
+        looks = [mark.look for mark in drawn["marks"]] if lane.kind == "phases" else []
+        for look in dict.fromkeys(looks):
+            places = [place for place, other in enumerate(looks) if other == look]
+            first, last = drawn["marks"][places[0]], drawn["marks"][places[-1]]
+            name = look.removeprefix("phase-")
+            drawn["marks"][places[0]] = structs.replace(first, id=f"step-{name}")
+            span = last.x + last.width - first.x
+            found.append(
+                {"name": name, "id": f"step-{name}", "times": min(MOST_TIMES, 100.0 / max(span, 1.0))}
+            )
+    return found
+
+
+def _waits(views: tuple[StepView, ...], begin: int, scale: Scale) -> dict[str, Any] | None:
+    """Return a row for each rank with its waits, and an arrow from each to where the late rank arrives."""
+    if not any(view.waits for view in views):
+        return None
+    rows = {view.rank: (place + 0.5) / len(views) * 100.0 for place, view in enumerate(views)}
+    height = 100.0 / len(views)
+    marks, arrows, told = [], [], []
+    for view in views:
+        for wait in view.waits:
+            start = view.at_ns - begin + wait.start_ns
+            x, until = scale.place(float(start)), scale.place(float(start + wait.dur_ns))
+            drawn = "" if wait.late in rows else ", which is not drawn"
+            tip = (
+                f"rank {view.rank} waits {show_ms(wait.dur_ns / NS_PER_MS)} for rank {wait.late}{drawn}, "
+                f"in {shortened(wait.name, 60)}"
+            )
+            y = rows[view.rank] - 0.3 * height
+            marks.append(Mark(x=x, y=y, width=max(until - x, 0.05), height=0.6 * height, tip=tip))
+            told.append(
+                (
+                    f"rank {view.rank}",
+                    f"rank {wait.late}",
+                    show_ms(wait.dur_ns / NS_PER_MS),
+                    show_ms(start / NS_PER_MS),
+                    shortened(wait.name, 60),
+                )
+            )
+            if wait.late in rows:
+                # From the middle of the wait to the row of the rank that ends it, when it arrives.
+                end = rows[wait.late] + (0.3 if rows[wait.late] < rows[view.rank] else -0.3) * height
+                arrows.append(Line(x1=(x + until) / 2, y1=rows[view.rank], x2=until, y2=end))
+    return {
+        "names": [(f"rank {rank}", y) for rank, y in rows.items()],
+        "marks": marks,
+        "arrows": arrows,
+        "height": ROW_HEIGHT * len(views),
+        "rows": told,
     }
 
 
@@ -66,17 +134,29 @@ def _lane(lane: Lane, shift: int, scale: Scale, most: int, findings: tuple[Findi
         for finding in reversed(findings)
         if lane.kind == "ledger" and finding.account is not None and finding.severity != "info"
     }
+    named: dict[str, Finding] = {
+        value: finding
+        for finding in reversed(findings)
+        if lane.kind in ("stream", "thread") and finding.severity != "info"
+        for value in finding.evidence.values()
+        if isinstance(value, str)
+    }
     longest = {
         slices[place].look: place for place in sorted(range(len(slices)), key=lambda i: slices[i].dur_ns)
+    }
+    called = {
+        slices[place].label: place for place in sorted(range(len(slices)), key=lambda i: slices[i].dur_ns)
     }
     marks = []
     for place, part in enumerate(slices):
         x = scale.place(float(shift + part.start_ns))
         width = scale.place(float(shift + part.start_ns + part.dur_ns)) - x
         finding = pinned.get(part.look) if longest[part.look] == place else None
-        named = ACCOUNTS[part.look] if lane.kind == "ledger" else shortened(part.label, 80)
+        if called[part.label] == place:
+            finding = finding or named.get(part.label)
+        title = ACCOUNTS[part.look] if lane.kind == "ledger" else shortened(part.label, 80)
         tip = joined(
-            f"{named}: {show_ms(part.dur_ns / NS_PER_MS)}",
+            f"{title}: {show_ms(part.dur_ns / NS_PER_MS)}",
             f"{show_count(part.events)} events" if part.events > 1 else None,
             shortened(finding.claim, 160) if finding else None,
         )
