@@ -136,3 +136,66 @@ def test_a_real_run_with_stacks_and_checkpointing(tmp_path: Path, monkeypatch: p
     assert places["aten::addmm"][1] == "Net.Inner.Linear"
     # Of the backward pass as well: the line of the forward operation that made it.
     assert places["aten::mm"][0].endswith(f"net.py:{line}")
+
+
+def _trace_with_memory(path: Path) -> Path:
+    """Write three steps of a network of two modules: what each launches and what it allocates is known."""
+    events: list[dict[str, object]] = []
+
+    def add(category: str, name: str, ts: float, dur: float, **args: object) -> None:
+        device = category == "kernel"
+        where = {"pid": 0 if device else 1, "tid": 7 if device else 1}
+        events.append({"ph": "X", "cat": category, "name": name, "ts": ts, "dur": dur, "args": args} | where)
+
+    def allocate(ts: float, size: int, address: int, total: int) -> None:
+        args = {
+            "Bytes": size,
+            "Addr": address,
+            "Device Type": 1,
+            "Device Id": 0,
+            "Total Allocated": total,
+            "Total Reserved": 1 << 30,
+        }
+        events.append({"ph": "i", "s": "t", "name": "[memory]", "ts": ts, "pid": 1, "tid": 1, "args": args})
+
+    for step in range(5):
+        at = step * 1000.0
+        add("user_annotation", f"ProfilerStep#{step}", at, 990)
+        add("python_function", "nn.Module: Net_0", at + 10, 400, **{"Python id": 1, "Python parent id": 0})
+        for place, name in enumerate(("First_0", "Second_0")):
+            begin, number = at + 20 + 180 * place, step * 10 + 2 * place
+            ids = {"Python id": 2 + place, "Python parent id": 1}
+            add("python_function", f"nn.Module: {name}", begin, 170, **ids)
+            add("cpu_op", "aten::mm", begin + 5, 150, **{"External id": number + 1})
+            allocate(begin + 7, 4096 * (place + 1), 4096 * (number + 1), 4096 * (place + 1))
+            for kernel in range(2):
+                launch = begin + 20 + 40 * kernel
+                args = {"correlation": number + kernel, "device": 0, "stream": 7, "External id": number + 1}
+                add("cuda_runtime", "cudaLaunchKernel", launch, 5, correlation=number + kernel)
+                add("kernel", ("gemm", "reduce")[kernel], launch + 10, 30 - 20 * kernel, **args)
+        allocate(at + 600, -4096, 4096 * (step * 10 + 1), 8192)
+        allocate(at + 610, -8192, 4096 * (step * 10 + 3), 0)
+    document = {"schemaVersion": 1, "profile_memory": 1, "with_modules": 1, "traceEvents": events}
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_modules_have_their_kernels_and_what_they_leave_allocated(tmp_path: Path) -> None:
+    profile = sg.load(_trace_with_memory(tmp_path / "trace.json"))
+    modules = {module.name: module for module in profile.modules}
+    steps = profile.steps or 0
+    assert steps > 1
+    assert modules["Net_0"].kernels_total_ms == {}
+    for name in ("First_0", "Second_0"):
+        assert modules[name].ops_total_ms == {"aten::mm": pytest.approx(0.04 * steps)}
+        kernels = modules[name].kernels_total_ms["aten::mm"]
+        assert kernels == {"gemm": pytest.approx(0.03 * steps), "reduce": pytest.approx(0.01 * steps)}
+    held = {name: module.held_bytes for name, module in modules.items()}
+    assert held == {"Net_0": 12288.0, "First_0": 4096.0, "Second_0": 8192.0}
+    document = json.loads(sg.score(profile).to_json())["modules"]
+    assert [row["memory_bytes"] for row in document] == [12288.0, 4096.0, 8192.0]
+    assert document[1]["kernels"]["aten::mm"] == {"gemm": pytest.approx(0.03), "reduce": pytest.approx(0.01)}
+
+
+def test_memory_that_was_not_recorded_is_not_known(profile: Profile) -> None:
+    assert {module.held_bytes for module in profile.modules} == {None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 import stepgrade as sg
 from stepgrade.trace.step_view import SLICES, _lane
+from tests.cluster import Planned, write_ranks
 from tests.conftest import ROOT
 
 TRACE = ROOT / "examples" / "traces" / "gpt_naive.json.gz"
@@ -79,3 +81,16 @@ def test_ranks_are_on_one_clock() -> None:
     assert len({view.number for view in profile.views}) == 1
     begins = [view.at_ns for view in profile.views]
     assert max(begins) - min(begins) < max(view.dur_ns for view in profile.views)
+
+
+def test_waits_of_the_drawn_step_name_the_late_rank(tmp_path: Path) -> None:
+    plan = Planned(world=4, tensor=2, pipeline=1, steps=5, slow_rank=1)
+    profile = sg.load(*write_ranks(tmp_path, plan), cache=False)
+    assert [view.rank for view in profile.views] == [0, 1, 2, 3]
+    for view in profile.views:
+        assert all(0 <= wait.start_ns <= wait.start_ns + wait.dur_ns <= view.dur_ns for wait in view.waits)
+        assert all(wait.late != view.rank and wait.dur_ns > 0 for wait in view.waits)
+    longest = max(profile.views[0].waits, key=lambda wait: wait.dur_ns)
+    assert longest.late == 1
+    waited = [sum(wait.dur_ns for wait in view.waits) for view in profile.views]
+    assert waited[1] == min(waited)

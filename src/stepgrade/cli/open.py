@@ -43,7 +43,8 @@ def run(args: Namespace) -> int:
     """Serve the file until it was fetched, time is up, or somebody interrupts."""
     import tempfile  # noqa: PLC0415  not needed for the help
 
-    from stepgrade.cli.timeline import check_timeline  # noqa: PLC0415  as above
+    from stepgrade.cli.timeline import check_timeline, write_timeline  # noqa: PLC0415  as above
+    from stepgrade.grading import score  # noqa: PLC0415  as above
 
     check_timeline(args)
     only = args.sources[0]
@@ -55,7 +56,7 @@ def run(args: Namespace) -> int:
             raise BadInput(f"cannot be read: {error.strerror or error}", where=only) from error
     with tempfile.TemporaryDirectory(prefix="stepgrade-", ignore_cleanup_errors=True) as folder:
         path = os.path.join(folder, "run.pftrace")  # noqa: PTH118  as elsewhere
-        shown = _annotate(args, path)
+        shown = write_timeline(score(run_options.load_run(args)), args, path)
         with open(path, "rb") as file:  # noqa: PTH123  as elsewhere
             return _serve(file, path, shown, args)
 
@@ -68,13 +69,6 @@ def _is_read_by_perfetto(source: str, args: Namespace) -> bool:
         return False
     with ByteSource(source) as opened:
         return not opened.is_archive and registry.reader_for(opened, args.input_format).name in _AS_THEY_ARE
-
-
-def _annotate(args: Namespace, path: str) -> Shown | None:
-    from stepgrade.cli.timeline import write_timeline  # noqa: PLC0415  as above
-    from stepgrade.grading import score  # noqa: PLC0415  as above
-
-    return write_timeline(score(run_options.load_run(args)), args, path)
 
 
 def _serve(file: BinaryIO, name: str, shown: Shown | None, args: Namespace) -> int:

@@ -73,3 +73,12 @@ class Communication(Struct, frozen=True, kw_only=True):
     pipeline: Pipeline | None = None
     exchanges: tuple[Exchange, ...] = ()
     node_devices: int | None = None  # of one machine, as the trace lists them
+
+
+class RankMessages(Struct, frozen=True, kw_only=True):
+    """What one rank receives from others: until they sent, and while it is on its way; whom it sends to."""
+
+    rank: int
+    wait_ns: int
+    transfer_ns: int
+    sent: dict[int, int]  # how many messages went to which rank

@@ -185,7 +185,10 @@ def _clocks(heads: list[_Head], together: RanksTogether) -> bytes:
 def _run_packets(card: Scorecard, heads: list[_Head], together: RanksTogether) -> bytes:
     """Return the tracks of all ranks, the findings, and the waits with arrows to whom they waited for."""
     found = [_packet(_field(_FLAGS, _STATE_CLEARED))]
-    whole = _whole_extent(heads, together)
+    shifts = [head.base_ns - offset for head, offset in zip(heads, together.offsets_ns, strict=True)]
+    begin = min((shift + head.extent[0] for head, shift in zip(heads, shifts, strict=True)), default=0)
+    end = max((shift + head.extent[1] for head, shift in zip(heads, shifts, strict=True)), default=0)
+    whole = max(begin, 0), max(end - max(begin, 0), 0)
     found.append(_descriptor(_RUN, "stepgrade: the run", rank=0))
     told = {
         "bottleneck": card.bottleneck,
@@ -204,13 +207,6 @@ def _run_packets(card: Scorecard, heads: list[_Head], together: RanksTogether) -
         found += _pins(card, place, head, together)
     found += _wait_packets(together)
     return b"".join(found)
-
-
-def _whole_extent(heads: list[_Head], together: RanksTogether) -> tuple[int, int]:
-    shifts = [head.base_ns - offset for head, offset in zip(heads, together.offsets_ns, strict=True)]
-    begin = min((shift + head.extent[0] for head, shift in zip(heads, shifts, strict=True)), default=0)
-    end = max((shift + head.extent[1] for head, shift in zip(heads, shifts, strict=True)), default=0)
-    return max(begin, 0), max(end - max(begin, 0), 0)
 
 
 def _rank_descriptors(place: int, head: _Head, together: RanksTogether) -> Iterator[bytes]:
@@ -296,6 +292,10 @@ class _Part(NamedTuple):
     content: Bytes
     has: Mask
 
+    def where(self, present: Mask | None) -> _Part:
+        """Return it for these rows only, or for all."""
+        return self if present is None else _Part(self.content, self.has & present[:, None])
+
     @property
     def sizes(self) -> Longs:
         found: Longs = self.has.sum(axis=1)
@@ -322,17 +322,7 @@ def _varints(values: Longs | NDArray[Any]) -> _Part:
 
 def _numbers(number: int, values: Longs | NDArray[Any], present: Mask | None = None) -> _Part:
     """Return a field of whole numbers; of rows that are not `present` nothing."""
-    joined = _together(_same(_varint(number << 3), len(values)), _varints(np.maximum(values, 0)))
-    return joined if present is None else _Part(joined.content, joined.has & present[:, None])
-
-
-def _flow_ids(values: Longs) -> _Part:
-    """Return the field of a flow, which is eight bytes, for the rows that have one."""
-    eight = np.ascontiguousarray(values.astype("<u8")).view(np.uint8).reshape(-1, 8)
-    joined = _together(
-        _same(_varint(_FLOW << 3 | 1), len(values)), _Part(eight, np.ones(eight.shape, np.bool_))
-    )
-    return _Part(joined.content, joined.has & (values != 0)[:, None])
+    return _together(_same(_varint(number << 3), len(values)), _varints(np.maximum(values, 0))).where(present)
 
 
 def _together(*parts: _Part) -> _Part:
@@ -343,8 +333,7 @@ def _message(number: int, *parts: _Part, present: Mask | None = None) -> _Part:
     """Return a field that is a message, with its length before it."""
     inner = _together(*parts)
     head = _together(_same(_varint(number << 3 | 2), len(inner.content)), _varints(inner.sizes))
-    whole = _together(head, inner)
-    return whole if present is None else _Part(whole.content, whole.has & present[:, None])
+    return _together(head, inner).where(present)
 
 
 def _rank_packets(rank: RankTracks, place: int) -> Iterator[bytes]:
@@ -398,7 +387,8 @@ def _packets_of(track: Track, row: Longs, is_end: Mask, at: Longs, place: int, u
     category, operation, step, launched = map(
         known, (track.category, track.operation, track.step, track.launched)
     )
-    flow = np.where(begins & (launched > 0), launched + (place + 1 << 40), 0)
+    has_flow = begins & (launched > 0)
+    flow = np.where(has_flow, launched + (place + 1 << 40), 0).astype("<u8").view(np.uint8).reshape(-1, 8)
     event = _message(
         _EVENT,
         _numbers(_TYPE, np.where(is_end, _END, _BEGIN)),
@@ -417,7 +407,9 @@ def _packets_of(track: Track, row: Longs, is_end: Mask, at: Longs, place: int, u
             _numbers(3, step),
             present=begins & (step >= 0),
         ),
-        _flow_ids(flow),
+        _together(_same(_varint(_FLOW << 3 | 1), count), _Part(flow, np.ones(flow.shape, np.bool_))).where(
+            has_flow
+        ),
     )
     return _flat(event, at, place)
 

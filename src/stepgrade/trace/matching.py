@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from stepgrade.model.collectives import CollectiveTime, Exchange
+from stepgrade.model.collectives import CollectiveTime, Exchange, RankMessages
 from stepgrade.model.columns import among, distinct, narrow
 from stepgrade.model.events import NONE, Collective, Longs, Trace
 from stepgrade.model.tracks import CollectiveWait
@@ -113,15 +113,6 @@ class MatchedCollectives(Struct, frozen=True, kw_only=True):
     rates: tuple[CollectiveTime, ...] = ()
     exchanges: tuple[Exchange, ...] = ()
     messages: tuple[RankMessages, ...] = ()  # of a pipeline's stages
-
-
-class RankMessages(Struct, frozen=True, kw_only=True):
-    """What one rank receives from others: until they sent, and while it is on its way; whom it sends to."""
-
-    rank: int
-    wait_ns: int
-    transfer_ns: int
-    sent: dict[int, int]  # how many messages went to which rank
 
 
 def find_arrivals(timeline: Timeline, pieces: Pieces) -> Arrivals:

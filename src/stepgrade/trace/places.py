@@ -63,10 +63,12 @@ def find_places(
     # A collective is launched from wherever the gradients happen to be ready: that is no module's work.
     is_own = pieces.work_class[rows] != WorkClass.COMMUNICATION
     node = np.where(is_own, pick(nodes.of_row, pick(module, source)), NONE).astype(np.int32)
+    modules = _add_up(nodes, node, pieces, rows, _directions(phase[rows], again[rows]))
+    held = None if located is None else _held_bytes(timeline, nodes, module, located)
     return CodePlaces(
-        modules=_with_memory(
-            _add_up(nodes, node, pieces, rows, _directions(phase[rows], again[rows])),
-            None if located is None else _held_bytes(timeline, nodes, module, located),
+        modules=tuple(
+            one if held is None else structs.replace(one, held_bytes=float(held[place]))
+            for place, one in modules
         ),
         of_label=_places_of_labels(timeline, pieces, rows, source, nodes, node),
     )
@@ -184,12 +186,6 @@ def _held_bytes(timeline: Timeline, nodes: _Nodes, module: Ids, located: Located
             held[nodes.parent[child]] += held[child]
     per_step: Floats = held / max(int(timeline.windows.steady.sum()), 1)
     return per_step
-
-
-def _with_memory(modules: tuple[tuple[int, ModuleTime], ...], held: Floats | None) -> tuple[ModuleTime, ...]:
-    if held is None:
-        return tuple(module for _, module in modules)
-    return tuple(structs.replace(module, held_bytes=float(held[place])) for place, module in modules)
 
 
 def _places_of_labels(

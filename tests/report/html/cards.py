@@ -18,7 +18,7 @@ from stepgrade.model.finding import Finding
 from stepgrade.model.memory import Holder, Memory, OutOfMemory, PeakPlace
 from stepgrade.model.profile import ACCOUNTS
 from stepgrade.model.scorecard import ModuleStep, Operation, RankRow, Scorecard, StepStats
-from stepgrade.model.step_view import Lane, LaneKind, StepView
+from stepgrade.model.step_view import Lane, LaneKind, StepView, StepWait
 from stepgrade.trace.phases import PHASES
 from tests.builders import make_ops, make_profile
 from tests.conftest import ROOT
@@ -164,7 +164,9 @@ def full_card(ranks: int = 8, ops: int = 60) -> sg.Scorecard:
                 bwd_ms=60.0 / 3 ** (place > 0),
                 recompute_ms=0.0,
                 share=0.9 / 3 ** (place > 0),
+                memory_bytes=3e9 / 3 ** (place > 0) - 2e9 * (place == 3),
                 ops={"aten::mm": 3.0},
+                kernels={"aten::mm": {"sm90_xmma_gemm": 2.0, "splitKreduce": 0.9}},
             )
             for place in range(4)
         ),
@@ -245,7 +247,7 @@ def hostile_card(names: tuple[str, ...] = HOSTILE) -> sg.Scorecard:
         ),
         modules=tuple(
             ModuleStep(name=name, parent=place - 1 if place else None, fwd_ms=9.0, bwd_ms=9.0, recompute_ms=0.0, share=0.2,
-                       ops={name: 3.0})
+                       ops={name: 3.0}, kernels={name: dict.fromkeys(names, 0.2)}, memory_bytes=-5e6)
             for place, name in enumerate(names)
         ),
         views=tuple(make_view(rank, names) for rank in range(2)),
@@ -268,7 +270,19 @@ def make_view(rank: int, names: tuple[str, ...] = ("forward", "backward")) -> St
         lane("stream", ("gemm", "copy", "communication", "norm")),
         lane("thread", ("other", "wait")),
     )
-    return StepView(rank=rank, number=4, at_ns=10**18 + rank * 200_000, dur_ns=count * 1_000_000, lanes=lanes)
+    waits = tuple(
+        StepWait(start_ns=place * 1_000_000 + 100_000, dur_ns=700_000, late=late, name=name)
+        for place, (name, late) in enumerate(zip(names, (1, 99) * count, strict=False))
+        if rank != 1
+    )
+    return StepView(
+        rank=rank,
+        number=4,
+        at_ns=10**18 + rank * 200_000,
+        dur_ns=count * 1_000_000,
+        lanes=lanes,
+        waits=waits,
+    )
 
 
 def hostile_parity(names: tuple[str, ...] = HOSTILE) -> sg.ParityReport:

@@ -103,7 +103,7 @@ KNOWN_TAGS = frozenset(
         r"\w+",
         "html head meta title style body a header p button nav ul li main section div span h1 h2 h3 ol b strong dl dt "
         "dd svg g rect line text circle path bdi details summary table thead tbody tr th td label input noscript pre "
-        "code article footer script",
+        "code article footer script fieldset legend defs marker",
     )
 )
 
@@ -266,3 +266,26 @@ def test_hostile_names_are_text_in_notebooks() -> None:
 def test_a_card_of_the_analysis_is_a_page_too() -> None:
     card = cards.step_profile_card()
     assert sg.render(cards.as_analysis(card), to="html") == sg.render(card, to="html")
+
+
+def test_arrows_lead_from_waits_to_the_late_rank_and_are_told_in_words() -> None:
+    page = sg.render(cards.full_card(), to="html")
+    assert page.count('marker-end="url(#arrow)"') == 2  # of ranks 0 and 2, to rank 1; 99 is not drawn
+    assert "rank 0 waits 700.0 µs for rank 1, in forward" in page
+    assert "rank 2 waits 700.0 µs for rank 99, which is not drawn, in backward" in page
+    alone = cards.changed(cards.full_card(), views=(cards.make_view(1),))
+    assert "Who waits for whom" not in sg.render(alone, to="html")
+
+
+def test_phases_can_be_gone_to() -> None:
+    page = sg.render(cards.full_card(), to="html")
+    for link in re.findall(r'<a href="#(step-[a-z0-9]+)" data-times="[0-9.]+">', page):
+        assert page.count(f'id="{link}"') == 1
+    assert '<a href="#step-input"' in page
+
+
+def test_the_icicle_goes_down_to_kernels_and_modules_tell_memory() -> None:
+    page = sg.render(cards.full_card(), to="html")
+    assert "sm90_xmma_gemm of aten::mm: 2.0 ms" in page
+    assert "leaves 2.8 GiB allocated" in page
+    assert "leaves -953.7 MiB allocated" in page

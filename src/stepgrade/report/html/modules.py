@@ -61,7 +61,7 @@ def _ms(module: ModuleStep) -> float:
 
 def _signed(count: float) -> str:
     """Return bytes, of which a module may free more than it allocates."""
-    return f"−{show_bytes(-count)}" if count < 0 else show_bytes(count)
+    return f"-{show_bytes(-count)}" if count < 0 else show_bytes(count)
 
 
 def _mark(module: ModuleStep, x: float, width: float) -> Mark:
