@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import stepgrade as sg
 from stepgrade.errors import BadOption
 from stepgrade.model.finding import Finding
 from stepgrade.store import NewRun, Selection, open_history
@@ -204,3 +205,31 @@ def test_settings_that_make_no_sense_are_refused(site: Site) -> None:
     assert (
         site.client.put(MINE, json=good, headers=site.bearer("owner")).json()["settings"]["currency"] == "EUR"
     )
+
+
+def test_two_runtimes_meet_by_the_kind_of_work(site: Site) -> None:
+    """Kept cards name operations and their kinds: what one runtime calls otherwise is compared all the same."""
+    numbers, cards = [], []
+    for name in ("gpt_naive", "gpt_fused"):
+        cards.append(sg.score(str(ROOT / "examples" / "traces" / f"{name}.json.gz")))
+        body = {"card": msgspec.json.decode(cards[-1].to_json()), "branch": "main"}
+        sent = site.client.post(f"{MINE}/runs", json=body, headers=site.bearer("uploader"))
+        numbers.append(sent.json()["id"])
+    which = f"compare?a={numbers[0]}&b={numbers[1]}"
+    found = site.client.get(f"{MINE}/{which}", headers=site.bearer("reader")).json()
+    kinds = {row["name"]: row for row in found["kinds"]}
+    assert kinds["attention"]["before_ms"] is None  # the naive model has its attention in matrix products
+    assert kinds["gemm"]["ratio"] < 1.0
+    for one, side in zip(cards, ("before_ms", "now_ms"), strict=True):
+        total = sum(operation.ms or 0.0 for operation in one.operations)
+        assert sum(row[side] or 0.0 for row in found["kinds"]) == pytest.approx(total)
+    names = {row["name"]: row for row in found["operations"]}
+    assert names["aten::mm"]["before_calls"] == cards[0].operations[0].calls
+    assert 0.5 < found["matched_share"] < 1.0
+    page = site.client.get(f"/p/mine/{which}", headers=site.bearer("reader")).text
+    assert "By kind of work" in page
+    assert (
+        "of the operations&#39; time has the same name" in page
+        or "operations' time has the same name" in page
+    )
+    assert '<h2 id="operations">' in page

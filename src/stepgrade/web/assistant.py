@@ -74,7 +74,8 @@ class Tools:
         """Compare two runs, by the numbers of kept runs or by paths: which change is beyond the noise."""
         if before.isdecimal() and now.isdecimal():
             with self._history(project) as found:
-                return brief_report(*report_on(found, int(before[:18]), int(now[:18])))
+                report, pairs = report_on(found, int(before[:18]), int(now[:18]))
+                return brief_report(report, pairs.operations)
         return brief_report(gate(self._roots.path(now), baselines=[self._roots.path(before)]))
 
     def score(self, path: str, device: str | None = None, throughput_tok_s: float | None = None) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
@@ -15,7 +16,7 @@ from stepgrade.gating.budgets import judge
 from stepgrade.gating.run import compare_with_earlier
 from stepgrade.model import Baseline
 from stepgrade.model.comparison import GateReport
-from stepgrade.model.scorecard import Scorecard
+from stepgrade.model.scorecard import Operation, Scorecard
 from stepgrade.store.history import History, Selection
 
 OPERATIONS_SHOWN = 50
@@ -23,12 +24,14 @@ _NOISE_RUNS = 100
 
 
 class OperationPair(Struct, frozen=True, kw_only=True):
-    """One operation in the typical step of both runs; None where a run has it not."""
+    """One operation, or one kind of work, in the typical step of both runs; None where a run has it not."""
 
     name: str
     before_ms: float | None
     now_ms: float | None
     ratio: float | None
+    before_calls: float | None = None
+    now_calls: float | None = None
 
 
 class Compared(Struct, frozen=True, kw_only=True):
@@ -38,15 +41,32 @@ class Compared(Struct, frozen=True, kw_only=True):
     b: int
     report: dict[str, Any]
     operations: list[OperationPair]
+    kinds: list[OperationPair]  # gemm, attention, …: runtimes that name operations differently meet here
+    matched_share: float | None  # of the operations' time, in the run with less of it, under names of both
 
 
 def compare_cards(history: History, a: int, b: int) -> Compared:
     """Return run `b` compared with run `a`; raise NoSuchRun when one is not there."""
-    report, operations = report_on(history, a, b)
-    return Compared(a=a, b=b, report=report.to_dict(), operations=operations)
+    report, pairs = report_on(history, a, b)
+    return Compared(
+        a=a,
+        b=b,
+        report=report.to_dict(),
+        operations=pairs.operations,
+        kinds=pairs.kinds,
+        matched_share=pairs.matched_share,
+    )
 
 
-def report_on(history: History, a: int, b: int) -> tuple[GateReport, list[OperationPair]]:
+class Pairs(NamedTuple):
+    """The operations of two runs beside each other, the longest first, and by kind of work."""
+
+    operations: list[OperationPair]
+    kinds: list[OperationPair]
+    matched_share: float | None
+
+
+def report_on(history: History, a: int, b: int) -> tuple[GateReport, Pairs]:
     """Return the gate's report on run `b` against run `a`, whatever differs, and their operations."""
     before, now = history.card(a), history.card(b)
     (run,) = history.runs(Selection(after=a - 1, before=a + 1))
@@ -59,13 +79,52 @@ def report_on(history: History, a: int, b: int) -> tuple[GateReport, list[Operat
     return judge(now, comparison, config, (), today), operation_pairs(before, now)
 
 
-def operation_pairs(before: Scorecard, now: Scorecard) -> list[OperationPair]:
-    """Return the operations of two cards by name, those that take longest in either first."""
-    old, new = ({one.name: one.ms for one in card.operations if one.ms is not None} for card in (before, now))
-    names = sorted({*old, *new}, key=lambda name: -max(old.get(name, 0.0), new.get(name, 0.0)))
+def operation_pairs(before: Scorecard, now: Scorecard) -> Pairs:
+    """Return the operations of two cards by name and by kind, those that take longest in either first."""
+    sums = [
+        (_add_up(card.operations, by_kind=False), _add_up(card.operations, by_kind=True))
+        for card in (before, now)
+    ]
+    (old, old_kinds), (new, new_kinds) = sums
+    both = old.keys() & new.keys()
+    shares = []
+    for side in (old, new):
+        total = sum(ms for ms, _ in side.values())
+        shares.append(sum(side[name][0] for name in both) / total if total > 0.0 else None)
+    known = [share for share in shares if share is not None]
+    return Pairs(
+        _paired(old, new)[:OPERATIONS_SHOWN],
+        _paired(old_kinds, new_kinds),
+        min(known) if len(known) == len(shares) else None,
+    )
+
+
+def _add_up(operations: Iterable[Operation], *, by_kind: bool) -> dict[str, tuple[float, float | None]]:
+    """Return time and calls of a step by name or by kind of work; no calls where one of them has none."""
+    found: dict[str, tuple[float, float | None]] = {}
+    for one in operations:
+        if one.ms is not None:
+            name = (one.kind or "other") if by_kind else one.name
+            ms, calls = found.get(name, (0.0, 0.0))
+            found[name] = ms + one.ms, None if calls is None or one.calls is None else calls + one.calls
+    return found
+
+
+def _paired(
+    old: Mapping[str, tuple[float, float | None]], new: Mapping[str, tuple[float, float | None]]
+) -> list[OperationPair]:
+    nothing = (None, None)
     pairs = []
-    for name in names[:OPERATIONS_SHOWN]:
-        one, other = old.get(name), new.get(name)
-        ratio = other / one if one and other is not None else None
-        pairs.append(OperationPair(name=name, before_ms=one, now_ms=other, ratio=ratio))
-    return pairs
+    for name in {**old, **new}:
+        (before_ms, before_calls), (now_ms, now_calls) = old.get(name, nothing), new.get(name, nothing)
+        pairs.append(
+            OperationPair(
+                name=name,
+                before_ms=before_ms,
+                now_ms=now_ms,
+                ratio=now_ms / before_ms if before_ms and now_ms is not None else None,
+                before_calls=before_calls,
+                now_calls=now_calls,
+            )
+        )
+    return sorted(pairs, key=lambda pair: -max(pair.before_ms or 0.0, pair.now_ms or 0.0))

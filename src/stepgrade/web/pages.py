@@ -34,7 +34,7 @@ from stepgrade.store.tables import (
 )
 from stepgrade.store.team import ROLES, ProjectSettings
 from stepgrade.store.trend import trend_of
-from stepgrade.units import show_delta, show_share
+from stepgrade.units import show_count, show_delta, show_share
 from stepgrade.web import api
 from stepgrade.web.access import SESSION_COOKIE, Refused
 from stepgrade.web.bodies import AlertChange, NewChannel
@@ -297,20 +297,29 @@ def compare(call: Call) -> Response:
     a, b = call.number("a", 0, 2**62), call.number("b", 0, 2**62)
     report, pairs = report_on(call.history, a, b)
     if (
-        table := table_answer(call, [msgspec.to_builtins(pair) for pair in pairs], f"runs-{a}-{b}")
+        table := table_answer(call, [msgspec.to_builtins(pair) for pair in pairs.operations], f"runs-{a}-{b}")
     ) is not None:
         return table
     view |= {"found": gate_view(report, {}), "a": str(a), "b": str(b)}
-    view["pairs"] = [
-        {
-            "name": pair.name,
-            "before": show_metric("step_time_ms", pair.before_ms),
-            "now": show_metric("step_time_ms", pair.now_ms),
-            "ratio": pair.ratio,
-        }
-        for pair in pairs
-    ]
+    for name, some in (("pairs", pairs.operations), ("kinds", pairs.kinds)):
+        view[name] = [
+            {
+                "name": pair.name,
+                "before": show_metric("step_time_ms", pair.before_ms),
+                "now": show_metric("step_time_ms", pair.now_ms),
+                "ratio": pair.ratio,
+                "calls": _calls_of(pair.before_calls, pair.now_calls),
+            }
+            for pair in some
+        ]
+    view["matched"] = pairs.matched_share
     return _page(call, "compare.html", view)
+
+
+def _calls_of(before: float | None, now: float | None) -> str:
+    """Return how often both runs call it in a step; one number where it is the same."""
+    told = [show_count(calls) for calls in (before, now)]
+    return told[0] if told[0] == told[1] else " → ".join(told)
 
 
 def findings(call: Call) -> Response:
