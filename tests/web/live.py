@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,6 +45,9 @@ class Live:
         assert found is not None
         self.port = int(found[1])
         self.url = f"http://127.0.0.1:{self.port}"
+        # What nobody reads would fill the pipe, and then the server would wait for a reader.
+        self._reader = threading.Thread(target=self.process.stderr.read, daemon=True)
+        self._reader.start()
 
     def stop(self) -> int:
         """Ask it to stop, and return its exit code."""
@@ -60,6 +64,7 @@ class Live:
 
     def _close(self) -> None:
         assert self.process.stderr is not None
+        self._reader.join(timeout=60)
         self.process.stderr.close()
 
 

@@ -311,10 +311,10 @@ def sending(server: Live, acknowledged: dict[str, int]) -> Iterator[None]:
 
 
 def await_one_more(acknowledged: dict[str, int]) -> None:
-    count, end = len(acknowledged), time.monotonic() + 60.0
+    count, end = len(acknowledged), time.monotonic() + 300.0  # on a busy machine starting takes minutes
     while len(acknowledged) == count and time.monotonic() < end:
         time.sleep(0.01)
-    assert len(acknowledged) > count, "nothing was acknowledged for a minute"
+    assert len(acknowledged) > count, "nothing was acknowledged for five minutes"
 
 
 def assert_all_are_kept(place: str, acknowledged: dict[str, int]) -> None:

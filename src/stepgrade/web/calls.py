@@ -8,7 +8,8 @@ import logging
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -253,34 +254,40 @@ def with_headers(response: Response, settings: ServerSettings) -> Response:
 def _let_in(server: Server, endpoint: Endpoint, request: Request) -> None:
     if endpoint.needs is None:
         return
-    with server.pool.history() as history:
+    with refusals(), server.pool.history() as history:
         team = Team(history.database)
         admitted(endpoint, server.door.identify(request, team), team, request.path_params.get("project"))
 
 
 def _answered(server: Server, endpoint: Endpoint, request: Request, body: bytes) -> Response:
-    """Return the answer of an endpoint, errors of ours as Refused; it blocks, so a thread does it."""
+    """Return the answer of an endpoint; it blocks, so a thread does it."""
+    with refusals(), server.pool.history() as history:
+        team = Team(history.database)
+        who = server.door.identify(request, team) if endpoint.needs or endpoint.is_page else access.NOBODY
+        project = admitted(endpoint, who, team, request.path_params.get("project"))
+        if endpoint.method != "GET":
+            _check_sender(endpoint, who, request, body)
+        call = Call(
+            server=server,
+            endpoint=endpoint,
+            request=request,
+            who=who,
+            history=history.of_project(project.name) if project else history,
+            team=team,
+            project=project,
+            body=body,
+        )
+        response = endpoint.handle(call)
+        if endpoint.is_page and who.by != "session" and who.form_key:
+            set_cookie(response, server.settings, access.FORM_COOKIE, who.form_key)
+        return response
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Let errors of ours be answers: a store that is gone is one, wherever it is asked."""
     try:
-        with server.pool.history() as history:
-            team = Team(history.database)
-            who = server.door.identify(request, team) if endpoint.needs or endpoint.is_page else access.NOBODY
-            project = admitted(endpoint, who, team, request.path_params.get("project"))
-            if endpoint.method != "GET":
-                _check_sender(endpoint, who, request, body)
-            call = Call(
-                server=server,
-                endpoint=endpoint,
-                request=request,
-                who=who,
-                history=history.of_project(project.name) if project else history,
-                team=team,
-                project=project,
-                body=body,
-            )
-            response = endpoint.handle(call)
-            if endpoint.is_page and who.by != "session" and who.form_key:
-                set_cookie(response, server.settings, access.FORM_COOKIE, who.form_key)
-            return response
+        yield
     except NoSuchRun:
         raise Refused(404, "there is no such run") from None
     except KeyTaken as error:

@@ -62,7 +62,7 @@ class _Guarded:
             opened_by_request.reset(token)
 
     def _identify(self, request: Request) -> Identity:
-        with self._server.pool.history() as history:
+        with calls.refusals(), self._server.pool.history() as history:
             who = self._server.door.identify(request, Team(history.database))
         if who.by == "session" or not who.rights:
             raise Refused(401, "a token is asked for")
