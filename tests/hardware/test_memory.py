@@ -208,6 +208,23 @@ def test_changes_lead_to_a_run_that_fits_or_say_that_they_do_not(shape: Any, pla
     assert all(change.verdict != "fits" for change in found.changes[:-1])
 
 
+def test_adapters_are_another_training_and_no_change_of_this_one() -> None:
+    """A 24 GB card holds no full fine-tune of 8B parameters; of adapters it holds the first that fits."""
+    shape, rtx = SHAPES["LLAMA3_8B"], find_device("rtx-4090")
+    found = memory_fit(shape, Plan(batch=1, seq=2048, rank=8), rtx)
+    other = found.another_training
+    assert other is not None
+    assert not {"lora", "qlora"} & {change.change for change in found.changes}
+    assert other.text == "train LoRA adapters of rank 8, with full checkpointing"
+    alone = Plan(batch=1, seq=2048, rank=8, method="lora")
+    assert memory_fit(shape, alone, rtx).verdict != "fits"
+    held = memory_fit(shape, structs.replace(alone, checkpointing="full"), rtx)
+    assert (held.verdict, held.another_training) == ("fits", None)
+    assert other.saves_bytes == pytest.approx(found.need_bytes - held.need_bytes)
+    assert memory_fit(shape, Plan(batch=1, seq=64), find_device("b200")).another_training is None
+    assert memory_fit(shape, Plan(batch=64, seq=8192), rtx).another_training is None
+
+
 def test_an_anchor_takes_the_error_off() -> None:
     """A run that took 3 GiB more than predicted predicts a run of twice the batch 3 GiB higher."""
     shape, plan = SHAPES["LLAMA3_8B"], Plan(batch=1, seq=2048, method="lora", kernels="eager")

@@ -188,6 +188,39 @@ def cheapest_changes(
     return tuple(found)
 
 
+# Adapters as the run is and with every layer recomputed; frozen weights as they are before those in 4 bits.
+_ADAPTERS: tuple[tuple[str, dict[str, str]], ...] = (
+    ("train LoRA adapters of rank {rank}", {"method": "lora"}),
+    (
+        "train LoRA adapters of rank {rank}, with full checkpointing",
+        {"method": "lora", "checkpointing": "full"},
+    ),
+    ("train QLoRA adapters of rank {rank}", {"method": "qlora"}),
+    (
+        "train QLoRA adapters of rank {rank}, with full checkpointing",
+        {"method": "qlora", "checkpointing": "full"},
+    ),
+)
+
+
+def adapters_instead(shape: ModelShape, plan: Plan, capacity: float) -> MemoryChange | None:
+    """Return the first way to train adapters that fits; it is another training, not a change of this one."""
+    if plan.is_frozen:
+        return None
+    before = memory_need(shape, plan)
+    for text, fields in _ADAPTERS:
+        after = memory_need(shape, structs.replace(plan, **fields))
+        if verdict_of(after, capacity) == "fits":
+            return MemoryChange(
+                change=fields["method"],
+                text=text.format(rank=plan.rank),
+                saves_bytes=before.need_bytes - after.need_bytes,
+                price="the weights themselves do not learn",
+                verdict="fits",
+            )
+    return None
+
+
 def changes_together(
     shape: ModelShape, plan: Plan, capacity: float, need: Callable[[Plan], MemoryNeed]
 ) -> list[_Way]:

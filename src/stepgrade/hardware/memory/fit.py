@@ -9,7 +9,7 @@ from msgspec import Struct, structs
 from stepgrade.hardware.catalogue import Device
 from stepgrade.hardware.cost.plan import Parallelism, Plan
 from stepgrade.hardware.memory.allocator import capacity_bytes
-from stepgrade.hardware.memory.changes import MemoryChange, cheapest_changes
+from stepgrade.hardware.memory.changes import MemoryChange, adapters_instead, cheapest_changes
 from stepgrade.hardware.memory.device import Phase
 from stepgrade.hardware.memory.need import Verdict, memory_need, verdict_of
 from stepgrade.hardware.models.shape import ModelShape
@@ -32,7 +32,7 @@ class MemoryFit(Struct, frozen=True, kw_only=True):
 
     `low_bytes` and `high_bytes` are the band around `need_bytes`; `parts` add up to it. `changes` are the
     cheapest that make a run fit that does not; `least_devices` is how many could hold it with FSDP where
-    they are not enough.
+    they are not enough. `another_training` is one with adapters that fits where this one does not.
     """
 
     verdict: Verdict | None
@@ -48,6 +48,7 @@ class MemoryFit(Struct, frozen=True, kw_only=True):
     largest_micro_batch: int | None
     changes: tuple[MemoryChange, ...] = ()
     least_devices: int | None = None
+    another_training: MemoryChange | None = None
     is_anchored: bool = False
 
 
@@ -61,9 +62,11 @@ def memory_fit(
     most: int | None = None
     changes: tuple[MemoryChange, ...] = ()
     devices: int | None = None
+    adapters: MemoryChange | None = None
     if capacity is not None:
         verdict, most = verdict_of(need, capacity), largest_micro_batch(shape, plan, capacity, offset)
         changes = cheapest_changes(shape, plan, capacity, offset)
+        adapters = adapters_instead(shape, plan, capacity) if verdict != "fits" else None
         if verdict != "fits" and (not changes or changes[-1].verdict != "fits"):
             devices = least_devices(shape, plan, capacity)
     return MemoryFit(
@@ -80,6 +83,7 @@ def memory_fit(
         largest_micro_batch=most,
         changes=changes,
         least_devices=devices,
+        another_training=adapters,
         is_anchored=anchor is not None,
     )
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from stepgrade.hardware.estimate import Estimate
+    from stepgrade.hardware.memory.changes import MemoryChange
     from stepgrade.hardware.memory.fit import MemoryFit
     from stepgrade.hardware.planner import PlanTable, RankedPlan
 
@@ -77,15 +78,25 @@ def memory_blocks(found: Estimate, memory: MemoryFit) -> Iterator[Block]:
         if amount > 0:
             bars.append(Bar(_PARTS.get(name, name), amount, f"{cells[0]:>10} {cells[1]:>7}", cells))
     yield Bars(("Memory of", "Bytes", "Share"), tuple(bars))
-    if not memory.changes and memory.least_devices is None:
-        return
+    if memory.changes or memory.least_devices is not None:
+        yield from _change_blocks(memory)
+    if memory.another_training is not None:
+        yield Heading("Another training that fits")
+        yield Bullets((Bullet(_change_text(memory.another_training)),))
+
+
+def _change_text(change: MemoryChange) -> str:
+    return f"{change.text}: saves {show_bytes(change.saves_bytes)}, {change.price}"
+
+
+def _change_blocks(memory: MemoryFit) -> Iterator[Block]:
+    """Yield the changes of the same training, cheapest first, or how many devices it takes."""
     enough = bool(memory.changes) and memory.changes[-1].verdict == "fits"
     count = len(memory.changes)
     title = "The cheapest change that makes it fit" if count == 1 else "The cheapest changes that make it fit"
     yield Heading(title if enough else "Cheapest changes, which are not enough")
     points = [
-        Bullet(f"{change.text}: saves {show_bytes(change.saves_bytes)}, {change.price}", mark=f"{place}.")
-        for place, change in enumerate(memory.changes, 1)
+        Bullet(_change_text(change), mark=f"{place}.") for place, change in enumerate(memory.changes, 1)
     ]
     yield Bullets(tuple(points))
     if memory.least_devices is not None:
