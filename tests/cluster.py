@@ -8,7 +8,7 @@ the last has arrived and the data has moved.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,10 @@ class Planned(NamedTuple):
     steps: int = 4
     layers: int = 2  # forward and backward all-reduces in the tensor-parallel group
     slow_rank: int | None = None
+    slow_ranks: range = range(0)
     slow_host: int | None = None
+    slow_hosts: range = range(0)
+    slow_switch: range = range(0)  # hosts: groups that are wholly in them are slow
     slow_stage: int | None = None
     slow_link: int | None = None  # the first rank of a data-parallel group
     wandering: bool = False  # another rank is late in each step
@@ -78,8 +81,9 @@ def simulate(plan: Planned) -> Iterator[tuple[int, list[Event]]]:
     """Yield the events of each rank."""
     rng = np.random.default_rng(plan.seed)
     groups, ranks = groups_of(plan), np.arange(plan.world)
-    pace = np.where(ranks == plan.slow_rank, 1.6, 1.0)
+    pace = np.where((ranks == plan.slow_rank) | np.isin(ranks, plan.slow_ranks), 1.6, 1.0)
     pace[ranks // PER_HOST == plan.slow_host] = 1.5
+    pace[[rank // PER_HOST in plan.slow_hosts for rank in ranks.tolist()]] = 1.4
     pace[ranks // (plan.world // plan.pipeline) == plan.slow_stage] = 1.5
     events: list[list[Event]] = [[] for _ in ranks]
     now = np.zeros(plan.world)
@@ -94,7 +98,10 @@ def simulate(plan: Planned) -> Iterator[tuple[int, list[Event]]]:
     def meet(step: int, what: str, name: str, elements: int, us: float) -> None:
         for group in groups[what]:
             members = np.array(group.ranks)
-            is_slow = what == "dp" and group.ranks[0] == plan.slow_link
+            is_slow = what == "dp" and (
+                group.ranks[0] == plan.slow_link
+                or all(rank // PER_HOST in plan.slow_switch for rank in group.ranks)
+            )
             end = now[members].max() + us * (5.0 if is_slow else 1.0)
             for rank in group.ranks:
                 events[rank].append(Event(step, name, now[rank], end - now[rank], group, elements))
@@ -112,7 +119,21 @@ def simulate(plan: Planned) -> Iterator[tuple[int, list[Event]]]:
         yield rank, events[rank]
 
 
-def kineto_of(rank: int, events: list[Event], plan: Planned, shift_ns: int = 0) -> bytes:
+Pieces = Mapping[str, Sequence[tuple[str, str, float]]]  # operation, kernel and share of a block's time
+
+
+def in_pieces(events: list[Event], pieces: Pieces) -> Iterator[tuple[str | None, Event]]:
+    """Yield the events with the operation that each is of, blocks of work as the kernels that they consist of."""
+    for event in events:
+        start = event.start
+        for operation, kernel, share in pieces.get(event.name, ()):
+            yield operation, event._replace(name=kernel, start=start, dur=event.dur * share)
+            start += event.dur * share
+        if event.name not in pieces:
+            yield None, event
+
+
+def kineto_of(rank: int, events: list[Event], plan: Planned, pieces: Pieces | None = None) -> bytes:
     """Return the trace of one rank as the PyTorch profiler writes it."""
     rows: list[dict[str, Any]] = []
     steps = sorted({event.step for event in events})
@@ -123,7 +144,7 @@ def kineto_of(rank: int, events: list[Event], plan: Planned, shift_ns: int = 0) 
     # Work of the next step ends the last one.
     last = Event(steps[-1] + 1, "gemm_forward", end + 1, 10.0)
     rows.append(_row("user_annotation", f"ProfilerStep#{last.step}", end - 5, 30.0, (1, 1)))
-    for number, event in enumerate([*events, last], start=1):
+    for number, (operation, event) in enumerate(in_pieces([*events, last], pieces or {}), start=1):
         args: dict[str, Any] = {"correlation": number, "device": rank % PER_HOST, "stream": 7}
         name = event.name
         if event.group is not None:
@@ -139,6 +160,8 @@ def kineto_of(rank: int, events: list[Event], plan: Planned, shift_ns: int = 0) 
                 "Process Group Ranks": event.group.listed,
             }
         launch = {"correlation": number, "External id": number}
+        if operation:
+            rows.append(_row("cpu_op", operation, event.start - 4, 4, (1, 1), {"External id": number}))
         rows.append(_row("cuda_runtime", "cudaLaunchKernel", event.start - 3, 2, (1, 1), launch))
         rows.append(_row("kernel", name, event.start, event.dur, (rank % PER_HOST, 7), args))
     document = {
@@ -148,7 +171,7 @@ def kineto_of(rank: int, events: list[Event], plan: Planned, shift_ns: int = 0) 
             for number in range(PER_HOST)
         ],
         "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": plan.world},
-        "baseTimeNanoseconds": BASE_NS + shift_ns,
+        "baseTimeNanoseconds": BASE_NS,
         "traceEvents": sorted(rows, key=lambda row: row["ts"]),
     }
     return json.dumps(document).encode()
@@ -166,11 +189,15 @@ def _row(
     return {"ph": "X", "cat": category, "name": name, "args": {**(args or {})}} | where
 
 
-def write_ranks(folder: Path, plan: Planned = Planned()) -> list[Path]:  # noqa: B008  it does not change
+def write_ranks(
+    folder: Path,
+    plan: Planned = Planned(),  # noqa: B008  it does not change
+    name: Callable[[int], str] = "rank{}.json".format,
+) -> list[Path]:
     """Write the trace of every rank, and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for rank, events in simulate(plan):
-        paths.append(folder / f"rank{rank}.json")
+        paths.append(folder / name(rank))
         paths[-1].write_bytes(kineto_of(rank, events, plan))
     return paths

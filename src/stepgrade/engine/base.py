@@ -17,6 +17,7 @@ from stepgrade.errors import BadInput, BadOption, EngineFailed, StepgradeError, 
 
 ENGINES = ("here", "pool", "dask")
 TRIES = 2  # of an item whose process dies
+_BETWEEN_REPORTS_BYTES = 4 << 20
 Report = Callable[[int], None]  # how many bytes of an item are read
 ReportItem = Callable[[int, int], None]  # as above, after the item's place
 
@@ -87,6 +88,19 @@ def run_item(function: str, item: bytes, report: Report) -> Outcome:
         import traceback  # noqa: PLC0415  only when something is wrong
 
         return Outcome(error="bug", problem=traceback.format_exc())
+
+
+def now_and_then(report: Report) -> Report:
+    """Return the report, less often: what crosses processes would else take longer than reading."""
+    told = 0
+
+    def less_often(done_bytes: int) -> None:
+        nonlocal told
+        if done_bytes - told >= _BETWEEN_REPORTS_BYTES:
+            told = done_bytes
+            report(done_bytes)
+
+    return less_often
 
 
 def failure_of(error: StepgradeError) -> Outcome:

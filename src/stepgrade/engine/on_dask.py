@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+import pkgutil
+import queue
+import uuid
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from stepgrade.engine.base import TRIES, Done, Job, ReportItem, decode_outcome, died, run_item
+from stepgrade._version import __version__
+from stepgrade.engine.base import TRIES, Done, Job, ReportItem, decode_outcome, died, now_and_then, run_item
 from stepgrade.errors import BadOption, EngineFailed, MissingExtra
 
 # A task of Dask costs some 8 ms: several files make one, yet every worker gets some.
@@ -53,41 +57,61 @@ class OnDask:
             )
             self._client = distributed.Client(self._cluster)
 
-    def map(self, work: Job, report: ReportItem) -> Iterator[Done]:  # noqa: ARG002  workers report nothing
-        """Yield what becomes of each item, as it comes."""
+    def map(self, work: Job, report: ReportItem) -> Iterator[Done]:
+        """Yield what becomes of each item, as it comes; report how far those are that take long."""
         self._wait_for_workers()
+        self._check_versions()
         workers = max(1, len(self._client.scheduler_info(n_workers=-1)["workers"]))
         size = max(1, min(MOST_IN_A_TASK, len(work.items) // (workers * _TASKS_PER_WORKER)))
         places = [*range(len(work.items))]
         batches = [places[first : first + size] for first in range(0, len(places), size)]
+        # Workers tell how far they are by events of a topic that nobody else has.
+        came: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        topic = f"stepgrade-{uuid.uuid4().hex}"
         try:
-            yield from self._run(work, batches, TRIES)
+            self._client.subscribe_topic(topic, came.put)
+            for one in self._run(_Batches(work, topic, batches), came, TRIES):
+                if isinstance(one, Done):
+                    yield one
+                else:
+                    report(*one)
         except self._lost as error:
             problem = "the Dask scheduler, or the way to it, is gone"
             raise EngineFailed(problem, hint="nothing was written; start it, and run this again") from error
 
-    def _run(self, work: Job, batches: list[list[int]], tries: int) -> Iterator[Done]:
-        """Yield the outcomes of batches; those of a worker that died are tried again one by one."""
-        futures = {
-            self._client.submit(
-                run_batch, work.function, [work.items[place] for place in batch], pure=False, retries=0
-            ): batch
-            for batch in batches
-        }
+    def _run(
+        self, work: _Batches, came: queue.SimpleQueue[Any], tries: int
+    ) -> Iterator[Done | tuple[int, int]]:
+        """Yield outcomes, and how far items are; those of a worker that died are tried again one by one."""
+        futures = {}
+        for batch in work.places:
+            items = [(place, work.job.items[place]) for place in batch]
+            future = self._client.submit(
+                run_batch, work.job.function, items, work.topic, pure=False, retries=0
+            )
+            futures[future] = batch
+        for future in futures:
+            future.add_done_callback(came.put)
         again: list[list[int]] = []
-        waiting = self._dask.as_completed(futures, raise_errors=False)
-        for future in waiting:
-            batch = futures[future]
+        left = len(futures)
+        while left:
+            one = came.get()
+            if isinstance(one, tuple):  # an event: when, and what
+                place, done_bytes = one[1]
+                yield int(place), int(done_bytes)
+                continue
+            left -= 1
+            batch = futures[one]
             try:
-                answers = future.result()
+                answers = one.result()
             except self._dask.scheduler.KilledWorker:
                 again += [[place] for place in batch]
                 continue
             for place, answer in zip(batch, answers, strict=True):
                 yield Done(place, decode_outcome(answer, "a Dask worker"))
-            future.release()
+            one.release()
         if again and tries > 1:
-            yield from self._run(work, again, tries - 1)
+            yield from self._run(work._replace(places=again), came, tries - 1)
         else:
             yield from (Done(place, died("ended")) for batch in again for place in batch)
 
@@ -98,6 +122,18 @@ class OnDask:
             problem = f"the Dask scheduler has had no worker for {_SECONDS_WITHOUT_WORKERS} s"
             raise EngineFailed(problem, hint="start some, or wait until the queue lets them in") from error
 
+    def _check_versions(self) -> None:
+        """Raise EngineFailed where a worker lacks this package, or has another version of it."""
+        # What runs there is Python's own: ours need not be there, and a task that cannot be unpacked may hang.
+        found = self._client.run(pkgutil.resolve_name, "stepgrade._version:__version__", on_error="return")
+        for worker, version in sorted(found.items()):
+            if isinstance(version, ImportError | AttributeError):
+                hint = f"install stepgrade {__version__} where the workers run"
+                raise EngineFailed(f"the Dask worker at {worker} has no stepgrade", hint=hint)
+            if isinstance(version, str) and version != __version__:
+                problem = f"the Dask worker at {worker} has stepgrade {version}, this process {__version__}"
+                raise EngineFailed(problem, hint="install the same version in both places")
+
     def close(self) -> None:
         """Cancel what still runs; a scheduler of the user's own stays as it was."""
         with suppress(*self._lost, RuntimeError, TimeoutError):
@@ -107,6 +143,24 @@ class OnDask:
                 self._cluster.close(timeout=_SECONDS_TO_ANSWER)
 
 
-def run_batch(function: str, items: list[bytes]) -> list[bytes]:
-    """Run on a worker: return the outcome of each item in bytes."""
-    return [msgspec.msgpack.encode(run_item(function, item, lambda _: None)) for item in items]
+class _Batches(NamedTuple):
+    """What a task each is made of."""
+
+    job: Job
+    topic: str  # that workers tell under how far they are
+    places: list[list[int]]  # of the items of each
+
+
+def run_batch(function: str, items: list[tuple[int, bytes]], topic: str) -> list[bytes]:
+    """Run on a worker: return the outcome of each item in bytes; tell how far those are that take long."""
+    from distributed import get_worker  # noqa: PLC0415  an extra
+
+    worker: Any = get_worker()
+    answers = []
+    for place, item in items:
+
+        def report(done_bytes: int, place: int = place) -> None:
+            worker.log_event(topic, (place, done_bytes))
+
+        answers.append(msgspec.msgpack.encode(run_item(function, item, now_and_then(report))))
+    return answers

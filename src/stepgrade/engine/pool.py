@@ -20,11 +20,10 @@ from typing import IO
 
 import msgspec
 
-from stepgrade.engine.base import TRIES, Done, Job, Outcome, ReportItem, died, run_item
+from stepgrade.engine.base import TRIES, Done, Job, Outcome, ReportItem, died, now_and_then, run_item
 
 _FRAME = struct.Struct("<cI")
 _CALL, _REPORT, _DONE = b"C", b"R", b"D"
-_BETWEEN_REPORTS_BYTES = 4 << 20
 # -I: no PYTHONPATH, no user's site, no script's or current directory; the path is that of this process.
 _START = "import sys; sys.path[:] = sys.argv[1:]; from stepgrade.engine.pool import serve; serve()"
 _PATIENCE_SECONDS = 2.0
@@ -175,13 +174,9 @@ def serve() -> None:
     os.dup2(2, 1)  # what a library prints must not come between
     while frame := _receive(came):
         function, item = msgspec.msgpack.decode(frame[1], type=tuple[str, bytes])
-        told = 0
 
         def report(done_bytes: int) -> None:
-            nonlocal told
-            if done_bytes - told >= _BETWEEN_REPORTS_BYTES:
-                told = done_bytes
-                _send(back, _REPORT, msgspec.msgpack.encode(done_bytes))
+            _send(back, _REPORT, msgspec.msgpack.encode(done_bytes))
 
-        outcome = run_item(function, item, report)
+        outcome = run_item(function, item, now_and_then(report))
         _send(back, _DONE, msgspec.msgpack.encode(outcome))

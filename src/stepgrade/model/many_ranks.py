@@ -29,7 +29,7 @@ class RankGroups(Struct, frozen=True, kw_only=True):
 class SlowPart(Struct, frozen=True, kw_only=True):
     """Ranks that are slower than the others, or a group whose data moves slower."""
 
-    kind: str  # rank, host, stage, link
+    kind: str  # rank, neighbours (ranks), host, hosts (side by side), stage, link, switch (of hosts)
     name: str
     ranks: str
     slower: float  # than the others, as a share of theirs

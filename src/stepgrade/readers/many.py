@@ -147,7 +147,7 @@ def profile_of_files(files: Sequence[RankFile], options: ReadOptions) -> Profile
         for rank, own in zip(found.ranks, found.recordings, strict=True):
             known = rank
             if len(files) > 1:
-                known = structs.replace(rank, rank=own.rank, process=processes.process_of(own))
+                known = structs.replace(rank, rank=own.rank, process=processes.process_of(own), host=own.host)
             ranks.append(structs.replace(known, files=(files[place].name,)))
     if not ranks:
         raise BadInput("holds no trace files", where=files[0].name)

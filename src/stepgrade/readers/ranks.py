@@ -25,6 +25,8 @@ from stepgrade.readers.source import ByteSource, PathLike, ReadOptions, shown_pa
 _RECORDINGS = frozenset({"step_profile", "journal"})  # profiles already, each of one rank
 # Of each rank too, but not of its time: last collectives, and what was compiled.
 _WITHOUT_STEPS = frozenset({"flight_recorder", "torch_trace"})
+_RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_. ]?(\d{1,6})(?!\d)", re.IGNORECASE)
+_MOST_OF_A_HOST = 64  # letters, as POSIX allows a name at most
 
 
 class RankFile(Struct, frozen=True, kw_only=True):
@@ -100,7 +102,7 @@ class RankRecording(Struct, frozen=True, kw_only=True):
         """Return what the trace in a file of that name says; its rank is else what the name says."""
         # pathlib takes longer to import than a small trace to read.
         base = os.path.basename(name)  # noqa: PTH119
-        match = re.search(r"(?:^|[^a-z])rank[-_. ]?(\d{1,6})(?!\d)", base, re.IGNORECASE)
+        match = _RANK_IN_NAME.search(base)
         named = int(match[1]) if match else None
         worker = re.fullmatch(r"(.+_\d+)\.\d+\.pt\.trace\.json(?:\.gz|\.zst)?", base)
         tables = [table for table in (trace.ops, trace.calls, trace.work, trace.ranges) if len(table.name)]
@@ -117,6 +119,11 @@ class RankRecording(Struct, frozen=True, kw_only=True):
             start_ns=start,
             end_ns=end,
         )
+
+    @property
+    def host(self) -> str | None:
+        """Return the host, where PyTorch named the file by it: host_process.time.pt.trace.json."""
+        return self.worker.rpartition("_")[0][:_MOST_OF_A_HOST] if self.worker else None
 
     def is_apart(self, other: RankRecording) -> bool:
         """Tell whether both say when they were, and one was over before the other began."""
@@ -243,16 +250,21 @@ def remote_files(source: str, input_format: str | None, options: ReadOptions) ->
 def traces_among(paths: Sequence[tuple[str, str]], input_format: str | None) -> list[RankFile]:
     """Return the files of the first format that has any, given their paths and names."""
     for reader in registry.readers():
-        files = []
-        if input_format in (None, reader.name):
-            for path, name in paths:
-                if path.endswith(reader.rank_files):
-                    # What cannot be read is not a trace.
-                    with suppress(BadInput), ByteSource(path) as opened:
-                        if reader.recognises(opened):
-                            size = os.path.getsize(path)  # noqa: PTH202
-                            files.append(RankFile(path=path, format=reader.name, name=name, size_bytes=size))
-        if files:
+        files, found = [], False
+        for path, name in paths if input_format in (None, reader.name) else ():
+            if not path.endswith(reader.rank_files):
+                continue
+            try:
+                with ByteSource(path) as opened:
+                    is_trace = reader.recognises(opened)
+                found = found or is_trace
+            except BadInput:
+                # What cannot be read is no trace; what is called as a rank beside others is listed as unread.
+                is_trace = _RANK_IN_NAME.search(os.path.basename(path)) is not None  # noqa: PTH119
+            if is_trace:
+                size = os.path.getsize(path)  # noqa: PTH202
+                files.append(RankFile(path=path, format=reader.name, name=name, size_bytes=size))
+        if found:
             return files
     return []
 

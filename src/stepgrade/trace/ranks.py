@@ -49,6 +49,7 @@ class RankProfile(Struct, frozen=True, kw_only=True):
     steps: tuple[RankStep, ...]
     arrivals: Arrivals
     process: str | None = None
+    host: str | None = None  # where its file's name tells it
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -79,6 +80,7 @@ class PackedRank(Struct, frozen=True, kw_only=True):
     base_ns: int | None
     steps: tuple[RankStep, ...]
     process: str | None
+    host: str | None
     files: tuple[str, ...]
     world_size: int | None
     body: bytes  # packed: the profile without what follows
@@ -98,6 +100,7 @@ class PackedRank(Struct, frozen=True, kw_only=True):
             base_ns=rank.base_ns,
             steps=rank.steps,
             process=rank.process,
+            host=rank.host,
             files=rank.files,
             world_size=rank.world_size,
             body=pack(structs.replace(profile, operations=(), layers=(), modules=(), views=())),
@@ -141,6 +144,7 @@ class PackedRank(Struct, frozen=True, kw_only=True):
             steps=self.steps,
             arrivals=self.arrivals({}),
             process=self.process,
+            host=self.host,
         )
 
     def packed(self) -> PackedRank:
@@ -221,7 +225,7 @@ def merge_ranks(ranks: Sequence[AnyRank]) -> Profile:
             number: [step.ledger for step in rank.steps if step.ledger and step.number in numbered]
             for number, rank in by_number.items()
         },
-        RankParts.of([*programs.values()], of_node),
+        RankParts.of(programs.values(), {number: rank.host for number, rank in by_number.items()}, of_node),
         across.links.collectives if across.links else (),
     )
     return Profile(
