@@ -124,7 +124,7 @@ class OnDask:
 
     def _check_versions(self) -> None:
         """Raise EngineFailed where a worker lacks this package, or has another version of it."""
-        # What runs there is Python's own: ours need not be there, and a task that cannot be unpacked may hang.
+        # What runs there is Python's own: a task of ours that cannot be unpacked there would never end.
         found = self._client.run(pkgutil.resolve_name, "stepgrade._version:__version__", on_error="return")
         for worker, version in sorted(found.items()):
             if isinstance(version, ImportError | AttributeError):
