@@ -223,9 +223,9 @@ def _slow_parts(
             explained.update(members)
     slow = [place for place, host in enumerate(hosts) if busy.are_slow(_left(host.ranks, explained))]
     for first, last in in_rows(slow)[:_MOST_LISTED]:
-        row = hosts[first : last + 1]
-        members = _left((rank for host in row for rank in host.ranks), explained)
-        yield busy.part("hosts" if len(row) > 1 else "host", name_hosts(row), members)
+        together = hosts[first : last + 1]
+        members = _left((rank for host in together for rank in host.ranks), explained)
+        yield busy.part("hosts" if len(together) > 1 else "host", name_hosts(together), members)
         explained.update(members)
     alone = _left(busy.ranks, explained | (set(busy.ranks) - busy.slow))
     for first, last in in_rows(alone):
