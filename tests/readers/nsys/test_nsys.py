@@ -69,8 +69,28 @@ def test_busy_times_and_counts_are_the_independent_ones() -> None:
             assert int((rows & (kind == DeviceEvent.COPY_D2D)).sum()) == want["n"].get("copy_d2d", 0)
             kernels = sum(want["n"].get(key, 0) for key in ("kernel", "comm", "graph"))
             assert int((rows & (kind == DeviceEvent.KERNEL)).sum()) == kernels
+            starts, durs = trace.work.start_ns[rows], trace.work.dur_ns[rows]
+            assert ((starts + durs).max() - starts.min()) / MS == pytest.approx(want["span_ms"], abs=1e-3)
+            talks = np.array([text.startswith("nccl") for text in trace.strings])[trace.work.name]
+            copies = (kind == DeviceEvent.COPY_H2D) | (kind == DeviceEvent.COPY_D2H)
+            parts = {
+                "kernel": (kind == DeviceEvent.KERNEL) & ~talks,
+                "comm": (kind == DeviceEvent.KERNEL) & talks,
+                "copy": copies | (kind == DeviceEvent.COPY_OTHER),
+                "copy_d2d": kind == DeviceEvent.COPY_D2D,
+                "memset": kind == DeviceEvent.MEMSET,
+            }
+            for part, chosen in parts.items():
+                total = want["sum_ms"].get(part, 0.0)
+                total += want["sum_ms"].get("graph", 0.0) if part == "kernel" else 0.0
+                assert int(trace.work.dur_ns[rows & chosen].sum()) / MS == pytest.approx(total, abs=1e-3)
+            computes = rows & ~parts["comm"] & ~parts["copy"]
+            compute, talked = union_ms(trace, computes), union_ms(trace, rows & ~parts["copy"])
+            assert compute == pytest.approx(want["compute_ms"], abs=1e-3)
+            assert talked - compute == pytest.approx(want["exposed_comm_ms"], abs=1e-3)
+            assert want["busy_ms"] - talked == pytest.approx(want["exposed_copy_ms"], abs=1e-3)
             checked += 1
-    assert checked >= 8
+    assert checked >= 11
 
 
 def covered_ns(spans: list[tuple[int, int]], start: int, end: int) -> int:
