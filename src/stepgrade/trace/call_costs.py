@@ -58,8 +58,10 @@ class CallCosts:
         """Return the bytes of each operation, NaN where they are not known."""
         return np.array([*(cost.bytes for cost in self._costs), 0.0, None], np.float64)[self._sort]
 
-    def flops_within(self) -> tuple[Floats, Floats]:
-        """Return the least and the most FLOPs of each operation, NaN where there are no bounds."""
+    def flops_within(self) -> tuple[Floats, Floats] | None:
+        """Return the least and the most FLOPs of each operation, NaN without bounds; None if none has any."""
+        if all(cost.flops_within is None for cost in self._costs):
+            return None
         bounds = [*(cost.flops_within or (None, None) for cost in self._costs), (None, None), (None, None)]
         least, most = np.array(bounds, np.float64).T
         return least[self._sort], most[self._sort]

@@ -11,10 +11,10 @@ from stepgrade.model.events import DeviceEvent, Ids, Longs, TraceDevice
 from stepgrade.model.profile import KernelTime
 from stepgrade.naming.tensor_cores import uses_tensor_cores
 from stepgrade.naming.work_class import MATMULS, WorkClass
+from stepgrade.trace import intervals as iv
 from stepgrade.trace.occupancy import occupancy_of
 from stepgrade.trace.pieces import Pieces
 from stepgrade.trace.timeline import Driver, Timeline
-from stepgrade.trace.windows import Windows
 from stepgrade.units import NS_PER_MS
 
 MOST_KERNELS = 8  # of an operation
@@ -134,43 +134,31 @@ def kernel_use(timeline: Timeline, pieces: Pieces) -> KernelUse | None:
     )
 
 
-class _Level:
-    """How much of something there is over time: what begins is added, what ends is taken away."""
-
-    def __init__(self, starts: Longs, ends: Longs, amounts: Floats) -> None:
-        time = np.concatenate((starts, ends))
-        order = np.argsort(time, kind="stable")
-        self._time = time[order]
-        self.level = np.cumsum(np.concatenate((amounts, -amounts))[order])
-
-    def over_steady(self, amount: Floats, windows: Windows) -> float:
-        """Return the sum of what is asked of each level, by nanoseconds of the steady steps."""
-        time = self._time
-        until = np.append(0.0, np.cumsum(amount[:-1] * np.diff(time)))  # up to each change
-
-        def before(at: Longs) -> Floats:
-            place = np.searchsorted(time, at, side="right") - 1
-            known = np.maximum(place, 0)
-            return np.where(place < 0, 0.0, until[known] + amount[known] * (at - time[known]))
-
-        steady = windows.steady
-        return float((before(windows.end_ns[steady]) - before(windows.start_ns[steady])).sum())
-
-
 def sm_filled_ns(timeline: Timeline) -> float:
     """Return how long the multiprocessors had a block in the steady steps, all of them for 1 ns being 1.
 
     A multiprocessor without a block is idle. Kernels that run beside each other fill the device together.
     """
-    work = timeline.trace.work
+    work, windows = timeline.trace.work, timeline.windows
     rows = np.flatnonzero(timeline.chosen & (work.kind == DeviceEvent.KERNEL)).astype(np.int32)
     _, blocks, _ = _launch_figures(timeline, rows)
     rows, blocks = rows[~np.isnan(blocks)], blocks[~np.isnan(blocks)]
     if not len(rows):
         return 0.0
     start = work.start_ns[rows]
-    filled = _Level(start, start + work.dur_ns[rows], blocks)
-    return filled.over_steady(np.clip(filled.level, 0.0, 1.0), timeline.windows)
+    time = np.concatenate((start, start + work.dur_ns[rows]))
+    order = np.argsort(time, kind="stable")
+    time = time[order]
+    filled = np.clip(np.cumsum(np.concatenate((blocks, -blocks))[order]), 0.0, 1.0)
+    until = np.append(0.0, np.cumsum(filled[:-1] * np.diff(time)))  # up to each change
+
+    def before(at: Longs) -> Floats:
+        place = np.searchsorted(time, at, side="right") - 1
+        known = np.maximum(place, 0)
+        return np.where(place < 0, 0.0, until[known] + filled[known] * (at - time[known]))
+
+    steady = windows.steady
+    return float((before(windows.end_ns[steady]) - before(windows.start_ns[steady])).sum())
 
 
 def queue_depth(timeline: Timeline) -> QueueDepth | None:
@@ -178,23 +166,37 @@ def queue_depth(timeline: Timeline) -> QueueDepth | None:
 
     A launch counts from when its call begins until what it launched begins.
     """
-    trace, windows = timeline.trace, timeline.windows
-    chosen = np.flatnonzero(timeline.chosen & windows.is_steady(timeline.attribution.step))
-    launched = chosen[timeline.links.call[chosen] >= 0]
+    trace, windows, call = timeline.trace, timeline.windows, timeline.links.call
+    chosen = timeline.chosen & windows.is_steady(timeline.attribution.step)
+    count, launched = int(chosen.sum()), int((chosen & (call >= 0)).sum())
     step_ns = float(windows.dur_ns[windows.steady].sum())
-    if not len(launched) or not step_ns:
+    if not launched or not step_ns:
         return None
     # Those of all steps: what an earlier step launched may still wait in this one.
-    rows = np.flatnonzero(timeline.chosen & (timeline.links.call >= 0))
+    rows = np.flatnonzero(timeline.chosen & (call >= 0)).astype(np.int32)
     begun = trace.work.start_ns[rows]
-    issued = np.minimum(trace.calls.start_ns[timeline.links.call[rows]], begun)
-    queue = _Level(issued, begun, np.ones(len(rows)))
-    waiting = queue.over_steady((queue.level > 0.5).astype(np.float64), windows)
+    issued = np.minimum(trace.calls.start_ns[call[rows]], begun)
+    steady = windows.steady
+    starts, ends = windows.start_ns[steady], windows.end_ns[steady]
+    # Of each moment how long all have waited until then; what a step adds is between its two ends.
+    at_ends = _elapsed_since(issued, ends) - _elapsed_since(begun, ends)
+    at_starts = _elapsed_since(issued, starts) - _elapsed_since(begun, starts)
+    waiting_ns = float(windows.in_steady(iv.union(issued, begun)).sum())
     return QueueDepth(
-        mean=float(f"{queue.over_steady(queue.level, windows) / step_ns:.6g}"),
-        empty_share=float(f"{max(0.0, 1.0 - waiting / step_ns):.6g}"),
-        known_share=len(launched) / len(chosen),
+        mean=float(f"{(at_ends - at_starts) / step_ns:.6g}"),
+        empty_share=float(f"{max(0.0, 1.0 - waiting_ns / step_ns):.6g}"),
+        known_share=launched / count,
     )
+
+
+def _elapsed_since(times: Longs, at: Longs) -> int:
+    """Return how long before each moment these times lie, all that lie before it added up."""
+    ordered = np.sort(times)
+    ordered -= (zero := int(ordered[0]))
+    place = np.searchsorted(ordered, at - zero, side="right")
+    sums = np.cumsum(ordered)
+    before = np.where(place > 0, sums[np.maximum(place, 1) - 1], 0)
+    return int((place * (at - zero) - before).sum())
 
 
 def counter_means(timeline: Timeline) -> tuple[CounterMean, ...]:

@@ -74,7 +74,12 @@ class CallShapes:
         total_ns = np.bincount(of_piece, pieces.dur_ns[linked], len(values))
         sums = [np.bincount(which, np.nan_to_num(column), len(values)) for column in (flops, moved)]
         # Only where all calls of a shape have bounds do they add up to some.
-        least, most = (np.bincount(which, column[calls], len(values)) for column in self._within)
+        none = np.broadcast_to(np.nan, len(values))
+        least, most = (
+            (np.bincount(which, column[calls], len(values)) for column in self._within)
+            if self._within
+            else (none, none)
+        )
         bounded = np.bincount(which, self._at_most[calls], len(values))
         bounded += np.bincount(of_piece, self._transforms[pieces.kernel[linked]], len(values))
         found: list[ShapeTime] = []
