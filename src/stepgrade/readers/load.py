@@ -102,7 +102,7 @@ def read_json_text(
 
 def _read(sources: Sequence[PathLike], input_format: str | None, options: ReadOptions) -> Profile | Baseline:
     if len(sources) > 1 and input_format is None:
-        told = _read_with_logs(sources, options)
+        told = read_with_logs(sources, options)
         if told is not None:
             return told
     if len(sources) == 1 and input_format in (None, "metrics") and _has_metrics(os.fspath(sources[0])):
@@ -126,7 +126,7 @@ def _read(sources: Sequence[PathLike], input_format: str | None, options: ReadOp
         return found
 
 
-def _read_with_logs(sources: Sequence[PathLike], options: ReadOptions) -> Profile | Baseline | None:
+def read_with_logs(sources: Sequence[PathLike], options: ReadOptions) -> Profile | Baseline | None:
     """Return a run of which there are logs beside the traces; None where there are none."""
     formats = [_format_of(source, options) for source in sources]
     compiled = [source for source, name in zip(sources, formats, strict=True) if name == _COMPILE_LOG]
@@ -216,12 +216,12 @@ def _has_metrics(path: str) -> bool:
 def _format_of(source: PathLike, options: ReadOptions) -> str | None:
     """Return the format of a file; of a directory only whether it holds logs of torch.compile."""
     if os.path.isdir(source):  # noqa: PTH112  as above
-        return _COMPILE_LOG if _has_compile_logs(os.fspath(source)) else None
+        return _COMPILE_LOG if has_compile_logs(os.fspath(source)) else None
     with ByteSource(source, structs.replace(options, progress=None)) as opened:
         return registry.reader_for(opened).name
 
 
-def _has_compile_logs(folder: str) -> bool:
+def has_compile_logs(folder: str) -> bool:
     """Tell whether all files of a directory have the names that TORCH_TRACE gives."""
     try:
         names = os.listdir(folder)  # noqa: PTH208  as above

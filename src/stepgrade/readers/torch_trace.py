@@ -172,16 +172,17 @@ class _Seen:
         if record.rank is not None and 0 <= record.rank < _LARGEST:
             self.rank = record.rank
         if record.chromium_event is not None:
-            self._add_event(payload)
+            self.add_event(payload)
         elif record.frame is not None and record.artifact is not None:
             if record.artifact.name == _BREAK:
-                self.breaks[_broken_at(payload)] += 1
-            elif record.artifact.name == _GUARDS and (reason := _first_reason(payload)):
+                self.breaks[broken_at(payload)] += 1
+            elif record.artifact.name == _GUARDS and (reason := first_reason(payload)):
                 self.frames.setdefault(record.frame, _Frame()).add_guard(reason)
         elif record.frame is not None:
-            self._add_compilation(record, record.frame)
+            self.add_compilation(record, record.frame)
 
-    def _add_compilation(self, record: _Record, frame: str) -> None:
+    def add_compilation(self, record: _Record, frame: str) -> None:
+        """Take in that a compilation began, or what one took."""
         metrics, number = (
             record.compilation_metrics or record.bwd_compilation_metrics,
             record.frame_compile_id,
@@ -194,7 +195,8 @@ class _Seen:
         if number is not None and 0 <= number < _LARGEST and record.bwd_compilation_metrics is None:
             seen.compiles.add(number)
 
-    def _add_event(self, payload: str) -> None:
+    def add_event(self, payload: str) -> None:
+        """Count a recording of a CUDA graph; other events tell nothing that is not told elsewhere."""
         if _GRAPH_RECORDED not in payload:
             return
         try:
@@ -215,7 +217,7 @@ def recognises(source: ByteSource) -> bool:
 def read(source: ByteSource) -> CompileLog:
     """Return what one process compiled."""
     seen = _Seen()
-    for text, payload in _records(source):
+    for text, payload in records_in(source):
         seen.add(text, payload)
         if (
             len(seen.frames) + len(seen.breaks) + len(seen.recorded_graphs)
@@ -248,12 +250,12 @@ def read(source: ByteSource) -> CompileLog:
     )
 
 
-def _records(source: ByteSource) -> Iterator[tuple[bytes, str]]:
+def records_in(source: ByteSource) -> Iterator[tuple[bytes, str]]:
     """Yield the JSON of each record that says something of compilation, with the lines that follow it."""
     wanted: bytes | None = None
     payload: list[bytes] = []
     size = 0
-    for line in _lines(source):
+    for line in lines_in(source):
         if line.startswith(b"\t"):
             if wanted is not None and size < _LONGEST_PAYLOAD:
                 payload.append(line[1:])
@@ -267,7 +269,7 @@ def _records(source: ByteSource) -> Iterator[tuple[bytes, str]]:
         yield wanted, b"\n".join(payload).decode(errors="replace")
 
 
-def _lines(source: ByteSource) -> Iterator[bytes]:
+def lines_in(source: ByteSource) -> Iterator[bytes]:
     """Yield the lines as they are; of one that is too long to be a record, only its beginning."""
     begun = b""
     for chunk in source.chunks():
@@ -294,7 +296,7 @@ def _sentence(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")[:_LONGEST_TEXT]
 
 
-def _first_reason(payload: str) -> str:
+def first_reason(payload: str) -> str:
     """Return which guard of the code compiled last failed: the first of the list, or the only one."""
     text = payload
     if payload.startswith("["):
@@ -307,7 +309,7 @@ def _first_reason(payload: str) -> str:
     return _COMPILE_ID.sub("", _sentence(text)).split("  # ")[0].strip()
 
 
-def _broken_at(payload: str) -> tuple[str | None, str | None, str]:
+def broken_at(payload: str) -> tuple[str | None, str | None, str]:
     """Return where a graph breaks, in which function, and why."""
     own = _TRACEBACKS.split(payload, maxsplit=1)[0]  # what follows is torch's own stack
     lines = [

@@ -14,7 +14,7 @@ from stepgrade.units import show_count, show_ms
 
 def profile_of_compile_logs(logs: Sequence[CompileLog]) -> Profile:
     """Return a profile that holds no steps: only what was compiled, on the rank that compiled the longest."""
-    log, notes = _longest(logs)
+    log, notes = longest_log(logs)
     text = "Logs of torch.compile tell what was compiled, not how long steps take: nothing is graded."
     return Profile(
         source=Source(
@@ -51,13 +51,13 @@ def with_compile_logs(profile: Profile, logs: Sequence[CompileLog]) -> Profile:
             cudagraph_rerecords=logged.cudagraph_rerecords,
             logged_ms=logged.logged_ms,
             frames=logged.frames,
-            breaks=_breaks(traced.breaks, logged.breaks),
+            breaks=breaks_of_both(traced.breaks, logged.breaks),
         )
     source = structs.replace(profile.source, files=(*profile.source.files, *alone.source.files))
     return structs.replace(profile, source=source, compilation=logged, notes=(*profile.notes, *alone.notes))
 
 
-def _longest(logs: Sequence[CompileLog]) -> tuple[CompileLog, tuple[Note, ...]]:
+def longest_log(logs: Sequence[CompileLog]) -> tuple[CompileLog, tuple[Note, ...]]:
     """Return the log of the rank that compiled the longest, for which the others wait, and notes on all."""
     log = max(logs, key=lambda one: one.total_ms)
     notes = []
@@ -76,7 +76,7 @@ def _longest(logs: Sequence[CompileLog]) -> tuple[CompileLog, tuple[Note, ...]]:
     return log, tuple(notes)
 
 
-def _breaks(traced: Sequence[GraphBreak], logged: Sequence[GraphBreak]) -> tuple[GraphBreak, ...]:
+def breaks_of_both(traced: Sequence[GraphBreak], logged: Sequence[GraphBreak]) -> tuple[GraphBreak, ...]:
     """Return the breaks of both: a trace says how often they are met, the log why there is one.
 
     A profiler leaves the directory of a module out of its path: file, line and function tell them.
