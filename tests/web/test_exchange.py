@@ -277,7 +277,8 @@ def test_every_acknowledged_run_outlives_the_database() -> None:
                     database.start()
                     if number % 3 == 1:
                         server.start()
-                await_one_more(acknowledged)  # the server that stayed has found its database again
+                # The server that stayed has found its database again, however busy the machine is.
+                assert await_one_more(acknowledged, 300.0)
         finally:
             server.stop()
         assert_all_are_kept(database.url, acknowledged)
@@ -310,11 +311,12 @@ def sending(server: Live, acknowledged: dict[str, int]) -> Iterator[None]:
             thread.join()
 
 
-def await_one_more(acknowledged: dict[str, int]) -> None:
-    count, end = len(acknowledged), time.monotonic() + 300.0  # on a busy machine starting takes minutes
+def await_one_more(acknowledged: dict[str, int], most_s: float = 60.0) -> bool:
+    """Wait until one more run is kept, and tell whether one was."""
+    count, end = len(acknowledged), time.monotonic() + most_s
     while len(acknowledged) == count and time.monotonic() < end:
         time.sleep(0.01)
-    assert len(acknowledged) > count, "nothing was acknowledged for five minutes"
+    return len(acknowledged) > count
 
 
 def assert_all_are_kept(place: str, acknowledged: dict[str, int]) -> None:

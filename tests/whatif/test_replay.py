@@ -231,3 +231,12 @@ def test_a_trace_without_the_device_is_refused() -> None:
         out.call("cudaLaunchKernel", 1_000_000 * number + 20_000, 3_000)
     with pytest.raises(NotMeasured, match="device's work was not recorded"):
         ask(out.trace())
+
+
+def test_a_step_in_which_nothing_ran_is_refused() -> None:
+    out = TraceBuilder()
+    for number in range(3):
+        out.range(f"ProfilerStep#{number}", 1_000_000 * number, 1_000_000)
+    out.kernel("gemm", 100_000, 50_000, device=-1)
+    with pytest.raises(NotMeasured):
+        ask(out.trace())

@@ -121,7 +121,7 @@ def _typical_step(timeline: Timeline) -> int:
     steps = timeline.steps
     off = np.zeros(len(steady))
     for dur_ns in (timeline.windows.dur_ns[steady], (steps.end_ns - steps.start_ns)[steady]):
-        off += np.abs(dur_ns / np.median(dur_ns) - 1.0)
+        off += np.abs(dur_ns / max(float(np.median(dur_ns)), 1.0) - 1.0)
     return int(steps.number[steady[off.argmin()]])
 
 

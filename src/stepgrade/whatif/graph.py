@@ -158,6 +158,9 @@ def graph_of_rank(timeline: Timeline, pieces: Pieces, arrivals: Arrivals, number
     step = int(found[0])
     rows = np.flatnonzero(pieces.step == step)
     rows = rows[np.argsort(pieces.start_ns[rows], kind="stable")]
+    if timeline.driver is Driver.DEVICE and not len(rows):
+        problem = f"the step cannot be replayed: nothing ran on the device in step {number}"
+        raise NotMeasured(problem, where=timeline.trace.file)
     if timeline.driver is Driver.HOST:
         return _graph_of_host(timeline, pieces, rows, step)
     return _DeviceStep(timeline, pieces, rows, step).graph(arrivals)
