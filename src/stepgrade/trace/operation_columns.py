@@ -260,18 +260,15 @@ class MeanOperations:
                 )
                 for key, row in self._rows[name].items()
             ]
+            place = self._places[name]
+            dur, start, file = (int(column.upto(place + 1)[place]) for column in self._longest)
             in_steps = [self._sample_slots.get((name, step)) for step in range(steps or 0)]
             whole = structs.replace(
                 op,
                 total_ms=sums[self._slots[name, "total_ms"]],
                 calls=sums[self._slots[name, "calls"]] if (name, "calls") in self._slots else 0.0,
                 samples_ms=tuple(samples[slot] for slot in in_steps if slot is not None),
-                longest=self._longest_of(name),
+                longest=Span(file=file, start_ns=start, dur_ns=dur - 1) if dur else None,
             )
             found.append(whole.with_rows(add_shapes([rows])))
         return tuple(sorted(found, key=lambda op: (-op.total_ms, op.name)))
-
-    def _longest_of(self, name: str) -> Span | None:
-        place = self._places[name]
-        dur, start, file = (int(column.upto(len(self._places))[place]) for column in self._longest)
-        return Span(file=file, start_ns=start, dur_ns=dur - 1) if dur else None
