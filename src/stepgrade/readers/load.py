@@ -128,7 +128,7 @@ def _read(sources: Sequence[PathLike], input_format: str | None, options: ReadOp
 
 def read_with_logs(sources: Sequence[PathLike], options: ReadOptions) -> Profile | Baseline | None:
     """Return a run of which there are logs beside the traces; None where there are none."""
-    formats = [_format_of(source, options) for source in sources]
+    formats = [format_of(source, options) for source in sources]
     compiled = [source for source, name in zip(sources, formats, strict=True) if name == _COMPILE_LOG]
     logs = [source for source, name in zip(sources, formats, strict=True) if name in _LOGS]
     if 0 < len(compiled) < len(sources):
@@ -213,7 +213,7 @@ def _has_metrics(path: str) -> bool:
     return files or os.path.basename(os.path.normpath(path)) == "mlruns"  # noqa: PTH119  as above
 
 
-def _format_of(source: PathLike, options: ReadOptions) -> str | None:
+def format_of(source: PathLike, options: ReadOptions) -> str | None:
     """Return the format of a file; of a directory only whether it holds logs of torch.compile."""
     if os.path.isdir(source):  # noqa: PTH112  as above
         return _COMPILE_LOG if has_compile_logs(os.fspath(source)) else None

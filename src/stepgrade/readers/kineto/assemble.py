@@ -131,7 +131,7 @@ def assemble(tables: Tables, facts: FileFacts) -> list[Trace]:
         "strings": strings,
         "inputs": inputs,
         "collectives": tuple(tables.collectives),
-        "launches": tuple(_launch(*launch) for launch in tables.launches),
+        "launches": tuple(launch_of(*launch) for launch in tables.launches),
         "threads": tuple(
             TraceThread(process=process, thread=thread, name=tables.thread_names.get((process, thread)))
             for process, thread in threads
@@ -212,7 +212,7 @@ def _take_sorted(table: EventTable) -> Columns:
     return columns
 
 
-def _launch(
+def launch_of(
     occupancy: float | None,
     blocks: float | None,
     registers: float | None,
