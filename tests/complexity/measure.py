@@ -66,6 +66,7 @@ def run_once(argv: tuple[str, ...], files: dict[str, bytes]) -> int:
             for value in vars(module).values():
                 if isinstance(value, functools._lru_cache_wrapper):
                     value.cache_clear()
+        re.purge()  # it keeps some hundred patterns and then begins anew, in the middle of any run
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             os.getppid()  # callgrind writes down what happened before,

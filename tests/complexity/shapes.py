@@ -1219,7 +1219,7 @@ SHAPES: dict[str, Shape] = {
     "lists of the Flight Recorder in many places": Shape(flight_recorder_of_one_list, covers=("readers/flight_recorder",), size=200),
     "frames of a log of torch.compile": Shape(compile_logs, covers=("readers/torch_trace", "trace/compile_logs"), size=200),
     "long reasons in a log of torch.compile": Shape(compile_log_of_long_payloads, covers=("readers/torch_trace",), size=2000),
-    "a file that is none of ours": Shape(lambda n: {"f": b"<html>" + b"<p>x</p>" * n}, covers=("readers/foreign",), size=2000),
+    "a file that is none of ours": Shape(lambda n: {"f": b"<html>" + b"<p>x</p>" * n}, covers=("readers/foreign",), size=20_000),
     "events with Windows paths": Shape(windows_paths, covers=("readers/kineto/chunks",), size=1000),
     "events that nothing closes": Shape(unclosed, covers=("readers/kineto/chunks",), size=1000),
     "broken events without an end": Shape(no_array_end, covers=("readers/kineto/chunks",), size=1000),
