@@ -58,14 +58,20 @@ _FIGURES = {
     ),
     "reserved_bytes": (_SIZE + rb" reserved in total by PyTorch",),
 }
+_ANY_SIGN = re.compile(b"|".join(map(re.escape, _SIGNS)))
 _PATTERNS = {name: [re.compile(pattern) for pattern in those] for name, those in _FIGURES.items()}
 _OTHERS = re.compile(rb"Process \d{1,10} has " + _SIZE)
 
 
 def last_failure(text: bytes) -> tuple[int, OutOfMemory] | None:
     """Return where the last message of a failed allocation is, and what it says; None without one."""
-    at = max(text.rfind(sign) for sign in _SIGNS)
-    while at >= 0:
+    last = max(text.rfind(sign) for sign in _SIGNS)
+    if last < 0:
+        return None
+    # Further back there are words about memory, and no message. One pass finds all: looking back from each for
+    # a sign that is not there would go through the whole text every time.
+    begin = max(0, len(text) - 64 * _LONGEST)
+    for at in (last, *(sign.start() for sign in reversed([*_ANY_SIGN.finditer(text, begin, last)]))):
         end = text.find(b"\n\n", at, at + _LONGEST)
         message = text[at : end if end >= 0 else at + _LONGEST]
         # Of several messages, as the ranks write them, only the first of those at hand.
@@ -75,9 +81,6 @@ def last_failure(text: bytes) -> tuple[int, OutOfMemory] | None:
             found = OutOfMemory()
         if found is not None:
             return at, found
-        at = max(text.rfind(sign, 0, at) for sign in _SIGNS)
-        if len(text) - at > 64 * _LONGEST:  # words about memory, and no message
-            return None
     return None
 
 
