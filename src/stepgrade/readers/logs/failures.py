@@ -68,8 +68,8 @@ def last_failure(text: bytes) -> tuple[int, OutOfMemory] | None:
     last = max(text.rfind(sign) for sign in _SIGNS)
     if last < 0:
         return None
-    # Further back there are words about memory, and no message. One pass finds all: looking back from each for
-    # a sign that is not there would go through the whole text every time.
+    # Further back there are words about memory, and no message. One pass finds all: looking back from each
+    # for a sign that is not there would go through the whole text every time.
     begin = max(0, len(text) - 64 * _LONGEST)
     for at in (last, *(sign.start() for sign in reversed([*_ANY_SIGN.finditer(text, begin, last)]))):
         end = text.find(b"\n\n", at, at + _LONGEST)
