@@ -118,6 +118,8 @@ COMMANDS = {
         "--seq",
         "2048",
     ],
+    "whatif": ["whatif", "trace.json"],
+    "open, for a moment": ["open", "trace.json", "--no-browser", "--minutes", "0.01"],
     "watch": ["watch", "train.log", "--once"],
     "watch a journal": ["watch", "journal0", "--once"],
     "score a log beside a trace": ["score", "train.log", "trace.json"],
