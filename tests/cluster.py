@@ -133,8 +133,10 @@ def in_pieces(events: list[Event], pieces: Pieces) -> Iterator[tuple[str | None,
             yield None, event
 
 
-def kineto_of(rank: int, events: list[Event], plan: Planned, pieces: Pieces | None = None) -> bytes:
-    """Return the trace of one rank as the PyTorch profiler writes it."""
+def kineto_of(
+    rank: int, events: list[Event], plan: Planned, pieces: Pieces | None = None, ahead_ns: int = 0
+) -> bytes:
+    """Return the trace of one rank, whose clock may be ahead, as the PyTorch profiler writes it."""
     rows: list[dict[str, Any]] = []
     steps = sorted({event.step for event in events})
     starts = [min(event.start for event in events if event.step == step) for step in steps]
@@ -171,7 +173,7 @@ def kineto_of(rank: int, events: list[Event], plan: Planned, pieces: Pieces | No
             for number in range(PER_HOST)
         ],
         "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": plan.world},
-        "baseTimeNanoseconds": BASE_NS,
+        "baseTimeNanoseconds": BASE_NS + ahead_ns,
         "traceEvents": sorted(rows, key=lambda row: row["ts"]),
     }
     return json.dumps(document).encode()

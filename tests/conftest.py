@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -28,6 +31,17 @@ SLOW = (
     "tests/store/test_history.py::test_eight_writers",
     "tests/torch_runs",
     "tests/trace/test_invariants.py::test_real_traces",
+)
+
+# Of Chromium, so that it asks nobody anything.
+CHROMIUM_FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
 )
 
 settings.register_profile(
@@ -85,3 +99,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the switch that rewrites golden text."""
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden text of the renderers")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Start the system's Chromium once: a process can have one driver. Without Chromium its tests are skipped."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = (
+        os.environ.get("STEPGRADE_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    )
+    if chromium is None:
+        pytest.skip("there is no Chromium: install it, or name it in STEPGRADE_CHROMIUM")
+    with playwright.sync_playwright() as started:
+        running = started.chromium.launch(executable_path=chromium, args=list(CHROMIUM_FLAGS))
+        yield running
+        running.close()

@@ -15,10 +15,7 @@ from stepgrade.cli import main
 from stepgrade.trace.tracks import MOST_LAYERS, lay
 from tests.cluster import Planned, kineto_of, simulate
 from tests.conftest import ROOT
-from tests.report.html.conftest import browser
 from tests.trace_processor import fields, query
-
-__all__ = ["browser"]
 
 TRACE = ROOT / "examples" / "traces" / "gpt_naive.json.gz"
 PROBLEMS = "SELECT name, value FROM stats WHERE severity IN ('error', 'data_loss') AND value <> 0"
@@ -68,7 +65,7 @@ def test_ranks_are_on_one_clock_and_arrows_lead_to_the_late_one(browser: Any, tm
     for rank, events in simulate(plan):
         paths.append(tmp_path / f"rank{rank}.json")
         # The clock of one host is ahead by far more than any collective takes.
-        paths[-1].write_bytes(kineto_of(rank, events, plan, 50_000_000 if rank == 2 else 0))
+        paths[-1].write_bytes(kineto_of(rank, events, plan, ahead_ns=50_000_000 if rank == 2 else 0))
     out = tmp_path / "run.pftrace"
     assert main(["score", *map(str, paths), "--no-cache", "--format", "perfetto", "-o", str(out)]) == 0
     trace = out.read_bytes()

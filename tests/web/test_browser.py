@@ -19,12 +19,9 @@ import pytest
 
 from stepgrade.store import open_history
 from tests.conftest import ROOT
-from tests.report.html.conftest import browser
 from tests.web.conftest import card
 from tests.web.live import Live, live_server
 from tests.web.scenes import fill
-
-__all__ = ["browser"]
 
 pytestmark = pytest.mark.slow
 PAGES = {

@@ -18,10 +18,7 @@ import pytest
 from stepgrade.errors import BadInput
 from stepgrade.web.loopback import PAGE, PORT, TraceServer
 from tests.conftest import ROOT
-from tests.report.html.conftest import browser
 from tests.trace_processor import serve_page
-
-__all__ = ["browser"]
 
 TRACE = ROOT / "examples" / "traces" / "gpt_naive.json.gz"
 

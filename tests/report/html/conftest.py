@@ -1,9 +1,7 @@
-"""A real browser without a network; tests that need it are skipped where there is none."""
+"""Pages in a real browser without a network."""
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,16 +9,6 @@ from typing import Any
 import pytest
 
 import stepgrade as sg
-
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 
 
 class Opened:
@@ -39,21 +27,6 @@ class Opened:
     def texts(self, query: str) -> list[str]:
         """Return the text of all elements that match."""
         return [text.strip() for text in self.page.locator(query).all_inner_texts()]
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    """Start the system's Chromium once."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    chromium = (
-        os.environ.get("STEPGRADE_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-    )
-    if chromium is None:
-        pytest.skip("there is no Chromium: install it, or name it in STEPGRADE_CHROMIUM")
-    with playwright.sync_playwright() as started:
-        running = started.chromium.launch(executable_path=chromium, args=list(FLAGS))
-        yield running
-        running.close()
 
 
 @pytest.fixture
