@@ -32,7 +32,7 @@ test: $(VENV)/.installed-dev  ## the tests that take minutes, not more; `make ch
 	$(BIN)/python -m pytest -q -m "not slow and not measuring" tests
 
 # Two at once, which no test minds: each half takes about a core. The first one's output comes when both are done.
-FIRST := tests/docs tests/engine tests/gating tests/report tests/web
+FIRST := tests/cli tests/docs tests/engine tests/gating tests/report
 test-all: $(VENV)/.installed-dev  ## every test that can pass on a busy machine, with coverage
 	$(BIN)/python -m coverage erase
 	@{ $(BIN)/python -m pytest -q -m "not measuring" $(UNWATCHED) && \
