@@ -367,9 +367,11 @@ class History:
 
     def fingerprints(self) -> dict[str, Fingerprint]:
         """Return every fingerprint of the project's runs by its digest."""
+        # One look into the index for each fingerprint: PostgreSQL would join "exists" with all runs.
         rows = self._database.execute(
-            "select digest, body from stepgrade_fingerprint where exists (select 1 from stepgrade_run "
-            "where project = ? and stepgrade_run.digest = stepgrade_fingerprint.digest)",
+            "select digest, body from stepgrade_fingerprint where (select 1 from stepgrade_run "
+            "where project = ? and stepgrade_run.digest = stepgrade_fingerprint.digest "
+            "order by branch, id limit 1) is not null",
             (self.project,),
         )
         found = {}
