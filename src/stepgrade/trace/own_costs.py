@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from functools import cache
 
 from stepgrade.errors import BadOption
@@ -53,9 +55,11 @@ def _checked(name: str, rule: Rule) -> Rule:
 @cache
 def _entry_points() -> dict[str, Rule]:
     """Return the rules that installed packages bring, by operation."""
-    from importlib.metadata import entry_points  # noqa: PLC0415  slow to import, and few traces ask
-
     found: dict[str, Rule] = {}
+    if not any(map(_names_the_group, sys.path)):
+        return found
+    from importlib.metadata import entry_points  # noqa: PLC0415  takes longer than the analysis of a small trace
+
     for point in entry_points(group=PLUG_IN_GROUP):
         try:
             rule = point.load()
@@ -67,3 +71,19 @@ def _entry_points() -> dict[str, Rule]:
             raise BadOption(problem, hint="mend or uninstall the package that brings it")
         found[point.name] = rule
     return found
+
+
+def _names_the_group(place: str) -> bool:
+    """Tell whether a package in this place of sys.path may bring rules; only folders are looked into."""
+    if not os.path.isdir(place):  # noqa: PTH112  pathlib makes an object for each of hundreds
+        return os.path.exists(place)  # noqa: PTH110  as above
+    with os.scandir(place) as entries:
+        for entry in entries:
+            if entry.name.endswith((".dist-info", ".egg-info")):
+                try:
+                    with open(f"{entry.path}/entry_points.txt", "rb") as file:  # noqa: PTH123  as above
+                        if PLUG_IN_GROUP.encode() in file.read():
+                            return True
+                except OSError:  # most have none
+                    continue
+    return False
