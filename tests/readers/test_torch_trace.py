@@ -12,6 +12,7 @@ import stepgrade as sg
 from stepgrade.cli import main
 from stepgrade.errors import BadInput, TooLarge
 from stepgrade.model.compilation import Compilation
+from stepgrade.readers.torch_trace import broken_at, first_reason
 
 
 def line(payload: str | None = None, **record: Any) -> str:
@@ -189,3 +190,9 @@ def test_more_frames_than_memory_holds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TooLarge):
         sg.load(path, max_memory=1 << 20)
     assert sg.load(path).compilation is not None
+
+
+def test_a_torn_line_does_not_show_the_record_that_it_runs_into() -> None:
+    torn = 'Graph break in user code0.47 97 torch/_dynamo/utils.py:2009] {"note": "hf_secret"}'
+    assert broken_at(torn)[2].startswith("Graph break in user code")
+    assert "hf_secret" not in broken_at(torn)[2] + first_reason(torn)

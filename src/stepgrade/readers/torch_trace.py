@@ -39,6 +39,7 @@ _MOST_GUARDS = 8  # of a frame
 _MOST_KINDS_OF_GUARDS = 64
 _GUARDS, _BREAK = "recompile_reasons", "dynamo_graph_break_reason"
 _GRAPH_RECORDED = "CUDAGraphNode.record"
+_RECORD_INSIDE = re.compile(r"[^\s:]{1,200}\.py:\d{1,9}\] ")
 _COMPILE_ID = re.compile(r"^!?\d+(?:/\d+)*: ")
 _NUMBERS = re.compile(r"\d+")
 _BREAK_AT = re.compile(r"^Graph break in user code at (.{1,1000}):(\d{1,9})$", re.MULTILINE)
@@ -292,8 +293,9 @@ def _place(path: str, line: int, function: str) -> str | None:
 
 
 def _sentence(text: str) -> str:
-    """Return the first line of a text that has one."""
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")[:_LONGEST_TEXT]
+    """Return the first line of a text that has one, without the record that a torn line runs into."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return _RECORD_INSIDE.split(line[: 2 * _LONGEST_TEXT], maxsplit=1)[0][:_LONGEST_TEXT]
 
 
 def first_reason(payload: str) -> str:
