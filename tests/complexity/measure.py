@@ -36,7 +36,7 @@ MOST = 1.2
 # that thousands of passes of numpy over thousands of rows do not show beside them.
 ANALYSIS = ("analysis",)
 SIZES = (1, 2, 4)
-WARM_UP = 0.25  # the first run of a shape imports what it needs
+WARM_UP = 1  # the first run of a shape imports what it needs, and its memory is fresh
 IN_ONE_PROCESS = 3
 
 

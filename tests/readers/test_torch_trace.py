@@ -196,3 +196,7 @@ def test_a_torn_line_does_not_show_the_record_that_it_runs_into() -> None:
     torn = 'Graph break in user code0.47 97 torch/_dynamo/utils.py:2009] {"note": "hf_secret"}'
     assert broken_at(torn)[2].startswith("Graph break in user code")
     assert "hf_secret" not in broken_at(torn)[2] + first_reason(torn)
+
+
+def test_a_reason_that_is_empty_is_none() -> None:
+    assert broken_at("Graph Break Reason: \n")[2] == ""

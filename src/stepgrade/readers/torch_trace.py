@@ -323,7 +323,7 @@ def broken_at(payload: str) -> tuple[str | None, str | None, str]:
     function = lines[-1][1] if lines else None
     where = _place(at[1], int(at[2]), function or "") if at else lines[-1][2].where if lines else None
     explained, told = _EXPLAINED.search(own), _REASON.search(own)
-    reason = (told[1] or told[2]) if told else own
+    reason = (told[1] or told[2] or "") if told else own
     if explained:
         reason = f"{explained[1].removeprefix('Graph Break Reason: ')}: {explained[2]}"
     return where, function, _sentence(without_address(reason))
