@@ -33,13 +33,17 @@ test: $(VENV)/.installed-dev  ## the tests that take minutes, not more; `make ch
 
 # Two at once, which no test minds: each half takes about a core. The first one's output comes when both are done.
 FIRST := tests/cli tests/docs tests/engine tests/gating tests/report
+# Real trainings, servers and browsers may meet a machine that stands still for a while: what failed is run once
+# more when the rest is done, and both are printed. A fault fails twice.
+PYTEST = -m pytest -q -m "not measuring" -o cache_dir=$(VENV)/$(1) $(2)
+TWICE = { $(1) $(call PYTEST,$(2),$(3)) || $(1) $(call PYTEST,$(2),--last-failed --last-failed-no-failures none $(3)); }
+WATCHED := $(BIN)/python -m coverage run --parallel-mode
 test-all: $(VENV)/.installed-dev  ## every test that can pass on a busy machine, with coverage
 	$(BIN)/python -m coverage erase
-	@{ $(BIN)/python -m pytest -q -m "not measuring" $(UNWATCHED) && \
-	   $(BIN)/python -m coverage run --parallel-mode -m pytest -q -m "not measuring" $(FIRST); \
+	@{ $(call TWICE,$(BIN)/python,failed-unwatched,$(UNWATCHED)) && \
+	   $(call TWICE,$(WATCHED),failed-first,$(FIRST)); \
 	 } > $(VENV)/first.log 2>&1 & first=$$!; \
-	$(BIN)/python -m coverage run --parallel-mode -m pytest -q -m "not measuring" tests \
-	   $(addprefix --ignore=,$(UNWATCHED) $(FIRST)); second=$$?; \
+	$(call TWICE,$(WATCHED),failed-others,tests $(addprefix --ignore=,$(UNWATCHED) $(FIRST))); second=$$?; \
 	wait $$first; first=$$?; cat $(VENV)/first.log; [ $$first = 0 ] && [ $$second = 0 ]
 	$(BIN)/python -m coverage combine -q
 	$(BIN)/python -m coverage report --skip-covered --sort=cover | tail -n 30

@@ -462,6 +462,16 @@ def windows_paths(n: int) -> Files:
     return {"f": whole.replace(b"|", b"\\")}
 
 
+def bare_quotes(n: int) -> Files:
+    """Return events on lines of their own whose names hold quotes that were not escaped."""
+    whole = b",\n".join(
+        b'{\n"ph": "X", "cat": "cpu_op",\n "name": "x.py(0): "%d"",\n "ts": %d, "dur": 5, "pid": 1, "tid": 1}'
+        % (i, i * 10)
+        for i in range(n)
+    )
+    return {"f": b'{"schemaVersion": 1, "traceEvents": [' + whole + b"]}"}
+
+
 def unclosed(n: int) -> Files:
     """Return events each of which opens what nothing closes, with filler that makes each look whole."""
     text = b'{"schemaVersion": 1, "traceEvents": [{"ph": "X", "cat": "kernel", "ts": 1, "dur": 1}'
@@ -1221,6 +1231,7 @@ SHAPES: dict[str, Shape] = {
     "long reasons in a log of torch.compile": Shape(compile_log_of_long_payloads, covers=("readers/torch_trace",), size=2000),
     "a file that is none of ours": Shape(lambda n: {"f": b"<html>" + b"<p>x</p>" * n}, covers=("readers/foreign",), size=20_000),
     "events with Windows paths": Shape(windows_paths, covers=("readers/kineto/chunks",), size=1000),
+    "names with bare quotes": Shape(bare_quotes, covers=("readers/kineto/chunks",), size=1000),
     "events that nothing closes": Shape(unclosed, covers=("readers/kineto/chunks",), size=1000),
     "broken events without an end": Shape(no_array_end, covers=("readers/kineto/chunks",), size=1000),
     "arrays of events in the header": Shape(nested_headers, covers=("readers/kineto/header",), size=2000),

@@ -35,6 +35,9 @@ _CONTROL: Final = re.compile(rb"[\x00-\x1f]")
 # What Windows' paths are where the writer did not escape them: no escape of JSON begins so.
 _BARE_BACKSLASH: Final = re.compile(rb'(?<!\\)(?:\\\\)*\\(?!["\\/bfnrtu])')
 _BACKSLASH: Final = re.compile(rb'(\\\\|\\["/]|\\u[0-9a-fA-F]{4})|\\')
+# Up to the next key of an event: some versions of PyTorch do not escape the quotes in the name of a frame.
+_NAME: Final = re.compile(rb'"name"\s*:\s*"(.*?)"\s*(?:,\s*"(?:ph|cat|pid|tid|ts|dur|args|id|bp|s)"\s*:|\})')
+_QUOTE: Final = re.compile(rb'(\\.)|"')
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _CLOSE: Final = ord("]")
 _BROKEN: Final = "not valid JSON"
@@ -112,12 +115,13 @@ class ChunkReader:
                 break
             stop = pieces.value_end(at)
             if stop is None:
-                self.losses.add(_BROKEN, offset + at)
                 stop = pieces.next_start(at)
+                value = _with_single_quotes(text[at:stop])
             else:
-                event = self._repaired(text[at:stop], offset + at)
-                if event is not None:
-                    events.append(event)
+                value = text[at:stop]
+            event = self._repaired(value, offset + at)
+            if event is not None:
+                events.append(event)
             at = _next_value(text, stop)
         self.tables.add(events, from_ns)
 
@@ -140,6 +144,14 @@ class ChunkReader:
 def with_slashes(text: bytes) -> bytes:
     """Return JSON of the same length in which the backslashes of unescaped paths are slashes."""
     return _BACKSLASH.sub(lambda found: found[1] or b"/", text)
+
+
+def _with_single_quotes(event: bytes) -> bytes:
+    """Return an event that is not valid JSON with the double quotes within its name as single ones."""
+    name = _NAME.match(event, max(0, event.find(b'"name"')))
+    if name is None:
+        return event
+    return event[: name.start(1)] + _QUOTE.sub(lambda found: found[1] or b"'", name[1]) + event[name.end(1) :]
 
 
 def _next_value(text: bytes, at: int) -> int:
