@@ -601,6 +601,11 @@ FAILED = (
 )
 
 
+def plain_lines(n: int) -> Files:
+    line = b"epoch %d step %d, loss: 2.3, time: 2.0s, tokens/sec: %d, mem 3.5 GB\n"
+    return {"f": b"".join(line % (i // 50, i % 50, 8000 + i) for i in range(n))}
+
+
 def lines_of_every_dialect(n: int) -> Files:
     anchors = b"\n".join(dialect.anchor + b" 1 2 3 x" for dialect in DIALECTS)
     return {"f": (anchors + b"\n") * (n // 10 + 1) + step_lines(n)["f"]}
@@ -1252,6 +1257,8 @@ SHAPES: dict[str, Shape] = {
     "strings of a quoted log": Shape(quoted_log, covers=("readers/log",), size=1000),
     "step lines of a log": Shape(step_lines, covers=("readers/logs/scan", "readers/logs/assemble", "readers/logs/order", "readers/logs/paces", "readers/logs/amounts", "readers/logs/dialect", "readers/logs/frameworks", "readers/logs/facts", "readers/logs/failures", "readers/logs/own"), size=300),
     "lines of every dialect": Shape(lines_of_every_dialect, covers=("readers/logs/scan",), size=300),
+    "lines of a plain loop": Shape(plain_lines, covers=("readers/logs/plain_lines",), size=300),
+    "words of a plain loop in one line": Shape(lambda n: {"f": (b"step 7 time 8 s, 9 tok/s " * n + b"\n") * 3}, covers=("readers/logs/plain_lines",), size=2000),
     "words about memory": Shape(lambda n: {"f": b"out of memory RESOURCE_EXHAUSTED 9 GiB " * n + b"\n" + step_lines(50)["f"]}, covers=("readers/logs/failures",), size=2000),
     "messages of failed allocations": Shape(lambda n: {"f": step_lines(50)["f"] + FAILED * n}, covers=("readers/logs/failures",), size=200),
     "a line of nothing but anchors": Shape(one_line_of_anchors, covers=("readers/logs/scan",), size=8000),

@@ -127,8 +127,14 @@ class ByteSource:
 
     @property
     def is_text(self) -> bool:
-        """Tell whether the head looks like text: no NUL byte in it."""
-        return b"\0" not in self.head
+        """Tell whether the head looks like text: no NUL byte in it, but for a hole before all text.
+
+        A log that is cut while its writer goes on begins with a hole as long as what was cut.
+        """
+        if not self.head.startswith(b"\0"):
+            return b"\0" not in self.head
+        text = self.head.lstrip(b"\0")
+        return len(text) > 0 and min(text) >= ord("\t")
 
     @property
     def can_restart(self) -> bool:

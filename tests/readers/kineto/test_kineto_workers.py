@@ -69,7 +69,7 @@ def test_launches_of_kernels_are_told_apart(patient: None, tmp_path: Path) -> No
 
 
 def test_losses_of_all_processes_are_counted(patient: None) -> None:
-    text = TEXT.replace(b'"gemm"', b'"ge"mm"')
+    text = TEXT.replace(b'"gemm"', b"gemm")
     (one,), (two,) = read_file(text, processes=1), read_file(text, processes=2)
     assert one.lost == two.lost
     assert one.lost[0].startswith("2000 events left out, not valid JSON")

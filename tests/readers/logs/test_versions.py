@@ -40,6 +40,12 @@ def megatron(rest: str) -> Callable[[int], str]:
     )
 
 
+def in_epoch(step: int, first: int = 0) -> tuple[int, int]:
+    """Return the epoch and the place in it, counted from `first`, of epochs of twenty steps."""
+    epoch, place = divmod(step - 1, 20)
+    return epoch, place + first
+
+
 def dicts(more: Callable[[int], str]) -> Callable[[int], str]:
     return lambda step: f"{{'loss': 1.8, 'grad_norm': 0.3{more(step)}, 'epoch': {step / 1000}}}" + bar(step)
 
@@ -160,6 +166,134 @@ LINES: dict[str, tuple[str, Callable[[int], str], dict[str, float]]] = {
         ),
         {"world": 128, "tokens": 4_194_304},
     ),
+    "torchvision's MetricLogger": (
+        "",
+        lambda step: (
+            "Epoch: [{}]  [{:2}/20]  eta: 0:00:10  lr: 0.000051  loss: 1.4671 (1.4644)  box_loss: 0.8 (0.9)  "
+            "time: 2.0000  data: 0.0003  max mem: 1927".format(*in_epoch(step))
+            + (
+                "\nTest:  [ 0/28]  eta: 0:00:06  model_time: 0.0877 (0.0877)  time: 8.8170  data: 8.1  max mem: 99"
+            )
+            * (step == 20)
+        ),
+        {"steps": STEPS, "memory": 1927 * 2**20},
+    ),
+    "OpenMMLab by epochs": (
+        "",
+        lambda step: (
+            clock(step, "%m/%d %H:%M:%S")
+            + " - mmengine - INFO - Epoch(train)  [{}][{:2}/20]  base_lr: 1.0e-03  "
+            "lr: 1.0e-03  eta: 0:18:23  time: 2.0000  data_time: 0.0077  memory: 392  loss: 5.3465"
+            "  loss_cls: 1.2".format(*in_epoch(step, 1))
+        ),
+        {"steps": STEPS, "memory": 392 * 2**20},
+    ),
+    "OpenMMLab of 2021": (
+        "",
+        lambda step: (
+            f"{clock(step * 50)},123 - mmseg - INFO - Iter [{step * 50}/80000]\tlr: 9.9e-03, eta: 17:54:00, "
+            "time: 2.000, data_time: 0.021, memory: 6052, decode.loss_ce: 1.5, loss: 1.5"
+        ),
+        {"memory": 6052 * 2**20},
+    ),
+    "OpenMMLab's JSON": (
+        '{"env_info": "sys.platform: linux", "seed": 0}\n',
+        lambda step: json.dumps(
+            {"mode": "train", "iter": step * 50, "lr": 0.01, "data_time": 0.02, "loss": 1.5, "time": 2.0}
+        ),
+        {},
+    ),
+    "YOLOX": (
+        "",
+        lambda step: (
+            f"{clock(step)} | INFO     | yolox.core.trainer:261 - "
+            "epoch: {}/300, iter: {}/20, mem: 584Mb, iter_time: 2.000s, data_time: 0.002s, total_loss: 14.6, "
+            "iou_loss: 4.6, lr: 2.287e-11, size: 416, ETA: 11 days, 11:38:15".format(*in_epoch(step, 1))
+        ),
+        {"steps": STEPS, "memory": 584 * 2**20},
+    ),
+    "Detectron2": (
+        "",
+        lambda step: (
+            f"[{clock(step * 20, '%m/%d %H:%M:%S')} d2.utils.events]:  eta: 0:01:51  iter: {step * 20 - 1}  "
+            "total_loss: 1.589  loss_cls: 1.439  time: 2.1136  last_time: 2.0000  data_time: 0.0048  "
+            "lr: 4.9953e-06  max_mem: 2030M"
+        ),
+        {"memory": 2030 * 2**20},
+    ),
+    "Detectron2, by its clock alone": (
+        "",
+        lambda step: (
+            f"[{clock(step * 20, '%m/%d %H:%M:%S')} d2.utils.events]:  eta: 0:01:51  iter: {step * 20 - 1}  "
+            "total_loss: 1.589  time: 2.1136  data_time: 0.0048  lr: 4.9953e-06  max_mem: 2030M"
+        ),
+        {"memory": 2030 * 2**20},
+    ),
+    "timm": (
+        "",
+        lambda step: (
+            "Train: {} [{:4}/20 ( 50%)]  Loss: 6.97 (6.99)  Time: 2.000s,  128.00/s  (2.100s,  121.90/s)  "
+            "LR: 5.000e-07  Data: 0.006 (0.033)".format(*in_epoch(step))
+        ),
+        {"steps": STEPS, "samples": 256},
+    ),
+    "PyTorch's ImageNet example": (
+        "",
+        lambda step: (
+            "Epoch: [{}][ {:3}/20]\tTime  2.000 ( 2.350)\tData  0.010 ( 0.200)\tLoss 6.9e+00 (7.0e+00)\t"
+            "Acc@1   0.00 (  0.10)".format(*in_epoch(step, 1))
+        ),
+        {"steps": STEPS},
+    ),
+    "Swin Transformer": (
+        "",
+        lambda step: (
+            f"[{clock(step)} swin_tiny](main.py 190): INFO "
+            "Train: [{}/300][{}/20]\teta 5:44:06 lr 0.000001\ttime 2.0000 (2.1000)\tloss 6.9 (6.9)\t"
+            "grad_norm 1.5 (1.6)\tmem 4515MB".format(*in_epoch(step))
+        ),
+        {"steps": STEPS, "memory": 4515 * 2**20},
+    ),
+    "a loop that prints milliseconds": (
+        "",
+        lambda step: f"step {step}, loss: 0.0144, norm: 0.16, lr: 6e-05, time: 2000.0ms, tokens/sec: 8192.0",
+        {"steps": STEPS, "tokens": 16_384},
+    ),
+    "a loop with thousands and a share": (
+        "",
+        lambda step: f"Iter {step}/500 | loss 2.30 | 2000 ms | 8.192k tok/s | mfu 33.2% | mem 12.5 GB",
+        {"tokens": 16_384, "mfu": 0.332, "memory": 12.5 * 2**30},
+    ),
+    "a loop that counts from its start": (
+        "",
+        lambda step: f"[{step * 10}] global_step={step * 10} train_loss=2.30 time={step * 20.0 + 3.5:.2f}s",
+        {},
+    ),
+    "a loop that times its interval": (
+        "",
+        lambda step: f"{clock(step * 100)} INFO Step {step * 100}: loss = 2.30, took 200.0 sec, lr = 1e-4",
+        {},
+    ),
+    "a loop that times one step of many": (
+        "",
+        lambda step: f"{clock(step * 100)} INFO Step {step * 100}: loss = 2.30, time = 2.0, lr = 1e-4",
+        {},
+    ),
+    "a loop with nothing but a clock": (
+        "",
+        lambda step: f"{clock(step * 100)} INFO Step {step * 100}: loss = 2.30",
+        {},
+    ),
+    "a loop whose counter begins again": (
+        "",
+        lambda step: "epoch {} step {}: loss 2.30, 2.0 s/it, 64 images/s".format(*in_epoch(step, 1)),
+        {"steps": STEPS, "samples": 128},
+    ),
+    "a loop whose counter goes on": (
+        "",
+        lambda step: f"Epoch {(step - 1) // 20} | step {step} | train loss 2.3 | step_time_ms: 2000",
+        {"steps": STEPS},
+    ),
     "llm.q with thousands": (
         "",
         lambda step: f"[T] step {step:5d} [ 19.9%] | time:  2000 ms | loss   3.28 | tps 262.1 k | sol 42.9%",
@@ -189,6 +323,44 @@ def test_a_version_of_a_line_is_read_as_it_is_by_hand(name: str) -> None:
     }
     for field, value in expected.items():
         assert figures[field] == pytest.approx(value, rel=1e-3), field
+
+
+@pytest.mark.parametrize(
+    "bar",
+    [
+        "{n}/{n} [==============================] - 200s {ms}ms/step - loss: 0.0909 - val_loss: 0.1",
+        "{n}/{n} ━━━━━━━━━━━━━━━━━━━━ 200s {ms}ms/step - accuracy: 0.9 - loss: 0.0909",
+        "{n}/{n} - 200s - {ms}ms/step - loss: 0.0909",
+        "\r 10/{n} [==>...........] - ETA: 1:00 - loss: 0.2\r{n}/{n} [=====] - 200s {ms}ms/step - loss: 0.0909",
+    ],
+)
+def test_the_epochs_of_keras_are_read(bar: str) -> None:
+    epochs = [f"Epoch {epoch}/9\n{bar.format(n=100, ms=2000)}\n" for epoch in range(1, 10)]
+    profile = read("".join(epochs) + bar.format(n=7, ms=30) + "\n")
+    card = sg.score(profile)
+    assert card.step_time_ms == pytest.approx(2000.0)
+    assert profile.recorded_steps == 900
+    assert not card.findings
+
+
+def test_a_time_that_may_be_of_one_step_or_of_many_is_not_guessed() -> None:
+    card = sg.score(
+        read("".join(f"step {step * 100}: loss 2.3, time {20 + step % 3}s\n" for step in range(20)))
+    )
+    assert card.step_time_ms is None
+    assert "every 100 steps" in " ".join(note.text for note in card.notes)
+
+
+def test_lines_of_a_known_framework_are_not_read_as_a_plain_loop() -> None:
+    head, line, _ = LINES["nanoGPT of 2022"]
+    text = head + "".join(line(step) + f"\nstep {step} time 9s\n" for step in range(1, STEPS + 1))
+    assert sg.score(read(text)).step_time_ms == pytest.approx(STEP_S * 1e3, rel=1e-3)
+
+
+def test_a_hole_before_a_log_is_no_part_of_it() -> None:
+    head, line, _ = LINES["a loop that prints milliseconds"]
+    text = head + "".join(line(step) + "\n" for step in range(1, STEPS + 1))
+    assert read("\0" * 1000 + text).recorded_steps == STEPS
 
 
 def test_the_name_of_unsloths_device_is_found() -> None:

@@ -6,8 +6,8 @@ import numpy as np
 
 from stepgrade.model import DeviceSeen
 from stepgrade.readers.logs.facts import LogHeader
-from stepgrade.readers.logs.order import Floats, Table
-from stepgrade.readers.logs.paces import Paces
+from stepgrade.readers.logs.order import Table
+from stepgrade.readers.logs.paces import Paces, middle_of
 
 # What is printed with few digits agrees to this with batch times sequence.
 _SAME_TOKENS = 0.02
@@ -94,12 +94,6 @@ def _gained(table: Table, name: str, paces: Paces) -> float | None:
         return None
     known = np.isfinite(table[name])  # which lines of one kind alone may tell
     return middle_of(np.diff(table[name][known]) / np.maximum(np.diff(np.cumsum(paces.count)[known]), 1.0))
-
-
-def middle_of(values: Floats) -> float | None:
-    """Return the median of the values that are known and above 0; None without any."""
-    values = values[np.isfinite(values) & (values > 0.0)]
-    return float(np.median(values)) if len(values) else None
 
 
 def peak_memory(table: Table, header: LogHeader) -> float | None:

@@ -6,14 +6,13 @@ from array import array
 from math import isfinite, nan
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stepgrade.model import Note, Profile, Recorded, Source
 from stepgrade.model.profile import LOG
 from stepgrade.model.step_log import Reason, RunFacts, StepLog
 from stepgrade.readers.logs.amounts import (
     device_of,
-    middle_of,
     peak_memory,
     samples_per_step,
     tokens_per_step,
@@ -25,7 +24,15 @@ from stepgrade.readers.logs.dialect import clock_kind
 from stepgrade.readers.logs.facts import LogHeader
 from stepgrade.readers.logs.frameworks import MLPERF
 from stepgrade.readers.logs.order import Floats, Table, coarser, in_order, table_of
-from stepgrade.readers.logs.paces import COARSE_S, Paces, is_coarse, paces_of, steps_apart
+from stepgrade.readers.logs.paces import (
+    COARSE_S,
+    Paces,
+    is_coarse,
+    middle_of,
+    paces_of,
+    steps_apart,
+    with_times_told_apart,
+)
 from stepgrade.readers.logs.scan import Rows, ScannedLog
 from stepgrade.units import show_count, show_ms
 
@@ -40,7 +47,7 @@ _MOST_SHARE = 1.5  # of the peak; what is larger is in per cent
 # From this share of the last losses on, a run has diverged.
 _TAIL = 0.1
 _BESIDE = ("tokens", "memory_bytes", "tok_s_device", "tflops_device")
-_TIME_COLUMNS = ("step_s", "interval_s", "steps_s", "elapsed_s", "time")
+_TIME_COLUMNS = ("step_s", "interval_s", "line_s", "steps_s", "elapsed_s", "time")
 
 
 def best_rows(scanned: ScannedLog) -> Rows | None:
@@ -93,6 +100,9 @@ def logged_steps(scanned: ScannedLog) -> LoggedSteps | None:
         return None
     dialect, header = rows.dialect, scanned.header
     table, ranks = table_of(rows)
+    table, is_of_interval, unclear = with_times_told_apart(table)
+    if is_of_interval:
+        dialect = structs.replace(dialect, mean="interval")
     total = header.whole("total_steps")
     is_of_all = total is not None and "total" in table and bool((table["total"] == total).any())
     table, attempts = in_order(table, counts_epochs=dialect.restarts_at_epochs and not is_of_all)
@@ -110,7 +120,11 @@ def logged_steps(scanned: ScannedLog) -> LoggedSteps | None:
     if dialect.name == "megatron":  # its kin print the same line, with fields of their own
         of_deepspeed = "Megatron-DeepSpeed" if "tokens" in table else framework
         framework = "GPT-NeoX" if "samples_s" in table and "samples" not in table else of_deepspeed
-    notes = [Note("from_training_log", f"read from the step lines of a log of {framework}"), *paces.notes]
+    notes = [
+        Note("from_training_log", f"read from the step lines of a log of {framework}"),
+        *unclear,
+        *paces.notes,
+    ]
     if runs > 1:
         notes.append(Note("last_of_several", f"the log holds {runs} runs: this is the last one"))
     if ranks > 1:
@@ -377,6 +391,7 @@ def without_times(scanned: ScannedLog, name: str, logged: LoggedSteps) -> Profil
     """Return a profile of a log that has steps and no time: shown with the reason why it has no grade."""
     lines = f"{show_count(len(logged.table['step']))} step lines of {logged.framework}"
     text = f"{lines}, and no time in any of them: print how long a step takes, or log with timestamps"
+    text = next((note.text for note in logged.notes if note.code == "time_unclear"), text)
     if logged.rows.dialect is MLPERF:
         text = "the events of this benchmark of MLPerf count epochs, not samples: a step's time is not known"
     warning = Note("no_step_times", text, fatal=True)

@@ -14,7 +14,7 @@ from msgspec import Struct
 # What a number can mean. Rates and times are those of the whole run unless the name says device.
 COLUMNS = (
     "step",
-    "total",  # steps that the run is to have
+    "total",  # steps that the run is to have, or an epoch where the counter begins again with each
     "step_s",  # of one step, or the mean of the steps since the last line
     "interval_s",  # since the last line
     "elapsed_s",  # since the run began, or its training without pauses
@@ -110,7 +110,7 @@ def figure_of(value: object) -> float | None:
 
 # A clock at the beginning of a line, or anywhere in its first part.
 _CLOCK = re.compile(
-    rb"(?:(?P<year>\d{4})[-/](?P<month>\d\d)[-/](?P<day>\d\d)[ T_-]{1,2}|(?P<us>\d\d/\d\d/\d{2,4}),?[ T]"
+    rb"(?:(?P<year>\d{4})[-/](?P<month>\d\d)[-/](?P<day>\d\d)[ T_-]{1,2}|(?P<us>\d\d/\d\d(?:/\d{2,4})?),?[ T]"
     rb"|\b[IWEF](?P<glog>\d{4}) )(?P<clock>\d\d:\d\d:\d\d)(?P<part>[.,]\d{1,9})?(?P<zone>Z|[+-]\d\d:?\d\d\b)?"
 )
 _BARE_CLOCK = re.compile(rb"^\W{0,4}(?P<clock>\d\d:\d\d:\d\d)(?P<part>[.,]\d{1,9})?\b(?!<)")
@@ -157,8 +157,10 @@ def _second_of_day(clock: bytes) -> int:
 def _day(
     year: bytes | None, month: bytes | None, day: bytes | None, us: bytes | None, glog: bytes | None
 ) -> int:
-    """Return the number of the day; a log of glog does not say the year."""
-    if us is not None:
+    """Return the number of the day; logs of glog and of Detectron2 do not say the year."""
+    if us is not None and us.count(b"/") == 1:
+        found = date(2000, int(us[:2]), int(us[3:]))
+    elif us is not None:
         first, second, of_year = us.split(b"/")
         full = int(of_year) + (2000 if len(of_year) == 2 else 0)
         # 26/05/19 is a year first, as Spark writes it; else months come first.

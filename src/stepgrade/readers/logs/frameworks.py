@@ -379,6 +379,111 @@ _TIME_HISTORY = Dialect(
     ),
     mean="interval",
 )
+# The MetricLogger of torchvision's references, which DETR, DeiT, MAE, DINO and BLIP carry on.
+_METRIC_LOGGER = Dialect(
+    name="metric-logger",
+    framework="torchvision's MetricLogger",
+    anchor=b"  data: ",
+    fields=(
+        Field(r"[Ee]poch: \[", "epoch", after=r"(?=\] +\[)"),
+        Field(r"\] +\[", "step", after="(?=/)"),
+        Field("/", "total", after=r"\] +eta:"),
+        Field(" loss:", "loss"),
+        Field(" time:", "step_s"),
+        Field("max mem:", "memory_bytes", MIB),
+    ),
+    needs=("step", "step_s"),
+    mean="interval",
+    restarts_at_epochs=True,
+)
+_MMENGINE = Dialect(
+    name="mmengine",
+    framework="OpenMMLab",
+    anchor=b"data_time: ",
+    fields=(
+        Field(r"Epoch(?:\(train\))? +\[", "epoch", after=r"(?=\]\[)"),
+        Field(r"(?:Epoch(?:\(train\))? +\[ *\d+\]|Iter(?:\(train\))? +)\[", "step", after="/"),
+        Field("/", "total", after=r"\]"),
+        Field(" loss:", "loss"),
+        Field(" time:", "step_s"),
+        Field(" memory:", "memory_bytes", MIB),
+    ),
+    needs=("step", "step_s"),
+    mean="interval",
+    restarts_at_epochs=True,
+)
+_YOLOX = Dialect(
+    name="yolox",
+    framework="YOLOX",
+    anchor=b", iter_time: ",
+    fields=(
+        Field("epoch: ", "epoch"),
+        Field(" iter: ", "step", after="(?=/)"),
+        Field("/", "total", after=", mem"),
+        Field("mem: ", "memory_bytes", MIB, "Mb"),
+        Field("iter_time: ", "step_s", 1.0, "s"),
+        Field("total_loss: ", "loss"),
+    ),
+    needs=("step", "step_s"),
+    mean="interval",
+    restarts_at_epochs=True,
+)
+# Its "time" is the mean of all steps so far, its "last_time" the last one's; without that its clock counts.
+_DETECTRON = Dialect(
+    name="detectron2",
+    framework="Detectron2",
+    anchor=b"  iter: ",
+    fields=(
+        Field("  iter:", "step"),
+        Field("total_loss:", "loss"),
+        Field("last_time:", "step_s"),
+        Field("max_mem:", "memory_bytes", MIB, "M"),
+    ),
+)
+_TIMM = Dialect(
+    name="timm",
+    framework="timm",
+    anchor=b"Train: ",
+    fields=(
+        Field("Train: ", "epoch", after=r"(?= +\[)"),
+        Field(r" \[", "step", after="(?=/)"),
+        Field("/", "total", after=r" +\("),
+        Field("Loss:", "loss"),
+        Field("Time:", "step_s", 1.0, "(?=s,)"),
+        Field("s, ", "samples_s", after="/s"),
+    ),
+    needs=("step", "step_s"),
+    restarts_at_epochs=True,
+)
+_IMAGENET = Dialect(
+    name="pytorch-imagenet",
+    framework="PyTorch's ImageNet example",
+    anchor=b"\tTime ",
+    fields=(
+        Field(r"Epoch: \[", "epoch", after=r"(?=\]\[)"),
+        Field(r"\]\[", "step", after="(?=/)"),
+        Field("/", "total", after=r"\]"),
+        Field("\tTime ", "step_s"),
+        Field("\tLoss ", "loss"),
+    ),
+    needs=("step", "step_s"),
+    restarts_at_epochs=True,
+)
+_SWIN = Dialect(
+    name="swin",
+    framework="Swin Transformer",
+    anchor=b"\ttime ",
+    fields=(
+        Field(r"Train: \[", "epoch"),
+        Field(r"\]\[", "step", after="/"),
+        Field(r"\]\[ *\d+/", "total"),
+        Field("\ttime ", "step_s"),
+        Field("\tloss ", "loss"),
+        Field("\tmem ", "memory_bytes", MIB, "MB"),
+    ),
+    needs=("step", "step_s"),
+    restarts_at_epochs=True,
+)
 TQDM_SECONDS = Dialect(
     name="tqdm",
     framework="progress bar",
@@ -396,6 +501,34 @@ TQDM_RATE = Dialect(
     mean="running",
     restarts_at_epochs=True,
     rank=3,
+)
+# Keras draws a bar too; the last state of an epoch has the mean of its steps.
+KERAS_BAR = Dialect(
+    name="keras",
+    framework="Keras",
+    anchor=b"/step",
+    fields=(),
+    needs=("step", "elapsed_s"),
+    mean="running",
+    restarts_at_epochs=True,
+    rank=1,
+)
+# What a script prints in words of its own: looked at only where no other dialect is found.
+PLAIN_STEPS = Dialect(
+    name="plain-steps",
+    framework="a plain training loop",
+    anchor=b"tep",
+    fields=(),
+    restarts_at_epochs=True,
+    rank=2,
+)
+PLAIN_ITERATIONS = Dialect(
+    name="plain-iterations",
+    framework="a plain training loop",
+    anchor=b"ter",
+    fields=(),
+    restarts_at_epochs=True,
+    rank=2,
 )
 # Objects of JSON, one to a line, and the dicts that Python prints; their fields are known by name.
 JSON_LINES = Dialect(name="json", framework="JSON lines", anchor=b'{"', fields=(), rank=1)
@@ -434,9 +567,19 @@ DIALECTS: tuple[Dialect, ...] = (
     _FAIRSEQ,
     _ENTRENAR,
     _TIME_HISTORY,
+    _METRIC_LOGGER,
+    _MMENGINE,
+    _YOLOX,
+    _DETECTRON,
+    _TIMM,
+    _IMAGENET,
+    _SWIN,
+    KERAS_BAR,
     MLPERF,
     PRINTED_DICTS,
     JSON_LINES,
     TQDM_SECONDS,
     TQDM_RATE,
+    PLAIN_STEPS,
+    PLAIN_ITERATIONS,
 )

@@ -157,6 +157,9 @@ def meaning(name: str) -> tuple[Column, float] | None:
 def row_of(fields: Iterable[tuple[str, object]]) -> dict[Column, float]:
     """Return what the fields of one record say, in our units; fields that say nothing known are left out."""
     row: dict[Column, float] = {}
+    fields = tuple(fields)
+    # OpenMMLab writes the time of a step beside the part of it that was spent on data.
+    is_of_step = any(name == "data_time" for name, _ in fields)
     for name, value in fields:
         if name == _OF_TOTAL and isinstance(value, str):
             step, _, total = value.partition("/")
@@ -166,6 +169,8 @@ def row_of(fields: Iterable[tuple[str, object]]) -> dict[Column, float]:
         if known is None or known[0] in row:
             continue
         column, scale = known
+        if name == "time" and is_of_step:
+            column = "step_s"
         if isinstance(value, bool) or value is None:
             continue
         if isinstance(value, int | float):

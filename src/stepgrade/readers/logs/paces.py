@@ -10,12 +10,15 @@ from msgspec import Struct
 from stepgrade.model import Note
 from stepgrade.readers.logs.dialect import Dialect
 from stepgrade.readers.logs.order import Floats, Table, later_by
+from stepgrade.units import show_count
 
 _HOUR_S = 3600.0
 # A clock may be set by an hour; what else takes just as long is rare.
 _JUMP_S = 5.0
 # A clock of whole seconds times a stretch as long as this to 5 %.
 COARSE_S = 20.0
+# A time that grows from line to line is that of the run so far; of a few lines it may do so by chance.
+_GROWS, _SURE_LINES, _GROWN = 0.95, 6, 1.5
 
 
 class Paces(Struct, frozen=True, kw_only=True):
@@ -28,6 +31,12 @@ class Paces(Struct, frozen=True, kw_only=True):
     is_mean: bool
     clock_s: float
     notes: tuple[Note, ...]
+
+
+def middle_of(values: Floats) -> float | None:
+    """Return the median of the values that are known and above 0; None without any."""
+    values = values[np.isfinite(values) & (values > 0.0)]
+    return float(np.median(values)) if len(values) else None
 
 
 def steps_apart(steps: Floats) -> float:
@@ -121,3 +130,49 @@ def is_coarse(table: Table) -> bool:
     if times is None or not np.isfinite(times).all() or not bool(np.all(times % 1.0 == 0.0)):
         return False
     return float(times[-1] - times[0]) > 2.0 * COARSE_S and float(np.median(np.diff(times))) < COARSE_S
+
+
+def with_times_told_apart(table: Table) -> tuple[Table, bool, tuple[Note, ...]]:
+    """Return the lines with what their times are of, and whether that is the steps since the last line."""
+    table = dict(table)
+    steps = table["step"]
+    if "epoch" in table:
+        next_epoch = np.diff(table["epoch"]) > 0.0
+        if not (np.diff(steps)[next_epoch] <= 0.0).any():
+            del table["epoch"]  # the counter goes on from epoch to epoch
+    if "line_s" not in table:
+        return table, False, ()
+    times = table.pop("line_s")
+    later = np.diff(times)[np.diff(steps) > 0.0]
+    later = later[np.isfinite(later)]
+    known = times[np.isfinite(times)]
+    is_sure = len(later) >= _SURE_LINES or (len(known) > 1 and known[-1] > _GROWN * known[0])
+    if len(later) and is_sure and float(np.mean(later > 0.0)) > _GROWS:
+        table.setdefault("elapsed_s", times)
+        return table, False, ()
+    apart = steps_apart(steps)
+    if apart <= 1.0:
+        table["step_s"] = times
+        return table, False, ()
+    of_one = _usual_step_s(table)
+    if of_one is None:
+        text = (
+            f"the log prints a time every {show_count(apart)} steps and does not say whether it is one's: "
+            "[[dialect]] in stepgrade.toml can"
+        )
+        return table, False, (Note("time_unclear", text),)
+    middle = float(np.median(known))
+    # Nearer to that of one step, or to that of all of them?
+    is_of_all = middle > of_one * apart**0.5
+    table["interval_s" if is_of_all else "step_s"] = times
+    return table, is_of_all, ()
+
+
+def _usual_step_s(table: Table) -> float | None:
+    """Return how long a step takes by the clock of the lines, or by steps per second; None without either."""
+    steps = np.diff(table["step"])
+    clock = table.get("time", np.full(len(table["step"]), nan))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        by_clock = np.diff(clock)[steps > 0.0] / steps[steps > 0.0]
+        by_rate = 1.0 / table.get("steps_s", np.full(1, nan))
+    return middle_of(by_clock) or middle_of(by_rate)

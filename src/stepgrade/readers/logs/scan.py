@@ -32,8 +32,10 @@ from stepgrade.readers.logs.facts import LogHeader
 from stepgrade.readers.logs.failures import last_failure
 from stepgrade.readers.logs.frameworks import (
     DIALECTS,
-    JSON_LINES,
+    KERAS_BAR,
     MLPERF,
+    PLAIN_ITERATIONS,
+    PLAIN_STEPS,
     PRINTED_DICTS,
     TQDM_RATE,
     TQDM_SECONDS,
@@ -41,6 +43,7 @@ from stepgrade.readers.logs.frameworks import (
 from stepgrade.readers.logs.mlperf import MlperfEvents
 from stepgrade.readers.logs.names import row_of, totals_of, with_nan_quoted
 from stepgrade.readers.logs.own import OwnPattern, unit_of
+from stepgrade.readers.logs.plain_lines import LEAST_LINES, read_plain_line
 
 MOST_ROWS = 1 << 16
 # A step line is longer than this only where something else ran into it: the part around the anchor is read.
@@ -71,6 +74,14 @@ _BAR = re.compile(
     # Rich, as Lightning draws it, has a dot between the time that was and the time that is left.
     rb"|(\d{1,4}:\d\d:\d\d) \xe2\x80\xa2 [-\d:]{1,12} )([\d.]{1,12})(s/it|it/s)"
 )
+_KERAS_BAR = re.compile(
+    rb"(\d{1,9})/(\d{1,9}) [^\n\x08]{0,160}?\b\d{1,9}(?:s|m) (?:- )?"
+    rb"(\d{1,9}(?:\.\d{1,9})?)(ms|us|\xc2\xb5s|s)/step"
+    rb"(?:[^\n\x08]{0,160}?\bloss: ([-+.\de]{1,20}|nan))?"
+)
+_OF_KERAS = {b"s": 1.0, b"ms": 1e-3}
+_BARS = (TQDM_SECONDS, TQDM_RATE)
+_PLAIN = (PLAIN_STEPS, PLAIN_ITERATIONS)
 _EPOCH = re.compile(rb"(?i)\bepoch:?\s{0,3}\[?(\d{1,6})")
 _PAIR = re.compile(rb"'([^'\n]{1,80})': ?(?:'([^'\n]{0,80})'|([-+.\deE]{1,40}|nan|inf|-inf))")
 _CHECKPOINT = re.compile(
@@ -276,7 +287,11 @@ class LogScanner:
             self._read(self._carried + b"\n")
             self._carried = b""
         return ScannedLog(
-            rows=[rows for rows in self._active.values() if rows.count],
+            rows=[
+                rows
+                for rows in self._active.values()
+                if rows.count >= (LEAST_LINES if rows.dialect in _PLAIN else 1)
+            ],
             header=self._header,
             events=self._events,
             totals=self._totals,
@@ -302,6 +317,8 @@ class LogScanner:
         )
         for dialect in self._dialects:
             known = self._active.get(dialect.name)
+            if dialect in _PLAIN and any(rows.dialect.rank < dialect.rank for rows in self._active.values()):
+                continue
             if (known is not None or is_probed) and dialect.anchor in text:
                 rows = known or Rows(dialect)
                 self._read_lines(rows, text)
@@ -361,12 +378,7 @@ class LogScanner:
 
     def _row(self, dialect: Dialect, line: bytes) -> dict[Column, float] | None:
         """Return what a line says; None for one that only looks like a step's."""
-        if dialect in (TQDM_SECONDS, TQDM_RATE):
-            row = bar_state(line)
-        elif dialect is PRINTED_DICTS or dialect is JSON_LINES or dialect is MLPERF:
-            row = self._of_object(dialect, line)
-        else:
-            row = self._templates[dialect.name].read(line)
+        row = self._read_line(dialect, line)
         if row and "loss" in row and not isfinite(row["loss"]):
             row["loss"] = inf  # nan is a line without a loss
         if not row or any(need not in row for need in dialect.needs if not dialect.counts_lines):
@@ -375,8 +387,24 @@ class LogScanner:
             row["time"] = stamp
         rank = _RANK.match(line) or _OLMO_RANK.search(line, 0, 200)
         if rank is not None:
-            row["rank"] = float(next(group for group in rank.groups() if group is not None))
+            found = float(next(group for group in rank.groups() if group is not None))
+            # A loop of one's own may begin its lines with the number of the step.
+            if dialect not in _PLAIN or found != row["step"]:
+                row["rank"] = found
         return row
+
+    def _read_line(self, dialect: Dialect, line: bytes) -> dict[Column, float] | None:
+        template = self._templates.get(dialect.name)
+        if template is not None:
+            return template.read(line)
+        if dialect in _BARS:
+            return bar_state(line)
+        if dialect in _PLAIN:
+            return read_plain_line(line)
+        if dialect is not KERAS_BAR:
+            return self._of_object(dialect, line)
+        row = keras_epoch(line)
+        return row and {**row, "epoch": self._at}  # each is an epoch of its own
 
     def _of_object(self, dialect: Dialect, line: bytes) -> dict[Column, float] | None:
         """Return what an object of JSON, or a dict that Python printed, says."""
@@ -487,6 +515,18 @@ def bar_state(line: bytes) -> dict[Column, float] | None:
             if (epoch := _EPOCH.search(line)) is not None:
                 row["epoch"] = float(epoch[1])
             row["shown_s"] = shown if match[6] == b"s/it" else 1.0 / shown if shown else nan
+    return row
+
+
+def keras_epoch(line: bytes) -> dict[Column, float] | None:
+    """Return the end of an epoch as Keras draws it; None for a bar that is not full."""
+    row: dict[Column, float] | None = None
+    for match in _KERAS_BAR.finditer(line):
+        step, total, took = float(match[1]), float(match[2]), float(match[3])
+        if step == total:
+            row = {"step": step, "total": total, "elapsed_s": step * took * _OF_KERAS.get(match[4], 1e-6)}
+            if match[5]:
+                row["loss"] = number(match[5])
     return row
 
 

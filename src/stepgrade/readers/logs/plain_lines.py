@@ -1,0 +1,132 @@
+"""Step lines of loops that somebody wrote for one script, by the words that anybody would choose.
+
+`step 4997, loss: 0.0144, time: 508.70ms, tokens/sec: 32207.8` is of no framework. What is read of such a line
+has a name; of a time that could be a step's, an interval's or the time so far the other lines tell which.
+"""
+
+from __future__ import annotations
+
+import re
+
+from stepgrade.readers.logs.dialect import GIB, MIB, Column, number
+
+# Fewer lines may be of anything, such as a recipe with three steps.
+LEAST_LINES = 3
+
+
+def _pattern(*parts: bytes) -> re.Pattern[bytes]:
+    return re.compile(b"".join(parts), re.IGNORECASE)
+
+
+_NUMBER = rb"(?P<value>\d{1,15}(?:,\d{3}){0,4}(?:\.\d{1,15})?(?:e[-+]?\d{1,3})?)"
+_IS = rb"\s{0,3}[:=]?\s{0,8}"
+_STEP = _pattern(
+    rb"(?<![a-z/])(?:global[_ ]?|train(?:ing)?[_ ]?|optimizer[_ ]?)?(?:step|iter(?:ation)?)",
+    rb"\s{0,3}[:=#]?\s{0,3}[\[(]?\s{0,8}(?P<step>\d{1,15})(?!\d*(?:\.\d|[a-z%]))(?:\s{0,4}/\s{0,4}(?P<total>\d{1,15}))?",
+)
+_EPOCH = _pattern(rb"(?<![a-z])epoch\s{0,3}[:=]?\s{0,3}[\[(]?\s{0,3}(?P<value>\d{1,6})(?!\d*\.\d)")
+# Lines that tell of something else than training, and states of progress bars, which are read as such.
+_OTHER = _pattern(
+    rb"(?<![a-z])(?:val(?:id(?:ation)?)?|eval(?:uat\w{1,6})?|test|inference|checkpoint|ckpt|sav(?:e|ed|ing)|",
+    rb"load(?:ed|ing)?|compil\w{1,6}|resum\w{1,6})(?![a-z])|<[^,\]\n]{1,20}, {0,8}[\d.?]{1,12}(?:s/it|it/s)",
+)
+_UNIT = rb"ms(?:ecs?)?|milliseconds?|us|s(?:ecs?|econds?)?|m(?:ins?|inutes?)?(?!\s?\d)"
+_IN_NAME = rb"(?:[ _]?[\[(/]?(?P<named>" + _UNIT + rb")[\])]?)?"
+_TIME = _IN_NAME + _IS + _NUMBER + rb"\s{0,2}(?:(?P<unit>" + _UNIT + rb")(?![a-z/]))?(?!\d*(?::\d|[a-z]))"
+_TIME_OF_STEP = _pattern(
+    rb"(?<![a-z])(?:(?:step|iter(?:ation)?|batch)[ _]?(?:time|duration|latency)|dt|",
+    rb"time[ _/](?:per[ _])?(?:step|iter(?:ation)?|batch))",
+    _TIME,
+)
+_TIME_PER_STEP = _pattern(
+    _NUMBER,
+    rb"\s{0,2}(?P<unit>" + _UNIT + rb")\s?(?:/|per)\s?(?:step|it(?:er(?:ation)?)?|batch)(?![a-z])",
+)
+_TIME_SO_FAR = _pattern(rb"(?<![a-z])(?:elapsed(?:[ _]time)?|(?:total|wall|training)[ _]time)", _TIME)
+_ANY_TIME = _pattern(rb"(?<![a-z_])(?<!data )(?:time|took|duration)(?:[ _]taken)?", _TIME)
+_TIME_ALONE = _pattern(
+    rb"(?:[|(,;]|\A)\s{0,3}", _NUMBER, rb"\s?(?P<unit>ms|s)(?![a-z/]|\s?(?:left|remain|eta))"
+)
+_RATE = (
+    rb"(?P<what>tok(?:en)?s?|samples?|examples?|images?|imgs?|seqs?|sequences?|steps?|it(?:er(?:ation)?)?s?|"
+    rb"batch(?:es)?)\s?(?:/|[ _]?per[ _]?)\s?s(?:ec(?:ond)?)?(?![a-z])"
+    rb"(?P<each>[ _]?(?:/|per)[ _]?(?:gpu|device|rank|chip))?"
+)
+_THOUSANDS = rb"\s?(?P<times>[km](?![a-z]))?"
+# What stands before a colon is the name of the number after it, not the unit of the one before.
+_RATES = (
+    _pattern(rb"(?<![\w/.])", _RATE, rb"\s{0,3}[:=]\s{0,8}", _NUMBER, _THOUSANDS),
+    _pattern(rb"[|,;(\[]\s{0,3}", _RATE, rb"\s{1,8}", _NUMBER, _THOUSANDS),
+    _pattern(rb"(?<![a-z])(?P<what>tps|wps|tgs)", _IS, _NUMBER, _THOUSANDS),
+    _pattern(_NUMBER, rb"\s?(?P<times>[km](?=[ t]))?\s{0,2}", _RATE),
+)
+_LOSS = _pattern(
+    rb"(?<![a-z_])(?:train(?:ing)?[ _])?loss", _IS, rb"(?P<value>[-+]?[\d.]{1,20}(?:e[-+]?\d{1,3})?|nan|inf)"
+)
+_MFU = _pattern(rb"(?<![a-z])mfu", _IS, _NUMBER, rb"\s?(?P<percent>%)?")
+_MEMORY = _pattern(
+    rb"(?<![a-z])mem(?:ory)?[^\d:=|,\n]{0,24}", _IS, _NUMBER, rb"\s?(?P<unit>GiB|GB|G|MiB|MB|M)(?![a-z])"
+)
+_SECONDS = ((b"ms", 1e-3), (b"milli", 1e-3), (b"us", 1e-6), (b"m", 60.0), (b"", 1.0))
+_TIMES = {b"k": 1e3, b"m": 1e6}
+# A time without a unit is one of Python's, which are seconds, unless no step takes as long.
+_LONGEST_BARE_S = 60.0
+
+
+def read_plain_line(line: bytes) -> dict[Column, float] | None:
+    """Return what a line says under plain names, in our units; None for one that is no training step's."""
+    step = _STEP.search(line)
+    if step is None or _OTHER.search(line):
+        return None
+    row: dict[Column, float] = {"step": float(step["step"])}
+    if step["total"]:
+        row["total"] = float(step["total"])
+    if (epoch := _EPOCH.search(line)) is not None:
+        row["epoch"] = float(epoch["value"])
+    rest = line[: step.start()] + b"|" + line[step.end() :]
+    rest = _take_rates(rest, row)
+    _take_times(rest, row)
+    if (loss := _LOSS.search(rest)) is not None:
+        row["loss"] = number(loss["value"])
+    if (mfu := _MFU.search(rest)) is not None:
+        row["mfu"] = number(mfu["value"]) * (0.01 if mfu["percent"] else 1.0)
+    if (memory := _MEMORY.search(rest)) is not None:
+        row["memory_bytes"] = number(memory["value"]) * (GIB if memory["unit"][:1] in b"gG" else MIB)
+    return row if row.keys() - {"step", "total", "epoch", "mfu", "memory_bytes"} else None
+
+
+def _take_rates(line: bytes, row: dict[Column, float]) -> bytes:
+    """Add the rates of the line to the row, and return the line without them."""
+
+    def take(found: re.Match[bytes]) -> bytes:
+        groups = found.groupdict()
+        what, times = groups["what"].lower(), (groups.get("times") or b"").lower()
+        column = "tok_s" if what.startswith(b"tok") or what in (b"tps", b"wps", b"tgs") else "samples_s"
+        if what.startswith((b"step", b"it", b"batch")):
+            column = "steps_s"
+        elif groups.get("each") or what == b"tgs":
+            column += "_device"
+        row.setdefault(column, number(found["value"]) * _TIMES.get(times, 1.0))
+        return b"|"
+
+    for pattern in _RATES:
+        line = pattern.sub(take, line)
+    return line
+
+
+def _take_times(line: bytes, row: dict[Column, float]) -> None:
+    """Add the first time of each kind to the row: a step's, the time so far, one that may be either."""
+    kinds = (
+        ("step_s", _TIME_OF_STEP),
+        ("step_s", _TIME_PER_STEP),
+        ("elapsed_s", _TIME_SO_FAR),
+        ("line_s", _ANY_TIME),
+        ("line_s", _TIME_ALONE),
+    )
+    for column, pattern in kinds:
+        found = pattern.search(line)
+        if column in row or found is None or (column == "line_s" and row.keys() & {"step_s", "elapsed_s"}):
+            continue
+        unit, value = (found["unit"] or found.groupdict().get("named") or b"").lower(), number(found["value"])
+        if unit or value < _LONGEST_BARE_S or column == "elapsed_s":
+            row[column] = value * next(seconds for start, seconds in _SECONDS if unit.startswith(start))
