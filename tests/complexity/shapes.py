@@ -1258,7 +1258,7 @@ SHAPES: dict[str, Shape] = {
     "step lines of a log": Shape(step_lines, covers=("readers/logs/scan", "readers/logs/assemble", "readers/logs/order", "readers/logs/paces", "readers/logs/amounts", "readers/logs/dialect", "readers/logs/frameworks", "readers/logs/facts", "readers/logs/failures", "readers/logs/own"), size=300),
     "lines of every dialect": Shape(lines_of_every_dialect, covers=("readers/logs/scan",), size=300),
     "lines of a plain loop": Shape(plain_lines, covers=("readers/logs/plain_lines",), size=300),
-    "words of a plain loop in one line": Shape(lambda n: {"f": (b"step 7 time 8 s, 9 tok/s " * n + b"\n") * 3}, covers=("readers/logs/plain_lines",), size=2000),
+    "words of a plain loop in one line": Shape(lambda n: {"f": (b"step 7 time 8 s, 9 tok/s " * n + b"\n") * 3}, covers=("readers/logs/plain_lines",), size=6000),
     "words about memory": Shape(lambda n: {"f": b"out of memory RESOURCE_EXHAUSTED 9 GiB " * n + b"\n" + step_lines(50)["f"]}, covers=("readers/logs/failures",), size=2000),
     "messages of failed allocations": Shape(lambda n: {"f": step_lines(50)["f"] + FAILED * n}, covers=("readers/logs/failures",), size=200),
     "a line of nothing but anchors": Shape(one_line_of_anchors, covers=("readers/logs/scan",), size=8000),
