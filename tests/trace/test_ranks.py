@@ -70,6 +70,14 @@ def test_clocks_that_differ_are_set_right_by_common_ends() -> None:
     assert found.skew_ns == 0
 
 
+def test_of_an_even_number_of_clocks_the_middle_lies_between_two() -> None:
+    ahead = [arrival(14 + 10 * i, 16 + 10 * i) for i in range(5)]
+    behind = [arrival(10 + 10 * i, 12 + 10 * i) for i in range(5)]
+    found = match_collectives({0: behind, 1: ahead, 2: ahead, 3: behind}, {1}, 100 * MS)
+    assert found is not None
+    assert found.clock_offsets_ns == {0: -2 * MS, 1: 2 * MS, 2: 2 * MS, 3: -2 * MS}
+
+
 def test_one_rank_meets_nobody() -> None:
     assert match_collectives({0: [arrival(1, 2)]}, {1}, MS) is None
 
@@ -236,6 +244,50 @@ def test_matching_in_blocks_is_what_the_obvious_loops_give(data: st.DataObject) 
             found = match_collectives(of_ranks, set(range(5)), MS)
         assert (found.matched if found else 0) == met
         assert {one.rank: one.wait_ns for one in found.ranks} == waits if found else waits == {}
+
+
+@given(st.data())
+def test_messages_in_columns_are_what_the_obvious_loops_give(data: st.DataObject) -> None:
+    """Each rank sends to others in some steps; what was recorded of one side only counts for nobody."""
+    rank, step = st.integers(0, 3), st.integers(0, 2)
+    sent = data.draw(st.lists(st.tuples(rank, rank, step, st.integers(0, 400)), max_size=12), "sent")
+    unseen = data.draw(st.sets(st.integers(0, 11)), "unseen on the receiving side")
+    of_ranks: dict[int, list[Row]] = {one: [] for one in range(4)}
+    waits = {source: [0, 0] for source, _, at_step, _ in sent if at_step < 2}
+    unmatched = {sent[place][:3] for place in unseen if place < len(sent)}
+    for place, (source, target, at_step, at) in enumerate(sent):
+        group = ProcessGroup()
+        of_ranks[source].append(
+            (CollectiveCall(name="send", group=group, peer=target), at_step, at * MS, 10 * MS)
+        )
+        if place in unseen:
+            continue
+        there = CollectiveCall(name="recv", group=group, peer=source)
+        of_ranks[target].append((there, at_step, 200 * MS, 50 * MS))
+        if at_step < 2 and (source, target, at_step) not in unmatched:
+            wait = min(max(at - 200, 0), 50) * MS
+            pair = waits.setdefault(target, [0, 0])
+            pair[0] += wait
+            pair[1] += 50 * MS - wait
+    for block_rows in (1, 1 << 22):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("stepgrade.trace.matching._BLOCK_ROWS", block_rows)
+            found = match_collectives(of_ranks, {0, 1}, MS)
+        messages = found.messages if found else ()
+        assert {one.rank: [one.wait_ns, one.transfer_ns] for one in messages} == waits
+        for one in messages:
+            to = [target for source, target, at_step, _ in sent if source == one.rank and at_step < 2]
+            assert one.sent == {target: to.count(target) for target in to}
+
+
+def test_times_that_need_64_bits_are_kept_exactly() -> None:
+    """One rank stops for an hour in between: what is kept in 32 bits of the others is not of it."""
+    hour = 3_600_000
+    early = [arrival(10, 12), arrival(20, 20 + hour), arrival(hour + 30, hour + 32)]
+    late = [arrival(11, 12), arrival(hour + 19, hour + 20), arrival(hour + 31, hour + 32)]
+    found = match_collectives({0: early, 1: late, 2: early}, {1}, 100 * MS)
+    assert found is not None
+    assert {one.rank: one.wait_ns for one in found.ranks} == {0: hour * MS + MS, 1: 0, 2: hour * MS + MS}
 
 
 def test_packed_ranks_give_the_same_run_bit_for_bit() -> None:

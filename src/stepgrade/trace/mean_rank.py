@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from math import fsum
 from typing import Any, TypeVar
@@ -245,7 +245,7 @@ class _Mean:
 
     def __init__(self, first: Struct) -> None:
         self._first = first
-        self._figures: dict[str, array[float]] = {}
+        self._figures: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
         self._unknown: set[str] = set()
         self._false: set[str] = set()
         self._rows = 0
@@ -254,13 +254,12 @@ class _Mean:
         self._rows += 1
         for name in row.__struct_fields__:
             value = getattr(row, name)
-            if value is None:
+            if isinstance(value, float):
+                self._figures[name].append(value)
+            elif value is None:
                 self._unknown.add(name)
-            elif isinstance(value, bool):
-                if not value:
-                    self._false.add(name)
-            elif isinstance(value, float):
-                self._figures.setdefault(name, array("d")).append(value)
+            elif value is False:
+                self._false.add(name)
 
     def result(self, count: int = 0) -> Any:
         """Return their sums, divided by `count` or the number of rows."""

@@ -115,11 +115,15 @@ class PackedRank(Struct, frozen=True, kw_only=True):
     def lean(self, *, layers: bool, modules: bool) -> Profile:
         """Return the profile under the files that it has now, with layers and modules if asked for."""
         profile = _unpack(self.body, _PROFILE)
+        # Nobody else has it yet, and a new one would have all its figures checked again.
+        structs.force_setattr(profile, "source", structs.replace(profile.source, files=self.files))
+        has_layers, has_modules = layers and self.layers != _NOTHING, modules and self.modules != _NOTHING
+        if not has_layers and not has_modules:
+            return profile
         return structs.replace(
             profile,
-            source=structs.replace(profile.source, files=self.files),
-            layers=_unpack(self.layers, _LAYERS) if layers and self.layers != _NOTHING else (),
-            modules=_unpack(self.modules, _MODULES) if modules and self.modules != _NOTHING else (),
+            layers=_unpack(self.layers, _LAYERS) if has_layers else (),
+            modules=_unpack(self.modules, _MODULES) if has_modules else (),
         )
 
     def arrivals(self, programs: dict[bytes, Arrivals]) -> Arrivals:
@@ -305,10 +309,10 @@ def _with_waits(views: tuple[StepView, ...], matching: Matching, across: AcrossR
     if across.links is None or not views or views[0].at_ns == 0:
         return views
     waits: dict[int, list[StepWait]] = {}
-    begins = {view.rank: view for view in views}
-    for wait in matching.waits([views[0].number], across.clock_offsets_ns):
-        view = begins.get(wait.rank)
-        if view is not None and wait.dur_ns >= LEAST_WAIT_SHARE * view.dur_ns:
+    begins = {view.rank or 0: view for view in views}
+    for wait in matching.waits([views[0].number], across.clock_offsets_ns, begins):
+        view = begins[wait.rank]
+        if wait.dur_ns >= LEAST_WAIT_SHARE * view.dur_ns:
             start = wait.start_ns - view.at_ns
             drawn = StepWait(start_ns=start, dur_ns=wait.dur_ns, late=wait.late, name=wait.name)
             waits.setdefault(wait.rank, []).append(drawn)
