@@ -88,7 +88,7 @@ from msgspec import structs
 from stepgrade.readers.many import FileTask, analyse_file, FileRanks
 from stepgrade.readers.ranks import RankFile
 from stepgrade.trace import merge_ranks
-from stepgrade.trace.matching import Arrivals, CollectiveCall, ProcessGroup
+from stepgrade.trace.arrivals import Arrivals, CollectiveCall, ProcessGroup
 from stepgrade.trace.operation_columns import pack
 count, collectives, steps = int(sys.argv[2]), int(sys.argv[3]), 8
 known = []

@@ -1193,7 +1193,7 @@ SHAPES: dict[str, Shape] = {
     "optimizers by name": Shape(optimizers, covers=("trace/steps",), size=200),
     "loaders without steps": Shape(loaders, covers=("trace/steps",), size=200),
     "backward passes without steps": Shape(backward_steps, covers=("trace/steps",), size=400),
-    "collectives": Shape(collectives, covers=("trace/collectives", "trace/matching"), size=400),
+    "collectives": Shape(collectives, covers=("trace/arrivals", "trace/collectives", "trace/matching"), size=400),
     "a step that is replayed": Shape(waits, WHAT_IF, ("whatif/graph", "whatif/replay", "whatif/changes", "whatif/answers"), 200),
     "streams of a step that is replayed": Shape(streams, WHAT_IF, ("whatif/graph",), 400),
     "ranks that are replayed": Shape(rank_files, ("whatif", "f", "--format", "json"), ("whatif/graph",), 6),

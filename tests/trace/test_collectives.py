@@ -7,7 +7,8 @@ import pytest
 from stepgrade.hardware.ceilings import Figures
 from stepgrade.model.collectives import CollectiveTime, Communication
 from stepgrade.scoring.links import bus_factor, collective_fits, collective_rows
-from stepgrade.trace.matching import Arrivals, CollectiveCall, Matching, ProcessGroup
+from stepgrade.trace.arrivals import Arrivals, CollectiveCall, ProcessGroup
+from stepgrade.trace.matching import Matching
 
 GROUP = ProcessGroup(name="dp", size=2, ranks="[0, 1]")
 US = 1000

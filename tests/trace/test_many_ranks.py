@@ -14,7 +14,7 @@ from stepgrade.model.many_ranks import ManyRanks
 from stepgrade.model.profile import LedgerTime, Source
 from stepgrade.readers.ranks import read_ranks
 from stepgrade.trace import RankProfile, analyse_rank, merge_ranks
-from stepgrade.trace.matching import Arrivals, CollectiveCall, ProcessGroup
+from stepgrade.trace.arrivals import Arrivals, CollectiveCall, ProcessGroup
 from stepgrade.trace.mean_rank import show_numbers
 from stepgrade.trace.ranks import RankStep
 from tests.cluster import BASE_NS, US, Planned, simulate, write_ranks

@@ -11,8 +11,9 @@ from stepgrade.model.activity import Straggler
 from stepgrade.model.events import Collective, Trace
 from stepgrade.model.profile import Profile
 from stepgrade.trace import PackedRank, RankProfile, analyse_rank, merge_ranks, profile_of_traces
+from stepgrade.trace.arrivals import Arrivals, CollectiveCall, ProcessGroup
 from stepgrade.trace.collectives import message_bytes
-from stepgrade.trace.matching import Arrivals, CollectiveCall, MatchedCollectives, Matching, ProcessGroup
+from stepgrade.trace.matching import MatchedCollectives, Matching
 from tests.trace_builder import COMMUNICATION_STREAM, Run, make_trace, play
 
 MS = 1_000_000

@@ -23,7 +23,7 @@ from stepgrade.model.notes import Note
 from stepgrade.model.profile import LedgerTime, RankTime
 from stepgrade.naming.collective_kind import CollectiveKind, collective_kind
 from stepgrade.statistics import median, quantile
-from stepgrade.trace.matching import Arrivals, ProcessGroup
+from stepgrade.trace.arrivals import Arrivals, ProcessGroup
 from stepgrade.trace.mean_rank import show_numbers
 from stepgrade.units import NS_PER_MS, show_share
 

@@ -10,7 +10,6 @@ one process group after the other: first how far the clocks are apart, then who 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,77 +19,16 @@ from numpy.typing import NDArray
 
 from stepgrade.model.collectives import CollectiveTime, Exchange, RankMessages
 from stepgrade.model.columns import among, distinct, groups, narrow
-from stepgrade.model.events import NONE, Collective, Longs, Trace
+from stepgrade.model.events import NONE, Longs
 from stepgrade.model.tracks import CollectiveWait
-from stepgrade.naming.collective_kind import CollectiveKind, collective_kind
-from stepgrade.naming.torch_names import COMMUNICATION_OP, COMMUNICATION_RANGE, named
-from stepgrade.naming.work_class import WorkClass
-from stepgrade.trace.collectives import describe, item_bytes, message_bytes
-from stepgrade.trace.pieces import Pieces
-from stepgrade.trace.recorded_inputs import Shapes, decode_shapes
-from stepgrade.trace.steps import steps_of
-from stepgrade.trace.timeline import Driver, Timeline
+from stepgrade.trace.arrivals import Arrivals, CollectiveCall, ProcessGroup, collective_time
 from stepgrade.units import NS_PER_MS
 
 CLOCKS_APART_NS = 1_000_000
-_MESSAGES = ("send", "recv")
 STRAGGLER_SHARE = 0.01
 # Rows of a process group that are looked at together: more take memory, fewer take time.
 _BLOCK_ROWS = 1 << 22
 _LEAST, _MOST = np.iinfo(np.int64).min // 2, np.iinfo(np.int64).max  # halved: a difference must fit
-
-
-class ProcessGroup(Struct, frozen=True, kw_only=True, order=True):
-    """The ranks of a collective; Kineto lists the first 30, so name and size tell groups apart as well."""
-
-    name: str = ""
-    size: int = 0  # 0 where it is not known
-    ranks: str = ""
-
-
-class CollectiveCall(Struct, frozen=True, kw_only=True, order=True):
-    """What one call of a collective has in common with others: its name, group and message."""
-
-    name: str
-    group: ProcessGroup
-    bytes: int = NONE  # of the larger side
-    received: int = NONE  # bytes that this rank gets, of an exchange
-    peer: int = NONE  # of a message: the rank that it goes to or comes from
-
-
-class Arrivals(Struct, frozen=True, kw_only=True):
-    """One rank's part in collectives, in the order of their issue, on the clock that the ranks share.
-
-    Columns are bytes: little-endian integers that are compared, sent and kept as they are.
-    """
-
-    calls: tuple[CollectiveCall, ...] = ()
-    call: bytes = b""  # place in `calls`, of 32 bits; all others are of 64
-    step: bytes = b""  # number of the step
-    start_ns: bytes = b""  # the first, then by how much each starts after the one before
-    dur_ns: bytes = b""
-
-    @classmethod
-    def of(cls, rows: Sequence[tuple[CollectiveCall, int, int, int]]) -> Arrivals:
-        """Return the columns of rows: the call, its step, its start and its duration."""
-        calls = sorted({row[0] for row in rows})
-        place = {call: number for number, call in enumerate(calls)}
-        start = np.array([row[2] for row in rows], "<i8")
-        return cls(
-            calls=tuple(calls),
-            call=np.array([place[row[0]] for row in rows], "<i4").tobytes(),
-            step=np.array([row[1] for row in rows], "<i8").tobytes(),
-            start_ns=np.diff(start, prepend=np.zeros(1, "<i8")).tobytes(),
-            dur_ns=np.array([row[3] for row in rows], "<i8").tobytes(),
-        )
-
-    def __len__(self) -> int:
-        return len(self.step) // 8
-
-    @property
-    def starts_ns(self) -> Longs:
-        """Return when each began."""
-        return np.cumsum(np.frombuffer(self.start_ns, "<i8"))
 
 
 class RankWait(Struct, frozen=True, kw_only=True):
@@ -113,117 +51,6 @@ class MatchedCollectives(Struct, frozen=True, kw_only=True):
     rates: tuple[CollectiveTime, ...] = ()
     exchanges: tuple[Exchange, ...] = ()
     messages: tuple[RankMessages, ...] = ()  # of a pipeline's stages
-
-
-def find_arrivals(timeline: Timeline, pieces: Pieces) -> Arrivals:
-    """Return the collectives of all steps in the order of their issue, on the clock that ranks share."""
-    if timeline.driver is Driver.HOST:
-        return arrivals_on_host(timeline)
-    if timeline.driver is not Driver.DEVICE:
-        return Arrivals()
-    trace, numbers = timeline.trace, timeline.steps.number
-    usable = (
-        (pieces.work_class == WorkClass.COMMUNICATION) & (pieces.step >= 0) & (pieces.step < len(numbers))
-    )
-    usable &= (trace.work.collective[pieces.work] >= 0) | ~timeline.attribution.unlaunched[pieces.work]
-    rows = np.flatnonzero(usable)
-    issued = np.where(pieces.launch_ns >= 0, pieces.launch_ns, pieces.start_ns)
-    rows = rows[np.lexsort((issued[rows], pieces.step[rows]))]
-    known: dict[tuple[str, Collective], CollectiveCall] = {}
-    found = []
-    for row in rows.tolist():
-        name, described = describe(timeline, pieces, row)
-        call = known.get((name, described))
-        if call is None:
-            group = ProcessGroup()  # of all ranks, where nothing is said
-            if described.group or described.group_ranks:
-                group = ProcessGroup(
-                    name=described.group or "",
-                    size=described.group_size or 0,
-                    ranks=described.group_ranks or "",
-                )
-            size, item = message_bytes(described), item_bytes(described)
-            is_exchange = collective_kind(name) is CollectiveKind.ALL_TO_ALL and item is not None
-            call = CollectiveCall(
-                name=name,
-                group=group,
-                bytes=NONE if size is None else size,
-                received=(item or 0) * (described.out_elements or 0) if is_exchange else NONE,
-                peer=NONE if described.peer is None else described.peer,
-            )
-            known[name, described] = call
-        start = int(pieces.start_ns[row]) + (trace.base_ns or 0)
-        found.append((call, int(numbers[pieces.step[row]]), start, int(pieces.dur_ns[row])))
-    return Arrivals.of(found)
-
-
-def arrivals_on_host(timeline: Timeline) -> Arrivals:
-    """Return the collectives of a run without accelerators by the ranges that their backend writes."""
-    trace, numbers = timeline.trace, timeline.steps.number
-    ranges = trace.ranges
-    rows = np.flatnonzero(named(trace.strings, ranges.name, COMMUNICATION_RANGE))
-    rows = rows[np.argsort(ranges.start_ns[rows], kind="stable")]
-    steps = steps_of(ranges.start_ns[rows], timeline.steps)
-    calls = calls_on_host(trace, rows)
-    return Arrivals.of(
-        [
-            (
-                call,
-                int(numbers[index]),
-                int(ranges.start_ns[row]) + (trace.base_ns or 0),
-                int(ranges.dur_ns[row]),
-            )
-            for row, index, call in zip(rows.tolist(), steps.tolist(), calls, strict=True)
-            if 0 <= index < len(numbers)
-        ]
-    )
-
-
-def calls_on_host(trace: Trace, rows: NDArray[np.intp]) -> list[CollectiveCall]:
-    """Return what each of these ranges is: its message, and of the operation that asked for it the peer.
-
-    Operations and ranges of one kind are in the same order, on whichever threads they are.
-    """
-    ops, ranges = trace.ops, trace.ranges
-    asked: dict[str, list[Shapes | None]] = {}
-    own = np.flatnonzero(named(trace.strings, ops.name, COMMUNICATION_OP) & (ops.inputs >= 0))
-    for row in own[np.argsort(ops.start_ns[own], kind="stable")].tolist():
-        shapes = decode_shapes(trace.inputs[int(ops.inputs[row])])
-        name = trace.strings[int(ops.name[row])]
-        asked.setdefault(_kind_on_host(name), []).append(shapes)
-    names = [trace.strings[int(name)] for name in ranges.name[rows].tolist()]
-    counts = Counter(map(_kind_on_host, names))
-    found = []
-    seen: Counter[str] = Counter()
-    for name, row in zip(names, rows.tolist(), strict=True):
-        kind = _kind_on_host(name)
-        # Where one was not recorded, nobody knows which.
-        places = asked.get(kind, [])
-        shapes = places[seen[kind]] if len(places) == counts[kind] else None
-        seen[kind] += 1
-        place = NONE if ranges.inputs is None else int(ranges.inputs[row])
-        message = decode_shapes(trace.inputs[place]) if place >= 0 else None
-        size = message.bytes_at(*message.tensors) if message and message.tensors else None
-        received = shapes.bytes_at(0) if shapes and kind is CollectiveKind.ALL_TO_ALL else None
-        peer = shapes.value(2) if shapes and kind in _MESSAGES else None
-        found.append(
-            CollectiveCall(
-                name=name,
-                group=ProcessGroup(),
-                bytes=NONE if size is None else max(size, received or 0),
-                received=NONE if received is None else received,
-                peer=peer if type(peer) is int and 0 <= peer < 1 << 31 else NONE,
-            )
-        )
-    return found
-
-
-def _kind_on_host(name: str) -> str:
-    """Return what a range or operation does: send and recv are two kinds."""
-    kind = collective_kind(name)
-    if kind is CollectiveKind.SEND_RECEIVE:
-        return "send" if "send" in name else "recv"
-    return kind
 
 
 class _Times(NamedTuple):
@@ -254,6 +81,18 @@ class _Program(Struct, kw_only=True, eq=False):
     numbers: NDArray[np.intp]  # of the calls, in the run
     groups: dict[ProcessGroup, tuple[int, ...]]  # places of their calls, messages left out
 
+    def rows_of(self, calls: tuple[int, ...], names: tuple[int, ...], steps: Longs) -> _Rows:
+        """Return the rows that are these calls; step, place in it and name of each are one number."""
+        name = np.full(len(self.calls), NONE, np.int64)
+        name[[*calls]] = names
+        rows = np.flatnonzero((name[self.call] != NONE) & among(self.step, steps))
+        at = np.searchsorted(steps, self.step[rows])
+        by_step = np.argsort(at, kind="stable")
+        rows, at = rows[by_step], at[by_step]
+        order = np.arange(len(rows)) - np.searchsorted(at, at)
+        # A step has fewer than 2**24 collectives.
+        return _Rows(rows, (at << 40) | (order << 16) | name[self.call[rows]])
+
 
 class _Rows(Struct, eq=False):
     """Which rows of a rank's columns are a group's collectives, and which of the group's each is."""
@@ -278,7 +117,7 @@ class _Last(NamedTuple):
     start_ns: Longs
 
 
-class _Messages(NamedTuple):
+class Messages(NamedTuple):
     """One side of messages between ranks, in columns, in the order in which each rank issued them."""
 
     rank: Longs
@@ -410,7 +249,7 @@ class Matching:
                 numbers = tuple(names.setdefault(program.calls[at].name, len(names)) for at in calls)
                 part = program.columns, calls, numbers
                 if part not in parts:
-                    parts[part] = _rows_of(program, calls, numbers, steps)
+                    parts[part] = program.rows_of(calls, numbers, steps)
                 own[program] = parts[part]
             several = tuple(dict.fromkeys(own.values()))
             if several not in joined:
@@ -542,7 +381,7 @@ class Matching:
         for block in distinct(block_of[count > 0]).tolist():
             places = np.flatnonzero((block_of == block) & (count > 0)).tolist()
             to_these = among(peer, [self._ranks[place] for place in places])
-            waits |= _wait_for_messages(
+            waits |= match_messages(
                 self._messages(is_send & to_these, range(len(self._ranks)), steps, offsets_ns),
                 self._messages(is_received, places, steps, offsets_ns),
             )
@@ -553,10 +392,10 @@ class Matching:
 
     def _messages(
         self, wanted: NDArray[np.bool_], places: Iterable[int], steps: Longs, offsets_ns: Longs
-    ) -> _Messages:
+    ) -> Messages:
         """Return the messages of ranks that are one of the wanted calls, with clocks set right."""
         peer = np.array([one.peer for one in self._numbers], np.int64)
-        found = [_Messages(*(np.zeros(0, np.int64) for _ in _Messages._fields))]
+        found = [Messages(*(np.zeros(0, np.int64) for _ in Messages._fields))]
         for place in places:
             program, times = self._program_of[place], self._times[place]
             if not wanted[program.numbers].any():
@@ -564,7 +403,7 @@ class Matching:
             which = program.numbers[program.call]
             rows = np.flatnonzero(wanted[which] & among(program.step, steps))
             found.append(
-                _Messages(
+                Messages(
                     rank=np.full(len(rows), self._ranks[place], np.int64),
                     peer=peer[which[rows]],
                     step=program.step[rows],
@@ -572,10 +411,10 @@ class Matching:
                     dur_ns=times.dur_ns[rows].astype(np.int64),
                 )
             )
-        return _Messages(*map(np.concatenate, zip(*found, strict=True)))
+        return Messages(*map(np.concatenate, zip(*found, strict=True)))
 
 
-def _wait_for_messages(sent: _Messages, received: _Messages) -> dict[int, tuple[int, int]]:
+def match_messages(sent: Messages, received: Messages) -> dict[int, tuple[int, int]]:
     """Return how long each rank waited until what it receives was sent, and how long it was on its way.
 
     The messages of two ranks in one direction are in the same order on both sides.
@@ -599,19 +438,6 @@ def _wait_for_messages(sent: _Messages, received: _Messages) -> dict[int, tuple[
     sums = np.zeros((len(ranks.values), 2), np.int64)
     np.add.at(sums, ranks.which, np.stack([waited, dur_ns - waited], axis=1))
     return {rank: (wait, way) for rank, (wait, way) in zip(ranks.values.tolist(), sums.tolist(), strict=True)}
-
-
-def _rows_of(program: _Program, calls: tuple[int, ...], names: tuple[int, ...], steps: Longs) -> _Rows:
-    """Return the rows that are these calls; step, place in it and name of each are one number."""
-    name = np.full(len(program.calls), NONE, np.int64)
-    name[[*calls]] = names
-    rows = np.flatnonzero((name[program.call] != NONE) & among(program.step, steps))
-    at = np.searchsorted(steps, program.step[rows])
-    by_step = np.argsort(at, kind="stable")
-    rows, at = rows[by_step], at[by_step]
-    order = np.arange(len(rows)) - np.searchsorted(at, at)
-    # A step has fewer than 2**24 collectives.
-    return _Rows(rows, (at << 40) | (order << 16) | name[program.call[rows]])
 
 
 class _Sums:
@@ -662,32 +488,3 @@ class _Sums:
             )
             for group, received in self._received_by.items()
         )
-
-
-def collective_time(call: CollectiveCall, calls: int, total_ns: int, **times_ms: float) -> CollectiveTime:
-    """Return so many calls of a collective with what they took a rank."""
-    return CollectiveTime(
-        name=call.name,
-        group=call.group.name,
-        group_size=call.group.size or None,
-        ranks=call.group.ranks,
-        bytes=None if call.bytes == NONE else float(call.bytes),
-        calls=float(calls),
-        total_ms=total_ns / NS_PER_MS,
-        **times_ms,
-    )
-
-
-def collectives_of_rank(arrivals: Arrivals, steps: Sequence[int]) -> tuple[CollectiveTime, ...]:
-    """Return the collectives of one rank in these steps, longest first."""
-    call, step = np.frombuffer(arrivals.call, "<i4"), np.frombuffer(arrivals.step, "<i8")
-    rows = among(step, np.array(steps, np.int64)) if len(steps) else np.zeros(len(step), np.bool_)
-    dur_ns = np.frombuffer(arrivals.dur_ns, "<i8")
-    count = np.bincount(call[rows], minlength=len(arrivals.calls))
-    total = np.bincount(call[rows], dur_ns[rows], len(arrivals.calls))
-    found = [
-        collective_time(one, int(count[place]), int(total[place]))
-        for place, one in enumerate(arrivals.calls)
-        if count[place]
-    ]
-    return tuple(sorted(found, key=lambda one: (-one.total_ms, one.name, one.bytes or 0.0)))

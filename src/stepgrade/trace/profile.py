@@ -13,12 +13,12 @@ from stepgrade.model.events import Trace
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import Profile, Recorded, Source, Span
 from stepgrade.trace.activity import capability_by_kernels, measure_activity
+from stepgrade.trace.arrivals import Arrivals, collectives_of_rank, find_arrivals
 from stepgrade.trace.compilation import find_compilation
 from stepgrade.trace.counts import count_images, count_launches, count_tokens
 from stepgrade.trace.kernels import find_device, kernel_use
 from stepgrade.trace.layers import Layers, find_layers
 from stepgrade.trace.ledger import add_ledgers
-from stepgrade.trace.matching import Arrivals, collectives_of_rank, find_arrivals
 from stepgrade.trace.matmuls import most_of
 from stepgrade.trace.memory import locate_memory, memory_of_trace
 from stepgrade.trace.operations import sum_operations

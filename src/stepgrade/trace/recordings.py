@@ -8,8 +8,8 @@ from typing import TypeVar
 from msgspec import structs
 
 from stepgrade.model.profile import LayerTime, OpTime, PhaseTime, Profile
+from stepgrade.trace.arrivals import Arrivals
 from stepgrade.trace.ledger import add_ledgers
-from stepgrade.trace.matching import Arrivals
 from stepgrade.trace.mean_rank import in_file, merge_activities, merge_notes
 from stepgrade.trace.quality import by_weight
 from stepgrade.trace.ranks import AnyRank, RankProfile, RankStep

@@ -16,8 +16,9 @@ from stepgrade.model.profile import ACCOUNTS
 from stepgrade.model.tracks import Counter, RanksTogether, RankTracks, Track, TrackKind
 from stepgrade.naming.work_class import WorkClass
 from stepgrade.trace import intervals as iv
+from stepgrade.trace.arrivals import Arrivals, find_arrivals
 from stepgrade.trace.links import pick
-from stepgrade.trace.matching import Arrivals, Matching, find_arrivals
+from stepgrade.trace.matching import Matching
 from stepgrade.trace.phases import PHASES, find_phases, phase_stretches
 from stepgrade.trace.pieces import Pieces, find_pieces
 from stepgrade.trace.ranks import number_ranks, share_clock

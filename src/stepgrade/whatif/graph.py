@@ -29,8 +29,8 @@ from stepgrade.model.events import NONE, Ids, Kinds, Longs
 from stepgrade.naming.torch_names import Mask, named
 from stepgrade.naming.work_class import WorkClass
 from stepgrade.trace import intervals as iv
+from stepgrade.trace.arrivals import Arrivals, ProcessGroup
 from stepgrade.trace.ledger import DISPATCH_NS, waiting_calls
-from stepgrade.trace.matching import Arrivals, ProcessGroup
 from stepgrade.trace.pieces import Pieces
 from stepgrade.trace.steps import StepBasis
 from stepgrade.trace.timeline import Driver, Timeline
