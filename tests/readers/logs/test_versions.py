@@ -254,6 +254,37 @@ LINES: dict[str, tuple[str, Callable[[int], str], dict[str, float]]] = {
         ),
         {"steps": STEPS, "memory": 4515 * 2**20},
     ),
+    "PaddleRec": (
+        "",
+        lambda step: (
+            f"{clock(step * 10)},416 - INFO - epoch: {{}}, batch_id: {{}}, AUC:0.91, ACC:0.88, loss:0.127, "
+            "avg_reader_cost: 0.00012 sec, avg_batch_cost: 2.00000 sec, avg_samples: 1024.0, "
+            "ips: 512.0 ins/s".format(*in_epoch(step * 10 - 9, 0))
+        ),
+        {"samples": 1024},
+    ),
+    "PaddleSeg": (
+        "",
+        lambda step: (
+            f"{clock(step * 10)} [INFO]\t[TRAIN] epoch: 1, iter: {step * 10}/80000, loss: 1.2, lr: 0.01, "
+            "batch_cost: 2.0000, reader_cost: 0.01234, ips: 4.0000 samples/sec | ETA 10:00:00"
+        ),
+        {},
+    ),
+    "a loop that counts batches": (
+        "",
+        lambda step: "Epoch 1/3 - Batch {1}/20 - loss: 0.5 - 2.0 s/batch".format(*in_epoch(step, 1)),
+        {"steps": STEPS},
+    ),
+    "DCGAN": (
+        "",
+        lambda step: (
+            f"[{step:8} "
+            + "Epoch:[{:2}/25] [{:4}/20] ".format(*in_epoch(step))
+            + f"time: {3.5 + step * 2.0:.4f}, d_loss: 9.403, g_loss: 0.0004"
+        ),
+        {"steps": STEPS},
+    ),
     "a loop that prints milliseconds": (
         "",
         lambda step: f"step {step}, loss: 0.0144, norm: 0.16, lr: 6e-05, time: 2000.0ms, tokens/sec: 8192.0",
@@ -349,6 +380,12 @@ def test_a_time_that_may_be_of_one_step_or_of_many_is_not_guessed() -> None:
     )
     assert card.step_time_ms is None
     assert "every 100 steps" in " ".join(note.text for note in card.notes)
+
+
+def test_a_time_without_a_unit_that_is_too_long_for_seconds_is_not_guessed() -> None:
+    card = sg.score(read("".join(f"step {step}: loss 2.3, time {350 + step % 3}\n" for step in range(20))))
+    assert card.step_time_ms is None
+    assert "without a unit" in " ".join(note.text for note in card.notes)
 
 
 def test_lines_of_a_known_framework_are_not_read_as_a_plain_loop() -> None:

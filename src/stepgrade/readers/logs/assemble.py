@@ -47,7 +47,7 @@ _MOST_SHARE = 1.5  # of the peak; what is larger is in per cent
 # From this share of the last losses on, a run has diverged.
 _TAIL = 0.1
 _BESIDE = ("tokens", "memory_bytes", "tok_s_device", "tflops_device")
-_TIME_COLUMNS = ("step_s", "interval_s", "line_s", "steps_s", "elapsed_s", "time")
+_TIME_COLUMNS = ("step_s", "interval_s", "line_s", "bare_s", "steps_s", "elapsed_s", "time")
 
 
 def best_rows(scanned: ScannedLog) -> Rows | None:

@@ -440,6 +440,24 @@ _DETECTRON = Dialect(
         Field("max_mem:", "memory_bytes", MIB, "M"),
     ),
 )
+# PaddleClas, PaddleOCR, PaddleRec and PaddleSeg; their rate is that of one card.
+_PADDLE = Dialect(
+    name="paddle",
+    framework="PaddlePaddle",
+    anchor=b"batch_cost: ",
+    fields=(
+        Field(r"[Ee]poch:? \[?", "epoch"),
+        Field(r"(?:global_step|batch_id|[Ii]ter): ", "step"),
+        Field(r"[Ii]ter: \d+/", "total"),
+        Field("[ ,]loss:", "loss"),
+        Field("batch_cost: ", "step_s"),
+        Field("avg_samples: ", "step_samples"),
+        Field("ips: ", "samples_s_device"),
+    ),
+    needs=("step", "step_s"),
+    mean="interval",
+    restarts_at_epochs=True,
+)
 _TIMM = Dialect(
     name="timm",
     framework="timm",
@@ -514,21 +532,16 @@ KERAS_BAR = Dialect(
     rank=1,
 )
 # What a script prints in words of its own: looked at only where no other dialect is found.
-PLAIN_STEPS = Dialect(
-    name="plain-steps",
-    framework="a plain training loop",
-    anchor=b"tep",
-    fields=(),
-    restarts_at_epochs=True,
-    rank=2,
-)
-PLAIN_ITERATIONS = Dialect(
-    name="plain-iterations",
-    framework="a plain training loop",
-    anchor=b"ter",
-    fields=(),
-    restarts_at_epochs=True,
-    rank=2,
+PLAIN = tuple(
+    Dialect(
+        name=f"plain-{word}",
+        framework="a plain training loop",
+        anchor=anchor,
+        fields=(),
+        restarts_at_epochs=True,
+        rank=2,
+    )
+    for word, anchor in (("step", b"tep"), ("iteration", b"ter"), ("batch", b"atch"), ("epoch", b"poch"))
 )
 # Objects of JSON, one to a line, and the dicts that Python prints; their fields are known by name.
 JSON_LINES = Dialect(name="json", framework="JSON lines", anchor=b'{"', fields=(), rank=1)
@@ -571,6 +584,7 @@ DIALECTS: tuple[Dialect, ...] = (
     _MMENGINE,
     _YOLOX,
     _DETECTRON,
+    _PADDLE,
     _TIMM,
     _IMAGENET,
     _SWIN,
@@ -580,6 +594,5 @@ DIALECTS: tuple[Dialect, ...] = (
     JSON_LINES,
     TQDM_SECONDS,
     TQDM_RATE,
-    PLAIN_STEPS,
-    PLAIN_ITERATIONS,
+    *PLAIN,
 )

@@ -81,7 +81,10 @@ def in_order(table: Table, *, counts_epochs: bool) -> tuple[Table, list[int]]:
 
 def over_all(elapsed: Floats, epochs: list[int], attempts: list[int]) -> Floats:
     """Return a time that begins again with an epoch, or with an attempt, as one that goes on."""
-    starts = sorted({*epochs, *(row for row in attempts if elapsed[row] < elapsed[row - 1])})
+    # Where an epoch has several lines, its first one shows whether the time begins again.
+    goes_on = len(elapsed) > 2 * len(epochs) + 2 and all(elapsed[row] > elapsed[row - 1] for row in epochs)
+    again = {row for row in attempts if elapsed[row] < elapsed[row - 1]}
+    starts = sorted(again if goes_on else again.union(epochs))
     before = np.zeros(len(elapsed))
     before[starts] = elapsed[np.array(starts, dtype=np.int64) - 1]
     return elapsed + np.cumsum(before)

@@ -10,6 +10,7 @@ from msgspec import Struct
 from stepgrade.model import Note
 from stepgrade.readers.logs.dialect import Dialect
 from stepgrade.readers.logs.order import Floats, Table, later_by
+from stepgrade.readers.logs.plain_lines import LONGEST_BARE_S
 from stepgrade.units import show_count
 
 _HOUR_S = 3600.0
@@ -140,9 +141,10 @@ def with_times_told_apart(table: Table) -> tuple[Table, bool, tuple[Note, ...]]:
         next_epoch = np.diff(table["epoch"]) > 0.0
         if not (np.diff(steps)[next_epoch] <= 0.0).any():
             del table["epoch"]  # the counter goes on from epoch to epoch
-    if "line_s" not in table:
+    bare, named = table.pop("bare_s", None), table.pop("line_s", None)
+    times = bare if named is None else named
+    if times is None:
         return table, False, ()
-    times = table.pop("line_s")
     later = np.diff(times)[np.diff(steps) > 0.0]
     later = later[np.isfinite(later)]
     known = times[np.isfinite(times)]
@@ -150,6 +152,9 @@ def with_times_told_apart(table: Table) -> tuple[Table, bool, tuple[Note, ...]]:
     if len(later) and is_sure and float(np.mean(later > 0.0)) > _GROWS:
         table.setdefault("elapsed_s", times)
         return table, False, ()
+    if times is bare and (middle_of(times) or 0.0) >= LONGEST_BARE_S:
+        text = "the log prints a time without a unit: [[dialect]] in stepgrade.toml can say which it is"
+        return table, False, (Note("time_unclear", text),)
     apart = steps_apart(steps)
     if apart <= 1.0:
         table["step_s"] = times

@@ -24,6 +24,11 @@ _STEP = _pattern(
     rb"(?<![a-z/])(?:global[_ ]?|train(?:ing)?[_ ]?|optimizer[_ ]?)?(?:step|iter(?:ation)?)",
     rb"\s{0,3}[:=#]?\s{0,3}[\[(]?\s{0,8}(?P<step>\d{1,15})(?!\d*(?:\.\d|[a-z%]))(?:\s{0,4}/\s{0,4}(?P<total>\d{1,15}))?",
 )
+# Without such a word only what says of how many: Batch 10/500, Epoch: [ 0/25] [  10/500].
+_STEP_OF_TOTAL = _pattern(
+    rb"(?<![a-z])(?:batch\s{0,3}[:=]?\s{0,3}[\[(]?|epoch\W{0,4}\d{1,6}(?:\s?/\s?\d{1,6})?\W{1,4}\[)\s{0,8}",
+    rb"(?P<step>\d{1,15})\s{0,4}/\s{0,4}(?P<total>\d{1,15})(?![\d.])",
+)
 _EPOCH = _pattern(rb"(?<![a-z])epoch\s{0,3}[:=]?\s{0,3}[\[(]?\s{0,3}(?P<value>\d{1,6})(?!\d*\.\d)")
 # Lines that tell of something else than training, and states of progress bars, which are read as such.
 _OTHER = _pattern(
@@ -70,12 +75,12 @@ _MEMORY = _pattern(
 _SECONDS = ((b"ms", 1e-3), (b"milli", 1e-3), (b"us", 1e-6), (b"m", 60.0), (b"", 1.0))
 _TIMES = {b"k": 1e3, b"m": 1e6}
 # A time without a unit is one of Python's, which are seconds, unless no step takes as long.
-_LONGEST_BARE_S = 60.0
+LONGEST_BARE_S = 60.0
 
 
 def read_plain_line(line: bytes) -> dict[Column, float] | None:
     """Return what a line says under plain names, in our units; None for one that is no training step's."""
-    step = _STEP.search(line)
+    step = _STEP.search(line) or _STEP_OF_TOTAL.search(line)
     if step is None or _OTHER.search(line):
         return None
     row: dict[Column, float] = {"step": float(step["step"])}
@@ -83,8 +88,7 @@ def read_plain_line(line: bytes) -> dict[Column, float] | None:
         row["total"] = float(step["total"])
     if (epoch := _EPOCH.search(line)) is not None:
         row["epoch"] = float(epoch["value"])
-    rest = line[: step.start()] + b"|" + line[step.end() :]
-    rest = _take_rates(rest, row)
+    rest = _take_rates(line[: step.start()] + b"|" + line[step.end() :], row)
     _take_times(rest, row)
     if (loss := _LOSS.search(rest)) is not None:
         row["loss"] = number(loss["value"])
@@ -115,7 +119,10 @@ def _take_rates(line: bytes, row: dict[Column, float]) -> bytes:
 
 
 def _take_times(line: bytes, row: dict[Column, float]) -> None:
-    """Add the first time of each kind to the row: a step's, the time so far, one that may be either."""
+    """Add the first time of each kind to the row: a step's, the time so far, one that may be either.
+
+    The last is called `line_s`, or `bare_s` where it has no unit.
+    """
     kinds = (
         ("step_s", _TIME_OF_STEP),
         ("step_s", _TIME_PER_STEP),
@@ -128,5 +135,7 @@ def _take_times(line: bytes, row: dict[Column, float]) -> None:
         if column in row or found is None or (column == "line_s" and row.keys() & {"step_s", "elapsed_s"}):
             continue
         unit, value = (found["unit"] or found.groupdict().get("named") or b"").lower(), number(found["value"])
-        if unit or value < _LONGEST_BARE_S or column == "elapsed_s":
+        if column == "line_s" and not unit:
+            row["bare_s"] = value
+        elif unit or value < LONGEST_BARE_S or column == "elapsed_s":
             row[column] = value * next(seconds for start, seconds in _SECONDS if unit.startswith(start))

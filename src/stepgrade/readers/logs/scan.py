@@ -34,8 +34,7 @@ from stepgrade.readers.logs.frameworks import (
     DIALECTS,
     KERAS_BAR,
     MLPERF,
-    PLAIN_ITERATIONS,
-    PLAIN_STEPS,
+    PLAIN,
     PRINTED_DICTS,
     TQDM_RATE,
     TQDM_SECONDS,
@@ -81,7 +80,6 @@ _KERAS_BAR = re.compile(
 )
 _OF_KERAS = {b"s": 1.0, b"ms": 1e-3}
 _BARS = (TQDM_SECONDS, TQDM_RATE)
-_PLAIN = (PLAIN_STEPS, PLAIN_ITERATIONS)
 _EPOCH = re.compile(rb"(?i)\bepoch:?\s{0,3}\[?(\d{1,6})")
 _PAIR = re.compile(rb"'([^'\n]{1,80})': ?(?:'([^'\n]{0,80})'|([-+.\deE]{1,40}|nan|inf|-inf))")
 _CHECKPOINT = re.compile(
@@ -290,7 +288,7 @@ class LogScanner:
             rows=[
                 rows
                 for rows in self._active.values()
-                if rows.count >= (LEAST_LINES if rows.dialect in _PLAIN else 1)
+                if rows.count >= (LEAST_LINES if rows.dialect in PLAIN else 1)
             ],
             header=self._header,
             events=self._events,
@@ -317,7 +315,8 @@ class LogScanner:
         )
         for dialect in self._dialects:
             known = self._active.get(dialect.name)
-            if dialect in _PLAIN and any(rows.dialect.rank < dialect.rank for rows in self._active.values()):
+            others = (rows.dialect for rows in self._active.values() if rows.dialect is not dialect)
+            if dialect in PLAIN and any(other.rank <= dialect.rank for other in others):
                 continue
             if (known is not None or is_probed) and dialect.anchor in text:
                 rows = known or Rows(dialect)
@@ -389,7 +388,7 @@ class LogScanner:
         if rank is not None:
             found = float(next(group for group in rank.groups() if group is not None))
             # A loop of one's own may begin its lines with the number of the step.
-            if dialect not in _PLAIN or found != row["step"]:
+            if dialect not in PLAIN or found != row["step"]:
                 row["rank"] = found
         return row
 
@@ -399,7 +398,7 @@ class LogScanner:
             return template.read(line)
         if dialect in _BARS:
             return bar_state(line)
-        if dialect in _PLAIN:
+        if dialect in PLAIN:
             return read_plain_line(line)
         if dialect is not KERAS_BAR:
             return self._of_object(dialect, line)
