@@ -162,8 +162,8 @@ def with_times_told_apart(table: Table) -> tuple[Table, bool, tuple[Note, ...]]:
     of_one = _usual_step_s(table)
     if of_one is None:
         text = (
-            f"the log prints a time every {show_count(apart)} steps and does not say whether it is one's: "
-            "[[dialect]] in stepgrade.toml can"
+            f"the log prints a time every {show_count(apart)} steps, which may be that of one step or of all "
+            f"{show_count(apart)}: [[dialect]] in stepgrade.toml can say which"
         )
         return table, False, (Note("time_unclear", text),)
     middle = float(np.median(known))
