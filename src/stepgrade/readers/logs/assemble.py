@@ -401,7 +401,7 @@ def without_times(scanned: ScannedLog, name: str, logged: LoggedSteps) -> Profil
         recorded_steps=len(logged.table["step"]),
         tokens_per_step=logged.said_tokens,
         device=device_of(scanned.header),
-        notes=logged.notes,
+        notes=tuple(note for note in logged.notes if note.text != text),
         warnings=(warning, *_losses(scanned, logged)),
     )
 
