@@ -25,6 +25,8 @@ class MlperfEvents:
         self._evaluated_since: float | None = None
         self._block_since: float | None = None  # when a block began that no other event is of
         self._block: float | None = None  # how much a block is to train
+        self._is_in_block = False
+        self._done = 0.0  # samples, by the last event that told a step
 
     def row(self, event: dict[str, object]) -> dict[Column, float] | None:
         """Return the step that an event tells, if it tells one."""
@@ -38,8 +40,11 @@ class MlperfEvents:
         batch, done = self._header.numbers.get("global_batch_size"), self._samples_done(event)
         if done is None or not batch:
             return None
-        row = {"step": done / batch, "time": stamp / 1e3, "samples": done, "step_samples": batch}
-        return self._told(event, stamp, row)
+        row = self._told(
+            event, stamp, {"step": done / batch, "time": stamp / 1e3, "samples": done, "step_samples": batch}
+        )
+        self._done = done if row is not None else self._done
+        return row
 
     def _told(
         self, event: dict[str, object], stamp: float, row: dict[Column, float]
@@ -55,10 +60,15 @@ class MlperfEvents:
             return row | {"samples_s": rate} if rate and rate > 0.0 else None
         if key == "train_loss" and (loss := figure_of(value)) is not None:
             return row | {"loss": loss}
-        if key == "block_stop" and self._block_since is not None:
-            # From here to the next block it may evaluate: only this much is of steps.
-            return row | {"interval_s": max(0.0, stamp - self._block_since) / 1e3}
-        if key == "block_start":
+        if key in ("block_start", "block_stop"):
+            self._is_in_block = key == "block_start"
+        if key in ("block_stop", "eval_start") and self._block_since is not None:
+            # From here to the next block, or to the end of the evaluation, it trains nothing.
+            since, self._block_since = self._block_since, None
+            # A block may hold many evaluations, and end with no more than its first part told.
+            is_new = row["samples"] > self._done
+            return row | {"interval_s": max(0.0, stamp - since) / 1e3} if is_new else None
+        if key == "block_start" or (key == "eval_stop" and self._is_in_block):
             self._block_since = stamp
         # A block that starts later repeats where the one before it stopped.
         is_start = key in ("block_start", "run_start") and not row["step"]
