@@ -117,3 +117,31 @@ def test_the_description_of_the_system_tells_devices_and_how_many() -> None:
     device = sg.score(profile).device
     assert device is not None
     assert device.key == "h100-sxm5-80gb"
+
+
+def in_epochs(*, devices: int, epochs: int = 20, samples: int = 168, batch: int = 56) -> str:
+    """Return a log that counts epochs, more of them than a batch has samples, and prints a rate."""
+    lines = [
+        event(0.0, "global_batch_size", batch),
+        event(0.0, "run_start"),
+        event(0.0, "train_samples", samples),
+    ]
+    now, steps = 10.0, epochs * samples // batch
+    for block in range(BLOCKS):
+        first = max(1, block * epochs)
+        lines.append(event(now, "block_start", first_epoch_num=first, epoch_count=epochs))
+        now += steps * STEP_S
+        rate = {"throughput": batch / STEP_S / devices}
+        lines.append(event(now, "tracked_stats", rate, step=first))
+        lines.append(event(now, "block_stop", first_epoch_num=first, epoch_count=epochs))
+    return "\n".join([*lines, event(now, "run_stop", status="success")]) + "\n"
+
+
+def test_epochs_are_steps_where_the_rate_says_of_how_many_samples() -> None:
+    profile = read(in_epochs(devices=1))
+    assert sg.score(profile).step_time_ms == pytest.approx(STEP_S * 1e3, rel=0.01)
+    assert profile.recorded_steps == BLOCKS * 60
+
+
+def test_a_rate_of_one_device_makes_no_steps_of_epochs() -> None:
+    assert sg.score(read(in_epochs(devices=8))).step_time_ms is None

@@ -14,7 +14,13 @@ _BOARD = re.compile(r"\b[DH]GX[ -]?(G?[ABH]\d{2,3})\b")
 _ON_BOARD = {"H100": "H100-SXM5-80GB"}  # of several with that name, the one on such boards
 _SERVER = re.compile(r"x\d{1,2}[x-]?((?:NVIDIA |AMD )?[A-Z]{1,2}\d{2,3}[\w -]{0,30})$")
 _MOST_DEVICES = 1 << 24
-_SETTINGS = {"global_batch_size": "global_batch_size", "max_sequence_length": "seq_length"}
+_SETTINGS = {
+    "global_batch_size": "global_batch_size",
+    "max_sequence_length": "seq_length",
+    "train_samples": "train_samples",
+}
+# A rate that is of all devices and of what was trained on agrees to this with epochs and time.
+_SAME_RATE = 0.03
 
 
 class MlperfEvents:
@@ -27,6 +33,8 @@ class MlperfEvents:
         self._block: float | None = None  # how much a block is to train
         self._is_in_block = False
         self._done = 0.0  # samples, by the last event that told a step
+        self._of_epochs: set[str] = set()  # names of what counts epochs
+        self._epochs: tuple[float, float] | None = None  # since when so many are trained
 
     def row(self, event: dict[str, object]) -> dict[Column, float] | None:
         """Return the step that an event tells, if it tells one."""
@@ -38,8 +46,12 @@ class MlperfEvents:
         self._header.event_times = (first, stamp / 1e3)
         self._read_setting(event)
         batch, done = self._header.numbers.get("global_batch_size"), self._samples_done(event)
-        if done is None or not batch:
+        if not batch:
             return None
+        if done is None:
+            row = self._told_by_rate(event, stamp, batch)
+            self._done = self._done if row is None else row["samples"]
+            return row
         row = self._told(
             event, stamp, {"step": done / batch, "time": stamp / 1e3, "samples": done, "step_samples": batch}
         )
@@ -74,6 +86,33 @@ class MlperfEvents:
         is_start = key in ("block_start", "run_start") and not row["step"]
         return row if is_start or key in ("block_stop", "run_stop") else None
 
+    def _told_by_rate(
+        self, event: dict[str, object], stamp: float, batch: float
+    ) -> dict[Column, float] | None:
+        """Return what an event says that counts epochs, if its rate and its time agree on their samples.
+
+        Some benchmarks write the rate of one device, or batches for samples: of those nothing is known.
+        """
+        key, value, about = event.get("key"), event.get("value"), event.get("metadata")
+        if key in ("block_start", "epoch_start") and isinstance(about, dict):
+            epochs = figure_of(about.get("epoch_count", 1.0 if key == "epoch_start" else None))
+            self._epochs = None if epochs is None else (stamp, epochs)
+        rate = figure_of(value.get("throughput")) if isinstance(value, dict) else None
+        if key != "tracked_stats" or self._epochs is None or not rate or rate < 0.0:
+            return None
+        (since, epochs), self._epochs = self._epochs, None
+        samples = epochs * self._header.numbers.get("train_samples", 0.0)
+        if abs(rate * (stamp - since) / 1e3 - samples) > _SAME_RATE * samples or not samples:
+            return None
+        done = self._done + samples
+        return {
+            "step": done / batch,
+            "time": stamp / 1e3,
+            "samples": done,
+            "step_samples": batch,
+            "samples_s": rate,
+        }
+
     def evaluation_s(self, event: dict[str, object]) -> float | None:
         """Return how long the evaluation took that this event ends, if it ends one."""
         stamp = figure_of(event.get("time_ms"))
@@ -100,13 +139,18 @@ class MlperfEvents:
             self._block = of_block
         elif first is not None:
             first += of_block if of_block is not None else self._block or 0.0
-        samples = figure_of(about.get("samples_count", about.get("step")))
-        epochs = figure_of(about.get("epoch_num", first))
-        done = samples if samples is not None else epochs
-        if done is None or 0.0 < done < self._header.numbers.get("global_batch_size", 0.0):
-            return None  # a step has at least a batch: this one is of epochs
-        seq = self._header.numbers.get("seq_length")
-        return done / seq if samples is None and seq and done % seq == 0.0 else done
+        batch, seq = (self._header.numbers.get(name, 0.0) for name in ("global_batch_size", "seq_length"))
+        samples = figure_of(about.get("samples_count"))
+        if samples is not None:
+            return None if 0.0 < samples < batch else samples
+        counts = {name: figure_of(about.get(name)) for name in ("step", "epoch_num")} | {"first": first}
+        for name, done in counts.items():
+            # A step has at least a batch: a count of less is one of epochs, and so are all of that name.
+            if done is not None and 0.0 < done < batch:
+                self._of_epochs.add(name)
+            if done is not None and name not in self._of_epochs:
+                return done / seq if name != "step" and seq and done % seq == 0.0 else done
+        return None
 
     def _read_setting(self, event: dict[str, object]) -> None:
         key, value = event.get("key"), event.get("value")
