@@ -31,13 +31,9 @@ def decode_json(text: str | bytes, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         raise _refusal(raw, kind, str(error)) from error
     except msgspec.DecodeError as error:
-        raise BadJson(_reason(error), where="$") from error
-
-
-def _reason(error: msgspec.DecodeError) -> str:
-    if "truncated" in str(error):
-        return "the JSON ends too early"
-    return str(error).replace("JSON is malformed", "not valid JSON")
+        is_cut = "truncated" in str(error)
+        reason = str(error).replace("JSON is malformed", "not valid JSON")
+        raise BadJson("the JSON ends too early" if is_cut else reason, where="$") from error
 
 
 def _as_bytes(text: str | bytes) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from msgspec import structs
@@ -13,7 +13,7 @@ from stepgrade.model.events import Trace
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import Profile, Recorded, Source, Span
 from stepgrade.trace.activity import capability_by_kernels, measure_activity
-from stepgrade.trace.arrivals import Arrivals, collectives_of_rank, find_arrivals
+from stepgrade.trace.arrivals import collectives_of_rank, find_arrivals
 from stepgrade.trace.compilation import find_compilation
 from stepgrade.trace.counts import count_images, count_launches, count_tokens
 from stepgrade.trace.kernels import find_device, kernel_use
@@ -117,20 +117,16 @@ def analyse_timeline(timeline: Timeline, pieces: Pieces) -> RankProfile:
         warnings=check_quality(timeline),
     )
     arrivals = find_arrivals(timeline, pieces)
+    found = collectives_of_rank(arrivals, [step.number for step in steady])
+    links = Communication(collectives=found, node_devices=len(trace.devices) or None) if found else None
     return RankProfile(
-        profile=structs.replace(profile, links=_communication(arrivals, steady, trace)),
+        profile=structs.replace(profile, links=links),
         rank=trace.rank,
         base_ns=trace.base_ns,
         steps=recorded_steps,
         arrivals=arrivals,
         process=trace.process,
     )
-
-
-def _communication(arrivals: Arrivals, steady: Sequence[RankStep], trace: Trace) -> Communication | None:
-    """Return the collectives of one rank in its steady steps; None without any."""
-    found = collectives_of_rank(arrivals, [step.number for step in steady])
-    return Communication(collectives=found, node_devices=len(trace.devices) or None) if found else None
 
 
 def _list_steps(timeline: Timeline) -> tuple[RankStep, ...]:

@@ -108,6 +108,8 @@ class Rule(Struct, frozen=True, kw_only=True):
         evidence = found.evidence
         if found.line is not None:
             evidence = evidence | {"function": found.line.function}
+        named = evidence.get("operation")
+        place = next((op.where for op in context.operations if op.name == named), None)
         return Finding(
             rule=self.name,
             severity=found.severity,
@@ -116,7 +118,7 @@ class Rule(Struct, frozen=True, kw_only=True):
             else f"{found.claim.removesuffix('.')}: {found.line.shown}.",
             evidence=evidence,
             remedy=remedy,
-            where=_operation_place(context, evidence) if found.line is None else found.line.where,
+            where=place if found.line is None else found.line.where,
             gain_low=max(0.0, high * part),
             gain_high=max(0.0, high),
             check=found.check or self.check,
@@ -134,9 +136,3 @@ class Rule(Struct, frozen=True, kw_only=True):
         elsewhere = (remedy.text for remedy in self.fix_where if remedy.when(context))
         remedies = (found.remedy, *elsewhere, of_runtime, self.fix)
         return next((said for text in remedies if text and (said := fitting(text, context))), "")
-
-
-def _operation_place(context: RuleContext, evidence: Evidence) -> str | None:
-    """Return the line of the user's code that the operation named in the evidence comes from."""
-    named = evidence.get("operation")
-    return next((op.where for op in context.operations if op.name == named), None)

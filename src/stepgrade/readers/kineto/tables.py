@@ -183,7 +183,8 @@ class Tables:
             by_category[categories.OPERATOR_CATEGORY] = operators
         _sort_by_name(by_category)
         rows = _rows(by_category, LONG_FRAME_US if clock is not from_ns else LONG_FRAME_US * 1000)
-        allocations = _memory_events(by_category)
+        instants = _pick(by_category, (categories.MEMORY_CATEGORY, ""))
+        allocations = [event for event in instants if categories.is_allocation(event.name, event.ph)]
         samples = by_category.get(categories.COUNTER_CATEGORY, ())
         # All are made before any is added.
         batches = self._memory_columns(allocations, clock) | self._counter_columns(samples, clock)
@@ -398,12 +399,6 @@ def _rows(by_category: Sorted, long_frame: float) -> _Rows:
     }
     events = [event for those in tables.values() for event in those]
     return _Rows(events, parts, ends[3], range_kinds, work_kinds)
-
-
-def _memory_events(by_category: Sorted) -> list[Event]:
-    """Return allocations and frees."""
-    found = _pick(by_category, (categories.MEMORY_CATEGORY, ""))
-    return [event for event in found if categories.is_allocation(event.name, event.ph)]
 
 
 def _length(dur: object) -> float:

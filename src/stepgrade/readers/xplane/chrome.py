@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from stepgrade.errors import BadJson
 from stepgrade.memory import check
-from stepgrade.model.events import NONE, Ids, Longs, Trace
+from stepgrade.model.events import NONE, Longs, Trace
 from stepgrade.readers.source import ByteSource
 from stepgrade.readers.xplane.facts import PROFILER
 from stepgrade.readers.xplane.planes import (
@@ -98,7 +98,7 @@ def _plane(name: str, events: Sequence[_Event], threads: dict[tuple[int, int], s
         start_ns=_nanoseconds([event.ts for event in events]),
         end_ns=_nanoseconds([event.ts + event.dur for event in events]),
         numbers={key: np.array([_number(event, key) for event in events], np.int64) for key in NUMBERS},
-        texts={key: _ids([text(event, key) for event in events]) for key in TEXTS},
+        texts={key: np.array([text(event, key) for event in events], np.int32) for key in TEXTS},
     )
     return Plane(
         name=name[:200],
@@ -111,10 +111,6 @@ def _plane(name: str, events: Sequence[_Event], threads: dict[tuple[int, int], s
         events=table,
         damaged=0,
     )
-
-
-def _ids(values: list[int]) -> Ids:
-    return np.array(values, np.int32)
 
 
 def _nanoseconds(times: list[float]) -> Longs:
