@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,31 @@ def test_a_worker_that_dies_is_replaced_and_its_ranks_tried_again(cluster: Any, 
     profile = sg.load(tmp_path, engine=engine, rank_progress=kill_one)
     assert killed
     assert profile == sg.load(tmp_path, engine="here")
+
+
+def test_workers_that_are_killed_at_random(cluster: Any, tmp_path: Path) -> None:
+    """Whoever it is and whenever: each is replaced, and what it read is read again."""
+    paths = write_ranks(tmp_path, Planned(world=16, tensor=1, pipeline=1, steps=3, slow_rank=5))
+    seed = random.SystemRandom().getrandbits(32)
+    print("seed", seed)  # shown where the test fails
+    chance = random.Random(seed)
+    whens = chance.sample(range(len(paths)), 3)
+    killed: list[int] = []
+
+    def kill_one(done: int, _: int) -> None:
+        if done not in whens:
+            return
+        whens.remove(done)
+        worker = chance.choice([*cluster.workers.values()])
+        if worker.process is not None and worker.process.pid is not None:  # else it is being replaced
+            with suppress(ProcessLookupError):
+                os.kill(worker.process.pid, signal.SIGKILL)
+                killed.append(worker.process.pid)
+
+    engine = cluster.scheduler_address.replace("tcp://", "dask://")
+    profile = sg.load(tmp_path, engine=engine, rank_progress=kill_one, cache=False)
+    assert killed
+    assert profile == sg.load(tmp_path, engine="here", cache=False)
 
 
 def test_a_scheduler_that_goes_away_is_said(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import gzip
 import os
 import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -170,6 +171,133 @@ def test_a_store_that_is_slow_and_refuses_one(
         said = refused(ran, output)
         assert words in said
         assert "rank7.json" in said
+
+
+class OddBucket:
+    """An S3 API, moto's, that takes its time, is busy at first, and answers for one key with an error of S3."""
+
+    def __init__(self, api: Any) -> None:
+        self._api = api
+        self.answer = ""  # for rank 7: status and code
+        self.busy = 0  # how often it still says so
+        self.asked = 0
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., object]) -> Any:
+        time.sleep(0.05)
+        self.asked += 1
+        answer = self.answer if environ["PATH_INFO"].endswith("rank7.json") else ""
+        if self.busy and environ["REQUEST_METHOD"] == "GET":
+            self.busy -= 1
+            answer = "503 SlowDown"
+        if not answer:
+            return self._api(environ, start_response)
+        status, code = answer.split()
+        body = f"<Error><Code>{code}</Code><Message>hunter2</Message></Error>".encode()
+        if environ["REQUEST_METHOD"] == "HEAD":
+            body = b""
+        start_response(f"{status} {code}", [("Content-Length", str(len(body)))])
+        return [body]
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[tuple[OddBucket, dict[str, str]]]:
+    """Yield a bucket with the ranks in it, and the environment in which it is found."""
+    application = pytest.importorskip("moto.moto_server.werkzeug_app")
+    serving = pytest.importorskip("werkzeug.serving")
+    boto3 = pytest.importorskip("boto3")
+    s3fs = pytest.importorskip("s3fs")
+    odd = OddBucket(application.DomainDispatcherApplication(application.create_backend_app))
+    server = serving.make_server("127.0.0.1", 0, odd, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    environment = {
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "hunter2",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        client = boto3.client("s3")
+        client.create_bucket(Bucket="traces")
+        for path in write_ranks(Path(folder), PLAN):
+            client.put_object(Bucket="traces", Key=path.name, Body=path.read_bytes())
+        yield odd, environment
+        s3fs.S3FileSystem.clear_instance_cache()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def bucket(
+    engine: str, store: tuple[OddBucket, dict[str, str]], request: pytest.FixtureRequest
+) -> Iterator[OddBucket]:
+    """Yield the bucket where the engine's workers find it as well."""
+    odd, environment = store
+    if engine != "pool":
+        from distributed import Client
+
+        with Client(request.getfixturevalue("cluster")) as client:
+            client.run(os.environ.update, environment)
+    yield odd
+    odd.answer, odd.busy, odd.asked = "", 0, 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("403 AccessDenied", "may not be read"),
+        ("404 NoSuchKey", "no such file"),  # listed, and then gone
+        ("", ""),
+    ],
+)
+def test_a_bucket_that_is_slow_and_refuses_one(
+    engine: str, answer: str, words: str, bucket: OddBucket, tmp_path: Path, stepgrade: Run
+) -> None:
+    bucket.answer, bucket.busy = answer, 0 if answer else 2
+    output = tmp_path / "card.json"
+    command = (
+        "score",
+        "s3://traces/",
+        "--engine",
+        engine,
+        "--workers",
+        "2",
+        "-o",
+        output,
+        "--format",
+        "json",
+    )
+    ran = stepgrade(*command)
+    assert bucket.asked >= 8
+    assert "hunter2" not in ran.out + ran.err
+    if not answer:
+        assert (ran.code, output.exists(), bucket.busy) == (0, True, 0), ran.err
+        return
+    said = refused(ran, output)
+    assert words in said
+    assert "s3://traces/rank7.json" in said
+    assert stepgrade(*command, "--unreadable", "20%").code == 0
+    assert "1 of 8 ranks could not be read" in output.read_text()
+
+
+def test_a_bucket_that_refuses_its_list(
+    store: tuple[OddBucket, dict[str, str]], stepgrade: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    odd, _ = store
+    output = tmp_path / "card.json"
+    monkeypatch.setattr(odd, "_api", lambda _, start: (start("403 AccessDenied", []), [b""])[1])
+    monkeypatch.setattr(odd, "answer", "403 AccessDenied")
+    for source in ("s3://traces/", "s3://traces/rank*.json", "s3://traces/rank7.json"):
+        import s3fs
+
+        s3fs.S3FileSystem.clear_instance_cache()  # which keeps the list of a bucket
+        said = refused(stepgrade("score", source, "-o", output), output)
+        assert "may not be read" in said, source
+        assert "hunter2" not in said
 
 
 @pytest.mark.parametrize("when", ["on_dask", "base"])  # before, and of one that came later

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import stepgrade as sg
 from stepgrade.model.activity import Straggler
 from stepgrade.model.events import Collective, Trace
 from stepgrade.model.profile import Profile
+from stepgrade.model.scorecard import Scorecard
 from stepgrade.trace import PackedRank, RankProfile, analyse_rank, merge_ranks, profile_of_traces
 from stepgrade.trace.arrivals import Arrivals, CollectiveCall, ProcessGroup
 from stepgrade.trace.collectives import message_bytes
@@ -185,6 +187,24 @@ def test_the_figures_of_a_run_are_those_of_its_mean_rank() -> None:
     kernels = [one.kernels for one in (first.activity, second.activity, merged.activity) if one.kernels]
     assert kernels[2].ms == pytest.approx((kernels[0].ms + kernels[1].ms) / 2)
     assert [copy.count for copy in merged.activity.copies] == [copy.count for copy in first.activity.copies]
+
+
+def test_what_some_ranks_say_names_them() -> None:
+    def said(*damaged: int) -> list[str]:
+        ranks = [rank(number) for number in range(8)]
+        for number in damaged:
+            ranks[number] = msgspec.structs.replace(ranks[number], lost=(f"event {number}",))
+        card = sg.score(profile_of_traces(ranks))
+        again = Scorecard.from_json(card.to_json())
+        assert again.fitness == card.fitness
+        return [str(note) for note in card.fitness if note.code == "lost"]
+
+    assert said() == []
+    assert said(3) == ["lost in reading: event 3 (on rank 3)"]
+    assert said(3, 5) == ["lost in reading: event 3 (on rank 3; similar on 1 more: 5)"]
+    assert said(1, 2, 3, 4) == ["lost in reading: event 1 (on rank 1; similar on 3 more: 2, 3, 4)"]
+    assert said(*range(1, 8)) == ["lost in reading: event 1 (on rank 1; similar on 6 more: 2, 3, 4, …)"]
+    assert said(*range(8)) == ["lost in reading: event 0 (The same on 7 more ranks.)"]
 
 
 def test_groups_are_told_apart_by_name_size_and_ranks() -> None:

@@ -25,6 +25,7 @@ class Note(Struct, frozen=True, omit_defaults=True):
     fatal: bool = False
     supply: str = ""
     more_ranks: int = 0  # that have the same note as the rank whose text this is
+    ranks: tuple[int, ...] = ()  # the first of those that have it, where others of the run do not
 
     def __str__(self) -> str:
         return self.said({})
@@ -32,8 +33,17 @@ class Note(Struct, frozen=True, omit_defaults=True):
     def said(self, flags: Mapping[str, str]) -> str:
         """Return the text with what to give, parameters by their names in `flags`, else by their own."""
         supply = f": give {name_fields(self.supply, flags)}" if self.supply else ""
-        ranks = "1 more rank" if self.more_ranks == 1 else f"{self.more_ranks} more ranks"
-        return f"{self.text}{supply}{f' (The same on {ranks}.)' if self.more_ranks else ''}"
+        of_ranks = ""
+        if self.ranks:
+            others = ", ".join(map(str, self.ranks[1:])) + (
+                ", …" if self.more_ranks >= len(self.ranks) else ""
+            )
+            more = f"; similar on {self.more_ranks:,} more: {others}" if self.more_ranks else ""
+            of_ranks = f" (on rank {self.ranks[0]}{more})"
+        elif self.more_ranks:
+            ranks = "1 more rank" if self.more_ranks == 1 else f"{self.more_ranks:,} more ranks"
+            of_ranks = f" (The same on {ranks}.)"
+        return f"{self.text}{supply}{of_ranks}"
 
 
 def texts_of(notes: Iterable[Note], flags: Mapping[str, str] = NO_FLAGS) -> tuple[str, ...]:

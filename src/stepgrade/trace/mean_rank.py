@@ -30,6 +30,7 @@ _SINGLE = ("kernels", "gaps", "optimizer")
 _BY_NAME = ("matmul_dtype_ms", "marks", "parallelism_ms", "kernel_group_ms", "class_kernels")
 _MEANS = ("communication_ms", "scalar_read_ms", "dropout_ms", "recompute_ms", "startup_ms")
 _FIRST_KNOWN = ("loader", "loop", "skipped_part", "lines", "sequence")
+_MOST_RANKS_NAMED = 4  # of those that a note is of
 Figures = TypeVar("Figures", bound=Struct)
 Part = TypeVar("Part", LayerTime, ModuleTime)
 
@@ -57,8 +58,10 @@ class MeanRank:
         self.notes, self.warnings = NotesOnce(), NotesOnce()
         self.known: dict[str, Any] = {}  # what the first rank says that knows it
 
-    def add(self, profile: Profile, operations: PackedOperations | None = None) -> None:
-        """Add one rank, with its operations where the profile is without them."""
+    def add(
+        self, profile: Profile, operations: PackedOperations | None = None, rank: int | None = None
+    ) -> None:
+        """Add one rank, with its operations where the profile is without them, and its number."""
         self.first = self.first or profile
         self._counts_of_steps.add(profile.steps)
         for phase in profile.phases:
@@ -90,8 +93,8 @@ class MeanRank:
         if profile.activity:
             self._activity.add(profile.activity)
         self.works.add(profile.work)
-        self.notes.add(profile.notes)
-        self.warnings.add(profile.warnings)
+        self.notes.add(profile.notes, rank)
+        self.warnings.add(profile.warnings, rank)
         for name, text in profile.contents.items():
             self._contents.setdefault(name, {})[text] = None
 
@@ -205,28 +208,38 @@ def scaled(parts: Sequence[Part], scale: float) -> tuple[Part, ...]:
 
 
 class NotesOnce:
-    """The notes of several ranks: the first of each, with how many more ranks have it."""
+    """The notes of several ranks: the first of each, with how many more ranks have it, and which."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[str, int], Note] = {}
-        self._ranks: Counter[tuple[str, int]] = Counter()
+        self._ranks: dict[tuple[str, int], list[int | None]] = {}
+        self._count = 0
 
-    def add(self, notes: Sequence[Note]) -> None:
-        """Add the notes of one rank."""
+    def add(self, notes: Sequence[Note], rank: int | None = None) -> None:
+        """Add the notes of one rank, with its number where it is known."""
+        self._count += 1
         seen: Counter[str] = Counter()
         for note in notes:
             key = (note.code, seen[note.code])  # a rank may have several notes of one code
             seen[note.code] += 1
             self._first.setdefault(key, note)
-            self._ranks[key] += 1
+            self._ranks.setdefault(key, []).append(rank)
 
     @property
     def all(self) -> tuple[Note, ...]:
         """Return them in the order in which they first came."""
-        return tuple(
-            structs.replace(note, more_ranks=note.more_ranks + self._ranks[key] - 1)
-            for key, note in self._first.items()
-        )
+        found = []
+        for key, note in self._first.items():
+            ranks = self._ranks[key]
+            known = tuple(rank for rank in ranks if rank is not None)
+            found.append(
+                structs.replace(
+                    note,
+                    more_ranks=note.more_ranks + len(ranks) - 1,
+                    ranks=known[:_MOST_RANKS_NAMED] if len(ranks) < self._count else (),
+                )
+            )
+        return tuple(found)
 
 
 def merge_notes(of_ranks: Iterable[Sequence[Note]]) -> tuple[Note, ...]:

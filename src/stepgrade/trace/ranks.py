@@ -213,7 +213,7 @@ def merge_ranks(ranks: Sequence[AnyRank]) -> Profile:
         profile = packed.lean(layers=not mean_rank.layers, modules=not mean_rank.modules)
         if len(views) < MOST_VIEWS:
             views += [structs.replace(view, rank=number) for view in _unpack(packed.views, _VIEWS)]
-        mean_rank.add(profile, packed.operations)
+        mean_rank.add(profile, packed.operations, number)
         matching.add(number, packed.arrivals(programs))
         if profile.activity:
             lines[number] = profile.activity.lines

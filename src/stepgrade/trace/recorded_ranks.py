@@ -53,8 +53,8 @@ def merge_recordings(profiles: Sequence[Profile]) -> Profile:
     )
     straggler = _straggler(times, slowest.mean_step_ms or 0.0)
     mean_rank = MeanRank(len(ranks), steps, {file: place for place, file in enumerate(files)})
-    for profile in ranks:
-        mean_rank.add(profile)
+    for number, profile in by_rank.items():
+        mean_rank.add(profile, rank=number)
     activity = mean_rank.activity or Activity(driver="unseen")
     ledgers = [profile.ledger for profile in ranks if profile.ledger is not None]
     covered = [profile.wall_coverage for profile in ranks if profile.wall_coverage is not None]
