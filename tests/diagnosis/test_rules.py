@@ -36,6 +36,7 @@ from stepgrade.model.activity import (
 from stepgrade.model.collectives import Communication, Exchange, Pipeline, StageTime
 from stepgrade.model.compilation import Compilation, CompiledFrame, GraphBreak
 from stepgrade.model.hang import Difference, Hang, RankCall
+from stepgrade.model.many_ranks import ManyRanks, SlowPart
 from stepgrade.model.memory import Holder, Memory, MemoryGrowth, OutOfMemory
 from stepgrade.model.step_log import PauseKind, Reason, StepLog
 from tests.builders import make_layers, make_phases, make_profile
@@ -457,6 +458,27 @@ def test_one_cause_is_one_finding_with_its_consequences() -> None:
     (finding,) = card_of(FIRES["short-kernels"]).findings
     assert finding.rule == "short-kernels"
     assert any("for launches" in claim for claim in finding.consequences)
+
+
+@pytest.mark.parametrize(
+    ("kind", "claim", "remedy"),
+    [
+        ("host", "Host 17 computes 50.0 % longer than the quicker ranks", "Run without what is named"),
+        ("stage", "Host 17 computes 50.0 % longer", "Move layers from that stage"),
+        ("link", "Host 17 takes 50.0 % longer than in the other groups", "Run nccl-tests over the ranks"),
+        (None, "and none is always the last.", "Even out the work"),
+    ],
+)
+def test_what_ranks_wait_for_is_named_with_what_to_do_about_it(
+    kind: str | None, claim: str, remedy: str
+) -> None:
+    slow = [SlowPart(kind=kind, name="host 17", ranks="136 to 143", slower=0.5)] if kind else []
+    many = ManyRanks(ranks=1000, hosts=125, per_host=8, slow=tuple(slow))
+    card = card_of(msgspec.structs.replace(FIRES["uneven-ranks"], many_ranks=many))
+    (finding,) = [one for one in card.findings if one.rule == "uneven-ranks"]
+    assert claim in finding.claim
+    assert finding.remedy.startswith(remedy)
+    assert finding.evidence.get("slow") == ("host 17" if kind else None)
 
 
 def test_the_claim_of_a_more_general_rule_on_the_same_time_is_not_repeated() -> None:

@@ -85,3 +85,28 @@ def test_messages_are_split_by_when_the_peer_sent() -> None:
         (0, 0, 0, {1: 1}),
         (1, 200 * US, 50 * US, {}),
     ]
+
+
+def test_many_groups_alike_are_one_row() -> None:
+    """A thousand ranks have hundreds of groups that do the same; the JSON says of how many a row is the mean."""
+    groups = [
+        CollectiveTime(
+            name="allreduce",
+            group="dp",
+            group_size=4,
+            ranks=f"[{4 * place}, {4 * place + 1}, {4 * place + 2}, {4 * place + 3}]",
+            calls=2.0,
+            total_ms=4.0 + place,
+            wait_ms=1.0,
+            moving_ms=2.0,
+            bytes=1e6,
+        )
+        for place in range(5)
+    ]
+    other = CollectiveTime(name="allreduce", group="tp", group_size=4, calls=1.0, total_ms=9.0, bytes=1e6)
+    rows = collective_rows(Communication(collectives=(other, *groups), node_devices=8), 1, Figures())
+    assert [(row.group, row.groups, row.ms) for row in rows] == [("tp", 1, 9.0), ("dp", 5, 6.0)]
+    assert (rows[1].calls, rows[1].wait_ms) == (2.0, 1.0)
+    assert rows[1].algbw_gb_s == pytest.approx(1.0)  # 2 MB in 2 ms
+    few = collective_rows(Communication(collectives=tuple(groups[:4]), node_devices=8), 1, Figures())
+    assert [row.groups for row in few] == [1] * 4

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from msgspec import Struct
+
+from stepgrade.model.notes import Note
+from stepgrade.units import show_share
 
 
 class RankSpread(Struct, frozen=True, kw_only=True):
@@ -46,3 +51,31 @@ class ManyRanks(Struct, frozen=True, kw_only=True):
     groups: tuple[RankGroups, ...] = ()
     slow: tuple[SlowPart, ...] = ()
     wandering: bool = False  # in nearly every step some rank is slow, and hardly ever the same
+
+
+def notes_of(many: ManyRanks) -> Iterator[Note]:
+    """Yield what is slow, in words."""
+    for part in many.slow:
+        times = "" if part.always is None else f", in {show_share(part.always)} of the steps"
+        share = show_share(part.slower)
+        if part.kind == "link":
+            text = f"{part.name} takes {share} longer than in the other groups of its size."
+        elif part.kind == "switch":
+            text = (
+                f"data between {part.name} takes {share} longer than elsewhere: they may share a slow switch."
+            )
+        elif part.kind in ("hosts", "neighbours"):
+            shared = (
+                "a switch, a rack or its power" if part.kind == "hosts" else "a bus, or a processor's memory"
+            )
+            text = (
+                f"{part.name} compute {share} longer than the quicker ranks{times}: they may share {shared}."
+            )
+        else:
+            text = f"{part.name} computes {share} longer than the quicker ranks{times}."
+        yield Note(f"slow_{part.kind}", text[0].upper() + text[1:])
+    if many.wandering:
+        text = (
+            "In nearly every step some rank is slow, and hardly ever the same: no host or rank is to blame."
+        )
+        yield Note("slow_in_turns", text)

@@ -134,6 +134,7 @@ class CollectiveRow(Struct, frozen=True, kw_only=True):
 
     name: str
     group: str
+    groups: int = 1  # that this is the mean of: many of one name and size that do the same
     group_size: int | None = None
     nodes: str | None = None  # one, several
     bytes: float | None = None  # of one call

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from msgspec import structs
+
 from stepgrade.hardware.ceilings import Figures
 from stepgrade.model.activity import Activity, CopyTally
 from stepgrade.model.collectives import CollectiveTime, Communication
@@ -26,6 +28,7 @@ _TRIPS = {
     CollectiveKind.REDUCE_SCATTER: 1.0,
     CollectiveKind.ALL_TO_ALL: 1.0,
 }
+MOST_GROUPS_LISTED = 4  # of those that do the same
 FEWEST_SIZES = 3  # for a line through them
 _GB, _MS_PER_S = 1e9, 1e3
 
@@ -34,7 +37,7 @@ def collective_rows(links: Communication | None, steps: int, figures: Figures) -
     """Return the collectives of a step, longest first."""
     found = []
     link = next((rate.per_s for rate in figures.link()), None)
-    for one in links.collectives if links else ():
+    for one, groups in _many_as_one(links.collectives, links.node_devices) if links else ():
         seconds = (one.total_ms if one.moving_ms is None else one.moving_ms) / _MS_PER_S
         rate = one.bytes * one.calls / seconds / _GB if one.bytes and seconds > 0.0 else None
         bus = None if rate is None else rate * bus_factor(one.name, one.group_size)
@@ -43,6 +46,7 @@ def collective_rows(links: Communication | None, steps: int, figures: Figures) -
             CollectiveRow(
                 name=one.name,
                 group=one.group,
+                groups=groups,
                 group_size=one.group_size,
                 nodes=nodes,
                 bytes=one.bytes,
@@ -57,6 +61,31 @@ def collective_rows(links: Communication | None, steps: int, figures: Figures) -
             )
         )
     return tuple(found)
+
+
+def _many_as_one(
+    collectives: Sequence[CollectiveTime], of_node: int | None
+) -> list[tuple[CollectiveTime, int]]:
+    """Return collectives with how many groups each stands for: of many groups alike, the mean one.
+
+    A group that is slower than those like it is told with the ranks.
+    """
+    alike: dict[tuple[object, ...], list[CollectiveTime]] = {}
+    for one in collectives:
+        key = one.name, one.group, one.group_size, one.bytes, one.moving_ms is None, nodes_of(one, of_node)
+        alike.setdefault(key, []).append(one)
+    found = []
+    for rows in alike.values():
+        if len(rows) <= MOST_GROUPS_LISTED:
+            found += [(one, 1) for one in rows]
+            continue
+        mean_of = {
+            name: mean([getattr(one, name) for one in rows])
+            for name in ("calls", "total_ms", "wait_ms", "moving_ms")
+            if getattr(rows[0], name) is not None
+        }
+        found.append((structs.replace(rows[0], **mean_of), len(rows)))
+    return sorted(found, key=lambda row: -row[0].total_ms)
 
 
 def copy_rows(activity: Activity | None) -> tuple[CopyRow, ...]:

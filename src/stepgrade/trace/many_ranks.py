@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 
 from stepgrade.model.collectives import CollectiveTime
 from stepgrade.model.many_ranks import ManyRanks, RankGroups, RankSpread, SlowPart
-from stepgrade.model.notes import Note
 from stepgrade.model.profile import LedgerTime, RankTime
 from stepgrade.naming.collective_kind import CollectiveKind, collective_kind
 from stepgrade.statistics import median, quantile
 from stepgrade.trace.arrivals import Arrivals, ProcessGroup
 from stepgrade.trace.mean_rank import show_numbers
-from stepgrade.units import NS_PER_MS, show_share
+from stepgrade.units import NS_PER_MS
 
 LEAST_RANKS = 4  # below, a table says all there is to say
 SLOWER = 0.1  # than the quicker ranks, for a rank to be slow
@@ -106,34 +105,6 @@ def describe_ranks(
         slow=(*slow, *_slow_links(rates, parts.hosts)),
         wandering=not slow and _is_wandering(busy),
     )
-
-
-def notes_of(many: ManyRanks) -> Iterator[Note]:
-    """Yield what is slow, in words."""
-    for part in many.slow:
-        times = "" if part.always is None else f", in {show_share(part.always)} of the steps"
-        share = show_share(part.slower)
-        if part.kind == "link":
-            text = f"{part.name} takes {share} longer than in the other groups of its size."
-        elif part.kind == "switch":
-            text = (
-                f"data between {part.name} takes {share} longer than elsewhere: they may share a slow switch."
-            )
-        elif part.kind in ("hosts", "neighbours"):
-            shared = (
-                "a switch, a rack or its power" if part.kind == "hosts" else "a bus, or a processor's memory"
-            )
-            text = (
-                f"{part.name} compute {share} longer than the quicker ranks{times}: they may share {shared}."
-            )
-        else:
-            text = f"{part.name} computes {share} longer than the quicker ranks{times}."
-        yield Note(f"slow_{part.kind}", text[0].upper() + text[1:])
-    if many.wandering:
-        text = (
-            "In nearly every step some rank is slow, and hardly ever the same: no host or rank is to blame."
-        )
-        yield Note("slow_in_turns", text)
 
 
 def _spread(figure: str, ranks: Sequence[int], values: Sequence[float]) -> RankSpread:

@@ -11,13 +11,14 @@ from msgspec import Struct, structs
 
 from stepgrade.model.activity import HostLine, Straggler
 from stepgrade.model.collectives import Communication, Pipeline, StageTime
+from stepgrade.model.many_ranks import notes_of
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import ACCOUNTS, LayerTime, LedgerTime, ModuleTime, Profile, RankTime, Source
 from stepgrade.model.step_view import StepView, StepWait
 from stepgrade.statistics import median
 from stepgrade.trace.arrivals import Arrivals
 from stepgrade.trace.ledger import add_ledgers
-from stepgrade.trace.many_ranks import RankParts, describe_ranks, notes_of
+from stepgrade.trace.many_ranks import RankParts, describe_ranks
 from stepgrade.trace.matching import MatchedCollectives, Matching
 from stepgrade.trace.mean_rank import MeanRank, in_file
 from stepgrade.trace.operation_columns import FAST, PackedOperations, pack

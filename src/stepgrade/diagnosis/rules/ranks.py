@@ -1,10 +1,13 @@
-"""Rules about ranks that differ: one that the others wait for, or all in turn."""
+"""Rules about ranks that differ: one that the others wait for, a part of them, or all in turn."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from stepgrade.config.limits import Limits
 from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Evidence, Found, Levels, Remedy, Rule, Worth
+from stepgrade.model.many_ranks import notes_of
 from stepgrade.statistics import median
 from stepgrade.units import show_ms, show_share
 
@@ -53,11 +56,22 @@ def uneven_ranks(context: RuleContext) -> Found | None:
     if not skew_ms or context.activity.straggler is not None:
         return None
     share = context.step_share(skew_ms)
-    claim = (
-        f"Ranks wait {show_ms(skew_ms)} a step for each other, {show_share(share)} of it, and none is always "
-        "the last."
-    )
-    return _levels(context.limits).found(share, claim, {"wait_ms": skew_ms, "share": share})
+    evidence: Evidence = {"wait_ms": skew_ms, "share": share}
+    many = context.profile.many_ranks
+    slow = [note.text for note in notes_of(many)] if many else []
+    claim = f"Ranks wait {show_ms(skew_ms)} a step for each other, {show_share(share)} of it"
+    claim += f". {slow[0]}" if slow else ", and none is always the last."
+    if many and many.slow:
+        evidence |= {"slow": many.slow[0].name, "slower": many.slow[0].slower}
+    return _levels(context.limits).found(share, claim, evidence)
+
+
+def _slowest_is(*kinds: str) -> Callable[[RuleContext], bool]:
+    def is_so(context: RuleContext) -> bool:
+        many = context.profile.many_ranks
+        return bool(many and many.slow and many.slow[0].kind in kinds)
+
+    return is_so
 
 
 def slow_stage(context: RuleContext) -> Found | None:
@@ -168,10 +182,29 @@ RULES = (
     Rule(
         name="uneven-ranks",
         find=uneven_ranks,
-        sees="Ranks wait for each other in collectives, none of them always the last.",
-        evidence="milliseconds a step that a rank waits for later ones",
+        sees="Ranks wait in collectives, for a slow host, stage or link, or for one after the other.",
+        evidence="milliseconds a step that a rank waits for later ones; what is slow, and by how much",
         fix="Even out the work: batches by tokens instead of samples, sequences of like length, equal "
         "experts.",
+        fix_where=(
+            Remedy(
+                "with slow hosts or ranks",
+                _slowest_is("host", "hosts", "neighbours", "rank"),
+                "Run without what is named, or swap it. Look there for lower clocks, heat, a power limit, "
+                "memory errors and other load.",
+            ),
+            Remedy(
+                "with a slow stage",
+                _slowest_is("stage"),
+                "Move layers from that stage to others: the first and last also hold embedding and loss.",
+            ),
+            Remedy(
+                "with a slow link or switch",
+                _slowest_is("link", "switch"),
+                "Run nccl-tests over the ranks that are named, and over others: look for a port at a lower "
+                "rate, errors on a cable, traffic of others on the switch.",
+            ),
+        ),
         wrong_when="the ranks' clocks differ by more than the waits",
         check="The ranks arrive together.",
         worth=Worth("exposed_communication", 0.6, "some spread of the ranks stays"),

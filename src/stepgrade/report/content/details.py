@@ -102,6 +102,7 @@ def collectives(card: Scorecard) -> Iterator[Detail]:
         rate = "" if row.busbw_gb_s is None else f"{'≥ ' if row.at_least else ''}{row.busbw_gb_s:,.4g} GB/s"
         size = MISSING if row.bytes is None else show_bytes(row.bytes)
         group = f", {row.group_size} ranks" if row.group_size else ""
+        group += f", {row.groups} groups" if row.groups > 1 else ""
         calls = show_count(None if row.calls is None else round(row.calls, 1))
         share = show_share(row.link_share, 0) if row.link_share is not None else ""
         cells = show_ms(row.ms), show_ms(row.wait_ms) if row.wait_ms is not None else MISSING, rate, share
@@ -123,8 +124,8 @@ def collectives(card: Scorecard) -> Iterator[Detail]:
     yield Detail(
         "collectives",
         "Collectives by message size: time, bus bandwidth, share of the link",
-        "One row for each collective, group and size of its message. Rates are over the time from the last "
-        f"rank's arrival on; with one rank alone they are lower bounds.{fits}",
+        "One row for each collective, group and size of its message, many groups alike in one. Rates are "
+        f"over the time from the last rank's arrival on; with one rank alone they are lower bounds.{fits}",
         ("Collective", "Per step", "Of it waiting", "Bus bandwidth", "Of the link", "Bandwidth", "Calls"),
         tuple(bars),
         min(len(bars), _COLLECTIVES_SHOWN),
