@@ -14,6 +14,7 @@ from stepgrade.diagnosis.rules import RULE_NAMES, RULES
 from stepgrade.diagnosis.settings import Settings
 from stepgrade.hardware.setup import Setup
 from stepgrade.model import DeviceSeen, Note, Profile
+from stepgrade.model.many_ranks import ManyRanks, SlowPart
 from stepgrade.model.profile import Recorded
 from tests.diagnosis.test_rules import FIRES, gaps, host, kernels, trace
 
@@ -197,6 +198,13 @@ def test_a_remedy_for_one_kind_of_run_is_not_given_to_another(rule: Any) -> None
             "warnings": (Note("kernels_missing", "Launches were recorded.", fatal=True),)
         },
     }
+    for kind, slow in {
+        "with slow hosts or ranks": "host",
+        "with a slow stage": "stage",
+        "with a slow link or switch": "link",
+    }.items():
+        part = SlowPart(kind=slow, name="host 1", ranks="8 to 15", slower=0.5)
+        kinds[kind] = {"many_ranks": ManyRanks(ranks=64, hosts=8, per_host=8, slow=(part,))}
     if (compiled := FIRES[rule.name].compilation) is not None:
         logged = msgspec.structs.replace(compiled, logged_ms=compiled.total_ms)
         kinds["the log of torch.compile was given"] = {"compilation": logged}

@@ -240,8 +240,13 @@ def bucket(
     if engine != "pool":
         from distributed import Client
 
+        def find_it() -> None:
+            import os  # a method of this process's environment would be sent with a copy of it
+
+            os.environ.update(environment)
+
         with Client(request.getfixturevalue("cluster")) as client:
-            client.run(os.environ.update, environment)
+            client.run(find_it)
     yield odd
     odd.answer, odd.busy, odd.asked = "", 0, 0
 
