@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from stepgrade.model.columns import among, distinct, groups
+from stepgrade.model.columns import among, distinct, groups, once_if_constant, sums
 
 NEAR = st.integers(-3, 40)
 FAR = st.integers(-(2**63), 2**63 - 1)
@@ -48,3 +48,21 @@ def test_columns_keep_their_type(dtype: Any) -> None:
     assert distinct(column).dtype == dtype
     assert groups(column).values.tolist() == [-128, 3, 127]
     assert among(column, [3, 500]).tolist() == [False, False, True, False]
+
+
+@pytest.mark.parametrize("count", [3, 100_000])
+def test_sums_are_exact_and_those_of_numpy(count: int) -> None:
+    rng = np.random.default_rng(5)
+    which = rng.integers(0, count, 200_000, np.int32)
+    amounts = rng.integers(0, 2**31 - 1, 200_000, np.int32)
+    found = sums(which, amounts, count)
+    assert found.tolist() == np.bincount(which, amounts, count).tolist()
+    assert sums(which[:0], amounts[:0], count).tolist() == [0.0] * count
+
+
+def test_a_column_of_one_value_keeps_it_once() -> None:
+    constant, other = np.full(1000, 7, np.int32), np.append(np.full(999, 7, np.int32), 8)
+    assert once_if_constant(constant).tolist() == constant.tolist()
+    assert once_if_constant(constant).strides == (0,)
+    assert once_if_constant(other) is other
+    assert len(once_if_constant(constant[:0])) == 0

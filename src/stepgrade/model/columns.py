@@ -55,6 +55,16 @@ def groups(column: NDArray[Whole]) -> Groups:
     return Groups(values, which, np.bincount(which, minlength=len(values)))
 
 
+def sums(which: NDArray[Whole], amounts: NDArray[Whole], count: int) -> NDArray[np.float64]:
+    """Return the whole numbers of each group added up; np.bincount would copy both columns into 64 bits."""
+    total = np.zeros(count, np.float64)
+    block_rows = max(_BLOCK_ROWS, count)
+    for start in range(0, len(which), block_rows):
+        block = slice(start, start + block_rows)
+        total += np.bincount(which[block], amounts[block], count)
+    return total
+
+
 def among(column: NDArray[Whole], values: Iterable[int] | NDArray[Any]) -> Mask:
     """Tell for each row whether its value is one of `values`."""
     wanted = distinct(np.asarray(values if isinstance(values, np.ndarray) else [*values], np.int64))
@@ -75,6 +85,13 @@ def narrow(column: Column) -> Column:
         return column
     fits = column.min(initial=0) >= limits.min and column.max(initial=0) <= limits.max
     return column.astype(np.int32) if fits else column
+
+
+def once_if_constant(column: Column) -> Column:
+    """Return the column with its value kept once where all rows have the same: a device, a stream, none."""
+    if len(column) < 2 or column[0] != column[-1] or column.min() != column.max():
+        return column
+    return np.broadcast_to(column[:1].copy(), column.shape)
 
 
 def order_by_start(start_ns: Column, dur_ns: Column) -> NDArray[np.intp]:

@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from stepgrade.model.columns import distinct, groups, narrow, order_by_start
+from stepgrade.model.columns import distinct, groups, narrow, once_if_constant, order_by_start
 from stepgrade.model.events import (
     NONE,
     Collective,
@@ -210,14 +210,7 @@ def _model(model: type[Table], table: Columns, zero_ns: int) -> Table:
     columns["name"] = columns["name"].astype(np.int32, copy=False)
     if "kind" in columns:
         columns["kind"] = columns["kind"].astype(np.int8, copy=False)
-    return model(**{name: _once_if_constant(column) for name, column in columns.items()})
-
-
-def _once_if_constant(column: Column) -> Column:
-    """Return the column with its value kept once where all rows have the same: a device, a stream, none."""
-    if len(column) < 2 or column[0] != column[-1] or column.min() != column.max():
-        return column
-    return np.broadcast_to(column[:1].copy(), column.shape)
+    return model(**{name: once_if_constant(column) for name, column in columns.items()})
 
 
 def in_order(ranked: list[tuple[int, RankFacts, int]]) -> list[tuple[int, RankFacts]]:

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepgrade.model.activity import CounterMean, KernelUse, QueueDepth
-from stepgrade.model.columns import groups
-from stepgrade.model.events import DeviceEvent, Ids, Longs, TraceDevice
+from stepgrade.model.columns import distinct, groups, sums
+from stepgrade.model.events import NONE, DeviceEvent, Ids, Longs, TraceDevice
 from stepgrade.model.profile import KernelTime
 from stepgrade.naming.tensor_cores import uses_tensor_cores
 from stepgrade.naming.work_class import MATMULS, WorkClass
@@ -15,6 +15,7 @@ from stepgrade.trace import intervals as iv
 from stepgrade.trace.occupancy import occupancy_of
 from stepgrade.trace.pieces import Pieces
 from stepgrade.trace.timeline import Driver, Timeline
+from stepgrade.trace.windows import Windows
 from stepgrade.units import NS_PER_MS
 
 MOST_KERNELS = 8  # of an operation
@@ -34,22 +35,27 @@ def find_device(timeline: Timeline) -> TraceDevice | None:
     return match
 
 
-def _launch_figures(timeline: Timeline, work: Ids) -> tuple[Floats, Floats, Floats]:
-    """Return occupancy, blocks of a multiprocessor and registers of each piece, NaN where not known."""
-    launch, launches = timeline.trace.work.launch, timeline.trace.launches
-    if launch is None or not launches:
-        nothing = np.broadcast_to(np.nan, len(work))
-        return nothing, nothing, nothing
-    device = find_device(timeline)
-    limits, capability = (device.limits, device.capability) if device is not None else (None, None)
-    columns = (
-        [occupancy_of(one, limits, capability) for one in launches],
-        [one.blocks_per_sm for one in launches],
-        [one.registers for one in launches],
-    )
-    rows = launch[work]
-    occupancy, blocks, registers = (np.array([*column, None], np.float64)[rows] for column in columns)
-    return occupancy, blocks, registers
+class _Launches:
+    """How the kernels of a trace were launched: figures of each way, NaN where not known."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._way = timeline.trace.work.launch
+        launches = timeline.trace.launches if self._way is not None else ()
+        device = find_device(timeline)
+        limits, capability = (device.limits, device.capability) if device is not None else (None, None)
+        # The last is of a kernel of which nothing is known: NONE finds it.
+        self.occupancy, self.blocks, self.registers = (
+            np.array([*column, None], np.float64)
+            for column in (
+                [occupancy_of(one, limits, capability) for one in launches],
+                [one.blocks_per_sm for one in launches],
+                [one.registers for one in launches],
+            )
+        )
+
+    def of(self, work: Ids) -> Ids:
+        """Return which way each piece of work was launched."""
+        return np.broadcast_to(np.int32(NONE), len(work)) if self._way is None else self._way[work]
 
 
 def kernels_by_label(timeline: Timeline, pieces: Pieces, rows: Ids) -> dict[int, tuple[KernelTime, ...]]:
@@ -64,7 +70,10 @@ def kernels_by_label(timeline: Timeline, pieces: Pieces, rows: Ids) -> dict[int,
     classes = np.zeros(len(values), np.int64)
     classes[which] = pieces.work_class[rows]
     means = []
-    for column in _launch_figures(timeline, pieces.work[rows]):
+    launches = _Launches(timeline)
+    way = launches.of(pieces.work[rows])
+    for figures in (launches.occupancy, launches.blocks, launches.registers):
+        column = figures[way]
         known = ~np.isnan(column)
         weight = np.bincount(which, dur * known, len(values))
         amount = np.bincount(which, dur * np.where(known, column, 0.0), len(values))
@@ -107,30 +116,46 @@ def kernel_use(timeline: Timeline, pieces: Pieces) -> KernelUse | None:
         np.int32
     )
     step_ns = float(windows.dur_ns[windows.steady].sum())
-    dur = pieces.dur_ns[rows].astype(np.float64)
-    if not dur.any() or not step_ns:  # there is none, or none that took any time
+    dur_ns = pieces.dur_ns[rows]
+    whole_ns = float(dur_ns.sum())
+    if not whole_ns or not step_ns:  # there is none, or none that took any time
         return None
-    occupancy, blocks, _ = _launch_figures(timeline, pieces.work[rows])
-    told, filled = ~np.isnan(occupancy), ~np.isnan(blocks)
-    products = np.array([WorkClass(int(one)) in MATMULS for one in range(len(WorkClass))])[
-        pieces.work_class[rows]
-    ]
-    kernels, which, _ = groups(pieces.kernel[rows])
-    says = [uses_tensor_cores(trace.strings[index]) for index in kernels.tolist()]
-    tensor = np.array([one is True for one in says])[which] & products
-    named = np.array([one is not None for one in says])[which] & products
-    whole, product_ns = float(dur.sum()), float(dur[products].sum())
-    is_filled = float(dur[filled].sum()) > 0.5 * whole
+    launches = _Launches(timeline)
+    occupancy, ways = launches.occupancy, len(launches.occupancy)
+    way_ns = sums(launches.of(pieces.work[rows]) % ways, dur_ns, ways)
+    told_ns = way_ns * ~np.isnan(occupancy)
+    is_filled = float(way_ns[~np.isnan(launches.blocks)].sum()) > 0.5 * whole_ns
+    tensor_ns, named_ns, product_ns = _tensor_core_ns(timeline, pieces, rows)
+    del rows, dur_ns  # what follows is large too
     return KernelUse(
         sm_efficiency=_known(sm_filled_ns(timeline) / step_ns) if is_filled else None,
-        occupancy=_known((dur * np.nan_to_num(occupancy))[told].sum() / dur[told].sum())
-        if dur[told].any()
+        occupancy=_known((told_ns * np.nan_to_num(occupancy)).sum() / told_ns.sum())
+        if told_ns.any()
         else None,
-        occupancy_known_share=float(dur[told].sum()) / whole,
-        tensor_core_share=float(dur[tensor].sum()) / product_ns if product_ns and named.any() else None,
-        tensor_core_known_share=float(dur[named].sum()) / product_ns if product_ns else None,
+        occupancy_known_share=float(told_ns.sum()) / whole_ns,
+        tensor_core_share=tensor_ns / product_ns if product_ns and tensor_ns is not None else None,
+        tensor_core_known_share=named_ns / product_ns if product_ns else None,
         queue=queue_depth(timeline),
         counters=counter_means(timeline),
+    )
+
+
+def _tensor_core_ns(timeline: Timeline, pieces: Pieces, rows: Ids) -> tuple[float | None, float, float]:
+    """Return the time of products on tensor cores, of those whose names tell, and of all.
+
+    The first is None where no name tells.
+    """
+    is_product = np.array([one in MATMULS for one in WorkClass])
+    rows = rows[is_product[pieces.work_class[rows]]]
+    strings, kernel = timeline.trace.strings, pieces.kernel[rows]
+    kernel_ns = sums(kernel, pieces.dur_ns[rows], len(strings))
+    says = {index: uses_tensor_cores(strings[index]) for index in distinct(kernel).tolist()}
+    told = [index for index, answer in says.items() if answer is not None]
+    on_tensor_cores = [index for index in told if says[index]]
+    return (
+        float(kernel_ns[on_tensor_cores].sum()) if told else None,
+        float(kernel_ns[told].sum()),
+        float(kernel_ns.sum()),
     )
 
 
@@ -141,16 +166,23 @@ def sm_filled_ns(timeline: Timeline) -> float:
     """
     work, windows = timeline.trace.work, timeline.windows
     rows = np.flatnonzero(timeline.chosen & (work.kind == DeviceEvent.KERNEL)).astype(np.int32)
-    _, blocks, _ = _launch_figures(timeline, rows)
+    launches = _Launches(timeline)
+    blocks = launches.blocks[launches.of(rows)]
     rows, blocks = rows[~np.isnan(blocks)], blocks[~np.isnan(blocks)]
     if not len(rows):
         return 0.0
     start = work.start_ns[rows]
     time = np.concatenate((start, start + work.dur_ns[rows]))
-    order = np.argsort(time, kind="stable")
+    del start, rows
+    order = np.argsort(time, kind="stable").astype(np.int32)
     time = time[order]
-    filled = np.clip(np.cumsum(np.concatenate((blocks, -blocks))[order]), 0.0, 1.0)
-    until = np.append(0.0, np.cumsum(filled[:-1] * np.diff(time)))  # up to each change
+    change = np.concatenate((blocks, -blocks))
+    filled = change[order]
+    del order, change
+    np.clip(np.cumsum(filled, out=filled), 0.0, 1.0, out=filled)
+    until = np.zeros(len(time), np.float64)  # up to each change
+    np.multiply(filled[:-1], np.diff(time), out=until[1:])
+    np.cumsum(until, out=until)
 
     def before(at: Longs) -> Floats:
         place = np.searchsorted(time, at, side="right") - 1
@@ -175,28 +207,33 @@ def queue_depth(timeline: Timeline) -> QueueDepth | None:
     # Those of all steps: what an earlier step launched may still wait in this one.
     rows = np.flatnonzero(timeline.chosen & (call >= 0)).astype(np.int32)
     begun = trace.work.start_ns[rows]
-    issued = np.minimum(trace.calls.start_ns[call[rows]], begun)
-    steady = windows.steady
-    starts, ends = windows.start_ns[steady], windows.end_ns[steady]
-    # Of each moment how long all have waited until then; what a step adds is between its two ends.
-    at_ends = _elapsed_since(issued, ends) - _elapsed_since(begun, ends)
-    at_starts = _elapsed_since(issued, starts) - _elapsed_since(begun, starts)
+    issued = trace.calls.start_ns[call[rows]]
+    del rows, chosen
+    np.minimum(issued, begun, out=issued)
+    waited_ns = _elapsed_in_steady(windows, issued) - _elapsed_in_steady(windows, begun)
     waiting_ns = float(windows.in_steady(iv.union(issued, begun)).sum())
     return QueueDepth(
-        mean=float(f"{(at_ends - at_starts) / step_ns:.6g}"),
+        mean=float(f"{waited_ns / step_ns:.6g}"),
         empty_share=float(f"{max(0.0, 1.0 - waiting_ns / step_ns):.6g}"),
         known_share=launched / count,
     )
 
 
-def _elapsed_since(times: Longs, at: Longs) -> int:
-    """Return how long before each moment these times lie, all that lie before it added up."""
+def _elapsed_in_steady(windows: Windows, times: Longs) -> int:
+    """Return how much of the steady steps lies after each of these times, added up over the times.
+
+    Up to a moment it is the distance of all earlier times from it; a step adds what lies between its ends.
+    """
     ordered = np.sort(times)
     ordered -= (zero := int(ordered[0]))
-    place = np.searchsorted(ordered, at - zero, side="right")
-    sums = np.cumsum(ordered)
-    before = np.where(place > 0, sums[np.maximum(place, 1) - 1], 0)
-    return int((place * (at - zero) - before).sum())
+    starts, ends = (at[windows.steady] - zero for at in (windows.start_ns, windows.end_ns))
+    places = [np.searchsorted(ordered, at, side="right") for at in (starts, ends)]
+    sums_before = np.cumsum(ordered, out=ordered)
+    at_starts, at_ends = (
+        int((place * at - np.where(place > 0, sums_before[np.maximum(place, 1) - 1], 0)).sum())
+        for place, at in zip(places, (starts, ends), strict=True)
+    )
+    return at_ends - at_starts
 
 
 def counter_means(timeline: Timeline) -> tuple[CounterMean, ...]:

@@ -166,8 +166,9 @@ def device_ledger(
 
 
 def _work_spans(work: DeviceWork, chosen: Mask) -> Spans:
-    start = work.start_ns[chosen]
-    return iv.union(start, start + work.dur_ns[chosen])
+    rows = slice(None) if chosen.all() else chosen  # of an only account nothing is copied
+    start = work.start_ns[rows]
+    return iv.union(start, start + work.dur_ns[rows])
 
 
 def _launch_after(idle: Spans, trace: Trace, links: Links, chosen: Mask) -> Longs:

@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from stepgrade.model.columns import once_if_constant
 from stepgrade.model.events import NONE, Ids, Kinds, Longs, RangeKind, Trace, Wholes
 from stepgrade.naming.torch_names import Mask
 
@@ -218,8 +219,8 @@ def link_work(trace: Trace, tree: HostTree) -> Links:
     return Links(
         call=call,
         launch_ns=pick(trace.calls.start_ns, call),
-        thread=pick(trace.calls.thread, call),
-        op=op,
+        thread=once_if_constant(pick(trace.calls.thread, call)),
+        op=once_if_constant(op),
         row=np.where(call >= 0, call_row, pick(tree.of_op, op)),
     )
 

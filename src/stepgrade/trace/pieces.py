@@ -66,12 +66,13 @@ def find_pieces(timeline: Timeline) -> Pieces:
     rows = np.flatnonzero(timeline.chosen).astype(np.int32)
     own = slice(None) if timeline.chosen.all() else rows  # of an only device nothing is copied
     step, op, row, kernel = timeline.attribution.step[own], links.op[own], links.row[own], work.name[own]
-    name = np.where(op >= 0, pick(trace.ops.name, op), kernel)
+    name = np.where(op >= 0, pick(trace.ops.name, op), kernel) if (op >= 0).any() else kernel
     if len(tree.name):
         # All collectives have an operation of the same name inside: show the name of the collective itself.
         above = pick(nearest(tree.parent, matching(trace.strings, COLLECTIVE)[tree.name]), row)
         is_collective = (timeline.classes[own] == WorkClass.COMMUNICATION) & (above >= 0)
-        name = np.where(is_collective, pick(tree.name, above), name)
+        if is_collective.any():
+            name = np.where(is_collective, pick(tree.name, above), name)
     label, labels = _label(trace.strings, np.where(op >= 0, name, NONE), timeline.classes[own], name)
     return Pieces(
         start_ns=work.start_ns[own],
