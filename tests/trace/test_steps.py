@@ -7,10 +7,13 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stepgrade.model.events import DeviceRanges, Trace
 from stepgrade.model.notes import texts_of
 from stepgrade.trace import analyse_rank, analyse_trace
+from stepgrade.trace.steps import HostSteps, StepBasis, steps_of
 from stepgrade.trace.timeline import build_timeline
 from tests.trace.changes import shifted
 from tests.trace_builder import Run, TraceBuilder, make_trace, play
@@ -289,3 +292,21 @@ def test_optimizers_of_one_kind_that_take_turns_share_a_step(updates: tuple[int,
     found = build_timeline(out.trace()).steps
     assert found.basis == "optimizer"
     assert len(found.number) == steps
+
+
+@given(
+    st.lists(st.integers(-1, 60), max_size=40),
+    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=8),
+)
+def test_times_in_order_and_in_none_lie_in_the_same_steps(
+    times: list[int], lengths: list[tuple[int, int]]
+) -> None:
+    edges = np.cumsum(np.array(lengths, np.int64).ravel()).reshape(-1, 2)  # each step, then a pause
+    start, end = np.append(0, edges[:-1, 1]), edges[:, 0]
+    nothing = np.zeros(len(start), np.bool_)
+    steps = HostSteps(StepBasis.PROFILER_STEP, np.arange(len(start)), start, end, nothing, 0)
+    ordered = np.array(sorted(times), np.int64)
+    found = steps_of(ordered, steps)
+    assert steps_of(ordered[::-1], steps).tolist() == found.tolist()[::-1]
+    for time, step in zip(ordered.tolist(), found.tolist(), strict=True):
+        assert not 0 <= step < len(start) or start[step] <= time < end[step]

@@ -67,12 +67,16 @@ class CallShapes:
         `linked` pieces is. Those of the group that no operation launched are a call each.
         """
         pieces, flops, moved = self._pieces, self._flops[calls], self._bytes[calls]
-        known = 2 * ~np.isnan(flops) + ~np.isnan(moved)
+        has_flops, has_bytes = ~np.isnan(flops), ~np.isnan(moved)
+        known = 2 * has_flops + has_bytes
         shape = self._shape_of_inputs[self._inputs[calls]]
         values, which, counts = groups((shape + 1) * _KNOWN + known)
         of_piece = which[per_call]
         total_ns = np.bincount(of_piece, pieces.dur_ns[linked], len(values))
-        sums = [np.bincount(which, np.nan_to_num(column), len(values)) for column in (flops, moved)]
+        sums = [
+            np.bincount(which, np.where(has, column, 0.0), len(values))
+            for has, column in ((has_flops, flops), (has_bytes, moved))
+        ]
         # Only where all calls of a shape have bounds do they add up to some.
         none = np.broadcast_to(np.nan, len(values))
         least, most = (

@@ -6,6 +6,7 @@ import tracemalloc
 from pathlib import Path
 
 from benchmarks.nsys import make
+
 from stepgrade.readers.nsys import read
 from stepgrade.readers.source import ByteSource
 from stepgrade.trace.profile import profile_of_traces

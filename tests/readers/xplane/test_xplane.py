@@ -16,7 +16,9 @@ from stepgrade.errors import BadInput, TooLarge
 from stepgrade.model.events import DeviceEvent, Trace
 from stepgrade.readers.registry import read_source, reader_for
 from stepgrade.readers.source import ByteSource, ReadOptions
+from stepgrade.readers.xplane.devices import first_kernels
 from stepgrade.trace.profile import analyse_trace
+from stepgrade.trace.timeline import build_timeline
 from tests.readers.xplane.files import (
     FORWARD_FLOPS,
     PlaneFile,
@@ -292,3 +294,85 @@ def test_real_allocations_reach_the_peak_that_the_allocator_tells() -> None:
     memory = sg.load(folder / "tl_jax_te_fused_attn.xplane.pb").memory
     assert memory is not None
     assert memory.peak_bytes == 663_228_416  # its own peak_bytes_in_use
+
+
+@pytest.mark.parametrize(
+    ("kernels", "executions"),
+    [
+        ("a", 1),
+        ("aaa", 3),
+        ("abab", 2),
+        ("aba", 2),  # the last was cut off
+        ("zzabc", 1),  # memory is set twice, and then it computes
+        ("zzabczzabc", 2),
+        ("abcabd", 1),
+    ],
+)
+def test_an_execution_may_begin_with_kernels_that_are_alike(kernels: str, executions: int) -> None:
+    name = np.array([ord(letter) for letter in kernels], np.int32)
+    one, other = np.zeros(len(name), np.int32), np.ones(len(name), np.int32)
+    assert first_kernels(one, one, name).sum() == executions
+    # Of another operation, or on another stream, it is another execution.
+    twice = np.concatenate((name, name))
+    for which, line in (
+        (np.append(one, other), np.append(one, one)),
+        (np.append(one, one), np.append(one, other)),
+    ):
+        begins = first_kernels(which, line, twice)
+        assert begins.sum() == 2 * executions
+        assert begins[[0, len(name)]].all()
+
+
+def test_no_kernels_begin_nothing() -> None:
+    nothing = np.empty(0, np.int32)
+    assert len(first_kernels(nothing, nothing, nothing)) == 0
+
+
+XPROF = SHARED / "reference_figures" / "xprof.json"
+
+
+@pytest.mark.skipif(not XPROF.exists(), reason="needs the shared samples")
+@pytest.mark.parametrize("name", ["tl_mi300_jax08_gemm", "tl_mi300_jax08_attention", "tl_jax_te_fused_attn"])
+def test_every_kernel_has_the_time_that_xprof_gives_it(name: str) -> None:
+    theirs: Counter[str] = Counter()
+    for row in json.loads(XPROF.read_text())[name]["kernels"]:
+        kernel = row["kernel_name"].removesuffix(".kd")
+        theirs[kernel] += round(row["total_duration_us"] * 1000)
+        theirs[f"calls of {kernel}"] += int(row["occurrences"])
+    (trace,) = traces_of(SAMPLES / f"{name}.xplane.pb")
+    ours: Counter[str] = Counter()
+    for text, dur_ns in zip(trace.work.name.tolist(), trace.work.dur_ns.tolist(), strict=True):
+        kernel = trace.strings[text][:160]  # xprof's table is cut there
+        ours[kernel] += dur_ns
+        ours[f"calls of {kernel}"] += 1
+    assert ours == theirs
+
+
+@pytest.mark.skipif(not XPROF.exists(), reason="needs the shared samples")
+def test_operations_of_fused_attention_have_the_time_of_xprof_and_one_call_an_execution() -> None:
+    theirs: Counter[str] = Counter()
+    for row in json.loads(XPROF.read_text())["tl_jax_te_fused_attn"]["hlo_ops"]:
+        theirs[row["path"].rstrip(":").split("/")[-1]] += row["total_us"] / 1000
+    (trace,) = traces_of(SAMPLES / "tl_jax_te_fused_attn.xplane.pb")
+    calls = Counter(trace.strings[name] for name in trace.ops.name.tolist())
+    ours: Counter[str] = Counter()
+    operation = build_timeline(trace).links.op.tolist()
+    for row, dur_ns in zip(operation, trace.work.dur_ns.tolist(), strict=True):
+        ours[trace.strings[int(trace.ops.name[row])]] += dur_ns / 1e6
+    for name in ("te_fused_attn_forward_ffi", "te_fused_attn_backward_ffi"):
+        # The program has two of each and ran five times. xprof counts kernels: 10 and 25 for each of the two.
+        assert calls[name] == 10
+        assert ours[name] == pytest.approx(theirs[name], rel=1e-6)
+
+
+@pytest.mark.skipif(not XPROF.exists(), reason="needs the shared samples")
+def test_operations_of_tpus_have_the_time_that_xprof_gives_them() -> None:
+    theirs: Counter[str] = Counter()
+    for row in json.loads(XPROF.read_text())["xprof_tpu_inference_2"]["hlo_ops"]:
+        theirs[row["category"]] += row["total_us"]
+    ours: Counter[str] = Counter()
+    for trace in traces_of(SAMPLES / "xprof_tpu_inference_2.xplane.pb"):
+        for text, dur_ns in zip(trace.work.name.tolist(), trace.work.dur_ns.tolist(), strict=True):
+            ours[trace.strings[text]] += dur_ns / 1000
+    assert ours["copy-done"] == pytest.approx(theirs["copy-done"], rel=1e-3)
+    assert ours["all-reduce"] == pytest.approx(theirs["all-reduce"], rel=1e-3)

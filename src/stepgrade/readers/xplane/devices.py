@@ -9,6 +9,7 @@ import numpy as np
 
 from stepgrade.model.columns import distinct
 from stepgrade.model.events import NONE, DeviceEvent, Ids, Kinds, Longs
+from stepgrade.naming.torch_names import Mask
 from stepgrade.readers.processes import Events
 from stepgrade.readers.rocprof.facts import direction_of as copy_direction
 from stepgrade.readers.rocprof.facts import kind_of_kernel
@@ -72,12 +73,8 @@ def add_gpu(
     rows = rows[np.lexsort((table.start_ns[rows], table.line[rows]))]
     correlation = table.numbers["correlation_id"][rows]
     correlation = np.where(correlation == MISSING, NONE, correlation)
-    # Kernels of one operation follow each other; its first kernel begins the next execution.
     which, name, line = operations.which[rows], table.name[rows], table.line[rows]
-    begins = np.ones(len(rows), np.bool_)
-    begins[1:] = (which[1:] != which[:-1]) | (line[1:] != line[:-1])
-    first = np.maximum.accumulate(np.where(begins, np.arange(len(rows)), 0))
-    begins |= name == name[first]
+    begins = first_kernels(which, line, name)
     identity = (np.cumsum(begins) - 1).astype(np.int64)
     found = (_SIZE.search(text) for text in plane.texts)
     sizes = np.array([*(int(size[1]) if size else NONE for size in found), NONE], np.int64)
@@ -104,6 +101,36 @@ def add_gpu(
     leaves = rows[starts[named]]
     add_operations(events, plane, operations, leaves, more, np.zeros(len(leaves), np.int64))
     return ProgramRuns.of_modules(plane)
+
+
+def first_kernels(which: Ids, line: Ids, name: Ids) -> Mask:
+    """Tell which kernels begin an execution of their operation.
+
+    Kernels of one operation follow each other. Those of several executions repeat: each has the kernels of
+    the one before, of which an execution may itself have several alike.
+    """
+    begins = np.ones(len(which), np.bool_)
+    begins[1:] = (which[1:] != which[:-1]) | (line[1:] != line[:-1])
+    edges = np.append(np.flatnonzero(begins), len(which))
+    stretch = np.cumsum(begins) - 1
+    begins |= name == name[edges[stretch]]  # the first kernel again: certain where all are alike
+    counts = np.bincount(stretch[begins], minlength=len(edges) - 1)
+    for place in np.flatnonzero((counts > 1) & (counts < np.diff(edges))).tolist():
+        kernels = slice(edges[place], edges[place + 1])
+        begins[kernels] = False
+        begins[kernels][:: _period(name[kernels].tolist())] = True
+    return begins
+
+
+def _period(names: list[int]) -> int:
+    """Return after how many names they are those from the beginning again, up to the end."""
+    same = [0]  # of each beginning, how many of its last names are its first ones
+    for name in names[1:]:
+        count = same[-1]
+        while count and name != names[count]:
+            count = same[count - 1]
+        same.append(count + (name == names[count]))
+    return len(names) - same[-1]
 
 
 def add_operations(
