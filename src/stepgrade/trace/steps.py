@@ -499,10 +499,10 @@ def steps_of(times: Longs, steps: HostSteps) -> Ids:
     """Return the index of the step in which each time lies; the count of steps after the last, else NONE."""
     if (times[1:] >= times[:-1]).all():  # in order, as events are: where each step begins among them tells
         edges = [0, *np.searchsorted(times, steps.start_ns, side="left").tolist(), len(times)]
-        found = np.repeat(np.arange(-1, len(steps.start_ns), dtype=np.int32), np.diff(edges))
+        found = np.repeat(np.arange(len(steps.start_ns) + 1, dtype=np.int32), np.diff(edges))
     else:
         found = np.searchsorted(steps.start_ns, times, side="right").astype(np.int32)
-        found -= 1
+    found -= 1
     outside = (found < 0) | (times >= steps.end_ns[found])
     after = (found == len(steps.start_ns) - 1) & outside & (times >= 0)
     found[outside] = NONE
