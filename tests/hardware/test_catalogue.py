@@ -33,7 +33,7 @@ SHARED = Path(__file__).parents[2].parent / "shared" / "hardware" / "accelerator
 def test_every_row_and_every_figure_is_there() -> None:
     with TABLE.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(all_devices()) == len(rows) == 180
+    assert len(all_devices()) == len(rows) == 183
     for row in rows:
         device = all_devices()[row["key"]]
         assert device.name == row["name"]
@@ -153,6 +153,10 @@ SEEN = [
     ("NVIDIA GeForce RTX 3050 Laptop GPU", 4_294_508_544, 16, "rtx-3050-laptop"),
     ("NVIDIA TITAN X (Pascal)", 12_787_122_176, 28, "titan-x-pascal"),
     ("NVIDIA A2", 15_846_408_192, 10, "a2"),
+    ("Tesla K80", 11_996_954_624, 13, "k80"),
+    ("Tesla V100-SXM3-32GB", 34_089_730_048, 80, "v100-sxm3-32gb"),
+    ("NVIDIA GeForce RTX 3080", 12_620_464_128, 70, "rtx-3080-12gb"),
+    ("NVIDIA GeForce RTX 3080", 10_501_619_712, 68, "rtx-3080"),
 ]
 
 
@@ -166,7 +170,7 @@ def test_devices_as_traces_give_them(name: Any, memory: Any, units: Any, key: An
     ("name", "memory", "units", "says"),
     [
         ("NVIDIA GeForce RTX 3060", 8 * 2**30, 28, "rtx-3060 has 12 GB"),
-        ("NVIDIA GeForce RTX 3080", 12 * 2**30, 70, "rtx-3080 has 10 GB and 68 compute units"),
+        ("NVIDIA GeForce RTX 3080", 12 * 2**30, 68, "rtx-3080 has 10 GB and 68 compute units"),
         ("NVIDIA A100-SXM4-40GB", 5 * 2**30, 14, "is not the one of the catalogue"),
         ("AMD Radeon Graphics", 16 * 2**30, 40, "fits no device"),
         ("AMD Radeon Graphics", None, None, "fits no device"),
@@ -198,7 +202,7 @@ def test_a_part_has_its_share_of_the_whole() -> None:
 
 
 def test_the_tables_of_units_name_devices_that_exist() -> None:
-    assert len(COUNTED) == 92
+    assert len(COUNTED) == 95
     assert compute_units("mi250x-gcd") == 110
     assert compute_units("no such device") is None
     assert memory_sizes_gb(all_devices()["rtx-4060-ti"]) == (8, 16)
