@@ -44,6 +44,24 @@ def test_two_workers_read_the_same_run_and_the_users_cluster_stays(cluster: Any,
         assert client.submit(sum, [1, 2]).result() == 3  # who else uses it still can
 
 
+def test_a_cluster_of_our_own_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither when it is done nor when it is interrupted."""
+    write_ranks(tmp_path / "run", PLAN)
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(kept))
+    monkeypatch.setenv("TMPDIR", str(kept))
+
+    def interrupt(*_: int) -> None:
+        raise KeyboardInterrupt
+
+    sg.load(tmp_path / "run", engine="dask", workers=1, cache=False)
+    assert list(kept.iterdir()) == []
+    with pytest.raises(KeyboardInterrupt):
+        sg.load(tmp_path / "run", engine="dask", workers=1, cache=False, rank_progress=interrupt)
+    assert list(kept.iterdir()) == []
+
+
 def test_a_worker_that_dies_is_replaced_and_its_ranks_tried_again(cluster: Any, tmp_path: Path) -> None:
     write_ranks(tmp_path, PLAN)
     killed: list[int] = []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import pkgutil
 import queue
+import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
@@ -49,12 +51,16 @@ class OnDask:
                 problem = f"no Dask scheduler answers at {address}"
                 raise BadOption(problem, field="engine", hint="is it running, and the port right?") from error
         else:
-            self._cluster = distributed.LocalCluster(
-                n_workers=workers,
-                threads_per_worker=1,
-                dashboard_address=None,
-                silence_logs=logging.CRITICAL,
-            )
+            # Dask leaves the directory of its workers behind, so it gets one that ends with this.
+            self._scratch = tempfile.mkdtemp(prefix="stepgrade-dask-")
+            with import_module("dask").config.set({"temporary-directory": self._scratch}):
+                self._cluster = distributed.LocalCluster(
+                    n_workers=workers,
+                    threads_per_worker=1,
+                    dashboard_address=None,
+                    local_directory=self._scratch,
+                    silence_logs=logging.CRITICAL,
+                )
             self._client = distributed.Client(self._cluster)
 
     def map(self, work: Job, report: ReportItem) -> Iterator[Done]:
@@ -141,6 +147,7 @@ class OnDask:
         if self._cluster is not None:
             with suppress(*self._lost, RuntimeError, TimeoutError):
                 self._cluster.close(timeout=_SECONDS_TO_ANSWER)
+            shutil.rmtree(self._scratch, ignore_errors=True)
 
 
 class _Batches(NamedTuple):

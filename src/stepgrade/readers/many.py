@@ -139,7 +139,8 @@ def profile_of_files(files: Sequence[RankFile], options: ReadOptions) -> Profile
             "link among the others is not seen, and waiting for it shows without its cause."
         )
         profile = profile_of_files(looked_at, structs.replace(options, sample_ranks=None))
-        return structs.replace(profile, warnings=(Note("ranks_sampled", text), *profile.warnings))
+        others = (note for note in profile.warnings if note.code != "ranks_missing")  # which this says better
+        return structs.replace(profile, warnings=(Note("ranks_sampled", text), *others))
     read, unread = read_files(files, options)
     processes = Processes()
     ranks = []
