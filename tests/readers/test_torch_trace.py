@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from stepgrade.cli import main
 from stepgrade.errors import BadInput, TooLarge
 from stepgrade.model.compilation import Compilation
 from stepgrade.readers.torch_trace import broken_at, first_reason
+from tests.kineto_text import kineto_text
+from tests.trace_builder import make_trace
 
 
 def line(payload: str | None = None, **record: Any) -> str:
@@ -161,6 +164,20 @@ def test_the_command_tells_what_was_compiled(tmp_path: Path, capsys: pytest.Capt
     assert main(["score", str(path), "--steps", "1-2"]) == 2
 
 
+def test_the_page_of_a_log_has_no_sections_about_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "dedicated_log_torch_trace_x.log"
+    path.write_text(metrics(0) + guard(0, 1, "0/0: factor == 3") + metrics(0, 1))
+    assert main(["score", str(path), "--format", "html"]) == 0
+    page = capsys.readouterr().out
+    assert set(re.findall(r'<section id="(\w+)"', page)) == {
+        *("verdict", "compilation", "findings", "provenance", "json"),
+    }
+    assert "Nothing to show here" not in page
+    assert "factor == 3" in page
+
+
 def test_what_is_broken_is_left_out(tmp_path: Path) -> None:
     found = load(
         tmp_path,
@@ -200,3 +217,26 @@ def test_a_torn_line_does_not_show_the_record_that_it_runs_into() -> None:
 
 def test_a_reason_that_is_empty_is_none() -> None:
     assert broken_at("Graph Break Reason: \n")[2] == ""
+
+
+def test_logs_in_the_folder_of_the_traces_are_read_with_them(tmp_path: Path) -> None:
+    (tmp_path / "rank0.json").write_bytes(kineto_text(make_trace()))
+    alone = sg.load(tmp_path)
+    log = tmp_path / "dedicated_log_torch_trace_x.log"
+    log.write_text(metrics(0) + guard(0, 1, "0/0: factor == 3") + metrics(0, 1))
+    both = sg.load(tmp_path)
+    assert both.compilation is not None
+    assert (both.compilation.compiles, both.compilation.recompiles) == (2, 1)
+    assert [Path(file).name for file in both.source.files] == ["rank0.json", log.name]
+    assert both.samples_ms == alone.samples_ms
+    assert both.compilation == sg.load(tmp_path / "rank0.json", log).compilation
+
+
+def test_a_log_that_is_none_does_not_keep_the_traces_from_being_read(tmp_path: Path) -> None:
+    (tmp_path / "rank0.json").write_bytes(kineto_text(make_trace()))
+    alone = sg.load(tmp_path)
+    (tmp_path / "dedicated_log_torch_trace_x.log").write_bytes(b"\x1f\x8bnothing")
+    (tmp_path / "dedicated_log_torch_trace_folder").mkdir()
+    found = sg.load(tmp_path)
+    assert found.samples_ms == alone.samples_ms
+    assert [note.code for note in found.notes if note not in alone.notes] == ["compile_log_unread"]

@@ -14,7 +14,8 @@ from stepgrade.trace import own_costs
 from stepgrade.trace.costs import cost_of
 from stepgrade.trace.recorded_inputs import Cost, Shapes
 
-BF16, F32, I64, U8, FP8 = "c10::BFloat16", "float", "long int", "unsigned char", "c10::Float8_e4m3fn"
+BF16, F16, F32, FP8 = "c10::BFloat16", "c10::Half", "float", "c10::Float8_e4m3fn"
+I64, U8 = "long int", "unsigned char"
 HEADS = [1024, 6, 128]  # 1024 packed positions, six heads
 
 
@@ -83,6 +84,51 @@ FLAT = 2 * 6 * 256  # FLOPs of a pair of query and key in six heads of 128
         ),
         ("_C::fused_add_rms_norm", inputs([[8, 16], [8, 16], [16]], [BF16] * 3), 0, 2 * (4 * 128 + 16)),
         ("fbgemm::FloatToFP8RowwiseQuantized", inputs([[10, 256]], [F32]), 0, 4 * 2560 + 10 * 264),
+        (
+            "fbgemm::split_embedding_codegen_lookup_adam_function",  # the widest of two tables has 8 columns
+            inputs(
+                [[0], [96], [0], [0, 0], [2], [2], [3], [], [], [3], [], [7], [5]],
+                [F32, F16, F16, F16, "int", I64, "int", "Scalar", "Scalar", I64, "Scalar", I64, I64],
+                ["", "", "", "", "", "", "", "12", "8", "", "6", "", ""],
+            ),
+            0,
+            7 * 8 * 2 + 5 * 8 * 4 + 8 * (7 + 5),
+        ),
+        (
+            "fbgemm::split_embedding_codegen_lookup_sgd_function",  # how wide they are was not recorded
+            inputs(
+                [[0], [96], [0], [0, 0], [2], [2], [3], [], [], [3], [], [7], [5]],
+                [F32, F16, F16, F16, "int", I64, "int", "Scalar", "Scalar", I64, "Scalar", I64, I64],
+            ),
+            None,
+            None,
+        ),
+        (
+            "fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function_cpu",
+            inputs(
+                [[96], [2], [2], [3], [], [], [3], [], [7], [5]],
+                [F16, "int", I64, "int", "Scalar", "Scalar", I64, "Scalar", I64, I64],
+                ["", "", "", "", "12", "8", "", "6", "", ""],
+            ),
+            0,
+            7 * 8 * 2 + 5 * 8 * 4 + 8 * (7 + 5),
+        ),
+        (
+            "fbgemm::split_embedding_backward_codegen_rowwise_adagrad_cpu",  # rows are read and written
+            inputs(
+                [[4, 8], [96], [1], [1], [2], [], [2], [], [7], [5]],
+                [F32, F16, "int", I64, "int", "Scalar", I64, "Scalar", I64, I64],
+                ["", "", "", "", "", "8", "", "4", "", ""],
+            ),
+            0,
+            2 * 7 * 8 * 2 + 7 * 8 * 4 + 8 * (7 + 5),
+        ),
+        (
+            "fbgemm::split_embedding_codegen_grad_indice_weights_cpu",  # one table, as wide as its gradient
+            inputs([[4, 8], [96], [1], [2], [7], [5]], [F32, F16, I64, "int", I64, I64]),
+            0,
+            7 * 8 * 2 + 7 * 8 * 4 + 8 * (7 + 5),
+        ),
         ("aten::cat", inputs([[[8, 4], [2, 4]], []], ["TensorList", "Scalar"]), 0, None),
         ("aten::index_select", inputs([[100, 16], [], [7]], [F32, "", I64], ["", "0"]), 0, 4 * 2 * 112 + 56),
         ("aten::gather", inputs([[8, 16], [], [8, 2]], [BF16, "", I64]), 0, 2 * 2 * 16 + 8 * 16),

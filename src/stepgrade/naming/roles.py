@@ -79,6 +79,7 @@ _CLASSES = {
 _UPDATES = frozenset({"adam", "adamw", "optim", "optimizer", "sgd", "muon"})
 _BACKWARD = frozenset(["bwd", "backward", "grad", "dgrad", "wgrad", "bw"])
 _FORWARD = frozenset(["fwd", "forward", "fw"])
+_WORD = re.compile(r"[a-z0-9]+")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _LONGEST = 200
 
@@ -118,8 +119,10 @@ def direction_of(name: str) -> str | None:
 
 def _words(name: str) -> frozenset[str]:
     """Return the words of a name, alone and joined with their neighbour."""
-    text = _CAMEL.sub("_", name[:_LONGEST]).casefold()
-    words = [word for word in re.split(r"[^a-z0-9]+", text) if word]
+    text = name[:_LONGEST]
+    if not text.islower():
+        text = _CAMEL.sub("_", text)
+    words = _WORD.findall(text.casefold())
     stems = [word for word in words if not word.isdecimal()]
     pairs = [f"{word}_{following}" for word, following in pairwise(stems)]
     return frozenset((*stems, *pairs))

@@ -73,13 +73,31 @@ FRAMEWORK_RANGE = re.compile(
 LONGEST_NAME = 120
 
 
-@lru_cache(maxsize=32)  # several parts of the analysis search all names of a trace for the same pattern
+@lru_cache(maxsize=64)  # several parts of the analysis search all names of a trace for the same pattern
 def matching(strings: tuple[str, ...], pattern: re.Pattern[str]) -> Mask:
     """Tell for each string whether its start matches the pattern."""
-    find = pattern.search
+    # Python tries a pattern at every character of a text, also one that can match at the first alone.
+    find = pattern.match if is_anchored(pattern.pattern) else pattern.search
     found = np.fromiter((find(text, 0, LONGEST_NAME) is not None for text in strings), np.bool_, len(strings))
     found.flags.writeable = False
     return found
+
+
+def is_anchored(pattern: str) -> bool:
+    """Tell whether a pattern matches at the start of a text only: all its alternatives begin with ^."""
+    depth, is_start, is_escaped, in_class = 0, True, False, False
+    for char in pattern:
+        if is_start and char != "^":
+            return False
+        is_start = False
+        if is_escaped or char == "\\":
+            is_escaped = not is_escaped
+        elif in_class or char == "[":
+            in_class = char != "]"
+        else:
+            depth += (char == "(") - (char == ")")
+            is_start = char == "|" and depth == 0
+    return not is_start
 
 
 def named(strings: tuple[str, ...], names: Ids, pattern: re.Pattern[str]) -> Mask:

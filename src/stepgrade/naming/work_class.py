@@ -304,7 +304,10 @@ def classify(name: str) -> WorkClass:
     for work_class, words, pattern in _RULES:
         if is_loop and work_class not in _LOOPS:
             continue
-        if any(word in text for word in words) or (pattern is not None and _compiled(pattern).search(text)):
+        for word in words:
+            if word in text:
+                return work_class
+        if pattern is not None and _compiled(pattern).search(text):
             return work_class
     return WorkClass.OTHER
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from stepgrade.config import DialectTable
-from stepgrade.errors import BadOption, UnknownFormat
-from stepgrade.model import Baseline, Profile
+from stepgrade.errors import BadInput, BadOption, UnknownFormat
+from stepgrade.model import Baseline, Note, Profile
 from stepgrade.readers import registry
 from stepgrade.readers.base import one_by_one
 from stepgrade.readers.source import (
@@ -75,6 +75,8 @@ def load(
         cache=cache,
     )
     found = _read(sources, input_format, options)
+    if isinstance(found, Profile) and input_format is None:
+        found = _with_logs_beside(found, sources, options)
     if isinstance(found, Baseline):
         supply = "it as {baseline}, or the profile that it was made from"
         raise UnknownFormat("is a scorecard, not a profile", where=found.name, supply=supply)
@@ -132,15 +134,9 @@ def read_with_logs(sources: Sequence[PathLike], options: ReadOptions) -> Profile
     compiled = [source for source, name in zip(sources, formats, strict=True) if name == _COMPILE_LOG]
     logs = [source for source, name in zip(sources, formats, strict=True) if name in _LOGS]
     if 0 < len(compiled) < len(sources):
-        from stepgrade.model.compilation import CompileLog  # noqa: PLC0415  only for such logs
-        from stepgrade.readers.ranks import find_rank_files, read_recordings  # noqa: PLC0415  as above
-        from stepgrade.trace import with_compile_logs  # noqa: PLC0415  as above
-
-        files = find_rank_files(compiled, _COMPILE_LOG, options)
-        found = read_recordings(files, structs.replace(options, steps=None))
         explained = _read([source for source in sources if source not in compiled], None, options)
         if isinstance(explained, Profile):
-            return with_compile_logs(explained, [log for log in found if isinstance(log, CompileLog)])
+            return _join_compile_logs(explained, compiled, options)
     elif len(logs) == 1:
         from stepgrade.trace import with_log  # noqa: PLC0415  only for a log beside a trace
 
@@ -149,6 +145,33 @@ def read_with_logs(sources: Sequence[PathLike], options: ReadOptions) -> Profile
         if isinstance(explained, Profile) and isinstance(long_run, Profile):
             return with_log(explained, long_run)
     return None
+
+
+def _with_logs_beside(profile: Profile, sources: Sequence[PathLike], options: ReadOptions) -> Profile:
+    """Return the profile with what torch.compile logged in the directories that its traces are in."""
+    if profile.source.format == _COMPILE_LOG:
+        return profile
+    beside = [
+        os.path.join(folder, name)  # noqa: PTH118  as above
+        for folder in [os.fspath(source) for source in sources]
+        if not has_compile_logs(folder)  # one of nothing else was read as a source of its own
+        for name in sorted(compile_logs_in(folder))
+    ]
+    try:
+        return _join_compile_logs(profile, beside, options) if beside else profile
+    except BadInput as error:  # nobody asked for them
+        note = Note("compile_log_unread", f"A log of torch.compile beside the traces is left out: {error}")
+        return structs.replace(profile, notes=(*profile.notes, note))
+
+
+def _join_compile_logs(profile: Profile, logs: Sequence[PathLike], options: ReadOptions) -> Profile:
+    from stepgrade.model.compilation import CompileLog  # noqa: PLC0415  only for such logs
+    from stepgrade.readers.ranks import find_rank_files, read_recordings  # noqa: PLC0415  as above
+    from stepgrade.trace import with_compile_logs  # noqa: PLC0415  as above
+
+    files = find_rank_files(logs, _COMPILE_LOG, options)
+    found = read_recordings(files, structs.replace(options, steps=None))
+    return with_compile_logs(profile, [log for log in found if isinstance(log, CompileLog)])
 
 
 def _read_several(sources: Sequence[PathLike], input_format: str | None, options: ReadOptions) -> Profile:
@@ -161,11 +184,8 @@ def _read_several(sources: Sequence[PathLike], input_format: str | None, options
         from stepgrade.readers.many import profile_of_files  # noqa: PLC0415  as above
 
         return profile_of_files(files, options)
-    from stepgrade.trace import (  # noqa: PLC0415  as above
-        merge_recordings,
-        profile_of_compile_logs,
-        profile_of_flight_records,
-    )
+    from stepgrade.trace import merge_recordings, profile_of_compile_logs  # noqa: PLC0415  as above
+    from stepgrade.trace.hang import profile_of_flight_records  # noqa: PLC0415  as above
 
     run = read_recordings(files, options)
     if dumps := [rank for rank in run if isinstance(rank, FlightRecord)]:
@@ -223,11 +243,18 @@ def format_of(source: PathLike, options: ReadOptions) -> str | None:
 
 def has_compile_logs(folder: str) -> bool:
     """Tell whether all files of a directory have the names that TORCH_TRACE gives."""
+    logs = compile_logs_in(folder)
+    return bool(logs) and len(logs) == len(os.listdir(folder))  # noqa: PTH208  as above
+
+
+def compile_logs_in(folder: str) -> list[str]:
+    """Return the names of the files in a directory that have names as TORCH_TRACE gives them."""
     try:
         names = os.listdir(folder)  # noqa: PTH208  as above
-    except OSError:  # whoever reads it says why
-        return False
-    return bool(names) and all(name.startswith("dedicated_log_torch_trace_") for name in names)
+    except (OSError, ValueError):  # no directory, or no path; whoever reads it says why
+        return []
+    logs = [name for name in names if name.startswith("dedicated_log_torch_trace_")]
+    return [name for name in logs if os.path.isfile(os.path.join(folder, name))]  # noqa: PTH113, PTH118  as above
 
 
 def _profile_of(found: Traces, options: ReadOptions) -> Profile:
@@ -239,7 +266,6 @@ def _profile_of(found: Traces, options: ReadOptions) -> Profile:
     from stepgrade.model.hang import FlightRecord  # noqa: PLC0415
     from stepgrade.trace import (  # noqa: PLC0415
         profile_of_compile_logs,
-        profile_of_flight_records,
         profile_of_memory,
         profile_of_traces,
     )
@@ -248,6 +274,8 @@ def _profile_of(found: Traces, options: ReadOptions) -> Profile:
         if options.steps is not None:
             raise BadOption("picks steps from a trace, which this source is not", field="steps")
         if isinstance(found, FlightRecord):
+            from stepgrade.trace.hang import profile_of_flight_records  # noqa: PLC0415
+
             return profile_of_flight_records([found])
         if isinstance(found, CompileLog):
             return profile_of_compile_logs([found])

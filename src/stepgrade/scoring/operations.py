@@ -18,6 +18,7 @@ from stepgrade.scoring.step_times import RunTimes, kept_of_part
 # Clocks above the one that a data sheet's peak is for, and timers: up to so much above its roof is at it.
 MOST = 1.05
 _ROOFS = ("compute", "memory")
+_Peaks = tuple[float | None, float | None]  # FLOPs and bytes a second
 RankedOperation = tuple[str, float, float]  # name, total ms, percent of all operations
 
 
@@ -55,7 +56,8 @@ def operations_of_step(
         calls, flops, moved = (
             None if total is None else total / times.steps for total in (op.calls, op.flops, op.bytes)
         )
-        rows = [_shape_row(op, row, profile, times, (figures, dtype)) for row in op.rows]
+        of_op, peaks = op.rows, _peaks_of(op, profile, figures, dtype)
+        rows = [_shape_row(kind, row, times, peaks, figures) for row in of_op]
         roof, reached = _roof_of_rows(rows)
         # How long a call takes and how fast it is do not depend on the step: these are means over all steps.
         found.append(
@@ -69,8 +71,8 @@ def operations_of_step(
                 bytes=moved,
                 known_share=op.known_share,
                 mean_ms=total_ms / times.steps / calls if calls else None,
-                flops_per_s=_rate([(row.flops, row.total_ms) for row in op.rows]),
-                bytes_per_s=_rate([(row.bytes, row.total_ms) for row in op.rows]),
+                flops_per_s=_rate([(row.flops, row.total_ms) for row in of_op]),
+                bytes_per_s=_rate([(row.bytes, row.total_ms) for row in of_op]),
                 roof=roof,
                 roof_share=reached,
                 longest=op.longest,
@@ -103,12 +105,10 @@ def counted_share(operations: Sequence[Operation]) -> float | None:
     return known_ms / whole_ms if whole_ms and any(op.known_share is not None for op in computing) else None
 
 
-def _shape_row(
-    op: OpTime, row: ShapeTime, profile: Profile, times: RunTimes, hardware: tuple[Figures, str]
-) -> ShapeRow:
-    roof, reached = _roof_of(op, row, profile, *hardware)
+def _shape_row(kind: str, row: ShapeTime, times: RunTimes, peaks: _Peaks, figures: Figures) -> ShapeRow:
+    roof, reached = _roof_of(kind, row, peaks, figures)
     steps = times.steps or 1
-    if reached and reached > MOST and (row.at_most or _is_measured(hardware[0])):
+    if reached and reached > MOST and (row.at_most or _is_measured(figures)):
         roof = reached = None  # a bound; from a cache, which has no roof here; or measured too low
     return ShapeRow(
         shape=row.shape,
@@ -162,11 +162,11 @@ def drop_impossible_counts(profile: Profile, target: Target) -> Profile:
     wrong = {
         (op.name, row)
         for op in listed
-        for row in op.rows
         if steps
-        and row.total_ms > 0.0
-        and not row.at_most
-        and (_roof_of(op, row, profile, figures, target.dtype)[1] or 0.0) > MOST
+        for peaks in (_peaks_of(op, profile, figures, target.dtype),)
+        for row in op.rows
+        if not row.at_most
+        and (_roof_of(op.kind or class_of(op.name).label, row, peaks, figures)[1] or 0.0) > MOST
     }
     if not wrong:
         return profile
@@ -194,19 +194,25 @@ def _without(op: OpTime, wrong: set[ShapeTime]) -> OpTime:
     return op.with_rows(rows)
 
 
-def _roof_of(
-    op: OpTime, row: ShapeTime, profile: Profile, figures: Figures, dtype: str
-) -> tuple[str | None, float | None]:
-    """Return which roof of calls of an operation is lower, and the share of it that was reached.
+def _peaks_of(op: OpTime, profile: Profile, figures: Figures, dtype: str) -> _Peaks:
+    """Return the FLOPs and bytes a second that the hardware allows an operation; None where not known.
 
-    Both are None if not known. An operation is compared with the peak of its own precision where that was
-    recorded. Of one rate alone a roof is known only where that one is what usually limits such operations.
+    An operation is compared with the peak of its own precision where that was recorded.
     """
-    kind, precision = op.kind or class_of(op.name).label, op.dtype
+    precision = op.dtype
     if precision is None or (precision == "fp32" and profile.matmul_dtype == "tf32"):
         precision = profile.matmul_dtype or dtype
     flops_s = next((rate.per_s for rate in figures.compute(precision)), None)
-    bytes_s = next((rate.per_s for rate in figures.bandwidth()), None)
+    return flops_s, next((rate.per_s for rate in figures.bandwidth()), None)
+
+
+def _roof_of(kind: str, row: ShapeTime, peaks: _Peaks, figures: Figures) -> tuple[str | None, float | None]:
+    """Return which roof of calls of an operation is lower, and the share of it that was reached.
+
+    Both are None if not known. Of one rate alone a roof is known only where that one is what usually limits
+    such operations.
+    """
+    flops_s, bytes_s = peaks
     if (flops_s if kind in PRODUCTS else bytes_s) is None or row.total_ms <= 0.0:
         return None, None
     if not (row.flops if kind in PRODUCTS else row.bytes):

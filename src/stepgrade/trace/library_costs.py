@@ -249,17 +249,71 @@ def _rows_quantised(extra: int, to_item: int) -> Rule:
     return rule
 
 
-def table_lookup_cost(shapes: Shapes) -> Cost:
-    """Return the traffic of FBGEMM's lookup: at most a row of the widest table for each index."""
-    weights = next((place for place in (1, 0) if (shapes.tensor(place) or (0,))[0]), None)
-    width, index, bags = shapes.value(8), shapes.tensor(11), shapes.tensor(12)
-    if weights is None or type(width) is not int or not index or not bags:
-        return UNKNOWN
-    rows = math.prod(index) + math.prod(bags)
-    moved = plus(times(rows * width, shapes.item_bytes[weights]), shapes.bytes_at(11, 12))
-    return Cost(flops=0, bytes=moved, at_most=True)
+class TablePlaces(NamedTuple):
+    """Where what tells the traffic of FBGEMM's embedding tables stands among the inputs."""
+
+    weights: tuple[int, ...]  # on the device, else on the host: the first that holds any
+    width: int | None  # of the widest table; None: there is none, and only that of one table can be told
+    indices: int
+    bags: int
+    gradient: int | None = None  # [samples, columns of all tables]
+    limits: int | None = None  # where the columns of each table begin, and the last one's end
 
 
+def embedding_tables(at: TablePlaces, weight_passes: int) -> Rule:
+    """Return the rule of lookups in FBGEMM's tables: at most a row of the widest table for each index.
+
+    What goes in or out beside the tables is a row of the widest one for each bag forward; backward it is the
+    gradient's row for each index. `weight_passes` says how often a row of a table is touched.
+    """
+
+    def rule(shapes: Shapes) -> Cost:
+        weights = next((place for place in at.weights if (shapes.tensor(place) or (0,))[0]), None)
+        index, bags = shapes.tensor(at.indices), shapes.tensor(at.bags)
+        width = shapes.value(at.width) if at.width is not None else None
+        gradient = shapes.tensor(at.gradient) if at.gradient is not None else None
+        if at.limits is not None and width is None and gradient and shapes.tensor(at.limits) == (2,):
+            width = gradient[-1]  # of the one table
+        if weights is None or type(width) is not int or not index or not bags:
+            return UNKNOWN
+        rows = times(weight_passes * math.prod(index) * width, shapes.item_bytes[weights])
+        count, item = math.prod(bags), _SUM_BYTES
+        if at.gradient is not None:
+            count, item = math.prod(index), shapes.item_bytes[at.gradient] or _SUM_BYTES
+        moved = plus(rows, count * width * item)
+        return Cost(flops=0, bytes=plus(moved, shapes.bytes_at(at.indices, at.bags)), at_most=True)
+
+    return rule
+
+
+_SUM_BYTES = 4  # of an element of what a lookup makes, which is fp32 or narrower
+# The optimizers that FBGEMM fuses into the backward pass of its tables.
+_TABLE_OPTIMIZERS = (
+    *("adagrad", "adam", "lamb", "lars_sgd", "none", "partial_rowwise_adam", "partial_rowwise_lamb"),
+    *("rowwise_adagrad", "rowwise_adagrad_with_counter", "rowwise_weighted_adagrad", "sgd"),
+)
+_LOOKUP = "fbgemm::split_embedding_codegen_lookup_{}_function"
+_TABLES = {
+    **{
+        _LOOKUP.format(name): embedding_tables(TablePlaces((1, 0), 8, 11, 12), 1)
+        for name in _TABLE_OPTIMIZERS
+    },
+    **{
+        f"{_LOOKUP.format(name)}_cpu": embedding_tables(TablePlaces((0,), 5, 8, 9), 1)
+        for name in _TABLE_OPTIMIZERS
+    },
+    "fbgemm::dense_embedding_codegen_lookup_function": embedding_tables(TablePlaces((0,), 4, 7, 8), 1),
+    # A row is read and written.
+    **{
+        f"fbgemm::split_embedding_backward_codegen_{name}_cpu": embedding_tables(
+            TablePlaces((1,), 5, 8, 9, gradient=0, limits=4), 2
+        )
+        for name in _TABLE_OPTIMIZERS
+    },
+    "fbgemm::split_embedding_codegen_grad_indice_weights_cpu": embedding_tables(
+        TablePlaces((1,), None, 4, 5, gradient=0, limits=3), 1
+    ),
+}
 _NORM_FORWARD, _NORM_BACKWARD = passes_over(0, 2), passes_over(0, 3)
 _FLASH_3 = PackedPlaces(0, 7, 12, 24, 25)
 _FLASH_3_BACKWARD = PackedPlaces(1, 9, 13, 16, 17, passes=2)
@@ -344,5 +398,5 @@ LIBRARIES: dict[str, Rule] = {
         ("fbgemm::permute_2D_sparse_data", "fbgemm::permute_sparse_features"), each_once(1, 2, 3)
     ),
     "fbgemm::bounds_check_indices": each_once(),
-    "fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function": table_lookup_cost,
+    **_TABLES,
 }

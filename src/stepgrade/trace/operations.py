@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from msgspec import structs
 
 from stepgrade.model.activity import PartTime
-from stepgrade.model.columns import among, distinct, groups
+from stepgrade.model.columns import among, distinct
 from stepgrade.model.events import NONE, Ids, Kinds
 from stepgrade.model.profile import OpTime, Span
 from stepgrade.naming.roles import role_of
@@ -24,7 +23,7 @@ from stepgrade.trace.links import MODULE, nearest, pick
 from stepgrade.trace.matmuls import most_of, precisions_of, time_by_precision
 from stepgrade.trace.phases import PHASES
 from stepgrade.trace.pieces import Pieces, per_steady_step
-from stepgrade.trace.shapes import CallShapes
+from stepgrade.trace.shapes import Calls, shapes_by_label
 from stepgrade.trace.timeline import Driver, Timeline
 from stepgrade.units import NS_PER_MS
 
@@ -49,40 +48,46 @@ def sum_operations(timeline: Timeline, pieces: Pieces) -> Operations:
         return Operations((), None, None)
     rows = np.flatnonzero(pieces.steady).astype(np.int32)
     rows = rows[np.argsort(pieces.label[rows], kind="stable")]
-    labels = pieces.label[rows]
-    edges = np.flatnonzero(labels[1:] != labels[:-1]) + 1
     costs = find_costs(timeline, pieces, rows)
-    flops_of = costs.flops()
-    shapes = CallShapes(timeline.trace, pieces, costs)
+    calls = Calls.of(pieces, rows)
+    flops_of = costs.flops()[calls.op]
+    known_of = ~np.isnan(flops_of)
+    call_ns = np.bincount(calls.of_piece, pieces.dur_ns[calls.pieces], len(calls.op))
+    shapes = shapes_by_label(timeline.trace, pieces, rows, calls, costs)
     kernels = kernels_by_label(timeline, pieces, rows)
+    # Where the rows, the linked ones and the calls of each label begin.
+    ordered = pieces.label[rows]
+    labels = distinct(ordered)
+    of_rows, of_linked, of_calls = (
+        [*np.searchsorted(column, labels).tolist(), len(column)]
+        for column in (ordered, pieces.label[calls.pieces], calls.label)
+    )
     found: list[OpTime] = []
     members: dict[str, Ids] = {}
     arithmetic_ns = known_ns = known_flops = 0
-    for first, last in pairwise([0, *edges.tolist(), len(rows)] if len(rows) else []):
-        group = rows[first:last]
-        linked = group[pieces.op[group] >= 0]  # the others are kernels that no recorded operation launched
-        calls, per_call, _ = groups(pieces.op[linked])
-        flops, name = flops_of[calls], pieces.labels[int(pieces.label[group[0]])]
+    for place, label in enumerate(labels.tolist()):
+        group, own = rows[of_rows[place] : of_rows[place + 1]], slice(of_calls[place], of_calls[place + 1])
+        unlinked = len(group) - (of_linked[place + 1] - of_linked[place])
+        name = pieces.labels[label]
         work_class = classify(timeline.trace.strings[int(pieces.name[group[0]])])
-        if work_class is WorkClass.OTHER or pieces.label[group[0]] != pieces.name[group[0]]:
+        if work_class is WorkClass.OTHER or label != pieces.name[group[0]]:
             # Where the name says little the kernels tell.
             work_class = WorkClass(int(np.bincount(pieces.work_class[group], pieces.dur_ns[group]).argmax()))
         total_ns, is_matmul = int(pieces.dur_ns[group].sum()), work_class in MATMULS
         if is_matmul:
-            known = ~np.isnan(flops)
-            call_ns = np.bincount(per_call, weights=pieces.dur_ns[linked], minlength=len(calls))
-            known_ns += int(call_ns[known].sum())
-            known_flops += int(flops[known].sum())
+            known = known_of[own]
+            known_ns += int(call_ns[own][known].sum())
+            known_flops += int(flops_of[own][known].sum())
         # What has no known class may do arithmetic; on a host, what calls others has a time of its own too.
         is_library = ("::" in name or timeline.driver is Driver.DEVICE) and not name.startswith(_PLAIN)
-        is_told = len(linked) == len(group) and not np.isnan(flops).any()  # a compiler knows all that it does
+        is_told = not unlinked and bool(known_of[own].all())  # a compiler knows all that it does
         if is_matmul or (work_class is WorkClass.OTHER and is_library and not is_told):
             arithmetic_ns += total_ns
         longest = pieces.longest(group)
         op = OpTime(
             name=name,
             total_ms=total_ns / NS_PER_MS,
-            calls=float(len(calls) + len(group) - len(linked)),
+            calls=float(own.stop - own.start + unlinked),
             kind=work_class.label,
             dtype=_precision(timeline, pieces, group) if is_matmul else None,
             longest=Span(
@@ -90,9 +95,9 @@ def sum_operations(timeline: Timeline, pieces: Pieces) -> Operations:
                 start_ns=timeline.trace.file_zero_ns + int(pieces.start_ns[longest]),
                 dur_ns=int(pieces.dur_ns[longest]),
             ),
-            kernels=kernels.get(int(pieces.label[group[0]]), ()),
+            kernels=kernels.get(label, ()),
         )
-        found.append(op.with_rows(shapes.of(group, calls, linked, per_call)))
+        found.append(op.with_rows(shapes[label]))
         members[name] = group
     found.sort(key=lambda op: (-op.total_ms, op.name))
     # An operation has a time for each step. That thousands of them have one for each of thousands of steps

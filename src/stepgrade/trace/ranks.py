@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct, structs
@@ -116,7 +116,7 @@ class PackedRank(Struct, frozen=True, kw_only=True):
 
     def lean(self, *, layers: bool, modules: bool) -> Profile:
         """Return the profile under the files that it has now, with layers and modules if asked for."""
-        profile = _unpack(self.body, _PROFILE)
+        profile = _unpack(self.body, Profile)
         # Nobody else has it yet, and a new one would have all its figures checked again.
         structs.force_setattr(profile, "source", structs.replace(profile.source, files=self.files))
         has_layers, has_modules = layers and self.layers != _NOTHING, modules and self.modules != _NOTHING
@@ -132,7 +132,7 @@ class PackedRank(Struct, frozen=True, kw_only=True):
         """Return its collectives; `programs` are those of ranks before, and this one's is put to them."""
         program = programs.get(self.program)
         if program is None:
-            program = programs[self.program] = _unpack(self.program, _ARRIVALS)
+            program = programs[self.program] = _unpack(self.program, Arrivals)
         times = zlib.decompress(self.times)
         half = len(times) // 2
         return structs.replace(program, start_ns=times[:half], dur_ns=times[half:])
@@ -167,15 +167,18 @@ class PackedRank(Struct, frozen=True, kw_only=True):
         )
 
 
-_PROFILE = msgspec.msgpack.Decoder(Profile)
-_ARRIVALS = msgspec.msgpack.Decoder(Arrivals)
-_LAYERS = msgspec.msgpack.Decoder(tuple[LayerTime, ...])
-_MODULES = msgspec.msgpack.Decoder(tuple[ModuleTime, ...])
-_VIEWS = msgspec.msgpack.Decoder(tuple[StepView, ...])
+_LAYERS = tuple[LayerTime, ...]
+_MODULES = tuple[ModuleTime, ...]
+_VIEWS = tuple[StepView, ...]
 _NOTHING = pack(())
+# Made when the first is needed: that of a profile takes as long as the analysis of a small trace.
+_DECODERS: dict[object, msgspec.msgpack.Decoder[Any]] = {}
 
 
-def _unpack(packed: bytes, decoder: msgspec.msgpack.Decoder[Known]) -> Known:
+def _unpack(packed: bytes, kind: type[Known]) -> Known:
+    decoder: msgspec.msgpack.Decoder[Known] | None = _DECODERS.get(kind)
+    if decoder is None:
+        decoder = _DECODERS[kind] = msgspec.msgpack.Decoder(kind)
     return decoder.decode(zlib.decompress(packed))
 
 

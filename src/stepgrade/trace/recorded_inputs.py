@@ -51,7 +51,7 @@ class Shapes(NamedTuple):
     @property
     def tensors(self) -> list[int]:
         """Return the places of all tensors."""
-        return [place for place in range(len(self.dims)) if self.is_tensor(place)]
+        return [place for place, dims in enumerate(self.dims) if dims or self.is_tensor(place)]
 
     def value(self, place: int) -> Any:
         """Return the plain value at `place`, None if it was not recorded."""
@@ -66,10 +66,13 @@ class Shapes(NamedTuple):
         """Return how many elements of the tensor at `place` are in memory: expanded ones count once."""
         dims = self.tensor(place) or ()
         strides = self.strides[place] if place < len(self.strides) else None
+        whole = math.prod(dims)
         if not strides or len(strides) != len(dims):
-            return math.prod(dims)
-        reach = 1 + sum((size - 1) * stride for size, stride in zip(dims, strides, strict=True) if size)
-        return min(math.prod(dims), reach)
+            return whole
+        reach = 1
+        for size, stride in zip(dims, strides, strict=True):
+            reach += (size - 1) * stride if size else 0
+        return min(whole, reach)
 
     def bytes_at(self, *places: int) -> int | None:
         """Return the bytes of the tensors at these places in memory; None if a type is not known."""
@@ -112,8 +115,11 @@ def decode_shapes(inputs: Inputs, item: int | None = None) -> Shapes | None:
 
 def decode_dims(sizes: Any) -> Dims | None:
     """Return the sizes of a tensor, None for anything else."""
-    if not isinstance(sizes, list) or not all(type(size) is int and 0 <= size < 2**40 for size in sizes):
+    if not isinstance(sizes, list):
         return None
+    for size in sizes:
+        if type(size) is not int or not 0 <= size < 2**40:
+            return None
     return tuple(sizes)
 
 
@@ -121,6 +127,8 @@ def _decode_value(text: Any) -> Any:
     """Return numbers, booleans and lists of them; None for everything else."""
     if not isinstance(text, str):
         return text if isinstance(text, int | float) else None
+    if not text:  # as of every tensor
+        return None
     plain = text.replace("True", "true").replace("False", "false")
     try:
         return msgspec.json.decode(plain) if len(plain) < 200 else None

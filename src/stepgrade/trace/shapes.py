@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -43,76 +46,98 @@ _TRANSFORMED = re.compile(r"winograd|fft", re.IGNORECASE)
 _KNOWN = 4  # whether FLOPs are known, whether bytes are
 
 
-class CallShapes:
-    """What tells the calls of one operation apart: the shapes of their inputs, and what is known of each."""
+class Calls(NamedTuple):
+    """The calls that pieces of work belong to, those of one label together.
 
-    def __init__(self, trace: Trace, pieces: Pieces, costs: CallCosts) -> None:
-        numbers: dict[tuple[bytes, bytes], int] = {}
-        shape_of = [numbers.setdefault((each.dims, each.types), len(numbers)) for each in trace.inputs]
-        self._pieces = pieces
-        self._inputs = trace.ops.inputs
-        self._shape_of_inputs = np.array([*shape_of, NONE], np.int32)  # the last is that of none
-        self._shapes = [Inputs(dims=dims, types=types) for dims, types in numbers]
-        self._flops, self._bytes, self._at_most = costs.flops(), costs.bytes(), costs.at_most()
-        self._within = costs.flops_within()
-        # Convolutions that transform their data multiply less than is counted.
-        self._transforms = np.zeros(len(trace.strings) + 1, np.bool_)
-        for index in distinct(pieces.kernel).tolist():
-            self._transforms[index] = index >= 0 and _TRANSFORMED.search(trace.strings[index]) is not None
+    A call is one operation, however many pieces it has.
+    """
 
-    def of(self, group: Ids, calls: Ids, linked: Ids, per_call: NDArray[np.intp]) -> tuple[ShapeTime, ...]:
-        """Return the calls of one operation by the shape of their inputs, longest first.
+    label: Ids
+    op: Ids  # row in trace.ops
+    pieces: Ids  # those that an operation launched
+    of_piece: NDArray[np.intp]  # the call of each of these
 
-        A call is one operation, however many pieces it has: `per_call` says of which call each of the
-        `linked` pieces is. Those of the group that no operation launched are a call each.
-        """
-        pieces, flops, moved = self._pieces, self._flops[calls], self._bytes[calls]
-        has_flops, has_bytes = ~np.isnan(flops), ~np.isnan(moved)
-        known = 2 * has_flops + has_bytes
-        shape = self._shape_of_inputs[self._inputs[calls]]
-        values, which, counts = groups((shape + 1) * _KNOWN + known)
-        of_piece = which[per_call]
-        total_ns = np.bincount(of_piece, pieces.dur_ns[linked], len(values))
-        sums = [
-            np.bincount(which, np.where(has, column, 0.0), len(values))
-            for has, column in ((has_flops, flops), (has_bytes, moved))
-        ]
-        # Only where all calls of a shape have bounds do they add up to some.
-        none = np.broadcast_to(np.nan, len(values))
-        least, most = (
-            (np.bincount(which, column[calls], len(values)) for column in self._within)
-            if self._within
-            else (none, none)
+    @classmethod
+    def of(cls, pieces: Pieces, rows: Ids) -> Calls:
+        """Return the calls of these pieces."""
+        linked = rows[pieces.op[rows] >= 0]  # the others are kernels that no recorded operation launched
+        width = int(pieces.op.max(initial=0)) + 1
+        values, which, _ = groups(pieces.label[linked].astype(np.int64) * width + pieces.op[linked])
+        label, op = np.divmod(values, width)
+        return cls(label.astype(np.int32), op.astype(np.int32), linked, which)
+
+
+def shapes_by_label(
+    trace: Trace, pieces: Pieces, rows: Ids, calls: Calls, costs: CallCosts
+) -> dict[int, tuple[ShapeTime, ...]]:
+    """Return the calls under each label by the shape of their inputs, longest first.
+
+    Pieces that no operation launched are a call each.
+    """
+    numbers: dict[tuple[bytes, bytes], int] = {}
+    shape_of = [numbers.setdefault((each.dims, each.types), len(numbers)) for each in trace.inputs]
+    shapes = [Inputs(dims=dims, types=types) for dims, types in numbers]
+    shape = np.array([*shape_of, NONE], np.int64)[trace.ops.inputs[calls.op]]  # the last is that of none
+    flops, moved = costs.flops()[calls.op], costs.bytes()[calls.op]
+    known = 2 * ~np.isnan(flops) + ~np.isnan(moved)
+    width = (len(shapes) + 1) * _KNOWN
+    values, which, counts = groups(calls.label * np.int64(width) + (shape + 1) * _KNOWN + known)
+    of_piece = which[calls.of_piece]
+    total_ns = np.bincount(of_piece, pieces.dur_ns[calls.pieces], len(values))
+    # Convolutions that transform their data multiply less than is counted.
+    transforms = np.zeros(len(trace.strings) + 1, np.bool_)  # the last is that of none
+    for index in distinct(pieces.kernel).tolist():
+        transforms[index] = index >= 0 and _TRANSFORMED.search(trace.strings[index]) is not None
+    bounded = np.bincount(which, costs.at_most()[calls.op], len(values))
+    bounded += np.bincount(of_piece, transforms[pieces.kernel[calls.pieces]], len(values))
+    # Only where all calls of a shape have bounds do they add up to some.
+    within = costs.flops_within() or (np.broadcast_to(np.nan, len(costs.flops())),) * 2
+    columns = (
+        values,
+        counts,
+        total_ns,
+        bounded,
+        *(
+            np.bincount(which, np.where(np.isnan(column), 0.0, column), len(values))
+            for column in (flops, moved)
+        ),
+        *(np.bincount(which, column[calls.op], len(values)) for column in within),
+    )
+    order = np.lexsort((-total_ns, values // width))
+    found: dict[int, list[ShapeTime]] = {}
+    for value, count, ns, bounds, flops_sum, bytes_sum, least, most in zip(
+        *(column[order].tolist() for column in columns), strict=True
+    ):
+        label, rest = divmod(value, width)
+        number, flags = divmod(rest, _KNOWN)
+        alike = found.setdefault(label, [])
+        is_listed = len(alike) < MOST_SHAPES and number > 0
+        alike.append(
+            ShapeTime(
+                shape=shape_text(shapes[number - 1]) if is_listed else None,
+                total_ms=ns / NS_PER_MS,
+                calls=float(count),
+                flops=float(int(flops_sum)) if flags & 2 else None,
+                bytes=float(int(bytes_sum)) if flags & 1 else None,
+                at_most=bool(bounds),
+                flops_least=None if math.isnan(least) else least,
+                flops_most=None if math.isnan(most) else most,
+            )
         )
-        bounded = np.bincount(which, self._at_most[calls], len(values))
-        bounded += np.bincount(of_piece, self._transforms[pieces.kernel[linked]], len(values))
-        found: list[ShapeTime] = []
-        for place in np.argsort(-total_ns, kind="stable").tolist():
-            number, flags = divmod(int(values[place]), _KNOWN)
-            is_listed = len(found) < MOST_SHAPES and number > 0
-            found.append(
-                ShapeTime(
-                    shape=shape_text(self._shapes[number - 1]) if is_listed else None,
-                    total_ms=float(total_ns[place]) / NS_PER_MS,
-                    calls=float(counts[place]),
-                    flops=float(int(sums[0][place])) if flags & 2 else None,
-                    bytes=float(int(sums[1][place])) if flags & 1 else None,
-                    at_most=bool(bounded[place]),
-                    flops_least=None if np.isnan(least[place]) else float(least[place]),
-                    flops_most=None if np.isnan(most[place]) else float(most[place]),
-                )
-            )
-        if len(linked) < len(group):
-            alone = group[pieces.op[group] < 0]
-            found.append(
-                ShapeTime(
-                    shape=None,
-                    total_ms=float(pieces.dur_ns[alone].sum()) / NS_PER_MS,
-                    calls=float(len(alone)),
-                    at_most=bool(self._transforms[pieces.kernel[alone]].any()),
-                )
-            )
-        return add_shapes([found])
+    alone = rows[pieces.op[rows] < 0]
+    of_alone = pieces.label[alone]
+    labels = distinct(of_alone)
+    firsts = [*np.searchsorted(of_alone, labels).tolist(), len(alone)]
+    for label, (first, last) in zip(labels.tolist(), pairwise(firsts), strict=True):
+        group = alone[first:last]
+        row = ShapeTime(
+            shape=None,
+            total_ms=float(pieces.dur_ns[group].sum()) / NS_PER_MS,
+            calls=float(len(group)),
+            at_most=bool(transforms[pieces.kernel[group]].any()),
+        )
+        found.setdefault(label, []).append(row)
+    return {label: add_shapes([alike]) for label, alike in found.items()}
 
 
 def shape_text(inputs: Inputs) -> str | None:
@@ -139,8 +164,8 @@ def shape_text(inputs: Inputs) -> str | None:
     return text.rstrip() or None
 
 
-def add_shapes(of_parts: Iterable[Sequence[ShapeTime]], scale: float = 1.0) -> tuple[ShapeTime, ...]:
-    """Return rows with equal shapes added up and scaled, longest first; beyond the most, as one row each.
+def add_shapes(of_parts: Iterable[Sequence[ShapeTime]]) -> tuple[ShapeTime, ...]:
+    """Return rows with equal shapes added up, longest first; beyond the most, as one row each.
 
     What is known of some calls of a shape and not of others stays apart, so that FLOPs and bytes are those
     of the time beside them.
@@ -152,19 +177,8 @@ def add_shapes(of_parts: Iterable[Sequence[ShapeTime]], scale: float = 1.0) -> t
     rows = sorted(alike.values(), key=lambda row: (-row.total_ms, row.shape or ""))
     if len(rows) > MOST_SHAPES + _KNOWN:
         rest = [structs.replace(row, shape=None) for row in rows[MOST_SHAPES:]]
-        return add_shapes([[*rows[:MOST_SHAPES], *rest]], scale)
-    return tuple(
-        structs.replace(
-            row,
-            total_ms=row.total_ms * scale,
-            calls=row.calls * scale,
-            flops=None if row.flops is None else row.flops * scale,
-            bytes=None if row.bytes is None else row.bytes * scale,
-            flops_least=None if row.flops_least is None else row.flops_least * scale,
-            flops_most=None if row.flops_most is None else row.flops_most * scale,
-        )
-        for row in rows
-    )
+        return add_shapes([[*rows[:MOST_SHAPES], *rest]])
+    return tuple(rows)
 
 
 def add_rows(left: ShapeTime, right: ShapeTime) -> ShapeTime:

@@ -8,7 +8,6 @@ are a bound: no more of it than the kernel has elements.
 from __future__ import annotations
 
 import math
-import re
 
 from stepgrade.trace.recorded_inputs import UNKNOWN, Cost, Shapes
 
@@ -21,17 +20,24 @@ GENERATED = (
     "triton_mm",
     "triton_bmm",
 )
-_IN_PART = re.compile(
-    r"embedding|index|gather|scatter|select|slice|take|masked|where|nll_loss|pool|cat_|_cat|roll"
+# Words in the names of kernels, each with the operations that they are named after.
+_IN_PART = (
+    *("embedding", "index", "gather", "scatter", "select", "slice", "take", "masked", "where", "nll_loss"),
+    *("pool", "cat_", "_cat", "roll"),
 )
 # What adds into the rows of a table reads them too.
-_INTO_ROWS = re.compile(r"embedding_dense_backward|index_put|scatter|index_add")
-_ONLY_WRITTEN = re.compile(
-    r"zeros|ones|full|empty|arange|rand|fill|new_|embedding_dense_backward|index_put|scatter"
+_INTO_ROWS = ("embedding_dense_backward", "index_put", "scatter", "index_add")
+_ONLY_WRITTEN = (
+    *("zeros", "ones", "full", "empty", "arange", "rand", "fill", "new_"),
+    *("embedding_dense_backward", "index_put", "scatter"),
 )
 # A matrix times its own transpose, as BLAS (syrk) and the Muon optimizer call it.
-_SYMMETRIC = re.compile(r"xxt|syrk", re.IGNORECASE)
+_SYMMETRIC = ("xxt", "syrk")
 _FEWEST_ELEMENTS = 2
+
+
+def _has(name: str, words: tuple[str, ...]) -> bool:
+    return any(word in name for word in words)
 
 
 def triton_cost(name: str, shapes: Shapes) -> Cost:
@@ -41,9 +47,9 @@ def triton_cost(name: str, shapes: Shapes) -> Cost:
     known = [size for size in sizes if size is not None]
     if not places or len(known) != len(sizes):
         return UNKNOWN
-    if len(places) == 1 and not _ONLY_WRITTEN.search(name):
+    if len(places) == 1 and not _has(name, _ONLY_WRITTEN):
         return Cost(bytes=2 * known[0])
-    if not _IN_PART.search(name) or not name.startswith(GENERATED):
+    if not _has(name, _IN_PART) or not name.startswith(GENERATED):
         return Cost(bytes=sum(known))
     moved = 0
     elements = elements_of_kernel(shapes)
@@ -51,7 +57,7 @@ def triton_cost(name: str, shapes: Shapes) -> Cost:
         count = shapes.elements(place)
         if elements is not None and count > elements:
             item = size // max(count, 1)
-            size = elements * item * (2 if _INTO_ROWS.search(name) else 1)  # noqa: PLW2901  the same, bounded
+            size = elements * item * (2 if _has(name, _INTO_ROWS) else 1)  # noqa: PLW2901  the same, bounded
         moved += size
     return Cost(bytes=moved, at_most=True)
 
@@ -72,8 +78,7 @@ def symmetric_flops(name: str, shapes: Shapes) -> int | None:
 
     The result is symmetric: half of it and the diagonal are worked out, and that is what counts.
     """
-    places = shapes.tensors
-    if not _SYMMETRIC.search(name) or len(places) != 2:
+    if not _has(name.lower(), _SYMMETRIC) or len(places := shapes.tensors) != 2:
         return None
     given, made = (shapes.tensor(place) for place in places)
     if not given or not made or len(given) < 2 or made != (*given[:-1], given[-2]):

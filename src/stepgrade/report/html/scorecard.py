@@ -81,6 +81,8 @@ def view(card: Scorecard, flags: Mapping[str, str]) -> dict[str, Any]:
             (each, [(printable(row.name), *row.cells) for row in each.rows[:ROWS_KEPT]])
             for each in details(card)
         ],
+        # A log of torch.compile alone tells of no step: sections on steps would say so one by one.
+        "only_compiled": card.compile is not None and not card.operations and card.steps is None,
         "steps": steps.view(card),
         "timeline": timeline.view(card, flags),
         "modules": modules.view(card),
