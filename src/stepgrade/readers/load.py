@@ -184,8 +184,11 @@ def _read_several(sources: Sequence[PathLike], input_format: str | None, options
         from stepgrade.readers.many import profile_of_files  # noqa: PLC0415  as above
 
         return profile_of_files(files, options)
-    from stepgrade.trace import merge_recordings, profile_of_compile_logs  # noqa: PLC0415  as above
-    from stepgrade.trace.hang import profile_of_flight_records  # noqa: PLC0415  as above
+    from stepgrade.trace import (  # noqa: PLC0415  as above
+        merge_recordings,
+        profile_of_compile_logs,
+        profile_of_flight_records,
+    )
 
     run = read_recordings(files, options)
     if dumps := [rank for rank in run if isinstance(rank, FlightRecord)]:
@@ -266,6 +269,7 @@ def _profile_of(found: Traces, options: ReadOptions) -> Profile:
     from stepgrade.model.hang import FlightRecord  # noqa: PLC0415
     from stepgrade.trace import (  # noqa: PLC0415
         profile_of_compile_logs,
+        profile_of_flight_records,
         profile_of_memory,
         profile_of_traces,
     )
@@ -274,8 +278,6 @@ def _profile_of(found: Traces, options: ReadOptions) -> Profile:
         if options.steps is not None:
             raise BadOption("picks steps from a trace, which this source is not", field="steps")
         if isinstance(found, FlightRecord):
-            from stepgrade.trace.hang import profile_of_flight_records  # noqa: PLC0415
-
             return profile_of_flight_records([found])
         if isinstance(found, CompileLog):
             return profile_of_compile_logs([found])

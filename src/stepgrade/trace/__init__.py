@@ -1,6 +1,7 @@
 """Traces to a Profile: from the events of each rank, whatever profiler wrote them, to one run."""
 
 from stepgrade.trace.compile_logs import profile_of_compile_logs, with_compile_logs
+from stepgrade.trace.hang import profile_of_flight_records
 from stepgrade.trace.logged_run import with_log
 from stepgrade.trace.memory import profile_of_memory
 from stepgrade.trace.profile import analyse_rank, analyse_trace, profile_of_traces
@@ -17,6 +18,7 @@ __all__ = [
     "merge_ranks",
     "merge_recordings",
     "profile_of_compile_logs",
+    "profile_of_flight_records",
     "profile_of_memory",
     "profile_of_traces",
     "with_compile_logs",
