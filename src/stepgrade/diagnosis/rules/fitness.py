@@ -23,7 +23,7 @@ def warning_of_source(severity: Severity, *codes: str) -> Callable[[RuleContext]
         note = next((note for note in context.profile.warnings if note.code in codes), None)
         if note is None:
             return None
-        code, text = note.code, note.text
+        code, text = note.code, str(note) if note.ranks else note.text
         # On a processor steps differ because other programs run as well.
         level = "info" if code == "warm_up" and context.activity.driver == "host" else severity
         return Found(severity=level, claim=text, evidence={"flaw": code}, warning=code)
