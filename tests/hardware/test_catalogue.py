@@ -153,6 +153,7 @@ SEEN = [
     ("NVIDIA GeForce RTX 3050 Laptop GPU", 4_294_508_544, 16, "rtx-3050-laptop"),
     ("NVIDIA TITAN X (Pascal)", 12_787_122_176, 28, "titan-x-pascal"),
     ("NVIDIA A2", 15_846_408_192, 10, "a2"),
+    # Of no trace at hand: sizes a little below the nominal one, as the others have them.
     ("Tesla K80", 11_996_954_624, 13, "k80"),
     ("Tesla V100-SXM3-32GB", 34_089_730_048, 80, "v100-sxm3-32gb"),
     ("NVIDIA GeForce RTX 3080", 12_620_464_128, 70, "rtx-3080-12gb"),
