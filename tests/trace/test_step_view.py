@@ -21,7 +21,7 @@ TRACE = ROOT / "examples" / "traces" / "gpt_naive.json.gz"
 
 def test_the_step_in_the_middle_of_a_real_run() -> None:
     profile = sg.load(TRACE)
-    (view,) = profile.views
+    view, *others = profile.views
     assert {lane.kind for lane in view.lanes} == {"ledger", "phases", "thread"}
     for lane in view.lanes:
         ends = [start + dur for start, dur in zip(lane.start_ns, lane.dur_ns, strict=True)]
@@ -32,6 +32,8 @@ def test_the_step_in_the_middle_of_a_real_run() -> None:
         assert len(lane.start_ns) <= 2 * SLICES
     ledger = next(lane for lane in view.lanes if lane.kind == "ledger")
     assert sum(ledger.dur_ns) == view.dur_ns  # every nanosecond of a step is in an account
+    times = [one.dur_ns for one in profile.views]
+    assert [max(times), min(times)] == [one.dur_ns for one in others]
     phases = next(lane for lane in view.lanes if lane.kind == "phases")
     assert list(dict.fromkeys(phases.label))[:2] == ["forward", "backward"]
 
@@ -77,20 +79,23 @@ def test_ranks_are_on_one_clock() -> None:
     if not files:
         pytest.skip("the real traces are not beside this clone")
     profile = sg.load(*files)
-    assert [view.rank for view in profile.views] == [*range(8)]
-    assert len({view.number for view in profile.views}) == 1
-    begins = [view.at_ns for view in profile.views]
-    assert max(begins) - min(begins) < max(view.dur_ns for view in profile.views)
+    drawn = {
+        view.number: [one for one in profile.views if one.number == view.number] for view in profile.views
+    }
+    for views in drawn.values():
+        assert [view.rank for view in views] == [*range(8)]
+        begins = [view.at_ns for view in views]
+        assert max(begins) - min(begins) < max(view.dur_ns for view in views)
 
 
 def test_waits_of_the_drawn_step_name_the_late_rank(tmp_path: Path) -> None:
     plan = Planned(world=4, tensor=2, pipeline=1, steps=5, slow_rank=1)
     profile = sg.load(*write_ranks(tmp_path, plan), cache=False)
-    assert [view.rank for view in profile.views] == [0, 1, 2, 3]
+    assert [view.rank for view in profile.views[:4]] == [0, 1, 2, 3]
     for view in profile.views:
         assert all(0 <= wait.start_ns <= wait.start_ns + wait.dur_ns <= view.dur_ns for wait in view.waits)
         assert all(wait.late != view.rank and wait.dur_ns > 0 for wait in view.waits)
     longest = max(profile.views[0].waits, key=lambda wait: wait.dur_ns)
     assert longest.late == 1
-    waited = [sum(wait.dur_ns for wait in view.waits) for view in profile.views]
+    waited = [sum(wait.dur_ns for wait in view.waits) for view in profile.views[:4]]
     assert waited[1] == min(waited)

@@ -298,7 +298,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     memory: Memory | None = None
     hang: Hang | None = None  # of a run that stands still
     recorded: Recorded | None = None
-    views: tuple[StepView, ...] = ()  # one step of each rank, to be drawn; of many ranks the first
+    views: tuple[StepView, ...] = ()  # up to three steps of each rank, to be drawn; of many ranks the first
     typical_step: Span | None = None  # where the steady step of middle length is
     contents: dict[str, str] = {}  # what else the source holds, in words, for people
     notes: tuple[Note, ...] = ()

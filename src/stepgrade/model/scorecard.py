@@ -332,7 +332,7 @@ class Scorecard(Result, frozen=True, kw_only=True):
     goodput: Goodput | None = None  # of the wall time of a logged run
     memory: Memory | None = None
     hang: Hang | None = None  # of dumps of the Flight Recorder
-    views: tuple[StepView, ...] = ()  # one step of each rank, to be drawn; not in the JSON
+    views: tuple[StepView, ...] = ()  # up to three steps of each rank, to be drawn; not in the JSON
 
     def to_dict(self) -> dict[str, Any]:
         """Return the card as its JSON has it: what is only drawn is left out."""

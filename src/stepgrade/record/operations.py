@@ -6,9 +6,11 @@ import _thread
 import gc
 import logging
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import torch
 from msgspec import structs
@@ -32,6 +34,8 @@ _MOST_TRACE_BYTES = 512 * 2**20
 _STARTS = ("_prepare_profiler", "_enable_profiler")
 _ANY_PROFILER = "ProfilerStep"  # counts its steps while there is one
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
+# Where torch calls the Python of an operation that somebody wrote: autograd's functions, and registered ones.
+_CALL_PYTHON = tuple(os.path.join("torch", *place) for place in (("autograd", "function.py"), ("_ops.py",)))  # noqa: PTH118
 
 
 class OperationWindow:
@@ -43,7 +47,8 @@ class OperationWindow:
 
     A range that begins under one profiler and ends under the next makes torch write into memory that it has
     freed, and a profiler that starts or stops inside a backward pass is lost, for torch restores the thread's
-    state after it: so ranges are ended with their window, and no window begins or ends in a backward pass.
+    state after it: ranges are ended with their window, no window begins or ends in a backward pass, and none
+    ends in an operation that began in it and calls Python, for that one's range is torch's own.
     A profiler of the script's own that warms up is lost under ours: there is no window until it is done.
     """
 
@@ -55,6 +60,7 @@ class OperationWindow:
         self._tries = 0
         self._not_before = 0
         self._thread = 0
+        self._operation: FrameType | None = None  # in which this window began
         self._is_starting = False
         self._is_script_profiling = False
         self._has_lapsed = False
@@ -95,7 +101,7 @@ class OperationWindow:
             return
         self._tries += 1
         self._not_before = step + 1 + _STEPS_BETWEEN
-        self._thread = _thread.get_ident()
+        self._thread, self._operation = _thread.get_ident(), innermost_operation()
         self._on_processor = device is None or device.type == "cpu"
         # What a device does is recorded only when asked for: its profiler stays loaded afterwards.
         activities = None if self._every and not self._on_processor else [ProfilerActivity.CPU]
@@ -118,14 +124,18 @@ class OperationWindow:
     def close(self) -> profile | None:
         """Stop profiling and return the profiler with what it saw; None when it was not the step's turn.
 
-        Only the thread that began can stop it, and not in a backward pass: until then it is left as it is.
+        Only the thread that began can stop it, and not in a backward pass or an operation that began since:
+        until then it is left as it is.
         """
         profiler, mark = self._profiler, self._mark
         if profiler is None or mark is None:
             return None
-        if self._thread != _thread.get_ident() or is_in_backward():
+        operation = innermost_operation()
+        began_in_window = operation is not None and operation is not self._operation
+        if self._thread != _thread.get_ident() or is_in_backward() or began_in_window:
             self._has_lapsed = True
             return None
+        self._operation = None
         is_whole = not self._has_lapsed
         self._profiler, self._has_lapsed = None, False
         self._patches.undo()
@@ -199,6 +209,14 @@ class OperationWindow:
 def is_in_backward() -> bool:
     """Tell whether this thread is inside a backward pass, at the end of which torch restores its state."""
     return int(torch._C._current_graph_task_id()) != -1  # noqa: SLF001  no public way to ask
+
+
+def innermost_operation() -> FrameType | None:
+    """Return the call of the operation that this thread's Python is called by; None where it is by none."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  no public way to ask
+    while frame is not None and not frame.f_code.co_filename.endswith(_CALL_PYTHON):
+        frame = frame.f_back
+    return frame
 
 
 def _analyse(profiler: profile) -> Profile | None:

@@ -28,7 +28,7 @@ from stepgrade.trace.places import find_places
 from stepgrade.trace.quality import check_quality
 from stepgrade.trace.ranks import RankProfile, RankStep, merge_ranks
 from stepgrade.trace.recordings import join_recordings
-from stepgrade.trace.step_view import view_step
+from stepgrade.trace.step_view import view_steps
 from stepgrade.trace.steps import NOTES
 from stepgrade.trace.timeline import Driver, Timeline, build_timeline
 from stepgrade.trace.windows import StepMark, Windows
@@ -86,7 +86,7 @@ def analyse_timeline(timeline: Timeline, pieces: Pieces) -> RankProfile:
         phases=sum_phases(timeline, pieces, phase),
         layers=layers.times,
         modules=places.modules,
-        views=tuple(view for view in (view_step(timeline, pieces, phase),) if view is not None),
+        views=view_steps(timeline, pieces, phase),
         operations=tuple(map(places.put_into, operations.times)),
         typical_step=(
             Span(file=0, start_ns=trace.file_zero_ns + typical.start_ns, dur_ns=typical.dur_ns)

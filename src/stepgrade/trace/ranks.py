@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -25,7 +26,7 @@ from stepgrade.trace.operation_columns import FAST, PackedOperations, pack
 from stepgrade.trace.quality import by_weight
 from stepgrade.units import NS_PER_MS, show_ms, show_share
 
-MOST_VIEWS = 32  # ranks whose typical step is drawn
+MOST_VIEWS = 32  # ranks whose steps are drawn
 MOST_WAITS = 12  # of a rank that are drawn
 LEAST_WAIT_SHARE = 0.002  # of a step: what is shorter cannot be seen
 OWN_TROUBLE_SHARE = 0.02
@@ -215,7 +216,7 @@ def merge_ranks(ranks: Sequence[AnyRank]) -> Profile:
     for number, rank in by_number.items():
         packed = rank.packed()
         profile = packed.lean(layers=not mean_rank.layers, modules=not mean_rank.modules)
-        if len(views) < MOST_VIEWS:
+        if len({view.rank for view in views}) < MOST_VIEWS:
             views += [structs.replace(view, rank=number) for view in _unpack(packed.views, _VIEWS)]
         mean_rank.add(profile, packed.operations, number)
         matching.add(number, packed.arrivals(programs))
@@ -247,7 +248,11 @@ def merge_ranks(ranks: Sequence[AnyRank]) -> Profile:
         phases=mean_rank.phases,
         layers=mean_rank.layers,
         modules=mean_rank.modules,
-        views=_with_waits(_on_one_clock(views, across.clock_offsets_ns), matching, across),
+        views=tuple(
+            view
+            for number in _drawn_by_all(views)
+            for view in _with_waits(_on_one_clock(views, number, across.clock_offsets_ns), matching, across)
+        ),
         operations=mean_rank.operations,
         typical_step=in_file(first.typical_step, first, of_file),
         tokens_per_step=mean_rank.known["tokens_per_step"],
@@ -296,9 +301,18 @@ def share_clock(ranks: Sequence[tuple[int | None, tuple[str, ...]]]) -> bool:
     return not any(undated) or (all(undated) and len({files for _, files in ranks}) == 1)
 
 
-def _on_one_clock(views: Sequence[StepView], offsets_ns: Mapping[int, int]) -> tuple[StepView, ...]:
-    """Return the drawn steps that are the same one, each where the ranks' common clock says it begins."""
-    same = [view for view in views if view.number == views[0].number]
+def _drawn_by_all(views: Sequence[StepView]) -> list[int]:
+    """Return the first drawn step, and others that all ranks draw: the slowest is often the same one."""
+    numbers = Counter(view.number for view in views)
+    ranks = len({view.rank for view in views})
+    return [number for place, number in enumerate(numbers) if place == 0 or numbers[number] == ranks]
+
+
+def _on_one_clock(
+    views: Sequence[StepView], number: int, offsets_ns: Mapping[int, int]
+) -> tuple[StepView, ...]:
+    """Return this step of all ranks, each where the ranks' common clock says it begins."""
+    same = [view for view in views if view.number == number]
     shifted = [structs.replace(view, at_ns=view.at_ns - offsets_ns.get(view.rank or 0, 0)) for view in same]
     # Clocks that are a step apart are not one.
     spread = max((view.at_ns for view in shifted), default=0) - min(

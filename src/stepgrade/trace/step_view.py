@@ -28,20 +28,28 @@ LONGEST_NAME = 80
 _WAIT = len(WorkClass)  # beside the classes of work: the host waits for the device
 
 
-def view_step(timeline: Timeline, pieces: Pieces, phase: Kinds) -> StepView | None:
-    """Return the steady step in the middle of the run; None without one, or where no device was seen."""
+def view_steps(timeline: Timeline, pieces: Pieces, phase: Kinds) -> tuple[StepView, ...]:
+    """Return the steady step in the middle of the run, the slowest and the fastest where they are others.
+
+    None are drawn without a steady step, and where no device was seen.
+    """
     steady, rank = np.flatnonzero(timeline.windows.steady), timeline.trace.rank
     if not len(steady) or (rank is not None and rank >= RANKS_VIEWED) or timeline.driver is Driver.UNSEEN:
-        return None
-    step = int(steady[len(steady) // 2])
+        return ()
+    by_time = steady[np.argsort(timeline.windows.dur_ns[steady], kind="stable")]
+    steps = dict.fromkeys((int(steady[len(steady) // 2]), int(by_time[-1]), int(by_time[0])))
+    return tuple(
+        _view_step(timeline, pieces, phase, step) for step in steps if timeline.windows.dur_ns[step] > 0
+    )
+
+
+def _view_step(timeline: Timeline, pieces: Pieces, phase: Kinds, step: int) -> StepView:
     begin, end = int(timeline.windows.start_ns[step]), int(timeline.windows.end_ns[step])
-    if end <= begin:
-        return None
     lanes = [_ledger_lane(timeline, begin, end), _phase_lane(pieces, phase, begin, end)]
     lanes += _stream_lanes(timeline, pieces, begin, end)
     lanes += _thread_lanes(timeline, begin, end)
     return StepView(
-        rank=rank,
+        rank=timeline.trace.rank,
         number=int(timeline.steps.number[step]),
         at_ns=(timeline.trace.base_ns or 0) + begin,
         dur_ns=end - begin,

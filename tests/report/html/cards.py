@@ -285,6 +285,17 @@ def make_view(rank: int, names: tuple[str, ...] = ("forward", "backward")) -> St
     )
 
 
+def with_other_steps() -> Scorecard:
+    """Return a card with three steps that are drawn."""
+    first = make_view(1)
+    others = ((9, 5_000_000), (3, 1_500_000))
+    views = (
+        first,
+        *(msgspec.structs.replace(first, number=number, dur_ns=length) for number, length in others),
+    )
+    return changed(full_card(), views=views)
+
+
 def hostile_parity(names: tuple[str, ...] = HOSTILE) -> sg.ParityReport:
     """Return a comparison of runtimes and operations with hostile names."""
 

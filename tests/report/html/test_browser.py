@@ -131,6 +131,21 @@ def test_numbers_look_the_same_in_both_languages(open_page: Open) -> None:
     }
 
 
+def test_another_step_is_shown_by_pointer_and_keyboard(open_page: Open) -> None:
+    page = open_page(cards.with_other_steps()).page
+
+    def shown() -> list[bool]:
+        return [page.locator(f".drawn-{place}").is_visible() for place in range(3)]
+
+    assert shown() == [True, False, False]
+    page.locator("#show-drawn-2").check()
+    assert shown() == [False, False, True]
+    page.keyboard.press("ArrowLeft")
+    assert shown() == [False, True, False]
+    page.locator(".drawn-1 a[data-times]").first.click()
+    assert page.locator(".drawn-1 .lanes-inner").evaluate("e => parseFloat(e.style.width)") > 100
+
+
 def test_tables_sort_search_and_page(open_page: Open) -> None:
     opened = open_page(cards.full_card())
     page, names = opened.page, f"{ROWS} td:first-child"

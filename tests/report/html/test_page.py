@@ -270,18 +270,27 @@ def test_a_card_of_the_analysis_is_a_page_too() -> None:
 
 def test_arrows_lead_from_waits_to_the_late_rank_and_are_told_in_words() -> None:
     page = sg.render(cards.full_card(), to="html")
-    assert page.count('marker-end="url(#arrow)"') == 2  # of ranks 0 and 2, to rank 1; 99 is not drawn
+    assert page.count('marker-end="url(#drawn-0-arrow)"') == 2  # of ranks 0 and 2, to rank 1; 99 is not drawn
     assert "rank 0 waits 700.0 µs for rank 1, in forward" in page
     assert "rank 2 waits 700.0 µs for rank 99, which is not drawn, in backward" in page
     alone = cards.changed(cards.full_card(), views=(cards.make_view(1),))
     assert "Who waits for whom" not in sg.render(alone, to="html")
 
 
+def test_other_steps_can_be_chosen() -> None:
+    page = sg.render(cards.with_other_steps(), to="html")
+    shown = re.findall(r'id="show-drawn-\d"[^>]*> ([^<]*)</label>', page)
+    assert shown == ["step 4, in the middle: 2.0 ms", "step 9, slowest: 5.0 ms", "step 3, fastest: 1.5 ms"]
+    ids = re.findall(r' id="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    assert "show-drawn-" not in sg.render(cards.full_card(), to="html").split("</style>")[1]
+
+
 def test_phases_can_be_gone_to() -> None:
     page = sg.render(cards.full_card(), to="html")
-    for link in re.findall(r'<a href="#(step-[a-z0-9]+)" data-times="[0-9.]+">', page):
+    for link in re.findall(r'<a href="#(drawn-[a-z0-9-]+)" data-times="[0-9.]+">', page):
         assert page.count(f'id="{link}"') == 1
-    assert '<a href="#step-input"' in page
+    assert '<a href="#drawn-0-input"' in page
 
 
 def test_the_icicle_goes_down_to_kernels_and_modules_tell_memory() -> None:

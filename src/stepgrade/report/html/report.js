@@ -205,18 +205,20 @@
   });
 
   // The step over time, wider than the screen: the stretch in the middle stays in the middle, a phase fills the screen.
-  const lanes = document.querySelector(".lanes");
-  const widen = (times) => { lanes.firstElementChild.style.width = `${times * 100}%`; };
+  const widen = (lanes, times) => { lanes.firstElementChild.style.width = `${times * 100}%`; };
   for (const radio of all("input[name=zoom]"))
     radio.addEventListener("change", () => {
-      const middle = (lanes.scrollLeft + lanes.clientWidth / 2) / lanes.scrollWidth;
-      widen(Number(radio.value));
-      lanes.scrollLeft = middle * lanes.scrollWidth - lanes.clientWidth / 2;
+      for (const lanes of all(".lanes")) {
+        const middle = (lanes.scrollLeft + lanes.clientWidth / 2) / lanes.scrollWidth;
+        widen(lanes, Number(radio.value));
+        lanes.scrollLeft = middle * lanes.scrollWidth - lanes.clientWidth / 2;
+      }
     });
   for (const link of all("a[data-times]"))
     link.addEventListener("click", (event) => {
       event.preventDefault();
-      widen(Number(link.dataset.times));
+      const lanes = link.closest(".drawn-step").querySelector(".lanes");
+      widen(lanes, Number(link.dataset.times));
       for (const radio of all("input[name=zoom]")) radio.checked = false;
       const mark = document.getElementById(link.hash.slice(1));
       const names = lanes.querySelector(".lane-name").getBoundingClientRect().width;

@@ -1,8 +1,8 @@
-"""One step of every rank on a common clock: the device's time, phases, streams and the host's threads."""
+"""Steps of every rank on a common clock: the device's time, phases, streams and the host's threads."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msgspec import structs
@@ -29,38 +29,29 @@ _LEGENDS = {"ledger": "The device", "phases": "Phases", "work": "Streams and thr
 
 
 def view(card: Scorecard, flags: Mapping[str, str] = NO_FLAGS) -> dict[str, Any] | None:
-    """Return the lanes of each rank; None where no step can be drawn."""
-    views = card.views[:RANKS_SHOWN]
-    if not views:
+    """Return the lanes of each rank in each step that is drawn; None where none can be."""
+    if not card.views:
         return None
-    begin = min(view.at_ns for view in views)
-    end = max(view.at_ns + view.dur_ns for view in views)
-    scale = Scale(low=0.0, high=float(end - begin))
-    most = max(60, SLICES_SHOWN // max(1, sum(len(view.lanes) for view in views)))
-    kept = [
-        [_lane(lane, view.at_ns - begin, scale, most, card.findings) for lane in view.lanes] for view in views
-    ]
-    jumps = _jumps(views[0], kept[0])
+    by_step = {
+        number: [view for view in card.views if view.number == number][:RANKS_SHOWN]
+        for number in dict.fromkeys(view.number for view in card.views)
+    }
+    drawn = [view for views in by_step.values() for view in views]
+    most = max(60, SLICES_SHOWN // max(1, sum(len(view.lanes) for view in drawn)))
+    steps = [_step(views, place, most, card.findings) for place, views in enumerate(by_step.values())]
+    lengths = {number: views[0].dur_ns for number, views in by_step.items()}
+    for place, (step, (number, length)) in enumerate(zip(steps, lengths.items(), strict=True)):
+        which = "in the middle" if place == 0 else "slowest" if length == max(lengths.values()) else "fastest"
+        step["title"] = f"step {show_count(number)}, {which}: {step['length']}"
     looks = {kind: dict[str, None]() for kind in _LEGENDS}
-    for lane in (lane for view in views for lane in view.lanes):
+    for lane in (lane for view in drawn for lane in view.lanes):
         looks["work" if lane.kind in ("stream", "thread") else lane.kind].update(dict.fromkeys(lane.look))
+    first = next(iter(by_step.values()))
     return {
-        "number": views[0].number,
-        "length": show_ms(views[0].dur_ns / NS_PER_MS),
-        "ranks": [
-            {"name": "this rank" if view.rank is None else f"rank {view.rank}", "lanes": lanes}
-            for view, lanes in zip(views, kept, strict=True)
-        ],
-        "one": len(views) == 1,
-        "left_out": max(0, len(card.ranks) - len(views)),
-        "ticks": [
-            Tick(at=scale.place(ms * NS_PER_MS), text=show_ms(ms))
-            for ms in even_ticks(0.0, (end - begin) / NS_PER_MS, 3)
-        ],
-        "jumps": jumps,
-        "another": name_fields("Another one is drawn with {steps}.", flags),
-        "waits": _waits(views, begin, scale),
-        "has_pins": any(mark.label for lanes in kept for lane in lanes for mark in lane["marks"]),
+        "steps": steps,
+        "one": len(first) == 1,
+        "left_out": max(0, len(card.ranks) - len(first)),
+        "another": name_fields("Others are drawn with {steps}.", flags),
         "legends": [
             {"name": _LEGENDS[kind], "rows": list(dict.fromkeys(_legend(kind, look) for look in seen))}
             for kind, seen in looks.items()
@@ -69,7 +60,31 @@ def view(card: Scorecard, flags: Mapping[str, str] = NO_FLAGS) -> dict[str, Any]
     }
 
 
-def _jumps(view: StepView, lanes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _step(views: Sequence[StepView], place: int, most: int, findings: tuple[Finding, ...]) -> dict[str, Any]:
+    """Return one step of all ranks, on a scale of its own."""
+    begin = min(view.at_ns for view in views)
+    end = max(view.at_ns + view.dur_ns for view in views)
+    scale = Scale(low=0.0, high=float(end - begin))
+    kept = [[_lane(lane, view.at_ns - begin, scale, most, findings) for lane in view.lanes] for view in views]
+    return {
+        "id": f"drawn-{place}",
+        "number": views[0].number,
+        "length": show_ms(views[0].dur_ns / NS_PER_MS),
+        "jumps": _jumps(views[0], kept[0], f"drawn-{place}"),
+        "ranks": [
+            {"name": "this rank" if view.rank is None else f"rank {view.rank}", "lanes": lanes}
+            for view, lanes in zip(views, kept, strict=True)
+        ],
+        "ticks": [
+            Tick(at=scale.place(ms * NS_PER_MS), text=show_ms(ms))
+            for ms in even_ticks(0.0, (end - begin) / NS_PER_MS, 3)
+        ],
+        "waits": _waits(views, begin, scale),
+        "has_pins": any(mark.label for lanes in kept for lane in lanes for mark in lane["marks"]),
+    }
+
+
+def _jumps(view: StepView, lanes: list[dict[str, Any]], step: str) -> list[dict[str, Any]]:
     """Return the phases that can be gone to: where each begins, and how much wider it fills the screen."""
     found = []
     for lane, drawn in zip(view.lanes, lanes, strict=True):
@@ -78,15 +93,15 @@ def _jumps(view: StepView, lanes: list[dict[str, Any]]) -> list[dict[str, Any]]:
             places = [place for place, other in enumerate(looks) if other == look]
             first, last = drawn["marks"][places[0]], drawn["marks"][places[-1]]
             name = look.removeprefix("phase-")
-            drawn["marks"][places[0]] = structs.replace(first, id=f"step-{name}")
+            drawn["marks"][places[0]] = structs.replace(first, id=f"{step}-{name}")
             span = last.x + last.width - first.x
             found.append(
-                {"name": name, "id": f"step-{name}", "times": min(MOST_TIMES, 100.0 / max(span, 1.0))}
+                {"name": name, "id": f"{step}-{name}", "times": min(MOST_TIMES, 100.0 / max(span, 1.0))}
             )
     return found
 
 
-def _waits(views: tuple[StepView, ...], begin: int, scale: Scale) -> dict[str, Any] | None:
+def _waits(views: Sequence[StepView], begin: int, scale: Scale) -> dict[str, Any] | None:
     """Return a row for each rank with its waits, and an arrow from each to where the late rank arrives."""
     if not any(view.waits for view in views):
         return None
