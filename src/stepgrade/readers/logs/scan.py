@@ -80,6 +80,10 @@ _KERAS_BAR = re.compile(
 )
 _OF_KERAS = {b"s": 1.0, b"ms": 1e-3}
 _BARS = (TQDM_SECONDS, TQDM_RATE)
+_TIMES = frozenset(
+    {"time", "step_s", "line_s", "bare_s", "elapsed_s", "steps_s", "tok_s", "tok_s_device"}
+    | {"samples_s", "samples_s_device"}
+)
 _EPOCH = re.compile(rb"(?i)\bepoch:?\s{0,3}\[?(\d{1,6})")
 _PAIR = re.compile(rb"'([^'\n]{1,80})': ?(?:'([^'\n]{0,80})'|([-+.\deE]{1,40}|nan|inf|-inf))")
 _CHECKPOINT = re.compile(
@@ -390,7 +394,8 @@ class LogScanner:
             # A loop of one's own may begin its lines with the number of the step.
             if dialect not in PLAIN or found != row["step"]:
                 row["rank"] = found
-        return row
+        # Of words that are nobody's in particular only those with a time or a rate are taken for a log.
+        return row if dialect not in PLAIN or row.keys() & _TIMES else None
 
     def _read_line(self, dialect: Dialect, line: bytes) -> dict[Column, float] | None:
         template = self._templates.get(dialect.name)
