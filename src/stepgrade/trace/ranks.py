@@ -248,11 +248,7 @@ def merge_ranks(ranks: Sequence[AnyRank]) -> Profile:
         phases=mean_rank.phases,
         layers=mean_rank.layers,
         modules=mean_rank.modules,
-        views=tuple(
-            view
-            for number in _drawn_by_all(views)
-            for view in _with_waits(_on_one_clock(views, number, across.clock_offsets_ns), matching, across)
-        ),
+        views=_drawn_steps(views, matching, across),
         operations=mean_rank.operations,
         typical_step=in_file(first.typical_step, first, of_file),
         tokens_per_step=mean_rank.known["tokens_per_step"],
@@ -301,11 +297,16 @@ def share_clock(ranks: Sequence[tuple[int | None, tuple[str, ...]]]) -> bool:
     return not any(undated) or (all(undated) and len({files for _, files in ranks}) == 1)
 
 
-def _drawn_by_all(views: Sequence[StepView]) -> list[int]:
-    """Return the first drawn step, and others that all ranks draw: the slowest is often the same one."""
-    numbers = Counter(view.number for view in views)
+def _drawn_steps(views: Sequence[StepView], matching: Matching, across: AcrossRanks) -> tuple[StepView, ...]:
+    """Return the first step, and others that all ranks drew, each on one clock and with its waits."""
+    drawn = Counter(view.number for view in views)
     ranks = len({view.rank for view in views})
-    return [number for place, number in enumerate(numbers) if place == 0 or numbers[number] == ranks]
+    return tuple(
+        view
+        for place, (number, times) in enumerate(drawn.items())
+        if place == 0 or times == ranks
+        for view in _with_waits(_on_one_clock(views, number, across.clock_offsets_ns), matching, across)
+    )
 
 
 def _on_one_clock(
