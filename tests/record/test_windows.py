@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import stepgrade as sg
+from stepgrade.record.operations import OperationWindow
 from tests.record.forked import start
 
 HEAD = """
@@ -160,3 +163,25 @@ def test_a_training_with_profiled_steps_ends_as_without(tmp_path: Path, name: st
     profile = sg.load(tmp_path / "run.json")
     assert profile.recorded_steps == steps
     assert profile.operations
+
+
+def test_no_window_ends_inside_an_operation_that_began_in_it() -> None:
+    """Torch's own range of the operation would be open into the next window, and write into freed memory."""
+
+    class Closing(torch.autograd.Function):
+        @staticmethod
+        def forward(_: Any, values: torch.Tensor, opens: bool) -> torch.Tensor:
+            if opens:
+                window.open_if_due(1, None)
+            closed.append(window.close())
+            return values * 2
+
+    for opens in (False, True):
+        window, closed = OperationWindow(every=1, warmup=0), []
+        if not opens:
+            window.open_if_due(1, None)
+        Closing.apply(torch.ones(3), opens)
+        assert (closed[0] is not None) == opens
+        assert window.has_lapsed != opens
+        window.close()
+        assert not window.is_open
