@@ -46,8 +46,19 @@ class Live:
         self.port = int(found[1])
         self.url = f"http://127.0.0.1:{self.port}"
         # What nobody reads would fill the pipe, and then the server would wait for a reader.
-        self._reader = threading.Thread(target=self.process.stderr.read, daemon=True)
+        self._said = [said]
+        self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+
+    @property
+    def said(self) -> str:
+        """Return what it wrote to standard error; all of it once it has ended."""
+        return b"".join(self._said).decode()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        while more := self.process.stderr.read1(65536):  # type: ignore[attr-defined]  # buffered, as Popen's are
+            self._said.append(more)
 
     def stop(self) -> int:
         """Ask it to stop, and return its exit code."""

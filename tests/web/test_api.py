@@ -114,7 +114,7 @@ def test_what_findings_cost(place: str) -> None:
 
 
 def test_a_project_keeps_what_its_settings_say(site_on_both: Site) -> None:
-    from stepgrade.web.housekeeping import Housekeeper
+    from stepgrade.web.housekeeping import Keeper
 
     site = site_on_both
     server = site.app.state.server
@@ -125,7 +125,9 @@ def test_a_project_keeps_what_its_settings_say(site_on_both: Site) -> None:
         )
         old = mine.add(NewRun(card=card(), branch="main", added_at="2020-01-01T00:00:00+00:00"))
         Team(history.database).set_project("mine", ProjectSettings(keep_days=30))
-    Housekeeper(server).once(dt.datetime.now(dt.UTC).date())
+        project = Team(history.database).project("mine")
+        assert project is not None
+    Keeper(server.pool).prune(project)
     with open_history(site.place, project="mine") as history:
         numbers = [run.id for run in history.runs()]
         assert pinned in numbers

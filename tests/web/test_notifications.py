@@ -14,11 +14,13 @@ import pytest
 
 from stepgrade.store import NewRun, open_history
 from stepgrade.store.alerts import RETRIES_S, Alert, Alerts, Channel, Message, QuietHours
+from stepgrade.store.pool import Pool
 from tests.web.conftest import card
 
 pytest.importorskip("starlette", reason="starlette is not installed")
-from stepgrade.web.housekeeping import send_due
-from stepgrade.web.outgoing import NotSent, payload, send_mail, signature
+from stepgrade.web.exchange import BoundedExchange
+from stepgrade.web.housekeeping import Postman
+from stepgrade.web.outgoing import NotSent, payload, send, signature
 from stepgrade.web.settings import Mail, ServerSettings
 
 OPEN = ServerSettings(private_webhooks=True, public_url="https://team.example")
@@ -80,6 +82,18 @@ def receiver() -> Iterator[Receiver]:
         thread.join()
 
 
+def send_due(place: str, settings: ServerSettings = OPEN) -> None:
+    """Send one message of each channel that is due, and wait until it is written down how each ended."""
+    pool = Pool(place)
+    postman = Postman(pool, settings)
+    postman.start_due("mine")
+    while postman.under_way:
+        assert postman.ended.wait(60.0)
+        postman.ended.clear()
+        postman.settle()
+    pool.close()
+
+
 def add(history: Any, steps: list[float], branch: str = "main") -> list[Alert]:
     opened = []
     for ms in steps:
@@ -102,7 +116,7 @@ def test_one_message_a_change_not_one_a_run(place: str, receiver: Receiver) -> N
         assert len(opened) == 1
         assert opened[0].change == pytest.approx(0.3, abs=0.02)
         for _ in range(3):
-            send_due(history, OPEN)
+            send_due(place)
         ((path, headers, body),) = receiver.got
         assert path == "/hook"
         assert headers["x-stepgrade-signature"] == signature("key", headers["x-stepgrade-timestamp"], body)
@@ -123,13 +137,13 @@ def test_what_fails_is_tried_again_and_not_for_ever(place: str, receiver: Receiv
         add(history, STEPS)
         for expected in (1, 2, 3, 3):
             history.database.execute("update stepgrade_message set next_at = '2020-01-01T00:00:00+00:00'")
-            send_due(history, OPEN)
+            send_due(place)
             assert len(receiver.got) == expected
         assert {path for path, _, _ in receiver.got} == {"/hook"}  # where a redirect leads is not asked
         history.database.execute(
             "update stepgrade_message set sent_at = null, tries = ?", (len(RETRIES_S) + 1,)
         )
-        send_due(history, OPEN)
+        send_due(place)
         assert len(receiver.got) == 3
     assert list(RETRIES_S) == sorted(RETRIES_S)
 
@@ -152,7 +166,7 @@ def test_the_queue_holds_a_message_back(place: str, receiver: Receiver) -> None:
         quiet = QuietHours(begin=now, end=(now + 2) % 24)
         Alerts(history).add_channel("webhook", receiver.url, "", quiet)
         add(history, STEPS)
-        send_due(history, OPEN)
+        send_due(place)
         assert receiver.got == []
 
 
@@ -182,8 +196,8 @@ def test_a_commit_gets_its_comment(place: str, receiver: Receiver) -> None:
         alerts.add_channel("github", f"{receiver.url}/repos/team/model", "ghp_secret", QuietHours())
         alerts.add_channel("gitlab", f"{receiver.url}/api/v4/projects/7", "glpat", QuietHours())
         add(history, STEPS)
-        send_due(history, OPEN)
-    (hub, lab) = receiver.got
+        send_due(place)
+    lab, hub = sorted(receiver.got)
     assert hub[0] == "/repos/team/model/commits/c130.0/comments"
     assert hub[1]["authorization"] == "Bearer ghp_secret"
     assert json.loads(hub[2])["body"].startswith("## ")
@@ -212,6 +226,7 @@ class _Mail(socketserver.StreamRequestHandler):
 
 
 def test_a_letter_arrives() -> None:
+    message = Message(id=1, channel_id=1, alert_id=1, event="opened", tries=0)
     with socketserver.TCPServer(("127.0.0.1", 0), _Mail) as server:
         thread = threading.Thread(target=server.handle_request)
         thread.start()
@@ -219,11 +234,10 @@ def test_a_letter_arrives() -> None:
             host="127.0.0.1", port=server.server_address[1], sender="stepgrade@team.example", starttls=False
         )
         settings = ServerSettings(mail=mail, public_url="https://team.example")
-        send_mail(channel("email", "a@team.example"), HOSTILE, "opened", settings)
+        send(message, channel("email", "a@team.example"), HOSTILE, settings, BoundedExchange())
         thread.join()
         text = server.got.decode()  # type: ignore[attr-defined]  # set above
     assert "TO:<a@team.example>" in text
     assert "https://team.example/p/mine/alerts#alert-7" in text
-    with pytest.raises(NotSent, match="mail server"):
-        send_mail(channel("email", "a@team.example"), HOSTILE, "opened", settings)
-    assert Message(id=1, channel_id=1, alert_id=1, event="opened", tries=0)
+    with pytest.raises(NotSent, match="no connection"):
+        send(message, channel("email", "a@team.example"), HOSTILE, settings, BoundedExchange())

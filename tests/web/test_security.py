@@ -19,8 +19,10 @@ from tests.web.conftest import BASE, Site, card, upload
 
 pytest.importorskip("starlette", reason="starlette is not installed")
 from stepgrade.web.access import WRONG_PER_MINUTE, Limiter
-from stepgrade.web.outgoing import NotSent, addresses_of, check_target
+from stepgrade.web.exchange import BoundedExchange
+from stepgrade.web.outgoing import NotSent, addresses_of
 from stepgrade.web.settings import ServerSettings, check
+from stepgrade.web.targets import check_channel
 
 ANYWHERE = "0.0.0.0"  # noqa: S104  what is refused
 MakeSite = Callable[..., Site]
@@ -388,6 +390,80 @@ def test_no_secret_is_logged(
     assert "s3cret" not in channels
 
 
+# Ranges that are not for hosts of the internet, and IPv4 addresses in each wrapping: the address inside may be
+# anybody's, or the server's own.
+NOT_PUBLIC = (
+    "0.0.0.0",  # noqa: S104
+    "0.1.2.3",
+    "10.0.0.1",
+    "100.64.0.1",
+    "127.0.0.2",
+    "169.254.169.254",
+    "172.16.0.1",
+    "192.0.0.8",
+    "192.0.2.1",
+    "192.88.99.1",
+    "192.168.1.1",
+    "198.18.0.1",
+    "198.51.100.1",
+    "203.0.113.1",
+    "224.0.0.1",
+    "239.1.2.3",
+    "240.0.0.1",
+    "255.255.255.255",
+    "::",
+    "::1",
+    "::7f00:1",
+    "::8.8.8.8",
+    "::ffff:10.0.0.1",
+    "::ffff:8.8.8.8",
+    "::ffff:0:10.0.0.1",
+    "64:ff9b::a00:1",
+    "64:ff9b::808:808",
+    "64:ff9b:1::a00:1",
+    "100::1",
+    "2001::1",
+    "2001:0:4136:e378:8000:63bf:3fff:fdd2",
+    "2001:2::1",
+    "2001:10::1",
+    "2001:20::1",
+    "2001:db8::1",
+    "2002:a00:1::1",
+    "2002:808:808::1",
+    "3fff::1",
+    "5f00::1",
+    "2a00:1450::5efe:a00:1",
+    "2a00:1450::200:5efe:a00:1",
+    "fc00::1",
+    "fd00::1",
+    "fe80::1",
+    "fe80::1%eth0",
+    "2a00:1450::1%eth0",
+    "fec0::1",
+    "ff02::1",
+    "ff0e::1",
+)
+
+
+@pytest.mark.parametrize("address", NOT_PUBLIC)
+def test_an_address_that_is_not_public(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither as it is written, nor when a name leads there; nothing is connected to."""
+    shown = f"[{address.replace('%', '%25')}]" if ":" in address else address
+    with pytest.raises(BadOption):
+        check_channel("webhook", f"https://{shown}/x", "", ServerSettings())
+    row = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", (address, 443))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [row])
+    with pytest.raises(NotSent, match="own network"):
+        addresses_of("name.example", 443, ServerSettings(), BoundedExchange())
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "93.184.216.34", "2a00:1450:4001::1", "2606:4700::1111"])
+def test_an_address_that_is_public(address: str) -> None:
+    check_channel(
+        "webhook", f"https://{f'[{address}]' if ':' in address else address}/x", "", ServerSettings()
+    )
+
+
 INSIDE = (
     "http://127.0.0.1/x",
     "https://127.0.0.1/x",
@@ -423,14 +499,14 @@ def test_webhooks_do_not_reach_into_the_own_network(site: Site, target: str) -> 
 def test_a_name_that_leads_inside_is_seen_when_it_is_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rebinding: the name was fine when the channel was added."""
     settings = ServerSettings()
-    check_target("webhook", "https://rebind.example/x", settings)
+    check_channel("webhook", "https://rebind.example/x", "", settings)
     row = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 443))
     outside = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("93.184.216.34", 443))
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [outside, row])
     with pytest.raises(NotSent, match="own network"):
-        addresses_of("rebind.example", 443, settings)
+        addresses_of("rebind.example", 443, settings, BoundedExchange())
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [outside])
-    assert addresses_of("rebind.example", 443, settings) == ["93.184.216.34"]
+    assert addresses_of("rebind.example", 443, settings, BoundedExchange()) == ["93.184.216.34"]
 
 
 def test_a_project_of_others_looks_like_none(site: Site) -> None:

@@ -23,8 +23,10 @@ STATES: tuple[State, ...] = ("open", "acknowledged", "waived", "resolved")
 WATCHED = tuple(name for name in ("step_time_ms", *RATES, "peak_memory_bytes") if name in KEPT_METRICS)
 _LOOK_BACK = 200
 _MOST_REASON = 500
-# A message that fails is tried again after these seconds, then no more.
+_CLAIMED_S = 60  # longer than any exchange takes
+# A message that fails is tried again after these seconds, then no more. Its channel's others wait as long.
 RETRIES_S = (10, 60, 600, 3_600, 21_600)
+MOST_CHANNELS = 50  # of a project
 CHANNELS = ("webhook", "slack", "teams", "discord", "email", "github", "gitlab")
 
 
@@ -79,6 +81,14 @@ class Channel(Struct, frozen=True, kw_only=True):
     secret: str
     quiet: QuietHours
     created_at: str
+
+
+class ChannelState(Struct, frozen=True, kw_only=True):
+    """How a channel's messages fare: when one last got there, and why the next one did not."""
+
+    sent_at: str | None = None
+    problem: str | None = None
+    retry_at: str | None = None  # None when it is not tried again
 
 
 class Message(Struct, frozen=True, kw_only=True):
@@ -229,6 +239,14 @@ class Alerts:
             found.append(alert)
         return found
 
+    def projects_with_expired(self, today: dt.date) -> list[str]:
+        """Return the projects, of all, with a waiver that has ended."""
+        rows = self._database.execute(
+            "select distinct project from stepgrade_alert where state = 'waived' and waived_until < ?",
+            (today.isoformat(),),
+        )
+        return [str(row[0]) for row in rows]
+
     def count_open(self) -> int:
         """Return how many are open."""
         sql = "select count(*) from stepgrade_alert where project = ? and state = 'open'"
@@ -242,12 +260,26 @@ class Alerts:
             (self._history.project,),
         )
         names = ("id", "project", "kind", "target", "secret", "quiet", "created_at")
-        return [
-            Channel(
-                **dict(zip(names, row, strict=True)) | {"quiet": msgspec.json.decode(row[5], type=QuietHours)}
-            )
-            for row in rows
-        ]
+        return [Channel(**dict(zip(names, row, strict=True)) | {"quiet": _quiet(row[5])}) for row in rows]
+
+    def channel_states(self) -> dict[int, ChannelState]:
+        """Return how the messages of each channel fare."""
+        rows = self._database.execute(
+            "select m.channel_id, m.sent_at, m.problem, m.next_at, m.tries from stepgrade_message m "
+            "join stepgrade_channel c on c.id = m.channel_id where c.project = ? "
+            "and (m.sent_at is not null or m.problem is not null) order by m.id",
+            (self._history.project,),
+        )
+        found: dict[int, ChannelState] = {}
+        for number, sent_at, problem, next_at, tries in rows:
+            before = found.get(number, ChannelState())
+            if sent_at is not None:
+                latest = sent_at if before.sent_at is None else max(before.sent_at, sent_at)
+                found[number] = ChannelState(sent_at=latest)
+            else:
+                retry_at = next_at if tries <= len(RETRIES_S) else None
+                found[number] = ChannelState(sent_at=before.sent_at, problem=problem, retry_at=retry_at)
+        return found
 
     def add_channel(self, kind: str, target: str, secret: str, quiet: QuietHours) -> int:
         """Add whom to tell."""
@@ -255,6 +287,8 @@ class Alerts:
             raise BadOption(f"there is no channel called {kind[:40]!r}", hint=f"one of {', '.join(CHANNELS)}")
         if not (0 <= quiet.begin < 24 and 0 <= quiet.end < 24):
             raise BadOption("quiet hours are from 0 to 23", field="quiet")
+        if len(self.channels()) >= MOST_CHANNELS:
+            raise BadOption(f"a project has at most {MOST_CHANNELS} channels", hint="remove one first")
         return self._database.insert(
             "insert into stepgrade_channel (project, kind, target, secret, settings, created_at) "
             "values (?, ?, ?, ?, ?, ?)",
@@ -278,23 +312,36 @@ class Alerts:
                 (channel.id, alert.id, event, due),
             )
 
-    def claim_due(self, limit: int = 20) -> list[tuple[Message, Channel, Alert]]:
-        """Return messages of the project that are due, each to one caller alone for a minute."""
-        waiting = "select 1 from stepgrade_message where sent_at is null and next_at <= ? limit 1"
-        if not self._database.execute(waiting, (now(),)):
-            return []  # as nearly always: no lock is taken
+    def projects_with_due(self) -> list[str]:
+        """Return the projects, of all, that have messages to send, the one that waits longest first."""
+        rows = self._database.execute(
+            "select c.project from stepgrade_message m join stepgrade_channel c on c.id = m.channel_id "
+            "where m.sent_at is null and m.next_at <= ? and m.tries <= ? "
+            "group by c.project order by min(m.next_at), c.project",
+            (now(), len(RETRIES_S)),
+        )
+        return [str(row[0]) for row in rows]
+
+    def claim_due(self, limit: int, busy: Sequence[int] = ()) -> list[tuple[Message, Channel, Alert]]:
+        """Return messages of the project that are due, each to one caller alone for a minute.
+
+        There is one at most of each channel, and none of those that are `busy`.
+        """
+        marks = ", ".join("?" * len(busy))
         with self._database.transaction(exclusive=True):
             rows = self._database.execute(
-                "select m.id, m.channel_id, m.alert_id, m.event, m.tries from stepgrade_message m "
+                f"select {', '.join(Message.__struct_fields__)} from stepgrade_message "  # noqa: S608  our own names
+                "where id in (select min(m.id) from stepgrade_message m "
                 "join stepgrade_channel c on c.id = m.channel_id "
                 "where m.sent_at is null and m.next_at <= ? and m.tries <= ? and c.project = ? "
-                "order by m.id limit ?",
-                (now(), len(RETRIES_S), self._history.project, limit),
+                f"{f'and c.id not in ({marks}) ' if busy else ''}group by m.channel_id) "
+                "order by next_at, id limit ?",
+                (now(), len(RETRIES_S), self._history.project, *busy, limit),
             )
             for row in rows:
                 self._database.execute(
                     "update stepgrade_message set tries = tries + 1, next_at = ? where id = ?",
-                    (moment_after(seconds=60), row[0]),
+                    (moment_after(seconds=_CLAIMED_S), row[0]),
                 )
         channels = {channel.id: channel for channel in self.channels()}
         claimed = []
@@ -306,13 +353,38 @@ class Alerts:
         return claimed
 
     def settle(self, message: Message, problem: str | None) -> None:
-        """Write down that a message was sent, or when it is tried again."""
+        """Write down that a message was sent, or when its channel is tried again."""
         if problem is None:
-            sql, values = "sent_at = ?, problem = null", (now(),)
-        else:
-            wait = RETRIES_S[min(message.tries, len(RETRIES_S) - 1)]
-            sql, values = "next_at = ?, problem = ?", (moment_after(seconds=wait), problem[:_MOST_REASON])  # type: ignore[assignment]
-        self._database.execute(f"update stepgrade_message set {sql} where id = ?", (*values, message.id))  # noqa: S608
+            sql = "update stepgrade_message set sent_at = ?, problem = null where id = ?"
+            self._database.execute(sql, (now(), message.id))
+            return
+        # A channel that has failed for long is not tried at once for what is new.
+        ((times,),) = self._database.execute(
+            "select max(tries) from stepgrade_message where channel_id = ? and sent_at is null and id > "
+            "(select coalesce(max(id), 0) from stepgrade_message "
+            "where channel_id = ? and sent_at is not null)",
+            (message.channel_id, message.channel_id),
+        )
+        wait = RETRIES_S[min(max(int(times or 1), message.tries + 1), len(RETRIES_S)) - 1]
+        with self._database.transaction():
+            self._database.execute(
+                "update stepgrade_message set problem = ? where id = ?", (problem[:_MOST_REASON], message.id)
+            )
+            until = moment_after(seconds=wait)
+            self._database.execute(
+                "update stepgrade_message set next_at = ? "
+                "where channel_id = ? and sent_at is null and (next_at < ? or id = ?)",
+                (until, message.channel_id, until, message.id),
+            )
+
+
+def _quiet(text: str) -> QuietHours:
+    """Return the quiet hours of a channel; none where a foreign hand wrote something else."""
+    try:
+        found = msgspec.json.decode(text, type=QuietHours)
+    except (msgspec.DecodeError, msgspec.ValidationError, TypeError, UnicodeError):
+        return QuietHours()
+    return found if 0 <= found.begin < 24 and 0 <= found.end < 24 else QuietHours()
 
 
 def _alert(row: Row) -> Alert:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,17 +13,19 @@ from stepgrade.store.history import History
 from stepgrade.store.place import place_of
 
 _WAIT_S = 30.0
+_CLOSE_S = 2.0
 
 
 class Pool:
     """Connections that are opened when needed, at most `size`, and kept until `close`."""
 
-    def __init__(self, place: str | None, size: int = 8) -> None:
+    def __init__(self, place: str | None, size: int = 10) -> None:
         self._url, self.name = place_of(place)
         self._free: queue.LifoQueue[Database | None] = queue.LifoQueue()
         for _ in range(size):
             self._free.put(None)
         self._size = size
+        self._is_closing = False
 
     @property
     def is_file(self) -> bool:
@@ -52,14 +55,23 @@ class Pool:
                 is_sound = True  # not the connection's fault
                 raise
         finally:
-            if not is_sound and database is not None:
+            if database is not None and (self._is_closing or not is_sound):
                 database.close()
-            self._free.put(database if is_sound else None)
+                database = None
+            self._free.put(database)
 
     def close(self) -> None:
-        """Close every connection; a file of SQLite is then whole in itself again."""
+        """Close every connection; a file of SQLite is then whole in itself again.
+
+        One that is still in use after a moment is closed by whoever has it.
+        """
+        self._is_closing = True
+        end = time.monotonic() + _CLOSE_S
         for _ in range(self._size):
-            database = self._free.get(timeout=_WAIT_S)
+            try:
+                database = self._free.get(timeout=max(0.0, end - time.monotonic()))
+            except queue.Empty:
+                return
             if database is not None:
                 database.close()
         if self._url is None:

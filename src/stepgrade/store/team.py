@@ -270,5 +270,8 @@ def _token(row: Row) -> Token:
 
 
 def _project(row: Row) -> Project:
-    settings = msgspec.json.decode(row[2], type=ProjectSettings)
+    try:
+        settings = msgspec.json.decode(row[2], type=ProjectSettings)
+    except (msgspec.DecodeError, msgspec.ValidationError, TypeError, UnicodeError):
+        settings = ProjectSettings()  # of a foreign hand, or a newer version: everything is kept
     return Project(name=row[0], created_at=row[1], settings=settings)

@@ -16,7 +16,7 @@ from stepgrade.errors import BadOption
 from stepgrade.model import Fingerprint
 from stepgrade.model.run import RunRow, Trend
 from stepgrade.model.scorecard import Scorecard
-from stepgrade.store.alerts import CHANNELS, Alert, Alerts, QuietHours
+from stepgrade.store.alerts import CHANNELS, Alert, Alerts, ChannelState, QuietHours
 from stepgrade.store.history import KEPT_METRICS, NewRun, RunOrigin, Selection
 from stepgrade.store.tables import FindingCost, count_runs, finding_costs, page_of_runs
 from stepgrade.store.team import AuditEntry, Project, ProjectSettings, Role, Token
@@ -37,7 +37,7 @@ from stepgrade.web.bodies import (
 )
 from stepgrade.web.calls import Call, Endpoint, json_answer, table_answer
 from stepgrade.web.comparing import Compared, compare_cards
-from stepgrade.web.outgoing import check_target
+from stepgrade.web.targets import check_channel
 from stepgrade.web.traces import score_upload
 
 _KEY = r"[A-Za-z0-9._:-]{1,128}"
@@ -329,16 +329,30 @@ def changed_alert(call: Call, change: AlertChange) -> Alert | None:
 
 
 def list_channels(call: Call) -> Response:
-    """Answer with whom the project tells."""
-    return json_answer(
-        [shown_channel(one.id, one.kind, one.target, one.quiet) for one in Alerts(call.history).channels()]
-    )
+    """Answer with the project's channels."""
+    return json_answer(shown_channels(call))
 
 
-def shown_channel(number: int, kind: str, target: str, quiet: QuietHours) -> ShownChannel:
+def shown_channels(call: Call) -> list[ShownChannel]:
+    """Return the project's channels as people may see them, and how their messages fare."""
+    alerts = Alerts(call.history)
+    states = alerts.channel_states()
+    return [
+        shown_channel(one.id, one.kind, one.target, one.quiet, states.get(one.id, ChannelState()))
+        for one in alerts.channels()
+    ]
+
+
+def shown_channel(
+    number: int,
+    kind: str,
+    target: str,
+    quiet: QuietHours,
+    state: ChannelState = ChannelState(),  # noqa: B008  frozen
+) -> ShownChannel:
     """Return a channel as people may see it: the path of a webhook is its password."""
     shown = target if kind == "email" else "/".join(target.split("/")[:3]) + "/…"
-    return ShownChannel(id=number, kind=kind, target=shown, quiet=quiet)
+    return ShownChannel(id=number, kind=kind, target=shown, quiet=quiet, state=state)
 
 
 def add_channel(call: Call) -> Response:
@@ -352,7 +366,7 @@ def added_channel(call: Call, new: NewChannel) -> int:
     """Add a channel when its target is one that we would send to; return its number."""
     if new.kind not in CHANNELS:
         raise BadOption(f"there is no channel called {new.kind!r}", hint=f"one of {', '.join(CHANNELS)}")
-    check_target(new.kind, new.target, call.server.settings)
+    check_channel(new.kind, new.target, new.secret, call.server.settings)
     number = Alerts(call.history).add_channel(new.kind, new.target, new.secret, new.quiet)
     call.note("channel added", f"{number}: {new.kind}")
     return number

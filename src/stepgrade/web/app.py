@@ -17,10 +17,10 @@ from stepgrade._version import __version__
 from stepgrade.store.migrations import MIGRATIONS
 from stepgrade.web import api, calls, pages
 from stepgrade.web.calls import Call, Endpoint, Server, json_answer
-from stepgrade.web.housekeeping import Housekeeper
 from stepgrade.web.mounted import mounted_assistant
 from stepgrade.web.openapi import describe
 from stepgrade.web.settings import ServerSettings, check
+from stepgrade.web.worker import LOG
 
 
 def healthz(_: Call) -> Response:
@@ -29,12 +29,16 @@ def healthz(_: Call) -> Response:
 
 
 def readyz(call: Call) -> Response:
-    """Answer whether the store answers and is of our shape."""
+    """Answer whether the store answers and is of our shape, and the workers do their jobs."""
     version = call.history.database.version()
-    is_ready = version == len(MIGRATIONS)
-    return json_answer(
-        {"status": "ok" if is_ready else "not ready", "store": version}, 200 if is_ready else 503
-    )
+    states = {worker.name: worker.state() for worker in call.server.housekeeping.workers}
+    is_ready = version == len(MIGRATIONS) and all(state.is_alive for state in states.values())
+    shown = {
+        name: {"alive": state.is_alive, "idle_s": round(state.idle_s, 1), "failing": state.failing}
+        for name, state in states.items()
+    }
+    body = {"status": "ok" if is_ready else "not ready", "store": version, "workers": shown}
+    return json_answer(body, 200 if is_ready else 503)
 
 
 def metrics(call: Call) -> Response:
@@ -111,7 +115,7 @@ def make_app(settings: ServerSettings) -> Starlette:
         return calls.with_headers(calls.problem(nothing, request, status, words), server.settings)
 
     async def failed(request: Request, error: Exception) -> Response:
-        calls.LOG.error("a bug in stepgrade %s, at %s", __version__, request.url.path, exc_info=error)
+        LOG.error("a bug in stepgrade %s, at %s", __version__, request.url.path, exc_info=error)
         nothing = Endpoint(method="GET", path="/api/", handle=healthz, needs=None, summary="")
         words = "a bug in stepgrade: its log says more"
         return calls.with_headers(calls.problem(nothing, request, 500, words), server.settings)
@@ -119,8 +123,7 @@ def make_app(settings: ServerSettings) -> Starlette:
     @asynccontextmanager
     async def life(_: Starlette) -> AsyncIterator[None]:
         await anyio.to_thread.run_sync(server.open)
-        keeper = Housekeeper(server)
-        keeper.start()
+        server.housekeeping.start()
         try:
             if assistant is None:
                 yield
@@ -128,7 +131,7 @@ def make_app(settings: ServerSettings) -> Starlette:
                 async with assistant.running():
                     yield
         finally:
-            await anyio.to_thread.run_sync(keeper.stop)
+            await anyio.to_thread.run_sync(server.housekeeping.stop)
             await anyio.to_thread.run_sync(server.pool.close)
 
     assistant = mounted_assistant(server)

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from stepgrade.model import Fingerprint
 from stepgrade.model.run import RunRow
-from stepgrade.store.alerts import QuietHours
+from stepgrade.store.alerts import ChannelState, QuietHours
 from stepgrade.store.history import RunOrigin
 from stepgrade.store.team import Role, Token
 
@@ -104,3 +104,4 @@ class ShownChannel(Struct, frozen=True, kw_only=True):
     kind: str
     target: str
     quiet: QuietHours
+    state: ChannelState = ChannelState()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import logging
 import threading
 import time
 import zlib
@@ -26,9 +25,10 @@ from stepgrade.store.pool import Pool
 from stepgrade.store.team import Project, Role, Team
 from stepgrade.web import access
 from stepgrade.web.access import Door, Identity, Limiter, Refused
+from stepgrade.web.housekeeping import Housekeeping
 from stepgrade.web.settings import ServerSettings
+from stepgrade.web.worker import LOG
 
-LOG = logging.getLogger("stepgrade.web")
 _MOST_FIELDS = 50
 _MOST_FORM = 64 << 10
 _SLOW_BODY_S = 60.0
@@ -83,6 +83,7 @@ class Server:
         self.settings = settings
         self.pool = Pool(settings.place)
         self.door = Door(settings)
+        self.housekeeping = Housekeeping(self.pool, settings)
         self.uploads = Limiter(settings.uploads_per_minute)
         self.limiter = anyio.CapacityLimiter(8)
         self.started = time.time()
@@ -293,7 +294,7 @@ def refusals() -> Iterator[None]:
     except KeyTaken as error:
         raise Refused(409, error.problem) from None
     except BadHistory as error:
-        LOG.error("%s", error)  # noqa: TRY400  the message says it all, and holds no password
+        LOG.error("%s", error)  # the message says it all, and holds no password
         raise Refused(503, "the store does not answer") from None
     except StepgradeError as error:
         raise Refused(404 if isinstance(error, NotMeasured) else 400, str(error)) from None

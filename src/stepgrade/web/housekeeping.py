@@ -4,91 +4,179 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
-import time
+from collections.abc import Iterable
+from functools import partial
 
-from stepgrade.errors import StepgradeError
-from stepgrade.store.alerts import Alerts
-from stepgrade.store.history import History, Selection
+from stepgrade.store.alerts import Alert, Alerts, Channel, Message
+from stepgrade.store.history import Selection
+from stepgrade.store.pool import Pool
 from stepgrade.store.team import Project, Team
-from stepgrade.web.calls import LOG, Server
+from stepgrade.web.exchange import BoundedExchange
 from stepgrade.web.outgoing import NotSent, send
 from stepgrade.web.settings import ServerSettings
+from stepgrade.web.worker import LOG, JobWorker, ServerJob, failure_of, shown_failure
 
-_EVERY_S = 2.0
 _RETENTION_EVERY_S = 3_600.0
+_WAIVERS_EVERY_S = 30.0
 _FILLED_AT_ONCE = 50
+# Messages under way: in all, and of one project, so that no project keeps the others waiting.
+_MOST_UNDER_WAY = 8
+_MOST_OF_PROJECT = 2
 PINNED = "pinned"  # the label of runs that are never removed by age or number
 
 
-class Housekeeper:
-    """A thread of its own; `stop` ends it between two things."""
+class Keeper:
+    """Ends waivers, removes what projects keep no longer, and fills in what older versions did not keep."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="stepgrade-housekeeping", daemon=True)
-        self._pruned_at = 0.0
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
 
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End, and wait for what is being done."""
-        self._stopping.set()
-        self._thread.join(timeout=15.0)
-
-    def _run(self) -> None:
-        while not self._stopping.wait(_EVERY_S):
-            try:
-                self.once(dt.datetime.now(dt.UTC).date())
-            except StepgradeError as error:
-                LOG.warning("housekeeping: %s", error)
-
-    def once(self, today: dt.date) -> None:
-        """Do all that is due."""
-        is_pruning = time.monotonic() - self._pruned_at > _RETENTION_EVERY_S or not self._pruned_at
-        with self._server.pool.history() as history:
+    def jobs(self) -> Iterable[ServerJob]:
+        """Yield what is to be done in every project."""
+        yield ServerJob("waivers", _WAIVERS_EVERY_S, self.end_waivers)
+        with self._pool.history() as history:
             projects = Team(history.database).projects()
         for project in projects:
-            with self._server.pool.history(project.name) as history:
-                alerts = Alerts(history)
+            yield ServerJob(f"findings of {project.name}", _RETENTION_EVERY_S, partial(self.fill, project))
+            yield ServerJob(f"retention of {project.name}", _RETENTION_EVERY_S, partial(self.prune, project))
+
+    def end_waivers(self) -> None:
+        """Open the alerts again whose waiver has ended."""
+        today = dt.datetime.now(dt.UTC).date()
+        with self._pool.history() as history:
+            for name in Alerts(history).projects_with_expired(today):
+                alerts = Alerts(history.of_project(name))
                 for alert in alerts.reopen_expired(today):
                     alerts.announce(alert, "waiver ended")
-                send_due(history, self._server.settings)
-                if numbers := history.without_findings(_FILLED_AT_ONCE):
-                    history.fill_findings(numbers)
-                if is_pruning:
-                    self.prune(history, project, today)
-        if is_pruning:
-            self._pruned_at = time.monotonic()
 
-    def prune(self, history: History, project: Project, today: dt.date) -> None:
+    def fill(self, project: Project) -> bool:
+        """Keep the findings of runs that older versions kept without; return whether there may be more."""
+        with self._pool.history(project.name) as history:
+            numbers = history.without_findings(_FILLED_AT_ONCE)
+            if numbers:
+                history.fill_findings(numbers)
+        return len(numbers) == _FILLED_AT_ONCE
+
+    def prune(self, project: Project) -> None:
         """Remove what the project keeps no longer, but for runs with the label `pinned`."""
         settings = project.settings
         if settings.keep_runs is None and settings.keep_days is None:
             return
-        before = None if settings.keep_days is None else today - dt.timedelta(days=settings.keep_days)
-        numbers = set(history.prunable(keep=settings.keep_runs, older_than=before))
-        if not numbers:
+        today = dt.datetime.now(dt.UTC).date()
+        before = None
+        if settings.keep_days is not None and settings.keep_days < today.toordinal():
+            before = today - dt.timedelta(days=settings.keep_days)
+        with self._pool.history(project.name) as history:
+            numbers = set(history.prunable(keep=settings.keep_runs, older_than=before))
+            if not numbers:
+                return
+            which = Selection(after=min(numbers) - 1, before=max(numbers) + 1)
+            pinned = {run.id for run in history.runs(which) if PINNED in run.labels}
+            gone = sorted(numbers - pinned)
+            if gone:
+                history.remove(gone)
+                counted = f"{len(gone)} by the project's settings"
+                Team(history.database).note(
+                    "stepgrade", "runs removed", project=project.name, subject=counted
+                )
+
+
+class Delivery:
+    """One message on its way, in a thread of its own."""
+
+    def __init__(
+        self,
+        due: tuple[Message, Channel, Alert],
+        settings: ServerSettings,
+        ended: threading.Event,
+    ) -> None:
+        self.message, self.channel, alert = due
+        self.problem: str | None = None
+        self.has_ended = False
+        self._exchange, self._ended = BoundedExchange(), ended
+        self._thread = threading.Thread(
+            target=self._run, args=(alert, settings), name="stepgrade-delivery", daemon=True
+        )
+        self._thread.start()
+
+    def cut(self) -> None:
+        """End it now."""
+        self._exchange.cut()
+        self._thread.join(0.5)
+
+    def _run(self, alert: Alert, settings: ServerSettings) -> None:
+        error = failure_of(partial(send, self.message, self.channel, alert, settings, self._exchange))
+        if isinstance(error, NotSent):
+            self.problem = str(error)
+        elif error is not None:
+            self.problem = f"unexpected error: {type(error).__name__}"
+            LOG.warning("message %s: %s", self.message.id, shown_failure(error))
+        self.has_ended = True
+        self._ended.set()
+
+
+class Postman:
+    """Sends what is due: one message of a channel at a time, so that none waits for another's host."""
+
+    def __init__(self, pool: Pool, settings: ServerSettings) -> None:
+        self._pool, self._settings = pool, settings
+        self.under_way: dict[int, Delivery] = {}
+        self.ended = threading.Event()
+
+    def jobs(self) -> Iterable[ServerJob]:
+        """Yield what is to be done now."""
+        yield ServerJob("results", 0.0, self.settle)
+        with self._pool.history() as history:
+            names = Alerts(history).projects_with_due()
+        for name in names:
+            yield ServerJob(f"messages of {name}", 0.0, partial(self.start_due, name))
+
+    def settle(self) -> None:
+        """Write down how messages ended; one that cannot be written down stays, and is not sent again."""
+        for number, one in list(self.under_way.items()):
+            if one.has_ended:
+                with self._pool.history(one.channel.project) as history:
+                    Alerts(history).settle(one.message, one.problem)
+                if one.problem is not None:
+                    LOG.warning(
+                        "message %s on channel %s was not sent: %s", one.message.id, number, one.problem
+                    )
+                del self.under_way[number]
+
+    def start_due(self, project: str) -> None:
+        """Start messages of a project, as far as there is room."""
+        own = sum(one.channel.project == project for one in self.under_way.values())
+        room = min(_MOST_UNDER_WAY - len(self.under_way), _MOST_OF_PROJECT - own)
+        if room <= 0:
             return
-        which = Selection(after=min(numbers) - 1, before=max(numbers) + 1)
-        pinned = {run.id for run in history.runs(which) if PINNED in run.labels}
-        gone = sorted(numbers - pinned)
-        if gone:
-            history.remove(gone)
-            told = f"{len(gone)} by the project's settings"
-            Team(history.database).note("stepgrade", "runs removed", project=project.name, subject=told)
+        with self._pool.history(project) as history:
+            due = Alerts(history).claim_due(room, busy=tuple(self.under_way))
+        for one in due:
+            self.under_way[one[1].id] = Delivery(one, self._settings, self.ended)
+
+    def stop(self) -> None:
+        """End what is under way; it is sent again after the next start."""
+        for one in self.under_way.values():
+            one.cut()
 
 
-def send_due(history: History, settings: ServerSettings) -> None:
-    """Send the messages of a project that are due; those that fail are tried again later."""
-    alerts = Alerts(history)
-    for message, channel, alert in alerts.claim_due():
-        problem = None
-        try:
-            send(message, channel, alert, settings)
-        except NotSent as error:
-            problem = str(error)
-            LOG.warning("message %s on channel %s was not sent: %s", message.id, channel.id, problem)
-        alerts.settle(message, problem)
+class Housekeeping:
+    """The server's two workers: what waits for other hosts keeps nothing else from being done."""
+
+    def __init__(self, pool: Pool, settings: ServerSettings) -> None:
+        self._postman = Postman(pool, settings)
+        self.workers = (
+            JobWorker("housekeeping", Keeper(pool).jobs),
+            JobWorker("messages", self._postman.jobs, wake=self._postman.ended),
+        )
+
+    def start(self) -> None:
+        """Begin."""
+        for worker in self.workers:
+            worker.start()
+
+    def stop(self) -> None:
+        """End both."""
+        self._postman.stop()
+        for worker in self.workers:
+            worker.stop()

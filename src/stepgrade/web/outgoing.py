@@ -1,17 +1,17 @@
-"""Messages that leave the server: where they may go, what they say, and how they get there."""
+"""Messages that leave the server: what they say, and how they get there."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import http.client
-import ipaddress
 import os
 import re
 import smtplib
 import socket
 import ssl
 import time
+from contextlib import suppress
 from email.message import EmailMessage
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -24,11 +24,11 @@ from stepgrade.report.content.comparison import show_metric
 from stepgrade.report.markdown import write
 from stepgrade.report.names import shortened
 from stepgrade.store.alerts import Alert, Channel, Message
-from stepgrade.store.remote import is_loopback
 from stepgrade.units import show_delta
+from stepgrade.web.exchange import EXCHANGE_S, BoundedExchange, ExchangeCut
 from stepgrade.web.settings import ServerSettings
+from stepgrade.web.targets import check_channel, is_public
 
-_TIMEOUT_S = 10.0
 _MOST_ANSWER = 64 << 10
 _EVENTS = {
     "opened": "got worse",
@@ -41,50 +41,22 @@ class NotSent(Exception):
     """A message that did not get there, and why; never with its target, which may be a secret."""
 
 
-def check_target(kind: str, target: str, settings: ServerSettings) -> None:
-    """Raise BadOption for a target that we would not send to."""
-    if kind == "email":
-        if settings.mail is None:
-            raise BadOption("this server sends no e-mail", hint="its operator names a mail server")
-        if not re.fullmatch(r"[^@\s,;<>]{1,100}@[\w.-]{1,150}", target):
-            raise BadOption("is no address for e-mail", field="target")
-        return
-    try:
-        parts = urlsplit(target)
-        host, _ = parts.hostname, parts.port
-    except ValueError:
-        raise BadOption("is no URL", field="target") from None
-    schemes = ("https", "http") if settings.private_webhooks else ("https",)
-    if parts.scheme not in schemes or not host or parts.username is not None or not target.isascii():
-        raise BadOption("is no URL that begins with https:// and holds no password", field="target")
-    if re.search(r"[\x00-\x20\x7f]", target):
-        raise BadOption("holds signs that no URL has", field="target")
-    if settings.private_webhooks:
-        return
-    try:
-        is_public = ipaddress.ip_address(host).is_global
-    except ValueError:
-        # Numbers that some resolvers take for an address, such as 0x7f.1 or 2130706433.
-        is_public = not is_loopback(host) and "." in host and not re.fullmatch(r"(?i)[0-9a-fx.]+", host)
-    if not is_public:
-        raise BadOption("is an address of the server's own network", field="target")
-
-
-def addresses_of(host: str, port: int, settings: ServerSettings) -> list[str]:
+def addresses_of(host: str, port: int, settings: ServerSettings, exchange: BoundedExchange) -> list[str]:
     """Return the addresses of a host; raise NotSent when one of them is of the own network."""
     try:
-        found = {str(row[4][0]) for row in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+        found = exchange.look_up(host, port)
+    except ExchangeCut:
+        raise
     except OSError:
-        raise NotSent("the host's name is not known") from None
-    for text in found:
-        address = ipaddress.ip_address(text.partition("%")[0])
-        inner = getattr(address, "ipv4_mapped", None) or address
-        if not settings.private_webhooks and not inner.is_global:
-            raise NotSent("the host's address is of the server's own network")
-    return sorted(found)
+        raise NotSent("the host name was not found") from None
+    if not settings.private_webhooks and not all(map(is_public, found)):
+        raise NotSent("the host's address is in the server's own network")
+    return found
 
 
-def post(url: str, body: bytes, headers: dict[str, str], settings: ServerSettings) -> None:
+def post(
+    url: str, body: bytes, headers: dict[str, str], settings: ServerSettings, exchange: BoundedExchange
+) -> None:
     """Send a request to the very address that was checked; raise NotSent for any answer but success.
 
     Redirects are not followed: where they lead was not checked.
@@ -92,17 +64,18 @@ def post(url: str, body: bytes, headers: dict[str, str], settings: ServerSetting
     parts = urlsplit(url)
     host, is_tls = parts.hostname or "", parts.scheme == "https"
     port = parts.port or (443 if is_tls else 80)
-    connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+    connection = http.client.HTTPConnection(host, port, timeout=EXCHANGE_S)
     try:
-        plain = socket.create_connection((addresses_of(host, port, settings)[0], port), _TIMEOUT_S)
-        context = ssl.create_default_context() if is_tls else None
-        connection.sock = plain if context is None else context.wrap_socket(plain, server_hostname=host)
+        plain = exchange.connect(addresses_of(host, port, settings, exchange)[0], port)
+        connection.sock = plain
+        if is_tls:
+            connection.sock = ssl.create_default_context().wrap_socket(plain, server_hostname=host)
         path = parts.path or "/"
         connection.request("POST", f"{path}?{parts.query}" if parts.query else path, body, headers)
         answer = connection.getresponse()
-        answer.read(_MOST_ANSWER)
-    except (OSError, http.client.HTTPException) as error:
-        raise NotSent(f"no connection: {type(error).__name__}") from None
+        exchange.check()  # the end of a connection that was cut looks like the end of its headers
+        with suppress(OSError, http.client.HTTPException):  # the status is the answer
+            answer.read(_MOST_ANSWER)
     finally:
         connection.close()
     if not 200 <= answer.status < 300:
@@ -166,14 +139,27 @@ def payload(channel: Channel, alert: Alert, event: str, settings: ServerSettings
     return {"event": event, "alert": msgspec.to_builtins(alert), "text": text, "link": link}
 
 
-def send(message: Message, channel: Channel, alert: Alert, settings: ServerSettings) -> None:
-    """Send one message; raise NotSent when it did not get there."""
+def send(
+    message: Message, channel: Channel, alert: Alert, settings: ServerSettings, exchange: BoundedExchange
+) -> None:
+    """Send one message; raise NotSent when it did not get there before the exchange was cut."""
     try:
-        check_target(channel.kind, channel.target, settings)
+        check_channel(channel.kind, channel.target, channel.secret, settings)
+        with exchange:
+            _deliver(message, channel, alert, settings, exchange)
     except BadOption as error:
-        raise NotSent(error.problem) from None
+        raise NotSent(str(error)) from None
+    except (OSError, ValueError, http.client.HTTPException, smtplib.SMTPException) as error:
+        # Errors of any of these may repeat the target, so only their names are kept.
+        late = f"no complete answer within {EXCHANGE_S:.0f} s"
+        raise NotSent(late if exchange.is_cut else f"no connection: {type(error).__name__}") from None
+
+
+def _deliver(
+    message: Message, channel: Channel, alert: Alert, settings: ServerSettings, exchange: BoundedExchange
+) -> None:
     if channel.kind == "email":
-        send_mail(channel, alert, message.event, settings)
+        send_mail(channel, alert, message.event, settings, exchange)
         return
     body = msgspec.json.encode(payload(channel, alert, message.event, settings))
     at = str(int(time.time()))
@@ -190,7 +176,7 @@ def send(message: Message, channel: Channel, alert: Alert, settings: ServerSetti
     elif channel.kind == "webhook":
         headers |= {"x-stepgrade-delivery": str(message.id), "x-stepgrade-timestamp": at}
         headers["x-stepgrade-signature"] = signature(channel.secret, at, body)
-    post(url, body, headers, settings)
+    post(url, body, headers, settings, exchange)
 
 
 def signature(secret: str, at: str, body: bytes) -> str:
@@ -198,8 +184,10 @@ def signature(secret: str, at: str, body: bytes) -> str:
     return "sha256=" + hmac.new(secret.encode(), at.encode() + b"." + body, hashlib.sha256).hexdigest()
 
 
-def send_mail(channel: Channel, alert: Alert, event: str, settings: ServerSettings) -> None:
-    """Send one message by e-mail; raise NotSent when the mail server does not take it."""
+def send_mail(
+    channel: Channel, alert: Alert, event: str, settings: ServerSettings, exchange: BoundedExchange
+) -> None:
+    """Send one message by e-mail; raise what the connection or the mail server's answers raise."""
     mail = settings.mail
     if mail is None:
         raise NotSent("this server sends no e-mail")
@@ -208,13 +196,21 @@ def send_mail(channel: Channel, alert: Alert, event: str, settings: ServerSettin
     letter["Subject"] = re.sub(r"[\x00-\x1f\x7f]", " ", subject)[:200]
     letter["From"], letter["To"] = mail.sender, channel.target
     letter.set_content(f"{subject}\n\n{link_to(alert, settings)}\n")
-    try:
-        with smtplib.SMTP(mail.host, mail.port, timeout=_TIMEOUT_S) as server:
-            if mail.starttls:
-                server.starttls(context=ssl.create_default_context())
-            password = os.environ.get("STEPGRADE_SMTP_PASSWORD")
-            if mail.user and password:
-                server.login(mail.user, password)
-            server.send_message(letter)
-    except (OSError, smtplib.SMTPException) as error:
-        raise NotSent(f"the mail server: {type(error).__name__}") from None
+    with _MailExchange(exchange, mail.host, mail.port) as server:
+        if mail.starttls:
+            server.starttls(context=ssl.create_default_context())
+        password = os.environ.get("STEPGRADE_SMTP_PASSWORD")
+        if mail.user and password:
+            server.login(mail.user, password)
+        server.send_message(letter)
+
+
+class _MailExchange(smtplib.SMTP):
+    """The conversation with a mail server, over connections that end with their exchange."""
+
+    def __init__(self, exchange: BoundedExchange, host: str, port: int) -> None:
+        self._exchange = exchange
+        super().__init__(host, port, timeout=EXCHANGE_S)
+
+    def _get_socket(self, host: str, port: int, timeout: float) -> socket.socket:  # noqa: ARG002  its own
+        return self._exchange.connect(self._exchange.look_up(host, port)[0], port)

@@ -422,9 +422,7 @@ def change_alert(call: Call) -> Response:
 
 def settings(call: Call) -> Response:
     """Answer how the project is set up: price, retention, and whom to tell."""
-    channels = [
-        api.shown_channel(one.id, one.kind, one.target, one.quiet) for one in Alerts(call.history).channels()
-    ]
+    channels = api.shown_channels(call)
     found = call.project.settings if call.project else ProjectSettings()
     view = {"title": "Settings", "settings": found, "channels": channels, "kinds": CHANNELS}
     return _page(call, "settings.html", view)

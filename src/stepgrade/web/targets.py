@@ -1,0 +1,101 @@
+"""Where messages may go: well-formed addresses outside of the server's own network."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from urllib.parse import urlsplit
+
+from stepgrade.errors import BadOption
+from stepgrade.store.remote import is_loopback
+from stepgrade.web.settings import ServerSettings
+
+# Kinds of channels whose secret is sent as a header.
+_SENT_SECRETS = ("github", "gitlab")
+_LABEL = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"
+_MOST_NAME = 253
+# IANA's special-purpose ranges inside the global ones; Python's own list differs by version.
+_NOT_PUBLIC = tuple(
+    ipaddress.ip_network(text)
+    for text in (
+        "192.0.0.0/24",  # protocol assignments
+        "192.31.196.0/24",  # AS112
+        "192.52.193.0/24",  # AMT
+        "192.88.99.0/24",  # 6to4 relays
+        "192.175.48.0/24",  # AS112
+        "2001::/23",  # Teredo, benchmarks, ORCHID, AMT and other protocols
+        "2001:db8::/32",  # documentation
+        "2002::/16",  # 6to4: an IPv4 address inside
+        "2620:4f:8000::/48",  # AS112
+        "3fff::/20",  # documentation
+    )
+)
+# All that is given to hosts; NAT64, IPv4-mapped, -translated and -compatible addresses are outside of it.
+_GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
+_ISATAP = (0x00005EFE, 0x02005EFE)  # how the lower half of an address begins that has an IPv4 address inside
+
+
+def is_public(text: str) -> bool:
+    """Return whether an address is one of the public internet: no special range, nothing wrapped inside."""
+    try:
+        address = ipaddress.ip_address(text)  # with a zone it is of this machine's links
+    except ValueError:
+        return False
+    if isinstance(address, ipaddress.IPv6Address) and (
+        address.scope_id is not None
+        or address not in _GLOBAL_UNICAST
+        or (int(address) >> 32) & 0xFFFFFFFF in _ISATAP
+    ):
+        return False
+    if address.is_multicast or address.is_reserved or not address.is_global:
+        return False
+    return not any(address in network for network in _NOT_PUBLIC if network.version == address.version)
+
+
+def check_channel(kind: str, target: str, secret: str, settings: ServerSettings) -> None:
+    """Raise BadOption for a target or a secret that could not be sent to, or with."""
+    if kind in _SENT_SECRETS and not re.fullmatch(r"[\x21-\x7e]*", secret):
+        raise BadOption("must be printable ASCII without spaces", field="secret")
+    if "\0" in secret:
+        raise BadOption("must not contain NUL", field="secret")
+    if kind == "email":
+        _check_mail(target, settings)
+    else:
+        _check_url(target, settings)
+
+
+def _check_mail(target: str, settings: ServerSettings) -> None:
+    if settings.mail is None:
+        raise BadOption("this server sends no e-mail", hint="its operator names a mail server")
+    user, _, host = target.rpartition("@")
+    if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~.-]{1,64}", user) or not _is_name(host):
+        raise BadOption("is not an e-mail address", field="target")
+
+
+def _is_name(host: str) -> bool:
+    """Return whether a name can be looked up: labels of 1 to 63 characters, 253 in all."""
+    return len(host) <= _MOST_NAME and re.fullmatch(rf"{_LABEL}(?:\.{_LABEL})*", host) is not None
+
+
+def _check_url(target: str, settings: ServerSettings) -> None:
+    if not target.isascii() or re.search(r"[\x00-\x20\x7f]", target):
+        raise BadOption("contains characters not allowed in a URL", field="target")
+    try:
+        parts = urlsplit(target)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise BadOption("is not a URL", field="target") from None
+    schemes = ("https", "http") if settings.private_webhooks else ("https",)
+    if parts.scheme not in schemes or not host or parts.username is not None or port == 0:
+        raise BadOption("is not a URL that begins with https:// and has no password", field="target")
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        if not _is_name(host):
+            raise BadOption("has an invalid host name", field="target") from None
+        # Numbers that some resolvers take for an address, such as 0x7f.1 or 2130706433.
+        is_outside = not is_loopback(host) and "." in host and not re.fullmatch(r"(?i)[0-9a-fx.]+", host)
+    else:
+        is_outside = is_public(host)
+    if not is_outside and not settings.private_webhooks:
+        raise BadOption("is an address of the server's own network", field="target")
