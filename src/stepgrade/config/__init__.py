@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Struct, field
 
 from stepgrade.config.toml import MOST_BYTES, parse_toml
+from stepgrade.decoding import from_builtins
 from stepgrade.errors import BadConfig, did_you_mean
 
 DEFAULT_PATH = "stepgrade.toml"
@@ -148,7 +149,7 @@ def _converted(document: dict[str, Any], path: str) -> Config:
             if isinstance(row, dict):
                 check_names(row, kind.__struct_fields__, f"{path}: {name}[{number}]")
     try:
-        return msgspec.convert(document, Config)
+        return from_builtins(document, Config)
     except msgspec.ValidationError as error:
         problem, _, place = str(error).partition(" - at `$")
         where = f"{path}: {place.strip('`.') or 'top level'}"

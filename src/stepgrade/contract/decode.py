@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from stepgrade.decoding import from_builtins, from_json
 from stepgrade.errors import BadJson
 
 T = TypeVar("T")
@@ -22,8 +23,8 @@ def decode_json(text: str | bytes, kind: type[T]) -> T:
     """Decode `text` as a `kind`; raise BadJson with the JSON path and the reason."""
     raw = _as_bytes(text)
     try:
-        msgspec.json.decode(raw, type=msgspec.Raw)  # what is no JSON is refused before it is looked into
-        return msgspec.json.decode(_keep_minus_zero(raw), type=kind)
+        from_json(raw, msgspec.Raw)  # what is no JSON is refused before it is looked into
+        return from_json(_keep_minus_zero(raw), kind)
     except RecursionError as error:
         raise BadJson("brackets are nested too deeply", where="$") from error
     except UnicodeDecodeError as error:
@@ -94,7 +95,7 @@ def _descend(document: Any, path: str) -> tuple[Any, Any]:
 
 def _fails_alike(document: Any, kind: type[Any], message: str) -> bool:
     try:
-        msgspec.convert(document, kind)
+        from_builtins(document, kind)
     except msgspec.ValidationError as error:
         return str(error) == message
     return False

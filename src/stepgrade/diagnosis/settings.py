@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from stepgrade.config import DEFAULT_PATH, Config, check_names, load_config
 from stepgrade.config.limits import Limits
+from stepgrade.decoding import from_builtins
 from stepgrade.diagnosis.rules import RULE_NAMES
 from stepgrade.errors import BadConfig
 
@@ -32,7 +33,7 @@ def settings_from(config: Config, where: str = DEFAULT_PATH) -> Settings:
         raise BadConfig("must be a list of names", where=f"{where}: rules.ignore")
     check_names(ignored, RULE_NAMES, f"{where}: rules.ignore")
     try:
-        limits = msgspec.convert(config.limits, Limits)
+        limits = from_builtins(config.limits, Limits)
     except msgspec.ValidationError as error:
         raise BadConfig(str(error).replace("$.", "limits."), where=where) from error
     return Settings(limits=limits, ignored_rules=frozenset(ignored))

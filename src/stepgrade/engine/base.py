@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from stepgrade import errors
 from stepgrade._version import __version__
+from stepgrade.decoding import from_msgpack
 from stepgrade.errors import BadInput, BadOption, EngineFailed, StepgradeError, TooLarge, did_you_mean
 
 ENGINES = ("here", "pool", "dask")
@@ -118,7 +119,7 @@ def failure_of(error: StepgradeError) -> Outcome:
 def decode_outcome(data: bytes, who: str) -> Outcome:
     """Return what a worker sent; raise EngineFailed where it is of another version than this process."""
     try:
-        outcome = msgspec.msgpack.decode(data, type=Outcome)
+        outcome = from_msgpack(data, Outcome)
     except msgspec.DecodeError as error:
         hint = f"install stepgrade {__version__} where the workers run"
         raise EngineFailed(f"{who} answers in another version's way", hint=hint) from error

@@ -20,6 +20,7 @@ from typing import IO
 
 import msgspec
 
+from stepgrade.decoding import from_msgpack
 from stepgrade.engine.base import TRIES, Done, Job, Outcome, ReportItem, died, now_and_then, run_item
 
 _FRAME = struct.Struct("<cI")
@@ -143,8 +144,8 @@ class ProcessPool:
             while frame := _receive(process.stdout):
                 kind, data = frame
                 if kind == _DONE:
-                    return msgspec.msgpack.decode(data, type=Outcome)
-                self._came.put((place, msgspec.msgpack.decode(data, type=int)))
+                    return from_msgpack(data, Outcome)
+                self._came.put((place, from_msgpack(data, int)))
         except (OSError, ValueError):  # the pipe is broken
             return None
         return None
@@ -173,7 +174,7 @@ def serve() -> None:
     came, back = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not come between
     while frame := _receive(came):
-        function, item = msgspec.msgpack.decode(frame[1], type=tuple[str, bytes])
+        function, item = from_msgpack(frame[1], tuple[str, bytes])
 
         def report(done_bytes: int) -> None:
             _send(back, _REPORT, msgspec.msgpack.encode(done_bytes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from stepgrade.config.toml import MOST_BYTES, parse_toml
+from stepgrade.decoding import from_builtins
 from stepgrade.errors import BadInput
 from stepgrade.hardware.catalogue import Device
 
@@ -23,7 +24,7 @@ def read_device(path: str) -> Device:
     name = document.get("name")
     known = {"key": name if isinstance(name, str) and name else path, "source": path, **document}
     try:
-        device = msgspec.convert({**known, "is_by_hand": True}, Device)
+        device = from_builtins({**known, "is_by_hand": True}, Device)
     except msgspec.ValidationError as error:
         problem, _, place = str(error).partition(" - at ")
         field = place.rpartition("$.")[2].strip("`")

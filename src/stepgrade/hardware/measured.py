@@ -7,6 +7,7 @@ import os
 import msgspec
 from msgspec import Struct
 
+from stepgrade.decoding import from_json
 from stepgrade.errors import BadInput
 from stepgrade.files import write_whole
 
@@ -61,7 +62,7 @@ def load_measured(path: str | None = None) -> list[Measurement]:
     place = path or state_path()
     try:
         with open(place, "rb") as file:  # noqa: PTH123  as above
-            kept = msgspec.json.decode(file.read(_MOST_BYTES + 1), type=_Kept)
+            kept = from_json(file.read(_MOST_BYTES + 1), _Kept)
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec import Struct, structs
 
+from stepgrade.decoding import from_builtins
 from stepgrade.errors import name_fields
 
 NO_FLAGS: Mapping[str, str] = {}
@@ -85,7 +86,7 @@ class Result(Struct, frozen=True):
 def texts_to_notes(document: dict[str, Any], fields: Collection[str]) -> dict[str, Any]:
     """Undo what `to_dict` does to notes; a text without a code, as in older documents, gets an empty one."""
     try:
-        coded = msgspec.convert(document.get("notes_coded", []), list[Note])
+        coded = from_builtins(document.get("notes_coded", []), list[Note])
     except msgspec.ValidationError:
         coded = []
     # What a note shows after its own text: what to give, how many more ranks.

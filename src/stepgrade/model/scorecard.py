@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct, field
 
 from stepgrade.contract import LayerSummary, Regression
+from stepgrade.decoding import from_builtins, from_json
 from stepgrade.errors import MissingExtra
 from stepgrade.model import Fingerprint, Ledger, Note, Source, Span
 from stepgrade.model.activity import KernelUse
@@ -343,8 +344,8 @@ class Scorecard(Result, frozen=True, kw_only=True):
     @classmethod
     def from_json(cls, text: bytes | str) -> Scorecard:
         """Return the card of a JSON that `to_json` wrote; raise msgspec.DecodeError for anything else."""
-        document = msgspec.json.decode(text, type=dict[str, Any])
-        return msgspec.convert(texts_to_notes(document, cls.NOTES), cls)
+        document = from_json(text, dict[str, Any])
+        return from_builtins(texts_to_notes(document, cls.NOTES), cls)
 
     @property
     def metrics(self) -> dict[str, float | None]:

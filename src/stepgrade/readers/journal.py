@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct, field
 
+from stepgrade.decoding import from_json
 from stepgrade.errors import BadInput
 from stepgrade.memory import check, check_json
 from stepgrade.model import RECORDER, LayerTime, PhaseTime, Profile, Source
@@ -67,7 +68,7 @@ def read(source: ByteSource) -> Profile:
     first = next(lines, b"")
     try:
         check_json(first, source.memory_bytes)
-        head = msgspec.json.decode(first, type=_Head)
+        head = from_json(first, _Head)
     except _NO_LINE as error:
         raise BadInput(f"the recording's first line is broken: {error}", where="line 1") from error
     if head.version != _KNOWN_VERSION:
@@ -129,7 +130,7 @@ class _Contents:
         """Add a line; count it when it cannot be read."""
         check(len(text) * _LINE_BYTES, memory_bytes)
         try:
-            self.last = msgspec.json.decode(text, type=_Line)
+            self.last = from_json(text, _Line)
         except _NO_LINE:
             self._torn += 1
             return

@@ -9,6 +9,7 @@ from contextlib import suppress
 import msgspec
 from msgspec import Struct
 
+from stepgrade.decoding import from_json
 from stepgrade.errors import BadInput, StepgradeError
 from stepgrade.model import Profile
 from stepgrade.model.notes import Note
@@ -115,7 +116,7 @@ def _quoted_texts(source: ByteSource) -> Iterator[bytes]:
     for string in _STRING.finditer(source.document()):
         if b'\\"_profiler\\"' in string[0]:
             with suppress(msgspec.DecodeError, UnicodeError):  # half a surrogate is no text
-                yield msgspec.json.decode(string[0], type=str).encode() + b"\n"
+                yield from_json(string[0], str).encode() + b"\n"
 
 
 class _Scanner:
@@ -176,7 +177,7 @@ class _Scanner:
 
 def _is_json(text: bytes) -> bool:
     try:
-        msgspec.json.decode(text, type=msgspec.Raw)
+        from_json(text, msgspec.Raw)
     except (msgspec.DecodeError, RecursionError):
         return False
     return True

@@ -16,6 +16,7 @@ from itertools import islice
 import msgspec
 from msgspec import Struct, structs
 
+from stepgrade.decoding import from_msgpack
 from stepgrade.engine import Job, cores, open_engine
 from stepgrade.engine.base import Report, run_item
 from stepgrade.engine.cache import Cache, key_of
@@ -63,7 +64,7 @@ class FileRanks(Struct, frozen=True, kw_only=True):
 
 def analyse_file(item: bytes, report: Report) -> bytes:
     """Return the ranks of one file in few bytes, read now or kept from before; what engines run."""
-    task = msgspec.msgpack.decode(item, type=FileTask)
+    task = from_msgpack(item, FileTask)
     cache, key = Cache(), ""
     if task.cache and not is_url(task.file.path) and os.path.isfile(task.file.path):  # noqa: PTH113  pathlib is slow
         name = os.path.basename(task.file.name)  # noqa: PTH119  which may tell the rank
@@ -80,7 +81,7 @@ def analyse_file(item: bytes, report: Report) -> bytes:
 def kept_ranks(cache: Cache, key: str, name: str) -> bytes | None:
     """Return what is kept, under the name that the file has now; None for what does not decode."""
     with suppress(msgspec.DecodeError, BadInput, zlib.error):
-        found = msgspec.msgpack.decode(cache.get(key) or b"", type=FileRanks)
+        found = from_msgpack(cache.get(key) or b"", FileRanks)
         for rank in found.ranks:
             rank.unpacked()
         recordings = tuple(structs.replace(one, name=name) for one in found.recordings)
@@ -200,7 +201,7 @@ def read_files(
                 alone = structs.replace(tasks[place], max_memory=memory)
                 answer = run_item(_ANALYSE, msgspec.msgpack.encode(alone), partial(report, place))
             try:
-                found = msgspec.msgpack.decode(answer.value(), type=FileRanks)
+                found = from_msgpack(answer.value(), FileRanks)
                 shared = tuple(rank.sharing(known) for rank in found.ranks)
                 read[place] = structs.replace(found, ranks=shared)
             except BadInput as error:

@@ -15,6 +15,7 @@ from math import isfinite
 import msgspec
 from msgspec import Struct
 
+from stepgrade.decoding import from_json
 from stepgrade.errors import BadInput, TooLarge
 from stepgrade.model.compilation import CompiledFrame, CompileLog, FailedGuard, GraphBreak
 from stepgrade.naming.python_frames import read_frame, without_address
@@ -165,7 +166,7 @@ class _Seen:
     def add(self, text: bytes, payload: str) -> None:
         """Take in one record with the lines that follow it."""
         try:
-            record = msgspec.json.decode(text, type=_Record)
+            record = from_json(text, _Record)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             self.unread += 1
             return
@@ -201,7 +202,7 @@ class _Seen:
         if _GRAPH_RECORDED not in payload:
             return
         try:
-            event = msgspec.json.decode(payload, type=_Event)
+            event = from_json(payload, _Event)
         except (msgspec.DecodeError, RecursionError):
             self.unread += 1
             return
@@ -303,7 +304,7 @@ def first_reason(payload: str) -> str:
     text = payload
     if payload.startswith("["):
         try:
-            listed = msgspec.json.decode(payload, type=list[str])
+            listed = from_json(payload, list[str])
         except (msgspec.DecodeError, RecursionError):
             return ""
         text = listed[0] if listed else ""

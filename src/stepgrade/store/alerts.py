@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from stepgrade.compare.change_points import LEAST_SEGMENT, change_points
+from stepgrade.decoding import from_json
 from stepgrade.errors import BadOption
 from stepgrade.model.comparison import METRICS, RATES
 from stepgrade.store.database import Row
@@ -381,7 +382,7 @@ class Alerts:
 def _quiet(text: str) -> QuietHours:
     """Return the quiet hours of a channel; none where a foreign hand wrote something else."""
     try:
-        found = msgspec.json.decode(text, type=QuietHours)
+        found = from_json(text, QuietHours)
     except (msgspec.DecodeError, msgspec.ValidationError, TypeError, UnicodeError):
         return QuietHours()
     return found if 0 <= found.begin < 24 and 0 <= found.end < 24 else QuietHours()

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from stepgrade.compare.fingerprint import differences, digest_of
+from stepgrade.decoding import from_builtins, from_json
 from stepgrade.errors import BadHistory, BadOption, KeyTaken, NoSuchRun, did_you_mean
 from stepgrade.files import MODES
 from stepgrade.memory import default_limit
@@ -377,7 +378,7 @@ class History:
         found = {}
         for digest, body in rows:
             with suppress(msgspec.DecodeError, msgspec.ValidationError, TypeError, UnicodeError):
-                found[str(digest)] = msgspec.json.decode(body, type=Fingerprint)
+                found[str(digest)] = from_json(body, Fingerprint)
         return found
 
     def comparable(self, with_this: Fingerprint, allowed: frozenset[str]) -> tuple[str, ...]:
@@ -531,7 +532,7 @@ def _row(row: Row) -> RunRow:
     metrics = {name: values[name] for name in KEPT_METRICS if values[name] is not None}
     if not all(isinstance(value, int | float) and isfinite(value) for value in metrics.values()):
         raise TypeError("a metric is no number")
-    return msgspec.convert(
+    return from_builtins(
         {
             **{name: values[name] for name in ("id", "added_at", "digest", "branch", "source", "grade")},
             "commit": values["git_commit"],

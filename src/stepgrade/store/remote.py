@@ -16,6 +16,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
+from stepgrade.decoding import from_builtins, from_json
 from stepgrade.errors import BadHistory, BadOption, NoSuchRun, NotLetIn, Unreachable
 from stepgrade.files import MODES, write_whole
 from stepgrade.memory import default_limit
@@ -141,7 +142,7 @@ class RemoteHistory(History):
         found = []
         for path in sorted(self._outbox.glob("run-*.json")):
             try:
-                is_mine = msgspec.json.decode(path.read_bytes(), type=_Waiting).server == self.name
+                is_mine = from_json(path.read_bytes(), _Waiting).server == self.name
             except (OSError, msgspec.DecodeError):
                 continue
             if is_mine:
@@ -152,7 +153,7 @@ class RemoteHistory(History):
         """Send what waits and return how many runs; raise Unreachable when the server is not there."""
         sent = 0
         for path in self.waiting():
-            one = msgspec.json.decode(path.read_bytes(), type=_Waiting)
+            one = from_json(path.read_bytes(), _Waiting)
             try:
                 self._send(one.key, one.body)
             except (Unreachable, NotLetIn):
@@ -239,7 +240,7 @@ class RemoteHistory(History):
 
     def _converted(self, found: Any, kind: Any) -> Any:
         try:
-            return msgspec.convert(found, kind, strict=False)
+            return from_builtins(found, kind, strict=False)
         except msgspec.ValidationError as error:
             raise BadHistory(f"answers in a way that is not known here: {error}", where=self.name) from None
 

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from stepgrade.decoding import from_json
 from stepgrade.errors import BadOption
 from stepgrade.store.database import Database, Row
 
@@ -271,7 +272,7 @@ def _token(row: Row) -> Token:
 
 def _project(row: Row) -> Project:
     try:
-        settings = msgspec.json.decode(row[2], type=ProjectSettings)
+        settings = from_json(row[2], ProjectSettings)
     except (msgspec.DecodeError, msgspec.ValidationError, TypeError, UnicodeError):
         settings = ProjectSettings()  # of a foreign hand, or a newer version: everything is kept
     return Project(name=row[0], created_at=row[1], settings=settings)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-import msgspec
 import numpy as np
 
+from stepgrade.decoding import from_json
 from stepgrade.model.activity import GemmTally
 from stepgrade.model.columns import among, groups
 from stepgrade.model.events import NONE, Ids, Inputs, Kinds, Trace, Wholes
@@ -78,7 +78,7 @@ def matmul_time_by_dtype(trace: Trace, pieces: Pieces) -> dict[str, int]:
 def dtype_of(inputs: Inputs) -> str | None:
     """Return the precision of the first input whose type is one of arithmetic."""
     try:
-        types = msgspec.json.decode(inputs.types, type=list[str])
+        types = from_json(inputs.types, list[str])
     except UNREADABLE:
         return None
     return next((_DTYPES[name.lower()] for name in types if name.lower() in _DTYPES), None)

@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import Struct, structs
 from numpy.typing import NDArray
 
+from stepgrade.decoding import from_msgpack
 from stepgrade.model.profile import KernelTime, OpTime, ShapeTime, Span
 from stepgrade.trace.shapes import MOST_SHAPES, add_shapes
 
@@ -121,11 +122,11 @@ class PackedOperations(Struct, frozen=True, kw_only=True):
 
     def named(self) -> list[NamedOperation]:
         """Return the operations without their figures, by name."""
-        return msgspec.msgpack.decode(zlib.decompress(self.names), type=list[NamedOperation])
+        return from_msgpack(zlib.decompress(self.names), list[NamedOperation])
 
     def kernels_of_each(self) -> list[tuple[KernelTime, ...]]:
         """Return the kernels of each operation, by its name."""
-        return msgspec.msgpack.decode(zlib.decompress(self.kernels), type=list[tuple[KernelTime, ...]])
+        return from_msgpack(zlib.decompress(self.kernels), list[tuple[KernelTime, ...]])
 
 
 def _inverse(places: Sequence[int]) -> list[int]:

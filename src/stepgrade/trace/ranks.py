@@ -5,11 +5,11 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
-import msgspec
 from msgspec import Struct, structs
 
+from stepgrade.decoding import from_msgpack
 from stepgrade.model.activity import HostLine, Straggler
 from stepgrade.model.collectives import Communication, Pipeline, StageTime
 from stepgrade.model.many_ranks import notes_of
@@ -172,15 +172,10 @@ _LAYERS = tuple[LayerTime, ...]
 _MODULES = tuple[ModuleTime, ...]
 _VIEWS = tuple[StepView, ...]
 _NOTHING = pack(())
-# Made when the first is needed: that of a profile takes as long as the analysis of a small trace.
-_DECODERS: dict[object, msgspec.msgpack.Decoder[Any]] = {}
 
 
 def _unpack(packed: bytes, kind: type[Known]) -> Known:
-    decoder: msgspec.msgpack.Decoder[Known] | None = _DECODERS.get(kind)
-    if decoder is None:
-        decoder = _DECODERS[kind] = msgspec.msgpack.Decoder(kind)
-    return decoder.decode(zlib.decompress(packed))
+    return from_msgpack(zlib.decompress(packed), kind)
 
 
 AnyRank: TypeAlias = RankProfile | PackedRank

@@ -18,6 +18,7 @@ from msgspec import Struct
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from stepgrade.decoding import from_json
 from stepgrade.errors import BadHistory, KeyTaken, NoSuchRun, NotMeasured, StepgradeError
 from stepgrade.report.names import shortened
 from stepgrade.store.history import History
@@ -144,7 +145,7 @@ class Call(Struct, frozen=True, kw_only=True):
     def read(self, kind: Any) -> Any:
         """Return the JSON body as its type."""
         try:
-            return msgspec.json.decode(self.body, type=kind)
+            return from_json(self.body, kind)
         except (msgspec.DecodeError, msgspec.ValidationError, UnicodeError, RecursionError) as error:
             raise Refused(400, f"the body is not as it should be: {shortened(str(error), 200)}") from None
 

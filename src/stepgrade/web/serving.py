@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import structs
 
+from stepgrade.decoding import from_json
 from stepgrade.errors import BadOption, MissingExtra
 from stepgrade.web.settings import ServerSettings, check
 
@@ -83,7 +84,7 @@ def app_of_process() -> Starlette:
     """Return the application of one of several processes."""
     from stepgrade.web.app import make_app  # noqa: PLC0415  an extra
 
-    return make_app(msgspec.json.decode(os.environ[_VARIABLE], type=ServerSettings))
+    return make_app(from_json(os.environ[_VARIABLE], ServerSettings))
 
 
 def _bound(settings: ServerSettings) -> socket.socket:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from stepgrade.decoding import from_json
 from stepgrade.errors import BadInput, TooLarge
 from stepgrade.hardware.memory.fit import Anchor
 
@@ -73,7 +74,7 @@ class _Document(Struct):
 def anchor_from_json(raw: bytes) -> Anchor | None:
     """Return the peak that a JSON has under `memory`; None where it is none, or has no such thing."""
     try:
-        document = msgspec.json.decode(raw, type=_Document)
+        document = from_json(raw, _Document)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return None
     run, memory = document.plan or _Run(), document.memory

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from msgspec import Raw, Struct, field
 
+from stepgrade.decoding import json_decoder
 from stepgrade.model.events import NONE, Longs
 from stepgrade.readers.kineto.categories import (
     COUNTER_CATEGORY,
@@ -116,14 +117,14 @@ class LooseEvent(Struct, gc=False):
     args: Raw = _NO_TEXT
 
 
-decode_events = msgspec.json.Decoder(list[Event]).decode
-decode_text_timed = msgspec.json.Decoder(list[TextTimedEvent]).decode
-decode_loosely = msgspec.json.Decoder(LooseEvent).decode
+decode_events = json_decoder(list[Event]).decode
+decode_text_timed = json_decoder(list[TextTimedEvent]).decode
+decode_loosely = json_decoder(LooseEvent).decode
 # Only where a value ends is asked: numbers are not made, they could have a million digits.
 scan_value = json.JSONDecoder(strict=False, parse_int=len, parse_float=len).raw_decode
-_decode_text = msgspec.json.Decoder(str).decode
-_decode_any = msgspec.json.Decoder().decode
-_decode_args = msgspec.json.Decoder(Args).decode
+_decode_text = json_decoder(str).decode
+_decode_any = msgspec.json.decode
+_decode_args = json_decoder(Args).decode
 
 
 class Unusable(ValueError):

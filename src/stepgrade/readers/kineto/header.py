@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any, Final, NamedTuple
 
-import msgspec
 from msgspec import UNSET, Struct, field
 
+from stepgrade.decoding import json_decoder
 from stepgrade.errors import BadInput
 from stepgrade.model.events import SmLimits, TraceDevice
 from stepgrade.readers.kineto.decode import DECODE_ERRORS, scan_value
@@ -69,7 +69,7 @@ class _Header(Struct, omit_defaults=True):
     with_flops: Any = UNSET
 
 
-_decode = msgspec.json.Decoder(_Header).decode
+_decode = json_decoder(_Header).decode
 
 
 class Head(NamedTuple):

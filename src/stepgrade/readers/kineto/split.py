@@ -7,9 +7,9 @@ import re
 from contextlib import suppress
 from typing import NamedTuple
 
-import msgspec
 from msgspec import Struct
 
+from stepgrade.decoding import json_decoder
 from stepgrade.readers.kineto.decode import DECODE_ERRORS
 from stepgrade.readers.source import ByteSource
 
@@ -49,7 +49,7 @@ class _Recognised(Struct):
     ph: str = ""
 
 
-_recognise = msgspec.json.Decoder(_Recognised).decode
+_recognise = json_decoder(_Recognised).decode
 
 
 def learn_edge(text: bytes) -> bytes | None:

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from stepgrade.decoding import from_msgpack
 from stepgrade.model.events import NONE, Collective, Ids
 from stepgrade.readers.kineto import split
 from stepgrade.readers.kineto.chunks import ChunkReader, Losses
@@ -112,7 +113,7 @@ class Worker:
                 while answers.read(1)[0] != COLUMNS:
                     pass
                 (length,) = LENGTH.unpack(answers.read(LENGTH.size))
-                findings = msgspec.msgpack.decode(answers.read(length), type=Findings)
+                findings = from_msgpack(answers.read(length), Findings)
                 if findings.end is not None:
                     raise WorkerLost
                 _merge(reader, findings, answers)

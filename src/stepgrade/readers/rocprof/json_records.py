@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from stepgrade.decoding import from_builtins, from_json
 from stepgrade.errors import BadJson, TooLarge
 from stepgrade.memory import check
 from stepgrade.model.events import NONE, Trace, TraceDevice
@@ -126,7 +127,7 @@ def read_traces(source: ByteSource) -> Iterator[Trace]:
     text = b"".join(pieces)
     del pieces
     try:
-        found = msgspec.json.decode(text, type=_File)
+        found = from_json(text, _File)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = f": {str(error)[:200]}" if isinstance(error, msgspec.DecodeError) else ""
         raise BadJson(f"is not rocprofv3's JSON{reason}", where=source.name) from error
@@ -245,6 +246,6 @@ def _marker_texts(found: Any) -> dict[int, str]:
         pairs = ((str(key), text) for key, text in found.items() if isinstance(text, str))
         return {int(key): text for key, text in pairs if key.isdecimal() and len(key) < _MOST_DIGITS}
     try:
-        return {text.key: text.value for text in msgspec.convert(found or [], list[_Text])}
+        return {text.key: text.value for text in from_builtins(found or [], list[_Text])}
     except msgspec.ValidationError:
         return {}

@@ -10,6 +10,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from stepgrade.decoding import from_json
 from stepgrade.errors import BadJson
 from stepgrade.memory import check
 from stepgrade.model.events import NONE, Longs, Trace
@@ -62,7 +63,7 @@ def read_traces(source: ByteSource) -> Iterator[Trace]:
         check(size * _MEMORY_PER_BYTE, source.memory_bytes, source.name)
         pieces.append(chunk)
     try:
-        events = msgspec.json.decode(b"".join(pieces), type=_File).events
+        events = from_json(b"".join(pieces), _File).events
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = f": {str(error)[:200]}" if isinstance(error, msgspec.DecodeError) else ""
         raise BadJson(f"is not a trace of JAX{reason}", where=source.name) from error
