@@ -46,7 +46,9 @@ def test_what_is_left_alone(text: str) -> None:
 
 
 def test_text_is_not_subtracted() -> None:
-    assert [one.kind for one in mutants("def f(a):\n    print(a + 'x' + f'{a:3}')\n")] == ["dropped statement"]
+    assert [one.kind for one in mutants("def f(a):\n    print(a + 'x' + f'{a:3}')\n")] == [
+        "dropped statement"
+    ]
 
 
 def test_every_fault_in_this_package_parses() -> None:
