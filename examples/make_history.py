@@ -43,9 +43,10 @@ def slowed(profile: sg.Profile, factor: float) -> sg.Profile:
 
 
 def main() -> None:
-    """Write the history anew."""
+    """Write a new history."""
     place = Path(sys.argv[1])
-    place.unlink(missing_ok=True)
+    if place.exists():
+        sys.exit(f"{place} already exists: name a new file")
     profile, chance = sg.load(RUN), random.Random(6)  # noqa: S311  not for secrets
     with open_history(str(place)) as history:
         for number in range(40):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import stat
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,7 +13,8 @@ from typing import BinaryIO
 
 # Who may read a new file of ours, before the umask takes away from it; who writes it may always.
 MODES = {"owner": 0o600, "group": 0o660, "all": 0o666}
-_STALE_SECONDS = 3600.0  # a draft that nobody has written to for so long has no writer any more
+DRAFT_NAME = re.compile(r"\.stepgrade-[0-9a-f]{16}\.tmp")
+_STALE_SECONDS = 3600.0  # a younger draft may be of a writer that has not locked it yet
 _cleaned: set[str] = set()  # folders that this process has looked through, once
 
 
@@ -25,27 +28,34 @@ def write_by(
 ) -> None:
     """Put a new file in the place of `path`, safe on the disk when this returns; raise OSError.
 
-    An interrupt, a full disk or a power failure leaves the old file as it was. A file keeps its permissions;
-    one that was not there gets `new_mode` as far as the umask allows. A device or a pipe is written to.
+    An interrupt, a full disk or a power failure leaves the old file as it was. A file keeps its permissions,
+    owner and attributes as far as the system allows; a write-protected one is refused, and a new one gets
+    `new_mode` as far as the umask allows. A device or a pipe is written to. A link is replaced, not followed,
+    and other hard links keep the old content.
     """
     target = os.fspath(path)
-    mode = None
+    old = None
     with suppress(FileNotFoundError):
-        mode = os.stat(target).st_mode  # noqa: PTH116  pathlib takes milliseconds to import
-    if mode is not None and not stat.S_ISREG(mode):
+        old = os.stat(target)  # noqa: PTH116  pathlib takes milliseconds to import
+    if old is not None and not stat.S_ISREG(old.st_mode):
         with open(target, "wb") as special:  # noqa: PTH123  as above
             write(special)
         return
+    if old is not None and not os.access(target, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), target)
     folder = os.path.dirname(target) or "."  # noqa: PTH120  as above
     draft = _new_draft(folder, new_mode)
     try:
         with draft:
             write(draft)
             draft.flush()
+            if old is not None:
+                _copy_attributes(target, old, draft)
             os.fsync(draft.fileno())
-        if mode is not None:
-            os.chmod(draft.name, stat.S_IMODE(mode))  # noqa: PTH101  as above
-        os.replace(draft.name, target)  # noqa: PTH105  as above
+            if os.name == "posix":  # while it is open, and so locked
+                os.replace(draft.name, target)  # noqa: PTH105  as above
+        if os.name != "posix":  # where a file that is open cannot be moved
+            os.replace(draft.name, target)  # noqa: PTH105  as above
     except BaseException:  # an interrupt leaves nothing behind either
         with suppress(OSError):
             os.unlink(draft.name)  # noqa: PTH108  as above
@@ -59,6 +69,30 @@ def write_by(
             os.close(handle)
 
 
+def is_mine(status: os.stat_result) -> bool:
+    """Tell whether a file belongs to the user of this process; not known on Windows, where all pass."""
+    return os.name != "posix" or status.st_uid == os.geteuid()
+
+
+def _copy_attributes(target: str, old: os.stat_result, draft: BinaryIO) -> None:
+    """Give the draft the mode of the file it replaces, and owner and attributes where that is allowed."""
+    mode, new = stat.S_IMODE(old.st_mode) & 0o777, os.fstat(draft.fileno())
+    has_group = new.st_gid == old.st_gid
+    if not has_group:
+        with suppress(OSError):
+            os.chown(draft.name, -1, old.st_gid)
+            has_group = True
+    # The rights of a group that the draft does not have are not given to another one.
+    os.chmod(draft.name, mode if has_group else mode & ~stat.S_IRWXG)  # noqa: PTH101  as above
+    with suppress(OSError, AttributeError):  # only Linux has them, and not on every file system
+        for name in os.listxattr(target) if has_group else ():
+            if not name.startswith("security."):  # the system's to give
+                os.setxattr(draft.name, name, os.getxattr(target, name))
+    if new.st_uid != old.st_uid:
+        with suppress(OSError):
+            os.chown(draft.name, old.st_uid, -1)
+
+
 def _new_draft(folder: str, mode: int) -> BinaryIO:
     """Create a hidden file in the folder under a name that nobody can foresee, and never through a link."""
     while True:
@@ -66,19 +100,41 @@ def _new_draft(folder: str, mode: int) -> BinaryIO:
         with suppress(FileExistsError):
             opener = partial(os.open, mode=mode)
             draft = open(name, "xb", opener=opener)  # noqa: SIM115  the caller closes it
+            _lock(draft.fileno())
             _remove_stale_drafts(folder, os.fstat(draft.fileno()).st_mtime)
             return draft
 
 
+def _lock(handle: int) -> bool:
+    """Lock a file until it is closed; return False where another process has it, or nothing can be locked."""
+    try:
+        import fcntl  # noqa: PLC0415  Windows has none, and removes no file that is open
+    except ImportError:
+        return True
+    with suppress(OSError):
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
 def _remove_stale_drafts(folder: str, now: float) -> None:
     """Remove what killed processes left in the folder; `now` is by the clock of its file system."""
-    if folder in _cleaned:
-        return
-    _cleaned.add(folder)
     with suppress(OSError), os.scandir(folder) as entries:
+        folder = os.path.abspath(folder)  # noqa: PTH100  as above
+        if folder in _cleaned:
+            return
+        _cleaned.add(folder)
         for entry in entries:
-            if not (entry.name.startswith(".stepgrade-") and entry.name.endswith(".tmp")):
+            if not (DRAFT_NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)):
                 continue
-            with suppress(OSError):  # somebody else's, or gone already
-                if now - entry.stat(follow_symlinks=False).st_mtime > _STALE_SECONDS:
+            with suppress(OSError):  # gone already, or it may not be written
+                found = entry.stat(follow_symlinks=False)
+                if not is_mine(found) or now - found.st_mtime <= _STALE_SECONDS:
+                    continue
+                handle = os.open(entry.path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+                try:
+                    is_abandoned = _lock(handle)
+                finally:
+                    os.close(handle)
+                if is_abandoned:
                     os.unlink(entry.path)  # noqa: PTH108  as above

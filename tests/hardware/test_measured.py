@@ -64,13 +64,18 @@ def test_where_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert state_path().endswith(str(Path(".local") / "state" / "stepgrade" / "measured.json"))
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"measured": 3}', '{"schema_version": 99}', "\xff"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"theirs": 1}', '{"measured": 3}', '{"schema_version": 99}', "\xff"]
+)
 def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
     place = tmp_path / "measured.json"
     place.write_text(text, encoding="latin-1")
     with pytest.raises(BadInput) as error:
         load_measured(str(place))
     assert str(place) in str(error.value)
+    with pytest.raises(BadInput):
+        keep_measured(measurement("cpu"), str(place))
+    assert place.read_text(encoding="latin-1") == text
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:

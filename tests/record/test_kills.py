@@ -124,18 +124,20 @@ def test_the_writer_of_scorecards(tmp_path: Path) -> None:
 
 
 def test_stale_drafts_are_removed_and_fresh_ones_left(tmp_path: Path) -> None:
-    old, fresh, other = (tmp_path / f for f in (".stepgrade-1.tmp", ".stepgrade-2.tmp", "stepgrade.tmp"))
+    names = [f".stepgrade-{digit * 16}.tmp" for digit in "123"]
+    old, fresh, other = (tmp_path / f for f in (names[0], names[1], "stepgrade.tmp"))
     for file in (old, fresh, other):
         file.write_text("")
     for file in (old, other):
         os.utime(file, (0, 0))
     target = tmp_path / "elsewhere.json"
     target.write_text("not ours")
-    (tmp_path / ".stepgrade-3.tmp").symlink_to(target)
+    (tmp_path / names[2]).symlink_to(target)
+    os.utime(tmp_path / names[2], (0, 0), follow_symlinks=False)
     write_whole(tmp_path / "card.json", b"new")
     assert sorted(found.name for found in tmp_path.iterdir()) == [
-        ".stepgrade-2.tmp",
-        ".stepgrade-3.tmp",
+        names[1],
+        names[2],
         "card.json",
         "elsewhere.json",
         "stepgrade.tmp",

@@ -44,9 +44,9 @@ class Measurement(Struct, frozen=True, kw_only=True):
     others_share: float | None = None
 
 
-class _Kept(Struct, frozen=True, kw_only=True):
-    schema_version: int = SCHEMA_VERSION
-    measured: list[Measurement] = []
+class _Kept(Struct, frozen=True, kw_only=True):  # both required: any other JSON is not ours to replace
+    schema_version: int
+    measured: list[Measurement]
 
 
 def state_path() -> str:
@@ -83,11 +83,12 @@ def measured_for(key: str, path: str | None = None) -> Measurement | None:
 def keep_measured(measurement: Measurement, path: str | None = None) -> str:
     """Write a measurement beside the earlier ones, in place of the same device's; return the path."""
     place = path or state_path()
-    others = [kept for kept in load_measured(place) if kept.key != measurement.key]
-    text = msgspec.json.format(msgspec.json.encode(_Kept(measured=[measurement, *others])), indent=2)
+    others = [other for other in load_measured(place) if other.key != measurement.key]
+    kept = _Kept(schema_version=SCHEMA_VERSION, measured=[measurement, *others])
+    text = msgspec.json.format(msgspec.json.encode(kept), indent=2)
     try:
         os.makedirs(os.path.dirname(place) or ".", exist_ok=True)  # noqa: PTH103, PTH120  as above
-        write_whole(place, text + b"\n")
+        write_whole(os.path.realpath(place), text + b"\n")
     except OSError as error:
         raise BadInput(f"cannot be written: {error.strerror}", where=place) from error
     return place

@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 from stepgrade.decoding import from_msgpack
 from stepgrade.engine import Job, cores, open_engine
 from stepgrade.engine.base import Report, run_item
-from stepgrade.engine.cache import Cache, key_of
+from stepgrade.engine.cache import Cache, cache_folder, key_of
 from stepgrade.errors import BadInput, TooLarge
 from stepgrade.memory import default_limit
 from stepgrade.model.notes import Note
@@ -65,15 +65,16 @@ class FileRanks(Struct, frozen=True, kw_only=True):
 def analyse_file(item: bytes, report: Report) -> bytes:
     """Return the ranks of one file in few bytes, read now or kept from before; what engines run."""
     task = from_msgpack(item, FileTask)
-    cache, key = Cache(), ""
-    if task.cache and not is_url(task.file.path) and os.path.isfile(task.file.path):  # noqa: PTH113  pathlib is slow
-        name = os.path.basename(task.file.name)  # noqa: PTH119  which may tell the rank
-        key = key_of(task.file.path, (SCHEMA, task.file.format, task.steps, name))
-        if kept := kept_ranks(cache, key, task.file.name):
-            return kept
+    folder = cache_folder() if task.cache else None
+    if folder is None or is_url(task.file.path) or not os.path.isfile(task.file.path):  # noqa: PTH113  pathlib is slow
+        return msgspec.msgpack.encode(_analyse(task, report))
+    cache, name = Cache(folder), os.path.basename(task.file.name)  # noqa: PTH119  which may tell the rank
+    key = key_of(task.file.path, (SCHEMA, task.file.format, task.steps, name))
+    if kept := kept_ranks(cache, key, task.file.name):
+        return kept
     ranks = _analyse(task, report)
     result = msgspec.msgpack.encode(ranks)
-    if key and not ranks.is_unfinished:
+    if not ranks.is_unfinished:
         cache.put(key, result)
     return result
 

@@ -36,8 +36,7 @@ class Journal:
     def __init__(self, path: Path, readable_by: str = "owner") -> None:
         self.path = path
         self._mode = MODES[readable_by]
-        self._file: tuple[int, int] | None = None  # which file on which device is ours, once begun
-        self._bytes = 0
+        self._file: tuple[int, int, int] | None = None  # the device, inode and size of ours, once begun
 
     def check(self) -> None:
         """Raise OSError when the file cannot be written, before anything was measured."""
@@ -51,7 +50,7 @@ class Journal:
     @property
     def is_due_to_be_whole(self) -> bool:
         """Tell whether the next line has to hold everything: the first, one after many, or of a lost file."""
-        return self._file is None or self._bytes > _LONGEST_BYTES or not self.path.exists()
+        return self._file is None or self._file[2] > _LONGEST_BYTES or not self.path.exists()
 
     def write(self, head: dict[str, object], line: dict[str, object]) -> None:
         """Put a new journal of two lines, its head and the sums over all steps, in the place of any file."""
@@ -61,22 +60,26 @@ class Journal:
             self._check_ours(self.path.stat())
         text = encode(head) + encode(line)
         write_whole(self.path, text, new_mode=self._mode)
-        self._file, self._bytes = _identity(self.path.stat()), len(text)
+        self._file = _identity(self.path.stat())
 
     def append(self, line: dict[str, object]) -> None:
         """Add one line."""
         # Opened each time: a script that closes all files could have given our number to one of its own.
-        with self.path.open("r+b") as stream:
+        with self.path.open(
+            "r+b", buffering=0
+        ) as stream:  # a buffer would be written once more after a failure
             self._check_ours(os.fstat(stream.fileno()))
             end = stream.seek(0, os.SEEK_END)
+            left = memoryview(encode(line))
             try:
-                stream.write(encode(line))
-                stream.flush()
-                self._bytes = stream.tell()
+                while left:
+                    left = left[stream.write(left) :]
             except OSError:
                 with suppress(OSError):
                     stream.truncate(end)
                 raise
+            finally:
+                self._file = _identity(os.fstat(stream.fileno()))
 
     def _check_ours(self, found: os.stat_result) -> None:
         if _identity(found) != self._file:
@@ -87,20 +90,28 @@ class Journal:
 
         Return where it is; raise OSError when neither could be written.
         """
-        path, number = self.path, 2
+        path = self.path
         if self._file is not None and path.exists() and _identity(path.stat()) != self._file:
-            # Two runs in one directory: the other one's is not ours to replace.
-            while (path := self.path.with_name(f"{self.path.stem}-{number}{self.path.suffix}")).exists():
-                number += 1
+            path = _unused(path)  # two runs in one directory: the other one's is not ours to replace
         try:
             write_whole(path, text, new_mode=self._mode)
         except OSError:
-            elsewhere = Path(tempfile.gettempdir()) / self.path.name
-            if elsewhere.resolve() == self.path.resolve() or _is_special(elsewhere):
+            folder = Path(tempfile.gettempdir())
+            if folder.resolve() == path.parent.resolve():
                 raise
+            elsewhere = _unused(folder / path.name)
             write_whole(elsewhere, text, new_mode=self._mode)
             return elsewhere
         return path
+
+
+def _unused(path: Path) -> Path:
+    """Return the path, or the first one with a number after its name that is not there."""
+    number, unused = 1, path
+    while os.path.lexists(unused):
+        number += 1
+        unused = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return unused
 
 
 def rank_path(path: Path, rank: int, world_size: int) -> Path:
@@ -113,8 +124,12 @@ def encode(value: dict[str, object]) -> bytes:
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
-def _identity(found: os.stat_result) -> tuple[int, int]:
-    return found.st_dev, found.st_ino
+def _identity(found: os.stat_result) -> tuple[int, int, int]:
+    return (
+        found.st_dev,
+        found.st_ino,
+        found.st_size,
+    )  # another file may get the number of one that was removed
 
 
 def _is_special(path: Path) -> bool:

@@ -55,6 +55,7 @@ RUN_COLUMNS = ("id", *_COLUMNS)
 # Beside those: what a run of a team has.
 _ORIGIN = ("project", "upload_key", "upload_digest", "added_by", "device_hours", "has_findings")
 DEFAULT_PROJECT = "default"
+PINNED = "pinned"  # the label of runs that are never removed by age or number
 NO_BRANCH = ""  # in a selection: runs of which no branch is known
 
 
@@ -392,7 +393,8 @@ class History:
     def prunable(self, *, keep: int | None = None, older_than: dt.date | None = None) -> list[int]:
         """Return the runs but for the newest `keep` of each branch and fingerprint, or those before a day.
 
-        Raise BadOption for a number below 1 or a day to come: they would mean every run.
+        Runs with the label `pinned` are never among them, nor runs whose labels cannot be read. Raise
+        BadOption for a number below 1 or a day to come: they would mean every run.
         """
         if keep is not None and keep < 1:
             raise BadOption(f"must be 1 or more, not {keep}", field="keep")
@@ -400,16 +402,19 @@ class History:
             raise BadOption(f"{older_than} is still to come", field="older_than")
         newer: dict[tuple[str, str | None], int] = {}
         chosen = []
+        columns = "id, digest, branch, added_at, labels"
         rows = self._database.execute(
-            "select id, digest, branch, added_at from stepgrade_run where project = ? order by id desc",
+            f"select {columns} from stepgrade_run where project = ? order by id desc",  # noqa: S608  our own names
             (self.project,),
         )
-        for number, digest, branch, added_at in rows:
+        for number, digest, branch, added_at, labels in rows:
             rank = newer.get((digest, branch), 0)
             newer[digest, branch] = rank + 1
             is_too_old = older_than is not None and str(added_at) < older_than.isoformat()
             if is_too_old or (keep is not None and rank >= keep):
-                chosen.append(number)
+                with suppress(msgspec.DecodeError):
+                    if PINNED not in from_json(labels, dict[str, str]):
+                        chosen.append(number)
         return chosen
 
     def remove(self, numbers: Sequence[int]) -> None:

@@ -65,31 +65,32 @@ class SqliteDatabase:
             self._connection.setconfig(_DEFENSIVE, True)  # noqa: FBT003  as SQLite has it
         self._connection.set_progress_handler(lambda: time.monotonic() > self._deadline, _STEPS_BETWEEN_LOOKS)
         try:
-            with self._errors():
-                self._connection.execute("pragma trusted_schema = off")
-                self._connection.execute("pragma cell_size_check = on")
-                self._connection.execute("pragma synchronous = extra")
-                self._connection.execute("pragma foreign_keys = on")
-                if is_pooled:
-                    # Readers and the writer do not wait for each other; a commit still reaches the disk.
-                    self._connection.execute("pragma journal_mode = wal")
-                # Both are read at once, since another process may be making the store at this moment.
-                self._connection.execute("begin")
-                schema = set(self._connection.execute(_SCHEMA))
-                owner = int(self._connection.execute("pragma application_id").fetchone()[0])
-                version = int(self._connection.execute("pragma user_version").fetchone()[0])
-                self._connection.execute("commit")
+            self._check_ours()
+            if is_pooled:  # not before it is known to be ours: this changes the file
+                # Readers and the writer do not wait for each other; a commit still reaches the disk.
+                self.execute("pragma journal_mode = wal")
         except BadHistory:
             self._connection.close()
             raise
-        problem = None
-        if owner != APPLICATION_ID and schema:
-            problem = "is a database of another program"
-        elif version <= len(MIGRATIONS) and schema != _schema_of(version):
+
+    def _check_ours(self) -> None:
+        """Raise BadHistory for a file of another program, or one that another program has changed."""
+        with self._errors():
+            self._connection.execute("pragma trusted_schema = off")
+            self._connection.execute("pragma cell_size_check = on")
+            self._connection.execute("pragma synchronous = extra")
+            self._connection.execute("pragma foreign_keys = on")
+            # Both are read at once, since another process may be making the store at this moment.
+            self._connection.execute("begin")
+            schema = set(self._connection.execute(_SCHEMA))
+            owner = int(self._connection.execute("pragma application_id").fetchone()[0])
+            version = int(self._connection.execute("pragma user_version").fetchone()[0])
+            self._connection.execute("commit")
+        if owner != APPLICATION_ID and (owner or schema):
+            raise BadHistory("is a database of another program", where=self.name)
+        if version <= len(MIGRATIONS) and schema != _schema_of(version):
             problem = "was changed by another program: its tables are not as we make them"
-        if problem:
-            self._connection.close()
-            raise BadHistory(problem, where=path)
+            raise BadHistory(problem, where=self.name)
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
         """Run one statement and return its rows."""
@@ -155,16 +156,18 @@ def leave_wal(path: str) -> None:
 def copy_sqlite(source: str, target: str) -> None:
     """Write a whole copy of a history that may be in use; raise BadHistory when either file cannot be."""
     SqliteDatabase(source, create=False).close()  # a history of ours, or it is refused here
-    if os.path.exists(target):  # noqa: PTH110
-        raise BadHistory("is there already", where=target, hint="name a file that is not there yet")
-    _make_file(target, MODES["owner"])
+    if not _make_file(target, MODES["owner"]):
+        raise BadHistory("already exists", where=target, hint="name a file that does not exist yet")
     try:
         with closing(sqlite3.connect(source)) as before, closing(sqlite3.connect(target)) as after:
             before.backup(after)
             after.execute("pragma journal_mode = delete")
-    except sqlite3.Error as error:
-        os.unlink(target)  # noqa: PTH108
-        raise BadHistory(f"cannot be copied: {error}", where=source) from error
+    except BaseException as error:
+        with suppress(OSError):
+            os.unlink(target)  # noqa: PTH108  which was made above, and by nobody else
+        if isinstance(error, sqlite3.Error):
+            raise BadHistory(f"cannot be copied: {error}", where=source) from error
+        raise
 
 
 def _check_journal(path: str) -> None:
@@ -182,8 +185,8 @@ def _check_journal(path: str) -> None:
         raise BadHistory(problem, where=path, hint=f"remove {journal} if you do not know it")
 
 
-def _make_file(path: str, mode: int) -> None:
-    """Make the file and its folder where they are not there, with that mode as far as the umask allows.
+def _make_file(path: str, mode: int) -> bool:
+    """Make the file, with that mode as far as the umask allows, and its folder; return False if it exists.
 
     SQLite gives its own files beside it the same. A link that leads nowhere is not followed: what it names
     was not asked for.
@@ -201,9 +204,11 @@ def _make_file(path: str, mode: int) -> None:
     except FileExistsError as error:
         if not os.path.exists(path):  # noqa: PTH110
             raise BadHistory("is a link to a file that is not there", where=path) from error
+        return False
     except OSError as error:
         problem = f"cannot be opened: {error.strerror or error}"
         raise BadHistory(problem, where=path, hint=_READ_ONLY_HINT) from error
+    return True
 
 
 @cache

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from functools import partial
 
 from stepgrade.store.alerts import Alert, Alerts, Channel, Message
-from stepgrade.store.history import Selection
 from stepgrade.store.pool import Pool
 from stepgrade.store.team import Project, Team
 from stepgrade.web.exchange import BoundedExchange
@@ -22,7 +21,6 @@ _FILLED_AT_ONCE = 50
 # Messages under way: in all, and of one project, so that no project keeps the others waiting.
 _MOST_UNDER_WAY = 8
 _MOST_OF_PROJECT = 2
-PINNED = "pinned"  # the label of runs that are never removed by age or number
 
 
 class Keeper:
@@ -67,12 +65,7 @@ class Keeper:
         if settings.keep_days is not None and settings.keep_days < today.toordinal():
             before = today - dt.timedelta(days=settings.keep_days)
         with self._pool.history(project.name) as history:
-            numbers = set(history.prunable(keep=settings.keep_runs, older_than=before))
-            if not numbers:
-                return
-            which = Selection(after=min(numbers) - 1, before=max(numbers) + 1)
-            pinned = {run.id for run in history.runs(which) if PINNED in run.labels}
-            gone = sorted(numbers - pinned)
+            gone = history.prunable(keep=settings.keep_runs, older_than=before)
             if gone:
                 history.remove(gone)
                 counted = f"{len(gone)} by the project's settings"
