@@ -73,12 +73,12 @@ test-package: $(VENV)/bin/python  ## build the wheel, look into it, install it w
 	$(BIN)/python -m build --outdir dist . > /dev/null
 	$(BIN)/python tests/packaging/wheel.py dist
 
-fuzz: $(VENV)/.installed-dev  ## 100,000 damaged files, stores and configurations through the commands (half an hour)
+fuzz: $(VENV)/.installed-dev  ## 100,000 damaged files, requests and answers through commands, client and server (half an hour)
 	$(BIN)/python -m tests.fuzz.run --count 100000
 
 # Its first inputs, so that a faster machine meets none that `make fuzz` has not: what is new is found there.
 fuzz-minute: $(VENV)/.installed-dev  ## a minute of the same
-	$(BIN)/python -m tests.fuzz.run --seconds 60 --count 10000
+	$(BIN)/python -m tests.fuzz.run --seconds 60 --count 10000 --no-feedback
 
 complexity: $(VENV)/.installed-dev  ## how the work grows with each kind of input, counted by valgrind (ten minutes)
 	$(BIN)/python -m tests.complexity.measure

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 from tests.builders import make_step_profile
 from tests.complexity.shapes import event, kernel, step, trace
 from tests.conftest import Ran
-from tests.fuzz.samples import profiles
+from tests.fuzz.samples import profiles, traces
 
 Command = Callable[..., Ran]
 HEAD = b'{"_recording": 1, "layers": ["a"]}\n'
@@ -180,6 +182,31 @@ def test_file_names_that_are_no_text(stepgrade: Command, tmp_path: Path) -> None
     answered(stepgrade("score", path, "--save", "--history", tmp_path / "h.db"))
     answered(stepgrade("gate", path, "--baseline", path, "--format", "junit"))
     answered(stepgrade("score", path, "--config", path))
+
+
+def test_ranks_in_files_whose_names_are_no_text(stepgrade: Command, tmp_path: Path) -> None:
+    """Seen in fuzzing: what a worker is told could not carry such a name."""
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    try:
+        for rank in range(2):
+            path = Path(os.fsdecode(os.fsencode(folder) + b"/rank%d-\xff.json" % rank))
+            path.write_bytes(traces()[2].replace(b'"rank": 0', b'"rank": %d' % rank))
+    except OSError:
+        pytest.skip("this file system takes no such names")
+    for words in ([], ["--no-cache"], ["--engine", "pool"], ["--format", "perfetto", "-o", tmp_path / "t"]):
+        assert answered(stepgrade("score", folder, *words)).code == 0
+
+
+def test_ranks_in_an_archive_whose_names_are_no_text(stepgrade: Command, tmp_path: Path) -> None:
+    path = tmp_path / "runs.tar"
+    with tarfile.open(path, "w") as archive:
+        for rank in range(2):
+            text = traces()[2].replace(b'"rank": 0', b'"rank": %d' % rank)
+            entry = tarfile.TarInfo(f"rank{rank}-\udcff.json")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text))
+    assert answered(stepgrade("score", path)).code == 0
 
 
 def test_a_branch_that_is_no_text(

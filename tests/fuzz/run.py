@@ -1,167 +1,107 @@
-"""Run the commands on damaged inputs, each within limits of time and memory, and count what must not happen.
+"""Run the commands, the client and the server on damaged inputs, and count what must not happen.
 
     python -m tests.fuzz.run --count 100000      as `make fuzz` does
-    python -m tests.fuzz.run --seconds 60 --count 10000      as `make check` does
+    python -m tests.fuzz.run --seconds 60 --count 10000 --no-feedback      as `make check` does
     python -m tests.fuzz.run --records FILE      the same, going on where an earlier run into FILE stopped
     python -m tests.fuzz.run --first 50000 --count 10000      a part of the whole
     python -m tests.fuzz.run --table FILE FILE   the table and the summary of parts
-    python -m tests.fuzz.run --only 4711         one input again, with its output
+    python -m tests.fuzz.run --only 12.400.4711  one input again, by its name, with its output
+    python -m tests.fuzz.run --write-corpus FILE    the inputs of FILE that led somewhere new, for corpus.txt
 
-Commands run in forked processes that have everything imported, some dozens of inputs each; a process that dies
-or hangs is replaced, and the input at fault is written down and run again, alone: a machine that sleeps or is
-moved can lose minutes in the middle of anything, so a hang counts when it comes twice. One that came once is
-shown, with where it was.
+Inputs run in forked processes that have everything imported, some dozens each; a process that dies or hangs is
+replaced, and the input at fault is written down and run again, alone: a machine that sleeps or is moved can lose
+minutes in the middle of anything, so a hang counts when it comes twice. One that came once is shown, with where
+it was.
+
+An input that takes a jump in the code that none took before it joins the corpus, and later inputs are made from
+it. The first inputs are made from corpus.txt alone, so that they are the same on every machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import faulthandler
-import io
 import json
 import mmap
 import os
-import re
+import random
 import resource
 import shlex
 import shutil
 import signal
-import struct
 import sys
 import tempfile
 import time
 import traceback
-import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterator
-from html.parser import HTMLParser
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from stepgrade.cli import dispatch
 from stepgrade.readers import registry
-from tests.fuzz.inputs import Input, make_input, prepare
-from tests.fuzz.samples import CANARY
+from tests.fuzz.arcs import Arcs
+from tests.fuzz.inputs import Input, Name, kind_of, make_input, prepare
+from tests.fuzz.judging import CODES, judge, run_input
+from tests.fuzz.peers import forbid_the_network
 
 CPU_S = 20  # for one input; the slowest honest one takes under a second
 WALL_S = 900  # for one that waits without end, on a machine however busy
 MEMORY_BYTES = 1 << 30  # beside what the process has when it starts
-READ_MEMORY = "200M"
 INPUTS_EACH = 40
-CODES = (0, 1, 2, 3)
-_VOID = {
-    "br",
-    "hr",
-    "img",
-    "input",
-    "link",
-    "meta",
-    "col",
-    "path",
-    "line",
-    "rect",
-    "circle",
-    "use",
-    "stop",
-    "source",
-    "wbr",
-}
+ROUND = 1_000  # inputs that are made from the same corpus
+SAME_EVERYWHERE = 10_000  # the first inputs, of corpus.txt alone
+TRACED = 2  # one of so many inputs is looked at for new jumps
+LONGEST_NAME = 8
+LARGEST_PARENT = 200_000
+CORPUS = Path(__file__).with_name("corpus.txt")
 
 
-class _Balanced(HTMLParser):
-    """Raises ValueError for an HTML page whose tags do not close in their order, or that runs a foreign script."""
+class Corpus:
+    """Inputs that led somewhere new, by their kind, and all jumps that were taken."""
 
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self.seen: set[str] = set()
+        self._known: dict[str, list[Name]] = {}
+        self._found: dict[str, list[Name]] = {}
+        for line in CORPUS.read_text().split() if CORPUS.exists() else ():
+            self._put(self._known, name_of(line))
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if any(name.startswith("on") for name, _ in attrs):
-            raise ValueError(f"<{tag}> has an event handler")
-        if tag not in _VOID:
-            self.open.append(tag)
+    def _put(self, where: dict[str, list[Name]], name: Name) -> None:
+        where.setdefault(kind_of(self._seed, name[0]), []).append(name)
 
-    def handle_endtag(self, tag: str) -> None:
-        if tag in _VOID:
+    def add(self, record: dict[str, Any]) -> None:
+        """Take an input that was run: its jumps, and itself when some are new."""
+        new = set(record.get("new", ())) - self.seen
+        if not new:
             return
-        if not self.open or self.open.pop() != tag:
-            raise ValueError(f"</{tag}> closes nothing")
+        self.seen |= new
+        name = name_of(record["name"])
+        if record.get("main") and len(name) < LONGEST_NAME:
+            self._put(self._found, name)
+
+    def name(self, number: int) -> Name:
+        """Return the name of an input: made from nothing, or from one of the corpus."""
+        dice = random.Random(f"{self._seed}:{number}:corpus")
+        kind = kind_of(self._seed, number)
+        parents = self._known.get(kind, [])
+        if number >= SAME_EVERYWHERE:
+            parents = parents + self._found.get(kind, [])
+        if not parents or dice.random() < 0.4:
+            return (number,)
+        newer = int(len(parents) * dice.random() ** 0.7)
+        return (*parents[newer], number)
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
+def name_of(text: str) -> Name:
+    """Return the name in a text like 12.400.4711."""
+    return tuple(int(part) for part in text.split("."))
 
 
-def check_output(text: str, to: str) -> None:
-    """Raise ValueError, or what the parser raises, when a real parser refuses the output."""
-    if to in ("json", "sarif"):
-        json.loads(text, parse_constant=_refuse_constant)
-    elif to == "lines":
-        for line in text.splitlines():
-            json.loads(line, parse_constant=_refuse_constant)
-    elif to in ("junit", "badge"):
-        ET.fromstring(text)
-    elif to == "html":
-        page = _Balanced()
-        page.feed(text)
-        page.close()
-        if page.open:
-            raise ValueError(f"<{page.open[-1]}> is not closed")
-    elif to in ("terminal", "markdown", "github"):
-        if any(sign in text for sign in "\x1b\x00\x9b\u202e"):
-            raise ValueError("control characters")
-        if to != "github" and re.search(r"(?m)^\s*::|##\w*\[", text):
-            raise ValueError("a command to a CI system")
-
-
-def run_input(item: Input) -> tuple[int, str, str]:
-    """Run one input in this process, in a folder of its own; return exit code, standard output and error."""
-    folder, here = tempfile.mkdtemp(prefix="stepgrade-fuzz-"), Path.cwd()
-    before = {name: os.environ.get(name) for name in item.environment}
-    streams = sys.stdin, sys.stdout, sys.stderr
-    out, err = (
-        io.TextIOWrapper(io.BytesIO(), "utf-8", "surrogateescape", write_through=True) for _ in range(2)
-    )
-    try:
-        os.chdir(folder)
-        for name, content in item.files.items():
-            Path(name).parent.mkdir(parents=True, exist_ok=True)
-            Path(name).write_bytes(content)
-        os.environ.update(item.environment)
-        sys.stdin, sys.stdout, sys.stderr = io.TextIOWrapper(io.BytesIO()), out, err
-        argv = list(item.argv)
-        if argv[0] in ("score", "gate", "parity", "inspect", "convert") and "--help" not in argv:
-            argv += ["--max-memory", READ_MEMORY]
-        code = dispatch.run(argv)
-    finally:
-        sys.stdin, sys.stdout, sys.stderr = streams
-        for name, value in before.items():
-            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
-        os.chdir(here)
-        shutil.rmtree(folder, ignore_errors=True)
-    texts = [stream.buffer.getvalue().decode("utf-8", "surrogateescape") for stream in (out, err)]
-    return code, texts[0], texts[1]
-
-
-def judge(item: Input) -> tuple[int, list[str]]:
-    """Run an input and return its exit code and what is wrong with what happened."""
-    code, out, err = run_input(item)
-    wrong = []
-    if code not in CODES:
-        lines = [line for line in err.splitlines() if line.strip()]
-        wrong.append(f"exit code {code}: {lines[-2][:150] if len(lines) > 1 else err[:150]}")
-    if "not enough memory" in err:
-        wrong.append("memory: more than the limit was asked for")
-    if CANARY in out or CANARY in err:
-        wrong.append("canary")
-    if code in (0, 1, 3) and out:
-        try:
-            check_output(out, item.out)
-        except (ValueError, ET.ParseError, RecursionError) as error:
-            wrong.append(f"refused output ({item.out}): {str(error)[:100]}")
-    if code == 2 and (err.count("\n") != 1 or not err.startswith("stepgrade: ")):
-        wrong.append(f"an error that is not one line: {err[:100]!r}")
-    return code, wrong
+def text_of(name: Name) -> str:
+    """Return a name as it is written."""
+    return ".".join(map(str, name))
 
 
 class Tally:
@@ -170,37 +110,40 @@ class Tally:
     def __init__(self) -> None:
         self.inputs: Counter[str] = Counter()
         self.codes: Counter[tuple[str, int]] = Counter()
-        self.wrong: list[tuple[int, str, str]] = []
+        self.wrong: list[tuple[str, str, str]] = []
         self.records: list[dict[str, Any]] = []
 
     def add(self, record: dict[str, Any]) -> None:
         self.records.append(record)
         self.inputs[record["kind"]] += 1
         self.codes[record["kind"], record["code"]] += 1
-        self.wrong += [(record["number"], record["kind"], problem) for problem in record["wrong"]]
+        self.wrong += [(record["name"], record["kind"], problem) for problem in record["wrong"]]
 
     def table(self) -> str:
         """Return the table for docs/security.md."""
-        heads = ("exit code", "hang", "refused", "canary", "memory", "an error")
-        columns = (
-            "other exit codes",
-            "hangs",
-            "refused outputs",
-            "canaries",
-            "over the memory",
-            "garbled errors",
-        )
+        columns = {
+            "other exit codes": "exit code",
+            "hangs": "hang",
+            "refused outputs": "refused",
+            "canaries": "canary",
+            "over the memory": "memory",
+            "garbled errors": "an error",
+            "foreign files": "touched",
+            "left over": "left over",
+            "lost runs": ("lost", "store"),
+        }
         lines = [
             f"| input | inputs | exit 0 | 1 | 2 | 3 | {' | '.join(columns)} |",
             "|---|" + "---:|" * (5 + len(columns)),
         ]
         for kind in [*sorted(self.inputs), None]:
-            codes = Counter({c: n for (k, c), n in self.codes.items() if kind in (k, None)}) if kind else None
-            if codes is None:
-                codes = Counter()
-                for (_, code), count in self.codes.items():
-                    codes[code] += count
-            bad = [sum(p.startswith(h) for _, k, p in self.wrong if kind in (k, None)) for h in heads]
+            codes: Counter[int] = Counter()
+            for (one, code), count in self.codes.items():
+                codes[code] += count if kind in (one, None) else 0
+            bad = [
+                sum(p.startswith(head) for _, k, p in self.wrong if kind in (k, None))
+                for head in columns.values()
+            ]
             count = self.inputs[kind] if kind else self.inputs.total()
             figures = [count, *(codes[c] for c in CODES), *bad]
             lines.append(f"| {kind or '**all**'} | {' | '.join(f'{n:,}' for n in figures)} |")
@@ -208,51 +151,58 @@ class Tally:
 
     def summary(self, seed: int) -> str:
         """Return one line that says what was run and whether anything was wrong."""
-        numbers = sorted(record["number"] for record in self.records)
+        numbers = sorted(name_of(record["name"])[-1] for record in self.records)
         runs = f"{numbers[0]:,} to {numbers[-1]:,}" if numbers else "none"
         whole = len(set(numbers)) == len(numbers) == (numbers[-1] - numbers[0] + 1 if numbers else 0)
         gaps = "" if whole else ", with gaps or repeats"
         slowest = max(self.records, key=lambda record: record.get("cpu_s", 0.0), default={})
         if slowest.get("cpu_s"):
-            gaps += f"; the slowest, {slowest['number']}, took {slowest['cpu_s']} s of processor time"
+            gaps += f"; the slowest, {slowest['name']}, took {slowest['cpu_s']} s of processor time"
         return f"fuzz: {len(numbers):,} inputs (seed {seed}, numbers {runs}{gaps}), {len(self.wrong):,} wrong"
 
 
-def _work(seed: int, numbers: list[int], shown: mmap.mmap, write: int) -> None:
+def _work(seed: int, names: list[Name], seen: set[str] | None, shown: mmap.mmap, write: int) -> None:
     """Run inputs in this process, which is the fork of one that has everything imported."""
     used = int(Path("/proc/self/statm").read_text().split()[5]) * 4096 if sys.platform == "linux" else 1 << 30
     resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY_BYTES, used + MEMORY_BYTES))
+    forbid_the_network()
+    arcs = Arcs()
     for end in (signal.SIGVTALRM, signal.SIGALRM):
         signal.signal(end, signal.SIG_DFL)
         faulthandler.register(end, file=sys.__stderr__ or sys.stderr, chain=True)  # says where, then ends us
     with os.fdopen(write, "wb") as results:
-        for number in numbers:
-            item = make_input(seed, number)
-            shown[:8] = struct.pack("<q", number)
+        for place, name in enumerate(names):
+            item = make_input(seed, *name)
+            shown[:4] = place.to_bytes(4, "little")
+            is_traced = seen is not None and name[-1] % TRACED == 0
             began = time.process_time()
             signal.setitimer(signal.ITIMER_VIRTUAL, CPU_S)
             signal.alarm(WALL_S)
-            code, wrong = judge(item)
+            with arcs.watched() if is_traced else nullcontext(set()) as found:
+                code, wrong = judge(item)
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
             signal.alarm(0)
             took = round(time.process_time() - began, 2)
-            record = {"number": number, "kind": item.kind, "code": code, "wrong": wrong, "cpu_s": took}
+            record = {"name": text_of(name), "kind": item.kind, "code": code, "wrong": wrong, "cpu_s": took}
+            if new := {f"{file}:{jump}" for file, jump in found} - (seen or set()):
+                record |= {"new": sorted(new), "main": 0 < len(item.main) < LARGEST_PARENT}
             results.write(json.dumps(record).encode() + b"\n")
             results.flush()
 
 
-def run_batch(seed: int, numbers: list[int]) -> list[dict[str, Any]]:
+def run_batch(seed: int, names: list[Name], seen: set[str] | None) -> list[dict[str, Any]]:
     """Run inputs in forked processes and return what happened, also for those that killed theirs."""
     records: list[dict[str, Any]] = []
     shown = mmap.mmap(-1, 8)
-    hung_once: set[int] = set()
-    while numbers:
+    hung_once: set[Name] = set()
+    while names:
+        shown[:4] = bytes(4)
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
             try:
                 os.close(read)
-                _work(seed, numbers, shown, write)
+                _work(seed, names, seen, shown, write)
                 os._exit(0)
             except BaseException:  # noqa: BLE001  shown, and the process ends
                 traceback.print_exc()
@@ -263,122 +213,192 @@ def run_batch(seed: int, numbers: list[int]) -> list[dict[str, Any]]:
         _, status = os.waitpid(child, 0)
         if status == 0:
             break
-        at = struct.unpack("<q", shown[:8])[0]
-        item = make_input(seed, at)
-        numbers = numbers[numbers.index(at) + 1 :]
+        at = int.from_bytes(shown[:4], "little")
+        name = names[at]
+        item = make_input(seed, *name)
+        names = names[at + 1 :]
         hung = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGVTALRM, signal.SIGALRM)
-        if hung and at not in hung_once:
-            hung_once.add(at)
-            numbers = [at, *numbers]
-            print(f"input {at} ({item.kind}) hung and is run again: {keep(item, seed, at)}", flush=True)
+        if hung and name not in hung_once:
+            hung_once.add(name)
+            names = [name, *names]
+            print(
+                f"input {text_of(name)} ({item.kind}) hung and is run again: {keep(item, seed, name)}",
+                flush=True,
+            )
             continue
         problem = (
             f"hang: more than {CPU_S} s of processor time, or {WALL_S} s, twice"
             if hung
             else f"exit code: died with status {status}"
         )
-        records.append({"number": at, "kind": item.kind, "code": -1, "wrong": [problem]})
+        records.append({"name": text_of(name), "kind": item.kind, "code": -1, "wrong": [problem]})
     return records
 
 
-def keep(item: Input, seed: int, number: int) -> str:
+def keep(item: Input, seed: int, name: Name) -> str:
     """Write the files of an input into a folder and return the command line that runs it there."""
-    folder = Path(tempfile.gettempdir(), f"stepgrade-fuzz-{seed}-{number}")
-    for name, content in item.files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
-    settings = "".join(f"{name}={value!r} " for name, value in item.environment.items())
-    return f"cd {folder} && {settings}stepgrade {shlex.join(item.argv)}".encode(
-        "utf-8", "backslashreplace"
-    ).decode()
+    folder = Path(tempfile.gettempdir(), f"stepgrade-fuzz-{seed}-{text_of(name)}")
+    shutil.rmtree(folder, ignore_errors=True)
+    for file, content in item.files.items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_bytes(content)
+    settings = "".join(f"{key}={value!r} " for key, value in item.environment.items())
+    again = f"python -m tests.fuzz.run --seed {seed} --only {text_of(name)}"
+    text = f"{again}    (cd {folder} && {settings}stepgrade {shlex.join(item.argv)})"
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def import_everything() -> None:
     """Import what the commands import lazily, so that no forked process has to."""
     for reader in registry.readers():
         reader.name  # noqa: B018
-    for name in dispatch.COMMANDS:
-        if name != "record":
-            __import__(f"stepgrade.cli.{name}")
     for number in range(60):
         judge(make_input(-1, number))
 
 
+def _in_child(seed: int, names: list[Name], seen: set[str] | None) -> tuple[int, Any]:
+    """Start a process that runs some inputs; return it, and where it writes what happened."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        with os.fdopen(write, "wb") as results:
+            results.write(json.dumps(run_batch(seed, names, seen)).encode())
+        os._exit(0)
+    os.close(write)
+    return child, os.fdopen(read, "rb")
+
+
 def fuzz(
-    seed: int, numbers: list[int], tally: Tally, *, seconds: float | None = None, jobs: int = 1
+    corpus: Corpus,
+    seed: int,
+    numbers: list[int],
+    *,
+    seconds: float | None = None,
+    jobs: int = 1,
+    feedback: bool = True,
 ) -> Iterator[dict[str, Any]]:
     """Run inputs, or as many as `seconds` allow, `jobs` processes at a time; yield what happened to each."""
     prepare()
     import_everything()
-    began, said = time.monotonic(), time.monotonic()
-    starts = iter(range(0, len(numbers), INPUTS_EACH))
-    readers: dict[int, Any] = {}
-    while True:
-        while len(readers) < jobs and not (seconds and time.monotonic() - began > seconds):
-            start = next(starts, None)
-            if start is None:
+    end = time.monotonic() + seconds if seconds else float("inf")
+    while numbers:
+        some = [number for number in numbers if number // ROUND == numbers[0] // ROUND]
+        numbers = numbers[len(some) :]
+        names = [corpus.name(number) for number in some]
+        starts = iter(range(0, len(names), INPUTS_EACH))
+        running: dict[int, Any] = {}
+        while True:
+            while (
+                len(running) < jobs and time.monotonic() < end and (start := next(starts, None)) is not None
+            ):
+                batch = names[start : start + INPUTS_EACH]
+                child, results = _in_child(seed, batch, corpus.seen if feedback else None)
+                running[child] = results
+            if not running:
                 break
-            read, write = os.pipe()
-            child = os.fork()
-            if child == 0:
-                os.close(read)
-                with os.fdopen(write, "wb") as results:
-                    batch = run_batch(seed, numbers[start : start + INPUTS_EACH])
-                    results.write(json.dumps(batch).encode())
-                os._exit(0)
-            os.close(write)
-            readers[child] = os.fdopen(read, "rb")
-        if not readers:
+            child, results = next(iter(running.items()))
+            for record in json.loads(results.read()):
+                corpus.add(record)
+                yield record
+            results.close()
+            os.waitpid(child, 0)
+            del running[child]
+        if time.monotonic() >= end:
             return
-        child, results = next(iter(readers.items()))
-        for record in json.loads(results.read()):
+
+
+def run_one(seed: int, name: Name) -> int:
+    """Run one input again and show it."""
+    prepare()
+    forbid_the_network()
+    item = make_input(seed, *name)
+    print(item.kind, keep(item, seed, name), sep="\n")
+    happened = run_input(item)
+    print(happened.code, happened.out[:20_000], happened.err, sep="\n")
+    code, wrong = judge(item)
+    print(*(wrong or [f"nothing wrong, exit code {code}"]), sep="\n")
+    return 1 if wrong else 0
+
+
+def read_records(names: list[str], tally: Tally, corpus: Corpus) -> None:
+    """Add what was run before."""
+    for name in names:
+        for line in Path(name).read_text().splitlines():
+            record = json.loads(line)
             tally.add(record)
-            for problem in record["wrong"]:
-                print(f"input {record['number']} ({record['kind']}): {problem}", flush=True)
-                item = make_input(seed, record["number"])
-                print(f"    {keep(item, seed, record['number'])}", flush=True)
-            yield record
-        results.close()
-        os.waitpid(child, 0)
-        del readers[child]
-        if time.monotonic() - said > 60:
-            said = time.monotonic()
-            print(
-                f"{tally.inputs.total():,} inputs in {said - began:.0f} s, {len(tally.wrong)} wrong",
-                flush=True,
-            )
+            corpus.add(record)
 
 
-def main() -> int:
-    """Run from the command line; 1 when anything was wrong."""
+def write_corpus(tally: Tally) -> None:
+    """Write the names of inputs that led somewhere new: those with the most new jumps, a few of each kind."""
+    chosen: dict[str, list[tuple[int, str]]] = {}
+    for record in tally.records:
+        if (
+            record.get("new")
+            and record.get("main")
+            and not record["wrong"]
+            and len(name_of(record["name"])) < LONGEST_NAME
+        ):
+            chosen.setdefault(record["kind"], []).append((len(record["new"]), record["name"]))
+    names = [name for found in chosen.values() for _, name in sorted(found, reverse=True)[:25]]
+    CORPUS.write_text("\n".join(sorted(names, key=name_of)) + "\n")
+    print(f"{len(names)} inputs in {CORPUS}")
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--only", type=int)
+    parser.add_argument("--only", type=name_of, metavar="NAME")
     parser.add_argument("--first", type=int, default=0, help="the number of the first input")
+    parser.add_argument(
+        "--no-feedback", dest="feedback", action="store_false", help="do not look for new jumps"
+    )
+    parser.add_argument("--kind", action="append", help="only inputs of this kind; may be repeated")
     parser.add_argument(
         "--records", help="a file of what happened already, of the same seed; the rest is added"
     )
     parser.add_argument("--table", nargs="+", help="print the table of such files and leave")
-    args = parser.parse_args()
+    parser.add_argument(
+        "--write-corpus", nargs="+", metavar="FILE", help="write corpus.txt from such files and leave"
+    )
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run from the command line; 1 when anything was wrong."""
+    args = _arguments()
     if args.only is not None:
-        item = make_input(args.seed, args.only)
-        print(item.kind, keep(item, args.seed, args.only), sep="\n")
-        print(*run_input(item), sep="\n")
+        return run_one(args.seed, args.only)
+    tally, corpus = Tally(), Corpus(args.seed)
+    earlier = [args.records] if args.records and Path(args.records).exists() else []
+    read_records(args.table or args.write_corpus or earlier, tally, corpus)
+    if args.write_corpus:
+        write_corpus(tally)
         return 0
-    tally = Tally()
-    for name in args.table or ([args.records] if args.records and Path(args.records).exists() else []):
-        for line in Path(name).read_text().splitlines():
-            tally.add(json.loads(line))
     if not args.table:
-        done = {record["number"] for record in tally.records}
+        done = {name_of(record["name"])[-1] for record in tally.records}
         numbers = [n for n in range(args.first, args.first + args.count) if n not in done]
+        if args.kind:
+            numbers = [n for n in numbers if kind_of(args.seed, n) in args.kind]
+        began = said = time.monotonic()
         with Path(args.records or os.devnull).open("a") as records:
-            for record in fuzz(args.seed, numbers, tally, seconds=args.seconds, jobs=args.jobs):
+            options = {"seconds": args.seconds, "jobs": args.jobs, "feedback": args.feedback}
+            for record in fuzz(corpus, args.seed, numbers, **options):
+                tally.add(record)
                 records.write(json.dumps(record) + "\n")
                 records.flush()
+                for problem in record["wrong"]:
+                    name = name_of(record["name"])
+                    print(f"input {record['name']} ({record['kind']}): {problem}", flush=True)
+                    print(f"    {keep(make_input(args.seed, *name), args.seed, name)}", flush=True)
+                if time.monotonic() - said > 60:
+                    said = time.monotonic()
+                    done_now = f"{tally.inputs.total():,} inputs, {said - began:.0f} s"
+                    print(f"{done_now}, {len(corpus.seen):,} jumps, {len(tally.wrong)} wrong", flush=True)
     print(tally.table())
     for problem, count in Counter(problem for _, _, problem in tally.wrong).most_common(40):
         print(count, problem)

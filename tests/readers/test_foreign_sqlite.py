@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -68,3 +69,22 @@ def test_nothing_beside_the_file_is_read_made_or_removed(beside: str, mode: str,
     with ByteSource(path) as source, SqliteFile.opened(source) as opened:
         assert [*opened.rows("b", ("key",))] == [(1,)]
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are counted in /proc")
+def test_a_damaged_file_does_not_stay_open(tmp_path: Path) -> None:
+    """Seen in fuzzing: the schema was read before anything was there to close the file."""
+    path = tmp_path / "f.db"
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("create table a (key)")
+    data = bytearray(path.read_bytes())
+    data[100:110] = b"\xff" * 10  # the page that holds the schema
+    path.write_bytes(data)
+    gc.disable()  # which would close it some time later
+    try:
+        with ByteSource(path) as source, pytest.raises(BadInput), SqliteFile.opened(source):
+            pass
+        still_open = [one for one in Path("/proc/self/fd").iterdir() if one.exists() and one.samefile(path)]
+    finally:
+        gc.enable()
+    assert still_open == []

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import IO, BinaryIO, NamedTuple, Self
 
 from stepgrade.errors import BadInput, TooLarge
-from stepgrade.readers.source import CHUNK_BYTES, ZIP_MAGIC, ByteSource
+from stepgrade.readers.source import CHUNK_BYTES, ZIP_MAGIC, ByteSource, shown_path
 from stepgrade.units import show_bytes
 
 MOST_FILES = 100_000
@@ -71,7 +71,7 @@ def unpack(source: ByteSource, folder: str) -> list[Unpacked]:
             path = os.path.join(folder, f"{len(files)}-{safe[-_LONGEST_ENDING:]}")  # noqa: PTH118  as elsewhere
             size = copy_member(member, path, source, total)
             total += size
-            files.append(Unpacked(path, f"{source.name}/{name}", size))
+            files.append(Unpacked(path, f"{source.name}/{shown_path(name)}", size))
     except BadInput:  # which is a ValueError as well
         raise
     except _DAMAGE as error:

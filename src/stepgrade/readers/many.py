@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
+from typing import Self
 
 import msgspec
 from msgspec import Struct, structs
@@ -27,7 +28,7 @@ from stepgrade.model.profile import Profile
 from stepgrade.readers import registry
 from stepgrade.readers.ranks import Processes, RankFile, RankRecording, traces_in
 from stepgrade.readers.remote import is_url
-from stepgrade.readers.source import ByteSource, ReadOptions
+from stepgrade.readers.source import ByteSource, ReadOptions, shown_path
 from stepgrade.readers.steps import only_steps
 from stepgrade.trace import PackedRank, RankProfile, analyse_rank, join_recordings, merge_ranks
 
@@ -51,6 +52,19 @@ class FileTask(Struct, frozen=True, kw_only=True):
     max_bytes: int
     max_memory: int
     cache: bool = False
+    path: bytes = b""  # the file's, whose name need not be text
+
+    @classmethod
+    def of(cls, file: RankFile, options: ReadOptions, max_memory: int) -> Self:
+        """Return the task of reading a file."""
+        return cls(
+            file=structs.replace(file, path=shown_path(file.path)),
+            steps=options.steps,
+            max_bytes=options.max_bytes,
+            max_memory=max_memory,
+            cache=options.cache,
+            path=os.fsencode(file.path),
+        )
 
 
 class FileRanks(Struct, frozen=True, kw_only=True):
@@ -65,6 +79,8 @@ class FileRanks(Struct, frozen=True, kw_only=True):
 def analyse_file(item: bytes, report: Report) -> bytes:
     """Return the ranks of one file in few bytes, read now or kept from before; what engines run."""
     task = from_msgpack(item, FileTask)
+    if task.path:
+        task = structs.replace(task, file=structs.replace(task.file, path=os.fsdecode(task.path)))
     folder = cache_folder() if task.cache else None
     if folder is None or is_url(task.file.path) or not os.path.isfile(task.file.path):  # noqa: PTH113  pathlib is slow
         return msgspec.msgpack.encode(_analyse(task, report))
@@ -169,16 +185,7 @@ def read_files(
     """Return what each file holds, and why some could not be read; raise BadInput for too many of those."""
     memory = default_limit() if options.max_memory is None else options.max_memory
     name, workers = choose_engine(files, options, memory)
-    tasks = [
-        FileTask(
-            file=file,
-            steps=options.steps,
-            max_bytes=options.max_bytes,
-            max_memory=memory // workers,
-            cache=options.cache,
-        )
-        for file in files
-    ]
+    tasks = [FileTask.of(file, options, memory // workers) for file in files]
     total_bytes = sum(file.size_bytes for file in files)
     done_bytes = [0] * len(files)
     read: dict[int, FileRanks] = {}

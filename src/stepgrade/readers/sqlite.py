@@ -43,6 +43,7 @@ class SqliteFile:
         self._source = source
         self._deadline = 0.0
         self._taken_bytes = 0
+        self.tables: dict[str, frozenset[str]] = {}
         with self._errors():
             self._connection = sqlite3.connect(f"file:{quote(path)}?mode=ro&immutable=1", uri=True)
             # Names may be cut in the middle of a character.
@@ -54,15 +55,6 @@ class SqliteFile:
             self._connection.set_progress_handler(
                 lambda: time.monotonic() > self._deadline, _STEPS_BETWEEN_LOOKS
             )
-            self._connection.execute("pragma trusted_schema = off")
-            self._connection.execute("pragma cell_size_check = on")
-            plain = self._connection.execute(
-                "select name from sqlite_master where type = 'table' and sql like 'create table%'"
-            ).fetchall()
-            self.tables: dict[str, frozenset[str]] = {}
-            for (name,) in plain:
-                columns = self._connection.execute(f"pragma table_info({_quoted(str(name))})")
-                self.tables[str(name)] = frozenset(str(row[1]) for row in columns)
 
     @classmethod
     @contextmanager
@@ -70,10 +62,20 @@ class SqliteFile:
         """Give the file that a source holds; raise BadInput where it is damaged."""
         with source.path() as path:
             file = cls(path, source)
+            connection = file._connection
             try:
+                with file._errors():
+                    connection.execute("pragma trusted_schema = off")
+                    connection.execute("pragma cell_size_check = on")
+                    plain = connection.execute(
+                        "select name from sqlite_master where type = 'table' and sql like 'create table%'"
+                    ).fetchall()
+                    for (name,) in plain:
+                        columns = connection.execute(f"pragma table_info({_quoted(str(name))})")
+                        file.tables[str(name)] = frozenset(str(row[1]) for row in columns)
                 yield file
             finally:
-                file._connection.close()
+                connection.close()
 
     def has(self, table: str, *columns: str) -> bool:
         """Tell whether the file has the table with all of these columns."""
