@@ -56,6 +56,14 @@ def add_options(parser: Parser) -> None:
     ways("--tls-key", metavar="FILE", help="its key")
     limits = parser.add_argument_group("limits").add_argument
     limits("--workers", type=int, default=1, metavar="N", help="processes (default: 1)")
+    limits("--max-connections", type=int, default=1000, metavar="N", help="of a process (default: 1000)")
+    limits(
+        "--connections-per-address",
+        type=int,
+        default=200,
+        metavar="N",
+        help="of one client (default: 200); a trusted proxy has no such limit",
+    )
     limits("--max-upload", type=byte_count, default="2MiB", metavar="SIZE", help="of a run (default: 2MiB)")
     limits("--uploads-per-minute", type=int, default=120, metavar="N", help="of one token (default: 120)")
     limits("--accept-traces", action="store_true", help="score profiles here too, in a process with limits")
@@ -91,6 +99,8 @@ def run(args: Namespace) -> int:
         tls_cert=args.tls_cert,
         tls_key=args.tls_key,
         workers=args.workers,
+        most_connections=args.max_connections,
+        connections_per_address=min(args.connections_per_address, args.max_connections),
         most_bytes=args.max_upload,
         uploads_per_minute=args.uploads_per_minute,
         accepts_traces=args.accept_traces,

@@ -23,7 +23,7 @@ from stepgrade.web.settings import ServerSettings, check
 from stepgrade.web.worker import LOG
 
 
-def healthz(_: Call) -> Response:
+def healthz(_: object) -> Response:
     """Answer that the process lives."""
     return json_answer({"status": "ok", "version": __version__})
 
@@ -80,6 +80,7 @@ _OPEN: tuple[Endpoint, ...] = (
         needs=None,
         summary="the process lives",
         answer=dict[str, str],
+        is_direct=True,
     ),
     Endpoint(method="GET", path="/readyz", handle=readyz, needs=None, summary="the store answers"),
     Endpoint(

@@ -9,7 +9,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 import anyio
@@ -30,9 +30,11 @@ from stepgrade.web.housekeeping import Housekeeping
 from stepgrade.web.settings import ServerSettings
 from stepgrade.web.worker import LOG
 
+T = TypeVar("T")
 _MOST_FIELDS = 50
 _MOST_FORM = 64 << 10
 _SLOW_BODY_S = 60.0
+_LEAST_BYTES_PER_S = 64 << 10
 _POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
@@ -56,7 +58,7 @@ class Endpoint(Struct, frozen=True, kw_only=True):
 
     method: str
     path: str
-    handle: Callable[[Call], Response]
+    handle: Callable[[Any], Response]  # of a Call, or of the request itself where it is direct
     needs: Role | None
     summary: str
     any_project: bool = False
@@ -64,6 +66,7 @@ class Endpoint(Struct, frozen=True, kw_only=True):
     body: Any = None  # the type of a JSON body
     answer: Any = None
     status: int = 200
+    is_direct: bool = False  # needs neither the store nor a thread, so that it is answered whatever they do
 
     @property
     def is_page(self) -> bool:
@@ -199,7 +202,7 @@ async def read_body(request: Request, most: int, most_unpacked: int | None = Non
     unpacked = most if most_unpacked is None else most_unpacked
     parts, size, packed = [], 0, 0
     try:
-        with anyio.fail_after(_SLOW_BODY_S):
+        with anyio.fail_after(_SLOW_BODY_S + most / _LEAST_BYTES_PER_S):
             async for chunk in request.stream():
                 packed += len(chunk)
                 try:
@@ -217,26 +220,34 @@ async def read_body(request: Request, most: int, most_unpacked: int | None = Non
     return b"".join(parts)
 
 
+async def in_thread(limiter: anyio.CapacityLimiter, function: Callable[..., T], *args: Any) -> T:
+    """Return what a function that blocks returns; when the server stops it is not waited for."""
+    return await anyio.to_thread.run_sync(function, *args, abandon_on_cancel=True, limiter=limiter)
+
+
 async def answer(server: Server, endpoint: Endpoint, request: Request) -> Response:
     """Return the answer to a request; what goes wrong is an answer too, and tells nothing of the inside."""
     begun = time.perf_counter()
     try:
         access.check_names(request, server.settings)
-        body = b""
-        if endpoint.method != "GET":
-            access.check_origin(request, server.settings)
-            # Who may not send anything is told so before it is read.
-            await anyio.to_thread.run_sync(_let_in, server, endpoint, request, limiter=server.limiter)
-            body = await read_body(request, endpoint.most_bytes(server.settings))
-        response = await anyio.to_thread.run_sync(
-            _answered, server, endpoint, request, body, limiter=server.limiter
-        )
+        if endpoint.is_direct:
+            response = endpoint.handle(request)
+        else:
+            body = b""
+            if endpoint.method != "GET":
+                access.check_origin(request, server.settings)
+                # Who may not send anything is told so before it is read.
+                await in_thread(server.limiter, _let_in, server, endpoint, request)
+                body = await read_body(request, endpoint.most_bytes(server.settings))
+            response = await in_thread(server.limiter, _answered, server, endpoint, request, body)
     except Refused as refused:
         response = problem(endpoint, request, refused.status, refused.problem)
         if refused.retry_after_s is not None:
             response.headers["retry-after"] = str(refused.retry_after_s)
     except ClientDisconnect:
         response = problem(endpoint, request, 400, "the body ends too early")
+    except anyio.get_cancelled_exc_class():
+        response = problem(endpoint, request, 503, "the server stops")
     seconds = time.perf_counter() - begun
     server.count(endpoint, response.status_code, seconds)
     response.headers["server-timing"] = f"all;dur={seconds * 1000:.1f}"

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any
 
-import anyio
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
@@ -42,7 +41,7 @@ class _Guarded:
         try:
             access.check_names(request, settings)
             access.check_origin(request, settings)
-            who = await anyio.to_thread.run_sync(self._identify, request, limiter=self._server.limiter)
+            who = await calls.in_thread(self._server.limiter, self._identify, request)
         except Refused as refused:
             answer = calls.problem(nothing, request, refused.status, refused.problem)
             await calls.with_headers(answer, settings)(scope, receive, send)

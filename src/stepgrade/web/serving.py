@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,9 +20,13 @@ from stepgrade.web.settings import ServerSettings, check
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
+    from stepgrade.web.connections import GuardedLoop
+
 _VARIABLE = "STEPGRADE_SERVER_SETTINGS"  # how the processes of one server get their settings
 _STOP_S = 20
-_MOST_CONNECTIONS = 1_000
+_BACKLOG = 1_000
+_OTHER_FILES = 256  # the store, profiles, and places that are left for /healthz
+_LEAST_CONNECTIONS = 64
 
 
 def serve(settings: ServerSettings, ready: Callable[[str], None]) -> None:
@@ -34,6 +40,7 @@ def serve(settings: ServerSettings, ready: Callable[[str], None]) -> None:
         from uvicorn.supervisors import Multiprocess  # noqa: PLC0415  as above
 
         from stepgrade.web.app import make_app  # noqa: PLC0415  as above
+        from stepgrade.web.connections import GuardedProtocol  # noqa: PLC0415  as above
     except ImportError as error:
         raise MissingExtra(
             "the server needs more packages", hint="pip install 'stepgrade[server]'"
@@ -54,10 +61,11 @@ def serve(settings: ServerSettings, ready: Callable[[str], None]) -> None:
         proxy_headers=False,  # who is asking is decided in access.py alone
         server_header=False,
         access_log=False,
-        log_level="warning",
+        log_level="error",  # warnings are of what strangers send
         ws="none",
+        http=GuardedProtocol,
+        loop="stepgrade.web.serving:loop_of_process",
         lifespan="on",
-        limit_concurrency=_MOST_CONNECTIONS,
         timeout_graceful_shutdown=_STOP_S,
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
@@ -75,7 +83,8 @@ def serve(settings: ServerSettings, ready: Callable[[str], None]) -> None:
     if settings.workers > 1:
         Multiprocess(config, sockets=[listening]).run()
     else:
-        server.run(sockets=[listening])
+        with asyncio.Runner(loop_factory=partial(_guarded_loop, settings)) as runner:
+            runner.run(server.serve(sockets=[listening]))
     if not server.started and settings.workers == 1:
         raise BadOption("the server could not start", hint="the lines above say why")
 
@@ -87,13 +96,47 @@ def app_of_process() -> Starlette:
     return make_app(from_json(os.environ[_VARIABLE], ServerSettings))
 
 
+def loop_of_process() -> GuardedLoop:
+    """Return the event loop of one of several processes."""
+    return _guarded_loop(from_json(os.environ[_VARIABLE], ServerSettings))
+
+
+def _guarded_loop(settings: ServerSettings) -> GuardedLoop:
+    """Return an event loop with as many connections as the settings and the system allow."""
+    from stepgrade.web.connections import ConnectionLimits, Gate, GuardedLoop  # noqa: PLC0415  an extra
+
+    # In front of us addresses say nothing: everybody comes from the proxy's.
+    is_behind = settings.public_url is not None and settings.tls_cert is None
+    limits = ConnectionLimits(
+        most=_allowed_connections(settings.most_connections),
+        of_address=settings.most_connections if is_behind else settings.connections_per_address,
+        no_share=settings.networks,
+    )
+    return GuardedLoop(Gate(limits))
+
+
+def _allowed_connections(wanted: int) -> int:
+    """Return how many connections there may be after asking the system for as many open files."""
+    try:
+        import resource  # noqa: PLC0415  not on every system
+    except ImportError:
+        return wanted
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        return max(_LEAST_CONNECTIONS, soft - _OTHER_FILES)
+    return wanted
+
+
 def _bound(settings: ServerSettings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((settings.host, settings.port))
-        listening.listen(_MOST_CONNECTIONS)  # who comes from now on waits until we are ready
+        listening.listen(_BACKLOG)  # who comes from now on waits until we are ready
     except OSError as error:
         listening.close()
         place = f"{settings.host}:{settings.port}"

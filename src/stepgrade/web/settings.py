@@ -40,6 +40,8 @@ class ServerSettings(Struct, frozen=True, kw_only=True):
     tls_cert: str | None = None
     tls_key: str | None = None
     workers: int = 1
+    most_connections: int = 1_000  # of each process
+    connections_per_address: int = 200
     most_bytes: int = 2 << 20  # of a request's body once unpacked; a scorecard is some hundred kilobytes
     uploads_per_minute: int = 120  # of one token
     accepts_traces: bool = False
@@ -113,4 +115,6 @@ def check(settings: ServerSettings) -> ServerSettings:
         raise BadOption("ports are from 0 to 65,535", field="port")
     if not 1 <= settings.workers <= 64:
         raise BadOption("from 1 to 64 processes", field="workers")
+    if not 1 <= settings.connections_per_address <= settings.most_connections <= 100_000:
+        raise BadOption("from 1 to 100,000, and no more per address than in all", field="max_connections")
     return settings

@@ -58,13 +58,9 @@ def check_channel(kind: str, target: str, secret: str, settings: ServerSettings)
         raise BadOption("must be printable ASCII without spaces", field="secret")
     if "\0" in secret:
         raise BadOption("must not contain NUL", field="secret")
-    if kind == "email":
-        _check_mail(target, settings)
-    else:
+    if kind != "email":
         _check_url(target, settings)
-
-
-def _check_mail(target: str, settings: ServerSettings) -> None:
+        return
     if settings.mail is None:
         raise BadOption("this server sends no e-mail", hint="its operator names a mail server")
     user, _, host = target.rpartition("@")
