@@ -12,9 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepgrade.cli import main
+from stepgrade.cli.output import write_bytes
+from stepgrade.errors import BadInput
+from stepgrade.report.perfetto import _field, _flat, _numbers
 from stepgrade.trace.tracks import MOST_LAYERS, lay
 from tests.cluster import Planned, kineto_of, simulate
 from tests.conftest import ROOT
+from tests.odd_times import waits_before_zero
 from tests.trace_processor import fields, query
 
 TRACE = ROOT / "examples" / "traces" / "gpt_naive.json.gz"
@@ -31,6 +35,14 @@ ENDS = """
 SELECT parent.name AS rank, slice.ts + slice.dur AS ended FROM slice JOIN track ON track.id = slice.track_id
   JOIN track AS parent ON parent.id = track.parent_id
 WHERE slice.name LIKE 'nccl%' AND track.name LIKE 'stream%' ORDER BY rank, ended
+"""
+
+
+WAITS = """
+SELECT wait.ts AS ts, count(work.id) AS collectives FROM slice AS wait JOIN track AS own ON own.id = wait.track_id
+  JOIN track AS stream ON stream.parent_id = own.parent_id AND stream.name LIKE 'stream%'
+  LEFT JOIN slice AS work ON work.track_id = stream.id AND work.ts = wait.ts AND work.name LIKE 'nccl%'
+WHERE wait.name LIKE 'waits for rank%' GROUP BY wait.id
 """
 
 
@@ -82,6 +94,43 @@ def test_ranks_are_on_one_clock_and_arrows_lead_to_the_late_one(browser: Any, tm
     assert np.median(apart) < 1_000_000
 
 
+def test_what_was_before_zero_is_moved_and_not_lost(
+    browser: Any, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    path = tmp_path / "merged.json"
+    path.write_bytes(waits_before_zero())
+    assert main(["score", str(path), "--format", "perfetto", "-o", "-"]) == 0
+    trace = capfdbinary.readouterr().out
+    problems, slices, waits = query(browser, trace, PROBLEMS, SLICES, WAITS)
+    assert problems == []
+    assert slices[0]["slices"] == begun(trace)
+    assert slices[0]["first"] == 0
+    assert len(waits) > 10
+    assert {row["collectives"] for row in waits} == {1}  # each begins with its own
+
+
+LONG = st.integers(-(1 << 63), (1 << 63) - 1)
+
+
+def signed(value: int | bytes) -> int:
+    assert isinstance(value, int)
+    return value - (1 << 64) if value >> 63 else value
+
+
+@given(st.lists(LONG, min_size=1, max_size=20), st.integers(1, 100))
+def test_whole_numbers_of_64_bits_are_read_back(values: list[int], number: int) -> None:
+    alone = [*fields(b"".join(_field(number, value) for value in values))]
+    assert [(place, signed(value)) for place, value in alone] == [(number, value) for value in values]
+    column = np.array(values, np.int64)
+    for present in (None, column % 2 == 0):
+        flat = _flat(_numbers(number, column, present), np.arange(len(values)), 0)
+        packets = [dict(fields(packet)) for _, packet in fields(flat) if isinstance(packet, bytes)]
+        assert len(packets) == len(values)
+        if number not in (8, 10, 13):  # fields that every packet has
+            found = [signed(packet[number]) if number in packet else None for packet in packets]
+            assert found == [v if present is None or v % 2 == 0 else None for v in values]
+
+
 def test_what_has_no_events_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(ROOT / "examples" / "runs" / "gpt_naive.json")
     out = str(tmp_path / "out")
@@ -90,6 +139,18 @@ def test_what_has_no_events_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["score", "-", "--format", "perfetto", "-o", out]) == 2
     assert "read only once" in capsys.readouterr().err
     assert main(["score", run, "--contract", "v1", "--format", "perfetto"]) == 2
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_bug_of_the_writer_is_not_blamed_on_the_file(tmp_path: Path) -> None:
+    def broken(_: object) -> None:
+        raise ValueError("byte must be in range(0, 256)")
+
+    for name in ("out", "out.gz"):
+        with pytest.raises(ValueError, match="byte must be"):
+            write_bytes(broken, str(tmp_path / name))
+    with pytest.raises(BadInput, match="cannot be written"):
+        write_bytes(lambda _: None, f"{tmp_path}/a\0b")
     assert [*tmp_path.iterdir()] == []
 
 

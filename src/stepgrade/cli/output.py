@@ -90,6 +90,8 @@ def write_bytes(write_to: Callable[[BinaryIO], object], output: str | None) -> N
     try:
         write_by(os.path.realpath(output), packed if output.endswith(".gz") else write_to)
     except (OSError, ValueError) as error:
+        if isinstance(error, ValueError) and "\0" not in output:
+            raise  # not about the path: a bug in what writes
         problem = getattr(error, "strerror", None) or error
         raise BadInput(f"cannot be written: {problem}", where=output) from error
 

@@ -45,6 +45,7 @@ _RUN, _FINDINGS = 1, 2
 _OF_RANK = 32
 _LATE, _WAITS, _PINNED, _FIRST_TRACK = 1, 1 << 20, 1 << 21, 1 << 22
 _WAIT_FLOW = 1 << 62
+_ALL_BITS = (1 << 64) - 1
 
 
 class Shown(NamedTuple):
@@ -60,22 +61,22 @@ def write(card: Scorecard, traces: Iterable[Trace], out: BinaryIO) -> Shown | No
     heads: list[_Head] = []
     with tempfile.TemporaryFile() as spool:
         for place, rank in enumerate(map(collector.add, traces)):
-            before = spool.tell()
-            for part in _rank_packets(rank, place):
+            heads.append(_Head.of(rank))
+            for part in _rank_packets(rank, place, heads[-1].extent[0]):
                 spool.write(part)
-            heads.append(_Head.of(rank, spool.tell() - before))
             del rank
         together = collector.together()
-        out.write(_clocks(heads, together))
-        out.write(_run_packets(card, heads, together))
+        clock = _Clock.of(heads, together)
+        out.write(_clocks(clock))
+        out.write(_run_packets(card, heads, together, clock))
         spool.seek(0)
         while part := spool.read(_COPY_BYTES):
             out.write(part)
     first = next((head for head in heads if head.typical_step is not None), None)
     if first is None or first.typical_step is None:
         return None
-    offset = together.offsets_ns[heads.index(first)]
-    return Shown(first.base_ns - offset + first.typical_step[0], first.typical_step[1])
+    start, dur = first.typical_step
+    return Shown(clock.zeros[heads.index(first)] + start - first.extent[0], dur)
 
 
 class _Head(NamedTuple):
@@ -88,12 +89,12 @@ class _Head(NamedTuple):
     tracks: tuple[tuple[str, str], ...]  # kind and name of each
     longest: dict[str, tuple[int, int]]
     typical_step: tuple[int, int] | None
-    bytes: int
 
     @classmethod
-    def of(cls, rank: RankTracks, size: int) -> _Head:
+    def of(cls, rank: RankTracks) -> _Head:
         ends = [int((track.start_ns + track.dur_ns).max()) for track in rank.tracks if len(track.label)]
         begins = [int(track.start_ns.min()) for track in rank.tracks if len(track.label)]
+        begins += [int(counter.at_ns.min()) for counter in rank.counters if len(counter.at_ns)]
         return cls(
             file=rank.file,
             base_ns=rank.base_ns,
@@ -105,8 +106,24 @@ class _Head(NamedTuple):
             ),
             longest=rank.longest,
             typical_step=rank.typical_step,
-            bytes=size,
         )
+
+
+class _Clock(NamedTuple):
+    """The clock that all ranks are shown on. Nothing happens before 0, where Perfetto has no times."""
+
+    zeros: tuple[int, ...]  # where the first event of each rank is
+    lift_ns: int  # what is added to the times that ranks share
+
+    @classmethod
+    def of(cls, heads: list[_Head], together: RanksTogether) -> _Clock:
+        zeros = [
+            head.base_ns - offset + head.extent[0]
+            for head, offset in zip(heads, together.offsets_ns, strict=True)
+        ]
+        waits = (at for wait in together.waits for at in (wait.start_ns, wait.until_ns))
+        lift = -min(0, *zeros, *waits)
+        return cls(tuple(zero + lift for zero in zeros), lift)
 
 
 def _uuid(place: int, track: int = 0) -> int:
@@ -117,7 +134,9 @@ def _uuid(place: int, track: int = 0) -> int:
 
 
 def _varint(value: int) -> bytes:
+    """Return a whole number of 64 bits in groups of seven; one below 0 takes ten, as protobuf has it."""
     found = bytearray()
+    value &= _ALL_BITS
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)
         value >>= 7
@@ -168,27 +187,26 @@ def _slice(
     )
 
 
-def _clocks(heads: list[_Head], together: RanksTogether) -> bytes:
-    """Return how the clock of each rank relates to the one that all are shown on."""
-    least = min((head.base_ns for head in heads), default=0)
-    shared = max(least, 0) + max(0, -min(together.offsets_ns, default=0))
+def _clocks(clock: _Clock) -> bytes:
+    """Return where the clock of each rank, 0 at its first event, begins on the one that all share."""
     found = []
-    for place, offset in enumerate(together.offsets_ns):
-        pair = ((_BOOT_CLOCK, shared), (_OWN_CLOCK, shared + offset))
-        clocks = [_field(1, _field(1, clock) + _field(2, at)) for clock, at in pair]
+    for place, zero in enumerate(clock.zeros):
+        clocks = [
+            _field(1, _field(1, which) + _field(2, at))
+            for which, at in ((_BOOT_CLOCK, zero), (_OWN_CLOCK, 0))
+        ]
         found.append(
             _packet(_field(_CLOCKS, b"".join([*clocks, _field(2, _BOOT_CLOCK)])), sequence=place + 2)
         )
     return b"".join(found)
 
 
-def _run_packets(card: Scorecard, heads: list[_Head], together: RanksTogether) -> bytes:
+def _run_packets(card: Scorecard, heads: list[_Head], together: RanksTogether, clock: _Clock) -> bytes:
     """Return the tracks of all ranks, the findings, and the waits with arrows to whom they waited for."""
     found = [_packet(_field(_FLAGS, _STATE_CLEARED))]
-    shifts = [head.base_ns - offset for head, offset in zip(heads, together.offsets_ns, strict=True)]
-    begin = min((shift + head.extent[0] for head, shift in zip(heads, shifts, strict=True)), default=0)
-    end = max((shift + head.extent[1] for head, shift in zip(heads, shifts, strict=True)), default=0)
-    whole = max(begin, 0), max(end - max(begin, 0), 0)
+    begin = min(clock.zeros, default=0)
+    ends = (zero + head.extent[1] - head.extent[0] for zero, head in zip(clock.zeros, heads, strict=True))
+    whole = begin, max(ends, default=begin) - begin
     found.append(_descriptor(_RUN, "stepgrade: the run", rank=0))
     told = {
         "bottleneck": card.bottleneck,
@@ -204,8 +222,8 @@ def _run_packets(card: Scorecard, heads: list[_Head], together: RanksTogether) -
         found.append(_slice(uuid, whole, finding.claim, _told_of(finding)))
     for place, head in enumerate(heads):
         found += _rank_descriptors(place, head, together)
-        found += _pins(card, place, head, together)
-    found += _wait_packets(together)
+        found += _pins(card, place, head, clock.zeros[place])
+    found += _wait_packets(together, clock.lift_ns)
     return b"".join(found)
 
 
@@ -218,9 +236,9 @@ def _rank_descriptors(place: int, head: _Head, together: RanksTogether) -> Itera
         yield _descriptor(group + _FIRST_TRACK + track, title, group, rank=_FIRST_TRACK + track, more=more)
 
 
-def _pins(card: Scorecard, place: int, head: _Head, together: RanksTogether) -> Iterator[bytes]:
+def _pins(card: Scorecard, place: int, head: _Head, zero_ns: int) -> Iterator[bytes]:
     """Yield what findings are about at the places where it is: a stretch of the ledger, or a call."""
-    group, shift = _uuid(place), head.base_ns - together.offsets_ns[place]
+    group, shift = _uuid(place), zero_ns - head.extent[0]
     spans = {op.name: op.longest for op in card.operations if op.longest is not None}
     for number, finding in enumerate(card.findings):
         named = next(
@@ -249,7 +267,7 @@ def _told_of(finding: Finding) -> dict[str, str]:
     }
 
 
-def _wait_packets(together: RanksTogether) -> Iterator[bytes]:
+def _wait_packets(together: RanksTogether, lift_ns: int) -> Iterator[bytes]:
     """Yield a slice for each wait, and one where the rank arrives that was waited for; arrows join them."""
     waits = together.waits
     of_rank: dict[int, list[int]] = {}
@@ -272,7 +290,7 @@ def _wait_packets(together: RanksTogether) -> Iterator[bytes]:
         for number, track, length in zip(own, layer.tolist(), dur.tolist(), strict=True):
             wait = waits[number]
             told = {"collective": wait.name, "wait": show_ms(wait.dur_ns / NS_PER_MS)}
-            span, name = (wait.start_ns, length), f"waits for rank {wait.late}"
+            span, name = (wait.start_ns + lift_ns, length), f"waits for rank {wait.late}"
             yield _slice(group + _WAITS + track, span, name, told, [_WAIT_FLOW + number])
         if rank in arrivals:
             yield _descriptor(group + _LATE, "others wait for this rank", group, rank=_LATE)
@@ -280,7 +298,7 @@ def _wait_packets(together: RanksTogether) -> Iterator[bytes]:
             longest = max(waits[number].dur_ns for number in which)
             told = {"collective": name, "others wait": show_ms(longest / NS_PER_MS)}
             flows = [_WAIT_FLOW + number for number in which]
-            yield _slice(group + _LATE, (until, 0), "arrives last", told, flows)
+            yield _slice(group + _LATE, (until + lift_ns, 0), "arrives last", told, flows)
 
 
 # --- Many packets at once: the events of a rank.
@@ -308,8 +326,8 @@ def _same(content: bytes, rows: int) -> _Part:
 
 
 def _varints(values: Longs | NDArray[Any]) -> _Part:
-    """Return each number in as few groups of seven bits as it takes."""
-    values = values.astype(np.uint64)
+    """Return each number in as few groups of seven bits as it takes, as `_varint` does."""
+    values = values.astype(np.int64).view(np.uint64)
     width = max(1, -(-int(values.max(initial=0)).bit_length() // 7))
     shifts = np.arange(width, dtype=np.uint64) * np.uint64(7)
     groups = values[:, None] >> shifts
@@ -322,7 +340,9 @@ def _varints(values: Longs | NDArray[Any]) -> _Part:
 
 def _numbers(number: int, values: Longs | NDArray[Any], present: Mask | None = None) -> _Part:
     """Return a field of whole numbers; of rows that are not `present` nothing."""
-    return _together(_same(_varint(number << 3), len(values)), _varints(np.maximum(values, 0))).where(present)
+    if present is not None:
+        values = np.where(present, values, 0)
+    return _together(_same(_varint(number << 3), len(values)), _varints(values)).where(present)
 
 
 def _together(*parts: _Part) -> _Part:
@@ -336,8 +356,8 @@ def _message(number: int, *parts: _Part, present: Mask | None = None) -> _Part:
     return _together(head, inner).where(present)
 
 
-def _rank_packets(rank: RankTracks, place: int) -> Iterator[bytes]:
-    """Yield the packets of one rank, on its own clock; texts come first, each of them once."""
+def _rank_packets(rank: RankTracks, place: int, begin_ns: int) -> Iterator[bytes]:
+    """Yield the packets of one rank, on a clock from its begin; texts come first, each of them once."""
     columns = [
         column
         for track in rank.tracks
@@ -356,13 +376,13 @@ def _rank_packets(rank: RankTracks, place: int) -> Iterator[bytes]:
     yield _packet(first, _field(_INTERNED, b"".join(interned)), sequence=place + 2)
     for number, track in enumerate(rank.tracks):
         uuid = _uuid(place, _FIRST_TRACK + number)
-        yield from _slice_packets(track, rank.base_ns, place, uuid)
+        yield from _slice_packets(track, begin_ns, place, uuid)
     for number, counter in enumerate(rank.counters):
         uuid = _uuid(place, _FIRST_TRACK + len(rank.tracks) + number)
-        yield from _counter_packets(counter, rank.base_ns, place, uuid)
+        yield from _counter_packets(counter, begin_ns, place, uuid)
 
 
-def _slice_packets(track: Track, base_ns: int, place: int, uuid: int) -> Iterator[bytes]:
+def _slice_packets(track: Track, begin_ns: int, place: int, uuid: int) -> Iterator[bytes]:
     """Yield the beginnings and ends of slices in the order in which a stack takes them."""
     count = len(track.label)
     row = np.tile(np.arange(count), 2)
@@ -375,7 +395,7 @@ def _slice_packets(track: Track, base_ns: int, place: int, uuid: int) -> Iterato
     order = np.lexsort((tie, turn, at))
     for first in range(0, len(order), _ROWS_AT_ONCE):
         some = order[first : first + _ROWS_AT_ONCE]
-        yield _packets_of(track, row[some], is_end[some], at[some] + base_ns, place, uuid)
+        yield _packets_of(track, row[some], is_end[some], at[some] - begin_ns, place, uuid)
 
 
 def _packets_of(track: Track, row: Longs, is_end: Mask, at: Longs, place: int, uuid: int) -> bytes:
@@ -414,7 +434,7 @@ def _packets_of(track: Track, row: Longs, is_end: Mask, at: Longs, place: int, u
     return _flat(event, at, place)
 
 
-def _counter_packets(counter: Counter, base_ns: int, place: int, uuid: int) -> Iterator[bytes]:
+def _counter_packets(counter: Counter, begin_ns: int, place: int, uuid: int) -> Iterator[bytes]:
     for first in range(0, len(counter.at_ns), _ROWS_AT_ONCE):
         some = slice(first, first + _ROWS_AT_ONCE)
         count = len(counter.at_ns[some])
@@ -423,7 +443,7 @@ def _counter_packets(counter: Counter, base_ns: int, place: int, uuid: int) -> I
             _same(_field(_TYPE, _COUNTER) + _field(_TRACK, uuid), count),
             _numbers(_COUNTER_VALUE, counter.value[some]),
         )
-        yield _flat(event, counter.at_ns[some] + base_ns, place)
+        yield _flat(event, counter.at_ns[some] - begin_ns, place)
 
 
 def _flat(event: _Part, at: Longs, place: int) -> bytes:
