@@ -61,6 +61,8 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest
     # What was measured on the developer's machine must not show up in golden text.
     state = tmp_path_factory.getbasetemp() / "state" / "measured.json"
     monkeypatch.setenv("STEPGRADE_STATE", str(state))
+    # What waits for a server is each test's own.
+    monkeypatch.setenv("STEPGRADE_OUTBOX", str(tmp_path_factory.mktemp("outbox", numbered=True)))
     # What another test, or the developer, has read before must not be taken for reading.
     monkeypatch.setenv("STEPGRADE_CACHE", str(tmp_path_factory.mktemp("cache", numbered=True)))
 

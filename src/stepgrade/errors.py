@@ -8,6 +8,7 @@
     │   ├── BadHistory          a history that cannot be opened, read or written
     │   │   ├── NoHistory       there is none at that place yet
     │   │   ├── Unreachable     the server that has it does not answer
+    │   │   ├── OddAnswer       what answers is not a stepgrade server, or not of a version that we know
     │   │   ├── NotLetIn        it wants another token, or none was given
     │   │   ├── NoSuchRun       it has no run of that number
     │   │   └── KeyTaken        a run's key stands for another run
@@ -24,6 +25,7 @@ Anything else that escapes is a bug in stepgrade and keeps its traceback.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import Self
 
@@ -36,6 +38,10 @@ EXIT_BUG = 70
 
 # Longer than any name of ours: comparing more would only take time.
 _MOST_NAME = 60
+_OUR_SECRETS = "STEPGRADE_TOKEN|STEPGRADE_SMTP_PASSWORD|PGPASSWORD|AWS_SECRET_ACCESS_KEY|AWS_SESSION_TOKEN"
+_ANY_SECRET = r".*(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_?KEY|_KEY|CONNECTION_STRING)"  # noqa: S105  names
+# Shorter values are words that messages need; a secret of that length protects nothing.
+_LEAST_OF_OURS, _LEAST_OF_ANY = 5, 8
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -63,7 +69,8 @@ def name_fields(template: str, flags: Mapping[str, str]) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """Return a message without the passwords of URLs and connection settings in it, however odd they are."""
+    """Return a message without our token and the passwords of URLs and connection settings in it."""
+    text = without_tokens(text)
     lower = text.lower()
     if not any(sign in lower for sign in ("://", "postgres", "password", "pwd", "@", "\uff20")):
         return text
@@ -76,6 +83,31 @@ def without_secrets(text: str) -> str:
     text = re.sub(rf"(?i)({user}?){colon}(?!//)[^\s@\uff20…]+{sign}", r"\1:…@", text)
     text = re.sub(r"(://[^:@/\s]*):(?!\d+(?:[/?\s'\")]|$))(?!…@)[^\s'\"]+", r"\1:…", text)
     return re.sub(r"(?i)((?:password|pwd)\s*=\s*)('(?:[^'\\]|\\.)*'|(?:\\.|[^&;\s\\])*)", r"\1…", text)
+
+
+def crash_text(text: str) -> str:
+    """Return a traceback without anything that the environment calls a secret, and without passwords."""
+    return without_secrets(without_tokens(text, _ANY_SECRET, _LEAST_OF_ANY))
+
+
+def without_tokens(text: str, names: str = _OUR_SECRETS, least: int = _LEAST_OF_OURS) -> str:
+    """Return a text without the environment's secrets of such names, in every form that Python prints."""
+    import re  # noqa: PLC0415  only when something is wrong
+    from urllib.parse import quote  # noqa: PLC0415  as above
+
+    found = set()
+    for name, value in os.environ.items():
+        if not re.fullmatch(names, name, re.IGNORECASE):
+            # A proxy or a database that is named with its password.
+            if not (given := re.match(r"\w+://[^:/@\s]*:([^@\s]+)@", value)):
+                continue
+            value = given[1]  # noqa: PLW2901
+        raw = os.fsencode(value)
+        found |= {value, ascii(value)[1:-1], repr(value)[1:-1], repr(raw)[2:-1], quote(raw)}
+        found |= set(re.split(r"[^A-Za-z0-9._~+/=-]+", value))  # what is left of it in any other form
+    for secret in sorted((one for one in found if len(one) >= least), key=len, reverse=True):
+        text = text.replace(secret, "…")
+    return text
 
 
 class StepgradeError(Exception):
@@ -142,6 +174,10 @@ class NoHistory(BadHistory):
 
 class Unreachable(BadHistory):
     """The server that has the history does not answer."""
+
+
+class OddAnswer(BadHistory):
+    """What answers is not a stepgrade server, or one of a version that is not known here."""
 
 
 class NotLetIn(BadHistory):

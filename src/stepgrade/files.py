@@ -18,6 +18,13 @@ _STALE_SECONDS = 3600.0  # a younger draft may be of a writer that has not locke
 _cleaned: set[str] = set()  # folders that this process has looked through, once
 
 
+def state_folder() -> str:
+    """Return the user's folder for what outlives a command and cannot be made again."""
+    home = os.path.expanduser("~")  # noqa: PTH111  pathlib costs 4 ms at start, here and below
+    base = os.environ.get("XDG_STATE_HOME") or os.path.join(home, ".local", "state")  # noqa: PTH118
+    return os.path.join(base, "stepgrade")  # noqa: PTH118
+
+
 def write_whole(path: str | os.PathLike[str], data: bytes, *, new_mode: int = MODES["all"]) -> None:
     """Put a new file with this content in the place of `path`, as `write_by` does; raise OSError."""
     write_by(path, lambda file: file.write(data), new_mode=new_mode)

@@ -50,7 +50,7 @@ SCENES: dict[str, list[Place]] = {
     "script": [("record/script.py", "ScriptRecorder._name_file")],
     "temporary": [("readers/kineto/workers.py", "start")],
     "dask": [("engine/on_dask.py", "OnDask.close")],
-    "outbox": [("store/remote.py", "RemoteHistory.send_waiting")],
+    "outbox": [("store/remote.py", "RemoteHistory._send_all")],
     "copies": [("store/sqlite.py", "copy_sqlite")],
     "rows": [
         ("store/history.py", "History.remove"),
@@ -317,7 +317,7 @@ class Answers(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_outbox(folder: Folder) -> None:
+def test_outbox(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     from stepgrade.store.remote import RemoteHistory
 
     class Fresh(Answers):
@@ -327,10 +327,11 @@ def test_outbox(folder: Folder) -> None:
         reserved.bind(("127.0.0.1", 0))
         port = reserved.getsockname()[1]
     where = f"http://127.0.0.1:{port}/default"
+    monkeypatch.setenv("STEPGRADE_OUTBOX", str(folder.root / "outbox"))
     runs = [NewRun(card=sg.score(make_profile(mean_step_ms=ms)), branch="main") for ms in (100.0, 101.0)]
     with RemoteHistory(where) as remote, suppress(Unreachable):
         assert remote.add_all(runs) == [0, 0]
-        waiting = remote.waiting()
+        waiting = [found.path for found in remote.outbox.waiting()]
     assert len(waiting) == 2
     kept = {path: path.read_bytes() for path in waiting}
     for path in waiting:
@@ -345,12 +346,12 @@ def test_outbox(folder: Folder) -> None:
         thread.start()
         try:
             with RemoteHistory(where) as remote:
-                assert (remote.send_waiting(), len(remote.refused)) == (1, 1)
+                assert (remote.send_waiting(), remote.refused) == (1, 1)
         finally:
             answering.shutdown()
             thread.join()
             answering.server_close()
-    assert remote.waiting() == []
+    assert all(found.problem for found in remote.outbox.waiting())
 
 
 def test_copies(folder: Folder) -> None:

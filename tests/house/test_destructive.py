@@ -87,13 +87,13 @@ AUDITED = {
     ("store/history.py", "History.remove", "delete from"): OWN_ROWS,
     ("store/migrations.py", "", "drop index"): "an index of our own table; the check before knows every name",
     ("store/postgres.py", "PostgresDatabase.set_version", "delete from"): "our own table of one row",
-    ("store/remote.py", "RemoteHistory.add_all", "write_whole"): "a new name of its own in the outbox",
+    ("store/outbox.py", "Outbox.keep", "write_whole"): "a new name of its own in the outbox",
     (
         "store/remote.py",
-        "RemoteHistory.send_waiting",
+        "RemoteHistory._send_all",
         "rename",
     ): "a run that waits and was decoded as one of ours",
-    ("store/remote.py", "RemoteHistory.send_waiting", "unlink"): "such a run, when the server has it",
+    ("store/remote.py", "RemoteHistory._send_all", "unlink"): "such a run, when the server has it",
     (
         "store/sqlite.py",
         "SqliteDatabase.__init__",

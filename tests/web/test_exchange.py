@@ -149,7 +149,7 @@ def test_what_is_saved_offline_is_sent_later(tmp_path: Path, stepgrade: Run) -> 
     for _ in range(2):
         ran = stepgrade(*score)
         assert ran.code == 0
-        assert "waits in .stepgrade/outbox" in ran.err
+        assert "does not answer: Connection refused: the run waits in the outbox" in ran.err
     gated = stepgrade(
         "gate",
         PROFILE,
@@ -164,13 +164,16 @@ def test_what_is_saved_offline_is_sent_later(tmp_path: Path, stepgrade: Run) -> 
     )
     assert gated.code == 3
     assert "does not answer" in gated.out
-    assert len(list(Path(".stepgrade/outbox").glob("run-*.json"))) == 2
+    outbox = Path(os.environ["STEPGRADE_OUTBOX"])
+    assert len(list(outbox.glob("*/run-*.json"))) == 2
+    assert not Path(".stepgrade").exists()
+    assert stepgrade("history", "outbox").out.count(f"  waits  {there}  main  ") == 2
     assert stepgrade("history", "push", "--to", there).code == 2  # still nobody there
     server.start()
     try:
         sent = stepgrade("history", "push", "--to", there)
         assert (sent.code, "2 sent" in sent.out) == (0, True), sent.err
-        assert list(Path(".stepgrade/outbox").glob("*.json")) == []
+        assert list(outbox.glob("*/*.json")) == []
         assert "0 sent" in stepgrade("history", "push", "--to", there).out
     finally:
         server.stop()
@@ -227,7 +230,7 @@ def test_a_server_that_is_none_of_ours(stepgrade: Run) -> None:
         port = other.stdout.readline().split("port ")[1].split()[0]
         ran = stepgrade("history", "list", "--history", f"http://127.0.0.1:{port}/llm")
         other.terminate()
-    assert (ran.code, "no server of stepgrade" in ran.err) == (2, True), ran.err
+    assert (ran.code, "is not a stepgrade server" in ran.err) == (2, True), ran.err
 
 
 def test_backup_and_restore(tmp_path: Path, stepgrade: Run) -> None:

@@ -12,7 +12,7 @@ from importlib import import_module
 from stepgrade._version import __version__
 from stepgrade.cli.flags import FLAGS
 from stepgrade.cli.parser import Parser
-from stepgrade.cli.streams import complain, send
+from stepgrade.cli.streams import complain, send, show_crash
 from stepgrade.errors import EXIT_BAD_INPUT, EXIT_BUG, EXIT_OK, StepgradeError, nearest
 from stepgrade.memory import default_limit, limit_process
 
@@ -65,9 +65,7 @@ def run(arguments: list[str], *, limits_memory: bool = False) -> int:
         code = EXIT_BAD_INPUT
         problem = "not enough memory for this input (give a larger --max-memory SIZE if the machine has it)"
     except Exception:  # noqa: BLE001  anything else is a bug, and says so with its traceback
-        import traceback  # noqa: PLC0415  only when something is wrong
-
-        traceback.print_exc()
+        show_crash()
         report = f"this is a bug in stepgrade {__version__}; please report it with the lines above"
         code, problem = EXIT_BUG, report
     if problem is not None:

@@ -6,23 +6,27 @@
   stepgrade history show 12
   stepgrade history prune --keep 500
   stepgrade history export -o runs.jsonl
-  stepgrade history push --to https://stepgrade.example.org/llm
+  stepgrade history push --to https://stepgrade.example.org/llm --history .stepgrade/history.db
   stepgrade history pull --from https://stepgrade.example.org/llm
 
 The history is .stepgrade/history.db, or what --history or else STEPGRADE_HISTORY names: a file, a database of
 PostgreSQL, or a project on a team's server (https://SERVER/PROJECT, with a token in STEPGRADE_TOKEN). While
-the server does not answer, what is saved waits in .stepgrade/outbox; push sends it. A database's password is
-read from PGPASSWORD, ~/.pgpass or the file that PGPASSFILE names: an argument could be seen by everyone on
-the machine.
+the server does not answer, what is saved waits in the outbox, which is in ~/.local/state/stepgrade or the
+folder that STEPGRADE_OUTBOX names; the next save sends it, and so does push. Runs of a history are sent only
+where --history or STEPGRADE_HISTORY names it. A database's password is read from PGPASSWORD, ~/.pgpass or the
+file that PGPASSFILE names: an argument could be seen by everyone on the machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime as dt
+import os
 import re
 import sys
 from argparse import Namespace
+from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
@@ -36,11 +40,13 @@ from stepgrade.cli.parser import (
 )
 from stepgrade.cli.streams import complain
 from stepgrade.compare.fingerprint import allowed_fields
-from stepgrade.errors import EXIT_BAD_INPUT, EXIT_OK, BadOption, NoHistory
+from stepgrade.decoding import from_json
+from stepgrade.errors import EXIT_BAD_INPUT, EXIT_OK, BadOption
 from stepgrade.grading import score
 from stepgrade.report.history import FORMATS, render_runs, render_trend
-from stepgrade.report.names import json_text
+from stepgrade.report.names import json_text, shortened
 from stepgrade.store import History, Selection, open_history
+from stepgrade.store.place import DEFAULT_PATH, VARIABLE
 
 LISTED = 20
 _SHOWN = 10
@@ -51,8 +57,9 @@ ACTIONS = {
     "trend": "a metric over time, and where its level changed",
     "prune": "remove old runs",
     "export": "every run with its scorecard, one JSON object per line",
-    "push": "send what a server has not: runs that wait, and those of this history",
+    "push": "send what a server has not: runs that wait, and those of the history that is named",
     "pull": "keep here what a server has",
+    "outbox": "the runs that wait for a server, and why",
 }
 
 
@@ -107,6 +114,9 @@ def add_options(parser: Parser) -> None:
             flag, dest="server", required=True, metavar="URL", help="https://SERVER/PROJECT"
         )
     actions["pull"].add_argument("--branch", metavar="NAME", help="only runs of this branch")
+    why = "another outbox, such as .stepgrade/outbox of a checkout, whoever put its runs there"
+    for name in ("push", "outbox"):
+        actions[name].add_argument("--outbox", metavar="FOLDER", help=why)
 
     _add_selection(actions["export"])
     add_output_file(actions["export"])
@@ -142,6 +152,9 @@ def run(args: Namespace) -> int:
         raise BadOption("which runs to remove is not given", where="history prune", hint=hint)
     if args.action in ("push", "pull"):
         return _exchange(args)
+    if args.action == "outbox":
+        output.write(_waiting(args.outbox), None)
+        return EXIT_OK
     with open_history(args.history, create=False) as history:
         if args.action == "show":
             output.write_result(history.card(args.run), args.format, args.output, args.color)
@@ -168,16 +181,45 @@ def _exchange(args: Namespace) -> int:
                 new, here = pull(local, remote, Selection(branch=args.branch))
             output.write(f"{new} new from {remote.name}, {here} were here\n", None)
             return EXIT_OK
-        waited = remote.send_waiting()
-        try:
-            with open_history(args.history, create=False) as local:
-                sent, there = push(local, remote)
-        except NoHistory:
-            sent = there = 0
-        for problem in remote.refused:
-            complain(f"not taken by {remote.name}, and kept here: {problem}")
-        output.write(f"{waited + sent} sent to {remote.name}, {there} were there\n", None)
+        sent, there = remote.send_waiting() if args.outbox is None else remote.send_folder(args.outbox), 0
+        # A history that merely is there came with the checkout, for all we know.
+        named = args.history or os.environ.get(VARIABLE)
+        if named and args.outbox is None and not named.lower().startswith(("http:", "https:")):
+            with open_history(named, create=False) as local:
+                more, there = push(local, remote)
+                sent += more
+        elif args.outbox is None and os.path.exists(DEFAULT_PATH):  # noqa: PTH110  as elsewhere
+            complain(f"runs of {DEFAULT_PATH} are not sent: add --history {DEFAULT_PATH} to send them")
+        run_options.complain_of_outbox(remote)
+        output.write(f"{sent} sent to {remote.name}, {there} were there\n", None)
         return EXIT_BAD_INPUT if remote.refused else EXIT_OK
+
+
+class _Origin(msgspec.Struct, frozen=True):
+    branch: str | None = None
+    commit: str | None = None
+    added_at: str = "?"
+
+
+def _waiting(folder: str | None) -> str:
+    """Return a line for each run that waits, or was refused."""
+    from stepgrade.store.exchange import token_from_environment  # noqa: PLC0415  needs ssl
+    from stepgrade.store.outbox import everything, files_in, outbox_folder  # noqa: PLC0415  as above
+
+    place = Path(folder) if folder else outbox_folder()
+    lines = []
+    for path, run, problem in (
+        files_in(place, anybodys=True) if folder else everything(token_from_environment())
+    ):
+        state = "refused by the server" if path.name.startswith("refused-") else problem or "waits"
+        parts = [str(path), state]
+        with suppress(msgspec.DecodeError, UnicodeError, RecursionError):
+            if run is not None:
+                origin = from_json(bytes(run.body), _Origin)
+                commit = (origin.commit or "no commit")[:12]
+                parts += [run.server, origin.branch or "no branch", commit, origin.added_at]
+        lines.append("  ".join(shortened(part) for part in parts) + "\n")
+    return "".join(lines) or f"nothing waits in {place}\n"
 
 
 def _prune(history: History, args: Namespace) -> None:

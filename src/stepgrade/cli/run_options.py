@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from stepgrade.diagnosis.settings import Settings
     from stepgrade.model import Profile
     from stepgrade.model.scorecard import Scorecard
+    from stepgrade.store import History
 
 WORK = ("training", "inference")
+OLD_OUTBOX = ".stepgrade/outbox"  # where versions before 2.1 kept what waits for a server
 # Options that only estimate and plan have, and the fields of Parallelism and Plan that they set.
 _SHARDING = {
     "sequence_parallel": "sequence",
@@ -308,14 +310,24 @@ def save_run(card: Scorecard, args: Namespace) -> None:
     )
     with open_history(args.history, readable_by=config_from(args)[0].files.readable_by) as history:
         number = history.add(run)
-        for problem in getattr(history, "refused", ()):
-            complain(f"not taken by {history.name}, and kept here: {problem}")
         if number:
             complain(f"kept as run {number} in {history.name}")
-        else:
-            complain(
-                f"{history.name} does not answer: the run waits in .stepgrade/outbox, history push sends it"
-            )
+        complain_of_outbox(history)
+
+
+def complain_of_outbox(history: History) -> None:
+    """Say what waits and why, and that runs in the checkout's own outbox are not sent unless asked for."""
+    remarks = getattr(history, "remarks", None)
+    if remarks is None:  # not on a server
+        return
+    for remark in remarks:
+        complain(remark)
+    if os.path.isdir(OLD_OUTBOX) and any(name[:4] == "run-" for name in os.listdir(OLD_OUTBOX)):  # noqa: PTH112, PTH208  pathlib is slow to import
+        complain(
+            f"the runs in {OLD_OUTBOX} are not sent, they came with the checkout or from an older version: "
+            f"list them with stepgrade history outbox --outbox {OLD_OUTBOX}, send them with "
+            f"stepgrade history push --to {history.name} --outbox {OLD_OUTBOX}"
+        )
 
 
 def label(text: str) -> tuple[str, str]:

@@ -6,7 +6,7 @@ import os
 import sys
 from contextlib import suppress
 
-from stepgrade.errors import BadInput
+from stepgrade.errors import BadInput, crash_text, without_tokens
 
 _STANDARD_OUTPUT = "standard output"
 _MESSAGE_CELLS = 1000
@@ -35,7 +35,17 @@ def complain(message: str) -> None:
 
     if sys.stderr is not None:
         with suppress(OSError):
-            print(f"stepgrade: {shortened(message, _MESSAGE_CELLS)}", file=sys.stderr)  # noqa: T201
+            line = shortened(without_tokens(message), _MESSAGE_CELLS)
+            print(f"stepgrade: {line}", file=sys.stderr)  # noqa: T201
+
+
+def show_crash() -> None:
+    """Write the traceback of the error that is being handled to standard error, without secrets."""
+    import traceback  # noqa: PLC0415  only when something is wrong
+
+    if sys.stderr is not None:
+        with suppress(OSError):
+            print(crash_text(traceback.format_exc()), end="", file=sys.stderr)  # noqa: T201
 
 
 def _let_go() -> None:

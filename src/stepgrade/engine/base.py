@@ -88,7 +88,7 @@ def run_item(function: str, item: bytes, report: Report) -> Outcome:
     except Exception:  # noqa: BLE001  a bug comes back with its traceback, and is raised again there
         import traceback  # noqa: PLC0415  only when something is wrong
 
-        return Outcome(error="bug", problem=traceback.format_exc())
+        return Outcome(error="bug", problem=errors.crash_text(traceback.format_exc()))
 
 
 def now_and_then(report: Report) -> Report:

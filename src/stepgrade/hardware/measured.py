@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from stepgrade.decoding import from_json
 from stepgrade.errors import BadInput
-from stepgrade.files import write_whole
+from stepgrade.files import state_folder, write_whole
 
 SCHEMA_VERSION = 1
 STATE_VARIABLE = "STEPGRADE_STATE"
@@ -51,10 +51,7 @@ class _Kept(Struct, frozen=True, kw_only=True):  # both required: any other JSON
 
 def state_path() -> str:
     """Return where measurements are kept: $STEPGRADE_STATE, else the XDG state folder."""
-    if os.environ.get(STATE_VARIABLE):
-        return os.environ[STATE_VARIABLE]
-    base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")  # noqa: PTH111, PTH118  pathlib costs 4 ms at start
-    return os.path.join(base, "stepgrade", "measured.json")  # noqa: PTH118  as above
+    return os.environ.get(STATE_VARIABLE) or os.path.join(state_folder(), "measured.json")  # noqa: PTH118  pathlib costs 4 ms at start
 
 
 def load_measured(path: str | None = None) -> list[Measurement]:

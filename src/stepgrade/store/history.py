@@ -37,7 +37,7 @@ _AT_ONCE = 900
 # A scorecard is some hundred kilobytes; that of a thousand ranks some megabytes.
 _EXPORTED_AT_ONCE = 50
 _LARGEST_CARD = 32 << 20
-_DECODED_BYTES = 24  # of memory for a byte of a card's text
+DECODED_BYTES = 24  # of memory for a byte of a card's text
 # So many damaged runs are named; the others are counted.
 _NAMED = 3
 _COLUMNS = (
@@ -334,7 +334,7 @@ class History:
                     problem = f"its scorecard is damaged: it does not end within {_LARGEST_CARD} bytes"
                     self._pass_over(number, problem)
                     continue
-                left_bytes -= len(text) * _DECODED_BYTES
+                left_bytes -= len(text) * DECODED_BYTES
                 if left_bytes < 0:
                     limit = show_bytes(self._most_bytes)
                     self._pass_over(
@@ -474,12 +474,12 @@ def _values(run: NewRun, digest: str) -> list[object]:
     times = step_times(card.steps.samples_ms) if card.steps else None
     added_at = run.added_at or dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     metrics = card.metrics
-    labels = {_text(name): _text(label) for name, label in run.labels.items()}
+    labels = {as_text(name): as_text(label) for name, label in run.labels.items()}
     return [
         added_at,
         digest,
-        run.commit and _text(run.commit),
-        run.branch and _text(run.branch),
+        run.commit and as_text(run.commit),
+        run.branch and as_text(run.branch),
         msgspec.json.encode(labels, order="sorted").decode(),
         ", ".join(card.source.files),
         card.grade,
@@ -488,7 +488,7 @@ def _values(run: NewRun, digest: str) -> list[object]:
     ]
 
 
-def _text(words: str) -> str:
+def as_text(words: str) -> str:
     """Return words of a command line as text that can be kept: they may hold bytes that are none."""
     return words.encode("utf-8", "backslashreplace").decode()
 
@@ -512,13 +512,13 @@ def conditions(which: Selection, project: str) -> tuple[str, list[Any]]:
     for part, value in given.items():
         if value is not None:
             parts.append(part)
-            values.append(_text(value) if isinstance(value, str) else value)
+            values.append(as_text(value) if isinstance(value, str) else value)
     if which.digests is not None:
         parts.append(f"digest in ({', '.join('?' * len(which.digests)) or 'null'})")
         values += which.digests
     for name, value in sorted(which.labels.items()):
         # Names and values are JSON texts in the column, so their quotes end them.
-        encoded = [msgspec.json.encode(_text(text)).decode() for text in (name, value)]
+        encoded = [msgspec.json.encode(as_text(text)).decode() for text in (name, value)]
         parts.append("labels like ? escape '~'")
         values.append(f"%{_literal(':'.join(encoded))}%")
     return f"where {' and '.join(parts)}", values
@@ -564,7 +564,7 @@ def _digest_of_run(run: NewRun, text: bytes) -> str:
     """Return what tells a run that is sent again from another with the same key."""
     import hashlib  # noqa: PLC0415  only when something is kept
 
-    origin = _text(repr((run.commit, run.branch, sorted(run.labels.items()))))
+    origin = as_text(repr((run.commit, run.branch, sorted(run.labels.items()))))
     return hashlib.sha256(text + origin.encode()).hexdigest()
 
 

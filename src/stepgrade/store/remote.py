@@ -7,38 +7,44 @@ import gzip
 import http.client
 import ipaddress
 import os
-import ssl
+import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
+from msgspec import Meta
 
-from stepgrade.decoding import from_builtins, from_json
-from stepgrade.errors import BadHistory, BadOption, NoSuchRun, NotLetIn, Unreachable
-from stepgrade.files import MODES, write_whole
+from stepgrade.decoding import from_json
+from stepgrade.errors import BadHistory, BadOption, NoSuchRun, NotLetIn, OddAnswer, Unreachable
 from stepgrade.memory import default_limit
 from stepgrade.model import Fingerprint
 from stepgrade.model.run import RunRow
 from stepgrade.model.scorecard import Scorecard
-from stepgrade.store.history import History, NewRun, RunOrigin, Selection
+from stepgrade.store.exchange import TOKEN, Connection, token_from_environment
+from stepgrade.store.history import DECODED_BYTES, History, NewRun, RunOrigin, Selection, as_text
+from stepgrade.store.outbox import KEY, Outbox, OutboxFile, files_in
 
-VARIABLE = "STEPGRADE_TOKEN"  # the environment's: an argument could be seen by everyone on the machine
-OUTBOX = ".stepgrade/outbox"
-_TIMEOUT_S = 30.0
-_MOST_ANSWER = 256 << 20
+_MOST_ANSWER = 64 << 20
 _PAGE = 500
+_MOST_PAGES = 2000
 _MOST_WAIT_S = 60.0
 _TRIES = 3
+_MOST_PROBLEM = 500
 _WRONG = "a server's history is named like https://stepgrade.example.org/project"
+# What a server of ours answers when this run is wrong, and will be the next time.
+_REFUSALS = (400, 409, 413, 415, 422)
+_Number = Annotated[int, Meta(ge=1, le=2**62)]
+_Kind = TypeVar("_Kind")
 
 
 class _Entry(msgspec.Struct, frozen=True, kw_only=True):
     run: RunRow
     origin: RunOrigin
-    card: dict[str, Any] | None = None
+    card: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,12 +52,16 @@ class _Page(msgspec.Struct, frozen=True, kw_only=True):
     next: str | None
 
 
-class _Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """A run in the outbox."""
+class _Kept(msgspec.Struct, frozen=True, kw_only=True):
+    id: _Number
 
-    server: str
-    key: str
-    body: dict[str, Any]
+
+class _Series(msgspec.Struct, frozen=True, kw_only=True):
+    points: list[tuple[_Number, float]]
+
+
+class _Problem(msgspec.Struct, frozen=True, kw_only=True):
+    problem: str
 
 
 class Address(NamedTuple):
@@ -69,16 +79,18 @@ def address_of(place: str) -> Address:
     try:
         parts = urlsplit(place)
         host, port = parts.hostname, parts.port
+        (host or "").encode("idna")
+        path = parts.path.strip("/")
+        base, _, project = path.rpartition("/")
+        prefix = f"{'/' + base if base else ''}/api/v1/projects/{quote(project, safe='')}"
     except ValueError:
-        raise BadHistory("is no address of a server", hint=_WRONG) from None
-    path = parts.path.strip("/")
-    if not host or "@" in parts.netloc or parts.query or parts.fragment or not path:
-        raise BadHistory("is no address of a project on a server", hint=_WRONG)
+        raise BadHistory("is not an address of a server", hint=_WRONG) from None
+    is_odd = "@" in parts.netloc or parts.query or parts.fragment or not re.fullmatch(r"[!-~]+", base or "-")
+    if not host or not path or is_odd or not place.isprintable():
+        raise BadHistory("is not an address of a project on a server", hint=_WRONG)
     scheme = parts.scheme.lower()
     if scheme == "http" and not is_loopback(host):
         raise BadHistory("a token would cross the network for everybody to read", hint="write https://")
-    base, _, project = path.rpartition("/")
-    prefix = f"{'/' + base if base else ''}/api/v1/projects/{quote(project, safe='')}"
     return Address(
         scheme, host, port or (443 if scheme == "https" else 80), prefix, f"{scheme}://{parts.netloc}/{path}"
     )
@@ -95,14 +107,17 @@ def is_loopback(host: str) -> bool:
 class RemoteHistory(History):
     """The runs of one project on a server; `add` returns 0 for a run that waits in the outbox."""
 
-    def __init__(self, place: str, max_memory: int | None = None, outbox: str = OUTBOX) -> None:
-        self._address = address_of(place)
+    def __init__(self, place: str, max_memory: int | None = None) -> None:
+        address = address_of(place)
+        self._address = address
+        self._token = token_from_environment()
         self._most_bytes = default_limit() if max_memory is None else max_memory
-        self._outbox = Path(outbox)
-        self._connection: http.client.HTTPConnection | None = None
-        self.project = self._address.prefix.rsplit("/", 1)[1]
+        self._connection = Connection(address.scheme, address.host, address.port)
+        self.outbox = Outbox(address.name, self._token)
+        self.project = address.prefix.rsplit("/", 1)[1]
         self.damaged = {}
-        self.refused: list[str] = []  # what waited in the outbox and the server would not have
+        self.remarks: list[str] = []  # on what waits in the outbox and was not sent, or why a run waits
+        self.refused = 0  # how many of those the server would not have
 
     @property
     def name(self) -> str:
@@ -110,26 +125,31 @@ class RemoteHistory(History):
         return self._address.name
 
     def __exit__(self, *_: object) -> None:
-        if self._connection is not None:
-            self._connection.close()
+        self._connection.close()
 
     def add_all(self, runs: Iterable[NewRun]) -> list[int]:
-        """Send runs, and those that waited before them; offline they wait in the outbox, on the disk."""
+        """Send runs, and those that waited before them; what cannot be sent now waits in the outbox.
+
+        Raise OddAnswer, after keeping the run, where what answers is not a stepgrade server.
+        """
         numbers = []
         for run in runs:
             key, body = run.key or os.urandom(16).hex(), _body_of(run)
             try:
                 self.send_waiting()
                 numbers.append(self._send(key, body))
-            except Unreachable:
-                waiting = msgspec.json.encode(_Waiting(server=self.name, key=key, body=body))
+            except (Unreachable, OddAnswer) as error:
                 try:
-                    self._outbox.mkdir(parents=True, exist_ok=True, mode=0o700)
-                    name = f"run-{time.time_ns():020}-{key[:32]}.json"
-                    write_whole(self._outbox / name, waiting, new_mode=MODES["owner"])
-                except OSError as error:
-                    why = f"the server does not answer, and the run cannot be kept: {error.strerror or error}"
-                    raise BadHistory(why, where=str(self._outbox)) from error
+                    self.outbox.keep(key, body)
+                except BadHistory as unkept:
+                    problem = f"{error.problem}, and the run cannot be kept: {unkept.where} {unkept.problem}"
+                    raise BadHistory(problem, where=self.name, hint=unkept.hint) from error
+                if isinstance(error, OddAnswer):
+                    hint = f"{error.hint or 'check the address'}; the run waits in the outbox"
+                    raise OddAnswer(error.problem, where=self.name, hint=hint) from error
+                self.remarks.append(
+                    f"{self.name} {error.problem}: the run waits in the outbox, history push sends it"
+                )
                 numbers.append(0)
         return numbers
 
@@ -137,66 +157,78 @@ class RemoteHistory(History):
         """Send one run, and raise Unreachable rather than keep it for later."""
         return self._send(run.key or os.urandom(16).hex(), _body_of(run))
 
-    def waiting(self) -> list[Path]:
-        """Return the files of runs that wait for this server, oldest first."""
-        found = []
-        for path in sorted(self._outbox.glob("run-*.json")):
-            try:
-                is_mine = from_json(path.read_bytes(), _Waiting).server == self.name
-            except (OSError, msgspec.DecodeError):
-                continue
-            if is_mine:
-                found.append(path)
-        return found
-
     def send_waiting(self) -> int:
         """Send what waits and return how many runs; raise Unreachable when the server is not there."""
+        try:
+            return self._send_all(self.outbox.waiting())
+        except (Unreachable, OddAnswer, NotLetIn, NoSuchRun):
+            raise
+        except BadHistory as unsafe:
+            self.remarks.append(str(unsafe))
+            return 0
+
+    def send_folder(self, folder: str) -> int:
+        """Send the runs for this server in any folder, whoever put them there, and return how many."""
+        found = []
+        for one in files_in(Path(folder), anybodys=True):
+            is_elsewhere = one.run is not None and one.run.server != self.name
+            found.append(one._replace(problem="waits for another server" if is_elsewhere else one.problem))
+        return self._send_all(found)
+
+    def _send_all(self, found: Iterable[OutboxFile]) -> int:
         sent = 0
-        for path in self.waiting():
-            one = from_json(path.read_bytes(), _Waiting)
+        for path, run, problem in found:
+            if run is None or problem:
+                self.remarks.append(f"{path} is not sent: {problem}")
+                continue
             try:
-                self._send(one.key, one.body)
-            except (Unreachable, NotLetIn):
+                self._send(run.key, bytes(run.body))
+            except (Unreachable, OddAnswer, NotLetIn, NoSuchRun):
                 raise
             except BadHistory as error:
                 # It will not have this one, ever: it stays, under a name that is not tried again.
-                path.rename(path.with_name("refused-" + path.name))
-                self.refused.append(f"{path.name}: {error.problem}")
+                self.refused += 1
+                self.remarks.append(f"not taken by {self.name}, and kept here: {path}: {error.problem}")
+                with suppress(FileNotFoundError):
+                    path.rename(path.with_name("refused-" + path.name))
                 continue
-            path.unlink()
+            path.unlink(missing_ok=True)
             sent += 1
         return sent
 
-    def _send(self, key: str, body: dict[str, Any]) -> int:
-        packed = gzip.compress(msgspec.json.encode(body), 6)
+    def _send(self, key: str, body: bytes) -> int:
+        if not re.fullmatch(KEY, key):
+            raise BadHistory("the run's key has characters that cannot be sent")
         headers = {"idempotency-key": key, "content-encoding": "gzip", "content-type": "application/json"}
-        return int(self._ask("POST", "/runs", body=packed, headers=headers)["id"])
+        return self._ask(_Kept, "POST", "/runs", body=gzip.compress(body, 6), headers=headers).id
 
     def runs(self, which: Selection = Selection()) -> list[RunRow]:  # noqa: B008  frozen
         """Return runs, oldest first."""
         return [entry.run for entry in self.entries(which)][::-1]
 
     def entries(self, which: Selection = Selection()) -> Iterator[_Entry]:  # noqa: B008  frozen
-        """Yield runs with how they came, newest first."""
-        left, after = which.limit, None
-        while left is None or left > 0:
+        """Yield runs with how they came, newest first; raise OddAnswer for pages that come again."""
+        left, after, newest = which.limit, None, 2**63
+        for _ in range(_MOST_PAGES):
             limit = _PAGE if left is None else min(left, _PAGE)
-            fields = [*_fields(which), ("limit", limit), ("after", after)]
-            page: _Page = self._converted(self._ask("GET", "/runs", fields), _Page)
-            yield from page.runs
+            page = self._ask(_Page, "GET", "/runs", [*_fields(which), ("limit", limit), ("after", after)])
+            for entry in page.runs[:limit]:
+                if not 0 < entry.run.id < newest:
+                    raise OddAnswer("its runs come twice, or in no order", where=self.name)
+                newest = entry.run.id
+                yield entry
             left = None if left is None else left - len(page.runs)
-            if page.next is None or not page.runs:
+            if page.next is None or page.next == after or (left is not None and left <= 0):
                 return
             after = page.next
+        raise OddAnswer("its pages do not end", where=self.name, hint="choose fewer runs")
 
     def series(self, metric: str, which: Selection) -> list[tuple[int, float]]:
         """Return (id, value) of one metric, oldest first."""
         if which.digests == ():
             return []
         fields = [*_fields(which), ("limit", min(which.limit or 100_000, 100_000))]
-        found = self._ask("GET", f"/series/{quote(metric, safe='')}", fields)
-        points: list[tuple[int, float]] = self._converted(found, dict[str, list[tuple[int, float]]])["points"]
-        return points
+        return self._ask(_Series, "GET", f"/series/{quote(metric, safe='')}", fields).points
 
     def commits(self, numbers: Sequence[int]) -> dict[int, str | None]:
         """Return the commits of some runs."""
@@ -210,19 +242,19 @@ class RemoteHistory(History):
         """Return the scorecards of several runs by number."""
         found = {}
         for number in dict.fromkeys(numbers):
-            card = self._entry(number).card
-            if card is None:
-                self._pass_over(number, "the server cannot read it")
-                continue
-            found[number] = Scorecard.from_json(msgspec.json.encode(card))
+            text = bytes(self._entry(number).card)
+            try:
+                if text == b"null":
+                    self._pass_over(number, "the server cannot read it")
+                else:
+                    found[number] = Scorecard.from_json(text)
+            except (msgspec.DecodeError, TypeError, UnicodeError, RecursionError) as error:
+                self._pass_over(number, f"its scorecard is damaged: {error}")
         return found
 
     def fingerprints(self) -> dict[str, Fingerprint]:
         """Return every fingerprint of the project's runs by its digest."""
-        found: dict[str, Fingerprint] = self._converted(
-            self._ask("GET", "/fingerprints"), dict[str, Fingerprint]
-        )
-        return found
+        return self._ask(dict[str, Fingerprint], "GET", "/fingerprints")
 
     def prunable(self, *, keep: int | None = None, older_than: dt.date | None = None) -> list[int]:  # noqa: ARG002
         """Refuse: what a team keeps is a setting of its project."""
@@ -235,84 +267,75 @@ class RemoteHistory(History):
         self.prunable()
 
     def _entry(self, number: int) -> _Entry:
-        entry: _Entry = self._converted(self._ask("GET", f"/runs/{int(number)}"), _Entry)
+        entry = self._ask(_Entry, "GET", f"/runs/{int(number)}")
+        if entry.run.id != number:
+            raise OddAnswer(f"answers with run {entry.run.id} for run {number}", where=self.name)
         return entry
-
-    def _converted(self, found: Any, kind: Any) -> Any:
-        try:
-            return from_builtins(found, kind, strict=False)
-        except msgspec.ValidationError as error:
-            raise BadHistory(f"answers in a way that is not known here: {error}", where=self.name) from None
 
     def _ask(
         self,
+        kind: type[_Kind],
         method: str,
         path: str,
         fields: Sequence[tuple[str, object]] = (),
         *,
         body: bytes | None = None,
         headers: dict[str, str] | None = None,
-    ) -> Any:
-        """Return the server's answer; raise Unreachable when there is none, BadHistory when it says no."""
-        query = urlencode([(name, value) for name, value in fields if value is not None])
+    ) -> _Kind:
+        """Return the server's answer; raise Unreachable, OddAnswer, NotLetIn, NoSuchRun or BadHistory."""
+        given = [(name, value) for name, value in fields if value is not None]
+        query = urlencode(given, errors="backslashreplace")
         target = f"{self._address.prefix}{path}{'?' + query if query else ''}"
-        given = {"accept": "application/json", "user-agent": "stepgrade", **(headers or {})}
-        if token := os.environ.get(VARIABLE):
-            given["authorization"] = f"Bearer {token.strip()}"
+        sent = {"accept": "application/json", "user-agent": "stepgrade", **(headers or {})}
+        if self._token:
+            sent["authorization"] = f"Bearer {self._token}"
+        most_bytes = min(_MOST_ANSWER, self._most_bytes // DECODED_BYTES)
         for attempt in range(_TRIES):
-            status, wait, text = self._exchange(method, target, body, given)
-            if status == 429 and attempt + 1 < _TRIES:
-                time.sleep(min(wait, _MOST_WAIT_S))
-                continue
-            break
-        if status in (429, 502, 503, 504):
-            raise Unreachable(f"is busy or down: it answers {status}", where=self.name)
-        return self._read(status, text)
-
-    def _read(self, status: int, text: bytes) -> Any:
-        try:
-            answer = msgspec.json.decode(text) if text else {}
-        except (msgspec.DecodeError, UnicodeError):
-            raise BadHistory(f"is no server of stepgrade: it answers {status}", where=self.name) from None
-        if 200 <= status < 300:
-            return answer
-        problem = str(answer.get("problem", status)) if isinstance(answer, dict) else str(status)
-        if status in (401, 403):
-            hint = f"put a token into {VARIABLE}" if status == 401 else "the token needs another role"
-            raise NotLetIn(problem, where=self.name, hint=hint)
-        kind = NoSuchRun if status == 404 else BadHistory
-        raise kind(problem, where=self.name)
-
-    def _exchange(
-        self, method: str, target: str, body: bytes | None, headers: dict[str, str]
-    ) -> tuple[int, float, bytes]:
-        """Return status, seconds to wait and text; a connection that was kept open may have ended."""
-        for is_fresh in (self._connection is None, True):
             try:
-                if self._connection is None:
-                    host, port = self._address.host, self._address.port
-                    self._connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
-                    if self._address.scheme == "https":
-                        safe = ssl.create_default_context()
-                        self._connection = http.client.HTTPSConnection(
-                            host, port, timeout=_TIMEOUT_S, context=safe
-                        )
-                self._connection.request(method, target, body, headers)
-                answer = self._connection.getresponse()
-                text = answer.read(_MOST_ANSWER + 1)
+                status, wait, text = self._connection.ask(method, target, body, sent, most_bytes)
             except (OSError, http.client.HTTPException) as error:
-                if self._connection is not None:
-                    self._connection.close()
-                    self._connection = None
-                if is_fresh:
-                    problem = getattr(error, "strerror", None) or type(error).__name__
-                    raise Unreachable(f"does not answer: {problem}", where=self.name) from error
-                continue
-            if len(text) > _MOST_ANSWER:
-                raise BadHistory("answers with too much", where=self.name)
-            after = answer.getheader("retry-after") or "1"
-            return answer.status, float(after) if after.isdecimal() else 1.0, text
-        raise AssertionError  # the second connection is a fresh one
+                said = str(error) if isinstance(error, TimeoutError) else getattr(error, "strerror", None)
+                raise Unreachable(
+                    f"does not answer: {said or type(error).__name__}", where=self.name
+                ) from error
+            if status != 429 or attempt + 1 == _TRIES:
+                break
+            time.sleep(min(float(wait), _MOST_WAIT_S) if re.fullmatch(r"[0-9]{1,9}", wait) else 1.0)
+        if status in (408, 425, 429) or status >= 500:
+            raise Unreachable(f"is busy or down: it answers {status}", where=self.name)
+        if len(text) > most_bytes:
+            raise OddAnswer("answers with too much", where=self.name, hint="choose fewer runs")
+        if self._token:  # a proxy that shows what it was asked
+            text = text.replace(self._token.encode(), b"...")
+        return self._read(kind, status, text)
+
+    def _read(self, kind: type[_Kind], status: int, text: bytes) -> _Kind:
+        """Return the answer of a server of ours; raise what its status says."""
+        wrong = (msgspec.DecodeError, UnicodeError, RecursionError)
+        if status in (200, 201):
+            try:
+                return from_json(text, kind)
+            except wrong as error:
+                is_json = isinstance(error, msgspec.ValidationError)
+                how = (
+                    f"in a way that is not known here: {error}" if is_json else f"{status} without valid JSON"
+                )
+                raise OddAnswer(
+                    f"is not a stepgrade server of this version: it answers {how}", where=self.name
+                ) from None
+        try:
+            problem = from_json(text, _Problem).problem[:_MOST_PROBLEM]
+        except wrong:
+            problem = ""
+        if status in (401, 403):
+            hint = f"put a token into {TOKEN}" if status == 401 else "the token needs another role"
+            raise NotLetIn(problem or f"answers {status}", where=self.name, hint=hint)
+        if problem and status == 404:
+            raise NoSuchRun(problem, where=self.name)
+        if problem and status in _REFUSALS:
+            raise BadHistory(problem, where=self.name)
+        leads = "name the address that it leads to" if 300 <= status < 400 else None
+        raise OddAnswer(f"is not a stepgrade server: it answers {status}", where=self.name, hint=leads)
 
 
 def _fields(which: Selection) -> list[tuple[str, object]]:
@@ -330,15 +353,17 @@ def _fields(which: Selection) -> list[tuple[str, object]]:
     return fields + [("label", f"{name}={value}") for name, value in sorted(which.labels.items())]
 
 
-def _body_of(run: NewRun) -> dict[str, Any]:
-    body: dict[str, Any] = {"card": msgspec.json.decode(run.card.to_json()), "labels": run.labels}
+def _body_of(run: NewRun) -> bytes:
+    labels = {as_text(name): as_text(label) for name, label in run.labels.items()}
     given = {
-        "commit": run.commit,
-        "branch": run.branch,
+        "commit": run.commit and as_text(run.commit),
+        "branch": run.branch and as_text(run.branch),
         "added_at": run.added_at or dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "device_hours": run.device_hours,
     }
-    return body | {name: value for name, value in given.items() if value is not None}
+    known = {name: value for name, value in given.items() if value is not None}
+    card = msgspec.Raw(run.card.to_json().encode())
+    return msgspec.json.encode({"card": card, "labels": labels, **known})
 
 
 def key_of(number: int, run: RunRow, origin: RunOrigin | None, card: Scorecard) -> str:
@@ -353,7 +378,6 @@ def key_of(number: int, run: RunRow, origin: RunOrigin | None, card: Scorecard) 
 
 def push(local: History, remote: RemoteHistory) -> tuple[int, int]:
     """Send every local run that the server has not; return how many were sent, and how many were there."""
-    remote.send_waiting()
     known = {entry.origin.key for entry in remote.entries()}
     sent = there = 0
     rows = local.runs()
