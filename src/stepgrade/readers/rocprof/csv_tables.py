@@ -21,7 +21,6 @@ from stepgrade.readers.source import ByteSource
 _KERNELS: Final = "kernel_trace"
 _BESIDE: Final = ("hip_api_trace", "memory_copy_trace", "marker_api_trace", "agent_info")
 _ROW_BYTES: Final = 600
-_LONGEST_FIELD: Final = 1 << 20
 
 
 class _Table:
@@ -52,7 +51,6 @@ class _Table:
 
 def read_trace(source: ByteSource) -> Iterator[Trace]:
     """Yield the trace of the process; tables of the same name beside it are read with it."""
-    csv.field_size_limit(_LONGEST_FIELD)
     text = b"".join(source.chunks())
     check(len(text) * 8, source.memory_bytes, source.name)
     tables = {_KERNELS: _read(text, source)}
