@@ -20,8 +20,7 @@ OWN_ROWS = "rows of our own tables, and of one project, token or session alone"
 AUDITED = {
     ("cli/gate.py", "_write", "open"): "appends to the file that GitHub names for the job's summary",
     ("cli/open.py", "run", "TemporaryDirectory"): TEMPORARY,
-    ("cli/output.py", "write", "write_whole"): NAMED,
-    ("cli/output.py", "write_bytes", "write_by"): NAMED,
+    ("cli/output.py", "_write_file", "write_by"): NAMED,
     ("cli/output.py", "write_bytes.packed", "GzipFile"): "packs into the draft of write_by",
     ("cli/streams.py", "_let_go", "open"): "the null device",
     ("cli/timeline.py", "write_timeline", "write_bytes"): NAMED,

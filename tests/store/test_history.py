@@ -140,6 +140,25 @@ def test_what_would_mean_every_run_is_refused(place: str, which: dict[str, Any])
             history.prunable(**which)
 
 
+def test_batches_are_the_runs_in_their_order(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepgrade.store.history._EXPORTED_AT_ONCE", 3)
+    with open_history(place) as history:
+        for branch in ("main", "topic", "main"):
+            fill(history, [100.0] * 4, branch=branch)
+        history.of_project("other").add(NewRun(card=card()))
+        last = history.runs()[-1].id
+        for which in (
+            Selection(),
+            Selection(branch="main"),
+            Selection(limit=5),
+            Selection(branch="main", limit=5, after=2, before=last),
+            Selection(branch="none"),
+        ):
+            assert [run for some in history.batches(which) for run in some] == history.runs(which)
+        history.remove([history.runs()[3].id])
+        assert max(map(len, history.batches(Selection()))) == 3
+
+
 def test_export_holds_everything(place: str) -> None:
     with open_history(place) as history:
         fill(history, [100.0, 101.0])

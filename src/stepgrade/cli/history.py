@@ -162,8 +162,8 @@ def run(args: Namespace) -> int:
             _prune(history, args)
         elif args.action == "export":
             chosen = history.export(Selection(branch=args.branch, labels=dict(args.label)))
-            lines = [json_text(msgspec.json.encode(run).decode()) + "\n" for run in chosen]
-            output.write("".join(lines), args.output)
+            lines = (json_text(msgspec.json.encode(run).decode()) + "\n" for run in chosen)
+            output.write_lines(lines, args.output)
         else:
             output.write(_listed(history, args), args.output)
         if history.damaged:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import BinaryIO, TextIO, cast
 
@@ -12,7 +12,7 @@ from stepgrade import report
 from stepgrade.cli.flags import FLAGS
 from stepgrade.cli.streams import send
 from stepgrade.errors import BadInput, BadOption
-from stepgrade.files import write_by, write_whole
+from stepgrade.files import write_by
 from stepgrade.model.notes import Result
 from stepgrade.report.names import printable
 
@@ -60,15 +60,17 @@ def page_for(output: str | None, color: str, stream: TextIO | None = None) -> tu
 
 def write(text: str, output: str | None) -> None:
     """Print the text, or write it to a file; raise BadInput when that fails."""
+    write_lines([text], output)
+
+
+def write_lines(lines: Iterable[str], output: str | None) -> None:
+    """Print text as it comes until its reader leaves, or write it to a file; raise BadInput if that fails."""
     if output is None or output == "-":
-        send(text)
-        return
-    try:
-        # What a link points to is written, and the link stays.
-        write_whole(os.path.realpath(output), text.encode("utf-8", "replace"))
-    except (OSError, ValueError) as error:
-        problem = getattr(error, "strerror", None) or error
-        raise BadInput(f"cannot be written: {problem}", where=output) from error
+        for line in lines:
+            if not send(line):
+                break
+    else:
+        _write_file(lambda file: file.writelines(line.encode("utf-8", "replace") for line in lines), output)
 
 
 def write_bytes(write_to: Callable[[BinaryIO], object], output: str | None) -> None:
@@ -87,8 +89,13 @@ def write_bytes(write_to: Callable[[BinaryIO], object], output: str | None) -> N
         with gzip.GzipFile(fileobj=file, mode="wb", filename="", mtime=0, compresslevel=6) as pack:
             write_to(cast("BinaryIO", pack))
 
+    _write_file(packed if output.endswith(".gz") else write_to, output)
+
+
+def _write_file(write_to: Callable[[BinaryIO], object], output: str) -> None:
     try:
-        write_by(os.path.realpath(output), packed if output.endswith(".gz") else write_to)
+        # What a link points to is written, and the link stays.
+        write_by(os.path.realpath(output), write_to)
     except (OSError, ValueError) as error:
         if isinstance(error, ValueError) and "\0" not in output:
             raise  # not about the path: a bug in what writes

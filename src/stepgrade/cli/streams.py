@@ -12,21 +12,23 @@ _STANDARD_OUTPUT = "standard output"
 _MESSAGE_CELLS = 1000
 
 
-def send(text: str) -> None:
-    """Write to standard output now; a reader that has left is let go, any other failure is BadInput."""
+def send(text: str) -> bool:
+    """Write to standard output now; return False when its reader has left, and raise BadInput if it fails."""
     if sys.stdout is None:
         if text:
             raise BadInput("is closed", where=_STANDARD_OUTPUT, hint="write to a file with -o FILE")
-        return
+        return False
     encoding = sys.stdout.encoding or "utf-8"
     try:
         sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
         sys.stdout.flush()
     except BrokenPipeError:
         _let_go()
+        return False
     except OSError as error:
         _let_go()
         raise BadInput(f"cannot be written: {error.strerror or error}", where=_STANDARD_OUTPUT) from error
+    return True
 
 
 def complain(message: str) -> None:

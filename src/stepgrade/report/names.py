@@ -13,6 +13,7 @@ _UNPRINTABLE = (
     "[\x00-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
     "\u2060-\u206f\u2800\u3164\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff\ud800-\udfff\U000e0000-\U000e0fff]"
 )
+_PLAIN = bytes(range(0x20, 0x7F))
 # What CI systems obey wherever it stands in a line: Azure's and TeamCity's commands, and GitHub's old ones.
 _COMMAND = r"##(?=\w*\[)"
 # What GitHub obeys at the beginning of a line.
@@ -120,8 +121,11 @@ def json_text(document: str) -> str:
     """Return JSON with unprintable characters and CI commands escaped; inside strings that means the same."""
     if "##" in document:
         document = re.sub(_COMMAND, r"#\\u0023", document)
-    is_plain = document.isascii() and document.isprintable()
-    return document if is_plain else re.sub(_UNPRINTABLE, _json_escape, document)
+    # Few characters of a document are not plain; the pattern looks at those alone, for it is slow.
+    others = (
+        document.encode("utf-8", "surrogatepass").translate(None, _PLAIN).decode("utf-8", "surrogatepass")
+    )
+    return re.sub(_UNPRINTABLE, _json_escape, document) if re.search(_UNPRINTABLE, others) else document
 
 
 def _spelt(match: re.Match[str]) -> str:

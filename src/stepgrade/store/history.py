@@ -257,6 +257,17 @@ class History:
         found = self.as_runs(rows)
         return found[::-1] if which.limit is not None else found
 
+    def batches(self, which: Selection) -> Iterator[list[RunRow]]:
+        """Yield runs some at a time, oldest first, so that their number takes no memory."""
+        where, values = conditions(which, self.project)
+        order = "" if which.limit is None else f"order by id desc limit {int(which.limit)}"
+        rows = self._database.execute(f"select id from stepgrade_run {where} {order}", values)  # noqa: S608
+        numbers = sorted(number for (number,) in rows)
+        for start in range(0, len(numbers), _EXPORTED_AT_ONCE):
+            some = numbers[start : start + _EXPORTED_AT_ONCE]
+            within = {"after": some[0] - 1, "before": some[-1] + 1, "limit": None}
+            yield self.runs(msgspec.structs.replace(which, **within))
+
     def as_runs(self, rows: Iterable[Row]) -> list[RunRow]:
         """Return rows of RUN_COLUMNS as runs; those that make no sense are passed over."""
         found = []
@@ -428,13 +439,19 @@ class History:
 
     def export(self, which: Selection = Selection()) -> Iterator[dict[str, Any]]:  # noqa: B008  frozen
         """Yield every run that can be read with its scorecard, oldest first, ready to be written as JSON."""
-        rows = self.runs(which)
-        for start in range(0, len(rows), _EXPORTED_AT_ONCE):
-            some = rows[start : start + _EXPORTED_AT_ONCE]
-            cards = self.cards([row.id for row in some])
+        for some in self.batches(which):
+            try:
+                cards = self.cards([row.id for row in some])
+            except NoSuchRun:  # another process removes runs meanwhile
+                cards = {}
+                for row in some:
+                    try:
+                        cards |= self.cards([row.id])
+                    except NoSuchRun:
+                        self._pass_over(row.id, "it was removed meanwhile, or its scorecard is missing")
             for row in some:
                 if row.id in cards:
-                    yield {**msgspec.to_builtins(row), "card": cards[row.id].to_dict()}
+                    yield {**msgspec.to_builtins(row), "card": cards.pop(row.id).to_dict()}
 
 
 def open_history(

@@ -206,6 +206,10 @@ class RemoteHistory(History):
         """Return runs, oldest first."""
         return [entry.run for entry in self.entries(which)][::-1]
 
+    def batches(self, which: Selection) -> Iterator[list[RunRow]]:
+        """Yield runs one at a time, oldest first; the server lists them newest first."""
+        return ([run] for run in self.runs(which))
+
     def entries(self, which: Selection = Selection()) -> Iterator[_Entry]:  # noqa: B008  frozen
         """Yield runs with how they came, newest first; raise OddAnswer for pages that come again."""
         left, after, newest = which.limit, None, 2**63
