@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -207,6 +208,19 @@ def test_ranks_in_an_archive_whose_names_are_no_text(stepgrade: Command, tmp_pat
             entry.size = len(text)
             archive.addfile(entry, io.BytesIO(text))
     assert answered(stepgrade("score", path)).code == 0
+
+
+def test_a_zip_whose_files_begin_before_it(stepgrade: Command, tmp_path: Path) -> None:
+    """Seen in fuzzing: zipfile seeks to a negative place, which is an OSError."""
+    path = tmp_path / "runs.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("rank0.json", traces()[2])
+    data = bytearray(path.read_bytes())
+    end = data.rfind(b"PK\x05\x06")
+    data[end + 16 : end + 20] = (1 << 20).to_bytes(4, "little")  # where the list is
+    path.write_bytes(data)
+    ran = answered(stepgrade("score", path))
+    assert (ran.code, "the archive is damaged" in ran.err) == (2, True)
 
 
 def test_a_branch_that_is_no_text(

@@ -32,7 +32,7 @@ from tests.fuzz.samples import (
     store,
     traces,
 )
-from tests.fuzz.talk import TOKEN, a_request, damaged_request, good_answers, team_store
+from tests.fuzz.talk import ACCESS, TOKEN, a_request, damaged_request, good_answers, team_store
 
 Name = tuple[int, ...]
 
@@ -468,7 +468,8 @@ def _of_server(dice: random.Random) -> Input:
     asks = {}
     for number in range(dice.choice((1, 2, 4, 6))):
         asks[f"{number}{'cut' if dice.random() < 0.03 else ''}"] = a_request(dice, damaged)
-    return Input("server", ("serve",), asks, peer="server")
+    access = dice.choices([*ACCESS], (12, 5, 3, 1))[0]
+    return Input("server", ("serve",), asks, peer=f"server:{access}")
 
 
 def _of_http(dice: random.Random) -> Input:

@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,10 @@ from stepgrade.errors import StepgradeError
 from stepgrade.store import open_history
 from tests.fuzz.mutators import damaged
 from tests.fuzz.outputs import check_output
-from tests.fuzz.talk import HOOK, HOST, ask, hostile_answer, team_store, with_secrets
+from tests.fuzz.talk import ACCESS, HOOK, HOST, ask, hostile_answer, team_store, with_secrets
 
 MOST_REQUESTS = 300  # that one command may make of a server
+_CLIENT = ("stepgrade.store.remote",)  # whose deadlines are shortened
 SHORT_S = 0.4  # what the client waits for here, instead of half a minute
 WAITS = "waits-4711"  # the label of a run that is in the outbox before the command
 
@@ -126,19 +128,22 @@ class HostileServer:
 @contextmanager
 def impatient() -> Iterator[None]:
     """Let the client wait shortly: what is half a minute for people is half a second here."""
-    from stepgrade.store import remote
-
-    names = [name for name in ("_TIMEOUT_S", "_DEADLINE_S", "_MOST_WAIT_S") if hasattr(remote, name)]
-    before, sleep = {name: getattr(remote, name) for name in names}, time.sleep
+    before = [
+        (module, name, getattr(module, name))
+        for module in map(import_module, _CLIENT)
+        for name in vars(module)
+        if name.endswith("_S") and isinstance(getattr(module, name), float)
+    ]
+    sleep = time.sleep
     try:
-        for name in names:
-            setattr(remote, name, SHORT_S)
+        for module, name, _ in before:
+            setattr(module, name, SHORT_S)
         time.sleep = lambda seconds: sleep(min(seconds, 0.01))
         yield
     finally:
         time.sleep = sleep
-        for name, value in before.items():
-            setattr(remote, name, value)
+        for module, name, value in before:
+            setattr(module, name, value)
 
 
 def is_on_disk(folder: Path, label: str) -> bool:
@@ -146,7 +151,7 @@ def is_on_disk(folder: Path, label: str) -> bool:
     return any(path.is_file() and label.encode() in path.read_bytes() for path in folder.rglob("*"))
 
 
-def ask_server(files: dict[str, bytes], folder: Path) -> tuple[int, list[str]]:
+def ask_server(files: dict[str, bytes], folder: Path, access: str) -> tuple[int, list[str]]:
     """Ask the application what the files say, within this process; return 0 or 2, and what is wrong."""
     from stepgrade.web.app import make_app
     from stepgrade.web.settings import ServerSettings
@@ -156,14 +161,15 @@ def ask_server(files: dict[str, bytes], folder: Path) -> tuple[int, list[str]]:
     place.write_bytes(data)
     wrong: list[str] = []
     statuses: list[int] = []
+    host = "localhost" if access == "localhost" else HOST
 
     async def talk() -> None:
-        app = make_app(ServerSettings(place=str(place), access="tokens", public_url=f"https://{HOST}"))
+        app = make_app(ServerSettings(place=str(place), **ACCESS[access]))
         async with app.router.lifespan_context(app):
             for name, raw in sorted(files.items()):
                 try:
                     status, headers, body = await ask(
-                        app, with_secrets(raw, secrets), is_cut=name.endswith("cut")
+                        app, with_secrets(raw, secrets, host), is_cut=name.endswith("cut")
                     )
                 except TimeoutError:
                     wrong.append("hang: no answer within a minute")
@@ -177,7 +183,7 @@ def ask_server(files: dict[str, bytes], folder: Path) -> tuple[int, list[str]]:
                 statuses.append(status)
                 wrong.extend(check_answer(status, headers, body, str(folder)))
             for path in ("/healthz", "/readyz"):
-                status, _, body = await ask(app, f"GET {path} HTTP/1.1\r\nhost: {HOST}\r\n\r\n".encode())
+                status, _, body = await ask(app, f"GET {path} HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
                 if status != 200:
                     wrong.append(f"exit code: {path} answers {status} afterwards: {body[:100]!r}")
 
@@ -258,7 +264,9 @@ def talk_http(files: dict[str, bytes], folder: Path) -> tuple[int, list[str]]:
         if not port:
             return 70, ["exit code: the server did not start"]
         for name, raw in files.items():
-            answer = _sent(port, with_secrets(raw, secrets), 30.0 if name.endswith("whole") else 0.05)
+            answer = _sent(
+                port, with_secrets(raw, secrets, "127.0.0.1"), 30.0 if name.endswith("whole") else 0.05
+            )
             if match := re.match(rb"HTTP/1\.[01] (\d{3})", answer):
                 statuses.append(int(match[1]))
                 if statuses[-1] >= 500 and statuses[-1] != 503:

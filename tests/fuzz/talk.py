@@ -27,6 +27,7 @@ from stepgrade.store.alerts import Alerts, QuietHours
 from stepgrade.store.team import Team
 from tests.builders import make_profile
 from tests.fuzz.mutators.havoc import CANARY, damaged_text
+from tests.fuzz.samples import profiles
 
 HOST = "team.example"
 TOKEN = f"sg_{CANARY.decode()}"
@@ -160,7 +161,7 @@ def _headers_and_body(
     endpoint: Any, dice: random.Random, damaged: Callable[[bytes, random.Random], bytes]
 ) -> tuple[list[tuple[str, str]], bytes]:
     who = dice.choice(("reader", "uploader", "owner", "admin", "admin", "owner", "nobody"))
-    headers, body = [("host", HOST)], b""
+    headers, body = [("host", "{host}")], b""
     is_page = endpoint is not None and endpoint.is_page
     if is_page and who != "nobody":
         headers.append(("cookie", f"stepgrade_session={{session of {who}}}; x={dice.choice(('', 'a', '%'))}"))
@@ -175,8 +176,9 @@ def _headers_and_body(
             body = "&".join(f"{name}={quote(value, safe='{} ')}" for name, value in fields.items()).encode()
             headers.append(("content-type", "application/x-www-form-urlencoded"))
         else:
-            kind = "mcp" if endpoint is None else getattr(endpoint.body, "__name__", "RunUpload")
-            body = damaged(json.dumps(_body().get(kind, {})).encode(), dice)
+            kind = "mcp" if endpoint is None else getattr(endpoint.body, "__name__", "profile")
+            sound = json.dumps(_body()[kind]).encode() if kind in _body() else profiles()[1]
+            body = damaged(sound, dice)
             headers += [
                 ("content-type", "application/json"),
                 ("accept", "application/json, text/event-stream"),
@@ -284,8 +286,23 @@ def damaged_request(raw: bytes, dice: random.Random) -> bytes:
     return b"\r\n".join(lines) + blank + body
 
 
-def with_secrets(raw: bytes, secrets: dict[str, str]) -> bytes:
-    """Return a request with tokens and sessions in their places."""
+# The ways to be reached, of which each lets others in; the last scores profiles, in processes of its own.
+ACCESS: dict[str, dict[str, Any]] = {
+    "tokens": {"access": "tokens", "public_url": f"https://{HOST}"},
+    "localhost": {"access": "localhost"},
+    "proxy": {
+        "access": "proxy",
+        "public_url": f"https://{HOST}",
+        "trusted_proxies": ("203.0.113.0/24",),
+        "proxy_admins": ("x",),
+    },
+    "traces": {"access": "tokens", "public_url": f"https://{HOST}", "accepts_traces": True},
+}
+
+
+def with_secrets(raw: bytes, secrets: dict[str, str], host: str = HOST) -> bytes:
+    """Return a request with tokens, sessions and the server's name in their places."""
+    raw = raw.replace(b"{host}", host.encode())
     for name, secret in secrets.items():
         raw = raw.replace(b"{%s}" % name.encode(), secret.encode())
     return raw

@@ -6,6 +6,7 @@ ours, and all of them together are no larger than a source may be.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import tarfile
@@ -76,6 +77,11 @@ def unpack(source: ByteSource, folder: str) -> list[Unpacked]:
         raise
     except _DAMAGE as error:
         raise BadInput("the archive is damaged", where=source.name) from error
+    except OSError as error:
+        # zipfile seeks to where the archive says, which may be before its beginning.
+        is_damaged = error.errno in (None, errno.EINVAL)
+        problem = "the archive is damaged" if is_damaged else f"cannot be unpacked: {error.strerror}"
+        raise BadInput(problem, where=source.name) from error
     except RuntimeError as error:  # zipfile's way to say that it needs a password
         raise BadInput("the archive is encrypted", where=source.name) from error
     return files

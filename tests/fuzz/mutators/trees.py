@@ -18,7 +18,8 @@ VALUES: tuple[Any, ...] = (
     "\x00\x1b[31m\u202e", '<b>&"]]>', "::error::x", "\ud800", [], {}, [[]], {"a": None}, [1, 2, 3], ["a"], DEEP,
     "ProfilerStep#" + "9" * 4301, "kernel", "cpu_op", "aten::mm", "nccl:all_reduce", "c10::BFloat16", "cuda_runtime",
     "gpu_memcpy", "ProfilerStep#1", "python_function", "Trace", "cpu_instant_event", "[memory]", "X", "B", "E", "i", "M",
-    "s", "f", "C",
+    "s", "f", "C", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "2026-02-30T25:00:00Z", "2026-01-01", "https://h..x/y",
+    "https://[::1]/x", "a\nb", "é" * 300, "\u0130",
 )  # fmt: skip
 FACTORS = (0, -1, 0.5, 1e3, 1e6, 1e-6, 1e-12, 1e300, 2**40, -1e6)
 
@@ -144,8 +145,9 @@ def _delete(at: Place, dice: random.Random, other: Any) -> None:
 def _repeat(at: Place, dice: random.Random, other: Any) -> None:
     if isinstance(at.holder, list) and not _has_secret(at.value):
         at.holder[at.key : at.key] = [deepcopy(at.value) for _ in range(dice.choice((1, 3, 50, 400)))]
-    else:
-        _replace(at, dice, other)
+    elif isinstance(at.holder, dict) and isinstance(at.key, str) and not _has_secret(at.value):
+        for number in range(dice.choice((1, 40, 2000))):
+            at.holder[f"{at.key}{number}"] = deepcopy(at.value)
 
 
 def _retype(at: Place, dice: random.Random, other: Any) -> None:
