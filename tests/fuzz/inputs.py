@@ -6,6 +6,7 @@ It is the same for the same seed and name, whatever was run before it.
 
 from __future__ import annotations
 
+import json
 import random
 from argparse import Action
 from collections.abc import Callable, Iterator
@@ -32,7 +33,7 @@ from tests.fuzz.samples import (
     store,
     traces,
 )
-from tests.fuzz.talk import ACCESS, TOKEN, a_request, damaged_request, good_answers, team_store
+from tests.fuzz.talk import ACCESS, TOKEN, a_request, bodies, damaged_request, good_answers, team_store
 
 Name = tuple[int, ...]
 
@@ -439,28 +440,39 @@ def _of_repeats(dice: random.Random) -> Input:
 def _of_client(dice: random.Random) -> Input:
     """Return a command that asks a hostile server, now and then with a run in the outbox."""
     there, label = ("--history", "{server}"), ("--label", "run=new-4711")
-    action = dice.choice(("list", "show", "trend", "export", "add", "push", "push", "pull", "save", "gate"))
+    action = dice.choice(
+        ["list", "show", "trend", "export", "add", "push", "push", "pull", "save", "gate", "outbox", "box"]
+    )
     files = {"p.json": profiles()[1], "h.db": store()}
-    words, to = ((), "lines" if action == "export" else "terminal")
-    if formats(f"history {action}" if action not in ("save", "gate", "add", "push", "pull") else "inspect"):
-        words, to = asked(f"history {action}", dice) if action in ("list", "show", "trend") else (words, to)
-        to = "lines" if (action, to) == ("list", "json") else to
-    if action == "gate":
+    to = "lines" if action == "export" else "terminal"
+    argv: tuple[str, ...]
+    if action in ("list", "show", "trend"):
+        words, to = asked(f"history {action}", dice, *(("3",) if action == "show" else ()), *there)
+        argv, to = ("history", action, *words), "lines" if (action, to) == ("list", "json") else to
+    elif action == "gate":
         words, to = asked("gate", dice, "--against", "history:main", *there)
-        argv: tuple[str, ...] = ("gate", "p.json", *words)
+        argv = ("gate", "p.json", *words)
     elif action == "save":
         words, to = asked("score", dice, "--save", *label, *there)
         argv = ("score", "p.json", *words)
     elif action in ("push", "pull"):
         argv = ("history", action, "--to" if action == "push" else "--from", "{server}", "--history", "h.db")
+    elif action in ("outbox", "box"):  # one that somebody brought along
+        waiting = {"server": "http://127.0.0.1/mine", "key": "k", "body": bodies()["RunUpload"], "code": "x"}
+        for number in range(dice.choice((1, 3))):
+            files[f"box/run-{number:020}-k.json"] = damaged(json.dumps(waiting).encode(), dice)
+        argv = (
+            "history",
+            *(("outbox",) if action == "outbox" else ("push", "--to", "{server}")),
+            "--outbox",
+            "box",
+        )
     else:
-        given = {"show": ("3",), "add": ("p.json", *label)}.get(action, ())
-        argv = ("history", action, *given, *words, *there)
+        argv = ("history", action, *(("p.json", *label) if action == "add" else ()), *there)
     peer = f"client:{dice.random()}" + (" a run waits" if dice.random() < 0.3 else "")
-    token = dice.choice(
-        (TOKEN, TOKEN, TOKEN, TOKEN, "", f"sg_a\n{CANARY}", f"sg_…{CANARY}", f"{CANARY}\x00", f" {CANARY} ")
-    )
-    return Input("client", argv, files, to, {"STEPGRADE_TOKEN": token.replace("\x00", "\x7f")}, peer=peer)
+    odd = (f"sg_a\n{CANARY}", f"sg_…{CANARY}", f"{CANARY}\x7f", f" {CANARY} ", "")
+    token = dice.choice((TOKEN, TOKEN, TOKEN, TOKEN, TOKEN, *odd))
+    return Input("client", argv, files, to, {"STEPGRADE_TOKEN": token}, peer=peer)
 
 
 def _of_server(dice: random.Random) -> Input:

@@ -35,7 +35,7 @@ _BESIDE = (
     "work/.stepgrade/notes.txt",
 )
 _MAY_CHANGE = re.compile(
-    r"cache/stepgrade-ranks/|home/|work/(h\.db(-wal|-shm|-journal)?|copy\.db|\.stepgrade/.*)$"
+    r"cache/stepgrade-ranks/|home/|work/(h\.db(-wal|-shm|-journal)?|copy\.db|\.stepgrade/.*|box/.*)$"
 )
 
 

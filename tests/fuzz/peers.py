@@ -117,11 +117,11 @@ class HostileServer:
         return b"", b""
 
     def _note(self, sent: bytes, body: bytes, method: str) -> None:
-        answer = re.search(rb"(?s)HTTP/1\.[01] 2\d\d .*?\r\n\r\n.*?({.*})", sent)
+        answer = re.search(rb"(?s)HTTP/1\.[01] 2\d\d .*?\r\n\r\n.*?({.*)", sent)
         if method != "POST" or answer is None:
             return
         with suppress(ValueError, TypeError, KeyError, OSError, EOFError, RecursionError, OverflowError):
-            int(json.loads(answer[1])["id"])
+            int(json.JSONDecoder().raw_decode(answer[1].decode())[0]["id"])
             self.kept.append(gzip.decompress(body))
 
 

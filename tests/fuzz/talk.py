@@ -81,6 +81,7 @@ def team_store() -> tuple[bytes, dict[str, str]]:
         return Path(path).read_bytes(), secrets
 
 
+@cache
 def bodies() -> dict[str, Any]:
     """Return a sound JSON body for each type that the server reads."""
     card = msgspec.json.decode(a_card().to_json())
@@ -98,7 +99,6 @@ def bodies() -> dict[str, Any]:
     }  # fmt: skip
 
 
-_body = cache(bodies)
 FORMS = {
     "form_key": "{form}", "name": "third", "role": "reader", "project": "mine", "days": "30", "state": "acknowledged", "reason": "known",
     "until": "2030-01-01", "kind": "slack", "target": "https://hooks.example/x", "currency": "EUR", "keep_runs": "5", "token": "{reader}",
@@ -177,7 +177,7 @@ def _headers_and_body(
             headers.append(("content-type", "application/x-www-form-urlencoded"))
         else:
             kind = "mcp" if endpoint is None else getattr(endpoint.body, "__name__", "profile")
-            sound = json.dumps(_body()[kind]).encode() if kind in _body() else profiles()[1]
+            sound = json.dumps(bodies()[kind]).encode() if kind in bodies() else profiles()[1]
             body = damaged(sound, dice)
             headers += [
                 ("content-type", "application/json"),
