@@ -11,7 +11,8 @@
     │   │   ├── OddAnswer       what answers is not a stepgrade server, or not of a version that we know
     │   │   ├── NotLetIn        it wants another token, or none was given
     │   │   ├── NoSuchRun       it has no run of that number
-    │   │   └── KeyTaken        a run's key stands for another run
+    │   │   ├── KeyTaken        a run's key stands for another run
+    │   │   └── BadValue        it cannot keep or look for a value of this kind
     │   ├── BadConfig           a stepgrade.toml that says something wrong
     │   └── UnknownArchitecture a model whose costs are not modelled
     ├── UnknownDevice           a device that is not in the catalogue (a LookupError)
@@ -190,6 +191,10 @@ class NoSuchRun(BadHistory):
 
 class KeyTaken(BadHistory):
     """The key of a run that is to be kept stands for another run."""
+
+
+class BadValue(BadHistory):
+    """The history cannot keep or look for a value of this kind."""
 
 
 class BadConfig(BadInput):

@@ -107,9 +107,9 @@ AUDITED = {
     ("store/team.py", "Team.open_session", "delete from"): OWN_ROWS,
     ("store/team.py", "Team.remove_project", "delete from"): OWN_ROWS,
     ("store/team.py", "Team.revoke", "delete from"): OWN_ROWS,
-    ("web/traces.py", "score_upload", "TemporaryDirectory"): TEMPORARY,
-    ("web/traces.py", "score_upload", "open"): "in that temporary directory",
-    ("web/traces.py", "score_upload", "write_bytes"): "in that temporary directory",
+    ("web/traces.py", "temporary_folder", "TemporaryDirectory"): TEMPORARY,
+    ("web/traces.py", "Scoring.receive", "open"): "in that temporary directory",
+    ("web/traces.py", "Scoring.score", "open"): "in that temporary directory",
 }
 TWICE = {
     ("files.py", "write_by", "replace"),  # before and after the file is closed, by system

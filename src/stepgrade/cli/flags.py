@@ -82,6 +82,8 @@ FLAGS = {
     "port": "--port N",
     "tokens": "--tokens",
     "trusted_proxy": "--trusted-proxy ADDRESS",
+    "max_connections": "--max-connections N",
+    "trace_memory": "--trace-memory SIZE",
     "public_url": "--public-url URL",
     "tls_cert": "--tls-cert FILE",
     "tls_key": "--tls-key FILE",

@@ -67,6 +67,13 @@ def add_options(parser: Parser) -> None:
     limits("--max-upload", type=byte_count, default="2MiB", metavar="SIZE", help="of a run (default: 2MiB)")
     limits("--uploads-per-minute", type=int, default=120, metavar="N", help="of one token (default: 120)")
     limits("--accept-traces", action="store_true", help="score profiles here too, in a process with limits")
+    limits(
+        "--trace-memory",
+        type=byte_count,
+        default="4GiB",
+        metavar="SIZE",
+        help="of all profiles that are scored at once (default: 4GiB)",
+    )
     telling = parser.add_argument_group("telling").add_argument
     telling("--private-webhooks", action="store_true", help="let webhooks go to addresses of the own network")
     telling("--smtp", metavar="HOST:PORT", help="the mail server; its password is STEPGRADE_SMTP_PASSWORD")
@@ -104,6 +111,7 @@ def run(args: Namespace) -> int:
         most_bytes=args.max_upload,
         uploads_per_minute=args.uploads_per_minute,
         accepts_traces=args.accept_traces,
+        trace_memory=args.trace_memory,
         private_webhooks=args.private_webhooks,
         mail=_mail(args),
     )

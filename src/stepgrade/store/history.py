@@ -70,6 +70,7 @@ class NewRun(Struct, frozen=True, kw_only=True):
     key: str | None = None  # a second run with the same one is not kept twice; None makes one
     added_by: str | None = None
     device_hours: float | None = None  # of the whole training; None is what was recorded of it
+    content: str | None = None  # the digest of what it was made of; None is that of its card
 
 
 class RunOrigin(Struct, frozen=True, kw_only=True):
@@ -159,8 +160,8 @@ class History:
                 digest = digest_of(fingerprint)
                 text = _text_of(run.card)
                 key = run.key or os.urandom(16).hex()
-                content = _digest_of_run(run, text)
-                if (earlier := self._number_of(key, content)) is not None:
+                content = run.content or _digest_of_run(run, text)
+                if (earlier := self.number_of_key(key, content)) is not None:
                     numbers.append(earlier)
                     continue
                 self._database.execute(
@@ -175,7 +176,7 @@ class History:
                     [*_values(run, digest), self.project, key, content, run.added_by, hours, 1],
                 )
                 if not number:  # another connection was first
-                    numbers.append(self._number_of(key, content) or 0)
+                    numbers.append(self.number_of_key(key, content) or 0)
                     continue
                 self._database.execute(
                     "insert into stepgrade_card (run_id, body) values (?, ?)", (number, zlib.compress(text))
@@ -184,7 +185,7 @@ class History:
                 numbers.append(number)
         return numbers
 
-    def _number_of(self, key: str, content: str) -> int | None:
+    def number_of_key(self, key: str, content: str) -> int | None:
         """Return the run that has this key; raise KeyTaken when it is another one."""
         sql = "select id, upload_digest from stepgrade_run where project = ? and upload_key = ?"
         for number, other in self._database.execute(sql, (self.project, key)):

@@ -12,6 +12,8 @@ from stepgrade.store.database import Database
 from stepgrade.store.history import History
 from stepgrade.store.place import place_of
 
+# What a server's clients get to know of where the store is.
+SHOWN = "the history"
 _WAIT_S = 30.0
 _CLOSE_S = 2.0
 
@@ -38,11 +40,12 @@ class Pool:
         try:
             database = self._free.get(timeout=_WAIT_S)
         except queue.Empty:
-            raise BadHistory("every connection is busy", where=self.name, hint="try again later") from None
+            raise BadHistory("every connection is busy", where=SHOWN, hint="try again later") from None
         is_sound = False
         try:
             if database is None:
                 database = self._opened()
+                database.name = SHOWN
                 history = History(database, project=project)
             else:
                 history = History(database, project=project, is_migrated=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stepgrade.errors import BadHistory
+from stepgrade.errors import BadHistory, BadValue
 from stepgrade.store.database import Row
 
 if TYPE_CHECKING:
@@ -80,6 +80,8 @@ class PostgresDatabase:
     def _errors(self) -> Iterator[None]:
         try:
             yield
+        except _driver().DataError as error:  # a number beyond all, a NUL in a text
+            raise BadValue("a value is out of range or not text", where=self.name) from error
         except _driver().Error as error:
             raise BadHistory(f"PostgreSQL says: {str(error).strip()}", where=self.name) from error
 

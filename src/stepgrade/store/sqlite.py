@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager, suppress
 from functools import cache
 from typing import Any, ClassVar
 
-from stepgrade.errors import BadHistory, NoHistory
+from stepgrade.errors import BadHistory, BadValue, NoHistory
 from stepgrade.files import MODES
 from stepgrade.store.database import Row
 from stepgrade.store.migrations import MIGRATIONS
@@ -136,7 +136,7 @@ class SqliteDatabase:
         try:
             yield
         except (OverflowError, UnicodeError) as error:
-            raise BadHistory(f"cannot take this value: {error}", where=self.name) from error
+            raise BadValue(f"cannot take this value: {error}", where=self.name) from error
         except MemoryError as error:  # SQLite says so of sizes that make no sense too
             problem, hint = _PROBLEMS[sqlite3.SQLITE_NOMEM]
             raise BadHistory(problem, where=self.name, hint=hint) from error

@@ -8,16 +8,14 @@ import re
 from typing import Any
 
 import msgspec
-from msgspec import structs
 from starlette.responses import Response
 
 from stepgrade.compare.fingerprint import FIELDS
 from stepgrade.errors import BadOption
 from stepgrade.model import Fingerprint
 from stepgrade.model.run import RunRow, Trend
-from stepgrade.model.scorecard import Scorecard
 from stepgrade.store.alerts import CHANNELS, Alert, Alerts, ChannelState, QuietHours
-from stepgrade.store.history import KEPT_METRICS, NewRun, RunOrigin, Selection
+from stepgrade.store.history import KEPT_METRICS, RunOrigin, Selection
 from stepgrade.store.tables import FindingCost, count_runs, finding_costs, page_of_runs
 from stepgrade.store.team import AuditEntry, Project, ProjectSettings, Role, Token
 from stepgrade.store.trend import trend_of
@@ -38,9 +36,8 @@ from stepgrade.web.bodies import (
 from stepgrade.web.calls import Call, Endpoint, json_answer, table_answer
 from stepgrade.web.comparing import Compared, compare_cards
 from stepgrade.web.targets import check_channel
-from stepgrade.web.traces import score_upload
+from stepgrade.web.uploads import MOST_WORD, add_run, add_trace, known_trace, moment_of
 
-_KEY = r"[A-Za-z0-9._:-]{1,128}"
 _MOST_PAGE = 500
 _MOST_CARDS = 20
 
@@ -69,10 +66,24 @@ def selection(call: Call, limit: int | None = None) -> Selection:
         grade=call.query("grade"),
         commit=call.query("commit"),
         added_by=call.query("by"),
-        since=call.query("since"),
-        until=call.query("until"),
+        since=_since(call, "since"),
+        until=_since(call, "until"),
         limit=limit,
     )
+
+
+def _since(call: Call, name: str) -> str | None:
+    """Return a moment or a day of the address as runs have theirs, to be compared with them."""
+    text = call.query(name)
+    if text is None:
+        return None
+    try:
+        if len(text) == len("2026-03-01"):
+            return dt.date.fromisoformat(text).isoformat()
+        # A + in an address is a blank.
+        return moment_of(text.replace(" ", "+")).isoformat(timespec="seconds")
+    except ValueError:
+        raise Refused(400, f"{name} is a day or a moment like 2026-03-01T12:00:00+00:00") from None
 
 
 def list_projects(call: Call) -> Response:
@@ -112,9 +123,12 @@ def checked_settings(settings: ProjectSettings) -> ProjectSettings:
     if not re.fullmatch(r"[A-Z]{3}", settings.currency):
         raise Refused(400, "a currency has three capital letters, such as EUR")
     if any(
-        value is not None and not 1 <= value <= 10**7 for value in (settings.keep_runs, settings.keep_days)
+        value is not None and not 1 <= value <= most
+        for value, most in ((settings.keep_runs, 10**7), (settings.keep_days, 36_500))
     ):
-        raise Refused(400, "what is kept is a whole number of 1 or more")
+        raise Refused(400, "keep from 1 to 10,000,000 runs, or from 1 to 36,500 days")
+    if len(settings.branches) > 100 or any(len(name) > MOST_WORD for name in settings.branches):
+        raise Refused(400, f"up to 100 branches of up to {MOST_WORD} characters")
     if url is not None and not re.fullmatch(r"https?://[\w.:/~@%+=&?#-]*\{commit\}[\w.:/-]*", url):
         raise Refused(400, "write it like https://host/team/model/commit/{commit}")
     return settings
@@ -126,78 +140,6 @@ def remove_project(call: Call) -> Response:
     call.team.remove_project(call.project.name)
     call.team.note(call.who.name, "project removed", subject=call.project.name)
     return Response(status_code=204)
-
-
-def add_run(call: Call) -> Response:
-    """Keep a run that is sent; the same key again answers with the run that is there."""
-    if waits := call.server.uploads.take(call.who.name):
-        raise Refused(429, "too many uploads", retry_after_s=int(waits) + 1)
-    key = call.request.headers.get("idempotency-key")
-    if key is not None and not re.fullmatch(_KEY, key):
-        raise Refused(400, "Idempotency-Key has up to 128 letters, digits and . _ : -")
-    upload: RunUpload = call.read(RunUpload)
-    try:
-        card = Scorecard.from_json(bytes(upload.card))
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeError, TypeError, RecursionError) as error:
-        raise Refused(400, f"the scorecard is not one: {str(error)[:200]}") from None
-    return kept(call, card, upload, key)
-
-
-def kept(call: Call, card: Scorecard, upload: RunUpload, key: str | None) -> Response:
-    """Keep a scorecard, look whether its series changed, and answer with its number."""
-    if upload.added_at is not None:
-        try:
-            moment = dt.datetime.fromisoformat(upload.added_at)
-        except ValueError:
-            raise Refused(400, "added_at is a moment like 2026-03-01T12:00:00+00:00") from None
-        if moment.tzinfo is None:
-            raise Refused(400, "added_at needs its zone")
-        upload = structs.replace(upload, added_at=moment.astimezone(dt.UTC).isoformat(timespec="seconds"))
-    earlier = None if key is None else call.history.run_with_key(key)
-    number = call.history.add(
-        NewRun(
-            card=card,
-            commit=upload.commit,
-            branch=upload.branch or None,
-            labels=upload.labels,
-            added_at=upload.added_at,
-            key=key,
-            added_by=call.who.name,
-            device_hours=upload.device_hours,
-        )
-    )
-    is_new = number != earlier
-    opened: list[Alert] = []
-    if is_new:
-        call.server.uploaded += 1
-        opened = look_for_changes(call, number)
-    answer = RunKept(id=number, is_new=is_new, alerts=tuple(alert.id for alert in opened))
-    return json_answer(answer, 201 if is_new else 200)
-
-
-def look_for_changes(call: Call, number: int) -> list[Alert]:
-    """Return the alerts that a new run opens, with their messages in the queue."""
-    assert call.project is not None  # noqa: S101
-    (run,) = call.history.runs(Selection(after=number - 1, before=number + 1))
-    branches = call.project.settings.branches
-    if branches and run.branch not in branches:
-        return []
-    alerts = Alerts(call.history)
-    opened = alerts.look(run.branch, run.digest)
-    for alert in opened:
-        alerts.announce(alert, "opened")
-    return opened
-
-
-def add_trace(call: Call) -> Response:
-    """Score a profile that is sent, in a process with limits, and keep the scorecard."""
-    if not call.server.settings.accepts_traces:
-        raise Refused(403, "this server takes scorecards alone")
-    if waits := call.server.uploads.take(call.who.name):
-        raise Refused(429, "too many uploads", retry_after_s=int(waits) + 1)
-    card = score_upload(call.body, call.server.settings, call.query("device"))
-    upload = RunUpload(card=msgspec.Raw(b""), commit=call.query("commit"), branch=call.query("branch"))
-    return kept(call, card, upload, call.request.headers.get("idempotency-key"))
 
 
 def list_runs(call: Call) -> Response:
@@ -487,6 +429,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         answer=RunKept,
         status=201,
         query=("device", "commit", "branch"),
+        precheck=known_trace,
     ),
     _reads("/runs/{number}", show_run, "one run with its scorecard", RunEntry),
     _does("DELETE", f"{_PROJECT}/runs/{{number}}", remove_run, "admin", "remove a run", status=204),

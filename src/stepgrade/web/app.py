@@ -132,6 +132,7 @@ def make_app(settings: ServerSettings) -> Starlette:
                 async with assistant.running():
                     yield
         finally:
+            server.scoring.stop()
             await anyio.to_thread.run_sync(server.housekeeping.stop)
             await anyio.to_thread.run_sync(server.pool.close)
 

@@ -9,7 +9,15 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from stepgrade._version import __version__
-from stepgrade.errors import BadOption, MissingExtra, StepgradeError
+from stepgrade.errors import (
+    BadHistory,
+    BadOption,
+    BadValue,
+    MissingExtra,
+    NoHistory,
+    NoSuchRun,
+    StepgradeError,
+)
 from stepgrade.gating.run import gate
 from stepgrade.grading import score
 from stepgrade.hardware.cost.plan import Plan
@@ -32,6 +40,7 @@ from stepgrade.web.answers import (
     history_answer,
 )
 from stepgrade.web.comparing import report_on
+from stepgrade.web.worker import LOG, failure_of
 from stepgrade.whatif import AssumedChange, what_if
 
 if TYPE_CHECKING:
@@ -137,8 +146,18 @@ class Tools:
         opens = self._opens or opened_by_request.get()
         if opens is None:
             raise BadOption("there is no history here")
-        with opens(project) as history:
-            yield history
+        try:
+            with opens(project) as history:
+                yield history
+        except (NoHistory, NoSuchRun, BadValue) as error:
+            raise BadOption(error.problem) from None
+        except BadHistory as error:
+            LOG.error("%s", error)
+            raise BadOption("the history does not answer", hint="the log says why") from None
+        except StepgradeError as error:
+            raise type(error)(
+                error.problem, hint=error.hint, field=error.field, supply=error.supply
+            ) from None
 
 
 def make_assistant(
@@ -162,10 +181,14 @@ def make_assistant(
 
         @wraps(function)
         def asked(*args: Any, **fields: Any) -> Any:
-            try:
-                return function(*args, **fields)
-            except StepgradeError as error:
+            answers: list[Any] = []
+            error = failure_of(lambda: answers.append(function(*args, **fields)))
+            if error is None:
+                return answers[0]
+            if isinstance(error, StepgradeError):
                 raise ToolError(str(error)) from None
+            LOG.error("a bug in stepgrade %s", __version__, exc_info=error)
+            raise ToolError("a bug in stepgrade: its log says more") from None
 
         return asked
 

@@ -23,7 +23,9 @@ class RunUpload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     card: msgspec.Raw
     commit: Word | None = None
     branch: Word | None = None
-    labels: dict[Word, Word] = {}
+    labels: Annotated[
+        dict[Annotated[str, Meta(min_length=1, max_length=100)], Word], Meta(max_length=64)
+    ] = {}
     added_at: Word | None = None
     device_hours: Annotated[float, Meta(ge=0)] | None = None
 

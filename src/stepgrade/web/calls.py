@@ -6,20 +6,20 @@ import csv
 import io
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 import anyio
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from stepgrade.decoding import from_json
-from stepgrade.errors import BadHistory, KeyTaken, NoSuchRun, NotMeasured, StepgradeError
+from stepgrade.errors import BadHistory, BadValue, KeyTaken, NoSuchRun, NotMeasured, StepgradeError
 from stepgrade.report.names import shortened
 from stepgrade.store.history import History
 from stepgrade.store.pool import Pool
@@ -27,14 +27,14 @@ from stepgrade.store.team import Project, Role, Team
 from stepgrade.web import access
 from stepgrade.web.access import Door, Identity, Limiter, Refused
 from stepgrade.web.housekeeping import Housekeeping
+from stepgrade.web.reading import read_body
 from stepgrade.web.settings import ServerSettings
+from stepgrade.web.traces import ReceivedTrace, Scoring, temporary_folder
 from stepgrade.web.worker import LOG
 
 T = TypeVar("T")
 _MOST_FIELDS = 50
 _MOST_FORM = 64 << 10
-_SLOW_BODY_S = 60.0
-_LEAST_BYTES_PER_S = 64 << 10
 _POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
@@ -66,6 +66,7 @@ class Endpoint(Struct, frozen=True, kw_only=True):
     body: Any = None  # the type of a JSON body
     answer: Any = None
     status: int = 200
+    precheck: Callable[[Call], Response | None] | None = None  # of a profile, before it is scored
     is_direct: bool = False  # needs neither the store nor a thread, so that it is answered whatever they do
 
     @property
@@ -75,9 +76,7 @@ class Endpoint(Struct, frozen=True, kw_only=True):
 
     def most_bytes(self, settings: ServerSettings) -> int:
         """Return how long a body may be."""
-        if self.is_page:
-            return _MOST_FORM
-        return settings.most_trace_bytes if self.path.endswith("/traces") else settings.most_bytes
+        return _MOST_FORM if self.is_page else settings.most_bytes
 
 
 class Server:
@@ -90,6 +89,7 @@ class Server:
         self.housekeeping = Housekeeping(self.pool, settings)
         self.uploads = Limiter(settings.uploads_per_minute)
         self.limiter = anyio.CapacityLimiter(8)
+        self.scoring = Scoring(settings)
         self.started = time.time()
         self.counts: dict[tuple[str, str, int], int] = {}
         self.seconds: dict[str, float] = {}
@@ -119,7 +119,8 @@ class Call(Struct, frozen=True, kw_only=True):
     history: History
     team: Team
     project: Project | None
-    body: bytes
+    body: bytes = b""
+    trace: ReceivedTrace | None = None
 
     def query(self, name: str) -> str | None:
         """Return a field of the address; None when it is empty."""
@@ -190,36 +191,6 @@ def _cell(value: Any) -> Any:
     return value
 
 
-async def read_body(request: Request, most: int, most_unpacked: int | None = None) -> bytes:
-    """Return the body, unpacked; raise Refused for one that is too large, before it is read or unpacked."""
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared[:19]) > most:
-        raise Refused(413, f"more than {most:,} bytes")
-    coding = request.headers.get("content-encoding", "identity").lower()
-    if coding not in ("identity", "gzip"):
-        raise Refused(415, "only gzip is understood")
-    inflate = zlib.decompressobj(wbits=31) if coding == "gzip" else None
-    unpacked = most if most_unpacked is None else most_unpacked
-    parts, size, packed = [], 0, 0
-    try:
-        with anyio.fail_after(_SLOW_BODY_S + most / _LEAST_BYTES_PER_S):
-            async for chunk in request.stream():
-                packed += len(chunk)
-                try:
-                    part = chunk if inflate is None else inflate.decompress(chunk, unpacked - size + 1)
-                except zlib.error:
-                    raise Refused(400, "the body is not gzip") from None
-                size += len(part)
-                if size > unpacked or packed > most:
-                    raise Refused(413, f"more than {unpacked:,} bytes")
-                parts.append(part)
-    except TimeoutError:
-        raise Refused(408, "the body came too slowly") from None
-    if inflate is not None and not inflate.eof and packed:
-        raise Refused(400, "the body ends too early")
-    return b"".join(parts)
-
-
 async def in_thread(limiter: anyio.CapacityLimiter, function: Callable[..., T], *args: Any) -> T:
     """Return what a function that blocks returns; when the server stops it is not waited for."""
     return await anyio.to_thread.run_sync(function, *args, abandon_on_cancel=True, limiter=limiter)
@@ -232,14 +203,17 @@ async def answer(server: Server, endpoint: Endpoint, request: Request) -> Respon
         access.check_names(request, server.settings)
         if endpoint.is_direct:
             response = endpoint.handle(request)
+        elif endpoint.method == "GET":
+            response = await in_thread(server.limiter, _answered, server, endpoint, request)
         else:
-            body = b""
-            if endpoint.method != "GET":
-                access.check_origin(request, server.settings)
-                # Who may not send anything is told so before it is read.
-                await in_thread(server.limiter, _let_in, server, endpoint, request)
+            access.check_origin(request, server.settings)
+            # Who may not send anything is told so before it is read.
+            who = await in_thread(server.limiter, _let_in, server, endpoint, request)
+            if endpoint.precheck is not None:
+                response = await _scored(server, endpoint, request, who)
+            else:
                 body = await read_body(request, endpoint.most_bytes(server.settings))
-            response = await in_thread(server.limiter, _answered, server, endpoint, request, body)
+                response = await in_thread(server.limiter, _answered, server, endpoint, request, body)
     except Refused as refused:
         response = problem(endpoint, request, refused.status, refused.problem)
         if refused.retry_after_s is not None:
@@ -254,6 +228,24 @@ async def answer(server: Server, endpoint: Endpoint, request: Request) -> Respon
     return with_headers(response, server.settings)
 
 
+async def _scored(server: Server, endpoint: Endpoint, request: Request, who: Identity) -> Response:
+    """Return the answer to a profile that is sent; only the processes for it are kept busy meanwhile."""
+    if not server.settings.accepts_traces:
+        raise Refused(403, "this server takes scorecards alone")
+    if waits := server.uploads.take(who.name):
+        raise Refused(429, "too many uploads", retry_after_s=int(waits) + 1)
+    with server.scoring.place(who.name), temporary_folder() as folder:
+        trace = await server.scoring.receive(request, folder)
+        ask = partial(_answered, server, endpoint, request)
+        known = await in_thread(server.limiter, ask, b"", trace, endpoint.precheck)
+        if isinstance(known, Response):
+            return known
+        device = request.query_params.get("device") or None
+        card = await in_thread(server.scoring.limiter, server.scoring.score, trace, device)
+        kept: Response = await in_thread(server.limiter, ask, b"", structs.replace(trace, card=card))
+        return kept
+
+
 def with_headers(response: Response, settings: ServerSettings) -> Response:
     """Return an answer with what tells browsers to trust nobody else."""
     for name, value in _HEADERS.items():
@@ -264,15 +256,24 @@ def with_headers(response: Response, settings: ServerSettings) -> Response:
     return response
 
 
-def _let_in(server: Server, endpoint: Endpoint, request: Request) -> None:
+def _let_in(server: Server, endpoint: Endpoint, request: Request) -> Identity:
     if endpoint.needs is None:
-        return
+        return access.NOBODY
     with refusals(), server.pool.history() as history:
         team = Team(history.database)
-        admitted(endpoint, server.door.identify(request, team), team, request.path_params.get("project"))
+        who = server.door.identify(request, team)
+        admitted(endpoint, who, team, request.path_params.get("project"))
+        return who
 
 
-def _answered(server: Server, endpoint: Endpoint, request: Request, body: bytes) -> Response:
+def _answered(
+    server: Server,
+    endpoint: Endpoint,
+    request: Request,
+    body: bytes = b"",
+    trace: ReceivedTrace | None = None,
+    handle: Callable[[Call], Any] | None = None,
+) -> Any:
     """Return the answer of an endpoint; it blocks, so a thread does it."""
     with refusals(), server.pool.history() as history:
         team = Team(history.database)
@@ -289,8 +290,9 @@ def _answered(server: Server, endpoint: Endpoint, request: Request, body: bytes)
             team=team,
             project=project,
             body=body,
+            trace=trace,
         )
-        response = endpoint.handle(call)
+        response = (handle or endpoint.handle)(call)
         if endpoint.is_page and who.by != "session" and who.form_key:
             set_cookie(response, server.settings, access.FORM_COOKIE, who.form_key)
         return response
@@ -305,6 +307,8 @@ def refusals() -> Iterator[None]:
         raise Refused(404, "there is no such run") from None
     except KeyTaken as error:
         raise Refused(409, error.problem) from None
+    except BadValue as error:
+        raise Refused(400, error.problem) from None
     except BadHistory as error:
         LOG.error("%s", error)  # the message says it all, and holds no password
         raise Refused(503, "the store does not answer") from None

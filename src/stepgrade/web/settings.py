@@ -47,6 +47,7 @@ class ServerSettings(Struct, frozen=True, kw_only=True):
     accepts_traces: bool = False
     most_trace_bytes: int = 64 << 20
     most_trace_s: float = 120.0
+    trace_memory: int = 4 << 30  # of all processes that score together
     private_webhooks: bool = False  # webhooks to addresses of the own network
     mail: Mail | None = None
 
@@ -115,6 +116,8 @@ def check(settings: ServerSettings) -> ServerSettings:
         raise BadOption("ports are from 0 to 65,535", field="port")
     if not 1 <= settings.workers <= 64:
         raise BadOption("from 1 to 64 processes", field="workers")
+    if settings.accepts_traces and settings.trace_memory // settings.workers < 512 << 20:
+        raise BadOption("each of the processes needs at least 512 MiB", field="trace_memory")
     if not 1 <= settings.connections_per_address <= settings.most_connections <= 100_000:
         raise BadOption("from 1 to 100,000, and no more per address than in all", field="max_connections")
     return settings

@@ -1,63 +1,158 @@
-"""Profiles that are sent to be scored: in a process of their own, with little time, memory and no rights."""
+"""Profiles that are sent to be scored: in few processes of their own, with little time and memory."""
 
 from __future__ import annotations
 
+import hashlib
 import os
-import re
-import resource
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import anyio
 import msgspec
+from msgspec import Struct
+from starlette.requests import Request
 
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.web.access import Refused
+from stepgrade.web.reading import read_into
 from stepgrade.web.settings import ServerSettings
 
-_MOST_OUTPUT = 32 << 20
+_MOST_WAITING = 4
+_MOST_OF_TOKEN = 2
+_MOST_PROCESSES = 2
+_LEAST_MEMORY = 1 << 30  # of a process
+_RETRY_S = 15
+# Limits are set by the child itself: between fork and exec, a process with threads may only do very little.
 _SCORE = """
-import sys
+import os, resource, sys
+path, device, most, seconds, memory, output = sys.argv[1], sys.argv[2] or None, *map(int, sys.argv[3:])
+resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+resource.setrlimit(resource.RLIMIT_FSIZE, (output, output))
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+os.nice(10)
 import stepgrade as sg
-path, device, most = sys.argv[1], sys.argv[2] or None, int(sys.argv[3])
 profile = sg.load(path, max_bytes=most)
 sys.stdout.write(sg.score(profile, setup=sg.Setup(device=device) if device else None).to_json())
 """
 
 
-def score_upload(body: bytes, settings: ServerSettings, device: str | None) -> Scorecard:
-    """Return the scorecard of a profile; raise Refused when it cannot be read, or takes too much."""
-    if device is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]{0,60}", device):
-        raise Refused(400, "there is no such device")
-    most = settings.most_trace_bytes * 20  # once unpacked
+class ReceivedTrace(Struct, frozen=True, kw_only=True):
+    """A profile that was sent, and its scorecard once it has one."""
 
-    def limits() -> None:
-        resource.setrlimit(resource.RLIMIT_CPU, (int(settings.most_trace_s), int(settings.most_trace_s)))
-        resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (_MOST_OUTPUT, _MOST_OUTPUT))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    folder: str
+    digest: str
+    card: Scorecard | None = None
 
-    with tempfile.TemporaryDirectory(prefix="stepgrade-trace-") as folder:
-        path, card = Path(folder) / "profile", Path(folder) / "card"
-        path.write_bytes(body)
+
+class Scoring:
+    """The processes that score, and who waits for them."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        memory = settings.trace_memory // settings.workers
+        size = max(1, min(_MOST_PROCESSES, memory // _LEAST_MEMORY))
+        self.limiter = anyio.CapacityLimiter(size)
+        self._settings, self._size, self._memory = settings, size, memory // size
+        self._taken: Counter[str] = Counter()
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._lock = threading.Lock()
+        self._is_stopping = False
+
+    @contextmanager
+    def place(self, who: str) -> Iterator[None]:
+        """Hold a place in the queue, before anything is read; raise Refused when there is none."""
+        if self._taken[who] >= _MOST_OF_TOKEN:
+            raise Refused(
+                429, f"{_MOST_OF_TOKEN} profiles of this token are being scored", retry_after_s=_RETRY_S
+            )
+        if self._taken.total() >= self._size + _MOST_WAITING:
+            raise Refused(503, "too many profiles are being scored", retry_after_s=_RETRY_S)
+        self._taken[who] += 1
         try:
-            with card.open("wb") as written:  # a file, for a pipe knows no limit of size
-                subprocess.run(  # noqa: S603  our own program
-                    [sys.executable, "-I", "-c", _SCORE, str(path), device or "", str(most)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=written,
-                    stderr=subprocess.DEVNULL,
-                    cwd=folder,
-                    env={"PATH": os.defpath, "HOME": folder},
-                    preexec_fn=limits,
-                    timeout=settings.most_trace_s,
-                    check=False,
-                )
-        except subprocess.TimeoutExpired:
-            raise Refused(422, "scoring it takes too long here") from None
-        answer = card.read_bytes()
-    try:
-        return Scorecard.from_json(answer)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeError, TypeError):
-        raise Refused(422, "it cannot be scored: try stepgrade inspect") from None
+            yield
+        finally:
+            self._taken[who] -= 1
+            if not self._taken[who]:
+                del self._taken[who]
+
+    async def receive(self, request: Request, folder: str) -> ReceivedTrace:
+        """Write what is sent into a folder; raise Refused for more than is taken."""
+        digest = hashlib.sha256()
+        with Path(folder, "profile").open("wb") as file:
+
+            def keep(part: bytes) -> None:
+                digest.update(part)
+                file.write(part)
+
+            await read_into(request, keep, self._settings.most_trace_bytes)
+        return ReceivedTrace(folder=folder, digest=digest.hexdigest())
+
+    def score(self, trace: ReceivedTrace, device: str | None) -> Scorecard:
+        """Return the scorecard of a profile; raise Refused when it cannot be read, or takes too much."""
+        settings, output = self._settings, 4 * self._settings.most_bytes
+        limits = (settings.most_trace_bytes * 20, int(settings.most_trace_s), self._memory, output)
+        card = Path(trace.folder, "card")
+        with card.open("wb") as written:  # a file, for a pipe knows no limit of size
+            process = subprocess.Popen(  # noqa: S603  our own program
+                [sys.executable, "-I", "-c", _SCORE, "profile", device or "", *map(str, limits)],
+                stdin=subprocess.DEVNULL,
+                stdout=written,
+                stderr=subprocess.DEVNULL,
+                cwd=trace.folder,
+                # Each thread of a library for matrices takes address space, which is what is limited.
+                env={
+                    "PATH": os.defpath,
+                    "HOME": trace.folder,
+                    "TMPDIR": trace.folder,
+                    "OMP_NUM_THREADS": "1",
+                    "OPENBLAS_NUM_THREADS": "1",
+                    "STEPGRADE_CACHE": "off",
+                },
+                start_new_session=True,
+            )
+            with self._lock:
+                self._running.add(process)
+            if self._is_stopping:
+                _kill(process)
+            try:
+                process.wait(settings.most_trace_s)
+            except subprocess.TimeoutExpired:
+                raise Refused(422, f"scoring it takes more than {settings.most_trace_s:.0f} s") from None
+            finally:
+                _kill(process)
+                with self._lock:
+                    self._running.discard(process)
+        if self._is_stopping:
+            raise Refused(503, "the server stops")
+        try:
+            return Scorecard.from_json(card.read_bytes())
+        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeError, TypeError):
+            raise Refused(422, "it cannot be scored: try stepgrade inspect") from None
+
+    def stop(self) -> None:
+        """End every process."""
+        with self._lock:
+            self._is_stopping = True
+            running = list(self._running)
+        for process in running:
+            _kill(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that still runs, and all that it started."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a folder for one profile."""
+    return tempfile.TemporaryDirectory(prefix="stepgrade-trace-")
