@@ -100,6 +100,25 @@ def _copy_attributes(target: str, old: os.stat_result, draft: BinaryIO) -> None:
             os.chown(draft.name, old.st_uid, -1)
 
 
+def temporary_folder() -> str:
+    """Return the folder for temporary files; a script that has not asked yet may still choose another."""
+    import tempfile  # noqa: PLC0415  not every command needs it
+
+    chosen = tempfile.tempdir
+    try:
+        return tempfile.gettempdir()
+    finally:
+        tempfile.tempdir = chosen
+
+
+def absolute_path(path: str | os.PathLike[str]) -> str:
+    """Return the absolute path; in the folder for temporary files when the current directory is gone."""
+    try:
+        return os.path.abspath(path)  # noqa: PTH100  pathlib takes milliseconds to import
+    except FileNotFoundError:
+        return os.path.join(temporary_folder(), os.path.basename(path))  # noqa: PTH118, PTH119  as above
+
+
 def _new_draft(folder: str, mode: int) -> BinaryIO:
     """Create a hidden file in the folder under a name that nobody can foresee, and never through a link."""
     while True:

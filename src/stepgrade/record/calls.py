@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import Module
 
-from stepgrade.record.patches import Patches
+from stepgrade.record.patches import Patches, without_ours
 from stepgrade.record.timeline import NONE, StepTimeline
 
 Before = Callable[[Module, tuple[object, ...], dict[str, object]], None]
@@ -53,7 +53,7 @@ class ModuleCalls:
         self._timeline = timeline
         self._fail = fail
         self._undo: Callable[[], None] = lambda: None
-        self._depth = 0  # the limit of Python's recursion, as it was
+        self._is_deeper = False  # whether Python's recursion may go deeper right now
         self._watched: dict[int, Around] = {}
         self._alive: dict[int, weakref.ref[Module]] = {}
 
@@ -63,17 +63,10 @@ class ModuleCalls:
         patches.replace(Module, "__call__", self._wrapper(original))
         _tell_compiler(original, Module.__call__)
         self._undo = partial(_tell_compiler, Module.__call__, original)
-        # Modules inside modules reach Python's limit as deep as without us: each call takes one more frame.
-        before = self._depth = sys.getrecursionlimit()
-        sys.setrecursionlimit(before + before // _FRAMES_OF_A_CALL)
 
     def stop(self) -> None:
         """Forget every module; a compiled model may keep our function, which then does nothing."""
         self._undo()
-        if self._depth and sys.getrecursionlimit() == self._depth + self._depth // _FRAMES_OF_A_CALL:
-            with suppress(RecursionError):  # the script is deeper at this very moment
-                sys.setrecursionlimit(self._depth)
-        self._depth = 0
         self.on_unknown = _ignore
         self._watched.clear()
         self._alive.clear()
@@ -110,30 +103,65 @@ class ModuleCalls:
         def call(module: Module, /, *args: object, **kwargs: object) -> object:
             if is_compiling():  # before anything else: then this leaves nothing in the graph
                 return original(module, *args, **kwargs)
-            around = find(id(module))
-            if around is None and timeline.direction != NONE:  # inside a model, as most modules are
-                return original(module, *args, **kwargs)
-            if timeline.is_elsewhere or compiler() is not None or is_tracing():  # in a graph nothing is timed
-                return original(module, *args, **kwargs)
             try:
-                around = around or self.on_unknown(module)
-                if around is not None:
-                    around.before(module, args, kwargs)
-            except Exception as error:  # noqa: BLE001  whatever it is, the training goes on
-                self._fail(error)
-            if around is None:
-                return original(module, *args, **kwargs)
-            output = None
-            try:
-                output = original(module, *args, **kwargs)
-            finally:
+                around = find(id(module))
+                if (
+                    (around is None and timeline.direction != NONE)  # inside a model, as most modules are
+                    or timeline.is_elsewhere
+                    or compiler() is not None  # in a graph nothing is timed
+                    or is_tracing()
+                ):
+                    return original(module, *args, **kwargs)
+                return self._call(original, around, module, args, kwargs)
+            except BaseException as error:
+                error.__traceback__ = without_ours(error.__traceback__)
+                raise  # which adds no frame
+
+        return call
+
+    def _call(
+        self,
+        original: Callable[..., object],
+        around: Around | None,
+        module: Module,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+    ) -> object:
+        """Call a module that is watched, or called by none that is."""
+        try:
+            around = around or self.on_unknown(module)
+            if around is not None:
+                around.before(module, args, kwargs)
+        except Exception as error:  # noqa: BLE001  whatever it is, the training goes on
+            self._fail(error)
+        limit = 0 if self._is_deeper else self._go_deeper()
+        output = None
+        try:
+            output = original(module, *args, **kwargs)
+        finally:
+            if limit:
+                self._come_back(limit)
+            if around is not None:
                 try:
                     around.after(module, args, output)
                 except Exception as error:  # noqa: BLE001  as above
                     self._fail(error)
-            return output
+        return output
 
-        return call
+    def _go_deeper(self) -> int:
+        """Let modules be nested in this one as deep as without us: each call takes one more frame.
+
+        Return the limit of Python's recursion as it was; outside of modules it stays the script's own.
+        """
+        limit, self._is_deeper = sys.getrecursionlimit(), True
+        sys.setrecursionlimit(limit + limit // _FRAMES_OF_A_CALL)
+        return limit
+
+    def _come_back(self, limit: int) -> None:
+        self._is_deeper = False
+        if sys.getrecursionlimit() == limit + limit // _FRAMES_OF_A_CALL:
+            with suppress(RecursionError):  # the script is deeper at this very moment
+                sys.setrecursionlimit(limit)
 
 
 def _tell_compiler(old: Callable[..., object], new: Callable[..., object]) -> None:

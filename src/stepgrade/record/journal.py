@@ -23,7 +23,7 @@ from stepgrade.record.totals import Totals
 if TYPE_CHECKING:
     from stepgrade.record.recording import Recording
 
-from stepgrade.files import MODES, write_whole
+from stepgrade.files import MODES, temporary_folder, write_whole
 
 JOURNAL_VERSION = 1
 _LEAST_GAP_SHARE = 0.005
@@ -96,7 +96,7 @@ class Journal:
         try:
             write_whole(path, text, new_mode=self._mode)
         except OSError:
-            folder = Path(tempfile.gettempdir())
+            folder = Path(temporary_folder())
             if folder.resolve() == path.parent.resolve():
                 raise
             elsewhere = _unused(folder / path.name)

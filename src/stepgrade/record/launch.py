@@ -19,6 +19,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from stepgrade.errors import BadInput, BadOption, MissingExtra
+from stepgrade.files import absolute_path
 
 SESSION, PARENT = "STEPGRADE_SESSION", "STEPGRADE_PARENT"
 OPTIONS = ".options.json"
@@ -73,9 +74,13 @@ def run_recorded(
     with a rank's or another number where several processes train; `on_steps` is told how far it is.
     """
     words = command_line(command, as_module=as_module)
+    try:
+        os.getcwd()  # noqa: PTH109  asks for nothing but this
+    except FileNotFoundError:  # it is gone
+        path = Path(absolute_path(path))
     with tempfile.TemporaryDirectory(prefix="stepgrade-", ignore_cleanup_errors=True) as folder:
         session = Path(folder)
-        (session / OPTIONS).write_text(json.dumps({**options, "path": os.fspath(path.absolute())}))
+        (session / OPTIONS).write_text(json.dumps({**options, "path": absolute_path(path)}))
 
         def look() -> None:
             steps = max((each.steps for each in _recorded(session, path)), default=0)
@@ -149,7 +154,7 @@ def _run(words: list[str], environment: dict[str, str], look: Callable[[], None]
     try:
         if hasattr(signal, "sigtimedwait"):  # on Linux
             return _run_with_signals(words, environment, look)
-        process = subprocess.Popen(words, env=environment)  # noqa: S603  what the user asked for
+        process = subprocess.Popen(words, env=environment, close_fds=False)  # noqa: S603  what the user asked for
     except OSError as error:
         raise BadInput(f"cannot be run: {error.strerror or error}", where=words[0]) from error
     with suppress(ValueError):  # not in the main thread
@@ -166,20 +171,26 @@ def _run(words: list[str], environment: dict[str, str], look: Callable[[], None]
 def _run_with_signals(words: list[str], environment: dict[str, str], look: Callable[[], None]) -> int:
     numbers = [getattr(signal, name) for name in _SENT_ON]
     expected = {number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*expected, signal.SIGCHLD})
+    awaited = {*expected, signal.SIGCHLD, signal.SIGALRM}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     unblock = partial(signal.pthread_sigmask, signal.SIG_SETMASK, mask)
     witness = _Witness(expected)
+    # Not by a timeout: when we are stopped and continued, Python then returns a signal that never came.
+    signal.setitimer(signal.ITIMER_REAL, _BETWEEN_LOOKS_SECONDS, _BETWEEN_LOOKS_SECONDS)
     try:
-        process = subprocess.Popen(words, env=environment, preexec_fn=unblock)  # noqa: S603, PLW1509  one thread
+        # What we were given open is meant for the training.
+        process = subprocess.Popen(words, env=environment, preexec_fn=unblock, close_fds=False)  # noqa: S603, PLW1509  one thread
         while process.poll() is None:
-            arrived = signal.sigtimedwait({*expected, signal.SIGCHLD}, _BETWEEN_LOOKS_SECONDS)
-            if arrived is None:
+            arrived = signal.sigwaitinfo(awaited)
+            if arrived.si_signo == signal.SIGALRM:
                 look()
             elif arrived.si_signo == signal.SIGCHLD or arrived.si_code == _SI_KERNEL:
                 continue  # a terminal has sent it to the training as well
             elif not witness.has_got(arrived.si_signo):
                 process.send_signal(arrived.si_signo)
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.sigtimedwait({signal.SIGALRM}, 0)  # which would end us, once unblocked
         witness.close()
         unblock()
     return process.returncode

@@ -8,11 +8,13 @@ import os
 import sys
 import time
 from collections import defaultdict
+from contextlib import suppress
 from types import CodeType, FrameType, ModuleType
 from typing import NamedTuple
 
 from stepgrade.model.activity import HostLine
 from stepgrade.naming.python_frames import read_frame
+from stepgrade.record.kineto import without_signals
 from stepgrade.record.patches import is_ours
 from stepgrade.record.timeline import (
     AFTER_FORWARD,
@@ -90,10 +92,12 @@ class LineSampler:
             return
         stop = _thread.allocate_lock()
         stop.acquire()
-        self._ended.acquire()
+        if not self._ended.acquire(blocking=False):  # two threads fork at once, and the other one was first
+            return
         try:
-            _thread.start_new_thread(self._look, (stop,))
-            self._stop = stop
+            with without_signals():
+                _thread.start_new_thread(self._look, (stop,))
+                self._stop = stop
         except RuntimeError:  # no more threads: then nobody looks
             self._ended.release()
 
@@ -208,7 +212,10 @@ def _callee(place: _Place) -> tuple[str | None, bool | None]:
 def _short(where: str) -> str:
     """Return a file's place from the directory that the training runs in, else from the home directory."""
     path, _, line = where.rpartition(":")
-    for folder in (sys.path[0] if sys.path else "", os.getcwd()):  # noqa: PTH109  pathlib would follow links
+    here = ""
+    with suppress(FileNotFoundError):  # a directory that is gone
+        here = os.getcwd()  # noqa: PTH109  pathlib would follow links
+    for folder in (sys.path[0] if sys.path else "", here):
         if folder and path.startswith(folder.rstrip(os.sep) + os.sep):
             return f"{os.path.relpath(path, folder)}:{line}"
     return where

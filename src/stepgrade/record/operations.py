@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _thread
 import gc
-import logging
 import os
 import sys
 import tempfile
@@ -16,13 +15,14 @@ import torch
 from msgspec import structs
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
 
+from stepgrade.files import temporary_folder
 from stepgrade.model.profile import Profile
 from stepgrade.model.sampled import SampledSteps
+from stepgrade.record import kineto
 from stepgrade.record.patches import Patches
 from stepgrade.record.timeline import BACKWARD, FORWARD, GRADIENTS, LOSS, OPTIMIZER
 from stepgrade.record.totals import Totals
 
-_log = logging.getLogger("stepgrade.record")
 # Without two warm-up steps to take one of, a run has to be long enough to spare one.
 _WITHOUT_WARM_UP = 5
 _MODEL_PHASES = (FORWARD, LOSS, BACKWARD, GRADIENTS, OPTIMIZER)
@@ -31,9 +31,9 @@ _MOST_TRIES = 5
 _STEPS_BETWEEN = 2  # windows: ranges that are not Python's are over by then
 # Such a step has some million operations: reading its trace would hold the training up.
 _MOST_TRACE_BYTES = 512 * 2**20
+_FILES_TO_READ = 8
 _STARTS = ("_prepare_profiler", "_enable_profiler")
 _ANY_PROFILER = "ProfilerStep"  # counts its steps while there is one
-_LOG_LEVEL = "KINETO_LOG_LEVEL"
 # Where torch calls the Python of an operation that somebody wrote: autograd's functions, and registered ones.
 _CALL_PYTHON = tuple(os.path.join("torch", *place) for place in (("autograd", "function.py"), ("_ops.py",)))  # noqa: PTH118
 
@@ -55,6 +55,7 @@ class OperationWindow:
     def __init__(self, every: int | None, warmup: int) -> None:
         self.sampled: SampledSteps | None = None
         self.is_written = False  # to the journal
+        self.on_problem: Callable[[str], None] = lambda _: None
         self._every = every
         self._first = warmup - 1 if warmup > 1 else _WITHOUT_WARM_UP
         self._tries = 0
@@ -91,6 +92,7 @@ class OperationWindow:
 
     def open_if_due(self, step: int, device: torch.device | None) -> None:
         """Start profiling when it is this step's turn, unless the user is profiling it."""
+        kineto.end_thread()  # if it could not be ended with the window
         if self._is_script_profiling or torch.autograd.profiler._is_profiler_enabled:  # noqa: SLF001
             self._not_before = step + _STEPS_BETWEEN  # torch allows one profiler at a time
         wants_first = (
@@ -99,23 +101,21 @@ class OperationWindow:
         is_nth = bool(self._every) and step > 0 and step % (self._every or 1) == 0
         if step < self._not_before or not (wants_first or is_nth) or is_in_backward():
             return
+        if not kineto.can_start() or not _has_files_left():
+            return
         self._tries += 1
         self._not_before = step + 1 + _STEPS_BETWEEN
         self._thread, self._operation = _thread.get_ident(), innermost_operation()
         self._on_processor = device is None or device.type == "cpu"
         # What a device does is recorded only when asked for: its profiler stays loaded afterwards.
         activities = None if self._every and not self._on_processor else [ProfilerActivity.CPU]
-        quiet = _LOG_LEVEL in os.environ
-        if not quiet:
-            os.environ[_LOG_LEVEL] = "99"  # else it writes to standard error
         try:
             self._is_starting = True
-            profiler = profile(activities=activities, record_shapes=True)
-            profiler.__enter__()
+            with kineto.starting_profiler():
+                profiler = profile(activities=activities, record_shapes=True)
+                profiler.__enter__()
         finally:
             self._is_starting = False
-            if not quiet:
-                del os.environ[_LOG_LEVEL]
         self._profiler = profiler
         self._patches.wrap(record_function, "__enter__", self._note_range)
         self._mark = record_function("ProfilerStep#0")
@@ -145,6 +145,8 @@ class OperationWindow:
             while self._ranges:
                 torch.ops.profiler._record_function_exit._RecordFunction(self._ranges.pop().record)  # noqa: SLF001
         profiler.__exit__(None, None, None)
+        kineto.after_profiler()
+        kineto.end_thread()
         return profiler if is_whole else None
 
     def keep(self, profiler: profile, step: Totals) -> None:
@@ -152,10 +154,13 @@ class OperationWindow:
         try:
             found = _analyse(profiler)
         except Exception as error:  # noqa: BLE001  whatever is wrong with a trace, the training goes on
-            _log.warning("stepgrade: the sampled step cannot be read: %s", error)
+            self.on_problem(f"the sampled step cannot be read: {error}")
             self._tries = _MOST_TRIES
             return
-        if found is None or not found.steps:
+        if found is None:
+            self.on_problem("the sampled step has too many operations to be looked at")
+            return
+        if not found.steps:
             return
         model_ns = sum(step.phases_ns.get(code, 0) for code in _MODEL_PHASES)
         # Without a device's own activity, times of operations are the host's: right on a processor only.
@@ -195,6 +200,7 @@ class OperationWindow:
     def _give_way(self, original: Callable[..., object], /, *args: object, **kwargs: object) -> object:
         """Let a profiler start that the user's code starts, be it inside our window."""
         if not self._is_starting:
+            kineto.note_script_profiler()
             self.drop()
             self._is_script_profiling = True
         return original(*args, **kwargs)
@@ -204,6 +210,20 @@ class OperationWindow:
         given = original(*args, **kwargs)
         self._is_script_profiling = False
         return given
+
+
+def _has_files_left() -> bool:
+    """Tell whether as many files may still be opened as reading a trace takes; Kineto prints if not."""
+    opened: list[int] = []
+    try:
+        while len(opened) < _FILES_TO_READ:
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        return False
+    finally:
+        for file in opened:
+            os.close(file)
+    return True
 
 
 def is_in_backward() -> bool:
@@ -226,11 +246,10 @@ def _analyse(profiler: profile) -> Profile | None:
     from stepgrade.readers.source import ByteSource  # noqa: PLC0415
     from stepgrade.trace import profile_of_traces  # noqa: PLC0415
 
-    with tempfile.TemporaryDirectory(prefix="stepgrade-") as directory:
+    with tempfile.TemporaryDirectory(prefix="stepgrade-", dir=temporary_folder()) as directory:
         path = Path(directory, "step.json")
         profiler.export_chrome_trace(str(path))
         if path.stat().st_size > _MOST_TRACE_BYTES:
-            _log.warning("stepgrade: the sampled step has too many operations to be looked at")
             return None
         with ByteSource(path) as source:
             traces = read_traces(source, processes=1)  # no other processes inside a training

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from functools import partial, update_wrapper
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType, TracebackType
 
 import torch
 import torch.distributed
@@ -59,7 +59,13 @@ class Patches:
         original = getattr(owner, name)
 
         def ours(*args: object, **kwargs: object) -> object:
-            return around(original, *args, **kwargs)
+            if _is_compiling():
+                return original(*args, **kwargs)
+            try:
+                return around(original, *args, **kwargs)
+            except BaseException as error:
+                error.__traceback__ = without_ours(error.__traceback__)
+                raise  # which adds no frame
 
         self.replace(owner, name, ours)
 
@@ -84,6 +90,18 @@ class Patches:
 def is_ours(code: CodeType) -> bool:
     """Tell whether a frame with this code is one of the recorder's own."""
     return code in _our_code or code.co_filename.startswith(_OUR_FOLDER)
+
+
+def without_ours(trace: TracebackType | None) -> TracebackType | None:
+    """Return the traceback without the frames of the recorder."""
+    kept = []
+    while trace is not None:
+        if not is_ours(trace.tb_frame.f_code):
+            kept.append(trace)
+        trace = trace.tb_next
+    for before, after in zip(kept, [*kept[1:], None], strict=True):
+        before.tb_next = after
+    return kept[0] if kept else None
 
 
 def _disguised(
@@ -133,7 +151,7 @@ def _backward(
     *args: object,
     **kwargs: object,
 ) -> object:
-    if _is_compiling() or not timeline.live or timeline.direction == BACKWARD:
+    if not timeline.live or timeline.direction == BACKWARD:
         return original(*args, **kwargs)
     timeline.enter(BACKWARD)
     try:
@@ -206,7 +224,7 @@ def patch_copies(patches: Patches, timeline: StepTimeline) -> None:
     """Time copies between host and device that the loop itself makes."""
 
     def timed(original: Callable[..., Tensor], tensor: Tensor, /, *args: object, **kwargs: object) -> Tensor:
-        if _is_compiling() or not timeline.live:
+        if not timeline.live:
             return original(tensor, *args, **kwargs)
         started = timeline.now()
         copy = original(tensor, *args, **kwargs)
@@ -228,8 +246,6 @@ def patch_collectives(patches: Patches, timeline: StepTimeline) -> None:
 def _timed(
     timeline: StepTimeline, code: int, original: Callable[..., object], /, *args: object, **kwargs: object
 ) -> object:
-    if _is_compiling():
-        return original(*args, **kwargs)
     timeline.enter(code)
     try:
         return original(*args, **kwargs)

@@ -8,12 +8,13 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from stepgrade.errors import MissingExtra, NotMeasured
+from stepgrade.files import absolute_path
 from stepgrade.model.notes import Note, has_code
 from stepgrade.record import environment
 from stepgrade.record.blocks import unwrap
@@ -73,7 +74,7 @@ class Recorder:
         config: dict[str, Any] | None = None,
         readable_by: str = "owner",
     ) -> None:
-        self.path = self._base = Path(path).absolute()  # the script may change its directory
+        self.path = self._base = Path(absolute_path(path))  # the script may change its directory
         self.notes: list[Note] = []
         self.rank = 0
         self.on_step: Callable[[int], None] | None = None
@@ -133,6 +134,7 @@ class Recorder:
                 self._warn_of_file(error, "recording continues in memory")
         recording.start()
         recording.on_step, recording.on_failure = self._after_step, self._after_failure
+        recording.window.on_problem = partial(self._warn, "sampled_step_unread")
         recording.stepped_by_hand = not self._counts_optimizer_steps
         self._flushed_at, self._until_flush = time.monotonic(), 0.0
         if model is not None:
@@ -387,11 +389,16 @@ def watch(
 
 @cache
 def _leave_forks_alone() -> None:
+    from stepgrade.record import kineto  # noqa: PLC0415  needs torch
+
     def leave() -> None:
+        kineto.after_fork_in_child()
         if Recorder._active is not None:  # noqa: SLF001  ours
-            Recorder._active._leave_to_parent()  # noqa: SLF001
+            with suppress(Exception):  # which Python would print
+                Recorder._active._leave_to_parent()  # noqa: SLF001
 
     def stop_looking() -> None:
+        kineto.before_fork()
         if Recorder._active is not None and Recorder._active._recording is not None:  # noqa: SLF001
             Recorder._active._recording.lines.pause()  # noqa: SLF001
 

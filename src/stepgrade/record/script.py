@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 import multiprocessing.util
@@ -29,7 +30,7 @@ class ScriptRecorder(Recorder):
         super().__init__(**options)
         self._session, self._in_session = session, session is not None
         self._options = options
-        self._counter: mmap.mmap | None = None
+        self._counter: ctypes.c_int64 | None = None
         self._claim: Path | None = None
 
     def start(self) -> ScriptRecorder:
@@ -78,7 +79,7 @@ class ScriptRecorder(Recorder):
             except OSError:
                 return  # the command has ended before this process
             os.ftruncate(handle, COUNTER.size)
-            self._counter, self._claim = mmap.mmap(handle, COUNTER.size), claim
+            self._counter, self._claim = _shared_number(handle), claim
             os.close(handle)
         self.path = path
         self._journal = Journal(path, self._readable_by)
@@ -101,21 +102,42 @@ class ScriptRecorder(Recorder):
     def _after_step(self, step: int) -> None:
         super()._after_step(step)
         if self._counter is not None:
-            COUNTER.pack_into(self._counter, 0, step)
+            self._counter.value = step
+
+
+def _shared_number(handle: int) -> ctypes.c_int64:
+    """Return the number at the start of a file, in memory that is the file's; raise OSError.
+
+    Python's own `mmap` keeps the file open, and the script's files would have other numbers than without us.
+    """
+    if sys.platform == "win32":
+        return ctypes.c_int64.from_buffer(mmap.mmap(handle, COUNTER.size))
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    address = libc.mmap(None, COUNTER.size, protection, mmap.MAP_SHARED, handle, 0)
+    if address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), "cannot be mapped")
+    return ctypes.c_int64.from_address(address)
 
 
 def record_here(session: str) -> None:
     """Begin to record this process with the options of the session."""
     options = json.loads(Path(session, OPTIONS).read_bytes())
+    from stepgrade.record.patches import without_ours  # noqa: PLC0415  needs torch
+
     ScriptRecorder(session, **options).start()
     shown = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         for each in _chain(error):
-            each.__traceback__ = _without_ours(each.__traceback__)
+            each.__traceback__ = without_ours(each.__traceback__)
         shown(kind, error, error.__traceback__ if trace is not None else None)
 
     sys.excepthook = show
+    if shown is sys.__excepthook__:
+        sys.__excepthook__ = show  # some ask whether nobody has replaced it
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -128,17 +150,3 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
             seen.add(id(each))
             yield each
             waiting += [each.__cause__, each.__context__]
-
-
-def _without_ours(trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback without the frames of the recorder."""
-    from stepgrade.record.patches import is_ours  # noqa: PLC0415  needs torch
-
-    kept = []
-    while trace is not None:
-        if not is_ours(trace.tb_frame.f_code):
-            kept.append(trace)
-        trace = trace.tb_next
-    for before, after in zip(kept, [*kept[1:], None], strict=True):
-        before.tb_next = after
-    return kept[0] if kept else None

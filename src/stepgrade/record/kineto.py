@@ -1,0 +1,147 @@
+"""What torch's profiler leaves in a process after it ran: a thread, and a log level. Both are undone here.
+
+The first profiler of a process makes Kineto start a thread that looks for orders from outside and never ends.
+A child that is forked then waits forever for this thread when it exits, and Python warns of forks beside
+threads. A profiler needs the thread for nothing, so the one that came with ours is ended.
+"""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+
+import torch
+
+_TASKS = "/proc/self/task"
+_LOADER = "_ZN9libkineto12ConfigLoader8instanceEv"
+_STOP = "_ZN9libkineto12ConfigLoader10stopThreadEv"  # since torch 2.0
+_LEVEL = "_ZN9libkineto6Logger14severityLevel_E"
+_SET_LEVEL_BACK = "suppressLibkinetoLogMessages"
+_LEVEL_VARIABLE, _NOTHING = "KINETO_LOG_LEVEL", 99
+_DAEMON_VARIABLE = "KINETO_USE_DAEMON"
+_FORK_WAITS_SECONDS = 0.1
+
+_threads: set[str] = set()  # Kineto's, as far as they came with a profiler of ours
+_home = threading.main_thread().ident  # which imports torch
+_has_started = _has_script_started = False
+
+
+def can_start() -> bool:
+    """Tell whether a profiler may start in this thread: Kineto complains when its first one is in another."""
+    return _has_started or _thread.get_ident() == _home
+
+
+def note_script_profiler() -> None:
+    """Note that the script starts a profiler: its first one reads the log level, as if Kineto began with it."""
+    global _has_started, _has_script_started  # noqa: PLW0603  they are one for the process
+    level = os.environ.get(_LEVEL_VARIABLE, "")
+    if _has_started and not _has_script_started and level.isdecimal():
+        _set_level(int(level))
+    _has_started = _has_script_started = True
+
+
+@contextmanager
+def starting_profiler() -> Iterator[None]:
+    """Start a profiler inside: Kineto writes no log lines, and no signal is delivered to its thread."""
+    global _has_started  # noqa: PLW0603  as above
+    _has_started = True
+    before = _tasks()
+    is_unset = _LEVEL_VARIABLE not in os.environ
+    if is_unset:
+        os.environ[_LEVEL_VARIABLE] = str(_NOTHING)  # which is read when Kineto starts
+        _set_level(_NOTHING)
+    try:
+        with without_signals():
+            yield
+    finally:
+        if is_unset:
+            del os.environ[_LEVEL_VARIABLE]
+        if _DAEMON_VARIABLE not in os.environ:  # with it the thread is there for others, and without us too
+            _threads.update(_tasks() - before)
+
+
+def after_profiler() -> None:
+    """Let Kineto write to the log again as it does without us."""
+    if _LEVEL_VARIABLE not in os.environ:
+        with suppress(AttributeError):
+            getattr(_torch(), _SET_LEVEL_BACK)()
+
+
+def end_thread(within_seconds: float = 0.0) -> None:
+    """End the thread if there is one, once it waits: before that it would hear of it seconds later."""
+    if not _threads:
+        return
+    until = time.monotonic() + within_seconds
+    while not all(map(_is_waiting, _threads)):
+        if time.monotonic() >= until:
+            return
+        time.sleep(0.001)
+    with suppress(AttributeError):
+        loader, stop = getattr(_torch(), _LOADER), getattr(_torch(), _STOP)
+        loader.restype, stop.argtypes, stop.restype = ctypes.c_void_p, [ctypes.c_void_p], None
+        stop(loader())
+        _threads.clear()
+
+
+def before_fork() -> None:
+    """End the thread; the child could not."""
+    end_thread(_FORK_WAITS_SECONDS)
+
+
+def after_fork_in_child() -> None:
+    """Where the thread could not be ended, let the child exit without the destructor that waits for it."""
+    if not _threads:
+        return
+    _threads.clear()
+    with suppress(AttributeError):
+        libc = ctypes.CDLL(None)
+        # The last that is registered runs first. Python is gone by then: only functions of C will do.
+        libc.on_exit(libc._exit, None)  # noqa: SLF001  its name
+        getattr(libc, "__cxa_atexit")(libc.fflush, None, None)
+
+
+@contextmanager
+def without_signals() -> Iterator[None]:
+    """Start a thread inside, and no signal will be delivered to it.
+
+    One that the script waits for with `sigwait` is blocked in its own threads only; in another one it would
+    end the process.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # on Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _set_level(level: int) -> None:
+    with suppress(ValueError):  # this torch has another name for it
+        ctypes.c_int.in_dll(_torch(), _LEVEL).value = level
+
+
+@cache
+def _torch() -> ctypes.CDLL:
+    return ctypes.CDLL(torch._C.__file__)  # noqa: SLF001  it depends on all of torch's libraries
+
+
+def _tasks() -> set[str]:
+    with suppress(OSError):
+        return set(os.listdir(_TASKS))  # noqa: PTH208  no paths wanted
+    return set()
+
+
+def _is_waiting(task: str) -> bool:
+    """Tell whether a thread sleeps, or is gone."""
+    with suppress(OSError), open(f"{_TASKS}/{task}/stat", "rb") as found:  # noqa: PTH123  no path to join
+        return found.read().rpartition(b")")[2].split()[0] == b"S"
+    return True
