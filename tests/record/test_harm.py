@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.record.harm import children, ends, surroundings
-from tests.record.harm.running import Case, run_both
+from tests.record.harm.running import Case, recorded_steps, run_both
 
 GROUPS = (children, ends, surroundings)
 CASES = {name: case for group in GROUPS for name, case in group.CASES.items()}
@@ -27,6 +27,9 @@ def test_a_script_is_seen_to_do_the_same(tmp_path: Path, name: str) -> None:
     plain, recorded = run_both(CASES[name], tmp_path)
     assert recorded == plain
     assert plain.still_running == []
+    if CASES[name].trains and CASES[name].is_recorded:
+        steps, found = CASES[name].steps, recorded_steps(tmp_path)
+        assert found if steps is None else steps in found
 
 
 def test_no_script_is_counted_twice_and_the_docs_say_how_many_there_are() -> None:

@@ -134,34 +134,27 @@ class ModuleCalls:
                 around.before(module, args, kwargs)
         except Exception as error:  # noqa: BLE001  whatever it is, the training goes on
             self._fail(error)
-        limit = 0 if self._is_deeper else self._go_deeper()
+        # Modules can be nested in it as deep as without us, though each call takes one more frame; outside of
+        # modules the limit of Python's recursion stays the script's own.
+        is_outermost, limit = not self._is_deeper, sys.getrecursionlimit()
+        if is_outermost:
+            self._is_deeper = True
+            sys.setrecursionlimit(limit + limit // _FRAMES_OF_A_CALL)
         output = None
         try:
             output = original(module, *args, **kwargs)
         finally:
-            if limit:
-                self._come_back(limit)
+            if is_outermost:
+                self._is_deeper = False
+                if sys.getrecursionlimit() == limit + limit // _FRAMES_OF_A_CALL:
+                    with suppress(RecursionError):  # the script is deeper at this very moment
+                        sys.setrecursionlimit(limit)
             if around is not None:
                 try:
                     around.after(module, args, output)
                 except Exception as error:  # noqa: BLE001  as above
                     self._fail(error)
         return output
-
-    def _go_deeper(self) -> int:
-        """Let modules be nested in this one as deep as without us: each call takes one more frame.
-
-        Return the limit of Python's recursion as it was; outside of modules it stays the script's own.
-        """
-        limit, self._is_deeper = sys.getrecursionlimit(), True
-        sys.setrecursionlimit(limit + limit // _FRAMES_OF_A_CALL)
-        return limit
-
-    def _come_back(self, limit: int) -> None:
-        self._is_deeper = False
-        if sys.getrecursionlimit() == limit + limit // _FRAMES_OF_A_CALL:
-            with suppress(RecursionError):  # the script is deeper at this very moment
-                sys.setrecursionlimit(limit)
 
 
 def _tell_compiler(old: Callable[..., object], new: Callable[..., object]) -> None:

@@ -39,11 +39,10 @@ def can_start() -> bool:
 
 
 def note_script_profiler() -> None:
-    """Note that the script starts a profiler: its first one reads the log level, as if Kineto began with it."""
+    """Note that the script starts a profiler; its first one reads the log level, which Kineto does once."""
     global _has_started, _has_script_started  # noqa: PLW0603  they are one for the process
-    level = os.environ.get(_LEVEL_VARIABLE, "")
-    if _has_started and not _has_script_started and level.isdecimal():
-        _set_level(int(level))
+    if _has_started and not _has_script_started:
+        after_profiler()
     _has_started = _has_script_started = True
 
 
@@ -53,33 +52,42 @@ def starting_profiler() -> Iterator[None]:
     global _has_started  # noqa: PLW0603  as above
     _has_started = True
     before = _tasks()
-    is_unset = _LEVEL_VARIABLE not in os.environ
-    if is_unset:
-        os.environ[_LEVEL_VARIABLE] = str(_NOTHING)  # which is read when Kineto starts
-        _set_level(_NOTHING)
+    level = os.environ.get(_LEVEL_VARIABLE)
+    os.environ[_LEVEL_VARIABLE] = str(_NOTHING)  # which is read when Kineto starts
+    _set_level(_NOTHING)
     try:
         with without_signals():
             yield
     finally:
-        if is_unset:
+        if level is None:
             del os.environ[_LEVEL_VARIABLE]
+        else:
+            os.environ[_LEVEL_VARIABLE] = level
         if _DAEMON_VARIABLE not in os.environ:  # with it the thread is there for others, and without us too
             _threads.update(_tasks() - before)
 
 
 def after_profiler() -> None:
     """Let Kineto write to the log again as it does without us."""
-    if _LEVEL_VARIABLE not in os.environ:
-        with suppress(AttributeError):
-            getattr(_torch(), _SET_LEVEL_BACK)()
+    level = os.environ.get(_LEVEL_VARIABLE, "")
+    if level.isdecimal():
+        _set_level(int(level))
+    with suppress(AttributeError):
+        getattr(_torch(), _SET_LEVEL_BACK)()  # where the variable is not set
 
 
 def end_thread(within_seconds: float = 0.0) -> None:
     """End the thread if there is one, once it waits: before that it would hear of it seconds later."""
     if not _threads:
         return
+
+    def is_waiting(task: str) -> bool:
+        with suppress(OSError), open(f"{_TASKS}/{task}/stat", "rb") as found:  # noqa: PTH123  no path to join
+            return found.read().rpartition(b")")[2].split()[0] == b"S"
+        return True  # it is gone
+
     until = time.monotonic() + within_seconds
-    while not all(map(_is_waiting, _threads)):
+    while not all(map(is_waiting, _threads)):
         if time.monotonic() >= until:
             return
         time.sleep(0.001)
@@ -138,10 +146,3 @@ def _tasks() -> set[str]:
     with suppress(OSError):
         return set(os.listdir(_TASKS))  # noqa: PTH208  no paths wanted
     return set()
-
-
-def _is_waiting(task: str) -> bool:
-    """Tell whether a thread sleeps, or is gone."""
-    with suppress(OSError), open(f"{_TASKS}/{task}/stat", "rb") as found:  # noqa: PTH123  no path to join
-        return found.read().rpartition(b")")[2].split()[0] == b"S"
-    return True

@@ -106,6 +106,10 @@ CASES = {
     "an exit inside a backward pass of the profiled step": Case(
         "train(2)\nmodel[1].linear.weight.register_hook(lambda gradient: sys.exit(6))\ntrain(1)", trains=True
     ),
+    "an end at once": Case("train(4)\nprint('bye', flush=True)\nos._exit(5)", trains=True),
+    "a segmentation fault": Case(
+        "import ctypes, faulthandler\nfaulthandler.disable()\ntrain(4)\nctypes.string_at(0)", trains=True
+    ),
     "an abort": Case("train(6)\nprint(bits(), flush=True)\nos.abort()", trains=True),
     "faulthandler": Case(
         """
@@ -128,6 +132,7 @@ CASES = {
         sys.exit(7)
         """,
         trains=True,
+        steps=4,
     ),
     "SIGTERM without a handler": Case(_WAITS.format(""), sent=signal.SIGTERM),
     "SIGTERM with a handler": Case(

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import stepgrade as sg
 from tests.conftest import ROOT
 
 DEADLINE_SECONDS = 120.0
@@ -52,7 +53,7 @@ class Case(NamedTuple):
     """A script and how it is started: with torch and a model, what it reads, and what is sent to it.
 
     `line` is a command line with `{run}` for all of it, or `{start}` and `{here}/train.py` for its parts; `sent`
-    goes to it, or to its group, when it says "ready".
+    goes to it, or to its group, when it says "ready". A recording of one that trains has `steps`, if they are known.
     """
 
     body: str
@@ -61,6 +62,8 @@ class Case(NamedTuple):
     line: str = ""
     sent: int = 0
     to_group: bool = False
+    steps: int | None = None
+    is_recorded: bool = True
 
 
 class Seen(NamedTuple):
@@ -78,6 +81,11 @@ def run_both(case: Case, folder: Path) -> tuple[Seen, Seen]:
     plain = _run(case, folder, [sys.executable])
     recorded = _run(case, folder, [sys.executable, "-m", "stepgrade", "record", "--quiet"])
     return plain, recorded
+
+
+def recorded_steps(folder: Path) -> list[int]:
+    """Return how many steps the recordings of the recorded run hold."""
+    return [sg.load(path).recorded_steps for path in (folder / "ran-2").rglob("stepgrade*.json")]
 
 
 def _run(case: Case, folder: Path, command: list[str]) -> Seen:

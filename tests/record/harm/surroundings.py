@@ -76,6 +76,7 @@ CASES = {
         os._exit(4)
         """,
         trains=True,
+        is_recorded=False,
     ),
     "limits": Case(
         """
@@ -109,6 +110,12 @@ CASES = {
     ),
     "standard input": Case(
         "print(input('name? '), sys.stdin.readline(), sys.stdin.buffer.read())", given="one\ntwo\nthree\n"
+    ),
+    "a debugger": Case(
+        "train(3)\nbreakpoint()\nprint('after')\ntrain(3)\n",
+        trains=True,
+        given="p 40 + 2\nup\nw\nc\n",
+        steps=6,
     ),
     "standard input of a shell": Case("print(input())", line="{run}; cat", given="mine\nof the next\n"),
     "settings of torch": Case(
