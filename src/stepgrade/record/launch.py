@@ -174,12 +174,21 @@ def _run_with_signals(words: list[str], environment: dict[str, str], look: Calla
     awaited = {*expected, signal.SIGCHLD, signal.SIGALRM}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     unblock = partial(signal.pthread_sigmask, signal.SIG_SETMASK, mask)
+    ignores_children = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+    if ignores_children:  # then nobody is told how a child has ended
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def prepare() -> None:
+        if ignores_children:
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        unblock()
+
     witness = _Witness(expected)
     # Not by a timeout: when we are stopped and continued, Python then returns a signal that never came.
     signal.setitimer(signal.ITIMER_REAL, _BETWEEN_LOOKS_SECONDS, _BETWEEN_LOOKS_SECONDS)
     try:
         # What we were given open is meant for the training.
-        process = subprocess.Popen(words, env=environment, preexec_fn=unblock, close_fds=False)  # noqa: S603, PLW1509  one thread
+        process = subprocess.Popen(words, env=environment, preexec_fn=prepare, close_fds=False)  # noqa: S603, PLW1509  one thread
         while process.poll() is None:
             arrived = signal.sigwaitinfo(awaited)
             if arrived.si_signo == signal.SIGALRM:

@@ -192,6 +192,11 @@ CASES = {
         sys.exit(3)
         """
     ),
+    "children ignored from outside": Case(
+        "import signal\nprint(signal.getsignal(signal.SIGCHLD))\nsys.exit(7)",
+        line="exec {python} -c 'import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
+        "os.execv(sys.executable, sys.argv[1:])' {run}",
+    ),
     "signals ignored from outside": Case(
         "import signal\nprint(signal.getsignal(signal.SIGHUP), signal.getsignal(signal.SIGINT))",
         line="trap '' HUP INT; {run}",

@@ -95,7 +95,9 @@ def _run(case: Case, folder: Path, command: list[str]) -> Seen:
     script.write_text((TRAIN if case.trains else "import os, sys\n") + textwrap.dedent(case.body))
     words = [*command, "train.py"]
     if case.line:
-        given = case.line.format(run=" ".join(words), start=" ".join(command), here=here)
+        given = case.line.format(
+            run=" ".join(words), start=" ".join(command), here=here, python=sys.executable
+        )
         words = ["/bin/sh", "-c", given]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment |= {"PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}

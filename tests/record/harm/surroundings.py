@@ -108,6 +108,7 @@ CASES = {
         """,
         trains=True,
     ),
+    "warnings shown": Case("print(train(8), bits())", trains=True, line="PYTHONDEVMODE=1 {run}"),
     "standard input": Case(
         "print(input('name? '), sys.stdin.readline(), sys.stdin.buffer.read())", given="one\ntwo\nthree\n"
     ),
