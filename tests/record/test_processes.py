@@ -429,7 +429,7 @@ def to_those_called(pid: int, number: int) -> None:
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             same_group = os.getpgid(int(process.name)) == pid
-            if same_group and b"record" in (process / "cmdline").read_bytes():
+            if same_group and b"\0record\0" in (process / "cmdline").read_bytes():
                 os.kill(int(process.name), number)
 
 
