@@ -112,12 +112,22 @@ class ModuleCalls:
                     or is_tracing()
                 ):
                     return original(module, *args, **kwargs)
+                around = around or self._find(module)
+                if around is None and self._is_deeper:
+                    return original(module, *args, **kwargs)
                 return self._call(original, around, module, args, kwargs)
             except BaseException as error:
                 error.__traceback__ = without_ours(error.__traceback__)
                 raise  # which adds no frame
 
         return call
+
+    def _find(self, module: Module) -> Around | None:
+        try:
+            return self.on_unknown(module)
+        except Exception as error:  # noqa: BLE001  whatever it is, the training goes on
+            self._fail(error)
+            return None
 
     def _call(
         self,
@@ -127,9 +137,8 @@ class ModuleCalls:
         args: tuple[object, ...],
         kwargs: dict[str, object],
     ) -> object:
-        """Call a module that is watched, or called by none that is."""
+        """Call a module that is watched, or that no other module calls."""
         try:
-            around = around or self.on_unknown(module)
             if around is not None:
                 around.before(module, args, kwargs)
         except Exception as error:  # noqa: BLE001  whatever it is, the training goes on
@@ -137,11 +146,11 @@ class ModuleCalls:
         # Modules can be nested in it as deep as without us, though each call takes one more frame; outside of
         # modules the limit of Python's recursion stays the script's own.
         is_outermost, limit = not self._is_deeper, sys.getrecursionlimit()
-        if is_outermost:
-            self._is_deeper = True
-            sys.setrecursionlimit(limit + limit // _FRAMES_OF_A_CALL)
         output = None
         try:
+            if is_outermost:
+                self._is_deeper = True
+                sys.setrecursionlimit(limit + limit // _FRAMES_OF_A_CALL)
             output = original(module, *args, **kwargs)
         finally:
             if is_outermost:
