@@ -88,9 +88,9 @@ CASES = {
         def fork():
             pid = os.fork()
             if pid == 0:
-                sys.exit(0)
+                os._exit(0)
             print(os.waitpid(pid, 0)[1])
-        atexit.register(exec, "raise ValueError('at exit')")
+        atexit.register(int, "an error at exit")
         kept = weakref.finalize(model, print, "model freed")
         class Last:
             def __del__(self): print("freed last")
