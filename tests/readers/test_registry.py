@@ -65,6 +65,7 @@ def test_a_scorecard_is_a_baseline(tmp_path: Path) -> None:
         (gzip.compress(b""), "empty"),
         (b"\x1f\x8b\x08garbage", "gzip"),
     ],
+    ids=["nothing", "binary", "SQLite", "cut off", "gzip of nothing", "gzip of garbage"],
 )
 def test_bytes_that_hold_no_profile(content: bytes, told: str, tmp_path: Path) -> None:
     (tmp_path / "bad").write_bytes(content)

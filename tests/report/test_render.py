@@ -38,7 +38,7 @@ class Stranger(Result, frozen=True):
 
 
 @pytest.mark.parametrize("to", report.FORMATS)
-@pytest.mark.parametrize("thing", ["x", None, object(), Scorecard(), Stranger(), sg.Scorecard], ids=repr)
+@pytest.mark.parametrize("thing", ["x", None, {}, Scorecard(), Stranger(), sg.Scorecard], ids=repr)
 def test_what_is_no_result_is_refused(thing: object, to: str) -> None:
     with pytest.raises(BadOption, match="cannot render"):
         sg.render(thing, to=to)  # type: ignore[arg-type]  # that it is refused is what is tested
