@@ -1,11 +1,15 @@
-"""What tests share: where real samples are, and how the command is run."""
+"""What tests share: how the command is run, what no test may leave behind, their order, and who is skipped."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import random
 import shutil
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +17,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from stepgrade.cli import main
+from tests import samples
+from tests.leftovers import difference, state_of_the_process
 
 ROOT = Path(__file__).resolve().parent.parent
-SHARED = ROOT.parent / "shared"
 
 # What takes long is left to `make check`; these are files and folders, or parts of a test's name.
 SLOW = (
@@ -55,6 +60,15 @@ settings.load_profile("house")
 
 
 @pytest.fixture(autouse=True)
+def _nothing_is_left_behind() -> Iterator[None]:
+    """Fail a test that changes what the tests after it would meet: any of them may be the next one."""
+    before = state_of_the_process()
+    yield
+    changed = difference(before, state_of_the_process(known=before))
+    assert not changed, f"the test left {changed}"
+
+
+@pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
@@ -65,15 +79,6 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest
     monkeypatch.setenv("STEPGRADE_OUTBOX", str(tmp_path_factory.mktemp("outbox", numbered=True)))
     # What another test, or the developer, has read before must not be taken for reading.
     monkeypatch.setenv("STEPGRADE_CACHE", str(tmp_path_factory.mktemp("cache", numbered=True)))
-
-
-@pytest.fixture
-def samples() -> Path:
-    """Return the folder of real step profiles that is not part of this repository."""
-    folder = SHARED / "samples" / "step_profiles"
-    if not folder.is_dir():
-        pytest.skip("the real step profiles are not beside this clone")
-    return folder
 
 
 class Ran:
@@ -95,28 +100,84 @@ def stepgrade(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
     return run
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what takes long."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the switch that rewrites golden text, and the one that repeats an order."""
+    parser.addoption("--update-golden", action="store_true", help="rewrite the golden text of the renderers")
+    parser.addoption(
+        "--seed", type=int, help="run the tests in the order of this number; it is printed at the end"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw the order of this run; the workers of pytest-xdist are given the same."""
+    if config.option.seed is None:
+        config.option.seed = random.SystemRandom().randrange(1_000_000)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what takes long, and shuffle: the files, and the tests of each, which may share what it set up."""
+    files: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.nodeid.startswith(SLOW):
             item.add_marker(pytest.mark.slow)
+        files.setdefault(item.nodeid.partition("::")[0], []).append(item)
+    dice = random.Random(config.option.seed)
+    order = sorted(files)
+    dice.shuffle(order)
+    for name in order:
+        dice.shuffle(files[name])
+    items[:] = [item for name in order for item in files[name]]
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the switch that rewrites golden text."""
-    parser.addoption("--update-golden", action="store_true", help="rewrite the golden text of the renderers")
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what reads the samples where they are absent: the one place that asks."""
+    samples.reader_is_marked = item.get_closest_marker("samples") is not None
+    if samples.reader_is_marked and not samples.ARE_HERE:
+        pytest.skip("samples not beside this clone")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say in one line what was skipped and why, and how to repeat the order."""
+    reasons: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("skipped", ()):
+        why = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        reasons[why.removeprefix("Skipped: ")] += 1
+    if reasons:
+        whys = ", ".join(f"{count} {why}" for why, count in reasons.most_common())
+        terminalreporter.write_line(f"skipped {reasons.total()}: {whys}")
+    terminalreporter.write_line(f"this order again: --seed {config.option.seed}")
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    """Start the system's Chromium once: a process can have one driver. Without Chromium its tests are skipped."""
+def _driven_browser() -> Iterator[tuple[Any, asyncio.AbstractEventLoop]]:
+    """Start the system's Chromium once, and return it with the event loop of its driver."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     chromium = (
         os.environ.get("STEPGRADE_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
     )
     if chromium is None:
-        pytest.skip("there is no Chromium: install it, or name it in STEPGRADE_CHROMIUM")
+        pytest.skip("no Chromium: install it, or name it in STEPGRADE_CHROMIUM")
     with playwright.sync_playwright() as started:
+        loop = asyncio.get_running_loop()
+        # A thread for what the driver waits for; there from the start, so that no test seems to have left it.
+        waiting = ThreadPoolExecutor(1)
+        waiting.submit(int).result()
+        loop.set_default_executor(waiting)
         running = started.chromium.launch(executable_path=chromium, args=list(CHROMIUM_FLAGS))
-        yield running
+        asyncio._set_running_loop(None)
+        yield running, loop
+        asyncio._set_running_loop(loop)
         running.close()
+
+
+@pytest.fixture
+def browser(_driven_browser: tuple[Any, asyncio.AbstractEventLoop]) -> Iterator[Any]:
+    """Return the browser. Its driver's loop counts as running in this thread for as long as the test does.
+
+    The synchronous driver never stops its loop, and nothing of asyncio could run in the thread afterwards.
+    """
+    running, loop = _driven_browser
+    asyncio._set_running_loop(loop)
+    yield running
+    asyncio._set_running_loop(None)

@@ -22,6 +22,7 @@ from stepgrade.model.events import Trace
 from stepgrade.readers.ranks import read_ranks
 from stepgrade.trace import profile_of_traces
 from tests.conftest import ROOT, Ran
+from tests.samples import shared
 
 Run = Callable[..., Ran]
 FUSED = ROOT / "examples" / "traces" / "gpt_fused.json.gz"
@@ -176,11 +177,9 @@ def test_a_trace_as_baseline(stepgrade: Run) -> None:
     assert "step_time_ms" in card["compared"]
 
 
+@pytest.mark.samples
 def test_every_real_trace_gives_a_card_or_one_line(stepgrade: Run) -> None:
-    folder = ROOT.parent / "shared" / "samples" / "kineto"
-    if not folder.is_dir():
-        pytest.skip("the real traces are not beside this clone")
-    for trace in sorted(folder.iterdir()):
+    for trace in sorted(shared("samples/kineto").iterdir()):
         for command in ("score", "inspect", "convert"):
             ran = stepgrade(command, trace)
             assert ran.code in (0, 2, 3), trace.name

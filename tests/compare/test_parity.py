@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +11,7 @@ from stepgrade.contract import ParityComparison
 from stepgrade.errors import NotMeasured
 from stepgrade.model import Profile
 from tests.builders import make_ops, make_profile
+from tests.samples import shared
 
 
 def runtime(name: str = "ours", **total_ms: float) -> Profile:
@@ -63,7 +62,9 @@ def test_parity_with_itself(total_ms: dict[str, float]) -> None:
     assert all(gap.ratio == 1.0 for gap in report.gaps)
 
 
-def test_json_is_a_superset_of_contract_v1(samples: Path) -> None:
+@pytest.mark.samples
+def test_json_is_a_superset_of_contract_v1() -> None:
+    samples = shared("samples/step_profiles")
     ours, theirs = (sg.load(samples / name) for name in ("parity_apr.json", "parity_pytorch.json"))
     report = sg.parity(ours, theirs)
     as_v1 = ParityComparison.from_json(report.to_json())

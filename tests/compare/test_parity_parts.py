@@ -16,6 +16,7 @@ from tests.builders import make_ops, make_profile
 from tests.conftest import Ran
 from tests.faulty_runs import US, Faults, make_faulty_trace, profile_of, profile_of_ranks
 from tests.kineto_text import kineto_text
+from tests.samples import shared
 from tests.wild_runs import Wild
 from tests.wild_runs import profile_of as wild_profile
 from tests.wild_strategies import RUNS
@@ -170,11 +171,7 @@ def test_a_required_ratio_sets_the_exit_code(files: list[Path], stepgrade: Calla
     assert stepgrade("parity", slow, well, "--require", "1.1", "--contract", "v1").code == 2
 
 
-SAMPLES = Path(__file__).resolve().parents[3] / "shared" / "samples" / "kineto"
-
-
 @pytest.mark.samples
-@pytest.mark.skipif(not SAMPLES.is_dir(), reason="the real traces are not beside this clone")
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
@@ -186,5 +183,5 @@ SAMPLES = Path(__file__).resolve().parents[3] / "shared" / "samples" / "kineto"
     ],
 )
 def test_real_gaps_add_up(ours: str, theirs: str) -> None:
-    report = sg.parity(*(sg.load(next(SAMPLES.glob(pattern))) for pattern in (ours, theirs)))
+    report = sg.parity(*(sg.load(next(shared("samples/kineto").glob(pattern))) for pattern in (ours, theirs)))
     assert_adds_up(report)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 import stepgrade as sg
+from tests.samples import shared
 
-SAMPLES = Path(__file__).resolve().parents[3] / "shared" / "samples" / "kineto"
-pytestmark = [
-    pytest.mark.samples,
-    pytest.mark.skipif(not SAMPLES.is_dir(), reason="the real traces are not beside this clone"),
-]
+pytestmark = pytest.mark.samples
 
 CASES: dict[str, tuple[str, list[str]]] = {
     "amdhpc_merged_nccl_only*": ("unknown", ["unexplained-idle", "straggler-rank"]),
@@ -52,7 +47,7 @@ CASES: dict[str, tuple[str, list[str]]] = {
 }
 
 
-MORE = SAMPLES.parent / "kineto_more"
+MORE = "samples/kineto_more"
 FIRST: dict[str, tuple[str, str | None]] = {
     "ao_quantize_vit_int8*": ("unknown", "unexplained-idle"),
     "hta_dlrm_a100_control*": ("communication", "exposed-communication"),
@@ -72,10 +67,9 @@ FIRST: dict[str, tuple[str, str | None]] = {
 }
 
 
-@pytest.mark.skipif(not MORE.is_dir(), reason="the later traces are not beside this clone")
 @pytest.mark.parametrize("pattern", FIRST)
 def test_a_trace_that_came_later_is_judged_as_the_casebook_says(pattern: str) -> None:
-    (path,) = MORE.glob(pattern)
+    (path,) = shared(MORE).glob(pattern)
     bottleneck, first = FIRST[pattern]
     card = sg.score(sg.load(path))
     assert card.bottleneck == bottleneck
@@ -84,9 +78,8 @@ def test_a_trace_that_came_later_is_judged_as_the_casebook_says(pattern: str) ->
     assert not any("bf16" in advice for advice in card.recommendations if "V100" in str(card.device))
 
 
-@pytest.mark.skipif(not MORE.is_dir(), reason="the later traces are not beside this clone")
 def test_a_read_back_gains_no_more_than_a_third_where_preprocessing_holds_the_device_up() -> None:
-    (path,) = MORE.glob("tl_h100_timesformer*")
+    (path,) = shared(MORE).glob("tl_h100_timesformer*")
     first = sg.score(sg.load(path)).findings[0]
     assert first.gain_high < 0.34
     assert first.where is not None
@@ -96,6 +89,6 @@ def test_a_read_back_gains_no_more_than_a_third_where_preprocessing_holds_the_de
 @pytest.mark.parametrize("pattern", CASES)
 def test_a_real_trace_is_judged_as_the_casebook_says(pattern: str) -> None:
     bottleneck, warnings = CASES[pattern]
-    card = sg.score(sg.load(*sorted(SAMPLES.glob(pattern))))
+    card = sg.score(sg.load(*sorted(shared("samples/kineto").glob(pattern))))
     assert card.bottleneck == bottleneck
     assert [finding.rule for finding in card.findings if finding.severity != "info"] == warnings

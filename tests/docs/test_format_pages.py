@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, Ran
+from tests.samples import shared
 
 PAGES = sorted((ROOT / "docs" / "formats").glob("*.md"))
-SAMPLES = ROOT.parent / "shared" / "samples"
 CARD = re.compile(r"^<!-- card of (\S+?)(?: with (.+?))? -->\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 Run = Callable[..., Ran]
 
@@ -20,12 +20,10 @@ Run = Callable[..., Ran]
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_cards_are_those_of_the_samples(page: Path, stepgrade: Run, pytestconfig: pytest.Config) -> None:
     text = page.read_text(encoding="utf-8")
-    if not SAMPLES.is_dir():
-        pytest.skip("the samples are not beside this clone")
 
     def replayed(block: re.Match[str]) -> str:
         path, options = block[1], (block[2] or "").split()
-        out = stepgrade("score", SAMPLES / path, *options, "--color", "never").out
+        out = stepgrade("score", shared("samples") / path, *options, "--color", "never").out
         # The first line names the file where it lies here.
         shown = "\n".join(out.rstrip().splitlines()[2:])
         said = f" with {block[2]}" if block[2] else ""

@@ -16,6 +16,7 @@ import stepgrade as sg
 from stepgrade.errors import EngineFailed
 from tests.cluster import Planned, write_ranks
 from tests.conftest import Ran
+from tests.leftovers import put_back
 
 distributed = pytest.importorskip("distributed")
 pytestmark = [
@@ -30,9 +31,12 @@ PLAN = Planned(world=8, tensor=1, pipeline=1, steps=3, slow_rank=5)
 
 @pytest.fixture
 def cluster() -> Iterator[Any]:
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50
-    ) as started:
+    with (
+        put_back(),
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50
+        ) as started,
+    ):
         yield started
 
 
@@ -102,11 +106,8 @@ def test_workers_that_are_killed_at_random(cluster: Any, tmp_path: Path) -> None
     assert profile == sg.load(tmp_path, engine="here", cache=False)
 
 
-def test_a_scheduler_that_goes_away_is_said(tmp_path: Path) -> None:
+def test_a_scheduler_that_goes_away_is_said(cluster: Any, tmp_path: Path) -> None:
     write_ranks(tmp_path, PLAN)
-    cluster = distributed.LocalCluster(
-        n_workers=1, threads_per_worker=1, dashboard_address=None, silence_logs=50
-    )
     engine = cluster.scheduler_address.replace("tcp://", "dask://")
     closed: list[bool] = []
 

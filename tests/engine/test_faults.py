@@ -20,8 +20,10 @@ from typing import Any
 import pytest
 
 import stepgrade as sg
+from tests.buckets import BUCKET, object_store
 from tests.cluster import BASE_NS, Planned, write_ranks
 from tests.conftest import Ran
+from tests.leftovers import put_back
 
 Run = Callable[..., Ran]
 PLAN = Planned(world=8, tensor=1, pipeline=1, steps=3, slow_rank=5)
@@ -35,13 +37,16 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     distributed = pytest.importorskip("distributed")
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50
-    ) as started:
+    with (
+        put_back(),
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50
+        ) as started,
+    ):
         yield started
 
 
-@pytest.fixture(params=["pool", "dask"])
+@pytest.fixture(scope="module", params=["pool", "dask"])
 def engine(request: pytest.FixtureRequest) -> str:
     if request.param == "pool":
         return "pool"
@@ -202,33 +207,16 @@ class OddBucket:
 @pytest.fixture(scope="module")
 def store() -> Iterator[tuple[OddBucket, dict[str, str]]]:
     """Yield a bucket with the ranks in it, and the environment in which it is found."""
-    application = pytest.importorskip("moto.moto_server.werkzeug_app")
-    serving = pytest.importorskip("werkzeug.serving")
-    boto3 = pytest.importorskip("boto3")
-    s3fs = pytest.importorskip("s3fs")
-    odd = OddBucket(application.DomainDispatcherApplication(application.create_backend_app))
-    server = serving.make_server("127.0.0.1", 0, odd, threaded=True)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    environment = {
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "hunter2",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        client = boto3.client("s3")
-        client.create_bucket(Bucket="traces")
+    made: list[OddBucket] = []
+
+    def odd(api: Any) -> OddBucket:
+        made.append(OddBucket(api))
+        return made[0]
+
+    with object_store(odd) as (client, environment), tempfile.TemporaryDirectory() as folder:
         for path in write_ranks(Path(folder), PLAN):
-            client.put_object(Bucket="traces", Key=path.name, Body=path.read_bytes())
-        yield odd, environment
-        s3fs.S3FileSystem.clear_instance_cache()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+            client.put_object(Bucket=BUCKET, Key=path.name, Body=path.read_bytes())
+        yield made[0], environment
 
 
 @pytest.fixture
@@ -336,7 +324,6 @@ def test_bytes_are_told_while_a_worker_reads(cluster: Any, ranks: list[Path]) ->
 def test_a_worker_without_this_package_is_refused(
     cluster: Any, ranks: list[Path], tmp_path: Path, stepgrade: Run
 ) -> None:
-    """The last test: the workers cannot be used any more."""
     from distributed import Client
 
     def forget() -> None:
@@ -346,10 +333,14 @@ def test_a_worker_without_this_package_is_refused(
             del sys.modules[name]
         sys.modules["stepgrade"] = None  # type: ignore[assignment]
 
-    with Client(cluster) as client:
-        client.run(forget)
     engine = cluster.scheduler_address.replace("tcp://", "dask://")
     output = tmp_path / "card.json"
-    said = refused(stepgrade("score", *ranks, "--engine", engine, "-o", output, "--no-cache"), output, code=3)
+    with Client(cluster) as client:
+        client.run(forget)
+        try:
+            ran = stepgrade("score", *ranks, "--engine", engine, "-o", output, "--no-cache")
+        finally:
+            client.restart()  # the workers are of no use to anybody any more
+    said = refused(ran, output, code=3)
     assert " has no stepgrade" in said
     assert "install stepgrade" in said

@@ -24,10 +24,10 @@ from stepgrade.hardware.catalogue import (
 )
 from stepgrade.hardware.identify import BYTES_PER_GIB, identify
 from stepgrade.model import DeviceSeen
+from tests.samples import shared
 
 TABLE = Path(stepgrade.hardware.__file__).with_name("accelerators.csv")
 COUNTED = [key for key in all_devices() if compute_units(key) is not None]
-SHARED = Path(__file__).parents[2].parent / "shared" / "hardware" / "accelerators.csv"
 
 
 def test_every_row_and_every_figure_is_there() -> None:
@@ -47,14 +47,14 @@ def test_every_row_and_every_figure_is_there() -> None:
         assert device.confidence
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="the shared table is not beside this repository")
+@pytest.mark.samples
 def test_the_table_is_the_shared_one() -> None:
     """Figure for figure; words may be put better here, and devices and names be added."""
-    ours, shared = (
+    ours, known = (
         {row["key"]: row for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines())}
-        for path in (TABLE, SHARED)
+        for path in (TABLE, shared("hardware/accelerators.csv"))
     )
-    for key, theirs in shared.items():
+    for key, theirs in known.items():
         words = {"source", "confidence", "notes", "aliases"}
         assert {k: ours[key][k] for k in theirs if k not in words} == {
             k: v for k, v in theirs.items() if k not in words

@@ -29,7 +29,8 @@ from stepgrade.errors import BadInput, UnknownFormat
 from stepgrade.readers import foreign
 from stepgrade.readers.registry import read_source
 from stepgrade.readers.source import HEAD_BYTES, ByteSource
-from tests.conftest import SHARED, Ran
+from tests.conftest import Ran
+from tests.samples import shared
 
 Run = Callable[..., Ran]
 
@@ -306,9 +307,7 @@ def test_no_sign_can_look_at_a_text_without_end() -> None:
 
 @pytest.mark.samples
 def test_real_files_of_other_tools() -> None:
-    folder = SHARED / "samples"
-    if not folder.is_dir():
-        pytest.skip("the real files of other tools are not beside this clone")
+    folder = shared("samples")
     expected = {
         "rocprof/*hip_api_trace.csv": {"a table of rocprofv3 beside that of kernels"},
         "metrics/*.tar.gz": {"a tar archive"},

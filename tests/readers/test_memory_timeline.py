@@ -11,7 +11,7 @@ import pytest
 import stepgrade as sg
 from stepgrade.errors import BadInput, StepgradeError
 from stepgrade.report import render
-from tests.conftest import SHARED
+from tests.samples import shared
 
 TIME_US = 1_794_811_706_585_954
 # time, action, bytes, category: what was there before, an activation, a gradient in its place.
@@ -104,9 +104,7 @@ def test_a_picture_says_what_to_export_instead(tmp_path: Path) -> None:
 
 @pytest.mark.samples
 def test_the_forms_of_one_run_agree() -> None:
-    folder = SHARED / "samples/memory/timeline"
-    if not folder.is_dir():
-        pytest.skip("the real timelines are not beside this clone")
+    folder = shared("samples/memory/timeline")
     sums = sg.load(folder / "own_cpu_torch2.13_timeline.json.gz").memory
     events = sg.load(folder / "own_cpu_torch2.13_timeline.raw.json.gz").memory
     assert sums is not None and events is not None  # noqa: PT018

@@ -20,8 +20,8 @@ from stepgrade.readers import flight_recorder
 from stepgrade.readers.plain_pickle import DEEPEST, LONGEST_TEXT, decode
 from stepgrade.readers.source import ByteSource
 from tests.readers.snapshot.snapshots import train
+from tests.samples import shared
 
-SAMPLES = Path(__file__).parents[4] / "shared/samples/memory/hostile"
 PLENTY = 1 << 30
 TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
 VALUES = st.recursive(
@@ -224,9 +224,9 @@ def test_the_longest_text_is_read_and_a_longer_one_is_not() -> None:
     refused(pickle.dumps(longest + "x"))
 
 
-@pytest.mark.skipif(not SAMPLES.exists(), reason="the samples are not here")
+@pytest.mark.samples
 def test_hostile_samples_are_refused() -> None:
-    for path in sorted(SAMPLES.iterdir()):
+    for path in sorted(shared("samples/memory/hostile").iterdir()):
         if not path.name.startswith("valid"):
             assert refused(path.read_bytes()).problem, path.name
 

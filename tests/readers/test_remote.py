@@ -21,6 +21,7 @@ import stepgrade as sg
 from stepgrade.errors import BadInput, BadOption, StepgradeError, TooLarge
 from stepgrade.readers.remote import is_url, shown_url
 from stepgrade.readers.source import ByteSource
+from tests.buckets import BUCKET, SECRET, object_store
 from tests.cluster import Planned, write_ranks
 from tests.conftest import Ran
 
@@ -31,7 +32,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 PLAN = Planned(world=4, tensor=1, pipeline=1, steps=3, slow_rank=2)
-SECRET = "hunter2"  # noqa: S105  what must not be shown
 
 
 @pytest.fixture(scope="module")
@@ -148,26 +148,13 @@ def test_a_web_server_with_ranges_slow_answers_and_refusals(
 
 @pytest.fixture(scope="module")
 def bucket(folder: Path) -> Iterator[str]:
-    moto_server = pytest.importorskip("moto.server")
-    s3fs, boto3 = pytest.importorskip("s3fs"), pytest.importorskip("boto3")
-    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ACCESS_KEY_ID", "testing")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-        patch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
-        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        files = s3fs.S3FileSystem()
-        region = {"LocationConstraint": "eu-west-1"}
-        boto3.client("s3").create_bucket(Bucket="traces", CreateBucketConfiguration=region)
-        for path in sorted(folder.iterdir()):
-            packed = gzip.compress(path.read_bytes()) if path.name.startswith("rank") else path.read_bytes()
-            files.pipe(f"traces/run 7/{path.name}{'.gz' if path.name.startswith('rank') else ''}", packed)
-        yield "s3://traces/run 7"
-        s3fs.S3FileSystem.clear_instance_cache()
-    server.stop()
+    with object_store() as (client, _):
+        for path in folder.iterdir():
+            name, data = path.name, path.read_bytes()
+            if name.startswith("rank"):
+                name, data = f"{name}.gz", gzip.compress(data)
+            client.put_object(Bucket=BUCKET, Key=f"run 7/{name}", Body=data)
+        yield f"s3://{BUCKET}/run 7"
 
 
 def test_an_object_store_gives_the_same_run(bucket: str, folder: Path, stepgrade: Callable[..., Ran]) -> None:

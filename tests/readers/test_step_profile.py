@@ -17,6 +17,7 @@ from stepgrade.model import Profile
 from stepgrade.model.notes import texts_of
 from stepgrade.readers.load import load
 from tests.builders import make_step_profile
+from tests.samples import shared
 
 APR_V1 = {
     "_profiler": "apr_training_profiler_v1",
@@ -174,7 +175,9 @@ def test_refused(text: str, error: type[BadInput], told: str, tmp_path: Path) ->
     assert str(caught.value).count("bad.json") == 1
 
 
-def test_real_logs_give_the_same_as_the_bare_files(samples: Path) -> None:
+@pytest.mark.samples
+def test_real_logs_give_the_same_as_the_bare_files() -> None:
+    samples = shared("samples/step_profiles")
     for log, bare in (
         ("training_with_v2_line.log", "v2_baseline.json"),
         ("training_with_apr_v1_block.log", "apr_v1_400_steps.json"),

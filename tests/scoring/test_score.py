@@ -19,6 +19,7 @@ from stepgrade.hardware.setup import Setup
 from stepgrade.model import Baseline, LayerTime, Profile
 from stepgrade.readers import step_profile
 from tests.builders import SOURCE, make_layers, make_ops, make_phases, make_profile, make_step_profile
+from tests.samples import shared
 
 
 def card_of(profile: Profile, **options: object) -> sg.Scorecard:
@@ -285,6 +286,7 @@ def test_a_card_shows_itself_in_a_notebook() -> None:
     assert card_of(make_profile())._repr_markdown_().startswith("## Training Scorecard")
 
 
+@pytest.mark.samples
 @pytest.mark.parametrize(
     ("name", "options", "grade", "bottleneck"),
     [
@@ -295,18 +297,20 @@ def test_a_card_shows_itself_in_a_notebook() -> None:
         ("apr_v1_400_steps.json", {}, "ungraded", "unknown"),
     ],
 )
-def test_real_profiles(name: str, options: dict, grade: str, bottleneck: str, samples: Path) -> None:
-    card = sg.score(sg.load(samples / name), **options)
+def test_real_profiles(name: str, options: dict, grade: str, bottleneck: str) -> None:
+    card = sg.score(sg.load(shared("samples/step_profiles") / name), **options)
     assert (card.grade, card.bottleneck) == (grade, bottleneck)
 
 
-def test_the_slow_layer_of_a_real_profile(samples: Path) -> None:
-    card = sg.score(sg.load(samples / "v2_one_step_with_layer_ops.json"))
+@pytest.mark.samples
+def test_the_slow_layer_of_a_real_profile() -> None:
+    card = sg.score(sg.load(shared("samples/step_profiles") / "v2_one_step_with_layer_ops.json"))
     assert [finding.claim.split("'")[0] for finding in card.findings] == ["Layer 17"]
 
 
-def test_every_finding_gains_no_more_than_the_step(samples: Path) -> None:
-    for path in samples.glob("*.json"):
+@pytest.mark.samples
+def test_every_finding_gains_no_more_than_the_step() -> None:
+    for path in shared("samples/step_profiles").glob("*.json"):
         for finding in sg.score(sg.load(path)).findings:
             assert 0.0 <= finding.gain_low <= finding.gain_high <= 1.0
             assert msgspec.to_builtins(finding)["evidence"]

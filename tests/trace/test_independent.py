@@ -13,7 +13,7 @@ from stepgrade.trace import analyse_rank
 from stepgrade.trace.ledger import LedgerSpans
 from stepgrade.trace.timeline import build_timeline
 from tests.kineto_traces import read_file
-from tests.trace.conftest import SAMPLES as FOLDER
+from tests.samples import each_of, shared
 from tests.trace.slow_steps import (
     device_work,
     host_rounds,
@@ -34,12 +34,7 @@ ACCOUNTS = (
     "idle_sync",
     "unattributed",
 )
-PATHS = sorted((*FOLDER.glob("*.json*"), *(FOLDER.parent / "kineto_more").glob("*.json.gz")))
-SAMPLES = [pytest.param(path, id=path.name, marks=pytest.mark.samples) for path in PATHS]
-if not SAMPLES:
-    SAMPLES = [
-        pytest.param(FOLDER, marks=pytest.mark.skip(reason="the real traces are not beside this clone"))
-    ]
+SAMPLES = each_of("samples/kineto/*.json*", "samples/kineto_more/*.json.gz")
 OTHERS = ("aiu_",)  # traces of other tools
 # The second implementation looks at everything for every moment: of a step with more work a part is compared.
 MOST_WORK = 40
@@ -171,13 +166,14 @@ def test_steps_hold_most_of_what_the_device_did(path: Path) -> None:
 
 
 @pytest.mark.samples
-@pytest.mark.skipif(not PATHS, reason="the real traces are not beside this clone")
 def test_many_real_steps_were_compared() -> None:
     names = ("kineto_v", "hta_ns", "hta_dlrm", "nanogpt_20251211")
+    folder = shared("samples")
+    paths = sorted((*folder.glob("kineto/*.json*"), *folder.glob("kineto_more/*.json.gz")))
     assert (
         sum(
             assert_windows(read(path))
-            for path in PATHS
+            for path in paths
             if path.name.startswith(names) or "rank0" in path.name
         )
         > 20

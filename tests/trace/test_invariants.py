@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,8 +12,9 @@ from stepgrade.model.events import Trace
 from stepgrade.trace import RankProfile, analyse_rank
 from stepgrade.trace.ledger import add_ledgers
 from stepgrade.trace.timeline import build_timeline
+from tests.samples import each_of
 from tests.trace.changes import cut, renamed_streams, shifted, shuffled, without_place
-from tests.trace.conftest import read_sample, sample_names
+from tests.trace.conftest import KINETO, read_sample, sample_names
 from tests.trace_builder import Run, make_trace
 
 ACCOUNTS = ("compute", "exposed_communication", "exposed_copy", "idle_input", "idle_host", "idle_sync")
@@ -30,9 +33,6 @@ RUNS = st.builds(
     device=st.booleans(),
     modules=st.booleans(),
 )
-SAMPLES = [pytest.param(name, marks=pytest.mark.samples) for name in sample_names()]
-if not SAMPLES:
-    SAMPLES = [pytest.param("", marks=pytest.mark.skip(reason="the real traces are not beside this clone"))]
 
 
 def assert_adds_up(rank: RankProfile) -> None:
@@ -62,9 +62,9 @@ def test_made_traces_add_up_and_stay_the_same(run: Run) -> None:
     assert_unmoved(trace, rank)
 
 
-@pytest.mark.parametrize("name", SAMPLES)
-def test_real_traces_add_up_and_stay_the_same(name: str) -> None:
-    trace = read_sample(name)
+@pytest.mark.parametrize("path", each_of(f"{KINETO}/*.json*"))
+def test_real_traces_add_up_and_stay_the_same(path: Path) -> None:
+    trace = read_sample(path.name)
     rank = analyse_rank(trace)
     assert_adds_up(rank)
     assert_unmoved(trace, rank)
@@ -90,7 +90,6 @@ def test_a_made_trace_cut_at_a_step_gives_the_whole(run: Run, data: st.DataObjec
 
 
 @pytest.mark.samples
-@pytest.mark.skipif(not sample_names(), reason="the real traces are not beside this clone")
 def test_real_traces_cut_at_a_step_give_the_whole() -> None:
     traces = [trace for trace in map(read_sample, sample_names()) if _can_be_cut(trace)]
     assert len(traces) > 15

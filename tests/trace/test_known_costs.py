@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import stepgrade as sg
-from tests.trace.conftest import SAMPLES
+from tests.samples import shared
 
 # The share of the time outside communication that must be known: compiled runs, ResNets.
 GOALS = {
@@ -22,7 +22,7 @@ GOALS = {
 @pytest.mark.samples
 @pytest.mark.parametrize("name", GOALS)
 def test_nearly_all_time_is_known_and_no_row_beats_its_roof(name: str) -> None:
-    card = sg.score(sg.load(SAMPLES / name, cache=False))
+    card = sg.score(sg.load(shared("samples/kineto") / name, cache=False))
     assert card.counted_share is not None
     assert card.counted_share >= GOALS[name]
     rows = [(op.name, row.shape, row.roof_share) for op in card.operations for row in op.shapes]

@@ -17,7 +17,8 @@ from stepgrade.trace.kernels import kernel_use
 from stepgrade.trace.occupancy import occupancy_of
 from stepgrade.trace.pieces import find_pieces
 from stepgrade.trace.timeline import Timeline, build_timeline
-from tests.trace.conftest import SAMPLES, read_sample
+from tests.samples import shared
+from tests.trace.conftest import KINETO, read_sample
 
 H100 = SmLimits(threads=2048, registers=65536, shared_bytes=233472)
 FILES = (
@@ -70,7 +71,7 @@ def kernels(path: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
 @pytest.mark.parametrize("name", FILES)
 def test_occupancy_is_that_of_the_profiler_where_it_has_one(name: str) -> None:
     compared = 0
-    for args, device in kernels(SAMPLES / name):
+    for args, device in kernels(shared(KINETO) / name):
         capability = f"{device['computeMajor']}.{device['computeMinor']}"
         threads = args["block"][0] * args["block"][1] * args["block"][2]
         given = launch(threads, args["registers per thread"], args["shared memory"], args["blocks per SM"])

@@ -6,13 +6,10 @@ import msgspec
 import pytest
 
 from stepgrade.trace import RankProfile, analyse_rank
+from tests.samples import shared
 from tests.trace.changes import without_place
-from tests.trace.conftest import SAMPLES, read_sample, sample_names
+from tests.trace.conftest import KINETO, read_sample, sample_names
 from tests.trace.slow_reader import read_slowly
-
-SMALL = [
-    name for name in sample_names() if (SAMPLES / name).stat().st_size < 150_000 and "merged" not in name
-]
 
 
 def comparable(rank: RankProfile) -> RankProfile:
@@ -50,9 +47,13 @@ def places(rank: RankProfile) -> dict[str, int]:
 
 
 @pytest.mark.samples
-@pytest.mark.skipif(not SMALL, reason="the real traces are not beside this clone")
 def test_both_readers_give_the_same_facts() -> None:
-    for name in SMALL:
-        slow, fast = analyse_rank(read_slowly(SAMPLES / name)), analyse_rank(read_sample(name))
+    folder = shared(KINETO)
+    small = [
+        name for name in sample_names() if (folder / name).stat().st_size < 150_000 and "merged" not in name
+    ]
+    assert small
+    for name in small:
+        slow, fast = analyse_rank(read_slowly(folder / name)), analyse_rank(read_sample(name))
         assert comparable(slow) == comparable(fast), name
         assert places(slow) == places(fast), name

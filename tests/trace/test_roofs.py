@@ -10,14 +10,13 @@ import stepgrade as sg
 from stepgrade.errors import BadInput
 from stepgrade.model import DeviceSeen, OpTime, Profile
 from tests.builders import make_profile
+from tests.samples import each_of
 
-SAMPLES = Path(__file__).resolve().parents[3] / "shared" / "samples"
-FILES = sorted(path for folder in ("kineto", "kineto_more") for path in SAMPLES.glob(f"{folder}/*.json*"))
 # Rows of a buffer that is made for the worst case: how many of them are multiplied, the sizes do not tell.
 REFUSED = {"ao_syncless_ep_moe_fwd.json": "aten::_scaled_grouped_mm"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", each_of("samples/kineto/*.json*", "samples/kineto_more/*.json*"))
 def test_no_operation_is_above_its_roof(path: Path) -> None:
     try:
         card = sg.score(sg.load(path))

@@ -15,6 +15,7 @@ import stepgrade as sg
 from stepgrade.trace.step_view import SLICES, _lane
 from tests.cluster import Planned, write_ranks
 from tests.conftest import ROOT
+from tests.samples import shared
 
 TRACE = ROOT / "examples" / "traces" / "gpt_naive.json.gz"
 
@@ -74,10 +75,7 @@ def test_a_lane_shows_one_thing_at_a_time_and_counts_all(events: list[tuple[int,
 
 @pytest.mark.samples
 def test_ranks_are_on_one_clock() -> None:
-    folder = ROOT.parent / "shared" / "samples" / "kineto"
-    files = sorted(folder.glob("modded-nanogpt_20251211_8xH100_rank*.json.gz"))
-    if not files:
-        pytest.skip("the real traces are not beside this clone")
+    files = sorted(shared("samples/kineto").glob("modded-nanogpt_20251211_8xH100_rank*.json.gz"))
     profile = sg.load(*files)
     drawn = {
         view.number: [one for one in profile.views if one.number == view.number] for view in profile.views

@@ -61,7 +61,6 @@ def test_made_traces(run: Run) -> None:
 
 
 @pytest.mark.samples
-@pytest.mark.skipif(not sample_names(), reason="the real traces are not beside this clone")
 def test_real_traces() -> None:
     for name in sample_names():
         assert_agrees(build_timeline(read_sample(name)))

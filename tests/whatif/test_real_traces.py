@@ -8,16 +8,13 @@ import pytest
 
 import stepgrade as sg
 from stepgrade.errors import NotMeasured
-from tests.conftest import SHARED
+from tests.samples import shared
 
-KINETO = SHARED / "samples" / "kineto"
+pytestmark = pytest.mark.samples
 
 
 def sample(name: str) -> Path:
-    path = KINETO / name
-    if not path.exists():
-        pytest.skip("the real traces are not beside this clone")
-    return path
+    return shared("samples/kineto") / name
 
 
 def test_more_loader_workers_bring_what_their_absence_was_said_to_cost() -> None:

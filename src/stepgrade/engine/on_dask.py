@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import pkgutil
 import queue
 import shutil
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -51,7 +53,9 @@ class OnDask:
                 problem = f"no Dask scheduler answers at {address}"
                 raise BadOption(problem, field="engine", hint="is it running, and the port right?") from error
         else:
-            # Dask leaves the directory of its workers behind, so it gets one that ends with this.
+            # Dask sets variables of the environment, OMP_NUM_THREADS among them, adds to sys.path, and leaves the
+            # directory of its workers behind: all of it ends with this.
+            self._environment, self._path = dict(os.environ), [*sys.path]
             self._scratch = tempfile.mkdtemp(prefix="stepgrade-dask-")
             with import_module("dask").config.set({"temporary-directory": self._scratch}):
                 self._cluster = distributed.LocalCluster(
@@ -148,6 +152,10 @@ class OnDask:
             with suppress(*self._lost, RuntimeError, TimeoutError):
                 self._cluster.close(timeout=_SECONDS_TO_ANSWER)
             shutil.rmtree(self._scratch, ignore_errors=True)
+            sys.path[:] = self._path
+            for name in os.environ.keys() - self._environment.keys():
+                del os.environ[name]
+            os.environ.update(self._environment)
 
 
 class _Batches(NamedTuple):

@@ -10,7 +10,6 @@ from typing import Any
 
 from stepgrade.model.events import NONE, DeviceEvent, RangeKind, Trace
 
-SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "samples" / "kineto"
 CALLS = {"cuda_runtime", "cuda_driver", "Runtime", "mtia_runtime", "xpu_runtime", "privateuse1_runtime"}
 KERNELS = {"kernel", "Kernel", "mtia_ccp_events"}
 MARKS = ("ProfilerStep#", "Optimizer.", "enumerate(DataLoader)#", "DistributedDataParallel.", "nccl:")

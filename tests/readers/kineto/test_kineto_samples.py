@@ -7,23 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from slow_kineto import SAMPLES, TABLES, fast_rows, load, slow_rows
+from slow_kineto import TABLES, fast_rows, load, slow_rows
 from tests.kineto_traces import looks_like_kineto, read_ranks, read_trace
+from tests.samples import each_of, shared
 
 from stepgrade.readers.steps import only_steps
 
-FILES = sorted(SAMPLES.glob("*.json*")) if SAMPLES.is_dir() else []
-pytestmark = [
-    pytest.mark.samples,
-    pytest.mark.skipif(not FILES, reason="the sample traces are not beside this repository"),
-]
+pytestmark = pytest.mark.samples
 
 
 def sample(part: str) -> Path:
-    return next(file for file in FILES if part in file.name)
+    return next(shared("samples/kineto").glob(f"*{part}*.json*"))
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+@pytest.mark.parametrize("file", each_of("samples/kineto/*.json*"))
 def test_every_column_is_exact_and_in_order(file: Path) -> None:
     assert looks_like_kineto(file.read_bytes()[:65536])
     document = load(file)
@@ -85,7 +82,7 @@ def test_unknown_keys_leave_nothing_behind() -> None:
 
 
 def test_eight_files_are_eight_ranks_on_one_clock() -> None:
-    traces = list(read_ranks(sorted(SAMPLES.glob("modded-nanogpt_20251211_8xH100_rank*"))))
+    traces = list(read_ranks(sorted(shared("samples/kineto").glob("modded-nanogpt_20251211_8xH100_rank*"))))
     assert [trace.rank for trace in traces] == list(range(8))
     bases = [trace.base_ns or 0 for trace in traces]
     assert max(bases) - min(bases) < 100_000_000

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from tests.kineto_traces import read_file
+from tests.samples import shared
 
 import stepgrade as sg
 from stepgrade.errors import BadInput
 
-SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "samples" / "kineto_more"
 BASE = 1_704_161_511_000_000  # microseconds
 
 
@@ -84,13 +84,13 @@ def test_a_trace_of_ascend_is_read(tmp_path: Path, spoil: bytes) -> None:
     assert profile.launches_per_step == (mm.calls or 0.0) / (profile.steps or 1)
 
 
-@pytest.mark.skipif(not SAMPLES.is_dir(), reason="the samples are not beside this repository")
+@pytest.mark.samples
 def test_the_samples_are_read_or_named() -> None:
-    profile = sg.load(SAMPLES / "ascend_trace_view.json.gz")
+    profile = sg.load(shared("samples/kineto_more") / "ascend_trace_view.json.gz")
     assert sum(op.calls or 0.0 for op in profile.operations) > 100
     assert profile.ledger is not None
     with pytest.raises(BadInput, match="Spyre"):
-        sg.load(SAMPLES / "aiu_allreduce_tp4.json.gz")
+        sg.load(shared("samples/kineto_more") / "aiu_allreduce_tp4.json.gz")
 
 
 def test_a_queue_of_mtia_that_waits_for_another_does_no_work(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 import stepgrade as sg
 from stepgrade.model.memory import OutOfMemory
 from tests.complexity.shapes import FAILED, step_lines
+from tests.samples import shared
 
-SAMPLES = Path(__file__).parents[4] / "shared/samples/memory/logs"
 GIB, MIB = 2.0**30, 2.0**20
 STEPS = step_lines(40)["f"] + b"\n"
 
@@ -159,9 +159,9 @@ def test_a_run_that_failed_before_its_first_step_is_explained(tmp_path: Path) ->
     assert "1.1 GiB were asked for" in text
 
 
-@pytest.mark.skipif(not SAMPLES.exists(), reason="the samples are not here")
+@pytest.mark.samples
 def test_real_messages() -> None:
-    memory = sg.load(SAMPLES / "torchtitan_b200_oom_messages.txt").memory
+    memory = sg.load(shared("samples/memory/logs") / "torchtitan_b200_oom_messages.txt").memory
     assert memory is not None
     assert memory.out_of_memory is not None
     assert memory.out_of_memory.capacity_bytes == pytest.approx(178.35 * GIB)

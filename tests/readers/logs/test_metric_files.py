@@ -19,10 +19,8 @@ from stepgrade.readers.logs.records import RecordLog
 from stepgrade.readers.logs.wire import fields
 from stepgrade.readers.registry import read_source
 from stepgrade.readers.source import ByteSource
-from tests.conftest import SHARED
 from tests.readers.logs.generated import EVENTS, version
-
-SAMPLES = SHARED / "samples" / "metrics"
+from tests.samples import shared
 
 
 def read(text: bytes) -> sg.Profile:
@@ -72,9 +70,9 @@ def test_a_length_beyond_the_file_takes_no_memory() -> None:
     assert log.scanned().rows == []
 
 
-@pytest.mark.skipif(not SAMPLES.is_dir(), reason="the samples are not here")
+@pytest.mark.samples
 def test_a_wandb_file_cut_at_any_block_is_read_so_far() -> None:
-    text = (SAMPLES / "wandb_offline_run.wandb").read_bytes()
+    text = shared("samples/metrics/wandb_offline_run.wandb").read_bytes()
     counts = []
     for cut in range(8, len(text), 997):
         log = RecordLog("wandb", "W&B")

@@ -10,11 +10,10 @@ import pytest
 
 import stepgrade as sg
 from stepgrade.readers.load import load
-from tests.conftest import SHARED
+from tests.samples import shared
 
-LOGS = SHARED / "samples" / "step_logs"
-METRICS = SHARED / "samples" / "metrics"
-pytestmark = pytest.mark.skipif(not LOGS.is_dir(), reason="the samples are not here")
+LOGS = "samples/step_logs"
+pytestmark = pytest.mark.samples
 
 # By hand: what the lines say. `step_ms` is the median of the steady steps, or what the totals make.
 BY_HAND: dict[str, dict[str, Any]] = {
@@ -77,7 +76,7 @@ _CLOSE = 0.011
 @pytest.mark.parametrize("name", BY_HAND)
 def test_a_real_log_is_read_as_it_is_by_hand(name: str) -> None:
     expected = BY_HAND[name]
-    profile = load(LOGS / name)
+    profile = load(shared(LOGS) / name)
     card = sg.score(profile)
     assert card.steps is not None or card.step_time_ms is not None
     figures = {
@@ -107,7 +106,7 @@ def test_a_real_log_is_read_as_it_is_by_hand(name: str) -> None:
     ],
 )
 def test_steps_without_times_are_ungraded_with_the_reason(name: str, words: str) -> None:
-    card = sg.score(load(LOGS / name))
+    card = sg.score(load(shared(LOGS) / name))
     assert card.grade == "ungraded"
     assert any(words in note.text for note in card.ungraded_because)
 
@@ -115,7 +114,7 @@ def test_steps_without_times_are_ungraded_with_the_reason(name: str, words: str)
 @pytest.mark.parametrize("name", ["plain_batch_time_ntokens.log", "timm_benchmark_train_rtx3090.csv"])
 def test_what_has_no_units_or_is_many_runs_is_refused_with_a_word(name: str) -> None:
     with pytest.raises(sg.StepgradeError) as caught:
-        load(LOGS / name)
+        load(shared(LOGS) / name)
     assert "stepgrade.toml" in str(caught.value) or "each of its rows is a run" in str(caught.value)
 
 
@@ -139,7 +138,7 @@ def _says_why_there_are_no_steps(path: Path) -> None:
 
 def test_the_printed_mfu_of_torchtitan_is_reproduced_in_every_run(tmp_path: Path) -> None:
     seen = 0
-    for path in _unpacked(LOGS / "torchtitan" / "qwen3_14b_8xB200_run_logs.tar.xz", tmp_path)[::12]:
+    for path in _unpacked(shared(LOGS) / "torchtitan" / "qwen3_14b_8xB200_run_logs.tar.xz", tmp_path)[::12]:
         if b"tps: " not in path.read_bytes():
             _says_why_there_are_no_steps(path)
             continue
@@ -159,7 +158,7 @@ def test_the_printed_mfu_of_torchtitan_is_reproduced_in_every_run(tmp_path: Path
 
 
 def test_repeated_runs_of_one_record_have_their_own_steps(tmp_path: Path) -> None:
-    for path in _unpacked(LOGS / "modded-nanogpt" / "20260717_fp8down_baseline.tar.xz", tmp_path)[:4]:
+    for path in _unpacked(shared(LOGS) / "modded-nanogpt" / "20260717_fp8down_baseline.tar.xz", tmp_path)[:4]:
         lines = [
             line for line in path.read_text().splitlines() if line.startswith("step:") and "val" not in line
         ]
@@ -189,7 +188,7 @@ METRICS_BY_HAND: dict[str, dict[str, float]] = {
 
 @pytest.mark.parametrize("name", METRICS_BY_HAND)
 def test_a_metric_file_is_read_as_it_is_by_hand(name: str) -> None:
-    profile = load(METRICS / name)
+    profile = load(shared("samples/metrics") / name)
     card = sg.score(profile)
     figures = {
         "step_ms": card.step_time_ms,

@@ -19,12 +19,11 @@ from stepgrade.readers.nsys.reader import read_traces
 from stepgrade.readers.source import ByteSource
 from stepgrade.trace.collectives import message_bytes
 from stepgrade.trace.profile import analyse_rank
-from tests.conftest import ROOT, Ran
+from tests.conftest import Ran
 from tests.readers.nsys.export import EPOCH_NS, MS, SECRET, TABLES, Export, two_ranks
+from tests.samples import shared
 
-SHARED = ROOT.parent / "shared"
-SAMPLES = SHARED / "samples" / "nsys"
-FIGURES = SHARED / "reference_figures"
+SAMPLES = "samples/nsys"
 NAMES = {"ddp53": "ddp_2xRTX3090_nsys2026.3", "bolong_opt": "emit_nvtx_train_A100_nsys2026.3"}
 Run = Callable[..., Ran]
 
@@ -44,9 +43,9 @@ def union_ms(trace: Trace, rows: np.ndarray) -> float:
 
 
 def reference(name: str) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
-    if not (FIGURES / name).exists():
-        pytest.skip("the reference figures are not here")
-    found: dict[str, dict[str, dict[str, dict[str, float]]]] = json.loads((FIGURES / name).read_text())
+    found: dict[str, dict[str, dict[str, dict[str, float]]]] = json.loads(
+        shared(f"reference_figures/{name}").read_text()
+    )
     return found
 
 
@@ -54,7 +53,7 @@ def reference(name: str) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
 def test_busy_times_and_counts_are_the_independent_ones() -> None:
     checked = 0
     for name, places in reference("own_nsys.json")["files"].items():
-        path = SAMPLES / f"{NAMES.get(name, name)}.sqlite"
+        path = shared(SAMPLES) / f"{NAMES.get(name, name)}.sqlite"
         if not path.exists() or not any("kernel" in place["n"] for place in places.values()):
             continue
         found = {}
@@ -105,10 +104,8 @@ def covered_ns(spans: list[tuple[int, int]], start: int, end: int) -> int:
 @pytest.mark.samples
 def test_the_ledger_is_the_independent_one() -> None:
     """Every step of every sample, against unions of the rows of the device that is analysed."""
-    if not SAMPLES.exists():
-        pytest.skip("the samples are not here")
     checked = 0
-    for path in sorted(SAMPLES.glob("*.sqlite")):
+    for path in sorted(shared(SAMPLES).glob("*.sqlite")):
         try:
             traces = traces_of(path)
         except StepgradeError:
@@ -154,28 +151,24 @@ def test_the_ledger_is_the_independent_one() -> None:
 
 @pytest.mark.samples
 def test_what_the_casebook_says() -> None:
-    if not SAMPLES.exists():
-        pytest.skip("the samples are not here")
-    graph = sg.load(SAMPLES / "cs336zx_2.7B_a100_cudagraph.sqlite")
+    graph = sg.load(shared(SAMPLES) / "cs336zx_2.7B_a100_cudagraph.sqlite")
     assert (graph.recorded_steps, graph.contents["steps from"]) == (10, "kernels")
     assert graph.mean_step_ms == pytest.approx(781.2, abs=0.1)
-    forward = sg.load(SAMPLES / "cs336jsun_fwdbwd_rtx3070ti.sqlite")
+    forward = sg.load(shared(SAMPLES) / "cs336jsun_fwdbwd_rtx3070ti.sqlite")
     assert (forward.recorded_steps, forward.work) == (10, "unknown")
-    ddp = sg.load(SAMPLES / "ddp_2xRTX3090_nsys2026.3.sqlite")
+    ddp = sg.load(shared(SAMPLES) / "ddp_2xRTX3090_nsys2026.3.sqlite")
     assert (ddp.recorded_steps, ddp.work, ddp.world_size) == (1, "training", 2)
     phases = {phase.name: phase.per_step_ms for phase in ddp.phases}
     # 31.6 ms of two autograd threads, less what overlaps; 5.4 ms of two forward passes.
     assert 14.0 < phases["backward"] < 17.0
     assert 2.4 < phases["forward"] < 2.9
-    profile = sg.load(SAMPLES / "emit_nvtx_train_A100_nsys2026.3.sqlite")
+    profile = sg.load(shared(SAMPLES) / "emit_nvtx_train_A100_nsys2026.3.sqlite")
     assert (sg.score(profile).grade, profile.tokens_per_step, len(profile.layers)) == ("C", 2048, 12)
 
 
 @pytest.mark.samples
 def test_bytes_of_collectives_are_those_of_the_payloads() -> None:
-    path = SAMPLES / "ddp_2xRTX3090_nsys2026.3.sqlite"
-    if not path.exists():
-        pytest.skip("the samples are not here")
+    path = shared(SAMPLES) / "ddp_2xRTX3090_nsys2026.3.sqlite"
     connection = sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)
     sent: dict[int, list[int]] = {}
     rows = connection.execute(
@@ -196,7 +189,7 @@ def test_bytes_of_collectives_are_those_of_the_payloads() -> None:
 @pytest.mark.samples
 def test_operations_of_emit_nvtx() -> None:
     figures = reference("own_nsys_nvtx.json")["new nsys/emit_nvtx_train_A100_nsys2026.3.sqlite"]
-    profile = sg.load(SAMPLES / "emit_nvtx_train_A100_nsys2026.3.sqlite")
+    profile = sg.load(shared(SAMPLES) / "emit_nvtx_train_A100_nsys2026.3.sqlite")
     by_name = {op.name: op for op in profile.operations}
     for name, (ms, calls) in figures["by_innermost_op_ms"].items():
         # Memory that is set and copied within the device is the operations' here, and counted apart there.
@@ -218,9 +211,7 @@ def test_operations_of_emit_nvtx() -> None:
     ],
 )
 def test_what_cannot_be_judged_says_why(stepgrade: Run, name: str, words: str) -> None:
-    if not SAMPLES.exists():
-        pytest.skip("the samples are not here")
-    ran = stepgrade("score", SAMPLES / name)
+    ran = stepgrade("score", shared(SAMPLES) / name)
     assert (ran.code, words in ran.err) == (2, True), ran.err
     assert ran.err.count("\n") == 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from typing import Any
 
@@ -12,7 +11,8 @@ import pytest
 from stepgrade.model.events import DeviceEvent, Trace
 from stepgrade.trace.links import CALL, nearest, pick
 from stepgrade.trace.timeline import build_timeline
-from tests.readers.nsys.test_nsys import FIGURES, MS, NAMES, SAMPLES, covered_ns, traces_of, union_ms
+from tests.readers.nsys.test_nsys import MS, NAMES, SAMPLES, covered_ns, reference, traces_of, union_ms
+from tests.samples import shared
 
 pytestmark = pytest.mark.samples
 # Those with kernels. A graph that was recorded as a whole has none, and nsys-ai no time for it (docs/casebook.md).
@@ -30,10 +30,8 @@ COPIES = {1: DeviceEvent.COPY_H2D, 2: DeviceEvent.COPY_D2H, 8: DeviceEvent.COPY_
 
 
 def compared(name: str) -> tuple[list[Trace], dict[str, list[dict[str, Any]]]]:
-    path = SAMPLES / f"{NAMES.get(name, name)}.sqlite"
-    if not path.exists() or not (FIGURES / "nsys_ai.json").exists():
-        pytest.skip("the samples are not here")
-    return traces_of(path), json.loads((FIGURES / "nsys_ai.json").read_text())["files"][name]
+    traces = traces_of(shared(SAMPLES) / f"{NAMES.get(name, name)}.sqlite")
+    return traces, reference("nsys_ai.json")["files"][name]
 
 
 def is_kernel(trace: Trace, device: int, words: str = "") -> np.ndarray:
@@ -118,13 +116,10 @@ def test_busy_time_is_that_of_nsys_ai_within_its_span(name: str) -> None:
 
 
 def test_kernels_of_ddp_lie_in_the_ranges_that_were_counted_by_hand() -> None:
-    path = FIGURES / "own_nsys_nvtx.json"
-    if not path.exists():
-        pytest.skip("the reference figures are not here")
-    theirs = json.loads(path.read_text())["new nsys/ddp_2xRTX3090_nsys2026.3.sqlite"]
+    theirs = reference("own_nsys_nvtx.json")["new nsys/ddp_2xRTX3090_nsys2026.3.sqlite"]
     found: Counter[str] = Counter()
     calls: Counter[str] = Counter()
-    for trace in traces_of(SAMPLES / f"{NAMES['ddp53']}.sqlite"):
+    for trace in traces_of(shared(SAMPLES) / f"{NAMES['ddp53']}.sqlite"):
         timeline = build_timeline(trace)
         tree, kernels = timeline.tree, np.flatnonzero(trace.work.kind == DeviceEvent.KERNEL)
         around = pick(nearest(tree.parent, tree.kind != CALL), timeline.links.row[kernels])

@@ -18,11 +18,10 @@ from stepgrade.model.events import DeviceEvent, Trace
 from stepgrade.readers.registry import read_source
 from stepgrade.readers.rocprof.json_records import _marker_texts
 from stepgrade.readers.source import ByteSource
-from tests.conftest import ROOT, Ran
+from tests.conftest import Ran
 from tests.readers.rocprof.files import GEMM, MS, SECRET, write_csv, write_json, write_rocpd, write_rpd
+from tests.samples import shared
 
-SHARED = ROOT.parent / "shared"
-SAMPLES = SHARED / "samples" / "rocprof"
 Run = Callable[..., Ran]
 FORMATS: dict[str, Callable[[Path], Path]] = {
     "json": lambda folder: write_json(folder / "x_results.json"),
@@ -123,11 +122,8 @@ def test_kernels_alone_show_their_steps_by_repetition(tmp_path: Path) -> None:
 
 @pytest.mark.samples
 def test_the_training_of_fifty_steps() -> None:
-    path = SAMPLES / "tl_rocprofv3_908_results.json.gz"
-    figures = SHARED / "reference_figures" / "tracelens_rocprofv3_908.json"
-    if not path.exists() or not figures.exists():
-        pytest.skip("the samples are not here")
-    want = json.loads(figures.read_text())
+    path = shared("samples/rocprof/tl_rocprofv3_908_results.json.gz")
+    want = json.loads(shared("reference_figures/tracelens_rocprofv3_908.json").read_text())
     (trace,) = traces_of(path)
     assert len(trace.work.name) == want["own"]["kernels"]
     assert int(trace.work.dur_ns.sum()) / MS == pytest.approx(want["own"]["sum_ms"], abs=1e-6)
@@ -150,9 +146,7 @@ def test_the_training_of_fifty_steps() -> None:
     [("rocpd_converted_mi350x_train.db", 5000), ("rpd_matmul_result.rpd", 85), ("rocprofv3_decode_kernel_trace.csv", 144)],
 )  # fmt: skip
 def test_other_real_files(name: str, kernels: int, stepgrade: Run) -> None:
-    path = SAMPLES / name
-    if not path.exists():
-        pytest.skip("the samples are not here")
+    path = shared("samples/rocprof") / name
     (trace,) = traces_of(path)
     assert kernels == len(trace.work.name)
     assert stepgrade("score", path).code in (0, 3)

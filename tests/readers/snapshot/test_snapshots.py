@@ -13,8 +13,7 @@ import stepgrade as sg
 from stepgrade.errors import BadInput
 from stepgrade.model.memory import Memory
 from tests.readers.snapshot.snapshots import MIB, Recorded, train
-
-SAMPLES = Path(__file__).parents[4] / "shared/samples/memory/snapshots"
+from tests.samples import shared
 
 
 def read(tmp_path: Path, data: bytes) -> Memory:
@@ -176,24 +175,25 @@ def test_a_snapshot_is_shown_without_a_grade(tmp_path: Path, to: str) -> None:
     assert sg.render(card, to=to)
 
 
-@pytest.mark.skipif(not SAMPLES.exists(), reason="the samples are not here")
+@pytest.mark.samples
 def test_real_snapshots(tmp_path: Path) -> None:
     """The weights of the first file have 12,996 MiB: so have its gradients, and each of AdamW's two states."""
+    folder = shared("samples/memory/snapshots")
     full = read(
-        tmp_path, lzma.decompress((SAMPLES / "cs336_athrun_fullstep_ctx128_win.pickle.xz").read_bytes())
+        tmp_path, lzma.decompress((folder / "cs336_athrun_fullstep_ctx128_win.pickle.xz").read_bytes())
     )
     found = {name: round(size) for name, size in in_mib(full).items()}
     assert full.peak_bytes is not None
     assert round(full.peak_bytes / MIB) == 57_505
     assert (found["gradients"], found["optimizer"]) == (12_996, 2 * 12_996)
     assert found["weights"] == pytest.approx(12_996, rel=0.02)
-    linux = read(tmp_path, lzma.decompress((SAMPLES / "cs336_wedson_train_medium128.pickle.xz").read_bytes()))
+    linux = read(tmp_path, lzma.decompress((folder / "cs336_wedson_train_medium128.pickle.xz").read_bytes()))
     assert linux.peak_bytes is not None
     assert linux.peak_at is not None
     assert round(linux.peak_bytes / MIB) == 6_696
     assert linux.peak_at.where is not None
     assert "optimizer.py" in linux.peak_at.where
-    forward = read(tmp_path, (SAMPLES / "cs336_athrun_forward_ctx128_win.pickle").read_bytes())
+    forward = read(tmp_path, (folder / "cs336_athrun_forward_ctx128_win.pickle").read_bytes())
     assert forward.peak_at is not None
     assert forward.peak_at.where is not None
     assert "model.py" in forward.peak_at.where

@@ -28,11 +28,19 @@ from tests.readers.xplane.files import (
     tpu_profile,
     xla_allocations,
 )
+from tests.samples import each_of, shared
 
-SHARED = Path(__file__).parents[4] / "shared"
-SAMPLES = SHARED / "samples" / "xplane"
-FIGURES = SHARED / "reference_figures" / "own_xplane.json"
-_NAMES = {"jaxprof_noscan": "jax_cpu_noscan", "jaxprof_remat": "jax_cpu_remat", "jaxprof_dp2": "jax_cpu_dp2"}
+SAMPLES = "samples/xplane"
+# The files of reference_figures/own_xplane.json, by the names that they have there.
+INDEPENDENT = {
+    "tl_mi300_jax08_gemm": "tl_mi300_jax08_gemm",
+    "tl_mi300_jax08_attention": "tl_mi300_jax08_attention",
+    "tl_jax_te_fused_attn": "tl_jax_te_fused_attn",
+    "xprof_tpu_inference_2": "xprof_tpu_inference_2",
+    "jaxprof_noscan": "jax_cpu_noscan",
+    "jaxprof_remat": "jax_cpu_remat",
+    "jaxprof_dp2": "jax_cpu_dp2",
+}
 
 
 def traces_of(source: bytes | Path) -> list[Trace]:
@@ -174,11 +182,11 @@ def test_what_is_damaged_is_said(tmp_path: Path) -> None:
         [*read_source(opened)]  # type: ignore[misc]
 
 
-@pytest.mark.skipif(not FIGURES.exists(), reason="needs the shared samples")
-@pytest.mark.parametrize("name", json.loads(FIGURES.read_text())["files"] if FIGURES.exists() else [])
+@pytest.mark.samples
+@pytest.mark.parametrize("name", INDEPENDENT)
 def test_real_files_agree_with_independent_figures(name: str) -> None:
-    figures = json.loads(FIGURES.read_text())["files"][name]
-    traces = traces_of(SAMPLES / f"{_NAMES.get(name, name)}.xplane.pb")
+    figures = json.loads(shared("reference_figures/own_xplane.json").read_text())["files"][name]
+    traces = traces_of(shared(SAMPLES) / f"{INDEPENDENT[name]}.xplane.pb")
     total: Counter[str] = Counter()
     for trace in traces:
         total += flops_by_direction(trace)
@@ -198,31 +206,30 @@ def test_real_files_agree_with_independent_figures(name: str) -> None:
         assert trace.ranges.dur_ns[place] / 1e6 == pytest.approx(dur, abs=0.001)
 
 
-@pytest.mark.skipif(not SAMPLES.exists(), reason="needs the shared samples")
+@pytest.mark.samples
 def test_a_step_of_the_samples_has_exactly_its_flops() -> None:
     for name, ranks in (("jax_cpu_noscan", 1), ("jax_cpu_dp2", 2)):
-        profiles = [analyse_trace(trace) for trace in traces_of(SAMPLES / f"{name}.xplane.pb")]
+        profiles = [analyse_trace(trace) for trace in traces_of(shared(SAMPLES) / f"{name}.xplane.pb")]
         assert len(profiles) == ranks
         assert sum((one.matmul_flops or 0) / (one.steps or 1) for one in profiles) == 3_019_898_880
 
 
-@pytest.mark.skipif(not SAMPLES.exists(), reason="needs the shared samples")
+@pytest.mark.samples
 def test_the_calls_that_run_every_program_are_no_steps() -> None:
     """Of 42 executions 18 are products and hold the time; the runtime runs all of them by the same call."""
-    (trace,) = traces_of(SAMPLES / "tl_mi300_jax08_gemm.xplane.pb")
+    (trace,) = traces_of(shared(SAMPLES) / "tl_mi300_jax08_gemm.xplane.pb")
     profile = analyse_trace(trace)
     assert profile.recorded_steps == 18
     assert {op.name for op in profile.operations} == {"dot_general"}
 
 
-@pytest.mark.skipif(not SAMPLES.exists(), reason="needs the shared samples")
+@pytest.mark.samples
 def test_a_profile_that_was_copied_as_text_is_refused() -> None:
     with pytest.raises(BadInput, match="damaged"):
-        traces_of(SAMPLES / "xprof_tpu_inference_2_CORRUPT_utf8.xplane.pb")
+        traces_of(shared(SAMPLES) / "xprof_tpu_inference_2_CORRUPT_utf8.xplane.pb")
 
 
-@pytest.mark.skipif(not SAMPLES.exists(), reason="needs the shared samples")
-@pytest.mark.parametrize("path", sorted(SAMPLES.glob("*.xplane.pb")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", each_of(f"{SAMPLES}/*.xplane.pb"))
 def test_nothing_of_host_user_or_source_is_kept(path: Path) -> None:
     try:
         traces = traces_of(path)
@@ -252,11 +259,11 @@ def test_a_fusion_without_its_program_may_be_anything(tmp_path: Path) -> None:
     assert "elementwise-chains" not in {finding.rule for finding in card.findings}
 
 
-@pytest.mark.skipif(not SAMPLES.exists(), reason="needs the shared samples")
+@pytest.mark.samples
 @pytest.mark.parametrize("name", ["jax_cpu_dp2.trace", "jax_cpu_dp2.perfetto", "jax_cpu_remat.trace"])
 def test_a_chrome_trace_says_the_same_as_the_profile_that_it_was_made_from(name: str) -> None:
-    ours = sg.load(SAMPLES / f"{name}.json.gz")
-    whole = sg.load(SAMPLES / f"{name.partition('.')[0]}.xplane.pb")
+    ours = sg.load(shared(SAMPLES) / f"{name}.json.gz")
+    whole = sg.load(shared(SAMPLES) / f"{name.partition('.')[0]}.xplane.pb")
     assert ours.steps == whole.steps
     assert ours.samples_ms == pytest.approx(whole.samples_ms, abs=1e-4)
     assert ours.ledger is not None
@@ -288,10 +295,7 @@ def test_the_memory_of_the_host_or_of_another_device_is_not_the_devices(
 
 @pytest.mark.samples
 def test_real_allocations_reach_the_peak_that_the_allocator_tells() -> None:
-    folder = SHARED / "samples/xplane"
-    if not folder.is_dir():
-        pytest.skip("the real profiles are not beside this clone")
-    memory = sg.load(folder / "tl_jax_te_fused_attn.xplane.pb").memory
+    memory = sg.load(shared(SAMPLES) / "tl_jax_te_fused_attn.xplane.pb").memory
     assert memory is not None
     assert memory.peak_bytes == 663_228_416  # its own peak_bytes_in_use
 
@@ -328,18 +332,15 @@ def test_no_kernels_begin_nothing() -> None:
     assert len(first_kernels(nothing, nothing, nothing)) == 0
 
 
-XPROF = SHARED / "reference_figures" / "xprof.json"
-
-
-@pytest.mark.skipif(not XPROF.exists(), reason="needs the shared samples")
+@pytest.mark.samples
 @pytest.mark.parametrize("name", ["tl_mi300_jax08_gemm", "tl_mi300_jax08_attention", "tl_jax_te_fused_attn"])
 def test_every_kernel_has_the_time_that_xprof_gives_it(name: str) -> None:
     theirs: Counter[str] = Counter()
-    for row in json.loads(XPROF.read_text())[name]["kernels"]:
+    for row in json.loads(shared("reference_figures/xprof.json").read_text())[name]["kernels"]:
         kernel = row["kernel_name"].removesuffix(".kd")
         theirs[kernel] += round(row["total_duration_us"] * 1000)
         theirs[f"calls of {kernel}"] += int(row["occurrences"])
-    (trace,) = traces_of(SAMPLES / f"{name}.xplane.pb")
+    (trace,) = traces_of(shared(SAMPLES) / f"{name}.xplane.pb")
     ours: Counter[str] = Counter()
     for text, dur_ns in zip(trace.work.name.tolist(), trace.work.dur_ns.tolist(), strict=True):
         kernel = trace.strings[text][:160]  # xprof's table is cut there
@@ -348,12 +349,14 @@ def test_every_kernel_has_the_time_that_xprof_gives_it(name: str) -> None:
     assert ours == theirs
 
 
-@pytest.mark.skipif(not XPROF.exists(), reason="needs the shared samples")
+@pytest.mark.samples
 def test_operations_of_fused_attention_have_the_time_of_xprof_and_one_call_an_execution() -> None:
     theirs: Counter[str] = Counter()
-    for row in json.loads(XPROF.read_text())["tl_jax_te_fused_attn"]["hlo_ops"]:
+    for row in json.loads(shared("reference_figures/xprof.json").read_text())["tl_jax_te_fused_attn"][
+        "hlo_ops"
+    ]:
         theirs[row["path"].rstrip(":").split("/")[-1]] += row["total_us"] / 1000
-    (trace,) = traces_of(SAMPLES / "tl_jax_te_fused_attn.xplane.pb")
+    (trace,) = traces_of(shared(SAMPLES) / "tl_jax_te_fused_attn.xplane.pb")
     calls = Counter(trace.strings[name] for name in trace.ops.name.tolist())
     ours: Counter[str] = Counter()
     operation = build_timeline(trace).links.op.tolist()
@@ -365,13 +368,15 @@ def test_operations_of_fused_attention_have_the_time_of_xprof_and_one_call_an_ex
         assert ours[name] == pytest.approx(theirs[name], rel=1e-6)
 
 
-@pytest.mark.skipif(not XPROF.exists(), reason="needs the shared samples")
+@pytest.mark.samples
 def test_operations_of_tpus_have_the_time_that_xprof_gives_them() -> None:
     theirs: Counter[str] = Counter()
-    for row in json.loads(XPROF.read_text())["xprof_tpu_inference_2"]["hlo_ops"]:
+    for row in json.loads(shared("reference_figures/xprof.json").read_text())["xprof_tpu_inference_2"][
+        "hlo_ops"
+    ]:
         theirs[row["category"]] += row["total_us"]
     ours: Counter[str] = Counter()
-    for trace in traces_of(SAMPLES / "xprof_tpu_inference_2.xplane.pb"):
+    for trace in traces_of(shared(SAMPLES) / "xprof_tpu_inference_2.xplane.pb"):
         for text, dur_ns in zip(trace.work.name.tolist(), trace.work.dur_ns.tolist(), strict=True):
             ours[trace.strings[text]] += dur_ns / 1000
     assert ours["copy-done"] == pytest.approx(theirs["copy-done"], rel=1e-3)
