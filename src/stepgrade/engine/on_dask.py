@@ -53,8 +53,8 @@ class OnDask:
                 problem = f"no Dask scheduler answers at {address}"
                 raise BadOption(problem, field="engine", hint="is it running, and the port right?") from error
         else:
-            # Dask sets variables of the environment, OMP_NUM_THREADS among them, adds to sys.path, and leaves the
-            # directory of its workers behind: all of it ends with this.
+            # Dask sets OMP_NUM_THREADS and more in the environment, adds to sys.path, and leaves a directory
+            # behind: all of it ends with this.
             self._environment, self._path = dict(os.environ), [*sys.path]
             self._scratch = tempfile.mkdtemp(prefix="stepgrade-dask-")
             with import_module("dask").config.set({"temporary-directory": self._scratch}):
