@@ -22,30 +22,21 @@ help:  ## show this list
 demo: $(VENV)/.installed  ## install stepgrade and score the bundled runs
 	@BIN=$(BIN) sh examples/demo.sh
 
+# A worker for each core, but no more than four: each takes up to a gigabyte. One that is done takes from the others.
+PYTEST := $(BIN)/python -m pytest -q --numprocesses logical --maxprocesses 4 --dist worksteal
+
+test: $(VENV)/.installed-dev  ## the tests that take minutes, not more; `make check` runs the others too
+	$(PYTEST) -m "not slow and not measuring" tests
+
 # Coverage slows down what it watches: the recorder's tests and real trainings run without it, and so does what
 # counts the bytes of an event.
 UNWATCHED := tests/record tests/scripts tests/torch_runs tests/trace/test_memory.py
 # Raise it when a change covers more; it never goes down.
 LEAST_COVERAGE := 91
 
-test: $(VENV)/.installed-dev  ## the tests that take minutes, not more; `make check` runs the others too
-	$(BIN)/python -m pytest -q -m "not slow and not measuring" tests
-
-# Two at once, which no test minds: each half takes about a core. The first one's output comes when both are done.
-FIRST := tests/cli tests/docs tests/engine tests/gating tests/report
-# Real trainings, servers and browsers may meet a machine that stands still for a while: what failed is run once
-# more when the rest is done, and both are printed. A fault fails twice.
-PYTEST = -m pytest -q -m "not measuring" -o cache_dir=$(VENV)/$(1) $(2)
-TWICE = { $(1) $(call PYTEST,$(2),$(3)) || $(1) $(call PYTEST,$(2),--last-failed --last-failed-no-failures none $(3)); }
-WATCHED := $(BIN)/python -m coverage run --parallel-mode
 test-all: $(VENV)/.installed-dev  ## every test that can pass on a busy machine, with coverage
-	$(BIN)/python -m coverage erase
-	@{ $(call TWICE,$(BIN)/python,failed-unwatched,$(UNWATCHED)) && \
-	   $(call TWICE,$(WATCHED),failed-first,$(FIRST)); \
-	 } > $(VENV)/first.log 2>&1 & first=$$!; \
-	$(call TWICE,$(WATCHED),failed-others,tests $(addprefix --ignore=,$(UNWATCHED) $(FIRST))); second=$$?; \
-	wait $$first; first=$$?; cat $(VENV)/first.log; [ $$first = 0 ] && [ $$second = 0 ]
-	$(BIN)/python -m coverage combine -q
+	$(PYTEST) -m "not measuring" $(UNWATCHED)
+	$(PYTEST) -m "not measuring" --cov --cov-report= tests $(addprefix --ignore=,$(UNWATCHED))
 	$(BIN)/python -m coverage report --skip-covered --sort=cover | tail -n 30
 	$(BIN)/python -m coverage report --format=total --fail-under=$(LEAST_COVERAGE)
 
@@ -53,7 +44,7 @@ test-measured: $(VENV)/.installed-dev  ## the tests that measure time: on a mach
 	$(BIN)/python -m pytest -q -m measuring tests
 
 test-core: $(VENV)/.installed-core  ## the tests that need neither torch nor a browser nor a server
-	$(BIN)/python -m pytest -q -m "not measuring" tests --ignore=tests/record --ignore=tests/torch_runs
+	$(PYTEST) -m "not measuring" tests --ignore=tests/record --ignore=tests/torch_runs
 
 test-scripts: $(VENV)/.installed-scripts  ## whole trainings under `stepgrade record`, beside the same without (fifteen minutes)
 	STEPGRADE_SCRIPTS=1 $(BIN)/python -m pytest -q tests/scripts
@@ -65,7 +56,7 @@ test-oldest: $(VENV)/bin/python  ## the core on the oldest versions that pyproje
 	$(BIN)/python tests/packaging/oldest.py > $(VENV)/oldest.txt
 	$(PIP) install --requirement $(VENV)/oldest.txt
 	$(PIP) install --no-deps --editable .
-	$(BIN)/python -m pytest -q -m "not measuring" tests --ignore=tests/record --ignore=tests/torch_runs --ignore=tests/docs
+	$(PYTEST) -m "not measuring" tests --ignore=tests/record --ignore=tests/torch_runs --ignore=tests/docs
 
 test-package: $(VENV)/bin/python  ## build the wheel, look into it, install it without extras and run it
 	$(PIP) install build==1.6.1
@@ -93,7 +84,10 @@ lint: $(VENV)/.installed-dev  ## style, types, layers
 	$(BIN)/lint-imports
 
 # With the trackers and frameworks there, no test of the recorder is skipped; their install takes about two minutes.
-check: $(VENV)/.installed-integrations lint test-all fuzz-minute test-package  ## what CI runs
+check: $(VENV)/.installed-integrations  ## what CI runs; it also fails when it leaves files in the tree
+	@git status --porcelain > $(VENV)/status
+	$(MAKE) lint test-all fuzz-minute test-package
+	@git status --porcelain | diff $(VENV)/status - || { echo "make check: these files were left in the tree, or changed"; exit 1; }
 
 format: $(VENV)/.installed-dev  ## rewrite the code in house style
 	$(BIN)/ruff format .
