@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, settings
 
 from stepgrade.cli import main
 from tests import samples
-from tests.leftovers import difference, state_of_the_process
+from tests.leftovers import difference, put_back, state_of_the_process
+from tests.store.server import running_server
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -63,7 +64,8 @@ settings.load_profile("house")
 def _nothing_is_left_behind() -> Iterator[None]:
     """Fail a test that changes what the tests after it would meet: any of them may be the next one."""
     before = state_of_the_process()
-    yield
+    with put_back():
+        yield
     changed = difference(before, state_of_the_process(known=before))
     assert not changed, f"the test left {changed}"
 
@@ -109,9 +111,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Draw the order of this run; the workers of pytest-xdist are given the same."""
-    if config.option.seed is None:
-        config.option.seed = random.SystemRandom().randrange(1_000_000)
+    """Draw the order of this run; a worker of pytest-xdist is given it."""
+    given = getattr(config, "workerinput", {"seed": config.option.seed})["seed"]
+    config.option.seed = random.SystemRandom().randrange(1_000_000) if given is None else given
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Give a worker the order."""
+    node.workerinput["seed"] = node.config.option.seed
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -147,6 +155,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         whys = ", ".join(f"{count} {why}" for why, count in reasons.most_common())
         terminalreporter.write_line(f"skipped {reasons.total()}: {whys}")
     terminalreporter.write_line(f"this order again: --seed {config.option.seed}")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """Start PostgreSQL once for all tests of this process, and return its address."""
+    with running_server() as running:
+        yield running.url
 
 
 @pytest.fixture(scope="session")

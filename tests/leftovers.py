@@ -32,11 +32,7 @@ def state_of_the_process(known: Mapping[str, object] | None = None) -> dict[str,
             thread.join(_PATIENCE_S)
         threads = before | {thread for thread in threads if thread.is_alive()}
     return {
-        "the environment": {
-            name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"
-        },
         "the working directory": os.getcwd(),  # noqa: PTH109  faster, and asked twice for each test
-        "sys.path": list(sys.path),
         "the running event loop": asyncio._get_running_loop(),
         "threads": threads,
         "signal handlers": [signal.getsignal(number) for number in _SIGNALS],
@@ -54,24 +50,15 @@ def state_of_the_process(known: Mapping[str, object] | None = None) -> dict[str,
 
 
 def difference(before: Mapping[str, object], after: Mapping[str, object]) -> str:
-    """Return what has changed; of the environment names alone, for it may hold secrets."""
-    said = []
-    for name, was in before.items():
-        now = after[name]
-        if was == now:
-            continue
-        if isinstance(was, dict) and isinstance(now, dict):
-            said.append(
-                f"{name}: {', '.join(sorted(key for key in was | now if was.get(key) != now.get(key)))}"
-            )
-        else:
-            said.append(f"{name}: was {was!r}, is {now!r}")
-    return "; ".join(said)
+    """Return what has changed."""
+    return "; ".join(
+        f"{name}: was {was!r}, is {after[name]!r}" for name, was in before.items() if was != after[name]
+    )
 
 
 @contextmanager
 def put_back() -> Iterator[None]:
-    """Put back the environment and the path of imports, which Dask changes in the process that starts its workers."""
+    """Put back the environment and the path of imports: Dask, Polars and others change them when they are used first."""
     environment, path = dict(os.environ), list(sys.path)
     try:
         yield

@@ -17,7 +17,7 @@ import pytest
 
 from tests import samples
 from tests.conftest import ROOT, pytest_collection_modifyitems, pytest_runtest_setup
-from tests.leftovers import difference, state_of_the_process
+from tests.leftovers import difference, put_back, state_of_the_process
 
 
 def test_one_file_alone_knows_where_the_samples_are() -> None:
@@ -75,12 +75,6 @@ def test_the_order_is_that_of_the_seed_and_files_stay_together(
     assert sum(one != other for one, other in pairwise(files)) == 5
 
 
-def _variable() -> Iterator[None]:
-    os.environ["STEPGRADE_LEFT"] = "1"
-    yield
-    del os.environ["STEPGRADE_LEFT"]
-
-
 def _folder() -> Iterator[None]:
     before = Path.cwd()
     os.chdir(tempfile.gettempdir())
@@ -111,13 +105,7 @@ def _signal() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-def _path() -> Iterator[None]:
-    sys.path.insert(0, "left")
-    yield
-    sys.path.remove("left")
-
-
-@pytest.mark.parametrize("change", [_variable, _folder, _loop, _thread, _signal, _path])
+@pytest.mark.parametrize("change", [_folder, _loop, _thread, _signal])
 def test_what_a_test_leaves_behind_is_seen(
     change: Callable[[], Iterator[None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,3 +117,14 @@ def test_what_a_test_leaves_behind_is_seen(
     assert next(left, "undone") == "undone"
     assert difference(before, changed)
     assert not difference(before, state_of_the_process(known=before))
+
+
+def test_the_environment_and_the_path_of_imports_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPGRADE_CHANGED", "before")
+    monkeypatch.setenv("STEPGRADE_GONE", "before")
+    environment, path = dict(os.environ), [*sys.path]
+    with put_back():
+        os.environ["STEPGRADE_LEFT"] = os.environ["STEPGRADE_CHANGED"] = "left"
+        del os.environ["STEPGRADE_GONE"]
+        sys.path.insert(0, "left")
+    assert (dict(os.environ), sys.path) == (environment, path)

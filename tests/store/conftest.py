@@ -8,13 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.server import running_server
-
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[str]:
-    with running_server() as running:
-        yield running.url
+def server(postgres: str) -> str:
+    return postgres
 
 
 def _file(tmp_path: Path) -> Iterator[str]:
