@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import shutil
@@ -51,6 +52,8 @@ CHROMIUM_FLAGS = (
     "--disable-sync",
 )
 
+NUMBERS = itertools.count()
+
 # A shell lets what it runs in the background ignore Ctrl-C, and all that this starts; tests interrupt commands.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -74,13 +77,13 @@ def _nothing_is_left_behind() -> Iterator[None]:
 def _plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
-    # What was measured on the developer's machine must not show up in golden text.
-    state = tmp_path_factory.getbasetemp() / "state" / "measured.json"
-    monkeypatch.setenv("STEPGRADE_STATE", str(state))
-    # What waits for a server is each test's own.
-    monkeypatch.setenv("STEPGRADE_OUTBOX", str(tmp_path_factory.mktemp("outbox", numbered=True)))
-    # What another test, or the developer, has read before must not be taken for reading.
-    monkeypatch.setenv("STEPGRADE_CACHE", str(tmp_path_factory.mktemp("cache", numbered=True)))
+    # What another test, or the developer, has measured or read, or wants to send, is not this one's.
+    # mktemp would look at all folders that were made before it.
+    own = tmp_path_factory.getbasetemp() / "own" / str(next(NUMBERS))
+    for name in ("cache", "outbox"):
+        (own / name).mkdir(mode=0o700, parents=True)
+        monkeypatch.setenv(f"STEPGRADE_{name.upper()}", str(own / name))
+    monkeypatch.setenv("STEPGRADE_STATE", str(own / "state" / "measured.json"))
 
 
 class Ran:
@@ -120,6 +123,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_configure_node(node: Any) -> None:
     """Give a worker the order."""
     node.workerinput["seed"] = node.config.option.seed
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Number parameters that are bytes: two processes that pack the same may differ, by the time that gzip writes."""
+    return argname if isinstance(val, bytes) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
