@@ -33,3 +33,9 @@ def each_of(*patterns: str) -> list[Any]:
         pytest.param(path, id=path.name if path else "absent", marks=pytest.mark.samples)
         for path in found or [None]
     ]
+
+
+def put_samples_beside(copy: Path) -> None:
+    """Let a copy of this repository find the samples too."""
+    if ARE_HERE:
+        (copy.parent / _SHARED.name).symlink_to(_SHARED)

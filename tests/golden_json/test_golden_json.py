@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from stepgrade.cli import main
-from tests.conftest import SHARED
 from tests.golden_json.inputs import write_inputs
+from tests.samples import shared
 
 EXPECTED = Path(__file__).parent / "expected"
 SAMPLES = EXPECTED / "samples.json"
@@ -192,9 +192,7 @@ def test_every_command_with_json_has_a_case() -> None:
 
 def real_files() -> list[str]:
     """Return the real profiles, logs and snapshots that are beside this clone, by their path among the samples."""
-    folder = SHARED / "samples"
-    if not folder.is_dir():
-        return []
+    folder = shared("samples")
     found = (path for path in folder.rglob("*") if path.is_file() and path.name != "INDEX.tsv")
     return sorted(str(path.relative_to(folder)) for path in found if "history" not in path.parts)
 
@@ -215,22 +213,37 @@ def _shortened(value: Any) -> Any:
 
 
 @pytest.mark.samples
-@pytest.mark.parametrize("name", real_files() or [pytest.param("none", marks=pytest.mark.skip("no samples"))])
+def test_every_real_file_is_pinned(request: pytest.FixtureRequest) -> None:
+    kept = json.loads(SAMPLES.read_text(encoding="utf-8"))
+    if request.config.getoption("--update-golden"):
+        kept = {
+            name: kept.get(name, {}) for name in real_files()
+        }  # which the next test fills, when run again
+        write_samples(kept)
+    assert sorted(kept) == real_files()
+
+
+def write_samples(kept: dict[str, dict[str, str]]) -> None:
+    text = ",\n".join(f"{json.dumps(key)}: {json.dumps(kept[key])}" for key in sorted(kept))
+    SAMPLES.write_text(f"{{\n{text}\n}}\n", encoding="utf-8")
+
+
+@pytest.mark.samples
+@pytest.mark.parametrize("name", json.loads(SAMPLES.read_text(encoding="utf-8")))
 def test_every_field_of_real_files(
     name: str,
     capfd: pytest.CaptureFixture[str],
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(SHARED / "samples")
+    monkeypatch.chdir(shared("samples"))
     code = main(["score", name, "--format", "json"])
     out = capfd.readouterr().out
     found = {"exit_code": str(code), **(digests(json.loads(out)) if out else {})}
-    kept = json.loads(SAMPLES.read_text(encoding="utf-8")) if SAMPLES.exists() else {}
+    kept = json.loads(SAMPLES.read_text(encoding="utf-8"))
     if request.config.getoption("--update-golden"):
         kept[name] = found
-        text = ",\n".join(f"{json.dumps(key)}: {json.dumps(kept[key])}" for key in sorted(kept))
-        SAMPLES.write_text(f"{{\n{text}\n}}\n", encoding="utf-8")
+        write_samples(kept)
     assert found == kept[name]
 
 

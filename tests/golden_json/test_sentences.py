@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from stepgrade.cli import main
-from tests.conftest import SHARED
 from tests.golden_json.test_golden_json import EXPECTED, real_files
+from tests.samples import shared
 
 Card = dict[str, Any]
 Values = Iterator[float] | list[float]
@@ -186,7 +186,7 @@ def test_the_card_supports_what_it_says(name: str) -> None:
 def real_cards() -> dict[str, Card]:
     """Return the cards of the real files beside this clone, scored once."""
     found = {}
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(SHARED / "samples"):
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(shared("samples")):
         for number, name in enumerate(real_files()):
             path = Path(folder) / f"{number}.json"
             if main(["score", name, "--format", "json", "-o", str(path)]) in (0, 1) and path.exists():

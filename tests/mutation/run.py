@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.mutation.mutants import Mutant, choose, mutants
+from tests.samples import put_samples_beside
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
@@ -82,8 +83,7 @@ def copy_tree(target: Path) -> None:
         if (ROOT / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target / name)
-    if (ROOT.parent / "shared").is_dir():
-        (target.parent / "shared").symlink_to(ROOT.parent / "shared")
+    put_samples_beside(target)
 
 
 _MEASURE = """
