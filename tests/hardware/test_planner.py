@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,14 @@ def ranked(
     return rank_plans(shape, Figures(device=find_device(device)), run, request)
 
 
-LLAMA = ranked(configs.LLAMA3_70B)
-MIXTRAL = ranked(configs.MIXTRAL_8X7B)
+@cache
+def llama() -> Any:
+    return ranked(configs.LLAMA3_70B)
+
+
+@cache
+def mixtral() -> Any:
+    return ranked(configs.MIXTRAL_8X7B)
 
 
 def as_run(found: RankedPlan, run: Plan = RUN, devices: int = DEVICES) -> Plan:
@@ -65,11 +72,11 @@ def as_run(found: RankedPlan, run: Plan = RUN, devices: int = DEVICES) -> Plan:
     )
 
 
-@pytest.mark.parametrize(("config", "table"), [(configs.LLAMA3_70B, LLAMA), (configs.MIXTRAL_8X7B, MIXTRAL)])
+@pytest.mark.parametrize(("config", "table"), [(configs.LLAMA3_70B, llama), (configs.MIXTRAL_8X7B, mixtral)])
 def test_a_plans_memory_is_what_estimate_says(config: Any, table: Any, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
-    for found in table.plans:
+    for found in table().plans:
         setup = Setup(device="h100-sxm5-80gb", model=str(path), plan=as_run(found))
         memory = estimate(setup).memory
         assert memory is not None
@@ -78,27 +85,27 @@ def test_a_plans_memory_is_what_estimate_says(config: Any, table: Any, tmp_path:
 
 
 def test_plans_use_every_device_and_the_whole_batch() -> None:
-    assert len(LLAMA.plans) > 20
-    for found in LLAMA.plans:
+    assert len(llama().plans) > 20
+    for found in llama().plans:
         assert found.tensor * found.pipeline * found.context * found.replicas == DEVICES
         assert found.micro_batch * found.micro_batches * found.replicas == REQUEST.global_batch
         assert found.micro_batches >= found.pipeline
 
 
 def test_those_that_fit_come_first_and_the_fastest_of_them_first() -> None:
-    verdicts = [found.verdict for found in LLAMA.plans]
+    verdicts = [found.verdict for found in llama().plans]
     assert set(verdicts) <= {"fits", "too_close"}
     assert verdicts == sorted(verdicts)
-    speeds = [found.tok_s for found in LLAMA.plans if found.verdict == "fits"]
+    speeds = [found.tok_s for found in llama().plans if found.verdict == "fits"]
     assert speeds == sorted(speeds, reverse=True)
 
 
 def test_no_plan_is_faster_than_the_hardware() -> None:
-    assert all(0 < (found.mfu or 0) < 1 for found in LLAMA.plans)
+    assert all(0 < (found.mfu or 0) < 1 for found in llama().plans)
 
 
 def test_each_says_what_keeps_it_from_more() -> None:
-    for found in LLAMA.plans:
+    for found in llama().plans:
         reasons = {why.reason: why.share for why in found.why_not_better}
         assert sum(share or 0.0 for share in reasons.values()) < 1
         assert ("too_close" in reasons) == (found.verdict == "too_close")
@@ -125,7 +132,7 @@ def test_accelerate_and_transformers_understand_what_starts_a_plan() -> None:
     launch = pytest.importorskip("accelerate.commands.launch")
     arguments = pytest.importorskip("transformers").TrainingArguments
     known = {field.name for field in dataclasses.fields(arguments)}
-    for found in (found for found in LLAMA.plans if found.trainer in ("accelerate", "deepspeed")):
+    for found in (found for found in llama().plans if found.trainer in ("accelerate", "deepspeed")):
         words = found.flags.split(" --deepspeed ")[0].split()
         if found.trainer == "accelerate":
             parsed = launch.launch_command_parser().parse_args(words[2:])
@@ -137,7 +144,7 @@ def test_accelerate_and_transformers_understand_what_starts_a_plan() -> None:
 
 def test_torchtitan_is_asked_for_nothing_that_it_refuses() -> None:
     """It has no DDP beside another parallelism, two stages per device unless told, and whole stages."""
-    some = [found for found in (*LLAMA.plans, *MIXTRAL.plans) if found.trainer == "torchtitan"]
+    some = [found for found in (*llama().plans, *mixtral().plans) if found.trainer == "torchtitan"]
     assert {found.virtual for found in some} >= {1, 2, 4}
     for found in some:
         is_mixed = found.tensor * found.pipeline * found.context * found.expert > 1
@@ -151,17 +158,17 @@ def test_torchtitan_is_asked_for_nothing_that_it_refuses() -> None:
 
 def test_the_plan_of_a_published_recipe_is_among_the_best() -> None:
     """NVIDIA trains Llama 3 70B on 64 H100s with TP 4, PP 4 and CP 2, Mixtral 8x7B with PP 4 and EP 8."""
-    best = [(found.tensor, found.pipeline, found.context) for found in LLAMA.plans[:3]]
+    best = [(found.tensor, found.pipeline, found.context) for found in llama().plans[:3]]
     assert (4, 4, 2) in best
     found = next(
-        found for found in MIXTRAL.plans if (found.tensor, found.pipeline, found.expert) == (1, 4, 8)
+        found for found in mixtral().plans if (found.tensor, found.pipeline, found.expert) == (1, 4, 8)
     )
     assert found.verdict == "fits"
-    assert found.tok_s > 0.95 * MIXTRAL.plans[0].tok_s
+    assert found.tok_s > 0.95 * mixtral().plans[0].tok_s
 
 
 def test_whole_experts_are_a_plan_of_their_own() -> None:
-    whole = [found for found in MIXTRAL.plans if found.expert_tensor == 1]
+    whole = [found for found in mixtral().plans if found.expert_tensor == 1]
     assert whole
     assert all("--expert-tensor-parallel-size 1" in found.flags for found in whole)
     assert {found.trainer for found in whole} == {"megatron"}
