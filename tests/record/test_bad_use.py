@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -127,3 +129,13 @@ class TestBadUse:
 
     def test_words_are_logged_not_warned(self) -> None:
         assert logging.getLogger("stepgrade.record").level == logging.NOTSET
+
+
+def test_a_machine_without_a_temporary_folder(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('ran')")
+    command = f"ulimit -f 0; exec {sys.executable} -m stepgrade record train.py"
+    ran = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "no temporary files" in ran.stderr
+    assert "set TMPDIR" in ran.stderr
+    assert ran.stderr.count("\n") == 1

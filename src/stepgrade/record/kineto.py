@@ -60,7 +60,7 @@ def starting_profiler() -> Iterator[None]:
             yield
     finally:
         if level is None:
-            del os.environ[_LEVEL_VARIABLE]
+            os.environ.pop(_LEVEL_VARIABLE, None)
         else:
             os.environ[_LEVEL_VARIABLE] = level
         if _DAEMON_VARIABLE not in os.environ:  # with it the thread is there for others, and without us too

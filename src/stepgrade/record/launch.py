@@ -78,9 +78,14 @@ def run_recorded(
         os.getcwd()  # noqa: PTH109  asks for nothing but this
     except FileNotFoundError:  # it is gone
         path = Path(absolute_path(path))
-    with tempfile.TemporaryDirectory(prefix="stepgrade-", ignore_cleanup_errors=True) as folder:
-        session = Path(folder)
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="stepgrade-", ignore_cleanup_errors=True)
+        session = Path(folder.name)
         (session / OPTIONS).write_text(json.dumps({**options, "path": absolute_path(path)}))
+    except OSError as error:
+        hint = "set TMPDIR to a folder that can be written"
+        raise BadInput(f"no temporary files: {error.strerror or error}", where=words[0], hint=hint) from error
+    with folder:
 
         def look() -> None:
             steps = max((each.steps for each in _recorded(session, path)), default=0)
@@ -257,10 +262,18 @@ class _Witness:
 
 
 def _recorded(session: Path, path: Path) -> list[RecordedProcess]:
-    """Return what the processes of the session have recorded, in the order of their names."""
-    found = []
-    for claim in sorted(session.iterdir(), key=lambda claim: (len(claim.name), claim.name)):
-        content = b"" if claim.name.startswith(".") else claim.read_bytes()
+    """Return what the processes of the session have recorded, in the order of their names.
+
+    A training that clears the folder for temporary files takes these names with it.
+    """
+    found, claims = [], []
+    with suppress(FileNotFoundError):
+        claims = sorted(session.iterdir(), key=lambda claim: (len(claim.name), claim.name))
+    for claim in claims:
+        content = b""
+        if not claim.name.startswith("."):
+            with suppress(FileNotFoundError):
+                content = claim.read_bytes()
         if len(content) >= COUNTER.size:
             elsewhere = os.fsdecode(content[COUNTER.size :])  # where it is, if it could not be written here
             where = Path(elsewhere) if elsewhere else path.with_name(claim.name)

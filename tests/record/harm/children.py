@@ -147,6 +147,19 @@ CASES = {
         """,
         trains=True,
     ),
+    "a parent that ends before its child": Case(
+        """
+        train(6)
+        read, write = os.pipe()
+        if os.fork() == 0:
+            os.close(write)
+            os.read(read, 1)  # until there is no parent any more
+            open("of_the_child", "w").write(f"{train(5)} {bits()}")
+            sys.exit(3)
+        print(bits())
+        """,
+        trains=True,
+    ),
     "multiprocessing, forked": Case(
         """
         import multiprocessing as mp
@@ -330,6 +343,12 @@ CASES = {
         sys.exit(4)
         """,
         trains=True,
+    ),
+    "a terminal of its own": Case(
+        """
+        import pty
+        print(os.waitstatus_to_exitcode(pty.spawn(["sh", "-c", "tty >/dev/null && echo a terminal; exit 3"])))
+        """
     ),
     "a nested interpreter": Case(
         """

@@ -186,6 +186,18 @@ CASES = {
         """,
         trains=True,
     ),
+    "temporary files that it removes": Case(
+        """
+        import shutil, tempfile, time
+        train(4)
+        for name in os.listdir(tempfile.gettempdir()):
+            shutil.rmtree(os.path.join(tempfile.gettempdir(), name))
+        time.sleep(0.5)  # the command looks how far it is
+        print(train(6), bits(), os.listdir(tempfile.gettempdir()))
+        """,
+        trains=True,
+        line="mkdir tmp; TMPDIR=$PWD/tmp {run}",
+    ),
     "a directory that is gone": Case(
         """
         os.mkdir("below"); os.chdir("below"); os.rmdir("../below")
