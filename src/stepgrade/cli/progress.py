@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from stepgrade.units import show_bytes, show_ms
 
@@ -66,5 +66,6 @@ class ProgressLine:
             self._write(_CLEAR_LINE)
 
     def _write(self, text: str) -> None:
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        with suppress(OSError, ValueError):  # the terminal is gone: what is done goes on
+            sys.stderr.write(text)
+            sys.stderr.flush()

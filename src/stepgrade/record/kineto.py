@@ -2,7 +2,7 @@
 
 The first profiler of a process makes Kineto start a thread that looks for orders from outside and never ends.
 A child that is forked then waits forever for this thread when it exits, and Python warns of forks beside
-threads. A profiler needs the thread for nothing, so the one that came with ours is ended.
+threads. A profiler needs the thread for nothing, so the one that came with ours is ended, on Linux.
 """
 
 from __future__ import annotations

@@ -88,9 +88,10 @@ def run_recorded(
     with folder:
 
         def look() -> None:
-            steps = max((each.steps for each in _recorded(session, path)), default=0)
-            if steps and on_steps is not None:
-                on_steps(steps)
+            with suppress(Exception):  # whatever is wrong with what we show, the training goes on
+                steps = max((each.steps for each in _recorded(session, path)), default=0)
+                if steps and on_steps is not None:
+                    on_steps(steps)
 
         # Every Python that starts in it loads our `sitecustomize` first.
         before = os.environ.get("PYTHONPATH", "")
