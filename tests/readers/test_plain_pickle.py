@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import pickletools
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 import stepgrade as sg
 from stepgrade.errors import BadInput, TooLarge
 from stepgrade.readers import flight_recorder
-from stepgrade.readers.plain_pickle import DEEPEST, LONGEST_TEXT, decode
+from stepgrade.readers.plain_pickle import DEEPEST, LONGEST_TEXT, Row, decode
 from stepgrade.readers.source import ByteSource
 from tests.readers.snapshot.snapshots import train
 from tests.samples import shared
@@ -50,6 +51,116 @@ def refused(data: bytes, most_bytes: int = PLENTY) -> BadInput:
 def test_plain_values_are_what_python_makes_of_them(value: Any, protocol: int, size: int) -> None:
     data = pickle.dumps(value, protocol)
     assert repr(decode(parts(data, size), PLENTY)) == repr(pickle.loads(data))  # noqa: S301  our own
+
+
+SHARED = [{"name": "f", "line": 1}, {"name": "g", "line": 2}, "a text", 7]
+ROW_VALUES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.integers(0, 300)
+    | st.floats(allow_nan=False)
+    | TEXTS
+    | st.lists(st.sampled_from(SHARED), max_size=6)
+    | st.sampled_from(SHARED)
+    | VALUES
+)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> list[Any]:
+    """Return what a pickler writes as rows: a few shapes of dicts, again and again, among other values."""
+    shapes = draw(st.lists(st.lists(TEXTS, min_size=1, max_size=9, unique=True), min_size=1, max_size=3))
+    rows: list[Any] = [SHARED]
+    for keys in draw(st.lists(st.sampled_from(shapes), max_size=25)):
+        row = {key: draw(ROW_VALUES) for key in keys}
+        rows += draw(st.sampled_from([[row], [row, row], [[row]], [(row,)]]))
+    return rows
+
+
+def plain(value: Any) -> Any:
+    """Return rows as dicts, and tuples as lists, for which both may stand."""
+    if isinstance(value, Row):
+        return {key: plain(value.get(key)) for key in value[0]}
+    if isinstance(value, dict):
+        return {key: plain(one) for key, one in value.items()}
+    return [plain(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+@settings(deadline=None, max_examples=300)
+@given(tables(), st.sampled_from([2, 3, 4, 5]), st.sampled_from([7, 50, 1 << 16]))
+def test_rows_are_what_python_makes_of_them(value: Any, protocol: int, size: int) -> None:
+    data = pickle.dumps(value, protocol)
+    expected = pickle.loads(data)  # noqa: S301  our own
+    assert repr(decode(parts(data, size), PLENTY)) == repr(expected)
+    assert repr(plain(decode(parts(data, size), PLENTY, has_rows=True))) == repr(plain(expected))
+
+
+def many_rows(count: int) -> bytes:
+    frames = [{"name": "f", "line": n} for n in range(40)]
+    rows = [
+        {"action": "alloc", "addr": 10**12 + n, "size": 512, "frames": frames[n % 9 :]} for n in range(count)
+    ]
+    return pickle.dumps([frames, rows])
+
+
+def test_rows_are_found_and_take_less_memory() -> None:
+    data = many_rows(3000)
+    held = {}
+    for has_rows in (False, True):
+        tracemalloc.start()
+        value: Any = decode(parts(data, 1 << 16), PLENTY, has_rows=has_rows)
+        held[has_rows], _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        kinds = [type(row) for row in value[1]]
+        assert (
+            kinds.count(Row if has_rows else dict) >= 2990
+        )  # but for the first, and those between two chunks
+    assert held[True] < held[False] / 2
+    row: Any = value[1][1000]
+    assert ("addr" in row, "none" in row, row.get("none", 3)) == (True, False, 3)
+    assert value[1][1000].get("frames") is value[1][1009].get("frames"), "equal lists are one"
+
+
+@pytest.mark.parametrize(
+    "opcodes",
+    [
+        b"}\x94(h\x00h\x02u",  # a row that holds itself
+        b"}\x94(h\x00]\x94(h\x03eu",  # a list that does
+        b"}\x94(h\x00]\x94(h\x01euh\x03h\x01a",  # a list that grows behind its row
+        b"}\x94(h\x00K\x01uh\x02h\x00h\x01s",  # a row that does
+        b"}\x94(h\x01K\x01u",  # a key that is no text
+        b"}\x94(h\x00K\x01h\x00K\x02u",  # a key twice
+        b"}\x94(h\x00h\x50u",  # what was never kept
+        b"}\x94(h\x00j\xff\xff\xff\x7fu",
+        b"}\x94(h\x00]\x94(h\x50eu",
+        b"}\x94(" + b"h\x00K\x01" * 5000 + b"u",
+    ],
+)
+def test_rows_that_no_pickler_writes_end(opcodes: bytes) -> None:
+    data = b"\x80\x04](\x8c\x01k\x94)\x94" + opcodes + b"e."
+    for has_rows in (False, True):
+        try:
+            assert isinstance(decode(parts(data, 1 << 16), PLENTY, has_rows=has_rows), list)
+        except BadInput as error:
+            assert "do not fit together" in error.problem  # noqa: PT017  either will do
+
+
+def test_rows_of_many_shapes_cost_no_more_than_their_bytes() -> None:
+    """Only so many shapes become patterns; the rest goes opcode by opcode, with the same result."""
+    keys = [f"k{n}" for n in range(60)]
+    rows = [dict.fromkeys(keys[n % 29 : n % 29 + 1 + n % 31], n) for n in range(3000)]
+    data = pickle.dumps(rows)
+    assert decode(parts(data, 1 << 16), PLENTY) == rows
+    assert plain(decode(parts(data, 1 << 16), PLENTY, has_rows=True)) == rows
+
+
+def test_rows_nest_no_deeper_than_the_rest() -> None:
+    def nested(depth: int) -> bytes:
+        return b"\x80\x04]\x8c\x01k\x940".replace(b"0", b"") + b"(" * depth + b"}(h\x00K\x01u}(h\x00K\x01u"
+
+    assert "nests deeper" in refused(nested(DEEPEST)).problem
+    assert "cut off" in refused(nested(DEEPEST - 1)).problem
 
 
 def test_a_value_that_stands_in_two_places_is_one() -> None:
@@ -172,17 +283,30 @@ def test_memory_stays_within_the_limit_however_small_the_pieces(piece: bytes) ->
 
 
 def test_dicts_and_lists_are_within_the_limit_too() -> None:
-    for piece in (b"}h\x00Ns", b"]h\x00a", b"](h\x00h\x00h\x00e"):
-        data = b"\x80\x04\x8c\x01k\x94" + piece * 300_000
+    pieces = (
+        b"}h\x00Ns",
+        b"]h\x00a",
+        b"](h\x00h\x00h\x00e",
+        b"}(h\x00Nu",
+        b"}\x94(h\x00\x8c\x00\x94u",
+        b"}\x94(h\x00](h\x00h\x00h\x00eu",
+        b"}\x94(h\x00\x8a\x08########h\x01\x8c\x08########\x94u",  # numbers and texts that are all different
+    )
+    numbers = [number.to_bytes(8, "little") for number in range(60_000)]
+    for piece, has_rows in itertools.product(pieces, (False, True)):
+        made = (
+            [piece.replace(b"########", number) for number in numbers] if b"#" in piece else [piece] * 300_000
+        )
+        data = b"\x80\x04\x8c\x01k\x94\x8c\x01l\x94" + b"".join(made)
         tracemalloc.start()
         try:
             before, _ = tracemalloc.get_traced_memory()
             with pytest.raises(TooLarge):
-                decode(parts(data, 1 << 14), 4 << 20)
+                decode(parts(data, 1 << 14), 4 << 20, has_rows=has_rows)
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        assert peak - before < 5 << 20, piece
+        assert peak - before < 5 << 20, (piece, has_rows)
 
 
 def test_nesting_has_an_end() -> None:
@@ -207,15 +331,16 @@ def test_a_file_that_is_cut_off_is_refused(size: int) -> None:
 
 
 @settings(deadline=None, max_examples=300)
-@given(VALUES, st.data())
+@given(VALUES | tables(), st.data())
 def test_damage_ends_in_a_value_or_a_refusal(value: Any, data: st.DataObject) -> None:
     body = bytearray(pickle.dumps([value, value], data.draw(st.sampled_from([2, 4]))))
     for _ in range(data.draw(st.integers(1, 4))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
-    try:
-        decode(parts(bytes(body), 64), 1 << 24)
-    except BadInput:
-        return
+    for size, has_rows in ((64, False), (1 << 16, False), (1 << 16, True)):
+        try:
+            decode(parts(bytes(body), size), 1 << 24, has_rows=has_rows)
+        except BadInput:
+            continue
 
 
 def test_the_longest_text_is_read_and_a_longer_one_is_not() -> None:

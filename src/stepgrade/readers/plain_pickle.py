@@ -3,18 +3,38 @@
 `pickle.load` runs what the file says, and one of nine bytes makes it take gigabytes. Here only opcodes exist
 that make dicts, lists, tuples, texts and numbers. Nothing is sized by a number in the file: what a file makes
 grows with its bytes, and what it would take is compared with the limit while it is read.
+
+Large files hold the same few shapes of rows again and again: dicts under keys that were written before. Each
+shape becomes a pattern that finds the values of a whole row at once; all else goes opcode by opcode.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from struct import unpack
-from typing import Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from stepgrade.errors import BadInput
 from stepgrade.memory import check
 
 Plain: TypeAlias = bool | int | float | str | list["Plain"] | tuple["Plain", ...] | dict[str, "Plain"] | None
+
+# Of a row: a key is a text that was kept, and a value a number, a constant, what was kept, a short text, or a
+# list of what was kept. No two begin alike and none is given back, so that matching never starts over.
+_KEPT: Final = rb"(?:h.|j.{4})"
+_SHORT_TEXT: Final = b"|".join(rb"\x%02x.{%d}" % (size, size) for size in range(17))
+_NUMBER: Final = b"|".join(rb"\x%02x.{%d}" % (size, size) for size in range(10))
+_VALUE: Final = (
+    rb"(?>K.|M..|J.{4}|%b|\x8a(?>%b)|[N\x88\x89]|G.{8}|\x8c(?>%b)\x94?|\]\x94?(?>\(%b++e|%ba)?)"
+    % (_KEPT, _NUMBER, _SHORT_TEXT, _KEPT, _KEPT)
+)
+_ROW: Final = re.compile(rb"(?s)\}\x94?\((?>%b%b)++u" % (_KEPT, _VALUE))
+_PAIR: Final = re.compile(rb"(?s)(%b)%b" % (_KEPT, _VALUE))
+_KEPT_ONE: Final = re.compile(rb"(?s)%b" % _KEPT)
+_MOST_SHAPES: Final = 16  # a snapshot has five; each takes a millisecond to compile
+_MOST_KEYS: Final = 32
+_MOST_KNOWN: Final = 1 << 16  # values that are decoded once, by their bytes
 
 DEEPEST: Final = 32  # marks that are open at once; a memory snapshot has eight
 LONGEST_TEXT: Final = 1 << 16
@@ -27,7 +47,10 @@ _NUMBER_BYTES: Final = 48
 _ITEM_BYTES: Final = 16
 _PAIR_BYTES: Final = 64
 _CHARACTER_BYTES: Final = 4
-_GET, _LONG_GET, _MEMOIZE, _STOP = b"hj\x94."
+_GET, _LONG_GET, _MEMOIZE, _STOP, _DICT = b"hj\x94.}"
+_LIST, _TEXT, _DOUBLE, _LONG, _SIGNED = b"]\x8cG\x8aJ"
+_CONSTANTS: Final = {0x88: True, 0x89: False, ord("N"): None}
+_UNDONE: Final = "a row that is not whole yet"
 _FRAME_BYTES: Final = 8
 # What is refused, by what it would do.
 _CALLS: Final = "could run code"
@@ -44,10 +67,34 @@ _REFUSED: Final = {
 }
 
 
-def decode(chunks: Iterator[bytes], most_bytes: int) -> Plain:
-    """Return the value of a pickle; raise BadInput if it is not plain, TooLarge beyond `most_bytes`."""
+class Row(tuple[Any, ...]):
+    """A dict in less memory: where its keys stand, which all rows of a shape share, then its values."""
+
+    __slots__ = ()
+
+    def get(self, key: str, default: Plain = None) -> Plain:
+        """Return a value by its key."""
+        place = self[0].get(key)
+        return default if place is None else self[place]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self[0]
+
+
+class _Shape(NamedTuple):
+    """The rows with the same keys."""
+
+    pattern: re.Pattern[bytes]
+    places: dict[str, int]
+
+
+def decode(chunks: Iterator[bytes], most_bytes: int, *, has_rows: bool = False) -> Plain:
+    """Return the value of a pickle; raise BadInput if it is not plain, TooLarge beyond `most_bytes`.
+
+    With `has_rows` dicts may be a `Row`, and lists of what was kept before are tuples, equal ones the same.
+    """
     try:
-        return _Machine(chunks, most_bytes).run()
+        return _Machine(chunks, most_bytes, has_rows=has_rows).run()
     except (IndexError, TypeError):
         # A stack that is empty, or something that cannot hold what is put into it.
         raise BadInput("is a pickle that is damaged: its opcodes do not fit together") from None
@@ -56,8 +103,12 @@ def decode(chunks: Iterator[bytes], most_bytes: int) -> Plain:
 class _Machine:
     """The stack of a pickle, what it keeps to use again, and the bytes from a place on."""
 
-    def __init__(self, chunks: Iterator[bytes], most_bytes: int) -> None:
-        self._chunks, self._most_bytes = chunks, most_bytes
+    def __init__(self, chunks: Iterator[bytes], most_bytes: int, *, has_rows: bool) -> None:
+        self._chunks, self._most_bytes, self._has_rows = chunks, most_bytes, has_rows
+        self._shapes: list[_Shape] = []
+        # What the opcodes of values in rows stand for, by their bytes; texts and lists may be kept again.
+        self._known: dict[bytes, Plain] = {}
+        self._seen: dict[bytes, Any] = {}
         self.data, self.place = b"", 0
         self.before = 0  # bytes that were left behind
         self.is_last = False  # nothing comes after `data`
@@ -89,12 +140,104 @@ class _Machine:
                         raise IndexError
                     check(self.needed, self._most_bytes)
                     return self.stack[0]
+                elif code == _DICT and self._rows(place):
+                    continue
                 elif code in _OPCODES:
                     _OPCODES[code](self, code)
                 else:
                     name, why = _REFUSED.get(code, (f"{code:#04x}", "is not known"))
                     raise self._refusal(name, why)
                 self.needed += _ITEM_BYTES
+
+    def _rows(self, begin: int) -> bool:
+        """Make all rows of one shape that begin here; return False where there is none."""
+        if len(self.marked) >= DEEPEST:
+            return False
+        for number, shape in enumerate(self._shapes):
+            self.place = begin
+            self._read_rows(shape)
+            if self.place > begin:
+                self._shapes.insert(0, self._shapes.pop(number))  # more of them will come
+                return True
+        self.place = begin + 1
+        row = _ROW.match(self.data, begin) if len(self._shapes) < _MOST_SHAPES else None
+        if row is None:
+            return False
+        keys = _PAIR.findall(row[0], row[0].index(b"(") + 1)
+        names = {name: place for place, name in enumerate(map(self._value, keys), 1) if type(name) is str}
+        if len(names) != len(keys) or len(keys) > _MOST_KEYS:
+            return False
+        pairs = b"".join(re.escape(key) + b"(%b)" % _VALUE for key in keys)
+        self._shapes.append(_Shape(re.compile(rb"(?s)\}\x94?\(%bu" % pairs), names))
+        return self._rows(begin)
+
+    def _read_rows(self, shape: _Shape) -> None:
+        data, memo, known, value_of = self.data, self.memo, self._known, self._value
+        match, places = shape.pattern.match, shape.places
+        size = _OBJECT_BYTES + len(places) * (
+            _NUMBER_BYTES if self._has_rows else _NUMBER_BYTES + _PAIR_BYTES
+        )
+        while self.needed <= self._most_bytes and (found := match(data, self.place)):
+            own = len(memo)
+            is_kept = data[self.place + 1] == _MEMOIZE
+            if is_kept:
+                memo.append(_UNDONE)
+            values = [known[part] if part in known else value_of(part) for part in found.groups()]
+            row: Any = Row((places, *values)) if self._has_rows else dict(zip(places, values, strict=True))
+            if is_kept:
+                memo[own] = row
+            self.stack.append(row)
+            self.needed += size
+            self.place = found.end()
+
+    def _value(self, part: bytes) -> Plain:
+        """Return what the opcodes of one value in a row stand for, and keep it if they say so."""
+        code = part[0]
+        if code == _TEXT:
+            text = self._seen.get(part)
+            if text is None:
+                text = part[2 : 2 + part[1]].decode(errors="replace")
+                self._remember(self._seen, part, text)
+            if len(part) > 2 + part[1]:
+                self.memo.append(text)
+            return text
+        if code == _LIST:
+            return self._list(part)
+        if code in (_GET, _LONG_GET):
+            value = self.memo[int.from_bytes(part[1:], "little")]
+            if value is _UNDONE:  # a row that holds itself
+                raise TypeError
+        elif code == _DOUBLE:
+            value = unpack(">d", part[1:])[0]
+        elif code in _CONSTANTS:
+            value = _CONSTANTS[code]
+        else:
+            is_long = code == _LONG
+            value = int.from_bytes(part[1 + is_long :], "little", signed=is_long or code == _SIGNED)
+        self._remember(self._known, part, value)
+        return value
+
+    def _list(self, part: bytes) -> Plain:
+        is_kept = part[1:2] == b"\x94"
+        items = self._seen.get(part)
+        if items is None:
+            first = 1 + is_kept
+            items = tuple(
+                map(self._value, _KEPT_ONE.findall(part, first + (part[first : first + 1] == b"(")))
+            )
+            self._remember(self._seen, part, items)
+        value: Plain = items if self._has_rows else [*items]
+        if not self._has_rows:
+            self.needed += _OBJECT_BYTES + len(items) * _ITEM_BYTES
+        if is_kept:
+            self.memo.append(value)
+        return value
+
+    def _remember(self, values: dict[bytes, Any], part: bytes, value: object) -> None:
+        if len(values) >= _MOST_KNOWN:
+            values.clear()
+        values[part] = value
+        self.needed += _OBJECT_BYTES + len(part) * _CHARACTER_BYTES
 
     def _move(self) -> int:
         """Read on until there is enough for any opcode, or the source ends; return up to where it is."""
@@ -175,7 +318,7 @@ class _Machine:
         self.stack.append(self._part(size).decode(errors="replace"))
 
     def constant(self, code: int) -> None:
-        self.stack.append({0x88: True, 0x89: False, ord("N"): None}[code])
+        self.stack.append(_CONSTANTS[code])
 
     def empty(self, code: int) -> None:
         self.needed += _OBJECT_BYTES

@@ -12,6 +12,7 @@ import pytest
 import stepgrade as sg
 from stepgrade.errors import BadInput
 from stepgrade.model.memory import Memory
+from stepgrade.readers import plain_pickle
 from tests.readers.snapshot.snapshots import MIB, Recorded, train
 from tests.samples import shared
 
@@ -159,6 +160,42 @@ def test_the_same_list_in_many_places_is_read_once(tmp_path: Path) -> None:
     for segment in value["segments"]:
         segment["blocks"] = blocks
     assert read(tmp_path, pickle.dumps(value)).peak_bytes is not None
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("sizes", [1 << 10, 1 << 26])
+def test_rows_give_what_dicts_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: int, sizes: int
+) -> None:
+    """Entries are read as rows of a few shapes; opcode by opcode the result is the same."""
+    run = train(steps=4)
+    for number, entry in enumerate(run.entries):
+        entry |= {"compile_context": "/".join("NA"), "frames": [*entry["frames"]]}
+        if number % 5 == 0:
+            del entry["time_us"], entry["stream"]
+        if number % 7 == 0:
+            entry["addr"] = str(entry["addr"])
+    run.fail(9 * MIB, sizes)
+    path = tmp_path / "s.pickle"
+    path.write_bytes(pickle.dumps(run.value(), protocol))
+    fast = sg.score(sg.load(path)).to_json()
+    monkeypatch.setattr(plain_pickle, "_MOST_SHAPES", 0)
+    assert sg.score(sg.load(path)).to_json() == fast
+
+
+def test_sizes_beyond_all_memory_are_refused(tmp_path: Path) -> None:
+    value = train().value()
+    grown = {
+        "action": "segment_alloc",
+        "addr": 1,
+        "size": (1 << 53) - 1,
+        "stream": 0,
+        "time_us": 1,
+        "frames": [],
+    }
+    value["device_traces"][0][:0] = [dict(grown) for _ in range(1100)]
+    with pytest.raises(BadInput, match="more than any memory"):
+        read(tmp_path, pickle.dumps(value))
 
 
 def test_a_snapshot_of_nothing_is_refused(tmp_path: Path) -> None:

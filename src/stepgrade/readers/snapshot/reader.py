@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -23,13 +25,13 @@ from stepgrade.model.allocations import (
 from stepgrade.model.events import NONE, Longs
 from stepgrade.model.memory import Holder, OutOfMemory
 from stepgrade.model.notes import Note
-from stepgrade.naming.python_frames import read_frame
+from stepgrade.naming.python_frames import PythonFrame, read_frame
 from stepgrade.readers.base import text_of
-from stepgrade.readers.plain_pickle import Plain, decode
+from stepgrade.readers.plain_pickle import Plain, Row, decode
 from stepgrade.readers.source import ByteSource
 from stepgrade.units import show_bytes, show_count
 
-Row = Mapping[str, Plain]
+Entry: TypeAlias = dict[str, Plain] | Row
 
 _OPTIMIZER_FILE = re.compile(r"(?:^|[/\\])optim(?:izers?)?[/\\.]|[/\\]optimizer\.py$")
 # Where modules make their parameters, or move them to the device.
@@ -40,6 +42,8 @@ _LONGEST_PATH = 1000
 _LARGEST = 1 << 53  # a time of today in microseconds, or an address, and no more
 _GROWS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 _CHANGES = {"alloc": 1, "free_completed": -1}
+_FIELDS = ("action", "size", "addr", "time_us", "device_free", "frames")
+_COLUMNS = 6  # of an event: time, change, address, phase, maker, reserved after it
 
 
 class _Stack(NamedTuple):
@@ -59,8 +63,8 @@ class _Held(NamedTuple):
 
 def read_snapshot(source: ByteSource) -> MemoryRecording:
     """Return the allocations of the device with most of them."""
-    snapshot = decode(source.chunks(), source.memory_bytes)
-    if not isinstance(snapshot, dict) or not isinstance(snapshot.get("segments"), list):
+    snapshot = decode(source.chunks(), source.memory_bytes, has_rows=True)
+    if not isinstance(snapshot, dict | Row) or not isinstance(snapshot.get("segments"), list | tuple):
         raise BadInput("is a pickle, and no memory snapshot: it has no segments")
     traces = [_rows(trace) for trace in _once(_list(snapshot, "device_traces"))] or [[]]
     segments = _rows(_list(snapshot, "segments"))
@@ -77,12 +81,12 @@ def read_snapshot(source: ByteSource) -> MemoryRecording:
     )
     spans, optimizer = _optimizer_spans(_rows(_list(snapshot, "external_annotations")))
     history = walk_history(traces[busiest], spans)
-    if not held.allocated and not history.rows:
+    table = history.rows
+    if not held.allocated and not len(table):
         raise BadInput("is a memory snapshot in which nothing is allocated")
     # What happened is counted back from what is held at the end.
     base = max(held.allocated - history.allocated, 0)
     reserved_base = max(held.reserved - history.reserved, 0)
-    table = np.array(history.rows, np.int64).reshape(-1, 6)
     return MemoryRecording(
         file=source.name,
         format="snapshot",
@@ -103,7 +107,7 @@ def read_snapshot(source: ByteSource) -> MemoryRecording:
         reserved_bytes=held.reserved,
         largest_free_bytes=held.largest_free,
         step_ends=tuple(history.step_ends),
-        retries=history.retries if history.rows else None,
+        retries=history.retries if len(table) else None,
         failed=failure_in(history, base, reserved_base),
         contents=_contents(history, len(own), held, snapshot),
         notes=_notes(history),
@@ -113,7 +117,7 @@ def read_snapshot(source: ByteSource) -> MemoryRecording:
 class _History(NamedTuple):
     """What happened on a device, entry by entry; amounts count from its first one."""
 
-    rows: list[tuple[int, int, int, int, int, int]]  # time, change, address, phase, maker, reserved after
+    rows: Longs  # of _COLUMNS each
     makers: dict[Holder, int]
     allocated: int
     reserved: int
@@ -123,37 +127,56 @@ class _History(NamedTuple):
     failed: tuple[int, int, int, int, str | None] | None  # asked, free, allocated, reserved, where
 
 
-def walk_history(entries: Sequence[Row], spans: Sequence[tuple[int, int]]) -> _History:
+def walk_history(entries: Sequence[Entry], spans: Sequence[tuple[int, int]]) -> _History:
     """Return what the entries say; `spans` are the optimizer's steps."""
-    stacks: dict[int, _Stack] = {}
+    stacks = _Stacks()
     makers: dict[Holder, int] = {}
-    rows: list[tuple[int, int, int, int, int, int]] = []
-    reserved = allocated = 0
+    rows = array("q")
+    reserved = allocated = count = 0
     failed, retries, gave_back, step_ends = None, 0, False, list[int]()
-    for entry in entries:
-        action, size = text_of(entry.get("action")), _size(entry, "size")
+    for action, size, address, time_ns, free, frames in _fields_of(entries):
         if action in _GROWS:
             reserved += _GROWS[action] * size
             # An allocator that finds no room gives back what it holds, and asks for more again.
             retries += gave_back and _GROWS[action] > 0
             gave_back = _GROWS[action] < 0
             continue
-        stack = _stack(entry, stacks)
+        stack = stacks.read(frames)
         if action == "oom":
-            failed = (size, _size(entry, "device_free"), allocated, reserved, stack.maker.where)
+            failed = (size, free, allocated, reserved, stack.maker.where)
         if action not in _CHANGES or not size:
             continue
-        time_ns = _size(entry, "time_us") * 1000 if "time_us" in entry else NONE
         while len(step_ends) < len(spans) and spans[len(step_ends)][1] < time_ns:
-            step_ends.append(len(rows))
+            step_ends.append(count)
         in_step = len(step_ends) < len(spans) and spans[len(step_ends)][0] <= time_ns
         phase = IN_OPTIMIZER if in_step and stack.phase != IN_ZERO_GRAD else stack.phase
         maker = makers.setdefault(stack.maker, len(makers))
         change = _CHANGES[action] * size
-        rows.append((time_ns, change, _size(entry, "addr"), phase, maker, reserved))
+        try:
+            rows.extend((time_ns, change, address, phase, maker, reserved))
+        except OverflowError:
+            raise BadInput("is a memory snapshot whose sizes add up to more than any memory") from None
+        count += 1
         allocated += change
-    has_frames = any(stack.phase != IN_BACKWARD for stack in stacks.values())
-    return _History(rows, makers, allocated, reserved, step_ends, retries, has_frames, failed)
+    table = np.frombuffer(rows, np.int64).reshape(-1, _COLUMNS)
+    return _History(table, makers, allocated, reserved, step_ends, retries, stacks.has_python, failed)
+
+
+def _fields_of(entries: Sequence[Entry]) -> Iterator[tuple[str, int, int, int, int, Plain]]:
+    """Yield action, size, address, time, free memory and frames of each entry."""
+    places, pick = None, itemgetter(0)
+    for entry in entries:
+        if isinstance(entry, Row):
+            if (
+                entry[0] is not places
+            ):  # rows of one shape share this dict; it stands for what they do not have
+                places = entry[0]
+                pick = itemgetter(*(places.get(name, 0) for name in _FIELDS))
+            action, size, address, time_us, free, frames = pick(entry)
+        else:
+            action, size, address, time_us, free, frames = map(entry.get, _FIELDS)
+        time_ns = _number(time_us) * 1000 if "time_us" in entry else NONE
+        yield text_of(action), _number(size), _number(address), time_ns, _number(free), frames
 
 
 def failure_in(history: _History, base: int, reserved_base: int) -> OutOfMemory | None:
@@ -180,32 +203,47 @@ def _known_phases(change: Longs, phase: Longs) -> Longs:
     return phase[last]
 
 
-def _stack(entry: Row, known: dict[int, _Stack]) -> _Stack:
-    """Return what the frames of an entry say; those of many entries are one list, which is read once."""
-    frames = entry.get("frames")
-    if not isinstance(frames, list):
-        frames = []
-    if id(frames) in known:
-        return known[id(frames)]
-    op = where = None
-    phase = IN_BACKWARD  # autograd's threads run no Python
-    for frame in frames:  # the innermost is first
-        if not isinstance(frame, dict):
-            continue
-        path, name = (
-            text_of(frame.get("filename"), _LONGEST_PATH),
-            text_of(frame.get("name"), _LONGEST_PATH),
-        )
-        if not path.endswith((".py", ">")):
-            continue
-        phase = _phase_of_frame(path, name, phase)
-        read = read_frame(f"{path}({_size(frame, 'line')}): {name}")
-        op = op or read.name
-        where = where or (read.where if read.is_user else None)
-    found = _Stack(Holder(bytes=0.0, op=op, where=where), phase)
-    if frames:
-        known[id(frames)] = found
-    return found
+class _Stacks:
+    """What the frames of entries say; a list of them, or a frame, is in many entries and is read once."""
+
+    def __init__(self) -> None:
+        self.has_python = False
+        self._known: dict[int, _Stack] = {}
+        self._frames: dict[int, tuple[str, str, PythonFrame] | None] = {}
+
+    def read(self, frames: Plain) -> _Stack:
+        """Return who asked for an allocation, and in which pass."""
+        if not isinstance(frames, list | tuple):
+            frames = ()
+        known = self._known.get(id(frames))
+        if known is not None:
+            return known
+        op = where = None
+        phase = IN_BACKWARD  # autograd's threads run no Python
+        for frame in frames:  # the innermost is first
+            if id(frame) not in self._frames:
+                self._frames[id(frame)] = _read_frame(frame)
+            read = self._frames[id(frame)]
+            if read is not None:
+                phase = _phase_of_frame(read[0], read[1], phase)
+                op = op or read[2].name
+                where = where or (read[2].where if read[2].is_user else None)
+        found = _Stack(Holder(bytes=0.0, op=op, where=where), phase)
+        if frames:
+            self._known[id(frames)] = found
+            self.has_python = self.has_python or phase != IN_BACKWARD
+        return found
+
+
+def _read_frame(frame: Plain) -> tuple[str, str, PythonFrame] | None:
+    """Return file, function and what they say of a frame in Python, else None."""
+    if not isinstance(frame, dict | Row):
+        return None
+    path = text_of(frame.get("filename"), _LONGEST_PATH)
+    if not path.endswith((".py", ">")):
+        return None
+    name = text_of(frame.get("name"), _LONGEST_PATH)
+    return path, name, read_frame(f"{path}({_size(frame, 'line')}): {name}")
 
 
 def _phase_of_frame(path: str, name: str, inside: int) -> int:
@@ -219,7 +257,7 @@ def _phase_of_frame(path: str, name: str, inside: int) -> int:
     return IN_SETUP if name in _MAKES_MODULES and _MODULE_FILE.search(path) else IN_FORWARD
 
 
-def _optimizer_spans(annotations: Sequence[Row]) -> tuple[list[tuple[int, int]], str]:
+def _optimizer_spans(annotations: Sequence[Entry]) -> tuple[list[tuple[int, int]], str]:
     """Return when the optimizer's steps began and ended, and its class."""
     spans, began, kind = list[tuple[int, int]](), None, ""
     for note in annotations:
@@ -235,7 +273,7 @@ def _optimizer_spans(annotations: Sequence[Row]) -> tuple[list[tuple[int, int]],
     return sorted(spans), kind
 
 
-def _contents(history: _History, segments: int, held: _Held, snapshot: Row) -> dict[str, str]:
+def _contents(history: _History, segments: int, held: _Held, snapshot: Entry) -> dict[str, str]:
     settings = snapshot.get("allocator_settings")
     known = settings if isinstance(settings, dict) else {}
     contents = {
@@ -249,7 +287,7 @@ def _contents(history: _History, segments: int, held: _Held, snapshot: Row) -> d
 
 def _notes(history: _History) -> tuple[Note, ...]:
     notes = []
-    if not history.rows:
+    if not len(history.rows):
         text = "The history of allocations was not recorded: only what is held at the end is known."
         notes.append(Note("no_memory_history", text))
     elif not history.has_frames:
@@ -258,33 +296,36 @@ def _notes(history: _History) -> tuple[Note, ...]:
     return tuple(notes)
 
 
-def _is_active(block: Row) -> bool:
+def _is_active(block: Entry) -> bool:
     return text_of(block.get("state")).startswith("active")
 
 
-def _device_of(segment: Row) -> int:
+def _device_of(segment: Entry) -> int:
     return _size(segment, "device")
 
 
-def _list(row: Row, key: str) -> list[Plain]:
+def _list(row: Entry, key: str) -> Sequence[Plain]:
     found = row.get(key)
-    return found if isinstance(found, list) else []
+    return found if isinstance(found, list | tuple) else []
 
 
-def _once(lists: Sequence[Plain]) -> Iterator[list[Plain]]:
+def _once(lists: Sequence[Plain]) -> Iterator[Sequence[Plain]]:
     """Yield the lists; one that stands in several places, as only a made-up file has it, is taken once."""
     seen: set[int] = set()
     for found in lists:
-        is_new = isinstance(found, list) and (not found or id(found) not in seen)
+        is_new = isinstance(found, list | tuple) and (not found or id(found) not in seen)
         seen.add(id(found))
-        yield found if is_new and isinstance(found, list) else []
+        yield found if is_new and isinstance(found, list | tuple) else []
 
 
-def _rows(values: Sequence[Plain]) -> list[dict[str, Plain]]:
-    return [value for value in values if isinstance(value, dict)]
+def _rows(values: Sequence[Plain]) -> list[Entry]:
+    return [value for value in values if isinstance(value, dict | Row)]
 
 
-def _size(row: Row, key: str) -> int:
+def _size(row: Entry, key: str) -> int:
+    return _number(row.get(key))
+
+
+def _number(value: Plain) -> int:
     """Return a number of a row, 0 where it is none, or none that makes sense."""
-    value = row.get(key, 0)
     return value if type(value) is int and 0 <= value < _LARGEST else 0
