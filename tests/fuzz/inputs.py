@@ -27,6 +27,7 @@ from tests.fuzz.samples import (
     MODEL,
     SAMPLES,
     card,
+    clusters,
     journal,
     logs,
     profiles,
@@ -171,10 +172,15 @@ def _changes(dice: random.Random) -> list[str]:
 
 
 def _of_ranks(dice: random.Random) -> Input:
+    """Return ranks in files of their own, or in one: some are damaged, and some wait for each other."""
+    ranks = dice.choice((*clusters(), *clusters(), (traces()[2],) * dice.choice((1, 2, 3))))
+    share = dice.choice((0.3, 1.0))
     files = {
-        f"runs/rank{n}.json": packed(damaged(traces()[2], dice), dice) for n in range(dice.choice((1, 2, 3)))
+        f"runs/rank{n}.json": packed(damaged(text, dice), dice) if n == 0 or dice.random() < share else text
+        for n, text in enumerate(ranks)
     }
-    files["runs/other.json"] = damaged(profiles()[0], dice)
+    if dice.random() < 0.3:
+        files["runs/other.json"] = damaged(profiles()[0], dice)
     command = dice.choice(("score", "score", "score", "whatif"))
     words, to = asked(command, dice)
     return Input(

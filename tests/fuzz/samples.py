@@ -21,6 +21,7 @@ import msgspec
 import stepgrade as sg
 from stepgrade.store import NewRun, open_history
 from tests.builders import make_step_profile
+from tests.cluster import Planned, kineto_of, simulate
 from tests.kineto_text import kineto_text
 from tests.readers.logs.generated import DIALECTS, EVENTS, Plan, generate
 from tests.readers.nsys.export import two_ranks
@@ -60,6 +61,26 @@ def traces() -> tuple[bytes, ...]:
     texts.append(json.dumps(small).encode())
     texts.append(_everything_traced())
     return tuple(texts)
+
+
+@cache
+def clusters() -> tuple[tuple[bytes, ...], ...]:
+    """Return traces of ranks that wait for each other in collectives: one file each, and all in one."""
+    found = []
+    for plan in (
+        Planned(world=2, tensor=2, pipeline=1, steps=6),
+        Planned(world=4, tensor=2, pipeline=1, steps=2),
+    ):
+        slow = plan._replace(slow_rank=1)
+        files = tuple(kineto_of(rank, events, slow) for rank, events in simulate(slow))
+        found.append(files)
+        documents = [json.loads(text) for text in files]
+        for rank, document in enumerate(documents):
+            for event in document["traceEvents"]:
+                event["pid"], event["args"] = rank, {**event.get("args", {}), "rank": rank}
+        merged = [event for document in documents for event in document["traceEvents"]]
+        found.append((json.dumps({"traceEvents": merged}).encode(),))
+    return tuple(found)
 
 
 def _everything_traced() -> bytes:

@@ -211,13 +211,12 @@ def _column(at: Place, dice: random.Random, other: Any) -> None:
     value, factor, shift = (
         dice.choice(VALUES),
         dice.choice(FACTORS),
-        dice.choice((0, -1e9, -1e15, 1e15, 2**62, 0.5)),
+        dice.choice((0, -1500, 5e4, -5e4, 1e5, -1e9, -1e15, 1e15, 2**62, 0.5)),
     )
     how = dice.randrange(6)
-    share = dice.choice((1.0, 1.0, 0.5, 0.1))
-    for row in rows:
+    for row in _some_rows(rows, keys, dice):
         inner = row.get(key)
-        if dice.random() > share or _has_secret(inner):
+        if _has_secret(inner):
             continue
         if how == 0 and key in row:
             del row[key]
@@ -233,6 +232,24 @@ def _column(at: Place, dice: random.Random, other: Any) -> None:
                 if not _has_secret(row.get(keys[0])) and not _has_secret(row)
                 else inner
             )
+
+
+def _some_rows(rows: list[dict[Any, Any]], keys: list[str], dice: random.Random) -> list[dict[Any, Any]]:
+    """Return all rows, those from one on, a part of them, or those of one process, name or kind."""
+    match dice.randrange(6):
+        case 0 | 1:
+            return rows
+        case 2:
+            return rows[dice.randrange(len(rows)) :]
+        case 3:
+            share = dice.choice((0.5, 0.1))
+            return [row for row in rows if dice.random() < share]
+        case _:
+            by = dice.choice(
+                [key for key in ("pid", "tid", "cat", "name", "ph") if key in keys] or keys or [""]
+            )
+            wanted = dice.choice(rows).get(by)
+            return [row for row in rows if row.get(by) == wanted]
 
 
 def _cross(at: Place, dice: random.Random, other: Any) -> None:
