@@ -68,8 +68,10 @@ class Connection(http.client.HTTPConnection):
                 self.request(method, target, body, headers)
                 answer = self.getresponse()
                 text = answer.read(most_bytes + 1)
-            except (OSError, http.client.HTTPException):
+            except (OSError, http.client.HTTPException, ValueError, OverflowError) as error:
                 self.close()
+                if isinstance(error, ValueError | OverflowError):  # of odd lengths, from deep within
+                    raise http.client.HTTPException("the answer is not HTTP") from error
                 if is_fresh or time.monotonic() > self._ends:
                     raise
                 continue
