@@ -45,7 +45,8 @@ def render(
     """Return a result as text in one of FORMATS, a gate's report also in the others of GATE_FORMATS.
 
     `width` and `color` are for the terminal; `flags` has other names for parameters that notes mention.
-    Only scorecards, comparisons and gate reports have a page in HTML. Raise BadOption for anything else.
+    Only scorecards, comparisons and gate reports have a page in HTML. All but terminal and JSON show paths
+    without what they tell of this machine. Raise BadOption for anything else.
     """
     names = (f"{base.__module__}.{base.__qualname__}" for base in type(result).__mro__)
     found = next((_CONTENT[name] for name in names if name in _CONTENT), None)
@@ -61,6 +62,10 @@ def render(
         from stepgrade.report.names import json_text  # noqa: PLC0415  each format imports what it needs
 
         return json_text(result.to_json()) + "\n"
+    if to != "terminal":
+        from stepgrade.report.own_paths import without_own_paths  # noqa: PLC0415  as above
+
+        result = without_own_paths(result)
     if to == "html":
         if kind not in _WITH_PAGE or function != "blocks":
             raise BadOption(

@@ -19,6 +19,7 @@ from stepgrade.model.scorecard import UNGRADED, Scorecard
 from stepgrade.model.tracks import Counter, RanksTogether, RankTracks, Track
 from stepgrade.report.content.scorecard import gain, headline
 from stepgrade.report.names import shortened
+from stepgrade.report.own_paths import OwnPaths, without_own_paths
 from stepgrade.trace.tracks import RankCollector, lay
 from stepgrade.units import NS_PER_MS, show_ms
 
@@ -58,10 +59,12 @@ class Shown(NamedTuple):
 def write(card: Scorecard, traces: Iterable[Trace], out: BinaryIO) -> Shown | None:
     """Write the traces of a run's ranks with what was found in them; each is taken in turn and not kept."""
     collector = RankCollector()
+    paths = OwnPaths(card)
+    card = paths.without(card)
     heads: list[_Head] = []
     with tempfile.TemporaryFile() as spool:
         for place, rank in enumerate(map(collector.add, traces)):
-            heads.append(_Head.of(rank))
+            heads.append(_Head.of(rank)._replace(file=paths.short(rank.file)))
             for part in _rank_packets(rank, place, heads[-1].extent[0]):
                 spool.write(part)
             del rank
@@ -369,8 +372,10 @@ def _rank_packets(rank: RankTracks, place: int, begin_ns: int) -> Iterator[bytes
         used[column] = True  # NONE is the last, which no text has
     interned = [_field(3, _field(1, _OPERATION_IID) + _field(2, "operation"))]
     interned.append(_field(3, _field(1, _STEP_IID) + _field(2, "step")))
-    for number in np.flatnonzero(used[:-1]).tolist():
-        text = _field(1, number + 1) + _field(2, shortened(rank.strings[number], _NAME_CELLS))
+    numbers = np.flatnonzero(used[:-1]).tolist()
+    names = without_own_paths([rank.strings[number] for number in numbers])
+    for number, name in zip(numbers, names, strict=True):
+        text = _field(1, number + 1) + _field(2, shortened(name, _NAME_CELLS))
         interned += [_field(field, text) for field in (1, 2, 29)]
     first = _field(_FLAGS, _STATE_CLEARED) + _field(_DEFAULTS, _field(_CLOCK_ID, _OWN_CLOCK))
     yield _packet(first, _field(_INTERNED, b"".join(interned)), sequence=place + 2)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stepgrade.errors import MissingExtra
 from stepgrade.model.notes import Result
 from stepgrade.report.html.page import PageFrame, compose, policy
+from stepgrade.report.own_paths import without_own_paths
 
 if TYPE_CHECKING:
     from stepgrade.compare.parity import ParityReport
@@ -23,6 +24,7 @@ def page_of(kind: str, result: Result, flags: Mapping[str, str]) -> str:
 
 def framed_page(kind: str, result: Result, frame: PageFrame) -> tuple[str, str]:
     """Return the page of a result with a server's links above it, and the policy that it keeps to."""
+    result = without_own_paths(result)
     view: dict[str, Any] = import_module(f"stepgrade.report.html.{kind}").view(result, {})
     return compose(f"{kind}.html", view, result, frame), policy()
 
@@ -32,6 +34,6 @@ def card_for_notebooks(result: Scorecard | ParityReport) -> str | None:
     from stepgrade.report.html.notebook import compact  # noqa: PLC0415  notebooks only
 
     try:
-        return compact(result)
+        return compact(without_own_paths(result))
     except MissingExtra:
         return None

@@ -1,0 +1,89 @@
+"""Reports that are passed on hold no path of the machine that wrote them: home, user and mount stay there.
+
+A path is shown from the topmost folder on that has a file in the report: of /home/me/proj/train.py and
+/home/me/proj/pkg/model.py that is train.py and pkg/model.py. What is for the user alone, the terminal and the
+JSON, keeps whole paths.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from msgspec import Struct, structs
+
+_T = TypeVar("_T")
+_NOT_INSIDE = r"(?<![\w.~/\\:-])"
+_PART = r"[^\s/\\:*?\"'<>|`(),;]+"
+# With a file's ending: names of operations begin with a slash as well.
+_PATH = re.compile(rf"{_NOT_INSIDE}(?:[A-Za-z]:[\\/]|/)(?:{_PART}[\\/])*{_PART}\.[A-Za-z]\w*")
+_WHOLE = re.compile(r"(?:[A-Za-z]:[\\/]|[\\/])[^\n]*\.[A-Za-z]\w*(?::\d+)?")
+
+
+class OwnPaths:
+    """How the paths in a result are shown to others."""
+
+    def __init__(self, result: object) -> None:
+        folders: set[str] = set()
+        for text in _texts(result):
+            for name in text.split(", "):
+                paths = [name] if _WHOLE.fullmatch(name) else _PATH.findall(name)
+                folders |= {re.sub(r"[\\/]+[^\\/]*$", "", path) for path in paths}
+        folders.discard("")
+        tops = [
+            one
+            for one in folders
+            if not any(one.startswith((f"{other}/", f"{other}\\")) for other in folders)
+        ]
+        escaped = "|".join(re.escape(top) for top in sorted(tops, key=len, reverse=True))
+        self._tops = re.compile(rf"{_NOT_INSIDE}(?:{escaped})[\\/]+") if tops else None
+        home = os.path.expanduser("~").rstrip("/\\")  # noqa: PTH111  as it is in texts
+        self._home = re.compile(rf"{_NOT_INSIDE}{re.escape(home)}(?=[\\/]|$)") if len(home) > 1 else None
+
+    def short(self, text: str) -> str:
+        """Return a text with its paths as others may see them."""
+        if "/" not in text and "\\" not in text:
+            return text
+        text = self._tops.sub("", text) if self._tops else text
+        return self._home.sub("~", text) if self._home else text
+
+    def without(self, value: _T) -> _T:
+        """Return a result, or a part of one, with its texts as others may see them."""
+        changed: Any = value
+        if isinstance(value, str):
+            changed = self.short(value)
+        elif isinstance(value, Struct):
+            new = {
+                name: self.without(old) for name in value.__struct_fields__ if (old := getattr(value, name))
+            }
+            new = {name: one for name, one in new.items() if one is not getattr(value, name)}
+            changed = structs.replace(value, **new) if new else value
+        elif isinstance(value, dict):
+            changed = {self.without(key): self.without(one) for key, one in value.items()}
+        elif isinstance(value, list | tuple) and not all(isinstance(one, int | float) for one in value):
+            parts = [self.without(one) for one in value]
+            changed = type(value)._make(parts) if hasattr(value, "_make") else type(value)(parts)
+        return changed  # type: ignore[no-any-return]
+
+
+def without_own_paths(result: _T) -> _T:
+    """Return a result as it may be passed on."""
+    return OwnPaths(result).without(result)
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield every text in a result that may hold a path."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, str):
+            if "/" in one or "\\" in one:
+                yield one
+        elif isinstance(one, Struct):
+            waiting += [getattr(one, name) for name in one.__struct_fields__]
+        elif isinstance(one, dict):
+            waiting += [*one, *one.values()]
+        elif isinstance(one, list | tuple) and not all(isinstance(part, int | float) for part in one):
+            waiting += one
