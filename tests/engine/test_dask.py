@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import stepgrade as sg
@@ -130,3 +131,44 @@ def test_a_scheduler_that_is_not_there_is_said(
     assert ran.code == 2
     assert "no Dask scheduler answers at 127.0.0.1:9" in ran.err
     assert "Traceback" not in ran.err
+
+
+def patch_workers(answers: str) -> None:
+    """Run on a worker: let it answer with something else."""
+    import stepgrade.engine.on_dask as module
+    from stepgrade.engine.base import Outcome
+
+    def answer(_: str, items: list[Any], topic: str) -> Any:
+        distributed.get_worker().log_event(topic, "no event of ours")
+        distributed.get_worker().log_event(topic, (10**9, -1))
+        return {
+            "none": None,
+            "too few": [],
+            "no bytes": [1] * len(items),
+            "no outcome": [b"\xc1"] * len(items),
+            "deep": [b"\x91" * 100_000] * len(items),
+            "another version": [msgspec.msgpack.encode(Outcome(version="0"))] * len(items),
+            "no result": [msgspec.msgpack.encode(Outcome(result=b"\xc1"))] * len(items),
+            "another result": [msgspec.msgpack.encode(Outcome(result=b"\x80"))] * len(items),
+            "raises": 1 / 0 if answers == "raises" else None,
+        }[answers]
+
+    module.run_batch = answer
+
+
+ODD = ["none", "too few", "no bytes", "no outcome", "deep", "another version", "no result", "another result"]
+
+
+def test_workers_that_answer_something_else(
+    cluster: Any, tmp_path: Path, stepgrade: Callable[..., Ran]
+) -> None:
+    """Their bytes are decoded by a schema: one line and an exit code, whatever they hold."""
+    write_ranks(tmp_path, PLAN)
+    engine = cluster.scheduler_address.replace("tcp://", "dask://")
+    for answers in (*ODD, "raises"):
+        with distributed.Client(cluster) as client:
+            client.run(patch_workers, answers)
+        ran = stepgrade("score", tmp_path, "--engine", engine, "--no-cache")
+        assert ran.code in (2, 3), (answers, ran.err)
+        assert "Traceback" not in ran.err
+        assert ran.err.count("\n") == 1, (answers, ran.err)

@@ -120,7 +120,7 @@ def decode_outcome(data: bytes, who: str) -> Outcome:
     """Return what a worker sent; raise EngineFailed where it is of another version than this process."""
     try:
         outcome = from_msgpack(data, Outcome)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, TypeError, UnicodeError, RecursionError) as error:
         hint = f"install stepgrade {__version__} where the workers run"
         raise EngineFailed(f"{who} answers in another version's way", hint=hint) from error
     if outcome.version != __version__:

@@ -1,4 +1,8 @@
-"""Job on Dask: a cluster of this machine's processes, or the scheduler that the user has."""
+"""Job on Dask: a cluster of this machine's processes, or the scheduler that the user has.
+
+Outcomes are bytes with a schema, but Dask's own messages are pickled: whoever can write to the scheduler's
+network can run code in this process. docs/trust.md says so.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from stepgrade._version import __version__
+from stepgrade.decoding import from_builtins
 from stepgrade.engine.base import TRIES, Done, Job, ReportItem, decode_outcome, died, now_and_then, run_item
 from stepgrade.errors import BadOption, EngineFailed, MissingExtra
 
@@ -107,14 +112,15 @@ class OnDask:
         while left:
             one = came.get()
             if isinstance(one, tuple):  # an event: when, and what
-                place, done_bytes = one[1]
-                yield int(place), int(done_bytes)
+                with suppress(msgspec.ValidationError):  # anybody on the cluster can write some
+                    place, done_bytes = from_builtins(one[1], tuple[int, int])
+                    if 0 <= place < len(work.job.items):
+                        yield place, done_bytes
                 continue
             left -= 1
             batch = futures[one]
-            try:
-                answers = one.result()
-            except self._dask.scheduler.KilledWorker:
+            answers = self._answers(one, len(batch))
+            if answers is None:
                 again += [[place] for place in batch]
                 continue
             for place, answer in zip(batch, answers, strict=True):
@@ -124,6 +130,20 @@ class OnDask:
             yield from self._run(work._replace(places=again), came, tries - 1)
         else:
             yield from (Done(place, died("ended")) for batch in again for place in batch)
+
+    def _answers(self, future: Any, count: int) -> list[Any] | None:
+        """Return a worker's answers, None where it died; raise EngineFailed where it gave something else."""
+        try:
+            answers = future.result()
+        except self._dask.scheduler.KilledWorker:
+            return None
+        except self._lost:
+            raise
+        except Exception as error:  # what is raised on purpose comes back as an outcome
+            raise EngineFailed(f"a Dask worker failed with {type(error).__name__}") from error
+        if not isinstance(answers, list) or len(answers) != count:
+            raise EngineFailed("a Dask worker answered with something else than was asked for")
+        return answers
 
     def _wait_for_workers(self) -> None:
         try:
@@ -136,11 +156,11 @@ class OnDask:
         """Raise EngineFailed where a worker lacks this package, or has another version of it."""
         # What runs there is Python's own: a task of ours that cannot be unpacked there would never end.
         found = self._client.run(pkgutil.resolve_name, "stepgrade._version:__version__", on_error="return")
-        for worker, version in sorted(found.items()):
+        for worker, version in found.items():
             if isinstance(version, ImportError | AttributeError):
                 hint = f"install stepgrade {__version__} where the workers run"
                 raise EngineFailed(f"the Dask worker at {worker} has no stepgrade", hint=hint)
-            if isinstance(version, str) and version != __version__:
+            if not isinstance(version, Exception) and version != __version__:
                 problem = f"the Dask worker at {worker} has stepgrade {version}, this process {__version__}"
                 raise EngineFailed(problem, hint="install the same version in both places")
 

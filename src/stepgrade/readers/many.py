@@ -21,7 +21,7 @@ from stepgrade.decoding import from_msgpack
 from stepgrade.engine import Job, cores, open_engine
 from stepgrade.engine.base import Report, run_item
 from stepgrade.engine.cache import Cache, cache_folder, key_of
-from stepgrade.errors import BadInput, TooLarge
+from stepgrade.errors import BadInput, EngineFailed, TooLarge
 from stepgrade.memory import default_limit
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import Profile
@@ -214,6 +214,8 @@ def read_files(
                 read[place] = structs.replace(found, ranks=shared)
             except BadInput as error:
                 unread[place] = error
+            except (msgspec.DecodeError, TypeError, UnicodeError, RecursionError) as error:
+                raise EngineFailed("a worker answered with something else than a rank") from error
             if len(unread) > options.most_unreadable * len(files):
                 raise unreadable_ranks(files, unread)
             report(place, files[place].size_bytes)
