@@ -6,13 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from stepgrade.cli.dispatch import COMMANDS
 from stepgrade.errors import crash_text, without_tokens
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Ran
+from tests.store.hostile_server import hostile_server
 
 CANARY = "sg_canary0123456789SECRET"
 # Each way to be odd, as bytes of the environment; what could be recognised of them is the canary.
@@ -158,3 +160,46 @@ def test_words_that_are_no_secrets_stay(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "disabled-here")
     assert without_tokens("branch main, disabled-here") == "branch main, disabled-here"
     assert crash_text("branch main, disabled-here") == "branch main, disabled-here"
+
+
+@pytest.mark.parametrize(
+    "toml",
+    [
+        'history = "{url}"',
+        '[history]\nurl = "{url}"',
+        '[server]\nurl = "{url}"\ntoken = "x"',
+        '[gate]\nhistory = "{url}"',
+        '[gate]\nagainst = "{url}"',
+        '[files]\noutbox = "{url}"',
+        "",
+    ],
+)
+def test_no_file_of_a_checkout_names_where_the_token_goes(
+    toml: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stepgrade: Callable[..., Ran]
+) -> None:
+    """Neither stepgrade.toml nor anything else that a pull request can bring redirects the token."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STEPGRADE_TOKEN", CANARY)
+    with hostile_server() as server:
+        port = server.url.split(":")[2].split("/")[0]
+        files = {
+            "stepgrade.toml": toml.format(url=server.url),
+            ".env": f"STEPGRADE_HISTORY={server.url}\nHTTPS_PROXY=http://127.0.0.1:{port}\n",
+            ".netrc": f"machine 127.0.0.1 login a password {server.url}\n",
+            ".git/config": f'[http]\nproxy = http://127.0.0.1:{port}\n[remote "origin"]\nurl = {server.url}\n',
+            ".git/HEAD": "ref: refs/heads/main\n",
+            ".stepgrade/config": server.url,
+            ".stepgrade/outbox/run-1.json": json.dumps({"server": server.url, "key": "k", "body": {}}),
+        }
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+        codes = [
+            stepgrade("score", RUN, "--device", "gb10", "--save").code,
+            stepgrade("gate", RUN, "--device", "gb10", "--against", "history:main", "--save").code,
+            stepgrade("history", "list").code,
+            stepgrade("history", "push", "--to", SERVER).code,
+        ]
+        assert server.seen == []
+    assert set(codes) <= {0, 1, 2, 3}
+    assert codes[0] == (2 if toml else 0)  # what it does not know in the file it refuses

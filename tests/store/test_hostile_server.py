@@ -102,7 +102,7 @@ def is_acknowledged(server: Hostile) -> bool:
     head, _, body = server.odd.partition(b"\r\n\r\n")
     try:
         number = json.loads(body)["id"]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return False
     return b" 200 " in head and isinstance(number, int) and number is not True and number > 0
 
