@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -69,6 +69,15 @@ class Server:
         """Kill the server as a crash of it would: without a word."""
         self._process.kill()
         self._process.wait(timeout=30)
+
+    def processes(self) -> list[int]:
+        """Return its processes, one for each connection among them."""
+        found = [self._process.pid]
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):  # gone by now
+                if int(path.read_text().rpartition(")")[2].split()[1]) == self._process.pid:
+                    found.append(int(path.parent.name))
+        return found
 
     def stop(self) -> None:
         """Stop this one process."""

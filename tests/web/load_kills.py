@@ -30,7 +30,7 @@ UPLOADERS, READERS = 4, 4
 UPLOADS_PER_S = 8.0
 PAGES = ("/", "/p/default/runs", "/p/default/trend", "/p/default/findings", "/p/default/alerts", "/readyz")
 RUNS = "/api/v1/projects/default/runs"
-_WARM_S = 10.0
+_WARM_S = 30.0  # it imports what a page needs when it is first asked for
 _PAUSES_S = (3.0, 15.0)  # between two kills
 # The database dies most often, so that a server lives long enough for its memory to be watched.
 _VICTIMS = ("database",) * 13 + ("server",) * 4 + ("both",) * 3

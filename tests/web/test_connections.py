@@ -158,6 +158,12 @@ def test_an_answer_is_sent_before_the_connection_is_cut(few: Live) -> None:
         assert one.recv(100).startswith(b"HTTP/1.1 408 ")
 
 
+def test_an_assistant_opens_no_stream_of_events(few: Live) -> None:
+    """Nothing would ever come, and the connection would be kept for as long as one likes."""
+    pytest.importorskip("mcp", reason="the SDK of the protocol is not installed")
+    assert asked(few.port, "/mcp") == 405
+
+
 def test_the_server_stops_whatever_its_clients_do(place: str) -> None:
     server = Live(place, *FEW)
     with ExitStack() as stack:
@@ -240,6 +246,10 @@ ODD: tuple[Callable[[], bytes], ...] = (
     lambda: b"GET /p/%00 HTTP/1.1\r\n" + HOST + b"\r\n",
     lambda: b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     lambda: b"\r\n" * 10_000,
+    lambda: (
+        b"POST /mcp HTTP/1.1\r\n" + HOST + b"content-type: application/json\r\ncontent-length: 1000\r\n\r\n{"
+    ),
+    lambda: b"POST /mcp HTTP/1.1\r\n" + HOST + b"content-length: 9999999\r\n\r\n" + b"x" * 9_999_999,
     lambda: IDLE * 2_000,
 )
 

@@ -21,7 +21,7 @@ _CLOSE_S = 2.0
 class Pool:
     """Connections that are opened when needed, at most `size`, and kept until `close`."""
 
-    def __init__(self, place: str | None, size: int = 10) -> None:
+    def __init__(self, place: str | None, size: int = 12) -> None:
         self._url, self.name = place_of(place)
         self._free: queue.LifoQueue[Database | None] = queue.LifoQueue()
         for _ in range(size):

@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 # Any number will do, as long as all stepgrades use the same: it keeps two from migrating at once.
 _MIGRATION_LOCK = 0x73677264
 _CONNECT_S = 10
+# A server that is gone without a word is noticed within a minute, not when the system gives up after hours.
+_KEEP_ALIVE = {
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
 _VERSION_TABLE = "create table if not exists stepgrade_version (number integer not null)"
 
 
@@ -32,7 +39,7 @@ class PostgresDatabase:
         driver = _driver()
         try:
             self._connection: psycopg.Connection[Row] = driver.connect(
-                url, autocommit=True, connect_timeout=_CONNECT_S
+                url, autocommit=True, connect_timeout=_CONNECT_S, **_KEEP_ALIVE
             )
         except driver.Error as error:
             problem = f"no connection: {str(error).strip()}"

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any
 
+import anyio
 from msgspec import Struct
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stepgrade.errors import BadOption, MissingExtra
 from stepgrade.store.history import History
@@ -19,6 +20,10 @@ from stepgrade.web.access import Identity, Refused
 from stepgrade.web.answers import Roots
 from stepgrade.web.assistant import make_assistant, opened_by_request
 from stepgrade.web.calls import Endpoint, Server
+from stepgrade.web.reading import read_body
+
+_MOST_BODY = 1 << 20
+_AT_ONCE = 2
 
 
 class Mounted(Struct, frozen=True):
@@ -33,6 +38,7 @@ class _Guarded:
 
     def __init__(self, server: Server, inner: ASGIApp) -> None:
         self._server, self._inner = server, inner
+        self._room = anyio.CapacityLimiter(_AT_ONCE)  # so that pages never wait for a connection to the store
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -42,10 +48,19 @@ class _Guarded:
             access.check_names(request, settings)
             access.check_origin(request, settings)
             who = await calls.in_thread(self._server.limiter, self._identify, request)
+            body = await read_body(request, _MOST_BODY)
         except Refused as refused:
             answer = calls.problem(nothing, request, refused.status, refused.problem)
             await calls.with_headers(answer, settings)(scope, receive, send)
             return
+        except ClientDisconnect:
+            return
+        parts = [body]
+
+        async def replay() -> Message:
+            if parts:
+                return {"type": "http.request", "body": parts.pop(), "more_body": False}
+            return await receive()
 
         @contextmanager
         def opens(project: str) -> Iterator[History]:
@@ -56,7 +71,8 @@ class _Guarded:
 
         token = opened_by_request.set(opens)
         try:
-            await self._inner(scope, receive, send)
+            async with self._room:
+                await self._inner(scope, replay, send)
         finally:
             opened_by_request.reset(token)
 
@@ -82,9 +98,11 @@ def mounted_assistant(server: Server) -> Mounted | None:
     # Names and origins are checked above, for every way to be reached.
     unchecked = TransportSecuritySettings(enable_dns_rebinding_protection=False)
     inner = assistant.streamable_http_app(
-        json_response=True, stateless_http=True, max_request_body_size=1 << 20, transport_security=unchecked
+        json_response=True,
+        stateless_http=True,
+        max_request_body_size=_MOST_BODY,
+        transport_security=unchecked,
     )
     manager = assistant.session_manager
-    return Mounted(
-        route=Route("/mcp", _Guarded(server, inner), methods=["POST", "GET", "DELETE"]), running=manager.run
-    )
+    # No GET: it would open a stream of events that never come, and keep its connection for ever.
+    return Mounted(route=Route("/mcp", _Guarded(server, inner), methods=["POST"]), running=manager.run)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from stepgrade.web.connections import GuardedLoop
 
 _VARIABLE = "STEPGRADE_SERVER_SETTINGS"  # how the processes of one server get their settings
-_STOP_S = 20
+_STOP_S = 10
 _BACKLOG = 1_000
 _OTHER_FILES = 256  # the store, profiles, and places that are left for /healthz
 _LEAST_CONNECTIONS = 64

@@ -13,7 +13,7 @@ from stepgrade.errors import StepgradeError
 
 LOG = logging.getLogger("stepgrade.web")
 _ROUND_S = 2.0
-_MOST_WAIT_S = 300.0
+_MOST_WAIT_S = 60.0
 # A round is a few queries; one that waits for a locked store takes a minute.
 _STALLED_S = 180.0
 _STOP_S = 3.0
