@@ -23,7 +23,7 @@ def packed(text: bytes, dice: random.Random) -> bytes:
     chance = dice.random()
     if chance < 0.85:
         return text
-    made = dice.choice((_gzipped, _gzipped, _gzipped, _zipped, _tarred))(text, dice)
+    made = dice.choice((_gzipped, _gzipped, _gzipped, _in_zstd, _zipped, _tarred))(text, dice)
     return made if dice.random() < 0.6 else damaged_bytes(made, dice, 8)
 
 
@@ -51,6 +51,24 @@ def _gzipped(text: bytes, dice: random.Random) -> bytes:
             return dice.choice((zlib.compress(text, 1), zlib.compress(text, 1)[2:-4]))
         case _:
             return zipped
+
+
+def _in_zstd(text: bytes, dice: random.Random) -> bytes:
+    """Return frames of zstd that hold the text as it is: one or two blocks, a frame to skip, a size that is wrong."""
+    half = len(text) // 2 if dice.random() < 0.3 else 0
+    frames = []
+    if dice.random() < 0.2:
+        frames.append(b"\x50\x2a\x4d\x18" + (4).to_bytes(4, "little") + b"skip")
+    for part in (text[:half], text[half:]) if half else (text,):
+        size = len(part) if dice.random() < 0.9 else dice.choice((0, 1, 2**31, 2**32 - 1))
+        head = b"\x28\xb5\x2f\xfd\xa0" + size.to_bytes(4, "little")
+        blocks = [part[at : at + 100_000] for at in range(0, len(part), 100_000)] or [b""]
+        for place, block in enumerate(blocks):
+            kind = 0 if dice.random() < 0.95 else dice.randrange(4)  # as it is; repeated; packed; none
+            is_last = place + 1 == len(blocks)
+            head += (len(block) << 3 | kind << 1 | is_last).to_bytes(3, "little") + block
+        frames.append(head)
+    return b"".join(frames)
 
 
 def _zipped(text: bytes, dice: random.Random) -> bytes:
