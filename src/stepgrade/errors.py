@@ -7,6 +7,7 @@
     │   ├── TooLarge            more bytes than the limit allows
     │   ├── BadHistory          a history that cannot be opened, read or written
     │   │   ├── NoHistory       there is none at that place yet
+    │   │   ├── DamagedHistory  a part of it makes no sense; the others may be read
     │   │   ├── Unreachable     the server that has it does not answer
     │   │   ├── OddAnswer       what answers is not a stepgrade server, or not of a version that we know
     │   │   ├── NotLetIn        it wants another token, or none was given
@@ -26,6 +27,7 @@ Anything else that escapes is a bug in stepgrade and keeps its traceback.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Mapping
 from typing import Self
@@ -37,6 +39,14 @@ EXIT_NOT_MEASURED = 3
 EXIT_BUG = 70
 
 
+# What the machine refuses, whatever the program is: not a bug of ours where nobody has foreseen it.
+_REFUSALS = frozenset(
+    {
+        *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG, errno.ENOLCK, errno.ESTALE),
+        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EACCES, errno.EPERM, errno.EPIPE),
+        *(errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.ENOTCONN),
+    }
+)
 # Longer than any name of ours: comparing more would only take time.
 _MOST_NAME = 60
 _OUR_SECRETS = "STEPGRADE_TOKEN|STEPGRADE_SMTP_PASSWORD|PGPASSWORD|AWS_SECRET_ACCESS_KEY|AWS_SESSION_TOKEN"
@@ -111,6 +121,16 @@ def without_tokens(text: str, names: str = _OUR_SECRETS, least: int = _LEAST_OF_
     return text
 
 
+def refusal_of(error: Exception) -> str | None:
+    """Return what the machine would not do, such as to write to a full disk; None for any other error."""
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return "the system starts no more threads (end other programs, or raise the limit: ulimit -u)"
+    if not isinstance(error, OSError) or error.errno not in _REFUSALS:
+        return None
+    where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+    return f"{where}the system refused: {error.strerror or error}"
+
+
 class StepgradeError(Exception):
     """Say what is wrong, where, and what to do next."""
 
@@ -167,6 +187,10 @@ class TooLarge(BadInput):
 
 class BadHistory(BadInput):
     """A history that cannot be opened, read or written."""
+
+
+class DamagedHistory(BadHistory):
+    """A part of the history makes no sense; other parts may be read."""
 
 
 class NoHistory(BadHistory):

@@ -6,8 +6,8 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import BinaryIO
 
@@ -31,14 +31,18 @@ def write_whole(path: str | os.PathLike[str], data: bytes, *, new_mode: int = MO
 
 
 def write_by(
-    path: str | os.PathLike[str], write: Callable[[BinaryIO], object], *, new_mode: int = MODES["all"]
+    path: str | os.PathLike[str],
+    write: Callable[[BinaryIO], object],
+    *,
+    new_mode: int = MODES["all"],
+    only_new: bool = False,
 ) -> None:
     """Put a new file in the place of `path`, safe on the disk when this returns; raise OSError.
 
     An interrupt, a full disk or a power failure leaves the old file as it was. A file keeps its permissions,
     owner and attributes as far as the system allows; a write-protected one is refused, and a new one gets
     `new_mode` as far as the umask allows. A device or a pipe is written to. A link is replaced, not followed,
-    and other hard links keep the old content.
+    and other hard links keep the old content. With `only_new` an existing file raises FileExistsError.
     """
     target = os.fspath(path)
     old = None
@@ -60,20 +64,41 @@ def write_by(
                 _copy_attributes(target, old, draft)
             os.fsync(draft.fileno())
             if os.name == "posix":  # while it is open, and so locked
-                os.replace(draft.name, target)  # noqa: PTH105  as above
+                _move(draft.name, target, only_new=only_new)
         if os.name != "posix":  # where a file that is open cannot be moved
-            os.replace(draft.name, target)  # noqa: PTH105  as above
+            _move(draft.name, target, only_new=only_new)
     except BaseException:  # an interrupt leaves nothing behind either
         with suppress(OSError):
             os.unlink(draft.name)  # noqa: PTH108  as above
         raise
-    # That the name means the new file is written in the folder; some systems cannot sync a folder.
-    with suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
+
+
+def _move(draft: str, target: str, *, only_new: bool) -> None:
+    """Give the draft its name, on the disk too; with `only_new` no file of that name is replaced."""
+    is_linked = False
+    if only_new:
+        try:
+            os.link(draft, target)
+            is_linked = True
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without links
+            os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, MODES["owner"]))
+    if is_linked:
+        with suppress(OSError):  # it has two names now, and the next writer removes this one
+            os.unlink(draft)  # noqa: PTH108  as above
+    else:
+        os.replace(draft, target)  # noqa: PTH105  as above
+    try:
+        handle = os.open(os.path.dirname(target) or ".", os.O_RDONLY)  # noqa: PTH120  as above
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
+    except OSError as error:
+        # Some systems sync no folder, and one that may be written may be closed to readers.
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
 
 
 def is_mine(status: os.stat_result) -> bool:
@@ -127,7 +152,7 @@ def _new_draft(folder: str, mode: int) -> BinaryIO:
             opener = partial(os.open, mode=mode)
             draft = open(name, "xb", opener=opener)  # noqa: SIM115  the caller closes it
             _lock(draft.fileno())
-            _remove_stale_drafts(folder, os.fstat(draft.fileno()).st_mtime)
+            _remove_stale_drafts(folder, draft.fileno())
             return draft
 
 
@@ -143,9 +168,10 @@ def _lock(handle: int) -> bool:
     return False
 
 
-def _remove_stale_drafts(folder: str, now: float) -> None:
-    """Remove what killed processes left in the folder; `now` is by the clock of its file system."""
+def _remove_stale_drafts(folder: str, draft: int) -> None:
+    """Remove what killed processes left in the folder of a new draft."""
     with suppress(OSError), os.scandir(folder) as entries:
+        now = os.fstat(draft).st_mtime  # by the clock of the file system
         folder = os.path.abspath(folder)  # noqa: PTH100  as above
         if folder in _cleaned:
             return
@@ -164,3 +190,20 @@ def _remove_stale_drafts(folder: str, now: float) -> None:
                     os.close(handle)
                 if is_abandoned:
                     os.unlink(entry.path)  # noqa: PTH108  as above
+
+
+@contextmanager
+def scratch_folder() -> Iterator[str]:
+    """Give a folder that is removed at the end; raise OSError when there can be none."""
+    import shutil  # noqa: PLC0415  few commands need it
+    import tempfile  # noqa: PLC0415  as above
+
+    folder = tempfile.mkdtemp(prefix="stepgrade-")
+    try:
+        yield folder
+    finally:
+        # What was done in it does not fail because the folder stays; what is refused once may pass later.
+        for _ in range(2):
+            with suppress(OSError):
+                shutil.rmtree(folder)
+                break

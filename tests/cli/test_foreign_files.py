@@ -44,14 +44,14 @@ __all__ = ["place", "server"]
 Place = tuple[str, str]
 # Each scene, and the functions with a call that removes or replaces something which it runs.
 SCENES: dict[str, list[Place]] = {
-    "reports": [("files.py", "write_by"), ("files.py", "_remove_stale_drafts")],
+    "reports": [("files.py", "write_by"), ("files.py", "_move"), ("files.py", "_remove_stale_drafts")],
     "cache": [("engine/cache.py", "Cache._trim")],
     "journal": [("record/journal.py", "Journal.append"), ("files.py", "write_by")],
     "script": [("record/script.py", "ScriptRecorder._name_file")],
-    "temporary": [("readers/kineto/workers.py", "start")],
+    "temporary": [("files.py", "scratch_folder"), ("readers/kineto/workers.py", "start")],
     "dask": [("engine/on_dask.py", "OnDask.close")],
     "outbox": [("store/remote.py", "RemoteHistory._send_all")],
-    "copies": [("store/sqlite.py", "copy_sqlite")],
+    "copies": [("files.py", "_move")],
     "rows": [
         ("store/history.py", "History.remove"),
         ("store/team.py", "Team.remove_project"),

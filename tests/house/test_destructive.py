@@ -19,7 +19,6 @@ OWN_ROWS = "rows of our own tables, and of one project, token or session alone"
 # tests/cli/test_foreign_files.py.
 AUDITED = {
     ("cli/gate.py", "_write", "open"): "appends to the file that GitHub names for the job's summary",
-    ("cli/open.py", "run", "TemporaryDirectory"): TEMPORARY,
     ("cli/output.py", "_write_file", "write_by"): NAMED,
     ("cli/output.py", "write_bytes.packed", "GzipFile"): "packs into the draft of write_by",
     ("cli/streams.py", "_let_go", "open"): "the null device",
@@ -34,7 +33,6 @@ AUDITED = {
     ("engine/cache.py", "_read_ours", "open"): "reads only",
     ("engine/on_dask.py", "OnDask.__init__", "mkdtemp"): "a new directory",
     ("engine/on_dask.py", "OnDask.close", "rmtree"): "that directory; rmtree follows no link",
-    ("engine/pool.py", "ProcessPool.__init__", "TemporaryDirectory"): TEMPORARY,
     ("engine/pool.py", "serve", "fdopen"): "a pipe to the parent process",
     ("files.py", "_remove_stale_drafts", "open"): "opens to lock, and writes nothing",
     ("files.py", "_new_draft", "open"): "creates a new name, never an existing one",
@@ -43,8 +41,13 @@ AUDITED = {
         "_remove_stale_drafts",
         "unlink",
     ): "our exact names, regular, this user's, old, locked by nobody",
+    ("files.py", "_move", "link"): "a name that is not taken yet",
+    ("files.py", "_move", "open"): "creates that name where there are no links",
+    ("files.py", "_move", "replace"): NAMED,
+    ("files.py", "_move", "unlink"): "the draft, which has its own name by then",
+    ("files.py", "scratch_folder", "mkdtemp"): "a new directory",
+    ("files.py", "scratch_folder", "rmtree"): "that directory; rmtree follows no link",
     ("files.py", "write_by", "open"): "a device or a pipe that the user names",
-    ("files.py", "write_by", "replace"): NAMED,
     ("files.py", "write_by", "unlink"): "the draft that this call has made",
     ("files.py", "write_whole", "write_by"): NAMED,
     (
@@ -52,12 +55,9 @@ AUDITED = {
         "keep_measured",
         "write_whole",
     ): "a file of measurements, or none: others are refused",
-    ("readers/again.py", "read_again", "TemporaryDirectory"): TEMPORARY,
     ("readers/archives.py", "copy_member", "open"): "creates a new name in a temporary directory",
     ("readers/kineto/workers.py", "start", "TemporaryFile"): "has no name",
     ("readers/kineto/workers.py", "start", "ftruncate"): "that file, or memory",
-    ("readers/load.py", "read_archive", "TemporaryDirectory"): TEMPORARY,
-    ("readers/source.py", "ByteSource.path", "TemporaryDirectory"): TEMPORARY,
     ("readers/source.py", "ByteSource.path", "open"): "in that temporary directory",
     ("readers/sqlite.py", "SqliteFile.__init__", "connect"): "mode=ro and immutable=1: reads only",
     (
@@ -100,8 +100,12 @@ AUDITED = {
     ): "nothing is written before it is known to be ours",
     ("store/sqlite.py", "_make_file", "open"): "creates a new name, and leaves an existing file alone",
     ("store/sqlite.py", "_schema_of", "connect"): "in memory",
-    ("store/sqlite.py", "copy_sqlite", "connect"): "from a history that was checked, to a file made just now",
-    ("store/sqlite.py", "copy_sqlite", "unlink"): "that file, when the copy fails",
+    ("store/sqlite.py", "copy_sqlite", "write_by"): "a name that is not taken yet",
+    (
+        "store/sqlite.py",
+        "copy_sqlite.copy",
+        "connect",
+    ): "from a history that was checked, to the draft of write_by",
     ("store/sqlite.py", "leave_wal", "connect"): "the history that the server has had open",
     ("store/team.py", "Team.close_session", "delete from"): OWN_ROWS,
     ("store/team.py", "Team.open_session", "delete from"): OWN_ROWS,
@@ -112,9 +116,8 @@ AUDITED = {
     ("web/traces.py", "Scoring.score", "open"): "in that temporary directory",
 }
 TWICE = {
-    ("files.py", "write_by", "replace"),  # before and after the file is closed, by system
     ("record/journal.py", "Journal.finish", "write_whole"),  # where it was asked for, else elsewhere
-    ("store/sqlite.py", "copy_sqlite", "connect"),  # from and to
+    ("store/sqlite.py", "copy_sqlite.copy", "connect"),  # from and to
 }
 
 

@@ -16,12 +16,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments == ["--version"]:  # answered before anything is imported
         from stepgrade._version import __version__  # noqa: PLC0415
 
+        text = f"stepgrade {__version__}\n".encode()
         try:
-            print(f"stepgrade {__version__}", flush=True)  # noqa: T201
-        except OSError:
+            if os.write(sys.stdout.fileno(), text) == len(text):
+                return 0
+        except (OSError, ValueError, AttributeError):
             pass  # reported below, where there are words for it
-        else:
-            return 0
     is_all_ours = argv is None and arguments[:1] != ["record"]  # a recorded script runs in our process
     if is_all_ours:
         # Importing makes no garbage worth looking for, and numpy would start a thread on each core.

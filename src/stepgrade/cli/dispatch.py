@@ -13,7 +13,7 @@ from stepgrade._version import __version__
 from stepgrade.cli.flags import FLAGS
 from stepgrade.cli.parser import Parser
 from stepgrade.cli.streams import complain, send, show_crash
-from stepgrade.errors import EXIT_BAD_INPUT, EXIT_BUG, EXIT_OK, StepgradeError, nearest
+from stepgrade.errors import EXIT_BAD_INPUT, EXIT_BUG, EXIT_OK, StepgradeError, nearest, refusal_of
 from stepgrade.memory import default_limit, limit_process
 
 _INTERRUPTED = 130
@@ -64,10 +64,12 @@ def run(arguments: list[str], *, limits_memory: bool = False) -> int:
     except MemoryError:
         code = EXIT_BAD_INPUT
         problem = "not enough memory for this input (give a larger --max-memory SIZE if the machine has it)"
-    except Exception:  # noqa: BLE001  anything else is a bug, and says so with its traceback
-        show_crash()
-        report = f"this is a bug in stepgrade {__version__}; please report it with the lines above"
-        code, problem = EXIT_BUG, report
+    except Exception as error:  # noqa: BLE001  anything else is a bug, and says so with its traceback
+        code, problem = EXIT_BAD_INPUT, refusal_of(error)
+        if problem is None:
+            show_crash()
+            report = f"this is a bug in stepgrade {__version__}; please report it with the lines above"
+            code, problem = EXIT_BUG, report
     if problem is not None:
         complain(problem)
     return code

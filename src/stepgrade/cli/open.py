@@ -21,6 +21,7 @@ from stepgrade.cli import run_options
 from stepgrade.cli.parser import Parser, add_input_options
 from stepgrade.cli.streams import complain, send
 from stepgrade.errors import EXIT_OK, BadInput
+from stepgrade.files import scratch_folder
 
 if TYPE_CHECKING:
     from stepgrade.report.perfetto import Shown
@@ -41,8 +42,6 @@ def add_options(parser: Parser) -> None:
 
 def run(args: Namespace) -> int:
     """Serve the file until it was fetched, time is up, or somebody interrupts."""
-    import tempfile  # noqa: PLC0415  not needed for the help
-
     from stepgrade.cli.timeline import check_timeline, write_timeline  # noqa: PLC0415  as above
     from stepgrade.grading import score  # noqa: PLC0415  as above
 
@@ -54,7 +53,7 @@ def run(args: Namespace) -> int:
                 return _serve(file, only, None, args)
         except OSError as error:
             raise BadInput(f"cannot be read: {error.strerror or error}", where=only) from error
-    with tempfile.TemporaryDirectory(prefix="stepgrade-", ignore_cleanup_errors=True) as folder:
+    with scratch_folder() as folder:
         path = os.path.join(folder, "run.pftrace")  # noqa: PTH118  as elsewhere
         shown = write_timeline(score(run_options.load_run(args)), args, path)
         with open(path, "rb") as file:  # noqa: PTH123  as elsewhere

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -10,7 +11,7 @@ from typing import BinaryIO, TextIO, cast
 
 from stepgrade import report
 from stepgrade.cli.flags import FLAGS
-from stepgrade.cli.streams import send
+from stepgrade.cli.streams import send, standard_output
 from stepgrade.errors import BadInput, BadOption
 from stepgrade.files import write_by
 from stepgrade.model.notes import Result
@@ -78,9 +79,8 @@ def write_bytes(write_to: Callable[[BinaryIO], object], output: str | None) -> N
     if output is None or output == "-":
         if _is_terminal() or sys.stdout is None:
             raise BadOption("this format is not for a terminal", hint="name a file with -o run.pftrace")
-        send("")
-        write_to(sys.stdout.buffer)
-        sys.stdout.buffer.flush()
+        with standard_output() as printed:
+            write_to(cast("BinaryIO", printed))
         return
 
     def packed(file: BinaryIO) -> None:
@@ -94,8 +94,9 @@ def write_bytes(write_to: Callable[[BinaryIO], object], output: str | None) -> N
 
 def _write_file(write_to: Callable[[BinaryIO], object], output: str) -> None:
     try:
-        # What a link points to is written, and the link stays.
-        write_by(os.path.realpath(output), write_to)
+        write_by(_target(output), write_to)
+    except BadInput:
+        raise
     except (OSError, ValueError) as error:
         if isinstance(error, ValueError) and "\0" not in output:
             raise  # not about the path: a bug in what writes
@@ -108,6 +109,16 @@ def write_raw(text: str, output: str | None) -> None:
     if (output is None or output == "-") and _is_terminal():
         text = "".join(printable(line) + "\n" for line in text.splitlines())
     write(text, output)
+
+
+def _target(output: str) -> str:
+    """Return the file that is written: what a link points to, so that the link stays."""
+    path = os.path.realpath(output)
+    with suppress(FileNotFoundError):
+        # Where the system does not tell what a link points to, `realpath` returns the link.
+        if stat.S_ISLNK(os.lstat(path).st_mode):
+            raise BadInput("is a link that cannot be followed", where=output)
+    return path
 
 
 def _is_terminal() -> bool:

@@ -6,9 +6,13 @@ import argparse
 import os
 import re
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
+from stepgrade.cli.streams import send
 from stepgrade.errors import BadOption, nearest
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 # argparse's way to say it, and ours.
 _WORDS = {
@@ -68,6 +72,10 @@ class Parser(argparse.ArgumentParser):
     def _parse_optional(self, arg_string: str):  # type: ignore[no-untyped-def]  # as argparse does not either
         """Take a command in one argument, such as "-m train 3", for a value: no flag goes on with a blank."""
         return None if arg_string[2:3] == " " else super()._parse_optional(arg_string)
+
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:  # noqa: ARG002
+        """Print the help or the version; argparse would not say that the disk is full."""
+        send(message)
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         """Refuse what is not among the choices, with the one that was most likely meant."""

@@ -25,7 +25,7 @@ from stepgrade.cli.parser import Parser, add_color_option
 from stepgrade.cli.progress import progress_line
 from stepgrade.cli.run_options import add_setup_options, config_from, setup_from
 from stepgrade.cli.streams import complain
-from stepgrade.errors import BadOption, StepgradeError
+from stepgrade.errors import BadOption, StepgradeError, refusal_of
 from stepgrade.readers.load import load
 from stepgrade.record.launch import Launched, die_by, run_recorded
 
@@ -87,6 +87,10 @@ def run(args: Namespace) -> int:
                 recorded.keep(args, card)
         except StepgradeError as error:
             complain(str(error))  # the exit code stays the script's
+        except (OSError, RuntimeError) as error:
+            if (problem := refusal_of(error)) is None:
+                raise
+            complain(problem)
     if launched.code < 0:
         die_by(-launched.code)
         return 128 - launched.code

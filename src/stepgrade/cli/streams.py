@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from stepgrade.errors import BadInput, crash_text, without_tokens
 
@@ -19,16 +21,52 @@ def send(text: str) -> bool:
             raise BadInput("is closed", where=_STANDARD_OUTPUT, hint="write to a file with -o FILE")
         return False
     encoding = sys.stdout.encoding or "utf-8"
+    data = text.encode(encoding, "replace")
+    if not isinstance(sys.stdout, io.TextIOWrapper):  # a notebook's
+        sys.stdout.write(data.decode(encoding))
+        return True
+    with standard_output() as output:
+        output.write(data if os.linesep == "\n" else data.replace(b"\n", os.linesep.encode()))
+    return output.has_reader
+
+
+class Output:
+    """The bytes of standard output: a write takes everything or raises OSError.
+
+    With PYTHONUNBUFFERED nobody else writes the rest of what the system takes only in part, as a disk that is
+    nearly full does, and a terminal that does not block takes nothing for a while.
+    """
+
+    def __init__(self) -> None:
+        self._raw = getattr(sys.stdout.buffer, "raw", sys.stdout.buffer)
+        self.has_reader = True
+
+    def write(self, data: bytes) -> int:
+        """Write all of it."""
+        rest = memoryview(data)
+        while rest:
+            taken = self._raw.write(rest)
+            if taken is None:
+                import select  # noqa: PLC0415  hardly ever
+
+                select.select([], [self._raw], [])
+            rest = rest[taken or 0 :]
+        return len(data)
+
+
+@contextmanager
+def standard_output() -> Iterator[Output]:
+    """Give standard output; a reader that has left is let go, any other failure is BadInput."""
+    output = Output()
     try:
-        sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
         sys.stdout.flush()
+        yield output
     except BrokenPipeError:
+        output.has_reader = False
         _let_go()
-        return False
     except OSError as error:
         _let_go()
         raise BadInput(f"cannot be written: {error.strerror or error}", where=_STANDARD_OUTPUT) from error
-    return True
 
 
 def complain(message: str) -> None:

@@ -12,16 +12,17 @@ import queue
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import IO
 
 import msgspec
 
 from stepgrade.decoding import from_msgpack
 from stepgrade.engine.base import TRIES, Done, Job, Outcome, ReportItem, died, now_and_then, run_item
+from stepgrade.errors import EngineFailed
+from stepgrade.files import scratch_folder
 
 _FRAME = struct.Struct("<cI")
 _CALL, _REPORT, _DONE = b"C", b"R", b"D"
@@ -41,7 +42,8 @@ class ProcessPool:
         self._lock = threading.Lock()
         self._is_closed = False
         # What the processes keep in files is removed with this, however they end.
-        self._folder = tempfile.TemporaryDirectory(prefix="stepgrade-", ignore_cleanup_errors=True)
+        self._cleanup = ExitStack()
+        self._folder = self._cleanup.enter_context(scratch_folder())
 
     def map(self, work: Job, report: ReportItem) -> Iterator[Done]:
         """Yield what becomes of each item, as it comes."""
@@ -51,8 +53,13 @@ class ProcessPool:
             threading.Thread(target=self._keep_one_busy, args=(work.function,), daemon=True)
             for _ in range(min(self._workers, len(work.items)))
         ]
-        for thread in threads:
-            thread.start()
+        for number, thread in enumerate(threads):
+            try:
+                thread.start()
+            except RuntimeError as error:
+                if not number:
+                    raise EngineFailed(f"a thread cannot be started: {error}") from error
+                break  # fewer processes do it too
         left = len(work.items)
         while left:
             came = self._came.get()
@@ -76,7 +83,7 @@ class ProcessPool:
         for process in running:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_PATIENCE_SECONDS)
-        self._folder.cleanup()
+        self._cleanup.close()
 
     def _keep_one_busy(self, function: str) -> None:
         """Feed one process after the other until nothing is left to do."""
@@ -107,13 +114,16 @@ class ProcessPool:
         with self._lock:
             if self._is_closed:
                 return None
-            process = subprocess.Popen(  # noqa: S603  this interpreter and our own code
-                [sys.executable, "-I", "-c", _START, *([] if ours in path else [ours]), *path],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=os.environ | {"TMPDIR": self._folder.name},
-            )
+            try:
+                process = subprocess.Popen(  # noqa: S603  this interpreter and our own code
+                    [sys.executable, "-I", "-c", _START, *([] if ours in path else [ours]), *path],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    env=os.environ | {"TMPDIR": self._folder},
+                )
+            except OSError as error:
+                raise EngineFailed(f"a process cannot be started: {error.strerror or error}") from error
             self._running.add(process)
         return process
 
@@ -127,8 +137,9 @@ class ProcessPool:
         except subprocess.TimeoutExpired:
             process.kill()
             code = process.wait()
-        if process.stdout:
-            process.stdout.close()
+        with suppress(OSError):
+            if process.stdout:
+                process.stdout.close()
         with self._lock:
             self._running.discard(process)
         return code

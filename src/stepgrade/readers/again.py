@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from msgspec import structs
 
 from stepgrade.errors import BadOption
+from stepgrade.files import scratch_folder
 from stepgrade.model import Source
 from stepgrade.model.events import Trace
 from stepgrade.readers import registry
@@ -26,7 +26,7 @@ def read_again(
     """Give the traces that a run was read from, each when it is asked for; a log beside them is left out."""
     if any(os.fspath(source) == STANDARD_INPUT for source in sources):
         raise BadOption("a timeline needs a file: standard input can be read only once", field="to")
-    with tempfile.TemporaryDirectory(prefix="stepgrade-", ignore_cleanup_errors=True) as folder:
+    with scratch_folder() as folder:
         files = [file for file in _files(sources, input_format, options, folder) if file.name in read.files]
         if not files or not are_traces(files):
             raise BadOption("only a trace has a timeline", where=read.files[0], field="to")

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from stepgrade.config import DialectTable
 from stepgrade.errors import BadInput, BadOption, UnknownFormat
+from stepgrade.files import scratch_folder
 from stepgrade.model import Baseline, Note, Profile
 from stepgrade.readers import registry
 from stepgrade.readers.base import one_by_one
@@ -200,8 +201,6 @@ def _read_several(sources: Sequence[PathLike], input_format: str | None, options
 
 def read_archive(source: ByteSource, options: ReadOptions) -> Profile:
     """Return the run whose ranks are in an archive, which is unpacked for as long as they are read."""
-    import tempfile  # noqa: PLC0415  only for archives
-
     from stepgrade.readers.archives import unpack  # noqa: PLC0415  as above
     from stepgrade.readers.foreign import ARCHIVES, refusal, what_it_is  # noqa: PLC0415  as above
     from stepgrade.readers.many import profile_of_files  # noqa: PLC0415  as above
@@ -210,7 +209,7 @@ def read_archive(source: ByteSource, options: ReadOptions) -> Profile:
     known = what_it_is(source.head)
     if known is None or known.what not in ARCHIVES:  # weights and arrays are zip archives too
         raise refusal(source)
-    with tempfile.TemporaryDirectory(prefix="stepgrade-", ignore_cleanup_errors=True) as folder:
+    with scratch_folder() as folder:
         unpacked = [(one.path, one.name) for one in unpack(source, folder)]
         files = traces_among(unpacked, None)
         if not files:

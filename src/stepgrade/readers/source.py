@@ -18,6 +18,7 @@ from msgspec import Struct
 from stepgrade.config import DialectTable
 from stepgrade.contract.decode import decode_json
 from stepgrade.errors import BadInput, BadJson, MissingExtra, TooLarge
+from stepgrade.files import scratch_folder
 from stepgrade.memory import check_json, default_limit
 from stepgrade.units import show_bytes
 
@@ -221,9 +222,7 @@ class ByteSource:
                 raise self._too_large()
             yield self._path
             return
-        import tempfile  # noqa: PLC0415  few formats need it
-
-        with tempfile.TemporaryDirectory(prefix="stepgrade-") as directory:
+        with scratch_folder() as directory:
             path = os.path.join(directory, "source")  # noqa: PTH118  pathlib imports slowly
             with open(path, "wb") as copy:  # noqa: PTH123  as above
                 copy.writelines(self.chunks())
@@ -254,7 +253,8 @@ class ByteSource:
     def close(self) -> None:
         """Close the file, if it was opened here."""
         if self._close_at_end:
-            self._file.close()
+            with suppress(OSError):  # it was only read
+                self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -474,4 +474,8 @@ def open_local(path: str) -> tuple[str, BinaryIO, int, str | None]:
                 "is a socket or a device", where=name, hint="name a file, or - to read standard input"
             ) from error
         raise BadInput(f"cannot be read: {getattr(error, 'strerror', None) or error}", where=name) from error
-    return name, file, os.fstat(file.fileno()).st_size, path
+    try:
+        return name, file, os.fstat(file.fileno()).st_size, path
+    except OSError as error:
+        file.close()
+        raise BadInput(f"cannot be read: {error.strerror or error}", where=name) from error

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from stepgrade.compare.fingerprint import differences, digest_of
 from stepgrade.decoding import from_builtins, from_json
-from stepgrade.errors import BadHistory, BadOption, KeyTaken, NoSuchRun, did_you_mean
+from stepgrade.errors import BadHistory, BadOption, DamagedHistory, KeyTaken, NoSuchRun, did_you_mean
 from stepgrade.files import MODES
 from stepgrade.memory import default_limit
 from stepgrade.model import Fingerprint
@@ -325,12 +325,12 @@ class History:
         )
         try:
             bodies: dict[int, bytes] = dict(self._rows_of(sql, numbers, self.project))
-        except BadHistory:  # one unreadable page fails the whole query
+        except DamagedHistory:  # one unreadable page fails the whole query
             bodies = {}
             for number in numbers:
                 try:
                     bodies.update(self._rows_of(sql, [number], self.project))
-                except BadHistory as error:
+                except DamagedHistory as error:
                     self._pass_over(number, error.problem)
         found = {}
         left_bytes = self._most_bytes

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stepgrade.errors import BadHistory, BadValue
+from stepgrade.errors import BadHistory, BadValue, DamagedHistory
 from stepgrade.store.database import Row
 
 if TYPE_CHECKING:
@@ -89,10 +91,13 @@ class PostgresDatabase:
             yield
         except _driver().DataError as error:  # a number beyond all, a NUL in a text
             raise BadValue("a value is out of range or not text", where=self.name) from error
-        except _driver().Error as error:
-            raise BadHistory(f"PostgreSQL says: {str(error).strip()}", where=self.name) from error
+        except (_driver().Error, OSError) as error:
+            is_damage = str(getattr(error, "sqlstate", "")).startswith("XX")  # an internal error
+            kind = DamagedHistory if is_damage else BadHistory
+            raise kind(f"PostgreSQL says: {str(error).strip()}", where=self.name) from error
 
 
+@cache
 def _driver() -> Any:
     try:
         import psycopg  # noqa: PLC0415  an extra, imported when used
@@ -100,4 +105,6 @@ def _driver() -> Any:
         raise BadHistory(
             "a PostgreSQL history needs psycopg", hint="pip install 'stepgrade[postgres]'"
         ) from error
+    # Where a connection ends within a transaction, it would print that the rollback failed too.
+    logging.getLogger("psycopg").addHandler(logging.NullHandler())
     return psycopg

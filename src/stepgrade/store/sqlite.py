@@ -12,10 +12,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, BinaryIO, ClassVar
 
-from stepgrade.errors import BadHistory, BadValue, NoHistory
-from stepgrade.files import MODES
+from stepgrade.errors import BadHistory, BadValue, DamagedHistory, NoHistory
+from stepgrade.files import MODES, write_by
 from stepgrade.store.database import Row
 from stepgrade.store.migrations import MIGRATIONS
 
@@ -23,6 +23,7 @@ from stepgrade.store.migrations import MIGRATIONS
 WAIT_S = 60.0
 # A trend over a hundred thousand runs takes half a second.
 _QUERY_S = 60.0
+_FORMAT_AT, _WITHOUT_WAL = 18, b"\1\1"  # two bytes of a file's header
 _DEFENSIVE = 1010  # SQLITE_DBCONFIG_DEFENSIVE
 _STEPS_BETWEEN_LOOKS = 100_000
 _LARGEST_VALUE = 64 << 20
@@ -139,12 +140,13 @@ class SqliteDatabase:
             raise BadValue(f"cannot take this value: {error}", where=self.name) from error
         except MemoryError as error:  # SQLite says so of sizes that make no sense too
             problem, hint = _PROBLEMS[sqlite3.SQLITE_NOMEM]
-            raise BadHistory(problem, where=self.name, hint=hint) from error
+            raise DamagedHistory(problem, where=self.name, hint=hint) from error
         except sqlite3.Error as error:
             # The low byte of a code is what it has in common with its kind; Python's own errors have none.
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             problem, hint = _PROBLEMS.get(code, (f"SQLite says: {error}", None))
-            raise BadHistory(problem, where=self.name, hint=hint) from error
+            kind = DamagedHistory if code in _DAMAGE else BadHistory
+            raise kind(problem, where=self.name, hint=hint) from error
 
 
 def leave_wal(path: str) -> None:
@@ -156,18 +158,27 @@ def leave_wal(path: str) -> None:
 def copy_sqlite(source: str, target: str) -> None:
     """Write a whole copy of a history that may be in use; raise BadHistory when either file cannot be."""
     SqliteDatabase(source, create=False).close()  # a history of ours, or it is refused here
-    if not _make_file(target, MODES["owner"]):
-        raise BadHistory("already exists", where=target, hint="name a file that does not exist yet")
-    try:
-        with closing(sqlite3.connect(source)) as before, closing(sqlite3.connect(target)) as after:
+
+    def copy(draft: BinaryIO) -> None:
+        with closing(sqlite3.connect(source)) as before, closing(sqlite3.connect(draft.name)) as after:
+            after.execute("pragma journal_mode = off")  # a copy that fails is thrown away
             before.backup(after)
-            after.execute("pragma journal_mode = delete")
-    except BaseException as error:
-        with suppress(OSError):
-            os.unlink(target)  # noqa: PTH108  which was made above, and by nobody else
-        if isinstance(error, sqlite3.Error):
-            raise BadHistory(f"cannot be copied: {error}", where=source) from error
-        raise
+        draft.seek(_FORMAT_AT)
+        draft.write(_WITHOUT_WAL)  # the store of a running server has one
+
+    taken = BadHistory("already exists", where=target, hint="name a file that does not exist yet")
+    if os.path.lexists(target):
+        raise taken
+    try:
+        os.makedirs(os.path.dirname(target) or ".", exist_ok=True)  # noqa: PTH103, PTH120
+        write_by(target, copy, new_mode=MODES["owner"], only_new=True)
+    except FileExistsError as error:
+        raise taken from error
+    except sqlite3.Error as error:
+        raise BadHistory(f"cannot be copied: {error}", where=source) from error
+    except (OSError, ValueError) as error:
+        problem = f"cannot be written: {getattr(error, 'strerror', None) or error}"
+        raise BadHistory(problem, where=target, hint=_READ_ONLY_HINT) from error
 
 
 def _check_journal(path: str) -> None:
@@ -224,6 +235,7 @@ def _schema_of(version: int) -> set[Row]:
 _KEPT = "runs that were saved before are still there"
 _LOCKED = (f"is locked by another process for more than {WAIT_S:.0f} s", "try again later")
 _RESTORE = "restore a copy, or save what can be read with `sqlite3 FILE .recover`"
+_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_TOOBIG)
 _PROBLEMS = {
     sqlite3.SQLITE_NOTADB: ("is not a history: no file of SQLite", "name another file"),
     sqlite3.SQLITE_CORRUPT: ("is damaged: parts of the file make no sense", _RESTORE),

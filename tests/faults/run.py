@@ -1,0 +1,105 @@
+"""Let every system call of every writer fail, one at a time, and print what came of it.
+
+python -m tests.faults.run                   as `make faults` does
+python -m tests.faults.run --count 20        so many faults of each scenario, evenly spread
+python -m tests.faults.run --only outbox     the scenarios with this word in their names
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tests.faults.harness import Plan, Result, Scenario, environment, import_all, run_scenario
+from tests.faults.remote import remote
+from tests.faults.scenarios import local
+
+
+def scenarios() -> list[Scenario]:
+    """Return every scenario."""
+    return [*local(), *remote()]
+
+
+def main() -> int:
+    """Run the scenarios, each in a process of its own, and print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", metavar="WORD")
+    parser.add_argument("--count", type=int, metavar="N")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N")
+    parser.add_argument("--inside", metavar="FOLDER", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.inside:
+        _serve(Path(args.inside), args.only, args.count)
+        return 0
+    names = [one.name for one in scenarios() if args.only in one.name]
+    results: list[Result] = []
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for found in pool.map(lambda name: run_apart([name], args.count), names):
+            results += found
+            for result in found:
+                print(row(result), *(f"  {problem}" for problem in result.wrong), sep="\n", flush=True)
+    print(summary(results))
+    return 1 if any(result.wrong for result in results) else 0
+
+
+def run_apart(names: Sequence[str], count: int | None) -> list[Result]:
+    """Run scenarios in a process with the shim; raise RuntimeError when there can be none."""
+    with tempfile.TemporaryDirectory(prefix="stepgrade-faults-") as folder:
+        words = [
+            sys.executable,
+            "-m",
+            "tests.faults.run",
+            "--inside",
+            folder,
+            f"--only={chr(10).join(names)}",
+        ]
+        words += [] if count is None else ["--count", str(count)]
+        made = environment(Path(folder))
+        ran = subprocess.run(words, check=False, env=made, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+        if ran.returncode:
+            lost = [f"the harness ended with {ran.returncode}"]
+            return [Result(", ".join(names), 0, {}, 0, lost, 0.0)]
+        return [Result(**json.loads(line)) for line in ran.stdout.splitlines()]
+
+
+def _serve(folder: Path, names: str, count: int | None) -> None:
+    """Be the process with the shim: run scenarios and print a line for each."""
+    chosen = [one for one in scenarios() if one.name in names.split("\n")]
+    plan = Plan()
+    import_all(with_torch=any("torch" in one.needs for one in chosen))
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for number, scenario in enumerate(chosen):
+        own = folder / str(number)
+        own.mkdir()
+        result = run_scenario(scenario, own, plan, count)
+        answers.write(json.dumps(result._asdict()) + "\n")
+        answers.flush()
+
+
+def row(result: Result) -> str:
+    """Return a row of the table."""
+    kinds = ", ".join(f"{kind} {count}" for kind, count in result.kinds.items())
+    return f"| {result.scenario} | {kinds} | {result.calls} | {result.runs:,} | {len(result.wrong)} |"
+
+
+def summary(results: Sequence[Result]) -> str:
+    """Return the sums, with the day."""
+    day = datetime.now(UTC).strftime("%Y-%m-%d")
+    calls, runs = sum(one.calls for one in results), sum(one.runs for one in results)
+    wrong = sum(len(one.wrong) for one in results)
+    return f"{day}: {len(results)} scenarios, {calls:,} calls, {runs:,} runs, {wrong} wrong"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
