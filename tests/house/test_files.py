@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -59,24 +60,30 @@ def test_a_draft_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "out.json").read_bytes() == b"new"
 
 
-def test_a_write_protected_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "out.json"
-    path.write_bytes(b"old")
-    path.chmod(0o444)
-    if (child := os.fork()) == 0:  # as a user for whom modes count
-        with suppress(BaseException):
-            if os.geteuid() == 0:
-                os.chown(tmp_path, 65534, 65534)
+def test_a_write_protected_file_is_refused() -> None:
+    """As a user for whom modes count, in a folder that this user can reach."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder, name) for name in ("protected.json", "free.json")]
+        for path, mode in zip(paths, (0o444, 0o644), strict=True):
+            path.write_bytes(b"old")
+            path.chmod(mode)
+        if os.geteuid() == 0:
+            for path in (*paths, Path(folder)):
                 os.chown(path, 65534, 65534)
-                os.setresuid(65534, 65534, 65534)
-            try:
-                write_whole(path, b"new")
-            except PermissionError:
-                os._exit(7)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
+        if (child := os.fork()) == 0:
+            refused = 0
+            with suppress(BaseException):
+                if os.geteuid() == 0:
+                    os.setresuid(65534, 65534, 65534)
+                for path in paths:
+                    try:
+                        write_whole(path, b"new")
+                    except PermissionError:
+                        refused += 1
+            os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+        assert [path.read_bytes() for path in paths] == [b"old", b"new"]
+        assert sorted(Path(folder).iterdir()) == sorted(paths)
 
 
 def test_a_file_keeps_owner_and_attributes(tmp_path: Path) -> None:

@@ -125,11 +125,8 @@ def encode(value: dict[str, object]) -> bytes:
 
 
 def _identity(found: os.stat_result) -> tuple[int, int, int]:
-    return (
-        found.st_dev,
-        found.st_ino,
-        found.st_size,
-    )  # another file may get the number of one that was removed
+    # With its size: a new file may get the number of one that was removed.
+    return found.st_dev, found.st_ino, found.st_size
 
 
 def _is_special(path: Path) -> bool:
