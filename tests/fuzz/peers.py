@@ -172,7 +172,7 @@ def ask_server(files: dict[str, bytes], folder: Path, access: str) -> tuple[int,
                         app, with_secrets(raw, secrets, host), is_cut=name.endswith("cut")
                     )
                 except TimeoutError:
-                    wrong.append("hang: no answer within a minute")
+                    wrong.append("hang: no answer within ten minutes")
                     continue
                 except Exception as error:  # noqa: BLE001  the application answers, it does not raise
                     at = traceback.extract_tb(error.__traceback__)[-1]

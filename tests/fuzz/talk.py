@@ -336,7 +336,7 @@ async def ask(app: Any, raw: bytes, *, is_cut: bool = False) -> tuple[int, dict[
         "scheme": "https", "path": unquote(path.decode("latin-1")), "raw_path": path, "query_string": query, "root_path": "",
         "headers": [(name.strip().lower(), value.strip()) for name, value in pairs], "client": ("203.0.113.9", 4711), "server": (HOST, 443),
     }  # fmt: skip
-    await asyncio.wait_for(app(scope, receive, send), 60)
+    await asyncio.wait_for(app(scope, receive, send), 600)
     begun = [message for message in sent if message["type"] == "http.response.start"]
     if not begun:
         return 0, {}, b""
