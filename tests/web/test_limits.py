@@ -111,6 +111,16 @@ def test_runs_between_moments(site: Site, name: str, text: str, status: int) -> 
         assert page.status_code < 500
 
 
+def test_an_address_asks_for_few_things_at_once(site_on_both: Site) -> None:
+    site = site_on_both
+    labels = "&".join(f"label=l{n}=1" for n in range(1_200))
+    states = "&".join(f"state=s{n}" for n in range(1_200))
+    prints = "&".join(f"fingerprint=f{n}" for n in range(1_200))
+    for path in (f"{MINE}/runs?{labels}", f"{MINE}/alerts?{states}", f"{MINE}/runs?{prints}"):
+        assert site.client.get(path, headers=site.bearer("reader")).status_code in (200, 400), path
+    assert site.client.get(f"/p/mine/runs?{labels}", headers=site.cookies("reader")).status_code == 400
+
+
 def test_a_moment_of_another_zone_means_the_same(site: Site) -> None:
     number = sent(site, upload(added_at="2026-03-01T12:00:00+00:00")).json()["id"]
 

@@ -40,6 +40,7 @@ from stepgrade.web.uploads import MOST_WORD, add_run, add_trace, known_trace, mo
 
 _MOST_PAGE = 500
 _MOST_CARDS = 20
+_MOST_FILTERS = 16
 
 
 def selection(call: Call, limit: int | None = None) -> Selection:
@@ -49,6 +50,8 @@ def selection(call: Call, limit: int | None = None) -> Selection:
         name, sign, value = text.partition("=")
         if sign and name:
             labels[name] = value
+    if len(labels) > _MOST_FILTERS:
+        raise Refused(400, f"up to {_MOST_FILTERS} labels at once")
     chosen = {name: wanted for name in FIELDS if name != "versions" and (wanted := call.query(name))}
     digests: tuple[str, ...] | None = None
     if asked := [text for text in call.request.query_params.getlist("fingerprint") if text][:500]:
@@ -247,7 +250,7 @@ def findings(call: Call) -> Response:
 
 def list_alerts(call: Call) -> Response:
     """Answer with alerts, newest first."""
-    states = call.request.query_params.getlist("state")
+    states = call.request.query_params.getlist("state")[:_MOST_FILTERS]
     alerts = Alerts(call.history)
     found = alerts.listed(states) if states else alerts.listed()
     rows = [msgspec.to_builtins(alert) for alert in found]
