@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -14,6 +15,7 @@ import msgspec
 import pytest
 
 import stepgrade as sg
+from stepgrade.engine.on_dask import OnDask
 from stepgrade.errors import EngineFailed
 from tests.cluster import Planned, write_ranks
 from tests.conftest import Ran
@@ -35,7 +37,11 @@ def cluster() -> Iterator[Any]:
     with (
         put_back(),
         distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50
+            n_workers=2,
+            threads_per_worker=1,
+            dashboard_address=None,
+            scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},  # whatever else runs on this machine
+            silence_logs=50,
         ) as started,
     ):
         yield started
@@ -47,6 +53,14 @@ def test_two_workers_read_the_same_run_and_the_users_cluster_stays(cluster: Any,
     assert sg.load(tmp_path, engine=engine) == sg.load(tmp_path, engine="here")
     with distributed.Client(cluster) as client:
         assert client.submit(sum, [1, 2]).result() == 3  # who else uses it still can
+
+
+def test_a_cluster_of_our_own_is_open_to_this_machine_alone() -> None:
+    """Dask's scheduler serves HTTP, by default to every address."""
+    with contextlib.closing(OnDask("", 1)) as engine:
+        sockets = engine._cluster.scheduler.http_server._sockets.values()
+        assert {one.getsockname()[0] for one in sockets} == {"127.0.0.1"}
+        assert engine._cluster.scheduler_address.startswith("tcp://127.0.0.1:")
 
 
 def test_a_cluster_of_our_own_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

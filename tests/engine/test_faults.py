@@ -40,7 +40,11 @@ def cluster() -> Iterator[Any]:
     with (
         put_back(),
         distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50
+            n_workers=2,
+            threads_per_worker=1,
+            dashboard_address=None,
+            scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},  # whatever else runs on this machine
+            silence_logs=50,
         ) as started,
     ):
         yield started

@@ -67,6 +67,8 @@ class OnDask:
                     n_workers=workers,
                     threads_per_worker=1,
                     dashboard_address=None,
+                    # Its HTTP server starts in any case: not on port 8787 of every address.
+                    scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
                     local_directory=self._scratch,
                     silence_logs=logging.CRITICAL,
                 )
