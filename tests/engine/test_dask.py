@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import pickle
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -186,3 +191,66 @@ def test_workers_that_answer_something_else(
         assert ran.code in (2, 3), (answers, ran.err)
         assert "Traceback" not in ran.err
         assert ran.err.count("\n") == 1, (answers, ran.err)
+
+
+def test_plain_values_and_errors_are_unpickled_and_nothing_else() -> None:
+    from distributed.scheduler import KilledWorker
+
+    from stepgrade.engine.on_dask import PlainUnpickler, Withheld
+
+    def unpickled(value: object) -> Any:
+        return PlainUnpickler(io.BytesIO(pickle.dumps(value))).load()
+
+    plain = [None, 1, 2.5, "a", b"b", (1,), {"k": {3}}, frozenset({4}), bytearray(b"c")]
+    assert unpickled(plain) == plain
+    for error in (
+        KilledWorker("key", SimpleNamespace(address="tcp://a"), 3),
+        OSError(2, "gone"),
+        ValueError("no"),
+    ):
+        assert type(unpickled(error)) is type(error)
+        with pytest.raises(type(error)) as raised:
+            raise error
+        # With its traceback it is pickled by tblib, as Dask sends it.
+        sent = distributed.core.error_message(raised.value)["exception"].data
+        assert type(PlainUnpickler(io.BytesIO(sent)).load()) is type(error)
+    for value in (Path("x"), os.getpid, Planned(), Path.touch):
+        assert isinstance(unpickled(value), Withheld) or unpickled(value) is Withheld
+
+
+def attack(how: str, mark: str) -> None:
+    """Run on a worker: let its answers run code where they are unpickled."""
+    import stepgrade.engine.on_dask as module
+
+    class Evil(Exception):
+        def __reduce__(self) -> Any:
+            # Workers unpickle their own errors: what happens there does not count.
+            return exec, (f"import sys, pathlib\nif 'score' in sys.argv: pathlib.Path({mark!r}).touch()",)
+
+    honest = vars(module).setdefault("honest", module.run_batch)
+
+    def answer(function: str, items: list[Any], topic: str) -> Any:
+        if how == "error":
+            raise Evil
+        if how == "event":
+            distributed.get_worker().log_event(topic, Evil())
+        return {"result": Evil(), "inside": [Evil()] * len(items)}.get(how) or honest(function, items, topic)
+
+    module.run_batch = answer
+
+
+def test_workers_cannot_run_code_in_the_command(cluster: Any, tmp_path: Path) -> None:
+    """In a process of its own, where no other client of Dask needs more than plain values."""
+    write_ranks(tmp_path / "run", PLAN)
+    engine = cluster.scheduler_address.replace("tcp://", "dask://")
+    command = [sys.executable, "-m", "stepgrade", "score", str(tmp_path / "run"), "--engine", engine]
+    for how in ("sound", "result", "inside", "error", "event"):
+        mark = tmp_path / f"ran-{how}"
+        with distributed.Client(cluster) as client:
+            client.run(attack, how, str(mark))
+        ran = subprocess.run(
+            [*command, "--no-cache"], capture_output=True, text=True, check=False, timeout=120
+        )
+        assert not mark.exists(), how
+        assert "this is a bug" not in ran.stderr, ran.stderr
+        assert (ran.returncode == 0) == (how == "sound"), (how, ran.stderr)

@@ -95,6 +95,10 @@ def _run_command(arguments: list[str], *, limits_memory: bool) -> int:
         options = parser.parse(arguments[1:])
         if limits_memory:
             limit_process(vars(options).get("max_memory") or default_limit())
+            if str(vars(options).get("engine")).startswith("dask://"):
+                from stepgrade.engine.on_dask import unpickle_plain_only  # noqa: PLC0415  an extra
+
+                unpickle_plain_only()
         code: int = command.run(options)
     except SystemExit as request:
         send("")  # argparse answers --help and --version itself, into the buffer of standard output

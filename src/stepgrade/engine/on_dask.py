@@ -1,13 +1,15 @@
 """Job on Dask: a cluster of this machine's processes, or the scheduler that the user has.
 
-Outcomes are bytes with a schema, but Dask's own messages are pickled: whoever can write to the scheduler's
-network can run code in this process. docs/trust.md says so.
+Outcomes are bytes with a schema, but Dask's own messages are pickled: in a process with other clients of it,
+whoever can write to the scheduler's network can run code. The command unpickles plain values only.
 """
 
 from __future__ import annotations
 
+import io
 import logging
 import os
+import pickle
 import pkgutil
 import queue
 import shutil
@@ -16,6 +18,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -178,6 +181,67 @@ class OnDask:
             for name in os.environ.keys() - self._environment.keys():
                 del os.environ[name]
             os.environ.update(self._environment)
+
+
+class Withheld(Exception):
+    """What stands in a Dask message for a thing that could run code; it takes all that pickle does to one."""
+
+    def take(self, *_: object) -> None:
+        """Do nothing."""
+
+    __setstate__ = __setitem__ = append = extend = add = take
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """Unpickles plain values, and errors of Python and Dask; for anything else it gives Withheld."""
+
+    _PLAIN = (
+        bool,
+        bytearray,
+        bytes,
+        complex,
+        dict,
+        float,
+        frozenset,
+        int,
+        list,
+        range,
+        set,
+        slice,
+        str,
+        tuple,
+    )
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what does nothing when it is called."""
+        if module == "tblib.pickling_support" and name == "unpickle_traceback":
+            return lambda *_: None  # Dask does without
+        if module == "tblib.pickling_support" and name.startswith("unpickle_exception"):
+            return _error_of  # how Dask pickles errors: of what class it is matters here, nothing else
+        found = vars(sys.modules[module]).get(name) if module in sys.modules else None
+        is_known = module == "builtins" or module.partition(".")[0] == "distributed"
+        is_error = is_known and isinstance(found, type) and issubclass(found, Exception)
+        return found if is_error or found in self._PLAIN else Withheld
+
+
+def _error_of(kind: object, *_: object) -> Exception:
+    return kind.__new__(kind) if isinstance(kind, type) and issubclass(kind, Exception) else Withheld()
+
+
+def unpickle_plain_only() -> None:
+    """Let Dask's client in this process unpickle nothing that can run code; there must be no other client."""
+    from importlib import import_module  # noqa: PLC0415  an extra, as its parts
+
+    guarded = ModuleType("pickle")
+    vars(guarded).update(vars(pickle))
+
+    def loads(data: Any, *, buffers: Any = ()) -> Any:
+        return PlainUnpickler(io.BytesIO(data), buffers=buffers).load()
+
+    vars(guarded)["loads"] = loads
+    with suppress(ModuleNotFoundError):
+        for name in ("distributed.protocol.pickle", "distributed.client"):
+            vars(import_module(name))["pickle"] = guarded
 
 
 class _Batches(NamedTuple):
