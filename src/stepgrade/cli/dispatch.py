@@ -7,13 +7,15 @@ slower, and how does it compare with another runtime.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from importlib import import_module
+from typing import Any
 
 from stepgrade._version import __version__
 from stepgrade.cli.flags import FLAGS
 from stepgrade.cli.parser import Parser
 from stepgrade.cli.streams import complain, send, show_crash
-from stepgrade.errors import EXIT_BAD_INPUT, EXIT_BUG, EXIT_OK, StepgradeError, nearest, refusal_of
+from stepgrade.errors import EXIT_BAD_INPUT, EXIT_BUG, EXIT_OK, BadOption, StepgradeError, nearest, refusal_of
 from stepgrade.memory import default_limit, limit_process
 
 _INTERRUPTED = 130
@@ -93,6 +95,7 @@ def _run_command(arguments: list[str], *, limits_memory: bool) -> int:
         parser = Parser(prog=f"stepgrade {args.command}", description=command.__doc__)
         command.add_options(parser)
         options = parser.parse(arguments[1:])
+        _spare_inputs(vars(options))
         if limits_memory:
             limit_process(vars(options).get("max_memory") or default_limit())
             if str(vars(options).get("engine")).startswith("dask://"):
@@ -104,6 +107,20 @@ def _run_command(arguments: list[str], *, limits_memory: bool) -> int:
         send("")  # argparse answers --help and --version itself, into the buffer of standard output
         code = EXIT_OK if request.code is None else int(request.code)
     return code
+
+
+def _spare_inputs(options: dict[str, Any]) -> None:
+    """Raise BadOption where the result would replace a file that the command reads."""
+    written = [options.get("output"), options.get("html"), *(path for _, path in options.get("also") or ())]
+    read = [value for name, value in options.items() if name not in ("output", "html", "also")]
+    paths = [one for value in read for one in (value if isinstance(value, list | tuple) else [value])]
+    for target in written:
+        for path in paths if isinstance(target, str) and os.path.isfile(target) else ():  # noqa: PTH113  as below
+            is_read = False
+            with suppress(OSError, ValueError):  # not every word is a path
+                is_read = isinstance(path, str) and os.path.samefile(path, target)  # noqa: PTH121  as below
+            if is_read:
+                raise BadOption("is an input, and would be replaced", where=target, hint="name another file")
 
 
 def _unknown_command(name: str) -> str:
