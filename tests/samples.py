@@ -27,12 +27,11 @@ def shared(path: str) -> Path:
 
 def each_of(*patterns: str) -> list[Any]:
     """Return a parameter for each file of the samples that a pattern matches; where they are absent, one that is skipped."""
-    found = sorted(path for pattern in patterns for path in _SHARED.glob(pattern)) if ARE_HERE else []
-    assert found or not ARE_HERE, patterns
-    return [
-        pytest.param(path, id=path.name if path else "absent", marks=pytest.mark.samples)
-        for path in found or [None]
-    ]
+    if not ARE_HERE:
+        return [pytest.param(None, id="absent", marks=pytest.mark.samples)]
+    found = sorted(path for pattern in patterns for path in _SHARED.glob(pattern))
+    assert found, patterns
+    return [pytest.param(path, id=path.name, marks=pytest.mark.samples) for path in found]
 
 
 def put_samples_beside(copy: Path) -> None:
