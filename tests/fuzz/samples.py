@@ -554,7 +554,7 @@ def torch_traces() -> tuple[bytes, ...]:
             broken("Graph break in user code at /w/a.py:7\nGraph Break Reason: x\n", number % 3),
             metrics(number % 3, number // 3, rank=1, note=CANARY),
             line(json.dumps(event, indent=0), chromium_event={}),
-            line(f"def forward(self, {CANARY}): ...", inductor_output_code={}, frame_id=0),
+            line("def forward(self, x): ...", inductor_output_code={}, frame_id=0),
         ]
     return ("".join(records).encode(),)
 

@@ -240,3 +240,10 @@ def test_a_log_that_is_none_does_not_keep_the_traces_from_being_read(tmp_path: P
     found = sg.load(tmp_path)
     assert found.samples_ms == alone.samples_ms
     assert [note.code for note in found.notes if note not in alone.notes] == ["compile_log_unread"]
+
+
+def test_generated_code_is_not_shown(tmp_path: Path) -> None:
+    code = line("def forward(self, hf_secret): ...", inductor_output_code={}, frame_id=0)
+    path = tmp_path / "dedicated_log_torch_trace_rank_0.log"
+    path.write_text(code + metrics(0) + broken(EXPLAINED) + code)
+    assert "hf_secret" not in sg.score(sg.load(path)).to_json()
