@@ -168,6 +168,7 @@ def test_bombs_of_other_profilers_are_refused_within_the_limit(bomb: str, tmp_pa
     assert "--max-memory SIZE" in said
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells how much memory a process took")
 @pytest.mark.parametrize("bomb", STREAMED)
 def test_what_is_streamed_takes_no_more_for_more(bomb: str, tmp_path: Path) -> None:
@@ -208,6 +209,7 @@ def test_pipes_and_devices_in_a_directory_are_not_waited_for(tmp_path: Path) -> 
     assert sg.load(tmp_path / "mlruns").mean_step_ms == pytest.approx(500.0)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells how much memory a process took")
 def test_a_blank_journal_costs_nothing(tmp_path: Path) -> None:
     (tmp_path / "bomb").write_bytes(
