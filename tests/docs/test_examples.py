@@ -30,7 +30,16 @@ def blocks(language: str) -> list[tuple[Path, str]]:
     ]
 
 
-def run_shell(command: str) -> str:
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """Return a folder that looks like the checkout: what an example writes there stays there."""
+    for name in ("README.md", "docs", "examples", "src", "stepgrade.toml"):
+        if (ROOT / name).exists():
+            (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+def run_shell(command: str, checkout: Path) -> str:
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "COLUMNS": "80",
@@ -38,7 +47,7 @@ def run_shell(command: str) -> str:
     ran = subprocess.run(
         command,
         shell=True,
-        cwd=ROOT,
+        cwd=checkout,
         env=environment,
         capture_output=True,
         text=True,
@@ -48,17 +57,18 @@ def run_shell(command: str) -> str:
     return ran.stdout + ran.stderr
 
 
-def replayed(text: str) -> str:
+def replayed(text: str, checkout: Path) -> str:
     """Return a console block with each command's real output under it."""
     commands = re.findall(r"^\$ (.*)$", text, re.MULTILINE)
-    return "".join(f"$ {command}\n{run_shell(command)}" for command in commands)
+    return "".join(f"$ {command}\n{run_shell(command, checkout)}" for command in commands)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_console_blocks_show_real_output(page: Path, pytestconfig: pytest.Config) -> None:
+def test_console_blocks_show_real_output(page: Path, checkout: Path, pytestconfig: pytest.Config) -> None:
     text = page.read_text(encoding="utf-8")
     real = BLOCK.sub(
-        lambda block: f"```console\n{replayed(block[2])}```" if block[1] == "console" else block[0], text
+        lambda block: f"```console\n{replayed(block[2], checkout)}```" if block[1] == "console" else block[0],
+        text,
     )
     if pytestconfig.getoption("--update-golden"):
         page.write_text(real, encoding="utf-8")
@@ -66,10 +76,10 @@ def test_console_blocks_show_real_output(page: Path, pytestconfig: pytest.Config
 
 
 @pytest.mark.parametrize(("page", "code"), blocks("python"), ids=lambda value: getattr(value, "stem", None))
-def test_python_blocks_run(page: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_blocks_run(page: Path, code: str, checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if "import torch" in code:
         pytest.importorskip("torch", reason="torch is not installed")
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(checkout)
     exec(compile(code, str(page), "exec"), {})  # noqa: S102  our own examples
 
 

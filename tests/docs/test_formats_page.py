@@ -11,25 +11,28 @@ import stepgrade.readers
 from stepgrade.cli import inspect
 from stepgrade.readers import registry
 from tests.conftest import ROOT
-from tests.docs.test_examples import BLOCK, replayed
+from tests.docs.test_examples import BLOCK, checkout, replayed
+
+__all__ = ["checkout"]
 
 PAGE = ROOT / "docs" / "formats.md"
 READERS = Path(stepgrade.readers.__file__).parent
 SECTION = re.compile(r"^<!-- from readers/(\w+)\.md -->\n(.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL)
 
 
-def section(name: str) -> str:
+def section(name: str, checkout: Path) -> str:
     """Return what is written beside the reader, with the real output under each command."""
     text = (READERS / f"{name}.md").read_text(encoding="utf-8")
     return BLOCK.sub(
-        lambda block: f"```console\n{replayed(block[2])}```" if block[1] == "console" else block[0], text
+        lambda block: f"```console\n{replayed(block[2], checkout)}```" if block[1] == "console" else block[0],
+        text,
     )
 
 
-def test_the_page_is_written_from_the_readers(pytestconfig: pytest.Config) -> None:
+def test_the_page_is_written_from_the_readers(checkout: Path, pytestconfig: pytest.Config) -> None:
     text = PAGE.read_text(encoding="utf-8")
     real = SECTION.sub(
-        lambda found: f"<!-- from readers/{found[1]}.md -->\n{section(found[1])}<!-- end -->", text
+        lambda found: f"<!-- from readers/{found[1]}.md -->\n{section(found[1], checkout)}<!-- end -->", text
     )
     if pytestconfig.getoption("--update-golden"):
         PAGE.write_text(real, encoding="utf-8")
