@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import http.client
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,19 +132,21 @@ def test_a_port_that_is_taken_is_said(server: TraceServer) -> None:
 
 @contextmanager
 def started(*argv: str) -> Iterator[subprocess.Popen[str]]:
-    """Start `stepgrade open`; skip where another program has the only port."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", PORT))
-        except OSError:
-            pytest.skip(f"port {PORT} is in use")
+    """Start `stepgrade open`, one at a time: there is one port. Skip where another program has it."""
     command = [sys.executable, "-m", "stepgrade", "open", *argv]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
-        try:
-            yield running
-        finally:
-            running.kill()
+    with (Path(tempfile.gettempdir()) / f"stepgrade-tests-{os.getuid()}-{PORT}").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", PORT))
+            except OSError:
+                pytest.skip(f"port {PORT} is in use")
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+            try:
+                yield running
+            finally:
+                running.kill()
 
 
 def link_of(running: subprocess.Popen[str]) -> str:
@@ -178,6 +184,6 @@ def test_perfetto_itself_opens_an_annotated_trace(browser: Any) -> None:
         serve_page(context)
         context.grant_permissions(["local-network-access"], origin=PAGE)
         page = context.new_page()
-        page.goto(link)
+        page.goto(link, timeout=120_000)
         page.get_by_text("stepgrade: the run").first.wait_for(timeout=120_000)
         assert running.wait(60) == 0
