@@ -379,7 +379,7 @@ class Bench:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             for number, path in enumerate(streams, start=1):
                 os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600), number)
-            os.environ.update(_private(self.place.here))
+            os.environ.update(private_environment(self.place.here))
             if is_counted and self.scenario.is_program:
                 os.environ[PROGRAM] = str(self.scenario.streams)
             elif is_counted:
@@ -450,14 +450,17 @@ class Bench:
 
     def _refused(self, ran: Ran, fault: Fault) -> Iterator[str]:
         """Yield what is wrong where the user is told that it failed."""
-        if self.scenario.is_optional or fault.how in _HARMLESS:
+        never_began = self.scenario.is_program and not ran.out  # and it says so, before anything was done
+        if (self.scenario.is_optional and not never_began) or fault.how in _HARMLESS:
             yield f"exit code {ran.code} for what should do no harm: {ran.err.strip()[-300:]}"
         expected = self.healthy.err.splitlines()
         problems = [line for line in ran.err.splitlines() if line not in expected]
         if len(problems) != 1 and not (self.scenario.streams & 4 and fault.kind == "write"):
             yield f"exit code {ran.code} with {len(problems)} lines: {ran.err.strip()[-300:]}"
-        elif problems and not any(word in problems[0] for word in self.scenario.says):
-            yield f"does not say where: {problems[0]}"
+        elif problems and self.scenario.says:
+            names = (*self.scenario.says, str(self.place.here / "tmp"))
+            if not any(name in problems[0] for name in names):
+                yield f"does not say where: {problems[0]}"
 
     def _disk(self, ran: Ran, *, may_leave: bool) -> Iterator[str]:
         """Yield what is wrong with the files that are left."""
@@ -501,16 +504,11 @@ class Bench:
         return found
 
 
-def _private(here: Path) -> dict[str, str]:
+def private_environment(here: Path) -> dict[str, str]:
     """Return an environment in which nothing leads out of the directory."""
     tmp, cache = str(here / "tmp"), str(here.parent / "cache")
-    return {
-        "HOME": tmp,
-        "TMPDIR": tmp,
-        "XDG_CACHE_HOME": tmp,
-        "XDG_STATE_HOME": tmp,
-        "STEPGRADE_CACHE": cache,
-    }
+    own = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_STATE_HOME"), tmp)
+    return {**own, "STEPGRADE_CACHE": cache, "STEPGRADE_OUTBOX": f"{tmp}/outbox"}
 
 
 def _plant_foreign(folder: Path) -> None:

@@ -24,7 +24,7 @@ from stepgrade.store import open_history
 from stepgrade.store.pool import Pool
 from stepgrade.store.remote import RemoteHistory
 from stepgrade.store.team import Team
-from tests.faults.harness import PAGE, Place, Scenario
+from tests.faults.harness import PAGE, Place, Scenario, private_environment
 from tests.faults.scenarios import (
     STORE,
     called,
@@ -88,7 +88,7 @@ def _project(place: Place) -> None:
 
 def _waiting(place: Place, url: str) -> list[str]:
     os.chdir(place.here)
-    os.environ.update(HOME=str(place.here / "tmp"), XDG_STATE_HOME=str(place.here / "tmp"))
+    os.environ.update(private_environment(place.here))
     found = RemoteHistory(url).outbox.waiting()
     return [json.loads(bytes(one.run.body))["commit"] for one in found if one.run and not one.problem]
 

@@ -19,13 +19,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.faults.harness import Plan, Result, Scenario, environment, import_all, run_scenario
+from tests.faults.recording import recorders
 from tests.faults.remote import remote
 from tests.faults.scenarios import local
 
 
 def scenarios() -> list[Scenario]:
     """Return every scenario."""
-    return [*local(), *remote()]
+    return [*local(), *recorders(), *remote()]
 
 
 def main() -> int:

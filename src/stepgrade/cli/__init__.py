@@ -18,10 +18,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         text = f"stepgrade {__version__}\n".encode()
         try:
-            if os.write(sys.stdout.fileno(), text) == len(text):
-                return 0
+            while text:
+                text = text[os.write(sys.stdout.fileno(), text) :]
         except (OSError, ValueError, AttributeError):
             pass  # reported below, where there are words for it
+        else:
+            return 0
     is_all_ours = argv is None and arguments[:1] != ["record"]  # a recorded script runs in our process
     if is_all_ours:
         # Importing makes no garbage worth looking for, and numpy would start a thread on each core.
