@@ -71,7 +71,7 @@ fuzz: $(VENV)/.installed-dev  ## 100,000 damaged files, requests and answers thr
 fuzz-minute: $(VENV)/.installed-dev  ## a minute of the same
 	$(BIN)/python -m tests.fuzz.run --seconds 60 --count 10000 --no-feedback
 
-faults: $(VENV)/.installed-dev  ## every system call of every writer fails once (half an hour; needs a C compiler)
+faults: $(VENV)/.installed-dev  ## every system call of every writer fails once (hours; needs a C compiler)
 	$(BIN)/python -m tests.faults.run
 
 complexity: $(VENV)/.installed-dev  ## how the work grows with each kind of input, counted by valgrind (ten minutes)

@@ -74,7 +74,6 @@ AUDITED = {
         "write_whole",
     ): "its own journal by inode, else a name that is free",
     ("record/journal.py", "Journal.write", "write_whole"): NAMED,
-    ("record/launch.py", "run_recorded", "TemporaryDirectory"): TEMPORARY,
     ("record/launch.py", "run_recorded", "write_text"): "in that temporary directory",
     ("record/operations.py", "_analyse", "TemporaryDirectory"): TEMPORARY,
     ("record/script.py", "ScriptRecorder._after_failure", "write_text"): "in the directory of the session",

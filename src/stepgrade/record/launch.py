@@ -9,9 +9,8 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +18,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from stepgrade.errors import BadInput, BadOption, MissingExtra
-from stepgrade.files import absolute_path
+from stepgrade.files import absolute_path, scratch_folder
 
 SESSION, PARENT = "STEPGRADE_SESSION", "STEPGRADE_PARENT"
 OPTIONS = ".options.json"
@@ -78,14 +77,14 @@ def run_recorded(
         os.getcwd()  # noqa: PTH109  asks for nothing but this
     except FileNotFoundError:  # it is gone
         path = Path(absolute_path(path))
-    try:
-        folder = tempfile.TemporaryDirectory(prefix="stepgrade-", ignore_cleanup_errors=True)
-        session = Path(folder.name)
-        (session / OPTIONS).write_text(json.dumps({**options, "path": absolute_path(path)}))
-    except OSError as error:
-        hint = "set TMPDIR to a folder that can be written"
-        raise BadInput(f"no temporary files: {error.strerror or error}", where=words[0], hint=hint) from error
-    with folder:
+    with ExitStack() as stack:
+        try:
+            session = Path(stack.enter_context(scratch_folder()))
+            (session / OPTIONS).write_text(json.dumps({**options, "path": absolute_path(path)}))
+        except OSError as error:
+            problem = f"no temporary files: {error.strerror or error}"
+            hint = "set TMPDIR to a folder that can be written"
+            raise BadInput(problem, where=words[0], hint=hint) from error
 
         def look() -> None:
             with suppress(Exception):  # whatever is wrong with what we show, the training goes on
@@ -98,18 +97,18 @@ def run_recorded(
         folders = dict.fromkeys([os.fspath(_INJECTED), *(before.split(os.pathsep) if before else ())])
         own = {SESSION: os.fspath(session), PARENT: str(os.getpid()), "PYTHONPATH": os.pathsep.join(folders)}
         code = _run(words, {**os.environ, **own}, look)
-        failed = session / ".failed"
-        problem = failed.read_text(encoding="utf-8") if failed.exists() else None
-        frameworks = tuple(
-            sorted(left.name.removeprefix(_IMPORTED) for left in session.glob(f"{_IMPORTED}*"))
-        )
-        return Launched(
-            code=code,
-            recorded=_recorded(session, path),
-            problem=problem,
-            frameworks=frameworks,
-            had_python=(session / ".python").exists(),
-        )
+        try:
+            failed, left = session / ".failed", session.glob(f"{_IMPORTED}*")
+            return Launched(
+                code=code,
+                recorded=_recorded(session, path),
+                problem=failed.read_text(encoding="utf-8") if failed.exists() else None,
+                frameworks=tuple(sorted(one.name.removeprefix(_IMPORTED) for one in left)),
+                had_python=(session / ".python").exists(),
+            )
+        except OSError as error:  # the training has ended, and so does the command, with its exit code
+            problem = f"what was recorded cannot be read: {error.strerror or error}"
+            return Launched(code=code, recorded=[], problem=problem)
 
 
 def command_line(command: Sequence[str], *, as_module: bool = False) -> list[str]:
