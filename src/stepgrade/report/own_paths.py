@@ -16,9 +16,11 @@ from msgspec import Struct, structs
 
 _T = TypeVar("_T")
 _NOT_INSIDE = r"(?<![\w.~/\\:-])"
-_PART = r"[^\s/\\:*?\"'<>|`(),;]+"
-# With a file's ending: names of operations begin with a slash as well.
-_PATH = re.compile(rf"{_NOT_INSIDE}(?:[A-Za-z]:[\\/]|/)(?:{_PART}[\\/])*{_PART}\.[A-Za-z]\w*")
+# With a file's ending: names of operations begin with a slash as well. The ending is looked for later, so
+# that no text takes the square of its length.
+_LIKE_A_PATH = re.compile(rf"{_NOT_INSIDE}(?:[A-Za-z]:[\\/]|/)[^\s:*?\"'<>|`(),;]+")
+_TO_AN_ENDING = re.compile(r"(?s:.*[^\\/])\.[A-Za-z]\w*")
+_SEPARATOR = re.compile(r"[\\/]")
 _WHOLE = re.compile(r"(?:[A-Za-z]:[\\/]|[\\/])[^\n]*\.[A-Za-z]\w*(?::\d+)?")
 
 
@@ -29,7 +31,8 @@ class OwnPaths:
         folders: set[str] = set()
         for text in _texts(result):
             for name in text.split(", "):
-                paths = [name] if _WHOLE.fullmatch(name) else _PATH.findall(name)
+                ends = map(_TO_AN_ENDING.match, _LIKE_A_PATH.findall(name))
+                paths = [name] if _WHOLE.fullmatch(name) else [path[0] for path in ends if path]
                 folders |= {re.sub(r"[\\/]+[^\\/]*$", "", path) for path in paths}
         folders.discard("")
         tops = [
@@ -44,7 +47,7 @@ class OwnPaths:
 
     def short(self, text: str) -> str:
         """Return a text with its paths as others may see them."""
-        if "/" not in text and "\\" not in text:
+        if not _SEPARATOR.search(text):
             return text
         text = self._tops.sub("", text) if self._tops else text
         return self._home.sub("~", text) if self._home else text
@@ -79,7 +82,7 @@ def _texts(value: object) -> Iterator[str]:
     while waiting:
         one = waiting.pop()
         if isinstance(one, str):
-            if "/" in one or "\\" in one:
+            if _SEPARATOR.search(one):
                 yield one
         elif isinstance(one, Struct):
             waiting += [getattr(one, name) for name in one.__struct_fields__]

@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from stepgrade.errors import BadInput
+from stepgrade.memory import check
 from stepgrade.model.allocations import (
     IN_BACKWARD,
     IN_FORWARD,
@@ -44,6 +45,9 @@ _GROWS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unm
 _CHANGES = {"alloc": 1, "free_completed": -1}
 _FIELDS = ("action", "size", "addr", "time_us", "device_free", "frames")
 _COLUMNS = 6  # of an event: time, change, address, phase, maker, reserved after it
+_EVENT_BYTES = (
+    160  # from its row to what is made of it, measured; a pickle can name one entry again in two bytes
+)
 
 
 class _Stack(NamedTuple):
@@ -80,6 +84,7 @@ def read_snapshot(source: ByteSource) -> MemoryRecording:
         largest_free=max((_size(block, "size") for block in blocks if not _is_active(block)), default=0),
     )
     spans, optimizer = _optimizer_spans(_rows(_list(snapshot, "external_annotations")))
+    check(len(traces[busiest]) * _EVENT_BYTES, source.memory_bytes)
     history = walk_history(traces[busiest], spans)
     table = history.rows
     if not held.allocated and not len(table):
