@@ -8,7 +8,8 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,13 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Return a folder that everybody may reach: pytest's own are closed to others."""
+    with tempfile.TemporaryDirectory() as made:
+        yield Path(made)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "word"),
     [
@@ -130,14 +138,11 @@ sys.exit(main(sys.argv[1:]))
     ],
 )
 def test_a_read_only_directory(
-    tmp_path: Path, profile: Path, history: Path, arguments: list[str], code: int, word: str
+    folder: Path, profile: Path, history: Path, arguments: list[str], code: int, word: str
 ) -> None:
     """Root may write anywhere, so the command gives up being root when the tests are root's."""
-    folder = tmp_path / "locked"
-    folder.mkdir()
-    shutil.copy(history, folder / "history.db")
-    shutil.copy(profile, folder / "run.json")
-    _open_up(folder, tmp_path)
+    for name in (shutil.copy(history, folder / "history.db"), shutil.copy(profile, folder / "run.json")):
+        Path(name).chmod(0o666)
     folder.chmod(0o555)
     ran = subprocess.run(
         [sys.executable, "-c", AS_NOBODY, "history", *arguments],
@@ -150,13 +155,6 @@ def test_a_read_only_directory(
     folder.chmod(0o755)
     assert (ran.returncode, word in ran.stdout + ran.stderr) == (code, True), ran.stderr
     assert count(folder / "history.db") == 40
-
-
-def _open_up(folder: Path, tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        path.chmod(path.stat().st_mode | 0o055)
-    for path in folder.iterdir():
-        path.chmod(0o666)
 
 
 def test_a_full_disk(history: Path, profile: Path) -> None:

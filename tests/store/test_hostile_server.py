@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from stepgrade.errors import Unreachable
 from stepgrade.store import NewRun, exchange, open_history, remote
 from stepgrade.store.remote import RemoteHistory
 from tests.conftest import ROOT, Ran
@@ -200,3 +201,10 @@ def test_a_run_that_meets_a_login_page_waits(server: Hostile, stepgrade: Run) ->
     assert "the run waits in the outbox" in ran.err
     with RemoteHistory(server.url) as one:
         assert len(one.outbox.waiting()) == 1
+
+
+def test_an_answer_that_is_cut_off_is_none(server: Hostile) -> None:
+    """A server that dies after its status line has not acknowledged the run: it is sent again."""
+    server.call, server.odd = "", b"HTTP/1.1 201 Created\r\ncontent-length: 50\r\n\r\n"
+    with RemoteHistory(server.url) as one, pytest.raises(Unreachable):
+        one.send_now(NewRun(card=card(), key="cut-off"))

@@ -68,6 +68,8 @@ class Connection(http.client.HTTPConnection):
                 self.request(method, target, body, headers)
                 answer = self.getresponse()
                 text = answer.read(most_bytes + 1)
+                if answer.length and len(text) <= most_bytes:  # which a read of so many bytes does not check
+                    raise http.client.IncompleteRead(text, answer.length)
             except (OSError, http.client.HTTPException, ValueError, OverflowError) as error:
                 self.close()
                 if isinstance(error, ValueError | OverflowError):  # of odd lengths, from deep within

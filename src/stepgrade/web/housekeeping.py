@@ -115,6 +115,7 @@ class Postman:
         self._pool, self._settings = pool, settings
         self.under_way: dict[int, Delivery] = {}
         self.ended = threading.Event()
+        self._is_stopping = False
 
     def jobs(self) -> Iterable[ServerJob]:
         """Yield what is to be done now."""
@@ -140,7 +141,7 @@ class Postman:
         """Start messages of a project, as far as there is room."""
         own = sum(one.channel.project == project for one in self.under_way.values())
         room = min(_MOST_UNDER_WAY - len(self.under_way), _MOST_OF_PROJECT - own)
-        if room <= 0:
+        if room <= 0 or self._is_stopping:
             return
         with self._pool.history(project) as history:
             due = Alerts(history).claim_due(room, busy=tuple(self.under_way))
@@ -149,7 +150,8 @@ class Postman:
 
     def stop(self) -> None:
         """End what is under way; it is sent again after the next start."""
-        for one in self.under_way.values():
+        self._is_stopping = True
+        for one in list(self.under_way.values()):  # the worker may settle one meanwhile
             one.cut()
 
 
