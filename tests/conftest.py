@@ -30,7 +30,7 @@ SLOW = (
     "tests/cli/test_trace_fuzz.py",
     "tests/cli/test_traces.py::test_every_real_trace",
     "tests/diagnosis/test_wild_faults.py",
-    "tests/faults/test_faults.py",
+    "tests/engine/test_faults.py",
     "tests/faults/test_faults.py",
     "tests/gating/test_rates.py",
     "tests/house/test_public_names.py::test_no_module_hides",

@@ -20,7 +20,6 @@ _NOT_INSIDE = r"(?<![\w.~/\\:-])"
 # that no text takes the square of its length.
 _LIKE_A_PATH = re.compile(rf"{_NOT_INSIDE}(?:[A-Za-z]:[\\/]|/)[^\s:*?\"'<>|`(),;]+")
 _TO_AN_ENDING = re.compile(r"(?s:.*[^\\/])\.[A-Za-z]\w*")
-_SEPARATOR = re.compile(r"[\\/]")
 _WHOLE = re.compile(r"(?:[A-Za-z]:[\\/]|[\\/])[^\n]*\.[A-Za-z]\w*(?::\d+)?")
 
 
@@ -45,12 +44,12 @@ class OwnPaths:
         home = os.path.expanduser("~").rstrip("/\\")  # noqa: PTH111  as it is in texts
         self._home = re.compile(rf"{_NOT_INSIDE}{re.escape(home)}(?=[\\/]|$)") if len(home) > 1 else None
 
-    def short(self, text: str) -> str:
+    def short(self, shown: str) -> str:
         """Return a text with its paths as others may see them."""
-        if not _SEPARATOR.search(text):
-            return text
-        text = self._tops.sub("", text) if self._tops else text
-        return self._home.sub("~", text) if self._home else text
+        if "/" not in shown and "\\" not in shown:
+            return shown
+        shown = self._tops.sub("", shown) if self._tops else shown
+        return self._home.sub("~", shown) if self._home else shown
 
     def without(self, value: _T) -> _T:
         """Return a result, or a part of one, with its texts as others may see them."""
@@ -82,7 +81,7 @@ def _texts(value: object) -> Iterator[str]:
     while waiting:
         one = waiting.pop()
         if isinstance(one, str):
-            if _SEPARATOR.search(one):
+            if "/" in one or "\\" in one:
                 yield one
         elif isinstance(one, Struct):
             waiting += [getattr(one, name) for name in one.__struct_fields__]
