@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -100,7 +101,9 @@ def test_both_have_to_be_notable(
 ) -> None:
     """Others that are busy on other cores hurt nobody; a wait for one's own threads is not theirs."""
     seconds = iter((100.0, 110.0))
-    monkeypatch.setattr(environment.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(
+        environment, "time", SimpleNamespace(monotonic=lambda: next(seconds))
+    )  # its own clock
     waited = iter((1.0, 1.0 + 10.0 * waited_share))
     monkeypatch.setattr(Contention, "_waited_s", lambda _self: next(waited))
     monkeypatch.setattr(OtherLoad, "share", lambda _self: others)
