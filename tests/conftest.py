@@ -43,7 +43,7 @@ SLOW = (
     "tests/record/test_processes.py",
     "tests/record/test_repeat.py",
     "tests/report/html/test_browser.py",
-    "tests/scripts/test_loops.py",
+    "tests/scripts",
     "tests/store/test_history.py::test_eight_writers",
     "tests/torch_runs",
     "tests/trace/test_invariants.py::test_real_traces",
@@ -82,7 +82,9 @@ def _nothing_is_left_behind() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+def _plain_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
     for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     # What another test, or the developer, has measured or read, or wants to send, is not this one's.
@@ -92,6 +94,8 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest
         (own / name).mkdir(mode=0o700, parents=True)
         monkeypatch.setenv(f"STEPGRADE_{name.upper()}", str(own / name))
     monkeypatch.setenv("STEPGRADE_STATE", str(own / "state" / "measured.json"))
+    yield
+    shutil.rmtree(own, ignore_errors=True)
 
 
 class Ran:
