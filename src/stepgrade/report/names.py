@@ -40,6 +40,8 @@ def without_line_commands(lines: str, spelt: str = r"\x3a:") -> str:
 
 def shortened(text: str, width: int = LONGEST_TEXT, *, at_words: bool = True) -> str:
     """Return printable text of at most `width` cells, cut in the middle, if possible between words."""
+    if len(text) > 16 * width:  # a name may have megabytes, and is shown in many places
+        text = f"{text[: 8 * width]}…{text[-8 * width :]}"
     text = printable(text)
     if _fits(text, width):
         return text
