@@ -25,7 +25,8 @@ demo: $(VENV)/.installed  ## install stepgrade and score the bundled runs
 # One process more than there are cores, for many tests wait, but no more than four: each takes up to a gigabyte.
 # One that is done takes from the others.
 WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1); echo $$((cores < 3 ? cores + 1 : 4)))
-PYTEST := $(BIN)/python -m pytest -q --numprocesses $(WORKERS) --dist worksteal
+# SEED=7 repeats an order; without it each run draws its own, and says which.
+PYTEST := $(BIN)/python -m pytest -q --numprocesses $(WORKERS) --dist worksteal $(if $(SEED),--seed $(SEED))
 
 test: $(VENV)/.installed-dev  ## the tests that take minutes, not more; `make check` runs the others too
 	$(PYTEST) -m "not slow and not measuring" tests
