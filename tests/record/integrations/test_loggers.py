@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -68,6 +69,7 @@ def test_mlflow(card: sg.Scorecard, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_wandb_offline(card: sg.Scorecard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = pytest.importorskip("wandb", reason="wandb is not installed: make test-integrations")
     monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # wandb leaves its own there
     with pytest.raises(RuntimeError, match=r"wandb\.init"):
         loggers.log_to_wandb(card)
     with wandb.init(mode="offline", dir=tmp_path, project="stepgrade") as run:
