@@ -117,7 +117,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'stepgrade' has no attribute {name!r}")
-    from importlib import import_module  # noqa: PLC0415  as little as --version needs
+    from importlib import import_module  # as little as --version needs
 
     return getattr(import_module(f"stepgrade.{_HOMES[name]}"), _NAMED_OTHERWISE.get(name, name))
 

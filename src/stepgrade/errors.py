@@ -57,7 +57,7 @@ _LEAST_OF_OURS, _LEAST_OF_ANY = 5, 8
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that was most likely meant: one that begins so, else the one most alike."""
-    from difflib import get_close_matches  # noqa: PLC0415  only for what is misspelt
+    from difflib import get_close_matches  # only for what is misspelt
 
     wanted = name.casefold()[:_MOST_NAME].lstrip("-")
     names = {other.casefold().lstrip("-"): other for other in known}
@@ -85,7 +85,7 @@ def without_secrets(text: str) -> str:
     lower = text.lower()
     if not any(sign in lower for sign in ("://", "postgres", "password", "pwd", "@", "\uff20")):
         return text
-    import re  # noqa: PLC0415  only for such texts
+    import re  # only for such texts
 
     # A password may hold any character, so all is left out between the user's colon and the last @; without
     # anything that looks like a URL, only what has no space in it. Signs may be of full width, or escaped.
@@ -103,8 +103,8 @@ def crash_text(text: str) -> str:
 
 def without_tokens(text: str, names: str = _OUR_SECRETS, least: int = _LEAST_OF_OURS) -> str:
     """Return a text without the environment's secrets of such names, in every form that Python prints."""
-    import re  # noqa: PLC0415  only when something is wrong
-    from urllib.parse import quote  # noqa: PLC0415  as above
+    import re  # only when something is wrong
+    from urllib.parse import quote
 
     found = set()
     for name, value in os.environ.items():

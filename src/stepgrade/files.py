@@ -20,9 +20,9 @@ _cleaned: set[str] = set()  # folders that this process has looked through, once
 
 def state_folder() -> str:
     """Return the user's folder for what outlives a command and cannot be made again."""
-    home = os.path.expanduser("~")  # noqa: PTH111  pathlib costs 4 ms at start, here and below
-    base = os.environ.get("XDG_STATE_HOME") or os.path.join(home, ".local", "state")  # noqa: PTH118
-    return os.path.join(base, "stepgrade")  # noqa: PTH118
+    home = os.path.expanduser("~")
+    base = os.environ.get("XDG_STATE_HOME") or os.path.join(home, ".local", "state")
+    return os.path.join(base, "stepgrade")
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes, *, new_mode: int = MODES["all"]) -> None:
@@ -47,14 +47,14 @@ def write_by(
     target = os.fspath(path)
     old = None
     with suppress(FileNotFoundError):
-        old = os.stat(target)  # noqa: PTH116  pathlib takes milliseconds to import
+        old = os.stat(target)
     if old is not None and not stat.S_ISREG(old.st_mode):
-        with open(target, "wb") as special:  # noqa: PTH123  as above
+        with open(target, "wb") as special:
             write(special)
         return
     if old is not None and not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), target)
-    folder = os.path.dirname(target) or "."  # noqa: PTH120  as above
+    folder = os.path.dirname(target) or "."
     draft = _new_draft(folder, new_mode)
     try:
         with draft:
@@ -69,7 +69,7 @@ def write_by(
             _move(draft.name, target, only_new=only_new)
     except BaseException:  # an interrupt leaves nothing behind either
         with suppress(OSError):
-            os.unlink(draft.name)  # noqa: PTH108  as above
+            os.unlink(draft.name)
         raise
 
 
@@ -86,11 +86,11 @@ def _move(draft: str, target: str, *, only_new: bool) -> None:
             os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, MODES["owner"]))
     if is_linked:
         with suppress(OSError):  # it has two names now, and the next writer removes this one
-            os.unlink(draft)  # noqa: PTH108  as above
+            os.unlink(draft)
     else:
-        os.replace(draft, target)  # noqa: PTH105  as above
+        os.replace(draft, target)
     try:
-        handle = os.open(os.path.dirname(target) or ".", os.O_RDONLY)  # noqa: PTH120  as above
+        handle = os.open(os.path.dirname(target) or ".", os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:
@@ -115,7 +115,7 @@ def _copy_attributes(target: str, old: os.stat_result, draft: BinaryIO) -> None:
             os.chown(draft.name, -1, old.st_gid)
             has_group = True
     # The rights of a group that the draft does not have are not given to another one.
-    os.chmod(draft.name, mode if has_group else mode & ~stat.S_IRWXG)  # noqa: PTH101  as above
+    os.chmod(draft.name, mode if has_group else mode & ~stat.S_IRWXG)
     with suppress(OSError, AttributeError):  # only Linux has them, and not on every file system
         for name in os.listxattr(target) if has_group else ():
             if not name.startswith("security."):  # the system's to give
@@ -127,7 +127,7 @@ def _copy_attributes(target: str, old: os.stat_result, draft: BinaryIO) -> None:
 
 def temporary_folder() -> str:
     """Return the folder for temporary files; a script that has not asked yet may still choose another."""
-    import tempfile  # noqa: PLC0415  not every command needs it
+    import tempfile  # not every command needs it
 
     chosen = tempfile.tempdir
     try:
@@ -139,15 +139,15 @@ def temporary_folder() -> str:
 def absolute_path(path: str | os.PathLike[str]) -> str:
     """Return the absolute path; in the folder for temporary files when the current directory is gone."""
     try:
-        return os.path.abspath(path)  # noqa: PTH100  pathlib takes milliseconds to import
+        return os.path.abspath(path)
     except FileNotFoundError:
-        return os.path.join(temporary_folder(), os.path.basename(path))  # noqa: PTH118, PTH119  as above
+        return os.path.join(temporary_folder(), os.path.basename(path))
 
 
 def _new_draft(folder: str, mode: int) -> BinaryIO:
     """Create a hidden file in the folder under a name that nobody can foresee, and never through a link."""
     while True:
-        name = os.path.join(folder, f".stepgrade-{os.urandom(8).hex()}.tmp")  # noqa: PTH118  as above
+        name = os.path.join(folder, f".stepgrade-{os.urandom(8).hex()}.tmp")
         with suppress(FileExistsError):
             opener = partial(os.open, mode=mode)
             draft = open(name, "xb", opener=opener)  # noqa: SIM115  the caller closes it
@@ -159,7 +159,7 @@ def _new_draft(folder: str, mode: int) -> BinaryIO:
 def _lock(handle: int) -> bool:
     """Lock a file until it is closed; return False where another process has it, or nothing can be locked."""
     try:
-        import fcntl  # noqa: PLC0415  Windows has none, and removes no file that is open
+        import fcntl  # Windows has none, and removes no file that is open
     except ImportError:
         return True
     with suppress(OSError):
@@ -172,7 +172,7 @@ def _remove_stale_drafts(folder: str, draft: int) -> None:
     """Remove what killed processes left in the folder of a new draft."""
     with suppress(OSError), os.scandir(folder) as entries:
         now = os.fstat(draft).st_mtime  # by the clock of the file system
-        folder = os.path.abspath(folder)  # noqa: PTH100  as above
+        folder = os.path.abspath(folder)
         if folder in _cleaned:
             return
         _cleaned.add(folder)
@@ -189,14 +189,14 @@ def _remove_stale_drafts(folder: str, draft: int) -> None:
                 finally:
                     os.close(handle)
                 if is_abandoned:
-                    os.unlink(entry.path)  # noqa: PTH108  as above
+                    os.unlink(entry.path)
 
 
 @contextmanager
 def scratch_folder() -> Iterator[str]:
     """Give a folder that is removed at the end; raise OSError when there can be none."""
-    import shutil  # noqa: PLC0415  few commands need it
-    import tempfile  # noqa: PLC0415  as above
+    import shutil  # few commands need it
+    import tempfile
 
     folder = tempfile.mkdtemp(prefix="stepgrade-")
     try:

@@ -115,7 +115,7 @@ def score(
     card = _card(profile, times, options, settings or DEFAULT_SETTINGS)
     if baseline is None:
         return card
-    from stepgrade.compare.runs import compare_with_baseline  # noqa: PLC0415  only with a baseline
+    from stepgrade.compare.runs import compare_with_baseline  # only with a baseline
 
     earlier = as_baseline(baseline, setup, tokens_per_step)
     return compare_with_baseline(card, earlier, allowed)
@@ -248,7 +248,7 @@ def _whole_run(log: StepLog | None) -> WallLedger | None:
     ledger = wall_ledger(log) if log is not None else None
     if log is None or ledger is None:
         return None
-    from stepgrade.compare.change_points import change_points  # noqa: PLC0415  needs numpy
+    from stepgrade.compare.change_points import change_points  # needs numpy
 
     size = max(8, -(-len(log.step_s) // _MOST_LEVELS))
     starts = range(0, len(log.step_s) - size // 2, size)

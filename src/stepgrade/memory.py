@@ -33,7 +33,7 @@ def default_limit() -> int:
     with suppress(ValueError, OSError, AttributeError):
         known.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     for path in _LIMITS:
-        with suppress(OSError, ValueError), open(path) as file:  # noqa: PTH123  pathlib is slow to import
+        with suppress(OSError, ValueError), open(path) as file:
             known.append(int(file.read(32)))  # "max" is no number
     return min((size for size in known if size > 0), default=_UNKNOWN_BYTES) // _SHARE
 
@@ -68,7 +68,7 @@ def limit_process(most_bytes: int) -> None:
     Beyond it Python raises MemoryError. Only Linux counts what a process has really asked for.
     """
     with suppress(ImportError, ValueError, OSError, AttributeError):
-        import resource  # noqa: PLC0415  not on Windows
+        import resource  # not on Windows
 
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
         most = most_bytes + _OWN_BYTES

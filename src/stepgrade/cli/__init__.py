@@ -14,7 +14,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code; as a process of its own (without `argv`) it ends there."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments == ["--version"]:  # answered before anything is imported
-        from stepgrade._version import __version__  # noqa: PLC0415
+        from stepgrade._version import __version__
 
         text = f"stepgrade {__version__}\n".encode()
         try:
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         gc.set_threshold(_GARBAGE_EVERY, *gc.get_threshold()[1:])
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
-        from stepgrade.cli.dispatch import run  # noqa: PLC0415
+        from stepgrade.cli.dispatch import run
     except KeyboardInterrupt:
         print("stepgrade: interrupted", file=sys.stderr)  # noqa: T201
         return 130

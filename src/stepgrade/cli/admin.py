@@ -90,7 +90,7 @@ def run(args: Namespace) -> int:
 
 def _copy(args: Namespace) -> None:
     """Copy a store's file, or put a copy in its place."""
-    from stepgrade.store.sqlite import copy_sqlite  # noqa: PLC0415  not needed for PostgreSQL
+    from stepgrade.store.sqlite import copy_sqlite  # not needed for PostgreSQL
 
     url, path = place_of(args.history)
     if url is not None:

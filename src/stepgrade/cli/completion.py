@@ -56,7 +56,7 @@ def run(args: Namespace) -> int:
 
 
 def _commands() -> Iterator[_Command]:
-    from stepgrade.cli.dispatch import COMMANDS  # noqa: PLC0415  which imports this
+    from stepgrade.cli.dispatch import COMMANDS  # which imports this
 
     devices = (*all_devices(), CPU_KEY)
     known = {

@@ -44,11 +44,11 @@ def run(args: Namespace) -> int:
         raise BadOption("NAME, --filter, --detect and --measure exclude each other", hint="give one of them")
     result: Result
     if args.detect:
-        from stepgrade.hardware.detect import detect  # noqa: PLC0415  only when asked for
+        from stepgrade.hardware.detect import detect  # only when asked for
 
         result = detect(FLAGS)
     elif args.measure:
-        from stepgrade.hardware.measure import measure_here  # noqa: PLC0415  only when asked for
+        from stepgrade.hardware.measure import measure_here  # only when asked for
 
         def progress(what: str) -> None:
             print(f"stepgrade: measuring {what} …", file=sys.stderr, flush=True)  # noqa: T201

@@ -99,7 +99,7 @@ def _run_command(arguments: list[str], *, limits_memory: bool) -> int:
         if limits_memory:
             limit_process(vars(options).get("max_memory") or default_limit())
             if str(vars(options).get("engine")).startswith("dask://"):
-                from stepgrade.engine.on_dask import unpickle_plain_only  # noqa: PLC0415  an extra
+                from stepgrade.engine.on_dask import unpickle_plain_only  # an extra
 
                 unpickle_plain_only()
         code: int = command.run(options)
@@ -115,17 +115,17 @@ def _spare_inputs(options: dict[str, Any]) -> None:
     read = [value for name, value in options.items() if name not in ("output", "html", "also")]
     paths = [one for value in read for one in (value if isinstance(value, list | tuple) else [value])]
     for target in written:
-        for path in paths if isinstance(target, str) and os.path.isfile(target) else ():  # noqa: PTH113  as below
+        for path in paths if isinstance(target, str) and os.path.isfile(target) else ():
             is_read = False
             with suppress(OSError, ValueError):  # not every word is a path
-                is_read = isinstance(path, str) and os.path.samefile(path, target)  # noqa: PTH121  as below
+                is_read = isinstance(path, str) and os.path.samefile(path, target)
             if is_read:
                 raise BadOption("is an input, and would be replaced", where=target, hint="name another file")
 
 
 def _unknown_command(name: str) -> str:
     """Say which command was most likely meant: the nearest, or what is done with a file of that name."""
-    if os.path.exists(name):  # noqa: PTH110  pathlib is slow to import
+    if os.path.exists(name):
         doing = "record" if name.endswith(".py") else "score"
         return f"{name!r} is a file, not a command: did you mean stepgrade {doing} {name}?"
     meant = nearest(name, COMMANDS)

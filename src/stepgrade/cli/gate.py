@@ -133,7 +133,7 @@ def _write(report: GateReport, args: Namespace) -> None:
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if args.format == "github" and summary:
         try:
-            with open(summary, "a", encoding="utf-8") as stream:  # noqa: PTH123
+            with open(summary, "a", encoding="utf-8") as stream:
                 stream.write(render(report, to="markdown", flags=FLAGS))
         except OSError as error:
             problem = f"the job's summary cannot be written: {error.strerror or error}"

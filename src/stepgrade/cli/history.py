@@ -173,7 +173,7 @@ def run(args: Namespace) -> int:
 
 def _exchange(args: Namespace) -> int:
     """Send runs to a server, or keep here what it has."""
-    from stepgrade.store.remote import RemoteHistory, pull, push  # noqa: PLC0415  needs ssl
+    from stepgrade.store.remote import RemoteHistory, pull, push  # needs ssl
 
     with RemoteHistory(args.server) as remote:
         if args.action == "pull":
@@ -188,7 +188,7 @@ def _exchange(args: Namespace) -> int:
             with open_history(named, create=False) as local:
                 more, there = push(local, remote)
                 sent += more
-        elif args.outbox is None and os.path.exists(DEFAULT_PATH):  # noqa: PTH110  as elsewhere
+        elif args.outbox is None and os.path.exists(DEFAULT_PATH):
             complain(f"runs of {DEFAULT_PATH} are not sent: add --history {DEFAULT_PATH} to send them")
         run_options.complain_of_outbox(remote)
         output.write(f"{sent} sent to {remote.name}, {there} were there\n", None)
@@ -203,8 +203,8 @@ class _Origin(msgspec.Struct, frozen=True):
 
 def _waiting(folder: str | None) -> str:
     """Return a line for each run that waits, or was refused."""
-    from stepgrade.store.exchange import token_from_environment  # noqa: PLC0415  needs ssl
-    from stepgrade.store.outbox import everything, files_in, outbox_folder  # noqa: PLC0415  as above
+    from stepgrade.store.exchange import token_from_environment  # needs ssl
+    from stepgrade.store.outbox import everything, files_in, outbox_folder
 
     place = Path(folder) if folder else outbox_folder()
     lines = []
@@ -246,7 +246,7 @@ def _listed(history: History, args: Namespace) -> str:
     which = Selection(branch=args.branch, labels=dict(args.label), limit=args.limit)
     if args.action == "list":
         return render_runs(history.runs(which), args.format, width=width, color=color)
-    from stepgrade.store.trend import trend_of  # noqa: PLC0415  needs numpy
+    from stepgrade.store.trend import trend_of  # needs numpy
 
     if args.fingerprint:
         which = msgspec.structs.replace(which, digests=(args.fingerprint,))

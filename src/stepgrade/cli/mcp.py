@@ -36,9 +36,9 @@ def run(args: Namespace) -> int:
     """Answer until the assistant hangs up."""
     folders = args.root or ["."]
     for folder in folders:
-        if not os.path.isdir(folder):  # noqa: PTH112  pathlib is slow to import
+        if not os.path.isdir(folder):
             raise BadOption("is no folder", where=folder)
-    from stepgrade.web.assistant import run_over_pipe  # noqa: PLC0415  not needed for the help
+    from stepgrade.web.assistant import run_over_pipe  # not needed for the help
 
     run_over_pipe(folders, args.history, may_save=args.allow_saving)
     return EXIT_OK

@@ -60,7 +60,7 @@ def anchor_from(args: Namespace) -> Anchor | None:
     """Return the measured run of the command line; None when there is none."""
     if args.anchor is None:
         return None
-    from stepgrade.hardware.memory.anchor_file import read_anchor  # noqa: PLC0415  only with a measured run
+    from stepgrade.hardware.memory.anchor_file import read_anchor  # only with a measured run
 
     anchor = read_anchor(args.anchor)
     return structs.replace(anchor, batch=args.anchor_batch or anchor.batch, seq=args.anchor_seq or anchor.seq)

@@ -42,43 +42,43 @@ def add_options(parser: Parser) -> None:
 
 def run(args: Namespace) -> int:
     """Serve the file until it was fetched, time is up, or somebody interrupts."""
-    from stepgrade.cli.timeline import check_timeline, write_timeline  # noqa: PLC0415  as above
-    from stepgrade.grading import score  # noqa: PLC0415  as above
+    from stepgrade.cli.timeline import check_timeline, write_timeline
+    from stepgrade.grading import score
 
     check_timeline(args)
     only = args.sources[0]
     if len(args.sources) == 1 and not args.annotate and _is_read_by_perfetto(only, args):
         try:
-            with open(only, "rb") as file:  # noqa: PTH123  as elsewhere
+            with open(only, "rb") as file:
                 return _serve(file, only, None, args)
         except OSError as error:
             raise BadInput(f"cannot be read: {error.strerror or error}", where=only) from error
     with scratch_folder() as folder:
-        path = os.path.join(folder, "run.pftrace")  # noqa: PTH118  as elsewhere
+        path = os.path.join(folder, "run.pftrace")
         shown = write_timeline(score(run_options.load_run(args)), args, path)
-        with open(path, "rb") as file:  # noqa: PTH123  as elsewhere
+        with open(path, "rb") as file:
             return _serve(file, path, shown, args)
 
 
 def _is_read_by_perfetto(source: str, args: Namespace) -> bool:
-    from stepgrade.readers import registry  # noqa: PLC0415  as above
-    from stepgrade.readers.source import ByteSource  # noqa: PLC0415  as above
+    from stepgrade.readers import registry
+    from stepgrade.readers.source import ByteSource
 
-    if not os.path.isfile(source):  # noqa: PTH113  a directory or a URL
+    if not os.path.isfile(source):  # a directory or a URL
         return False
     with ByteSource(source) as opened:
         return not opened.is_archive and registry.reader_for(opened, args.input_format).name in _AS_THEY_ARE
 
 
 def _serve(file: BinaryIO, name: str, shown: Shown | None, args: Namespace) -> int:
-    from stepgrade.web.loopback import TraceServer  # noqa: PLC0415  as above
+    from stepgrade.web.loopback import TraceServer
 
     server = TraceServer(file, name)
     try:
         link = server.link() if shown is None else server.link(shown.start_ns, shown.start_ns + shown.dur_ns)
         send(f"{link}\n")
         if not args.no_browser and sys.stdout is not None and sys.stdout.isatty():
-            import webbrowser  # noqa: PLC0415  as above
+            import webbrowser
 
             webbrowser.open(link)
         if args.once:

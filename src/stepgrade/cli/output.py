@@ -84,7 +84,7 @@ def write_bytes(write_to: Callable[[BinaryIO], object], output: str | None) -> N
         return
 
     def packed(file: BinaryIO) -> None:
-        import gzip  # noqa: PLC0415  only for such names
+        import gzip  # only for such names
 
         with gzip.GzipFile(fileobj=file, mode="wb", filename="", mtime=0, compresslevel=6) as pack:
             write_to(cast("BinaryIO", pack))

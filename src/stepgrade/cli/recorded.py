@@ -83,7 +83,7 @@ def run_repeated(args: Namespace, options: dict[str, object]) -> int:
 
     Return the gate's exit code when two commands were compared, else 0.
     """
-    from stepgrade.record.repeat import run_in_turns  # noqa: PLC0415  only when asked for
+    from stepgrade.record.repeat import run_in_turns  # only when asked for
 
     commands = [["-m", *args.command] if args.as_module else args.command]
     if args.versus is not None:
@@ -94,11 +94,11 @@ def run_repeated(args: Namespace, options: dict[str, object]) -> int:
         keep(args, card)
     result: Result
     if len(cards) == 1:
-        from stepgrade.compare.repeats import repeats_of  # noqa: PLC0415  as above
+        from stepgrade.compare.repeats import repeats_of
 
         result, code = repeats_of(cards[0]), EXIT_OK
     else:
-        from stepgrade.gating.run import gate  # noqa: PLC0415  as above
+        from stepgrade.gating.run import gate
 
         report = gate(cards[0], baselines=cards[1], config=run_options.config_from(args)[0])
         result, code = report, report.exit_code
@@ -109,8 +109,8 @@ def run_repeated(args: Namespace, options: dict[str, object]) -> int:
 
 def _measure(profile: Profile) -> None:
     """Measure this processor once; without that there is a bound of the grade at best."""
-    from stepgrade.hardware.detect import processor  # noqa: PLC0415  once on a machine
-    from stepgrade.hardware.measure import measure_here  # noqa: PLC0415  as above
+    from stepgrade.hardware.detect import processor  # once on a machine
+    from stepgrade.hardware.measure import measure_here
 
     here = processor()
     if profile.recorded is None or profile.recorded.processor != here.name:

@@ -88,8 +88,8 @@ def add_sources(parser: Parser) -> None:
 
 def load_run(args: Namespace, *sources: str) -> Profile:
     """Read the run that the command line names (or `sources`), with a progress line when it takes long."""
-    from stepgrade.cli.progress import progress_line  # noqa: PLC0415  an estimate reads no run
-    from stepgrade.readers.load import load  # noqa: PLC0415  as above
+    from stepgrade.cli.progress import progress_line  # an estimate reads no run
+    from stepgrade.readers.load import load
 
     with progress_line() as line:
         return load(
@@ -263,9 +263,9 @@ def add_config_option(parser: Parser, *names: str) -> None:
 
 def config_from(args: Namespace) -> tuple[Config, Settings | None]:
     """Return what `--config` or ./stepgrade.toml says, and its limits and ignored rules (None: no file)."""
-    if args.config is None and not os.path.isfile(DEFAULT_PATH):  # noqa: PTH113  pathlib is slow to import
+    if args.config is None and not os.path.isfile(DEFAULT_PATH):
         return Config(), None
-    from stepgrade.diagnosis.settings import settings_from  # noqa: PLC0415  only with a file
+    from stepgrade.diagnosis.settings import settings_from  # only with a file
 
     config = load_config(args.config)
     return config, settings_from(config, args.config or DEFAULT_PATH)
@@ -299,8 +299,8 @@ def add_origin_options(group: argparse._ActionsContainer) -> None:
 
 def save_run(card: Scorecard, args: Namespace) -> None:
     """Add a run to the history, and say so on standard error."""
-    from stepgrade.store import NewRun, open_history  # noqa: PLC0415  only when something is kept
-    from stepgrade.store.git import branch_here, commit_here  # noqa: PLC0415  as above
+    from stepgrade.store import NewRun, open_history  # only when something is kept
+    from stepgrade.store.git import branch_here, commit_here
 
     run = NewRun(
         card=card,
@@ -322,7 +322,7 @@ def complain_of_outbox(history: History) -> None:
         return
     for remark in remarks:
         complain(remark)
-    if os.path.isdir(OLD_OUTBOX) and any(name[:4] == "run-" for name in os.listdir(OLD_OUTBOX)):  # noqa: PTH112, PTH208  pathlib is slow to import
+    if os.path.isdir(OLD_OUTBOX) and any(name[:4] == "run-" for name in os.listdir(OLD_OUTBOX)):
         complain(
             f"the runs in {OLD_OUTBOX} are not sent, they came with the checkout or from an older version: "
             f"list them with stepgrade history outbox --outbox {OLD_OUTBOX}, send them with "

@@ -85,8 +85,8 @@ def add_options(parser: Parser) -> None:
 
 def run(args: Namespace) -> int:
     """Serve until interrupted."""
-    from stepgrade.web.serving import serve  # noqa: PLC0415  not needed for the help
-    from stepgrade.web.settings import ServerSettings  # noqa: PLC0415  as above
+    from stepgrade.web.serving import serve  # not needed for the help
+    from stepgrade.web.settings import ServerSettings
 
     asked = {"localhost": args.open_to_localhost, "tokens": args.tokens, "proxy": bool(args.trusted_proxy)}
     ways = [name for name, is_asked in asked.items() if is_asked]
@@ -120,7 +120,7 @@ def run(args: Namespace) -> int:
         complain(f"serving at {address}, {_WHO[settings.access]} (Ctrl-C stops)")
         has_screen = bool(os.environ.get("DISPLAY") or sys.platform in ("darwin", "win32"))
         if settings.access == "localhost" and not args.no_browser and has_screen and sys.stderr.isatty():
-            import webbrowser  # noqa: PLC0415  only where there is one
+            import webbrowser  # only where there is one
 
             webbrowser.open(address)
 
@@ -129,7 +129,7 @@ def run(args: Namespace) -> int:
 
 
 def _mail(args: Namespace) -> Mail | None:
-    from stepgrade.web.settings import Mail  # noqa: PLC0415  as above
+    from stepgrade.web.settings import Mail
 
     if args.smtp is None:
         return None

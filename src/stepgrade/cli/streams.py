@@ -47,7 +47,7 @@ class Output:
         while rest:
             taken = self._raw.write(rest)
             if taken is None:
-                import select  # noqa: PLC0415  hardly ever
+                import select  # hardly ever
 
                 select.select([], [self._raw], [])
             rest = rest[taken or 0 :]
@@ -71,7 +71,7 @@ def standard_output() -> Iterator[Output]:
 
 def complain(message: str) -> None:
     """Write one line to standard error, if there is one."""
-    from stepgrade.report.names import shortened  # noqa: PLC0415  only when something is wrong
+    from stepgrade.report.names import shortened  # only when something is wrong
 
     if sys.stderr is not None:
         with suppress(OSError):
@@ -81,7 +81,7 @@ def complain(message: str) -> None:
 
 def show_crash() -> None:
     """Write the traceback of the error that is being handled to standard error, without secrets."""
-    import traceback  # noqa: PLC0415  only when something is wrong
+    import traceback  # only when something is wrong
 
     if sys.stderr is not None:
         with suppress(OSError):

@@ -23,10 +23,10 @@ def check_timeline(args: Namespace) -> None:
 
 def write_timeline(card: Scorecard, args: Namespace, path: str | None) -> Shown | None:
     """Write the traces of the command line once more, aligned and annotated; return what to show first."""
-    from stepgrade.cli.progress import progress_line  # noqa: PLC0415  only for this format
-    from stepgrade.readers.again import read_again  # noqa: PLC0415  as above
-    from stepgrade.readers.source import ReadOptions  # noqa: PLC0415  as above
-    from stepgrade.report import perfetto  # noqa: PLC0415  as above
+    from stepgrade.cli.progress import progress_line  # only for this format
+    from stepgrade.readers.again import read_again
+    from stepgrade.readers.source import ReadOptions
+    from stepgrade.report import perfetto
 
     shown: list[Shown | None] = []
     with progress_line() as line:

@@ -62,11 +62,11 @@ def add_options(parser: Parser) -> None:
 def run(args: Namespace) -> int:
     """Print the step with each change."""
     # What needs numpy is imported here: the help does without.
-    from stepgrade.cli.progress import progress_line  # noqa: PLC0415
-    from stepgrade.readers.ranks import read_ranks  # noqa: PLC0415
-    from stepgrade.readers.source import ReadOptions  # noqa: PLC0415
-    from stepgrade.readers.steps import only_steps  # noqa: PLC0415
-    from stepgrade.whatif import AssumedChange, what_if  # noqa: PLC0415
+    from stepgrade.cli.progress import progress_line
+    from stepgrade.readers.ranks import read_ranks
+    from stepgrade.readers.source import ReadOptions
+    from stepgrade.readers.steps import only_steps
+    from stepgrade.whatif import AssumedChange, what_if
 
     changes = [AssumedChange(what=what, speed=times) for what, times in args.faster]
     changes += [AssumedChange(what=what) for what in args.without]

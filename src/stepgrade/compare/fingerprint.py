@@ -67,7 +67,7 @@ def _shown(value: object) -> str:
 
 def digest_of(fingerprint: Fingerprint) -> str:
     """Return a short name of the fingerprint: equal circumstances have equal names."""
-    import hashlib  # noqa: PLC0415  only history needs it
+    import hashlib  # only history needs it
 
     text = msgspec.json.encode(fingerprint, order="sorted")
     return hashlib.sha256(text).hexdigest()[:12]

@@ -115,11 +115,11 @@ def read_config(text: str, where: str = DEFAULT_PATH) -> Config:
 
 def load_config(path: str | None = None) -> Config:
     """Read a stepgrade.toml, by default that of this directory if it is there; raise BadConfig at the key."""
-    if path is None and not os.path.isfile(DEFAULT_PATH):  # noqa: PTH113  pathlib is slow to import
+    if path is None and not os.path.isfile(DEFAULT_PATH):
         return Config()
     path = path or DEFAULT_PATH
     try:
-        with open(path, "rb") as stream:  # noqa: PTH123
+        with open(path, "rb") as stream:
             text = stream.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:
         problem = getattr(error, "strerror", None) or error

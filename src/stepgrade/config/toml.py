@@ -16,7 +16,7 @@ _LARGEST = 2**63
 
 def parse_toml(raw: bytes) -> dict[str, Any]:
     """Return the tables of a text; raise ValueError with a sentence that says what is wrong with it."""
-    import tomllib  # noqa: PLC0415  only with a file
+    import tomllib  # only with a file
 
     if len(raw) > MOST_BYTES:
         raise ValueError(f"is too large: more than {MOST_BYTES // 1024} KiB")

@@ -86,7 +86,7 @@ def run_item(function: str, item: bytes, report: Report) -> Outcome:
     except MemoryError:
         return failure_of(TooLarge("takes more memory than there is", supply="a larger {max_memory}"))
     except Exception:  # noqa: BLE001  a bug comes back with its traceback, and is raised again there
-        import traceback  # noqa: PLC0415  only when something is wrong
+        import traceback  # only when something is wrong
 
         return Outcome(error="bug", problem=errors.crash_text(traceback.format_exc()))
 
@@ -153,11 +153,11 @@ def open_engine(name: str, workers: int) -> Engine:
     if name == "here":
         return Here()
     if name == "pool":
-        from stepgrade.engine.pool import ProcessPool  # noqa: PLC0415  only with several files
+        from stepgrade.engine.pool import ProcessPool  # only with several files
 
         return ProcessPool(workers)
     if name == "dask" or name.startswith("dask://"):
-        from stepgrade.engine.on_dask import OnDask  # noqa: PLC0415  an extra
+        from stepgrade.engine.on_dask import OnDask  # an extra
 
         return OnDask(name.removeprefix("dask").removeprefix("://"), workers)
     hint = f"{did_you_mean(name, ENGINES)}; a scheduler of your own is dask://HOST:PORT"

@@ -45,17 +45,17 @@ def cache_folder() -> str | None:
     place = os.environ.get(FOLDER, "on").strip()
     if place.lower() in _OFF:
         return None
-    home = os.path.expanduser("~")  # noqa: PTH111  pathlib imports slowly, here and below
+    home = os.path.expanduser("~")
     if place.lower() not in _ON:
-        base = os.path.abspath(os.path.expanduser(place))  # noqa: PTH100, PTH111
+        base = os.path.abspath(os.path.expanduser(place))
     elif sys.platform == "win32":
-        base = os.path.join(os.environ.get("LOCALAPPDATA") or home, "stepgrade")  # noqa: PTH118
+        base = os.path.join(os.environ.get("LOCALAPPDATA") or home, "stepgrade")
     elif sys.platform == "darwin":
-        base = os.path.join(home, "Library", "Caches", "stepgrade")  # noqa: PTH118
+        base = os.path.join(home, "Library", "Caches", "stepgrade")
     else:
-        root = os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")  # noqa: PTH118
-        base = os.path.join(root, "stepgrade")  # noqa: PTH118
-    return os.path.join(base, OWN_FOLDER)  # noqa: PTH118
+        root = os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
+        base = os.path.join(root, "stepgrade")
+    return os.path.join(base, OWN_FOLDER)
 
 
 class Cache:
@@ -88,7 +88,7 @@ class Cache:
                 return
             path = self._path(key)
             with suppress(FileNotFoundError):
-                if not is_ours(os.stat(path, follow_symlinks=False)):  # noqa: PTH116
+                if not is_ours(os.stat(path, follow_symlinks=False)):
                     return
             digest = hashlib.blake2b(result, digest_size=_DIGEST_BYTES).digest()
             write_whole(path, digest + result, new_mode=0o600)
@@ -102,17 +102,17 @@ class Cache:
         name = f"rank-{key}"
         if not _NAME.fullmatch(name):
             raise ValueError(f"not a key: {key!r}")
-        return os.path.join(self._folder, name)  # noqa: PTH118
+        return os.path.join(self._folder, name)
 
     def _is_ours(self, *, make: bool = False) -> bool:
         """Tell whether the folder is real, only this user's and has our marker; `make` marks an empty one."""
         if make:
-            os.makedirs(self._folder, mode=0o700, exist_ok=True)  # noqa: PTH103
-        if not is_ours(os.stat(self._folder, follow_symlinks=False)):  # noqa: PTH116
+            os.makedirs(self._folder, mode=0o700, exist_ok=True)
+        if not is_ours(os.stat(self._folder, follow_symlinks=False)):
             return False
-        marker = os.path.join(self._folder, MARKER)  # noqa: PTH118
+        marker = os.path.join(self._folder, MARKER)
         if make and not os.path.lexists(marker):
-            names = os.listdir(self._folder)  # noqa: PTH208
+            names = os.listdir(self._folder)
             if all(map(DRAFT_NAME.fullmatch, names)):  # of other processes that mark it at this moment
                 write_whole(marker, MARKER_TEXT, new_mode=0o600)
         return _read_ours(marker, len(MARKER_TEXT) + 1) == MARKER_TEXT
@@ -130,7 +130,7 @@ class Cache:
                 break
             total -= status.st_size
             with suppress(OSError):
-                os.unlink(path)  # noqa: PTH108
+                os.unlink(path)
 
 
 def _read_ours(path: str, most_bytes: int) -> bytes:
@@ -154,7 +154,7 @@ def is_ours(status: os.stat_result) -> bool:
 def key_of(path: str, options: Iterable[object]) -> str:
     """Return the key of what is made of a file: its bytes, how it is read, and by which code of ours."""
     digest = hashlib.blake2b(repr([__version__, code_stamp(), *options]).encode(), digest_size=_DIGEST_BYTES)
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+    with open(path, "rb", buffering=0) as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
@@ -163,12 +163,12 @@ def key_of(path: str, options: Iterable[object]) -> str:
 @functools.cache
 def code_stamp() -> str:
     """Return what changes with our code: who works on it has one version for many of them."""
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH120, PTH100
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     digest = hashlib.blake2b(digest_size=16)
     for folder, folders, names in os.walk(package):
         folders.sort()
         for name in sorted(names):
             if name.endswith(".py"):
-                found = os.stat(os.path.join(folder, name))  # noqa: PTH116, PTH118
+                found = os.stat(os.path.join(folder, name))
                 digest.update(f"{folder}/{name} {found.st_size} {found.st_mtime_ns}".encode())
     return digest.hexdigest()

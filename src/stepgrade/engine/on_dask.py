@@ -40,7 +40,7 @@ class OnDask:
 
     def __init__(self, address: str, workers: int) -> None:
         try:
-            from importlib import import_module  # noqa: PLC0415  as the next, an extra
+            from importlib import import_module  # as the next, an extra
 
             distributed: Any = import_module("distributed")
         except ModuleNotFoundError as error:
@@ -230,7 +230,7 @@ def _error_of(kind: object, *_: object) -> Exception:
 
 def unpickle_plain_only() -> None:
     """Let Dask's client in this process unpickle nothing that can run code; there must be no other client."""
-    from importlib import import_module  # noqa: PLC0415  an extra, as its parts
+    from importlib import import_module  # an extra, as its parts
 
     guarded = ModuleType("pickle")
     vars(guarded).update(vars(pickle))
@@ -254,7 +254,7 @@ class _Batches(NamedTuple):
 
 def run_batch(function: str, items: list[tuple[int, bytes]], topic: str) -> list[bytes]:
     """Run on a worker: return the outcome of each item in bytes; tell how far those are that take long."""
-    from distributed import get_worker  # noqa: PLC0415  an extra
+    from distributed import get_worker  # an extra
 
     worker: Any = get_worker()
     answers = []

@@ -108,9 +108,9 @@ class ProcessPool:
             self._came.put(error)
 
     def _start(self) -> subprocess.Popen[bytes] | None:
-        here = os.getcwd()  # noqa: PTH109  pathlib imports slowly
-        ours = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH120, PTH100
-        path = [folder for folder in sys.path if os.path.isabs(folder) and folder != here]  # noqa: PTH117
+        here = os.getcwd()
+        ours = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        path = [folder for folder in sys.path if os.path.isabs(folder) and folder != here]
         with self._lock:
             if self._is_closed:
                 return None
@@ -179,7 +179,7 @@ def _receive(pipe: IO[bytes]) -> tuple[bytes, bytes] | None:
 
 def serve() -> None:
     """Be a process of the pool: do what comes in, until nothing more can come."""
-    import signal  # noqa: PLC0415  only here
+    import signal  # only here
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started this process decides when it ends
     came, back = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from stepgrade.errors import BadOption, UnknownDevice
 from stepgrade.model.notes import Result
 
-_TABLE = os.path.join(os.path.dirname(__file__), "accelerators.csv")  # noqa: PTH118, PTH120
+_TABLE = os.path.join(os.path.dirname(__file__), "accelerators.csv")
 DESCRIBE_BY_HAND = "{peak_bw_gb_s} and {peak_tflops}, or {device_file}"
 
 # Names of the reference's own constructors (HardwareSpec::rtx_4060l, ::gb10).
@@ -244,7 +244,7 @@ def fold(name: str) -> str:
 
 def nearest_hint(name: str) -> str | None:
     """Return the keys that look most like an unknown name, those that contain it first; None without any."""
-    from difflib import get_close_matches  # noqa: PLC0415  only needed when a name is wrong
+    from difflib import get_close_matches  # only needed when a name is wrong
 
     wanted = fold(name).removeprefix("nvidia")
     containing = [key for key in all_devices() if wanted and wanted in fold(key)]
@@ -256,7 +256,7 @@ def nearest_hint(name: str) -> str | None:
 
 @cache
 def _rows() -> dict[str, dict[str, str]]:
-    with open(_TABLE, encoding="utf-8", newline="") as table:  # noqa: PTH123  pathlib costs 4 ms at start
+    with open(_TABLE, encoding="utf-8", newline="") as table:
         return {row["key"]: row for row in csv.DictReader(table)}
 
 

@@ -80,7 +80,7 @@ def detect(flags: Mapping[str, str] = NO_FLAGS) -> Detection:
 def processor() -> Processor:
     """Return this machine's processor as the operating system describes it."""
     name, memory = platform.processor() or platform.machine(), None
-    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:  # noqa: PTH123  no path to join
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
         models = (line for line in lines if line.startswith(("model name", "Model")))
         name = next((line.partition(":")[2].strip() for line in models), name)
     with suppress(AttributeError, ValueError, OSError):
@@ -118,7 +118,7 @@ class OtherLoad:
         try:
             ticks = os.sysconf("SC_CLK_TCK")
             # Bytes: a process that has given up its rights may not be able to load a codec any more.
-            with open("/proc/stat", "rb") as lines:  # noqa: PTH123  no path to join
+            with open("/proc/stat", "rb") as lines:
                 for line in lines:
                     name, *figures = line.split()
                     if name in self._cores:
@@ -138,10 +138,10 @@ def _ticks_below(root: int) -> int:
     while waiting:
         folder = f"/proc/{waiting.pop()}"
         with suppress(OSError, ValueError):  # it has just ended
-            with open(f"{folder}/stat", "rb") as stat:  # noqa: PTH123  as above
+            with open(f"{folder}/stat", "rb") as stat:
                 used += sum(int(figure) for figure in stat.read().rpartition(b")")[2].split()[11:15])
-            for thread in os.listdir(f"{folder}/task"):  # noqa: PTH208  as above
-                with open(f"{folder}/task/{thread}/children", "rb") as children:  # noqa: PTH123
+            for thread in os.listdir(f"{folder}/task"):
+                with open(f"{folder}/task/{thread}/children", "rb") as children:
                     waiting += map(int, children.read().split())
     return used
 

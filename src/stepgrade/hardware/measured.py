@@ -51,14 +51,14 @@ class _Kept(Struct, frozen=True, kw_only=True):  # both required: any other JSON
 
 def state_path() -> str:
     """Return where measurements are kept: $STEPGRADE_STATE, else the XDG state folder."""
-    return os.environ.get(STATE_VARIABLE) or os.path.join(state_folder(), "measured.json")  # noqa: PTH118  pathlib costs 4 ms at start
+    return os.environ.get(STATE_VARIABLE) or os.path.join(state_folder(), "measured.json")
 
 
 def load_measured(path: str | None = None) -> list[Measurement]:
     """Return what was measured on this machine, latest first; nothing when there is no file."""
     place = path or state_path()
     try:
-        with open(place, "rb") as file:  # noqa: PTH123  as above
+        with open(place, "rb") as file:
             kept = from_json(file.read(_MOST_BYTES + 1), _Kept)
     except FileNotFoundError:
         return []
@@ -84,7 +84,7 @@ def keep_measured(measurement: Measurement, path: str | None = None) -> str:
     kept = _Kept(schema_version=SCHEMA_VERSION, measured=[measurement, *others])
     text = msgspec.json.format(msgspec.json.encode(kept), indent=2)
     try:
-        os.makedirs(os.path.dirname(place) or ".", exist_ok=True)  # noqa: PTH103, PTH120  as above
+        os.makedirs(os.path.dirname(place) or ".", exist_ok=True)
         write_whole(os.path.realpath(place), text + b"\n")
     except OSError as error:
         raise BadInput(f"cannot be written: {error.strerror}", where=place) from error

@@ -199,7 +199,7 @@ def figures_of(setup: Setup) -> Figures:
 def chosen_device(setup: Setup) -> Device | None:
     """Return the device of the catalogue, of the user's file, or this machine's processor as measured."""
     if setup.device_file is not None:
-        from stepgrade.hardware.device_file import read_device  # noqa: PLC0415  rarely needed
+        from stepgrade.hardware.device_file import read_device  # rarely needed
 
         return read_device(setup.device_file)
     if setup.device != CPU_KEY:
@@ -213,9 +213,9 @@ def chosen_device(setup: Setup) -> Device | None:
 
 def costs_of(setup: Setup, shape: ModelShape | None = None) -> ModelCosts:
     """Return what one token of the run costs; raise BadInput at the config's field, unless it was read."""
-    from stepgrade.hardware.cost.conventions import find_convention  # noqa: PLC0415  only with a model
-    from stepgrade.hardware.cost.model_costs import model_costs  # noqa: PLC0415  as above
-    from stepgrade.hardware.models.hf_config import read_model  # noqa: PLC0415  as above
+    from stepgrade.hardware.cost.conventions import find_convention  # only with a model
+    from stepgrade.hardware.cost.model_costs import model_costs
+    from stepgrade.hardware.models.hf_config import read_model
 
     if setup.model is None or setup.plan is None:
         raise BadOption("the costs of a run come from its model", supply="{model} with {batch} and {seq}")

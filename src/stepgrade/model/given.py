@@ -21,7 +21,7 @@ def profile_given(given: object) -> Profile:
     if isinstance(given, Profile):
         return given
     if isinstance(given, str | os.PathLike):
-        from stepgrade.readers.load import load  # noqa: PLC0415  readers are above this room
+        from stepgrade.readers.load import load  # readers are above this room
 
         return load(given)
     problem = f"{type(given).__name__} is not a profile"
@@ -33,7 +33,7 @@ def baseline_given(given: object) -> Baseline | Profile:
     if isinstance(given, Baseline | Profile):
         return given
     if isinstance(given, str | os.PathLike):
-        from stepgrade.readers.load import load_baseline  # noqa: PLC0415  as above
+        from stepgrade.readers.load import load_baseline
 
         return load_baseline(given)
     problem = f"{type(given).__name__} is no earlier run"
@@ -43,7 +43,7 @@ def baseline_given(given: object) -> Baseline | Profile:
 def traces_given(given: Path | Iterable[Trace]) -> Iterable[Trace]:
     """Return the traces of a run's ranks, read from their file or directory where a path is given."""
     if isinstance(given, str | os.PathLike):
-        from stepgrade.readers.ranks import read_ranks  # noqa: PLC0415  as above
+        from stepgrade.readers.ranks import read_ranks
 
         return read_ranks([given])
     return given

@@ -64,7 +64,7 @@ class Result(Struct, frozen=True):
 
     def __str__(self) -> str:
         """Return the result as a terminal shows it, so that printing it shows it."""
-        from stepgrade.report import render  # noqa: PLC0415  only who prints asks; report is above this room
+        from stepgrade.report import render  # only who prints asks; report is above this room
 
         return render(self).rstrip("\n")
 

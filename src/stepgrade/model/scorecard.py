@@ -399,12 +399,12 @@ class Scorecard(Result, frozen=True, kw_only=True):
         return _frame(msgspec.to_builtins(self.layers), texts, numbers, library)
 
     def _repr_markdown_(self) -> str:
-        from stepgrade.report import render  # noqa: PLC0415  only a notebook asks; report is above this room
+        from stepgrade.report import render  # only a notebook asks; report is above this room
 
         return render(self, to="markdown")
 
     def _repr_html_(self) -> str | None:
-        from stepgrade.report.html import card_for_notebooks  # noqa: PLC0415  as above
+        from stepgrade.report.html import card_for_notebooks
 
         return card_for_notebooks(self)
 

@@ -38,13 +38,13 @@ def _files(
     sources: Sequence[PathLike], input_format: str | None, options: ReadOptions, folder: str
 ) -> list[RankFile]:
     quiet = structs.replace(options, progress=None)
-    if len(sources) == 1 and input_format is None and os.path.isfile(sources[0]):  # noqa: PTH113  as above
+    if len(sources) == 1 and input_format is None and os.path.isfile(sources[0]):
         with ByteSource(sources[0], quiet) as source:
             if source.is_archive:
                 return traces_among([(one.path, one.name) for one in unpack(source, folder)], None)
     traces = []
     for one in sources:
-        if os.path.isfile(one):  # noqa: PTH113  as above
+        if os.path.isfile(one):
             with ByteSource(one, quiet) as source:
                 if not registry.reader_for(source, input_format).rank_files:
                     continue

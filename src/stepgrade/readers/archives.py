@@ -69,7 +69,7 @@ def unpack(source: ByteSource, folder: str) -> list[Unpacked]:
             base = name.replace("\\", "/").rpartition("/")[2]
             # A number keeps names apart, the end tells formats apart; nothing of the folders in it is used.
             safe = "".join(sign if sign.isalnum() or sign in "._-" else "_" for sign in base)
-            path = os.path.join(folder, f"{len(files)}-{safe[-_LONGEST_ENDING:]}")  # noqa: PTH118  as elsewhere
+            path = os.path.join(folder, f"{len(files)}-{safe[-_LONGEST_ENDING:]}")
             size = copy_member(member, path, source, total)
             total += size
             files.append(Unpacked(path, f"{source.name}/{shown_path(name)}", size))
@@ -141,7 +141,7 @@ class _Entry(tarfile.TarInfo):
 def copy_member(member: IO[bytes], path: str, source: ByteSource, before: int) -> int:
     """Write one file and return its size; raise TooLarge when it is too much with those `before`."""
     size, limit = 0, source.options.max_bytes
-    with open(path, "xb") as copy:  # noqa: PTH123  as elsewhere
+    with open(path, "xb") as copy:
         while chunk := member.read(CHUNK_BYTES):
             size += len(chunk)
             if before + size > limit:

@@ -38,7 +38,7 @@ def recognises(source: ByteSource) -> bool:
 def read(source: ByteSource) -> FlightRecord:
     """Return the collectives of one rank."""
     if source.head[:1] == b"\x80":
-        from stepgrade.readers.plain_pickle import decode  # noqa: PLC0415  for pickles only
+        from stepgrade.readers.plain_pickle import decode  # for pickles only
 
         document = decode(source.chunks(), source.memory_bytes)
     else:

@@ -264,7 +264,7 @@ def what_it_is(head: bytes) -> Foreign | None:
 
 def refusal(source: ByteSource) -> UnknownFormat:
     """Return the error for a source that no reader takes: what it is, else which formats there are."""
-    from stepgrade.readers.registry import readers  # noqa: PLC0415  which imports the readers, and they this
+    from stepgrade.readers.registry import readers  # which imports the readers, and they this
 
     if not source.head.strip(b"\0 \t\r\n"):
         broken_off = "was the disk full, or the machine switched off, while it was written?"

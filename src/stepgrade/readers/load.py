@@ -98,7 +98,7 @@ def read_json_text(
     with ByteSource(source, ReadOptions(max_bytes=max_bytes, max_memory=max_memory)) as opened:
         if opened.json_keys is not None:
             return opened.document()
-        from stepgrade.readers.log import find_profile  # noqa: PLC0415  not needed for most sources
+        from stepgrade.readers.log import find_profile  # not needed for most sources
 
         return find_profile(opened).text
 
@@ -109,14 +109,14 @@ def _read(sources: Sequence[PathLike], input_format: str | None, options: ReadOp
         if told is not None:
             return told
     if len(sources) == 1 and input_format in (None, "metrics") and _has_metrics(os.fspath(sources[0])):
-        from stepgrade.readers.logs.directories import run_in  # noqa: PLC0415  only for such directories
+        from stepgrade.readers.logs.directories import run_in  # only for such directories
 
         told = run_in(os.fspath(sources[0]), options)
         if told is not None:
             return told
     # pathlib takes longer to import than a step profile to score.
     only = os.fspath(sources[0])
-    if len(sources) > 1 or os.path.isdir(only) or ("://" in only and is_remote_folder(only)):  # noqa: PTH112
+    if len(sources) > 1 or os.path.isdir(only) or ("://" in only and is_remote_folder(only)):
         return _read_several(sources, input_format, options)
     with ByteSource(only, options) as source:
         if input_format is None and source.is_archive:
@@ -139,7 +139,7 @@ def read_with_logs(sources: Sequence[PathLike], options: ReadOptions) -> Profile
         if isinstance(explained, Profile):
             return _join_compile_logs(explained, compiled, options)
     elif len(logs) == 1:
-        from stepgrade.trace import with_log  # noqa: PLC0415  only for a log beside a trace
+        from stepgrade.trace import with_log  # only for a log beside a trace
 
         explained = _read([source for source in sources if source not in logs], None, options)
         long_run = _read(logs, None, structs.replace(options, steps=None))
@@ -153,7 +153,7 @@ def _with_logs_beside(profile: Profile, sources: Sequence[PathLike], options: Re
     if profile.source.format == _COMPILE_LOG:
         return profile
     beside = [
-        os.path.join(folder, name)  # noqa: PTH118  as above
+        os.path.join(folder, name)
         for folder in [os.fspath(source) for source in sources]
         if not has_compile_logs(folder)  # one of nothing else was read as a source of its own
         for name in sorted(compile_logs_in(folder))
@@ -166,9 +166,9 @@ def _with_logs_beside(profile: Profile, sources: Sequence[PathLike], options: Re
 
 
 def _join_compile_logs(profile: Profile, logs: Sequence[PathLike], options: ReadOptions) -> Profile:
-    from stepgrade.model.compilation import CompileLog  # noqa: PLC0415  only for such logs
-    from stepgrade.readers.ranks import find_rank_files, read_recordings  # noqa: PLC0415  as above
-    from stepgrade.trace import with_compile_logs  # noqa: PLC0415  as above
+    from stepgrade.model.compilation import CompileLog  # only for such logs
+    from stepgrade.readers.ranks import find_rank_files, read_recordings
+    from stepgrade.trace import with_compile_logs
 
     files = find_rank_files(logs, _COMPILE_LOG, options)
     found = read_recordings(files, structs.replace(options, steps=None))
@@ -176,16 +176,16 @@ def _join_compile_logs(profile: Profile, logs: Sequence[PathLike], options: Read
 
 
 def _read_several(sources: Sequence[PathLike], input_format: str | None, options: ReadOptions) -> Profile:
-    from stepgrade.model.compilation import CompileLog  # noqa: PLC0415  only for several files
-    from stepgrade.model.hang import FlightRecord  # noqa: PLC0415  as above
-    from stepgrade.readers.ranks import are_traces, find_rank_files, read_recordings  # noqa: PLC0415  as above
+    from stepgrade.model.compilation import CompileLog  # only for several files
+    from stepgrade.model.hang import FlightRecord
+    from stepgrade.readers.ranks import are_traces, find_rank_files, read_recordings
 
     files = find_rank_files(sources, input_format, options)
     if are_traces(files):
-        from stepgrade.readers.many import profile_of_files  # noqa: PLC0415  as above
+        from stepgrade.readers.many import profile_of_files
 
         return profile_of_files(files, options)
-    from stepgrade.trace import (  # noqa: PLC0415  as above
+    from stepgrade.trace import (
         merge_recordings,
         profile_of_compile_logs,
         profile_of_flight_records,
@@ -201,10 +201,10 @@ def _read_several(sources: Sequence[PathLike], input_format: str | None, options
 
 def read_archive(source: ByteSource, options: ReadOptions) -> Profile:
     """Return the run whose ranks are in an archive, which is unpacked for as long as they are read."""
-    from stepgrade.readers.archives import unpack  # noqa: PLC0415  as above
-    from stepgrade.readers.foreign import ARCHIVES, refusal, what_it_is  # noqa: PLC0415  as above
-    from stepgrade.readers.many import profile_of_files  # noqa: PLC0415  as above
-    from stepgrade.readers.ranks import traces_among  # noqa: PLC0415  as above
+    from stepgrade.readers.archives import unpack
+    from stepgrade.readers.foreign import ARCHIVES, refusal, what_it_is
+    from stepgrade.readers.many import profile_of_files
+    from stepgrade.readers.ranks import traces_among
 
     known = what_it_is(source.head)
     if known is None or known.what not in ARCHIVES:  # weights and arrays are zip archives too
@@ -219,7 +219,7 @@ def read_archive(source: ByteSource, options: ReadOptions) -> Profile:
 
 def is_remote_folder(source: str) -> bool:
     """Tell whether a URL stands for several files: a directory of a store, or a pattern."""
-    from stepgrade.readers.remote import find, is_url  # noqa: PLC0415  few sources are
+    from stepgrade.readers.remote import find, is_url  # few sources are
 
     return is_url(source) and find(source) is not None
 
@@ -232,12 +232,12 @@ def _has_metrics(path: str) -> bool:
     except (OSError, ValueError):  # no directory, or no path
         return False
     files = any("tfevents" in name or name.endswith(".wandb") or name == "meta.yaml" for name in names)
-    return files or os.path.basename(os.path.normpath(path)) == "mlruns"  # noqa: PTH119  as above
+    return files or os.path.basename(os.path.normpath(path)) == "mlruns"
 
 
 def format_of(source: PathLike, options: ReadOptions) -> str | None:
     """Return the format of a file; of a directory only whether it holds logs of torch.compile."""
-    if os.path.isdir(source):  # noqa: PTH112  as above
+    if os.path.isdir(source):
         return _COMPILE_LOG if has_compile_logs(os.fspath(source)) else None
     with ByteSource(source, structs.replace(options, progress=None)) as opened:
         return registry.reader_for(opened).name
@@ -246,27 +246,27 @@ def format_of(source: PathLike, options: ReadOptions) -> str | None:
 def has_compile_logs(folder: str) -> bool:
     """Tell whether all files of a directory have the names that TORCH_TRACE gives."""
     logs = compile_logs_in(folder)
-    return bool(logs) and len(logs) == len(os.listdir(folder))  # noqa: PTH208  as above
+    return bool(logs) and len(logs) == len(os.listdir(folder))
 
 
 def compile_logs_in(folder: str) -> list[str]:
     """Return the names of the files in a directory that have names as TORCH_TRACE gives them."""
     try:
-        names = os.listdir(folder)  # noqa: PTH208  as above
+        names = os.listdir(folder)
     except (OSError, ValueError):  # no directory, or no path; whoever reads it says why
         return []
     logs = [name for name in names if name.startswith("dedicated_log_torch_trace_")]
-    return [name for name in logs if os.path.isfile(os.path.join(folder, name))]  # noqa: PTH113, PTH118  as above
+    return [name for name in logs if os.path.isfile(os.path.join(folder, name))]
 
 
 def _profile_of(found: Traces, options: ReadOptions) -> Profile:
     """Turn traces into a profile: the one place where reading goes on in `trace`."""
     # What needs numpy is imported only here: it takes longer than a step profile to score.
-    from stepgrade.model.allocations import MemoryRecording, MemoryTimeline  # noqa: PLC0415
-    from stepgrade.model.compilation import CompileLog  # noqa: PLC0415
-    from stepgrade.model.events import Trace  # noqa: PLC0415
-    from stepgrade.model.hang import FlightRecord  # noqa: PLC0415
-    from stepgrade.trace import (  # noqa: PLC0415
+    from stepgrade.model.allocations import MemoryRecording, MemoryTimeline
+    from stepgrade.model.compilation import CompileLog
+    from stepgrade.model.events import Trace
+    from stepgrade.model.hang import FlightRecord
+    from stepgrade.trace import (
         profile_of_compile_logs,
         profile_of_flight_records,
         profile_of_memory,
@@ -285,6 +285,6 @@ def _profile_of(found: Traces, options: ReadOptions) -> Profile:
     del found
     if options.steps is None:
         return profile_of_traces(traces)
-    from stepgrade.readers.steps import only_steps  # noqa: PLC0415
+    from stepgrade.readers.steps import only_steps
 
     return profile_of_traces(only_steps(traces, options.steps))

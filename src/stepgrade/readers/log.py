@@ -44,14 +44,14 @@ def recognises(source: ByteSource) -> bool:
 
 def read(source: ByteSource) -> Profile:
     """Return the last step profile in the log, else the run that its step lines tell of."""
-    from stepgrade.readers.logs.own import dialects_from  # noqa: PLC0415  slow to import
-    from stepgrade.readers.logs.scan import LogScanner  # noqa: PLC0415  as above
+    from stepgrade.readers.logs.own import dialects_from  # slow to import
+    from stepgrade.readers.logs.scan import LogScanner
 
     scanner = LogScanner(dialects_from(source.options.dialects))
     found = _search(source, scanner.feed)
     if not isinstance(found, FoundText):
-        from stepgrade.readers.logs.assemble import profile_of_log  # noqa: PLC0415  needs numpy
-        from stepgrade.readers.logs.failures import with_failure  # noqa: PLC0415  as above
+        from stepgrade.readers.logs.assemble import profile_of_log  # needs numpy
+        from stepgrade.readers.logs.failures import with_failure
 
         scanned = scanner.result()
         run = profile_of_log(scanned, source.name)
@@ -99,7 +99,7 @@ def _search(source: ByteSource, watch: Callable[[bytes], None] | None = None) ->
 
 def _refusal(source: ByteSource, cut_line: int | None) -> StepgradeError:
     """Return why nothing can be read: JSON that is broken, a profile that is cut off, something else."""
-    from stepgrade.readers.foreign import refusal, what_it_is  # noqa: PLC0415  only for what cannot be read
+    from stepgrade.readers.foreign import refusal, what_it_is  # only for what cannot be read
 
     if source.json_error is not None and what_it_is(source.head) is None:
         return source.json_error.at(source.name)

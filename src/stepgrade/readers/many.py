@@ -82,9 +82,9 @@ def analyse_file(item: bytes, report: Report) -> bytes:
     if task.path:
         task = structs.replace(task, file=structs.replace(task.file, path=os.fsdecode(task.path)))
     folder = cache_folder() if task.cache else None
-    if folder is None or is_url(task.file.path) or not os.path.isfile(task.file.path):  # noqa: PTH113  pathlib is slow
+    if folder is None or is_url(task.file.path) or not os.path.isfile(task.file.path):
         return msgspec.msgpack.encode(_analyse(task, report))
-    cache, name = Cache(folder), os.path.basename(task.file.name)  # noqa: PTH119  which may tell the rank
+    cache, name = Cache(folder), os.path.basename(task.file.name)  # which may tell the rank
     key = key_of(task.file.path, (SCHEMA, task.file.format, task.steps, name))
     if kept := kept_ranks(cache, key, task.file.name):
         return kept

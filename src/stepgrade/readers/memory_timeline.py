@@ -34,7 +34,7 @@ def recognises(source: ByteSource) -> bool:
 
 def read(source: ByteSource) -> MemoryTimeline:
     """Return what the memory held, by category and over time; a timeline has no times of steps."""
-    from stepgrade.model.allocations import MemoryTimeline  # noqa: PLC0415  needs numpy
+    from stepgrade.model.allocations import MemoryTimeline  # needs numpy
 
     is_sums = _EVENTS.match(source.head) is None
     document = source.document()
@@ -49,7 +49,7 @@ def read(source: ByteSource) -> MemoryTimeline:
 
 def levels_of_sums(document: bytes) -> tuple[Floats, dict[str, Floats]]:
     """Return the moments in milliseconds, and the bytes of each category at them, as the sums tell."""
-    import numpy as np  # noqa: PLC0415  only to read
+    import numpy as np  # only to read
 
     times, rows = decode_json(document, tuple[list[float], list[list[float]]])
     width = len(_COLUMNS) + 1
@@ -61,7 +61,7 @@ def levels_of_sums(document: bytes) -> tuple[Floats, dict[str, Floats]]:
 
 def levels_of_events(document: bytes) -> tuple[Floats, dict[str, Floats]]:
     """Return the same from what each event adds or takes away."""
-    import numpy as np  # noqa: PLC0415  only to read
+    import numpy as np  # only to read
 
     rows = decode_json(document, list[tuple[_Long, int, _Long, _Number]])
     times = np.array([row[0] for row in rows], np.int64)

@@ -28,8 +28,8 @@ def _kind(source: ByteSource) -> str | None:
     head = source.head
     by_sign = "wandb" if head.startswith(_WANDB) else "tensorboard" if _EVENTS in head[:64] else None
     if head.startswith(_SQLITE):
-        from stepgrade.readers.logs.mlflow import SIGN, TABLE  # noqa: PLC0415  only for what is SQLite
-        from stepgrade.readers.sqlite import has_table  # noqa: PLC0415  as above
+        from stepgrade.readers.logs.mlflow import SIGN, TABLE  # only for what is SQLite
+        from stepgrade.readers.sqlite import has_table
 
         return "mlflow" if has_table(source, SIGN, TABLE) else None
     if by_sign is not None or not source.is_text:
@@ -40,7 +40,7 @@ def _kind(source: ByteSource) -> str | None:
         is_state = _STATE in keys or (source.json_error is not None and _STATE_KEY in head)
         return "trainer_state" if is_state else "peft" if keys >= _PEFT else None
     if b"\n" in head and any(word in head[:4096].lower() for word in (b"step", b"iter", b"update")):
-        from stepgrade.readers.logs.tables import separator_of  # noqa: PLC0415  only for what may be a table
+        from stepgrade.readers.logs.tables import separator_of  # only for what may be a table
 
         return "csv" if separator_of(head) is not None else None
     return None
@@ -49,10 +49,10 @@ def _kind(source: ByteSource) -> str | None:
 def read(source: ByteSource) -> Profile:
     """Return the run that the metrics tell of."""
     # What needs numpy is imported only here.
-    from stepgrade.readers.foreign import refusal  # noqa: PLC0415
-    from stepgrade.readers.logs import tables, tensorboard, wandb  # noqa: PLC0415
-    from stepgrade.readers.logs.assemble import profile_of_log  # noqa: PLC0415
-    from stepgrade.readers.logs.records import RecordLog  # noqa: PLC0415
+    from stepgrade.readers.foreign import refusal
+    from stepgrade.readers.logs import tables, tensorboard, wandb
+    from stepgrade.readers.logs.assemble import profile_of_log
+    from stepgrade.readers.logs.records import RecordLog
 
     kind = _kind(source)
     names = {
@@ -71,15 +71,15 @@ def read(source: ByteSource) -> Profile:
     elif kind == "tensorboard":
         tensorboard.read_events(source.chunks(), log)
     elif kind == "mlflow":
-        from stepgrade.readers.logs.mlflow import read_database  # noqa: PLC0415  as above
-        from stepgrade.readers.sqlite import SqliteFile  # noqa: PLC0415
+        from stepgrade.readers.logs.mlflow import read_database
+        from stepgrade.readers.sqlite import SqliteFile
 
         with SqliteFile.opened(source) as file:
             runs = read_database(file, source.name, log)
     elif kind == "csv":
         tables.read_csv(source.chunks(), tables.separator_of(source.head) or ",", log)
     else:
-        from stepgrade.readers.logs.names import with_nan_quoted  # noqa: PLC0415  as above
+        from stepgrade.readers.logs.names import with_nan_quoted
 
         document = source.document()
         is_json = source.json_error is None

@@ -101,7 +101,7 @@ class RankRecording(Struct, frozen=True, kw_only=True):
     def of(cls, trace: Trace, name: str) -> RankRecording:
         """Return what the trace in a file of that name says; its rank is else what the name says."""
         # pathlib takes longer to import than a small trace to read.
-        base = os.path.basename(name)  # noqa: PTH119
+        base = os.path.basename(name)
         match = _RANK_IN_NAME.search(base)
         named = int(match[1]) if match else None
         worker = re.fullmatch(r"(.+_\d+)\.\d+\.pt\.trace\.json(?:\.gz|\.zst)?", base)
@@ -197,7 +197,7 @@ def _single_file(source: str, input_format: str | None, options: ReadOptions) ->
             only = registry.reader_for(opened, input_format)
     if not only.rank_files:
         raise _not_a_trace(source)
-    size = os.path.getsize(source) if os.path.isfile(source) else 0  # noqa: PTH113, PTH202
+    size = os.path.getsize(source) if os.path.isfile(source) else 0
     name = shown_url(source) if is_url(source) else shown_path(source)
     return RankFile(path=source, format=only.name, name=name, size_bytes=size)
 
@@ -206,12 +206,12 @@ def _rank_files(source: str, input_format: str | None, options: ReadOptions) -> 
     """Return the file, or the files of the first format that has any in the directory, rank10 after rank9."""
     if is_url(source):
         return remote_files(source, input_format, options)
-    if not os.path.isdir(source):  # noqa: PTH112
+    if not os.path.isdir(source):
         return [_single_file(source, input_format, options)]
     try:
         with os.scandir(source) as entries:
             # Unlike entry.is_file(), this does not raise for a link that leads to itself.
-            paths = [entry.path for entry in entries if os.path.isfile(entry.path)]  # noqa: PTH113
+            paths = [entry.path for entry in entries if os.path.isfile(entry.path)]
     except OSError as error:
         raise BadInput(f"cannot be read: {error.strerror or error}", where=source) from error
     paths.sort(key=_naturally)
@@ -260,9 +260,9 @@ def traces_among(paths: Sequence[tuple[str, str]], input_format: str | None) -> 
                 found = found or is_trace
             except BadInput:
                 # What cannot be read is no trace; what is called as a rank beside others is listed as unread.
-                is_trace = _RANK_IN_NAME.search(os.path.basename(path)) is not None  # noqa: PTH119
+                is_trace = _RANK_IN_NAME.search(os.path.basename(path)) is not None
             if is_trace:
-                size = os.path.getsize(path)  # noqa: PTH202
+                size = os.path.getsize(path)
                 files.append(RankFile(path=path, format=reader.name, name=name, size_bytes=size))
         if found:
             return files
@@ -271,10 +271,10 @@ def traces_among(paths: Sequence[tuple[str, str]], input_format: str | None) -> 
 
 def _what_is_there(paths: list[str]) -> str:
     """Return what one of the first files of a directory is, if that is known, else what is looked for."""
-    from stepgrade.readers.foreign import what_it_is  # noqa: PLC0415  only for what cannot be read
+    from stepgrade.readers.foreign import what_it_is  # only for what cannot be read
 
     for path in paths[:8]:
         with suppress(BadInput), ByteSource(path) as opened:
             if found := what_it_is(opened.head):
-                return f"{os.path.basename(path)} is {found.what}"  # noqa: PTH119  pathlib imports slowly
+                return f"{os.path.basename(path)} is {found.what}"
     return "give a directory with the trace of each rank, or one trace"

@@ -38,7 +38,7 @@ def readers() -> Iterator[Reader]:
     """Yield every reader in the order in which they are asked; the one that takes any text is last."""
     for name in BUILT_IN[:-1]:
         yield built_in(name)
-    from importlib.metadata import entry_points  # noqa: PLC0415  slow to import, rarely needed
+    from importlib.metadata import entry_points  # slow to import, rarely needed
 
     hint = "mend or uninstall the package that brings it"
     for point in entry_points(group=PLUG_IN_GROUP):
@@ -79,7 +79,7 @@ def reader_for(source: ByteSource, input_format: str | None = None) -> Reader:
     if input_format is not None:
         hint = did_you_mean(input_format, (reader.name for reader in readers()))
         raise UnknownFormat(f"no reader called {input_format!r}", field="input_format", hint=hint)
-    from stepgrade.readers.foreign import refusal  # noqa: PLC0415  only for what cannot be read
+    from stepgrade.readers.foreign import refusal  # only for what cannot be read
 
     raise refusal(source)
 

@@ -108,7 +108,7 @@ def _store(url: str) -> tuple[Any, str]:
         raise BadOption("is in no store that is read", where=shown_url(url), hint=f"one of {known}")
     hint = f"pip install 'stepgrade[{STORES[scheme]}]'"
     try:
-        from fsspec.core import url_to_fs  # noqa: PLC0415  an extra
+        from fsspec.core import url_to_fs  # an extra
 
         files, path = url_to_fs(url)
     except ImportError as error:

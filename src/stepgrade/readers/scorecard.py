@@ -38,7 +38,7 @@ def recognises(source: ByteSource) -> bool:
 def read(source: ByteSource) -> Baseline:
     """Return what the run reached; v1's fields have the same names and meanings in v2."""
     # Sources that are no scorecards should not wait for its types.
-    from stepgrade.model.scorecard import Scorecard  # noqa: PLC0415
+    from stepgrade.model.scorecard import Scorecard
 
     document = decode_json(source.document(), dict[str, Any])
     unstated = dict.fromkeys(

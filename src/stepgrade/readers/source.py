@@ -223,15 +223,15 @@ class ByteSource:
             yield self._path
             return
         with scratch_folder() as directory:
-            path = os.path.join(directory, "source")  # noqa: PTH118  pathlib imports slowly
-            with open(path, "wb") as copy:  # noqa: PTH123  as above
+            path = os.path.join(directory, "source")
+            with open(path, "wb") as copy:
                 copy.writelines(self.chunks())
             yield path
 
     @contextmanager
     def seekable(self) -> Iterator[BinaryIO]:
         """Give the decompressed bytes as a file that can be read in any order."""
-        with self.path() as path, open(path, "rb") as file:  # noqa: PTH123  as above
+        with self.path() as path, open(path, "rb") as file:
             yield file
 
     def was_written(self) -> bool:
@@ -241,10 +241,10 @@ class ByteSource:
     def _stamp_now(self) -> tuple[object, ...]:
         if self._path is not None:
             with suppress(OSError):
-                found = os.stat(self._path)  # noqa: PTH116  pathlib imports slowly
+                found = os.stat(self._path)
                 return found.st_size, found.st_mtime_ns
         if self._path is None and self._close_at_end and self.size_bytes:
-            from stepgrade.readers.remote import stamp  # noqa: PLC0415  few sources are remote
+            from stepgrade.readers.remote import stamp  # few sources are remote
 
             with suppress(BadInput):
                 return stamp(os.fspath(self._given_source))  # type: ignore[arg-type]  # it is a URL
@@ -354,7 +354,7 @@ class _Gunzip(_Unpacker):
         if not 0 < size_bytes < _LEAST_BYTES_FOR_ISAL:
             # isal unpacks about three times as fast and gives the same bytes; not every platform has it.
             with suppress(ImportError):
-                from isal import isal_zlib  # noqa: PLC0415
+                from isal import isal_zlib
 
                 self._make, self._error = isal_zlib.decompressobj, isal_zlib.error
         self._inflate: _Inflater = self._make(wbits=31)
@@ -399,9 +399,9 @@ class _Unzstd(_Unpacker):
         super().__init__(read)
         try:
             try:
-                from compression import zstd  # type: ignore[import-not-found]  # noqa: PLC0415  since Python 3.14
+                from compression import zstd  # type: ignore[import-not-found]  # since Python 3.14
             except ImportError:
-                from backports import zstd  # noqa: PLC0415  an extra
+                from backports import zstd  # an extra
         except ImportError as error:
             hint = "pip install 'stepgrade[zstd]'"
             raise MissingExtra("unpacking zstd needs a package", where=where, hint=hint) from error
@@ -448,7 +448,7 @@ def _open(source: Readable) -> tuple[str, BinaryIO, int, str | None]:
             raise BadInput("is closed", where="standard input", hint="name a file")
         return "standard input", sys.stdin.buffer, 0, None
     if "://" in path:
-        from stepgrade.readers.remote import is_url, open_url, shown_url  # noqa: PLC0415  few sources are
+        from stepgrade.readers.remote import is_url, open_url, shown_url  # few sources are
 
         if is_url(path):
             remote, size = open_url(path)
@@ -461,7 +461,7 @@ def open_local(path: str) -> tuple[str, BinaryIO, int, str | None]:
     name = shown_path(path)
     try:
         # pathlib takes longer to import than a step profile to read.
-        file = open(path, "rb", buffering=0)  # noqa: SIM115, PTH123  closed by the source
+        file = open(path, "rb", buffering=0)  # noqa: SIM115  closed by the source
     except IsADirectoryError as error:
         raise BadInput("is a directory", where=name, hint="name a profile inside it") from error
     except FileNotFoundError as error:

@@ -158,7 +158,7 @@ def profile_from_json(text: bytes, name: str) -> Profile:
     )
     if recorded.sampled is None and not recorded.lines:
         return profile
-    from stepgrade.readers.recording import with_lines, with_sampled  # noqa: PLC0415  only our recordings
+    from stepgrade.readers.recording import with_lines, with_sampled  # only our recordings
 
     return with_lines(with_sampled(profile, recorded.sampled), recorded.lines)
 

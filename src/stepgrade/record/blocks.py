@@ -39,7 +39,7 @@ def find_blocks(model: Module, named: Sequence[str] | None) -> list[NamedModule]
     if not groups:
         return []
 
-    from torch.nn.parameter import is_lazy  # noqa: PLC0415  an extra
+    from torch.nn.parameter import is_lazy  # an extra
 
     def size(group: list[NamedModule]) -> tuple[int, int]:
         depth = group[0][0].count(".")

@@ -19,7 +19,7 @@ Before = Callable[[Module, tuple[object, ...], dict[str, object]], None]
 After = Callable[[Module, object, object], None]
 
 
-_compiler = torch._C._dynamo.eval_frame  # noqa: SLF001  no public way to ask
+_compiler = torch._C._dynamo.eval_frame  # no public way to ask
 # Of Python, which a module's call takes without us; it counts one more in some versions.
 _FRAMES_OF_A_CALL = 3
 

@@ -73,7 +73,7 @@ def clock_for(device: torch.device | None) -> HostClock | EventClock:
     """Return the clock for a torch device; one whose module has no timing events is timed on the host."""
     if device is None or device.type in ("cpu", "meta"):
         return HostClock()
-    import torch  # noqa: PLC0415  an extra
+    import torch  # an extra
 
     module = getattr(torch, device.type, None)
     return EventClock(module) if hasattr(module, "Event") else HostClock()

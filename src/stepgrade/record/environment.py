@@ -32,7 +32,7 @@ _CLOCK_SM, _CLOCK_MEMORY, _TEMPERATURE_GPU = 1, 2, 0  # NVML_CLOCK_SM, NVML_CLOC
 @cache
 def versions() -> dict[str, str]:
     """Return the versions of stepgrade, Python and the packages a training uses, where installed."""
-    import torch  # noqa: PLC0415  an extra
+    import torch  # an extra
 
     found = {"stepgrade": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
@@ -46,7 +46,7 @@ def versions() -> dict[str, str]:
 
 def rank_and_world() -> tuple[int, int]:
     """Return this process's rank and how many there are, from torch.distributed or the launcher."""
-    import torch.distributed as dist  # noqa: PLC0415  an extra
+    import torch.distributed as dist  # an extra
 
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
@@ -56,7 +56,7 @@ def rank_and_world() -> tuple[int, int]:
 
 def describe_loop(optimizer: object, loader: object) -> dict[str, object]:
     """Return optimizer, batch size, loader workers and threads, as far as they are known."""
-    import torch  # noqa: PLC0415  an extra
+    import torch  # an extra
 
     found = {
         "optimizer": None if optimizer is None else type(optimizer).__name__,
@@ -72,7 +72,7 @@ def describe_model(model: Module) -> dict[str, object]:
 
     A lazy model has no size before its first call.
     """
-    from torch.nn.parameter import is_lazy  # noqa: PLC0415  an extra
+    from torch.nn.parameter import is_lazy  # an extra
 
     parameters = list(model.parameters())
     has_size = not any(is_lazy(parameter) for parameter in parameters)
@@ -89,7 +89,7 @@ def describe_model(model: Module) -> dict[str, object]:
 
 def autocast_dtype(device: torch.device | None) -> str | None:
     """Return the precision that autocast computes in right now; None when it is off or torch is too old."""
-    import torch  # noqa: PLC0415  an extra
+    import torch  # an extra
 
     kind = "cpu" if device is None else device.type
     if not hasattr(torch, "get_autocast_dtype") or not torch.is_autocast_enabled(kind):
@@ -116,7 +116,7 @@ def describe_device(device: torch.device | None) -> dict[str, object]:
         }
     if device.type != "cuda":
         return {"kind": device.type}
-    import torch  # noqa: PLC0415  an extra
+    import torch  # an extra
 
     found = torch.cuda.get_device_properties(device)
     return {
@@ -130,13 +130,13 @@ def describe_device(device: torch.device | None) -> dict[str, object]:
 def peak_memory_bytes(kind: object) -> float | None:
     """Return the peak memory so far: PyTorch's on a CUDA device, the process's own on a CPU."""
     if kind == "cuda":
-        import torch  # noqa: PLC0415  an extra
+        import torch  # an extra
 
         return float(torch.cuda.max_memory_allocated())
     if kind != "cpu":
         return None
     try:
-        import resource  # noqa: PLC0415  not on Windows
+        import resource  # not on Windows
     except ImportError:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -172,7 +172,7 @@ class Contention:
 
     def _waited_s(self) -> float | None:
         try:
-            with open(self._path, "rb") as figures:  # noqa: PTH123  no path to join
+            with open(self._path, "rb") as figures:
                 return int(figures.read().split()[1]) / 1e9
         except (OSError, ValueError, IndexError):
             return None
@@ -210,10 +210,10 @@ def sensors_for(device: torch.device | None) -> Sensors | None:
     if device is None or device.type != "cuda":
         return None
     try:
-        import pynvml  # noqa: PLC0415  optional
+        import pynvml  # optional
     except ImportError:
         return None
-    import torch  # noqa: PLC0415  an extra
+    import torch  # an extra
 
     try:
         pynvml.nvmlInit()

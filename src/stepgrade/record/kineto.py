@@ -82,7 +82,7 @@ def end_thread(within_seconds: float = 0.0) -> None:
         return
 
     def is_waiting(task: str) -> bool:
-        with suppress(OSError), open(f"{_TASKS}/{task}/stat", "rb") as found:  # noqa: PTH123  no path to join
+        with suppress(OSError), open(f"{_TASKS}/{task}/stat", "rb") as found:
             return found.read().rpartition(b")")[2].split()[0] == b"S"
         return True  # it is gone
 
@@ -111,7 +111,7 @@ def after_fork_in_child() -> None:
     with suppress(AttributeError):
         libc = ctypes.CDLL(None)
         # The last that is registered runs first. Python is gone by then: only functions of C will do.
-        libc.on_exit(libc._exit, None)  # noqa: SLF001  its name
+        libc.on_exit(libc._exit, None)
         getattr(libc, "__cxa_atexit")(libc.fflush, None, None)
 
 
@@ -139,10 +139,10 @@ def _set_level(level: int) -> None:
 
 @cache
 def _torch() -> ctypes.CDLL:
-    return ctypes.CDLL(torch._C.__file__)  # noqa: SLF001  it depends on all of torch's libraries
+    return ctypes.CDLL(torch._C.__file__)  # it depends on all of torch's libraries
 
 
 def _tasks() -> set[str]:
     with suppress(OSError):
-        return set(os.listdir(_TASKS))  # noqa: PTH208  no paths wanted
+        return set(os.listdir(_TASKS))
     return set()

@@ -74,7 +74,7 @@ def run_recorded(
     """
     words = command_line(command, as_module=as_module)
     try:
-        os.getcwd()  # noqa: PTH109  asks for nothing but this
+        os.getcwd()
     except FileNotFoundError:  # it is gone
         path = Path(absolute_path(path))
     with ExitStack() as stack:
@@ -143,7 +143,7 @@ def die_by(signal_number: int) -> None:
 
 
 def _leave_no_core() -> None:
-    import resource  # noqa: PLC0415  not on Windows
+    import resource  # not on Windows
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 

@@ -131,7 +131,7 @@ class _GradientMark:
     def __init__(self, mark: Callable[[Tensor], None]) -> None:
         self.mark = mark
         self._carrier = torch.empty(0)  # a tensor, because torch takes the hooks from one
-        self._carrier._backward_hooks = OrderedDict(((_HOOK, mark),))  # noqa: SLF001  as torch does
+        self._carrier._backward_hooks = OrderedDict(((_HOOK, mark),))  # as torch does
 
     def put_on(self, tensor: Tensor | None) -> bool:
         """Mark this tensor's gradient; return whether it will have one."""
@@ -139,7 +139,7 @@ class _GradientMark:
         if tensor is None or node is None:
             return False
         if tensor.output_nr == 0 and hasattr(node, "_register_hook_dict"):
-            node._register_hook_dict(self._carrier)  # noqa: SLF001  `register_hook` in a fraction of its time
+            node._register_hook_dict(self._carrier)  # `register_hook` in a fraction of its time
         else:
             node.register_prehook(lambda gradients: self.mark(gradients[0]))
         return True

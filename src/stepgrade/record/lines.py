@@ -165,7 +165,7 @@ class LineSampler:
         return place if still and self._timeline.current == phase else None
 
     def _innermost(self) -> FrameType | None:
-        return sys._current_frames().get(self._thread)  # noqa: SLF001  no other way to see another thread
+        return sys._current_frames().get(self._thread)  # no other way to see another thread
 
     def _place(self, frame: FrameType | None, phase: int) -> _Place | None:
         """Return the innermost function of the user's code, and what it called outside of it."""
@@ -214,7 +214,7 @@ def _short(where: str) -> str:
     path, _, line = where.rpartition(":")
     here = ""
     with suppress(FileNotFoundError):  # a directory that is gone
-        here = os.getcwd()  # noqa: PTH109  pathlib would follow links
+        here = os.getcwd()
     for folder in (sys.path[0] if sys.path else "", here):
         if folder and path.startswith(folder.rstrip(os.sep) + os.sep):
             return f"{os.path.relpath(path, folder)}:{line}"

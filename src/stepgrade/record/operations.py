@@ -35,7 +35,7 @@ _FILES_TO_READ = 8
 _STARTS = ("_prepare_profiler", "_enable_profiler")
 _ANY_PROFILER = "ProfilerStep"  # counts its steps while there is one
 # Where torch calls the Python of an operation that somebody wrote: autograd's functions, and registered ones.
-_CALL_PYTHON = tuple(os.path.join("torch", *place) for place in (("autograd", "function.py"), ("_ops.py",)))  # noqa: PTH118
+_CALL_PYTHON = tuple(os.path.join("torch", *place) for place in (("autograd", "function.py"), ("_ops.py",)))
 
 
 class OperationWindow:
@@ -76,7 +76,7 @@ class OperationWindow:
         for name in _STARTS:
             patches.wrap(torch.autograd.profiler, name, self._give_way)
         patches.wrap(torch.autograd.profiler, "_disable_profiler", self._after_profiler)
-        if _ANY_PROFILER in torch.autograd.profiler.KinetoStepTracker._step_dict:  # noqa: SLF001
+        if _ANY_PROFILER in torch.autograd.profiler.KinetoStepTracker._step_dict:
             known = (each for each in gc.get_objects() if isinstance(each, profile))
             self._is_script_profiling = any(each.current_action != ProfilerAction.NONE for each in known)
 
@@ -93,7 +93,7 @@ class OperationWindow:
     def open_if_due(self, step: int, device: torch.device | None) -> None:
         """Start profiling when it is this step's turn, unless the user is profiling it."""
         kineto.end_thread()  # if it could not be ended with the window
-        if self._is_script_profiling or torch.autograd.profiler._is_profiler_enabled:  # noqa: SLF001
+        if self._is_script_profiling or torch.autograd.profiler._is_profiler_enabled:
             self._not_before = step + _STEPS_BETWEEN  # torch allows one profiler at a time
         wants_first = (
             self._every != 0 and step >= self._first and self.sampled is None and self._tries < _MOST_TRIES
@@ -141,9 +141,9 @@ class OperationWindow:
         self._patches.undo()
         mark.__exit__(None, None, None)
         # To end a range again, as whoever began it will, does nothing.
-        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001  as torch does
+        with torch._C.DisableTorchFunctionSubclass():  # as torch does
             while self._ranges:
-                torch.ops.profiler._record_function_exit._RecordFunction(self._ranges.pop().record)  # noqa: SLF001
+                torch.ops.profiler._record_function_exit._RecordFunction(self._ranges.pop().record)
         profiler.__exit__(None, None, None)
         kineto.after_profiler()
         kineto.end_thread()
@@ -228,12 +228,12 @@ def _has_files_left() -> bool:
 
 def is_in_backward() -> bool:
     """Tell whether this thread is inside a backward pass, at the end of which torch restores its state."""
-    return int(torch._C._current_graph_task_id()) != -1  # noqa: SLF001  no public way to ask
+    return int(torch._C._current_graph_task_id()) != -1  # no public way to ask
 
 
 def innermost_operation() -> FrameType | None:
     """Return the call of the operation that this thread's Python is called by; None where it is by none."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  no public way to ask
+    frame: FrameType | None = sys._getframe(1)  # no public way to ask
     while frame is not None and not frame.f_code.co_filename.endswith(_CALL_PYTHON):
         frame = frame.f_back
     return frame
@@ -242,9 +242,9 @@ def innermost_operation() -> FrameType | None:
 def _analyse(profiler: profile) -> Profile | None:
     """Return the profile of the step's trace; None when the trace is too large to read beside a training."""
     # The readers need numpy, which the first steps of a training need not wait for.
-    from stepgrade.readers.kineto.reader import read_traces  # noqa: PLC0415
-    from stepgrade.readers.source import ByteSource  # noqa: PLC0415
-    from stepgrade.trace import profile_of_traces  # noqa: PLC0415
+    from stepgrade.readers.kineto.reader import read_traces
+    from stepgrade.readers.source import ByteSource
+    from stepgrade.trace import profile_of_traces
 
     with tempfile.TemporaryDirectory(prefix="stepgrade-", dir=temporary_folder()) as directory:
         path = Path(directory, "step.json")

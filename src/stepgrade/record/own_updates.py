@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 _WEIGHTS = 4  # that are looked at, the smallest ones: biases and norms, which every step changes
 _ELEMENTS = 1024  # of each of them
-_is_transforming = torch._C._functorch.peek_interpreter_stack  # noqa: SLF001  no public way to ask
+_is_transforming = torch._C._functorch.peek_interpreter_stack  # no public way to ask
 
 
 class _Seen(NamedTuple):
@@ -87,7 +87,7 @@ class OwnUpdates:
     def _count_changes(self) -> list[int]:
         optimizer = None if self._optimizer is None else self._optimizer()
         groups = [] if optimizer is None else optimizer.param_groups
-        return [weight._version for group in groups for weight in group["params"]]  # noqa: SLF001  no other way
+        return [weight._version for group in groups for weight in group["params"]]  # no other way
 
     def is_step_over(self) -> bool:
         """Tell whether the weights have changed, or their gradients were reset, since the last look."""

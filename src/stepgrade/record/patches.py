@@ -261,13 +261,13 @@ class DdpTimers:
         self._every = 1 if on_host else _DDP_DEFAULT_RATE
         self._asked = 0
         self._exposed_ns = 0
-        model._set_ddp_runtime_logging_sample_rate(self._every)  # noqa: SLF001  the only way to set it
+        model._set_ddp_runtime_logging_sample_rate(self._every)  # the only way to set it
 
     def exposed_ns(self) -> int:
         """Return how long the latest measured all-reduce went on after the last gradient was computed."""
         model = self._model()
         if self._asked % self._every == 0 and model is not None:
-            found = model._get_ddp_logging_data()  # noqa: SLF001
+            found = model._get_ddp_logging_data()
             communicated, hidden = (int(found.get(name, 0)) for name in _DDP_TIMES)
             self._exposed_ns = max(0, communicated - hidden)
         self._asked += 1
@@ -277,4 +277,4 @@ class DdpTimers:
         """Set DDP back to measure as seldom as before."""
         model = self._model()
         if model is not None:
-            model._set_ddp_runtime_logging_sample_rate(_DDP_DEFAULT_RATE)  # noqa: SLF001
+            model._set_ddp_runtime_logging_sample_rate(_DDP_DEFAULT_RATE)

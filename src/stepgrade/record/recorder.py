@@ -111,7 +111,7 @@ class Recorder:
         """Begin to record; when another recorder runs already, log that and record nothing."""
         if Recorder._active is self:
             return self
-        if Recorder._active is not None and not Recorder._active._gives_way():  # noqa: SLF001  ours
+        if Recorder._active is not None and not Recorder._active._gives_way():
             self._warn("second_recorder", "another recorder is running; this one records nothing")
             return self
         recording = self._recording = _new_recording(self._warmup, self._ops_every)
@@ -287,7 +287,7 @@ class Recorder:
 
     def profile(self) -> Profile:
         """Return what was recorded, once closed; raise NotMeasured when no step was."""
-        from stepgrade.readers.step_profile import profile_from_json  # noqa: PLC0415  not every run asks
+        from stepgrade.readers.step_profile import profile_from_json  # not every run asks
 
         if self._json is None:
             hint = "close the recorder first" if self._recording else "no step was recorded"
@@ -307,7 +307,7 @@ class Recorder:
         settings: Settings | None = None,
     ) -> Scorecard:
         """Return the scorecard of what was recorded: `stepgrade.score(recorder.profile(), …)`."""
-        from stepgrade.grading import score  # noqa: PLC0415  not every run asks
+        from stepgrade.grading import score  # not every run asks
 
         return score(
             self.profile(),
@@ -383,28 +383,28 @@ def watch(
 ) -> Recorder:
     """Start a recorder that needs nothing else in the loop; it writes at exit, or on `close()`."""
     recorder = Recorder(model, optimizer=optimizer, dataloader=dataloader, **options)
-    recorder._counts_optimizer_steps = optimizer is not None  # noqa: SLF001  ours
+    recorder._counts_optimizer_steps = optimizer is not None
     return recorder.start()
 
 
 @cache
 def _leave_forks_alone() -> None:
-    from stepgrade.record import kineto  # noqa: PLC0415  needs torch
+    from stepgrade.record import kineto  # needs torch
 
     def leave() -> None:
         kineto.after_fork_in_child()
-        if Recorder._active is not None:  # noqa: SLF001  ours
+        if Recorder._active is not None:
             with suppress(Exception):  # which Python would print
-                Recorder._active._leave_to_parent()  # noqa: SLF001
+                Recorder._active._leave_to_parent()
 
     def stop_looking() -> None:
         kineto.before_fork()
-        if Recorder._active is not None and Recorder._active._recording is not None:  # noqa: SLF001
-            Recorder._active._recording.lines.pause()  # noqa: SLF001
+        if Recorder._active is not None and Recorder._active._recording is not None:
+            Recorder._active._recording.lines.pause()
 
     def look_again() -> None:
-        if Recorder._active is not None and Recorder._active._recording is not None:  # noqa: SLF001
-            Recorder._active._recording.lines.resume()  # noqa: SLF001
+        if Recorder._active is not None and Recorder._active._recording is not None:
+            Recorder._active._recording.lines.resume()
 
     if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
         os.register_at_fork(before=stop_looking, after_in_parent=look_again, after_in_child=leave)
@@ -412,9 +412,9 @@ def _leave_forks_alone() -> None:
 
 def _new_recording(warmup: int, ops_every: int | None) -> Recording:
     try:
-        import torch  # noqa: F401, PLC0415  an extra
+        import torch  # noqa: F401  an extra
     except ImportError as error:
         raise MissingExtra("recording needs torch", hint="pip install 'stepgrade[torch]'") from error
-    from stepgrade.record.recording import Recording  # noqa: PLC0415  as above
+    from stepgrade.record.recording import Recording
 
     return Recording(warmup=warmup, ops_every=ops_every)

@@ -389,7 +389,7 @@ class Recording:
             return True
         self._since_here += 1
         self.elsewhere_steps += 1
-        if self._since_here >= _STEPS_ELSEWHERE or before not in sys._current_frames():  # noqa: SLF001
+        if self._since_here >= _STEPS_ELSEWHERE or before not in sys._current_frames():
             self.window.drop()
             self.timeline.thread, self._since_here = here, 0
             self.lines.follow(here)
@@ -467,7 +467,7 @@ class Recording:
 
     def _is_watched(self, iterator: _BaseDataLoaderIter) -> bool:
         datasets = self._datasets
-        return datasets is None or any(iterator._dataset is dataset for dataset in datasets)  # noqa: SLF001
+        return datasets is None or any(iterator._dataset is dataset for dataset in datasets)
 
     def _meet(self, module: Module) -> Around | None:
         """Return what to do around the call of an outermost module that nobody watches yet.

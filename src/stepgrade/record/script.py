@@ -125,7 +125,7 @@ def _shared_number(handle: int) -> ctypes.c_int64:
 def record_here(session: str) -> None:
     """Begin to record this process with the options of the session."""
     options = json.loads(Path(session, OPTIONS).read_bytes())
-    from stepgrade.record.patches import without_ours  # noqa: PLC0415  needs torch
+    from stepgrade.record.patches import without_ours  # needs torch
 
     ScriptRecorder(session, **options).start()
     shown = sys.excepthook

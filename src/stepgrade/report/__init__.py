@@ -59,11 +59,11 @@ def render(
         which = "the gate has no" if kind == "gate" else "no"
         raise BadOption(f"{which} output format called {to!r}", hint=did_you_mean(to, formats))
     if to == "json":
-        from stepgrade.report.names import json_text  # noqa: PLC0415  each format imports what it needs
+        from stepgrade.report.names import json_text  # each format imports what it needs
 
         return json_text(result.to_json()) + "\n"
     if to != "terminal":
-        from stepgrade.report.own_paths import without_own_paths  # noqa: PLC0415  as above
+        from stepgrade.report.own_paths import without_own_paths
 
         result = without_own_paths(result)
     if to == "html":
@@ -71,7 +71,7 @@ def render(
             raise BadOption(
                 "only scorecards, comparisons and gate reports have an HTML page", hint="Markdown shows it"
             )
-        from stepgrade.report.html import page_of  # noqa: PLC0415  as above
+        from stepgrade.report.html import page_of
 
         return page_of(kind, result, flags)
     if to not in ("terminal", "markdown"):
@@ -81,9 +81,9 @@ def render(
     choose: Callable[[Result, Mapping[str, str]], Iterable[Block]]
     choose = getattr(import_module(f"stepgrade.report.content.{kind}"), function)
     if to == "markdown":
-        from stepgrade.report import markdown  # noqa: PLC0415  as above
+        from stepgrade.report import markdown
 
         return markdown.write(choose(result, flags))
-    from stepgrade.report import terminal  # noqa: PLC0415  as above
+    from stepgrade.report import terminal
 
     return terminal.write(choose(result, flags), width=width, color=color)

@@ -41,7 +41,7 @@ class OwnPaths:
         ]
         escaped = "|".join(re.escape(top) for top in sorted(tops, key=len, reverse=True))
         self._tops = re.compile(rf"{_NOT_INSIDE}(?:{escaped})[\\/]+") if tops else None
-        home = os.path.expanduser("~").rstrip("/\\")  # noqa: PTH111  as it is in texts
+        home = os.path.expanduser("~").rstrip("/\\")  # as it is in texts
         self._home = re.compile(rf"{_NOT_INSIDE}{re.escape(home)}(?=[\\/]|$)") if len(home) > 1 else None
 
     def short(self, shown: str) -> str:

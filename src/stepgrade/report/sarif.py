@@ -20,7 +20,7 @@ _UNDECIDED = ("review", "none")
 
 def render(report: GateReport, flags: Mapping[str, str]) -> str:
     """Return one result per check; a waived one is suppressed with its reason."""
-    from urllib.parse import quote  # noqa: PLC0415  only for this format
+    from urllib.parse import quote  # only for this format
 
     # Code scanning wants a line; a profile has none, so it is the first.
     place = {

@@ -40,7 +40,7 @@ def target_for(profile: Profile, setup: Setup) -> Target:
         target = msgspec.structs.replace(target, figures=figures)
     said = None
     if profile.facts is not None:
-        from stepgrade.scoring.logged import printed_note, token_cost  # noqa: PLC0415  only for logs
+        from stepgrade.scoring.logged import printed_note, token_cost  # only for logs
 
         said = token_cost(profile.facts)
         if said is not None and setup.model is None and setup.flops_per_token is None:

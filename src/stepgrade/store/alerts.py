@@ -148,7 +148,7 @@ class Alerts:
 
     def _of_series(self, metric: str, branch: str | None, digest: str) -> list[Alert]:
         rows = self._database.execute(
-            f"select {', '.join(_COLUMNS)} from stepgrade_alert "  # noqa: S608
+            f"select {', '.join(_COLUMNS)} from stepgrade_alert "
             "where project = ? and metric = ? and coalesce(branch, '') = ? and digest = ?",
             (self._history.project, metric, branch or "", digest),
         )
@@ -169,7 +169,7 @@ class Alerts:
         values += [commits.get(first), *levels, now(), "open", "", "stepgrade", now(), None]
         marks = ", ".join("?" * len(values))
         return self._database.insert(
-            f"insert into stepgrade_alert ({', '.join(_COLUMNS[1:])}) values ({marks})",  # noqa: S608
+            f"insert into stepgrade_alert ({', '.join(_COLUMNS[1:])}) values ({marks})",
             values,
         )
 
@@ -186,7 +186,7 @@ class Alerts:
     def alert(self, number: int) -> Alert | None:
         """Return one alert of the project."""
         rows = self._database.execute(
-            f"select {', '.join(_COLUMNS)} from stepgrade_alert where project = ? and id = ?",  # noqa: S608
+            f"select {', '.join(_COLUMNS)} from stepgrade_alert where project = ? and id = ?",
             (self._history.project, number),
         )
         return _alert(rows[0]) if rows else None
@@ -195,7 +195,7 @@ class Alerts:
         """Return alerts in these states, newest first."""
         marks = ", ".join("?" * len(states)) or "null"
         rows = self._database.execute(
-            f"select {', '.join(_COLUMNS)} from stepgrade_alert "  # noqa: S608
+            f"select {', '.join(_COLUMNS)} from stepgrade_alert "
             f"where project = ? and state in ({marks}) order by id desc limit ?",
             (self._history.project, *states, limit),
         )
@@ -229,7 +229,7 @@ class Alerts:
     def reopen_expired(self, today: dt.date) -> list[Alert]:
         """Open the alerts again whose waiver has ended, and return them."""
         rows = self._database.execute(
-            f"select {', '.join(_COLUMNS)} from stepgrade_alert "  # noqa: S608
+            f"select {', '.join(_COLUMNS)} from stepgrade_alert "
             "where project = ? and state = 'waived' and waived_until < ?",
             (self._history.project, today.isoformat()),
         )
@@ -331,7 +331,7 @@ class Alerts:
         marks = ", ".join("?" * len(busy))
         with self._database.transaction(exclusive=True):
             rows = self._database.execute(
-                f"select {', '.join(Message.__struct_fields__)} from stepgrade_message "  # noqa: S608  our own names
+                f"select {', '.join(Message.__struct_fields__)} from stepgrade_message "
                 "where id in (select min(m.id) from stepgrade_message m "
                 "join stepgrade_channel c on c.id = m.channel_id "
                 "where m.sent_at is null and m.next_at <= ? and m.tries <= ? and c.project = ? "

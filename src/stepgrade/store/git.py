@@ -32,7 +32,7 @@ def _git(*arguments: str) -> str | None:
     """Return what git says; a checkout's settings make it run nothing, and git is not looked for in it."""
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     git = shutil.which("git", path=os.pathsep.join(filter(os.path.isabs, folders)))
-    if git is None or not os.path.isabs(git):  # noqa: PTH117  Windows looks into the current folder first
+    if git is None or not os.path.isabs(git):  # Windows looks into the current folder first
         return None
     try:
         ran = subprocess.run(  # noqa: S603  fixed words

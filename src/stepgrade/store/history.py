@@ -171,7 +171,7 @@ class History:
                 )
                 hours = device_hours(run.card) if run.device_hours is None else run.device_hours
                 number = self._database.insert(
-                    f"insert into stepgrade_run ({columns}) values ({marks}) "  # noqa: S608  our own names
+                    f"insert into stepgrade_run ({columns}) values ({marks}) "
                     "on conflict (project, upload_key) do nothing",
                     [*_values(run, digest), self.project, key, content, run.added_by, hours, 1],
                 )
@@ -254,7 +254,7 @@ class History:
         order = "order by id desc limit ?" if which.limit is not None else "order by id"
         if which.limit is not None:
             values.append(which.limit)
-        rows = self._database.execute(f"select {names} from stepgrade_run {where} {order}", values)  # noqa: S608
+        rows = self._database.execute(f"select {names} from stepgrade_run {where} {order}", values)
         found = self.as_runs(rows)
         return found[::-1] if which.limit is not None else found
 
@@ -262,7 +262,7 @@ class History:
         """Yield runs some at a time, oldest first, so that their number takes no memory."""
         where, values = conditions(which, self.project)
         order = "" if which.limit is None else f"order by id desc limit {int(which.limit)}"
-        rows = self._database.execute(f"select id from stepgrade_run {where} {order}", values)  # noqa: S608
+        rows = self._database.execute(f"select id from stepgrade_run {where} {order}", values)
         numbers = sorted(number for (number,) in rows)
         for start in range(0, len(numbers), _EXPORTED_AT_ONCE):
             some = numbers[start : start + _EXPORTED_AT_ONCE]
@@ -286,10 +286,7 @@ class History:
                 f"the history keeps no metric called {metric!r}", hint=did_you_mean(metric, KEPT_METRICS)
             )
         where, values = conditions(which, self.project)
-        sql = (
-            f"select id, {metric} from stepgrade_run {where} and {metric} is not null "  # noqa: S608
-            "order by id desc"
-        )
+        sql = f"select id, {metric} from stepgrade_run {where} and {metric} is not null order by id desc"
         if which.limit is not None:
             sql += " limit ?"
             values.append(which.limit)
@@ -416,7 +413,7 @@ class History:
         chosen = []
         columns = "id, digest, branch, added_at, labels"
         rows = self._database.execute(
-            f"select {columns} from stepgrade_run where project = ? order by id desc",  # noqa: S608  our own names
+            f"select {columns} from stepgrade_run where project = ? order by id desc",
             (self.project,),
         )
         for number, digest, branch, added_at, labels in rows:
@@ -435,7 +432,7 @@ class History:
             for number in numbers:
                 mine = "(select id from stepgrade_run where id = ? and project = ?)"
                 for table, column in (("finding", "run_id"), ("card", "run_id"), ("run", "id")):
-                    sql = f"delete from stepgrade_{table} where {column} in {mine}"  # noqa: S608  our own names
+                    sql = f"delete from stepgrade_{table} where {column} in {mine}"
                     self._database.execute(sql, (number, self.project))
 
     def export(self, which: Selection = Selection()) -> Iterator[dict[str, Any]]:  # noqa: B008  frozen
@@ -474,15 +471,15 @@ def open_history(
         raise BadOption(f"must be one of {', '.join(MODES)}", field="readable_by")
     named = place or os.environ.get(VARIABLE)
     if named and re.match(r"(?i)https?:", named):
-        from stepgrade.store.remote import RemoteHistory  # noqa: PLC0415  needs ssl
+        from stepgrade.store.remote import RemoteHistory  # needs ssl
 
         return RemoteHistory(named, max_memory)
     url, name = place_of(place)
     if url is not None:
-        from stepgrade.store.postgres import PostgresDatabase  # noqa: PLC0415  an extra
+        from stepgrade.store.postgres import PostgresDatabase  # an extra
 
         return History(PostgresDatabase(url, name), max_memory, project)
-    from stepgrade.store.sqlite import SqliteDatabase  # noqa: PLC0415  not needed for a server
+    from stepgrade.store.sqlite import SqliteDatabase  # not needed for a server
 
     return History(SqliteDatabase(name, create=create, new_mode=MODES[readable_by]), max_memory, project)
 
@@ -580,7 +577,7 @@ def device_hours(card: Scorecard) -> float | None:
 
 def _digest_of_run(run: NewRun, text: bytes) -> str:
     """Return what tells a run that is sent again from another with the same key."""
-    import hashlib  # noqa: PLC0415  only when something is kept
+    import hashlib  # only when something is kept
 
     origin = as_text(repr((run.commit, run.branch, sorted(run.labels.items()))))
     return hashlib.sha256(text + origin.encode()).hexdigest()

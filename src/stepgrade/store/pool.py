@@ -78,15 +78,15 @@ class Pool:
             if database is not None:
                 database.close()
         if self._url is None:
-            from stepgrade.store.sqlite import leave_wal  # noqa: PLC0415  as below
+            from stepgrade.store.sqlite import leave_wal
 
             leave_wal(self.name)
 
     def _opened(self) -> Database:
         if self._url is not None:
-            from stepgrade.store.postgres import PostgresDatabase  # noqa: PLC0415  an extra
+            from stepgrade.store.postgres import PostgresDatabase  # an extra
 
             return PostgresDatabase(self._url, self.name)
-        from stepgrade.store.sqlite import SqliteDatabase  # noqa: PLC0415  not needed for a server
+        from stepgrade.store.sqlite import SqliteDatabase  # not needed for a server
 
         return SqliteDatabase(self.name, create=True, is_pooled=True)

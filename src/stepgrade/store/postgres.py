@@ -100,7 +100,7 @@ class PostgresDatabase:
 @cache
 def _driver() -> Any:
     try:
-        import psycopg  # noqa: PLC0415  an extra, imported when used
+        import psycopg  # an extra, imported when used
     except ImportError as error:
         raise BadHistory(
             "a PostgreSQL history needs psycopg", hint="pip install 'stepgrade[postgres]'"

@@ -374,7 +374,7 @@ def key_of(number: int, run: RunRow, origin: RunOrigin | None, card: Scorecard) 
     """Return the key of a kept run: its own, or for one of before there were keys, what its content makes."""
     if origin is not None and origin.key:
         return origin.key
-    import hashlib  # noqa: PLC0415  only for old runs
+    import hashlib  # only for old runs
 
     text = f"{number} {run.added_at} ".encode() + card.to_json().encode()
     return f"old-{hashlib.sha256(text).hexdigest()[:32]}"

@@ -50,7 +50,7 @@ class SqliteDatabase:
         self.name = path
         if create:
             _make_file(path, new_mode)
-        elif not os.path.isfile(path):  # noqa: PTH113
+        elif not os.path.isfile(path):
             raise NoHistory("there is no history here", where=path, hint="stepgrade history add starts one")
         _check_journal(path)
         try:
@@ -170,7 +170,7 @@ def copy_sqlite(source: str, target: str) -> None:
     if os.path.lexists(target):
         raise taken
     try:
-        os.makedirs(os.path.dirname(target) or ".", exist_ok=True)  # noqa: PTH103, PTH120
+        os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
         write_by(target, copy, new_mode=MODES["owner"], only_new=True)
     except FileExistsError as error:
         raise taken from error
@@ -188,7 +188,7 @@ def _check_journal(path: str) -> None:
     """
     journal = os.path.realpath(path) + "-journal"
     end = b""
-    with suppress(OSError, ValueError), open(journal, "rb") as stream:  # noqa: PTH123  pathlib is slow to import
+    with suppress(OSError, ValueError), open(journal, "rb") as stream:
         stream.seek(-len(_JOURNAL_MAGIC), os.SEEK_END)
         end = stream.read()
     if end == _JOURNAL_MAGIC:
@@ -202,9 +202,9 @@ def _make_file(path: str, mode: int) -> bool:
     SQLite gives its own files beside it the same. A link that leads nowhere is not followed: what it names
     was not asked for.
     """
-    folder = os.path.dirname(path) or "."  # noqa: PTH120
+    folder = os.path.dirname(path) or "."
     try:
-        os.makedirs(folder, exist_ok=True)  # noqa: PTH103
+        os.makedirs(folder, exist_ok=True)
     except OSError as error:
         problem = f"cannot be made: {error.strerror or error}"
         raise BadHistory(problem, where=folder, hint=_READ_ONLY_HINT) from error
@@ -213,7 +213,7 @@ def _make_file(path: str, mode: int) -> bool:
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode))
     except FileExistsError as error:
-        if not os.path.exists(path):  # noqa: PTH110
+        if not os.path.exists(path):
             raise BadHistory("is a link to a file that is not there", where=path) from error
         return False
     except OSError as error:

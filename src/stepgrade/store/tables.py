@@ -81,7 +81,7 @@ def page_of_runs(
             values += [place[0], *place]
     if column != "id":
         where = f"{where} and {column} is not null"
-    sql = f"select {', '.join(RUN_COLUMNS)} from stepgrade_run {where} "  # noqa: S608  our own names
+    sql = f"select {', '.join(RUN_COLUMNS)} from stepgrade_run {where} "
     sql += f"order by {column} {order}{'' if column == 'id' else f', id {order}'} limit ?"
     rows = history.database.execute(sql, [*values, limit + 1])
     last = dict(zip(RUN_COLUMNS, rows[limit - 1], strict=True)) if len(rows) > limit else None
@@ -96,7 +96,7 @@ def configurations(history: History, which: Selection) -> list[Configuration]:
     """Return the fingerprints of the newest runs with their best figures, the newest first."""
     where, values = conditions(structs.replace(which, limit=None), history.project)
     rows = history.database.execute(
-        "select digest, count(*), max(id), min(step_time_ms), max(throughput_tok_s) from ("  # noqa: S608
+        "select digest, count(*), max(id), min(step_time_ms), max(throughput_tok_s) from ("
         f"select id, digest, step_time_ms, throughput_tok_s from stepgrade_run {where} "
         "order by id desc limit ?) as newest group by digest order by max(id) desc",
         [*values, GROUPED_RUNS],
@@ -109,7 +109,7 @@ def finding_costs(history: History, which: Selection) -> list[FindingCost]:
     where, values = conditions(structs.replace(which, limit=None), history.project)
     limit = min(which.limit or FINDINGS_RUNS, FINDINGS_RUNS)
     rows = history.database.execute(
-        "select rule, count(distinct run_id), max(run_id), avg(gain_low), avg(gain_high), "  # noqa: S608
+        "select rule, count(distinct run_id), max(run_id), avg(gain_low), avg(gain_high), "
         "sum(gain_low * device_hours), sum(gain_high * device_hours) from ("
         f"select id, device_hours from stepgrade_run {where} order by id desc limit ?) as newest "
         "join stepgrade_finding on run_id = newest.id group by rule "

@@ -145,7 +145,7 @@ class Team:
                 ("run", "project", "(?)"),
                 ("project", "name", "(?)"),
             ):
-                self._database.execute(f"delete from stepgrade_{table} where {column} in {of}", (name,))  # noqa: S608
+                self._database.execute(f"delete from stepgrade_{table} where {column} in {of}", (name,))
 
     def add_token(
         self, name: str, role: Role, *, project: str | None, days: int, created_by: str
@@ -180,7 +180,7 @@ class Team:
         """Return every token, or those of a project, newest first."""
         where, values = ("where project = ?", (project,)) if project is not None else ("", ())
         rows = self._database.execute(
-            f"select {_TOKEN_COLUMNS} from stepgrade_token {where} order by id desc",  # noqa: S608
+            f"select {_TOKEN_COLUMNS} from stepgrade_token {where} order by id desc",
             values,
         )
         return [_token(row) for row in rows]
@@ -188,7 +188,7 @@ class Team:
     def token_of(self, secret: str) -> Token | None:
         """Return the token with this secret while it is valid, and note that it was used."""
         rows = self._database.execute(
-            f"select {_TOKEN_COLUMNS} from stepgrade_token "  # noqa: S608
+            f"select {_TOKEN_COLUMNS} from stepgrade_token "
             "where digest = ? and revoked_at is null and expires_at > ?",
             (digest_of_secret(secret), now()),
         )
@@ -227,7 +227,7 @@ class Team:
         """Return the token of a browser's session and the key of its forms while it lasts."""
         columns = ", ".join(f"stepgrade_token.{name}" for name in Token.__struct_fields__)
         rows = self._database.execute(
-            f"select {columns}, form_key from stepgrade_session "  # noqa: S608
+            f"select {columns}, form_key from stepgrade_session "
             "join stepgrade_token on stepgrade_token.id = token_id "
             "where stepgrade_session.digest = ? and stepgrade_session.expires_at > ? "
             "and revoked_at is null and stepgrade_token.expires_at > ?",
@@ -254,7 +254,7 @@ class Team:
         if project is not None:
             parts.append("project = ?")
         rows = self._database.execute(
-            "select id, at, who, what, project, subject from stepgrade_audit "  # noqa: S608
+            "select id, at, who, what, project, subject from stepgrade_audit "
             f"where {' and '.join(parts)} order by id desc limit ?",
             [*values, *([project] if project is not None else []), limit],
         )

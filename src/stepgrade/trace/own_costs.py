@@ -58,7 +58,7 @@ def _entry_points() -> dict[str, Rule]:
     found: dict[str, Rule] = {}
     if not any(map(_names_the_group, sys.path)):
         return found
-    from importlib.metadata import entry_points  # noqa: PLC0415  takes longer than the analysis of a small trace
+    from importlib.metadata import entry_points  # takes longer than the analysis of a small trace
 
     for point in entry_points(group=PLUG_IN_GROUP):
         try:
@@ -75,13 +75,13 @@ def _entry_points() -> dict[str, Rule]:
 
 def _names_the_group(place: str) -> bool:
     """Tell whether a package in this place of sys.path may bring rules; only folders are looked into."""
-    if not os.path.isdir(place):  # noqa: PTH112  pathlib makes an object for each of hundreds
-        return os.path.exists(place)  # noqa: PTH110  as above
+    if not os.path.isdir(place):
+        return os.path.exists(place)
     with os.scandir(place) as entries:
         for entry in entries:
             if entry.name.endswith((".dist-info", ".egg-info")):
                 try:
-                    with open(f"{entry.path}/entry_points.txt", "rb") as file:  # noqa: PTH123  as above
+                    with open(f"{entry.path}/entry_points.txt", "rb") as file:
                         if PLUG_IN_GROUP.encode() in file.read():
                             return True
                 except OSError:  # most have none

@@ -51,10 +51,10 @@ class Roots:
             raise BadOption("files are not read here: name runs by their numbers")
         if "\0" in given or "://" in given:
             raise BadInput("is no path", where=shortened(given, 80))
-        full = given if os.path.isabs(given) else os.path.join(self._folders[0], given)  # noqa: PTH117, PTH118
+        full = given if os.path.isabs(given) else os.path.join(self._folders[0], given)
         real = os.path.realpath(full)
-        inside = self._holds(real) and (not os.path.isdir(real) or self._holds_all(real))  # noqa: PTH112
-        if not inside or not os.path.exists(real):  # noqa: PTH110
+        inside = self._holds(real) and (not os.path.isdir(real) or self._holds_all(real))
+        if not inside or not os.path.exists(real):
             # The same words for both: what is elsewhere is not even said to be there.
             raise BadInput(
                 "there is no such file in the folders that may be read", where=shortened(given, 80)

@@ -169,9 +169,9 @@ def make_assistant(
     history alone. Nothing is written unless `may_save`.
     """
     try:
-        from mcp.server import MCPServer  # noqa: PLC0415  an extra
-        from mcp.server.mcpserver.exceptions import ToolError  # noqa: PLC0415  as above
-        from mcp.types import ToolAnnotations  # noqa: PLC0415  as above
+        from mcp.server import MCPServer  # an extra
+        from mcp.server.mcpserver.exceptions import ToolError
+        from mcp.types import ToolAnnotations
     except ImportError as error:
         hint = "pip install 'stepgrade[mcp]'"
         raise MissingExtra("assistants need the SDK of the protocol", hint=hint) from error

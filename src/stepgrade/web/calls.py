@@ -375,7 +375,7 @@ def problem(endpoint: Endpoint, request: Request, status: int, problem: str) -> 
     if endpoint.is_page and status == 401 and request.method == "GET":
         return Response(status_code=303, headers={"location": "/login"})
     if endpoint.is_page and "json" not in request.headers.get("accept", ""):
-        from stepgrade.web.page import fill  # noqa: PLC0415  Jinja2 is for pages alone
+        from stepgrade.web.page import fill  # Jinja2 is for pages alone
 
         page = fill("problem.html", {"title": "Not possible", "status": status, "problem": problem})
         return Response(page, status, media_type="text/html; charset=utf-8")

@@ -31,7 +31,7 @@ class TraceServer:
     """Serves one open file until it is closed."""
 
     def __init__(self, file: BinaryIO, name: str, *, port: int = PORT) -> None:
-        self.path = f"/{secrets.token_urlsafe(16)}/{quote(os.path.basename(name), safe='')}"  # noqa: PTH119  a name
+        self.path = f"/{secrets.token_urlsafe(16)}/{quote(os.path.basename(name), safe='')}"
         self.fetched = threading.Event()  # once all of it was sent
         self._file, self._size = file, os.fstat(file.fileno()).st_size
         try:

@@ -92,7 +92,7 @@ def mounted_assistant(server: Server) -> Mounted | None:
     """Return the route of the protocol; None where its SDK is not installed."""
     try:
         assistant = make_assistant(Roots([]), None, has_files=False)
-        from mcp.server.transport_security import TransportSecuritySettings  # noqa: PLC0415  an extra
+        from mcp.server.transport_security import TransportSecuritySettings  # an extra
     except MissingExtra:
         return None
     # Names and origins are checked above, for every way to be reached.

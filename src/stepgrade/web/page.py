@@ -23,7 +23,7 @@ def fill(template: str, view: dict[str, Any]) -> str:
 
 @cache
 def _environment() -> Environment:
-    import jinja2  # noqa: PLC0415  an extra
+    import jinja2  # an extra
 
     report = report_environment()
     folders = [_FOLDER / "templates"]

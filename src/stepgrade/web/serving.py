@@ -36,11 +36,11 @@ def serve(settings: ServerSettings, ready: Callable[[str], None]) -> None:
     address that is taken, and MissingExtra without the packages.
     """
     try:
-        import uvicorn  # noqa: PLC0415  an extra
-        from uvicorn.supervisors import Multiprocess  # noqa: PLC0415  as above
+        import uvicorn  # an extra
+        from uvicorn.supervisors import Multiprocess
 
-        from stepgrade.web.app import make_app  # noqa: PLC0415  as above
-        from stepgrade.web.connections import GuardedProtocol  # noqa: PLC0415  as above
+        from stepgrade.web.app import make_app
+        from stepgrade.web.connections import GuardedProtocol
     except ImportError as error:
         raise MissingExtra(
             "the server needs more packages", hint="pip install 'stepgrade[server]'"
@@ -91,7 +91,7 @@ def serve(settings: ServerSettings, ready: Callable[[str], None]) -> None:
 
 def app_of_process() -> Starlette:
     """Return the application of one of several processes."""
-    from stepgrade.web.app import make_app  # noqa: PLC0415  an extra
+    from stepgrade.web.app import make_app  # an extra
 
     return make_app(from_json(os.environ[_VARIABLE], ServerSettings))
 
@@ -103,7 +103,7 @@ def loop_of_process() -> GuardedLoop:
 
 def _guarded_loop(settings: ServerSettings) -> GuardedLoop:
     """Return an event loop with as many connections as the settings and the system allow."""
-    from stepgrade.web.connections import ConnectionLimits, Gate, GuardedLoop  # noqa: PLC0415  an extra
+    from stepgrade.web.connections import ConnectionLimits, Gate, GuardedLoop  # an extra
 
     # In front of us addresses say nothing: everybody comes from the proxy's.
     is_behind = settings.public_url is not None and settings.tls_cert is None
@@ -118,7 +118,7 @@ def _guarded_loop(settings: ServerSettings) -> GuardedLoop:
 def _allowed_connections(wanted: int) -> int:
     """Return how many connections there may be after asking the system for as many open files."""
     try:
-        import resource  # noqa: PLC0415  not on every system
+        import resource  # not on every system
     except ImportError:
         return wanted
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

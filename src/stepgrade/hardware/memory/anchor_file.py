@@ -33,7 +33,7 @@ _LINES: tuple[tuple[str, Literal["allocated", "reserved"], int | None], ...] = (
 def read_anchor(path: str) -> Anchor:
     """Return the peak of the run in a JSON with `memory`, or in a log; raise BadInput without one."""
     try:
-        with open(path, "rb") as file:  # noqa: PTH123  pathlib costs 4 ms at start
+        with open(path, "rb") as file:
             raw = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise BadInput(f"cannot be read: {error.strerror}", where=path) from error

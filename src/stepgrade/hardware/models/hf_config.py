@@ -44,10 +44,10 @@ ARCHITECTURES: dict[str, Callable[[Fields], ModelShape]] = {
 
 def read_model(path: str) -> ModelShape:
     """Return the model of a config.json, or of the folder that holds one; raise BadInput at its field."""
-    if os.path.isdir(path):  # noqa: PTH112  pathlib costs 4 ms at start
-        path = os.path.join(path, "config.json")  # noqa: PTH118  as above
+    if os.path.isdir(path):
+        path = os.path.join(path, "config.json")
     try:
-        with open(path, "rb") as file:  # noqa: PTH123  as above
+        with open(path, "rb") as file:
             raw = file.read(MOST_CONFIG_BYTES + 1)
     except OSError as error:
         raise BadInput(f"cannot be read: {error.strerror}", where=path) from error

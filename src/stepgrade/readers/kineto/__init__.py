@@ -17,7 +17,7 @@ def recognises(source: ByteSource) -> bool:
     """Tell by the head; its first words decide whether it is worth a closer look."""
     if not any(word in source.head for word in (b'"ph"', b'"traceEvents"', b'"schemaVersion"')):
         return False
-    from stepgrade.readers.kineto.categories import (  # noqa: PLC0415  slow to set up
+    from stepgrade.readers.kineto.categories import (  # slow to set up
         looks_like_aiu,
         looks_like_kineto,
     )
@@ -27,8 +27,8 @@ def recognises(source: ByteSource) -> bool:
 
 def read(source: ByteSource) -> Iterator[Trace]:
     """Yield a trace for each rank that the file holds."""
-    from stepgrade.readers.kineto.categories import looks_like_aiu  # noqa: PLC0415  slow to set up
-    from stepgrade.readers.kineto.reader import read_traces  # noqa: PLC0415  needs numpy
+    from stepgrade.readers.kineto.categories import looks_like_aiu  # slow to set up
+    from stepgrade.readers.kineto.reader import read_traces  # needs numpy
 
     if looks_like_aiu(source.head):
         problem = "is a trace of IBM's Spyre (AIU) runtime: device events alone, without operations and steps"

@@ -231,7 +231,7 @@ def text_ns(text: bytes) -> int:
         size = int(whole) * 1000 + (int(part.ljust(3, b"0")) if part else 0)
         time = -size if sign else size
     elif _NUMBER.fullmatch(text):
-        from decimal import ROUND_HALF_EVEN, Decimal  # noqa: PLC0415  few traces need it, and it loads slowly
+        from decimal import ROUND_HALF_EVEN, Decimal  # few traces need it, and it loads slowly
 
         time = int((Decimal(text.decode()) * 1000).to_integral_value(ROUND_HALF_EVEN))
     else:

@@ -44,7 +44,7 @@ def read_traces(source: ByteSource, processes: int | None = None) -> list[Trace]
         # Give what reading took back to the system: the allocator keeps a third of it otherwise.
         # Linux can be asked for it; where it cannot, or where Python came without ctypes, nothing is lost.
         with suppress(ImportError, OSError, TypeError, AttributeError):
-            import ctypes  # noqa: PLC0415  small traces should not wait for it
+            import ctypes  # small traces should not wait for it
 
             ctypes.CDLL(None).malloc_trim(0)
     if not traces:
@@ -63,7 +63,7 @@ def _read_file(source: ByteSource, processes: int) -> tuple[ChunkReader, FileFac
             slots = Slots.private()
         else:
             # Small traces should not wait for the modules that only large ones need.
-            from stepgrade.readers.kineto.workers import start  # noqa: PLC0415
+            from stepgrade.readers.kineto.workers import start
 
             slots, workers = start(processes, source.memory_bytes // processes, stack)
         tail = _read_events(Splitter(source, head.text, head.offset, slots), reader, slots, workers)

@@ -26,7 +26,7 @@ def run_in(path: str, options: ReadOptions) -> Profile | None:
     """Return the run that a directory holds; None without metrics; raise BadInput for several runs."""
     stores = _stores(path)
     if len(stores) > 1:
-        names = ", ".join(os.path.basename(store) for store in stores[:3])  # noqa: PTH119  pathlib imports slowly
+        names = ", ".join(os.path.basename(store) for store in stores[:3])
         problem = f"holds {len(stores)} runs of MLflow ({names}, …)"
         raise BadInput(problem, where=path, hint="give the folder of one of them")
     if stores:
@@ -38,7 +38,7 @@ def run_in(path: str, options: ReadOptions) -> Profile | None:
         ("tfevents", "tensorboard", "TensorBoard", read_events),
         (".wandb", "wandb", "Weights & Biases", read_wandb),
     ):
-        chosen = sorted(file for file in files if mark in os.path.basename(file))  # noqa: PTH119  as above
+        chosen = sorted(file for file in files if mark in os.path.basename(file))
         if chosen:
             log = RecordLog(name, producer)
             for file in chosen[:_MOST_FILES]:
@@ -55,12 +55,12 @@ def _files(path: str) -> list[str]:
 
 def _holds_something(path: str) -> bool:
     """Tell whether this is a plain file with bytes in it: for a pipe or a device one would wait forever."""
-    return os.path.isfile(path) and os.path.getsize(path) > 0  # noqa: PTH113, PTH202  as above
+    return os.path.isfile(path) and os.path.getsize(path) > 0
 
 
 def _stores(path: str, depth: int = _DEPTH) -> list[str]:
     """Return the folders of MLflow's runs in a directory, or the directory itself."""
-    if os.path.isfile(os.path.join(path, "meta.yaml")) and os.path.isdir(os.path.join(path, "metrics")):  # noqa: PTH112, PTH113, PTH118
+    if os.path.isfile(os.path.join(path, "meta.yaml")) and os.path.isdir(os.path.join(path, "metrics")):
         return [path]
     if not depth:
         return []
@@ -74,12 +74,12 @@ def _stores(path: str, depth: int = _DEPTH) -> list[str]:
 
 def read_store(store: str, log: RecordLog, options: ReadOptions) -> None:
     """Add the metrics of a run: a file each, with lines of milliseconds, value and step."""
-    root = os.path.join(store, "metrics")  # noqa: PTH118  as above
+    root = os.path.join(store, "metrics")
     rows: dict[int, dict[str, object]] = {}
     taken = 0
     for folder, _, names in os.walk(root):
         for name in sorted(names)[:_MOST_FILES]:
-            path = os.path.join(folder, name)  # noqa: PTH118  as above
+            path = os.path.join(folder, name)
             key = os.path.relpath(path, root)
             if meaning(key) is not None and _holds_something(path):
                 with ByteSource(path, options) as source:
@@ -88,10 +88,10 @@ def read_store(store: str, log: RecordLog, options: ReadOptions) -> None:
                         check(taken * _VALUE_BYTES, source.memory_bytes, path)
     for step in sorted(rows):
         log.add(rows[step])
-    params = os.path.join(store, "params")  # noqa: PTH118  as above
-    for file in _files(params) if os.path.isdir(params) else []:  # noqa: PTH112  as above
-        with suppress(OSError), open(file, errors="replace") as opened:  # noqa: PTH123  as above
-            log.set(os.path.basename(file), opened.read(_MOST_SETTING).strip())  # noqa: PTH119  as above
+    params = os.path.join(store, "params")
+    for file in _files(params) if os.path.isdir(params) else []:
+        with suppress(OSError), open(file, errors="replace") as opened:
+            log.set(os.path.basename(file), opened.read(_MOST_SETTING).strip())
 
 
 def _add_value(line: str, key: str, rows: dict[int, dict[str, object]]) -> int:

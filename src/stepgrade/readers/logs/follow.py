@@ -38,7 +38,7 @@ class Followed:
         Raise BadInput for a file that was never there, or that is no text.
         """
         try:
-            state = os.stat(self.path)  # noqa: PTH116  pathlib is slow to import
+            state = os.stat(self.path)
         except OSError as error:
             if self._identity is None:
                 raise BadInput(f"cannot be read: {error.strerror or error}", where=self.path) from error
@@ -64,7 +64,7 @@ class Followed:
     def _begin(self, identity: tuple[int, int]) -> None:
         self.close()
         try:
-            self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115, PTH123  closed by `close`
+            self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115  closed by `close`
         except OSError as error:
             raise BadInput(f"cannot be read: {error.strerror or error}", where=self.path) from error
         self._identity, self._read_bytes, self._scanner = identity, 0, LogScanner(self._dialects)
@@ -77,7 +77,7 @@ class Followed:
         self._is_journal = head.startswith(_RECORDINGS)
 
     def _recording(self) -> Profile | None:
-        from stepgrade.readers.registry import read_source  # noqa: PLC0415  only for recordings
+        from stepgrade.readers.registry import read_source  # only for recordings
 
         try:
             with ByteSource(self.path) as source:
@@ -87,7 +87,7 @@ class Followed:
         return found if isinstance(found, Profile) else self._profile
 
     def _read_on(self) -> Profile | None:
-        from stepgrade.readers.logs.assemble import profile_of_log  # noqa: PLC0415  needs numpy
+        from stepgrade.readers.logs.assemble import profile_of_log  # needs numpy
 
         done = 0
         while self._file is not None and done < MOST_AT_ONCE and (chunk := self._file.read(CHUNK_BYTES)):

@@ -24,7 +24,7 @@ def recognises(source: ByteSource) -> bool:
         return True
     if not source.head.startswith(b"SQLite format 3\0"):
         return False
-    from stepgrade.readers.sqlite import has_table  # noqa: PLC0415  needs numpy
+    from stepgrade.readers.sqlite import has_table  # needs numpy
 
     return has_table(source, _EXPORT, "StringIds")
 
@@ -41,7 +41,7 @@ def read(source: ByteSource) -> Iterator[Trace]:
             f"{newer}; and keep the report to yourself, it holds the environment"
         )
         raise BadInput(problem, where=source.name, hint=hint)
-    from stepgrade.readers.nsys.reader import read_traces  # noqa: PLC0415  needs numpy
+    from stepgrade.readers.nsys.reader import read_traces  # needs numpy
 
     return read_traces(source)
 

@@ -23,7 +23,7 @@ def recognises(source: ByteSource) -> bool:
         return True
     if not source.head.startswith(b"SQLite format 3\0"):
         return False
-    from stepgrade.readers.sqlite import has_table  # noqa: PLC0415  needs numpy
+    from stepgrade.readers.sqlite import has_table  # needs numpy
 
     return has_table(source, _TABLES, "rocpd_op", "rocpd_kernel_dispatch")
 
@@ -32,14 +32,14 @@ def read(source: ByteSource) -> Iterator[Trace]:
     """Yield a trace for each process that used a device: they are the ranks of one run."""
     # What needs numpy is imported only here.
     if _JSON.match(source.head):
-        from stepgrade.readers.rocprof.json_records import read_traces  # noqa: PLC0415
+        from stepgrade.readers.rocprof.json_records import read_traces
 
         return read_traces(source)
     if _CSV.match(source.head):
-        from stepgrade.readers.rocprof.csv_tables import read_trace  # noqa: PLC0415
+        from stepgrade.readers.rocprof.csv_tables import read_trace
 
         return read_trace(source)
-    from stepgrade.readers.rocprof.databases import read_database  # noqa: PLC0415
+    from stepgrade.readers.rocprof.databases import read_database
 
     return read_database(source)
 

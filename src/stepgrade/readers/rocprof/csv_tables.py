@@ -54,10 +54,10 @@ def read_trace(source: ByteSource) -> Iterator[Trace]:
     text = b"".join(source.chunks())
     check(len(text) * 8, source.memory_bytes, source.name)
     tables = {_KERNELS: _read(text, source)}
-    if source.name.endswith(f"_{_KERNELS}.csv") and os.path.isfile(source.name):  # noqa: PTH113  imports slowly
+    if source.name.endswith(f"_{_KERNELS}.csv") and os.path.isfile(source.name):
         stem = source.name.removesuffix(f"{_KERNELS}.csv")
         for name in _BESIDE:
-            if os.path.isfile(f"{stem}{name}.csv"):  # noqa: PTH113
+            if os.path.isfile(f"{stem}{name}.csv"):
                 with ByteSource(f"{stem}{name}.csv", source.options) as beside:
                     tables[name] = _read(b"".join(beside.chunks()), beside)
     events = Events()

@@ -22,7 +22,7 @@ def recognises(source: ByteSource) -> bool:
 
 def read(source: ByteSource) -> MemoryRecording:
     """Return the allocations of the busiest device; a snapshot has no times of steps."""
-    from stepgrade.readers.snapshot.reader import read_snapshot  # noqa: PLC0415  needs numpy
+    from stepgrade.readers.snapshot.reader import read_snapshot  # needs numpy
 
     return read_snapshot(source)
 

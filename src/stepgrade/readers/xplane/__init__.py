@@ -25,7 +25,7 @@ def recognises(source: ByteSource) -> bool:
 
 def read(source: ByteSource) -> Iterator[Trace]:
     """Yield a trace for each device: they are the ranks of one run."""
-    from stepgrade.readers.xplane.reader import read_traces  # noqa: PLC0415  needs numpy
+    from stepgrade.readers.xplane.reader import read_traces  # needs numpy
 
     return read_traces(source)
 

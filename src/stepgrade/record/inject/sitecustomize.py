@@ -57,7 +57,7 @@ class AfterTorch:
         """Begin to record; what goes wrong is left for the parent process to tell."""
         path, sys.path[:] = sys.path[:], self._path
         try:
-            from stepgrade.record.script import record_here  # noqa: PLC0415  not before torch
+            from stepgrade.record.script import record_here  # not before torch
 
             record_here(self._session)
         except Exception as error:  # noqa: BLE001  the script must run whatever is wrong with us
@@ -68,22 +68,22 @@ class AfterTorch:
     def leave(self, name: str, text: str) -> None:
         """Leave word for the parent process; without it the script runs as well."""
         try:
-            with open(os.path.join(self._session, name), "w", encoding="utf-8") as said:  # noqa: PTH118, PTH123
+            with open(os.path.join(self._session, name), "w", encoding="utf-8") as said:
                 said.write(text)
         except OSError:
             pass
 
 
 def _begin() -> None:
-    here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  pathlib is not small
-    sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder or ".") != here]  # noqa: PTH100
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder or ".") != here]
     session = os.environ.get(_SESSION)
-    if session is None or not os.path.isdir(session):  # noqa: PTH112
+    if session is None or not os.path.isdir(session):
         return  # the command has ended, and this process has outlived it
     after_torch = AfterTorch(session)
     after_torch.leave(".python", "")
     if os.environ.get("STEPGRADE_PARENT") == str(os.getppid()) and sys.platform == "linux":
-        import ctypes  # noqa: PLC0415  only in one process
+        import ctypes  # only in one process
 
         # Whoever kills the command without warning means the training.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGTERM)

@@ -73,12 +73,12 @@ def blocks(card: Scorecard, flags: Mapping[str, str]) -> Iterator[Block]:
     yield Title("Training Scorecard", "stepgrade · ", source, about)
     yield Paragraph(f"{source}{about}", only="full")
     if card.differences:
-        from stepgrade.report.content.comparison import difference_blocks  # noqa: PLC0415  with a baseline only
+        from stepgrade.report.content.comparison import difference_blocks  # with a baseline only
 
         yield from difference_blocks(card.differences, flags, compared=bool(card.compared))
     yield Space()
     if card.hang is not None:
-        from stepgrade.report.content.hang import hang_blocks  # noqa: PLC0415  for dumps only
+        from stepgrade.report.content.hang import hang_blocks  # for dumps only
 
         yield from hang_blocks(card.hang)
         yield from _advice(card, flags)
@@ -218,7 +218,7 @@ def _basis(steps: StepStats | None) -> str:
 
 
 def _regressions(card: Scorecard, baseline: str) -> Iterator[Block]:
-    from stepgrade.report.content import comparison as shown  # noqa: PLC0415  with a baseline only
+    from stepgrade.report.content import comparison as shown  # with a baseline only
 
     yield Heading("Against", baseline)
     if not card.compared:

@@ -31,7 +31,7 @@ def framed_page(kind: str, result: Result, frame: PageFrame) -> tuple[str, str]:
 
 def card_for_notebooks(result: Scorecard | ParityReport) -> str | None:
     """Return the compact card; None without Jinja2, and a notebook then shows the Markdown."""
-    from stepgrade.report.html.notebook import compact  # noqa: PLC0415  notebooks only
+    from stepgrade.report.html.notebook import compact  # notebooks only
 
     try:
         return compact(without_own_paths(result))

@@ -78,7 +78,7 @@ def fill(template: str, view: dict[str, Any]) -> str:
 def environment() -> Environment:
     """Return the templates' environment; raise MissingExtra without Jinja2."""
     try:
-        import jinja2  # noqa: PLC0415  optional
+        import jinja2  # optional
     except ImportError as error:
         raise MissingExtra("HTML needs Jinja2", hint="pip install 'stepgrade[html]'") from error
     made = jinja2.Environment(
@@ -106,7 +106,7 @@ def environment() -> Environment:
 
 def _prose(text: str) -> str:
     """Return escaped text in which flags of the command line are set as code and not broken."""
-    from markupsafe import Markup, escape  # noqa: PLC0415  comes with Jinja2
+    from markupsafe import Markup, escape  # comes with Jinja2
 
     escaped = str(escape(shortened(text, _PROSE_CELLS)))
     return Markup(re.sub(_OPTION, r'<code class="flag">\1</code>', escaped))  # noqa: S704  escaped above
