@@ -17,6 +17,8 @@ from stepgrade.model.events import NONE, Longs, Trace
 from stepgrade.model.finding import Finding
 from stepgrade.model.scorecard import UNGRADED, Scorecard
 from stepgrade.model.tracks import Counter, RanksTogether, RankTracks, Track
+from stepgrade.protobuf import encode_field as _field
+from stepgrade.protobuf import encode_varint as _varint
 from stepgrade.report.content.scorecard import gain, headline
 from stepgrade.report.names import shortened
 from stepgrade.report.own_paths import OwnPaths, without_own_paths
@@ -46,7 +48,6 @@ _RUN, _FINDINGS = 1, 2
 _OF_RANK = 32
 _LATE, _WAITS, _PINNED, _FIRST_TRACK = 1, 1 << 20, 1 << 21, 1 << 22
 _WAIT_FLOW = 1 << 62
-_ALL_BITS = (1 << 64) - 1
 
 
 class Shown(NamedTuple):
@@ -134,25 +135,6 @@ def _uuid(place: int, track: int = 0) -> int:
 
 
 # --- One packet at a time: what is written once for a rank, a wait or a finding.
-
-
-def _varint(value: int) -> bytes:
-    """Return a whole number of 64 bits in groups of seven; one below 0 takes ten, as protobuf has it."""
-    found = bytearray()
-    value &= _ALL_BITS
-    while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    found.append(value)
-    return bytes(found)
-
-
-def _field(number: int, value: int | str | bytes) -> bytes:
-    """Return a field: a whole number, or a text or message with its length."""
-    if isinstance(value, int):
-        return _varint(number << 3) + _varint(value)
-    content = value.encode("utf-8", "replace") if isinstance(value, str) else value
-    return _varint(number << 3 | 2) + _varint(len(content)) + content
 
 
 def _packet(*fields: bytes, sequence: int = 1) -> bytes:

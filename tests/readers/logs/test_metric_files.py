@@ -12,11 +12,11 @@ import pytest
 
 import stepgrade as sg
 from stepgrade.errors import StepgradeError, UnknownFormat
+from stepgrade.protobuf import values
 from stepgrade.readers.load import load
 from stepgrade.readers.logs import tensorboard, wandb
 from stepgrade.readers.logs.names import meaning, row_of, seconds_of
 from stepgrade.readers.logs.records import RecordLog
-from stepgrade.readers.logs.wire import fields
 from stepgrade.readers.registry import read_source
 from stepgrade.readers.source import ByteSource
 from tests.readers.logs.generated import EVENTS, version
@@ -56,7 +56,7 @@ def test_damaged_bytes_never_raise_more_than_our_errors(seed: int) -> None:
         damaged = bytearray(text)
         for _ in range(dice.randrange(1, 60)):
             damaged[dice.randrange(len(damaged))] = dice.randrange(256)
-        list(fields(memoryview(bytes(damaged))))
+        list(values(memoryview(bytes(damaged))))
         for reader in (tensorboard.read_events, wandb.read_wandb):
             reader([bytes(damaged)], RecordLog("a", "b"))
         with suppress(StepgradeError):

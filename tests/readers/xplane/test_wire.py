@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepgrade.readers.xplane.wire import rounds, run_of, walk
+from stepgrade.protobuf import walk
+from stepgrade.readers.xplane.wire import rounds, run_of
 from tests.readers.xplane.files import number, real, text, whole
 
 FIELDS = st.one_of(

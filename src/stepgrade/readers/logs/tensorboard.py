@@ -9,19 +9,9 @@ from math import isfinite
 
 import msgspec
 
+from stepgrade.protobuf import FIXED32, FIXED64, LENGTH, VARINT, double_of, float_of, signed, text_of, values
 from stepgrade.readers.logs.names import meaning
 from stepgrade.readers.logs.records import RecordLog
-from stepgrade.readers.logs.wire import (
-    BYTES,
-    DOUBLE,
-    FLOAT,
-    VARINT,
-    double_of,
-    fields,
-    float_of,
-    signed,
-    text_of,
-)
 
 SIGN = re.compile(rb"(?s)\A.{8}.{4}\x09.{8}.{0,24}?brain\.Event:\d")
 _LENGTH = struct.Struct("<Q")
@@ -41,18 +31,18 @@ def read_events(chunks: Iterable[bytes], log: RecordLog) -> None:
     axes = _Axes()
     for record in records(chunks):
         step, stamp, summary = 0, None, None
-        for number, kind, value in fields(record):
-            if number == 1 and kind == DOUBLE:
+        for number, kind, value in values(record):
+            if number == 1 and kind == FIXED64:
                 stamp = double_of(value)
             elif number == 2 and kind == VARINT and isinstance(value, int):
                 step = signed(value)
-            elif number == 5 and kind == BYTES:
+            elif number == 5 and kind == LENGTH:
                 summary = value
         if summary is None or isinstance(summary, int):
             continue
-        for number, kind, item in fields(memoryview(summary)):
-            if number == 1 and kind == BYTES and not isinstance(item, int):
-                _add(memoryview(item), step, stamp, log, axes)
+        for number, kind, item in values(summary):
+            if number == 1 and kind == LENGTH and not isinstance(item, int):
+                _add(item, step, stamp, log, axes)
 
 
 def records(chunks: Iterable[bytes]) -> Iterator[memoryview]:
@@ -107,13 +97,13 @@ class _Axes:
 
 def _add(item: memoryview, step: int, stamp: float | None, log: RecordLog, axes: _Axes) -> None:
     tag, scalar, tensor = "", None, None
-    for number, kind, value in fields(item):
-        if number == 1 and kind == BYTES:
+    for number, kind, value in values(item):
+        if number == 1 and kind == LENGTH:
             tag = text_of(value, 400) or ""
-        elif number == 2 and kind == FLOAT:
+        elif number == 2 and kind == FIXED32:
             scalar = float_of(value)
-        elif number == 8 and kind == BYTES and not isinstance(value, int):
-            tensor = memoryview(value)
+        elif number == 8 and kind == LENGTH and not isinstance(value, int):
+            tensor = value
     if tensor is not None and tag.endswith(_TEXT):
         _setting(tag.removesuffix(_TEXT), tensor, log)
         return
@@ -136,7 +126,7 @@ def _add_scalar(tag: str, scalar: float, step: int, stamp: float | None, log: Re
 def number_of(tensor: memoryview) -> float | None:
     """Return the number of a tensor that holds one."""
     dtype, content = 0, None
-    for number, kind, value in fields(tensor):
+    for number, kind, value in values(tensor):
         if number == 1 and kind == VARINT and isinstance(value, int):
             dtype = value
         elif number in (4, 5, 6) and not isinstance(value, int):
@@ -148,7 +138,7 @@ def number_of(tensor: memoryview) -> float | None:
 
 def _setting(name: str, tensor: memoryview, log: RecordLog) -> None:
     """Keep what a text says of the model and the run."""
-    text = next((text_of(value) for number, _, value in fields(tensor) if number == 8), None)
+    text = next((text_of(value) for number, _, value in values(tensor) if number == 8), None)
     if text is None:
         return
     if name in _CONFIG_TAGS:

@@ -8,8 +8,8 @@ from itertools import chain
 
 import msgspec
 
+from stepgrade.protobuf import LENGTH, text_of, values
 from stepgrade.readers.logs.records import RecordLog
-from stepgrade.readers.logs.wire import BYTES, fields, text_of
 
 SIGN = b":W&B"
 _HEADER, _BLOCK, _CHUNK = 7, 32_768, 7
@@ -24,17 +24,17 @@ _RUN_CONFIG = 4
 def read_wandb(chunks: Iterable[bytes], log: RecordLog) -> None:
     """Add the history and the settings of the run; a file that is cut off ends there."""
     for record in records(chunks):
-        for number, kind, value in fields(record):
-            if kind != BYTES or isinstance(value, int):
+        for number, kind, value in values(record):
+            if kind != LENGTH or isinstance(value, int):
                 continue
             if number == _HISTORY:
-                log.add({key: item for key, item in _items(memoryview(value)) if key is not None})
+                log.add({key: item for key, item in _items(value) if key is not None})
             elif number == _CONFIG:
-                _settings(memoryview(value), log)
+                _settings(value, log)
             elif number == _RUN:
-                for inner, inner_kind, config in fields(memoryview(value)):
-                    if inner == _RUN_CONFIG and inner_kind == BYTES and not isinstance(config, int):
-                        _settings(memoryview(config), log)
+                for inner, inner_kind, config in values(value):
+                    if inner == _RUN_CONFIG and inner_kind == LENGTH and not isinstance(config, int):
+                        _settings(config, log)
 
 
 def records(chunks: Iterable[bytes]) -> Iterator[memoryview]:
@@ -66,20 +66,20 @@ def records(chunks: Iterable[bytes]) -> Iterator[memoryview]:
 
 def _items(message: memoryview) -> Iterator[tuple[str | None, object]]:
     """Yield names and values of a record's items, and its step."""
-    for number, kind, value in fields(message):
-        if kind != BYTES or isinstance(value, int):
+    for number, kind, value in values(message):
+        if kind != LENGTH or isinstance(value, int):
             continue
         if number == 1:
             keys: list[str] = []
             decoded: object = None
-            for inner, _, item in fields(memoryview(value)):
+            for inner, _, item in values(value):
                 if inner in (1, 2):
                     keys.append(text_of(item, 400) or "")
                 elif inner == 16:
                     decoded = _json(text_of(item))
             yield "/".join(keys) or None, decoded
         elif number == 2:
-            step = next((item for inner, _, item in fields(memoryview(value)) if inner == 1), 0)
+            step = next((item for inner, _, item in values(value) if inner == 1), 0)
             yield "_step", step if isinstance(step, int) else None
 
 

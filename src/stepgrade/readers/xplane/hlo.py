@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from stepgrade.readers.xplane.wire import LENGTH, VARINT, WireField, varint, walk
+from stepgrade.protobuf import LENGTH, VARINT, WireField, varint, walk
 
 Dims = tuple[int, ...]
 CONTROL_FLOW: Final = frozenset({"while", "conditional", "call", "async-start", "async-done"})

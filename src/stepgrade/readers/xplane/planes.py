@@ -11,7 +11,8 @@ from msgspec import Struct
 
 from stepgrade.model.columns import Column, distinct, groups
 from stepgrade.model.events import NONE, Ids, Longs
-from stepgrade.readers.xplane.wire import FIXED64, LENGTH, VARINT, doubles, field_at, rounds, run_of, walk
+from stepgrade.protobuf import FIXED64, LENGTH, VARINT, field_at, walk
+from stepgrade.readers.xplane.wire import doubles, rounds, run_of
 
 MISSING: Final = np.iinfo(np.int64).min
 NUMBERS: Final = ("program_id", "run_id", "device_ordinal", "step_num", "correlation_id")

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepgrade.model.events import Longs
+from stepgrade.protobuf import FIXED32, FIXED64, LENGTH, VARINT, signed, walk
 
 Bytes: TypeAlias = NDArray[np.uint8]
-VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 _LONGEST_VARINT: Final = 10
 # Messages have a dozen fields; what has more is walked alone, so that time grows with bytes only.
 _ROUNDS: Final = 40
@@ -41,62 +41,6 @@ class Round(NamedTuple):
             return self.message[:0], self.value[:0], self.size[:0]
         chosen = (self.number == number) & (self.kind == kind)
         return self.message[chosen], self.value[chosen], self.size[chosen]
-
-
-def varint(data: bytes, place: int, end: int) -> tuple[int, int]:
-    """Return a number and where it ends; raise ValueError if it is cut off or too long."""
-    value = shift = 0
-    while place < end:
-        byte = data[place]
-        place += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value & 0xFFFFFFFFFFFFFFFF, place
-        shift += 7
-        if shift > 63:
-            break
-    raise ValueError("a damaged number")
-
-
-class WireField(NamedTuple):
-    """One field of one message."""
-
-    number: int
-    kind: int
-    value: int  # of a length: where the bytes begin
-    size: int  # in bytes, of a length
-    after: int  # where the next field begins
-
-
-def field_at(data: bytes, place: int, end: int, *, may_be_cut: bool = False) -> WireField | None:
-    """Return the field at a place; None if it is damaged, or longer than its message unless it may be cut."""
-    try:
-        key, place = varint(data, place, end)
-        kind = key & 7
-        if kind == VARINT:
-            value, place = varint(data, place, end)
-            return WireField(key >> 3, kind, value, 0, place)
-        if kind == LENGTH:
-            size, place = varint(data, place, end)
-        else:
-            size = {FIXED64: 8, FIXED32: 4}[kind]
-    except (ValueError, KeyError):
-        return None
-    if size > end - place:
-        if not may_be_cut or kind != LENGTH:
-            return None
-        size = end - place
-    return WireField(key >> 3, kind, place, size, place + size)
-
-
-def walk(data: bytes, place: int, end: int, *, may_be_cut: bool = False) -> Iterator[WireField]:
-    """Yield the fields of one message; stop where it is damaged."""
-    while place < end:
-        field = field_at(data, place, end, may_be_cut=may_be_cut)
-        if field is None:
-            return
-        yield field
-        place = field.after
 
 
 def run_of(data: bytes, place: int, end: int, tag: int) -> tuple[Longs, Longs, int]:
@@ -174,11 +118,11 @@ def rounds(
 
 def _walked_alone(data: bytes, message: Longs, place: Longs, end: Longs) -> Iterator[Round]:
     """Yield what is left of messages with very many fields."""
-    rest: list[tuple[int, int, int, int, int]] = []
-    for index, first, last in zip(message.tolist(), place.tolist(), end.tolist(), strict=True):
-        for field in walk(data, first, last):
-            signed = field.value - (1 << 64) if field.value >= 1 << 63 else field.value
-            rest.append((index, min(field.number, 1 << 31), field.kind, signed, field.size))
+    rest = [
+        (index, min(field.number, 1 << 31), field.kind, signed(field.value), field.size)
+        for index, first, last in zip(message.tolist(), place.tolist(), end.tolist(), strict=True)
+        for field in walk(data, first, last)
+    ]
     if rest:
         yield Round(*np.array(rest, np.int64).T)
 
