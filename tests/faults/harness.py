@@ -340,6 +340,7 @@ class Bench:
 
     def _again(self, fault: Fault | None = None, *, is_counted: bool = True) -> Ran:
         self._plan.set(self.place.here, fault)
+        self._facts["persists"] = fault is not None and fault.persists
         streams = [self._folder / name for name in ("out", "err")]
         for path in streams:
             path.write_bytes(b"")

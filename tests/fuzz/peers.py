@@ -44,6 +44,7 @@ class HostileServer:
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/mine"
         self.requests = 0
         self.kept: list[bytes] = []
+        self._is_ahead = False  # it sent an answer that nobody asked for
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
@@ -118,6 +119,9 @@ class HostileServer:
 
     def _note(self, sent: bytes, body: bytes, method: str) -> None:
         answer = re.search(rb"(?s)HTTP/1\.[01] 2\d\d .*?\r\n\r\n.*?({.*)", sent)
+        is_ahead, self._is_ahead = self._is_ahead, len(re.findall(rb"HTTP/1\.[01] 2\d\d ", sent)) > 1
+        if method == "POST" and is_ahead:  # it may be answered by what was sent before: a server that lies
+            self.kept.append(gzip.decompress(body))
         if method != "POST" or answer is None:
             return
         with suppress(ValueError, TypeError, KeyError, OSError, EOFError, RecursionError, OverflowError):
@@ -181,7 +185,8 @@ def ask_server(files: dict[str, bytes], folder: Path, access: str) -> tuple[int,
                     )
                     continue
                 statuses.append(status)
-                wrong.extend(check_answer(status, headers, body, str(folder)))
+                is_gone = not status and name.endswith("cut")  # nobody is there to be answered
+                wrong.extend([] if is_gone else check_answer(status, headers, body, str(folder)))
             for path in ("/healthz", "/readyz"):
                 status, _, body = await ask(app, f"GET {path} HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
                 if status != 200:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import select
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +15,7 @@ import pytest
 
 from stepgrade.errors import Unreachable
 from stepgrade.store import NewRun, exchange, open_history, remote
+from stepgrade.store.exchange import Connection
 from stepgrade.store.remote import RemoteHistory
 from tests.conftest import ROOT, Ran
 from tests.store.hostile_server import BODIES, ENTRY, SOUND, WIRES, Hostile, answer, hostile_server, mutations
@@ -208,3 +212,28 @@ def test_an_answer_that_is_cut_off_is_none(server: Hostile) -> None:
     server.call, server.odd = "", b"HTTP/1.1 201 Created\r\ncontent-length: 50\r\n\r\n"
     with RemoteHistory(server.url) as one, pytest.raises(Unreachable):
         one.send_now(NewRun(card=card(), key="cut-off"))
+
+
+def test_an_answer_nobody_asked_for_acknowledges_nothing() -> None:
+    """The bytes of a stray answer on a kept connection are not taken for the answer to the next request."""
+    good = b"HTTP/1.1 201 Created\r\ncontent-length: 1\r\n\r\n%d"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = Connection("http", *listener.getsockname())
+        peers: list[socket.socket] = []
+
+        def serve() -> None:
+            for number in (1, 2):
+                peers.append(listener.accept()[0])
+                peers[-1].recv(65536)
+                peers[-1].sendall(good % number)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        assert client.ask("POST", "/runs", b"first", {}, 100).body == b"1"
+        peers[0].sendall(good % 1)
+        select.select([client.sock], [], [], 30.0)  # it has arrived
+        assert client.ask("POST", "/runs", b"second", {}, 100).body == b"2"
+        thread.join(30.0)
+        client.close()
+        for peer in peers:
+            peer.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import re
+import selectors
 import socket
 import ssl
 import time
@@ -61,6 +62,12 @@ class Connection(http.client.HTTPConnection):
         connection was kept open and has ended: it must not matter.
         """
         self._ends = time.monotonic() + WHOLE_S
+        if self.sock is not None:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self.sock, selectors.EVENT_READ)
+                is_readable = selector.select(0.0)
+            if is_readable:  # the connection was closed, or the server sent a response to no request
+                self.close()
         for is_fresh in (self.sock is None, True):
             try:
                 if isinstance(self.sock, _Timed):
