@@ -7,21 +7,12 @@ from pathlib import Path
 import pytest
 
 import stepgrade as sg
-from stepgrade.model import LedgerTime
+from stepgrade.model.ledger import ACCOUNTS, Ledger
 from tests.builders import make_phases, make_profile
 
 
-def ledger(compute_ns: int, idle_input_ns: int) -> LedgerTime:
-    return LedgerTime(
-        total_ns=compute_ns + idle_input_ns,
-        compute_ns=compute_ns,
-        exposed_communication_ns=0,
-        exposed_copy_ns=0,
-        idle_input_ns=idle_input_ns,
-        idle_host_ns=0,
-        idle_sync_ns=0,
-        unattributed_ns=0,
-    )
+def ledger(compute: int, idle_input: int) -> Ledger:
+    return Ledger(**dict.fromkeys(ACCOUNTS, 0) | {"compute": compute, "idle_input": idle_input})
 
 
 def check_sum(card: sg.Scorecard) -> None:

@@ -18,7 +18,7 @@ from stepgrade.diagnosis.rules import AREAS, RULE_NAMES, RULES
 from stepgrade.diagnosis.settings import Settings, settings_from
 from stepgrade.errors import BadInput
 from stepgrade.hardware.setup import Setup
-from stepgrade.model import DeviceSeen, LedgerTime, Note, OpTime, Profile, RankTime, Source
+from stepgrade.model import DeviceSeen, Ledger, Note, OpTime, Profile, RankTime, Source
 from stepgrade.model.activity import (
     Activity,
     CollectiveTally,
@@ -36,6 +36,7 @@ from stepgrade.model.activity import (
 from stepgrade.model.collectives import Communication, Exchange, Pipeline, StageTime
 from stepgrade.model.compilation import Compilation, CompiledFrame, GraphBreak
 from stepgrade.model.hang import Difference, Hang, RankCall
+from stepgrade.model.ledger import ACCOUNTS
 from stepgrade.model.many_ranks import ManyRanks, SlowPart
 from stepgrade.model.memory import Holder, Memory, MemoryGrowth, OutOfMemory
 from stepgrade.model.step_log import PauseKind, Reason, StepLog
@@ -47,13 +48,11 @@ H100 = DeviceSeen(name="NVIDIA H100 80GB HBM3", memory_bytes=80 * 2**30, sm_coun
 STEPS, STEP_MS = 10, 100.0
 
 
-def ledger(**shares: float) -> LedgerTime:
+def ledger(**shares: float) -> Ledger:
     """Return a ledger of ten steps of 100 ms; the rest is computing."""
     total = int(STEPS * STEP_MS * 1e6)
-    accounts = {f"{name}_ns": round(share * total) for name, share in shares.items()}
-    names = [name for name in LedgerTime.__struct_fields__ if name not in ("total_ns", "compute_ns")]
-    rest = {name: accounts.get(name, 0) for name in names}
-    return LedgerTime(total_ns=total, compute_ns=total - sum(rest.values()), **rest)
+    rest = {name: round(shares.get(name, 0.0) * total) for name in ACCOUNTS if name != "compute"}
+    return Ledger(compute=total - sum(rest.values()), **rest)
 
 
 def op(name: str, kind: str, ms: float, **known: Any) -> OpTime:
@@ -518,9 +517,7 @@ def test_a_rule_has_every_text_that_its_page_needs(rule: Any) -> None:
     for text in (rule.sees, rule.evidence, rule.fix, rule.wrong_when, rule.check, rule.sources):
         assert text
     if rule.worth is not None:
-        assert {f"{account}_ns" for account in rule.worth.accounts.split("+")} <= set(
-            LedgerTime.__struct_fields__
-        )
+        assert set(rule.worth.accounts.split("+")) <= set(ACCOUNTS)
         assert 0.0 < rule.worth.realistic <= 1.0
         assert rule.worth.because
 

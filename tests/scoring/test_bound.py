@@ -10,7 +10,7 @@ import stepgrade as sg
 from stepgrade.contract import Grade
 from stepgrade.gating.run import gate
 from stepgrade.hardware.setup import Setup
-from stepgrade.model import LedgerTime, OpTime, Profile
+from stepgrade.model import Ledger, OpTime, Profile
 from stepgrade.model.notes import Note
 from stepgrade.model.scorecard import Scorecard
 from tests.builders import make_phases, make_profile
@@ -18,16 +18,15 @@ from tests.builders import make_phases, make_profile
 MS = 1_000_000
 
 
-def ledger_of(compute: int, communication: int = 0, total: int = 100) -> LedgerTime:
-    return LedgerTime(
-        total_ns=total * MS,
-        compute_ns=compute * MS,
-        exposed_communication_ns=communication * MS,
-        exposed_copy_ns=0,
-        idle_input_ns=0,
-        idle_host_ns=(total - compute - communication) * MS,
-        idle_sync_ns=0,
-        unattributed_ns=0,
+def ledger_of(compute: int, communication: int = 0, total: int = 100) -> Ledger:
+    return Ledger(
+        compute=compute * MS,
+        exposed_communication=communication * MS,
+        exposed_copy=0,
+        idle_input=0,
+        idle_host=(total - compute - communication) * MS,
+        idle_sync=0,
+        unattributed=0,
     )
 
 

@@ -91,7 +91,7 @@ def assert_ledgers(trace: Trace, most: int = 3) -> int:
 
 def covered(ledger: LedgerSpans, account: str, window: tuple[int, int]) -> int:
     """Return how much of a window the account has."""
-    spans = getattr(ledger, account)
+    spans = ledger.time_in(account)
     return sum(
         max(0, min(end, window[1]) - max(start, window[0]))
         for start, end in zip(spans.starts.tolist(), spans.ends.tolist(), strict=True)
@@ -112,7 +112,7 @@ def assert_host_ledgers(trace: Trace, most: int = 2) -> int:
     for step in compared:
         assert step.ledger is not None
         expected = slow_host_ledger(trace, (step.start_ns, step.start_ns + step.dur_ns))
-        assert {name: getattr(step.ledger, f"{name}_ns") for name in ACCOUNTS} == {
+        assert {name: getattr(step.ledger, name) for name in ACCOUNTS} == {
             name: expected[name] for name in ACCOUNTS
         }
     return len(compared)

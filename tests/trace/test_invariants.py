@@ -9,15 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepgrade.model.events import Trace
+from stepgrade.model.ledger import ACCOUNTS, Ledger
 from stepgrade.trace import RankProfile, analyse_rank
-from stepgrade.trace.ledger import add_ledgers
 from stepgrade.trace.timeline import build_timeline
 from tests.samples import each_of
 from tests.trace.changes import cut, renamed_streams, shifted, shuffled, without_place
 from tests.trace.conftest import KINETO, read_sample, sample_names
 from tests.trace_builder import Run, make_trace
 
-ACCOUNTS = ("compute", "exposed_communication", "exposed_copy", "idle_input", "idle_host", "idle_sync")
 RUNS = st.builds(
     Run,
     steps=st.integers(1, 5),
@@ -39,11 +38,11 @@ def assert_adds_up(rank: RankProfile) -> None:
     ledgers = [step.ledger for step in rank.steps if step.ledger]
     assert len(ledgers) in (0, len(rank.steps))
     for step, ledger in zip(rank.steps, ledgers, strict=bool(ledgers)):
-        parts = [getattr(ledger, f"{name}_ns") for name in (*ACCOUNTS, "unattributed")]
+        parts = [getattr(ledger, name) for name in ACCOUNTS]
         assert min(parts) >= 0
-        assert sum(parts) == ledger.total_ns == step.dur_ns
-    steady = add_ledgers([step.ledger for step in rank.steps if step.ledger and step.steady])
-    assert rank.profile.ledger == (steady if steady.total_ns else None)
+        assert sum(parts) == ledger.total == step.dur_ns
+    steady = Ledger.sum([step.ledger for step in rank.steps if step.ledger and step.steady])
+    assert rank.profile.ledger == (steady if steady.total else None)
 
 
 def assert_unmoved(trace: Trace, rank: RankProfile) -> None:

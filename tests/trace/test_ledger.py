@@ -27,8 +27,8 @@ class Line(TraceBuilder):
         """Return what is in the accounts of a step."""
         ledger = analyse_rank(self.trace()).steps[index].ledger
         assert ledger is not None
-        names = [name for name in ledger.__struct_fields__ if name != "total_ns"]
-        return {name[:-3]: getattr(ledger, name) / US for name in names if getattr(ledger, name)}
+        names = ledger.__struct_fields__
+        return {name: getattr(ledger, name) / US for name in names if getattr(ledger, name)}
 
 
 def two_steps() -> Line:

@@ -10,8 +10,9 @@ import pytest
 from msgspec import structs
 
 import stepgrade as sg
+from stepgrade.model.ledger import ACCOUNTS, Ledger
 from stepgrade.model.many_ranks import ManyRanks
-from stepgrade.model.profile import LedgerTime, Source
+from stepgrade.model.profile import Source
 from stepgrade.readers.ranks import read_ranks
 from stepgrade.trace import RankProfile, analyse_rank, merge_ranks
 from stepgrade.trace.arrivals import Arrivals, CollectiveCall, ProcessGroup
@@ -79,18 +80,18 @@ def generated(folder: Path, plan: Planned) -> Iterator[RankProfile]:
             own = [event for event in events if event.step == number]
             start, end = min(one.start for one in own), max(one.start + one.dur for one in own)
             moving = sum(one.dur for one in own if one.group)
-            times = dict.fromkeys(LedgerTime.__struct_fields__, 0) | {
-                "total_ns": round((end - start) * US),
-                "compute_ns": round((end - start) * US) - round(moving * US),
-                "exposed_communication_ns": round(moving * US),
+            dur_ns, moving_ns = round((end - start) * US), round(moving * US)
+            times = dict.fromkeys(ACCOUNTS, 0) | {
+                "compute": dur_ns - moving_ns,
+                "exposed_communication": moving_ns,
             }
             steps.append(
                 RankStep(
                     number=number,
                     start_ns=round(start * US),
-                    dur_ns=times["total_ns"],
+                    dur_ns=dur_ns,
                     steady=True,
-                    ledger=LedgerTime(**times),
+                    ledger=Ledger(**times),
                 )
             )
             for one in own:

@@ -140,7 +140,7 @@ def test_the_run_is_as_slow_as_its_slowest_chain() -> None:
 def test_the_ledger_of_a_run_is_the_sum_of_its_ranks() -> None:
     profile = merge_ranks(delayed_ranks())
     assert profile.ledger is not None
-    assert profile.ledger.total_ns == sum(one.ledger.total_ns for one in profile.ranks if one.ledger)
+    assert profile.ledger.total == sum(one.ledger.total for one in profile.ranks if one.ledger)
 
 
 def test_missing_ranks_and_ranks_apart_are_said() -> None:

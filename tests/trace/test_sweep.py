@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 
 from stepgrade.model.events import DeviceEvent
+from stepgrade.model.ledger import Ledger
 from stepgrade.naming.work_class import WorkClass
-from stepgrade.trace.ledger import add_ledgers
 from stepgrade.trace.timeline import Timeline, build_timeline
 from tests.trace.conftest import read_sample, sample_names
 from tests.trace.test_invariants import RUNS
@@ -47,8 +47,8 @@ def swept(timeline: Timeline) -> dict[str, int]:
 def assert_agrees(timeline: Timeline) -> None:
     if timeline.ledger is None or not len(timeline.trace.work.name):
         return
-    total = add_ledgers(timeline.ledger.of_windows(timeline.windows))
-    found = {name: getattr(total, f"{name}_ns") for name in BUSY}
+    total = Ledger.sum(timeline.ledger.of_windows(timeline.windows))
+    found = {name: getattr(total, name) for name in BUSY}
     assert {name: ns for name, ns in found.items() if ns} == {
         n: ns for n, ns in swept(timeline).items() if ns
     }

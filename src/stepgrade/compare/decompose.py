@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from msgspec import Struct
-from msgspec.structs import asdict
 
 from stepgrade.compare.canonical import Matched
 from stepgrade.model import Profile
+from stepgrade.model.ledger import ACCOUNTS
 from stepgrade.scoring.step_times import RunTimes
 from stepgrade.units import NS_PER_MS
-
-_WAITS = {
-    "exposed_copy": "copies between host and device",
-    "idle_input": "waiting for input",
-    "idle_sync": "waiting in synchronisation",
-    "unattributed": "idle for unknown reasons",
-}
 
 
 class GapPart(Struct, frozen=True, kw_only=True):
@@ -100,11 +93,11 @@ def _times(profile: Profile, times: RunTimes, work: float, scale: float) -> _Tim
     step_scale = times.scale * scale
     accounts: dict[str, float] = {}
     mean_rank = step
-    if ledger is not None and ledger.total_ns:
+    if ledger is not None and ledger.total:
         ranks = max(1, len(profile.ranks))
         per_step = step_scale / NS_PER_MS / max(1, profile.steps or 1) / ranks
-        accounts = {name.removesuffix("_ns"): ns * per_step for name, ns in asdict(ledger).items()}
-        mean_rank = accounts.pop("total")
+        accounts = {name: ns * per_step for name, ns in ledger.known().items()}
+        mean_rank = ledger.total * per_step
     return _Times(
         step=step,
         mean_rank=mean_rank,
@@ -140,7 +133,11 @@ def _ledger_parts(ours: _Times, theirs: _Times) -> list[Part]:
     more = _by_amount((ours.launches, ours.accounts[name]), (theirs.launches, theirs.accounts[name]))
     parts.append(_part("launches", more, ("more launches", "fewer launches")))
     parts.append(_part("launches", gap - more, ("longer waits for the host", "shorter waits for the host")))
-    parts += [("wait", words, ours.accounts[name] - theirs.accounts[name]) for name, words in _WAITS.items()]
+    parts += [
+        ("wait", account.gap, ours.accounts[name] - theirs.accounts[name])
+        for name, account in ACCOUNTS.items()
+        if account.gap
+    ]
     apart = [run.step - run.mean_rank for run in (ours, theirs)]
     return [*parts, ("ranks", "ranks that are apart", apart[0] - apart[1])]
 

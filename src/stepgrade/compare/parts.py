@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
-from msgspec.structs import asdict
-
 from stepgrade.compare.effect import p_value_of
 from stepgrade.compare.metrics import change_of
 from stepgrade.compare.noise import LEAST_RUNS, Sample, noise_of
@@ -203,7 +201,7 @@ def _accounts_ms(run: Baseline) -> dict[str, float]:
     """Return the accounts of a run's ledger that are known, in milliseconds."""
     if run.ledger is None or not run.step_ms:
         return {}
-    return {name: share * run.step_ms for name, share in asdict(run.ledger).items() if share is not None}
+    return {name: share * run.step_ms for name, share in run.ledger.known().items()}
 
 
 def _in_no_phase_ms(run: Baseline) -> float | None:

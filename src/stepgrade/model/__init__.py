@@ -2,13 +2,12 @@
 
 from stepgrade.model.baseline import Baseline
 from stepgrade.model.fingerprint import Fingerprint
+from stepgrade.model.ledger import Ledger
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import (
     RECORDER,
     DeviceSeen,
     LayerTime,
-    Ledger,
-    LedgerTime,
     OpTime,
     PhaseTime,
     Profile,
@@ -25,7 +24,6 @@ __all__ = [
     "Fingerprint",
     "LayerTime",
     "Ledger",
-    "LedgerTime",
     "Note",
     "OpTime",
     "PhaseTime",

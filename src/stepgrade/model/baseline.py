@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from stepgrade.model.fingerprint import Fingerprint
-from stepgrade.model.profile import Ledger, check_figure
+from stepgrade.model.ledger import Ledger
+from stepgrade.model.profile import check_figure
 
 if TYPE_CHECKING:
     from stepgrade.model.scorecard import Scorecard

@@ -17,6 +17,7 @@ from stepgrade.model.activity import Activity, KernelUse
 from stepgrade.model.collectives import Communication
 from stepgrade.model.compilation import Compilation
 from stepgrade.model.hang import Hang
+from stepgrade.model.ledger import Ledger
 from stepgrade.model.many_ranks import ManyRanks
 from stepgrade.model.memory import Memory
 from stepgrade.model.notes import Note
@@ -168,68 +169,13 @@ class OpTime(Struct, frozen=True, kw_only=True):
         )
 
 
-# What the device does in the time of each account, for people.
-ACCOUNTS = {
-    "compute": "computes",
-    "exposed_communication": "communicates",
-    "exposed_copy": "copies",
-    "idle_input": "waits for input",
-    "idle_host": "waits for the host",
-    "idle_sync": "waits in a sync",
-    "unattributed": "not known",
-}
-
-
-class LedgerTime(Struct, frozen=True, kw_only=True):
-    """Where the device's time went over the profiled steps; the seven accounts add up to `total_ns`."""
-
-    total_ns: int
-    compute_ns: int
-    exposed_communication_ns: int
-    exposed_copy_ns: int
-    idle_input_ns: int
-    idle_host_ns: int
-    idle_sync_ns: int
-    unattributed_ns: int
-
-    def shares(self) -> dict[str, float]:
-        """Return each account as a share of the total; all zero for an empty one."""
-        total = max(self.total_ns, 1)
-        return {
-            "compute": self.compute_ns / total,
-            "exposed_communication": self.exposed_communication_ns / total,
-            "exposed_copy": self.exposed_copy_ns / total,
-            "idle_input": self.idle_input_ns / total,
-            "idle_host": self.idle_host_ns / total,
-            "idle_sync": self.idle_sync_ns / total,
-            "unattributed": self.unattributed_ns / total,
-        }
-
-
-class Ledger(Struct, frozen=True, kw_only=True):
-    """Where a step's time goes; what is known adds up to 1, what cannot be told apart is None."""
-
-    compute: float | None = None
-    exposed_communication: float | None = None
-    exposed_copy: float | None = None
-    idle_input: float | None = None
-    idle_host: float | None = None
-    idle_sync: float | None = None
-    unattributed: float | None = None
-
-    @classmethod
-    def of(cls, times: LedgerTime | None) -> Ledger | None:
-        """Return the accounts as shares of the time they add up to; None without any."""
-        return cls(**times.shares()) if times is not None and times.total_ns else None
-
-
 class RankTime(Struct, frozen=True, kw_only=True):
     """One rank: its mean step, how long it waits in collectives for later ranks, its ledger."""
 
     rank: int
     mean_step_ms: float
     wait_ms: float | None = None
-    ledger: LedgerTime | None = None
+    ledger: Ledger | None = None
 
 
 class DeviceSeen(Struct, frozen=True, kw_only=True):
@@ -280,7 +226,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     launches_per_step: float | None = None
     claimed_bottleneck: str | None = None
     recorded_steps: int | None = None
-    ledger: LedgerTime | None = None
+    ledger: Ledger | None = None  # in ns over all steps and ranks
     ranks: tuple[RankTime, ...] = ()
     world_size: int | None = None
     device: DeviceSeen | None = None

@@ -6,7 +6,7 @@ from math import isfinite
 
 from msgspec import structs
 
-from stepgrade.model import LedgerTime, Profile
+from stepgrade.model import Ledger, Profile
 from stepgrade.model.activity import Activity, HostLine
 from stepgrade.model.sampled import SampledSteps
 from stepgrade.units import NS_PER_MS
@@ -15,9 +15,9 @@ from stepgrade.units import NS_PER_MS
 # loop does besides is the host's; phases that users name may be anything.
 _MODEL = ("forward", "loss", "backward", "gradients", "optimizer")
 _WAITS = {
-    "exposed_communication_ns": ("communication",),
-    "exposed_copy_ns": ("h2d", "d2h"),
-    "idle_input_ns": ("input",),
+    "exposed_communication": ("communication",),
+    "exposed_copy": ("h2d", "d2h"),
+    "idle_input": ("input",),
 }
 _HOST = "host"
 
@@ -76,7 +76,7 @@ def with_lines(profile: Profile, lines: dict[str, tuple[HostLine, ...]]) -> Prof
 
 def _ledger(
     profile: Profile, phases_ms: dict[str, float], model_ms: float, sampled: SampledSteps
-) -> LedgerTime | None:
+) -> Ledger | None:
     """Return where a processor's time goes: waits by the timed phases, operations by the sampled steps.
 
     What is in no phase is the loop's own Python, for the processor is the host.
@@ -86,8 +86,8 @@ def _ledger(
         return None
     parts = {name: sum(phases_ms.get(phase, 0.0) for phase in phases) for name, phases in _WAITS.items()}
     known = {_HOST, *_MODEL, *(phase for phases in _WAITS.values() for phase in phases)}
-    parts["unattributed_ns"] = sum(ms for name, ms in phases_ms.items() if name not in known)
-    parts["compute_ns"] = model_ms * min(1.0, sampled.busy_ms / sampled.model_ms)
+    parts["unattributed"] = sum(ms for name, ms in phases_ms.items() if name not in known)
+    parts["compute"] = model_ms * min(1.0, sampled.busy_ms / sampled.model_ms)
     if not isfinite(sum((total_ms, *parts.values())) * NS_PER_MS):
         return None
     total_ns = round(total_ms * NS_PER_MS)
@@ -95,7 +95,7 @@ def _ledger(
     idle_ns = total_ns - sum(accounts.values())
     if idle_ns < 0:  # phases that add up to more than the step are not a ledger
         return None
-    return LedgerTime(total_ns=total_ns, idle_host_ns=idle_ns, idle_sync_ns=0, **accounts)
+    return Ledger(idle_host=idle_ns, idle_sync=0, **accounts)
 
 
 def _ratio(per_step: float | None, sampled: float | None, steps: int) -> float | None:

@@ -168,7 +168,7 @@ class OperationWindow:
         sampled = SampledSteps(
             steps=1,
             model_ms=model_ns / 1e6,
-            busy_ms=found.ledger.compute_ns / 1e6 if found.ledger and self._on_processor else None,
+            busy_ms=(found.ledger.compute or 0) / 1e6 if found.ledger and self._on_processor else None,
             tokens=step.tokens or None,
             samples=step.rows or None,
             matmul_flops=found.matmul_flops,

@@ -89,6 +89,6 @@ def _by_ledger(profile: Profile, ledger: Ledger | None, roof: Ceiling | None) ->
         part = "processor" if profile.activity and profile.activity.driver == "host" else "device"
         does = "computes or communicates" if on_link else "computes"
         return Bound(share=share, because=f"the {part} {does} {show_share(share, 0)} of the step")
-    waits = (ledger.exposed_communication, ledger.exposed_copy, ledger.idle_input, ledger.idle_host)
-    share = max(0.0, 1.0 - sum(wait or 0.0 for wait in waits) + communicates)
+    waits = [share for name, share in ledger.known().items() if name not in ("compute", "unattributed")]
+    share = max(0.0, 1.0 - sum(waits) + communicates)
     return Bound(share=share, because=f"at most {show_share(share, 0)} of the step is computing")

@@ -10,6 +10,7 @@ from msgspec import Struct
 from stepgrade.config.limits import Limits
 from stepgrade.contract import Bottleneck as BottleneckV1
 from stepgrade.model import Ledger, Profile
+from stepgrade.model.ledger import ACCOUNTS
 from stepgrade.model.scorecard import UNKNOWN, Cause, Operation
 from stepgrade.naming.work_class import RANDOM
 from stepgrade.scoring.efficiency import Efficiency
@@ -196,10 +197,8 @@ def rank_causes(profile: Profile, times: RunTimes, ledger: Ledger | None, work: 
                 )
         start = f"the {_computing_part(profile)} spends {{share}} of the step"
     else:
-        shares = {
-            Bottleneck.INPUT: ledger.idle_input or 0.0,
-            Bottleneck.COMMUNICATION: ledger.exposed_communication or 0.0,
-            Bottleneck.TRANSFER: ledger.exposed_copy or 0.0,
+        # Phases of the host are named; what no phase covers is taken for launches.
+        shares = _shares_by_cause(ledger) | {
             Bottleneck.HOST: ledger.idle_host or 0.0,
             Bottleneck.LAUNCH: ledger.unattributed or 0.0,
             Bottleneck.UNKNOWN: ledger.compute or 0.0,
@@ -228,14 +227,9 @@ def _shares_of_device(profile: Profile, ledger: Ledger, work: Work) -> dict[Bott
         stalled = idle
     elif gaps and profile.mean_step_ms:
         stalled = min(idle, (gaps.stall_ms + gaps.after_sync_ms) / profile.mean_step_ms)
-    shares = {
-        Bottleneck.INPUT: ledger.idle_input or 0.0,
-        Bottleneck.COMMUNICATION: ledger.exposed_communication or 0.0,
-        Bottleneck.TRANSFER: ledger.exposed_copy or 0.0,
-        Bottleneck.LAUNCH: idle - stalled,
-        Bottleneck.HOST: stalled + (ledger.idle_sync or 0.0) + compute * work.calls_share,
-        Bottleneck.UNKNOWN: unattributed,
-    }
+    shares = _shares_by_cause(ledger)
+    shares[Bottleneck.LAUNCH] -= stalled
+    shares[Bottleneck.HOST] = stalled + shares[Bottleneck.HOST] + compute * work.calls_share
     compute *= 1.0 - work.calls_share
     arithmetic = work.arithmetic_share
     if arithmetic is None:
@@ -244,6 +238,16 @@ def _shares_of_device(profile: Profile, ledger: Ledger, work: Work) -> dict[Bott
     if not work.is_certain:
         return shares | {Bottleneck.UNKNOWN: unattributed + compute * arithmetic} | memory
     return shares | {Bottleneck.COMPUTE: compute * arithmetic} | memory
+
+
+def _shares_by_cause(ledger: Ledger) -> dict[Bottleneck, float]:
+    """Return the accounts by the bottleneck that their time counts as."""
+    shares: dict[Bottleneck, float] = {}
+    for name, account in ACCOUNTS.items():
+        if account.cause is not None:
+            cause = Bottleneck(account.cause)
+            shares[cause] = shares.get(cause, 0.0) + (getattr(ledger, name) or 0.0)
+    return shares
 
 
 def _has_launches(profile: Profile) -> bool:

@@ -124,7 +124,9 @@ def measure_activity(timeline: Timeline, pieces: Pieces, phase: Kinds) -> Activi
             for work_class in WorkClass
             if on_device and class_counts[work_class]
         },
-        input_ms=tuple((windows.in_steady(ledger.idle_input) / NS_PER_MS).tolist()) if ledger else (),
+        input_ms=tuple((windows.in_steady(ledger.time_in("idle_input")) / NS_PER_MS).tolist())
+        if ledger
+        else (),
         loader=class_in_range(timeline, LOADER),
         scalar_read_ms=_steady_ms(timeline, scalar_reads(timeline), steps),
         dropout_ms=_steady_ms(timeline, random_draws(timeline, of_dropout=True), steps),
@@ -184,7 +186,7 @@ def startup_ms(timeline: Timeline, steps: int) -> float:
     usual = (dur_ns[by_length[(first + after - 1) // 2]] + dur_ns[by_length[(first + after) // 2]]) / 2
     rare = rows[(after - first <= FEW_CALLS) | (dur_ns[rows] > 50 * usual)]
     spans = iv.union(calls.start_ns[rare], (calls.start_ns + calls.dur_ns)[rare])
-    idle = iv.merge(ledger.idle_host, ledger.idle_sync, ledger.unattributed)
+    idle = ledger.time_in("idle_host", "idle_sync", "unattributed")
     return _steady_ms(timeline, iv.intersect(spans, idle), steps)
 
 
@@ -195,13 +197,16 @@ def find_lines(timeline: Timeline, frames: LoopFrames, steps: int) -> dict[str, 
         return {}
     steady = _steady_spans(timeline)
     late = iv.intersect(
-        iv.merge(ledger.idle_host, iv.subtract(ledger.idle_sync, timeline.host.waiting)), steady
+        iv.merge(
+            ledger.time_in("idle_host"), iv.subtract(ledger.time_in("idle_sync"), timeline.host.waiting)
+        ),
+        steady,
     )
     long = late.ends - late.starts > stall_ns(timeline)
     waits = {
         "stall": iv.Spans(late.starts[long], late.ends[long]),
         "launch": iv.Spans(late.starts[~long], late.ends[~long]),
-        "input": iv.intersect(ledger.idle_input, steady),
+        "input": iv.intersect(ledger.time_in("idle_input"), steady),
         "reads": iv.intersect(scalar_reads(timeline), steady),
         "random": iv.intersect(random_draws(timeline, of_dropout=False), steady),
     }
@@ -289,14 +294,14 @@ def tally_gaps(timeline: Timeline, ledger: LedgerSpans, steps: int) -> HostGaps:
     host's own work, which no wait brought about.
     """
     windows = timeline.windows
-    whole = iv.intersect(iv.merge(ledger.idle_host, ledger.idle_sync), _steady_spans(timeline))
+    whole = iv.intersect(ledger.time_in("idle_host", "idle_sync"), _steady_spans(timeline))
     longest = int((whole.ends - whole.starts).max(initial=0))
     del whole
-    spans = iv.intersect(ledger.idle_host, _steady_spans(timeline))
+    spans = iv.intersect(ledger.time_in("idle_host"), _steady_spans(timeline))
     lengths = spans.ends - spans.starts
     after_wait = iv.span_at(timeline.host.waiting, _gap_openings(ledger, spans)) >= 0
     waited = iv.total_ns(iv.intersect(timeline.host.waiting, _steady_spans(timeline)))
-    ahead = max(0, waited - int(windows.in_steady(ledger.idle_sync).sum()))
+    ahead = max(0, waited - int(windows.in_steady(ledger.time_in("idle_sync")).sum()))
     opened = int(lengths[after_wait].sum())
     own = np.where(after_wait, 1.0 - min(1.0, ahead / max(opened, 1)), 1.0)  # share that is the host's
     long = (lengths > stall_ns(timeline)) & (own > 0.0)
@@ -319,7 +324,7 @@ def _steady_spans(timeline: Timeline) -> iv.Spans:
 
 def _gap_openings(ledger: LedgerSpans, spans: iv.Spans) -> Longs:
     """Return when the device became idle in the gap that each of the idle spans lies in."""
-    busy = iv.merge(ledger.compute, ledger.communication, ledger.copy)
+    busy = iv.merge(ledger.time_in("compute"), ledger.communication, ledger.copy)
     if not len(busy.ends):
         return spans.starts
     place = np.searchsorted(busy.ends, spans.starts, side="right").astype(np.int32) - 1
@@ -450,7 +455,7 @@ def _idle_after(timeline: Timeline, rows: Longs) -> NDArray[np.float64]:
     ledger, calls = timeline.ledger, timeline.trace.calls
     if ledger is None:
         return idle
-    spans = iv.intersect(iv.merge(ledger.idle_sync, ledger.idle_host), _steady_spans(timeline))
+    spans = iv.intersect(ledger.time_in("idle_sync", "idle_host"), _steady_spans(timeline))
     order = np.argsort(calls.start_ns[rows], kind="stable")
     start = calls.start_ns[rows][order]
     end = start + calls.dur_ns[rows][order]

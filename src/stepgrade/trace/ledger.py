@@ -17,14 +17,13 @@ whatever operations it calls, is waiting for input; the rest is the host between
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from stepgrade.model.columns import among, distinct
 from stepgrade.model.events import DeviceEvent, DeviceWork, HostOps, HostRanges, Kinds, Longs, Trace
-from stepgrade.model.profile import LedgerTime
+from stepgrade.model.ledger import ACCOUNTS, Ledger
 from stepgrade.naming.torch_names import (
     COMMUNICATION_OP,
     COMMUNICATION_RANGE,
@@ -47,51 +46,28 @@ HOST_COPIES = (DeviceEvent.COPY_H2D, DeviceEvent.COPY_D2H, DeviceEvent.COPY_OTHE
 
 
 class LedgerSpans(NamedTuple):
-    """Disjoint sets of time, one for each account; the first seven together fill the timeline."""
+    """Disjoint sets of time, one for each account, which together fill the timeline."""
 
-    compute: Spans
-    exposed_communication: Spans
-    exposed_copy: Spans
-    idle_input: Spans
-    idle_host: Spans
-    idle_sync: Spans
-    unattributed: Spans
+    accounts: dict[str, Spans]
     dispatch: Spans  # the part of idle_host in which the next work was already launched
     communication: Spans  # including what compute hides
     copy: Spans  # including what compute and communication hide
 
-    def of_windows(self, windows: Windows) -> tuple[LedgerTime, ...]:
-        """Return the accounts of each step; those of a step add up to its length."""
-        accounts = [iv.covered_within(spans, windows.start_ns, windows.end_ns).tolist() for spans in self[:7]]
-        return tuple(
-            LedgerTime(
-                total_ns=total,
-                compute_ns=compute,
-                exposed_communication_ns=communication,
-                exposed_copy_ns=copy,
-                idle_input_ns=idle_input,
-                idle_host_ns=idle_host,
-                idle_sync_ns=idle_sync,
-                unattributed_ns=unattributed,
-            )
-            for total, compute, communication, copy, idle_input, idle_host, idle_sync, unattributed in zip(
-                windows.dur_ns.tolist(), *accounts, strict=True
-            )
-        )
+    def time_in(self, *names: str) -> Spans:
+        """Return the time in these accounts; none where nothing was charged to them."""
+        spans = [self.accounts.get(name, NOTHING) for name in names]
+        return spans[0] if len(spans) == 1 else iv.merge(*spans)
 
+    def by_account(self) -> list[Spans]:
+        """Return the time of each account, in the order of the table."""
+        return [self.time_in(name) for name in ACCOUNTS]
 
-def add_ledgers(ledgers: Sequence[LedgerTime]) -> LedgerTime:
-    """Return the sum of ledgers, account by account."""
-    return LedgerTime(
-        total_ns=sum(ledger.total_ns for ledger in ledgers),
-        compute_ns=sum(ledger.compute_ns for ledger in ledgers),
-        exposed_communication_ns=sum(ledger.exposed_communication_ns for ledger in ledgers),
-        exposed_copy_ns=sum(ledger.exposed_copy_ns for ledger in ledgers),
-        idle_input_ns=sum(ledger.idle_input_ns for ledger in ledgers),
-        idle_host_ns=sum(ledger.idle_host_ns for ledger in ledgers),
-        idle_sync_ns=sum(ledger.idle_sync_ns for ledger in ledgers),
-        unattributed_ns=sum(ledger.unattributed_ns for ledger in ledgers),
-    )
+    def of_windows(self, windows: Windows) -> tuple[Ledger, ...]:
+        """Return the accounts of each step in ns; those of a step add up to its length."""
+        columns = [
+            iv.covered_within(spans, windows.start_ns, windows.end_ns).tolist() for spans in self.by_account()
+        ]
+        return tuple(Ledger(**dict(zip(ACCOUNTS, row, strict=True))) for row in zip(*columns, strict=True))
 
 
 class HostState(NamedTuple):
@@ -152,13 +128,17 @@ def device_ledger(
     shown_communication = iv.clip(communication, *extent)
     shown_copy = iv.clip(copy, *extent)
     return LedgerSpans(
-        compute=iv.clip(compute, *extent),
-        exposed_communication=iv.subtract(shown_communication, compute),
-        exposed_copy=iv.subtract(shown_copy, busy),
-        idle_input=fetched,
-        idle_host=iv.subtract(iv.union(gap.starts, dispatched), iv.merge(fetched, waited)),
-        idle_sync=waited,
-        unattributed=iv.merge(Spans(idle.starts[~known], idle.ends[~known]), iv.union(dispatched, gap.ends)),
+        accounts={
+            "compute": iv.clip(compute, *extent),
+            "exposed_communication": iv.subtract(shown_communication, compute),
+            "exposed_copy": iv.subtract(shown_copy, busy),
+            "idle_input": fetched,
+            "idle_host": iv.subtract(iv.union(gap.starts, dispatched), iv.merge(fetched, waited)),
+            "idle_sync": waited,
+            "unattributed": iv.merge(
+                Spans(idle.starts[~known], idle.ends[~known]), iv.union(dispatched, gap.ends)
+            ),
+        },
         dispatch=iv.union(ready, dispatched),
         communication=shown_communication,
         copy=shown_copy,
@@ -223,13 +203,12 @@ def host_ledger(trace: Trace, steps: HostSteps, extent: tuple[int, int]) -> Ledg
     exposed = iv.subtract(communication, compute)
     waiting = iv.subtract(together(load), iv.merge(compute, exposed))
     return LedgerSpans(
-        compute=compute,
-        exposed_communication=exposed,
-        exposed_copy=NOTHING,
-        idle_input=waiting,
-        idle_host=iv.gaps(iv.merge(compute, exposed, waiting), *extent),
-        idle_sync=NOTHING,
-        unattributed=NOTHING,
+        accounts={
+            "compute": compute,
+            "exposed_communication": exposed,
+            "idle_input": waiting,
+            "idle_host": iv.gaps(iv.merge(compute, exposed, waiting), *extent),
+        },
         dispatch=NOTHING,
         communication=communication,
         copy=NOTHING,

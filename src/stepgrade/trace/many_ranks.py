@@ -18,8 +18,9 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from stepgrade.model.collectives import CollectiveTime
+from stepgrade.model.ledger import Ledger
 from stepgrade.model.many_ranks import ManyRanks, RankGroups, RankSpread, SlowPart
-from stepgrade.model.profile import LedgerTime, RankTime
+from stepgrade.model.profile import RankTime
 from stepgrade.naming.collective_kind import CollectiveKind, collective_kind
 from stepgrade.statistics import median, quantile
 from stepgrade.trace.arrivals import Arrivals, ProcessGroup
@@ -73,7 +74,7 @@ class RankParts(Struct, frozen=True, kw_only=True):
 
 def describe_ranks(
     times: Sequence[RankTime],
-    ledgers: Mapping[int, Sequence[LedgerTime]],
+    ledgers: Mapping[int, Sequence[Ledger]],
     parts: RankParts,
     rates: Sequence[CollectiveTime],
 ) -> ManyRanks | None:
@@ -84,7 +85,7 @@ def describe_ranks(
     lengths = {len(of_rank) for of_rank in ledgers.values()}
     busy = np.zeros((len(ranks), 0))
     if set(ledgers) == set(ranks) and len(lengths) == 1:
-        rows = [[one.total_ns - one.exposed_communication_ns for one in ledgers[rank]] for rank in ranks]
+        rows = [[one.total - (one.exposed_communication or 0) for one in ledgers[rank]] for rank in ranks]
         busy = np.array(rows, np.float64).reshape(len(ranks), -1) / NS_PER_MS
     spreads = [_spread("step", ranks, [time.mean_step_ms for time in times])]
     if busy.shape[1]:

@@ -48,7 +48,9 @@ def sum_phases(timeline: Timeline, pieces: Pieces, phase: Kinds) -> tuple[PhaseT
     if timeline.driver is Driver.UNSEEN:
         return ()
     found: dict[int, PhaseTime] = {}
-    waits = timeline.windows.in_steady(timeline.ledger.idle_input if timeline.ledger else iv.NOTHING)
+    waits = timeline.windows.in_steady(
+        timeline.ledger.time_in("idle_input") if timeline.ledger else iv.NOTHING
+    )
     if waits.any():
         found[INPUT] = _phase_time(PHASES[INPUT], int(waits.sum()), waits)
     taken = iv.NOTHING

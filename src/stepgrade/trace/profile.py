@@ -10,6 +10,7 @@ from msgspec import structs
 from stepgrade.model.collectives import Communication
 from stepgrade.model.columns import distinct
 from stepgrade.model.events import Trace
+from stepgrade.model.ledger import Ledger
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import Profile, Recorded, Source, Span
 from stepgrade.trace.activity import capability_by_kernels, measure_activity
@@ -18,7 +19,6 @@ from stepgrade.trace.compilation import find_compilation
 from stepgrade.trace.counts import count_images, count_launches, count_tokens
 from stepgrade.trace.kernels import find_device, kernel_use
 from stepgrade.trace.layers import Layers, find_layers
-from stepgrade.trace.ledger import add_ledgers
 from stepgrade.trace.matmuls import most_of
 from stepgrade.trace.memory import locate_memory, memory_of_trace
 from stepgrade.trace.operations import sum_operations
@@ -96,7 +96,7 @@ def analyse_timeline(timeline: Timeline, pieces: Pieces) -> RankProfile:
         tokens_per_step=tokens.per_step if tokens else None,
         samples_per_step=count_images(timeline) if work == "inference" and tokens is None else None,
         launches_per_step=count_launches(timeline, pieces) / max(steps, 1) or None,
-        ledger=add_ledgers(ledgers) if ledgers and total_ns else None,
+        ledger=Ledger.sum(ledgers) if ledgers and total_ns else None,
         world_size=trace.world_size,
         device=(
             device.alone()

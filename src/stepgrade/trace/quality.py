@@ -95,7 +95,7 @@ def _check_profiler(timeline: Timeline) -> Iterator[Note]:
         heavy = [name for name in heavy if name != "shapes"]  # they are the program's, and cost nothing
     if timeline.ledger is None or not heavy or timeline.driver is not Driver.DEVICE:
         return
-    share = timeline.windows.steady_share(timeline.ledger.idle_host)
+    share = timeline.windows.steady_share(timeline.ledger.time_in("idle_host"))
     if share > HOST_SHARE:
         listed = " and ".join(filter(None, (", ".join(heavy[:-1]), heavy[-1])))
         text = (
@@ -134,7 +134,7 @@ def _check_device(timeline: Timeline) -> Iterator[Note]:
             those = "all" if before == count else str(before)
             text += f"; {those} of them ran before the first recorded step and belong to earlier ones"
         yield Note("unlaunched", text + ".")
-    share = timeline.windows.steady_share(timeline.ledger.unattributed) if timeline.ledger else 0.0
+    share = timeline.windows.steady_share(timeline.ledger.time_in("unattributed")) if timeline.ledger else 0.0
     if share > UNATTRIBUTED_SHARE:
         text = (
             f"{show_share(share)} of the step is idle time that the trace does not explain: "

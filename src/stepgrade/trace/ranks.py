@@ -12,13 +12,13 @@ from msgspec import Struct, structs
 from stepgrade.decoding import from_msgpack
 from stepgrade.model.activity import HostLine, Straggler
 from stepgrade.model.collectives import Communication, Pipeline, StageTime
+from stepgrade.model.ledger import Ledger, account_words
 from stepgrade.model.many_ranks import notes_of
 from stepgrade.model.notes import Note
-from stepgrade.model.profile import ACCOUNTS, LayerTime, LedgerTime, ModuleTime, Profile, RankTime, Source
+from stepgrade.model.profile import LayerTime, ModuleTime, Profile, RankTime, Source
 from stepgrade.model.step_view import StepView, StepWait
 from stepgrade.statistics import median
 from stepgrade.trace.arrivals import Arrivals
-from stepgrade.trace.ledger import add_ledgers
 from stepgrade.trace.many_ranks import RankParts, describe_ranks
 from stepgrade.trace.matching import MatchedCollectives, Matching
 from stepgrade.trace.mean_rank import MeanRank, in_file
@@ -40,7 +40,7 @@ class RankStep(Struct, frozen=True, kw_only=True):
     start_ns: int
     dur_ns: int
     steady: bool
-    ledger: LedgerTime | None
+    ledger: Ledger | None
 
 
 class RankProfile(Struct, frozen=True, kw_only=True):
@@ -248,7 +248,7 @@ def merge_ranks(ranks: Sequence[AnyRank]) -> Profile:
         typical_step=in_file(first.typical_step, first, of_file),
         tokens_per_step=mean_rank.known["tokens_per_step"],
         launches_per_step=mean_rank.launches_per_step,
-        ledger=add_ledgers(ledgers) if ledgers else None,
+        ledger=Ledger.sum(ledgers) if ledgers else None,
         ranks=across.times,
         world_size=max(stated, len(ranks)) if stated else None,  # files of several hosts have a part each
         device=mean_rank.known["device"],
@@ -358,13 +358,13 @@ def compare_ranks(
     waits = {wait.rank: wait.wait_ns for wait in matched.ranks} if matched else {}
     times = []
     for number, rank in by_number.items():
-        ledger = add_ledgers([step.ledger for step in rank.steps if step.ledger and step.number in numbers])
+        ledger = Ledger.sum([step.ledger for step in rank.steps if step.ledger and step.number in numbers])
         times.append(
             RankTime(
                 rank=number,
                 mean_step_ms=sum(dur_ns[number]) // steps / NS_PER_MS,
                 wait_ms=waits[number] // steps / NS_PER_MS if number in waits else None,
-                ledger=ledger if ledger.total_ns else None,
+                ledger=ledger if ledger.total else None,
             )
         )
     straggler = _describe_straggler(matched, times, steps) if matched else None
@@ -391,8 +391,8 @@ def links_between(matched: MatchedCollectives, times: Sequence[RankTime], steps:
     stages = []
     for one in matched.messages:
         ledger = ledgers.get(one.rank)
-        busy = ledger.compute_ns if ledger else 0
-        whole = ledger.total_ns if ledger else 0
+        busy = (ledger.compute or 0) if ledger else 0
+        whole = ledger.total if ledger else 0
         transfer = min(one.transfer_ns, max(whole - busy, 0))
         stages.append(
             StageTime(
@@ -473,7 +473,7 @@ def _find_notes(
         if own and straggler.trouble and straggler.trouble_excess > OWN_TROUBLE_SHARE:
             share = own.shares()[straggler.trouble]
             is_known = straggler.trouble != "unattributed"
-            does = ACCOUNTS[straggler.trouble] if is_known else "is idle without a recorded reason"
+            does = account_words(straggler.trouble) if is_known else "is idle without a recorded reason"
             text = (
                 f"The device of rank {straggler.rank} {does} for {show_share(share)} of its time, "
                 f"those of the others for {show_share(share - straggler.trouble_excess)}."

@@ -9,8 +9,8 @@ from msgspec import structs
 from stepgrade.errors import BadInput
 from stepgrade.model import RECORDER, Note, Profile, RankTime, Source
 from stepgrade.model.activity import Activity, Straggler
+from stepgrade.model.ledger import Ledger
 from stepgrade.statistics import mean, median
-from stepgrade.trace.ledger import add_ledgers
 from stepgrade.trace.mean_rank import MeanRank, merge_notes
 
 # A rank that the others wait for less than this share of the step is no straggler, but noise.
@@ -72,7 +72,7 @@ def merge_recordings(profiles: Sequence[Profile]) -> Profile:
         rank=None,
         counted_ranks=len(ranks),
         ranks=times,
-        ledger=add_ledgers(ledgers) if len(ledgers) == len(ranks) else None,
+        ledger=Ledger.sum(ledgers) if len(ledgers) == len(ranks) else None,
         matmul_flops=mean_rank.matmul_flops,
         matmul_known_share=min(profile.matmul_known_share or 0.0 for profile in ranks),
         peak_memory_bytes=max(profile.peak_memory_bytes or 0.0 for profile in ranks) or None,

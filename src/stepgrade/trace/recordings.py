@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from msgspec import structs
 
+from stepgrade.model.ledger import Ledger
 from stepgrade.model.profile import LayerTime, OpTime, PhaseTime, Profile
 from stepgrade.trace.arrivals import Arrivals
-from stepgrade.trace.ledger import add_ledgers
 from stepgrade.trace.mean_rank import in_file, merge_activities, merge_notes
 from stepgrade.trace.quality import by_weight
 from stepgrade.trace.ranks import AnyRank, RankProfile, RankStep
@@ -77,7 +77,7 @@ def _join_profiles(profiles: Sequence[Profile], files: tuple[str, ...]) -> Profi
         operations=_join_operations(profiles, files),
         typical_step=in_file(first.typical_step, first, _places(files)),
         launches_per_step=sum(per_step) / steps or None if steps else None,
-        ledger=add_ledgers(ledgers) if ledgers else None,
+        ledger=Ledger.sum(ledgers) if ledgers else None,
         matmul_flops=sum(f or 0.0 for f in flops) if None not in flops else None,
         matmul_known_share=min(profile.matmul_known_share or 0.0 for profile in profiles),
         activity=merge_activities([profile.activity for profile in profiles if profile.activity]),

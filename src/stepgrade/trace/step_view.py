@@ -9,7 +9,7 @@ import numpy as np
 
 from stepgrade.model.columns import groups
 from stepgrade.model.events import Kinds, Wholes
-from stepgrade.model.profile import ACCOUNTS
+from stepgrade.model.ledger import ACCOUNTS
 from stepgrade.model.step_view import Lane, LaneKind, StepView
 from stepgrade.naming.torch_names import classes_of
 from stepgrade.naming.work_class import WorkClass
@@ -61,7 +61,7 @@ def _ledger_lane(timeline: Timeline, begin: int, end: int) -> Lane | None:
     if timeline.ledger is None:
         return None
     names = list(ACCOUNTS)
-    spans = [iv.clip(spans, begin, end) for spans in timeline.ledger[: len(names)]]
+    spans = [iv.clip(spans, begin, end) for spans in timeline.ledger.by_account()]
     start = np.concatenate([part.starts for part in spans])
     stop = np.concatenate([part.ends for part in spans])
     account = np.repeat(np.arange(len(names)), [len(part.starts) for part in spans])

@@ -12,7 +12,7 @@ import numpy as np
 
 from stepgrade.model.columns import groups
 from stepgrade.model.events import NONE, Ids, Longs, Trace, Wholes
-from stepgrade.model.profile import ACCOUNTS
+from stepgrade.model.ledger import ACCOUNTS
 from stepgrade.model.tracks import Counter, RanksTogether, RankTracks, Track, TrackKind
 from stepgrade.naming.work_class import WorkClass
 from stepgrade.trace import intervals as iv
@@ -148,8 +148,8 @@ def _tracks_of(timeline: Timeline, pieces: Pieces) -> RankTracks:
 def _ledger(timeline: Timeline, strings: _Strings) -> list[Track]:
     if timeline.ledger is None:
         return []
-    names = strings.add(list(ACCOUNTS.values()))
-    spans = timeline.ledger[: len(names)]
+    names = strings.add([account.words for account in ACCOUNTS.values()])
+    spans = timeline.ledger.by_account()
     start = np.concatenate([part.starts for part in spans])
     stop = np.concatenate([part.ends for part in spans])
     label = np.repeat(names, [len(part.starts) for part in spans])
@@ -261,7 +261,7 @@ def _longest(timeline: Timeline, step: tuple[int, int] | None) -> dict[str, tupl
     if timeline.ledger is None or step is None:
         return {}
     found = {}
-    for account, spans in zip(ACCOUNTS, timeline.ledger, strict=False):
+    for account, spans in zip(ACCOUNTS, timeline.ledger.by_account(), strict=True):
         inside = iv.clip(spans, step[0], step[0] + step[1])
         if len(inside.starts):
             most = int((inside.ends - inside.starts).argmax())

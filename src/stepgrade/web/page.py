@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepgrade._version import __version__
 from stepgrade.report.html.page import environment as report_environment
+from stepgrade.report.html.page import style as report_style
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -38,5 +39,4 @@ def _environment() -> Environment:
 def style() -> str:
     """Return the style of every page: the report's, and what only these pages have."""
     own = (_FOLDER / "dashboard.css").read_text(encoding="utf-8")
-    report = _FOLDER.parent / "report" / "html" / "report.css"
-    return report.read_text(encoding="utf-8") + own
+    return report_style() + own

@@ -181,7 +181,7 @@ def _graph_of_host(timeline: Timeline, pieces: Pieces, rows: Rows, step: int) ->
     fetched = 0
     if timeline.ledger is not None:
         begin, end = windows.start_ns[[step]], windows.end_ns[[step]]
-        fetched = int(iv.covered_within(timeline.ledger.idle_input, begin, end)[0])
+        fetched = int(iv.covered_within(timeline.ledger.time_in("idle_input"), begin, end)[0])
     input_piece = timeline.context[pieces.row[rows]] & 1 > 0  # the loader's own operations are its time
     own = np.where(input_piece, 0, pieces.dur_ns[rows]).astype(np.int64)
     rest = max(measured - int(own.sum()) - fetched, 0)

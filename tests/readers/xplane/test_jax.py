@@ -72,7 +72,7 @@ def test_flops_and_layers_are_those_of_the_program(train: Callable[..., Run], fl
     assert all(layer.fwd_total_ms > 0 and layer.bwd_total_ms > 0 for layer in profile.layers)
     assert any(layer.recompute_total_ms > 0 for layer in profile.layers) == ("--remat" in flags)
     assert profile.ledger is not None
-    assert profile.ledger.idle_input_ns < 0.5 * profile.ledger.compute_ns  # a busy machine holds all of it up
+    assert profile.ledger.idle_input < 0.5 * profile.ledger.compute  # a busy machine holds all of it up
 
 
 def test_steps_take_what_the_wall_clock_says(train: Callable[..., Run]) -> None:
@@ -91,7 +91,7 @@ def test_a_planted_wait_for_input_is_found(train: Callable[..., Run]) -> None:
     profile = train("--input-ms", "150").profile
     assert profile.ledger is not None
     assert profile.steps is not None
-    assert profile.ledger.idle_input_ns / profile.steps >= 149e6
+    assert profile.ledger.idle_input / profile.steps >= 149e6
 
 
 def test_a_planted_slow_layer_stands_out(train: Callable[..., Run]) -> None:

@@ -15,8 +15,8 @@ from stepgrade.model import LayerTime, Ledger, Note, OpTime, Profile, Source, Sp
 from stepgrade.model.ceiling import Roof
 from stepgrade.model.comparison import Check, GateReport, PartChange, Shift
 from stepgrade.model.finding import Finding
+from stepgrade.model.ledger import ACCOUNTS
 from stepgrade.model.memory import Holder, Memory, OutOfMemory, PeakPlace
-from stepgrade.model.profile import ACCOUNTS
 from stepgrade.model.scorecard import ModuleStep, Operation, RankRow, Scorecard, StepStats
 from stepgrade.model.step_view import Lane, LaneKind, StepView, StepWait
 from stepgrade.trace.phases import PHASES

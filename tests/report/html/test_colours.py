@@ -7,8 +7,8 @@ import re
 
 import pytest
 
+from stepgrade.model import ledger
 from stepgrade.report.html import page
-from stepgrade.report.html.notebook import COLOURS
 
 # Machado, Oliveira and Fernandes 2009, severity 1.0; they act on linear RGB.
 SIGHT = {
@@ -31,7 +31,7 @@ SIGHT = {
 }
 # Two colours this far apart in CIE Lab are told apart at a glance, side by side.
 LEAST_DIFFERENCE = 12.0
-ACCOUNTS = ("c-compute", "c-comm", "c-copy", "c-input", "c-host", "c-sync", "c-other")
+ACCOUNTS = tuple(account.colour for account in ledger.ACCOUNTS.values())
 GROUPS = (
     ACCOUNTS,
     ("slower", "faster", "c-other"),
@@ -80,7 +80,7 @@ def test_colours_differ(theme: str, sight: str, names: tuple[str, ...]) -> None:
 
 def test_notebooks_use_the_page_s_colours() -> None:
     light = palettes()["light"]
-    assert list(COLOURS.values()) == [light[name] for name in ACCOUNTS]
+    assert list(page.account_colours().values()) == [light[name] for name in ACCOUNTS]
 
 
 def luminance(colour: str) -> float:
@@ -90,9 +90,9 @@ def luminance(colour: str) -> float:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("name", ACCOUNTS)
-def test_labels_on_bars_are_readable(theme: str, name: str) -> None:
+@pytest.mark.parametrize("account", ledger.ACCOUNTS.values(), ids=list(ledger.ACCOUNTS))
+def test_labels_on_bars_are_readable(theme: str, account: ledger.Account) -> None:
     palette = palettes()[theme]
-    ink = palette["on-light" if name in ("c-input", "c-host", "c-other") else "on-mark"]
-    dark, bright = sorted((luminance(ink), luminance(palette[name])))
+    ink = palette[account.label_colour]
+    dark, bright = sorted((luminance(ink), luminance(palette[account.colour])))
     assert (bright + 0.05) / (dark + 0.05) >= 4.5

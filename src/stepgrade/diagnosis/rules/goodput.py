@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Evidence, Found, Levels, Rule, Worth
+from stepgrade.model.ledger import ALL_ACCOUNTS
 from stepgrade.model.step_log import PauseKind
 from stepgrade.scoring.goodput import Pause, period_of
 from stepgrade.statistics import median
@@ -11,7 +12,6 @@ from stepgrade.units import show_count, show_ms, show_share
 
 # The longest pause is told beside the median where it is so much longer.
 _FAR_LONGER = 2.0
-_RUN = "compute+exposed_communication+exposed_copy+idle_input+idle_host+idle_sync+unattributed"
 
 
 def _pauses(context: RuleContext, kind: PauseKind) -> tuple[tuple[Pause, ...], float, Levels]:
@@ -144,7 +144,7 @@ RULES = (
         fix_jax="Use Orbax's AsyncCheckpointer (async_checkpointing in MaxText), or save  more rarely.",
         wrong_when="an evaluation ran at the same step, and the log does not say how long each took",
         check="Steps after a checkpoint come as soon as others.",
-        worth=Worth(_RUN, 0.8, "asynchronous saving leaves the copy to host memory"),
+        worth=Worth(ALL_ACCOUNTS, 0.8, "asynchronous saving leaves the copy to host memory"),
         sources="goodput of ML Productivity Goodput; issue 17",
     ),
     Rule(
@@ -155,7 +155,7 @@ RULES = (
         fix="Evaluate more rarely, on fewer batches, with a larger batch, or in another job.",
         wrong_when="the evaluation is what the run is for",
         check="The evaluation's share of the wall time comes down.",
-        worth=Worth(_RUN, 0.6, "half as many evaluations on fewer batches say as much"),
+        worth=Worth(ALL_ACCOUNTS, 0.6, "half as many evaluations on fewer batches say as much"),
         sources="as slow-checkpoints",
     ),
     Rule(
@@ -167,7 +167,7 @@ RULES = (
         "or a data shard that ends; now and then: input, storage or a neighbour.",
         wrong_when="steps are of several kinds by design",
         check="The late steps come as soon as others.",
-        worth=Worth(_RUN, 0.7, "what recurs can mostly be moved or made asynchronous"),
+        worth=Worth(ALL_ACCOUNTS, 0.7, "what recurs can mostly be moved or made asynchronous"),
         explains=("unsteady-steps",),
         sources="as slow-checkpoints",
     ),
@@ -180,7 +180,7 @@ RULES = (
         "look before the gap for what broke it.",
         wrong_when="another run was appended to the same log",
         check="The time from the last step to the next one is short.",
-        worth=Worth(_RUN, 0.5, "restarts get shorter before they get rarer"),
+        worth=Worth(ALL_ACCOUNTS, 0.5, "restarts get shorter before they get rarer"),
         sources="as slow-checkpoints",
     ),
     Rule(
@@ -192,7 +192,7 @@ RULES = (
         "compare a trace of the beginning with one of the end.",
         wrong_when="the batch or the sequence grows by a schedule that the log does not print",
         check="The last tenth of the steps takes as long as the first.",
-        worth=Worth(_RUN, 0.8, "the beginning shows what a step could take"),
+        worth=Worth(ALL_ACCOUNTS, 0.8, "the beginning shows what a step could take"),
         explains=("drifting-steps",),
         sources="as slow-checkpoints",
     ),
@@ -205,7 +205,7 @@ RULES = (
         "prepared of the data; load weights from local disks.",
         wrong_when="the run was stopped early, or it is a benchmark",
         check="The first step comes sooner after the start.",
-        worth=Worth(_RUN, 0.5, "caches spare most of compilation"),
+        worth=Worth(ALL_ACCOUNTS, 0.5, "caches spare most of compilation"),
         sources="as slow-checkpoints",
     ),
 )

@@ -39,7 +39,7 @@ def straggler_rank(context: RuleContext) -> Found | None:
     exposed = context.account("exposed_communication") * late.ranks / max(1, late.ranks - 1)
     share = min(context.step_share(late.caused_ms), exposed)
     reasons = _REASONS if context.activity.driver != "host" else _REASONS | _ON_A_PROCESSOR
-    reason = f"; {reasons[late.trouble]}" if late.trouble else ""
+    reason = f"; {reasons[late.trouble]}" if late.trouble in reasons else ""
     last = late.last_share
     often = "" if last is None else f", which is last in {show_share(last, 0)} of the collectives"
     claim = f"The other ranks wait {show_ms(late.caused_ms)} a step for rank {late.rank}{often}{reason}."

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from stepgrade.diagnosis.context import RuleContext
 from stepgrade.diagnosis.rules.base import Evidence, Found, Levels, Rule, Worth
+from stepgrade.model.ledger import ALL_ACCOUNTS
 from stepgrade.model.notes import has_code
 from stepgrade.statistics import median
 from stepgrade.units import show_count, show_ms, show_share
-
-_ALL = "compute+exposed_communication+exposed_copy+idle_input+idle_host+idle_sync+unattributed"
 
 _HELD_UP = "Other programs took the cores meanwhile."
 _ON_A_QUIET_MACHINE = (
@@ -104,7 +103,7 @@ RULES = (
         "recompiling.",
         wrong_when="steps are of several kinds by design, or the machine was busy without our knowing",
         check="The mean of the steps comes down to their median.",
-        worth=Worth(_ALL, 0.7, "what is rare can mostly be made asynchronous"),
+        worth=Worth(ALL_ACCOUNTS, 0.7, "what is rare can mostly be made asynchronous"),
         sources="GPF-16, NAI-12, SM-09, ME-05",
     ),
     Rule(
@@ -116,7 +115,7 @@ RULES = (
         "clocks.",
         wrong_when="the batches of the later half are larger",
         check="Both halves take the same time.",
-        worth=Worth(_ALL, 0.8, "the earlier half shows what it could take"),
+        worth=Worth(ALL_ACCOUNTS, 0.8, "the earlier half shows what it could take"),
         sources="GPF-18, TML-07, GPF-19",
     ),
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from stepgrade.model.comparison import METRICS, MetricChange, Noise, Shift
+from stepgrade.model.ledger import account_words
 from stepgrade.model.notes import Note, texts_of
-from stepgrade.model.profile import ACCOUNTS
 from stepgrade.report.blocks import (
     Block,
     Bullet,
@@ -89,7 +89,7 @@ def show_regression(metric: str, delta: float) -> str:
 
 def shift_cells(shift: Shift) -> tuple[str, str, str, str, str]:
     """Return kind, name, before, now and the change of a part; what was not there before is new."""
-    name = ACCOUNTS.get(shift.name, shift.name) if shift.kind == "ledger" else shift.name
+    name = account_words(shift.name) if shift.kind == "ledger" else shift.name
     kind, name = _KINDS.get(shift.kind, shift.kind), "per step" if shift.kind == "launches" else name
     show = show_ms if shift.unit == "ms" else show_count
     before, now = show(shift.before), show(shift.now)

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from stepgrade.contract.types import LEAST_EFFICIENCY
 from stepgrade.model import Ledger
 from stepgrade.model.finding import Finding
+from stepgrade.model.ledger import account_words
 from stepgrade.model.notes import has_code, texts_of
-from stepgrade.model.profile import ACCOUNTS, LOG
+from stepgrade.model.profile import LOG
 from stepgrade.model.scorecard import AT_MOST, UNGRADED, Arithmetic, Scorecard, StepStats
 from stepgrade.model.step_log import GOODPUT_ACCOUNTS
 from stepgrade.report.blocks import (
@@ -249,16 +250,7 @@ def shares(ledger: Ledger | None) -> dict[str, float]:
     """Return the accounts of a ledger that are worth showing, each as a share of the step."""
     if ledger is None:
         return {}
-    known = {
-        "compute": ledger.compute,
-        "exposed_communication": ledger.exposed_communication,
-        "exposed_copy": ledger.exposed_copy,
-        "idle_input": ledger.idle_input,
-        "idle_host": ledger.idle_host,
-        "idle_sync": ledger.idle_sync,
-        "unattributed": ledger.unattributed,
-    }
-    return {name: share for name, share in known.items() if share is not None and share > LEAST_SHARE}
+    return {name: share for name, share in ledger.known().items() if share > LEAST_SHARE}
 
 
 def is_from_timeline(ledger: Ledger | None) -> bool:
@@ -276,7 +268,9 @@ def _where_time_goes(card: Scorecard) -> Iterator[Block]:
     step_ms = card.step_time_ms or 0.0
     if busy:
         yield Heading("What the device does in a step")
-        rows = (_timed(ACCOUNTS[name], share, share * step_ms) for name, share in shares(card.ledger).items())
+        rows = (
+            _timed(account_words(name), share, share * step_ms) for name, share in shares(card.ledger).items()
+        )
         yield Bars(("The device", "Per step", "Share"), tuple(rows))
     phases = [(name, phase.share, phase.ms) for name, phase in card.phases.items() if phase.share]
     if not phases:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepgrade.model.comparison import MetricChange, StepChange
+from stepgrade.model.ledger import account_words
 from stepgrade.model.notes import texts_of
-from stepgrade.model.profile import ACCOUNTS
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.report.content.comparison import (
     shift_cells,
@@ -68,7 +68,7 @@ def waterfall(change: StepChange) -> dict[str, Any]:
     shown, rest = change.parts[:PARTS_SHOWN], change.parts[PARTS_SHOWN:]
     deltas = [
         (
-            ACCOUNTS.get(part.name, part.name) if change.basis == "ledger" else shortened(part.name, 40),
+            account_words(part.name) if change.basis == "ledger" else shortened(part.name, 40),
             part.difference_ms,
             f", {show_ms(part.before_ms)} before, {show_ms(part.now_ms)} now",
         )

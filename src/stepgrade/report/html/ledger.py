@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stepgrade.model import Ledger
-from stepgrade.model.profile import ACCOUNTS
+from stepgrade.model.ledger import account_words
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.report.content.scorecard import is_from_timeline, shares
 from stepgrade.report.html.plot import Slice, stacked
@@ -55,5 +55,5 @@ def _slices(ledger: Ledger | None, step_ms: float | None) -> list[Slice]:
     slices = []
     for name, share in shares(ledger).items():
         figures = f"{show_share(share)} ({show_ms(share * step_ms)})" if step_ms else show_share(share)
-        slices.append(Slice(name=ACCOUNTS[name], share=share, figures=figures, look=f"account-{name}"))
+        slices.append(Slice(name=account_words(name), share=share, figures=figures, look=f"account-{name}"))
     return slices

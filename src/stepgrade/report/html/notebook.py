@@ -6,20 +6,9 @@ from stepgrade.compare.parity import ParityReport
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.report.content.scorecard import gain
 from stepgrade.report.html import ledger, parity
-from stepgrade.report.html.page import fill
+from stepgrade.report.html.page import account_colours, fill
 from stepgrade.report.html.scorecard import FINDINGS_FIRST, verdict
 from stepgrade.report.names import printable, shortened
-
-# The page's own colours of the accounts; a notebook takes no style sheet.
-COLOURS = {
-    "account-compute": "#2a62bd",
-    "account-exposed_communication": "#c8324f",
-    "account-exposed_copy": "#7a1f72",
-    "account-idle_input": "#dba52b",
-    "account-idle_host": "#52b8ec",
-    "account-idle_sync": "#0f3d27",
-    "account-unattributed": "#a9b1b8",
-}
 
 
 def compact(result: Scorecard | ParityReport) -> str:
@@ -37,6 +26,6 @@ def compact(result: Scorecard | ParityReport) -> str:
             "findings": [
                 (printable(finding.claim), gain(finding)) for finding in card.findings[:FINDINGS_FIRST]
             ],
-            "colours": COLOURS,
+            "colours": {f"account-{name}": colour for name, colour in account_colours().items()},
         },
     )

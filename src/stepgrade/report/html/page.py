@@ -13,6 +13,7 @@ import msgspec
 
 from stepgrade._version import __version__
 from stepgrade.errors import MissingExtra
+from stepgrade.model.ledger import ACCOUNTS
 from stepgrade.model.notes import Result
 from stepgrade.report.names import json_text, shortened
 from stepgrade.units import show_count, show_ms, show_rate, show_ratio, show_share, show_si
@@ -26,6 +27,7 @@ ROWS_KEPT = 2_000
 SAMPLES_KEPT = 20_000
 _NAME_CELLS = 200
 _PROSE_CELLS = 800
+_ACCOUNT_RULES = "/* the accounts of the ledger */"
 _OPTION = r"(?<![\w-])(--[a-z][a-z-]*)"
 
 
@@ -38,16 +40,15 @@ class PageFrame(msgspec.Struct, frozen=True, kw_only=True):
 
 def policy() -> str:
     """Return what a page may do: our script and our style, by their digests, and nothing from elsewhere."""
-    style, script = _asset("report.css"), _asset("report.js")
+    script = _asset("report.js")
     return (
-        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style())}'; "
         "base-uri 'none'; form-action 'none'"
     )
 
 
 def compose(template: str, view: dict[str, Any], result: Result, frame: PageFrame | None = None) -> str:
     """Return the whole page; the same result gives the same bytes."""
-    style, script = _asset("report.css"), _asset("report.js")
     text = result.to_json()
     if len(text) > MOST_BYTES:
         text = msgspec.json.encode(_cut(msgspec.json.decode(text))).decode()
@@ -59,8 +60,8 @@ def compose(template: str, view: dict[str, Any], result: Result, frame: PageFram
         template,
         view
         | {
-            "style": style,
-            "script": script,
+            "style": style(),
+            "script": _asset("report.js"),
             "policy": policy(),
             "frame": frame,
             "json": safe,
@@ -110,6 +111,22 @@ def _prose(text: str) -> str:
 
     escaped = str(escape(shortened(text, _PROSE_CELLS)))
     return Markup(re.sub(_OPTION, r'<code class="flag">\1</code>', escaped))  # noqa: S704  escaped above
+
+
+@cache
+def style() -> str:
+    """Return the style sheet, with a rule for each account of the ledger."""
+    rules = []
+    for name, account in ACCOUNTS.items():
+        rules.append(f".account-{name} {{ fill: var(--{account.colour}); }}")
+        rules.append(f".account-{name} text {{ fill: var(--{account.label_colour}); }}")
+    return _asset("report.css").replace(_ACCOUNT_RULES, "\n".join(rules))
+
+
+def account_colours() -> dict[str, str]:
+    """Return the colour of each account on a light page, for what takes no style sheet."""
+    palette = dict(re.findall(r"--([\w-]+): (#\w{6});", _asset("report.css").partition("}")[0]))
+    return {name: palette[account.colour] for name, account in ACCOUNTS.items()}
 
 
 @cache

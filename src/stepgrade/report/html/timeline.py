@@ -9,8 +9,8 @@ from msgspec import structs
 
 from stepgrade.errors import name_fields
 from stepgrade.model.finding import Finding
+from stepgrade.model.ledger import account_words
 from stepgrade.model.notes import NO_FLAGS
-from stepgrade.model.profile import ACCOUNTS
 from stepgrade.model.scorecard import Scorecard
 from stepgrade.model.step_view import Lane, StepView
 from stepgrade.report.html.plot import Line, Mark, Scale, Tick, even_ticks, joined
@@ -169,7 +169,7 @@ def _lane(lane: Lane, shift: int, scale: Scale, most: int, findings: tuple[Findi
         finding = pinned.get(part.look) if longest[part.look] == place else None
         if called[part.label] == place:
             finding = finding or named.get(part.label)
-        title = ACCOUNTS[part.look] if lane.kind == "ledger" else shortened(part.label, 80)
+        title = account_words(part.look) if lane.kind == "ledger" else shortened(part.label, 80)
         tip = joined(
             f"{title}: {show_ms(part.dur_ns / NS_PER_MS)}",
             f"{show_count(part.events)} events" if part.events > 1 else None,
@@ -222,7 +222,7 @@ def _look(lane: Lane, look: str) -> str:
 def _legend(kind: str, look: str) -> tuple[str, str]:
     """Return the look of a kind of slice, and what it is called."""
     if kind == "ledger":
-        return f"account-{look}", ACCOUNTS[look]
+        return f"account-{look}", account_words(look)
     if kind == "phases":
         return f"phase-{look}", look
     name = look if look in _WORK else "arithmetic" if look in _ARITHMETIC else "other"
