@@ -12,7 +12,9 @@ from tests.conftest import ROOT, Ran
 from tests.samples import shared
 
 PAGES = sorted((ROOT / "docs" / "formats").glob("*.md"))
-CARD = re.compile(r"^<!-- card of (\S+?)(?: with (.+?))? -->\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CARD = re.compile(
+    r"^<!-- card of (\S+), first (\d+) lines -->\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
 Run = Callable[..., Ran]
 
 
@@ -22,12 +24,10 @@ def test_cards_are_those_of_the_samples(page: Path, stepgrade: Run, pytestconfig
     text = page.read_text(encoding="utf-8")
 
     def replayed(block: re.Match[str]) -> str:
-        path, options = block[1], (block[2] or "").split()
-        out = stepgrade("score", shared("samples") / path, *options, "--color", "never").out
+        out = stepgrade("score", shared("samples") / block[1], "--color", "never").out
         # The first line names the file where it lies here.
-        shown = "\n".join(out.rstrip().splitlines()[2:])
-        said = f" with {block[2]}" if block[2] else ""
-        return f"<!-- card of {path}{said} -->\n```text\n{shown}\n```"
+        shown = "\n".join(out.splitlines()[2 : 2 + int(block[2])])
+        return f"<!-- card of {block[1]}, first {block[2]} lines -->\n```text\n{shown}\n```"
 
     real = CARD.sub(replayed, text)
     if pytestconfig.getoption("--update-golden"):
