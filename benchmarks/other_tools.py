@@ -24,8 +24,8 @@ from tests.trace_processor import query
 
 import stepgrade as sg
 from stepgrade.model.activity import KernelUse
-from stepgrade.readers.again import read_again
 from stepgrade.readers.kineto import read
+from stepgrade.readers.ranks import read_again
 from stepgrade.readers.source import ByteSource, ReadOptions
 from stepgrade.report import perfetto
 from stepgrade.trace.matching import Matching
@@ -73,7 +73,7 @@ def our_latencies(files: list[Path]) -> dict[int, float]:
     """Return the same by stepgrade, over all recorded steps."""
     matching, steps = Matching(), set()
     for number, file in enumerate(files):
-        for trace in read(ByteSource(str(file))):
+        for trace in read(ByteSource(str(file))).traces or ():
             rank = analyse_rank(trace)
             matching.add(number, rank.arrivals)
             steps |= {step.number for step in rank.steps}

@@ -43,7 +43,7 @@ def used_s(who):
 _LOAD = """
 import json, sys, time
 import stepgrade as sg
-from stepgrade.readers import many
+from stepgrade.loading import ranks as many
 begin, merging = time.perf_counter(), []
 def merge_ranks(ranks, merge=many.merge_ranks):
     start = time.process_time()
@@ -85,15 +85,15 @@ from pathlib import Path
 sys.path.insert(0, ".")
 import msgspec, numpy as np
 from msgspec import structs
-from stepgrade.readers.many import FileTask, analyse_file, FileRanks
-from stepgrade.readers.ranks import RankFile
+from stepgrade.loading.ranks import FileTask, analyse_file, FileRanks
+from stepgrade.readers.discover import RunFile
 from stepgrade.trace import merge_ranks
 from stepgrade.trace.arrivals import Arrivals, CollectiveCall, ProcessGroup
 from stepgrade.trace.operation_columns import pack
 count, collectives, steps = int(sys.argv[2]), int(sys.argv[3]), 8
 known = []
 for path in sorted(Path(sys.argv[1]).iterdir()):
-    file = RankFile(path=str(path), format="kineto", name=path.name)
+    file = RunFile(path=str(path), format="kineto", name=path.name)
     task = FileTask(file=file, steps=None, max_bytes=1 << 34, max_memory=1 << 34)
     answer = analyse_file(msgspec.msgpack.encode(task), lambda _: None)
     known += msgspec.msgpack.decode(answer, type=FileRanks).ranks

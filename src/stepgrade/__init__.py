@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from stepgrade.hardware.planner import Cluster, PlanRequest, plan
     from stepgrade.hardware.setup import Setup
     from stepgrade.inspection import inspect
+    from stepgrade.loading import load, load_baseline
     from stepgrade.model import Baseline, Profile
     from stepgrade.model.comparison import GateReport
     from stepgrade.model.scorecard import Scorecard
-    from stepgrade.readers.load import load, load_baseline
     from stepgrade.record import Recorder, watch
     from stepgrade.report import render
     from stepgrade.report.step_profile import convert
@@ -61,8 +61,8 @@ _HOMES = {
     "gate": "gating.run",
     "history": "store.history",
     "inspect": "inspection",
-    "load": "readers.load",
-    "load_baseline": "readers.load",
+    "load": "loading",
+    "load_baseline": "loading",
     "load_config": "config",
     "load_settings": "diagnosis.settings",
     "parity": "compare.parity",

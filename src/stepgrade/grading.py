@@ -16,12 +16,13 @@ from stepgrade.diagnosis.rules import findings, work_gains_more
 from stepgrade.diagnosis.settings import DEFAULT_SETTINGS, Settings
 from stepgrade.errors import BadOption, NotMeasured
 from stepgrade.hardware.setup import CPU_KEY, Setup, Target
+from stepgrade.loading import baseline_given, profile_given
 from stepgrade.model import Baseline, Ledger, Note, Profile
 from stepgrade.model.finding import Finding
-from stepgrade.model.given import Path, baseline_given, profile_given
 from stepgrade.model.profile import STEP_PROFILER_V2, WorkKind
 from stepgrade.model.scorecard import UNGRADED, DeviceUse, RankRow, Scorecard, StepStats
 from stepgrade.model.step_log import StepLog
+from stepgrade.readers.source import PathLike
 from stepgrade.scoring.bound import why_ungraded
 from stepgrade.scoring.causes import (
     Verdict,
@@ -70,7 +71,7 @@ MOST_RANK_ROWS = 512  # with as many, the JSON and the page stay as small as the
 
 
 def score(
-    profile: Profile | Path,
+    profile: Profile | PathLike,
     *,
     device: str | None = None,
     throughput_tok_s: float | None = None,
@@ -78,7 +79,7 @@ def score(
     work: WorkKind | None = None,
     peak_bw_gb_s: float | None = None,
     bytes_per_token: float | None = None,
-    baseline: Baseline | Profile | Scorecard | Path | None = None,
+    baseline: Baseline | Profile | Scorecard | PathLike | None = None,
     setup: Setup | None = None,
     allow_different: Sequence[str] = (),
     settings: Settings | None = None,
@@ -122,7 +123,7 @@ def score(
 
 
 def as_baseline(
-    baseline: Baseline | Profile | Scorecard | Path, setup: Setup, tokens_per_step: float | None = None
+    baseline: Baseline | Profile | Scorecard | PathLike, setup: Setup, tokens_per_step: float | None = None
 ) -> Baseline:
     """Return the earlier run's figures; a profile's rate is known only from its tokens per step."""
     if isinstance(baseline, Scorecard):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from stepgrade.grading import score
+from stepgrade.loading import profile_given
 from stepgrade.model import Note, Profile, Source
-from stepgrade.model.given import Path, profile_given
 from stepgrade.model.notes import Result, has_code
 from stepgrade.model.scorecard import UNGRADED
+from stepgrade.readers.source import PathLike
 from stepgrade.scoring.operations import total_by_operation
 from stepgrade.scoring.step_times import times_of
 from stepgrade.units import show_count, show_ms, show_rate, show_share
@@ -46,7 +47,7 @@ _MISSING = {
 }
 
 
-def inspect(profile: Profile | Path) -> Inspection:
+def inspect(profile: Profile | PathLike) -> Inspection:
     """List what a profile or its file holds and what it does not, and whether `score` would grade it."""
     profile = profile_given(profile)
     card = None if profile.is_empty else score(profile)

@@ -319,7 +319,7 @@ def test_an_ascii_terminal_gets_question_marks_not_a_traceback(profile: Path) ->
 
 
 def test_a_bug_says_so(stepgrade: Run, profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepgrade.readers.load.load", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("stepgrade.loading.load", lambda *_, **__: 1 / 0)
     ran = stepgrade("score", profile)
     assert ran.code == 70
     assert "ZeroDivisionError" in ran.err

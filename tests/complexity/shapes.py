@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 import stepgrade as sg
-from stepgrade.model import Baseline, Fingerprint, Profile
-from stepgrade.model.events import Trace
+from stepgrade.model import Fingerprint
 from stepgrade.readers.logs.frameworks import DIALECTS
 from stepgrade.readers.registry import read_source
 from stepgrade.readers.source import ByteSource
@@ -911,9 +910,9 @@ def analysed(make: Callable[[int], Files]) -> Callable[[int], Files]:
     """Return a shape's traces as they are once they are read, for sizes at which reading would hide the analysis."""
 
     def read(n: int) -> Files:
-        made = read_source(ByteSource(make(n)["f"]))
-        assert not isinstance(made, Profile | Baseline)
-        return {"f": pickle.dumps([made] if isinstance(made, Trace) else [*made])}
+        made = read_source(ByteSource(make(n)["f"])).traces
+        assert made is not None
+        return {"f": pickle.dumps([*made])}
 
     return read
 

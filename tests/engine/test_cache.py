@@ -32,7 +32,7 @@ def key(number: object) -> str:
 
 def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Count the files that are analysed, and not taken from the cache."""
-    from stepgrade.readers import many
+    from stepgrade.loading import ranks as many
 
     read: list[str] = []
     analyse = many._analyse

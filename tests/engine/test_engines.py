@@ -70,9 +70,9 @@ KNOWN: dict[bytes, Outcome] = {}
 @given(order=st.permutations(range(8)))
 def test_any_order_and_any_split_give_the_same_card_bit_for_bit(folder: Path, order: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stepgrade.readers.many.open_engine", lambda *_: Shuffled([*range(8)], KNOWN))
+        patch.setattr("stepgrade.loading.ranks.open_engine", lambda *_: Shuffled([*range(8)], KNOWN))
         first = sg.score(sg.load(folder), device="h100-sxm5-80gb").to_json()
-        patch.setattr("stepgrade.readers.many.open_engine", lambda *_: Shuffled(order, KNOWN))
+        patch.setattr("stepgrade.loading.ranks.open_engine", lambda *_: Shuffled(order, KNOWN))
         assert sg.score(sg.load(folder), device="h100-sxm5-80gb").to_json() == first
 
 
@@ -124,7 +124,7 @@ def test_a_process_that_is_killed_is_replaced_and_its_rank_tried_again(
     thread = threading.Thread(target=kill_then_write)
     thread.start()
     try:
-        work = Job(function="stepgrade.readers.many:analyse_file", items=[item])
+        work = Job(function="stepgrade.loading.ranks:analyse_file", items=[item])
         (done,) = pool.map(work, lambda *_: None)
     finally:
         pool.close()
@@ -168,7 +168,7 @@ def test_what_is_too_large_for_one_of_many_is_read_alone(
                 too_large = Outcome(error=TooLarge.__name__, problem="would take too much")
                 yield Done(place, too_large if place == 2 else outcome)
 
-    monkeypatch.setattr("stepgrade.readers.many.open_engine", lambda *_: Narrow())
+    monkeypatch.setattr("stepgrade.loading.ranks.open_engine", lambda *_: Narrow())
     assert sg.load(folder, engine="pool", workers=2) == sg.load(folder, engine="pool", workers=3)
     assert seen == [*range(8)] * 2
 
@@ -192,7 +192,7 @@ def test_a_worker_of_another_version_is_refused() -> None:
 
 
 def test_bugs_come_back_with_their_traceback() -> None:
-    outcome = run_item("stepgrade.readers.many:analyse_file", b"no task", lambda _: None)
+    outcome = run_item("stepgrade.loading.ranks:analyse_file", b"no task", lambda _: None)
     with pytest.raises(RuntimeError, match="Traceback"):
         outcome.value()
     with pytest.raises(ValueError, match="not ours"):

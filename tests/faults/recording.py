@@ -61,7 +61,7 @@ def _record(place: Place) -> int:
 
 def _recordings(place: Place) -> Any:
     """Return how many steps are recorded, wherever; raise when that cannot be read, or the training was harmed."""
-    from stepgrade.readers.load import load
+    from stepgrade.loading import load
 
     printed, plain = place.here.parent / "out", (place.given / "plain").read_text()
     assert not printed.exists() or plain.startswith(printed.read_text()), (

@@ -10,9 +10,9 @@ import pytest
 
 import stepgrade as sg
 from stepgrade.errors import BadInput, MissingExtra, TooLarge, UnknownFormat
+from stepgrade.loading import load, load_baseline
 from stepgrade.model import Baseline
 from stepgrade.readers import registry
-from stepgrade.readers.load import load, load_baseline
 from stepgrade.readers.registry import readers
 from tests.builders import make_step_profile
 from tests.conftest import ROOT
@@ -107,7 +107,7 @@ def install(folder: Path, reader: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put a distribution with a reader on the path: an entry point is all it takes."""
     (folder / "toy_reader.py").write_text(
         "from stepgrade.model import Profile, Source\n"
-        "from stepgrade.readers.base import Reader\n"
+        "from stepgrade.readers.base import Part, Reader\n"
         "def recognises(source): return source.head.startswith(b'toy:')\n" + reader
     )
     info = folder / "toy-1.dist-info"
@@ -121,15 +121,16 @@ def install(folder: Path, reader: str, monkeypatch: pytest.MonkeyPatch) -> None:
 TOY_PROFILE = """
 def read(source):
     ms = float(source.document()[4:])
-    return Profile(source=Source(format='toy', files=(source.name,)), mean_step_ms=ms)
+    return Part(profile=Profile(source=Source(format='toy', files=(source.name,)), mean_step_ms=ms))
 READER = Reader(name='toy', summary='one number, the step in ms', recognises=recognises, read=read)
 """
 TOY_TRACE = """
 from stepgrade.readers.kineto.reader import read_traces
 from stepgrade.readers.source import ByteSource
 def read(source):
-    return read_traces(ByteSource(source.document()[4:]))[0]
-READER = Reader(name='toy', summary='', recognises=recognises, read=read, rank_files=('.toy',))
+    return Part(traces=iter(read_traces(ByteSource(source.document()[4:]))))
+READER = Reader(name='toy', summary='', recognises=recognises, read=read, kind='traces',
+                rank_files=('.toy',))
 """
 TOY_NEEDS = """
 def read(source):

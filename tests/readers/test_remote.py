@@ -180,13 +180,13 @@ def test_a_file_that_is_still_written_is_noticed(tmp_path: Path) -> None:
 
     import msgspec
 
-    from stepgrade.readers.many import FileTask, analyse_file
-    from stepgrade.readers.ranks import RankFile
+    from stepgrade.loading.ranks import FileTask, analyse_file
+    from stepgrade.readers.discover import RunFile
 
-    file = RankFile(path=str(paths[1]), format="kineto", name="rank1.json")
+    file = RunFile(path=str(paths[1]), format="kineto", name="rank1.json")
     task = FileTask(file=file, steps=None, max_bytes=1 << 30, max_memory=1 << 30)
     answer = analyse_file(msgspec.msgpack.encode(task), write_on)
-    from stepgrade.readers.many import FileRanks
+    from stepgrade.loading.ranks import FileRanks
 
     (rank,) = msgspec.msgpack.decode(answer, type=FileRanks).ranks
     assert rank.unpacked().profile.warnings[0].code == "still_written"

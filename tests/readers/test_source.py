@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from stepgrade.errors import BadInput, TooLarge
-from stepgrade.readers.load import load
+from stepgrade.loading import load
 from stepgrade.readers.source import ByteSource, Readable, ReadOptions
 from tests.conftest import ROOT
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepgrade.errors import BadInput, BadJson, UnknownFormat
+from stepgrade.loading import load
 from stepgrade.model import Profile
 from stepgrade.model.notes import texts_of
-from stepgrade.readers.load import load
 from tests.builders import make_step_profile
 from tests.samples import shared
 

@@ -19,7 +19,7 @@ from stepgrade.contract import (
 )
 from stepgrade.errors import BadOption, StepgradeError
 from stepgrade.hardware.setup import Setup, target_of
-from stepgrade.readers.load import read_json_text
+from stepgrade.loading import read_json_text
 
 T = TypeVar("T")
 

@@ -25,9 +25,9 @@ from stepgrade.cli.streams import complain
 from stepgrade.errors import BadOption
 from stepgrade.gating.run import gate
 from stepgrade.grading import score
+from stepgrade.loading import load_baseline
 from stepgrade.model.comparison import GateReport
 from stepgrade.model.notes import texts_of
-from stepgrade.readers.load import load_baseline
 from stepgrade.report import GATE_FORMATS as FORMATS
 from stepgrade.report import render
 

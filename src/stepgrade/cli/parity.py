@@ -20,7 +20,7 @@ from stepgrade.cli.streams import complain
 from stepgrade.compare.matrix import compare_all, judge
 from stepgrade.compare.parity import ParityReport, parity
 from stepgrade.errors import EXIT_OK, BadOption
-from stepgrade.readers.load import load
+from stepgrade.loading import load
 from stepgrade.report import FORMATS
 
 

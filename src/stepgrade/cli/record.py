@@ -26,7 +26,7 @@ from stepgrade.cli.progress import progress_line
 from stepgrade.cli.run_options import add_setup_options, config_from, setup_from
 from stepgrade.cli.streams import complain
 from stepgrade.errors import BadOption, StepgradeError, refusal_of
-from stepgrade.readers.load import load
+from stepgrade.loading import load
 from stepgrade.record.launch import Launched, die_by, run_recorded
 
 

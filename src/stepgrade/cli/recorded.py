@@ -12,10 +12,10 @@ from stepgrade.cli.parser import Parser
 from stepgrade.cli.streams import complain
 from stepgrade.errors import EXIT_OK, BadOption, NotMeasured
 from stepgrade.grading import score
+from stepgrade.loading import load, load_baseline
 from stepgrade.model import Profile
 from stepgrade.model.notes import Result
 from stepgrade.model.scorecard import Scorecard
-from stepgrade.readers.load import load, load_baseline
 from stepgrade.scoring.target import needs_measuring
 
 

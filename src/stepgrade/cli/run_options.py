@@ -89,7 +89,7 @@ def add_sources(parser: Parser) -> None:
 def load_run(args: Namespace, *sources: str) -> Profile:
     """Read the run that the command line names (or `sources`), with a progress line when it takes long."""
     from stepgrade.cli.progress import progress_line  # an estimate reads no run
-    from stepgrade.readers.load import load
+    from stepgrade.loading import load
 
     with progress_line() as line:
         return load(
@@ -263,7 +263,7 @@ def add_config_option(parser: Parser, *names: str) -> None:
 
 def config_from(args: Namespace) -> tuple[Config, Settings | None]:
     """Return what `--config` or ./stepgrade.toml says, and its limits and ignored rules (None: no file)."""
-    if args.config is None and not os.path.isfile(DEFAULT_PATH):
+    if args.config is None and not os.path.isfile(DEFAULT_PATH):  # pathlib is slow to import
         return Config(), None
     from stepgrade.diagnosis.settings import settings_from  # only with a file
 
@@ -322,7 +322,9 @@ def complain_of_outbox(history: History) -> None:
         return
     for remark in remarks:
         complain(remark)
-    if os.path.isdir(OLD_OUTBOX) and any(name[:4] == "run-" for name in os.listdir(OLD_OUTBOX)):
+    if os.path.isdir(OLD_OUTBOX) and any(
+        name[:4] == "run-" for name in os.listdir(OLD_OUTBOX)
+    ):  # pathlib is slow to import
         complain(
             f"the runs in {OLD_OUTBOX} are not sent, they came with the checkout or from an older version: "
             f"list them with stepgrade history outbox --outbox {OLD_OUTBOX}, send them with "

@@ -26,8 +26,8 @@ from stepgrade.cli.timeline import check_timeline, write_timeline
 from stepgrade.contract import TrainingScorecard
 from stepgrade.gating.fail_on import check_conditions, decide, parse_condition
 from stepgrade.grading import score
+from stepgrade.loading import load_baseline
 from stepgrade.model.scorecard import Scorecard
-from stepgrade.readers.load import load_baseline
 from stepgrade.report import FORMATS
 
 _PERFETTO = "perfetto"

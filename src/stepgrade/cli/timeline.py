@@ -24,7 +24,7 @@ def check_timeline(args: Namespace) -> None:
 def write_timeline(card: Scorecard, args: Namespace, path: str | None) -> Shown | None:
     """Write the traces of the command line once more, aligned and annotated; return what to show first."""
     from stepgrade.cli.progress import progress_line  # only for this format
-    from stepgrade.readers.again import read_again
+    from stepgrade.readers.ranks import read_again
     from stepgrade.readers.source import ReadOptions
     from stepgrade.report import perfetto
 

@@ -65,7 +65,6 @@ def run(args: Namespace) -> int:
     from stepgrade.cli.progress import progress_line
     from stepgrade.readers.ranks import read_ranks
     from stepgrade.readers.source import ReadOptions
-    from stepgrade.readers.steps import only_steps
     from stepgrade.whatif import AssumedChange, what_if
 
     changes = [AssumedChange(what=what, speed=times) for what, times in args.faster]
@@ -76,13 +75,14 @@ def run(args: Namespace) -> int:
         changes.append(AssumedChange(what="launches", launches=args.launches))
     with progress_line() as line:
         options = ReadOptions(
+            steps=args.steps,
             max_bytes=args.max_bytes,
             max_memory=args.max_memory,
             progress=line.show_bytes if line else None,
         )
         traces = read_ranks(args.sources, args.input_format, options)
         found = what_if(
-            only_steps(traces, args.steps) if args.steps else traces,
+            traces,
             changes,
             setup=Setup(device=args.device),
             tokens_per_step=args.tokens_per_step,

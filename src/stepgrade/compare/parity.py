@@ -14,9 +14,10 @@ from stepgrade.contract import ParityGap
 from stepgrade.contract.parity import GAPS_SHOWN, PARITY_RATIO
 from stepgrade.contract.scorecard import add_up
 from stepgrade.errors import NotMeasured
+from stepgrade.loading import profile_given
 from stepgrade.model import Note, Profile
-from stepgrade.model.given import Path, profile_given
 from stepgrade.model.notes import Result
+from stepgrade.readers.source import PathLike
 from stepgrade.scoring.operations import total_by_operation
 from stepgrade.scoring.step_times import RunTimes, times_of
 from stepgrade.units import show_ratio, show_share
@@ -111,7 +112,7 @@ class ParityReport(Result, frozen=True, kw_only=True):
         return card_for_notebooks(self)
 
 
-def parity(ours: Profile | Path, theirs: Profile | Path) -> ParityReport:
+def parity(ours: Profile | PathLike, theirs: Profile | PathLike) -> ParityReport:
     """Compare two profiles, or two files; raise NotMeasured when one has no operations."""
     ours, theirs = profile_given(ours), profile_given(theirs)
     our_tokens, their_tokens = _tokens(ours), _tokens(theirs)

@@ -46,7 +46,7 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """A function of ours by its name, such as "stepgrade.readers.load:analyse_file", and its items.
+    """A function of ours by its name, such as "stepgrade.loading.ranks:analyse_file", and its items.
 
     The function takes an item and a `Report`, and returns bytes.
     """

@@ -20,15 +20,15 @@ from stepgrade.grading import as_baseline, score
 from stepgrade.hardware.setup import Setup
 from stepgrade.model import Baseline, Profile
 from stepgrade.model.comparison import Comparison, GateReport
-from stepgrade.model.given import Path
 from stepgrade.model.profile import WorkKind
 from stepgrade.model.scorecard import Scorecard
+from stepgrade.readers.source import PathLike
 
 
 def gate(
-    runs: Sequence[Profile | Scorecard | Path] | Profile | Scorecard | Path,
+    runs: Sequence[Profile | Scorecard | PathLike] | Profile | Scorecard | PathLike,
     *,
-    baselines: Sequence[Baseline | Profile | Scorecard | Path] = (),
+    baselines: Sequence[Baseline | Profile | Scorecard | PathLike] = (),
     against: str | None = None,
     history: str | None = None,
     machine: str | None = None,

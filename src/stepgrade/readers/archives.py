@@ -13,7 +13,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from typing import IO, BinaryIO, NamedTuple, Self
+from typing import IO, BinaryIO, Self
 
 from stepgrade.errors import BadInput, TooLarge
 from stepgrade.readers.source import CHUNK_BYTES, ZIP_MAGIC, ByteSource, shown_path
@@ -50,17 +50,12 @@ _DAMAGE = (
 )
 
 
-class Unpacked(NamedTuple):
-    """A file of an archive: where it is now, and what it is called."""
+def unpack(source: ByteSource, folder: str) -> list[tuple[str, str]]:
+    """Write the regular files of the archive into the folder; return the path and the name of each.
 
-    path: str
-    name: str
-    size_bytes: int
-
-
-def unpack(source: ByteSource, folder: str) -> list[Unpacked]:
-    """Write the regular files of the archive into the folder; raise BadInput for a damaged or hostile one."""
-    files: list[Unpacked] = []
+    Raise BadInput for a damaged or hostile archive.
+    """
+    files: list[tuple[str, str]] = []
     total = 0
     try:
         for name, member in members_of(source):
@@ -70,9 +65,8 @@ def unpack(source: ByteSource, folder: str) -> list[Unpacked]:
             # A number keeps names apart, the end tells formats apart; nothing of the folders in it is used.
             safe = "".join(sign if sign.isalnum() or sign in "._-" else "_" for sign in base)
             path = os.path.join(folder, f"{len(files)}-{safe[-_LONGEST_ENDING:]}")
-            size = copy_member(member, path, source, total)
-            total += size
-            files.append(Unpacked(path, f"{source.name}/{shown_path(name)}", size))
+            total += copy_member(member, path, source, total)
+            files.append((path, f"{source.name}/{shown_path(name)}"))
     except BadInput:  # which is a ValueError as well
         raise
     except _DAMAGE as error:

@@ -1,9 +1,9 @@
-"""What a reader is: how a format is recognised, and how a source becomes a Profile or Traces."""
+"""What a reader is: how a format is recognised, and which part of a run a source holds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -16,26 +16,36 @@ if TYPE_CHECKING:
     from stepgrade.model.events import Trace
     from stepgrade.model.hang import FlightRecord
 
-    Traces: TypeAlias = Trace | Iterator[Trace] | MemoryRecording | MemoryTimeline | FlightRecord | CompileLog
+Kind: TypeAlias = Literal["traces", "profile", "log", "memory", "hang", "compile_log", "baseline"]
+
+
+class Part(Struct, frozen=True, kw_only=True):
+    """What one file tells about a run; a reader sets one of the fields."""
+
+    traces: Iterator[Trace] | None = None  # one per rank, each read when it is needed (see `one_by_one`)
+    profile: Profile | None = None  # sums or averages of a rank
+    log: Profile | None = None  # step by step, without what the steps consist of
+    memory: MemoryRecording | MemoryTimeline | None = None
+    hang: FlightRecord | None = None  # the last collectives of a rank
+    compile_log: CompileLog | None = None  # what one process compiled
+    baseline: Baseline | None = None  # the result of a run, to compare with
 
 
 class Reader(Struct, frozen=True, kw_only=True):
     """One format. Built-in readers are `READER` of a module in this package, plug-ins an entry point.
 
-    `recognises` tells by the bytes, never by the file's name, whether a source is in the format.
+    `recognises` decides by the bytes, never by the file's name, whether a source is in the format.
 
-    `read` returns what the source holds: a Profile where it holds sums or averages, a Trace where it holds
-    a timeline, an iterator of Traces (see `one_by_one`) where it holds several ranks, a MemoryRecording where
-    it holds allocations only, a FlightRecord where it holds the last collectives of a rank, a CompileLog
-    where it holds what was compiled, a Baseline where it holds the result of a run. It raises BadInput with
-    the place of what is wrong and, for a file that the user can turn into one that is read, a hint that says
-    how.
+    `read` returns what the source holds, in the field of `Part` that `kind` names. It raises BadInput with
+    the position of the problem and, for a file that the user can convert to a supported format, a hint that
+    says how.
     """
 
     name: str
     summary: str
     recognises: Callable[[ByteSource], bool]
-    read: Callable[[ByteSource], Profile | Baseline | Traces]
+    read: Callable[[ByteSource], Part]
+    kind: Kind = "profile"
     # How the names of files end that are ranks of one run when a directory is given; () for no ranks.
     rank_files: tuple[str, ...] = ()
     # What to install where `read` finds a package missing, such as "stepgrade[xplane]".

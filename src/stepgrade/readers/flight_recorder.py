@@ -10,7 +10,7 @@ from stepgrade.contract.decode import decode_json
 from stepgrade.errors import BadInput
 from stepgrade.model.hang import FlightCall, FlightRecord
 from stepgrade.naming.python_frames import read_frame
-from stepgrade.readers.base import Reader, text_of
+from stepgrade.readers.base import Part, Reader, text_of
 from stepgrade.readers.source import ByteSource
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def recognises(source: ByteSource) -> bool:
     return source.json_keys is not None and source.json_keys >= _KEYS
 
 
-def read(source: ByteSource) -> FlightRecord:
+def read(source: ByteSource) -> Part:
     """Return the collectives of one rank."""
     if source.head[:1] == b"\x80":
         from stepgrade.readers.plain_pickle import decode  # for pickles only
@@ -61,7 +61,7 @@ def read(source: ByteSource) -> FlightRecord:
             group = text_of(named[0])
             descriptions.setdefault(group, text_of(named[1]))
         calls.append(_call(row, group, frames))
-    return FlightRecord(
+    record = FlightRecord(
         file=source.name,
         rank=_rank(document, source.name),
         groups=groups,
@@ -69,6 +69,7 @@ def read(source: ByteSource) -> FlightRecord:
         calls=tuple(calls),
         is_whole=not rows or _number(rows[0], "record_id") == 0,
     )
+    return Part(hang=record)
 
 
 def _call(row: Mapping[str, Plain], group: str, frames: dict[int, str | None]) -> FlightCall:
@@ -172,5 +173,6 @@ READER = Reader(
     summary="dumps of PyTorch's Flight Recorder: which rank a hanging run waits for, and where",
     recognises=recognises,
     read=read,
+    kind="hang",
     rank_files=("",),  # torch names them nccl_trace_rank_0, without an ending
 )

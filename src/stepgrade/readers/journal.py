@@ -15,7 +15,7 @@ from stepgrade.model.activity import HostLine
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import STEP_PROFILER_V2
 from stepgrade.model.sampled import SampledSteps
-from stepgrade.readers.base import Reader
+from stepgrade.readers.base import Part, Reader
 from stepgrade.readers.recording import with_lines, with_sampled
 from stepgrade.readers.source import ByteSource
 from stepgrade.readers.step_profile import RecorderHead, circumstances_of, contents_of, device_of
@@ -62,7 +62,7 @@ def recognises(source: ByteSource) -> bool:
     return source.head.startswith(_FIRST_KEY)
 
 
-def read(source: ByteSource) -> Profile:
+def read(source: ByteSource) -> Part:
     """Return the sum of all whole lines; a line that was cut off is left out with a note."""
     lines = source.lines()
     first = next(lines, b"")
@@ -113,7 +113,7 @@ def read(source: ByteSource) -> Profile:
         notes=found.notes(head.flush_seconds),
     )
     profile = with_sampled(profile, found.sampled)
-    return profile if found.lines is None else with_lines(profile, found.lines)
+    return Part(profile=profile if found.lines is None else with_lines(profile, found.lines))
 
 
 class _Contents:

@@ -11,10 +11,9 @@ from msgspec import Struct
 
 from stepgrade.decoding import from_json
 from stepgrade.errors import BadInput, StepgradeError
-from stepgrade.model import Profile
 from stepgrade.model.notes import Note
 from stepgrade.readers import step_profile
-from stepgrade.readers.base import Reader
+from stepgrade.readers.base import Part, Reader
 from stepgrade.readers.source import ByteSource
 
 # A profile is a few kilobytes; an object longer than this is taken for cut off, not waited for.
@@ -42,7 +41,7 @@ def recognises(source: ByteSource) -> bool:
     return source.is_text
 
 
-def read(source: ByteSource) -> Profile:
+def read(source: ByteSource) -> Part:
     """Return the last step profile in the log, else the run that its step lines tell of."""
     from stepgrade.readers.logs.own import dialects_from  # slow to import
     from stepgrade.readers.logs.scan import LogScanner
@@ -59,12 +58,12 @@ def read(source: ByteSource) -> Profile:
             run = with_failure(run, scanned.failed, source.name)
         if run is None:
             raise _refusal(source, found)
-        return run
+        return Part(log=run)
     profile = step_profile.profile_from_json(found.text, source.name)
     notes = [Note("from_log", f"read from a log, line {found.line}")]
     if found.count > 1:
         notes.append(Note("last_of_several", f"the log holds {found.count} profiles: this is the last one"))
-    return msgspec.structs.replace(profile, notes=(*notes, *profile.notes))
+    return Part(log=msgspec.structs.replace(profile, notes=(*notes, *profile.notes)))
 
 
 def find_profile(source: ByteSource) -> FoundText:
@@ -188,4 +187,5 @@ READER = Reader(
     summary="a training log: the step lines of its framework, or a step profile among its lines",
     recognises=recognises,
     read=read,
+    kind="log",
 )

@@ -9,11 +9,10 @@ from msgspec import Meta
 
 from stepgrade.contract.decode import decode_json
 from stepgrade.errors import BadInput, BadJson
-from stepgrade.readers.base import Reader
+from stepgrade.readers.base import Part, Reader
 from stepgrade.readers.source import ByteSource
 
 if TYPE_CHECKING:
-    from stepgrade.model.allocations import MemoryTimeline
     from stepgrade.model.events import Floats
 
 # [[times], [[sizes], …]], and rows of time, action, bytes and category.
@@ -32,7 +31,7 @@ def recognises(source: ByteSource) -> bool:
     return _EVENTS.match(source.head) is not None or _SUMS.match(source.head) is not None
 
 
-def read(source: ByteSource) -> MemoryTimeline:
+def read(source: ByteSource) -> Part:
     """Return what the memory held, by category and over time; a timeline has no times of steps."""
     from stepgrade.model.allocations import MemoryTimeline  # needs numpy
 
@@ -44,7 +43,8 @@ def read(source: ByteSource) -> MemoryTimeline:
         raise BadInput(f"is no whole memory timeline: {error}", where=source.name) from error
     if not len(at_ms) or not all(abs(level).max() < _MOST_BYTES for level in levels.values()):
         raise BadInput("holds no sizes that a memory could have", where=source.name)
-    return MemoryTimeline(file=source.name, format=READER.name, at_ms=at_ms, levels=levels)
+    timeline = MemoryTimeline(file=source.name, format=READER.name, at_ms=at_ms, levels=levels)
+    return Part(memory=timeline)
 
 
 def levels_of_sums(document: bytes) -> tuple[Floats, dict[str, Floats]]:
@@ -84,4 +84,5 @@ READER = Reader(
     summary="PyTorch memory timelines: what held the memory over time, by category",
     recognises=recognises,
     read=read,
+    kind="memory",
 )

@@ -8,8 +8,8 @@ from msgspec import structs
 
 from stepgrade.contract.decode import decode_json
 from stepgrade.errors import UnknownFormat
-from stepgrade.model import Note, Profile
-from stepgrade.readers.base import Reader
+from stepgrade.model import Note
+from stepgrade.readers.base import Part, Reader
 from stepgrade.readers.source import ByteSource
 
 _STATE, _PEFT = "log_history", frozenset({"run_info", "train_info"})
@@ -46,7 +46,7 @@ def _kind(source: ByteSource) -> str | None:
     return None
 
 
-def read(source: ByteSource) -> Profile:
+def read(source: ByteSource) -> Part:
     """Return the run that the metrics tell of."""
     # What needs numpy is imported only here.
     from stepgrade.readers.foreign import refusal
@@ -93,8 +93,8 @@ def read(source: ByteSource) -> Profile:
         raise refusal(source)
     if runs > 1:
         text = f"the database holds {runs} runs: this is the one that began last"
-        return structs.replace(profile, notes=(*profile.notes, Note("last_of_several", text)))
-    return profile
+        profile = structs.replace(profile, notes=(*profile.notes, Note("last_of_several", text)))
+    return Part(log=profile)
 
 
 READER = Reader(
@@ -102,4 +102,5 @@ READER = Reader(
     summary="metric files: TensorBoard, Weights & Biases, MLflow, CSV, trainer_state.json",
     recognises=recognises,
     read=read,
+    kind="log",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stepgrade.contract import ParityProfile
 from stepgrade.model import OpTime, Profile, Source
 from stepgrade.model.notes import Note
-from stepgrade.readers.base import Reader
+from stepgrade.readers.base import Part, Reader
 from stepgrade.readers.source import ByteSource
 
 _KEYS = {"runtime", "throughput_tok_s", "kernel_launches_per_step", "ops"}
@@ -16,10 +16,10 @@ def recognises(source: ByteSource) -> bool:
     return (source.json_keys or frozenset()) >= _KEYS
 
 
-def read(source: ByteSource) -> Profile:
+def read(source: ByteSource) -> Part:
     """Return the runtime's profile; its figures are averages of one step."""
     parity = ParityProfile.from_json(source.document())
-    return Profile(
+    profile = Profile(
         source=Source(format=READER.name, files=(source.name,)),
         work="training",
         steps=1,
@@ -34,6 +34,7 @@ def read(source: ByteSource) -> Profile:
             ),
         ),
     )
+    return Part(profile=profile)
 
 
 READER = Reader(

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib import import_module
-from typing import TYPE_CHECKING
 
-from stepgrade.errors import BadInput, MissingExtra, UnknownFormat, did_you_mean
-from stepgrade.model import Baseline, Profile
-from stepgrade.readers.base import Reader
+from stepgrade.errors import BadInput, BadOption, MissingExtra, UnknownFormat, did_you_mean
+from stepgrade.readers.base import Part, Reader
 from stepgrade.readers.source import ByteSource
-
-if TYPE_CHECKING:
-    from stepgrade.readers.base import Traces
 
 # Asked in this order: what the first bytes show, then JSON objects by their keys, then any text.
 BUILT_IN = (
@@ -40,7 +35,7 @@ def readers() -> Iterator[Reader]:
         yield built_in(name)
     from importlib.metadata import entry_points  # slow to import, rarely needed
 
-    hint = "mend or uninstall the package that brings it"
+    hint = "repair or uninstall the package that provides it"
     for point in entry_points(group=PLUG_IN_GROUP):
         try:
             reader = point.load()
@@ -53,11 +48,14 @@ def readers() -> Iterator[Reader]:
     yield built_in(BUILT_IN[-1])
 
 
-def read_source(source: ByteSource, input_format: str | None = None) -> Profile | Baseline | Traces:
-    """Return what the source holds, read by the reader of that name or by the first that recognises it."""
+def read_source(source: ByteSource, input_format: str | None = None) -> Part:
+    """Return what the source holds, read by the reader of that name or by the first that recognises it.
+
+    Of traces only the steps that the source's options ask for; raise BadOption where there are no traces.
+    """
     reader = reader_for(source, input_format)
     try:
-        return reader.read(source)
+        part = reader.read(source)
     except BadInput as error:
         if error.where and f"{error.where}: ".startswith(f"{source.name}: "):
             raise
@@ -67,6 +65,13 @@ def read_source(source: ByteSource, input_format: str | None = None) -> Profile 
             raise
         problem = f"reading {reader.name} needs {error.name}"
         raise MissingExtra(problem, where=source.name, hint=f"pip install '{reader.requires}'") from error
+    if source.options.steps is None:
+        return part
+    if part.traces is None:
+        raise BadOption("selects steps of a trace, and this source is not a trace", field="steps")
+    from stepgrade.readers.steps import only_steps  # needs numpy
+
+    return Part(traces=only_steps(part.traces, source.options.steps))
 
 
 def reader_for(source: ByteSource, input_format: str | None = None) -> Reader:

@@ -8,7 +8,7 @@ import msgspec
 
 from stepgrade.contract.decode import decode_json
 from stepgrade.model import Baseline
-from stepgrade.readers.base import Reader
+from stepgrade.readers.base import Part, Reader
 from stepgrade.readers.source import ByteSource
 
 _KEYS = {"grade", "efficiency", "bottleneck"}
@@ -35,7 +35,7 @@ def recognises(source: ByteSource) -> bool:
     return (source.json_keys or frozenset()) >= _KEYS
 
 
-def read(source: ByteSource) -> Baseline:
+def read(source: ByteSource) -> Part:
     """Return what the run reached; v1's fields have the same names and meanings in v2."""
     # Sources that are no scorecards should not wait for its types.
     from stepgrade.model.scorecard import Scorecard
@@ -54,7 +54,7 @@ def read(source: ByteSource) -> Baseline:
         **unstated,
         **stated,
     }
-    return Baseline.of(decode_json(msgspec.json.encode(card), Scorecard))
+    return Part(baseline=Baseline.of(decode_json(msgspec.json.encode(card), Scorecard)))
 
 
 READER = Reader(
@@ -62,4 +62,5 @@ READER = Reader(
     summary="a scorecard's JSON of contract v1 or v2, to compare with",
     recognises=recognises,
     read=read,
+    kind="baseline",
 )

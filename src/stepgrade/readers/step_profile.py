@@ -15,7 +15,7 @@ from stepgrade.model.activity import HostLine
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import APR_PROFILER_V1, STEP_PROFILER_V2, WorkKind
 from stepgrade.model.sampled import SampledSteps
-from stepgrade.readers.base import Reader
+from stepgrade.readers.base import Part, Reader
 from stepgrade.readers.source import ByteSource
 
 _MOST_NOTES = 100  # our recorder writes a handful
@@ -89,9 +89,9 @@ def recognises(source: ByteSource) -> bool:
     return len(keys) <= _MOST_KEYS and bool(keys & _KEYS)
 
 
-def read(source: ByteSource) -> Profile:
+def read(source: ByteSource) -> Part:
     """Return the profile in a file that is nothing but its JSON."""
-    return profile_from_json(source.document(), source.name)
+    return Part(profile=profile_from_json(source.document(), source.name))
 
 
 def profile_from_json(text: bytes, name: str) -> Profile:

@@ -19,7 +19,7 @@ from stepgrade.decoding import from_json
 from stepgrade.errors import BadInput, TooLarge
 from stepgrade.model.compilation import CompiledFrame, CompileLog, FailedGuard, GraphBreak
 from stepgrade.naming.python_frames import read_frame, without_address
-from stepgrade.readers.base import Reader
+from stepgrade.readers.base import Part, Reader
 from stepgrade.readers.source import ByteSource
 
 _HEADER = rb"[VIWEC]\d{4} \d\d:\d\d:\d\d\.\d{3,9} \d{1,20} [^\s\]]{1,500}:\d{1,9}\] "
@@ -216,7 +216,7 @@ def recognises(source: ByteSource) -> bool:
     return _FIRST_LINE.match(source.head) is not None
 
 
-def read(source: ByteSource) -> CompileLog:
+def read(source: ByteSource) -> Part:
     """Return what one process compiled."""
     seen = _Seen()
     for text, payload in records_in(source):
@@ -235,7 +235,7 @@ def read(source: ByteSource) -> CompileLog:
     )
     named = _RANK_IN_NAME.search(source.name)
     recorded = seen.recorded_graphs
-    return CompileLog(
+    log = CompileLog(
         file=source.name,
         rank=int(named[1]) if seen.rank is None and named else seen.rank,
         total_ms=sum(frame.ms for frame in frames),
@@ -250,6 +250,7 @@ def read(source: ByteSource) -> CompileLog:
         ),
         unread=seen.unread,
     )
+    return Part(compile_log=log)
 
 
 def records_in(source: ByteSource) -> Iterator[tuple[bytes, str]]:
@@ -335,5 +336,6 @@ READER = Reader(
     summary="logs of torch.compile (TORCH_TRACE): compile times, guards that fail, graph breaks and why",
     recognises=recognises,
     read=read,
+    kind="compile_log",
     rank_files=(".log",),
 )

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from stepgrade.readers.base import Reader
+from stepgrade.readers.base import Part, Reader
 from stepgrade.readers.source import ByteSource
-
-if TYPE_CHECKING:
-    from stepgrade.model.events import Trace
 
 _CHROME = re.compile(rb'\A\s{0,99}\{\s{0,99}"(?:displayTimeUnit|metadata|traceEvents)"')
 _OF_XLA = re.compile(rb'"name"\s{0,9}:\s{0,9}"/(?:device:[A-Z]|host:CPU)')
@@ -21,11 +16,11 @@ def recognises(source: ByteSource) -> bool:
     return _CHROME.match(source.head) is not None and _OF_XLA.search(source.head) is not None
 
 
-def read(source: ByteSource) -> Iterator[Trace]:
-    """Yield a trace for each device: they are the ranks of one run."""
+def read(source: ByteSource) -> Part:
+    """Return a trace for each device: they are the ranks of one run."""
     from stepgrade.readers.xplane.chrome import read_traces  # needs numpy
 
-    return read_traces(source)
+    return Part(traces=read_traces(source))
 
 
 READER = Reader(
@@ -33,5 +28,6 @@ READER = Reader(
     summary="Chrome traces of jax.profiler, where the XPlane file beside them is gone",
     recognises=recognises,
     read=read,
+    kind="traces",
     rank_files=(".json", ".json.gz"),
 )

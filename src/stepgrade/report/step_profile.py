@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
+from stepgrade.loading import profile_given
 from stepgrade.model import PhaseTime, Profile
-from stepgrade.model.given import Path, profile_given
+from stepgrade.readers.source import PathLike
 from stepgrade.report.names import json_text
 
 PROFILER = "step_profiler_v2"
 
 
-def convert(profile: Profile | Path) -> str:
+def convert(profile: Profile | PathLike) -> str:
     """Return the JSON of a profile or its file; what it does not say is left out, never written as 0."""
     profile = profile_given(profile)
     layers: list[dict[str, object]] = [

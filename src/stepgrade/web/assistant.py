@@ -25,8 +25,8 @@ from stepgrade.hardware.estimate import estimate
 from stepgrade.hardware.planner import Cluster, PlanRequest, plan
 from stepgrade.hardware.setup import Setup
 from stepgrade.inspection import inspect
+from stepgrade.loading import load
 from stepgrade.model.scorecard import Scorecard
-from stepgrade.readers.load import load
 from stepgrade.readers.ranks import read_ranks
 from stepgrade.readers.source import ReadOptions
 from stepgrade.report import render

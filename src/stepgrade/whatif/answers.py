@@ -12,13 +12,14 @@ from stepgrade.contract import Grade
 from stepgrade.errors import BadOption, NotMeasured
 from stepgrade.grading import score
 from stepgrade.hardware.setup import Setup
+from stepgrade.loading import traces_given
 from stepgrade.model import Note, Source
 from stepgrade.model.events import Trace
-from stepgrade.model.given import Path, traces_given
 from stepgrade.model.notes import Result
 from stepgrade.model.profile import WorkKind
 from stepgrade.model.scorecard import UNGRADED, Scorecard
 from stepgrade.naming.work_class import WorkClass
+from stepgrade.readers.source import PathLike
 from stepgrade.trace import RankProfile, join_recordings, merge_ranks
 from stepgrade.trace.pieces import find_pieces
 from stepgrade.trace.profile import analyse_timeline
@@ -88,7 +89,7 @@ class WhatIf(Result, frozen=True, kw_only=True):
 
 
 def what_if(
-    run: Path | Iterable[Trace],
+    run: PathLike | Iterable[Trace],
     changes: Sequence[AssumedChange] = (),
     *,
     setup: Setup | None = None,

@@ -29,7 +29,7 @@ TIMES_FIRST = {"megatron"}
 
 
 def card_of(log: bytes) -> sg.Scorecard:
-    profile = read_source(ByteSource(log))
+    profile = read_source(ByteSource(log)).log
     assert isinstance(profile, sg.Profile)
     return sg.score(profile)
 

@@ -46,7 +46,7 @@ def test_noise_of_every_kind_between_lines_changes_nothing() -> None:
     noisy = b"".join(
         line + (dice.choice(noise) + b"\n" if place % 20 == 7 else b"") for place, line in enumerate(lines)
     )
-    clean, found = (read_source(ByteSource(text)) for text in (log, noisy))
+    clean, found = (read_source(ByteSource(text)).log for text in (log, noisy))
     assert isinstance(clean, sg.Profile)
     assert isinstance(found, sg.Profile)
     assert found.mean_step_ms == pytest.approx(clean.mean_step_ms, rel=0.02)
@@ -210,7 +210,7 @@ def test_a_dialect_of_ones_own_is_read(table: DialectTable) -> None:
     log = "".join(f"batch: {step}, took {250.0 + step % 2} ms, loss: 2.5\n" for step in range(1, 60)).encode()
     with pytest.raises(StepgradeError):
         read_source(ByteSource(log))
-    profile = read_source(ByteSource(log, ReadOptions(dialects=(table,))))
+    profile = read_source(ByteSource(log, ReadOptions(dialects=(table,)))).log
     assert isinstance(profile, sg.Profile)
     assert profile.mean_step_ms == pytest.approx(250.5, rel=0.01)
     assert profile.recorded_steps == 59
@@ -252,7 +252,7 @@ def test_events_and_totals_of_records_are_not_kept_without_end() -> None:
 )  # fmt: skip
 def test_a_row_that_is_none_costs_that_row(table: bytes, steps: int) -> None:
     rows = b"".join(b"%d,2.5,%.1f,note\n" % (step, step / 2) for step in range(1, 40))
-    profile = read_source(ByteSource(table % (b"step,loss,elapsed,note\n" + rows)))
+    profile = read_source(ByteSource(table % (b"step,loss,elapsed,note\n" + rows))).log
     assert isinstance(profile, sg.Profile)
     assert profile.recorded_steps == steps
     assert profile.mean_step_ms == pytest.approx(500.0)

@@ -12,8 +12,8 @@ import pytest
 
 import stepgrade as sg
 from stepgrade.errors import StepgradeError, UnknownFormat
+from stepgrade.loading import load
 from stepgrade.protobuf import values
-from stepgrade.readers.load import load
 from stepgrade.readers.logs import tensorboard, wandb
 from stepgrade.readers.logs.names import meaning, row_of, seconds_of
 from stepgrade.readers.logs.records import RecordLog
@@ -24,7 +24,7 @@ from tests.samples import shared
 
 
 def read(text: bytes) -> sg.Profile:
-    found = read_source(ByteSource(text))
+    found = read_source(ByteSource(text)).log
     assert isinstance(found, sg.Profile)
     return found
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import stepgrade as sg
-from stepgrade.readers.load import load
+from stepgrade.loading import load
 
 pytest.importorskip("torch")
 SCRIPT = """

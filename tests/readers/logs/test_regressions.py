@@ -8,7 +8,7 @@ import pytest
 
 import stepgrade as sg
 from stepgrade.cli import main
-from stepgrade.readers.load import load
+from stepgrade.loading import load
 from tests.readers.logs.generated import Plan, generate
 
 

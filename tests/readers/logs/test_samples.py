@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import stepgrade as sg
-from stepgrade.readers.load import load
+from stepgrade.loading import load
 from tests.samples import shared
 
 LOGS = "samples/step_logs"

@@ -15,7 +15,7 @@ from tests.readers.logs.generated import Plan, generate
 
 
 def read(text: str | bytes) -> sg.Profile:
-    found = read_source(ByteSource(text.encode() if isinstance(text, str) else text))
+    found = read_source(ByteSource(text.encode() if isinstance(text, str) else text)).log
     assert isinstance(found, sg.Profile)
     return found
 

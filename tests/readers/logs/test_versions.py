@@ -27,7 +27,7 @@ def bar(step: int) -> str:
 
 
 def read(text: str) -> sg.Profile:
-    found = read_source(ByteSource(text.encode()))
+    found = read_source(ByteSource(text.encode())).log
     assert isinstance(found, sg.Profile)
     return found
 

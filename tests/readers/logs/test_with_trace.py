@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 import stepgrade as sg
-from stepgrade.readers.load import load
+from stepgrade.loading import load
 from stepgrade.readers.registry import read_source
 from stepgrade.readers.source import ByteSource
 from stepgrade.trace import with_log
@@ -22,7 +22,7 @@ def log_of(step_s: float) -> tuple[bytes, sg.Profile]:
     text = generate(
         Plan(steps=800, step_s=step_s, checkpoint_every=200, checkpoint_s=20 * step_s), "megatron"
     )[0]
-    profile = read_source(ByteSource(text))
+    profile = read_source(ByteSource(text)).log
     assert isinstance(profile, sg.Profile)
     return text, profile
 
@@ -69,7 +69,7 @@ def test_both_are_given_in_any_order(trace: sg.Profile, tmp_path: Path) -> None:
 
 
 def test_a_log_alone_is_told_to_bring_a_trace_not_to_set_a_profiler_right() -> None:
-    profile = read_source(ByteSource(generate(Plan(steps=300, step_s=0.5), "megatron")[0]))
+    profile = read_source(ByteSource(generate(Plan(steps=300, step_s=0.5), "megatron")[0])).log
     assert isinstance(profile, sg.Profile)
     (advice,) = sg.score(profile).recommendations
     assert "trace together with the log" in advice

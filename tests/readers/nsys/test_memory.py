@@ -17,7 +17,7 @@ KERNELS = 100_000
 def test_analysing_a_kernel_takes_less_than_160_bytes(tmp_path: Path) -> None:
     make(path := tmp_path / "run.sqlite", KERNELS)
     with ByteSource(str(path)) as source:
-        traces = [*read(source)]
+        traces = [*(read(source).traces or ())]
     tracemalloc.start()  # only now: it makes reading many times slower, and its peak is lower
     try:
         profile = profile_of_traces(traces)

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
 from stepgrade.errors import BadInput
-from stepgrade.readers.base import Reader, one_by_one
+from stepgrade.readers.base import Part, Reader, one_by_one
 from stepgrade.readers.source import ByteSource
-
-if TYPE_CHECKING:
-    from stepgrade.model.events import Trace
 
 
 def recognises(source: ByteSource) -> bool:
@@ -25,8 +19,8 @@ def recognises(source: ByteSource) -> bool:
     return looks_like_kineto(source.head) or looks_like_aiu(source.head)
 
 
-def read(source: ByteSource) -> Iterator[Trace]:
-    """Yield a trace for each rank that the file holds."""
+def read(source: ByteSource) -> Part:
+    """Return a trace for each rank that the file holds."""
     from stepgrade.readers.kineto.categories import looks_like_aiu  # slow to set up
     from stepgrade.readers.kineto.reader import read_traces  # needs numpy
 
@@ -34,7 +28,7 @@ def read(source: ByteSource) -> Iterator[Trace]:
         problem = "is a trace of IBM's Spyre (AIU) runtime: device events alone, without operations and steps"
         raise BadInput(problem, where=source.name, hint="record the run with torch.profiler as well")
 
-    return one_by_one(read_traces(source))
+    return Part(traces=one_by_one(read_traces(source)))
 
 
 READER = Reader(
@@ -42,5 +36,6 @@ READER = Reader(
     summary="PyTorch traces of torch.profiler, of every era; several are the ranks of one run",
     recognises=recognises,
     read=read,
+    kind="traces",
     rank_files=(".json", ".json.gz"),
 )

@@ -84,7 +84,7 @@ class Followed:
                 found = read_source(source)
         except BadInput:  # half a line, or no step so far
             return self._profile
-        return found if isinstance(found, Profile) else self._profile
+        return found.profile or self._profile
 
     def _read_on(self) -> Profile | None:
         from stepgrade.readers.logs.assemble import profile_of_log  # needs numpy

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from stepgrade.errors import BadInput
-from stepgrade.readers.base import Reader
+from stepgrade.readers.base import Part, Reader
 from stepgrade.readers.source import ByteSource
-
-if TYPE_CHECKING:
-    from stepgrade.model.events import Trace
 
 _EXPORT = rb"(?i)create table.{0,3}(?:StringIds|TARGET_INFO_)"
 # A report that was not exported: its version is in the first line, 2024@6@2@225.
@@ -29,8 +24,8 @@ def recognises(source: ByteSource) -> bool:
     return has_table(source, _EXPORT, "StringIds")
 
 
-def read(source: ByteSource) -> Iterator[Trace]:
-    """Yield a trace for each process that used a device: they are the ranks of one run."""
+def read(source: ByteSource) -> Part:
+    """Return a trace for each process that used a device: they are the ranks of one run."""
     if report := _REPORT.match(source.head):
         version = (report[1] or b"").decode().replace("@", ".")
         of = f" of version {version}" if version else ""
@@ -43,7 +38,7 @@ def read(source: ByteSource) -> Iterator[Trace]:
         raise BadInput(problem, where=source.name, hint=hint)
     from stepgrade.readers.nsys.reader import read_traces  # needs numpy
 
-    return read_traces(source)
+    return Part(traces=read_traces(source))
 
 
 READER = Reader(
@@ -51,5 +46,6 @@ READER = Reader(
     summary="SQLite exports of Nsight Systems, of every version; its processes are the ranks of one run",
     recognises=recognises,
     read=read,
+    kind="traces",
     rank_files=(".sqlite", ".sqlite.gz", ".db"),
 )

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from stepgrade.readers.base import Reader
+from stepgrade.readers.base import Part, Reader
 from stepgrade.readers.source import ByteSource
-
-if TYPE_CHECKING:
-    from stepgrade.model.events import Trace
 
 _JSON = re.compile(rb'\A\s{0,99}\{\s{0,99}"rocprofiler-sdk-tool"\s{0,9}:')
 _CSV = re.compile(rb'\A"?Kind"?,"?Agent_Id"?,"?Queue_Id"?,')
@@ -28,20 +23,20 @@ def recognises(source: ByteSource) -> bool:
     return has_table(source, _TABLES, "rocpd_op", "rocpd_kernel_dispatch")
 
 
-def read(source: ByteSource) -> Iterator[Trace]:
-    """Yield a trace for each process that used a device: they are the ranks of one run."""
+def read(source: ByteSource) -> Part:
+    """Return a trace for each process that used a device: they are the ranks of one run."""
     # What needs numpy is imported only here.
     if _JSON.match(source.head):
         from stepgrade.readers.rocprof.json_records import read_traces
 
-        return read_traces(source)
+        return Part(traces=read_traces(source))
     if _CSV.match(source.head):
         from stepgrade.readers.rocprof.csv_tables import read_trace
 
-        return read_trace(source)
+        return Part(traces=read_trace(source))
     from stepgrade.readers.rocprof.databases import read_database
 
-    return read_database(source)
+    return Part(traces=read_database(source))
 
 
 READER = Reader(
@@ -49,5 +44,6 @@ READER = Reader(
     summary="ROCm: rocprofv3 JSON, CSV and rocpd, and rpd; its processes are the ranks of one run",
     recognises=recognises,
     read=read,
+    kind="traces",
     rank_files=(".json", ".json.gz", ".csv", ".csv.gz", ".db", ".rpd", ".rpd.gz"),
 )

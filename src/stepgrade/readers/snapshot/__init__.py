@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
-from stepgrade.readers.base import Reader
+from stepgrade.readers.base import Part, Reader
 from stepgrade.readers.source import ByteSource
-
-if TYPE_CHECKING:
-    from stepgrade.model.allocations import MemoryRecording
 
 # The first key of the dict that a snapshot is, in protocol 2 (of C++) to 5.
 _SNAPSHOT = re.compile(rb"\A\x80[\x02-\x05](?s:.){0,40}(?:segments|device_traces)")
@@ -20,11 +16,11 @@ def recognises(source: ByteSource) -> bool:
     return _SNAPSHOT.match(source.head) is not None
 
 
-def read(source: ByteSource) -> MemoryRecording:
+def read(source: ByteSource) -> Part:
     """Return the allocations of the busiest device; a snapshot has no times of steps."""
     from stepgrade.readers.snapshot.reader import read_snapshot  # needs numpy
 
-    return read_snapshot(source)
+    return Part(memory=read_snapshot(source))
 
 
 READER = Reader(
@@ -32,4 +28,5 @@ READER = Reader(
     summary="PyTorch memory snapshots: what held the memory, at its peak or when it ran out",
     recognises=recognises,
     read=read,
+    kind="memory",
 )

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from stepgrade.readers.base import Reader
+from stepgrade.readers.base import Part, Reader
 from stepgrade.readers.source import ByteSource
-
-if TYPE_CHECKING:
-    from stepgrade.model.events import Trace
 
 # A list of planes, and the name of one of them.
 _PLANE = re.compile(
@@ -23,11 +18,11 @@ def recognises(source: ByteSource) -> bool:
     return source.head[:1] == b"\n" and _PLANE.match(source.head) is not None
 
 
-def read(source: ByteSource) -> Iterator[Trace]:
-    """Yield a trace for each device: they are the ranks of one run."""
+def read(source: ByteSource) -> Part:
+    """Return a trace for each device: they are the ranks of one run."""
     from stepgrade.readers.xplane.reader import read_traces  # needs numpy
 
-    return read_traces(source)
+    return Part(traces=read_traces(source))
 
 
 READER = Reader(
@@ -35,5 +30,6 @@ READER = Reader(
     summary="XPlane files of JAX and XLA, for GPU, TPU and CPU; its devices are the ranks of one run",
     recognises=recognises,
     read=read,
+    kind="traces",
     rank_files=(".xplane.pb", ".xplane.pb.gz"),
 )

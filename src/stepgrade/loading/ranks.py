@@ -26,10 +26,10 @@ from stepgrade.memory import default_limit
 from stepgrade.model.notes import Note
 from stepgrade.model.profile import Profile
 from stepgrade.readers import registry
-from stepgrade.readers.ranks import Processes, RankFile, RankRecording, traces_in
+from stepgrade.readers.discover import RunFile
+from stepgrade.readers.ranks import Processes, RankRecording, traces_in
 from stepgrade.readers.remote import is_url
 from stepgrade.readers.source import ByteSource, ReadOptions, shown_path
-from stepgrade.readers.steps import only_steps
 from stepgrade.trace import PackedRank, RankProfile, analyse_rank, join_recordings, merge_ranks
 
 SCHEMA = 3  # of what a worker sends and a cache keeps: one more whenever a field of it changes
@@ -39,7 +39,7 @@ LEAST_BYTES_FOR_POOL = 8 << 20
 _MEMORY_PER_BYTE = 2
 _MEMORY_PER_PACKED_BYTE = 28
 _PACKED = (".gz", ".zst")
-_ANALYSE = "stepgrade.readers.many:analyse_file"
+_ANALYSE = "stepgrade.loading.ranks:analyse_file"
 _MOST_LISTED = 3
 _STILL_WRITTEN = "was written to while it was read"
 
@@ -47,7 +47,7 @@ _STILL_WRITTEN = "was written to while it was read"
 class FileTask(Struct, frozen=True, kw_only=True):
     """What a worker is told: which file to read, and how."""
 
-    file: RankFile
+    file: RunFile
     steps: tuple[int, int] | None
     max_bytes: int
     max_memory: int
@@ -55,7 +55,7 @@ class FileTask(Struct, frozen=True, kw_only=True):
     path: bytes = b""  # the file's, whose name need not be text
 
     @classmethod
-    def of(cls, file: RankFile, options: ReadOptions, max_memory: int) -> Self:
+    def of(cls, file: RunFile, options: ReadOptions, max_memory: int) -> Self:
         """Return the task of reading a file."""
         return cls(
             file=structs.replace(file, path=shown_path(file.path)),
@@ -119,8 +119,6 @@ def _analyse(task: FileTask, report: Report) -> FileRanks:
             return FileRanks(schema=SCHEMA, ranks=(), recordings=())  # no trace
         try:
             traces = traces_in(source, task.file.format)
-            if task.steps is not None:
-                traces = only_steps(traces, task.steps)
             while trace := list(islice(traces, 1)):  # which keeps none of them
                 recordings.append(RankRecording.of(trace[0], task.file.name))
                 ranks.append(analyse_rank(trace.pop()))
@@ -146,7 +144,7 @@ def with_warning(rank: RankProfile, note: Note) -> RankProfile:
     return structs.replace(rank, profile=profile)
 
 
-def profile_of_files(files: Sequence[RankFile], options: ReadOptions) -> Profile:
+def profile_of_files(files: Sequence[RunFile], options: ReadOptions) -> Profile:
     """Return the profile of the run whose ranks are in these files."""
     if options.sample_ranks is not None and options.sample_ranks < len(files):
         last = len(files) - 1
@@ -180,7 +178,7 @@ def profile_of_files(files: Sequence[RankFile], options: ReadOptions) -> Profile
 
 
 def read_files(
-    files: Sequence[RankFile], options: ReadOptions
+    files: Sequence[RunFile], options: ReadOptions
 ) -> tuple[dict[int, FileRanks], dict[int, BadInput]]:
     """Return what each file holds, and why some could not be read; raise BadInput for too many of those."""
     memory = default_limit() if options.max_memory is None else options.max_memory
@@ -224,7 +222,7 @@ def read_files(
     return read, unread
 
 
-def unreadable_ranks(files: Sequence[RankFile], unread: dict[int, BadInput]) -> BadInput:
+def unreadable_ranks(files: Sequence[RunFile], unread: dict[int, BadInput]) -> BadInput:
     """Return the first error, with how many others there are."""
     error = unread[min(unread)]
     if len(unread) == 1:
@@ -233,7 +231,7 @@ def unreadable_ranks(files: Sequence[RankFile], unread: dict[int, BadInput]) -> 
     return BadInput(problem, where=error.where, hint=error.hint, supply="a larger {most_unreadable}")
 
 
-def choose_engine(files: Sequence[RankFile], options: ReadOptions, memory: int) -> tuple[str, int]:
+def choose_engine(files: Sequence[RunFile], options: ReadOptions, memory: int) -> tuple[str, int]:
     """Return the name of the engine and how many workers it may have, by cores, files and memory."""
     largest = max(
         file.size_bytes * (_MEMORY_PER_PACKED_BYTE if file.path.endswith(_PACKED) else _MEMORY_PER_BYTE)
