@@ -1168,7 +1168,7 @@ WHAT_IF = ("whatif", "f", "--without", "k", "--format", "json")
 SCORE_HTML = ("score", "f", "--format", "html")
 HISTORY = ("--history", "h.db")
 SHAPES: dict[str, Shape] = {
-    "steps of a trace": Shape(steps, covers=(*KINETO, "trace/steps", "trace/windows", "trace/profile", "trace/timeline", "trace/work", "readers/steps", "readers/load", "readers/source", "readers/base", "readers/registry"), size=200),
+    "steps of a trace": Shape(steps, covers=(*KINETO, "trace/steps", "trace/windows", "trace/profile", "trace/timeline", "trace/work", "readers/steps", "loading/combine", "readers/discover", "readers/source", "readers/base", "readers/registry"), size=200),
     "steps of a trace, the later half": Shape(steps, ("score", "f", "--steps", "1-90000"), ("readers/steps",), 200),
     "steps as HTML": Shape(steps, SCORE_HTML, size=200),
     "warm-up steps": Shape(warm_up, covers=("trace/windows",), size=200),
@@ -1204,7 +1204,7 @@ SHAPES: dict[str, Shape] = {
     "python frames": Shape(frames, covers=("trace/frames", "trace/python_loops"), size=200),
     "ranks of one file": Shape(merged_ranks, covers=("trace/ranks", "readers/kineto/assemble", "trace/quality"), size=10),
     "ranks in an archive": Shape(archive_of_ranks, covers=("readers/archives",), size=6),
-    "ranks in files of their own": Shape(rank_files, covers=("readers/ranks", "readers/many", "trace/many_ranks", "trace/parallelism", "trace/mean_rank", "trace/operation_columns"), size=6),
+    "ranks in files of their own": Shape(rank_files, covers=("readers/ranks", "loading/ranks", "trace/many_ranks", "trace/parallelism", "trace/mean_rank", "trace/operation_columns"), size=6),
     "recordings of ranks": Shape(recorded_ranks, ("score", "f", "--format", "json"), ("trace/recorded_ranks",), 10),
     "recordings of one process": Shape(recordings, ("score", "f", "--format", "json"), ("trace/recordings",), 6),
     "operations of sampled steps": Shape(sampled, covers=("readers/recording",), size=300),
