@@ -263,7 +263,7 @@ def add_config_option(parser: Parser, *names: str) -> None:
 
 def config_from(args: Namespace) -> tuple[Config, Settings | None]:
     """Return what `--config` or ./stepgrade.toml says, and its limits and ignored rules (None: no file)."""
-    if args.config is None and not os.path.isfile(DEFAULT_PATH):  # pathlib is slow to import
+    if args.config is None and not os.path.isfile(DEFAULT_PATH):
         return Config(), None
     from stepgrade.diagnosis.settings import settings_from  # only with a file
 
@@ -322,9 +322,7 @@ def complain_of_outbox(history: History) -> None:
         return
     for remark in remarks:
         complain(remark)
-    if os.path.isdir(OLD_OUTBOX) and any(
-        name[:4] == "run-" for name in os.listdir(OLD_OUTBOX)
-    ):  # pathlib is slow to import
+    if os.path.isdir(OLD_OUTBOX) and any(name[:4] == "run-" for name in os.listdir(OLD_OUTBOX)):
         complain(
             f"the runs in {OLD_OUTBOX} are not sent, they came with the checkout or from an older version: "
             f"list them with stepgrade history outbox --outbox {OLD_OUTBOX}, send them with "

@@ -54,7 +54,6 @@ def discover(
     quiet = structs.replace(options, progress=None)
     readers: dict[str, Reader] = {}
     if len(paths) > 1 and input_format is None:
-        # pathlib takes longer to import than a step profile to score.
         readers = {path: _reader_of(path, None, quiet) for path in paths if not os.path.isdir(path)}
     run, logs, compiled = (paths, [], []) if input_format else _by_purpose(paths, readers)
     beside = [] if input_format else [log for path in run for log in _compile_logs(path, alone=False)]

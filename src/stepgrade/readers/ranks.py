@@ -80,7 +80,6 @@ class RankRecording(Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, trace: Trace, name: str) -> RankRecording:
         """Return what the trace in a file of that name says; its rank is else what the name says."""
-        # pathlib takes longer to import than a small trace to read.
         base = os.path.basename(name)
         match = RANK_IN_NAME.search(base)
         named = int(match[1]) if match else None
