@@ -1264,7 +1264,7 @@ SHAPES: dict[str, Shape] = {
     "a log that is followed": Shape(step_lines, ("watch", "f", "--once"), ("readers/logs/follow",), 300),
     "a log beside a trace": Shape(lambda n: {**step_lines(n), "g": trace([row for i in range(n) for row in (step(i, i * 1000, 900), *kernel("k", i * 1000 + 10, i))])["f"]}, ("score", "f", "g", "--format", "json"), ("trace/logged_run",), 100),
     "a table of metrics": Shape(table_of_metrics, covers=("readers/metrics", "readers/logs/tables", "readers/logs/records", "readers/logs/names"), size=400),
-    "an event file": Shape(event_file, covers=("readers/logs/tensorboard"), size=400),
+    "an event file": Shape(event_file, covers=("readers/logs/tensorboard",), size=400),
     "a file of W&B": Shape(wandb_file, covers=("readers/logs/wandb",), size=400),
     "the records of a trainer": Shape(records_of_a_trainer, covers=("readers/metrics",), size=300),
     "a store of MLflow": Shape(mlflow_store, ("score", "mlruns", "--format", "json"), ("readers/logs/directories", "readers/logs/mlflow"), 400),
