@@ -92,8 +92,8 @@ RULES = (
     Rule(
         name="math-attention",
         find=math_attention,
-        sees="PyTorch fell back to the unfused attention: its fused kernels do not take these inputs.",
-        evidence="calls of _scaled_dot_product_attention_math per step, time of softmax and batched products",
+        sees="PyTorch fell back to unfused attention: its fused kernels do not accept these inputs.",
+        evidence="_scaled_dot_product_attention_math calls per step, time of softmax and batched products",
         fix=_GENERAL,
         fix_pytorch="Wrap the call in sdpa_kernel(SDPBackend.FLASH_ATTENTION): the error says why it does "
         "not fit (32-bit inputs, an explicit mask, the size of a head, dropout).",
@@ -106,14 +106,13 @@ RULES = (
     Rule(
         name="unfused-attention",
         find=unfused_attention,
-        sees="Attention is made of separate operations (product, softmax, product), each going through "
-        "memory.",
-        evidence="softmax and batched products per step, their time, no fused attention kernel",
+        sees="Attention is separate operations (product, softmax, product) through memory.",
+        evidence="softmax and batched products per step, their time, no fused kernel",
         fix=_GENERAL,
         fix_pytorch="Call torch.nn.functional.scaled_dot_product_attention, or load the model with "
         'attn_implementation="sdpa".',
         fix_jax="Use jax.nn.dot_product_attention with implementation='cudnn'.",
-        wrong_when="the scores themselves are needed, as for showing attention maps",
+        wrong_when="the scores are needed, as for attention maps",
         check="A flash or fmha kernel is in the hotspots and the softmax is gone.",
         worth=Worth("compute", 0.6, _BECAUSE),
         explains=("memory-bound-gemm", "one-hot-operation"),
@@ -122,10 +121,10 @@ RULES = (
     Rule(
         name="slow-attention",
         find=slow_attention,
-        sees="Fused attention reaches less of the peak than is usual at its sequence length.",
-        evidence="FLOP/s reached as a share of the peak, sequence length, share of the step",
+        sees="Fused attention reaches less of the peak than usual at its sequence length.",
+        evidence="share of the peak, sequence length, share of the step",
         fix="Look at the size of a head, the mask and the precision: multiples of 64 in 16 bits are fastest.",
-        wrong_when="the texts are short inside of long padded sequences: the FLOPs counted are then not done",
+        wrong_when="texts are short within padded sequences: the counted FLOPs are not done",
         check="Attention reaches its band.",
         worth=Worth("compute", 0.5, "bands are what others reach, not what this shape can"),
         sources="TL-07",

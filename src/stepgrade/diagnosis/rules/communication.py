@@ -197,11 +197,11 @@ RULES = (
         name="data-parallel",
         find=data_parallel,
         sees="One process drives several devices (torch.nn.DataParallel).",
-        evidence="calls of DataParallel.forward per step, share of the step waiting",
+        evidence="DataParallel.forward calls per step, share of the step waiting",
         fix="One process for each device.",
         fix_pytorch="DistributedDataParallel, one process for each device (torchrun).",
         wrong_when="never for training speed",
-        check="One trace for each rank, and no DataParallel in them.",
+        check="One trace per rank, without DataParallel.",
         worth=Worth(
             "exposed_communication+exposed_copy+idle_host+idle_sync",
             0.5,
@@ -214,11 +214,11 @@ RULES = (
         name="gloo-on-devices",
         find=gloo_on_devices,
         sees="Ranks with accelerators communicate through gloo, over the host.",
-        evidence="gloo collectives per step, share of the step exposed",
+        evidence="gloo collectives per step, exposed share of the step",
         fix="Use the device's own communication library.",
         fix_pytorch="init_process_group('nccl') for tensors on the device, and gloo only for tensors on the "
         "host.",
-        wrong_when="only small host tensors go through gloo",
+        wrong_when="only small host tensors use gloo",
         check="The collectives are NCCL kernels.",
         worth=Worth(
             "exposed_communication+exposed_copy+idle_sync+idle_host", 0.6, "gloo copies to the host and back"
@@ -229,8 +229,8 @@ RULES = (
     Rule(
         name="small-messages",
         find=small_messages,
-        sees="Collectives move less than a megabyte each: latency, not bandwidth, limits them.",
-        evidence="collectives per step, mean bytes, share of the step exposed",
+        sees="Collectives move less than a megabyte each: latency limits them.",
+        evidence="collectives per step, mean bytes, exposed share of the step",
         fix="Gather small messages into larger buckets.",
         fix_pytorch="Raise DDP's bucket_cap_mb; wrap larger units with FSDP.",
         wrong_when="the messages are few and hidden",
@@ -242,13 +242,12 @@ RULES = (
     Rule(
         name="exposed-communication",
         find=exposed_communication,
-        sees="The device waits in collectives while nothing is computed.",
-        evidence="share of the step in communication that nothing hides, share hidden, the longest "
-        "collective",
+        sees="The device communicates while nothing computes.",
+        evidence="exposed share of the step, hidden share, the longest collective",
         fix="Overlap communication with the backward pass, or send less of it.",
         fix_pytorch=_REDUCING,
         fix_jax="Turn on XLA's latency-hiding scheduler, and shard so that collectives are fewer.",
-        wrong_when="one rank of several is given: then part of the time may be waiting for a late rank",
+        wrong_when="only one of several ranks is given: part may be waiting for a late rank",
         check="Exposed communication shrinks in the ledger, and the step by as much.",
         worth=Worth(_ACCOUNT, 0.6, "the last bucket has no backward left to hide behind"),
         explains=("weak-overlap",),
@@ -257,8 +256,8 @@ RULES = (
     Rule(
         name="weak-overlap",
         find=weak_overlap,
-        sees="Less than 70 % of the communication runs beside computation.",
-        evidence="share of communication that is hidden, communication per step",
+        sees="Less than 70 % of the communication overlaps computation.",
+        evidence="hidden share of communication, communication per step",
         fix="Start reductions earlier: smaller first buckets, streams of their own, no waits in backward.",
         wrong_when="there is little to hide behind",
         check="More of the communication is hidden.",
@@ -268,8 +267,8 @@ RULES = (
     Rule(
         name="slow-link",
         find=slow_link,
-        sees="Collectives move data at less than half of the link's rate.",
-        evidence="bytes per second over the link, the link's rate",
+        sees="Collectives use less than half of the link's rate.",
+        evidence="rate over the link, the link's rate",
         fix="Check that the collectives use the fast link (NCCL_DEBUG=INFO) and its topology.",
         fix_where=(
             Remedy(
@@ -279,7 +278,7 @@ RULES = (
                 "PCIe RCCL copies directly between devices only with HSA_FORCE_FINE_GRAIN_PCIE=1.",
             ),
         ),
-        wrong_when="the time includes waiting for late ranks, or the ranks are on several machines",
+        wrong_when="the time includes waiting for late ranks, or ranks are on several machines",
         check="The collectives reach the link's rate.",
         worth=Worth(_ACCOUNT, 0.5, "large messages reach 70 to 90 % of a link"),
         sources="GPF-09, XP-17",

@@ -155,14 +155,13 @@ RULES = (
     Rule(
         name="elementwise-chains",
         find=elementwise_chains,
-        sees="Unfused elementwise operations and reductions, each going through memory, take much of the "
-        "step.",
+        sees="Unfused elementwise operations and reductions take much of the step.",
         evidence="share of the step in elementwise, reduction and norm operations, kernels per step",
         fix="Fuse chains of elementwise operations.",
         fix_pytorch="torch.compile fuses them; or fused kernels for the longest (norms, activations, rotary "
         "embedding).",
         fix_jax="Put the chain under one jit: XLA fuses it.",
-        wrong_when="the chains are already fused and what is left is the traffic that the model needs",
+        wrong_when="they are fused already, and the rest is needed traffic",
         check="Fewer elementwise kernels, and their share shrinks.",
         worth=Worth(
             "compute",
@@ -175,11 +174,11 @@ RULES = (
     Rule(
         name="fragmented-elementwise",
         find=fragmented_elementwise,
-        sees="More than a thousand elementwise kernels are launched in a step.",
+        sees="A step launches more than a thousand elementwise kernels.",
         evidence="elementwise kernels per step, share of the step",
         fix="Fuse elementwise operations, or handle many tensors in one kernel.",
         fix_pytorch="torch.compile, or the torch._foreach_ forms for lists of tensors.",
-        wrong_when="the device is busy all the same",
+        wrong_when="the device is busy anyway",
         check="Fewer elementwise kernels per step.",
         worth=Worth("compute+idle_host", 0.5, "fusing removes launches and trips through memory"),
         sources="TL-04",
@@ -187,11 +186,11 @@ RULES = (
     Rule(
         name="slow-elementwise",
         find=slow_elementwise,
-        sees="A simple elementwise operation reaches less than half of the memory's bandwidth.",
-        evidence="bytes per second as a share of the bandwidth, share of the step",
+        sees="A simple elementwise operation reaches less than half of the memory bandwidth.",
+        evidence="share of the bandwidth, share of the step",
         fix="Look at its sizes and strides: broadcasting, transposed or unaligned inputs, or too little "
         "work.",
-        wrong_when="the tensors are so small that they stay in cache, or the launch dominates",
+        wrong_when="tensors stay in cache, or the launch dominates",
         check="The operation reaches 70 % of the bandwidth.",
         worth=Worth("compute", 0.5, "streaming kernels reach 70 to 90 % of the bandwidth"),
         sources="TL-11",
@@ -199,7 +198,7 @@ RULES = (
     Rule(
         name="hand-written-norm",
         find=hand_written_norm,
-        sees="A norm is made of single operations (pow, mean, rsqrt, mul) instead of one kernel.",
+        sees="A norm is single operations (pow, mean, rsqrt, mul) instead of one kernel.",
         evidence="rsqrt and mean calls per step, no norm kernels",
         fix="Use a fused norm kernel.",
         fix_pytorch="torch.nn.RMSNorm or torch.nn.functional.rms_norm, or compile the block.",
@@ -211,11 +210,11 @@ RULES = (
     Rule(
         name="unfused-loss",
         find=unfused_loss,
-        sees="The loss over the vocabulary (log_softmax, nll_loss) takes a share of the step.",
-        evidence="share of the step in the loss's operations",
+        sees="The loss over the vocabulary (log_softmax, nll_loss) takes part of the step.",
+        evidence="share of the step in the loss",
         fix="Use a fused cross entropy that never writes all logits.",
         fix_pytorch="A fused linear cross entropy (Liger Kernel, Cut Cross-Entropy), or compile the loss.",
-        wrong_when="the logits are needed for something else",
+        wrong_when="the logits are needed elsewhere",
         check="log_softmax leaves the hotspots and memory shrinks.",
         worth=Worth("compute", 0.5, "the logits' bytes are most of it"),
         sources="GPF-13",
@@ -223,7 +222,7 @@ RULES = (
     Rule(
         name="random-numbers",
         find=random_numbers,
-        sees="On a run without an accelerator, making random numbers takes a share of the step.",
+        sees="Without an accelerator: random numbers take part of the step.",
         evidence="the operations, calls per step, share of the step",
         fix="Make fewer random numbers: once and reused, ahead of the step, or with a cheaper generator.",
         fix_pytorch="Draw what is needed in one call, or ahead in a DataLoader's workers; uniform numbers "
@@ -237,7 +236,7 @@ RULES = (
     Rule(
         name="heavy-embedding",
         find=heavy_embedding,
-        sees="Embedding lookups or their gradients take a share of the step.",
+        sees="Embedding lookups or their gradients take part of the step.",
         evidence="share of the step in embedding operations",
         fix="Use a sparse or fused embedding update, and sort or deduplicate indices.",
         fix_pytorch="Embedding(sparse=True) with SparseAdam, or FBGEMM's fused tables for recommenders.",
@@ -249,7 +248,7 @@ RULES = (
                 "them better over the ranks.",
             ),
         ),
-        wrong_when="the model is a recommender: tables are its work",
+        wrong_when="the model is a recommender",
         check="The embedding's backward shrinks.",
         worth=Worth("compute", 0.3, "the rows still have to be read and written"),
         sources="XP-15",
@@ -257,8 +256,8 @@ RULES = (
     Rule(
         name="data-shuffling",
         find=data_shuffling,
-        sees="Gathers, scatters and sorts take a share of the step.",
-        evidence="share of the step in indexing operations, the longest of them",
+        sees="Gathers, scatters and sorts take part of the step.",
+        evidence="share of the step in indexing operations, the longest",
         fix="Sort or pack once instead of gathering often; use kernels that take indices (grouped products).",
         wrong_when="routing is the model's nature (mixture of experts) and already packed",
         check="Indexing shrinks in the hotspots.",
@@ -271,7 +270,7 @@ RULES = (
         sees="One operation other than a matrix product, convolution or attention takes half of the step.",
         evidence="its name, share of the step, calls per step",
         fix="Look at that operation first: its sizes, its kernel, whether it is needed at all.",
-        wrong_when="it is a fused kernel that does most of the model's work",
+        wrong_when="it is a fused kernel with most of the model's work",
         check="The operation leaves the top of the hotspots.",
         worth=Worth("compute", 0.3, "nothing is known about how fast it could be"),
         sources="NAI-07",

@@ -117,8 +117,8 @@ RULES = (
     Rule(
         name="truncated-trace",
         find=warning_of_source("warning", "truncated"),
-        sees="The file is cut off or damaged: part of what happened is missing.",
-        evidence="what the reader had to leave out",
+        sees="The file is truncated or damaged.",
+        evidence="what could not be read",
         fix="Record again and let the export finish; check the disk's space.",
         wrong_when="only the very end is missing",
         check="Nothing is lost in reading.",
@@ -127,8 +127,8 @@ RULES = (
     Rule(
         name="warm-up-only",
         find=warning_of_source("warning", "warm_up"),
-        sees="Most of the recorded steps are warm-up: compiling, autotuning, growing memory.",
-        evidence="how many steps differ from the later ones, and by how much",
+        sees="Most recorded steps are warm-up: compiling, autotuning, growing memory.",
+        evidence="how many steps differ from later ones, and by how much",
         fix="Record later: skip the first ten steps and record at least five.",
         fix_pytorch="schedule=torch.profiler.schedule(wait=10, warmup=2, active=5).",
         wrong_when="steps differ because batches do",
@@ -138,7 +138,7 @@ RULES = (
     Rule(
         name="no-steps",
         find=warning_of_source("info", "no_steps"),
-        sees="The recording marks no steps, so that its span counts as one.",
+        sees="The recording has no steps, so its span counts as one.",
         evidence="no step marks, no repeating pattern",
         fix="Mark steps while recording.",
         fix_pytorch="Call prof.step() once in each iteration.",
@@ -168,9 +168,8 @@ RULES = (
     Rule(
         name="start-up",
         find=start_up,
-        sees="The only recorded step holds the start of the program: kernels loaded at their first launch, "
-        "the device set up.",
-        evidence="milliseconds and share of the step in single such calls with the device idle",
+        sees="The only recorded step includes program start: loading kernels, setting up the device.",
+        evidence="milliseconds and share of the step in such calls with the device idle",
         fix="Record later: skip the first ten steps and record at least five.",
         fix_pytorch="schedule=torch.profiler.schedule(wait=10, warmup=2, active=5).",
         wrong_when="the run is one step long",
@@ -181,10 +180,10 @@ RULES = (
     Rule(
         name="graph-capture",
         find=graph_capture,
-        sees="The recording holds the capture of graphs of kernels, in which nothing runs, and not steps.",
-        evidence="capturing calls, share of the step with work on the device",
+        sees="The recording is of a graph capture, in which nothing runs.",
+        evidence="capturing calls, busy share of the step",
         fix="Record later, when steps run.",
-        wrong_when="a step captures a small graph besides its work",
+        wrong_when="a step also captures a small graph",
         check="No capturing calls, and the device works.",
         explains=_OF_START,
         sources="NAI-14",
@@ -192,9 +191,9 @@ RULES = (
     Rule(
         name="collective-is-all",
         find=collective_is_all,
-        sees="Nearly all of one rank's time is one collective: most likely recording started at different "
-        "times.",
-        evidence="share of the step computing and in communication, ranks given",
+        sees="Nearly all of one rank's time is one collective: recordings probably started at "
+        "different times.",
+        evidence="compute and communication shares of the step, ranks given",
         fix="Put a barrier before the recording begins, and give the traces of all ranks.",
         wrong_when="the run really only communicates",
         check="Computing is more than a tenth of the step.",
@@ -207,17 +206,17 @@ RULES = (
     Rule(
         name="profiler-overhead",
         find=warning_of_source("info", "profiler_overhead"),
-        sees="The profiler itself was at work during the steady steps.",
-        evidence="share of the steady steps in the profiler's own work",
+        sees="The profiler itself was at work during steady steps.",
+        evidence="its share of the steady steps",
         fix="Record fewer steps, without stacks, memory and shapes, after a warm-up of the profiler.",
-        wrong_when="never: but what it slowed may be small",
+        wrong_when="never, but what it slowed may be small",
         check="The overhead is below 2 %.",
         sources="NAI-15",
     ),
     Rule(
         name="recording-slows-host",
         find=warning_of_source("info", "host_slowed"),
-        sees="The device waits for a host that recording itself slows (stacks, shapes, memory).",
+        sees="The device waits for a host that recording slows (stacks, shapes, memory).",
         evidence="share of the step waiting for the host, what was recorded",
         fix="Record once more without stacks, shapes and memory, and compare the step time.",
         wrong_when="the step takes as long without the profiler",
@@ -227,18 +226,18 @@ RULES = (
     Rule(
         name="clocks-apart",
         find=warning_of_source("info", "clocks"),
-        sees="Kernels start before their launch: the clocks of host and device do not agree.",
+        sees="Kernels start before their launch: host and device clocks disagree.",
         evidence="how many, and by how much",
         fix="Record again with newer tools; do not trust gaps shorter than the difference.",
-        wrong_when="a handful of events are off",
+        wrong_when="only a handful of events are off",
         check="No kernel starts before its launch.",
         sources="HTA-07",
     ),
     Rule(
         name="unexplained-idle",
         find=unexplained_idle,
-        sees="The device is idle although work was launched, and nothing recorded says why.",
-        evidence="share of the step that no account explains",
+        sees="The device is idle although work was launched, for no recorded reason.",
+        evidence="unattributed share of the step",
         fix="Record all activities on all streams; check whether others use the device.",
         wrong_when="events were removed from the file on purpose",
         check="Less than a tenth of the step is unattributed.",
@@ -247,8 +246,8 @@ RULES = (
     Rule(
         name="hardly-any-work",
         find=hardly_any_work,
-        sees="A step has a few kernels and the device does next to nothing: the run is not in the file.",
-        evidence="kernels per step, share of the step with work on the device",
+        sees="A step has a few kernels and the device hardly works: the run is not in the file.",
+        evidence="kernels per step, busy share of the step",
         fix="Record whole training steps with all activities; this file says nothing about the run.",
         wrong_when="the run really launches a handful of kernels",
         check="Each step has the model's kernels.",
@@ -258,12 +257,11 @@ RULES = (
     Rule(
         name="above-roof",
         find=above_roof,
-        sees="An operation is faster than its device allows: the peak, the shapes or the device are wrong.",
-        evidence="the operation, its share of its own roof",
-        fix="Check the device and the precision that were given, and whether the operation does all that "
-        "its shapes say: grouped products leave padding out.",
-        wrong_when="never: no arithmetic runs faster than its hardware (reads from cache may, and are not "
-        "judged)",
+        sees="An operation is faster than its device allows: peak, shapes or device are wrong.",
+        evidence="the operation, its share of its roof",
+        fix="Check the device and precision given, and whether the operation does all that its shapes "
+        "say: grouped products skip padding.",
+        wrong_when="never: arithmetic cannot exceed its hardware (reads from cache may, and are not judged) ",
         check="No operation is above its roof.",
         sources="TL-21",
     ),

@@ -79,22 +79,22 @@ RULES = (
         name="rank-never-arrived",
         find=rank_never_arrived,
         sees="Ranks wait in a collective that another rank has not called.",
-        evidence="who waits, in which collective and at which line; who is missing, and its last collective",
+        evidence="who waits, in which collective and line; who is missing, and its last collective",
         fix="Look at what the missing rank does after its last collective: a branch that only some ranks "
         "take, fewer batches than the others (drop_last=True, or Join), an exception that was caught, a host "
         "that is stuck (py-spy dump).",
-        wrong_when="the dumps were written while the run went on: the missing rank was only behind",
+        wrong_when="the dumps are from a running job: the missing rank was only behind",
         check="All ranks are at the same collective.",
         sources="FR",
     ),
     Rule(
         name="collectives-differ",
         find=collectives_differ,
-        sees="Ranks of a group do not call the same collective, or not with the same sizes or types.",
-        evidence="what each rank called, and at which line",
-        fix="Let every rank of the group call the same collectives in the same order, with tensors of the "
-        "same size and type: look for a condition on the rank or on its data before that line.",
-        wrong_when="a collective whose sizes may differ, such as all_to_all, has another name",
+        sees="Ranks of a group call different collectives, or with different sizes or types.",
+        evidence="what each rank called, and where",
+        fix="Make every rank of the group call the same collectives in the same order, with the same "
+        "sizes and types: look for a condition on the rank or its data before that line.",
+        wrong_when="sizes may differ, as in all_to_all under another name",
         check="The ranks agree at that number.",
         sources="FR",
     ),
@@ -112,12 +112,12 @@ RULES = (
     Rule(
         name="collective-unfinished",
         find=collective_unfinished,
-        sees="A collective that all ranks of its group have called has not ended.",
-        evidence="the collective, and the ranks on which it has not ended",
-        fix="Look at the network and the device: NCCL_DEBUG=INFO names the links, dmesg has the driver's "
-        "errors; a kernel launched before it that does not end holds it up as well.",
+        sees="All ranks of a group called a collective that has not finished.",
+        evidence="the collective, and the ranks on which it has not finished",
+        fix="Check network and device: NCCL_DEBUG=INFO names the links, dmesg has driver errors; a "
+        "kernel launched earlier that does not finish also blocks it.",
         wrong_when="the dumps were written while it ran",
-        check="It ends.",
+        check="It finishes.",
         sources="FR",
     ),
 )

@@ -70,12 +70,12 @@ RULES = (
     Rule(
         name="loader-on-main-thread",
         find=loader_on_main_thread,
-        sees="Batches are made on the loop's own thread, while the device waits.",
-        evidence="the iterator's class, share of the step spent waiting for input",
+        sees="Batches are prepared on the training thread while the device waits.",
+        evidence="iterator class, share of the step waiting for input",
         fix="Make batches in other processes, ahead of the step.",
         fix_pytorch="Give the DataLoader num_workers of 4 or more (it has 0) with persistent_workers=True: "
         "batches are then made ahead of the step. pin_memory=True makes their copies to the device faster.",
-        wrong_when="the batches are already in memory and indexing them costs nothing",
+        wrong_when="batches are in memory and indexing them is free",
         check="The iterator is _MultiProcessingDataLoaderIter and the wait for input is gone.",
         worth=Worth(_ACCOUNT, 0.9, _BECAUSE),
         explains=("input-wait", "starved-loader", "unsteady-steps"),
@@ -84,13 +84,12 @@ RULES = (
     Rule(
         name="starved-loader",
         find=starved_loader,
-        sees="Some steps wait long for a batch and others not at all: the queue of batches runs empty at "
-        "times.",
-        evidence="how many steps wait for input more than a limit, the longest wait, the median wait",
-        fix="Make the queue of batches longer and batches more alike: more workers, larger prefetch.",
+        sees="Some steps wait long for a batch, others not at all: the prefetch queue runs empty.",
+        evidence="steps that wait beyond a limit, longest and median wait",
+        fix="Deepen the prefetch queue and even out batches: more workers, larger prefetch.",
         fix_pytorch="Raise prefetch_factor and num_workers; sort or shard samples so that no batch is far "
         "slower.",
-        wrong_when="the slow steps are the ends of an epoch",
+        wrong_when="the slow steps are epoch ends",
         check="No step waits longer than the others.",
         worth=Worth(
             _ACCOUNT,
@@ -103,14 +102,14 @@ RULES = (
     Rule(
         name="input-wait",
         find=input_wait,
-        sees="The device is idle, or the step makes no progress, while the host waits for the next batch.",
-        evidence="share of the step spent waiting for input",
+        sees="The device is idle while the host waits for the next batch.",
+        evidence="share of the step waiting for input",
         fix="Load batches ahead of the step: more loader workers, prefetching, cheaper decoding.",
         fix_pytorch="Raise DataLoader's num_workers and prefetch_factor, keep persistent_workers=True, and "
         "move decoding or augmentation out of the loop.",
         fix_jax="Prefetch to the device (for example with flax's prefetch_to_device or grain's worker "
         "processes).",
-        wrong_when="the loader is only slow at the start of an epoch and the recording caught just that",
+        wrong_when="the loader is slow only at the start of an epoch, and that was recorded",
         check="The wait for input leaves the ledger and the step gets shorter by as much.",
         worth=Worth(_ACCOUNT, 0.9, _BECAUSE),
         explains=("unsteady-steps",),

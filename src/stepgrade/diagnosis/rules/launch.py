@@ -26,7 +26,7 @@ _MOSTLY = 0.5
 _ACCOUNT = "idle_host"
 _GENERAL = "Launch fewer, larger kernels: fuse operations, or replay the step as a graph."
 _JAX = "Put the whole training step under one jit, and several steps under lax.scan."
-_SLOWED = "stacks or shapes were recorded, which slows the host: record without them to be sure"
+_SLOWED = "stacks or shapes were recorded, which slows the host: record without them"
 _FUSED_AWAY = 0.67  # of the time of short kernels: fusing three into one saves two trips through memory
 _ELSEWHERE = 0.5  # of the host's work, that another thread or process could do
 _BECAUSE = "graphs and fusion measured 2.4 to 6 times faster on steps of small kernels; some gaps stay"
@@ -230,11 +230,11 @@ RULES = (
     Rule(
         name="slow-launches",
         find=slow_launches,
-        sees="A launching call takes longer than usual while the device waits: the host's processor is slow "
-        "or shared, or kernels are loaded at their first launch.",
-        evidence="mean of a launching call, share of the step in such calls with the device idle",
-        fix="Record later, when all kernels are loaded; then give the process cores of its own and look for "
-        "other load on the host.",
+        sees="Launch calls are slow while the device waits: a slow or shared host CPU, or kernels "
+        "loaded at first launch.",
+        evidence="mean launch time, share of the step in such calls with the device idle",
+        fix="Record later, when all kernels are loaded; then give the process its own cores and look "
+        "for other load on the host.",
         wrong_when="the queue is full: launches then wait for the device, which is healthy",
         check="A launch takes 5 to 20 µs.",
         worth=Worth(_ACCOUNT, 0.3, "a faster launch shortens each gap, not their number"),
@@ -244,12 +244,12 @@ RULES = (
     Rule(
         name="many-compiled-regions",
         find=many_compiled_regions,
-        sees="The compiled program comes in many pieces, and the device waits between them.",
+        sees="The compiled program is in many pieces, and the device waits between them.",
         evidence="compiled regions per step, share of the step idle",
         fix="Compile larger regions.",
         fix_pytorch="TORCH_LOGS=graph_breaks,recompiles names what breaks the graph; mark changing sizes "
         "dynamic=True.",
-        wrong_when="blocks are compiled separately on purpose and the host keeps ahead",
+        wrong_when="blocks are compiled separately on purpose and the host stays ahead",
         check="Fewer compiled regions per step.",
         worth=Worth(_ACCOUNT, 0.5, "each region costs guards and a launch of its own"),
         explains=("launch-gaps", "short-kernels", "dispatch-latency"),
@@ -258,8 +258,8 @@ RULES = (
     Rule(
         name="short-kernels",
         find=short_kernels,
-        sees="Kernels are so short that launching them takes longer than running them.",
-        evidence="kernels per step, their mean, share shorter than their launch, share of the step idle",
+        sees="Kernels take less time to run than to launch.",
+        evidence="kernels per step, mean, share shorter than their launch, share of the step idle",
         fix=_GENERAL,
         fix_jax=_JAX,
         wrong_when=_SLOWED,
@@ -271,10 +271,10 @@ RULES = (
     Rule(
         name="host-stall",
         find=host_stall,
-        sees="The device waits longer than any launch takes while the host does something else.",
-        evidence="stalls per step, the longest one, share of the step",
+        sees="The device waits longer than any launch while the host does something else.",
+        evidence="stalls per step, the longest, share of the step",
         fix="Take host work out of the step: logging, metrics, checkpoints, garbage collection.",
-        fix_pytorch="Make batches ahead, in a DataLoader's workers; move logging, metrics, tokenising and "
+        fix_pytorch="Prepare batches in DataLoader workers; move logging, metrics, tokenising and "
         "checkpoints out of the loop or to a thread; call gc.disable() and collect every thousandth step. "
         "Recording with_stack=True shows the lines.",
         fix_where=(
@@ -286,7 +286,7 @@ RULES = (
             ),
         ),
         fix_jax="Move host callbacks, logging and checkpoints out of the step, or make them asynchronous.",
-        wrong_when="the recorded steps include a checkpoint or an evaluation that comes rarely",
+        wrong_when="the recorded steps include a rare checkpoint or evaluation",
         check="No gap of a millisecond in the steady steps.",
         worth=Worth("idle_host+idle_sync", 0.7, "most host work between launches can run ahead or elsewhere"),
         explains=("launch-gaps", "unsteady-steps", "host-phases", "python-overhead"),
@@ -295,7 +295,7 @@ RULES = (
     Rule(
         name="launch-gaps",
         find=launch_gaps,
-        sees="The device waits for launches: the host takes longer to issue work than the device to do it.",
+        sees="The device waits for launches: the host issues work slower than the device runs it.",
         evidence="share of the step idle in short gaps, launches per step",
         fix=_GENERAL,
         fix_jax=_JAX,
@@ -308,10 +308,10 @@ RULES = (
     Rule(
         name="dispatch-latency",
         find=dispatch_latency,
-        sees="Work is launched in time but starts late: the device is idle between launch and start.",
-        evidence="milliseconds and share of the step between launch and start with the device idle",
+        sees="Work is launched in time but starts late, with the device idle.",
+        evidence="milliseconds and share of the step between launch and start",
         fix="Keep several launches queued ahead: fewer waits in the loop, graphs, larger kernels.",
-        wrong_when="the clocks of host and device differ",
+        wrong_when="host and device clocks differ",
         check="Dispatch shrinks in the ledger.",
         worth=Worth(_ACCOUNT, 0.5, "queued work starts in a microsecond or two"),
         sources="HTA-01, HTA-04",
@@ -319,11 +319,11 @@ RULES = (
     Rule(
         name="uncovered-time",
         find=uncovered_time,
-        sees="A large share of the step is in no phase: launches and host work in between.",
+        sees="Much of the step is in no phase: launches and host work.",
         evidence="share of the step in no phase",
         fix=_GENERAL,
         fix_reference=LAUNCH_ADVICE,
-        wrong_when="the profiler does not time every phase: coverage is then low without any overhead",
+        wrong_when="the profiler does not time every phase",
         check="Wall coverage rises and the step gets shorter by the same share.",
         worth=Worth("unattributed", 0.5, "what is not timed is not all overhead"),
         sources="REF-02, GPF-10, TML-04",
@@ -331,12 +331,12 @@ RULES = (
     Rule(
         name="host-phases",
         find=host_phases,
-        sees="Phases of host work (allocation, encoding, synchronisation, writing) take a share of the step.",
+        sees="Host phases (allocation, encoding, synchronisation, writing) take part of the step.",
         evidence="share of the step in such phases",
         fix="Take host work out of the step: allocations, synchronisation, logging.",
-        fix_pytorch="Make batches ahead, in a DataLoader's workers, and log, read the loss and write files "
-        "in few of the steps.",
-        wrong_when="a phase is called so but runs on the device",
+        fix_pytorch="Prepare batches in DataLoader workers, and log, read the loss and write files only "
+        "every hundredth step.",
+        wrong_when="a phase with such a name runs on the device",
         check="The phases shrink, and the step by as much.",
         worth=Worth(_ACCOUNT, 0.6, "host work can mostly be done once, ahead or elsewhere"),
         sources="XP-10, TML-04",
@@ -344,16 +344,17 @@ RULES = (
     Rule(
         name="python-loop",
         find=python_loop,
-        sees="On a run without an accelerator, a Python loop calls the same few small operations many times.",
-        evidence="turns per step, microseconds of one, the operations of one, share of the step with their "
-        "backward pass",
+        sees="Without an accelerator: a Python loop calls the same few small operations many times.",
+        evidence="iterations per step, microseconds and operations of one, share of the step with backward",
         fix="Do the whole loop in one call on larger arrays.",
         fix_pytorch="Replace the loop by operations on whole tensors; a loop over time by torch.nn.LSTM, GRU "
         "or RNN, or by one product for all times before it; or compile it with torch.compile.",
         fix_jax="Replace the loop by vmap, or by lax.scan.",
-        wrong_when="each turn needs the last one's result and no operation does them all",
+        wrong_when="iterations depend on each other and no operation covers them",
         check="The loop's operations are called a few times a step.",
-        worth=Worth("compute+idle_host", 0.8, "one call on everything takes little longer than one turn"),
+        worth=Worth(
+            "compute+idle_host", 0.8, "one call on everything takes little longer than one iteration"
+        ),
         explains=(
             "python-overhead",
             "host-stall",
@@ -369,12 +370,12 @@ RULES = (
     Rule(
         name="python-overhead",
         find=python_overhead,
-        sees="On a run without an accelerator, time passes in Python or outside of the framework.",
+        sees="Without an accelerator: time passes in Python or outside the framework.",
         evidence="share of the step between operations, without long pauses",
         fix="Do more in one call: larger batches, fused operations.",
         fix_pytorch="Use torch.compile, larger batches or whole-tensor operations: Python takes longer than "
         "the work.",
-        wrong_when="the profiler itself slows every call: small operations look slower than they are",
+        wrong_when="the profiler slows every call: small operations look slower",
         check="Less of the step is between operations.",
         worth=Worth(_ACCOUNT, 0.5, "some Python stays in every step, and recording adds to it"),
         sources="XP-02, XP-09",

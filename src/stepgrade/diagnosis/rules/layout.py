@@ -42,8 +42,8 @@ RULES = (
     Rule(
         name="layout-conversions",
         find=layout_conversions,
-        sees="Kernels convert tensors between layouts (NCHW and NHWC) around convolutions.",
-        evidence="share of the step in conversion kernels",
+        sees="Kernels convert layouts (NCHW and NHWC) around convolutions.",
+        evidence="share of the step in conversions",
         fix="Keep activations and weights in the layout that the convolutions want.",
         fix_pytorch="model.to(memory_format=torch.channels_last), and the inputs as well.",
         fix_where=(
@@ -54,7 +54,7 @@ RULES = (
                 "inputs in memory_format=torch.channels_last.",
             ),
         ),
-        wrong_when="a library converts inside of a faster algorithm",
+        wrong_when="a library converts inside a faster algorithm",
         check="No nchwToNhwc kernels in the trace.",
         worth=Worth("compute", 0.8, "the conversions go away; the convolutions stay as they are"),
         explains=("device-copies",),
@@ -63,13 +63,13 @@ RULES = (
     Rule(
         name="device-copies",
         find=device_copies,
-        sees="Copies within the device (contiguous, casts, concatenation) take a share of the step.",
-        evidence="share of the step in copies within the device, the operation with most of it",
+        sees="Copies within the device (contiguous, casts, concatenation) take part of the step.",
+        evidence="share of the step, the operation with most of it",
         fix="Avoid making tensors contiguous, casting and concatenating: write into place, keep one dtype.",
         fix_pytorch="Look for .contiguous(), .to(dtype), torch.cat and transposes; under autocast keep "
         "weights in bf16.",
-        wrong_when="the copy feeds a kernel that is much faster on contiguous input; compiled runs are left "
-        "out",
+        wrong_when="the copy feeds a kernel that is much faster on contiguous input; compiled runs are "
+        "exempt",
         check="Copies shrink in the hotspots.",
         worth=Worth("compute", 0.6, "some copies are cheaper than what they replace"),
         sources="TL-09, TL-10",

@@ -15,7 +15,7 @@ _LOSS = re.compile(r"log_softmax|nll_loss|cross_entropy|CrossEntropy|NllLoss", r
 _EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 # In the order of what they cost in speed.
 _WAYS_OUT = (
-    f"In the order of their price: {_EXPANDABLE}; a loss in chunks or fused with the head; torch.compile; "
+    f"Cheapest first: {_EXPANDABLE}; a loss in chunks or fused with the head; torch.compile; "
     "sharded optimizer states (ZeRO-1, FSDP), or 8-bit ones; selective activation checkpointing; a smaller "
     "micro-batch with gradient accumulation; full activation checkpointing."
 )
@@ -168,28 +168,28 @@ RULES = (
     Rule(
         name="out-of-memory",
         find=out_of_memory,
-        sees="The log or snapshot ends with an allocation that failed.",
-        evidence="what was asked, what was free, what held the memory, what else was on the device",
+        sees="The log or snapshot ends with a failed allocation.",
+        evidence="requested, free, what held the memory, what else was on the device",
         fix=_WAYS_OUT,
-        wrong_when="the run caught the error and went on with a smaller batch",
-        check="The run goes on past the place where it ended.",
+        wrong_when="the run caught the error and continued with a smaller batch",
+        check="The run continues past the point where it failed.",
         sources="MEM-1.6, MEM-4",
     ),
     Rule(
         name="memory-grows",
         find=memory_grows,
-        sees="More memory is held after every step than after the one before.",
-        evidence="bytes more with every step, and who allocates what stays",
-        fix="Keep no tensor of a step that still has its graph: store loss.item() or loss.detach(), and "
-        "clear lists of outputs.",
-        wrong_when="a buffer is filled up to a size that is known, such as a cache",
+        sees="Each step leaves more memory allocated than the one before.",
+        evidence="bytes per step, and who allocates them",
+        fix="Do not keep tensors that hold their graph: store loss.item() or loss.detach(), and clear "
+        "lists of outputs.",
+        wrong_when="a buffer fills up to a known size, such as a cache",
         check="What is held at the end of a step stays the same.",
         sources="MEM-5.1",
     ),
     Rule(
         name="allocator-retries",
         find=allocator_retries,
-        sees="In the steady steps the allocator gives memory back to the device and asks for it again.",
+        sees="In steady steps the allocator returns memory to the device and requests it again.",
         evidence="how often",
         fix="Leave more room: a smaller micro-batch, or less that is held.",
         fix_pytorch=f"{_EXPANDABLE}; no empty_cache() in the loop; leave more room on the device.",
@@ -200,18 +200,18 @@ RULES = (
     Rule(
         name="memory-fragmented",
         find=memory_fragmented,
-        sees="Much of what the framework has reserved is in no tensor when most is needed.",
-        evidence="share and bytes of what is reserved that are in no tensor at the peak",
+        sees="At the peak, much of the reserved memory is in no tensor.",
+        evidence="share and bytes of it",
         fix="Allocate in few sizes: pad batches to a few lengths.",
         fix_pytorch=f"Set {_EXPANDABLE}; it costs no time. Pad batches to a few lengths.",
-        wrong_when="another phase of the run, such as an evaluation, needs that much",
+        wrong_when="another phase, such as an evaluation, needs that much",
         check="Reserved and allocated memory come closer.",
         sources="MEM-1.6",
     ),
     Rule(
         name="loss-dominates-memory",
         find=loss_dominates_memory,
-        sees="What the loss allocates for all tokens and the whole vocabulary makes the peak.",
+        sees="The loss over all tokens and the whole vocabulary makes the peak.",
         evidence="bytes of the loss at the peak, and their share",
         fix="Compute the loss in chunks of tokens, or fused with the head.",
         fix_pytorch="A loss in chunks, or one fused with the head (Liger's fused linear cross-entropy); "
@@ -224,17 +224,17 @@ RULES = (
         name="optimizer-unsharded",
         find=optimizer_unsharded,
         sees="Several ranks hold the same optimizer states.",
-        evidence="bytes of the states at the peak, and the number of ranks",
+        evidence="bytes of the states at the peak, number of ranks",
         fix="Shard the optimizer states over the ranks: ZeRO-1 adds no traffic.",
         fix_pytorch="ZeroRedundancyOptimizer, or FSDP's fully_shard.",
-        wrong_when="the memory is not needed for anything else",
-        check="The states take a share of one over the number of ranks.",
+        wrong_when="the memory is not needed otherwise",
+        check="Each of N ranks holds 1/N of the states.",
         sources="MEM-1.1, MEM-1.5",
     ),
     Rule(
         name="activations-kept",
         find=activations_kept,
-        sees="Most of a memory that is nearly full holds activations, and none are recomputed.",
+        sees="Memory is nearly full, mostly of activations, and none are recomputed.",
         evidence="bytes of activations at the peak",
         fix="Recompute what is cheap: selective activation checkpointing keeps the matrix products.",
         wrong_when="written-out attention holds them: a fused one drops them without recomputing",
@@ -244,12 +244,12 @@ RULES = (
     Rule(
         name="memory-nearly-full",
         find=memory_nearly_full,
-        sees="The step's peak comes near the size of the device's memory.",
+        sees="The step's peak is close to the device's memory.",
         evidence="peak as a share of the device's memory",
         fix="Recompute activations, shard optimizer state, or make the micro-batch smaller.",
         fix_pytorch="Activation checkpointing, FSDP or an 8-bit optimizer; "
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
-        wrong_when="the figure is what the framework reserved, not what it used",
+        wrong_when="the figure is reserved, not used memory",
         check="The peak is below 90 %.",
         sources="TML-05, TBP-03, AL-09",
     ),
@@ -259,7 +259,7 @@ RULES = (
         sees="Less than half of the device's memory is used, and a larger batch would help.",
         evidence="peak as a share of the device's memory, the bottleneck",
         fix="A larger micro-batch: each launch and each read of a weight then serves more tokens.",
-        wrong_when="the batch is fixed by the recipe",
+        wrong_when="the recipe fixes the batch",
         check="Throughput rises with the batch.",
         sources="AL-07, DL-06, SM-06, HF-01",
     ),

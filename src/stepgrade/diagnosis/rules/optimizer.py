@@ -75,13 +75,12 @@ RULES = (
     Rule(
         name="single-tensor-optimizer",
         find=single_tensor_optimizer,
-        sees="The optimizer updates one tensor at a time, with several small kernels for each.",
-        evidence="kernels per step, share of its time in many-tensor kernels, share of the step from first "
-        "to last",
+        sees="The optimizer updates one tensor at a time, with several small kernels each.",
+        evidence="kernels per step, time share of multi-tensor kernels, share of the step from first to last",
         fix="Update all tensors in a few kernels (a fused optimizer).",
         fix_pytorch="Construct the optimizer with fused=True (or foreach=True).",
         fix_jax="Put the update under the same jit as the step; optax then fuses it.",
-        wrong_when="an optimizer works on matrices one by one by its nature (Muon, Shampoo)",
+        wrong_when="the optimizer works on single matrices by nature (Muon, Shampoo)",
         check="The optimizer launches a few dozen kernels.",
         worth=Worth("compute+idle_host", 0.7, "the update still has to read and write all of its state once"),
         explains=(
@@ -99,12 +98,12 @@ RULES = (
         name="heavy-optimizer",
         find=heavy_optimizer,
         sees="The optimizer takes a large share of the step.",
-        evidence="share of the step in the optimizer, whether its kernel is fused",
+        evidence="share of the step, whether its kernel is fused",
         fix="Make the update rarer or lighter: gradient accumulation, a fused or 8-bit optimizer, sharded "
         "state.",
         fix_pytorch="fused=True if it is not; then gradient accumulation, an 8-bit optimizer, or sharding "
         "its state (FSDP, ZeRO-1).",
-        wrong_when="the batch is small for the size of the model",
+        wrong_when="the batch is small for the model",
         check="The optimizer's phase shrinks.",
         worth=Worth("compute", 0.4, "a fused update still reads and writes all of its state once"),
         sources="HF, PM-06",
@@ -112,11 +111,11 @@ RULES = (
     Rule(
         name="zero-grad-fills",
         find=zero_grad_fills,
-        sees="Gradients are set to zero instead of being dropped.",
-        evidence="fills per step in zero_grad, share of the step in fill kernels",
+        sees="Gradients are zeroed instead of dropped.",
+        evidence="fills per step in zero_grad, share of the step",
         fix="Drop gradients instead of zeroing them.",
         fix_pytorch="optimizer.zero_grad(set_to_none=True), the default since PyTorch 2.0.",
-        wrong_when="gradients are accumulated into views that must stay (flat buffers)",
+        wrong_when="gradients are views that must stay (flat buffers)",
         check="No fills in zero_grad.",
         worth=Worth("compute+idle_host", 0.8, "the first backward then writes instead of adding"),
         sources="PM-07, TG",

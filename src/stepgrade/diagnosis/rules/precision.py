@@ -79,8 +79,8 @@ RULES = (
     Rule(
         name="fp32-matmuls",
         find=fp32_matmuls,
-        sees="Matrix products run in 32 bits and do not use the tensor cores.",
-        evidence="milliseconds and share of the step in 32-bit products, peak rates of the device",
+        sees="Matrix products run in 32 bits, without tensor cores.",
+        evidence="milliseconds and share of the step in 32-bit products, the device's peak rates",
         fix="Run matrix products in 16 bits (mixed precision).",
         fix_pytorch="torch.autocast('cuda', dtype=torch.bfloat16) for the forward pass; float16 with a "
         "GradScaler where the device has no bf16; at least torch.set_float32_matmul_precision('high') where "
@@ -99,7 +99,7 @@ RULES = (
     Rule(
         name="tf32-matmuls",
         find=tf32_matmuls,
-        sees="Matrix products run in tf32; 16 bits would be twice as fast and move half the bytes.",
+        sees="Matrix products run in tf32; 16 bits are twice as fast and move half the bytes.",
         evidence="share of the step in tf32 products",
         fix="Mixed precision with bfloat16.",
         fix_pytorch="torch.autocast('cuda', dtype=torch.bfloat16) for the forward pass.",
@@ -111,11 +111,11 @@ RULES = (
     Rule(
         name="fp16-beside-bf16",
         find=fp16_beside_bf16,
-        sees="Products run in fp16 with loss scaling on a device that has bf16 at the same speed.",
-        evidence="precision of the products, calls of the loss scaler per step",
+        sees="Products use fp16 with loss scaling on a device with equally fast bf16.",
+        evidence="precision of the products, loss scaler calls per step",
         fix="Use bfloat16: the same speed, no loss scaling, no skipped steps.",
         fix_pytorch="torch.autocast('cuda', dtype=torch.bfloat16) and no GradScaler.",
-        wrong_when="the weights are published for fp16, or the extra digits of fp16 matter",
+        wrong_when="the weights are published for fp16, or its extra digits matter",
         check="No loss scaler in the trace.",
         sources="AL-05",
     ),

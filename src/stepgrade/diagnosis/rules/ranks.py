@@ -122,11 +122,10 @@ RULES = (
     Rule(
         name="slow-stage",
         find=slow_stage,
-        sees="One stage of a pipeline computes longer than the others, which wait for its messages.",
-        evidence="the rank, its computing and that of the others in a step, micro-batches, the bubble that "
-        "the schedule cannot avoid",
+        sees="One pipeline stage computes longer than the others, which wait for it.",
+        evidence="the rank, its and the others' compute per step, micro-batches, the unavoidable bubble",
         fix="Move layers from that stage to others: the first and last also hold embedding and loss.",
-        wrong_when="the stages run on devices of different speed on purpose",
+        wrong_when="stages run on devices of different speed on purpose",
         check="All stages are busy for as long, and the bubble is near its schedule's.",
         worth=Worth("exposed_communication", 0.8, "the slowest stage sets the pace of all"),
         explains=("exposed-communication", "weak-overlap", "straggler-rank", "uneven-ranks"),
@@ -135,10 +134,10 @@ RULES = (
     Rule(
         name="uneven-experts",
         find=uneven_experts,
-        sees="One rank receives more tokens for its experts than the others, and they wait for it.",
-        evidence="the rank, what it receives over the mean, milliseconds a step that ranks wait in these",
+        sees="One rank's experts receive more tokens, and the others wait for it.",
+        evidence="the rank, what it receives over the mean, milliseconds waited per step",
         fix="Balance the router: a load-balancing loss or bias, a capacity factor, more experts per rank.",
-        wrong_when="the all-to-alls carry something else than tokens",
+        wrong_when="the all-to-alls carry something other than tokens",
         check="The busiest rank receives about the mean, and waiting in all-to-alls shrinks.",
         worth=Worth("exposed_communication", 0.8, "the busiest rank sets the pace of all"),
         explains=("exposed-communication", "weak-overlap", "straggler-rank", "uneven-ranks"),
@@ -147,10 +146,10 @@ RULES = (
     Rule(
         name="straggler-rank",
         find=straggler_rank,
-        sees="One rank comes late to most collectives and the others wait for it.",
-        evidence="the rank, how often it is last, milliseconds a step the others wait, the share of the "
-        "step in which nothing hides the wait, what its device does more of",
-        fix="Compare that rank's trace with a fast one's: what its device waits for more is the reason.",
+        sees="One rank is late to most collectives, and the others wait for it.",
+        evidence="the rank, how often it is last, milliseconds the others wait per step, the exposed "
+        "share, which account grew",
+        fix="Compare that rank's trace with a fast one's: the account that grew is the cause.",
         fix_where=(
             Remedy(
                 "on processors",
@@ -182,8 +181,8 @@ RULES = (
     Rule(
         name="uneven-ranks",
         find=uneven_ranks,
-        sees="Ranks wait in collectives, for a slow host, stage or link, or for one after the other.",
-        evidence="milliseconds a step that a rank waits for later ones; what is slow, and by how much",
+        sees="Ranks wait in collectives: for a slow host, stage or link, or for each other in turn.",
+        evidence="milliseconds waited per step; what is slow, and by how much",
         fix="Even out the work: batches by tokens instead of samples, sequences of like length, equal "
         "experts.",
         fix_where=(

@@ -97,11 +97,11 @@ RULES = (
     Rule(
         name="unsteady-steps",
         find=unsteady_steps,
-        sees="A few steps take far longer than the median and pull the mean up.",
-        evidence="how many steps, the longest, the median, what the mean loses to the median",
-        fix="Find what those steps do besides: logging, checkpoints, evaluation, garbage collection, "
+        sees="A few steps take far longer than the median and raise the mean.",
+        evidence="how many, the longest, the median, mean over median",
+        fix="Find what else those steps do: logging, checkpoints, evaluation, garbage collection, "
         "recompiling.",
-        wrong_when="steps are of several kinds by design, or the machine was busy without our knowing",
+        wrong_when="steps are of several kinds by design, or the machine was busy unnoticed",
         check="The mean of the steps comes down to their median.",
         worth=Worth(ALL_ACCOUNTS, 0.7, "what is rare can mostly be made asynchronous"),
         sources="GPF-16, NAI-12, SM-09, ME-05",
@@ -110,10 +110,10 @@ RULES = (
         name="drifting-steps",
         find=drifting_steps,
         sees="Later steps are slower than earlier ones.",
-        evidence="medians of the earlier and the later half",
+        evidence="medians of both halves",
         fix="Look for what grows: memory fragmentation, lists of kept losses, longer sequences, heat and "
         "clocks.",
-        wrong_when="the batches of the later half are larger",
+        wrong_when="later batches are larger",
         check="Both halves take the same time.",
         worth=Worth(ALL_ACCOUNTS, 0.8, "the earlier half shows what it could take"),
         sources="GPF-18, TML-07, GPF-19",

@@ -14,7 +14,7 @@ from stepgrade.model.activity import WaitTally
 from stepgrade.units import how_often, show_count, show_ms, show_share
 
 _ACCOUNT = "idle_sync+idle_host"
-_BECAUSE = "without the wait the host runs ahead; what it then waits for is the device's own work"
+_BECAUSE = "without the wait the host runs ahead and waits only for the device's own work"
 _SCALAR = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::equal"})
 _SHAPES = r"^aten::(nonzero|masked_select|_?unique\w*|index|index_put_|repeat_interleave)$"
 _ALLOCATOR = r"^(cuda|hip)(Malloc|Free)"
@@ -135,7 +135,7 @@ RULES = (
         name="scalar-read-sync",
         find=waits_of("scalar", "Values are read back from the device"),
         sees="The loop reads values back from the device (.item(), .cpu(), .tolist(), print, `if tensor`).",
-        evidence="reads per step, milliseconds the host waited in them, share of the step idle because of it",
+        evidence="reads per step, milliseconds waited, share of the step idle",
         fix="Read values back every hundredth step, or keep them on the device until the end.",
         fix_pytorch="Take .item(), .cpu(), .tolist(), print(tensor) and `if tensor:` out of the loop; keep "
         "the loss as a detached tensor and read it every hundredth step.",
@@ -158,13 +158,13 @@ RULES = (
     Rule(
         name="data-dependent-sync",
         find=waits_of("shape", "Sizes are read back from the device"),
-        sees="The host waits for sizes that depend on the data (nonzero, masked_select, unique).",
-        evidence="calls per step, the operation, share of the step idle because of it",
+        sees="The host waits for data-dependent sizes (nonzero, masked_select, unique).",
+        evidence="calls per step, the operation, share of the step idle",
         fix="Use operations with a fixed output size: where, scatter, padding and masks.",
         fix_pytorch="Replace nonzero, masked_select, boolean indexing and unique by torch.where, scatter or "
         "masks of fixed size.",
         fix_jax="Give jnp.nonzero and functions like it a static size=.",
-        wrong_when="the dense form would do far more work than the sparse one saves",
+        wrong_when="the dense form would do far more work",
         check="The operation no longer waits.",
         worth=Worth(_ACCOUNT, 0.7, _BECAUSE),
         explains=("sync-wait", "launch-gaps", "blocking-copy-sync"),
@@ -173,8 +173,8 @@ RULES = (
     Rule(
         name="allocator-sync",
         find=waits_of("allocator", "Device memory is allocated or freed"),
-        sees="Device memory is allocated or freed in the steady steps; that stops the device.",
-        evidence="calls per step (cudaFree, cudaMalloc, hipFree), share of the step idle because of it",
+        sees="Steady steps allocate or free device memory, which stops the device.",
+        evidence="calls per step (cudaFree, cudaMalloc, hipFree), share of the step idle",
         fix="Keep memory in a pool: allocate once, reuse.",
         fix_pytorch="Keep the caching allocator on: no PYTORCH_NO_CUDA_MEMORY_CACHING, no empty_cache() in "
         "the loop; with changing sizes use PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
@@ -187,7 +187,7 @@ RULES = (
             ),
         ),
         fix_jax="Leave XLA_PYTHON_CLIENT_PREALLOCATE on.",
-        wrong_when="the recorded steps are the first ones, in which the pool still grows",
+        wrong_when="these are the first steps, in which the pool grows",
         check="No cudaMalloc or cudaFree in the steady steps.",
         worth=Worth(_ACCOUNT, 0.9, "a pool needs no call at all once it has grown"),
         explains=("sync-wait", "launch-gaps", "memory-nearly-full"),
@@ -196,13 +196,13 @@ RULES = (
     Rule(
         name="device-synchronize",
         find=waits_of("explicit", "The program waits for the device explicitly"),
-        sees="The program waits for the device by an explicit call in each step.",
-        evidence="synchronising calls per step that no operation made, share of the step idle because of it",
+        sees="Each step synchronises with the device explicitly.",
+        evidence="synchronising calls per step outside operations, share of the step idle",
         fix="Remove the explicit synchronisation, or measure with events.",
         fix_pytorch="Remove torch.cuda.synchronize() and stream.synchronize() from the loop; time with CUDA "
         "events.",
         fix_jax="Remove block_until_ready() from the loop.",
-        wrong_when="the profiler made the call itself, to write a step",
+        wrong_when="the profiler made the call, to write a step",
         check="No synchronising call in the steady steps.",
         worth=Worth(_ACCOUNT, 0.8, _BECAUSE),
         explains=("sync-wait", "launch-gaps", "host-stall"),
@@ -211,8 +211,8 @@ RULES = (
     Rule(
         name="blocking-copy-sync",
         find=waits_of("copy", "The host waits for copies to finish"),
-        sees="The host waits for copies until they are done.",
-        evidence="blocking copies per step, milliseconds waited, share of the step idle because of it",
+        sees="The host blocks until copies finish.",
+        evidence="blocking copies per step, milliseconds waited, share of the step idle",
         fix="Copy asynchronously, from pinned memory.",
         fix_pytorch="Copy with non_blocking=True from pinned memory; read results back a step later.",
         wrong_when="the host needs the value at once",
@@ -225,11 +225,11 @@ RULES = (
         name="sync-wait",
         find=sync_wait,
         sees="The device is idle because the host waited for it and could not run ahead.",
-        evidence="share of the step idle in synchronisation, the calls with the longest waits",
+        evidence="share of the step idle in synchronisation, the longest waits",
         fix="Find what waits in the loop (reading values back, blocking copies, barriers) and take it out.",
         fix_pytorch="torch.cuda.set_sync_debug_mode('warn') names the lines that wait; take them out of the "
         "loop.",
-        wrong_when="the loop must wait, as for early stopping on each step's loss",
+        wrong_when="the loop must wait, as for early stopping",
         check="The synchronisation account shrinks, and the step with it.",
         worth=Worth(_ACCOUNT, 0.7, _BECAUSE),
         explains=("launch-gaps",),
@@ -238,8 +238,8 @@ RULES = (
     Rule(
         name="scalar-read-loop",
         find=scalar_read_loop,
-        sees="On a run without an accelerator, single values are read in a loop.",
-        evidence="reads per step, the share of the step from one read to the next",
+        sees="Without an accelerator: single values are read in a loop.",
+        evidence="reads per step, share of the step between reads",
         fix="Work on whole arrays instead of one value at a time.",
         fix_pytorch="Replace the loop over .item() or tensor[i] by one operation on the tensor, or one "
         ".tolist().",

@@ -86,29 +86,26 @@ RULES = (
     Rule(
         name="pageable-copies",
         find=pageable_copies,
-        sees="Copies go from or to pageable host memory: they are staged, slow, and the host waits for them.",
-        evidence="pageable copies per step, their time and bytes, the share of the step lost to them",
+        sees="Copies use pageable host memory: they are staged, slow, and block the host.",
+        evidence="pageable copies per step, time, bytes, share of the step",
         fix="Copy from pinned (page-locked) host memory, asynchronously.",
         fix_pytorch="Use DataLoader(pin_memory=True) and .to(device, non_blocking=True); pin buffers that "
         "you copy from yourself.",
-        wrong_when="the copy is of a value that the host needs at once: pinning does not make that "
-        "asynchronous",
+        wrong_when="the host needs the value at once: pinning does not help",
         check="The copies are named Pinned in the trace and the wait is gone.",
-        worth=Worth(
-            _BY_COPIES, 0.7, "a copy from pinned memory runs beside the kernels, as far as there are any"
-        ),
+        worth=Worth(_BY_COPIES, 0.7, "a copy from pinned memory overlaps kernels, if there are any"),
         explains=("heavy-transfer", "blocking-copy-sync", "sync-wait"),
         sources="NS-01, AL-03, TG",
     ),
     Rule(
         name="many-small-copies",
         find=many_small_copies,
-        sees="Many copies of a few bytes go to the device in each step.",
-        evidence="copies per step, their mean size, the share of the step lost to them",
+        sees="Each step copies many small values to the device.",
+        evidence="copies per step, mean size, share of the step",
         fix="Gather small copies into one, or make the values on the device.",
         fix_pytorch="Build masks, positions and scalars on the device (device=...), and copy the rest as "
         "one tensor.",
-        wrong_when="the copies run beside kernels and nothing waits for them",
+        wrong_when="the copies overlap kernels and nothing waits for them",
         check="Fewer copies per step, and the wait shrinks.",
         worth=Worth(_BY_COPIES, 0.6, "one large copy takes about as long as one small one"),
         explains=("heavy-transfer", "blocking-copy-sync"),
@@ -117,13 +114,12 @@ RULES = (
     Rule(
         name="offload-traffic",
         find=offload_traffic,
-        sees="Copies between host and device run in the backward pass or the optimizer: state is on the "
-        "host.",
-        evidence="milliseconds of copies in backward and optimizer, share of the step that nothing hides",
+        sees="The backward pass or optimizer copies between host and device: state is on the host.",
+        evidence="milliseconds of copies in backward and optimizer, exposed share of the step",
         fix="Keep gradients and optimizer state on the device if they fit; else overlap their copies.",
         fix_pytorch="Shard optimizer state over the devices (FSDP, ZeRO) or use an 8-bit optimizer instead "
         "of CPU offload; with offload, copy on a stream of its own.",
-        wrong_when="offloading is what makes the model fit at all",
+        wrong_when="the model fits only with offloading",
         check="Copies leave the backward pass and the optimizer.",
         worth=Worth(
             "exposed_copy", 0.5, "the state must live somewhere; sharding costs communication instead"
@@ -134,14 +130,14 @@ RULES = (
     Rule(
         name="heavy-transfer",
         find=heavy_transfer,
-        sees="Copies between host and device take a share of the step in which nothing is computed.",
-        evidence="share of the step in copies that no computation hides",
+        sees="Copies between host and device are exposed for much of the step.",
+        evidence="exposed copy share of the step",
         fix="Copy less between host and device: keep tensors there, pin memory, overlap copies.",
         fix_pytorch="Keep tensors on the device; copy batches with pin_memory=True and .to(device, "
         "non_blocking=True), a step ahead.",
         fix_jax="Keep arrays on the device between steps; device_put the next batch while this one runs.",
         fix_reference=BottleneckV1.TRANSFER.recommendation(),
-        wrong_when="weights or optimizer state live on the host on purpose, because they do not fit",
+        wrong_when="weights or optimizer state are on the host because they do not fit",
         check="The h2d and d2h phases shrink, and the step by as much.",
         worth=Worth("exposed_copy", 0.7, "the bytes still have to move; overlapping hides most of it"),
         sources="TL-01, TML-03, NAI-03, REF-01",
