@@ -315,6 +315,8 @@ class Bench:
         state = in_fork(lambda: scenario.state(self.place), folder)
         self.before = Ran(0, "", "", state, _files(self.place.here))
         self.healthy = self.run(None)
+        if self.healthy.code not in (0, 1):
+            raise RuntimeError(f"{scenario.name} fails without a fault: {self.healthy.err.strip()}")
         self.calls = plan.calls()
         self.twice = self._again()
 

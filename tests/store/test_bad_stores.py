@@ -9,7 +9,9 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ import stepgrade as sg
 from stepgrade.errors import BadHistory
 from stepgrade.store import NewRun, open_history
 from stepgrade.store.place import without_password
+from stepgrade.store.pool import Pool
 from tests.builders import make_profile, make_step_profile
 from tests.conftest import Ran
 
@@ -252,3 +255,30 @@ def test_opening_makes_the_folder(tmp_path: Path) -> None:
         assert store.runs() == []
     with pytest.raises(BadHistory, match="cannot be made"):
         open_history(str(tmp_path / "a" / "b" / "history.db" / "c" / "x.db"))
+
+
+def test_a_server_that_starts_waits_for_a_writer(tmp_path: Path) -> None:
+    """Changing the journal mode fails at once while another connection writes; SQLite's timeout does not apply."""
+    path = str(tmp_path / "history.db")
+    with open_history(path):
+        pass
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as writer:
+        writer.execute("begin immediate")
+        release = threading.Timer(0.3, lambda: writer.execute("commit"))
+        release.start()
+        pool = Pool(path)
+        with pool.history() as history:
+            assert history.runs() == []
+        release.join()
+        pool.close()
+
+
+def test_a_server_without_a_store_announces_no_address(stepgrade: Run, tmp_path: Path) -> None:
+    pytest.importorskip("uvicorn", reason="the server's packages are not installed")
+    path = tmp_path / "notes.db"
+    path.write_text("not a database" * 100)
+    ran = stepgrade("serve", "--no-browser", "--port", "0", "--open-to-localhost", "--history", path)
+    assert ran.code == 2
+    assert ran.err.count("\n") == 1
+    assert "notes.db" in ran.err
+    assert "serving at" not in ran.err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 _GARBAGE_EVERY = 100_000
@@ -29,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Importing makes no garbage worth looking for, and numpy would start a thread on each core.
         gc.set_threshold(_GARBAGE_EVERY, *gc.get_threshold()[1:])
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        # Numbers in files may overflow; numpy's warning about it would be a second line to read.
+        warnings.simplefilter("ignore", RuntimeWarning)
     try:
         from stepgrade.cli.dispatch import run
     except KeyboardInterrupt:

@@ -69,7 +69,8 @@ class SqliteDatabase:
             self._check_ours()
             if is_pooled:  # not before it is known to be ours: this changes the file
                 # Readers and the writer do not wait for each other; a commit still reaches the disk.
-                self.execute("pragma journal_mode = wal")
+                with self._errors():
+                    set_journal(self._connection, "wal", WAIT_S)
         except BadHistory:
             self._connection.close()
             raise
@@ -149,10 +150,24 @@ class SqliteDatabase:
             raise kind(problem, where=self.name, hint=hint) from error
 
 
+def set_journal(connection: sqlite3.Connection, mode: str, wait_s: float) -> None:
+    """Set the journal mode, waiting for other connections: SQLite's own timeout does not apply here."""
+    end = time.monotonic() + wait_s
+    while True:
+        try:
+            connection.execute(f"pragma journal_mode = {mode}")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                raise
+            time.sleep(0.01)
+        else:
+            return
+
+
 def leave_wal(path: str) -> None:
     """Put what a server wrote into the file itself, if nobody else has it open."""
     with suppress(sqlite3.Error), closing(sqlite3.connect(path, timeout=1.0)) as connection:
-        connection.execute("pragma journal_mode = delete")
+        set_journal(connection, "delete", 0.0)
 
 
 def copy_sqlite(source: str, target: str) -> None:

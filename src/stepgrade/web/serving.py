@@ -15,6 +15,7 @@ from msgspec import structs
 
 from stepgrade.decoding import from_json
 from stepgrade.errors import BadOption, MissingExtra
+from stepgrade.store.pool import Pool
 from stepgrade.web.settings import ServerSettings, check
 
 if TYPE_CHECKING:
@@ -45,7 +46,12 @@ def serve(settings: ServerSettings, ready: Callable[[str], None]) -> None:
         raise MissingExtra(
             "the server needs more packages", hint="pip install 'stepgrade[server]'"
         ) from error
-    listening = _bound(check(settings))
+    check(settings)
+    store = Pool(settings.place)
+    with store.history():  # a store that cannot be opened is reported in one line, before any address
+        pass
+    store.close()
+    listening = _bound(settings)
     settings = structs.replace(settings, port=listening.getsockname()[1])
     app: Starlette | str = (
         "stepgrade.web.serving:app_of_process" if settings.workers > 1 else make_app(settings)

@@ -16,6 +16,7 @@ from tests.fuzz.mutators.wire import is_message, mutate_protobuf, mutate_tfevent
 __all__ = ["CANARY", "damaged", "damaged_bytes", "mutator_of", "packed"]
 
 Mutator = Callable[[bytes, random.Random, bytes], bytes]
+_MOST_BYTES = 1 << 22
 
 
 def _by_database(data: bytes, dice: random.Random, donor: bytes) -> bytes:
@@ -57,6 +58,7 @@ def damaged(
         return text
     is_text = b"\0" not in text[:4096]
     for number in range(dice.choice((1, 1, 1, 2, 2, 3))):
+        text = text[:_MOST_BYTES]  # children of children grow thirtyfold each time
         donor = corpus[dice.randrange(len(corpus))] if corpus and dice.random() < 0.5 else text
         chance = dice.random()
         if chance < 0.2:

@@ -32,12 +32,13 @@ def world_size(header: LogHeader, ranks: int = 1) -> int | None:
 def world_by_rates(table: Table, paces: Paces | None = None) -> int | None:
     """Return how many devices there are by a rate of all of them beside that of one; None where none fits."""
     each, together = table.get("tok_s_device"), table.get("tok_s")
-    if together is None and paces is not None and "tokens" in table:
-        gained = np.diff(table["tokens"], prepend=np.nan)
-        together = gained / paces.count / paces.step_s
-    if each is None or together is None:
-        return None
-    ratio = middle_of(together / each)
+    with np.errstate(all="ignore"):  # what is not finite is left out of the middle
+        if together is None and paces is not None and "tokens" in table:
+            gained = np.diff(table["tokens"], prepend=np.nan)
+            together = gained / paces.count / paces.step_s
+        if each is None or together is None:
+            return None
+        ratio = middle_of(together / each)
     if ratio is None or ratio < 1.0 - _SAME_TOKENS or abs(ratio / round(ratio) - 1.0) > _SAME_TOKENS:
         return None
     return round(ratio)
